@@ -1,0 +1,123 @@
+# train_gpt: `make help` lists the targets. Objects lie under build/<configuration>/, so that a changed option never links
+# stale ones. The host build (train_gpt_cpu) needs no CUDA toolkit.
+
+comma := ,
+
+# ---- options -------------------------------------------------------------------------------------------------------
+PRECISION ?= AUTO      # default of --precision: AUTO, FP32 or BF16 (BF16 also leaves FP8 code out)
+SANITIZE  ?=           # host build: address (with undefined) or thread
+USE_MPI   ?= 0
+USE_NCCL  ?= 0
+MARCH     ?= native    # host build: -march
+PRECISION := $(strip $(PRECISION))
+SANITIZE  := $(strip $(SANITIZE))
+MARCH     := $(strip $(MARCH))
+
+CUDA_HOME ?= $(firstword $(wildcard $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)) /usr/local/cuda))
+NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc))
+# The GPU found here, else sm_90a. GPU_ARCH takes sm_80, sm_89, sm_90a, sm_100, sm_120.
+FOUND_CC  := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d '. ')
+GPU_ARCH  ?= $(if $(FOUND_CC),sm_$(FOUND_CC:90=90a),sm_90a)
+
+ifneq ($(filter-out AUTO FP32 BF16,$(PRECISION)),)
+$(error PRECISION=$(PRECISION): expected AUTO, FP32 or BF16)
+endif
+ifneq ($(filter-out address thread,$(SANITIZE)),)
+$(error SANITIZE=$(SANITIZE): expected address or thread)
+endif
+
+# ---- configurations ------------------------------------------------------------------------------------------------
+SUFFIX   := $(if $(filter-out AUTO,$(PRECISION)),-$(PRECISION))$(if $(filter 1,$(USE_MPI)),-mpi)$(if $(filter 1,$(USE_NCCL)),-nccl)
+CPU_DIR  := build/cpu-$(MARCH)$(if $(SANITIZE),-$(SANITIZE))$(SUFFIX)
+CUDA_DIR := build/cuda-$(GPU_ARCH)$(SUFFIX)
+
+VERSION  := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+DEFINES  := $(if $(filter FP32,$(PRECISION)),-DLLMC_DEFAULT_PRECISION='"fp32"') \
+            $(if $(filter BF16,$(PRECISION)),-DLLMC_DEFAULT_PRECISION='"bf16"' -DLLMC_ENABLE_FP8=0)
+WARNINGS := -Wall -Wextra -Wno-restrict  # -Wrestrict: false alarms of g++ 12 on std::string
+# No -ffast-math: it would break NaN poison and the rounding tricks. -fno-math-errno lets sqrt vectorise.
+COMMON   := -std=c++20 -I. $(DEFINES)
+CXXFLAGS_CPU := $(COMMON) $(WARNINGS) -fopenmp -fno-math-errno -march=$(MARCH) -MMD -MP -DLLMC_CUDA=0
+ifeq ($(SANITIZE),address)
+CXXFLAGS_CPU += -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+else ifeq ($(SANITIZE),thread)
+CXXFLAGS_CPU += -O1 -g -fsanitize=thread -Wno-tsan
+else
+CXXFLAGS_CPU += -O3
+endif
+CXXFLAGS_CUDA := $(COMMON) $(WARNINGS) -O2 -fopenmp -MMD -MP -DLLMC_CUDA=1 -I$(CUDA_HOME)/include
+NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 -gencode arch=$(GPU_ARCH:sm_%=compute_%),code=$(GPU_ARCH) -Xptxas -v \
+             --expt-relaxed-constexpr -Xcompiler -fopenmp,-Wall
+
+# One thread pool in the process: the OpenMP build of OpenBLAS. Its pthread build would fight with libgomp for the cores.
+BLAS_DIR := $(firstword $(wildcard /usr/lib/*/openblas-openmp))
+LIBS_CPU := $(if $(BLAS_DIR),-L$(BLAS_DIR) -Wl$(comma)-rpath$(comma)$(BLAS_DIR)) -lopenblas -fopenmp -lpthread
+LIBS_CUDA := -L$(CUDA_HOME)/lib64 -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64 -lcublasLt -lcublas -lgomp -lpthread
+
+# ---- sources -------------------------------------------------------------------------------------------------------
+LLMC      := $(wildcard llmc/*/*.cpp llmc/*/*.cu)
+HOST_ONLY := $(wildcard llmc/device/host/*.cpp)
+# A test with device code is a .cu file and runs on both devices; test/device/host/ is about the host device itself.
+TESTS     := test/main.cpp $(wildcard test/*/*.cpp test/*/*.cu)
+TESTS_HOST_ONLY := $(wildcard test/device/host/*.cpp test/device/host/*.cu)
+
+CPU_OBJECTS       := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(LLMC) $(HOST_ONLY)))
+CPU_TEST_OBJECTS  := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(TESTS) $(TESTS_HOST_ONLY)))
+CUDA_OBJECTS      := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(LLMC)))
+CUDA_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(TESTS)))
+
+# ---- targets -------------------------------------------------------------------------------------------------------
+.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu clean
+.DELETE_ON_ERROR:
+
+all: train_gpt_cpu $(if $(NVCC),train_gpt)
+ifeq ($(NVCC),)
+	@echo "nvcc not found (PATH, CUDA_HOME, /usr/local/cuda): the CUDA build is skipped"
+endif
+
+help:
+	@echo "make                 train_gpt (needs nvcc) and train_gpt_cpu"
+	@echo "make train_gpt       the CUDA program; GPU_ARCH=$(GPU_ARCH)"
+	@echo "make train_gpt_cpu   the same program on the host device; needs no CUDA toolkit"
+	@echo "make test-cpu        the test binary for the host device; SANITIZE=address or thread"
+	@echo "make test-gpu        the test binary for a GPU"
+	@echo "make clean"
+	@echo "Options: PRECISION=AUTO|FP32|BF16  GPU_ARCH=sm_80|sm_89|sm_90a|sm_100|sm_120  MARCH=native  USE_MPI=0  USE_NCCL=0"
+
+train_gpt: $(CUDA_DIR)/train_gpt
+	@cp -f $< $@
+train_gpt_cpu: $(CPU_DIR)/train_gpt_cpu
+	@cp -f $< $@
+test-cpu: $(CPU_DIR)/test_cpu
+test-gpu: $(CUDA_DIR)/test_gpu
+
+$(CPU_DIR)/train_gpt_cpu: $(CPU_OBJECTS) $(CPU_DIR)/train_gpt.cu.o
+	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
+$(CPU_DIR)/test_cpu: $(CPU_OBJECTS) $(CPU_TEST_OBJECTS)
+	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
+$(CUDA_DIR)/train_gpt: $(CUDA_OBJECTS) $(CUDA_DIR)/train_gpt.cu.o
+	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
+$(CUDA_DIR)/test_gpu: $(CUDA_OBJECTS) $(CUDA_TEST_OBJECTS)
+	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
+
+$(CPU_DIR)/%.cpp.o: %.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS_CPU) -c $< -o $@
+$(CPU_DIR)/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS_CPU) -x c++ -c $< -o $@
+$(CUDA_DIR)/%.cpp.o: %.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS_CUDA) -c $< -o $@
+# ptxas reports registers and spills into a file beside the object.
+$(CUDA_DIR)/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	@echo $(NVCC) ... -c $<
+	@$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
+	@grep -E "warning|error" $@.ptxas || true
+
+clean:
+	rm -rf build train_gpt train_gpt_cpu
+
+-include $(CPU_OBJECTS:.o=.d) $(CPU_TEST_OBJECTS:.o=.d) $(CPU_DIR)/train_gpt.cu.d
+-include $(CUDA_OBJECTS:.o=.d) $(CUDA_TEST_OBJECTS:.o=.d) $(CUDA_DIR)/train_gpt.cu.d

@@ -1,0 +1,274 @@
+// Runs the blocks of a kernel on one OS thread: each GPU thread of a block is a fiber, or part of one.
+//
+// Lazy fibers. A worker fiber runs GPU threads one after the other as a plain loop. Only when a thread must wait (at a
+// barrier or a warp collective) does the scheduler continue on another fiber, so a kernel that never waits costs no
+// switch. A warp is finished up to the block's next barrier before another warp runs.
+//
+// Last arriver does the work. At a warp collective (shuffle, vote, ldmatrix, mma) a lane deposits a pointer to its
+// arguments, which lie on its own suspended stack; the last lane of the mask to arrive computes everybody's result and
+// writes it into their frames.
+//
+// Errors abandon the block. fail() jumps back to run_block() without unwinding, the stacks are made anew, and run_grid()
+// throws llmc::Error. Kernels therefore must not own heap memory.
+//
+// ThreadSanitizer sees every GPU thread as a context of its own, ordered only by barriers, so it finds a kernel's races.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "llmc/device/host/cuda_types.h"
+#include "llmc/device/host/fiber.h"
+#include "llmc/device/host/sanitizers.h"
+#include "llmc/device/host/settings.h"
+
+namespace llmc::host {
+
+constexpr int kMaxThreads = 1024;           // of a block
+constexpr int kMaxWarps = kMaxThreads / 32;
+constexpr int kMaxBarriers = 16;            // named barriers, as bar.sync has them
+constexpr int kMaxFibers = 2 * kMaxThreads + 2;
+
+// Where a kernel was launched, for messages.
+struct LaunchSite {
+    const char* kernel = "";
+    const char* file = "";
+    int line = 0;
+};
+
+// A suspended execution context: a fiber, and ThreadSanitizer's name for it.
+struct Context {
+    FiberHandle sp = nullptr;
+    int stack = -1;  // index of its stack; -1 is the OS thread's own
+    void* tsan = nullptr;
+    int quiet_depth = 0;  // how many Quiets it was suspended in
+};
+
+// An asynchronous copy that has been issued and not yet waited for.
+struct PendingCopy {
+    void* destination;
+    const void* source;
+    int bytes;       // of the destination, 4, 8 or 16
+    int from_source; // bytes read; the rest is zero
+    uint32_t group;
+};
+
+// One GPU thread. `what`, file and line say where it waits.
+struct Lane {
+    Context context;
+    uint3 thread{};
+    uint32_t index = 0;
+    uint32_t mask = 0;
+    const char* what = "";
+    const char* file = "";
+    int line = 0;
+    std::vector<PendingCopy> copies;
+    uint32_t open_group = 0;  // cp.async group being filled
+    void* tsan[2] = {};       // contexts by block parity: neighbouring blocks are unordered
+};
+
+// 32 lanes as bit masks, and the exchange area of their collectives.
+struct Warp {
+    uint32_t ready, waiting, done, exist, yielded;
+    void* payload[32];
+    uint32_t value[32], source[32], result[32];
+    // ThreadSanitizer objects of __syncwarp, by the mask's lowest lane (disjoint parts of a warp are unordered);
+    // alternating, so that a fast thread's next release cannot hide a race.
+    uint32_t generation[32];
+    char sync[32][2];
+};
+
+struct Barrier {
+    int count, expected;
+    const char* file;
+    int line;
+    uint32_t waiting[kMaxWarps];
+    uint32_t generation;
+    char sync[2];
+};
+
+// A static shared array at one place in the source: where it lies in the current block.
+struct SharedSite {
+    uint64_t block = 0;
+    void* address = nullptr;
+};
+
+// Counters for the emulator's own benchmark.
+struct Statistics {
+    unsigned long long switches = 0, barriers = 0, collectives = 0;
+};
+
+class Executor {
+public:
+    Executor();
+
+    // ---- called by kernels, through builtins.h and the intrinsics' wrappers ----
+
+    [[noreturn]] __attribute__((noinline, format(printf, 2, 3))) void fail(const char* format, ...);
+    // __syncthreads (id 0, expected 0 = the whole block) and named barriers.
+    void barrier(int id, int expected, const char* file, int line);
+    void sync_warp(uint32_t mask, const char* file, int line);
+    // A polling lane lets the others run; a whole round of polling without other progress is a deadlock.
+    void yield(const char* what, const char* file, int line);
+    void* static_shared(SharedSite& site, size_t bytes);
+    void* dynamic_shared(const char* file, int line);
+
+    template <class F>
+    void collective(uint32_t mask, void* payload, const char* what, const char* file, int line, F&& operation) {
+        Quiet quiet;
+        Warp& warp = warps_[warp_index_];
+        warp.payload[lane_index()] = payload;
+        if (arrive(mask, what, file, line)) {
+            operation(warp.payload);
+            complete(mask);
+        } else {
+            suspend();
+        }
+    }
+    // One 32-bit value a lane in and out: operation(values, results, mask).
+    template <class F>
+    uint32_t exchange(uint32_t mask, uint32_t value, const char* what, const char* file, int line, F&& operation) {
+        Quiet quiet;
+        Warp& warp = warps_[warp_index_];
+        const int me = lane_index();
+        warp.value[me] = value;
+        if (arrive(mask, what, file, line)) {
+            operation(warp.value, warp.result, mask);
+            complete(mask);
+        } else {
+            suspend();
+        }
+        return warp.result[me];
+    }
+    uint32_t shuffle(uint32_t mask, uint32_t value, int source, const char* what, const char* file, int line);
+
+    int lane_index() const { return static_cast<int>(lane_->index & 31); }
+    Lane& lane() { return *lane_; }
+    bool in_kernel() const { return lane_ != nullptr; }
+    void progressed() { progress_++; }
+    const Statistics& statistics() const { return statistics_; }
+
+    // ---- called by run_grid ----
+
+    void begin_grid(dim3 block, void (*call)(void*), void* argument, const LaunchSite& site);
+    void run_block(size_t dynamic_shared_bytes);
+    const char* error() const { return error_; }
+    void* done_object() { return &done_count_; }
+    void note_copies() { copies_used_ = true; }
+
+private:
+    friend void worker_entry();
+
+    void jump(Context& save, const Context& target);
+    int choose(uint32_t mask);
+    void resume(Context& save, int warp);
+    void suspend(bool whole_block = false);
+    bool new_polling_round();
+    int thread_at(int position) const;
+    void start_worker(Context& save);
+    void worker();
+    void finish_thread();
+    void check_exit(Warp& warp);
+    [[noreturn]] void deadlock();
+    [[noreturn]] void bad_mask(Warp& warp, uint32_t mask, const char* what, const char* file, int line);
+    [[noreturn]] void diverged(const Lane& other, const char* what, const char* file, int line);
+    void new_fiber();
+    Context fresh_context(int stack);
+    void rebuild_fibers();
+    void end_quiet(Context& abandoned);
+    void shuffle_threads(uint32_t seed);
+    void shared_begin(size_t bytes);
+    void shared_end();
+    void open_shared(char* p, size_t bytes, size_t canary);
+
+    // Register this lane at the collective; true when it is the last of the mask.
+    __attribute__((always_inline)) bool arrive(uint32_t mask, const char* what, const char* file, int line) {
+        statistics_.collectives++;
+        Warp& warp = warps_[warp_index_];
+        const uint32_t me = 1u << lane_index();
+        const uint32_t others = warp.waiting & mask;
+        if (__builtin_expect(!(mask & me) || (mask & (~warp.exist | warp.done)), 0)) bad_mask(warp, mask, what, file, line);
+        if (others) {
+            const Lane& other = lanes_[warp_index_ * 32 + __builtin_ctz(others)];
+            if (__builtin_expect(other.mask != mask || other.line != line || other.what != what, 0))
+                diverged(other, what, file, line);
+        }
+        lane_->mask = mask;
+        lane_->what = what;
+        lane_->file = file;
+        lane_->line = line;
+        warp.waiting |= me;
+        return (warp.waiting & mask) == mask;
+    }
+    // The collective is done: make its lanes ready and let the scheduler choose who continues.
+    __attribute__((always_inline)) void complete(uint32_t mask) {
+        Warp& warp = warps_[warp_index_];
+        warp.waiting &= ~mask;
+        warp.ready |= mask;
+        ready_warps_ |= 1u << warp_index_;
+        progress_++;
+        suspend();
+    }
+
+    // Scheduling state of the current block.
+    Lane* lane_ = nullptr;  // the running GPU thread
+    int warp_index_ = 0;
+    int thread_count_ = 0, warp_count_ = 0;
+    int next_ = 0;        // position of the next thread not yet started
+    int done_count_ = 0;
+    uint32_t ready_warps_ = 0, yielding_warps_ = 0;
+    uint64_t block_number_ = 0;
+    uint64_t progress_ = 0, last_polling_progress_ = ~uint64_t{0};
+    Order order_ = Order::ascending;
+    uint32_t random_ = 1;
+    Warp warps_[kMaxWarps];
+    Barrier barriers_[kMaxBarriers];
+    std::unique_ptr<Lane[]> lanes_;
+    uint16_t permutation_[kMaxThreads];
+    dim3 block_shape_{0, 0, 0};
+
+    // The kernel.
+    void (*call_)(void*) = nullptr;
+    void* argument_ = nullptr;
+    LaunchSite site_;
+
+    // Fibers.
+    Context main_context_, failed_context_;
+    int my_stack_ = -1;
+    Context idle_[kMaxFibers];
+    int idle_list_[kMaxFibers], idle_count_ = 0;
+    char* stacks_[kMaxFibers];
+    void* fiber_tsan_[kMaxFibers] = {};  // ThreadSanitizer's contexts of the workers
+    bool fiber_hidden_[kMaxFibers] = {};
+    int stack_count_ = 0;
+    size_t stack_bytes_;
+    const void* main_bottom_ = nullptr;
+    size_t main_size_ = 0;
+
+    // Shared memory: static arrays grow from the arena's start, dynamic memory ends at a guard page.
+    char* arena_ = nullptr;
+    char* dynamic_ = nullptr;
+    size_t arena_bytes_ = 0, static_top_ = 0, static_bytes_ = 0, dynamic_bytes_ = 0;
+    bool shared_used_ = false, copies_used_ = false;
+    struct RedZone {
+        char* begin;
+        size_t bytes;
+    };
+    std::vector<RedZone> red_zones_;
+
+    char error_[1024] = "";
+    Statistics statistics_;
+};
+
+inline constinit thread_local Executor* current_executor = nullptr;
+inline Executor& executor() { return *current_executor; }
+
+// Throws llmc::Error for a launch that CUDA would refuse.
+void check_launch_limits(dim3 grid, dim3 block, size_t shared_bytes, const LaunchSite& site);
+
+// Runs call(argument) once for every GPU thread of the grid; blocks run in parallel over OpenMP threads.
+void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), void* argument, const LaunchSite& site);
+
+}  // namespace llmc::host

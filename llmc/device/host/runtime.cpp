@@ -1,0 +1,376 @@
+// The device runtime (runtime.h) on the host device.
+//
+// LLMC_STREAMS=now runs every operation when it is submitted. LLMC_STREAMS=lazy queues it in its stream and runs, at a
+// synchronisation, exactly what that depends on, as late as possible: a missing event wait then reads stale data.
+#include "llmc/device/host/runtime.h"
+
+#include <omp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "llmc/device/host/device_memory.h"
+#include "llmc/device/vector.cuh"
+
+namespace llmc {
+namespace host {
+
+// One call of record(): a place in a stream's queue. The queues share it with the event, which may move on or be
+// destroyed before the mark is reached.
+struct Mark {
+    Stream* stream = nullptr;
+    Graph* capture = nullptr;    // the capture it was recorded in
+    uint64_t captured_work = 0;  // operations of `stream` in that capture that precede it
+    bool done = false;
+    double time = 0;             // seconds, when it was reached
+};
+
+struct Event {
+    std::shared_ptr<Mark> last;  // the last record
+};
+
+struct Operation {
+    enum Kind { work, record, wait } kind;
+    std::function<void()> run;
+    std::vector<Access> accesses;
+    LaunchSite site;
+    std::shared_ptr<Mark> mark;
+};
+
+struct Graph {
+    std::vector<Operation> operations;
+};
+
+struct Stream {
+    std::deque<Operation> queue;
+    Graph* capture = nullptr;
+    bool capture_origin = false;  // begin_capture was called on this stream
+    uint64_t captured_work = 0;   // operations in the present capture
+    uint64_t joined_work = 0;     // how many of them another stream of the capture waits for
+};
+
+namespace {
+
+double now_seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::vector<Stream*> streams;
+std::map<std::string, OperationRecord> records;
+bool recording = false;
+
+void run_operation(Operation& operation);
+
+void run_next(Stream* stream) {
+    Operation operation = std::move(stream->queue.front());
+    stream->queue.pop_front();
+    run_operation(operation);
+}
+
+void run_until(const Mark& mark) {
+    if (!mark.done && mark.capture)
+        throw Error(ExitCode::failure, "the event was recorded in a capture: nothing outside it can wait for it");
+    while (!mark.done) {
+        if (mark.stream->queue.empty())
+            throw Error(ExitCode::failure, "stream deadlock: waiting for an event that is never recorded");
+        run_next(mark.stream);
+    }
+}
+
+void drain(Stream* stream) {
+    while (!stream->queue.empty()) run_next(stream);
+}
+
+void drain_all() {
+    for (size_t i = streams.size(); i-- > 0;) drain(streams[i]);
+}
+
+void run_work(Operation& operation) {
+    const double start = recording ? now_seconds() : 0;
+    {
+        DeviceMemory::Open open(operation.accesses);
+        operation.run();
+    }
+    if (!recording) return;
+    OperationRecord& record = records[operation.site.kernel];
+    record.count++;
+    record.seconds += now_seconds() - start;
+    for (const Access& a : operation.accesses) {
+        if (a.reads) record.bytes_read += a.bytes;
+        if (a.writes) record.bytes_written += a.bytes;
+    }
+}
+
+void run_operation(Operation& operation) {
+    switch (operation.kind) {
+        case Operation::work: run_work(operation); break;
+        case Operation::record:
+            operation.mark->done = true;
+            operation.mark->time = now_seconds();
+            break;
+        case Operation::wait: run_until(*operation.mark); break;
+    }
+}
+
+void push(Stream* stream, Operation operation) {
+    if (stream && stream->capture) {
+        stream->captured_work++;
+        stream->capture->operations.push_back(std::move(operation));
+    } else if (!stream) {
+        drain_all();
+        run_operation(operation);
+    } else if (settings().lazy_streams) {
+        stream->queue.push_back(std::move(operation));
+    } else {
+        run_operation(operation);
+    }
+}
+
+bool is_captured(const Graph* graph) {
+    return graph && std::any_of(streams.begin(), streams.end(), [=](const Stream* s) { return s->capture == graph; });
+}
+
+void refuse_in_capture(const char* what) {
+    for (const Stream* s : streams)
+        if (s->capture) throw Error(ExitCode::failure, strprintf("%s is not allowed while a stream is captured", what));
+}
+
+}  // namespace
+
+void submit(stream_t stream, std::initializer_list<Access> accesses, const LaunchSite& site, std::function<void()> work) {
+    Operation operation{Operation::work, std::move(work), accesses, site, nullptr};
+    for (const Access& a : accesses)
+        if (a.address) DeviceMemory::instance().check_range(a.address, a.bytes, site.kernel);
+    push(stream, std::move(operation));
+}
+
+void check_pointer(const void* p, std::initializer_list<Access> accesses, const LaunchSite& site) {
+    if (!p) return;
+    const char* c = static_cast<const char*>(p);
+    for (const Access& a : accesses) {
+        const char* begin = static_cast<const char*>(a.address);
+        if (c >= begin && (c < begin + a.bytes || (!a.bytes && c == begin))) return;
+    }
+    const char* problem = is_device_pointer(p) ? "pointer argument %p is in no tensor that the launch declares"
+                                               : "host pointer %p passed to a kernel";
+    char text[160];
+    std::snprintf(text, sizeof text, problem, p);
+    throw Error(ExitCode::failure, strprintf("%s [kernel %s launched at %s:%d]", text, site.kernel, site.file, site.line));
+}
+
+bool is_device_pointer(const void* p) { return DeviceMemory::instance().contains(p); }
+
+void record_operations(bool on) {
+    recording = on;
+    if (on) records.clear();
+}
+const std::map<std::string, OperationRecord>& operations() { return records; }
+
+void misaligned_access(const void* address, int alignment) {
+    if (current_executor && current_executor->in_kernel())
+        current_executor->fail("misaligned vector access: %p is not a multiple of %d", address, alignment);
+    std::fprintf(stderr, "misaligned vector access at %p by host code\n", address);
+    std::abort();
+}
+
+namespace {
+
+// Ranks on one machine share its cores: each takes its part unless OMP_NUM_THREADS says otherwise.
+void choose_thread_count() {
+    if (std::getenv("OMP_NUM_THREADS")) return;
+    int ranks = 1;
+    for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"})
+        if (const char* value = std::getenv(name)) {
+            ranks = std::max(1, std::atoi(value));
+            break;
+        }
+    const int cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+    omp_set_num_threads(std::max(1, std::min(omp_get_num_procs(), cores / ranks)));
+}
+
+size_t available_memory() {
+    std::FILE* f = std::fopen("/proc/meminfo", "r");
+    if (!f) return static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    char text[256];
+    size_t kilobytes = 0;
+    while (std::fgets(text, sizeof text, f))
+        if (std::sscanf(text, "MemAvailable: %zu", &kilobytes) == 1) break;
+    std::fclose(f);
+    return kilobytes << 10;
+}
+
+}  // namespace
+}  // namespace host
+
+using namespace host;
+
+// ---- device --------------------------------------------------------------------------------------------------------
+
+int device_count() { return 1; }
+void open_device(int) { choose_thread_count(); }
+
+DeviceInfo device_info() {
+    DeviceInfo info;
+    info.multiprocessors = omp_get_max_threads();
+    info.name = strprintf("host device (%d threads)", info.multiprocessors);
+    info.total_memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    info.free_memory = available_memory();
+    info.is_host = true;
+    info.has_fp8 = true;
+    return info;
+}
+
+// ---- memory --------------------------------------------------------------------------------------------------------
+
+void* device_malloc(size_t bytes) {
+    refuse_in_capture("device_malloc");
+    if (bytes > (size_t{16} << 20) && bytes > available_memory())
+        throw Error(ExitCode::no_resources, strprintf("out of memory: %zu MiB needed, %zu MiB available", bytes >> 20,
+                                                      available_memory() >> 20));
+    return DeviceMemory::instance().allocate(bytes);
+}
+void device_free(void* p) {
+    if (p) refuse_in_capture("device_free");
+    drain_all();
+    DeviceMemory::instance().release(p);
+}
+size_t device_alignment() { return DeviceMemory::instance().alignment(); }
+size_t device_bytes_in_use() { return DeviceMemory::instance().bytes_in_use(); }
+
+void* pinned_malloc(size_t bytes) {
+    void* p = std::aligned_alloc(4096, (std::max<size_t>(bytes, 1) + 4095) / 4096 * 4096);
+    if (!p) throw Error(ExitCode::no_resources, strprintf("out of memory: %zu bytes of pinned memory", bytes));
+    return p;
+}
+void pinned_free(void* p) {
+    drain_all();
+    std::free(p);
+}
+
+namespace {
+void require_host_pointer(const void* p, const char* what) {
+    if (is_device_pointer(p))
+        throw Error(ExitCode::failure, strprintf("%s: device pointer %p where host memory is needed", what, p));
+}
+}  // namespace
+
+void copy_to_device(void* to, const void* from, size_t bytes, stream_t stream) {
+    require_host_pointer(from, "copy_to_device");
+    submit(stream, {out(static_cast<char*>(to), bytes)}, {"copy_to_device", "", 0}, [=] { std::memcpy(to, from, bytes); });
+}
+void copy_to_host(void* to, const void* from, size_t bytes, stream_t stream) {
+    require_host_pointer(to, "copy_to_host");
+    submit(stream, {in(static_cast<const char*>(from), bytes)}, {"copy_to_host", "", 0}, [=] { std::memcpy(to, from, bytes); });
+}
+void copy_on_device(void* to, const void* from, size_t bytes, stream_t stream) {
+    submit(stream, {in(static_cast<const char*>(from), bytes), out(static_cast<char*>(to), bytes)},
+           {"copy_on_device", "", 0}, [=] { std::memmove(to, from, bytes); });
+}
+void set_bytes(void* to, int value, size_t bytes, stream_t stream) {
+    submit(stream, {out(static_cast<char*>(to), bytes)}, {"set_bytes", "", 0}, [=] { std::memset(to, value, bytes); });
+}
+
+// ---- streams and events --------------------------------------------------------------------------------------------
+
+stream_t create_stream() {
+    streams.push_back(new Stream);
+    return streams.back();
+}
+void destroy_stream(stream_t stream) {
+    if (!stream) return;
+    drain(stream);
+    std::erase(streams, stream);
+    delete stream;
+}
+void synchronize(stream_t stream) {
+    refuse_in_capture("synchronize");
+    if (stream) drain(stream);
+    else drain_all();
+}
+void synchronize_device() {
+    refuse_in_capture("synchronize_device");
+    drain_all();
+}
+
+event_t create_event(bool) { return new Event; }
+void destroy_event(event_t event) { delete event; }
+
+void record(event_t event, stream_t stream) {
+    event->last = std::make_shared<Mark>();
+    Mark& mark = *event->last;
+    mark.stream = stream;
+    if (stream && stream->capture) {
+        mark.capture = stream->capture;
+        mark.captured_work = stream->captured_work;
+        return;
+    }
+    push(stream, {Operation::record, {}, {}, {}, event->last});
+}
+
+void wait(stream_t stream, event_t event) {
+    const std::shared_ptr<Mark>& mark = event->last;
+    if (!mark) return;  // never recorded: nothing to wait for, as in CUDA
+    if (!is_captured(mark->capture)) {
+        if (stream->capture)
+            throw Error(ExitCode::failure, "wait: a captured stream cannot wait for work outside its capture");
+        push(stream, {Operation::wait, {}, {}, {}, mark});
+        return;
+    }
+    // Within a capture: fork into it, or join back. The operations are replayed in the order of their capture.
+    if (!stream->capture) stream->capture = mark->capture;
+    if (stream->capture != mark->capture) throw Error(ExitCode::failure, "wait: the event belongs to another capture");
+    if (stream == mark->stream) return;
+    mark->stream->joined_work = std::max(mark->stream->joined_work, mark->captured_work);
+    stream->captured_work++;  // what was joined into this stream has to be joined in its turn
+}
+
+void synchronize(event_t event) {
+    if (event->last) run_until(*event->last);
+}
+bool is_done(event_t event) { return !event->last || event->last->done; }
+float elapsed_ms(event_t from, event_t to) {
+    if (!from->last || !to->last || !from->last->done || !to->last->done)
+        throw Error(ExitCode::failure, "elapsed_ms: an event has not been reached yet; synchronize with it first");
+    return static_cast<float>((to->last->time - from->last->time) * 1e3);
+}
+
+// ---- graphs --------------------------------------------------------------------------------------------------------
+
+void begin_capture(stream_t stream) {
+    refuse_in_capture("begin_capture");
+    stream->capture = new Graph;
+    stream->capture_origin = true;
+}
+
+graph_t end_capture(stream_t stream) {
+    Graph* graph = stream->capture;
+    if (!graph) throw Error(ExitCode::failure, "end_capture: the stream is not being captured");
+    bool unjoined = false;
+    for (Stream* s : streams) {
+        if (s->capture != graph) continue;
+        unjoined |= !s->capture_origin && s->joined_work < s->captured_work;
+        s->capture = nullptr;
+        s->capture_origin = false;
+        s->captured_work = s->joined_work = 0;
+    }
+    if (!unjoined) return graph;
+    delete graph;
+    throw Error(ExitCode::failure, "end_capture: a stream that was forked into the capture was not joined");
+}
+
+void launch(graph_t graph, stream_t stream) {
+    for (const Operation& operation : graph->operations) push(stream, operation);
+}
+void destroy_graph(graph_t graph) { delete graph; }
+
+void push_range(const char*) {}
+void pop_range() {}
+
+}  // namespace llmc

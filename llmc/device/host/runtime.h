@@ -1,0 +1,29 @@
+// The host device's own side of the runtime: how work is submitted, checked and recorded.
+#pragma once
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <string>
+
+#include "llmc/device/host/executor.h"
+#include "llmc/device/runtime.h"
+
+namespace llmc::host {
+
+// Queue `work` on a stream (nullptr: after everything, at once). It may touch what `accesses` declares, no more.
+void submit(stream_t stream, std::initializer_list<Access> accesses, const LaunchSite& site, std::function<void()> work);
+
+// Throws unless p is null or lies in one of the declared tensors.
+void check_pointer(const void* p, std::initializer_list<Access> accesses, const LaunchSite& site);
+
+bool is_device_pointer(const void* p);
+
+// What ran since record_operations(true), by kernel name (matrix products and copies included).
+struct OperationRecord {
+    size_t count = 0, bytes_read = 0, bytes_written = 0;
+    double seconds = 0;
+};
+void record_operations(bool on);  // true also clears
+const std::map<std::string, OperationRecord>& operations();
+
+}  // namespace llmc::host

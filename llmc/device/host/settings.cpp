@@ -1,0 +1,42 @@
+#include "llmc/device/host/settings.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "llmc/device/error.h"
+#include "llmc/device/host/sanitizers.h"
+
+namespace llmc::host {
+namespace {
+
+// Index of the environment variable's value among `choices`; the first is the default.
+int choice(const char* name, std::initializer_list<const char*> choices) {
+    const char* value = std::getenv(name);
+    if (!value) return 0;
+    int i = 0;
+    std::string known;
+    for (const char* c : choices) {
+        if (!std::strcmp(value, c)) return i;
+        known += std::string(i ? ", " : "") + c;
+        i++;
+    }
+    throw Error(ExitCode::bad_flags, strprintf("%s=%s: expected one of %s", name, value, known.c_str()));
+}
+
+}  // namespace
+
+Settings::Settings() : stack_bytes((LLMC_ASAN ? 256 : 64) << 10) {
+    order = static_cast<Order>(choice("LLMC_ORDER", {"ascending", "descending", "random"}));
+    poison = choice("LLMC_POISON", {"1", "0"}) == 0;
+    lazy_streams = choice("LLMC_STREAMS", {"now", "lazy"}) == 1;
+    guard = choice("LLMC_GUARD", {"0", "1"}) == 1;
+    if (const char* s = std::getenv("LLMC_SEED")) seed = static_cast<uint32_t>(std::strtoul(s, nullptr, 10));
+    if (const char* s = std::getenv("LLMC_STACK_KB")) stack_bytes = std::strtoul(s, nullptr, 10) << 10;
+}
+
+Settings& settings() {
+    static Settings instance;
+    return instance;
+}
+
+}  // namespace llmc::host

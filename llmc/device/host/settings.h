@@ -1,0 +1,25 @@
+// How the host device runs kernels. Read once from the environment; tests change the fields.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace llmc::host {
+
+enum class Order { ascending, descending, random };
+
+struct Settings {
+    Order order = Order::ascending;    // LLMC_ORDER=ascending|descending|random: threads of a barrier interval
+    uint32_t seed = 1;                 // LLMC_SEED: for random order
+    bool poison = true;                // LLMC_POISON=0|1: fill shared and fresh device memory with NaN
+    bool lazy_streams = false;         // LLMC_STREAMS=now|lazy: run work as late as its synchronisation allows
+    bool guard = false;                // LLMC_GUARD=0|1: device memory is open only to what was declared
+    size_t stack_bytes;                // LLMC_STACK_KB: of one GPU thread
+    size_t shared_limit = 227 * 1024;  // bytes of shared memory a block may use
+    size_t static_shared_limit = 48 * 1024;
+
+    Settings();
+};
+
+Settings& settings();
+
+}  // namespace llmc::host

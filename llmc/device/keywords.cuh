@@ -1,0 +1,35 @@
+// The few macros in which one kernel source is written for two compilers.
+//
+//   nvcc  compiles for a GPU and sees CUDA's own keywords and intrinsics.
+//   g++   compiles for the host device (host/), which defines the same names: a block's threads are fibers on a CPU.
+//
+// A kernel includes "llmc/device/kernel.cuh" and nothing from CUDA.
+#pragma once
+#if defined(__CUDACC__)
+#define LLMC_ON_GPU 1
+#else
+#define LLMC_ON_GPU 0
+#endif
+
+#if LLMC_ON_GPU
+#include <cuda_runtime.h>
+#define LLMC_HD __host__ __device__ __forceinline__  // callable from kernels and from host code
+#define LLMC_DEVICE __device__ __forceinline__       // callable from kernels
+#else
+#define LLMC_HD inline __attribute__((always_inline))
+#define LLMC_DEVICE inline
+#endif
+
+// Unroll the following loop in device code. g++ and nvcc's host pass would only warn about the pragma.
+#if defined(__CUDA_ARCH__)
+#define LLMC_UNROLL _Pragma("unroll")
+#else
+#define LLMC_UNROLL
+#endif
+
+// Hardware features of the architecture being compiled for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define LLMC_HARDWARE_FP8 1
+#else
+#define LLMC_HARDWARE_FP8 0
+#endif

@@ -1,0 +1,115 @@
+// launch<kernel>({grid, block, shared bytes, stream}, {in(x, n), out(y, n)}, arguments...): start a kernel.
+//
+// The second list declares the tensors that the kernel reads and writes. CUDA has no use for it. The host device checks
+// that every pointer argument lies in a declared tensor, with LLMC_GUARD=1 opens device memory to nothing else while the
+// kernel runs, and counts the bytes for the traffic tests.
+#pragma once
+#include <cstddef>
+#include <initializer_list>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "llmc/device/keywords.cuh"
+#include "llmc/device/runtime.h"
+#if !LLMC_ON_GPU
+#include "llmc/device/host/builtins.h"
+#include "llmc/device/host/runtime.h"
+#endif
+
+// Shared memory. LLMC_SHARED(float, tile, [32][33]); declares `tile`; LLMC_DYNAMIC_SHARED(bf16, memory); names the
+// launch's dynamic bytes, 128-byte aligned.
+#if LLMC_ON_GPU
+#define LLMC_SHARED(T, name, ...) __shared__ __align__(16) T name __VA_ARGS__
+#define LLMC_DYNAMIC_SHARED(T, name)                                      \
+    extern __shared__ __align__(128) unsigned char llmc_dynamic_shared[]; \
+    T* name = reinterpret_cast<T*>(llmc_dynamic_shared)
+#else
+#define LLMC_SHARED(T, name, ...)                                 \
+    static thread_local ::llmc::host::SharedSite name##_site;     \
+    using name##_type = T __VA_ARGS__;                            \
+    name##_type& name = *reinterpret_cast<name##_type*>(          \
+        ::llmc::host::executor().static_shared(name##_site, sizeof(name##_type)))
+#define LLMC_DYNAMIC_SHARED(T, name) \
+    T* name = reinterpret_cast<T*>(::llmc::host::executor().dynamic_shared(__FILE__, __LINE__))
+#endif
+
+namespace llmc {
+
+struct LaunchConfig {
+    dim3 grid, block;
+    size_t shared_bytes;
+    stream_t stream;
+    const char* file;
+    int line;
+    LaunchConfig(dim3 grid_, dim3 block_, size_t shared_bytes_, stream_t stream_, const char* file_ = __builtin_FILE(),
+                 int line_ = __builtin_LINE())
+        : grid(grid_), block(block_), shared_bytes(shared_bytes_), stream(stream_), file(file_), line(line_) {}
+};
+
+// The name of a kernel given as template argument, e.g. "llmc::fill_kernel<float>".
+template <auto kernel>
+const char* kernel_name() {
+    static const std::string name = [](const std::string& text) {  // "... [with auto kernel = NAME]", "[kernel = NAME]"
+        const size_t begin = text.find("kernel = ");
+        if (begin == std::string::npos) return text;
+        const size_t end = text.find_first_of(";]", begin);
+        return text.substr(begin + 9, end - begin - 9);
+    }(__PRETTY_FUNCTION__);
+    return name.c_str();
+}
+
+namespace detail {
+
+template <auto kernel, class Pointer>
+struct Launcher;
+
+template <auto kernel, class... P>
+struct Launcher<kernel, void (*)(P...)> {
+#if LLMC_ON_GPU
+    static void run(const LaunchConfig& config, std::initializer_list<Access>, P... arguments) {
+        if (config.shared_bytes > 48 * 1024) {
+            static thread_local size_t granted = 0;  // the attribute is sticky: set it once a size
+            if (config.shared_bytes > granted) {
+                check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                static_cast<int>(config.shared_bytes)),
+                           kernel_name<kernel>(), config.file, config.line);
+                granted = config.shared_bytes;
+            }
+        }
+        cudaLaunchConfig_t launch = {};
+        launch.gridDim = config.grid;
+        launch.blockDim = config.block;
+        launch.dynamicSmemBytes = config.shared_bytes;
+        launch.stream = config.stream;
+        check_cuda(cudaLaunchKernelEx(&launch, kernel, arguments...), kernel_name<kernel>(), config.file, config.line);
+    }
+#else
+    static void call(void* arguments) { std::apply(kernel, *static_cast<std::tuple<P...>*>(arguments)); }
+
+    static void run(const LaunchConfig& c, std::initializer_list<Access> accesses, P... arguments) {
+        const host::LaunchSite site{kernel_name<kernel>(), c.file, c.line};
+        host::check_launch_limits(c.grid, c.block, c.shared_bytes, site);
+        (check_argument(arguments, accesses, site), ...);
+        std::tuple<P...> copied(arguments...);  // arguments are copied at the launch, as on a GPU
+        host::submit(c.stream, accesses, site, [copied, c, site]() mutable {
+            host::run_grid(c.grid, c.block, c.shared_bytes, &Launcher::call, &copied, site);
+        });
+    }
+    template <class T>
+    static void check_argument(const T& value, std::initializer_list<Access> accesses, const host::LaunchSite& site) {
+        if constexpr (std::is_pointer_v<T>) host::check_pointer(value, accesses, site);
+    }
+#endif
+};
+
+}  // namespace detail
+
+template <auto kernel, class... A>
+void launch(const LaunchConfig& config, std::initializer_list<Access> accesses, A&&... arguments) {
+    detail::Launcher<kernel, decltype(kernel)>::run(config, accesses, std::forward<A>(arguments)...);
+}
+
+}  // namespace llmc

@@ -1,0 +1,88 @@
+// Float functions for kernels: fast exponentials, min and max, and counter-based random bits.
+//
+// On the GPU these are one or two instructions. On the host they are branch-free polynomials that g++ vectorises:
+// libm calls would dominate the run time of the host device.
+#pragma once
+#include <cmath>
+#include <cstdint>
+
+#include "llmc/device/formats.cuh"
+
+namespace llmc {
+
+// fmaxf without its libm call. Which operand survives when one is NaN differs between GPU and host: never rely on it.
+LLMC_HD float max_float(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    return fmaxf(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+LLMC_HD float min_float(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    return fminf(a, b);
+#else
+    return a < b ? a : b;
+#endif
+}
+LLMC_HD float abs_float(float a) { return float_from_bits(float_bits(a) & kFloatMagnitudeMask); }
+
+LLMC_HD bool is_finite(float a) { return (float_bits(a) & kFloatMagnitudeMask) < kFloatInfinityBits; }
+
+// 2^x. GPU: ex2.approx (2 ulp). Host: degree-6 polynomial, relative error below 3e-7; 0 below 2^-126, NaN stays NaN.
+LLMC_HD float exp2_fast(float x) {
+#if defined(__CUDA_ARCH__)
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#else
+    float clamped = x < -126.0f ? -126.0f : x;
+    clamped = clamped > 128.0f ? 128.0f : clamped;  // 2^128 assembles to the bits of infinity
+    const float shifted = clamped + 12582912.0f;  // 1.5 * 2^23: the low bits now hold the nearest integer
+    const float fraction = clamped - (shifted - 12582912.0f);
+    float p = 1.5401e-4f * fraction + 1.33908e-3f;
+    p = p * fraction + 9.6180e-3f;
+    p = p * fraction + 5.550357e-2f;
+    p = p * fraction + 2.40226507e-1f;
+    p = p * fraction + 6.93147180e-1f;
+    p = p * fraction + 1.0f;
+    const float result = float_from_bits(float_bits(p) + (float_bits(shifted) << 23));
+    const float not_nan = x < -126.0f ? 0.0f : result;
+    return x != x ? x : not_nan;
+#endif
+}
+LLMC_HD float exp_fast(float x) { return exp2_fast(x * 1.4426950408889634f); }
+
+// tanh through one exponential of a non-positive argument, so it cannot overflow. Absolute error below 5e-7.
+LLMC_HD float tanh_fast(float x) {
+    const float e = exp2_fast(-2.8853900817779268f * abs_float(x));  // exp(-2|x|)
+    const float t = (1.0f - e) / (1.0f + e);
+    return x < 0.0f ? -t : t;
+}
+
+LLMC_HD float reciprocal_sqrt(float x) {
+#if defined(__CUDA_ARCH__)
+    return rsqrtf(x);
+#else
+    return 1.0f / sqrtf(x);
+#endif
+}
+
+// 32 random bits that are a function of (seed, counter) alone: a two-round multiply-xorshift mix (Wellons,
+// "Prospecting for hash functions").
+LLMC_HD uint32_t random_bits(uint32_t seed, uint32_t counter) {
+    uint32_t h = counter * 0x9E3779B1u ^ seed;
+    h ^= h >> 16;
+    h *= 0x7feb352du;
+    h ^= h >> 15;
+    h *= 0x846ca68bu;
+    h ^= h >> 16;
+    return h;
+}
+
+template <class T>
+LLMC_HD constexpr T div_up(T a, T b) {
+    return (a + b - 1) / b;
+}
+
+}  // namespace llmc

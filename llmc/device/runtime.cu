@@ -1,0 +1,157 @@
+// The device runtime (runtime.h) on CUDA. Compiled by nvcc only.
+#include "llmc/device/runtime.h"
+
+#if LLMC_CUDA
+#include <cuda_runtime.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <map>
+
+namespace llmc {
+
+static __global__ void probe_kernel() {}  // asked whether this binary has code for the GPU
+
+void check_cuda(cudaError_t status, const char* what, const char* file, int line) {
+    if (status == cudaSuccess) return;
+    const bool memory = status == cudaErrorMemoryAllocation;
+    throw Error(memory ? ExitCode::no_resources : ExitCode::failure,
+                strprintf("%s:%d: %s failed: %s (%s)", file, line, what, cudaGetErrorName(status), cudaGetErrorString(status)));
+}
+
+int device_count() {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+void open_device(int index) {
+    int count = 0;
+    const cudaError_t status = cudaGetDeviceCount(&count);
+    if (status != cudaSuccess || count == 0)
+        throw Error(ExitCode::no_resources,
+                    strprintf("no usable GPU (%s). On a machine without one, build and run train_gpt_cpu: make train_gpt_cpu",
+                              status == cudaSuccess ? "none found" : cudaGetErrorString(status)));
+    if (index >= count)
+        throw Error(ExitCode::no_resources, strprintf("GPU %d asked for, but this machine shows %d", index, count));
+    LLMC_CHECK_CUDA(cudaSetDevice(index));
+    // A binary without code for this GPU fails at its first kernel: say so now, in words.
+    cudaFuncAttributes attributes;
+    if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(probe_kernel)) != cudaSuccess) {
+        const DeviceInfo info = device_info();
+        throw Error(ExitCode::no_resources, strprintf("this build has no code for %s (sm_%d): run make GPU_ARCH=sm_%d",
+                                                      info.name.c_str(), info.compute_capability, info.compute_capability));
+    }
+}
+DeviceInfo device_info() {
+    int index = 0;
+    cudaDeviceProp properties;
+    LLMC_CHECK_CUDA(cudaGetDevice(&index));
+    LLMC_CHECK_CUDA(cudaGetDeviceProperties(&properties, index));
+    DeviceInfo info;
+    info.name = properties.name;
+    info.multiprocessors = properties.multiProcessorCount;
+    info.compute_capability = properties.major * 10 + properties.minor;
+    info.has_fp8 = info.compute_capability >= 89;
+    LLMC_CHECK_CUDA(cudaMemGetInfo(&info.free_memory, &info.total_memory));
+    return info;
+}
+
+// ---- memory --------------------------------------------------------------------------------------------------------
+
+namespace {
+std::map<void*, size_t> live;
+size_t in_use = 0;
+}  // namespace
+
+void* device_malloc(size_t bytes) {
+    void* p = nullptr;
+    const cudaError_t status = cudaMalloc(&p, bytes ? bytes : 1);
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        const DeviceInfo info = device_info();
+        throw Error(ExitCode::no_resources, strprintf("out of GPU memory: %zu MiB needed, %zu MiB free of %zu MiB on %s",
+                                                      bytes >> 20, info.free_memory >> 20, info.total_memory >> 20,
+                                                      info.name.c_str()));
+    }
+    check_cuda(status, "cudaMalloc", __FILE__, __LINE__);
+    live[p] = bytes;
+    in_use += bytes;
+    return p;
+}
+void device_free(void* p) {
+    if (!p) return;
+    in_use -= live[p];
+    live.erase(p);
+    LLMC_CHECK_CUDA(cudaFree(p));
+}
+size_t device_alignment() { return 256; }
+size_t device_bytes_in_use() { return in_use; }
+
+void* pinned_malloc(size_t bytes) {
+    void* p = nullptr;
+    LLMC_CHECK_CUDA(cudaMallocHost(&p, bytes ? bytes : 1));
+    return p;
+}
+void pinned_free(void* p) { LLMC_CHECK_CUDA(cudaFreeHost(p)); }
+
+void copy_to_device(void* to, const void* from, size_t bytes, stream_t stream) {
+    LLMC_CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
+}
+void copy_to_host(void* to, const void* from, size_t bytes, stream_t stream) {
+    LLMC_CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
+}
+void copy_on_device(void* to, const void* from, size_t bytes, stream_t stream) {
+    LLMC_CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
+}
+void set_bytes(void* to, int value, size_t bytes, stream_t stream) {
+    LLMC_CHECK_CUDA(cudaMemsetAsync(to, value, bytes, stream));
+}
+
+// ---- streams, events, graphs ---------------------------------------------------------------------------------------
+
+stream_t create_stream() {
+    stream_t stream;
+    LLMC_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return stream;
+}
+void destroy_stream(stream_t stream) { LLMC_CHECK_CUDA(cudaStreamDestroy(stream)); }
+void synchronize(stream_t stream) { LLMC_CHECK_CUDA(cudaStreamSynchronize(stream)); }
+void synchronize_device() { LLMC_CHECK_CUDA(cudaDeviceSynchronize()); }
+
+event_t create_event(bool timing) {
+    event_t event;
+    LLMC_CHECK_CUDA(cudaEventCreateWithFlags(&event, timing ? cudaEventDefault : cudaEventDisableTiming));
+    return event;
+}
+void destroy_event(event_t event) { LLMC_CHECK_CUDA(cudaEventDestroy(event)); }
+void record(event_t event, stream_t stream) { LLMC_CHECK_CUDA(cudaEventRecord(event, stream)); }
+void wait(stream_t stream, event_t event) { LLMC_CHECK_CUDA(cudaStreamWaitEvent(stream, event, 0)); }
+void synchronize(event_t event) { LLMC_CHECK_CUDA(cudaEventSynchronize(event)); }
+bool is_done(event_t event) {
+    const cudaError_t status = cudaEventQuery(event);
+    if (status == cudaErrorNotReady) return false;
+    check_cuda(status, "cudaEventQuery", __FILE__, __LINE__);
+    return true;
+}
+float elapsed_ms(event_t from, event_t to) {
+    float ms = 0;
+    LLMC_CHECK_CUDA(cudaEventElapsedTime(&ms, from, to));
+    return ms;
+}
+
+void begin_capture(stream_t stream) { LLMC_CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal)); }
+graph_t end_capture(stream_t stream) {
+    cudaGraph_t graph;
+    graph_t executable;
+    LLMC_CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+    LLMC_CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    LLMC_CHECK_CUDA(cudaGraphDestroy(graph));
+    return executable;
+}
+void launch(graph_t graph, stream_t stream) { LLMC_CHECK_CUDA(cudaGraphLaunch(graph, stream)); }
+void destroy_graph(graph_t graph) { LLMC_CHECK_CUDA(cudaGraphExecDestroy(graph)); }
+
+void push_range(const char* name) { nvtxRangePushA(name); }
+void pop_range() { nvtxRangePop(); }
+
+}  // namespace llmc
+#endif

@@ -1,0 +1,106 @@
+// The device runtime as the rest of the project sees it: memory, copies, streams, events, graphs.
+//
+// Two implementations: runtime.cu on CUDA's runtime API, host/runtime.cpp on the host device. Every failure throws
+// llmc::Error. There is no default stream; work is ordered by the streams and events named here alone.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "llmc/device/error.h"
+
+#if LLMC_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace llmc {
+
+#if LLMC_CUDA
+using stream_t = cudaStream_t;
+using event_t = cudaEvent_t;
+using graph_t = cudaGraphExec_t;
+void check_cuda(cudaError_t status, const char* what, const char* file, int line);
+#define LLMC_CHECK_CUDA(call) ::llmc::check_cuda((call), #call, __FILE__, __LINE__)
+#else
+namespace host {
+struct Stream;
+struct Event;
+struct Graph;
+}  // namespace host
+using stream_t = host::Stream*;
+using event_t = host::Event*;
+using graph_t = host::Graph*;
+#endif
+
+// A range of device memory that an operation reads or writes.
+struct Access {
+    const void* address;
+    size_t bytes;
+    bool reads, writes;
+};
+template <class T>
+Access in(const T* p, size_t count) { return {p, p ? count * sizeof(T) : 0, true, false}; }
+template <class T>
+Access out(T* p, size_t count) { return {p, p ? count * sizeof(T) : 0, false, true}; }
+template <class T>
+Access inout(T* p, size_t count) { return {p, p ? count * sizeof(T) : 0, true, true}; }
+
+struct DeviceInfo {
+    std::string name;
+    size_t total_memory = 0, free_memory = 0;  // bytes
+    int multiprocessors = 0;
+    int compute_capability = 0;  // 90 for sm_90; 0 on the host device
+    bool is_host = false;
+    bool has_fp8 = false;
+};
+
+// Chooses the device with this index for the calling thread. Throws Error(no_resources) with advice if there is none.
+void open_device(int index);
+int device_count();
+DeviceInfo device_info();
+
+// Device memory, 256-byte aligned (4096 with LLMC_GUARD=1: device_alignment() says which). Contents are undefined.
+void* device_malloc(size_t bytes);
+void device_free(void* p);
+size_t device_alignment();
+size_t device_bytes_in_use();
+// Page-locked host memory.
+void* pinned_malloc(size_t bytes);
+void pinned_free(void* p);
+
+// Asynchronous, ordered by the stream. Host memory must be pinned and stay unchanged until the copy has run.
+void copy_to_device(void* to, const void* from, size_t bytes, stream_t stream);
+void copy_to_host(void* to, const void* from, size_t bytes, stream_t stream);
+void copy_on_device(void* to, const void* from, size_t bytes, stream_t stream);
+void set_bytes(void* to, int value, size_t bytes, stream_t stream);
+
+stream_t create_stream();
+void destroy_stream(stream_t stream);
+void synchronize(stream_t stream);
+void synchronize_device();
+
+event_t create_event(bool timing = false);
+void destroy_event(event_t event);
+void record(event_t event, stream_t stream);
+void wait(stream_t stream, event_t event);  // later work of the stream waits for the event's last record
+void synchronize(event_t event);
+bool is_done(event_t event);
+float elapsed_ms(event_t from, event_t to);
+
+// Record the work submitted to a stream (and to streams that wait for its events) and replay it.
+void begin_capture(stream_t stream);
+graph_t end_capture(stream_t stream);
+void launch(graph_t graph, stream_t stream);
+void destroy_graph(graph_t graph);
+
+// A named range in profiles (NVTX); nothing on the host device.
+void push_range(const char* name);
+void pop_range();
+struct ProfileRange {
+    explicit ProfileRange(const char* name) { push_range(name); }
+    ~ProfileRange() { pop_range(); }
+    ProfileRange(const ProfileRange&) = delete;
+    ProfileRange& operator=(const ProfileRange&) = delete;
+};
+
+}  // namespace llmc

@@ -1,0 +1,112 @@
+// Reductions over a warp, a quad and a block, and named barriers.
+//
+// All are butterflies in a fixed order, so a sum has the same bits on every lane, on every run, and on both devices. On
+// the host a whole reduction is one rendezvous of the lanes instead of five shuffles.
+#pragma once
+#include "llmc/device/launch.cuh"
+#include "llmc/device/math.cuh"
+
+namespace llmc {
+
+struct SumOp {
+    LLMC_HD float operator()(float a, float b) const { return a + b; }
+};
+struct MaxOp {
+    LLMC_HD float operator()(float a, float b) const { return max_float(a, b); }
+};
+
+#if LLMC_ON_GPU
+
+// Butterfly over groups of `Lanes` neighbouring lanes, N values at once.
+template <int Lanes, class Op, int N>
+__device__ __forceinline__ void group_reduce(float (&values)[N], Op op, const char*) {
+    LLMC_UNROLL
+    for (int offset = Lanes / 2; offset > 0; offset /= 2) {
+        LLMC_UNROLL
+        for (int i = 0; i < N; i++) values[i] = op(values[i], __shfl_xor_sync(~0u, values[i], offset));
+    }
+}
+
+// Wait until `threads` threads (a multiple of 32) have arrived at named barrier `id` (1 to 15; 0 is __syncthreads).
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+#define LLMC_REDUCE_CALLER
+#define LLMC_REDUCE_FORWARD
+#define LLMC_REDUCE_HERE
+
+#else
+
+template <int Lanes, class Op, int N>
+void group_reduce(float (&values)[N], Op op, const char* what, const char* file, int line) {
+    host::executor().collective(~0u, values, what, file, line, [op](void** lanes) {
+        float from[32], to[32];
+        for (int i = 0; i < N; i++) {
+            for (int l = 0; l < 32; l++) from[l] = static_cast<float*>(lanes[l])[i];
+            for (int offset = Lanes / 2; offset > 0; offset /= 2) {
+                for (int l = 0; l < 32; l++) to[l] = op(from[l], from[l ^ offset]);
+                std::memcpy(from, to, sizeof from);
+            }
+            for (int l = 0; l < 32; l++) static_cast<float*>(lanes[l])[i] = from[l];
+        }
+    });
+}
+
+inline void bar_sync(int id, int threads, LLMC_CALLER) { host::executor().barrier(id, threads, file, line); }
+
+#define LLMC_REDUCE_CALLER , LLMC_CALLER
+#define LLMC_REDUCE_FORWARD , file, line
+#define LLMC_REDUCE_HERE , __FILE__, __LINE__
+
+#endif
+
+// Over all 32 lanes, which must all call it.
+LLMC_DEVICE float warp_sum(float value LLMC_REDUCE_CALLER) {
+    float values[1] = {value};
+    group_reduce<32>(values, SumOp{}, "warp_sum" LLMC_REDUCE_FORWARD);
+    return values[0];
+}
+LLMC_DEVICE float warp_max(float value LLMC_REDUCE_CALLER) {
+    float values[1] = {value};
+    group_reduce<32>(values, MaxOp{}, "warp_max" LLMC_REDUCE_FORWARD);
+    return values[0];
+}
+template <int N>
+LLMC_DEVICE void warp_sum_each(float (&values)[N] LLMC_REDUCE_CALLER) {
+    group_reduce<32>(values, SumOp{}, "warp_sum_each" LLMC_REDUCE_FORWARD);
+}
+// Over the four lanes of a quad (lane / 4), which hold one row of an mma accumulator.
+template <int N>
+LLMC_DEVICE void quad_sum_each(float (&values)[N] LLMC_REDUCE_CALLER) {
+    group_reduce<4>(values, SumOp{}, "quad_sum_each" LLMC_REDUCE_FORWARD);
+}
+template <int N>
+LLMC_DEVICE void quad_max_each(float (&values)[N] LLMC_REDUCE_CALLER) {
+    group_reduce<4>(values, MaxOp{}, "quad_max_each" LLMC_REDUCE_FORWARD);
+}
+
+// Over the block (a multiple of 32 threads, one-dimensional); every thread gets the result. `scratch` is 32 floats of
+// shared memory; a barrier before and after makes it free for the next call.
+template <class Op>
+LLMC_DEVICE float block_reduce(float value, float* scratch, float identity, Op op) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
+    float values[1] = {value};
+    group_reduce<32>(values, op, "block_reduce" LLMC_REDUCE_HERE);
+    __syncthreads();
+    if (lane == 0) scratch[warp] = values[0];
+    __syncthreads();
+    values[0] = lane < warps ? scratch[lane] : identity;
+    group_reduce<32>(values, op, "block_reduce" LLMC_REDUCE_HERE);
+    return values[0];
+}
+LLMC_DEVICE float block_sum(float value, float* scratch) { return block_reduce(value, scratch, 0.0f, SumOp{}); }
+LLMC_DEVICE float block_max(float value, float* scratch) {
+    return block_reduce(value, scratch, float_from_bits(0xff800000u), MaxOp{});
+}
+
+#undef LLMC_REDUCE_CALLER
+#undef LLMC_REDUCE_FORWARD
+#undef LLMC_REDUCE_HERE
+
+}  // namespace llmc
