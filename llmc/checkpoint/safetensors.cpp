@@ -1,0 +1,421 @@
+// Reader and writer of safetensors files. The rules checked here are those of the format's reference implementation:
+// a header of at most 100 MB, unique names, offsets inside the data, no overlap, no gap, no bytes left over.
+#include "llmc/checkpoint/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "llmc/device/error.h"
+
+namespace llmc {
+
+static_assert(std::endian::native == std::endian::little, "tensors are read and written in the file's byte order");
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr uint64_t kLengthBytes = 8;
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+constexpr size_t kMaxIoBytes = size_t{1} << 30;  // one pread or pwrite moves less than 2 GiB on Linux
+const char* const kMetadataKey = "__metadata__";
+
+[[noreturn]] void fail(const std::string& path, const std::string& problem) {
+    throw Error(ExitCode::checkpoint, path + ": " + problem);
+}
+
+// A system call failed while reading.
+[[noreturn]] void fail_read(const std::string& path, const char* action) {
+    fail(path, strprintf("cannot %s: %s", action, std::strerror(errno)));
+}
+
+// A system call failed while writing. No room left has an exit code of its own: freeing space helps, retrying does not.
+[[noreturn]] void fail_write(const std::string& path, const char* action) {
+    const int error = errno;
+    const bool no_room = error == ENOSPC || error == EDQUOT || error == EFBIG;
+    const char* hint = no_room ? "; free space there or choose another directory" : "";
+    throw Error(no_room ? ExitCode::no_resources : ExitCode::checkpoint,
+                strprintf("%s: cannot %s: %s%s", path.c_str(), action, std::strerror(error), hint));
+}
+
+// Bytes of a tensor, or false where shape and type do not give a size that fits 64 bits.
+bool tensor_bytes(const std::vector<int64_t>& shape, size_t element_bytes, uint64_t* bytes) {
+    *bytes = element_bytes;
+    for (int64_t extent : shape) {
+        if (extent < 0 || __builtin_mul_overflow(*bytes, static_cast<uint64_t>(extent), bytes)) return false;
+    }
+    return true;
+}
+
+// nlohmann::json keeps the last of two equal keys without a word; a file that names a tensor twice is malformed.
+Json parse_unique(const std::string& path, const std::string& header) {
+    std::set<std::string> seen;
+    auto check = [&](int depth, Json::parse_event_t event, Json& parsed) {
+        if (depth == 1 && event == Json::parse_event_t::key && !seen.insert(parsed.get<std::string>()).second) {
+            fail(path, strprintf("tensor %s is listed twice", parsed.get<std::string>().c_str()));
+        }
+        return true;
+    };
+    try {
+        return Json::parse(header, check);
+    } catch (const Json::exception& error) {
+        fail(path, strprintf("its header is not valid JSON (%s)", error.what()));
+    }
+}
+
+uint64_t unsigned_field(const std::string& path, const std::string& name, const char* field, const Json& value) {
+    if (!value.is_number_unsigned()) {
+        fail(path, strprintf("tensor %s: %s holds %s, which is not a whole number >= 0", name.c_str(), field,
+                             value.dump().c_str()));
+    }
+    return value.get<uint64_t>();
+}
+
+TensorInfo parse_tensor(const std::string& path, const std::string& name, const Json& entry) {
+    const bool complete = entry.is_object() && entry.contains("dtype") && entry["dtype"].is_string() &&
+                          entry.contains("shape") && entry["shape"].is_array() && entry.contains("data_offsets") &&
+                          entry["data_offsets"].is_array() && entry["data_offsets"].size() == 2;
+    if (!complete) {
+        fail(path, strprintf("tensor %s lacks a proper dtype, shape or data_offsets in the header", name.c_str()));
+    }
+    TensorInfo tensor{name, entry["dtype"].get<std::string>(), {}, 0, 0};
+    for (const Json& extent : entry["shape"]) {
+        const uint64_t value = unsigned_field(path, name, "shape", extent);
+        if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+            fail(path, strprintf("tensor %s: shape holds %s, which is too large", name.c_str(), extent.dump().c_str()));
+        }
+        tensor.shape.push_back(static_cast<int64_t>(value));
+    }
+    tensor.begin = unsigned_field(path, name, "data_offsets", entry["data_offsets"][0]);
+    tensor.end = unsigned_field(path, name, "data_offsets", entry["data_offsets"][1]);
+    return tensor;
+}
+
+// Type, shape and offsets of one tensor agree with each other and lie inside the data section.
+void check_tensor(const std::string& path, const TensorInfo& tensor, uint64_t data_bytes) {
+    const char* name = tensor.name.c_str();
+    const size_t element_bytes = dtype_bytes(tensor.dtype);
+    if (element_bytes == 0) fail(path, strprintf("tensor %s has the unknown dtype %s", name, tensor.dtype.c_str()));
+    if (tensor.begin > tensor.end || tensor.end > data_bytes) {
+        fail(path, strprintf("tensor %s claims bytes %llu to %llu of %llu bytes of data; the file is cut or damaged",
+                             name, static_cast<unsigned long long>(tensor.begin),
+                             static_cast<unsigned long long>(tensor.end), static_cast<unsigned long long>(data_bytes)));
+    }
+    uint64_t needed = 0;
+    const std::string shape = shape_text(tensor.shape);
+    if (!tensor_bytes(tensor.shape, element_bytes, &needed)) {
+        fail(path, strprintf("tensor %s has a shape beyond 64 bits: %s", name, shape.c_str()));
+    }
+    if (needed != tensor.bytes()) {
+        fail(path, strprintf("tensor %s of shape %s and dtype %s needs %llu bytes, its offsets give %llu", name,
+                             shape.c_str(), tensor.dtype.c_str(), static_cast<unsigned long long>(needed),
+                             static_cast<unsigned long long>(tensor.bytes())));
+    }
+}
+
+float float_from_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+
+float float_from_f16(uint16_t bits) {
+    const int exponent = (bits >> 10) & 31;
+    const uint32_t mantissa = bits & 1023u;
+    const uint32_t sign = static_cast<uint32_t>(bits >> 15) << 31;
+    if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));  // infinities and NaNs
+    const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
+                                          : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
+    return sign ? -magnitude : magnitude;
+}
+
+}  // namespace
+
+// ----------------------------------------------------------------------------------------------------------------
+// Types and shapes
+
+size_t dtype_bytes(const std::string& dtype) {
+    static const std::map<std::string, size_t> sizes = {
+        {"BOOL", 1}, {"U8", 1},   {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2},
+        {"F16", 2},  {"BF16", 2}, {"I32", 4}, {"U32", 4},     {"F32", 4},     {"I64", 8},     {"U64", 8}, {"F64", 8},
+    };
+    const auto found = sizes.find(dtype);
+    return found == sizes.end() ? 0 : found->second;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+    std::string text = "(";
+    for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+    return text + ")";
+}
+
+int64_t TensorInfo::elements() const { return static_cast<int64_t>(bytes() / dtype_bytes(dtype)); }
+
+// ----------------------------------------------------------------------------------------------------------------
+// Reading
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
+    try {
+        parse_header(read_header());
+        check_layout();
+    } catch (...) {
+        if (fd_ >= 0) ::close(fd_);
+        throw;
+    }
+}
+
+SafetensorsFile::~SafetensorsFile() { ::close(fd_); }
+
+// Opens the file, finds where its data starts and returns the JSON text before it.
+std::string SafetensorsFile::read_header() {
+    fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd_ < 0) fail_read(path_, "open it");
+    struct stat status = {};
+    if (::fstat(fd_, &status) != 0) fail_read(path_, "read its size");
+    if (!S_ISREG(status.st_mode)) fail(path_, "is not a regular file");
+    file_bytes_ = static_cast<uint64_t>(status.st_size);
+    if (file_bytes_ < kLengthBytes) {
+        fail(path_,
+             strprintf("has %llu bytes, too few for a safetensors file", static_cast<unsigned long long>(file_bytes_)));
+    }
+    uint64_t length = 0;
+    if (::pread(fd_, &length, kLengthBytes, 0) != static_cast<ssize_t>(kLengthBytes)) {
+        fail_read(path_, "read its header length");
+    }
+    if (length > file_bytes_ - kLengthBytes || length > kMaxHeaderBytes) {
+        fail(path_, strprintf("says its header has %llu bytes, the file has %llu (and the format allows %llu); it is "
+                              "cut, or no safetensors file",
+                              static_cast<unsigned long long>(length), static_cast<unsigned long long>(file_bytes_),
+                              static_cast<unsigned long long>(kMaxHeaderBytes)));
+    }
+    std::string header(length, '\0');
+    if (::pread(fd_, header.data(), length, kLengthBytes) != static_cast<ssize_t>(length)) {
+        fail_read(path_, "read its header");
+    }
+    data_start_ = kLengthBytes + length;
+    return header;
+}
+
+void SafetensorsFile::parse_header(const std::string& header) {
+    const Json root = parse_unique(path_, header);
+    if (!root.is_object()) fail(path_, "its header is not a JSON object");
+    for (const auto& [name, entry] : root.items()) {
+        if (name != kMetadataKey) {
+            tensors_.push_back(parse_tensor(path_, name, entry));
+            continue;
+        }
+        if (!entry.is_object()) fail(path_, "__metadata__ is not a JSON object");
+        for (const auto& [key, value] : entry.items()) {
+            if (!value.is_string()) fail(path_, strprintf("__metadata__ %s is not a string", key.c_str()));
+            metadata_[key] = value.get<std::string>();
+        }
+    }
+}
+
+// The tensors tile the data section: in file order each begins where the one before it ends.
+void SafetensorsFile::check_layout() {
+    const uint64_t data_bytes = file_bytes_ - data_start_;
+    for (const TensorInfo& tensor : tensors_) check_tensor(path_, tensor, data_bytes);
+    std::stable_sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
+        return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
+    });
+    uint64_t expected = 0;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+        const TensorInfo& tensor = tensors_[i];
+        if (tensor.begin < expected) {
+            fail(path_, strprintf("tensors %s and %s overlap", tensors_[i - 1].name.c_str(), tensor.name.c_str()));
+        }
+        if (tensor.begin > expected) {
+            fail(path_, strprintf("%llu bytes before tensor %s belong to no tensor",
+                                  static_cast<unsigned long long>(tensor.begin - expected), tensor.name.c_str()));
+        }
+        expected = tensor.end;
+        index_[tensor.name] = i;
+    }
+    if (expected != data_bytes) {
+        fail(path_, strprintf("%llu bytes at its end belong to no tensor",
+                              static_cast<unsigned long long>(data_bytes - expected)));
+    }
+}
+
+const TensorInfo& SafetensorsFile::info(const std::string& name) const {
+    const auto found = index_.find(name);
+    if (found == index_.end()) fail(path_, strprintf("has no tensor %s", name.c_str()));
+    return tensors_[found->second];
+}
+
+void SafetensorsFile::read(const std::string& name, void* dst, size_t bytes) const {
+    const TensorInfo& tensor = info(name);
+    if (bytes != tensor.bytes()) {
+        fail(path_,
+             strprintf("tensor %s %s %s has %llu bytes, %zu were asked for", name.c_str(), tensor.dtype.c_str(),
+                       shape_text(tensor.shape).c_str(), static_cast<unsigned long long>(tensor.bytes()), bytes));
+    }
+    read_range(name, 0, dst, bytes);
+}
+
+void SafetensorsFile::read_range(const std::string& name, uint64_t offset, void* dst, size_t bytes) const {
+    const TensorInfo& tensor = info(name);
+    if (offset > tensor.bytes() || bytes > tensor.bytes() - offset) {
+        fail(path_, strprintf("tensor %s has %llu bytes, %zu from byte %llu on were asked for", name.c_str(),
+                              static_cast<unsigned long long>(tensor.bytes()), bytes,
+                              static_cast<unsigned long long>(offset)));
+    }
+    char* target = static_cast<char*>(dst);
+    uint64_t position = data_start_ + tensor.begin + offset;
+    while (bytes > 0) {
+        const ssize_t got = ::pread(fd_, target, std::min(bytes, kMaxIoBytes), static_cast<off_t>(position));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) fail_read(path_, strprintf("read tensor %s", name.c_str()).c_str());
+        if (got == 0) fail(path_, strprintf("ended inside tensor %s: it was cut while open", name.c_str()));
+        target += got;
+        position += static_cast<uint64_t>(got);
+        bytes -= static_cast<size_t>(got);
+    }
+}
+
+std::vector<float> SafetensorsFile::read_floats(const std::string& name) const {
+    const TensorInfo& tensor = info(name);
+    const size_t count = static_cast<size_t>(tensor.elements());
+    std::vector<float> values(count);
+    if (tensor.dtype == "F32") {
+        read(name, values.data(), count * sizeof(float));
+    } else if (tensor.dtype == "F64") {
+        std::vector<double> wide(count);
+        read(name, wide.data(), count * sizeof(double));
+        std::transform(wide.begin(), wide.end(), values.begin(), [](double v) { return static_cast<float>(v); });
+    } else if (tensor.dtype == "BF16" || tensor.dtype == "F16") {
+        std::vector<uint16_t> bits(count);
+        read(name, bits.data(), count * sizeof(uint16_t));
+        std::transform(bits.begin(), bits.end(), values.begin(),
+                       tensor.dtype == "BF16" ? float_from_bf16 : float_from_f16);
+    } else {
+        fail(path_, strprintf("tensor %s has dtype %s; F32, BF16, F16 or F64 is needed here", name.c_str(),
+                              tensor.dtype.c_str()));
+    }
+    return values;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Writing
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path) : path_(path), temporary_(path + ".tmp") {}
+
+// Delegates first: from there on the destructor runs, and cleans up, even if what follows throws.
+SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<TensorSpec>& specs,
+                                     const std::map<std::string, std::string>& metadata)
+    : SafetensorsWriter(path) {
+    const std::string header = make_header(specs, metadata);
+    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd_ < 0) fail_write(temporary_, "create it");
+    created_ = true;
+    const uint64_t length = header.size();
+    write_at(0, &length, kLengthBytes);
+    write_at(kLengthBytes, header.data(), header.size());
+    data_start_ = kLengthBytes + length;
+}
+
+SafetensorsWriter::~SafetensorsWriter() {
+    if (fd_ >= 0) ::close(fd_);
+    if (created_) ::unlink(temporary_.c_str());
+}
+
+// Lays the tensors out and returns the header. Wider types come first and the header's length is a multiple of 8, so
+// every tensor is aligned to its element in a memory map.
+std::string SafetensorsWriter::make_header(const std::vector<TensorSpec>& specs,
+                                           const std::map<std::string, std::string>& metadata) {
+    std::vector<const TensorSpec*> order;
+    for (const TensorSpec& spec : specs) {
+        if (dtype_bytes(spec.dtype) == 0) {
+            fail(path_, strprintf("cannot write tensor %s: unknown dtype %s", spec.name.c_str(), spec.dtype.c_str()));
+        }
+        if (spec.name == kMetadataKey || !slots_.emplace(spec.name, Slot{}).second) {
+            fail(path_, strprintf("cannot write tensor %s: the name is taken", spec.name.c_str()));
+        }
+        order.push_back(&spec);
+    }
+    std::stable_sort(order.begin(), order.end(), [](const TensorSpec* a, const TensorSpec* b) {
+        return dtype_bytes(a->dtype) > dtype_bytes(b->dtype);
+    });
+
+    nlohmann::ordered_json root = nlohmann::ordered_json::object();
+    if (!metadata.empty()) root[kMetadataKey] = metadata;
+    uint64_t position = 0;
+    for (const TensorSpec* spec : order) {
+        uint64_t bytes = 0;
+        const uint64_t begin = position;
+        if (!tensor_bytes(spec->shape, dtype_bytes(spec->dtype), &bytes) ||
+            __builtin_add_overflow(position, bytes, &position)) {
+            fail(path_, strprintf("cannot write tensor %s: impossible shape %s", spec->name.c_str(),
+                                  shape_text(spec->shape).c_str()));
+        }
+        slots_[spec->name] = Slot{begin, position, false};
+        root[spec->name] = {{"dtype", spec->dtype}, {"shape", spec->shape}, {"data_offsets", {begin, position}}};
+    }
+    std::string header;
+    try {
+        header = root.dump();
+    } catch (const Json::exception& error) {
+        fail(path_, strprintf("cannot write its header: a name or metadata text is not UTF-8 (%s)", error.what()));
+    }
+    header.resize((header.size() + 7) / 8 * 8, ' ');
+    return header;
+}
+
+void SafetensorsWriter::write_at(uint64_t offset, const void* data, size_t bytes) {
+    const char* source = static_cast<const char*>(data);
+    while (bytes > 0) {
+        const ssize_t done = ::pwrite(fd_, source, std::min(bytes, kMaxIoBytes), static_cast<off_t>(offset));
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) fail_write(temporary_, "write to it");
+        source += done;
+        offset += static_cast<uint64_t>(done);
+        bytes -= static_cast<size_t>(done);
+    }
+}
+
+void SafetensorsWriter::write(const std::string& name, const void* data, size_t bytes) {
+    const auto found = slots_.find(name);
+    if (fd_ < 0) fail(path_, strprintf("cannot write tensor %s: the file is finished", name.c_str()));
+    if (found == slots_.end()) fail(path_, strprintf("cannot write tensor %s: it was not announced", name.c_str()));
+    Slot& slot = found->second;
+    if (slot.written) fail(path_, strprintf("tensor %s is written twice", name.c_str()));
+    if (bytes != slot.end - slot.begin) {
+        fail(path_, strprintf("tensor %s has %llu bytes, %zu were given", name.c_str(),
+                              static_cast<unsigned long long>(slot.end - slot.begin), bytes));
+    }
+    write_at(data_start_ + slot.begin, data, bytes);
+    slot.written = true;
+}
+
+void SafetensorsWriter::finish() {
+    if (fd_ < 0) fail(path_, "is finished already");
+    for (const auto& [name, slot] : slots_) {
+        if (!slot.written) fail(path_, strprintf("tensor %s was never written", name.c_str()));
+    }
+    if (::fsync(fd_) != 0) fail_write(temporary_, "sync it to disk");
+    const int descriptor = fd_;
+    fd_ = -1;
+    if (::close(descriptor) != 0) fail_write(temporary_, "close it");
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_write(path_, "rename the finished file to it");
+    created_ = false;
+
+    // The rename itself has to reach the disk too.
+    const size_t slash = path_.rfind('/');
+    const std::string directory = slash == std::string::npos ? "." : slash == 0 ? "/" : path_.substr(0, slash);
+    const int parent = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (parent < 0) fail_write(directory, "open the directory");
+    const bool synced = ::fsync(parent) == 0 || errno == EINVAL;  // some file systems cannot sync a directory
+    const int error = errno;
+    ::close(parent);
+    errno = error;
+    if (!synced) fail_write(directory, "sync the directory");
+}
+
+}  // namespace llmc

@@ -1,0 +1,104 @@
+// The safetensors file format: 8 bytes of header length (little-endian), a JSON header that gives each tensor's type,
+// shape and place, then the tensors' bytes without gaps. Checkpoints, exported models and the test fixtures all use it,
+// so every file can be opened with the usual tools. A reader trusts nothing: a malformed file is an Error that says
+// what is wrong. A writer never shows a half-written file: it writes beside the target and renames at the end.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace llmc {
+
+// A tensor to be written. dtype is the format's own name: "F32", "BF16", "F16", "F64", "I32", "I64", "U8", ...
+struct TensorSpec {
+    std::string name;
+    std::string dtype;
+    std::vector<int64_t> shape;
+};
+
+// A tensor of a file. begin and end count bytes inside the data section.
+struct TensorInfo {
+    std::string name;
+    std::string dtype;
+    std::vector<int64_t> shape;
+    uint64_t begin = 0, end = 0;
+
+    uint64_t bytes() const { return end - begin; }
+    int64_t elements() const;
+};
+
+// Bytes per element, or 0 for a type that is not known here.
+size_t dtype_bytes(const std::string& dtype);
+
+// "(192, 64)", for messages.
+std::string shape_text(const std::vector<int64_t>& shape);
+
+class SafetensorsFile {
+public:
+    // Opens the file and checks its header against its size; no tensor is read yet.
+    explicit SafetensorsFile(const std::string& path);
+    ~SafetensorsFile();
+    SafetensorsFile(const SafetensorsFile&) = delete;
+    SafetensorsFile& operator=(const SafetensorsFile&) = delete;
+
+    const std::string& path() const { return path_; }
+    const std::vector<TensorInfo>& tensors() const { return tensors_; }  // in file order
+    const std::map<std::string, std::string>& metadata() const { return metadata_; }
+    bool contains(const std::string& name) const { return index_.count(name) != 0; }
+    const TensorInfo& info(const std::string& name) const;  // Error if there is none
+
+    // Reads a whole tensor; `bytes` must be its size. May be called from several threads at once.
+    void read(const std::string& name, void* dst, size_t bytes) const;
+    // Reads `bytes` bytes that start `offset` bytes into the tensor.
+    void read_range(const std::string& name, uint64_t offset, void* dst, size_t bytes) const;
+    // Reads a whole F32, BF16, F16 or F64 tensor as floats.
+    std::vector<float> read_floats(const std::string& name) const;
+
+private:
+    std::string read_header();
+    void parse_header(const std::string& header);
+    void check_layout();
+
+    std::string path_;
+    int fd_ = -1;
+    uint64_t file_bytes_ = 0, data_start_ = 0;
+    std::vector<TensorInfo> tensors_;
+    std::map<std::string, size_t> index_;
+    std::map<std::string, std::string> metadata_;
+};
+
+class SafetensorsWriter {
+public:
+    // Creates `path`.tmp and writes the header. Until finish() an older file at `path` stays as it is; a writer that is
+    // destroyed unfinished removes its .tmp.
+    SafetensorsWriter(const std::string& path, const std::vector<TensorSpec>& specs,
+                      const std::map<std::string, std::string>& metadata);
+    ~SafetensorsWriter();
+    SafetensorsWriter(const SafetensorsWriter&) = delete;
+    SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+
+    // Writes a whole tensor; any order, each exactly once.
+    void write(const std::string& name, const void* data, size_t bytes);
+    // Every tensor has to be written by now. Syncs the file, renames it to `path` and syncs the directory.
+    void finish();
+
+private:
+    struct Slot {
+        uint64_t begin = 0, end = 0;
+        bool written = false;
+    };
+
+    explicit SafetensorsWriter(const std::string& path);
+    std::string make_header(const std::vector<TensorSpec>& specs, const std::map<std::string, std::string>& metadata);
+    void write_at(uint64_t offset, const void* data, size_t bytes);
+
+    std::string path_, temporary_;
+    int fd_ = -1;
+    bool created_ = false;
+    uint64_t data_start_ = 0;
+    std::map<std::string, Slot> slots_;
+};
+
+}  // namespace llmc

@@ -1,0 +1,292 @@
+// GPT-2 in Hugging Face's form: names, shapes and transposition as published, both ways, and files that do not fit.
+#include "llmc/checkpoint/hf_gpt2.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "test/checkpoint/checkpoint_test_util.h"
+#include "test/fixture.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+using Weights = std::map<std::string, std::vector<float>>;
+constexpr HfGpt2Config kTiny = {.layers = 2, .channels = 4, .heads = 2, .vocab = 7, .context = 5};
+
+// Every element its own value, each of them exact in BF16 and F16; wte has one padded row more than the vocabulary.
+Weights numbered_weights(const HfGpt2Config& config) {
+    Weights weights;
+    const std::vector<std::string> names = gpt2_parameter_names(config.layers);
+    const std::vector<TensorSpec> specs = hf_specs(config.layers, config.channels, config.vocab, config.context);
+    for (size_t i = 0; i < names.size(); ++i) {
+        size_t count = 1;
+        for (int64_t extent : specs[i].shape) count *= static_cast<size_t>(extent);
+        if (names[i] == "wte") count += static_cast<size_t>(config.channels);
+        std::vector<float>& values = weights[names[i]];
+        for (size_t k = 0; k < count; ++k) {
+            values.push_back(static_cast<float>(k) * (i % 2 ? 1.0f : -1.0f) *
+                             std::ldexp(1.0f, static_cast<int>(i) - 16));
+        }
+    }
+    return weights;
+}
+
+void export_weights(const std::string& path, const Weights& weights, const HfGpt2Config& config = kTiny) {
+    export_hf(path, config, [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
+}
+
+Weights import_weights(const std::string& path, const HfGpt2Config& config = kTiny) {
+    Weights weights;
+    import_hf(path, config, [&](const std::string& name, const std::vector<float>& values) {
+        CHECK(weights.emplace(name, values).second);
+    });
+    return weights;
+}
+
+Weights unpadded(Weights weights) {
+    weights["wte"].resize(static_cast<size_t>(kTiny.vocab * kTiny.channels));
+    return weights;
+}
+
+// A tensor of a file under construction, by bytes.
+struct Raw {
+    TensorSpec spec;
+    std::string bytes;
+};
+
+std::vector<Raw> load_raw(const std::string& path) {
+    const SafetensorsFile file(path);
+    std::vector<Raw> tensors;
+    for (const TensorInfo& info : file.tensors()) {
+        std::string bytes(info.bytes(), '\0');
+        file.read(info.name, bytes.data(), bytes.size());
+        tensors.push_back({{info.name, info.dtype, info.shape}, bytes});
+    }
+    return tensors;
+}
+
+void save_raw(const std::string& path, const std::vector<Raw>& tensors) {
+    std::vector<TensorSpec> specs;
+    for (const Raw& tensor : tensors) specs.push_back(tensor.spec);
+    SafetensorsWriter writer(path, specs, {});
+    for (const Raw& tensor : tensors) writer.write(tensor.spec.name, tensor.bytes.data(), tensor.bytes.size());
+    writer.finish();
+}
+
+Raw& find_raw(std::vector<Raw>& tensors, const std::string& name) {
+    return *std::find_if(tensors.begin(), tensors.end(), [&](const Raw& tensor) { return tensor.spec.name == name; });
+}
+
+}  // namespace
+
+TEST_CASE("hf_gpt2: names and shapes are those of the published GPT-2") {
+    CHECK(hf_name("wte") == "transformer.wte.weight");
+    CHECK(hf_name("wpe") == "transformer.wpe.weight");
+    CHECK(hf_name("h.0.ln1.weight") == "transformer.h.0.ln_1.weight");
+    CHECK(hf_name("h.11.ln1.bias") == "transformer.h.11.ln_1.bias");
+    CHECK(hf_name("h.0.qkv.weight") == "transformer.h.0.attn.c_attn.weight");
+    CHECK(hf_name("h.0.qkv.bias") == "transformer.h.0.attn.c_attn.bias");
+    CHECK(hf_name("h.0.attn_proj.weight") == "transformer.h.0.attn.c_proj.weight");
+    CHECK(hf_name("h.0.attn_proj.bias") == "transformer.h.0.attn.c_proj.bias");
+    CHECK(hf_name("h.0.ln2.weight") == "transformer.h.0.ln_2.weight");
+    CHECK(hf_name("h.0.fc.weight") == "transformer.h.0.mlp.c_fc.weight");
+    CHECK(hf_name("h.0.fc_proj.bias") == "transformer.h.0.mlp.c_proj.bias");
+    CHECK(hf_name("lnf.weight") == "transformer.ln_f.weight");
+    CHECK(hf_name("lnf.bias") == "transformer.ln_f.bias");
+    for (const char* wrong :
+         {"", "wte.weight", "h", "h.", "h..qkv.weight", "h.x.qkv.weight", "h.0.qkv", "h.0", "g.0.fc.bias"}) {
+        CHECK(mentions(error_of([&] { hf_name(wrong); }), "is no parameter of a GPT-2"));
+        CHECK(!hf_transposed(wrong));
+    }
+    std::set<std::string> transposed;
+    for (const std::string& name : gpt2_parameter_names(1)) {
+        if (hf_transposed(name)) transposed.insert(name);
+    }
+    CHECK(transposed ==
+          std::set<std::string>{"h.0.qkv.weight", "h.0.attn_proj.weight", "h.0.fc.weight", "h.0.fc_proj.weight"});
+
+    std::map<std::string, std::vector<int64_t>> shapes;
+    int64_t total = 0;
+    for (const TensorSpec& spec : hf_specs(12, 768, 50257, 1024)) {
+        CHECK(spec.dtype == "F32");
+        shapes[spec.name] = spec.shape;
+        total += spec.shape[0] * (spec.shape.size() > 1 ? spec.shape[1] : 1);
+    }
+    CHECK(shapes.size() == 148);
+    CHECK(total == 124439808);  // "124M"
+    using Shape = std::vector<int64_t>;
+    CHECK(shapes["transformer.wte.weight"] == Shape{50257, 768});
+    CHECK(shapes["transformer.wpe.weight"] == Shape{1024, 768});
+    CHECK(shapes["transformer.h.11.attn.c_attn.weight"] == Shape{768, 2304});
+    CHECK(shapes["transformer.h.11.attn.c_attn.bias"] == Shape{2304});
+    CHECK(shapes["transformer.h.11.attn.c_proj.weight"] == Shape{768, 768});
+    CHECK(shapes["transformer.h.11.mlp.c_fc.weight"] == Shape{768, 3072});
+    CHECK(shapes["transformer.h.11.mlp.c_fc.bias"] == Shape{3072});
+    CHECK(shapes["transformer.h.11.mlp.c_proj.weight"] == Shape{3072, 768});
+    CHECK(shapes["transformer.h.11.mlp.c_proj.bias"] == Shape{768});
+    CHECK(shapes["transformer.h.11.ln_2.bias"] == Shape{768});
+    CHECK(shapes["transformer.ln_f.weight"] == Shape{768});
+}
+
+TEST_CASE("hf_gpt2: export writes (in, out) matrices, the vocabulary's rows alone, and config.json") {
+    TemporaryFolder folder;
+    const Weights weights = numbered_weights(kTiny);
+    export_weights(folder.file("model.safetensors"), weights);
+    const SafetensorsFile file(folder.file("model.safetensors"));
+    CHECK(file.metadata().at("format") == "pt");
+    CHECK(file.tensors().size() == gpt2_parameter_names(kTiny.layers).size());
+
+    // Element (out, in) of ours is element (in, out) of theirs; C = 4, so 4C = 16.
+    const std::vector<float>& ours = weights.at("h.1.fc_proj.weight");                             // (C, 4C)
+    const std::vector<float> theirs = file.read_floats("transformer.h.1.mlp.c_proj.weight");       // (4C, C)
+    const std::vector<float>& ours_qkv = weights.at("h.0.qkv.weight");                             // (3C, C)
+    const std::vector<float> theirs_qkv = file.read_floats("transformer.h.0.attn.c_attn.weight");  // (C, 3C)
+    for (int out = 0; out < 4; ++out) {
+        for (int in = 0; in < 16; ++in) CHECK(theirs[in * 4 + out] == ours[out * 16 + in]);
+    }
+    for (int out = 0; out < 12; ++out) {
+        for (int in = 0; in < 4; ++in) CHECK(theirs_qkv[in * 12 + out] == ours_qkv[out * 4 + in]);
+    }
+    const std::vector<float> wte = file.read_floats("transformer.wte.weight");
+    CHECK(wte.size() == 28);
+    CHECK(std::equal(wte.begin(), wte.end(), weights.at("wte").begin()));
+
+    const nlohmann::json config = nlohmann::json::parse(read_bytes(folder.file("config.json")));
+    CHECK(config["model_type"] == "gpt2");
+    CHECK(config["architectures"][0] == "GPT2LMHeadModel");
+    CHECK(config["n_layer"] == 2);
+    CHECK(config["n_head"] == 2);
+    CHECK(config["n_embd"] == 4);
+    CHECK(config["n_positions"] == 5);
+    CHECK(config["vocab_size"] == 7);
+    CHECK(config["activation_function"] == "gelu_new");
+    CHECK(config["layer_norm_epsilon"] == 1e-5);
+    CHECK(config["tie_word_embeddings"] == true);
+    CHECK(config["eos_token_id"].is_null());  // 50256 is no token of this vocabulary
+    CHECK(!std::filesystem::exists(folder.file("config.json.tmp")));
+}
+
+TEST_CASE("hf_gpt2: export then import gives the same weights") {
+    TemporaryFolder folder;
+    const std::string path = folder.file("model.safetensors");
+    const Weights weights = numbered_weights(kTiny);
+    export_weights(path, weights);
+    CHECK(import_weights(path) == unpadded(weights));
+
+    // Matrices wider than a transposition tile, not a multiple of it, and not square.
+    const HfGpt2Config wide = {.layers = 1, .channels = 38, .heads = 2, .vocab = 3, .context = 2};
+    Weights wide_weights = numbered_weights(wide);
+    export_weights(folder.file("wide.safetensors"), wide_weights, wide);
+    wide_weights["wte"].resize(3 * 38);
+    CHECK(import_weights(folder.file("wide.safetensors"), wide) == wide_weights);
+
+    const Gpt2Fixture fixture;
+    const HfGpt2Config config = {fixture.integer("layers"), fixture.integer("channels"), fixture.integer("heads"),
+                                 fixture.integer("vocab"), fixture.integer("context")};
+    Weights reference;
+    for (const std::string& name : gpt2_parameter_names(config.layers)) reference[name] = fixture.weight(name);
+    export_weights(folder.file("fixture.safetensors"), reference, config);
+    CHECK(import_weights(folder.file("fixture.safetensors"), config) == reference);
+}
+
+TEST_CASE("hf_gpt2: import takes bare names, BF16 and F16, a tied head and mask buffers") {
+    TemporaryFolder folder;
+    const std::string path = folder.file("model.safetensors");
+    const Weights weights = numbered_weights(kTiny);
+    export_weights(path, weights);
+    std::vector<Raw> tensors = load_raw(path);
+    Raw head = find_raw(tensors, "transformer.wte.weight");
+    head.spec.name = "lm_head.weight";
+    for (Raw& tensor : tensors) tensor.spec.name = tensor.spec.name.substr(std::string("transformer.").size());
+    tensors.push_back(head);
+    tensors.push_back({{"h.0.attn.bias", "BOOL", {1, 1, 5, 5}}, std::string(25, '\1')});
+    tensors.push_back({{"h.0.attn.masked_bias", "F32", {}}, std::string(4, '\0')});
+    save_raw(path, tensors);
+    CHECK(import_weights(path) == unpadded(weights));
+
+    for (Raw& tensor : tensors) {  // the upper half of an F32 is a BF16
+        if (tensor.spec.dtype != "F32") continue;
+        std::string upper;
+        for (size_t i = 0; i < tensor.bytes.size(); i += 4) upper += tensor.bytes.substr(i + 2, 2);
+        tensor.spec.dtype = "BF16";
+        tensor.bytes = upper;
+    }
+    save_raw(path, tensors);
+    CHECK(import_weights(path) == unpadded(weights));
+
+    Raw& bias = find_raw(tensors, "ln_f.bias");
+    bias.spec.dtype = "F16";
+    bias.bytes = std::string("\x00\x3c\x00\xc0\x00\x00\x00\x38", 8);
+    save_raw(path, tensors);
+    CHECK(import_weights(path)["lnf.bias"] == std::vector<float>{1.0f, -2.0f, 0.0f, 0.5f});
+}
+
+TEST_CASE("hf_gpt2: a file that does not fit the model is refused before anything is stored") {
+    TemporaryFolder folder;
+    const std::string path = folder.file("model.safetensors");
+    export_weights(path, numbered_weights(kTiny));
+    const std::vector<Raw> good = load_raw(path);
+    const auto refusal = [&](const std::vector<Raw>& tensors, const HfGpt2Config& config = kTiny) {
+        save_raw(path, tensors);
+        int stored = 0;
+        const std::string message = error_of(
+            [&] { import_hf(path, config, [&](const std::string&, const std::vector<float>&) { ++stored; }); });
+        CHECK(stored == 0);
+        return message;
+    };
+
+    std::vector<Raw> bad = good;
+    std::erase_if(bad, [](const Raw& tensor) { return tensor.spec.name == "transformer.h.1.mlp.c_fc.bias"; });
+    CHECK(mentions(refusal(bad), "has no tensor transformer.h.1.mlp.c_fc.bias (16)"));
+
+    bad = good;
+    find_raw(bad, "transformer.h.1.attn.c_attn.weight").spec.shape = {12, 4};  // not transposed
+    CHECK(mentions(refusal(bad), "transformer.h.1.attn.c_attn.weight is (12, 4), this model needs (4, 12)"));
+
+    bad = good;
+    find_raw(bad, "transformer.ln_f.bias").spec.dtype = "I32";
+    CHECK(mentions(refusal(bad), "tensor transformer.ln_f.bias is I32"));
+
+    bad = good;
+    bad.push_back({{"lm_head.weight", "F32", {7, 4}}, std::string(7 * 4 * 4, '\0')});
+    CHECK(mentions(refusal(bad), "lm_head.weight differs from wte"));
+
+    HfGpt2Config other = kTiny;
+    other.vocab = 8;
+    CHECK(mentions(refusal(good, other), "transformer.wte.weight is (7, 4), this model needs (8, 4)"));
+    other = kTiny;
+    other.layers = 1;
+    CHECK(mentions(refusal(good, other), "transformer.h.1."));
+    other.layers = 3;
+    CHECK(mentions(refusal(good, other), "has no tensor transformer.h.2.ln_1.weight (4)"));
+    other = kTiny;
+    other.heads = 3;
+    CHECK(mentions(refusal(good, other), "channels a multiple of heads"));
+    CHECK(mentions(error_of([&] { import_weights(folder.file("none")); }), "No such file"));
+}
+
+TEST_CASE("hf_gpt2: an export that fails leaves nothing behind") {
+    TemporaryFolder folder;
+    const std::string path = folder.file("model.safetensors");
+    Weights weights = numbered_weights(kTiny);
+    weights["h.1.fc.bias"].pop_back();
+    CHECK(mentions(error_of([&] { export_weights(path, weights); }), "h.1.fc.bias has 15 elements, 16 are needed"));
+    weights = numbered_weights(kTiny);
+    weights["lnf.weight"].resize(8);  // only wte may be padded
+    CHECK(mentions(error_of([&] { export_weights(path, weights); }), "lnf.weight has 8 elements, 4 are needed"));
+    weights = numbered_weights(kTiny);
+    weights["wte"].resize(24);  // fewer rows than the vocabulary
+    CHECK(mentions(error_of([&] { export_weights(path, weights); }), "wte has 24 elements, 28 are needed"));
+    CHECK(std::filesystem::is_empty(folder.file("")));
+
+    std::filesystem::create_directory(folder.file("config.json"));
+    CHECK(mentions(error_of([&] { export_weights(path, numbered_weights(kTiny)); }), "config.json: cannot write it"));
+    CHECK(!std::filesystem::exists(folder.file("config.json.tmp")));
+}
