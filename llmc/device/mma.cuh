@@ -12,6 +12,7 @@
 // arithmetic.
 #pragma once
 #include "llmc/device/async_copy.cuh"
+#include "llmc/device/formats.cuh"
 
 namespace llmc {
 

@@ -18,6 +18,8 @@ void check_cuda(cudaError_t status, const char* what, const char* file, int line
                 strprintf("%s:%d: %s failed: %s (%s)", file, line, what, cudaGetErrorName(status), cudaGetErrorString(status)));
 }
 
+void prepare_process(char**) {}
+
 int device_count() {
     int count = 0;
     return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;

@@ -54,6 +54,9 @@ struct DeviceInfo {
     bool has_fp8 = false;
 };
 
+// The first thing main() does.
+void prepare_process(char** argv);
+
 // Chooses the device with this index for the calling thread. Throws Error(no_resources) with advice if there is none.
 void open_device(int index);
 int device_count();

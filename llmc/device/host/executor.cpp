@@ -236,14 +236,22 @@ Context Executor::fresh_context(int stack) {
     return context;
 }
 
-// A context was abandoned inside the scheduler, where the race detector looks away: make it look again.
-void Executor::end_quiet([[maybe_unused]] Context& abandoned) {
+// A GPU thread was abandoned, maybe inside the scheduler, where the race detector looks away: make it look again, and
+// let everything the thread did happen before the end of the launch.
+void Executor::abandon([[maybe_unused]] Lane& lane) {
 #if LLMC_TSAN
-    if (!abandoned.quiet_depth) return;
-    void* here = __tsan_get_current_fiber();
-    __tsan_switch_to_fiber(abandoned.tsan, 1);
-    for (; abandoned.quiet_depth; abandoned.quiet_depth--) end_ignoring();
+    void* const context = lane.context.tsan;
+    const int depth = std::exchange(lane.context.quiet_depth, 0);
+    const bool is_worker = lane.context.stack >= 0 && context == fiber_tsan_[lane.context.stack];
+    if (is_worker) return;  // it stands between two threads, and stays hidden
+    for (void*& own : lane.tsan)
+        if (own == context) own = nullptr;
+    void* const here = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(context, 1);
+    for (int i = 0; i < depth; i++) end_ignoring();
+    __tsan_release(&done_count_);
     __tsan_switch_to_fiber(here, 1);
+    __tsan_destroy_fiber(context);
 #endif
 }
 
@@ -259,14 +267,19 @@ void Executor::rebuild_fibers() {
     for (int i = 0; i < kMaxThreads; i++) {
         lanes_[i].copies.clear();
         lanes_[i].open_group = 0;
-        end_quiet(lanes_[i].context);
+        if (lanes_[i].context.quiet_depth) abandon(lanes_[i]);
     }
-    end_quiet(failed_context_);
+    if (failed_) {
+        failed_->context = failed_context_;
+        abandon(*failed_);
+        failed_ = nullptr;
+    }
 }
 
 // ---- errors --------------------------------------------------------------------------------------------------------
 
 void Executor::fail(const char* format, ...) {
+    [[maybe_unused]] Quiet quiet;
     char* at = error_;
     char* const end = error_ + sizeof error_;
     va_list args;
@@ -279,6 +292,7 @@ void Executor::fail(const char* format, ...) {
     if (at < end)
         std::snprintf(at, static_cast<size_t>(end - at), " kernel %s launched at %s:%d]", site_.kernel, site_.file,
                       site_.line);
+    failed_ = lane_;
     jump(failed_context_, main_context_);
     __builtin_unreachable();
 }

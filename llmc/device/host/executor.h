@@ -177,7 +177,7 @@ private:
     void new_fiber();
     Context fresh_context(int stack);
     void rebuild_fibers();
-    void end_quiet(Context& abandoned);
+    void abandon(Lane& lane);
     void shuffle_threads(uint32_t seed);
     void shared_begin(size_t bytes);
     void shared_end();
@@ -235,7 +235,9 @@ private:
     LaunchSite site_;
 
     // Fibers.
-    Context main_context_, failed_context_;
+    Context main_context_;
+    Lane* failed_ = nullptr;  // the GPU thread that an error ended, and where it stood
+    Context failed_context_;
     int my_stack_ = -1;
     Context idle_[kMaxFibers];
     int idle_list_[kMaxFibers], idle_count_ = 0;

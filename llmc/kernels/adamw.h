@@ -1,0 +1,50 @@
+// AdamW on FP32 master weights, and the record on the device that tells it this step's numbers.
+//
+// The host never waits for the step: whether the step counts at all, its learning rate and the clipping factor are
+// found on the device (llmc/optim/optimizer.h) and read there by every update of the step.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "llmc/device/formats.cuh"
+#include "llmc/device/runtime.h"
+
+namespace llmc {
+
+struct AdamWConfig {
+    double beta1 = 0.9, beta2 = 0.95;
+    double eps = 1e-8;
+    double weight_decay = 0.1;
+};
+
+// One a run, in device memory; all bytes zero at its start. `applied` and `skipped` belong into a checkpoint, the rest
+// is written anew by every prepare_step().
+struct StepState {
+    int64_t applied;         // updates applied, this step's included: drives learning rate and bias correction
+    int64_t skipped;         // steps skipped because a loss or a gradient was not finite
+    double norm;             // of the unscaled gradients, before clipping
+    double learning_rate;    // of this step
+    float loss_sum;          // as given to prepare_step()
+    float grad_scale;        // clipping factor / loss scale: what a stored gradient is multiplied by
+    float bias_correction1;  // 1 / (1 - beta1^applied)
+    float bias_correction2;  // 1 / (1 - beta2^applied)
+    int32_t skip;            // 1: this step changes nothing
+    int32_t reserved;
+};
+
+// One AdamW update of `count` parameters (Loshchilov and Hutter, arXiv 1711.05101, in PyTorch's form):
+//
+//   g       = grad * grad_scale
+//   m       = beta1 * m + (1 - beta1) * g
+//   v       = beta2 * v + (1 - beta2) * g^2
+//   master -= learning_rate * (weight_decay * master + m * bias_correction1 / (sqrt(v * bias_correction2) + eps))
+//   working = master rounded to Real                                         (if not null)
+//
+// The first decay_count parameters decay, the rest do not. With state->skip set nothing is written. Every tensor must
+// be 16-byte aligned; any count. An element's result does not depend on where in the range it lies, so that the slices
+// of several ranks give the bits of one. Read 16 bytes, written 12 + sizeof(Real) an element; 8 elements a thread.
+template <class Real>
+void adamw_update(float* master, float* m, float* v, Real* working, const float* grad, size_t count, size_t decay_count,
+                  const AdamWConfig& config, const StepState* state, stream_t stream);
+
+}  // namespace llmc

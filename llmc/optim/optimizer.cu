@@ -1,0 +1,77 @@
+// Kernel and launcher of optimizer.h.
+#include "llmc/optim/optimizer.h"
+
+#include "llmc/device/kernel.cuh"
+
+namespace llmc {
+
+constexpr int kThreads = 256;
+constexpr int kGroups = 16;  // the threads' sums are added in 16 groups of 16, then the groups
+
+LLMC_DEVICE bool is_finite_double(double x) { return fabs(x) <= 1.7976931348623157e308; }  // false for NaN
+
+// base^exponent by squaring: products alone, so the host and the GPU agree to the bit, unlike their pow().
+LLMC_DEVICE double power(double base, int64_t exponent) {
+    double result = 1.0;
+    for (; exponent > 0; exponent >>= 1) {
+        if (exponent & 1) result *= base;
+        base *= base;
+    }
+    return result;
+}
+
+// The rest of the step's numbers, by one thread.
+LLMC_DEVICE void finish_step(StepState& state, double sum_of_squares, float loss_sum, double loss_scale,
+                             const ScheduleConfig& schedule, const AdamWConfig& adamw, double clip) {
+    const double norm = sqrt(sum_of_squares) / loss_scale;
+    const bool skip = !is_finite_double(norm) || !is_finite(loss_sum);
+    state.norm = norm;
+    state.loss_sum = loss_sum;
+    state.skip = skip;
+    state.learning_rate = learning_rate(schedule, state.applied);
+    if (skip) {
+        state.skipped++;
+        return;
+    }
+    state.applied++;
+    const double clip_factor = clip > 0 && norm > clip ? clip / norm : 1.0;
+    state.grad_scale = static_cast<float>(clip_factor / loss_scale);
+    state.bias_correction1 = static_cast<float>(1.0 / (1.0 - power(adamw.beta1, state.applied)));
+    state.bias_correction2 = static_cast<float>(1.0 / (1.0 - power(adamw.beta2, state.applied)));
+}
+
+static __global__ void __launch_bounds__(kThreads)
+    prepare_step_kernel(StepState* state, const float* partials, size_t n_partials, const float* loss_sum,
+                        const float* loss_scale, ScheduleConfig schedule, AdamWConfig adamw, double clip) {
+    LLMC_SHARED(double, sums, [kThreads]);
+    LLMC_SHARED(double, groups, [kGroups]);
+    const int thread = static_cast<int>(threadIdx.x);
+    double sum = 0;
+    for (size_t i = thread; i < n_partials; i += kThreads) sum += partials[i];
+    sums[thread] = sum;
+    __syncthreads();
+    if (thread < kGroups) {
+        double group = 0;
+        for (int i = 0; i < kThreads / kGroups; i++) group += sums[thread * (kThreads / kGroups) + i];
+        groups[thread] = group;
+    }
+    __syncthreads();
+    if (thread != 0) return;
+    double total = 0;
+    for (int i = 0; i < kGroups; i++) total += groups[i];
+    finish_step(*state, total, *loss_sum, loss_scale ? *loss_scale : 1.0, schedule, adamw, clip);
+}
+
+void prepare_step(StepState* state, const float* partials, size_t n_partials, const float* loss_sum,
+                  const float* loss_scale, const ScheduleConfig& schedule, const AdamWConfig& adamw, double clip,
+                  stream_t stream) {
+    if (schedule.steps < 1 || schedule.warmup < 0)
+        throw Error(ExitCode::failure,
+                    strprintf("prepare_step: a schedule of %lld steps with %lld of warm-up",
+                              static_cast<long long>(schedule.steps), static_cast<long long>(schedule.warmup)));
+    launch<prepare_step_kernel>({1, kThreads, 0, stream},
+                                {inout(state, 1), in(partials, n_partials), in(loss_sum, 1), in(loss_scale, 1)}, state,
+                                partials, n_partials, loss_sum, loss_scale, schedule, adamw, clip);
+}
+
+}  // namespace llmc

@@ -1,0 +1,79 @@
+// The learning rate as a function of the updates applied so far; llm.c's schedules by the same names.
+//
+// It is evaluated on the device, where the counter lives, and on the host for plans and tests, with the same bits:
+// double arithmetic, every multiply-add spelled fma(), and no library function but the correctly rounded sqrt.
+#pragma once
+#include <math.h>
+
+#include <cstdint>
+#include <string>
+
+#include "llmc/device/error.h"
+#include "llmc/device/keywords.cuh"
+
+namespace llmc {
+
+enum class ScheduleKind { cosine, linear, constant, wsd };
+
+struct ScheduleConfig {
+    ScheduleKind kind = ScheduleKind::cosine;
+    double lr = 3e-4;           // the peak
+    int64_t warmup = 0;         // steps of linear warm-up, in every schedule
+    int64_t steps = 1;          // length of the schedule
+    double final_fraction = 0;  // it ends at final_fraction * lr
+};
+
+inline ScheduleKind schedule_kind(const std::string& name) {
+    if (name == "cosine") return ScheduleKind::cosine;
+    if (name == "linear") return ScheduleKind::linear;
+    if (name == "constant") return ScheduleKind::constant;
+    if (name == "wsd") return ScheduleKind::wsd;
+    throw Error(ExitCode::bad_flags,
+                strprintf("--schedule %s: expected cosine, linear, constant or wsd", name.c_str()));
+}
+
+// (1 + cos(pi x)) / 2 for 0 <= x <= 1, as sin^2 of an angle below pi/4 or its complement. Error below 3e-16.
+LLMC_HD double half_cosine(double x) {
+    const bool upper = x > 0.5;
+    const double angle = 1.5707963267948966 * (upper ? 1.0 - x : x);
+    const double square = angle * angle;
+    double series = -1.0 / 1307674368000.0;  // Taylor: the next term is below 5e-17
+    series = fma(series, square, 1.0 / 6227020800.0);
+    series = fma(series, square, -1.0 / 39916800.0);
+    series = fma(series, square, 1.0 / 362880.0);
+    series = fma(series, square, -1.0 / 5040.0);
+    series = fma(series, square, 1.0 / 120.0);
+    series = fma(series, square, -1.0 / 6.0);
+    series = fma(series, square, 1.0);
+    const double sine = angle * series;
+    return upper ? sine * sine : fma(-sine, sine, 1.0);
+}
+
+// The learning rate of the update after `applied` others (0 for the first).
+//
+//   applied < warmup     lr * (applied + 1) / warmup
+//   cosine, linear       from lr at `warmup` to final_fraction * lr at `steps`
+//   constant             lr
+//   wsd                  lr, then over the last fifth of the steps down by 1 - sqrt(part of it that has passed)
+//
+// Beyond `steps` it stays at the final value.
+LLMC_HD double learning_rate(const ScheduleConfig& config, int64_t applied) {
+    if (applied < config.warmup)
+        return config.lr * static_cast<double>(applied + 1) / static_cast<double>(config.warmup);
+    if (config.kind == ScheduleKind::constant) return config.lr;
+
+    int64_t decay_start = config.warmup;
+    if (config.kind == ScheduleKind::wsd && config.steps * 4 / 5 > decay_start) decay_start = config.steps * 4 / 5;
+    if (applied < decay_start) return config.lr;
+
+    const double floor = config.lr * config.final_fraction;
+    if (applied >= config.steps) return floor;
+    const double passed = static_cast<double>(applied - decay_start) / static_cast<double>(config.steps - decay_start);
+    double part = 0;  // of the way between the floor and the peak
+    if (config.kind == ScheduleKind::cosine) part = half_cosine(passed);
+    if (config.kind == ScheduleKind::linear) part = 1.0 - passed;
+    if (config.kind == ScheduleKind::wsd) part = 1.0 - sqrt(passed);
+    return fma(part, fma(-config.lr, config.final_fraction, config.lr), floor);
+}
+
+}  // namespace llmc

@@ -1,0 +1,94 @@
+#include "llmc/optim/step.h"
+
+#include "llmc/device/formats.cuh"
+#include "llmc/kernels/adamw.h"
+#include "llmc/kernels/global_norm.h"
+
+namespace llmc {
+
+template <class Real>
+Optimizer<Real>::Optimizer(Parameters<Real>& parameters, const ScheduleConfig& schedule, const AdamWConfig& adamw,
+                           double clip)
+    : parameters_(parameters), schedule_(schedule), adamw_(adamw), clip_(clip) {
+    for (size_t u = 0; u < parameters.table().units().size(); u++)
+        partial_count_ += global_norm_blocks(parameters.table().unit(u).count);
+    arena_.plan(&partials_, partial_count_);
+    arena_.plan(&state_, 1);
+}
+
+template <class Real>
+void Optimizer<Real>::allocate(stream_t stream) {
+    arena_.allocate();
+    set_bytes(state_, 0, sizeof(StepState), stream);
+}
+
+template <class Real>
+void Optimizer<Real>::update(const float* loss_sum, stream_t stream) {
+    ProfileRange range("update");
+    const size_t units = parameters_.table().units().size();
+    size_t at = 0;
+    for (size_t u = 0; u < units; u++) {
+        const auto slice = parameters_.slice(u);
+        global_norm_partials(partials_ + at, slice.gradient, slice.count, stream);
+        at += global_norm_blocks(slice.count);
+    }
+    prepare_step(state_, partials_, partial_count_, loss_sum, nullptr, schedule_, adamw_, clip_, stream);
+    for (size_t u = 0; u < units; u++) {
+        const auto slice = parameters_.slice(u);
+        adamw_update(slice.master, slice.m, slice.v, slice.working, slice.gradient, slice.count, slice.decay_count,
+                     adamw_, state_, stream);
+    }
+}
+
+template class Optimizer<float>;
+template class Optimizer<bf16>;
+
+StepResults::StepResults() {
+    for (Slot& slot : slots_) {
+        slot.values = static_cast<Slot::Values*>(pinned_malloc(sizeof(Slot::Values)));
+        slot.begin = create_event(true);
+        slot.end = create_event(true);
+    }
+}
+
+StepResults::~StepResults() {
+    for (Slot& slot : slots_) {
+        destroy_event(slot.begin);
+        destroy_event(slot.end);
+        pinned_free(slot.values);
+    }
+}
+
+void StepResults::begin(bool continues, stream_t stream) {
+    Slot& slot = slots_[submitted_ % 3];
+    slot.continues = continues && submitted_ > 0;
+    record(slot.begin, stream);
+}
+
+void StepResults::submit(int64_t step, const StepState* state, const float* loss_sum, const int* loss_count,
+                         stream_t stream) {
+    if (submitted_ - taken_ >= 2)
+        throw Error(ExitCode::failure, "a third step was submitted before the first was read");
+    Slot& slot = slots_[submitted_++ % 3];
+    slot.step = step;
+    copy_to_host(&slot.values->state, state, sizeof(StepState), stream);
+    copy_to_host(&slot.values->loss_sum, loss_sum, sizeof(float), stream);
+    copy_to_host(&slot.values->loss_count, loss_count, sizeof(int), stream);
+    record(slot.end, stream);
+}
+
+std::optional<StepResult> StepResults::take(int leave) {
+    if (submitted_ - taken_ <= leave) return std::nullopt;
+    const Slot& slot = slots_[taken_ % 3];
+    const Slot& before = slots_[(taken_ + 2) % 3];
+    synchronize(slot.end);
+    taken_++;
+    StepResult result;
+    result.step = slot.step;
+    result.loss = static_cast<double>(slot.values->loss_sum) / slot.values->loss_count;
+    result.state = slot.values->state;
+    result.ms = elapsed_ms(slot.continues ? before.end : slot.begin, slot.end);
+    return result;
+}
+
+}  // namespace llmc

@@ -1,0 +1,76 @@
+// One optimizer step over all parameters, and its results read without stopping the device.
+#pragma once
+#include <cstdint>
+#include <optional>
+
+#include "llmc/optim/optimizer.h"
+#include "llmc/shard/parameters.h"
+
+namespace llmc {
+
+// Global norm, clipping, schedule and AdamW over all units. Everything is decided on the device (StepState): nothing
+// here waits for it.
+template <class Real>
+class Optimizer {
+public:
+    Optimizer(Parameters<Real>& parameters, const ScheduleConfig& schedule, const AdamWConfig& adamw, double clip);
+
+    size_t workspace_bytes() const { return arena_.bytes(); }
+    void allocate(stream_t stream);
+
+    // Uses the gradients in `parameters`; a non-finite loss sum or gradient norm skips the update.
+    void update(const float* loss_sum, stream_t stream);
+
+    const StepState* state() const { return state_; }  // on the device
+
+private:
+    Parameters<Real>& parameters_;
+    const ScheduleConfig schedule_;
+    const AdamWConfig adamw_;
+    const double clip_;
+    Arena arena_{"optimizer workspace"};
+    float* partials_ = nullptr;  // sums of squares, every unit's blocks after each other
+    StepState* state_ = nullptr;
+    size_t partial_count_ = 0;
+};
+
+struct StepResult {
+    int64_t step;     // as given to submit()
+    double loss;      // mean over the step's targets
+    StepState state;  // after the step
+    double ms;        // on the device, from the end of the step before where that was the work before it
+};
+
+// Copies each step's loss and state to the host when the device gets there. The loop submits step k + 1 before it takes
+// the result of step k, so the device never waits for the host.
+class StepResults {
+public:
+    StepResults();
+    ~StepResults();
+    StepResults(const StepResults&) = delete;
+    StepResults& operator=(const StepResults&) = delete;
+
+    // Before a step's first work: `continues` says that nothing but the previous step ran before it.
+    void begin(bool continues, stream_t stream);
+    // After its last work. At most two results may be waiting.
+    void submit(int64_t step, const StepState* state, const float* loss_sum, const int* loss_count, stream_t stream);
+    // The oldest result not taken yet, if more than `leave` are waiting. Waits for the device.
+    std::optional<StepResult> take(int leave);
+
+private:
+    struct Slot {
+        struct Values {
+            StepState state;
+            float loss_sum;
+            int loss_count;
+        };
+        Values* values = nullptr;  // pinned
+        event_t begin = nullptr, end = nullptr;
+        int64_t step = 0;
+        bool continues = false;
+    };
+    Slot slots_[3];
+    int64_t submitted_ = 0, taken_ = 0;
+};
+
+}  // namespace llmc

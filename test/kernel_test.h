@@ -1,0 +1,119 @@
+// What kernel tests share: device arrays, seeded random inputs, and comparisons that a NaN cannot pass.
+#pragma once
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "llmc/device/formats.cuh"
+#include "llmc/device/runtime.h"
+
+namespace llmc::test {
+
+// The stream every kernel test uses.
+inline stream_t test_stream() {
+    static stream_t stream = [] {
+        open_device(0);
+        return create_stream();
+    }();
+    return stream;
+}
+
+// An array in device memory, uploaded from or downloaded to a std::vector. Fresh arrays hold NaN on both devices.
+template <class T>
+class DeviceArray {
+public:
+    explicit DeviceArray(size_t count) : count_(count) {
+        test_stream();
+        data_ = static_cast<T*>(device_malloc(bytes()));
+        set_bytes(data_, 0xFF, bytes(), test_stream());
+        synchronize(test_stream());
+    }
+    explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) { upload(values); }
+    ~DeviceArray() {
+        synchronize(test_stream());
+        device_free(data_);
+    }
+    DeviceArray(const DeviceArray&) = delete;
+    DeviceArray& operator=(const DeviceArray&) = delete;
+
+    void upload(const std::vector<T>& values) {
+        REQUIRE(values.size() == count_);
+        T* staging = static_cast<T*>(pinned_malloc(bytes()));
+        std::copy(values.begin(), values.end(), staging);
+        copy_to_device(data_, staging, bytes(), test_stream());
+        synchronize(test_stream());
+        pinned_free(staging);
+    }
+    std::vector<T> download() const {
+        T* staging = static_cast<T*>(pinned_malloc(bytes()));
+        copy_to_host(staging, data_, bytes(), test_stream());
+        synchronize(test_stream());
+        std::vector<T> values(staging, staging + count_);
+        pinned_free(staging);
+        return values;
+    }
+    T* get() { return data_; }
+    const T* get() const { return data_; }
+    operator T*() { return data_; }
+    size_t size() const { return count_; }
+
+private:
+    size_t bytes() const { return std::max<size_t>(1, count_ * sizeof(T)); }
+    size_t count_;
+    T* data_ = nullptr;
+};
+
+template <class Real>
+std::vector<Real> random_normal(size_t count, float deviation, uint32_t seed, float mean = 0.0f) {
+    std::mt19937 engine(seed);
+    std::normal_distribution<float> normal(mean, deviation);
+    std::vector<Real> values(count);
+    for (Real& v : values) v = to<Real>(normal(engine));
+    return values;
+}
+
+template <class Real>
+std::vector<double> to_doubles(const std::vector<Real>& values) {
+    std::vector<double> result(values.size());
+    for (size_t i = 0; i < values.size(); i++) result[i] = static_cast<double>(to_float(values[i]));
+    return result;
+}
+
+// Largest |actual - expected| / (|expected| + floor); infinite if anything is NaN or the sizes differ.
+template <class Real>
+double max_relative_error(const std::vector<Real>& actual, const std::vector<double>& expected, double floor) {
+    if (actual.size() != expected.size()) return std::numeric_limits<double>::infinity();
+    double worst = 0;
+    for (size_t i = 0; i < actual.size(); i++) {
+        const double error =
+            std::fabs(static_cast<double>(to_float(actual[i])) - expected[i]) / (std::fabs(expected[i]) + floor);
+        if (!(error <= worst)) worst = error == error ? error : std::numeric_limits<double>::infinity();
+    }
+    return worst;
+}
+
+// ||actual - expected|| / ||expected|| (Frobenius); infinite if anything is NaN or the sizes differ.
+template <class Real>
+double relative_norm_error(const std::vector<Real>& actual, const std::vector<double>& expected) {
+    if (actual.size() != expected.size()) return std::numeric_limits<double>::infinity();
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < actual.size(); i++) {
+        const double d = static_cast<double>(to_float(actual[i])) - expected[i];
+        difference += d * d;
+        norm += expected[i] * expected[i];
+    }
+    const double error = std::sqrt(difference / (norm > 0 ? norm : 1));
+    return error == error ? error : std::numeric_limits<double>::infinity();
+}
+
+// Half a unit in the last place, relative: what one rounding to Real may cost.
+template <class Real>
+constexpr double rounding_error() {
+    return sizeof(Real) == 2 ? 1.0 / 256 : 6e-8;
+}
+
+}  // namespace llmc::test

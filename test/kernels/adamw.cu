@@ -1,0 +1,152 @@
+// Tests of the AdamW kernel: one update against FP64, the decay boundary, tails, skipping, and independence of
+// position.
+#include "llmc/kernels/adamw.h"
+
+#include <cstring>
+
+#include "test/kernel_test.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+constexpr AdamWConfig kConfig{0.9, 0.95, 1e-8, 0.1};
+
+StepState example_state() {
+    StepState state = {};
+    state.applied = 3;
+    state.learning_rate = 2e-3;
+    state.grad_scale = 0.25f;
+    state.bias_correction1 = static_cast<float>(1 / (1 - std::pow(0.9, 3)));
+    state.bias_correction2 = static_cast<float>(1 / (1 - std::pow(0.95, 3)));
+    return state;
+}
+
+// The tensors of one update on the device, with 16 elements of poison behind each.
+template <class Real>
+struct Tensors {
+    std::vector<float> master, m, v, grad;
+    DeviceArray<float> device_master, device_m, device_v, device_grad;
+    DeviceArray<Real> working;
+    DeviceArray<StepState> state{1};
+
+    explicit Tensors(size_t n)
+        : master(random_normal<float>(n, 0.5f, 1)),
+          m(random_normal<float>(n, 0.01f, 2)),
+          v(n),
+          grad(random_normal<float>(n, 0.2f, 4)),
+          device_master(padded(master)),
+          device_m(padded(m)),
+          device_v(n + 16),
+          device_grad(padded(grad)),
+          working(n + 16) {
+        for (size_t i = 0; i < n; i++) v[i] = 1e-4f + grad[i] * grad[i] * 0.01f;
+        device_v.upload(padded(v));
+        state.upload({example_state()});
+    }
+    static std::vector<float> padded(std::vector<float> values) {
+        values.resize(values.size() + 16, NAN);
+        return values;
+    }
+    void update(size_t count, size_t decay_count, size_t offset = 0) {
+        adamw_update<Real>(device_master + offset, device_m + offset, device_v + offset, working + offset,
+                           device_grad + offset, count, decay_count, kConfig, state, test_stream());
+    }
+};
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+std::vector<float> first(std::vector<float> values, size_t n) {
+    values.resize(n);
+    return values;
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("adamw_update equals PyTorch's formula in FP64", Real, float, bf16) {
+    for (const size_t n : {size_t{1}, size_t{7}, size_t{8}, size_t{2048}, size_t{4101}}) {
+        for (const size_t decay_count : {size_t{0}, n / 2, n}) {
+            CAPTURE(n);
+            CAPTURE(decay_count);
+            Tensors<Real> t(n);
+            t.update(n, decay_count);
+
+            const StepState s = example_state();
+            std::vector<double> p(n), m(n), v(n);
+            for (size_t i = 0; i < n; i++) {
+                const double g = static_cast<double>(t.grad[i]) * s.grad_scale;
+                m[i] = 0.9 * t.m[i] + 0.1 * g;
+                v[i] = 0.95 * t.v[i] + 0.05 * g * g;
+                p[i] = t.master[i];
+                if (i < decay_count) p[i] *= 1 - s.learning_rate * 0.1;
+                const double m_hat = m[i] / (1 - std::pow(0.9, 3)), v_hat = v[i] / (1 - std::pow(0.95, 3));
+                p[i] -= s.learning_rate * m_hat / (std::sqrt(v_hat) + 1e-8);
+            }
+            const std::vector<float> master = t.device_master.download(), after_v = t.device_v.download();
+            CHECK(max_relative_error(first(master, n), p, 1e-3) < 3e-7);
+            CHECK(max_relative_error(first(t.device_m.download(), n), m, 1e-2) < 3e-7);
+            CHECK(max_relative_error(first(after_v, n), v, 1e-6) < 3e-7);
+            const std::vector<Real> working = t.working.download();
+            for (size_t i = 0; i < n; i++) {
+                const Real rounded = to<Real>(master[i]);
+                REQUIRE(std::memcmp(&working[i], &rounded, sizeof(Real)) == 0);
+            }
+            for (size_t i = n; i < n + 16; i++) {  // nothing behind the end was written
+                REQUIRE(to_float(working[i]) != to_float(working[i]));
+                REQUIRE(master[i] != master[i]);
+                REQUIRE(after_v[i] != after_v[i]);
+            }
+        }
+    }
+}
+
+TEST_CASE("decay stops exactly at decay_count") {
+    const size_t n = 100, decay_count = 43;
+    Tensors<float> none(n), some(n);
+    none.update(n, 0);
+    some.update(n, decay_count);
+    const std::vector<float> a = none.device_master.download(), b = some.device_master.download();
+    for (size_t i = 0; i < n; i++) CHECK((a[i] == b[i]) == (i >= decay_count));
+}
+
+TEST_CASE("a skipped step writes nothing") {
+    const size_t n = 2051;
+    Tensors<bf16> t(n);
+    StepState state = example_state();
+    state.skip = 1;
+    t.state.upload({state});
+    const auto master = t.device_master.download(), m = t.device_m.download(), v = t.device_v.download();
+    const auto working = t.working.download();
+    t.update(n, n);
+    CHECK(same_bits(t.device_master.download(), master));
+    CHECK(same_bits(t.device_m.download(), m));
+    CHECK(same_bits(t.device_v.download(), v));
+    CHECK(same_bits(t.working.download(), working));
+}
+
+TEST_CASE("slices give the bits of the whole") {
+    // A slice may start at any multiple of 4 floats (16 bytes); its elements then sit in other lanes than in the whole.
+    const size_t n = 4101, cut = 1004, decay_count = 1500;
+    Tensors<float> whole(n), sliced(n);
+    whole.update(n, decay_count);
+    sliced.update(cut, cut);
+    sliced.update(n - cut, decay_count - cut, cut);
+    CHECK(same_bits(first(sliced.device_master.download(), n), first(whole.device_master.download(), n)));
+    CHECK(same_bits(first(sliced.device_v.download(), n), first(whole.device_v.download(), n)));
+    CHECK(same_bits(first(sliced.working.download(), n), first(whole.working.download(), n)));
+}
+
+TEST_CASE("adamw_update needs no working copy, and refuses misaligned tensors") {
+    const size_t n = 100;
+    Tensors<float> with(n), without(n);
+    with.update(n, 50);
+    adamw_update<float>(without.device_master, without.device_m, without.device_v, nullptr, without.device_grad, n, 50,
+                        kConfig, without.state, test_stream());
+    CHECK(same_bits(first(with.device_master.download(), n), first(without.device_master.download(), n)));
+    CHECK_THROWS_AS(with.update(8, 0, 1), Error);
+    CHECK_THROWS_AS(with.update(8, 9), Error);
+}

@@ -1,0 +1,246 @@
+// Tests of whole optimizer steps: global norm, prepare_step and AdamW together against a simulation in FP64, and the
+// promises about skipped steps and loss scales, bit by bit.
+#include "llmc/optim/optimizer.h"
+
+#include <cmath>
+#include <cstring>
+#include <tuple>
+
+#include "llmc/kernels/global_norm.h"
+#include "test/kernel_test.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+constexpr AdamWConfig kAdamW{0.9, 0.95, 1e-8, 0.1};
+const ScheduleConfig kSchedule{ScheduleKind::cosine, 1e-2, 5, 20, 0.1};
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+// Two tensors (units) of parameters with their optimizer, driven as a trainer would.
+struct Trainer {
+    static constexpr size_t kSizes[2] = {40001, 515};
+    static constexpr size_t kDecayed[2] = {39900, 0};
+    struct Unit {
+        DeviceArray<float> master, m, v, grad;
+        DeviceArray<bf16> working;
+        explicit Unit(size_t n, uint32_t seed)
+            : master(random_normal<float>(n, 0.5f, seed)),
+              m(std::vector<float>(n, 0.0f)),
+              v(std::vector<float>(n, 0.0f)),
+              grad(n),
+              working(std::vector<bf16>(n, bf16{0})) {}
+    };
+    Unit units[2] = {Unit(kSizes[0], 1), Unit(kSizes[1], 2)};
+    DeviceArray<float> partials{global_norm_blocks(kSizes[0]) + global_norm_blocks(kSizes[1])};
+    DeviceArray<float> loss{std::vector<float>{3.0f}}, loss_scale{std::vector<float>{1.0f}};
+    DeviceArray<StepState> state{std::vector<StepState>{StepState{}}};
+    double clip = 0;
+    ScheduleConfig schedule = kSchedule;
+
+    StepState step(const std::vector<float>& grad0, const std::vector<float>& grad1, bool with_scale = false) {
+        units[0].grad.upload(grad0);
+        units[1].grad.upload(grad1);
+        size_t offset = 0;
+        for (int u = 0; u < 2; u++) {
+            global_norm_partials(partials + offset, units[u].grad, kSizes[u], test_stream());
+            offset += global_norm_blocks(kSizes[u]);
+        }
+        prepare_step(state, partials, offset, loss, with_scale ? loss_scale.get() : nullptr, schedule, kAdamW, clip,
+                     test_stream());
+        for (int u = 0; u < 2; u++)
+            adamw_update<bf16>(units[u].master, units[u].m, units[u].v, units[u].working, units[u].grad, kSizes[u],
+                               kDecayed[u], kAdamW, state, test_stream());
+        return state.download()[0];
+    }
+};
+
+std::vector<float> gradient(int unit, int step, float size = 1.0f) {
+    return random_normal<float>(Trainer::kSizes[unit], 1e-2f * size, 100 * step + unit, 1e-3f * size);
+}
+
+// The same in FP64, straight from the definitions.
+struct Simulation {
+    std::vector<double> p[2], m[2], v[2];
+    int applied = 0;
+    double norm = 0, learning_rate = 0;
+
+    explicit Simulation(const Trainer& trainer) {
+        for (int u = 0; u < 2; u++) {
+            p[u] = to_doubles(trainer.units[u].master.download());
+            m[u].assign(p[u].size(), 0.0);
+            v[u].assign(p[u].size(), 0.0);
+        }
+    }
+    void step(const std::vector<float> (&grads)[2], double clip) {
+        double squares = 0;
+        for (const auto& grad : grads)
+            for (const float g : grad) squares += static_cast<double>(g) * g;
+        norm = std::sqrt(squares);
+        const double factor = clip > 0 ? std::min(1.0, clip / norm) : 1.0;
+        const ScheduleConfig& s = kSchedule;
+        if (applied < s.warmup) {
+            learning_rate = s.lr * (applied + 1) / s.warmup;
+        } else {
+            const double passed = static_cast<double>(applied - s.warmup) / static_cast<double>(s.steps - s.warmup);
+            learning_rate = s.lr * (0.1 + 0.9 * 0.5 * (1 + std::cos(M_PI * passed)));
+        }
+        applied++;
+        for (int u = 0; u < 2; u++)
+            for (size_t i = 0; i < p[u].size(); i++) {
+                const double g = grads[u][i] * factor;
+                m[u][i] = 0.9 * m[u][i] + 0.1 * g;
+                v[u][i] = 0.95 * v[u][i] + 0.05 * g * g;
+                if (i < Trainer::kDecayed[u]) p[u][i] *= 1 - learning_rate * 0.1;
+                p[u][i] -= learning_rate * (m[u][i] / (1 - std::pow(0.9, applied))) /
+                           (std::sqrt(v[u][i] / (1 - std::pow(0.95, applied))) + 1e-8);
+            }
+    }
+};
+
+std::vector<std::vector<float>> all_tensors(const Trainer& t) {
+    std::vector<std::vector<float>> all;
+    for (const auto& unit : t.units) {
+        all.push_back(unit.master.download());
+        all.push_back(unit.m.download());
+        all.push_back(unit.v.download());
+        const std::vector<bf16> working = unit.working.download();
+        std::vector<float> widened(working.size());
+        for (size_t i = 0; i < working.size(); i++) widened[i] = to_float(working[i]);
+        all.push_back(widened);
+    }
+    return all;
+}
+
+bool all_same_bits(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
+    bool same = a.size() == b.size();
+    for (size_t i = 0; same && i < a.size(); i++) same = same_bits(a[i], b[i]);
+    return same;
+}
+
+}  // namespace
+
+TEST_CASE("20 steps equal a simulation in FP64, with clipping on, off and too high to matter") {
+    for (const double clip : {0.0, 1.0, 100.0}) {  // the norm is about 2
+        CAPTURE(clip);
+        Trainer trainer;
+        trainer.clip = clip;
+        Simulation simulation(trainer);
+        for (int step = 0; step < 20; step++) {
+            const std::vector<float> grads[2] = {gradient(0, step), gradient(1, step)};
+            const StepState state = trainer.step(grads[0], grads[1]);
+            simulation.step(grads, clip);
+            CHECK(state.applied == step + 1);
+            CHECK(state.skipped == 0);
+            CHECK(state.skip == 0);
+            CHECK(state.loss_sum == 3.0f);
+            CHECK(std::fabs(state.norm / simulation.norm - 1) < 1e-6);
+            CHECK(std::fabs(state.learning_rate / simulation.learning_rate - 1) < 1e-14);
+        }
+        for (int u = 0; u < 2; u++) {
+            CHECK(relative_norm_error(trainer.units[u].master.download(), simulation.p[u]) < 3e-7);
+            CHECK(relative_norm_error(trainer.units[u].m.download(), simulation.m[u]) < 1e-6);
+            CHECK(relative_norm_error(trainer.units[u].v.download(), simulation.v[u]) < 2e-6);
+            CHECK(relative_norm_error(trainer.units[u].working.download(), simulation.p[u]) < 2.5e-3);
+        }
+    }
+}
+
+TEST_CASE("one NaN or Inf among the gradients skips the step and leaves every tensor as it was") {
+    Trainer trainer;
+    trainer.step(gradient(0, 0), gradient(1, 0));
+    const auto before = all_tensors(trainer);
+    int skips = 0;
+    for (const float bad : {NAN, INFINITY, -INFINITY})
+        for (int unit = 0; unit < 2; unit++)
+            for (const size_t position : {size_t{0}, Trainer::kSizes[unit] - 1}) {
+                std::vector<float> grads[2] = {gradient(0, 1), gradient(1, 1)};
+                grads[unit][position] = bad;
+                const StepState state = trainer.step(grads[0], grads[1]);
+                CHECK(state.skip == 1);
+                CHECK(state.applied == 1);
+                CHECK(state.skipped == ++skips);
+                CHECK(!std::isfinite(state.norm));
+                CHECK(state.learning_rate == learning_rate(kSchedule, 1));
+            }
+    CHECK(all_same_bits(all_tensors(trainer), before));
+}
+
+TEST_CASE("a non-finite loss skips the step too, and a run goes on after skips as if they had not been") {
+    Trainer plain, skipping;
+    plain.step(gradient(0, 0), gradient(1, 0));
+    skipping.step(gradient(0, 0), gradient(1, 0));
+    for (const float bad : {NAN, INFINITY}) {
+        skipping.loss.upload({bad});
+        CHECK(skipping.step(gradient(0, 7), gradient(1, 7)).skip == 1);
+    }
+    skipping.loss.upload({3.0f});
+    plain.step(gradient(0, 1), gradient(1, 1));
+    const StepState state = skipping.step(gradient(0, 1), gradient(1, 1));
+    CHECK(state.skip == 0);
+    CHECK(state.applied == 2);
+    CHECK(state.skipped == 2);
+    CHECK(all_same_bits(all_tensors(skipping), all_tensors(plain)));
+}
+
+TEST_CASE("weights and norm have the same bits at any loss scale") {
+    for (const double clip : {0.0, 1.0}) {
+        Trainer plain, scaled;
+        plain.clip = scaled.clip = clip;
+        scaled.loss_scale.upload({65536.0f});
+        for (int step = 0; step < 5; step++) {
+            std::vector<float> grads[2] = {gradient(0, step), gradient(1, step)};
+            const StepState a = plain.step(grads[0], grads[1]);
+            for (auto& grad : grads)
+                for (float& g : grad) g *= 65536.0f;
+            const StepState b = scaled.step(grads[0], grads[1], true);
+            CHECK(a.norm == b.norm);
+            CHECK(a.grad_scale == b.grad_scale * 65536.0f);
+        }
+        CHECK(all_same_bits(all_tensors(plain), all_tensors(scaled)));
+    }
+}
+
+TEST_CASE("clipping starts where the norm passes the limit") {
+    DeviceArray<float> loss(std::vector<float>{0.0f});
+    DeviceArray<StepState> state(std::vector<StepState>{StepState{}});
+    for (const auto& [sum_of_squares, clip, expected] :
+         {std::tuple{4.0f, 2.0, 1.0f}, std::tuple{4.0f, 1.0, 0.5f}, std::tuple{4.0f, 3.0, 1.0f},
+          std::tuple{4.0f, 0.0, 1.0f}, std::tuple{4.0f, -1.0, 1.0f}, std::tuple{0.0f, 1.0, 1.0f}}) {
+        DeviceArray<float> partials(std::vector<float>{sum_of_squares});
+        prepare_step(state, partials, 1, loss, nullptr, kSchedule, kAdamW, clip, test_stream());
+        CHECK(state.download()[0].grad_scale == expected);
+    }
+}
+
+TEST_CASE("every partial counts once, however many there are") {
+    DeviceArray<float> loss(std::vector<float>{0.0f});
+    for (const size_t n : {1, 2, 255, 256, 257, 5000}) {
+        std::vector<float> values(n);
+        double sum = 0;
+        for (size_t i = 0; i < n; i++) sum += values[i] = static_cast<float>(i + 1);
+        DeviceArray<float> partials(values);
+        DeviceArray<StepState> state(std::vector<StepState>{StepState{}});
+        prepare_step(state, partials, n, loss, nullptr, kSchedule, kAdamW, 1.0, test_stream());
+        CHECK(state.download()[0].norm == std::sqrt(sum));  // the sums are exact
+    }
+}
+
+TEST_CASE("bias corrections stay right after many steps") {
+    DeviceArray<float> loss(std::vector<float>{0.0f}), partials(std::vector<float>{1.0f});
+    for (const int64_t applied : {int64_t{0}, int64_t{1}, int64_t{6}, int64_t{999}, int64_t{1000000}}) {
+        StepState start = {};
+        start.applied = applied;
+        DeviceArray<StepState> state(std::vector<StepState>{start});
+        prepare_step(state, partials, 1, loss, nullptr, kSchedule, kAdamW, 1.0, test_stream());
+        const StepState after = state.download()[0];
+        const double t = static_cast<double>(applied + 1);
+        CHECK(std::fabs(after.bias_correction1 * (1 - std::pow(0.9, t)) - 1) < 1e-7);
+        CHECK(std::fabs(after.bias_correction2 * (1 - std::pow(0.95, t)) - 1) < 1e-7);
+    }
+}

@@ -1,0 +1,121 @@
+// Tests of the learning rate schedules: values worked out by hand, boundaries, monotony, and the device's bits.
+#include "llmc/optim/schedule.cuh"
+
+#include <cmath>
+#include <cstring>
+
+#include "llmc/device/kernel.cuh"
+#include "test/kernel_test.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+const ScheduleKind kKinds[] = {ScheduleKind::cosine, ScheduleKind::linear, ScheduleKind::constant, ScheduleKind::wsd};
+
+bool near(double a, double b) { return std::fabs(a - b) <= 1e-15; }
+
+}  // namespace
+
+namespace llmc {
+static __global__ void __launch_bounds__(256) learning_rate_kernel(double* out, ScheduleConfig config, int64_t steps) {
+    const int64_t step = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
+    if (step < steps) out[step] = learning_rate(config, step);
+}
+}  // namespace llmc
+
+TEST_CASE("warm-up climbs to the peak in every schedule") {
+    for (const ScheduleKind kind : kKinds) {
+        const ScheduleConfig config{kind, 1e-3, 10, 110, 0.1};
+        CHECK(near(learning_rate(config, 0), 1e-4));  // not zero: llm.c counts the step itself
+        CHECK(near(learning_rate(config, 4), 5e-4));
+        CHECK(near(learning_rate(config, 9), 1e-3));   // the last of the warm-up is at the peak
+        CHECK(near(learning_rate(config, 10), 1e-3));  // and the decay starts there
+    }
+}
+
+TEST_CASE("cosine") {
+    const ScheduleConfig config{ScheduleKind::cosine, 1e-3, 10, 110, 0.1};
+    CHECK(near(learning_rate(config, 60), 5.5e-4));                            // halfway
+    CHECK(near(learning_rate(config, 35), 1e-4 + 9e-4 * 0.8535533905932737));  // a quarter: (1 + cos(pi/4)) / 2
+    CHECK(near(learning_rate(config, 85), 1e-4 + 9e-4 * 0.1464466094067262));
+    CHECK(near(learning_rate(config, 109), 1e-4 + 9e-4 * 0.5 * (1 + std::cos(M_PI * 0.99))));  // the last step
+    CHECK(near(learning_rate(config, 110), 1e-4));
+    CHECK(near(learning_rate(config, 1000), 1e-4));
+}
+
+TEST_CASE("linear") {
+    const ScheduleConfig config{ScheduleKind::linear, 1e-3, 10, 110, 0.1};
+    CHECK(near(learning_rate(config, 35), 7.75e-4));
+    CHECK(near(learning_rate(config, 109), 1.09e-4));
+    CHECK(near(learning_rate(config, 110), 1e-4));
+}
+
+TEST_CASE("constant") {
+    const ScheduleConfig config{ScheduleKind::constant, 1e-3, 0, 100, 0.1};
+    for (const int64_t step : {0, 1, 99, 100, 500}) CHECK(learning_rate(config, step) == 1e-3);
+}
+
+TEST_CASE("wsd stays at the peak, then falls over the last fifth") {
+    const ScheduleConfig config{ScheduleKind::wsd, 1e-3, 10, 200, 0.1};
+    CHECK(learning_rate(config, 159) == 1e-3);
+    CHECK(near(learning_rate(config, 160), 1e-3));
+    CHECK(near(learning_rate(config, 170), 1e-4 + 9e-4 * 0.5));  // 1 - sqrt(1/4)
+    CHECK(near(learning_rate(config, 199), 1e-4 + 9e-4 * (1 - std::sqrt(39.0 / 40))));
+    CHECK(near(learning_rate(config, 200), 1e-4));
+}
+
+TEST_CASE("after the warm-up no schedule rises, and none leaves [final, peak]") {
+    for (const ScheduleKind kind : kKinds)
+        for (const double final_fraction : {0.0, 0.1, 1.0})
+            for (const int64_t warmup : {0, 1, 7, 90, 100, 150}) {
+                const ScheduleConfig config{kind, 3e-4, warmup, 100, final_fraction};
+                double previous = 0;
+                for (int64_t step = 0; step < 220; step++) {
+                    const double lr = learning_rate(config, step);
+                    CAPTURE(static_cast<int>(kind));
+                    CAPTURE(warmup);
+                    CAPTURE(step);
+                    REQUIRE(lr <= 3e-4 * (1 + 1e-15));
+                    if (step < warmup)
+                        REQUIRE(lr > previous);
+                    else if (step > warmup)
+                        REQUIRE(lr <= previous * (1 + 1e-15));
+                    if (step >= warmup) REQUIRE(lr >= 3e-4 * final_fraction * (1 - 1e-15));
+                    previous = lr;
+                }
+            }
+}
+
+TEST_CASE("half_cosine agrees with the library") {
+    for (int i = 0; i <= 100000; i++) {
+        const double x = i / 100000.0;
+        REQUIRE(std::fabs(half_cosine(x) - 0.5 * (1 + std::cos(M_PI * x))) < 4e-16);
+    }
+    CHECK(half_cosine(0) == 1.0);
+    CHECK(half_cosine(1) == 0.0);
+}
+
+TEST_CASE("the device computes the host's bits") {
+    const int64_t steps = 1000;
+    for (const ScheduleKind kind : kKinds) {
+        const ScheduleConfig config{kind, 6e-4, 37, 900, 0.07};
+        DeviceArray<double> out(steps);
+        launch<learning_rate_kernel>({dim3{4}, 256, 0, test_stream()}, {llmc::out(out.get(), steps)}, out.get(), config,
+                                     steps);
+        const std::vector<double> device = out.download();
+        for (int64_t step = 0; step < steps; step++) {
+            const double host = learning_rate(config, step);
+            REQUIRE(std::memcmp(&host, &device[step], sizeof host) == 0);
+        }
+    }
+}
+
+TEST_CASE("schedules have the names of --schedule") {
+    CHECK(schedule_kind("cosine") == ScheduleKind::cosine);
+    CHECK(schedule_kind("linear") == ScheduleKind::linear);
+    CHECK(schedule_kind("constant") == ScheduleKind::constant);
+    CHECK(schedule_kind("wsd") == ScheduleKind::wsd);
+    CHECK_THROWS_AS(schedule_kind("cosin"), Error);
+}
