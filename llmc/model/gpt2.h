@@ -1,0 +1,90 @@
+// GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions, biases, GELU in its tanh form, tied head. forward
+// and backward are flat lists of kernel calls in the order in which data moves.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "llmc/linear/matmul.h"
+#include "llmc/model/activations.h"
+#include "llmc/model/config.h"
+#include "llmc/model/gpt2_parameters.h"
+#include "llmc/shard/parameters.h"
+
+namespace llmc {
+
+// The linear layers of a model on N tokens whose head runs `head_rows` rows at a time.
+struct LinearShape {
+    int N, C, OC;  // tokens, channels in, channels out
+};
+std::vector<LinearShape> linear_shapes(const ModelConfig& config, int N, int head_rows);
+
+// Bytes that a Matmul reserves for these layers.
+template <class Real>
+size_t product_workspace(const ModelConfig& config, int N, int head_rows);
+
+template <class Real>
+class Gpt2 {
+public:
+    // B sequences of T tokens a micro-batch. Nothing is allocated before allocate().
+    Gpt2(const ModelConfig& config, int B, int T, Recompute recompute, Parameters<Real>& parameters, Matmul& matmul);
+    ~Gpt2();
+    Gpt2(const Gpt2&) = delete;
+    Gpt2& operator=(const Gpt2&) = delete;
+
+    size_t activation_bytes() const { return activations_.arena.bytes(); }
+    size_t workspace_bytes() const { return activations_.workspace.bytes(); }
+    void allocate();
+
+    void initialize(uint64_t seed, stream_t stream);
+
+    // A micro-batch of training: forward, loss and gradients. `first` overwrites the gradients and the loss sum, later
+    // micro-steps add to them. The gradient is that of sum(losses) * loss_weight.
+    void train_micro_step(const int* tokens, const int* targets, float loss_weight, bool first, stream_t stream);
+    // The loss alone; targets of -1 count as nothing.
+    void evaluate(const int* tokens, const int* targets, bool first, stream_t stream);
+
+    // On the device: sum of losses and number of targets since the last `first`. Training and evaluation each have
+    // their own.
+    const float* train_loss_sum() const { return loss_sums_; }
+    const int* train_loss_count() const { return loss_counts_; }
+    const float* eval_loss_sum() const { return loss_sums_ + 1; }
+    const int* eval_loss_count() const { return loss_counts_ + 1; }
+
+    // Logits of the token that follows tokens[0 .. length), length <= min(context, B * T); synchronises.
+    std::vector<float> next_token_logits(const int* tokens, int length, stream_t stream);
+
+    const ModelConfig& config() const { return config_; }
+    int B() const { return B_; }
+    int T() const { return T_; }
+
+private:
+    using Block = BlockActivations<Real>;
+
+    void upload(const int* tokens, const int* targets, int n, bool sort, stream_t stream);
+    void forward(int B, int T, stream_t stream);
+    void block_forward(int layer, const Real* branch, int B, int T, stream_t stream);
+    void head_forward(int N, bool gradients, float loss_weight, bool first, stream_t stream);
+    void backward(bool first, stream_t stream);
+    void block_backward(int layer, bool accumulate, stream_t stream);
+    void recompute_block(int layer, stream_t stream);
+    const Real* weight(int layer, size_t tensor) const { return parameters_.weight(block_unit(layer), tensor); }
+    float* gradient(int layer, size_t tensor) { return parameters_.gradient(block_unit(layer), tensor); }
+
+    const ModelConfig config_;
+    const int B_, T_;
+    Parameters<Real>& parameters_;
+    Matmul& matmul_;
+    Activations<Real> activations_;
+    float* loss_sums_ = nullptr;  // {training, evaluation}
+    int* loss_counts_ = nullptr;
+
+    // Staging of tokens: two slots, so that the next micro-batch is prepared while the last one's copy may still run.
+    struct Staging {
+        int* memory = nullptr;  // tokens, targets, sorted
+        event_t copied = nullptr;
+    };
+    Staging staging_[2];
+    int next_staging_ = 0;
+};
+
+}  // namespace llmc

@@ -1,0 +1,47 @@
+#include "llmc/model/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace llmc {
+namespace {
+
+// Uniform in [0, 1) from (seed, position): splitmix64's mix, 53 bits.
+double uniform(uint64_t seed, uint64_t position) {
+    uint64_t z = seed + 0x9E3779B97F4A7C15ull * (position + 1);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
+}
+
+}  // namespace
+
+int sample_token(const std::vector<float>& logits, const SamplerSettings& settings, uint64_t position) {
+    std::vector<int> ids;
+    for (int i = 0; i < static_cast<int>(logits.size()); i++)
+        if (std::isfinite(logits[static_cast<size_t>(i)])) ids.push_back(i);
+    if (ids.empty()) return 0;
+    auto logit = [&](int id) { return static_cast<double>(logits[static_cast<size_t>(id)]); };
+    std::stable_sort(ids.begin(), ids.end(), [&](int a, int b) { return logit(a) > logit(b); });
+    if (settings.temperature <= 0) return ids[0];
+    if (settings.top_k > 0 && static_cast<size_t>(settings.top_k) < ids.size())
+        ids.resize(static_cast<size_t>(settings.top_k));
+
+    std::vector<double> probability(ids.size());
+    for (size_t i = 0; i < ids.size(); i++)
+        probability[i] = std::exp((logit(ids[i]) - logit(ids[0])) / settings.temperature);
+    const double total = std::accumulate(probability.begin(), probability.end(), 0.0);
+    double kept = 0;
+    size_t count = 0;
+    while (count < ids.size() && (count == 0 || kept < settings.top_p * total)) kept += probability[count++];
+
+    double left = uniform(settings.seed, position) * kept;
+    for (size_t i = 0; i < count; i++) {
+        left -= probability[i];
+        if (left < 0) return ids[i];
+    }
+    return ids[count - 1];
+}
+
+}  // namespace llmc

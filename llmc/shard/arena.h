@@ -1,0 +1,49 @@
+// One allocation for everything of a kind (weights, gradients, activations, ...): tensors are planned first, then the
+// memory is taken once, and nothing is allocated afterwards.
+//
+//   Arena activations("activations");
+//   activations.plan(&qkv, N * 3 * C);     // remembers the pointer variable
+//   activations.bytes();                   // known before anything is allocated
+//   activations.allocate();                // fills in the pointers
+#pragma once
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "llmc/device/runtime.h"
+
+namespace llmc {
+
+class Arena {
+public:
+    explicit Arena(std::string name) : name_(std::move(name)) {}
+    ~Arena() { device_free(memory_); }
+    Arena(const Arena&) = delete;
+    Arena& operator=(const Arena&) = delete;
+
+    template <class T>
+    void plan(T** pointer, size_t count) {
+        const size_t alignment = device_alignment();
+        slots_.push_back({reinterpret_cast<void**>(pointer), bytes_});
+        bytes_ += (count * sizeof(T) + alignment - 1) / alignment * alignment;
+    }
+    size_t bytes() const { return bytes_; }
+    const std::string& name() const { return name_; }
+
+    void allocate() {
+        memory_ = static_cast<char*>(device_malloc(bytes_));
+        for (const Slot& slot : slots_) *slot.pointer = memory_ + slot.offset;
+    }
+
+private:
+    struct Slot {
+        void** pointer;
+        size_t offset;
+    };
+    std::string name_;
+    std::vector<Slot> slots_;
+    size_t bytes_ = 0;
+    char* memory_ = nullptr;
+};
+
+}  // namespace llmc

@@ -1,0 +1,178 @@
+// The whole model against PyTorch in FP64 (dev/reference/), and against itself: recompute levels, accumulation, chunks.
+#include "llmc/model/gpt2.h"
+
+#include "llmc/optim/step.h"
+#include "test/model/gpt2_fixture.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+double dot(const std::vector<float>& a, const std::vector<float>& b) {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); i++) sum += static_cast<double>(a[i]) * b[i];
+    return sum;
+}
+
+// A model of the fixture's shape that has run forward and backward on its first batch.
+template <class Real>
+std::unique_ptr<TestModel<Real>> run_first_batch(const Gpt2Fixture& fixture, Recompute recompute) {
+    const int B = fixture.integer("batch"), T = fixture.integer("seq");
+    auto test = std::make_unique<TestModel<Real>>(fixture_config(fixture), B, T, recompute);
+    test->load(fixture);
+    const Batch batch = fixture_batch(fixture, 0);
+    test->model.train_micro_step(batch.tokens.data(), batch.targets.data(), 1.0f / static_cast<float>(B * T), true,
+                                 test->stream);
+    return test;
+}
+
+template <class Real>
+void check_gradients(double max_error, double min_cosine) {
+    const Gpt2Fixture fixture;
+    const auto test = run_first_batch<Real>(fixture, Recompute::gelu);
+    const std::vector<std::vector<float>> gradients = test->gradients();
+    size_t i = 0;
+    for (const Unit& unit : test->table.units())
+        for (const ParameterTensor& tensor : unit.tensors) {
+            CAPTURE(tensor.name);
+            std::vector<float> expected = fixture.gradient(tensor.name);
+            expected.resize(tensor.count(), 0.0f);  // the padded rows of wte have no gradient at all
+            const std::vector<float>& actual = gradients[i++];
+            CHECK(relative_norm_error(actual, to_doubles(expected)) < max_error);
+            CHECK(dot(actual, expected) / std::sqrt(dot(actual, actual) * dot(expected, expected)) > min_cosine);
+        }
+    CHECK(i == 4 + 2 * 12);
+}
+
+AdamWConfig fixture_adamw(const Gpt2Fixture& fixture) {
+    return {fixture.number("beta1"), fixture.number("beta2"), fixture.number("eps"), fixture.number("weight_decay")};
+}
+
+// Losses and gradient norms of the fixture's ten training steps.
+template <class Real>
+void train_ten_steps(const Gpt2Fixture& fixture, std::vector<double>& losses, std::vector<double>& norms) {
+    const int B = fixture.integer("batch"), T = fixture.integer("seq");
+    TestModel<Real> test(fixture_config(fixture), B, T, Recompute::gelu);
+    test.load(fixture);
+    ScheduleConfig schedule;
+    schedule.kind = ScheduleKind::constant;
+    schedule.lr = fixture.number("lr");
+    Optimizer<Real> optimizer(test.parameters, schedule, fixture_adamw(fixture), fixture.number("clip"));
+    optimizer.allocate(test.stream);
+    for (int step = 0; step < fixture.integer("steps"); step++) {
+        const Batch batch = fixture_batch(fixture, step);
+        test.model.train_micro_step(batch.tokens.data(), batch.targets.data(), 1.0f / static_cast<float>(B * T), true,
+                                    test.stream);
+        optimizer.update(test.model.train_loss_sum(), test.stream);
+        losses.push_back(test.mean_train_loss());
+        norms.push_back(test.read(optimizer.state()).norm);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("gpt2: gradients of every parameter against PyTorch FP64, fp32") { check_gradients<float>(1e-4, 0.999999); }
+TEST_CASE("gpt2: gradients of every parameter against PyTorch FP64, bf16") { check_gradients<bf16>(3e-2, 0.999); }
+
+TEST_CASE("gpt2: the first ten training losses and gradient norms against PyTorch FP64") {
+    const Gpt2Fixture fixture;
+    std::vector<double> losses, norms;
+    SUBCASE("fp32") {
+        train_ten_steps<float>(fixture, losses, norms);
+        CHECK(max_relative_error(std::vector<float>(losses.begin(), losses.end()), fixture.losses(), 0) <
+              4e-6);  // a wrong eps costs 3e-5
+        CHECK(max_relative_error(std::vector<float>(norms.begin(), norms.end()), fixture.grad_norms(), 0) < 1e-3);
+    }
+    SUBCASE("bf16") {
+        train_ten_steps<bf16>(fixture, losses, norms);
+        CHECK(max_relative_error(std::vector<float>(losses.begin(), losses.end()), fixture.losses(), 0) < 1e-2);
+    }
+}
+
+TEST_CASE("gpt2: logits of the next token against PyTorch FP64") {
+    const Gpt2Fixture fixture;
+    const int T = fixture.integer("seq"), V = fixture.integer("vocab");
+    TestModel<float> test(fixture_config(fixture), fixture.integer("batch"), T, Recompute::block);
+    test.load(fixture);
+    const Batch batch = fixture_batch(fixture, 0);
+    const std::vector<float> expected = fixture.logits_sample();  // of the first sequence's last four positions
+    for (int i = 0; i < 4; i++) {
+        const std::vector<float> logits = test.model.next_token_logits(batch.tokens.data(), T - 3 + i, test.stream);
+        const std::vector<float> row(expected.begin() + i * V, expected.begin() + (i + 1) * V);
+        CHECK(max_relative_error(logits, to_doubles(row), 1.0) < 1e-5);
+    }
+}
+
+TEST_CASE_TEMPLATE("gpt2: every recompute level gives the same bits", Real, float, bf16) {
+    const Gpt2Fixture fixture;
+    const auto reference = run_first_batch<Real>(fixture, Recompute::none);
+    const std::vector<std::vector<float>> expected = reference->gradients();
+    size_t bytes = reference->model.activation_bytes();
+    for (const Recompute level : {Recompute::gelu, Recompute::norm, Recompute::block}) {
+        const auto test = run_first_batch<Real>(fixture, level);
+        CHECK(test->gradients() == expected);
+        CHECK(test->model.activation_bytes() < bytes);  // each level keeps less
+        bytes = test->model.activation_bytes();
+    }
+}
+
+TEST_CASE("gpt2: accumulating micro-steps equals the large batch") {
+    const Gpt2Fixture fixture;
+    const int B = fixture.integer("batch"), T = fixture.integer("seq");
+    const auto whole = run_first_batch<float>(fixture, Recompute::gelu);
+    TestModel<float> parts(fixture_config(fixture), 1, T, Recompute::gelu);
+    parts.load(fixture);
+    const Batch batch = fixture_batch(fixture, 0);
+    for (int b = 0; b < B; b++)
+        parts.model.train_micro_step(batch.tokens.data() + b * T, batch.targets.data() + b * T,
+                                     1.0f / static_cast<float>(B * T), b == 0, parts.stream);
+    const auto expected = whole->gradients(), actual = parts.gradients();
+    for (size_t i = 0; i < expected.size(); i++) CHECK(relative_norm_error(actual[i], to_doubles(expected[i])) < 1e-5);
+    CHECK(parts.mean_train_loss() == doctest::Approx(whole->mean_train_loss()).epsilon(1e-6));
+}
+
+TEST_CASE("gpt2: evaluation gives the training loss, touches no gradient and ignores targets of -1") {
+    const Gpt2Fixture fixture;
+    const auto test = run_first_batch<float>(fixture, Recompute::gelu);
+    const auto gradients = test->gradients();
+    Batch batch = fixture_batch(fixture, 0);
+    test->model.evaluate(batch.tokens.data(), batch.targets.data(), true, test->stream);
+    const double both = test->mean_eval_loss();
+    CHECK(both == doctest::Approx(test->mean_train_loss()).epsilon(1e-6));
+    const size_t half = batch.targets.size() / 2;
+    std::vector<int> first = batch.targets, second = batch.targets;
+    std::fill(first.begin() + half, first.end(), -1);
+    std::fill(second.begin(), second.begin() + half, -1);
+    test->model.evaluate(batch.tokens.data(), first.data(), true, test->stream);
+    const double first_half = test->mean_eval_loss();
+    CHECK(test->read(test->model.eval_loss_count()) == static_cast<int>(half));
+    test->model.evaluate(batch.tokens.data(), second.data(), false, test->stream);  // adds
+    CHECK(test->read(test->model.eval_loss_count()) == static_cast<int>(2 * half));
+    CHECK(test->mean_eval_loss() == doctest::Approx(both).epsilon(1e-6));
+    CHECK(std::fabs(first_half - both) > 1e-4);
+    CHECK(test->gradients() == gradients);
+}
+
+TEST_CASE("gpt2: initial values depend on the seed and the name alone, and have the published deviations") {
+    ModelConfig config;
+    config.layers = 4, config.heads = 4, config.channels = 128, config.vocab = 257, config.context = 64;
+    const std::vector<Unit> units = gpt2_units(config);
+    auto deviation = [](const std::vector<float>& values) {
+        double sum = 0, squares = 0;
+        for (float v : values) sum += v, squares += static_cast<double>(v) * v;
+        const double mean = sum / values.size();
+        return std::sqrt(squares / values.size() - mean * mean);
+    };
+    const ParameterTensor& qkv = units[1].tensors[BlockTensor::qkv_weight];
+    const std::vector<float> values = initial_values(config, qkv, 1337);
+    CHECK(deviation(values) == doctest::Approx(0.02).epsilon(0.02));
+    CHECK(deviation(initial_values(config, units[1].tensors[BlockTensor::fc_proj_weight], 1337)) ==
+          doctest::Approx(0.02 / std::sqrt(8.0)).epsilon(0.02));
+    CHECK(values == initial_values(config, qkv, 1337));
+    CHECK(values != initial_values(config, qkv, 1338));
+    CHECK(values != initial_values(config, units[2].tensors[BlockTensor::qkv_weight], 1337));
+    const std::vector<float> wte = initial_values(config, units[0].tensors[EmbeddingTensor::wte], 1337);
+    for (size_t i = 257 * 128; i < wte.size(); i++) REQUIRE(wte[i] == 0.0f);
+    CHECK(wte[257 * 128 - 1] != 0.0f);
+}
