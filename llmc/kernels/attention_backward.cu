@@ -1,0 +1,392 @@
+// Causal flash attention backward in BF16 on mma.sync (sm_80 and later); see attention.h. With P the probabilities:
+//
+//   delta = rowsum(dO * O)    dP = dO V^T    dS = P * (dP - delta)    dV = P^T dO    dK = dS^T Q    dQ = dS K
+//
+// Three kernels: delta; dV and dK, a block owning keys; dQ, a block owning queries. Either recomputes P from the scores
+// and lse. An owned tile is the A side of every product, so P and dS are accumulators that turn into A fragments in
+// place, and the sums over the other dimension stay in registers: nothing is added up in memory.
+#include "llmc/kernels/attention.h"
+#include "llmc/kernels/attention_tiles.cuh"
+
+namespace llmc {
+namespace attention {
+
+// ---- delta ---------------------------------------------------------------------------------------------------------
+
+constexpr int kDeltaThreads = 256;
+constexpr int kDeltaRowsAtOnce = kDeltaThreads / 4;  // a quad a row
+constexpr int kDeltaRows = 4 * kDeltaRowsAtOnce;     // a block; four rows a thread: one reduction for all
+
+// delta[b, h, t] = sum over HD of dout * (out + out_low), from rows (b, t, h). Reads 6 bytes an element.
+template <int HD>
+static __global__ void __launch_bounds__(kDeltaThreads)
+    attention_delta_kernel(float* __restrict__ delta, const bf16* __restrict__ dout, const bf16* __restrict__ out,
+                           const bf16* __restrict__ out_low, size_t rows, int T, int NH) {
+    const int quad_lane = static_cast<int>(threadIdx.x & 3);
+    const size_t first_row = static_cast<size_t>(blockIdx.x) * kDeltaRows + (threadIdx.x >> 2);
+    float sums[4];
+    LLMC_UNROLL
+    for (int r = 0; r < 4; r++) {
+        const size_t row = first_row + static_cast<size_t>(r * kDeltaRowsAtOnce);
+        sums[r] = 0.0f;
+        if (row >= rows) continue;
+        LLMC_UNROLL
+        for (int i = 0; i < HD / 32; i++) {
+            const size_t at = row * HD + static_cast<size_t>(i * 32 + quad_lane * 8);
+            float gradient[8], high[8], low[8];
+            load8(dout + at, gradient);
+            load8(out + at, high);
+            load8(out_low + at, low);
+            LLMC_UNROLL
+            for (int e = 0; e < 8; e++) sums[r] += gradient[e] * (high[e] + low[e]);
+        }
+    }
+    quad_sum_each(sums);
+    if (quad_lane != 0) return;
+    LLMC_UNROLL
+    for (int r = 0; r < 4; r++) {
+        const size_t row = first_row + static_cast<size_t>(r * kDeltaRowsAtOnce);
+        if (row >= rows) continue;
+        const size_t h = row % NH, t = row / NH % T, b = row / NH / T;
+        delta[(b * NH + h) * T + t] = sums[r];
+    }
+}
+
+// ---- dK and dV -----------------------------------------------------------------------------------------------------
+
+// A block owns 128 keys (64 for HD 128), four warps of 32 (16) rows, and walks over the queries that see them. Products
+// are transposed, keys down and queries across: S^T = K Q^T. The owned keys and values are read from shared memory anew
+// for every product; as fragments they would not fit into the registers beside dK and dV.
+template <int HD>
+struct KeyGradientTiles {
+    static constexpr int fragments = HD == 128 ? 1 : 2;
+    static constexpr int warps = 4;
+    static constexpr int threads = 32 * warps;
+    static constexpr int warp_rows = 16 * fragments;
+    static constexpr int key_rows = warps * warp_rows;
+    static constexpr int query_rows = HD == 128 ? 32 : 64;  // a stage
+    static constexpr int chunk = 32;                        // queries whose S^T and dP^T are in registers at a time
+    // Shared memory, in rows of a tile: [keys][values][stage 0: queries, dout][stage 1: queries, dout],
+    // then floats: [stage 0: lse in base 2, delta][stage 1: lse in base 2, delta].
+    // After the loop a warp's own rows of keys and values hold its dK and dV on their way to memory.
+    static constexpr int stage_rows = 2 * query_rows;
+    static constexpr size_t tile_bytes = (2 * key_rows + 2 * stage_rows) * kRowBytes<HD>;
+    static constexpr size_t shared_bytes = tile_bytes + 2 * stage_rows * sizeof(float);
+    static_assert(stage_rows <= threads && query_rows % chunk == 0 && key_rows % query_rows == 0);
+};
+
+// S^T becomes P^T, and dP^T becomes dS^T (without the softmax scale, which is applied once at the end). A column is a
+// query; `diagonal` is (this lane's first key) - (its first query). `lse_log2` and `delta` start at the chunk's
+// queries.
+template <bool Masked, int F, int N>
+LLMC_DEVICE void score_gradients_transposed(float (&s)[F][N][4], float (&dp)[F][N][4], const float* lse_log2,
+                                            const float* delta, float scale_log2, int diagonal) {
+    const int lane_column = static_cast<int>(threadIdx.x & 3) * 2;
+    LLMC_UNROLL
+    for (int j = 0; j < N; j++) {
+        const float* lse_pair = lse_log2 + 8 * j + lane_column;
+        const float* delta_pair = delta + 8 * j + lane_column;
+        const float row_lse[2] = {lse_pair[0], lse_pair[1]}, row_delta[2] = {delta_pair[0], delta_pair[1]};
+        LLMC_UNROLL
+        for (int f = 0; f < F; f++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 4; i++) {
+                float p = exp2_fast(s[f][j][i] * scale_log2 - row_lse[i & 1]);
+                if (Masked && 8 * j + (i & 1) < diagonal + 16 * f + 8 * (i >> 1)) p = 0.0f;
+                s[f][j][i] = p;
+                dp[f][j][i] = p * (dp[f][j][i] - row_delta[i & 1]);
+            }
+        }
+    }
+}
+
+// One chunk of queries against a warp's keys.
+template <bool Masked, int HD, int F>
+LLMC_DEVICE void key_gradient_chunk(float (&dk)[F][HD / 8][4], float (&dv)[F][HD / 8][4], const bf16* keys,
+                                    const bf16* values, const bf16* queries, const bf16* dout, const float* lse_log2,
+                                    const float* delta, float scale_log2, int diagonal) {
+    constexpr int chunk = KeyGradientTiles<HD>::chunk;
+    float s[F][chunk / 8][4], dp[F][chunk / 8][4];
+    multiply<HD>(s, keys, queries);
+    multiply<HD>(dp, values, dout);
+    score_gradients_transposed<Masked>(s, dp, lse_log2, delta, scale_log2, diagonal);
+    accumulate<HD>(dv, s, dout);
+    accumulate<HD>(dk, dp, queries);
+}
+
+// lse of a query in base 2, as the exponent's offset. From T on it is infinite: such a query's P is exp2(-inf) = 0.
+LLMC_DEVICE float query_lse_log2(const float* lse, int query, int T) {
+    return query < T ? lse[query] * kLog2E : float_from_bits(kFloatInfinityBits);
+}
+
+template <int HD>
+static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
+    attention_key_gradient_kernel(bf16* __restrict__ dqkv, const bf16* __restrict__ dout, const bf16* __restrict__ qkv,
+                                  const float* __restrict__ lse, const float* __restrict__ delta, int T, int NH,
+                                  float scale) {
+    using Tiles = KeyGradientTiles<HD>;
+    constexpr int query_rows = Tiles::query_rows, threads = Tiles::threads, chunk = Tiles::chunk;
+    constexpr int stage_size = Tiles::stage_rows * kStride<HD>;
+    LLMC_DYNAMIC_SHARED(bf16, shared);
+    bf16* const keys = shared;
+    bf16* const values = keys + Tiles::key_rows * kStride<HD>;
+    bf16* const stages = values + Tiles::key_rows * kStride<HD>;
+    float* const statistics = reinterpret_cast<float*>(stages + 2 * stage_size);
+
+    const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x >> 5);
+    const int h = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
+    const int first_key = static_cast<int>(blockIdx.x) * Tiles::key_rows;  // the first keys are seen by most queries
+    const int warp_key = first_key + warp * Tiles::warp_rows;
+    const int warp_offset = warp * Tiles::warp_rows * kStride<HD>;
+    const Head head = head_of<HD>(qkv, b, h, T, NH);
+    const bf16* head_dout = dout + head_offset<HD>(b, h, T, NH);
+    const size_t dout_stride = static_cast<size_t>(NH) * HD;
+
+    // Thread i < 2 query_rows carries one number of a stage: lse of query i, or delta of query i - query_rows.
+    const int statistic = static_cast<int>(threadIdx.x);
+    const bool is_lse = statistic < query_rows;
+    const float* row_statistics = (is_lse ? lse : delta) + row_statistics_offset(b, h, T, NH);
+    const auto load_statistic = [=](int stage_query) {
+        const int query = stage_query + statistic % query_rows;
+        if (is_lse) return query_lse_log2(row_statistics, query, T);
+        return statistic < Tiles::stage_rows && query < T ? row_statistics[query] : 0.0f;
+    };
+
+    // Load: the owned keys and values, and the first stage: queries from the diagonal on.
+    load_tile<HD, Tiles::key_rows, threads>(keys, head.key, head.stride, first_key, T);
+    load_tile<HD, Tiles::key_rows, threads>(values, head.value, head.stride, first_key, T);
+    load_tile<HD, query_rows, threads>(stages, head.query, head.stride, first_key, T);
+    load_tile<HD, query_rows, threads>(stages + query_rows * kStride<HD>, head_dout, dout_stride, first_key, T);
+    cp_async_commit();
+    if (statistic < Tiles::stage_rows) statistics[statistic] = load_statistic(first_key);
+    float dk[Tiles::fragments][HD / 8][4], dv[Tiles::fragments][HD / 8][4];
+    set_zero(dk);
+    set_zero(dv);
+
+    const float scale_log2 = scale * kLog2E;
+    for (int first_query = first_key, stage = 0; first_query < T; first_query += query_rows, stage ^= 1) {
+        // Load: this stage has arrived, for all threads; and all are done with the other one, which is filled next. Its
+        // lse and delta travel through a register, to be stored when they have had time to arrive.
+        cp_async_wait<0>();
+        __syncthreads();
+        const bf16* queries = stages + stage * stage_size;
+        const int next_query = first_query + query_rows;
+        float next_statistic = 0.0f;
+        if (next_query < T) {
+            bf16* next = stages + (stage ^ 1) * stage_size;
+            load_tile<HD, query_rows, threads>(next, head.query, head.stride, next_query, T);
+            load_tile<HD, query_rows, threads>(next + query_rows * kStride<HD>, head_dout, dout_stride, next_query, T);
+            cp_async_commit();
+            next_statistic = load_statistic(next_query);
+        }
+        // Multiply, softmax, accumulate: chunk after chunk, except those before the diagonal or beyond the end.
+        for (int row = 0; row < query_rows; row += chunk) {
+            const int query = first_query + row;
+            if (query >= T || warp_key >= T || query + chunk - 1 < warp_key) continue;
+            const int diagonal = warp_key + (lane >> 2) - query - (lane & 3) * 2;
+            const bf16* chunk_queries = queries + row * kStride<HD>;
+            const bf16* chunk_dout = chunk_queries + query_rows * kStride<HD>;
+            const float* chunk_statistics = statistics + stage * Tiles::stage_rows + row;
+            if (query < warp_key + Tiles::warp_rows - 1)
+                key_gradient_chunk<true, HD>(dk, dv, keys + warp_offset, values + warp_offset, chunk_queries,
+                                             chunk_dout, chunk_statistics, chunk_statistics + query_rows, scale_log2,
+                                             diagonal);
+            else
+                key_gradient_chunk<false, HD>(dk, dv, keys + warp_offset, values + warp_offset, chunk_queries,
+                                              chunk_dout, chunk_statistics, chunk_statistics + query_rows, scale_log2,
+                                              diagonal);
+        }
+        if (statistic < Tiles::stage_rows) statistics[(stage ^ 1) * Tiles::stage_rows + statistic] = next_statistic;
+    }
+
+    // Store, by way of the warp's own rows of keys and values, which no other warp reads.
+    __syncwarp();
+    round_to_rows<HD>(keys + warp_offset, dk, scale);
+    round_to_rows<HD>(values + warp_offset, dv, 1.0f);
+    __syncwarp();
+    bf16* dkey = dqkv + (head.key - qkv);
+    bf16* dvalue = dqkv + (head.value - qkv);
+    store_rows<HD, Tiles::warp_rows>(dkey, head.stride, keys + warp_offset, warp_key, T);
+    store_rows<HD, Tiles::warp_rows>(dvalue, head.stride, values + warp_offset, warp_key, T);
+}
+
+// ---- dQ ------------------------------------------------------------------------------------------------------------
+
+// A block owns 128 queries (64 for HD 128), four warps of 32 (16) rows, and walks over the keys they see as the forward
+// does. The owned queries and dout stay in registers as A fragments.
+template <int HD>
+struct QueryGradientTiles {
+    static constexpr int fragments = HD == 128 ? 1 : 2;
+    static constexpr int warps = 4;
+    static constexpr int threads = 32 * warps;
+    static constexpr int warp_rows = 16 * fragments;
+    static constexpr int query_rows = warps * warp_rows;
+    static constexpr int key_rows = HD == 128 ? 32 : 64;  // a stage
+    static constexpr int chunk = 32;                      // keys whose S and dP are in registers at a time
+    // Shared memory, in rows of a tile: [queries][dout][stage 0: keys, values][stage 1: keys, values].
+    // After the loop a warp's own rows of queries hold its dQ on their way to memory.
+    static constexpr int stage_rows = 2 * key_rows;
+    static constexpr size_t shared_bytes = (2 * query_rows + 2 * stage_rows) * kRowBytes<HD>;
+    static_assert(key_rows % chunk == 0);
+};
+
+// S becomes dS (without the softmax scale), as above with queries down and keys across. `diagonal` as in the forward.
+template <bool Masked, int F, int N>
+LLMC_DEVICE void score_gradients(float (&s)[F][N][4], const float (&dp)[F][N][4], const float (&lse_log2)[2 * F],
+                                 const float (&delta)[2 * F], float scale_log2, int diagonal) {
+    LLMC_UNROLL
+    for (int f = 0; f < F; f++) {
+        LLMC_UNROLL
+        for (int j = 0; j < N; j++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 4; i++) {
+                float p = exp2_fast(s[f][j][i] * scale_log2 - lse_log2[2 * f + (i >> 1)]);
+                if (Masked && 8 * j + (i & 1) > diagonal + 16 * f + 8 * (i >> 1)) p = 0.0f;
+                s[f][j][i] = p * (dp[f][j][i] - delta[2 * f + (i >> 1)]);
+            }
+        }
+    }
+}
+
+template <int HD>
+struct QueryGradientState {
+    static constexpr int fragments = QueryGradientTiles<HD>::fragments;
+    uint32_t query[fragments][HD / 16][4], dout[fragments][HD / 16][4];
+    float dq[fragments][HD / 8][4];
+    float lse_log2[2 * fragments], delta[2 * fragments];  // rows g and g + 8 of each fragment
+};
+
+// One chunk of keys against a warp's queries.
+template <bool Masked, int HD>
+LLMC_DEVICE void query_gradient_chunk(QueryGradientState<HD>& state, const bf16* keys, const bf16* values,
+                                      float scale_log2, int diagonal) {
+    constexpr int fragments = QueryGradientTiles<HD>::fragments, chunk = QueryGradientTiles<HD>::chunk;
+    float s[fragments][chunk / 8][4], dp[fragments][chunk / 8][4];
+    multiply<HD>(s, state.query, keys);
+    multiply<HD>(dp, state.dout, values);
+    score_gradients<Masked>(s, dp, state.lse_log2, state.delta, scale_log2, diagonal);
+    accumulate<HD>(state.dq, s, keys);
+}
+
+template <int HD>
+static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
+    attention_query_gradient_kernel(bf16* __restrict__ dqkv, const bf16* __restrict__ dout,
+                                    const bf16* __restrict__ qkv, const float* __restrict__ lse,
+                                    const float* __restrict__ delta, int T, int NH, float scale) {
+    using Tiles = QueryGradientTiles<HD>;
+    constexpr int key_rows = Tiles::key_rows, threads = Tiles::threads, chunk = Tiles::chunk;
+    constexpr int stage_size = Tiles::stage_rows * kStride<HD>;
+    LLMC_DYNAMIC_SHARED(bf16, shared);
+    bf16* const queries = shared;
+    bf16* const own_dout = queries + Tiles::query_rows * kStride<HD>;
+    bf16* const stages = own_dout + Tiles::query_rows * kStride<HD>;
+
+    const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x >> 5);
+    const int h = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
+    const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::query_rows;  // longest first
+    const int warp_query = first_query + warp * Tiles::warp_rows;
+    const int warp_offset = warp * Tiles::warp_rows * kStride<HD>;
+    const Head head = head_of<HD>(qkv, b, h, T, NH);
+    const bf16* head_dout = dout + head_offset<HD>(b, h, T, NH);
+    const size_t dout_stride = static_cast<size_t>(NH) * HD;
+
+    // Load: the owned rows, into registers, and the first keys and values.
+    load_tile<HD, Tiles::query_rows, threads>(queries, head.query, head.stride, first_query, T);
+    load_tile<HD, Tiles::query_rows, threads>(own_dout, head_dout, dout_stride, first_query, T);
+    load_tile<HD, key_rows, threads>(stages, head.key, head.stride, 0, T);
+    load_tile<HD, key_rows, threads>(stages + key_rows * kStride<HD>, head.value, head.stride, 0, T);
+    cp_async_commit();
+    QueryGradientState<HD> state;
+    LLMC_UNROLL
+    for (int row = 0; row < 2 * Tiles::fragments; row++) {
+        const int query = warp_query + 16 * (row >> 1) + 8 * (row & 1) + (lane >> 2);
+        const size_t offset = row_statistics_offset(b, h, T, NH);
+        state.lse_log2[row] = query_lse_log2(lse + offset, query, T);
+        state.delta[row] = query < T ? delta[offset + query] : 0.0f;
+    }
+    set_zero(state.dq);
+    cp_async_wait<0>();
+    __syncthreads();
+    load_fragments<HD>(state.query, queries + warp_offset);
+    load_fragments<HD>(state.dout, own_dout + warp_offset);
+
+    const float scale_log2 = scale * kLog2E;
+    const int seen_keys = first_query + Tiles::query_rows < T ? first_query + Tiles::query_rows : T;
+    for (int first_key = 0, stage = 0; first_key < seen_keys; first_key += key_rows, stage ^= 1) {
+        // Load: this stage has arrived, for all threads; and all are done with the other one, which is filled next.
+        cp_async_wait<0>();
+        __syncthreads();
+        const bf16* keys = stages + stage * stage_size;
+        const int next_key = first_key + key_rows;
+        if (next_key < seen_keys) {
+            bf16* next = stages + (stage ^ 1) * stage_size;
+            load_tile<HD, key_rows, threads>(next, head.key, head.stride, next_key, T);
+            load_tile<HD, key_rows, threads>(next + key_rows * kStride<HD>, head.value, head.stride, next_key, T);
+            cp_async_commit();
+        }
+        // Multiply, softmax, accumulate: chunk after chunk up to the diagonal.
+        for (int row = 0; row < key_rows; row += chunk) {
+            const int key = first_key + row;
+            if (warp_query >= T || key > warp_query + Tiles::warp_rows - 1) continue;
+            const int diagonal = warp_query + (lane >> 2) - key - (lane & 3) * 2;
+            const bf16* chunk_keys = keys + row * kStride<HD>;
+            const bf16* chunk_values = chunk_keys + key_rows * kStride<HD>;
+            if (key + chunk - 1 > warp_query)
+                query_gradient_chunk<true>(state, chunk_keys, chunk_values, scale_log2, diagonal);
+            else
+                query_gradient_chunk<false>(state, chunk_keys, chunk_values, scale_log2, diagonal);
+        }
+    }
+
+    // Store, by way of the warp's own rows of queries, which no other warp reads.
+    round_to_rows<HD>(queries + warp_offset, state.dq, scale);
+    __syncwarp();
+    store_rows<HD, Tiles::warp_rows>(dqkv + (head.query - qkv), head.stride, queries + warp_offset, warp_query, T);
+}
+
+// ---- launch --------------------------------------------------------------------------------------------------------
+
+template <int HD>
+static void launch_backward(bf16* dqkv, float* delta, const bf16* dout, const bf16* qkv, const bf16* result,
+                            const bf16* result_low, const float* lse, int B, int T, int NH, stream_t stream) {
+    using KeyTiles = KeyGradientTiles<HD>;
+    using QueryTiles = QueryGradientTiles<HD>;
+    const size_t n = elements(B, T, NH, HD), rows = n / HD;
+    const float scale = 1.0f / std::sqrt(static_cast<float>(HD));
+    const auto grid = [&](int tile) {
+        return dim3(static_cast<unsigned>(div_up(T, tile)), static_cast<unsigned>(NH), static_cast<unsigned>(B));
+    };
+    launch<attention_delta_kernel<HD>>(
+        {dim3(static_cast<unsigned>(div_up(rows, size_t{kDeltaRows}))), dim3(kDeltaThreads), 0, stream},
+        {out(delta, rows), in(dout, n), in(result, n), in(result_low, n)}, delta, dout, result, result_low, rows, T,
+        NH);
+    launch<attention_key_gradient_kernel<HD>>(
+        {grid(KeyTiles::key_rows), dim3(KeyTiles::threads), KeyTiles::shared_bytes, stream},
+        {out(dqkv, 3 * n), in(dout, n), in(qkv, 3 * n), in(lse, rows), in(delta, rows)}, dqkv, dout, qkv, lse, delta, T,
+        NH, scale);
+    launch<attention_query_gradient_kernel<HD>>(
+        {grid(QueryTiles::query_rows), dim3(QueryTiles::threads), QueryTiles::shared_bytes, stream},
+        {out(dqkv, 3 * n), in(dout, n), in(qkv, 3 * n), in(lse, rows), in(delta, rows)}, dqkv, dout, qkv, lse, delta, T,
+        NH, scale);
+}
+
+}  // namespace attention
+
+template <>
+void attention_backward<bf16>(bf16* dqkv, float* delta, const bf16* dout, const bf16* qkv, const bf16* out,
+                              const bf16* out_low, const float* lse, int B, int T, int NH, int HD, stream_t stream) {
+    attention::check_shape(B, T, NH, HD);
+    if (!out_low)
+        throw Error(
+            ExitCode::failure,
+            "attention backward: out_low is missing; have the forward write it (a delta from the rounded output "
+            "alone is biased)");
+    if (HD == 32)
+        attention::launch_backward<32>(dqkv, delta, dout, qkv, out, out_low, lse, B, T, NH, stream);
+    else if (HD == 64)
+        attention::launch_backward<64>(dqkv, delta, dout, qkv, out, out_low, lse, B, T, NH, stream);
+    else
+        attention::launch_backward<128>(dqkv, delta, dout, qkv, out, out_low, lse, B, T, NH, stream);
+}
+
+}  // namespace llmc

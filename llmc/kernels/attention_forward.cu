@@ -1,0 +1,222 @@
+// Causal flash attention forward in BF16 on mma.sync (sm_80 and later); see attention.h.
+#include "llmc/kernels/attention.h"
+#include "llmc/kernels/attention_tiles.cuh"
+
+namespace llmc {
+namespace attention {
+
+// A block owns 128 queries of a head and walks over the keys they see, 64 at a time. A warp owns 16 or 32 queries: with
+// 32, keys and values read from shared memory are used twice, which HD 128's accumulators leave no registers for.
+template <int HD>
+struct ForwardTiles {
+    static constexpr int fragments = HD == 128 ? 1 : 2;
+    static constexpr int warps = HD == 128 ? 8 : 4;
+    static constexpr int threads = 32 * warps;
+    static constexpr int warp_rows = 16 * fragments;
+    static constexpr int query_rows = warps * warp_rows;
+    static constexpr int key_rows = 64;
+    // Shared memory, in rows of a tile: [stage 0: keys 64, values 64] [stage 1: keys 64, values 64].
+    // Before the loop stage 1 holds the queries; after it stage 0 holds out and stage 1 out_low, on their way to
+    // memory.
+    static constexpr int stage_rows = 2 * key_rows;
+    static constexpr size_t shared_bytes = 2 * stage_rows * kRowBytes<HD>;
+    static_assert(query_rows == stage_rows);
+};
+
+// What a warp keeps in registers. Per-row values are indexed 2 f + half: rows g and g + 8 of fragment f.
+template <int HD>
+struct ForwardState {
+    static constexpr int fragments = ForwardTiles<HD>::fragments;
+    uint32_t query[fragments][HD / 16][4];
+    // Not yet divided by the row sum. The last column tile holds the row sums of the probabilities *as rounded to
+    // BF16*: dividing by those makes the weights of V's rows add up to exactly 1, so that a component common to all of
+    // V passes through without the probabilities' rounding errors, which would enter delta undiminished.
+    float output[fragments][HD / 8 + 1][4];
+    float maximum[2 * fragments];  // of the raw scores seen so far
+    float sum[2 * fragments];      // of the unrounded probabilities in this lane's columns, for lse
+};
+
+// Softmax: turns raw scores into probabilities relative to the row's maximum so far, in base 2, and rescales what was
+// accumulated under the previous maximum. `diagonal` is (this lane's first query) - (its first key). The first key of
+// all is visible to every query, so a maximum is finite from the first tile on and -infinity needs no special case.
+template <bool Masked, int HD, int F, int N>
+LLMC_DEVICE void online_softmax(ForwardState<HD>& state, float (&scores)[F][N][4], float scale_log2, int diagonal) {
+    const float minus_infinity = float_from_bits(0xff800000u);
+    float maximum[2 * F];
+    LLMC_UNROLL
+    for (int f = 0; f < F; f++) {
+        maximum[2 * f] = state.maximum[2 * f];
+        maximum[2 * f + 1] = state.maximum[2 * f + 1];
+        LLMC_UNROLL
+        for (int j = 0; j < N; j++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 4; i++) {
+                float& score = scores[f][j][i];
+                if (Masked && 8 * j + (i & 1) > diagonal + 16 * f + 8 * (i >> 1)) score = minus_infinity;
+                maximum[2 * f + (i >> 1)] = max_float(maximum[2 * f + (i >> 1)], score);
+            }
+        }
+    }
+    quad_max_each(maximum);
+    LLMC_UNROLL
+    for (int f = 0; f < F; f++) {
+        float correction[2], offset[2];
+        LLMC_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int row = 2 * f + half;
+            correction[half] = exp2_fast((state.maximum[row] - maximum[row]) * scale_log2);
+            offset[half] = maximum[row] * scale_log2;
+            state.maximum[row] = maximum[row];
+            state.sum[row] *= correction[half];
+        }
+        LLMC_UNROLL
+        for (int j = 0; j < HD / 8 + 1; j++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 4; i++) state.output[f][j][i] *= correction[i >> 1];
+        }
+        LLMC_UNROLL
+        for (int j = 0; j < N; j++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 4; i++) scores[f][j][i] = exp2_fast(scores[f][j][i] * scale_log2 - offset[i >> 1]);
+            state.sum[2 * f] += scores[f][j][0] + scores[f][j][1];
+            state.sum[2 * f + 1] += scores[f][j][2] + scores[f][j][3];
+        }
+    }
+}
+
+// One tile of keys and values.
+template <bool Masked, int HD>
+LLMC_DEVICE void forward_tile(ForwardState<HD>& state, const bf16* keys, float scale_log2, int diagonal) {
+    constexpr int key_rows = ForwardTiles<HD>::key_rows;
+    float scores[ForwardTiles<HD>::fragments][key_rows / 8][4];
+    multiply<HD>(scores, state.query, keys);
+    online_softmax<Masked>(state, scores, scale_log2, diagonal);
+    accumulate<HD>(state.output, scores, keys + key_rows * kStride<HD>);
+}
+
+// Rounds a warp's finished output into its rows of two tiles, `high` and what that leaves of it. `inverse`: 1 / row
+// sum.
+template <int HD>
+LLMC_DEVICE void split_to_rows(bf16* high, bf16* low, const ForwardState<HD>& state, const float* inverse) {
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    LLMC_UNROLL
+    for (int f = 0; f < ForwardTiles<HD>::fragments; f++) {
+        LLMC_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int corner = (16 * f + 8 * half + (lane >> 2)) * kStride<HD> + (lane & 3) * 2;
+            LLMC_UNROLL
+            for (int j = 0; j < HD / 8; j++) {
+                const float a = state.output[f][j][2 * half] * inverse[2 * f + half];
+                const float b = state.output[f][j][2 * half + 1] * inverse[2 * f + half];
+                const uint32_t pair = pack_bf16x2(a, b);
+                store_pair(high + corner + j * 8, pair);
+                store_pair(low + corner + j * 8, pack_bf16x2(a - bf16x2_low(pair), b - bf16x2_high(pair)));
+            }
+        }
+    }
+}
+
+template <int HD>
+static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
+    attention_forward_kernel(bf16* __restrict__ out, bf16* __restrict__ out_low, float* __restrict__ lse,
+                             const bf16* __restrict__ qkv, int T, int NH, float scale) {
+    using Tiles = ForwardTiles<HD>;
+    constexpr int fragments = Tiles::fragments, key_rows = Tiles::key_rows, threads = Tiles::threads;
+    constexpr int stage_size = Tiles::stage_rows * kStride<HD>;
+    LLMC_DYNAMIC_SHARED(bf16, shared);
+
+    const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x >> 5);
+    const int h = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
+    const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::query_rows;  // longest first
+    const int warp_query = first_query + warp * Tiles::warp_rows;
+    const Head head = head_of<HD>(qkv, b, h, T, NH);
+
+    // Load: queries into registers by way of stage 1, and the first keys and values into stage 0.
+    load_tile<HD, Tiles::query_rows, threads>(shared + stage_size, head.query, head.stride, first_query, T);
+    load_tile<HD, key_rows, threads>(shared, head.key, head.stride, 0, T);
+    load_tile<HD, key_rows, threads>(shared + key_rows * kStride<HD>, head.value, head.stride, 0, T);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();
+    ForwardState<HD> state;
+    load_fragments<HD>(state.query, shared + stage_size + warp * Tiles::warp_rows * kStride<HD>);
+    set_zero(state.output);
+    LLMC_UNROLL
+    for (int row = 0; row < 2 * fragments; row++) {
+        state.maximum[row] = float_from_bits(0xff800000u);
+        state.sum[row] = 0.0f;
+    }
+
+    const float scale_log2 = scale * kLog2E;
+    const int seen_keys = first_query + Tiles::query_rows < T ? first_query + Tiles::query_rows : T;
+    const int tiles = (seen_keys + key_rows - 1) / key_rows;
+    for (int tile = 0; tile < tiles; tile++) {
+        // Load: this tile has arrived, for all threads; and all are done with the other stage, which is filled next.
+        cp_async_wait<0>();
+        __syncthreads();
+        const int first_key = tile * key_rows;
+        const bf16* stage = shared + (tile & 1) * stage_size;
+        if (tile + 1 < tiles) {
+            bf16* next = shared + (~tile & 1) * stage_size;
+            load_tile<HD, key_rows, threads>(next, head.key, head.stride, first_key + key_rows, T);
+            load_tile<HD, key_rows, threads>(next + key_rows * kStride<HD>, head.value, head.stride,
+                                             first_key + key_rows, T);
+            cp_async_commit();
+        }
+        // Multiply, softmax, accumulate. Only tiles that cross the diagonal are masked, and of a block's warps the
+        // upper ones skip a tile that lies beyond it.
+        if (warp_query >= T || first_key > warp_query + Tiles::warp_rows - 1) continue;
+        const int diagonal = warp_query + (lane >> 2) - first_key - (lane & 3) * 2;
+        if (first_key + key_rows - 1 > warp_query)
+            forward_tile<true>(state, stage, scale_log2, diagonal);
+        else
+            forward_tile<false>(state, stage, scale_log2, diagonal);
+    }
+
+    // Store, through shared memory for 16-byte accesses.
+    quad_sum_each(state.sum);
+    float inverse[2 * fragments];
+    LLMC_UNROLL
+    for (int row = 0; row < 2 * fragments; row++) {
+        const int query = warp_query + 16 * (row >> 1) + 8 * (row & 1) + (lane >> 2);
+        inverse[row] = 1.0f / state.output[row >> 1][HD / 8][2 * (row & 1)];
+        if ((lane & 3) == 0 && query < T)
+            lse[row_statistics_offset(b, h, T, NH) + query] = state.maximum[row] * scale + logf(state.sum[row]);
+    }
+    __syncthreads();  // all are done with the keys and values
+    bf16* high = shared + warp * Tiles::warp_rows * kStride<HD>;
+    bf16* low = high + stage_size;
+    split_to_rows(high, low, state, inverse);
+    __syncwarp();
+    const size_t offset = head_offset<HD>(b, h, T, NH), stride = static_cast<size_t>(NH) * HD;
+    store_rows<HD, Tiles::warp_rows>(out + offset, stride, high, warp_query, T);
+    if (out_low) store_rows<HD, Tiles::warp_rows>(out_low + offset, stride, low, warp_query, T);
+}
+
+template <int HD>
+static void launch_forward(bf16* result, bf16* result_low, float* lse, const bf16* qkv, int B, int T, int NH,
+                           stream_t stream) {
+    using Tiles = ForwardTiles<HD>;
+    const size_t n = elements(B, T, NH, HD);
+    const dim3 grid(static_cast<unsigned>(div_up(T, Tiles::query_rows)), static_cast<unsigned>(NH),
+                    static_cast<unsigned>(B));
+    launch<attention_forward_kernel<HD>>({grid, dim3(Tiles::threads), Tiles::shared_bytes, stream},
+                                         {out(result, n), out(result_low, n), out(lse, n / HD), in(qkv, 3 * n)}, result,
+                                         result_low, lse, qkv, T, NH, 1.0f / std::sqrt(static_cast<float>(HD)));
+}
+
+}  // namespace attention
+
+template <>
+void attention_forward<bf16>(bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B, int T, int NH, int HD,
+                             stream_t stream) {
+    attention::check_shape(B, T, NH, HD);
+    if (HD == 32)
+        attention::launch_forward<32>(out, out_low, lse, qkv, B, T, NH, stream);
+    else if (HD == 64)
+        attention::launch_forward<64>(out, out_low, lse, qkv, B, T, NH, stream);
+    else
+        attention::launch_forward<128>(out, out_low, lse, qkv, B, T, NH, stream);
+}
+
+}  // namespace llmc
