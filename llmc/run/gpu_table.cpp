@@ -1,0 +1,102 @@
+#include "llmc/run/gpu_table.h"
+
+#include <cctype>
+
+namespace llmc {
+namespace {
+
+// Dense peaks, without 2:4 sparsity, at boost clock. Sources: NVIDIA's data sheets and architecture white papers of
+// each product (A100, H100, H200, L4, L40S, RTX A6000, RTX 6000 Ada, DGX B200; GA102, AD102, GB202 and GH100 white
+// papers). Where only the sparse number is printed, half of it. GeForce cards run tensor cores at half rate when they
+// accumulate in FP32: that rate is the one listed.
+// clang-format off
+const GpuSpec kGpus[] = {
+    // match                short name     BF16    FP8     GB/s  GiB
+    {"A100-SXM4-40GB",     "a100-40gb",    312.0,  0,      1555, 39.6},
+    {"A100-PCIE-40GB",     "a100-40gb-pcie", 312.0, 0,     1555, 39.6},
+    {"A100-SXM4-80GB",     "a100",         312.0,  0,      2039, 79.3},
+    {"A100 80GB PCIe",     "a100-pcie",    312.0,  0,      1935, 79.3},
+    {"A40",                "a40",          149.7,  0,      696,  45.0},
+    {"A10",                "a10",          125.0,  0,      600,  22.5},
+    {"RTX A6000",          "a6000",        154.8,  0,      768,  47.5},
+    {"RTX 3090",           "rtx3090",      71.0,   0,      936,  23.7},
+    {"RTX 3090 Ti",        "rtx3090ti",    80.0,   0,      1008, 23.7},
+    {"L4",                 "l4",           121.0,  242.5,  300,  22.2},
+    {"L40",                "l40",          181.0,  362.0,  864,  44.5},
+    {"L40S",               "l40s",         362.0,  733.0,  864,  44.5},
+    {"RTX 6000 Ada",       "rtx6000ada",   364.2,  728.5,  960,  47.5},
+    {"RTX 4090",           "rtx4090",      165.2,  330.3,  1008, 23.6},
+    {"RTX 4090 D",         "rtx4090d",     147.0,  294.0,  1008, 23.6},
+    {"RTX 5090",           "rtx5090",      209.5,  419.0,  1792, 31.4},
+    {"H100 80GB HBM3",     "h100",         989.4,  1978.9, 3352, 79.2},
+    {"H100 PCIe",          "h100-pcie",    756.4,  1512.9, 2039, 79.2},
+    {"H100 NVL",           "h100-nvl",     835.5,  1671.0, 3938, 93.1},
+    {"H200",               "h200",         989.4,  1978.9, 4800, 139.8},
+    {"H200 NVL",           "h200-nvl",     835.5,  1671.0, 4800, 139.8},
+    {"B200",               "b200",         2250.0, 4500.0, 8000, 178.4},
+};
+// clang-format on
+
+std::string lower(std::string_view text) {
+    std::string result(text);
+    for (char& c : result) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return result;
+}
+
+bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }
+
+// True when `part` occurs in `text` between word boundaries: "l4" is in "nvidia l4", not in "nvidia l40s".
+bool contains_words(const std::string& text, const std::string& part) {
+    for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+        const size_t end = at + part.size();
+        const bool starts = at == 0 || !is_word(text[at - 1]);
+        const bool ends = end == text.size() || !is_word(text[end]);
+        if (starts && ends) return true;
+    }
+    return false;
+}
+
+// "NVIDIA H100-PCIe" -> "h100pcie": what is left when spelling habits are removed.
+std::string bare(std::string_view name) {
+    std::string text = lower(name), result;
+    for (const char* prefix : {"nvidia", "geforce"}) {
+        const size_t at = text.find(prefix);
+        if (at != std::string::npos) text.erase(at, std::string(prefix).size());
+    }
+    for (char c : text) {
+        if (is_word(c)) result += c;
+    }
+    return result;
+}
+
+}  // namespace
+
+std::optional<GpuSpec> find_gpu(std::string_view device_name) {
+    const std::string name = lower(device_name);
+    for (const char* variant : {"laptop", "max-q", "mobile", "mig"}) {
+        if (contains_words(name, variant)) return std::nullopt;
+    }
+    const GpuSpec* best = nullptr;
+    for (const GpuSpec& gpu : kGpus) {
+        const bool longer = best == nullptr || gpu.match.size() > best->match.size();
+        if (longer && contains_words(name, lower(gpu.match))) best = &gpu;
+    }
+    if (best == nullptr) return std::nullopt;
+    return *best;
+}
+
+std::optional<GpuSpec> find_gpu_by_short_name(std::string_view name) {
+    const std::string wanted = bare(name);
+    for (const GpuSpec& gpu : kGpus) {
+        if (bare(gpu.short_name) == wanted || bare(gpu.match) == wanted) return gpu;
+    }
+    return find_gpu(name);  // a full device name is welcome as well
+}
+
+std::vector<std::string> gpu_short_names() {
+    std::vector<std::string> names;
+    for (const GpuSpec& gpu : kGpus) names.push_back(gpu.short_name);
+    return names;
+}
+
+}  // namespace llmc

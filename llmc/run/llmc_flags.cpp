@@ -1,0 +1,57 @@
+#include "llmc/run/llmc_flags.h"
+
+#include "llmc/device/error.h"
+
+namespace llmc {
+namespace {
+
+struct Answer {
+    const char* flag;
+    const char* meaning;  // in llm.c
+    const char* here;
+};
+
+const Answer kAnswers[] = {
+    {"-y", "resume", "this version writes no checkpoints; to start anew in an existing directory use --overwrite"},
+    {"-z", "ZeRO stage", "this version does not shard; leave it out"},
+    {"-n", "checkpoint every n steps", "this version writes no checkpoints; the final model is written with --out"},
+    {"-nk", "checkpoints to keep", "this version writes no checkpoints; leave it out"},
+    {"-nm", "major checkpoints", "this version writes no checkpoints; leave it out"},
+    {"-w", "keep FP32 master weights", "they are always kept; leave it out"},
+    {"-f", "allow TF32", "use --tf32 to allow it; off is the default"},
+    {"-ge", "GELU fusion", "there is nothing to choose; leave it out"},
+    {"-a", "overfit one batch", "train on a shard as small as one batch"},
+    {"-sl", "skip steps with an outlying loss", "this version does not skip; leave it out"},
+    {"-sg", "skip steps with an outlying gradient norm", "this version does not skip; leave it out"},
+    {"-lg", "GPU information in the log", "this version has no such log; leave it out"},
+    {"-pn", "number of processes", "the launcher (mpirun, srun) says how many there are; leave it out"},
+    {"-pr", "process rank", "the launcher (mpirun, srun) says it; leave it out"},
+    {"-pg", "GPUs per node", "found by itself; leave it out"},
+    {"-pi", "how to initialize NCCL", "found by itself; leave it out"},
+    {"-pm", "how to initialize NCCL", "found by itself; leave it out"},
+    {"-ps", "server address", "the launcher says it; leave it out"},
+    {"-pf", "file-system path", "the launcher says it; leave it out"},
+    {"-pp", "file-system path", "the launcher says it; leave it out"},
+};
+
+bool is_integer(const std::string& text) {
+    return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+}  // namespace
+
+std::optional<std::string> answer_llmc_flag(const std::string& flag, const std::string& value) {
+    if (flag == "-h") {
+        if (!is_integer(value)) return std::nullopt;  // -h is help
+        return strprintf("-h %s is llm.c's HellaSwag evaluation, which this version does not have; -h alone is help",
+                         value.c_str());
+    }
+    for (const Answer& answer : kAnswers) {
+        if (flag == answer.flag)
+            return strprintf("%s is a flag of llm.c (%s) but not of this program: %s", answer.flag, answer.meaning,
+                             answer.here);
+    }
+    return std::nullopt;
+}
+
+}  // namespace llmc

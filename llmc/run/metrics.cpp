@@ -1,0 +1,181 @@
+#include "llmc/run/metrics.h"
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "llmc/device/error.h"
+#include "llmc/run/text.h"
+
+namespace llmc {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+// The files that make up a run; the first ones are what must not be lost to another run in the same place.
+const char* const kRunFiles[] = {"run.json", "metrics.jsonl", "model.safetensors", "main.log"};
+constexpr int kPreciousFiles = 3;
+
+bool disk_is_full(int error) { return error == ENOSPC || error == EDQUOT; }
+
+[[noreturn]] void fail_to_prepare(const std::string& path, int error) {
+    throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::bad_flags,
+                strprintf("cannot write to the run directory %s: %s; choose another with --out", path.c_str(),
+                          std::strerror(error)));
+}
+
+[[noreturn]] void fail_to_write(const std::string& file, int error) {
+    throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::failure,
+                strprintf("cannot write %s: %s", file.c_str(), std::strerror(error)));
+}
+
+std::string utc_now() {
+    const std::time_t now = std::time(nullptr);
+    std::tm parts{};
+    gmtime_r(&now, &parts);
+    char text[32];
+    std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+    return text;
+}
+
+std::string text_of(const ordered_json& json, int indent) {
+    // Paths and prompts may hold bytes that are not UTF-8; they must not end a run.
+    return json.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+void write_file(const std::string& file, const std::string& text) {
+    const std::string temporary = file + ".tmp";
+    std::FILE* stream = std::fopen(temporary.c_str(), "w");
+    if (stream == nullptr) fail_to_write(temporary, errno);
+    errno = 0;
+    const bool written = std::fwrite(text.data(), 1, text.size(), stream) == text.size() && std::fflush(stream) == 0;
+    const int error = errno;
+    std::fclose(stream);
+    if (!written) {
+        std::remove(temporary.c_str());
+        fail_to_write(file, error);
+    }
+    if (std::rename(temporary.c_str(), file.c_str()) != 0) fail_to_write(file, errno);
+}
+
+}  // namespace
+
+void put_number(ordered_json& record, const std::string& key, double value) {
+    if (std::isfinite(value)) {
+        record[key] = value;
+        return;
+    }
+    record[key] = nullptr;
+    record["nonfinite"][key] = std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+std::string metrics_line(const StepRecord& r) {
+    ordered_json line;
+    line["step"] = r.step;
+    put_number(line, "loss", r.loss);
+    put_number(line, "lr", r.lr);
+    put_number(line, "norm", r.norm);
+    line["tokens"] = r.tokens;
+    put_number(line, "ms", r.ms);
+    put_number(line, "tokens_per_s", r.tokens_per_s);
+    line["products"] = {{"fp8", r.products.fp8}, {"bf16", r.products.bf16}, {"fp32", r.products.fp32}};
+    line["skipped"] = r.skipped;
+    put_number(line, "loss_scale", r.loss_scale);
+    return text_of(line, -1);
+}
+
+std::string metrics_line(const ValRecord& r) {
+    ordered_json line;
+    line["step"] = r.step;
+    for (const auto& [name, loss] : r.losses) put_number(line, name.empty() ? "val_loss" : "val_loss_" + name, loss);
+    return text_of(line, -1);
+}
+
+std::string main_log_line(const StepRecord& r) {
+    return strprintf("s:%lld trl:%.4f lr:%.6f norm:%.2f", static_cast<long long>(r.step - 1), unsigned_nan(r.loss),
+                     r.lr, unsigned_nan(r.norm));
+}
+
+std::string main_log_line(const ValRecord& r) {
+    if (r.losses.empty()) return "";
+    return strprintf("s:%lld tel:%.4f", static_cast<long long>(r.step), unsigned_nan(r.losses[0].second));
+}
+
+RunDirectory::RunDirectory(const std::string& path, bool overwrite) : path_(path) {
+    if (path.empty()) return;
+    std::error_code error;
+    fs::create_directories(path, error);
+    if (error) fail_to_prepare(path, error.value());
+    if (!fs::is_directory(path, error)) fail_to_prepare(path, ENOTDIR);
+    for (int i = 0; i < kPreciousFiles && !overwrite; i++) {
+        if (!fs::exists(file(kRunFiles[i]), error)) continue;
+        throw Error(ExitCode::bad_flags, strprintf("the run directory %s already holds a run (%s); choose another with "
+                                                   "--out, or replace that run with --overwrite",
+                                                   path.c_str(), kRunFiles[i]));
+    }
+    if (overwrite) {
+        for (const char* name : kRunFiles) {
+            fs::remove(file(name), error);
+            if (error) fail_to_prepare(path, error.value());
+        }
+    }
+    metrics_ = open_for_lines("metrics.jsonl");
+    main_log_ = open_for_lines("main.log");
+}
+
+std::string RunDirectory::file(const std::string& name) const { return (fs::path(path_) / name).string(); }
+
+RunDirectory::File RunDirectory::open_for_lines(const std::string& name) const {
+    File stream(std::fopen(file(name).c_str(), "w"));
+    if (!stream) fail_to_prepare(path_, errno);
+    return stream;
+}
+
+void RunDirectory::write_line(File& stream, const std::string& name, const std::string& line) {
+    errno = 0;
+    const bool written = std::fprintf(stream.get(), "%s\n", line.c_str()) >= 0 && std::fflush(stream.get()) == 0;
+    if (!written) fail_to_write(file(name), errno);
+}
+
+void RunDirectory::write_run_json(const Options& options, const RunFacts& facts) {
+    if (!active()) return;
+    const ModelConfig& m = options.model_config;
+    ordered_json versions = ordered_json::object();
+    versions["train_gpt"] = version_number();
+    for (const auto& [name, version] : facts.versions) versions[name] = version;
+    ordered_json run;
+    run["date"] = utc_now();
+    run["command"] = options.command_line;
+    run["world"] = facts.world;
+    run["device"] = facts.device;
+    run["versions"] = versions;
+    run["model"] = {{"name", m.name},       {"layers", m.layers},
+                    {"heads", m.heads},     {"channels", m.channels},
+                    {"vocab", m.vocab},     {"padded_vocab", m.padded_vocab()},
+                    {"context", m.context}, {"parameters", m.parameters()}};
+    run["micro_steps"] = options.micro_steps;
+    run["config"] = ordered_json::parse(config_json(options));
+    write_file(file("run.json"), text_of(run, 2) + "\n");
+}
+
+void RunDirectory::record(const StepRecord& r) {
+    if (!active()) return;
+    write_line(metrics_, "metrics.jsonl", metrics_line(r));
+    write_line(main_log_, "main.log", main_log_line(r));
+}
+
+void RunDirectory::record(const ValRecord& r) {
+    if (!active() || r.losses.empty()) return;
+    write_line(metrics_, "metrics.jsonl", metrics_line(r));
+    write_line(main_log_, "main.log", main_log_line(r));
+}
+
+void RunDirectory::append(const ordered_json& r) {
+    if (active()) write_line(metrics_, "metrics.jsonl", text_of(r, -1));
+}
+
+}  // namespace llmc

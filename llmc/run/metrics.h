@@ -1,0 +1,90 @@
+// The run directory: run.json (what was run), metrics.jsonl (what happened, for programs) and main.log (the same in
+// llm.c's format, for its plotting scripts). Every line is flushed as it is written. Only rank 0 holds one that is
+// active.
+#pragma once
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "llmc/run/options.h"
+
+namespace llmc {
+
+// Matrix products of one training micro-step, by the type of their operands.
+struct Products {
+    int64_t fp8 = 0, bf16 = 0, fp32 = 0;
+};
+
+// One optimizer step. `step` counts from 1.
+struct StepRecord {
+    int64_t step = 0;
+    float loss = 0;
+    float lr = 0;
+    float norm = 0;      // of the gradient, before clipping, unscaled
+    int64_t tokens = 0;  // cumulative, all ranks
+    double ms = 0;
+    double tokens_per_s = 0;
+    Products products;
+    int64_t skipped = 0;  // cumulative
+    double loss_scale = 1;
+};
+
+// One validation after `step` optimizer steps (0: before the first). Each loss has its set's name, which may be empty.
+struct ValRecord {
+    int64_t step = 0;
+    std::vector<std::pair<std::string, float>> losses;
+};
+
+// A float, which JSON cannot hold when it is not finite: then the value is null and record["nonfinite"][key] is "nan",
+// "inf" or "-inf". Finite floats are written with all digits that a double needs, so they read back to the same bits.
+void put_number(nlohmann::ordered_json& record, const std::string& key, double value);
+
+// The lines of metrics.jsonl (without the newline) and of main.log.
+std::string metrics_line(const StepRecord& record);
+std::string metrics_line(const ValRecord& record);
+// llm.c numbers the step that makes update k as k-1, and a validation after k updates as k; so do these. A file written
+// by llm.c and one written here can be plotted over each other.
+std::string main_log_line(const StepRecord& record);
+std::string main_log_line(const ValRecord& record);  // the first set only: the format has no names
+
+// What run.json says beside the options.
+struct RunFacts {
+    int world = 1;
+    std::string device;                                         // "NVIDIA H200", "host (2 threads)"
+    std::vector<std::pair<std::string, std::string>> versions;  // {"cuda", "13.0"}, {"nccl", "2.28"}
+};
+
+class RunDirectory {
+public:
+    RunDirectory() = default;  // writes nothing
+    // Creates `path` ("" = writes nothing). A directory that cannot be written, or that holds a run while `overwrite`
+    // is false, is Error(bad_flags). `overwrite` removes the files of the run before, its exported model included.
+    RunDirectory(const std::string& path, bool overwrite);
+
+    bool active() const { return !path_.empty(); }
+    const std::string& path() const { return path_; }
+    std::string file(const std::string& name) const;  // path()/name
+
+    void write_run_json(const Options& options, const RunFacts& facts);
+    void record(const StepRecord& record);
+    void record(const ValRecord& record);
+    void append(const nlohmann::ordered_json& record);  // any other line of metrics.jsonl
+
+private:
+    struct Close {
+        void operator()(std::FILE* file) const { std::fclose(file); }
+    };
+    using File = std::unique_ptr<std::FILE, Close>;
+
+    File open_for_lines(const std::string& name) const;
+    void write_line(File& stream, const std::string& name, const std::string& line);
+
+    std::string path_;
+    File metrics_, main_log_;
+};
+
+}  // namespace llmc

@@ -1,0 +1,117 @@
+// What the user asked for: every flag of train_gpt as a value, read from the command line and from a configuration
+// file. Defaults are overridden by --config FILE.json, and that by flags. parse_options() checks each value by itself,
+// resolve() checks them against each other and fills in what follows from them. Both throw Error(bad_flags) before
+// anything is done.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/model/config.h"
+
+namespace llmc {
+
+// One validation set: `--val GLOB` has an empty name and is reported as val_loss, `--val name=GLOB` as val_loss_name.
+struct ValSet {
+    std::string name;
+    std::string glob;
+    bool operator==(const ValSet&) const = default;
+};
+
+// "bf16" or what the build's PRECISION= says.
+std::string default_precision();
+
+// Where "0" or "" is noted as "not given", resolve() fills the value in.
+struct Options {
+    // Data and output
+    std::string train;        // glob
+    std::vector<ValSet> val;  // any number
+    std::string out;          // run directory; "": nothing is written
+    bool overwrite = false;
+
+    // Model
+    std::string model;                        // name or file; "" = not given = d12
+    int layers = 0, heads = 0, channels = 0;  // 0 = not given
+    int vocab = 0, context = 0;               // 0 = not given
+    std::string init_from;                    // "": random weights
+
+    // Batch and length
+    int batch = 4;            // B, sequences per micro-step and rank
+    int seq = 0;              // T; 0 = not given = 1024, or the context where that is shorter
+    int64_t total_batch = 0;  // tokens per step over all ranks; 0 = not given = B*T*ranks
+    int64_t max_steps = -1;   // -1 = one epoch; stays -1 when the training set's size is not known
+    int64_t stop_after = 0;   // 0 = off
+    double max_minutes = 0;   // 0 = off
+
+    // Optimization
+    double lr = 3e-4;
+    std::string schedule = "cosine";  // cosine, linear, constant, wsd
+    int64_t warmup = 0;
+    double final_lr_fraction = 0;
+    double weight_decay = 0.1;
+    double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+    double clip = 1.0;  // 0 = off
+
+    // Precision and memory
+    std::string precision = default_precision();  // fp32, bf16, auto (resolve() leaves fp32 or bf16)
+    bool tf32 = false;
+    std::string recompute = "gelu";  // none, gelu, norm, block
+
+    // Validation and samples
+    int64_t val_every = 20;    // 0 = never
+    int64_t val_batches = 20;  // -1 = all
+    int64_t sample_every = 0;  // 0 = never
+    int sample_tokens = 64;
+    std::string tokenizer;
+    std::string prompt;
+    double temperature = 1.0;  // 0 = the likeliest token
+    int top_k = 0;             // 0 = off
+    double top_p = 1.0;
+
+    // Running and planning
+    uint64_t seed = 1337;
+    bool print_config = false;
+    bool dry_run = false;
+    std::string gpu;          // short name of the card to plan for
+    std::string config_file;  // where --config values came from
+
+    std::string command_line;  // as given, quoted for a shell
+
+    // Filled by resolve()
+    ModelConfig model_config;
+    int micro_steps = 0;             // per step: total_batch / (B*T*ranks)
+    std::vector<std::string> notes;  // worth telling the user once
+};
+
+// `text`: what to print before leaving with code 0 (--help, --version); absent for a run.
+struct ParsedOptions {
+    Options options;
+    std::optional<std::string> text;
+};
+
+ParsedOptions parse_options(int argc, const char* const* argv);
+
+// What resolve() needs to know about the surroundings.
+struct ResolveInputs {
+    int ranks = 1;
+    int data_vocab = 0;          // from the shards' sidecar; 0 = unknown
+    int64_t train_tokens = 0;    // for one epoch; 0 = unknown
+    bool host_device = false;    // the CPU build
+    bool bf16_supported = true;  // for --precision auto
+};
+
+// Call it once, on what parse_options() returned: values it fills in count as given afterwards.
+void resolve(Options& options, const ResolveInputs& inputs);
+
+// The configuration as JSON that --config accepts: keys are long flag names. Flags that are about one invocation
+// (--config, --print-config, --dry-run, --gpu, --overwrite) are left out.
+std::string config_json(const Options& options);
+
+// The pieces, for tests.
+std::string help_text(const std::string& program);
+std::string version_text();    // what --version prints
+std::string version_number();  // "0.1.0"
+ValSet parse_val_set(const std::string& text);
+
+}  // namespace llmc

@@ -1,0 +1,232 @@
+#include "llmc/run/plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "llmc/device/error.h"
+#include "llmc/run/progress.h"
+#include "llmc/run/text.h"
+
+namespace llmc {
+namespace {
+
+// Of the data sheet's peak, what the best public kernels reach on an H200: 750 of 989.4 TFLOP/s in large BF16 products
+// (cuBLASLt, power-limited), 4.2 of 4.8 TB/s in streaming kernels. Other cards are assumed to reach the same fractions.
+constexpr double kProductFraction = 750.0 / 989.4;
+constexpr double kBandwidthFraction = 4200.0 / 4800.0;
+
+// Causal attention with FlashAttention-3 on H100, TFLOP/s (counting half the square) at T = 1024 and 2048.
+struct AttentionRates {
+    double forward[2], backward[2];
+};
+constexpr AttentionRates kHeadDim64 = {{265, 371}, {218, 308}};
+constexpr AttentionRates kHeadDim128 = {{423, 560}, {219, 346}};
+constexpr double kAttentionPeak = 989.4;  // of the card they were measured on
+
+// Bytes that element-wise kernels move per token and layer, in units of C, when all that can be fused into the products
+// is (bias, residual, GELU and its gradient, bias gradients).
+constexpr double kNormForward = 4;   // read 2, write 2
+constexpr double kNormBackward = 8;  // read dy, x and the residual gradient, write that
+constexpr double kGeluForward = 16;  // over 4C channels: read 2, write 2 each
+constexpr double kElementwise = 2 * kNormForward + 2 * kNormBackward;
+constexpr double kEmbedding = 26;  // embedding forward, wte and wpe backward (FP32), final norm
+// Optimizer bytes a parameter: gradient twice (norm, update), master read and written, two moments read and written,
+// BF16 copy.
+constexpr double kOptimizer = 4 + 4 + 8 + 16 + 2;
+
+// The rates of one card, per second.
+struct Rates {
+    double flops, bytes, attention_forward, attention_backward;
+};
+
+Rates rates_of(const GpuSpec& gpu, int head_dim, int T) {
+    const AttentionRates& rates = head_dim >= 128 ? kHeadDim128 : kHeadDim64;
+    // Between the two lengths with published numbers the rate grows about linearly with log T; it is held outside.
+    const double at = std::clamp(std::log2(T / 1024.0), 0.0, 1.0);
+    const double peak = gpu.bf16_tflops * 1e12;
+    auto attention = [&](const double(&tflops)[2]) {
+        return (tflops[0] + at * (tflops[1] - tflops[0])) / kAttentionPeak * peak;
+    };
+    return {peak * kProductFraction, gpu.bandwidth_gbs * 1e9 * kBandwidthFraction, attention(rates.forward),
+            attention(rates.backward)};
+}
+
+// Seconds of the products of one linear layer over M tokens, K in and N out.
+struct LinearTime {
+    double forward, backward;
+};
+
+LinearTime linear_time(const Rates& r, double M, double K, double N, double forward_bytes, double backward_bytes) {
+    const double compute = 2 * M * K * N / r.flops;
+    const double wgrad_bytes = 2 * M * (K + N) + 8 * K * N;  // FP32 gradient, read and written
+    return {std::max(compute, forward_bytes / r.bytes),
+            std::max(compute, backward_bytes / r.bytes) + std::max(compute, wgrad_bytes / r.bytes)};
+}
+
+// The four products of a block over M tokens; attn_proj and fc_proj also read the residual stream they add to.
+LinearTime block_time(const Rates& r, double M, double C) {
+    struct Layer {
+        double K, N, outputs;
+    };
+    LinearTime sum{0, 0};
+    for (const Layer& layer : {Layer{C, 3 * C, 1}, Layer{C, C, 2}, Layer{C, 4 * C, 1}, Layer{4 * C, C, 2}}) {
+        const double operands = 2 * layer.K * layer.N;
+        const LinearTime t =
+            linear_time(r, M, layer.K, layer.N, 2 * M * layer.K + operands + 2 * M * layer.N * layer.outputs,
+                        2 * M * (layer.N + layer.K) + operands);
+        sum.forward += t.forward;
+        sum.backward += t.backward;
+    }
+    return sum;
+}
+
+// Seconds per token and layer that --recompute spends in backward on doing parts of forward again.
+double recompute_time(const std::string& mode, const Rates& r, double C, double gemm_forward,
+                      double attention_forward) {
+    const double gelu = kGeluForward * C / r.bytes;
+    if (mode == "gelu") return gelu;
+    if (mode == "norm") return gelu + 2 * kNormForward * C / r.bytes;
+    if (mode == "block") return gemm_forward + attention_forward + 2 * kNormForward * C / r.bytes;
+    return 0;
+}
+
+std::string row(const char* name, const std::string& value, const std::string& note = "") {
+    std::string text = strprintf("  %-18s %14s   %s", name, value.c_str(), note.c_str());
+    text.erase(text.find_last_not_of(' ') + 1);
+    return text + "\n";
+}
+
+int64_t tokens_a_step(const PlanInputs& in) {
+    return in.total_batch > 0 ? in.total_batch : int64_t{in.batch} * in.seq * in.ranks;
+}
+
+std::string model_section(const ModelConfig& m, int T) {
+    const double attention = 6.0 * m.layers * static_cast<double>(m.channels) * T;
+    std::string text =
+        strprintf("Model %s: %d layers, %d heads of %d, %d channels, vocabulary %d (padded to %d), context %d\n",
+                  m.name.c_str(), m.layers, m.heads, m.head_dim(), m.channels, m.vocab, m.padded_vocab(), m.context);
+    text += row("parameters", with_commas(m.parameters()),
+                strprintf("%.1f million", 1e-6 * static_cast<double>(m.parameters())));
+    text += row(
+        "work a token", format_scaled(m.flops_per_token(T)) + "FLOP",
+        strprintf("forward and backward at T=%d; %.0f%% of it attention", T, 100 * attention / m.flops_per_token(T)));
+    return text;
+}
+
+std::string batch_section(const PlanInputs& in) {
+    const int64_t micro_steps = tokens_a_step(in) / (int64_t{in.batch} * in.seq * in.ranks);
+    std::string text = strprintf("Step: %s tokens\n", with_commas(tokens_a_step(in)).c_str());
+    text += strprintf("  %d sequences x %d tokens x %d %s x %lld %s\n", in.batch, in.seq, in.ranks,
+                      in.ranks == 1 ? "rank" : "ranks", static_cast<long long>(micro_steps),
+                      micro_steps == 1 ? "micro-step" : "micro-steps");
+    return text;
+}
+
+size_t available_memory(const PlanInputs& in) {
+    if (in.available > 0 || !in.gpu) return in.available;
+    return static_cast<size_t>(in.gpu->memory_gib * (size_t{1} << 30));
+}
+
+std::string card_name(const PlanInputs& in) {
+    if (!in.device_name.empty()) return in.device_name;
+    return in.gpu ? in.gpu->match : "the device";
+}
+
+std::string memory_section(const PlanInputs& in) {
+    const MemoryByKind& m = in.memory;
+    std::string text = in.ranks == 1 ? "Memory\n" : "Memory, each rank\n";
+    text += row("weights", format_bytes(m.weights));
+    text += row("gradients", format_bytes(m.gradients));
+    text += row("optimizer", format_bytes(m.optimizer));
+    text += row("activations", format_bytes(m.activations), "-b " + std::to_string(in.batch) + ", -r " + in.recompute);
+    text += row("workspace", format_bytes(m.workspace));
+    std::string verdict;
+    if (const size_t available = available_memory(in); available > 0) {
+        verdict = strprintf("%s %s, which has %s", m.total() <= available ? "fits into" : "DOES NOT FIT into",
+                            card_name(in).c_str(), format_bytes(available).c_str());
+    }
+    return text + row("total", format_bytes(m.total()), verdict);
+}
+
+std::string time_section(const ModelConfig& model, const PlanInputs& in) {
+    if (!in.gpu) return "Ideal step time: not known for this device; name a card with --gpu\n";
+    if (in.precision != "bf16") {
+        return strprintf("Ideal step time: only known for --precision bf16 (this is %s)\n", in.precision.c_str());
+    }
+    const StepTime t = ideal_step_time(model, in, *in.gpu);
+    auto part = [&](const char* name, double ms, const std::string& note) {
+        return row(name, strprintf("%.1f ms", ms), strprintf("%3.0f%%  %s", 100 * ms / t.total(), note.c_str()));
+    };
+    std::string text = strprintf("Ideal step time on %s\n", card_name(in).c_str());
+    text += part("block products", t.block_gemms, strprintf("%.0f TFLOP/s", in.gpu->bf16_tflops * kProductFraction));
+    text += part("lm_head products", t.lm_head, "");
+    text += part("attention", t.attention, "at FlashAttention-3's share of the peak");
+    text += part("norms", t.elementwise,
+                 strprintf("%.1f TB/s; bias, GELU, residual inside the products",
+                           in.gpu->bandwidth_gbs * kBandwidthFraction / 1e3));
+    if (t.recompute > 0) text += part("recomputation", t.recompute, "-r " + in.recompute);
+    text += part("cross-entropy", t.cross_entropy, "");
+    text += part("embedding", t.embedding, "");
+    text += part("optimizer", t.optimizer, "");
+    const double tokens_per_s = static_cast<double>(tokens_a_step(in)) / t.total() * 1000;
+    const double mfu =
+        model_flops_utilization(model.flops_per_token(in.seq), tokens_per_s, in.gpu->bf16_tflops, in.ranks);
+    text += row("total", strprintf("%.1f ms", t.total()),
+                strprintf("%s tok/s, MFU %.1f%%", with_commas(std::llround(tokens_per_s)).c_str(), 100 * mfu));
+    text +=
+        "  Each kernel alone at the best public rate for its kind, without gaps, overlap or communication:\n"
+        "  real runs are slower.\n";
+    return text;
+}
+
+}  // namespace
+
+StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const GpuSpec& gpu) {
+    const double L = model.layers, C = model.channels, Vp = model.padded_vocab(), T = in.seq;
+    const double M = double(in.batch) * in.seq;                               // tokens of a micro-step
+    const double tokens = static_cast<double>(tokens_a_step(in)) / in.ranks;  // of a step, on this rank
+    const double micro_steps = tokens / M;
+    const Rates r = rates_of(gpu, model.head_dim(), in.seq);
+
+    const LinearTime block = block_time(r, M, C);
+    const double head_operands = 2 * Vp * C;
+    const LinearTime head =
+        linear_time(r, M, C, Vp, 2 * M * (C + Vp) + head_operands, 2 * M * (C + Vp) + head_operands);
+    const double attention_forward =
+        2 * T * C / r.attention_forward;  // per token and layer; backward has 5 products, not 2
+    const double attention_backward = 5 * T * C / r.attention_backward;
+
+    StepTime t;
+    t.block_gemms = 1e3 * L * (block.forward + block.backward) * micro_steps;
+    t.lm_head = 1e3 * (head.forward + head.backward) * micro_steps;
+    t.attention = 1e3 * tokens * L * (attention_forward + attention_backward);
+    t.elementwise = 1e3 * tokens * L * C * kElementwise / r.bytes;
+    t.recompute = 1e3 * tokens * L * recompute_time(in.recompute, r, C, block.forward / M, attention_forward);
+    t.cross_entropy = 1e3 * tokens * 4 * Vp / r.bytes;  // logits read and written in place, 2 bytes each
+    t.embedding = 1e3 * tokens * C * kEmbedding / r.bytes;
+    t.optimizer = 1e3 * static_cast<double>(model.padded_parameters()) * kOptimizer / r.bytes;
+    return t;
+}
+
+std::string describe_plan(const ModelConfig& model, const PlanInputs& inputs) {
+    return model_section(model, inputs.seq) + batch_section(inputs) + memory_section(inputs) +
+           time_section(model, inputs);
+}
+
+void check_memory(const MemoryByKind& needed, size_t available, const std::string& device_name) {
+    if (available == 0 || needed.total() <= available) return;
+    const size_t fixed = needed.weights + needed.gradients + needed.optimizer + needed.workspace;
+    const char* advice =
+        fixed > available
+            ? "the model's own state is too large whatever the batch: use a smaller model or a larger device"
+            : "reduce -b, or recompute more with -r norm or -r block";
+    throw Error(ExitCode::no_resources,
+                strprintf("this run needs %s and %s has %s: weights %s, gradients %s, optimizer %s, activations %s, "
+                          "workspace %s; %s",
+                          format_bytes(needed.total()).c_str(), device_name.c_str(), format_bytes(available).c_str(),
+                          format_bytes(needed.weights).c_str(), format_bytes(needed.gradients).c_str(),
+                          format_bytes(needed.optimizer).c_str(), format_bytes(needed.activations).c_str(),
+                          format_bytes(needed.workspace).c_str(), advice));
+}
+
+}  // namespace llmc

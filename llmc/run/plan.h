@@ -1,0 +1,51 @@
+// What --dry-run prints: the size of a run in parameters, FLOPs and memory, and the shortest time a step could take on
+// a named card. Also the check that a run fits into memory, made before anything is allocated.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "llmc/model/config.h"
+#include "llmc/run/gpu_table.h"
+
+namespace llmc {
+
+// Bytes on one rank, by arena.
+struct MemoryByKind {
+    size_t weights = 0, gradients = 0, optimizer = 0, activations = 0, workspace = 0;
+    size_t total() const { return weights + gradients + optimizer + activations + workspace; }
+};
+
+struct PlanInputs {
+    int batch = 4;            // B
+    int seq = 1024;           // T
+    int64_t total_batch = 0;  // tokens a step over all ranks; 0 = one micro-step
+    int ranks = 1;
+    std::string precision = "bf16";
+    std::string recompute = "gelu";
+    MemoryByKind memory;
+    size_t available = 0;        // bytes of device memory; 0 = the table's, if `gpu` is set
+    std::optional<GpuSpec> gpu;  // the card to plan for
+    std::string device_name;     // shown when set; else the table's name
+};
+
+// Milliseconds of one optimizer step on one rank.
+struct StepTime {
+    double block_gemms = 0, lm_head = 0, attention = 0, elementwise = 0, recompute = 0;
+    double cross_entropy = 0, embedding = 0, optimizer = 0;
+    double total() const {
+        return block_gemms + lm_head + attention + elementwise + recompute + cross_entropy + embedding + optimizer;
+    }
+};
+
+// A BF16 step with every kernel alone at the best rate measured for its kind: products at max(FLOPs, bytes), attention
+// at FlashAttention-3's rates, everything else at its bytes. No gaps, no overlap, no communication.
+StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& inputs, const GpuSpec& gpu);
+
+std::string describe_plan(const ModelConfig& model, const PlanInputs& inputs);
+
+// Throws Error(no_resources) when `needed` is more than `available` (0 = not known: never).
+void check_memory(const MemoryByKind& needed, size_t available, const std::string& device_name);
+
+}  // namespace llmc

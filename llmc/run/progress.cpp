@@ -1,0 +1,124 @@
+#include "llmc/run/progress.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+
+#include "llmc/device/error.h"
+#include "llmc/run/text.h"
+
+namespace llmc {
+namespace {
+
+constexpr double kSmoothing = 0.95;  // an average over about the last 20 steps
+
+// Joins fields with " | ", which colour makes quieter than the numbers.
+class Fields {
+public:
+    explicit Fields(bool colour) : colour_(colour) {}
+    void add(const std::string& field, bool alarming = false) {
+        if (!text_.empty()) text_ += colour_ ? "\033[2m | \033[0m" : " | ";
+        text_ += alarming && colour_ ? "\033[1;31m" + field + "\033[0m" : field;
+    }
+    const std::string& text() const { return text_; }
+
+private:
+    bool colour_;
+    std::string text_;
+};
+
+std::string step_field(int64_t step, int64_t last_step) {
+    const long long now = step, last = last_step;
+    return last_step > 0 ? strprintf("step %5lld/%lld", now, last) : strprintf("step %5lld", now);
+}
+
+}  // namespace
+
+std::string format_progress(const ProgressLine& line, bool colour) {
+    Fields fields(colour);
+    fields.add(step_field(line.step, line.last_step));
+    fields.add(strprintf("loss %.4f", unsigned_nan(line.loss)), !std::isfinite(line.loss));
+    fields.add(strprintf("norm %.4f", unsigned_nan(line.norm)), !std::isfinite(line.norm));
+    fields.add(strprintf("lr %.2e", line.lr));
+    fields.add(strprintf(line.ms < 9999.95 ? "%.1f ms" : "%.0f ms", line.ms));
+    if (line.tokens_per_s) fields.add(with_commas(std::llround(*line.tokens_per_s)) + " tok/s");
+    if (line.mfu) fields.add(strprintf("MFU %.1f%%", 100 * *line.mfu));
+    if (line.memory) fields.add("mem " + format_bytes(*line.memory));
+    if (line.seconds_left) fields.add("ETA " + format_duration(*line.seconds_left));
+    if (line.skipped) fields.add("skipped", true);
+    return fields.text();
+}
+
+std::string format_validation(const ValRecord& record, bool colour) {
+    Fields fields(colour);
+    fields.add(strprintf("val  %5lld", static_cast<long long>(record.step)));
+    for (const auto& [name, loss] : record.losses) {
+        fields.add(strprintf("val_loss%s%s %.4f", name.empty() ? "" : "_", name.c_str(), unsigned_nan(loss)),
+                   !std::isfinite(loss));
+    }
+    return fields.text();
+}
+
+double model_flops_utilization(double flops_per_token, double tokens_per_s, double peak_tflops, int ranks) {
+    return flops_per_token * tokens_per_s / (peak_tflops * 1e12 * ranks);
+}
+
+bool use_colour(bool is_terminal, const char* no_color) {
+    return is_terminal && (no_color == nullptr || *no_color == '\0');
+}
+
+void Throughput::add(double tokens, double ms) {
+    if (first_) {
+        first_ = false;
+        return;
+    }
+    weight_ = kSmoothing * weight_ + (1 - kSmoothing);
+    tokens_ = kSmoothing * tokens_ + (1 - kSmoothing) * tokens;
+    ms_ = kSmoothing * ms_ + (1 - kSmoothing) * ms;
+}
+
+std::optional<double> Throughput::tokens_per_s() const {
+    if (weight_ == 0 || ms_ <= 0) return std::nullopt;
+    return 1000 * tokens_ / ms_;  // both lack the same factor `weight_`
+}
+
+std::optional<double> Throughput::ms_per_step() const {
+    if (weight_ == 0) return std::nullopt;
+    return ms_ / weight_;
+}
+
+Progress::Progress(std::FILE* out, const ProgressSetup& setup)
+    : out_(out), colour_(use_colour(isatty(fileno(out)) != 0, std::getenv("NO_COLOR"))), setup_(setup) {}
+
+void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
+    throughput_.add(setup_.tokens_per_step, record.ms);
+    ProgressLine line;
+    line.step = record.step;
+    line.last_step = setup_.last_step;
+    line.loss = record.loss;
+    line.norm = record.norm;
+    line.lr = record.lr;
+    line.ms = record.ms;
+    line.tokens_per_s = throughput_.tokens_per_s();
+    if (line.tokens_per_s && setup_.peak_tflops) {
+        line.mfu =
+            model_flops_utilization(setup_.flops_per_token, *line.tokens_per_s, *setup_.peak_tflops, setup_.ranks);
+    }
+    line.memory = memory;
+    if (const auto ms = throughput_.ms_per_step(); ms && setup_.last_step >= record.step) {
+        line.seconds_left = static_cast<double>(setup_.last_step - record.step) * *ms / 1000;
+    }
+    line.skipped = record.skipped > skipped_before_;
+    skipped_before_ = record.skipped;
+    std::fprintf(out_, "%s\n", format_progress(line, colour_).c_str());
+    std::fflush(out_);
+}
+
+void Progress::validation(const ValRecord& record) {
+    if (record.losses.empty()) return;
+    std::fprintf(out_, "%s\n", format_validation(record, colour_).c_str());
+    std::fflush(out_);
+}
+
+}  // namespace llmc

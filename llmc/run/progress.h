@@ -1,0 +1,69 @@
+// What a person sees while a run goes on: one line a step with loss, speed and time left. The formatting functions are
+// pure; Progress keeps the running averages and writes.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+
+#include "llmc/run/metrics.h"
+
+namespace llmc {
+
+struct ProgressLine {
+    int64_t step = 0;
+    int64_t last_step = -1;  // -1: not known
+    double loss = 0, norm = 0, lr = 0, ms = 0;
+    std::optional<double> tokens_per_s;  // smoothed
+    std::optional<double> mfu;           // 0.412; absent when the card's peak is not known
+    std::optional<size_t> memory;        // bytes in use
+    std::optional<double> seconds_left;
+    bool skipped = false;  // this step's update was not applied
+};
+
+std::string format_progress(const ProgressLine& line, bool colour);
+std::string format_validation(const ValRecord& record, bool colour);
+
+// Model FLOPs utilization: the share of `ranks` cards' peak that useful work (ModelConfig::flops_per_token) takes.
+double model_flops_utilization(double flops_per_token, double tokens_per_s, double peak_tflops, int ranks);
+
+// True for a terminal, unless the environment variable NO_COLOR (`no_color`, may be null) is set and not empty.
+bool use_colour(bool is_terminal, const char* no_color);
+
+// Tokens a second as an exponential moving average of time and tokens, corrected for its start at zero. The first step
+// is left out: it warms up caches, plans and clocks.
+class Throughput {
+public:
+    void add(double tokens, double ms);
+    std::optional<double> tokens_per_s() const;
+    std::optional<double> ms_per_step() const;
+
+private:
+    bool first_ = true;
+    double weight_ = 0, tokens_ = 0, ms_ = 0;
+};
+
+struct ProgressSetup {
+    int64_t last_step = -1;      // min(max_steps, stop_after); -1 = not known
+    double tokens_per_step = 0;  // all ranks
+    double flops_per_token = 0;
+    std::optional<double> peak_tflops;  // of one card, in the run's precision
+    int ranks = 1;
+};
+
+class Progress {
+public:
+    Progress(std::FILE* out, const ProgressSetup& setup);  // colour as `out` and the environment allow
+    void step(const StepRecord& record, std::optional<size_t> memory);
+    void validation(const ValRecord& record);
+
+private:
+    std::FILE* out_;
+    bool colour_;
+    ProgressSetup setup_;
+    Throughput throughput_;
+    int64_t skipped_before_ = 0;
+};
+
+}  // namespace llmc

@@ -1,0 +1,174 @@
+// The second half of options.h: values checked against each other, derived ones filled in, and the way back to JSON.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "llmc/device/error.h"
+#include "llmc/run/options.h"
+#include "llmc/run/text.h"
+
+namespace llmc {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int kDefaultSeq = 1024;
+constexpr int kDefaultVocab = 50257;  // GPT-2's
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, message); }
+
+// The shape: -e's, with the fields changed that flags name. Without -e, a shape given by flags is the user's own and
+// its context follows -t.
+void resolve_model(Options& o, const ResolveInputs& inputs) {
+    const bool own_shape = o.model.empty() && (o.layers > 0 || o.heads > 0 || o.channels > 0);
+    if (o.model.empty()) o.model = "d12";
+    const ModelConfig base = find_model(o.model);
+    ModelConfig m = base;
+    if (o.layers > 0) m.layers = o.layers;
+    if (o.heads > 0) m.heads = o.heads;
+    if (o.channels > 0) m.channels = o.channels;
+    if (m.layers != base.layers || m.heads != base.heads || m.channels != base.channels) m.name = "custom";
+
+    if (is_model_name(o.model)) m.vocab = inputs.data_vocab > 0 ? inputs.data_vocab : kDefaultVocab;
+    if (m.vocab == 0) m.vocab = inputs.data_vocab > 0 ? inputs.data_vocab : kDefaultVocab;
+    if (o.vocab > 0) m.vocab = o.vocab;
+    if (m.vocab < inputs.data_vocab) {
+        refuse(strprintf("--vocab %d is less than the data's %d token ids; use --vocab %d or leave it out", m.vocab,
+                         inputs.data_vocab, inputs.data_vocab));
+    }
+
+    if (own_shape) m.context = 0;
+    if (o.context > 0) m.context = o.context;
+    if (m.context == 0) m.context = o.seq > 0 ? o.seq : kDefaultSeq;
+    m.validate();
+    o.model_config = m;
+    o.layers = m.layers, o.heads = m.heads, o.channels = m.channels, o.vocab = m.vocab, o.context = m.context;
+}
+
+void resolve_seq(Options& o) {
+    const int context = o.model_config.context;
+    if (o.seq == 0) o.seq = std::min(kDefaultSeq, context);
+    if (o.seq > context) {
+        refuse(strprintf("-t %d is above the context %d of model %s; use -t %d or --context %d", o.seq, context,
+                         o.model_config.name.c_str(), context, o.seq));
+    }
+}
+
+void resolve_total_batch(Options& o, int ranks) {
+    const int64_t unit = int64_t{o.batch} * o.seq * ranks;
+    if (o.total_batch == 0) o.total_batch = unit;
+    if (o.total_batch % unit != 0) {
+        const int64_t below = o.total_batch / unit * unit, above = below + unit;
+        const std::string choices =
+            below == 0 ? strprintf("-d %lld", static_cast<long long>(above))
+                       : strprintf("-d %lld or -d %lld", static_cast<long long>(below), static_cast<long long>(above));
+        refuse(strprintf("-d %lld is not a multiple of the micro-step's %lld tokens (-b %d x -t %d x %d %s); use %s",
+                         static_cast<long long>(o.total_batch), static_cast<long long>(unit), o.batch, o.seq, ranks,
+                         ranks == 1 ? "rank" : "ranks", choices.c_str()));
+    }
+    const int64_t micro_steps = o.total_batch / unit;
+    if (micro_steps > (1 << 24)) {
+        refuse(strprintf("-d %lld makes %lld micro-steps a step; use a larger -b or a smaller -d",
+                         static_cast<long long>(o.total_batch), static_cast<long long>(micro_steps)));
+    }
+    o.micro_steps = static_cast<int>(micro_steps);
+}
+
+void resolve_steps(Options& o, int64_t train_tokens) {
+    if (o.max_steps == -1 && train_tokens > 0) {
+        o.max_steps = (train_tokens - 1) / o.total_batch;  // the last target needs one token more
+        if (o.max_steps == 0) {
+            refuse(strprintf(
+                "the training set has %s tokens, one step takes %s (-d) and one more; use a smaller -d, -b or "
+                "-t, or set -x to go over the data several times",
+                with_commas(train_tokens).c_str(), with_commas(o.total_batch).c_str()));
+        }
+    }
+    if (o.max_steps > 0 && o.warmup >= o.max_steps) {
+        refuse(strprintf("--warmup %lld leaves nothing of the %lld steps (-x%s); use a smaller -u",
+                         static_cast<long long>(o.warmup), static_cast<long long>(o.max_steps),
+                         train_tokens > 0 ? ", or one epoch" : ""));
+    }
+}
+
+void add_note(Options& o, const std::string& note) {
+    if (std::find(o.notes.begin(), o.notes.end(), note) == o.notes.end()) o.notes.push_back(note);
+}
+
+void resolve_precision(Options& o, const ResolveInputs& inputs) {
+    if (o.precision == "auto") {
+        o.precision = inputs.bf16_supported ? "bf16" : "fp32";
+        add_note(o, "--precision auto: " + o.precision);
+    }
+    if (!o.tf32) return;
+    if (inputs.host_device) {
+        add_note(o, "--tf32 is ignored: the CPU build has no tensor cores");
+    } else if (o.precision != "fp32") {
+        add_note(o, "--tf32 is ignored: it is about --precision fp32, and this run is " + o.precision);
+    }
+}
+
+ordered_json unless_empty(const std::string& text) { return text.empty() ? ordered_json(nullptr) : ordered_json(text); }
+
+template <class T>
+ordered_json unless(T value, T not_given) {
+    return value == not_given ? ordered_json(nullptr) : ordered_json(value);
+}
+
+}  // namespace
+
+void resolve(Options& options, const ResolveInputs& inputs) {
+    resolve_model(options, inputs);
+    resolve_seq(options);
+    resolve_total_batch(options, inputs.ranks);
+    resolve_steps(options, inputs.train_tokens);
+    resolve_precision(options, inputs);
+}
+
+std::string config_json(const Options& o) {
+    ordered_json val = nullptr;
+    for (const ValSet& set : o.val) val.push_back(set.name.empty() ? set.glob : set.name + "=" + set.glob);
+    const ordered_json config = {
+        {"train", unless_empty(o.train)},
+        {"val", val},
+        {"out", unless_empty(o.out)},
+        {"model", unless_empty(o.model)},
+        {"layers", unless(o.layers, 0)},
+        {"heads", unless(o.heads, 0)},
+        {"channels", unless(o.channels, 0)},
+        {"vocab", unless(o.vocab, 0)},
+        {"context", unless(o.context, 0)},
+        {"init-from", unless_empty(o.init_from)},
+        {"batch", o.batch},
+        {"seq", unless(o.seq, 0)},
+        {"total-batch", unless<int64_t>(o.total_batch, 0)},
+        {"max-steps", o.max_steps},
+        {"stop-after", o.stop_after},
+        {"max-minutes", o.max_minutes},
+        {"lr", o.lr},
+        {"schedule", o.schedule},
+        {"warmup", o.warmup},
+        {"final-lr-fraction", o.final_lr_fraction},
+        {"weight-decay", o.weight_decay},
+        {"beta1", o.beta1},
+        {"beta2", o.beta2},
+        {"eps", o.eps},
+        {"clip", o.clip},
+        {"precision", o.precision},
+        {"tf32", o.tf32},
+        {"recompute", o.recompute},
+        {"val-every", o.val_every},
+        {"val-batches", o.val_batches},
+        {"sample-every", o.sample_every},
+        {"sample-tokens", o.sample_tokens},
+        {"tokenizer", unless_empty(o.tokenizer)},
+        {"prompt", unless_empty(o.prompt)},
+        {"temperature", o.temperature},
+        {"top-k", o.top_k},
+        {"top-p", o.top_p},
+        {"seed", o.seed},
+    };
+    // Paths and prompts may hold bytes that are not UTF-8.
+    return config.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace llmc

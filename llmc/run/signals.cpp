@@ -1,0 +1,68 @@
+#include "llmc/run/signals.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+
+namespace llmc {
+namespace {
+
+// Written by the handler, so lock-free atomics only.
+std::atomic<bool> stop{false};
+std::atomic<int> first_signal{0};
+std::atomic<int> interrupts{0};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+constexpr int kExitInterrupted = 128 + SIGINT;  // what shells expect of a process that Ctrl-C ended
+
+void handle(int signal_number) {
+    const int saved_errno = errno;
+    if (signal_number == SIGINT && interrupts.fetch_add(1) > 0) _exit(kExitInterrupted);
+    int none = 0;
+    first_signal.compare_exchange_strong(none, signal_number);
+    stop = true;
+    if (signal_number == SIGINT) {
+        const char text[] = "\nstopping after this step (Ctrl-C again stops at once)\n";
+        [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+    }
+    errno = saved_errno;
+}
+
+}  // namespace
+
+void install_signal_handlers() {
+    struct sigaction action {};
+    action.sa_handler = handle;
+    action.sa_flags = SA_RESTART;  // reads and writes under way continue
+    sigemptyset(&action.sa_mask);
+    for (int signal_number : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal_number, &action, nullptr);
+}
+
+bool stop_requested() { return stop; }
+
+int stop_signal() { return first_signal; }
+
+const char* stop_signal_name() {
+    switch (first_signal) {
+        case SIGINT:
+            return "SIGINT";
+        case SIGTERM:
+            return "SIGTERM";
+        case SIGUSR1:
+            return "SIGUSR1";
+        default:
+            return "none";
+    }
+}
+
+void request_stop() { stop = true; }
+
+void clear_stop_request() {
+    stop = false;
+    first_signal = 0;
+    interrupts = 0;
+}
+
+}  // namespace llmc

@@ -1,0 +1,32 @@
+// Small pieces of text that options, progress and plans share: numbers for people, durations, the nearest known word.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace llmc {
+
+std::string with_commas(int64_t number);      // 1234567 -> "1,234,567"
+std::string format_bytes(size_t bytes);       // "512 B", "3.2 KiB", "1.2 GiB"
+std::string format_duration(double seconds);  // "0:32", "1:02:03", "2d 03:04"
+std::string format_scaled(double number);     // 124439808 -> "124.4 M": thousands as k, M, G, T
+
+// The same number, but a NaN without a sign: printf shows the other kind as "-nan".
+double unsigned_nan(double number);
+
+int edit_distance(std::string_view a, std::string_view b);  // insertions, deletions, changes, swaps of neighbours
+
+// The candidate most like `word`, if one is like it at all.
+std::optional<std::string> nearest(const std::string& word, const std::vector<std::string>& candidates);
+
+// `text` in lines of at most `width` characters, the second and later ones indented by `indent` spaces. Words longer
+// than a line stay whole.
+std::string wrap(const std::string& text, size_t indent, size_t width);
+
+// One argument as a shell would need it: quoted only when it must be.
+std::string shell_quote(const std::string& argument);
+
+}  // namespace llmc

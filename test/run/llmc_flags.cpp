@@ -1,0 +1,32 @@
+// llm.c's flags are answered, ours are left alone.
+#include "llmc/run/llmc_flags.h"
+
+#include <doctest/doctest.h>
+
+using namespace llmc;
+
+TEST_CASE("llm.c flags: each is answered by name") {
+    for (const char* flag : {"-y", "-z", "-n", "-nk", "-nm", "-w", "-f", "-ge", "-a", "-sl", "-sg", "-lg", "-pn", "-pr",
+                             "-pg", "-pi", "-ps", "-pf"}) {
+        CAPTURE(flag);
+        const auto answer = answer_llmc_flag(flag, "1");
+        REQUIRE(answer);
+        CHECK(answer->find(flag) == 0);
+        CHECK(answer->find("llm.c") != std::string::npos);
+    }
+    CHECK(answer_llmc_flag("-f", "1")->find("--tf32") != std::string::npos);
+}
+
+TEST_CASE("llm.c flags: -h with a number is HellaSwag, alone it is help") {
+    CHECK(answer_llmc_flag("-h", "1")->find("HellaSwag") != std::string::npos);
+    CHECK(!answer_llmc_flag("-h", ""));
+    CHECK(!answer_llmc_flag("-h", "-b"));
+}
+
+TEST_CASE("llm.c flags: shared ones are not answered") {
+    for (const char* flag :
+         {"-i", "-j", "-o", "-e", "-b", "-t", "-d", "-x", "-k", "-l", "-u", "-q", "-c", "-v", "-m", "-s", "-g", "-r"}) {
+        CAPTURE(flag);
+        CHECK(!answer_llmc_flag(flag, "1"));
+    }
+}

@@ -1,0 +1,196 @@
+// The run directory: what it refuses, what it writes, and that every number reads back.
+#include "llmc/run/metrics.h"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "llmc/device/error.h"
+
+using namespace llmc;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct TemporaryDirectory {
+    fs::path path = fs::temp_directory_path() / ("llmc_metrics_" + std::to_string(::getpid()));
+    TemporaryDirectory() { fs::remove_all(path); }
+    ~TemporaryDirectory() { fs::remove_all(path); }
+    std::string operator/(const char* name) const { return (path / name).string(); }
+};
+
+std::string read(const std::string& file) {
+    std::ifstream stream(file);
+    std::stringstream text;
+    text << stream.rdbuf();
+    return text.str();
+}
+
+ExitCode code_of(auto call) {
+    try {
+        call();
+    } catch (const Error& error) {
+        return error.code();
+    }
+    return ExitCode::ok;
+}
+
+StepRecord example() {
+    StepRecord r;
+    r.step = 7;
+    r.loss = 10.9876543f;
+    r.lr = 3e-4f;
+    r.norm = 1.2345678f;
+    r.tokens = 28672;
+    r.ms = 82.125;
+    r.tokens_per_s = 49875.9;
+    r.products = {0, 150, 3};
+    r.skipped = 2;
+    r.loss_scale = 65536;
+    return r;
+}
+
+}  // namespace
+
+TEST_CASE("metrics: a step record has the promised fields") {
+    const json line = json::parse(metrics_line(example()));
+    CHECK(line["step"] == 7);
+    CHECK(line["tokens"] == 28672);
+    CHECK(line["ms"] == 82.125);
+    CHECK(line["tokens_per_s"] == 49875.9);
+    CHECK(line["products"] == json{{"fp8", 0}, {"bf16", 150}, {"fp32", 3}});
+    CHECK(line["skipped"] == 2);
+    CHECK(line["loss_scale"] == 65536);
+    CHECK(!line.contains("nonfinite"));
+    CHECK(metrics_line(example()).find('\n') == std::string::npos);
+    CHECK(metrics_line(example()).rfind("{\"step\":7,\"loss\":", 0) == 0);
+}
+
+TEST_CASE("metrics: floats read back to the same bits") {
+    uint32_t bits = 0x2545f491;
+    for (int i = 0; i < 20000; i++) {
+        bits = bits * 1664525u + 1013904223u;
+        float value;
+        std::memcpy(&value, &bits, sizeof value);
+        if (!std::isfinite(value)) continue;
+        StepRecord record = example();
+        record.loss = value;
+        const float back = static_cast<float>(json::parse(metrics_line(record))["loss"].get<double>());
+        if (std::memcmp(&back, &value, sizeof value) != 0) FAIL("loss of bits " << bits << " reads back as " << back);
+    }
+}
+
+TEST_CASE("metrics: what is not finite is null and named") {
+    StepRecord record = example();
+    record.loss = -NAN;
+    record.norm = INFINITY;
+    const json line = json::parse(metrics_line(record));
+    CHECK(line["loss"].is_null());
+    CHECK(line["norm"].is_null());
+    CHECK(line["nonfinite"] == json{{"loss", "nan"}, {"norm", "inf"}});
+    const json val = json::parse(metrics_line(ValRecord{3, {{"a", -INFINITY}}}));
+    CHECK(val["nonfinite"] == json{{"val_loss_a", "-inf"}});
+    CHECK(main_log_line(record) == "s:6 trl:nan lr:0.000300 norm:inf");
+}
+
+TEST_CASE("metrics: validation records and llm.c's log lines") {
+    const ValRecord val = {20, {{"", 3.25f}, {"code", 2.5f}}};
+    CHECK(json::parse(metrics_line(val)) == json{{"step", 20}, {"val_loss", 3.25}, {"val_loss_code", 2.5}});
+    CHECK(main_log_line(val) == "s:20 tel:3.2500");
+    CHECK(main_log_line(example()) == "s:6 trl:10.9877 lr:0.000300 norm:1.23");  // llm.c counts steps from 0
+}
+
+TEST_CASE("run directory: none given, nothing written") {
+    RunDirectory run("", false);
+    CHECK(!run.active());
+    run.record(example());
+    run.record(ValRecord{1, {{"", 1.0f}}});
+    run.append({{"a", 1}});
+    run.write_run_json({}, {});
+    CHECK(!RunDirectory().active());
+}
+
+TEST_CASE("run directory: lines are on disk as soon as they are recorded") {
+    TemporaryDirectory base;
+    RunDirectory run(base / "a/b", false);
+    CHECK(run.active());
+    run.record(ValRecord{0, {{"", 11.0f}}});
+    run.record(example());
+    run.append({{"step", 7}, {"fp8", json::array()}});
+    run.record(ValRecord{7, {}});  // nothing to say
+    CHECK(read(base / "a/b/metrics.jsonl") ==
+          "{\"step\":0,\"val_loss\":11.0}\n" + metrics_line(example()) + "\n{\"step\":7,\"fp8\":[]}\n");
+    CHECK(read(base / "a/b/main.log") == "s:0 tel:11.0000\n" + main_log_line(example()) + "\n");
+}
+
+TEST_CASE("run directory: run.json") {
+    TemporaryDirectory base;
+    Options options;
+    options.train = "data/*.bin";
+    options.prompt = "caf\xe9";  // not UTF-8
+    options.seed = 18446744073709551615u;
+    options.command_line = "train_gpt -i 'data/*.bin'";
+    resolve(options, {});
+    RunDirectory run(base / "a", false);
+    run.write_run_json(options, {4, "NVIDIA H200", {{"cuda", "13.0"}}});
+    const json file = json::parse(read(base / "a/run.json"));
+    CHECK(file["world"] == 4);
+    CHECK(file["device"] == "NVIDIA H200");
+    CHECK(file["command"] == options.command_line);
+    CHECK(file["versions"]["cuda"] == "13.0");
+    CHECK(file["versions"]["train_gpt"] == version_number());
+    CHECK(file["model"]["parameters"] == 124439808);
+    CHECK(file["config"]["train"] == "data/*.bin");
+    CHECK(file["config"]["seed"] == 18446744073709551615u);
+    CHECK(file["micro_steps"] == 1);
+    CHECK(file["date"].get<std::string>().size() == std::string("2024-01-01T00:00:00Z").size());
+    CHECK(!fs::exists(base / "a/run.json.tmp"));
+}
+
+TEST_CASE("run directory: a run is not replaced unless asked") {
+    for (const char* precious : {"run.json", "metrics.jsonl", "model.safetensors"}) {
+        CAPTURE(precious);
+        TemporaryDirectory base;
+        fs::create_directories(base.path);
+        std::ofstream(base / precious) << "old";
+        std::ofstream(base / "notes.txt") << "mine";
+        CHECK(code_of([&] { RunDirectory(base.path.string(), false); }) == ExitCode::bad_flags);
+        CHECK(read(base / precious) == "old");
+        CHECK(!fs::exists(base / "main.log"));
+        RunDirectory run(base.path.string(), true);
+        CHECK(read(base / precious) == "");
+        CHECK(fs::exists(base / "model.safetensors") == false);
+        CHECK(read(base / "notes.txt") == "mine");
+    }
+    // A directory with something else in it is welcome.
+    TemporaryDirectory base;
+    fs::create_directories(base.path);
+    std::ofstream(base / "notes.txt") << "mine";
+    CHECK_NOTHROW(RunDirectory(base.path.string(), false));
+}
+
+TEST_CASE("run directory: places that cannot be written") {
+    TemporaryDirectory base;
+    fs::create_directories(base.path);
+    std::ofstream(base / "file") << "x";
+    CHECK(code_of([&] { RunDirectory(base / "file", false); }) == ExitCode::bad_flags);
+    CHECK(code_of([&] { RunDirectory(base / "file/inside", false); }) == ExitCode::bad_flags);
+    fs::create_directories(base / "dir/metrics.jsonl/inside");  // cannot be opened as a file
+    CHECK(code_of([&] { RunDirectory(base / "dir", true); }) == ExitCode::bad_flags);
+}
+
+TEST_CASE("run directory: a full disk has its own exit code") {
+    if (!fs::exists("/dev/full")) return;
+    TemporaryDirectory base;
+    fs::create_directories(base.path);
+    fs::create_symlink("/dev/full", base / "main.log");
+    RunDirectory run(base.path.string(), false);
+    CHECK(code_of([&] { run.record(example()); }) == ExitCode::no_resources);
+}

@@ -1,0 +1,513 @@
+// The command line and configuration files: every value reaches its variable, every mistake is answered.
+#include "llmc/run/options.h"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "llmc/device/error.h"
+#include "llmc/run/flags.h"
+
+using namespace llmc;
+using nlohmann::json;
+
+namespace {
+
+using Arguments = std::vector<const char*>;
+
+ParsedOptions parse(Arguments arguments) {
+    arguments.insert(arguments.begin(), "train_gpt");
+    return parse_options(static_cast<int>(arguments.size()), arguments.data());
+}
+
+// Parsed with training data given, so that a test need not.
+Options options(Arguments arguments) {
+    arguments.insert(arguments.begin(), {"-i", "data"});
+    ParsedOptions parsed = parse(arguments);
+    CHECK(!parsed.text);
+    return parsed.options;
+}
+
+std::string refusal(const Arguments& arguments) {
+    try {
+        parse(arguments);
+    } catch (const Error& error) {
+        CHECK(error.code() == ExitCode::bad_flags);
+        return error.what();
+    }
+    return "(nothing was thrown)";
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+struct ConfigFile {
+    std::string path =
+        (std::filesystem::temp_directory_path() / ("llmc_config_" + std::to_string(::getpid()))).string();
+    explicit ConfigFile(const std::string& text) { std::ofstream(path) << text; }
+    ~ConfigFile() { std::filesystem::remove(path); }
+};
+
+// What the configuration file `text` is refused with.
+std::string config_refusal(const std::string& text) {
+    const ConfigFile file(text);
+    const std::string message = refusal({"--config", file.path.c_str()});
+    CHECK(contains(message, file.path));
+    return message;
+}
+
+}  // namespace
+
+TEST_CASE("options: defaults are the promised ones") {
+    const Options o = options({});
+    CHECK(o.train == "data");
+    CHECK(o.val.empty());
+    CHECK(o.out == "");
+    CHECK(o.batch == 4);
+    CHECK(o.max_steps == -1);
+    CHECK(o.lr == 3e-4);
+    CHECK(o.schedule == "cosine");
+    CHECK(o.warmup == 0);
+    CHECK(o.final_lr_fraction == 0);
+    CHECK(o.weight_decay == 0.1);
+    CHECK(o.beta1 == 0.9);
+    CHECK(o.beta2 == 0.95);
+    CHECK(o.eps == 1e-8);
+    CHECK(o.clip == 1);
+    CHECK(o.val_every == 20);
+    CHECK(o.val_batches == 20);
+    CHECK(o.sample_every == 0);
+    CHECK(o.sample_tokens == 64);
+    CHECK(o.seed == 1337);
+    CHECK(o.precision == default_precision());
+    CHECK(o.recompute == "gelu");
+    CHECK(!o.tf32);
+    CHECK(!o.overwrite);
+}
+
+TEST_CASE("options: every long flag reaches its variable") {
+    const Options o = options({"--out",
+                               "dir",
+                               "--overwrite",
+                               "--model",
+                               "d6",
+                               "--layers",
+                               "1",
+                               "--heads",
+                               "2",
+                               "--channels",
+                               "64",
+                               "--vocab",
+                               "300",
+                               "--context",
+                               "32",
+                               "--init-from",
+                               "w",
+                               "--batch",
+                               "8",
+                               "--seq",
+                               "16",
+                               "--total-batch",
+                               "256",
+                               "--max-steps",
+                               "9",
+                               "--stop-after",
+                               "5",
+                               "--max-minutes",
+                               "1.5",
+                               "--lr",
+                               "1e-3",
+                               "--schedule",
+                               "wsd",
+                               "--warmup",
+                               "2",
+                               "--final-lr-fraction",
+                               "0.1",
+                               "--weight-decay",
+                               "0.2",
+                               "--beta1",
+                               "0.8",
+                               "--beta2",
+                               "0.99",
+                               "--eps",
+                               "1e-6",
+                               "--clip",
+                               "0",
+                               "--precision",
+                               "fp32",
+                               "--tf32",
+                               "--recompute",
+                               "block",
+                               "--val-every",
+                               "3",
+                               "--val-batches",
+                               "-1",
+                               "--sample-every",
+                               "4",
+                               "--sample-tokens",
+                               "10",
+                               "--tokenizer",
+                               "tok",
+                               "--prompt",
+                               "hi there",
+                               "--temperature",
+                               "0",
+                               "--top-k",
+                               "40",
+                               "--top-p",
+                               "0.9",
+                               "--seed",
+                               "18446744073709551615",
+                               "--val",
+                               "v"});
+    CHECK(o.out == "dir");
+    CHECK(o.overwrite);
+    CHECK(o.model == "d6");
+    CHECK(o.layers == 1);
+    CHECK(o.heads == 2);
+    CHECK(o.channels == 64);
+    CHECK(o.vocab == 300);
+    CHECK(o.context == 32);
+    CHECK(o.init_from == "w");
+    CHECK(o.batch == 8);
+    CHECK(o.seq == 16);
+    CHECK(o.total_batch == 256);
+    CHECK(o.max_steps == 9);
+    CHECK(o.stop_after == 5);
+    CHECK(o.max_minutes == 1.5);
+    CHECK(o.lr == 1e-3);
+    CHECK(o.schedule == "wsd");
+    CHECK(o.warmup == 2);
+    CHECK(o.final_lr_fraction == 0.1);
+    CHECK(o.weight_decay == 0.2);
+    CHECK(o.beta1 == 0.8);
+    CHECK(o.beta2 == 0.99);
+    CHECK(o.eps == 1e-6);
+    CHECK(o.clip == 0);
+    CHECK(o.precision == "fp32");
+    CHECK(o.tf32);
+    CHECK(o.recompute == "block");
+    CHECK(o.val_every == 3);
+    CHECK(o.val_batches == -1);
+    CHECK(o.sample_every == 4);
+    CHECK(o.sample_tokens == 10);
+    CHECK(o.tokenizer == "tok");
+    CHECK(o.prompt == "hi there");
+    CHECK(o.temperature == 0);
+    CHECK(o.top_k == 40);
+    CHECK(o.top_p == 0.9);
+    CHECK(o.seed == 18446744073709551615u);
+    CHECK(o.val == std::vector<ValSet>{{"", "v"}});
+    CHECK(contains(o.command_line, "train_gpt -i data --out dir"));
+    CHECK(contains(o.command_line, "'hi there'"));
+}
+
+TEST_CASE("options: short forms, attached values, the command, repeated flags") {
+    const Options o = options({"-o", "dir",  "-e", "d24",    "-b8", "-t=16", "-d", "256", "-x", "-1",
+                               "-l", "1e-3", "-k", "linear", "-u",  "2",     "-q", "1",   "-c", "0",
+                               "-v", "1",    "-m", "2",      "-s",  "3",     "-g", "4",   "-r", "none"});
+    CHECK(o.out == "dir");
+    CHECK(o.model == "d24");
+    CHECK(o.batch == 8);
+    CHECK(o.seq == 16);
+    CHECK(o.total_batch == 256);
+    CHECK(o.max_steps == -1);
+    CHECK(o.lr == 1e-3);
+    CHECK(o.schedule == "linear");
+    CHECK(o.warmup == 2);
+    CHECK(o.final_lr_fraction == 1);
+    CHECK(o.weight_decay == 0);
+    CHECK(o.val_every == 1);
+    CHECK(o.val_batches == 2);
+    CHECK(o.sample_every == 3);
+    CHECK(o.sample_tokens == 4);
+    CHECK(o.recompute == "none");
+
+    CHECK(parse({"train", "-i", "x"}).options.train == "x");
+    CHECK(options({"-b", "8", "-b", "16"}).batch == 16);  // the last one counts
+    CHECK(options({"-b", "010"}).batch == 10);            // not octal
+    CHECK(options({"--lr=2e-4"}).lr == 2e-4);
+    CHECK(options({"--prompt=--lr"}).prompt == "--lr");
+    CHECK(options({"--prompt", "-dash"}).prompt == "-dash");
+    CHECK(options({"--prompt", ""}).prompt == "");
+    CHECK(options({"--prompt", "[a,b]"}).prompt == "[a,b]");
+    CHECK(options({"--tf32", "--tf32=false"}).tf32 == false);
+}
+
+TEST_CASE("options: validation sets") {
+    CHECK(parse_val_set("data/val*.bin") == ValSet{"", "data/val*.bin"});
+    CHECK(parse_val_set("code=data/code*.bin") == ValSet{"code", "data/code*.bin"});
+    CHECK(parse_val_set("a=b=c") == ValSet{"a", "b=c"});
+    CHECK(parse_val_set("dir/lang=en/x.bin") == ValSet{"", "dir/lang=en/x.bin"});
+    CHECK(parse_val_set("=x") == ValSet{"", "=x"});
+    CHECK(options({"-j", "a=x", "-j", "y", "--val=b=z"}).val == std::vector<ValSet>{{"a", "x"}, {"", "y"}, {"b", "z"}});
+    CHECK(options({"-j", "[a,b]"}).val == std::vector<ValSet>{{"", "[a,b]"}});  // a pattern, not a list
+    CHECK(contains(refusal({"-i", "d", "-j", "a=x", "-j", "a=y"}), "two sets are named \"a\""));
+    CHECK(contains(refusal({"-i", "d", "-j", "x", "-j", "y"}), "name each one"));
+    CHECK(contains(refusal({"-i", "d", "-j", "a="}), "no pattern"));
+}
+
+TEST_CASE("options: unknown flags name the nearest") {
+    CHECK(contains(refusal({"--bacth", "4"}), "did you mean --batch?"));
+    CHECK(contains(refusal({"--warm", "4"}), "did you mean --warmup?"));
+    CHECK(contains(refusal({"--total_batch=4"}), "did you mean --total-batch?"));
+    CHECK(contains(refusal({"-batch", "4"}), "did you mean --batch?"));
+    CHECK(contains(refusal({"-seq", "4"}), "did you mean --seq?"));
+    CHECK(!contains(refusal({"--completely-different"}), "did you mean"));
+    CHECK(contains(refusal({"-p", "4"}), "unknown flag -p"));
+    CHECK(contains(refusal({"-xx", "4"}), "unknown flag -xx"));
+    CHECK(contains(refusal({"--"}), "unknown flag"));
+    CHECK(contains(refusal({"eval"}), "unknown command 'eval'"));
+    CHECK(contains(refusal({"-5"}), "unexpected argument '-5'"));
+    CHECK(contains(refusal({"-b", "4", "stray"}), "unexpected argument 'stray'"));
+    CHECK(contains(refusal({"-i", "a.bin", "b.bin"}), "quote the pattern"));
+}
+
+TEST_CASE("options: llm.c's spellings") {
+    CHECK(contains(refusal({"-y", "1"}), "llm.c"));
+    CHECK(contains(refusal({"-z", "4"}), "ZeRO"));
+    CHECK(contains(refusal({"-ge", "1"}), "GELU"));  // not -g with the value "e"
+    CHECK(contains(refusal({"-sl", "5"}), "llm.c"));
+    CHECK(contains(refusal({"-h", "1"}), "HellaSwag"));
+    CHECK(contains(refusal({"-r", "1"}), "-r gelu"));
+    CHECK(contains(refusal({"-r", "2"}), "-r norm"));
+    CHECK(contains(refusal({"-r", "0"}), "-r none"));
+}
+
+TEST_CASE("options: bad values") {
+    struct Case {
+        Arguments arguments;
+        const char* part;
+    };
+    const Case cases[] = {
+        {{"-b", "4x"}, "--batch: '4x' is not a whole number"},
+        {{"-b", ""}, "--batch: '' is not a whole number"},
+        {{"-b", "1e3"}, "'1e3' is not a whole number"},
+        {{"-b", "0"}, "--batch: 0 is out of range; it must be at least 1"},
+        {{"-b", "-4"}, "-4 is out of range"},
+        {{"-b", "99999999999"}, "99999999999 is too large"},
+        {{"-t", "0"}, "--seq: 0"},
+        {{"-d", "99999999999999999999"}, "too large"},
+        {{"-d", "0"}, "--total-batch: 0"},
+        {{"-x", "0"}, "-1: one epoch"},
+        {{"-x", "-2"}, "--max-steps: -2"},
+        {{"--stop-after", "-1"}, "--stop-after: -1"},
+        {{"--max-minutes", "-1"}, "--max-minutes: -1"},
+        {{"--max-minutes", "inf"}, "'inf' is not a number"},
+        {{"-l", "0"}, "--lr: 0 is out of range; it must be above 0"},
+        {{"-l", "nan"}, "'nan' is not a number"},
+        {{"-l", "1e-3f"}, "'1e-3f' is not a number"},
+        {{"-k", "cos"}, "'cos' is not one of cosine, linear, constant, wsd"},
+        {{"-u", "-1"}, "--warmup: -1"},
+        {{"-q", "1.01"}, "in [0, 1]"},
+        {{"-q", "-0.1"}, "in [0, 1]"},
+        {{"-c", "-0.1"}, "--weight-decay"},
+        {{"--beta1", "1"}, "in [0, 1)"},
+        {{"--beta2", "1"}, "in [0, 1)"},
+        {{"--eps", "0"}, "above 0"},
+        {{"--clip", "-1"}, "at least 0"},
+        {{"--layers", "0"}, "--layers: 0"},
+        {{"--heads", "-1"}, "--heads: -1"},
+        {{"--channels", "0"}, "--channels: 0"},
+        {{"--vocab", "0"}, "--vocab: 0"},
+        {{"--context", "0"}, "--context: 0"},
+        {{"-v", "-1"}, "--val-every: -1"},
+        {{"-m", "-2"}, "--val-batches: -2"},
+        {{"-s", "-1"}, "--sample-every: -1"},
+        {{"-g", "0"}, "--sample-tokens: 0"},
+        {{"--temperature", "-1"}, "--temperature: -1"},
+        {{"--top-k", "-1"}, "--top-k: -1"},
+        {{"--top-p", "0"}, "in (0, 1]"},
+        {{"--top-p", "1.5"}, "in (0, 1]"},
+        {{"--seed", "-5"}, "--seed: -5 is out of range; it must be at least 0"},
+        {{"--seed", "18446744073709551616"}, "too large"},
+        {{"--precision", "fp8"}, "no FP8 yet"},
+        {{"--precision", "BF16"}, "'BF16' is not one of"},
+        {{"--gpu", "h300", "--dry-run"}, "'h300' is not in the table: a100"},
+        {{"--gpu", "h200", "-i", "x"}, "add --dry-run"},
+        {{"--tf32=1"}, "=true or =false"},
+        {{"-i", ""}, "--train: the value is empty"},
+        {{"-b"}, "--batch needs a value"},
+        {{"-b", "-t", "8"}, "--batch needs a value"},
+        {{"-i", "--val", "x"}, "--train needs a value"},
+        {{"--config", "no/such/file"}, "cannot open the configuration file no/such/file"},
+        {{}, "no training data"},
+        {{"-b", "8"}, "no training data"},
+    };
+    for (const Case& c : cases) {
+        std::string shown;
+        for (const char* argument : c.arguments) shown += std::string(argument) + " ";
+        CAPTURE(shown);
+        const std::string message = refusal(c.arguments);
+        CAPTURE(message);
+        CHECK(contains(message, c.part));
+    }
+    CHECK(!parse({"--dry-run"}).text);  // planning needs no data
+    CHECK(!parse({"--print-config"}).text);
+}
+
+TEST_CASE("options: --overwrite may not remove the weights to start from") {
+    CHECK(contains(refusal({"-i", "x", "-o", "runs/a", "--overwrite", "--init-from", "runs/a"}),
+                   "--overwrite would remove"));
+    CHECK(contains(refusal({"-i", "x", "-o", "runs/a/", "--overwrite", "--init-from", "runs/b/../a/model.safetensors"}),
+                   "--overwrite would remove"));
+    CHECK_NOTHROW(parse({"-i", "x", "-o", "runs/a", "--overwrite", "--init-from", "runs/b"}));
+}
+
+TEST_CASE("options: configuration files, and flags over them") {
+    const ConfigFile file(R"({"train": "t", "val": ["v", "code=w"], "batch": 8, "lr": 1e-3, "tf32": true, "out": null,
+                              "seed": 18446744073709551615, "prompt": "x", "max-steps": -1})");
+    const Options o = parse({"--config", file.path.c_str()}).options;
+    CHECK(o.train == "t");
+    CHECK(o.val == std::vector<ValSet>{{"", "v"}, {"code", "w"}});
+    CHECK(o.batch == 8);
+    CHECK(o.lr == 1e-3);
+    CHECK(o.tf32);
+    CHECK(o.out == "");
+    CHECK(o.seed == 18446744073709551615u);
+    const Options over = parse({"-b", "16", "--config", file.path.c_str(), "-j", "z", "--tf32=false"}).options;
+    CHECK(over.batch == 16);  // whatever the order
+    CHECK(over.lr == 1e-3);
+    CHECK(over.val == std::vector<ValSet>{{"", "z"}});
+    CHECK(!over.tf32);
+}
+
+TEST_CASE("options: another model does not inherit the file's shape") {
+    const ConfigFile file(
+        R"({"train": "t", "model": "d12", "layers": 3, "heads": 12, "channels": 768, "context": 64})");
+    Options same = parse({"--config", file.path.c_str()}).options;
+    resolve(same, {});
+    CHECK(same.model_config.layers == 3);
+    Options other = parse({"--config", file.path.c_str(), "-e", "d24", "--layers", "2"}).options;
+    resolve(other, {});
+    CHECK(other.model_config.layers == 2);
+    CHECK(other.model_config.channels == 1024);
+    CHECK(other.model_config.context == 1024);
+}
+
+TEST_CASE("options: bad configuration files") {
+    CHECK(contains(config_refusal(R"({"bacth": 4})"), "unknown key \"bacth\" (did you mean \"batch\"?)"));
+    CHECK(contains(config_refusal(R"({"total_batch": 4})"), "\"total-batch\""));
+    CHECK(contains(config_refusal(R"({"batch": 4.5})"), "'4.5' is not a whole number"));
+    CHECK(contains(config_refusal(R"({"batch": 0})"), "--batch: 0"));
+    CHECK(contains(config_refusal(R"({"batch": [1]})"), "must be a number or a string"));
+    CHECK(contains(config_refusal(R"({"batch": true})"), "must be a number or a string"));
+    CHECK(contains(config_refusal(R"({"tf32": "yes"})"), "must be true or false"));
+    for (const char* key : {"dry-run", "print-config", "config", "overwrite", "gpu", "help", "version"}) {
+        CAPTURE(key);
+        CHECK(contains(config_refusal(std::string("{\"") + key + "\": true}"), "belongs on the command line"));
+    }
+    CHECK(contains(config_refusal("["), "is not JSON"));
+    CHECK(contains(config_refusal("[1]"), "is not a JSON object"));
+}
+
+TEST_CASE("options: a printed configuration is accepted and prints the same") {
+    for (const Arguments& arguments :
+         {Arguments{},
+          Arguments{"-e",
+                    "gpt3-350m",
+                    "-t",
+                    "2048",
+                    "-b",
+                    "2",
+                    "-d",
+                    "8192",
+                    "-x",
+                    "100",
+                    "-u",
+                    "10",
+                    "-l",
+                    "0.1",
+                    "-j",
+                    "a=x",
+                    "-j",
+                    "y",
+                    "--tf32",
+                    "--prompt",
+                    "\"quoted\"\n",
+                    "--max-minutes",
+                    "0.1",
+                    "-r",
+                    "norm",
+                    "-c",
+                    "1e-17",
+                    "--seed",
+                    "18446744073709551615",
+                    "-o",
+                    "runs/a",
+                    "--precision",
+                    "fp32",
+                    "-q",
+                    "0.3333333333333333"},
+          Arguments{"--layers", "2", "--heads", "2", "--channels", "64", "-t", "32", "--vocab", "256"}}) {
+        Options first = options(arguments);
+        resolve(first, {});
+        const std::string printed = config_json(first);
+        const ConfigFile file(printed);
+        Options second = parse({"--config", file.path.c_str()}).options;
+        CHECK(config_json(second) == printed);
+        resolve(second, {});
+        CHECK(config_json(second) == printed);
+        CHECK(second.model_config == first.model_config);
+        CHECK(second.micro_steps == first.micro_steps);
+        // A run.json holds the same under "config".
+        const ConfigFile run(json{{"world", 1}, {"config", json::parse(printed)}}.dump());
+        CHECK(config_json(parse({"--config", run.path.c_str()}).options) == printed);
+    }
+}
+
+TEST_CASE("options: the printed configuration has every flag that a file may hold") {
+    Options unused;
+    const FlagSet flags(unused);
+    std::set<std::string> in_flags, in_json;
+    for (const Flag& flag : flags.flags()) {
+        if (!flag.command_line_only()) in_flags.insert(flag.long_name);
+    }
+    const json printed = json::parse(config_json(options({})));
+    for (const auto& item : printed.items()) in_json.insert(item.key());
+    CHECK(in_flags == in_json);
+}
+
+TEST_CASE("options: help and version win over everything else") {
+    for (const Arguments& arguments :
+         {Arguments{"--help"}, Arguments{"-h"}, Arguments{"help"}, Arguments{"train", "-h"},
+          Arguments{"-b", "4", "--help", "--unknown"}, Arguments{"-h", "-b"}}) {
+        const ParsedOptions parsed = parse(arguments);
+        REQUIRE(parsed.text);
+        CHECK(*parsed.text == help_text("train_gpt"));
+    }
+    CHECK(contains(*parse({"--version"}).text, "train_gpt " + version_number()));
+    CHECK(contains(*parse({"--version"}).text, default_precision()));
+}
+
+TEST_CASE("options: help shows every flag with its true default, in lines that fit") {
+    const std::string help = help_text("train_gpt_cpu");
+    CHECK(contains(help, "usage: train_gpt_cpu [train] FLAGS"));
+    Options defaults;
+    const FlagSet flags(defaults);
+    std::set<std::string> long_names;
+    std::set<char> short_names;
+    for (const Flag& flag : flags.flags()) {
+        CAPTURE(flag.long_name);
+        CHECK(contains(help, "--" + flag.long_name));
+        CHECK(contains(help, "\n" + flag.group + "\n"));
+        CHECK(long_names.insert(flag.long_name).second);
+        if (flag.short_name != 0) CHECK(short_names.insert(flag.short_name).second);
+    }
+    // The defaults written out by hand, because they read better so.
+    CHECK(std::stod(flags.find_long("lr")->default_text) == defaults.lr);
+    CHECK(std::stod(flags.find_long("eps")->default_text) == defaults.eps);
+    CHECK(std::stoll(flags.find_long("max-steps")->default_text) == defaults.max_steps);
+    CHECK(flags.find_long("batch")->default_text == "4");
+    CHECK(flags.find_long("recompute")->default_text == "gelu");
+    size_t start = 0;
+    while (start < help.size()) {
+        const size_t end = help.find('\n', start);
+        CHECK(end - start <= 100);
+        CHECK((end == start || help[end - 1] != ' '));
+        start = end + 1;
+    }
+}

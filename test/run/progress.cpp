@@ -1,0 +1,135 @@
+// The progress line, its averages, and when colour is used.
+#include "llmc/run/progress.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <string>
+
+using namespace llmc;
+
+namespace {
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+ProgressLine example() {
+    ProgressLine line;
+    line.step = 12;
+    line.last_step = 400;
+    line.loss = 3.12341;
+    line.norm = 0.81234;
+    line.lr = 3e-4;
+    line.ms = 82.14;
+    line.tokens_per_s = 6231.4;
+    line.mfu = 0.4123;
+    line.memory = size_t{1288490189};  // 1.2 GiB
+    line.seconds_left = 32;
+    return line;
+}
+
+}  // namespace
+
+TEST_CASE("progress: the whole line") {
+    CHECK(
+        format_progress(example(), false) ==
+        "step    12/400 | loss 3.1234 | norm 0.8123 | lr 3.00e-04 | 82.1 ms | 6,231 tok/s | MFU 41.2% | mem 1.2 GiB | "
+        "ETA 0:32");
+}
+
+TEST_CASE("progress: what is not known is not shown") {
+    ProgressLine line;
+    line.step = 3;
+    line.loss = -std::nan("");
+    line.norm = INFINITY;
+    line.ms = 123456;
+    CHECK(format_progress(line, false) == "step     3 | loss nan | norm inf | lr 0.00e+00 | 123456 ms");
+    line.skipped = true;
+    CHECK(contains(format_progress(line, false), "| skipped"));
+}
+
+TEST_CASE("progress: colour marks trouble and adds nothing else") {
+    ProgressLine line = example();
+    line.loss = NAN;
+    const std::string coloured = format_progress(line, true), plain = format_progress(line, false);
+    CHECK(contains(coloured, "\033[1;31mloss nan\033[0m"));
+    CHECK(!contains(coloured, "\033[1;31mnorm"));
+    CHECK(!contains(plain, "\033"));
+    std::string stripped;
+    for (size_t i = 0; i < coloured.size(); i++) {
+        if (coloured[i] == '\033') {
+            i = coloured.find('m', i);
+        } else {
+            stripped += coloured[i];
+        }
+    }
+    CHECK(stripped == plain);
+
+    CHECK(use_colour(true, nullptr));
+    CHECK(use_colour(true, ""));
+    CHECK(!use_colour(true, "1"));
+    CHECK(!use_colour(false, nullptr));
+}
+
+TEST_CASE("progress: validation line") {
+    CHECK(format_validation({20, {{"", 3.5f}, {"code", 2.25f}}}, false) ==
+          "val     20 | val_loss 3.5000 | val_loss_code 2.2500");
+    CHECK(contains(format_validation({20, {{"", NAN}}}, true), "\033[1;31mval_loss nan"));
+}
+
+TEST_CASE("progress: MFU") {
+    // 1e9 FLOP a token, 1e5 tokens a second = 1e14 FLOP/s, on two cards of 100 TFLOP/s.
+    CHECK(model_flops_utilization(1e9, 1e5, 100, 2) == doctest::Approx(0.5));
+}
+
+TEST_CASE("progress: throughput leaves the first step out and is exact from the second") {
+    Throughput speed;
+    CHECK(!speed.tokens_per_s());
+    speed.add(1000, 60000);
+    CHECK(!speed.tokens_per_s());
+    CHECK(!speed.ms_per_step());
+    speed.add(1000, 100);
+    CHECK(*speed.tokens_per_s() == doctest::Approx(10000));
+    CHECK(*speed.ms_per_step() == doctest::Approx(100));
+    // Then an average: 95 parts of the past, 5 of the present, each corrected for the short past.
+    speed.add(1000, 200);
+    CHECK(*speed.ms_per_step() == doctest::Approx((0.95 * 100 + 200) / 1.95));
+    for (int i = 0; i < 500; i++) speed.add(1000, 50);
+    CHECK(*speed.ms_per_step() == doctest::Approx(50).epsilon(1e-6));
+    CHECK(*speed.tokens_per_s() == doctest::Approx(20000).epsilon(1e-6));
+}
+
+TEST_CASE("progress: steps as they are written") {
+    std::FILE* file = std::tmpfile();
+    REQUIRE(file != nullptr);
+    ProgressSetup setup;
+    setup.last_step = 10;
+    setup.tokens_per_step = 1000;
+    setup.flops_per_token = 1e9;
+    setup.peak_tflops = 100.0;
+    Progress progress(file, setup);
+    StepRecord record;
+    record.loss = 2;
+    for (int step = 1; step <= 4; step++) {
+        record.step = step;
+        record.ms = step == 1 ? 5000 : 1000;
+        record.skipped = step >= 3 ? 1 : 0;
+        progress.step(record, std::nullopt);
+    }
+    progress.validation({4, {{"", 2.5f}}});
+    progress.validation({4, {}});  // nothing to say
+
+    std::rewind(file);
+    std::string lines[6];
+    char buffer[512];
+    int count = 0;
+    while (count < 6 && std::fgets(buffer, sizeof buffer, file) != nullptr) lines[count++] = buffer;
+    std::fclose(file);
+    REQUIRE(count == 5);
+    CHECK(lines[0] == "step     1/10 | loss 2.0000 | norm 0.0000 | lr 0.00e+00 | 5000.0 ms\n");
+    // 1,000 tok/s of 1e9 FLOP on 1e14: 1%; 8 steps of 1 s are left.
+    CHECK(contains(lines[1], "| 1,000 tok/s | MFU 1.0% | ETA 0:08\n"));
+    CHECK(contains(lines[2], "skipped"));
+    CHECK(!contains(lines[3], "skipped"));  // the count did not grow
+    CHECK(lines[4] == "val      4 | val_loss 2.5000\n");
+}

@@ -1,0 +1,175 @@
+// Values checked against each other, and what follows from them.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "llmc/device/error.h"
+#include "llmc/run/options.h"
+
+using namespace llmc;
+
+namespace {
+
+Options resolved(const Options& options, const ResolveInputs& inputs = {}) {
+    Options copy = options;
+    resolve(copy, inputs);
+    return copy;
+}
+
+std::string refusal(const Options& options, const ResolveInputs& inputs = {}) {
+    try {
+        resolved(options, inputs);
+    } catch (const Error& error) {
+        CHECK(error.code() == ExitCode::bad_flags);
+        return error.what();
+    }
+    return "(nothing was thrown)";
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+ResolveInputs with_ranks(int ranks) {
+    ResolveInputs inputs;
+    inputs.ranks = ranks;
+    return inputs;
+}
+
+ResolveInputs with_data(int vocab, int64_t tokens = 0) {
+    ResolveInputs inputs;
+    inputs.data_vocab = vocab;
+    inputs.train_tokens = tokens;
+    return inputs;
+}
+
+}  // namespace
+
+TEST_CASE("resolve: defaults") {
+    const Options o = resolved({});
+    CHECK(o.model == "d12");
+    CHECK(o.model_config == find_model("d12"));
+    CHECK(o.layers == 12);
+    CHECK(o.vocab == 50257);
+    CHECK(o.context == 1024);
+    CHECK(o.seq == 1024);
+    CHECK(o.total_batch == 4096);
+    CHECK(o.micro_steps == 1);
+    CHECK(o.max_steps == -1);
+    CHECK(o.notes.empty());
+}
+
+TEST_CASE("resolve: the model's shape") {
+    Options o;
+    o.model = "gpt3-125m";
+    CHECK(resolved(o).context == 2048);
+    CHECK(resolved(o).seq == 1024);
+    CHECK(resolved(o).model_config.name == "gpt3-125m");
+    o.layers = 3;  // a variation keeps the rest, the context as well
+    CHECK(resolved(o).model_config.layers == 3);
+    CHECK(resolved(o).context == 2048);
+    CHECK(resolved(o).model_config.name == "custom");
+
+    Options own;
+    own.layers = 2, own.heads = 2, own.channels = 64;
+    CHECK(resolved(own).context == 1024);
+    own.seq = 96;
+    CHECK(resolved(own).context == 96);  // follows -t
+    own.context = 128;
+    CHECK(resolved(own).context == 128);
+    CHECK(resolved(own).seq == 96);
+    own.seq = 0;
+    CHECK(resolved(own).seq == 128);  // 1024, or the context where that is shorter
+
+    own.heads = 3;
+    CHECK(contains(refusal(own), "cannot be divided by heads=3"));
+    o.model = "no-such-model";
+    CHECK(contains(refusal(o), "unknown model"));
+}
+
+TEST_CASE("resolve: the vocabulary comes from the flag, the file, the data, or is GPT-2's") {
+    Options o;
+    CHECK(resolved(o).vocab == 50257);
+    CHECK(resolved(o, with_data(300)).vocab == 300);
+    o.vocab = 512;
+    CHECK(resolved(o, with_data(300)).vocab == 512);
+    CHECK(contains(refusal(o, with_data(513)), "--vocab 513"));
+
+    const std::string path =
+        (std::filesystem::temp_directory_path() / ("llmc_resolve_" + std::to_string(::getpid()) + ".json")).string();
+    auto from_file = [&](const std::string& text, int data_vocab) {
+        std::ofstream(path) << text;
+        Options with_file;
+        with_file.model = path;
+        return resolved(with_file, with_data(data_vocab));
+    };
+    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64, "vocab": 400})", 300).vocab == 400);
+    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64})", 300).vocab == 300);
+    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64})", 0).vocab == 50257);
+    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64})", 0).context == 1024);
+    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64, "context": 48})", 0).seq == 48);
+    std::filesystem::remove(path);
+}
+
+TEST_CASE("resolve: sequences fit the context") {
+    Options o;
+    o.seq = 1024;
+    CHECK_NOTHROW(resolved(o));
+    o.seq = 1025;
+    CHECK(contains(refusal(o), "use -t 1024 or --context 1025"));
+    o.context = 2048;
+    CHECK(resolved(o).model_config.context == 2048);
+}
+
+TEST_CASE("resolve: the total batch is whole micro-steps on all ranks") {
+    Options o;
+    o.batch = 2;
+    o.seq = 512;
+    CHECK(resolved(o, with_ranks(3)).total_batch == 3072);
+    o.total_batch = 524288;
+    CHECK(resolved(o).micro_steps == 512);
+    CHECK(resolved(o, with_ranks(8)).micro_steps == 64);
+    const std::string message = refusal(o, with_ranks(3));
+    CHECK(contains(message, "3072 tokens (-b 2 x -t 512 x 3 ranks)"));
+    CHECK(contains(message, "-d 522240 or -d 525312"));
+    o.total_batch = 1000;
+    CHECK(contains(refusal(o), "use -d 1024"));
+    CHECK(!contains(refusal(o), "-d 0"));
+}
+
+TEST_CASE("resolve: steps of one epoch, and warm-up") {
+    Options o;
+    o.batch = 1;
+    o.seq = 100;
+    CHECK(resolved(o, with_data(0, 1001)).max_steps == 10);
+    CHECK(resolved(o, with_data(0, 1000)).max_steps == 9);  // the last target needs one token more
+    CHECK(contains(refusal(o, with_data(0, 100)), "the training set has 100 tokens"));
+    o.warmup = 9;
+    CHECK_NOTHROW(resolved(o, with_data(0, 1001)));
+    o.warmup = 10;
+    CHECK(contains(refusal(o, with_data(0, 1001)), "one epoch"));
+    CHECK_NOTHROW(resolved(o));  // length not known yet
+    o.max_steps = 10;
+    CHECK(contains(refusal(o), "--warmup 10 leaves nothing of the 10 steps"));
+    o.max_steps = 11;
+    CHECK(resolved(o, with_data(0, 1001)).max_steps == 11);  // given: not an epoch
+}
+
+TEST_CASE("resolve: precision and its notes") {
+    Options o;
+    o.precision = "auto";
+    CHECK(resolved(o).precision == "bf16");
+    CHECK(contains(resolved(o).notes.at(0), "auto: bf16"));
+    ResolveInputs old_card;
+    old_card.bf16_supported = false;
+    CHECK(resolved(o, old_card).precision == "fp32");
+
+    o.precision = "fp32";
+    o.tf32 = true;
+    CHECK(resolved(o).notes.empty());
+    ResolveInputs host;
+    host.host_device = true;
+    CHECK(contains(resolved(o, host).notes.at(0), "CPU build"));
+    o.precision = "bf16";
+    CHECK(contains(resolved(o).notes.at(0), "--precision fp32"));
+}

@@ -1,0 +1,67 @@
+// Signals ask for a stop; a second SIGINT ends the process. Each case runs in a child process.
+#include "llmc/run/signals.h"
+
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string>
+
+using namespace llmc;
+
+namespace {
+
+// The exit status of a child that runs `body` (what it returns) with handlers installed and a silent stderr.
+template <class Body>
+int in_child(Body body) {
+    const pid_t child = fork();
+    if (child == 0) {
+        if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(99);
+        clear_stop_request();
+        install_signal_handlers();
+        _exit(body());
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+}  // namespace
+
+TEST_CASE("signals: the first one asks for a stop") {
+    const int stopping[] = {SIGINT, SIGTERM, SIGUSR1};
+    const std::string names[] = {"SIGINT", "SIGTERM", "SIGUSR1"};
+    for (int i = 0; i < 3; i++) {
+        CHECK(in_child([&] {
+                  if (stop_requested() || stop_signal() != 0 || std::string(stop_signal_name()) != "none") return 1;
+                  raise(stopping[i]);
+                  if (!stop_requested()) return 2;
+                  return stop_signal() == stopping[i] && stop_signal_name() == names[i] ? 0 : 3;
+              }) == 0);
+    }
+}
+
+TEST_CASE("signals: a second SIGINT ends the process, a second SIGTERM does not") {
+    CHECK(in_child([] {
+              raise(SIGINT);
+              raise(SIGINT);
+              return 0;
+          }) == 130);
+    CHECK(in_child([] {
+              raise(SIGTERM);
+              raise(SIGTERM);
+              raise(SIGINT);  // the first of its kind
+              return stop_signal() == SIGTERM ? 7 : 8;
+          }) == 7);
+}
+
+TEST_CASE("signals: a limit of the program's own") {
+    clear_stop_request();
+    CHECK(!stop_requested());
+    request_stop();
+    CHECK(stop_requested());
+    CHECK(stop_signal() == 0);
+    clear_stop_request();
+    CHECK(!stop_requested());
+}
