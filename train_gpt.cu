@@ -1,0 +1,361 @@
+// train_gpt: pretrains a GPT from token shards. main() turns flags into a run, train() is the run: set up, then step
+// after step, then the final weights.
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <memory>
+
+#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/comm/comm.h"
+#include "llmc/data/loader.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/linear/matmul.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/model/sampler.h"
+#include "llmc/optim/step.h"
+#include "llmc/run/gpu_table.h"
+#include "llmc/run/metrics.h"
+#include "llmc/run/options.h"
+#include "llmc/run/plan.h"
+#include "llmc/run/progress.h"
+#include "llmc/run/signals.h"
+
+using namespace llmc;
+
+namespace {
+
+// What is read before anything is allocated.
+struct Inputs {
+    std::unique_ptr<ShardSet> train;
+    std::vector<std::pair<std::string, std::unique_ptr<ShardSet>>> val;  // by name
+};
+
+Inputs open_data(const Options& options) {
+    Inputs inputs;
+    if (!options.train.empty()) inputs.train = std::make_unique<ShardSet>(std::vector<std::string>{options.train});
+    for (const ValSet& set : options.val)
+        inputs.val.emplace_back(set.name, std::make_unique<ShardSet>(std::vector<std::string>{set.glob}));
+    return inputs;
+}
+
+void check_vocabulary(const Inputs& inputs, int vocab) {
+    if (inputs.train) inputs.train->check_vocabulary(vocab);
+    for (const auto& [name, set] : inputs.val) set->check_vocabulary(vocab);
+}
+
+ScheduleConfig schedule_config(const Options& o) {
+    return {schedule_kind(o.schedule), o.lr, o.warmup, o.max_steps, o.final_lr_fraction};
+}
+AdamWConfig adamw_config(const Options& o) { return {o.beta1, o.beta2, o.eps, o.weight_decay}; }
+
+// ---- a run and its parts -------------------------------------------------------------------------------------------
+
+template <class Real>
+struct Run {
+    const Options& options;
+    const Comm comm;
+    const ParameterTable table;
+    stream_t stream = create_stream();
+    Parameters<Real> parameters;
+    Matmul matmul;
+    Gpt2<Real> model;
+    Optimizer<Real> optimizer;
+
+    Run(const Options& o, const Comm& comm_)
+        : options(o),
+          comm(comm_),
+          table(gpt2_units(o.model_config), comm.world()),
+          parameters(table, comm),
+          matmul(o.tf32),
+          model(o.model_config, o.batch, o.seq, recompute_from_name(o.recompute), parameters, matmul),
+          optimizer(parameters, schedule_config(o), adamw_config(o), o.clip) {}
+    ~Run() { destroy_stream(stream); }
+};
+
+// The arenas of a run, without a device.
+template <class Real>
+MemoryByKind plan_memory(const Options& o) {
+    const ParameterTable table(gpt2_units(o.model_config), 1);
+    const Parameters<Real> parameters(table, Comm::self());
+    const Activations<Real> activations(o.model_config, o.batch, o.seq, recompute_from_name(o.recompute));
+    MemoryByKind memory;
+    memory.weights = parameters.weight_bytes();
+    memory.gradients = parameters.gradient_bytes();
+    memory.optimizer = parameters.optimizer_bytes();
+    memory.activations = activations.arena.bytes();
+    memory.workspace = activations.workspace.bytes() +
+                       product_workspace<Real>(o.model_config, o.batch * o.seq, activations.chunk_rows);
+    return memory;
+}
+
+MemoryByKind plan_memory(const Options& o) {
+    return o.precision == "fp32" ? plan_memory<float>(o) : plan_memory<bf16>(o);
+}
+
+HfGpt2Config hf_config(const ModelConfig& m) { return {m.layers, m.channels, m.heads, m.vocab, m.context}; }
+
+template <class Real>
+void load_weights(Run<Real>& run, const std::string& path) {
+    import_hf(path, hf_config(run.options.model_config),
+              [&](const std::string& name, const std::vector<float>& values) {
+                  const ParameterTable::Place place = run.table.find(name);
+                  std::vector<float> padded = values;  // wte's padded rows are 0
+                  padded.resize(run.table.unit(place.unit).tensors[place.tensor].count(), 0.0f);
+                  run.parameters.set_tensor(place.unit, place.tensor, padded, run.stream);
+              });
+}
+
+template <class Real>
+void save_weights(Run<Real>& run, const std::string& path) {
+    export_hf(path, hf_config(run.options.model_config), [&](const std::string& name, std::vector<float>& values) {
+        const ParameterTable::Place place = run.table.find(name);
+        values = run.parameters.get_tensor(place.unit, place.tensor, run.stream);
+    });
+}
+
+double wall_seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// A value that the device has computed; waits for it.
+template <class T>
+T read_back(const T* device, stream_t stream) {
+    T* staging = static_cast<T*>(pinned_malloc(sizeof(T)));
+    copy_to_host(staging, device, sizeof(T), stream);
+    synchronize(stream);
+    const T value = *staging;
+    pinned_free(staging);
+    return value;
+}
+
+// Mean loss over the validation sets.
+template <class Real>
+ValRecord validate(Run<Real>& run, const Inputs& inputs, int64_t step) {
+    const Options& o = run.options;
+    std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
+    ValRecord record;
+    record.step = step;
+    for (const auto& [name, set] : inputs.val) {
+        const EvalLoader loader(*set, o.batch, o.seq, run.comm.rank(), run.comm.world(),
+                                static_cast<int>(o.val_batches), o.model_config.vocab);
+        double sum = 0, count = 0;
+        for (int64_t i = 0; i < loader.batches(); i++) {
+            loader.read(i, tokens.data(), targets.data());
+            run.model.evaluate(tokens.data(), targets.data(), true, run.stream);
+            sum += read_back(run.model.eval_loss_sum(), run.stream);
+            count += read_back(run.model.eval_loss_count(), run.stream);
+        }
+        record.losses.emplace_back(name, static_cast<float>(sum / count));
+    }
+    return record;
+}
+
+// Prints --sample-tokens tokens that follow the prompt, or the beginning of a document.
+template <class Real>
+void print_sample(Run<Real>& run, const TokenDecoder& decoder, int64_t step) {
+    const Options& o = run.options;
+    std::vector<int> tokens =
+        o.prompt.empty() ? std::vector<int>{std::max(decoder.end_token(), 0)} : decoder.encode(o.prompt);
+    const size_t prompt_length = o.prompt.empty() ? 1 : 0;  // the end token that starts a document is not shown
+    const SamplerSettings settings{o.temperature, o.top_k, o.top_p, o.seed};
+    const int longest = std::min(o.model_config.context, o.batch * o.seq);
+    for (int i = 0; i < o.sample_tokens; i++) {
+        const int length = std::min(static_cast<int>(tokens.size()), longest);
+        const int* window = tokens.data() + tokens.size() - static_cast<size_t>(length);
+        const std::vector<float> logits = run.model.next_token_logits(window, length, run.stream);
+        tokens.push_back(sample_token(logits, settings, static_cast<uint64_t>(i)));
+    }
+    const std::vector<int> shown(tokens.begin() + static_cast<long>(prompt_length), tokens.end());
+    std::printf("sample after step %lld:\n%s\n", static_cast<long long>(step), sanitize(decoder.decode(shown)).c_str());
+    std::fflush(stdout);
+}
+
+Products products_per_micro_step(const ProductCounts& counts, int64_t micro_steps) {
+    return {counts.fp8 / micro_steps, counts.bf16 / micro_steps, counts.fp32 / micro_steps};
+}
+
+StepRecord step_record(const StepResult& result, const Options& o, const Products& products) {
+    StepRecord record;
+    record.step = result.step;
+    record.loss = static_cast<float>(result.loss);
+    record.lr = static_cast<float>(result.state.learning_rate);
+    record.norm = static_cast<float>(result.state.norm);
+    record.tokens = result.step * o.total_batch;
+    record.ms = result.ms;
+    record.tokens_per_s = static_cast<double>(o.total_batch) / result.ms * 1e3;
+    record.products = products;
+    record.skipped = result.state.skipped;
+    return record;
+}
+
+std::optional<double> peak_tflops(const DeviceInfo& device) {
+    const std::optional<GpuSpec> gpu = device.is_host ? std::nullopt : find_gpu(device.name);
+    return gpu ? std::optional<double>(gpu->bf16_tflops) : std::nullopt;
+}
+
+void print_floor(const ShardSet& set, double loss) {
+    if (!set.sidecar().entropy_floor) return;
+    const double floor = *set.sidecar().entropy_floor;
+    std::printf(
+        "validation loss %.4f; no model can do better on this data than %.4f nats per token (%.1f %% above it)\n", loss,
+        floor, (loss / floor - 1) * 100);
+}
+
+// ---- the training loop ---------------------------------------------------------------------------------------------
+
+template <class Real>
+ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device, RunDirectory& directory) {
+    Run<Real> run(o, Comm::self());
+    run.parameters.allocate(run.stream);
+    run.model.allocate();
+    run.optimizer.allocate(run.stream);
+    if (o.init_from.empty())
+        run.model.initialize(o.seed, run.stream);
+    else
+        load_weights(run, o.init_from);
+
+    TrainLoader loader(*inputs.train, o.batch, o.seq, o.micro_steps, run.comm.rank(), run.comm.world(), o.seed, 0,
+                       o.model_config.vocab);
+    std::optional<TokenDecoder> decoder;
+    if (o.sample_every > 0) {
+        const std::string tokenizer = inputs.train->sidecar().tokenizer.value_or("");
+        decoder = TokenDecoder::open(!o.tokenizer.empty() ? o.tokenizer : tokenizer);
+    }
+    const int64_t last_step = o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps;
+    Progress progress(stdout, {last_step, static_cast<double>(o.total_batch), o.model_config.flops_per_token(o.seq),
+                               peak_tflops(device), run.comm.world()});
+    std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
+    const float loss_weight = 1.0f / static_cast<float>(o.total_batch);
+
+    StepResults results;
+    Products products;
+    double last_val_loss = NAN;
+    auto report = [&](int leave) {
+        while (const std::optional<StepResult> result = results.take(leave)) {
+            const StepRecord record = step_record(*result, o, products);
+            directory.record(record);
+            progress.step(record, device_bytes_in_use());
+        }
+    };
+    auto validate_and_sample = [&](int64_t step, bool last) {
+        const bool sample_now = o.sample_every > 0 && step > 0 && (step % o.sample_every == 0 || last);
+        const bool validate_now = o.val_every > 0 && !inputs.val.empty() && (step % o.val_every == 0 || last);
+        if (!validate_now && !sample_now) return false;
+        report(0);
+        if (validate_now) {
+            const ValRecord record = validate(run, inputs, step);
+            last_val_loss = record.losses[0].second;
+            directory.record(record);
+            progress.validation(record);
+        }
+        if (sample_now) print_sample(run, *decoder, step);
+        return true;
+    };
+
+    const double start = wall_seconds();
+    bool interrupted = validate_and_sample(0, false);
+    int64_t step = 0;
+    ExitCode code = ExitCode::ok;
+    while (step < last_step) {
+        step++;
+        results.begin(!interrupted, run.stream);
+        run.matmul.reset_counts();
+        for (int m = 0; m < o.micro_steps; m++) {
+            loader.next(tokens.data(), targets.data());
+            run.model.train_micro_step(tokens.data(), targets.data(), loss_weight, m == 0, run.stream);
+        }
+        products = products_per_micro_step(run.matmul.counts(), o.micro_steps);
+        run.optimizer.update(run.model.train_loss_sum(), run.stream);
+        results.submit(step, run.optimizer.state(), run.model.train_loss_sum(), run.model.train_loss_count(),
+                       run.stream);
+        report(1);  // the step before; this one is still running
+
+        const bool out_of_time = o.max_minutes > 0 && wall_seconds() - start > o.max_minutes * 60;
+        if (stop_requested() || out_of_time) {
+            report(0);
+            std::printf("stopping after step %lld: %s\n", static_cast<long long>(step),
+                        out_of_time ? "--max-minutes reached" : stop_signal_name());
+            code = ExitCode::stopped;
+            break;
+        }
+        interrupted = validate_and_sample(step, step == last_step);
+    }
+    report(0);
+    if (directory.active()) {
+        save_weights(run, directory.file("model.safetensors"));
+        std::printf("weights written to %s\n", directory.file("model.safetensors").c_str());
+    }
+    if (!inputs.val.empty() && std::isfinite(last_val_loss)) print_floor(*inputs.val[0].second, last_val_loss);
+    return code;
+}
+
+// ---- from flags to a run -------------------------------------------------------------------------------------------
+
+ExitCode run_program(int argc, char** argv) {
+    ParsedOptions parsed = parse_options(argc, argv);
+    if (parsed.text) {
+        std::fputs(parsed.text->c_str(), stdout);
+        return ExitCode::ok;
+    }
+    Options& o = parsed.options;
+    const Inputs inputs = open_data(o);
+    const bool planning = o.dry_run || o.print_config;  // works on a machine without a GPU
+    DeviceInfo device;
+    if (!planning) {
+        open_device(0);
+        device = device_info();
+    }
+    ResolveInputs surroundings;
+    if (inputs.train) {
+        surroundings.data_vocab = static_cast<int>(inputs.train->sidecar().vocab.value_or(0));
+        surroundings.train_tokens = inputs.train->total_tokens();
+    }
+    surroundings.host_device = LLMC_CUDA == 0;
+    surroundings.bf16_supported = planning || device.is_host || device.compute_capability >= 80;
+    resolve(o, surroundings);
+    check_vocabulary(inputs, o.model_config.vocab);
+
+    if (o.print_config) {
+        std::printf("%s\n", config_json(o).c_str());
+        return ExitCode::ok;
+    }
+    const MemoryByKind memory = plan_memory(o);
+    if (o.dry_run) {
+        PlanInputs plan{o.batch, o.seq, o.total_batch, 1, o.precision, o.recompute, memory, 0, {}, ""};
+        plan.gpu = find_gpu_by_short_name(o.gpu.empty() ? "h200" : o.gpu);
+        std::fputs(describe_plan(o.model_config, plan).c_str(), stdout);
+        return ExitCode::ok;
+    }
+    if (!inputs.train)
+        throw Error(ExitCode::bad_flags, "no training data: give token shards with --train GLOB (see --help)");
+    for (const std::string& note : o.notes) std::printf("note: %s\n", note.c_str());
+    check_memory(memory, device.free_memory, device.name);
+
+    RunDirectory directory(o.out, o.overwrite);
+    directory.write_run_json(o, {1, device.name, {}});
+    install_signal_handlers();
+    std::printf("%s on %s, %s: %lld parameters, %lld tokens a step in %d micro-steps, %lld steps\n",
+                o.model_config.name.c_str(), device.name.c_str(), o.precision.c_str(),
+                static_cast<long long>(o.model_config.parameters()), static_cast<long long>(o.total_batch),
+                o.micro_steps, static_cast<long long>(o.max_steps));
+    return o.precision == "fp32" ? train<float>(o, inputs, device, directory)
+                                 : train<bf16>(o, inputs, device, directory);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    prepare_process(argv);
+    try {
+        return static_cast<int>(run_program(argc, argv));
+    } catch (const Error& error) {
+        std::fflush(stdout);
+        std::fprintf(stderr, "train_gpt: %s\n", error.what());
+        return static_cast<int>(error.code());
+    } catch (const std::exception& error) {
+        std::fflush(stdout);
+        std::fprintf(stderr, "train_gpt: %s\n", error.what());
+        return static_cast<int>(ExitCode::failure);
+    }
+}
