@@ -416,8 +416,9 @@ void Executor::open_shared(char* p, size_t bytes, [[maybe_unused]] size_t canary
 #if LLMC_ASAN
     asan_unpoison(p, bytes);
 #else
+    std::memset(p - kCanaryBytes, kCanary, kCanaryBytes);
     std::memset(p + bytes, kCanary, canary);
-    red_zones_.push_back({p + bytes, canary});
+    red_zones_.push_back({p, bytes, canary});
 #endif
     if (settings().poison) std::memset(p, 0xFF, bytes);  // NaN as float, bf16 and FP8
 }
@@ -442,7 +443,8 @@ void* Executor::dynamic_shared(const char* file, int line) {
 
 void Executor::shared_begin(size_t bytes) {
     dynamic_bytes_ = bytes;
-    static_top_ = static_bytes_ = 0;
+    static_top_ = kCanaryBytes;
+    static_bytes_ = 0;
     red_zones_.clear();
     block_number_++;
     dynamic_ = arena_ + arena_bytes_ - ((bytes + kCanaryBytes + 127) & ~size_t{127});
@@ -456,14 +458,19 @@ void Executor::shared_begin(size_t bytes) {
 }
 
 void Executor::shared_end() {
-    for (const RedZone& zone : red_zones_)
-        for (size_t i = 0; i < zone.bytes; i++)
-            if (zone.begin[i] != kCanary) {
-                std::snprintf(error_, sizeof error_,
-                              "shared memory overrun, %zu bytes beyond an array [block (%u,%u,%u), kernel %s launched at %s:%d]",
-                              i + 1, blockIdx.x, blockIdx.y, blockIdx.z, site_.kernel, site_.file, site_.line);
-                return;
-            }
+    for (const RedZone& zone : red_zones_) {
+        const auto check = [&](const char* from, size_t bytes) {
+            const char* at = std::find_if(from, from + bytes, [](char c) { return c != kCanary; });
+            if (at == from + bytes || *error_) return;
+            std::snprintf(error_, sizeof error_,
+                          "shared memory overrun: byte %td of an array of %zu bytes was written [block (%u,%u,%u), kernel %s "
+                          "launched at %s:%d]",
+                          at - zone.array, zone.bytes, blockIdx.x, blockIdx.y, blockIdx.z, site_.kernel, site_.file,
+                          site_.line);
+        };
+        check(zone.array - kCanaryBytes, kCanaryBytes);
+        check(zone.array + zone.bytes, zone.canary);
+    }
 }
 
 // ---- blocks and grids ----------------------------------------------------------------------------------------------

@@ -254,9 +254,9 @@ private:
     char* dynamic_ = nullptr;
     size_t arena_bytes_ = 0, static_top_ = 0, static_bytes_ = 0, dynamic_bytes_ = 0;
     bool shared_used_ = false, copies_used_ = false;
-    struct RedZone {
-        char* begin;
-        size_t bytes;
+    struct RedZone {  // canaries before and after an array
+        char* array;
+        size_t bytes, canary;
     };
     std::vector<RedZone> red_zones_;
 

@@ -1,0 +1,129 @@
+"""Writes token shards in llm.c's format, each with a sidecar JSON that says what is in it.
+
+A shard is a header of 256 little-endian int32 (magic, version, number of tokens, zeros), then the tokens: uint16
+(magic 20240520, version 1) while the vocabulary allows it, else uint32 (magic 20240801, version 7). `X.bin.json` holds
+tokenizer, vocab, max_token, documents, tokens and a checksum of the token bytes.
+"""
+
+import array
+import hashlib
+import json
+import os
+import struct
+import sys
+
+HEADER_BYTES = 1024
+UINT16 = (20240520, 1)  # magic, version
+UINT32 = (20240801, 7)
+MAX_TOKENS = 2**31 - 1  # the header's count is an int32
+
+
+def token_array(vocab, tokens=()):
+    """An array of the width that shards of this vocabulary have."""
+    return array.array("H" if vocab <= 1 << 16 else "I", tokens)
+
+
+class _Shard:
+    """One shard while it is written: beside its final name, which it gets only when it is complete."""
+
+    def __init__(self, path, vocab):
+        self.path = path
+        self.magic, self.version = UINT16 if vocab <= 1 << 16 else UINT32
+        self.tokens = self.documents = 0
+        self.max_token = -1
+        self.hash = hashlib.sha256()
+        self.file = open(path + ".tmp", "wb")
+        self.file.write(bytes(HEADER_BYTES))
+
+    def write(self, tokens, end_token):
+        self.tokens += len(tokens)
+        self.documents += tokens.count(end_token)
+        self.max_token = max(self.max_token, max(tokens))
+        if sys.byteorder == "big":
+            tokens = tokens[:]
+            tokens.byteswap()
+        data = tokens.tobytes()
+        self.hash.update(data)
+        self.file.write(data)
+
+    def finish(self, sidecar):
+        self.file.seek(0)
+        self.file.write(struct.pack("<3i", self.magic, self.version, self.tokens))
+        self.file.close()
+        sidecar = dict(sidecar, max_token=self.max_token, documents=self.documents, tokens=self.tokens,
+                       checksum="sha256:" + self.hash.hexdigest())
+        json_path = self.path + ".json"
+        with open(json_path + ".tmp", "w") as file:
+            json.dump(sidecar, file, indent=2)
+            file.write("\n")
+        # A shard never stands beside the sidecar of another one.
+        if os.path.exists(json_path):
+            os.remove(json_path)
+        os.replace(self.path + ".tmp", self.path)
+        os.replace(json_path + ".tmp", json_path)
+        return sidecar
+
+    def abandon(self):
+        self.file.close()
+        for path in (self.path + ".tmp", self.path + ".json.tmp"):
+            if os.path.exists(path):
+                os.remove(path)
+
+
+def write_shards(chunks, path_of, *, tokenizer, vocab, end_token, shard_tokens=MAX_TOKENS, extra=None):
+    """Writes the tokens of `chunks`, an iterable of token_array()s or lists, as shards of `shard_tokens` tokens.
+
+    path_of(i) is the path of the i-th shard; `extra` is added to the sidecars. Memory does not grow with the data.
+    Every shard but the last is full. A document is counted where it starts, with the end token. Returns the sidecars.
+    """
+    if not 1 <= shard_tokens <= MAX_TOKENS:
+        raise ValueError(f"a shard holds 1 to {MAX_TOKENS} tokens, not {shard_tokens}")
+    sidecar = dict(tokenizer=tokenizer, vocab=vocab, **(extra or {}))
+    sidecars, shard = [], None
+    try:
+        for chunk in chunks:
+            tokens = chunk if isinstance(chunk, array.array) else token_array(vocab, chunk)
+            at = 0
+            while at < len(tokens):
+                if shard is None:
+                    shard = _Shard(path_of(len(sidecars)), vocab)
+                part = tokens[at:at + shard_tokens - shard.tokens]
+                shard.write(part, end_token)
+                if shard.max_token >= vocab:
+                    raise ValueError(f"token {shard.max_token} is not below the vocabulary of {vocab}")
+                at += len(part)
+                if shard.tokens == shard_tokens:
+                    sidecars.append(shard.finish(sidecar))
+                    shard = None
+        if shard is not None:
+            sidecars.append(shard.finish(sidecar))
+            shard = None
+    finally:
+        if shard is not None:
+            shard.abandon()
+    if not sidecars:
+        raise ValueError("there are no tokens to write")
+    return sidecars
+
+
+def read_shard(path):
+    """The tokens of a shard and its sidecar ({} without one). Checks sizes and the checksum; for tests and tools."""
+    with open(path, "rb") as file:
+        header = struct.unpack("<256i", file.read(HEADER_BYTES))
+        data = file.read()
+    if header[:2] not in (UINT16, UINT32):
+        raise ValueError(f"{path}: magic {header[0]}, version {header[1]} is not a token shard's")
+    tokens = array.array("H" if header[:2] == UINT16 else "I")
+    if len(data) != header[2] * tokens.itemsize:
+        raise ValueError(f"{path}: {len(data)} bytes of tokens, its header says {header[2] * tokens.itemsize}")
+    tokens.frombytes(data)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    sidecar = {}
+    if os.path.exists(path + ".json"):
+        with open(path + ".json") as file:
+            sidecar = json.load(file)
+        checksum = "sha256:" + hashlib.sha256(data).hexdigest()
+        if sidecar.get("checksum", checksum) != checksum:
+            raise ValueError(f"{path}: its bytes do not match the checksum of its sidecar")
+    return tokens, sidecar

@@ -1,0 +1,52 @@
+"""`prepare tinyshakespeare`: the 1 MB of Shakespeare that llm.c starts with, in the same shards byte for byte.
+
+Every speech is a document; the first 32,768 tokens are the validation set.
+"""
+
+import os
+import urllib.error
+import urllib.request
+
+from .shard import token_array, write_shards
+from .tokenizers import PrepareError
+
+URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+VAL_TOKENS = 32768
+
+
+def download(url):
+    try:
+        with urllib.request.urlopen(url, timeout=60) as reply:
+            return reply.read()
+    except (urllib.error.URLError, OSError) as error:
+        raise PrepareError(f"could not download {url}: {getattr(error, 'reason', error)}; without a network fetch it "
+                           "elsewhere and give it with --text FILE") from None
+
+
+def speeches(text):
+    """Texts of the documents. The blank line after a speech belongs to it."""
+    parts = text.split(b"\n\n")
+    return [part + b"\n\n" for part in parts[:-1]] + parts[-1:]
+
+
+def prepare_tinyshakespeare(out, tokenizer, text_file=None, url=URL):
+    if text_file is None:
+        text = download(url)
+    else:
+        try:
+            with open(text_file, "rb") as file:
+                text = file.read()
+        except OSError as error:
+            raise PrepareError(f"cannot read {text_file}: {error.strerror}") from None
+    tokens = token_array(tokenizer.vocab)
+    for speech in speeches(text):
+        tokens.append(tokenizer.end_token)
+        tokens.extend(tokenizer.encode(speech))
+    if len(tokens) <= VAL_TOKENS:
+        raise PrepareError(f"the text has {len(tokens)} tokens; the validation set alone takes {VAL_TOKENS}")
+    os.makedirs(out, exist_ok=True)
+    for split, part in (("val", tokens[:VAL_TOKENS]), ("train", tokens[VAL_TOKENS:])):
+        path = os.path.join(out, f"tinyshakespeare_{split}.bin")
+        write_shards([part], lambda _: path, tokenizer=tokenizer.name, vocab=tokenizer.vocab,
+                     end_token=tokenizer.end_token)
+        print(f"{path}: {len(part)} tokens")

@@ -1,0 +1,132 @@
+// The prefetch thread of training and the plain reads of evaluation.
+#include "llmc/data/loader.h"
+
+#include <algorithm>
+
+#include "llmc/data/order.h"
+#include "llmc/device/error.h"
+
+namespace llmc {
+namespace {
+
+void check_shape(int B, int micro_steps, int rank, int world, int vocab) {
+    if (B < 1 || micro_steps < 1 || world < 1 || rank < 0 || rank >= world || vocab < 1)
+        throw Error(ExitCode::bad_flags,
+                    strprintf("a loader needs B, micro-steps, ranks and vocabulary of at least 1 and a rank below the "
+                              "ranks; it got B=%d, micro-steps=%d, rank=%d of %d, vocab=%d",
+                              B, micro_steps, rank, world, vocab));
+}
+
+// A sample's T+1 tokens as inputs and as targets one place further.
+void split_sample(const int32_t* sample, int T, int32_t* tokens, int32_t* targets) {
+    std::copy_n(sample, T, tokens);
+    std::copy_n(sample + 1, T, targets);
+}
+
+}  // namespace
+
+TrainLoader::TrainLoader(const ShardSet& shards, int B, int T, int micro_steps, int rank, int world, uint64_t seed,
+                         int64_t first_step, int vocab)
+    : shards_(shards),
+      B_(B),
+      T_(T),
+      rank_(rank),
+      world_(world),
+      seed_(seed),
+      samples_(shards.samples(T)),
+      first_batch_(first_step * micro_steps),
+      vocab_(vocab) {
+    check_shape(B, micro_steps, rank, world, vocab);
+    if (first_step < 0)
+        throw Error(ExitCode::bad_flags, strprintf("first_step=%lld is negative", static_cast<long long>(first_step)));
+    for (auto& rows : ring_) rows.resize(static_cast<size_t>(B) * (T + 1));
+    thread_ = std::thread(&TrainLoader::prefetch, this);
+}
+
+TrainLoader::~TrainLoader() {
+    {
+        std::lock_guard lock(mutex_);
+        stop_ = true;
+    }
+    free_.notify_one();
+    thread_.join();
+}
+
+void TrainLoader::prefetch() {
+    for (int64_t batch = 0;; ++batch) {
+        {
+            std::unique_lock lock(mutex_);
+            free_.wait(lock, [&] { return stop_ || batch - batches_taken_ < depth; });
+            if (stop_) return;
+        }
+        std::exception_ptr error;
+        try {
+            read_batch(first_batch_ + batch, ring_[batch % depth]);
+        } catch (...) {
+            error = std::current_exception();
+        }
+        {
+            std::lock_guard lock(mutex_);
+            if (error)
+                error_ = error;
+            else
+                batches_read_ = batch + 1;
+        }
+        ready_.notify_one();
+        if (error) return;
+    }
+}
+
+void TrainLoader::read_batch(int64_t micro_batch, std::vector<int32_t>& rows) const {
+    // s * S + (m * world + r) * B with micro_batch = s * micro_steps + m.
+    const int64_t first = (micro_batch * world_ + rank_) * B_;
+    for (int64_t b = 0; b < B_; ++b) {
+        const uint64_t sample = sample_at(first + b, samples_, seed_);
+        shards_.read_sample(static_cast<int64_t>(sample), T_, &rows[b * (T_ + 1)], vocab_);
+    }
+}
+
+void TrainLoader::next(int32_t* tokens, int32_t* targets) {
+    {
+        std::unique_lock lock(mutex_);
+        ready_.wait(lock, [&] { return error_ || batches_read_ > batches_taken_; });
+        if (batches_read_ == batches_taken_) std::rethrow_exception(error_);
+    }
+    const std::vector<int32_t>& rows = ring_[batches_taken_ % depth];
+    for (int64_t b = 0; b < B_; ++b) split_sample(&rows[b * (T_ + 1)], T_, tokens + b * T_, targets + b * T_);
+    {
+        std::lock_guard lock(mutex_);
+        ++batches_taken_;
+    }
+    free_.notify_one();
+}
+
+EvalLoader::EvalLoader(const ShardSet& shards, int B, int T, int rank, int world, int max_batches, int vocab)
+    : shards_(shards), B_(B), T_(T), rank_(rank), world_(world), vocab_(vocab), samples_(shards.samples(T)) {
+    check_shape(B, 1, rank, world, vocab);
+    if (max_batches < -1)
+        throw Error(ExitCode::bad_flags, strprintf("%d validation batches: use -1 for all of them", max_batches));
+    const int64_t per_batch = int64_t{B} * world;
+    const int64_t all = (samples_ + per_batch - 1) / per_batch;
+    batches_ = max_batches < 0 ? all : std::min<int64_t>(all, max_batches);
+}
+
+void EvalLoader::read(int64_t batch, int32_t* tokens, int32_t* targets) const {
+    if (batch < 0 || batch >= batches_)
+        throw Error(ExitCode::failure, strprintf("validation batch %lld was asked for, there are %lld",
+                                                 static_cast<long long>(batch), static_cast<long long>(batches_)));
+    std::vector<int32_t> sample(static_cast<size_t>(T_) + 1);
+    const int64_t first = (batch * world_ + rank_) * B_;
+    for (int64_t b = 0; b < B_; ++b) {
+        int32_t *row_tokens = tokens + b * T_, *row_targets = targets + b * T_;
+        if (first + b < samples_) {
+            shards_.read_sample(first + b, T_, sample.data(), vocab_);
+            split_sample(sample.data(), T_, row_tokens, row_targets);
+        } else {
+            std::fill_n(row_tokens, T_, 0);
+            std::fill_n(row_targets, T_, -1);
+        }
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,50 @@
+// The order of samples: a keyed permutation of [0, n) computed index by index. It has no state, so a run resumes at any
+// position at once, and the order does not depend on ranks, micro-batches or shard files.
+//
+// A balanced Feistel network permutes the smallest domain of 4^k >= n values whatever its round function is; cycle
+// walking (apply it again while the value is >= n) restricts it to [0, n). As 4^k < 4n, that is under 4 rounds of it on
+// average. See Black and Rogaway, "Ciphers with arbitrary finite domains" (2002).
+#pragma once
+#include <bit>
+#include <cstdint>
+
+namespace llmc {
+
+// The finalizer of splitmix64: a bijection in which every input bit moves every output bit.
+inline uint64_t mix64(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+// Key of one pass over the data.
+inline uint64_t order_key(uint64_t seed, uint64_t epoch) {
+    constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
+    return mix64(mix64(seed + golden) + (epoch + 1) * golden);
+}
+
+// The index-th value of the permutation of [0, n) named by key; index < n.
+inline uint64_t permute(uint64_t index, uint64_t n, uint64_t key) {
+    constexpr uint64_t rounds = 8;
+    if (n <= 1) return 0;
+    const int half_bits = (std::bit_width(n - 1) + 1) / 2;
+    const uint64_t half_mask = (uint64_t{1} << half_bits) - 1;
+    do {
+        uint64_t left = index >> half_bits, right = index & half_mask;
+        for (uint64_t round = 0; round < rounds; ++round) {
+            // A half has at most 32 bits, so round and half never overlap in the hashed value.
+            const uint64_t next = left ^ (mix64(key ^ (round << 48) ^ right) & half_mask);
+            left = right;
+            right = next;
+        }
+        index = left << half_bits | right;
+    } while (index >= n);
+    return index;
+}
+
+// The sample at a position of the endless training order: pass after pass over n samples, each in an order of its own.
+inline uint64_t sample_at(uint64_t position, uint64_t n, uint64_t seed) {
+    return permute(position % n, n, order_key(seed, position / n));
+}
+
+}  // namespace llmc

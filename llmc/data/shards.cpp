@@ -1,0 +1,323 @@
+// Opening, validating and reading token shards. All offsets are 64 bits wide: shards may be larger than 2 GiB.
+#include "llmc/data/shards.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "llmc/device/error.h"
+
+namespace llmc {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "shards are little-endian and read without swapping");
+
+constexpr int64_t header_bytes = 1024;
+constexpr int32_t magic_uint16 = 20240520, version_uint16 = 1;
+constexpr int32_t magic_uint32 = 20240801, version_uint32 = 7;
+
+// File descriptors a set keeps open. A large corpus has a thousand shards and a process often 1024 descriptors.
+constexpr int max_open_files = 256;
+
+[[noreturn]] void bad_data(const std::string& message) { throw Error(ExitCode::bad_data, message); }
+
+using llong = long long;  // what %lld wants; int64_t is long on Linux
+
+// A descriptor that closes itself.
+struct File {
+    int fd;
+    explicit File(const std::string& path) : fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+        if (fd < 0) bad_data(strprintf("cannot open the token shard %s: %s", path.c_str(), std::strerror(errno)));
+    }
+    ~File() {
+        if (fd >= 0) ::close(fd);
+    }
+    File(const File&) = delete;
+    File& operator=(const File&) = delete;
+    int release() { return std::exchange(fd, -1); }
+};
+
+void pread_all(int fd, const std::string& path, int64_t offset, int64_t bytes, void* out) {
+    auto* at = static_cast<char*>(out);
+    while (bytes > 0) {
+        const ssize_t got = ::pread(fd, at, static_cast<size_t>(bytes), static_cast<off_t>(offset));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0)
+            bad_data(
+                strprintf("reading %s at byte %lld failed: %s", path.c_str(), llong{offset}, std::strerror(errno)));
+        if (got == 0)
+            bad_data(
+                strprintf("%s ends at byte %lld, %lld bytes early: it was cut after it was opened; restore it "
+                          "and resume",
+                          path.c_str(), llong{offset}, llong{bytes}));
+        at += got, offset += got, bytes -= got;
+    }
+}
+
+// What a file that is no shard might be: the formats a user is likely to have beside their shards.
+const char* name_of_magic(int32_t magic) {
+    switch (magic) {
+        case 20240326:
+        case 20240803:
+            return " (an llm.c model checkpoint)";
+        case 20240327:
+            return " (an llm.c debug state)";
+        case 20240328:
+            return " (an llm.c tokenizer: give it to --tokenizer)";
+        case 20240522:
+            return " (an llm.c evaluation file)";
+        case 20240527:
+            return " (an llm.c training state)";
+        case 0x2e4e4942:
+            return " (an llmq shard: prepare the text again with data/prepare)";  // "BIN."
+        default:
+            return "";
+    }
+}
+
+struct Header {
+    int token_bytes;
+    int64_t tokens;
+};
+
+Header read_header(int fd, const std::string& path) {
+    struct stat status;
+    if (::fstat(fd, &status) != 0) bad_data(strprintf("cannot stat %s: %s", path.c_str(), std::strerror(errno)));
+    if (!S_ISREG(status.st_mode)) bad_data(strprintf("%s is not a regular file; token shards are", path.c_str()));
+    const int64_t size = status.st_size;
+    if (size < header_bytes)
+        bad_data(
+            strprintf("%s has %lld bytes, less than the %lld bytes of a token shard's header: it is truncated or "
+                      "not a shard",
+                      path.c_str(), llong{size}, llong{header_bytes}));
+
+    int32_t head[3];  // magic, version, tokens
+    pread_all(fd, path, 0, sizeof head, head);
+    const bool wide = head[0] == magic_uint32;
+    if (!wide && head[0] != magic_uint16)
+        bad_data(strprintf("%s is not a token shard: its magic is %d%s, a shard's is %d (uint16 tokens) or %d (uint32)",
+                           path.c_str(), head[0], name_of_magic(head[0]), magic_uint16, magic_uint32));
+    const int32_t version = wide ? version_uint32 : version_uint16;
+    if (head[1] != version)
+        bad_data(strprintf("%s has shard version %d; magic %d is read in version %d only", path.c_str(), head[1],
+                           head[0], version));
+    if (head[2] < 0) bad_data(strprintf("%s: its header claims %d tokens", path.c_str(), head[2]));
+
+    const int token_bytes = wide ? 4 : 2;
+    const int64_t expected = header_bytes + int64_t{head[2]} * token_bytes;
+    if (size != expected)
+        bad_data(
+            strprintf("%s is %s: its header says %d tokens of %d bytes, so it should have %lld bytes, but it has "
+                      "%lld; write or copy it again",
+                      path.c_str(), size < expected ? "truncated" : "too long", head[2], token_bytes, llong{expected},
+                      llong{size}));
+    return {token_bytes, head[2]};
+}
+
+template <typename Value>
+void read_field(const nlohmann::json& object, const char* name, std::optional<Value>& field) {
+    const auto found = object.find(name);
+    if (found != object.end() && !found->is_null()) field = found->get<Value>();
+}
+
+Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
+    const std::string path = shard_path + ".json";
+    std::ifstream file(path);
+    if (!file) {
+        if (::access(path.c_str(), F_OK) == 0) bad_data(strprintf("cannot read the sidecar %s", path.c_str()));
+        return {};
+    }
+    Sidecar sidecar;
+    try {
+        const nlohmann::json object = nlohmann::json::parse(file);
+        read_field(object, "tokenizer", sidecar.tokenizer);
+        read_field(object, "vocab", sidecar.vocab);
+        read_field(object, "max_token", sidecar.max_token);
+        read_field(object, "documents", sidecar.documents);
+        read_field(object, "tokens", sidecar.tokens);
+        read_field(object, "checksum", sidecar.checksum);
+        read_field(object, "entropy_floor", sidecar.entropy_floor);
+    } catch (const nlohmann::json::exception& error) {
+        bad_data(strprintf("the sidecar %s is not valid: %s; prepare the shard again or remove the sidecar",
+                           path.c_str(), error.what()));
+    }
+    if (sidecar.tokens && *sidecar.tokens != tokens)
+        bad_data(
+            strprintf("the sidecar %s says %lld tokens, its shard has %lld: they do not belong together; prepare "
+                      "the shard again or remove the sidecar",
+                      path.c_str(), llong{*sidecar.tokens}, llong{tokens}));
+    return sidecar;
+}
+
+}  // namespace
+
+std::vector<std::string> expand_glob(const std::string& pattern) {
+    glob_t found{};
+    const int rc = ::glob(pattern.c_str(), GLOB_BRACE | GLOB_TILDE | GLOB_ERR, nullptr, &found);
+    std::vector<std::string> paths;
+    if (rc == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    const int reason = errno;
+    ::globfree(&found);
+    if (rc != 0 && rc != GLOB_NOMATCH)
+        bad_data(strprintf("cannot list the files of '%s': %s", pattern.c_str(), std::strerror(reason)));
+
+    std::sort(paths.begin(), paths.end());  // by bytes: the order must not depend on the locale
+    const std::set<std::string> matched(paths.begin(), paths.end());
+    std::erase_if(paths, [&](const std::string& path) {
+        return path.ends_with(".json") && matched.count(path.substr(0, path.size() - 5)) > 0;
+    });
+    if (paths.empty())
+        bad_data(
+            strprintf("no file matches '%s'; give the token shards as a path or a quoted pattern like "
+                      "'data/train_*.bin'",
+                      pattern.c_str()));
+    return paths;
+}
+
+ShardSet::ShardSet(const std::vector<std::string>& patterns) {
+    if (patterns.empty()) bad_data("a set of token shards needs at least one path or pattern");
+    std::set<std::string> seen;
+    try {
+        for (const std::string& pattern : patterns) {
+            for (const std::string& path : expand_glob(pattern)) {
+                if (!seen.insert(path).second)
+                    bad_data(strprintf("%s is named twice ('%s' matches it again), so its tokens would count twice",
+                                       path.c_str(), pattern.c_str()));
+                add_shard(path);
+            }
+        }
+    } catch (...) {
+        close_files();
+        throw;
+    }
+}
+
+ShardSet::~ShardSet() { close_files(); }
+
+ShardSet::ShardSet(ShardSet&& other) noexcept
+    : shards_(std::exchange(other.shards_, {})),
+      token_bytes_(other.token_bytes_),
+      total_tokens_(std::exchange(other.total_tokens_, 0)) {}
+
+ShardSet& ShardSet::operator=(ShardSet&& other) noexcept {
+    std::swap(shards_, other.shards_);  // the old files close with `other`
+    std::swap(token_bytes_, other.token_bytes_);
+    std::swap(total_tokens_, other.total_tokens_);
+    return *this;
+}
+
+void ShardSet::close_files() {
+    for (Shard& shard : shards_)
+        if (shard.fd >= 0) ::close(std::exchange(shard.fd, -1));
+}
+
+void ShardSet::add_shard(const std::string& path) {
+    File file(path);
+    const Header header = read_header(file.fd, path);
+    Shard shard{path, -1, header.tokens, read_sidecar(path, header.tokens)};
+    if (!shards_.empty()) {
+        const Shard& first = shards_[0];
+        if (header.token_bytes != token_bytes_)
+            bad_data(strprintf("%s has tokens of %d bytes, %s of %d: shards of one set must have one width",
+                               path.c_str(), header.token_bytes, first.path.c_str(), token_bytes_));
+        const auto &mine = shard.sidecar.tokenizer, &firsts = first.sidecar.tokenizer;
+        if (mine && firsts && *mine != *firsts)
+            bad_data(strprintf("%s was tokenized with '%s', %s with '%s': shards of one set must share a tokenizer",
+                               path.c_str(), mine->c_str(), first.path.c_str(), firsts->c_str()));
+    }
+    token_bytes_ = header.token_bytes;
+    total_tokens_ += header.tokens;
+    shards_.push_back(std::move(shard));
+    if (shards() <= max_open_files) shards_.back().fd = file.release();
+}
+
+int64_t ShardSet::samples(int T) const {
+    if (T < 1) throw Error(ExitCode::bad_flags, strprintf("T=%d: a sequence needs at least one token", T));
+    int64_t samples = 0, longest = 0;
+    for (const Shard& shard : shards_) {
+        samples += std::max<int64_t>(shard.tokens - 1, 0) / T;
+        longest = std::max(longest, shard.tokens);
+    }
+    if (samples == 0)
+        bad_data(
+            strprintf("no sequence of T=%d tokens fits into %s%s: it needs %d tokens in one shard, the longest has "
+                      "%lld; use a smaller -t or more data",
+                      T, shards_[0].path.c_str(), shards() > 1 ? " and the other shards" : "", T + 1, llong{longest}));
+    return samples;
+}
+
+void ShardSet::read_tokens(const Shard& shard, int64_t first, int64_t count, uint32_t* out) const {
+    std::optional<File> opened;
+    if (shard.fd < 0) opened.emplace(shard.path);
+    const int fd = opened ? opened->fd : shard.fd;
+    const int64_t offset = header_bytes + first * token_bytes_;
+    if (token_bytes_ == 4) return pread_all(fd, shard.path, offset, count * 4, out);
+    std::vector<uint16_t> narrow(static_cast<size_t>(count));
+    pread_all(fd, shard.path, offset, count * 2, narrow.data());
+    std::copy(narrow.begin(), narrow.end(), out);
+}
+
+// Ids from 2^31 on have no int32 of their own; they are never below a vocabulary, but must be reported as they are.
+static void check_tokens(const std::string& path, int64_t first, const uint32_t* tokens, int64_t count, int64_t vocab) {
+    for (int64_t i = 0; i < count; ++i)
+        if (tokens[i] >= vocab)
+            bad_data(
+                strprintf("%s: token %lld has id %u, but the vocabulary has %lld ids: the shards were made with "
+                          "another tokenizer; set --vocab to at least %lld or prepare them again",
+                          path.c_str(), llong{first + i}, tokens[i], llong{vocab}, llong{tokens[i]} + 1));
+}
+
+void ShardSet::read_sample(int64_t sample, int T, int32_t* out, int64_t vocab) const {
+    int64_t left = sample;
+    for (const Shard& shard : shards_) {
+        if (left < 0) break;
+        const int64_t here = std::max<int64_t>(shard.tokens - 1, 0) / T;
+        if (left >= here) {
+            left -= here;
+            continue;
+        }
+        auto* tokens = reinterpret_cast<uint32_t*>(out);  // signed and unsigned of one type may alias
+        read_tokens(shard, left * T, int64_t{T} + 1, tokens);
+        check_tokens(shard.path, left * T, tokens, int64_t{T} + 1, vocab);
+        return;
+    }
+    throw Error(ExitCode::failure,
+                strprintf("sample %lld was asked for, the set has %lld of T=%d", llong{sample}, llong{samples(T)}, T));
+}
+
+void ShardSet::scan_vocabulary(const Shard& shard, int64_t vocab) const {
+    constexpr int64_t chunk = 1 << 18;
+    std::vector<uint32_t> tokens(static_cast<size_t>(std::min(chunk, shard.tokens)));
+    for (int64_t first = 0; first < shard.tokens; first += chunk) {
+        const int64_t count = std::min(chunk, shard.tokens - first);
+        read_tokens(shard, first, count, tokens.data());
+        check_tokens(shard.path, first, tokens.data(), count, vocab);
+    }
+}
+
+void ShardSet::check_vocabulary(int vocab, int64_t full_scan_bytes) const {
+    const bool scan_all = total_tokens_ * token_bytes_ < full_scan_bytes;
+    for (const Shard& shard : shards_) {
+        const std::optional<int64_t>& max_token = shard.sidecar.max_token;
+        const bool at_an_end = &shard == &shards_.front() || &shard == &shards_.back();
+        if (max_token ? *max_token < vocab : !scan_all && !at_an_end) continue;
+        scan_vocabulary(shard, vocab);  // finds the position when the sidecar knows that the id is too large
+        if (max_token)
+            bad_data(
+                strprintf("the sidecar of %s says its largest id is %lld, beyond the vocabulary of %d, but no token "
+                          "is: they do not belong together; prepare the shard again or remove the sidecar",
+                          shard.path.c_str(), llong{*max_token}, vocab));
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,185 @@
+// The fused classifier: see classifier.h.
+#include "llmc/kernels/classifier.h"
+
+#include "llmc/device/kernel.cuh"
+#include "llmc/kernels/check_shape.h"
+
+namespace llmc {
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kIgnoredTarget = -1;
+
+LLMC_HD float not_a_number() { return float_from_bits(kFloatMagnitudeMask); }
+LLMC_HD float minus_infinity() { return float_from_bits(kFloatInfinityBits | 0x80000000u); }
+
+// max of the values and sum of exp(x - max); (-inf, 0) of none.
+struct SoftmaxResult {
+    float max, sum;
+};
+
+// A softmax under construction: the largest value so far and the sum of exp(x - max). The sum is kept in eight columns
+// so that the loop vectorises.
+struct OnlineSoftmax {
+    float max = minus_infinity();
+    float sum[8] = {};
+
+    // Adds the first `valid` of eight values. Their maximum comes first, so that old sums are rescaled at most once per
+    // eight, and in practice a few times a row. `x * 0` adds nothing, except that an infinity of either sign makes the
+    // sum NaN: without it a logit of -inf would go unseen.
+    LLMC_DEVICE void add(const float (&x)[8], int valid) {
+        float largest = x[0];
+        LLMC_UNROLL
+        for (int i = 1; i < 8; i++) largest = i < valid ? max_float(largest, x[i]) : largest;
+        if (largest > max) {
+            const float factor = exp2_fast((max - largest) * kLog2E);
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) sum[i] *= factor;
+            max = largest;
+        }
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const float term = exp2_fast((x[i] - max) * kLog2E) + x[i] * 0.0f;
+            sum[i] += i < valid ? term : 0.0f;
+        }
+    }
+    LLMC_DEVICE SoftmaxResult result() const {
+        return {max, ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]))};
+    }
+};
+
+// The warp's softmax from its lanes'. A lane that has seen nothing has maximum -inf and sum 0; where both maxima are
+// -inf the factor must not become NaN.
+LLMC_DEVICE SoftmaxResult combine_lanes(SoftmaxResult lane) {
+    const float max = warp_max(lane.max);
+    const float factor = lane.max == max ? 1.0f : exp2_fast((lane.max - max) * kLog2E);
+    return {max, warp_sum(lane.sum * factor)};
+}
+
+// The block's softmax, for every thread. Orders what threads have read before against what they write after.
+template <int Threads>
+LLMC_DEVICE SoftmaxResult combine_block(SoftmaxResult thread) {
+    constexpr int kWarps = Threads / 32;
+    SoftmaxResult result = combine_lanes(thread);
+    if (kWarps == 1) {
+        __syncwarp();
+        return result;
+    }
+    LLMC_SHARED(float, of_warps, [2][32]);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (lane == 0) of_warps[0][warp] = result.max, of_warps[1][warp] = result.sum;
+    __syncthreads();
+    result.max = lane < kWarps ? of_warps[0][lane] : minus_infinity();
+    result.sum = lane < kWarps ? of_warps[1][lane] : 0.0f;
+    return combine_lanes(result);
+}
+
+// Two blocks of 1024 threads fit a multiprocessor: their rows together stay in the L2 cache for the second pass.
+template <class Real, int Threads>
+static __global__ void __launch_bounds__(Threads, Threads == 1024 ? 2 : 1)
+    softmax_cross_entropy_kernel(Real* logits, float* losses, const int* targets, float dloss, const float* loss_scale,
+                                 int V, int padded_V, bool write_gradient) {
+    const int row = gridDim.x - 1 - blockIdx.x, target = targets[row];
+    Real* x_row = logits + static_cast<size_t>(row) * padded_V;
+    if (target == kIgnoredTarget) {
+        if (threadIdx.x == 0) losses[row] = 0.0f;
+        const float zeros[8] = {};
+        for (int c = threadIdx.x * 8; write_gradient && c < padded_V; c += Threads * 8) store8(x_row + c, zeros);
+        return;
+    }
+    const bool known = target >= 0 && target < V;
+    float target_logit = not_a_number();
+    if (threadIdx.x == 0 && known) target_logit = to_float(x_row[target]);
+
+    OnlineSoftmax softmax;
+    for (int c = threadIdx.x * 8; c < V; c += Threads * 8) {
+        float x[8];
+        load8(x_row + c, x);
+        if (c + 8 <= V)
+            softmax.add(x, 8);
+        else
+            softmax.add(x, V - c);
+    }
+    const auto [max, sum] = combine_block<Threads>(softmax.result());
+    if (threadIdx.x == 0) losses[row] = (max - target_logit) + logf(sum);
+    if (!write_gradient) return;
+
+    const float gradient = !known ? not_a_number() : loss_scale != nullptr ? dloss * *loss_scale : dloss;
+    const float factor = gradient / sum;
+    for (int c = threadIdx.x * 8; c < padded_V; c += Threads * 8) {
+        float x[8] = {};
+        if (c < V) {
+            load8(x_row + c, x);
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) x[i] = exp2_fast((x[i] - max) * kLog2E) * factor;
+            if (target >= c && target < c + 8) {
+                LLMC_UNROLL
+                for (int i = 0; i < 8; i++) x[i] -= c + i == target ? gradient : 0.0f;
+            }
+            if (c + 8 > V) {
+                LLMC_UNROLL
+                for (int i = 0; i < 8; i++) x[i] = c + i < V ? x[i] : 0.0f;
+            }
+        }
+        store8(x_row + c, x);
+    }
+}
+
+template <class Real>
+void softmax_cross_entropy(Real* logits, float* losses, const int* targets, float dloss, const float* loss_scale,
+                           int rows, int V, int padded_V, bool write_gradient, stream_t stream) {
+    check_rows("softmax_cross_entropy", rows, padded_V);
+    if (V < 1 || V > padded_V) {
+        throw Error(ExitCode::failure,
+                    strprintf("softmax_cross_entropy: V=%d with padded_V=%d; needs 1 <= V <= padded_V", V, padded_V));
+    }
+    const size_t n = static_cast<size_t>(rows) * padded_V, count = rows;
+    const auto run = [&]<int Threads>() {
+        launch<softmax_cross_entropy_kernel<Real, Threads>>({dim3(rows), dim3(Threads), 0, stream},
+                                                            {write_gradient ? inout(logits, n) : in(logits, n),
+                                                             out(losses, count), in(targets, count), in(loss_scale, 1)},
+                                                            logits, losses, targets, dloss, loss_scale, V, padded_V,
+                                                            write_gradient);
+    };
+    // Small vocabularies: a warp a row, because on short rows the exchange between warps would dominate.
+    if (V <= 1024)
+        run.template operator()<32>();
+    else if (V <= 8192)
+        run.template operator()<128>();
+    else
+        run.template operator()<1024>();
+}
+
+template void softmax_cross_entropy(float*, float*, const int*, float, const float*, int, int, int, bool, stream_t);
+template void softmax_cross_entropy(bf16*, float*, const int*, float, const float*, int, int, int, bool, stream_t);
+
+// ---- sum of the losses ---------------------------------------------------------------------------------------------
+
+static __global__ void __launch_bounds__(256)
+    sum_losses_kernel(float* total, int* count, const float* losses, const int* targets, int n, bool accumulate) {
+    LLMC_SHARED(double, sums, [256]);
+    LLMC_SHARED(int, counts, [256]);
+    double sum = 0.0;
+    int counted = 0;
+    for (int i = threadIdx.x; i < n; i += 256) {
+        sum += losses[i];
+        counted += targets[i] != kIgnoredTarget;
+    }
+    sums[threadIdx.x] = sum;
+    counts[threadIdx.x] = counted;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (int i = 1; i < 256; i++) sum += sums[i], counted += counts[i];
+    *total = static_cast<float>(accumulate ? *total + sum : sum);
+    *count = accumulate ? *count + counted : counted;
+}
+
+void sum_losses(float* total, int* count, const float* losses, const int* targets, int n, bool accumulate,
+                stream_t stream) {
+    if (n < 0) throw Error(ExitCode::failure, strprintf("sum_losses: n=%d losses", n));
+    launch<sum_losses_kernel>({dim3(1), dim3(256), 0, stream},
+                              {accumulate ? inout(total, 1) : out(total, 1),
+                               accumulate ? inout(count, 1) : out(count, 1), in(losses, n), in(targets, n)},
+                              total, count, losses, targets, n, accumulate);
+}
+
+}  // namespace llmc

@@ -1,0 +1,59 @@
+// The second half of deterministic column sums: choosing the number of parts, and adding them.
+#include "llmc/kernels/column_sums.cuh"
+
+#include <algorithm>
+
+namespace llmc {
+
+ColumnSumPlan::ColumnSumPlan(int N, int C) {
+    constexpr int kTargetBlocks = 1024;  // a few waves of any card
+    constexpr int kRowsPerThread = 16;   // below this, starting a block and writing its part would dominate
+    lanes = 1;
+    while (lanes < 32 && lanes * 8 < C) lanes *= 2;
+    slabs = div_up(C, 8 * lanes);
+    const int by_rows = div_up(N, kColumnSumThreads / lanes * kRowsPerThread);
+    parts = std::max(1, std::min(by_rows, kTargetBlocks / slabs));
+}
+
+namespace {
+constexpr int kReduceLanes = 8;                   // threads side by side, 8 columns each
+constexpr int kReduceColumns = kReduceLanes * 8;  // columns of a block
+constexpr int kReduceParts = 256 / kReduceLanes;  // parts read at a time
+}  // namespace
+
+static __global__ void __launch_bounds__(256)
+    reduce_column_parts_kernel(float* first, float* second, const float* parts, int count, int columns, int split,
+                               bool accumulate) {
+    LLMC_SHARED(float, sums, [kReduceParts * kReduceColumns]);
+    const int slab = blockIdx.x * kReduceColumns, column = slab + threadIdx.x % kReduceLanes * 8;
+    float sum[8] = {};
+    if (column < columns) {
+        for (int p = threadIdx.x / kReduceLanes; p < count; p += kReduceParts) {
+            float values[8];
+            load8(parts + static_cast<size_t>(p) * columns + column, values);
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) sum[i] += values[i];
+        }
+    }
+    store8(&sums[threadIdx.x * 8], sum);
+    __syncthreads();
+    const int c = slab + threadIdx.x;
+    if (threadIdx.x >= kReduceColumns || c >= columns) return;
+    float total = 0.0f;
+    LLMC_UNROLL
+    for (int p = 0; p < kReduceParts; p++) total += sums[p * kReduceColumns + threadIdx.x];
+    float* target = c < split ? first + c : second + (c - split);
+    *target = accumulate ? *target + total : total;
+}
+
+void reduce_column_parts(float* first, float* second, const float* parts, int count, int columns, int split,
+                         bool accumulate, stream_t stream) {
+    const size_t first_size = split, second_size = columns - split;
+    launch<reduce_column_parts_kernel>({dim3(div_up(columns, kReduceColumns)), dim3(256), 0, stream},
+                                       {in(parts, static_cast<size_t>(count) * columns),
+                                        accumulate ? inout(first, first_size) : out(first, first_size),
+                                        accumulate ? inout(second, second_size) : out(second, second_size)},
+                                       first, second, parts, count, columns, split, accumulate);
+}
+
+}  // namespace llmc

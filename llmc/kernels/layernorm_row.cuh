@@ -1,0 +1,243 @@
+// Layer norm on rows that live in registers: the arithmetic that the plain kernels and the quantizing ones share.
+//
+// A *team* is the threads that hold one group of rows: one warp, or all warps of the block when rows are long. Thread t
+// of the team holds columns 8t to 8t + 7 of every row, then 8 (t + threads) and so on: `Vectors` vectors of each of
+// `Rows` rows. Several rows at once keep more loads in flight, and their sums share one exchange.
+#pragma once
+#include "llmc/device/kernel.cuh"
+
+namespace llmc {
+
+constexpr float kLayerNormEpsilon = 1e-5f;
+constexpr int kTeamMaxWarps = 16;
+constexpr int kTeamMaxSums = 8;
+constexpr int kTeamExchange = 2 * kTeamMaxWarps * kTeamMaxSums;  // floats of shared memory
+
+struct RowTeam {
+    int index;            // of the team in the grid
+    int thread, threads;  // this thread in the team
+    int warps;
+    float* exchange;  // kTeamExchange floats of shared memory, two halves used in turn; untouched if warps == 1
+    int turn;
+
+    LLMC_DEVICE int column(int vector) const { return (thread + vector * threads) * 8; }
+};
+
+LLMC_DEVICE RowTeam row_team(int warps, float* exchange) {
+    if (warps > 1) {
+        return {static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x), warps * 32, warps, exchange, 0};
+    }
+    const int index = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    return {index, static_cast<int>(threadIdx.x % 32), 32, 1, exchange, 0};
+}
+
+LLMC_DEVICE float sum8(const float (&x)[8]) {
+    return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+}
+
+// Sums over the team, for every thread of it. One barrier is enough: a half of `exchange` is written again two calls
+// later, and by then every thread has passed the barrier of the call between.
+template <int N>
+LLMC_DEVICE void team_sum_each(float (&values)[N], RowTeam& team) {
+    static_assert(N <= kTeamMaxSums, "exchange is too small");
+    warp_sum_each(values);
+    if (team.warps == 1) return;
+    float* slots = team.exchange + team.turn * kTeamMaxWarps * kTeamMaxSums;
+    team.turn ^= 1;
+    if (team.thread % 32 == 0) {
+        LLMC_UNROLL
+        for (int i = 0; i < N; i++) slots[team.thread / 32 * N + i] = values[i];
+    }
+    __syncthreads();
+    LLMC_UNROLL
+    for (int i = 0; i < N; i++) values[i] = slots[i];
+    for (int warp = 1; warp < team.warps; warp++) {
+        LLMC_UNROLL
+        for (int i = 0; i < N; i++) values[i] += slots[warp * N + i];
+    }
+}
+
+// x = the team's rows of `from` (N, C). Columns past C read 0; rows past N repeat the last one, so that every lane
+// takes part in the sums, and must not be stored.
+template <class Real, int Rows, int Vectors>
+LLMC_DEVICE void load_rows(float (&x)[Rows][Vectors][8], const Real* from, int first_row, int N, int C,
+                           const RowTeam& team) {
+    LLMC_UNROLL
+    for (int r = 0; r < Rows; r++) {
+        const size_t row = first_row + r < N ? first_row + r : N - 1;
+        LLMC_UNROLL
+        for (int v = 0; v < Vectors; v++) {
+            const int c = team.column(v);
+            if (c < C) {
+                load8(from + row * C + c, x[r][v]);
+            } else {
+                LLMC_UNROLL
+                for (int i = 0; i < 8; i++) x[r][v][i] = 0.0f;
+            }
+        }
+    }
+}
+
+template <class Real, int Rows, int Vectors>
+LLMC_DEVICE void store_rows(Real* to, const float (&x)[Rows][Vectors][8], int first_row, int N, int C,
+                            const RowTeam& team) {
+    LLMC_UNROLL
+    for (int r = 0; r < Rows; r++) {
+        LLMC_UNROLL
+        for (int v = 0; v < Vectors; v++) {
+            const int c = team.column(v);
+            if (c < C && first_row + r < N) store8(to + static_cast<size_t>(first_row + r) * C + c, x[r][v]);
+        }
+    }
+}
+
+// x += y, element by element.
+template <int Rows, int Vectors>
+LLMC_DEVICE void add_rows(float (&x)[Rows][Vectors][8], const float (&y)[Rows][Vectors][8]) {
+    LLMC_UNROLL
+    for (int r = 0; r < Rows; r++) {
+        LLMC_UNROLL
+        for (int v = 0; v < Vectors; v++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) x[r][v][i] += y[r][v][i];
+        }
+    }
+}
+
+// x += bias (C) in every row.
+template <class Real, int Rows, int Vectors>
+LLMC_DEVICE void add_bias(float (&x)[Rows][Vectors][8], const Real* bias, int C, const RowTeam& team) {
+    LLMC_UNROLL
+    for (int v = 0; v < Vectors; v++) {
+        const int c = team.column(v);
+        if (c >= C) continue;
+        float b[8];
+        load8(bias + c, b);
+        LLMC_UNROLL
+        for (int r = 0; r < Rows; r++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) x[r][v][i] += b[i];
+        }
+    }
+}
+
+// x as it reads back after being stored as Real. What is normalised is what is stored: a later pass over the stored
+// rows gives the same bits.
+template <class Real, int Rows, int Vectors>
+LLMC_DEVICE void round_rows(float (&x)[Rows][Vectors][8]) {
+    LLMC_UNROLL
+    for (int r = 0; r < Rows; r++) {
+        LLMC_UNROLL
+        for (int v = 0; v < Vectors; v++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) x[r][v][i] = to_float(to<Real>(x[r][v][i]));
+        }
+    }
+}
+
+// Mean and 1 / sqrt(variance + eps) of each row, in two passes over the registers: sum(x^2) - mean^2 would cancel.
+template <int Rows, int Vectors>
+LLMC_DEVICE void row_statistics(const float (&x)[Rows][Vectors][8], float (&mean)[Rows], float (&rstd)[Rows], int C,
+                                RowTeam& team) {
+    LLMC_UNROLL
+    for (int r = 0; r < Rows; r++) {
+        float sums[8] = {};
+        LLMC_UNROLL
+        for (int v = 0; v < Vectors; v++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) sums[i] += x[r][v][i];
+        }
+        mean[r] = sum8(sums);
+    }
+    team_sum_each(mean, team);
+    const float scale = 1.0f / static_cast<float>(C);
+    LLMC_UNROLL
+    for (int r = 0; r < Rows; r++) {
+        mean[r] *= scale;
+        float sums[8] = {};
+        LLMC_UNROLL
+        for (int v = 0; v < Vectors; v++) {
+            // A factor, not a branch: g++ 12 -O3 -march=znver3 if-converts the branch and then reads x[r][0] as zeros.
+            const float inside = team.column(v) < C ? 1.0f : 0.0f;
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) {
+                const float distance = (x[r][v][i] - mean[r]) * inside;
+                sums[i] += distance * distance;
+            }
+        }
+        rstd[r] = sum8(sums);
+    }
+    team_sum_each(rstd, team);
+    LLMC_UNROLL
+    for (int r = 0; r < Rows; r++) rstd[r] = reciprocal_sqrt(rstd[r] * scale + kLayerNormEpsilon);
+}
+
+// x = (x - mean) * rstd * weight + shift.
+template <class Real, int Rows, int Vectors>
+LLMC_DEVICE void normalise_rows(float (&x)[Rows][Vectors][8], const float (&mean)[Rows], const float (&rstd)[Rows],
+                                const Real* weight, const Real* shift, int C, const RowTeam& team) {
+    LLMC_UNROLL
+    for (int v = 0; v < Vectors; v++) {
+        const int c = team.column(v);
+        if (c >= C) continue;
+        float w[8], s[8];
+        load8(weight + c, w);
+        load8(shift + c, s);
+        LLMC_UNROLL
+        for (int r = 0; r < Rows; r++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) x[r][v][i] = (x[r][v][i] - mean[r]) * rstd[r] * w[i] + s[i];
+        }
+    }
+}
+
+// The gradient of rows through layer norm. On entry `d` is dout and `x` the layer norm's input; on return `d` is the
+// gradient of the input (without the residual's) and `x` the normalised rows. The rows' terms are added to dweight
+// and dshift, this thread's columns of the weight gradients; repeated rows past N are left out.
+//
+//   norm = (x - mean) * rstd,   dnorm = dout * weight
+//   dinp = rstd * (dnorm - mean(dnorm) - norm * mean(dnorm * norm))
+template <class Real, int Rows, int Vectors>
+LLMC_DEVICE void backward_rows(float (&d)[Rows][Vectors][8], float (&x)[Rows][Vectors][8], const Real* weight,
+                               const float (&mean)[Rows], const float (&rstd)[Rows], float (&dweight)[Vectors][8],
+                               float (&dshift)[Vectors][8], int valid_rows, int C, RowTeam& team) {
+    float sums[2 * Rows] = {};  // of dnorm, of dnorm * norm
+    LLMC_UNROLL
+    for (int v = 0; v < Vectors; v++) {
+        const int c = team.column(v);
+        // Weights are read again for each group of rows, vector by vector: held over the caller's loop, or all loaded
+        // at the start as the compiler would like to, they would make long rows spill. Hence the compiler fence.
+        if (v > 0) asm volatile("" ::: "memory");
+        float w[8] = {};
+        if (c < C) load8(weight + c, w);
+        LLMC_UNROLL
+        for (int r = 0; r < Rows; r++) {
+            float product[8];
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) {
+                const float dout = d[r][v][i], norm = (x[r][v][i] - mean[r]) * rstd[r];
+                if (r < valid_rows) dweight[v][i] += dout * norm, dshift[v][i] += dout;
+                x[r][v][i] = norm;
+                d[r][v][i] = dout * w[i];
+                product[i] = d[r][v][i] * norm;
+            }
+            sums[2 * r] += sum8(d[r][v]);
+            sums[2 * r + 1] += sum8(product);
+        }
+    }
+    team_sum_each(sums, team);
+    const float scale = 1.0f / static_cast<float>(C);
+    LLMC_UNROLL
+    for (int r = 0; r < Rows; r++) {
+        const float dnorm_mean = sums[2 * r] * scale, product_mean = sums[2 * r + 1] * scale;
+        LLMC_UNROLL
+        for (int v = 0; v < Vectors; v++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) {
+                d[r][v][i] = (d[r][v][i] - dnorm_mean - x[r][v][i] * product_mean) * rstd[r];
+            }
+        }
+    }
+}
+
+}  // namespace llmc

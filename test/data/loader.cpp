@@ -1,0 +1,219 @@
+// Loaders: every sample once a pass and in the same order for every split, exact resume, errors of the prefetch thread,
+// clean shutdown, and validation sets that do not divide evenly.
+#include "llmc/data/loader.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <set>
+#include <thread>
+
+#include "llmc/data/order.h"
+#include "test/data/shard_files.h"
+
+using namespace llmc;
+
+namespace {
+
+constexpr int T = 3;
+constexpr int vocab = 60000;
+
+// Three shards in which token values are positions, so that the first token of a sample tells which sample it is.
+struct CountingSet {
+    TempDir dir;
+    std::vector<int> first_tokens;  // of every sample
+    ShardSet set;
+
+    explicit CountingSet(const std::vector<int>& shard_tokens) : set(write(shard_tokens)) {}
+
+    std::vector<std::string> write(const std::vector<int>& shard_tokens) {
+        int first = 0, index = 0;
+        for (int tokens : shard_tokens) {
+            write_shard<uint16_t>(dir / strprintf("s%d.bin", index++), counting(first, tokens));
+            for (int sample = 0; sample < (tokens - 1) / T; ++sample) first_tokens.push_back(first + sample * T);
+            first += tokens;
+        }
+        return {dir / "s*.bin"};
+    }
+};
+
+// Checks a (B, T) batch of counting tokens and appends each row's first token.
+void append_rows(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets, int B,
+                 std::vector<int>& first_tokens) {
+    for (int b = 0; b < B; ++b) {
+        for (int t = 0; t < T; ++t) {
+            CHECK(tokens[b * T + t] == tokens[b * T] + t);
+            CHECK(targets[b * T + t] == tokens[b * T] + t + 1);
+        }
+        first_tokens.push_back(tokens[b * T]);
+    }
+}
+
+// The first tokens of the samples of `steps` steps in the order of their positions, from loaders of all ranks.
+std::vector<int> training_order(const ShardSet& set, int B, int micro_steps, int world, int64_t first_step, int steps,
+                                uint64_t seed) {
+    std::vector<std::unique_ptr<TrainLoader>> ranks;
+    for (int rank = 0; rank < world; ++rank)
+        ranks.push_back(std::make_unique<TrainLoader>(set, B, T, micro_steps, rank, world, seed, first_step, vocab));
+    std::vector<int32_t> tokens(B * T), targets(B * T);
+    std::vector<int> order;
+    for (int micro_step = 0; micro_step < steps * micro_steps; ++micro_step)
+        for (auto& loader : ranks) {
+            loader->next(tokens.data(), targets.data());
+            append_rows(tokens, targets, B, order);
+        }
+    return order;
+}
+
+}  // namespace
+
+TEST_CASE("every sample is used once a pass for every world and micro-batch size") {
+    const CountingSet data({100, 31, 58});  // 33 + 10 + 19 samples
+    const size_t n = data.first_tokens.size();
+    REQUIRE(n == 62);
+    REQUIRE(data.set.samples(T) == 62);
+    const std::multiset<int> all(data.first_tokens.begin(), data.first_tokens.end());
+    for (int world = 1; world <= 16; ++world)
+        for (const int B : {1, 2, 3, 5})
+            for (const int micro_steps : {1, 3}) {
+                CAPTURE(world);
+                CAPTURE(B);
+                const int S = world * B * micro_steps;
+                const int steps = static_cast<int>((2 * n + S - 1) / S);  // two passes; batches cross their border
+                const std::vector<int> order = training_order(data.set, B, micro_steps, world, 0, steps, 42);
+                CHECK(std::multiset<int>(order.begin(), order.begin() + n) == all);
+                CHECK(std::multiset<int>(order.begin() + n, order.begin() + 2 * n) == all);
+                CHECK_FALSE(std::equal(order.begin(), order.begin() + n, order.begin() + n));
+            }
+}
+
+TEST_CASE("the order is the promised one, and does not depend on the split of a step") {
+    const CountingSet data({100, 31, 58});
+    std::vector<int> expected;
+    for (int position = 0; position < 4 * 24; ++position)
+        expected.push_back(data.first_tokens[sample_at(position, 62, 1337)]);
+    struct Split {
+        int B, micro_steps, world;
+    };
+    for (const auto& [B, micro_steps, world] : {Split{24, 1, 1}, Split{1, 24, 1}, Split{1, 1, 24}, Split{2, 3, 4},
+                                                Split{4, 3, 2}, Split{3, 2, 4}, Split{6, 4, 1}}) {
+        CHECK(training_order(data.set, B, micro_steps, world, 0, 4, 1337) == expected);
+    }
+    CHECK(training_order(data.set, 2, 3, 4, 0, 4, 1338) != expected);
+}
+
+TEST_CASE("a loader started at a step continues the order, on another split too") {
+    const CountingSet data({100, 31, 58});
+    const std::vector<int> whole = training_order(data.set, 2, 3, 2, 0, 20, 7);
+    for (int step : {1, 5, 13}) {
+        const std::vector<int> rest(whole.begin() + step * 12, whole.end());
+        CHECK(training_order(data.set, 2, 3, 2, step, 20 - step, 7) == rest);
+        CHECK(training_order(data.set, 4, 1, 3, step, 20 - step, 7) == rest);
+    }
+}
+
+TEST_CASE("fewer samples than a batch: rows repeat after a pass, never inside one") {
+    const CountingSet data({11});  // 3 samples
+    const std::vector<int> order = training_order(data.set, 8, 1, 1, 0, 3, 1);
+    for (size_t i = 0; i + 3 <= order.size(); i += 3)
+        CHECK(std::set<int>(order.begin() + i, order.begin() + i + 3).size() == 3);
+}
+
+TEST_CASE("an error of the prefetch thread reaches next(), after the batches before it") {
+    TempDir dir;
+    const int good = 40;                              // micro-batches before the bad one, more than the ring holds
+    std::vector<uint16_t> tokens = counting(0, 301);  // 100 samples
+    const int bad = static_cast<int>(sample_at(good, 100, 6)) * T + 1;
+    tokens[bad] = 999;
+    const std::string path = write_shard<uint16_t>(dir / "a.bin", tokens);
+    const ShardSet set({path});
+    TrainLoader loader(set, 1, T, 1, 0, 1, 6, 0, 999);
+    int32_t inputs[T], targets[T];
+    for (int i = 0; i < good; ++i) loader.next(inputs, targets);
+    for (int again = 0; again < 3; ++again)
+        check_error(ExitCode::bad_data, {path, strprintf("token %d ", bad), "id 999", "999 ids"},
+                    [&] { loader.next(inputs, targets); });
+
+    TrainLoader fine(set, 1, T, 1, 0, 1, 6, 0, 1000);
+    for (int i = 0; i < 100; ++i) CHECK_NOTHROW(fine.next(inputs, targets));
+}
+
+TEST_CASE("a shard cut while training stops the loader with its name") {
+    TempDir dir;
+    const std::string path = write_shard<uint16_t>(dir / "a.bin", counting(0, 3001));
+    const ShardSet set({path});
+    std::filesystem::resize_file(path, 2000);
+    TrainLoader loader(set, 4, T, 1, 0, 1, 1, 0, vocab);
+    std::vector<int32_t> inputs(4 * T), targets(4 * T);
+    check_error(ExitCode::bad_data, {path, "ends at byte"}, [&] {
+        for (int i = 0; i < 100; ++i) loader.next(inputs.data(), targets.data());
+    });
+}
+
+TEST_CASE("loaders stop at once, read or not, and prefetch does not run ahead of its ring") {
+    const CountingSet data({100});
+    int32_t inputs[T], targets[T];
+    for (int i = 0; i < 50; ++i) {
+        TrainLoader loader(data.set, 1, T, 1, 0, 1, 1, 0, vocab);
+        for (int k = 0; k < i % 7; ++k) loader.next(inputs, targets);
+    }
+    // A slot may be overwritten only after it was delivered: a slow reader still sees the order.
+    TrainLoader slow(data.set, 1, T, 1, 0, 1, 9, 0, vocab);
+    for (int i = 0; i < 20; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        slow.next(inputs, targets);
+        CHECK(inputs[0] == data.first_tokens[sample_at(i, 33, 9)]);
+    }
+}
+
+TEST_CASE("loaders refuse nonsense") {
+    const CountingSet data({100});
+    check_error(ExitCode::bad_flags, {"B=0"}, [&] { TrainLoader(data.set, 0, T, 1, 0, 1, 1, 0, vocab); });
+    check_error(ExitCode::bad_flags, {"rank=2 of 2"}, [&] { TrainLoader(data.set, 1, T, 1, 2, 2, 1, 0, vocab); });
+    check_error(ExitCode::bad_flags, {"-5"}, [&] { TrainLoader(data.set, 1, T, 1, 0, 1, 1, -5, vocab); });
+    check_error(ExitCode::bad_data, {"T=100"}, [&] { TrainLoader(data.set, 1, 100, 1, 0, 1, 1, 0, vocab); });
+    check_error(ExitCode::bad_flags, {"B=0"}, [&] { EvalLoader(data.set, 0, T, 0, 1, -1, vocab); });
+    check_error(ExitCode::bad_flags, {"-2"}, [&] { EvalLoader(data.set, 1, T, 0, 1, -2, vocab); });
+}
+
+TEST_CASE("evaluation uses every sample once, in order, for every world and batch size") {
+    const CountingSet data({100, 31, 58});
+    for (int world : {1, 2, 3, 16, 70})
+        for (int B : {1, 4, 5, 100}) {
+            CAPTURE(world);
+            CAPTURE(B);
+            std::vector<int> order;
+            const EvalLoader first(data.set, B, T, 0, world, -1, vocab);
+            CHECK(first.batches() == (62 + B * world - 1) / (B * world));
+            for (int64_t batch = 0; batch < first.batches(); ++batch)
+                for (int rank = 0; rank < world; ++rank) {
+                    const EvalLoader loader(data.set, B, T, rank, world, -1, vocab);
+                    CHECK(loader.batches() == first.batches());
+                    std::vector<int32_t> tokens(B * T, -9), targets(B * T, -9);
+                    loader.read(batch, tokens.data(), targets.data());
+                    int rows = 0;
+                    while (rows < B && targets[rows * T] >= 0) ++rows;
+                    append_rows(tokens, targets, rows, order);
+                    for (int i = rows * T; i < B * T; ++i) {
+                        CHECK(tokens[i] == 0);
+                        CHECK(targets[i] == -1);
+                    }
+                }
+            CHECK(order == data.first_tokens);
+        }
+}
+
+TEST_CASE("evaluation: max_batches, ranges and the vocabulary") {
+    const CountingSet data({100});  // 33 samples
+    CHECK(EvalLoader(data.set, 4, T, 0, 2, 3, vocab).batches() == 3);
+    CHECK(EvalLoader(data.set, 4, T, 0, 2, 20, vocab).batches() == 5);
+    CHECK(EvalLoader(data.set, 4, T, 0, 2, 0, vocab).batches() == 0);
+    std::vector<int32_t> tokens(4 * T), targets(4 * T);
+    const EvalLoader loader(data.set, 4, T, 1, 2, 3, 38);
+    CHECK_NOTHROW(loader.read(0, tokens.data(), targets.data()));
+    CHECK(tokens[0] == 4 * T);
+    check_error(ExitCode::bad_data, {"token 38", "id 38", "38 ids"},
+                [&] { loader.read(1, tokens.data(), targets.data()); });
+    check_error(ExitCode::failure, {"batch 3"}, [&] { loader.read(3, tokens.data(), targets.data()); });
+    check_error(ExitCode::failure, {"batch -1"}, [&] { loader.read(-1, tokens.data(), targets.data()); });
+}

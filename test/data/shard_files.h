@@ -1,0 +1,73 @@
+// Files for the data tests: a directory that removes itself, shards written by hand (not by code under test), and a
+// check for errors by code and words.
+#pragma once
+#include <doctest/doctest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "llmc/device/error.h"
+
+struct TempDir {
+    std::string path;
+    TempDir() {
+        std::string name = (std::filesystem::temp_directory_path() / "llmc_data_XXXXXX").string();
+        REQUIRE(mkdtemp(name.data()) != nullptr);
+        path = name;
+    }
+    ~TempDir() { std::filesystem::remove_all(path); }
+    TempDir(const TempDir&) = delete;
+    TempDir& operator=(const TempDir&) = delete;
+    std::string operator/(const std::string& name) const { return path + "/" + name; }
+};
+
+inline std::string write_file(const std::string& path, const std::string& content) {
+    std::ofstream(path, std::ios::binary) << content;
+    return path;
+}
+
+// The 1024 bytes before the tokens.
+inline std::string shard_header(int32_t magic, int32_t version, int32_t tokens) {
+    int32_t head[256] = {magic, version, tokens};
+    return std::string(reinterpret_cast<const char*>(head), sizeof head);
+}
+
+// Token is uint16_t or uint32_t.
+template <typename Token>
+std::string write_shard(const std::string& path, const std::vector<Token>& tokens) {
+    const std::string header = sizeof(Token) == 2 ? shard_header(20240520, 1, static_cast<int32_t>(tokens.size()))
+                                                  : shard_header(20240801, 7, static_cast<int32_t>(tokens.size()));
+    const std::string body(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(Token));
+    return write_file(path, header + body);
+}
+
+// first, first+1, ...: the value of a token is its position in the whole set.
+inline std::vector<uint16_t> counting(int first, int count) {
+    std::vector<uint16_t> tokens(count);
+    for (int i = 0; i < count; ++i) tokens[i] = static_cast<uint16_t>(first + i);
+    return tokens;
+}
+
+// `action` must throw llmc::Error with this code and a message that holds every one of the words.
+inline void check_error(llmc::ExitCode code, const std::vector<std::string>& words,
+                        const std::function<void()>& action) {
+    try {
+        action();
+    } catch (const llmc::Error& error) {
+        const std::string message = error.what();
+        CAPTURE(message);
+        CHECK(static_cast<int>(error.code()) == static_cast<int>(code));
+        for (const std::string& word : words) {
+            CAPTURE(word);
+            CHECK(message.find(word) != std::string::npos);
+        }
+        return;
+    }
+    FAIL_CHECK("no error was thrown");
+}

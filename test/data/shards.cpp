@@ -1,0 +1,235 @@
+// Shards: both token widths, every way a file can be malformed, sidecars, vocabulary checks, files beyond 2 and 4 GiB.
+#include "llmc/data/shards.h"
+
+#include "test/data/shard_files.h"
+
+using namespace llmc;
+
+TEST_CASE("expand_glob sorts, leaves sidecars out and refuses an empty match") {
+    TempDir dir;
+    for (const char* name : {"b.bin", "a.bin", "a.bin.json", "c.txt", "lone.json"}) write_file(dir / name, "x");
+    CHECK(expand_glob(dir / "*.bin") == std::vector<std::string>{dir / "a.bin", dir / "b.bin"});
+    CHECK(expand_glob(dir / "a*") == std::vector<std::string>{dir / "a.bin"});
+    CHECK(expand_glob(dir / "lone*") == std::vector<std::string>{dir / "lone.json"});
+    CHECK(expand_glob(dir / "{b.bin,a.bin}") == std::vector<std::string>{dir / "a.bin", dir / "b.bin"});
+    check_error(ExitCode::bad_data, {dir / "none*.bin"}, [&] { expand_glob(dir / "none*.bin"); });
+}
+
+TEST_CASE("samples of one and several shards, uint16") {
+    TempDir dir;
+    write_shard<uint16_t>(dir / "s0.bin", counting(0, 11));   // T=5: 2 samples exactly
+    write_shard<uint16_t>(dir / "s1.bin", counting(11, 10));  // 1 sample, 4 tokens unused
+    write_shard<uint16_t>(dir / "s2.bin", counting(21, 6));   // 1 sample
+    write_shard<uint16_t>(dir / "s3.bin", {});
+    const ShardSet set({dir / "s*.bin"});
+    CHECK(set.shards() == 4);
+    CHECK(set.token_bytes() == 2);
+    CHECK(set.total_tokens() == 27);
+    CHECK(set.samples(5) == 4);
+    CHECK(set.samples(1) == 10 + 9 + 5);
+
+    const int first_token[] = {0, 5, 11, 21};
+    for (int sample = 0; sample < 4; ++sample) {
+        std::vector<int32_t> out(7, -7);
+        set.read_sample(sample, 5, out.data());
+        for (int i = 0; i <= 5; ++i) CHECK(out[i] == first_token[sample] + i);
+        CHECK(out[6] == -7);  // T+1 tokens, not more
+    }
+    int32_t out[6];
+    check_error(ExitCode::failure, {"sample 4"}, [&] { set.read_sample(4, 5, out); });
+    check_error(ExitCode::failure, {"sample -1"}, [&] { set.read_sample(-1, 5, out); });
+}
+
+TEST_CASE("uint32 shards keep large ids") {
+    TempDir dir;
+    write_shard<uint32_t>(dir / "a.bin", {1, 128000, 70000, 0x7fffffff, 5});
+    const ShardSet set({dir / "a.bin"});
+    CHECK(set.token_bytes() == 4);
+    int32_t out[5];
+    set.read_sample(0, 4, out);
+    CHECK(std::vector<int32_t>(out, out + 5) == std::vector<int32_t>{1, 128000, 70000, 0x7fffffff, 5});
+}
+
+TEST_CASE("no sample of T tokens is an error") {
+    TempDir dir;
+    write_shard<uint16_t>(dir / "a.bin", counting(0, 64));
+    const ShardSet set({dir / "a.bin"});
+    CHECK(set.samples(63) == 1);
+    check_error(ExitCode::bad_data, {"T=64", "65 tokens", "the longest has 64"}, [&] { set.samples(64); });
+    check_error(ExitCode::bad_flags, {"T=0"}, [&] { set.samples(0); });
+}
+
+TEST_CASE("malformed files are refused with what is wrong") {
+    TempDir dir;
+    const std::string path = dir / "bad.bin";
+    const auto refused = [&](const std::string& content, const std::vector<std::string>& words) {
+        write_file(path, content);
+        check_error(ExitCode::bad_data, words, [&] { ShardSet({path}); });
+    };
+    const std::string ten(20, 'x');
+    write_file(path, shard_header(20240520, 1, 10) + ten);
+    CHECK_NOTHROW(ShardSet({path}));
+    refused("", {path, "0 bytes"});
+    refused(std::string(1023, '\0'), {"1023", "1024"});
+    refused(shard_header(20240521, 1, 10) + ten, {"magic is 20240521", "20240520", "20240801"});
+    refused(shard_header(20240326, 3, 10) + ten, {"model checkpoint"});
+    refused("BIN.TOK\n" + std::string(2000, '\0'), {"llmq"});
+    refused(shard_header(20240520, 7, 10) + ten, {"version 7"});
+    refused(shard_header(20240801, 1, 5) + ten, {"version 1"});
+    refused(shard_header(20240520, 1, -3), {"claims -3 tokens"});
+    refused(shard_header(20240520, 1, 10) + ten.substr(1), {"truncated", "1044", "1043"});
+    refused(shard_header(20240520, 1, 10) + ten + "y", {"too long", "1044", "1045"});
+    refused(shard_header(20240801, 7, 10) + ten, {"truncated", "1064", "1044"});
+    check_error(ExitCode::bad_data, {"regular file"}, [&] { ShardSet({dir.path}); });
+    check_error(ExitCode::bad_data, {"at least one"}, [&] { ShardSet(std::vector<std::string>{}); });
+}
+
+TEST_CASE("shards of one set have one width, one tokenizer and are named once") {
+    TempDir dir;
+    write_shard<uint16_t>(dir / "a.bin", counting(0, 9));
+    write_shard<uint32_t>(dir / "b.bin", {1, 2, 3});
+    check_error(ExitCode::bad_data, {dir / "b.bin", dir / "a.bin", "width"}, [&] { ShardSet({dir / "*.bin"}); });
+    check_error(ExitCode::bad_data, {dir / "a.bin", "twice"}, [&] { ShardSet({dir / "a.bin", dir / "a*"}); });
+    write_shard<uint16_t>(dir / "b.bin", counting(0, 9));
+    write_file(dir / "a.bin.json", R"({"tokenizer": "gpt2"})");
+    CHECK_NOTHROW(ShardSet({dir / "*.bin"}));
+    write_file(dir / "b.bin.json", R"({"tokenizer": "bytes"})");
+    check_error(ExitCode::bad_data, {"gpt2", "bytes"}, [&] { ShardSet({dir / "*.bin"}); });
+}
+
+TEST_CASE("sidecars: read, absent, partial, contradicting, broken") {
+    TempDir dir;
+    const std::string path = write_shard<uint16_t>(dir / "a.bin", counting(0, 9));
+    const Sidecar none = ShardSet({path}).sidecar();
+    CHECK_FALSE((none.tokenizer || none.vocab || none.max_token || none.documents || none.tokens || none.checksum ||
+                 none.entropy_floor));
+
+    write_file(path + ".json", R"({"tokenizer": "bytes", "vocab": 257, "max_token": 8, "documents": 1, "tokens": 9,
+                                   "checksum": "sha256:00", "entropy_floor": 1.0625, "note": [1, 2]})");
+    const Sidecar full = ShardSet({path}).sidecar();
+    CHECK(full.tokenizer == "bytes");
+    CHECK(full.vocab == 257);
+    CHECK(full.max_token == 8);
+    CHECK(full.documents == 1);
+    CHECK(full.tokens == 9);
+    CHECK(full.checksum == "sha256:00");
+    CHECK(full.entropy_floor == 1.0625);
+
+    write_file(path + ".json", R"({"vocab": 300, "entropy_floor": null})");
+    const Sidecar partial = ShardSet({path}).sidecar();
+    CHECK(partial.vocab == 300);
+    CHECK_FALSE(partial.entropy_floor.has_value());
+
+    write_file(path + ".json", R"({"tokens": 10})");
+    check_error(ExitCode::bad_data, {"a.bin.json", "10 tokens", "has 9"}, [&] { ShardSet({path}); });
+    write_file(path + ".json", R"({"tokens": )");
+    check_error(ExitCode::bad_data, {"a.bin.json", "not valid"}, [&] { ShardSet({path}); });
+    write_file(path + ".json", R"({"tokens": "nine"})");
+    check_error(ExitCode::bad_data, {"a.bin.json", "not valid"}, [&] { ShardSet({path}); });
+}
+
+TEST_CASE("check_vocabulary scans without sidecars and names shard, position, id and vocabulary") {
+    TempDir dir;
+    std::vector<uint16_t> tokens(600000, 7);  // more than one read of the scan
+    tokens[599998] = 50257;
+    write_shard<uint16_t>(dir / "s0.bin", {1, 2, 3});
+    write_shard<uint16_t>(dir / "s1.bin", tokens);
+    write_shard<uint16_t>(dir / "s2.bin", {4, 5, 6});
+    const ShardSet set({dir / "s*.bin"});
+    CHECK_NOTHROW(set.check_vocabulary(50258));
+    check_error(ExitCode::bad_data, {dir / "s1.bin", "token 599998", "id 50257", "50257 ids"},
+                [&] { set.check_vocabulary(50257); });
+    CHECK_NOTHROW(set.check_vocabulary(50257, 1000));  // large set: the middle is left to the loaders
+    check_error(ExitCode::bad_data, {dir / "s2.bin", "token 2", "id 6"}, [&] { set.check_vocabulary(6, 1000); });
+    check_error(ExitCode::bad_data, {dir / "s0.bin", "token 0", "id 1"}, [&] { set.check_vocabulary(1, 1000); });
+}
+
+TEST_CASE("check_vocabulary believes a sidecar's largest id") {
+    TempDir dir;
+    const std::string path = write_shard<uint16_t>(dir / "a.bin", {1, 9, 3});
+    write_file(path + ".json", R"({"max_token": 3})");  // a lie, which shows that nothing was scanned
+    CHECK_NOTHROW(ShardSet({path}).check_vocabulary(5));
+    write_file(path + ".json", R"({"max_token": 9})");
+    check_error(ExitCode::bad_data, {path, "token 1", "id 9", "9 ids"}, [&] { ShardSet({path}).check_vocabulary(9); });
+    write_file(path + ".json", R"({"max_token": 99})");
+    check_error(ExitCode::bad_data, {path, "99", "50"}, [&] { ShardSet({path}).check_vocabulary(50); });
+}
+
+TEST_CASE("read_sample refuses ids outside the vocabulary, also those beyond int32") {
+    TempDir dir;
+    write_shard<uint32_t>(dir / "a.bin", {1, 2, 3, 4, 0xfffffff0u});
+    const ShardSet set({dir / "a.bin"});
+    int32_t out[3];
+    CHECK_NOTHROW(set.read_sample(0, 2, out, 4));
+    check_error(ExitCode::bad_data, {dir / "a.bin", "token 4", "id 4294967280"},
+                [&] { set.read_sample(1, 2, out, 0x7fffffff); });
+    check_error(ExitCode::bad_data, {"token 2", "id 3", "3 ids"}, [&] { set.read_sample(0, 2, out, 3); });
+}
+
+TEST_CASE("a shard cut after opening is an error, not old memory") {
+    TempDir dir;
+    const std::string path = write_shard<uint16_t>(dir / "a.bin", counting(0, 100));
+    const ShardSet set({path});
+    std::filesystem::resize_file(path, 1024 + 2 * 50);
+    int32_t out[11];
+    CHECK_NOTHROW(set.read_sample(3, 10, out));
+    check_error(ExitCode::bad_data, {path, "ends at byte"}, [&] { set.read_sample(8, 10, out); });
+}
+
+TEST_CASE("sets of more shards than are kept open, moved around") {
+    TempDir dir;
+    for (int i = 0; i < 300; ++i) write_shard<uint16_t>(dir / strprintf("s%03d.bin", i), counting(3 * i, 3));
+    ShardSet first({dir / "s*.bin"});
+    ShardSet set = std::move(first);
+    CHECK(set.samples(2) == 300);
+    const auto open_files = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+    CHECK(open_files < 290);
+    for (int i = 0; i < 300; ++i) {
+        int32_t out[3];
+        set.read_sample(i, 2, out);
+        CHECK(out[0] == 3 * i);
+        CHECK(out[2] == 3 * i + 2);
+    }
+    set = ShardSet({dir / "s00*.bin"});
+    CHECK(set.shards() == 10);
+    CHECK(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}) < open_files - 200);
+}
+
+// A sparse file with `marks` as its last tokens.
+template <typename Token>
+static std::string sparse_shard(const std::string& path, int32_t magic, int32_t version, int32_t tokens,
+                                const std::vector<Token>& marks) {
+    write_file(path, shard_header(magic, version, tokens));
+    const int64_t size = 1024 + int64_t{tokens} * static_cast<int64_t>(sizeof(Token));
+    std::filesystem::resize_file(path, static_cast<uintmax_t>(size));
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    const int64_t bytes = static_cast<int64_t>(marks.size() * sizeof(Token));
+    file.seekp(size - bytes);
+    file.write(reinterpret_cast<const char*>(marks.data()), bytes);
+    return path;
+}
+
+TEST_CASE("shards beyond 2 GiB and 4 GiB (sparse)") {
+    TempDir dir;
+    const int32_t tokens = 1300000000;  // 2.6e9 bytes as uint16, 5.2e9 as uint32
+    const int T = 4;
+    int32_t out[T + 1];
+    for (const bool wide : {false, true}) {
+        const std::string path = dir / (wide ? "wide.bin" : "narrow.bin");
+        if (wide)
+            sparse_shard<uint32_t>(path, 20240801, 7, tokens, {10, 11, 12, 13, 14, 15, 16});
+        else
+            sparse_shard<uint16_t>(path, 20240520, 1, tokens, {10, 11, 12, 13, 14, 15, 16});
+        const ShardSet set({path});
+        CHECK(set.total_tokens() == tokens);
+        CHECK(set.samples(T) == (tokens - 1) / T);
+        set.read_sample(set.samples(T) - 1, T, out);  // covers tokens -8..-4 from the end: 0 10 11 12 13
+        CHECK(std::vector<int32_t>(out, out + T + 1) == std::vector<int32_t>{0, 10, 11, 12, 13});
+    }
+    // Two shards: the second one's samples lie beyond 2^31 in the set as well.
+    write_shard<uint16_t>(dir / "narrow2.bin", counting(100, 9));
+    const ShardSet both({dir / "narrow*.bin"});
+    both.read_sample(both.samples(T) - 1, T, out);
+    CHECK(out[0] == 104);
+    CHECK(out[4] == 108);
+}

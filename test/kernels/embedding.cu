@@ -1,0 +1,191 @@
+// Embeddings: forward against a sum, backward against FP64 sums, the grouping of tokens against its definition.
+#include "llmc/kernels/embedding.h"
+
+#include <algorithm>
+#include <map>
+
+#include "test/kernels/row_shapes.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+// Tokens of which some are frequent: the minimum of three uniform draws, and `favourite` (if >= 0) half of the time.
+std::vector<int> random_tokens(int n, int V, uint32_t seed, int favourite = -1) {
+    std::mt19937 engine(seed);
+    std::vector<int> tokens(n);
+    for (int& t : tokens) {
+        const auto draw = [&] { return static_cast<int>(engine() % static_cast<uint32_t>(V)); };
+        t = std::min({draw(), draw(), draw()});
+        if (favourite >= 0 && engine() % 2 == 0) t = favourite;
+    }
+    return tokens;
+}
+
+std::vector<int> sorted_tokens(const std::vector<int>& tokens) {
+    std::vector<int> packed(token_sort_size(static_cast<int>(tokens.size())), 0x7fffffff);
+    sort_tokens(packed.data(), tokens.data(), static_cast<int>(tokens.size()));
+    return packed;
+}
+
+struct EmbeddingShape {
+    int B, T, C, V;
+};
+const EmbeddingShape kShapes[] = {{1, 1, 8, 3},      {2, 7, 64, 11},     {3, 33, 128, 257},
+                                  {5, 50, 192, 300}, {2, 125, 768, 997}, {3, 11, 1600, 50}};
+
+}  // namespace
+
+TEST_CASE("sort_tokens groups tokens, in order within a group") {
+    for (int n : {1, 2, 7, 1000, 5000}) {
+        for (int V : {1, 2, 257, 2048, 50257, 200000, 2000000000}) {
+            CAPTURE(n);
+            CAPTURE(V);
+            const auto tokens = random_tokens(n, V, n + V);
+            std::map<int, std::vector<int>> groups;
+            for (int i = 0; i < n; i++) groups[tokens[i]].push_back(i);
+            std::vector<int> expected{static_cast<int>(groups.size())}, ids, starts, rows;
+            for (const auto& [id, members] : groups) {
+                ids.push_back(id);
+                starts.push_back(static_cast<int>(rows.size()));
+                rows.insert(rows.end(), members.begin(), members.end());
+            }
+            ids.resize(n, -1);
+            starts.resize(n + 1, n);
+            for (const auto& part : {ids, starts, rows}) expected.insert(expected.end(), part.begin(), part.end());
+            CHECK(sorted_tokens(tokens) == expected);
+        }
+    }
+    CHECK(sorted_tokens({}) == std::vector<int>{0, 0});
+    CHECK_THROWS_WITH(sorted_tokens({5, -3}), "sort_tokens: token -3 at position 1 is negative");
+}
+
+TEST_CASE_TEMPLATE("embedding_forward", Real, float, bf16) {
+    for (const auto [B, T, C, V] : kShapes) {
+        CAPTURE(C);
+        auto ids = random_tokens(B * T, V, 9);
+        ids[0] = V - 1;
+        const auto wte = random_normal<Real>(static_cast<size_t>(V) * C, 1.0f, 1),
+                   wpe = random_normal<Real>(static_cast<size_t>(T) * C, 0.5f, 2);
+        std::vector<double> expected;
+        for (int n = 0; n < B * T; n++) {
+            for (int c = 0; c < C; c++) {
+                expected.push_back(static_cast<double>(to_float(wte[static_cast<size_t>(ids[n]) * C + c])) +
+                                   to_float(wpe[static_cast<size_t>(n % T) * C + c]));
+            }
+        }
+        const DeviceArray<Real> device_wte(wte), device_wpe(wpe);
+        const DeviceArray<int> tokens(ids);
+        DeviceArray<Real> out(expected.size());
+        embedding_forward<Real>(out, tokens.get(), device_wte.get(), device_wpe.get(), B, T, C, V, test_stream());
+        CHECK(max_relative_error(out.download(), expected, 1e-3) < rounding_error<Real>());
+    }
+}
+
+TEST_CASE("embedding_forward shows a token outside the vocabulary as a NaN row") {
+    const int T = 10, C = 264, V = 4;
+    const DeviceArray<float> wte(random_normal<float>(V * C, 1.0f, 1)), wpe(random_normal<float>(T * C, 1.0f, 2));
+    const DeviceArray<int> tokens(std::vector<int>{0, V, 1, -1, 2, 3, 0x7fffffff, 3, 2, 1});
+    DeviceArray<float> out(T * C);
+    embedding_forward<float>(out, tokens.get(), wte.get(), wpe.get(), 1, T, C, V, test_stream());
+    const auto result = out.download();
+    for (int t = 0; t < T; t++) {
+        const bool outside = t == 1 || t == 3 || t == 6;
+        CHECK(all_nan(result, t * C, (t + 1) * C) == outside);
+        CHECK(std::isnan(result[t * C + C / 2]) == outside);
+    }
+    CHECK_THROWS_AS(embedding_forward<float>(out, tokens.get(), wte.get(), wpe.get(), 1, T, 12, V, test_stream()),
+                    Error);
+    CHECK_THROWS_AS(
+        embedding_forward<float>(out, tokens.get(), wte.get(), wpe.get(), 1 << 20, 1 << 20, 8, V, test_stream()),
+        Error);
+}
+
+namespace {
+
+// Gradients on top of what dwte and dwpe hold, in FP64.
+struct EmbeddingGradient {
+    std::vector<double> dwte, dwpe;
+};
+template <class Real>
+EmbeddingGradient reference(const std::vector<float>& dwte, const std::vector<float>& dwpe,
+                            const std::vector<int>& tokens, const std::vector<Real>& dout, int T, int C) {
+    EmbeddingGradient g{to_doubles(dwte), to_doubles(dwpe)};
+    for (size_t n = 0; n < tokens.size(); n++) {
+        for (int c = 0; c < C; c++) {
+            const double d = to_float(dout[n * C + c]);
+            g.dwte[static_cast<size_t>(tokens[n]) * C + c] += d;
+            g.dwpe[n % T * C + c] += d;
+        }
+    }
+    return g;
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("embedding_backward adds to both gradients, in a fixed order", Real, float, bf16) {
+    for (const auto [B, T, C, V] : kShapes) {
+        for (int favourite : {-1, V / 2}) {  // the favourite token is long enough for eight warps in larger shapes
+            CAPTURE(C);
+            const auto ids = random_tokens(B * T, V, 9, favourite);
+            const auto g = random_normal<Real>(static_cast<size_t>(B) * T * C, 1.0f, 3, 0.25f);
+            const auto dwte = random_normal<float>(static_cast<size_t>(V) * C, 1.0f, 1),
+                       dwpe = random_normal<float>(static_cast<size_t>(T) * C, 1.0f, 2);
+            const DeviceArray<int> sorted(sorted_tokens(ids));
+            const DeviceArray<Real> dout(g);
+            DeviceArray<float> token_gradient(dwte), position_gradient(dwpe);
+            const auto run = [&] {
+                embedding_backward<Real>(token_gradient, position_gradient, sorted.get(), dout.get(), B, T, C, V,
+                                         test_stream());
+            };
+            run();
+            const EmbeddingGradient expected = reference(dwte, dwpe, ids, g, T, C);
+            const auto first = token_gradient.download(), first_positions = position_gradient.download();
+            CHECK(max_relative_error(first, expected.dwte, 1.0 + 0.25 * B * T) < 2e-6);
+            CHECK(max_relative_error(first_positions, expected.dwpe, 1.0 + B) < 2e-6);
+            token_gradient.upload(dwte);
+            position_gradient.upload(dwpe);
+            run();
+            CHECK(same_bits(token_gradient.download(), first));
+            CHECK(same_bits(position_gradient.download(), first_positions));
+        }
+    }
+}
+
+TEST_CASE("embedding_backward leaves out ids beyond the vocabulary") {
+    const int T = 100, C = 8, V = 5;
+    std::vector<int> ids(T, V);  // long enough for the shared path
+    ids[3] = V + 7;
+    ids[4] = 2;
+    const DeviceArray<int> sorted(sorted_tokens(ids));
+    const DeviceArray<float> dout(std::vector<float>(T * C, 1.0f));
+    DeviceArray<float> dwte(std::vector<float>(V * C, 0.0f)), dwpe(std::vector<float>(T * C, 0.0f));
+    embedding_backward<float>(dwte, dwpe, sorted.get(), dout.get(), 1, T, C, V, test_stream());
+    std::vector<float> expected(V * C, 0.0f);
+    std::fill(expected.begin() + 2 * C, expected.begin() + 3 * C, 1.0f);
+    CHECK(dwte.download() == expected);
+}
+
+TEST_CASE("embedding_backward in a graph follows the tokens of each replay") {
+    const int B = 2, T = 90, C = 64, V = 40;
+    const auto g = random_normal<float>(B * T * C, 1.0f, 3, 0.25f);
+    const std::vector<float> zeros_wte(V * C), zeros_wpe(T * C);
+    DeviceArray<int> sorted(token_sort_size(B * T));
+    const DeviceArray<float> dout(g);
+    DeviceArray<float> dwte(V * C), dwpe(T * C);
+    begin_capture(test_stream());
+    embedding_backward<float>(dwte, dwpe, sorted.get(), dout.get(), B, T, C, V, test_stream());
+    graph_t graph = end_capture(test_stream());
+    for (int favourite : {-1, 0, 39}) {  // many distinct tokens, then few
+        const auto ids = favourite == 0 ? std::vector<int>(B * T, 7) : random_tokens(B * T, V, 4, favourite);
+        sorted.upload(sorted_tokens(ids));
+        dwte.upload(zeros_wte);
+        dwpe.upload(zeros_wpe);
+        launch(graph, test_stream());
+        const EmbeddingGradient expected = reference(zeros_wte, zeros_wpe, ids, g, T, C);
+        CHECK(max_relative_error(dwte.download(), expected.dwte, 1.0 + 0.25 * B * T) < 2e-6);
+        CHECK(max_relative_error(dwpe.download(), expected.dwpe, 1.0 + B) < 2e-6);
+    }
+    destroy_graph(graph);
+}
