@@ -67,7 +67,7 @@ CUDA_OBJECTS      := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(LLMC)))
 CUDA_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(TESTS)))
 
 # ---- targets -------------------------------------------------------------------------------------------------------
-.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu clean
+.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu test soak mutation bench-cpu clean
 .DELETE_ON_ERROR:
 
 all: train_gpt_cpu $(if $(NVCC),train_gpt)
@@ -79,8 +79,11 @@ help:
 	@echo "make                 train_gpt (needs nvcc) and train_gpt_cpu"
 	@echo "make train_gpt       the CUDA program; GPU_ARCH=$(GPU_ARCH)"
 	@echo "make train_gpt_cpu   the same program on the host device; needs no CUDA toolkit"
+	@echo "make test            everything that needs no GPU (scripts/test.sh); make soak: what takes long"
 	@echo "make test-cpu        the test binary for the host device; SANITIZE=address or thread"
 	@echo "make test-gpu        the test binary for a GPU"
+	@echo "make mutation        drops every barrier and wait in the kernels in turn and reports which losses go unseen"
+	@echo "make bench-cpu       what the host device costs, kernel by kernel"
 	@echo "make clean"
 	@echo "Options: PRECISION=AUTO|FP32|BF16  GPU_ARCH=sm_80|sm_89|sm_90a|sm_100|sm_120  MARCH=native  USE_MPI=0  USE_NCCL=0"
 
@@ -90,10 +93,20 @@ train_gpt_cpu: $(CPU_DIR)/train_gpt_cpu
 	@cp -f $< $@
 test-cpu: $(CPU_DIR)/test_cpu
 test-gpu: $(CUDA_DIR)/test_gpu
+test:
+	./scripts/test.sh
+soak:
+	./scripts/soak.sh
+mutation:
+	python3 dev/mutation.py
+bench-cpu: $(CPU_DIR)/bench_cpu
+	$<
 
 $(CPU_DIR)/train_gpt_cpu: $(CPU_OBJECTS) $(CPU_DIR)/train_gpt.cu.o
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
 $(CPU_DIR)/test_cpu: $(CPU_OBJECTS) $(CPU_TEST_OBJECTS)
+	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
+$(CPU_DIR)/bench_cpu: $(CPU_OBJECTS) $(CPU_DIR)/dev/bench_cpu.cu.o
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
 $(CUDA_DIR)/train_gpt: $(CUDA_OBJECTS) $(CUDA_DIR)/train_gpt.cu.o
 	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
@@ -119,5 +132,5 @@ $(CUDA_DIR)/%.cu.o: %.cu
 clean:
 	rm -rf build train_gpt train_gpt_cpu
 
--include $(CPU_OBJECTS:.o=.d) $(CPU_TEST_OBJECTS:.o=.d) $(CPU_DIR)/train_gpt.cu.d
+-include $(CPU_OBJECTS:.o=.d) $(CPU_TEST_OBJECTS:.o=.d) $(CPU_DIR)/train_gpt.cu.d $(CPU_DIR)/dev/bench_cpu.cu.d
 -include $(CUDA_OBJECTS:.o=.d) $(CUDA_TEST_OBJECTS:.o=.d) $(CUDA_DIR)/train_gpt.cu.d
