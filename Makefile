@@ -99,14 +99,17 @@ soak:
 	./scripts/soak.sh
 mutation:
 	python3 dev/mutation.py
-bench-cpu: $(CPU_DIR)/bench_cpu
-	$<
+bench-cpu: $(CPU_DIR)/bench_cpu $(CPU_DIR)/bench_step
+	$(CPU_DIR)/bench_cpu
+	$(CPU_DIR)/bench_step
 
 $(CPU_DIR)/train_gpt_cpu: $(CPU_OBJECTS) $(CPU_DIR)/train_gpt.cu.o
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
 $(CPU_DIR)/test_cpu: $(CPU_OBJECTS) $(CPU_TEST_OBJECTS)
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
-$(CPU_DIR)/bench_cpu: $(CPU_OBJECTS) $(CPU_DIR)/dev/bench_cpu.cu.o
+$(CPU_DIR)/bench_cpu: $(CPU_DIR)/dev/bench_cpu.cu.o
+$(CPU_DIR)/bench_step: $(CPU_DIR)/dev/bench_step.cpp.o
+$(CPU_DIR)/bench_cpu $(CPU_DIR)/bench_step: $(CPU_OBJECTS)
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
 $(CUDA_DIR)/train_gpt: $(CUDA_OBJECTS) $(CUDA_DIR)/train_gpt.cu.o
 	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
@@ -132,5 +135,5 @@ $(CUDA_DIR)/%.cu.o: %.cu
 clean:
 	rm -rf build train_gpt train_gpt_cpu
 
--include $(CPU_OBJECTS:.o=.d) $(CPU_TEST_OBJECTS:.o=.d) $(CPU_DIR)/train_gpt.cu.d $(CPU_DIR)/dev/bench_cpu.cu.d
+-include $(CPU_OBJECTS:.o=.d) $(CPU_TEST_OBJECTS:.o=.d) $(CPU_DIR)/train_gpt.cu.d $(CPU_DIR)/dev/bench_cpu.cu.d $(CPU_DIR)/dev/bench_step.cpp.d
 -include $(CUDA_OBJECTS:.o=.d) $(CUDA_TEST_OBJECTS:.o=.d) $(CUDA_DIR)/train_gpt.cu.d

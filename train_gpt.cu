@@ -5,12 +5,14 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "llmc/checkpoint/hf_gpt2.h"
 #include "llmc/comm/comm.h"
 #include "llmc/data/loader.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/linear/matmul.h"
+#include "llmc/model/fp8_tensors.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/model/sampler.h"
 #include "llmc/optim/step.h"
@@ -49,6 +51,39 @@ ScheduleConfig schedule_config(const Options& o) {
 }
 AdamWConfig adamw_config(const Options& o) { return {o.beta1, o.beta2, o.eps, o.weight_decay}; }
 
+LossScaleConfig loss_scale(const Options& o) {
+    LossScaleConfig config = loss_scale_config(o.loss_scale);
+    config.growth_interval = o.loss_scale_growth_interval;
+    return config;
+}
+
+Fp8Config fp8_config(const Options& o) {
+    Fp8Config config;
+    config.recipe = o.fp8_recipe == "current" ? Fp8Recipe::current : Fp8Recipe::delayed;
+    config.history = o.fp8_history;
+    config.margin = o.fp8_margin;
+    config.algorithm = o.fp8_amax_algo == "most_recent" ? AmaxAlgorithm::most_recent
+                       : o.fp8_amax_algo == "ema"       ? AmaxAlgorithm::ema
+                                                        : AmaxAlgorithm::max;
+    config.pow2_scales = o.fp8_pow2_scales;
+    config.e4m3_gradients = o.fp8_grad == "e4m3";
+    return config;
+}
+
+FastAccumulation fast_accumulation(const Options& o) {
+    return o.fp8_fast_accum == "none"  ? FastAccumulation::none
+           : o.fp8_fast_accum == "all" ? FastAccumulation::all
+                                       : FastAccumulation::forward;
+}
+
+// The FP8 layers of a run; nullptr when there are none.
+std::unique_ptr<Fp8Tensors> make_fp8(const Options& o) {
+    if (o.precision != "fp8") return nullptr;
+    const Fp8Layers layers(o.fp8_layers, o.model_config.layers);
+    return std::make_unique<Fp8Tensors>(o.model_config, fp8_config(o), layers, o.batch * o.seq,
+                                        recompute_from_name(o.recompute));
+}
+
 // ---- a run and its parts -------------------------------------------------------------------------------------------
 
 template <class Real>
@@ -59,6 +94,7 @@ struct Run {
     stream_t stream = create_stream();
     Parameters<Real> parameters;
     Matmul matmul;
+    std::unique_ptr<Fp8Tensors> fp8;
     Gpt2<Real> model;
     Optimizer<Real> optimizer;
 
@@ -67,9 +103,10 @@ struct Run {
           comm(comm_),
           table(gpt2_units(o.model_config), comm.world()),
           parameters(table, comm),
-          matmul(o.tf32),
-          model(o.model_config, o.batch, o.seq, recompute_from_name(o.recompute), parameters, matmul),
-          optimizer(parameters, schedule_config(o), adamw_config(o), o.clip) {}
+          matmul(o.tf32, fast_accumulation(o)),
+          fp8(make_fp8(o)),
+          model(o.model_config, o.batch, o.seq, recompute_from_name(o.recompute), parameters, matmul, fp8.get()),
+          optimizer(parameters, schedule_config(o), adamw_config(o), o.clip, loss_scale(o)) {}
     ~Run() { destroy_stream(stream); }
 };
 
@@ -85,7 +122,12 @@ MemoryByKind plan_memory(const Options& o) {
     memory.optimizer = parameters.optimizer_bytes();
     memory.activations = activations.arena.bytes();
     memory.workspace = activations.workspace.bytes() +
-                       product_workspace<Real>(o.model_config, o.batch * o.seq, activations.chunk_rows);
+                       Matmul::planned_bytes(operand_type<Real>,
+                                             linear_shapes(o.model_config, o.batch * o.seq, activations.chunk_rows));
+    if (const std::unique_ptr<Fp8Tensors> fp8 = make_fp8(o)) {
+        memory.weights += fp8->weight_bytes();
+        memory.activations += fp8->activation_bytes();
+    }
     return memory;
 }
 
@@ -186,12 +228,14 @@ StepRecord step_record(const StepResult& result, const Options& o, const Product
     record.tokens_per_s = static_cast<double>(o.total_batch) / result.ms * 1e3;
     record.products = products;
     record.skipped = result.state.skipped;
+    record.loss_scale = result.loss_scale;
     return record;
 }
 
-std::optional<double> peak_tflops(const DeviceInfo& device) {
+std::optional<double> peak_tflops(const Options& o, const DeviceInfo& device) {
     const std::optional<GpuSpec> gpu = device.is_host ? std::nullopt : find_gpu(device.name);
-    return gpu ? std::optional<double>(gpu->bf16_tflops) : std::nullopt;
+    if (!gpu) return std::nullopt;
+    return o.precision == "fp8" ? gpu->fp8_tflops : gpu->bf16_tflops;
 }
 
 void print_floor(const ShardSet& set, double loss) {
@@ -202,6 +246,46 @@ void print_floor(const ShardSet& set, double loss) {
         floor, (loss / floor - 1) * 100);
 }
 
+// An FP8 run that did fewer FP8 products than it should would be a slower BF16 run under a wrong name.
+template <class Real>
+void check_products(const Run<Real>& run, const Products& products) {
+    if (!run.fp8) return;
+    int64_t expected = 3 * run.fp8->layer_count();
+    if (run.options.recompute == "block")
+        for (int l = 0; l < run.options.model_config.layers; l++)
+            for (const BlockLinear linear : {BlockLinear::qkv, BlockLinear::attn_proj, BlockLinear::fc})
+                expected += run.fp8->is_fp8(l, linear);
+    if (products.fp8 != expected)
+        throw Error(ExitCode::bad_numbers,
+                    strprintf("a micro-step made %lld FP8 products, not the %lld of its FP8 layers",
+                              static_cast<long long>(products.fp8), static_cast<long long>(expected)));
+}
+
+// The line of metrics.jsonl about every FP8 tensor, counted since the last one; waits for the device.
+template <class Real>
+void record_fp8(Run<Real>& run, int64_t step, RunDirectory& directory) {
+    const size_t bytes = static_cast<size_t>(run.fp8->count()) * sizeof(Fp8State);
+    Fp8State* states = static_cast<Fp8State*>(pinned_malloc(bytes));
+    copy_to_host(states, run.fp8->states(), bytes, run.stream);
+    synchronize(run.stream);
+    nlohmann::ordered_json record{{"step", step}, {"fp8", nlohmann::ordered_json::array()}};
+    for (int i = 0; i < run.fp8->count(); i++) {
+        const Fp8TensorId id = fp8_tensor(i);
+        if (!run.fp8->is_fp8(id.block, id.linear)) continue;
+        nlohmann::ordered_json tensor{{"tensor", id.name()}};
+        put_number(tensor, "amax", states[i].last_amax);
+        put_number(tensor, "scale", states[i].scale);
+        tensor["elements"] = states[i].elements;
+        tensor["saturated"] = states[i].saturated;
+        tensor["underflowed"] = states[i].underflowed;
+        tensor["nonfinite"] = states[i].nonfinite;
+        record["fp8"].push_back(tensor);
+    }
+    pinned_free(states);
+    directory.append(record);
+    run.fp8->clear_counts(run.stream);
+}
+
 // ---- the training loop ---------------------------------------------------------------------------------------------
 
 template <class Real>
@@ -210,10 +294,12 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
     run.parameters.allocate(run.stream);
     run.model.allocate();
     run.optimizer.allocate(run.stream);
+    if (run.fp8) run.fp8->allocate(run.stream);
     if (o.init_from.empty())
         run.model.initialize(o.seed, run.stream);
     else
         load_weights(run, o.init_from);
+    run.model.prepare_weights(run.stream);
 
     TrainLoader loader(*inputs.train, o.batch, o.seq, o.micro_steps, run.comm.rank(), run.comm.world(), o.seed, 0,
                        o.model_config.vocab);
@@ -224,7 +310,7 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
     }
     const int64_t last_step = o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps;
     Progress progress(stdout, {last_step, static_cast<double>(o.total_batch), o.model_config.flops_per_token(o.seq),
-                               peak_tflops(device), run.comm.world()});
+                               peak_tflops(o, device), run.comm.world()});
     std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
     const float loss_weight = 1.0f / static_cast<float>(o.total_batch);
 
@@ -236,6 +322,12 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
             const StepRecord record = step_record(*result, o, products);
             directory.record(record);
             progress.step(record, device_bytes_in_use());
+            if (o.max_skips > 0 && result->state.consecutive_skips >= o.max_skips)
+                throw Error(
+                    ExitCode::bad_numbers,
+                    strprintf("%d steps in a row were skipped because a loss, a gradient or a value cast to FP8 was "
+                              "not finite (the last: step %lld); lower -l, or see --max-skips",
+                              result->state.consecutive_skips, static_cast<long long>(result->step)));
         }
     };
     auto validate_and_sample = [&](int64_t step, bool last) {
@@ -263,12 +355,17 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
         run.matmul.reset_counts();
         for (int m = 0; m < o.micro_steps; m++) {
             loader.next(tokens.data(), targets.data());
-            run.model.train_micro_step(tokens.data(), targets.data(), loss_weight, m == 0, run.stream);
+            run.model.train_micro_step(tokens.data(), targets.data(), loss_weight, run.optimizer.loss_scale(), m == 0,
+                                       run.stream);
         }
         products = products_per_micro_step(run.matmul.counts(), o.micro_steps);
-        run.optimizer.update(run.model.train_loss_sum(), run.stream);
+        if (run.fp8) run.fp8->check(run.stream);
+        run.optimizer.update(run.model.train_loss_sum(), run.fp8 ? run.fp8->bad_flag() : nullptr, run.stream);
+        if (run.fp8) run.fp8->finish_step(run.optimizer.loss_scale_change(), run.stream);
+        run.model.prepare_weights(run.stream);
         results.submit(step, run.optimizer.state(), run.model.train_loss_sum(), run.model.train_loss_count(),
-                       run.stream);
+                       run.optimizer.loss_scale(), run.stream);
+        if (step == 1) check_products(run, products);
         report(1);  // the step before; this one is still running
 
         const bool out_of_time = o.max_minutes > 0 && wall_seconds() - start > o.max_minutes * 60;
@@ -280,6 +377,8 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
             break;
         }
         interrupted = validate_and_sample(step, step == last_step);
+        if (run.fp8 && directory.active() && o.fp8_log_every > 0 && step % o.fp8_log_every == 0)
+            record_fp8(run, step, directory);
     }
     report(0);
     if (directory.active()) {
@@ -313,6 +412,8 @@ ExitCode run_program(int argc, char** argv) {
     }
     surroundings.host_device = LLMC_CUDA == 0;
     surroundings.bf16_supported = planning || device.is_host || device.compute_capability >= 80;
+    surroundings.fp8_supported = planning || device.has_fp8;
+    surroundings.device_name = device.name;
     resolve(o, surroundings);
     check_vocabulary(inputs, o.model_config.vocab);
 
@@ -320,6 +421,7 @@ ExitCode run_program(int argc, char** argv) {
         std::printf("%s\n", config_json(o).c_str());
         return ExitCode::ok;
     }
+    if (o.precision == "fp8") Fp8Layers(o.fp8_layers, o.model_config.layers);  // refuses unknown names
     const MemoryByKind memory = plan_memory(o);
     if (o.dry_run) {
         PlanInputs plan{o.batch, o.seq, o.total_batch, 1, o.precision, o.recompute, memory, 0, {}, ""};

@@ -149,7 +149,8 @@ std::vector<std::string> match_tensors(const SafetensorsFile& file, const std::v
         const std::string name = name_in_file(file, spec.name);
         const std::string wanted = shape_text(spec.shape);
         if (name.empty()) {
-            throw Error(ExitCode::checkpoint, strprintf("%s: has no tensor %s %s, which this model needs",
+            throw Error(ExitCode::checkpoint, strprintf("%s: has no tensor %s %s, which this model needs; choose the model that the file holds (-e, or --layers "
+                                  "--heads --channels)",
                                                         file.path().c_str(), spec.name.c_str(), wanted.c_str()));
         }
         const TensorInfo& info = file.info(name);

@@ -168,7 +168,8 @@ std::vector<std::string> expand_glob(const std::string& pattern) {
     if (rc == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     const int reason = errno;
     ::globfree(&found);
-    if (rc != 0 && rc != GLOB_NOMATCH)
+    // A folder that does not exist matches nothing; one that may not be read is worth another message.
+    if (rc != 0 && rc != GLOB_NOMATCH && reason != ENOENT)
         bad_data(strprintf("cannot list the files of '%s': %s", pattern.c_str(), std::strerror(reason)));
 
     std::sort(paths.begin(), paths.end());  // by bytes: the order must not depend on the locale

@@ -17,7 +17,8 @@
 #define LLMC_DEVICE __device__ __forceinline__       // callable from kernels
 #else
 #define LLMC_HD inline __attribute__((always_inline))
-#define LLMC_DEVICE inline
+// Inlined on the host too: where a thread waits, a return after the switch to another stack would be mispredicted.
+#define LLMC_DEVICE inline __attribute__((always_inline))
 #endif
 
 // Unroll the following loop in device code. g++ and nvcc's host pass would only warn about the pragma.

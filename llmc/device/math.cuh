@@ -38,7 +38,7 @@ LLMC_HD float exp2_fast(float x) {
 #else
     float clamped = x < -126.0f ? -126.0f : x;
     clamped = clamped > 128.0f ? 128.0f : clamped;  // 2^128 assembles to the bits of infinity
-    const float shifted = clamped + 12582912.0f;  // 1.5 * 2^23: the low bits now hold the nearest integer
+    const float shifted = clamped + 12582912.0f;    // 1.5 * 2^23: the low bits now hold the nearest integer
     const float fraction = clamped - (shifted - 12582912.0f);
     float p = 1.5401e-4f * fraction + 1.33908e-3f;
     p = p * fraction + 9.6180e-3f;

@@ -7,9 +7,9 @@
 //   C (16 x 8)   c[0..1] = (g, 2t..2t+1)   c[2..3] = (g+8, 2t..2t+1)
 // A C fragment packed to bf16 is an A fragment's half: two neighbouring C tiles make one A.
 //
-// On the host the last of the 32 lanes to arrive decodes everybody's fragments, multiplies in FP32 and writes everybody's
-// results. The batch forms (several instructions, one rendezvous) exist because switching lanes costs as much as the
-// arithmetic.
+// On the host the last of the 32 lanes to arrive decodes everybody's fragments, multiplies in FP32 and writes
+// everybody's results. The batch forms (several instructions, one rendezvous) exist because switching lanes costs as
+// much as the arithmetic.
 #pragma once
 #include "llmc/device/async_copy.cuh"
 #include "llmc/device/formats.cuh"
@@ -96,9 +96,10 @@ void mma_all_lanes(void** lanes) {
         }
     }
     for (int row = 0; row < 16; row++)
-        for (int k = 0; k < 16; k++) {
-            const float a = A[row][k];
-            for (int column = 0; column < 8 * N; column++) C[row][column] += a * B[k][column];
+        for (int column = 0; column < 8 * N; column++) {  // vectorised over columns; the sum stays in a register
+            float sum = C[row][column];
+            for (int k = 0; k < 16; k++) sum += A[row][k] * B[k][column];
+            C[row][column] = sum;
         }
     for (int l = 0; l < 32; l++) {
         const auto& lane = *static_cast<MmaArguments<N>*>(lanes[l]);
@@ -135,32 +136,35 @@ void ldmatrix_all_lanes(void** lanes) {
 }
 
 template <bool Transposed, int N>
-void ldmatrix(uint32_t* r, const void* row, int step, const char* file, int line) {
+LLMC_DEVICE void ldmatrix(uint32_t* r, const void* row, int step, const char* file, int line) {
     LdmatrixArguments<N> mine;
     mine.r = r;
     if ((reinterpret_cast<uintptr_t>(row) | static_cast<uintptr_t>(step)) & 15)
         executor().fail("ldmatrix row address is not 16-byte aligned at %s:%d", file, line);
     for (int p = 0; p < N; p++) std::memcpy(mine.row[p], static_cast<const char*>(row) + p * step, 16);
-    executor().collective(~0u, &mine, "ldmatrix", file, line, [](void** lanes) { ldmatrix_all_lanes<Transposed, N>(lanes); });
+    executor().collective(~0u, &mine, "ldmatrix", file, line,
+                          [](void** lanes) { ldmatrix_all_lanes<Transposed, N>(lanes); });
 }
 
 }  // namespace host
 
 template <int N>
-void mma_row(float (&c)[N][4], const uint32_t (&a)[4], const uint32_t (&b)[N][2], LLMC_CALLER) {
+LLMC_DEVICE void mma_row(float (&c)[N][4], const uint32_t (&a)[4], const uint32_t (&b)[N][2], LLMC_CALLER) {
     host::MmaArguments<N> mine{c, a, b};
-    host::executor().collective(~0u, &mine, "mma.m16n8k16", file, line, [](void** lanes) { host::mma_all_lanes<N>(lanes); });
+    host::executor().collective(~0u, &mine, "mma.m16n8k16", file, line,
+                                [](void** lanes) { host::mma_all_lanes<N>(lanes); });
 }
-inline void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], LLMC_CALLER) {
+LLMC_DEVICE void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], LLMC_CALLER) {
     host::MmaArguments<1> mine{&c, a, &b};
-    host::executor().collective(~0u, &mine, "mma.m16n8k16", file, line, [](void** lanes) { host::mma_all_lanes<1>(lanes); });
+    host::executor().collective(~0u, &mine, "mma.m16n8k16", file, line,
+                                [](void** lanes) { host::mma_all_lanes<1>(lanes); });
 }
 template <bool Transposed>
-void ldmatrix_x4(uint32_t (&r)[4], const void* row, LLMC_CALLER) {
+LLMC_DEVICE void ldmatrix_x4(uint32_t (&r)[4], const void* row, LLMC_CALLER) {
     host::ldmatrix<Transposed, 1>(r, row, 0, file, line);
 }
 template <bool Transposed, int N>
-void ldmatrix_tiles(uint32_t (&b)[N][2], const void* row, int step, LLMC_CALLER) {
+LLMC_DEVICE void ldmatrix_tiles(uint32_t (&b)[N][2], const void* row, int step, LLMC_CALLER) {
     host::ldmatrix<Transposed, N / 2>(&b[0][0], row, step, file, line);
 }
 

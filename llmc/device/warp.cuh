@@ -39,21 +39,24 @@ __device__ __forceinline__ void bar_sync(int id, int threads) {
 #else
 
 template <int Lanes, class Op, int N>
-void group_reduce(float (&values)[N], Op op, const char* what, const char* file, int line) {
+LLMC_DEVICE void group_reduce(float (&values)[N], Op op, const char* what, const char* file, int line) {
     host::executor().collective(~0u, values, what, file, line, [op](void** lanes) {
-        float from[32], to[32];
-        for (int i = 0; i < N; i++) {
-            for (int l = 0; l < 32; l++) from[l] = static_cast<float*>(lanes[l])[i];
-            for (int offset = Lanes / 2; offset > 0; offset /= 2) {
-                for (int l = 0; l < 32; l++) to[l] = op(from[l], from[l ^ offset]);
-                std::memcpy(from, to, sizeof from);
+        float v[32][N];
+        for (int l = 0; l < 32; l++) std::memcpy(v[l], lanes[l], sizeof v[l]);
+        for (int offset = Lanes / 2; offset > 0; offset /= 2)
+            for (int l = 0; l < 32; l++) {  // in pairs: indexing by l ^ offset would become slow gathers
+                if (l & offset) continue;
+                for (int i = 0; i < N; i++) {
+                    const float mine = v[l][i], other = v[l | offset][i];
+                    v[l][i] = op(mine, other);
+                    v[l | offset][i] = op(other, mine);
+                }
             }
-            for (int l = 0; l < 32; l++) static_cast<float*>(lanes[l])[i] = from[l];
-        }
+        for (int l = 0; l < 32; l++) std::memcpy(lanes[l], v[l], sizeof v[l]);
     });
 }
 
-inline void bar_sync(int id, int threads, LLMC_CALLER) { host::executor().barrier(id, threads, file, line); }
+LLMC_DEVICE void bar_sync(int id, int threads, LLMC_CALLER) { host::executor().barrier(id, threads, file, line); }
 
 #define LLMC_REDUCE_CALLER , LLMC_CALLER
 #define LLMC_REDUCE_FORWARD , file, line

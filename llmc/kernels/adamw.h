@@ -18,18 +18,18 @@ struct AdamWConfig {
 };
 
 // One a run, in device memory; all bytes zero at its start. `applied` and `skipped` belong into a checkpoint, the rest
-// is written anew by every prepare_step().
+// is written anew by every prepare_step(), but consecutive_skips counts on.
 struct StepState {
-    int64_t applied;         // updates applied, this step's included: drives learning rate and bias correction
-    int64_t skipped;         // steps skipped because a loss or a gradient was not finite
-    double norm;             // of the unscaled gradients, before clipping
-    double learning_rate;    // of this step
-    float loss_sum;          // as given to prepare_step()
-    float grad_scale;        // clipping factor / loss scale: what a stored gradient is multiplied by
-    float bias_correction1;  // 1 / (1 - beta1^applied)
-    float bias_correction2;  // 1 / (1 - beta2^applied)
-    int32_t skip;            // 1: this step changes nothing
-    int32_t reserved;
+    int64_t applied;            // updates applied, this step's included: drives learning rate and bias correction
+    int64_t skipped;            // steps skipped because a loss, a gradient or a value cast to FP8 was not finite
+    double norm;                // of the unscaled gradients, before clipping
+    double learning_rate;       // of this step
+    float loss_sum;             // as given to prepare_step()
+    float grad_scale;           // clipping factor / loss scale: what a stored gradient is multiplied by
+    float bias_correction1;     // 1 / (1 - beta1^applied)
+    float bias_correction2;     // 1 / (1 - beta2^applied)
+    int32_t skip;               // 1: this step changes nothing
+    int32_t consecutive_skips;  // up to and with this step; 0 if it was applied
 };
 
 // One AdamW update of `count` parameters (Loshchilov and Hutter, arXiv 1711.05101, in PyTorch's form):

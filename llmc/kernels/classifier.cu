@@ -26,10 +26,13 @@ struct OnlineSoftmax {
     // Adds the first `valid` of eight values. Their maximum comes first, so that old sums are rescaled at most once per
     // eight, and in practice a few times a row. `x * 0` adds nothing, except that an infinity of either sign makes the
     // sum NaN: without it a logit of -inf would go unseen.
-    LLMC_DEVICE void add(const float (&x)[8], int valid) {
-        float largest = x[0];
+    // Always inlined: for whole vectors `valid` is the constant 8 and its comparisons vanish.
+    LLMC_HD void add(const float (&x)[8], int valid) {
+        float y[8];
         LLMC_UNROLL
-        for (int i = 1; i < 8; i++) largest = i < valid ? max_float(largest, x[i]) : largest;
+        for (int i = 0; i < 8; i++) y[i] = i < valid ? x[i] : x[0];
+        const float largest = max_float(max_float(max_float(y[0], y[1]), max_float(y[2], y[3])),
+                                        max_float(max_float(y[4], y[5]), max_float(y[6], y[7])));
         if (largest > max) {
             const float factor = exp2_fast((max - largest) * kLog2E);
             LLMC_UNROLL
@@ -47,11 +50,11 @@ struct OnlineSoftmax {
     }
 };
 
-// The warp's softmax from its lanes'. A lane that has seen nothing has maximum -inf and sum 0; where both maxima are
-// -inf the factor must not become NaN.
+// The warp's softmax from its lanes'. A lane that has seen nothing, with maximum -inf, gets factor 0. (At least one
+// lane has seen something: the launcher gives no row more warps than it has vectors.)
 LLMC_DEVICE SoftmaxResult combine_lanes(SoftmaxResult lane) {
     const float max = warp_max(lane.max);
-    const float factor = lane.max == max ? 1.0f : exp2_fast((lane.max - max) * kLog2E);
+    const float factor = exp2_fast((lane.max - max) * kLog2E);
     return {max, warp_sum(lane.sum * factor)};
 }
 

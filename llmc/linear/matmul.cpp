@@ -1,44 +1,112 @@
 // What both implementations of matmul.h share: shapes, checks, counts.
 #include "llmc/linear/matmul.h"
 
+#include <algorithm>
+#include <climits>
+
 namespace llmc {
+
+const char* name_of(OperandType type) {
+    switch (type) {
+        case OperandType::fp32:
+            return "fp32";
+        case OperandType::bf16:
+            return "bf16";
+        case OperandType::e4m3:
+            return "e4m3";
+        case OperandType::e5m2_e4m3:
+            return "e5m2 x e4m3";
+    }
+    return "";
+}
+
+FastAccumulation fast_accumulation(const std::string& name) {
+    if (name == "none") return FastAccumulation::none;
+    if (name == "forward") return FastAccumulation::forward;
+    if (name == "all") return FastAccumulation::all;
+    throw Error(ExitCode::bad_flags, strprintf("--fp8-fast-accum %s: expected none, forward or all", name.c_str()));
+}
 
 const char* Product::name() const {
     return kind == forward ? "matmul forward" : kind == dgrad ? "matmul dgrad" : "matmul wgrad";
 }
 
 std::string Product::describe() const {
-    return strprintf("%s %s N=%d C=%d OC=%d%s%s", name(), type == OperandType::fp32 ? "fp32" : "bf16", N, C, OC,
-                     bias ? " with bias" : "", accumulate ? " accumulating" : "");
+    return strprintf("%s %s N=%d C=%d OC=%d%s%s", name(), name_of(type), N, C, OC, bias ? " with bias" : "",
+                     accumulate ? " accumulating" : "");
 }
 
-Gemm::Gemm(const Product& p)
-    : first_rows(p.N),
-      first_columns(p.kind == Product::forward ? p.C : p.OC),
-      second_rows(p.kind == Product::wgrad ? p.N : p.OC),
-      second_columns(p.C),
-      transpose_first(p.kind == Product::wgrad),
-      transpose_second(p.kind == Product::forward),
-      rows(transpose_first ? first_columns : first_rows),
-      columns(transpose_second ? second_rows : second_columns),
-      inner(transpose_first ? first_rows : first_columns) {}
+Product::Element Product::first_element() const {
+    return type == OperandType::e5m2_e4m3 ? Element::e5m2 : second_element();
+}
+Product::Element Product::second_element() const {
+    return is_fp8(type) ? Element::e4m3 : type == OperandType::bf16 ? Element::bf16 : Element::fp32;
+}
+Product::Element Product::result_element() const {
+    return kind == wgrad || type == OperandType::fp32 ? Element::fp32 : Element::bf16;
+}
 
-void Matmul::run(const Product& product, void* result, const void* first, const void* second, const void* bias,
-                 stream_t stream) {
-    if (product.N <= 0 || product.C <= 0 || product.OC <= 0)
-        throw Error(ExitCode::failure, product.describe() + ": every dimension must be positive");
-    for (const void* p : {static_cast<const void*>(result), first, second, bias})
+// In FP8 a matrix that is to be transposed lies in memory transposed already.
+Gemm::Gemm(const Product& p)
+    : transpose_first(p.kind == Product::wgrad && !is_fp8(p.type)),
+      transpose_second(p.kind == Product::forward || is_fp8(p.type)),
+      rows(p.kind == Product::wgrad ? p.OC : p.N),
+      columns(p.kind == Product::forward ? p.OC : p.C),
+      inner(p.kind == Product::forward ? p.C
+            : p.kind == Product::dgrad ? p.OC
+                                       : p.N) {
+    first_rows = transpose_first ? inner : rows;
+    first_columns = transpose_first ? rows : inner;
+    second_rows = transpose_second ? columns : inner;
+    second_columns = transpose_second ? inner : columns;
+}
+
+namespace {
+
+[[noreturn]] void refuse(const Product& product, const std::string& why) {
+    throw Error(ExitCode::failure, product.describe() + ": " + why);
+}
+
+void check_shape(const Product& product) {
+    if (product.N <= 0 || product.C <= 0 || product.OC <= 0) refuse(product, "every dimension must be positive");
+    const struct {
+        const char* name;
+        int value;
+    } dimensions[] = {{"N", product.N}, {"C", product.C}, {"OC", product.OC}};
+    if (is_fp8(product.type))
+        for (const auto& d : dimensions)
+            if (d.value % 16 != 0)
+                refuse(product,
+                       strprintf("%s=%d is not a multiple of 16, as FP8 products need; change the shape or run this "
+                                 "layer in BF16",
+                                 d.name, d.value));
+    // cuBLASLt 13.1 computes wrong results on Hopper where a row's bytes do not fit an int32.
+    const Gemm g(product);
+    const size_t row_bytes = std::max({bytes_of(product.first_element()) * static_cast<size_t>(g.first_columns),
+                                       bytes_of(product.second_element()) * static_cast<size_t>(g.second_columns),
+                                       bytes_of(product.result_element()) * static_cast<size_t>(g.columns)});
+    if (row_bytes > INT_MAX) refuse(product, strprintf("a row of %zu bytes exceeds 2^31 - 1", row_bytes));
+}
+
+void check_tensors(const Product& product, const ProductTensors& t) {
+    for (const void* p : {static_cast<const void*>(t.result), t.first, t.second, t.bias,
+                          static_cast<const void*>(t.first_scale_inv), static_cast<const void*>(t.second_scale_inv)})
         if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
-            throw Error(ExitCode::failure,
-                        strprintf("%s: pointer %p is not 16-byte aligned", product.describe().c_str(), p));
-    if (!result || !first || !second) throw Error(ExitCode::failure, product.describe() + ": a tensor is null");
-    if (has_stream_ && stream != stream_)
-        throw Error(ExitCode::failure,
-                    product.describe() + ": a Matmul works on one stream, make another for this one");
+            refuse(product, strprintf("pointer %p is not 16-byte aligned", p));
+    if (!t.result || !t.first || !t.second) refuse(product, "a tensor is null");
+    if (is_fp8(product.type) && (!t.first_scale_inv || !t.second_scale_inv)) refuse(product, "a scale is null");
+}
+
+}  // namespace
+
+void Matmul::run(const Product& product, const ProductTensors& tensors, stream_t stream) {
+    check_shape(product);
+    check_tensors(product, tensors);
+    if (has_stream_ && stream != stream_) refuse(product, "a Matmul works on one stream, make another for this one");
     has_stream_ = true;
     stream_ = stream;
-    submit(product, result, first, second, bias, stream);
-    (product.type == OperandType::bf16 ? counts_.bf16 : counts_.fp32)++;
+    submit(product, tensors, stream);
+    (is_fp8(product.type) ? counts_.fp8 : product.type == OperandType::bf16 ? counts_.bf16 : counts_.fp32)++;
 }
 
 }  // namespace llmc

@@ -2,25 +2,45 @@
 // (matmul_host.cpp).
 //
 // All matrices are row-major. A linear layer is out = inp * weight^T + bias with weight (OC, C), as PyTorch and llm.c
-// store it, and N tokens.
+// store it, and N tokens. Products of FP8 operands exist on Hopper only with both operands stored along the dimension
+// that is summed over ("TN"), so dgrad and wgrad take their operands transposed.
 #pragma once
 #include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "llmc/device/formats.cuh"
 #include "llmc/device/runtime.h"
 
 namespace llmc {
 
-enum class OperandType { fp32, bf16 };
+enum class OperandType {
+    fp32,
+    bf16,
+    e4m3,       // both operands
+    e5m2_e4m3,  // the gradient of the output in E5M2, the other operand in E4M3
+};
+constexpr bool is_fp8(OperandType type) { return type == OperandType::e4m3 || type == OperandType::e5m2_e4m3; }
+const char* name_of(OperandType type);
 
 template <class Real>
-constexpr OperandType operand_type = OperandType::fp32;
-template <>
-inline constexpr OperandType operand_type<bf16> = OperandType::bf16;
+requires(std::is_same_v<Real, float> ||
+         std::is_same_v<Real, bf16>) inline constexpr OperandType operand_type = std::is_same_v<Real, bf16>
+                                                                                     ? OperandType::bf16
+                                                                                     : OperandType::fp32;
+template <class F8>  // the type of the output's gradient
+requires(std::is_same_v<F8, e4m3> ||
+         std::is_same_v<F8, e5m2>) inline constexpr OperandType fp8_operand_type = std::is_same_v<F8, e5m2>
+                                                                                       ? OperandType::e5m2_e4m3
+                                                                                       : OperandType::e4m3;
+
+// The FP8 products in which the tensor cores sum up with fewer bits, and faster (--fp8-fast-accum). GPU only.
+enum class FastAccumulation { none, forward, all };
+FastAccumulation fast_accumulation(const std::string& name);
 
 // Products by the type of their operands. A replayed graph counts only once, when it is recorded.
 struct ProductCounts {
@@ -30,19 +50,36 @@ struct ProductCounts {
 // What a product is, apart from its pointers: the key of a plan.
 struct Product {
     enum Kind { forward, dgrad, wgrad } kind;
-    OperandType type;  // of both operands; the result has it too, but is FP32 in wgrad
+    OperandType type;
     int N, C, OC;
     bool bias, accumulate;
 
+    enum class Element { fp32, bf16, e4m3, e5m2 };
+    Element first_element() const;
+    Element second_element() const;
+    Element result_element() const;  // FP32 in wgrad; otherwise the operands', but BF16 if they are FP8
     auto operator<=>(const Product&) const = default;
     std::string describe() const;  // e.g. "matmul forward bf16 N=4096 C=768 OC=2304 with bias"
     const char* name() const;      // e.g. "matmul forward"
+};
+constexpr size_t bytes_of(Product::Element element) {
+    return element == Product::Element::fp32 ? 4 : element == Product::Element::bf16 ? 2 : 1;
+}
+
+// The pointers of a product. Scales are given for FP8 operands alone: a stored value means value * *scale_inv.
+struct ProductTensors {
+    void* result;
+    const void *first, *second, *bias = nullptr;
+    const float *first_scale_inv = nullptr, *second_scale_inv = nullptr;
 };
 
 // The same product as result (rows, columns) = op(first) * op(second), every matrix row-major as it lies in memory:
 //   forward  out (N, OC)     = inp (N, C)     * weight (OC, C)^T
 //   dgrad    dinp (N, C)     = dout (N, OC)   * weight (OC, C)
 //   wgrad    dweight (OC, C) = dout (N, OC)^T * inp (N, C)
+// In FP8 the two others look like forward, because their operands lie in memory transposed:
+//   dgrad    dinp (N, C)     = dout (N, OC)   * weight (C, OC)^T
+//   wgrad    dweight (OC, C) = dout (OC, N)   * inp (C, N)^T
 struct Gemm {
     explicit Gemm(const Product& product);
     int first_rows, first_columns, second_rows, second_columns;  // as stored
@@ -55,38 +92,68 @@ struct Gemm {
 
 // Runs products on one device and one stream (its workspace serves one at a time; use an object a stream). Products
 // accumulate in FP32, and the same product of the same shape always runs the same deterministic algorithm: equal inputs
-// give equal bits, so recomputed activations equal the first ones. Real = float or bf16. Tensors must be 16-byte
-// aligned; any shape, best multiples of 8.
+// give equal bits, so recomputed activations equal the first ones. Tensors must be 16-byte aligned. Real = float or
+// bf16, of any shape, best multiples of 8. In FP8 products N, C and OC must be multiples of 16.
 class Matmul {
 public:
+    struct LinearShape {
+        int N, C, OC;
+    };
+
     // allow_tf32: FP32 operands may be rounded to TF32 (GPU only). Otherwise FP32 products are true FP32.
-    explicit Matmul(bool allow_tf32);
+    explicit Matmul(bool allow_tf32, FastAccumulation fast = FastAccumulation::forward);
     ~Matmul();
     Matmul(const Matmul&) = delete;
     Matmul& operator=(const Matmul&) = delete;
 
-    // Prepares for BF16 products up to this size, each of N, C and OC together; call it for every linear layer before
-    // training. Products allocate nothing: on the host device one that was not prepared for is refused. (There it holds
-    // the operands widened to FP32; on a GPU nothing is needed beyond the workspace of 32 MiB.)
+    // Prepares for BF16 and FP8 products up to this size, each of N, C and OC together; call it for every linear layer
+    // before training. Products allocate nothing: on the host device one that was not prepared for is refused. (There
+    // it holds the operands widened to FP32; on a GPU nothing is needed beyond the workspace of 32 MiB.)
     void reserve(int N, int C, int OC);
     size_t reserved_bytes() const;  // of device memory or, on the host device, of memory
+    // What reserved_bytes() will be when these layers are reserved; for FP32 alone nothing needs to be.
+    static size_t planned_bytes(OperandType type, const std::vector<LinearShape>& shapes);
 
     // out (N, OC) = inp (N, C) * weight (OC, C)^T + bias (OC), which may be nullptr. Rounded once, after the bias.
     template <class Real>
     void forward(Real* out, const Real* inp, const Real* weight, const Real* bias, int N, int C, int OC,
                  stream_t stream) {
-        run({Product::forward, operand_type<Real>, N, C, OC, bias != nullptr, false}, out, inp, weight, bias, stream);
+        run({Product::forward, operand_type<Real>, N, C, OC, bias != nullptr, false}, {out, inp, weight, bias}, stream);
     }
     // dinp (N, C) = dout (N, OC) * weight (OC, C)
     template <class Real>
     void dgrad(Real* dinp, const Real* dout, const Real* weight, int N, int C, int OC, stream_t stream) {
-        run({Product::dgrad, operand_type<Real>, N, C, OC, false, false}, dinp, dout, weight, nullptr, stream);
+        run({Product::dgrad, operand_type<Real>, N, C, OC, false, false}, {dinp, dout, weight}, stream);
     }
     // dweight (OC, C) = dout (N, OC)^T * inp (N, C), plus dweight if accumulate; otherwise dweight is not read.
     template <class Real>
     void wgrad(float* dweight, const Real* dout, const Real* inp, int N, int C, int OC, bool accumulate,
                stream_t stream) {
-        run({Product::wgrad, operand_type<Real>, N, C, OC, false, accumulate}, dweight, dout, inp, nullptr, stream);
+        run({Product::wgrad, operand_type<Real>, N, C, OC, false, accumulate}, {dweight, dout, inp}, stream);
+    }
+
+    // The same in FP8 with one scale a tensor. Each *scale_inv is read when the product runs (&Fp8State::scale_inv: on
+    // 16 bytes of its own, as cuBLASLt 13.1 wants it). The product of the two should be a normal FP32 number.
+    //
+    // out (N, OC) = inp (N, C) * weight (OC, C)^T * *inp_scale_inv * *weight_scale_inv + bias (OC), may be nullptr
+    void forward_fp8(bf16* out, const e4m3* inp, const float* inp_scale_inv, const e4m3* weight,
+                     const float* weight_scale_inv, const bf16* bias, int N, int C, int OC, stream_t stream) {
+        run({Product::forward, OperandType::e4m3, N, C, OC, bias != nullptr, false},
+            {out, inp, weight, bias, inp_scale_inv, weight_scale_inv}, stream);
+    }
+    // dinp (N, C) = dout (N, OC) * weight_transposed (C, OC)^T * both scales. F8 = e4m3 or e5m2.
+    template <class F8>
+    void dgrad_fp8(bf16* dinp, const F8* dout, const float* dout_scale_inv, const e4m3* weight_transposed,
+                   const float* weight_scale_inv, int N, int C, int OC, stream_t stream) {
+        run({Product::dgrad, fp8_operand_type<F8>, N, C, OC, false, false},
+            {dinp, dout, weight_transposed, nullptr, dout_scale_inv, weight_scale_inv}, stream);
+    }
+    // dweight (OC, C) = dout_transposed (OC, N) * inp_transposed (C, N)^T * both scales, plus dweight if accumulate
+    template <class F8>
+    void wgrad_fp8(float* dweight, const F8* dout_transposed, const float* dout_scale_inv, const e4m3* inp_transposed,
+                   const float* inp_scale_inv, int N, int C, int OC, bool accumulate, stream_t stream) {
+        run({Product::wgrad, fp8_operand_type<F8>, N, C, OC, false, accumulate},
+            {dweight, dout_transposed, inp_transposed, nullptr, dout_scale_inv, inp_scale_inv}, stream);
     }
 
     const ProductCounts& counts() const { return counts_; }
@@ -95,10 +162,8 @@ public:
 private:
     struct Backend;  // each device's own
 
-    void run(const Product& product, void* result, const void* first, const void* second, const void* bias,
-             stream_t stream);
-    void submit(const Product& product, void* result, const void* first, const void* second, const void* bias,
-                stream_t stream);
+    void run(const Product& product, const ProductTensors& tensors, stream_t stream);
+    void submit(const Product& product, const ProductTensors& tensors, stream_t stream);
 
     std::unique_ptr<Backend> backend_;
     ProductCounts counts_;

@@ -2,7 +2,8 @@
 //
 // cuBLASLt is column-major. A row-major (rows, columns) matrix is, byte for byte, the column-major (columns, rows)
 // transpose of it; so result = op(first) * op(second) is asked for as result^T = op(second)^T * op(first)^T, with
-// `second` as cuBLASLt's A and `first` as its B.
+// `second` as cuBLASLt's A and `first` as its B. For FP8, where `second` is transposed and `first` is not, that is the
+// one layout that Hopper has (transa T, transb N). Weights and activations, always E4M3, are A where E5M2 meets E4M3.
 #include "llmc/linear/matmul.h"
 
 #if LLMC_CUDA
@@ -62,7 +63,19 @@ void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attr
                   product.describe());
 }
 
-cudaDataType_t data_type(OperandType type) { return type == OperandType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t data_type(Product::Element element) {
+    switch (element) {
+        case Product::Element::fp32:
+            return CUDA_R_32F;
+        case Product::Element::bf16:
+            return CUDA_R_16BF;
+        case Product::Element::e4m3:
+            return CUDA_R_8F_E4M3;
+        case Product::Element::e5m2:
+            return CUDA_R_8F_E5M2;
+    }
+    return CUDA_R_32F;
+}
 
 // A row-major matrix as cuBLASLt sees it.
 void make_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, int rows, int columns, const Product& product) {
@@ -71,9 +84,8 @@ void make_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, int rows, 
 
 // GELU is not taken into the epilogue: when activations are recomputed, our own GELU kernel must give the bits of the
 // first pass, which cuBLASLt's does not, and its measured gain in a training step is 0.7 % (llm.c #591).
-void make_operation(Plan& plan, const Product& product, bool allow_tf32) {
+void make_operation(Plan& plan, const Product& product, bool allow_tf32, FastAccumulation fast) {
     const Gemm g(product);
-    const cudaDataType_t type = data_type(product.type);
     const bool tf32 = allow_tf32 && product.type == OperandType::fp32;
     LLMC_CHECK_LT(
         cublasLtMatmulDescCreate(&plan.operation, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F),
@@ -82,11 +94,25 @@ void make_operation(Plan& plan, const Product& product, bool allow_tf32) {
     set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, g.transpose_first ? CUBLAS_OP_T : CUBLAS_OP_N, product);
     if (product.bias) {  // one value a row of the column-major result: a column of ours
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, product);
-        set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type, product);
+        set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(product.result_element()), product);
     }
-    make_layout(&plan.a, type, g.second_rows, g.second_columns, product);
-    make_layout(&plan.b, type, g.first_rows, g.first_columns, product);
-    make_layout(&plan.result, product.kind == Product::wgrad ? CUDA_R_32F : type, g.rows, g.columns, product);
+    if (is_fp8(product.type)) {  // the attribute is refused for other types
+        const bool wanted =
+            fast == FastAccumulation::all || (fast == FastAccumulation::forward && product.kind == Product::forward);
+        set(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(wanted), product);
+    }
+    make_layout(&plan.a, data_type(product.second_element()), g.second_rows, g.second_columns, product);
+    make_layout(&plan.b, data_type(product.first_element()), g.first_rows, g.first_columns, product);
+    make_layout(&plan.result, data_type(product.result_element()), g.rows, g.columns, product);
+}
+
+// Scales of C and D are never set: cuBLASLt refuses them for a result that is not FP8, and 13.1 may hang on one of C.
+void set_pointers(const Plan& plan, const Product& product, const void* bias, const void* a_scale_inv,
+                  const void* b_scale_inv) {
+    if (product.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias, product);
+    if (!is_fp8(product.type)) return;
+    set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, a_scale_inv, product);
+    set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, b_scale_inv, product);
 }
 
 // A product split along its inner dimension must add its parts up in a fixed order, and in FP32. That leaves no
@@ -119,11 +145,12 @@ void choose_algorithm(Plan& plan, const Product& product, cublasLtHandle_t handl
 
 struct Matmul::Backend {
     const bool allow_tf32;
+    const FastAccumulation fast;
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;
     std::map<Product, Plan> plans;
 
-    explicit Backend(bool tf32) : allow_tf32(tf32) {
+    Backend(bool tf32, FastAccumulation fast_accumulation) : allow_tf32(tf32), fast(fast_accumulation) {
         LLMC_CHECK_LT(cublasLtCreate(&handle), "matrix products");
         workspace = device_malloc(kWorkspaceBytes);
     }
@@ -140,7 +167,11 @@ struct Matmul::Backend {
         const auto [place, is_new] = plans.try_emplace(product);
         if (!is_new) return place->second;
         try {
-            make_operation(place->second, product, allow_tf32);
+            make_operation(place->second, product, allow_tf32, fast);
+            // The heuristic wants to see that there will be a bias and scales, and how they are aligned: as little as
+            // is promised of any pointer.
+            const void* example = static_cast<char*>(workspace) + kAlignment;
+            set_pointers(place->second, product, example, example, example);
             choose_algorithm(place->second, product, handle);
         } catch (...) {
             plans.erase(place);
@@ -150,21 +181,21 @@ struct Matmul::Backend {
     }
 };
 
-Matmul::Matmul(bool allow_tf32) : backend_(new Backend(allow_tf32)) {}
+Matmul::Matmul(bool allow_tf32, FastAccumulation fast) : backend_(new Backend(allow_tf32, fast)) {}
 Matmul::~Matmul() = default;
 
 void Matmul::reserve(int, int, int) {}
 size_t Matmul::reserved_bytes() const { return kWorkspaceBytes; }
+size_t Matmul::planned_bytes(OperandType, const std::vector<LinearShape>&) { return kWorkspaceBytes; }
 
-void Matmul::submit(const Product& product, void* result, const void* first, const void* second, const void* bias,
-                    stream_t stream) {
-    Plan& plan = backend_->plan_for(product);
-    if (product.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias, product);
+void Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {
+    const Plan& plan = backend_->plan_for(product);
+    set_pointers(plan, product, t.bias, t.second_scale_inv, t.first_scale_inv);
     const float alpha = 1.0f, beta = product.accumulate ? 1.0f : 0.0f;
-    LLMC_CHECK_LT(
-        cublasLtMatmul(backend_->handle, plan.operation, &alpha, second, plan.a, first, plan.b, &beta, result,
-                       plan.result, result, plan.result, &plan.algorithm, backend_->workspace, kWorkspaceBytes, stream),
-        product.describe());
+    LLMC_CHECK_LT(cublasLtMatmul(backend_->handle, plan.operation, &alpha, t.second, plan.a, t.first, plan.b, &beta,
+                                 t.result, plan.result, t.result, plan.result, &plan.algorithm, backend_->workspace,
+                                 kWorkspaceBytes, stream),
+                  product.describe());
 }
 
 }  // namespace llmc

@@ -1,6 +1,6 @@
-// Matrix products on the host device: OpenBLAS, on BF16 operands widened to FP32.
+// Matrix products on the host device: OpenBLAS, on BF16 or FP8 operands widened to FP32.
 //
-// The product of two BF16 values is exact in FP32, so this differs from a tensor core in the order of the sums alone.
+// The product of two BF16 or FP8 values is exact in FP32, so this differs from a tensor core in how it sums up alone.
 // The widening and rounding loops use the same OpenMP threads as OpenBLAS: link its OpenMP build, a pool of its own
 // would fight with ours for the cores.
 #include "llmc/linear/matmul.h"
@@ -9,6 +9,7 @@
 #include <cblas.h>
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "llmc/device/host/runtime.h"
@@ -23,6 +24,37 @@ constexpr size_t kParallelElements = 1 << 15;
 void widen(float* to, const bf16* from, size_t n) {
 #pragma omp parallel for schedule(static) if (n >= kParallelElements)
     for (size_t i = 0; i < n; i++) to[i] = to_float(from[i]);
+}
+
+// The values of the 256 codes of an FP8 format.
+template <class F8>
+const std::array<float, 256>& code_values() {
+    static const std::array<float, 256> values = [] {
+        std::array<float, 256> all;
+        for (int code = 0; code < 256; code++) all[code] = to_float(F8{static_cast<uint8_t>(code)});
+        return all;
+    }();
+    return values;
+}
+
+template <class F8>
+void widen(float* to, const F8* from, size_t n) {
+    const float* values = code_values<F8>().data();
+#pragma omp parallel for schedule(static) if (n >= kParallelElements)
+    for (size_t i = 0; i < n; i++) to[i] = values[from[i].bits];
+}
+
+void widen(float* to, const void* from, Product::Element element, size_t n) {
+    switch (element) {
+        case Product::Element::bf16:
+            return widen(to, static_cast<const bf16*>(from), n);
+        case Product::Element::e4m3:
+            return widen(to, static_cast<const e4m3*>(from), n);
+        case Product::Element::e5m2:
+            return widen(to, static_cast<const e5m2*>(from), n);
+        case Product::Element::fp32:
+            return;  // FP32 operands are used as they are
+    }
 }
 
 void add_bias(float* result, const float* bias, const Gemm& g) {
@@ -45,38 +77,58 @@ void round_with_bias(bf16* result, const float* values, const bf16* bias, const 
     }
 }
 
-void sgemm(float* result, const float* first, const float* second, const Gemm& g, bool accumulate) {
+void sgemm(float* result, const float* first, const float* second, const Gemm& g, float scale, bool accumulate) {
     cblas_sgemm(CblasRowMajor, g.transpose_first ? CblasTrans : CblasNoTrans,
-                g.transpose_second ? CblasTrans : CblasNoTrans, g.rows, g.columns, g.inner, 1.0f, first,
+                g.transpose_second ? CblasTrans : CblasNoTrans, g.rows, g.columns, g.inner, scale, first,
                 g.first_columns, second, g.second_columns, accumulate ? 1.0f : 0.0f, result, g.columns);
 }
 
-void multiply_fp32(const Product& product, void* result, const void* first, const void* second, const void* bias) {
+void multiply_fp32(const Product& product, const ProductTensors& t) {
     const Gemm g(product);
-    sgemm(static_cast<float*>(result), static_cast<const float*>(first), static_cast<const float*>(second), g,
-          product.accumulate);
-    if (bias) add_bias(static_cast<float*>(result), static_cast<const float*>(bias), g);
+    float* result = static_cast<float*>(t.result);
+    sgemm(result, static_cast<const float*>(t.first), static_cast<const float*>(t.second), g, 1.0f, product.accumulate);
+    if (t.bias) add_bias(result, static_cast<const float*>(t.bias), g);
 }
+
+// Elements of the buffers for widened operands, and for the result before it is rounded. The layouts of BF16 and FP8
+// differ, their sizes do not.
+struct BufferSizes {
+    size_t first = 0, second = 0, result = 0;
+
+    void cover(const Product& product) {
+        const Gemm g(product);
+        first = std::max(first, g.first_size());
+        second = std::max(second, g.second_size());
+        if (product.result_element() != Product::Element::fp32) result = std::max(result, g.result_size());
+    }
+    void cover_layer(int N, int C, int OC) {
+        for (const Product::Kind kind : {Product::forward, Product::dgrad, Product::wgrad})
+            cover({kind, OperandType::bf16, N, C, OC, false, false});
+    }
+};
 
 }  // namespace
 
 struct Matmul::Backend {
-    std::vector<float> first, second, result;  // widened operands, and the result before rounding
+    std::vector<float> first, second, result;
 
-    void multiply_bf16(const Product& product, void* to, const void* a, const void* b, const void* bias) {
+    BufferSizes sizes() const { return {first.size(), second.size(), result.size()}; }
+
+    void multiply_narrow(const Product& product, const ProductTensors& t) {
         const Gemm g(product);
-        widen(first.data(), static_cast<const bf16*>(a), g.first_size());
-        widen(second.data(), static_cast<const bf16*>(b), g.second_size());
+        const float scale = is_fp8(product.type) ? *t.first_scale_inv * *t.second_scale_inv : 1.0f;
+        widen(first.data(), t.first, product.first_element(), g.first_size());
+        widen(second.data(), t.second, product.second_element(), g.second_size());
         if (product.kind == Product::wgrad) {
-            sgemm(static_cast<float*>(to), first.data(), second.data(), g, product.accumulate);
+            sgemm(static_cast<float*>(t.result), first.data(), second.data(), g, scale, product.accumulate);
         } else {
-            sgemm(result.data(), first.data(), second.data(), g, false);
-            round_with_bias(static_cast<bf16*>(to), result.data(), static_cast<const bf16*>(bias), g);
+            sgemm(result.data(), first.data(), second.data(), g, scale, false);
+            round_with_bias(static_cast<bf16*>(t.result), result.data(), static_cast<const bf16*>(t.bias), g);
         }
     }
 };
 
-Matmul::Matmul(bool) : backend_(new Backend) {}
+Matmul::Matmul(bool, FastAccumulation) : backend_(new Backend) {}
 
 Matmul::~Matmul() {
     try {
@@ -87,40 +139,46 @@ Matmul::~Matmul() {
 
 void Matmul::reserve(int N, int C, int OC) {
     synchronize_device();  // queued products hold no pointer into the buffers, but may be using them
-    const auto grow = [](std::vector<float>& buffer, size_t size) { buffer.resize(std::max(buffer.size(), size)); };
-    for (const Product::Kind kind : {Product::forward, Product::dgrad, Product::wgrad}) {
-        const Gemm g({kind, OperandType::bf16, N, C, OC, false, false});
-        grow(backend_->first, g.first_size());
-        grow(backend_->second, g.second_size());
-        if (kind != Product::wgrad) grow(backend_->result, g.result_size());
-    }
+    BufferSizes sizes = backend_->sizes();
+    sizes.cover_layer(N, C, OC);
+    backend_->first.resize(sizes.first);
+    backend_->second.resize(sizes.second);
+    backend_->result.resize(sizes.result);
 }
 
 size_t Matmul::reserved_bytes() const {
-    return (backend_->first.size() + backend_->second.size() + backend_->result.size()) * sizeof(float);
+    const BufferSizes sizes = backend_->sizes();
+    return (sizes.first + sizes.second + sizes.result) * sizeof(float);
 }
 
-void Matmul::submit(const Product& product, void* result, const void* first, const void* second, const void* bias,
-                    stream_t stream) {
+size_t Matmul::planned_bytes(OperandType type, const std::vector<LinearShape>& shapes) {
+    if (type == OperandType::fp32) return 0;
+    BufferSizes sizes;
+    for (const LinearShape& s : shapes) sizes.cover_layer(s.N, s.C, s.OC);
+    return (sizes.first + sizes.second + sizes.result) * sizeof(float);
+}
+
+void Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {
     const Gemm g(product);
-    const bool narrow = product.type == OperandType::bf16;
+    const bool narrow = product.type != OperandType::fp32;
     Backend& b = *backend_;
-    if (narrow && (b.first.size() < g.first_size() || b.second.size() < g.second_size() ||
-                   (product.kind != Product::wgrad && b.result.size() < g.result_size())))
+    BufferSizes needed;
+    needed.cover(product);
+    if (narrow && (b.first.size() < needed.first || b.second.size() < needed.second || b.result.size() < needed.result))
         throw Error(ExitCode::failure, strprintf("%s: call Matmul::reserve(%d, %d, %d) before training",
                                                  product.describe().c_str(), product.N, product.C, product.OC));
-    const size_t bytes = narrow ? 2 : 4;
-    const Access written{result, g.result_size() * (product.kind == Product::wgrad ? 4 : bytes), product.accumulate,
-                         true};
+    const size_t result_bytes = bytes_of(product.result_element());
+    const Access written{t.result, g.result_size() * result_bytes, product.accumulate, true};
     host::submit(stream,
-                 {in(static_cast<const char*>(first), g.first_size() * bytes),
-                  in(static_cast<const char*>(second), g.second_size() * bytes),
-                  in(static_cast<const char*>(bias), g.columns * bytes), written},
+                 {in(static_cast<const char*>(t.first), g.first_size() * bytes_of(product.first_element())),
+                  in(static_cast<const char*>(t.second), g.second_size() * bytes_of(product.second_element())),
+                  in(static_cast<const char*>(t.bias), g.columns * result_bytes), in(t.first_scale_inv, 1),
+                  in(t.second_scale_inv, 1), written},
                  {product.name(), __FILE__, __LINE__}, [=, &b] {
                      if (narrow)
-                         b.multiply_bf16(product, result, first, second, bias);
+                         b.multiply_narrow(product, t);
                      else
-                         multiply_fp32(product, result, first, second, bias);
+                         multiply_fp32(product, t);
                  });
 }
 

@@ -8,6 +8,7 @@
 #include "llmc/kernels/embedding.h"
 #include "llmc/kernels/gelu.h"
 #include "llmc/kernels/layernorm.h"
+#include "llmc/kernels/quantize.h"
 
 namespace llmc {
 namespace {
@@ -77,7 +78,7 @@ Activations<Real>::Activations(const ModelConfig& config, int B, int T, Recomput
     const int n = static_cast<int>(N), c = config.channels;
     workspace.plan(&logits, static_cast<size_t>(chunk_rows) * static_cast<size_t>(config.padded_vocab()));
     workspace.plan(&scratch, std::max({layernorm_backward_scratch(n, c), gelu_backward_scratch(n, 4 * c),
-                                       bias_gradient_scratch(n, 3 * c)}));
+                                       bias_gradient_scratch(n, 3 * c), quantize_scratch(n, 4 * c)}));
     workspace.plan(&tokens, N);
     workspace.plan(&targets, N);
     workspace.plan(&sorted, token_sort_size(n));

@@ -12,34 +12,21 @@
 
 namespace llmc {
 
-std::vector<LinearShape> linear_shapes(const ModelConfig& config, int N, int head_rows) {
+std::vector<Matmul::LinearShape> linear_shapes(const ModelConfig& config, int N, int head_rows) {
     const int C = config.channels;
     return {{N, C, 3 * C}, {N, C, C}, {N, C, 4 * C}, {N, 4 * C, C}, {head_rows, C, config.padded_vocab()}};
 }
 
 template <class Real>
-size_t product_workspace(const ModelConfig& config, int N, int head_rows) {
-#if LLMC_CUDA
-    (void)config, (void)N, (void)head_rows;
-    return size_t{32} << 20;
-#else
-    if (operand_type<Real> == OperandType::fp32) return 0;
-    size_t first = 0, second = 0, result = 0;  // operands widened to float, and the result before rounding
-    for (const LinearShape& s : linear_shapes(config, N, head_rows))
-        for (const Product::Kind kind : {Product::forward, Product::dgrad, Product::wgrad}) {
-            const Gemm g({kind, OperandType::bf16, s.N, s.C, s.OC, false, false});
-            first = std::max(first, g.first_size());
-            second = std::max(second, g.second_size());
-            if (kind != Product::wgrad) result = std::max(result, g.result_size());
-        }
-    return (first + second + result) * sizeof(float);
-#endif
-}
-
-template <class Real>
 Gpt2<Real>::Gpt2(const ModelConfig& config, int B, int T, Recompute recompute, Parameters<Real>& parameters,
-                 Matmul& matmul)
-    : config_(config), B_(B), T_(T), parameters_(parameters), matmul_(matmul), activations_(config, B, T, recompute) {
+                 Matmul& matmul, Fp8Tensors* fp8)
+    : config_(config),
+      B_(B),
+      T_(T),
+      parameters_(parameters),
+      matmul_(matmul),
+      fp8_(fp8),
+      activations_(config, B, T, recompute) {
     activations_.workspace.plan(&loss_sums_, 2);
     activations_.workspace.plan(&loss_counts_, 2);
 }
@@ -57,7 +44,7 @@ Gpt2<Real>::~Gpt2() {
 template <class Real>
 void Gpt2<Real>::allocate() {
     activations_.allocate();
-    for (const LinearShape& shape : linear_shapes(config_, B_ * T_, activations_.chunk_rows))
+    for (const Matmul::LinearShape& shape : linear_shapes(config_, B_ * T_, activations_.chunk_rows))
         matmul_.reserve(shape.N, shape.C, shape.OC);
     const size_t n = static_cast<size_t>(B_) * static_cast<size_t>(T_);
     for (Staging& staging : staging_) {
@@ -97,7 +84,7 @@ void Gpt2<Real>::upload(const int* tokens, const int* targets, int n, bool sort,
 // ---- forward -------------------------------------------------------------------------------------------------------
 
 template <class Real>
-void Gpt2<Real>::forward(int B, int T, stream_t stream) {
+void Gpt2<Real>::forward(int B, int T, PassKind kind, stream_t stream) {
     ProfileRange range("forward");
     const int N = B * T, C = config_.channels, L = config_.layers;
     Activations<Real>& a = activations_;
@@ -110,9 +97,8 @@ void Gpt2<Real>::forward(int B, int T, stream_t stream) {
 
     for (int l = 0; l < L; l++) {
         parameters_.gather(block_unit(l), stream);
-        block_forward(l, l > 0 ? a.branch : nullptr, B, T, stream);
-        matmul_.forward(a.branch, a.blocks[l].gelu, weight(l, BlockTensor::fc_proj_weight),
-                        weight(l, BlockTensor::fc_proj_bias), N, 4 * C, C, stream);
+        block_forward(l, l > 0 ? a.branch : nullptr, B, T, kind, stream);
+        linear_forward(l, BlockLinear::fc_proj, a.branch, a.blocks[l].gelu, N, kind, stream);
         parameters_.release(block_unit(l), stream);
     }
 
@@ -126,30 +112,26 @@ void Gpt2<Real>::forward(int B, int T, stream_t stream) {
 // From the block's input to GELU's output. `branch` is the previous block's last projection, still to be added to the
 // residual stream; without it the block's input is already there (the first block, or a recomputation).
 template <class Real>
-void Gpt2<Real>::block_forward(int l, const Real* branch, int B, int T, stream_t stream) {
-    const int N = B * T, C = config_.channels, NH = config_.heads, HD = config_.head_dim();
+void Gpt2<Real>::block_forward(int l, const Real* branch, int B, int T, PassKind kind, stream_t stream) {
+    const int N = B * T;
     Block& b = activations_.blocks[l];
     Real* proj = activations_.branch;  // (N, C)
 
-    layernorm_forward<Real>(b.ln1, b.ln1_mean, b.ln1_rstd, branch ? b.residual : nullptr,
-                            branch ? activations_.blocks[l - 1].residual_mid : b.residual, branch, nullptr,
-                            weight(l, BlockTensor::ln1_weight), weight(l, BlockTensor::ln1_bias), N, C, stream);
-    matmul_.forward(b.qkv, b.ln1, weight(l, BlockTensor::qkv_weight), weight(l, BlockTensor::qkv_bias), N, C, 3 * C,
-                    stream);
-    attention_forward(b.attention, b.attention_low, b.lse, b.qkv, B, T, NH, HD, stream);
-    matmul_.forward(proj, b.attention, weight(l, BlockTensor::attn_proj_weight), weight(l, BlockTensor::attn_proj_bias),
-                    N, C, C, stream);
-    layernorm_forward<Real>(b.ln2, b.ln2_mean, b.ln2_rstd, b.residual_mid, b.residual, proj, nullptr,
-                            weight(l, BlockTensor::ln2_weight), weight(l, BlockTensor::ln2_bias), N, C, stream);
-    matmul_.forward(b.fc, b.ln2, weight(l, BlockTensor::fc_weight), weight(l, BlockTensor::fc_bias), N, C, 4 * C,
-                    stream);
-    gelu_forward(b.gelu, b.fc, static_cast<size_t>(N) * 4 * static_cast<size_t>(C), stream);
+    norm1(l, branch, N, kind, stream);
+    linear_forward(l, BlockLinear::qkv, b.qkv, b.ln1, N, kind, stream);
+    attention_forward(b.attention, b.attention_low, b.lse, b.qkv, B, T, config_.heads, config_.head_dim(), stream);
+    quantize_attention(l, N, kind, stream);
+    linear_forward(l, BlockLinear::attn_proj, proj, b.attention, N, kind, stream);
+    norm2(l, proj, N, kind, stream);
+    linear_forward(l, BlockLinear::fc, b.fc, b.ln2, N, kind, stream);
+    gelu(l, N, kind, stream);
 }
 
 // The head and the loss in chunks of rows, so that the logits never exist whole. With gradients each chunk's logits
 // become its dlogits in place, and leave the gradient of lnf in dbranch and that of wte in the gradients.
 template <class Real>
-void Gpt2<Real>::head_forward(int N, bool gradients, float loss_weight, bool first, stream_t stream) {
+void Gpt2<Real>::head_forward(int N, bool gradients, float loss_weight, const float* loss_scale, bool first,
+                              stream_t stream) {
     ProfileRange range("head and loss");
     const int C = config_.channels, V = config_.vocab, Vp = config_.padded_vocab();
     Activations<Real>& a = activations_;
@@ -162,8 +144,8 @@ void Gpt2<Real>::head_forward(int N, bool gradients, float loss_weight, bool fir
         const Real* lnf = a.lnf + static_cast<size_t>(row) * static_cast<size_t>(C);
         Real* dlnf = a.dbranch + static_cast<size_t>(row) * static_cast<size_t>(C);
         matmul_.forward<Real>(a.logits, lnf, wte, nullptr, rows, C, Vp, stream);
-        softmax_cross_entropy(a.logits, a.losses + row, a.targets + row, loss_weight, nullptr, rows, V, Vp, gradients,
-                              stream);
+        softmax_cross_entropy(a.logits, a.losses + row, a.targets + row, loss_weight, loss_scale, rows, V, Vp,
+                              gradients, stream);
         if (!gradients) continue;
         matmul_.dgrad(dlnf, a.logits, wte, rows, C, Vp, stream);
         matmul_.wgrad(dwte, a.logits, lnf, rows, C, Vp, !first || row > 0, stream);
@@ -175,21 +157,17 @@ void Gpt2<Real>::head_forward(int N, bool gradients, float loss_weight, bool fir
 
 template <class Real>
 void Gpt2<Real>::recompute_block(int l, stream_t stream) {
-    const int N = B_ * T_, C = config_.channels;
+    const int N = B_ * T_;
     const Recompute level = activations_.recompute;
-    Block& b = activations_.blocks[l];
     if (level == Recompute::block) {
-        block_forward(l, nullptr, B_, T_, stream);
+        block_forward(l, nullptr, B_, T_, PassKind::recompute, stream);
         return;
     }
     if (level >= Recompute::norm) {
-        layernorm_forward<Real>(b.ln1, b.ln1_mean, b.ln1_rstd, nullptr, b.residual, nullptr, nullptr,
-                                weight(l, BlockTensor::ln1_weight), weight(l, BlockTensor::ln1_bias), N, C, stream);
-        layernorm_forward<Real>(b.ln2, b.ln2_mean, b.ln2_rstd, nullptr, b.residual_mid, nullptr, nullptr,
-                                weight(l, BlockTensor::ln2_weight), weight(l, BlockTensor::ln2_bias), N, C, stream);
+        norm1(l, nullptr, N, PassKind::recompute, stream);
+        norm2(l, nullptr, N, PassKind::recompute, stream);
     }
-    if (level >= Recompute::gelu)
-        gelu_forward(b.gelu, b.fc, static_cast<size_t>(N) * 4 * static_cast<size_t>(C), stream);
+    if (level >= Recompute::gelu) gelu(l, N, PassKind::recompute, stream);
 }
 
 template <class Real>
@@ -227,33 +205,26 @@ void Gpt2<Real>::backward(bool first, stream_t stream) {
 
 template <class Real>
 void Gpt2<Real>::block_backward(int l, bool accumulate, stream_t stream) {
-    const int N = B_ * T_, C = config_.channels, NH = config_.heads, HD = config_.head_dim();
+    const int N = B_ * T_, C = config_.channels;
     Activations<Real>& a = activations_;
     Block& b = a.blocks[l];
-    Real* dfc = a.dhidden;         // (N, 4C)
+    Real* dgelu = a.dhidden;       // (N, 4C)
     Real* dqkv = a.dhidden;        // (N, 3C)
     Real* dattention = a.dbranch;  // (N, C)
     Real* dln = a.dbranch;         // (N, C)
 
     // The MLP's branch.
-    bias_gradient(gradient(l, BlockTensor::fc_proj_bias), a.scratch, a.dresidual, N, C, accumulate, stream);
-    matmul_.wgrad(gradient(l, BlockTensor::fc_proj_weight), a.dresidual, b.gelu, N, 4 * C, C, accumulate, stream);
-    matmul_.dgrad(dfc, a.dresidual, weight(l, BlockTensor::fc_proj_weight), N, 4 * C, C, stream);
-    gelu_backward<Real>(dfc, gradient(l, BlockTensor::fc_bias), a.scratch, dfc, b.fc, N, 4 * C, accumulate, stream);
-    matmul_.wgrad(gradient(l, BlockTensor::fc_weight), dfc, b.ln2, N, C, 4 * C, accumulate, stream);
-    matmul_.dgrad(dln, dfc, weight(l, BlockTensor::fc_weight), N, C, 4 * C, stream);
+    linear_backward(l, BlockLinear::fc_proj, dgelu, a.dresidual, b.gelu, accumulate, stream);
+    gelu_and_linear_backward(l, dln, dgelu, accumulate, stream);
     layernorm_backward<Real>(a.dresidual, a.dresidual, gradient(l, BlockTensor::ln2_weight),
                              gradient(l, BlockTensor::ln2_bias), a.scratch, dln, b.residual_mid,
                              weight(l, BlockTensor::ln2_weight), b.ln2_mean, b.ln2_rstd, N, C, accumulate, stream);
 
     // Attention's branch.
-    bias_gradient(gradient(l, BlockTensor::attn_proj_bias), a.scratch, a.dresidual, N, C, accumulate, stream);
-    matmul_.wgrad(gradient(l, BlockTensor::attn_proj_weight), a.dresidual, b.attention, N, C, C, accumulate, stream);
-    matmul_.dgrad(dattention, a.dresidual, weight(l, BlockTensor::attn_proj_weight), N, C, C, stream);
-    attention_backward(dqkv, a.delta, dattention, b.qkv, b.attention, b.attention_low, b.lse, B_, T_, NH, HD, stream);
-    bias_gradient(gradient(l, BlockTensor::qkv_bias), a.scratch, dqkv, N, 3 * C, accumulate, stream);
-    matmul_.wgrad(gradient(l, BlockTensor::qkv_weight), dqkv, b.ln1, N, C, 3 * C, accumulate, stream);
-    matmul_.dgrad(dln, dqkv, weight(l, BlockTensor::qkv_weight), N, C, 3 * C, stream);
+    linear_backward(l, BlockLinear::attn_proj, dattention, a.dresidual, b.attention, accumulate, stream);
+    attention_backward(dqkv, a.delta, dattention, b.qkv, b.attention, b.attention_low, b.lse, B_, T_, config_.heads,
+                       config_.head_dim(), stream);
+    linear_backward(l, BlockLinear::qkv, dln, dqkv, b.ln1, accumulate, stream);
     layernorm_backward<Real>(a.dresidual, a.dresidual, gradient(l, BlockTensor::ln1_weight),
                              gradient(l, BlockTensor::ln1_bias), a.scratch, dln, b.residual,
                              weight(l, BlockTensor::ln1_weight), b.ln1_mean, b.ln1_rstd, N, C, accumulate, stream);
@@ -262,12 +233,12 @@ void Gpt2<Real>::block_backward(int l, bool accumulate, stream_t stream) {
 // ---- what the training loop calls ----------------------------------------------------------------------------------
 
 template <class Real>
-void Gpt2<Real>::train_micro_step(const int* tokens, const int* targets, float loss_weight, bool first,
-                                  stream_t stream) {
+void Gpt2<Real>::train_micro_step(const int* tokens, const int* targets, float loss_weight, const float* loss_scale,
+                                  bool first, stream_t stream) {
     const int N = B_ * T_;
     upload(tokens, targets, N, true, stream);
-    forward(B_, T_, stream);
-    head_forward(N, true, loss_weight, first, stream);
+    forward(B_, T_, PassKind::training, stream);
+    head_forward(N, true, loss_weight, loss_scale, first, stream);
     sum_losses(loss_sums_, loss_counts_, activations_.losses, activations_.targets, N, !first, stream);
     backward(first, stream);
 }
@@ -276,8 +247,8 @@ template <class Real>
 void Gpt2<Real>::evaluate(const int* tokens, const int* targets, bool first, stream_t stream) {
     const int N = B_ * T_;
     upload(tokens, targets, N, false, stream);
-    forward(B_, T_, stream);
-    head_forward(N, false, 0.0f, first, stream);
+    forward(B_, T_, PassKind::evaluation, stream);
+    head_forward(N, false, 0.0f, nullptr, first, stream);
     sum_losses(loss_sums_ + 1, loss_counts_ + 1, activations_.losses, activations_.targets, N, !first, stream);
 }
 
@@ -287,8 +258,15 @@ std::vector<float> Gpt2<Real>::next_token_logits(const int* tokens, int length, 
         throw Error(ExitCode::failure, strprintf("cannot run %d tokens through a context of %d (%d reserved)", length,
                                                  config_.context, B_ * T_));
     const int C = config_.channels, V = config_.vocab, Vp = config_.padded_vocab();
-    upload(tokens, nullptr, length, false, stream);
-    forward(1, length, stream);
+    // FP8 products want tokens in sixteens; what comes behind the last token cannot change it.
+    std::vector<int> padded(tokens, tokens + length);
+    if (fp8_) padded.resize(static_cast<size_t>(length + 15) / 16 * 16, 0);
+    const int N = static_cast<int>(padded.size());
+    if (N > config_.context || N > B_ * T_)
+        throw Error(ExitCode::failure, strprintf("%d tokens, padded to %d for FP8, exceed the context of %d", length, N,
+                                                 std::min(config_.context, B_ * T_)));
+    upload(padded.data(), nullptr, N, false, stream);
+    forward(1, N, PassKind::evaluation, stream);
     parameters_.gather(embedding_unit(), stream);
     matmul_.forward<Real>(activations_.logits,
                           activations_.lnf + static_cast<size_t>(length - 1) * static_cast<size_t>(C),
@@ -303,8 +281,6 @@ std::vector<float> Gpt2<Real>::next_token_logits(const int* tokens, int length, 
     return logits;
 }
 
-template size_t product_workspace<float>(const ModelConfig&, int, int);
-template size_t product_workspace<bf16>(const ModelConfig&, int, int);
 template class Gpt2<float>;
 template class Gpt2<bf16>;
 

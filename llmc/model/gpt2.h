@@ -7,26 +7,22 @@
 #include "llmc/linear/matmul.h"
 #include "llmc/model/activations.h"
 #include "llmc/model/config.h"
+#include "llmc/model/fp8_tensors.h"
 #include "llmc/model/gpt2_parameters.h"
 #include "llmc/shard/parameters.h"
 
 namespace llmc {
 
 // The linear layers of a model on N tokens whose head runs `head_rows` rows at a time.
-struct LinearShape {
-    int N, C, OC;  // tokens, channels in, channels out
-};
-std::vector<LinearShape> linear_shapes(const ModelConfig& config, int N, int head_rows);
-
-// Bytes that a Matmul reserves for these layers.
-template <class Real>
-size_t product_workspace(const ModelConfig& config, int N, int head_rows);
+std::vector<Matmul::LinearShape> linear_shapes(const ModelConfig& config, int N, int head_rows);
 
 template <class Real>
 class Gpt2 {
 public:
-    // B sequences of T tokens a micro-batch. Nothing is allocated before allocate().
-    Gpt2(const ModelConfig& config, int B, int T, Recompute recompute, Parameters<Real>& parameters, Matmul& matmul);
+    // B sequences of T tokens a micro-batch. Nothing is allocated before allocate(). `fp8` (bf16 models only) holds the
+    // layers that run in FP8; nullptr: none.
+    Gpt2(const ModelConfig& config, int B, int T, Recompute recompute, Parameters<Real>& parameters, Matmul& matmul,
+         Fp8Tensors* fp8 = nullptr);
     ~Gpt2();
     Gpt2(const Gpt2&) = delete;
     Gpt2& operator=(const Gpt2&) = delete;
@@ -37,9 +33,14 @@ public:
 
     void initialize(uint64_t seed, stream_t stream);
 
+    // To be called whenever the weights have changed: makes the FP8 copies of those that have one.
+    void prepare_weights(stream_t stream);
+
     // A micro-batch of training: forward, loss and gradients. `first` overwrites the gradients and the loss sum, later
-    // micro-steps add to them. The gradient is that of sum(losses) * loss_weight.
-    void train_micro_step(const int* tokens, const int* targets, float loss_weight, bool first, stream_t stream);
+    // micro-steps add to them. The gradient is that of sum(losses) * loss_weight * *loss_scale (on the device; nullptr:
+    // 1).
+    void train_micro_step(const int* tokens, const int* targets, float loss_weight, const float* loss_scale, bool first,
+                          stream_t stream);
     // The loss alone; targets of -1 count as nothing.
     void evaluate(const int* tokens, const int* targets, bool first, stream_t stream);
 
@@ -61,12 +62,33 @@ private:
     using Block = BlockActivations<Real>;
 
     void upload(const int* tokens, const int* targets, int n, bool sort, stream_t stream);
-    void forward(int B, int T, stream_t stream);
-    void block_forward(int layer, const Real* branch, int B, int T, stream_t stream);
-    void head_forward(int N, bool gradients, float loss_weight, bool first, stream_t stream);
+    void forward(int B, int T, PassKind kind, stream_t stream);
+    void block_forward(int layer, const Real* branch, int B, int T, PassKind kind, stream_t stream);
+    void head_forward(int N, bool gradients, float loss_weight, const float* loss_scale, bool first, stream_t stream);
     void backward(bool first, stream_t stream);
     void block_backward(int layer, bool accumulate, stream_t stream);
     void recompute_block(int layer, stream_t stream);
+
+    // The parts of a block, in BF16 or FP32 or, where the layer says so, in FP8 (gpt2_layers.cpp).
+    bool is_fp8(int layer, BlockLinear linear) const { return fp8_ && fp8_->is_fp8(layer, linear); }
+    void norm1(int layer, const Real* branch, int N, PassKind kind, stream_t stream);
+    void norm2(int layer, const Real* branch, int N, PassKind kind, stream_t stream);
+    void norm(int layer, BlockLinear linear, Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1,
+              const Real* inp2, size_t weight, size_t bias, int N, PassKind kind, stream_t stream);
+    void gelu(int layer, int N, PassKind kind, stream_t stream);
+    void quantize_attention(int layer, int N, PassKind kind, stream_t stream);
+    void linear_forward(int layer, BlockLinear linear, Real* out, const Real* inp, int N, PassKind kind,
+                        stream_t stream);
+    void linear_backward(int layer, BlockLinear linear, Real* dinp, const Real* dout, const Real* inp, bool accumulate,
+                         stream_t stream);
+    void gelu_and_linear_backward(int layer, Real* dinp, Real* dgelu, bool accumulate, stream_t stream);
+    template <class F8>
+    void linear_backward_fp8(int layer, BlockLinear linear, Real* dinp, const Real* dout, bool accumulate,
+                             stream_t stream);
+    template <class F8>
+    void gelu_and_linear_backward_fp8(int layer, Real* dinp, const Real* dgelu, bool accumulate, stream_t stream);
+    template <class F8>
+    void products_backward_fp8(int layer, BlockLinear linear, Real* dinp, bool accumulate, stream_t stream);
     const Real* weight(int layer, size_t tensor) const { return parameters_.weight(block_unit(layer), tensor); }
     float* gradient(int layer, size_t tensor) { return parameters_.gradient(block_unit(layer), tensor); }
 
@@ -74,6 +96,7 @@ private:
     const int B_, T_;
     Parameters<Real>& parameters_;
     Matmul& matmul_;
+    Fp8Tensors* const fp8_;
     Activations<Real> activations_;
     float* loss_sums_ = nullptr;  // {training, evaluation}
     int* loss_counts_ = nullptr;

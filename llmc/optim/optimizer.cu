@@ -21,13 +21,14 @@ LLMC_DEVICE double power(double base, int64_t exponent) {
 }
 
 // The rest of the step's numbers, by one thread.
-LLMC_DEVICE void finish_step(StepState& state, double sum_of_squares, float loss_sum, double loss_scale,
+LLMC_DEVICE void finish_step(StepState& state, double sum_of_squares, float loss_sum, double loss_scale, bool bad,
                              const ScheduleConfig& schedule, const AdamWConfig& adamw, double clip) {
     const double norm = sqrt(sum_of_squares) / loss_scale;
-    const bool skip = !is_finite_double(norm) || !is_finite(loss_sum);
+    const bool skip = bad || !is_finite_double(norm) || !is_finite(loss_sum);
     state.norm = norm;
     state.loss_sum = loss_sum;
     state.skip = skip;
+    state.consecutive_skips = skip ? state.consecutive_skips + 1 : 0;
     state.learning_rate = learning_rate(schedule, state.applied);
     if (skip) {
         state.skipped++;
@@ -42,7 +43,8 @@ LLMC_DEVICE void finish_step(StepState& state, double sum_of_squares, float loss
 
 static __global__ void __launch_bounds__(kThreads)
     prepare_step_kernel(StepState* state, const float* partials, size_t n_partials, const float* loss_sum,
-                        const float* loss_scale, ScheduleConfig schedule, AdamWConfig adamw, double clip) {
+                        const float* loss_scale, const int* bad_flag, ScheduleConfig schedule, AdamWConfig adamw,
+                        double clip) {
     LLMC_SHARED(double, sums, [kThreads]);
     LLMC_SHARED(double, groups, [kGroups]);
     const int thread = static_cast<int>(threadIdx.x);
@@ -59,19 +61,20 @@ static __global__ void __launch_bounds__(kThreads)
     if (thread != 0) return;
     double total = 0;
     for (int i = 0; i < kGroups; i++) total += groups[i];
-    finish_step(*state, total, *loss_sum, loss_scale ? *loss_scale : 1.0, schedule, adamw, clip);
+    finish_step(*state, total, *loss_sum, loss_scale ? *loss_scale : 1.0, bad_flag && *bad_flag, schedule, adamw, clip);
 }
 
 void prepare_step(StepState* state, const float* partials, size_t n_partials, const float* loss_sum,
-                  const float* loss_scale, const ScheduleConfig& schedule, const AdamWConfig& adamw, double clip,
-                  stream_t stream) {
+                  const float* loss_scale, const int* bad_flag, const ScheduleConfig& schedule,
+                  const AdamWConfig& adamw, double clip, stream_t stream) {
     if (schedule.steps < 1 || schedule.warmup < 0)
         throw Error(ExitCode::failure,
                     strprintf("prepare_step: a schedule of %lld steps with %lld of warm-up",
                               static_cast<long long>(schedule.steps), static_cast<long long>(schedule.warmup)));
-    launch<prepare_step_kernel>({1, kThreads, 0, stream},
-                                {inout(state, 1), in(partials, n_partials), in(loss_sum, 1), in(loss_scale, 1)}, state,
-                                partials, n_partials, loss_sum, loss_scale, schedule, adamw, clip);
+    launch<prepare_step_kernel>(
+        {1, kThreads, 0, stream},
+        {inout(state, 1), in(partials, n_partials), in(loss_sum, 1), in(loss_scale, 1), in(bad_flag, 1)}, state,
+        partials, n_partials, loss_sum, loss_scale, bad_flag, schedule, adamw, clip);
 }
 
 }  // namespace llmc

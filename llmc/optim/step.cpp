@@ -8,22 +8,24 @@ namespace llmc {
 
 template <class Real>
 Optimizer<Real>::Optimizer(Parameters<Real>& parameters, const ScheduleConfig& schedule, const AdamWConfig& adamw,
-                           double clip)
-    : parameters_(parameters), schedule_(schedule), adamw_(adamw), clip_(clip) {
+                           double clip, const LossScaleConfig& loss_scale)
+    : parameters_(parameters), schedule_(schedule), adamw_(adamw), clip_(clip), loss_scale_config_(loss_scale) {
     for (size_t u = 0; u < parameters.table().units().size(); u++)
         partial_count_ += global_norm_blocks(parameters.table().unit(u).count);
     arena_.plan(&partials_, partial_count_);
     arena_.plan(&state_, 1);
+    arena_.plan(&loss_scale_, 1);
 }
 
 template <class Real>
 void Optimizer<Real>::allocate(stream_t stream) {
     arena_.allocate();
     set_bytes(state_, 0, sizeof(StepState), stream);
+    reset_loss_scale(loss_scale_, loss_scale_config_, stream);
 }
 
 template <class Real>
-void Optimizer<Real>::update(const float* loss_sum, stream_t stream) {
+void Optimizer<Real>::update(const float* loss_sum, const int* bad_flag, stream_t stream) {
     ProfileRange range("update");
     const size_t units = parameters_.table().units().size();
     size_t at = 0;
@@ -32,12 +34,13 @@ void Optimizer<Real>::update(const float* loss_sum, stream_t stream) {
         global_norm_partials(partials_ + at, slice.gradient, slice.count, stream);
         at += global_norm_blocks(slice.count);
     }
-    prepare_step(state_, partials_, partial_count_, loss_sum, nullptr, schedule_, adamw_, clip_, stream);
+    prepare_step(state_, partials_, partial_count_, loss_sum, loss_scale(), bad_flag, schedule_, adamw_, clip_, stream);
     for (size_t u = 0; u < units; u++) {
         const auto slice = parameters_.slice(u);
         adamw_update(slice.master, slice.m, slice.v, slice.working, slice.gradient, slice.count, slice.decay_count,
                      adamw_, state_, stream);
     }
+    update_loss_scale(loss_scale_, state_, loss_scale_config_, stream);
 }
 
 template class Optimizer<float>;
@@ -66,13 +69,14 @@ void StepResults::begin(bool continues, stream_t stream) {
 }
 
 void StepResults::submit(int64_t step, const StepState* state, const float* loss_sum, const int* loss_count,
-                         stream_t stream) {
+                         const float* loss_scale, stream_t stream) {
     if (submitted_ - taken_ >= 2)
         throw Error(ExitCode::failure, "a third step was submitted before the first was read");
     Slot& slot = slots_[submitted_++ % 3];
     slot.step = step;
     copy_to_host(&slot.values->state, state, sizeof(StepState), stream);
     copy_to_host(&slot.values->loss_sum, loss_sum, sizeof(float), stream);
+    copy_to_host(&slot.values->loss_scale, loss_scale, sizeof(float), stream);
     copy_to_host(&slot.values->loss_count, loss_count, sizeof(int), stream);
     record(slot.end, stream);
 }
@@ -87,6 +91,7 @@ std::optional<StepResult> StepResults::take(int leave) {
     result.step = slot.step;
     result.loss = static_cast<double>(slot.values->loss_sum) / slot.values->loss_count;
     result.state = slot.values->state;
+    result.loss_scale = slot.values->loss_scale;
     result.ms = elapsed_ms(slot.continues ? before.end : slot.begin, slot.end);
     return result;
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "llmc/optim/loss_scale.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/shard/parameters.h"
 
@@ -13,32 +14,40 @@ namespace llmc {
 template <class Real>
 class Optimizer {
 public:
-    Optimizer(Parameters<Real>& parameters, const ScheduleConfig& schedule, const AdamWConfig& adamw, double clip);
+    Optimizer(Parameters<Real>& parameters, const ScheduleConfig& schedule, const AdamWConfig& adamw, double clip,
+              const LossScaleConfig& loss_scale = {});
 
     size_t workspace_bytes() const { return arena_.bytes(); }
     void allocate(stream_t stream);
 
-    // Uses the gradients in `parameters`; a non-finite loss sum or gradient norm skips the update.
-    void update(const float* loss_sum, stream_t stream);
+    // Uses the gradients in `parameters`, which are loss_scale() times the true ones. A non-finite loss sum or gradient
+    // norm, or *bad_flag (nullptr: none), skips the update; the loss scale follows.
+    void update(const float* loss_sum, const int* bad_flag, stream_t stream);
 
-    const StepState* state() const { return state_; }  // on the device
+    // On the device.
+    const StepState* state() const { return state_; }
+    const float* loss_scale() const { return &loss_scale_->scale; }
+    const float* loss_scale_change() const { return &loss_scale_->change; }  // by the last update: 2, 1 or 1/2
 
 private:
     Parameters<Real>& parameters_;
     const ScheduleConfig schedule_;
     const AdamWConfig adamw_;
     const double clip_;
+    const LossScaleConfig loss_scale_config_;
     Arena arena_{"optimizer workspace"};
     float* partials_ = nullptr;  // sums of squares, every unit's blocks after each other
     StepState* state_ = nullptr;
+    LossScaleState* loss_scale_ = nullptr;
     size_t partial_count_ = 0;
 };
 
 struct StepResult {
-    int64_t step;     // as given to submit()
-    double loss;      // mean over the step's targets
-    StepState state;  // after the step
-    double ms;        // on the device, from the end of the step before where that was the work before it
+    int64_t step;       // as given to submit()
+    double loss;        // mean over the step's targets
+    StepState state;    // after the step
+    double loss_scale;  // of the step after it
+    double ms;          // on the device, from the end of the step before where that was the work before it
 };
 
 // Copies each step's loss and state to the host when the device gets there. The loop submits step k + 1 before it takes
@@ -53,7 +62,8 @@ public:
     // Before a step's first work: `continues` says that nothing but the previous step ran before it.
     void begin(bool continues, stream_t stream);
     // After its last work. At most two results may be waiting.
-    void submit(int64_t step, const StepState* state, const float* loss_sum, const int* loss_count, stream_t stream);
+    void submit(int64_t step, const StepState* state, const float* loss_sum, const int* loss_count,
+                const float* loss_scale, stream_t stream);
     // The oldest result not taken yet, if more than `leave` are waiting. Waits for the device.
     std::optional<StepResult> take(int leave);
 
@@ -61,7 +71,7 @@ private:
     struct Slot {
         struct Values {
             StepState state;
-            float loss_sum;
+            float loss_sum, loss_scale;
             int loss_count;
         };
         Values* values = nullptr;  // pinned

@@ -91,8 +91,6 @@ std::string llmc_recompute(const std::string& value) {
     return "";
 }
 
-std::string later_precision(const std::string& value) { return value == "fp8" ? "this version has no FP8 yet" : ""; }
-
 std::string shown(const std::string& value) { return value; }
 std::string shown(double value) {
     char text[32];
@@ -125,6 +123,7 @@ struct FlagSet::Parser {
         batch_and_length();
         optimization();
         precision_and_memory();
+        fp8();
         validation_and_samples();
         running();
     }
@@ -146,6 +145,7 @@ struct FlagSet::Parser {
     void batch_and_length();
     void optimization();
     void precision_and_memory();
+    void fp8();
     void validation_and_samples();
     void running();
 };
@@ -223,13 +223,54 @@ void FlagSet::Parser::optimization() {
 void FlagSet::Parser::precision_and_memory() {
     group = "Precision and memory";
     add(0, "precision", options.precision, "NAME",
-        "bf16, fp32 (everything FP32: the reference) or auto (bf16 where the device "
-        "has it)")
-        ->transform(one_of({"fp32", "bf16", "auto"}, later_precision));
+        "fp8 (linear layers of the blocks in FP8), bf16, fp32 (everything FP32: the reference) or auto (the fastest "
+        "that the device has)")
+        ->transform(one_of({"fp8", "bf16", "fp32", "auto"}));
     add_switch(0, "tf32", options.tf32, "let --precision fp32 use TF32 tensor cores (GPU only)");
     add('r', "recompute", options.recompute, "NAME",
         "what backward computes again instead of keeping it: none, gelu, norm (norms and gelu) or block (everything)")
         ->transform(one_of({"none", "gelu", "norm", "block"}, llmc_recompute));
+}
+
+void FlagSet::Parser::fp8() {
+    group = "FP8 and loss scaling";
+    add(0, "fp8-recipe", options.fp8_recipe, "NAME",
+        "delayed (scales from past steps) or current (scales from the tensor itself: one more pass)")
+        ->transform(one_of({"delayed", "current"}));
+    add(0, "fp8-layers", options.fp8_layers, "LIST",
+        "linear layers in FP8: all or none, then for example -first,-last,-block7,-fc_proj,-block3.qkv")
+        ->transform(not_empty());
+    add(0, "fp8-grad", options.fp8_grad, "NAME", "format of output gradients: e5m2 or e4m3")
+        ->transform(one_of({"e5m2", "e4m3"}));
+    add(0, "fp8-history", options.fp8_history, "N", "optimizer steps in the amax window of delayed scaling")
+        ->transform(whole_number(1, 1024));
+    add(0, "fp8-margin", options.fp8_margin, "N", "powers of two that scales leave free above the amax")
+        ->transform(whole_number(0, 16));
+    add(0, "fp8-amax-algo", options.fp8_amax_algo, "NAME", "what the window gives: max, most_recent or ema")
+        ->transform(one_of({"max", "most_recent", "ema"}));
+    add_switch(0, "fp8-pow2-scales", options.fp8_pow2_scales, "round scales down to powers of two");
+    add(0, "fp8-fast-accum", options.fp8_fast_accum, "NAME",
+        "products that sum with fewer bits, faster: forward, none or all (GPU only)")
+        ->transform(one_of({"forward", "none", "all"}));
+    add(0, "fp8-log-every", options.fp8_log_every, "N", "steps between records of every FP8 tensor; 0: never")
+        ->transform(whole_number<int64_t>(0, kMaxCount));
+    auto scale_check = [](std::string& text) -> std::string {
+        if (text == "off" || text == "dynamic") return "";
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        int exponent = 0;
+        const bool power =
+            !text.empty() && *end == '\0' && value >= 1 && value <= 16777216 && std::frexp(value, &exponent) == 0.5;
+        return power ? "" : "'" + text + "' is not off, dynamic or a power of two from 1 to 16777216";
+    };
+    add(0, "loss-scale", options.loss_scale, "X", "off, dynamic (from 65536) or a power of two",
+        "dynamic in fp8, else off")
+        ->transform(CLI::Validator(scale_check, ""));
+    add(0, "loss-scale-growth-interval", options.loss_scale_growth_interval, "N",
+        "clean steps after which a dynamic loss scale doubles")
+        ->transform(whole_number(1, kMaxInt));
+    add(0, "max-skips", options.max_skips, "N", "skipped steps in a row that stop the run; 0: any number")
+        ->transform(whole_number(0, kMaxInt));
 }
 
 void FlagSet::Parser::validation_and_samples() {

@@ -54,9 +54,23 @@ struct Options {
     double clip = 1.0;  // 0 = off
 
     // Precision and memory
-    std::string precision = default_precision();  // fp32, bf16, auto (resolve() leaves fp32 or bf16)
+    std::string precision = default_precision();  // fp32, bf16, fp8, auto (resolve() leaves one of the first three)
     bool tf32 = false;
     std::string recompute = "gelu";  // none, gelu, norm, block
+
+    // FP8 (with --precision fp8)
+    std::string fp8_recipe = "delayed";  // delayed, current
+    std::string fp8_layers = "all";      // see Fp8Layers
+    std::string fp8_grad = "e5m2";       // e5m2, e4m3
+    int fp8_history = 16;                // optimizer steps
+    int fp8_margin = 0;                  // powers of two of head-room
+    std::string fp8_amax_algo = "max";   // max, most_recent, ema
+    bool fp8_pow2_scales = false;
+    std::string fp8_fast_accum = "forward";  // forward, none, all
+    int64_t fp8_log_every = 10;              // 0 = never
+    std::string loss_scale;                  // off, dynamic, a power of two; "" = not given = dynamic in fp8, else off
+    int loss_scale_growth_interval = 1000;
+    int max_skips = 20;  // in a row; 0 = any number
 
     // Validation and samples
     int64_t val_every = 20;    // 0 = never
@@ -99,6 +113,8 @@ struct ResolveInputs {
     int64_t train_tokens = 0;    // for one epoch; 0 = unknown
     bool host_device = false;    // the CPU build
     bool bf16_supported = true;  // for --precision auto
+    bool fp8_supported = true;   // the card has FP8 tensor cores; the host device computes exactly
+    std::string device_name;     // for messages
 };
 
 // Call it once, on what parse_options() returned: values it fills in count as given afterwards.

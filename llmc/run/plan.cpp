@@ -215,7 +215,7 @@ std::string describe_plan(const ModelConfig& model, const PlanInputs& inputs) {
 
 void check_memory(const MemoryByKind& needed, size_t available, const std::string& device_name) {
     if (available == 0 || needed.total() <= available) return;
-    const size_t fixed = needed.weights + needed.gradients + needed.optimizer + needed.workspace;
+    const size_t fixed = needed.weights + needed.gradients + needed.optimizer;
     const char* advice =
         fixed > available
             ? "the model's own state is too large whatever the batch: use a smaller model or a larger device"

@@ -96,8 +96,19 @@ void add_note(Options& o, const std::string& note) {
 
 void resolve_precision(Options& o, const ResolveInputs& inputs) {
     if (o.precision == "auto") {
-        o.precision = inputs.bf16_supported ? "bf16" : "fp32";
+        o.precision = inputs.fp8_supported ? "fp8" : inputs.bf16_supported ? "bf16" : "fp32";
         add_note(o, "--precision auto: " + o.precision);
+    }
+    if (o.loss_scale.empty()) o.loss_scale = o.precision == "fp8" ? "dynamic" : "off";
+    if (o.precision == "fp8") {
+        if (!inputs.fp8_supported)
+            refuse(strprintf("--precision fp8: %s has no FP8 tensor cores (sm_89 and later have); use --precision bf16",
+                             inputs.device_name.c_str()));
+        if (int64_t{o.batch} * o.seq % 16 != 0)
+            refuse(
+                strprintf("-b %d x -t %d = %lld tokens per micro-batch is not a multiple of 16, which FP8 wgrad needs; "
+                          "use -t %d or --precision bf16",
+                          o.batch, o.seq, static_cast<long long>(int64_t{o.batch} * o.seq), (o.seq + 15) / 16 * 16));
     }
     if (!o.tf32) return;
     if (inputs.host_device) {
@@ -156,6 +167,18 @@ std::string config_json(const Options& o) {
         {"precision", o.precision},
         {"tf32", o.tf32},
         {"recompute", o.recompute},
+        {"fp8-recipe", o.fp8_recipe},
+        {"fp8-layers", o.fp8_layers},
+        {"fp8-grad", o.fp8_grad},
+        {"fp8-history", o.fp8_history},
+        {"fp8-margin", o.fp8_margin},
+        {"fp8-amax-algo", o.fp8_amax_algo},
+        {"fp8-pow2-scales", o.fp8_pow2_scales},
+        {"fp8-fast-accum", o.fp8_fast_accum},
+        {"fp8-log-every", o.fp8_log_every},
+        {"loss-scale", o.loss_scale},
+        {"loss-scale-growth-interval", o.loss_scale_growth_interval},
+        {"max-skips", o.max_skips},
         {"val-every", o.val_every},
         {"val-batches", o.val_batches},
         {"sample-every", o.sample_every},

@@ -34,6 +34,7 @@ public:
     const Real* weight(size_t unit, size_t tensor) const;
     void release(size_t unit, stream_t stream);
     float* gradient(size_t unit, size_t tensor);
+    const float* master(size_t unit, size_t tensor) const { return master_ + flat_index(unit, tensor); }
     void reduce(size_t unit, stream_t stream);
 
     // This rank's slice of a unit, for the optimizer.

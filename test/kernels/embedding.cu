@@ -32,8 +32,9 @@ std::vector<int> sorted_tokens(const std::vector<int>& tokens) {
 struct EmbeddingShape {
     int B, T, C, V;
 };
-const EmbeddingShape kShapes[] = {{1, 1, 8, 3},      {2, 7, 64, 11},     {3, 33, 128, 257},
-                                  {5, 50, 192, 300}, {2, 125, 768, 997}, {3, 11, 1600, 50}};
+const EmbeddingShape kShapes[] = {
+    {1, 1, 8, 3},       {2, 7, 64, 11},    {3, 33, 128, 257}, {5, 50, 192, 300},
+    {2, 125, 768, 997}, {3, 11, 1600, 50}, {4, 125, 264, 4}};  // every token is long enough for eight warps
 
 }  // namespace
 
@@ -153,18 +154,23 @@ TEST_CASE_TEMPLATE("embedding_backward adds to both gradients, in a fixed order"
     }
 }
 
-TEST_CASE("embedding_backward leaves out ids beyond the vocabulary") {
-    const int T = 100, C = 8, V = 5;
+TEST_CASE("embedding_backward leaves out ids beyond the vocabulary, and places beyond the count") {
+    const int T = 100, C = 8, V = 5, allocated = V + 8;
     std::vector<int> ids(T, V);  // long enough for the shared path
     ids[3] = V + 7;
     ids[4] = 2;
-    const DeviceArray<int> sorted(sorted_tokens(ids));
+    ids[5] = 3;
+    auto packed = sorted_tokens(ids);
     const DeviceArray<float> dout(std::vector<float>(T * C, 1.0f));
-    DeviceArray<float> dwte(std::vector<float>(V * C, 0.0f)), dwpe(std::vector<float>(T * C, 0.0f));
-    embedding_backward<float>(dwte, dwpe, sorted.get(), dout.get(), 1, T, C, V, test_stream());
-    std::vector<float> expected(V * C, 0.0f);
-    std::fill(expected.begin() + 2 * C, expected.begin() + 3 * C, 1.0f);
-    CHECK(dwte.download() == expected);
+    for (int count : {4, 1}) {
+        packed[0] = count;
+        const DeviceArray<int> sorted(packed);
+        DeviceArray<float> dwte(std::vector<float>(allocated * C, 0.0f)), dwpe(std::vector<float>(T * C, 0.0f));
+        embedding_backward<float>(dwte, dwpe, sorted.get(), dout.get(), 1, T, C, V, test_stream());
+        std::vector<float> expected(allocated * C, 0.0f);
+        std::fill(expected.begin() + 2 * C, expected.begin() + (count == 1 ? 3 : 4) * C, 1.0f);
+        CHECK(dwte.download() == expected);
+    }
 }
 
 TEST_CASE("embedding_backward in a graph follows the tokens of each replay") {

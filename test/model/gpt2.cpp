@@ -22,8 +22,8 @@ std::unique_ptr<TestModel<Real>> run_first_batch(const Gpt2Fixture& fixture, Rec
     auto test = std::make_unique<TestModel<Real>>(fixture_config(fixture), B, T, recompute);
     test->load(fixture);
     const Batch batch = fixture_batch(fixture, 0);
-    test->model.train_micro_step(batch.tokens.data(), batch.targets.data(), 1.0f / static_cast<float>(B * T), true,
-                                 test->stream);
+    test->model.train_micro_step(batch.tokens.data(), batch.targets.data(), 1.0f / static_cast<float>(B * T), nullptr,
+                                 true, test->stream);
     return test;
 }
 
@@ -62,9 +62,9 @@ void train_ten_steps(const Gpt2Fixture& fixture, std::vector<double>& losses, st
     optimizer.allocate(test.stream);
     for (int step = 0; step < fixture.integer("steps"); step++) {
         const Batch batch = fixture_batch(fixture, step);
-        test.model.train_micro_step(batch.tokens.data(), batch.targets.data(), 1.0f / static_cast<float>(B * T), true,
-                                    test.stream);
-        optimizer.update(test.model.train_loss_sum(), test.stream);
+        test.model.train_micro_step(batch.tokens.data(), batch.targets.data(), 1.0f / static_cast<float>(B * T),
+                                    nullptr, true, test.stream);
+        optimizer.update(test.model.train_loss_sum(), nullptr, test.stream);
         losses.push_back(test.mean_train_loss());
         norms.push_back(test.read(optimizer.state()).norm);
     }
@@ -126,7 +126,7 @@ TEST_CASE("gpt2: accumulating micro-steps equals the large batch") {
     const Batch batch = fixture_batch(fixture, 0);
     for (int b = 0; b < B; b++)
         parts.model.train_micro_step(batch.tokens.data() + b * T, batch.targets.data() + b * T,
-                                     1.0f / static_cast<float>(B * T), b == 0, parts.stream);
+                                     1.0f / static_cast<float>(B * T), nullptr, b == 0, parts.stream);
     const auto expected = whole->gradients(), actual = parts.gradients();
     for (size_t i = 0; i < expected.size(); i++) CHECK(relative_norm_error(actual[i], to_doubles(expected[i])) < 1e-5);
     CHECK(parts.mean_train_loss() == doctest::Approx(whole->mean_train_loss()).epsilon(1e-6));

@@ -47,17 +47,24 @@ struct TestModel {
     Comm comm = Comm::self();
     Parameters<Real> parameters;
     Matmul matmul;
+    std::unique_ptr<Fp8Tensors> fp8;
     Gpt2<Real> model;
     stream_t stream = test_stream();
 
-    TestModel(const ModelConfig& config_, int B, int T, Recompute recompute)
+    // fp8_config: run the blocks' linear layers in FP8 (bf16 models only).
+    TestModel(const ModelConfig& config_, int B, int T, Recompute recompute, const Fp8Config* fp8_config = nullptr,
+              const std::string& fp8_layers = "all")
         : config(config_),
           table(gpt2_units(config_), 1),
           parameters(table, comm),
           matmul(false),
-          model(config_, B, T, recompute, parameters, matmul) {
+          fp8(fp8_config ? std::make_unique<Fp8Tensors>(config_, *fp8_config, Fp8Layers(fp8_layers, config_.layers),
+                                                        B * T, recompute)
+                         : nullptr),
+          model(config_, B, T, recompute, parameters, matmul, fp8.get()) {
         parameters.allocate(stream);
         model.allocate();
+        if (fp8) fp8->allocate(stream);
     }
     ~TestModel() { synchronize(stream); }
 
@@ -69,6 +76,7 @@ struct TestModel {
                 values.resize(table.unit(u).tensors[t].count(), 0.0f);
                 parameters.set_tensor(u, t, values, stream);
             }
+        model.prepare_weights(stream);
     }
 
     // All gradients, tensor after tensor.

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "llmc/kernels/global_norm.h"
+#include "llmc/optim/loss_scale.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;
@@ -38,12 +39,14 @@ struct Trainer {
     };
     Unit units[2] = {Unit(kSizes[0], 1), Unit(kSizes[1], 2)};
     DeviceArray<float> partials{global_norm_blocks(kSizes[0]) + global_norm_blocks(kSizes[1])};
-    DeviceArray<float> loss{std::vector<float>{3.0f}}, loss_scale{std::vector<float>{1.0f}};
+    DeviceArray<float> loss{std::vector<float>{3.0f}};
     DeviceArray<StepState> state{std::vector<StepState>{StepState{}}};
+    const float* scale = nullptr;
+    const int* bad_flag = nullptr;
     double clip = 0;
     ScheduleConfig schedule = kSchedule;
 
-    StepState step(const std::vector<float>& grad0, const std::vector<float>& grad1, bool with_scale = false) {
+    StepState step(const std::vector<float>& grad0, const std::vector<float>& grad1) {
         units[0].grad.upload(grad0);
         units[1].grad.upload(grad1);
         size_t offset = 0;
@@ -51,8 +54,7 @@ struct Trainer {
             global_norm_partials(partials + offset, units[u].grad, kSizes[u], test_stream());
             offset += global_norm_blocks(kSizes[u]);
         }
-        prepare_step(state, partials, offset, loss, with_scale ? loss_scale.get() : nullptr, schedule, kAdamW, clip,
-                     test_stream());
+        prepare_step(state, partials, offset, loss, scale, bad_flag, schedule, kAdamW, clip, test_stream());
         for (int u = 0; u < 2; u++)
             adamw_update<bf16>(units[u].master, units[u].m, units[u].v, units[u].working, units[u].grad, kSizes[u],
                                kDecayed[u], kAdamW, state, test_stream());
@@ -192,18 +194,68 @@ TEST_CASE("weights and norm have the same bits at any loss scale") {
     for (const double clip : {0.0, 1.0}) {
         Trainer plain, scaled;
         plain.clip = scaled.clip = clip;
-        scaled.loss_scale.upload({65536.0f});
+        DeviceArray<float> loss_scale(std::vector<float>{65536.0f});
+        scaled.scale = loss_scale;
         for (int step = 0; step < 5; step++) {
             std::vector<float> grads[2] = {gradient(0, step), gradient(1, step)};
             const StepState a = plain.step(grads[0], grads[1]);
             for (auto& grad : grads)
                 for (float& g : grad) g *= 65536.0f;
-            const StepState b = scaled.step(grads[0], grads[1], true);
+            const StepState b = scaled.step(grads[0], grads[1]);
             CHECK(a.norm == b.norm);
             CHECK(a.grad_scale == b.grad_scale * 65536.0f);
         }
         CHECK(all_same_bits(all_tensors(plain), all_tensors(scaled)));
     }
+}
+
+TEST_CASE("a value that was not finite before its cast to FP8 skips the step, though norm and loss are finite") {
+    Trainer trainer;
+    DeviceArray<int> bad(std::vector<int>{0});
+    trainer.bad_flag = bad;
+    CHECK(trainer.step(gradient(0, 0), gradient(1, 0)).skip == 0);
+    const auto before = all_tensors(trainer);
+    for (int skips = 1; skips <= 3; skips++) {
+        bad.upload({skips});
+        const StepState state = trainer.step(gradient(0, 1), gradient(1, 1));
+        CHECK(state.skip == 1);
+        CHECK(state.applied == 1);
+        CHECK(state.skipped == skips);
+        CHECK(state.consecutive_skips == skips);
+        CHECK(std::isfinite(state.norm));
+    }
+    CHECK(all_same_bits(all_tensors(trainer), before));
+    bad.upload({0});
+    const StepState state = trainer.step(gradient(0, 1), gradient(1, 1));
+    CHECK(state.applied == 2);
+    CHECK(state.skipped == 3);
+    CHECK(state.consecutive_skips == 0);
+}
+
+TEST_CASE("a run with a dynamic loss scale has the bits of one without, but for the steps it skips") {
+    Trainer plain, scaled;
+    plain.clip = scaled.clip = 1.0;
+    const LossScaleConfig config{true, 65536.0f, 2, 16777216.0f, 1.0f};
+    DeviceArray<LossScaleState> scaling(1);
+    reset_loss_scale(scaling, config, test_stream());
+    scaled.scale = &scaling.get()->scale;
+    const float scales[] = {65536, 65536, 131072, 131072, 65536, 65536, 131072};  // before each step
+    int clean = 0;
+    for (int step = 0; step < 7; step++) {
+        const LossScaleState now = scaling.download()[0];
+        CHECK(now.scale == scales[step]);
+        std::vector<float> grads[2] = {gradient(0, step), gradient(1, step)};
+        const bool overflow = step == 3;
+        if (!overflow) plain.step(grads[0], grads[1]);
+        for (auto& grad : grads)
+            for (float& g : grad) g *= now.scale;
+        if (overflow) grads[0][17] = INFINITY;
+        const StepState state = scaled.step(grads[0], grads[1]);
+        CHECK(state.skip == overflow);
+        CHECK(state.applied == (clean += !overflow));
+        update_loss_scale(scaling, scaled.state, config, test_stream());
+    }
+    CHECK(all_same_bits(all_tensors(plain), all_tensors(scaled)));
 }
 
 TEST_CASE("clipping starts where the norm passes the limit") {
@@ -213,7 +265,7 @@ TEST_CASE("clipping starts where the norm passes the limit") {
          {std::tuple{4.0f, 2.0, 1.0f}, std::tuple{4.0f, 1.0, 0.5f}, std::tuple{4.0f, 3.0, 1.0f},
           std::tuple{4.0f, 0.0, 1.0f}, std::tuple{4.0f, -1.0, 1.0f}, std::tuple{0.0f, 1.0, 1.0f}}) {
         DeviceArray<float> partials(std::vector<float>{sum_of_squares});
-        prepare_step(state, partials, 1, loss, nullptr, kSchedule, kAdamW, clip, test_stream());
+        prepare_step(state, partials, 1, loss, nullptr, nullptr, kSchedule, kAdamW, clip, test_stream());
         CHECK(state.download()[0].grad_scale == expected);
     }
 }
@@ -226,7 +278,7 @@ TEST_CASE("every partial counts once, however many there are") {
         for (size_t i = 0; i < n; i++) sum += values[i] = static_cast<float>(i + 1);
         DeviceArray<float> partials(values);
         DeviceArray<StepState> state(std::vector<StepState>{StepState{}});
-        prepare_step(state, partials, n, loss, nullptr, kSchedule, kAdamW, 1.0, test_stream());
+        prepare_step(state, partials, n, loss, nullptr, nullptr, kSchedule, kAdamW, 1.0, test_stream());
         CHECK(state.download()[0].norm == std::sqrt(sum));  // the sums are exact
     }
 }
@@ -237,7 +289,7 @@ TEST_CASE("bias corrections stay right after many steps") {
         StepState start = {};
         start.applied = applied;
         DeviceArray<StepState> state(std::vector<StepState>{start});
-        prepare_step(state, partials, 1, loss, nullptr, kSchedule, kAdamW, 1.0, test_stream());
+        prepare_step(state, partials, 1, loss, nullptr, nullptr, kSchedule, kAdamW, 1.0, test_stream());
         const StepState after = state.download()[0];
         const double t = static_cast<double>(applied + 1);
         CHECK(std::fabs(after.bias_correction1 * (1 - std::pow(0.9, t)) - 1) < 1e-7);

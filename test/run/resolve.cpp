@@ -158,11 +158,31 @@ TEST_CASE("resolve: steps of one epoch, and warm-up") {
 TEST_CASE("resolve: precision and its notes") {
     Options o;
     o.precision = "auto";
-    CHECK(resolved(o).precision == "bf16");
-    CHECK(contains(resolved(o).notes.at(0), "auto: bf16"));
-    ResolveInputs old_card;
+    CHECK(resolved(o).precision == "fp8");
+    CHECK(contains(resolved(o).notes.at(0), "auto: fp8"));
+    CHECK(resolved(o).loss_scale == "dynamic");
+    ResolveInputs without_fp8;
+    without_fp8.fp8_supported = false;
+    without_fp8.device_name = "an old card";
+    CHECK(resolved(o, without_fp8).precision == "bf16");
+    CHECK(resolved(o, without_fp8).loss_scale == "off");
+    ResolveInputs old_card = without_fp8;
     old_card.bf16_supported = false;
     CHECK(resolved(o, old_card).precision == "fp32");
+
+    o.precision = "fp8";
+    CHECK_THROWS_WITH_AS(
+        resolved(o, without_fp8),
+        "--precision fp8: an old card has no FP8 tensor cores (sm_89 and later have); use --precision bf16", Error);
+    o.batch = 3, o.seq = 20;
+    CHECK_THROWS_WITH_AS(
+        resolved(o),
+        "-b 3 x -t 20 = 60 tokens per micro-batch is not a multiple of 16, which FP8 wgrad needs; use -t 32 "
+        "or --precision bf16",
+        Error);
+    o.batch = 4, o.seq = 0;
+    o.loss_scale = "256";
+    CHECK(resolved(o).loss_scale == "256");
 
     o.precision = "fp32";
     o.tf32 = true;

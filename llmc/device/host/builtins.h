@@ -37,7 +37,7 @@ T from_bits(uint32_t bits) {
     return value;
 }
 template <class T>
-T shuffle(unsigned mask, T value, int source, const char* what, const char* file, int line) {
+__forceinline__ T shuffle(unsigned mask, T value, int source, const char* what, const char* file, int line) {
     return from_bits<T>(executor().shuffle(mask, to_bits(value), source, what, file, line));
 }
 
@@ -56,51 +56,65 @@ T atomic_update(T* p, F operation) {
 inline void __syncthreads(LLMC_CALLER) { llmc::host::executor().barrier(0, 0, file, line); }
 inline void __syncwarp(unsigned mask = ~0u, LLMC_CALLER) { llmc::host::executor().sync_warp(mask, file, line); }
 
+// What waits is inlined into the kernel: a return after the switch to another stack would be mispredicted.
+
 // Shuffles within segments of `width` lanes; a source outside the segment means the lane itself, as in CUDA.
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, LLMC_CALLER) {
+__forceinline__ T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, LLMC_CALLER) {
     const int me = llmc::host::executor().lane_index();
     int source = me ^ lane_mask;
     if (source / width > me / width) source = me;
     return llmc::host::shuffle(mask, value, source & 31, "__shfl_xor_sync", file, line);
 }
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, LLMC_CALLER) {
+__forceinline__ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, LLMC_CALLER) {
     const int me = llmc::host::executor().lane_index();
     int source = me + static_cast<int>(delta);
     if (source / width != me / width) source = me;
     return llmc::host::shuffle(mask, value, source, "__shfl_down_sync", file, line);
 }
 template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, LLMC_CALLER) {
+__forceinline__ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, LLMC_CALLER) {
     const int me = llmc::host::executor().lane_index();
     int source = me - static_cast<int>(delta);
     if (source < me / width * width) source = me;
     return llmc::host::shuffle(mask, value, source, "__shfl_up_sync", file, line);
 }
 template <class T>
-T __shfl_sync(unsigned mask, T value, int lane, int width = 32, LLMC_CALLER) {
+__forceinline__ T __shfl_sync(unsigned mask, T value, int lane, int width = 32, LLMC_CALLER) {
     const int me = llmc::host::executor().lane_index();
     return llmc::host::shuffle(mask, value, me / width * width + (lane & (width - 1)), "__shfl_sync", file, line);
 }
 
-inline unsigned __ballot_sync(unsigned mask, int predicate, LLMC_CALLER) {
-    return llmc::host::executor().exchange(
-        mask, predicate != 0, "__ballot_sync", file, line, [](uint32_t* value, uint32_t* result, uint32_t lanes) {
-            uint32_t ballot = 0;
-            for (uint32_t m = lanes; m; m &= m - 1) ballot |= value[__builtin_ctz(m)] << __builtin_ctz(m);
-            for (uint32_t m = lanes; m; m &= m - 1) result[__builtin_ctz(m)] = ballot;
-        });
+__forceinline__ unsigned __ballot_sync(unsigned mask, int predicate, LLMC_CALLER) {
+    return llmc::host::executor().exchange(mask, predicate != 0, "__ballot_sync", file, line,
+                                           [](uint32_t* value, uint32_t* result, uint32_t lanes) {
+                                               uint32_t ballot = 0;
+                                               for (uint32_t m = lanes; m; m &= m - 1)
+                                                   ballot |= value[__builtin_ctz(m)] << __builtin_ctz(m);
+                                               for (uint32_t m = lanes; m; m &= m - 1)
+                                                   result[__builtin_ctz(m)] = ballot;
+                                           });
 }
-inline int __any_sync(unsigned mask, int predicate, LLMC_CALLER) { return __ballot_sync(mask, predicate, file, line) != 0; }
-inline int __all_sync(unsigned mask, int predicate, LLMC_CALLER) { return __ballot_sync(mask, predicate, file, line) == mask; }
+__forceinline__ int __any_sync(unsigned mask, int predicate, LLMC_CALLER) {
+    return __ballot_sync(mask, predicate, file, line) != 0;
+}
+__forceinline__ int __all_sync(unsigned mask, int predicate, LLMC_CALLER) {
+    return __ballot_sync(mask, predicate, file, line) == mask;
+}
 
 template <class T>
-T __ldg(const T* p) { return *p; }
+T __ldg(const T* p) {
+    return *p;
+}
 template <class T>
-T __ldcs(const T* p) { return *p; }
+T __ldcs(const T* p) {
+    return *p;
+}
 template <class T>
-void __stcs(T* p, T value) { *p = value; }
+void __stcs(T* p, T value) {
+    *p = value;
+}
 
 template <class T>
 T atomicAdd(T* p, T value) {

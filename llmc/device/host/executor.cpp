@@ -216,7 +216,8 @@ void worker_entry() {
 
 void Executor::new_fiber() {
     // The page below a stack is closed: an overflow faults instead of corrupting a neighbour.
-    void* p = mmap(nullptr, stack_bytes_ + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* p =
+        mmap(nullptr, stack_bytes_ + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED || mprotect(p, kPage, PROT_NONE)) die("stack of a GPU thread");
     stacks_[stack_count_] = static_cast<char*>(p) + kPage;
     idle_[stack_count_] = fresh_context(stack_count_);
@@ -287,8 +288,8 @@ void Executor::fail(const char* format, ...) {
     at += std::min(static_cast<int>(sizeof error_) / 2 - 1, std::vsnprintf(at, sizeof error_ / 2, format, args));
     va_end(args);
     if (lane_)
-        at += std::snprintf(at, static_cast<size_t>(end - at), " [thread (%u,%u,%u) of block (%u,%u,%u),", lane_->thread.x,
-                            lane_->thread.y, lane_->thread.z, blockIdx.x, blockIdx.y, blockIdx.z);
+        at += std::snprintf(at, static_cast<size_t>(end - at), " [thread (%u,%u,%u) of block (%u,%u,%u),",
+                            lane_->thread.x, lane_->thread.y, lane_->thread.z, blockIdx.x, blockIdx.y, blockIdx.z);
     if (at < end)
         std::snprintf(at, static_cast<size_t>(end - at), " kernel %s launched at %s:%d]", site_.kernel, site_.file,
                       site_.line);
@@ -334,8 +335,8 @@ void Executor::deadlock() {
         const Warp& warp = warps_[i >> 5];
         if (!((warp.waiting | warp.yielded) >> (i & 31) & 1)) continue;
         const Lane& l = lanes_[i];
-        at += std::snprintf(at, static_cast<size_t>(end - at), " thread %d waits in %s at %s:%d (mask %08x);", i, l.what,
-                            l.file, l.line, l.mask);
+        at += std::snprintf(at, static_cast<size_t>(end - at), " thread %d waits in %s at %s:%d (mask %08x);", i,
+                            l.what, l.file, l.line, l.mask);
         shown++;
     }
     fail("deadlock: %d of %d threads exited;%s", done_count_, thread_count_, text);
@@ -358,7 +359,8 @@ void Executor::barrier(int id, int expected, const char* file, int line) {
         if (expected != thread_count_ && expected % 32)
             fail("bar.sync count %d is not a multiple of 32 at %s:%d", expected, file, line);
     } else if (b.expected != expected || b.line != line || (b.file != file && std::strcmp(b.file, file))) {
-        fail("barrier divergence: this thread is at %s:%d, %d others wait at %s:%d", file, line, b.count, b.file, b.line);
+        fail("barrier divergence: this thread is at %s:%d, %d others wait at %s:%d", file, line, b.count, b.file,
+             b.line);
     }
     b.waiting[warp_index_] |= 1u << lane_index();
     char* sync = &b.sync[b.generation & 1];
@@ -387,26 +389,6 @@ void Executor::sync_warp(uint32_t mask, const char* file, int line) {
     sync_release(sync);
     collective(mask, nullptr, "__syncwarp", file, line, [&](void**) { warp.generation[group]++; });
     sync_acquire(sync);
-}
-
-uint32_t Executor::shuffle(uint32_t mask, uint32_t value, int source, const char* what, const char* file, int line) {
-    Quiet quiet;
-    Warp& warp = warps_[warp_index_];
-    const int me = lane_index();
-    warp.value[me] = value;
-    warp.source[me] = static_cast<uint32_t>(source);
-    if (__builtin_expect(!(mask >> source & 1), 0))
-        fail("%s reads lane %d, not in mask %08x, at %s:%d", what, source, mask, file, line);
-    if (arrive(mask, what, file, line)) {
-        for (uint32_t m = mask; m; m &= m - 1) {
-            const int i = __builtin_ctz(m);
-            warp.result[i] = warp.value[warp.source[i]];
-        }
-        complete(mask);
-    } else {
-        suspend();
-    }
-    return warp.result[me];
 }
 
 // ---- shared memory -------------------------------------------------------------------------------------------------
@@ -449,7 +431,8 @@ void Executor::shared_begin(size_t bytes) {
     block_number_++;
     dynamic_ = arena_ + arena_bytes_ - ((bytes + kCanaryBytes + 127) & ~size_t{127});
 #if LLMC_TSAN  // fresh memory for every block: reuse would look like a race between blocks
-    if (shared_used_ && mmap(arena_, arena_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != arena_)
+    if (shared_used_ &&
+        mmap(arena_, arena_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != arena_)
         die("shared memory of the host device");
 #endif
     if (shared_used_) asan_poison(arena_, arena_bytes_);
@@ -462,11 +445,11 @@ void Executor::shared_end() {
         const auto check = [&](const char* from, size_t bytes) {
             const char* at = std::find_if(from, from + bytes, [](char c) { return c != kCanary; });
             if (at == from + bytes || *error_) return;
-            std::snprintf(error_, sizeof error_,
-                          "shared memory overrun: byte %td of an array of %zu bytes was written [block (%u,%u,%u), kernel %s "
-                          "launched at %s:%d]",
-                          at - zone.array, zone.bytes, blockIdx.x, blockIdx.y, blockIdx.z, site_.kernel, site_.file,
-                          site_.line);
+            std::snprintf(
+                error_, sizeof error_,
+                "shared memory overrun: byte %td of an array of %zu bytes was written [block (%u,%u,%u), kernel %s "
+                "launched at %s:%d]",
+                at - zone.array, zone.bytes, blockIdx.x, blockIdx.y, blockIdx.z, site_.kernel, site_.file, site_.line);
         };
         check(zone.array - kCanaryBytes, kCanaryBytes);
         check(zone.array + zone.bytes, zone.canary);
@@ -507,7 +490,8 @@ void Executor::shuffle_threads(uint32_t seed) {
     int n = 0;
     for (int k = 0; k < warp_count_; k++) {
         const int begin = n;
-        for (int t = warps[k] * 32; t < warps[k] * 32 + 32 && t < thread_count_; t++) permutation_[n++] = static_cast<uint16_t>(t);
+        for (int t = warps[k] * 32; t < warps[k] * 32 + 32 && t < thread_count_; t++)
+            permutation_[n++] = static_cast<uint16_t>(t);
         for (int i = n - 1; i > begin; i--) std::swap(permutation_[i], permutation_[begin + below(i - begin + 1)]);
     }
 }

@@ -8,10 +8,11 @@
 // arguments, which lie on its own suspended stack; the last lane of the mask to arrive computes everybody's result and
 // writes it into their frames.
 //
-// Errors abandon the block. fail() jumps back to run_block() without unwinding, the stacks are made anew, and run_grid()
-// throws llmc::Error. Kernels therefore must not own heap memory.
+// Errors abandon the block. fail() jumps back to run_block() without unwinding, the stacks are made anew, and
+// run_grid() throws llmc::Error. Kernels therefore must not own heap memory.
 //
-// ThreadSanitizer sees every GPU thread as a context of its own, ordered only by barriers, so it finds a kernel's races.
+// ThreadSanitizer sees every GPU thread as a context of its own, ordered only by barriers, so it finds a kernel's
+// races.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -26,9 +27,9 @@
 
 namespace llmc::host {
 
-constexpr int kMaxThreads = 1024;           // of a block
+constexpr int kMaxThreads = 1024;  // of a block
 constexpr int kMaxWarps = kMaxThreads / 32;
-constexpr int kMaxBarriers = 16;            // named barriers, as bar.sync has them
+constexpr int kMaxBarriers = 16;  // named barriers, as bar.sync has them
 constexpr int kMaxFibers = 2 * kMaxThreads + 2;
 
 // Where a kernel was launched, for messages.
@@ -50,8 +51,8 @@ struct Context {
 struct PendingCopy {
     void* destination;
     const void* source;
-    int bytes;       // of the destination, 4, 8 or 16
-    int from_source; // bytes read; the rest is zero
+    int bytes;        // of the destination, 4, 8 or 16
+    int from_source;  // bytes read; the rest is zero
     uint32_t group;
 };
 
@@ -116,7 +117,8 @@ public:
     void* dynamic_shared(const char* file, int line);
 
     template <class F>
-    void collective(uint32_t mask, void* payload, const char* what, const char* file, int line, F&& operation) {
+    __attribute__((always_inline)) void collective(uint32_t mask, void* payload, const char* what, const char* file,
+                                                   int line, F&& operation) {
         Quiet quiet;
         Warp& warp = warps_[warp_index_];
         warp.payload[lane_index()] = payload;
@@ -129,7 +131,8 @@ public:
     }
     // One 32-bit value a lane in and out: operation(values, results, mask).
     template <class F>
-    uint32_t exchange(uint32_t mask, uint32_t value, const char* what, const char* file, int line, F&& operation) {
+    __attribute__((always_inline)) uint32_t exchange(uint32_t mask, uint32_t value, const char* what, const char* file,
+                                                     int line, F&& operation) {
         Quiet quiet;
         Warp& warp = warps_[warp_index_];
         const int me = lane_index();
@@ -142,7 +145,26 @@ public:
         }
         return warp.result[me];
     }
-    uint32_t shuffle(uint32_t mask, uint32_t value, int source, const char* what, const char* file, int line);
+    __attribute__((always_inline)) uint32_t shuffle(uint32_t mask, uint32_t value, int source, const char* what,
+                                                    const char* file, int line) {
+        Quiet quiet;
+        Warp& warp = warps_[warp_index_];
+        const int me = lane_index();
+        warp.value[me] = value;
+        warp.source[me] = static_cast<uint32_t>(source);
+        if (__builtin_expect(!(mask >> source & 1), 0))
+            fail("%s reads lane %d, not in mask %08x, at %s:%d", what, source, mask, file, line);
+        if (arrive(mask, what, file, line)) {
+            for (uint32_t m = mask; m; m &= m - 1) {
+                const int i = __builtin_ctz(m);
+                warp.result[i] = warp.value[warp.source[i]];
+            }
+            complete(mask);
+        } else {
+            suspend();
+        }
+        return warp.result[me];
+    }
 
     int lane_index() const { return static_cast<int>(lane_->index & 31); }
     Lane& lane() { return *lane_; }
@@ -189,7 +211,8 @@ private:
         Warp& warp = warps_[warp_index_];
         const uint32_t me = 1u << lane_index();
         const uint32_t others = warp.waiting & mask;
-        if (__builtin_expect(!(mask & me) || (mask & (~warp.exist | warp.done)), 0)) bad_mask(warp, mask, what, file, line);
+        if (__builtin_expect(!(mask & me) || (mask & (~warp.exist | warp.done)), 0))
+            bad_mask(warp, mask, what, file, line);
         if (others) {
             const Lane& other = lanes_[warp_index_ * 32 + __builtin_ctz(others)];
             if (__builtin_expect(other.mask != mask || other.line != line || other.what != what, 0))
@@ -216,7 +239,7 @@ private:
     Lane* lane_ = nullptr;  // the running GPU thread
     int warp_index_ = 0;
     int thread_count_ = 0, warp_count_ = 0;
-    int next_ = 0;        // position of the next thread not yet started
+    int next_ = 0;  // position of the next thread not yet started
     int done_count_ = 0;
     uint32_t ready_warps_ = 0, yielding_warps_ = 0;
     uint64_t block_number_ = 0;

@@ -29,7 +29,7 @@ struct Mark {
     Graph* capture = nullptr;    // the capture it was recorded in
     uint64_t captured_work = 0;  // operations of `stream` in that capture that precede it
     bool done = false;
-    double time = 0;             // seconds, when it was reached
+    double time = 0;  // seconds, when it was reached
 };
 
 struct Event {
@@ -110,12 +110,16 @@ void run_work(Operation& operation) {
 
 void run_operation(Operation& operation) {
     switch (operation.kind) {
-        case Operation::work: run_work(operation); break;
+        case Operation::work:
+            run_work(operation);
+            break;
         case Operation::record:
             operation.mark->done = true;
             operation.mark->time = now_seconds();
             break;
-        case Operation::wait: run_until(*operation.mark); break;
+        case Operation::wait:
+            run_until(*operation.mark);
+            break;
     }
 }
 
@@ -144,7 +148,8 @@ void refuse_in_capture(const char* what) {
 
 }  // namespace
 
-void submit(stream_t stream, std::initializer_list<Access> accesses, const LaunchSite& site, std::function<void()> work) {
+void submit(stream_t stream, std::initializer_list<Access> accesses, const LaunchSite& site,
+            std::function<void()> work) {
     Operation operation{Operation::work, std::move(work), accesses, site, nullptr};
     for (const Access& a : accesses)
         if (a.address) DeviceMemory::instance().check_range(a.address, a.bytes, site.kernel);
@@ -162,7 +167,8 @@ void check_pointer(const void* p, std::initializer_list<Access> accesses, const 
                                                : "host pointer %p passed to a kernel";
     char text[160];
     std::snprintf(text, sizeof text, problem, p);
-    throw Error(ExitCode::failure, strprintf("%s [kernel %s launched at %s:%d]", text, site.kernel, site.file, site.line));
+    throw Error(ExitCode::failure,
+                strprintf("%s [kernel %s launched at %s:%d]", text, site.kernel, site.file, site.line));
 }
 
 bool is_device_pointer(const void* p) { return DeviceMemory::instance().contains(p); }
@@ -186,7 +192,8 @@ namespace {
 void choose_thread_count() {
     if (std::getenv("OMP_NUM_THREADS")) return;
     int ranks = 1;
-    for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"})
+    for (const char* name :
+         {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"})
         if (const char* value = std::getenv(name)) {
             ranks = std::max(1, std::atoi(value));
             break;
@@ -273,11 +280,13 @@ void require_host_pointer(const void* p, const char* what) {
 
 void copy_to_device(void* to, const void* from, size_t bytes, stream_t stream) {
     require_host_pointer(from, "copy_to_device");
-    submit(stream, {out(static_cast<char*>(to), bytes)}, {"copy_to_device", "", 0}, [=] { std::memcpy(to, from, bytes); });
+    submit(stream, {out(static_cast<char*>(to), bytes)}, {"copy_to_device", "", 0},
+           [=] { std::memcpy(to, from, bytes); });
 }
 void copy_to_host(void* to, const void* from, size_t bytes, stream_t stream) {
     require_host_pointer(to, "copy_to_host");
-    submit(stream, {in(static_cast<const char*>(from), bytes)}, {"copy_to_host", "", 0}, [=] { std::memcpy(to, from, bytes); });
+    submit(stream, {in(static_cast<const char*>(from), bytes)}, {"copy_to_host", "", 0},
+           [=] { std::memcpy(to, from, bytes); });
 }
 void copy_on_device(void* to, const void* from, size_t bytes, stream_t stream) {
     submit(stream, {in(static_cast<const char*>(from), bytes), out(static_cast<char*>(to), bytes)},
@@ -301,8 +310,10 @@ void destroy_stream(stream_t stream) {
 }
 void synchronize(stream_t stream) {
     refuse_in_capture("synchronize");
-    if (stream) drain(stream);
-    else drain_all();
+    if (stream)
+        drain(stream);
+    else
+        drain_all();
 }
 void synchronize_device() {
     refuse_in_capture("synchronize_device");

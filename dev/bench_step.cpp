@@ -1,0 +1,103 @@
+// Where a training step of the demo model (4 layers, 128 channels, 4 heads, 128 tokens) goes on the host device: time,
+// calls and bytes of every kernel, the share of matrix products, and tokens a second, for each precision.
+//
+//   bench_step [STEPS]    default 20
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "llmc/device/host/runtime.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/optim/step.h"
+
+using namespace llmc;
+
+namespace {
+
+constexpr int kB = 8, kT = 128;
+
+ModelConfig demo_model() {
+    ModelConfig config;
+    config.name = "demo";
+    config.layers = 4, config.heads = 4, config.channels = 128, config.vocab = 257, config.context = kT;
+    return config;
+}
+
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+void print_operations(const char* precision, int steps, double elapsed) {
+    std::vector<std::pair<std::string, host::OperationRecord>> rows(host::operations().begin(),
+                                                                    host::operations().end());
+    std::sort(rows.begin(), rows.end(),
+              [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+    double recorded = 0, products = 0;
+    for (const auto& [name, row] : rows) {
+        recorded += row.seconds;
+        if (name.rfind("matmul", 0) == 0) products += row.seconds;
+    }
+    std::printf("\n%s: %.1f ms a step, %.0f tokens/s; matrix products %.0f %% of the time, %.0f %% outside kernels\n",
+                precision, elapsed / steps * 1e3, steps * kB * kT / elapsed, products / elapsed * 100,
+                (1 - recorded / elapsed) * 100);
+    std::printf("%-64s %6s %9s %7s %9s\n", "kernel", "calls", "ms/step", "share", "MB/s");
+    for (const auto& [name, row] : rows) {
+        const double bytes = static_cast<double>(row.bytes_read + row.bytes_written);
+        std::printf("%-64.64s %6.0f %9.3f %6.1f%% %9.0f\n", name.c_str(), static_cast<double>(row.count) / steps,
+                    row.seconds / steps * 1e3, row.seconds / elapsed * 100, bytes / row.seconds / 1e6);
+    }
+}
+
+template <class Real>
+void run(const char* precision, bool with_fp8, int steps) {
+    const ModelConfig config = demo_model();
+    const ParameterTable table(gpt2_units(config), 1);
+    Parameters<Real> parameters(table, Comm::self());
+    Matmul matmul(false);
+    std::unique_ptr<Fp8Tensors> fp8;
+    if (with_fp8)
+        fp8 = std::make_unique<Fp8Tensors>(config, Fp8Config{}, Fp8Layers("all", config.layers), kB * kT,
+                                           Recompute::gelu);
+    Gpt2<Real> model(config, kB, kT, Recompute::gelu, parameters, matmul, fp8.get());
+    Optimizer<Real> optimizer(parameters, {ScheduleKind::constant, 1e-3, 0, 1000, 0}, {}, 1.0);
+    stream_t stream = create_stream();
+    parameters.allocate(stream);
+    model.allocate();
+    optimizer.allocate(stream);
+    if (fp8) fp8->allocate(stream);
+    model.initialize(1337, stream);
+    model.prepare_weights(stream);
+
+    std::vector<int> tokens(kB * kT), targets(kB * kT);
+    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = static_cast<int>(i * 7919 % 257);
+    for (size_t i = 0; i < tokens.size(); i++) targets[i] = tokens[(i + 1) % tokens.size()];
+    auto step = [&] {
+        model.train_micro_step(tokens.data(), targets.data(), 1.0f / (kB * kT), optimizer.loss_scale(), true, stream);
+        if (fp8) fp8->check(stream);
+        optimizer.update(model.train_loss_sum(), fp8 ? fp8->bad_flag() : nullptr, stream);
+        if (fp8) fp8->finish_step(optimizer.loss_scale_change(), stream);
+        model.prepare_weights(stream);
+        synchronize(stream);
+    };
+    for (int i = 0; i < 3; i++) step();  // warm up, and calibrate FP8
+    host::record_operations(true);
+    const double start = seconds();
+    for (int i = 0; i < steps; i++) step();
+    print_operations(precision, steps, seconds() - start);
+    host::record_operations(false);
+    destroy_stream(stream);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    prepare_process(argv);
+    open_device(0);
+    const int steps = argc > 1 ? std::max(1, std::atoi(argv[1])) : 20;
+    std::printf("%s, demo model, %d tokens a step\n", device_info().name.c_str(), kB * kT);
+    run<bf16>("bf16", false, steps);
+    run<bf16>("fp8", true, steps);
+    run<float>("fp32", false, steps);
+    return 0;
+}

@@ -1,0 +1,84 @@
+#include "llmc/fp8/recipe.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "llmc/device/error.h"
+
+namespace llmc {
+namespace {
+constexpr BlockLinear kLinears[] = {BlockLinear::qkv, BlockLinear::attn_proj, BlockLinear::fc, BlockLinear::fc_proj};
+}
+
+const char* name_of(BlockLinear linear) {
+    switch (linear) {
+        case BlockLinear::qkv:
+            return "qkv";
+        case BlockLinear::attn_proj:
+            return "attn_proj";
+        case BlockLinear::fc:
+            return "fc";
+        case BlockLinear::fc_proj:
+            return "fc_proj";
+    }
+    return "";
+}
+
+Fp8Layers::Fp8Layers(const std::string& text, int blocks)
+    : fp8_(static_cast<size_t>(blocks), std::vector<bool>(kBlockLinears, false)) {
+    size_t begin = 0;
+    while (begin <= text.size()) {
+        const size_t end = std::min(text.find(',', begin), text.size());
+        std::string term = text.substr(begin, end - begin);
+        const bool value = term.empty() || term[0] != '-';
+        if (!term.empty() && (term[0] == '-' || term[0] == '+')) term = term.substr(1);
+        apply(term, value);
+        begin = end + 1;
+    }
+}
+
+void Fp8Layers::apply(const std::string& term, bool value) {
+    const int blocks = static_cast<int>(fp8_.size());
+    auto refuse = [&] {
+        throw Error(ExitCode::bad_flags,
+                    "--fp8-layers: unknown layer '" + term + "'; known are all, none, first, last, block0 to block" +
+                        std::to_string(blocks - 1) + ", qkv, attn_proj, fc, fc_proj, and block0.fc_proj and the like");
+    };
+    if (term.empty()) refuse();  // "all," would otherwise be read as all layers again
+    int first = 0, last = blocks - 1;
+    std::string linear = term;
+    if (term == "none") value = false;
+    if (term == "all" || term == "none")
+        linear.clear();
+    else if (term == "first")
+        last = 0, linear.clear();
+    else if (term == "last")
+        first = last, linear.clear();
+    else if (term.rfind("block", 0) == 0) {
+        const size_t dot = term.find('.');
+        const std::string number = term.substr(5, dot == std::string::npos ? dot : dot - 5);
+        if (number.empty() || number.find_first_not_of("0123456789") != std::string::npos || number.size() > 6)
+            refuse();
+        first = last = std::atoi(number.c_str());
+        if (first >= blocks) refuse();
+        linear = dot == std::string::npos ? "" : term.substr(dot + 1);
+        if (dot != std::string::npos && linear.empty()) refuse();
+    }
+    bool known = linear.empty();
+    for (int block = first; block <= last; block++)
+        for (const BlockLinear l : kLinears) {
+            if (!linear.empty() && linear != name_of(l)) continue;
+            fp8_[static_cast<size_t>(block)][static_cast<size_t>(l)] = value;
+            known = true;
+        }
+    if (!known) refuse();
+}
+
+int Fp8Layers::count() const {
+    int n = 0;
+    for (const std::vector<bool>& block : fp8_)
+        for (const bool fp8 : block) n += fp8;
+    return n;
+}
+
+}  // namespace llmc

@@ -1,0 +1,49 @@
+// How FP8 scales are found, and which layers use them: the --fp8-* flags as values.
+#pragma once
+#include <string>
+#include <vector>
+
+namespace llmc {
+
+enum class Fp8Recipe {
+    delayed,  // scale from the amaxes of past steps; producers quantize as they go
+    current,  // scale from the tensor itself, measured first
+};
+enum class AmaxAlgorithm {
+    max,          // over the window
+    most_recent,  // the last step's
+    ema,          // max(exponential moving average, last step's)
+};
+
+struct Fp8Config {
+    Fp8Recipe recipe = Fp8Recipe::delayed;
+    int history = 16;  // optimizer steps in the window, at most kMaxAmaxHistory
+    int margin = 0;    // scale = largest value / (2^margin * amax)
+    AmaxAlgorithm algorithm = AmaxAlgorithm::max;
+    bool pow2_scales = false;     // round scales down to powers of two
+    bool e4m3_gradients = false;  // E4M3 instead of E5M2 for output gradients
+};
+constexpr int kMaxAmaxHistory = 1024;
+
+// The four linear layers of a block.
+enum class BlockLinear { qkv, attn_proj, fc, fc_proj };
+constexpr int kBlockLinears = 4;
+const char* name_of(BlockLinear linear);
+
+// Which linear layers run in FP8, from --fp8-layers: "all" or "none", then terms that add (+) or take away (-):
+// "first" and "last" block, "block7", a layer's name in every block ("fc_proj"), or one layer ("block7.fc_proj").
+// Example: all,-first,-last,-block7,-fc_proj
+class Fp8Layers {
+public:
+    Fp8Layers(const std::string& text, int blocks);
+    bool is_fp8(int block, BlockLinear linear) const {
+        return fp8_[static_cast<size_t>(block)][static_cast<size_t>(linear)];
+    }
+    int count() const;
+
+private:
+    void apply(const std::string& term, bool value);
+    std::vector<std::vector<bool>> fp8_;  // (blocks, 4)
+};
+
+}  // namespace llmc

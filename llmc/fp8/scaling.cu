@@ -1,0 +1,194 @@
+#include "llmc/fp8/scaling.h"
+
+#include <cfloat>
+
+#include "llmc/device/error.h"
+#include "llmc/device/kernel.cuh"
+
+namespace llmc {
+
+const char* name_of(Fp8Role role) {
+    switch (role) {
+        case Fp8Role::x:
+            return "x";
+        case Fp8Role::w:
+            return "w";
+        case Fp8Role::dout:
+            return "dout";
+    }
+    return "";
+}
+
+std::string Fp8TensorId::name() const {
+    return "h." + std::to_string(block) + "." + name_of(linear) + "." + name_of(role);
+}
+
+Fp8TensorId fp8_tensor(int index) {
+    return {index / (kBlockLinears * kFp8Roles), static_cast<BlockLinear>(index / kFp8Roles % kBlockLinears),
+            static_cast<Fp8Role>(index % kFp8Roles)};
+}
+
+namespace {
+
+constexpr int kThreads = 128;
+
+// What the kernels need of an Fp8Config, as plain numbers.
+struct ScaleRule {
+    float largest_gradient;  // of dout's format
+    float margin;            // 2^margin
+    bool pow2;
+    AmaxAlgorithm algorithm;
+    int history;
+};
+
+ScaleRule scale_rule(const Fp8Config& config) {
+    return {config.e4m3_gradients ? kE4M3Max : kE5M2Max, std::exp2(static_cast<float>(config.margin)),
+            config.pow2_scales, config.algorithm, config.history};
+}
+
+LLMC_DEVICE bool is_gradient(int tensor) { return tensor % kFp8Roles == static_cast<int>(Fp8Role::dout); }
+LLMC_DEVICE bool is_weight(int tensor) { return tensor % kFp8Roles == static_cast<int>(Fp8Role::w); }
+
+// Sets scale and scale_inv for a usable amax; leaves them for any other.
+LLMC_DEVICE void set_scale(Fp8State& state, float amax, int tensor, const ScaleRule& rule) {
+    if (!(amax > 0.0f) || !is_finite(amax)) return;
+    const float largest = is_gradient(tensor) ? rule.largest_gradient : kE4M3Max;
+    float scale = largest / rule.margin / amax;  // margin * amax could overflow; largest / margin is exact
+    if (!is_finite(scale)) scale = FLT_MAX;      // a subnormal amax
+    scale = max_float(scale, FLT_MIN);           // 1 / scale must be finite
+    if (rule.pow2) scale = float_from_bits(float_bits(scale) & 0xff800000u);
+    state.scale = scale;
+    state.scale_inv = 1.0f / scale;
+}
+
+static __global__ void fp8_set_current_kernel(Fp8State* states, int first, int count, ScaleRule rule) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    Fp8State& state = states[i];
+    const float amax = state.amax_now;
+    state.amax_now = 0.0f;
+    state.amax = max_float(state.amax, amax);
+    if (!state.bad) set_scale(state, amax, first + i, rule);
+}
+
+// The amax that the next step's scale is made from. `history` is this tensor's window, the newest entry last.
+LLMC_DEVICE float window_amax(const float* history, const ScaleRule& rule) {
+    const float recent = history[rule.history - 1];
+    if (rule.algorithm == AmaxAlgorithm::most_recent) return recent;
+    float result = recent;
+    if (rule.algorithm == AmaxAlgorithm::max) {
+        for (int k = 0; k < rule.history; k++) result = max_float(result, history[k]);
+        return result;
+    }
+    // Exponential moving average over the window with the weight 2 / (n + 1) that n equal weights have, from its first
+    // entry on.
+    const float weight = 2.0f / (static_cast<float>(rule.history) + 1.0f);
+    float average = 0.0f;
+    for (int k = 0; k < rule.history; k++) {
+        if (history[k] == 0.0f) continue;
+        average = average == 0.0f ? history[k] : average + weight * (history[k] - average);
+    }
+    return max_float(average, recent);
+}
+
+// Gradients are `change` times as large from the next step on.
+LLMC_DEVICE void move_gradient_scale(Fp8State& state, float* window, const ScaleRule& rule, float change) {
+    const float moved = state.scale / change;
+    if (!is_finite(moved) || moved < FLT_MIN) return;  // as far as set_scale() goes; exact otherwise
+    for (int k = 0; k < rule.history; k++) window[k] *= change;
+    state.scale = moved;
+    state.scale_inv = 1.0f / moved;
+}
+
+static __global__ void fp8_finish_step_kernel(Fp8State* states, float* history, int count, ScaleRule rule,
+                                              const float* change) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    Fp8State& state = states[i];
+    const float amax = state.amax;
+    const bool usable = amax > 0.0f && is_finite(amax) && !state.bad;
+    state.last_amax = amax;
+    state.amax = 0.0f;
+    state.bad = 0;
+    if (is_weight(i)) return;
+    float* window = history + static_cast<size_t>(i) * rule.history;
+    if (usable) {
+        for (int k = 0; k + 1 < rule.history; k++) window[k] = window[k + 1];
+        window[rule.history - 1] = amax;
+        set_scale(state, window_amax(window, rule), i, rule);
+    }
+    if (change && is_gradient(i)) move_gradient_scale(state, window, rule, *change);
+}
+
+static __global__ void fp8_any_bad_kernel(int* flag, const Fp8State* states, int count) {
+    LLMC_SHARED(float, scratch, [32]);
+    float bad = 0.0f;
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x))
+        bad += states[i].bad ? 1.0f : 0.0f;
+    bad = block_sum(bad, scratch);
+    if (threadIdx.x == 0) *flag = bad > 0.0f;
+}
+
+static __global__ void fp8_reset_kernel(Fp8State* states, float* history, int count, int length) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    states[i] = Fp8State{};
+    states[i].scale = states[i].scale_inv = 1.0f;
+    for (int k = 0; k < length; k++) history[static_cast<size_t>(i) * length + k] = 0.0f;
+}
+
+static __global__ void fp8_clear_counts_kernel(Fp8State* states, int count) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    Fp8State& state = states[i];
+    state.elements = state.saturated = state.underflowed = state.nonfinite = 0;
+}
+
+LaunchConfig one_thread_each(int count, stream_t stream, const char* file = __builtin_FILE(),
+                             int line = __builtin_LINE()) {
+    return {dim3(static_cast<unsigned>(div_up(count, kThreads))), dim3(kThreads), 0, stream, file, line};
+}
+
+void check_history(const Fp8Config& config) {
+    if (config.history < 1 || config.history > kMaxAmaxHistory)
+        throw Error(ExitCode::bad_flags,
+                    strprintf("--fp8-history %d: expected 1 to %d optimizer steps", config.history, kMaxAmaxHistory));
+}
+
+}  // namespace
+
+void fp8_set_current(Fp8State* states, int first, int count, const Fp8Config& config, stream_t stream) {
+    Fp8State* range = states + first;
+    launch<fp8_set_current_kernel>(one_thread_each(count, stream), {inout(range, static_cast<size_t>(count))}, range,
+                                   first, count, scale_rule(config));
+}
+
+void fp8_finish_step(Fp8State* states, float* history, int count, const Fp8Config& config, const float* change,
+                     stream_t stream) {
+    check_history(config);
+    const size_t n = static_cast<size_t>(count);
+    launch<fp8_finish_step_kernel>(
+        one_thread_each(count, stream),
+        {inout(states, n), inout(history, n * static_cast<size_t>(config.history)), in(change, 1)}, states, history,
+        count, scale_rule(config), change);
+}
+
+void fp8_any_bad(int* flag, const Fp8State* states, int count, stream_t stream) {
+    launch<fp8_any_bad_kernel>({dim3(1), dim3(256), 0, stream}, {out(flag, 1), in(states, static_cast<size_t>(count))},
+                               flag, states, count);
+}
+
+void fp8_reset(Fp8State* states, float* history, int count, const Fp8Config& config, stream_t stream) {
+    check_history(config);
+    const size_t n = static_cast<size_t>(count);
+    launch<fp8_reset_kernel>(one_thread_each(count, stream),
+                             {out(states, n), out(history, n * static_cast<size_t>(config.history))}, states, history,
+                             count, config.history);
+}
+
+void fp8_clear_counts(Fp8State* states, int count, stream_t stream) {
+    launch<fp8_clear_counts_kernel>(one_thread_each(count, stream), {inout(states, static_cast<size_t>(count))}, states,
+                                    count);
+}
+
+}  // namespace llmc

@@ -1,0 +1,176 @@
+// Quantizing layer norm: see layernorm_fp8.h; the arithmetic on rows is in layernorm_row.cuh.
+#include "llmc/kernels/layernorm_fp8.h"
+
+#include <algorithm>
+
+#include "llmc/kernels/layernorm_row.cuh"
+#include "llmc/kernels/quantize_values.cuh"
+
+namespace llmc {
+
+namespace {
+
+constexpr int kBlockWarps = 8;  // at most
+constexpr int kBlockTeams = 4;  // at most, of more than one warp
+
+// How (N, C) is cut. The number of warps of a row is the plain layer norm's, so that sums have its bits.
+struct BlockPlan {
+    int warps_per_row, teams;
+    int rows;    // of a block
+    int stride;  // words of shared memory a row: whole 128-byte lines, so that rows begin in the same bank
+
+    explicit BlockPlan(int C)
+        : warps_per_row(div_up(C, 2048)),
+          teams(std::max(1, kBlockWarps / warps_per_row)),
+          rows(C <= 2048 ? 32 : 16),  // 32 rows fill 32-byte sectors of the transposed output
+          stride(div_up(C, 128) * 32) {}
+    int threads() const { return teams * warps_per_row * 32; }
+    size_t shared_bytes() const { return static_cast<size_t>(rows) * stride * 4; }
+};
+
+}  // namespace
+
+// The word of shared memory that holds columns 4 * word to 4 * word + 3 of a row. The exchange by (row / 16) lets
+// threads that read the same column 16 rows apart do so from different banks.
+LLMC_DEVICE int code_word(int row, int word, int stride) { return row * stride + (word ^ (row & 16)); }
+
+// x += the team's rows of `from`. Piece by piece: a whole long row in flight beside x would spill.
+template <int Rows, int Vectors>
+LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const bf16* from, int first_row, int C,
+                                 const RowTeam& team) {
+    LLMC_UNROLL
+    for (int v = 0; v < Vectors; v++) {
+        const int c = team.column(v);
+        if (v > 0 && v % 2 == 0) asm volatile("" ::: "memory");  // the compiler would load all at once
+        LLMC_UNROLL
+        for (int r = 0; r < Rows; r++) {
+            float y[8] = {};
+            if (c < C) load8(from + static_cast<size_t>(first_row + r) * C + c, y);
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) x[r][v][i] += y[i];
+        }
+    }
+}
+
+// One group of rows: read, added, normalised, cast; to the outputs in row order and to `tile`.
+template <int Rows, int Vectors>
+LLMC_DEVICE void quantize_normed_rows(e4m3* row_codes, uint32_t* tile, QuantizeTally& tally,
+                                      const float (&x)[Rows][Vectors][8], float scale, int first_row, int local_row,
+                                      int stride, int C, const RowTeam& team, QuantizePass pass) {
+    LLMC_UNROLL
+    for (int r = 0; r < Rows; r++) {
+        LLMC_UNROLL
+        for (int v = 0; v < Vectors; v++) {
+            const int c = team.column(v);
+            if (c >= C) continue;
+            if (v > 0) asm volatile("" ::: "memory");
+            uint32_t codes[2];
+            quantize_8<e4m3>(codes, tally, x[r][v], scale, pass);
+            if (!writes_fp8(pass)) continue;
+            const uint2 pair = make_uint2(codes[0], codes[1]);
+            *reinterpret_cast<uint2*>(tile + code_word(local_row + r, c / 4, stride)) = pair;
+            if (row_codes != nullptr) {
+                *reinterpret_cast<uint2*>(row_codes + static_cast<size_t>(first_row + r) * C + c) = pair;
+            }
+        }
+    }
+}
+
+// A block owns block_rows rows: its teams (layernorm_row.cuh) take groups of them in turn, then all threads write the
+// transposed codes.
+template <int Rows, int Vectors>
+static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
+    layernorm_forward_fp8_kernel(e4m3* row, e4m3* transposed, Fp8State* state, float* mean, float* rstd, bf16* residual,
+                                 const bf16* inp1, const bf16* inp2, const bf16* bias, const bf16* weight,
+                                 const bf16* shift, int N, int C, int warps_per_row, int block_rows, int stride,
+                                 QuantizePass pass) {
+    LLMC_DYNAMIC_SHARED(uint32_t, tile);  // (block_rows, stride)
+    LLMC_SHARED(float, exchange, [kBlockTeams * kTeamExchange]);
+    LLMC_SHARED(QuantizeTally, tallies, [kBlockWarps * 32]);
+    const int team_threads = warps_per_row * 32, teams = static_cast<int>(blockDim.x) / team_threads;
+    const int team_index = static_cast<int>(threadIdx.x) / team_threads;
+    RowTeam team{team_index,    static_cast<int>(threadIdx.x) % team_threads,        team_threads,
+                 warps_per_row, exchange + team_index % kBlockTeams * kTeamExchange, 0};
+    const int block_row = static_cast<int>(blockIdx.x) * block_rows;
+    const float scale = state->scale;
+    QuantizeTally tally;
+
+    // The last block may have 16 of 32 rows. Teams of several warps, which meet at barriers, have blocks of 16.
+    for (int local = team_index * Rows; local < block_rows && block_row + local < N; local += teams * Rows) {
+        const int first_row = block_row + local;
+        float x[Rows][Vectors][8];
+        load_rows(x, inp1, first_row, N, C, team);
+        if (inp2 != nullptr) {
+            add_stored_rows(x, inp2, first_row, C, team);
+            if (bias != nullptr) add_bias(x, bias, C, team);
+            round_rows<bf16>(x);
+            if (writes_fp8(pass)) store_rows(residual, x, first_row, N, C, team);
+        }
+        float row_mean[Rows], row_rstd[Rows];
+        row_statistics(x, row_mean, row_rstd, C, team);
+        if (mean != nullptr && team.thread == 0) {
+            LLMC_UNROLL
+            for (int r = 0; r < Rows; r++) mean[first_row + r] = row_mean[r], rstd[first_row + r] = row_rstd[r];
+        }
+        normalise_rows(x, row_mean, row_rstd, weight, shift, C, team);
+        quantize_normed_rows(row, tile, tally, x, scale, first_row, local, stride, C, team, pass);
+    }
+    tallies[threadIdx.x] = tally;
+    __syncthreads();
+    commit_tallies(state, tallies, static_cast<size_t>(N) * C, pass);
+
+    if (transposed == nullptr) return;
+    const int pieces = block_rows / 16;
+    for (int i = static_cast<int>(threadIdx.x); i < pieces * (C / 4); i += static_cast<int>(blockDim.x)) {
+        const int first = i % pieces * 16, word = i / pieces;
+        if (block_row + first >= N) continue;
+        uint32_t codes[4][4];
+        LLMC_UNROLL
+        for (int r = 0; r < 16; r++) codes[r / 4][r % 4] = tile[code_word(first + r, word, stride)];
+        store_columns(transposed + static_cast<size_t>(word) * 4 * N + block_row + first, N, codes);
+    }
+}
+
+static void check_layernorm_fp8(const float* mean, const float* rstd, const bf16* residual, const bf16* inp2,
+                                const bf16* bias, int C) {
+    if (C > 12288) {
+        throw Error(ExitCode::failure, strprintf("layernorm_forward_fp8: C=%d; the widest row it holds is 12288", C));
+    }
+    if ((inp2 != nullptr) != (residual != nullptr) || (inp2 == nullptr && bias != nullptr)) {
+        throw Error(ExitCode::failure, "layernorm_forward_fp8: inp2 and residual go together, and bias needs them");
+    }
+    if ((mean != nullptr) != (rstd != nullptr)) {
+        throw Error(ExitCode::failure, "layernorm_forward_fp8: mean and rstd go together");
+    }
+}
+
+void layernorm_forward_fp8(const Quantized<e4m3>& to, float* mean, float* rstd, bf16* residual, const bf16* inp1,
+                           const bf16* inp2, const bf16* bias, const bf16* weight, const bf16* shift, int N, int C,
+                           QuantizePass pass, stream_t stream) {
+    check_quantize("layernorm_forward_fp8", to.state, N, C);
+    check_layernorm_fp8(mean, rstd, residual, inp2, bias, C);
+    const BlockPlan plan(C);
+    const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
+    if (!writes_fp8(pass)) residual = nullptr;
+    e4m3* row = writes_fp8(pass) ? to.row : nullptr;
+    e4m3* transposed = writes_fp8(pass) ? to.transposed : nullptr;
+    const auto run = [&]<int Rows, int Vectors>() {
+        launch<layernorm_forward_fp8_kernel<Rows, Vectors>>(
+            {dim3(static_cast<unsigned>(div_up(N, plan.rows))), dim3(static_cast<unsigned>(plan.threads())),
+             plan.shared_bytes(), stream},
+            {out(row, n), out(transposed, n), state_access(to.state, pass), out(mean, rows), out(rstd, rows),
+             out(residual, n), in(inp1, n), in(inp2, n), in(bias, columns), in(weight, columns), in(shift, columns)},
+            row, transposed, to.state, mean, rstd, residual, inp1, inp2, bias, weight, shift, N, C, plan.warps_per_row,
+            plan.rows, plan.stride, pass);
+    };
+    if (C <= 256)
+        run.template operator()<4, 1>();
+    else if (C <= 512)
+        run.template operator()<4, 2>();
+    else if (C <= 1024)
+        run.template operator()<2, 4>();
+    else
+        run.template operator()<1, 8>();
+}
+
+}  // namespace llmc

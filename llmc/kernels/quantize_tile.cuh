@@ -1,0 +1,195 @@
+// The kernel that quantizes an (N, C) matrix in both layouts at once, around a producer that computes its values: a
+// plain tensor, a weight, GELU or its gradient. Whatever the producer computes never goes through memory unquantized.
+//
+// A block owns 128 x 128 values. A thread has 16 columns of 4 rows: it casts them, writes 16 bytes a row, and leaves
+// the bytes in shared memory; after one barrier it takes 16 rows of 4 columns from there and writes 16 bytes a column.
+// Both layouts thus leave in full 128-byte lines. The sums of columns, for a bias gradient, are taken on the way.
+#pragma once
+#include "llmc/kernels/column_sums.cuh"
+#include "llmc/kernels/quantize_values.cuh"
+
+namespace llmc {
+
+constexpr int kQuantizeThreads = 256;
+constexpr int kTileRows = 128, kTileColumns = 128;
+constexpr int kTileWords = kTileColumns / 4;                   // of a row of codes
+constexpr int kTileChunks = kTileColumns / 16;                 // threads side by side, 16 columns each
+constexpr int kTilePassRows = kQuantizeThreads / kTileChunks;  // rows that a block handles at a time
+constexpr int kTilePasses = kTileRows / kTilePassRows;         // rows of a thread
+static_assert(kTileRows / 16 * kTileWords == kQuantizeThreads, "on the way out a thread has 16 rows of one word");
+
+// Sixteen bf16 between their load and their use. On the GPU they stay packed, so that loads in flight cost half the
+// registers.
+struct Bf16x16 {
+#if LLMC_ON_GPU
+    Bytes16 raw[2];
+    LLMC_DEVICE void load(const bf16* p) {
+        raw[0] = *reinterpret_cast<const Bytes16*>(p);
+        raw[1] = *reinterpret_cast<const Bytes16*>(p + 8);
+    }
+    LLMC_DEVICE void get(float (&x)[2][8]) const {
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) {
+            x[i / 4][i % 4 * 2] = bf16x2_low(raw[i / 4].word[i % 4]);
+            x[i / 4][i % 4 * 2 + 1] = bf16x2_high(raw[i / 4].word[i % 4]);
+        }
+    }
+#else
+    float values[2][8];
+    void load(const bf16* p) {
+        load8(p, values[0]);
+        load8(p + 8, values[1]);
+    }
+    void get(float (&x)[2][8]) const { memcpy(x, values, sizeof values); }
+#endif
+};
+
+// Where a row's 16-byte chunk lies in the tile. Exchanging chunks by (row / 16) keeps both sides free of bank
+// conflicts: eight threads writing a row's chunks, and eight threads reading words of one column 16 rows apart.
+LLMC_DEVICE int tile_word(int row, int chunk) { return row * kTileWords + ((chunk ^ (row / 16)) % kTileChunks) * 4; }
+
+struct TileCorner {
+    int row, column;
+    LLMC_DEVICE explicit TileCorner(int C) {
+        const int tiles_per_row = div_up(C, kTileColumns);
+        row = static_cast<int>(blockIdx.x) / tiles_per_row * kTileRows;
+        column = static_cast<int>(blockIdx.x) % tiles_per_row * kTileColumns;
+    }
+};
+
+// Stage 1 of a thread: 16 columns of every 32nd row, from the producer to `row`, `tile`, the tally and the sums.
+template <class F8, class Producer>
+LLMC_DEVICE void quantize_tile_rows(F8* row_codes, uint32_t* tile, QuantizeTally& tally, float (&sums)[2][8],
+                                    float scale, const Producer& producer, int N, int C, QuantizePass pass) {
+    const TileCorner corner(C);
+    const int chunk = static_cast<int>(threadIdx.x) % kTileChunks, column = corner.column + chunk * 16;
+    if (column >= C) return;
+    constexpr int kAtOnce = 2;  // rows whose loads are in flight together
+    LLMC_UNROLL
+    for (int pass_index = 0; pass_index < kTilePasses; pass_index += kAtOnce) {
+        typename Producer::Inputs inputs[kAtOnce];
+        const int first = static_cast<int>(threadIdx.x) / kTileChunks + pass_index * kTilePassRows;
+        LLMC_UNROLL
+        for (int r = 0; r < kAtOnce; r++) {
+            const int row = corner.row + first + r * kTilePassRows;  // past the end: the last row, which is not used
+            producer.load(inputs[r], static_cast<size_t>(row < N ? row : N - 1) * C + column);
+        }
+        LLMC_UNROLL
+        for (int r = 0; r < kAtOnce; r++) {
+            const int local = first + r * kTilePassRows, row = corner.row + local;
+            if (row >= N) continue;
+            float x[2][8];
+            uint32_t codes[2][2] = {};
+            producer.finish(x, inputs[r]);
+            LLMC_UNROLL
+            for (int h = 0; h < 2; h++) {
+                quantize_8<F8>(codes[h], tally, x[h], scale, pass);
+                if constexpr (Producer::kSumsColumns) {
+                    LLMC_UNROLL
+                    for (int i = 0; i < 8; i++) sums[h][i] += x[h][i];
+                }
+            }
+            if (!writes_fp8(pass)) continue;
+            const Bytes16 bytes{{codes[0][0], codes[0][1], codes[1][0], codes[1][1]}};
+            *reinterpret_cast<Bytes16*>(tile + tile_word(local, chunk)) = bytes;
+            if (row_codes == nullptr) continue;
+            F8* target = row_codes + static_cast<size_t>(row) * C + column;
+            check_aligned16(target);
+            *reinterpret_cast<Bytes16*>(target) = bytes;
+        }
+    }
+}
+
+// Stage 2 of a thread: 16 rows of 4 columns from `tile` to `transposed` (C, N). Eight neighbours write 128 bytes.
+template <class F8>
+LLMC_DEVICE void quantize_tile_columns(F8* transposed, const uint32_t* tile, int N, int C) {
+    const TileCorner corner(C);
+    const int piece = static_cast<int>(threadIdx.x) % (kTileRows / 16);
+    const int word = static_cast<int>(threadIdx.x) / (kTileRows / 16);
+    if (corner.row + piece * 16 >= N || corner.column + word * 4 >= C) return;
+    uint32_t rows[4][4];
+    LLMC_UNROLL
+    for (int i = 0; i < 16; i++) rows[i / 4][i % 4] = tile[tile_word(piece * 16 + i, word / 4) + word % 4];
+    store_columns(transposed + static_cast<size_t>(corner.column + word * 4) * N + corner.row + piece * 16, N, rows);
+}
+
+// The column sums' way through shared memory: `put` before the block's barrier, `get` after it writes the tile's row of
+// `parts` (row tiles, C). Threads add in a fixed order.
+LLMC_DEVICE void put_column_sums(float* shared, const float (&sums)[2][8]) {
+    float* mine = shared + threadIdx.x / kTileChunks * kTileColumns + threadIdx.x % kTileChunks * 8;
+    store8(mine, sums[0]);
+    store8(mine + kTileColumns / 2, sums[1]);
+}
+LLMC_DEVICE void get_column_sums(float* parts, const float* shared, int C) {
+    const TileCorner corner(C);
+    const int slot = static_cast<int>(threadIdx.x) - (kQuantizeThreads - kTileColumns);  // the first warps have tallies
+    if (slot < 0) return;
+    const int half = slot / (kTileColumns / 2), chunk = slot % (kTileColumns / 2) / 8;
+    const int column = corner.column + chunk * 16 + half * 8 + slot % 8;
+    if (column >= C) return;
+    float total = 0.0f;
+    LLMC_UNROLL
+    for (int r = 0; r < kTilePassRows; r++) total += shared[r * kTileColumns + slot];
+    parts[static_cast<size_t>(corner.row / kTileRows) * C + column] = total;
+}
+
+// The kernel's body. A producer says what is quantized, 16 elements from flat index `at` at a time:
+//
+//   Producer::Inputs               what they are computed from
+//   producer.load(inputs, at)      reads it
+//   producer.finish(x, inputs)     computes float x[2][8]
+//   Producer::kSumsColumns         whether parts may be other than nullptr
+//
+// Pointers that are nullptr are not written; pass `measure` must have row and transposed so, and parts too.
+template <class F8, class Producer>
+LLMC_DEVICE void quantize_tile(F8* row, F8* transposed, float* parts, Fp8State* state, const Producer& producer, int N,
+                               int C, QuantizePass pass) {
+    LLMC_SHARED(uint32_t, tile, [kTileRows * kTileWords]);
+    LLMC_SHARED(QuantizeTally, tallies, [kQuantizeThreads]);
+    float* shared_sums = nullptr;
+    if constexpr (Producer::kSumsColumns) {
+        LLMC_SHARED(float, sums_of_rows, [kTilePassRows * kTileColumns]);
+        shared_sums = &sums_of_rows[0];
+    }
+    QuantizeTally tally;
+    float sums[2][8] = {};
+    quantize_tile_rows(row, tile, tally, sums, state->scale, producer, N, C, pass);
+    tallies[threadIdx.x] = tally;
+    if (Producer::kSumsColumns && parts != nullptr) put_column_sums(shared_sums, sums);
+    __syncthreads();
+    commit_tallies(state, tallies, static_cast<size_t>(N) * C, pass);
+    if (Producer::kSumsColumns && parts != nullptr) get_column_sums(parts, shared_sums, C);
+    if (transposed != nullptr) quantize_tile_columns(transposed, tile, N, C);
+}
+
+// What the launchers of tile kernels share: the checks, the grid, and the outputs that the pass really has.
+template <class F8>
+struct QuantizeLaunch {
+    F8 *row, *transposed;
+    float* parts;
+    size_t elements, part_elements;
+    int part_count;
+    LaunchConfig config;
+
+    QuantizeLaunch(const char* launcher, const Quantized<F8>& to, float* dbias, float* scratch, int N, int C,
+                   QuantizePass pass, stream_t stream)
+        : row(writes_fp8(pass) ? to.row : nullptr),
+          transposed(writes_fp8(pass) ? to.transposed : nullptr),
+          parts(writes_fp8(pass) && dbias != nullptr ? scratch : nullptr),
+          elements(static_cast<size_t>(N) * C),
+          part_count(div_up(N, kTileRows)),
+          config(dim3(static_cast<unsigned>(part_count * div_up(C, kTileColumns))), dim3(kQuantizeThreads), 0, stream) {
+        check_quantize(launcher, to.state, N, C);
+        if (dbias != nullptr && scratch == nullptr) {
+            throw Error(ExitCode::failure, strprintf("%s: a bias gradient needs scratch", launcher));
+        }
+        part_elements = static_cast<size_t>(part_count) * C;
+    }
+    void finish_bias(float* dbias, int C, bool accumulate) const {
+        if (parts != nullptr) {
+            reduce_column_parts(dbias, nullptr, parts, part_count, C, C, accumulate, config.stream);
+        }
+    }
+};
+
+}  // namespace llmc

@@ -1,0 +1,206 @@
+// What every quantizing kernel does with its values, whatever they are computed from: the cast, what is noted about the
+// tensor (largest magnitude, counts), and the turn of bytes from rows to columns.
+#pragma once
+#include <cstring>
+
+#include "llmc/device/error.h"
+#include "llmc/device/kernel.cuh"
+#include "llmc/kernels/fp8_state.h"
+
+namespace llmc {
+
+// ---- passes: the columns of the table in fp8_state.h ---------------------------------------------------------------
+
+LLMC_HD constexpr bool writes_fp8(QuantizePass pass) { return pass != QuantizePass::measure; }
+LLMC_HD constexpr bool changes_state(QuantizePass pass) { return pass != QuantizePass::replay; }
+LLMC_HD constexpr bool counts(QuantizePass pass) { return pass == QuantizePass::train || pass == QuantizePass::write; }
+
+// What a launch does to the state: `replay` must not touch it, and says so.
+inline Access state_access(Fp8State* state, QuantizePass pass) {
+    return changes_state(pass) ? inout(state, 1) : in(state, 1);
+}
+
+inline void check_quantize(const char* launcher, const Fp8State* state, int N, int C) {
+    const auto refuse = [&](const char* what, int value) {
+        throw Error(ExitCode::failure,
+                    strprintf("%s: %s=%d; FP8 matrix products need a positive multiple of 16 (tokens "
+                              "of a micro-batch and channels)",
+                              launcher, what, value));
+    };
+    if (N < 16 || N % 16 != 0) refuse("N", N);
+    if (C < 16 || C % 16 != 0) refuse("C", C);
+    if (state == nullptr) throw Error(ExitCode::failure, strprintf("%s: the FP8 state is missing", launcher));
+}
+
+// ---- the cast ------------------------------------------------------------------------------------------------------
+
+template <class F8>
+struct Fp8Limits;
+template <>
+struct Fp8Limits<e4m3> {
+    static constexpr float largest = kE4M3Max;
+    static constexpr float to_zero = 0x1p-10f;  // the largest that becomes 0: half the smallest subnormal, tied to even
+};
+template <>
+struct Fp8Limits<e5m2> {
+    static constexpr float largest = kE5M2Max;
+    static constexpr float to_zero = 0x1p-17f;
+};
+
+#if LLMC_HARDWARE_FP8
+LLMC_DEVICE uint32_t cast_4(const float* x, e4m3) {
+    uint32_t codes;
+    asm("{ .reg .b16 low, high;\n"
+        "  cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "  cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "  mov.b32 %0, {low, high}; }"
+        : "=r"(codes)
+        : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
+    return codes;
+}
+LLMC_DEVICE uint32_t cast_4(const float* x, e5m2) {
+    uint32_t codes;
+    asm("{ .reg .b16 low, high;\n"
+        "  cvt.rn.satfinite.e5m2x2.f32 low, %2, %1;\n"
+        "  cvt.rn.satfinite.e5m2x2.f32 high, %4, %3;\n"
+        "  mov.b32 %0, {low, high}; }"
+        : "=r"(codes)
+        : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
+    return codes;
+}
+#endif
+
+// codes = F8(x), four to a word, the first in the lowest byte. `x` is scaled already.
+template <class F8>
+LLMC_DEVICE void cast_8(uint32_t (&codes)[2], const float (&x)[8]) {
+#if LLMC_HARDWARE_FP8
+    codes[0] = cast_4(x, F8{});
+    codes[1] = cast_4(x + 4, F8{});
+#elif LLMC_ON_GPU
+    LLMC_UNROLL
+    for (int w = 0; w < 2; w++) {
+        codes[w] = 0;
+        LLMC_UNROLL
+        for (int i = 0; i < 4; i++) codes[w] |= static_cast<uint32_t>(to<F8>(x[4 * w + i]).bits) << (8 * i);
+    }
+#else
+    uint8_t bytes[8];
+    for (int i = 0; i < 8; i++) bytes[i] = to<F8>(x[i]).bits;
+    memcpy(codes, bytes, 8);
+#endif
+}
+
+// ---- what is noted -------------------------------------------------------------------------------------------------
+
+// What one thread has seen. Magnitudes of floats order like their bits.
+struct alignas(16) QuantizeTally {
+    uint32_t amax = 0;  // bits; finite values only
+    uint32_t nonfinite = 0, saturated = 0, underflowed = 0;
+};
+
+LLMC_DEVICE void note_values(QuantizeTally& tally, const float (&x)[8]) {
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++) {
+        const uint32_t magnitude = float_bits(x[i]) & kFloatMagnitudeMask;
+        const bool finite = magnitude < kFloatInfinityBits;
+        const uint32_t candidate = finite ? magnitude : 0u;
+        tally.amax = candidate > tally.amax ? candidate : tally.amax;
+        tally.nonfinite += finite ? 0u : 1u;
+    }
+}
+
+template <class F8>
+LLMC_DEVICE void note_losses(QuantizeTally& tally, const float (&x)[8], const float (&scaled)[8]) {
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++) {
+        const float magnitude = abs_float(scaled[i]);
+        tally.saturated += magnitude > Fp8Limits<F8>::largest ? 1u : 0u;
+        tally.underflowed += (magnitude <= Fp8Limits<F8>::to_zero) & (x[i] != 0.0f) ? 1u : 0u;
+    }
+}
+
+// Everything that happens to eight values: noted as the pass wants, and cast.
+template <class F8>
+LLMC_DEVICE void quantize_8(uint32_t (&codes)[2], QuantizeTally& tally, const float (&x)[8], float scale,
+                            QuantizePass pass) {
+    if (changes_state(pass)) note_values(tally, x);
+    if (!writes_fp8(pass)) return;
+    float scaled[8];
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++) scaled[i] = x[i] * scale;
+    if (counts(pass)) note_losses<F8>(tally, x, scaled);
+    cast_8<F8>(codes, scaled);
+}
+
+LLMC_DEVICE void add_count(uint64_t* to, uint64_t count) {
+    if (count == 0) return;
+#if LLMC_ON_GPU
+    atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(count));
+#else
+    atomicAdd(to, count);
+#endif
+}
+
+// Adds the block's tallies to the state; `tallies` is (blockDim.x) in shared memory, written before the caller's last
+// barrier. One atomic a number and block, on integers, so that the order of blocks does not matter. A block has fewer
+// than 2^24 elements: its counts are exact as floats, which share one reduction.
+LLMC_DEVICE void commit_tallies(Fp8State* state, const QuantizeTally* tallies, size_t tensor_elements,
+                                QuantizePass pass) {
+    if (!changes_state(pass) || threadIdx.x >= 32) return;
+    QuantizeTally sum = tallies[threadIdx.x];
+    for (unsigned t = threadIdx.x + 32; t < blockDim.x; t += 32) {
+        const QuantizeTally other = tallies[t];
+        sum.amax = other.amax > sum.amax ? other.amax : sum.amax;
+        sum.nonfinite += other.nonfinite;
+        sum.saturated += other.saturated;
+        sum.underflowed += other.underflowed;
+    }
+    const float amax = warp_max(float_from_bits(sum.amax));
+    float number[3] = {static_cast<float>(sum.nonfinite), static_cast<float>(sum.saturated),
+                       static_cast<float>(sum.underflowed)};
+    warp_sum_each(number);
+    if (threadIdx.x != 0) return;
+    if (pass != QuantizePass::write && amax > 0.0f) {
+        float* target = pass == QuantizePass::measure ? &state->amax_now : &state->amax;
+        atomicMax(reinterpret_cast<int*>(target), static_cast<int>(float_bits(amax)));
+    }
+    if (number[0] > 0.0f) atomicOr(&state->bad, 1u);
+    if (!counts(pass)) return;
+    add_count(&state->nonfinite, static_cast<uint64_t>(number[0]));
+    add_count(&state->saturated, static_cast<uint64_t>(number[1]));
+    add_count(&state->underflowed, static_cast<uint64_t>(number[2]));
+    if (blockIdx.x == 0) add_count(&state->elements, tensor_elements);
+}
+
+// ---- rows to columns -----------------------------------------------------------------------------------------------
+
+// Byte i of word j becomes byte j of word i.
+LLMC_DEVICE void transpose_4x4(uint32_t (&w)[4]) {
+#if LLMC_ON_GPU
+    const uint32_t low01 = __byte_perm(w[0], w[1], 0x5140), high01 = __byte_perm(w[0], w[1], 0x7362);
+    const uint32_t low23 = __byte_perm(w[2], w[3], 0x5140), high23 = __byte_perm(w[2], w[3], 0x7362);
+    w[0] = __byte_perm(low01, low23, 0x5410), w[1] = __byte_perm(low01, low23, 0x7632);
+    w[2] = __byte_perm(high01, high23, 0x5410), w[3] = __byte_perm(high01, high23, 0x7632);
+#else
+    uint32_t columns[4];
+    for (int i = 0; i < 4; i++) {
+        columns[i] = (w[0] >> 8 * i & 0xffu) | (w[1] >> 8 * i & 0xffu) << 8 | (w[2] >> 8 * i & 0xffu) << 16 |
+                     (w[3] >> 8 * i & 0xffu) << 24;
+    }
+    memcpy(w, columns, sizeof columns);
+#endif
+}
+
+// Sixteen rows of four codes, a word a row, stored as four columns of sixteen codes `pitch` bytes apart.
+template <class F8>
+LLMC_DEVICE void store_columns(F8* to, size_t pitch, uint32_t (&rows)[4][4]) {
+    LLMC_UNROLL
+    for (int i = 0; i < 4; i++) transpose_4x4(rows[i]);
+    LLMC_UNROLL
+    for (int c = 0; c < 4; c++) {
+        check_aligned16(to + c * pitch);
+        *reinterpret_cast<Bytes16*>(to + c * pitch) = Bytes16{{rows[0][c], rows[1][c], rows[2][c], rows[3][c]}};
+    }
+}
+
+}  // namespace llmc

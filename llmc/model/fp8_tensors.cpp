@@ -1,0 +1,88 @@
+#include "llmc/model/fp8_tensors.h"
+
+namespace llmc {
+namespace {
+
+constexpr BlockLinear kLinears[] = {BlockLinear::qkv, BlockLinear::attn_proj, BlockLinear::fc, BlockLinear::fc_proj};
+
+size_t input_channels(BlockLinear linear, size_t C) { return linear == BlockLinear::fc_proj ? 4 * C : C; }
+size_t output_channels(BlockLinear linear, size_t C) {
+    return linear == BlockLinear::qkv ? 3 * C : linear == BlockLinear::fc ? 4 * C : C;
+}
+
+// Whether backward computes this layer's input again instead of keeping it.
+bool is_recomputed(BlockLinear linear, Recompute level) {
+    switch (linear) {
+        case BlockLinear::qkv:
+        case BlockLinear::fc:
+            return level >= Recompute::norm;
+        case BlockLinear::attn_proj:
+            return level >= Recompute::block;
+        case BlockLinear::fc_proj:
+            return level >= Recompute::gelu;
+    }
+    return false;
+}
+
+}  // namespace
+
+Fp8Tensors::Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp8Layers& layers, int tokens,
+                       Recompute recompute)
+    : config_(fp8), layers_(layers), count_(config.layers * kBlockLinears * kFp8Roles) {
+    const size_t N = static_cast<size_t>(tokens), C = static_cast<size_t>(config.channels);
+    const size_t count = static_cast<size_t>(count_), slots = static_cast<size_t>(config.layers) * kBlockLinears;
+    activations_.plan(&states_, count);
+    activations_.plan(&evaluation_, count);
+    activations_.plan(&history_, count * static_cast<size_t>(fp8.history));
+    activations_.plan(&bad_flag_, 1);
+    activations_.plan(&x_row_, N * 4 * C);
+    activations_.plan(&dout_row_, N * 4 * C);
+    activations_.plan(&dout_transposed_, N * 4 * C);
+    x_transposed_.resize(slots);
+    w_row_.resize(slots);
+    w_transposed_.resize(slots);
+    for (const BlockLinear linear : kLinears)
+        if (is_recomputed(linear, recompute))
+            activations_.plan(&shared_x_transposed_[static_cast<size_t>(linear)], N * input_channels(linear, C));
+    for (int block = 0; block < config.layers; block++)
+        for (const BlockLinear linear : kLinears) {
+            if (!is_fp8(block, linear)) continue;
+            const size_t s = slot(block, linear), inputs = input_channels(linear, C);
+            if (!is_recomputed(linear, recompute)) activations_.plan(&x_transposed_[s], N * inputs);
+            weights_.plan(&w_row_[s], inputs * output_channels(linear, C));
+            weights_.plan(&w_transposed_[s], inputs * output_channels(linear, C));
+        }
+}
+
+void Fp8Tensors::allocate(stream_t stream) {
+    activations_.allocate();
+    weights_.allocate();
+    for (size_t s = 0; s < x_transposed_.size(); s++)
+        if (!x_transposed_[s]) x_transposed_[s] = shared_x_transposed_[s % kBlockLinears];
+    fp8_reset(states_, history_, count_, config_, stream);
+    fp8_reset(evaluation_, history_, count_, config_, stream);
+}
+
+Quantized<e4m3> Fp8Tensors::x(int block, BlockLinear linear, PassKind kind) {
+    Fp8State* table = kind == PassKind::evaluation && !uses_history() ? evaluation_ : states_;
+    e4m3* transposed = kind == PassKind::evaluation ? nullptr : x_transposed_[slot(block, linear)];
+    return {x_row_, transposed, table + Fp8TensorId{block, linear, Fp8Role::x}.index()};
+}
+
+Quantized<e4m3> Fp8Tensors::w(int block, BlockLinear linear) {
+    const size_t s = slot(block, linear);
+    return {w_row_[s], w_transposed_[s], states_ + Fp8TensorId{block, linear, Fp8Role::w}.index()};
+}
+
+void Fp8Tensors::set_weight_scales(stream_t stream) {
+    fp8_set_current(states_, 0, count_, config_, stream);  // amax_now is 0 for the others, which changes nothing
+}
+
+void Fp8Tensors::check(stream_t stream) { fp8_any_bad(bad_flag_, states_, count_, stream); }
+
+void Fp8Tensors::finish_step(const float* change, stream_t stream) {
+    fp8_finish_step(states_, history_, count_, config_, change, stream);
+    calibrated_ = true;
+}
+
+}  // namespace llmc

@@ -1,0 +1,94 @@
+// The FP8 side of a model: quantized operands of its linear layers, their scales, and how each recipe fills them.
+//
+// A layer in FP8 has three tensors: x (its input), w (its weight) and dout (the gradient of its output), each stored
+// row-major and transposed, because products on Hopper take both operands along their inner dimension. Row copies of x
+// and dout live until the next product; transposed copies of x are kept for the weight gradient, as far as the
+// recompute level says.
+#pragma once
+#include <vector>
+
+#include "llmc/fp8/scaling.h"
+#include "llmc/model/activations.h"
+#include "llmc/model/config.h"
+#include "llmc/shard/arena.h"
+
+namespace llmc {
+
+// What a forward or backward pass is for: only training leaves traces in amaxes, histories and counters.
+enum class PassKind { training, recompute, evaluation };
+
+class Fp8Tensors {
+public:
+    Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp8Layers& layers, int N, Recompute recompute);
+    void allocate(stream_t stream);
+    size_t activation_bytes() const { return activations_.bytes(); }
+    size_t weight_bytes() const { return weights_.bytes(); }
+
+    bool is_fp8(int block, BlockLinear linear) const { return layers_.is_fp8(block, linear); }
+    int layer_count() const { return layers_.count(); }
+
+    // Operands; their state is the one that this kind of pass reads.
+    Quantized<e4m3> x(int block, BlockLinear linear, PassKind kind);
+    Quantized<e4m3> w(int block, BlockLinear linear);
+    template <class F8>  // e5m2, or e4m3 if the configuration says so
+    Quantized<F8> dout(int block, BlockLinear linear) {
+        return {reinterpret_cast<F8*>(dout_row_), reinterpret_cast<F8*>(dout_transposed_),
+                states_ + Fp8TensorId{block, linear, Fp8Role::dout}.index()};
+    }
+    bool e4m3_gradients() const { return config_.e4m3_gradients; }
+
+    // Runs produce(pass), a call of the quantizing kernel for this tensor, as often as the recipe wants it.
+    template <class F>
+    void fill(int block, BlockLinear linear, Fp8Role role, PassKind kind, stream_t stream, F&& produce) {
+        const int tensor = Fp8TensorId{block, linear, role}.index();
+        if (kind == PassKind::recompute || (kind == PassKind::evaluation && uses_history())) {
+            produce(QuantizePass::replay);
+        } else if (uses_history()) {
+            produce(QuantizePass::train);
+        } else {
+            produce(QuantizePass::measure);
+            fp8_set_current(kind == PassKind::evaluation ? evaluation_ : states_, tensor, 1, config_, stream);
+            produce(kind == PassKind::evaluation ? QuantizePass::replay : QuantizePass::write);
+        }
+    }
+    // Weights' scales are functions of the weights alone: measure all, then set_weight_scales, then write all.
+    void set_weight_scales(stream_t stream);
+
+    // After the last micro-step of a step, before the optimizer: *bad_flag() says whether a cast saw Inf or NaN.
+    void check(stream_t stream);
+    const int* bad_flag() const { return bad_flag_; }
+    // After the optimizer has decided: histories roll, scales for the next step follow, and gradients' move with the
+    // loss scale, which changes by *change.
+    void finish_step(const float* change, stream_t stream);
+
+    // All states, for the log; `count()` of them.
+    const Fp8State* states() const { return states_; }
+    int count() const { return count_; }
+    void clear_counts(stream_t stream) { fp8_clear_counts(states_, count_, stream); }
+
+private:
+    // Delayed scaling needs one step of amaxes first; that step uses current scaling and fills the histories.
+    bool uses_history() const { return config_.recipe == Fp8Recipe::delayed && calibrated_; }
+    size_t slot(int block, BlockLinear linear) const {
+        return static_cast<size_t>(block) * kBlockLinears + static_cast<size_t>(linear);
+    }
+
+    const Fp8Config config_;
+    const Fp8Layers layers_;
+    const int count_;
+    bool calibrated_ = false;
+
+    Arena activations_{"FP8 activations"}, weights_{"FP8 weights"};
+    Fp8State* states_ = nullptr;      // (blocks, 4, 3)
+    Fp8State* evaluation_ = nullptr;  // the same for evaluations with current scaling: training never sees them
+    float* history_ = nullptr;        // (blocks, 4, 3, history)
+    int* bad_flag_ = nullptr;
+    e4m3* x_row_ = nullptr;                          // (N, 4C) of whichever layer is at work
+    uint8_t* dout_row_ = nullptr;                    // (N, 4C), in the format of gradients
+    uint8_t* dout_transposed_ = nullptr;             // (4C, N)
+    std::vector<e4m3*> x_transposed_;                // by slot: (C, N) or (4C, N)
+    e4m3* shared_x_transposed_[kBlockLinears] = {};  // for what is recomputed
+    std::vector<e4m3*> w_row_, w_transposed_;        // by slot
+};
+
+}  // namespace llmc

@@ -1,0 +1,203 @@
+// The parts of a GPT-2 block that exist in two forms: in the activations' own type, and in FP8, where the producer of a
+// linear layer's operand quantizes it on the way and the BF16 form is never written.
+#include <type_traits>
+
+#include "llmc/kernels/bias.h"
+#include "llmc/kernels/gelu.h"
+#include "llmc/kernels/gelu_fp8.h"
+#include "llmc/kernels/layernorm.h"
+#include "llmc/kernels/layernorm_fp8.h"
+#include "llmc/kernels/quantize.h"
+#include "llmc/model/gpt2.h"
+
+namespace llmc {
+namespace {
+
+// A linear layer's parameters in its block's unit, and its channels in units of C.
+struct LinearLayer {
+    size_t weight, bias;
+    int inputs, outputs;
+};
+
+LinearLayer layer_of(BlockLinear linear) {
+    switch (linear) {
+        case BlockLinear::qkv:
+            return {BlockTensor::qkv_weight, BlockTensor::qkv_bias, 1, 3};
+        case BlockLinear::attn_proj:
+            return {BlockTensor::attn_proj_weight, BlockTensor::attn_proj_bias, 1, 1};
+        case BlockLinear::fc:
+            return {BlockTensor::fc_weight, BlockTensor::fc_bias, 1, 4};
+        case BlockLinear::fc_proj:
+            break;
+    }
+    return {BlockTensor::fc_proj_weight, BlockTensor::fc_proj_bias, 4, 1};
+}
+
+template <class Real>
+constexpr bool kCanBeFp8 = std::is_same_v<Real, bf16>;
+
+}  // namespace
+
+template <class Real>
+void Gpt2<Real>::prepare_weights(stream_t stream) {
+    if (!fp8_) return;
+    const int C = config_.channels;
+    for (const QuantizePass pass : {QuantizePass::measure, QuantizePass::write}) {
+        for (int l = 0; l < config_.layers; l++)
+            for (const BlockLinear linear :
+                 {BlockLinear::qkv, BlockLinear::attn_proj, BlockLinear::fc, BlockLinear::fc_proj}) {
+                if (!is_fp8(l, linear)) continue;
+                const LinearLayer layer = layer_of(linear);
+                quantize_weight(fp8_->w(l, linear), parameters_.master(block_unit(l), layer.weight), layer.outputs * C,
+                                layer.inputs * C, pass, stream);
+            }
+        if (pass == QuantizePass::measure) fp8_->set_weight_scales(stream);
+    }
+}
+
+// ---- producers -----------------------------------------------------------------------------------------------------
+
+template <class Real>
+void Gpt2<Real>::norm1(int l, const Real* branch, int N, PassKind kind, stream_t stream) {
+    Block& b = activations_.blocks[l];
+    norm(l, BlockLinear::qkv, b.ln1, b.ln1_mean, b.ln1_rstd, branch ? b.residual : nullptr,
+         branch ? activations_.blocks[l - 1].residual_mid : b.residual, branch, BlockTensor::ln1_weight,
+         BlockTensor::ln1_bias, N, kind, stream);
+}
+
+template <class Real>
+void Gpt2<Real>::norm2(int l, const Real* branch, int N, PassKind kind, stream_t stream) {
+    Block& b = activations_.blocks[l];
+    norm(l, BlockLinear::fc, b.ln2, b.ln2_mean, b.ln2_rstd, branch ? b.residual_mid : nullptr,
+         branch ? b.residual : b.residual_mid, branch, BlockTensor::ln2_weight, BlockTensor::ln2_bias, N, kind, stream);
+}
+
+// A norm whose output is the input of `linear`.
+template <class Real>
+void Gpt2<Real>::norm(int l, BlockLinear linear, Real* normed, float* mean, float* rstd, Real* residual,
+                      const Real* inp1, const Real* inp2, size_t weight_tensor, size_t bias_tensor, int N,
+                      PassKind kind, stream_t stream) {
+    const int C = config_.channels;
+    const Real* w = weight(l, weight_tensor);
+    const Real* shift = weight(l, bias_tensor);
+    if constexpr (kCanBeFp8<Real>)
+        if (is_fp8(l, linear))
+            return fp8_->fill(l, linear, Fp8Role::x, kind, stream, [&](QuantizePass pass) {
+                layernorm_forward_fp8(fp8_->x(l, linear, kind), mean, rstd, residual, inp1, inp2, nullptr, w, shift, N,
+                                      C, pass, stream);
+            });
+    layernorm_forward<Real>(normed, mean, rstd, residual, inp1, inp2, nullptr, w, shift, N, C, stream);
+}
+
+template <class Real>
+void Gpt2<Real>::gelu(int l, int N, PassKind kind, stream_t stream) {
+    const int C = config_.channels;
+    Block& b = activations_.blocks[l];
+    if constexpr (kCanBeFp8<Real>)
+        if (is_fp8(l, BlockLinear::fc_proj))
+            return fp8_->fill(l, BlockLinear::fc_proj, Fp8Role::x, kind, stream, [&](QuantizePass pass) {
+                gelu_forward_fp8(fp8_->x(l, BlockLinear::fc_proj, kind), b.fc, N, 4 * C, pass, stream);
+            });
+    gelu_forward(b.gelu, b.fc, static_cast<size_t>(N) * 4 * static_cast<size_t>(C), stream);
+}
+
+template <class Real>
+void Gpt2<Real>::quantize_attention(int l, int N, PassKind kind, stream_t stream) {
+    if constexpr (kCanBeFp8<Real>) {
+        if (!is_fp8(l, BlockLinear::attn_proj)) return;
+        const Block& b = activations_.blocks[l];
+        fp8_->fill(l, BlockLinear::attn_proj, Fp8Role::x, kind, stream, [&](QuantizePass pass) {
+            quantize<e4m3>(fp8_->x(l, BlockLinear::attn_proj, kind), nullptr, nullptr, b.attention, b.attention_low, N,
+                           config_.channels, false, pass, stream);
+        });
+    }
+}
+
+// ---- linear layers -------------------------------------------------------------------------------------------------
+
+template <class Real>
+void Gpt2<Real>::linear_forward(int l, BlockLinear linear, Real* out, const Real* inp, int N, PassKind kind,
+                                stream_t stream) {
+    const LinearLayer layer = layer_of(linear);
+    const int C = layer.inputs * config_.channels, OC = layer.outputs * config_.channels;
+    const Real* bias = weight(l, layer.bias);
+    if constexpr (kCanBeFp8<Real>)
+        if (is_fp8(l, linear)) {
+            const auto x = fp8_->x(l, linear, kind);
+            const auto w = fp8_->w(l, linear);
+            return matmul_.forward_fp8(out, x.row, &x.state->scale_inv, w.row, &w.state->scale_inv, bias, N, C, OC,
+                                       stream);
+        }
+    matmul_.forward(out, inp, weight(l, layer.weight), bias, N, C, OC, stream);
+}
+
+// Gradients of the input, the weight and the bias, from the output's.
+template <class Real>
+void Gpt2<Real>::linear_backward(int l, BlockLinear linear, Real* dinp, const Real* dout, const Real* inp,
+                                 bool accumulate, stream_t stream) {
+    if constexpr (kCanBeFp8<Real>)
+        if (is_fp8(l, linear))
+            return fp8_->e4m3_gradients() ? linear_backward_fp8<e4m3>(l, linear, dinp, dout, accumulate, stream)
+                                          : linear_backward_fp8<e5m2>(l, linear, dinp, dout, accumulate, stream);
+    const LinearLayer layer = layer_of(linear);
+    const int N = B_ * T_, C = layer.inputs * config_.channels, OC = layer.outputs * config_.channels;
+    bias_gradient(gradient(l, layer.bias), activations_.scratch, dout, N, OC, accumulate, stream);
+    matmul_.wgrad(gradient(l, layer.weight), dout, inp, N, C, OC, accumulate, stream);
+    matmul_.dgrad(dinp, dout, weight(l, layer.weight), N, C, OC, stream);
+}
+
+// Back through GELU and fc: dgelu (N, 4C) is the gradient of GELU's output, and is overwritten.
+template <class Real>
+void Gpt2<Real>::gelu_and_linear_backward(int l, Real* dinp, Real* dgelu, bool accumulate, stream_t stream) {
+    if constexpr (kCanBeFp8<Real>)
+        if (is_fp8(l, BlockLinear::fc))
+            return fp8_->e4m3_gradients() ? gelu_and_linear_backward_fp8<e4m3>(l, dinp, dgelu, accumulate, stream)
+                                          : gelu_and_linear_backward_fp8<e5m2>(l, dinp, dgelu, accumulate, stream);
+    const int N = B_ * T_, C = config_.channels;
+    const Block& b = activations_.blocks[l];
+    gelu_backward<Real>(dgelu, gradient(l, BlockTensor::fc_bias), activations_.scratch, dgelu, b.fc, N, 4 * C,
+                        accumulate, stream);
+    matmul_.wgrad(gradient(l, BlockTensor::fc_weight), dgelu, b.ln2, N, C, 4 * C, accumulate, stream);
+    matmul_.dgrad(dinp, dgelu, weight(l, BlockTensor::fc_weight), N, C, 4 * C, stream);
+}
+
+template <class Real>
+template <class F8>
+void Gpt2<Real>::linear_backward_fp8(int l, BlockLinear linear, Real* dinp, const Real* dout, bool accumulate,
+                                     stream_t stream) {
+    const LinearLayer layer = layer_of(linear);
+    fp8_->fill(l, linear, Fp8Role::dout, PassKind::training, stream, [&](QuantizePass pass) {
+        quantize<F8>(fp8_->template dout<F8>(l, linear), gradient(l, layer.bias), activations_.scratch, dout, nullptr,
+                     B_ * T_, layer.outputs * config_.channels, accumulate, pass, stream);
+    });
+    products_backward_fp8<F8>(l, linear, dinp, accumulate, stream);
+}
+
+template <class Real>
+template <class F8>
+void Gpt2<Real>::gelu_and_linear_backward_fp8(int l, Real* dinp, const Real* dgelu, bool accumulate, stream_t stream) {
+    fp8_->fill(l, BlockLinear::fc, Fp8Role::dout, PassKind::training, stream, [&](QuantizePass pass) {
+        gelu_backward_fp8<F8>(fp8_->template dout<F8>(l, BlockLinear::fc), gradient(l, BlockTensor::fc_bias),
+                              activations_.scratch, dgelu, activations_.blocks[l].fc, B_ * T_, 4 * config_.channels,
+                              accumulate, pass, stream);
+    });
+    products_backward_fp8<F8>(l, BlockLinear::fc, dinp, accumulate, stream);
+}
+
+template <class Real>
+template <class F8>
+void Gpt2<Real>::products_backward_fp8(int l, BlockLinear linear, Real* dinp, bool accumulate, stream_t stream) {
+    const LinearLayer layer = layer_of(linear);
+    const int N = B_ * T_, C = layer.inputs * config_.channels, OC = layer.outputs * config_.channels;
+    const auto x = fp8_->x(l, linear, PassKind::training);
+    const auto w = fp8_->w(l, linear);
+    const auto dout = fp8_->template dout<F8>(l, linear);
+    matmul_.wgrad_fp8(gradient(l, layer.weight), dout.transposed, &dout.state->scale_inv, x.transposed,
+                      &x.state->scale_inv, N, C, OC, accumulate, stream);
+    matmul_.dgrad_fp8(dinp, dout.row, &dout.state->scale_inv, w.transposed, &w.state->scale_inv, N, C, OC, stream);
+}
+
+template class Gpt2<float>;
+template class Gpt2<bf16>;
+
+}  // namespace llmc

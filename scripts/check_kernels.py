@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Checks what ptxas reported about the kernels: none may spill registers, and those in dev/kernel_resources.txt must be
+there and stay within their registers.
+
+    python3 scripts/check_kernels.py build/cuda-sm_90a build/cuda-sm_80-BF16
+    python3 scripts/check_kernels.py --list build/cuda-sm_90a      # all kernels and what they use
+
+The CUDA build leaves the report of `ptxas -v` beside each object, as *.ptxas.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from collections import namedtuple
+
+TABLE = os.path.join(os.path.dirname(__file__), "..", "dev", "kernel_resources.txt")
+
+Kernel = namedtuple("Kernel", "mangled arch file registers stack spilled")
+
+
+def parse_report(text, file=""):
+    """The kernels of one report. Device functions that were not inlined have no registers of their own."""
+    kernels, entry = [], None
+    for line in text.splitlines():
+        if found := re.search(r"Compiling entry function '(\S+)' for '(\S+)'", line):
+            entry = dict(mangled=found[1], arch=found[2], file=file, stack=0, spilled=0)
+        elif found := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line):
+            if entry:
+                entry.update(stack=int(found[1]), spilled=int(found[2]) + int(found[3]))
+        elif found := re.search(r"Used (\d+) registers", line):
+            if entry:
+                kernels.append(Kernel(registers=int(found[1]), **entry))
+            entry = None
+    return kernels
+
+
+def demangle(names):
+    if not names:
+        return {}
+    result = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
+    return dict(zip(names, result.stdout.splitlines()))
+
+
+def base_name(signature):
+    """void llmc::(anonymous namespace)::softmax_kernel<float, 4>(float*, int) -> softmax_kernel"""
+    plain = signature.replace("(anonymous namespace)::", "")
+    return re.split(r"[<(]", plain, maxsplit=1)[0].split("::")[-1].split(" ")[-1]
+
+
+def short_signature(signature):
+    """The name with its template arguments, without parameters."""
+    plain = re.sub(r"^void ", "", signature.replace("(anonymous namespace)::", "")).replace("llmc::", "")
+    depth = 0
+    for i, character in enumerate(plain):
+        depth += (character == "<") - (character == ">")
+        if character == "(" and depth == 0:
+            return plain[:i]
+    return plain
+
+
+def read_table(path):
+    """{kernel: most registers}"""
+    table = {}
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            words = line.split("#")[0].split()
+            if not words:
+                continue
+            if len(words) != 2 or not words[1].isdigit():
+                raise SystemExit(f"{path}:{number}: expected a kernel and a number of registers, not '{line.strip()}'")
+            table[words[0]] = int(words[1])
+    return table
+
+
+def find_reports(directory):
+    for folder, _, files in sorted(os.walk(os.path.join(directory, "llmc"))):
+        for name in sorted(files):
+            if name.endswith(".ptxas"):
+                yield os.path.join(folder, name)
+
+
+def check(kernels, names, table):
+    """What is wrong, a sentence each."""
+    problems = []
+    for kernel in kernels:
+        what = f"{short_signature(names[kernel.mangled])} ({kernel.arch})"
+        if kernel.spilled:
+            problems.append(f"{what} spills {kernel.spilled} bytes of registers")
+        elif kernel.stack:
+            problems.append(f"{what} keeps {kernel.stack} bytes in local memory: an array indexed at run time?")
+        most = table.get(base_name(names[kernel.mangled]))
+        if most is not None and kernel.registers > most:
+            problems.append(f"{what} uses {kernel.registers} registers; dev/kernel_resources.txt allows {most}")
+    present = {base_name(names[kernel.mangled]) for kernel in kernels}
+    problems += [f"{name} is in dev/kernel_resources.txt but was not built" for name in table if name not in present]
+    return problems
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("builds", nargs="+", metavar="DIR", help="CUDA builds: build/cuda-ARCH")
+    parser.add_argument("--list", action="store_true", help="print every kernel with what it uses")
+    args = parser.parse_args(argv)
+    table, failed = read_table(TABLE), False
+    for directory in args.builds:
+        kernels = []
+        for path in find_reports(directory):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                kernels += parse_report(file.read(), os.path.relpath(path, directory))
+        if not kernels:
+            print(f"{directory}: no report of ptxas names a kernel; build it first (make test-gpu)")
+            failed = True
+            continue
+        names = demangle(sorted({kernel.mangled for kernel in kernels}))
+        if args.list:
+            for kernel in sorted(kernels, key=lambda k: short_signature(names[k.mangled])):
+                print(f"{kernel.registers:4d} registers {kernel.spilled:5d} spilled {kernel.stack:5d} stack  "
+                      f"{kernel.arch}  {short_signature(names[kernel.mangled])}")
+        problems = check(kernels, names, table)
+        failed |= bool(problems)
+        print(f"{directory}: {len(kernels)} kernels, {len(problems)} problems")
+        for problem in problems:
+            print(f"  {problem}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Draws the curves of one or more runs: training and validation loss, learning rate, gradient norm.
+
+    .venv/bin/python scripts/plot_run.py out/demo
+    .venv/bin/python scripts/plot_run.py runs/bf16 runs/fp32 --out comparison.png --x tokens
+
+Reads metrics.jsonl and run.json of each run directory. Where a run's validation shards say what loss no model can get
+below (the demo corpus does), that floor is drawn too; --floor sets it.
+"""
+
+import argparse
+import glob
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+
+import matplotlib
+
+matplotlib.use("Agg")  # needs no display
+import matplotlib.pyplot as plt
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator, ScalarFormatter
+
+COLOURS = ["#2563a8", "#c4572c", "#2f8554", "#7d4fa3", "#a07916", "#4d4d4d"]
+MARKERS = "osD^vP"
+SMOOTH_OVER = 0.02  # of the run: the window of the line through the training loss
+
+
+@dataclass
+class Run:
+    """The curves of one run directory."""
+
+    name: str
+    title: str = ""
+    floor: float | None = None
+    steps: list = field(default_factory=list)  # training records
+    val: dict = field(default_factory=dict)  # "val_loss" or "val_loss_NAME": [(step, loss)]
+
+    def tokens_at(self, step):
+        """Tokens consumed after a step: every step takes the same number."""
+        return step * self.steps[0]["tokens"] / self.steps[0]["step"] if self.steps else step
+
+
+def read_records(path):
+    """The records of a metrics file. Only its last line may be broken: the run was killed while writing it."""
+    with open(path, encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise SystemExit(f"{path}:{number} is not JSON: {error}")
+    return records
+
+
+def find_floor(config):
+    """The entropy floor in the sidecar of the first validation (or training) shard, or None."""
+    val = config.get("val") or []
+    first = val[0] if isinstance(val, list) and val else val
+    named = re.fullmatch(r"[\w-]+=(.+)", first) if first else None  # NAME=GLOB
+    for pattern in (named[1] if named else first, config.get("train")):
+        if not pattern:
+            continue
+        for shard in sorted(glob.glob(pattern)):
+            try:
+                with open(shard + ".json", encoding="utf-8") as file:
+                    return json.load(file).get("entropy_floor")
+            except (OSError, json.JSONDecodeError):
+                continue
+    return None
+
+
+def describe(run_json):
+    model, config = run_json.get("model", {}), run_json.get("config", {})
+    if not model:
+        return ""
+    millions = model["parameters"] / 1e6
+    return (f"{model['layers']} layers, {model['channels']} channels, {model['heads']} heads: {millions:.2f} M "
+            f"parameters, {config.get('precision', '')} on {run_json.get('device', '')}")
+
+
+def read_run(directory):
+    metrics = os.path.join(directory, "metrics.jsonl")
+    if not os.path.exists(metrics):
+        raise SystemExit(f"{directory} holds no metrics.jsonl; give the --out directory of a run")
+    run = Run(os.path.basename(os.path.normpath(directory)))
+    for record in read_records(metrics):
+        if "loss" in record:
+            run.steps.append(record)
+        for key, value in record.items():
+            if key.startswith("val_loss") and value is not None:
+                run.val.setdefault(key, []).append((record["step"], value))
+    if not run.steps and not run.val:
+        raise SystemExit(f"{metrics} has no step yet")
+    try:
+        with open(os.path.join(directory, "run.json"), encoding="utf-8") as file:
+            run_json = json.load(file)
+        run.title, run.floor = describe(run_json), find_floor(run_json.get("config", {}))
+    except (OSError, json.JSONDecodeError):
+        pass  # the curves stand by themselves
+    return run
+
+
+def smooth(values, width):
+    """Mean over a centred window, narrower at the ends; what is not finite (null in the file) is left out."""
+    smoothed = []
+    for i in range(len(values)):
+        reach = min(width // 2, i, len(values) - 1 - i)
+        window = [v for v in values[i - reach:i + reach + 1] if v is not None]
+        smoothed.append(sum(window) / len(window) if window else float("nan"))
+    return smoothed
+
+
+def gaps(values):
+    return [float("nan") if v is None else v for v in values]
+
+
+def draw_loss(axes, runs, floor, x_of):
+    several = len(runs) > 1
+    for run, colour, marker in zip(runs, COLOURS * len(runs), MARKERS * len(runs)):
+        prefix = f"{run.name}: " if several else ""
+        losses = [r["loss"] for r in run.steps]
+        x = [x_of(run, r["step"]) for r in run.steps]
+        width = max(1, int(len(losses) * SMOOTH_OVER))
+        axes.plot(x, gaps(losses), color=colour, alpha=0.25, linewidth=0.8)
+        axes.plot(x, smooth(losses, width), color=colour, linewidth=1.4, label=f"{prefix}training")
+        for key, points in run.val.items():
+            name = key.removeprefix("val_loss").removeprefix("_")
+            label = f"{prefix}validation" + (f" ({name})" if name else "") + f", last {points[-1][1]:.4f}"
+            val_colour = colour if several else COLOURS[1]
+            axes.plot([x_of(run, s) for s, _ in points], [v for _, v in points], color=val_colour, marker=marker,
+                      markersize=4, linewidth=1.2, linestyle="--" if several else "-", label=label, zorder=3)
+    if floor is not None:
+        axes.axhline(floor, color="#555555", linewidth=1.2, linestyle=":", zorder=1,
+                     label=f"floor: the data's entropy, {floor:.4f}")
+    # Logarithmic, because the first losses, of a model that knows nothing, would squeeze the rest.
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=16, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylabel("loss\n(nats per token)")
+    axes.legend(frameon=False, fontsize=9)
+
+
+def draw_field(axes, runs, name, label, x_of):
+    for run, colour in zip(runs, COLOURS * len(runs)):
+        axes.plot([x_of(run, r["step"]) for r in run.steps], gaps([r.get(name) for r in run.steps]), color=colour,
+                  linewidth=1.0, label=run.name)
+    axes.set_ylabel(label)
+    axes.set_ylim(bottom=0)
+
+
+def draw(runs, floor, out, by_tokens):
+    def x_of(run, step):
+        return run.tokens_at(step) if by_tokens else step
+
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+                         "grid.color": "#e6e6e6", "grid.linewidth": 0.7, "axes.axisbelow": True})
+    figure, (loss, rate, norm) = plt.subplots(3, 1, figsize=(9, 7.5), sharex=True, layout="constrained",
+                                              gridspec_kw={"height_ratios": [3.2, 1, 1]})
+    draw_loss(loss, runs, floor, x_of)
+    draw_field(rate, runs, "lr", "learning\nrate", x_of)
+    draw_field(norm, runs, "norm", "gradient norm\n(before clipping)", x_of)
+    rate_format = ScalarFormatter(useMathText=True)
+    rate_format.set_powerlimits((-2, 3))
+    rate.yaxis.set_major_formatter(rate_format)
+    figure.align_ylabels()
+    norm.set_xlabel("training tokens" if by_tokens else "optimizer step")
+    if by_tokens:
+        norm.xaxis.set_major_formatter(EngFormatter(sep=""))
+    norm.set_xlim(left=0)
+    title = f"Run {runs[0].name}" if len(runs) == 1 else "Runs " + ", ".join(run.name for run in runs)
+    loss.set_title(title, loc="left", fontweight="bold", pad=22)
+    if len(runs) == 1 and runs[0].title:
+        loss.text(0, 1.025, runs[0].title, transform=loss.transAxes, fontsize=9, color="#555555")
+    figure.savefig(out, dpi=130)
+    plt.close(figure)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories (train_gpt --out)")
+    parser.add_argument("--out", metavar="FILE", help="the picture; default: loss.png in the first run directory")
+    parser.add_argument("--floor", type=float, metavar="X", help="draw this lowest possible loss")
+    parser.add_argument("--x", choices=["step", "tokens"], default="step", help="the horizontal axis")
+    args = parser.parse_args(argv)
+    runs = [read_run(directory) for directory in args.runs]
+    floors = [run.floor for run in runs if run.floor is not None]
+    floor = args.floor if args.floor is not None else floors[0] if floors else None
+    out = args.out or os.path.join(args.runs[0], "loss.png")
+    draw(runs, floor, out, args.x == "tokens")
+    print(f"curves drawn to {out}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

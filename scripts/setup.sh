@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Installs what building, training and testing need and this machine lacks: Debian/Ubuntu packages with apt (as root or
+# with sudo; otherwise they are listed and nothing happens) and Python packages into .venv. Quiet and quick when nothing
+# is missing.
+#
+#   ./scripts/setup.sh                   everything the demo and the tests need
+#   ./scripts/setup.sh --with-tiktoken   also what preparing text with GPT-2's tokenizer needs
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+PACKAGES=(
+    g++ make git python3 python3-venv  # tools
+    libopenblas-openmp-dev             # matrix products on the CPU
+    doctest-dev libcli11-dev nlohmann-json3-dev libxxhash-dev
+    libopenmpi-dev openmpi-bin
+)
+PYTHON_PACKAGES=(matplotlib)
+
+for argument in "$@"; do
+    case "$argument" in
+        --with-tiktoken) PYTHON_PACKAGES+=(tiktoken) ;;
+        -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0 ;;
+        *) echo "setup.sh: unknown argument '$argument' (--with-tiktoken, --help)" >&2 && exit 2 ;;
+    esac
+done
+
+# ---- packages of the system ----------------------------------------------------------------------------------------
+
+# Prints the packages that are not installed.
+missing_packages() {
+    local report installed package
+    # It fails when it does not know one of them, and still reports the others.
+    report=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' "${PACKAGES[@]}" 2>/dev/null || true)
+    installed=" $(sed -n 's/^installed //p' <<<"$report" | tr '\n' ' ')"
+    for package in "${PACKAGES[@]}"; do
+        [[ "$installed" == *" $package "* ]] || echo "$package"
+    done
+}
+
+install_packages() {
+    local as_root=()
+    if ((EUID != 0)); then
+        # sudo that would ask for a password is of use only where somebody can type it.
+        if command -v sudo >/dev/null && { [[ -t 0 ]] || sudo -n true 2>/dev/null; }; then
+            as_root=(sudo)
+        else
+            echo "setup.sh: these packages are missing, and installing them needs root or sudo:" >&2
+            echo "    apt-get install $*" >&2
+            exit 1
+        fi
+    fi
+    echo "setup: installing $*"
+    local log
+    log=$(mktemp)
+    if ! { "${as_root[@]}" apt-get -qq update && "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get -qq install -y --no-install-recommends "$@"; } >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        echo "setup.sh: apt could not install the packages; the whole log is in $log" >&2
+        exit 1
+    fi
+    rm -f "$log"
+}
+
+have_tools() {
+    local tool
+    for tool in g++ make git python3; do command -v "$tool" >/dev/null || return 1; done
+}
+
+if command -v dpkg-query >/dev/null && command -v apt-get >/dev/null; then
+    mapfile -t missing < <(missing_packages)
+    if ((${#missing[@]} > 0)); then install_packages "${missing[@]}"; fi
+elif ! have_tools; then
+    echo "setup.sh: this system has no apt. Please install: g++ (12 or newer), make, git, python3 with venv, and" >&2
+    echo "the development files of OpenBLAS, doctest, CLI11, nlohmann-json, xxHash and Open MPI." >&2
+    exit 1
+fi
+
+# ---- Python packages -----------------------------------------------------------------------------------------------
+
+PYTHON=.venv/bin/python
+
+has_python_packages() {
+    "$PYTHON" - "$@" <<'END' 2>/dev/null
+import importlib.util, sys
+sys.exit(any(importlib.util.find_spec(name) is None for name in sys.argv[1:]))
+END
+}
+
+if ! has_python_packages "${PYTHON_PACKAGES[@]}"; then
+    echo "setup: installing ${PYTHON_PACKAGES[*]} into .venv"
+    # --clear also mends an environment that an interrupted attempt left half made.
+    "$PYTHON" -m pip --version >/dev/null 2>&1 || python3 -m venv --clear .venv
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check "${PYTHON_PACKAGES[@]}"
+fi

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# The long tests, for hours in which nobody waits: every order and setting, whole matrices of builds, fuzzing, and a
+# mutation run that removes barriers and waits one by one and must see each loss. scripts/test.sh runs one of each.
+# SEEDS=20 and FUZZ=2000 say how much.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+./scripts/setup.sh || exit 1
+STAGE_LIMIT=${STAGE_LIMIT:-36000}
+source scripts/stages.sh
+
+JOBS=${JOBS:-$(nproc)}
+SEEDS=${SEEDS:-20}
+FUZZ=${FUZZ:-2000}
+NATIVE=build/cpu-native
+fixed_addresses=()
+if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_addresses=(setarch "$(uname -m)" -R); fi
+tsan=(env OMP_NUM_THREADS=1 "TSAN_OPTIONS=halt_on_error=1 atexit_sleep_ms=0" "${fixed_addresses[@]}")
+export ASAN_OPTIONS=detect_leaks=0
+
+stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu
+for streams in now lazy; do
+    for guard in 0 1; do
+        settings=(env LLMC_STREAMS=$streams LLMC_GUARD=$guard)
+        for order in ascending descending; do
+            stage "host: $order, streams $streams, guard $guard" doctest \
+                "${settings[@]}" LLMC_ORDER=$order $NATIVE/test_cpu --no-colors
+        done
+        for ((seed = 1; seed <= SEEDS; seed++)); do
+            stage "host: random $seed, streams $streams, guard $guard" doctest \
+                "${settings[@]}" LLMC_ORDER=random LLMC_SEED=$seed $NATIVE/test_cpu --no-colors
+        done
+        stage "end to end, streams $streams, guard $guard" unittest \
+            "${settings[@]}" LLMC_ORDER=random python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
+    done
+done
+stage "demo ends within 25 % of the floor" check bash -c \
+    './scripts/demo.sh && python3 test/end_to_end/trainer.py --near-floor out/demo 1.25'
+
+stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address test-cpu $NATIVE-address/train_gpt_cpu
+for order in ascending descending random; do
+    stage "AddressSanitizer, UBSan: $order" doctest \
+        env LLMC_ORDER=$order LLMC_STREAMS=lazy LLMC_GUARD=1 $NATIVE-address/test_cpu --no-colors
+done
+stage "AddressSanitizer, UBSan: end to end" unittest env TRAIN_GPT=$NATIVE-address/train_gpt_cpu \
+    python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
+stage "fuzzing with AddressSanitizer" check env TRAIN_GPT=$NATIVE-address/train_gpt_cpu \
+    python3 test/end_to_end/fuzz.py --cases "$FUZZ" --seed "$RANDOM"
+
+stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread test-cpu $NATIVE-thread/train_gpt_cpu
+stage "ThreadSanitizer: all tests" doctest "${tsan[@]}" $NATIVE-thread/test_cpu --no-colors
+stage "ThreadSanitizer: training" check "${tsan[@]}" \
+    python3 test/end_to_end/trainer.py --short-run $NATIVE-thread/train_gpt_cpu
+
+stage "mutation: every barrier and wait is needed" check make mutation
+
+for precision in BF16 FP32; do
+    stage "host: build for x86-64-v3, $precision" check \
+        make -s -j"$JOBS" build/cpu-x86-64-v3-$precision/train_gpt_cpu MARCH=x86-64-v3 PRECISION=$precision
+done
+if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
+    for arch in sm_80 sm_89 sm_90a sm_100 sm_120; do
+        stage "CUDA: build for $arch" check make -s -j"$JOBS" test-gpu GPU_ARCH=$arch
+        stage "CUDA: registers and spills on $arch" check python3 scripts/check_kernels.py build/cuda-$arch
+    done
+else
+    require "CUDA: builds" "no nvcc"
+fi
+
+finish

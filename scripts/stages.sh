@@ -1,0 +1,89 @@
+# Runs the stages of a test script one after the other and counts what passed. To be sourced.
+#
+#   stage NAME KIND COMMAND...   KIND says what its output counts as: doctest, unittest, or check (one pass or fail)
+#   skip NAME REASON             a stage that cannot run here; with CI=true, `require NAME REASON` counts as failed
+#   finish                       the closing line; returns 1 if anything failed
+#
+# Each stage prints one line; its output goes to build/test-logs/NAME.log, whose end is shown when it failed.
+
+LOGS=build/test-logs
+STAGE_LIMIT=${STAGE_LIMIT:-1800} # seconds
+passed=0 failed=0 skipped=0
+mkdir -p "$LOGS"
+
+print_stage() { printf '%-42s %8s %12s  %s\n' "$1" "$2" "$3" "$4"; }
+
+# Sets cpu_seconds: processor time of all commands so far, which a busy machine does not stretch.
+take_cpu_time() {
+    times >"$LOGS/times"
+    cpu_seconds=$(awk -F '[ms ]+' 'NR == 2 { print 60 * $1 + $2 + 60 * $3 + $4 }' "$LOGS/times")
+}
+
+# "[doctest] test cases:  12 |  11 passed | 1 failed | 0 skipped" -> "11 1 0".
+count_doctest() {
+    awk -F '[:|]' '/\[doctest\] test cases:/ { p += $3; f += $4; s += $5 } END { print p + 0, f + 0, s + 0 }' "$1"
+}
+
+# "Ran 12 tests in 3 s" and "FAILED (failures=1, errors=1, skipped=2)" -> "8 2 2".
+count_unittest() {
+    awk '
+        function number(name) { return match($0, name "=[0-9]+") ? substr($0, RSTART + length(name) + 1) + 0 : 0 }
+        /^Ran [0-9]+ tests?/ { ran += $2 }
+        /^(OK|FAILED)/ { f += number("failures") + number("errors"); s += number("skipped") }
+        END { print ran - f - s, f + 0, s + 0 }' "$1"
+}
+
+stage() {
+    local name=$1 kind=$2
+    shift 2
+    local log=$LOGS/${name//[^A-Za-z0-9]/_}.log
+    take_cpu_time
+    local start=$EPOCHREALTIME cpu_start=$cpu_seconds code=0
+    # The group's redirection catches what the shell itself says of a crash.
+    { timeout --kill-after=10 "$STAGE_LIMIT" "$@" </dev/null || code=$?; } >"$log" 2>&1
+    local end=$EPOCHREALTIME seconds cpu p=0 f=0 s=0
+    take_cpu_time
+    seconds=$(awk -v a="$start" -v b="$end" 'BEGIN { printf "%.1f s", b - a }')
+    cpu=$(awk -v a="$cpu_start" -v b="$cpu_seconds" 'BEGIN { printf "%.1f s cpu", b - a }')
+    case "$kind" in
+        doctest) read -r p f s < <(count_doctest "$log") ;;
+        unittest) read -r p f s < <(count_unittest "$log") ;;
+        *) ((code == 0)) && p=1 ;;
+    esac
+    # A crash says nothing of its own, and a run of no tests at all has shown nothing.
+    if ((f == 0 && (code != 0 || p == 0))); then f=1; fi
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    if ((f == 0)); then
+        local counts=ok
+        if [[ $kind != check ]]; then counts="ok, $p passed"; fi
+        if ((s > 0)); then counts+=", $s skipped"; fi
+        print_stage "$name" "$seconds" "$cpu" "$counts"
+        return
+    fi
+    local why="FAILED"
+    if [[ $kind != check ]]; then why="FAILED, $f of $((p + f))"; fi
+    if ((code == 124 || code == 137)); then why+=" (stopped after $STAGE_LIMIT s)"; fi
+    print_stage "$name" "$seconds" "$cpu" "$why"
+    echo "---- the end of $log (exit code $code)"
+    tail -n 40 "$log" | cut -c -400
+    echo "----"
+}
+
+skip() {
+    skipped=$((skipped + 1))
+    print_stage "$1" - - "skipped: $2"
+}
+
+require() {
+    if [[ ${CI:-} != true ]]; then
+        skip "$1" "$2"
+        return
+    fi
+    failed=$((failed + 1))
+    print_stage "$1" - - "FAILED: $2 (required with CI=true)"
+}
+
+finish() {
+    echo "$passed passed, $failed failed, $skipped skipped"
+    ((failed == 0))
+}

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds everything this machine can build and runs every test: about 20 minutes on two cores
+# from a clean clone, less when little has changed. Ends with "N passed, N failed, N skipped" and exit code 0 or 1.
+# Without nvcc the CUDA stages are skipped; with CI=true they are required. scripts/soak.sh has the long ones.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+./scripts/setup.sh || exit 1
+source scripts/stages.sh
+
+JOBS=${JOBS:-2}
+NATIVE=build/cpu-native
+# Cases that take too long under ThreadSanitizer; the plain build runs them five ways. A doctest filter.
+SLOW_UNDER_TSAN=${SLOW_UNDER_TSAN:-}
+
+# gcc 12's ThreadSanitizer does not know the address spaces of systems that randomise more than 28 bits of them.
+fixed_addresses=()
+if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_addresses=(setarch "$(uname -m)" -R); fi
+
+# ---- cheap checks first --------------------------------------------------------------------------------------------
+
+stage "rules of the house" unittest python3 test/end_to_end/test_house.py
+stage "python: data preparation" unittest python3 -m unittest discover -s test/data -p 'test_*.py'
+stage "python: scripts" unittest .venv/bin/python test/end_to_end/test_scripts.py
+
+# ---- host build ----------------------------------------------------------------------------------------------------
+
+stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu
+stage "host: threads ascending" doctest $NATIVE/test_cpu --no-colors
+stage "host: threads descending" doctest env LLMC_ORDER=descending $NATIVE/test_cpu --no-colors
+stage "host: threads in random order" doctest env LLMC_ORDER=random $NATIVE/test_cpu --no-colors
+stage "host: lazy streams, guarded memory" doctest env LLMC_STREAMS=lazy LLMC_GUARD=1 $NATIVE/test_cpu --no-colors
+stage "end to end" unittest python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
+demo=$(mktemp -d)
+stage "demo, 20 steps" check ./scripts/demo.sh --max-steps 20 --out "$demo/run"
+stage "demo, picture" check test -s "$demo/run/loss.png"
+rm -rf "$demo"
+
+# ---- sanitizers ----------------------------------------------------------------------------------------------------
+
+# Leaks are not looked for: fibers' stacks hide pointers from it.
+stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address test-cpu $NATIVE-address/train_gpt_cpu
+stage "AddressSanitizer, UBSan: tests" doctest env ASAN_OPTIONS=detect_leaks=0 $NATIVE-address/test_cpu --no-colors
+stage "AddressSanitizer, UBSan: training" check env ASAN_OPTIONS=detect_leaks=0 \
+    python3 test/end_to_end/trainer.py --short-run $NATIVE-address/train_gpt_cpu
+stage "AddressSanitizer, UBSan: broken files" check env ASAN_OPTIONS=detect_leaks=0 \
+    TRAIN_GPT=$NATIVE-address/train_gpt_cpu python3 test/end_to_end/fuzz.py --cases 60
+
+# One OS thread: the GPU's threads are contexts of their own, and OpenMP's runtime is not instrumented.
+stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread test-cpu $NATIVE-thread/train_gpt_cpu
+tsan=(env OMP_NUM_THREADS=1 "TSAN_OPTIONS=halt_on_error=1 atexit_sleep_ms=0" "${fixed_addresses[@]}")
+stage "ThreadSanitizer: tests" doctest "${tsan[@]}" $NATIVE-thread/test_cpu --no-colors \
+    ${SLOW_UNDER_TSAN:+"--test-case-exclude=$SLOW_UNDER_TSAN"}
+stage "ThreadSanitizer: training" check "${tsan[@]}" \
+    python3 test/end_to_end/trainer.py --short-run $NATIVE-thread/train_gpt_cpu
+
+# ---- CUDA build ----------------------------------------------------------------------------------------------------
+
+if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
+    # sm_90a last, so that ./train_gpt is that one.
+    stage "CUDA: build for sm_80, BF16 only" check make -s -j"$JOBS" train_gpt GPU_ARCH=sm_80 PRECISION=BF16
+    stage "CUDA: build for sm_90a" check make -s -j"$JOBS" train_gpt test-gpu GPU_ARCH=sm_90a
+    stage "CUDA: registers and spills" check python3 scripts/check_kernels.py build/cuda-sm_90a build/cuda-sm_80-BF16
+else
+    require "CUDA: build for sm_80, BF16 only" "no nvcc"
+    require "CUDA: build for sm_90a" "no nvcc"
+    require "CUDA: registers and spills" "no nvcc"
+fi
+capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d '. ')
+if [[ $capability =~ ^[0-9]+$ ]]; then
+    stage "GPU: build" check make -s -j"$JOBS" train_gpt test-gpu
+    stage "GPU: tests" doctest "build/cuda-sm_${capability/90/90a}/test_gpu" --no-colors
+else
+    skip "GPU: tests" "no GPU"
+fi
+
+finish

@@ -1,0 +1,150 @@
+"""Rules of the house that a reader can check by machine: what includes what, how long files are, what lies where."""
+
+import os
+import re
+import subprocess
+import unittest
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+
+# A folder of llmc/ includes only itself and folders listed before it.
+FOLDERS = ["device", "kernels", "comm", "data", "fp8", "linear", "shard", "model", "optim", "checkpoint", "run",
+           "commands"]
+
+TOP_LEVEL = {"Makefile", "README.md", "LICENSE", "train_gpt.cu", "llmc", "data", "dev", "scripts", "test", ".ci",
+             ".clang-format", ".gitignore"}
+
+SOURCE = (".cpp", ".cu", ".cuh", ".h", ".py", ".sh")
+LONGEST_FILE = 800  # lines
+LARGEST_FILE = 256 << 10  # bytes
+LARGEST_FIXTURE = 2 << 20  # reference values in test/fixtures/
+
+# Places on somebody's machine. The brackets keep this line from finding itself.
+MACHINE_PATH = re.compile(r"/(w[o]rk|f[a]rm|t[m]p|h[o]me|r[o]ot)/[A-Za-z._$]")
+
+
+def project_files():
+    """Paths relative to the root: what git has, and what it would take."""
+    listing = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+                             capture_output=True, check=True).stdout.decode()
+    return sorted(path for path in set(listing.split("\0")) if path and os.path.isfile(os.path.join(ROOT, path)))
+
+
+def read(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+        return file.read()
+
+
+def includes_of(text):
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.MULTILINE)
+
+
+def forbidden_includes(path, text):
+    """Includes that go against the order of the folders, or do not start at the root."""
+    folder = path.split("/")[1]
+    allowed = FOLDERS[:FOLDERS.index(folder) + 1]
+    wrong = []
+    for include in includes_of(text):
+        parts = include.split("/")
+        if parts[0] == "llmc":
+            if parts[1] not in allowed:
+                wrong.append(include)
+        elif parts[0] in ("test", "dev", "data", "..", "."):
+            wrong.append(include)
+    return wrong
+
+
+class House(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        try:
+            cls.files = project_files()
+        except (OSError, subprocess.CalledProcessError):
+            raise unittest.SkipTest("not a git checkout")
+        cls.sources = [path for path in cls.files if path.endswith(SOURCE)]
+
+    def test_files_were_found(self):
+        self.assertIn("train_gpt.cu", self.sources)
+        self.assertGreater(len(self.sources), 50)
+
+    def test_top_level(self):
+        self.assertEqual({path.split("/")[0] for path in self.files} - TOP_LEVEL, set())
+
+    def test_folders_of_llmc(self):
+        folders = {path.split("/")[1] for path in self.files if path.startswith("llmc/")}
+        self.assertEqual(folders - set(FOLDERS), set())
+
+    def test_includes_go_to_earlier_folders(self):
+        for path in self.sources:
+            if path.startswith("llmc/") and not path.endswith(".py"):
+                self.assertEqual(forbidden_includes(path, read(path)), [], path)
+
+    def test_the_order_of_includes_can_be_broken(self):
+        text = '#include <vector>\n#include "llmc/run/options.h"\n  # include "llmc/device/error.h"\n#include "../x.h"'
+        self.assertEqual(forbidden_includes("llmc/data/shards.cpp", text), ["llmc/run/options.h", "../x.h"])
+        self.assertEqual(forbidden_includes("llmc/run/plan.cpp", text), ["../x.h"])
+
+    def test_the_host_device_is_included_by_its_own_files_alone(self):
+        for path in self.sources:
+            own = path.startswith("llmc/device/") or re.search(r"_host\.\w+$", path)
+            if path.startswith("llmc/") and not own:
+                inside = [i for i in includes_of(read(path)) if i.startswith("llmc/device/host/")]
+                self.assertEqual(inside, [], path)
+
+    def test_headers_are_included_once(self):
+        for path in self.sources:
+            if path.endswith((".h", ".cuh")):
+                self.assertIn("#pragma once", read(path), path)
+
+    def test_length_of_files(self):
+        for path in self.sources:
+            self.assertLessEqual(len(read(path).splitlines()), LONGEST_FILE, path)
+
+    def test_no_large_files(self):
+        for path in self.files:
+            most = LARGEST_FIXTURE if path.startswith("test/fixtures/") else LARGEST_FILE
+            self.assertLessEqual(os.path.getsize(os.path.join(ROOT, path)), most, path)
+
+    def test_no_paths_of_a_machine(self):
+        for path in self.files:
+            try:
+                text = read(path)
+            except UnicodeDecodeError:
+                continue  # a fixture
+            for number, line in enumerate(text.splitlines(), 1):
+                self.assertIsNone(MACHINE_PATH.search(line), f"{path}:{number}: {line.strip()}")
+
+    def test_every_family_of_kernels_has_a_test(self):
+        tests = {os.path.splitext(path)[0] for path in self.files if path.startswith("test/kernels/")}
+        for path in self.files:
+            if re.fullmatch(r"llmc/kernels/\w+\.h", path) and path[:-2] + ".cu" in self.files:
+                self.assertIn(path.replace("llmc/", "test/")[:-2], tests)
+
+    def test_scripts_are_executable(self):
+        for path in self.files:
+            if path.startswith((".ci/", "scripts/")) and read(path).startswith("#!"):
+                self.assertTrue(os.access(os.path.join(ROOT, path), os.X_OK), path)
+
+
+class Readme(unittest.TestCase):
+    """What the README names exists."""
+
+    def test_flags(self):
+        known = set(re.findall(r'"([a-z][a-z0-9-]+)"', read("llmc/run/flags.cpp")))
+        named = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", read("README.md")))
+        scripts_own = {"with-tiktoken", "test-case"}
+        self.assertGreater(len(named & known), 10)
+        self.assertEqual(named - known - scripts_own, set())
+
+    def test_files_and_folders(self):
+        for path in re.findall(r"`((?:llmc|data|dev|scripts|test|\.ci)/[\w./-]*)`", read("README.md")):
+            self.assertTrue(os.path.exists(os.path.join(ROOT, path)), path)
+
+    def test_make_targets(self):
+        makefile = read("Makefile")
+        for target in re.findall(r"make ([a-z][a-z_-]+)", read("README.md")):
+            self.assertRegex(makefile, rf"(?m)^{re.escape(target)}( \w+)*:", target)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,292 @@
+"""Bad input: each ends with its exit code and a message that names the value and what to do, before any training."""
+
+import os
+import re
+import unittest
+
+from trainer import VOCAB, corpus, new_path, run, tiny_flags, write_shard
+
+FLAGS, DATA, CHECKPOINT, RESOURCES = 2, 3, 4, 5
+TRAINED = re.compile("^step ", re.MULTILINE)
+SOME_TOKENS = [256] + [ord("a") + i % 26 for i in range(999)]
+
+
+def write_file(text, name="file"):
+    path = new_path(name)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    return path
+
+
+class BadInput(unittest.TestCase):
+    """`refused(flags, code, parts)` adds flags to a run that is fine without them."""
+
+    def refused(self, code, flags, *parts, env=None):
+        out = new_path()
+        result = run(*tiny_flags("--out", out, *flags), env=env)
+        message = result.err
+        self.assertEqual(result.code, code, f"{flags}: {message or result.out}")
+        for part in parts:
+            self.assertIn(part, message, f"{flags}")
+        self.assertTrue(message.startswith("train_gpt: "), message)
+        self.assertNotIn("terminate called", message)
+        self.assertNotRegex(result.out, TRAINED)
+        metrics = os.path.join(out, "metrics.jsonl")
+        self.assertFalse(os.path.exists(metrics) and os.path.getsize(metrics), "it began to train")
+
+    def test_the_run_is_fine_without_bad_flags(self):
+        result = run(*tiny_flags("--max-steps", "1"))
+        self.assertEqual((result.code, result.err), (0, ""))
+        self.assertRegex(result.out, TRAINED)
+
+
+class BadData(BadInput):
+    def refused_shard(self, path, *parts, flags=()):
+        self.refused(DATA, ["--train", path, "--vocab", VOCAB, *flags], *parts)
+
+    def test_no_file_matches(self):
+        self.refused_shard("nowhere/train_*.bin", "no file matches 'nowhere/train_*.bin'", "quoted pattern")
+
+    def test_no_file_matches_in_a_directory_that_exists(self):
+        self.refused_shard(corpus().train + "x*", "no file matches", "demo_train.binx*", "quoted pattern")
+
+    def test_no_file_matches_for_validation(self):
+        self.refused(DATA, ["--val", "nowhere/val.bin"], "no file matches 'nowhere/val.bin'")
+
+    def test_empty_pattern(self):
+        self.refused(FLAGS, ["--train", ""], "--train", "empty")
+
+    def test_no_data(self):
+        result = run("--layers", "2")
+        self.assertEqual(result.code, FLAGS)
+        self.assertIn("--train", result.err)
+
+    def test_directory(self):
+        self.refused_shard(os.path.dirname(corpus().train), "is not a regular file")
+
+    def test_wrong_magic(self):
+        self.refused_shard(write_shard(SOME_TOKENS, magic=12345), "its magic is 12345", "20240520")
+
+    def test_a_file_of_llm_c_that_is_no_shard(self):
+        self.refused_shard(write_shard(SOME_TOKENS, magic=20240328), "tokenizer", "--tokenizer")
+
+    def test_wrong_version(self):
+        self.refused_shard(write_shard(SOME_TOKENS, version=9), "shard version 9", "version 1")
+
+    def test_truncated(self):
+        self.refused_shard(write_shard(SOME_TOKENS, cut=3), "truncated", "1000 tokens", "3024 bytes", "3021")
+
+    def test_oversized(self):
+        self.refused_shard(write_shard(SOME_TOKENS, extra=b"more"), "too long", "3024 bytes", "3028")
+
+    def test_shorter_than_a_header(self):
+        self.refused_shard(write_file("no shard"), "8 bytes", "1024 bytes")
+
+    def test_negative_count(self):
+        self.refused_shard(write_shard([], count=-1), "claims -1 tokens")
+
+    def test_no_tokens(self):
+        self.refused_shard(write_shard([]), "no sequence of T=64", "use a smaller -t or more data")
+
+    def test_fewer_tokens_than_a_sequence_needs(self):
+        self.refused_shard(write_shard(SOME_TOKENS[:64]), "no sequence of T=64", "needs 65 tokens", "has 64")
+
+    def test_token_outside_the_vocabulary(self):
+        tokens = SOME_TOKENS[:500] + [VOCAB] + SOME_TOKENS[500:]
+        self.refused_shard(write_shard(tokens), "token 500 has id 257", "257 ids", "--vocab to at least 258")
+
+    def test_token_outside_the_vocabulary_of_a_wide_shard(self):
+        tokens = SOME_TOKENS + [2**32 - 1]
+        path = write_shard(tokens, magic=20240801, version=7, wide=True)
+        self.refused_shard(path, "token 1000 has id 4294967295")
+
+    def test_validation_token_outside_the_vocabulary(self):
+        path = write_shard(SOME_TOKENS + [9999])
+        self.refused(DATA, ["--val", path], "token 1000 has id 9999", os.path.basename(path))
+
+    def test_broken_sidecar(self):
+        path = write_shard(SOME_TOKENS)
+        with open(path + ".json", "w", encoding="utf-8") as file:
+            file.write("{ no JSON")
+        self.refused_shard(path, "sidecar", "is not valid", "prepare the shard again")
+
+    def test_sidecar_of_another_shard(self):
+        path = write_shard(SOME_TOKENS)
+        with open(path + ".json", "w", encoding="utf-8") as file:
+            file.write('{"tokens": 7}')
+        self.refused_shard(path, "says 7 tokens, its shard has 1000")
+
+
+class BadShape(BadInput):
+    def test_sequence_above_the_context(self):
+        self.refused(FLAGS, ["--context", "64", "--seq", "128"], "-t 128", "context 64", "use -t 64 or --context 128")
+
+    def test_channels_not_divisible_by_heads(self):
+        self.refused(FLAGS, ["--channels", "96", "--heads", "5"], "channels=96 cannot be divided by heads=5",
+                     "--heads 3")
+
+    def test_unsupported_head_dimension(self):
+        self.refused(FLAGS, ["--channels", "96", "--heads", "2"], "head dimension 48", "32, 64 and 128", "--heads 3")
+
+    def test_channels_not_a_multiple_of_32(self):
+        self.refused(FLAGS, ["--channels", "100", "--heads", "2"], "channels=100", "use --channels 96")
+
+    def test_batch_does_not_divide_the_total_batch(self):
+        self.refused(FLAGS, ["--total-batch", "1000"], "-d 1000", "256 tokens", "-b 4 x -t 64", "-d 768 or -d 1024")
+
+    def test_vocabulary_smaller_than_the_datas(self):
+        self.refused(FLAGS, ["--vocab", "100"], "--vocab 100", "257", "use --vocab 257")
+
+    def test_one_step_needs_more_tokens_than_there_are(self):
+        path = write_shard(SOME_TOKENS)
+        self.refused(FLAGS, ["--train", path, "--vocab", VOCAB, "--batch", "64", "--max-steps", "-1"], "1,000 tokens",
+                     "4,096", "use a smaller -d")
+
+    def test_warmup_as_long_as_the_run(self):
+        self.refused(FLAGS, ["--warmup", "5"], "--warmup 5", "5 steps", "use a smaller -u")
+
+    def test_unknown_model(self):
+        self.refused(FLAGS, ["--model", "gpt2-larg"], 'unknown model "gpt2-larg"', "gpt2-large")
+
+    def test_not_enough_memory(self):
+        gpt3 = ["--layers", "96", "--channels", "12288", "--heads", "96", "--precision", "fp32"]
+        self.refused(RESOURCES, gpt3, "this run needs", "host device", " has ", "weights", "activations", "optimizer",
+                     "smaller model or a larger device")
+        self.refused(RESOURCES, ["--batch", "16777216"], "this run needs", "activations", "reduce -b")
+
+
+class BadValue(BadInput):
+    CASES = [
+        (["--batch", "0"], ["--batch", "0 is out of range", "at least 1"]),
+        (["--batch", "-4"], ["--batch", "-4 is out of range"]),
+        (["--batch", "four"], ["--batch", "'four' is not a whole number"]),
+        (["--batch", "1.5"], ["--batch", "'1.5' is not a whole number"]),
+        (["--batch", ""], ["--batch", "'' is not a whole number"]),
+        (["--batch", "99999999999999999999"], ["--batch", "99999999999999999999 is too large"]),
+        (["--seq", "0"], ["--seq", "0 is out of range"]),
+        (["--seq", "-1"], ["--seq", "-1 is out of range"]),
+        (["--total-batch", "0"], ["--total-batch", "0 is out of range"]),
+        (["--max-steps", "0"], ["--max-steps", "0 is out of range", "-1: one epoch"]),
+        (["--max-steps", "-2"], ["--max-steps", "-2 is out of range"]),
+        (["--max-steps", "ten"], ["--max-steps", "'ten' is not a whole number"]),
+        (["--layers", "0"], ["--layers", "0 is out of range"]),
+        (["--heads", "0"], ["--heads", "0 is out of range"]),
+        (["--channels", "-64"], ["--channels", "-64 is out of range"]),
+        (["--vocab", "0"], ["--vocab", "0 is out of range"]),
+        (["--context", "0"], ["--context", "0 is out of range"]),
+        (["--lr", "0"], ["--lr", "0 is out of range", "above 0"]),
+        (["--lr", "-1e-3"], ["--lr", "-1e-3 is out of range"]),
+        (["--lr", "fast"], ["--lr", "'fast' is not a number"]),
+        (["--lr", "nan"], ["--lr", "'nan' is not a number"]),
+        (["--lr", "inf"], ["--lr", "'inf' is not a number"]),
+        (["--beta1", "1"], ["--beta1", "1 is out of range", "[0, 1)"]),
+        (["--eps", "0"], ["--eps", "0 is out of range"]),
+        (["--clip", "-1"], ["--clip", "-1 is out of range"]),
+        (["--weight-decay", "-0.1"], ["--weight-decay", "-0.1 is out of range"]),
+        (["--final-lr-fraction", "1.1"], ["--final-lr-fraction", "1.1 is out of range", "[0, 1]"]),
+        (["--warmup", "-1"], ["--warmup", "-1 is out of range"]),
+        (["--val-every", "-1"], ["--val-every", "-1 is out of range"]),
+        (["--val-batches", "-2"], ["--val-batches", "-2 is out of range"]),
+        (["--sample-tokens", "0"], ["--sample-tokens", "0 is out of range"]),
+        (["--temperature", "-1"], ["--temperature", "-1 is out of range"]),
+        (["--top-p", "0"], ["--top-p", "0 is out of range"]),
+        (["--seed", "-1"], ["--seed", "-1 is out of range"]),
+        (["--seed", "x"], ["--seed", "'x' is not a whole number"]),
+        (["--precision", "fp16"], ["--precision", "'fp16' is not one of", "bf16"]),
+        (["--schedule", "cosin"], ["--schedule", "'cosin' is not one of", "cosine"]),
+        (["--recompute", "1"], ["--recompute", "-r gelu"]),
+        (["--max-steps"], ["--max-steps needs a value"]),
+    ]
+
+    def test_values(self):
+        for flags, parts in self.CASES:
+            with self.subTest(flags=flags):
+                self.refused(FLAGS, flags, *parts)
+
+
+class BadFlag(BadInput):
+    def test_unknown_flag_names_the_nearest(self):
+        self.refused(FLAGS, ["--bacth", "4"], "unknown flag --bacth", "did you mean --batch?")
+        self.refused(FLAGS, ["--val-evry=3"], "unknown flag --val-evry", "did you mean --val-every?")
+
+    def test_unknown_flag_that_resembles_nothing(self):
+        self.refused(FLAGS, ["--quux"], "unknown flag --quux", "--help")
+
+    def test_unknown_short_flag(self):
+        self.refused(FLAGS, ["-Q", "1"], "unknown flag -Q", "--help")
+
+    def test_one_dash_missing(self):
+        self.refused(FLAGS, ["-batch", "4"], "did you mean --batch?")
+
+    def test_stray_argument(self):
+        self.refused(FLAGS, ["--train", "a.bin", "b.bin"], "unexpected argument 'b.bin'", "quote the pattern")
+
+    def test_spelling_of_llm_c(self):
+        self.refused(FLAGS, ["-y", "1"], "-y", "llm.c", "--overwrite")
+
+    def test_unknown_command(self):
+        result = run("trian", *tiny_flags())
+        self.assertEqual(result.code, FLAGS)
+        self.assertIn("unknown command 'trian'", result.err)
+
+    def test_gpu_without_dry_run(self):
+        self.refused(FLAGS, ["--gpu", "h200"], "--dry-run")
+
+    def test_environment_of_the_host_device(self):
+        self.refused(FLAGS, [], "LLMC_ORDER=sideways", "ascending, descending, random", env={"LLMC_ORDER": "sideways"})
+
+
+class BadFile(BadInput):
+    def test_output_directory_below_a_file(self):
+        out = os.path.join(write_file("x"), "run")
+        self.refused(FLAGS, ["--out", out], out, "Not a directory", "--out")
+
+    def test_output_directory_is_a_file(self):
+        out = write_file("x")
+        self.refused(FLAGS, ["--out", out], out, "--out")
+
+    @unittest.skipIf(os.geteuid() == 0, "root may write anywhere")
+    def test_output_directory_without_permission(self):
+        closed = new_path()
+        os.mkdir(closed, mode=0o500)
+        self.refused(FLAGS, ["--out", os.path.join(closed, "run")], "Permission denied", "--out")
+
+    def test_output_directory_on_a_file_system_that_takes_none(self):
+        self.refused(FLAGS, ["--out", "/proc/run"], "/proc/run", "--out")
+
+    def test_output_directory_holds_a_run(self):
+        out = new_path()
+        self.assertEqual(run(*tiny_flags("--out", out, "--max-steps", "1")).code, 0)
+        metrics = os.path.join(out, "metrics.jsonl")
+        with open(metrics, "rb") as file:
+            before = file.read()
+        result = run(*tiny_flags("--out", out, "--max-steps", "2"))
+        self.assertEqual(result.code, FLAGS)
+        self.assertIn("already holds a run", result.err)
+        self.assertIn("--overwrite", result.err)
+        with open(metrics, "rb") as file:
+            self.assertEqual(file.read(), before)
+        self.assertEqual(run(*tiny_flags("--out", out, "--max-steps", "2", "--overwrite")).code, 0)
+
+    def test_weights_to_start_from(self):
+        self.refused(CHECKPOINT, ["--init-from", "nowhere.safetensors"], "nowhere.safetensors", "No such file")
+        self.refused(CHECKPOINT, ["--init-from", write_file("not a model")], "file")
+
+    def test_weights_of_another_shape(self):
+        out = new_path()
+        self.assertEqual(run(*tiny_flags("--out", out, "--max-steps", "1", "--layers", "1")).code, 0)
+        model = os.path.join(out, "model.safetensors")
+        self.refused(CHECKPOINT, ["--init-from", model], "h.1.", "choose the model that the file holds")
+
+    def test_configuration_file(self):
+        self.refused(FLAGS, ["--config", "nowhere.json"], "nowhere.json")
+        self.refused(FLAGS, ["--config", write_file("{")], "is not JSON")
+        self.refused(FLAGS, ["--config", write_file('{"bacth": 4}')], 'unknown key "bacth"', 'did you mean "batch"')
+        self.refused(FLAGS, ["--config", write_file('{"batch": 0}')], "--batch", "0 is out of range")
+
+    def test_tokenizer(self):
+        self.refused(DATA, ["--tokenizer", "nowhere.tiktoken", "--sample-every", "1"], "nowhere.tiktoken")
+
+
+if __name__ == "__main__":
+    unittest.main()

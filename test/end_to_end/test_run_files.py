@@ -1,0 +1,324 @@
+"""What a run prints and writes, how it ends, and what can be done with what it wrote."""
+
+import json
+import math
+import os
+import re
+import signal
+import struct
+import subprocess
+import unicodedata
+import unittest
+
+from trainer import (ENVIRONMENT, PROGRAM, VOCAB, FinishedRun, corpus, new_path, read_safetensors, run, tiny_flags,
+                     workspace)
+
+STOPPED = 75
+
+
+class Files(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.done = FinishedRun("--val", corpus().val, "--val-every", "3", "--val-batches", "2", "--max-steps", "7",
+                               "--lr", "2e-3", "--warmup", "4", "--total-batch", "512")
+
+    def test_training_records(self):
+        names = ["step", "loss", "lr", "norm", "tokens", "ms", "tokens_per_s", "products", "skipped", "loss_scale"]
+        self.assertEqual([r["step"] for r in self.done.steps], list(range(1, 8)))
+        for record in self.done.steps:
+            self.assertEqual(list(record), names)
+            self.assertEqual(record["tokens"], 512 * record["step"])
+            self.assertEqual((record["skipped"], record["loss_scale"]), (0, 1))
+            for name in ("loss", "norm", "ms", "tokens_per_s"):
+                self.assertGreater(record[name], 0, name)
+            self.assertAlmostEqual(record["tokens_per_s"] * record["ms"] / 1000, 512, delta=0.01)
+        # Warm-up over 4 steps, then a cosine.
+        rates = [r["lr"] for r in self.done.steps]
+        self.assertAlmostEqual(rates[0], 2e-3 / 4, delta=1e-9)
+        self.assertAlmostEqual(rates[3], 2e-3, delta=1e-9)
+        self.assertEqual(rates[3:], sorted(rates[3:], reverse=True))
+
+    def test_products_of_a_micro_step(self):
+        def products(*flags):
+            return FinishedRun("--max-steps", "2", *flags).steps[-1]["products"]
+
+        # 4 layers a block with 3 products each, and the head's.
+        for precision, other in (("bf16", "fp32"), ("fp32", "bf16")):
+            counts = products("--precision", precision, "--recompute", "none")
+            self.assertEqual((counts["fp8"], counts[other]), (0, 0))
+            head = counts[precision] - 2 * 12
+            self.assertTrue(head > 0 and head % 3 == 0, counts)
+        plain = products("--recompute", "none")["bf16"]
+        self.assertEqual(products("--total-batch", "1024", "--recompute", "none")["bf16"], plain, "per micro-step")
+        again = products("--recompute", "block")["bf16"] - plain
+        self.assertTrue(2 * 3 <= again <= 2 * 4, "what backward computes again counts too")
+
+    def test_validation_records(self):
+        self.assertEqual(list(self.done.validations), [0, 3, 6, 7])
+        for record in self.done.records:
+            if "val_loss" in record:
+                self.assertEqual(list(record), ["step", "val_loss"])
+
+    def test_records_in_order_of_steps(self):
+        steps = [r["step"] for r in self.done.records]
+        self.assertEqual(steps, sorted(steps))
+
+    def test_floats_have_all_their_digits(self):
+        for record in self.done.steps:
+            (rounded,) = struct.unpack("<f", struct.pack("<f", record["loss"]))
+            self.assertEqual(record["loss"], rounded, "a float read back is the same float")
+
+    def test_main_log(self):
+        lines = self.done.read("main.log").decode().splitlines()
+        training = [re.fullmatch(r"s:(\d+) trl:(\d+\.\d{4}) lr:(\d+\.\d{6}) norm:(\d+\.\d{2})", line) for line in lines]
+        validation = [re.fullmatch(r"s:(\d+) tel:(\d+\.\d{4})", line) for line in lines]
+        for line, a, b in zip(lines, training, validation):
+            self.assertTrue(a or b, line)
+        # llm.c counts training steps from 0.
+        self.assertEqual([int(m[1]) for m in training if m], list(range(7)))
+        self.assertEqual([m[2] for m in training if m], [f"{loss:.4f}" for loss in self.done.losses])
+        self.assertEqual([(int(m[1]), m[2]) for m in validation if m],
+                         [(step, f"{loss:.4f}") for step, loss in self.done.validations.items()])
+
+    def test_run_json(self):
+        info = json.loads(self.done.read("run.json"))
+        self.assertEqual(info["world"], 1)
+        self.assertEqual(info["micro_steps"], 2)
+        self.assertIn("train_gpt", info["versions"])
+        self.assertTrue(info["device"])
+        self.assertIn("--total-batch 512", info["command"])
+        model, config = info["model"], info["config"]
+        self.assertEqual({k: model[k] for k in ("layers", "heads", "channels", "vocab", "context")},
+                         dict(layers=2, heads=2, channels=64, vocab=VOCAB, context=64))
+        self.assertEqual(model["padded_vocab"] % 64, 0)
+        self.assertEqual(config["total-batch"], 512)
+        self.assertEqual(config["precision"], "bf16")
+        self.assertEqual(config["max-steps"], 7)
+
+    def test_progress_lines(self):
+        lines = [line for line in self.done.result.out.splitlines() if line.startswith("step ")]
+        self.assertEqual(len(lines), 7)
+        for line, record in zip(lines, self.done.steps):
+            self.assertIn(f"{record['step']}/7", line)
+            self.assertIn(f"loss {record['loss']:.4f}", line)
+            self.assertNotIn("\033", line, "no colours in a pipe")
+        self.assertIn("tok/s", lines[-1])
+        self.assertEqual(len([x for x in self.done.result.out.splitlines() if x.startswith("val ")]), 4)
+
+    def test_nothing_is_written_without_out(self):
+        before = sorted(os.listdir(workspace()))
+        self.assertEqual(run(*tiny_flags("--max-steps", "1")).code, 0)
+        self.assertEqual(sorted(os.listdir(workspace())), before)
+
+    def test_several_validation_sets(self):
+        several = FinishedRun("--val", f"a={corpus().val}", "--val", f"b={corpus().train}", "--val-batches", "1",
+                              "--max-steps", "1")
+        record = several.records[0]
+        self.assertEqual(list(record), ["step", "val_loss_a", "val_loss_b"])
+        self.assertNotEqual(record["val_loss_a"], record["val_loss_b"])
+
+    def test_val_batches_all(self):
+        everything = FinishedRun("--val", corpus().val, "--val-batches", "-1", "--max-steps", "1")
+        enough = FinishedRun("--val", corpus().val, "--val-batches", "1000", "--max-steps", "1")
+        self.assertEqual(everything.validations, enough.validations)
+        self.assertNotEqual(everything.validations[0], self.done.validations[0])
+
+
+class Weights(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.done = FinishedRun("--val", corpus().val, "--val-batches", "3", "--max-steps", "12", "--lr", "2e-3")
+        cls.model = cls.done.path("model.safetensors")
+
+    def test_hugging_face_names_and_shapes(self):
+        C, V, T = 64, VOCAB, 64
+        expected = {"wte.weight": [V, C], "wpe.weight": [T, C], "ln_f.weight": [C], "ln_f.bias": [C]}
+        for layer in range(2):
+            h = f"h.{layer}."
+            expected |= {h + "ln_1.weight": [C], h + "ln_1.bias": [C], h + "ln_2.weight": [C], h + "ln_2.bias": [C],
+                         h + "attn.c_attn.weight": [C, 3 * C], h + "attn.c_attn.bias": [3 * C],
+                         h + "attn.c_proj.weight": [C, C], h + "attn.c_proj.bias": [C],
+                         h + "mlp.c_fc.weight": [C, 4 * C], h + "mlp.c_fc.bias": [4 * C],
+                         h + "mlp.c_proj.weight": [4 * C, C], h + "mlp.c_proj.bias": [C]}
+        tensors = {name.removeprefix("transformer."): t for name, t in read_safetensors(self.model).items()}
+        self.assertEqual({name: shape for name, (_, shape, _) in tensors.items()}, expected)
+        for name, (dtype, shape, data) in tensors.items():
+            self.assertEqual(dtype, "F32", name)
+            self.assertEqual(len(data), 4 * math.prod(shape), name)
+            values = struct.unpack(f"<{math.prod(shape)}f", data)
+            self.assertTrue(all(map(math.isfinite, values)), name)
+            self.assertGreater(max(map(abs, values)), 0, name)
+
+    def test_training_goes_on_from_them(self):
+        last = self.done.validations[12]
+        for precision in ("bf16", "fp32"):
+            again = FinishedRun("--val", corpus().val, "--val-batches", "3", "--max-steps", "12", "--lr", "1e-3",
+                                "--init-from", self.model, "--seed", "99", "--precision", precision)
+            if precision == "bf16":
+                self.assertEqual(again.validations[0], last, "the same weights, the same bits")
+            self.assertLess(abs(again.validations[0] - last), 0.01)
+            self.assertLess(again.validations[12], last)
+        self.assertLess(last, 4.5, "or else it would not show that the weights were used")
+
+
+class Configuration(unittest.TestCase):
+    def print_config(self, *flags):
+        result = run(*flags, "--print-config")
+        self.assertEqual(result.code, 0, result.err)
+        return result.out
+
+    def test_round_trip(self):
+        text = self.print_config(*tiny_flags("--lr", "1.25e-3", "--beta2", "0.99", "--schedule", "wsd", "--seed",
+                                             str(2**64 - 1), "--val", f"x={corpus().val}", "--prompt", 'a "b" ü'))
+        path = new_path("config") + ".json"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        self.assertEqual(self.print_config("--config", path), text)
+        config = json.loads(text)
+        self.assertEqual((config["lr"], config["seed"], config["total-batch"]), (1.25e-3, 2**64 - 1, 256))
+        changed = json.loads(self.print_config("--config", path, "--lr", "5e-4"))
+        self.assertEqual(changed, {**config, "lr": 5e-4}, "flags override the file")
+
+    def test_a_run_from_run_json_is_the_same_run(self):
+        first = FinishedRun("--lr", "1.7e-3", "--seed", "5", "--max-steps", "4")
+        out = new_path()
+        result = run("--config", first.path("run.json"), "--out", out)
+        self.assertEqual(result.code, 0, result.err)
+        with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
+            losses = [json.loads(line)["loss"] for line in file]
+        self.assertEqual(losses, first.losses)
+
+
+class Planning(unittest.TestCase):
+    def plan(self, *flags):
+        result = run(*flags, "--dry-run")
+        self.assertEqual(result.code, 0, result.err)
+        return result.out
+
+    def test_named_models_and_cards_without_data(self):
+        parameters = {"d12": "124,475,904", "gpt2": "124,439,808", "gpt2-xl": "1,557,611,200"}
+        for model, count in parameters.items():
+            for card in ("h100", "h200", "a100", "l40s", "rtx4090"):
+                with self.subTest(model=model, card=card):
+                    text = self.plan("--model", model, "--gpu", card)
+                    if model != "d12":
+                        self.assertIn(count, text)
+                    self.assertRegex(text, r"(fits|DOES NOT FIT) into")
+                    self.assertRegex(text, r"tok/s, MFU \d+\.\d%")
+
+    def test_what_does_not_fit(self):
+        flags = ["--model", "gpt2-xl", "--batch", "16"]
+        self.assertIn("DOES NOT FIT into RTX 4090", self.plan(*flags, "--gpu", "rtx4090"))
+        self.assertIn("fits into H200", self.plan(*flags, "--gpu", "h200"))
+
+    def test_recomputation_saves_activations(self):
+        def activations(level):
+            text = self.plan("--model", "gpt2", "--batch", "32", "--recompute", level)
+            amount, unit = re.search(r"activations +([\d.]+) (\w+)", text).groups()
+            return float(amount) * {"MiB": 1, "GiB": 1024}[unit]
+
+        sizes = [activations(level) for level in ("none", "gelu", "norm", "block")]
+        self.assertEqual(sizes, sorted(sizes, reverse=True))
+        self.assertLess(sizes[-1], 0.5 * sizes[0])
+
+    def test_with_data_and_the_demo_model(self):
+        text = self.plan(*tiny_flags("--layers", "4", "--channels", "128", "--heads", "4", "--context", "128"))
+        self.assertIn("vocabulary 257", text)
+
+    def test_unknown_card(self):
+        result = run("--dry-run", "--gpu", "h900")
+        self.assertEqual(result.code, 2)
+        self.assertIn("'h900' is not in the table", result.err)
+        self.assertIn("h200", result.err)
+
+    def test_help_and_version(self):
+        text = run("--help").out
+        for flag in ("--train", "--precision", "--dry-run", "Exit codes"):
+            self.assertIn(flag, text)
+        self.assertEqual(run("-h").out, text)
+        self.assertRegex(run("--version").out, r"^train_gpt \d+\.\d+")
+
+
+class Sampling(unittest.TestCase):
+    def sample(self, *flags):
+        result = run(*tiny_flags("--max-steps", "6", "--sample-every", "3", "--sample-tokens", "40", *flags))
+        self.assertEqual(result.code, 0, result.err)
+        return result.samples
+
+    def test_samples_are_printed(self):
+        samples = self.sample()
+        self.assertEqual([step for step, _ in samples], [3, 6])
+        for _, text in samples:
+            self.assertTrue(text)
+            # An untrained model writes any byte; none may reach the terminal as a control character.
+            self.assertFalse([c for c in text if unicodedata.category(c) == "Cc"], repr(text))
+
+    def test_same_seed_same_sample(self):
+        self.assertEqual(self.sample(), self.sample())
+        self.assertNotEqual(self.sample(), self.sample("--seed", "3"))
+
+    def test_the_likeliest_token_does_not_depend_on_chance(self):
+        greedy = self.sample("--temperature", "0")
+        self.assertEqual(greedy, self.sample("--temperature", "0", "--top-p", "0.5"))
+        self.assertEqual(greedy, self.sample("--top-k", "1"))
+
+    def test_prompt(self):
+        for _, text in self.sample("--prompt", "Tom who sees"):
+            self.assertTrue(text.startswith("Tom who sees"), text)
+
+    def test_sampling_does_not_change_training(self):
+        quiet = FinishedRun("--max-steps", "6")
+        chatty = FinishedRun("--max-steps", "6", "--sample-every", "2", "--sample-tokens", "3", "--prompt", "Tom")
+        self.assertEqual(quiet.losses, chatty.losses)
+
+    def test_sample_longer_than_the_context(self):
+        self.assertEqual(len(self.sample("--sample-tokens", "100", "--max-steps", "3")), 1)
+
+
+class Endings(unittest.TestCase):
+    def test_stop_after_leaves_the_schedule_as_it_is(self):
+        whole = FinishedRun("--max-steps", "8", "--warmup", "2")
+        part = FinishedRun("--max-steps", "8", "--warmup", "2", "--stop-after", "3")
+        self.assertEqual(part.timeless, whole.timeless[:3])
+        self.assertTrue(os.path.exists(part.path("model.safetensors")))
+
+    def test_max_minutes(self):
+        run_ = FinishedRun("--max-steps", "1000000", "--max-minutes", "0.01", code=STOPPED)
+        self.assertIn("--max-minutes", run_.result.out)
+        self.assertGreaterEqual(len(run_.steps), 1)
+        self.assertTrue(os.path.exists(run_.path("model.safetensors")))
+
+    def stop_by(self, signal_number):
+        out = new_path()
+        command = [PROGRAM, *tiny_flags("--max-steps", "1000000", "--out", out)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=workspace(),
+                                   env=ENVIRONMENT)
+        try:
+            while not process.stdout.readline().startswith("step "):
+                self.assertIsNone(process.poll())
+            process.send_signal(signal_number)
+            rest, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        self.assertEqual(process.returncode, STOPPED)
+        self.assertIn("stopping after step", rest)
+        self.assertIn(signal.Signals(signal_number).name, rest)
+        with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
+            steps = [json.loads(line)["step"] for line in file]
+        self.assertEqual(steps, list(range(1, len(steps) + 1)))
+        self.assertIn(f"stopping after step {steps[-1]}", rest, "the last step is in the file")
+        read_safetensors(os.path.join(out, "model.safetensors"))
+
+    def test_sigterm(self):
+        self.stop_by(signal.SIGTERM)
+
+    def test_sigint(self):
+        self.stop_by(signal.SIGINT)
+
+    def test_one_epoch_without_max_steps(self):
+        epoch = FinishedRun("--max-steps", "-1", "--batch", "32", "--total-batch", "32768")
+        self.assertEqual(len(epoch.steps), (120000 - 1) // 32768)
+
+
+if __name__ == "__main__":
+    unittest.main()

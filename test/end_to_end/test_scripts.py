@@ -1,0 +1,257 @@
+"""The scripts themselves: counting of results, the report on kernels, setup without rights, the picture of a run."""
+
+import importlib.util
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+
+
+def load(name):
+    path = os.path.join(ROOT, "scripts", name + ".py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class InDirectory(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.directory = temporary.name
+
+    def write(self, name, text, executable=False):
+        path = os.path.join(self.directory, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        if executable:
+            os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
+        return path
+
+
+class Stages(InDirectory):
+    """scripts/stages.sh with commands that print what real ones would."""
+
+    def stages(self, script, **environment):
+        text = f'source "{ROOT}/scripts/stages.sh"\n{script}\nfinish\n'
+        environment = {k: v for k, v in os.environ.items() if k != "CI"} | environment
+        result = subprocess.run(["bash", "-c", text], cwd=self.directory, capture_output=True, text=True,
+                                env=environment)
+        self.assertEqual(result.stderr, "")
+        return result.returncode, result.stdout.splitlines()[-1], result.stdout
+
+    def test_checks(self):
+        code, last, _ = self.stages("stage good check true")
+        self.assertEqual((code, last), (0, "1 passed, 0 failed, 0 skipped"))
+        code, last, out = self.stages("stage good check true; stage bad check bash -c 'echo why; exit 3'")
+        self.assertEqual((code, last), (1, "1 passed, 1 failed, 0 skipped"))
+        self.assertIn("why", out)
+        self.assertIn("exit code 3", out)
+
+    def test_doctest(self):
+        line = "[doctest] test cases: {} | {} passed | {} failed | {} skipped"
+        code, last, _ = self.stages(f'stage t doctest echo "{line.format(12, 12, 0, 3)}"')
+        self.assertEqual((code, last), (0, "12 passed, 0 failed, 3 skipped"))
+        code, last, _ = self.stages(f"stage t doctest bash -c 'echo \"{line.format(12, 10, 2, 0)}\"; exit 1'")
+        self.assertEqual((code, last), (1, "10 passed, 2 failed, 0 skipped"))
+
+    def test_unittest(self):
+        code, last, _ = self.stages(r'stage t unittest printf "Ran 9 tests in 1.2s\n\nOK (skipped=2)\n"')
+        self.assertEqual((code, last), (0, "7 passed, 0 failed, 2 skipped"))
+        failure = r'printf "Ran 9 tests in 1s\n\nFAILED (failures=1, errors=2)\n"; exit 1'
+        code, last, _ = self.stages(f"stage t unittest bash -c '{failure}'")
+        self.assertEqual((code, last), (1, "6 passed, 3 failed, 0 skipped"))
+
+    def test_a_crash_counts(self):
+        for kind in ("doctest", "unittest", "check"):
+            code, last, out = self.stages(f"stage t {kind} bash -c 'kill -SEGV $$'")
+            self.assertEqual((code, last), (1, "0 passed, 1 failed, 0 skipped"), kind)
+        # Everything passed, and then it crashed.
+        line = "[doctest] test cases: 3 | 3 passed | 0 failed | 0 skipped"
+        code, last, _ = self.stages(f"stage t doctest bash -c 'echo \"{line}\"; exit 139'")
+        self.assertEqual((code, last), (1, "3 passed, 1 failed, 0 skipped"))
+
+    def test_no_tests_at_all_is_a_failure(self):
+        code, last, _ = self.stages(r'stage t unittest printf "Ran 0 tests in 0s\n\nOK\n"')
+        self.assertEqual((code, last), (1, "0 passed, 1 failed, 0 skipped"))
+
+    def test_time_limit(self):
+        code, last, out = self.stages("stage t check sleep 60", STAGE_LIMIT="1")
+        self.assertEqual((code, last), (1, "0 passed, 1 failed, 0 skipped"))
+        self.assertIn("stopped after 1 s", out)
+
+    def test_what_cannot_run(self):
+        script = "stage good check true; require cuda 'no nvcc'; skip gpu 'no GPU'"
+        code, last, _ = self.stages(script)
+        self.assertEqual((code, last), (0, "1 passed, 0 failed, 2 skipped"))
+        code, last, _ = self.stages(script, CI="true")
+        self.assertEqual((code, last), (1, "1 passed, 1 failed, 1 skipped"))
+
+
+class Setup(InDirectory):
+    """scripts/setup.sh on a made-up system."""
+
+    def setup_on(self, **tools):
+        """Runs it with these programs, and a few harmless ones, as the whole PATH."""
+        for name, script in tools.items():
+            self.write(f"bin/{name.replace('_', '-')}", "#!/bin/bash\n" + script, executable=True)
+        for name in ("bash", "sed", "tr", "dirname", "env", "mkdir", "cp", "mktemp", "rm", "tail"):
+            os.symlink(f"/usr/bin/{name}", os.path.join(self.directory, "bin", name))
+        script = os.path.join(self.directory, "repository", "scripts", "setup.sh")
+        with open(os.path.join(ROOT, "scripts", "setup.sh"), encoding="utf-8") as file:
+            self.write("repository/scripts/setup.sh", file.read(), executable=True)
+        return subprocess.run(["/bin/bash", script], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                              env={"PATH": os.path.join(self.directory, "bin")})
+
+    ALL_BUT_DOCTEST = "for p in \"${@:3}\"; do [[ $p == doctest-dev ]] || echo \"installed $p\"; done; exit 1"
+    VENV = 'if [[ $* == *venv* ]]; then mkdir -p .venv/bin; cp "$0" .venv/bin/python; fi; [[ $1 != - ]]'
+
+    @unittest.skipIf(os.geteuid() == 0, "root installs by itself")
+    def test_without_rights_it_lists_the_packages(self):
+        result = self.setup_on(dpkg_query=self.ALL_BUT_DOCTEST, apt_get="echo called; exit 9")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("apt-get install doctest-dev\n", result.stderr)
+        self.assertNotIn("called", result.stdout)
+
+    @unittest.skipIf(os.geteuid() != 0, "needs no sudo as root alone")
+    def test_as_root_it_installs_what_is_missing(self):
+        log = os.path.join(self.directory, "log")
+        result = self.setup_on(dpkg_query=self.ALL_BUT_DOCTEST, apt_get=f'echo "$@" >>{log}', python3=self.VENV)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        with open(log, encoding="utf-8") as file:
+            update, install = file.read().splitlines()
+        self.assertIn("update", update)
+        self.assertTrue(install.endswith(" doctest-dev"), install)
+        self.assertIn("setup: installing doctest-dev", result.stdout)
+
+    def test_a_failed_installation_stops(self):
+        result = self.setup_on(dpkg_query=self.ALL_BUT_DOCTEST, apt_get="exit 100", sudo='"$@"', python3=self.VENV)
+        self.assertNotEqual(result.returncode, 0)
+
+    def test_without_apt_it_names_what_is_needed(self):
+        result = self.setup_on(make="", git="", python3=self.VENV)
+        self.assertEqual(result.returncode, 1)
+        for name in ("g++", "OpenBLAS", "doctest", "nlohmann"):
+            self.assertIn(name, result.stderr)
+
+
+def report(name, registers, spilled=0, stack=0, arch="sm_90a"):
+    return f"""ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '{name}' for '{arch}'
+ptxas info    : Function properties for {name}
+    {stack} bytes stack frame, {spilled} bytes spill stores, {spilled} bytes spill loads
+ptxas info    : Used {registers} registers, used 1 barriers, {stack} bytes cumulative stack size
+"""
+
+
+class KernelReport(InDirectory):
+    ADD = "_ZN4llmc10add_kernelIfEEvPT_i"  # void llmc::add_kernel<float>(float*, int)
+    SUM = "_ZN4llmc10sum_kernelEPf"
+
+    def check(self, text, table):
+        kernels = self.module.parse_report(text)
+        return self.module.check(kernels, self.module.demangle([k.mangled for k in kernels]), table)
+
+    def setUp(self):
+        super().setUp()
+        self.module = load("check_kernels")
+
+    def test_names(self):
+        name = self.module.base_name
+        self.assertEqual(name("void llmc::(anonymous namespace)::add_kernel<float, (int)4>(float*, int)"), "add_kernel")
+        self.assertEqual(name("llmc::sum_kernel(float*)"), "sum_kernel")
+        self.assertEqual(self.module.short_signature("void llmc::add_kernel<float, (bool)1>(float*)"),
+                         "add_kernel<float, (bool)1>")
+
+    def test_good_kernels(self):
+        self.assertEqual(self.check(report(self.ADD, 32) + report(self.SUM, 40), {"add_kernel": 32}), [])
+
+    def test_spills(self):
+        problems = self.check(report(self.ADD, 255, spilled=16) + report(self.SUM, 40), {})
+        self.assertEqual(problems, ["add_kernel<float> (sm_90a) spills 32 bytes of registers"])
+
+    def test_local_memory(self):
+        self.assertIn("64 bytes in local memory", self.check(report(self.ADD, 40, stack=64), {})[0])
+
+    def test_too_many_registers(self):
+        self.assertIn("uses 33 registers; dev/kernel_resources.txt allows 32",
+                      self.check(report(self.ADD, 33), {"add_kernel": 32})[0])
+
+    def test_a_kernel_that_is_gone(self):
+        self.assertIn("add_kernel is in", self.check(report(self.SUM, 33), {"add_kernel": 32})[0])
+
+    def test_whole_builds(self):
+        self.write("build/llmc/kernels/a.cu.o.ptxas", report(self.ADD, 32))
+        table = self.write("table", "# comment\nadd_kernel 32\n")
+        self.module.TABLE = table
+        build = os.path.join(self.directory, "build")
+        self.assertEqual(self.module.main([build]), 0)
+        self.assertEqual(self.module.main([build, os.path.join(self.directory, "missing")]), 1)
+        self.write("build/llmc/linear/b.cu.o.ptxas", report(self.SUM, 32, spilled=4))
+        self.assertEqual(self.module.main([build]), 1)
+
+
+@unittest.skipIf(importlib.util.find_spec("matplotlib") is None, "matplotlib is in .venv alone")
+class Picture(InDirectory):
+    def run_directory(self, name, steps=20, shard=None):
+        records = []
+        for step in range(1, steps + 1):
+            records.append(dict(step=step, loss=5 / step, lr=1e-3, norm=1.0, tokens=100 * step, ms=1.0))
+            if step % 5 == 0:
+                records.append(dict(step=step, val_loss=5.5 / step))
+        records[2] |= dict(loss=None, nonfinite=dict(loss="nan"))
+        text = "".join(json.dumps(r) + "\n" for r in records)
+        self.write(f"{name}/metrics.jsonl", text + '{"step": 21, "lo')  # killed while writing
+        model = dict(layers=1, channels=32, heads=1, parameters=12345)
+        config = dict(precision="bf16", val=[f"a={shard}"] if shard else None, train=None)
+        self.write(f"{name}/run.json", json.dumps(dict(model=model, device="x", config=config)))
+        return os.path.join(self.directory, name)
+
+    def setUp(self):
+        super().setUp()
+        self.module = load("plot_run")
+
+    def assert_picture(self, path):
+        with open(path, "rb") as file:
+            data = file.read()
+        self.assertEqual(data[:8], b"\x89PNG\r\n\x1a\n")
+        self.assertGreater(len(data), 20000)
+
+    def test_one_run(self):
+        run = self.run_directory("run")
+        self.module.main([run])
+        self.assert_picture(os.path.join(run, "loss.png"))
+
+    def test_several_runs(self):
+        out = os.path.join(self.directory, "both.png")
+        runs = [self.run_directory("a"), self.run_directory("b", 30)]
+        self.module.main([*runs, "--x", "tokens", "--floor", "0.1", "--out", out])
+        self.assert_picture(out)
+
+    def test_what_is_read(self):
+        shard = os.path.join(self.directory, "v.bin")
+        self.write("v.bin", "")
+        self.write("v.bin.json", '{"entropy_floor": 0.75}')
+        run = self.module.read_run(self.run_directory("run", shard=shard))
+        self.assertEqual((len(run.steps), run.val["val_loss"][-1], run.floor), (20, (20, 5.5 / 20), 0.75))
+        self.assertIn("0.01 M parameters", run.title)
+
+    def test_smoothing(self):
+        self.assertEqual(self.module.smooth([1, 2, 6], 3), [1, 3, 6])
+        self.assertEqual(self.module.smooth([1, None, 3], 3), [1, 2, 3])
+
+    def test_no_run(self):
+        with self.assertRaisesRegex(SystemExit, "holds no metrics.jsonl"):
+            self.module.main([self.directory])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,196 @@
+"""Runs the real trainer for the end-to-end tests: a tiny corpus, tiny models, and what a run leaves behind.
+
+The program is ./train_gpt_cpu, or what the environment variable TRAIN_GPT says. As a script it makes a short run, for
+builds with a sanitizer, or looks at how a run ended:
+
+    python3 test/end_to_end/trainer.py --short-run build/cpu-native-address/train_gpt_cpu
+    python3 test/end_to_end/trainer.py --near-floor out/demo 1.25
+"""
+
+import atexit
+import functools
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "train_gpt_cpu")))
+VOCAB = 257
+HEADER_BYTES = 1024
+
+# 2 layers, 64 channels: fractions of a millisecond a token.
+TINY_MODEL = ["--layers", "2", "--channels", "64", "--heads", "2", "--context", "64"]
+TINY_BATCH = ["--batch", "4", "--seq", "64"]
+# Threads that wait asleep: the tests may share the cores.
+ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
+TIME_FIELDS = ("ms", "tokens_per_s")
+
+
+@functools.cache
+def workspace():
+    """A directory for this process, removed at its end."""
+    path = tempfile.mkdtemp(prefix="train_gpt_test_")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+_counter = iter(range(10**9))
+
+
+def new_path(name="run"):
+    """A path in the workspace that does not exist yet."""
+    return os.path.join(workspace(), f"{name}{next(_counter)}")
+
+
+@dataclass
+class Corpus:
+    train: str
+    val: str
+    entropy_floor: float
+
+
+@functools.cache
+def corpus():
+    """A small demo corpus, made once."""
+    directory = new_path("corpus")
+    subprocess.run([sys.executable, os.path.join(ROOT, "data", "demo_corpus.py"), "--out", directory, "--train-tokens",
+                    "120000", "--val-tokens", "8000", "--seed", "5"], check=True, capture_output=True)
+    val = os.path.join(directory, "demo_val.bin")
+    with open(val + ".json", encoding="utf-8") as file:
+        floor = json.load(file)["entropy_floor"]
+    return Corpus(os.path.join(directory, "demo_train.bin"), val, floor)
+
+
+def write_shard(tokens, *, magic=20240520, version=1, count=None, cut=0, extra=b"", wide=False):
+    """A shard without a sidecar, with what is asked for wrong in it."""
+    path = new_path("shard") + ".bin"
+    count = len(tokens) if count is None else count
+    body = struct.pack(f"<{len(tokens)}{'I' if wide else 'H'}", *tokens)
+    body = body[:len(body) - cut] + extra
+    with open(path, "wb") as file:
+        file.write(struct.pack("<3i", magic, version, count).ljust(HEADER_BYTES, b"\0") + body)
+    return path
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def samples(self):
+        """[(step, text)]; text that has line breaks is cut at the first."""
+        found = re.findall(r"^sample after step (\d+):\n(.*)$", self.out, re.MULTILINE)
+        return [(int(step), text) for step, text in found]
+
+
+def run(*flags, env=None, limit=120):
+    """Runs the program with exactly these flags, away from the repository."""
+    done = subprocess.run([PROGRAM, *map(str, flags)], capture_output=True, text=True, errors="replace", timeout=limit,
+                          cwd=workspace(), env={**ENVIRONMENT, **(env or {})})
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def tiny_flags(*flags):
+    """A tiny run on the small corpus; later flags override earlier ones."""
+    return ["--train", corpus().train, *TINY_MODEL, *TINY_BATCH, "--precision", "bf16", "--max-steps", "5", *flags]
+
+
+class FinishedRun:
+    """A run that must succeed, and the files it left."""
+
+    def __init__(self, *flags, env=None, code=0):
+        self.directory = new_path()
+        self.result = run(*tiny_flags("--out", self.directory, *flags), env=env)
+        if self.result.code != code:
+            raise AssertionError(f"exit code {self.result.code}, expected {code}\n{self.result.out}{self.result.err}")
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    def read(self, name):
+        with open(self.path(name), "rb") as file:
+            return file.read()
+
+    @functools.cached_property
+    def records(self):
+        return [json.loads(line) for line in self.read("metrics.jsonl").decode().splitlines()]
+
+    @property
+    def steps(self):
+        return [r for r in self.records if "loss" in r]
+
+    @property
+    def losses(self):
+        return [r["loss"] for r in self.steps]
+
+    @property
+    def validations(self):
+        """{step: loss}"""
+        return {r["step"]: r["val_loss"] for r in self.records if "val_loss" in r}
+
+    @property
+    def timeless(self):
+        """All records without what depends on the clock."""
+        return [{k: v for k, v in r.items() if k not in TIME_FIELDS} for r in self.records]
+
+
+def read_safetensors(path):
+    """{name: (dtype, shape, bytes)}, by the format's definition alone."""
+    with open(path, "rb") as file:
+        data = file.read()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    body = data[8 + length:]
+    tensors, end = {}, 0
+    for name, entry in sorted((i for i in header.items() if i[0] != "__metadata__"),
+                              key=lambda item: item[1]["data_offsets"]):
+        begin, stop = entry["data_offsets"]
+        if begin != end:
+            raise AssertionError(f"{name} begins at byte {begin}, expected {end}")
+        end = stop
+        tensors[name] = (entry["dtype"], entry["shape"], body[begin:stop])
+    if end != len(body):
+        raise AssertionError(f"{len(body)} bytes of tensors, the header describes {end}")
+    return tensors
+
+
+def short_run(program):
+    """Everything a run does, as little of it as possible: for slow builds."""
+    for precision in ("bf16", "fp32"):
+        directory = new_path()
+        subprocess.run([os.path.abspath(program), "--train", corpus().train, "--val", corpus().val, "--out", directory,
+                        "--layers", "2", "--channels", "64", "--heads", "2", "--context", "32", "--seq", "32",
+                        "--batch", "2", "--total-batch", "128", "--max-steps", "3", "--val-every", "2",
+                        "--val-batches", "1",
+                        "--sample-every", "3", "--sample-tokens", "4", "--precision", precision], check=True)
+    print("both runs finished")
+
+
+def near_floor(directory, factor):
+    """Whether a run's last validation loss is below its corpus's entropy floor times `factor`, and not below the floor
+    itself by more than chance."""
+    with open(os.path.join(directory, "run.json"), encoding="utf-8") as file:
+        (val,) = json.load(file)["config"]["val"]
+    with open(os.path.join(ROOT, val + ".json"), encoding="utf-8") as file:
+        floor = json.load(file)["entropy_floor"]
+    with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
+        last = [record for record in map(json.loads, file) if "val_loss" in record][-1]["val_loss"]
+    print(f"validation loss {last:.4f}, floor {floor:.4f}: {last / floor:.3f} times, {factor} are allowed")
+    return 0.97 < last / floor < factor
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3 and sys.argv[1] == "--short-run":
+        short_run(sys.argv[2])
+    elif len(sys.argv) == 4 and sys.argv[1] == "--near-floor":
+        sys.exit(not near_floor(sys.argv[2], float(sys.argv[3])))
+    else:
+        sys.exit(__doc__)

@@ -1,0 +1,120 @@
+// --fp8-layers: examples, refusals, and random lists of terms against a plain set of layers.
+#include "llmc/fp8/recipe.h"
+
+#include <doctest/doctest.h>
+
+#include <random>
+#include <set>
+
+#include "llmc/device/error.h"
+
+using namespace llmc;
+
+namespace {
+
+using Layer = std::pair<int, int>;  // block, linear
+
+const char* const kNames[] = {"qkv", "attn_proj", "fc", "fc_proj"};
+
+std::set<Layer> layers_of(const std::string& text, int blocks) {
+    const Fp8Layers layers(text, blocks);
+    std::set<Layer> result;
+    for (int block = 0; block < blocks; block++)
+        for (int l = 0; l < kBlockLinears; l++)
+            if (layers.is_fp8(block, static_cast<BlockLinear>(l))) result.insert({block, l});
+    CHECK(layers.count() == static_cast<int>(result.size()));
+    return result;
+}
+
+std::string refusal(const std::string& text, int blocks = 4) {
+    try {
+        Fp8Layers(text, blocks);
+    } catch (const Error& error) {
+        CHECK(error.code() == ExitCode::bad_flags);
+        return error.what();
+    }
+    return "";
+}
+
+}  // namespace
+
+TEST_CASE("names of the linear layers") {
+    for (int l = 0; l < kBlockLinears; l++) CHECK(std::string(name_of(static_cast<BlockLinear>(l))) == kNames[l]);
+}
+
+TEST_CASE("--fp8-layers: examples") {
+    CHECK(layers_of("all", 3).size() == 12);
+    CHECK(layers_of("none", 3).empty());
+    CHECK(layers_of("fc", 3) == std::set<Layer>{{0, 2}, {1, 2}, {2, 2}});
+    CHECK(layers_of("none,+block1.fc_proj", 3) == std::set<Layer>{{1, 3}});
+    CHECK(layers_of("none,block2", 3) == std::set<Layer>{{2, 0}, {2, 1}, {2, 2}, {2, 3}});
+    CHECK(layers_of("all,-first,-last", 3) == std::set<Layer>{{1, 0}, {1, 1}, {1, 2}, {1, 3}});
+    CHECK(layers_of("all,-first,-last,-block1.qkv,-fc_proj", 3) == std::set<Layer>{{1, 1}, {1, 2}});
+    CHECK(layers_of("all,-fc_proj,+block0.fc_proj,-last,-block1", 3) ==
+          std::set<Layer>{{0, 0}, {0, 1}, {0, 2}, {0, 3}});
+    CHECK(layers_of("all,-all", 2).empty());
+    CHECK(layers_of("+first", 1).size() == 4);
+    CHECK(layers_of("none,+block11.fc", 12) == std::set<Layer>{{11, 2}});  // not block1
+}
+
+TEST_CASE("--fp8-layers refuses what it does not know, naming it") {
+    for (const char* text : {"",
+                             ",",
+                             "all,",
+                             "all,,-first",
+                             "none,-",
+                             "none,+",
+                             "all,-lm_head",
+                             "all,-block4",
+                             "all,block",
+                             "all,-block1.",
+                             "all,-block1.up",
+                             "all,-block-1",
+                             "all,-blockone",
+                             "all,-block1x",
+                             "all,-block99999999999",
+                             "all -first",
+                             "all, -first",
+                             "--first",
+                             "first.fc",
+                             "ALL"}) {
+        CAPTURE(text);
+        CHECK(refusal(text).find("--fp8-layers: unknown layer '") == 0);
+    }
+    CHECK(refusal("all,-block4").find("'block4'") != std::string::npos);
+    CHECK(refusal("all,-block4").find("block0 to block3") != std::string::npos);
+    CHECK(refusal("all,-block3") == "");
+}
+
+TEST_CASE("--fp8-layers: random lists against a set") {
+    std::mt19937 engine(7);
+    for (int round = 0; round < 300; round++) {
+        const int blocks = 1 + static_cast<int>(engine() % 12);
+        std::set<Layer> expected;
+        std::string text;
+        const size_t terms = 1 + engine() % 6;
+        for (size_t t = 0; t < terms; t++) {
+            const char* sign = engine() % 3 == 0 ? "" : engine() % 2 ? "+" : "-";
+            const int block = static_cast<int>(engine() % static_cast<unsigned>(blocks));
+            const int linear = static_cast<int>(engine() % 4);
+            const unsigned kind = engine() % 7;
+            const std::string number = "block" + std::to_string(block);
+            const std::string terms_text[] = {
+                "all", "none", "first", "last", number, kNames[linear], number + "." + kNames[linear]};
+            text += (t ? "," : "") + std::string(sign) + terms_text[kind];
+            for (int b = 0; b < blocks; b++)
+                for (int l = 0; l < 4; l++) {
+                    const bool meant[] = {
+                        true, true, b == 0, b == blocks - 1, b == block, l == linear, b == block && l == linear};
+                    if (!meant[kind]) continue;
+                    if (*sign == '-' || kind == 1)
+                        expected.erase({b, l});
+                    else
+                        expected.insert({b, l});
+                }
+        }
+        CAPTURE(text);
+        CAPTURE(blocks);
+        CHECK(layers_of(text, blocks) == expected);
+    }
+}

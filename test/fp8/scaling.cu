@@ -1,0 +1,376 @@
+// The table of FP8 tensors against a simulation on the host: scales, histories, and what never enters them.
+#include "llmc/fp8/scaling.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cstring>
+#include <deque>
+#include <set>
+
+#include "test/kernel_test.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+constexpr int kBlocks = 3;
+constexpr int kTensors = kBlocks * kBlockLinears * kFp8Roles;
+
+bool same_state(const Fp8State& a, const Fp8State& b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+
+// The rules once more, in double and with a deque.
+struct Simulated {
+    Fp8State state{};
+    std::deque<float> history;  // what has entered, newest last
+    Fp8Role role;
+
+    explicit Simulated(int index) : role(static_cast<Fp8Role>(index % 3)) { state.scale = state.scale_inv = 1.0f; }
+
+    void set_scale(double amax, const Fp8Config& config) {
+        const double largest = role == Fp8Role::dout && !config.e4m3_gradients ? 57344.0 : 448.0;
+        double scale = std::clamp(largest / std::ldexp(amax, config.margin), static_cast<double>(FLT_MIN),
+                                  static_cast<double>(FLT_MAX));
+        if (config.pow2_scales)
+            scale = std::exp2(std::floor(std::log2(static_cast<double>(static_cast<float>(scale)))));
+        state.scale = static_cast<float>(scale);
+        state.scale_inv = 1.0f / state.scale;
+    }
+    void set_current(const Fp8Config& config) {
+        if (state.amax_now > 0 && !state.bad) set_scale(state.amax_now, config);
+        state.amax = std::max(state.amax, state.amax_now);
+        state.amax_now = 0;
+    }
+    double window(const Fp8Config& config) const {
+        if (config.algorithm == AmaxAlgorithm::most_recent) return history.back();
+        if (config.algorithm == AmaxAlgorithm::max) return *std::max_element(history.begin(), history.end());
+        double average = history.front();
+        for (size_t i = 1; i < history.size(); i++) average += 2.0 / (config.history + 1) * (history[i] - average);
+        return std::max<double>(average, history.back());
+    }
+    void finish_step(const Fp8Config& config, float change) {
+        enter_history(config);
+        if (role != Fp8Role::dout) return;
+        for (float& amax : history) amax *= change;
+        state.scale /= change;
+        state.scale_inv = 1.0f / state.scale;
+    }
+    void enter_history(const Fp8Config& config) {
+        const float amax = state.amax;
+        state.last_amax = amax;
+        const bool enters = amax > 0 && std::isfinite(amax) && !state.bad && role != Fp8Role::w;
+        state.amax = 0;
+        state.bad = 0;
+        if (!enters) return;
+        history.push_back(amax);
+        if (static_cast<int>(history.size()) > config.history) history.pop_front();
+        set_scale(window(config), config);
+    }
+};
+
+// The table on the device beside its simulation.
+struct Table {
+    Fp8Config config;
+    DeviceArray<Fp8State> states;
+    DeviceArray<float> history;
+    std::vector<Simulated> expected;
+
+    explicit Table(const Fp8Config& c)
+        : config(c), states(kTensors), history(static_cast<size_t>(kTensors * c.history)) {
+        fp8_reset(states, history, kTensors, config, test_stream());
+        for (int i = 0; i < kTensors; i++) expected.emplace_back(i);
+    }
+    template <class F>
+    void change(F&& f) {  // f(state, index) to both
+        std::vector<Fp8State> now = states.download();
+        for (int i = 0; i < kTensors; i++) {
+            f(now[static_cast<size_t>(i)], i);
+            f(expected[static_cast<size_t>(i)].state, i);
+        }
+        states.upload(now);
+    }
+    void set_current(int first, int count) {
+        fp8_set_current(states, first, count, config, test_stream());
+        for (int i = first; i < first + count; i++) expected[static_cast<size_t>(i)].set_current(config);
+    }
+    // Without `change` a null pointer is given.
+    void finish_step(float change = 0.0f) {
+        DeviceArray<float> on_device(std::vector<float>{change});
+        fp8_finish_step(states, history, kTensors, config, change != 0.0f ? on_device.get() : nullptr, test_stream());
+        for (Simulated& s : expected) s.finish_step(config, change != 0.0f ? change : 1.0f);
+    }
+    // Tensors whose state or history differs. Scales may be an ulp off: the simulation rounds once, the kernel twice.
+    int wrong() {
+        const std::vector<Fp8State> now = states.download();
+        const std::vector<float> entries = history.download();
+        const size_t length = static_cast<size_t>(config.history);
+        int count = 0;
+        for (size_t i = 0; i < kTensors; i++) {
+            std::vector<float> window(length, 0.0f);
+            std::copy(expected[i].history.rbegin(), expected[i].history.rend(), window.rbegin());
+            bool ok = std::memcmp(window.data(), &entries[i * length], length * 4) == 0;
+            Fp8State want = expected[i].state;
+            ok = ok && std::fabs(now[i].scale - want.scale) <= 2.5e-7f * want.scale &&
+                 now[i].scale_inv == 1.0f / now[i].scale && (!config.pow2_scales || now[i].scale == want.scale);
+            want.scale = now[i].scale, want.scale_inv = now[i].scale_inv;
+            ok = ok && same_state(now[i], want);
+            expected[i].state = want;  // an ulp is not carried along
+            count += !ok;
+        }
+        return count;
+    }
+};
+
+std::vector<Fp8Config> configurations() {
+    std::vector<Fp8Config> result;
+    for (const AmaxAlgorithm algorithm : {AmaxAlgorithm::max, AmaxAlgorithm::most_recent, AmaxAlgorithm::ema})
+        for (const int history : {1, 2, 5, 16}) {
+            Fp8Config c;
+            c.algorithm = algorithm;
+            c.history = history;
+            c.margin = history % 3;
+            c.pow2_scales = history == 2 || history == 16;
+            c.e4m3_gradients = history == 5;
+            result.push_back(c);
+        }
+    return result;
+}
+
+Fp8Config config_of(int margin, bool pow2) {
+    Fp8Config c;
+    c.margin = margin;
+    c.pow2_scales = pow2;
+    return c;
+}
+
+// The scale that an amax gives to a tensor.
+float scale_for(float amax, Fp8Role role, const Fp8Config& config) {
+    Table t(config);
+    const Fp8TensorId id{1, BlockLinear::fc, role};
+    t.change([&](Fp8State& s, int i) {
+        if (i == id.index()) s.amax_now = amax;
+    });
+    t.set_current(id.index(), 1);
+    CHECK(t.wrong() == 0);
+    const Fp8State state = t.states.download()[static_cast<size_t>(id.index())];
+    CHECK(state.amax_now == 0.0f);
+    CHECK(std::isfinite(state.scale_inv));
+    return state.scale;
+}
+
+}  // namespace
+
+TEST_CASE("the table's order and names") {
+    CHECK(Fp8TensorId{3, BlockLinear::fc_proj, Fp8Role::dout}.name() == "h.3.fc_proj.dout");
+    CHECK(Fp8TensorId{0, BlockLinear::attn_proj, Fp8Role::w}.name() == "h.0.attn_proj.w");
+    std::set<std::string> names;
+    for (int i = 0; i < kTensors; i++) {
+        CHECK(fp8_tensor(i).index() == i);
+        CHECK(fp8_tensor(i).block == i / 12);
+        names.insert(fp8_tensor(i).name());
+    }
+    CHECK(names.size() == kTensors);
+}
+
+TEST_CASE("scales: formats, margin, powers of two, and the ends of FP32") {
+    CHECK(scale_for(2.0f, Fp8Role::x, config_of(0, false)) == 224.0f);
+    CHECK(scale_for(2.0f, Fp8Role::w, config_of(0, false)) == 224.0f);
+    CHECK(scale_for(2.0f, Fp8Role::dout, config_of(0, false)) == 28672.0f);
+    CHECK(scale_for(2.0f, Fp8Role::x, config_of(3, false)) == 28.0f);
+    CHECK(scale_for(2.0f, Fp8Role::x, config_of(0, true)) == 128.0f);
+    CHECK(scale_for(1.75f, Fp8Role::x, config_of(0, true)) == 256.0f);  // a power of two already
+    CHECK(scale_for(1e-42f, Fp8Role::x, config_of(0, false)) == FLT_MAX);
+    CHECK(scale_for(1e-42f, Fp8Role::x, config_of(0, true)) == 0x1p127f);
+    CHECK(scale_for(FLT_MAX, Fp8Role::x, config_of(0, false)) > 0.0f);
+    CHECK(scale_for(FLT_MAX, Fp8Role::x, config_of(2, false)) > 0.0f);  // 4 * amax overflows
+    CHECK(scale_for(FLT_MAX, Fp8Role::x, config_of(40, false)) == FLT_MIN);
+    CHECK(scale_for(0.0f, Fp8Role::x, config_of(0, false)) == 1.0f);  // stays
+    Fp8Config gradients = config_of(0, false);
+    gradients.e4m3_gradients = true;
+    CHECK(scale_for(2.0f, Fp8Role::dout, gradients) == 224.0f);
+}
+
+TEST_CASE("the largest value of a tensor just fits") {
+    for (const bool pow2 : {false, true})
+        for (int k = 0; k < 200; k++) {
+            const float amax = std::exp2f(0.37f * static_cast<float>(k - 100));
+            const float scaled = amax * scale_for(amax, Fp8Role::x, config_of(0, pow2));
+            CHECK(scaled <= 448.0f * 1.0000002f);
+            CHECK(scaled >= (pow2 ? 223.9f : 447.999f));
+            if (k > 20 && !pow2) break;
+        }
+}
+
+TEST_CASE("random steps against the simulation") {
+    std::mt19937 engine(5);
+    for (const Fp8Config& config : configurations()) {
+        CAPTURE(config.history);
+        CAPTURE(static_cast<int>(config.algorithm));
+        Table t(config);
+        CHECK(t.wrong() == 0);
+        for (int step = 0; step < 40; step++) {
+            CAPTURE(step);
+            const int micro_steps = 1 + static_cast<int>(engine() % 3);
+            for (int m = 0; m < micro_steps; m++) {
+                float amax[kTensors];
+                bool bad[kTensors];
+                for (int i = 0; i < kTensors; i++) {
+                    amax[i] = std::exp2f(static_cast<float>(engine() % 1000) * 0.02f - 10.0f);
+                    if (engine() % 5 == 0) amax[i] = 0.0f;  // not used, or all zero
+                    if (engine() % 40 == 0) amax[i] = std::numeric_limits<float>::infinity();
+                    bad[i] = engine() % 12 == 0;
+                }
+                const bool current = engine() % 3 == 0;
+                t.change([&](Fp8State& s, int i) {
+                    float& into = current ? s.amax_now : s.amax;
+                    if (!current || std::isfinite(amax[i])) into = std::max(into, amax[i]);
+                    s.bad |= bad[i];
+                    s.elements += 100, s.saturated += 3;
+                });
+                if (current) {
+                    const int first = static_cast<int>(engine() % kTensors);
+                    t.set_current(first, 1 + static_cast<int>(engine() % static_cast<unsigned>(kTensors - first)));
+                    CHECK(t.wrong() == 0);
+                }
+            }
+            const float changes[] = {0.0f, 1.0f, 2.0f, 0.5f, 0.125f};
+            t.finish_step(changes[engine() % 5]);
+            CHECK(t.wrong() == 0);
+        }
+    }
+}
+
+TEST_CASE("a changed loss scale moves the gradients' scales and histories exactly") {
+    for (const Fp8Config& config : configurations()) {
+        // The same steps with gradients half as large from the third on give the same scales for what is left of them.
+        Table plain(config), halved(config);
+        std::mt19937 engine(3);
+        for (int step = 0; step < 20; step++) {
+            float amax[kTensors];
+            for (float& a : amax) a = static_cast<float>(engine() % 1000 + 1) * 0.01f;
+            const bool half = step >= 3;
+            plain.change([&](Fp8State& s, int i) { s.amax = amax[i]; });
+            halved.change([&](Fp8State& s, int i) {
+                s.amax = amax[i] * (half && fp8_tensor(i).role == Fp8Role::dout ? 0.5f : 1.0f);
+            });
+            plain.finish_step();
+            halved.finish_step(step == 2 ? 0.5f : 1.0f);
+            const auto a = plain.states.download(), b = halved.states.download();
+            for (size_t i = 0; i < kTensors; i++) {
+                const bool moved = step >= 2 && fp8_tensor(static_cast<int>(i)).role == Fp8Role::dout;
+                CHECK(b[i].scale == a[i].scale * (moved ? 2.0f : 1.0f));
+                CHECK(b[i].scale_inv == 1.0f / b[i].scale);
+            }
+        }
+    }
+}
+
+TEST_CASE("a gradient's scale does not move out of FP32") {
+    Table t(Fp8Config{});
+    t.change([](Fp8State& s, int) { s.amax = 1e-36f; });
+    t.finish_step();
+    const auto before = t.states.download();
+    REQUIRE(before[2].scale == FLT_MAX);
+    for (int k = 0; k < 3; k++) t.finish_step(0.5f);
+    const auto after = t.states.download();
+    for (size_t i = 0; i < kTensors; i++) CHECK(after[i].scale == before[i].scale);
+}
+
+TEST_CASE("an outlier leaves the window after its length in steps, and not by way of steps that do not count") {
+    Fp8Config config;
+    config.history = 3;
+    Table t(config);
+    const int x = Fp8TensorId{0, BlockLinear::qkv, Fp8Role::x}.index();
+    const auto scale = [&] { return t.states.download()[static_cast<size_t>(x)].scale; };
+    const auto step = [&](float amax, uint32_t bad) {
+        t.change([&](Fp8State& s, int i) {
+            if (i == x) s.amax = amax, s.bad = bad;
+        });
+        t.finish_step();
+        CHECK(t.wrong() == 0);
+        return scale();
+    };
+    CHECK(step(448.0f, 0) == 1.0f);
+    CHECK(step(1.0f, 0) == 1.0f);
+    CHECK(step(0.0f, 0) == 1.0f);  // not used: no roll
+    CHECK(step(1e4f, 1) == 1.0f);  // held Inf or NaN: its finite part does not enter either
+    CHECK(step(1.0f, 0) == 1.0f);
+    CHECK(step(1.0f, 0) == 448.0f);  // the outlier has gone
+    CHECK(step(std::numeric_limits<float>::infinity(), 0) == 448.0f);
+    CHECK(step(std::numeric_limits<float>::quiet_NaN(), 0) == 448.0f);
+}
+
+TEST_CASE("weights have no history: finish_step leaves their scale") {
+    Table t(Fp8Config{});
+    t.change([](Fp8State& s, int) { s.amax = 3.0f; });
+    t.finish_step();
+    CHECK(t.wrong() == 0);
+    const auto states = t.states.download();
+    for (int i = 0; i < kTensors; i++) {
+        CHECK((states[static_cast<size_t>(i)].scale == 1.0f) == (fp8_tensor(i).role == Fp8Role::w));
+        CHECK(states[static_cast<size_t>(i)].amax == 0.0f);
+    }
+}
+
+TEST_CASE("fp8_set_current changes its range alone, and no tensor with non-finite values") {
+    Table t(Fp8Config{});
+    t.change([](Fp8State& s, int i) { s.amax_now = 2.0f, s.amax = 1.0f, s.bad = i % 5 == 0; });
+    t.set_current(4, 13);
+    CHECK(t.wrong() == 0);
+    const auto states = t.states.download();
+    for (int i = 0; i < kTensors; i++) {
+        const Fp8State& s = states[static_cast<size_t>(i)];
+        const bool in_range = i >= 4 && i < 17;
+        CHECK(s.amax_now == (in_range ? 0.0f : 2.0f));
+        CHECK(s.amax == (in_range ? 2.0f : 1.0f));
+        CHECK((s.scale != 1.0f) == (in_range && i % 5 != 0));
+    }
+}
+
+TEST_CASE("fp8_any_bad finds any one tensor") {
+    for (const int count : {1, 31, 300}) {
+        DeviceArray<int> flag(1);
+        std::vector<Fp8State> none(static_cast<size_t>(count));
+        DeviceArray<Fp8State> states(none);
+        fp8_any_bad(flag, states, count, test_stream());
+        CHECK(flag.download()[0] == 0);
+        for (const int i : {0, count / 2, count - 1}) {
+            auto one = none;
+            one[static_cast<size_t>(i)].bad = 1;
+            states.upload(one);
+            fp8_any_bad(flag, states, count, test_stream());
+            CHECK(flag.download()[0] == 1);
+        }
+    }
+}
+
+TEST_CASE("fp8_reset and fp8_clear_counts") {
+    Table t(Fp8Config{});  // poison before
+    for (const Fp8State& s : t.states.download()) {
+        Fp8State fresh{};
+        fresh.scale = fresh.scale_inv = 1.0f;
+        CHECK(same_state(s, fresh));
+    }
+    for (const float entry : t.history.download()) CHECK(entry == 0.0f);
+    t.change([](Fp8State& s, int i) {
+        s.amax = 1.0f, s.amax_now = 2.0f, s.bad = 1, s.scale = 4.0f, s.scale_inv = 0.25f;
+        s.elements = 1, s.saturated = 2, s.underflowed = 3, s.nonfinite = static_cast<uint64_t>(i);
+    });
+    fp8_clear_counts(t.states, kTensors, test_stream());
+    for (Simulated& s : t.expected) s.state.elements = s.state.saturated = s.state.underflowed = s.state.nonfinite = 0;
+    CHECK(t.wrong() == 0);
+}
+
+TEST_CASE("a history that is too long or too short is refused") {
+    DeviceArray<Fp8State> states(1);
+    DeviceArray<float> history(2000);
+    for (const int length : {0, -1, 1025}) {
+        Fp8Config config;
+        config.history = length;
+        CHECK_THROWS_AS(fp8_reset(states, history, 1, config, test_stream()), Error);
+        CHECK_THROWS_AS(fp8_finish_step(states, history, 1, config, nullptr, test_stream()), Error);
+    }
+    Fp8Config config;
+    config.history = 1024;
+    fp8_reset(states, history, 1, config, test_stream());
+}

@@ -1,0 +1,108 @@
+// Tests of loss scaling: sequences of clean and skipped steps worked out by hand and simulated, limits, the flag's
+// values.
+#include "llmc/optim/loss_scale.h"
+
+#include <random>
+
+#include "llmc/device/error.h"
+#include "test/kernel_test.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+struct Scaling {
+    LossScaleConfig config;
+    DeviceArray<LossScaleState> state{1};
+    DeviceArray<StepState> step{1};
+
+    explicit Scaling(const LossScaleConfig& c) : config(c) { reset_loss_scale(state, config, test_stream()); }
+    LossScaleState after(bool skip) {
+        StepState outcome = {};
+        outcome.skip = skip;
+        step.upload({outcome});
+        update_loss_scale(state, step, config, test_stream());
+        return state.download()[0];
+    }
+};
+
+}  // namespace
+
+TEST_CASE("a skip halves the scale, growth_interval clean steps double it, limits hold") {
+    Scaling scaling({true, 64.0f, 3, 128.0f, 32.0f});
+    const struct {
+        bool skip;
+        float scale, change;
+        int clean_steps;
+    } sequence[] = {
+        {false, 64, 1, 1},  {false, 64, 1, 2},   {true, 32, 0.5f, 0},  // counted anew
+        {true, 32, 1, 0},                                              // the smallest
+        {false, 32, 1, 1},  {false, 32, 1, 2},   {false, 64, 2, 0},   {false, 64, 1, 1},  {false, 64, 1, 2},
+        {false, 128, 2, 0}, {false, 128, 1, 1},  {false, 128, 1, 2},  {false, 128, 1, 0},  // the largest
+        {false, 128, 1, 1}, {true, 64, 0.5f, 0},
+    };
+    CHECK(scaling.state.download()[0].scale == 64.0f);
+    CHECK(scaling.state.download()[0].change == 1.0f);
+    for (const auto& expected : sequence) {
+        const LossScaleState state = scaling.after(expected.skip);
+        CHECK(state.scale == expected.scale);
+        CHECK(state.change == expected.change);
+        CHECK(state.clean_steps == expected.clean_steps);
+    }
+}
+
+TEST_CASE("dynamic scaling follows a simulation, and the changes multiply up to the scale") {
+    Scaling scaling({true, 65536.0f, 4, 16777216.0f, 1.0f});
+    std::mt19937 random(7);
+    int exponent = 16, clean = 0;
+    double product = 65536;
+    for (int i = 0; i < 400; i++) {
+        // Stretches in which skips are rare reach the largest scale, others the smallest.
+        const bool skip = random() % 100 < (i / 100 % 2 ? 70 : 2);
+        if (skip) {
+            clean = 0;
+            exponent = std::max(exponent - 1, 0);
+        } else if (++clean == 4) {
+            clean = 0;
+            exponent = std::min(exponent + 1, 24);
+        }
+        const LossScaleState state = scaling.after(skip);
+        product *= static_cast<double>(state.change);
+        REQUIRE(state.scale == std::ldexp(1.0f, exponent));
+        REQUIRE(product == static_cast<double>(state.scale));
+    }
+}
+
+TEST_CASE("a fixed scale never changes") {
+    Scaling scaling({false, 1024.0f, 2, 16777216.0f, 1.0f});
+    for (const bool skip : {false, false, true, false, false, false, true, true}) {
+        const LossScaleState state = scaling.after(skip);
+        CHECK(state.scale == 1024.0f);
+        CHECK(state.change == 1.0f);
+    }
+}
+
+TEST_CASE("--loss-scale: off, dynamic or a power of two") {
+    CHECK(!loss_scale_config("off").dynamic);
+    CHECK(loss_scale_config("off").initial == 1.0f);
+    CHECK(loss_scale_config("dynamic").dynamic);
+    CHECK(loss_scale_config("dynamic").initial == 65536.0f);
+    CHECK(loss_scale_config("dynamic").growth_interval == 1000);
+    CHECK(!loss_scale_config("4096").dynamic);
+    CHECK(loss_scale_config("4096").initial == 4096.0f);
+    CHECK(loss_scale_config("1").initial == 1.0f);
+    CHECK(loss_scale_config("16777216").initial == 16777216.0f);
+    for (const char* wrong : {"", "on", "3", "0", "-2", "0.5", "33554432", "nan", "inf", "2x"})
+        CHECK_THROWS_AS(loss_scale_config(wrong), Error);
+    CHECK_THROWS_WITH(loss_scale_config("1000"),
+                      "--loss-scale 1000: expected off, dynamic or a power of two from 1 to 16777216");
+}
+
+TEST_CASE("a configuration that is not made of powers of two is refused") {
+    DeviceArray<LossScaleState> state(1);
+    DeviceArray<StepState> step(1);
+    CHECK_THROWS_AS(reset_loss_scale(state, {true, 3.0f, 10, 16.0f, 1.0f}, test_stream()), Error);
+    CHECK_THROWS_AS(update_loss_scale(state, step, {true, 2.0f, 10, 17.0f, 1.0f}, test_stream()), Error);
+    CHECK_THROWS_AS(update_loss_scale(state, step, {true, 2.0f, 0, 16.0f, 1.0f}, test_stream()), Error);
+}
