@@ -1,0 +1,325 @@
+// What the host device's runtime adds: lazy streams that show missing waits, refusal of host and stale pointers and of
+// calls that a capture forbids, and the record of what ran.
+#include "llmc/device/host/runtime.h"
+
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "llmc/device/host/settings.h"
+#include "llmc/device/kernel.cuh"
+#include "test/kernel_test.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+__global__ void fill_kernel(float* out, float value, int n) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < n) out[i] = value;
+}
+__global__ void add_kernel(float* out, const float* a, const float* b, int n) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < n) out[i] = a[i] + b[i];
+}
+__global__ void failing_kernel(float* out) {
+    if (threadIdx.x < 10) __syncthreads();
+    out[threadIdx.x] = 1;
+}
+
+constexpr int N = 1000;
+
+void fill(float* p, float value, stream_t stream) {
+    launch<fill_kernel>({4, 256, 0, stream}, {out(p, N)}, p, value, N);
+}
+void add(float* to, const float* a, const float* b, stream_t stream) {
+    launch<add_kernel>({4, 256, 0, stream}, {out(to, N), in(a, N), in(b, N)}, to, a, b, N);
+}
+
+// Chooses the mode of the streams for one test; everything pending runs before and after it.
+struct Mode {
+    bool saved = host::settings().lazy_streams;
+    explicit Mode(bool lazy) {
+        test_stream();
+        synchronize_device();
+        host::settings().lazy_streams = lazy;
+    }
+    ~Mode() {
+        synchronize_device();
+        host::settings().lazy_streams = saved;
+    }
+};
+
+struct Streams {
+    stream_t a = create_stream(), b = create_stream(), c = create_stream();
+    event_t first = create_event(), second = create_event();
+    DeviceArray<float> x{N}, y{N}, sum{N};
+    ~Streams() {
+        synchronize_device();
+        destroy_event(first);
+        destroy_event(second);
+        for (stream_t s : {a, b, c}) destroy_stream(s);
+    }
+};
+
+std::string message_of(const std::function<void()>& action) {
+    try {
+        action();
+    } catch (const Error& e) {
+        return e.what();
+    }
+    return "";
+}
+void check_refused(const std::function<void()>& action, const std::string& text) {
+    const std::string message = message_of(action);
+    CAPTURE(message);
+    CHECK_MESSAGE(message.find(text) != std::string::npos, text);
+}
+
+// b adds what a has filled, with or without waiting for it.
+float sum_on_other_stream(Streams& s, bool wait_for_it) {
+    fill(s.x, 0, s.a);
+    fill(s.y, 2, s.b);
+    synchronize_device();
+    fill(s.x, 5, s.a);
+    record(s.first, s.a);
+    if (wait_for_it) wait(s.b, s.first);
+    add(s.sum, s.x, s.y, s.b);
+    float* staging = static_cast<float*>(pinned_malloc(4 * N));
+    copy_to_host(staging, s.sum, 4 * N, s.b);
+    synchronize(s.b);
+    const float result = staging[N - 1];
+    pinned_free(staging);
+    return result;
+}
+
+}  // namespace
+
+TEST_CASE("host runtime: a missing event wait shows in lazy mode only") {
+    for (const bool lazy : {false, true}) {
+        Mode mode(lazy);
+        Streams s;
+        CHECK(sum_on_other_stream(s, true) == 7);
+        CHECK(sum_on_other_stream(s, false) == (lazy ? 2 : 7));
+    }
+}
+
+TEST_CASE("host runtime: lazy work runs when it is needed, not earlier, and in its order") {
+    Mode mode(true);
+    Streams s;
+    float* staging = static_cast<float*>(pinned_malloc(4 * N));
+    staging[0] = -1;
+    fill(s.x, 1, s.a);
+    fill(s.x, 2, s.a);
+    copy_to_host(staging, s.x, 4 * N, s.a);
+    record(s.first, s.a);
+    fill(s.x, 3, s.a);
+    CHECK(!is_done(s.first));
+    CHECK(staging[0] == -1);
+    synchronize(s.b);  // another stream
+    CHECK(staging[0] == -1);
+    synchronize(s.first);
+    CHECK(is_done(s.first));
+    CHECK(staging[0] == 2);
+    copy_to_host(staging, s.x, 4 * N, s.a);
+    synchronize(s.a);
+    CHECK(staging[0] == 3);
+    pinned_free(staging);
+}
+
+TEST_CASE("host runtime: a wait is for the record that preceded it") {
+    Mode mode(true);
+    Streams s;
+    fill(s.x, 0, s.a);
+    fill(s.y, 2, s.a);
+    synchronize(s.a);
+    fill(s.x, 5, s.a);
+    record(s.first, s.a);
+    wait(s.c, s.first);
+    record(s.first, s.b);  // moves the event on; c still waits for a
+    add(s.sum, s.x, s.y, s.c);
+    synchronize(s.c);
+    CHECK(s.sum.download()[0] == 7);
+}
+
+TEST_CASE("host runtime: arguments are copied at the launch") {
+    Mode mode(true);
+    Streams s;
+    float value = 4;
+    fill(s.x, value, s.a);
+    value = 9;
+    synchronize(s.a);
+    CHECK(s.x.download()[0] == 4);
+}
+
+TEST_CASE("host runtime: freeing memory waits for the work that uses it") {
+    Mode mode(true);
+    Streams s;
+    float* p = static_cast<float*>(device_malloc(4 * N));
+    fill(p, 3, s.a);
+    add(s.sum, p, p, s.a);
+    device_free(p);
+    CHECK(s.sum.download()[0] == 6);
+}
+
+TEST_CASE("host runtime: an error of lazy work shows at its synchronisation, and the queue goes on") {
+    Mode mode(true);
+    Streams s;
+    launch<failing_kernel>({1, 32, 0, s.a}, {out(s.x.get(), N)}, s.x.get());
+    fill(s.x, 8, s.a);
+    check_refused([&] { synchronize(s.a); }, "barrier divergence");
+    synchronize(s.a);
+    CHECK(s.x.download()[0] == 8);
+}
+
+TEST_CASE("host runtime: work without a stream runs at once, after everything") {
+    Mode mode(true);
+    Streams s;
+    fill(s.x, 1, s.a);
+    fill(s.y, 2, s.b);
+    add(s.sum, s.x, s.y, nullptr);
+    float staging[N];
+    copy_to_host(staging, s.sum, sizeof staging, nullptr);
+    CHECK(staging[0] == 3);
+}
+
+TEST_CASE("host runtime: what a capture forbids is refused") {
+    for (const bool lazy : {false, true}) {
+        Mode mode(lazy);
+        Streams s;
+        check_refused([&] { end_capture(s.a); }, "not being captured");
+        fill(s.y, 1, s.b);
+        record(s.second, s.b);  // outside the capture
+        begin_capture(s.a);
+        fill(s.x, 1, s.a);
+        check_refused([&] { device_malloc(4); }, "device_malloc is not allowed while a stream is captured");
+        check_refused([&] { device_free(s.x); }, "device_free is not allowed while a stream is captured");
+        check_refused([&] { synchronize(s.a); }, "synchronize is not allowed");
+        check_refused([&] { synchronize_device(); }, "synchronize_device is not allowed");
+        check_refused([&] { begin_capture(s.b); }, "begin_capture is not allowed");
+        check_refused([&] { wait(s.a, s.second); }, "cannot wait for work outside its capture");
+        record(s.first, s.a);
+        check_refused([&] { synchronize(s.first); }, "recorded in a capture");
+        const graph_t graph = end_capture(s.a);
+        check_refused([&] { wait(s.b, s.first), synchronize(s.b); }, "recorded in a capture");
+        destroy_graph(graph);
+        synchronize_device();
+        CHECK(s.x.download()[0] != s.x.download()[0]);  // never launched: still NaN
+    }
+}
+
+TEST_CASE("host runtime: a fork must be joined after its last work, by way of others too") {
+    Mode mode(false);
+    Streams s;
+    const auto capture = [&](const std::function<void()>& work) {
+        return message_of([&] {
+            begin_capture(s.a);
+            fill(s.x, 1, s.a);
+            record(s.first, s.a);
+            wait(s.b, s.first);
+            fill(s.y, 1, s.b);
+            work();
+            destroy_graph(end_capture(s.a));
+        });
+    };
+    const std::string refusal = "was not joined";
+    CHECK(capture([] {}).find(refusal) != std::string::npos);
+    CHECK(capture([&] { record(s.second, s.b), wait(s.a, s.second); }) == "");
+    CHECK(capture([&] { record(s.second, s.b), fill(s.y, 2, s.b), wait(s.a, s.second); }).find(refusal) !=
+          std::string::npos);
+    CHECK(capture([&] {  // b forks c: c joins b, b joins a
+              record(s.second, s.b), wait(s.c, s.second), fill(s.sum, 1, s.c);
+              record(s.second, s.c), wait(s.b, s.second);
+              record(s.second, s.b), wait(s.a, s.second);
+          }) == "");
+    CHECK(capture([&] {  // c joins b only after b has joined a
+              record(s.second, s.b), wait(s.c, s.second), fill(s.sum, 1, s.c);
+              record(s.second, s.b), wait(s.a, s.second);
+              record(s.second, s.c), wait(s.b, s.second);
+          })
+              .find(refusal) != std::string::npos);
+}
+
+TEST_CASE("host runtime: double and foreign frees are refused") {
+    test_stream();
+    char* p = static_cast<char*>(device_malloc(1000));
+    check_refused([&] { device_free(p + 256); }, "is not live device memory");
+    device_free(p);
+    check_refused([&] { device_free(p); }, "is not live device memory");
+    int local = 0;
+    check_refused([&] { device_free(&local); }, "is not live device memory");
+}
+
+TEST_CASE("host runtime: freed memory is used again") {
+    test_stream();
+    void* first = device_malloc(5000);
+    device_free(first);
+    for (int i = 0; i < 100; i++) {
+        void* p = device_malloc(5000);
+        CHECK(p == first);
+        device_free(p);
+    }
+}
+
+TEST_CASE("host runtime: copies refuse pointers of the wrong kind and overruns") {
+    DeviceArray<float> x(16), y(16);
+    std::vector<float> host_memory(32);
+    const stream_t stream = test_stream();
+    check_refused([&] { copy_to_device(host_memory.data(), host_memory.data(), 4, stream); },
+                  "copy_to_device: host pointer");
+    check_refused([&] { copy_to_device(x, y, 4, stream); }, "copy_to_device: device pointer");
+    check_refused([&] { copy_to_host(host_memory.data(), host_memory.data(), 4, stream); },
+                  "copy_to_host: host pointer");
+    check_refused([&] { copy_to_host(x, y, 4, stream); }, "copy_to_host: device pointer");
+    check_refused([&] { copy_on_device(x, host_memory.data(), 4, stream); }, "copy_on_device: host pointer");
+    check_refused([&] { set_bytes(host_memory.data(), 0, 4, stream); }, "set_bytes: host pointer");
+    check_refused([&] { copy_to_device(x, host_memory.data(), 65, stream); }, "65 bytes at");
+    check_refused([&] { copy_to_host(host_memory.data(), x.get() + 1, 64, stream); }, "beyond their allocation");
+    check_refused([&] { copy_on_device(x, y.get() + 15, 8, stream); }, "beyond their allocation");
+    check_refused([&] { set_bytes(x.get() + 16, 0, 1, stream); }, "beyond their allocation");
+    CHECK(host::is_device_pointer(x.get()));
+    CHECK(!host::is_device_pointer(host_memory.data()));
+}
+
+TEST_CASE("host runtime: what ran is recorded with its bytes") {
+    Mode mode(true);
+    Streams s;
+    fill(s.x, 1, s.a);
+    synchronize(s.a);
+    host::record_operations(true);
+    CHECK(host::operations().empty());
+    fill(s.x, 1, s.a);
+    add(s.sum, s.x, s.x, s.a);
+    add(s.sum, s.x, s.y, s.a);
+    set_bytes(s.y, 0, 12, s.a);
+    copy_on_device(s.y, s.x, 40, s.a);
+    CHECK(host::operations().empty());  // lazy: nothing has run
+    synchronize(s.a);
+    host::record_operations(false);
+    fill(s.x, 2, s.a);
+    synchronize(s.a);
+
+    const auto find = [](const std::string& name) {
+        for (const auto& [key, record] : host::operations())
+            if (key.find(name) != std::string::npos) return record;
+        return host::OperationRecord{};
+    };
+    CHECK(host::operations().size() == 4);
+    const auto check = [&](const char* name, size_t count, size_t read, size_t written) {
+        CAPTURE(name);
+        const host::OperationRecord record = find(name);
+        CHECK(record.count == count);
+        CHECK(record.bytes_read == read);
+        CHECK(record.bytes_written == written);
+        CHECK(record.seconds >= 0);
+    };
+    check("fill_kernel", 1, 0, 4 * N);
+    check("add_kernel", 2, 16 * N, 8 * N);
+    check("set_bytes", 1, 0, 12);
+    check("copy_on_device", 1, 40, 40);
+    host::record_operations(true);
+    CHECK(host::operations().empty());
+    host::record_operations(false);
+}

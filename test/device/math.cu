@@ -1,0 +1,205 @@
+// Fast math of kernels against libm in double: error bounds over dense sweeps, special values, on the device and, where
+// host code may call it, on the host.
+#include "llmc/device/math.cuh"
+
+#include <algorithm>
+#include <bitset>
+#include <cmath>
+#include <set>
+#include <vector>
+
+#include "llmc/device/kernel.cuh"
+#include "test/kernel_test.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr size_t kPoints = size_t{1} << 14;
+#else
+constexpr size_t kPoints = size_t{1} << 21;
+#endif
+
+enum Function { exp2_function, exp_function, tanh_function, reciprocal_sqrt_function };
+
+LLMC_HD float evaluate(int function, float x) {
+    return function == exp2_function   ? exp2_fast(x)
+           : function == exp_function  ? exp_fast(x)
+           : function == tanh_function ? tanh_fast(x)
+                                       : reciprocal_sqrt(x);
+}
+
+__global__ void evaluate_kernel(float* out, const float* in, int function, int n) {
+    const int begin = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    for (int i = begin; i < begin + 8 && i < n; i++) out[i] = evaluate(function, in[i]);
+}
+
+std::vector<float> on_device(int function, const std::vector<float>& x) {
+    DeviceArray<float> from(x), to(x.size());
+    launch<evaluate_kernel>({static_cast<unsigned>((x.size() + 2047) / 2048), 256, 0, test_stream()},
+                            {out(to.get(), x.size()), in(from.get(), x.size())}, to.get(), from.get(), function,
+                            static_cast<int>(x.size()));
+    return to.download();
+}
+std::vector<float> on_host(int function, const std::vector<float>& x) {
+    std::vector<float> result(x.size());
+    for (size_t i = 0; i < x.size(); i++) result[i] = evaluate(function, x[i]);
+    return result;
+}
+
+std::vector<float> evenly_spread(double from, double to) {
+    std::vector<float> x(kPoints);
+    for (size_t i = 0; i < x.size(); i++)
+        x[i] = static_cast<float>(from + (to - from) * static_cast<double>(i) / static_cast<double>(kPoints - 1));
+    return x;
+}
+// Magnitudes from 2^-126 to 2^126, both signs.
+std::vector<float> all_magnitudes() {
+    std::vector<float> x(kPoints);
+    const uint32_t step = static_cast<uint32_t>((uint64_t{253} << 23) / (kPoints / 2));
+    for (size_t i = 0; i < x.size(); i++)
+        x[i] = float_from_bits((1u << 23) + static_cast<uint32_t>(i / 2) * step + (i % 2 ? 0x80000000u : 0));
+    return x;
+}
+
+// The largest of |f(x) - exact(x)| / scale(x); infinite if anything is NaN.
+template <class Exact, class Scale>
+double worst_error(const std::vector<float>& x, const std::vector<float>& y, Exact exact, Scale scale) {
+    double worst = 0;
+    for (size_t i = 0; i < x.size(); i++) {
+        const double point = static_cast<double>(x[i]);
+        const double error = std::fabs(static_cast<double>(y[i]) - exact(point)) / scale(point);
+        if (!(error <= worst)) worst = error == error ? error : HUGE_VAL;
+    }
+    return worst;
+}
+
+const auto kPlaces = {on_device, on_host};
+
+}  // namespace
+
+TEST_CASE("math: exp2_fast is within 3e-7 of 2^x over its whole range") {
+    for (const auto& place : kPlaces) {
+        const auto error = [&](const std::vector<float>& x) {
+            return worst_error(
+                x, place(exp2_function, x), [](double v) { return std::exp2(v); },
+                [](double v) { return std::exp2(v); });
+        };
+        CHECK(error(evenly_spread(-126, 127.9999)) < 3e-7);
+        CHECK(error(evenly_spread(-2, 2)) < 3e-7);
+        CHECK(error(evenly_spread(127, 127.99999)) < 3e-7);
+        std::vector<float> small = all_magnitudes();
+        std::erase_if(small, [](float v) { return std::fabs(v) > 1; });
+        CHECK(error(small) < 3e-7);
+    }
+}
+
+TEST_CASE("math: exp2_fast at its ends") {
+    const std::vector<float> x = {0.0f,    -0.0f,  128.0f,    1e30f, INFINITY, -127.0f,
+                                  -150.0f, -1e30f, -INFINITY, NAN,   -126.0f};
+    for (const auto& place : kPlaces) {
+        const std::vector<float> y = place(exp2_function, x);
+        CHECK(y[0] == 1);
+        CHECK(y[1] == 1);
+        for (size_t i : {2, 3, 4}) CHECK(y[i] == INFINITY);
+        for (size_t i : {5, 6, 7, 8}) CHECK(y[i] == 0);  // no subnormal results
+        CHECK(y[9] != y[9]);
+        CHECK(y[10] == std::ldexp(1.0f, -126));
+    }
+}
+
+TEST_CASE("math: exp_fast errs by the rounding of its argument more") {
+    for (const auto& place : kPlaces) {
+        const std::vector<float> x = evenly_spread(-87, 88);
+        CHECK(worst_error(
+                  x, place(exp_function, x), [](double v) { return std::exp(v); },
+                  [](double v) { return std::exp(v) * (3e-7 + 1.2e-7 * std::fabs(v)); }) < 1);
+        const std::vector<float> ends = place(exp_function, {0.0f, -INFINITY, INFINITY, -200.0f, NAN});
+        CHECK(ends[0] == 1);
+        CHECK(ends[1] == 0);
+        CHECK(ends[2] == INFINITY);
+        CHECK(ends[3] == 0);
+        CHECK(ends[4] != ends[4]);
+    }
+}
+
+TEST_CASE("math: tanh_fast is within 5e-7, odd and bounded") {
+    const auto exact = [](double v) { return std::tanh(v); };
+    const auto one = [](double) { return 1.0; };
+    for (const auto& place : kPlaces) {
+        for (const std::vector<float>& x : {evenly_spread(-10, 10), evenly_spread(-0.01, 0.01), all_magnitudes()}) {
+            const std::vector<float> y = place(tanh_function, x);
+            CHECK(worst_error(x, y, exact, one) < 5e-7);
+            CHECK(*std::max_element(y.begin(), y.end()) <= 1);
+            CHECK(*std::min_element(y.begin(), y.end()) >= -1);
+        }
+        const std::vector<float> y = place(tanh_function, {0.7f, -0.7f, INFINITY, -INFINITY, 0.0f, NAN});
+        CHECK(y[0] == -y[1]);
+        CHECK(y[2] == 1);
+        CHECK(y[3] == -1);
+        CHECK(y[4] == 0);
+        CHECK(y[5] != y[5]);
+    }
+}
+
+TEST_CASE("math: reciprocal_sqrt is within 3e-7") {
+    std::vector<float> x = all_magnitudes();
+    for (float& v : x) v = std::fabs(v);
+    for (const auto& place : kPlaces)
+        CHECK(worst_error(
+                  x, place(reciprocal_sqrt_function, x), [](double v) { return 1 / std::sqrt(v); },
+                  [](double v) { return 1 / std::sqrt(v); }) < 3e-7);
+}
+
+TEST_CASE("math: minimum, maximum, absolute value, finiteness, division rounded up") {
+    CHECK(max_float(1, 2) == 2);
+    CHECK(max_float(-1, -2) == -1);
+    CHECK(max_float(-INFINITY, 3) == 3);
+    CHECK(min_float(1, 2) == 1);
+    CHECK(min_float(-1, -2) == -2);
+    CHECK(abs_float(-3) == 3);
+    CHECK(float_bits(abs_float(-0.0f)) == 0);
+    CHECK(abs_float(-INFINITY) == INFINITY);
+    for (const float finite : {0.0f, -1.0f, 3.4e38f, 1e-45f}) CHECK(is_finite(finite));
+    for (const float not_finite : {INFINITY, -INFINITY, NAN, -NAN}) CHECK(!is_finite(not_finite));
+    CHECK(div_up(0, 4) == 0);
+    CHECK(div_up(1, 4) == 1);
+    CHECK(div_up(4, 4) == 1);
+    CHECK(div_up(5, 4) == 2);
+    CHECK(div_up(size_t{1} << 40, size_t{3}) == 366503875926u);
+}
+
+// ---- random bits
+// -----------------------------------------------------------------------------------------------------
+
+namespace {
+__global__ void random_kernel(uint32_t* out, uint32_t seed, int n) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < n) out[i] = random_bits(seed, static_cast<uint32_t>(i));
+}
+}  // namespace
+
+TEST_CASE("math: random_bits depend on seed and counter alone, without repeats, every bit balanced") {
+    constexpr int n = 4096;
+    DeviceArray<uint32_t> to(n);
+    launch<random_kernel>({n / 256, 256, 0, test_stream()}, {out(to.get(), n)}, to.get(), 42u, n);
+    const std::vector<uint32_t> device = to.download();
+    int wrong = 0;
+    for (uint32_t i = 0; i < n; i++) wrong += device[i] != random_bits(42, i);
+    CHECK(wrong == 0);
+    CHECK(std::set<uint32_t>(device.begin(), device.end()).size() == n);  // a bijection of the counter
+
+    // Of n fair bits, n/2 +- 6 standard deviations are set; likewise of the differences between neighbouring counters
+    // and between neighbouring seeds.
+    for (int bit = 0; bit < 32; bit++) {
+        int ones = 0, changed_by_counter = 0, changed_by_seed = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            ones += random_bits(42, i) >> bit & 1;
+            changed_by_counter += (random_bits(42, i) ^ random_bits(42, i + 1)) >> bit & 1;
+            changed_by_seed += (random_bits(42, i) ^ random_bits(43, i)) >> bit & 1;
+        }
+        for (const int count : {ones, changed_by_counter, changed_by_seed}) CHECK(std::abs(count - n / 2) < 6 * 32);
+    }
+}

@@ -1,0 +1,232 @@
+// The device runtime as both devices promise it: copies, streams ordered by events, graphs, memory accounting.
+#include "llmc/device/runtime.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "llmc/device/kernel.cuh"
+#include "test/kernel_test.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+__global__ void fill_kernel(float* out, float value, int n) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < n) out[i] = value;
+}
+__global__ void add_kernel(float* out, const float* a, const float* b, int n) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < n) out[i] = a[i] + b[i];
+}
+
+constexpr int N = 1000;
+
+void fill(DeviceArray<float>& array, float value, stream_t stream) {
+    launch<fill_kernel>({4, 256, 0, stream}, {out(array.get(), N)}, array.get(), value, N);
+}
+void add(DeviceArray<float>& to, const DeviceArray<float>& a, const DeviceArray<float>& b, stream_t stream) {
+    launch<add_kernel>({4, 256, 0, stream}, {out(to.get(), N), in(a.get(), N), in(b.get(), N)}, to.get(), a.get(),
+                       b.get(), N);
+}
+bool all_are(const DeviceArray<float>& array, float value) {
+    const std::vector<float> values = array.download();
+    return std::all_of(values.begin(), values.end(), [=](float v) { return v == value; });
+}
+
+// Two more streams and some events, destroyed at the end of a test.
+struct Streams {
+    stream_t a = create_stream(), b = create_stream();
+    event_t first = create_event(true), second = create_event(true);
+    Streams() { test_stream(); }
+    ~Streams() {
+        destroy_event(first);
+        destroy_event(second);
+        destroy_stream(a);
+        destroy_stream(b);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("runtime: the device is named and its memory known") {
+    test_stream();
+    CHECK(device_count() >= 1);
+    const DeviceInfo info = device_info();
+    CHECK(!info.name.empty());
+    CHECK(info.total_memory > (size_t{64} << 20));
+    CHECK(info.free_memory > 0);
+    CHECK(info.free_memory <= info.total_memory);
+    CHECK(info.multiprocessors >= 1);
+    CHECK(info.is_host == (info.compute_capability == 0));
+}
+
+TEST_CASE("runtime: copies and byte fills arrive, to the byte") {
+    std::vector<uint8_t> bytes(1001);
+    for (size_t i = 0; i < bytes.size(); i++) bytes[i] = static_cast<uint8_t>(i * 37);
+    DeviceArray<uint8_t> from(bytes), to(1001);
+    copy_on_device(to.get() + 1, from.get() + 3, 990, test_stream());
+    set_bytes(to.get() + 500, 0xA7, 3, test_stream());
+    const std::vector<uint8_t> result = to.download();
+    int wrong = 0;
+    for (size_t i = 0; i < result.size(); i++) {
+        const uint8_t copied = i >= 1 && i < 991 ? bytes[i + 2] : 0xFF;  // the rest is as DeviceArray left it
+        wrong += result[i] != (i >= 500 && i < 503 ? 0xA7 : copied);
+    }
+    CHECK(wrong == 0);
+    CHECK(from.download() == bytes);
+}
+
+TEST_CASE("runtime: streams are ordered by events") {
+    Streams s;
+    DeviceArray<float> x(N), y(N), sum(N);
+    for (int round = 0; round < 3; round++) {
+        const float value = static_cast<float>(round * 10);
+        fill(x, value + 5, s.a);
+        record(s.first, s.a);
+        fill(y, 2, s.b);
+        wait(s.b, s.first);
+        add(sum, x, y, s.b);
+        record(s.second, s.b);
+        wait(s.a, s.second);
+        fill(x, -1, s.a);  // must not overtake the sum
+        synchronize(s.second);
+        CHECK(is_done(s.second));
+        synchronize(s.a);
+        CHECK(all_are(sum, value + 7));
+    }
+    CHECK(is_done(s.first));
+    CHECK(elapsed_ms(s.first, s.second) >= 0);
+    synchronize_device();
+}
+
+TEST_CASE("runtime: waiting for an event that was never recorded is no wait") {
+    Streams s;
+    wait(s.a, s.first);
+    CHECK(is_done(s.first));
+    synchronize(s.first);
+    synchronize(s.a);
+}
+
+TEST_CASE("runtime: an event may be recorded anew or destroyed while somebody waits for it") {
+    Streams s;
+    const stream_t c = create_stream();
+    DeviceArray<float> x(N), y(N), sum(N);
+    fill(x, 1, test_stream());
+    fill(y, 1, test_stream());
+    synchronize(test_stream());
+
+    fill(x, 5, s.a);
+    record(s.first, s.a);
+    wait(c, s.first);
+    fill(y, 3, s.b);
+    record(s.first, s.b);  // the wait above is for the first record
+    add(sum, x, y, c);
+    synchronize(c);
+    const float value = sum.download()[0];
+    CHECK((value == 6 || value == 8));  // x is 5 for certain, y is 1 or 3
+    synchronize(s.b);
+
+    const event_t brief = create_event();
+    fill(x, 9, s.a);
+    record(brief, s.a);
+    wait(c, brief);
+    destroy_event(brief);
+    add(sum, x, y, c);
+    synchronize(c);
+    CHECK(all_are(sum, 12));
+    destroy_stream(c);
+}
+
+TEST_CASE("runtime: a captured graph runs when it is launched, and again") {
+    Streams s;
+    DeviceArray<float> x(N), y(N);
+    fill(x, 0, s.a);
+    fill(y, 0, s.a);
+    synchronize(s.a);
+    float value = 1;
+    begin_capture(s.a);
+    fill(x, value, s.a);
+    value = 100;           // arguments are taken at the capture
+    record(s.first, s.a);  // fork into b ...
+    wait(s.b, s.first);
+    fill(y, 3, s.b);
+    add(y, y, y, s.b);
+    record(s.second, s.b);  // ... and join
+    wait(s.a, s.second);
+    add(x, x, y, s.a);
+    const graph_t graph = end_capture(s.a);
+    CHECK(all_are(x, 0));
+    CHECK(all_are(y, 0));
+    for (int i = 0; i < 3; i++) {
+        fill(x, 50, s.a);
+        launch(graph, s.a);
+        synchronize(s.a);
+        CHECK(all_are(x, 7));
+        CHECK(all_are(y, 6));
+    }
+    fill(y, 1, s.b);  // b is an ordinary stream again
+    synchronize(s.b);
+    CHECK(all_are(y, 1));
+    destroy_graph(graph);
+}
+
+TEST_CASE("runtime: a fork that is not joined is refused, and the streams stay usable") {
+    Streams s;
+    DeviceArray<float> x(N), y(N);
+    begin_capture(s.a);
+    fill(x, 1, s.a);
+    record(s.first, s.a);
+    wait(s.b, s.first);
+    fill(y, 3, s.b);
+    CHECK_THROWS_AS(end_capture(s.a), Error);
+    fill(x, 2, s.a);
+    fill(y, 4, s.b);
+    synchronize(s.a);
+    synchronize(s.b);
+    CHECK(all_are(x, 2));
+    CHECK(all_are(y, 4));
+}
+
+TEST_CASE("runtime: memory is counted and aligned") {
+    test_stream();
+    const size_t before = device_bytes_in_use();
+    void* small = device_malloc(100);
+    const size_t with_small = device_bytes_in_use();
+    CHECK(with_small >= before + 100);
+    CHECK(with_small <= before + 100 + 4096);
+    void* large = device_malloc(size_t{3} << 20);
+    CHECK(device_bytes_in_use() >= with_small + (size_t{3} << 20));
+    for (void* p : {small, large}) CHECK(reinterpret_cast<uintptr_t>(p) % 256 == 0);
+    CHECK(small != large);
+    device_free(large);
+    CHECK(device_bytes_in_use() == with_small);
+    device_free(small);
+    CHECK(device_bytes_in_use() == before);
+    device_free(nullptr);
+    CHECK(device_bytes_in_use() == before);
+    void* empty = device_malloc(0);
+    CHECK(empty != nullptr);
+    device_free(empty);
+    CHECK(device_bytes_in_use() == before);
+}
+
+TEST_CASE("runtime: too large an allocation ends with its own exit code") {
+    test_stream();
+    const size_t before = device_bytes_in_use();
+    try {
+        device_malloc(size_t{1} << 50);
+        CHECK(false);
+    } catch (const Error& e) {
+        CHECK(e.code() == ExitCode::no_resources);
+        CHECK(std::string(e.what()).find("MiB needed") != std::string::npos);
+    }
+    CHECK(device_bytes_in_use() == before);
+}
+
+TEST_CASE("runtime: profile ranges may be nested") {
+    ProfileRange outer("outer");
+    ProfileRange inner("inner");
+}
