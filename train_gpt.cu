@@ -412,8 +412,8 @@ ExitCode run_program(int argc, char** argv) {
     }
     surroundings.host_device = LLMC_CUDA == 0;
     surroundings.bf16_supported = planning || device.is_host || device.compute_capability >= 80;
-    surroundings.fp8_supported = planning || device.has_fp8;
-    surroundings.device_name = device.name;
+    surroundings.fp8_supported = LLMC_ENABLE_FP8 && (planning || device.has_fp8);
+    surroundings.device_name = LLMC_ENABLE_FP8 ? device.name : "this build (PRECISION=BF16)";
     resolve(o, surroundings);
     check_vocabulary(inputs, o.model_config.vocab);
 

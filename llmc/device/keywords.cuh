@@ -28,6 +28,11 @@
 #define LLMC_UNROLL
 #endif
 
+// make PRECISION=BF16 leaves the FP8 kernels out, for GPUs before sm_89.
+#if !defined(LLMC_ENABLE_FP8)
+#define LLMC_ENABLE_FP8 1
+#endif
+
 // Hardware features of the architecture being compiled for.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 #define LLMC_HARDWARE_FP8 1

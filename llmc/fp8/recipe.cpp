@@ -6,10 +6,6 @@
 #include "llmc/device/error.h"
 
 namespace llmc {
-namespace {
-constexpr BlockLinear kLinears[] = {BlockLinear::qkv, BlockLinear::attn_proj, BlockLinear::fc, BlockLinear::fc_proj};
-}
-
 const char* name_of(BlockLinear linear) {
     switch (linear) {
         case BlockLinear::qkv:
@@ -66,7 +62,7 @@ void Fp8Layers::apply(const std::string& term, bool value) {
     }
     bool known = linear.empty();
     for (int block = first; block <= last; block++)
-        for (const BlockLinear l : kLinears) {
+        for (const BlockLinear l : kBlockLinearLayers) {
             if (!linear.empty() && linear != name_of(l)) continue;
             fp8_[static_cast<size_t>(block)][static_cast<size_t>(l)] = value;
             known = true;

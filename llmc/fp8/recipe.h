@@ -27,6 +27,8 @@ constexpr int kMaxAmaxHistory = 1024;
 
 // The four linear layers of a block.
 enum class BlockLinear { qkv, attn_proj, fc, fc_proj };
+constexpr BlockLinear kBlockLinearLayers[] = {BlockLinear::qkv, BlockLinear::attn_proj, BlockLinear::fc,
+                                              BlockLinear::fc_proj};
 constexpr int kBlockLinears = 4;
 const char* name_of(BlockLinear linear);
 

@@ -76,9 +76,9 @@ LLMC_DEVICE SoftmaxResult combine_block(SoftmaxResult thread) {
     return combine_lanes(result);
 }
 
-// Two blocks of 1024 threads fit a multiprocessor: their rows together stay in the L2 cache for the second pass.
+// Two blocks of 768 threads fit a multiprocessor: their rows together stay in the L2 cache for the second pass.
 template <class Real, int Threads>
-static __global__ void __launch_bounds__(Threads, Threads == 1024 ? 2 : 1)
+static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
     softmax_cross_entropy_kernel(Real* logits, float* losses, const int* targets, float dloss, const float* loss_scale,
                                  int V, int padded_V, bool write_gradient) {
     const int row = gridDim.x - 1 - blockIdx.x, target = targets[row];
@@ -149,7 +149,7 @@ void softmax_cross_entropy(Real* logits, float* losses, const int* targets, floa
     else if (V <= 8192)
         run.template operator()<128>();
     else
-        run.template operator()<1024>();
+        run.template operator()<768>();
 }
 
 template void softmax_cross_entropy(float*, float*, const int*, float, const float*, int, int, int, bool, stream_t);

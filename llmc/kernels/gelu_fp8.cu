@@ -4,6 +4,7 @@
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/quantize_tile.cuh"
 
+#if LLMC_ENABLE_FP8
 namespace llmc {
 
 // ---- forward -------------------------------------------------------------------------------------------------------
@@ -88,3 +89,4 @@ template void gelu_backward_fp8(const Quantized<e5m2>&, float*, float*, const bf
                                 QuantizePass, stream_t);
 
 }  // namespace llmc
+#endif  // LLMC_ENABLE_FP8

@@ -6,6 +6,7 @@
 #include "llmc/kernels/layernorm_row.cuh"
 #include "llmc/kernels/quantize_values.cuh"
 
+#if LLMC_ENABLE_FP8
 namespace llmc {
 
 namespace {
@@ -174,3 +175,4 @@ void layernorm_forward_fp8(const Quantized<e4m3>& to, float* mean, float* rstd, 
 }
 
 }  // namespace llmc
+#endif  // LLMC_ENABLE_FP8

@@ -3,7 +3,6 @@
 namespace llmc {
 namespace {
 
-constexpr BlockLinear kLinears[] = {BlockLinear::qkv, BlockLinear::attn_proj, BlockLinear::fc, BlockLinear::fc_proj};
 
 size_t input_channels(BlockLinear linear, size_t C) { return linear == BlockLinear::fc_proj ? 4 * C : C; }
 size_t output_channels(BlockLinear linear, size_t C) {
@@ -41,11 +40,11 @@ Fp8Tensors::Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp
     x_transposed_.resize(slots);
     w_row_.resize(slots);
     w_transposed_.resize(slots);
-    for (const BlockLinear linear : kLinears)
+    for (const BlockLinear linear : kBlockLinearLayers)
         if (is_recomputed(linear, recompute))
             activations_.plan(&shared_x_transposed_[static_cast<size_t>(linear)], N * input_channels(linear, C));
     for (int block = 0; block < config.layers; block++)
-        for (const BlockLinear linear : kLinears) {
+        for (const BlockLinear linear : kBlockLinearLayers) {
             if (!is_fp8(block, linear)) continue;
             const size_t s = slot(block, linear), inputs = input_channels(linear, C);
             if (!is_recomputed(linear, recompute)) activations_.plan(&x_transposed_[s], N * inputs);

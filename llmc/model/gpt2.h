@@ -75,6 +75,7 @@ private:
     void norm2(int layer, const Real* branch, int N, PassKind kind, stream_t stream);
     void norm(int layer, BlockLinear linear, Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1,
               const Real* inp2, size_t weight, size_t bias, int N, PassKind kind, stream_t stream);
+    void quantize_weights(QuantizePass pass, stream_t stream);
     void gelu(int layer, int N, PassKind kind, stream_t stream);
     void quantize_attention(int layer, int N, PassKind kind, stream_t stream);
     void linear_forward(int layer, BlockLinear linear, Real* out, const Real* inp, int N, PassKind kind,

@@ -34,25 +34,30 @@ LinearLayer layer_of(BlockLinear linear) {
 }
 
 template <class Real>
-constexpr bool kCanBeFp8 = std::is_same_v<Real, bf16>;
+constexpr bool kCanBeFp8 = LLMC_ENABLE_FP8&& std::is_same_v<Real, bf16>;
 
 }  // namespace
 
 template <class Real>
 void Gpt2<Real>::prepare_weights(stream_t stream) {
-    if (!fp8_) return;
-    const int C = config_.channels;
-    for (const QuantizePass pass : {QuantizePass::measure, QuantizePass::write}) {
-        for (int l = 0; l < config_.layers; l++)
-            for (const BlockLinear linear :
-                 {BlockLinear::qkv, BlockLinear::attn_proj, BlockLinear::fc, BlockLinear::fc_proj}) {
-                if (!is_fp8(l, linear)) continue;
-                const LinearLayer layer = layer_of(linear);
-                quantize_weight(fp8_->w(l, linear), parameters_.master(block_unit(l), layer.weight), layer.outputs * C,
-                                layer.inputs * C, pass, stream);
-            }
-        if (pass == QuantizePass::measure) fp8_->set_weight_scales(stream);
+    if constexpr (kCanBeFp8<Real>) {
+        if (!fp8_) return;
+        quantize_weights(QuantizePass::measure, stream);
+        fp8_->set_weight_scales(stream);
+        quantize_weights(QuantizePass::write, stream);
     }
+}
+
+template <class Real>
+void Gpt2<Real>::quantize_weights(QuantizePass pass, stream_t stream) {
+    const int C = config_.channels;
+    for (int l = 0; l < config_.layers; l++)
+        for (const BlockLinear linear : kBlockLinearLayers) {
+            if (!is_fp8(l, linear)) continue;
+            const LinearLayer layer = layer_of(linear);
+            quantize_weight(fp8_->w(l, linear), parameters_.master(block_unit(l), layer.weight), layer.outputs * C,
+                            layer.inputs * C, pass, stream);
+        }
 }
 
 // ---- producers -----------------------------------------------------------------------------------------------------
@@ -197,7 +202,18 @@ void Gpt2<Real>::products_backward_fp8(int l, BlockLinear linear, Real* dinp, bo
     matmul_.dgrad_fp8(dinp, dout.row, &dout.state->scale_inv, w.transposed, &w.state->scale_inv, N, C, OC, stream);
 }
 
-template class Gpt2<float>;
-template class Gpt2<bf16>;
+// The class as a whole is instantiated in gpt2.cpp; these are the members defined here.
+#define LLMC_INSTANTIATE(Real)                                                                                    \
+    template void Gpt2<Real>::prepare_weights(stream_t);                                                          \
+    template void Gpt2<Real>::norm1(int, const Real*, int, PassKind, stream_t);                                   \
+    template void Gpt2<Real>::norm2(int, const Real*, int, PassKind, stream_t);                                   \
+    template void Gpt2<Real>::gelu(int, int, PassKind, stream_t);                                                 \
+    template void Gpt2<Real>::quantize_attention(int, int, PassKind, stream_t);                                   \
+    template void Gpt2<Real>::linear_forward(int, BlockLinear, Real*, const Real*, int, PassKind, stream_t);      \
+    template void Gpt2<Real>::linear_backward(int, BlockLinear, Real*, const Real*, const Real*, bool, stream_t); \
+    template void Gpt2<Real>::gelu_and_linear_backward(int, Real*, Real*, bool, stream_t);
+LLMC_INSTANTIATE(float)
+LLMC_INSTANTIATE(bf16)
+#undef LLMC_INSTANTIATE
 
 }  // namespace llmc

@@ -102,7 +102,7 @@ void resolve_precision(Options& o, const ResolveInputs& inputs) {
     if (o.loss_scale.empty()) o.loss_scale = o.precision == "fp8" ? "dynamic" : "off";
     if (o.precision == "fp8") {
         if (!inputs.fp8_supported)
-            refuse(strprintf("--precision fp8: %s has no FP8 tensor cores (sm_89 and later have); use --precision bf16",
+            refuse(strprintf("--precision fp8: %s has no FP8 (GPUs from sm_89 on have it); use --precision bf16",
                              inputs.device_name.c_str()));
         if (int64_t{o.batch} * o.seq % 16 != 0)
             refuse(

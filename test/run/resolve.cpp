@@ -171,9 +171,9 @@ TEST_CASE("resolve: precision and its notes") {
     CHECK(resolved(o, old_card).precision == "fp32");
 
     o.precision = "fp8";
-    CHECK_THROWS_WITH_AS(
-        resolved(o, without_fp8),
-        "--precision fp8: an old card has no FP8 tensor cores (sm_89 and later have); use --precision bf16", Error);
+    CHECK_THROWS_WITH_AS(resolved(o, without_fp8),
+                         "--precision fp8: an old card has no FP8 (GPUs from sm_89 on have it); use --precision bf16",
+                         Error);
     o.batch = 3, o.seq = 20;
     CHECK_THROWS_WITH_AS(
         resolved(o),
