@@ -18,6 +18,7 @@ import dataclasses
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -101,11 +102,16 @@ def accepted_mutants():
 # ---- building and running ----------------------------------------------------------------------------------------------
 
 def shell(command, cwd, environment=None, timeout=900):
+    """Exit code and output; a command that takes too long ends, with all that it started, with code 124."""
+    process = subprocess.Popen(command, shell=True, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               errors="replace", start_new_session=True,
+                               env={**os.environ, **ENVIRONMENT, **(environment or {})})
     try:
-        done = subprocess.run(command, shell=True, cwd=cwd, capture_output=True, text=True, timeout=timeout, errors="replace",
-                              env={**os.environ, **ENVIRONMENT, **(environment or {})})
-        return done.returncode, done.stdout + done.stderr
+        output, _ = process.communicate(timeout=timeout)
+        return process.returncode, output
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         return 124, "timeout"
 
 
@@ -144,9 +150,9 @@ class Build:
         """Links a test, with `replaced` objects by source first; returns the sources it consists of."""
         replaced = replaced or {}
         objects = [replaced.get(test, self.object[test])] + [o for s, o in replaced.items() if s != test] + self.base
-        output = self.must(f"g++ {FLAGS[self.kind]} -fopenmp {' '.join(map(str, objects))} {self.archive} -Wl,--trace "
+        output = self.must(f"g++ {FLAGS[self.kind]} -fopenmp {' '.join(map(str, objects))} {self.archive} -Wl,-t,-t "
                            f"-o {program} {libraries()}")
-        return {test} | {s for s, o in self.object.items() if f"({o.name})" in output}
+        return {test} | {s for s, o in self.object.items() if o.name in output}
 
     def users(self, path):
         """The sources that contain this file."""
@@ -159,7 +165,7 @@ class Build:
 
 
 def failed(program, tree, order):
-    code, output = shell(program, tree, {"LLMC_ORDER": order}, timeout=300)
+    code, output = shell(f"exec {program}", tree, {"LLMC_ORDER": order}, timeout=300)
     return code != 0, output
 
 
@@ -203,17 +209,20 @@ class Workplace:
         changed = {s: build.compile(tree, s, folder) for s in build.users(mutant.source)}
         if not changed:
             raise BuildError(f"{mutant.source} is compiled into nothing")
-        seen = []
+        seen, ran = [], False
         for test in build.tests:
             mine = {s: o for s, o in changed.items() if s in build.parts[test]}
             if not mine:
                 continue
+            ran = True
             program = folder / "mutant.test"
             build.link(test, program, mine)
             for order in orders:
                 name = order if kind == "plain" else kind
                 if name not in seen and failed(program, tree, order)[0]:
                     seen.append(name)
+        if not ran:
+            raise BuildError(f"no test in test/kernels/ uses {mutant.source}")
         return seen
 
 
