@@ -27,6 +27,13 @@ int in_child(Body body) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
+// ThreadSanitizer holds signals back until its next blocking call, so two in a row do not arrive as they are sent.
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kSignalsAreLate = true;
+#else
+constexpr bool kSignalsAreLate = false;
+#endif
+
 }  // namespace
 
 TEST_CASE("signals: the first one asks for a stop") {
@@ -42,7 +49,7 @@ TEST_CASE("signals: the first one asks for a stop") {
     }
 }
 
-TEST_CASE("signals: a second SIGINT ends the process, a second SIGTERM does not") {
+TEST_CASE("signals: a second SIGINT ends the process, a second SIGTERM does not" * doctest::skip(kSignalsAreLate)) {
     CHECK(in_child([] {
               raise(SIGINT);
               raise(SIGINT);
