@@ -43,7 +43,9 @@ CXXFLAGS_CPU += -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno
 else ifeq ($(SANITIZE),thread)
 CXXFLAGS_CPU += -O1 -g -fsanitize=thread -Wno-tsan
 else
-CXXFLAGS_CPU += -O3
+# g++ would peel the kernels' loops over the 8 elements of a vector access completely before it vectorises them: with a
+# lower limit they become vector instructions, and kernels up to twice as fast.
+CXXFLAGS_CPU += -O3 $(if $(findstring clang,$(CXX)),,--param max-completely-peel-times=7)
 endif
 CXXFLAGS_CUDA := $(COMMON) $(WARNINGS) -O2 -fopenmp -MMD -MP -DLLMC_CUDA=1 -I$(CUDA_HOME)/include
 NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 -gencode arch=$(GPU_ARCH:sm_%=compute_%),code=$(GPU_ARCH) -Xptxas -v \
@@ -116,17 +118,17 @@ $(CUDA_DIR)/train_gpt: $(CUDA_OBJECTS) $(CUDA_DIR)/train_gpt.cu.o
 $(CUDA_DIR)/test_gpu: $(CUDA_OBJECTS) $(CUDA_TEST_OBJECTS)
 	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
 
-$(CPU_DIR)/%.cpp.o: %.cpp
+$(CPU_DIR)/%.cpp.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_CPU) -c $< -o $@
-$(CPU_DIR)/%.cu.o: %.cu
+$(CPU_DIR)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_CPU) -x c++ -c $< -o $@
-$(CUDA_DIR)/%.cpp.o: %.cpp
+$(CUDA_DIR)/%.cpp.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_CUDA) -c $< -o $@
 # ptxas reports registers and spills into a file beside the object.
-$(CUDA_DIR)/%.cu.o: %.cu
+$(CUDA_DIR)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
 	@echo $(NVCC) ... -c $<
 	@$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }

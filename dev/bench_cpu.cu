@@ -16,8 +16,7 @@ using namespace llmc;
 
 namespace {
 
-// ---- kernels that do one thing
-// ----------------------------------------------------------------------------------------
+// ---- kernels that do one thing --------------------------------------------------------------------------------------
 
 __global__ void empty_kernel(float*) {}
 
@@ -88,8 +87,7 @@ __global__ void ldmatrix_kernel(float* y, int repeats) {
     if (sum == 1) y[threadIdx.x] = 1;
 }
 
-// ---- the table
-// ----------------------------------------------------------------------------------------------------------
+// ---- the table ------------------------------------------------------------------------------------------------------
 
 struct Benchmark {
     std::string name;
@@ -145,8 +143,7 @@ struct Buffers {
     }
 };
 
-// ---- what the host device itself costs
-// ------------------------------------------------------------------------------------
+// ---- what the host device itself costs ------------------------------------------------------------------------------
 
 void add_launches(Table& table, const Buffers& buffers) {
     float* y = buffers.y;

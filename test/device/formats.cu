@@ -27,8 +27,7 @@ constexpr uint32_t kSign = 0x80000000u;
 
 double value_of(uint32_t float_pattern) { return static_cast<double>(float_from_bits(float_pattern)); }
 
-// ---- definitions
-// -----------------------------------------------------------------------------------------------------
+// ---- definitions ----------------------------------------------------------------------------------------------------
 
 // The magnitude of an IEEE-like code: exponent 0 holds the subnormals.
 double magnitude_of(uint32_t code, int mantissa_bits, int bias) {
@@ -160,8 +159,7 @@ int wrong_decodings(const Definition& d) {
 
 }  // namespace
 
-// ---- decoding and rounding on the host
-// ---------------------------------------------------------------------------------
+// ---- decoding and rounding on the host ------------------------------------------------------------------------------
 
 TEST_CASE("formats: the definitions agree with the specification's table") {
     // OCP "8-bit Floating Point Specification", table 1.
@@ -255,8 +253,7 @@ TEST_CASE("formats: all 2^32 floats to bf16, E4M3 and E5M2") {
     CHECK(wrong_conversions(e5m2_definition(), [](float v) { return to_e5m2_portable(v); }) == 0);
 }
 
-// ---- stochastic rounding
-// -----------------------------------------------------------------------------------------------
+// ---- stochastic rounding --------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -333,8 +330,7 @@ TEST_CASE("formats: stochastic rounding saturates, and keeps zeros, infinities a
     }
 }
 
-// ---- the device's conversions
-// --------------------------------------------------------------------------------------------
+// ---- the device's conversions ---------------------------------------------------------------------------------------
 
 namespace {
 

@@ -171,8 +171,7 @@ TEST_CASE("math: minimum, maximum, absolute value, finiteness, division rounded 
     CHECK(div_up(size_t{1} << 40, size_t{3}) == 366503875926u);
 }
 
-// ---- random bits
-// -----------------------------------------------------------------------------------------------------
+// ---- random bits ----------------------------------------------------------------------------------------------------
 
 namespace {
 __global__ void random_kernel(uint32_t* out, uint32_t seed, int n) {

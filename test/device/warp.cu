@@ -79,6 +79,27 @@ __global__ void named_barrier_kernel(int* out) {
     out[t] = cells[127 - t];
 }
 
+// Barrier 1 serves two warps, then the two others while the first wait elsewhere.
+__global__ void reused_barrier_kernel(int* out) {
+    LLMC_SHARED(int, cells, [128]);
+    const int t = static_cast<int>(threadIdx.x);
+    if (t < 64) {
+        cells[t] = t;
+        bar_sync(1, 64);
+        out[t] = cells[63 - t];
+    }
+    __syncthreads();
+    if (t >= 64) {
+        cells[t] = t;
+        bar_sync(1, 64);
+        out[t] = cells[191 - t];
+        bar_sync(1, 64);
+        cells[t - 64] = 1000 + t;
+    }
+    __syncthreads();
+    if (t < 64) out[t] += cells[t];
+}
+
 }  // namespace
 
 TEST_CASE("warp: reductions have the butterfly's bits on every lane") {
@@ -139,8 +160,16 @@ TEST_CASE("warp: named barriers synchronise their own threads only") {
     CHECK(wrong == 0);
 }
 
-// ---- CUDA's own
-// ------------------------------------------------------------------------------------------------------
+TEST_CASE("warp: a named barrier may serve other threads afterwards") {
+    DeviceArray<int> to(128);
+    launch<reused_barrier_kernel>({1, 128, 0, test_stream()}, {inout(to.get(), 128)}, to.get());
+    const std::vector<int> actual = to.download();
+    int wrong = 0;
+    for (int t = 0; t < 128; t++) wrong += actual[static_cast<size_t>(t)] != (t < 64 ? 63 - t + 1064 + t : 191 - t);
+    CHECK(wrong == 0);
+}
+
+// ---- CUDA's own -----------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -201,7 +230,7 @@ __global__ void atomics_kernel(int* integers, unsigned* bits, float* floats) {
     atomicMax(integers + 1, i * 37 % 1009);
     atomicMin(integers + 2, 500 - i * 37 % 1009);
     if (atomicExch(integers + 3, i) == -1) atomicAdd(integers + 4, 1);  // one thread alone sees the initial value
-    if (atomicCAS(integers + 5, -1, i) == -1) atomicAdd(integers + 6, 1);
+    if (atomicCAS(integers + 5, -1, i) == -1) atomicAdd(integers + 6, 1000 + i);  // and its value stays
     atomicOr(bits, 1u << (i % 32));
     atomicMax(bits + 1, float_bits(static_cast<float>(i)));  // non-negative floats compare as integers
     atomicAdd(floats, 0.5f);
@@ -239,7 +268,7 @@ TEST_CASE("warp: atomics") {
     CHECK(actual[2] == 500 - largest);
     CHECK(actual[4] == 1);
     CHECK(actual[5] >= 0);
-    CHECK(actual[6] == 1);
+    CHECK(actual[6] == 1000 + actual[5]);
     CHECK(bits.download() == std::vector<unsigned>{~0u, float_bits(static_cast<float>(kTotal - 1))});
     CHECK(floats.download()[0] == 1 + 0.5f * kTotal);
 }

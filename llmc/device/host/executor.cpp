@@ -40,7 +40,7 @@ Executor::Executor() : lanes_(new Lane[kMaxThreads]), stack_bytes_(settings().st
     asan_poison(arena_, arena_bytes_);
 }
 
-// ---- switching -----------------------------------------------------------------------------------------------------
+// ---- switching ------------------------------------------------------------------------------------------------------
 
 __attribute__((always_inline)) inline void Executor::jump(Context& save, const Context& target) {
     const Context to = target;
@@ -277,7 +277,7 @@ void Executor::rebuild_fibers() {
     }
 }
 
-// ---- errors --------------------------------------------------------------------------------------------------------
+// ---- errors ---------------------------------------------------------------------------------------------------------
 
 void Executor::fail(const char* format, ...) {
     [[maybe_unused]] Quiet quiet;
@@ -342,7 +342,7 @@ void Executor::deadlock() {
     fail("deadlock: %d of %d threads exited;%s", done_count_, thread_count_, text);
 }
 
-// ---- barriers and shuffles -----------------------------------------------------------------------------------------
+// ---- barriers and shuffles ------------------------------------------------------------------------------------------
 
 void Executor::barrier(int id, int expected, const char* file, int line) {
     Quiet quiet;
@@ -391,7 +391,7 @@ void Executor::sync_warp(uint32_t mask, const char* file, int line) {
     sync_acquire(sync);
 }
 
-// ---- shared memory -------------------------------------------------------------------------------------------------
+// ---- shared memory --------------------------------------------------------------------------------------------------
 
 void Executor::open_shared(char* p, size_t bytes, [[maybe_unused]] size_t canary) {
     shared_used_ = true;
@@ -456,7 +456,7 @@ void Executor::shared_end() {
     }
 }
 
-// ---- blocks and grids ----------------------------------------------------------------------------------------------
+// ---- blocks and grids -----------------------------------------------------------------------------------------------
 
 void Executor::begin_grid(dim3 block, void (*call)(void*), void* argument, const LaunchSite& site) {
     call_ = call;

@@ -218,7 +218,7 @@ size_t available_memory() {
 
 using namespace host;
 
-// ---- device --------------------------------------------------------------------------------------------------------
+// ---- device ---------------------------------------------------------------------------------------------------------
 
 // OpenMP threads wait by sleeping, not by spinning, unless OMP_WAIT_POLICY says otherwise: on cores shared with another
 // rank or another program a spinning thread keeps the one it waits for from running, and a step takes twenty times as
@@ -244,7 +244,7 @@ DeviceInfo device_info() {
     return info;
 }
 
-// ---- memory --------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 
 void* device_malloc(size_t bytes) {
     refuse_in_capture("device_malloc");
@@ -296,7 +296,7 @@ void set_bytes(void* to, int value, size_t bytes, stream_t stream) {
     submit(stream, {out(static_cast<char*>(to), bytes)}, {"set_bytes", "", 0}, [=] { std::memset(to, value, bytes); });
 }
 
-// ---- streams and events --------------------------------------------------------------------------------------------
+// ---- streams and events ---------------------------------------------------------------------------------------------
 
 stream_t create_stream() {
     streams.push_back(new Stream);
@@ -362,7 +362,7 @@ float elapsed_ms(event_t from, event_t to) {
     return static_cast<float>((to->last->time - from->last->time) * 1e3);
 }
 
-// ---- graphs --------------------------------------------------------------------------------------------------------
+// ---- graphs ---------------------------------------------------------------------------------------------------------
 
 void begin_capture(stream_t stream) {
     refuse_in_capture("begin_capture");

@@ -12,6 +12,8 @@ using namespace llmc::test;
 
 namespace {
 
+int *kept_declared = nullptr, *kept_other = nullptr;  // allocated by one test case, used by the next
+
 bool guarded() { return host::settings().guard; }
 
 template <class F>
@@ -74,11 +76,12 @@ void run_simple(size_t declared, size_t shared_bytes = 0) {
 
 }  // namespace
 
-// ---- in a guarded child
-// ----------------------------------------------------------------------------------------------
+// ---- in a guarded child ---------------------------------------------------------------------------------------------
 
 TEST_CASE("child of memory guard: kernels" * doctest::skip()) {
     REQUIRE(guarded());
+    kept_declared = static_cast<int*>(device_malloc(256));
+    kept_other = static_cast<int*>(device_malloc(256));
     DeviceArray<int> declared(64), other(64);
     const auto launch_undeclared = [&](auto launcher) {
         const std::string message = message_of(launcher);
@@ -119,12 +122,11 @@ TEST_CASE("child of memory guard: kernels" * doctest::skip()) {
           }) == "");
 }
 
-// A second test case of the same process: test frameworks install their own signal handlers at each.
+// A second test case of the same process, without allocations: test frameworks install their own signal handlers anew.
 TEST_CASE("child of memory guard: kernels again" * doctest::skip()) {
-    DeviceArray<int> declared(64), other(64);
     CHECK(message_of([&] {
-              launch<undeclared_read_kernel>({1, 64, 0, test_stream()}, {out(declared.get(), 64)}, declared.get(),
-                                             Hidden{other.get()});
+              launch<undeclared_read_kernel>({1, 64, 0, test_stream()}, {out(kept_declared, 64)}, kept_declared,
+                                             Hidden{kept_other});
               synchronize(test_stream());
           }).find("did not declare") != std::string::npos);
 }
@@ -138,8 +140,7 @@ TEST_CASE("child of memory guard: host reads" * doctest::skip()) {
 }
 
 TEST_CASE("child of memory guard: host writes" * doctest::skip()) {
-    DeviceArray<int> memory(64);
-    volatile int* p = memory.get();
+    volatile int* p = static_cast<int*>(device_malloc(256));  // closed from the first moment
     p[5] = 1;
     std::puts("host code wrote");
 }
@@ -179,8 +180,7 @@ TEST_CASE("settings: a value that is not understood is refused by name") {
     CHECK(child.says("LLMC_ORDER=backwards: expected one of ascending, descending, random"));
 }
 
-// ---- under AddressSanitizer and UBSan
-// ----------------------------------------------------------------------------------
+// ---- under AddressSanitizer and UBSan -------------------------------------------------------------------------------
 
 #if LLMC_ASAN
 

@@ -1,7 +1,11 @@
 // Deliberate races, each beside its corrected kernel. Built with ThreadSanitizer, every race is reported with its
 // kernel and line, and the corrected kernels are silent. Without it, thread order and NaN poison give most races away.
+#include <omp.h>
+
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -101,6 +105,10 @@ __global__ void last_writer_kernel(int* out) {
         out[0] = static_cast<int>(blockIdx.x);
 }
 
+__global__ void block_order_kernel(int* out) {
+    if (threadIdx.x == 0) out[1 + atomicAdd(out, 1)] = static_cast<int>(blockIdx.x);
+}
+
 // Ends with an error while threads wait in a shuffle and at a barrier.
 __global__ void failing_kernel(int* out) {
     if (threadIdx.x % 32 < 16) out[threadIdx.x] = __shfl_xor_sync(~0u, 1, 1);
@@ -184,6 +192,31 @@ int wrong_orders(Results (*run)(), const Results& expected) {
 
 TEST_CASE("races: corrected kernels give the same result in every order") {
     for (const Race& race : races()) CHECK_MESSAGE(wrong_orders(race.correct, race.expected) == 0, race.kernel);
+}
+
+TEST_CASE("races: blocks too start in ascending, descending or random order") {
+    constexpr int kMany = 10;
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(1);
+    const host::Order before = host::settings().order;
+    std::vector<Results> orders;
+    for (const host::Order order : {host::Order::ascending, host::Order::descending, host::Order::random}) {
+        host::settings().order = order;
+        DeviceArray<int> memory(Results(kMany + 1, 0));
+        launch<block_order_kernel>({kMany, 32, 0, test_stream()}, {inout(memory.get(), memory.size())}, memory.get());
+        const Results result = memory.download();
+        orders.push_back({result.begin() + 1, result.end()});
+    }
+    host::settings().order = before;
+    omp_set_num_threads(threads);
+    Results sorted(kMany);
+    std::iota(sorted.begin(), sorted.end(), 0);
+    CHECK(orders[0] == sorted);
+    CHECK(orders[1] == Results(sorted.rbegin(), sorted.rend()));
+    CHECK(orders[2] != orders[0]);
+    CHECK(orders[2] != orders[1]);
+    std::sort(orders[2].begin(), orders[2].end());
+    CHECK(orders[2] == sorted);  // each once
 }
 
 #if !LLMC_TSAN
