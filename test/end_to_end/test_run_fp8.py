@@ -8,7 +8,7 @@ LINEAR_LAYERS = 2 * 4  # of the tiny model
 
 
 class Fp8(unittest.TestCase):
-    FLAGS = ["--max-steps", "40", "--lr", "3e-3", "--warmup", "5", "--val-every", "20", "--val-batches", "8", "--batch", "8"]
+    FLAGS = ["--max-steps", "40", "--lr", "1e-3", "--warmup", "5", "--val-every", "20", "--val-batches", "8", "--batch", "8"]
 
     def test_follows_bf16_and_is_not_bf16(self):
         flags = [*self.FLAGS, "--val", corpus().val]
@@ -16,10 +16,13 @@ class Fp8(unittest.TestCase):
         for recipe in ("delayed", "current"):
             with self.subTest(recipe=recipe):
                 fp8 = FinishedRun(*flags, "--precision", "fp8", "--fp8-recipe", recipe)
-                # The gap of so short and steep a run is mostly chance: seen 0.3 to 1.5 %.
-                self.assertLess(abs(fp8.validations[40] / bf16.validations[40] - 1), 0.03)
+                # Seen up to 0.07 % with three seeds. (At three times the rate this model passes through weights that
+                # one step sends to twice the loss and the next brings back, in any precision: no place to compare.)
+                gaps = [abs(a / b - 1) for a, b in zip(fp8.losses, bf16.losses)]
+                self.assertLess(max(gaps), 0.0025)
+                self.assertLess(max(gaps[:10]), 0.0013)
+                self.assertLess(abs(fp8.validations[40] / bf16.validations[40] - 1), 0.0025)
                 self.assertNotEqual(fp8.losses, bf16.losses)
-                self.assertLess(abs(fp8.losses[0] / bf16.losses[0] - 1), 0.0013)
                 self.assertEqual([s["products"]["fp8"] for s in fp8.steps], [3 * LINEAR_LAYERS] * 40)
                 self.assertEqual({s["skipped"] for s in fp8.steps}, {0})
                 self.assertEqual({s["loss_scale"] for s in fp8.steps}, {65536})
