@@ -21,11 +21,13 @@
 #define LLMC_DEVICE inline __attribute__((always_inline))
 #endif
 
-// Unroll the following loop in device code. g++ and nvcc's host pass would only warn about the pragma.
+// Unroll the following loop in device code, or never do. g++ and nvcc's host pass would only warn about the pragma.
 #if defined(__CUDA_ARCH__)
 #define LLMC_UNROLL _Pragma("unroll")
+#define LLMC_NO_UNROLL _Pragma("unroll 1")
 #else
 #define LLMC_UNROLL
+#define LLMC_NO_UNROLL
 #endif
 
 // make PRECISION=BF16 leaves the FP8 kernels out, for GPUs before sm_89.

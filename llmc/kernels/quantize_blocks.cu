@@ -1,0 +1,412 @@
+// A block of threads owns a tile of 128 x 128 values and reads it once, into shared memory. Rows are quantized from
+// there by two threads each, columns by four threads for every two columns; the codes of columns go back through the
+// same shared memory, so that both layouts leave in full 32-byte sectors.
+#include "llmc/kernels/quantize_blocks.h"
+
+#include "llmc/kernels/quantize_tile.cuh"
+
+namespace llmc {
+
+#if LLMC_ENABLE_FP8
+
+namespace {
+
+constexpr int kTile = 128;
+constexpr int kPitch = kTile + 8;       // bf16: rows of the tile start 4 banks apart
+constexpr int kCodePitch = kTile + 16;  // bytes of a column's codes
+constexpr int kSegment = 32;            // elements; four make a tile's row or column
+constexpr int kSegments = kTile / kSegment;
+static_assert(kCodePitch * kTile <= kPitch * kTile * 2, "codes fit where the values were");
+
+// Where this block's tile lies in the (N, C) matrix.
+struct Corner {
+    int row, column;
+    LLMC_DEVICE explicit Corner(int C) {
+        const int tiles = div_up(C, kTile);
+        row = static_cast<int>(blockIdx.x) / tiles * kTile;
+        column = static_cast<int>(blockIdx.x) % tiles * kTile;
+    }
+};
+
+// Values past the edge of the matrix are zero.
+LLMC_DEVICE void load_tile(bf16* tile, const bf16* inp, const Corner& corner, int N, int C) {
+    LLMC_UNROLL
+    for (int i = 0; i < kTile * kTile / 8 / kQuantizeThreads; i++) {
+        const int index = i * kQuantizeThreads + static_cast<int>(threadIdx.x);
+        const int r = index / (kTile / 8), c = index % (kTile / 8) * 8;
+        Bytes16 bytes = {};
+        if (corner.row + r < N && corner.column + c < C) {
+            const bf16* source = inp + static_cast<size_t>(corner.row + r) * C + corner.column + c;
+            check_aligned16(source);
+            bytes = *reinterpret_cast<const Bytes16*>(source);
+        }
+        *reinterpret_cast<Bytes16*>(tile + r * kPitch + c) = bytes;
+    }
+}
+
+LLMC_DEVICE float finite_magnitude(float x) { return is_finite(x) ? abs_float(x) : 0.0f; }
+
+// The exponents of a row's or column's four segments, a UE8M0 code each, from their largest finite magnitudes. One word
+// instead of an array: a loop may then index it without unrolling.
+template <Fp8Scaling S>
+LLMC_DEVICE uint32_t segment_exponents(const float (&largest)[kSegments]) {
+    float all = 0.0f;
+    LLMC_UNROLL
+    for (int s = 0; s < kSegments; s++) all = max_float(all, largest[s]);
+    uint32_t word = 0;
+    LLMC_UNROLL
+    for (int s = 0; s < kSegments; s++)
+        word |= static_cast<uint32_t>(block_exponent(S == Fp8Scaling::mx ? largest[s] : all) + 127) << (8 * s);
+    return word;
+}
+LLMC_DEVICE int exponent_of(uint32_t word, int segment) {
+    return static_cast<int>(word >> (8 * segment) & 0xffu) - 127;
+}
+
+// Writes the scales of one row of the tile, which is row r of a (rows, K) matrix from column k on.
+template <Fp8Scaling S>
+LLMC_DEVICE void store_scales(void* scales, uint32_t exponents, int rows, int K, int r, int k) {
+    if constexpr (S == Fp8Scaling::mx)
+        *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(scales) + mx_scale_index(K, r, k)) = exponents;
+    else
+        static_cast<float*>(scales)[vector_scale_index(rows, r, k)] = power_of_two(exponent_of(exponents, 0));
+}
+
+// Rows: threads 2 r and 2 r + 1 take the even and the odd 16 columns, so that together they write 32 bytes at a time.
+template <Fp8Scaling S>
+LLMC_DEVICE void quantize_rows(e4m3* row_codes, void* row_scales, QuantizeTally& tally, const bf16* tile,
+                               const Corner& corner, int N, int C, QuantizePass pass) {
+    const int local = static_cast<int>(threadIdx.x) / 2, half = static_cast<int>(threadIdx.x) % 2;
+    const int row = corner.row + local;
+    const bf16* values = tile + local * kPitch + half * 16;
+    float largest[kSegments];
+    LLMC_UNROLL
+    for (int s = 0; s < kSegments; s++) {
+        float x[8];
+        largest[s] = 0.0f;
+        LLMC_UNROLL
+        for (int part = 0; part < 2; part++) {
+            load8(values + s * kSegment + part * 8, x);
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) largest[s] = max_float(largest[s], finite_magnitude(x[i]));
+        }
+    }
+    LLMC_UNROLL
+    for (int s = 0; s < kSegments; s++) largest[s] = max_float(largest[s], __shfl_xor_sync(~0u, largest[s], 1));
+    const uint32_t exponents = segment_exponents<S>(largest);
+    if (row >= N) {
+        // cuBLASLt reads whole tiles of mx scales; those of rows that are not there mean 1.
+        if (S == Fp8Scaling::mx && half == 0 && row_scales != nullptr)
+            store_scales<S>(row_scales, exponents, N, C, row, corner.column);
+        return;
+    }
+    LLMC_NO_UNROLL
+    for (int s = 0; s < kSegments; s++) {
+        const int column = corner.column + s * kSegment + half * 16;
+        if (column >= C) break;
+        uint32_t codes[2][2];
+        const float scale = power_of_two(-exponent_of(exponents, s));
+        LLMC_UNROLL
+        for (int part = 0; part < 2; part++) {
+            float x[8];
+            load8(values + s * kSegment + part * 8, x);
+            quantize_8<e4m3>(codes[part], tally, x, scale, pass);
+        }
+        if (row_codes == nullptr) continue;
+        e4m3* target = row_codes + static_cast<size_t>(row) * C + column;
+        check_aligned16(target);
+        *reinterpret_cast<Bytes16*>(target) = Bytes16{{codes[0][0], codes[0][1], codes[1][0], codes[1][1]}};
+    }
+    if (half == 0 && row_scales != nullptr) store_scales<S>(row_scales, exponents, N, C, row, corner.column);
+}
+
+// Columns: thread t takes 32 rows (t / 64) of two columns (t % 64), which lie in one word of the tile.
+struct ColumnPair {
+    int column, segment;
+    LLMC_DEVICE ColumnPair()
+        : column(static_cast<int>(threadIdx.x) % 64 * 2), segment(static_cast<int>(threadIdx.x) / 64) {}
+    LLMC_DEVICE void values(float& first, float& second, const bf16* tile, int row) const {
+        const bf16* both = tile + (segment * kSegment + row) * kPitch + column;
+        const uint32_t word = *reinterpret_cast<const uint32_t*>(both);
+        first = bf16x2_low(word), second = bf16x2_high(word);
+    }
+};
+
+// What the threads of a column tell each other, by (segment, column).
+struct ColumnNotes {
+    float largest[kSegments * kTile];
+    float sums[kSegments * kTile];
+};
+
+LLMC_DEVICE void note_columns(ColumnNotes& notes, const bf16* tile) {
+    const ColumnPair pair;
+    float largest[2] = {}, sums[2] = {};
+    LLMC_UNROLL
+    for (int r = 0; r < kSegment; r++) {
+        float x[2];
+        pair.values(x[0], x[1], tile, r);
+        LLMC_UNROLL
+        for (int i = 0; i < 2; i++) {
+            largest[i] = max_float(largest[i], finite_magnitude(x[i]));
+            sums[i] += x[i];
+        }
+    }
+    LLMC_UNROLL
+    for (int i = 0; i < 2; i++) {
+        notes.largest[pair.segment * kTile + pair.column + i] = largest[i];
+        notes.sums[pair.segment * kTile + pair.column + i] = sums[i];
+    }
+}
+
+LLMC_DEVICE void store_column_sums(float* parts, const ColumnNotes& notes, const Corner& corner, int C) {
+    const int t = static_cast<int>(threadIdx.x);
+    if (t >= kTile || corner.column + t >= C) return;
+    float sum = 0.0f;
+    LLMC_UNROLL
+    for (int s = 0; s < kSegments; s++) sum += notes.sums[s * kTile + t];
+    parts[static_cast<size_t>(corner.row / kTile) * C + corner.column + t] = sum;
+}
+
+template <Fp8Scaling S>
+LLMC_DEVICE void quantize_column_pair(uint32_t (&codes)[2][8], void* scales, const ColumnNotes& notes, const bf16* tile,
+                                      const Corner& corner, int N, int C) {
+    const ColumnPair pair;
+    float scale[2];
+    LLMC_UNROLL
+    for (int i = 0; i < 2; i++) {
+        float largest[kSegments];
+        LLMC_UNROLL
+        for (int s = 0; s < kSegments; s++) largest[s] = notes.largest[s * kTile + pair.column + i];
+        const uint32_t exponents = segment_exponents<S>(largest);
+        const int column = corner.column + pair.column + i;
+        if (pair.segment == 0 && (column < C || S == Fp8Scaling::mx))
+            store_scales<S>(scales, exponents, C, N, column, corner.row);
+        scale[i] = power_of_two(-exponent_of(exponents, pair.segment));
+    }
+    LLMC_UNROLL
+    for (int eight = 0; eight < kSegment / 8; eight++) {
+        float x[2][8];
+        LLMC_UNROLL
+        for (int r = 0; r < 8; r++) pair.values(x[0][r], x[1][r], tile, eight * 8 + r);
+        LLMC_UNROLL
+        for (int i = 0; i < 2; i++) {
+            uint32_t words[2];
+            LLMC_UNROLL
+            for (int r = 0; r < 8; r++) x[i][r] *= scale[i];
+            cast_8<e4m3>(words, x[i]);
+            codes[i][eight * 2] = words[0], codes[i][eight * 2 + 1] = words[1];
+        }
+    }
+}
+
+LLMC_DEVICE void put_column_codes(uint8_t* staged, const uint32_t (&codes)[2][8]) {
+    const ColumnPair pair;
+    LLMC_UNROLL
+    for (int i = 0; i < 2; i++) {
+        uint8_t* to = staged + (pair.column + i) * kCodePitch + pair.segment * kSegment;
+        *reinterpret_cast<Bytes16*>(to) = Bytes16{{codes[i][0], codes[i][1], codes[i][2], codes[i][3]}};
+        *reinterpret_cast<Bytes16*>(to + 16) = Bytes16{{codes[i][4], codes[i][5], codes[i][6], codes[i][7]}};
+    }
+}
+
+// Eight neighbouring threads write a column's 128 bytes.
+LLMC_DEVICE void store_column_codes(e4m3* transposed, const uint8_t* staged, const Corner& corner, int N, int C) {
+    LLMC_UNROLL
+    for (int i = 0; i < kTile * kTile / 16 / kQuantizeThreads; i++) {
+        const int index = i * kQuantizeThreads + static_cast<int>(threadIdx.x);
+        const int column = index / (kTile / 16), row = index % (kTile / 16) * 16;
+        if (corner.column + column >= C || corner.row + row >= N) continue;
+        e4m3* to = transposed + static_cast<size_t>(corner.column + column) * N + corner.row + row;
+        check_aligned16(to);
+        *reinterpret_cast<Bytes16*>(to) = *reinterpret_cast<const Bytes16*>(staged + column * kCodePitch + row);
+    }
+}
+
+}  // namespace
+
+template <Fp8Scaling S>
+static __global__ void __launch_bounds__(kQuantizeThreads, 3)
+    quantize_blocks_kernel(e4m3* row, void* row_scales, e4m3* transposed, void* transposed_scales, float* parts,
+                           Fp8State* state, const bf16* inp, int N, int C, QuantizePass pass) {
+    LLMC_SHARED(bf16, tile, [kTile * kPitch]);
+    LLMC_SHARED(QuantizeTally, tallies, [kQuantizeThreads]);
+    LLMC_SHARED(ColumnNotes, notes, [1]);
+    const Corner corner(C);
+    load_tile(tile, inp, corner, N, C);
+    __syncthreads();
+    QuantizeTally tally;
+    quantize_rows<S>(row, row_scales, tally, tile, corner, N, C, pass);
+    tallies[threadIdx.x] = tally;
+    note_columns(notes[0], tile);
+    __syncthreads();
+    commit_tallies(state, tallies, static_cast<size_t>(N) * C, pass);
+    if (parts != nullptr) store_column_sums(parts, notes[0], corner, C);
+    if (transposed == nullptr) return;
+    uint32_t codes[2][8];
+    quantize_column_pair<S>(codes, transposed_scales, notes[0], tile, corner, N, C);
+    __syncthreads();
+    uint8_t* staged = reinterpret_cast<uint8_t*>(&tile[0]);
+    put_column_codes(staged, codes);
+    __syncthreads();
+    store_column_codes(transposed, staged, corner, N, C);
+}
+
+// ---- weights -------------------------------------------------------------------------------------------------------
+
+struct TileValues {
+    const float* master;
+    static constexpr bool kSumsColumns = false;
+    struct Inputs {
+        float x[2][8];
+    };
+    LLMC_DEVICE void load(Inputs& inputs, size_t at) const {
+        load8(master + at, inputs.x[0]);
+        load8(master + at + 8, inputs.x[1]);
+    }
+    LLMC_DEVICE void finish(float (&x)[2][8], const Inputs& inputs) const {
+        LLMC_UNROLL
+        for (int h = 0; h < 2; h++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) x[h][i] = inputs.x[h][i];
+        }
+    }
+};
+
+// The largest finite magnitude of the block's tile; every thread gets it.
+LLMC_DEVICE float tile_amax(const float* master, int C, float* scratch) {
+    const TileCorner corner(C);
+    float largest = 0.0f;
+    LLMC_UNROLL
+    for (int pass = 0; pass < kTilePasses; pass++) {
+        const int row = corner.row + static_cast<int>(threadIdx.x) / kTileChunks + pass * kTilePassRows;
+        const int column = corner.column + static_cast<int>(threadIdx.x) % kTileChunks * 16;
+        LLMC_UNROLL
+        for (int h = 0; h < 2; h++) {
+            float x[8];
+            load8(master + static_cast<size_t>(row) * C + column + h * 8, x);
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) largest = max_float(largest, finite_magnitude(x[i]));
+        }
+    }
+    return block_max(largest, scratch);
+}
+
+static __global__ void __launch_bounds__(kQuantizeThreads, 3)
+    quantize_weight_tiles_kernel(e4m3* row, float* row_scales, e4m3* transposed, float* transposed_scales,
+                                 Fp8State* state, const float* master, int R, int C, QuantizePass pass) {
+    LLMC_SHARED(uint32_t, tile, [kTileRows * kTileWords]);
+    LLMC_SHARED(QuantizeTally, tallies, [kQuantizeThreads]);
+    LLMC_SHARED(float, scratch, [32]);
+    const TileCorner corner(C);
+    const int exponent = block_exponent(tile_amax(master, C, scratch));
+    if (threadIdx.x == 0) {
+        row_scales[tile_scale_index(C, corner.row, corner.column)] = power_of_two(exponent);
+        transposed_scales[tile_scale_index(R, corner.column, corner.row)] = power_of_two(exponent);
+    }
+    QuantizeTally tally;
+    float no_sums[2][8] = {};
+    quantize_tile_rows(row, tile, tally, no_sums, power_of_two(-exponent), TileValues{master}, R, C, pass);
+    tallies[threadIdx.x] = tally;
+    __syncthreads();
+    commit_tallies(state, tallies, static_cast<size_t>(R) * C, pass);
+    quantize_tile_columns(transposed, tile, R, C);
+}
+
+// ---- back ----------------------------------------------------------------------------------------------------------
+
+static __global__ void __launch_bounds__(kQuantizeThreads)
+    dequantize_blocks_kernel(bf16* out, const e4m3* codes, const void* scales, ScaleLayout layout, int rows, int K) {
+    const size_t at = (static_cast<size_t>(blockIdx.x) * kQuantizeThreads + threadIdx.x) * 16;
+    if (at >= static_cast<size_t>(rows) * K) return;
+    const int r = static_cast<int>(at / K), k = static_cast<int>(at % K);
+    const float scale_inv = block_scale_inv(scales, layout, rows, K, r, k);  // 16 elements lie in one block
+    check_aligned16(codes + at);
+    const Bytes16 bytes = *reinterpret_cast<const Bytes16*>(codes + at);
+    LLMC_UNROLL
+    for (int h = 0; h < 2; h++) {
+        float x[8];
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const uint8_t code = static_cast<uint8_t>(bytes.word[h * 2 + i / 4] >> (8 * (i % 4)));
+            x[i] = to_float(e4m3{code}) * scale_inv;
+        }
+        store8(out + at + h * 8, x);
+    }
+}
+
+// ---- launchers -----------------------------------------------------------------------------------------------------
+
+namespace {
+
+void check_blocks(const char* launcher, const Fp8State* state, int N, int C, int multiple) {
+    for (const auto& [name, value] : {std::pair{"N", N}, {"C", C}})
+        if (value < multiple || value % multiple != 0)
+            throw Error(ExitCode::failure, strprintf("%s: %s=%d is not a positive multiple of %d, a block of scales",
+                                                     launcher, name, value, multiple));
+    if (state == nullptr) throw Error(ExitCode::failure, strprintf("%s: the FP8 state is missing", launcher));
+}
+
+Access scales_written(const void* scales, ScaleLayout layout, int rows, int K) {
+    return out(static_cast<const char*>(scales),
+               scale_bytes(layout, static_cast<size_t>(rows), static_cast<size_t>(K)));
+}
+
+template <Fp8Scaling S>
+void launch_quantize_blocks(const Quantized<e4m3>& to, const QuantizeLaunch<e4m3>& l, const bf16* inp, int N, int C,
+                            QuantizePass pass) {
+    constexpr ScaleLayout layout = S == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::vectors;
+    launch<quantize_blocks_kernel<S>>(
+        l.config,
+        {out(l.row, l.elements), scales_written(to.row_scales, layout, N, C), out(l.transposed, l.elements),
+         scales_written(to.transposed_scales, layout, C, N), out(l.parts, l.part_elements),
+         state_access(to.state, pass), in(inp, l.elements)},
+        l.row, to.row_scales, l.transposed, to.transposed_scales, l.parts, to.state, inp, N, C, pass);
+}
+
+}  // namespace
+
+void quantize_blocks(const Quantized<e4m3>& to, float* dbias, float* scratch, const bf16* inp, int N, int C,
+                     Fp8Scaling scaling, bool accumulate, QuantizePass pass, stream_t stream) {
+    check_blocks("quantize_blocks", to.state, N, C, scaling == Fp8Scaling::mx ? kMxVector : kScaleVector);
+    if (scaling == Fp8Scaling::tensor || pass == QuantizePass::measure || !to.row != !to.row_scales ||
+        !to.transposed != !to.transposed_scales)
+        throw Error(ExitCode::failure, "quantize_blocks: each layout needs its scales, and blocks need no measuring");
+    const QuantizeLaunch<e4m3> l("quantize_blocks", to, dbias, scratch, N, C, pass, stream);
+    if (scaling == Fp8Scaling::mx)
+        launch_quantize_blocks<Fp8Scaling::mx>(to, l, inp, N, C, pass);
+    else
+        launch_quantize_blocks<Fp8Scaling::block>(to, l, inp, N, C, pass);
+    l.finish_bias(dbias, C, accumulate);
+}
+
+void quantize_weight_tiles(const Quantized<e4m3>& to, const float* master, int R, int C, QuantizePass pass,
+                           stream_t stream) {
+    check_blocks("quantize_weight_tiles", to.state, R, C, kScaleVector);
+    if (!to.row || !to.transposed || !to.row_scales || !to.transposed_scales || pass == QuantizePass::measure)
+        throw Error(ExitCode::failure, "quantize_weight_tiles: both layouts and their scales are needed");
+    const QuantizeLaunch<e4m3> l("quantize_weight_tiles", to, nullptr, nullptr, R, C, pass, stream);
+    launch<quantize_weight_tiles_kernel>(
+        l.config,
+        {out(l.row, l.elements), scales_written(to.row_scales, ScaleLayout::tiles, R, C), out(l.transposed, l.elements),
+         scales_written(to.transposed_scales, ScaleLayout::tiles, C, R), state_access(to.state, pass),
+         in(master, l.elements)},
+        l.row, static_cast<float*>(to.row_scales), l.transposed, static_cast<float*>(to.transposed_scales), to.state,
+        master, R, C, pass);
+}
+
+void dequantize_blocks(bf16* to, const e4m3* codes, const void* scales, ScaleLayout layout, int rows, int K,
+                       stream_t stream) {
+    if (rows < 1 || K < 16 || K % 16 != 0)
+        throw Error(ExitCode::failure, strprintf("dequantize_blocks: K=%d is not a multiple of 16", K));
+    const size_t elements = static_cast<size_t>(rows) * static_cast<size_t>(K);
+    const unsigned blocks = static_cast<unsigned>(div_up(elements, static_cast<size_t>(kQuantizeThreads) * 16));
+    const size_t bytes = scale_bytes(layout, static_cast<size_t>(rows), static_cast<size_t>(K));
+    launch<dequantize_blocks_kernel>(
+        {dim3(blocks), dim3(kQuantizeThreads), 0, stream},
+        {out(to, elements), in(codes, elements), in(static_cast<const char*>(scales), bytes)}, to, codes, scales,
+        layout, rows, K);
+}
+
+#endif  // LLMC_ENABLE_FP8
+
+}  // namespace llmc
