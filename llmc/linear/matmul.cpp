@@ -32,18 +32,28 @@ const char* Product::name() const {
 }
 
 std::string Product::describe() const {
-    return strprintf("%s %s N=%d C=%d OC=%d%s%s", name(), name_of(type), N, C, OC, bias ? " with bias" : "",
+    const char* scales = !has_block_scales()         ? ""
+                         : scaling == Fp8Scaling::mx ? " with mx scales"
+                                                     : " with block scales";
+    return strprintf("%s %s%s N=%d C=%d OC=%d%s%s", name(), name_of(type), scales, N, C, OC, bias ? " with bias" : "",
                      accumulate ? " accumulating" : "");
 }
 
 Product::Element Product::first_element() const {
+    if (emulated) return Element::bf16;
     return type == OperandType::e5m2_e4m3 ? Element::e5m2 : second_element();
 }
 Product::Element Product::second_element() const {
+    if (emulated) return Element::bf16;
     return is_fp8(type) ? Element::e4m3 : type == OperandType::bf16 ? Element::bf16 : Element::fp32;
 }
 Product::Element Product::result_element() const {
     return kind == wgrad || type == OperandType::fp32 ? Element::fp32 : Element::bf16;
+}
+
+ScaleLayout Product::first_scales() const { return scaling == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::vectors; }
+ScaleLayout Product::second_scales() const {  // a weight's tiles, but in wgrad it is an activation
+    return scaling == Fp8Scaling::mx ? ScaleLayout::mx : kind == wgrad ? ScaleLayout::vectors : ScaleLayout::tiles;
 }
 
 // In FP8 a matrix that is to be transposed lies in memory transposed already.
@@ -73,13 +83,18 @@ void check_shape(const Product& product) {
         const char* name;
         int value;
     } dimensions[] = {{"N", product.N}, {"C", product.C}, {"OC", product.OC}};
+    const int multiple = !product.has_block_scales()         ? 16
+                         : product.scaling == Fp8Scaling::mx ? kMxVector
+                                                             : kScaleVector;
     if (is_fp8(product.type))
         for (const auto& d : dimensions)
-            if (d.value % 16 != 0)
+            if (d.value % multiple != 0)
                 refuse(product,
-                       strprintf("%s=%d is not a multiple of 16, as FP8 products need; change the shape or run this "
-                                 "layer in BF16",
-                                 d.name, d.value));
+                       strprintf("%s=%d is not a multiple of %d, as these FP8 products need; change the shape or run "
+                                 "this layer in BF16",
+                                 d.name, d.value, multiple));
+    if (product.has_block_scales() && product.type != OperandType::e4m3)
+        refuse(product, "block scales are for E4M3 operands");
     // cuBLASLt 13.1 computes wrong results on Hopper where a row's bytes do not fit an int32.
     const Gemm g(product);
     const size_t row_bytes = std::max({bytes_of(product.first_element()) * static_cast<size_t>(g.first_columns),
@@ -89,8 +104,8 @@ void check_shape(const Product& product) {
 }
 
 void check_tensors(const Product& product, const ProductTensors& t) {
-    for (const void* p : {static_cast<const void*>(t.result), t.first, t.second, t.bias,
-                          static_cast<const void*>(t.first_scale_inv), static_cast<const void*>(t.second_scale_inv)})
+    for (const void* p :
+         {static_cast<const void*>(t.result), t.first, t.second, t.bias, t.first_scale_inv, t.second_scale_inv})
         if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
             refuse(product, strprintf("pointer %p is not 16-byte aligned", p));
     if (!t.result || !t.first || !t.second) refuse(product, "a tensor is null");
@@ -106,6 +121,7 @@ void Matmul::run(const Product& product, const ProductTensors& tensors, stream_t
     has_stream_ = true;
     stream_ = stream;
     submit(product, tensors, stream);
+    if (emulates(product)) counts_.emulated++;
     (is_fp8(product.type) ? counts_.fp8 : product.type == OperandType::bf16 ? counts_.bf16 : counts_.fp32)++;
 }
 

@@ -15,6 +15,7 @@
 
 #include "llmc/device/formats.cuh"
 #include "llmc/device/runtime.h"
+#include "llmc/kernels/block_scales.h"
 
 namespace llmc {
 
@@ -45,6 +46,7 @@ FastAccumulation fast_accumulation(const std::string& name);
 // Products by the type of their operands. A replayed graph counts only once, when it is recorded.
 struct ProductCounts {
     int64_t fp8 = 0, bf16 = 0, fp32 = 0;
+    int64_t emulated = 0;  // of the FP8 ones: the card has no such scales, so its BF16 units multiplied the same values
 };
 
 // What a product is, apart from its pointers: the key of a plan.
@@ -53,11 +55,16 @@ struct Product {
     OperandType type;
     int N, C, OC;
     bool bias, accumulate;
+    Fp8Scaling scaling = Fp8Scaling::tensor;  // of FP8 operands
+    bool emulated = false;                    // FP8 values, stored as FP8 is, in BF16
 
     enum class Element { fp32, bf16, e4m3, e5m2 };
     Element first_element() const;
     Element second_element() const;
     Element result_element() const;  // FP32 in wgrad; otherwise the operands', but BF16 if they are FP8
+    bool has_block_scales() const { return is_fp8(type) && scaling != Fp8Scaling::tensor; }
+    ScaleLayout first_scales() const;  // with block scales
+    ScaleLayout second_scales() const;
     auto operator<=>(const Product&) const = default;
     std::string describe() const;  // e.g. "matmul forward bf16 N=4096 C=768 OC=2304 with bias"
     const char* name() const;      // e.g. "matmul forward"
@@ -66,11 +73,12 @@ constexpr size_t bytes_of(Product::Element element) {
     return element == Product::Element::fp32 ? 4 : element == Product::Element::bf16 ? 2 : 1;
 }
 
-// The pointers of a product. Scales are given for FP8 operands alone: a stored value means value * *scale_inv.
+// The pointers of a product. Scales are given for FP8 operands alone: a stored value means value * scale_inv, which is
+// one float, or a table of block scales (block_scales.h).
 struct ProductTensors {
     void* result;
     const void *first, *second, *bias = nullptr;
-    const float *first_scale_inv = nullptr, *second_scale_inv = nullptr;
+    const void *first_scale_inv = nullptr, *second_scale_inv = nullptr;
 };
 
 // The same product as result (rows, columns) = op(first) * op(second), every matrix row-major as it lies in memory:
@@ -84,7 +92,7 @@ struct Gemm {
     explicit Gemm(const Product& product);
     int first_rows, first_columns, second_rows, second_columns;  // as stored
     bool transpose_first, transpose_second;
-    int rows, columns, inner;
+    int rows, columns, inner;  // FP8 operands are (rows, inner) and (columns, inner) as stored
     size_t first_size() const { return static_cast<size_t>(first_rows) * first_columns; }
     size_t second_size() const { return static_cast<size_t>(second_rows) * second_columns; }
     size_t result_size() const { return static_cast<size_t>(rows) * columns; }
@@ -100,19 +108,23 @@ public:
         int N, C, OC;
     };
 
-    // allow_tf32: FP32 operands may be rounded to TF32 (GPU only). Otherwise FP32 products are true FP32.
-    explicit Matmul(bool allow_tf32, FastAccumulation fast = FastAccumulation::forward);
+    // allow_tf32: FP32 operands may be rounded to TF32 (GPU only). Otherwise FP32 products are true FP32. `scaling`: of
+    // all FP8 products. A card whose cuBLASLt has no such scales gets the same values in BF16.
+    explicit Matmul(bool allow_tf32, FastAccumulation fast = FastAccumulation::forward,
+                    Fp8Scaling scaling = Fp8Scaling::tensor);
     ~Matmul();
     Matmul(const Matmul&) = delete;
     Matmul& operator=(const Matmul&) = delete;
 
     // Prepares for BF16 and FP8 products up to this size, each of N, C and OC together; call it for every linear layer
-    // before training. Products allocate nothing: on the host device one that was not prepared for is refused. (There
-    // it holds the operands widened to FP32; on a GPU nothing is needed beyond the workspace of 32 MiB.)
+    // before training. Products allocate nothing: one that was not prepared for is refused. (The host device holds the
+    // operands widened to FP32; a GPU needs nothing beyond the workspace of 32 MiB, and the operands of a product that
+    // it emulates.)
     void reserve(int N, int C, int OC);
     size_t reserved_bytes() const;  // of device memory or, on the host device, of memory
     // What reserved_bytes() will be when these layers are reserved; for FP32 alone nothing needs to be.
-    static size_t planned_bytes(OperandType type, const std::vector<LinearShape>& shapes);
+    static size_t planned_bytes(OperandType type, const std::vector<LinearShape>& shapes,
+                                Fp8Scaling scaling = Fp8Scaling::tensor);
 
     // out (N, OC) = inp (N, C) * weight (OC, C)^T + bias (OC), which may be nullptr. Rounded once, after the bias.
     template <class Real>
@@ -132,27 +144,29 @@ public:
         run({Product::wgrad, operand_type<Real>, N, C, OC, false, accumulate}, {dweight, dout, inp}, stream);
     }
 
-    // The same in FP8 with one scale a tensor. Each *scale_inv is read when the product runs (&Fp8State::scale_inv: on
-    // 16 bytes of its own, as cuBLASLt 13.1 wants it). The product of the two should be a normal FP32 number.
+    // The same in FP8. With Fp8Scaling::tensor each scale_inv is one float, read when the product runs
+    // (&Fp8State::scale_inv: on 16 bytes of its own, as cuBLASLt 13.1 wants it), and the product of the two should be a
+    // normal FP32 number. With block scales (E4M3 alone) it is the operand's table: tiles for weights under
+    // Fp8Scaling::block, else vectors; mx under Fp8Scaling::mx. N, C and OC are then multiples of 128, or of 32.
     //
-    // out (N, OC) = inp (N, C) * weight (OC, C)^T * *inp_scale_inv * *weight_scale_inv + bias (OC), may be nullptr
-    void forward_fp8(bf16* out, const e4m3* inp, const float* inp_scale_inv, const e4m3* weight,
-                     const float* weight_scale_inv, const bf16* bias, int N, int C, int OC, stream_t stream) {
-        run({Product::forward, OperandType::e4m3, N, C, OC, bias != nullptr, false},
+    // out (N, OC) = inp (N, C) * weight (OC, C)^T * both scales + bias (OC), may be nullptr
+    void forward_fp8(bf16* out, const e4m3* inp, const void* inp_scale_inv, const e4m3* weight,
+                     const void* weight_scale_inv, const bf16* bias, int N, int C, int OC, stream_t stream) {
+        run({Product::forward, OperandType::e4m3, N, C, OC, bias != nullptr, false, scaling_},
             {out, inp, weight, bias, inp_scale_inv, weight_scale_inv}, stream);
     }
     // dinp (N, C) = dout (N, OC) * weight_transposed (C, OC)^T * both scales. F8 = e4m3 or e5m2.
     template <class F8>
-    void dgrad_fp8(bf16* dinp, const F8* dout, const float* dout_scale_inv, const e4m3* weight_transposed,
-                   const float* weight_scale_inv, int N, int C, int OC, stream_t stream) {
-        run({Product::dgrad, fp8_operand_type<F8>, N, C, OC, false, false},
+    void dgrad_fp8(bf16* dinp, const F8* dout, const void* dout_scale_inv, const e4m3* weight_transposed,
+                   const void* weight_scale_inv, int N, int C, int OC, stream_t stream) {
+        run({Product::dgrad, fp8_operand_type<F8>, N, C, OC, false, false, scaling_},
             {dinp, dout, weight_transposed, nullptr, dout_scale_inv, weight_scale_inv}, stream);
     }
     // dweight (OC, C) = dout_transposed (OC, N) * inp_transposed (C, N)^T * both scales, plus dweight if accumulate
     template <class F8>
-    void wgrad_fp8(float* dweight, const F8* dout_transposed, const float* dout_scale_inv, const e4m3* inp_transposed,
-                   const float* inp_scale_inv, int N, int C, int OC, bool accumulate, stream_t stream) {
-        run({Product::wgrad, fp8_operand_type<F8>, N, C, OC, false, accumulate},
+    void wgrad_fp8(float* dweight, const F8* dout_transposed, const void* dout_scale_inv, const e4m3* inp_transposed,
+                   const void* inp_scale_inv, int N, int C, int OC, bool accumulate, stream_t stream) {
+        run({Product::wgrad, fp8_operand_type<F8>, N, C, OC, false, accumulate, scaling_},
             {dweight, dout_transposed, inp_transposed, nullptr, dout_scale_inv, inp_scale_inv}, stream);
     }
 
@@ -164,7 +178,10 @@ private:
 
     void run(const Product& product, const ProductTensors& tensors, stream_t stream);
     void submit(const Product& product, const ProductTensors& tensors, stream_t stream);
+    bool emulates(const Product& product) const;
+    void emulate(const Product& product, ProductTensors tensors, stream_t stream);  // GPU only
 
+    const Fp8Scaling scaling_;
     std::unique_ptr<Backend> backend_;
     ProductCounts counts_;
     bool has_stream_ = false;

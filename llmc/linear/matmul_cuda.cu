@@ -9,7 +9,10 @@
 #if LLMC_CUDA
 #include <cublasLt.h>
 
+#include <algorithm>
 #include <map>
+
+#include "llmc/kernels/quantize_blocks.h"
 
 namespace llmc {
 
@@ -27,6 +30,46 @@ void check_lt(cublasStatus_t status, const char* call, const std::string& what, 
                           cublasLtGetStatusString(status), what.c_str()));
 }
 #define LLMC_CHECK_LT(call, what) check_lt((call), #call, what, __FILE__, __LINE__)
+
+// cuBLASLt has 128-element blocks on compute capability 9.0 alone, MX blocks from 10.0 on; elsewhere BF16 units
+// multiply the dequantized values, which are BF16 numbers exactly. Without a device to ask: as on Hopper.
+bool card_lacks(Fp8Scaling scaling) {
+    if (scaling == Fp8Scaling::tensor) return false;
+    int device = 0, major = 0;
+    const bool found = cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
+    if (!found) {
+        cudaGetLastError();
+        major = 9;
+    }
+    return scaling == Fp8Scaling::block ? major != 9 : major < 10;
+}
+
+// The same product of BF16 operands that lie as FP8 ones do.
+Product emulation_of(Product product) {
+    product.emulated = true;
+    return product;
+}
+
+// Elements of the buffers for dequantized operands.
+struct EmulationSizes {
+    size_t first = 0, second = 0;
+
+    void cover(int N, int C, int OC) {
+        for (const Product::Kind kind : {Product::forward, Product::dgrad, Product::wgrad}) {
+            const Gemm g({kind, OperandType::e4m3, N, C, OC, false, false});
+            first = std::max(first, g.first_size());
+            second = std::max(second, g.second_size());
+        }
+    }
+    size_t bytes() const { return (first + second) * sizeof(bf16); }
+};
+
+cublasLtMatmulMatrixScale_t scale_mode(ScaleLayout layout) {
+    return layout == ScaleLayout::vectors ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
+           : layout == ScaleLayout::tiles ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
+                                          : CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+}
 
 // Descriptors of one product, and the algorithm that runs it.
 struct Plan {
@@ -96,10 +139,15 @@ void make_operation(Plan& plan, const Product& product, bool allow_tf32, FastAcc
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, product);
         set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(product.result_element()), product);
     }
-    if (is_fp8(product.type)) {  // the attribute is refused for other types
+    if (is_fp8(product.type) && !product.emulated) {  // the attributes are refused for other types
         const bool wanted =
-            fast == FastAccumulation::all || (fast == FastAccumulation::forward && product.kind == Product::forward);
+            !product.has_block_scales() &&  // which have no fast accumulation
+            (fast == FastAccumulation::all || (fast == FastAccumulation::forward && product.kind == Product::forward));
         set(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(wanted), product);
+        if (product.has_block_scales()) {
+            set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, scale_mode(product.second_scales()), product);
+            set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, scale_mode(product.first_scales()), product);
+        }
     }
     make_layout(&plan.a, data_type(product.second_element()), g.second_rows, g.second_columns, product);
     make_layout(&plan.b, data_type(product.first_element()), g.first_rows, g.first_columns, product);
@@ -110,7 +158,7 @@ void make_operation(Plan& plan, const Product& product, bool allow_tf32, FastAcc
 void set_pointers(const Plan& plan, const Product& product, const void* bias, const void* a_scale_inv,
                   const void* b_scale_inv) {
     if (product.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias, product);
-    if (!is_fp8(product.type)) return;
+    if (!is_fp8(product.type) || product.emulated) return;
     set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, a_scale_inv, product);
     set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, b_scale_inv, product);
 }
@@ -146,17 +194,22 @@ void choose_algorithm(Plan& plan, const Product& product, cublasLtHandle_t handl
 struct Matmul::Backend {
     const bool allow_tf32;
     const FastAccumulation fast;
+    const bool emulates;
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;
     std::map<Product, Plan> plans;
+    EmulationSizes room;
+    bf16 *first = nullptr, *second = nullptr;  // dequantized operands
 
-    Backend(bool tf32, FastAccumulation fast_accumulation) : allow_tf32(tf32), fast(fast_accumulation) {
+    Backend(bool tf32, FastAccumulation fast_accumulation, Fp8Scaling scaling)
+        : allow_tf32(tf32), fast(fast_accumulation), emulates(card_lacks(scaling)) {
         LLMC_CHECK_LT(cublasLtCreate(&handle), "matrix products");
         workspace = device_malloc(kWorkspaceBytes);
     }
     ~Backend() {
         try {
-            device_free(workspace);
+            for (void* memory : {workspace, static_cast<void*>(first), static_cast<void*>(second)})
+                if (memory) device_free(memory);
         } catch (...) {  // the device is already lost, and its error reported
         }
         plans.clear();
@@ -181,14 +234,51 @@ struct Matmul::Backend {
     }
 };
 
-Matmul::Matmul(bool allow_tf32, FastAccumulation fast) : backend_(new Backend(allow_tf32, fast)) {}
+Matmul::Matmul(bool allow_tf32, FastAccumulation fast, Fp8Scaling scaling)
+    : scaling_(scaling), backend_(new Backend(allow_tf32, fast, scaling)) {}
 Matmul::~Matmul() = default;
 
-void Matmul::reserve(int, int, int) {}
-size_t Matmul::reserved_bytes() const { return kWorkspaceBytes; }
-size_t Matmul::planned_bytes(OperandType, const std::vector<LinearShape>&) { return kWorkspaceBytes; }
+bool Matmul::emulates(const Product& product) const { return product.has_block_scales() && backend_->emulates; }
+
+void Matmul::reserve(int N, int C, int OC) {
+    Backend& b = *backend_;
+    if (!b.emulates) return;
+    synchronize_device();
+    b.room.cover(N, C, OC);
+    for (bf16** memory : {&b.first, &b.second}) {
+        if (*memory) device_free(*memory);
+        *memory = nullptr;
+    }
+    b.first = static_cast<bf16*>(device_malloc(b.room.first * sizeof(bf16)));
+    b.second = static_cast<bf16*>(device_malloc(b.room.second * sizeof(bf16)));
+}
+size_t Matmul::reserved_bytes() const { return kWorkspaceBytes + backend_->room.bytes(); }
+size_t Matmul::planned_bytes(OperandType, const std::vector<LinearShape>& shapes, Fp8Scaling scaling) {
+    EmulationSizes room;
+    if (card_lacks(scaling))
+        for (const LinearShape& s : shapes) room.cover(s.N, s.C, s.OC);
+    return kWorkspaceBytes + room.bytes();
+}
+
+void Matmul::emulate(const Product& product, ProductTensors t, stream_t stream) {
+#if LLMC_ENABLE_FP8
+    const Gemm g(product);
+    const Backend& b = *backend_;
+    if (g.first_size() > b.room.first || g.second_size() > b.room.second)
+        throw Error(ExitCode::failure, strprintf("%s: call Matmul::reserve(%d, %d, %d) before training",
+                                                 product.describe().c_str(), product.N, product.C, product.OC));
+    dequantize_blocks(b.first, static_cast<const e4m3*>(t.first), t.first_scale_inv, product.first_scales(), g.rows,
+                      g.inner, stream);
+    dequantize_blocks(b.second, static_cast<const e4m3*>(t.second), t.second_scale_inv, product.second_scales(),
+                      g.columns, g.inner, stream);
+    t.first = b.first;
+    t.second = b.second;
+    submit(emulation_of(product), t, stream);
+#endif
+}
 
 void Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {
+    if (emulates(product) && !product.emulated) return emulate(product, t, stream);
     const Plan& plan = backend_->plan_for(product);
     set_pointers(plan, product, t.bias, t.second_scale_inv, t.first_scale_inv);
     const float alpha = 1.0f, beta = product.accumulate ? 1.0f : 0.0f;

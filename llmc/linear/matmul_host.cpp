@@ -57,6 +57,19 @@ void widen(float* to, const void* from, Product::Element element, size_t n) {
     }
 }
 
+// The values of an FP8 matrix (rows, K) with block scales.
+void widen_blocks(float* to, const e4m3* from, const void* scales, ScaleLayout layout, int rows, int K) {
+    const float* values = code_values<e4m3>().data();
+    constexpr int kStep = kMxVector;  // elements that share a scale in every layout
+#pragma omp parallel for schedule(static) if (static_cast <size_t>(rows) * K >= kParallelElements)
+    for (int r = 0; r < rows; r++)
+        for (int first = 0; first < K; first += kStep) {
+            const float scale_inv = block_scale_inv(scales, layout, rows, K, r, first);
+            const size_t start = static_cast<size_t>(r) * K + first;
+            for (int i = 0; i < kStep; i++) to[start + i] = values[from[start + i].bits] * scale_inv;
+        }
+}
+
 void add_bias(float* result, const float* bias, const Gemm& g) {
 #pragma omp parallel for schedule(static) if (g.result_size() >= kParallelElements)
     for (int row = 0; row < g.rows; row++) {
@@ -116,9 +129,18 @@ struct Matmul::Backend {
 
     void multiply_narrow(const Product& product, const ProductTensors& t) {
         const Gemm g(product);
-        const float scale = is_fp8(product.type) ? *t.first_scale_inv * *t.second_scale_inv : 1.0f;
-        widen(first.data(), t.first, product.first_element(), g.first_size());
-        widen(second.data(), t.second, product.second_element(), g.second_size());
+        float scale = 1.0f;
+        if (product.has_block_scales()) {
+            widen_blocks(first.data(), static_cast<const e4m3*>(t.first), t.first_scale_inv, product.first_scales(),
+                         g.rows, g.inner);
+            widen_blocks(second.data(), static_cast<const e4m3*>(t.second), t.second_scale_inv, product.second_scales(),
+                         g.columns, g.inner);
+        } else {
+            if (is_fp8(product.type))
+                scale = *static_cast<const float*>(t.first_scale_inv) * *static_cast<const float*>(t.second_scale_inv);
+            widen(first.data(), t.first, product.first_element(), g.first_size());
+            widen(second.data(), t.second, product.second_element(), g.second_size());
+        }
         if (product.kind == Product::wgrad) {
             sgemm(static_cast<float*>(t.result), first.data(), second.data(), g, scale, product.accumulate);
         } else {
@@ -128,7 +150,7 @@ struct Matmul::Backend {
     }
 };
 
-Matmul::Matmul(bool, FastAccumulation) : backend_(new Backend) {}
+Matmul::Matmul(bool, FastAccumulation, Fp8Scaling scaling) : scaling_(scaling), backend_(new Backend) {}
 
 Matmul::~Matmul() {
     try {
@@ -136,6 +158,8 @@ Matmul::~Matmul() {
     } catch (...) {            // an error in queued work has been or will be reported by whoever waits for it
     }
 }
+
+bool Matmul::emulates(const Product&) const { return false; }
 
 void Matmul::reserve(int N, int C, int OC) {
     synchronize_device();  // queued products hold no pointer into the buffers, but may be using them
@@ -151,7 +175,7 @@ size_t Matmul::reserved_bytes() const {
     return (sizes.first + sizes.second + sizes.result) * sizeof(float);
 }
 
-size_t Matmul::planned_bytes(OperandType type, const std::vector<LinearShape>& shapes) {
+size_t Matmul::planned_bytes(OperandType type, const std::vector<LinearShape>& shapes, Fp8Scaling) {
     if (type == OperandType::fp32) return 0;
     BufferSizes sizes;
     for (const LinearShape& s : shapes) sizes.cover_layer(s.N, s.C, s.OC);
@@ -169,11 +193,19 @@ void Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
                                                  product.describe().c_str(), product.N, product.C, product.OC));
     const size_t result_bytes = bytes_of(product.result_element());
     const Access written{t.result, g.result_size() * result_bytes, product.accumulate, true};
+    // One float, or a table of them.
+    const auto scales = [&](const void* scale_inv, auto layout, int rows) {
+        const size_t bytes = product.has_block_scales() ? scale_bytes((product.*layout)(), static_cast<size_t>(rows),
+                                                                      static_cast<size_t>(g.inner))
+                                                        : sizeof(float);
+        return in(static_cast<const char*>(scale_inv), bytes);
+    };
     host::submit(stream,
                  {in(static_cast<const char*>(t.first), g.first_size() * bytes_of(product.first_element())),
                   in(static_cast<const char*>(t.second), g.second_size() * bytes_of(product.second_element())),
-                  in(static_cast<const char*>(t.bias), g.columns * result_bytes), in(t.first_scale_inv, 1),
-                  in(t.second_scale_inv, 1), written},
+                  in(static_cast<const char*>(t.bias), g.columns * result_bytes),
+                  scales(t.first_scale_inv, &Product::first_scales, g.rows),
+                  scales(t.second_scale_inv, &Product::second_scales, g.columns), written},
                  {product.name(), __FILE__, __LINE__}, [=, &b] {
                      if (narrow)
                          b.multiply_narrow(product, t);

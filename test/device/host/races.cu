@@ -196,6 +196,7 @@ TEST_CASE("races: corrected kernels give the same result in every order") {
 
 TEST_CASE("races: blocks too start in ascending, descending or random order") {
     constexpr int kMany = 10;
+    test_stream();  // opening the device chooses a number of threads
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);
     const host::Order before = host::settings().order;
