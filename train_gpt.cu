@@ -16,12 +16,14 @@
 #include "llmc/model/gpt2.h"
 #include "llmc/model/sampler.h"
 #include "llmc/optim/step.h"
+#include "llmc/run/fingerprint.h"
 #include "llmc/run/gpu_table.h"
 #include "llmc/run/metrics.h"
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/signals.h"
+#include "llmc/run/text.h"
 
 using namespace llmc;
 
@@ -106,7 +108,7 @@ struct Run {
           matmul(o.tf32, fast_accumulation(o)),
           fp8(make_fp8(o)),
           model(o.model_config, o.batch, o.seq, recompute_from_name(o.recompute), parameters, matmul, fp8.get()),
-          optimizer(parameters, schedule_config(o), adamw_config(o), o.clip, loss_scale(o)) {}
+          optimizer(parameters, schedule_config(o), adamw_config(o), o.clip, loss_scale(o), o.skip_spikes) {}
     ~Run() { destroy_stream(stream); }
 };
 
@@ -217,7 +219,7 @@ Products products_per_micro_step(const ProductCounts& counts, int64_t micro_step
     return {counts.fp8 / micro_steps, counts.bf16 / micro_steps, counts.fp32 / micro_steps};
 }
 
-StepRecord step_record(const StepResult& result, const Options& o, const Products& products) {
+StepRecord step_record(const StepResult& result, const Options& o, const Products& products, uint64_t batch_hash) {
     StepRecord record;
     record.step = result.step;
     record.loss = static_cast<float>(result.loss);
@@ -229,7 +231,35 @@ StepRecord step_record(const StepResult& result, const Options& o, const Product
     record.products = products;
     record.skipped = result.state.skipped;
     record.loss_scale = result.loss_scale;
+    record.batch_hash = fingerprint_text(batch_hash);
+    if (result.state.spike & kLossSpike) record.spike.loss_limit = static_cast<float>(result.loss_limit);
+    if (result.state.spike & kNormSpike) record.spike.norm_limit = result.state.norm_limit;
     return record;
+}
+
+// Why a step was skipped: what went wrong first. Forward comes before the loss, and that before backward.
+std::string why_skipped(const StepResult& result) {
+    const StepState& state = result.state;
+    const bool bad_loss = !std::isfinite(result.loss);
+    if (state.bad_tensor > 0) {
+        const Fp8TensorId tensor = fp8_tensor(state.bad_tensor - 1);
+        if (tensor.role != Fp8Role::dout || !bad_loss)
+            return strprintf("the first FP8 tensor with a value that is not finite was %s", tensor.name().c_str());
+    }
+    if (bad_loss) return strprintf("the loss was %f", unsigned_nan(result.loss));
+    if (!std::isfinite(state.norm)) return strprintf("the gradient norm was %f", unsigned_nan(state.norm));
+    if (state.spike & kLossSpike)
+        return strprintf("the loss was a spike, %.4f where %.4f is the limit", result.loss, result.loss_limit);
+    return strprintf("the gradient norm was a spike, %.4f where %.4f is the limit", state.norm,
+                     static_cast<double>(state.norm_limit));
+}
+
+void check_skips(const StepResult& result, int max_skips) {
+    if (max_skips == 0 || result.state.consecutive_skips < max_skips) return;
+    throw Error(
+        ExitCode::bad_numbers,
+        strprintf("%d steps in a row were skipped; in the last, step %lld, %s; lower -l, or see --max-skips",
+                  result.state.consecutive_skips, static_cast<long long>(result.step), why_skipped(result).c_str()));
 }
 
 std::optional<double> peak_tflops(const Options& o, const DeviceInfo& device) {
@@ -300,6 +330,9 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
     else
         load_weights(run, o.init_from);
     run.model.prepare_weights(run.stream);
+    if (directory.active())
+        directory.write_run_json(
+            o, {1, device.name, {}, fingerprint_text(weights_fingerprint(run.parameters, run.stream))});
 
     TrainLoader loader(*inputs.train, o.batch, o.seq, o.micro_steps, run.comm.rank(), run.comm.world(), o.seed, 0,
                        o.model_config.vocab);
@@ -316,18 +349,14 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
 
     StepResults results;
     Products products;
+    uint64_t batch_hashes[2] = {};  // of the step at work and the one before it
     double last_val_loss = NAN;
     auto report = [&](int leave) {
         while (const std::optional<StepResult> result = results.take(leave)) {
-            const StepRecord record = step_record(*result, o, products);
+            const StepRecord record = step_record(*result, o, products, batch_hashes[result->step % 2]);
             directory.record(record);
             progress.step(record, device_bytes_in_use());
-            if (o.max_skips > 0 && result->state.consecutive_skips >= o.max_skips)
-                throw Error(
-                    ExitCode::bad_numbers,
-                    strprintf("%d steps in a row were skipped because a loss, a gradient or a value cast to FP8 was "
-                              "not finite (the last: step %lld); lower -l, or see --max-skips",
-                              result->state.consecutive_skips, static_cast<long long>(result->step)));
+            check_skips(*result, o.max_skips);
         }
     };
     auto validate_and_sample = [&](int64_t step, bool last) {
@@ -353,11 +382,15 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
         step++;
         results.begin(!interrupted, run.stream);
         run.matmul.reset_counts();
+        BatchFingerprint batch;
         for (int m = 0; m < o.micro_steps; m++) {
             loader.next(tokens.data(), targets.data());
+            batch.add(tokens.data(), targets.data(), o.batch, o.seq,
+                      (int64_t{m} * run.comm.world() + run.comm.rank()) * o.batch);
             run.model.train_micro_step(tokens.data(), targets.data(), loss_weight, run.optimizer.loss_scale(), m == 0,
                                        run.stream);
         }
+        batch_hashes[step % 2] = batch.value();
         products = products_per_micro_step(run.matmul.counts(), o.micro_steps);
         if (run.fp8) run.fp8->check(run.stream);
         run.optimizer.update(run.model.train_loss_sum(), run.fp8 ? run.fp8->bad_flag() : nullptr, run.stream);
@@ -424,7 +457,7 @@ ExitCode run_program(int argc, char** argv) {
     if (o.precision == "fp8") Fp8Layers(o.fp8_layers, o.model_config.layers);  // refuses unknown names
     const MemoryByKind memory = plan_memory(o);
     if (o.dry_run) {
-        PlanInputs plan{o.batch, o.seq, o.total_batch, 1, o.precision, o.recompute, memory, 0, {}, ""};
+        PlanInputs plan{o.batch, o.seq, o.total_batch, 1, o.precision, o.fp8_layers, o.recompute, memory, 0, {}, ""};
         plan.gpu = find_gpu_by_short_name(o.gpu.empty() ? "h200" : o.gpu);
         std::fputs(describe_plan(o.model_config, plan).c_str(), stdout);
         return ExitCode::ok;
@@ -435,7 +468,6 @@ ExitCode run_program(int argc, char** argv) {
     check_memory(memory, device.free_memory, device.name);
 
     RunDirectory directory(o.out, o.overwrite);
-    directory.write_run_json(o, {1, device.name, {}});
     install_signal_handlers();
     std::printf("%s on %s, %s: %lld parameters, %lld tokens a step in %d micro-steps, %lld steps\n",
                 o.model_config.name.c_str(), device.name.c_str(), o.precision.c_str(),

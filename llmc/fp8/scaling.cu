@@ -120,13 +120,24 @@ static __global__ void fp8_finish_step_kernel(Fp8State* states, float* history, 
     if (change && is_gradient(i)) move_gradient_scale(state, window, rule, *change);
 }
 
+// A tensor's place in the order of a step, from 0: w and x as the table has them, dout from its end. Below 2^24, so
+// that a float holds it.
+LLMC_DEVICE int place_in_step(int tensor, int count) {
+    if (is_weight(tensor)) return tensor;
+    return is_gradient(tensor) ? 3 * count - 1 - tensor : count + tensor;
+}
+LLMC_DEVICE int tensor_at_place(int place, int count) {
+    return place < count ? place : place < 2 * count ? place - count : 3 * count - 1 - place;
+}
+
 static __global__ void fp8_any_bad_kernel(int* flag, const Fp8State* states, int count) {
     LLMC_SHARED(float, scratch, [32]);
-    float bad = 0.0f;
+    const float none = static_cast<float>(-3 * count);
+    float first = none;  // the negative place of the first bad tensor: there is a largest, not a smallest, of a block
     for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x))
-        bad += states[i].bad ? 1.0f : 0.0f;
-    bad = block_sum(bad, scratch);
-    if (threadIdx.x == 0) *flag = bad > 0.0f;
+        if (states[i].bad) first = max_float(first, static_cast<float>(-place_in_step(i, count)));
+    first = block_max(first, scratch);
+    if (threadIdx.x == 0) *flag = first == none ? 0 : 1 + tensor_at_place(static_cast<int>(-first), count);
 }
 
 static __global__ void fp8_reset_kernel(Fp8State* states, float* history, int count, int length) {

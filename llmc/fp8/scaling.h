@@ -47,7 +47,8 @@ void fp8_set_current(Fp8State* states, int first, int count, const Fp8Config& co
 // by *change (a power of two; nullptr: it does not), the gradients' histories and scales move with it exactly.
 void fp8_finish_step(Fp8State* states, float* history, int count, const Fp8Config& config, const float* change,
                      stream_t stream);
-// *flag = 1 if any tensor held a non-finite value in this step, else 0.
+// *flag = 1 + the index of the first tensor in which this step met a value that is not finite, else 0. First in the
+// order of a step: weights, then forward from the first block to the last, then backward from the last to the first.
 void fp8_any_bad(int* flag, const Fp8State* states, int count, stream_t stream);
 // All scales 1, everything else 0.
 void fp8_reset(Fp8State* states, float* history, int count, const Fp8Config& config, stream_t stream);

@@ -21,7 +21,7 @@ struct AdamWConfig {
 // is written anew by every prepare_step(), but consecutive_skips counts on.
 struct StepState {
     int64_t applied;            // updates applied, this step's included: drives learning rate and bias correction
-    int64_t skipped;            // steps skipped because a loss, a gradient or a value cast to FP8 was not finite
+    int64_t skipped;            // steps skipped: a loss, a gradient or a value cast to FP8 was not finite, or a spike
     double norm;                // of the unscaled gradients, before clipping
     double learning_rate;       // of this step
     float loss_sum;             // as given to prepare_step()
@@ -30,7 +30,13 @@ struct StepState {
     float bias_correction2;     // 1 / (1 - beta2^applied)
     int32_t skip;               // 1: this step changes nothing
     int32_t consecutive_skips;  // up to and with this step; 0 if it was applied
+    int32_t spike;              // kLossSpike and kNormSpike: which was far above those of past steps (optim/spikes.h)
+    int32_t bad_tensor;         // 1 + index of the first FP8 tensor that held a value which is not finite, or 0
+    float loss_limit;           // what loss_sum and norm were compared to; infinite: to nothing
+    float norm_limit;
 };
+
+constexpr int32_t kLossSpike = 1, kNormSpike = 2;
 
 // One AdamW update of `count` parameters (Loshchilov and Hutter, arXiv 1711.05101, in PyTorch's form):
 //

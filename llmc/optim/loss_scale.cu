@@ -14,8 +14,9 @@ static __global__ void reset_loss_scale_kernel(LossScaleState* state, float scal
 static __global__ void update_loss_scale_kernel(LossScaleState* state, const StepState* step, LossScaleConfig config) {
     const float before = state->scale;
     float after = before;
-    int clean_steps = step->skip ? 0 : state->clean_steps + 1;
-    if (step->skip) after = 0.5f * before;
+    const bool overflow = step->skip && !step->spike;  // a spike has nothing to do with the scale
+    int clean_steps = overflow ? 0 : state->clean_steps + 1;
+    if (overflow) after = 0.5f * before;
     if (clean_steps >= config.growth_interval) {
         after = 2.0f * before;
         clean_steps = 0;

@@ -15,7 +15,7 @@ namespace llmc {
 struct LossScaleConfig {
     bool dynamic = false;
     float initial = 1.0f;
-    int growth_interval = 1000;  // clean steps after which the scale is doubled
+    int growth_interval = 1000;  // steps without overflow after which the scale is doubled
     float largest = 16777216.0f, smallest = 1.0f;
 };
 
@@ -27,14 +27,15 @@ struct LossScaleState {
     float scale;          // of the step being computed: what the classifier and prepare_step() are given a pointer to
     float change;         // scale after the last update / scale before it: 2, 1 or 1/2. Amax histories of gradients are
                           // multiplied by it, their scales divided.
-    int32_t clean_steps;  // since the last change or skip
+    int32_t clean_steps;  // since the last change or overflow
     int32_t reserved;
 };
 
 void reset_loss_scale(LossScaleState* state, const LossScaleConfig& config, stream_t stream);
 
 // Once a step, between its prepare_step() and the next step's first use of the scale (updates in between read the
-// StepState alone). A skipped step halves the scale, growth_interval clean ones after each other double it; at
+// StepState alone). A skipped step halves the scale unless it was a spike, growth_interval
+// others after each other double it; at
 // `largest` and `smallest` it stays. Without `dynamic` it never changes.
 void update_loss_scale(LossScaleState* state, const StepState* step, const LossScaleConfig& config, stream_t stream);
 

@@ -21,12 +21,24 @@ LLMC_DEVICE double power(double base, int64_t exponent) {
 }
 
 // The rest of the step's numbers, by one thread.
-LLMC_DEVICE void finish_step(StepState& state, double sum_of_squares, float loss_sum, double loss_scale, bool bad,
-                             const ScheduleConfig& schedule, const AdamWConfig& adamw, double clip) {
+LLMC_DEVICE void finish_step(StepState& state, double sum_of_squares, float loss_sum, double loss_scale, int bad_tensor,
+                             const ScheduleConfig& schedule, const AdamWConfig& adamw, double clip,
+                             const SpikeCheck& spikes) {
     const double norm = sqrt(sum_of_squares) / loss_scale;
-    const bool skip = bad || !is_finite_double(norm) || !is_finite(loss_sum);
+    const bool finite = bad_tensor == 0 && is_finite_double(norm) && is_finite(loss_sum);
+    int spike = 0;
+    if (finite && spikes.state) {
+        spike |= loss_sum > spikes.state->loss_limit ? kLossSpike : 0;
+        spike |= norm > spikes.state->norm_limit ? kNormSpike : 0;
+    }
+    const float infinity = float_from_bits(0x7f800000u);
+    const bool skip = !finite || (spike && spikes.skip);
     state.norm = norm;
     state.loss_sum = loss_sum;
+    state.bad_tensor = bad_tensor;
+    state.spike = spike;
+    state.loss_limit = spikes.state ? static_cast<float>(spikes.state->loss_limit) : infinity;
+    state.norm_limit = spikes.state ? static_cast<float>(spikes.state->norm_limit) : infinity;
     state.skip = skip;
     state.consecutive_skips = skip ? state.consecutive_skips + 1 : 0;
     state.learning_rate = learning_rate(schedule, state.applied);
@@ -44,7 +56,7 @@ LLMC_DEVICE void finish_step(StepState& state, double sum_of_squares, float loss
 static __global__ void __launch_bounds__(kThreads)
     prepare_step_kernel(StepState* state, const float* partials, size_t n_partials, const float* loss_sum,
                         const float* loss_scale, const int* bad_flag, ScheduleConfig schedule, AdamWConfig adamw,
-                        double clip) {
+                        double clip, SpikeCheck spikes) {
     LLMC_SHARED(double, sums, [kThreads]);
     LLMC_SHARED(double, groups, [kGroups]);
     const int thread = static_cast<int>(threadIdx.x);
@@ -61,20 +73,22 @@ static __global__ void __launch_bounds__(kThreads)
     if (thread != 0) return;
     double total = 0;
     for (int i = 0; i < kGroups; i++) total += groups[i];
-    finish_step(*state, total, *loss_sum, loss_scale ? *loss_scale : 1.0, bad_flag && *bad_flag, schedule, adamw, clip);
+    finish_step(*state, total, *loss_sum, loss_scale ? *loss_scale : 1.0, bad_flag ? *bad_flag : 0, schedule, adamw,
+                clip, spikes);
 }
 
 void prepare_step(StepState* state, const float* partials, size_t n_partials, const float* loss_sum,
                   const float* loss_scale, const int* bad_flag, const ScheduleConfig& schedule,
-                  const AdamWConfig& adamw, double clip, stream_t stream) {
+                  const AdamWConfig& adamw, double clip, const SpikeCheck& spikes, stream_t stream) {
     if (schedule.steps < 1 || schedule.warmup < 0)
         throw Error(ExitCode::failure,
                     strprintf("prepare_step: a schedule of %lld steps with %lld of warm-up",
                               static_cast<long long>(schedule.steps), static_cast<long long>(schedule.warmup)));
-    launch<prepare_step_kernel>(
-        {1, kThreads, 0, stream},
-        {inout(state, 1), in(partials, n_partials), in(loss_sum, 1), in(loss_scale, 1), in(bad_flag, 1)}, state,
-        partials, n_partials, loss_sum, loss_scale, bad_flag, schedule, adamw, clip);
+    launch<prepare_step_kernel>({1, kThreads, 0, stream},
+                                {inout(state, 1), in(partials, n_partials), in(loss_sum, 1), in(loss_scale, 1),
+                                 in(bad_flag, 1), in(spikes.state, 1)},
+                                state, partials, n_partials, loss_sum, loss_scale, bad_flag, schedule, adamw, clip,
+                                spikes);
 }
 
 }  // namespace llmc

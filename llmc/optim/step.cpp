@@ -8,13 +8,19 @@ namespace llmc {
 
 template <class Real>
 Optimizer<Real>::Optimizer(Parameters<Real>& parameters, const ScheduleConfig& schedule, const AdamWConfig& adamw,
-                           double clip, const LossScaleConfig& loss_scale)
-    : parameters_(parameters), schedule_(schedule), adamw_(adamw), clip_(clip), loss_scale_config_(loss_scale) {
+                           double clip, const LossScaleConfig& loss_scale, bool skip_spikes)
+    : parameters_(parameters),
+      schedule_(schedule),
+      adamw_(adamw),
+      clip_(clip),
+      loss_scale_config_(loss_scale),
+      skip_spikes_(skip_spikes) {
     for (size_t u = 0; u < parameters.table().units().size(); u++)
         partial_count_ += global_norm_blocks(parameters.table().unit(u).count);
     arena_.plan(&partials_, partial_count_);
     arena_.plan(&state_, 1);
     arena_.plan(&loss_scale_, 1);
+    arena_.plan(&spikes_, 1);
 }
 
 template <class Real>
@@ -22,6 +28,7 @@ void Optimizer<Real>::allocate(stream_t stream) {
     arena_.allocate();
     set_bytes(state_, 0, sizeof(StepState), stream);
     reset_loss_scale(loss_scale_, loss_scale_config_, stream);
+    reset_spikes(spikes_, stream);
 }
 
 template <class Real>
@@ -34,7 +41,9 @@ void Optimizer<Real>::update(const float* loss_sum, const int* bad_flag, stream_
         global_norm_partials(partials_ + at, slice.gradient, slice.count, stream);
         at += global_norm_blocks(slice.count);
     }
-    prepare_step(state_, partials_, partial_count_, loss_sum, loss_scale(), bad_flag, schedule_, adamw_, clip_, stream);
+    prepare_step(state_, partials_, partial_count_, loss_sum, loss_scale(), bad_flag, schedule_, adamw_, clip_,
+                 {spikes_, skip_spikes_}, stream);
+    update_spikes(spikes_, state_, stream);
     for (size_t u = 0; u < units; u++) {
         const auto slice = parameters_.slice(u);
         adamw_update(slice.master, slice.m, slice.v, slice.working, slice.gradient, slice.count, slice.decay_count,
@@ -91,6 +100,7 @@ std::optional<StepResult> StepResults::take(int leave) {
     result.step = slot.step;
     result.loss = static_cast<double>(slot.values->loss_sum) / slot.values->loss_count;
     result.state = slot.values->state;
+    result.loss_limit = static_cast<double>(result.state.loss_limit) / slot.values->loss_count;
     result.loss_scale = slot.values->loss_scale;
     result.ms = elapsed_ms(slot.continues ? before.end : slot.begin, slot.end);
     return result;

@@ -15,13 +15,13 @@ template <class Real>
 class Optimizer {
 public:
     Optimizer(Parameters<Real>& parameters, const ScheduleConfig& schedule, const AdamWConfig& adamw, double clip,
-              const LossScaleConfig& loss_scale = {});
+              const LossScaleConfig& loss_scale = {}, bool skip_spikes = false);
 
     size_t workspace_bytes() const { return arena_.bytes(); }
     void allocate(stream_t stream);
 
     // Uses the gradients in `parameters`, which are loss_scale() times the true ones. A non-finite loss sum or gradient
-    // norm, or *bad_flag (nullptr: none), skips the update; the loss scale follows.
+    // norm, or *bad_flag (nullptr: none), skips the update, and so does a spike if asked; the loss scale follows.
     void update(const float* loss_sum, const int* bad_flag, stream_t stream);
 
     // On the device.
@@ -35,16 +35,19 @@ private:
     const AdamWConfig adamw_;
     const double clip_;
     const LossScaleConfig loss_scale_config_;
+    const bool skip_spikes_;
     Arena arena_{"optimizer workspace"};
     float* partials_ = nullptr;  // sums of squares, every unit's blocks after each other
     StepState* state_ = nullptr;
     LossScaleState* loss_scale_ = nullptr;
+    SpikeState* spikes_ = nullptr;
     size_t partial_count_ = 0;
 };
 
 struct StepResult {
     int64_t step;       // as given to submit()
     double loss;        // mean over the step's targets
+    double loss_limit;  // above which it would have been, or was, a spike
     StepState state;    // after the step
     double loss_scale;  // of the step after it
     double ms;          // on the device, from the end of the step before where that was the work before it

@@ -271,6 +271,10 @@ void FlagSet::Parser::fp8() {
         ->transform(whole_number(1, kMaxInt));
     add(0, "max-skips", options.max_skips, "N", "skipped steps in a row that stop the run; 0: any number")
         ->transform(whole_number(0, kMaxInt));
+    add_switch(
+        0, "skip-spikes", options.skip_spikes,
+        "skip steps whose loss or gradient norm is above mean + 6 sigma of the last 128 (at least 64) steps; they "
+        "are reported in any case");
 }
 
 void FlagSet::Parser::validation_and_samples() {

@@ -85,6 +85,13 @@ std::string metrics_line(const StepRecord& r) {
     line["products"] = {{"fp8", r.products.fp8}, {"bf16", r.products.bf16}, {"fp32", r.products.fp32}};
     line["skipped"] = r.skipped;
     put_number(line, "loss_scale", r.loss_scale);
+    if (!r.batch_hash.empty()) line["batch_hash"] = r.batch_hash;
+    if (r.spike) {
+        ordered_json limits = ordered_json::object();
+        if (r.spike.loss_limit) put_number(limits, "loss", *r.spike.loss_limit);
+        if (r.spike.norm_limit) put_number(limits, "norm", *r.spike.norm_limit);
+        line["spike"] = limits;
+    }
     return text_of(line, -1);
 }
 
@@ -158,6 +165,7 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
                     {"vocab", m.vocab},     {"padded_vocab", m.padded_vocab()},
                     {"context", m.context}, {"parameters", m.parameters()}};
     run["micro_steps"] = options.micro_steps;
+    run["weights_hash"] = facts.weights_hash;
     run["config"] = ordered_json::parse(config_json(options));
     write_file(file("run.json"), text_of(run, 2) + "\n");
 }

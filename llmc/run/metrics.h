@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,12 @@ namespace llmc {
 // Matrix products of one training micro-step, by the type of their operands.
 struct Products {
     int64_t fp8 = 0, bf16 = 0, fp32 = 0;
+};
+
+// What a loss or norm had to stay below, where it did not.
+struct SpikeRecord {
+    std::optional<float> loss_limit, norm_limit;
+    explicit operator bool() const { return loss_limit || norm_limit; }
 };
 
 // One optimizer step. `step` counts from 1.
@@ -31,6 +38,8 @@ struct StepRecord {
     Products products;
     int64_t skipped = 0;  // cumulative
     double loss_scale = 1;
+    std::string batch_hash;  // of the step's samples (fingerprint.h); "": not written
+    SpikeRecord spike;       // written where there was one
 };
 
 // One validation after `step` optimizer steps (0: before the first). Each loss has its set's name, which may be empty.
@@ -56,6 +65,7 @@ struct RunFacts {
     int world = 1;
     std::string device;                                         // "NVIDIA H200", "host (2 threads)"
     std::vector<std::pair<std::string, std::string>> versions;  // {"cuda", "13.0"}, {"nccl", "2.28"}
+    std::string weights_hash;                                   // of the weights at the start (fingerprint.h)
 };
 
 class RunDirectory {

@@ -14,7 +14,7 @@
 #define LLMC_VERSION "0.1.0"
 #endif
 #ifndef LLMC_DEFAULT_PRECISION  // set by `make PRECISION=`; bf16, BF16 or "bf16"
-#define LLMC_DEFAULT_PRECISION bf16
+#define LLMC_DEFAULT_PRECISION fp8
 #endif
 #define LLMC_TEXT_OF(x) LLMC_TEXT_OF_(x)
 #define LLMC_TEXT_OF_(x) #x

@@ -19,7 +19,7 @@ struct ValSet {
     bool operator==(const ValSet&) const = default;
 };
 
-// "bf16" or what the build's PRECISION= says.
+// "fp8", or what the build's PRECISION= says.
 std::string default_precision();
 
 // Where "0" or "" is noted as "not given", resolve() fills the value in.
@@ -70,7 +70,8 @@ struct Options {
     int64_t fp8_log_every = 10;              // 0 = never
     std::string loss_scale;                  // off, dynamic, a power of two; "" = not given = dynamic in fp8, else off
     int loss_scale_growth_interval = 1000;
-    int max_skips = 20;  // in a row; 0 = any number
+    int max_skips = 20;        // in a row; 0 = any number
+    bool skip_spikes = false;  // skip steps whose loss or norm is far above those of past steps
 
     // Validation and samples
     int64_t val_every = 20;    // 0 = never

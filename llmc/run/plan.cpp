@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "llmc/device/error.h"
 #include "llmc/run/progress.h"
@@ -11,8 +12,10 @@ namespace llmc {
 namespace {
 
 // Of the data sheet's peak, what the best public kernels reach on an H200: 750 of 989.4 TFLOP/s in large BF16 products
-// (cuBLASLt, power-limited), 4.2 of 4.8 TB/s in streaming kernels. Other cards are assumed to reach the same fractions.
+// (cuBLASLt, power-limited), 1350 of 1978.9 in FP8 ones, 4.2 of 4.8 TB/s in streaming kernels. Other cards are assumed
+// to reach the same fractions.
 constexpr double kProductFraction = 750.0 / 989.4;
+constexpr double kFp8ProductFraction = 1350.0 / 1978.9;
 constexpr double kBandwidthFraction = 4200.0 / 4800.0;
 
 // Causal attention with FlashAttention-3 on H100, TFLOP/s (counting half the square) at T = 1024 and 2048.
@@ -29,6 +32,12 @@ constexpr double kNormForward = 4;   // read 2, write 2
 constexpr double kNormBackward = 8;  // read dy, x and the residual gradient, write that
 constexpr double kGeluForward = 16;  // over 4C channels: read 2, write 2 each
 constexpr double kElementwise = 2 * kNormForward + 2 * kNormBackward;
+// In FP8 a layer's input and its output's gradient leave their producer in two layouts, one byte each: GELU and its
+// gradient become kernels of their own, and backward norms also write the quantized residual gradient. Attention's
+// outputs are quantized as they leave.
+constexpr double kGeluBackward = 24;  // over 4C channels: read dy and x, 2 each, write 1 + 1
+constexpr double kNormBackwardFp8 = 8 + 2;
+constexpr double kElementwiseFp8 = 2 * kNormForward + 2 * kNormBackwardFp8 + kGeluForward + kGeluBackward;
 constexpr double kEmbedding = 26;  // embedding forward, wte and wpe backward (FP32), final norm
 // Optimizer bytes a parameter: gradient twice (norm, update), master read and written, two moments read and written,
 // BF16 copy.
@@ -36,7 +45,7 @@ constexpr double kOptimizer = 4 + 4 + 8 + 16 + 2;
 
 // The rates of one card, per second.
 struct Rates {
-    double flops, bytes, attention_forward, attention_backward;
+    double flops, fp8_flops, bytes, attention_forward, attention_backward;
 };
 
 Rates rates_of(const GpuSpec& gpu, int head_dim, int T) {
@@ -47,46 +56,47 @@ Rates rates_of(const GpuSpec& gpu, int head_dim, int T) {
     auto attention = [&](const double(&tflops)[2]) {
         return (tflops[0] + at * (tflops[1] - tflops[0])) / kAttentionPeak * peak;
     };
-    return {peak * kProductFraction, gpu.bandwidth_gbs * 1e9 * kBandwidthFraction, attention(rates.forward),
-            attention(rates.backward)};
+    return {peak * kProductFraction, gpu.fp8_tflops * 1e12 * kFp8ProductFraction,
+            gpu.bandwidth_gbs * 1e9 * kBandwidthFraction, attention(rates.forward), attention(rates.backward)};
 }
 
-// Seconds of the products of one linear layer over M tokens, K in and N out.
+// Seconds of the products of one linear layer over M tokens, K in and N out, with operands of `size` bytes.
 struct LinearTime {
     double forward, backward;
 };
 
-LinearTime linear_time(const Rates& r, double M, double K, double N, double forward_bytes, double backward_bytes) {
-    const double compute = 2 * M * K * N / r.flops;
-    const double wgrad_bytes = 2 * M * (K + N) + 8 * K * N;  // FP32 gradient, read and written
+LinearTime linear_time(const Rates& r, double size, double M, double K, double N, double outputs) {
+    const double compute = 2 * M * K * N / (size == 1 ? r.fp8_flops : r.flops);
+    const double forward_bytes = size * (M * K + K * N) + 2 * M * N * outputs;  // BF16 out
+    const double dgrad_bytes = size * (M * N + K * N) + 2 * M * K;
+    const double wgrad_bytes = size * M * (K + N) + 8 * K * N;  // FP32 gradient, read and written
     return {std::max(compute, forward_bytes / r.bytes),
-            std::max(compute, backward_bytes / r.bytes) + std::max(compute, wgrad_bytes / r.bytes)};
+            std::max(compute, dgrad_bytes / r.bytes) + std::max(compute, wgrad_bytes / r.bytes)};
 }
 
-// The four products of a block over M tokens; attn_proj and fc_proj also read the residual stream they add to.
-LinearTime block_time(const Rates& r, double M, double C) {
-    struct Layer {
-        double K, N, outputs;
-    };
+// The four products of every block over M tokens; attn_proj and fc_proj also read the residual stream they add to.
+LinearTime blocks_time(const Rates& r, double M, double C, const Fp8Layers& fp8, int blocks) {
     LinearTime sum{0, 0};
-    for (const Layer& layer : {Layer{C, 3 * C, 1}, Layer{C, C, 2}, Layer{C, 4 * C, 1}, Layer{4 * C, C, 2}}) {
-        const double operands = 2 * layer.K * layer.N;
-        const LinearTime t =
-            linear_time(r, M, layer.K, layer.N, 2 * M * layer.K + operands + 2 * M * layer.N * layer.outputs,
-                        2 * M * (layer.N + layer.K) + operands);
-        sum.forward += t.forward;
-        sum.backward += t.backward;
-    }
+    for (int block = 0; block < blocks; block++)
+        for (const BlockLinear linear : kBlockLinearLayers) {
+            const double K = linear == BlockLinear::fc_proj ? 4 * C : C;
+            const double N = linear == BlockLinear::qkv ? 3 * C : linear == BlockLinear::fc ? 4 * C : C;
+            const bool adds = linear == BlockLinear::attn_proj || linear == BlockLinear::fc_proj;
+            const LinearTime t = linear_time(r, fp8.is_fp8(block, linear) ? 1 : 2, M, K, N, adds ? 2 : 1);
+            sum.forward += t.forward;
+            sum.backward += t.backward;
+        }
     return sum;
 }
 
 // Seconds per token and layer that --recompute spends in backward on doing parts of forward again.
-double recompute_time(const std::string& mode, const Rates& r, double C, double gemm_forward,
-                      double attention_forward) {
+double recompute_time(const std::string& mode, const Rates& r, double C, double gemm_forward, double attention_forward,
+                      double fp8_share) {
     const double gelu = kGeluForward * C / r.bytes;
     if (mode == "gelu") return gelu;
     if (mode == "norm") return gelu + 2 * kNormForward * C / r.bytes;
-    if (mode == "block") return gemm_forward + attention_forward + 2 * kNormForward * C / r.bytes;
+    if (mode == "block")  // a BF16 product writes its GELU itself
+        return gemm_forward + attention_forward + 2 * kNormForward * C / r.bytes + fp8_share * gelu;
     return 0;
 }
 
@@ -148,31 +158,59 @@ std::string memory_section(const PlanInputs& in) {
     return text + row("total", format_bytes(m.total()), verdict);
 }
 
+// One row of the table of times: a part's milliseconds in each precision.
+std::string time_row(const char* name, const std::vector<StepTime>& times, double (*part)(const StepTime&),
+                     const std::string& note = "") {
+    std::string text = strprintf("  %-18s", name);
+    for (const StepTime& t : times) text += strprintf(" %11.1f ms", part(t));
+    text += "   " + note;
+    text.erase(text.find_last_not_of(' ') + 1);
+    return text + "\n";
+}
+
+std::string speed_line(const ModelConfig& model, const PlanInputs& in, const std::string& precision, double ms,
+                       double bf16_ms) {
+    const bool fp8 = precision == "fp8";
+    const double tokens_per_s = static_cast<double>(tokens_a_step(in)) / ms * 1000;
+    const double peak = fp8 ? in.gpu->fp8_tflops : in.gpu->bf16_tflops;
+    const double mfu = model_flops_utilization(model.flops_per_token(in.seq), tokens_per_s, peak, in.ranks);
+    std::string text = strprintf("  %-18s %s tok/s, MFU %.1f%% of the %s peak", precision.c_str(),
+                                 with_commas(std::llround(tokens_per_s)).c_str(), 100 * mfu, fp8 ? "FP8" : "BF16");
+    if (fp8) text += strprintf("; %.2f times bf16", bf16_ms / ms);
+    return text + (precision == in.precision ? "; this run\n" : "\n");
+}
+
 std::string time_section(const ModelConfig& model, const PlanInputs& in) {
     if (!in.gpu) return "Ideal step time: not known for this device; name a card with --gpu\n";
-    if (in.precision != "bf16") {
-        return strprintf("Ideal step time: only known for --precision bf16 (this is %s)\n", in.precision.c_str());
-    }
-    const StepTime t = ideal_step_time(model, in, *in.gpu);
-    auto part = [&](const char* name, double ms, const std::string& note) {
-        return row(name, strprintf("%.1f ms", ms), strprintf("%3.0f%%  %s", 100 * ms / t.total(), note.c_str()));
-    };
-    std::string text = strprintf("Ideal step time on %s\n", card_name(in).c_str());
-    text += part("block products", t.block_gemms, strprintf("%.0f TFLOP/s", in.gpu->bf16_tflops * kProductFraction));
-    text += part("lm_head products", t.lm_head, "");
-    text += part("attention", t.attention, "at FlashAttention-3's share of the peak");
-    text += part("norms", t.elementwise,
-                 strprintf("%.1f TB/s; bias, GELU, residual inside the products",
-                           in.gpu->bandwidth_gbs * kBandwidthFraction / 1e3));
-    if (t.recompute > 0) text += part("recomputation", t.recompute, "-r " + in.recompute);
-    text += part("cross-entropy", t.cross_entropy, "");
-    text += part("embedding", t.embedding, "");
-    text += part("optimizer", t.optimizer, "");
-    const double tokens_per_s = static_cast<double>(tokens_a_step(in)) / t.total() * 1000;
-    const double mfu =
-        model_flops_utilization(model.flops_per_token(in.seq), tokens_per_s, in.gpu->bf16_tflops, in.ranks);
-    text += row("total", strprintf("%.1f ms", t.total()),
-                strprintf("%s tok/s, MFU %.1f%%", with_commas(std::llround(tokens_per_s)).c_str(), 100 * mfu));
+    if (in.precision == "fp32") return "Ideal step time: only known for bf16 and fp8 (this is fp32)\n";
+    std::vector<std::string> precisions = {"bf16"};
+    if (in.gpu->fp8_tflops > 0) precisions.push_back("fp8");
+    std::vector<StepTime> times;
+    for (const std::string& precision : precisions) times.push_back(ideal_step_time(model, in, *in.gpu, precision));
+    std::string rates = strprintf("%.0f", in.gpu->bf16_tflops * kProductFraction);
+    if (times.size() > 1) rates += strprintf(" and %.0f", in.gpu->fp8_tflops * kFp8ProductFraction);
+    std::string text = strprintf("%-30s bf16%s\n", ("Ideal step time on " + card_name(in)).c_str(),
+                                 times.size() > 1 ? "            fp8" : "");
+    text += time_row(
+        "block products", times, [](const StepTime& t) { return t.block_gemms; }, rates + " TFLOP/s");
+    text += time_row("lm_head products", times, [](const StepTime& t) { return t.lm_head; });
+    text += time_row(
+        "attention", times, [](const StepTime& t) { return t.attention; }, "at FlashAttention-3's share of the peak");
+    text += time_row(
+        "element-wise", times, [](const StepTime& t) { return t.elementwise; },
+        strprintf("%.1f TB/s; in bf16 GELU is inside the products", in.gpu->bandwidth_gbs * kBandwidthFraction / 1e3));
+    if (times[0].recompute > 0)
+        text += time_row(
+            "recomputation", times, [](const StepTime& t) { return t.recompute; }, "-r " + in.recompute);
+    text += time_row("cross-entropy", times, [](const StepTime& t) { return t.cross_entropy; });
+    text += time_row("embedding", times, [](const StepTime& t) { return t.embedding; });
+    text += time_row("optimizer", times, [](const StepTime& t) { return t.optimizer; });
+    text += time_row("total", times, [](const StepTime& t) { return t.total(); });
+    for (size_t i = 0; i < times.size(); i++)
+        text += speed_line(model, in, precisions[i], times[i].total(), times[0].total());
+    if (times.size() == 1)
+        text += strprintf("  %s has no FP8%s\n", card_name(in).c_str(),
+                          in.precision == "fp8" ? ": use --precision bf16 there" : "");
     text +=
         "  Each kernel alone at the best public rate for its kind, without gaps, overlap or communication:\n"
         "  real runs are slower.\n";
@@ -181,27 +219,29 @@ std::string time_section(const ModelConfig& model, const PlanInputs& in) {
 
 }  // namespace
 
-StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const GpuSpec& gpu) {
+StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const GpuSpec& gpu,
+                         const std::string& precision) {
     const double L = model.layers, C = model.channels, Vp = model.padded_vocab(), T = in.seq;
     const double M = double(in.batch) * in.seq;                               // tokens of a micro-step
     const double tokens = static_cast<double>(tokens_a_step(in)) / in.ranks;  // of a step, on this rank
     const double micro_steps = tokens / M;
     const Rates r = rates_of(gpu, model.head_dim(), in.seq);
+    const Fp8Layers fp8(precision == "fp8" ? in.fp8_layers : "none", model.layers);
+    const double fp8_share = fp8.count() / (L * kBlockLinears);
 
-    const LinearTime block = block_time(r, M, C);
-    const double head_operands = 2 * Vp * C;
-    const LinearTime head =
-        linear_time(r, M, C, Vp, 2 * M * (C + Vp) + head_operands, 2 * M * (C + Vp) + head_operands);
+    const LinearTime blocks = blocks_time(r, M, C, fp8, model.layers);
+    const LinearTime head = linear_time(r, 2, M, C, Vp, 1);
     const double attention_forward =
         2 * T * C / r.attention_forward;  // per token and layer; backward has 5 products, not 2
     const double attention_backward = 5 * T * C / r.attention_backward;
 
     StepTime t;
-    t.block_gemms = 1e3 * L * (block.forward + block.backward) * micro_steps;
+    t.block_gemms = 1e3 * (blocks.forward + blocks.backward) * micro_steps;
     t.lm_head = 1e3 * (head.forward + head.backward) * micro_steps;
     t.attention = 1e3 * tokens * L * (attention_forward + attention_backward);
-    t.elementwise = 1e3 * tokens * L * C * kElementwise / r.bytes;
-    t.recompute = 1e3 * tokens * L * recompute_time(in.recompute, r, C, block.forward / M, attention_forward);
+    t.elementwise = 1e3 * tokens * L * C * (kElementwise + fp8_share * (kElementwiseFp8 - kElementwise)) / r.bytes;
+    t.recompute =
+        1e3 * tokens * L * recompute_time(in.recompute, r, C, blocks.forward / L / M, attention_forward, fp8_share);
     t.cross_entropy = 1e3 * tokens * 4 * Vp / r.bytes;  // logits read and written in place, 2 bytes each
     t.embedding = 1e3 * tokens * C * kEmbedding / r.bytes;
     t.optimizer = 1e3 * static_cast<double>(model.padded_parameters()) * kOptimizer / r.bytes;

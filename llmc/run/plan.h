@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "llmc/fp8/recipe.h"
 #include "llmc/model/config.h"
 #include "llmc/run/gpu_table.h"
 
@@ -23,6 +24,7 @@ struct PlanInputs {
     int64_t total_batch = 0;  // tokens a step over all ranks; 0 = one micro-step
     int ranks = 1;
     std::string precision = "bf16";
+    std::string fp8_layers = "all";  // which linear layers an FP8 step has in FP8
     std::string recompute = "gelu";
     MemoryByKind memory;
     size_t available = 0;        // bytes of device memory; 0 = the table's, if `gpu` is set
@@ -39,9 +41,12 @@ struct StepTime {
     }
 };
 
-// A BF16 step with every kernel alone at the best rate measured for its kind: products at max(FLOPs, bytes), attention
-// at FlashAttention-3's rates, everything else at its bytes. No gaps, no overlap, no communication.
-StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& inputs, const GpuSpec& gpu);
+// A step in `precision`, "bf16" or "fp8", with every kernel alone at the best rate measured for its kind: products at
+// max(FLOPs, bytes), attention at FlashAttention-3's rates, everything else at its bytes. No gaps, no overlap, no
+// communication. In FP8 the linear layers of inputs.fp8_layers run at the FP8 rate and their operands are quantized, in
+// both layouts, by the kernels that produce them; attention and lm_head are as in BF16.
+StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& inputs, const GpuSpec& gpu,
+                         const std::string& precision);
 
 std::string describe_plan(const ModelConfig& model, const PlanInputs& inputs);
 

@@ -50,6 +50,18 @@ std::string format_progress(const ProgressLine& line, bool colour) {
     return fields.text();
 }
 
+std::string format_spike(const StepRecord& record, bool skipped) {
+    std::string what;
+    auto add = [&](const char* name, float value, std::optional<float> limit) {
+        if (!limit) return;
+        what += strprintf("%s%s %.4f is above %.4f", what.empty() ? "" : " and ", name, value, *limit);
+    };
+    add("loss", record.loss, record.spike.loss_limit);
+    add("norm", record.norm, record.spike.norm_limit);
+    return strprintf("spike at step %lld: %s, mean + 6 sigma of past steps; %s", static_cast<long long>(record.step),
+                     what.c_str(), skipped ? "skipped" : "not skipped (see --skip-spikes)");
+}
+
 std::string format_validation(const ValRecord& record, bool colour) {
     Fields fields(colour);
     fields.add(strprintf("val  %5lld", static_cast<long long>(record.step)));
@@ -112,6 +124,7 @@ void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
     line.skipped = record.skipped > skipped_before_;
     skipped_before_ = record.skipped;
     std::fprintf(out_, "%s\n", format_progress(line, colour_).c_str());
+    if (record.spike) std::fprintf(out_, "%s\n", format_spike(record, line.skipped).c_str());
     std::fflush(out_);
 }
 

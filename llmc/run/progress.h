@@ -23,6 +23,8 @@ struct ProgressLine {
 };
 
 std::string format_progress(const ProgressLine& line, bool colour);
+// "spike at step 812: loss 9.1200 is above 4.3100, ..."; `skipped`: this step's update was not applied.
+std::string format_spike(const StepRecord& record, bool skipped);
 std::string format_validation(const ValRecord& record, bool colour);
 
 // Model FLOPs utilization: the share of `ranks` cards' peak that useful work (ModelConfig::flops_per_token) takes.

@@ -179,6 +179,7 @@ std::string config_json(const Options& o) {
         {"loss-scale", o.loss_scale},
         {"loss-scale-growth-interval", o.loss_scale_growth_interval},
         {"max-skips", o.max_skips},
+        {"skip-spikes", o.skip_spikes},
         {"val-every", o.val_every},
         {"val-batches", o.val_batches},
         {"sample-every", o.sample_every},

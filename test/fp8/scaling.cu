@@ -339,9 +339,30 @@ TEST_CASE("fp8_any_bad finds any one tensor") {
             one[static_cast<size_t>(i)].bad = 1;
             states.upload(one);
             fp8_any_bad(flag, states, count, test_stream());
-            CHECK(flag.download()[0] == 1);
+            CHECK(flag.download()[0] == i + 1);
         }
     }
+}
+
+TEST_CASE("fp8_any_bad names the first one in the order of a step") {
+    constexpr int kBlocks = 30, kCount = kBlocks * kBlockLinears * kFp8Roles;
+    // Every pair: the later one alone, then both.
+    const Fp8TensorId order[] = {{0, BlockLinear::qkv, Fp8Role::w},          {29, BlockLinear::fc_proj, Fp8Role::w},
+                                 {0, BlockLinear::qkv, Fp8Role::x},          {0, BlockLinear::fc, Fp8Role::x},
+                                 {29, BlockLinear::qkv, Fp8Role::x},         {29, BlockLinear::fc_proj, Fp8Role::dout},
+                                 {29, BlockLinear::fc, Fp8Role::dout},       {3, BlockLinear::fc_proj, Fp8Role::dout},
+                                 {0, BlockLinear::attn_proj, Fp8Role::dout}, {0, BlockLinear::qkv, Fp8Role::dout}};
+    DeviceArray<int> flag(1);
+    DeviceArray<Fp8State> states(static_cast<size_t>(kCount));
+    for (size_t late = 0; late < std::size(order); late++)
+        for (size_t early = 0; early <= late; early++) {
+            std::vector<Fp8State> bad(kCount);
+            bad[static_cast<size_t>(order[late].index())].bad = 1;
+            bad[static_cast<size_t>(order[early].index())].bad = 1;
+            states.upload(bad);
+            fp8_any_bad(flag, states, kCount, test_stream());
+            CHECK(fp8_tensor(flag.download()[0] - 1).name() == order[early].name());
+        }
 }
 
 TEST_CASE("fp8_reset and fp8_clear_counts") {

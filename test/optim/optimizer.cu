@@ -54,7 +54,7 @@ struct Trainer {
             global_norm_partials(partials + offset, units[u].grad, kSizes[u], test_stream());
             offset += global_norm_blocks(kSizes[u]);
         }
-        prepare_step(state, partials, offset, loss, scale, bad_flag, schedule, kAdamW, clip, test_stream());
+        prepare_step(state, partials, offset, loss, scale, bad_flag, schedule, kAdamW, clip, {}, test_stream());
         for (int u = 0; u < 2; u++)
             adamw_update<bf16>(units[u].master, units[u].m, units[u].v, units[u].working, units[u].grad, kSizes[u],
                                kDecayed[u], kAdamW, state, test_stream());
@@ -265,7 +265,7 @@ TEST_CASE("clipping starts where the norm passes the limit") {
          {std::tuple{4.0f, 2.0, 1.0f}, std::tuple{4.0f, 1.0, 0.5f}, std::tuple{4.0f, 3.0, 1.0f},
           std::tuple{4.0f, 0.0, 1.0f}, std::tuple{4.0f, -1.0, 1.0f}, std::tuple{0.0f, 1.0, 1.0f}}) {
         DeviceArray<float> partials(std::vector<float>{sum_of_squares});
-        prepare_step(state, partials, 1, loss, nullptr, nullptr, kSchedule, kAdamW, clip, test_stream());
+        prepare_step(state, partials, 1, loss, nullptr, nullptr, kSchedule, kAdamW, clip, {}, test_stream());
         CHECK(state.download()[0].grad_scale == expected);
     }
 }
@@ -278,7 +278,7 @@ TEST_CASE("every partial counts once, however many there are") {
         for (size_t i = 0; i < n; i++) sum += values[i] = static_cast<float>(i + 1);
         DeviceArray<float> partials(values);
         DeviceArray<StepState> state(std::vector<StepState>{StepState{}});
-        prepare_step(state, partials, n, loss, nullptr, nullptr, kSchedule, kAdamW, 1.0, test_stream());
+        prepare_step(state, partials, n, loss, nullptr, nullptr, kSchedule, kAdamW, 1.0, {}, test_stream());
         CHECK(state.download()[0].norm == std::sqrt(sum));  // the sums are exact
     }
 }
@@ -289,7 +289,7 @@ TEST_CASE("bias corrections stay right after many steps") {
         StepState start = {};
         start.applied = applied;
         DeviceArray<StepState> state(std::vector<StepState>{start});
-        prepare_step(state, partials, 1, loss, nullptr, nullptr, kSchedule, kAdamW, 1.0, test_stream());
+        prepare_step(state, partials, 1, loss, nullptr, nullptr, kSchedule, kAdamW, 1.0, {}, test_stream());
         const StepState after = state.download()[0];
         const double t = static_cast<double>(applied + 1);
         CHECK(std::fabs(after.bias_correction1 * (1 - std::pow(0.9, t)) - 1) < 1e-7);

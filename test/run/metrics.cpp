@@ -73,6 +73,18 @@ TEST_CASE("metrics: a step record has the promised fields") {
     CHECK(metrics_line(example()).rfind("{\"step\":7,\"loss\":", 0) == 0);
 }
 
+TEST_CASE("metrics: the batch's fingerprint, and a spike only where there was one") {
+    StepRecord record = example();
+    CHECK(!json::parse(metrics_line(record)).contains("batch_hash"));
+    CHECK(!json::parse(metrics_line(record)).contains("spike"));
+    record.batch_hash = "00000000000001fe";
+    record.spike.norm_limit = 0.5f;
+    CHECK(json::parse(metrics_line(record))["batch_hash"] == "00000000000001fe");
+    CHECK(json::parse(metrics_line(record))["spike"] == json{{"norm", 0.5}});
+    record.spike.loss_limit = 4.5f;
+    CHECK(json::parse(metrics_line(record))["spike"] == json{{"loss", 4.5}, {"norm", 0.5}});
+}
+
 TEST_CASE("metrics: floats read back to the same bits") {
     uint32_t bits = 0x2545f491;
     for (int i = 0; i < 20000; i++) {
@@ -139,7 +151,7 @@ TEST_CASE("run directory: run.json") {
     options.command_line = "train_gpt -i 'data/*.bin'";
     resolve(options, {});
     RunDirectory run(base / "a", false);
-    run.write_run_json(options, {4, "NVIDIA H200", {{"cuda", "13.0"}}});
+    run.write_run_json(options, {4, "NVIDIA H200", {{"cuda", "13.0"}}, "0123456789abcdef"});
     const json file = json::parse(read(base / "a/run.json"));
     CHECK(file["world"] == 4);
     CHECK(file["device"] == "NVIDIA H200");
@@ -150,6 +162,7 @@ TEST_CASE("run directory: run.json") {
     CHECK(file["config"]["train"] == "data/*.bin");
     CHECK(file["config"]["seed"] == 18446744073709551615u);
     CHECK(file["micro_steps"] == 1);
+    CHECK(file["weights_hash"] == "0123456789abcdef");
     CHECK(file["date"].get<std::string>().size() == std::string("2024-01-01T00:00:00Z").size());
     CHECK(!fs::exists(base / "a/run.json.tmp"));
 }

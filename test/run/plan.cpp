@@ -49,7 +49,7 @@ TEST_CASE("plan: ideal step time against a separate roofline calculation") {
         ModelConfig model = find_model(e.model);
         model.context = e.seq;
         const PlanInputs in = inputs(e.batch, e.seq);
-        const StepTime t = ideal_step_time(model, in, *in.gpu);
+        const StepTime t = ideal_step_time(model, in, *in.gpu, "bf16");
         auto near = [](double x) { return doctest::Approx(x).epsilon(1e-4); };
         CHECK(t.block_gemms == near(e.gemm));
         CHECK(t.lm_head == near(e.head));
@@ -64,29 +64,69 @@ TEST_CASE("plan: ideal step time against a separate roofline calculation") {
     }
 }
 
+TEST_CASE("plan: an FP8 step against the same calculation") {
+    // Block products, element-wise kernels and the whole step; the rest is as in BF16.
+    struct Expected {
+        const char* model;
+        int batch, seq;
+        double gemm, elementwise, total;
+    };
+    const Expected table[] = {
+        {"gpt2", 64, 1024, 198.1802, 78.2298, 617.8923},
+        {"gpt2-xl", 32, 1024, 3435.9738, 651.9147, 5725.257},
+        {"gpt3-6.7b", 8, 2048, 15011.9988, 1112.6011, 19617.5433},
+    };
+    for (const Expected& e : table) {
+        CAPTURE(e.model);
+        ModelConfig model = find_model(e.model);
+        model.context = e.seq;
+        PlanInputs in = inputs(e.batch, e.seq);
+        const StepTime fp8 = ideal_step_time(model, in, *in.gpu, "fp8"),
+                       bf16 = ideal_step_time(model, in, *in.gpu, "bf16");
+        auto near = [](double x) { return doctest::Approx(x).epsilon(1e-4); };
+        CHECK(fp8.block_gemms == near(e.gemm));
+        CHECK(fp8.elementwise == near(e.elementwise));
+        CHECK(fp8.total() == near(e.total));
+        CHECK(fp8.lm_head == bf16.lm_head);
+        CHECK(fp8.attention == bf16.attention);
+        // Layers that stay in BF16 cost what they cost there.
+        in.fp8_layers = "none";
+        CHECK(ideal_step_time(model, in, *in.gpu, "fp8").total() == bf16.total());
+        in.fp8_layers = "all,-first";
+        const double layers = model.layers, blocks = ideal_step_time(model, in, *in.gpu, "fp8").block_gemms;
+        CHECK(blocks == doctest::Approx(fp8.block_gemms + (bf16.block_gemms - fp8.block_gemms) / layers));
+    }
+    PlanInputs in = inputs(64, 1024);
+    in.recompute = "block";
+    const ModelConfig model = find_model("gpt2");
+    const StepTime t = ideal_step_time(model, in, *in.gpu, "fp8");
+    CHECK(t.recompute > 0.3 * t.block_gemms);
+    CHECK(t.recompute < ideal_step_time(model, in, *in.gpu, "bf16").recompute);
+}
+
 TEST_CASE("plan: recomputation, ranks and lengths") {
     const ModelConfig model = find_model("gpt2");
     PlanInputs in = inputs(64, 1024);
-    const double none = ideal_step_time(model, in, *in.gpu).total();
+    const double none = ideal_step_time(model, in, *in.gpu, "bf16").total();
     auto recompute = [&](const char* mode) {
         in.recompute = mode;
-        return ideal_step_time(model, in, *in.gpu).recompute;
+        return ideal_step_time(model, in, *in.gpu, "bf16").recompute;
     };
     // 16C bytes a token and layer at 4.2 TB/s.
     CHECK(recompute("gelu") == doctest::Approx(1e3 * 524288.0 * 12 * 16 * 768 / 4.2e12));
     CHECK(recompute("norm") == doctest::Approx(1e3 * 524288.0 * 12 * 24 * 768 / 4.2e12));
     CHECK(recompute("block") > 0.3 * 356);  // at least the forward third of the products
-    CHECK(ideal_step_time(model, in, *in.gpu).total() > none);
+    CHECK(ideal_step_time(model, in, *in.gpu, "bf16").total() > none);
 
     in.recompute = "none";
     in.ranks = 8;
-    const StepTime eighth = ideal_step_time(model, in, *in.gpu);
+    const StepTime eighth = ideal_step_time(model, in, *in.gpu, "bf16");
     in.ranks = 1;
-    CHECK(eighth.block_gemms == doctest::Approx(ideal_step_time(model, in, *in.gpu).block_gemms / 8));
+    CHECK(eighth.block_gemms == doctest::Approx(ideal_step_time(model, in, *in.gpu, "bf16").block_gemms / 8));
     // Attention rates are held outside 1024..2048, so its time per token grows with T there and in proportion.
     in.seq = 512;
     in.batch = 128;
-    CHECK(ideal_step_time(model, in, *in.gpu).attention == doctest::Approx(150.8236 / 2).epsilon(1e-4));
+    CHECK(ideal_step_time(model, in, *in.gpu, "bf16").attention == doctest::Approx(150.8236 / 2).epsilon(1e-4));
 }
 
 TEST_CASE("plan: what is printed") {
@@ -96,7 +136,7 @@ TEST_CASE("plan: what is printed") {
          {"12 layers", "12 heads of 64", "124,439,808", "124.4 million", "797.8 MFLOP", "524,288 tokens",
           "64 sequences x 1024 tokens x 1 rank x 8 micro-steps", "weights", "237.0 MiB", "activations", "19.5 GiB",
           "-b 64, -r none", "21.7 GiB", "fits into H200, which has 139.8 GiB", "block products           356.2 ms",
-          "750 TFLOP/s", "725.3 ms", "MFU"}) {
+          "750 and 1350 TFLOP/s", "725.3 ms", "MFU"}) {
         CAPTURE(part);
         CAPTURE(text);
         CHECK(contains(text, part));
@@ -114,7 +154,7 @@ TEST_CASE("plan: what is printed when less is known") {
     in.available = size_t{100} << 30;
     CHECK(contains(describe_plan(model, in), "fits into NVIDIA L4, which has 100.0 GiB"));
     in.precision = "fp32";
-    CHECK(contains(describe_plan(model, in), "only known for --precision bf16 (this is fp32)"));
+    CHECK(contains(describe_plan(model, in), "only known for bf16 and fp8 (this is fp32)"));
     in.gpu.reset();
     in.available = 0;
     in.total_batch = 0;

@@ -133,3 +133,20 @@ TEST_CASE("progress: steps as they are written") {
     CHECK(!contains(lines[3], "skipped"));  // the count did not grow
     CHECK(lines[4] == "val      4 | val_loss 2.5000\n");
 }
+
+TEST_CASE("progress: a spike has a line of its own") {
+    StepRecord record;
+    record.step = 812;
+    record.loss = 9.12f;
+    record.norm = 3.5f;
+    record.spike.loss_limit = 4.31f;
+    CHECK(format_spike(record, true) ==
+          "spike at step 812: loss 9.1200 is above 4.3100, mean + 6 sigma of past steps; skipped");
+    record.spike.norm_limit = 1.25f;
+    CHECK(format_spike(record, false) ==
+          "spike at step 812: loss 9.1200 is above 4.3100 and norm 3.5000 is above 1.2500, mean + 6 sigma of past "
+          "steps; not skipped (see --skip-spikes)");
+    record.spike.loss_limit.reset();
+    CHECK(format_spike(record, true) ==
+          "spike at step 812: norm 3.5000 is above 1.2500, mean + 6 sigma of past steps; skipped");
+}

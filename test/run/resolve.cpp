@@ -56,6 +56,9 @@ TEST_CASE("resolve: defaults") {
     CHECK(o.total_batch == 4096);
     CHECK(o.micro_steps == 1);
     CHECK(o.max_steps == -1);
+    CHECK(o.precision == "fp8");
+    CHECK(o.loss_scale == "dynamic");
+    CHECK(!o.skip_spikes);
     CHECK(o.notes.empty());
 }
 
@@ -113,6 +116,7 @@ TEST_CASE("resolve: the vocabulary comes from the flag, the file, the data, or i
 
 TEST_CASE("resolve: sequences fit the context") {
     Options o;
+    o.precision = "bf16";  // lengths that FP8 would refuse
     o.seq = 1024;
     CHECK_NOTHROW(resolved(o));
     o.seq = 1025;
@@ -139,6 +143,7 @@ TEST_CASE("resolve: the total batch is whole micro-steps on all ranks") {
 
 TEST_CASE("resolve: steps of one epoch, and warm-up") {
     Options o;
+    o.precision = "bf16";
     o.batch = 1;
     o.seq = 100;
     CHECK(resolved(o, with_data(0, 1001)).max_steps == 10);

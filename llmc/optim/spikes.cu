@@ -1,0 +1,62 @@
+// Kernels and launchers of spikes.h.
+#include "llmc/optim/spikes.h"
+
+#include "llmc/device/kernel.cuh"
+
+namespace llmc {
+
+static __global__ void reset_spikes_kernel(SpikeState* spikes) {
+    const int i = static_cast<int>(threadIdx.x);
+    spikes->loss[i] = spikes->norm[i] = 0.0;
+    if (i != 0) return;
+    spikes->accepted = 0;
+    spikes->loss_limit = spikes->norm_limit = static_cast<double>(float_from_bits(0x7f800000u));
+}
+
+// The sum of values[0 .. kSpikeWindow) in values[0], for both halves of the block by themselves.
+LLMC_DEVICE void sum_window(double* values, int place) {
+    for (int stride = kSpikeWindow / 2; stride > 0; stride /= 2) {
+        __syncthreads();
+        if (place < stride) values[place] += values[place + stride];
+    }
+    __syncthreads();
+}
+
+// Two halves of kSpikeWindow threads: losses and norms, one value a thread.
+static __global__ void __launch_bounds__(2 * kSpikeWindow)
+    update_spikes_kernel(SpikeState* spikes, const StepState* step) {
+    LLMC_SHARED(double, scratch, [2][kSpikeWindow]);
+    const int half = static_cast<int>(threadIdx.x) / kSpikeWindow;
+    const int place = static_cast<int>(threadIdx.x) % kSpikeWindow;
+    const int64_t accepted = spikes->accepted;
+    if (step->skip || step->spike) return;  // all threads alike; the limits stay
+
+    double* window = half == 0 ? spikes->loss : spikes->norm;
+    const int newest = static_cast<int>(accepted % kSpikeWindow);
+    const int count = accepted + 1 < kSpikeWindow ? static_cast<int>(accepted + 1) : kSpikeWindow;
+    double value = 0.0;
+    if (place < count) value = window[place];
+    if (place == newest) window[place] = value = half == 0 ? static_cast<double>(step->loss_sum) : step->norm;
+
+    double* sums = scratch[half];
+    sums[place] = value;
+    sum_window(sums, place);
+    const double mean = sums[0] / count;
+    __syncthreads();
+    sums[place] = place < count ? (value - mean) * (value - mean) : 0.0;
+    sum_window(sums, place);
+    if (place != 0) return;
+    if (count >= kSpikeMinimum)
+        (half == 0 ? spikes->loss_limit : spikes->norm_limit) = mean + kSpikeSigmas * sqrt(sums[0] / count);
+    if (half == 0) spikes->accepted = accepted + 1;  // every thread has read it: barriers are in between
+}
+
+void reset_spikes(SpikeState* spikes, stream_t stream) {
+    launch<reset_spikes_kernel>({1, kSpikeWindow, 0, stream}, {out(spikes, 1)}, spikes);
+}
+
+void update_spikes(SpikeState* spikes, const StepState* step, stream_t stream) {
+    launch<update_spikes_kernel>({1, 2 * kSpikeWindow, 0, stream}, {inout(spikes, 1), in(step, 1)}, spikes, step);
+}
+
+}  // namespace llmc
