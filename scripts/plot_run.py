@@ -9,12 +9,8 @@ below (the demo corpus does), that floor is drawn too; --floor sets it.
 """
 
 import argparse
-import glob
-import json
 import os
-import re
 import sys
-from dataclasses import dataclass, field
 
 import matplotlib
 
@@ -22,101 +18,13 @@ matplotlib.use("Agg")  # needs no display
 import matplotlib.pyplot as plt
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator, ScalarFormatter
 
+from runs import RunError, gaps, read_run, smooth
+
 COLOURS = ["#2563a8", "#c4572c", "#2f8554", "#7d4fa3", "#a07916", "#4d4d4d"]
 MARKERS = "osD^vP"
 SMOOTH_OVER = 0.02  # of the run: the window of the line through the training loss
-
-
-@dataclass
-class Run:
-    """The curves of one run directory."""
-
-    name: str
-    title: str = ""
-    floor: float | None = None
-    steps: list = field(default_factory=list)  # training records
-    val: dict = field(default_factory=dict)  # "val_loss" or "val_loss_NAME": [(step, loss)]
-
-    def tokens_at(self, step):
-        """Tokens consumed after a step: every step takes the same number."""
-        return step * self.steps[0]["tokens"] / self.steps[0]["step"] if self.steps else step
-
-
-def read_records(path):
-    """The records of a metrics file. Only its last line may be broken: the run was killed while writing it."""
-    with open(path, encoding="utf-8") as file:
-        lines = file.read().splitlines()
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                break
-            raise SystemExit(f"{path}:{number} is not JSON: {error}")
-    return records
-
-
-def find_floor(config):
-    """The entropy floor in the sidecar of the first validation (or training) shard, or None."""
-    val = config.get("val") or []
-    first = val[0] if isinstance(val, list) and val else val
-    named = re.fullmatch(r"[\w-]+=(.+)", first) if first else None  # NAME=GLOB
-    for pattern in (named[1] if named else first, config.get("train")):
-        if not pattern:
-            continue
-        for shard in sorted(glob.glob(pattern)):
-            try:
-                with open(shard + ".json", encoding="utf-8") as file:
-                    return json.load(file).get("entropy_floor")
-            except (OSError, json.JSONDecodeError):
-                continue
-    return None
-
-
-def describe(run_json):
-    model, config = run_json.get("model", {}), run_json.get("config", {})
-    if not model:
-        return ""
-    millions = model["parameters"] / 1e6
-    return (f"{model['layers']} layers, {model['channels']} channels, {model['heads']} heads: {millions:.2f} M "
-            f"parameters, {config.get('precision', '')} on {run_json.get('device', '')}")
-
-
-def read_run(directory):
-    metrics = os.path.join(directory, "metrics.jsonl")
-    if not os.path.exists(metrics):
-        raise SystemExit(f"{directory} holds no metrics.jsonl; give the --out directory of a run")
-    run = Run(os.path.basename(os.path.normpath(directory)))
-    for record in read_records(metrics):
-        if "loss" in record:
-            run.steps.append(record)
-        for key, value in record.items():
-            if key.startswith("val_loss") and value is not None:
-                run.val.setdefault(key, []).append((record["step"], value))
-    if not run.steps and not run.val:
-        raise SystemExit(f"{metrics} has no step yet")
-    try:
-        with open(os.path.join(directory, "run.json"), encoding="utf-8") as file:
-            run_json = json.load(file)
-        run.title, run.floor = describe(run_json), find_floor(run_json.get("config", {}))
-    except (OSError, json.JSONDecodeError):
-        pass  # the curves stand by themselves
-    return run
-
-
-def smooth(values, width):
-    """Mean over a centred window, narrower at the ends; what is not finite (null in the file) is left out."""
-    smoothed = []
-    for i in range(len(values)):
-        reach = min(width // 2, i, len(values) - 1 - i)
-        window = [v for v in values[i - reach:i + reach + 1] if v is not None]
-        smoothed.append(sum(window) / len(window) if window else float("nan"))
-    return smoothed
-
-
-def gaps(values):
-    return [float("nan") if v is None else v for v in values]
+STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+         "grid.color": "#e6e6e6", "grid.linewidth": 0.7, "axes.axisbelow": True}
 
 
 def draw_loss(axes, runs, floor, x_of):
@@ -158,8 +66,7 @@ def draw(runs, floor, out, by_tokens):
     def x_of(run, step):
         return run.tokens_at(step) if by_tokens else step
 
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-                         "grid.color": "#e6e6e6", "grid.linewidth": 0.7, "axes.axisbelow": True})
+    plt.rcParams.update(STYLE)
     figure, (loss, rate, norm) = plt.subplots(3, 1, figsize=(9, 7.5), sharex=True, layout="constrained",
                                               gridspec_kw={"height_ratios": [3.2, 1, 1]})
     draw_loss(loss, runs, floor, x_of)
@@ -188,7 +95,10 @@ def main(argv=None):
     parser.add_argument("--floor", type=float, metavar="X", help="draw this lowest possible loss")
     parser.add_argument("--x", choices=["step", "tokens"], default="step", help="the horizontal axis")
     args = parser.parse_args(argv)
-    runs = [read_run(directory) for directory in args.runs]
+    try:
+        runs = [read_run(directory) for directory in args.runs]
+    except RunError as error:
+        raise SystemExit(str(error)) from error
     floors = [run.floor for run in runs if run.floor is not None]
     floor = args.floor if args.floor is not None else floors[0] if floors else None
     out = args.out or os.path.join(args.runs[0], "loss.png")

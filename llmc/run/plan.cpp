@@ -189,8 +189,8 @@ std::string time_section(const ModelConfig& model, const PlanInputs& in) {
     for (const std::string& precision : precisions) times.push_back(ideal_step_time(model, in, *in.gpu, precision));
     std::string rates = strprintf("%.0f", in.gpu->bf16_tflops * kProductFraction);
     if (times.size() > 1) rates += strprintf(" and %.0f", in.gpu->fp8_tflops * kFp8ProductFraction);
-    std::string text = strprintf("%-30s bf16%s\n", ("Ideal step time on " + card_name(in)).c_str(),
-                                 times.size() > 1 ? "            fp8" : "");
+    std::string text = strprintf("Ideal step time on %s\n%35s", card_name(in).c_str(), "bf16");
+    text += times.size() > 1 ? strprintf("%15s\n", "fp8") : "\n";
     text += time_row(
         "block products", times, [](const StepTime& t) { return t.block_gemms; }, rates + " TFLOP/s");
     text += time_row("lm_head products", times, [](const StepTime& t) { return t.lm_head; });

@@ -13,6 +13,10 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
 
 def load(name):
+    """A script as a module. It finds its neighbours as it does when it is run."""
+    scripts = os.path.join(ROOT, "scripts")
+    if scripts not in sys.path:
+        sys.path.insert(0, scripts)
     path = os.path.join(ROOT, "scripts", name + ".py")
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
@@ -199,6 +203,203 @@ class KernelReport(InDirectory):
         self.assertEqual(self.module.main([build]), 1)
 
 
+def write_run(case, name, steps=40, precision="bf16", factor=1.0, weights="w", batch="b{step}", val_every=10, **config):
+    """A run directory with made-up records: the loss falls as 5 / step, times `factor`."""
+    fp8 = precision == "fp8"
+    records = []
+    for step in range(1, steps + 1):
+        records.append(dict(step=step, loss=5 * factor / step, lr=1e-3, norm=1.0, tokens=100 * step, ms=1.0,
+                            tokens_per_s=50.0 if fp8 else 100.0, products=dict(fp8=24 if fp8 else 0, bf16=3, fp32=0),
+                            skipped=0, loss_scale=1, batch_hash=batch.format(step=step)))
+        if step % val_every == 0:
+            records.append(dict(step=step, val_loss=5.5 * factor / step))
+            if fp8:
+                tensors = [dict(tensor=f"h.0.qkv.{role}", amax=1.0, scale=448.0 * step, elements=1000, saturated=step,
+                                underflowed=2, nonfinite=0) for role in ("x", "w", "dout")]
+                records.append(dict(step=step, fp8=tensors))
+    write_records(case, name, records)
+    info = dict(model=dict(layers=1, channels=32, heads=1, parameters=12345), device="x", weights_hash=weights,
+                config={"precision": precision, "fp8-recipe": "delayed", "fp8-layers": "all", "val": None, "train": None,
+                        **config})
+    case.write(f"{name}/run.json", json.dumps(info))
+    return os.path.join(case.directory, name)
+
+
+def write_records(case, name, records, end=""):
+    return case.write(f"{name}/metrics.jsonl", "".join(json.dumps(r) + "\n" for r in records) + end)
+
+
+class Records(InDirectory):
+    """scripts/runs.py"""
+
+    def setUp(self):
+        super().setUp()
+        self.module = load("runs")
+
+    def test_a_resumed_run_has_each_step_as_it_was_done_last(self):
+        def attempt(first, last, mark):
+            for step in range(first, last + 1):
+                yield dict(step=step, loss=mark, tokens=step)
+                if step % 5 == 0:
+                    yield dict(step=step, val_loss=mark)
+                    yield dict(step=step, fp8=[], mark=mark)
+
+        records = [*attempt(1, 23, 1.0), dict(step=10, val_loss=2.0), *attempt(11, 17, 2.0), *attempt(13, 20, 3.0)]
+        write_records(self, "run", records)
+        run = self.module.read_run(self.directory + "/run")
+        self.assertEqual([(r["step"], r["loss"]) for r in run.steps],
+                         [(s, 1.0 if s < 11 else 2.0 if s < 13 else 3.0) for s in range(1, 21)])
+        self.assertEqual(run.val["val_loss"], [(5, 1.0), (10, 2.0), (15, 3.0), (20, 3.0)])
+        self.assertEqual([(r["step"], r["mark"]) for r in run.fp8], [(5, 1.0), (10, 1.0), (15, 3.0), (20, 3.0)])
+
+    def test_a_shorter_second_attempt_hides_the_first(self):
+        write_records(self, "run", [dict(step=s, loss=1.0) for s in (1, 2, 3, 4, 5, 6, 2, 3)])
+        self.assertEqual([r["step"] for r in self.module.read_run(self.directory + "/run").steps], [1, 2, 3])
+
+    def test_a_torn_last_line(self):
+        path = write_records(self, "run", [dict(step=1, loss=1.0)], end='{"step": 2, "lo')
+        self.assertEqual(len(self.module.read_run(path).steps), 1)
+
+    def test_what_cannot_be_read(self):
+        def reason(path):
+            with self.assertRaises(self.module.RunError) as caught:
+                self.module.read_run(path)
+            return str(caught.exception)
+
+        self.assertIn("holds no metrics.jsonl", reason(self.directory))
+        self.assertIn("does not exist", reason(self.directory + "/nowhere"))
+        self.assertIn("has no step yet", reason(write_records(self, "empty", [])))
+        self.assertIn(":1 is not JSON", reason(write_records(self, "torn", [dict(step=2, loss=1.0)][:0], "{\n{}\n")))
+        self.assertIn(":1 is not a record", reason(write_records(self, "other", [[1, 2]])))
+
+
+class Comparing(InDirectory):
+    """scripts/compare_runs.py: what it refuses and what it says. It needs no matplotlib for that."""
+
+    def compare(self, *arguments):
+        script = os.path.join(ROOT, "scripts", "compare_runs.py")
+        out = os.path.join(self.directory, "picture.png")
+        result = subprocess.run([sys.executable, script, *map(str, arguments), "-o", out], capture_output=True, text=True)
+        self.assertNotIn("Traceback", result.stderr)
+        return result
+
+    def assert_failed(self, result, *parts):
+        self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+        lines = [line for line in result.stdout.splitlines() if line.startswith("FAILED: ")]
+        self.assertEqual(len(lines), 1, result.stdout)
+        for part in parts:
+            self.assertIn(part, lines[0])
+
+    def setUp(self):
+        super().setUp()
+        self.a = write_run(self, "a")
+
+    def test_equal_runs(self):
+        result = self.compare(self.a, write_run(self, "b", precision="fp8", factor=1.001), "--max-gap", "0.2%")
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        for part in ("a (reference)", "fp8, delayed", "+0.100 %", "0.50 times", "fp8 24, bf16 3", "the same, 40 steps",
+                     "4.0e-02 h.0.qkv", "2.0e-03 h.0.qkv", "4,000"):
+            self.assertIn(part, result.stdout)
+
+    def test_a_gap(self):
+        b = write_run(self, "b", factor=1.01)
+        self.assertEqual(self.compare(self.a, b).returncode, 0, "nothing was asked for")
+        for allowed in ("0.0101", "1.01%", "1.01 %"):
+            self.assertEqual(self.compare(self.a, b, "--max-gap", allowed).returncode, 0)
+        for allowed in ("0.0099", "0.99%", "0"):
+            self.assert_failed(self.compare(self.a, b, "--max-gap", allowed), "b: the gap to a is +1.000 %", "is allowed")
+        self.assert_failed(self.compare(b, self.a, "--max-gap", "0.5%"), "-0.990 %")
+
+    def test_only_what_is_asked_for_is_judged(self):
+        records = [dict(step=s, loss=1.0 if s > 20 else 2.0, tokens=s, tokens_per_s=1.0) for s in range(1, 41)]
+        b = os.path.dirname(write_records(self, "b", records + [dict(step=40, val_loss=1.0)]))
+        a = os.path.dirname(write_records(self, "c", [{**r, "loss": 1.0} for r in records] + [dict(step=40, val_loss=1.0)]))
+        flags = ["--max-gap", "1%", "--window", "5"]
+        self.assert_failed(self.compare(a, b, *flags), "+100.000 %", "steps 1-5")
+        self.assert_failed(self.compare(a, b, *flags, "--from", "15"), "steps 16-20")
+        for start in (20, 40):
+            self.assertEqual(self.compare(a, b, *flags, "--from", start).returncode, 0)
+        self.assert_failed(self.compare(a, b, *flags, "--from", "41"), "nothing in common", "from step 41 on")
+
+    def test_a_gap_of_validation_alone(self):
+        with open(os.path.join(self.a, "metrics.jsonl"), encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        b = os.path.dirname(write_records(self, "b", [{**r, "val_loss": r["val_loss"] * 1.02} if "val_loss" in r else r
+                                                      for r in records]))
+        self.assert_failed(self.compare(self.a, b, "--max-gap", "1%"), "+2.000 %", "validation")
+
+    def test_a_loss_that_is_not_finite(self):
+        with open(os.path.join(self.a, "metrics.jsonl"), encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        records[6] |= dict(loss=None, nonfinite=dict(loss="nan"))
+        b = os.path.dirname(write_records(self, "b", records))
+        self.assertEqual(self.compare(self.a, b).returncode, 0)
+        self.assert_failed(self.compare(self.a, b, "--max-gap", "50%"), "not finite")
+
+    def test_other_weights(self):
+        self.assert_failed(self.compare(self.a, write_run(self, "b", weights="v")), "b did not start with the weights of a")
+
+    def test_other_batches(self):
+        b = write_run(self, "b", batch="other{step}")
+        self.assert_failed(self.compare(self.a, b), "b did not train on the batches of a", "from step 1 on")
+        with open(os.path.join(b, "metrics.jsonl"), encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        for record in records:
+            if "loss" in record and record["step"] < 17:
+                record["batch_hash"] = f"b{record['step']}"
+        write_records(self, "b", records)
+        self.assert_failed(self.compare(self.a, b), "from step 17 on")
+
+    def test_an_fp8_run_without_fp8_products(self):
+        b = write_run(self, "b", precision="fp8")
+        with open(os.path.join(b, "metrics.jsonl"), encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        for record in records:
+            if record.get("step", 0) > 30 and "products" in record:
+                record["products"] = dict(fp8=0, bf16=27, fp32=0)
+        write_records(self, "b", records)
+        self.assert_failed(self.compare(self.a, b), "b is an FP8 run", "10 of its 40 steps", "the first: step 31")
+        self.assert_failed(self.compare(b, self.a), "b is an FP8 run")
+
+    def test_every_reason_has_its_line_and_run(self):
+        bad = write_run(self, "bad", weights="v", batch="c", factor=2)
+        result = self.compare(self.a, write_run(self, "good"), bad, "--max-gap", "1%")
+        lines = [line for line in result.stdout.splitlines() if line.startswith("FAILED")]
+        self.assertEqual((result.returncode, len(lines)), (1, 3))
+        self.assertTrue(all(line.startswith("FAILED: bad") for line in lines), lines)
+
+    def test_what_was_not_recorded_is_said(self):
+        b = write_run(self, "b")
+        os.remove(os.path.join(b, "run.json"))
+        result = self.compare(self.a, os.path.join(b, "metrics.jsonl"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("not recorded", result.stdout)
+
+    def test_unusable_input(self):
+        cases = {"does not exist": [self.a, self.directory + "/nowhere"],
+                 "holds no metrics.jsonl": [self.directory, self.a],
+                 "no step in common": [self.a, os.path.dirname(write_records(self, "z", [dict(step=99, loss=1.0)]))],
+                 "is not JSON": [self.a, os.path.dirname(write_records(self, "y", [], "{\n{}\n"))],
+                 "arguments are required": [self.a],
+                 "invalid fraction value": [self.a, self.a, "--max-gap", "-1"],
+                 "--window": [self.a, self.a, "--window", "0"]}
+        for part, arguments in cases.items():
+            with self.subTest(part):
+                result = self.compare(*arguments)
+                self.assertEqual(result.returncode, 2, result.stdout)
+                self.assertIn(part, result.stderr)
+
+    def test_runs_of_the_same_name_are_told_apart(self):
+        other = write_run(self, "other/a")
+        result = self.compare(self.a, other)
+        self.assertIn(self.a + " (reference)", result.stdout)
+        self.assertIn(other, result.stdout)
+
+    def test_windows(self):
+        window = load("compare_runs").default_window
+        self.assertEqual([window(n) for n in (1, 9, 20, 40, 300, 600, 20000)], [1, 1, 2, 5, 20, 50, 2000])
+
+
 @unittest.skipIf(importlib.util.find_spec("matplotlib") is None, "matplotlib is in .venv alone")
 class Picture(InDirectory):
     def run_directory(self, name, steps=20, shard=None):
@@ -240,13 +441,22 @@ class Picture(InDirectory):
         shard = os.path.join(self.directory, "v.bin")
         self.write("v.bin", "")
         self.write("v.bin.json", '{"entropy_floor": 0.75}')
-        run = self.module.read_run(self.run_directory("run", shard=shard))
+        run = load("runs").read_run(self.run_directory("run", shard=shard))
         self.assertEqual((len(run.steps), run.val["val_loss"][-1], run.floor), (20, (20, 5.5 / 20), 0.75))
         self.assertIn("0.01 M parameters", run.title)
 
     def test_smoothing(self):
-        self.assertEqual(self.module.smooth([1, 2, 6], 3), [1, 3, 6])
-        self.assertEqual(self.module.smooth([1, None, 3], 3), [1, 2, 3])
+        smooth = load("runs").smooth
+        self.assertEqual(smooth([1, 2, 6], 3), [1, 3, 6])
+        self.assertEqual(smooth([1, None, 3], 3), [1, 2, 3])
+
+    def test_comparison(self):
+        runs = [write_run(self, "bf16"), write_run(self, "delayed", precision="fp8", factor=1.01),
+                write_run(self, "current", steps=30, precision="fp8", factor=0.99)]
+        for name, some in (("all.png", runs), ("bf16.png", [runs[0], write_run(self, "b")])):
+            out = os.path.join(self.directory, name)
+            self.assertEqual(load("compare_runs").main([*some, "-o", out, "--max-gap", "2%"]), 0)
+            self.assert_picture(out)
 
     def test_no_run(self):
         with self.assertRaisesRegex(SystemExit, "holds no metrics.jsonl"):

@@ -1,0 +1,403 @@
+#!/usr/bin/env python3
+"""Compares runs with the first one, the reference: does FP8 follow BF16?
+
+    .venv/bin/python scripts/compare_runs.py runs/bf16 runs/fp8
+    .venv/bin/python scripts/compare_runs.py runs/bf16 runs/fp8 runs/current --max-gap 0.5% --from 1000 -o gap.png
+
+Prints a table (losses, gaps, speed, products by type, FP8 counters) and draws the curves, their gaps and the counters.
+A gap is loss / reference's loss - 1, of the mean training loss of a window of steps (--window) and of every validation.
+Runs are compared at the steps that they have in common.
+
+Exit code 1, with a line that says why, when the comparison is not one of equals (the weights at the start or the
+batches differ, or a run in FP8 made no FP8 products), or a gap is above --max-gap; 2 when there is nothing to compare.
+"""
+
+import argparse
+import math
+import os
+import statistics
+import sys
+from dataclasses import dataclass
+
+from runs import RunError, read_run
+
+ROLES = {"x": "layer inputs (x)", "w": "weights (w)", "dout": "output gradients (dout)"}
+
+
+@dataclass
+class Gap:
+    """One loss beside the reference's: of a window of training steps or of a validation."""
+
+    first: int  # the steps it stands for
+    last: int
+    what: str  # "training", or the name of a validation loss
+    reference: float
+    loss: float
+
+    @property
+    def relative(self):
+        finite = math.isfinite(self.loss) and math.isfinite(self.reference)
+        return self.loss / self.reference - 1 if finite else math.inf
+
+    @property
+    def place(self):
+        steps = f"steps {self.first}-{self.last}" if self.first != self.last else f"step {self.last}"
+        return f"{self.what}, {steps}"
+
+
+def mean(values):
+    """NaN where one of them was not finite (null in the file)."""
+    return math.nan if any(v is None for v in values) else statistics.fmean(values)
+
+
+def by_step(run):
+    return {record["step"]: record for record in run.steps}
+
+
+def default_window(steps):
+    """A tenth of the run, rounded to 1, 2 or 5 times a power of ten."""
+    wanted = max(1.0, steps / 10)
+    power = 10 ** math.floor(math.log10(wanted))
+    return int(min((1, 2, 5, 10), key=lambda factor: abs(math.log(factor * power / wanted))) * power)
+
+
+class Comparison:
+    """A run beside the reference."""
+
+    def __init__(self, reference, run, window):
+        self.reference, self.run = reference, run
+        ours, theirs = by_step(run), by_step(reference)
+        self.steps = sorted(ours.keys() & theirs.keys())
+        self.pairs = [(theirs[step], ours[step]) for step in self.steps]
+        self.windows = self._windows(window or default_window(max(self.steps, default=1)))
+        self.validations = []
+        for name in reference.val.keys() & run.val.keys():
+            ours, theirs = dict(run.val[name]), dict(reference.val[name])
+            self.validations += [Gap(step, step, name.replace("val_loss", "validation"), theirs[step], ours[step])
+                                 for step in sorted(ours.keys() & theirs.keys())]
+        if not self.steps and not self.validations:
+            raise RunError(f"{run.name} and {reference.name} have no step in common")
+
+    def _windows(self, width):
+        windows = {}
+        for reference, ours in self.pairs:
+            windows.setdefault((ours["step"] - 1) // width, []).append((reference, ours))
+        return [Gap(pairs[0][1]["step"], pairs[-1][1]["step"], "training", mean([r["loss"] for r, _ in pairs]),
+                    mean([o["loss"] for _, o in pairs])) for _, pairs in sorted(windows.items())]
+
+    def worst(self, start):
+        """The largest gap of what lies wholly after step `start`, or None."""
+        judged = [gap for gap in self.windows + self.validations if gap.first > start or gap.first == gap.last == start]
+        return max(judged, key=lambda gap: abs(gap.relative), default=None)
+
+    def speed_ratio(self):
+        """Median of tokens a second over the reference's; the first step warms up."""
+        if len(self.pairs) < 2:
+            return None
+        ours, theirs = (statistics.median(pair[i]["tokens_per_s"] for pair in self.pairs[1:]) for i in (1, 0))
+        return ours / theirs
+
+    def same_weights(self):
+        """True, False, or None when it is not known."""
+        return same(self.reference.info.get("weights_hash"), self.run.info.get("weights_hash"))
+
+    def first_other_batch(self):
+        """The first step whose batches differ, 0 if none do, or None when it is not known."""
+        known = [(a["batch_hash"], b["batch_hash"], b["step"]) for a, b in self.pairs
+                 if a.get("batch_hash") and b.get("batch_hash")]
+        return next((step for a, b, step in known if a != b), 0) if known else None
+
+
+def same(a, b):
+    return a == b if a and b else None
+
+
+def is_fp8(run):
+    return run.config.get("precision") == "fp8"
+
+
+def steps_without_fp8(run):
+    return [r["step"] for r in run.steps if not r.get("products", {}).get("fp8")]
+
+
+def failures(comparisons, runs, max_gap, start):
+    """One line for each reason why the runs cannot be compared, or differ too much."""
+    lines = []
+    for run in runs:
+        missing = steps_without_fp8(run) if is_fp8(run) else []
+        if missing:
+            lines.append(f"{run.name} is an FP8 run but made no FP8 products in {len(missing)} of its "
+                         f"{len(run.steps)} steps (the first: step {missing[0]})")
+    for c in comparisons:
+        if c.same_weights() is False:
+            lines.append(f"{c.run.name} did not start with the weights of {c.reference.name} (weights_hash in run.json: "
+                         "--seed, the model or --init-from differ)")
+        if c.first_other_batch():
+            lines.append(f"{c.run.name} did not train on the batches of {c.reference.name}, from step "
+                         f"{c.first_other_batch()} on (batch_hash: the data, --seed or the batch size differ)")
+        worst = c.worst(start)
+        if max_gap is None:
+            continue
+        if worst is None:
+            lines.append(f"{c.run.name} has nothing in common with {c.reference.name} from step {start} on")
+        elif not abs(worst.relative) <= max_gap:
+            lines.append(f"{c.run.name}: the gap to {c.reference.name} is {percent(worst.relative)} ({worst.place}); "
+                         f"{percent(max_gap, sign='')} is allowed")
+    return lines
+
+
+# ---- the table -----------------------------------------------------------------------------------------------------
+
+def percent(fraction, sign="+"):
+    return "not finite" if not math.isfinite(fraction) else f"{100 * fraction:{sign}.3f} %"
+
+
+def loss_text(loss):
+    return "not finite" if loss is None or not math.isfinite(loss) else f"{loss:.4f}"
+
+
+def precision_text(run):
+    precision = run.config.get("precision", "not known")
+    if precision != "fp8":
+        return precision
+    layers = run.config.get("fp8-layers", "all")
+    return f"fp8, {run.config.get('fp8-recipe')}" + (f", {layers}" if layers != "all" else "")
+
+
+def products_text(run):
+    """Products of a micro-step by type, as the last record has them."""
+    products = run.steps[-1].get("products", {}) if run.steps else {}
+    return ", ".join(f"{kind} {count}" for kind, count in products.items() if count) or "-"
+
+
+def worst_fraction(run, count):
+    """The largest saturated or underflowed fraction of an FP8 tensor in a record, and whose it was."""
+    found = [(t[count] / t["elements"], t["tensor"]) for record in run.fp8 for t in record["fp8"] if t["elements"]]
+    if not found:
+        return "-"
+    fraction, tensor = max(found)
+    return f"{fraction:.1e} {tensor}" if fraction else "0"
+
+
+def rows_of_a_run(run, last_steps):
+    last = run.steps[-1] if run.steps else {}
+    val = run.val.get("val_loss") or next(iter(run.val.values()), [])
+    skipped, spikes = last.get("skipped", 0), sum("spike" in r for r in run.steps)
+    return {
+        "precision": precision_text(run),
+        "steps": f"{last.get('step', 0):,}",
+        "tokens": f"{last.get('tokens', 0):,}",
+        "training loss, last step": loss_text(last.get("loss")) if last else "-",
+        f"  mean of last {last_steps} steps": loss_text(mean([r["loss"] for r in run.steps[-last_steps:]])) if last else "-",
+        "validation loss, last": f"{loss_text(val[-1][1])} (step {val[-1][0]})" if val else "-",
+        "  mean": loss_text(mean([loss for _, loss in val])) if val else "-",
+        "tokens/s, median": f"{statistics.median(r['tokens_per_s'] for r in run.steps):,.0f}" if last else "-",
+        "products a micro-step": products_text(run),
+        "steps skipped / spikes": f"{skipped} / {spikes}",
+        "FP8 saturated, at most": worst_fraction(run, "saturated"),
+        "FP8 underflowed, at most": worst_fraction(run, "underflowed"),
+    }
+
+
+def known_text(value, yes, no):
+    return "not recorded" if value is None else yes if value else no
+
+
+def rows_of_a_comparison(c, start):
+    worst, other = c.worst(start), c.first_other_batch()
+    ratio = c.speed_ratio()
+    return {
+        "gap, last validation": percent(c.validations[-1].relative) if c.validations else "-",
+        "gap, last window": percent(c.windows[-1].relative) if c.windows else "-",
+        "gap, largest" + (f" from step {start}" if start else ""):
+            f"{percent(worst.relative)} ({worst.place})" if worst else "-",
+        "tokens/s of reference's": f"{ratio:.2f} times" if ratio else "-",
+        "weights at the start": known_text(c.same_weights(), "the same", "DIFFERENT"),
+        "batches": known_text(None if other is None else not other, f"the same, {len(c.steps)} steps",
+                              f"DIFFERENT from step {other}"),
+    }
+
+
+def print_table(heads, rows):
+    """rows: [(label, [cell, ...])]"""
+    widths = [max(len(str(cells[i])) for _, cells in [("", heads), *rows]) for i in range(len(heads))]
+    label = max(len(name) for name, _ in rows)
+    for name, cells in [("", heads), *rows]:
+        print(f"{name:<{label}}" + "".join(f"   {cell:<{width}}" for cell, width in zip(cells, widths)).rstrip())
+
+
+def print_report(reference, comparisons, start):
+    runs = [reference] + [c.run for c in comparisons]
+    last_steps = comparisons[0].windows[-1].last - comparisons[0].windows[-1].first + 1 if comparisons[0].windows else 1
+    columns = [rows_of_a_run(run, last_steps) for run in runs]
+    rows = [(name, [column[name] for column in columns]) for name in columns[0]]
+    beside = [rows_of_a_comparison(c, start) for c in comparisons]
+    rows += [(name, ["-"] + [column[name] for column in beside]) for name in beside[0]]
+    print_table([f"{reference.name} (reference)"] + [run.name for run in runs[1:]], rows)
+
+    for kind, title in (("windows", "mean training loss"), ("validations", "validation loss")):
+        places = {}
+        for i, c in enumerate(comparisons):
+            for gap in getattr(c, kind):
+                label = gap.place.replace("training, ", "").replace("validation, ", "")
+                row = places.setdefault((gap.what, gap.first), [label, loss_text(gap.reference), *["-"] * len(comparisons)])
+                row[2 + i] = percent(gap.relative)
+        if places:
+            print(f"\nGap of the {title}")
+            print_table([reference.name] + [c.run.name for c in comparisons],
+                        [(row[0], row[1:]) for _, row in sorted(places.items())])
+
+
+# ---- the picture ---------------------------------------------------------------------------------------------------
+
+def draw_gaps(axes, comparisons, colours, max_gap):
+    axes.axhline(0, color="#555555", linewidth=1)
+    for c, colour in zip(comparisons, colours):
+        finite = [gap for gap in c.windows if math.isfinite(gap.relative)]
+        axes.plot([(gap.first + gap.last) / 2 for gap in finite], [100 * gap.relative for gap in finite], color=colour,
+                  marker="o", markersize=3, linewidth=1.2, label=f"{c.run.name}: training")
+        finite = [gap for gap in c.validations if math.isfinite(gap.relative)]
+        axes.plot([gap.last for gap in finite], [100 * gap.relative for gap in finite], color=colour, marker="D",
+                  markersize=5, markerfacecolor="white", linewidth=1.2, linestyle="--", label=f"{c.run.name}: validation")
+    if max_gap is not None:
+        for limit in (-100 * max_gap, 100 * max_gap):
+            axes.axhline(limit, color="#b03030", linewidth=1, linestyle=":",
+                         label="--max-gap" if limit > 0 else None)
+    axes.set_ylabel("gap to the\nreference (%)")
+    # Above the axes: the curves may be anywhere inside.
+    axes.legend(frameon=False, fontsize=9, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
+    axes.margins(y=0.15)
+
+
+def role_of(tensor):
+    return tensor["tensor"].rsplit(".", 1)[-1]
+
+
+def draw_counters(fractions, scales, runs, colours, role):
+    """Of all tensors of one role: what share was lost in the cast, and the range of their scales."""
+    for run, colour in zip(runs, colours):
+        steps, lost, spread = [], {"underflowed": [], "saturated": []}, []
+        for record in run.fp8:
+            tensors = [t for t in record["fp8"] if role_of(t) == role and t["elements"] and t["scale"]]
+            if not tensors:
+                continue
+            steps.append(record["step"])
+            elements = sum(t["elements"] for t in tensors)
+            for count, values in lost.items():
+                values.append(sum(t[count] for t in tensors) / elements)
+            each = sorted(t["scale"] for t in tensors)
+            spread.append((each[0], statistics.median(each), each[-1]))
+        fractions.plot(steps, lost["underflowed"], color=colour, linewidth=1.3, label=f"{run.name}: underflowed")
+        fractions.plot(steps, lost["saturated"], color=colour, linewidth=1.3, linestyle=":", label=f"{run.name}: saturated")
+        if steps:
+            low, middle, high = zip(*spread)
+            scales.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+            scales.plot(steps, middle, color=colour, linewidth=1.3, label=run.name)
+    fractions.set_yscale("symlog", linthresh=1e-6)
+    fractions.set_ylim(0, 1)
+    fractions.set_yticks([0, 1e-6, 1e-4, 1e-2, 1])
+    scales.set_yscale("log", base=2)
+    fractions.set_title(ROLES[role], fontsize=10, loc="left")
+
+
+def draw(reference, comparisons, out, max_gap):
+    import plot_run as plot
+
+    plt = plot.plt
+    plt.rcParams.update(plot.STYLE)
+    runs = [reference] + [c.run for c in comparisons]
+    colour_of = dict(zip(map(id, runs), plot.COLOURS * len(runs)))
+    fp8_runs = [run for run in runs if run.fp8]
+    figure = plt.figure(figsize=(10, 11 if fp8_runs else 7), layout="constrained")
+    grid = figure.add_gridspec(4 if fp8_runs else 2, 3, height_ratios=[3, 1.6, 1.3, 1.3] if fp8_runs else [3, 1.6])
+    loss = figure.add_subplot(grid[0, :])
+    gap = figure.add_subplot(grid[1, :], sharex=loss)
+    floors = [run.floor for run in runs if run.floor is not None]
+    plot.draw_loss(loss, runs, floors[0] if floors else None, lambda run, step: step)
+    loss.set_title(f"{', '.join(c.run.name for c in comparisons)} beside {reference.name}", loc="left",
+                   fontweight="bold", pad=22 if reference.title else 8)
+    if reference.title:
+        loss.text(0, 1.025, f"{reference.name}: {reference.title}", transform=loss.transAxes, fontsize=9, color="#555555")
+    draw_gaps(gap, comparisons, [colour_of[id(c.run)] for c in comparisons], max_gap)
+    loss.tick_params(labelbottom=False)
+    gap.set_xlabel("optimizer step")
+    gap.set_xlim(left=0)
+    first = None
+    for column, role in enumerate(ROLES if fp8_runs else []):
+        fractions = figure.add_subplot(grid[2, column], sharex=loss, sharey=first[0] if first else None)
+        scales = figure.add_subplot(grid[3, column], sharex=loss)
+        draw_counters(fractions, scales, fp8_runs, [colour_of[id(run)] for run in fp8_runs], role)
+        fractions.tick_params(labelbottom=False, labelleft=first is None)
+        scales.set_xlabel("optimizer step")
+        if first is None:
+            first = fractions, scales
+            fractions.set_ylabel("share of the\nelements cast")
+            scales.set_ylabel("scale: median,\nsmallest to largest")
+            fractions.legend(frameon=False, fontsize=8)
+    figure.align_ylabels([loss, gap] + ([*first] if first else []))
+    figure.savefig(out, dpi=130)
+    plt.close(figure)
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+
+def fraction(text):
+    """0.005 or 0.5%"""
+    number = text.strip()
+    value = float(number[:-1]) / 100 if number.endswith("%") else float(number)
+    if not value >= 0:
+        raise ValueError(text)
+    return value
+
+
+def read_runs(paths):
+    """The runs, with names that tell them apart."""
+    runs = [read_run(path) for path in paths]
+    names = [run.name for run in runs]
+    for run, path in zip(runs, paths):
+        if names.count(run.name) > 1:
+            run.name = os.path.normpath(path)
+    return runs
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog=__doc__.split("\n\n", 2)[2],
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("reference", metavar="A", help="the reference: a run directory (train_gpt --out) or metrics.jsonl")
+    parser.add_argument("others", nargs="+", metavar="B", help="what is compared with it")
+    parser.add_argument("--max-gap", type=fraction, metavar="X",
+                        help="largest gap allowed, either way, as a fraction or in percent: 0.005 or 0.5%%")
+    parser.add_argument("--window", type=int, metavar="N", help="steps a window of training losses; default: about a tenth")
+    parser.add_argument("--from", type=int, default=0, metavar="STEP", dest="start",
+                        help="judge only windows and validations from this step on: early ones differ by chance")
+    parser.add_argument("-o", "--out", metavar="FILE", help="the picture; default: compare.png in A's directory")
+    args = parser.parse_args(argv)
+    if args.window is not None and args.window < 1:
+        parser.error("--window: at least 1")
+    return args
+
+
+def main(argv=None):
+    args = parse(argv)
+    try:
+        reference, *others = read_runs([args.reference, *args.others])
+        comparisons = [Comparison(reference, run, args.window) for run in others]
+    except RunError as error:
+        print(f"compare_runs: {error}", file=sys.stderr)
+        return 2
+    print_report(reference, comparisons, args.start)
+    directory = args.reference if os.path.isdir(args.reference) else os.path.dirname(os.path.abspath(args.reference))
+    out = args.out or os.path.join(directory, "compare.png")
+    try:
+        draw(reference, comparisons, out, args.max_gap)
+        print(f"\ncurves, gaps and FP8 counters drawn to {out}")
+    except ModuleNotFoundError:
+        print("\nno picture: matplotlib is missing (scripts/setup.sh installs it into .venv)")
+    reasons = failures(comparisons, [reference, *others], args.max_gap, args.start)
+    for reason in reasons:
+        print(f"FAILED: {reason}")
+    return 1 if reasons else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

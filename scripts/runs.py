@@ -1,0 +1,136 @@
+"""What a run of train_gpt left behind, for the scripts that draw and compare runs: metrics.jsonl and run.json."""
+
+import glob
+import json
+import os
+import re
+from dataclasses import dataclass, field
+
+
+class RunError(Exception):
+    """A run that cannot be read, with the reason for a person."""
+
+
+@dataclass
+class Run:
+    """The records of one run, each kind by step. A run that was resumed has each step as it was done last."""
+
+    name: str
+    info: dict = field(default_factory=dict)  # run.json, or nothing
+    steps: list = field(default_factory=list)  # training records in order
+    val: dict = field(default_factory=dict)  # "val_loss" or "val_loss_NAME": [(step, loss)]
+    fp8: list = field(default_factory=list)  # records of FP8 tensors in order
+
+    @property
+    def config(self):
+        return self.info.get("config", {})
+
+    @property
+    def title(self):
+        model = self.info.get("model", {})
+        if not model:
+            return ""
+        return (f"{model['layers']} layers, {model['channels']} channels, {model['heads']} heads: "
+                f"{model['parameters'] / 1e6:.2f} M parameters, {self.config.get('precision', '')} on "
+                f"{self.info.get('device', '')}")
+
+    @property
+    def floor(self):
+        """The entropy floor that the shards' sidecars state, or None."""
+        return find_floor(self.config)
+
+    def tokens_at(self, step):
+        """Tokens consumed after a step: every step takes the same number."""
+        return step * self.steps[0]["tokens"] / self.steps[0]["step"] if self.steps else step
+
+
+def read_records(path):
+    """The records of a metrics file. Only its last line may be broken: the run was killed while writing it."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise RunError(f"{path}:{number} is not JSON: {error}") from error
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            raise RunError(f"{path}:{number} is not a record: it has no step")
+        records.append(record)
+    return records
+
+
+def find_floor(config):
+    """The entropy floor in the sidecar of the first validation (or training) shard, or None."""
+    val = config.get("val") or []
+    first = val[0] if isinstance(val, list) and val else val
+    named = re.fullmatch(r"[\w-]+=(.+)", first) if first else None  # NAME=GLOB
+    for pattern in (named[1] if named else first, config.get("train")):
+        if not pattern:
+            continue
+        for shard in sorted(glob.glob(pattern)):
+            try:
+                with open(shard + ".json", encoding="utf-8") as file:
+                    return json.load(file).get("entropy_floor")
+            except (OSError, json.JSONDecodeError):
+                continue
+    return None
+
+
+def without_repeats(records):
+    """A run that is resumed repeats steps: what it had done beyond the point it resumed from is gone."""
+    kept, last = [], 0
+    for record in records:
+        if "loss" in record:
+            if record["step"] <= last:
+                kept = [r for r in kept if r["step"] < record["step"]]
+            last = record["step"]
+        kept.append(record)
+    return kept
+
+
+def read_run(path):
+    """The run in a directory, or of a metrics.jsonl; run.json beside it says what was run, if it is there."""
+    metrics = os.path.join(path, "metrics.jsonl") if os.path.isdir(path) else path
+    if not os.path.exists(metrics):
+        reason = "holds no metrics.jsonl" if os.path.isdir(path) else "does not exist"
+        raise RunError(f"{path} {reason}; give the --out directory of a run")
+    directory = os.path.dirname(os.path.abspath(metrics))
+    run = Run(os.path.basename(directory))
+    val = {}
+    for record in without_repeats(read_records(metrics)):
+        if "loss" in record:
+            run.steps.append(record)
+        if "fp8" in record:
+            run.fp8.append(record)
+        for key, value in record.items():
+            if key.startswith("val_loss") and value is not None:
+                val.setdefault(key, {})[record["step"]] = value  # the later one of a step
+    run.val = {key: sorted(points.items()) for key, points in val.items()}
+    if not run.steps and not run.val:
+        raise RunError(f"{metrics} has no step yet")
+    try:
+        with open(os.path.join(directory, "run.json"), encoding="utf-8") as file:
+            run.info = json.load(file)
+    except (OSError, json.JSONDecodeError):
+        pass  # the curves stand by themselves
+    return run
+
+
+def smooth(values, width):
+    """Mean over a centred window, narrower at the ends; what is not finite (null in the file) is left out."""
+    smoothed = []
+    for i in range(len(values)):
+        reach = min(width // 2, i, len(values) - 1 - i)
+        window = [v for v in values[i - reach:i + reach + 1] if v is not None]
+        smoothed.append(sum(window) / len(window) if window else float("nan"))
+    return smoothed
+
+
+def gaps(values):
+    return [float("nan") if v is None else v for v in values]
