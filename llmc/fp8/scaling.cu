@@ -67,7 +67,10 @@ static __global__ void fp8_set_current_kernel(Fp8State* states, int first, int c
     Fp8State& state = states[i];
     const float amax = state.amax_now;
     state.amax_now = 0.0f;
-    state.amax = max_float(state.amax, amax);
+    if (is_finite(amax))
+        state.amax = max_float(state.amax, amax);
+    else
+        state.bad = 1;  // what AdamW says of weights that are not finite
     if (!state.bad) set_scale(state, amax, first + i, rule);
 }
 

@@ -41,7 +41,7 @@ Fp8TensorId fp8_tensor(int index);
 //
 // scale = largest / (2^margin * amax), rounded down to a power of two if asked; between FLT_MIN and FLT_MAX; unchanged
 // for an amax of 0 or of a tensor with non-finite values. For tensors [first, first + count); amax_now is cleared and
-// joins amax.
+// joins amax, or marks the tensor as bad if it is not finite.
 void fp8_set_current(Fp8State* states, int first, int count, const Fp8Config& config, stream_t stream);
 // Histories roll and scales follow for every tensor but weights; amax and bad are cleared. Where the loss scale changes
 // by *change (a power of two; nullptr: it does not), the gradients' histories and scales move with it exactly.

@@ -7,6 +7,7 @@ namespace llmc {
 
 constexpr int kThreads = 256;
 constexpr int kPerThread = 8;
+constexpr int kMeasuredGroups = 4;
 
 // AdamWConfig in the arithmetic's own format. The complements are rounded from double: 1 - 0.95f would be off by 2e-7.
 struct AdamWFactors {
@@ -33,24 +34,18 @@ LLMC_DEVICE void store_group(T* p, int valid, const float (&values)[8]) {
     }
 }
 
-template <class Real>
-static __global__ void __launch_bounds__(kThreads)
-    adamw_kernel(float* master, float* m_pointer, float* v_pointer, Real* working, const float* grad, size_t count,
-                 size_t decay_count, AdamWFactors factors, const StepState* state) {
-    const size_t first = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * kPerThread;
-    if (state->skip || first >= count) return;
-    const int valid = count - first < kPerThread ? static_cast<int>(count - first) : kPerThread;
-    const int decayed = decay_count <= first               ? 0
-                        : decay_count - first < kPerThread ? static_cast<int>(decay_count - first)
-                                                           : kPerThread;
-    const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
-    const float correction1 = state->bias_correction1, correction2 = state->bias_correction2;
-
+// One group of eight, from the loads to the stores; returns the bits of the largest magnitude of the new weights,
+// infinity's if one of them is not finite.
+template <class Real, bool kMeasures>
+LLMC_DEVICE uint32_t update_group(float* master, float* m_pointer, float* v_pointer, Real* working, const float* grad,
+                                  int valid, int decayed, const AdamWFactors& factors, const StepState& state) {
+    const float learning_rate = static_cast<float>(state.learning_rate), grad_scale = state.grad_scale;
+    const float correction1 = state.bias_correction1, correction2 = state.bias_correction2;
     float p[8], g[8], m[8], v[8];
-    load_group(master + first, valid, p);
-    load_group(grad + first, valid, g);
-    load_group(m_pointer + first, valid, m);
-    load_group(v_pointer + first, valid, v);
+    load_group(master, valid, p);
+    load_group(grad, valid, g);
+    load_group(m_pointer, valid, m);
+    load_group(v_pointer, valid, v);
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
         const float gradient = g[i] * grad_scale;
@@ -59,15 +54,54 @@ static __global__ void __launch_bounds__(kThreads)
         const float decay = i < decayed ? factors.weight_decay * p[i] : 0.0f;
         p[i] -= learning_rate * (decay + m[i] * correction1 / (sqrtf(v[i] * correction2) + factors.eps));
     }
-    store_group(master + first, valid, p);
-    store_group(m_pointer + first, valid, m);
-    store_group(v_pointer + first, valid, v);
-    if (working) store_group(working + first, valid, p);
+    store_group(master, valid, p);
+    store_group(m_pointer, valid, m);
+    store_group(v_pointer, valid, v);
+    if (working) store_group(working, valid, p);
+    uint32_t amax = 0;
+    if constexpr (kMeasures) {
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const uint32_t magnitude = i < valid ? float_bits(p[i]) & kFloatMagnitudeMask : 0u;
+            amax = magnitude > amax ? magnitude : amax;
+        }
+        amax = amax < kFloatInfinityBits ? amax : kFloatInfinityBits;
+    }
+    return amax;
+}
+
+// A block has kGroups * 2048 elements in a row. What is measured is reduced over the warp, hence several groups a
+// thread there: one atomic for 1024 elements.
+template <class Real, bool kMeasures>
+static __global__ void __launch_bounds__(kThreads)
+    adamw_kernel(float* master, float* m, float* v, Real* working, Fp8State* fp8, const float* grad, size_t count,
+                 size_t decay_count, AdamWFactors factors, const StepState* state) {
+    constexpr int kGroups = kMeasures ? kMeasuredGroups : 1;
+    if (state->skip) return;
+    uint32_t amax = 0;
+    for (int group = 0; group < kGroups; group++) {
+        const size_t first =
+            ((static_cast<size_t>(blockIdx.x) * kGroups + group) * kThreads + threadIdx.x) * kPerThread;
+        if (first >= count) break;
+        const int valid = count - first < kPerThread ? static_cast<int>(count - first) : kPerThread;
+        const int decayed = decay_count <= first               ? 0
+                            : decay_count - first < kPerThread ? static_cast<int>(decay_count - first)
+                                                               : kPerThread;
+        const uint32_t seen =
+            update_group<Real, kMeasures>(master + first, m + first, v + first, working ? working + first : nullptr,
+                                          grad + first, valid, decayed, factors, *state);
+        amax = seen > amax ? seen : amax;
+    }
+    if constexpr (kMeasures) {
+        const float largest = warp_max(float_from_bits(amax));
+        if (threadIdx.x % 32 == 0)
+            atomicMax(reinterpret_cast<int*>(&fp8->amax_now), static_cast<int>(float_bits(largest)));
+    }
 }
 
 template <class Real>
-void adamw_update(float* master, float* m, float* v, Real* working, const float* grad, size_t count, size_t decay_count,
-                  const AdamWConfig& config, const StepState* state, stream_t stream) {
+void adamw_update(float* master, float* m, float* v, Real* working, Fp8State* fp8, const float* grad, size_t count,
+                  size_t decay_count, const AdamWConfig& config, const StepState* state, stream_t stream) {
     if (count == 0) return;
     if (decay_count > count)
         throw Error(ExitCode::failure, strprintf("adamw_update: %zu of %zu parameters to decay", decay_count, count));
@@ -79,16 +113,22 @@ void adamw_update(float* master, float* m, float* v, Real* working, const float*
     const AdamWFactors factors{static_cast<float>(config.beta1), static_cast<float>(1.0 - config.beta1),
                                static_cast<float>(config.beta2), static_cast<float>(1.0 - config.beta2),
                                static_cast<float>(config.eps),   static_cast<float>(config.weight_decay)};
-    const size_t blocks = div_up<size_t>(count, kThreads * kPerThread);
-    launch<adamw_kernel<Real>>(
-        {dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream},
-        {inout(master, count), inout(m, count), inout(v, count), out(working, count), in(grad, count), in(state, 1)},
-        master, m, v, working, grad, count, decay_count, factors, state);
+    const auto run = [&]<auto kernel>(int groups) {
+        const size_t blocks = div_up<size_t>(count, static_cast<size_t>(groups) * kThreads * kPerThread);
+        launch<kernel>({dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream},
+                       {inout(master, count), inout(m, count), inout(v, count), out(working, count), inout(fp8, 1),
+                        in(grad, count), in(state, 1)},
+                       master, m, v, working, fp8, grad, count, decay_count, factors, state);
+    };
+    if (fp8)
+        run.template operator()<adamw_kernel<Real, true>>(kMeasuredGroups);
+    else
+        run.template operator()<adamw_kernel<Real, false>>(1);
 }
 
-template void adamw_update<float>(float*, float*, float*, float*, const float*, size_t, size_t, const AdamWConfig&,
-                                  const StepState*, stream_t);
-template void adamw_update<bf16>(float*, float*, float*, bf16*, const float*, size_t, size_t, const AdamWConfig&,
-                                 const StepState*, stream_t);
+template void adamw_update<float>(float*, float*, float*, float*, Fp8State*, const float*, size_t, size_t,
+                                  const AdamWConfig&, const StepState*, stream_t);
+template void adamw_update<bf16>(float*, float*, float*, bf16*, Fp8State*, const float*, size_t, size_t,
+                                 const AdamWConfig&, const StepState*, stream_t);
 
 }  // namespace llmc

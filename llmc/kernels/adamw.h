@@ -8,6 +8,7 @@
 
 #include "llmc/device/formats.cuh"
 #include "llmc/device/runtime.h"
+#include "llmc/kernels/fp8_state.h"
 
 namespace llmc {
 
@@ -45,12 +46,17 @@ constexpr int32_t kLossSpike = 1, kNormSpike = 2;
 //   v       = beta2 * v + (1 - beta2) * g^2
 //   master -= learning_rate * (weight_decay * master + m * bias_correction1 / (sqrt(v * bias_correction2) + eps))
 //   working = master rounded to Real                                         (if not null)
+//   fp8->amax_now = max(fp8->amax_now, |master|)                             (if not null)
+//
+// `fp8` is the state of the FP8 tensor that these parameters are; its scale then needs no pass of its own over them.
+// The amax is that of quantize_weight()'s pass `measure`, but infinite if a value is not finite.
 //
 // The first decay_count parameters decay, the rest do not. With state->skip set nothing is written. Every tensor must
 // be 16-byte aligned; any count. An element's result does not depend on where in the range it lies, so that the slices
-// of several ranks give the bits of one. Read 16 bytes, written 12 + sizeof(Real) an element; 8 elements a thread.
+// of several ranks give the bits of one. Read 16 bytes an element, written 12 and sizeof(Real) for the working copy; 8
+// elements a thread at a time.
 template <class Real>
-void adamw_update(float* master, float* m, float* v, Real* working, const float* grad, size_t count, size_t decay_count,
-                  const AdamWConfig& config, const StepState* state, stream_t stream);
+void adamw_update(float* master, float* m, float* v, Real* working, Fp8State* fp8, const float* grad, size_t count,
+                  size_t decay_count, const AdamWConfig& config, const StepState* state, stream_t stream);
 
 }  // namespace llmc

@@ -141,9 +141,30 @@ LLMC_DEVICE void add_count(uint64_t* to, uint64_t count) {
 #endif
 }
 
+// Adds a tally to the state: lanes' own tallies of one warp, all of which call this. `elements` is how many values the
+// tensor gains by it, which any one lane may say. One atomic a number and warp, on integers, so that the order of warps
+// does not matter. Counts below 2^24 a warp are exact as floats, which share one reduction.
+LLMC_DEVICE void commit_tally(Fp8State* state, const QuantizeTally& sum, size_t elements, QuantizePass pass) {
+    if (!changes_state(pass)) return;
+    const float amax = warp_max(float_from_bits(sum.amax));
+    float number[3] = {static_cast<float>(sum.nonfinite), static_cast<float>(sum.saturated),
+                       static_cast<float>(sum.underflowed)};
+    warp_sum_each(number);
+    if (counts(pass)) add_count(&state->elements, elements);
+    if ((threadIdx.x & 31) != 0) return;
+    if (pass != QuantizePass::write && amax > 0.0f) {
+        float* target = pass == QuantizePass::measure ? &state->amax_now : &state->amax;
+        atomicMax(reinterpret_cast<int*>(target), static_cast<int>(float_bits(amax)));
+    }
+    if (number[0] > 0.0f) atomicOr(&state->bad, 1u);
+    if (!counts(pass)) return;
+    add_count(&state->nonfinite, static_cast<uint64_t>(number[0]));
+    add_count(&state->saturated, static_cast<uint64_t>(number[1]));
+    add_count(&state->underflowed, static_cast<uint64_t>(number[2]));
+}
+
 // Adds the block's tallies to the state; `tallies` is (blockDim.x) in shared memory, written before the caller's last
-// barrier. One atomic a number and block, on integers, so that the order of blocks does not matter. A block has fewer
-// than 2^24 elements: its counts are exact as floats, which share one reduction.
+// barrier. A block has fewer than 2^24 elements; the first one accounts for the tensor's.
 LLMC_DEVICE void commit_tallies(Fp8State* state, const QuantizeTally* tallies, size_t tensor_elements,
                                 QuantizePass pass) {
     if (!changes_state(pass) || threadIdx.x >= 32) return;
@@ -155,21 +176,7 @@ LLMC_DEVICE void commit_tallies(Fp8State* state, const QuantizeTally* tallies, s
         sum.saturated += other.saturated;
         sum.underflowed += other.underflowed;
     }
-    const float amax = warp_max(float_from_bits(sum.amax));
-    float number[3] = {static_cast<float>(sum.nonfinite), static_cast<float>(sum.saturated),
-                       static_cast<float>(sum.underflowed)};
-    warp_sum_each(number);
-    if (threadIdx.x != 0) return;
-    if (pass != QuantizePass::write && amax > 0.0f) {
-        float* target = pass == QuantizePass::measure ? &state->amax_now : &state->amax;
-        atomicMax(reinterpret_cast<int*>(target), static_cast<int>(float_bits(amax)));
-    }
-    if (number[0] > 0.0f) atomicOr(&state->bad, 1u);
-    if (!counts(pass)) return;
-    add_count(&state->nonfinite, static_cast<uint64_t>(number[0]));
-    add_count(&state->saturated, static_cast<uint64_t>(number[1]));
-    add_count(&state->underflowed, static_cast<uint64_t>(number[2]));
-    if (blockIdx.x == 0) add_count(&state->elements, tensor_elements);
+    commit_tally(state, sum, blockIdx.x == 0 && threadIdx.x == 0 ? tensor_elements : 0, pass);
 }
 
 // ---- rows to columns -----------------------------------------------------------------------------------------------

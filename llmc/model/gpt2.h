@@ -33,7 +33,8 @@ public:
 
     void initialize(uint64_t seed, stream_t stream);
 
-    // To be called whenever the weights have changed: makes the FP8 copies of those that have one.
+    // To be called whenever the weights have changed: makes the FP8 copies of those that have one. Their amaxes come from
+    // the optimizer's update; for weights that were set in another way they are measured here.
     void prepare_weights(stream_t stream);
 
     // A micro-batch of training: forward, loss and gradients. `first` overwrites the gradients and the loss sum, later

@@ -42,7 +42,12 @@ template <class Real>
 void Gpt2<Real>::prepare_weights(stream_t stream) {
     if constexpr (kCanBeFp8<Real>) {
         if (!fp8_) return;
-        quantize_weights(QuantizePass::measure, stream);
+        for (int l = 0; l < config_.layers; l++)
+            for (const BlockLinear linear : kBlockLinearLayers)
+                if (is_fp8(l, linear))
+                    parameters_.keep_in_fp8(block_unit(l), layer_of(linear).weight, fp8_->w(l, linear).state);
+        if (parameters_.to_be_measured()) quantize_weights(QuantizePass::measure, stream);
+        parameters_.set_measured();
         fp8_->set_weight_scales(stream);
         quantize_weights(QuantizePass::write, stream);
     }

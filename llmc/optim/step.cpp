@@ -46,8 +46,12 @@ void Optimizer<Real>::update(const float* loss_sum, const int* bad_flag, stream_
     update_spikes(spikes_, state_, stream);
     for (size_t u = 0; u < units; u++) {
         const auto slice = parameters_.slice(u);
-        adamw_update(slice.master, slice.m, slice.v, slice.working, slice.gradient, slice.count, slice.decay_count,
-                     adamw_, state_, stream);
+        for (const auto& range : parameters_.ranges(u)) {
+            const size_t at = range.begin;
+            Real* working = slice.working && !range.fp8 ? slice.working + at : nullptr;
+            adamw_update(slice.master + at, slice.m + at, slice.v + at, working, range.fp8, slice.gradient + at,
+                         range.count, range.decay_count, adamw_, state_, stream);
+        }
     }
     update_loss_scale(loss_scale_, state_, loss_scale_config_, stream);
 }

@@ -19,6 +19,9 @@ Parameters<Real>::Parameters(const ParameterTable& table, const Comm&) : table_(
     optimizer_.plan(&v_, count);
     gradients_.plan(&gradient_, count);
     if constexpr (!kMasterIsWorking<Real>) weights_.plan(&working_, count);
+    ranges_.resize(table.units().size());
+    for (const Unit& unit : table.units()) fp8_.emplace_back(unit.tensors.size(), nullptr);
+    for (size_t u = 0; u < ranges_.size(); u++) cut_into_ranges(u);
 }
 
 template <class Real>
@@ -63,6 +66,36 @@ typename Parameters<Real>::Slice Parameters<Real>::slice(size_t unit) {
     return {master_ + u.begin, m_ + u.begin, v_ + u.begin, gradient_ + u.begin, working, u.count, u.decay_count};
 }
 
+// Every tensor in FP8 is a range, and so is everything between two of them.
+template <class Real>
+void Parameters<Real>::cut_into_ranges(size_t unit) {
+    const Unit& u = table_.unit(unit);
+    std::vector<Range>& ranges = ranges_[unit];
+    ranges.clear();
+    const auto add = [&](size_t begin, size_t end, Fp8State* fp8) {
+        if (begin == end) return;
+        const size_t decayed = std::clamp(u.decay_count, begin, end) - begin;
+        ranges.push_back({begin, end - begin, decayed, fp8});
+    };
+    size_t at = 0;
+    for (size_t t = 0; t < u.tensors.size(); t++) {
+        if (!fp8_[unit][t]) continue;
+        const size_t begin = u.tensors[t].offset, end = begin + u.tensors[t].count();
+        add(at, begin, nullptr);
+        add(begin, end, fp8_[unit][t]);
+        at = end;
+    }
+    add(at, u.count, nullptr);
+}
+
+template <class Real>
+void Parameters<Real>::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state) {
+    if (fp8_[unit][tensor] == state) return;
+    fp8_[unit][tensor] = state;
+    to_be_measured_ = true;
+    cut_into_ranges(unit);
+}
+
 template <class Real>
 void Parameters<Real>::set_tensor(size_t unit, size_t tensor, const std::vector<float>& values, stream_t stream) {
     const ParameterTensor& info = table_.unit(unit).tensors[tensor];
@@ -71,6 +104,7 @@ void Parameters<Real>::set_tensor(size_t unit, size_t tensor, const std::vector<
                     strprintf("tensor %s has %zu elements, not %zu", info.name.c_str(), info.count(), values.size()));
     float* staging = static_cast<float*>(pinned_malloc(values.size() * sizeof(float)));
     std::copy(values.begin(), values.end(), staging);
+    if (fp8_[unit][tensor]) to_be_measured_ = true;
     const size_t at = flat_index(unit, tensor);
     copy_to_device(master_ + at, staging, values.size() * sizeof(float), stream);
     if constexpr (!kMasterIsWorking<Real>) cast(working_ + at, master_ + at, values.size(), stream);

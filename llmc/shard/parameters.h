@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "llmc/comm/comm.h"
+#include "llmc/kernels/fp8_state.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/table.h"
 
@@ -45,6 +46,19 @@ public:
         size_t decay_count;  // the first so many have weight decay
     };
     Slice slice(size_t unit);
+    // The slice in the ranges that the optimizer updates one after the other, from what keep_in_fp8() has said.
+    struct Range {
+        size_t begin, count, decay_count;  // in the slice
+        Fp8State* fp8;                     // the optimizer measures these weights; nobody reads their working copy
+    };
+    const std::vector<Range>& ranges(size_t unit) const { return ranges_[unit]; }
+
+    // The model reads this tensor in FP8 alone, made from the master weights: from now on the optimizer leaves its
+    // working copy as it is, and raises state->amax_now to the new weights' largest magnitude. To be repeated at will.
+    void keep_in_fp8(size_t unit, size_t tensor, Fp8State* state);
+    // Whether a tensor in FP8 has changed by other hands than the optimizer's, so that it must be measured.
+    bool to_be_measured() const { return to_be_measured_; }
+    void set_measured() { to_be_measured_ = false; }
 
     // Host access for initialisation, import and export; synchronises.
     void set_tensor(size_t unit, size_t tensor, const std::vector<float>& values, stream_t stream);
@@ -53,12 +67,16 @@ public:
 
 private:
     size_t flat_index(size_t unit, size_t tensor) const;
+    void cut_into_ranges(size_t unit);
     std::vector<float> download(const float* from, size_t count, stream_t stream) const;
 
     const ParameterTable& table_;
     Arena weights_{"weights"}, gradients_{"gradients"}, optimizer_{"optimizer state"};
     float *master_ = nullptr, *m_ = nullptr, *v_ = nullptr, *gradient_ = nullptr;
     Real* working_ = nullptr;
+    std::vector<std::vector<Fp8State*>> fp8_;  // by unit and tensor; nullptr: not in FP8
+    std::vector<std::vector<Range>> ranges_;   // by unit
+    bool to_be_measured_ = true;
 };
 
 }  // namespace llmc

@@ -327,6 +327,22 @@ TEST_CASE("fp8_set_current changes its range alone, and no tensor with non-finit
     }
 }
 
+TEST_CASE("an amax that is not finite marks its tensor as bad and changes nothing else") {
+    for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+        Table t(Fp8Config{});
+        t.change([&](Fp8State& s, int i) { s.amax_now = i == 4 ? bad : 0.0f, s.amax = 1.0f; });
+        fp8_set_current(t.states, 0, kTensors, t.config, test_stream());
+        const auto states = t.states.download();
+        for (int i = 0; i < kTensors; i++) {
+            const Fp8State& s = states[static_cast<size_t>(i)];
+            CHECK(s.bad == (i == 4));
+            CHECK(s.amax == 1.0f);
+            CHECK(s.amax_now == 0.0f);
+            CHECK(s.scale == 1.0f);
+        }
+    }
+}
+
 TEST_CASE("fp8_any_bad finds any one tensor") {
     for (const int count : {1, 31, 300}) {
         DeviceArray<int> flag(1);

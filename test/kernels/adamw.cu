@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "llmc/kernels/quantize.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;
@@ -49,8 +50,8 @@ struct Tensors {
         values.resize(values.size() + 16, NAN);
         return values;
     }
-    void update(size_t count, size_t decay_count, size_t offset = 0) {
-        adamw_update<Real>(device_master + offset, device_m + offset, device_v + offset, working + offset,
+    void update(size_t count, size_t decay_count, size_t offset = 0, Fp8State* fp8 = nullptr) {
+        adamw_update<Real>(device_master + offset, device_m + offset, device_v + offset, working + offset, fp8,
                            device_grad + offset, count, decay_count, kConfig, state, test_stream());
     }
 };
@@ -144,9 +145,67 @@ TEST_CASE("adamw_update needs no working copy, and refuses misaligned tensors") 
     const size_t n = 100;
     Tensors<float> with(n), without(n);
     with.update(n, 50);
-    adamw_update<float>(without.device_master, without.device_m, without.device_v, nullptr, without.device_grad, n, 50,
-                        kConfig, without.state, test_stream());
+    adamw_update<float>(without.device_master, without.device_m, without.device_v, nullptr, nullptr,
+                        without.device_grad, n, 50, kConfig, without.state, test_stream());
     CHECK(same_bits(first(with.device_master.download(), n), first(without.device_master.download(), n)));
     CHECK_THROWS_AS(with.update(8, 0, 1), Error);
     CHECK_THROWS_AS(with.update(8, 9), Error);
+}
+
+TEST_CASE("the largest new weight is measured, whoever holds it, and nothing else changes") {
+    for (const size_t n : {size_t{1}, size_t{33}, size_t{1024}, size_t{8192}, size_t{8200}, size_t{20001}}) {
+        CAPTURE(n);
+        Tensors<bf16> plain(n), measured(n);
+        for (const size_t largest : {size_t{0}, n / 2, n - 1}) {
+            auto master = plain.master;
+            master[largest] = -5.0f - static_cast<float>(n);
+            for (Tensors<bf16>* t : {&plain, &measured}) t->device_master.upload(Tensors<bf16>::padded(master));
+            Fp8State before{};
+            before.scale = 3.0f, before.amax = 0.5f, before.amax_now = 0.25f, before.elements = 7;
+            DeviceArray<Fp8State> fp8(std::vector<Fp8State>{before});
+            plain.update(n, n / 2);
+            measured.update(n, n / 2, 0, fp8);
+            const auto after = first(measured.device_master.download(), n);
+            CHECK(same_bits(after, first(plain.device_master.download(), n)));
+            CHECK(same_bits(first(measured.device_v.download(), n), first(plain.device_v.download(), n)));
+            before.amax_now = std::fabs(after[largest]);
+            CHECK(same_bits(fp8.download(), std::vector<Fp8State>{before}));
+        }
+    }
+}
+
+#if LLMC_ENABLE_FP8
+TEST_CASE("the amax is that of the pass that measures weights, bit for bit") {
+    const int R = 48, C = 144;
+    Tensors<bf16> t(static_cast<size_t>(R * C));
+    DeviceArray<Fp8State> states(std::vector<Fp8State>(2));
+    for (int step = 0; step < 3; step++) {
+        t.update(static_cast<size_t>(R * C), 1000, 0, states.get());
+        quantize_weight({nullptr, nullptr, states + 1}, t.device_master, R, C, QuantizePass::measure, test_stream());
+        const auto after = states.download();
+        CHECK(after[0].amax_now > 0);
+        CHECK(same_bits(std::vector<Fp8State>{after[0]}, {after[1]}));
+        states.upload(std::vector<Fp8State>(2));
+    }
+}
+#endif
+
+TEST_CASE("a weight that is not finite makes the amax infinite; a skipped step does not measure") {
+    const size_t n = 3000;
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+        Tensors<bf16> t(n);
+        auto master = t.master;
+        master[2077] = bad;
+        t.device_master.upload(Tensors<bf16>::padded(master));
+        DeviceArray<Fp8State> fp8(std::vector<Fp8State>(1));
+        t.update(n, n, 0, fp8);
+        CHECK(fp8.download()[0].amax_now == INFINITY);
+
+        StepState state = example_state();
+        state.skip = 1;
+        t.state.upload({state});
+        fp8.upload(std::vector<Fp8State>(1));
+        t.update(n, n, 0, fp8);
+        CHECK(fp8.download()[0].amax_now == 0.0f);
+    }
 }

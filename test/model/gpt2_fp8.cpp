@@ -178,6 +178,46 @@ TEST_CASE("gpt2 fp8: evaluation leaves no trace in scales, histories and counter
     }
 }
 
+TEST_CASE("gpt2 fp8: weight scales come from the optimizer's update and are those of a measuring pass") {
+    Fp8Training updated(recipe(Fp8Recipe::delayed), "off"), measured(recipe(Fp8Recipe::delayed), "off");
+    for (int i = 0; i < 4; i++) {
+        updated.step(i);
+        measured.step(i);
+        // The same weights, set by hand: they have to be measured again.
+        for (size_t u = 0; u < measured.test.table.units().size(); u++)
+            for (size_t t = 0; t < measured.test.table.unit(u).tensors.size(); t++)
+                measured.test.parameters.set_tensor(u, t, measured.test.parameters.get_tensor(u, t, test_stream()),
+                                                    test_stream());
+        REQUIRE(measured.test.parameters.to_be_measured());
+        REQUIRE(!updated.test.parameters.to_be_measured());
+        measured.test.model.prepare_weights(measured.test.stream);
+        const auto a = updated.states(), b = measured.states();
+        for (size_t k = 0; k < a.size(); k++) {
+            CHECK(a[k].scale == b[k].scale);
+            CHECK(a[k].scale_inv == b[k].scale_inv);
+            if (fp8_tensor(static_cast<int>(k)).role == Fp8Role::w) CHECK(a[k].scale != 1.0f);
+        }
+    }
+    CHECK(same_bits(updated.weights(), measured.weights()));
+}
+
+TEST_CASE("gpt2 fp8: the BF16 copies of weights in FP8 are neither read nor written by a step") {
+    Fp8Training run(recipe(Fp8Recipe::delayed), "off"), untouched(recipe(Fp8Recipe::delayed), "off");
+    const size_t unit = block_unit(1);
+    for (size_t tensor = BlockTensor::qkv_weight; tensor <= BlockTensor::fc_proj_weight; tensor++)
+        set_bytes(const_cast<bf16*>(run.test.parameters.weight(unit, tensor)), 0xFF,
+                  run.test.table.unit(unit).tensors[tensor].count() * sizeof(bf16), run.test.stream);
+    for (int i = 0; i < 3; i++) {
+        run.step(i);
+        untouched.step(i);
+    }
+    CHECK(same_bits(run.weights(), untouched.weights()));
+    for (size_t tensor = BlockTensor::qkv_weight; tensor <= BlockTensor::ln1_bias; tensor++) {
+        const uint16_t bits = run.test.read(run.test.parameters.weight(unit, tensor)).bits;
+        CHECK((bits == 0xFFFF) == (tensor <= BlockTensor::fc_proj_weight));
+    }
+}
+
 TEST_CASE("gpt2 fp8: a non-finite activation skips the step, leaves weights alone, and the next step is fine") {
     for (const float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
                             std::numeric_limits<float>::quiet_NaN()}) {
