@@ -6,18 +6,27 @@ comma := ,
 # ---- options -------------------------------------------------------------------------------------------------------
 PRECISION ?= AUTO      # default of --precision: AUTO, FP32 or BF16 (BF16 also leaves FP8 code out)
 SANITIZE  ?=           # host build: address (with undefined) or thread
-USE_MPI   ?= 0
-USE_NCCL  ?= 0
+USE_MPI   ?= $(if $(MPICXX),1,0)        # several processes: 1 where there is an mpicxx
+USE_NCCL  ?= $(if $(NCCL_INCLUDE),1,0)  # several GPUs at full speed, CUDA build: 1 where there is an nccl.h
 MARCH     ?= native    # host build: -march
-PRECISION := $(strip $(PRECISION))
-SANITIZE  := $(strip $(SANITIZE))
-MARCH     := $(strip $(MARCH))
 
 CUDA_HOME ?= $(firstword $(wildcard $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)) /usr/local/cuda))
 NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc))
 # The GPU found here, else sm_90a. GPU_ARCH takes sm_80, sm_89, sm_90a, sm_100, sm_120.
 FOUND_CC  := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d '. ')
 GPU_ARCH  ?= $(if $(FOUND_CC),sm_$(FOUND_CC:90=90a),sm_90a)
+MPICXX    ?= $(shell command -v mpicxx 2>/dev/null)
+# The headers alone: the library is looked for when the program runs. .venv: scripts/setup.sh puts them there.
+NCCL_HOME ?=
+NCCL_INCLUDE := $(patsubst %/nccl.h,%,$(firstword $(wildcard $(addsuffix /nccl.h,$(NCCL_HOME)/include \
+    $(CUDA_HOME)/include /usr/include /usr/local/include .venv/lib/python3*/site-packages/nvidia/nccl/include))))
+
+# Lines with a comment at their end carry its spaces.
+PRECISION := $(strip $(PRECISION))
+SANITIZE  := $(strip $(SANITIZE))
+MARCH     := $(strip $(MARCH))
+USE_MPI   := $(strip $(USE_MPI))
+USE_NCCL  := $(strip $(USE_NCCL))
 
 ifneq ($(filter-out AUTO FP32 BF16,$(PRECISION)),)
 $(error PRECISION=$(PRECISION): expected AUTO, FP32 or BF16)
@@ -25,15 +34,26 @@ endif
 ifneq ($(filter-out address thread,$(SANITIZE)),)
 $(error SANITIZE=$(SANITIZE): expected address or thread)
 endif
+ifneq ($(filter-out 0 1,$(USE_MPI) $(USE_NCCL)),)
+$(error USE_MPI=$(USE_MPI) USE_NCCL=$(USE_NCCL): expected 0 or 1)
+endif
+ifeq ($(USE_MPI)$(MPICXX),1)
+$(error USE_MPI=1 needs mpicxx in PATH: install Open MPI (libopenmpi-dev, openmpi-bin) or MPICH; scripts/setup.sh does)
+endif
 
 # ---- configurations ------------------------------------------------------------------------------------------------
-SUFFIX   := $(if $(filter-out AUTO,$(PRECISION)),-$(PRECISION))$(if $(filter 1,$(USE_MPI)),-mpi)$(if $(filter 1,$(USE_NCCL)),-nccl)
+SUFFIX   := $(if $(filter-out AUTO,$(PRECISION)),-$(PRECISION))$(if $(filter 0,$(USE_MPI)),-nompi)
 CPU_DIR  := build/cpu-$(MARCH)$(if $(SANITIZE),-$(SANITIZE))$(SUFFIX)
-CUDA_DIR := build/cuda-$(GPU_ARCH)$(SUFFIX)
+CUDA_DIR := build/cuda-$(GPU_ARCH)$(SUFFIX)$(if $(filter 0,$(USE_NCCL)),-nonccl)
 
 VERSION  := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 DEFINES  := $(if $(filter FP32,$(PRECISION)),-DLLMC_DEFAULT_PRECISION='"fp32"') \
             $(if $(filter BF16,$(PRECISION)),-DLLMC_DEFAULT_PRECISION='"bf16"' -DLLMC_ENABLE_FP8=0)
+# What the MPI compiler would say, without its C++ bindings. One file includes mpi.h.
+MPI_FLAGS := $(if $(filter 1,$(USE_MPI)),$(shell $(MPICXX) -show 2>/dev/null))
+MPI_COMPILE := $(if $(filter 1,$(USE_MPI)),-DLLMC_USE_MPI=1) $(filter -I% -D%,$(MPI_FLAGS))
+MPI_LIBS  := $(filter-out -lmpi_cxx -lmpicxx -lmpichcxx,$(filter -L% -l% -Wl$(comma)%,$(MPI_FLAGS)))
+NCCL_COMPILE := $(if $(filter 1,$(USE_NCCL)),-DLLMC_USE_NCCL=1 -I$(NCCL_INCLUDE))
 WARNINGS := -Wall -Wextra -Wno-restrict  # -Wrestrict: false alarms of g++ 12 on std::string
 # No -ffast-math: it would break NaN poison and the rounding tricks. -fno-math-errno lets sqrt vectorise.
 COMMON   := -std=c++20 -I. $(DEFINES)
@@ -53,8 +73,8 @@ NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 -gencode arch=$(GPU_ARCH:sm_%=compute_%
 
 # One thread pool in the process: the OpenMP build of OpenBLAS. Its pthread build would fight with libgomp for the cores.
 BLAS_DIR := $(firstword $(wildcard /usr/lib/*/openblas-openmp))
-LIBS_CPU := $(if $(BLAS_DIR),-L$(BLAS_DIR) -Wl$(comma)-rpath$(comma)$(BLAS_DIR)) -lopenblas -fopenmp -lpthread
-LIBS_CUDA := -L$(CUDA_HOME)/lib64 -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64 -lcublasLt -lcublas -lgomp -lpthread
+LIBS_CPU := $(if $(BLAS_DIR),-L$(BLAS_DIR) -Wl$(comma)-rpath$(comma)$(BLAS_DIR)) -lopenblas -fopenmp -lpthread $(MPI_LIBS)
+LIBS_CUDA := -L$(CUDA_HOME)/lib64 -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64 -lcublasLt -lcublas -lgomp -lpthread -ldl $(subst -Wl$(comma),-Xlinker ,$(MPI_LIBS))
 
 # ---- sources -------------------------------------------------------------------------------------------------------
 LLMC      := $(wildcard llmc/*/*.cpp llmc/*/*.cu)
@@ -67,9 +87,12 @@ CPU_OBJECTS       := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(LLMC) $(HOST_ONLY)
 CPU_TEST_OBJECTS  := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(TESTS) $(TESTS_HOST_ONLY)))
 CUDA_OBJECTS      := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(LLMC)))
 CUDA_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(TESTS)))
+RANK_TESTS := $(wildcard test/comm/ranks/*.cpp)
+CPU_RANK_TEST_OBJECTS  := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(RANK_TESTS)))
+CUDA_RANK_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(RANK_TESTS)))
 
 # ---- targets -------------------------------------------------------------------------------------------------------
-.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu test soak mutation bench-cpu clean
+.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu test-ranks test-ranks-binary test-ranks-gpu test soak mutation bench-cpu clean
 .DELETE_ON_ERROR:
 
 all: train_gpt_cpu $(if $(NVCC),train_gpt)
@@ -83,11 +106,12 @@ help:
 	@echo "make train_gpt_cpu   the same program on the host device; needs no CUDA toolkit"
 	@echo "make test            everything that needs no GPU (scripts/test.sh); make soak: what takes long"
 	@echo "make test-cpu        the test binary for the host device; SANITIZE=address or thread"
-	@echo "make test-gpu        the test binary for a GPU"
+	@echo "make test-gpu        the test binary for a GPU; make test-ranks-gpu: that of several processes"
+	@echo "make test-ranks      several processes: collectives, launches, lost ranks (needs mpirun)"
 	@echo "make mutation        drops every barrier and wait in the kernels in turn and reports which losses go unseen"
 	@echo "make bench-cpu       what the host device costs, kernel by kernel"
 	@echo "make clean"
-	@echo "Options: PRECISION=AUTO|FP32|BF16  GPU_ARCH=sm_80|sm_89|sm_90a|sm_100|sm_120  MARCH=native  USE_MPI=0  USE_NCCL=0"
+	@echo "Options: PRECISION=AUTO|FP32|BF16  GPU_ARCH=sm_80|sm_89|sm_90a|sm_100|sm_120  MARCH=native  USE_MPI=0|1  USE_NCCL=0|1"
 
 train_gpt: $(CUDA_DIR)/train_gpt
 	@cp -f $< $@
@@ -95,6 +119,10 @@ train_gpt_cpu: $(CPU_DIR)/train_gpt_cpu
 	@cp -f $< $@
 test-cpu: $(CPU_DIR)/test_cpu
 test-gpu: $(CUDA_DIR)/test_gpu
+test-ranks-binary: $(CPU_DIR)/test_ranks
+test-ranks-gpu: $(CUDA_DIR)/test_ranks
+test-ranks: $(CPU_DIR)/test_ranks
+	TEST_RANKS=$(CPU_DIR)/test_ranks python3 test/end_to_end/test_ranks.py
 test:
 	./scripts/test.sh
 soak:
@@ -109,6 +137,11 @@ $(CPU_DIR)/train_gpt_cpu: $(CPU_OBJECTS) $(CPU_DIR)/train_gpt.cu.o
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
 $(CPU_DIR)/test_cpu: $(CPU_OBJECTS) $(CPU_TEST_OBJECTS)
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
+# Several processes of this one test each other: test/comm/ranks/.
+$(CPU_DIR)/test_ranks: $(CPU_OBJECTS) $(CPU_RANK_TEST_OBJECTS)
+	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
+$(CUDA_DIR)/test_ranks: $(CUDA_OBJECTS) $(CUDA_RANK_TEST_OBJECTS)
+	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
 $(CPU_DIR)/bench_cpu: $(CPU_DIR)/dev/bench_cpu.cu.o
 $(CPU_DIR)/bench_step: $(CPU_DIR)/dev/bench_step.cpp.o
 $(CPU_DIR)/bench_cpu $(CPU_DIR)/bench_step: $(CPU_OBJECTS)
@@ -118,6 +151,9 @@ $(CUDA_DIR)/train_gpt: $(CUDA_OBJECTS) $(CUDA_DIR)/train_gpt.cu.o
 $(CUDA_DIR)/test_gpu: $(CUDA_OBJECTS) $(CUDA_TEST_OBJECTS)
 	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
 
+$(CPU_DIR)/llmc/comm/transport_mpi.cpp.o: CXXFLAGS_CPU += $(MPI_COMPILE)
+$(CUDA_DIR)/llmc/comm/transport_mpi.cpp.o: CXXFLAGS_CUDA += $(MPI_COMPILE)
+$(CUDA_DIR)/llmc/comm/nccl_backend.cpp.o: CXXFLAGS_CUDA += $(NCCL_COMPILE)
 $(CPU_DIR)/%.cpp.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_CPU) -c $< -o $@
@@ -137,5 +173,5 @@ $(CUDA_DIR)/%.cu.o: %.cu Makefile
 clean:
 	rm -rf build train_gpt train_gpt_cpu
 
--include $(CPU_OBJECTS:.o=.d) $(CPU_TEST_OBJECTS:.o=.d) $(CPU_DIR)/train_gpt.cu.d $(CPU_DIR)/dev/bench_cpu.cu.d $(CPU_DIR)/dev/bench_step.cpp.d
--include $(CUDA_OBJECTS:.o=.d) $(CUDA_TEST_OBJECTS:.o=.d) $(CUDA_DIR)/train_gpt.cu.d
+-include $(CPU_OBJECTS:.o=.d) $(CPU_TEST_OBJECTS:.o=.d) $(CPU_RANK_TEST_OBJECTS:.o=.d) $(CPU_DIR)/train_gpt.cu.d $(CPU_DIR)/dev/bench_cpu.cu.d $(CPU_DIR)/dev/bench_step.cpp.d
+-include $(CUDA_OBJECTS:.o=.d) $(CUDA_TEST_OBJECTS:.o=.d) $(CUDA_RANK_TEST_OBJECTS:.o=.d) $(CUDA_DIR)/train_gpt.cu.d

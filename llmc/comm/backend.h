@@ -1,0 +1,88 @@
+// What lies under a Comm. A Transport moves host memory between processes (MPI, TCP); a Backend runs collectives on
+// device memory, ordered by a stream. Virtual functions serve as the function table that is chosen at run time.
+#pragma once
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "llmc/comm/comm.h"
+
+namespace llmc {
+
+// Collectives on host memory. Blocking; called from the main thread alone, except lost_peer().
+class Transport {
+public:
+    virtual ~Transport() = default;
+    virtual const char* name() const = 0;
+    virtual int rank() const = 0;
+    virtual int world() const = 0;
+    virtual void all_gather(void* out, const void* in, size_t bytes) = 0;  // in place where in == out + rank * bytes
+    virtual void all_to_all(void* out, const void* in, size_t bytes) = 0;
+    virtual void broadcast(void* data, size_t bytes, int root) = 0;
+    virtual void barrier() = 0;
+    virtual std::shared_ptr<Transport> split(int color) = 0;
+    virtual std::string lost_peer() { return {}; }  // any thread: a rank whose connection broke, in words
+    virtual void finish() = 0;
+};
+
+// world > 1; sizes > 0. `what` is the collective that this one is a part of, for the log.
+enum class ElementType { f32, i32, u32, u64 };
+class Backend {
+public:
+    virtual ~Backend() = default;
+    virtual const char* name() const = 0;
+    virtual void all_gather(void* out, const void* in, size_t bytes, const char* what, stream_t stream) = 0;
+    virtual void all_to_all(void* out, const void* in, size_t bytes, const char* what, stream_t stream) = 0;
+    virtual void broadcast(void* data, size_t bytes, int root, stream_t stream) = 0;
+    // Reductions in an order that the library chooses, where it has them.
+    virtual bool reduces() const { return false; }
+    virtual void reduce_scatter(float*, const float*, size_t, stream_t) {}
+    virtual void all_reduce(void*, size_t, ElementType, ReduceOp, stream_t) {}
+    virtual void begin_group() {}
+    virtual void end_group() {}
+    virtual std::string failure() { return {}; }  // any thread
+};
+
+// Runs host functions on device memory, in the order of a stream and of their own submission. On the host device the
+// memory itself, as work of the stream; on CUDA copies in pinned memory, while the calling thread waits.
+class HostExchange {
+public:
+    HostExchange();
+    ~HostExchange();
+    HostExchange(const HostExchange&) = delete;
+    HostExchange& operator=(const HostExchange&) = delete;
+
+    // work(out, in) reads `in` (in_bytes) and writes `out` (out_bytes) completely.
+    using Work = std::function<void(void* out, const void* in)>;
+    void run(const char* name, void* out, size_t out_bytes, const void* in, size_t in_bytes, stream_t stream,
+             Work work);
+    // Everything submitted so far has run.
+    void drain();
+
+private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+// Collectives of device memory by a transport. `log` notes when they run.
+std::unique_ptr<Backend> make_host_backend(std::shared_ptr<Transport> transport, std::shared_ptr<HostExchange> exchange,
+                                           std::shared_ptr<OperationLog> log, std::string group);
+
+// MPI and NCCL, where the build has them; without, both throw Error(bad_flags) and say how to get it. One call of MPI
+// moves at most `largest_message` bytes a rank.
+bool built_with_mpi();
+bool built_with_nccl();
+std::shared_ptr<Transport> make_mpi_transport(size_t largest_message);
+// `control` creates it; the open device is its GPU.
+std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<OperationLog> log, std::string group);
+std::string gpu_identity();  // of the open device, unique in its machine
+
+struct TcpAddress {
+    std::string host;
+    int port = 0;
+};
+// Rank 0 listens at address.port, the others connect to it; for at most `timeout` seconds.
+std::shared_ptr<Transport> make_tcp_transport(int rank, int world, const TcpAddress& address, double timeout);
+
+}  // namespace llmc

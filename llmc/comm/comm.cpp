@@ -1,0 +1,437 @@
+// Comm: what is the same for all back-ends. Reductions that a back-end does not have, or that must not depend on its
+// algorithm, are an exchange of pieces and a sum in rank order (rank_reduce.h).
+#include "llmc/comm/comm.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <type_traits>
+#include <utility>
+
+#include "llmc/comm/backend.h"
+#include "llmc/comm/rank_reduce.h"
+#include "llmc/kernels/elementwise.h"
+
+namespace llmc {
+
+struct Comm::State {
+    int rank = 0, world = 1;
+    int local_rank = 0, local_world = 1;
+    std::vector<std::string> hosts;  // by rank
+    std::string group = "world";
+    const char* planned = nullptr;  // the back-end planned for; its collectives throw
+    bool nccl = false;              // attach_device() is to create it
+    ReduceOrder order = ReduceOrder::any;
+    std::shared_ptr<OperationLog> log = std::make_shared<OperationLog>();
+    std::shared_ptr<HostExchange> exchange;     // shared by all communicators of the process
+    std::shared_ptr<Transport> transport;       // nullptr: one rank
+    std::shared_ptr<Backend> backend;           // nullptr: one rank, or NCCL before attach_device()
+    std::vector<std::shared_ptr<State>> parts;  // split off before attach_device()
+    int group_depth = 0;
+    Traffic traffic;
+
+    size_t others() const { return static_cast<size_t>(world - 1); }
+    Backend& device() const {
+        if (planned) throw Error(ExitCode::failure, "a planned communicator cannot communicate");
+        if (!backend) throw Error(ExitCode::failure, "attach_device() has to come before the first device collective");
+        return *backend;
+    }
+    Transport& control() const {
+        if (!transport) throw Error(ExitCode::failure, "a planned communicator cannot communicate");
+        return *transport;
+    }
+    bool library_reduces() const {
+        return order == ReduceOrder::any && (planned ? std::strcmp(planned, "nccl") == 0 : device().reduces());
+    }
+    void count(Traffic::Count& entry, size_t bytes) const {
+        entry.calls++;
+        entry.bytes += bytes;
+    }
+    void refuse_group(const char* what) const {
+        if (group_depth) throw Error(ExitCode::failure, strprintf("%s cannot be part of a Group", what));
+    }
+    // A collective of host memory: after everything submitted so far, as on every other rank.
+    template <class Function>
+    void on_host(const char* what, size_t sent, Function function) const {
+        Transport& transport_ref = control();
+        exchange->drain();
+        const uint64_t sequence = log->begin(what, group, sent);
+        function(transport_ref);
+        log->end(sequence);
+    }
+    void attach() {
+        if (nccl && !backend && world > 1) backend = make_nccl_backend(control(), log, group);
+        for (const auto& part : parts) part->attach();
+    }
+};
+
+namespace {
+
+std::string host_name() {
+    char name[256] = "";
+    gethostname(name, sizeof name - 1);
+    return name;
+}
+
+size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+}  // namespace
+
+// ---- making one ----------------------------------------------------------------------------------------------------
+
+Comm Comm::self() {
+    auto state = std::make_shared<State>();
+    state->hosts = {host_name()};
+    return Comm(state);
+}
+
+Comm Comm::planned(int world, const std::string& backend, ReduceOrder order) {
+    Comm comm = self();
+    if (world > 1) {
+        comm.state_->world = comm.state_->local_world = world;
+        comm.state_->planned = backend == "nccl" ? "nccl" : "mpi";
+        comm.state_->hosts.resize(static_cast<size_t>(world), "planned");
+    }
+    comm.state_->order = order;
+    return comm;
+}
+
+// Who shares a machine with whom. The boot id tells apart machines whose names are alike, as containers' often are.
+static void exchange_hosts(Transport& transport, int& local_rank, int& local_world, std::vector<std::string>& hosts) {
+    struct Identity {
+        char host[256];
+        char boot[64];
+    };
+    Identity mine = {};
+    std::snprintf(mine.host, sizeof mine.host, "%s", host_name().c_str());
+    if (std::FILE* f = std::fopen("/proc/sys/kernel/random/boot_id", "r")) {
+        if (!std::fgets(mine.boot, sizeof mine.boot, f)) mine.boot[0] = 0;
+        std::fclose(f);
+    }
+    std::vector<Identity> all(static_cast<size_t>(transport.world()));
+    transport.all_gather(all.data(), &mine, sizeof mine);
+    local_rank = local_world = 0;
+    for (int r = 0; r < transport.world(); r++) {
+        const Identity& other = all[static_cast<size_t>(r)];
+        hosts.emplace_back(other.host);
+        if (std::strcmp(other.host, mine.host) != 0 || std::strcmp(other.boot, mine.boot) != 0) continue;
+        local_world++;
+        if (r < transport.rank()) local_rank++;
+    }
+}
+
+Comm connect_transport(std::shared_ptr<Transport> transport, bool nccl, ReduceOrder order) {
+    auto state = std::make_shared<Comm::State>();
+    state->rank = transport->rank();
+    state->world = transport->world();
+    exchange_hosts(*transport, state->local_rank, state->local_world, state->hosts);
+    state->order = order;
+    state->nccl = nccl;
+    state->exchange = std::make_shared<HostExchange>();
+    state->transport = std::move(transport);
+    if (!nccl) state->backend = make_host_backend(state->transport, state->exchange, state->log, state->group);
+    return Comm(state);
+}
+
+Comm Comm::split(int color, const std::string& label) const {
+    const State& s = *state_;
+    auto part = std::make_shared<State>();
+    part->group = label;
+    part->order = s.order;
+    part->log = s.log;
+    part->hosts = {s.hosts[static_cast<size_t>(s.rank)]};
+    if (!s.transport) {
+        if (s.planned) throw Error(ExitCode::failure, "a planned communicator cannot be split by color");
+        return Comm(part);
+    }
+    s.on_host("split", 0, [&](Transport& transport) { part->transport = transport.split(color); });
+    part->rank = part->transport->rank();
+    part->world = part->transport->world();
+    part->nccl = s.nccl;
+    part->exchange = s.exchange;
+    part->hosts.clear();
+    exchange_hosts(*part->transport, part->local_rank, part->local_world, part->hosts);
+    if (!s.nccl)
+        part->backend = make_host_backend(part->transport, part->exchange, part->log, label);
+    else if (s.backend)
+        part->attach();
+    else
+        state_->parts.push_back(part);
+    return Comm(part);
+}
+
+static void require_division(int world, int n) {
+    if (n < 1 || world % n != 0)
+        throw Error(
+            ExitCode::bad_flags,
+            strprintf("%d ranks cannot be divided into groups of %d; the size of a group must divide the number "
+                      "of ranks",
+                      world, n));
+}
+
+Comm Comm::neighbours(int n) const {
+    require_division(world(), n);
+    if (state_->planned) return planned(n, state_->planned, state_->order);
+    return split(rank() / n, strprintf("neighbours of %d", n));
+}
+Comm Comm::counterparts(int n) const {
+    require_division(world(), n);
+    if (state_->planned) return planned(world() / n, state_->planned, state_->order);
+    return split(rank() % n, strprintf("counterparts %d apart", n));
+}
+
+// ---- who -----------------------------------------------------------------------------------------------------------
+
+int Comm::rank() const { return state_->rank; }
+int Comm::world() const { return state_->world; }
+int Comm::local_rank() const { return state_->local_rank; }
+int Comm::local_world() const { return state_->local_world; }
+const std::string& Comm::host(int rank) const { return state_->hosts.at(static_cast<size_t>(rank)); }
+ReduceOrder Comm::reduce_order() const { return state_->order; }
+const Traffic& Comm::traffic() const { return state_->traffic; }
+void Comm::reset_traffic() const { state_->traffic = {}; }
+OperationLog& Comm::log() const { return *state_->log; }
+
+const char* Comm::name() const {
+    if (state_->planned) return state_->planned;
+    if (state_->nccl) return "nccl";
+    return state_->transport ? state_->transport->name() : "self";
+}
+
+// ---- device collectives --------------------------------------------------------------------------------------------
+
+void Comm::all_gather(void* out, const void* in, size_t bytes, stream_t stream) const {
+    State& s = *state_;
+    s.count(s.traffic.all_gather, s.others() * bytes);
+    if (bytes == 0) return;
+    if (s.world == 1) {
+        if (out != in) copy_on_device(out, in, bytes, stream);
+        return;
+    }
+    s.device().all_gather(out, in, bytes, "all_gather", stream);
+}
+
+void Comm::all_to_all(void* out, const void* in, size_t bytes, stream_t stream) const {
+    State& s = *state_;
+    if (out == in && bytes) throw Error(ExitCode::failure, "all_to_all cannot work in place");
+    s.count(s.traffic.all_to_all, s.others() * bytes);
+    if (bytes == 0) return;
+    if (s.world == 1)
+        copy_on_device(out, in, bytes, stream);
+    else
+        s.device().all_to_all(out, in, bytes, "all_to_all", stream);
+}
+
+void Comm::broadcast(void* data, size_t bytes, int root, stream_t stream) const {
+    State& s = *state_;
+    if (root < 0 || root >= s.world)
+        throw Error(ExitCode::failure, strprintf("broadcast from rank %d of %d ranks", root, s.world));
+    s.count(s.traffic.broadcast, s.rank == root ? s.others() * bytes : 0);
+    if (bytes && s.world > 1) s.device().broadcast(data, bytes, root, stream);
+}
+
+size_t Comm::reduce_scatter_workspace(size_t count, Wire wire) const {
+    const State& s = *state_;
+    if (s.world == 1 || count == 0) return 0;
+    const size_t values = count * static_cast<size_t>(s.world);
+    if (wire == Wire::bf16) return 2 * aligned(values * sizeof(bf16));  // as sent, as received
+    return s.library_reduces() ? 0 : aligned(values * sizeof(float));
+}
+
+void Comm::reduce_scatter(float* out, const float* in, size_t count, Wire wire, void* workspace,
+                          stream_t stream) const {
+    State& s = *state_;
+    const size_t element = wire == Wire::bf16 ? sizeof(bf16) : sizeof(float);
+    s.count(s.traffic.reduce_scatter, s.others() * count * element);
+    if (count == 0) return;
+    if (s.world == 1) {
+        if (out != in) copy_on_device(out, in, count * sizeof(float), stream);
+        return;
+    }
+    if (wire == Wire::fp32 && s.library_reduces()) return s.device().reduce_scatter(out, in, count, stream);
+    s.refuse_group("a reduction in rank order");
+    if (!workspace) throw Error(ExitCode::failure, "reduce_scatter needs its workspace");
+    if (wire == Wire::fp32) {
+        float* pieces = static_cast<float*>(workspace);
+        s.device().all_to_all(pieces, in, count * element, "reduce_scatter", stream);
+        sum_pieces(out, pieces, s.world, count, stream);
+        return;
+    }
+    const size_t values = count * static_cast<size_t>(s.world);
+    bf16* sent = static_cast<bf16*>(workspace);
+    bf16* pieces = sent + aligned(values * sizeof(bf16)) / sizeof(bf16);
+    cast<bf16, float>(sent, in, values, stream);
+    s.device().all_to_all(pieces, sent, count * element, "reduce_scatter", stream);
+    sum_pieces(out, pieces, s.world, count, stream);
+}
+
+template <class T>
+static constexpr ElementType element_type() {
+    if constexpr (std::is_same_v<T, float>) return ElementType::f32;
+    if constexpr (std::is_same_v<T, int32_t>) return ElementType::i32;
+    if constexpr (std::is_same_v<T, uint32_t>) return ElementType::u32;
+    if constexpr (std::is_same_v<T, uint64_t>) return ElementType::u64;
+}
+
+template <class T>
+size_t Comm::all_reduce_workspace(size_t count) const {
+    const State& s = *state_;
+    return s.world == 1 || s.library_reduces() ? 0 : aligned(count * static_cast<size_t>(s.world) * sizeof(T));
+}
+
+template <class T>
+void Comm::all_reduce(T* data, size_t count, ReduceOp op, void* workspace, stream_t stream) const {
+    State& s = *state_;
+    const size_t bytes = count * sizeof(T);
+    const bool library = s.world > 1 && s.library_reduces();
+    s.count(s.traffic.all_reduce, library ? 2 * bytes * s.others() / static_cast<size_t>(s.world) : s.others() * bytes);
+    if (count == 0 || s.world == 1) return;
+    if (library) return s.device().all_reduce(data, count, element_type<T>(), op, stream);
+    s.refuse_group("a reduction in rank order");
+    if (!workspace) throw Error(ExitCode::failure, "all_reduce needs its workspace");
+    T* pieces = static_cast<T*>(workspace);
+    s.device().all_gather(pieces, data, bytes, "all_reduce", stream);
+    reduce_pieces(data, pieces, s.world, count, op, stream);
+}
+
+template size_t Comm::all_reduce_workspace<float>(size_t) const;
+template size_t Comm::all_reduce_workspace<int32_t>(size_t) const;
+template size_t Comm::all_reduce_workspace<uint32_t>(size_t) const;
+template size_t Comm::all_reduce_workspace<uint64_t>(size_t) const;
+template void Comm::all_reduce<float>(float*, size_t, ReduceOp, void*, stream_t) const;
+template void Comm::all_reduce<int32_t>(int32_t*, size_t, ReduceOp, void*, stream_t) const;
+template void Comm::all_reduce<uint32_t>(uint32_t*, size_t, ReduceOp, void*, stream_t) const;
+template void Comm::all_reduce<uint64_t>(uint64_t*, size_t, ReduceOp, void*, stream_t) const;
+
+Comm::Group::Group(const Comm& comm) : comm_(comm), exceptions_(std::uncaught_exceptions()) {
+    State& s = *comm_.state_;
+    if (s.group_depth++ == 0 && s.backend) s.backend->begin_group();
+}
+Comm::Group::~Group() noexcept(false) {
+    State& s = *comm_.state_;
+    if (--s.group_depth > 0 || !s.backend) return;
+    if (std::uncaught_exceptions() > exceptions_) {
+        try {
+            s.backend->end_group();
+        } catch (const Error&) {  // the first error is the one to report
+        }
+        return;
+    }
+    s.backend->end_group();
+}
+
+// ---- host collectives ----------------------------------------------------------------------------------------------
+
+void Comm::host_all_gather(void* out, const void* in, size_t bytes) const {
+    const State& s = *state_;
+    if (bytes == 0) return;
+    if (s.world == 1) {
+        if (out != in) std::memcpy(out, in, bytes);
+        return;
+    }
+    s.on_host("host_all_gather", s.others() * bytes, [=](Transport& t) { t.all_gather(out, in, bytes); });
+}
+
+void Comm::host_broadcast(void* data, size_t bytes, int root) const {
+    const State& s = *state_;
+    if (bytes == 0 || s.world == 1) return;
+    s.on_host("host_broadcast", s.rank == root ? s.others() * bytes : 0,
+              [=](Transport& t) { t.broadcast(data, bytes, root); });
+}
+
+int64_t Comm::host_max(int64_t value) const {
+    std::vector<int64_t> values(static_cast<size_t>(world()));
+    host_all_gather(values.data(), &value, sizeof value);
+    return *std::max_element(values.begin(), values.end());
+}
+
+void Comm::barrier() const {
+    if (state_->world > 1) state_->on_host("barrier", 0, [](Transport& t) { t.barrier(); });
+}
+
+namespace {
+
+// The first line in which two texts differ, as "'a' against 'b'".
+std::string first_difference(const std::string& a, const std::string& b) {
+    size_t begin = 0;
+    while (true) {
+        const size_t end_a = std::min(a.find('\n', begin), a.size()), end_b = std::min(b.find('\n', begin), b.size());
+        const std::string line_a = a.substr(begin, end_a - begin), line_b = b.substr(begin, end_b - begin);
+        if (line_a != line_b || end_a == a.size() || end_b == b.size())
+            return strprintf("'%s' against '%s'", line_a.substr(0, 200).c_str(), line_b.substr(0, 200).c_str());
+        begin = end_a + 1;
+    }
+}
+
+}  // namespace
+
+void Comm::require_equal(const std::string& what, const std::string& text) const {
+    if (world() == 1) return;
+    uint64_t length = text.size();
+    host_broadcast(&length, sizeof length, 0);
+    std::string reference(length, '\0');
+    if (is_main()) reference = text;
+    host_broadcast(reference.data(), length, 0);
+
+    char mine[1024] = "";
+    if (text != reference)
+        std::snprintf(mine, sizeof mine, "rank %d on %s has another %s than rank 0: %s", rank(), host(rank()).c_str(),
+                      what.c_str(), first_difference(text, reference).c_str());
+    std::vector<char> all(sizeof mine * static_cast<size_t>(world()));
+    host_all_gather(all.data(), mine, sizeof mine);
+    int different = 0;
+    const char* first = nullptr;
+    for (int r = 0; r < world(); r++) {
+        const char* one = all.data() + sizeof mine * static_cast<size_t>(r);
+        if (!*one) continue;
+        if (!different++) first = one;
+    }
+    if (!different) return;
+    std::string message = first;
+    if (different > 1) message += strprintf(" (and %d more ranks)", different - 1);
+    throw Error(ExitCode::bad_flags, message + "; start every rank with the same program and the same flags");
+}
+
+// ---- life ----------------------------------------------------------------------------------------------------------
+
+void Comm::attach_device() const {
+    State& s = *state_;
+    if (s.nccl && s.world > 1 && !s.backend) {
+        char mine[64] = "";
+        std::snprintf(mine, sizeof mine, "%s", gpu_identity().c_str());
+        std::vector<char> all(sizeof mine * static_cast<size_t>(s.world));
+        host_all_gather(all.data(), mine, sizeof mine);
+        std::map<std::string, int> owners;
+        for (int r = 0; r < s.world; r++) {
+            const std::string gpu = all.data() + sizeof mine * static_cast<size_t>(r);
+            const auto [other, fresh] = owners.emplace(host(r) + " GPU " + gpu, r);
+            if (!fresh)
+                throw Error(ExitCode::bad_flags,
+                            strprintf("ranks %d and %d share one GPU (%s), which NCCL does not allow: start one rank a "
+                                      "GPU, or use --comm mpi",
+                                      other->second, r, other->first.c_str()));
+        }
+    }
+    s.attach();
+}
+
+void Comm::finish() const {
+    const State& s = *state_;
+    if (!s.transport) return;
+    s.exchange->drain();
+    s.log->set_finishing();
+    s.transport->barrier();
+    s.transport->finish();
+}
+
+std::string Comm::failure() const {
+    const State& s = *state_;
+    if (!s.transport || s.log->finishing()) return {};
+    if (std::string text = s.transport->lost_peer(); !text.empty()) return text;
+    return s.backend ? s.backend->failure() : std::string{};
+}
+
+}  // namespace llmc

@@ -1,0 +1,68 @@
+#include "llmc/comm/connect.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "llmc/comm/backend.h"
+
+namespace llmc {
+
+Comm connect_transport(std::shared_ptr<Transport> transport, bool nccl, ReduceOrder order);  // comm.cpp
+
+namespace {
+
+// FNV-1a of this program's file: ranks with different builds train different models.
+std::string program_hash() {
+    uint64_t hash = 14695981039346656037ull;
+    std::FILE* f = std::fopen("/proc/self/exe", "rb");
+    if (!f) return "unknown";
+    static unsigned char buffer[1 << 16];
+    for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, f)) > 0;)
+        for (size_t i = 0; i < n; i++) hash = (hash ^ buffer[i]) * 1099511628211ull;
+    std::fclose(f);
+    return strprintf("%016llx", static_cast<unsigned long long>(hash));
+}
+
+void check_mpi_world(const LaunchInfo& launch, int world) {
+    if (launch.world == 0 || launch.world == world) return;
+    if (launch.launcher == "srun")
+        throw Error(
+            ExitCode::bad_flags,
+            strprintf("srun started %d tasks, but MPI sees %d: they would train alone, on top of each other. Use "
+                      "srun --mpi=pmix (or pmi2; srun --mpi=list shows which), or mpirun, or set MASTER_ADDR and "
+                      "MASTER_PORT",
+                      launch.world, world));
+    throw Error(ExitCode::bad_flags, strprintf("mpirun started %d ranks, but MPI sees %d: this program was built with "
+                                               "another MPI than that mpirun's",
+                                               launch.world, world));
+}
+
+}  // namespace
+
+Comm connect(const ConnectOptions& options, const LaunchInfo& launch) {
+    const CommChoice choice =
+        choose_comm(options.backend, launch, {LLMC_CUDA != 0, built_with_mpi(), built_with_nccl()});
+    std::shared_ptr<Transport> transport;
+    switch (choice.transport) {
+        case CommChoice::Transport::self:
+            return Comm::self();
+        case CommChoice::Transport::mpi:
+            transport = make_mpi_transport(options.largest_message);
+            check_mpi_world(launch, transport->world());
+            break;
+        case CommChoice::Transport::tcp:
+            transport = make_tcp_transport(launch.rank, launch.world, {launch.address, launch.port}, options.timeout);
+            break;
+    }
+    // Several streams carry collectives: NCCL is to start them in the order of the calls.
+    if (choice.nccl) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    Comm comm = connect_transport(std::move(transport), choice.nccl, options.order);
+    comm.require_equal("program", program_hash());
+    return comm;
+}
+
+int device_of_rank(const Comm& comm, int visible_devices) {
+    return visible_devices > 0 ? comm.local_rank() % visible_devices : 0;
+}
+
+}  // namespace llmc

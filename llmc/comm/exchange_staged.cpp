@@ -1,0 +1,43 @@
+// HostExchange on CUDA: device memory is copied to pinned memory and back while the calling thread waits. Slow, and
+// right wherever MPI runs: several ranks may share a GPU, which NCCL does not allow.
+#include "llmc/comm/backend.h"
+
+#if LLMC_CUDA
+namespace llmc {
+
+namespace {
+struct Staging {
+    void* memory = nullptr;
+    size_t bytes = 0;
+    void reserve(size_t needed) {
+        if (needed <= bytes) return;
+        if (memory) pinned_free(memory);
+        memory = nullptr, bytes = 0;
+        memory = pinned_malloc(needed);
+        bytes = needed;
+    }
+};
+}  // namespace
+
+struct HostExchange::State {
+    Staging in, out;  // grow with the largest message; kept to the process's end, when CUDA may be gone already
+};
+
+HostExchange::HostExchange() : state_(std::make_unique<State>()) {}
+HostExchange::~HostExchange() = default;
+
+void HostExchange::run(const char*, void* out_pointer, size_t out_bytes, const void* in_pointer, size_t in_bytes,
+                       stream_t stream, Work work) {
+    state_->in.reserve(in_bytes);
+    state_->out.reserve(out_bytes);
+    if (in_bytes) copy_to_host(state_->in.memory, in_pointer, in_bytes, stream);
+    synchronize(stream);
+    work(state_->out.memory, state_->in.memory);
+    if (out_bytes) copy_to_device(out_pointer, state_->out.memory, out_bytes, stream);
+    synchronize(stream);  // the staging memory is free for the next message
+}
+
+void HostExchange::drain() {}
+
+}  // namespace llmc
+#endif

@@ -1,0 +1,67 @@
+// Collectives of device memory through a transport of host memory (mpi, tcp).
+#include <utility>
+
+#include "llmc/comm/backend.h"
+
+namespace llmc {
+namespace {
+
+class HostBackend final : public Backend {
+public:
+    HostBackend(std::shared_ptr<Transport> transport, std::shared_ptr<HostExchange> exchange,
+                std::shared_ptr<OperationLog> log, std::string group)
+        : transport_(std::move(transport)),
+          exchange_(std::move(exchange)),
+          log_(std::move(log)),
+          group_(std::move(group)) {}
+
+    const char* name() const override { return transport_->name(); }
+
+    void all_gather(void* out, const void* in, size_t bytes, const char* what, stream_t stream) override {
+        run(what, others() * bytes, out, world() * bytes, in, bytes, stream,
+            [bytes](Transport& t, void* to, const void* from) { t.all_gather(to, from, bytes); });
+    }
+    void all_to_all(void* out, const void* in, size_t bytes, const char* what, stream_t stream) override {
+        run(what, others() * bytes, out, world() * bytes, in, world() * bytes, stream,
+            [bytes](Transport& t, void* to, const void* from) { t.all_to_all(to, from, bytes); });
+    }
+    void broadcast(void* data, size_t bytes, int root, stream_t stream) override {
+        const bool sends = transport_->rank() == root;
+        run("broadcast", sends ? others() * bytes : 0, data, sends ? 0 : bytes, data, sends ? bytes : 0, stream,
+            [=](Transport& t, void* to, const void* from) {
+                t.broadcast(sends ? const_cast<void*>(from) : to, bytes, root);
+            });
+    }
+    std::string failure() override { return transport_->lost_peer(); }
+
+private:
+    size_t world() const { return static_cast<size_t>(transport_->world()); }
+    size_t others() const { return world() - 1; }
+
+    template <class Function>
+    void run(const char* name, size_t sent, void* out, size_t out_bytes, const void* in, size_t in_bytes,
+             stream_t stream, Function function) {
+        // Lazy streams may run it after this object is gone.
+        auto work = [transport = transport_, log = log_, group = group_, name, sent, function](void* to,
+                                                                                               const void* from) {
+            const uint64_t sequence = log->begin(name, group, sent);
+            function(*transport, to, from);
+            log->end(sequence);
+        };
+        exchange_->run(name, out, out_bytes, in, in_bytes, stream, work);
+    }
+
+    std::shared_ptr<Transport> transport_;
+    std::shared_ptr<HostExchange> exchange_;
+    std::shared_ptr<OperationLog> log_;
+    std::string group_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_host_backend(std::shared_ptr<Transport> transport, std::shared_ptr<HostExchange> exchange,
+                                           std::shared_ptr<OperationLog> log, std::string group) {
+    return std::make_unique<HostBackend>(std::move(transport), std::move(exchange), std::move(log), std::move(group));
+}
+
+}  // namespace llmc

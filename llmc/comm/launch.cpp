@@ -1,0 +1,179 @@
+#include "llmc/comm/launch.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <optional>
+
+#include "llmc/device/error.h"
+
+namespace llmc {
+namespace {
+
+class Environment {
+public:
+    explicit Environment(const std::function<const char*(const char*)>& get) : get_(get) {}
+
+    std::string text(const char* name) const {
+        const char* value = get_(name);
+        return value ? value : "";
+    }
+    bool has(const char* name) const { return !text(name).empty(); }
+    std::optional<int> number(const char* name) const {
+        const std::string value = text(name);
+        if (value.empty()) return {};
+        char* end = nullptr;
+        const long n = std::strtol(value.c_str(), &end, 10);
+        if (*end || n < 0 || n > 1'000'000)
+            throw Error(ExitCode::bad_flags,
+                        strprintf("%s=%s in the environment is not a whole number from 0 on", name, value.c_str()));
+        return static_cast<int>(n);
+    }
+
+private:
+    const std::function<const char*(const char*)>& get_;
+};
+
+void set_ranks(LaunchInfo& info, const char* launcher, int rank, int world) {
+    if (world > 0 && rank >= world)
+        throw Error(ExitCode::bad_flags,
+                    strprintf("the environment says rank %d of %d ranks (%s)", rank, world, launcher));
+    info.launcher = launcher;
+    info.rank = rank;
+    info.world = world;
+}
+
+void read_master(LaunchInfo& info, const Environment& e) {
+    info.address = e.text("MASTER_ADDR");
+    info.port = e.number("MASTER_PORT").value_or(info.port);
+    // torchrun's own store listens at MASTER_PORT.
+    if (e.text("TORCHELASTIC_USE_AGENT_STORE") == "True") info.port++;
+    if (info.port < 1 || info.port > 65535)
+        throw Error(ExitCode::bad_flags, strprintf("MASTER_PORT=%d is not a port (1 to 65535)", info.port));
+}
+
+// RANK and WORLD_SIZE; false if they say nothing.
+bool read_rank(LaunchInfo& info, const Environment& e) {
+    const std::optional<int> rank = e.number("RANK"), world = e.number("WORLD_SIZE");
+    if (!rank && world.value_or(1) <= 1) return false;
+    if (!rank || !world) {
+        if (rank == 0) return false;
+        throw Error(ExitCode::bad_flags,
+                    strprintf("the environment has %s but no %s; set RANK, WORLD_SIZE, MASTER_ADDR "
+                              "and MASTER_PORT, or none of them",
+                              rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK"));
+    }
+    set_ranks(info, "environment", *rank, *world);
+    return true;
+}
+
+// Whether a step of srun started this process: the variables of the job alone are also set in batch scripts.
+bool in_srun_step(const Environment& e) {
+    return e.has("SLURM_PROCID") && (e.has("SLURM_STEP_NUM_TASKS") || e.has("SLURM_STEP_ID") || e.has("SLURM_STEPID") ||
+                                     e.number("SLURM_PROCID").value_or(0) > 0);
+}
+
+}  // namespace
+
+LaunchInfo launch_environment(const std::function<const char*(const char*)>& get) {
+    const Environment e(get);
+    LaunchInfo info;
+    read_master(info, e);
+    if (const auto world = e.number("OMPI_COMM_WORLD_SIZE")) {
+        set_ranks(info, "mpirun", e.number("OMPI_COMM_WORLD_RANK").value_or(0), *world);
+        info.mpi = true;
+    } else if (e.has("RANK") && e.has("WORLD_SIZE") && e.has("MASTER_ADDR")) {
+        read_rank(info, e);
+    } else if (in_srun_step(e)) {
+        const int world = e.number("SLURM_STEP_NUM_TASKS").value_or(e.number("SLURM_NTASKS").value_or(1));
+        set_ranks(info, "srun", e.number("SLURM_PROCID").value_or(0), world);
+        info.mpi = true;  // if Slurm and MPI have a PMI in common; connect() finds out
+    } else if (const auto pmi_world = e.number("PMI_SIZE")) {
+        set_ranks(info, "mpirun", e.number("PMI_RANK").value_or(0), *pmi_world);
+        info.mpi = true;
+    } else if (const auto rank = e.number("PMIX_RANK")) {
+        set_ranks(info, "mpirun", *rank, 0);
+        info.mpi = true;
+    } else {
+        read_rank(info, e);
+    }
+    return info;
+}
+
+LaunchInfo launch_environment() {
+    return launch_environment([](const char* name) { return std::getenv(name); });
+}
+
+// ---- which back-end ------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr const char* kGetMpi = "install Open MPI or MPICH (mpicxx) and build with USE_MPI=1";
+constexpr const char* kGetNccl = "install its headers (scripts/setup.sh does) and build train_gpt with USE_NCCL=1";
+
+// How the ranks of a world larger than one find each other.
+CommChoice::Transport choose_transport(const LaunchInfo& launch, const BuildFeatures& build) {
+    using Transport = CommChoice::Transport;
+    const char* by = launch.launcher.c_str();
+    // Under srun both can be; an address that was given is meant.
+    if (launch.mpi && build.mpi && !(launch.launcher == "srun" && !launch.address.empty())) return Transport::mpi;
+    if (!launch.address.empty() && launch.world > 0) return Transport::tcp;
+    if (launch.mpi)
+        throw Error(ExitCode::bad_flags,
+                    strprintf("started by %s, but this build has no MPI: %s, or set MASTER_ADDR and "
+                              "MASTER_PORT for ranks that meet over TCP",
+                              by, kGetMpi));
+    throw Error(ExitCode::bad_flags,
+                strprintf("RANK=%d and WORLD_SIZE=%d are set but MASTER_ADDR is not: set it to a name "
+                          "or address of rank 0's machine, or start the ranks with mpirun",
+                          launch.rank, launch.world));
+}
+
+}  // namespace
+
+CommChoice choose_comm(const std::string& requested, const LaunchInfo& launch, const BuildFeatures& build) {
+    using Transport = CommChoice::Transport;
+    const auto refuse = [](const std::string& text) { throw Error(ExitCode::bad_flags, text); };
+    CommChoice choice;
+    if (requested != "auto" && requested != "self" && requested != "mpi" && requested != "tcp" && requested != "nccl")
+        refuse(strprintf("--comm %s: expected auto, self, mpi, tcp or nccl", requested.c_str()));
+    if (requested == "mpi" && !build.mpi) refuse(strprintf("--comm mpi: this build has no MPI; %s", kGetMpi));
+    if (requested == "nccl" && !build.cuda)
+        refuse("--comm nccl: NCCL joins GPUs, and this is the host device; use --comm auto, or build train_gpt");
+    if (requested == "nccl" && !build.nccl) refuse(strprintf("--comm nccl: this build has no NCCL; %s", kGetNccl));
+
+    if (requested == "self") {
+        if (launch.world != 1)
+            refuse(
+                strprintf("--comm self: %s started %d ranks, and each would train alone; start one process, or use "
+                          "--comm auto",
+                          launch.launcher.c_str(), launch.world));
+        return choice;
+    }
+    if (launch.alone() || (launch.world == 1 && !launch.mpi)) {
+        if (requested == "mpi") choice.transport = Transport::mpi;
+        return choice;  // one rank needs nothing else
+    }
+    choice.transport = choose_transport(launch, build);
+    if (requested == "mpi" && choice.transport != Transport::mpi)
+        refuse(
+            "--comm mpi: the ranks were not started by mpirun, so MPI knows nothing of them; start them with mpirun, "
+            "for example mpirun -np 8 train_gpt ...");
+    if (requested == "tcp") {
+        if (launch.address.empty() || launch.world == 0)
+            refuse("--comm tcp: the environment has to have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+        choice.transport = Transport::tcp;
+    }
+    const bool device_collectives_by_nccl = requested == "nccl" || (requested == "auto" && build.cuda);
+    if (device_collectives_by_nccl && launch.world != 1) {
+        if (!build.nccl)
+            refuse(
+                strprintf("%d GPUs need NCCL, and this build has none; %s. --comm mpi works without, slowly, through "
+                          "host memory",
+                          launch.world, kGetNccl));
+        choice.nccl = true;
+    }
+    return choice;
+}
+
+}  // namespace llmc

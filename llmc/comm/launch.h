@@ -1,0 +1,38 @@
+// How this process was started: alone, by mpirun, by srun, or with RANK and WORLD_SIZE in its environment as torchrun
+// does; and what that means for how the ranks find each other. Reads the environment, talks to nobody.
+#pragma once
+#include <functional>
+#include <string>
+
+namespace llmc {
+
+struct LaunchInfo {
+    std::string launcher = "none";  // "none", "mpirun", "srun", "environment" (RANK, WORLD_SIZE)
+    int rank = 0;
+    int world = 1;        // 0: only MPI knows
+    bool mpi = false;     // the launcher speaks to MPI
+    std::string address;  // MASTER_ADDR, "" if not set
+    int port = 29500;     // MASTER_PORT
+
+    bool alone() const { return launcher == "none"; }
+};
+
+// Throws Error(bad_flags) for variables that contradict each other. In this order: mpirun's variables; RANK, WORLD_SIZE
+// and MASTER_ADDR, all three; PMI's; srun's; RANK and WORLD_SIZE.
+LaunchInfo launch_environment(const std::function<const char*(const char*)>& get);
+LaunchInfo launch_environment();
+
+struct BuildFeatures {
+    bool cuda, mpi, nccl;
+};
+
+struct CommChoice {
+    enum class Transport { self, mpi, tcp } transport = Transport::self;
+    bool nccl = false;
+};
+
+// What `--comm` (auto, self, mpi, tcp, nccl) means under this launch. Throws Error(bad_flags) with advice where it
+// cannot be.
+CommChoice choose_comm(const std::string& requested, const LaunchInfo& launch, const BuildFeatures& build);
+
+}  // namespace llmc

@@ -1,0 +1,132 @@
+// The transport over MPI, and the whole file that knows MPI. Only the main thread calls it (MPI_THREAD_FUNNELED).
+#include "llmc/comm/backend.h"
+
+#if LLMC_USE_MPI
+#define OMPI_SKIP_MPICXX 1
+#define MPICH_SKIP_MPICXX 1
+#include <mpi.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace llmc {
+
+bool built_with_mpi() { return true; }
+
+namespace {
+
+void check_mpi(int status, const char* what) {
+    if (status == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(status, text, &length);
+    throw Error(ExitCode::communication, strprintf("%s failed: %s", what, text));
+}
+#define LLMC_CHECK_MPI(call) check_mpi((call), #call)
+
+class MpiTransport final : public Transport {
+public:
+    MpiTransport(MPI_Comm comm, size_t largest_message) : comm_(comm), largest_(largest_message) {
+        MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+        LLMC_CHECK_MPI(MPI_Comm_rank(comm_, &rank_));
+        LLMC_CHECK_MPI(MPI_Comm_size(comm_, &world_));
+    }
+    const char* name() const override { return "mpi"; }
+    int rank() const override { return rank_; }
+    int world() const override { return world_; }
+
+    void all_gather(void* out, const void* in, size_t bytes) override {
+        check_thread();
+        char* own = static_cast<char*>(out) + static_cast<size_t>(rank_) * bytes;
+        if (fits(bytes)) {
+            const int n = static_cast<int>(bytes);
+            LLMC_CHECK_MPI(MPI_Allgather(in == own ? MPI_IN_PLACE : in, n, MPI_BYTE, out, n, MPI_BYTE, comm_));
+            return;
+        }
+        if (in != own) std::memcpy(own, in, bytes);
+        exchange_pairwise(out, in, bytes, 0);
+    }
+    void all_to_all(void* out, const void* in, size_t bytes) override {
+        check_thread();
+        if (fits(bytes)) {
+            const int n = static_cast<int>(bytes);
+            LLMC_CHECK_MPI(MPI_Alltoall(in, n, MPI_BYTE, out, n, MPI_BYTE, comm_));
+            return;
+        }
+        const size_t own = static_cast<size_t>(rank_) * bytes;
+        std::memcpy(static_cast<char*>(out) + own, static_cast<const char*>(in) + own, bytes);
+        exchange_pairwise(out, in, bytes, bytes);
+    }
+    void broadcast(void* data, size_t bytes, int root) override {
+        check_thread();
+        for (size_t at = 0; at < bytes; at += largest_) {
+            const int n = static_cast<int>(std::min(largest_, bytes - at));
+            LLMC_CHECK_MPI(MPI_Bcast(static_cast<char*>(data) + at, n, MPI_BYTE, root, comm_));
+        }
+    }
+    void barrier() override {
+        check_thread();
+        LLMC_CHECK_MPI(MPI_Barrier(comm_));
+    }
+    std::shared_ptr<Transport> split(int color) override {
+        check_thread();
+        MPI_Comm part;
+        LLMC_CHECK_MPI(MPI_Comm_split(comm_, color, rank_, &part));
+        return std::make_shared<MpiTransport>(part, largest_);
+    }
+    void finish() override {
+        check_thread();
+        LLMC_CHECK_MPI(MPI_Finalize());
+    }
+
+private:
+    // MPI counts in int, and some algorithms hold all ranks' pieces in one.
+    bool fits(size_t bytes) const { return bytes * static_cast<size_t>(world_) <= largest_; }
+
+    // Piece `peer` of `in` (`stride` bytes apart; 0: the same for all) to every peer, its piece into out.
+    void exchange_pairwise(void* out, const void* in, size_t bytes, size_t stride) {
+        for (int s = 1; s < world_; s++) {
+            const int to = (rank_ + s) % world_, from = (rank_ - s + world_) % world_;
+            const char* source = static_cast<const char*>(in) + static_cast<size_t>(to) * stride;
+            char* target = static_cast<char*>(out) + static_cast<size_t>(from) * bytes;
+            for (size_t at = 0; at < bytes; at += largest_) {
+                const int n = static_cast<int>(std::min(largest_, bytes - at));
+                LLMC_CHECK_MPI(MPI_Sendrecv(source + at, n, MPI_BYTE, to, 0, target + at, n, MPI_BYTE, from, 0, comm_,
+                                            MPI_STATUS_IGNORE));
+            }
+        }
+    }
+    static void check_thread() {
+        int main_thread = 0;
+        MPI_Is_thread_main(&main_thread);
+        if (!main_thread) throw Error(ExitCode::failure, "collectives have to be called from the main thread");
+    }
+
+    MPI_Comm comm_;
+    size_t largest_;
+    int rank_ = 0, world_ = 1;
+};
+
+}  // namespace
+
+std::shared_ptr<Transport> make_mpi_transport(size_t largest_message) {
+    int granted = 0;
+    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &granted) != MPI_SUCCESS)
+        throw Error(ExitCode::communication, "MPI_Init_thread failed");
+    if (granted < MPI_THREAD_FUNNELED)
+        throw Error(ExitCode::communication, "this MPI cannot be used in a program with threads; build one that can");
+    return std::make_shared<MpiTransport>(MPI_COMM_WORLD, largest_message);
+}
+
+}  // namespace llmc
+
+#else
+
+namespace llmc {
+bool built_with_mpi() { return false; }
+std::shared_ptr<Transport> make_mpi_transport(size_t) {
+    throw Error(ExitCode::bad_flags,
+                "this build has no MPI: install Open MPI or MPICH (mpicxx) and build with USE_MPI=1");
+}
+}  // namespace llmc
+#endif

@@ -1,0 +1,366 @@
+// Every collective against a plain loop over what all ranks hold, with odd sizes, on the world and on parts of it.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "llmc/kernels/elementwise.h"
+#include "test/comm/ranks/ranks.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+// The world, halves of it where it is even, odd and even ranks, and every rank alone.
+std::vector<Comm> communicators() {
+    std::vector<Comm> all = {world()};
+    static const Comm odd_even = world().split(world().rank() % 2, "odd and even ranks");
+    static const Comm alone = world().split(world().rank(), "every rank alone");
+    static const Comm again = world().duplicate("duplicate");
+    all.insert(all.end(), {odd_even, alone, again});
+    if (world().world() % 2 == 0) {
+        static const Comm pairs = world().neighbours(2), across = world().counterparts(2);
+        all.insert(all.end(), {pairs, across});
+    }
+    return all;
+}
+
+// Parts of unequal size draw different numbers of seeds: all start from the same one again.
+template <class Function>
+void for_each_communicator(Function function) {
+    const uint32_t before = seed();
+    uint32_t part = 0;
+    for (const Comm& comm : communicators()) {
+        seed() = before + 1000 * ++part;
+        function(comm);
+    }
+    seed() = before + 1000 * ++part;
+}
+
+template <class T>
+std::vector<T> concatenate(const std::vector<std::vector<T>>& parts) {
+    std::vector<T> all;
+    for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
+    return all;
+}
+
+// Same bits, NaN included.
+template <class T>
+bool same(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+float round_to_bf16(float x) { return to_float(to<bf16>(x)); }
+
+// ((r0 + r1) + r2) + ... of element `at`, each term rounded to BF16 first if `wire` says so.
+float sum_by_rank(const std::vector<std::vector<float>>& values, size_t at, Wire wire) {
+    float sum = 0;
+    for (size_t r = 0; r < values.size(); r++) {
+        const float term = wire == Wire::bf16 ? round_to_bf16(values[r][at]) : values[r][at];
+        sum = r ? sum + term : term;
+    }
+    return sum;
+}
+
+// Back-ends other than NCCL, and NCCL told so, sum in rank order: the same bits as a loop.
+bool in_rank_order(const Comm& comm) {
+    return comm.reduce_order() == ReduceOrder::rank || std::string(comm.name()) != "nccl";
+}
+
+}  // namespace
+
+TEST_CASE("ranks: who is who") {
+    const Comm& comm = world();
+    std::vector<int> ranks(as_size(comm.world()));
+    const int mine = comm.rank();
+    comm.host_all_gather(ranks.data(), &mine, sizeof mine);
+    for (int r = 0; r < comm.world(); r++) CHECK(ranks[as_size(r)] == r);
+    CHECK(comm.local_world() == comm.world());  // the tests run on one machine
+    CHECK(comm.local_rank() == comm.rank());
+    CHECK(comm.is_main() == (comm.rank() == 0));
+    CHECK_FALSE(comm.host(0).empty());
+}
+
+TEST_CASE("ranks: all_gather") {
+    for_each_communicator([](const Comm& comm) {
+        for (const size_t bytes : odd_counts()) {
+            CAPTURE(bytes);
+            const auto values = random_by_rank<uint8_t>(comm.world(), bytes);
+            const auto& mine = values[as_size(comm.rank())];
+            DeviceArray<uint8_t> in(mine), out(bytes * as_size(comm.world()));
+            comm.all_gather(out, in, bytes, test_stream());
+            CHECK(same(out.download(), concatenate(values)));
+            CHECK(same(in.download(), mine));
+
+            std::vector<uint8_t> poisoned(out.size(), 0xAB);
+            std::copy(mine.begin(), mine.end(), poisoned.begin() + static_cast<long>(bytes * as_size(comm.rank())));
+            out.upload(poisoned);
+            comm.all_gather(out, out.get() + bytes * as_size(comm.rank()), bytes, test_stream());
+            CHECK(same(out.download(), concatenate(values)));
+        }
+    });
+}
+
+TEST_CASE("ranks: all_to_all") {
+    for_each_communicator([](const Comm& comm) {
+        for (const size_t bytes : odd_counts()) {
+            CAPTURE(bytes);
+            const size_t ranks = as_size(comm.world()), me = as_size(comm.rank());
+            const auto values = random_by_rank<uint8_t>(comm.world(), bytes * ranks);
+            DeviceArray<uint8_t> in(values[me]), out(bytes * ranks);
+            comm.all_to_all(out, in, bytes, test_stream());
+            std::vector<uint8_t> expected;
+            for (size_t r = 0; r < ranks; r++)
+                for (size_t i = 0; i < bytes; i++) expected.push_back(values[r][me * bytes + i]);
+            CHECK(same(out.download(), expected));
+        }
+    });
+}
+
+TEST_CASE("ranks: broadcast, from every rank") {
+    for_each_communicator([](const Comm& comm) {
+        for (int root = 0; root < comm.world(); root++) {
+            const size_t bytes = odd_counts()[as_size(root) % odd_counts().size()] + 3;
+            const auto values = random_by_rank<uint8_t>(comm.world(), bytes);
+            DeviceArray<uint8_t> data(values[as_size(comm.rank())]);
+            comm.broadcast(data, bytes, root, test_stream());
+            comm.broadcast(data, 0, root, test_stream());
+            CHECK(same(data.download(), values[as_size(root)]));
+        }
+    });
+}
+
+TEST_CASE("ranks: reduce_scatter") {
+    for_each_communicator([](const Comm& comm) {
+        for (const Wire wire : {Wire::fp32, Wire::bf16}) {
+            for (const size_t count : odd_counts()) {
+                CAPTURE(count);
+                const size_t ranks = as_size(comm.world()), me = as_size(comm.rank());
+                const auto values = random_by_rank<float>(comm.world(), count * ranks);
+                DeviceArray<float> in(values[me]), out(count);
+                Workspace workspace(comm.reduce_scatter_workspace(count, wire));
+                comm.reduce_scatter(out, in, count, wire, workspace.get(), test_stream());
+                const std::vector<float> actual = out.download();
+                std::vector<float> expected;
+                const Wire sent = ranks == 1 ? Wire::fp32 : wire;  // one rank sends nothing
+                for (size_t i = 0; i < count; i++) expected.push_back(sum_by_rank(values, me * count + i, sent));
+                if (in_rank_order(comm) || wire == Wire::bf16)
+                    CHECK(same(actual, expected));
+                else
+                    CHECK(max_relative_error(actual, to_doubles(expected), 1e3) < 1e-5);
+                CHECK(same(in.download(), values[me]));
+
+                // In place.
+                comm.reduce_scatter(in.get() + me * count, in, count, wire, workspace.get(), test_stream());
+                const std::vector<float> whole = in.download();
+                const std::vector<float> slice(whole.begin() + static_cast<long>(me * count),
+                                               whole.begin() + static_cast<long>((me + 1) * count));
+                CHECK(same(slice, actual));
+            }
+        }
+    });
+}
+
+template <class T>
+static void check_all_reduce(const Comm& comm, size_t count) {
+    const auto values = random_by_rank<T>(comm.world(), count);
+    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max}) {
+        DeviceArray<T> data(values[as_size(comm.rank())]);
+        Workspace workspace(comm.all_reduce_workspace<T>(count));
+        comm.all_reduce<T>(data.get(), count, op, workspace.get(), test_stream());
+        std::vector<T> expected = values[0];
+        for (size_t r = 1; r < values.size(); r++)
+            for (size_t i = 0; i < count; i++)
+                expected[i] = op == ReduceOp::sum ? static_cast<T>(expected[i] + values[r][i])
+                                                  : std::max(expected[i], values[r][i]);
+        const std::vector<T> actual = data.download();
+        if (std::is_integral_v<T> || op == ReduceOp::max || in_rank_order(comm))
+            CHECK(same(actual, expected));
+        else
+            for (size_t i = 0; i < count; i++) CHECK(std::fabs(double(actual[i]) - double(expected[i])) < 1e-1);
+    }
+}
+
+TEST_CASE("ranks: all_reduce") {
+    for_each_communicator([](const Comm& comm) {
+        for (const size_t count : odd_counts()) {
+            CAPTURE(count);
+            check_all_reduce<float>(comm, count);
+            check_all_reduce<uint32_t>(comm, count);
+            check_all_reduce<uint64_t>(comm, count);
+        }
+        // Signed sums stay in range.
+        DeviceArray<int32_t> data(std::vector<int32_t>{-5, comm.rank(), 1});
+        Workspace workspace(comm.all_reduce_workspace<int32_t>(3));
+        comm.all_reduce<int32_t>(data.get(), 3, ReduceOp::sum, workspace.get(), test_stream());
+        const int n = comm.world();
+        CHECK(data.download() == std::vector<int32_t>{-5 * n, n * (n - 1) / 2, n});
+        comm.all_reduce<int32_t>(data.get(), 3, ReduceOp::max, workspace.get(), test_stream());
+        CHECK(data.download() == std::vector<int32_t>{-5 * n, n * (n - 1) / 2, n});
+    });
+}
+
+TEST_CASE("ranks: groups of collectives") {
+    const Comm& comm = world();
+    const auto a = random_by_rank<uint8_t>(comm.world(), 100), b = random_by_rank<uint8_t>(comm.world(), 33);
+    const size_t me = as_size(comm.rank()), ranks = as_size(comm.world());
+    DeviceArray<uint8_t> in_a(a[me]), in_b(b[me]), out_a(100 * ranks), out_b(33 * ranks);
+    {
+        const Comm::Group group(comm);
+        comm.all_gather(out_a, in_a, 100, test_stream());
+        comm.all_gather(out_b, in_b, 33, test_stream());
+        if (ranks > 1 && in_rank_order(comm)) {
+            DeviceArray<float> data(1);
+            CHECK_THROWS_AS(comm.all_reduce<float>(data.get(), 1, ReduceOp::sum, data.get(), test_stream()), Error);
+        }
+    }
+    CHECK(same(out_a.download(), concatenate(a)));
+    CHECK(same(out_b.download(), concatenate(b)));
+}
+
+TEST_CASE("ranks: bytes on the wire are those of the formula") {
+    const Comm comm = world().duplicate("counted");
+    const size_t n = as_size(comm.world()), others = n - 1;
+    DeviceArray<float> big(96 * n), small(96 * n);
+    Workspace workspace(
+        std::max(comm.reduce_scatter_workspace(96, Wire::fp32),
+                 std::max(comm.reduce_scatter_workspace(96, Wire::bf16), comm.all_reduce_workspace<float>(96))));
+    comm.all_gather(big, small, 40, test_stream());
+    comm.all_gather(big, small, 2, test_stream());
+    CHECK(comm.traffic().all_gather.calls == 2);
+    CHECK(comm.traffic().all_gather.bytes == others * 42);
+    comm.reduce_scatter(small, big, 96, Wire::fp32, workspace.get(), test_stream());
+    CHECK(comm.traffic().reduce_scatter.bytes == others * 96 * 4);
+    comm.reduce_scatter(small, big, 96, Wire::bf16, workspace.get(), test_stream());
+    CHECK(comm.traffic().reduce_scatter.calls == 2);
+    CHECK(comm.traffic().reduce_scatter.bytes == others * 96 * 6);
+    comm.all_to_all(big, small, 5, test_stream());
+    CHECK(comm.traffic().all_to_all.bytes == others * 5);
+    comm.broadcast(big, 7, 0, test_stream());
+    CHECK(comm.traffic().broadcast.bytes == (comm.is_main() ? others * 7 : 0));
+    comm.all_reduce<float>(small.get(), 96, ReduceOp::sum, workspace.get(), test_stream());
+    CHECK(comm.traffic().all_reduce.bytes == (in_rank_order(comm) ? others * 384 : 2 * others * 384 / n));
+    comm.reset_traffic();
+    CHECK(comm.traffic().all_gather.calls == 0);
+    synchronize(test_stream());
+}
+
+TEST_CASE("ranks: sums in rank order repeat bit for bit, whoever comes first") {
+    const Comm& comm = world();
+    if (!in_rank_order(comm)) return;
+    const size_t count = 777, ranks = as_size(comm.world()), me = as_size(comm.rank());
+    const auto values = random_by_rank<float>(comm.world(), count * ranks);
+    DeviceArray<float> in(values[me]), out(count);
+    Workspace workspace(comm.reduce_scatter_workspace(count, Wire::fp32));
+    std::vector<float> first;
+    for (int repetition = 0; repetition < 6; repetition++) {
+        // Every rank has its turn to be late.
+        if (repetition % comm.world() == comm.rank()) {
+            const double until = monotonic_seconds() + 0.02;
+            while (monotonic_seconds() < until) {
+            }
+        }
+        comm.reduce_scatter(out, in, count, Wire::fp32, workspace.get(), test_stream());
+        const std::vector<float> now = out.download();
+        if (repetition == 0) first = now;
+        CHECK(same(now, first));
+    }
+}
+
+TEST_CASE("ranks: several streams, and ranks that wait at different places") {
+    const Comm& comm = world();
+    const Comm reduces = comm.duplicate("reduce");
+    const size_t ranks = as_size(comm.world()), me = as_size(comm.rank());
+    const size_t count = 500;
+    stream_t gather = create_stream(), reduce = create_stream(), compute = test_stream();
+    event_t ready = create_event(), gathered = create_event(), reduced = create_event();
+    for (int step = 0; step < 4; step++) {
+        const auto values = random_by_rank<float>(comm.world(), count * ranks);
+        DeviceArray<float> in(values[me]), doubled(count * ranks), all(count * ranks * ranks), sum(count);
+        Workspace workspace(reduces.reduce_scatter_workspace(count, Wire::fp32));
+        synchronize_device();
+        add<float>(doubled, in, in, count * ranks, compute);
+        record(ready, compute);
+        wait(gather, ready);
+        wait(reduce, ready);
+        comm.all_gather(all, doubled, count * ranks * sizeof(float), gather);
+        record(gathered, gather);
+        reduces.reduce_scatter(sum, doubled, count, Wire::fp32, workspace.get(), reduce);
+        record(reduced, reduce);
+        // With lazy streams this decides what runs first.
+        if ((comm.rank() + step) % 2)
+            synchronize(reduced);
+        else
+            synchronize(gathered);
+        comm.barrier();
+        synchronize_device();
+        std::vector<float> expected_all = concatenate(values), expected_sum;
+        for (float& v : expected_all) v *= 2;
+        for (size_t i = 0; i < count; i++) expected_sum.push_back(2 * sum_by_rank(values, me * count + i, Wire::fp32));
+        CHECK(same(all.download(), expected_all));
+        if (in_rank_order(comm)) CHECK(same(sum.download(), expected_sum));
+    }
+    for (event_t event : {ready, gathered, reduced}) destroy_event(event);
+    destroy_stream(gather);
+    destroy_stream(reduce);
+}
+
+TEST_CASE("ranks: parts of the world") {
+    const int n = world().world();
+    for (int size = 1; size <= n; size++) {
+        if (n % size) {
+            CHECK_THROWS_AS(world().neighbours(size), Error);
+            continue;
+        }
+        const Comm near = world().neighbours(size), far = world().counterparts(size);
+        CHECK(near.world() == size);
+        CHECK(near.rank() == world().rank() % size);
+        CHECK(far.world() == n / size);
+        CHECK(far.rank() == world().rank() / size);
+        // A sum within, then across, is a sum over all.
+        DeviceArray<int32_t> data(std::vector<int32_t>{1 << world().rank()});
+        Workspace workspace(std::max(near.all_reduce_workspace<int32_t>(1), far.all_reduce_workspace<int32_t>(1)));
+        near.all_reduce<int32_t>(data.get(), 1, ReduceOp::sum, workspace.get(), test_stream());
+        const int32_t within = ((1 << size) - 1) << (world().rank() / size * size);
+        CHECK(data.download() == std::vector<int32_t>{within});
+        far.all_reduce<int32_t>(data.get(), 1, ReduceOp::sum, workspace.get(), test_stream());
+        CHECK(data.download() == std::vector<int32_t>{(1 << n) - 1});
+    }
+}
+
+TEST_CASE("ranks: host collectives") {
+    for_each_communicator([](const Comm& comm) {
+        CHECK(comm.host_max(comm.rank() * 10 - 3) == (comm.world() - 1) * 10 - 3);
+        std::vector<char> text(100'000, comm.is_main() ? 'x' : 'y');
+        comm.host_broadcast(text.data(), text.size(), 0);
+        CHECK(text == std::vector<char>(100'000, 'x'));
+        comm.barrier();
+        comm.require_equal("configuration", "batch=4\nlr=1");
+        if (comm.world() == 1) return;
+        std::string message;
+        try {
+            comm.require_equal("configuration", comm.rank() == 1 ? "batch=4\nlr=2" : "batch=4\nlr=1");
+        } catch (const Error& error) {
+            message = error.what();
+            CHECK(error.code() == ExitCode::bad_flags);
+        }
+        CHECK(message.find("rank 1 on ") == 0);
+        CHECK(message.find("another configuration than rank 0: 'lr=2' against 'lr=1'") != std::string::npos);
+    });
+}
+
+TEST_CASE("ranks: the log knows the last operation") {
+    const Comm comm = world().duplicate("logged");
+    if (comm.world() == 1) return;
+    comm.log().set_step(17);
+    DeviceArray<float> in(4), out(4 * as_size(comm.world()));
+    comm.all_gather(out, in, 16, test_stream());
+    synchronize(test_stream());
+    const OperationEntry last = comm.log().last();
+    CHECK(std::string(last.name) == "all_gather");
+    CHECK(last.group == "logged");
+    CHECK(last.step == 17);
+    CHECK(last.bytes == 16 * as_size(comm.world() - 1));
+    CHECK(last.state != OperationEntry::State::running);
+}
