@@ -61,7 +61,7 @@ LossScaleConfig loss_scale(const Options& o) {
 
 Fp8Config fp8_config(const Options& o) {
     Fp8Config config;
-    config.recipe = o.fp8_recipe == "current" ? Fp8Recipe::current : Fp8Recipe::delayed;
+    config.recipe = fp8_recipe_from_name(o.fp8_recipe);
     config.history = o.fp8_history;
     config.margin = o.fp8_margin;
     config.algorithm = o.fp8_amax_algo == "most_recent" ? AmaxAlgorithm::most_recent
@@ -105,7 +105,7 @@ struct Run {
           comm(comm_),
           table(gpt2_units(o.model_config), comm.world()),
           parameters(table, comm),
-          matmul(o.tf32, fast_accumulation(o)),
+          matmul(o.tf32, fast_accumulation(o), scaling_of(fp8_recipe_from_name(o.fp8_recipe))),
           fp8(make_fp8(o)),
           model(o.model_config, o.batch, o.seq, recompute_from_name(o.recompute), parameters, matmul, fp8.get()),
           optimizer(parameters, schedule_config(o), adamw_config(o), o.clip, loss_scale(o), o.skip_spikes) {}
@@ -125,7 +125,8 @@ MemoryByKind plan_memory(const Options& o) {
     memory.activations = activations.arena.bytes();
     memory.workspace = activations.workspace.bytes() +
                        Matmul::planned_bytes(operand_type<Real>,
-                                             linear_shapes(o.model_config, o.batch * o.seq, activations.chunk_rows));
+                                             linear_shapes(o.model_config, o.batch * o.seq, activations.chunk_rows),
+                                             scaling_of(fp8_recipe_from_name(o.fp8_recipe)));
     if (const std::unique_ptr<Fp8Tensors> fp8 = make_fp8(o)) {
         memory.weights += fp8->weight_bytes();
         memory.activations += fp8->activation_bytes();

@@ -1,8 +1,10 @@
-"""Writes test/fixtures/gpt2_fp8.safetensors: what a small GPT-2 gives when its linear layers run in FP8.
+"""Writes test/fixtures/gpt2_fp8.safetensors and gpt2_fp8_blocks.safetensors: what a small GPT-2 gives when its linear
+layers run in FP8, with a scale a tensor and with a scale a block.
 
 A simulation with plain PyTorch operations: forward and backward are written out, in float64, with a rounding to BF16 or
-FP8 wherever the model that is tested stores a value, and nowhere else. Scales are those of `current` scaling. Without
-roundings the same code must give autograd's gradients, which every run checks. See README.md for the contents.
+FP8 wherever the model that is tested stores a value, and nowhere else. Scales of tensors are those of `current`
+scaling. Without roundings the same code must give autograd's gradients, which every run checks. See README.md for the
+contents.
 """
 import argparse
 import math
@@ -17,17 +19,28 @@ from make_fixture import BATCH, CHANNELS, CONTEXT, HEADS, LAYERS, LN_EPS, TOKENS
 # Chosen, see README.md: of the seeds 1 to 40, eight keep the norms of all 28 gradients within MAX_NORM_ERROR, and of
 # those this one changes least when all products change by 1e-7.
 SEED = 28
+BLOCKS_SEED = 2  # the first that keeps all norms within the bound; of 1 to 20, eleven do
 MAX_BYTES = 1_500_000
 MIN_COSINE, MAX_NORM_ERROR = 0.99, 0.02  # what the test asks of every gradient
-OUTPUT = os.path.join(reference.HERE, "..", "..", "test", "fixtures", "gpt2_fp8.safetensors")
+OUTPUT = os.path.join(reference.HERE, "..", "..", "test", "fixtures")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 HEAD_DIM = CHANNELS // HEADS
 CAUSAL = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
 
 
-def initial_weights():
+def use_shape(**shape):
+    """Changes LAYERS, CHANNELS, HEADS, CONTEXT, BATCH or TOKENS, here and in make_fixture."""
+    global HEAD_DIM, CAUSAL
+    globals().update(shape)
+    for name, value in shape.items():
+        setattr(reference, name, value)
+    HEAD_DIM = CHANNELS // HEADS
+    CAUSAL = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+
+
+def initial_weights(seed):
     """Statistics of a young GPT-2: small weights, smaller projections into the residual stream. Values fit bfloat16."""
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator().manual_seed(seed)
     C, weights = CHANNELS, {}
 
     def add(name, shape, std, mean=0.0):
@@ -60,8 +73,9 @@ class Exact:
     def bf16_pair(self, x):
         return x
 
-    def quantize(self, x, tensor):
-        return x
+    def operand(self, x, tensor):
+        """x (R, C) as products that sum over C see it, and as those that sum over R do."""
+        return x, x
 
 
 class Fp8:
@@ -89,6 +103,35 @@ class Fp8:
         codes = (single * scale).clamp(-largest, largest).to(dtype)
         return codes.to(torch.float64) * (1 / scale).to(torch.float64)
 
+    def operand(self, x, tensor):
+        values = self.quantize(x, tensor)
+        return values, values
+
+
+class Fp8Blocks(Fp8):
+    """E4M3 with a power of two for each block: the smallest that brings its largest magnitude to 448. `length` elements
+    along the dimension summed over; with `tiles`, length x length of a weight. Sources of activations are BF16."""
+
+    def __init__(self, length, tiles):
+        super().__init__(E4M3)
+        self.length, self.tiles = length, tiles
+
+    def through_blocks(self, x, rows):
+        blocks = x.view(x.shape[0] // rows, rows, x.shape[1] // self.length, self.length)
+        largest = blocks.abs().amax((1, 3), keepdim=True)
+        exponent = torch.ceil(torch.log2(largest / 448))
+        exponent = torch.where(torch.exp2(exponent - 1) * 448 >= largest, exponent - 1, exponent)  # log2 rounds
+        step = torch.where(largest > 0, torch.exp2(exponent), torch.ones_like(largest))
+        assert ((largest / step) <= 448).all() and ((largest == 0) | (largest / step > 224)).all()
+        return ((blocks / step).to(torch.float32).to(E4M3).to(torch.float64) * step).view(x.shape)
+
+    def operand(self, x, tensor):
+        if tensor.endswith(".w") and self.tiles:
+            values = self.through_blocks(x, self.length)
+            return values, values
+        x = self.bf16(x)
+        return self.through_blocks(x, 1), self.through_blocks(x.T.contiguous(), 1).T
+
 
 # ---- the parts of the model; each forward returns what its backward needs --------------------------------------------
 
@@ -110,15 +153,17 @@ def norm_backward(w, gradients, name, saved, dout):
 
 def linear(rounding, w, name, x):
     """Both operands in FP8; rounded once, after the bias."""
-    operands = rounding.quantize(x, name + ".x"), rounding.quantize(w[name + ".weight"], name + ".w")
-    return rounding.bf16(operands[0] @ operands[1].T + w[name + ".bias"]), operands
+    x_forward, x_wgrad = rounding.operand(x, name + ".x")
+    w_forward, w_dgrad = rounding.operand(w[name + ".weight"], name + ".w")
+    return rounding.bf16(x_forward @ w_forward.T + w[name + ".bias"]), (x_wgrad, w_dgrad)
 
 
 def linear_backward(rounding, gradients, name, operands, dout):
     gradients[name + ".bias"] = dout.sum(0)  # of the values before they are quantized
-    quantized = rounding.quantize(dout, name + ".dout")
-    gradients[name + ".weight"] = quantized.T @ operands[0]
-    return rounding.bf16(quantized @ operands[1])
+    dout_dgrad, dout_wgrad = rounding.operand(dout, name + ".dout")
+    x_wgrad, w_dgrad = operands
+    gradients[name + ".weight"] = dout_wgrad.T @ x_wgrad
+    return rounding.bf16(dout_dgrad @ w_dgrad)
 
 
 def split_heads(x):
@@ -213,9 +258,10 @@ def check_backward(weights, tokens, loss64, gradients64):
         assert error < 1e-11, f"{name}: without roundings the gradient is off by {error}"
 
 
-def compare(gradients64, fp8, fp8_e4m3):
-    """How far FP8 takes the gradients from the exact ones, and the two formats of dout from each other."""
-    print(f"{'gradient of':22s} {'norm':>10s} {'cosine':>8s} {'norm ratio':>10s} {'E4M3: cos':>10s} {'E4M3-E5M2':>10s}")
+def compare(gradients64, fp8, fp8_e4m3, names=("E5M2", "E4M3")):
+    """How far FP8 takes the gradients from the exact ones, and two forms of it from each other."""
+    print(f"{'gradient of':22s} {'norm':>10s} {'cosine':>8s} {'norm ratio':>10s} {names[1] + ': cos':>10s} "
+          f"{names[1] + '-' + names[0]:>10s}")
     for name, g in sorted(gradients64.items()):
         def cosine(other):
             return (other * g).sum().item() / (other.norm() * g.norm()).item()
@@ -226,13 +272,17 @@ def compare(gradients64, fp8, fp8_e4m3):
         assert cosine(fp8[name]) > MIN_COSINE and abs(ratio - 1) < MAX_NORM_ERROR, f"{name}: FP8 is too far off"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default=OUTPUT)
-    options = parser.parse_args()
-    torch.set_num_threads(1)  # one summation order
+def write(path, tensors, seed):
+    numbers = dict(layers=LAYERS, channels=CHANNELS, heads=HEADS, vocab=VOCAB, context=CONTEXT, batch=BATCH,
+                   seq=TOKENS, layernorm_eps=LN_EPS, seed=seed)
+    tensors = {name: value.contiguous() for name, value in tensors.items()}
+    size = reference.write_sorted(path, tensors, {key: str(value) for key, value in numbers.items()})
+    assert size < MAX_BYTES, f"{size} bytes are too many for a file kept in the repository"
+    print(f"wrote {os.path.relpath(path)}: {len(tensors)} tensors, {size} bytes")
 
-    weights, tokens = initial_weights(), reference.make_tokens()[:1]
+
+def tensor_scales(path):
+    weights, tokens = initial_weights(SEED), reference.make_tokens()[:1]
     loss64, gradients64 = reference.loss_and_gradients(weights, tokens[0])
     check_backward(weights, tokens[0], loss64, gradients64)
     e5m2, e4m3 = Fp8(E5M2), Fp8(E4M3)
@@ -253,12 +303,51 @@ def main():
     tensors["tokens"] = tokens.to(torch.int32)
     tensors["loss64"] = torch.tensor(loss64, dtype=torch.float64)
     tensors["loss_fp8"] = torch.tensor(loss_fp8, dtype=torch.float64)
-    tensors = {name: value.contiguous() for name, value in tensors.items()}
-    numbers = dict(layers=LAYERS, channels=CHANNELS, heads=HEADS, vocab=VOCAB, context=CONTEXT, batch=BATCH,
-                   seq=TOKENS, layernorm_eps=LN_EPS, seed=SEED)
-    size = reference.write_sorted(options.out, tensors, {key: str(value) for key, value in numbers.items()})
-    assert size < MAX_BYTES, f"{size} bytes are too many for a file kept in the repository"
-    print(f"wrote {os.path.relpath(options.out)}: {len(tensors)} tensors, {size} bytes")
+    write(path, tensors, SEED)
+
+
+def spread(weights):
+    """Makes groups of 32 channels differ by 16, and by 4096 in all, in the norms' outputs and, the other way, in the
+    weights that read them. Only then do scales differ between blocks and block lengths matter."""
+    group = torch.arange(CHANNELS) // 32
+    factor = 16.0 ** (group.to(torch.float64) - 1)
+    for layer in range(LAYERS):
+        for norm_name, linear_name in [("ln1", "qkv"), ("ln2", "fc")]:
+            for part in ("weight", "bias"):
+                weights[f"h.{layer}.{norm_name}.{part}"] *= factor
+            weights[f"h.{layer}.{linear_name}.weight"] /= factor
+
+
+def block_scales(path):
+    use_shape(LAYERS=1, CHANNELS=128, HEADS=4, CONTEXT=64, BATCH=2, TOKENS=64)
+    weights, tokens = initial_weights(BLOCKS_SEED), reference.make_tokens()[:1]
+    spread(weights)
+    loss64, gradients64 = reference.loss_and_gradients(weights, tokens[0])
+    check_backward(weights, tokens[0], loss64, gradients64)
+    loss_block, block = loss_and_gradients(Fp8Blocks(128, tiles=True), weights, tokens[0])
+    loss_mx, mx = loss_and_gradients(Fp8Blocks(32, tiles=False), weights, tokens[0])
+    compare(gradients64, block, mx, ("block", "MX"))
+    compare(gradients64, mx, block, ("MX", "block"))
+    print(f"loss {loss64:.8f}, with blocks {loss_block:.8f}, with MX blocks {loss_mx:.8f}")
+
+    def small(value):  # matrices in BF16: their rounding, 0.1 % of the norm, is a tenth of the test's bound
+        return value.to(torch.bfloat16) if value.dim() == 2 else value.to(torch.float32)
+    tensors = {name: value.to(torch.bfloat16) for name, value in weights.items()}
+    tensors |= {"grad_block." + name: small(value) for name, value in block.items()}
+    tensors |= {"grad_mxfp8." + name: small(value) for name, value in mx.items()}
+    tensors["tokens"] = tokens.to(torch.int32)
+    for name, loss in [("loss64", loss64), ("loss_block", loss_block), ("loss_mxfp8", loss_mx)]:
+        tensors[name] = torch.tensor(loss, dtype=torch.float64)
+    write(path, tensors, BLOCKS_SEED)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default=OUTPUT, help="directory")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # one summation order
+    tensor_scales(os.path.join(options.out, "gpt2_fp8.safetensors"))
+    block_scales(os.path.join(options.out, "gpt2_fp8_blocks.safetensors"))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,24 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 
 #include "llmc/device/error.h"
 
 namespace llmc {
+
+Fp8Recipe fp8_recipe_from_name(const std::string& name) {
+    for (size_t i = 0; i < std::size(kFp8Recipes); i++)
+        if (name == kFp8Recipes[i]) return static_cast<Fp8Recipe>(i);
+    throw Error(ExitCode::bad_flags, "--fp8-recipe " + name + ": expected delayed, current, block or mxfp8");
+}
+
+Fp8Scaling scaling_of(Fp8Recipe recipe) {
+    return recipe == Fp8Recipe::block   ? Fp8Scaling::block
+           : recipe == Fp8Recipe::mxfp8 ? Fp8Scaling::mx
+                                        : Fp8Scaling::tensor;
+}
+
 const char* name_of(BlockLinear linear) {
     switch (linear) {
         case BlockLinear::qkv:

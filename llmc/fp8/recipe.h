@@ -3,12 +3,19 @@
 #include <string>
 #include <vector>
 
+#include "llmc/kernels/fp8_state.h"
+
 namespace llmc {
 
 enum class Fp8Recipe {
     delayed,  // scale from the amaxes of past steps; producers quantize as they go
     current,  // scale from the tensor itself, measured first
+    block,    // E4M3, a scale for every 128 elements (128 x 128 of a weight), from themselves
+    mxfp8,    // E4M3, a scale for every 32 elements, from themselves (OCP MX)
 };
+Fp8Recipe fp8_recipe_from_name(const std::string& name);
+Fp8Scaling scaling_of(Fp8Recipe recipe);
+constexpr const char* kFp8Recipes[] = {"delayed", "current", "block", "mxfp8"};
 enum class AmaxAlgorithm {
     max,          // over the window
     most_recent,  // the last step's
@@ -21,7 +28,7 @@ struct Fp8Config {
     int margin = 0;    // scale = largest value / (2^margin * amax)
     AmaxAlgorithm algorithm = AmaxAlgorithm::max;
     bool pow2_scales = false;     // round scales down to powers of two
-    bool e4m3_gradients = false;  // E4M3 instead of E5M2 for output gradients
+    bool e4m3_gradients = false;  // E4M3 instead of E5M2 for output gradients; blocks always are
 };
 constexpr int kMaxAmaxHistory = 1024;
 

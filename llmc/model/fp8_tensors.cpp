@@ -3,7 +3,6 @@
 namespace llmc {
 namespace {
 
-
 size_t input_channels(BlockLinear linear, size_t C) { return linear == BlockLinear::fc_proj ? 4 * C : C; }
 size_t output_channels(BlockLinear linear, size_t C) {
     return linear == BlockLinear::qkv ? 3 * C : linear == BlockLinear::fc ? 4 * C : C;
@@ -23,16 +22,49 @@ bool is_recomputed(BlockLinear linear, Recompute level) {
     return false;
 }
 
+// Blocks scale themselves, so what the other flags say of histories and formats does not apply. The tensors' own scales
+// then say what the log shows: that of the largest block.
+Fp8Config resolved(Fp8Config config) {
+    if (scaling_of(config.recipe) == Fp8Scaling::tensor) return config;
+    config.e4m3_gradients = config.pow2_scales = true;
+    config.algorithm = AmaxAlgorithm::most_recent;
+    config.history = 1;
+    config.margin = 0;
+    return config;
+}
+
+void check_blocks(Fp8Recipe recipe, int tokens, int channels) {
+    if (scaling_of(recipe) == Fp8Scaling::tensor) return;
+    const int multiple = recipe == Fp8Recipe::block ? kScaleVector : kMxVector;
+    const char* name = kFp8Recipes[static_cast<int>(recipe)];
+    if (channels % multiple != 0)
+        throw Error(
+            ExitCode::bad_flags,
+            strprintf("--fp8-recipe %s: %d channels are not a multiple of %d, the length of a block, which qkv, "
+                      "attn_proj, fc and fc_proj need; use --fp8-recipe %scurrent or delayed",
+                      name, channels, multiple, recipe == Fp8Recipe::block ? "mxfp8, " : ""));
+    if (tokens % multiple != 0)
+        throw Error(ExitCode::bad_flags,
+                    strprintf("--fp8-recipe %s: %d tokens a micro-batch (batch * seq) are not a multiple of %d, the "
+                              "length of a block, which the weight gradients of qkv, attn_proj, fc and fc_proj need; "
+                              "change --batch or --seq, or use --fp8-recipe current or delayed",
+                              name, tokens, multiple));
+}
+
 }  // namespace
 
 Fp8Tensors::Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp8Layers& layers, int tokens,
                        Recompute recompute)
-    : config_(fp8), layers_(layers), count_(config.layers * kBlockLinears * kFp8Roles) {
+    : config_(resolved(fp8)),
+      scaling_(scaling_of(fp8.recipe)),
+      layers_(layers),
+      count_(config.layers * kBlockLinears * kFp8Roles) {
+    check_blocks(fp8.recipe, tokens, config.channels);
     const size_t N = static_cast<size_t>(tokens), C = static_cast<size_t>(config.channels);
     const size_t count = static_cast<size_t>(count_), slots = static_cast<size_t>(config.layers) * kBlockLinears;
     activations_.plan(&states_, count);
     activations_.plan(&evaluation_, count);
-    activations_.plan(&history_, count * static_cast<size_t>(fp8.history));
+    activations_.plan(&history_, count * static_cast<size_t>(config_.history));
     activations_.plan(&bad_flag_, 1);
     activations_.plan(&x_row_, N * 4 * C);
     activations_.plan(&dout_row_, N * 4 * C);
@@ -40,6 +72,7 @@ Fp8Tensors::Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp
     x_transposed_.resize(slots);
     w_row_.resize(slots);
     w_transposed_.resize(slots);
+    for (auto* scales : {&x_transposed_scales_, &w_scales_, &w_transposed_scales_}) scales->resize(slots);
     for (const BlockLinear linear : kBlockLinearLayers)
         if (is_recomputed(linear, recompute))
             activations_.plan(&shared_x_transposed_[static_cast<size_t>(linear)], N * input_channels(linear, C));
@@ -51,26 +84,55 @@ Fp8Tensors::Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp
             weights_.plan(&w_row_[s], inputs * output_channels(linear, C));
             weights_.plan(&w_transposed_[s], inputs * output_channels(linear, C));
         }
+    if (has_block_scales()) plan_scales(config, N, recompute);
+}
+
+void Fp8Tensors::plan_scales(const ModelConfig& config, size_t N, Recompute recompute) {
+    const size_t C = static_cast<size_t>(config.channels);
+    const bool mx = scaling_ == Fp8Scaling::mx;
+    const ScaleLayout rows = mx ? ScaleLayout::mx : ScaleLayout::vectors, tiles = mx ? rows : ScaleLayout::tiles;
+    activations_.plan(&source_, N * 4 * C);
+    activations_.plan(&x_scales_, scale_bytes(rows, N, 4 * C));
+    activations_.plan(&dout_scales_, scale_bytes(rows, N, 4 * C));
+    activations_.plan(&dout_transposed_scales_, scale_bytes(rows, 4 * C, N));
+    for (const BlockLinear linear : kBlockLinearLayers)
+        if (is_recomputed(linear, recompute))
+            activations_.plan(&shared_x_transposed_scales_[static_cast<size_t>(linear)],
+                              scale_bytes(rows, input_channels(linear, C), N));
+    for (int block = 0; block < config.layers; block++)
+        for (const BlockLinear linear : kBlockLinearLayers) {
+            if (!is_fp8(block, linear)) continue;
+            const size_t s = slot(block, linear), in = input_channels(linear, C), out = output_channels(linear, C);
+            if (!is_recomputed(linear, recompute))
+                activations_.plan(&x_transposed_scales_[s], scale_bytes(rows, in, N));
+            weights_.plan(&w_scales_[s], scale_bytes(tiles, out, in));
+            weights_.plan(&w_transposed_scales_[s], scale_bytes(tiles, in, out));
+        }
 }
 
 void Fp8Tensors::allocate(stream_t stream) {
     activations_.allocate();
     weights_.allocate();
-    for (size_t s = 0; s < x_transposed_.size(); s++)
+    for (size_t s = 0; s < x_transposed_.size(); s++) {
         if (!x_transposed_[s]) x_transposed_[s] = shared_x_transposed_[s % kBlockLinears];
+        if (!x_transposed_scales_[s]) x_transposed_scales_[s] = shared_x_transposed_scales_[s % kBlockLinears];
+    }
     fp8_reset(states_, history_, count_, config_, stream);
     fp8_reset(evaluation_, history_, count_, config_, stream);
 }
 
 Quantized<e4m3> Fp8Tensors::x(int block, BlockLinear linear, PassKind kind) {
     Fp8State* table = kind == PassKind::evaluation && !uses_history() ? evaluation_ : states_;
-    e4m3* transposed = kind == PassKind::evaluation ? nullptr : x_transposed_[slot(block, linear)];
-    return {x_row_, transposed, table + Fp8TensorId{block, linear, Fp8Role::x}.index()};
+    const bool forward_only = kind == PassKind::evaluation;
+    const size_t s = slot(block, linear);
+    return {x_row_, forward_only ? nullptr : x_transposed_[s], table + Fp8TensorId{block, linear, Fp8Role::x}.index(),
+            x_scales_, forward_only ? nullptr : x_transposed_scales_[s]};
 }
 
 Quantized<e4m3> Fp8Tensors::w(int block, BlockLinear linear) {
     const size_t s = slot(block, linear);
-    return {w_row_[s], w_transposed_[s], states_ + Fp8TensorId{block, linear, Fp8Role::w}.index()};
+    return {w_row_[s], w_transposed_[s], states_ + Fp8TensorId{block, linear, Fp8Role::w}.index(), w_scales_[s],
+            w_transposed_scales_[s]};
 }
 
 void Fp8Tensors::set_weight_scales(stream_t stream) {

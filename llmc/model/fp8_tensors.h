@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "llmc/fp8/scaling.h"
+#include "llmc/kernels/block_scales.h"
 #include "llmc/model/activations.h"
 #include "llmc/model/config.h"
 #include "llmc/shard/arena.h"
@@ -27,13 +28,24 @@ public:
     bool is_fp8(int block, BlockLinear linear) const { return layers_.is_fp8(block, linear); }
     int layer_count() const { return layers_.count(); }
 
+    Fp8Scaling scaling() const { return scaling_; }
+    bool has_block_scales() const { return scaling_ != Fp8Scaling::tensor; }
+    // Tokens come in multiples of this.
+    int token_multiple() const { return scaling_ == Fp8Scaling::block ? 128 : scaling_ == Fp8Scaling::mx ? 32 : 16; }
+    // (N, 4C): with block scales, producers write their output here in BF16, and both layouts are quantized from it.
+    bf16* source() { return source_; }
+    // How a pass quantizes with block scales, which need neither history nor measuring.
+    static QuantizePass block_pass(PassKind kind) {
+        return kind == PassKind::training ? QuantizePass::train : QuantizePass::replay;
+    }
+
     // Operands; their state is the one that this kind of pass reads.
     Quantized<e4m3> x(int block, BlockLinear linear, PassKind kind);
     Quantized<e4m3> w(int block, BlockLinear linear);
     template <class F8>  // e5m2, or e4m3 if the configuration says so
     Quantized<F8> dout(int block, BlockLinear linear) {
         return {reinterpret_cast<F8*>(dout_row_), reinterpret_cast<F8*>(dout_transposed_),
-                states_ + Fp8TensorId{block, linear, Fp8Role::dout}.index()};
+                states_ + Fp8TensorId{block, linear, Fp8Role::dout}.index(), dout_scales_, dout_transposed_scales_};
     }
     bool e4m3_gradients() const { return config_.e4m3_gradients; }
 
@@ -73,7 +85,10 @@ private:
         return static_cast<size_t>(block) * kBlockLinears + static_cast<size_t>(linear);
     }
 
+    void plan_scales(const ModelConfig& config, size_t N, Recompute recompute);
+
     const Fp8Config config_;
+    const Fp8Scaling scaling_;
     const Fp8Layers layers_;
     const int count_;
     bool calibrated_ = false;
@@ -89,6 +104,13 @@ private:
     std::vector<e4m3*> x_transposed_;                // by slot: (C, N) or (4C, N)
     e4m3* shared_x_transposed_[kBlockLinears] = {};  // for what is recomputed
     std::vector<e4m3*> w_row_, w_transposed_;        // by slot
+
+    // Block scales of the operands above, nullptr without.
+    bf16* source_ = nullptr;
+    char *x_scales_ = nullptr, *dout_scales_ = nullptr, *dout_transposed_scales_ = nullptr;
+    std::vector<char*> x_transposed_scales_;
+    char* shared_x_transposed_scales_[kBlockLinears] = {};
+    std::vector<char*> w_scales_, w_transposed_scales_;
 };
 
 }  // namespace llmc

@@ -258,9 +258,12 @@ std::vector<float> Gpt2<Real>::next_token_logits(const int* tokens, int length, 
         throw Error(ExitCode::failure, strprintf("cannot run %d tokens through a context of %d (%d reserved)", length,
                                                  config_.context, B_ * T_));
     const int C = config_.channels, V = config_.vocab, Vp = config_.padded_vocab();
-    // FP8 products want tokens in sixteens; what comes behind the last token cannot change it.
+    // FP8 products want tokens in whole blocks; what comes behind the last token cannot change it.
     std::vector<int> padded(tokens, tokens + length);
-    if (fp8_) padded.resize(static_cast<size_t>(length + 15) / 16 * 16, 0);
+    if (fp8_) {
+        const int multiple = fp8_->token_multiple();
+        padded.resize(static_cast<size_t>(div_up(length, multiple)) * static_cast<size_t>(multiple), 0);
+    }
     const int N = static_cast<int>(padded.size());
     if (N > config_.context || N > B_ * T_)
         throw Error(ExitCode::failure, strprintf("%d tokens, padded to %d for FP8, exceed the context of %d", length, N,

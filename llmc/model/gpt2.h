@@ -33,8 +33,8 @@ public:
 
     void initialize(uint64_t seed, stream_t stream);
 
-    // To be called whenever the weights have changed: makes the FP8 copies of those that have one. Their amaxes come from
-    // the optimizer's update; for weights that were set in another way they are measured here.
+    // To be called whenever the weights have changed: makes the FP8 copies of those that have one. Their amaxes come
+    // from the optimizer's update; for weights that were set in another way they are measured here.
     void prepare_weights(stream_t stream);
 
     // A micro-batch of training: forward, loss and gradients. `first` overwrites the gradients and the loss sum, later
@@ -84,11 +84,13 @@ private:
     void linear_backward(int layer, BlockLinear linear, Real* dinp, const Real* dout, const Real* inp, bool accumulate,
                          stream_t stream);
     void gelu_and_linear_backward(int layer, Real* dinp, Real* dgelu, bool accumulate, stream_t stream);
+    void quantize_x_blocks(int layer, BlockLinear linear, const bf16* source, int N, int C, PassKind kind,
+                           stream_t stream);
     template <class F8>
     void linear_backward_fp8(int layer, BlockLinear linear, Real* dinp, const Real* dout, bool accumulate,
                              stream_t stream);
     template <class F8>
-    void gelu_and_linear_backward_fp8(int layer, Real* dinp, const Real* dgelu, bool accumulate, stream_t stream);
+    void gelu_and_linear_backward_fp8(int layer, Real* dinp, Real* dgelu, bool accumulate, stream_t stream);
     template <class F8>
     void products_backward_fp8(int layer, BlockLinear linear, Real* dinp, bool accumulate, stream_t stream);
     const Real* weight(int layer, size_t tensor) const { return parameters_.weight(block_unit(layer), tensor); }

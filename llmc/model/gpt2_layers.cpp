@@ -8,6 +8,7 @@
 #include "llmc/kernels/layernorm.h"
 #include "llmc/kernels/layernorm_fp8.h"
 #include "llmc/kernels/quantize.h"
+#include "llmc/kernels/quantize_blocks.h"
 #include "llmc/model/gpt2.h"
 
 namespace llmc {
@@ -44,9 +45,9 @@ void Gpt2<Real>::prepare_weights(stream_t stream) {
         if (!fp8_) return;
         for (int l = 0; l < config_.layers; l++)
             for (const BlockLinear linear : kBlockLinearLayers)
-                if (is_fp8(l, linear))
+                if (is_fp8(l, linear) && fp8_->scaling() != Fp8Scaling::mx)  // whose source is the BF16 copy
                     parameters_.keep_in_fp8(block_unit(l), layer_of(linear).weight, fp8_->w(l, linear).state);
-        if (parameters_.to_be_measured()) quantize_weights(QuantizePass::measure, stream);
+        if (parameters_.to_be_measured() && !fp8_->has_block_scales()) quantize_weights(QuantizePass::measure, stream);
         parameters_.set_measured();
         fp8_->set_weight_scales(stream);
         quantize_weights(QuantizePass::write, stream);
@@ -60,8 +61,16 @@ void Gpt2<Real>::quantize_weights(QuantizePass pass, stream_t stream) {
         for (const BlockLinear linear : kBlockLinearLayers) {
             if (!is_fp8(l, linear)) continue;
             const LinearLayer layer = layer_of(linear);
-            quantize_weight(fp8_->w(l, linear), parameters_.master(block_unit(l), layer.weight), layer.outputs * C,
-                            layer.inputs * C, pass, stream);
+            const int rows = layer.outputs * C, columns = layer.inputs * C;
+            const Quantized<e4m3> w = fp8_->w(l, linear);
+            const float* master = parameters_.master(block_unit(l), layer.weight);
+            if (fp8_->scaling() == Fp8Scaling::tensor)
+                quantize_weight(w, master, rows, columns, pass, stream);
+            else if (fp8_->scaling() == Fp8Scaling::block)
+                quantize_weight_tiles(w, master, rows, columns, QuantizePass::train, stream);
+            else
+                quantize_blocks(w, nullptr, nullptr, weight(l, layer.weight), rows, columns, Fp8Scaling::mx, false,
+                                QuantizePass::train, stream);
         }
 }
 
@@ -91,11 +100,17 @@ void Gpt2<Real>::norm(int l, BlockLinear linear, Real* normed, float* mean, floa
     const Real* w = weight(l, weight_tensor);
     const Real* shift = weight(l, bias_tensor);
     if constexpr (kCanBeFp8<Real>)
-        if (is_fp8(l, linear))
+        if (is_fp8(l, linear)) {
+            if (fp8_->has_block_scales()) {
+                layernorm_forward<Real>(fp8_->source(), mean, rstd, residual, inp1, inp2, nullptr, w, shift, N, C,
+                                        stream);
+                return quantize_x_blocks(l, linear, fp8_->source(), N, C, kind, stream);
+            }
             return fp8_->fill(l, linear, Fp8Role::x, kind, stream, [&](QuantizePass pass) {
                 layernorm_forward_fp8(fp8_->x(l, linear, kind), mean, rstd, residual, inp1, inp2, nullptr, w, shift, N,
                                       C, pass, stream);
             });
+        }
     layernorm_forward<Real>(normed, mean, rstd, residual, inp1, inp2, nullptr, w, shift, N, C, stream);
 }
 
@@ -104,10 +119,15 @@ void Gpt2<Real>::gelu(int l, int N, PassKind kind, stream_t stream) {
     const int C = config_.channels;
     Block& b = activations_.blocks[l];
     if constexpr (kCanBeFp8<Real>)
-        if (is_fp8(l, BlockLinear::fc_proj))
+        if (is_fp8(l, BlockLinear::fc_proj)) {
+            if (fp8_->has_block_scales()) {
+                gelu_forward(fp8_->source(), b.fc, static_cast<size_t>(N) * 4 * static_cast<size_t>(C), stream);
+                return quantize_x_blocks(l, BlockLinear::fc_proj, fp8_->source(), N, 4 * C, kind, stream);
+            }
             return fp8_->fill(l, BlockLinear::fc_proj, Fp8Role::x, kind, stream, [&](QuantizePass pass) {
                 gelu_forward_fp8(fp8_->x(l, BlockLinear::fc_proj, kind), b.fc, N, 4 * C, pass, stream);
             });
+        }
     gelu_forward(b.gelu, b.fc, static_cast<size_t>(N) * 4 * static_cast<size_t>(C), stream);
 }
 
@@ -116,11 +136,20 @@ void Gpt2<Real>::quantize_attention(int l, int N, PassKind kind, stream_t stream
     if constexpr (kCanBeFp8<Real>) {
         if (!is_fp8(l, BlockLinear::attn_proj)) return;
         const Block& b = activations_.blocks[l];
+        if (fp8_->has_block_scales())
+            return quantize_x_blocks(l, BlockLinear::attn_proj, b.attention, N, config_.channels, kind, stream);
         fp8_->fill(l, BlockLinear::attn_proj, Fp8Role::x, kind, stream, [&](QuantizePass pass) {
             quantize<e4m3>(fp8_->x(l, BlockLinear::attn_proj, kind), nullptr, nullptr, b.attention, b.attention_low, N,
                            config_.channels, false, pass, stream);
         });
     }
+}
+
+template <class Real>
+void Gpt2<Real>::quantize_x_blocks(int l, BlockLinear linear, const bf16* source, int N, int C, PassKind kind,
+                                   stream_t stream) {
+    quantize_blocks(fp8_->x(l, linear, kind), nullptr, nullptr, source, N, C, fp8_->scaling(), false,
+                    Fp8Tensors::block_pass(kind), stream);
 }
 
 // ---- linear layers -------------------------------------------------------------------------------------------------
@@ -135,8 +164,7 @@ void Gpt2<Real>::linear_forward(int l, BlockLinear linear, Real* out, const Real
         if (is_fp8(l, linear)) {
             const auto x = fp8_->x(l, linear, kind);
             const auto w = fp8_->w(l, linear);
-            return matmul_.forward_fp8(out, x.row, &x.state->scale_inv, w.row, &w.state->scale_inv, bias, N, C, OC,
-                                       stream);
+            return matmul_.forward_fp8(out, x.row, x.row_scale_inv(), w.row, w.row_scale_inv(), bias, N, C, OC, stream);
         }
     matmul_.forward(out, inp, weight(l, layer.weight), bias, N, C, OC, stream);
 }
@@ -176,6 +204,12 @@ template <class F8>
 void Gpt2<Real>::linear_backward_fp8(int l, BlockLinear linear, Real* dinp, const Real* dout, bool accumulate,
                                      stream_t stream) {
     const LinearLayer layer = layer_of(linear);
+    if constexpr (std::is_same_v<F8, e4m3>)
+        if (fp8_->has_block_scales()) {
+            quantize_blocks(fp8_->dout<e4m3>(l, linear), gradient(l, layer.bias), activations_.scratch, dout, B_ * T_,
+                            layer.outputs * config_.channels, fp8_->scaling(), accumulate, QuantizePass::train, stream);
+            return products_backward_fp8<F8>(l, linear, dinp, accumulate, stream);
+        }
     fp8_->fill(l, linear, Fp8Role::dout, PassKind::training, stream, [&](QuantizePass pass) {
         quantize<F8>(fp8_->template dout<F8>(l, linear), gradient(l, layer.bias), activations_.scratch, dout, nullptr,
                      B_ * T_, layer.outputs * config_.channels, accumulate, pass, stream);
@@ -185,7 +219,16 @@ void Gpt2<Real>::linear_backward_fp8(int l, BlockLinear linear, Real* dinp, cons
 
 template <class Real>
 template <class F8>
-void Gpt2<Real>::gelu_and_linear_backward_fp8(int l, Real* dinp, const Real* dgelu, bool accumulate, stream_t stream) {
+void Gpt2<Real>::gelu_and_linear_backward_fp8(int l, Real* dinp, Real* dgelu, bool accumulate, stream_t stream) {
+    if constexpr (std::is_same_v<F8, e4m3>)
+        if (fp8_->has_block_scales()) {
+            const int N = B_ * T_, C = config_.channels;
+            gelu_backward<Real>(dgelu, gradient(l, BlockTensor::fc_bias), activations_.scratch, dgelu,
+                                activations_.blocks[l].fc, N, 4 * C, accumulate, stream);
+            quantize_blocks(fp8_->dout<e4m3>(l, BlockLinear::fc), nullptr, nullptr, dgelu, N, 4 * C, fp8_->scaling(),
+                            false, QuantizePass::train, stream);
+            return products_backward_fp8<F8>(l, BlockLinear::fc, dinp, accumulate, stream);
+        }
     fp8_->fill(l, BlockLinear::fc, Fp8Role::dout, PassKind::training, stream, [&](QuantizePass pass) {
         gelu_backward_fp8<F8>(fp8_->template dout<F8>(l, BlockLinear::fc), gradient(l, BlockTensor::fc_bias),
                               activations_.scratch, dgelu, activations_.blocks[l].fc, B_ * T_, 4 * config_.channels,
@@ -202,9 +245,9 @@ void Gpt2<Real>::products_backward_fp8(int l, BlockLinear linear, Real* dinp, bo
     const auto x = fp8_->x(l, linear, PassKind::training);
     const auto w = fp8_->w(l, linear);
     const auto dout = fp8_->template dout<F8>(l, linear);
-    matmul_.wgrad_fp8(gradient(l, layer.weight), dout.transposed, &dout.state->scale_inv, x.transposed,
-                      &x.state->scale_inv, N, C, OC, accumulate, stream);
-    matmul_.dgrad_fp8(dinp, dout.row, &dout.state->scale_inv, w.transposed, &w.state->scale_inv, N, C, OC, stream);
+    matmul_.wgrad_fp8(gradient(l, layer.weight), dout.transposed, dout.transposed_scale_inv(), x.transposed,
+                      x.transposed_scale_inv(), N, C, OC, accumulate, stream);
+    matmul_.dgrad_fp8(dinp, dout.row, dout.row_scale_inv(), w.transposed, w.transposed_scale_inv(), N, C, OC, stream);
 }
 
 // The class as a whole is instantiated in gpt2.cpp; these are the members defined here.

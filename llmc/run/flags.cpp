@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "llmc/device/error.h"
+#include "llmc/fp8/recipe.h"
 #include "llmc/run/gpu_table.h"
 
 namespace llmc {
@@ -235,8 +236,9 @@ void FlagSet::Parser::precision_and_memory() {
 void FlagSet::Parser::fp8() {
     group = "FP8 and loss scaling";
     add(0, "fp8-recipe", options.fp8_recipe, "NAME",
-        "delayed (scales from past steps) or current (scales from the tensor itself: one more pass)")
-        ->transform(one_of({"delayed", "current"}));
+        "delayed (scales from past steps), current (from the tensor itself: one more pass), block (one for 128 "
+        "elements) or mxfp8 (one for 32)")
+        ->transform(one_of({std::begin(kFp8Recipes), std::end(kFp8Recipes)}));
     add(0, "fp8-layers", options.fp8_layers, "LIST",
         "linear layers in FP8: all or none, then for example -first,-last,-block7,-fc_proj,-block3.qkv")
         ->transform(not_empty());

@@ -59,7 +59,7 @@ struct Options {
     std::string recompute = "gelu";  // none, gelu, norm, block
 
     // FP8 (with --precision fp8)
-    std::string fp8_recipe = "delayed";  // delayed, current
+    std::string fp8_recipe = "delayed";  // a name in kFp8Recipes
     std::string fp8_layers = "all";      // see Fp8Layers
     std::string fp8_grad = "e5m2";       // e5m2, e4m3
     int fp8_history = 16;                // optimizer steps

@@ -57,7 +57,8 @@ struct TestModel {
         : config(config_),
           table(gpt2_units(config_), 1),
           parameters(table, comm),
-          matmul(false),
+          matmul(false, FastAccumulation::forward,
+                 fp8_config ? scaling_of(fp8_config->recipe) : Fp8Scaling::tensor),
           fp8(fp8_config ? std::make_unique<Fp8Tensors>(config_, *fp8_config, Fp8Layers(fp8_layers, config_.layers),
                                                         B * T, recompute)
                          : nullptr),
