@@ -34,8 +34,11 @@ for streams in now lazy; do
             "${settings[@]}" LLMC_ORDER=random python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
     done
 done
-stage "demo ends within 25 % of the floor" check bash -c \
-    './scripts/demo.sh && python3 test/end_to_end/trainer.py --near-floor out/demo 1.25'
+stage "demo" check ./scripts/demo.sh
+for precision in bf16 fp8; do
+    stage "demo in $precision ends within 25 % of the floor" check \
+        python3 test/end_to_end/trainer.py --near-floor out/demo/$precision 1.25
+done
 
 stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address test-cpu $NATIVE-address/train_gpt_cpu
 for order in ascending descending random; do

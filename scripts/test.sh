@@ -33,7 +33,7 @@ stage "host: lazy streams, guarded memory" doctest env LLMC_STREAMS=lazy LLMC_GU
 stage "end to end" unittest python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
 demo=$(mktemp -d)
 stage "demo, 20 steps" check ./scripts/demo.sh --max-steps 20 --out "$demo/run"
-stage "demo, picture" check test -s "$demo/run/loss.png"
+stage "demo, picture" check test -s "$demo/run/compare.png"
 rm -rf "$demo"
 
 # ---- sanitizers ----------------------------------------------------------------------------------------------------

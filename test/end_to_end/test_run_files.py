@@ -23,7 +23,8 @@ class Files(unittest.TestCase):
                                "--lr", "2e-3", "--warmup", "4", "--total-batch", "512")
 
     def test_training_records(self):
-        names = ["step", "loss", "lr", "norm", "tokens", "ms", "tokens_per_s", "products", "skipped", "loss_scale"]
+        names = ["step", "loss", "lr", "norm", "tokens", "ms", "tokens_per_s", "products", "skipped", "loss_scale",
+                 "batch_hash"]
         self.assertEqual([r["step"] for r in self.done.steps], list(range(1, 8)))
         for record in self.done.steps:
             self.assertEqual(list(record), names)
@@ -94,6 +95,7 @@ class Files(unittest.TestCase):
         self.assertEqual(config["total-batch"], 512)
         self.assertEqual(config["precision"], "bf16")
         self.assertEqual(config["max-steps"], 7)
+        self.assertRegex(info["weights_hash"], "^[0-9a-f]{16}$")
 
     def test_progress_lines(self):
         lines = [line for line in self.done.result.out.splitlines() if line.startswith("step ")]
@@ -189,6 +191,33 @@ class Configuration(unittest.TestCase):
         self.assertEqual(losses, first.losses)
 
 
+class Fingerprints(unittest.TestCase):
+    """What tells whether two runs may be compared."""
+
+    @staticmethod
+    def of(*flags):
+        done = FinishedRun("--max-steps", "4", "--total-batch", "512", *flags)
+        return json.loads(done.read("run.json"))["weights_hash"], [r["batch_hash"] for r in done.steps]
+
+    def test_they_depend_on_nothing_but_weights_and_batches(self):
+        weights, batches = self.of()
+        self.assertEqual(len(set(batches)), 4)
+        for flags in (["--precision", "fp32"], ["--precision", "fp8", "--recompute", "block"], ["--batch", "2"],
+                      ["--batch", "8"], ["--lr", "1e-2"], ["--max-steps", "4", "--val", corpus().val, "--val-every", "1"]):
+            with self.subTest(flags=flags):
+                self.assertEqual(self.of(*flags), (weights, batches))
+
+    def test_they_differ_where_those_do(self):
+        weights, batches = self.of()
+        self.assertNotEqual(self.of("--seed", "2")[0], weights)
+        self.assertTrue(set(batches).isdisjoint(self.of("--seed", "2")[1]))
+        self.assertNotEqual(self.of("--channels", "32", "--heads", "1")[0], weights)
+        other = self.of("--train", corpus().val)
+        self.assertEqual(other[0], weights)
+        self.assertTrue(set(batches).isdisjoint(other[1]))
+        self.assertTrue(set(batches).isdisjoint(self.of("--total-batch", "1024")[1]))
+
+
 class Planning(unittest.TestCase):
     def plan(self, *flags):
         result = run(*flags, "--dry-run")
@@ -204,7 +233,11 @@ class Planning(unittest.TestCase):
                     if model != "d12":
                         self.assertIn(count, text)
                     self.assertRegex(text, r"(fits|DOES NOT FIT) into")
-                    self.assertRegex(text, r"tok/s, MFU \d+\.\d%")
+                    self.assertRegex(text, r"bf16 +[\d,]+ tok/s, MFU \d+\.\d% of the BF16 peak")
+                    if card == "a100":
+                        self.assertIn("has no FP8: use --precision bf16", text)
+                    else:
+                        self.assertRegex(text, r"fp8 +[\d,]+ tok/s, MFU \d+\.\d% of the FP8 peak; 1\.\d\d times bf16")
 
     def test_what_does_not_fit(self):
         flags = ["--model", "gpt2-xl", "--batch", "16"]

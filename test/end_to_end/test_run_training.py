@@ -1,9 +1,10 @@
 """Training itself: it learns, repeats bit for bit, and what must not change the numbers does not."""
 
 import math
+import random
 import unittest
 
-from trainer import VOCAB, FinishedRun, corpus, write_shard
+from trainer import VOCAB, FinishedRun, corpus, run, tiny_flags, write_shard
 
 
 def relative(a, b):
@@ -82,6 +83,62 @@ class SameNumbers(unittest.TestCase):
                     self.assertEqual(run.losses, plain.losses)
                     self.assertEqual([r["norm"] for r in run.steps], [r["norm"] for r in plain.steps])
                     self.assertEqual(run.read("model.safetensors"), plain.read("model.safetensors"))
+
+
+class Spikes(unittest.TestCase):
+    """A text that repeats is soon known by heart. One sample of noise in it is a leap of loss and norm."""
+
+    STEPS = 300
+
+    def spiky(self, *flags):
+        T, samples = 32, 400
+        text = [ord("a") + i % 16 for i in range(samples * T + 1)]
+        rng = random.Random(1)
+        for at in range(200 * T, 201 * T):
+            text[at] = rng.randrange(128, 256)
+        return FinishedRun("--train", write_shard(text), "--vocab", VOCAB, "--layers", "1", "--channels", "32", "--heads",
+                           "1", "--context", T, "--seq", T, "--batch", "2", "--lr", "3e-3", "--warmup", "20",
+                           "--schedule", "constant", "--max-steps", self.STEPS, *flags)
+
+    def test_reported_and_with_skip_spikes_skipped(self):
+        plain, skipping = self.spiky(), self.spiky("--skip-spikes")
+        spikes = [r["step"] for r in plain.steps if "spike" in r]
+        self.assertTrue(spikes, "none was found")
+        self.assertLess(len(spikes), 6)
+        (first, *_) = spikes
+        self.assertGreater(first, 200, "the noise comes again in the second pass")
+        record = plain.steps[first - 1]
+        for name, limit in record["spike"].items():
+            self.assertGreater(record[name], limit)
+        self.assertIn(f"spike at step {first}: ", plain.result.out)
+        self.assertIn("not skipped (see --skip-spikes)", plain.result.out)
+        self.assertEqual(plain.steps[-1]["skipped"], 0)
+
+        self.assertEqual(skipping.losses[:first], plain.losses[:first], "until then the runs are the same")
+        self.assertEqual(skipping.steps[first - 1]["spike"], record["spike"])
+        self.assertEqual(skipping.steps[first - 1]["skipped"], 1)
+        self.assertEqual(skipping.steps[first]["skipped"], 1)
+        self.assertIn("sigma of past steps; skipped", skipping.result.out)
+        self.assertNotEqual(skipping.losses[first], plain.losses[first])
+        self.assertLess(skipping.losses[first], plain.losses[first], "nothing was learned from noise")
+
+    def test_no_spike_no_difference(self):
+        flags = ["--max-steps", "100"]
+        quiet, watched = FinishedRun(*flags), FinishedRun(*flags, "--skip-spikes")
+        self.assertFalse([r for r in quiet.steps if "spike" in r])
+        self.assertEqual(quiet.timeless, watched.timeless)
+        self.assertEqual(quiet.read("model.safetensors"), watched.read("model.safetensors"))
+
+
+class Skips(unittest.TestCase):
+    def test_too_many_stop_the_run_and_name_what_went_bad(self):
+        for precision, culprit in (("bf16", "the loss was nan"), ("fp32", "the loss was nan"),
+                                   ("fp8", "the first FP8 tensor with a value that is not finite was h.0.")):
+            with self.subTest(precision=precision):
+                result = run(*tiny_flags("--precision", precision, "--lr", "1e30", "--max-skips", "3", "--max-steps", "20"))
+                self.assertEqual(result.code, 6)
+                self.assertIn("3 steps in a row were skipped; in the last, step 4, " + culprit, result.err)
+                self.assertIn("--max-skips", result.err)
 
 
 class NearlySameNumbers(unittest.TestCase):

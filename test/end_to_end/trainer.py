@@ -4,7 +4,7 @@ The program is ./train_gpt_cpu, or what the environment variable TRAIN_GPT says.
 builds with a sanitizer, or looks at how a run ended:
 
     python3 test/end_to_end/trainer.py --short-run build/cpu-native-address/train_gpt_cpu
-    python3 test/end_to_end/trainer.py --near-floor out/demo 1.25
+    python3 test/end_to_end/trainer.py --near-floor out/demo/fp8 1.25
 """
 
 import atexit
@@ -30,6 +30,8 @@ TINY_BATCH = ["--batch", "4", "--seq", "64"]
 # Threads that wait asleep: the tests may share the cores.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
 TIME_FIELDS = ("ms", "tokens_per_s")
+# Every --fp8-recipe: what is tested of one is tested of all.
+FP8_RECIPES = ("delayed", "current")
 
 
 @functools.cache
@@ -164,14 +166,14 @@ def read_safetensors(path):
 
 def short_run(program):
     """Everything a run does, as little of it as possible: for slow builds."""
-    for precision in ("bf16", "fp32"):
+    for precision in ("fp8", "bf16", "fp32"):
         directory = new_path()
         subprocess.run([os.path.abspath(program), "--train", corpus().train, "--val", corpus().val, "--out", directory,
                         "--layers", "2", "--channels", "64", "--heads", "2", "--context", "32", "--seq", "32",
                         "--batch", "2", "--total-batch", "128", "--max-steps", "3", "--val-every", "2",
                         "--val-batches", "1",
                         "--sample-every", "3", "--sample-tokens", "4", "--precision", precision], check=True)
-    print("both runs finished")
+    print("all runs finished")
 
 
 def near_floor(directory, factor):

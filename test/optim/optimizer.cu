@@ -44,6 +44,7 @@ struct Trainer {
     const float* scale = nullptr;
     const int* bad_flag = nullptr;
     double clip = 0;
+    SpikeCheck spikes;
     ScheduleConfig schedule = kSchedule;
 
     StepState step(const std::vector<float>& grad0, const std::vector<float>& grad1) {
@@ -54,7 +55,7 @@ struct Trainer {
             global_norm_partials(partials + offset, units[u].grad, kSizes[u], test_stream());
             offset += global_norm_blocks(kSizes[u]);
         }
-        prepare_step(state, partials, offset, loss, scale, bad_flag, schedule, kAdamW, clip, {}, test_stream());
+        prepare_step(state, partials, offset, loss, scale, bad_flag, schedule, kAdamW, clip, spikes, test_stream());
         for (int u = 0; u < 2; u++)
             adamw_update<bf16>(units[u].master, units[u].m, units[u].v, units[u].working, nullptr, units[u].grad,
                                kSizes[u], kDecayed[u], kAdamW, state, test_stream());
@@ -230,6 +231,26 @@ TEST_CASE("a value that was not finite before its cast to FP8 skips the step, th
     CHECK(state.applied == 2);
     CHECK(state.skipped == 3);
     CHECK(state.consecutive_skips == 0);
+}
+
+TEST_CASE("a spike that is to be skipped leaves every tensor as it was; one that is not is applied") {
+    for (const bool skip : {false, true}) {
+        Trainer trainer;
+        SpikeState limits = {};
+        limits.loss_limit = 5;
+        limits.norm_limit = 1e9;
+        DeviceArray<SpikeState> spikes(std::vector<SpikeState>{limits});
+        trainer.spikes = {spikes, skip};
+        CHECK(trainer.step(gradient(0, 0), gradient(1, 0)).spike == 0);
+        const auto before = all_tensors(trainer);
+        trainer.loss.upload({5.5f});
+        const StepState state = trainer.step(gradient(0, 1), gradient(1, 1));
+        CHECK(state.spike == kLossSpike);
+        CHECK(state.skip == skip);
+        CHECK(state.applied == (skip ? 1 : 2));
+        CHECK(all_same_bits(all_tensors(trainer), before) == skip);
+        if (skip) CHECK(state.learning_rate == learning_rate(kSchedule, 1));
+    }
 }
 
 TEST_CASE("a run with a dynamic loss scale has the bits of one without, but for the steps it skips") {

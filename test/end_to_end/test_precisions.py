@@ -1,0 +1,118 @@
+"""FP8 training follows BF16: whole runs of about a million parameters in each FP8 recipe beside the same run in BF16,
+judged by scripts/compare_runs.py, and runs that it must refuse.
+
+    python3 test/end_to_end/test_precisions.py
+    COMPARE_SEEDS="1 2 3" TINYSHAKESPEARE=data/tinyshakespeare python3 test/end_to_end/test_precisions.py
+
+COMPARE_SEEDS: a run of each recipe for each seed. TINYSHAKESPEARE: the folder with the shards that
+`data/prepare/tinyshakespeare.py` makes; without it those runs are skipped.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+import unittest
+
+from trainer import FP8_RECIPES, ROOT, FinishedRun, new_path
+
+SEEDS = os.environ.get("COMPARE_SEEDS", "1337").split()
+SHAKESPEARE = os.path.abspath(os.environ["TINYSHAKESPEARE"]) if os.environ.get("TINYSHAKESPEARE") else None
+STEPS = 300
+MAX_GAP = 0.005
+# 0.84 M parameters, 1024 tokens a step.
+MODEL = ["--layers", "4", "--channels", "128", "--heads", "4", "--context", "128", "--seq", "128", "--batch", "8"]
+TRAINING = ["--max-steps", STEPS, "--val-every", "50", "--val-batches", "40"]
+
+
+@functools.cache
+def demo_corpus():
+    """The corpus of scripts/demo.sh."""
+    directory = new_path("corpus")
+    subprocess.run([sys.executable, os.path.join(ROOT, "data", "demo_corpus.py"), "--out", directory, "--train-tokens",
+                    "1000000", "--val-tokens", "50000", "--seed", "1"], check=True, capture_output=True)
+    return ["--train", os.path.join(directory, "demo_train.bin"), "--val", os.path.join(directory, "demo_val.bin")]
+
+
+def shakespeare():
+    return [flag for kind in ("train", "val") for flag in
+            (f"--{kind}", os.path.join(SHAKESPEARE, f"tinyshakespeare_{kind}.bin"))]
+
+
+def precision_flags(kind):
+    return ["--precision", kind] if kind == "bf16" else ["--precision", "fp8", "--fp8-recipe", kind]
+
+
+@functools.cache
+def trained(kind, seed):
+    return FinishedRun(*demo_corpus(), *MODEL, *TRAINING, *precision_flags(kind), "--seed", seed)
+
+
+def compare(*arguments):
+    """Exit code and output of scripts/compare_runs.py."""
+    result = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "compare_runs.py"), *map(str, arguments),
+                             "--out", new_path("picture") + ".png"], capture_output=True, text=True)
+    print(result.stdout, result.stderr)
+    return result.returncode, result.stdout + result.stderr
+
+
+class FollowsBf16(unittest.TestCase):
+    def check_run(self, bf16, fp8, steps):
+        self.assertNotEqual(fp8.validations[steps], bf16.validations[steps], "it is BF16 under another name")
+        self.assertEqual({s["products"]["fp8"] for s in fp8.steps}, {12 * 4})
+        self.assertEqual({s["products"]["fp8"] for s in bf16.steps}, {0})
+        code, text = compare(bf16.directory, fp8.directory, "--max-gap", MAX_GAP, "--from", steps)
+        self.assertEqual(code, 0, text)
+
+    def test_sample_corpus(self):
+        for seed in SEEDS:
+            for recipe in FP8_RECIPES:
+                with self.subTest(seed=seed, recipe=recipe):
+                    self.check_run(trained("bf16", seed), trained(recipe, seed), STEPS)
+
+    @unittest.skipIf(SHAKESPEARE is None, "TINYSHAKESPEARE names no folder")
+    def test_tinyshakespeare(self):
+        flags = [*shakespeare(), *MODEL, *TRAINING, "--max-steps", "200"]
+        bf16 = FinishedRun(*flags, *precision_flags("bf16"))
+        for recipe in FP8_RECIPES:
+            with self.subTest(recipe=recipe):
+                self.check_run(bf16, FinishedRun(*flags, *precision_flags(recipe)), 200)
+
+
+class Refused(unittest.TestCase):
+    """Runs that are not what they are compared as; the comparison must say so."""
+
+    SHORT = ["--max-steps", "20", "--val-every", "10", "--val-batches", "2"]
+
+    def short(self, *flags):
+        return FinishedRun(*demo_corpus(), *self.SHORT, *flags)
+
+    def assert_refused(self, a, b, part, *flags):
+        code, text = compare(a.directory, b.directory, *flags)
+        self.assertEqual(code, 1, text)
+        self.assertIn(part, text)
+
+    def test_refused(self):
+        bf16 = self.short("--precision", "bf16")
+        fp8 = self.short("--precision", "fp8")
+        self.assertEqual(compare(bf16.directory, fp8.directory)[0], 0)
+        self.assert_refused(bf16, self.short("--precision", "fp8", "--seed", "2"), "did not start with the weights")
+        # The same weights, but other batches: another seed orders other samples.
+        start = self.short("--precision", "bf16", "--max-steps", "1").path("model.safetensors")
+        a, b = (self.short("--precision", "bf16", "--init-from", start, "--seed", seed) for seed in (1, 2))
+        code, text = compare(a.directory, b.directory)
+        self.assertEqual(code, 1)
+        self.assertIn("did not train on the batches", text)
+        self.assertNotIn("did not start with the weights", text)
+        self.assert_refused(bf16, self.short("--precision", "fp8", "--fp8-layers", "none"), "made no FP8 products")
+        self.assert_refused(bf16, self.short("--precision", "fp8", "--lr", "1e-4"), "is allowed", "--max-gap", "0.5%")
+
+    def test_scales_that_leave_no_room_for_values_are_seen(self):
+        """Scales 2^16 too small: most values underflow, and training does not follow."""
+        bf16 = self.short("--precision", "bf16", "--lr", "2e-3")
+        self.assert_refused(bf16, self.short("--precision", "fp8", "--lr", "2e-3", "--fp8-margin", "16"),
+                            "is allowed", "--max-gap", MAX_GAP, "--from", "20")
+
+
+if __name__ == "__main__":
+    unittest.main()

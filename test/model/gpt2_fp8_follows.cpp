@@ -1,0 +1,111 @@
+// Training in FP8 follows training in BF16, and one scale that is wrong by 2^8 is enough for it not to: the check that
+// the comparison of whole runs (test/end_to_end/test_precisions.py) can see such a thing at all.
+#include <cmath>
+#include <random>
+
+#include "llmc/optim/step.h"
+#include "test/model/gpt2_fixture.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+constexpr int kB = 8, kT = 32, kSteps = 50, kLast = 10;
+constexpr double kMaxGap = 0.0005;  // seen: 0.00024, and 0.0012 and more for the mistakes
+
+ModelConfig small_model() {
+    ModelConfig config;
+    config.name = "small";
+    config.layers = 2, config.heads = 2, config.channels = 64, config.vocab = 64, config.context = kT;
+    return config;
+}
+
+// Sequences in which a token depends on the two before it, and on chance.
+Batch batch_of(int step) {
+    std::mt19937 random(static_cast<uint32_t>(step));
+    Batch batch;
+    for (int b = 0; b < kB; b++) {
+        int before = static_cast<int>(random() % 64), now = static_cast<int>(random() % 64);
+        for (int t = 0; t < kT; t++) {
+            const int noise = random() % 4 == 0 ? static_cast<int>(random() % 8) : 0;
+            const int next = (5 * now + before / 8 + 3 + noise) % 64;
+            batch.tokens.push_back(now);
+            batch.targets.push_back(next);
+            before = now, now = next;
+        }
+    }
+    return batch;
+}
+
+// Between two steps: changes one tensor's state on the device.
+using Tamper = void (*)(Fp8State& state);
+
+void tamper_with(TestModel<bf16>& test, const Fp8TensorId& tensor, Tamper tamper) {
+    Fp8State* staging = static_cast<Fp8State*>(pinned_malloc(sizeof(Fp8State)));
+    Fp8State* device = const_cast<Fp8State*>(test.fp8->states()) + tensor.index();
+    copy_to_host(staging, device, sizeof(Fp8State), test.stream);
+    synchronize(test.stream);
+    tamper(*staging);
+    copy_to_device(device, staging, sizeof(Fp8State), test.stream);
+    synchronize(test.stream);
+    pinned_free(staging);
+}
+
+// Mean loss of the last steps; `fp8`: nullptr for BF16.
+double final_loss(const Fp8Config* fp8, const Fp8TensorId& tensor = {}, Tamper tamper = nullptr) {
+    TestModel<bf16> test(small_model(), kB, kT, Recompute::gelu, fp8);
+    Optimizer<bf16> optimizer(test.parameters, {ScheduleKind::cosine, 2e-3, 10, kSteps, 0.1}, {0.9, 0.95, 1e-8, 0.1},
+                              1.0, loss_scale_config(fp8 ? "dynamic" : "off"));
+    optimizer.allocate(test.stream);
+    test.model.initialize(1, test.stream);
+    test.model.prepare_weights(test.stream);
+    double sum = 0;
+    for (int step = 0; step < kSteps; step++) {
+        const Batch batch = batch_of(step);
+        test.model.train_micro_step(batch.tokens.data(), batch.targets.data(), 1.0f / (kB * kT), optimizer.loss_scale(),
+                                    true, test.stream);
+        if (fp8) test.fp8->check(test.stream);
+        optimizer.update(test.model.train_loss_sum(), fp8 ? test.fp8->bad_flag() : nullptr, test.stream);
+        if (fp8) test.fp8->finish_step(optimizer.loss_scale_change(), test.stream);
+        test.model.prepare_weights(test.stream);
+        if (tamper) tamper_with(test, tensor, tamper);
+        if (step >= kSteps - kLast) sum += test.mean_train_loss() / kLast;
+        CHECK(test.read(optimizer.state()).skip == 0);
+    }
+    return sum;
+}
+
+}  // namespace
+
+TEST_CASE("gpt2 fp8: follows BF16, but not with one scale wrong by 2^8") {
+    const double bf16_loss = final_loss(nullptr);
+    CHECK(bf16_loss < 3.3);  // 4.16 is chance
+    for (const Fp8Recipe recipe : {Fp8Recipe::delayed, Fp8Recipe::current}) {
+        Fp8Config config;
+        config.recipe = recipe;
+        const double loss = final_loss(&config);
+        CAPTURE(static_cast<int>(recipe));
+        CHECK(loss != bf16_loss);
+        CHECK(std::fabs(loss / bf16_loss - 1) < kMaxGap);
+    }
+    const Fp8Config delayed;  // its scales live from step to step
+    const struct {
+        std::string what;
+        Fp8TensorId tensor;
+        Tamper tamper;
+    } mistakes[] = {
+        {"activations saturate",
+         {1, BlockLinear::fc, Fp8Role::x},
+         [](Fp8State& s) { s.scale *= 256, s.scale_inv /= 256; }},
+        {"gradients saturate",
+         {0, BlockLinear::qkv, Fp8Role::dout},
+         [](Fp8State& s) { s.scale *= 256, s.scale_inv /= 256; }},
+        {"gradients come back too large", {1, BlockLinear::fc, Fp8Role::dout}, [](Fp8State& s) { s.scale_inv *= 256; }},
+    };
+    for (const auto& mistake : mistakes) {
+        const double loss = final_loss(&delayed, mistake.tensor, mistake.tamper);
+        CAPTURE(mistake.what);
+        CHECK(!(std::fabs(loss / bf16_loss - 1) < kMaxGap));
+    }
+}
