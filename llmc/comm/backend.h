@@ -22,7 +22,7 @@ public:
     virtual void broadcast(void* data, size_t bytes, int root) = 0;
     virtual void barrier() = 0;
     virtual std::shared_ptr<Transport> split(int color) = 0;
-    virtual std::string lost_peer() { return {}; }  // any thread: a rank whose connection broke, in words
+    virtual int lost_peer() { return -1; }  // any thread: a rank whose connection broke
     virtual void finish() = 0;
 };
 

@@ -430,7 +430,8 @@ void Comm::finish() const {
 std::string Comm::failure() const {
     const State& s = *state_;
     if (!s.transport || s.log->finishing()) return {};
-    if (std::string text = s.transport->lost_peer(); !text.empty()) return text;
+    if (const int lost = s.transport->lost_peer(); lost >= 0)
+        return strprintf("rank %d on %s is gone: its connection was closed", lost, host(lost).c_str());
     return s.backend ? s.backend->failure() : std::string{};
 }
 

@@ -32,7 +32,6 @@ public:
                 t.broadcast(sends ? const_cast<void*>(from) : to, bytes, root);
             });
     }
-    std::string failure() override { return transport_->lost_peer(); }
 
 private:
     size_t world() const { return static_cast<size_t>(transport_->world()); }

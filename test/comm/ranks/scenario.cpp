@@ -1,4 +1,134 @@
+// A run in which one rank misbehaves at one step of a loop of collectives, for test/end_to_end/test_ranks.py:
+//
+//   test_ranks --scenario loop --operation all_gather --steps 100 --victim 1 --at 5 --action kill
+//       --limit 2 --out DIR [--comm NAME]
+//
+// Actions: none, kill (SIGKILL), stop (SIGSTOP), sleep (until the end of time), throw (an error of its own),
+// mismatch (another collective than the others), save (sleeps in the phase of saving). --limit: seconds of the
+// watchdog.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <map>
+#include <string>
+
+#include "llmc/comm/watchdog.h"
 #include "test/comm/ranks/ranks.h"
+
 namespace llmc::test {
-int run_scenario(int, char**) { return 0; }
+namespace {
+
+class Arguments {
+public:
+    Arguments(int argc, char** argv) {
+        for (int i = 1; i + 1 < argc; i += 2) values_[argv[i]] = argv[i + 1];
+    }
+    std::string text(const std::string& name, const std::string& otherwise) const {
+        const auto it = values_.find("--" + name);
+        return it == values_.end() ? otherwise : it->second;
+    }
+    double number(const std::string& name, double otherwise) const {
+        const std::string value = text(name, "");
+        return value.empty() ? otherwise : std::stod(value);
+    }
+
+private:
+    std::map<std::string, std::string> values_;
+};
+
+void misbehave(const std::string& action, const Comm& comm, Watchdog& watchdog) {
+    if (action == "kill") raise(SIGKILL);
+    if (action == "stop") raise(SIGSTOP);
+    if (action == "throw") throw Error(ExitCode::bad_data, "this rank found bad data");
+    if (action == "save") watchdog.begin(Watchdog::Phase::save);
+    if (action == "sleep" || action == "save")
+        while (true) sleep(1);
+    if (action == "mismatch") {
+        int64_t value = 0;
+        comm.host_broadcast(&value, sizeof value, comm.world() - 1);
+    }
+}
+
+// Zeros in device memory (kernel_test.h's arrays need a running test).
+class Zeros {
+public:
+    explicit Zeros(size_t bytes) : data_(device_malloc(bytes)) {
+        set_bytes(data_, 0, bytes, test_stream());
+        synchronize(test_stream());
+    }
+    ~Zeros() { device_free(data_); }
+    Zeros(const Zeros&) = delete;
+    Zeros& operator=(const Zeros&) = delete;
+    float* get() { return static_cast<float*>(data_); }
+
+private:
+    void* data_;
+};
+
+class Collectives {
+public:
+    Collectives(const Comm& comm, std::string name)
+        : comm_(comm),
+          name_(std::move(name)),
+          small_(kBytes),
+          large_(kBytes * as_size(comm.world())),
+          other_(kBytes * as_size(comm.world())),
+          workspace_(
+              std::max(comm.reduce_scatter_workspace(kCount, Wire::fp32), comm.all_reduce_workspace<float>(kCount))) {}
+
+    void run() {
+        stream_t stream = test_stream();
+        if (name_ == "all_gather") comm_.all_gather(large_.get(), small_.get(), kBytes, stream);
+        if (name_ == "all_to_all") comm_.all_to_all(large_.get(), other_.get(), kBytes, stream);
+        if (name_ == "reduce_scatter")
+            comm_.reduce_scatter(small_.get(), large_.get(), kCount, Wire::fp32, workspace_.get(), stream);
+        if (name_ == "all_reduce")
+            comm_.all_reduce<float>(small_.get(), kCount, ReduceOp::max, workspace_.get(), stream);
+        if (name_ == "broadcast") comm_.broadcast(small_.get(), kBytes, 0, stream);
+        if (name_ == "barrier") comm_.barrier();
+        if (name_ == "host_max") comm_.host_max(1);
+        if (name_ == "split") comm_.neighbours(1);
+        synchronize(stream);
+    }
+
+private:
+    static constexpr size_t kCount = 20'000;  // more than an eager message: both sides have to be there
+    static constexpr size_t kBytes = kCount * sizeof(float);
+    const Comm& comm_;
+    std::string name_;
+    Zeros small_, large_, other_, workspace_;
+};
+
+}  // namespace
+
+int run_scenario(int argc, char** argv) {
+    const Arguments arguments(argc, argv);
+    const LaunchInfo launch = launch_environment();
+    const double limit = arguments.number("limit", 2);
+    Watchdog watchdog({arguments.number("timeout", 10) + 5, limit, limit}, launch.rank);
+    ConnectOptions options;
+    options.backend = arguments.text("comm", "auto");
+    options.timeout = arguments.number("timeout", 10);
+    const Comm comm = connect(options, launch);
+    open_device(device_of_rank(comm, device_count()));
+    comm.attach_device();
+    watchdog.watch(comm, arguments.text("out", ""));
+    comm.require_equal("configuration", arguments.text("configuration", "") +
+                                            arguments.text(strprintf("configuration%d", comm.rank()), ""));
+    Collectives collectives(comm, arguments.text("operation", "all_gather"));
+    const bool victim = comm.rank() == static_cast<int>(arguments.number("victim", -1));
+    const int64_t steps = static_cast<int64_t>(arguments.number("steps", 10));
+    const int64_t at = static_cast<int64_t>(arguments.number("at", 5));
+    for (int64_t step = 1; step <= steps; step++) {
+        watchdog.begin_step(step);
+        if (victim && step == at) misbehave(arguments.text("action", "none"), comm, watchdog);
+        collectives.run();
+    }
+    watchdog.stop();
+    comm.finish();
+    if (comm.is_main()) std::printf("%d ranks finished over %s\n", comm.world(), comm.name());
+    return 0;
+}
+
 }  // namespace llmc::test

@@ -1,0 +1,166 @@
+#include "llmc/comm/watchdog.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+namespace llmc {
+namespace {
+
+constexpr double kInterval = 0.2;   // seconds between two looks
+constexpr double kGrace = 1.0;      // for the main thread to report a lost rank itself, knowing more
+constexpr double kLastWords = 3.0;  // what printing and writing may take: the terminal or the disk may hang as well
+
+const char* phase_name(Watchdog::Phase phase) {
+    switch (phase) {
+        case Watchdog::Phase::start:
+            return "start";
+        case Watchdog::Phase::step:
+            return "step";
+        case Watchdog::Phase::save:
+            return "save";
+    }
+    return "";
+}
+
+double limit_of(const WatchdogLimits& limits, Watchdog::Phase phase) {
+    switch (phase) {
+        case Watchdog::Phase::start:
+            return limits.start;
+        case Watchdog::Phase::step:
+            return limits.step;
+        case Watchdog::Phase::save:
+            return limits.save;
+    }
+    return 0;
+}
+
+void write_all(int descriptor, const std::string& text) {
+    size_t at = 0;
+    while (at < text.size()) {
+        const ssize_t n = write(descriptor, text.data() + at, text.size() - at);
+        if (n <= 0) return;
+        at += static_cast<size_t>(n);
+    }
+}
+
+nlohmann::json to_json(const OperationEntry& entry, double now) {
+    nlohmann::json json = {{"name", entry.name},   {"sequence", entry.sequence}, {"group", entry.group},
+                           {"bytes", entry.bytes}, {"step", entry.step},         {"state", state_name(entry.state)}};
+    json["began_seconds_ago"] = now - entry.began;
+    if (entry.ended > 0) json["ended_seconds_ago"] = now - entry.ended;
+    return json;
+}
+
+}  // namespace
+
+Watchdog::Watchdog(const WatchdogLimits& limits, int rank)
+    : limits_(limits), rank_(rank), last_sign_(monotonic_seconds()), thread_([this] { run(); }) {}
+
+Watchdog::~Watchdog() { stop(); }
+
+void Watchdog::stop() {
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+    }
+    wake_.notify_all();
+    if (thread_.joinable()) thread_.join();
+}
+
+void Watchdog::watch(const Comm& comm, const std::string& directory) {
+    const std::lock_guard lock(mutex_);
+    comm_ = comm;
+    directory_ = directory;
+    last_sign_ = monotonic_seconds();
+}
+
+void Watchdog::begin(Phase phase) {
+    const std::lock_guard lock(mutex_);
+    phase_ = phase;
+    last_sign_ = monotonic_seconds();
+}
+
+void Watchdog::begin_step(int64_t step) {
+    const std::lock_guard lock(mutex_);
+    phase_ = Phase::step;
+    step_ = step;
+    last_sign_ = monotonic_seconds();
+    if (comm_) comm_->log().set_step(step);
+}
+
+void Watchdog::alive() {
+    const std::lock_guard lock(mutex_);
+    last_sign_ = monotonic_seconds();
+}
+
+void Watchdog::run() {
+    std::unique_lock lock(mutex_);
+    while (!stopping_) {
+        if (const std::string text = problem(); !text.empty()) leave(text);
+        wake_.wait_for(lock, std::chrono::duration<double>(kInterval), [this] { return stopping_; });
+    }
+}
+
+std::string Watchdog::problem() {
+    const double now = monotonic_seconds();
+    if (comm_) {
+        if (const std::string failure = comm_->failure(); failure.empty())
+            failed_since_ = 0;
+        else if (failed_since_ == 0)
+            failed_since_ = now;
+        else if (now - failed_since_ > kGrace)
+            return failure;
+    }
+    const double limit = limit_of(limits_, phase_);
+    const double waited = now - std::max(last_sign_, comm_ ? comm_->log().last_activity() : 0.0);
+    if (limit <= 0 || waited <= limit) return {};
+    const bool waiting = comm_ && comm_->log().last().state == OperationEntry::State::running;
+    const char* reason = waiting ? "it waits for other ranks in a collective"
+                                 : "it is in no collective: look here, the other ranks may be waiting for it";
+    return strprintf("nothing moved for %.1f s (--timeout-%s %g): %s", waited, phase_name(phase_), limit, reason);
+}
+
+// Called with mutex_ held: whoever of the main thread still moves waits here, and reports nothing beside this.
+void Watchdog::leave(const std::string& problem) {
+    constexpr int code = static_cast<int>(ExitCode::communication);
+    std::thread([] {
+        std::this_thread::sleep_for(std::chrono::duration<double>(kLastWords));
+        _exit(code);
+    }).detach();
+
+    const double now = monotonic_seconds();
+    const OperationEntry last = comm_ ? comm_->log().last() : OperationEntry{};
+    const std::string host = comm_ ? comm_->host(comm_->rank()) : "this machine";
+    write_all(STDERR_FILENO,
+              strprintf("rank %d on %s: %s; step %lld, last operation: %s. Leaving with exit code %d\n", rank_,
+                        host.c_str(), problem.c_str(), static_cast<long long>(step_), last.describe().c_str(), code));
+    if (!directory_.empty()) {
+        nlohmann::json report = {
+            {"rank", rank_},    {"world", comm_->world()},     {"host", host},
+            {"pid", getpid()},  {"backend", comm_->name()},    {"problem", problem},
+            {"step", step_},    {"phase", phase_name(phase_)}, {"limit_seconds", limit_of(limits_, phase_)},
+            {"exit_code", code}};
+        report["unix_time"] =
+            std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+        report["last_operation"] = to_json(last, now);
+        report["recent_operations"] = nlohmann::json::array();
+        for (const OperationEntry& entry : comm_->log().recent())
+            report["recent_operations"].push_back(to_json(entry, now));
+        const std::string path = strprintf("%s/watchdog_rank%05d.json", directory_.c_str(), rank_);
+        const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+        if (file >= 0) {
+            write_all(file, report.dump(1) + "\n");
+            fsync(file);
+            close(file);
+        }
+    }
+    std::fflush(stdout);
+    _exit(code);
+}
+
+}  // namespace llmc
