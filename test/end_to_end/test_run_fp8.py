@@ -2,7 +2,7 @@
 
 import unittest
 
-from trainer import FP8_RECIPES, FinishedRun, corpus, run, tiny_flags
+from trainer import TINY_FP8_RECIPES, FinishedRun, corpus, run, tiny_flags
 
 LINEAR_LAYERS = 2 * 4  # of the tiny model
 
@@ -13,7 +13,7 @@ class Fp8(unittest.TestCase):
     def test_follows_bf16_and_is_not_bf16(self):
         flags = [*self.FLAGS, "--val", corpus().val]
         bf16 = FinishedRun(*flags)
-        for recipe in FP8_RECIPES:
+        for recipe in TINY_FP8_RECIPES:
             with self.subTest(recipe=recipe):
                 fp8 = FinishedRun(*flags, "--precision", "fp8", "--fp8-recipe", recipe)
                 # Seen up to 0.07 % with three seeds. (At three times the rate this model passes through weights that
@@ -41,7 +41,7 @@ class Fp8(unittest.TestCase):
                 self.assertEqual(plain.read("model.safetensors"), again.read("model.safetensors"))
 
     def test_loss_scale_changes_no_bit(self):
-        for kind in (["bf16"], *(["fp8", "--fp8-recipe", recipe] for recipe in FP8_RECIPES)):
+        for kind in (["bf16"], *(["fp8", "--fp8-recipe", recipe] for recipe in TINY_FP8_RECIPES)):
             flags = ["--precision", *kind, "--max-steps", "50", "--lr", "3e-3", "--warmup", "5"]
             plain = FinishedRun(*flags, "--loss-scale", "1")
             for scale in ("65536", "dynamic"):
@@ -55,7 +55,7 @@ class Fp8(unittest.TestCase):
     def test_gradient_accumulation_nearly_equals_the_large_batch(self):
         # Scales may differ: current scaling has its own for every micro-batch, delayed scaling in the first step.
         flags = ["--precision", "fp8", "--total-batch", "1024", "--max-steps", "10", "--lr", "1e-3"]
-        for recipe in FP8_RECIPES:
+        for recipe in TINY_FP8_RECIPES:
             with self.subTest(recipe=recipe):
                 large, small = (FinishedRun(*flags, "--fp8-recipe", recipe, "--batch", batch) for batch in (16, 4))
                 self.assertEqual([s["products"] for s in large.steps], [s["products"] for s in small.steps])
@@ -99,7 +99,9 @@ class Fp8(unittest.TestCase):
     def test_refusals(self):
         for flags, part in ((["--fp8-layers", "all,-block9"], "block9"),
                             (["--fp8-layers", "everything"], "everything"),
-                            (["--fp8-recipe", "tensorwise"], "delayed, current"),
+                            (["--fp8-recipe", "tensorwise"], "delayed, current, block, mxfp8"),
+                            (["--fp8-recipe", "block"], "64 channels are not a multiple of 128"),
+                            (["--fp8-recipe", "mxfp8", "--seq", "48", "--batch", "1"], "48 tokens a micro-batch"),
                             (["--batch", "1", "--seq", "20"], "multiple of 16"),
                             (["--loss-scale", "3"], "power of two")):
             with self.subTest(flags=flags):

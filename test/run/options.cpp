@@ -325,7 +325,7 @@ TEST_CASE("options: bad values") {
         {{"--seed", "-5"}, "--seed: -5 is out of range; it must be at least 0"},
         {{"--seed", "18446744073709551616"}, "too large"},
         {{"--precision", "fp16"}, "is not one of fp8, bf16, fp32, auto"},
-        {{"--fp8-recipe", "tensorwise"}, "is not one of delayed, current"},
+        {{"--fp8-recipe", "tensorwise"}, "is not one of delayed, current, block, mxfp8"},
         {{"--fp8-history", "0"}, "--fp8-history"},
         {{"--loss-scale", "3"}, "power of two"},
         {{"--loss-scale", "0.5"}, "power of two"},
