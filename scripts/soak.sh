@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The long tests, for hours in which nobody waits: every order and setting, whole matrices of builds, fuzzing, and a
 # mutation run that removes barriers and waits one by one and must see each loss. scripts/test.sh runs one of each.
-# SEEDS=20 and FUZZ=2000 say how much.
+# SEEDS=20 and FUZZ=2000 say how much. TINYSHAKESPEARE=DIR: a folder with that text's shards, to train on them too.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -34,6 +34,14 @@ for streams in now lazy; do
             "${settings[@]}" LLMC_ORDER=random python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
     done
 done
+stage "FP8 follows BF16, three seeds" unittest env COMPARE_SEEDS="1337 1 2" \
+    .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16
+if [[ -n ${TINYSHAKESPEARE:-} ]]; then
+    stage "FP8 follows BF16, tinyshakespeare" unittest \
+        .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16OnText
+else
+    skip "FP8 follows BF16, tinyshakespeare" "TINYSHAKESPEARE names no folder with its shards"
+fi
 stage "demo" check ./scripts/demo.sh
 for precision in bf16 fp8; do
     stage "demo in $precision ends within 25 % of the floor" check \

@@ -11,7 +11,7 @@ source scripts/stages.sh
 JOBS=${JOBS:-2}
 NATIVE=build/cpu-native
 # Cases that take too long under ThreadSanitizer; the plain build runs them five ways. A doctest filter.
-SLOW_UNDER_TSAN=${SLOW_UNDER_TSAN:-gpt2 fp8: any loss scale*,gpt2 fp8: evaluation leaves*,gpt2 fp8: a non-finite*}
+SLOW_UNDER_TSAN=${SLOW_UNDER_TSAN:-gpt2 fp8: any loss scale*,gpt2 fp8: evaluation leaves*,gpt2 fp8: a non-finite*,gpt2 fp8: follows*}
 
 # gcc 12's ThreadSanitizer does not know the address spaces of systems that randomise more than 28 bits of them.
 fixed_addresses=()
@@ -31,6 +31,7 @@ stage "host: threads descending" doctest env LLMC_ORDER=descending $NATIVE/test_
 stage "host: threads in random order" doctest env LLMC_ORDER=random $NATIVE/test_cpu --no-colors
 stage "host: lazy streams, guarded memory" doctest env LLMC_STREAMS=lazy LLMC_GUARD=1 $NATIVE/test_cpu --no-colors
 stage "end to end" unittest python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
+stage "FP8 follows BF16, 300 steps" unittest .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16 Refused
 demo=$(mktemp -d)
 stage "demo, 20 steps" check ./scripts/demo.sh --max-steps 20 --out "$demo/run"
 stage "demo, picture" check test -s "$demo/run/compare.png"

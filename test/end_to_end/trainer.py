@@ -109,9 +109,9 @@ def tiny_flags(*flags):
 class FinishedRun:
     """A run that must succeed, and the files it left."""
 
-    def __init__(self, *flags, env=None, code=0):
+    def __init__(self, *flags, env=None, code=0, limit=120):
         self.directory = new_path()
-        self.result = run(*tiny_flags("--out", self.directory, *flags), env=env)
+        self.result = run(*tiny_flags("--out", self.directory, *flags), env=env, limit=limit)
         if self.result.code != code:
             raise AssertionError(f"exit code {self.result.code}, expected {code}\n{self.result.out}{self.result.err}")
 
