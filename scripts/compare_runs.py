@@ -188,7 +188,7 @@ def rows_of_a_run(run, last_steps):
         "steps": f"{last.get('step', 0):,}",
         "tokens": f"{last.get('tokens', 0):,}",
         "training loss, last step": loss_text(last.get("loss")) if last else "-",
-        f"  mean of last {last_steps} steps": loss_text(mean([r["loss"] for r in run.steps[-last_steps:]])) if last else "-",
+        "  mean of the last window": loss_text(mean([r["loss"] for r in run.steps[-last_steps:]])) if last else "-",
         "validation loss, last": f"{loss_text(val[-1][1])} (step {val[-1][0]})" if val else "-",
         "  mean": loss_text(mean([loss for _, loss in val])) if val else "-",
         "tokens/s, median": f"{statistics.median(r['tokens_per_s'] for r in run.steps):,.0f}" if last else "-",

@@ -34,10 +34,10 @@ for streams in now lazy; do
             "${settings[@]}" LLMC_ORDER=random python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
     done
 done
-stage "FP8 follows BF16, three seeds" unittest env COMPARE_SEEDS="1337 1 2" \
+stage "FP8 follows BF16, three seeds" unittest env COMPARE_SEEDS="1337 1 2" COMPARE_RECIPES=all \
     .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16
 if [[ -n ${TINYSHAKESPEARE:-} ]]; then
-    stage "FP8 follows BF16, tinyshakespeare" unittest \
+    stage "FP8 follows BF16, tinyshakespeare" unittest env COMPARE_RECIPES=all \
         .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16OnText
 else
     skip "FP8 follows BF16, tinyshakespeare" "TINYSHAKESPEARE names no folder with its shards"

@@ -2,9 +2,9 @@
 judged by scripts/compare_runs.py, and runs that it must refuse.
 
     python3 test/end_to_end/test_precisions.py
-    COMPARE_SEEDS="1 2 3" TINYSHAKESPEARE=data/tinyshakespeare python3 test/end_to_end/test_precisions.py
+    COMPARE_SEEDS="1 2 3" COMPARE_RECIPES=all TINYSHAKESPEARE=DIR python3 test/end_to_end/test_precisions.py
 
-COMPARE_SEEDS: a run of each recipe for each seed. TINYSHAKESPEARE: the folder with the shards that
+COMPARE_SEEDS, COMPARE_RECIPES: a run of each recipe for each seed. TINYSHAKESPEARE: the folder with the shards that
 `data/prepare/tinyshakespeare.py` makes; without it those runs are skipped.
 """
 
@@ -14,9 +14,12 @@ import subprocess
 import sys
 import unittest
 
-from trainer import FP8_RECIPES, ROOT, FinishedRun, new_path
+from trainer import FP8_RECIPES, ROOT, TENSOR_RECIPES, FinishedRun, new_path
 
 SEEDS = os.environ.get("COMPARE_SEEDS", "1337").split()
+RECIPES = os.environ.get("COMPARE_RECIPES", " ".join(TENSOR_RECIPES)).split()
+if RECIPES == ["all"]:
+    RECIPES = FP8_RECIPES
 SHAKESPEARE = os.path.abspath(os.environ["TINYSHAKESPEARE"]) if os.environ.get("TINYSHAKESPEARE") else None
 STEPS = 300
 LIMIT = 900  # seconds a run, on a busy machine
@@ -72,7 +75,7 @@ class Following(unittest.TestCase):
 class FollowsBf16(Following):
     def test_sample_corpus(self):
         for seed in SEEDS:
-            for recipe in FP8_RECIPES:
+            for recipe in RECIPES:
                 with self.subTest(seed=seed, recipe=recipe):
                     self.check_run(trained("bf16", seed), trained(recipe, seed), STEPS)
 
@@ -82,7 +85,7 @@ class FollowsBf16OnText(Following):
     def test_tinyshakespeare(self):
         flags = [*shakespeare(), *MODEL, *TRAINING, "--max-steps", "200"]
         bf16 = FinishedRun(*flags, *precision_flags("bf16"), limit=LIMIT)
-        for recipe in FP8_RECIPES:
+        for recipe in RECIPES:
             with self.subTest(recipe=recipe):
                 self.check_run(bf16, FinishedRun(*flags, *precision_flags(recipe), limit=LIMIT), 200)
 

@@ -31,8 +31,9 @@ TINY_BATCH = ["--batch", "4", "--seq", "64"]
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
 TIME_FIELDS = ("ms", "tokens_per_s")
 # Every --fp8-recipe: what is tested of one is tested of all.
-FP8_RECIPES = ("delayed", "current", "block", "mxfp8")
-TINY_FP8_RECIPES = tuple(r for r in FP8_RECIPES if r != "block")  # whose 64 channels are no block of 128
+TENSOR_RECIPES = ("delayed", "current")  # a scale a tensor
+BLOCK_RECIPES = ("block", "mxfp8")  # scales for blocks; `block` needs channels in multiples of 128
+FP8_RECIPES = TENSOR_RECIPES + BLOCK_RECIPES
 
 
 @functools.cache
@@ -104,6 +105,12 @@ def run(*flags, env=None, limit=120):
 def tiny_flags(*flags):
     """A tiny run on the small corpus; later flags override earlier ones."""
     return ["--train", corpus().train, *TINY_MODEL, *TINY_BATCH, "--precision", "bf16", "--max-steps", "5", *flags]
+
+
+def recipe_flags(recipe):
+    """FP8 with this recipe, and a tiny model that it can take."""
+    size = ["--channels", "128", "--heads", "2"] if recipe in BLOCK_RECIPES else []
+    return ["--precision", "fp8", "--fp8-recipe", recipe, *size]
 
 
 class FinishedRun:
