@@ -35,8 +35,7 @@ public:
     virtual void all_gather(void* out, const void* in, size_t bytes, const char* what, stream_t stream) = 0;
     virtual void all_to_all(void* out, const void* in, size_t bytes, const char* what, stream_t stream) = 0;
     virtual void broadcast(void* data, size_t bytes, int root, stream_t stream) = 0;
-    // Reductions in an order that the library chooses, where it has them.
-    virtual bool reduces() const { return false; }
+    // Reductions in an order that the library chooses; NCCL alone has them.
     virtual void reduce_scatter(float*, const float*, size_t, stream_t) {}
     virtual void all_reduce(void*, size_t, ElementType, ReduceOp, stream_t) {}
     virtual void begin_group() {}

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <exception>
 #include <map>
+#include <sstream>
 #include <type_traits>
 #include <utility>
 
@@ -44,7 +45,7 @@ struct Comm::State {
         return *transport;
     }
     bool library_reduces() const {
-        return order == ReduceOrder::any && (planned ? std::strcmp(planned, "nccl") == 0 : device().reduces());
+        return order == ReduceOrder::any && (planned ? std::strcmp(planned, "nccl") == 0 : nccl);
     }
     void count(Traffic::Count& entry, size_t bytes) const {
         entry.calls++;
@@ -354,16 +355,15 @@ void Comm::barrier() const {
 
 namespace {
 
-// The first line in which two texts differ, as "'a' against 'b'".
+// The first line in which two texts differ, as "'a' against 'b'"; a line that is not there is empty.
 std::string first_difference(const std::string& a, const std::string& b) {
-    size_t begin = 0;
-    while (true) {
-        const size_t end_a = std::min(a.find('\n', begin), a.size()), end_b = std::min(b.find('\n', begin), b.size());
-        const std::string line_a = a.substr(begin, end_a - begin), line_b = b.substr(begin, end_b - begin);
-        if (line_a != line_b || end_a == a.size() || end_b == b.size())
-            return strprintf("'%s' against '%s'", line_a.substr(0, 200).c_str(), line_b.substr(0, 200).c_str());
-        begin = end_a + 1;
-    }
+    std::istringstream lines_a(a), lines_b(b);
+    std::string line_a, line_b;
+    do {
+        if (!std::getline(lines_a, line_a)) line_a.clear();
+        if (!std::getline(lines_b, line_b)) line_b.clear();
+    } while (line_a == line_b && (lines_a || lines_b));
+    return strprintf("'%s' against '%s'", line_a.substr(0, 200).c_str(), line_b.substr(0, 200).c_str());
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 #include "llmc/comm/connect.h"
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 #include "llmc/comm/backend.h"
 
@@ -59,6 +61,15 @@ Comm connect(const ConnectOptions& options, const LaunchInfo& launch) {
     Comm comm = connect_transport(std::move(transport), choice.nccl, options.order);
     comm.require_equal("program", program_hash());
     return comm;
+}
+
+void leave(const LaunchInfo& launch, const Error& error) {
+    if (launch.rank > 0 && error.code() == ExitCode::bad_flags)
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    std::fflush(stdout);
+    std::fprintf(stderr, "rank %d: %s\n", launch.rank, error.what());
+    std::fflush(stderr);
+    std::_Exit(static_cast<int>(error.code()));
 }
 
 int device_of_rank(const Comm& comm, int visible_devices) {

@@ -1,7 +1,7 @@
 // A test binary that runs as several processes: mpirun -np 4 test_ranks, or with RANK, WORLD_SIZE, MASTER_ADDR and
 // MASTER_PORT set. Every rank runs every case with the same random numbers, and a failure on any rank fails all.
 //
-//   test_ranks [--comm NAME] [--order rank] [--largest-message BYTES] [doctest's flags]
+//   test_ranks [--comm NAME] [--order rank] [--largest-message BYTES] [--break-rank R] [doctest's flags]
 //   test_ranks --scenario NAME ...     what test/end_to_end/test_ranks.py does to a run; scenario.cpp
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
@@ -50,15 +50,15 @@ int main(int argc, char** argv) {
         doctest::Context context(argc, argv);
         context.setOption("no-colors", true);
         context.setOption("no-intro", true);
-        if (!comm.is_main()) context.setOption("minimal", true);  // failures alone
-        const int64_t failed = comm.host_max(context.run());
+        if (!comm.is_main()) context.setOption("minimal", true);    // failures alone
+        const char* broken = value_of(argc, argv, "--break-rank");  // to see that one rank's failure is everybody's
+        const int result = context.run();
+        const int64_t failed = comm.host_max(result || (broken && std::atoi(broken) == comm.rank()));
         if (comm.is_main())
             std::printf("%s: %d ranks over %s\n", failed ? "FAILED" : "passed", comm.world(), comm.name());
         comm.finish();
         return failed ? 1 : 0;
     } catch (const Error& error) {
-        std::fprintf(stderr, "rank %d: %s\n", launch.rank, error.what());
-        std::fflush(nullptr);
-        _Exit(static_cast<int>(error.code()));
+        leave(launch, error);
     }
 }

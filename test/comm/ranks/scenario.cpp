@@ -1,7 +1,7 @@
 // A run in which one rank misbehaves at one step of a loop of collectives, for test/end_to_end/test_ranks.py:
 //
 //   test_ranks --scenario loop --operation all_gather --steps 100 --victim 1 --at 5 --action kill
-//       --limit 2 --out DIR [--comm NAME]
+//       --limit 2 --out DIR [--comm NAME] [--others ACTION]
 //
 // Actions: none, kill (SIGKILL), stop (SIGSTOP), sleep (until the end of time), throw (an error of its own),
 // mismatch (another collective than the others), save (sleeps in the phase of saving). --limit: seconds of the
@@ -105,7 +105,8 @@ private:
 int run_scenario(int argc, char** argv) {
     const Arguments arguments(argc, argv);
     const LaunchInfo launch = launch_environment();
-    const double limit = arguments.number("limit", 2);
+    const double limit =
+        arguments.number(strprintf("limit%d", launch.rank), arguments.number("limit", 2));  // of this rank, or of all
     Watchdog watchdog({arguments.number("timeout", 10) + 5, limit, limit}, launch.rank);
     ConnectOptions options;
     options.backend = arguments.text("comm", "auto");
@@ -122,6 +123,7 @@ int run_scenario(int argc, char** argv) {
     const int64_t at = static_cast<int64_t>(arguments.number("at", 5));
     for (int64_t step = 1; step <= steps; step++) {
         watchdog.begin_step(step);
+        if (!victim && step == at) misbehave(arguments.text("others", "none"), comm, watchdog);
         if (victim && step == at) misbehave(arguments.text("action", "none"), comm, watchdog);
         collectives.run();
     }

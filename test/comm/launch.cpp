@@ -1,0 +1,159 @@
+// What the environment of a launcher means, and which back-end follows from it.
+#include "llmc/comm/launch.h"
+
+#include <doctest/doctest.h>
+
+#include <map>
+
+#include "llmc/device/error.h"
+
+using namespace llmc;
+
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+LaunchInfo launched(const Variables& variables) {
+    return launch_environment([&](const char* name) {
+        const auto it = variables.find(name);
+        return it == variables.end() ? nullptr : it->second.c_str();
+    });
+}
+
+std::string refusal_of(const Variables& variables) {
+    try {
+        launched(variables);
+    } catch (const Error& error) {
+        CHECK(error.code() == ExitCode::bad_flags);
+        return error.what();
+    }
+    return "accepted";
+}
+
+bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+constexpr BuildFeatures kCpu = {false, true, false}, kCpuAlone = {false, false, false}, kGpu = {true, true, true},
+                        kGpuWithoutMpi = {true, false, true}, kGpuWithoutNccl = {true, true, false};
+
+std::string refusal_of(const std::string& requested, const LaunchInfo& launch, const BuildFeatures& build) {
+    try {
+        choose_comm(requested, launch, build);
+    } catch (const Error& error) {
+        CHECK(error.code() == ExitCode::bad_flags);
+        return error.what();
+    }
+    return "accepted";
+}
+
+const Variables kMpirun = {{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "2"}};
+const Variables kTorchrun = {{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "1234"}};
+const Variables kSrun = {{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "8"}, {"SLURM_STEP_ID", "0"}};
+
+Variables with(Variables variables, const Variables& more) {
+    for (const auto& [name, value] : more) variables[name] = value;
+    return variables;
+}
+
+using Transport = CommChoice::Transport;
+
+}  // namespace
+
+TEST_CASE("launch: nothing in the environment is one process") {
+    const LaunchInfo info = launched({});
+    CHECK(info.alone());
+    CHECK(info.world == 1);
+    CHECK(info.rank == 0);
+    CHECK(launched({{"WORLD_SIZE", "1"}}).alone());
+    CHECK(launched({{"RANK", "0"}}).alone());
+    CHECK(launched({{"MASTER_ADDR", "somewhere"}}).alone());
+}
+
+TEST_CASE("launch: mpirun, of Open MPI and of others") {
+    const LaunchInfo info = launched(kMpirun);
+    CHECK(info.launcher == "mpirun");
+    CHECK(info.mpi);
+    CHECK(info.rank == 2);
+    CHECK(info.world == 4);
+    const LaunchInfo hydra = launched({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}});
+    CHECK(hydra.launcher == "mpirun");
+    CHECK(hydra.rank == 1);
+    CHECK(hydra.world == 3);
+    const LaunchInfo pmix = launched({{"PMIX_RANK", "6"}});
+    CHECK(pmix.rank == 6);
+    CHECK(pmix.world == 0);  // MPI will say
+    // mpirun inside a Slurm job.
+    CHECK(launched(with(kMpirun, {{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}})).world == 4);
+}
+
+TEST_CASE("launch: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT") {
+    const LaunchInfo info = launched(kTorchrun);
+    CHECK(info.launcher == "environment");
+    CHECK_FALSE(info.mpi);
+    CHECK(info.rank == 3);
+    CHECK(info.world == 8);
+    CHECK(info.address == "node0");
+    CHECK(info.port == 1234);
+    CHECK(launched(with(kTorchrun, kSrun)).rank == 3);  // a launcher inside srun knows better than srun
+    Variables without_port = kTorchrun;
+    without_port.erase("MASTER_PORT");
+    CHECK(launched(without_port).port == 29500);
+    CHECK(launched(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).port == 1235);
+}
+
+TEST_CASE("launch: srun") {
+    const LaunchInfo info = launched(kSrun);
+    CHECK(info.launcher == "srun");
+    CHECK(info.rank == 5);
+    CHECK(info.world == 8);
+    CHECK(launched(with(kSrun, {{"SLURM_STEP_NUM_TASKS", "6"}})).world == 6);
+    // A batch script runs one process, whatever the job may start.
+    CHECK(launched({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}).alone());
+    CHECK(launched({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "8"}}).world == 8);
+}
+
+TEST_CASE("launch: contradictions are refused") {
+    CHECK(says(refusal_of({{"RANK", "1"}}), "RANK but no WORLD_SIZE"));
+    CHECK(says(refusal_of({{"WORLD_SIZE", "4"}}), "WORLD_SIZE but no RANK"));
+    CHECK(says(refusal_of(with(kTorchrun, {{"RANK", "8"}})), "rank 8 of 8 ranks"));
+    CHECK(says(refusal_of(with(kTorchrun, {{"RANK", "two"}})), "RANK=two"));
+    CHECK(says(refusal_of(with(kTorchrun, {{"RANK", "-1"}})), "RANK=-1"));
+    CHECK(says(refusal_of(with(kTorchrun, {{"MASTER_PORT", "70000"}})), "MASTER_PORT=70000"));
+    CHECK(says(refusal_of({{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "4"}}), "rank 4 of 4 ranks"));
+}
+
+TEST_CASE("launch: which back-end") {
+    CHECK(choose_comm("auto", {}, kCpu).transport == Transport::self);
+    CHECK(choose_comm("auto", {}, kGpu).nccl == false);
+    CHECK(choose_comm("mpi", {}, kCpu).transport == Transport::mpi);
+    CHECK(choose_comm("nccl", {}, kGpu).transport == Transport::self);
+    CHECK(choose_comm("auto", launched({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), kCpu).transport == Transport::self);
+
+    CHECK(choose_comm("auto", launched(kMpirun), kCpu).transport == Transport::mpi);
+    CHECK_FALSE(choose_comm("auto", launched(kMpirun), kCpu).nccl);
+    CHECK(choose_comm("auto", launched(kMpirun), kGpu).nccl);
+    CHECK(choose_comm("auto", launched(kMpirun), kGpu).transport == Transport::mpi);
+    CHECK_FALSE(choose_comm("mpi", launched(kMpirun), kGpu).nccl);
+    CHECK(choose_comm("auto", launched({{"PMIX_RANK", "6"}}), kGpu).nccl);
+
+    CHECK(choose_comm("auto", launched(kTorchrun), kCpu).transport == Transport::tcp);
+    CHECK(choose_comm("tcp", launched(kTorchrun), kCpuAlone).transport == Transport::tcp);
+    CHECK(choose_comm("auto", launched(kTorchrun), kGpuWithoutMpi).nccl);
+    CHECK(choose_comm("nccl", launched(kTorchrun), kGpuWithoutMpi).transport == Transport::tcp);
+    CHECK(choose_comm("auto", launched(kSrun), kGpu).transport == Transport::mpi);
+    CHECK(choose_comm("auto", launched(with(kSrun, {{"MASTER_ADDR", "n"}})), kGpu).transport == Transport::tcp);
+    CHECK(choose_comm("auto", launched(with(kMpirun, {{"MASTER_ADDR", "n"}})), kGpuWithoutMpi).transport ==
+          Transport::tcp);
+}
+
+TEST_CASE("launch: what a build or a launch cannot do is refused with advice") {
+    CHECK(says(refusal_of("gloo", {}, kCpu), "--comm gloo: expected auto, self, mpi, tcp or nccl"));
+    CHECK(says(refusal_of("mpi", {}, kCpuAlone), "USE_MPI=1"));
+    CHECK(says(refusal_of("nccl", {}, kCpu), "host device"));
+    CHECK(says(refusal_of("nccl", {}, kGpuWithoutNccl), "USE_NCCL=1"));
+    CHECK(says(refusal_of("self", launched(kMpirun), kCpu), "each would train alone"));
+    CHECK(says(refusal_of("auto", launched(kMpirun), kCpuAlone), "this build has no MPI"));
+    CHECK(says(refusal_of("auto", launched(kMpirun), kGpuWithoutNccl), "4 GPUs need NCCL"));
+    CHECK(says(refusal_of("mpi", launched(kTorchrun), kCpu), "mpirun -np"));
+    CHECK(says(refusal_of("tcp", launched(kMpirun), kCpu), "MASTER_ADDR"));
+    CHECK(says(refusal_of("auto", launched({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), kCpu), "MASTER_ADDR is not"));
+}

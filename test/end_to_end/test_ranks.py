@@ -1,0 +1,369 @@
+"""Several processes: the collectives under every launcher, what is refused at the start, and ranks that die, stop or
+stand still in the middle of a run. All others have to leave within seconds, with a line that says where they stood.
+
+The program is build/cpu-native/test_ranks (make test-ranks-binary), or what TEST_RANKS says."""
+
+import glob
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+PROGRAM = os.path.abspath(os.environ.get("TEST_RANKS", os.path.join(ROOT, "build", "cpu-native", "test_ranks")))
+MPIRUN = shutil.which("mpirun")
+LIMIT = 1.25  # seconds of the watchdog
+PATIENCE = 5  # what may pass beyond it
+OPERATIONS = ["all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast", "barrier", "host_max", "split"]
+
+# What a launcher above us may have left.
+FOREIGN = re.compile(r"OMPI_|PMI|SLURM_|RANK$|WORLD_SIZE$|MASTER_|TORCHELASTIC_")
+ENVIRONMENT = {**{k: v for k, v in os.environ.items() if not FOREIGN.match(k)}, "OMP_NUM_THREADS": "1",
+               "OMP_WAIT_POLICY": "passive", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+               "OMPI_MCA_mpi_yield_when_idle": "1"}  # waiting ranks leave the cores to those they wait for
+
+needs_mpi = unittest.skipUnless(MPIRUN, "no mpirun")
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("", 0))
+        return s.getsockname()[1]
+
+
+class Ended:
+    """Processes that have ended: exit codes by rank ({0: mpirun's} under mpirun), output, and how long it took."""
+
+    def __init__(self, codes, output, seconds):
+        self.codes, self.output, self.seconds = codes, output, seconds
+
+    @property
+    def code(self):
+        return max(self.codes.values(), key=abs)
+
+    def __repr__(self):
+        return f"codes {self.codes} after {self.seconds:.1f} s\n{self.output}"
+
+
+def mpirun(ranks, *arguments, env=None, limit=60):
+    start = time.monotonic()
+    done = subprocess.run([MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), PROGRAM, *map(str, arguments)],
+                          env={**ENVIRONMENT, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, errors="replace", timeout=limit)
+    return Ended({0: done.returncode}, done.stdout, time.monotonic() - start)
+
+
+def tcp(ranks, *arguments, env=None, limit=60, variables=None, without=()):
+    """The ranks as torchrun would start them. `without`: ranks that do not end by themselves; they are killed."""
+    port = free_port()
+    start = time.monotonic()
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        processes = {}
+        for rank in reversed(range(ranks)):
+            own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+            own.update((variables or {}).get(rank, {}))
+            processes[rank] = subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=output, stderr=output,
+                                               env={**ENVIRONMENT, **own, **(env or {})})
+        try:
+            codes = {}
+            for rank, process in processes.items():
+                if rank not in without:
+                    codes[rank] = process.wait(timeout=max(0.1, limit + start - time.monotonic()))
+            seconds = time.monotonic() - start
+        finally:
+            for process in processes.values():
+                process.kill()
+                process.wait()
+        output.seek(0)
+        return Ended(codes, output.read(), seconds)
+
+
+def left_over(mark):
+    """Live processes with this argument."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            with open(path, "rb") as file:
+                words = file.read().split(b"\0")
+            with open(os.path.join(os.path.dirname(path), "stat"), encoding="utf-8") as file:
+                state = file.read().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if mark.encode() in words and state != "Z":
+            found.append(path)
+    return found
+
+
+class Collectives(unittest.TestCase):
+    def check(self, ended):
+        self.assertEqual(set(ended.codes.values()), {0}, ended)
+        self.assertRegex(ended.output, r"passed: \d ranks over", ended)
+        # Two of the counts have odd halves: the assertions really ran.
+        self.assertGreater(int(re.search(r"assertions:\s+(\d+)", ended.output).group(1)), 800, ended)
+
+    @needs_mpi
+    def test_mpi(self):
+        for ranks in (1, 2, 3, 4, 8):
+            with self.subTest(ranks=ranks):
+                self.check(mpirun(ranks))
+
+    @needs_mpi
+    def test_mpi_with_lazy_streams_guarded_memory_and_small_messages(self):
+        for ranks in (2, 3):
+            with self.subTest(ranks=ranks):
+                self.check(mpirun(ranks, "--largest-message", 1000, "--order", "rank",
+                                  env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1", "LLMC_ORDER": "random"}))
+
+    def test_tcp(self):
+        for ranks in (2, 3, 8):
+            with self.subTest(ranks=ranks):
+                self.check(tcp(ranks))
+
+    def test_tcp_with_lazy_streams_and_guarded_memory(self):
+        self.check(tcp(4, env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1", "LLMC_ORDER": "random"}))
+
+    @needs_mpi
+    def test_a_failure_on_one_rank_fails_all(self):
+        ended = mpirun(3, "--break-rank", 2)
+        self.assertNotEqual(ended.code, 0, ended)
+        self.assertIn("FAILED", ended.output)
+
+
+class Faults(unittest.TestCase):
+    def scenario(self, *flags, limit=LIMIT):
+        """Arguments of a run with a directory for reports and a mark of its own."""
+        self.directory = tempfile.mkdtemp(prefix="train_gpt_ranks_")
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
+        self.mark = f"mark{os.getpid()}_{time.monotonic_ns()}"
+        return ["--scenario", "loop", "--mark", self.mark, "--out", self.directory, "--limit", limit, *flags]
+
+    def assert_left_in_time(self, ended):
+        self.assertLess(ended.seconds, LIMIT + PATIENCE, ended)
+        deadline = time.monotonic() + 3
+        while left_over(self.mark) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self.assertEqual(left_over(self.mark), [], ended)
+
+    def reports(self):
+        found = {}
+        for path in glob.glob(os.path.join(self.directory, "watchdog_rank*.json")):
+            with open(path, encoding="utf-8") as file:
+                report = json.load(file)
+            found[report["rank"]] = report
+        return found
+
+    def assert_stuck_in(self, ended, operation):
+        """The lines and reports of ranks that waited for another one."""
+        self.assertRegex(ended.output, rf"rank \d on \S+: nothing moved for \d\.\d s \(--timeout-step {LIMIT}\): it waits for "
+                         rf"other ranks in a collective; step 5, last operation: {operation} #\d+ \(\S+, \d+ bytes, "
+                         r"step 5, running for \d\.\d s\)\. Leaving with exit code 7", ended)
+        reports = [r for r in self.reports().values() if r["last_operation"]["state"] == "running"]
+        self.assertGreater(len(reports), 0, ended)
+        for report in reports:
+            self.assertEqual((report["exit_code"], report["step"], report["last_operation"]["name"]), (7, 5, operation))
+            self.assertGreater(len(report["recent_operations"]), 2)
+
+    @needs_mpi
+    def test_nothing_wrong(self):
+        ended = mpirun(3, *self.scenario())
+        self.assertEqual(ended.code, 0, ended)
+        self.assertIn("3 ranks finished over mpi", ended.output)
+        self.assertEqual(self.reports(), {})
+        ended = tcp(3, *self.scenario())
+        self.assertEqual(ended.codes, {0: 0, 1: 0, 2: 0}, ended)
+        self.assert_left_in_time(ended)
+
+    @needs_mpi
+    def test_mpi_rank_killed(self):
+        for victim in (0, 2):
+            with self.subTest(victim=victim):
+                ended = mpirun(3, *self.scenario("--victim", victim, "--action", "kill"))
+                self.assertNotEqual(ended.code, 0, ended)
+                self.assertRegex(ended.output, f"rank {victim} .*exited on signal 9")
+                self.assert_left_in_time(ended)
+
+    @needs_mpi
+    def test_mpi_rank_stopped_at_each_kind_of_collective(self):
+        for operation in OPERATIONS:
+            with self.subTest(operation=operation):
+                # A broadcast is over for whoever has sent it: the root is the one to stop.
+                victim = 0 if operation == "broadcast" else 1
+                ended = mpirun(3, *self.scenario("--operation", operation, "--victim", victim, "--action", "stop"))
+                self.assertEqual(ended.code, 7, ended)
+                self.assert_stuck_in(ended, {"host_max": "host_all_gather"}.get(operation, operation))
+                self.assert_left_in_time(ended)
+
+    @needs_mpi
+    def test_mpi_rank_that_stands_still_names_itself(self):
+        for action, phase in (("sleep", "step"), ("save", "save")):
+            with self.subTest(action=action):
+                # Its own limit passes first: it is the one that began to wait first.
+                ended = mpirun(3, *self.scenario("--victim", 1, "--action", action, "--limit1", LIMIT / 2))
+                self.assertEqual(ended.code, 7, ended)
+                self.assertRegex(ended.output, rf"rank 1 on \S+: nothing moved for \d\.\d s \(--timeout-{phase} "
+                                 rf"{LIMIT / 2}\): it is in no collective", ended)
+                self.assert_left_in_time(ended)
+
+    @needs_mpi
+    def test_mpi_rank_with_an_error_of_its_own(self):
+        ended = mpirun(3, *self.scenario("--victim", 1, "--action", "throw"))
+        self.assertEqual(ended.code, 3, ended)
+        self.assertIn("rank 1: this rank found bad data", ended.output)
+        self.assert_left_in_time(ended)
+
+    @needs_mpi
+    def test_mpi_launcher_killed(self):
+        process = subprocess.Popen([MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "3", PROGRAM,
+                                    *map(str, self.scenario("--victim", 1, "--action", "sleep", limit=30))],
+                                   env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 20
+        while len(left_over(self.mark)) < 4 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(0.5)
+        process.kill()
+        process.wait()
+        start = time.monotonic()
+        while left_over(self.mark) and time.monotonic() - start < 10:
+            time.sleep(0.1)
+        self.assertEqual(left_over(self.mark), [])
+
+    def test_tcp_rank_killed(self):
+        for victim in (0, 2):
+            with self.subTest(victim=victim):
+                ended = tcp(3, *self.scenario("--victim", victim, "--action", "kill"))
+                self.assertEqual(ended.codes.pop(victim), -signal.SIGKILL, ended)
+                self.assertEqual(set(ended.codes.values()), {7}, ended)
+                self.assertRegex(ended.output, rf"rank 1: rank {victim} was lost during \w+ #\d+: ", ended)
+                self.assert_left_in_time(ended)
+
+    def test_tcp_rank_killed_while_the_others_do_something_else(self):
+        """Nobody is in a collective: the watchdogs notice that the connection is gone."""
+        ended = tcp(3, *self.scenario("--victim", 1, "--action", "kill", "--others", "sleep", limit=30))
+        self.assertEqual(ended.codes, {0: 7, 1: -signal.SIGKILL, 2: 7}, ended)
+        self.assertRegex(ended.output, r"rank 0 on \S+: rank 1 on \S+ is gone: its connection was closed; step 5", ended)
+        self.assert_left_in_time(ended)
+
+    def test_tcp_rank_stopped(self):
+        for operation in ("all_gather", "reduce_scatter", "barrier"):
+            with self.subTest(operation=operation):
+                ended = tcp(3, *self.scenario("--operation", operation, "--victim", 1, "--action", "stop"), without=[1])
+                self.assertEqual(ended.codes, {0: 7, 2: 7}, ended)
+                self.assert_stuck_in(ended, operation)
+                self.assert_left_in_time(ended)
+
+    def test_tcp_ranks_out_of_step_say_so(self):
+        ended = tcp(2, *self.scenario("--operation", "all_gather", "--victim", 1, "--action", "mismatch"))
+        self.assertEqual(ended.codes, {0: 7, 1: 7}, ended)
+        self.assertIn("ranks are out of step: rank 0 is in all_gather", ended.output)
+        self.assert_left_in_time(ended)
+
+
+class Starts(unittest.TestCase):
+    """What is refused before anything is trained."""
+
+    def start(self, *flags, **variables):
+        start = time.monotonic()
+        done = subprocess.run([PROGRAM, "--scenario", "loop", "--timeout", "1.5", *map(str, flags)],
+                              env={**ENVIRONMENT, **variables}, capture_output=True, text=True, timeout=60)
+        return Ended({0: done.returncode}, done.stdout + done.stderr, time.monotonic() - start)
+
+    def test_rank_0_cannot_be_reached(self):
+        ended = self.start(RANK="1", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=str(free_port()))
+        self.assertEqual(ended.code, 7, ended)
+        self.assertRegex(ended.output, r"could not reach rank 0 at localhost, port \d+: waited 1\.\d s, Connection refused")
+        self.assertLess(ended.seconds, 5)
+
+    def test_name_that_does_not_exist(self):
+        ended = self.start(RANK="1", WORLD_SIZE="2", MASTER_ADDR="no-such-host.invalid", MASTER_PORT="1")
+        self.assertEqual(ended.code, 7, ended)
+        self.assertRegex(ended.output, r"could not reach rank 0 at no-such-host\.invalid, port 1: waited \d+\.\d s")
+
+    def test_ranks_that_do_not_come(self):
+        ended = self.start(RANK="0", WORLD_SIZE="3", MASTER_ADDR="localhost", MASTER_PORT=str(free_port()))
+        self.assertEqual(ended.code, 7, ended)
+        self.assertRegex(ended.output, r"rank 0 waited 1\.\d s at port \d+, and ranks 1, 2 did not come")
+
+    def test_port_in_use(self):
+        with socket.socket(socket.AF_INET6) as taken:
+            taken.bind(("::", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            ended = self.start(RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=str(port))
+        self.assertEqual(ended.code, 7, ended)
+        self.assertIn(f"cannot listen on port {port}: Address already in use; choose another MASTER_PORT", ended.output)
+
+    def test_a_stranger_at_the_port(self):
+        port = free_port()
+        processes = [subprocess.Popen([PROGRAM, "--scenario", "loop"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                      env={**ENVIRONMENT, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+                                           "MASTER_PORT": str(port)})]
+        with socket.socket() as stranger:
+            deadline = time.monotonic() + 5
+            while stranger.connect_ex(("127.0.0.1", port)) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            processes.append(subprocess.Popen([PROGRAM, "--scenario", "loop"], stdout=subprocess.PIPE,
+                                              stderr=subprocess.STDOUT,
+                                              env={**ENVIRONMENT, "RANK": "1", "WORLD_SIZE": "2",
+                                                   "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}))
+            outputs = [p.communicate(timeout=30)[0] for p in processes]
+        self.assertEqual([p.returncode for p in processes], [0, 0], outputs)
+
+    def test_same_rank_twice(self):
+        ended = tcp(3, "--scenario", "loop", "--timeout", "3", variables={2: {"RANK": "1"}})
+        self.assertEqual(ended.codes[0], 2, ended)
+        self.assertIn("a process came as rank 1 of 3 where rank 0 expects 3 ranks, each once", ended.output)
+
+    def test_world_sizes_that_differ(self):
+        ended = tcp(2, "--scenario", "loop", "--timeout", "3", variables={1: {"WORLD_SIZE": "4"}})
+        self.assertEqual(ended.codes[0], 2, ended)
+        self.assertIn("a process came as rank 1 of 4 where rank 0 expects 2 ranks", ended.output)
+
+    def test_tasks_of_srun_that_know_nothing_of_each_other(self):
+        ended = self.start(SLURM_NTASKS="4", SLURM_PROCID="2", SLURM_STEP_ID="0")
+        self.assertEqual(ended.code, 2, ended)
+        if MPIRUN:
+            self.assertRegex(ended.output, r"srun started 4 tasks, but MPI sees 1: they would train alone.*--mpi=pmix")
+
+    def test_srun_without_mpi_meets_over_tcp(self):
+        port = str(free_port())
+        variables = {r: {"SLURM_PROCID": str(r), "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0", "MASTER_ADDR": "localhost",
+                         "MASTER_PORT": port, "RANK": "", "WORLD_SIZE": ""} for r in range(2)}
+        ended = tcp(2, "--scenario", "loop", variables=variables)
+        self.assertEqual(ended.codes, {0: 0, 1: 0}, ended)
+        self.assertIn("2 ranks finished over tcp", ended.output)
+
+    @needs_mpi
+    def test_configurations_that_differ(self):
+        ended = mpirun(3, "--scenario", "loop", "--configuration", "batch=4", "--configuration2", "\nlr=1")
+        self.assertEqual(ended.code, 2, ended)
+        self.assertRegex(ended.output, r"rank 2 on \S+ has another configuration than rank 0: 'lr=1' against ''")
+
+    @needs_mpi
+    def test_programs_that_differ(self):
+        with tempfile.TemporaryDirectory() as directory:
+            other = os.path.join(directory, "test_ranks")
+            shutil.copy(PROGRAM, other)
+            with open(other, "ab") as file:
+                file.write(b"\0")
+            flags = ["--scenario", "loop"]
+            done = subprocess.run([MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "1", PROGRAM, *flags, ":", "-np",
+                                   "1", other, *flags], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 2, done)
+        self.assertRegex(done.stderr, r"rank 1 on \S+ has another program than rank 0")
+
+    def test_back_ends_that_cannot_be(self):
+        self.assertIn("--comm self: environment started 2 ranks",
+                      self.start("--comm", "self", RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost").output)
+        ended = self.start("--comm", "nccl")
+        self.assertEqual(ended.code, 2, ended)
+
+
+if __name__ == "__main__":
+    unittest.main()
