@@ -143,6 +143,20 @@ static __global__ void fp8_any_bad_kernel(int* flag, const Fp8State* states, int
     if (threadIdx.x == 0) *flag = first == none ? 0 : 1 + tensor_at_place(static_cast<int>(-first), count);
 }
 
+static __global__ void fp8_pack_amaxes_kernel(float* packed, const Fp8State* states, int count, bool now) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    packed[i] = now ? states[i].amax_now : states[i].amax;
+    packed[count + i] = states[i].bad ? 1.0f : 0.0f;
+}
+
+static __global__ void fp8_unpack_amaxes_kernel(Fp8State* states, const float* packed, int count, bool now) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    (now ? states[i].amax_now : states[i].amax) = packed[i];
+    states[i].bad = packed[count + i] != 0.0f ? 1u : 0u;
+}
+
 static __global__ void fp8_reset_kernel(Fp8State* states, float* history, int count, int length) {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
@@ -190,6 +204,18 @@ void fp8_finish_step(Fp8State* states, float* history, int count, const Fp8Confi
 void fp8_any_bad(int* flag, const Fp8State* states, int count, stream_t stream) {
     launch<fp8_any_bad_kernel>({dim3(1), dim3(256), 0, stream}, {out(flag, 1), in(states, static_cast<size_t>(count))},
                                flag, states, count);
+}
+
+void fp8_pack_amaxes(float* packed, const Fp8State* states, int count, bool now, stream_t stream) {
+    const size_t n = static_cast<size_t>(count);
+    launch<fp8_pack_amaxes_kernel>(one_thread_each(count, stream), {out(packed, 2 * n), in(states, n)}, packed, states,
+                                   count, now);
+}
+
+void fp8_unpack_amaxes(Fp8State* states, const float* packed, int count, bool now, stream_t stream) {
+    const size_t n = static_cast<size_t>(count);
+    launch<fp8_unpack_amaxes_kernel>(one_thread_each(count, stream), {inout(states, n), in(packed, 2 * n)}, states,
+                                     packed, count, now);
 }
 
 void fp8_reset(Fp8State* states, float* history, int count, const Fp8Config& config, stream_t stream) {

@@ -50,6 +50,10 @@ void fp8_finish_step(Fp8State* states, float* history, int count, const Fp8Confi
 // *flag = 1 + the index of the first tensor in which this step met a value that is not finite, else 0. First in the
 // order of a step: weights, then forward from the first block to the last, then backward from the last to the first.
 void fp8_any_bad(int* flag, const Fp8State* states, int count, stream_t stream);
+// How ranks share what they have seen: packed (2, count) = every tensor's amax, or with `now` its amax_now, and whether
+// it held a non-finite value (0 or 1); and back. In between comes the maximum over the ranks. No NaN is among them.
+void fp8_pack_amaxes(float* packed, const Fp8State* states, int count, bool now, stream_t stream);
+void fp8_unpack_amaxes(Fp8State* states, const float* packed, int count, bool now, stream_t stream);
 // All scales 1, everything else 0.
 void fp8_reset(Fp8State* states, float* history, int count, const Fp8Config& config, stream_t stream);
 // The counts of all tensors start again at 0.

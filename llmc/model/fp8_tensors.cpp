@@ -1,5 +1,7 @@
 #include "llmc/model/fp8_tensors.h"
 
+#include "llmc/model/gpt2_parameters.h"
+
 namespace llmc {
 namespace {
 
@@ -53,9 +55,21 @@ void check_blocks(Fp8Recipe recipe, int tokens, int channels) {
 
 }  // namespace
 
+std::vector<std::vector<bool>> fp8_tensors_of(const ParameterTable& table, const ModelConfig& config,
+                                              const Fp8Layers& layers) {
+    std::vector<std::vector<bool>> result;
+    for (const Unit& unit : table.units()) result.emplace_back(unit.tensors.size(), false);
+    for (int block = 0; block < config.layers; block++)
+        for (const BlockLinear linear : kBlockLinearLayers)
+            result[block_unit(block)][BlockTensor::qkv_weight + static_cast<size_t>(linear)] =
+                layers.is_fp8(block, linear);
+    return result;
+}
+
 Fp8Tensors::Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp8Layers& layers, int tokens,
-                       Recompute recompute)
-    : config_(resolved(fp8)),
+                       Recompute recompute, const Comm& comm, int stage)
+    : comm_(comm),
+      config_(resolved(fp8)),
       scaling_(scaling_of(fp8.recipe)),
       layers_(layers),
       count_(config.layers * kBlockLinears * kFp8Roles) {
@@ -66,6 +80,17 @@ Fp8Tensors::Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp
     activations_.plan(&evaluation_, count);
     activations_.plan(&history_, count * static_cast<size_t>(config_.history));
     activations_.plan(&bad_flag_, 1);
+    const bool sliced = comm.world() > 1 && stage > 0, gathered = comm.world() > 1 && stage == 3;
+    if (sliced && (scaling_ == Fp8Scaling::block || (gathered && scaling_ == Fp8Scaling::mx)))
+        throw Error(ExitCode::bad_flags,
+                    strprintf("--fp8-recipe %s needs whole weights on every rank, which --zero %d does not keep; use "
+                              "%s or --fp8-recipe delayed",
+                              kFp8Recipes[static_cast<int>(fp8.recipe)], stage,
+                              scaling_ == Fp8Scaling::block ? "--zero 0" : "--zero 2"));
+    if (comm.world() > 1) {
+        activations_.plan(&packed_, 2 * count);
+        activations_.plan(&workspace_, comm.all_reduce_workspace<float>(2 * count));
+    }
     activations_.plan(&x_row_, N * 4 * C);
     activations_.plan(&dout_row_, N * 4 * C);
     activations_.plan(&dout_transposed_, N * 4 * C);
@@ -76,13 +101,18 @@ Fp8Tensors::Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp
     for (const BlockLinear linear : kBlockLinearLayers)
         if (is_recomputed(linear, recompute))
             activations_.plan(&shared_x_transposed_[static_cast<size_t>(linear)], N * input_channels(linear, C));
+    bool has_shared[kBlockLinears] = {};
     for (int block = 0; block < config.layers; block++)
         for (const BlockLinear linear : kBlockLinearLayers) {
             if (!is_fp8(block, linear)) continue;
             const size_t s = slot(block, linear), inputs = input_channels(linear, C);
             if (!is_recomputed(linear, recompute)) activations_.plan(&x_transposed_[s], N * inputs);
-            weights_.plan(&w_row_[s], inputs * output_channels(linear, C));
-            weights_.plan(&w_transposed_[s], inputs * output_channels(linear, C));
+            const size_t elements = inputs * output_channels(linear, C);
+            e4m3** shared = &shared_w_transposed_[static_cast<size_t>(linear)];
+            if (!sliced || has_block_scales()) weights_.plan(&w_row_[s], elements);
+            if (!gathered) weights_.plan(&w_transposed_[s], elements);
+            if (gathered && !has_shared[static_cast<size_t>(linear)]) weights_.plan(shared, elements);
+            has_shared[static_cast<size_t>(linear)] = true;
         }
     if (has_block_scales()) plan_scales(config, N, recompute);
 }
@@ -115,6 +145,7 @@ void Fp8Tensors::allocate(stream_t stream) {
     weights_.allocate();
     for (size_t s = 0; s < x_transposed_.size(); s++) {
         if (!x_transposed_[s]) x_transposed_[s] = shared_x_transposed_[s % kBlockLinears];
+        if (!w_transposed_[s]) w_transposed_[s] = shared_w_transposed_[s % kBlockLinears];
         if (!x_transposed_scales_[s]) x_transposed_scales_[s] = shared_x_transposed_scales_[s % kBlockLinears];
     }
     fp8_reset(states_, history_, count_, config_, stream);
@@ -129,7 +160,7 @@ Quantized<e4m3> Fp8Tensors::x(int block, BlockLinear linear, PassKind kind) {
             x_scales_, forward_only ? nullptr : x_transposed_scales_[s]};
 }
 
-Quantized<e4m3> Fp8Tensors::w(int block, BlockLinear linear) {
+Quantized<e4m3> Fp8Tensors::w(int block, BlockLinear linear) const {
     const size_t s = slot(block, linear);
     return {w_row_[s], w_transposed_[s], states_ + Fp8TensorId{block, linear, Fp8Role::w}.index(), w_scales_[s],
             w_transposed_scales_[s]};
@@ -139,7 +170,18 @@ void Fp8Tensors::set_weight_scales(stream_t stream) {
     fp8_set_current(states_, 0, count_, config_, stream);  // amax_now is 0 for the others, which changes nothing
 }
 
-void Fp8Tensors::check(stream_t stream) { fp8_any_bad(bad_flag_, states_, count_, stream); }
+// The maximum over the ranks of every amax; what is bad on one is bad on all.
+void Fp8Tensors::share(bool now, stream_t stream) {
+    if (comm_.world() == 1) return;
+    fp8_pack_amaxes(packed_, states_, count_, now, stream);
+    comm_.all_reduce(packed_, 2 * static_cast<size_t>(count_), ReduceOp::max, workspace_, stream);
+    fp8_unpack_amaxes(states_, packed_, count_, now, stream);
+}
+
+void Fp8Tensors::check(stream_t stream) {
+    share(false, stream);
+    fp8_any_bad(bad_flag_, states_, count_, stream);
+}
 
 void Fp8Tensors::finish_step(const float* change, stream_t stream) {
     fp8_finish_step(states_, history_, count_, config_, change, stream);

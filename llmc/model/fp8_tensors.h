@@ -7,20 +7,28 @@
 #pragma once
 #include <vector>
 
+#include "llmc/comm/comm.h"
 #include "llmc/fp8/scaling.h"
 #include "llmc/kernels/block_scales.h"
 #include "llmc/model/activations.h"
 #include "llmc/model/config.h"
 #include "llmc/shard/arena.h"
+#include "llmc/shard/table.h"
 
 namespace llmc {
 
 // What a forward or backward pass is for: only training leaves traces in amaxes, histories and counters.
 enum class PassKind { training, recompute, evaluation };
 
+// By unit and tensor of `table` (gpt2_units): which weights the model reads in FP8 alone, for Sharding::fp8.
+std::vector<std::vector<bool>> fp8_tensors_of(const ParameterTable& table, const ModelConfig& config,
+                                              const Fp8Layers& layers);
+
 class Fp8Tensors {
 public:
-    Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp8Layers& layers, int N, Recompute recompute);
+    // `stage`: of the weights' sharding over `comm`. With slices, their FP8 rows are Parameters'.
+    Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp8Layers& layers, int N, Recompute recompute,
+               const Comm& comm = Comm::self(), int stage = 0);
     void allocate(stream_t stream);
     size_t activation_bytes() const { return activations_.bytes(); }
     size_t weight_bytes() const { return weights_.bytes(); }
@@ -41,7 +49,7 @@ public:
 
     // Operands; their state is the one that this kind of pass reads.
     Quantized<e4m3> x(int block, BlockLinear linear, PassKind kind);
-    Quantized<e4m3> w(int block, BlockLinear linear);
+    Quantized<e4m3> w(int block, BlockLinear linear) const;
     template <class F8>  // e5m2, or e4m3 if the configuration says so
     Quantized<F8> dout(int block, BlockLinear linear) {
         return {reinterpret_cast<F8*>(dout_row_), reinterpret_cast<F8*>(dout_transposed_),
@@ -65,8 +73,11 @@ public:
     }
     // Weights' scales are functions of the weights alone: measure all, then set_weight_scales, then write all.
     void set_weight_scales(stream_t stream);
+    // Ranks with slices of the weights have measured those: now all have measured all.
+    void share_weight_amaxes(stream_t stream) { share(true, stream); }
 
-    // After the last micro-step of a step, before the optimizer: *bad_flag() says whether a cast saw Inf or NaN.
+    // After the last micro-step of a step, before the optimizer: amaxes become those of all ranks, and *bad_flag() says
+    // whether a cast saw Inf or NaN.
     void check(stream_t stream);
     const int* bad_flag() const { return bad_flag_; }
     // After the optimizer has decided: histories roll, scales for the next step follow, and gradients' move with the
@@ -85,8 +96,10 @@ private:
         return static_cast<size_t>(block) * kBlockLinears + static_cast<size_t>(linear);
     }
 
+    void share(bool now, stream_t stream);
     void plan_scales(const ModelConfig& config, size_t N, Recompute recompute);
 
+    const Comm comm_;
     const Fp8Config config_;
     const Fp8Scaling scaling_;
     const Fp8Layers layers_;
@@ -98,11 +111,14 @@ private:
     Fp8State* evaluation_ = nullptr;  // the same for evaluations with current scaling: training never sees them
     float* history_ = nullptr;        // (blocks, 4, 3, history)
     int* bad_flag_ = nullptr;
+    float* packed_ = nullptr;                        // (2, blocks * 4 * 3): what ranks tell each other
+    char* workspace_ = nullptr;                      // of its reduction
     e4m3* x_row_ = nullptr;                          // (N, 4C) of whichever layer is at work
     uint8_t* dout_row_ = nullptr;                    // (N, 4C), in the format of gradients
     uint8_t* dout_transposed_ = nullptr;             // (4C, N)
     std::vector<e4m3*> x_transposed_;                // by slot: (C, N) or (4C, N)
     e4m3* shared_x_transposed_[kBlockLinears] = {};  // for what is recomputed
+    e4m3* shared_w_transposed_[kBlockLinears] = {};  // for weights that are gathered before each use
     std::vector<e4m3*> w_row_, w_transposed_;        // by slot
 
     // Block scales of the operands above, nullptr without.

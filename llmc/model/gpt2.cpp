@@ -29,6 +29,7 @@ Gpt2<Real>::Gpt2(const ModelConfig& config, int B, int T, Recompute recompute, P
       activations_(config, B, T, recompute) {
     activations_.workspace.plan(&loss_sums_, 2);
     activations_.workspace.plan(&loss_counts_, 2);
+    activations_.workspace.plan(&loss_workspace_, parameters.comm().template all_reduce_workspace<float>(1));
 }
 
 template <class Real>
@@ -187,6 +188,7 @@ void Gpt2<Real>::backward(bool first, stream_t stream) {
 
     for (int l = config_.layers - 1; l >= 0; l--) {
         parameters_.gather(block_unit(l), stream);
+        if (parameters_.stage() == 3) transpose_weights(l, stream);
         recompute_block(l, stream);
         block_backward(l, !first, stream);
         parameters_.release(block_unit(l), stream);
@@ -234,13 +236,24 @@ void Gpt2<Real>::block_backward(int l, bool accumulate, stream_t stream) {
 
 template <class Real>
 void Gpt2<Real>::train_micro_step(const int* tokens, const int* targets, float loss_weight, const float* loss_scale,
-                                  bool first, stream_t stream) {
+                                  bool first, stream_t stream, bool last) {
     const int N = B_ * T_;
+    const bool accumulate = !first && parameters_.accumulates();
+    parameters_.begin_micro_step(first, last);
     upload(tokens, targets, N, true, stream);
     forward(B_, T_, PassKind::training, stream);
-    head_forward(N, true, loss_weight, loss_scale, first, stream);
+    head_forward(N, true, loss_weight, loss_scale, !accumulate, stream);
     sum_losses(loss_sums_, loss_counts_, activations_.losses, activations_.targets, N, !first, stream);
-    backward(first, stream);
+    backward(!accumulate, stream);
+    if (last) share_losses(0, stream);
+}
+
+template <class Real>
+void Gpt2<Real>::share_losses(int which, stream_t stream) {
+    const Comm& comm = parameters_.comm();
+    if (comm.world() == 1) return;
+    comm.all_reduce(loss_sums_ + which, 1, ReduceOp::sum, loss_workspace_, stream);
+    comm.all_reduce(loss_counts_ + which, 1, ReduceOp::sum, loss_workspace_, stream);
 }
 
 template <class Real>

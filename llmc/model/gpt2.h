@@ -38,12 +38,14 @@ public:
     void prepare_weights(stream_t stream);
 
     // A micro-batch of training: forward, loss and gradients. `first` overwrites the gradients and the loss sum, later
-    // micro-steps add to them. The gradient is that of sum(losses) * loss_weight * *loss_scale (on the device; nullptr:
-    // 1).
+    // micro-steps add to them; with the `last` one of a step both become sums over all ranks. The gradient is that of
+    // sum(losses) * loss_weight * *loss_scale (on the device; nullptr: 1).
     void train_micro_step(const int* tokens, const int* targets, float loss_weight, const float* loss_scale, bool first,
-                          stream_t stream);
+                          stream_t stream, bool last = true);
     // The loss alone; targets of -1 count as nothing.
     void evaluate(const int* tokens, const int* targets, bool first, stream_t stream);
+    // After the last evaluate(): its sums become those over all ranks.
+    void share_evaluation(stream_t stream) { share_losses(1, stream); }
 
     // On the device: sum of losses and number of targets since the last `first`. Training and evaluation each have
     // their own.
@@ -76,6 +78,7 @@ private:
     void norm2(int layer, const Real* branch, int N, PassKind kind, stream_t stream);
     void norm(int layer, BlockLinear linear, Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1,
               const Real* inp2, size_t weight, size_t bias, int N, PassKind kind, stream_t stream);
+    void prepare_fp8_scales(stream_t stream);
     void quantize_weights(QuantizePass pass, stream_t stream);
     void gelu(int layer, int N, PassKind kind, stream_t stream);
     void quantize_attention(int layer, int N, PassKind kind, stream_t stream);
@@ -102,8 +105,15 @@ private:
     Matmul& matmul_;
     Fp8Tensors* const fp8_;
     Activations<Real> activations_;
+    void share_losses(int which, stream_t stream);
+    // The operand of a product: gathered from all ranks, where they keep slices.
+    Quantized<e4m3> fp8_weight(int layer, BlockLinear linear) const;
+    bool fp8_travels() const { return fp8_ && parameters_.is_sliced() && !fp8_->has_block_scales(); }
+    void transpose_weights(int layer, stream_t stream);
+
     float* loss_sums_ = nullptr;  // {training, evaluation}
     int* loss_counts_ = nullptr;
+    char* loss_workspace_ = nullptr;
 
     // Staging of tokens: two slots, so that the next micro-batch is prepared while the last one's copy may still run.
     struct Staging {

@@ -9,6 +9,7 @@
 #include "llmc/kernels/layernorm_fp8.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
+#include "llmc/kernels/quantize_flat.h"
 #include "llmc/model/gpt2.h"
 
 namespace llmc {
@@ -42,15 +43,60 @@ constexpr bool kCanBeFp8 = LLMC_ENABLE_FP8&& std::is_same_v<Real, bf16>;
 template <class Real>
 void Gpt2<Real>::prepare_weights(stream_t stream) {
     if constexpr (kCanBeFp8<Real>) {
+        if (fp8_) prepare_fp8_scales(stream);
+    }
+    parameters_.publish(stream);
+    if constexpr (kCanBeFp8<Real>) {
         if (!fp8_) return;
+        if (!fp8_travels()) return quantize_weights(QuantizePass::write, stream);
+        if (parameters_.stage() == 3) return;  // a block at a time, in backward
+        for (int l = 0; l < config_.layers; l++) {
+            parameters_.gather(block_unit(l), stream);
+            transpose_weights(l, stream);
+            parameters_.release(block_unit(l), stream);
+        }
+    }
+}
+
+// Scales are functions of the master weights alone, whoever has which slice of them.
+template <class Real>
+void Gpt2<Real>::prepare_fp8_scales(stream_t stream) {
+    if constexpr (kCanBeFp8<Real>) {
         for (int l = 0; l < config_.layers; l++)
             for (const BlockLinear linear : kBlockLinearLayers)
                 if (is_fp8(l, linear) && fp8_->scaling() != Fp8Scaling::mx)  // whose source is the BF16 copy
                     parameters_.keep_in_fp8(block_unit(l), layer_of(linear).weight, fp8_->w(l, linear).state);
-        if (parameters_.to_be_measured() && !fp8_->has_block_scales()) quantize_weights(QuantizePass::measure, stream);
+        if (parameters_.to_be_measured() && !fp8_->has_block_scales()) {
+            if (fp8_travels())
+                parameters_.measure_slices(stream);
+            else
+                quantize_weights(QuantizePass::measure, stream);
+        }
         parameters_.set_measured();
+        if (fp8_travels()) fp8_->share_weight_amaxes(stream);
         fp8_->set_weight_scales(stream);
-        quantize_weights(QuantizePass::write, stream);
+    }
+}
+
+template <class Real>
+Quantized<e4m3> Gpt2<Real>::fp8_weight(int l, BlockLinear linear) const {
+    Quantized<e4m3> w = fp8_->w(l, linear);
+    if (fp8_travels()) w.row = const_cast<e4m3*>(parameters_.fp8_weight(block_unit(l), layer_of(linear).weight));
+    return w;
+}
+
+// Gathered FP8 weights, for dgrad.
+template <class Real>
+void Gpt2<Real>::transpose_weights(int l, stream_t stream) {
+    if constexpr (kCanBeFp8<Real>) {
+        if (!fp8_travels()) return;
+        for (const BlockLinear linear : kBlockLinearLayers) {
+            if (!is_fp8(l, linear)) continue;
+            const LinearLayer layer = layer_of(linear);
+            const Quantized<e4m3> w = fp8_weight(l, linear);
+            transpose_codes(w.transposed, w.row, layer.outputs * config_.channels, layer.inputs * config_.channels,
+                            stream);
+        }
     }
 }
 
@@ -63,14 +109,18 @@ void Gpt2<Real>::quantize_weights(QuantizePass pass, stream_t stream) {
             const LinearLayer layer = layer_of(linear);
             const int rows = layer.outputs * C, columns = layer.inputs * C;
             const Quantized<e4m3> w = fp8_->w(l, linear);
-            const float* master = parameters_.master(block_unit(l), layer.weight);
-            if (fp8_->scaling() == Fp8Scaling::tensor)
-                quantize_weight(w, master, rows, columns, pass, stream);
-            else if (fp8_->scaling() == Fp8Scaling::block)
-                quantize_weight_tiles(w, master, rows, columns, QuantizePass::train, stream);
-            else
+            if (fp8_->scaling() == Fp8Scaling::mx) {
+                parameters_.gather(block_unit(l), stream);
                 quantize_blocks(w, nullptr, nullptr, weight(l, layer.weight), rows, columns, Fp8Scaling::mx, false,
                                 QuantizePass::train, stream);
+                parameters_.release(block_unit(l), stream);
+                continue;
+            }
+            const float* master = parameters_.master(block_unit(l), layer.weight);
+            if (fp8_->scaling() == Fp8Scaling::block)
+                quantize_weight_tiles(w, master, rows, columns, QuantizePass::train, stream);
+            else
+                quantize_weight(w, master, rows, columns, pass, stream);
         }
 }
 
@@ -163,7 +213,7 @@ void Gpt2<Real>::linear_forward(int l, BlockLinear linear, Real* out, const Real
     if constexpr (kCanBeFp8<Real>)
         if (is_fp8(l, linear)) {
             const auto x = fp8_->x(l, linear, kind);
-            const auto w = fp8_->w(l, linear);
+            const auto w = fp8_weight(l, linear);
             return matmul_.forward_fp8(out, x.row, x.row_scale_inv(), w.row, w.row_scale_inv(), bias, N, C, OC, stream);
         }
     matmul_.forward(out, inp, weight(l, layer.weight), bias, N, C, OC, stream);
@@ -243,7 +293,7 @@ void Gpt2<Real>::products_backward_fp8(int l, BlockLinear linear, Real* dinp, bo
     const LinearLayer layer = layer_of(linear);
     const int N = B_ * T_, C = layer.inputs * config_.channels, OC = layer.outputs * config_.channels;
     const auto x = fp8_->x(l, linear, PassKind::training);
-    const auto w = fp8_->w(l, linear);
+    const auto w = fp8_weight(l, linear);
     const auto dout = fp8_->template dout<F8>(l, linear);
     matmul_.wgrad_fp8(gradient(l, layer.weight), dout.transposed, dout.transposed_scale_inv(), x.transposed,
                       x.transposed_scale_inv(), N, C, OC, accumulate, stream);
@@ -252,6 +302,7 @@ void Gpt2<Real>::products_backward_fp8(int l, BlockLinear linear, Real* dinp, bo
 
 // The class as a whole is instantiated in gpt2.cpp; these are the members defined here.
 #define LLMC_INSTANTIATE(Real)                                                                                    \
+    template void Gpt2<Real>::transpose_weights(int, stream_t);                                                   \
     template void Gpt2<Real>::prepare_weights(stream_t);                                                          \
     template void Gpt2<Real>::norm1(int, const Real*, int, PassKind, stream_t);                                   \
     template void Gpt2<Real>::norm2(int, const Real*, int, PassKind, stream_t);                                   \

@@ -16,11 +16,13 @@ Optimizer<Real>::Optimizer(Parameters<Real>& parameters, const ScheduleConfig& s
       loss_scale_config_(loss_scale),
       skip_spikes_(skip_spikes) {
     for (size_t u = 0; u < parameters.table().units().size(); u++)
-        partial_count_ += global_norm_blocks(parameters.table().unit(u).count);
+        partial_count_ += global_norm_blocks(parameters.gradient_share(u).count);
     arena_.plan(&partials_, partial_count_);
     arena_.plan(&state_, 1);
     arena_.plan(&loss_scale_, 1);
     arena_.plan(&spikes_, 1);
+    if (parameters.comm().world() > 1)
+        arena_.plan(&workspace_, parameters.comm().template all_reduce_workspace<float>(partial_count_));
 }
 
 template <class Real>
@@ -34,13 +36,16 @@ void Optimizer<Real>::allocate(stream_t stream) {
 template <class Real>
 void Optimizer<Real>::update(const float* loss_sum, const int* bad_flag, stream_t stream) {
     ProfileRange range("update");
+    parameters_.finish_reduce(stream);
     const size_t units = parameters_.table().units().size();
     size_t at = 0;
     for (size_t u = 0; u < units; u++) {
-        const auto slice = parameters_.slice(u);
-        global_norm_partials(partials_ + at, slice.gradient, slice.count, stream);
-        at += global_norm_blocks(slice.count);
+        const auto share = parameters_.gradient_share(u);
+        global_norm_partials(partials_ + at, share.values, share.count, stream);
+        at += global_norm_blocks(share.count);
     }
+    if (parameters_.comm().world() > 1)
+        parameters_.comm().all_reduce(partials_, partial_count_, ReduceOp::sum, workspace_, stream);
     prepare_step(state_, partials_, partial_count_, loss_sum, loss_scale(), bad_flag, schedule_, adamw_, clip_,
                  {spikes_, skip_spikes_}, stream);
     update_spikes(spikes_, state_, stream);

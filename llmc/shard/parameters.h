@@ -1,12 +1,21 @@
 // The parameters in memory: FP32 master weights, FP32 gradients, AdamW's moments, and the working copy that the model's
-// kernels read, all laid out by a ParameterTable.
+// kernels read, all laid out by a ParameterTable and spread over the ranks as --zero says (ZeRO, arXiv 1910.02054;
+// stage 3 is FSDP, arXiv 2304.11277):
+//
+//   stage   master, m, v   gradients                    working weights
+//     0     everywhere     everywhere, summed           everywhere
+//     1     a slice        everywhere, a slice summed   everywhere, gathered after every update
+//     2     a slice        a slice, summed every        everywhere
+//     3     a slice        micro-step                   a slice; a unit is gathered before each use
 //
 // The model asks for weights and hands in gradients unit by unit:
-//   gather(unit)   the unit's working weights are complete on this rank once the stream gets here
+//   gather(unit)   the unit's working weights are complete on this rank once the stream gets here, and its gradient
+//                  buffer is free
 //   weight(...)    a pointer into them, valid until
 //   release(unit)  the model needs them no more
 //   reduce(unit)   the unit's gradient of this micro-step is complete on this rank
-// On one rank all four cost nothing; sharding lives behind them and never rewrites forward and backward.
+// On one rank all four cost nothing. With several, weights travel on a stream of their own, one unit ahead of the
+// model, and gradients on another, behind it.
 #pragma once
 #include <functional>
 #include <vector>
@@ -18,10 +27,20 @@
 
 namespace llmc {
 
-template <class Real>  // the working copy's type: bf16, or float, where the master weights themselves are used
+struct Sharding {
+    int stage = 0;           // --zero; a world of one rank has no other
+    Wire wire = Wire::fp32;  // --reduce: what gradients travel as
+    // By unit and tensor: what the model reads in FP8 alone, made from the master weights with one scale a tensor. It
+    // travels as FP8. Empty: nothing.
+    std::vector<std::vector<bool>> fp8;
+};
+
+template <class Real>  // the working copy's type: bf16, or float, where the master weights themselves may be used
 class Parameters {
 public:
-    Parameters(const ParameterTable& table, const Comm& comm);
+    // `table` is laid out for comm.world() ranks.
+    Parameters(const ParameterTable& table, const Comm& comm, const Sharding& sharding = {});
+    ~Parameters();
 
     // Bytes each kind will need. allocate() takes them.
     size_t weight_bytes() const { return weights_.bytes(); }
@@ -30,13 +49,20 @@ public:
     void allocate(stream_t stream);  // moments and gradients start at 0
 
     const ParameterTable& table() const { return table_; }
+    const Comm& comm() const { return comm_; }
+    int stage() const { return sharding_.stage; }
+    // Whether gradients add up in place over micro-steps; otherwise every micro-step writes its own.
+    bool accumulates() const { return sharding_.stage < 2; }
 
+    // Before each micro-step: whether it is the first or the last of its step.
+    void begin_micro_step(bool first, bool last) { first_ = first, last_ = last; }
     void gather(size_t unit, stream_t stream);
     const Real* weight(size_t unit, size_t tensor) const;
     void release(size_t unit, stream_t stream);
     float* gradient(size_t unit, size_t tensor);
-    const float* master(size_t unit, size_t tensor) const { return master_ + flat_index(unit, tensor); }
     void reduce(size_t unit, stream_t stream);
+    // The stream waits until all gradients are summed.
+    void finish_reduce(stream_t stream);
 
     // This rank's slice of a unit, for the optimizer.
     struct Slice {
@@ -46,6 +72,13 @@ public:
         size_t decay_count;  // the first so many have weight decay
     };
     Slice slice(size_t unit);
+    // This rank's share of the summed gradient, for the norm: the same cut in every stage, so that all give one result.
+    struct GradientShare {
+        const float* values;
+        size_t count;
+    };
+    GradientShare gradient_share(size_t unit) const;
+    bool is_sliced() const { return sharding_.stage > 0; }
     // The slice in the ranges that the optimizer updates one after the other, from what keep_in_fp8() has said.
     struct Range {
         size_t begin, count, decay_count;  // in the slice
@@ -59,24 +92,85 @@ public:
     // Whether a tensor in FP8 has changed by other hands than the optimizer's, so that it must be measured.
     bool to_be_measured() const { return to_be_measured_; }
     void set_measured() { to_be_measured_ = false; }
+    // The whole tensor; not with slices.
+    const float* master(size_t unit, size_t tensor) const;
 
-    // Host access for initialisation, import and export; synchronises.
+    // With slices. measure: every FP8 tensor's part raises its state->amax_now. publish: after every change of the
+    // master weights (and of their scales), casts the slices to what travels, and sends it unless that is gather()'s.
+    void measure_slices(stream_t stream);
+    void publish(stream_t stream);
+    // The gathered FP8 bytes of a tensor, row-major; valid like weight().
+    const e4m3* fp8_weight(size_t unit, size_t tensor) const;
+
+    // Host access for initialisation, import and export; synchronises. set_tensor() wants the same values on every
+    // rank; the two others are collectives.
     void set_tensor(size_t unit, size_t tensor, const std::vector<float>& values, stream_t stream);
     std::vector<float> get_tensor(size_t unit, size_t tensor, stream_t stream) const;
     std::vector<float> get_gradient(size_t unit, size_t tensor, stream_t stream) const;
 
 private:
-    size_t flat_index(size_t unit, size_t tensor) const;
+    // Where a unit's working weights are whole.
+    struct Whole {
+        Real* working = nullptr;
+        e4m3* fp8 = nullptr;
+    };
+    struct WeightSlot {  // stage 3
+        Whole memory;
+        size_t unit = kNoUnit;
+        event_t ready = nullptr, free = nullptr;
+    };
+    struct GradientSlot {  // stages 2 and 3
+        float* memory = nullptr;
+        event_t reduced = nullptr;
+    };
+    struct Piece {  // of a unit with FP8 tensors: what is not FP8 and on one rank
+        int rank;
+        size_t begin, count;  // in the unit
+    };
+    static constexpr size_t kNoUnit = ~size_t{0};
+
+    void plan();
+    size_t slot_of(size_t unit) const;
+    size_t slot_count(size_t slot) const;
+    bool has_fp8(size_t unit) const;
+    size_t slice_count(size_t unit) const;
+    size_t slice_begin(size_t unit) const;  // in the unit
+    size_t shard_index(size_t unit) const;  // of the slice, in arrays that hold this rank's slices of all units
+    float* master_slice(size_t unit) const { return master_ + shard_index(unit); }
+    Whole whole(size_t unit) const;
+    Real* working_slice(size_t unit) const;
+    e4m3* fp8_slice(size_t unit) const;
+    float* whole_gradient(size_t unit) const;
+    bool master_is_working() const;
+    void bring(size_t unit);
+    void send(size_t unit, const Whole& to);
     void cut_into_ranges(size_t unit);
+    void cut_into_pieces(size_t unit);
     std::vector<float> download(const float* from, size_t count, stream_t stream) const;
+    std::vector<float> download_slices(const float* slice, size_t unit, size_t tensor, stream_t stream) const;
 
     const ParameterTable& table_;
+    const Comm comm_;
+    Comm gather_comm_ = Comm::self(), reduce_comm_ = Comm::self();
+    Sharding sharding_;
     Arena weights_{"weights"}, gradients_{"gradients"}, optimizer_{"optimizer state"};
     float *master_ = nullptr, *m_ = nullptr, *v_ = nullptr, *gradient_ = nullptr;
-    Real* working_ = nullptr;
-    std::vector<std::vector<Fp8State*>> fp8_;  // by unit and tensor; nullptr: not in FP8
-    std::vector<std::vector<Range>> ranges_;   // by unit
-    bool to_be_measured_ = true;
+    Real* working_ = nullptr;  // all units, or this rank's slices of them in stage 3
+    e4m3* fp8_ = nullptr;      // the same, of units with FP8 tensors; with slices alone
+    std::vector<WeightSlot> weight_slots_;
+    std::vector<GradientSlot> gradient_slots_;
+    float* partial_ = nullptr;   // stages 2 and 3: a micro-step's sum, to be added to the slice
+    char* workspace_ = nullptr;  // of reduce_scatter
+    size_t last_gathered_ = 0;   // which way the model goes
+    bool first_ = true, last_ = true;
+    stream_t gather_stream_{}, reduce_stream_{};
+    event_t computed_ = nullptr, reduced_ = nullptr;
+    std::vector<event_t> published_;  // stages 1 and 2, by unit
+
+    std::vector<std::vector<Fp8State*>> fp8_states_;  // by unit and tensor; nullptr: not in FP8
+    std::vector<std::vector<Range>> ranges_;          // by unit
+    std::vector<std::vector<Piece>> pieces_;          // by unit
+    bool to_be_measured_ = true, to_be_cast_ = true;
 };
 
 }  // namespace llmc

@@ -1,0 +1,270 @@
+// Training spread over ranks: every stage of sharding takes the steps that one rank takes with the same global batch,
+// and all stages give the same bits where sums are made in the order of ranks.
+#include <cstring>
+#include <memory>
+
+#include "llmc/linear/matmul.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/optim/step.h"
+#include "test/comm/ranks/ranks.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+constexpr int kB = 2, kT = 32, kSteps = 5;
+
+ModelConfig small_model() {  // sizes that no number of ranks divides
+    ModelConfig config;
+    config.name = "small";
+    config.layers = 3, config.heads = 3, config.channels = 96, config.vocab = 101, config.context = kT;
+    return config;
+}
+
+struct RunConfig {
+    int stage = 0, micro_steps = 1;
+    const char* recipe = nullptr;  // nullptr: no FP8
+    const char* layers = "all";
+    Wire wire = Wire::fp32;
+    Recompute recompute = Recompute::gelu;
+};
+
+Sharding sharding_of(const RunConfig& c, const ParameterTable& table, const ModelConfig& model) {
+    Sharding sharding;
+    sharding.stage = c.stage;
+    sharding.wire = c.wire;
+    if (c.recipe && scaling_of(fp8_recipe_from_name(c.recipe)) == Fp8Scaling::tensor)
+        sharding.fp8 = fp8_tensors_of(table, model, Fp8Layers(c.layers, model.layers));
+    return sharding;
+}
+
+// Some steps of training on batches that depend on their place in the global order alone.
+template <class Real>
+struct ShardedRun {
+    RunConfig config;
+    ModelConfig model_config = small_model();
+    Comm comm;
+    ParameterTable table;
+    Parameters<Real> parameters;
+    Fp8Config fp8_config;
+    Matmul matmul;
+    std::unique_ptr<Fp8Tensors> fp8;
+    Gpt2<Real> model;
+    Optimizer<Real> optimizer;
+    stream_t stream = test_stream();
+    std::vector<double> losses, norms;
+
+    ShardedRun(const RunConfig& c, const Comm& comm_)
+        : config(c),
+          comm(comm_),
+          table(gpt2_units(model_config), comm.world()),
+          parameters(table, comm, sharding_of(c, table, model_config)),
+          fp8_config(c.recipe ? Fp8Config{.recipe = fp8_recipe_from_name(c.recipe)} : Fp8Config{}),
+          matmul(false, FastAccumulation::forward, scaling_of(fp8_config.recipe)),
+          fp8(c.recipe ? std::make_unique<Fp8Tensors>(model_config, fp8_config, Fp8Layers(c.layers, 3), kB * kT,
+                                                      c.recompute, comm, parameters.stage())
+                       : nullptr),
+          model(model_config, kB, kT, c.recompute, parameters, matmul, fp8.get()),
+          optimizer(parameters, {ScheduleKind::constant, 1e-3, 0, 100, 0}, {0.9, 0.95, 1e-8, 0.1}, 1.0,
+                    loss_scale_config(c.recipe ? "dynamic" : "off")) {
+        parameters.allocate(stream);
+        model.allocate();
+        if (fp8) fp8->allocate(stream);
+        optimizer.allocate(stream);
+        model.initialize(7, stream);
+        model.prepare_weights(stream);
+    }
+    ~ShardedRun() { synchronize(stream); }
+
+    // `position` counts micro-batches in the global order.
+    void micro_step(int position, bool first, bool last) {
+        std::mt19937 engine(static_cast<uint32_t>(position) + 1);
+        std::vector<int> tokens, targets;
+        int token = static_cast<int>(engine() % 101);
+        for (int i = 0; i < kB * kT; i++) {
+            tokens.push_back(token);
+            token = engine() % 4 ? (3 * token + 7) % 101 : static_cast<int>(engine() % 101);
+            targets.push_back(token);
+        }
+        const int micro_steps_of_all = config.micro_steps * comm.world();
+        model.train_micro_step(tokens.data(), targets.data(), 1.0f / static_cast<float>(kB * kT * micro_steps_of_all),
+                               optimizer.loss_scale(), first, stream, last);
+    }
+    void step(int index) {
+        for (int m = 0; m < config.micro_steps; m++)
+            micro_step((index * config.micro_steps + m) * comm.world() + comm.rank(), m == 0,
+                       m + 1 == config.micro_steps);
+        if (fp8) fp8->check(stream);
+        optimizer.update(model.train_loss_sum(), fp8 ? fp8->bad_flag() : nullptr, stream);
+        if (fp8) fp8->finish_step(optimizer.loss_scale_change(), stream);
+        model.prepare_weights(stream);
+        losses.push_back(read(model.train_loss_sum()) / read(model.train_loss_count()));
+        norms.push_back(read(optimizer.state()).norm);
+    }
+    void train() {
+        for (int i = 0; i < kSteps; i++) step(i);
+    }
+    template <class T>
+    T read(const T* device) {
+        T* staging = static_cast<T*>(pinned_malloc(sizeof(T)));
+        copy_to_host(staging, device, sizeof(T), stream);
+        synchronize(stream);
+        const T value = *staging;
+        pinned_free(staging);
+        return value;
+    }
+    std::vector<std::vector<float>> weights() {
+        std::vector<std::vector<float>> all;
+        for (size_t u = 0; u < table.units().size(); u++)
+            for (size_t t = 0; t < table.unit(u).tensors.size(); t++)
+                all.push_back(parameters.get_tensor(u, t, stream));
+        return all;
+    }
+};
+
+bool same_bits(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
+    bool same = a.size() == b.size();
+    for (size_t i = 0; same && i < a.size(); i++)
+        same = a[i].size() == b[i].size() && std::memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float)) == 0;
+    return same;
+}
+
+double largest_gap(const std::vector<double>& a, const std::vector<double>& b) {
+    double largest = a.size() == b.size() ? 0 : INFINITY;
+    for (size_t i = 0; i < a.size() && i < b.size(); i++) {
+        const double gap = std::abs(a[i] / b[i] - 1);
+        if (!(gap <= largest)) largest = gap == gap ? gap : INFINITY;
+    }
+    return largest;
+}
+
+// All stages against one rank that does all the micro-batches.
+template <class Real>
+void check_stages(RunConfig config, double loss_bound, double norm_bound) {
+    const int ranks = world().world();
+    for (const int micro_steps : {1, 2}) {
+        RunConfig alone = config;
+        alone.stage = 0;
+        alone.micro_steps = micro_steps * ranks;
+        ShardedRun<Real> reference(alone, Comm::self());
+        reference.train();
+        REQUIRE(reference.losses.front() > reference.losses.back() * 1.05);  // it learns
+        std::vector<std::vector<float>> first_weights;
+        for (int stage = 0; stage <= 3; stage++) {
+            CAPTURE(stage);
+            CAPTURE(micro_steps);
+            config.stage = stage;
+            config.micro_steps = micro_steps;
+            ShardedRun<Real> run(config, world());
+            run.train();
+            CHECK(largest_gap(run.losses, reference.losses) < loss_bound);
+            CHECK(largest_gap(run.norms, reference.norms) < norm_bound);
+            const auto weights = run.weights();
+            if (stage == 0) first_weights = weights;
+            // Stages 0 and 1 add micro-steps up before the ranks, 2 and 3 the other way round.
+            if (micro_steps == 1 || stage == 1) CHECK(same_bits(weights, first_weights));
+        }
+    }
+}
+
+}  // namespace
+
+TEST_CASE("sharded training in FP32 equals one rank's") { check_stages<float>({}, 1e-5, 1e-4); }
+
+TEST_CASE("sharded training in BF16 equals one rank's") { check_stages<bf16>({}, 1e-3, 2e-2); }
+
+TEST_CASE("sharded training in FP8 equals one rank's, with the same scales on every rank") {
+    for (const char* recipe : {"delayed", "current"}) {
+        CAPTURE(recipe);
+        RunConfig config;
+        config.recipe = recipe;
+        check_stages<bf16>(config, 1e-3, 5e-2);
+    }
+    RunConfig config;
+    config.recipe = "delayed";
+    ShardedRun<bf16> reference(config, Comm::self());
+    reference.config.micro_steps = world().world();
+    reference.train();
+    for (int stage = 0; stage <= 3; stage++) {
+        CAPTURE(stage);
+        config.stage = stage;
+        ShardedRun<bf16> run(config, world());
+        run.train();
+        for (int i = 0; i < run.fp8->count(); i++) {
+            CAPTURE(fp8_tensor(i).name());
+            const float scale = run.read(run.fp8->states() + i).scale;
+            std::vector<float> all(as_size(world().world()));
+            world().host_all_gather(all.data(), &scale, sizeof scale);
+            for (const float other : all) CHECK(other == scale);
+            const float alone = reference.read(reference.fp8->states() + i).scale;
+            CHECK(std::abs(scale / alone - 1) < (fp8_tensor(i).role == Fp8Role::dout ? 0.1 : 0.03));
+        }
+    }
+}
+
+TEST_CASE("sharded FP8 with some layers in BF16, whole-block recomputation, BF16 on the wire, and mxfp8") {
+    RunConfig config;
+    config.recipe = "delayed";
+    config.layers = "all,-first,-block1.fc";
+    config.recompute = Recompute::block;
+    check_stages<bf16>(config, 1e-3, 5e-2);
+    RunConfig wire;
+    wire.wire = Wire::bf16;
+    ShardedRun<bf16> whole({}, world());
+    whole.train();
+    for (int stage = 0; stage <= 3; stage++) {
+        wire.stage = stage;
+        ShardedRun<bf16> run(wire, world());
+        run.train();
+        CHECK(largest_gap(run.losses, whole.losses) < 1e-3);
+        CHECK((world().world() == 1 || !same_bits(run.weights(), whole.weights())));
+    }
+    RunConfig mx;
+    mx.recipe = "mxfp8";
+    for (const int stage : {0, 1, 2}) {
+        mx.stage = 0;
+        ShardedRun<bf16> expected(mx, world());
+        expected.train();
+        mx.stage = stage;
+        ShardedRun<bf16> run(mx, world());
+        run.train();
+        CHECK(same_bits(run.weights(), expected.weights()));
+    }
+}
+
+TEST_CASE("an overflow on one rank skips the step on all") {
+    if (world().world() == 1) return;
+    for (const char* recipe : {static_cast<const char*>(nullptr), "delayed"})
+        for (int stage = 0; stage <= 3; stage++) {
+            CAPTURE(stage);
+            RunConfig config;
+            config.recipe = recipe;
+            config.stage = stage;
+            ShardedRun<bf16> run(config, world());
+            run.step(0);
+            const auto before = run.weights();
+            // The last rank's loss scale alone is infinite for a moment: so are its gradients.
+            float* scale = const_cast<float*>(run.optimizer.loss_scale());
+            const float good = run.read(scale);
+            const auto set_scale = [&](float value) {
+                float* staging = static_cast<float*>(pinned_malloc(sizeof value));
+                *staging = value;
+                copy_to_device(scale, staging, sizeof value, run.stream);
+                synchronize(run.stream);
+                pinned_free(staging);
+            };
+            if (world().rank() + 1 == world().world()) set_scale(INFINITY);
+            run.micro_step(100 + world().rank(), true, true);
+            set_scale(good);
+            if (run.fp8) run.fp8->check(run.stream);
+            run.optimizer.update(run.model.train_loss_sum(), run.fp8 ? run.fp8->bad_flag() : nullptr, run.stream);
+            if (run.fp8) run.fp8->finish_step(run.optimizer.loss_scale_change(), run.stream);
+            run.model.prepare_weights(run.stream);
+            CHECK(run.read(run.optimizer.state()).skip == 1);
+            CHECK(same_bits(run.weights(), before));
+            run.step(2);
+            CHECK(run.read(run.optimizer.state()).skip == 0);
+            CHECK(!same_bits(run.weights(), before));
+        }
+}
