@@ -1,6 +1,8 @@
 """The scripts themselves: counting of results, the report on kernels, setup without rights, the picture of a run."""
 
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import stat
@@ -274,14 +276,27 @@ class Records(InDirectory):
 
 
 class Comparing(InDirectory):
-    """scripts/compare_runs.py: what it refuses and what it says. It needs no matplotlib for that."""
+    """scripts/compare_runs.py: what it refuses and what it says. Picture.test_comparison has it draw."""
 
     def compare(self, *arguments):
+        module = load("compare_runs")
+        module.draw = lambda *_: None
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                code = module.main(list(map(str, arguments)))
+            except SystemExit as stop:  # argparse
+                code = stop.code
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+    def test_as_a_program(self):
         script = os.path.join(ROOT, "scripts", "compare_runs.py")
-        out = os.path.join(self.directory, "picture.png")
-        result = subprocess.run([sys.executable, script, *map(str, arguments), "-o", out], capture_output=True, text=True)
-        self.assertNotIn("Traceback", result.stderr)
-        return result
+        for others, code in ((write_run(self, "b"), 0), (write_run(self, "c", weights="v"), 1), ("nowhere", 2)):
+            # -S: no site packages, so no matplotlib. The table needs none.
+            result = subprocess.run([sys.executable, "-S", script, self.a, others], capture_output=True, text=True)
+            self.assertEqual(result.returncode, code, result.stderr)
+            self.assertNotIn("Traceback", result.stderr)
+            self.assertEqual("matplotlib is missing" in result.stdout, code < 2)
 
     def assert_failed(self, result, *parts):
         self.assertEqual(result.returncode, 1, result.stdout + result.stderr)

@@ -1,0 +1,72 @@
+// What is said about skipped steps.
+#include "llmc/run/skips.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "llmc/device/error.h"
+#include "llmc/fp8/scaling.h"
+
+using namespace llmc;
+
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+StepResult skipped(double loss, double norm, int bad_tensor = 0, int spike = 0) {
+    StepResult result = {};
+    result.step = 37;
+    result.loss = loss;
+    result.loss_limit = 4.5;
+    result.state.norm = norm;
+    result.state.norm_limit = 1.25f;
+    result.state.bad_tensor = bad_tensor;
+    result.state.spike = spike;
+    result.state.skip = 1;
+    result.state.consecutive_skips = 20;
+    return result;
+}
+
+int flag_of(int block, BlockLinear linear, Fp8Role role) { return Fp8TensorId{block, linear, role}.index() + 1; }
+
+}  // namespace
+
+TEST_CASE("skips: the reason is what went wrong first") {
+    const int x = flag_of(3, BlockLinear::fc_proj, Fp8Role::x), dout = flag_of(3, BlockLinear::fc_proj, Fp8Role::dout);
+    const std::string tensor = "the first FP8 tensor with a value that is not finite was h.3.fc_proj.";
+    CHECK(why_skipped(skipped(3.0, kInf, dout)) == tensor + "dout");
+    CHECK(why_skipped(skipped(3.0, 1.0, dout)) == tensor + "dout");
+    CHECK(why_skipped(skipped(NAN, NAN, x)) == tensor + "x");
+    // A loss that is not finite comes before any gradient.
+    CHECK(why_skipped(skipped(-NAN, NAN, dout)) == "the loss was nan");
+    CHECK(why_skipped(skipped(kInf, NAN)) == "the loss was inf");
+    CHECK(why_skipped(skipped(3.0, kInf)) == "the gradient norm was inf");
+    CHECK(why_skipped(skipped(3.0, -NAN)) == "the gradient norm was nan");
+    CHECK(why_skipped(skipped(9.0, 1.0, 0, kLossSpike)) == "the loss was a spike, 9.0000 where 4.5000 is the limit");
+    CHECK(why_skipped(skipped(9.0, 2.0, 0, kLossSpike | kNormSpike)) ==
+          "the loss was a spike, 9.0000 where 4.5000 is the limit");
+    CHECK(why_skipped(skipped(3.0, 2.0, 0, kNormSpike)) ==
+          "the gradient norm was a spike, 2.0000 where 1.2500 is the limit");
+}
+
+TEST_CASE("skips: too many in a row stop the run") {
+    const StepResult result = skipped(NAN, NAN);
+    CHECK_NOTHROW(check_skips(result, 0));  // any number
+    CHECK_NOTHROW(check_skips(result, 21));
+    for (const int most : {20, 1}) {
+        try {
+            check_skips(result, most);
+            FAIL("nothing was thrown");
+        } catch (const Error& error) {
+            CHECK(error.code() == ExitCode::bad_numbers);
+            CHECK(
+                std::string(error.what()) ==
+                "20 steps in a row were skipped; in the last, step 37, the loss was nan; lower -l, or see --max-skips");
+        }
+    }
+    StepResult fine = result;
+    fine.state.consecutive_skips = 0;
+    CHECK_NOTHROW(check_skips(fine, 1));
+}
