@@ -37,6 +37,9 @@ endif
 ifneq ($(filter-out 0 1,$(USE_MPI) $(USE_NCCL)),)
 $(error USE_MPI=$(USE_MPI) USE_NCCL=$(USE_NCCL): expected 0 or 1)
 endif
+ifeq ($(USE_NCCL)$(NCCL_INCLUDE)$(if $(NVCC),,-),1)
+$(error USE_NCCL=1 needs nccl.h in CUDA_HOME, /usr, /usr/local or NCCL_HOME: install libnccl-dev, or run scripts/setup.sh)
+endif
 ifeq ($(USE_MPI)$(MPICXX),1)
 $(error USE_MPI=1 needs mpicxx in PATH: install Open MPI (libopenmpi-dev, openmpi-bin) or MPICH; scripts/setup.sh does)
 endif
@@ -53,6 +56,7 @@ DEFINES  := $(if $(filter FP32,$(PRECISION)),-DLLMC_DEFAULT_PRECISION='"fp32"') 
 MPI_FLAGS := $(if $(filter 1,$(USE_MPI)),$(shell $(MPICXX) -show 2>/dev/null))
 MPI_COMPILE := $(if $(filter 1,$(USE_MPI)),-DLLMC_USE_MPI=1) $(filter -I% -D%,$(MPI_FLAGS))
 MPI_LIBS  := $(filter-out -lmpi_cxx -lmpicxx -lmpichcxx,$(filter -L% -l% -Wl$(comma)%,$(MPI_FLAGS)))
+NCCL_LIB  := $(abspath $(filter .venv/% $(NCCL_HOME)/%,$(NCCL_INCLUDE:include=lib)))
 NCCL_COMPILE := $(if $(filter 1,$(USE_NCCL)),-DLLMC_USE_NCCL=1 -I$(NCCL_INCLUDE))
 WARNINGS := -Wall -Wextra -Wno-restrict  # -Wrestrict: false alarms of g++ 12 on std::string
 # No -ffast-math: it would break NaN poison and the rounding tricks. -fno-math-errno lets sqrt vectorise.
@@ -74,7 +78,7 @@ NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 -gencode arch=$(GPU_ARCH:sm_%=compute_%
 # One thread pool in the process: the OpenMP build of OpenBLAS. Its pthread build would fight with libgomp for the cores.
 BLAS_DIR := $(firstword $(wildcard /usr/lib/*/openblas-openmp))
 LIBS_CPU := $(if $(BLAS_DIR),-L$(BLAS_DIR) -Wl$(comma)-rpath$(comma)$(BLAS_DIR)) -lopenblas -fopenmp -lpthread $(MPI_LIBS)
-LIBS_CUDA := -L$(CUDA_HOME)/lib64 -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64 -lcublasLt -lcublas -lgomp -lpthread -ldl $(subst -Wl$(comma),-Xlinker ,$(MPI_LIBS))
+LIBS_CUDA := -L$(CUDA_HOME)/lib64 -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64 -lcublasLt -lcublas -lgomp -lpthread -ldl $(addprefix -Xlinker -rpath -Xlinker ,$(NCCL_LIB)) $(subst -Wl$(comma),-Xlinker ,$(MPI_LIBS))
 
 # ---- sources -------------------------------------------------------------------------------------------------------
 LLMC      := $(wildcard llmc/*/*.cpp llmc/*/*.cu)

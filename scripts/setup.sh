@@ -16,6 +16,13 @@ PACKAGES=(
 )
 PYTHON_PACKAGES=(matplotlib)
 
+# NCCL's header, for builds with several GPUs: where there is a CUDA toolkit without it, the Python package has it.
+NVCC=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
+if [[ -x $NVCC ]] && ! compgen -G "$(dirname "$NVCC")/../include/nccl.h" >/dev/null &&
+    [[ ! -e /usr/include/nccl.h && ! -e /usr/local/include/nccl.h && ! -e ${NCCL_HOME:-/usr}/include/nccl.h ]]; then
+    NCCL_PACKAGE=nvidia-nccl-cu$("$NVCC" --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
+fi
+
 for argument in "$@"; do
     case "$argument" in
         --with-tiktoken) PYTHON_PACKAGES+=(tiktoken) ;;
@@ -91,4 +98,10 @@ if ! has_python_packages "${PYTHON_PACKAGES[@]}"; then
     # --clear also mends an environment that an interrupted attempt left half made.
     "$PYTHON" -m pip --version >/dev/null 2>&1 || python3 -m venv --clear .venv
     "$PYTHON" -m pip install --quiet --disable-pip-version-check "${PYTHON_PACKAGES[@]}"
+fi
+
+if [[ -n ${NCCL_PACKAGE:-} ]] && ! compgen -G '.venv/lib/python3*/site-packages/nvidia/nccl/include/nccl.h' >/dev/null; then
+    echo "setup: installing $NCCL_PACKAGE into .venv"
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps "$NCCL_PACKAGE" ||
+        echo "setup.sh: no NCCL: train_gpt will be built for one GPU" >&2
 fi

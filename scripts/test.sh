@@ -25,11 +25,12 @@ stage "python: scripts" unittest .venv/bin/python test/end_to_end/test_scripts.p
 
 # ---- host build ----------------------------------------------------------------------------------------------------
 
-stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu
+stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu test-ranks-binary
 stage "host: threads ascending" doctest $NATIVE/test_cpu --no-colors
 stage "host: threads descending" doctest env LLMC_ORDER=descending $NATIVE/test_cpu --no-colors
 stage "host: threads in random order" doctest env LLMC_ORDER=random $NATIVE/test_cpu --no-colors
 stage "host: lazy streams, guarded memory" doctest env LLMC_STREAMS=lazy LLMC_GUARD=1 $NATIVE/test_cpu --no-colors
+stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
 stage "end to end" unittest python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
 stage "FP8 follows BF16, 300 steps" unittest .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16 Refused
 demo=$(mktemp -d)
@@ -40,18 +41,26 @@ rm -rf "$demo"
 # ---- sanitizers ----------------------------------------------------------------------------------------------------
 
 # Leaks are not looked for: fibers' stacks hide pointers from it.
-stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address test-cpu $NATIVE-address/train_gpt_cpu
+stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address test-cpu $NATIVE-address/train_gpt_cpu \
+    test-ranks-binary
 stage "AddressSanitizer, UBSan: tests" doctest env ASAN_OPTIONS=detect_leaks=0 $NATIVE-address/test_cpu --no-colors
+# Over TCP: MPI's own library is not instrumented.
+rank_tests=(python3 test/end_to_end/test_ranks.py Collectives.test_tcp
+    Collectives.test_tcp_with_lazy_streams_and_guarded_memory Faults.test_tcp_rank_killed)
+stage "AddressSanitizer, UBSan: several ranks" unittest env ASAN_OPTIONS=detect_leaks=0 \
+    TEST_RANKS=$NATIVE-address/test_ranks "${rank_tests[@]}"
 stage "AddressSanitizer, UBSan: training" check env ASAN_OPTIONS=detect_leaks=0 \
     python3 test/end_to_end/trainer.py --short-run $NATIVE-address/train_gpt_cpu
 stage "AddressSanitizer, UBSan: broken files" check env ASAN_OPTIONS=detect_leaks=0 \
     TRAIN_GPT=$NATIVE-address/train_gpt_cpu python3 test/end_to_end/fuzz.py --cases 60
 
 # One OS thread: the GPU's threads are contexts of their own, and OpenMP's runtime is not instrumented.
-stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread test-cpu $NATIVE-thread/train_gpt_cpu
+stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread test-cpu $NATIVE-thread/train_gpt_cpu \
+    test-ranks-binary
 tsan=(env OMP_NUM_THREADS=1 "TSAN_OPTIONS=halt_on_error=1 atexit_sleep_ms=0" "${fixed_addresses[@]}")
 stage "ThreadSanitizer: tests" doctest "${tsan[@]}" $NATIVE-thread/test_cpu --no-colors \
     ${SLOW_UNDER_TSAN:+"--test-case-exclude=$SLOW_UNDER_TSAN"}
+stage "ThreadSanitizer: several ranks" unittest "${tsan[@]}" env TEST_RANKS=$NATIVE-thread/test_ranks "${rank_tests[@]}"
 stage "ThreadSanitizer: training" check "${tsan[@]}" \
     python3 test/end_to_end/trainer.py --short-run $NATIVE-thread/train_gpt_cpu
 
@@ -60,7 +69,7 @@ stage "ThreadSanitizer: training" check "${tsan[@]}" \
 if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
     # sm_90a last, so that ./train_gpt is that one.
     stage "CUDA: build for sm_80, BF16 only" check make -s -j"$JOBS" train_gpt GPU_ARCH=sm_80 PRECISION=BF16
-    stage "CUDA: build for sm_90a" check make -s -j"$JOBS" train_gpt test-gpu GPU_ARCH=sm_90a
+    stage "CUDA: build for sm_90a" check make -s -j"$JOBS" train_gpt test-gpu test-ranks-gpu GPU_ARCH=sm_90a
     stage "CUDA: registers and spills" check python3 scripts/check_kernels.py build/cuda-sm_90a build/cuda-sm_80-BF16
 else
     require "CUDA: build for sm_80, BF16 only" "no nvcc"
@@ -69,8 +78,10 @@ else
 fi
 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d '. ')
 if [[ $capability =~ ^[0-9]+$ ]]; then
-    stage "GPU: build" check make -s -j"$JOBS" train_gpt test-gpu
+    stage "GPU: build" check make -s -j"$JOBS" train_gpt test-gpu test-ranks-gpu
     stage "GPU: tests" doctest "build/cuda-sm_${capability/90/90a}/test_gpu" --no-colors
+    stage "GPU: ranks that share it" check env TEST_RANKS="build/cuda-sm_${capability/90/90a}/test_ranks" \
+        python3 test/end_to_end/test_ranks.py Collectives.test_shared_device
 else
     skip "GPU: tests" "no GPU"
 fi

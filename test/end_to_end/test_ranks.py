@@ -120,10 +120,19 @@ class Collectives(unittest.TestCase):
                 self.check(mpirun(ranks, "--largest-message", 1000, "--order", "rank",
                                   env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1", "LLMC_ORDER": "random"}))
 
+    @needs_mpi
+    def test_shared_device(self):
+        """What a build for one GPU can do: ranks that share it, through host memory."""
+        self.check(mpirun(2, "--comm", "mpi"))
+        self.check(tcp(2, "--comm", "tcp"))
+
     def test_tcp(self):
-        for ranks in (2, 3, 8):
+        for ranks in (2, 3):
             with self.subTest(ranks=ranks):
                 self.check(tcp(ranks))
+
+    def test_tcp_with_eight_ranks(self):
+        self.check(tcp(8))
 
     def test_tcp_with_lazy_streams_and_guarded_memory(self):
         self.check(tcp(4, env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1", "LLMC_ORDER": "random"}))
@@ -178,6 +187,12 @@ class Faults(unittest.TestCase):
         ended = tcp(3, *self.scenario())
         self.assertEqual(ended.codes, {0: 0, 1: 0, 2: 0}, ended)
         self.assert_left_in_time(ended)
+
+    @needs_mpi
+    def test_mpi_exit_code_of_ranks_that_stop_together(self):
+        """Stopped after saving: what a batch script requeues on."""
+        for _ in range(3):
+            self.assertEqual(mpirun(4, *self.scenario("--exit", 75)).code, 75)
 
     @needs_mpi
     def test_mpi_rank_killed(self):

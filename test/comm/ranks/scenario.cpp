@@ -1,7 +1,7 @@
 // A run in which one rank misbehaves at one step of a loop of collectives, for test/end_to_end/test_ranks.py:
 //
 //   test_ranks --scenario loop --operation all_gather --steps 100 --victim 1 --at 5 --action kill
-//       --limit 2 --out DIR [--comm NAME] [--others ACTION]
+//       --limit 2 --out DIR [--comm NAME] [--others ACTION] [--exit CODE]
 //
 // Actions: none, kill (SIGKILL), stop (SIGSTOP), sleep (until the end of time), throw (an error of its own),
 // mismatch (another collective than the others), save (sleeps in the phase of saving). --limit: seconds of the
@@ -130,7 +130,7 @@ int run_scenario(int argc, char** argv) {
     watchdog.stop();
     comm.finish();
     if (comm.is_main()) std::printf("%d ranks finished over %s\n", comm.world(), comm.name());
-    return 0;
+    return static_cast<int>(arguments.number("exit", 0));
 }
 
 }  // namespace llmc::test
