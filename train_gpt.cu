@@ -6,9 +6,12 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "llmc/checkpoint/hf_gpt2.h"
 #include "llmc/comm/comm.h"
+#include "llmc/comm/connect.h"
+#include "llmc/comm/watchdog.h"
 #include "llmc/data/loader.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/linear/matmul.h"
@@ -79,11 +82,20 @@ FastAccumulation fast_accumulation(const Options& o) {
 }
 
 // The FP8 layers of a run; nullptr when there are none.
-std::unique_ptr<Fp8Tensors> make_fp8(const Options& o) {
+Sharding sharding(const Options& o, const ParameterTable& table) {
+    Sharding result;
+    result.stage = o.zero;
+    result.wire = o.reduce == "bf16" ? Wire::bf16 : Wire::fp32;
+    if (o.precision == "fp8" && scaling_of(fp8_recipe_from_name(o.fp8_recipe)) == Fp8Scaling::tensor)
+        result.fp8 = fp8_tensors_of(table, o.model_config, Fp8Layers(o.fp8_layers, o.model_config.layers));
+    return result;
+}
+
+std::unique_ptr<Fp8Tensors> make_fp8(const Options& o, const Comm& comm) {
     if (o.precision != "fp8") return nullptr;
     const Fp8Layers layers(o.fp8_layers, o.model_config.layers);
     return std::make_unique<Fp8Tensors>(o.model_config, fp8_config(o), layers, o.batch * o.seq,
-                                        recompute_from_name(o.recompute));
+                                        recompute_from_name(o.recompute), comm, o.zero);
 }
 
 // ---- a run and its parts -------------------------------------------------------------------------------------------
@@ -104,19 +116,19 @@ struct Run {
         : options(o),
           comm(comm_),
           table(gpt2_units(o.model_config), comm.world()),
-          parameters(table, comm),
+          parameters(table, comm, sharding(o, table)),
           matmul(o.tf32, fast_accumulation(o), scaling_of(fp8_recipe_from_name(o.fp8_recipe))),
-          fp8(make_fp8(o)),
+          fp8(make_fp8(o, comm)),
           model(o.model_config, o.batch, o.seq, recompute_from_name(o.recompute), parameters, matmul, fp8.get()),
           optimizer(parameters, schedule_config(o), adamw_config(o), o.clip, loss_scale(o), o.skip_spikes) {}
     ~Run() { destroy_stream(stream); }
 };
 
-// The arenas of a run, without a device.
+// The arenas of a rank, without a device.
 template <class Real>
-MemoryByKind plan_memory(const Options& o) {
-    const ParameterTable table(gpt2_units(o.model_config), 1);
-    const Parameters<Real> parameters(table, Comm::self());
+MemoryByKind plan_memory(const Options& o, const Comm& comm) {
+    const ParameterTable table(gpt2_units(o.model_config), comm.world());
+    const Parameters<Real> parameters(table, comm, sharding(o, table));
     const Activations<Real> activations(o.model_config, o.batch, o.seq, recompute_from_name(o.recompute));
     MemoryByKind memory;
     memory.weights = parameters.weight_bytes();
@@ -127,15 +139,15 @@ MemoryByKind plan_memory(const Options& o) {
                        Matmul::planned_bytes(operand_type<Real>,
                                              linear_shapes(o.model_config, o.batch * o.seq, activations.chunk_rows),
                                              scaling_of(fp8_recipe_from_name(o.fp8_recipe)));
-    if (const std::unique_ptr<Fp8Tensors> fp8 = make_fp8(o)) {
+    if (const std::unique_ptr<Fp8Tensors> fp8 = make_fp8(o, comm)) {
         memory.weights += fp8->weight_bytes();
         memory.activations += fp8->activation_bytes();
     }
     return memory;
 }
 
-MemoryByKind plan_memory(const Options& o) {
-    return o.precision == "fp32" ? plan_memory<float>(o) : plan_memory<bf16>(o);
+MemoryByKind plan_memory(const Options& o, const Comm& comm) {
+    return o.precision == "fp32" ? plan_memory<float>(o, comm) : plan_memory<bf16>(o, comm);
 }
 
 HfGpt2Config hf_config(const ModelConfig& m) { return {m.layers, m.channels, m.heads, m.vocab, m.context}; }
@@ -151,8 +163,16 @@ void load_weights(Run<Real>& run, const std::string& path) {
               });
 }
 
+// Every rank takes part; the first one writes.
 template <class Real>
 void save_weights(Run<Real>& run, const std::string& path) {
+    if (!run.comm.is_main()) {
+        for (const std::string& name : gpt2_parameter_names(run.options.model_config.layers)) {
+            const ParameterTable::Place place = run.table.find(name);
+            run.parameters.get_tensor(place.unit, place.tensor, run.stream);
+        }
+        return;
+    }
     export_hf(path, hf_config(run.options.model_config), [&](const std::string& name, std::vector<float>& values) {
         const ParameterTable::Place place = run.table.find(name);
         values = run.parameters.get_tensor(place.unit, place.tensor, run.stream);
@@ -176,7 +196,7 @@ T read_back(const T* device, stream_t stream) {
 
 // Mean loss over the validation sets.
 template <class Real>
-ValRecord validate(Run<Real>& run, const Inputs& inputs, int64_t step) {
+ValRecord validate(Run<Real>& run, const Inputs& inputs, int64_t step, Watchdog& watchdog) {
     const Options& o = run.options;
     std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
     ValRecord record;
@@ -185,9 +205,11 @@ ValRecord validate(Run<Real>& run, const Inputs& inputs, int64_t step) {
         const EvalLoader loader(*set, o.batch, o.seq, run.comm.rank(), run.comm.world(),
                                 static_cast<int>(o.val_batches), o.model_config.vocab);
         double sum = 0, count = 0;
+        watchdog.alive();
         for (int64_t i = 0; i < loader.batches(); i++) {
             loader.read(i, tokens.data(), targets.data());
             run.model.evaluate(tokens.data(), targets.data(), true, run.stream);
+            run.model.share_evaluation(run.stream);
             sum += read_back(run.model.eval_loss_sum(), run.stream);
             count += read_back(run.model.eval_loss_count(), run.stream);
         }
@@ -211,6 +233,7 @@ void print_sample(Run<Real>& run, const TokenDecoder& decoder, int64_t step) {
         const std::vector<float> logits = run.model.next_token_logits(window, length, run.stream);
         tokens.push_back(sample_token(logits, settings, static_cast<uint64_t>(i)));
     }
+    if (!run.comm.is_main()) return;
     const std::vector<int> shown(tokens.begin() + static_cast<long>(prompt_length), tokens.end());
     std::printf("sample after step %lld:\n%s\n", static_cast<long long>(step), sanitize(decoder.decode(shown)).c_str());
     std::fflush(stdout);
@@ -252,6 +275,12 @@ void print_floor(const ShardSet& set, double loss) {
         floor, (loss / floor - 1) * 100);
 }
 
+uint64_t sum_over_ranks(uint64_t value, const Comm& comm) {
+    std::vector<uint64_t> all(static_cast<size_t>(comm.world()));
+    comm.host_all_gather(all.data(), &value, sizeof value);
+    return std::accumulate(all.begin(), all.end(), uint64_t{0});
+}
+
 // An FP8 run that did fewer FP8 products than it should would be a slower BF16 run under a wrong name.
 template <class Real>
 void check_products(const Run<Real>& run, const Products& products) {
@@ -267,13 +296,32 @@ void check_products(const Run<Real>& run, const Products& products) {
                               static_cast<long long>(products.fp8), static_cast<long long>(expected)));
 }
 
-// The line of metrics.jsonl about every FP8 tensor, counted since the last one; waits for the device.
+// What the ranks have counted in each FP8 tensor, added up.
+void add_counts(Fp8State* states, int count, const Comm& comm) {
+    if (comm.world() == 1) return;
+    const size_t n = static_cast<size_t>(count);
+    std::vector<Fp8State> all(n * static_cast<size_t>(comm.world()));
+    comm.host_all_gather(all.data(), states, n * sizeof(Fp8State));
+    for (size_t i = 0; i < n; i++) {
+        states[i].elements = states[i].saturated = states[i].underflowed = states[i].nonfinite = 0;
+        for (size_t k = i; k < all.size(); k += n) {
+            states[i].elements += all[k].elements;
+            states[i].saturated += all[k].saturated;
+            states[i].underflowed += all[k].underflowed;
+            states[i].nonfinite += all[k].nonfinite;
+        }
+    }
+}
+
+// The line of metrics.jsonl about every FP8 tensor, counted since the last one; waits for the device. Every rank takes
+// part.
 template <class Real>
 void record_fp8(Run<Real>& run, int64_t step, RunDirectory& directory) {
     const size_t bytes = static_cast<size_t>(run.fp8->count()) * sizeof(Fp8State);
     Fp8State* states = static_cast<Fp8State*>(pinned_malloc(bytes));
     copy_to_host(states, run.fp8->states(), bytes, run.stream);
     synchronize(run.stream);
+    add_counts(states, run.fp8->count(), run.comm);
     nlohmann::ordered_json record{{"step", step}, {"fp8", nlohmann::ordered_json::array()}};
     for (int i = 0; i < run.fp8->count(); i++) {
         const Fp8TensorId id = fp8_tensor(i);
@@ -295,8 +343,9 @@ void record_fp8(Run<Real>& run, int64_t step, RunDirectory& directory) {
 // ---- the training loop ---------------------------------------------------------------------------------------------
 
 template <class Real>
-ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device, RunDirectory& directory) {
-    Run<Real> run(o, Comm::self());
+ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device, RunDirectory& directory,
+               const Comm& comm, Watchdog& watchdog) {
+    Run<Real> run(o, comm);
     run.parameters.allocate(run.stream);
     run.model.allocate();
     run.optimizer.allocate(run.stream);
@@ -306,9 +355,10 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
     else
         load_weights(run, o.init_from);
     run.model.prepare_weights(run.stream);
-    if (directory.active())
-        directory.write_run_json(
-            o, {1, device.name, {}, fingerprint_text(weights_fingerprint(run.parameters, run.stream))});
+    if (!o.out.empty()) {  // on every rank: all take part
+        const std::string weights = fingerprint_text(weights_fingerprint(run.parameters, run.stream));
+        if (directory.active()) directory.write_run_json(o, {comm.world(), device.name, {}, weights});
+    }
 
     TrainLoader loader(*inputs.train, o.batch, o.seq, o.micro_steps, run.comm.rank(), run.comm.world(), o.seed, 0,
                        o.model_config.vocab);
@@ -318,8 +368,10 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
         decoder = TokenDecoder::open(!o.tokenizer.empty() ? o.tokenizer : tokenizer);
     }
     const int64_t last_step = o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps;
-    Progress progress(stdout, {last_step, static_cast<double>(o.total_batch), o.model_config.flops_per_token(o.seq),
-                               peak_tflops(o, device), run.comm.world()});
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> nowhere(std::fopen("/dev/null", "w"), std::fclose);
+    Progress progress(comm.is_main() ? stdout : nowhere.get(),
+                      {last_step, static_cast<double>(o.total_batch), o.model_config.flops_per_token(o.seq),
+                       peak_tflops(o, device), run.comm.world()});
     std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
     const float loss_weight = 1.0f / static_cast<float>(o.total_batch);
 
@@ -341,7 +393,7 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
         if (!validate_now && !sample_now) return false;
         report(0);
         if (validate_now) {
-            const ValRecord record = validate(run, inputs, step);
+            const ValRecord record = validate(run, inputs, step, watchdog);
             last_val_loss = record.losses[0].second;
             directory.record(record);
             progress.validation(record);
@@ -356,6 +408,7 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
     ExitCode code = ExitCode::ok;
     while (step < last_step) {
         step++;
+        watchdog.begin_step(step);
         results.begin(!interrupted, run.stream);
         run.matmul.reset_counts();
         BatchFingerprint batch;
@@ -364,9 +417,9 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
             batch.add(tokens.data(), targets.data(), o.batch, o.seq,
                       (int64_t{m} * run.comm.world() + run.comm.rank()) * o.batch);
             run.model.train_micro_step(tokens.data(), targets.data(), loss_weight, run.optimizer.loss_scale(), m == 0,
-                                       run.stream);
+                                       run.stream, m + 1 == o.micro_steps);
         }
-        batch_hashes[step % 2] = batch.value();
+        batch_hashes[step % 2] = sum_over_ranks(batch.value(), comm);
         products = products_per_micro_step(run.matmul.counts(), o.micro_steps);
         if (run.fp8) run.fp8->check(run.stream);
         run.optimizer.update(run.model.train_loss_sum(), run.fp8 ? run.fp8->bad_flag() : nullptr, run.stream);
@@ -378,29 +431,56 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
         report(1);  // the step before; this one is still running
 
         const bool out_of_time = o.max_minutes > 0 && wall_seconds() - start > o.max_minutes * 60;
-        if (stop_requested() || out_of_time) {
+        // A stop anywhere is a stop everywhere, after the same step.
+        const int64_t stop = comm.host_max(stop_requested() ? 2 : out_of_time ? 1 : 0);
+        if (stop > 0) {
             report(0);
-            std::printf("stopping after step %lld: %s\n", static_cast<long long>(step),
-                        out_of_time ? "--max-minutes reached" : stop_signal_name());
+            const char* reason = stop == 1          ? "--max-minutes reached"
+                                 : stop_requested() ? stop_signal_name()
+                                                    : "another rank was told to";
+            if (comm.is_main()) std::printf("stopping after step %lld: %s\n", static_cast<long long>(step), reason);
             code = ExitCode::stopped;
             break;
         }
         interrupted = validate_and_sample(step, step == last_step);
-        if (run.fp8 && directory.active() && o.fp8_log_every > 0 && step % o.fp8_log_every == 0)
+        if (run.fp8 && !o.out.empty() && o.fp8_log_every > 0 && step % o.fp8_log_every == 0)
             record_fp8(run, step, directory);
     }
     report(0);
-    if (directory.active()) {
-        save_weights(run, directory.file("model.safetensors"));
-        std::printf("weights written to %s\n", directory.file("model.safetensors").c_str());
+    if (!o.out.empty()) {
+        watchdog.begin(Watchdog::Phase::save);
+        save_weights(run, directory.active() ? directory.file("model.safetensors") : "");
+        if (comm.is_main()) std::printf("weights written to %s\n", directory.file("model.safetensors").c_str());
     }
-    if (!inputs.val.empty() && std::isfinite(last_val_loss)) print_floor(*inputs.val[0].second, last_val_loss);
+    if (comm.is_main() && !inputs.val.empty() && std::isfinite(last_val_loss))
+        print_floor(*inputs.val[0].second, last_val_loss);
     return code;
 }
 
 // ---- from flags to a run -------------------------------------------------------------------------------------------
 
-ExitCode run_program(int argc, char** argv) {
+// The other processes of this run, found and agreed with: a Comm, and the watchdog over it.
+struct Ranks {
+    Watchdog watchdog;
+    Comm comm = Comm::self();
+
+    Ranks(const Options& o, const LaunchInfo& launch)
+        : watchdog({o.timeout_start, o.timeout_step, o.timeout_save}, launch.rank) {}
+    ~Ranks() { watchdog.stop(); }
+
+    void connect(const Options& o, const LaunchInfo& launch) {
+        ConnectOptions options;
+        options.backend = o.comm;
+        options.order = o.reduce_order == "rank" ? ReduceOrder::rank : ReduceOrder::any;
+        options.timeout = o.timeout_start;
+        comm = llmc::connect(options, launch);
+        open_device(device_of_rank(comm, device_count()));
+        comm.attach_device();
+        watchdog.watch(comm, o.out);
+    }
+};
+
+ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     ParsedOptions parsed = parse_options(argc, argv);
     if (parsed.text) {
         std::fputs(parsed.text->c_str(), stdout);
@@ -410,11 +490,17 @@ ExitCode run_program(int argc, char** argv) {
     const Inputs inputs = open_data(o);
     const bool planning = o.dry_run || o.print_config;  // works on a machine without a GPU
     DeviceInfo device;
-    if (!planning) {
-        open_device(0);
+    Ranks ranks(o, launch);
+    if (planning) {
+        ranks.watchdog.stop();
+        if (o.world > 1) ranks.comm = Comm::planned(o.world);
+    } else {
+        ranks.connect(o, launch);
         device = device_info();
     }
+    const Comm& comm = ranks.comm;
     ResolveInputs surroundings;
+    surroundings.ranks = comm.world();
     if (inputs.train) {
         surroundings.data_vocab = static_cast<int>(inputs.train->sidecar().vocab.value_or(0));
         surroundings.train_tokens = inputs.train->total_tokens();
@@ -431,36 +517,47 @@ ExitCode run_program(int argc, char** argv) {
         return ExitCode::ok;
     }
     if (o.precision == "fp8") Fp8Layers(o.fp8_layers, o.model_config.layers);  // refuses unknown names
-    const MemoryByKind memory = plan_memory(o);
+    const MemoryByKind memory = plan_memory(o, comm);
     if (o.dry_run) {
-        PlanInputs plan{o.batch, o.seq, o.total_batch, 1, o.precision, o.fp8_layers, o.recompute, memory, 0, {}, ""};
+        PlanInputs plan{o.batch, o.seq, o.total_batch, comm.world(), o.precision, o.fp8_layers, o.recompute, memory, 0, {}, ""};
         plan.gpu = find_gpu_by_short_name(o.gpu.empty() ? "h200" : o.gpu);
         std::fputs(describe_plan(o.model_config, plan).c_str(), stdout);
         return ExitCode::ok;
     }
     if (!inputs.train)
         throw Error(ExitCode::bad_flags, "no training data: give token shards with --train GLOB (see --help)");
-    for (const std::string& note : o.notes) std::printf("note: %s\n", note.c_str());
+    comm.require_equal("configuration", config_json(o));
+    if (comm.is_main())
+        for (const std::string& note : o.notes) std::printf("note: %s\n", note.c_str());
     check_memory(memory, device.free_memory, device.name);
 
-    RunDirectory directory(o.out, o.overwrite);
+    RunDirectory directory(comm.is_main() ? o.out : "", o.overwrite);
     install_signal_handlers();
-    std::printf("%s on %s, %s: %lld parameters, %lld tokens a step in %d micro-steps, %lld steps\n",
-                o.model_config.name.c_str(), device.name.c_str(), o.precision.c_str(),
-                static_cast<long long>(o.model_config.parameters()), static_cast<long long>(o.total_batch),
-                o.micro_steps, static_cast<long long>(o.max_steps));
-    return o.precision == "fp32" ? train<float>(o, inputs, device, directory)
-                                 : train<bf16>(o, inputs, device, directory);
+    if (comm.world() > 1 && comm.is_main())
+        std::printf("%d ranks over %s, --zero %d\n", comm.world(), comm.name(), o.zero);
+    if (comm.is_main())
+        std::printf("%s on %s, %s: %lld parameters, %lld tokens a step in %d micro-steps, %lld steps\n",
+                    o.model_config.name.c_str(), device.name.c_str(), o.precision.c_str(),
+                    static_cast<long long>(o.model_config.parameters()), static_cast<long long>(o.total_batch),
+                    o.micro_steps, static_cast<long long>(o.max_steps));
+    const ExitCode code = o.precision == "fp32" ? train<float>(o, inputs, device, directory, comm, ranks.watchdog)
+                                                : train<bf16>(o, inputs, device, directory, comm, ranks.watchdog);
+    ranks.watchdog.stop();
+    comm.finish();
+    return code;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
     prepare_process(argv);
+    LaunchInfo launch;
     try {
-        return static_cast<int>(run_program(argc, argv));
+        launch = launch_environment();
+        return static_cast<int>(run_program(argc, argv, launch));
     } catch (const Error& error) {
         std::fflush(stdout);
+        if (!launch.alone()) leave(launch, error);
         std::fprintf(stderr, "train_gpt: %s\n", error.what());
         return static_cast<int>(error.code());
     } catch (const std::exception& error) {

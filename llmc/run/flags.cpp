@@ -104,7 +104,7 @@ requires std::is_integral_v<T> std::string shown(T value) { return std::to_strin
 }  // namespace
 
 bool Flag::command_line_only() const {
-    for (const char* name : {"config", "print-config", "dry-run", "gpu", "overwrite", "help", "version"}) {
+    for (const char* name : {"config", "print-config", "dry-run", "gpu", "world", "overwrite", "help", "version"}) {
         if (long_name == name) return true;
     }
     return false;
@@ -125,6 +125,7 @@ struct FlagSet::Parser {
         optimization();
         precision_and_memory();
         fp8();
+        several_processes();
         validation_and_samples();
         running();
     }
@@ -147,6 +148,7 @@ struct FlagSet::Parser {
     void optimization();
     void precision_and_memory();
     void fp8();
+    void several_processes();
     void validation_and_samples();
     void running();
 };
@@ -279,6 +281,28 @@ void FlagSet::Parser::fp8() {
         "are reported in any case");
 }
 
+void FlagSet::Parser::several_processes() {
+    group = "Several processes (mpirun, srun, or RANK, WORLD_SIZE and MASTER_ADDR)";
+    add('z', "zero", options.zero, "N",
+        "what ranks keep a slice of: 0 nothing, 1 optimizer state and master weights, 2 gradients too, 3 working "
+        "weights too",
+        "1 with several ranks")
+        ->transform(whole_number(0, 3));
+    add(0, "comm", options.comm, "NAME", "how ranks talk: auto, self, mpi, tcp or nccl")
+        ->transform(one_of({"auto", "self", "mpi", "tcp", "nccl"}));
+    add(0, "reduce", options.reduce, "NAME", "what gradients travel as: fp32 or bf16 (sums are FP32)")
+        ->transform(one_of({"fp32", "bf16"}));
+    add(0, "reduce-order", options.reduce_order, "NAME",
+        "order of sums over ranks: any (the library's) or rank (the same bits from every library)")
+        ->transform(one_of({"any", "rank"}));
+    add(0, "timeout-start", options.timeout_start, "SECONDS", "wait for the other ranks at the start; 0: for ever")
+        ->transform(real_number({0, kInfinity}));
+    add(0, "timeout-step", options.timeout_step, "SECONDS", "a run that stands still so long ends; 0: never")
+        ->transform(real_number({0, kInfinity}));
+    add(0, "timeout-save", options.timeout_save, "SECONDS", "the same while weights are written")
+        ->transform(real_number({0, kInfinity}));
+}
+
 void FlagSet::Parser::validation_and_samples() {
     group = "Validation and samples";
     add('v', "val-every", options.val_every, "N", "validate every N steps; 0: never")
@@ -307,6 +331,8 @@ void FlagSet::Parser::running() {
         ->transform(not_empty());
     add_switch(0, "print-config", options.print_config,
                "print the resolved configuration as JSON for --config and leave");
+    add(0, "world", options.world, "N", "the number of ranks that --dry-run plans for", "1")
+        ->transform(whole_number(1, 65536));
     add_switch(0, "dry-run", options.dry_run, "print parameters, memory and ideal step time and leave; needs no GPU");
     auto known_gpu = [](std::string& text) -> std::string {
         if (find_gpu_by_short_name(text)) return "";

@@ -13,7 +13,6 @@ struct Answer {
 
 const Answer kAnswers[] = {
     {"-y", "resume", "this version writes no checkpoints; to start anew in an existing directory use --overwrite"},
-    {"-z", "ZeRO stage", "this version does not shard; leave it out"},
     {"-n", "checkpoint every n steps", "this version writes no checkpoints; the final model is written with --out"},
     {"-nk", "checkpoints to keep", "this version writes no checkpoints; leave it out"},
     {"-nm", "major checkpoints", "this version writes no checkpoints; leave it out"},

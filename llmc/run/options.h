@@ -73,6 +73,15 @@ struct Options {
     int max_skips = 20;        // in a row; 0 = any number
     bool skip_spikes = false;  // skip steps whose loss or norm is far above those of past steps
 
+    // Several processes
+    int zero = -1;                     // 0 to 3; -1 = not given = 1 with several ranks, else 0
+    std::string comm = "auto";         // auto, self, mpi, tcp, nccl
+    std::string reduce = "fp32";       // fp32, bf16
+    std::string reduce_order = "any";  // any, rank
+    double timeout_start = 600;        // seconds without a sign of life; 0 = no limit
+    double timeout_step = 300;
+    double timeout_save = 900;
+
     // Validation and samples
     int64_t val_every = 20;    // 0 = never
     int64_t val_batches = 20;  // -1 = all
@@ -88,6 +97,7 @@ struct Options {
     uint64_t seed = 1337;
     bool print_config = false;
     bool dry_run = false;
+    int world = 0;            // ranks to plan for; 0 = not given
     std::string gpu;          // short name of the card to plan for
     std::string config_file;  // where --config values came from
 
@@ -122,7 +132,7 @@ struct ResolveInputs {
 void resolve(Options& options, const ResolveInputs& inputs);
 
 // The configuration as JSON that --config accepts: keys are long flag names. Flags that are about one invocation
-// (--config, --print-config, --dry-run, --gpu, --overwrite) are left out.
+// (--config, --print-config, --dry-run, --gpu, --world, --overwrite) are left out.
 std::string config_json(const Options& options);
 
 // The pieces, for tests.

@@ -131,6 +131,7 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_model(options, inputs);
     resolve_seq(options);
     resolve_total_batch(options, inputs.ranks);
+    if (options.zero < 0 || inputs.ranks == 1) options.zero = inputs.ranks > 1 ? 1 : 0;
     resolve_steps(options, inputs.train_tokens);
     resolve_precision(options, inputs);
 }
@@ -180,6 +181,13 @@ std::string config_json(const Options& o) {
         {"loss-scale-growth-interval", o.loss_scale_growth_interval},
         {"max-skips", o.max_skips},
         {"skip-spikes", o.skip_spikes},
+        {"zero", o.zero},
+        {"comm", o.comm},
+        {"reduce", o.reduce},
+        {"reduce-order", o.reduce_order},
+        {"timeout-start", o.timeout_start},
+        {"timeout-step", o.timeout_step},
+        {"timeout-save", o.timeout_save},
         {"val-every", o.val_every},
         {"val-batches", o.val_batches},
         {"sample-every", o.sample_every},

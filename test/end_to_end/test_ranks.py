@@ -144,6 +144,19 @@ class Collectives(unittest.TestCase):
         self.assertIn("FAILED", ended.output)
 
 
+class Training(unittest.TestCase):
+    """Training steps in every stage of sharding. TRAINING_RANKS: with how many ranks."""
+
+    @needs_mpi
+    def test_equals_one_rank(self):
+        for ranks in map(int, os.environ.get("TRAINING_RANKS", "3").split()):
+            with self.subTest(ranks=ranks):
+                ended = mpirun(ranks, "--training", "--order", "rank", limit=600,
+                               env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1", "LLMC_ORDER": "random"})
+                self.assertEqual(set(ended.codes.values()), {0}, ended)
+                self.assertGreater(int(re.search(r"assertions:\s+(\d+)", ended.output).group(1)), 300, ended)
+
+
 class Faults(unittest.TestCase):
     def scenario(self, *flags, limit=LIMIT):
         """Arguments of a run with a directory for reports and a mark of its own."""

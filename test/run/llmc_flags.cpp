@@ -6,7 +6,7 @@
 using namespace llmc;
 
 TEST_CASE("llm.c flags: each is answered by name") {
-    for (const char* flag : {"-y", "-z", "-n", "-nk", "-nm", "-w", "-f", "-ge", "-a", "-sl", "-sg", "-lg", "-pn", "-pr",
+    for (const char* flag : {"-y", "-n", "-nk", "-nm", "-w", "-f", "-ge", "-a", "-sl", "-sg", "-lg", "-pn", "-pr",
                              "-pg", "-pi", "-ps", "-pf"}) {
         CAPTURE(flag);
         const auto answer = answer_llmc_flag(flag, "1");

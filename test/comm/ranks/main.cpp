@@ -1,7 +1,7 @@
 // A test binary that runs as several processes: mpirun -np 4 test_ranks, or with RANK, WORLD_SIZE, MASTER_ADDR and
 // MASTER_PORT set. Every rank runs every case with the same random numbers, and a failure on any rank fails all.
 //
-//   test_ranks [--comm NAME] [--order rank] [--largest-message BYTES] [--break-rank R] [doctest's flags]
+//   test_ranks [--comm NAME] [--order rank] [--largest-message BYTES] [--training] [--break-rank R] [doctest's flags]
 //   test_ranks --scenario NAME ...     what test/end_to_end/test_ranks.py does to a run; scenario.cpp
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
@@ -48,6 +48,10 @@ int main(int argc, char** argv) {
         test::the_world = &comm;
 
         doctest::Context context(argc, argv);
+        // Whole training steps take longer than all collectives: they are a run of their own.
+        bool training = false;
+        for (int i = 1; i < argc; i++) training |= std::strcmp(argv[i], "--training") == 0;
+        context.addFilter(training ? "test-suite" : "test-suite-exclude", "training");
         context.setOption("no-colors", true);
         context.setOption("no-intro", true);
         if (!comm.is_main()) context.setOption("minimal", true);    // failures alone
