@@ -59,7 +59,9 @@ nlohmann::json to_json(const OperationEntry& entry, double now) {
 }  // namespace
 
 Watchdog::Watchdog(const WatchdogLimits& limits, int rank)
-    : limits_(limits), rank_(rank), last_sign_(monotonic_seconds()), thread_([this] { run(); }) {}
+    : limits_(limits), rank_(rank), last_sign_(monotonic_seconds()), last_look_(last_sign_), thread_([this] {
+          run();
+      }) {}
 
 Watchdog::~Watchdog() { stop(); }
 
@@ -117,12 +119,18 @@ std::string Watchdog::problem() {
             return failure;
     }
     const double limit = limit_of(limits_, phase_);
-    const double waited = now - std::max(last_sign_, comm_ ? comm_->log().last_activity() : 0.0);
-    if (limit <= 0 || waited <= limit) return {};
+    const double sign = std::max(last_sign_, comm_ ? comm_->log().last_activity() : 0.0);
+    if (sign > last_seen_sign_)
+        waited_ = std::min(now - sign, kInterval);
+    else
+        waited_ += std::min(now - last_look_, 2 * kInterval);
+    last_seen_sign_ = sign;
+    last_look_ = now;
+    if (limit <= 0 || waited_ <= limit) return {};
     const bool waiting = comm_ && comm_->log().last().state == OperationEntry::State::running;
     const char* reason = waiting ? "it waits for other ranks in a collective"
                                  : "it is in no collective: look here, the other ranks may be waiting for it";
-    return strprintf("nothing moved for %.1f s (--timeout-%s %g): %s", waited, phase_name(phase_), limit, reason);
+    return strprintf("nothing moved for %.1f s (--timeout-%s %g): %s", waited_, phase_name(phase_), limit, reason);
 }
 
 // Called with mutex_ held: whoever of the main thread still moves waits here, and reports nothing beside this.

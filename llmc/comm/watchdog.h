@@ -19,7 +19,8 @@
 
 namespace llmc {
 
-// Seconds without a sign of life (a collective that begins or ends, or a call below); 0: no limit.
+// Seconds without a sign of life (a collective that begins or ends, or a call below); 0: no limit. Time in which the
+// machine did not run this process (suspended, or starved by others) does not count.
 struct WatchdogLimits {
     double start = 600, step = 300, save = 900;
 };
@@ -54,7 +55,8 @@ private:
     std::string directory_;
     Phase phase_ = Phase::start;
     int64_t step_ = 0;
-    double last_sign_, failed_since_ = 0;
+    double last_sign_, failed_since_ = 0;  // monotonic_seconds()
+    double last_look_, last_seen_sign_ = 0, waited_ = 0;
     std::thread thread_;
 };
 

@@ -238,6 +238,23 @@ class Faults(unittest.TestCase):
                                  rf"{LIMIT / 2}\): it is in no collective", ended)
                 self.assert_left_in_time(ended)
 
+    def test_tcp_run_that_is_suspended_as_a_whole_goes_on(self):
+        """The clock stands still with the machine."""
+        arguments = self.scenario("--steps", 3000, "--operation", "host_max", "--pause-ms", 1)
+        port = str(free_port())
+        processes = [subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                      env={**ENVIRONMENT, "RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+                                           "MASTER_PORT": port}) for r in range(2)]
+        time.sleep(1)
+        for wanted in (signal.SIGSTOP, signal.SIGCONT):
+            for process in processes:
+                self.assertIsNone(process.poll(), "over before it was suspended")
+                process.send_signal(wanted)
+            if wanted == signal.SIGSTOP:
+                time.sleep(LIMIT + 1)
+        outputs = [process.communicate(timeout=60)[0].decode() for process in processes]
+        self.assertEqual([process.returncode for process in processes], [0, 0], outputs)
+
     @needs_mpi
     def test_mpi_rank_with_an_error_of_its_own(self):
         ended = mpirun(3, *self.scenario("--victim", 1, "--action", "throw"))
