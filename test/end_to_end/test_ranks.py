@@ -238,20 +238,20 @@ class Faults(unittest.TestCase):
                                  rf"{LIMIT / 2}\): it is in no collective", ended)
                 self.assert_left_in_time(ended)
 
-    def test_tcp_run_that_is_suspended_as_a_whole_goes_on(self):
-        """The clock stands still with the machine."""
-        arguments = self.scenario("--steps", 3000, "--operation", "host_max", "--pause-ms", 1)
+    def test_run_that_is_suspended_as_a_whole_goes_on(self):
+        """The watchdog's clock stands still with the process, whose main thread computes when it wakes."""
+        arguments = self.scenario("--steps", 6, "--operation", "host_max", "--compute", 0.5, limit=2.5)
         port = str(free_port())
         processes = [subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                       env={**ENVIRONMENT, "RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
                                            "MASTER_PORT": port}) for r in range(2)]
-        time.sleep(1)
+        time.sleep(0.8)
         for wanted in (signal.SIGSTOP, signal.SIGCONT):
             for process in processes:
                 self.assertIsNone(process.poll(), "over before it was suspended")
                 process.send_signal(wanted)
             if wanted == signal.SIGSTOP:
-                time.sleep(LIMIT + 1)
+                time.sleep(3.5)
         outputs = [process.communicate(timeout=60)[0].decode() for process in processes]
         self.assertEqual([process.returncode for process in processes], [0, 0], outputs)
 

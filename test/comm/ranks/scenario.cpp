@@ -1,7 +1,7 @@
 // A run in which one rank misbehaves at one step of a loop of collectives, for test/end_to_end/test_ranks.py:
 //
 //   test_ranks --scenario loop --operation all_gather --steps 100 --victim 1 --at 5 --action kill
-//       --limit 2 --out DIR [--comm NAME] [--others ACTION] [--exit CODE] [--pause-ms N]
+//       --limit 2 --out DIR [--comm NAME] [--others ACTION] [--exit CODE] [--compute SECONDS]
 //
 // Actions: none, kill (SIGKILL), stop (SIGSTOP), sleep (until the end of time), throw (an error of its own),
 // mismatch (another collective than the others), save (sleeps in the phase of saving). --limit: seconds of the
@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <ctime>
 #include <map>
 #include <string>
 
@@ -65,6 +66,13 @@ public:
 private:
     void* data_;
 };
+
+// Processor time: none passes while the process is stopped.
+void compute(double seconds) {
+    const clock_t until = clock() + static_cast<clock_t>(seconds * CLOCKS_PER_SEC);
+    while (clock() < until) {
+    }
+}
 
 class Collectives {
 public:
@@ -126,7 +134,7 @@ int run_scenario(int argc, char** argv) {
         if (!victim && step == at) misbehave(arguments.text("others", "none"), comm, watchdog);
         if (victim && step == at) misbehave(arguments.text("action", "none"), comm, watchdog);
         collectives.run();
-        usleep(static_cast<useconds_t>(1000 * arguments.number("pause-ms", 0)));
+        compute(arguments.number("compute", 0));
     }
     watchdog.stop();
     comm.finish();
