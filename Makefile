@@ -91,12 +91,17 @@ CPU_OBJECTS       := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(LLMC) $(HOST_ONLY)
 CPU_TEST_OBJECTS  := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(TESTS) $(TESTS_HOST_ONLY)))
 CUDA_OBJECTS      := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(LLMC)))
 CUDA_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(TESTS)))
+# What a GPU can do, product by product (dev/gpu/README.md). Its parts are tested like those of llmc/.
+PROBE_MAIN  := dev/probe/main.cpp
+PROBE_PARTS := $(filter-out $(PROBE_MAIN),$(wildcard dev/probe/*.cpp dev/probe/*.cu))
+CPU_PROBE_OBJECTS  := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(PROBE_PARTS)))
+CUDA_PROBE_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(PROBE_PARTS)))
 RANK_TESTS := $(wildcard test/comm/ranks/*.cpp)
 CPU_RANK_TEST_OBJECTS  := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(RANK_TESTS)))
 CUDA_RANK_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(RANK_TESTS)))
 
 # ---- targets -------------------------------------------------------------------------------------------------------
-.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu test-ranks test-ranks-binary test-ranks-gpu test soak mutation bench-cpu clean
+.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu probe probe-cpu test-ranks test-ranks-binary test-ranks-gpu test soak mutation bench-cpu clean
 .DELETE_ON_ERROR:
 
 all: train_gpt_cpu $(if $(NVCC),train_gpt)
@@ -112,6 +117,7 @@ help:
 	@echo "make test-cpu        the test binary for the host device; SANITIZE=address or thread"
 	@echo "make test-gpu        the test binary for a GPU; make test-ranks-gpu: that of several processes"
 	@echo "make test-ranks      several processes: collectives, launches, lost ranks (needs mpirun)"
+	@echo "make probe           asks a GPU for every matrix product (dev/gpu/README.md); make probe-cpu: on the host device"
 	@echo "make mutation        drops every barrier and wait in the kernels in turn and reports which losses go unseen"
 	@echo "make bench-cpu       what the host device costs, kernel by kernel"
 	@echo "make clean"
@@ -123,6 +129,8 @@ train_gpt_cpu: $(CPU_DIR)/train_gpt_cpu
 	@cp -f $< $@
 test-cpu: $(CPU_DIR)/test_cpu
 test-gpu: $(CUDA_DIR)/test_gpu
+probe: $(CUDA_DIR)/probe
+probe-cpu: $(CPU_DIR)/probe_cpu
 test-ranks-binary: $(CPU_DIR)/test_ranks
 test-ranks-gpu: $(CUDA_DIR)/test_ranks
 test-ranks: $(CPU_DIR)/test_ranks
@@ -139,7 +147,7 @@ bench-cpu: $(CPU_DIR)/bench_cpu $(CPU_DIR)/bench_step
 
 $(CPU_DIR)/train_gpt_cpu: $(CPU_OBJECTS) $(CPU_DIR)/train_gpt.cu.o
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
-$(CPU_DIR)/test_cpu: $(CPU_OBJECTS) $(CPU_TEST_OBJECTS)
+$(CPU_DIR)/test_cpu: $(CPU_OBJECTS) $(CPU_TEST_OBJECTS) $(CPU_PROBE_OBJECTS)
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
 # Several processes of this one test each other: test/comm/ranks/.
 $(CPU_DIR)/test_ranks: $(CPU_OBJECTS) $(CPU_RANK_TEST_OBJECTS)
@@ -152,7 +160,11 @@ $(CPU_DIR)/bench_cpu $(CPU_DIR)/bench_step: $(CPU_OBJECTS)
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
 $(CUDA_DIR)/train_gpt: $(CUDA_OBJECTS) $(CUDA_DIR)/train_gpt.cu.o
 	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
-$(CUDA_DIR)/test_gpu: $(CUDA_OBJECTS) $(CUDA_TEST_OBJECTS)
+$(CUDA_DIR)/test_gpu: $(CUDA_OBJECTS) $(CUDA_TEST_OBJECTS) $(CUDA_PROBE_OBJECTS)
+	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
+$(CPU_DIR)/probe_cpu: $(CPU_OBJECTS) $(CPU_PROBE_OBJECTS) $(CPU_DIR)/$(PROBE_MAIN).o
+	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
+$(CUDA_DIR)/probe: $(CUDA_OBJECTS) $(CUDA_PROBE_OBJECTS) $(CUDA_DIR)/$(PROBE_MAIN).o
 	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
 
 $(CPU_DIR)/llmc/comm/transport_mpi.cpp.o: CXXFLAGS_CPU += $(MPI_COMPILE)
@@ -179,3 +191,4 @@ clean:
 
 -include $(CPU_OBJECTS:.o=.d) $(CPU_TEST_OBJECTS:.o=.d) $(CPU_RANK_TEST_OBJECTS:.o=.d) $(CPU_DIR)/train_gpt.cu.d $(CPU_DIR)/dev/bench_cpu.cu.d $(CPU_DIR)/dev/bench_step.cpp.d
 -include $(CUDA_OBJECTS:.o=.d) $(CUDA_TEST_OBJECTS:.o=.d) $(CUDA_RANK_TEST_OBJECTS:.o=.d) $(CUDA_DIR)/train_gpt.cu.d
+-include $(CPU_PROBE_OBJECTS:.o=.d) $(CUDA_PROBE_OBJECTS:.o=.d) $(CPU_DIR)/$(PROBE_MAIN).d $(CUDA_DIR)/$(PROBE_MAIN).d

@@ -1,0 +1,80 @@
+#include "dev/probe/result_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "llmc/device/error.h"
+
+namespace llmc::probe {
+namespace {
+
+using nlohmann::ordered_json;
+constexpr const char* kEnd = "\n]}\n";
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+    throw Error(ExitCode::failure, strprintf("%s: %s", path.c_str(), why.c_str()));
+}
+
+// "{...,"records":[" from the header's object.
+std::string opening(ordered_json header) {
+    header["records"] = ordered_json::array();
+    const std::string text = header.dump();
+    return text.substr(0, text.size() - 2);  // without "]}"
+}
+
+}  // namespace
+
+// Read line by line: of a file that was cut, the whole lines count.
+ResultFile::ResultFile(const std::string& path, const ordered_json& header, const std::vector<std::string>& same)
+    : path_(path) {
+    std::string first = opening(header), line;
+    std::vector<std::string> records;
+    if (std::ifstream old(path); old && std::getline(old, line)) {
+        const ordered_json found = ordered_json::parse(line + "]}", nullptr, false);
+        if (found.is_discarded() || !found.contains("records")) refuse(path, "is not a file of results; name another");
+        for (const std::string& field : same)
+            if (found.value(field, ordered_json()) != header.value(field, ordered_json()))
+                refuse(path, strprintf("has results with %s %s, and this is %s; name another file", field.c_str(),
+                                       found.value(field, ordered_json()).dump().c_str(),
+                                       header.value(field, ordered_json()).dump().c_str()));
+        first = line;
+        continued_ = true;
+        while (std::getline(old, line)) {
+            if (!line.empty() && line.back() == ',') line.pop_back();
+            const ordered_json record = ordered_json::parse(line, nullptr, false);
+            if (record.is_discarded() || !record.contains("case")) break;
+            if (keys_.insert(record["case"].get<std::string>()).second) records.push_back(line);
+        }
+    }
+    const std::string fresh = path + ".new";
+    file_ = open(fresh.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (file_ < 0) refuse(fresh, strprintf("cannot be written: %s", std::strerror(errno)));
+    std::string text = first;
+    for (size_t i = 0; i < records.size(); i++) text += (i ? ",\n" : "\n") + records[i];
+    write_at_end(text);
+    if (std::rename(fresh.c_str(), path.c_str()) != 0) refuse(path, strprintf("%s", std::strerror(errno)));
+}
+
+ResultFile::~ResultFile() { close(file_); }
+
+// One write() with the closing brackets: a reader, or a kill, sees a whole file.
+void ResultFile::write_at_end(const std::string& text) {
+    const std::string all = text + kEnd;
+    for (size_t done = 0; done < all.size();) {
+        const ssize_t n = pwrite(file_, all.data() + done, all.size() - done, static_cast<off_t>(end_ + done));
+        if (n < 0) refuse(path_, strprintf("cannot be written: %s", std::strerror(errno)));
+        done += static_cast<size_t>(n);
+    }
+    end_ += text.size();
+}
+
+void ResultFile::append(const ordered_json& record) {
+    write_at_end((keys_.empty() ? "\n" : ",\n") + record.dump());
+    keys_.insert(record.at("case").get<std::string>());
+}
+
+}  // namespace llmc::probe
