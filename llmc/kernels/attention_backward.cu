@@ -5,11 +5,61 @@
 // Three kernels: delta; dV and dK, a block owning keys; dQ, a block owning queries. Either recomputes P from the scores
 // and lse. An owned tile is the A side of every product, so P and dS are accumulators that turn into A fragments in
 // place, and the sums over the other dimension stay in registers: nothing is added up in memory.
-#include "llmc/kernels/attention.h"
-#include "llmc/kernels/attention_tiles.cuh"
+#include <type_traits>
+
+#include "llmc/kernels/attention_fp8.h"
+#include "llmc/kernels/attention_quantize.cuh"
+#include "llmc/kernels/column_sums.cuh"
 
 namespace llmc {
 namespace attention {
+
+// ---- where the gradients go ---------------------------------------------------------------------------------------
+
+// Out is bf16 for dqkv (B, T, 3, NH, HD) as it is, or an FP8 type: then `transposed` starts at the first channel of the
+// kernel's own part of (3, NH, HD), and `parts` (blocks along the tokens of all sequences, 3, NH, HD) gets the sums
+// over a block's tokens. Any of the three pointers may be nullptr.
+template <class Out>
+struct Gradients {
+    Out *row, *transposed;
+    float* parts;
+    Fp8State* fp8;
+    QuantizePass pass;
+};
+template <class Out>
+constexpr bool kIsFp8 = !std::is_same_v<Out, bf16>;
+
+// Quantizes the Count tiles of a block, which lie in shared memory: sides (of queries, keys, values) first_side on, of
+// tokens first_token on. `scratch` is 64 Count bytes a thread, of any use until now.
+template <class F8, int HD, int Rows, int Threads, int Count>
+LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles)[Count], float* scratch,
+                                    int first_side, int first_token, int b, int h, int T, int NH) {
+    const size_t width = static_cast<size_t>(NH) * HD, tokens = static_cast<size_t>(gridDim.z) * T;
+    const size_t channel = static_cast<size_t>(h) * HD, token = static_cast<size_t>(b) * T;
+    const float scale = to.fp8->scale;
+    QuantizeTally tally;
+    __syncthreads();  // the tiles are there, and all threads are done with what `scratch` was
+    LLMC_UNROLL
+    for (int i = 0; i < Count; i++) {
+        float sums[2][8] = {};
+        F8* const row = to.row ? to.row + token * 3 * width + (first_side + i) * width + channel : nullptr;
+        quantize_tile_rows<F8, HD, Rows, Threads>(row, 3 * width, tiles[i], nullptr, tally, sums, scale, first_token, T,
+                                                  to.pass);
+        if (to.parts) put_channel_sums<HD, Threads>(scratch + i * Threads * 16, sums);
+    }
+    const bool counts_elements = blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0;
+    commit_tally(to.fp8, tally, counts_elements ? Count * tokens * width : 0, to.pass);
+    __syncthreads();
+    float* const part =
+        to.parts + (static_cast<size_t>(b) * gridDim.x + first_token / Rows) * 3 * width + first_side * width + channel;
+    LLMC_UNROLL
+    for (int i = 0; i < Count; i++) {
+        if (to.parts) get_channel_sums<HD, Threads>(part + i * width, scratch + i * Threads * 16);
+        if (to.transposed)
+            store_tile_columns<F8, HD, Rows, Threads>(to.transposed + (i * width + channel) * tokens + token, tokens,
+                                                      tiles[i], first_token, T);
+    }
+}
 
 // ---- delta ---------------------------------------------------------------------------------------------------------
 
@@ -119,11 +169,12 @@ LLMC_DEVICE float query_lse_log2(const float* lse, int query, int T) {
     return query < T ? lse[query] * kLog2E : float_from_bits(kFloatInfinityBits);
 }
 
-template <int HD>
+template <int HD, class Out>
 static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
-    attention_key_gradient_kernel(bf16* __restrict__ dqkv, const bf16* __restrict__ dout, const bf16* __restrict__ qkv,
-                                  const float* __restrict__ lse, const float* __restrict__ delta, int T, int NH,
-                                  float scale) {
+    attention_key_gradient_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
+                                  Fp8State* __restrict__ fp8, const bf16* __restrict__ dout,
+                                  const bf16* __restrict__ qkv, const float* __restrict__ lse,
+                                  const float* __restrict__ delta, int T, int NH, float scale, QuantizePass pass) {
     using Tiles = KeyGradientTiles<HD>;
     constexpr int query_rows = Tiles::query_rows, threads = Tiles::threads, chunk = Tiles::chunk;
     constexpr int stage_size = Tiles::stage_rows * kStride<HD>;
@@ -203,11 +254,17 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
     __syncwarp();
     round_to_rows<HD>(keys + warp_offset, dk, scale);
     round_to_rows<HD>(values + warp_offset, dv, 1.0f);
-    __syncwarp();
-    bf16* dkey = dqkv + (head.key - qkv);
-    bf16* dvalue = dqkv + (head.value - qkv);
-    store_rows<HD, Tiles::warp_rows>(dkey, head.stride, keys + warp_offset, warp_key, T);
-    store_rows<HD, Tiles::warp_rows>(dvalue, head.stride, values + warp_offset, warp_key, T);
+    if constexpr (kIsFp8<Out>) {
+        quantize_gradients<Out, HD, Tiles::key_rows, threads>({dqkv, transposed, parts, fp8, pass}, {keys, values},
+                                                              reinterpret_cast<float*>(stages), 1, first_key, b, h, T,
+                                                              NH);
+    } else {
+        __syncwarp();
+        bf16* dkey = dqkv + (head.key - qkv);
+        bf16* dvalue = dqkv + (head.value - qkv);
+        store_rows<HD, Tiles::warp_rows>(dkey, head.stride, keys + warp_offset, warp_key, T);
+        store_rows<HD, Tiles::warp_rows>(dvalue, head.stride, values + warp_offset, warp_key, T);
+    }
 }
 
 // ---- dQ ------------------------------------------------------------------------------------------------------------
@@ -268,11 +325,12 @@ LLMC_DEVICE void query_gradient_chunk(QueryGradientState<HD>& state, const bf16*
     accumulate<HD>(state.dq, s, keys);
 }
 
-template <int HD>
+template <int HD, class Out>
 static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
-    attention_query_gradient_kernel(bf16* __restrict__ dqkv, const bf16* __restrict__ dout,
+    attention_query_gradient_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
+                                    Fp8State* __restrict__ fp8, const bf16* __restrict__ dout,
                                     const bf16* __restrict__ qkv, const float* __restrict__ lse,
-                                    const float* __restrict__ delta, int T, int NH, float scale) {
+                                    const float* __restrict__ delta, int T, int NH, float scale, QuantizePass pass) {
     using Tiles = QueryGradientTiles<HD>;
     constexpr int key_rows = Tiles::key_rows, threads = Tiles::threads, chunk = Tiles::chunk;
     constexpr int stage_size = Tiles::stage_rows * kStride<HD>;
@@ -340,34 +398,70 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
 
     // Store, by way of the warp's own rows of queries, which no other warp reads.
     round_to_rows<HD>(queries + warp_offset, state.dq, scale);
-    __syncwarp();
-    store_rows<HD, Tiles::warp_rows>(dqkv + (head.query - qkv), head.stride, queries + warp_offset, warp_query, T);
+    if constexpr (kIsFp8<Out>) {
+        quantize_gradients<Out, HD, Tiles::query_rows, threads>({dqkv, transposed, parts, fp8, pass}, {queries},
+                                                                reinterpret_cast<float*>(stages), 0, first_query, b, h,
+                                                                T, NH);
+    } else {
+        __syncwarp();
+        store_rows<HD, Tiles::warp_rows>(dqkv + (head.query - qkv), head.stride, queries + warp_offset, warp_query, T);
+    }
 }
 
 // ---- launch --------------------------------------------------------------------------------------------------------
 
-template <int HD>
-static void launch_backward(bf16* dqkv, float* delta, const bf16* dout, const bf16* qkv, const bf16* result,
-                            const bf16* result_low, const float* lse, int B, int T, int NH, stream_t stream) {
+// Blocks of either gradient kernel along a sequence; as many parts of the bias gradient it has.
+static int token_tiles(int T, int HD) { return div_up(T, HD == 128 ? 64 : 128); }
+static_assert(KeyGradientTiles<32>::key_rows == 128 && QueryGradientTiles<32>::query_rows == 128);
+static_assert(KeyGradientTiles<64>::key_rows == 128 && QueryGradientTiles<64>::query_rows == 128);
+static_assert(KeyGradientTiles<128>::key_rows == 64 && QueryGradientTiles<128>::query_rows == 64);
+
+struct BackwardInputs {
+    const bf16 *dout, *qkv, *out, *out_low;
+    const float* lse;
+};
+
+template <int HD, class Out>
+static void launch_backward(const Gradients<Out>& to, float* delta, const BackwardInputs& inputs, int B, int T, int NH,
+                            stream_t stream) {
     using KeyTiles = KeyGradientTiles<HD>;
     using QueryTiles = QueryGradientTiles<HD>;
+    const auto [dout, qkv, result, result_low, lse] = inputs;
     const size_t n = elements(B, T, NH, HD), rows = n / HD;
     const float scale = 1.0f / std::sqrt(static_cast<float>(HD));
-    const auto grid = [&](int tile) {
-        return dim3(static_cast<unsigned>(div_up(T, tile)), static_cast<unsigned>(NH), static_cast<unsigned>(B));
-    };
+    const dim3 grid(static_cast<unsigned>(token_tiles(T, HD)), static_cast<unsigned>(NH), static_cast<unsigned>(B));
+    const size_t part_count = static_cast<size_t>(grid.x) * grid.z * 3 * NH * HD;
+    Out* const transposed_keys = to.transposed ? to.transposed + n : nullptr;
     launch<attention_delta_kernel<HD>>(
         {dim3(static_cast<unsigned>(div_up(rows, size_t{kDeltaRows}))), dim3(kDeltaThreads), 0, stream},
         {out(delta, rows), in(dout, n), in(result, n), in(result_low, n)}, delta, dout, result, result_low, rows, T,
         NH);
-    launch<attention_key_gradient_kernel<HD>>(
-        {grid(KeyTiles::key_rows), dim3(KeyTiles::threads), KeyTiles::shared_bytes, stream},
-        {out(dqkv, 3 * n), in(dout, n), in(qkv, 3 * n), in(lse, rows), in(delta, rows)}, dqkv, dout, qkv, lse, delta, T,
-        NH, scale);
-    launch<attention_query_gradient_kernel<HD>>(
-        {grid(QueryTiles::query_rows), dim3(QueryTiles::threads), QueryTiles::shared_bytes, stream},
-        {out(dqkv, 3 * n), in(dout, n), in(qkv, 3 * n), in(lse, rows), in(delta, rows)}, dqkv, dout, qkv, lse, delta, T,
-        NH, scale);
+    launch<attention_key_gradient_kernel<HD, Out>>(
+        {grid, dim3(KeyTiles::threads), KeyTiles::shared_bytes, stream},
+        {out(to.row, 3 * n), out(transposed_keys, 2 * n), out(to.parts, part_count), state_access(to.fp8, to.pass),
+         in(dout, n), in(qkv, 3 * n), in(lse, rows), in(delta, rows)},
+        to.row, transposed_keys, to.parts, to.fp8, dout, qkv, lse, delta, T, NH, scale, to.pass);
+    launch<attention_query_gradient_kernel<HD, Out>>(
+        {grid, dim3(QueryTiles::threads), QueryTiles::shared_bytes, stream},
+        {out(to.row, 3 * n), out(to.transposed, n), out(to.parts, part_count), state_access(to.fp8, to.pass),
+         in(dout, n), in(qkv, 3 * n), in(lse, rows), in(delta, rows)},
+        to.row, to.transposed, to.parts, to.fp8, dout, qkv, lse, delta, T, NH, scale, to.pass);
+}
+
+template <class Out>
+static void run_backward(const Gradients<Out>& to, float* delta, const BackwardInputs& inputs, int B, int T, int NH,
+                         int HD, stream_t stream) {
+    if (!inputs.out_low)
+        throw Error(
+            ExitCode::failure,
+            "attention backward: out_low is missing; have the forward write it (a delta from the rounded output "
+            "alone is biased)");
+    if (HD == 32)
+        launch_backward<32>(to, delta, inputs, B, T, NH, stream);
+    else if (HD == 64)
+        launch_backward<64>(to, delta, inputs, B, T, NH, stream);
+    else
+        launch_backward<128>(to, delta, inputs, B, T, NH, stream);
 }
 
 }  // namespace attention
@@ -376,17 +470,36 @@ template <>
 void attention_backward<bf16>(bf16* dqkv, float* delta, const bf16* dout, const bf16* qkv, const bf16* out,
                               const bf16* out_low, const float* lse, int B, int T, int NH, int HD, stream_t stream) {
     attention::check_shape(B, T, NH, HD);
-    if (!out_low)
-        throw Error(
-            ExitCode::failure,
-            "attention backward: out_low is missing; have the forward write it (a delta from the rounded output "
-            "alone is biased)");
-    if (HD == 32)
-        attention::launch_backward<32>(dqkv, delta, dout, qkv, out, out_low, lse, B, T, NH, stream);
-    else if (HD == 64)
-        attention::launch_backward<64>(dqkv, delta, dout, qkv, out, out_low, lse, B, T, NH, stream);
-    else
-        attention::launch_backward<128>(dqkv, delta, dout, qkv, out, out_low, lse, B, T, NH, stream);
+    const attention::Gradients<bf16> to{dqkv, nullptr, nullptr, nullptr, QuantizePass::replay};
+    attention::run_backward(to, delta, {dout, qkv, out, out_low, lse}, B, T, NH, HD, stream);
 }
+
+size_t attention_backward_fp8_scratch(int B, int T, int NH, int HD) {
+    return static_cast<size_t>(B) * attention::token_tiles(T, HD) * 3 * NH * HD;
+}
+
+#if LLMC_ENABLE_FP8
+template <class F8>
+void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
+                            const bf16* qkv, const bf16* out, const bf16* out_low, const float* lse, int B, int T,
+                            int NH, int HD, bool accumulate, QuantizePass pass, stream_t stream) {
+    attention::check_quantized("attention_backward_fp8", to.state, B, T, NH, HD, 3, kQuantizedAttentionTokens, pass);
+    if (dbias && !scratch) throw Error(ExitCode::failure, "attention_backward_fp8: a bias gradient needs scratch");
+    const attention::Gradients<F8> gradients{to.row, to.transposed, dbias ? scratch : nullptr, to.state, pass};
+    attention::run_backward(gradients, delta, {dout, qkv, out, out_low, lse}, B, T, NH, HD, stream);
+    const int channels = 3 * NH * HD;
+    if (dbias)
+        reduce_column_parts(dbias, nullptr, scratch, B * attention::token_tiles(T, HD), channels, channels, accumulate,
+                            stream);
+}
+
+#define LLMC_INSTANTIATE(F8)                                                                                     \
+    template void attention_backward_fp8(const Quantized<F8>&, float*, float*, float*, const bf16*, const bf16*, \
+                                         const bf16*, const bf16*, const float*, int, int, int, int, bool,       \
+                                         QuantizePass, stream_t);
+LLMC_INSTANTIATE(e4m3)
+LLMC_INSTANTIATE(e5m2)
+#undef LLMC_INSTANTIATE
+#endif
 
 }  // namespace llmc

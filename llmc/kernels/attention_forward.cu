@@ -1,6 +1,6 @@
 // Causal flash attention forward in BF16 on mma.sync (sm_80 and later); see attention.h.
-#include "llmc/kernels/attention.h"
-#include "llmc/kernels/attention_tiles.cuh"
+#include "llmc/kernels/attention_fp8.h"
+#include "llmc/kernels/attention_quantize.cuh"
 
 namespace llmc {
 namespace attention {
@@ -17,7 +17,7 @@ struct ForwardTiles {
     static constexpr int key_rows = 64;
     // Shared memory, in rows of a tile: [stage 0: keys 64, values 64] [stage 1: keys 64, values 64].
     // Before the loop stage 1 holds the queries; after it stage 0 holds out and stage 1 out_low, on their way to
-    // memory.
+    // memory, and stage 0 then the codes.
     static constexpr int stage_rows = 2 * key_rows;
     static constexpr size_t shared_bytes = 2 * stage_rows * kRowBytes<HD>;
     static_assert(query_rows == stage_rows);
@@ -116,10 +116,33 @@ LLMC_DEVICE void split_to_rows(bf16* high, bf16* low, const ForwardState<HD>& st
     }
 }
 
+// The block's output, which lies in `high` and `low`, to `row` and `transposed`.
 template <int HD>
+LLMC_DEVICE void quantize_output(e4m3* row, e4m3* transposed, Fp8State* state, bf16* high, const bf16* low,
+                                 int first_query, int b, int h, int T, int NH, QuantizePass pass) {
+    using Tiles = ForwardTiles<HD>;
+    const size_t width = static_cast<size_t>(NH) * HD, tokens = static_cast<size_t>(gridDim.z) * T;
+    const size_t channel = static_cast<size_t>(h) * HD, token = static_cast<size_t>(b) * T;
+    QuantizeTally tally;
+    float unused[2][8] = {};
+    __syncthreads();  // the whole tile is there, and has gone to out
+    quantize_tile_rows<e4m3, HD, Tiles::query_rows, Tiles::threads>(row ? row + token * width + channel : nullptr,
+                                                                    width, high, low, tally, unused, state->scale,
+                                                                    first_query, T, pass);
+    const bool counts_elements = blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0;
+    commit_tally(state, tally, counts_elements ? tokens * width : 0, pass);
+    if (transposed == nullptr) return;
+    __syncthreads();
+    store_tile_columns<e4m3, HD, Tiles::query_rows, Tiles::threads>(transposed + channel * tokens + token, tokens, high,
+                                                                    first_query, T);
+}
+
+// kFp8: the output goes to `row` and `transposed` too.
+template <int HD, bool kFp8>
 static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     attention_forward_kernel(bf16* __restrict__ out, bf16* __restrict__ out_low, float* __restrict__ lse,
-                             const bf16* __restrict__ qkv, int T, int NH, float scale) {
+                             const bf16* __restrict__ qkv, e4m3* __restrict__ row, e4m3* __restrict__ transposed,
+                             Fp8State* __restrict__ fp8, int T, int NH, float scale, QuantizePass pass) {
     using Tiles = ForwardTiles<HD>;
     constexpr int fragments = Tiles::fragments, key_rows = Tiles::key_rows, threads = Tiles::threads;
     constexpr int stage_size = Tiles::stage_rows * kStride<HD>;
@@ -189,20 +212,35 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     split_to_rows(high, low, state, inverse);
     __syncwarp();
     const size_t offset = head_offset<HD>(b, h, T, NH), stride = static_cast<size_t>(NH) * HD;
-    store_rows<HD, Tiles::warp_rows>(out + offset, stride, high, warp_query, T);
+    if (out) store_rows<HD, Tiles::warp_rows>(out + offset, stride, high, warp_query, T);
     if (out_low) store_rows<HD, Tiles::warp_rows>(out_low + offset, stride, low, warp_query, T);
+    if constexpr (kFp8)
+        quantize_output<HD>(row, transposed, fp8, shared, shared + stage_size, first_query, b, h, T, NH, pass);
 }
 
-template <int HD>
-static void launch_forward(bf16* result, bf16* result_low, float* lse, const bf16* qkv, int B, int T, int NH,
-                           stream_t stream) {
+template <int HD, bool kFp8>
+static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result_low, float* lse, const bf16* qkv,
+                           int B, int T, int NH, QuantizePass pass, stream_t stream) {
     using Tiles = ForwardTiles<HD>;
     const size_t n = elements(B, T, NH, HD);
     const dim3 grid(static_cast<unsigned>(div_up(T, Tiles::query_rows)), static_cast<unsigned>(NH),
                     static_cast<unsigned>(B));
-    launch<attention_forward_kernel<HD>>({grid, dim3(Tiles::threads), Tiles::shared_bytes, stream},
-                                         {out(result, n), out(result_low, n), out(lse, n / HD), in(qkv, 3 * n)}, result,
-                                         result_low, lse, qkv, T, NH, 1.0f / std::sqrt(static_cast<float>(HD)));
+    launch<attention_forward_kernel<HD, kFp8>>({grid, dim3(Tiles::threads), Tiles::shared_bytes, stream},
+                                               {out(result, n), out(result_low, n), out(lse, n / HD), in(qkv, 3 * n),
+                                                out(to.row, n), out(to.transposed, n), state_access(to.state, pass)},
+                                               result, result_low, lse, qkv, to.row, to.transposed, to.state, T, NH,
+                                               1.0f / std::sqrt(static_cast<float>(HD)), pass);
+}
+
+// Calls f.template operator()<HD>().
+template <class F>
+static void with_head_dimension(int HD, F&& f) {
+    if (HD == 32)
+        f.template operator()<32>();
+    else if (HD == 64)
+        f.template operator()<64>();
+    else
+        f.template operator()<128>();
 }
 
 }  // namespace attention
@@ -211,12 +249,19 @@ template <>
 void attention_forward<bf16>(bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B, int T, int NH, int HD,
                              stream_t stream) {
     attention::check_shape(B, T, NH, HD);
-    if (HD == 32)
-        attention::launch_forward<32>(out, out_low, lse, qkv, B, T, NH, stream);
-    else if (HD == 64)
-        attention::launch_forward<64>(out, out_low, lse, qkv, B, T, NH, stream);
-    else
-        attention::launch_forward<128>(out, out_low, lse, qkv, B, T, NH, stream);
+    attention::with_head_dimension(HD, [&]<int kHD>() {
+        attention::launch_forward<kHD, false>({}, out, out_low, lse, qkv, B, T, NH, QuantizePass::replay, stream);
+    });
 }
+
+#if LLMC_ENABLE_FP8
+void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B,
+                           int T, int NH, int HD, QuantizePass pass, stream_t stream) {
+    attention::check_quantized("attention_forward_fp8", to.state, B, T, NH, HD, 1, kQuantizedAttentionTokens, pass);
+    attention::with_head_dimension(HD, [&]<int kHD>() {
+        attention::launch_forward<kHD, true>(to, out, out_low, lse, qkv, B, T, NH, pass, stream);
+    });
+}
+#endif
 
 }  // namespace llmc

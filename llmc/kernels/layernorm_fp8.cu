@@ -17,23 +17,19 @@ constexpr int kBlockTeams = 4;  // at most, of more than one warp
 // How (N, C) is cut. The number of warps of a row is the plain layer norm's, so that sums have its bits.
 struct BlockPlan {
     int warps_per_row, teams;
-    int rows;    // of a block
-    int stride;  // words of shared memory a row: whole 128-byte lines, so that rows begin in the same bank
+    int rows;  // of a block
+    int stride;
 
     explicit BlockPlan(int C)
         : warps_per_row(div_up(C, 2048)),
           teams(std::max(1, kBlockWarps / warps_per_row)),
           rows(C <= 2048 ? 32 : 16),  // 32 rows fill 32-byte sectors of the transposed output
-          stride(div_up(C, 128) * 32) {}
+          stride(code_stride(C)) {}
     int threads() const { return teams * warps_per_row * 32; }
     size_t shared_bytes() const { return static_cast<size_t>(rows) * stride * 4; }
 };
 
 }  // namespace
-
-// The word of shared memory that holds columns 4 * word to 4 * word + 3 of a row. The exchange by (row / 16) lets
-// threads that read the same column 16 rows apart do so from different banks.
-LLMC_DEVICE int code_word(int row, int word, int stride) { return row * stride + (word ^ (row & 16)); }
 
 // x += the team's rows of `from`. Piece by piece: a whole long row in flight beside x would spill.
 template <int Rows, int Vectors>
@@ -120,16 +116,7 @@ static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
     __syncthreads();
     commit_tallies(state, tallies, static_cast<size_t>(N) * C, pass);
 
-    if (transposed == nullptr) return;
-    const int pieces = block_rows / 16;
-    for (int i = static_cast<int>(threadIdx.x); i < pieces * (C / 4); i += static_cast<int>(blockDim.x)) {
-        const int first = i % pieces * 16, word = i / pieces;
-        if (block_row + first >= N) continue;
-        uint32_t codes[4][4];
-        LLMC_UNROLL
-        for (int r = 0; r < 16; r++) codes[r / 4][r % 4] = tile[code_word(first + r, word, stride)];
-        store_columns(transposed + static_cast<size_t>(word) * 4 * N + block_row + first, N, codes);
-    }
+    if (transposed != nullptr) store_code_columns(transposed, tile, block_row, block_rows, stride, N, C);
 }
 
 static void check_layernorm_fp8(const float* mean, const float* rstd, const bf16* residual, const bf16* inp2,

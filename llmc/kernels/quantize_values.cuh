@@ -210,4 +210,38 @@ LLMC_DEVICE void store_columns(F8* to, size_t pitch, uint32_t (&rows)[4][4]) {
     }
 }
 
+// The same with 8-byte stores, where columns start at multiples of 8 and may end after eight codes.
+template <class F8>
+LLMC_DEVICE void store_columns_in_halves(F8* to, size_t pitch, uint32_t (&rows)[4][4], bool second_half) {
+    LLMC_UNROLL
+    for (int i = 0; i < 4; i++) transpose_4x4(rows[i]);
+    LLMC_UNROLL
+    for (int c = 0; c < 4; c++) {
+        *reinterpret_cast<uint2*>(to + c * pitch) = make_uint2(rows[0][c], rows[1][c]);
+        if (second_half) *reinterpret_cast<uint2*>(to + c * pitch + 8) = make_uint2(rows[2][c], rows[3][c]);
+    }
+}
+
+// A block's whole rows of codes in shared memory, `stride` words a row, a multiple of 32 so that rows begin in the same
+// bank. Word `word` of a row holds columns 4 word to 4 word + 3; the exchange by (row / 16) lets threads that read the
+// same column 16 rows apart do so from different banks.
+LLMC_DEVICE int code_word(int row, int word, int stride) { return row * stride + (word ^ (row & 16)); }
+constexpr int code_stride(int C) { return (C + 127) / 128 * 32; }
+
+// Such rows, `rows` of them (16 or 32) from first_row on, to `transposed` (C, N), by all threads of the block; rows
+// from N on are left out, sixteen at a time.
+template <class F8>
+LLMC_DEVICE void store_code_columns(F8* transposed, const uint32_t* tile, int first_row, int rows, int stride, int N,
+                                    int C) {
+    const int pieces = rows / 16;
+    for (int i = static_cast<int>(threadIdx.x); i < pieces * (C / 4); i += static_cast<int>(blockDim.x)) {
+        const int first = i % pieces * 16, word = i / pieces;
+        if (first_row + first >= N) continue;
+        uint32_t codes[4][4];
+        LLMC_UNROLL
+        for (int r = 0; r < 16; r++) codes[r / 4][r % 4] = tile[code_word(first + r, word, stride)];
+        store_columns(transposed + static_cast<size_t>(word) * 4 * N + first_row + first, N, codes);
+    }
+}
+
 }  // namespace llmc

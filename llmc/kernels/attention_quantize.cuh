@@ -1,0 +1,128 @@
+// From a tile of results in shared memory to FP8: what attention's kernels do after their last product.
+//
+// The tile's rows are tokens of one head, HD bf16 each (attention_tiles.cuh). Stage 1: a thread casts 16 channels of a
+// token, writes them to the row-major output and over their own first 16 bytes in the tile. Stage 2, after a barrier:
+// it takes 4 channels of 16 tokens from there and writes them to the transposed output.
+#pragma once
+#include "llmc/kernels/attention_tiles.cuh"
+#include "llmc/kernels/quantize_values.cuh"
+
+namespace llmc::attention {
+
+// The sixteen codes of a chunk in the tile, and four of them.
+LLMC_DEVICE void put_codes(bf16* chunk, const Bytes16& codes) {
+#if LLMC_ON_GPU
+    *reinterpret_cast<Bytes16*>(chunk) = codes;
+#else
+    check_aligned16(chunk);
+    memcpy(chunk, &codes, 16);
+#endif
+}
+LLMC_DEVICE uint32_t get_codes(const bf16* word) {
+#if LLMC_ON_GPU
+    return *reinterpret_cast<const uint32_t*>(word);
+#else
+    uint32_t codes;
+    memcpy(&codes, word, 4);
+    return codes;
+#endif
+}
+
+// How a block's threads share a tile in stage 1.
+template <int HD, int Threads>
+struct ChunkOwner {
+    static constexpr int chunks = HD / 16, rows_at_once = Threads / chunks;
+    int row, chunk;
+    LLMC_DEVICE ChunkOwner()
+        : row(static_cast<int>(threadIdx.x) / chunks), chunk(static_cast<int>(threadIdx.x) % chunks) {}
+};
+
+// Stage 1 of a thread. x = tile (+ low, if not null) from the tile's token first_row on, up to T. `to` is the head's
+// first channel of token 0, tokens `pitch` apart, or nullptr. The sums are of this thread's 16 channels.
+template <class F8, int HD, int Rows, int Threads>
+LLMC_DEVICE void quantize_tile_rows(F8* to, size_t pitch, bf16* tile, const bf16* low, QuantizeTally& tally,
+                                    float (&sums)[2][8], float scale, int first_row, int T, QuantizePass pass) {
+    using Owner = ChunkOwner<HD, Threads>;
+    static_assert(Rows % Owner::rows_at_once == 0);
+    const Owner own;
+    LLMC_UNROLL
+    for (int r = 0; r < Rows; r += Owner::rows_at_once) {
+        const int row = own.row + r;
+        if (first_row + row >= T) continue;
+        bf16* const chunk = tile + row * kStride<HD> + own.chunk * 16;
+        float x[2][8];
+        load8(chunk, x[0]);
+        load8(chunk + 8, x[1]);
+        uint32_t codes[2][2];
+        LLMC_UNROLL
+        for (int half = 0; half < 2; half++) {
+            if (low != nullptr) {
+                float rest[8];
+                load8(low + (chunk - tile) + 8 * half, rest);
+                LLMC_UNROLL
+                for (int i = 0; i < 8; i++) x[half][i] += rest[i];
+            }
+            quantize_8<F8>(codes[half], tally, x[half], scale, pass);
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) sums[half][i] += x[half][i];
+        }
+        const Bytes16 bytes{{codes[0][0], codes[0][1], codes[1][0], codes[1][1]}};
+        put_codes(chunk, bytes);
+        if (to == nullptr) continue;
+        F8* const target = to + static_cast<size_t>(first_row + row) * pitch + own.chunk * 16;
+        check_aligned16(target);
+        *reinterpret_cast<Bytes16*>(target) = bytes;
+    }
+}
+
+// Stage 2 of a thread. `to` is the head's first channel of token 0 in the transposed output, channels `pitch` apart.
+template <class F8, int HD, int Rows, int Threads>
+LLMC_DEVICE void store_tile_columns(F8* to, size_t pitch, const bf16* tile, int first_row, int T) {
+    constexpr int pieces = Rows / 16, words = HD / 4;
+    for (int i = static_cast<int>(threadIdx.x); i < pieces * words; i += Threads) {
+        const int piece = i % pieces * 16, word = i / pieces, token = first_row + piece;
+        if (token >= T) continue;
+        uint32_t codes[4][4];
+        LLMC_UNROLL
+        for (int r = 0; r < 16; r++)
+            codes[r / 4][r % 4] = get_codes(tile + (piece + r) * kStride<HD> + word / 4 * 16 + word % 4 * 2);
+        F8* const column = to + static_cast<size_t>(word) * 4 * pitch + token;
+        if (T % 16 == 0)
+            store_columns(column, pitch, codes);
+        else
+            store_columns_in_halves(column, pitch, codes, token + 8 < T);
+    }
+}
+
+// The column sums' way through shared memory, HD * rows_at_once floats (64 bytes a thread), around the same barrier;
+// `part` gets the sums over the tile's tokens. Threads add in a fixed order.
+template <int HD, int Threads>
+LLMC_DEVICE void put_channel_sums(float* shared, const float (&sums)[2][8]) {
+    const ChunkOwner<HD, Threads> own;
+    float* const mine = shared + own.row * HD + own.chunk * 16;
+    store8(mine, sums[0]);
+    store8(mine + 8, sums[1]);
+}
+template <int HD, int Threads>
+LLMC_DEVICE void get_channel_sums(float* part, const float* shared) {
+    static_assert(Threads >= HD);
+    const int channel = static_cast<int>(threadIdx.x);
+    if (channel >= HD) return;
+    float total = 0.0f;
+    for (int r = 0; r < ChunkOwner<HD, Threads>::rows_at_once; r++) total += shared[r * HD + channel];
+    part[channel] = total;
+}
+
+// What the launchers check.
+inline void check_quantized(const char* launcher, const Fp8State* state, int B, int T, int NH, int HD, int sides,
+                            int tokens_at_once, QuantizePass pass) {
+    check_shape(B, T, NH, HD);
+    if (T % tokens_at_once != 0)
+        throw Error(ExitCode::failure, strprintf("%s: T=%d is not a multiple of %d; quantize in a kernel of its own",
+                                                 launcher, T, tokens_at_once));
+    check_quantize(launcher, state, B * T, sides * NH * HD);
+    if (!writes_fp8(pass))
+        throw Error(ExitCode::failure, strprintf("%s: measures nothing on its own; use quantize()", launcher));
+}
+
+}  // namespace llmc::attention

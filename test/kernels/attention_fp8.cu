@@ -1,0 +1,251 @@
+// Quantizing attention against the plain kernels, which attention.cu compares with FP64, followed by the plain
+// quantization: the same bits in both layouts, amaxes, counts and lse. And once more against FP64 from end to end.
+#include "llmc/kernels/attention_fp8.h"
+
+#include <array>
+
+#include "test/kernels/quantized.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+struct Shape {
+    int B, T, NH, HD;
+    int tokens() const { return B * T; }
+    int width() const { return NH * HD; }
+    size_t n() const { return static_cast<size_t>(tokens()) * width(); }
+};
+
+// Less than a tile, whole tiles and not; pieces of 8 tokens that do not make 16 in a sequence.
+std::vector<Shape> attention_shapes() {
+    std::vector<Shape> shapes;
+    for (const int HD : {32, 64, 128})
+        for (const auto& [B, T, NH] :
+             {std::array{1, 16, 1}, std::array{2, 8, 2}, std::array{2, 40, 3}, std::array{1, 80, 2},
+              std::array{2, 72, 1}, std::array{1, 128, 1}, std::array{2, 136, 2}})
+            shapes.push_back({B, T, NH, HD});
+    return shapes;
+}
+
+// Inputs, and what the plain kernels make of them.
+struct Case {
+    Shape s;
+    DeviceArray<bf16> qkv, dout, out, low, dqkv;
+    DeviceArray<float> lse, delta, dbias, scratch;
+
+    explicit Case(const Shape& s_, uint32_t seed = 7)
+        : s(s_),
+          qkv(random_normal<bf16>(3 * s.n(), 1.0f, seed)),
+          dout(random_normal<bf16>(s.n(), 0.1f, seed + 1, 0.02f)),
+          out(s.n()),
+          low(s.n()),
+          dqkv(3 * s.n()),
+          lse(static_cast<size_t>(s.tokens()) * s.NH),
+          delta(static_cast<size_t>(s.tokens()) * s.NH),
+          dbias(static_cast<size_t>(3 * s.width())),
+          scratch(attention_backward_fp8_scratch(s.B, s.T, s.NH, s.HD)) {
+        attention_forward<bf16>(out, low, lse, qkv, s.B, s.T, s.NH, s.HD, test_stream());
+        attention_backward<bf16>(dqkv, delta, dout, qkv, out, low, lse, s.B, s.T, s.NH, s.HD, test_stream());
+    }
+    // O as the forward quantizes it, and dqkv.
+    std::vector<float> output() const {
+        auto x = to_floats(out.download());
+        const auto rest = to_floats(low.download());
+        for (size_t i = 0; i < x.size(); i++) x[i] += rest[i];
+        return x;
+    }
+    template <class F8>
+    void backward(const Quantized<F8>& to, QuantizePass pass, bool with_bias, bool accumulate = false) {
+        attention_backward_fp8<F8>(to, with_bias ? dbias.get() : nullptr, with_bias ? scratch.get() : nullptr, delta,
+                                   dout.get(), qkv.get(), out.get(), low.get(), lse.get(), s.B, s.T, s.NH, s.HD,
+                                   accumulate, pass, test_stream());
+    }
+};
+
+constexpr QuantizePass kWritingPasses[] = {QuantizePass::train, QuantizePass::write, QuantizePass::replay};
+
+// Each pass of a kernel that quantizes x (N, C), in both layouts and in one alone.
+template <class F8>
+void check_passes(const std::vector<float>& x, int N, int C, float scale, const Quantizer<F8>& run) {
+    const QuantizedReference<F8> reference(x, scale);
+    const std::vector<F8> untouched = DeviceArray<F8>(x.size()).download();
+    for (const QuantizePass pass : kWritingPasses) {
+        CAPTURE(static_cast<int>(pass));
+        const Fp8State before = used_state(scale);
+        QuantizedArrays<F8> to(x.size(), before), one(x.size(), before), other(x.size(), before);
+        run(to.both(), pass);
+        CHECK(wrong_codes(to.row.download(), reference.row, Known::exactly) == 0);
+        CHECK(not_transposed(to.row.download(), to.transposed.download(), N, C) == 0);
+        CHECK(state_matches(to.state.download()[0], reference.after(before, pass), Known::exactly, 0));
+        run({one.row.get(), nullptr, one.state.get()}, pass);
+        run({nullptr, other.transposed.get(), other.state.get()}, pass);
+        CHECK(same_bits(one.row.download(), to.row.download()));
+        CHECK(same_bits(one.transposed.download(), untouched));
+        CHECK(same_bits(other.transposed.download(), to.transposed.download()));
+        CHECK(same_bits(other.row.download(), untouched));
+        CHECK(same_bits(one.state.download(), to.state.download()));
+    }
+}
+
+// Causal attention in FP64: the output, and the gradient of qkv for dout.
+struct Exact {
+    std::vector<double> out, dqkv;
+    Exact(const Shape& s, const std::vector<double>& qkv, const std::vector<double>& dout)
+        : out(s.n()), dqkv(3 * s.n()) {
+        const double scale = 1 / std::sqrt(static_cast<double>(s.HD));
+        const auto at = [&](int b, int t, int side, int h) {
+            return ((static_cast<size_t>(b) * s.T + t) * 3 + side) * s.width() + static_cast<size_t>(h) * s.HD;
+        };
+        for (int b = 0; b < s.B; b++)
+            for (int h = 0; h < s.NH; h++)
+                for (int t = 0; t < s.T; t++) {
+                    const size_t o = (static_cast<size_t>(b) * s.T + t) * s.width() + static_cast<size_t>(h) * s.HD;
+                    std::vector<double> p(static_cast<size_t>(t) + 1), dp(p.size());
+                    double sum = 0, delta = 0;
+                    for (int k = 0; k <= t; k++) {
+                        double score = 0;
+                        for (int c = 0; c < s.HD; c++) {
+                            score += scale * qkv[at(b, t, 0, h) + c] * qkv[at(b, k, 1, h) + c];
+                            dp[k] += dout[o + c] * qkv[at(b, k, 2, h) + c];
+                        }
+                        sum += p[k] = std::exp(score);
+                    }
+                    for (int k = 0; k <= t; k++) delta += (p[k] /= sum) * dp[k];
+                    for (int k = 0; k <= t; k++)
+                        for (int c = 0; c < s.HD; c++) {
+                            const double ds = p[k] * (dp[k] - delta) * scale;
+                            out[o + c] += p[k] * qkv[at(b, k, 2, h) + c];
+                            dqkv[at(b, t, 0, h) + c] += ds * qkv[at(b, k, 1, h) + c];
+                            dqkv[at(b, k, 1, h) + c] += ds * qkv[at(b, t, 0, h) + c];
+                            dqkv[at(b, k, 2, h) + c] += p[k] * dout[o + c];
+                        }
+                }
+    }
+};
+
+template <class F8>
+double dequantized_error(const std::vector<F8>& codes, float scale, const std::vector<double>& expected) {
+    std::vector<float> values;
+    for (const F8 code : codes) values.push_back(to_float(code) / scale);
+    return relative_norm_error(values, expected);
+}
+
+}  // namespace
+
+TEST_CASE("attention_forward_fp8 is attention_forward and quantize") {
+    for (const Shape& s : attention_shapes()) {
+        CAPTURE(s.T);
+        CAPTURE(s.HD);
+        Case c(s);
+        DeviceArray<bf16> out(s.n()), low(s.n());
+        DeviceArray<float> lse(c.lse.size());
+        check_passes<e4m3>(c.output(), s.tokens(), s.width(), 250.0f, [&](const auto& to, QuantizePass pass) {
+            attention_forward_fp8(to, out, low, lse, c.qkv, s.B, s.T, s.NH, s.HD, pass, test_stream());
+            CHECK(same_bits(out.download(), c.out.download()));
+            CHECK(same_bits(low.download(), c.low.download()));
+            CHECK(same_bits(lse.download(), c.lse.download()));
+        });
+        // Without a copy for a backward.
+        QuantizedArrays<e4m3> with(s.n(), used_state(64.0f)), without(s.n(), used_state(64.0f));
+        for (QuantizedArrays<e4m3>* to : {&with, &without})
+            attention_forward_fp8(to->both(), to == &with ? out.get() : nullptr, to == &with ? low.get() : nullptr, lse,
+                                  c.qkv, s.B, s.T, s.NH, s.HD, QuantizePass::train, test_stream());
+        CHECK(same_bits(with.row.download(), without.row.download()));
+        CHECK(same_bits(with.transposed.download(), without.transposed.download()));
+    }
+}
+
+TEST_CASE_TEMPLATE("attention_backward_fp8 is attention_backward and quantize", F8, e4m3, e5m2) {
+    for (const Shape& s : attention_shapes()) {
+        CAPTURE(s.T);
+        CAPTURE(s.HD);
+        Case c(s);
+        const auto delta = c.delta.download();
+        const auto dqkv = to_floats(c.dqkv.download());
+        check_passes<F8>(dqkv, s.tokens(), 3 * s.width(), 2000.0f, [&](const auto& to, QuantizePass pass) {
+            c.backward<F8>(to, pass, false);
+            CHECK(same_bits(c.delta.download(), delta));
+        });
+    }
+}
+
+TEST_CASE("attention_backward_fp8 sums up the bias gradient") {
+    for (const Shape& s : attention_shapes()) {
+        CAPTURE(s.T);
+        CAPTURE(s.HD);
+        Case c(s);
+        const size_t channels = static_cast<size_t>(3 * s.width());
+        auto expected = column_sums(to_floats(c.dqkv.download()), 3 * s.width());
+        QuantizedArrays<e5m2> to(3 * s.n(), used_state(64.0f));
+        c.backward<e5m2>(to.both(), QuantizePass::train, true);
+        const auto dbias = c.dbias.download();
+        CHECK(max_relative_error(dbias, expected, 1.0) < 1e-6);
+        c.backward<e5m2>({nullptr, nullptr, to.state.get()}, QuantizePass::write, true);  // the sums alone
+        CHECK(same_bits(c.dbias.download(), dbias));
+        const auto before = random_normal<float>(channels, 3.0f, 5);
+        c.dbias.upload(before);
+        for (size_t i = 0; i < channels; i++) expected[i] += static_cast<double>(before[i]);
+        c.backward<e5m2>(to.both(), QuantizePass::train, true, true);
+        CHECK(max_relative_error(c.dbias.download(), expected, 3.0) < 1e-6);
+    }
+}
+
+TEST_CASE("quantizing attention against FP64") {
+    for (const int HD : {32, 64, 128}) {
+        const Shape s{2, 72, 2, HD};
+        Case c(s);
+        const Exact exact(s, to_doubles(c.qkv.download()), to_doubles(c.dout.download()));
+        QuantizedArrays<e4m3> o(s.n(), used_state(100.0f)), dqkv(3 * s.n(), used_state(500.0f));
+        attention_forward_fp8(o.both(), c.out, c.low, c.lse, c.qkv, s.B, s.T, s.NH, s.HD, QuantizePass::train,
+                              test_stream());
+        c.backward<e4m3>(dqkv.both(), QuantizePass::train, false);
+        // Half a unit of E4M3's three bits, 0.425 * 2^-4 in the mean square, and what is lost below its normal numbers.
+        CHECK(dequantized_error(o.row.download(), 100.0f, exact.out) < 0.03);
+        CHECK(dequantized_error(dqkv.row.download(), 500.0f, exact.dqkv) < 0.03);
+    }
+}
+
+TEST_CASE("quantizing attention counts what is not finite") {
+    const Shape s{1, 48, 2, 32};
+    Case c(s);
+    auto values = c.qkv.download();
+    values[static_cast<size_t>(20 * 3 + 2) * s.width() + 5] = to_bf16(std::numeric_limits<float>::infinity());
+    c.qkv.upload(values);
+    attention_forward<bf16>(c.out, c.low, c.lse, c.qkv, s.B, s.T, s.NH, s.HD, test_stream());
+    attention_backward<bf16>(c.dqkv, c.delta, c.dout, c.qkv, c.out, c.low, c.lse, s.B, s.T, s.NH, s.HD, test_stream());
+    const QuantizedReference<e4m3> o(c.output(), 8.0f);
+    const QuantizedReference<e5m2> gradients(to_floats(c.dqkv.download()), 8.0f);
+    REQUIRE(o.counted.nonfinite > 0);
+    REQUIRE(gradients.counted.nonfinite > 0);
+    QuantizedArrays<e4m3> to(s.n(), used_state(8.0f));
+    QuantizedArrays<e5m2> dqkv(3 * s.n(), used_state(8.0f));
+    attention_forward_fp8(to.both(), c.out, c.low, c.lse, c.qkv, s.B, s.T, s.NH, s.HD, QuantizePass::train,
+                          test_stream());
+    c.backward<e5m2>(dqkv.both(), QuantizePass::train, false);
+    CHECK(state_matches(to.state.download()[0], o.after(used_state(8.0f), QuantizePass::train), Known::exactly, 0));
+    CHECK(state_matches(dqkv.state.download()[0], gradients.after(used_state(8.0f), QuantizePass::train),
+                        Known::exactly, 0));
+}
+
+TEST_CASE("quantizing attention refuses what it cannot do") {
+    DeviceArray<bf16> x(4096);
+    DeviceArray<float> f(4096);
+    QuantizedArrays<e4m3> to(4096, used_state(1.0f));
+    const auto forward = [&](int B, int T, int HD, QuantizePass pass) {
+        return refusal([&] { attention_forward_fp8(to.both(), x, x, f, x.get(), B, T, 1, HD, pass, test_stream()); });
+    };
+    CHECK(forward(4, 4, 32, QuantizePass::train).find("T=4 is not a multiple of 8") != std::string::npos);
+    CHECK(forward(1, 24, 32, QuantizePass::train).find("N=24") != std::string::npos);
+    CHECK(forward(1, 16, 48, QuantizePass::train).find("head dimension 48") != std::string::npos);
+    CHECK(forward(1, 16, 32, QuantizePass::measure).find("measures nothing") != std::string::npos);
+    const auto backward = [&](float* scratch, const bf16* low) {
+        return refusal([&] {
+            attention_backward_fp8<e4m3>(to.both(), f, scratch, f, x.get(), x.get(), x.get(), low, f.get(), 1, 16, 1,
+                                         32, false, QuantizePass::train, test_stream());
+        });
+    };
+    CHECK(backward(nullptr, x).find("needs scratch") != std::string::npos);
+    CHECK(backward(f, nullptr).find("out_low is missing") != std::string::npos);
+}
