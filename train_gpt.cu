@@ -129,7 +129,9 @@ template <class Real>
 MemoryByKind plan_memory(const Options& o, const Comm& comm) {
     const ParameterTable table(gpt2_units(o.model_config), comm.world());
     const Parameters<Real> parameters(table, comm, sharding(o, table));
-    const Activations<Real> activations(o.model_config, o.batch, o.seq, recompute_from_name(o.recompute));
+    const std::unique_ptr<Fp8Tensors> fp8 = make_fp8(o, comm);
+    const Activations<Real> activations(o.model_config, o.batch, o.seq, recompute_from_name(o.recompute),
+                                        fp8 ? &fp8->layers() : nullptr);
     MemoryByKind memory;
     memory.weights = parameters.weight_bytes();
     memory.gradients = parameters.gradient_bytes();
@@ -139,7 +141,7 @@ MemoryByKind plan_memory(const Options& o, const Comm& comm) {
                        Matmul::planned_bytes(operand_type<Real>,
                                              linear_shapes(o.model_config, o.batch * o.seq, activations.chunk_rows),
                                              scaling_of(fp8_recipe_from_name(o.fp8_recipe)));
-    if (const std::unique_ptr<Fp8Tensors> fp8 = make_fp8(o, comm)) {
+    if (fp8) {
         memory.weights += fp8->weight_bytes();
         memory.activations += fp8->activation_bytes();
     }

@@ -4,10 +4,12 @@
 #include <type_traits>
 
 #include "llmc/device/formats.cuh"
+#include "llmc/kernels/attention_fp8.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/embedding.h"
 #include "llmc/kernels/gelu.h"
 #include "llmc/kernels/layernorm.h"
+#include "llmc/kernels/layernorm_backward_fp8.h"
 #include "llmc/kernels/quantize.h"
 
 namespace llmc {
@@ -32,20 +34,27 @@ Recompute recompute_from_name(const std::string& name) {
 }
 
 template <class Real>
-Activations<Real>::Activations(const ModelConfig& config, int B, int T, Recompute recompute_)
+Activations<Real>::Activations(const ModelConfig& config, int B, int T, Recompute recompute_,
+                               const Fp8Layers* without_bf16)
     : recompute(recompute_), blocks(static_cast<size_t>(config.layers)) {
     const size_t N = static_cast<size_t>(B) * static_cast<size_t>(T);
     const size_t C = static_cast<size_t>(config.channels);
     const size_t NH = static_cast<size_t>(config.heads);
     chunk_rows = logits_chunk(static_cast<int>(N), config.padded_vocab(), sizeof(Real));
 
-    // Plans what a block keeps at this level; the rest goes to `shared_`, once.
-    auto plan_block = [&](BlockActivations<Real>& a, bool keep_block, bool keep_norms, bool keep_gelu) {
-        if (keep_norms) {
-            arena.plan(&a.ln1, N * C);
-            arena.plan(&a.ln2, N * C);
-        }
-        if (keep_gelu) arena.plan(&a.gelu, N * 4 * C);
+    const auto reads = [&](int block, BlockLinear linear) {
+        return !without_bf16 || !without_bf16->is_fp8(block, linear);
+    };
+    const auto any_reads = [&](BlockLinear linear) {
+        for (int block = 0; block < config.layers; block++)
+            if (reads(block, linear)) return true;
+        return false;
+    };
+    // Plans what a block keeps at this level; the rest goes to `shared_`, once. `reads` says who wants its input here.
+    auto plan_block = [&](BlockActivations<Real>& a, bool keep_block, bool keep_norms, bool keep_gelu, auto&& reads) {
+        if (keep_norms && reads(BlockLinear::qkv)) arena.plan(&a.ln1, N * C);
+        if (keep_norms && reads(BlockLinear::fc)) arena.plan(&a.ln2, N * C);
+        if (keep_gelu && reads(BlockLinear::fc_proj)) arena.plan(&a.gelu, N * 4 * C);
         if (!keep_block) return;
         for (float** statistic : {&a.ln1_mean, &a.ln1_rstd, &a.ln2_mean, &a.ln2_rstd}) arena.plan(statistic, N);
         arena.plan(&a.qkv, N * 3 * C);
@@ -58,11 +67,12 @@ Activations<Real>::Activations(const ModelConfig& config, int B, int T, Recomput
     const bool keep_block = recompute < Recompute::block;
     const bool keep_norms = recompute < Recompute::norm;
     const bool keep_gelu = recompute < Recompute::gelu;
-    for (BlockActivations<Real>& block : blocks) {
+    for (int l = 0; l < config.layers; l++) {
+        BlockActivations<Real>& block = blocks[static_cast<size_t>(l)];
         arena.plan(&block.residual, N * C);
-        plan_block(block, keep_block, keep_norms, keep_gelu);
+        plan_block(block, keep_block, keep_norms, keep_gelu, [&](BlockLinear linear) { return reads(l, linear); });
     }
-    plan_block(shared_, !keep_block, !keep_norms, !keep_gelu);
+    plan_block(shared_, !keep_block, !keep_norms, !keep_gelu, any_reads);
 
     arena.plan(&residual_final, N * C);
     arena.plan(&lnf, N * C);
@@ -78,7 +88,9 @@ Activations<Real>::Activations(const ModelConfig& config, int B, int T, Recomput
     const int n = static_cast<int>(N), c = config.channels;
     workspace.plan(&logits, static_cast<size_t>(chunk_rows) * static_cast<size_t>(config.padded_vocab()));
     workspace.plan(&scratch, std::max({layernorm_backward_scratch(n, c), gelu_backward_scratch(n, 4 * c),
-                                       bias_gradient_scratch(n, 3 * c), quantize_scratch(n, 4 * c)}));
+                                       bias_gradient_scratch(n, 3 * c), quantize_scratch(n, 4 * c),
+                                       layernorm_backward_fp8_scratch(n, c),
+                                       attention_backward_fp8_scratch(B, T, config.heads, config.head_dim())}));
     workspace.plan(&tokens, N);
     workspace.plan(&targets, N);
     workspace.plan(&sorted, token_sort_size(n));

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/fp8/recipe.h"
 #include "llmc/model/config.h"
 #include "llmc/shard/arena.h"
 
@@ -22,7 +23,7 @@ Recompute recompute_from_name(const std::string& name);
 template <class Real>
 struct BlockActivations {
     Real* residual = nullptr;       // (N, C)   the block's input
-    Real* ln1 = nullptr;            // (N, C)
+    Real* ln1 = nullptr;            // (N, C)   nullptr, as ln2 and gelu, where it exists in FP8 alone
     float* ln1_mean = nullptr;      // (N)
     float* ln1_rstd = nullptr;      // (N)
     Real* qkv = nullptr;            // (N, 3, NH, HD)
@@ -39,7 +40,8 @@ struct BlockActivations {
 
 template <class Real>
 struct Activations {
-    Activations(const ModelConfig& config, int B, int T, Recompute recompute);
+    // without_bf16: layers whose inputs (ln1, ln2, gelu) never exist in this type; nullptr: none.
+    Activations(const ModelConfig& config, int B, int T, Recompute recompute, const Fp8Layers* without_bf16 = nullptr);
     void allocate();
 
     Arena arena{"activations"};

@@ -1,5 +1,6 @@
 #include "llmc/model/fp8_tensors.h"
 
+#include "llmc/kernels/layernorm_backward_fp8.h"
 #include "llmc/model/gpt2_parameters.h"
 
 namespace llmc {
@@ -91,6 +92,8 @@ Fp8Tensors::Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp
         activations_.plan(&packed_, 2 * count);
         activations_.plan(&workspace_, comm.all_reduce_workspace<float>(2 * count));
     }
+    if (config.channels <= kWidestFusedGradient)
+        activations_.plan(&bias_parts_, layernorm_backward_fp8_bias_parts(tokens, config.channels));
     activations_.plan(&x_row_, N * 4 * C);
     activations_.plan(&dout_row_, N * 4 * C);
     activations_.plan(&dout_transposed_, N * 4 * C);

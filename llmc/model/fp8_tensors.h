@@ -57,6 +57,16 @@ public:
     }
     bool e4m3_gradients() const { return config_.e4m3_gradients; }
 
+    // These layers' inputs have no BF16 buffers of their own.
+    const Fp8Layers& layers() const { return layers_; }
+    // Whether such a pass knows its scales beforehand, so that one run of a producer is enough.
+    bool casts_at_once(PassKind kind) const {
+        return !has_block_scales() && (kind == PassKind::recompute || uses_history());
+    }
+    // Column sums of the residual gradient, from the norm that makes it to the linear layer whose bias gradient they
+    // are.
+    float* bias_parts() const { return bias_parts_; }
+
     // Runs produce(pass), a call of the quantizing kernel for this tensor, as often as the recipe wants it.
     template <class F>
     void fill(int block, BlockLinear linear, Fp8Role role, PassKind kind, stream_t stream, F&& produce) {
@@ -70,6 +80,13 @@ public:
             fp8_set_current(kind == PassKind::evaluation ? evaluation_ : states_, tensor, 1, config_, stream);
             produce(kind == PassKind::evaluation ? QuantizePass::replay : QuantizePass::write);
         }
+    }
+    // For a producer in a training pass that can run but once: produce(train), or produce(measure) and the scale; then
+    // the caller casts what the producer has left, with pass write.
+    template <class F>
+    void fill_once(int block, BlockLinear linear, Fp8Role role, stream_t stream, F&& produce) {
+        produce(uses_history() ? QuantizePass::train : QuantizePass::measure);
+        if (!uses_history()) fp8_set_current(states_, Fp8TensorId{block, linear, role}.index(), 1, config_, stream);
     }
     // Weights' scales are functions of the weights alone: measure all, then set_weight_scales, then write all.
     void set_weight_scales(stream_t stream);
@@ -111,8 +128,9 @@ private:
     Fp8State* evaluation_ = nullptr;  // the same for evaluations with current scaling: training never sees them
     float* history_ = nullptr;        // (blocks, 4, 3, history)
     int* bad_flag_ = nullptr;
-    float* packed_ = nullptr;                        // (2, blocks * 4 * 3): what ranks tell each other
-    char* workspace_ = nullptr;                      // of its reduction
+    float* packed_ = nullptr;    // (2, blocks * 4 * 3): what ranks tell each other
+    char* workspace_ = nullptr;  // of its reduction
+    float* bias_parts_ = nullptr;
     e4m3* x_row_ = nullptr;                          // (N, 4C) of whichever layer is at work
     uint8_t* dout_row_ = nullptr;                    // (N, 4C), in the format of gradients
     uint8_t* dout_transposed_ = nullptr;             // (4C, N)

@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "llmc/kernels/attention.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/classifier.h"
 #include "llmc/kernels/embedding.h"
-#include "llmc/kernels/gelu.h"
 #include "llmc/kernels/layernorm.h"
 
 namespace llmc {
@@ -26,7 +24,7 @@ Gpt2<Real>::Gpt2(const ModelConfig& config, int B, int T, Recompute recompute, P
       parameters_(parameters),
       matmul_(matmul),
       fp8_(fp8),
-      activations_(config, B, T, recompute) {
+      activations_(config, B, T, recompute, fp8 ? &fp8->layers() : nullptr) {
     activations_.workspace.plan(&loss_sums_, 2);
     activations_.workspace.plan(&loss_counts_, 2);
     activations_.workspace.plan(&loss_workspace_, parameters.comm().template all_reduce_workspace<float>(1));
@@ -120,8 +118,7 @@ void Gpt2<Real>::block_forward(int l, const Real* branch, int B, int T, PassKind
 
     norm1(l, branch, N, kind, stream);
     linear_forward(l, BlockLinear::qkv, b.qkv, b.ln1, N, kind, stream);
-    attention_forward(b.attention, b.attention_low, b.lse, b.qkv, B, T, config_.heads, config_.head_dim(), stream);
-    quantize_attention(l, N, kind, stream);
+    attention(l, B, T, kind, stream);
     linear_forward(l, BlockLinear::attn_proj, proj, b.attention, N, kind, stream);
     norm2(l, proj, N, kind, stream);
     linear_forward(l, BlockLinear::fc, b.fc, b.ln2, N, kind, stream);
@@ -174,15 +171,14 @@ void Gpt2<Real>::recompute_block(int l, stream_t stream) {
 template <class Real>
 void Gpt2<Real>::backward(bool first, stream_t stream) {
     ProfileRange range("backward");
-    const int N = B_ * T_, C = config_.channels;
+    const int C = config_.channels;
     Activations<Real>& a = activations_;
     const size_t embedding = embedding_unit(), final = final_unit(config_);
 
     parameters_.gather(final, stream);
-    layernorm_backward<Real>(a.dresidual, nullptr, parameters_.gradient(final, FinalTensor::weight),
-                             parameters_.gradient(final, FinalTensor::bias), a.scratch, a.dbranch, a.residual_final,
-                             parameters_.weight(final, FinalTensor::weight), a.lnf_mean, a.lnf_rstd, N, C, !first,
-                             stream);
+    norm_backward({parameters_.gradient(final, FinalTensor::weight), parameters_.gradient(final, FinalTensor::bias),
+                   a.residual_final, parameters_.weight(final, FinalTensor::weight), a.lnf_mean, a.lnf_rstd},
+                  nullptr, a.dbranch, config_.layers - 1, BlockLinear::fc_proj, !first, stream);
     parameters_.release(final, stream);
     parameters_.reduce(final, stream);
 
@@ -207,7 +203,6 @@ void Gpt2<Real>::backward(bool first, stream_t stream) {
 
 template <class Real>
 void Gpt2<Real>::block_backward(int l, bool accumulate, stream_t stream) {
-    const int N = B_ * T_, C = config_.channels;
     Activations<Real>& a = activations_;
     Block& b = a.blocks[l];
     Real* dgelu = a.dhidden;       // (N, 4C)
@@ -218,18 +213,16 @@ void Gpt2<Real>::block_backward(int l, bool accumulate, stream_t stream) {
     // The MLP's branch.
     linear_backward(l, BlockLinear::fc_proj, dgelu, a.dresidual, b.gelu, accumulate, stream);
     gelu_and_linear_backward(l, dln, dgelu, accumulate, stream);
-    layernorm_backward<Real>(a.dresidual, a.dresidual, gradient(l, BlockTensor::ln2_weight),
-                             gradient(l, BlockTensor::ln2_bias), a.scratch, dln, b.residual_mid,
-                             weight(l, BlockTensor::ln2_weight), b.ln2_mean, b.ln2_rstd, N, C, accumulate, stream);
+    norm_backward({gradient(l, BlockTensor::ln2_weight), gradient(l, BlockTensor::ln2_bias), b.residual_mid,
+                   weight(l, BlockTensor::ln2_weight), b.ln2_mean, b.ln2_rstd},
+                  a.dresidual, dln, l, BlockLinear::attn_proj, accumulate, stream);
 
     // Attention's branch.
     linear_backward(l, BlockLinear::attn_proj, dattention, a.dresidual, b.attention, accumulate, stream);
-    attention_backward(dqkv, a.delta, dattention, b.qkv, b.attention, b.attention_low, b.lse, B_, T_, config_.heads,
-                       config_.head_dim(), stream);
-    linear_backward(l, BlockLinear::qkv, dln, dqkv, b.ln1, accumulate, stream);
-    layernorm_backward<Real>(a.dresidual, a.dresidual, gradient(l, BlockTensor::ln1_weight),
-                             gradient(l, BlockTensor::ln1_bias), a.scratch, dln, b.residual,
-                             weight(l, BlockTensor::ln1_weight), b.ln1_mean, b.ln1_rstd, N, C, accumulate, stream);
+    attention_and_linear_backward(l, dln, dattention, dqkv, accumulate, stream);
+    norm_backward({gradient(l, BlockTensor::ln1_weight), gradient(l, BlockTensor::ln1_bias), b.residual,
+                   weight(l, BlockTensor::ln1_weight), b.ln1_mean, b.ln1_rstd},
+                  a.dresidual, dln, l - 1, BlockLinear::fc_proj, accumulate, stream);
 }
 
 // ---- what the training loop calls ----------------------------------------------------------------------------------

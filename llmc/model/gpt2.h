@@ -81,7 +81,9 @@ private:
     void prepare_fp8_scales(stream_t stream);
     void quantize_weights(QuantizePass pass, stream_t stream);
     void gelu(int layer, int N, PassKind kind, stream_t stream);
-    void quantize_attention(int layer, int N, PassKind kind, stream_t stream);
+    void attention(int layer, int B, int T, PassKind kind, stream_t stream);
+    void attention_and_linear_backward(int layer, Real* dinp, const Real* dattention, Real* dqkv, bool accumulate,
+                                       stream_t stream);
     void linear_forward(int layer, BlockLinear linear, Real* out, const Real* inp, int N, PassKind kind,
                         stream_t stream);
     void linear_backward(int layer, BlockLinear linear, Real* dinp, const Real* dout, const Real* inp, bool accumulate,
@@ -89,9 +91,25 @@ private:
     void gelu_and_linear_backward(int layer, Real* dinp, Real* dgelu, bool accumulate, stream_t stream);
     void quantize_x_blocks(int layer, BlockLinear linear, const bf16* source, int N, int C, PassKind kind,
                            stream_t stream);
+    struct NormGradient {
+        float *dweight, *dshift;
+        const Real *inp, *weight;
+        const float *mean, *rstd;
+    };
+    void norm_backward(const NormGradient& norm, const Real* dresidual, const Real* dout, int reader_layer,
+                       BlockLinear reader, bool accumulate, stream_t stream);
+    // Whether norm_backward() quantizes the residual gradient for this layer, whose dout it is.
+    bool takes_dout_from_norm(int layer, BlockLinear linear) const;
+    bool attention_casts(int T) const;
     template <class F8>
     void linear_backward_fp8(int layer, BlockLinear linear, Real* dinp, const Real* dout, bool accumulate,
                              stream_t stream);
+    template <class F8>
+    void attention_and_linear_backward_fp8(int layer, Real* dinp, const Real* dattention, bool accumulate,
+                                           stream_t stream);
+    template <class F8>
+    void norm_backward_fp8(const NormGradient& norm, const Real* dresidual, const Real* dout, int reader_layer,
+                           BlockLinear reader, bool accumulate, stream_t stream);
     template <class F8>
     void gelu_and_linear_backward_fp8(int layer, Real* dinp, Real* dgelu, bool accumulate, stream_t stream);
     template <class F8>

@@ -2,10 +2,12 @@
 // linear layer's operand quantizes it on the way and the BF16 form is never written.
 #include <type_traits>
 
+#include "llmc/kernels/attention_fp8.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/gelu.h"
 #include "llmc/kernels/gelu_fp8.h"
 #include "llmc/kernels/layernorm.h"
+#include "llmc/kernels/layernorm_backward_fp8.h"
 #include "llmc/kernels/layernorm_fp8.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
@@ -181,18 +183,74 @@ void Gpt2<Real>::gelu(int l, int N, PassKind kind, stream_t stream) {
     gelu_forward(b.gelu, b.fc, static_cast<size_t>(N) * 4 * static_cast<size_t>(C), stream);
 }
 
+// Attention casts its results where a sequence fills whole pieces of a transposed row; else they go through BF16.
 template <class Real>
-void Gpt2<Real>::quantize_attention(int l, int N, PassKind kind, stream_t stream) {
-    if constexpr (kCanBeFp8<Real>) {
-        if (!is_fp8(l, BlockLinear::attn_proj)) return;
-        const Block& b = activations_.blocks[l];
-        if (fp8_->has_block_scales())
-            return quantize_x_blocks(l, BlockLinear::attn_proj, b.attention, N, config_.channels, kind, stream);
-        fp8_->fill(l, BlockLinear::attn_proj, Fp8Role::x, kind, stream, [&](QuantizePass pass) {
-            quantize<e4m3>(fp8_->x(l, BlockLinear::attn_proj, kind), nullptr, nullptr, b.attention, b.attention_low, N,
-                           config_.channels, false, pass, stream);
-        });
-    }
+bool Gpt2<Real>::attention_casts(int T) const {
+    return T % kQuantizedAttentionTokens == 0;
+}
+
+// Attention, and its output in FP8 for attn_proj. The backward wants the output too, unrounded.
+template <class Real>
+void Gpt2<Real>::attention(int l, int B, int T, PassKind kind, stream_t stream) {
+    const Block& b = activations_.blocks[l];
+    const int NH = config_.heads, HD = config_.head_dim();
+    if constexpr (kCanBeFp8<Real>)
+        if (is_fp8(l, BlockLinear::attn_proj)) {
+            const auto x = fp8_->x(l, BlockLinear::attn_proj, kind);
+            if (fp8_->casts_at_once(kind) && attention_casts(T)) {
+                const bool backward_follows = kind == PassKind::recompute ||
+                                              (kind == PassKind::training && activations_.recompute < Recompute::block);
+                Real* const out = backward_follows ? b.attention : nullptr;
+                Real* const low = backward_follows ? b.attention_low : nullptr;
+                return fp8_->fill(l, BlockLinear::attn_proj, Fp8Role::x, kind, stream, [&](QuantizePass pass) {
+                    attention_forward_fp8(x, out, low, b.lse, b.qkv, B, T, NH, HD, pass, stream);
+                });
+            }
+            attention_forward<Real>(b.attention, b.attention_low, b.lse, b.qkv, B, T, NH, HD, stream);
+            if (fp8_->has_block_scales())
+                return quantize_x_blocks(l, BlockLinear::attn_proj, b.attention, B * T, config_.channels, kind, stream);
+            return fp8_->fill(l, BlockLinear::attn_proj, Fp8Role::x, kind, stream, [&](QuantizePass pass) {
+                quantize<e4m3>(x, nullptr, nullptr, b.attention, b.attention_low, B * T, config_.channels, false, pass,
+                               stream);
+            });
+        }
+    attention_forward<Real>(b.attention, b.attention_low, b.lse, b.qkv, B, T, NH, HD, stream);
+}
+
+// ---- gradients of the residual stream ------------------------------------------------------------------------------
+
+template <class Real>
+bool Gpt2<Real>::takes_dout_from_norm(int l, BlockLinear linear) const {
+    return l >= 0 && is_fp8(l, linear) && (linear == BlockLinear::attn_proj || linear == BlockLinear::fc_proj) &&
+           !fp8_->has_block_scales() && config_.channels <= kWidestFusedGradient;
+}
+
+// Back through a norm and the residual addition before it: what was dresidual (nullptr: 0) becomes the gradient of the
+// norm's input. That is also the gradient of what was added there, the output of `reader` (reader_layer < 0: of the
+// embedding), and leaves in FP8 for it.
+template <class Real>
+void Gpt2<Real>::norm_backward(const NormGradient& norm, const Real* dresidual, const Real* dout, int reader_layer,
+                               BlockLinear reader, bool accumulate, stream_t stream) {
+    if constexpr (kCanBeFp8<Real>)
+        if (takes_dout_from_norm(reader_layer, reader))
+            return fp8_->e4m3_gradients()
+                       ? norm_backward_fp8<e4m3>(norm, dresidual, dout, reader_layer, reader, accumulate, stream)
+                       : norm_backward_fp8<e5m2>(norm, dresidual, dout, reader_layer, reader, accumulate, stream);
+    layernorm_backward<Real>(activations_.dresidual, dresidual, norm.dweight, norm.dshift, activations_.scratch, dout,
+                             norm.inp, norm.weight, norm.mean, norm.rstd, B_ * T_, config_.channels, accumulate,
+                             stream);
+}
+
+template <class Real>
+template <class F8>
+void Gpt2<Real>::norm_backward_fp8(const NormGradient& norm, const Real* dresidual, const Real* dout, int reader_layer,
+                                   BlockLinear reader, bool accumulate, stream_t stream) {
+    fp8_->fill_once(reader_layer, reader, Fp8Role::dout, stream, [&](QuantizePass pass) {
+        layernorm_backward_fp8<F8>(fp8_->template dout<F8>(reader_layer, reader), fp8_->bias_parts(),
+                                   activations_.dresidual, dresidual, norm.dweight, norm.dshift, activations_.scratch,
+                                   dout, norm.inp, norm.weight, norm.mean, norm.rstd, B_ * T_, config_.channels,
+                                   accumulate, pass, stream);
+    });
 }
 
 template <class Real>
@@ -234,6 +292,22 @@ void Gpt2<Real>::linear_backward(int l, BlockLinear linear, Real* dinp, const Re
     matmul_.dgrad(dinp, dout, weight(l, layer.weight), N, C, OC, stream);
 }
 
+// Back through attention and qkv: dattention (N, C) is the gradient of attention's output. dqkv (N, 3C) is used where
+// it does not leave attention in FP8.
+template <class Real>
+void Gpt2<Real>::attention_and_linear_backward(int l, Real* dinp, const Real* dattention, Real* dqkv, bool accumulate,
+                                               stream_t stream) {
+    if constexpr (kCanBeFp8<Real>)
+        if (is_fp8(l, BlockLinear::qkv) && fp8_->casts_at_once(PassKind::training) && attention_casts(T_))
+            return fp8_->e4m3_gradients()
+                       ? attention_and_linear_backward_fp8<e4m3>(l, dinp, dattention, accumulate, stream)
+                       : attention_and_linear_backward_fp8<e5m2>(l, dinp, dattention, accumulate, stream);
+    const Block& b = activations_.blocks[l];
+    attention_backward<Real>(dqkv, activations_.delta, dattention, b.qkv, b.attention, b.attention_low, b.lse, B_, T_,
+                             config_.heads, config_.head_dim(), stream);
+    linear_backward(l, BlockLinear::qkv, dinp, dqkv, b.ln1, accumulate, stream);
+}
+
 // Back through GELU and fc: dgelu (N, 4C) is the gradient of GELU's output, and is overwritten.
 template <class Real>
 void Gpt2<Real>::gelu_and_linear_backward(int l, Real* dinp, Real* dgelu, bool accumulate, stream_t stream) {
@@ -254,17 +328,39 @@ template <class F8>
 void Gpt2<Real>::linear_backward_fp8(int l, BlockLinear linear, Real* dinp, const Real* dout, bool accumulate,
                                      stream_t stream) {
     const LinearLayer layer = layer_of(linear);
+    const int N = B_ * T_, OC = layer.outputs * config_.channels;
+    float* const dbias = gradient(l, layer.bias);
     if constexpr (std::is_same_v<F8, e4m3>)
         if (fp8_->has_block_scales()) {
-            quantize_blocks(fp8_->dout<e4m3>(l, linear), gradient(l, layer.bias), activations_.scratch, dout, B_ * T_,
-                            layer.outputs * config_.channels, fp8_->scaling(), accumulate, QuantizePass::train, stream);
+            quantize_blocks(fp8_->dout<e4m3>(l, linear), dbias, activations_.scratch, dout, N, OC, fp8_->scaling(),
+                            accumulate, QuantizePass::train, stream);
             return products_backward_fp8<F8>(l, linear, dinp, accumulate, stream);
         }
-    fp8_->fill(l, linear, Fp8Role::dout, PassKind::training, stream, [&](QuantizePass pass) {
-        quantize<F8>(fp8_->template dout<F8>(l, linear), gradient(l, layer.bias), activations_.scratch, dout, nullptr,
-                     B_ * T_, layer.outputs * config_.channels, accumulate, pass, stream);
-    });
+    const auto quantize_dout = [&](QuantizePass pass) {
+        quantize<F8>(fp8_->template dout<F8>(l, linear), dbias, activations_.scratch, dout, nullptr, N, OC, accumulate,
+                     pass, stream);
+    };
+    if (!takes_dout_from_norm(l, linear))
+        fp8_->fill(l, linear, Fp8Role::dout, PassKind::training, stream, quantize_dout);
+    else if (fp8_->casts_at_once(PassKind::training))
+        finish_bias_gradient(dbias, fp8_->bias_parts(), N, OC, accumulate, stream);
+    else
+        quantize_dout(QuantizePass::write);
     products_backward_fp8<F8>(l, linear, dinp, accumulate, stream);
+}
+
+template <class Real>
+template <class F8>
+void Gpt2<Real>::attention_and_linear_backward_fp8(int l, Real* dinp, const Real* dattention, bool accumulate,
+                                                   stream_t stream) {
+    const Block& b = activations_.blocks[l];
+    fp8_->fill(l, BlockLinear::qkv, Fp8Role::dout, PassKind::training, stream, [&](QuantizePass pass) {
+        attention_backward_fp8<F8>(fp8_->template dout<F8>(l, BlockLinear::qkv), gradient(l, BlockTensor::qkv_bias),
+                                   activations_.scratch, activations_.delta, dattention, b.qkv, b.attention,
+                                   b.attention_low, b.lse, B_, T_, config_.heads, config_.head_dim(), accumulate, pass,
+                                   stream);
+    });
+    products_backward_fp8<F8>(l, BlockLinear::qkv, dinp, accumulate, stream);
 }
 
 template <class Real>
@@ -301,15 +397,18 @@ void Gpt2<Real>::products_backward_fp8(int l, BlockLinear linear, Real* dinp, bo
 }
 
 // The class as a whole is instantiated in gpt2.cpp; these are the members defined here.
-#define LLMC_INSTANTIATE(Real)                                                                                    \
-    template void Gpt2<Real>::transpose_weights(int, stream_t);                                                   \
-    template void Gpt2<Real>::prepare_weights(stream_t);                                                          \
-    template void Gpt2<Real>::norm1(int, const Real*, int, PassKind, stream_t);                                   \
-    template void Gpt2<Real>::norm2(int, const Real*, int, PassKind, stream_t);                                   \
-    template void Gpt2<Real>::gelu(int, int, PassKind, stream_t);                                                 \
-    template void Gpt2<Real>::quantize_attention(int, int, PassKind, stream_t);                                   \
-    template void Gpt2<Real>::linear_forward(int, BlockLinear, Real*, const Real*, int, PassKind, stream_t);      \
-    template void Gpt2<Real>::linear_backward(int, BlockLinear, Real*, const Real*, const Real*, bool, stream_t); \
+#define LLMC_INSTANTIATE(Real)                                                                                     \
+    template void Gpt2<Real>::transpose_weights(int, stream_t);                                                    \
+    template void Gpt2<Real>::prepare_weights(stream_t);                                                           \
+    template void Gpt2<Real>::norm1(int, const Real*, int, PassKind, stream_t);                                    \
+    template void Gpt2<Real>::norm2(int, const Real*, int, PassKind, stream_t);                                    \
+    template void Gpt2<Real>::gelu(int, int, PassKind, stream_t);                                                  \
+    template void Gpt2<Real>::attention(int, int, int, PassKind, stream_t);                                        \
+    template void Gpt2<Real>::attention_and_linear_backward(int, Real*, const Real*, Real*, bool, stream_t);       \
+    template void Gpt2<Real>::norm_backward(const NormGradient&, const Real*, const Real*, int, BlockLinear, bool, \
+                                            stream_t);                                                             \
+    template void Gpt2<Real>::linear_forward(int, BlockLinear, Real*, const Real*, int, PassKind, stream_t);       \
+    template void Gpt2<Real>::linear_backward(int, BlockLinear, Real*, const Real*, const Real*, bool, stream_t);  \
     template void Gpt2<Real>::gelu_and_linear_backward(int, Real*, Real*, bool, stream_t);
 LLMC_INSTANTIATE(float)
 LLMC_INSTANTIATE(bf16)
