@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "llmc/device/host/runtime.h"
+#include "dev/element_wise.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/optim/step.h"
 
@@ -27,16 +27,6 @@ ModelConfig demo_model() {
 }
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-// Declared bytes of norms, GELU, quantization and bias gradients, which surround a block's products and attention. The
-// final norm is counted with them as far as it shares a kernel with the blocks'.
-double element_wise_bytes() {
-    double bytes = 0;
-    for (const auto& [name, row] : host::operations())
-        for (const char* part : {"gelu", "layernorm", "quantize_kernel", "bias_gradient"})
-            if (name.find(part) != std::string::npos) bytes += static_cast<double>(row.bytes_read + row.bytes_written);
-    return bytes;
-}
 
 void print_operations(const char* precision, int steps, double elapsed) {
     std::vector<std::pair<std::string, host::OperationRecord>> rows(host::operations().begin(),

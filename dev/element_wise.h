@@ -1,0 +1,28 @@
+// Which kernels are counted as element-wise: norms, GELU, casts to FP8 and bias gradients, all that surrounds a block's
+// matrix products and attention. What they declare to move on the host device is the traffic that fusing saves.
+#pragma once
+#include <string>
+
+#include "llmc/device/host/runtime.h"
+
+namespace llmc {
+
+// The final norm counts as far as it shares a kernel with the blocks' norms; making FP8 weights is the optimizer's
+// part.
+inline bool is_element_wise(const std::string& kernel) {
+    for (const char* part : {"quantize_weight", "dequantize"})  // the latter is part of an emulated product
+        if (kernel.find(part) != std::string::npos) return false;
+    for (const char* part : {"gelu_", "layernorm_", "quantize_", "bias_gradient_kernel", "reduce_column_parts_kernel"})
+        if (kernel.find(part) != std::string::npos) return true;
+    return false;
+}
+
+// Bytes since record_operations(true).
+inline double element_wise_bytes() {
+    double bytes = 0;
+    for (const auto& [name, row] : host::operations())
+        if (is_element_wise(name)) bytes += static_cast<double>(row.bytes_read + row.bytes_written);
+    return bytes;
+}
+
+}  // namespace llmc

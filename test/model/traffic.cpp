@@ -1,0 +1,145 @@
+// What a training step in FP8 moves, counted from what every launch declares: that under delayed scaling producers cast
+// as they go, and that nothing is kept or written in BF16 that nobody needs there. Host device only.
+#include "llmc/kernels/fp8_state.h"
+
+#if !LLMC_CUDA
+#include "dev/element_wise.h"
+#include "llmc/optim/step.h"
+#include "test/model/gpt2_fixture.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+constexpr int kB = 4, kT = 128, kC = 128;
+constexpr double kTokens = kB * kT;
+
+ModelConfig config_of(int layers) {
+    ModelConfig config;
+    config.name = "traffic";
+    config.layers = layers, config.heads = 2, config.channels = kC, config.vocab = 101, config.context = kT;
+    return config;
+}
+
+// The operations of one step after calibration.
+struct RecordedStep {
+    std::map<std::string, host::OperationRecord> operations;
+    double element_wise = 0;  // bytes
+    size_t activation_bytes = 0;
+
+    RecordedStep(int layers, const Fp8Config* fp8, Recompute recompute = Recompute::none) {
+        TestModel<bf16> test(config_of(layers), kB, kT, recompute, fp8);
+        Optimizer<bf16> optimizer(test.parameters, {ScheduleKind::constant, 1e-3, 0, 100, 0}, {}, 1.0);
+        optimizer.allocate(test.stream);
+        test.model.initialize(3, test.stream);
+        test.model.prepare_weights(test.stream);
+        std::vector<int> tokens(kB * kT), targets(kB * kT);
+        for (size_t i = 0; i < tokens.size(); i++) tokens[i] = static_cast<int>(i * 37 % 101);
+        for (size_t i = 0; i < tokens.size(); i++) targets[i] = tokens[(i + 1) % tokens.size()];
+        for (int step = 0; step < 2; step++) {
+            synchronize(test.stream);
+            host::record_operations(true);
+            test.model.train_micro_step(tokens.data(), targets.data(), 1.0f / (kB * kT), nullptr, true, test.stream);
+            if (fp8) test.fp8->check(test.stream);
+            optimizer.update(test.model.train_loss_sum(), fp8 ? test.fp8->bad_flag() : nullptr, test.stream);
+            if (fp8) test.fp8->finish_step(nullptr, test.stream);
+            test.model.prepare_weights(test.stream);
+            synchronize(test.stream);
+        }
+        element_wise = element_wise_bytes();
+        operations = host::operations();
+        host::record_operations(false);
+        activation_bytes = test.model.activation_bytes();
+    }
+
+    // Of all kernels whose name contains `part`.
+    host::OperationRecord of(const std::string& part) const {
+        host::OperationRecord sum;
+        for (const auto& [name, row] : operations)
+            if (name.find(part) != std::string::npos) {
+                sum.count += row.count;
+                sum.bytes_read += row.bytes_read;
+                sum.bytes_written += row.bytes_written;
+            }
+        return sum;
+    }
+};
+
+// A layer's own share: what two more of them add.
+double per_token_and_layer(const Fp8Config* fp8, Recompute recompute = Recompute::none) {
+    const RecordedStep four(4, fp8, recompute), two(2, fp8, recompute);
+    return (four.element_wise - two.element_wise) / 2 / kTokens / kC;
+}
+
+Fp8Config recipe(Fp8Recipe kind) {
+    Fp8Config config;
+    config.recipe = kind;
+    return config;
+}
+
+}  // namespace
+
+TEST_CASE("traffic: element-wise kernels move 76 C bytes a token and layer under delayed scaling") {
+    // Two norms forward: 2 residual terms and the sum, FP8 twice (8 each); GELU (16) and its gradient (24); two norms
+    // backward: gradient, input, residual's gradient in and out, FP8 twice (10 each). Beyond: statistics, partial sums
+    // of weights' and biases' gradients, which shrink with longer micro-batches.
+    const Fp8Config delayed = recipe(Fp8Recipe::delayed), current = recipe(Fp8Recipe::current);
+    const double bytes = per_token_and_layer(&delayed);
+    MESSAGE("delayed: " << bytes << " C");
+    CHECK(bytes > 76.0);
+    CHECK(bytes < 79.0);
+    // Recomputing GELU: what that costs, and no more.
+    CHECK(per_token_and_layer(&delayed, Recompute::gelu) - bytes == doctest::Approx(16).epsilon(0.01));
+    // Measuring first: every producer reads its inputs twice, and attention's results and gradients go through BF16.
+    CHECK(per_token_and_layer(&current) > 100.0);
+}
+
+TEST_CASE("traffic: under delayed scaling every tensor is cast by its producer") {
+    const int layers = 3;
+    const Fp8Config delayed = recipe(Fp8Recipe::delayed);
+    const RecordedStep step(layers, &delayed);
+    CHECK(step.of("quantize_kernel").count == 0);
+    CHECK(step.of("layernorm_forward_fp8_kernel").count == 2 * layers);
+    CHECK(step.of("gelu_forward_fp8_kernel").count == layers);
+    CHECK(step.of("gelu_backward_fp8_kernel").count == layers);
+    CHECK(step.of("layernorm_backward_fp8_kernel").count == 2 * layers);  // the last norm's for the first, and so on
+    CHECK(step.of("layernorm_backward_kernel").count == 1);  // the first norm's gradient is the embedding's
+    for (const auto& [name, row] : step.operations)
+        if (name.find("attention_forward") != std::string::npos || name.find("_gradient_kernel") != std::string::npos) {
+            CAPTURE(name);
+            CHECK(name.find("bf16") == std::string::npos);
+            CHECK(row.count == layers);
+        }
+    // Attention: reads qkv, writes O unrounded (4 bytes) and twice in FP8, and lse.
+    const auto forward = step.of("attention_forward_kernel");
+    const double elements = kTokens * kC * layers;
+    CHECK(static_cast<double>(forward.bytes_written) == doctest::Approx((4 + 2) * elements).epsilon(0.03));
+    CHECK(static_cast<double>(forward.bytes_read) == doctest::Approx(6 * elements).epsilon(0.03));
+}
+
+TEST_CASE("traffic: FP8 weights are read once and never written in BF16") {
+    const int layers = 3;
+    const Fp8Config delayed = recipe(Fp8Recipe::delayed);
+    const RecordedStep step(layers, &delayed), bf16_step(layers, nullptr);
+    const double matrices = 12.0 * kC * kC * layers;
+    const auto quantize = step.of("quantize_weight_kernel");
+    CHECK(quantize.count == 4 * layers);
+    CHECK(static_cast<double>(quantize.bytes_read) == doctest::Approx(4 * matrices).epsilon(0.01));
+    CHECK(static_cast<double>(quantize.bytes_written) == doctest::Approx(2 * matrices).epsilon(0.01));
+    const double saved = static_cast<double>(bf16_step.of("adamw_kernel").bytes_written) -
+                         static_cast<double>(step.of("adamw_kernel").bytes_written);
+    CHECK(saved == doctest::Approx(2 * matrices).epsilon(0.01));
+}
+
+TEST_CASE("traffic: inputs of FP8 layers have no BF16 buffers") {
+    const int layers = 3;
+    const Fp8Config delayed = recipe(Fp8Recipe::delayed);
+    for (const Recompute level : {Recompute::none, Recompute::gelu, Recompute::norm, Recompute::block}) {
+        const double norms = level < Recompute::norm ? layers : 1, gelus = level < Recompute::gelu ? layers : 1;
+        const double saved = static_cast<double>(RecordedStep(layers, nullptr, level).activation_bytes) -
+                             static_cast<double>(RecordedStep(layers, &delayed, level).activation_bytes);
+        CHECK(saved == doctest::Approx((2 * norms + 4 * gelus) * 2 * kTokens * kC).epsilon(0.001));
+    }
+}
+#endif
