@@ -110,7 +110,9 @@ static __global__ void __launch_bounds__(512)
         if (transposed == nullptr) continue;
         __syncthreads();
         store_code_columns(transposed, tile, tile_row, tile_rows, stride, N, C);
-        __syncthreads();
+        // Nobody writes the next tile's codes before all have read these: with more warps than one, the barrier in
+        // backward_rows() sees to that.
+        if (team.warps == 1) __syncwarp();
     }
     commit_tally(state, tally, blockIdx.x == 0 && threadIdx.x == 0 ? static_cast<size_t>(N) * C : 0, pass);
 

@@ -164,9 +164,10 @@ TEST_CASE("layernorm_backward_fp8 in place, accumulating, and with one layout al
 }
 
 TEST_CASE("layernorm_backward_fp8 walks over more tiles than it has blocks") {
-    Case c(2 * 32 * 128, 4096 / 8);  // 256 tiles of 32 rows; 1024 blocks at most
-    Case wide(16 * 130, 4096);       // 130 tiles of 16 rows for 128 blocks
-    for (Case* k : {&c, &wide}) {
+    Case c(32 * 1030, 512);      // 1030 tiles of 32 rows for 1024 blocks
+    Case wide(16 * 130, 4096);   // 130 tiles of 16 rows for 128 blocks
+    Case narrow(32 * 2050, 16);  // 2050 tiles for 2048 blocks, of one warp
+    for (Case* k : {&c, &wide, &narrow}) {
         DeviceArray<bf16> dinp(k->n);
         QuantizedArrays<e5m2> to(k->n, used_state(8.0f));
         k->run<e5m2>(to.both(), dinp, nullptr, QuantizePass::train);
