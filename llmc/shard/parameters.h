@@ -102,6 +102,10 @@ public:
     // The gathered FP8 bytes of a tensor, row-major; valid like weight().
     const e4m3* fp8_weight(size_t unit, size_t tensor) const;
 
+    // What went to other ranks, by operation.
+    const Traffic& gather_traffic() const { return gather_comm_.traffic(); }
+    const Traffic& reduce_traffic() const { return reduce_comm_.traffic(); }
+
     // Host access for initialisation, import and export; synchronises. set_tensor() wants the same values on every
     // rank; the two others are collectives.
     void set_tensor(size_t unit, size_t tensor, const std::vector<float>& values, stream_t stream);

@@ -2,6 +2,7 @@
 // and all stages give the same bits where sums are made in the order of ranks.
 #include <cstring>
 #include <memory>
+#include <tuple>
 
 #include "llmc/linear/matmul.h"
 #include "llmc/model/gpt2.h"
@@ -233,6 +234,49 @@ TEST_CASE("sharded FP8 with some layers in BF16, whole-block recomputation, BF16
         ShardedRun<bf16> run(mx, world());
         run.train();
         CHECK(same_bits(run.weights(), expected.weights()));
+    }
+}
+
+TEST_CASE("bytes between ranks are those of the formula, and FP8 halves the weights'") {
+    if (world().world() == 1) return;
+    const uint64_t others = static_cast<uint64_t>(world().world() - 1), ranks = others + 1;
+    const auto one_step = [&](int stage, const char* recipe, int micro_steps) {
+        RunConfig config;
+        config.stage = stage, config.recipe = recipe, config.micro_steps = micro_steps;
+        ShardedRun<bf16> run(config, world());
+        const Traffic gathered = run.parameters.gather_traffic(), reduced = run.parameters.reduce_traffic();
+        run.step(0);
+        return std::tuple{run.parameters.gather_traffic().all_gather.bytes - gathered.all_gather.bytes,
+                          run.parameters.gather_traffic().broadcast.bytes - gathered.broadcast.bytes,
+                          run.parameters.reduce_traffic().reduce_scatter.bytes - reduced.reduce_scatter.bytes,
+                          run.parameters.reduce_traffic().all_gather.bytes - reduced.all_gather.bytes};
+    };
+    const ParameterTable table(gpt2_units(small_model()), world().world());
+    const uint64_t all = table.count() / ranks;  // elements of a slice of everything
+    const uint64_t blocks = (table.unit(1).count + table.unit(2).count) / ranks, rest = all - blocks;
+    for (const uint64_t micro_steps : {uint64_t{1}, uint64_t{3}}) {
+        CAPTURE(micro_steps);
+        for (int stage = 0; stage <= 3; stage++) {
+            CAPTURE(stage);
+            const auto [weights, pieces, sums, copies] = one_step(stage, nullptr, static_cast<int>(micro_steps));
+            // Two blocks have two slots: they stay from forward to backward, and over micro-steps.
+            CHECK(weights == (stage == 0 ? 0 : others * all * sizeof(bf16)));
+            CHECK(pieces == 0);
+            CHECK(sums == others * all * sizeof(float) * (stage >= 2 ? micro_steps : 1));
+            CHECK(copies == (stage == 0 ? others * all * sizeof(float) : 0));
+        }
+    }
+    for (int stage = 1; stage <= 3; stage++) {
+        CAPTURE(stage);
+        const auto [weights, pieces, sums, copies] = one_step(stage, "delayed", 1);
+        CHECK(weights == others * (rest * sizeof(bf16) + blocks));
+        // Biases and norms, and padding: on the ranks that have them.
+        uint64_t total = 0;
+        std::vector<uint64_t> of_rank(ranks);
+        world().host_all_gather(of_rank.data(), &pieces, sizeof pieces);
+        for (const uint64_t bytes : of_rank) total += bytes;
+        const uint64_t matrices = 12 * 96 * 96;
+        CHECK(total == others * 2 * (table.unit(1).count - matrices) * sizeof(bf16));
     }
 }
 

@@ -1,0 +1,130 @@
+"""train_gpt as several processes: the same training as one process, in every stage of sharding; one set of files; a stop
+that all agree on; and starts that are refused."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+from test_ranks import ENVIRONMENT, FOREIGN
+from trainer import PROGRAM, FinishedRun, corpus, new_path, tiny_flags, workspace
+
+MPIRUN = shutil.which("mpirun")
+LAUNCH = [MPIRUN or "mpirun", "--oversubscribe", "--bind-to", "none"]
+
+
+def command(ranks, *flags):
+    return [*LAUNCH, "-np", str(ranks), PROGRAM, *map(str, flags)]
+
+
+def run_ranks(ranks, *flags, limit=180):
+    return subprocess.run(command(ranks, *flags), capture_output=True, text=True, errors="replace", timeout=limit,
+                          cwd=workspace(), env=ENVIRONMENT)
+
+
+class RankRun(FinishedRun):
+    """A run of several processes that must succeed, and the files it left."""
+
+    def __init__(self, ranks, *flags):
+        self.directory = new_path()
+        self.result = run_ranks(ranks, *tiny_flags("--out", self.directory, *flags))
+        if self.result.returncode != 0:
+            raise AssertionError(f"exit code {self.result.returncode}\n{self.result.stdout}{self.result.stderr}")
+
+
+def worst(a, b):
+    assert len(a) == len(b)
+    return max(abs(x / y - 1) for x, y in zip(a, b))
+
+
+@unittest.skipUnless(MPIRUN, "no mpirun")
+class Ranks(unittest.TestCase):
+    # 6 samples a step: one process of 6, three of 2, or two of 1 with three micro-steps.
+    FLAGS = ["--total-batch", "384", "--max-steps", "20", "--lr", "1e-3", "--warmup", "5", "--reduce-order", "rank"]
+
+    def flags(self, *more):
+        return [*self.FLAGS, "--val", corpus().val, "--val-every", "10", "--val-batches", "4", *more]
+
+    def check_all_stages(self, precision, bound):
+        one = FinishedRun(*self.flags("--batch", "6", "--val-batches", "2", *precision))
+        first = None
+        for stage in range(4):
+            with self.subTest(precision=precision, stage=stage):
+                three = RankRun(3, *self.flags("--batch", "2", "--val-batches", "2", *precision, "--zero", stage))
+                self.assertLess(worst(three.losses, one.losses), bound)
+                self.assertEqual([s["batch_hash"] for s in three.steps], [s["batch_hash"] for s in one.steps])
+                self.assertEqual([s["tokens"] for s in three.steps], [s["tokens"] for s in one.steps])
+                self.assertLess(worst(three.validations.values(), one.validations.values()), bound)
+                self.assertIn(f"3 ranks over mpi, --zero {stage}", three.result.stdout)
+                first = first or three
+                self.assertEqual(three.losses, first.losses)  # the stages agree to the bit
+                self.assertEqual(three.read("model.safetensors"), first.read("model.safetensors"))
+
+    def test_fp32(self):
+        self.check_all_stages(["--precision", "fp32"], 1e-5)
+
+    def test_fp8(self):
+        self.check_all_stages(["--precision", "fp8"], 1e-3)
+
+    def test_micro_steps_and_fp8_counters(self):
+        flags = self.flags("--precision", "fp8", "--fp8-log-every", "5")
+        one, two = FinishedRun(*flags, "--batch", "6"), RankRun(2, *flags, "--batch", "1", "--zero", "3")
+        self.assertLess(worst(two.losses, one.losses), 1e-3)
+        for a, b in zip((r["fp8"] for r in one.records if "fp8" in r), (r["fp8"] for r in two.records if "fp8" in r)):
+            for x, y in zip(a, b):
+                with self.subTest(tensor=x["tensor"]):
+                    self.assertEqual(x["tensor"], y["tensor"])
+                    self.assertEqual(x["elements"], y["elements"])
+
+    def test_a_stop_of_one_is_a_stop_of_all(self):
+        directory = new_path()
+        flags = tiny_flags("--out", directory, "--max-steps", "100000", "--precision", "bf16")
+        process = subprocess.Popen(command(3, *flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                   cwd=workspace(), env=ENVIRONMENT)
+        self.addCleanup(process.kill)
+        deadline = time.monotonic() + 60
+        metrics = os.path.join(directory, "metrics.jsonl")
+        while not (os.path.exists(metrics) and os.path.getsize(metrics) > 500) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        ranks = subprocess.run(["pgrep", "-f", "--", f"^{PROGRAM}.*{directory}"], capture_output=True, text=True)
+        pids = [int(pid) for pid in ranks.stdout.split()]
+        self.assertEqual(len(pids), 3)
+        os.kill(pids[1], signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 75, output)
+        self.assertIn("stopping after step", output)
+        self.assertTrue(os.path.exists(os.path.join(directory, "model.safetensors")))
+
+    def test_refusals(self):
+        tiny = tiny_flags()
+        for flags, part in ((["--zero", "4"], "--zero"),
+                            (["--zero", "3", "--total-batch", "1000"], "is not a multiple of the micro-step"),
+                            (["--zero", "1", "--precision", "fp8", "--fp8-recipe", "block", "--channels", "128",
+                              "--heads", "2"], "use --zero 0 or --fp8-recipe delayed"),
+                            (["--comm", "nccl"], "NCCL")):
+            with self.subTest(flags=flags):
+                result = run_ranks(2, *tiny, *flags)
+                self.assertNotEqual(result.returncode, 0)
+                self.assertIn(part, result.stderr + result.stdout)
+        different = [*command(1, *tiny, "--lr", "1e-3"), ":", "-np", "1", PROGRAM, *map(str, tiny), "--lr", "2e-3"]
+        result = subprocess.run(different, capture_output=True, text=True, timeout=60, cwd=workspace(), env=ENVIRONMENT)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn('"lr"', result.stderr)
+
+
+class Planning(unittest.TestCase):
+    def test_stages_divide_memory(self):
+        def plan(*flags):
+            done = subprocess.run([PROGRAM, "-e", "d12", "--dry-run", *map(str, flags)], capture_output=True, text=True,
+                                  env={k: v for k, v in ENVIRONMENT.items() if not FOREIGN.match(k)}, timeout=60)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stdout
+        alone = plan()
+        self.assertNotEqual(alone, plan("--world", "8"))
+        self.assertNotEqual(plan("--world", "8", "--zero", "2"), plan("--world", "8", "--zero", "3"))
+
+
+if __name__ == "__main__":
+    unittest.main()
