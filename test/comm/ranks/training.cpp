@@ -68,7 +68,7 @@ struct ShardedRun {
                                                  kB * kT, c.recompute, comm, parameters.stage())
                   : nullptr),
           model(model_config, kB, kT, c.recompute, parameters, matmul, fp8.get()),
-          optimizer(parameters, {ScheduleKind::constant, 1e-3, 0, 100, 0}, {0.9, 0.95, 1e-8, 0.1}, 1.0,
+          optimizer(parameters, {ScheduleKind::constant, 2e-3, 0, 100, 0}, {0.9, 0.95, 1e-8, 0.1}, 1.0,
                     loss_scale_config(c.recipe ? "dynamic" : "off")) {
         parameters.allocate(stream);
         model.allocate();
@@ -151,7 +151,7 @@ void check_stages(RunConfig config, double loss_bound, double norm_bound) {
         alone.micro_steps = micro_steps * ranks;
         ShardedRun<Real> reference(alone, Comm::self());
         reference.train();
-        REQUIRE(reference.losses.front() > reference.losses.back() * 1.05);  // it learns
+        REQUIRE(reference.losses.front() > reference.losses.back() * 1.02);  // it learns
         std::vector<std::vector<float>> first_weights;
         for (int stage = 0; stage <= 3; stage++) {
             CAPTURE(stage);
