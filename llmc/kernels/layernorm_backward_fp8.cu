@@ -21,7 +21,6 @@ struct BackwardPlan {
         constexpr int kTargetWarps = 2048;  // about 16 on each multiprocessor of a large card
         blocks = std::max(1, std::min(div_up(N, rows), kTargetWarps / warps));
     }
-    size_t shared_bytes(int C) const { return static_cast<size_t>(rows) * code_stride(C) * 4 + warps * 32 * 32; }
     size_t parts() const { return static_cast<size_t>(blocks); }
 };
 
@@ -147,6 +146,7 @@ void layernorm_backward_fp8(const Quantized<F8>& to, float* bias_parts, bf16* di
     if (!writes) bias_parts = nullptr;
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
     const int stride = code_stride(C);
+    const size_t shared_bytes = static_cast<size_t>(plan.rows) * stride * 4 + static_cast<size_t>(plan.warps) * 32 * 32;
     launch<layernorm_backward_fp8_kernel<F8>>(
         {dim3(static_cast<unsigned>(plan.blocks)), dim3(static_cast<unsigned>(32 * plan.warps)), plan.shared_bytes(C),
          stream},
