@@ -148,8 +148,7 @@ void layernorm_backward_fp8(const Quantized<F8>& to, float* bias_parts, bf16* di
     const int stride = code_stride(C);
     const size_t shared_bytes = static_cast<size_t>(plan.rows) * stride * 4 + static_cast<size_t>(plan.warps) * 32 * 32;
     launch<layernorm_backward_fp8_kernel<F8>>(
-        {dim3(static_cast<unsigned>(plan.blocks)), dim3(static_cast<unsigned>(32 * plan.warps)), plan.shared_bytes(C),
-         stream},
+        {dim3(static_cast<unsigned>(plan.blocks)), dim3(static_cast<unsigned>(32 * plan.warps)), shared_bytes, stream},
         {out(row, n), out(transposed, n), state_access(to.state, pass), out(bias_parts, plan.parts() * columns),
          out(dinp, n), in(dresidual, n), out(scratch, plan.parts() * 2 * columns), in(dout, n), in(inp, n),
          in(weight, columns), in(mean, rows), in(rstd, rows)},
