@@ -2,6 +2,8 @@
 //
 // LLMC_STREAMS=now runs every operation when it is submitted. LLMC_STREAMS=lazy queues it in its stream and runs, at a
 // synchronisation, exactly what that depends on, as late as possible: a missing event wait then reads stale data.
+// LLMC_STREAMS=random does the same, but now and then lets one of the streams run ahead: where that should have waited
+// until another one has read, it overwrites what is still needed.
 #include "llmc/device/host/runtime.h"
 
 #include <omp.h>
@@ -14,6 +16,7 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <random>
 #include <vector>
 
 #include "llmc/device/host/device_memory.h"
@@ -123,6 +126,13 @@ void run_operation(Operation& operation) {
     }
 }
 
+// One stream in four submissions runs all it has: a stream that should have waited for another one overtakes it.
+void run_some_stream() {
+    static std::minstd_rand engine(settings().seed);
+    const unsigned long draw = engine() / 7;  // its lowest bits are poor
+    if (draw % 4 == 0) drain(streams[draw / 4 % streams.size()]);
+}
+
 void push(Stream* stream, Operation operation) {
     if (stream && stream->capture) {
         stream->captured_work++;
@@ -132,6 +142,7 @@ void push(Stream* stream, Operation operation) {
         run_operation(operation);
     } else if (settings().lazy_streams) {
         stream->queue.push_back(std::move(operation));
+        if (settings().random_streams) run_some_stream();
     } else {
         run_operation(operation);
     }

@@ -28,7 +28,9 @@ int choice(const char* name, std::initializer_list<const char*> choices) {
 Settings::Settings() : stack_bytes((LLMC_ASAN ? 256 : 64) << 10) {
     order = static_cast<Order>(choice("LLMC_ORDER", {"ascending", "descending", "random"}));
     poison = choice("LLMC_POISON", {"1", "0"}) == 0;
-    lazy_streams = choice("LLMC_STREAMS", {"now", "lazy"}) == 1;
+    const int streams = choice("LLMC_STREAMS", {"now", "lazy", "random"});
+    lazy_streams = streams > 0;
+    random_streams = streams == 2;
     guard = choice("LLMC_GUARD", {"0", "1"}) == 1;
     if (const char* s = std::getenv("LLMC_SEED")) seed = static_cast<uint32_t>(std::strtoul(s, nullptr, 10));
     if (const char* s = std::getenv("LLMC_STACK_KB")) stack_bytes = std::strtoul(s, nullptr, 10) << 10;

@@ -11,7 +11,8 @@ struct Settings {
     Order order = Order::ascending;    // LLMC_ORDER=ascending|descending|random: threads of a barrier interval
     uint32_t seed = 1;                 // LLMC_SEED: for random order
     bool poison = true;                // LLMC_POISON=0|1: fill shared and fresh device memory with NaN
-    bool lazy_streams = false;         // LLMC_STREAMS=now|lazy: run work as late as its synchronisation allows
+    bool lazy_streams = false;         // LLMC_STREAMS=lazy: run work as late as its synchronisation allows
+    bool random_streams = false;       // LLMC_STREAMS=random: lazy, but now and then some stream runs ahead
     bool guard = false;                // LLMC_GUARD=0|1: device memory is open only to what was declared
     size_t stack_bytes;                // LLMC_STACK_KB: of one GPU thread
     size_t shared_limit = 227 * 1024;  // bytes of shared memory a block may use

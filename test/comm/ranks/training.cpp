@@ -16,10 +16,10 @@ namespace {
 
 constexpr int kB = 1, kT = 32, kSteps = 4;
 
-ModelConfig small_model() {  // sizes that no number of ranks divides
+ModelConfig small_model() {  // sizes that no number of ranks divides; more blocks than there are slots
     ModelConfig config;
     config.name = "small";
-    config.layers = 2, config.heads = 3, config.channels = 96, config.vocab = 101, config.context = kT;
+    config.layers = 3, config.heads = 3, config.channels = 96, config.vocab = 101, config.context = kT;
     return config;
 }
 
@@ -151,7 +151,7 @@ void check_stages(RunConfig config, double loss_bound, double norm_bound) {
         alone.micro_steps = micro_steps * ranks;
         ShardedRun<Real> reference(alone, Comm::self());
         reference.train();
-        REQUIRE(reference.losses.front() > reference.losses.back() * 1.02);  // it learns
+        REQUIRE(reference.losses.front() > reference.losses.back() * 1.01);  // it learns
         std::vector<std::vector<float>> first_weights;
         for (int stage = 0; stage <= 3; stage++) {
             CAPTURE(stage);
@@ -253,14 +253,15 @@ TEST_CASE("bytes between ranks are those of the formula, and FP8 halves the weig
     };
     const ParameterTable table(gpt2_units(small_model()), world().world());
     const uint64_t all = table.count() / ranks;  // elements of a slice of everything
-    const uint64_t blocks = (table.unit(1).count + table.unit(2).count) / ranks, rest = all - blocks;
+    const uint64_t block = table.unit(1).count / ranks, rest = all - 3 * block;
     for (const uint64_t micro_steps : {uint64_t{1}, uint64_t{3}}) {
         CAPTURE(micro_steps);
         for (int stage = 0; stage <= 3; stage++) {
             CAPTURE(stage);
             const auto [weights, pieces, sums, copies] = one_step(stage, nullptr, static_cast<int>(micro_steps));
-            // Two blocks have two slots: they stay from forward to backward, and over micro-steps.
-            CHECK(weights == (stage == 0 ? 0 : others * all * sizeof(bf16)));
+            // Stage 3: three blocks on their way up, of which two stay in their slots, and one more on the way down.
+            const uint64_t visits = stage == 3 ? 3 + 1 + (micro_steps - 1) * 2 : 3;
+            CHECK(weights == (stage == 0 ? 0 : others * (rest + visits * block) * sizeof(bf16)));
             CHECK(pieces == 0);
             CHECK(sums == others * all * sizeof(float) * (stage >= 2 ? micro_steps : 1));
             CHECK(copies == (stage == 0 ? others * all * sizeof(float) : 0));
@@ -269,14 +270,15 @@ TEST_CASE("bytes between ranks are those of the formula, and FP8 halves the weig
     for (int stage = 1; stage <= 3; stage++) {
         CAPTURE(stage);
         const auto [weights, pieces, sums, copies] = one_step(stage, "delayed", 1);
-        CHECK(weights == others * (rest * sizeof(bf16) + blocks));
+        const uint64_t visits = stage == 3 ? 4 : 3;
+        CHECK(weights == others * (rest * sizeof(bf16) + visits * block));
         // Biases and norms, and padding: on the ranks that have them.
         uint64_t total = 0;
         std::vector<uint64_t> of_rank(ranks);
         world().host_all_gather(of_rank.data(), &pieces, sizeof pieces);
         for (const uint64_t bytes : of_rank) total += bytes;
         const uint64_t matrices = 12 * 96 * 96;
-        CHECK(total == others * 2 * (table.unit(1).count - matrices) * sizeof(bf16));
+        CHECK(total == others * visits * (table.unit(1).count - matrices) * sizeof(bf16));
     }
 }
 

@@ -40,15 +40,17 @@ void add(float* to, const float* a, const float* b, stream_t stream) {
 
 // Chooses the mode of the streams for one test; everything pending runs before and after it.
 struct Mode {
-    bool saved = host::settings().lazy_streams;
-    explicit Mode(bool lazy) {
+    bool saved = host::settings().lazy_streams, saved_random = host::settings().random_streams;
+    explicit Mode(bool lazy, bool random = false) {
         test_stream();
         synchronize_device();
         host::settings().lazy_streams = lazy;
+        host::settings().random_streams = random;
     }
     ~Mode() {
         synchronize_device();
         host::settings().lazy_streams = saved;
+        host::settings().random_streams = saved_random;
     }
 };
 
@@ -103,6 +105,26 @@ TEST_CASE("host runtime: a missing event wait shows in lazy mode only") {
         Streams s;
         CHECK(sum_on_other_stream(s, true) == 7);
         CHECK(sum_on_other_stream(s, false) == (lazy ? 2 : 7));
+    }
+}
+
+TEST_CASE("host runtime: a stream that overwrites what another one still reads shows in random mode") {
+    for (const bool waits : {true, false}) {
+        Mode mode(true, true);
+        int wrong = 0;
+        for (int i = 0; i < 100; i++) {
+            Streams s;
+            fill(s.x, 2, s.a);
+            fill(s.y, 5, s.a);
+            add(s.sum, s.x, s.y, s.a);
+            record(s.first, s.a);
+            if (waits) wait(s.b, s.first);
+            fill(s.x, 100, s.b);
+            synchronize(s.a);
+            wrong += s.sum.download()[0] != 7;
+        }
+        CHECK((wrong > 0) == !waits);
+        CHECK(wrong < 100);
     }
 }
 
