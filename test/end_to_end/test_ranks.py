@@ -240,7 +240,7 @@ class Faults(unittest.TestCase):
 
     def test_run_that_is_suspended_as_a_whole_goes_on(self):
         """The watchdog's clock stands still with the process, whose main thread computes when it wakes."""
-        arguments = self.scenario("--steps", 6, "--operation", "host_max", "--compute", 0.5, limit=2.5)
+        arguments = self.scenario("--steps", 8, "--operation", "host_max", "--compute", 0.3, limit=5)
         port = str(free_port())
         processes = [subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                       env={**ENVIRONMENT, "RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
@@ -251,7 +251,7 @@ class Faults(unittest.TestCase):
                 self.assertIsNone(process.poll(), "over before it was suspended")
                 process.send_signal(wanted)
             if wanted == signal.SIGSTOP:
-                time.sleep(3.5)
+                time.sleep(6)  # more than the limit, which is more than a busy machine needs for a step
         outputs = [process.communicate(timeout=60)[0].decode() for process in processes]
         self.assertEqual([process.returncode for process in processes], [0, 0], outputs)
 
