@@ -101,7 +101,7 @@ CPU_RANK_TEST_OBJECTS  := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(RANK_TESTS)))
 CUDA_RANK_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(RANK_TESTS)))
 
 # ---- targets -------------------------------------------------------------------------------------------------------
-.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu probe probe-cpu test-ranks test-ranks-binary test-ranks-gpu test soak mutation bench-cpu clean
+.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu probe probe-cpu gradients gradients-cpu kernel-times test-ranks test-ranks-binary test-ranks-gpu test soak mutation bench-cpu clean
 .DELETE_ON_ERROR:
 
 all: train_gpt_cpu $(if $(NVCC),train_gpt)
@@ -118,6 +118,7 @@ help:
 	@echo "make test-gpu        the test binary for a GPU; make test-ranks-gpu: that of several processes"
 	@echo "make test-ranks      several processes: collectives, launches, lost ranks (needs mpirun)"
 	@echo "make probe           asks a GPU for every matrix product (dev/gpu/README.md); make probe-cpu: on the host device"
+	@echo "make gradients       writes a micro-batch's gradients for comparing devices; make gradients-cpu; make kernel-times"
 	@echo "make mutation        drops every barrier and wait in the kernels in turn and reports which losses go unseen"
 	@echo "make bench-cpu       what the host device costs, kernel by kernel"
 	@echo "make clean"
@@ -131,6 +132,9 @@ test-cpu: $(CPU_DIR)/test_cpu
 test-gpu: $(CUDA_DIR)/test_gpu
 probe: $(CUDA_DIR)/probe
 probe-cpu: $(CPU_DIR)/probe_cpu
+gradients: $(CUDA_DIR)/gradients
+gradients-cpu: $(CPU_DIR)/gradients_cpu
+kernel-times: $(CUDA_DIR)/libkernel_times.so
 test-ranks-binary: $(CPU_DIR)/test_ranks
 test-ranks-gpu: $(CUDA_DIR)/test_ranks
 test-ranks: $(CPU_DIR)/test_ranks
@@ -167,6 +171,15 @@ $(CPU_DIR)/probe_cpu: $(CPU_OBJECTS) $(CPU_PROBE_OBJECTS) $(CPU_DIR)/$(PROBE_MAI
 $(CUDA_DIR)/probe: $(CUDA_OBJECTS) $(CUDA_PROBE_OBJECTS) $(CUDA_DIR)/$(PROBE_MAIN).o
 	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
 
+$(CPU_DIR)/gradients_cpu: $(CPU_OBJECTS) $(CPU_DIR)/dev/gradients.cpp.o
+	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
+$(CUDA_DIR)/gradients: $(CUDA_OBJECTS) $(CUDA_DIR)/dev/gradients.cpp.o
+	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
+# A library that the CUDA driver loads into a program: times of its kernels, from CUPTI.
+$(CUDA_DIR)/libkernel_times.so: dev/gpu/kernel_times.cpp Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS_CUDA) -shared -fPIC $< -o $@ -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/extras/CUPTI/lib64 -lcupti
+
 $(CPU_DIR)/llmc/comm/transport_mpi.cpp.o: CXXFLAGS_CPU += $(MPI_COMPILE)
 $(CUDA_DIR)/llmc/comm/transport_mpi.cpp.o: CXXFLAGS_CUDA += $(MPI_COMPILE)
 $(CUDA_DIR)/llmc/comm/nccl_backend.cpp.o: CXXFLAGS_CUDA += $(NCCL_COMPILE)
@@ -191,4 +204,4 @@ clean:
 
 -include $(CPU_OBJECTS:.o=.d) $(CPU_TEST_OBJECTS:.o=.d) $(CPU_RANK_TEST_OBJECTS:.o=.d) $(CPU_DIR)/train_gpt.cu.d $(CPU_DIR)/dev/bench_cpu.cu.d $(CPU_DIR)/dev/bench_step.cpp.d
 -include $(CUDA_OBJECTS:.o=.d) $(CUDA_TEST_OBJECTS:.o=.d) $(CUDA_RANK_TEST_OBJECTS:.o=.d) $(CUDA_DIR)/train_gpt.cu.d
--include $(CPU_PROBE_OBJECTS:.o=.d) $(CUDA_PROBE_OBJECTS:.o=.d) $(CPU_DIR)/$(PROBE_MAIN).d $(CUDA_DIR)/$(PROBE_MAIN).d
+-include $(CPU_PROBE_OBJECTS:.o=.d) $(CUDA_PROBE_OBJECTS:.o=.d) $(CPU_DIR)/$(PROBE_MAIN).d $(CUDA_DIR)/$(PROBE_MAIN).d $(CPU_DIR)/dev/gradients.cpp.d $(CUDA_DIR)/dev/gradients.cpp.d

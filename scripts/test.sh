@@ -25,7 +25,7 @@ stage "python: scripts" unittest .venv/bin/python test/end_to_end/test_scripts.p
 
 # ---- host build ----------------------------------------------------------------------------------------------------
 
-stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu test-ranks-binary
+stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu test-ranks-binary probe-cpu gradients-cpu
 stage "host: threads ascending" doctest $NATIVE/test_cpu --no-colors
 stage "host: threads descending" doctest env LLMC_ORDER=descending $NATIVE/test_cpu --no-colors
 stage "host: threads in random order" doctest env LLMC_ORDER=random $NATIVE/test_cpu --no-colors
@@ -69,7 +69,7 @@ stage "ThreadSanitizer: training" check "${tsan[@]}" \
 if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
     # sm_90a last, so that ./train_gpt is that one.
     stage "CUDA: build for sm_80, BF16 only" check make -s -j"$JOBS" train_gpt GPU_ARCH=sm_80 PRECISION=BF16
-    stage "CUDA: build for sm_90a" check make -s -j"$JOBS" train_gpt test-gpu test-ranks-gpu GPU_ARCH=sm_90a
+    stage "CUDA: build for sm_90a" check make -s -j"$JOBS" train_gpt test-gpu test-ranks-gpu probe gradients GPU_ARCH=sm_90a
     stage "CUDA: registers and spills" check python3 scripts/check_kernels.py build/cuda-sm_90a build/cuda-sm_80-BF16
 else
     require "CUDA: build for sm_80, BF16 only" "no nvcc"

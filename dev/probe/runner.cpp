@@ -29,13 +29,14 @@ double median(std::vector<double> values) {
 }  // namespace
 
 Runner::Runner(const std::vector<Case>& cases, stream_t stream) : stream_(stream) {
-    size_t first = 1, second = 1, result = 1, bias = 1, first_scales = 1, second_scales = 1;
+    size_t first = 1, second = 1, result = 1, bias = 1, first_scales = 1, second_scales = 1, line = 64;
     for (const Case& c : cases) {
         const Product& p = c.product;
         const Gemm g(p);
         first = std::max(first, g.first_size() * bytes_of(p.first_element()));
         second = std::max(second, g.second_size() * bytes_of(p.second_element()));
         result = std::max(result, g.result_size() * bytes_of(p.result_element()));
+        line = std::max(line, static_cast<size_t>(g.columns) * bytes_of(p.result_element()));
         bias = std::max(bias, static_cast<size_t>(g.columns) * sizeof(float));
         first_scales = std::max(first_scales, scale_cells(p, p.first_scales(), g.rows));
         second_scales = std::max(second_scales, scale_cells(p, p.second_scales(), g.columns));
@@ -47,6 +48,7 @@ Runner::Runner(const std::vector<Case>& cases, stream_t stream) : stream_(stream
     memory_.first_scales = static_cast<float*>(device_malloc(first_scales * sizeof(float)));
     memory_.second_scales = static_cast<float*>(device_malloc(second_scales * sizeof(float)));
     memory_.summary = static_cast<Summary*>(device_malloc(sizeof(Summary)));
+    memory_.staging = pinned_malloc(line * kSampledRows);
     memory_.sweep_bytes = device_info().is_host ? 256 : kSweepBytes;
     memory_.sweep = device_malloc(memory_.sweep_bytes);
     if (LtDirect::available()) lt_ = std::make_unique<LtDirect>();
@@ -59,6 +61,7 @@ Runner::~Runner() {
                         static_cast<void*>(memory_.first_scales), static_cast<void*>(memory_.second_scales),
                         static_cast<void*>(memory_.summary)})
             device_free(p);
+        pinned_free(memory_.staging);
     } catch (...) {  // the device is already lost, and its error reported
     }
 }
@@ -86,12 +89,11 @@ ProductTensors Runner::fill_operands(const Product& p) {
         fill_scales(memory_.second_scales, scale_cells(p, p.second_scales(), g.columns), kSecond, stream_);
         return t;
     }
-    float* staging = static_cast<float*>(pinned_malloc(2 * sizeof(float)));
+    float* staging = static_cast<float*>(memory_.staging);
     staging[0] = kFirstScale, staging[1] = kSecondScale;
     copy_to_device(memory_.first_scales, staging, sizeof(float), stream_);
     copy_to_device(memory_.second_scales, staging + 1, sizeof(float), stream_);
     synchronize(stream_);
-    pinned_free(staging);
     return t;
 }
 
@@ -136,17 +138,14 @@ void Runner::make(const Case& c, const ProductTensors& t, Outcome& outcome) {
 
 Summary Runner::summary_of(const Product& p) {
     summarize(memory_.summary, memory_.result, p.result_element(), Gemm(p).result_size(), stream_);
-    Summary* staging = static_cast<Summary*>(pinned_malloc(sizeof(Summary)));
-    copy_to_host(staging, memory_.summary, sizeof(Summary), stream_);
+    copy_to_host(memory_.staging, memory_.summary, sizeof(Summary), stream_);
     synchronize(stream_);
-    const Summary summary = *staging;
-    pinned_free(staging);
-    return summary;
+    return *static_cast<const Summary*>(memory_.staging);
 }
 
 std::vector<double> Runner::download(const Product& p, const std::vector<int>& rows, const std::vector<int>& columns) {
     const size_t element = bytes_of(p.result_element()), line = static_cast<size_t>(Gemm(p).columns) * element;
-    char* staging = static_cast<char*>(pinned_malloc(line * rows.size()));
+    char* staging = static_cast<char*>(memory_.staging);
     for (size_t r = 0; r < rows.size(); r++)
         copy_to_host(staging + r * line, static_cast<const char*>(memory_.result) + static_cast<size_t>(rows[r]) * line,
                      line, stream_);
@@ -159,7 +158,6 @@ std::vector<double> Runner::download(const Product& p, const std::vector<int>& r
                                                      ? *reinterpret_cast<const float*>(at)
                                                      : to_float(*reinterpret_cast<const bf16*>(at))));
         }
-    pinned_free(staging);
     return values;
 }
 

@@ -46,6 +46,7 @@ private:
         void *first = nullptr, *second = nullptr, *result = nullptr, *bias = nullptr, *sweep = nullptr;
         float *first_scales = nullptr, *second_scales = nullptr;
         Summary* summary = nullptr;
+        void* staging = nullptr;  // page-locked: allocating it for every case would cost more than the case
         size_t sweep_bytes = 0;
     };
     Matmul& matmul_for(const Case& c);

@@ -1,0 +1,261 @@
+"""What the parts of a GPU session share: where programs and libraries are, running them with a limit, and result files
+that are whole after every item, so that a session can be stopped anywhere and continued."""
+
+import datetime
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+STOPPED = 75  # exit code of a program that ended at its own limit, with its results saved
+# Weights and data are not results.
+NOT_ARCHIVED = (".safetensors", ".bin", ".xz", ".tar.gz", ".png")
+
+
+class Finished:
+    """A program that has run: its exit code (-1: killed at its limit), output and seconds."""
+
+    def __init__(self, command, code, output, seconds):
+        self.command, self.code, self.output, self.seconds = command, code, output, seconds
+
+    def tail(self, characters=1500):
+        return self.output[-characters:]
+
+
+def run(command, limit, env=None, log=None):
+    """Runs a command to its end, or to `limit` seconds; its group is killed then."""
+    command = [str(part) for part in command]
+    start = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                               cwd=ROOT, env={**os.environ, **(env or {})}, text=True, errors="replace",
+                               start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=max(1, limit))
+        code = process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        output, _ = process.communicate()
+        code = -1
+    if log:
+        os.makedirs(os.path.dirname(log), exist_ok=True)
+        with open(log, "w", encoding="utf-8") as file:
+            file.write(f"$ {' '.join(command)}\n{output}\nexit code {code}\n")
+    return Finished(" ".join(command), code, output, round(time.monotonic() - start, 2))
+
+
+def now():
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def read_json(path):
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def write_json(path, value):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1, allow_nan=False)
+        file.write("\n")
+    os.replace(path + ".new", path)
+
+
+# ---- the machine ---------------------------------------------------------------------------------------------------
+
+
+def library_directories():
+    """Where CUDA's libraries may be: a toolkit, or Python packages."""
+    found = []
+    for pattern in ("/usr/local/cuda*/lib64", "/usr/local/cuda*/lib", "/usr/local/cuda*/targets/x86_64-linux/lib",
+                    "/usr/local/cuda*/extras/CUPTI/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/local/nvidia/lib64"):
+        found += sorted(glob.glob(pattern), reverse=True)
+    pythons = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+    other = shutil.which("python3")
+    if other and os.path.realpath(other) != os.path.realpath(sys.executable):
+        command = [other, "-c", "import sys; print(*sys.path, sep='\\n')"]
+        listed = subprocess.run(command, capture_output=True, text=True, check=False)
+        pythons += [line for line in listed.stdout.splitlines() if line.endswith("-packages")]
+    for packages in dict.fromkeys(pythons):
+        found += sorted(glob.glob(os.path.join(packages, "nvidia", "*", "lib")), reverse=True)
+    return found
+
+
+def find_library(name, directories):
+    """The first file of this name, or of this name and a version."""
+    for directory in directories:
+        for path in sorted(glob.glob(os.path.join(directory, name + "*"))):
+            return path
+    return None
+
+
+def missing_libraries(program, env):
+    result = subprocess.run(["ldd", program], capture_output=True, text=True, env={**os.environ, **env}, check=False)
+    return re.findall(r"(\S+) => not found", result.stdout)
+
+
+def loader_environment(programs, pack):
+    """LD_LIBRARY_PATH with which all programs find their libraries: no more directories than are needed, because a
+    machine's own libraries fit each other. Returns it with what is still missing."""
+    directories, path = library_directories() + [os.path.join(pack, "lib")], []
+    if os.environ.get("LD_LIBRARY_PATH"):
+        path.append(os.environ["LD_LIBRARY_PATH"])
+    for _ in range(4):  # a library that was found may need others
+        env = {"LD_LIBRARY_PATH": os.pathsep.join(path)} if path else {}
+        missing = sorted({name for program in programs for name in missing_libraries(program, env)})
+        added = [os.path.dirname(library) for name in missing if (library := find_library(name, directories))]
+        added = [directory for directory in dict.fromkeys(added) if directory not in path]
+        if not added:
+            return env, missing
+        path += added
+    return env, missing
+
+
+def find_tool(name):
+    found = shutil.which(name) or next(iter(sorted(glob.glob(f"/usr/local/cuda*/bin/{name}"), reverse=True)), None)
+    return found or next(iter(sorted(glob.glob(f"/opt/nvidia/*/*/{name}"), reverse=True)), None)
+
+
+GPU_FIELDS = ("name", "driver_version", "memory.total", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit",
+              "power.draw", "temperature.gpu", "compute_cap")
+
+
+def gpu_state():
+    """What nvidia-smi says now, by field; nothing without one."""
+    program = shutil.which("nvidia-smi") or find_library("nvidia-smi", ["/usr/local/nvidia/bin", "/usr/bin"])
+    for fields in (GPU_FIELDS, GPU_FIELDS[:2]) if program else ():  # not every driver knows every field
+        try:
+            result = subprocess.run([program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
+                                    capture_output=True, text=True, timeout=60, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return {}
+        lines = result.stdout.strip().splitlines()
+        if result.returncode == 0 and lines:
+            return dict(zip(fields, (value.strip() for value in lines[0].split(","))))
+    return {}
+
+
+# ---- a session and its result files --------------------------------------------------------------------------------
+
+
+class Session:
+    """Programs, data and results of one session. `dry`: everything on the host device, in sizes that take seconds."""
+
+    def __init__(self, pack, data, out, dry, minutes):
+        self.pack, self.data, self.out = os.path.abspath(pack), os.path.abspath(data), os.path.abspath(out)
+        self.dry = dry
+        self.end = time.monotonic() + 60 * minutes
+        self.gpu = {} if dry else gpu_state()
+        self.env, self.missing = {"OMP_WAIT_POLICY": "passive"}, []
+        if not dry:
+            env, self.missing = loader_environment([self.program("train_gpt"), self.program("test_gpu")], self.pack)
+            self.env.update(env)
+        os.makedirs(self.out, exist_ok=True)
+
+    def program(self, name):
+        host = name.replace("_gpu", "") + "_cpu" if self.dry else name
+        return os.path.join(self.pack, host)
+
+    def path(self, *parts):
+        return os.path.join(self.out, *parts)
+
+    def time_left(self):
+        return self.end - time.monotonic()
+
+    def run(self, command, limit, env=None, log=None):
+        """As run(), within the time that is left, with the libraries' place."""
+        return run(command, min(limit, self.time_left()), {**self.env, **(env or {})},
+                   self.path("logs", log + ".log") if log else None)
+
+    def shard(self, split):
+        """The first shard of a split in the data folder, unpacked if it came as .xz."""
+        for path in sorted(glob.glob(os.path.join(self.data, f"*{split}*.bin"))):
+            return path
+        for path in sorted(glob.glob(os.path.join(self.data, f"*{split}*.bin.xz"))):
+            return self._unpack(path)
+        return None
+
+    def _unpack(self, path):
+        import lzma
+        plain = self.path("data", os.path.basename(path)[:-3])
+        if not os.path.exists(plain):
+            os.makedirs(os.path.dirname(plain), exist_ok=True)
+            with lzma.open(path) as packed, open(plain + ".new", "wb") as file:
+                shutil.copyfileobj(packed, file, 1 << 22)
+            os.replace(plain + ".new", plain)
+            sidecar = path[:-3] + ".json"
+            if os.path.exists(sidecar):
+                shutil.copy(sidecar, plain + ".json")
+        return plain
+
+    def archive(self):
+        """All results in one file, without weights and data."""
+        path = self.path("results.tar.gz")
+        with tarfile.open(path + ".new", "w:gz") as tar:
+            for folder, _, files in sorted(os.walk(self.out)):
+                for name in sorted(files):
+                    full = os.path.join(folder, name)
+                    if not name.endswith(NOT_ARCHIVED) and not name.endswith(".new"):
+                        tar.add(full, os.path.relpath(full, self.out))
+        os.replace(path + ".new", path)
+        return path
+
+    def continue_from_archive(self):
+        """Results of an earlier session, carried with the programs."""
+        earlier = os.path.join(self.pack, "results.tar.gz")
+        if os.path.exists(earlier) and not glob.glob(self.path("part*.json")):
+            with tarfile.open(earlier) as tar:
+                tar.extractall(self.out, filter="data") if sys.version_info >= (3, 12) else tar.extractall(self.out)
+
+
+class Part:
+    """One result file: what was done when, where and how, and its items by name."""
+
+    def __init__(self, session, number, name):
+        self.session = session
+        self.path = session.path(f"part{number}_{name}.json")
+        self.result = {"part": number, "what": name, "date": now(), "command": " ".join(sys.argv),
+                       "card": session.gpu.get("name", "host device" if session.dry else "none found"),
+                       "driver": session.gpu.get("driver_version", ""), "measured": not session.dry, "complete": False,
+                       "items": {}}
+        if os.path.exists(self.path):
+            earlier = read_json(self.path)
+            if earlier["card"] != self.result["card"]:
+                raise SystemExit(f"{self.path} has results of {earlier['card']}, this is {self.result['card']}: "
+                                 "give another --out")
+            self.result.update(items=earlier["items"], date=earlier["date"])
+        self.skipped = []
+
+    def item(self, name, measure, seconds=0):
+        """Measures once: what an earlier session finished is kept. `seconds`: begin only if so many are left."""
+        done = self.result["items"].get(name)
+        if done and done.get("done"):
+            return done
+        if self.session.time_left() < seconds:
+            self.skipped.append(name)
+            return None
+        start = time.monotonic()
+        value = measure()
+        value = {"done": True, "date": now(), "seconds": round(time.monotonic() - start, 2), **value}
+        self.result["items"][name] = value
+        self.save()
+        shown = [f"{key} {str(field)[:200]}" for key, field in value.items()
+                 if not isinstance(field, (dict, list)) and key not in ("done", "date")]
+        print(f"  {name}: {', '.join(shown)}", flush=True)
+        return value
+
+    def save(self, **more):
+        self.result.update(more)
+        write_json(self.path, self.result)
+
+    def finish(self, **more):
+        complete = not self.skipped and all(item.get("done") for item in self.result["items"].values())
+        self.save(complete=complete, skipped=self.skipped, **more)
+        print(f"  {'complete' if complete else 'no time for: ' + ', '.join(self.skipped) or 'incomplete'}; {self.path}",
+              flush=True)
+        return complete

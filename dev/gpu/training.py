@@ -1,0 +1,120 @@
+"""Parts 4 and 5: GPT-2 124M on real data in BF16 and FP8, compared; and tokens a second by model and precision."""
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+
+from tools import ROOT, Part, gpu_state
+
+PRECISIONS = {
+    "bf16": ["--precision", "bf16"],
+    "delayed": ["--precision", "fp8", "--fp8-recipe", "delayed"],
+    "current": ["--precision", "fp8", "--fp8-recipe", "current"],
+    "block": ["--precision", "fp8", "--fp8-recipe", "block"],
+    "mxfp8": ["--precision", "fp8", "--fp8-recipe", "mxfp8"],
+}
+SEEDS = (1337, 1, 2)
+STEPS, WARMUP = 700, 60
+MAX_GAP = "0.5%"  # of the validation loss, once the loss falls slowly
+
+
+def runs_in_order():
+    """What shows most first: one seed in BF16 and FP8, other recipes, other seeds."""
+    first = [(name, SEEDS[0]) for name in ("bf16", "delayed", "current", "block")]
+    return first + [(name, seed) for seed in SEEDS[1:] for name in ("bf16", "delayed")] + [("mxfp8", SEEDS[0])]
+
+
+def flags_of_a_run(session, name, seed):
+    train, val = session.shard("train"), session.shard("val")
+    if not train or not val:
+        raise SystemExit(f"{session.data}: no *train*.bin and *val*.bin there (nor .bin.xz)")
+    common = ["--train", train, "--val", val, "--seed", seed, *PRECISIONS[name], "--val-batches", -1]
+    if session.dry:
+        return [*common, "--layers", 1, "--channels", 128, "--heads", 2, "--context", 64, "--batch", 2, "--seq", 64,
+                "--max-steps", 6, "--warmup", 2, "--val-every", 3]
+    # 65,536 tokens a step in one micro-step, which is what the card can take.
+    return [*common, "-e", "d12", "-b", 64, "-t", 1024, "-d", 65536, "-x", STEPS, "-u", WARMUP, "-l", 6e-4, "-v", 100]
+
+
+def measure_run(session, name, seed):
+    place = session.path("training", f"{name}_{seed}")
+    flags = [*flags_of_a_run(session, name, seed), "--out", place, "--overwrite"]
+    done = session.run([session.program("train_gpt"), *flags], session.time_left(), log=f"training_{name}_{seed}")
+    weights = os.path.join(place, "model.safetensors")
+    if os.path.exists(weights):
+        os.remove(weights)
+    losses = re.findall(r"val_loss (\S+)", done.output)
+    return {"done": done.code == 0, "code": done.code, "run": os.path.relpath(place, session.out),
+            "val_loss": losses[-1] if losses else None, **({} if done.code == 0 else {"output": done.tail()})}
+
+
+def compare(session, items):
+    """scripts/compare_runs.py for every seed that has a BF16 run and others."""
+    reports = {}
+    for seed in SEEDS:
+        done = [name for name in PRECISIONS if items.get(f"{name} {seed}", {}).get("done")]
+        if "bf16" not in done or len(done) < 2:
+            continue
+        places = [session.path("training", f"{name}_{seed}") for name in done]
+        start = 3 if session.dry else 200
+        command = [sys.executable, os.path.join(ROOT, "scripts", "compare_runs.py"), *places, "--from", str(start),
+                   "-o", session.path("training", f"compare_{seed}.png")]
+        if not session.dry:
+            command += ["--max-gap", MAX_GAP]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        with open(session.path("training", f"compare_{seed}.txt"), "w", encoding="utf-8") as file:
+            file.write(result.stdout + result.stderr)
+        reports[str(seed)] = {"code": result.returncode, "runs": done, "text": result.stdout + result.stderr}
+        print(result.stdout + result.stderr, flush=True)
+    return reports
+
+
+def part4(session):
+    part = Part(session, 4, "training")
+    runs = runs_in_order()[:2] if session.dry else runs_in_order()
+    longest = 5 if session.dry else 150
+    for name, seed in runs:
+        item = part.item(f"{name} {seed}", lambda: measure_run(session, name, seed), longest * 1.05)
+        if item and item.get("done"):
+            longest = max(longest, item["seconds"]) if not session.dry else 1
+    part.finish(comparisons=compare(session, part.result["items"]))
+
+
+# ---- speed ---------------------------------------------------------------------------------------------------------
+
+# (model, sequences of 1024 tokens a micro-step): each fits into 141 GB in FP8 with -r none.
+SIZES = {"124M": ("d12", 64), "355M": ("d24", 32), "774M": ("d36", 32), "1558M": ("d48", 16)}
+
+
+def speed_of(session, model, batch, precision, steps):
+    shape = ["--layers", 1, "--channels", 128, "--heads", 2, "--context", 64, "--batch", 2, "--seq", 64]
+    if not session.dry:
+        shape = ["-e", model, "-b", batch, "-t", 1024, "-r", "none"]
+    done = session.run([session.program("train_gpt"), "--train", session.shard("train"), *shape, *PRECISIONS[precision],
+                        "--max-steps", steps, "--val-every", 0], 240, log=f"speed_{model}_{precision}")
+    lines = [line for line in done.output.splitlines() if line.lstrip().startswith("step ")]
+    ms = [float(value) for line in lines if (value := next(iter(re.findall(r"([\d.]+) ms", line)), None))]
+    if done.code != 0 or len(ms) < steps:
+        return {"done": False, "code": done.code, "output": done.tail()}
+    tokens = 128 if session.dry else batch * 1024
+    middle = statistics.median(ms[len(ms) // 3:])
+    memory = re.findall(r"mem (\S+ \S+)", lines[-1])
+    mfu = re.findall(r"MFU ([\d.]+)%", lines[-1])
+    return {"batch": batch, "ms": middle, "tokens_per_s": round(tokens / middle * 1e3), "ms_of_steps": ms,
+            "mfu_percent_of_last_step": float(mfu[0]) if mfu else None, "memory": memory[0] if memory else None}
+
+
+def part5(session):
+    part = Part(session, 5, "speed")
+    sizes = dict(list(SIZES.items())[:1]) if session.dry else SIZES
+    steps = 4 if session.dry else 15
+    for precisions in (("bf16", "delayed"), () if session.dry else ("current", "block")):
+        for name, (model, batch) in sizes.items():
+            for precision in precisions:
+                if precision == "block" and name == "1558M":
+                    continue  # 1600 channels are not whole blocks
+                part.item(f"{name} {precision}", lambda: speed_of(session, model, batch, precision, steps),
+                          0 if session.dry else 45)
+    part.finish(gpu_after={} if session.dry else gpu_state())

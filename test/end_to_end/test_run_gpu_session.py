@@ -1,0 +1,248 @@
+"""The GPU session (dev/gpu/): all its parts on the host device in tiny sizes, and that it sees what is wrong."""
+
+import contextlib
+import copy
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import unittest
+
+import trainer
+
+BUILD = next((path for name in ("cpu-native", "cpu-native-nompi")
+              if os.path.exists(os.path.join(path := os.path.join(trainer.ROOT, "build", name), "train_gpt_cpu"))), "")
+SESSION = os.path.join(trainer.ROOT, "dev", "gpu")
+PROGRAMS = ("train_gpt_cpu", "test_cpu", "probe_cpu", "gradients_cpu")
+sys.path.insert(0, SESSION)
+
+import host_and_gpu  # noqa: E402
+import kernel_families  # noqa: E402
+import session  # noqa: E402
+import tools  # noqa: E402
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def run_session(pack, out, *flags):
+    command = [sys.executable, os.path.join(SESSION, "session.py"), "--pack", pack, "--out", out, "--dry",
+               "--data", os.path.dirname(trainer.corpus().train), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, env=trainer.ENVIRONMENT, timeout=300, check=False)
+    if done.returncode != 0:
+        raise AssertionError(done.stdout + done.stderr)
+    return done.stdout
+
+
+class Dry(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        missing = [name for name in PROGRAMS if not os.path.exists(os.path.join(BUILD, name))]
+        if missing:
+            raise unittest.SkipTest(f"{', '.join(missing)} not built: make test-cpu probe-cpu gradients-cpu")
+        cls.pack, cls.out = trainer.new_path("pack"), trainer.new_path("session")
+        subprocess.run([sys.executable, os.path.join(SESSION, "make_references.py"), "--build", BUILD, "--out",
+                        os.path.join(cls.pack, "references"), "--dry"], check=True, capture_output=True,
+                       env=trainer.ENVIRONMENT)
+        for name in PROGRAMS:
+            os.symlink(os.path.join(BUILD, name), os.path.join(cls.pack, name))
+        cls.text = run_session(cls.pack, cls.out)
+        cls.parts = {number: read(path) for number in range(7)
+                     for path in [next(os.path.join(cls.out, name) for name in sorted(os.listdir(cls.out))
+                                       if name.startswith(f"part{number}_"))]}
+
+    def test_every_part_is_complete_and_says_what_it_is(self):
+        for number, part in self.parts.items():
+            with self.subTest(part=number):
+                self.assertTrue(part["complete"], part)
+                self.assertEqual(part["part"], number)
+                for field in ("date", "command", "card", "driver"):
+                    self.assertIn(field, part)
+                self.assertFalse(part["measured"])  # the host device's numbers are no GPU's
+
+    def test_products(self):
+        probe = self.parts[1]["items"]["probe"]
+        self.assertGreater(probe["counts"]["right"], 20)
+        self.assertNotIn("wrong", probe["counts"])
+        self.assertEqual(probe["bad"], [])
+        self.assertGreater(len(probe["speed"]), 10)
+        self.assertGreater(probe["ceilings"]["copy_gbs"], 0)
+
+    def test_tests_were_counted(self):
+        self.assertGreater(self.parts[2]["passed"], 5)
+        self.assertEqual((self.parts[2]["failed"], self.parts[2]["crashed"]), (0, []))
+
+    def test_host_against_itself(self):
+        part = self.parts[3]
+        self.assertTrue(part["passed"])
+        self.assertEqual(set(part["items"]), {"fp32", "bf16", "delayed", "current", "block"})
+        for item in part["items"].values():
+            self.assertEqual(item["loss_gap"], 0)
+            self.assertTrue(item["repeatable"])
+            self.assertEqual(item["gradients"]["projection"]["gap"], 0)
+
+    def test_training_is_compared(self):
+        report = self.parts[4]["comparisons"]["1337"]
+        self.assertEqual(report["code"], 0, report)
+        self.assertIn("gap, last validation", report["text"])
+
+    def test_speed(self):
+        self.assertEqual(set(self.parts[5]["items"]), {"124M bf16", "124M delayed"})
+        for item in self.parts[5]["items"].values():
+            self.assertGreater(item["tokens_per_s"], 0)
+
+    def test_a_second_session_measures_nothing_again(self):
+        before = {name: os.path.getmtime(os.path.join(self.out, "logs", name))
+                  for name in os.listdir(os.path.join(self.out, "logs"))}
+        run_session(self.pack, self.out)
+        after = {name: os.path.getmtime(os.path.join(self.out, "logs", name))
+                 for name in os.listdir(os.path.join(self.out, "logs"))}
+        self.assertEqual(before, after)
+
+    def test_the_archive_goes_on_elsewhere(self):
+        archive = os.path.join(self.out, "results.tar.gz")
+        with tarfile.open(archive) as tar:
+            names = tar.getnames()
+        self.assertIn("training/bf16_1337/metrics.jsonl", names)
+        self.assertFalse([name for name in names if name.endswith((".safetensors", ".bin"))])
+        shutil.copy(archive, os.path.join(self.pack, "results.tar.gz"))
+        self.addCleanup(os.remove, os.path.join(self.pack, "results.tar.gz"))
+        out = trainer.new_path("elsewhere")
+        run_session(self.pack, out, "--parts", "3,5")
+        self.assertEqual(read(os.path.join(out, "part5_speed.json"))["items"], self.parts[5]["items"])
+
+    def test_no_time_is_said(self):
+        out = trainer.new_path("hurry")
+        run_session(self.pack, out, "--parts", "4", "--minutes", "0.01")
+        part = read(os.path.join(out, "part4_training.json"))
+        self.assertFalse(part["complete"])
+        self.assertTrue(part["skipped"])
+
+    def test_another_device_than_the_hosts_is_seen(self):
+        """Positive control of part 3: the reference is not what this program computes."""
+        pack = trainer.new_path("pack")
+        shutil.copytree(self.pack, pack, symlinks=True)
+        metrics = os.path.join(pack, "references", "bf16", "metrics.jsonl")
+        with open(metrics, encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        records[-1]["loss"] *= 1.006
+        with open(metrics, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+        gradients = os.path.join(pack, "references", "fp32", "gradients.json")
+        changed = read(gradients)
+        changed["gradients"]["h.0.fc.bias"]["norm"] *= 1.5
+        with open(gradients, "w", encoding="utf-8") as file:
+            json.dump(changed, file)
+        out = trainer.new_path("session")
+        run_session(pack, out, "--parts", "3")
+        part = read(os.path.join(out, "part3_host_and_gpu.json"))
+        self.assertFalse(part["passed"])
+        self.assertFalse(part["items"]["bf16"]["passed"])
+        self.assertAlmostEqual(part["items"]["bf16"]["loss_gap"], 0.006, places=4)
+        self.assertEqual(part["items"]["fp32"]["gradients"]["norm"]["tensor"], "h.0.fc.bias")
+
+    def test_results_of_another_card_are_not_continued(self):
+        out = trainer.new_path("session")
+        os.makedirs(out)
+        part = copy.deepcopy(self.parts[5])
+        part["card"] = "another"
+        tools.write_json(os.path.join(out, "part5_speed.json"), part)
+        with self.assertRaises(AssertionError) as caught:
+            run_session(self.pack, out, "--parts", "5")
+        self.assertIn("another", str(caught.exception))
+
+
+class Pieces(unittest.TestCase):
+    def test_gaps(self):
+        self.assertEqual(host_and_gpu.relative_gap(None, 1.0), float("inf"))
+        self.assertAlmostEqual(host_and_gpu.relative_gap(1.01, 1.0), 0.01)
+        theirs = {"gradients": {"a": {"norm": 2.0, "projection": 1.0}, "b": {"norm": 1.0, "projection": 0.0}}}
+        ours = copy.deepcopy(theirs)
+        ours["gradients"]["a"]["projection"] = -1.0
+        ours["gradients"]["b"]["norm"] = None
+        worst = host_and_gpu.compare_gradients(ours, theirs)
+        self.assertEqual(worst["norm"], {"gap": "not finite", "tensor": "b"})
+        self.assertEqual(worst["projection"], {"gap": 1.0, "tensor": "a"})
+
+    def test_kernels_of_a_step(self):
+        short = [{"name": "attention_forward_kernel", "count": 4, "ns": 4000}, {"name": "once", "count": 1, "ns": 9000}]
+        longer = [{"name": "attention_forward_kernel", "count": 10, "ns": 10000},
+                  {"name": "once", "count": 1, "ns": 9000}, {"name": "nvjet_tst_128x256", "count": 6, "ns": 18000}]
+        kernels = kernel_families.per_step(longer, short, 6)
+        self.assertEqual([(k["name"], k["launches"], k["us"]) for k in kernels],
+                         [("nvjet_tst_128x256", 1, 3.0), ("attention_forward_kernel", 1, 1.0)])
+        families = kernel_families.by_family(kernels)
+        shares = {name: row["share"] for name, row in families.items()}
+        self.assertEqual(shares, {"matrix products": 0.75, "attention": 0.25})
+
+    def test_every_kernel_of_the_project_has_a_family(self):
+        names = set()
+        for folder, _, files in os.walk(os.path.join(trainer.ROOT, "llmc")):
+            for name in files:
+                if name.endswith((".cu", ".cuh")):
+                    with open(os.path.join(folder, name), encoding="utf-8") as file:
+                        text = file.read()
+                    names.update(re.findall(r"__global__[^;{]*?(\w+_kernel)\(", text))
+        self.assertGreater(len(names), 20)
+        of_none = {name for name in names if kernel_families.family_of(name) == "other"}
+        self.assertEqual(of_none - {"probe_kernel"}, set())
+
+    def test_ncu(self):
+        text = ('==PROF== Profiling\n"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
+                '"0","void a(int)","gpu__time_duration.sum","nsecond","1,500"\n'
+                '"1","void a(int)","gpu__time_duration.sum","usecond","2.5"\n')
+        self.assertEqual(kernel_families.kernels_of_ncu(text), [{"name": "void a(int)", "count": 2, "ns": 4000.0}])
+
+    def test_a_wrong_product_is_named(self):
+        record = {"case": "c", "product": "forward", "types": "e4m3", "epilogue": "none", "beta": 0, "mode": "fast",
+                  "scaling": "tensor", "N": 1000, "used": True, "status": "CUBLAS_STATUS_SUCCESS", "supported": True,
+                  "right": True, "repeatable": True, "us": 1.0, "tflops": 1.0, "error": 1e-3, "same_as_lt": True}
+        records = [record, {**record, "case": "wrong", "right": False, "same_as_lt": False},
+                   {**record, "case": "changes", "repeatable": False},
+                   {**record, "case": "refused", "supported": False, "status": "CUBLAS_STATUS_NOT_SUPPORTED"},
+                   {**record, "case": "lost", "supported": None}]
+        summary = session.summary_of_probe({"records": records, "cublaslt": "13.1.0"})
+        self.assertEqual([r["case"] for r in summary["bad"]], ["wrong", "changes", "lost"])
+        self.assertEqual(summary["used_not_supported"], ["refused", "lost"])
+        self.assertEqual(summary["not_same_as_cublaslt"], ["wrong"])
+        self.assertEqual(summary["counts"], {"right": 2, "wrong": 1, "not supported": 1, "failed": 1})
+
+    def test_a_program_that_does_not_end_is_killed(self):
+        done = tools.run([sys.executable, "-c", "import time; print('here', flush=True); time.sleep(60)"], 1)
+        self.assertEqual(done.code, -1)
+        self.assertIn("here", done.output)
+        self.assertLess(done.seconds, 10)
+
+    def test_libraries_are_found_by_name(self):
+        place = trainer.new_path("lib")
+        os.makedirs(place)
+        path = os.path.join(place, "libcublasLt.so.13.1.0")
+        open(path, "w", encoding="utf-8").close()
+        self.assertEqual(tools.find_library("libcublasLt.so.13", ["/nowhere", place]), path)
+        self.assertIsNone(tools.find_library("libnccl.so", [place]))
+
+    def test_packed_shards_are_unpacked(self):
+        import lzma
+        data, out = trainer.new_path("data"), trainer.new_path("out")
+        os.makedirs(data)
+        with open(trainer.corpus().val, "rb") as file, lzma.open(os.path.join(data, "x_val.bin.xz"), "wb") as packed:
+            packed.write(file.read())
+        packed_session = tools.Session(out, data, out, True, 1)
+        with open(packed_session.shard("val"), "rb") as plain, open(trainer.corpus().val, "rb") as original:
+            self.assertEqual(plain.read(), original.read())
+        self.assertIsNone(packed_session.shard("train"))
+
+    def test_bad_flags(self):
+        for flags in (["--parts", "7"], ["--parts", "x"]):
+            with contextlib.redirect_stderr(io.StringIO()), self.assertRaises(SystemExit):
+                session.parse(["--pack", "p", *flags])
+
+
+if __name__ == "__main__":
+    unittest.main()
