@@ -1,0 +1,80 @@
+// A few steps of training in FP8 on the fixture, for the tests of model/.
+#pragma once
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "llmc/optim/step.h"
+#include "test/model/gpt2_fixture.h"
+
+namespace llmc::test {
+
+inline Fp8Config recipe(Fp8Recipe recipe) {
+    Fp8Config config;
+    config.recipe = recipe;
+    return config;
+}
+
+using Fp8Model = TestModel<bf16>;
+
+// Training with everything that a step of the program does. lr_factor 0: the weights stay as they are.
+struct Fp8Training {
+    Gpt2Fixture fixture;
+    int B = fixture.integer("batch"), T = fixture.integer("seq");
+    Fp8Model test;
+    Optimizer<bf16> optimizer;
+
+    Fp8Training(const Fp8Config& config, const std::string& loss_scale, Recompute recompute = Recompute::gelu,
+                const std::string& layers = "all", double lr_factor = 1)
+        : test(fixture_config(fixture), B, T, recompute, &config, layers),
+          optimizer(test.parameters, {ScheduleKind::constant, lr_factor * fixture.number("lr"), 0, 100, 0},
+                    {0.9, 0.95, 1e-8, 0.1}, 1.0, loss_scale_config(loss_scale)) {
+        optimizer.allocate(test.stream);
+        test.load(fixture);
+    }
+
+    void step(int index) {
+        micro_step(index, 1.0f);
+        finish_step();
+    }
+    // `weight`: of the loss, times what it is in a step.
+    void micro_step(int index, float weight) {
+        const Batch batch = fixture_batch(fixture, index % fixture.integer("steps"));
+        test.model.train_micro_step(batch.tokens.data(), batch.targets.data(), weight / static_cast<float>(B * T),
+                                    optimizer.loss_scale(), true, test.stream);
+    }
+    void finish_step() {
+        test.fp8->check(test.stream);
+        optimizer.update(test.model.train_loss_sum(), test.fp8->bad_flag(), test.stream);
+        test.fp8->finish_step(optimizer.loss_scale_change(), test.stream);
+        test.model.prepare_weights(test.stream);
+    }
+
+    std::vector<std::vector<float>> weights() {
+        std::vector<std::vector<float>> all;
+        for (size_t u = 0; u < test.table.units().size(); u++)
+            for (size_t t = 0; t < test.table.unit(u).tensors.size(); t++)
+                all.push_back(test.parameters.get_tensor(u, t, test.stream));
+        return all;
+    }
+
+    std::vector<Fp8State> states() {
+        const size_t bytes = static_cast<size_t>(test.fp8->count()) * sizeof(Fp8State);
+        Fp8State* staging = static_cast<Fp8State*>(pinned_malloc(bytes));
+        copy_to_host(staging, test.fp8->states(), bytes, test.stream);
+        synchronize(test.stream);
+        std::vector<Fp8State> values(staging, staging + test.fp8->count());
+        pinned_free(staging);
+        return values;
+    }
+};
+
+inline bool same_bits(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
+    if (a.size() != b.size()) return false;
+    for (size_t i = 0; i < a.size(); i++)
+        if (a[i].size() != b[i].size() || std::memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float)))
+            return false;
+    return true;
+}
+
+}  // namespace llmc::test

@@ -1,0 +1,146 @@
+// What outliers and values that are not finite do to training in FP8: outliers saturate for one step, until the window
+// has seen them, and leave no trace once it has let them go; anything that is not finite costs one step and no more.
+#include <limits>
+
+#include "test/model/fp8_training.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNotFinite[] = {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()};
+
+// Channel `channel` of every row of the tensor times `factor`; what it was.
+std::vector<float> enlarge_channel(Fp8Training& run, const char* name, size_t channel, float factor) {
+    const auto place = run.test.table.find(name);
+    const std::vector<float> before = run.test.parameters.get_tensor(place.unit, place.tensor, run.test.stream);
+    std::vector<float> values = before;
+    for (size_t i = channel; i < values.size(); i += static_cast<size_t>(run.test.config.channels)) values[i] *= factor;
+    run.test.parameters.set_tensor(place.unit, place.tensor, values, run.test.stream);
+    return before;
+}
+
+// One channel of `name` is 1000 times as large for two steps, which `tensor` sees. Weights do not move, the batch is
+// always the same, and no other FP8 tensor before this one changes, so that its values repeat bit for bit.
+void check_outlier(const char* name, const Fp8TensorId& tensor) {
+    CAPTURE(name);
+    constexpr int kWindow = 4;
+    Fp8Config config = recipe(Fp8Recipe::delayed);
+    config.history = kWindow;
+    Fp8Training run(config, "off", Recompute::gelu, "all", 0);
+    for (int i = 0; i < kWindow + 2; i++) run.step(0);
+    const size_t index = static_cast<size_t>(tensor.index());
+    const float usual = run.states()[index].scale;
+    CHECK(run.states()[index].saturated == 0);
+
+    const std::vector<float> before = enlarge_channel(run, name, 3, 1000);
+    run.step(0);
+    const Fp8State first = run.states()[index];
+    CHECK(first.saturated > 0);
+    CHECK(first.scale < 0.5f * usual);
+    CHECK(first.scale == kE4M3Max / first.last_amax);
+    run.step(0);
+    const Fp8State second = run.states()[index];
+    CHECK(second.saturated == first.saturated);  // of both steps together: none in this one
+    CHECK(second.elements > first.elements);
+    CHECK(second.scale <= first.scale);  // an input may grow again, once what is before it no longer saturates
+
+    const auto place = run.test.table.find(name);
+    run.test.parameters.set_tensor(place.unit, place.tensor, before, run.test.stream);
+    for (int i = 0; i + 1 < kWindow; i++) {
+        run.step(0);
+        CHECK(run.states()[index].scale == second.scale);
+    }
+    run.step(0);  // the last step with the outlier leaves the window
+    const Fp8State after = run.states()[index];
+    CHECK(after.scale == usual);
+    CHECK(after.nonfinite == 0);
+}
+
+// Master weights and both moments, bit by bit.
+std::vector<std::vector<float>> training_state(Fp8Training& run) {
+    std::vector<std::vector<float>> all;
+    for (size_t u = 0; u < run.test.table.units().size(); u++) {
+        const auto slice = run.test.parameters.slice(u);
+        for (const float* array : {slice.master, slice.m, slice.v}) {
+            float* staging = static_cast<float*>(pinned_malloc(slice.count * sizeof(float)));
+            copy_to_host(staging, array, slice.count * sizeof(float), run.test.stream);
+            synchronize(run.test.stream);
+            all.emplace_back(staging, staging + slice.count);
+            pinned_free(staging);
+        }
+    }
+    return all;
+}
+
+template <class T>
+void write(T* device, const T& value, stream_t stream) {
+    T* staging = static_cast<T*>(pinned_malloc(sizeof(T)));
+    *staging = value;
+    copy_to_device(device, staging, sizeof(T), stream);
+    synchronize(stream);
+    pinned_free(staging);
+}
+
+// Two good steps, one that `spoil(run)` runs all but the optimizer's part of, and one good step. `bad`: what the casts
+// see first, -1 for nothing, -2 for whatever.
+template <class F>
+void check_skipped(int bad, F&& spoil) {
+    Fp8Training run(recipe(Fp8Recipe::delayed), "dynamic");
+    for (int i = 0; i < 2; i++) run.step(i);
+    const auto before = training_state(run);
+    spoil(run);
+    run.finish_step();
+    if (bad >= -1) CHECK(run.test.read(run.test.fp8->bad_flag()) == bad + 1);
+    CHECK(run.test.read(run.optimizer.state()).skip == 1);
+    CHECK(run.test.read(run.optimizer.state()).skipped == 1);
+    CHECK(std::isfinite(run.test.mean_train_loss()));  // it was not the loss that told
+    CHECK(same_bits(training_state(run), before));
+    run.step(3);
+    CHECK(run.test.read(run.optimizer.state()).skip == 0);
+    CHECK(run.test.read(run.optimizer.state()).applied == 3);
+    CHECK(run.test.read(run.test.fp8->bad_flag()) == 0);
+    CHECK(std::isfinite(run.test.mean_train_loss()));
+    for (const Fp8State& state : run.states()) CHECK((state.scale > 0 && std::isfinite(state.scale_inv)));
+    const auto after = training_state(run);
+    CHECK(!same_bits(after, before));
+    for (const std::vector<float>& array : after)
+        for (const float value : array) REQUIRE(std::isfinite(value));
+}
+
+}  // namespace
+
+TEST_CASE("gpt2 fp8 outliers: a channel x1000 saturates for one step, and is forgotten when the window is past it") {
+    check_outlier("h.1.ln1.weight", {1, BlockLinear::qkv, Fp8Role::x});
+    check_outlier("h.0.ln2.weight", {0, BlockLinear::fc, Fp8Role::x});
+    check_outlier("wpe", {0, BlockLinear::qkv, Fp8Role::x});
+}
+
+// A product whose scale is not finite leaves nothing finite in BF16: GELU's gradient, from which fc's dout is cast.
+TEST_CASE("gpt2 fp8 outliers: a BF16 gradient between two FP8 layers that is not finite skips the step") {
+    const Fp8TensorId from{1, BlockLinear::fc_proj, Fp8Role::dout}, to{1, BlockLinear::fc, Fp8Role::dout};
+    for (const float value : kNotFinite)
+        check_skipped(to.index(), [&](Fp8Training& run) {
+            Fp8State* state = const_cast<Fp8State*>(run.test.fp8->states()) + from.index();
+            write(&state->scale_inv, value, run.test.stream);
+            run.micro_step(2, 1.0f);
+        });
+}
+
+TEST_CASE("gpt2 fp8 outliers: dlogits that are not finite skip the step") {
+    for (const float value : kNotFinite) check_skipped(-2, [&](Fp8Training& run) { run.micro_step(2, value); });
+}
+
+TEST_CASE("gpt2 fp8 outliers: one FP32 gradient that is not finite, wherever it is, skips the step") {
+    for (const float value : kNotFinite)
+        for (const char* name : {"wte", "wpe", "h.0.qkv.weight", "h.1.fc_proj.bias", "lnf.bias"}) {
+            CAPTURE(name);
+            check_skipped(-1, [&](Fp8Training& run) {
+                run.micro_step(2, 1.0f);
+                const auto place = run.test.table.find(name);
+                write(run.test.parameters.gradient(place.unit, place.tensor) + 7, value, run.test.stream);
+            });
+        }
+}
