@@ -18,8 +18,8 @@ if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_addresses=(setarch "$(u
 tsan=(env OMP_NUM_THREADS=1 "TSAN_OPTIONS=halt_on_error=1 atexit_sleep_ms=0" "${fixed_addresses[@]}")
 export ASAN_OPTIONS=detect_leaks=0
 
-stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu
-for streams in now lazy; do
+stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu test-ranks-binary probe-cpu gradients-cpu
+for streams in now lazy random; do
     for guard in 0 1; do
         settings=(env LLMC_STREAMS=$streams LLMC_GUARD=$guard)
         for order in ascending descending; do
@@ -34,6 +34,8 @@ for streams in now lazy; do
             "${settings[@]}" LLMC_ORDER=random python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
     done
 done
+stage "several ranks: every stage of sharding, 1 to 8 ranks" unittest env TRAINING_RANKS="1 2 3 4 8" \
+    TEST_RANKS=$NATIVE/test_ranks python3 test/end_to_end/test_ranks.py Training
 stage "FP8 follows BF16, three seeds" unittest env COMPARE_SEEDS="1337 1 2" COMPARE_RECIPES=all \
     .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16
 if [[ -n ${TINYSHAKESPEARE:-} ]]; then

@@ -28,7 +28,8 @@ stage "python: scripts" unittest .venv/bin/python test/end_to_end/test_scripts.p
 stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu test-ranks-binary probe-cpu gradients-cpu
 stage "host: threads ascending" doctest $NATIVE/test_cpu --no-colors
 stage "host: threads descending" doctest env LLMC_ORDER=descending $NATIVE/test_cpu --no-colors
-stage "host: threads in random order" doctest env LLMC_ORDER=random $NATIVE/test_cpu --no-colors
+stage "host: threads and streams in random order" doctest env LLMC_ORDER=random LLMC_STREAMS=random $NATIVE/test_cpu \
+    --no-colors
 stage "host: lazy streams, guarded memory" doctest env LLMC_STREAMS=lazy LLMC_GUARD=1 $NATIVE/test_cpu --no-colors
 stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
 stage "end to end" unittest python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
