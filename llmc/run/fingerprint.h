@@ -27,7 +27,7 @@ private:
 };
 
 // Names and master weights of every tensor in the table's order, whatever the precision of the working copy; reads all
-// of them back to the host, once a run.
+// of them back to the host, once a run. Every rank must call it (get_tensor() may gather), and all get the same.
 template <class Real>
 uint64_t weights_fingerprint(const Parameters<Real>& parameters, stream_t stream);
 
