@@ -72,6 +72,7 @@ Fp8Config fp8_config(const Options& o) {
                                                         : AmaxAlgorithm::max;
     config.pow2_scales = o.fp8_pow2_scales;
     config.e4m3_gradients = o.fp8_grad == "e4m3";
+    config.fallback = fp8_fallback_from_text(o.fp8_fallback);
     return config;
 }
 
@@ -131,7 +132,7 @@ MemoryByKind plan_memory(const Options& o, const Comm& comm) {
     const Parameters<Real> parameters(table, comm, sharding(o, table));
     const std::unique_ptr<Fp8Tensors> fp8 = make_fp8(o, comm);
     const Activations<Real> activations(o.model_config, o.batch, o.seq, recompute_from_name(o.recompute),
-                                        fp8 ? &fp8->layers() : nullptr);
+                                        fp8 ? fp8->without_bf16() : nullptr);
     MemoryByKind memory;
     memory.weights = parameters.weight_bytes();
     memory.gradients = parameters.gradient_bytes();
@@ -342,6 +343,19 @@ void record_fp8(Run<Real>& run, int64_t step, RunDirectory& directory) {
     run.fp8->clear_counts(run.stream);
 }
 
+// A layer that leaves FP8, because of what `step` has shown.
+void report_fallback(int64_t step, const Fp8Loss& loss, const Options& o, const Comm& comm, RunDirectory& directory) {
+    const std::string layer = strprintf("h.%d.%s", loss.tensor.block, name_of(loss.tensor.linear));
+    const char* reason = loss.reason == Fp8Reason::saturated ? "saturated" : "underflowed";
+    if (comm.is_main())
+        std::printf("step %lld: %s goes on in BF16: its %s %s in %.3g %% of its elements, above the limit for %d steps\n",
+                    static_cast<long long>(step), layer.c_str(), name_of(loss.tensor.role), reason,
+                    100.0 * loss.fraction, fp8_fallback_from_text(o.fp8_fallback).steps);
+    nlohmann::ordered_json entry{{"layer", layer}, {"tensor", name_of(loss.tensor.role)}, {"reason", reason}};
+    put_number(entry, "fraction", loss.fraction);
+    directory.append({{"step", step}, {"fp8_fallback", nlohmann::ordered_json::array({entry})}});
+}
+
 // ---- the training loop ---------------------------------------------------------------------------------------------
 
 template <class Real>
@@ -378,12 +392,12 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
     const float loss_weight = 1.0f / static_cast<float>(o.total_batch);
 
     StepResults results;
-    Products products;
+    Products products[2];           // of the step at work and the one before it, as the next
     uint64_t batch_hashes[2] = {};  // of the step at work and the one before it
     double last_val_loss = NAN;
     auto report = [&](int leave) {
         while (const std::optional<StepResult> result = results.take(leave)) {
-            const StepRecord record = step_record(*result, o, products, batch_hashes[result->step % 2]);
+            const StepRecord record = step_record(*result, o, products[result->step % 2], batch_hashes[result->step % 2]);
             directory.record(record);
             progress.step(record, device_bytes_in_use());
             check_skips(*result, o.max_skips);
@@ -422,14 +436,16 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
                                        run.stream, m + 1 == o.micro_steps);
         }
         batch_hashes[step % 2] = sum_over_ranks(batch.value(), comm);
-        products = products_per_micro_step(run.matmul.counts(), o.micro_steps);
+        products[step % 2] = products_per_micro_step(run.matmul.counts(), o.micro_steps);
         if (run.fp8) run.fp8->check(run.stream);
         run.optimizer.update(run.model.train_loss_sum(), run.fp8 ? run.fp8->bad_flag() : nullptr, run.stream);
         if (run.fp8) run.fp8->finish_step(run.optimizer.loss_scale_change(), run.stream);
+        for (const Fp8Loss& loss : run.model.fall_back(run.stream))
+            report_fallback(step - 1, loss, o, comm, directory);
         run.model.prepare_weights(run.stream);
         results.submit(step, run.optimizer.state(), run.model.train_loss_sum(), run.model.train_loss_count(),
                        run.optimizer.loss_scale(), run.stream);
-        if (step == 1) check_products(run, products);
+        if (step == 1) check_products(run, products[1]);
         report(1);  // the step before; this one is still running
 
         const bool out_of_time = o.max_minutes > 0 && wall_seconds() - start > o.max_minutes * 60;

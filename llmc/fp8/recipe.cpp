@@ -1,5 +1,7 @@
 #include "llmc/fp8/recipe.h"
 
+#include <cstdio>
+
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
@@ -89,6 +91,22 @@ int Fp8Layers::count() const {
     for (const std::vector<bool>& block : fp8_)
         for (const bool fp8 : block) n += fp8;
     return n;
+}
+
+Fp8FallbackRule fp8_fallback_from_text(const std::string& text) {
+    Fp8FallbackRule rule;
+    if (text == "off") return rule;
+    int used = 0;
+    const bool read =
+        std::sscanf(text.c_str(), "%f,%f,%d%n", &rule.saturated, &rule.underflowed, &rule.steps, &used) == 3 &&
+        static_cast<size_t>(used) == text.size();
+    const auto is_fraction = [](float value) { return value > 0 && value <= 1; };
+    if (!read || !is_fraction(rule.saturated) || !is_fraction(rule.underflowed) || rule.steps < 1)
+        throw Error(ExitCode::bad_flags,
+                    "--fp8-fallback " + text +
+                        ": expected off or SATURATED,UNDERFLOWED,STEPS, two fractions above 0 and up to 1 and a number "
+                        "of optimizer steps from 1 on, as in 0.01,0.5,10");
+    return rule;
 }
 
 }  // namespace llmc

@@ -22,6 +22,15 @@ enum class AmaxAlgorithm {
     ema,          // max(exponential moving average, last step's)
 };
 
+// When a layer leaves FP8: a tensor of it had more than these fractions of its elements saturated or underflowed for so
+// many optimizer steps in a row.
+struct Fp8FallbackRule {
+    float saturated = 1, underflowed = 1;
+    int steps = 0;  // 0: never
+};
+// From --fp8-fallback: "off" or "SATURATED,UNDERFLOWED,STEPS".
+Fp8FallbackRule fp8_fallback_from_text(const std::string& text);
+
 struct Fp8Config {
     Fp8Recipe recipe = Fp8Recipe::delayed;
     int history = 16;  // optimizer steps in the window, at most kMaxAmaxHistory
@@ -29,6 +38,7 @@ struct Fp8Config {
     AmaxAlgorithm algorithm = AmaxAlgorithm::max;
     bool pow2_scales = false;     // round scales down to powers of two
     bool e4m3_gradients = false;  // E4M3 instead of E5M2 for output gradients; blocks always are
+    Fp8FallbackRule fallback;
 };
 constexpr int kMaxAmaxHistory = 1024;
 
@@ -49,6 +59,9 @@ public:
         return fp8_[static_cast<size_t>(block)][static_cast<size_t>(linear)];
     }
     int count() const;
+    void take_away(int block, BlockLinear linear) {
+        fp8_[static_cast<size_t>(block)][static_cast<size_t>(linear)] = false;
+    }
 
 private:
     void apply(const std::string& term, bool value);

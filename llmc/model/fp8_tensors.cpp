@@ -92,6 +92,16 @@ Fp8Tensors::Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp
         activations_.plan(&packed_, 2 * count);
         activations_.plan(&workspace_, comm.all_reduce_workspace<float>(2 * count));
     }
+    if (falls_back()) {
+        if (has_block_scales())
+            throw Error(ExitCode::bad_flags,
+                        "--fp8-fallback needs --fp8-recipe delayed or current: with scales for "
+                        "blocks, an outlier costs its own block alone");
+        activations_.plan(&watches_, count);
+        activations_.plan(&verdicts_, count);
+        activations_.plan(&packed_counts_, 3 * count);
+        if (comm.world() > 1) activations_.plan(&counts_workspace_, comm.all_reduce_workspace<float>(3 * count));
+    }
     if (config.channels <= kWidestFusedGradient)
         activations_.plan(&bias_parts_, layernorm_backward_fp8_bias_parts(tokens, config.channels));
     activations_.plan(&x_row_, N * 4 * C);
@@ -153,6 +163,25 @@ void Fp8Tensors::allocate(stream_t stream) {
     }
     fp8_reset(states_, history_, count_, config_, stream);
     fp8_reset(evaluation_, history_, count_, config_, stream);
+    if (!falls_back()) return;
+    set_bytes(watches_, 0, static_cast<size_t>(count_) * sizeof(Fp8Watch), stream);
+    set_bytes(bad_flag_, 0, sizeof(int), stream);
+    for (VerdictSlot& slot : verdict_slots_) {
+        slot.values = static_cast<Fp8Verdict*>(pinned_malloc(static_cast<size_t>(count_) * sizeof(Fp8Verdict)));
+        slot.copied = create_event();
+    }
+}
+
+Fp8Tensors::~Fp8Tensors() {
+    for (VerdictSlot& slot : verdict_slots_) {
+        if (!slot.values) continue;
+        try {
+            synchronize(slot.copied);
+        } catch (...) {  // the run has failed, and has said so
+        }
+        pinned_free(slot.values);
+        destroy_event(slot.copied);
+    }
 }
 
 Quantized<e4m3> Fp8Tensors::x(int block, BlockLinear linear, PassKind kind) {
@@ -186,7 +215,40 @@ void Fp8Tensors::check(stream_t stream) {
     fp8_any_bad(bad_flag_, states_, count_, stream);
 }
 
+// The counts of this step, those of all ranks, and what follows from them.
+void Fp8Tensors::watch(stream_t stream) {
+    const size_t count = static_cast<size_t>(count_);
+    fp8_pack_counts(packed_counts_, watches_, states_, count_, stream);
+    if (comm_.world() > 1) comm_.all_reduce(packed_counts_, 3 * count, ReduceOp::sum, counts_workspace_, stream);
+    fp8_judge(verdicts_, watches_, packed_counts_, bad_flag_, count_, config_.fallback, stream);
+    VerdictSlot& slot = verdict_slots_[watched_++ % 2];
+    synchronize(slot.copied);
+    copy_to_host(slot.values, verdicts_, count * sizeof(Fp8Verdict), stream);
+    record(slot.copied, stream);
+}
+
+std::vector<Fp8Loss> Fp8Tensors::take_losses() {
+    std::vector<Fp8Loss> losses;
+    if (watched_ - taken_ < 2) return losses;
+    const VerdictSlot& slot = verdict_slots_[taken_++ % 2];
+    synchronize(slot.copied);
+    for (int i = 0; i < count_; i++) {
+        const Fp8TensorId id = fp8_tensor(i);
+        if (slot.values[i].reason == static_cast<int>(Fp8Reason::none) || !is_fp8(id.block, id.linear)) continue;
+        const bool known =
+            !losses.empty() && losses.back().tensor.block == id.block && losses.back().tensor.linear == id.linear;
+        if (!known) losses.push_back({id, static_cast<Fp8Reason>(slot.values[i].reason), slot.values[i].fraction});
+    }
+    return losses;
+}
+
+void Fp8Tensors::clear_counts(stream_t stream) {
+    if (falls_back()) fp8_keep_watched_counts(watches_, states_, count_, stream);
+    fp8_clear_counts(states_, count_, stream);
+}
+
 void Fp8Tensors::finish_step(const float* change, stream_t stream) {
+    if (falls_back()) watch(stream);
     fp8_finish_step(states_, history_, count_, config_, change, stream);
     calibrated_ = true;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "llmc/comm/comm.h"
+#include "llmc/fp8/fallback.h"
 #include "llmc/fp8/scaling.h"
 #include "llmc/kernels/block_scales.h"
 #include "llmc/model/activations.h"
@@ -24,11 +25,21 @@ enum class PassKind { training, recompute, evaluation };
 std::vector<std::vector<bool>> fp8_tensors_of(const ParameterTable& table, const ModelConfig& config,
                                               const Fp8Layers& layers);
 
+// A tensor that has lost too many values for too long.
+struct Fp8Loss {
+    Fp8TensorId tensor;
+    Fp8Reason reason;
+    float fraction;
+};
+
 class Fp8Tensors {
 public:
     // `stage`: of the weights' sharding over `comm`. With slices, their FP8 rows are Parameters'.
     Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp8Layers& layers, int N, Recompute recompute,
                const Comm& comm = Comm::self(), int stage = 0);
+    ~Fp8Tensors();
+    Fp8Tensors(const Fp8Tensors&) = delete;
+    Fp8Tensors& operator=(const Fp8Tensors&) = delete;
     void allocate(stream_t stream);
     size_t activation_bytes() const { return activations_.bytes(); }
     size_t weight_bytes() const { return weights_.bytes(); }
@@ -57,8 +68,8 @@ public:
     }
     bool e4m3_gradients() const { return config_.e4m3_gradients; }
 
-    // These layers' inputs have no BF16 buffers of their own.
-    const Fp8Layers& layers() const { return layers_; }
+    // These layers' inputs have no BF16 buffers of their own; nullptr: all have, because any layer may leave FP8.
+    const Fp8Layers* without_bf16() const { return falls_back() ? nullptr : &layers_; }
     // Whether such a pass knows its scales beforehand, so that one run of a producer is enough.
     bool casts_at_once(PassKind kind) const {
         return !has_block_scales() && (kind == PassKind::recompute || uses_history());
@@ -101,10 +112,16 @@ public:
     // loss scale, which changes by *change.
     void finish_step(const float* change, stream_t stream);
 
+    // The layers that have to leave FP8, each with the first of its tensors that says so: as all ranks saw it at the
+    // end of the step before the one that finish_step() was last called for, so that nothing waits for work just begun.
+    std::vector<Fp8Loss> take_losses();
+    // From here on in BF16: all three products of the layer.
+    void leave_fp8(int block, BlockLinear linear) { layers_.take_away(block, linear); }
+
     // All states, for the log; `count()` of them.
     const Fp8State* states() const { return states_; }
     int count() const { return count_; }
-    void clear_counts(stream_t stream) { fp8_clear_counts(states_, count_, stream); }
+    void clear_counts(stream_t stream);
 
 private:
     // Delayed scaling needs one step of amaxes first; that step uses current scaling and fills the histories.
@@ -113,13 +130,15 @@ private:
         return static_cast<size_t>(block) * kBlockLinears + static_cast<size_t>(linear);
     }
 
+    bool falls_back() const { return config_.fallback.steps > 0; }
+    void watch(stream_t stream);
     void share(bool now, stream_t stream);
     void plan_scales(const ModelConfig& config, size_t N, Recompute recompute);
 
     const Comm comm_;
     const Fp8Config config_;
     const Fp8Scaling scaling_;
-    const Fp8Layers layers_;
+    Fp8Layers layers_;
     const int count_;
     bool calibrated_ = false;
 
@@ -131,6 +150,19 @@ private:
     float* packed_ = nullptr;    // (2, blocks * 4 * 3): what ranks tell each other
     char* workspace_ = nullptr;  // of its reduction
     float* bias_parts_ = nullptr;
+
+    // With a fallback rule. The verdicts of two steps are on their way to the host at once.
+    struct VerdictSlot {
+        Fp8Verdict* values = nullptr;  // pinned
+        event_t copied = nullptr;
+    };
+    Fp8Watch* watches_ = nullptr;     // (blocks, 4, 3)
+    Fp8Verdict* verdicts_ = nullptr;  // (blocks, 4, 3)
+    float* packed_counts_ = nullptr;  // (3, blocks * 4 * 3)
+    char* counts_workspace_ = nullptr;
+    VerdictSlot verdict_slots_[2];
+    int64_t watched_ = 0, taken_ = 0;
+
     e4m3* x_row_ = nullptr;                          // (N, 4C) of whichever layer is at work
     uint8_t* dout_row_ = nullptr;                    // (N, 4C), in the format of gradients
     uint8_t* dout_transposed_ = nullptr;             // (4C, N)

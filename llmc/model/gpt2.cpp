@@ -24,7 +24,7 @@ Gpt2<Real>::Gpt2(const ModelConfig& config, int B, int T, Recompute recompute, P
       parameters_(parameters),
       matmul_(matmul),
       fp8_(fp8),
-      activations_(config, B, T, recompute, fp8 ? &fp8->layers() : nullptr) {
+      activations_(config, B, T, recompute, fp8 ? fp8->without_bf16() : nullptr) {
     activations_.workspace.plan(&loss_sums_, 2);
     activations_.workspace.plan(&loss_counts_, 2);
     activations_.workspace.plan(&loss_workspace_, parameters.comm().template all_reduce_workspace<float>(1));

@@ -37,6 +37,10 @@ public:
     // from the optimizer's update; for weights that were set in another way they are measured here.
     void prepare_weights(stream_t stream);
 
+    // Once a step, after the optimizer and before prepare_weights(): layers that have to leave FP8 do (see
+    // Fp8Tensors::take_losses). What was decided on, for the log.
+    std::vector<Fp8Loss> fall_back(stream_t stream);
+
     // A micro-batch of training: forward, loss and gradients. `first` overwrites the gradients and the loss sum, later
     // micro-steps add to them; with the `last` one of a step both become sums over all ranks. The gradient is that of
     // sum(losses) * loss_weight * *loss_scale (on the device; nullptr: 1).

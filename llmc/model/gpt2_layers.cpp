@@ -60,6 +60,19 @@ void Gpt2<Real>::prepare_weights(stream_t stream) {
     }
 }
 
+template <class Real>
+std::vector<Fp8Loss> Gpt2<Real>::fall_back(stream_t stream) {
+    std::vector<Fp8Loss> losses;
+    if constexpr (kCanBeFp8<Real>) {
+        if (fp8_) losses = fp8_->take_losses();
+        for (const Fp8Loss& loss : losses) {
+            fp8_->leave_fp8(loss.tensor.block, loss.tensor.linear);
+            parameters_.leave_fp8(block_unit(loss.tensor.block), layer_of(loss.tensor.linear).weight, stream);
+        }
+    }
+    return losses;
+}
+
 // Scales are functions of the master weights alone, whoever has which slice of them.
 template <class Real>
 void Gpt2<Real>::prepare_fp8_scales(stream_t stream) {
@@ -399,6 +412,7 @@ void Gpt2<Real>::products_backward_fp8(int l, BlockLinear linear, Real* dinp, bo
 // The class as a whole is instantiated in gpt2.cpp; these are the members defined here.
 #define LLMC_INSTANTIATE(Real)                                                                                     \
     template void Gpt2<Real>::transpose_weights(int, stream_t);                                                    \
+    template std::vector<Fp8Loss> Gpt2<Real>::fall_back(stream_t);                                                 \
     template void Gpt2<Real>::prepare_weights(stream_t);                                                           \
     template void Gpt2<Real>::norm1(int, const Real*, int, PassKind, stream_t);                                    \
     template void Gpt2<Real>::norm2(int, const Real*, int, PassKind, stream_t);                                    \

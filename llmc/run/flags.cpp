@@ -258,6 +258,19 @@ void FlagSet::Parser::fp8() {
         ->transform(one_of({"forward", "none", "all"}));
     add(0, "fp8-log-every", options.fp8_log_every, "N", "steps between records of every FP8 tensor; 0: never")
         ->transform(whole_number<int64_t>(0, kMaxCount));
+    auto fallback_check = [](std::string& text) -> std::string {
+        try {
+            fp8_fallback_from_text(text);
+            return "";
+        } catch (const Error& error) {
+            const std::string message = error.what();
+            return "'" + text + "': " + message.substr(message.find("expected"));
+        }
+    };
+    add(0, "fp8-fallback", options.fp8_fallback, "RULE",
+        "SATURATED,UNDERFLOWED,STEPS, as in 0.01,0.5,10: a layer goes on in BF16 once more than these fractions of one "
+        "of its tensors saturated or underflowed for so many steps in a row; off: none does")
+        ->transform(CLI::Validator(fallback_check, ""));
     auto scale_check = [](std::string& text) -> std::string {
         if (text == "off" || text == "dynamic") return "";
         char* end = nullptr;

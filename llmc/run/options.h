@@ -68,6 +68,7 @@ struct Options {
     bool fp8_pow2_scales = false;
     std::string fp8_fast_accum = "forward";  // forward, none, all
     int64_t fp8_log_every = 10;              // 0 = never
+    std::string fp8_fallback = "off";        // off, or "SATURATED,UNDERFLOWED,STEPS": see Fp8FallbackRule
     std::string loss_scale;                  // off, dynamic, a power of two; "" = not given = dynamic in fp8, else off
     int loss_scale_growth_interval = 1000;
     int max_skips = 20;        // in a row; 0 = any number

@@ -177,6 +177,7 @@ std::string config_json(const Options& o) {
         {"fp8-pow2-scales", o.fp8_pow2_scales},
         {"fp8-fast-accum", o.fp8_fast_accum},
         {"fp8-log-every", o.fp8_log_every},
+        {"fp8-fallback", o.fp8_fallback},
         {"loss-scale", o.loss_scale},
         {"loss-scale-growth-interval", o.loss_scale_growth_interval},
         {"max-skips", o.max_skips},

@@ -383,6 +383,22 @@ void Parameters<Real>::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state) 
     cut_into_ranges(unit);
 }
 
+template <class Real>
+void Parameters<Real>::leave_fp8(size_t unit, size_t tensor, stream_t stream) {
+    fp8_states_[unit][tensor] = nullptr;
+    if (!sharding_.fp8.empty()) sharding_.fp8[unit][tensor] = false;
+    cut_into_ranges(unit);
+    pieces_[unit].clear();
+    cut_into_pieces(unit);
+    if (is_sliced()) {
+        to_be_cast_ = true;
+        return;
+    }
+    if constexpr (!std::is_same_v<Real, float>)
+        cast(whole(unit).working + table_.unit(unit).tensors[tensor].offset, master(unit, tensor),
+             table_.unit(unit).tensors[tensor].count(), stream);
+}
+
 // ---- host access ---------------------------------------------------------------------------------------------------
 
 template <class Real>

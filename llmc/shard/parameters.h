@@ -89,6 +89,8 @@ public:
     // The model reads this tensor in FP8 alone, made from the master weights: from now on the optimizer leaves its
     // working copy as it is, and raises state->amax_now to the new weights' largest magnitude. To be repeated at will.
     void keep_in_fp8(size_t unit, size_t tensor, Fp8State* state);
+    // The model reads this tensor's working copy again, from the next publish() on. On every rank at the same step.
+    void leave_fp8(size_t unit, size_t tensor, stream_t stream);
     // Whether a tensor in FP8 has changed by other hands than the optimizer's, so that it must be measured.
     bool to_be_measured() const { return to_be_measured_; }
     void set_measured() { to_be_measured_ = false; }

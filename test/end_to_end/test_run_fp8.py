@@ -100,8 +100,27 @@ class Fp8(unittest.TestCase):
         x = records[1]["fp8"][0]
         self.assertEqual(x["elements"], 3 * 4 * 64 * 64)  # three steps of B * T * C
 
+    def test_layers_leave_fp8(self):
+        # A margin of 12 makes every tensor underflow here and there.
+        flags = ["--precision", "fp8", "--max-steps", "8", "--fp8-margin", "12", "--fp8-fallback", "1,0.00001,3",
+                 "--fp8-log-every", "2"]
+        done = FinishedRun(*flags)
+        records = [(r["step"], r["fp8_fallback"][0]) for r in done.records if "fp8_fallback" in r]
+        self.assertEqual(len({layer["layer"] for _, layer in records}), len(records))
+        self.assertGreaterEqual(len(records), 4)
+        self.assertEqual(min(step for step, _ in records), 3)
+        for step, layer in records:
+            self.assertEqual(layer["reason"], "underflowed")
+            self.assertGreater(layer["fraction"], 0.00001)
+            self.assertIn(f"step {step}: {layer['layer']} goes on in BF16: its {layer['tensor']} underflowed", done.result.out)
+        for step in done.steps:  # what is found at the end of a step is done one step later
+            left = sum(1 for found, _ in records if found + 2 <= step["step"])
+            self.assertEqual(step["products"]["fp8"], 3 * (LINEAR_LAYERS - left))
+
     def test_refusals(self):
-        for flags, part in ((["--fp8-layers", "all,-block9"], "block9"),
+        for flags, part in ((["--fp8-fallback", "0.1,0.5,0"], "optimizer steps from 1 on"),
+                            (["--fp8-recipe", "mxfp8", "--fp8-fallback", "0.1,0.5,9"], "--fp8-recipe delayed or current"),
+                            (["--fp8-layers", "all,-block9"], "block9"),
                             (["--fp8-layers", "everything"], "everything"),
                             (["--fp8-recipe", "tensorwise"], "delayed, current, block, mxfp8"),
                             (["--fp8-recipe", "block"], "64 channels are not a multiple of 128"),

@@ -23,6 +23,7 @@ struct Fp8Training {
     int B = fixture.integer("batch"), T = fixture.integer("seq");
     Fp8Model test;
     Optimizer<bf16> optimizer;
+    std::vector<Fp8Loss> losses;  // layers that the last step has moved to BF16
 
     Fp8Training(const Fp8Config& config, const std::string& loss_scale, Recompute recompute = Recompute::gelu,
                 const std::string& layers = "all", double lr_factor = 1)
@@ -47,6 +48,7 @@ struct Fp8Training {
         test.fp8->check(test.stream);
         optimizer.update(test.model.train_loss_sum(), test.fp8->bad_flag(), test.stream);
         test.fp8->finish_step(optimizer.loss_scale_change(), test.stream);
+        losses = test.model.fall_back(test.stream);
         test.model.prepare_weights(test.stream);
     }
 
@@ -75,6 +77,16 @@ inline bool same_bits(const std::vector<std::vector<float>>& a, const std::vecto
         if (a[i].size() != b[i].size() || std::memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float)))
             return false;
     return true;
+}
+
+// Channel `channel` of every row of the tensor times `factor`; what it was.
+inline std::vector<float> enlarge_channel(Fp8Training& run, const char* name, size_t channel, float factor) {
+    const auto place = run.test.table.find(name);
+    const std::vector<float> before = run.test.parameters.get_tensor(place.unit, place.tensor, run.test.stream);
+    std::vector<float> values = before;
+    for (size_t i = channel; i < values.size(); i += static_cast<size_t>(run.test.config.channels)) values[i] *= factor;
+    run.test.parameters.set_tensor(place.unit, place.tensor, values, run.test.stream);
+    return before;
 }
 
 }  // namespace llmc::test

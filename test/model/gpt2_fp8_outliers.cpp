@@ -12,16 +12,6 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNotFinite[] = {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()};
 
-// Channel `channel` of every row of the tensor times `factor`; what it was.
-std::vector<float> enlarge_channel(Fp8Training& run, const char* name, size_t channel, float factor) {
-    const auto place = run.test.table.find(name);
-    const std::vector<float> before = run.test.parameters.get_tensor(place.unit, place.tensor, run.test.stream);
-    std::vector<float> values = before;
-    for (size_t i = channel; i < values.size(); i += static_cast<size_t>(run.test.config.channels)) values[i] *= factor;
-    run.test.parameters.set_tensor(place.unit, place.tensor, values, run.test.stream);
-    return before;
-}
-
 // One channel of `name` is 1000 times as large for two steps, which `tensor` sees. Weights do not move, the batch is
 // always the same, and no other FP8 tensor before this one changes, so that its values repeat bit for bit.
 void check_outlier(const char* name, const Fp8TensorId& tensor) {

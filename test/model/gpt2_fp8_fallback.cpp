@@ -1,0 +1,111 @@
+// Layers that leave FP8 because a tensor of theirs keeps losing values.
+#include "test/model/fp8_training.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+Fp8Config falling_back(float saturated, float underflowed, int steps) {
+    Fp8Config config = recipe(Fp8Recipe::delayed);
+    config.fallback = {saturated, underflowed, steps};
+    return config;
+}
+
+// One channel of a norm's output is a million times as large, and the weights that read it a millionth: the same model,
+// but an FP8 scale for that channel leaves the others with nothing.
+void put_outlier(Fp8Training& run) {
+    enlarge_channel(run, "h.1.ln1.weight", 3, 1e6f);
+    enlarge_channel(run, "h.1.ln1.bias", 3, 1e6f);
+    enlarge_channel(run, "h.1.qkv.weight", 3, 1e-6f);
+    run.test.model.prepare_weights(run.test.stream);
+}
+
+// The working copies of all layers in BF16 are their master weights, rounded.
+void check_working_copies(Fp8Training& run) {
+    for (int l = 0; l < run.test.config.layers; l++)
+        for (const BlockLinear linear : kBlockLinearLayers) {
+            if (run.test.fp8->is_fp8(l, linear)) continue;
+            const size_t unit = block_unit(l), tensor = BlockTensor::qkv_weight + static_cast<size_t>(linear);
+            const std::vector<float> master = run.test.parameters.get_tensor(unit, tensor, run.test.stream);
+            const size_t bytes = master.size() * sizeof(bf16);
+            bf16* working = static_cast<bf16*>(pinned_malloc(bytes));
+            copy_to_host(working, run.test.parameters.weight(unit, tensor), bytes, run.test.stream);
+            synchronize(run.test.stream);
+            for (size_t i = 0; i < master.size(); i++) REQUIRE(working[i].bits == to_bf16(master[i]).bits);
+            pinned_free(working);
+        }
+}
+
+}  // namespace
+
+TEST_CASE("gpt2 fp8 fallback: an outlier that stays moves its layer to BF16 after as many steps as were asked for") {
+    const int kSteps = 3;
+    Fp8Config config = falling_back(1, 0.5f, kSteps);
+    config.history = 2;
+    Fp8Training run(config, "off", Recompute::gelu, "all", 1e-5);
+    config.fallback = {};
+    Fp8Training bf16_layer(config, "off", Recompute::gelu, "all,-block1.qkv", 1e-5);
+    put_outlier(run);
+    put_outlier(bf16_layer);
+    double gap_before = 0, gap = 0;
+    for (int i = 0; i < kSteps + 8; i++) {
+        run.test.matmul.reset_counts();
+        run.step(i);
+        bf16_layer.step(i);
+        gap = std::abs(run.test.mean_train_loss() / bf16_layer.test.mean_train_loss() - 1);
+        if (i <= kSteps) {
+            gap_before = std::max(gap_before, gap);
+            CHECK(run.test.matmul.counts().fp8 == 24);
+        } else {
+            CHECK(run.test.matmul.counts().fp8 == 21);
+            CHECK(run.test.matmul.counts().bf16 == 3 + 3);
+            if (i > kSteps + 1) CHECK(gap < 0.01);  // the windows of other layers end with the step before
+        }
+        REQUIRE(run.losses.size() ==
+                (i == kSteps ? 1 : 0));  // decided on step kSteps, counted from 1; done after the next
+        if (i != kSteps) continue;
+        CHECK(run.losses[0].tensor.name() == "h.1.qkv.x");
+        CHECK(run.losses[0].reason == Fp8Reason::underflowed);
+        CHECK(run.losses[0].fraction > 0.5f);
+    }
+    CHECK(gap_before > 0.02);
+    check_working_copies(run);
+}
+
+TEST_CASE("gpt2 fp8 fallback: layers that have left train on from their master weights") {
+    for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
+        Fp8Config config = falling_back(1, 1e-6f, 2);
+        config.recipe = kind;
+        config.margin = 8;  // so that every tensor loses something
+        Fp8Training run(config, "dynamic");
+        for (size_t tensor = BlockTensor::qkv_weight; tensor <= BlockTensor::fc_proj_weight; tensor++)
+            set_bytes(const_cast<bf16*>(run.test.parameters.weight(block_unit(1), tensor)), 0xFF,
+                      run.test.table.unit(block_unit(1)).tensors[tensor].count() * sizeof(bf16), run.test.stream);
+        Fp8Training plain(recipe(kind), "dynamic");
+        size_t left = 0;
+        for (int i = 0; i < 8; i++) {
+            run.step(i);
+            plain.step(i);
+            left += run.losses.size();
+        }
+        CHECK(left >= 4);
+        CHECK(run.test.fp8->layer_count() == 8 - static_cast<int>(left));
+        run.test.matmul.reset_counts();
+        run.step(8);
+        plain.step(8);
+        CHECK(run.test.matmul.counts().fp8 == 3 * run.test.fp8->layer_count());
+        CHECK(run.test.mean_train_loss() == doctest::Approx(plain.test.mean_train_loss()).epsilon(0.02));
+        check_working_copies(run);
+    }
+}
+
+TEST_CASE("gpt2 fp8 fallback: a rule that nothing breaks changes nothing") {
+    Fp8Training run(falling_back(1, 1, 1), "dynamic"), plain(recipe(Fp8Recipe::delayed), "dynamic");
+    for (int i = 0; i < 4; i++) {
+        run.step(i);
+        plain.step(i);
+        CHECK(run.losses.empty());
+    }
+    CHECK(same_bits(run.weights(), plain.weights()));
+}
