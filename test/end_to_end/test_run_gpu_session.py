@@ -74,6 +74,34 @@ class Dry(unittest.TestCase):
         self.assertGreater(len(probe["speed"]), 10)
         self.assertGreater(probe["ceilings"]["copy_gbs"], 0)
 
+    def probe(self, *flags):
+        return subprocess.run([os.path.join(BUILD, "probe_cpu"), "--shapes", "tiny", *flags], capture_output=True,
+                              text=True, env=trainer.ENVIRONMENT, timeout=120, check=False)
+
+    def test_a_case_that_killed_the_probe_is_passed_over(self):
+        file = trainer.new_path("probe") + ".json"
+        killer = "tiny fc forward bf16 N=48 C=128 OC=256 bias beta=0 - -"
+        with open(file + ".running", "w", encoding="utf-8") as marker:
+            marker.write(killer + "\n")
+        done = self.probe("--out", file, "--filter", "forward bf16 N=48")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        records = {record["case"]: record for record in read(file)["records"]}
+        self.assertEqual(len(records), 8)
+        self.assertIsNone(records[killer]["supported"])
+        self.assertEqual([key for key, record in records.items() if record["supported"] is None], [killer])
+        self.assertFalse(os.path.exists(file + ".running"))
+
+    def test_the_probe_goes_on_in_pieces(self):
+        file = trainer.new_path("probe") + ".json"
+        for part in ("1/3", "2/3", "3/3"):
+            self.assertEqual(self.probe("--out", file, "--filter", "bf16 N=48", "--part", part).returncode, 0)
+        self.assertEqual(len(read(file)["records"]), 24)
+        stopped = self.probe("--out", file, "--seconds", "0.001")
+        self.assertEqual(stopped.returncode, 75, stopped.stdout)
+        self.assertEqual(self.probe("--part", "4/3", "--list").returncode, 2)
+        self.assertEqual(self.probe("--nonsense", "1").returncode, 2)
+        self.assertIn("656 cases", self.probe("--list").stdout)
+
     def test_tests_were_counted(self):
         self.assertGreater(self.parts[2]["passed"], 5)
         self.assertEqual((self.parts[2]["failed"], self.parts[2]["crashed"]), (0, []))
@@ -86,6 +114,15 @@ class Dry(unittest.TestCase):
             self.assertEqual(item["loss_gap"], 0)
             self.assertTrue(item["repeatable"])
             self.assertEqual(item["gradients"]["projection"]["gap"], 0)
+
+    def test_gradients_are_those_of_training(self):
+        for recipe in host_and_gpu.RECIPES:
+            place = os.path.join(self.pack, "references", recipe)
+            gradients = read(os.path.join(place, "gradients.json"))
+            norm = sum(row["norm"]**2 for row in gradients["gradients"].values())**0.5
+            first = host_and_gpu.steps_of(place)[0]
+            self.assertAlmostEqual(norm / first["norm"], 1, places=4 if recipe in ("fp32", "bf16") else 2)
+            self.assertAlmostEqual(gradients["loss"], first["loss"], places=4)
 
     def test_training_is_compared(self):
         report = self.parts[4]["comparisons"]["1337"]
