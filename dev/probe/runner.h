@@ -38,7 +38,8 @@ public:
 
     Outcome run(const Case& c);
 
-    // For tests: called after a product, to break its result.
+    // For tests: products are not made; and a function called after a product, to break its result.
+    bool idle = false;
     void (*tamper)(void* result, const Product& product, stream_t stream) = nullptr;
 
 private:

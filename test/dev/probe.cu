@@ -141,6 +141,12 @@ TEST_CASE("probe: a broken result is seen") {
             CHECK(outcome.nonfinite == 1);
             CHECK(outcome.error < c.error_limit());
         }
+        SUBCASE("nothing was written") {
+            runner.idle = true;
+            const Outcome outcome = runner.run(c);
+            CHECK_FALSE(outcome.right(c));
+            CHECK(outcome.nonfinite == (c.product.accumulate ? 0 : Gemm(c.product).result_size()));
+        }
         SUBCASE("it changes from run to run") {
             runner.tamper = [](void* result, const Product& p, stream_t stream) {
                 static int turn = 0;
