@@ -81,7 +81,7 @@ def kernels_of_a_run(session, command, name):
     """By the library that CUDA loads into the program; by ncu where CUPTI cannot be had."""
     times = session.path("profile", name + ".json")
     os.makedirs(os.path.dirname(times), exist_ok=True)
-    library = os.path.join(session.pack, "libkernel_times.so")
+    library = os.path.join(session.programs, "libkernel_times.so")
     cupti = find_library("libcupti.so.13", library_directories())
     if os.path.exists(times):
         os.remove(times)

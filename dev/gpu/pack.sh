@@ -17,12 +17,16 @@ make -s -j"${JOBS:-2}" ${CXX:+"CXX=$CXX"} train_gpt_cpu gradients-cpu
 host=build/cpu-native
 if [[ ! -x $host/gradients_cpu ]]; then host=build/cpu-native-nompi; fi
 
-mkdir -p "$pack/lib"
+mkdir -p "$pack"
+programs=$(mktemp -d)
+trap 'rm -rf "$programs"' EXIT
+mkdir "$programs/lib"
 for program in train_gpt test_gpu probe gradients libkernel_times.so; do
-    cp "$cuda/$program" "$pack/$program"
-    strip "$pack/$program"
+    cp "$cuda/$program" "$programs/$program"
+    strip "$programs/$program"
 done
-cp -L /usr/lib/*/libgomp.so.1 "$pack/lib/" # the last resort of the session's search
+cp -L /usr/lib/*/libgomp.so.1 "$programs/lib/" # the last resort of the session's search
+tar -cJf "$pack/programs.tar.xz" -C "$programs" .
 python3 dev/gpu/make_references.py --build "$host" --out "$pack/references"
 
 if [[ -n $data ]]; then

@@ -50,7 +50,7 @@ def part0(session):
 
     part.item("programs", programs)
     if session.missing:
-        print(f"  missing: {session.missing}; put them into {session.pack}/lib")
+        print(f"  missing: {session.missing}; put their folder into LD_LIBRARY_PATH")
     part.finish()
 
 

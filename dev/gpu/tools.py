@@ -99,10 +99,10 @@ def missing_libraries(program, env):
     return re.findall(r"(\S+) => not found", result.stdout)
 
 
-def loader_environment(programs, pack):
+def loader_environment(programs, place):
     """LD_LIBRARY_PATH with which all programs find their libraries: no more directories than are needed, because a
     machine's own libraries fit each other. Returns it with what is still missing."""
-    directories, path = library_directories() + [os.path.join(pack, "lib")], []
+    directories, path = library_directories() + [os.path.join(place, "lib")], []
     if os.environ.get("LD_LIBRARY_PATH"):
         path.append(os.environ["LD_LIBRARY_PATH"])
     for _ in range(4):  # a library that was found may need others
@@ -150,16 +150,28 @@ class Session:
         self.pack, self.data, self.out = os.path.abspath(pack), os.path.abspath(data), os.path.abspath(out)
         self.dry = dry
         self.end = time.monotonic() + 60 * minutes
+        self.programs = self._unpack_programs()
         self.gpu = {} if dry else gpu_state()
         self.env, self.missing = {"OMP_WAIT_POLICY": "passive"}, []
         if not dry:
-            env, self.missing = loader_environment([self.program("train_gpt"), self.program("test_gpu")], self.pack)
+            programs = [self.program("train_gpt"), self.program("test_gpu")]
+            env, self.missing = loader_environment(programs, self.programs)
             self.env.update(env)
         os.makedirs(self.out, exist_ok=True)
 
     def program(self, name):
         host = name.replace("_gpu", "") + "_cpu" if self.dry else name
-        return os.path.join(self.pack, host)
+        return os.path.join(self.programs, host)
+
+    def _unpack_programs(self):
+        """The folder of programs: unpacked from the pack into OUT, or the pack itself."""
+        packed, place = os.path.join(self.pack, "programs.tar.xz"), os.path.join(self.out, "programs")
+        if not os.path.exists(packed):
+            return self.pack
+        shutil.rmtree(place, ignore_errors=True)  # the pack may be newer
+        with tarfile.open(packed) as tar:
+            tar.extractall(place)
+        return place
 
     def path(self, *parts):
         return os.path.join(self.out, *parts)
@@ -198,6 +210,8 @@ class Session:
         path = self.path("results.tar.gz")
         with tarfile.open(path + ".new", "w:gz") as tar:
             for folder, _, files in sorted(os.walk(self.out)):
+                if os.path.relpath(folder, self.out).split(os.sep)[0] in ("programs", "data"):
+                    continue
                 for name in sorted(files):
                     full = os.path.join(folder, name)
                     if not name.endswith(NOT_ARCHIVED) and not name.endswith(".new"):

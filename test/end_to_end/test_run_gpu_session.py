@@ -154,6 +154,16 @@ class Dry(unittest.TestCase):
         run_session(self.pack, out, "--parts", "3,5")
         self.assertEqual(read(os.path.join(out, "part5_speed.json"))["items"], self.parts[5]["items"])
 
+    def test_packed_programs(self):
+        pack, out = trainer.new_path("pack"), trainer.new_path("session")
+        os.makedirs(pack)
+        with tarfile.open(os.path.join(pack, "programs.tar.xz"), "w:xz") as tar:
+            tar.add(os.path.join(BUILD, "train_gpt_cpu"), "./train_gpt_cpu")
+        run_session(pack, out, "--parts", "0")
+        self.assertTrue(read(os.path.join(out, "part0_machine.json"))["items"]["programs"]["done"])
+        with tarfile.open(os.path.join(out, "results.tar.gz")) as tar:
+            self.assertFalse([name for name in tar.getnames() if "train_gpt" in name])
+
     def test_no_time_is_said(self):
         out = trainer.new_path("hurry")
         run_session(self.pack, out, "--parts", "4", "--minutes", "0.01")
