@@ -259,7 +259,7 @@ void Parameters<Real>::send(size_t unit, const Whole& to) {
 }
 
 template <class Real>
-void Parameters<Real>::measure_slices(stream_t stream) {
+void Parameters<Real>::measure_slices([[maybe_unused]] stream_t stream) {
 #if LLMC_ENABLE_FP8
     for (size_t u = 0; u < table_.units().size(); u++)
         for (const Range& range : ranges_[u])
