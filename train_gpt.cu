@@ -14,6 +14,7 @@
 #include "llmc/comm/watchdog.h"
 #include "llmc/data/loader.h"
 #include "llmc/data/tokenizer.h"
+#include "llmc/device/transfer.h"
 #include "llmc/linear/matmul.h"
 #include "llmc/model/fp8_tensors.h"
 #include "llmc/model/gpt2.h"
@@ -186,17 +187,6 @@ double wall_seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// A value that the device has computed; waits for it.
-template <class T>
-T read_back(const T* device, stream_t stream) {
-    T* staging = static_cast<T*>(pinned_malloc(sizeof(T)));
-    copy_to_host(staging, device, sizeof(T), stream);
-    synchronize(stream);
-    const T value = *staging;
-    pinned_free(staging);
-    return value;
-}
-
 // Mean loss over the validation sets.
 template <class Real>
 ValRecord validate(Run<Real>& run, const Inputs& inputs, int64_t step, Watchdog& watchdog) {
@@ -300,11 +290,11 @@ void check_products(const Run<Real>& run, const Products& products) {
 }
 
 // What the ranks have counted in each FP8 tensor, added up.
-void add_counts(Fp8State* states, int count, const Comm& comm) {
+void add_counts(std::vector<Fp8State>& states, const Comm& comm) {
     if (comm.world() == 1) return;
-    const size_t n = static_cast<size_t>(count);
+    const size_t n = states.size();
     std::vector<Fp8State> all(n * static_cast<size_t>(comm.world()));
-    comm.host_all_gather(all.data(), states, n * sizeof(Fp8State));
+    comm.host_all_gather(all.data(), states.data(), n * sizeof(Fp8State));
     for (size_t i = 0; i < n; i++) {
         states[i].elements = states[i].saturated = states[i].underflowed = states[i].nonfinite = 0;
         for (size_t k = i; k < all.size(); k += n) {
@@ -320,25 +310,22 @@ void add_counts(Fp8State* states, int count, const Comm& comm) {
 // part.
 template <class Real>
 void record_fp8(Run<Real>& run, int64_t step, RunDirectory& directory) {
-    const size_t bytes = static_cast<size_t>(run.fp8->count()) * sizeof(Fp8State);
-    Fp8State* states = static_cast<Fp8State*>(pinned_malloc(bytes));
-    copy_to_host(states, run.fp8->states(), bytes, run.stream);
-    synchronize(run.stream);
-    add_counts(states, run.fp8->count(), run.comm);
+    std::vector<Fp8State> states = read_back(run.fp8->states(), static_cast<size_t>(run.fp8->count()), run.stream);
+    add_counts(states, run.comm);
     nlohmann::ordered_json record{{"step", step}, {"fp8", nlohmann::ordered_json::array()}};
     for (int i = 0; i < run.fp8->count(); i++) {
         const Fp8TensorId id = fp8_tensor(i);
         if (!run.fp8->is_fp8(id.block, id.linear)) continue;
+        const Fp8State& state = states[static_cast<size_t>(i)];
         nlohmann::ordered_json tensor{{"tensor", id.name()}};
-        put_number(tensor, "amax", states[i].last_amax);
-        put_number(tensor, "scale", states[i].scale);
-        tensor["elements"] = states[i].elements;
-        tensor["saturated"] = states[i].saturated;
-        tensor["underflowed"] = states[i].underflowed;
-        tensor["nonfinite"] = states[i].nonfinite;
+        put_number(tensor, "amax", state.last_amax);
+        put_number(tensor, "scale", state.scale);
+        tensor["elements"] = state.elements;
+        tensor["saturated"] = state.saturated;
+        tensor["underflowed"] = state.underflowed;
+        tensor["nonfinite"] = state.nonfinite;
         record["fp8"].push_back(tensor);
     }
-    pinned_free(states);
     directory.append(record);
     run.fp8->clear_counts(run.stream);
 }
@@ -348,9 +335,10 @@ void report_fallback(int64_t step, const Fp8Loss& loss, const Options& o, const 
     const std::string layer = strprintf("h.%d.%s", loss.tensor.block, name_of(loss.tensor.linear));
     const char* reason = loss.reason == Fp8Reason::saturated ? "saturated" : "underflowed";
     if (comm.is_main())
-        std::printf("step %lld: %s goes on in BF16: its %s %s in %.3g %% of its elements, above the limit for %d steps\n",
-                    static_cast<long long>(step), layer.c_str(), name_of(loss.tensor.role), reason,
-                    100.0 * loss.fraction, fp8_fallback_from_text(o.fp8_fallback).steps);
+        std::printf(
+            "step %lld: %s goes on in BF16: its %s %s in %.3g %% of its elements, above the limit for %d steps\n",
+            static_cast<long long>(step), layer.c_str(), name_of(loss.tensor.role), reason, 100.0 * loss.fraction,
+            fp8_fallback_from_text(o.fp8_fallback).steps);
     nlohmann::ordered_json entry{{"layer", layer}, {"tensor", name_of(loss.tensor.role)}, {"reason", reason}};
     put_number(entry, "fraction", loss.fraction);
     directory.append({{"step", step}, {"fp8_fallback", nlohmann::ordered_json::array({entry})}});
@@ -397,7 +385,8 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
     double last_val_loss = NAN;
     auto report = [&](int leave) {
         while (const std::optional<StepResult> result = results.take(leave)) {
-            const StepRecord record = step_record(*result, o, products[result->step % 2], batch_hashes[result->step % 2]);
+            const StepRecord record =
+                step_record(*result, o, products[result->step % 2], batch_hashes[result->step % 2]);
             directory.record(record);
             progress.step(record, device_bytes_in_use());
             check_skips(*result, o.max_skips);
@@ -440,8 +429,7 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
         if (run.fp8) run.fp8->check(run.stream);
         run.optimizer.update(run.model.train_loss_sum(), run.fp8 ? run.fp8->bad_flag() : nullptr, run.stream);
         if (run.fp8) run.fp8->finish_step(run.optimizer.loss_scale_change(), run.stream);
-        for (const Fp8Loss& loss : run.model.fall_back(run.stream))
-            report_fallback(step - 1, loss, o, comm, directory);
+        for (const Fp8Loss& loss : run.model.fall_back(run.stream)) report_fallback(step - 1, loss, o, comm, directory);
         run.model.prepare_weights(run.stream);
         results.submit(step, run.optimizer.state(), run.model.train_loss_sum(), run.model.train_loss_count(),
                        run.optimizer.loss_scale(), run.stream);
@@ -537,7 +525,8 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     if (o.precision == "fp8") Fp8Layers(o.fp8_layers, o.model_config.layers);  // refuses unknown names
     const MemoryByKind memory = plan_memory(o, comm);
     if (o.dry_run) {
-        PlanInputs plan{o.batch, o.seq, o.total_batch, comm.world(), o.precision, o.fp8_layers, o.recompute, memory, 0, {}, ""};
+        PlanInputs plan{o.batch, o.seq, o.total_batch, comm.world(), o.precision, o.fp8_layers, o.recompute, memory, 0,
+                        {},      ""};
         plan.gpu = find_gpu_by_short_name(o.gpu.empty() ? "h200" : o.gpu);
         std::fputs(describe_plan(o.model_config, plan).c_str(), stdout);
         return ExitCode::ok;

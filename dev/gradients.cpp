@@ -11,6 +11,7 @@
 
 #include "llmc/data/loader.h"
 #include "llmc/device/math.cuh"
+#include "llmc/device/transfer.h"
 #include "llmc/fp8/recipe.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/run/options.h"
@@ -19,16 +20,6 @@ using namespace llmc;
 using nlohmann::ordered_json;
 
 namespace {
-
-template <class T>
-T read_back(const T* device, stream_t stream) {
-    T* staging = static_cast<T*>(pinned_malloc(sizeof(T)));
-    copy_to_host(staging, device, sizeof(T), stream);
-    synchronize(stream);
-    const T value = *staging;
-    pinned_free(staging);
-    return value;
-}
 
 ordered_json numbers_of(const std::vector<float>& gradient) {
     double squares = 0, projection = 0;

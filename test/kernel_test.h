@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "llmc/device/formats.cuh"
-#include "llmc/device/runtime.h"
+#include "llmc/device/transfer.h"
 
 namespace llmc::test {
 
@@ -42,20 +42,9 @@ public:
 
     void upload(const std::vector<T>& values) {
         REQUIRE(values.size() == count_);
-        T* staging = static_cast<T*>(pinned_malloc(bytes()));
-        std::copy(values.begin(), values.end(), staging);
-        copy_to_device(data_, staging, bytes(), test_stream());
-        synchronize(test_stream());
-        pinned_free(staging);
+        write_through(data_, values.data(), count_, test_stream());
     }
-    std::vector<T> download() const {
-        T* staging = static_cast<T*>(pinned_malloc(bytes()));
-        copy_to_host(staging, data_, bytes(), test_stream());
-        synchronize(test_stream());
-        std::vector<T> values(staging, staging + count_);
-        pinned_free(staging);
-        return values;
-    }
+    std::vector<T> download() const { return read_back<T>(data_, count_, test_stream()); }
     T* get() { return data_; }
     const T* get() const { return data_; }
     operator T*() { return data_; }

@@ -51,25 +51,6 @@ void quantize(const Quantized<F8>& to, float* dbias, float* scratch, const bf16*
 
 // ---- weights -------------------------------------------------------------------------------------------------------
 
-struct MasterValues {
-    const float* master;
-    static constexpr bool kSumsColumns = false;
-    struct Inputs {
-        float x[2][8];
-    };
-    LLMC_DEVICE void load(Inputs& inputs, size_t at) const {
-        load8(master + at, inputs.x[0]);
-        load8(master + at + 8, inputs.x[1]);
-    }
-    LLMC_DEVICE void finish(float (&x)[2][8], const Inputs& inputs) const {
-        LLMC_UNROLL
-        for (int h = 0; h < 2; h++) {
-            LLMC_UNROLL
-            for (int i = 0; i < 8; i++) x[h][i] = inputs.x[h][i];
-        }
-    }
-};
-
 static __global__ void __launch_bounds__(kQuantizeThreads, 3)
     quantize_weight_kernel(e4m3* row, e4m3* transposed, Fp8State* state, const float* master, int R, int C,
                            QuantizePass pass) {

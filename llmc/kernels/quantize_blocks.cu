@@ -11,25 +11,16 @@ namespace llmc {
 
 namespace {
 
-constexpr int kTile = 128;
+constexpr int kTile = kTileRows;
+static_assert(kTileColumns == kTile, "rows and columns are quantized alike");
 constexpr int kPitch = kTile + 8;       // bf16: rows of the tile start 4 banks apart
 constexpr int kCodePitch = kTile + 16;  // bytes of a column's codes
 constexpr int kSegment = 32;            // elements; four make a tile's row or column
 constexpr int kSegments = kTile / kSegment;
 static_assert(kCodePitch * kTile <= kPitch * kTile * 2, "codes fit where the values were");
 
-// Where this block's tile lies in the (N, C) matrix.
-struct Corner {
-    int row, column;
-    LLMC_DEVICE explicit Corner(int C) {
-        const int tiles = div_up(C, kTile);
-        row = static_cast<int>(blockIdx.x) / tiles * kTile;
-        column = static_cast<int>(blockIdx.x) % tiles * kTile;
-    }
-};
-
 // Values past the edge of the matrix are zero.
-LLMC_DEVICE void load_tile(bf16* tile, const bf16* inp, const Corner& corner, int N, int C) {
+LLMC_DEVICE void load_tile(bf16* tile, const bf16* inp, const TileCorner& corner, int N, int C) {
     LLMC_UNROLL
     for (int i = 0; i < kTile * kTile / 8 / kQuantizeThreads; i++) {
         const int index = i * kQuantizeThreads + static_cast<int>(threadIdx.x);
@@ -75,7 +66,7 @@ LLMC_DEVICE void store_scales(void* scales, uint32_t exponents, int rows, int K,
 // Rows: threads 2 r and 2 r + 1 take the even and the odd 16 columns, so that together they write 32 bytes at a time.
 template <Fp8Scaling S>
 LLMC_DEVICE void quantize_rows(e4m3* row_codes, void* row_scales, QuantizeTally& tally, const bf16* tile,
-                               const Corner& corner, int N, int C, QuantizePass pass) {
+                               const TileCorner& corner, int N, int C, QuantizePass pass) {
     const int local = static_cast<int>(threadIdx.x) / 2, half = static_cast<int>(threadIdx.x) % 2;
     const int row = corner.row + local;
     const bf16* values = tile + local * kPitch + half * 16;
@@ -158,7 +149,7 @@ LLMC_DEVICE void note_columns(ColumnNotes& notes, const bf16* tile) {
     }
 }
 
-LLMC_DEVICE void store_column_sums(float* parts, const ColumnNotes& notes, const Corner& corner, int C) {
+LLMC_DEVICE void store_column_sums(float* parts, const ColumnNotes& notes, const TileCorner& corner, int C) {
     const int t = static_cast<int>(threadIdx.x);
     if (t >= kTile || corner.column + t >= C) return;
     float sum = 0.0f;
@@ -169,7 +160,7 @@ LLMC_DEVICE void store_column_sums(float* parts, const ColumnNotes& notes, const
 
 template <Fp8Scaling S>
 LLMC_DEVICE void quantize_column_pair(uint32_t (&codes)[2][8], void* scales, const ColumnNotes& notes, const bf16* tile,
-                                      const Corner& corner, int N, int C) {
+                                      const TileCorner& corner, int N, int C) {
     const ColumnPair pair;
     float scale[2];
     LLMC_UNROLL
@@ -210,7 +201,7 @@ LLMC_DEVICE void put_column_codes(uint8_t* staged, const uint32_t (&codes)[2][8]
 }
 
 // Eight neighbouring threads write a column's 128 bytes.
-LLMC_DEVICE void store_column_codes(e4m3* transposed, const uint8_t* staged, const Corner& corner, int N, int C) {
+LLMC_DEVICE void store_column_codes(e4m3* transposed, const uint8_t* staged, const TileCorner& corner, int N, int C) {
     LLMC_UNROLL
     for (int i = 0; i < kTile * kTile / 16 / kQuantizeThreads; i++) {
         const int index = i * kQuantizeThreads + static_cast<int>(threadIdx.x);
@@ -231,7 +222,7 @@ static __global__ void __launch_bounds__(kQuantizeThreads, 3)
     LLMC_SHARED(bf16, tile, [kTile * kPitch]);
     LLMC_SHARED(QuantizeTally, tallies, [kQuantizeThreads]);
     LLMC_SHARED(ColumnNotes, notes, [1]);
-    const Corner corner(C);
+    const TileCorner corner(C);
     load_tile(tile, inp, corner, N, C);
     __syncthreads();
     QuantizeTally tally;
@@ -252,25 +243,6 @@ static __global__ void __launch_bounds__(kQuantizeThreads, 3)
 }
 
 // ---- weights -------------------------------------------------------------------------------------------------------
-
-struct TileValues {
-    const float* master;
-    static constexpr bool kSumsColumns = false;
-    struct Inputs {
-        float x[2][8];
-    };
-    LLMC_DEVICE void load(Inputs& inputs, size_t at) const {
-        load8(master + at, inputs.x[0]);
-        load8(master + at + 8, inputs.x[1]);
-    }
-    LLMC_DEVICE void finish(float (&x)[2][8], const Inputs& inputs) const {
-        LLMC_UNROLL
-        for (int h = 0; h < 2; h++) {
-            LLMC_UNROLL
-            for (int i = 0; i < 8; i++) x[h][i] = inputs.x[h][i];
-        }
-    }
-};
 
 // The largest finite magnitude of the block's tile; every thread gets it.
 LLMC_DEVICE float tile_amax(const float* master, int C, float* scratch) {
@@ -305,7 +277,7 @@ static __global__ void __launch_bounds__(kQuantizeThreads, 3)
     }
     QuantizeTally tally;
     float no_sums[2][8] = {};
-    quantize_tile_rows(row, tile, tally, no_sums, power_of_two(-exponent), TileValues{master}, R, C, pass);
+    quantize_tile_rows(row, tile, tally, no_sums, power_of_two(-exponent), MasterValues{master}, R, C, pass);
     tallies[threadIdx.x] = tally;
     __syncthreads();
     commit_tallies(state, tallies, static_cast<size_t>(R) * C, pass);

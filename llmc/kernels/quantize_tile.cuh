@@ -162,6 +162,26 @@ LLMC_DEVICE void quantize_tile(F8* row, F8* transposed, float* parts, Fp8State* 
     if (transposed != nullptr) quantize_tile_columns(transposed, tile, N, C);
 }
 
+// The producer of a weight: its FP32 master values (R, C).
+struct MasterValues {
+    const float* master;
+    static constexpr bool kSumsColumns = false;
+    struct Inputs {
+        float x[2][8];
+    };
+    LLMC_DEVICE void load(Inputs& inputs, size_t at) const {
+        load8(master + at, inputs.x[0]);
+        load8(master + at + 8, inputs.x[1]);
+    }
+    LLMC_DEVICE void finish(float (&x)[2][8], const Inputs& inputs) const {
+        LLMC_UNROLL
+        for (int h = 0; h < 2; h++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) x[h][i] = inputs.x[h][i];
+        }
+    }
+};
+
 // What the launchers of tile kernels share: the checks, the grid, and the outputs that the pass really has.
 template <class F8>
 struct QuantizeLaunch {

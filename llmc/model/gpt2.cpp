@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "llmc/device/transfer.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/classifier.h"
 #include "llmc/kernels/embedding.h"
@@ -281,12 +282,8 @@ std::vector<float> Gpt2<Real>::next_token_logits(const int* tokens, int length, 
                           activations_.lnf + static_cast<size_t>(length - 1) * static_cast<size_t>(C),
                           parameters_.weight(embedding_unit(), EmbeddingTensor::wte), nullptr, 1, C, Vp, stream);
     parameters_.release(embedding_unit(), stream);
-    Real* staging = static_cast<Real*>(pinned_malloc(static_cast<size_t>(V) * sizeof(Real)));
-    copy_to_host(staging, activations_.logits, static_cast<size_t>(V) * sizeof(Real), stream);
-    synchronize(stream);
-    std::vector<float> logits(static_cast<size_t>(V));
-    for (size_t i = 0; i < logits.size(); i++) logits[i] = to_float(staging[i]);
-    pinned_free(staging);
+    std::vector<float> logits;
+    for (const Real x : read_back(activations_.logits, static_cast<size_t>(V), stream)) logits.push_back(to_float(x));
     return logits;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "llmc/device/transfer.h"
 #include "llmc/kernels/elementwise.h"
 #include "llmc/kernels/quantize_flat.h"
 
@@ -413,32 +414,17 @@ void Parameters<Real>::set_tensor(size_t unit, size_t tensor, const std::vector<
     const size_t begin = std::clamp(info.offset, first, last),
                  end = std::clamp(info.offset + info.count(), first, last);
     if (begin == end) return;
-    float* staging = static_cast<float*>(pinned_malloc((end - begin) * sizeof(float)));
-    std::copy(values.begin() + static_cast<ptrdiff_t>(begin - info.offset),
-              values.begin() + static_cast<ptrdiff_t>(end - info.offset), staging);
     float* master = master_slice(unit) + begin - first;
-    copy_to_device(master, staging, (end - begin) * sizeof(float), stream);
+    write_through(master, values.data() + begin - info.offset, end - begin, stream);
     if constexpr (!std::is_same_v<Real, float>)
         if (!is_sliced()) cast(whole(unit).working + begin, master, end - begin, stream);
-    synchronize(stream);
-    pinned_free(staging);
-}
-
-template <class Real>
-std::vector<float> Parameters<Real>::download(const float* from, size_t count, stream_t stream) const {
-    float* staging = static_cast<float*>(pinned_malloc(count * sizeof(float)));
-    copy_to_host(staging, from, count * sizeof(float), stream);
-    synchronize(stream);
-    std::vector<float> values(staging, staging + count);
-    pinned_free(staging);
-    return values;
 }
 
 // A tensor from every rank's slice of its unit.
 template <class Real>
 std::vector<float> Parameters<Real>::download_slices(const float* slice, size_t unit, size_t tensor,
                                                      stream_t stream) const {
-    const std::vector<float> mine = download(slice, slice_count(unit), stream);
+    const std::vector<float> mine = read_back(slice, slice_count(unit), stream);
     std::vector<float> all(table_.unit(unit).count);
     comm_.host_all_gather(all.data(), mine.data(), mine.size() * sizeof(float));
     const ParameterTensor& info = table_.unit(unit).tensors[tensor];
@@ -450,7 +436,7 @@ template <class Real>
 std::vector<float> Parameters<Real>::get_tensor(size_t unit, size_t tensor, stream_t stream) const {
     if (is_sliced()) return download_slices(master_slice(unit), unit, tensor, stream);
     const ParameterTensor& info = table_.unit(unit).tensors[tensor];
-    return download(master_ + table_.unit(unit).begin + info.offset, info.count(), stream);
+    return read_back(master_ + table_.unit(unit).begin + info.offset, info.count(), stream);
 }
 template <class Real>
 std::vector<float> Parameters<Real>::get_gradient(size_t unit, size_t tensor, stream_t stream) const {
@@ -459,7 +445,7 @@ std::vector<float> Parameters<Real>::get_gradient(size_t unit, size_t tensor, st
         return download_slices(accumulates() ? whole_gradient(unit) + slice_begin(unit) : gradient_ + shard_index(unit),
                                unit, tensor, stream);
     const ParameterTensor& info = table_.unit(unit).tensors[tensor];
-    return download(whole_gradient(unit) + info.offset, info.count(), stream);
+    return read_back(whole_gradient(unit) + info.offset, info.count(), stream);
 }
 
 template class Parameters<float>;

@@ -152,7 +152,6 @@ private:
     void send(size_t unit, const Whole& to);
     void cut_into_ranges(size_t unit);
     void cut_into_pieces(size_t unit);
-    std::vector<float> download(const float* from, size_t count, stream_t stream) const;
     std::vector<float> download_slices(const float* slice, size_t unit, size_t tensor, stream_t stream) const;
 
     const ParameterTable& table_;

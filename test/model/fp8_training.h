@@ -52,32 +52,12 @@ struct Fp8Training {
         test.model.prepare_weights(test.stream);
     }
 
-    std::vector<std::vector<float>> weights() {
-        std::vector<std::vector<float>> all;
-        for (size_t u = 0; u < test.table.units().size(); u++)
-            for (size_t t = 0; t < test.table.unit(u).tensors.size(); t++)
-                all.push_back(test.parameters.get_tensor(u, t, test.stream));
-        return all;
-    }
+    std::vector<std::vector<float>> weights() { return all_weights(test.parameters, test.stream); }
 
     std::vector<Fp8State> states() {
-        const size_t bytes = static_cast<size_t>(test.fp8->count()) * sizeof(Fp8State);
-        Fp8State* staging = static_cast<Fp8State*>(pinned_malloc(bytes));
-        copy_to_host(staging, test.fp8->states(), bytes, test.stream);
-        synchronize(test.stream);
-        std::vector<Fp8State> values(staging, staging + test.fp8->count());
-        pinned_free(staging);
-        return values;
+        return read_back(test.fp8->states(), static_cast<size_t>(test.fp8->count()), test.stream);
     }
 };
-
-inline bool same_bits(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
-    if (a.size() != b.size()) return false;
-    for (size_t i = 0; i < a.size(); i++)
-        if (a[i].size() != b[i].size() || std::memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float)))
-            return false;
-    return true;
-}
 
 // Channel `channel` of every row of the tensor times `factor`; what it was.
 inline std::vector<float> enlarge_channel(Fp8Training& run, const char* name, size_t channel, float factor) {

@@ -8,6 +8,7 @@
 #include "llmc/model/gpt2.h"
 #include "test/fixture.h"
 #include "test/kernel_test.h"
+#include "test/model/all_weights.h"
 
 namespace llmc::test {
 
@@ -57,8 +58,7 @@ struct TestModel {
         : config(config_),
           table(gpt2_units(config_), 1),
           parameters(table, comm),
-          matmul(false, FastAccumulation::forward,
-                 fp8_config ? scaling_of(fp8_config->recipe) : Fp8Scaling::tensor),
+          matmul(false, FastAccumulation::forward, fp8_config ? scaling_of(fp8_config->recipe) : Fp8Scaling::tensor),
           fp8(fp8_config ? std::make_unique<Fp8Tensors>(config_, *fp8_config, Fp8Layers(fp8_layers, config_.layers),
                                                         B * T, recompute)
                          : nullptr),
@@ -91,12 +91,7 @@ struct TestModel {
 
     template <class T>
     T read(const T* device) {
-        T* staging = static_cast<T*>(pinned_malloc(sizeof(T)));
-        copy_to_host(staging, device, sizeof(T), stream);
-        synchronize(stream);
-        const T value = *staging;
-        pinned_free(staging);
-        return value;
+        return read_back(device, stream);
     }
     double mean_train_loss() {
         return read(model.train_loss_sum()) / static_cast<double>(read(model.train_loss_count()));

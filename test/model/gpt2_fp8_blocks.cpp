@@ -86,26 +86,11 @@ struct BlockTraining {
         test.fp8->finish_step(optimizer.loss_scale_change(), test.stream);
         test.model.prepare_weights(test.stream);
     }
-    std::vector<std::vector<float>> weights() {
-        std::vector<std::vector<float>> all;
-        for (size_t u = 0; u < test.table.units().size(); u++)
-            for (size_t t = 0; t < test.table.unit(u).tensors.size(); t++)
-                all.push_back(test.parameters.get_tensor(u, t, test.stream));
-        return all;
-    }
+    std::vector<std::vector<float>> weights() { return all_weights(test.parameters, test.stream); }
     std::vector<Fp8State> states() {
-        std::vector<Fp8State> all;
-        for (int i = 0; i < test.fp8->count(); i++) all.push_back(test.read(test.fp8->states() + i));
-        return all;
+        return read_back(test.fp8->states(), static_cast<size_t>(test.fp8->count()), test.stream);
     }
 };
-
-bool same_bits(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
-    bool same = a.size() == b.size();
-    for (size_t i = 0; same && i < a.size(); i++)
-        same = a[i].size() == b[i].size() && std::memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float)) == 0;
-    return same;
-}
 
 }  // namespace
 

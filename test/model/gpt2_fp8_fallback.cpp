@@ -28,12 +28,8 @@ void check_working_copies(Fp8Training& run) {
             if (run.test.fp8->is_fp8(l, linear)) continue;
             const size_t unit = block_unit(l), tensor = BlockTensor::qkv_weight + static_cast<size_t>(linear);
             const std::vector<float> master = run.test.parameters.get_tensor(unit, tensor, run.test.stream);
-            const size_t bytes = master.size() * sizeof(bf16);
-            bf16* working = static_cast<bf16*>(pinned_malloc(bytes));
-            copy_to_host(working, run.test.parameters.weight(unit, tensor), bytes, run.test.stream);
-            synchronize(run.test.stream);
+            const auto working = read_back(run.test.parameters.weight(unit, tensor), master.size(), run.test.stream);
             for (size_t i = 0; i < master.size(); i++) REQUIRE(working[i].bits == to_bf16(master[i]).bits);
-            pinned_free(working);
         }
 }
 

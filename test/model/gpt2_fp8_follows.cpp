@@ -42,14 +42,10 @@ Batch batch_of(int step) {
 using Tamper = void (*)(Fp8State& state);
 
 void tamper_with(TestModel<bf16>& test, const Fp8TensorId& tensor, Tamper tamper) {
-    Fp8State* staging = static_cast<Fp8State*>(pinned_malloc(sizeof(Fp8State)));
     Fp8State* device = const_cast<Fp8State*>(test.fp8->states()) + tensor.index();
-    copy_to_host(staging, device, sizeof(Fp8State), test.stream);
-    synchronize(test.stream);
-    tamper(*staging);
-    copy_to_device(device, staging, sizeof(Fp8State), test.stream);
-    synchronize(test.stream);
-    pinned_free(staging);
+    Fp8State state = read_back(device, test.stream);
+    tamper(state);
+    write_through(device, state, test.stream);
 }
 
 // Mean loss of the last steps; `fp8`: nullptr for BF16.

@@ -54,24 +54,10 @@ std::vector<std::vector<float>> training_state(Fp8Training& run) {
     std::vector<std::vector<float>> all;
     for (size_t u = 0; u < run.test.table.units().size(); u++) {
         const auto slice = run.test.parameters.slice(u);
-        for (const float* array : {slice.master, slice.m, slice.v}) {
-            float* staging = static_cast<float*>(pinned_malloc(slice.count * sizeof(float)));
-            copy_to_host(staging, array, slice.count * sizeof(float), run.test.stream);
-            synchronize(run.test.stream);
-            all.emplace_back(staging, staging + slice.count);
-            pinned_free(staging);
-        }
+        for (const float* array : {slice.master, slice.m, slice.v})
+            all.push_back(read_back(array, slice.count, run.test.stream));
     }
     return all;
-}
-
-template <class T>
-void write(T* device, const T& value, stream_t stream) {
-    T* staging = static_cast<T*>(pinned_malloc(sizeof(T)));
-    *staging = value;
-    copy_to_device(device, staging, sizeof(T), stream);
-    synchronize(stream);
-    pinned_free(staging);
 }
 
 // Two good steps, one that `spoil(run)` runs all but the optimizer's part of, and one good step. `bad`: what the casts
@@ -114,7 +100,7 @@ TEST_CASE("gpt2 fp8 outliers: a BF16 gradient between two FP8 layers that is not
     for (const float value : kNotFinite)
         check_skipped(to.index(), [&](Fp8Training& run) {
             Fp8State* state = const_cast<Fp8State*>(run.test.fp8->states()) + from.index();
-            write(&state->scale_inv, value, run.test.stream);
+            write_through(&state->scale_inv, value, run.test.stream);
             run.micro_step(2, 1.0f);
         });
 }
@@ -130,7 +116,7 @@ TEST_CASE("gpt2 fp8 outliers: one FP32 gradient that is not finite, wherever it 
             check_skipped(-1, [&](Fp8Training& run) {
                 run.micro_step(2, 1.0f);
                 const auto place = run.test.table.find(name);
-                write(run.test.parameters.gradient(place.unit, place.tensor) + 7, value, run.test.stream);
+                write_through(run.test.parameters.gradient(place.unit, place.tensor) + 7, value, run.test.stream);
             });
         }
 }

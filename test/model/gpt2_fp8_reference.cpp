@@ -103,7 +103,7 @@ struct Fp8Run {
             micro_step();
         }
         gradients = test.gradients();
-        read_states();
+        states = read_back(test.fp8->states(), static_cast<size_t>(test.fp8->count()), test.stream);
     }
 
     template <class F>  // f(unit, tensor, name, elements), in the order of `gradients`
@@ -154,14 +154,6 @@ private:
         test.model.train_micro_step(batch.tokens.data(), batch.targets.data(),
                                     1.0f / static_cast<float>(fixture.B * fixture.T), nullptr, true, test.stream);
         synchronize(test.stream);
-    }
-    void read_states() {
-        const size_t bytes = static_cast<size_t>(test.fp8->count()) * sizeof(Fp8State);
-        Fp8State* staging = static_cast<Fp8State*>(pinned_malloc(bytes));
-        copy_to_host(staging, test.fp8->states(), bytes, test.stream);
-        synchronize(test.stream);
-        states.assign(staging, staging + test.fp8->count());
-        pinned_free(staging);
     }
 };
 

@@ -8,6 +8,7 @@
 #include "llmc/model/gpt2.h"
 #include "llmc/optim/step.h"
 #include "test/comm/ranks/ranks.h"
+#include "test/model/all_weights.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -115,28 +116,10 @@ struct ShardedRun {
     }
     template <class T>
     T read(const T* device) {
-        T* staging = static_cast<T*>(pinned_malloc(sizeof(T)));
-        copy_to_host(staging, device, sizeof(T), stream);
-        synchronize(stream);
-        const T value = *staging;
-        pinned_free(staging);
-        return value;
+        return read_back(device, stream);
     }
-    std::vector<std::vector<float>> weights() {
-        std::vector<std::vector<float>> all;
-        for (size_t u = 0; u < table.units().size(); u++)
-            for (size_t t = 0; t < table.unit(u).tensors.size(); t++)
-                all.push_back(parameters.get_tensor(u, t, stream));
-        return all;
-    }
+    std::vector<std::vector<float>> weights() { return all_weights(parameters, stream); }
 };
-
-bool same_bits(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
-    bool same = a.size() == b.size();
-    for (size_t i = 0; same && i < a.size(); i++)
-        same = a[i].size() == b[i].size() && std::memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float)) == 0;
-    return same;
-}
 
 double largest_gap(const std::vector<double>& a, const std::vector<double>& b) {
     double largest = a.size() == b.size() ? 0 : INFINITY;
@@ -310,16 +293,9 @@ TEST_CASE("an overflow on one rank skips the step on all") {
             // The last rank's loss scale alone is infinite for a moment: so are its gradients.
             float* scale = const_cast<float*>(run.optimizer.loss_scale());
             const float good = run.read(scale);
-            const auto set_scale = [&](float value) {
-                float* staging = static_cast<float*>(pinned_malloc(sizeof value));
-                *staging = value;
-                copy_to_device(scale, staging, sizeof value, run.stream);
-                synchronize(run.stream);
-                pinned_free(staging);
-            };
-            if (world().rank() + 1 == world().world()) set_scale(INFINITY);
+            if (world().rank() + 1 == world().world()) write_through(scale, INFINITY, run.stream);
             run.micro_step(100 + world().rank(), true, true);
-            set_scale(good);
+            write_through(scale, good, run.stream);
             if (run.fp8) run.fp8->check(run.stream);
             run.optimizer.update(run.model.train_loss_sum(), run.fp8 ? run.fp8->bad_flag() : nullptr, run.stream);
             if (run.fp8) run.fp8->finish_step(run.optimizer.loss_scale_change(), run.stream);
