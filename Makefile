@@ -63,9 +63,9 @@ WARNINGS := -Wall -Wextra -Wno-restrict  # -Wrestrict: false alarms of g++ 12 on
 COMMON   := -std=c++20 -I. $(DEFINES)
 CXXFLAGS_CPU := $(COMMON) $(WARNINGS) -fopenmp -fno-math-errno -march=$(MARCH) -MMD -MP -DLLMC_CUDA=0
 ifeq ($(SANITIZE),address)
-CXXFLAGS_CPU += -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+CXXFLAGS_CPU += -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 else ifeq ($(SANITIZE),thread)
-CXXFLAGS_CPU += -O1 -g -fsanitize=thread -Wno-tsan
+CXXFLAGS_CPU += -O1 -g1 -fsanitize=thread -Wno-tsan
 else
 # g++ would peel the kernels' loops over the 8 elements of a vector access completely before it vectorises them: with a
 # lower limit they become vector instructions, and kernels up to twice as fast.

@@ -87,6 +87,7 @@ FastAccumulation fast_accumulation(const Options& o) {
 Sharding sharding(const Options& o, const ParameterTable& table) {
     Sharding result;
     result.stage = o.zero;
+    result.within = o.shard_within;
     result.wire = o.reduce == "bf16" ? Wire::bf16 : Wire::fp32;
     if (o.precision == "fp8" && scaling_of(fp8_recipe_from_name(o.fp8_recipe)) == Fp8Scaling::tensor)
         result.fp8 = fp8_tensors_of(table, o.model_config, Fp8Layers(o.fp8_layers, o.model_config.layers));
@@ -541,7 +542,8 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     RunDirectory directory(comm.is_main() ? o.out : "", o.overwrite);
     install_signal_handlers();
     if (comm.world() > 1 && comm.is_main())
-        std::printf("%d ranks over %s, --zero %d\n", comm.world(), comm.name(), o.zero);
+        std::printf("%d ranks over %s, --zero %d%s\n", comm.world(), comm.name(), o.zero,
+                    o.shard_within > 0 ? strprintf(" --shard-within %d", o.shard_within).c_str() : "");
     if (comm.is_main())
         std::printf("%s on %s, %s: %lld parameters, %lld tokens a step in %d micro-steps, %lld steps\n",
                     o.model_config.name.c_str(), device.name.c_str(), o.precision.c_str(),

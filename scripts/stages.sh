@@ -1,6 +1,8 @@
 # Runs the stages of a test script one after the other and counts what passed. To be sourced.
 #
 #   stage NAME KIND COMMAND...   KIND says what its output counts as: doctest, unittest, or check (one pass or fail)
+#   beside stage ...             the same in the background, beside the stages up to
+#   join                         which waits for it, prints its line and counts it
 #   skip NAME REASON             a stage that cannot run here; with CI=true, `require NAME REASON` counts as failed
 #   finish                       the closing line; returns 1 if anything failed
 #
@@ -15,8 +17,10 @@ print_stage() { printf '%-42s %8s %12s  %s\n' "$1" "$2" "$3" "$4"; }
 
 # Sets cpu_seconds: processor time of all commands so far, which a busy machine does not stretch.
 take_cpu_time() {
-    times >"$LOGS/times"
-    cpu_seconds=$(awk -F '[ms ]+' 'NR == 2 { print 60 * $1 + $2 + 60 * $3 + $4 }' "$LOGS/times")
+    local file=$LOGS/times.$BASHPID  # a pipe would be a process of its own, with other times
+    times >"$file"
+    cpu_seconds=$(awk -F '[ms ]+' 'NR == 2 { print 60 * $1 + $2 + 60 * $3 + $4 }' "$file")
+    rm -f "$file"
 }
 
 # "[doctest] test cases:  12 |  11 passed | 1 failed | 0 skipped" -> "11 1 0".
@@ -67,6 +71,24 @@ stage() {
     echo "---- the end of $log (exit code $code)"
     tail -n 40 "$log" | cut -c -400
     echo "----"
+}
+
+beside() {
+    rm -f "$LOGS/beside.counts"
+    (
+        passed=0 failed=0 skipped=0
+        "$@"
+        echo "$passed $failed $skipped" >"$LOGS/beside.counts"
+    ) >"$LOGS/beside.out" 2>&1 &
+    beside_process=$!
+}
+
+join() {
+    local p=0 f=1 s=0
+    wait "$beside_process"
+    cat "$LOGS/beside.out"
+    if [[ -f $LOGS/beside.counts ]]; then read -r p f s <"$LOGS/beside.counts"; fi
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 }
 
 skip() {

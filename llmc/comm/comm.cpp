@@ -173,15 +173,15 @@ static void require_division(int world, int n) {
                       world, n));
 }
 
-Comm Comm::neighbours(int n) const {
+Comm Comm::neighbours(int n, const std::string& label) const {
     require_division(world(), n);
     if (state_->planned) return planned(n, state_->planned, state_->order);
-    return split(rank() / n, strprintf("neighbours of %d", n));
+    return split(rank() / n, label);
 }
-Comm Comm::counterparts(int n) const {
+Comm Comm::counterparts(int n, const std::string& label) const {
     require_division(world(), n);
     if (state_->planned) return planned(world() / n, state_->planned, state_->order);
-    return split(rank() % n, strprintf("counterparts %d apart", n));
+    return split(rank() % n, label);
 }
 
 // ---- who -----------------------------------------------------------------------------------------------------------

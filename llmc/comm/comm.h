@@ -108,8 +108,8 @@ public:
     // The ranks that give the same color, in the order of their ranks. `label` is for reports.
     Comm split(int color, const std::string& label) const;
     // For hybrid sharding: this rank's n consecutive ranks, and the ranks in the same place of the other groups.
-    Comm neighbours(int n) const;
-    Comm counterparts(int n) const;
+    Comm neighbours(int n, const std::string& label) const;
+    Comm counterparts(int n, const std::string& label) const;
     Comm duplicate(const std::string& label) const { return split(0, label); }
 
     // ---- the life of a communicator ----

@@ -301,6 +301,9 @@ void FlagSet::Parser::several_processes() {
         "weights too",
         "1 with several ranks")
         ->transform(whole_number(0, 3));
+    add(0, "shard-within", options.shard_within, "N",
+        "shard among N neighbouring ranks, a node's for example, and replicate over such groups; 0: among all ranks")
+        ->transform(whole_number(0, kMaxInt));
     add(0, "comm", options.comm, "NAME", "how ranks talk: auto, self, mpi, tcp or nccl")
         ->transform(one_of({"auto", "self", "mpi", "tcp", "nccl"}));
     add(0, "reduce", options.reduce, "NAME", "what gradients travel as: fp32 or bf16 (sums are FP32)")

@@ -76,6 +76,7 @@ struct Options {
 
     // Several processes
     int zero = -1;                     // 0 to 3; -1 = not given = 1 with several ranks, else 0
+    int shard_within = 0;              // ranks of a group that shards; 0 = all
     std::string comm = "auto";         // auto, self, mpi, tcp, nccl
     std::string reduce = "fp32";       // fp32, bf16
     std::string reduce_order = "any";  // any, rank

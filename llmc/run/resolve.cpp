@@ -183,6 +183,7 @@ std::string config_json(const Options& o) {
         {"max-skips", o.max_skips},
         {"skip-spikes", o.skip_spikes},
         {"zero", o.zero},
+        {"shard-within", o.shard_within},
         {"comm", o.comm},
         {"reduce", o.reduce},
         {"reduce-order", o.reduce_order},

@@ -20,6 +20,18 @@ int stage_of(const Sharding& sharding, const Comm& comm) {
     return comm.world() > 1 ? sharding.stage : 0;
 }
 
+int group_size_of(const Sharding& sharding, int world) {
+    if (sharding.within == 0) return world;
+    if (sharding.within < 1 || world % sharding.within != 0)
+        throw Error(ExitCode::bad_flags,
+                    strprintf("--shard-within %d: %d %s cannot be divided into groups of that size", sharding.within,
+                              world, world == 1 ? "rank" : "ranks"));
+    if (sharding.stage == 0 && world > 1)
+        throw Error(ExitCode::bad_flags,
+                    strprintf("--shard-within %d: --zero 0 shards nothing; use --zero 1, 2 or 3", sharding.within));
+    return sharding.within;
+}
+
 }  // namespace
 
 // ---- what there is, and where --------------------------------------------------------------------------------------
@@ -28,6 +40,7 @@ template <class Real>
 Parameters<Real>::Parameters(const ParameterTable& table, const Comm& comm, const Sharding& sharding)
     : table_(table), comm_(comm), sharding_(sharding) {
     sharding_.stage = stage_of(sharding, comm);
+    group_size_ = group_size_of(sharding, comm.world());
     const size_t units = table.units().size();
     for (const Unit& unit : table.units()) fp8_states_.emplace_back(unit.tensors.size(), nullptr);
     ranges_.resize(units);
@@ -44,15 +57,14 @@ Parameters<Real>::Parameters(const ParameterTable& table, const Comm& comm, cons
 template <class Real>
 void Parameters<Real>::plan() {
     const int stage = sharding_.stage;
-    const size_t world = static_cast<size_t>(comm_.world()), all = table_.count(),
-                 shard = is_sliced() ? all / world : all;
+    const size_t group = static_cast<size_t>(group_size_), all = table_.count(), shard = all / slices();
     for (float** array : {&master_, &m_, &v_}) optimizer_.plan(array, shard);
     gradients_.plan(&gradient_, stage >= 2 ? shard : all);
     bool any_fp8 = false;
     size_t largest_slice = 0;
     for (size_t u = 0; u < table_.units().size(); u++) {
         any_fp8 |= has_fp8(u);
-        largest_slice = std::max(largest_slice, table_.unit(u).count / world);
+        largest_slice = std::max(largest_slice, table_.unit(u).count / group);
     }
     if (!master_is_working()) weights_.plan(&working_, stage == 3 ? shard : all);
     if (any_fp8) weights_.plan(&fp8_, stage == 3 ? shard : all);
@@ -64,22 +76,29 @@ void Parameters<Real>::plan() {
         if (stage >= 2) gradients_.plan(&gradient_slots_[s].memory, slot_count(s));
     }
     if (stage >= 2) gradients_.plan(&partial_, largest_slice);
-    if (world > 1) gradients_.plan(&workspace_, comm_.reduce_scatter_workspace(largest_slice, sharding_.wire));
+    const auto workspace = [&](size_t ranks, size_t count) {
+        const Comm part = Comm::planned(static_cast<int>(ranks), comm_.name(), comm_.reduce_order());
+        return part.reduce_scatter_workspace(count, sharding_.wire);
+    };
+    if (comm_.world() > 1)
+        gradients_.plan(&workspace_, std::max(workspace(group, largest_slice),
+                                              workspace(groups(), largest_slice / groups())));
 }
 
 template <class Real>
 void Parameters<Real>::allocate(stream_t stream) {
     for (Arena* arena : {&weights_, &gradients_, &optimizer_})
         if (arena->bytes() > 0) arena->allocate();
-    const size_t shard = is_sliced() ? table_.count() / static_cast<size_t>(comm_.world()) : table_.count();
+    const size_t shard = table_.count() / slices();
     for (float* array : {master_, m_, v_}) set_bytes(array, 0, shard * sizeof(float), stream);  // padding stays 0
     set_bytes(gradient_, 0, (accumulates() ? table_.count() : shard) * sizeof(float), stream);
     const size_t working = sharding_.stage == 3 ? shard : table_.count();
     if (working_) set_bytes(working_, 0, working * sizeof(Real), stream);
     if (fp8_) set_bytes(fp8_, 0, working, stream);
     if (comm_.world() == 1) return;
-    gather_comm_ = comm_.duplicate("weights");
-    reduce_comm_ = comm_.duplicate("gradients");
+    gather_comm_ = comm_.neighbours(group_size_, "weights");
+    reduce_comm_ = comm_.neighbours(group_size_, "gradients");
+    if (groups() > 1) groups_comm_ = comm_.counterparts(group_size_, "gradients of all groups");
     gather_stream_ = create_stream();
     reduce_stream_ = create_stream();
     computed_ = create_event();
@@ -141,15 +160,15 @@ size_t Parameters<Real>::slot_count(size_t slot) const {
 
 template <class Real>
 size_t Parameters<Real>::slice_count(size_t unit) const {
-    return table_.unit(unit).count / (is_sliced() ? static_cast<size_t>(comm_.world()) : 1);
+    return table_.unit(unit).count / slices();
 }
 template <class Real>
 size_t Parameters<Real>::slice_begin(size_t unit) const {
-    return is_sliced() ? slice_count(unit) * static_cast<size_t>(comm_.rank()) : 0;
+    return is_sliced() ? slice_count(unit) * place_in_group() : 0;
 }
 template <class Real>
 size_t Parameters<Real>::shard_index(size_t unit) const {
-    return table_.unit(unit).begin / (is_sliced() ? static_cast<size_t>(comm_.world()) : 1);
+    return table_.unit(unit).begin / slices();
 }
 
 template <class Real>
@@ -202,9 +221,8 @@ typename Parameters<Real>::Slice Parameters<Real>::slice(size_t unit) {
 
 template <class Real>
 typename Parameters<Real>::GradientShare Parameters<Real>::gradient_share(size_t unit) const {
-    const size_t count = table_.unit(unit).count / static_cast<size_t>(comm_.world());
-    if (!accumulates()) return {gradient_ + shard_index(unit), count};
-    return {whole_gradient(unit) + count * static_cast<size_t>(comm_.rank()), count};
+    const size_t count = reduced_count(unit) / groups();
+    return {reduced_slice(unit) + count * group_index(), count};
 }
 
 // ---- weights -------------------------------------------------------------------------------------------------------
@@ -250,7 +268,7 @@ void Parameters<Real>::send(size_t unit, const Whole& to) {
     }
     for (const Piece& piece : pieces_[unit]) {
         const Real* mine = working_slice(unit) + piece.begin - slice_begin(unit);
-        if (piece.rank == comm_.rank() && mine != to.working + piece.begin)
+        if (piece.rank == gather_comm_.rank() && mine != to.working + piece.begin)
             copy_on_device(to.working + piece.begin, mine, piece.count * sizeof(Real), gather_stream_);
     }
     const Comm::Group group(gather_comm_);
@@ -301,24 +319,40 @@ void Parameters<Real>::publish(stream_t stream) {
 
 // ---- gradients -----------------------------------------------------------------------------------------------------
 
+// The part of a unit's gradient that this rank's group sums up on this rank.
+template <class Real>
+size_t Parameters<Real>::reduced_count(size_t unit) const {
+    return table_.unit(unit).count / static_cast<size_t>(group_size_);
+}
+template <class Real>
+float* Parameters<Real>::reduced_slice(size_t unit) const {
+    return accumulates() ? whole_gradient(unit) + reduced_count(unit) * place_in_group()
+                         : gradient_ + shard_index(unit);
+}
+
 template <class Real>
 void Parameters<Real>::reduce(size_t unit, stream_t stream) {
     if (comm_.world() == 1 || (accumulates() && !last_)) return;
-    const size_t count = table_.unit(unit).count / static_cast<size_t>(comm_.world());
-    float* whole = whole_gradient(unit);
-    float* mine = whole + count * static_cast<size_t>(comm_.rank());
+    const size_t count = reduced_count(unit);
+    float *whole = whole_gradient(unit), *sum = reduced_slice(unit);
     record(computed_, stream);
     wait(reduce_stream_, computed_);
-    if (accumulates()) {
-        reduce_comm_.reduce_scatter(mine, whole, count, sharding_.wire, workspace_, reduce_stream_);
-        if (sharding_.stage == 0) reduce_comm_.all_gather(whole, mine, count * sizeof(float), reduce_stream_);
-    } else {
-        float* sum = gradient_ + shard_index(unit);
-        reduce_comm_.reduce_scatter(first_ ? sum : partial_, whole, count, sharding_.wire, workspace_, reduce_stream_);
-        if (!first_) add(sum, sum, partial_, count, reduce_stream_);
-        record(gradient_slots_[slot_of(unit)].reduced, reduce_stream_);
-    }
+    float* here = accumulates() || first_ ? sum : partial_;
+    reduce_comm_.reduce_scatter(here, whole, count, sharding_.wire, workspace_, reduce_stream_);
+    if (here == partial_) add(sum, sum, partial_, count, reduce_stream_);
+    if (!accumulates()) record(gradient_slots_[slot_of(unit)].reduced, reduce_stream_);
+    if (groups() > 1 && last_) sum_over_groups(unit);
+    if (sharding_.stage == 0) reduce_comm_.all_gather(whole, sum, count * sizeof(float), reduce_stream_);
     record(reduced_, reduce_stream_);
+}
+
+// Every group's sum of the slice: each rank sums the share that the norm takes from it, and all gather.
+template <class Real>
+void Parameters<Real>::sum_over_groups(size_t unit) {
+    const size_t count = reduced_count(unit) / groups();
+    float *sum = reduced_slice(unit), *mine = sum + count * group_index();
+    groups_comm_.reduce_scatter(mine, sum, count, sharding_.wire, workspace_, reduce_stream_);
+    groups_comm_.all_gather(sum, mine, count * sizeof(float), reduce_stream_);
 }
 
 template <class Real>
@@ -420,13 +454,13 @@ void Parameters<Real>::set_tensor(size_t unit, size_t tensor, const std::vector<
         if (!is_sliced()) cast(whole(unit).working + begin, master, end - begin, stream);
 }
 
-// A tensor from every rank's slice of its unit.
+// A tensor from every slice of its unit.
 template <class Real>
 std::vector<float> Parameters<Real>::download_slices(const float* slice, size_t unit, size_t tensor,
                                                      stream_t stream) const {
     const std::vector<float> mine = read_back(slice, slice_count(unit), stream);
     std::vector<float> all(table_.unit(unit).count);
-    comm_.host_all_gather(all.data(), mine.data(), mine.size() * sizeof(float));
+    gather_comm_.host_all_gather(all.data(), mine.data(), mine.size() * sizeof(float));
     const ParameterTensor& info = table_.unit(unit).tensors[tensor];
     const auto begin = all.begin() + static_cast<ptrdiff_t>(info.offset);
     return {begin, begin + static_cast<ptrdiff_t>(info.count())};
@@ -442,8 +476,7 @@ template <class Real>
 std::vector<float> Parameters<Real>::get_gradient(size_t unit, size_t tensor, stream_t stream) const {
     if (reduced_) wait(stream, reduced_);
     if (is_sliced())
-        return download_slices(accumulates() ? whole_gradient(unit) + slice_begin(unit) : gradient_ + shard_index(unit),
-                               unit, tensor, stream);
+        return download_slices(reduced_slice(unit), unit, tensor, stream);
     const ParameterTensor& info = table_.unit(unit).tensors[tensor];
     return read_back(whole_gradient(unit) + info.offset, info.count(), stream);
 }

@@ -16,6 +16,10 @@
 //   reduce(unit)   the unit's gradient of this micro-step is complete on this rank
 // On one rank all four cost nothing. With several, weights travel on a stream of their own, one unit ahead of the
 // model, and gradients on another, behind it.
+//
+// Hybrid sharding (--shard-within n; HSDP, arXiv 2304.11277 section 3.2.2): "all ranks" above are n neighbouring ones,
+// and every such group has the same slices. Weights never leave the group; gradients do once a step, after the last
+// micro-step, when the groups' sums are summed.
 #pragma once
 #include <functional>
 #include <vector>
@@ -29,6 +33,7 @@ namespace llmc {
 
 struct Sharding {
     int stage = 0;           // --zero; a world of one rank has no other
+    int within = 0;          // --shard-within: so many neighbouring ranks share one set of slices; 0: all ranks
     Wire wire = Wire::fp32;  // --reduce: what gradients travel as
     // By unit and tensor: what the model reads in FP8 alone, made from the master weights with one scale a tensor. It
     // travels as FP8. Empty: nothing.
@@ -107,6 +112,7 @@ public:
     // What went to other ranks, by operation.
     const Traffic& gather_traffic() const { return gather_comm_.traffic(); }
     const Traffic& reduce_traffic() const { return reduce_comm_.traffic(); }
+    const Traffic& group_traffic() const { return groups_comm_.traffic(); }
 
     // Host access for initialisation, import and export; synchronises. set_tensor() wants the same values on every
     // rank; the two others are collectives.
@@ -142,6 +148,13 @@ private:
     size_t slice_count(size_t unit) const;
     size_t slice_begin(size_t unit) const;  // in the unit
     size_t shard_index(size_t unit) const;  // of the slice, in arrays that hold this rank's slices of all units
+    size_t slices() const { return is_sliced() ? static_cast<size_t>(group_size_) : 1; }  // of a unit
+    size_t groups() const { return static_cast<size_t>(comm_.world() / group_size_); }
+    size_t group_index() const { return static_cast<size_t>(comm_.rank() / group_size_); }
+    size_t place_in_group() const { return static_cast<size_t>(comm_.rank() % group_size_); }
+    size_t reduced_count(size_t unit) const;
+    float* reduced_slice(size_t unit) const;
+    void sum_over_groups(size_t unit);
     float* master_slice(size_t unit) const { return master_ + shard_index(unit); }
     Whole whole(size_t unit) const;
     Real* working_slice(size_t unit) const;
@@ -156,8 +169,10 @@ private:
 
     const ParameterTable& table_;
     const Comm comm_;
-    Comm gather_comm_ = Comm::self(), reduce_comm_ = Comm::self();
     Sharding sharding_;
+    int group_size_ = 1;  // ranks that share one set of slices; where everything is everywhere, all ranks
+    // Two of this rank's group, and one of the ranks that have the same slice in every group.
+    Comm gather_comm_ = Comm::self(), reduce_comm_ = Comm::self(), groups_comm_ = Comm::self();
     Arena weights_{"weights"}, gradients_{"gradients"}, optimizer_{"optimizer state"};
     float *master_ = nullptr, *m_ = nullptr, *v_ = nullptr, *gradient_ = nullptr;
     Real* working_ = nullptr;  // all units, or this rank's slices of them in stage 3

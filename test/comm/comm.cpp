@@ -49,9 +49,9 @@ TEST_CASE("comm: one rank is a world whose collectives copy") {
     comm.require_equal("configuration", "anything");
     CHECK(comm.traffic().all_gather.calls == 2);
     CHECK(comm.traffic().all_gather.bytes == 0);
-    CHECK(comm.neighbours(1).world() == 1);
-    CHECK(comm.counterparts(1).world() == 1);
-    CHECK_THROWS_WITH_AS(comm.neighbours(2),
+    CHECK(comm.neighbours(1, "neighbours").world() == 1);
+    CHECK(comm.counterparts(1, "counterparts").world() == 1);
+    CHECK_THROWS_WITH_AS(comm.neighbours(2, "neighbours"),
                          "1 ranks cannot be divided into groups of 2; the size of a group must "
                          "divide the number of ranks",
                          Error);
@@ -69,10 +69,10 @@ TEST_CASE("comm: a planned world tells what memory it needs, and does nothing") 
     CHECK(ordered.reduce_scatter_workspace(64, Wire::fp32) == 4 * 64 * 4);
     CHECK(nccl.all_reduce_workspace<float>(64) == 0);
     CHECK(mpi.all_reduce_workspace<uint64_t>(64) == 4 * 64 * 8);
-    CHECK(mpi.neighbours(2).world() == 2);
-    CHECK(mpi.counterparts(2).world() == 2);
-    CHECK(mpi.neighbours(1).reduce_scatter_workspace(64, Wire::fp32) == 0);
-    CHECK_THROWS_AS(mpi.neighbours(3), Error);
+    CHECK(mpi.neighbours(2, "neighbours").world() == 2);
+    CHECK(mpi.counterparts(2, "counterparts").world() == 2);
+    CHECK(mpi.neighbours(1, "neighbours").reduce_scatter_workspace(64, Wire::fp32) == 0);
+    CHECK_THROWS_AS(mpi.neighbours(3, "neighbours"), Error);
     DeviceArray<float> data(4);
     CHECK_THROWS_AS(mpi.all_gather(data, data, 4, test_stream()), Error);
     CHECK_THROWS_AS(mpi.barrier(), Error);

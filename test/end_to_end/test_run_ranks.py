@@ -78,6 +78,12 @@ class Ranks(unittest.TestCase):
                     self.assertEqual(x["tensor"], y["tensor"])
                     self.assertEqual(x["elements"], y["elements"])
 
+    def test_sharding_within_groups(self):
+        flags = self.flags("--precision", "fp8", "--total-batch", "512", "--batch", "2")
+        one, four = FinishedRun(*flags), RankRun(4, *flags, "--zero", "3", "--shard-within", "2")
+        self.assertLess(worst(four.losses, one.losses), 1e-3)
+        self.assertIn("4 ranks over mpi, --zero 3 --shard-within 2", four.result.stdout)
+
     def test_a_stop_of_one_is_a_stop_of_all(self):
         directory = new_path()
         flags = tiny_flags("--out", directory, "--max-steps", "100000", "--precision", "bf16")
@@ -103,6 +109,8 @@ class Ranks(unittest.TestCase):
                             (["--zero", "3", "--total-batch", "1000"], "is not a multiple of the micro-step"),
                             (["--zero", "1", "--precision", "fp8", "--fp8-recipe", "block", "--channels", "128",
                               "--heads", "2"], "use --zero 0 or --fp8-recipe delayed"),
+                            (["--shard-within", "3"], "2 ranks cannot be divided into groups"),
+                            (["--zero", "0", "--shard-within", "2"], "--zero 0 shards nothing"),
                             (["--comm", "nccl"], "NCCL")):
             with self.subTest(flags=flags):
                 result = run_ranks(2, *tiny, *flags)

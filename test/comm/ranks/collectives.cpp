@@ -20,7 +20,7 @@ std::vector<Comm> communicators() {
     static const Comm again = world().duplicate("duplicate");
     all.insert(all.end(), {odd_even, alone, again});
     if (world().world() % 2 == 0) {
-        static const Comm pairs = world().neighbours(2), across = world().counterparts(2);
+        static const Comm pairs = world().neighbours(2, "neighbours"), across = world().counterparts(2, "counterparts");
         all.insert(all.end(), {pairs, across});
     }
     return all;
@@ -310,10 +310,10 @@ TEST_CASE("ranks: parts of the world") {
     const int n = world().world();
     for (int size = 1; size <= n; size++) {
         if (n % size) {
-            CHECK_THROWS_AS(world().neighbours(size), Error);
+            CHECK_THROWS_AS(world().neighbours(size, "neighbours"), Error);
             continue;
         }
-        const Comm near = world().neighbours(size), far = world().counterparts(size);
+        const Comm near = world().neighbours(size, "neighbours"), far = world().counterparts(size, "counterparts");
         CHECK(near.world() == size);
         CHECK(near.rank() == world().rank() % size);
         CHECK(far.world() == n / size);

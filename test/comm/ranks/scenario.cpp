@@ -96,7 +96,7 @@ public:
         if (name_ == "broadcast") comm_.broadcast(small_.get(), kBytes, 0, stream);
         if (name_ == "barrier") comm_.barrier();
         if (name_ == "host_max") comm_.host_max(1);
-        if (name_ == "split") comm_.neighbours(1);
+        if (name_ == "split") comm_.neighbours(1, "neighbours");
         synchronize(stream);
     }
 

@@ -31,12 +31,14 @@ struct RunConfig {
     Wire wire = Wire::fp32;
     Recompute recompute = Recompute::gelu;
     Fp8FallbackRule fallback = {};
+    int within = 0;
 };
 
 Sharding sharding_of(const RunConfig& c, const ParameterTable& table, const ModelConfig& model) {
     Sharding sharding;
     sharding.stage = c.stage;
     sharding.wire = c.wire;
+    sharding.within = c.within;
     if (c.recipe && scaling_of(fp8_recipe_from_name(c.recipe)) == Fp8Scaling::tensor)
         sharding.fp8 = fp8_tensors_of(table, model, Fp8Layers(c.layers, model.layers));
     return sharding;
@@ -136,13 +138,14 @@ void check_stages(RunConfig config, double loss_bound, double norm_bound) {
     const int ranks = world().world();
     for (const int micro_steps : {1, 2}) {
         RunConfig alone = config;
-        alone.stage = 0;
+        alone.stage = alone.within = 0;
         alone.micro_steps = micro_steps * ranks;
         ShardedRun<Real> reference(alone, Comm::self());
         reference.train();
         REQUIRE(reference.losses.front() > reference.losses.back() * 1.01);  // it learns
         std::vector<std::vector<float>> first_weights;
-        for (int stage = 0; stage <= 3; stage++) {
+        const int first_stage = config.within > 0 ? 1 : 0;
+        for (int stage = first_stage; stage <= 3; stage++) {
             CAPTURE(stage);
             CAPTURE(micro_steps);
             config.stage = stage;
@@ -153,7 +156,7 @@ void check_stages(RunConfig config, double loss_bound, double norm_bound) {
             if (config.fallback.steps > 0) CHECK((run.left > 0 && run.left == reference.left));
             CHECK(largest_gap(run.norms, reference.norms) < norm_bound);
             const auto weights = run.weights();
-            if (stage == 0) first_weights = weights;
+            if (stage == first_stage) first_weights = weights;
             // Stages 0 and 1 add micro-steps up before the ranks, 2 and 3 the other way round.
             if (micro_steps == 1 || stage == 1) CHECK(same_bits(weights, first_weights));
         }
@@ -269,6 +272,65 @@ TEST_CASE("bytes between ranks are those of the formula, and FP8 halves the weig
         for (const uint64_t bytes : of_rank) total += bytes;
         const uint64_t matrices = 12 * 96 * 96;
         CHECK(total == others * visits * (table.unit(1).count - matrices) * sizeof(bf16));
+    }
+}
+
+// Sizes of groups that divide the world, without the world itself.
+std::vector<int> group_sizes() {
+    std::vector<int> sizes;
+    for (int n = 1; n < world().world(); n++)
+        if (world().world() % n == 0) sizes.push_back(n);
+    return sizes;
+}
+
+TEST_CASE("hybrid sharding equals one rank's training, and every group has the same weights") {
+    for (const int within : group_sizes()) {
+        CAPTURE(within);
+        RunConfig config;
+        config.within = within;
+        check_stages<float>(config, 1e-5, 1e-4);
+        config.recipe = "delayed";
+        check_stages<bf16>(config, 1e-3, 5e-2);
+        for (const int stage : {1, 2, 3}) {
+            CAPTURE(stage);
+            config.stage = stage;
+            ShardedRun<bf16> run(config, world());
+            run.train();
+            double sum = 0;
+            for (const std::vector<float>& tensor : run.weights())
+                for (const float value : tensor) sum = 1.000001 * sum + value;
+            std::vector<double> sums(as_size(world().world()));
+            world().host_all_gather(sums.data(), &sum, sizeof sum);
+            for (const double other : sums) CHECK(other == sum);
+        }
+    }
+}
+
+TEST_CASE("hybrid sharding sends weights inside a group alone, and gradients between groups once a step") {
+    const ParameterTable table(gpt2_units(small_model()), world().world());
+    for (const int within : group_sizes()) {
+        const uint64_t others = as_size(within) - 1, groups = as_size(world().world() / within),
+                       slice = table.count() / as_size(within);
+        for (const int stage : {1, 2, 3}) {
+            CAPTURE(within);
+            CAPTURE(stage);
+            RunConfig config;
+            config.within = within, config.stage = stage, config.micro_steps = 2;
+            ShardedRun<bf16> run(config, world());
+            const uint64_t before = run.parameters.gather_traffic().all_gather.bytes;
+            run.step(0);
+            const uint64_t gathered = run.parameters.gather_traffic().all_gather.bytes - before;
+            const Traffic &reduced = run.parameters.reduce_traffic(), &groups_traffic = run.parameters.group_traffic();
+            if (stage < 3) CHECK(gathered == others * slice * sizeof(bf16));
+            CHECK(reduced.reduce_scatter.bytes == others * slice * sizeof(float) * (stage == 1 ? 1 : 2));
+            CHECK(groups_traffic.reduce_scatter.bytes == (groups - 1) * (slice / groups) * sizeof(float));
+            CHECK(groups_traffic.all_gather.bytes == groups_traffic.reduce_scatter.bytes);
+        }
+    }
+    for (const int within : {world().world() + 1, -1}) {
+        RunConfig config;
+        config.within = within, config.stage = 1;
+        CHECK_THROWS_AS(ShardedRun<float>(config, world()), Error);
     }
 }
 
