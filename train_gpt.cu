@@ -1,5 +1,7 @@
 // train_gpt: pretrains a GPT from token shards. main() turns flags into a run, train() is the run: set up, then step
 // after step, then the final weights.
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -131,7 +133,8 @@ struct Run {
 template <class Real>
 MemoryByKind plan_memory(const Options& o, const Comm& comm) {
     const ParameterTable table(gpt2_units(o.model_config), comm.world());
-    const Parameters<Real> parameters(table, comm, sharding(o, table));
+    Parameters<Real> parameters(table, comm, sharding(o, table));
+    const Optimizer<Real> optimizer(parameters, schedule_config(o), adamw_config(o), o.clip);
     const std::unique_ptr<Fp8Tensors> fp8 = make_fp8(o, comm);
     const Activations<Real> activations(o.model_config, o.batch, o.seq, recompute_from_name(o.recompute),
                                         fp8 ? fp8->without_bf16() : nullptr);
@@ -140,7 +143,7 @@ MemoryByKind plan_memory(const Options& o, const Comm& comm) {
     memory.gradients = parameters.gradient_bytes();
     memory.optimizer = parameters.optimizer_bytes();
     memory.activations = activations.arena.bytes();
-    memory.workspace = activations.workspace.bytes() +
+    memory.workspace = activations.workspace.bytes() + optimizer.workspace_bytes() +
                        Matmul::planned_bytes(operand_type<Real>,
                                              linear_shapes(o.model_config, o.batch * o.seq, activations.chunk_rows),
                                              scaling_of(fp8_recipe_from_name(o.fp8_recipe)));
@@ -331,6 +334,24 @@ void record_fp8(Run<Real>& run, int64_t step, RunDirectory& directory) {
     run.fp8->clear_counts(run.stream);
 }
 
+// The line of metrics.jsonl about memory by kind: the plan, and the least and the most that a rank has taken of it at
+// any time. Every rank takes part.
+void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, RunDirectory& directory) {
+    std::array<uint64_t, kMemoryKinds> mine;
+    for (size_t kind = 0; kind < kMemoryKinds; kind++) mine[kind] = device_memory_use(MemoryKind(kind)).peak;
+    std::vector<std::array<uint64_t, kMemoryKinds>> all(static_cast<size_t>(comm.world()));
+    comm.host_all_gather(all.data(), &mine, sizeof mine);
+    nlohmann::ordered_json memory;
+    for (size_t kind = 0; kind < kMemoryKinds; kind++) {
+        std::vector<uint64_t> peaks;
+        for (const auto& rank : all) peaks.push_back(rank[kind]);
+        const auto [least, most] = std::minmax_element(peaks.begin(), peaks.end());
+        memory[kMemoryKindNames[kind]] = {
+            {"planned", plan[MemoryKind(kind)]}, {"least_peak", *least}, {"most_peak", *most}};
+    }
+    directory.append({{"step", step}, {"memory", memory}});
+}
+
 // A layer that leaves FP8, because of what `step` has shown.
 void report_fallback(int64_t step, const Fp8Loss& loss, const Options& o, const Comm& comm, RunDirectory& directory) {
     const std::string layer = strprintf("h.%d.%s", loss.tensor.block, name_of(loss.tensor.linear));
@@ -348,8 +369,8 @@ void report_fallback(int64_t step, const Fp8Loss& loss, const Options& o, const 
 // ---- the training loop ---------------------------------------------------------------------------------------------
 
 template <class Real>
-ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device, RunDirectory& directory,
-               const Comm& comm, Watchdog& watchdog) {
+ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device, const MemoryByKind& memory,
+               RunDirectory& directory, const Comm& comm, Watchdog& watchdog) {
     Run<Real> run(o, comm);
     run.parameters.allocate(run.stream);
     run.model.allocate();
@@ -455,6 +476,7 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
     }
     report(0);
     if (!o.out.empty()) {
+        record_memory(step, memory, comm, directory);
         watchdog.begin(Watchdog::Phase::save);
         save_weights(run, directory.active() ? directory.file("model.safetensors") : "");
         if (comm.is_main()) std::printf("weights written to %s\n", directory.file("model.safetensors").c_str());
@@ -549,8 +571,9 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
                     o.model_config.name.c_str(), device.name.c_str(), o.precision.c_str(),
                     static_cast<long long>(o.model_config.parameters()), static_cast<long long>(o.total_batch),
                     o.micro_steps, static_cast<long long>(o.max_steps));
-    const ExitCode code = o.precision == "fp32" ? train<float>(o, inputs, device, directory, comm, ranks.watchdog)
-                                                : train<bf16>(o, inputs, device, directory, comm, ranks.watchdog);
+    const ExitCode code = o.precision == "fp32"
+                              ? train<float>(o, inputs, device, memory, directory, comm, ranks.watchdog)
+                              : train<bf16>(o, inputs, device, memory, directory, comm, ranks.watchdog);
     ranks.watchdog.stop();
     comm.finish();
     return code;

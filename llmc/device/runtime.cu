@@ -5,7 +5,7 @@
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
-#include <map>
+#include "llmc/device/memory_ledger.h"
 
 namespace llmc {
 
@@ -59,12 +59,7 @@ DeviceInfo device_info() {
 
 // ---- memory --------------------------------------------------------------------------------------------------------
 
-namespace {
-std::map<void*, size_t> live;
-size_t in_use = 0;
-}  // namespace
-
-void* device_malloc(size_t bytes) {
+void* device_malloc(size_t bytes, MemoryKind kind) {
     void* p = nullptr;
     const cudaError_t status = cudaMalloc(&p, bytes ? bytes : 1);
     if (status == cudaErrorMemoryAllocation) {
@@ -75,18 +70,17 @@ void* device_malloc(size_t bytes) {
                                                       info.name.c_str()));
     }
     check_cuda(status, "cudaMalloc", __FILE__, __LINE__);
-    live[p] = bytes;
-    in_use += bytes;
+    MemoryLedger::instance().add(p, bytes, kind);
     return p;
 }
 void device_free(void* p) {
     if (!p) return;
-    in_use -= live[p];
-    live.erase(p);
+    MemoryLedger::instance().remove(p);
     LLMC_CHECK_CUDA(cudaFree(p));
 }
 size_t device_alignment() { return 256; }
-size_t device_bytes_in_use() { return in_use; }
+size_t device_bytes_in_use() { return MemoryLedger::instance().bytes(); }
+MemoryUse device_memory_use(MemoryKind kind) { return MemoryLedger::instance().use(kind); }
 
 void* pinned_malloc(size_t bytes) {
     void* p = nullptr;

@@ -63,10 +63,18 @@ int device_count();
 DeviceInfo device_info();
 
 // Device memory, 256-byte aligned (4096 with LLMC_GUARD=1: device_alignment() says which). Contents are undefined.
-void* device_malloc(size_t bytes);
+enum class MemoryKind { weights, gradients, optimizer, activations, workspace };
+constexpr size_t kMemoryKinds = 5;
+constexpr const char* kMemoryKindNames[kMemoryKinds] = {"weights", "gradients", "optimizer", "activations",
+                                                        "workspace"};
+void* device_malloc(size_t bytes, MemoryKind kind = MemoryKind::workspace);
 void device_free(void* p);
 size_t device_alignment();
 size_t device_bytes_in_use();
+struct MemoryUse {
+    size_t bytes = 0, peak = 0;  // now, and the most there has been
+};
+MemoryUse device_memory_use(MemoryKind kind);
 // Page-locked host memory.
 void* pinned_malloc(size_t bytes);
 void pinned_free(void* p);

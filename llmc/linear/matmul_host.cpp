@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "llmc/device/host/runtime.h"
+#include "llmc/device/memory_ledger.h"
 
 namespace llmc {
 
@@ -153,6 +154,7 @@ struct Matmul::Backend {
 Matmul::Matmul(bool, FastAccumulation, Fp8Scaling scaling) : scaling_(scaling), backend_(new Backend) {}
 
 Matmul::~Matmul() {
+    MemoryLedger::instance().remove(backend_.get());
     try {
         synchronize_device();  // queued products use this object's buffers
     } catch (...) {            // an error in queued work has been or will be reported by whoever waits for it
@@ -168,6 +170,8 @@ void Matmul::reserve(int N, int C, int OC) {
     backend_->first.resize(sizes.first);
     backend_->second.resize(sizes.second);
     backend_->result.resize(sizes.result);
+    MemoryLedger::instance().remove(backend_.get());  // host memory, which is this device's
+    MemoryLedger::instance().add(backend_.get(), reserved_bytes(), MemoryKind::workspace);
 }
 
 size_t Matmul::reserved_bytes() const {

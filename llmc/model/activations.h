@@ -44,8 +44,8 @@ struct Activations {
     Activations(const ModelConfig& config, int B, int T, Recompute recompute, const Fp8Layers* without_bf16 = nullptr);
     void allocate();
 
-    Arena arena{"activations"};
-    Arena workspace{"workspace"};
+    Arena arena{MemoryKind::activations};
+    Arena workspace{MemoryKind::workspace};
     Recompute recompute;
     int chunk_rows;  // rows of logits that exist at once
 

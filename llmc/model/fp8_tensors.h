@@ -142,7 +142,7 @@ private:
     const int count_;
     bool calibrated_ = false;
 
-    Arena activations_{"FP8 activations"}, weights_{"FP8 weights"};
+    Arena activations_{MemoryKind::activations}, weights_{MemoryKind::weights};
     Fp8State* states_ = nullptr;      // (blocks, 4, 3)
     Fp8State* evaluation_ = nullptr;  // the same for evaluations with current scaling: training never sees them
     float* history_ = nullptr;        // (blocks, 4, 3, history)

@@ -44,8 +44,9 @@ Gpt2<Real>::~Gpt2() {
 template <class Real>
 void Gpt2<Real>::allocate() {
     activations_.allocate();
-    for (const Matmul::LinearShape& shape : linear_shapes(config_, B_ * T_, activations_.chunk_rows))
-        matmul_.reserve(shape.N, shape.C, shape.OC);
+    if (operand_type<Real> != OperandType::fp32)  // whose products need no memory of their own
+        for (const Matmul::LinearShape& shape : linear_shapes(config_, B_ * T_, activations_.chunk_rows))
+            matmul_.reserve(shape.N, shape.C, shape.OC);
     const size_t n = static_cast<size_t>(B_) * static_cast<size_t>(T_);
     for (Staging& staging : staging_) {
         staging.memory = static_cast<int*>(pinned_malloc((2 * n + token_sort_size(B_ * T_)) * sizeof(int)));

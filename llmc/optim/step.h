@@ -36,7 +36,7 @@ private:
     const double clip_;
     const LossScaleConfig loss_scale_config_;
     const bool skip_spikes_;
-    Arena arena_{"optimizer workspace"};
+    Arena arena_{MemoryKind::workspace};
     float* partials_ = nullptr;  // sums of squares, every unit's blocks after each other
     char* workspace_ = nullptr;  // of their sum over the ranks
     StepState* state_ = nullptr;

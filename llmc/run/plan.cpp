@@ -1,6 +1,7 @@
 #include "llmc/run/plan.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -246,6 +247,10 @@ StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const G
     t.embedding = 1e3 * tokens * C * kEmbedding / r.bytes;
     t.optimizer = 1e3 * static_cast<double>(model.padded_parameters()) * kOptimizer / r.bytes;
     return t;
+}
+
+size_t MemoryByKind::operator[](MemoryKind kind) const {
+    return std::array{weights, gradients, optimizer, activations, workspace}[static_cast<size_t>(kind)];
 }
 
 std::string describe_plan(const ModelConfig& model, const PlanInputs& inputs) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "llmc/device/runtime.h"
 #include "llmc/fp8/recipe.h"
 #include "llmc/model/config.h"
 #include "llmc/run/gpu_table.h"
@@ -16,6 +17,7 @@ namespace llmc {
 struct MemoryByKind {
     size_t weights = 0, gradients = 0, optimizer = 0, activations = 0, workspace = 0;
     size_t total() const { return weights + gradients + optimizer + activations + workspace; }
+    size_t operator[](MemoryKind kind) const;
 };
 
 struct PlanInputs {

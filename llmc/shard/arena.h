@@ -1,13 +1,12 @@
 // One allocation for everything of a kind (weights, gradients, activations, ...): tensors are planned first, then the
 // memory is taken once, and nothing is allocated afterwards.
 //
-//   Arena activations("activations");
+//   Arena activations(MemoryKind::activations);
 //   activations.plan(&qkv, N * 3 * C);     // remembers the pointer variable
 //   activations.bytes();                   // known before anything is allocated
 //   activations.allocate();                // fills in the pointers
 #pragma once
 #include <cstddef>
-#include <string>
 #include <vector>
 
 #include "llmc/device/runtime.h"
@@ -16,7 +15,7 @@ namespace llmc {
 
 class Arena {
 public:
-    explicit Arena(std::string name) : name_(std::move(name)) {}
+    explicit Arena(MemoryKind kind) : kind_(kind) {}
     ~Arena() { device_free(memory_); }
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
@@ -28,10 +27,9 @@ public:
         bytes_ += (count * sizeof(T) + alignment - 1) / alignment * alignment;
     }
     size_t bytes() const { return bytes_; }
-    const std::string& name() const { return name_; }
 
     void allocate() {
-        memory_ = static_cast<char*>(device_malloc(bytes_));
+        memory_ = static_cast<char*>(device_malloc(bytes_, kind_));
         for (const Slot& slot : slots_) *slot.pointer = memory_ + slot.offset;
     }
 
@@ -40,7 +38,7 @@ private:
         void** pointer;
         size_t offset;
     };
-    std::string name_;
+    MemoryKind kind_;
     std::vector<Slot> slots_;
     size_t bytes_ = 0;
     char* memory_ = nullptr;

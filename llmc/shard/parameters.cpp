@@ -81,8 +81,8 @@ void Parameters<Real>::plan() {
         return part.reduce_scatter_workspace(count, sharding_.wire);
     };
     if (comm_.world() > 1)
-        gradients_.plan(&workspace_, std::max(workspace(group, largest_slice),
-                                              workspace(groups(), largest_slice / groups())));
+        gradients_.plan(&workspace_,
+                        std::max(workspace(group, largest_slice), workspace(groups(), largest_slice / groups())));
 }
 
 template <class Real>
@@ -475,8 +475,7 @@ std::vector<float> Parameters<Real>::get_tensor(size_t unit, size_t tensor, stre
 template <class Real>
 std::vector<float> Parameters<Real>::get_gradient(size_t unit, size_t tensor, stream_t stream) const {
     if (reduced_) wait(stream, reduced_);
-    if (is_sliced())
-        return download_slices(reduced_slice(unit), unit, tensor, stream);
+    if (is_sliced()) return download_slices(reduced_slice(unit), unit, tensor, stream);
     const ParameterTensor& info = table_.unit(unit).tensors[tensor];
     return read_back(whole_gradient(unit) + info.offset, info.count(), stream);
 }

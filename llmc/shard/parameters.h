@@ -173,7 +173,7 @@ private:
     int group_size_ = 1;  // ranks that share one set of slices; where everything is everywhere, all ranks
     // Two of this rank's group, and one of the ranks that have the same slice in every group.
     Comm gather_comm_ = Comm::self(), reduce_comm_ = Comm::self(), groups_comm_ = Comm::self();
-    Arena weights_{"weights"}, gradients_{"gradients"}, optimizer_{"optimizer state"};
+    Arena weights_{MemoryKind::weights}, gradients_{MemoryKind::gradients}, optimizer_{MemoryKind::optimizer};
     float *master_ = nullptr, *m_ = nullptr, *v_ = nullptr, *gradient_ = nullptr;
     Real* working_ = nullptr;  // all units, or this rank's slices of them in stage 3
     e4m3* fp8_ = nullptr;      // the same, of units with FP8 tensors; with slices alone

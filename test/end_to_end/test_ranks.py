@@ -157,6 +157,14 @@ class Training(unittest.TestCase):
                 self.assertGreater(int(re.search(r"assertions:\s+(\d+)", ended.output).group(1)), 300, ended)
 
 
+    @needs_mpi
+    def test_groups_that_shard_equal_one_rank(self):
+        ended = mpirun(4, "--training", "--order", "rank", "--test-case=hybrid*", limit=300,
+                       env={"LLMC_STREAMS": "random"})
+        self.assertEqual(set(ended.codes.values()), {0}, ended)
+        self.assertRegex(ended.output, r"test cases:\s+2 \|\s+2 passed", ended)
+
+
 class Faults(unittest.TestCase):
     def scenario(self, *flags, limit=LIMIT):
         """Arguments of a run with a directory for reports and a mark of its own."""

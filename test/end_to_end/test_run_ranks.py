@@ -58,6 +58,7 @@ class Ranks(unittest.TestCase):
                 self.assertEqual([s["tokens"] for s in three.steps], [s["tokens"] for s in one.steps])
                 self.assertLess(worst(three.validations.values(), one.validations.values()), bound)
                 self.assertIn(f"3 ranks over mpi, --zero {stage}", three.result.stdout)
+                three.check_memory(self)
                 first = first or three
                 self.assertEqual(three.losses, first.losses)  # the stages agree to the bit
                 self.assertEqual(three.read("model.safetensors"), first.read("model.safetensors"))
@@ -82,6 +83,7 @@ class Ranks(unittest.TestCase):
         flags = self.flags("--precision", "fp8", "--total-batch", "512", "--batch", "2")
         one, four = FinishedRun(*flags), RankRun(4, *flags, "--zero", "3", "--shard-within", "2")
         self.assertLess(worst(four.losses, one.losses), 1e-3)
+        four.check_memory(self)
         self.assertIn("4 ranks over mpi, --zero 3 --shard-within 2", four.result.stdout)
 
     def test_a_stop_of_one_is_a_stop_of_all(self):

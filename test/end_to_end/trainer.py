@@ -137,6 +137,15 @@ class FinishedRun:
     def steps(self):
         return [r for r in self.records if "loss" in r]
 
+    def check_memory(self, test):
+        """What every rank has taken of each kind of memory is what was planned."""
+        (memory,) = (r["memory"] for r in self.records if "memory" in r)
+        for kind, sizes in memory.items():
+            with test.subTest(kind=kind, **sizes):
+                for peak in (sizes["least_peak"], sizes["most_peak"]):
+                    test.assertLessEqual(abs(peak - sizes["planned"]), 0.02 * sizes["planned"])
+        test.assertGreater(memory["optimizer"]["planned"], 0)
+
     @property
     def losses(self):
         return [r["loss"] for r in self.steps]

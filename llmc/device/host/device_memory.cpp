@@ -91,7 +91,6 @@ void* DeviceMemory::allocate(size_t bytes) {
     asan_poison(p + rounded, kRedZone);
     if (settings().guard) mprotect(p, rounded + kPage, PROT_NONE);
     live_[p] = bytes;
-    in_use_ += rounded;
     return p;
 }
 
@@ -102,7 +101,6 @@ void DeviceMemory::release(void* p) {
     const size_t rounded = round_up(it->second ? it->second : 1, alignment());
     asan_poison(p, rounded);
     free_[rounded].push_back(static_cast<char*>(p));
-    in_use_ -= rounded;
     live_.erase(it);
 }
 

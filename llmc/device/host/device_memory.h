@@ -21,7 +21,6 @@ public:
     bool contains(const void* p) const;
     // Throws unless [address, address + bytes) lies in one live allocation.
     void check_range(const void* address, size_t bytes, const char* what) const;
-    size_t bytes_in_use() const { return in_use_; }
     size_t alignment() const;
 
     // Opens the range to `accesses` for as long as it lives; nested Opens add nothing.
@@ -46,7 +45,6 @@ private:
     size_t top_ = 0;  // bytes ever handed out
     std::map<const char*, size_t> live_;
     std::map<size_t, std::vector<char*>> free_;  // by rounded size
-    size_t in_use_ = 0;
     int open_count_ = 0;
 };
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "llmc/device/host/device_memory.h"
+#include "llmc/device/memory_ledger.h"
 #include "llmc/device/vector.cuh"
 
 namespace llmc {
@@ -257,20 +258,24 @@ DeviceInfo device_info() {
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
-void* device_malloc(size_t bytes) {
+void* device_malloc(size_t bytes, MemoryKind kind) {
     refuse_in_capture("device_malloc");
     if (bytes > (size_t{16} << 20) && bytes > available_memory())
         throw Error(ExitCode::no_resources, strprintf("out of memory: %zu MiB needed, %zu MiB available", bytes >> 20,
                                                       available_memory() >> 20));
-    return DeviceMemory::instance().allocate(bytes);
+    void* p = DeviceMemory::instance().allocate(bytes);
+    MemoryLedger::instance().add(p, bytes, kind);
+    return p;
 }
 void device_free(void* p) {
     if (p) refuse_in_capture("device_free");
     drain_all();
     DeviceMemory::instance().release(p);
+    MemoryLedger::instance().remove(p);
 }
 size_t device_alignment() { return DeviceMemory::instance().alignment(); }
-size_t device_bytes_in_use() { return DeviceMemory::instance().bytes_in_use(); }
+size_t device_bytes_in_use() { return MemoryLedger::instance().bytes(); }
+MemoryUse device_memory_use(MemoryKind kind) { return MemoryLedger::instance().use(kind); }
 
 void* pinned_malloc(size_t bytes) {
     void* p = std::aligned_alloc(4096, (std::max<size_t>(bytes, 1) + 4095) / 4096 * 4096);

@@ -1,0 +1,44 @@
+// What device memory is in use for: every live allocation, by kind, and the most there has been. One for the process.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <unordered_map>
+
+#include "llmc/device/runtime.h"
+
+namespace llmc {
+
+class MemoryLedger {
+public:
+    static MemoryLedger& instance() {
+        static MemoryLedger ledger;
+        return ledger;
+    }
+    void add(const void* owner, size_t bytes, MemoryKind kind) {
+        live_[owner] = {bytes, kind};
+        MemoryUse& use = use_[static_cast<size_t>(kind)];
+        use.bytes += bytes;
+        use.peak = std::max(use.peak, use.bytes);
+        bytes_ += bytes;
+    }
+    void remove(const void* owner) {
+        const auto entry = live_.find(owner);
+        if (entry == live_.end()) return;
+        use_[static_cast<size_t>(entry->second.kind)].bytes -= entry->second.bytes;
+        bytes_ -= entry->second.bytes;
+        live_.erase(entry);
+    }
+    size_t bytes() const { return bytes_; }
+    MemoryUse use(MemoryKind kind) const { return use_[static_cast<size_t>(kind)]; }
+
+private:
+    struct Entry {
+        size_t bytes;
+        MemoryKind kind;
+    };
+    std::unordered_map<const void*, Entry> live_;
+    MemoryUse use_[kMemoryKinds];
+    size_t bytes_ = 0;
+};
+
+}  // namespace llmc
