@@ -156,7 +156,6 @@ class Training(unittest.TestCase):
                 self.assertEqual(set(ended.codes.values()), {0}, ended)
                 self.assertGreater(int(re.search(r"assertions:\s+(\d+)", ended.output).group(1)), 300, ended)
 
-
     @needs_mpi
     def test_groups_that_shard_equal_one_rank(self):
         ended = mpirun(4, "--training", "--order", "rank", "--test-case=hybrid*", limit=300,

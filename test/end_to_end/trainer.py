@@ -147,6 +147,11 @@ class FinishedRun:
         test.assertGreater(memory["optimizer"]["planned"], 0)
 
     @property
+    def scales(self):
+        """{tensor: scale} of the last record of FP8 tensors."""
+        return {t["tensor"]: t["scale"] for r in self.records if "fp8" in r for t in r["fp8"]}
+
+    @property
     def losses(self):
         return [r["loss"] for r in self.steps]
 
