@@ -282,7 +282,7 @@ uint64_t sum_over_ranks(uint64_t value, const Comm& comm) {
 template <class Real>
 void check_products(const Run<Real>& run, const Products& products) {
     if (!run.fp8) return;
-    int64_t expected = 3 * run.fp8->layer_count();
+    int64_t expected = 3 * (run.fp8->layer_count() + (run.fp8->has_head() ? run.model.head_chunks() : 0));
     if (run.options.recompute == "block")
         for (int l = 0; l < run.options.model_config.layers; l++)
             for (const BlockLinear linear : {BlockLinear::qkv, BlockLinear::attn_proj, BlockLinear::fc})
@@ -318,7 +318,7 @@ void record_fp8(Run<Real>& run, int64_t step, RunDirectory& directory) {
     add_counts(states, run.comm);
     nlohmann::ordered_json record{{"step", step}, {"fp8", nlohmann::ordered_json::array()}};
     for (int i = 0; i < run.fp8->count(); i++) {
-        const Fp8TensorId id = fp8_tensor(i);
+        const Fp8TensorId id = fp8_tensor(i, run.options.model_config.layers);
         if (!run.fp8->is_fp8(id.block, id.linear)) continue;
         const Fp8State& state = states[static_cast<size_t>(i)];
         nlohmann::ordered_json tensor{{"tensor", id.name()}};
@@ -354,7 +354,7 @@ void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, Run
 
 // A layer that leaves FP8, because of what `step` has shown.
 void report_fallback(int64_t step, const Fp8Loss& loss, const Options& o, const Comm& comm, RunDirectory& directory) {
-    const std::string layer = strprintf("h.%d.%s", loss.tensor.block, name_of(loss.tensor.linear));
+    const std::string tensor = loss.tensor.name(), layer = tensor.substr(0, tensor.rfind('.'));
     const char* reason = loss.reason == Fp8Reason::saturated ? "saturated" : "underflowed";
     if (comm.is_main())
         std::printf(
@@ -411,7 +411,7 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
                 step_record(*result, o, products[result->step % 2], batch_hashes[result->step % 2]);
             directory.record(record);
             progress.step(record, device_bytes_in_use());
-            check_skips(*result, o.max_skips);
+            check_skips(*result, o.max_skips, o.model_config.layers);
         }
     };
     auto validate_and_sample = [&](int64_t step, bool last) {

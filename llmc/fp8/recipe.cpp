@@ -37,7 +37,7 @@ const char* name_of(BlockLinear linear) {
 }
 
 Fp8Layers::Fp8Layers(const std::string& text, int blocks)
-    : fp8_(static_cast<size_t>(blocks), std::vector<bool>(kBlockLinears, false)) {
+    : fp8_(static_cast<size_t>(blocks) + 1, std::vector<bool>(kBlockLinears, false)) {
     size_t begin = 0;
     while (begin <= text.size()) {
         const size_t end = std::min(text.find(',', begin), text.size());
@@ -50,16 +50,19 @@ Fp8Layers::Fp8Layers(const std::string& text, int blocks)
 }
 
 void Fp8Layers::apply(const std::string& term, bool value) {
-    const int blocks = static_cast<int>(fp8_.size());
+    const int blocks = this->blocks();
     auto refuse = [&] {
-        throw Error(ExitCode::bad_flags,
-                    "--fp8-layers: unknown layer '" + term + "'; known are all, none, first, last, block0 to block" +
-                        std::to_string(blocks - 1) + ", qkv, attn_proj, fc, fc_proj, and block0.fc_proj and the like");
+        throw Error(ExitCode::bad_flags, "--fp8-layers: unknown layer '" + term +
+                                             "'; known are all, none, first, last, block0 to block" +
+                                             std::to_string(blocks - 1) +
+                                             ", qkv, attn_proj, fc, fc_proj, block0.fc_proj and the like, and lm_head");
     };
     if (term.empty()) refuse();  // "all," would otherwise be read as all layers again
     int first = 0, last = blocks - 1;
     std::string linear = term;
     if (term == "none") value = false;
+    if (term == "none" || term == "lm_head") fp8_.back()[static_cast<size_t>(kHeadLinear)] = value;
+    if (term == "lm_head") return;
     if (term == "all" || term == "none")
         linear.clear();
     else if (term == "first")
@@ -88,8 +91,8 @@ void Fp8Layers::apply(const std::string& term, bool value) {
 
 int Fp8Layers::count() const {
     int n = 0;
-    for (const std::vector<bool>& block : fp8_)
-        for (const bool fp8 : block) n += fp8;
+    for (int block = 0; block < blocks(); block++)
+        for (const bool fp8 : fp8_[static_cast<size_t>(block)]) n += fp8;
     return n;
 }
 

@@ -25,7 +25,10 @@ enum class Fp8Role { x, w, dout };
 constexpr int kFp8Roles = 3;
 const char* name_of(Fp8Role role);
 
-// Where a tensor stands in the table: (block, linear, role), all tensors of a block after each other.
+constexpr int kMaxBlocks = 1 << 20;
+
+// Where a tensor stands in the table: (block, linear, role), all tensors of a block after each other. Behind those of
+// all blocks come the head's, if it is in FP8: as those of one more block's first linear layer.
 struct Fp8TensorId {
     int block;
     BlockLinear linear;
@@ -33,9 +36,11 @@ struct Fp8TensorId {
     int index() const {
         return (block * kBlockLinears + static_cast<int>(linear)) * kFp8Roles + static_cast<int>(role);
     }
-    std::string name() const;  // "h.3.fc_proj.dout"
+    bool head = false;
+    std::string name() const;  // "h.3.fc_proj.dout", "lm_head.x"
 };
-Fp8TensorId fp8_tensor(int index);
+// `blocks`: of the model, behind which the head is; where there is none it does not matter.
+Fp8TensorId fp8_tensor(int index, int blocks = kMaxBlocks);
 
 // Launchers. `states` (count), `history` (count, length) with the oldest entry first; zero means empty.
 //

@@ -13,17 +13,11 @@
 #include "llmc/kernels/quantize.h"
 
 namespace llmc {
-namespace {
 
-constexpr size_t kLogitsBytes = size_t{512} << 20;  // at most, of one chunk of logits
-
-// Rows of logits at once: as many as fit, in multiples of 128 so that the products stay efficient.
 int logits_chunk(int N, int padded_vocab, size_t element_bytes) {
-    const size_t rows = kLogitsBytes / (static_cast<size_t>(padded_vocab) * element_bytes) / 128 * 128;
+    const size_t rows = logits_bytes_limit / (static_cast<size_t>(padded_vocab) * element_bytes) / 128 * 128;
     return static_cast<int>(std::min<size_t>(static_cast<size_t>(N), std::max<size_t>(rows, 128)));
 }
-
-}  // namespace
 
 Recompute recompute_from_name(const std::string& name) {
     if (name == "none") return Recompute::none;

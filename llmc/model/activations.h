@@ -19,6 +19,11 @@ enum class Recompute {
 };
 Recompute recompute_from_name(const std::string& name);
 
+// Rows of logits that exist at once: as many as fit into logits_bytes_limit, in multiples of 128 so that the products
+// stay efficient.
+int logits_chunk(int N, int padded_vocab, size_t element_bytes);
+inline size_t logits_bytes_limit = size_t{512} << 20;  // tests lower it
+
 // Of one block, for N = B * T tokens. Pointers that are not kept per block point into buffers that all blocks share.
 template <class Real>
 struct BlockActivations {

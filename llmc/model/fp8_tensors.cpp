@@ -73,10 +73,11 @@ Fp8Tensors::Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp
       config_(resolved(fp8)),
       scaling_(scaling_of(fp8.recipe)),
       layers_(layers),
-      count_(config.layers * kBlockLinears * kFp8Roles) {
+      blocks_(config.layers),
+      count_((config.layers * kBlockLinears + (layers.head() ? 1 : 0)) * kFp8Roles) {
     check_blocks(fp8.recipe, tokens, config.channels);
     const size_t N = static_cast<size_t>(tokens), C = static_cast<size_t>(config.channels);
-    const size_t count = static_cast<size_t>(count_), slots = static_cast<size_t>(config.layers) * kBlockLinears;
+    const size_t count = static_cast<size_t>(count_), slots = count / kFp8Roles;
     activations_.plan(&states_, count);
     activations_.plan(&evaluation_, count);
     activations_.plan(&history_, count * static_cast<size_t>(config_.history));
@@ -128,6 +129,21 @@ Fp8Tensors::Fp8Tensors(const ModelConfig& config, const Fp8Config& fp8, const Fp
             has_shared[static_cast<size_t>(linear)] = true;
         }
     if (has_block_scales()) plan_scales(config, N, recompute);
+    if (layers.head()) plan_head(config, tokens);
+}
+
+// The head's weight is the embedding's too, which reads BF16: its FP8 copies come on top, on every rank.
+void Fp8Tensors::plan_head(const ModelConfig& config, int tokens) {
+    if (has_block_scales())
+        throw Error(ExitCode::bad_flags, "--fp8-layers +lm_head needs --fp8-recipe delayed or current");
+    const size_t C = static_cast<size_t>(config.channels), Vp = static_cast<size_t>(config.padded_vocab()),
+                 rows = static_cast<size_t>(logits_chunk(tokens, config.padded_vocab(), sizeof(bf16))),
+                 s = slot(blocks_, kHeadLinear);
+    activations_.plan(&x_transposed_[s], C * rows);
+    activations_.plan(&dlogits_row_, rows * Vp);
+    activations_.plan(&dlogits_transposed_, Vp * rows);
+    weights_.plan(&w_row_[s], Vp * C);
+    weights_.plan(&w_transposed_[s], C * Vp);
 }
 
 void Fp8Tensors::plan_scales(const ModelConfig& config, size_t N, Recompute recompute) {
@@ -198,6 +214,10 @@ Quantized<e4m3> Fp8Tensors::w(int block, BlockLinear linear) const {
             w_transposed_scales_[s]};
 }
 
+void Fp8Tensors::set_head_weight_scale(stream_t stream) {
+    fp8_set_current(states_, Fp8TensorId{blocks_, kHeadLinear, Fp8Role::w}.index(), 1, config_, stream);
+}
+
 void Fp8Tensors::set_weight_scales(stream_t stream) {
     fp8_set_current(states_, 0, count_, config_, stream);  // amax_now is 0 for the others, which changes nothing
 }
@@ -233,7 +253,7 @@ std::vector<Fp8Loss> Fp8Tensors::take_losses() {
     const VerdictSlot& slot = verdict_slots_[taken_++ % 2];
     synchronize(slot.copied);
     for (int i = 0; i < count_; i++) {
-        const Fp8TensorId id = fp8_tensor(i);
+        const Fp8TensorId id = fp8_tensor(i, blocks_);
         if (slot.values[i].reason == static_cast<int>(Fp8Reason::none) || !is_fp8(id.block, id.linear)) continue;
         const bool known =
             !losses.empty() && losses.back().tensor.block == id.block && losses.back().tensor.linear == id.linear;

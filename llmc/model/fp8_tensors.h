@@ -45,7 +45,10 @@ public:
     size_t weight_bytes() const { return weights_.bytes(); }
 
     bool is_fp8(int block, BlockLinear linear) const { return layers_.is_fp8(block, linear); }
-    int layer_count() const { return layers_.count(); }
+    int layer_count() const { return layers_.count(); }  // of the blocks
+    // The head is in the table as layer kHeadLinear of one more block. Its products take a chunk of rows at a time.
+    bool has_head() const { return layers_.head(); }
+    int head_block() const { return blocks_; }
 
     Fp8Scaling scaling() const { return scaling_; }
     bool has_block_scales() const { return scaling_ != Fp8Scaling::tensor; }
@@ -63,7 +66,9 @@ public:
     Quantized<e4m3> w(int block, BlockLinear linear) const;
     template <class F8>  // e5m2, or e4m3 if the configuration says so
     Quantized<F8> dout(int block, BlockLinear linear) {
-        return {reinterpret_cast<F8*>(dout_row_), reinterpret_cast<F8*>(dout_transposed_),
+        const bool head = block == blocks_;
+        return {reinterpret_cast<F8*>(head ? dlogits_row_ : dout_row_),
+                reinterpret_cast<F8*>(head ? dlogits_transposed_ : dout_transposed_),
                 states_ + Fp8TensorId{block, linear, Fp8Role::dout}.index(), dout_scales_, dout_transposed_scales_};
     }
     bool e4m3_gradients() const { return config_.e4m3_gradients; }
@@ -99,8 +104,10 @@ public:
         produce(uses_history() ? QuantizePass::train : QuantizePass::measure);
         if (!uses_history()) fp8_set_current(states_, Fp8TensorId{block, linear, role}.index(), 1, config_, stream);
     }
-    // Weights' scales are functions of the weights alone: measure all, then set_weight_scales, then write all.
+    // Weights' scales are functions of the weights alone: measure all, then set_weight_scales, then write all. The head's
+    // come by themselves, of the working copy that every rank has.
     void set_weight_scales(stream_t stream);
+    void set_head_weight_scale(stream_t stream);
     // Ranks with slices of the weights have measured those: now all have measured all.
     void share_weight_amaxes(stream_t stream) { share(true, stream); }
 
@@ -118,7 +125,7 @@ public:
     // From here on in BF16: all three products of the layer.
     void leave_fp8(int block, BlockLinear linear) { layers_.take_away(block, linear); }
 
-    // All states, for the log; `count()` of them.
+    // All states, for the log; `count()` of them, which fp8_tensor(index, head_block()) names.
     const Fp8State* states() const { return states_; }
     int count() const { return count_; }
     void clear_counts(stream_t stream);
@@ -134,12 +141,13 @@ private:
     void watch(stream_t stream);
     void share(bool now, stream_t stream);
     void plan_scales(const ModelConfig& config, size_t N, Recompute recompute);
+    void plan_head(const ModelConfig& config, int tokens);
 
     const Comm comm_;
     const Fp8Config config_;
     const Fp8Scaling scaling_;
     Fp8Layers layers_;
-    const int count_;
+    const int blocks_, count_;
     bool calibrated_ = false;
 
     Arena activations_{MemoryKind::activations}, weights_{MemoryKind::weights};
@@ -166,7 +174,8 @@ private:
     e4m3* x_row_ = nullptr;                          // (N, 4C) of whichever layer is at work
     uint8_t* dout_row_ = nullptr;                    // (N, 4C), in the format of gradients
     uint8_t* dout_transposed_ = nullptr;             // (4C, N)
-    std::vector<e4m3*> x_transposed_;                // by slot: (C, N) or (4C, N)
+    uint8_t *dlogits_row_ = nullptr, *dlogits_transposed_ = nullptr;  // (chunk, Vp) of the head
+    std::vector<e4m3*> x_transposed_;                // by slot: (C, N), (4C, N) or, of the head, (C, chunk)
     e4m3* shared_x_transposed_[kBlockLinears] = {};  // for what is recomputed
     e4m3* shared_w_transposed_[kBlockLinears] = {};  // for weights that are gathered before each use
     std::vector<e4m3*> w_row_, w_transposed_;        // by slot

@@ -143,12 +143,11 @@ void Gpt2<Real>::head_forward(int N, bool gradients, float loss_weight, const fl
         const int rows = std::min(a.chunk_rows, N - row);
         const Real* lnf = a.lnf + static_cast<size_t>(row) * static_cast<size_t>(C);
         Real* dlnf = a.dbranch + static_cast<size_t>(row) * static_cast<size_t>(C);
-        matmul_.forward<Real>(a.logits, lnf, wte, nullptr, rows, C, Vp, stream);
+        head_products_forward(lnf, wte, rows, gradients ? PassKind::training : PassKind::evaluation, stream);
         softmax_cross_entropy(a.logits, a.losses + row, a.targets + row, loss_weight, loss_scale, rows, V, Vp,
                               gradients, stream);
         if (!gradients) continue;
-        matmul_.dgrad(dlnf, a.logits, wte, rows, C, Vp, stream);
-        matmul_.wgrad(dwte, a.logits, lnf, rows, C, Vp, !first || row > 0, stream);
+        head_products_backward(dlnf, dwte, lnf, wte, rows, !first || row > 0, stream);
     }
     parameters_.release(unit, stream);
 }

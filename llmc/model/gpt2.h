@@ -62,6 +62,7 @@ public:
     std::vector<float> next_token_logits(const int* tokens, int length, stream_t stream);
 
     const ModelConfig& config() const { return config_; }
+    int head_chunks() const { return (B_ * T_ + activations_.chunk_rows - 1) / activations_.chunk_rows; }
     int B() const { return B_; }
     int T() const { return T_; }
 
@@ -72,18 +73,25 @@ private:
     void forward(int B, int T, PassKind kind, stream_t stream);
     void block_forward(int layer, const Real* branch, int B, int T, PassKind kind, stream_t stream);
     void head_forward(int N, bool gradients, float loss_weight, const float* loss_scale, bool first, stream_t stream);
+    void head_products_forward(const Real* lnf, const Real* wte, int rows, PassKind kind, stream_t stream);
+    void head_products_backward(Real* dlnf, float* dwte, const Real* lnf, const Real* wte, int rows, bool accumulate,
+                                stream_t stream);
+    template <class F8>
+    void head_products_backward_fp8(Real* dlnf, float* dwte, int rows, bool accumulate, stream_t stream);
     void backward(bool first, stream_t stream);
     void block_backward(int layer, bool accumulate, stream_t stream);
     void recompute_block(int layer, stream_t stream);
 
     // The parts of a block, in BF16 or FP32 or, where the layer says so, in FP8 (gpt2_layers.cpp).
     bool is_fp8(int layer, BlockLinear linear) const { return fp8_ && fp8_->is_fp8(layer, linear); }
+    bool head_is_fp8() const { return fp8_ && fp8_->has_head(); }
     void norm1(int layer, const Real* branch, int N, PassKind kind, stream_t stream);
     void norm2(int layer, const Real* branch, int N, PassKind kind, stream_t stream);
     void norm(int layer, BlockLinear linear, Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1,
               const Real* inp2, size_t weight, size_t bias, int N, PassKind kind, stream_t stream);
     void prepare_fp8_scales(stream_t stream);
     void quantize_weights(QuantizePass pass, stream_t stream);
+    void quantize_head_weight(stream_t stream);
     void gelu(int layer, int N, PassKind kind, stream_t stream);
     void attention(int layer, int B, int T, PassKind kind, stream_t stream);
     void attention_and_linear_backward(int layer, Real* dinp, const Real* dattention, Real* dqkv, bool accumulate,

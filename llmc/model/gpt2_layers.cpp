@@ -50,6 +50,7 @@ void Gpt2<Real>::prepare_weights(stream_t stream) {
     parameters_.publish(stream);
     if constexpr (kCanBeFp8<Real>) {
         if (!fp8_) return;
+        if (fp8_->has_head()) quantize_head_weight(stream);
         if (!fp8_travels()) return quantize_weights(QuantizePass::write, stream);
         if (parameters_.stage() == 3) return;  // a block at a time, in backward
         for (int l = 0; l < config_.layers; l++) {
@@ -67,6 +68,7 @@ std::vector<Fp8Loss> Gpt2<Real>::fall_back(stream_t stream) {
         if (fp8_) losses = fp8_->take_losses();
         for (const Fp8Loss& loss : losses) {
             fp8_->leave_fp8(loss.tensor.block, loss.tensor.linear);
+            if (loss.tensor.head) continue;  // its working copy is the embedding's
             parameters_.leave_fp8(block_unit(loss.tensor.block), layer_of(loss.tensor.linear).weight, stream);
         }
     }
@@ -98,6 +100,24 @@ Quantized<e4m3> Gpt2<Real>::fp8_weight(int l, BlockLinear linear) const {
     Quantized<e4m3> w = fp8_->w(l, linear);
     if (fp8_travels()) w.row = const_cast<e4m3*>(parameters_.fp8_weight(block_unit(l), layer_of(linear).weight));
     return w;
+}
+
+// From the working copy, which the embedding has on every rank.
+template <class Real>
+void Gpt2<Real>::quantize_head_weight(stream_t stream) {
+    if constexpr (kCanBeFp8<Real>) {
+        const size_t unit = embedding_unit();
+        parameters_.gather(unit, stream);
+        const bf16* wte = parameters_.weight(unit, EmbeddingTensor::wte);
+        const auto pass = [&](QuantizePass pass) {
+            quantize<e4m3>(fp8_->w(config_.layers, kHeadLinear), nullptr, nullptr, wte, nullptr, config_.padded_vocab(),
+                           config_.channels, false, pass, stream);
+        };
+        pass(QuantizePass::measure);
+        fp8_->set_head_weight_scale(stream);
+        pass(QuantizePass::write);
+        parameters_.release(unit, stream);
+    }
 }
 
 // Gathered FP8 weights, for dgrad.
@@ -273,6 +293,56 @@ void Gpt2<Real>::quantize_x_blocks(int l, BlockLinear linear, const bf16* source
                     Fp8Tensors::block_pass(kind), stream);
 }
 
+// ---- the head
+// --------------------------------------------------------------------------------------------------------
+
+// logits (rows, Vp) of a chunk of rows of the last norm.
+template <class Real>
+void Gpt2<Real>::head_products_forward(const Real* lnf, const Real* wte, int rows, PassKind kind, stream_t stream) {
+    const int C = config_.channels, Vp = config_.padded_vocab();
+    if constexpr (kCanBeFp8<Real>)
+        if (head_is_fp8()) {
+            const int head = fp8_->head_block();
+            const auto x = fp8_->x(head, kHeadLinear, kind);
+            const auto w = fp8_->w(head, kHeadLinear);
+            fp8_->fill(head, kHeadLinear, Fp8Role::x, kind, stream, [&](QuantizePass pass) {
+                quantize<e4m3>(x, nullptr, nullptr, lnf, nullptr, rows, C, false, pass, stream);
+            });
+            return matmul_.forward_fp8(activations_.logits, x.row, x.row_scale_inv(), w.row, w.row_scale_inv(), nullptr,
+                                       rows, C, Vp, stream);
+        }
+    matmul_.forward<Real>(activations_.logits, lnf, wte, nullptr, rows, C, Vp, stream);
+}
+
+// Gradients of the same rows and of wte, from the chunk's dlogits.
+template <class Real>
+void Gpt2<Real>::head_products_backward(Real* dlnf, float* dwte, const Real* lnf, const Real* wte, int rows,
+                                        bool accumulate, stream_t stream) {
+    const int C = config_.channels, Vp = config_.padded_vocab();
+    if constexpr (kCanBeFp8<Real>)
+        if (head_is_fp8())
+            return fp8_->e4m3_gradients() ? head_products_backward_fp8<e4m3>(dlnf, dwte, rows, accumulate, stream)
+                                          : head_products_backward_fp8<e5m2>(dlnf, dwte, rows, accumulate, stream);
+    matmul_.dgrad(dlnf, activations_.logits, wte, rows, C, Vp, stream);
+    matmul_.wgrad(dwte, activations_.logits, lnf, rows, C, Vp, accumulate, stream);
+}
+
+template <class Real>
+template <class F8>
+void Gpt2<Real>::head_products_backward_fp8(Real* dlnf, float* dwte, int rows, bool accumulate, stream_t stream) {
+    const int head = fp8_->head_block(), C = config_.channels, Vp = config_.padded_vocab();
+    const auto x = fp8_->x(head, kHeadLinear, PassKind::training);
+    const auto w = fp8_->w(head, kHeadLinear);
+    const auto dlogits = fp8_->template dout<F8>(head, kHeadLinear);
+    fp8_->fill(head, kHeadLinear, Fp8Role::dout, PassKind::training, stream, [&](QuantizePass pass) {
+        quantize<F8>(dlogits, nullptr, nullptr, activations_.logits, nullptr, rows, Vp, false, pass, stream);
+    });
+    matmul_.wgrad_fp8(dwte, dlogits.transposed, dlogits.transposed_scale_inv(), x.transposed, x.transposed_scale_inv(),
+                      rows, C, Vp, accumulate, stream);
+    matmul_.dgrad_fp8(dlnf, dlogits.row, dlogits.row_scale_inv(), w.transposed, w.transposed_scale_inv(), rows, C, Vp,
+                      stream);
+}
+
 // ---- linear layers -------------------------------------------------------------------------------------------------
 
 template <class Real>
@@ -410,19 +480,21 @@ void Gpt2<Real>::products_backward_fp8(int l, BlockLinear linear, Real* dinp, bo
 }
 
 // The class as a whole is instantiated in gpt2.cpp; these are the members defined here.
-#define LLMC_INSTANTIATE(Real)                                                                                     \
-    template void Gpt2<Real>::transpose_weights(int, stream_t);                                                    \
-    template std::vector<Fp8Loss> Gpt2<Real>::fall_back(stream_t);                                                 \
-    template void Gpt2<Real>::prepare_weights(stream_t);                                                           \
-    template void Gpt2<Real>::norm1(int, const Real*, int, PassKind, stream_t);                                    \
-    template void Gpt2<Real>::norm2(int, const Real*, int, PassKind, stream_t);                                    \
-    template void Gpt2<Real>::gelu(int, int, PassKind, stream_t);                                                  \
-    template void Gpt2<Real>::attention(int, int, int, PassKind, stream_t);                                        \
-    template void Gpt2<Real>::attention_and_linear_backward(int, Real*, const Real*, Real*, bool, stream_t);       \
-    template void Gpt2<Real>::norm_backward(const NormGradient&, const Real*, const Real*, int, BlockLinear, bool, \
-                                            stream_t);                                                             \
-    template void Gpt2<Real>::linear_forward(int, BlockLinear, Real*, const Real*, int, PassKind, stream_t);       \
-    template void Gpt2<Real>::linear_backward(int, BlockLinear, Real*, const Real*, const Real*, bool, stream_t);  \
+#define LLMC_INSTANTIATE(Real)                                                                                      \
+    template void Gpt2<Real>::head_products_forward(const Real*, const Real*, int, PassKind, stream_t);             \
+    template void Gpt2<Real>::head_products_backward(Real*, float*, const Real*, const Real*, int, bool, stream_t); \
+    template void Gpt2<Real>::transpose_weights(int, stream_t);                                                     \
+    template std::vector<Fp8Loss> Gpt2<Real>::fall_back(stream_t);                                                  \
+    template void Gpt2<Real>::prepare_weights(stream_t);                                                            \
+    template void Gpt2<Real>::norm1(int, const Real*, int, PassKind, stream_t);                                     \
+    template void Gpt2<Real>::norm2(int, const Real*, int, PassKind, stream_t);                                     \
+    template void Gpt2<Real>::gelu(int, int, PassKind, stream_t);                                                   \
+    template void Gpt2<Real>::attention(int, int, int, PassKind, stream_t);                                         \
+    template void Gpt2<Real>::attention_and_linear_backward(int, Real*, const Real*, Real*, bool, stream_t);        \
+    template void Gpt2<Real>::norm_backward(const NormGradient&, const Real*, const Real*, int, BlockLinear, bool,  \
+                                            stream_t);                                                              \
+    template void Gpt2<Real>::linear_forward(int, BlockLinear, Real*, const Real*, int, PassKind, stream_t);        \
+    template void Gpt2<Real>::linear_backward(int, BlockLinear, Real*, const Real*, const Real*, bool, stream_t);   \
     template void Gpt2<Real>::gelu_and_linear_backward(int, Real*, Real*, bool, stream_t);
 LLMC_INSTANTIATE(float)
 LLMC_INSTANTIATE(bf16)

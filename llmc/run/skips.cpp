@@ -8,11 +8,11 @@
 
 namespace llmc {
 
-std::string why_skipped(const StepResult& result) {
+std::string why_skipped(const StepResult& result, int blocks) {
     const StepState& state = result.state;
     const bool bad_loss = !std::isfinite(result.loss);
     if (state.bad_tensor > 0) {
-        const Fp8TensorId tensor = fp8_tensor(state.bad_tensor - 1);
+        const Fp8TensorId tensor = fp8_tensor(state.bad_tensor - 1, blocks);
         if (tensor.role != Fp8Role::dout || !bad_loss)
             return strprintf("the first FP8 tensor with a value that is not finite was %s", tensor.name().c_str());
     }
@@ -24,12 +24,12 @@ std::string why_skipped(const StepResult& result) {
                      static_cast<double>(state.norm_limit));
 }
 
-void check_skips(const StepResult& result, int max_skips) {
+void check_skips(const StepResult& result, int max_skips, int blocks) {
     if (max_skips == 0 || result.state.consecutive_skips < max_skips) return;
     throw Error(
         ExitCode::bad_numbers,
         strprintf("%d steps in a row were skipped; in the last, step %lld, %s; lower -l, or see --max-skips",
-                  result.state.consecutive_skips, static_cast<long long>(result.step), why_skipped(result).c_str()));
+                  result.state.consecutive_skips, static_cast<long long>(result.step), why_skipped(result, blocks).c_str()));
 }
 
 }  // namespace llmc

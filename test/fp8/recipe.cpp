@@ -55,6 +55,12 @@ TEST_CASE("--fp8-layers: examples") {
     CHECK(layers_of("all,-all", 2).empty());
     CHECK(layers_of("+first", 1).size() == 4);
     CHECK(layers_of("none,+block11.fc", 12) == std::set<Layer>{{11, 2}});  // not block1
+    CHECK(layers_of("all,+lm_head", 3).size() == 12);
+    CHECK(Fp8Layers("all,+lm_head", 3).head());
+    CHECK(Fp8Layers("lm_head", 3).head());
+    for (const char* text : {"all", "qkv", "none", "all,+lm_head,-lm_head", "lm_head,none"})
+        CHECK(!Fp8Layers(text, 3).head());
+    CHECK(refusal("lm_heads").find("lm_head") != std::string::npos);
 }
 
 TEST_CASE("--fp8-layers refuses what it does not know, naming it") {
@@ -64,7 +70,7 @@ TEST_CASE("--fp8-layers refuses what it does not know, naming it") {
                              "all,,-first",
                              "none,-",
                              "none,+",
-                             "all,-lm_head",
+                             "all,-lm_heads",
                              "all,-block4",
                              "all,block",
                              "all,-block1.",

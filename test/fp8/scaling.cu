@@ -170,6 +170,10 @@ TEST_CASE("the table's order and names") {
         names.insert(fp8_tensor(i).name());
     }
     CHECK(names.size() == kTensors);
+    CHECK(fp8_tensor(kTensors - 1, kTensors / 12).name() == "h." + std::to_string(kTensors / 12 - 1) + ".fc_proj.dout");
+    CHECK(fp8_tensor(kTensors, kTensors / 12).name() == "lm_head.x");
+    CHECK(fp8_tensor(kTensors + 2, kTensors / 12).name() == "lm_head.dout");
+    CHECK(fp8_tensor(kTensors + 2, kTensors / 12).index() == kTensors + 2);
 }
 
 TEST_CASE("scales: formats, margin, powers of two, and the ends of FP32") {

@@ -55,7 +55,8 @@ TEST_CASE("gpt2 fp8: gradients of every parameter point the way of PyTorch's FP6
 
 TEST_CASE("gpt2 fp8: gradients are right whichever neighbours are in BF16") {
     for (const char* layers : {"all,-first", "all,-last", "all,-qkv", "all,-attn_proj", "all,-fc", "all,-fc_proj",
-                               "none,qkv", "none,attn_proj", "none,fc", "none,fc_proj"})
+                               "none,qkv", "none,attn_proj", "none,fc", "none,fc_proj", "none,lm_head",
+                               "all,+lm_head"})
         check_gradients(recipe(Fp8Recipe::delayed), layers);
     for (const char* layers : {"all,-attn_proj", "none,fc_proj"}) check_gradients(recipe(Fp8Recipe::current), layers);
 }

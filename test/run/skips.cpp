@@ -36,28 +36,28 @@ int flag_of(int block, BlockLinear linear, Fp8Role role) { return Fp8TensorId{bl
 TEST_CASE("skips: the reason is what went wrong first") {
     const int x = flag_of(3, BlockLinear::fc_proj, Fp8Role::x), dout = flag_of(3, BlockLinear::fc_proj, Fp8Role::dout);
     const std::string tensor = "the first FP8 tensor with a value that is not finite was h.3.fc_proj.";
-    CHECK(why_skipped(skipped(3.0, kInf, dout)) == tensor + "dout");
-    CHECK(why_skipped(skipped(3.0, 1.0, dout)) == tensor + "dout");
-    CHECK(why_skipped(skipped(NAN, NAN, x)) == tensor + "x");
+    CHECK(why_skipped(skipped(3.0, kInf, dout), 48) == tensor + "dout");
+    CHECK(why_skipped(skipped(3.0, 1.0, dout), 48) == tensor + "dout");
+    CHECK(why_skipped(skipped(NAN, NAN, x), 48) == tensor + "x");
     // A loss that is not finite comes before any gradient.
-    CHECK(why_skipped(skipped(-NAN, NAN, dout)) == "the loss was nan");
-    CHECK(why_skipped(skipped(kInf, NAN)) == "the loss was inf");
-    CHECK(why_skipped(skipped(3.0, kInf)) == "the gradient norm was inf");
-    CHECK(why_skipped(skipped(3.0, -NAN)) == "the gradient norm was nan");
-    CHECK(why_skipped(skipped(9.0, 1.0, 0, kLossSpike)) == "the loss was a spike, 9.0000 where 4.5000 is the limit");
-    CHECK(why_skipped(skipped(9.0, 2.0, 0, kLossSpike | kNormSpike)) ==
+    CHECK(why_skipped(skipped(-NAN, NAN, dout), 48) == "the loss was nan");
+    CHECK(why_skipped(skipped(kInf, NAN), 48) == "the loss was inf");
+    CHECK(why_skipped(skipped(3.0, kInf), 48) == "the gradient norm was inf");
+    CHECK(why_skipped(skipped(3.0, -NAN), 48) == "the gradient norm was nan");
+    CHECK(why_skipped(skipped(9.0, 1.0, 0, kLossSpike), 48) == "the loss was a spike, 9.0000 where 4.5000 is the limit");
+    CHECK(why_skipped(skipped(9.0, 2.0, 0, kLossSpike | kNormSpike), 48) ==
           "the loss was a spike, 9.0000 where 4.5000 is the limit");
-    CHECK(why_skipped(skipped(3.0, 2.0, 0, kNormSpike)) ==
+    CHECK(why_skipped(skipped(3.0, 2.0, 0, kNormSpike), 48) ==
           "the gradient norm was a spike, 2.0000 where 1.2500 is the limit");
 }
 
 TEST_CASE("skips: too many in a row stop the run") {
     const StepResult result = skipped(NAN, NAN);
-    CHECK_NOTHROW(check_skips(result, 0));  // any number
-    CHECK_NOTHROW(check_skips(result, 21));
+    CHECK_NOTHROW(check_skips(result, 0, 48));  // any number
+    CHECK_NOTHROW(check_skips(result, 21, 48));
     for (const int most : {20, 1}) {
         try {
-            check_skips(result, most);
+            check_skips(result, most, 48);
             FAIL("nothing was thrown");
         } catch (const Error& error) {
             CHECK(error.code() == ExitCode::bad_numbers);
@@ -68,5 +68,5 @@ TEST_CASE("skips: too many in a row stop the run") {
     }
     StepResult fine = result;
     fine.state.consecutive_skips = 0;
-    CHECK_NOTHROW(check_skips(fine, 1));
+    CHECK_NOTHROW(check_skips(fine, 1, 48));
 }

@@ -200,12 +200,16 @@ TEST_CASE("sharded training in FP8 equals one rank's, with the same scales on ev
     }
 }
 
-TEST_CASE("sharded FP8 with some layers in BF16, whole-block recomputation, BF16 on the wire, and mxfp8") {
+TEST_CASE("sharded FP8 with some layers in BF16, the head, whole-block recomputation, BF16 on the wire, and mxfp8") {
     RunConfig config;
     config.recipe = "delayed";
     config.layers = "all,-first,-block1.fc";
     config.recompute = Recompute::block;
     check_stages<bf16>(config, 1e-3, 5e-2);
+    RunConfig head;
+    head.recipe = "delayed";
+    head.layers = "all,+lm_head";
+    check_stages<bf16>(head, 1e-3, 5e-2);
     RunConfig wire;
     wire.wire = Wire::bf16;
     ShardedRun<bf16> whole({}, world());

@@ -1,0 +1,217 @@
+// The head in FP8 (--fp8-layers all,+lm_head): its three products, a chunk of rows at a time, with one scale each over
+// all chunks, and a weight that is the embedding's too.
+#include <cstring>
+
+#include "test/model/fp8_training.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+// Lets so many rows of logits exist at once.
+struct ChunkRows {
+    explicit ChunkRows(int rows, const ModelConfig& config) {
+        logits_bytes_limit = static_cast<size_t>(rows) * static_cast<size_t>(config.padded_vocab()) * sizeof(bf16);
+    }
+    ~ChunkRows() { logits_bytes_limit = before; }
+    const size_t before = logits_bytes_limit;
+};
+
+ModelConfig head_config() {  // 27 columns of padding
+    ModelConfig config;
+    config.name = "head";
+    config.layers = 1, config.heads = 2, config.channels = 64, config.vocab = 101, config.context = 72;
+    return config;
+}
+constexpr int kB = 4, kT = 72, kN = kB * kT;  // 288 rows: chunks of 128, 128 and 32
+
+Fp8Config with_format(Fp8Config config, bool e4m3_gradients) {
+    config.e4m3_gradients = e4m3_gradients;
+    return config;
+}
+
+struct HeadRun {
+    const ModelConfig config = head_config();
+    Fp8Config fp8;
+    TestModel<bf16> test;
+    std::vector<int> tokens, targets;
+
+    HeadRun(Fp8Recipe kind, const char* layers, bool e4m3_gradients = false)
+        : fp8(with_format(recipe(kind), e4m3_gradients)), test(config, kB, kT, Recompute::gelu, &fp8, layers) {
+        test.model.initialize(3, test.stream);
+        test.model.prepare_weights(test.stream);
+        for (int i = 0; i < kN; i++) tokens.push_back(i * i % 101);
+        for (int i = 0; i < kN; i++) targets.push_back(tokens[static_cast<size_t>((i + 1) % kN)]);
+    }
+    void micro_step(bool first = true) {
+        test.model.train_micro_step(tokens.data(), targets.data(), 1.0f / kN, nullptr, first, test.stream);
+    }
+    // Two steps with the same weights: the second one has the scales of the first.
+    void two_steps() {
+        for (int i = 0; i < 2; i++) {
+            micro_step();
+            test.fp8->check(test.stream);
+            test.fp8->finish_step(nullptr, test.stream);
+            test.model.prepare_weights(test.stream);
+        }
+    }
+    Fp8State state(Fp8Role role) {
+        const int i = Fp8TensorId{config.layers, kHeadLinear, role}.index();
+        REQUIRE(fp8_tensor(i, config.layers).name() == std::string("lm_head.") + name_of(role));
+        return read_back(test.fp8->states() + i, test.stream);
+    }
+    std::vector<float> wte_gradient() { return test.parameters.get_gradient(0, EmbeddingTensor::wte, test.stream); }
+};
+
+double dot(const std::vector<float>& a, const std::vector<float>& b) {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); i++) sum += static_cast<double>(a[i]) * b[i];
+    return sum;
+}
+double relative_gap(const std::vector<float>& a, const std::vector<float>& b) {
+    double gap = 0;
+    for (size_t i = 0; i < a.size(); i++) gap += (a[i] - b[i]) * static_cast<double>(a[i] - b[i]);
+    return std::sqrt(gap / dot(b, b));
+}
+
+}  // namespace
+
+// Against the same model with a head in BF16, whose gradients gpt2.cpp compares with PyTorch's.
+TEST_CASE("gpt2 fp8 head: gradients are those of a head in BF16, up to the rounding of its operands") {
+    for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current})
+        for (const bool e4m3 : {false, true}) {
+            HeadRun plain(kind, "none", e4m3), head(kind, "none,lm_head", e4m3);
+            plain.two_steps();
+            head.two_steps();
+            CHECK(head.test.mean_train_loss() != plain.test.mean_train_loss());
+            CHECK(head.test.mean_train_loss() == doctest::Approx(plain.test.mean_train_loss()).epsilon(1e-3));
+            const auto a = head.test.gradients(), b = plain.test.gradients();
+            double worst = 0;
+            for (size_t i = 0; i < a.size(); i++) {
+                const double na = std::sqrt(dot(a[i], a[i])), nb = std::sqrt(dot(b[i], b[i]));
+                CHECK(dot(a[i], b[i]) / (na * nb) > 0.99);
+                CHECK(na / nb == doctest::Approx(1).epsilon(0.02));
+                worst = std::max(worst, 1 - dot(a[i], b[i]) / (na * nb));
+            }
+            CHECK(worst > 1e-6);
+        }
+}
+
+TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors, and three products a chunk") {
+    HeadRun run(Fp8Recipe::delayed, "none,+lm_head");
+    const ChunkRows limit(128, run.config);
+    HeadRun chunked(Fp8Recipe::delayed, "none,+lm_head");
+    REQUIRE(run.test.model.head_chunks() == 1);
+    REQUIRE(chunked.test.model.head_chunks() == 3);
+    run.two_steps();
+    run.test.fp8->clear_counts(run.test.stream);
+    chunked.two_steps();
+    chunked.test.fp8->clear_counts(chunked.test.stream);
+    // The same scales from here on; in the first step every chunk had its own.
+    for (const Fp8Role role : {Fp8Role::x, Fp8Role::w, Fp8Role::dout}) {
+        CAPTURE(name_of(role));
+        CHECK(run.state(role).last_amax == doctest::Approx(chunked.state(role).last_amax).epsilon(0.02));
+        CHECK(run.state(role).last_amax > 0);
+    }
+    run.test.matmul.reset_counts();
+    chunked.test.matmul.reset_counts();
+    run.micro_step();
+    chunked.micro_step();
+    CHECK(run.test.matmul.counts().fp8 == 3);
+    CHECK(chunked.test.matmul.counts().fp8 == 9);
+    CHECK(run.test.matmul.counts().bf16 == 12);  // the block's
+    const Fp8State x = chunked.state(Fp8Role::x), w = chunked.state(Fp8Role::w), d = chunked.state(Fp8Role::dout);
+    CHECK(x.elements == kN * 64);
+    CHECK(d.elements == kN * 128);  // padding included
+    CHECK(w.elements == 0);         // once a step, not a micro-step
+    CHECK(x.amax == run.state(Fp8Role::x).amax);
+    // The largest dlogit may lie in any chunk: one over the batch, less a probability.
+    CHECK(d.amax > 0.9f / kN);
+    CHECK(d.amax <= 1.0f / kN);
+
+    float largest = 0;
+    for (const float value : run.test.parameters.get_tensor(0, EmbeddingTensor::wte, run.test.stream))
+        largest = std::max(largest, std::abs(to_float(to_bf16(value))));
+    CHECK(w.scale == doctest::Approx(448 / largest).epsilon(1e-6));
+}
+
+TEST_CASE("gpt2 fp8 head: chunks change no logit, and sums alone in the weight's gradient") {
+    HeadRun whole(Fp8Recipe::delayed, "none,lm_head");
+    const ChunkRows limit(128, whole.config);
+    HeadRun chunked(Fp8Recipe::delayed, "none,lm_head");
+    whole.two_steps();
+    chunked.two_steps();
+    // The scales of one for both.
+    std::vector<Fp8State> states = read_back(whole.test.fp8->states(), 15, whole.test.stream);
+    write_through(const_cast<Fp8State*>(chunked.test.fp8->states()), states.data(), states.size(), whole.test.stream);
+    whole.micro_step();
+    chunked.micro_step();
+    CHECK(whole.test.mean_train_loss() == chunked.test.mean_train_loss());
+    const auto a = whole.test.gradients(), b = chunked.test.gradients();
+    for (size_t i = 0; i < a.size(); i++) CHECK(relative_gap(a[i], b[i]) < (i == 0 ? 1e-6 : 1e-12));
+    // Accumulation over micro-steps doubles it.
+    chunked.micro_step(false);
+    std::vector<float> twice = chunked.wte_gradient();
+    for (float& value : twice) value /= 2;
+    CHECK(relative_gap(twice, b[0]) < 1e-6);
+}
+
+TEST_CASE("gpt2 fp8 head: padded rows of the vocabulary get no gradient, and all others do") {
+    for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
+        HeadRun run(kind, "all,+lm_head");
+        run.two_steps();
+        const std::vector<float> gradient = run.wte_gradient();
+        for (size_t row = 0; row < 128; row++) {
+            double sum = 0;
+            for (size_t c = 0; c < 64; c++) sum += std::abs(gradient[row * 64 + c]);
+            CHECK((sum == 0) == (row >= 101));
+        }
+    }
+}
+
+TEST_CASE("gpt2 fp8 head: evaluation leaves no trace, and any loss scale gives the same bits") {
+    for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
+        Fp8Training plain(recipe(kind), "off", Recompute::gelu, "all,+lm_head");
+        Fp8Training scaled(recipe(kind), "65536", Recompute::gelu, "all,+lm_head");
+        Fp8Training evaluated(recipe(kind), "off", Recompute::gelu, "all,+lm_head");
+        const Batch batch = fixture_batch(plain.fixture, 7);
+        for (int i = 0; i < 4; i++) {
+            plain.step(i);
+            scaled.step(i);
+            evaluated.test.model.evaluate(batch.tokens.data(), batch.targets.data(), true, evaluated.test.stream);
+            evaluated.step(i);
+        }
+        const std::vector<Fp8State> a = plain.states(), b = evaluated.states();
+        CHECK(a.size() == 2 * 12 + 3);
+        CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(Fp8State)) == 0);
+        CHECK(same_bits(plain.weights(), evaluated.weights()));
+        CHECK(same_bits(plain.weights(), scaled.weights()));
+        CHECK(plain.test.matmul.counts().fp8 > 0);
+    }
+}
+
+TEST_CASE("gpt2 fp8 head: leaves FP8 like any layer, and is refused with scales for blocks") {
+    Fp8Config config = recipe(Fp8Recipe::delayed);
+    config.margin = 20;  // x underflows
+    config.fallback = {1.0f, 0.5f, 1};
+    Fp8Training run(config, "off", Recompute::gelu, "none,+lm_head");
+    bool left = false;
+    for (int i = 0; i < 5 && !left; i++) {
+        run.step(i);
+        for (const Fp8Loss& loss : run.losses) left |= loss.tensor.name() == "lm_head.x";
+    }
+    REQUIRE(left);
+    CHECK(!run.test.fp8->has_head());
+    run.test.matmul.reset_counts();
+    run.step(5);
+    CHECK(run.test.matmul.counts().fp8 == 0);
+    CHECK(std::isfinite(run.test.mean_train_loss()));
+
+    for (const Fp8Recipe kind : {Fp8Recipe::block, Fp8Recipe::mxfp8}) {
+        Fp8Config blocks = recipe(kind);
+        ModelConfig wide = head_config();
+        wide.channels = 128;
+        CHECK_THROWS_AS(Fp8Tensors(wide, blocks, Fp8Layers("all,+lm_head", 1), 256, Recompute::gelu), Error);
+    }
+}
