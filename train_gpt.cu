@@ -14,6 +14,7 @@
 #include "llmc/comm/comm.h"
 #include "llmc/comm/connect.h"
 #include "llmc/comm/watchdog.h"
+#include "llmc/commands/plan.h"
 #include "llmc/data/loader.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/device/transfer.h"
@@ -129,11 +130,12 @@ struct Run {
     ~Run() { destroy_stream(stream); }
 };
 
-// The arenas of a rank, without a device.
+// The arenas of a rank and what it sends, without a device.
 template <class Real>
-MemoryByKind plan_memory(const Options& o, const Comm& comm) {
+StagePlan plan_rank(const Options& o, const Comm& comm) {
     const ParameterTable table(gpt2_units(o.model_config), comm.world());
-    Parameters<Real> parameters(table, comm, sharding(o, table));
+    const Sharding how = sharding(o, table);
+    Parameters<Real> parameters(table, comm, how);
     const Optimizer<Real> optimizer(parameters, schedule_config(o), adamw_config(o), o.clip);
     const std::unique_ptr<Fp8Tensors> fp8 = make_fp8(o, comm);
     const Activations<Real> activations(o.model_config, o.batch, o.seq, recompute_from_name(o.recompute),
@@ -151,11 +153,12 @@ MemoryByKind plan_memory(const Options& o, const Comm& comm) {
         memory.weights += fp8->weight_bytes();
         memory.activations += fp8->activation_bytes();
     }
-    return memory;
+    WireLayout layout{comm.world(), 0, o.micro_steps, sizeof(Real), comm.reduce_order() == ReduceOrder::rank};
+    return {parameters.stage(), "", memory, wire_schedule(table, how, layout)};
 }
 
-MemoryByKind plan_memory(const Options& o, const Comm& comm) {
-    return o.precision == "fp32" ? plan_memory<float>(o, comm) : plan_memory<bf16>(o, comm);
+StagePlan plan_rank(const Options& o, const Comm& comm) {
+    return o.precision == "fp32" ? plan_rank<float>(o, comm) : plan_rank<bf16>(o, comm);
 }
 
 HfGpt2Config hf_config(const ModelConfig& m) { return {m.layers, m.channels, m.heads, m.vocab, m.context}; }
@@ -517,12 +520,13 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     }
     Options& o = parsed.options;
     const Inputs inputs = open_data(o);
-    const bool planning = o.dry_run || o.print_config;  // works on a machine without a GPU
+    const bool planning = o.dry_run || o.estimate_scaling || o.print_config;  // works on a machine without a GPU
+    const int zero = o.zero;
     DeviceInfo device;
     Ranks ranks(o, launch);
     if (planning) {
         ranks.watchdog.stop();
-        if (o.world > 1) ranks.comm = Comm::planned(o.world);
+        ranks.comm = planned_ranks(o, o.world);
     } else {
         ranks.connect(o, launch);
         device = device_info();
@@ -546,14 +550,11 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
         return ExitCode::ok;
     }
     if (o.precision == "fp8") Fp8Layers(o.fp8_layers, o.model_config.layers);  // refuses unknown names
-    const MemoryByKind memory = plan_memory(o, comm);
-    if (o.dry_run) {
-        PlanInputs plan{o.batch, o.seq, o.total_batch, comm.world(), o.precision, o.fp8_layers, o.recompute, memory, 0,
-                        {},      ""};
-        plan.gpu = find_gpu_by_short_name(o.gpu.empty() ? "h200" : o.gpu);
-        std::fputs(describe_plan(o.model_config, plan).c_str(), stdout);
+    if (planning) {
+        plan_run(o, zero, [](const Options& options, const Comm& ranks) { return plan_rank(options, ranks); });
         return ExitCode::ok;
     }
+    const MemoryByKind memory = plan_rank(o, comm).memory;
     if (!inputs.train)
         throw Error(ExitCode::bad_flags, "no training data: give token shards with --train GLOB (see --help)");
     comm.require_equal("configuration", config_json(o));

@@ -104,7 +104,8 @@ requires std::is_integral_v<T> std::string shown(T value) { return std::to_strin
 }  // namespace
 
 bool Flag::command_line_only() const {
-    for (const char* name : {"config", "print-config", "dry-run", "gpu", "world", "overwrite", "help", "version"}) {
+    for (const char* name :
+         {"config", "print-config", "dry-run", "estimate-scaling", "gpu", "world", "overwrite", "help", "version"}) {
         if (long_name == name) return true;
     }
     return false;
@@ -347,17 +348,20 @@ void FlagSet::Parser::running() {
         ->transform(not_empty());
     add_switch(0, "print-config", options.print_config,
                "print the resolved configuration as JSON for --config and leave");
-    add(0, "world", options.world, "N", "the number of ranks that --dry-run plans for", "1")
-        ->transform(whole_number(1, 65536));
-    add_switch(0, "dry-run", options.dry_run, "print parameters, memory and ideal step time and leave; needs no GPU");
+    add(0, "world", options.world, "N", "the number of ranks to plan for", "1")->transform(whole_number(1, 65536));
+    add_switch(0, "dry-run", options.dry_run,
+               "print parameters, memory, ideal step time and (with --world) all stages of --zero, and leave; needs no "
+               "GPU");
+    add_switch(0, "estimate-scaling", options.estimate_scaling,
+               "print the tokens per second predicted for 1 to 1024 GPUs with this batch each, and leave (with -o DIR: "
+               "also DIR/scaling.json); needs no GPU");
     auto known_gpu = [](std::string& text) -> std::string {
         if (find_gpu_by_short_name(text)) return "";
         std::string names;
         for (const std::string& name : gpu_short_names()) names += (names.empty() ? "" : ", ") + name;
         return "'" + text + "' is not in the table: " + names;
     };
-    add(0, "gpu", options.gpu, "NAME", "the card --dry-run plans for: h100, h200, a100, l40s, rtx4090, ...",
-        "the one found")
+    add(0, "gpu", options.gpu, "NAME", "the card to plan for: h100, h200, a100, l40s, rtx4090, ...", "the one found")
         ->transform(CLI::Validator(known_gpu, ""));
     flags.push_back({group, 0, "version", "", "print the version and leave", ""});
     flags.push_back({group, 'h', "help", "", "print this and leave", ""});

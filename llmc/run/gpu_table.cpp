@@ -9,31 +9,36 @@ namespace {
 // each product (A100, H100, H200, L4, L40S, RTX A6000, RTX 6000 Ada, DGX B200; GA102, AD102, GB202 and GH100 white
 // papers). Where only the sparse number is printed, half of it. GeForce cards run tensor cores at half rate when they
 // accumulate in FP32: that rate is the one listed.
+//
+// Links, a direction: half of what the same data sheets print for both. NVLink of SXM boards (600, 900 and 1800 GB/s in
+// the third, fourth and fifth generation); else PCIe x16, 64 GB/s in the fourth and 128 in the fifth. Bridges join two
+// cards, or four, so that a ring of eight crosses PCIe all the same. Data sheets of RTX cards name only the PCIe
+// generation: the rate is the standard's.
 // clang-format off
 const GpuSpec kGpus[] = {
-    // match                short name     BF16    FP8     GB/s  GiB
-    {"A100-SXM4-40GB",     "a100-40gb",    312.0,  0,      1555, 39.6},
-    {"A100-PCIE-40GB",     "a100-40gb-pcie", 312.0, 0,     1555, 39.6},
-    {"A100-SXM4-80GB",     "a100",         312.0,  0,      2039, 79.3},
-    {"A100 80GB PCIe",     "a100-pcie",    312.0,  0,      1935, 79.3},
-    {"A40",                "a40",          149.7,  0,      696,  45.0},
-    {"A10",                "a10",          125.0,  0,      600,  22.5},
-    {"RTX A6000",          "a6000",        154.8,  0,      768,  47.5},
-    {"RTX 3090",           "rtx3090",      71.0,   0,      936,  23.7},
-    {"RTX 3090 Ti",        "rtx3090ti",    80.0,   0,      1008, 23.7},
-    {"L4",                 "l4",           121.0,  242.5,  300,  22.2},
-    {"L40",                "l40",          181.0,  362.0,  864,  44.5},
-    {"L40S",               "l40s",         362.0,  733.0,  864,  44.5},
-    {"RTX 6000 Ada",       "rtx6000ada",   364.2,  728.5,  960,  47.5},
-    {"RTX 4090",           "rtx4090",      165.2,  330.3,  1008, 23.6},
-    {"RTX 4090 D",         "rtx4090d",     147.0,  294.0,  1008, 23.6},
-    {"RTX 5090",           "rtx5090",      209.5,  419.0,  1792, 31.4},
-    {"H100 80GB HBM3",     "h100",         989.4,  1978.9, 3352, 79.2},
-    {"H100 PCIe",          "h100-pcie",    756.4,  1512.9, 2039, 79.2},
-    {"H100 NVL",           "h100-nvl",     835.5,  1671.0, 3938, 93.1},
-    {"H200",               "h200",         989.4,  1978.9, 4800, 139.8},
-    {"H200 NVL",           "h200-nvl",     835.5,  1671.0, 4800, 139.8},
-    {"B200",               "b200",         2250.0, 4500.0, 8000, 178.4},
+    // match                short name     BF16    FP8     GB/s  GiB     link, GB/s
+    {"A100-SXM4-40GB",     "a100-40gb",    312.0,  0,      1555, 39.6, Link::nvlink, 300},
+    {"A100-PCIE-40GB",     "a100-40gb-pcie", 312.0, 0,     1555, 39.6, Link::pcie, 32},
+    {"A100-SXM4-80GB",     "a100",         312.0,  0,      2039, 79.3, Link::nvlink, 300},
+    {"A100 80GB PCIe",     "a100-pcie",    312.0,  0,      1935, 79.3, Link::pcie, 32},
+    {"A40",                "a40",          149.7,  0,      696,  45.0, Link::pcie, 32},
+    {"A10",                "a10",          125.0,  0,      600,  22.5, Link::pcie, 32},
+    {"RTX A6000",          "a6000",        154.8,  0,      768,  47.5, Link::pcie, 32},
+    {"RTX 3090",           "rtx3090",      71.0,   0,      936,  23.7, Link::pcie, 32},
+    {"RTX 3090 Ti",        "rtx3090ti",    80.0,   0,      1008, 23.7, Link::pcie, 32},
+    {"L4",                 "l4",           121.0,  242.5,  300,  22.2, Link::pcie, 32},
+    {"L40",                "l40",          181.0,  362.0,  864,  44.5, Link::pcie, 32},
+    {"L40S",               "l40s",         362.0,  733.0,  864,  44.5, Link::pcie, 32},
+    {"RTX 6000 Ada",       "rtx6000ada",   364.2,  728.5,  960,  47.5, Link::pcie, 32},
+    {"RTX 4090",           "rtx4090",      165.2,  330.3,  1008, 23.6, Link::pcie, 32},
+    {"RTX 4090 D",         "rtx4090d",     147.0,  294.0,  1008, 23.6, Link::pcie, 32},
+    {"RTX 5090",           "rtx5090",      209.5,  419.0,  1792, 31.4, Link::pcie, 64},
+    {"H100 80GB HBM3",     "h100",         989.4,  1978.9, 3352, 79.2, Link::nvlink, 450},
+    {"H100 PCIe",          "h100-pcie",    756.4,  1512.9, 2039, 79.2, Link::pcie, 64},
+    {"H100 NVL",           "h100-nvl",     835.5,  1671.0, 3938, 93.1, Link::pcie, 64},
+    {"H200",               "h200",         989.4,  1978.9, 4800, 139.8, Link::nvlink, 450},
+    {"H200 NVL",           "h200-nvl",     835.5,  1671.0, 4800, 139.8, Link::pcie, 64},
+    {"B200",               "b200",         2250.0, 4500.0, 8000, 178.4, Link::nvlink, 900},
 };
 // clang-format on
 

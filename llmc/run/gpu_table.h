@@ -1,4 +1,5 @@
-// What common cards can do at most, from their data sheets: the denominator of MFU and the basis of --dry-run.
+// What common cards can do at most, from their data sheets: the denominator of MFU and the basis of --dry-run
+// and --estimate-scaling.
 #pragma once
 #include <optional>
 #include <string>
@@ -7,6 +8,8 @@
 
 namespace llmc {
 
+enum class Link { nvlink, pcie };
+
 struct GpuSpec {
     std::string match;       // the part of the driver's device name that identifies the card
     std::string short_name;  // for --gpu
@@ -14,6 +17,8 @@ struct GpuSpec {
     double fp8_tflops;     // the same for FP8; 0: the card has none
     double bandwidth_gbs;  // memory, 1e9 bytes a second
     double memory_gib;     // as the driver reports it, before anything is allocated
+    Link link;             // what joins all GPUs of a node of eight
+    double link_gbs;       // its rate a GPU and direction, 1e9 bytes a second; data sheets often print both directions
 };
 
 // The card with this device name ("NVIDIA H100 80GB HBM3"), by its longest match. Nothing for unknown cards, and for

@@ -232,9 +232,10 @@ void check_weights_survive(const Options& options) {
 
 void check_complete(const Options& options) {
     check_weights_survive(options);
-    if (!options.gpu.empty() && !options.dry_run)
-        refuse("--gpu names the card that --dry-run plans for; add --dry-run");
-    if (options.train.empty() && !options.dry_run && !options.print_config) {
+    const bool planning = options.dry_run || options.estimate_scaling;
+    if (!options.gpu.empty() && !planning)
+        refuse("--gpu names the card to plan for; add --dry-run or --estimate-scaling");
+    if (options.train.empty() && !planning && !options.print_config) {
         refuse(
             "no training data: give --train 'GLOB', for example -i 'data/tinyshakespeare_train*.bin' (--help lists all "
             "flags)");

@@ -99,6 +99,7 @@ struct Options {
     uint64_t seed = 1337;
     bool print_config = false;
     bool dry_run = false;
+    bool estimate_scaling = false;
     int world = 0;            // ranks to plan for; 0 = not given
     std::string gpu;          // short name of the card to plan for
     std::string config_file;  // where --config values came from
@@ -134,7 +135,7 @@ struct ResolveInputs {
 void resolve(Options& options, const ResolveInputs& inputs);
 
 // The configuration as JSON that --config accepts: keys are long flag names. Flags that are about one invocation
-// (--config, --print-config, --dry-run, --gpu, --world, --overwrite) are left out.
+// (--config, --print-config, --dry-run, --estimate-scaling, --gpu, --world, --overwrite) are left out.
 std::string config_json(const Options& options);
 
 // The pieces, for tests.

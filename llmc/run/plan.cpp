@@ -107,10 +107,6 @@ std::string row(const char* name, const std::string& value, const std::string& n
     return text + "\n";
 }
 
-int64_t tokens_a_step(const PlanInputs& in) {
-    return in.total_batch > 0 ? in.total_batch : int64_t{in.batch} * in.seq * in.ranks;
-}
-
 std::string model_section(const ModelConfig& m, int T) {
     const double attention = 6.0 * m.layers * static_cast<double>(m.channels) * T;
     std::string text =
@@ -125,22 +121,12 @@ std::string model_section(const ModelConfig& m, int T) {
 }
 
 std::string batch_section(const PlanInputs& in) {
-    const int64_t micro_steps = tokens_a_step(in) / (int64_t{in.batch} * in.seq * in.ranks);
+    const int64_t count = micro_steps(in);
     std::string text = strprintf("Step: %s tokens\n", with_commas(tokens_a_step(in)).c_str());
     text += strprintf("  %d sequences x %d tokens x %d %s x %lld %s\n", in.batch, in.seq, in.ranks,
-                      in.ranks == 1 ? "rank" : "ranks", static_cast<long long>(micro_steps),
-                      micro_steps == 1 ? "micro-step" : "micro-steps");
+                      in.ranks == 1 ? "rank" : "ranks", static_cast<long long>(count),
+                      count == 1 ? "micro-step" : "micro-steps");
     return text;
-}
-
-size_t available_memory(const PlanInputs& in) {
-    if (in.available > 0 || !in.gpu) return in.available;
-    return static_cast<size_t>(in.gpu->memory_gib * (size_t{1} << 30));
-}
-
-std::string card_name(const PlanInputs& in) {
-    if (!in.device_name.empty()) return in.device_name;
-    return in.gpu ? in.gpu->match : "the device";
 }
 
 std::string memory_section(const PlanInputs& in) {
@@ -220,12 +206,28 @@ std::string time_section(const ModelConfig& model, const PlanInputs& in) {
 
 }  // namespace
 
+int64_t tokens_a_step(const PlanInputs& in) {
+    return in.total_batch > 0 ? in.total_batch : int64_t{in.batch} * in.seq * in.ranks;
+}
+
+int64_t micro_steps(const PlanInputs& in) { return tokens_a_step(in) / (int64_t{in.batch} * in.seq * in.ranks); }
+
+size_t available_memory(const PlanInputs& in) {
+    if (in.available > 0 || !in.gpu) return in.available;
+    return static_cast<size_t>(in.gpu->memory_gib * (size_t{1} << 30));
+}
+
+std::string card_name(const PlanInputs& in) {
+    if (!in.device_name.empty()) return in.device_name;
+    return in.gpu ? in.gpu->match : "the device";
+}
+
 StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const GpuSpec& gpu,
                          const std::string& precision) {
     const double L = model.layers, C = model.channels, Vp = model.padded_vocab(), T = in.seq;
     const double M = double(in.batch) * in.seq;                               // tokens of a micro-step
     const double tokens = static_cast<double>(tokens_a_step(in)) / in.ranks;  // of a step, on this rank
-    const double micro_steps = tokens / M;
+    const double times = tokens / M;                                          // micro-steps
     const Rates r = rates_of(gpu, model.head_dim(), in.seq);
     const Fp8Layers fp8(precision == "fp8" ? in.fp8_layers : "none", model.layers);
     const double fp8_share = fp8.count() / (L * kBlockLinears);
@@ -237,15 +239,19 @@ StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const G
     const double attention_backward = 5 * T * C / r.attention_backward;
 
     StepTime t;
-    t.block_gemms = 1e3 * (blocks.forward + blocks.backward) * micro_steps;
-    t.lm_head = 1e3 * (head.forward + head.backward) * micro_steps;
+    t.block_gemms = 1e3 * (blocks.forward + blocks.backward) * times;
+    t.lm_head = 1e3 * (head.forward + head.backward) * times;
     t.attention = 1e3 * tokens * L * (attention_forward + attention_backward);
     t.elementwise = 1e3 * tokens * L * C * (kElementwise + fp8_share * (kElementwiseFp8 - kElementwise)) / r.bytes;
+    const double elementwise_forward = 1e3 * tokens * L * C * (2 * kNormForward + fp8_share * kGeluForward) / r.bytes;
     t.recompute =
         1e3 * tokens * L * recompute_time(in.recompute, r, C, blocks.forward / L / M, attention_forward, fp8_share);
     t.cross_entropy = 1e3 * tokens * 4 * Vp / r.bytes;  // logits read and written in place, 2 bytes each
     t.embedding = 1e3 * tokens * C * kEmbedding / r.bytes;
-    t.optimizer = 1e3 * static_cast<double>(model.padded_parameters()) * kOptimizer / r.bytes;
+    const int slices = in.zero == 0 ? 1 : in.shard_ranks > 0 ? in.shard_ranks : in.ranks;
+    t.optimizer = 1e3 * static_cast<double>(model.padded_parameters()) / slices * kOptimizer / r.bytes;
+    t.blocks_forward = 1e3 * (blocks.forward * times + tokens * L * attention_forward) + elementwise_forward;
+    t.blocks_backward = t.block_gemms + t.attention + t.elementwise + t.recompute - t.blocks_forward;
     return t;
 }
 

@@ -25,6 +25,8 @@ struct PlanInputs {
     int seq = 1024;           // T
     int64_t total_batch = 0;  // tokens a step over all ranks; 0 = one micro-step
     int ranks = 1;
+    int zero = 0;         // from stage 1 on a rank updates its slice alone
+    int shard_ranks = 0;  // ranks that share slices; 0: all
     std::string precision = "bf16";
     std::string fp8_layers = "all";  // which linear layers an FP8 step has in FP8
     std::string recompute = "gelu";
@@ -38,6 +40,7 @@ struct PlanInputs {
 struct StepTime {
     double block_gemms = 0, lm_head = 0, attention = 0, elementwise = 0, recompute = 0;
     double cross_entropy = 0, embedding = 0, optimizer = 0;
+    double blocks_forward = 0, blocks_backward = 0;  // of the above, what communication can hide behind
     double total() const {
         return block_gemms + lm_head + attention + elementwise + recompute + cross_entropy + embedding + optimizer;
     }
@@ -49,6 +52,13 @@ struct StepTime {
 // both layouts, by the kernels that produce them; attention and lm_head are as in BF16.
 StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& inputs, const GpuSpec& gpu,
                          const std::string& precision);
+
+// What --dry-run and --estimate-scaling call the device.
+std::string card_name(const PlanInputs& inputs);
+// Bytes of its memory; 0 = not known.
+size_t available_memory(const PlanInputs& inputs);
+int64_t tokens_a_step(const PlanInputs& inputs);
+int64_t micro_steps(const PlanInputs& inputs);
 
 std::string describe_plan(const ModelConfig& model, const PlanInputs& inputs);
 

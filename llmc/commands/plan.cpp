@@ -1,0 +1,101 @@
+#include "llmc/commands/plan.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+
+#include "llmc/device/error.h"
+#include "llmc/device/runtime.h"
+#include "llmc/run/gpu_table.h"
+#include "llmc/run/scaling.h"
+
+namespace llmc {
+namespace {
+
+// The card that --gpu names, or the one found.
+std::optional<GpuSpec> card_to_plan_for(const Options& o) {
+    if (!o.gpu.empty()) return find_gpu_by_short_name(o.gpu);
+    if (LLMC_CUDA == 0 || device_count() == 0) return std::nullopt;
+    return find_gpu(device_info().name);
+}
+
+GpuSpec required_card(const Options& o) {
+    if (const std::optional<GpuSpec> gpu = card_to_plan_for(o)) return *gpu;
+    std::string names;
+    for (const std::string& name : gpu_short_names()) names += (names.empty() ? "" : ", ") + name;
+    throw Error(ExitCode::bad_flags, "--estimate-scaling: no card of the table is here; name one with --gpu: " + names);
+}
+
+PlanInputs inputs_of(const Options& o, const GpuSpec& gpu) {
+    PlanInputs in;
+    in.batch = o.batch;
+    in.seq = o.seq;
+    in.total_batch = o.total_batch;
+    in.ranks = o.world > 1 ? o.world : 1;
+    in.zero = o.zero;
+    in.precision = o.precision;
+    in.fp8_layers = o.fp8_layers;
+    in.recompute = o.recompute;
+    in.gpu = gpu;
+    return in;
+}
+
+StagePlan plan_stage(Options o, int ranks, int stage, const PlanRank& plan_rank) {
+    o.zero = ranks > 1 ? stage : 0;
+    try {
+        return plan_rank(o, planned_ranks(o, ranks));
+    } catch (const Error& error) {
+        if (error.code() != ExitCode::bad_flags) throw;
+        StagePlan plan;
+        plan.stage = stage;
+        plan.refused = error.what();
+        return plan;
+    }
+}
+
+void dry_run(const Options& o, const PlanRank& plan_rank) {
+    const std::optional<GpuSpec> gpu = card_to_plan_for(o);
+    PlanInputs in = inputs_of(o, gpu ? *gpu : *find_gpu_by_short_name("h200"));
+    in.memory = plan_rank(o, planned_ranks(o, in.ranks)).memory;
+    std::string text = describe_plan(o.model_config, in);
+    if (in.ranks > 1) {
+        std::vector<StagePlan> stages;
+        for (int stage = 0; stage <= 3; stage++) stages.push_back(plan_stage(o, in.ranks, stage, plan_rank));
+        text += describe_sharding(o.model_config, in, stages);
+    }
+    std::fputs(text.c_str(), stdout);
+}
+
+void write_file(const std::string& path, const std::string& text) {
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "w"), std::fclose);
+    if (!file || std::fputs(text.c_str(), file.get()) < 0 || std::fflush(file.get()) != 0)
+        throw Error(ExitCode::bad_flags, "cannot write " + path);
+}
+
+void print_scaling(const Options& o, int zero, const PlanRank& plan_rank) {
+    PlanInputs in = inputs_of(o, required_card(o));
+    in.zero = zero < 0 ? 1 : zero;
+    const auto plan = [&](int gpus) { return plan_stage(o, gpus, in.zero, plan_rank); };
+    const std::vector<ScalingPoint> points = estimate_scaling(o.model_config, in, plan);
+    std::fputs(describe_scaling(o.model_config, in, points).c_str(), stdout);
+    if (o.out.empty()) return;
+    std::error_code ignored;
+    std::filesystem::create_directories(o.out, ignored);
+    const std::string path = o.out + "/scaling.json";
+    write_file(path, scaling_json(o.model_config, in, points));
+    std::printf("written to %s; scripts/plot_scaling.py draws it\n", path.c_str());
+}
+
+}  // namespace
+
+Comm planned_ranks(const Options& o, int world) {
+    const std::string backend = o.comm == "mpi" || o.comm == "tcp" ? o.comm : "nccl";
+    return Comm::planned(world, backend, o.reduce_order == "rank" ? ReduceOrder::rank : ReduceOrder::any);
+}
+
+void plan_run(const Options& o, int zero, const PlanRank& plan_rank) {
+    if (o.dry_run) dry_run(o, plan_rank);
+    if (o.estimate_scaling) print_scaling(o, zero, plan_rank);
+}
+
+}  // namespace llmc

@@ -1,0 +1,34 @@
+// --estimate-scaling: what the plan predicts of the same run on 1 to 1024 GPUs, each with the same batch (weak
+// scaling). Nothing in it is measured.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "llmc/run/sharding_plan.h"
+
+namespace llmc {
+
+constexpr int kMostGpus = 1024;
+
+struct ScalingPoint {
+    int gpus = 1;
+    double tokens_per_s = 0;
+    double efficiency = 1;  // tokens a second and GPU, over those of one GPU alone
+    StepPrediction step;
+    Sent sent;  // bytes a rank and step
+    size_t memory = 0;
+    bool fits = true;
+};
+
+// `plan(gpus)`: a rank of that run. `inputs` say the batch and micro-steps of a rank; their number of ranks does not
+// matter. Throws Error(bad_flags) for a run whose ideal time is not known.
+std::vector<ScalingPoint> estimate_scaling(const ModelConfig& model, const PlanInputs& inputs,
+                                           const std::function<StagePlan(int)>& plan);
+
+std::string describe_scaling(const ModelConfig& model, const PlanInputs& inputs,
+                             const std::vector<ScalingPoint>& points);
+// What scripts/plot_scaling.py draws.
+std::string scaling_json(const ModelConfig& model, const PlanInputs& inputs, const std::vector<ScalingPoint>& points);
+
+}  // namespace llmc
