@@ -1,4 +1,5 @@
-"""What a run of train_gpt left behind, for the scripts that draw and compare runs: metrics.jsonl and run.json."""
+"""What train_gpt left behind, for the scripts that draw and compare: metrics.jsonl and run.json of a run, and scaling.json
+of an estimate."""
 
 import glob
 import json
@@ -120,6 +121,44 @@ def read_run(path):
     except (OSError, json.JSONDecodeError):
         pass  # the curves stand by themselves
     return run
+
+
+@dataclass
+class Scaling:
+    """What --estimate-scaling predicted: its inputs, and a point for every number of GPUs."""
+
+    info: dict
+    points: list
+
+    @property
+    def card(self):
+        return self.info["card"]
+
+    @property
+    def label(self):
+        i = self.info
+        return (f"{i['model']['name']}, {i['precision']}, --zero {i['zero']}, {i['batch']} x {i['seq']} tokens x "
+                f"{i['micro_steps']} micro-step{'' if i['micro_steps'] == 1 else 's'} a GPU")
+
+    @property
+    def assumptions(self):
+        i = self.info
+        return (f"{self.card}, ideal compute; links assumed: {i['link_bytes_per_s'] / 1e9:.0f} GB/s in nodes of "
+                f"{i['node_gpus']} GPUs, a NIC of {i['nic_bytes_per_s'] / 1e9:.0f} GB/s for each")
+
+
+def read_scaling(path):
+    """The estimate in a directory, or of a scaling.json."""
+    file_path = os.path.join(path, "scaling.json") if os.path.isdir(path) else path
+    if not os.path.exists(file_path):
+        reason = "holds no scaling.json" if os.path.isdir(path) else "does not exist"
+        raise RunError(f"{path} {reason}; give the -o directory of --estimate-scaling")
+    try:
+        with open(file_path, encoding="utf-8") as file:
+            info = json.load(file)
+        return Scaling(info, [dict(p) for p in info["points"] if p["gpus"] > 0 and p["tokens_per_s"] > 0])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{file_path} is not what --estimate-scaling writes: {error!r}") from error
 
 
 def smooth(values, width):

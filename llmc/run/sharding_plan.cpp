@@ -27,8 +27,8 @@ std::string hidden_from(const StepPrediction& p, int64_t tokens) {
 }
 
 std::string stage_row(const ModelConfig& model, const PlanInputs& in, const StagePlan& plan, bool recommended) {
-    std::string text = strprintf("  %-6d ", plan.stage);
-    if (!plan.refused.empty()) return text + wrap(" " + plan.refused, kIndent, kWidth) + "\n";
+    std::string text = strprintf("  %-6d", plan.stage);
+    if (!plan.refused.empty()) return text + "   " + wrap(plan.refused, kIndent, kWidth) + "\n";
     const MemoryByKind& m = plan.memory;
     for (const size_t part : {m.weights, m.gradients, m.optimizer, m.total()})
         text += strprintf(" %10s", format_bytes(part).c_str());
@@ -36,14 +36,14 @@ std::string stage_row(const ModelConfig& model, const PlanInputs& in, const Stag
     const bool known = no_prediction_because(in).empty();
     if (known) {
         const StepPrediction p = predict_step(model, with_stage(in, plan), plan);
-        text += strprintf(" %9s %9s %9s %9s", ms(p.wire).c_str(), ms(p.exposed).c_str(), ms(p.step()).c_str(),
+        text += strprintf(" %8s %8s %8s %9s", ms(p.wire).c_str(), ms(p.exposed).c_str(), ms(p.step()).c_str(),
                           hidden_from(p, int64_t{in.batch} * in.seq).c_str());
     } else if (in.gpu) {
         const double seconds = wire_seconds(plan.wire.total(), plan.wire, interconnect_of(*in.gpu));
-        text += strprintf(" %9s %9s %9s %9s", ms(1e3 * seconds).c_str(), "?", "?", "?");
+        text += strprintf(" %8s %8s %8s %9s", ms(1e3 * seconds).c_str(), "?", "?", "?");
     }
     std::string notes;
-    const auto note = [&](const char* words) { notes += (notes.empty() ? "   " : ", ") + std::string(words); };
+    const auto note = [&](const char* words) { notes += (notes.empty() ? "  " : ", ") + std::string(words); };
     if (!fits(in, plan)) note("does not fit");
     if (recommended) note("recommended");
     if (plan.stage == in.zero) note("this run");
@@ -58,12 +58,13 @@ std::string entry(const char* name, const std::string& text) {
 std::string legend(const ModelConfig& model, const PlanInputs& in, const StagePlan& plan) {
     const WireSchedule& wire = plan.wire;
     const int times = wire.layout.micro_steps;
-    const char* weights = wire.layout.element == 4 ? "FP32" : wire.fp8_weights ? "FP8 (the rest as BF16)" : "BF16";
+    std::string what = wire.layout.element == 4 ? "FP32" : wire.fp8_weights ? "FP8 (the rest as BF16)" : "BF16";
+    what = wire.total().weights.bytes > 0 ? "weights as " + what + ", gradients as " : "gradients as ";
+    what += wire.gradients_as == Wire::bf16 ? "BF16" : "FP32";
     std::string text = entry("total", strprintf("with activations and workspace, %s in every stage",
                                                 format_bytes(plan.memory.activations + plan.memory.workspace).c_str()));
-    text +=
-        entry("sent", strprintf("to other ranks in a step of %d micro-step%s: weights as %s, gradients as %s", times,
-                                times == 1 ? "" : "s", weights, wire.gradients_as == Wire::bf16 ? "BF16" : "FP32"));
+    text += entry("sent", strprintf("to other ranks in a step of %d micro-step%s: %s", times, times == 1 ? "" : "s",
+                                    what.c_str()));
     if (!in.gpu) return text;
     text += entry("wire", "time of that. " + describe_links(*in.gpu, in.ranks));
     if (const std::string why = no_prediction_because(in); !why.empty())
@@ -82,8 +83,8 @@ std::string legend(const ModelConfig& model, const PlanInputs& in, const StagePl
 
 std::string header(const PlanInputs& in) {
     std::string text =
-        strprintf("  %-6s  %10s %10s %10s %10s %10s", "--zero", "weights", "gradients", "optimizer", "total", "sent");
-    if (in.gpu) text += strprintf(" %9s %9s %9s %9s", "wire", "waits", "step", "hides");
+        strprintf("  %-6s %10s %10s %10s %10s %10s", "--zero", "weights", "gradients", "optimizer", "total", "sent");
+    if (in.gpu) text += strprintf(" %8s %8s %8s %9s", "wire", "waits", "step", "hides");
     return text + "\n";
 }
 
@@ -121,7 +122,7 @@ Recommendation recommend_stage(const ModelConfig& model, const PlanInputs& in, c
         if (plan.refused.empty() && fits(in, plan)) possible.push_back(&plan);
     if (possible.empty()) return {{}, "no stage fits: use a smaller -b, more recomputation (-r block) or more ranks"};
     const StagePlan& lowest = *possible.front();
-    if (possible.size() == 1) return {lowest.stage, "the only stage that fits"};
+    if (possible.size() == 1) return {lowest.stage, "no other stage runs and fits"};
     if (!no_prediction_because(in).empty()) return {lowest.stage, "the lowest that fits; times are not known"};
     std::vector<StepPrediction> steps;
     double best = INFINITY;
@@ -132,9 +133,9 @@ Recommendation recommend_stage(const ModelConfig& model, const PlanInputs& in, c
     size_t chosen = 0;
     while (steps[chosen].step() > kAsGood * best) chosen++;
     const auto of = [&](size_t i) { return ms(steps[i].step()) + " a step"; };
-    std::string reason = chosen == 0 ? "the lowest stage that fits, and none is faster"
-                                     : "fits, and is the fastest: " + of(chosen) + ", and --zero " +
-                                           std::to_string(lowest.stage) + " would take " + of(0);
+    std::string reason =
+        chosen == 0 ? "the lowest stage that fits, and none is faster"
+                    : "fits, and takes " + of(chosen) + ", --zero " + std::to_string(lowest.stage) + " " + of(0);
     reason += strprintf("; %s of it waiting", ms(steps[chosen].exposed).c_str());
     return {possible[chosen]->stage, reason};
 }
@@ -158,8 +159,8 @@ std::string describe_sharding(const ModelConfig& model, const PlanInputs& in, co
         if (plan.refused.empty()) shown = &plan;
     }
     if (shown) text += legend(model, in, *shown);
-    return text + "  " + (advice.stage ? strprintf("Recommended: --zero %d: ", *advice.stage) : "") + advice.reason +
-           "\n";
+    const std::string advised = advice.stage ? strprintf("Recommended: --zero %d: ", *advice.stage) : "";
+    return text + "  " + wrap(advised + advice.reason, 4, kWidth) + "\n";
 }
 
 }  // namespace llmc

@@ -1,7 +1,9 @@
 """train_gpt as several processes: the same training as one process, in every stage of sharding; one set of files; a stop
 that all agree on; and starts that are refused."""
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -132,15 +134,70 @@ class Ranks(unittest.TestCase):
 
 
 class Planning(unittest.TestCase):
-    def test_stages_divide_memory(self):
-        def plan(*flags):
-            done = subprocess.run([PROGRAM, "-e", "d12", "--dry-run", *map(str, flags)], capture_output=True, text=True,
-                                  env={k: v for k, v in ENVIRONMENT.items() if not FOREIGN.match(k)}, timeout=60)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            return done.stdout
-        alone = plan()
-        self.assertNotEqual(alone, plan("--world", "8"))
-        self.assertNotEqual(plan("--world", "8", "--zero", "2"), plan("--world", "8", "--zero", "3"))
+    def plan(self, *flags, code=0):
+        done = subprocess.run([PROGRAM, "-e", "d12", *map(str, flags)], capture_output=True, text=True, timeout=60,
+                              env={k: v for k, v in ENVIRONMENT.items() if not FOREIGN.match(k)}, cwd=workspace())
+        self.assertEqual(done.returncode, code, done.stderr)
+        return done.stdout if code == 0 else done.stderr
+
+    def rows(self, text):
+        """The table of stages: {stage: its cells}."""
+        table = text.split("Sharding: ")[1]
+        return {int(row[0]): row[1:] for row in re.findall(
+            r"^  (\d) +(\S+ \S+) +(\S+ \S+) +(\S+ \S+) +(\S+ \S+) +(\S+ \S+) +([\d.]+) ms +([\d.]+) ms +([\d.]+) ms",
+            table, re.MULTILINE)}
+
+    def test_stages_beside_each_other(self):
+        flags = ["--dry-run", "--world", "8", "--gpu", "h200", "--batch", "32"]
+        text = self.plan(*flags, "--zero", "2")
+        rows = self.rows(text)
+        self.assertEqual(list(rows), [0, 1, 2, 3])
+        for stage in rows:  # each row is what a run with that stage plans
+            memory = self.plan(*flags, "--zero", stage).split("Ideal step")[0]
+            for name, cell in zip(("weights", "gradients", "optimizer", "total"), rows[stage]):
+                self.assertRegex(memory, rf"{name} +{re.escape(cell)}")
+            self.assertLess(float(rows[stage][6]), float(rows[stage][5]))  # some of it hides
+        self.assertRegex(text, r"(?m)^  2 .* this run$")
+        self.assertNotRegex(text, r"(?m)^  [013] .*this run")
+        self.assertRegex(text, r"(?m)^  Recommended: --zero 1: ")
+        self.assertNotIn("Sharding", self.plan("--dry-run", "--gpu", "h200"))
+        # BF16 weights are twice the bytes, BF16 gradients half of them.
+        def sent(*more):
+            amount, unit = self.rows(self.plan(*flags, *more))[2][4].split()
+            return float(amount) * {"MiB": 1, "GiB": 1024}[unit]
+        self.assertGreater(sent("--precision", "bf16"), sent() + 50)
+        self.assertLess(sent("--reduce", "bf16"), sent() - 200)
+        self.assertIn("between nodes a NIC", self.plan(*flags, "--world", "16"))
+        self.assertIn("whole weights", self.plan(*flags, "--zero", "0", "--fp8-recipe", "block").split("Sharding")[1])
+
+    def test_estimate_of_scaling(self):
+        out = new_path("estimate")
+        flags = ["--estimate-scaling", "--batch", "32", "--gpu", "h200"]
+        text = self.plan(*flags, "--zero", "3", "--out", out)
+        self.assertIn("nothing here is measured", text)
+        rows = re.findall(r"^ +(\d+) +([\d,]+) +([\d.]+) % +([\d.]+) ms +([\d.]+) ms +([\d.]+) ms .* (yes|NO)$", text,
+                          re.MULTILINE)
+        self.assertEqual([int(row[0]) for row in rows], [2**i for i in range(11)])
+        with open(os.path.join(out, "scaling.json"), encoding="utf-8") as file:
+            points = json.load(file)["points"]
+        for row, point in zip(rows, points):
+            self.assertEqual(int(row[1].replace(",", "")), round(point["tokens_per_s"]))
+            step = point["compute_ms"] + point["exposed_ms"]
+            self.assertAlmostEqual(point["tokens_per_s"] * step / (32 * 1024 * point["gpus"] * 1e3), 1)
+        self.assertEqual(points[0]["efficiency"], 1)
+        self.assertLess(points[-1]["efficiency"], points[3]["efficiency"])
+        self.assertEqual(os.listdir(out), ["scaling.json"])
+        # Communication that has to wait for slower links.
+        self.assertIn("PCIe", self.plan(*flags[:-1], "l40s", "--zero", "3"))
+        self.assertIn("--zero 1:", self.plan(*flags))
+
+    def test_what_cannot_be_estimated(self):
+        self.assertIn("name one with --gpu: a100", self.plan("--estimate-scaling", code=2))
+        self.assertIn("'h900' is not in the table: a100", self.plan("--estimate-scaling", "--gpu", "h900", code=2))
+        self.assertIn("has no FP8", self.plan("--estimate-scaling", "--gpu", "a100", code=2))
+        self.assertIn("whole weights",
+                      self.plan("--estimate-scaling", "--gpu", "h200", "--fp8-recipe", "block", code=2))
+        self.assertIn("cannot write", self.plan("--estimate-scaling", "--gpu", "h200", "-o", PROGRAM, code=2))
 
 
 if __name__ == "__main__":

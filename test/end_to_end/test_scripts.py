@@ -1,4 +1,5 @@
-"""The scripts themselves: counting of results, the report on kernels, setup without rights, the picture of a run."""
+"""The scripts themselves: counting of results, the report on kernels, setup without rights, the pictures of a run and of an
+estimate."""
 
 import contextlib
 import importlib.util
@@ -476,6 +477,39 @@ class Picture(InDirectory):
     def test_no_run(self):
         with self.assertRaisesRegex(SystemExit, "holds no metrics.jsonl"):
             self.module.main([self.directory])
+
+    def estimate(self, name, zero, fits=True):
+        points = [dict(gpus=2**i, tokens_per_s=1e5 * 2**i * 0.95**i, efficiency=0.95**i, compute_ms=40, wire_ms=9,
+                       exposed_ms=2.0 * i, sent_weights=1e9, sent_gradients=2e9, memory_bytes=1e10, fits=fits or i > 3)
+                  for i in range(11)]
+        self.write(f"{name}/scaling.json", json.dumps(dict(
+            predicted=True, model=dict(name="d12", parameters=1), card="H200", precision="fp8", zero=zero, batch=32,
+            seq=1024, micro_steps=1, link_bytes_per_s=350e9, nic_bytes_per_s=50e9, node_gpus=8, points=points)))
+        return os.path.join(self.directory, name)
+
+    def test_scaling(self):
+        module = load("plot_scaling")
+        one, two = self.estimate("one", 1), self.estimate("two", 3, fits=False)
+        module.main([one])
+        self.assert_picture(os.path.join(one, "scaling.png"))
+        out = os.path.join(self.directory, "both.png")
+        module.main([os.path.join(one, "scaling.json"), two, "--out", out])
+        self.assert_picture(out)
+
+    def test_scaling_as_read(self):
+        scaling = load("runs").read_scaling(self.estimate("one", 1))
+        self.assertEqual(scaling.label, "d12, fp8, --zero 1, 32 x 1024 tokens x 1 micro-step a GPU")
+        self.assertEqual([p["gpus"] for p in scaling.points], [2**i for i in range(11)])
+        self.assertIn("350 GB/s in nodes of 8 GPUs, a NIC of 50 GB/s", scaling.assumptions)
+
+    def test_no_scaling(self):
+        module = load("plot_scaling")
+        with self.assertRaisesRegex(SystemExit, "holds no scaling.json"):
+            module.main([self.directory])
+        for text in ("{", "[]", "{}", '{"points": [{}]}'):
+            self.write("bad/scaling.json", text)
+            with self.assertRaisesRegex(SystemExit, "is not what --estimate-scaling writes"):
+                module.main([os.path.join(self.directory, "bad")])
 
 
 if __name__ == "__main__":

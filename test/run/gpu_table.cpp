@@ -73,12 +73,16 @@ TEST_CASE("gpu table: numbers are dense and plausible") {
     CHECK(h200.bf16_tflops == h100.bf16_tflops);
     CHECK(h200.bandwidth_gbs == 4800);
     CHECK(find_gpu_by_short_name("a100")->fp8_tflops == 0);
+    CHECK((h200.link == Link::nvlink && h200.link_gbs == 450));
+    CHECK((find_gpu_by_short_name("h100-pcie")->link == Link::pcie));
     for (const std::string& name : gpu_short_names()) {
         CAPTURE(name);
         const GpuSpec gpu = *find_gpu_by_short_name(name);
         // Every FP8 tensor core so far has twice the BF16 rate.
         if (gpu.fp8_tflops > 0) CHECK(gpu.fp8_tflops == doctest::Approx(2 * gpu.bf16_tflops).epsilon(0.015));
         CHECK(gpu.memory_gib > 20);
+        CHECK((gpu.link == Link::nvlink ? gpu.link_gbs >= 300 && gpu.link_gbs <= 900
+                                        : gpu.link_gbs == 32 || gpu.link_gbs == 64));
         CHECK(gpu.memory_gib < 200);
         CHECK(gpu.bandwidth_gbs >= 300);
         CHECK(gpu.bandwidth_gbs <= 8000);

@@ -331,7 +331,8 @@ TEST_CASE("options: bad values") {
         {{"--loss-scale", "0.5"}, "power of two"},
         {{"--precision", "BF16"}, "'BF16' is not one of"},
         {{"--gpu", "h300", "--dry-run"}, "'h300' is not in the table: a100"},
-        {{"--gpu", "h200", "-i", "x"}, "add --dry-run"},
+        {{"--gpu", "h200", "-i", "x"}, "add --dry-run or --estimate-scaling"},
+        {{"--gpu", "h300", "--estimate-scaling"}, "'h300' is not in the table: a100"},
         {{"--tf32=1"}, "=true or =false"},
         {{"-i", ""}, "--train: the value is empty"},
         {{"-b"}, "--batch needs a value"},
@@ -350,6 +351,7 @@ TEST_CASE("options: bad values") {
         CHECK(contains(message, c.part));
     }
     CHECK(!parse({"--dry-run"}).text);  // planning needs no data
+    CHECK(!parse({"--estimate-scaling", "--gpu", "h200"}).text);
     CHECK(!parse({"--print-config"}).text);
 }
 
@@ -400,7 +402,8 @@ TEST_CASE("options: bad configuration files") {
     CHECK(contains(config_refusal(R"({"batch": [1]})"), "must be a number or a string"));
     CHECK(contains(config_refusal(R"({"batch": true})"), "must be a number or a string"));
     CHECK(contains(config_refusal(R"({"tf32": "yes"})"), "must be true or false"));
-    for (const char* key : {"dry-run", "print-config", "config", "overwrite", "gpu", "help", "version"}) {
+    for (const char* key :
+         {"dry-run", "estimate-scaling", "print-config", "config", "overwrite", "gpu", "help", "version"}) {
         CAPTURE(key);
         CHECK(contains(config_refusal(std::string("{\"") + key + "\": true}"), "belongs on the command line"));
     }

@@ -2,11 +2,11 @@
 // and all stages give the same bits where sums are made in the order of ranks.
 #include <cstring>
 #include <memory>
-#include <tuple>
 
 #include "llmc/linear/matmul.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/optim/step.h"
+#include "llmc/run/wire.h"
 #include "test/comm/ranks/ranks.h"
 #include "test/model/all_weights.h"
 
@@ -17,10 +17,10 @@ namespace {
 
 constexpr int kB = 1, kT = 32, kSteps = 4;
 
-ModelConfig small_model() {  // sizes that no number of ranks divides; more blocks than there are slots
+ModelConfig small_model(int blocks = 3) {  // sizes that no number of ranks divides; more blocks than there are slots
     ModelConfig config;
     config.name = "small";
-    config.layers = 3, config.heads = 3, config.channels = 96, config.vocab = 101, config.context = kT;
+    config.layers = blocks, config.heads = 3, config.channels = 96, config.vocab = 101, config.context = kT;
     return config;
 }
 
@@ -32,6 +32,7 @@ struct RunConfig {
     Recompute recompute = Recompute::gelu;
     Fp8FallbackRule fallback = {};
     int within = 0;
+    int blocks = 3;
 };
 
 Sharding sharding_of(const RunConfig& c, const ParameterTable& table, const ModelConfig& model) {
@@ -48,7 +49,7 @@ Sharding sharding_of(const RunConfig& c, const ParameterTable& table, const Mode
 template <class Real>
 struct ShardedRun {
     RunConfig config;
-    ModelConfig model_config = small_model();
+    ModelConfig model_config = small_model(config.blocks);
     Comm comm;
     ParameterTable table;
     Parameters<Real> parameters;
@@ -234,49 +235,73 @@ TEST_CASE("sharded FP8 with some layers in BF16, the head, whole-block recomputa
     }
 }
 
-TEST_CASE("bytes between ranks are those of the formula, and FP8 halves the weights'") {
-    if (world().world() == 1) return;
-    const uint64_t others = static_cast<uint64_t>(world().world() - 1), ranks = others + 1;
-    const auto one_step = [&](int stage, const char* recipe, int micro_steps) {
-        RunConfig config;
-        config.stage = stage, config.recipe = recipe, config.micro_steps = micro_steps;
-        ShardedRun<bf16> run(config, world());
-        const Traffic gathered = run.parameters.gather_traffic(), reduced = run.parameters.reduce_traffic();
-        run.step(0);
-        return std::tuple{run.parameters.gather_traffic().all_gather.bytes - gathered.all_gather.bytes,
-                          run.parameters.gather_traffic().broadcast.bytes - gathered.broadcast.bytes,
-                          run.parameters.reduce_traffic().reduce_scatter.bytes - reduced.reduce_scatter.bytes,
-                          run.parameters.reduce_traffic().all_gather.bytes - reduced.all_gather.bytes};
+// What a step of this run sends, counted and by the planner's formula.
+template <class Real>
+void check_traffic(const RunConfig& config) {
+    ShardedRun<Real> run(config, world());
+    const Traffic gathered = run.parameters.gather_traffic(), reduced = run.parameters.reduce_traffic();
+    run.step(0);
+    const Traffic &weights = run.parameters.gather_traffic(), &gradients = run.parameters.reduce_traffic();
+    const auto more = [](const Traffic::Count& after, const Traffic::Count& before) {
+        return Traffic::Count{after.calls - before.calls, after.bytes - before.bytes};
     };
-    const ParameterTable table(gpt2_units(small_model()), world().world());
-    const uint64_t all = table.count() / ranks;  // elements of a slice of everything
-    const uint64_t block = table.unit(1).count / ranks, rest = all - 3 * block;
-    for (const uint64_t micro_steps : {uint64_t{1}, uint64_t{3}}) {
-        CAPTURE(micro_steps);
-        for (int stage = 0; stage <= 3; stage++) {
+    const auto check = [](const char* what, const Traffic::Count& counted, const Sent::Count& planned) {
+        CAPTURE(what);
+        CHECK(counted.calls == static_cast<uint64_t>(planned.calls));
+        CHECK(counted.bytes == static_cast<uint64_t>(planned.bytes));
+    };
+    const ModelConfig model = small_model(config.blocks);
+    const ParameterTable table(gpt2_units(model), world().world());
+    const WireLayout layout{world().world(), 0, config.micro_steps, sizeof(Real)};
+    const Sent sent = wire_schedule(table, sharding_of(config, table, model), layout).total();
+    check("weights", more(weights.all_gather, gathered.all_gather), sent.weights);
+    check("gradients", more(gradients.reduce_scatter, reduced.reduce_scatter), sent.gradients);
+    check("sums", more(gradients.all_gather, reduced.all_gather), sent.sums);
+    check("replicas", more(gradients.all_reduce, reduced.all_reduce), sent.replicas);
+    // Biases and norms, and padding: on the ranks that have them.
+    const uint64_t pieces = more(weights.broadcast, gathered.broadcast).bytes;
+    std::vector<uint64_t> of_rank(as_size(world().world()));
+    world().host_all_gather(of_rank.data(), &pieces, sizeof pieces);
+    double total = 0;
+    for (const uint64_t bytes : of_rank) total += static_cast<double>(bytes);
+    CHECK(total == doctest::Approx(sent.pieces.bytes * world().world()).epsilon(1e-12));
+    CHECK((total > 0) == (config.recipe && config.stage > 0));
+}
+
+TEST_CASE("bytes between ranks are those of the planner's formula, and FP8 halves the weights'") {
+    if (world().world() == 1) return;
+    for (int stage = 0; stage <= 3; stage++)
+        for (const int micro_steps : {1, 2, 3}) {
             CAPTURE(stage);
-            const auto [weights, pieces, sums, copies] = one_step(stage, nullptr, static_cast<int>(micro_steps));
-            // Stage 3: three blocks on their way up, of which two stay in their slots, and one more on the way down.
-            const uint64_t visits = stage == 3 ? 3 + 1 + (micro_steps - 1) * 2 : 3;
-            CHECK(weights == (stage == 0 ? 0 : others * (rest + visits * block) * sizeof(bf16)));
-            CHECK(pieces == 0);
-            CHECK(sums == others * all * sizeof(float) * (stage >= 2 ? micro_steps : 1));
-            CHECK(copies == (stage == 0 ? others * all * sizeof(float) : 0));
+            CAPTURE(micro_steps);
+            RunConfig config;
+            config.stage = stage, config.micro_steps = micro_steps;
+            check_traffic<bf16>(config);
+            check_traffic<float>(config);
+            config.wire = Wire::bf16;
+            check_traffic<bf16>(config);
+            config.recipe = "delayed";
+            check_traffic<bf16>(config);
+            config.layers = "all,-first,-block1.fc";
+            check_traffic<bf16>(config);
         }
-    }
-    for (int stage = 1; stage <= 3; stage++) {
-        CAPTURE(stage);
-        const auto [weights, pieces, sums, copies] = one_step(stage, "delayed", 1);
-        const uint64_t visits = stage == 3 ? 4 : 3;
-        CHECK(weights == others * (rest * sizeof(bf16) + visits * block));
-        // Biases and norms, and padding: on the ranks that have them.
-        uint64_t total = 0;
-        std::vector<uint64_t> of_rank(ranks);
-        world().host_all_gather(of_rank.data(), &pieces, sizeof pieces);
-        for (const uint64_t bytes : of_rank) total += bytes;
-        const uint64_t matrices = 12 * 96 * 96;
-        CHECK(total == others * visits * (table.unit(1).count - matrices) * sizeof(bf16));
-    }
+    for (const int blocks : {1, 2, 4, 5})  // fewer blocks than slots, and more
+        for (const int micro_steps : {1, 2}) {
+            CAPTURE(blocks);
+            CAPTURE(micro_steps);
+            RunConfig config;
+            config.stage = 3, config.micro_steps = micro_steps, config.blocks = blocks;
+            check_traffic<bf16>(config);
+        }
+    // And in bytes by hand: every matrix of a block once as FP8, everything else as BF16.
+    const uint64_t others = static_cast<uint64_t>(world().world() - 1), ranks = others + 1;
+    const ParameterTable table(gpt2_units(small_model()), world().world());
+    const uint64_t block = table.unit(1).count / ranks, rest = table.count() / ranks - 3 * block;
+    RunConfig config;
+    config.stage = 1, config.recipe = "delayed";
+    const WireLayout layout{world().world(), 0, 1, sizeof(bf16)};
+    const Sent sent = wire_schedule(table, sharding_of(config, table, small_model()), layout).total();
+    CHECK(sent.weights.bytes == static_cast<double>(others * (rest * sizeof(bf16) + 3 * block)));
 }
 
 // Sizes of groups that divide the world, without the world itself.
