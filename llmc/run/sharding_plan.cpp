@@ -19,7 +19,9 @@ PlanInputs with_stage(PlanInputs in, const StagePlan& plan) {
 }
 
 std::string bytes(double n) { return format_bytes(static_cast<size_t>(std::llround(n))); }
-std::string ms(double time) { return strprintf("%.*f ms", time < 100 ? 1 : 0, time); }
+std::string ms(double time) {
+    return time < 9999.5 ? strprintf("%.*f ms", time < 99.95 ? 1 : 0, time) : strprintf("%.1f s", time / 1e3);
+}
 
 std::string hidden_from(const StepPrediction& p, int64_t tokens) {
     if (p.hides_at == 0) return "-";
@@ -36,11 +38,11 @@ std::string stage_row(const ModelConfig& model, const PlanInputs& in, const Stag
     const bool known = no_prediction_because(in).empty();
     if (known) {
         const StepPrediction p = predict_step(model, with_stage(in, plan), plan);
-        text += strprintf(" %8s %8s %8s %9s", ms(p.wire).c_str(), ms(p.exposed).c_str(), ms(p.step()).c_str(),
+        text += strprintf(" %7s %7s %7s %9s", ms(p.wire).c_str(), ms(p.exposed).c_str(), ms(p.step()).c_str(),
                           hidden_from(p, int64_t{in.batch} * in.seq).c_str());
     } else if (in.gpu) {
         const double seconds = wire_seconds(plan.wire.total(), plan.wire, interconnect_of(*in.gpu));
-        text += strprintf(" %8s %8s %8s %9s", ms(1e3 * seconds).c_str(), "?", "?", "?");
+        text += strprintf(" %7s %7s %7s %9s", ms(1e3 * seconds).c_str(), "?", "?", "?");
     }
     std::string notes;
     const auto note = [&](const char* words) { notes += (notes.empty() ? "  " : ", ") + std::string(words); };
@@ -84,7 +86,7 @@ std::string legend(const ModelConfig& model, const PlanInputs& in, const StagePl
 std::string header(const PlanInputs& in) {
     std::string text =
         strprintf("  %-6s %10s %10s %10s %10s %10s", "--zero", "weights", "gradients", "optimizer", "total", "sent");
-    if (in.gpu) text += strprintf(" %8s %8s %8s %9s", "wire", "waits", "step", "hides");
+    if (in.gpu) text += strprintf(" %7s %7s %7s %9s", "wire", "waits", "step", "hides");
     return text + "\n";
 }
 
