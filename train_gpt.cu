@@ -153,7 +153,7 @@ StagePlan plan_rank(const Options& o, const Comm& comm) {
         memory.weights += fp8->weight_bytes();
         memory.activations += fp8->activation_bytes();
     }
-    WireLayout layout{comm.world(), 0, o.micro_steps, sizeof(Real), comm.reduce_order() == ReduceOrder::rank};
+    const WireLayout layout{comm.world(), o.micro_steps, sizeof(Real), comm.reduce_order() == ReduceOrder::rank};
     return {parameters.stage(), "", memory, wire_schedule(table, how, layout)};
 }
 

@@ -137,7 +137,8 @@ class Scaling:
     @property
     def label(self):
         i = self.info
-        return (f"{i['model']['name']}, {i['precision']}, --zero {i['zero']}, {i['batch']} x {i['seq']} tokens x "
+        within = f" --shard-within {i['shard_within']}" if i.get("shard_within") else ""
+        return (f"{i['model']['name']}, {i['precision']}, --zero {i['zero']}{within}, {i['batch']} x {i['seq']} tokens x "
                 f"{i['micro_steps']} micro-step{'' if i['micro_steps'] == 1 else 's'} a GPU")
 
     @property

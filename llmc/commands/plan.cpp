@@ -33,6 +33,7 @@ PlanInputs inputs_of(const Options& o, const GpuSpec& gpu) {
     in.total_batch = o.total_batch;
     in.ranks = o.world > 1 ? o.world : 1;
     in.zero = o.zero;
+    in.shard_ranks = o.shard_within;
     in.precision = o.precision;
     in.fp8_layers = o.fp8_layers;
     in.recompute = o.recompute;
@@ -42,6 +43,7 @@ PlanInputs inputs_of(const Options& o, const GpuSpec& gpu) {
 
 StagePlan plan_stage(Options o, int ranks, int stage, const PlanRank& plan_rank) {
     o.zero = ranks > 1 ? stage : 0;
+    if (o.zero == 0) o.shard_within = 0;
     try {
         return plan_rank(o, planned_ranks(o, ranks));
     } catch (const Error& error) {
@@ -75,7 +77,11 @@ void write_file(const std::string& path, const std::string& text) {
 void print_scaling(const Options& o, int zero, const PlanRank& plan_rank) {
     PlanInputs in = inputs_of(o, required_card(o));
     in.zero = zero < 0 ? 1 : zero;
-    const auto plan = [&](int gpus) { return plan_stage(o, gpus, in.zero, plan_rank); };
+    const auto plan = [&](int gpus) {
+        Options part = o;
+        if (gpus <= o.shard_within) part.shard_within = 0;  // a group of all
+        return plan_stage(part, gpus, in.zero, plan_rank);
+    };
     const std::vector<ScalingPoint> points = estimate_scaling(o.model_config, in, plan);
     std::fputs(describe_scaling(o.model_config, in, points).c_str(), stdout);
     if (o.out.empty()) return;

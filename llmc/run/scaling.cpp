@@ -16,7 +16,7 @@ ScalingPoint point_of(const ModelConfig& model, PlanInputs in, int gpus, const S
     in.total_batch = int64_t{in.batch} * in.seq * micro_steps(in) * gpus;
     in.ranks = gpus;
     in.zero = plan.stage;
-    in.shard_ranks = plan.wire.layout.shard_ranks;
+    in.shard_ranks = plan.wire.shard_ranks;
     ScalingPoint point;
     point.gpus = gpus;
     point.step = predict_step(model, in, plan);
@@ -55,11 +55,12 @@ std::vector<ScalingPoint> estimate_scaling(const ModelConfig& model, const PlanI
 
 std::string describe_scaling(const ModelConfig& model, const PlanInputs& in, const std::vector<ScalingPoint>& points) {
     const int64_t times = micro_steps(in);
+    const std::string within = in.shard_ranks > 0 ? strprintf(" --shard-within %d", in.shard_ranks) : "";
     std::string text = strprintf(
-        "Predicted scaling of %s on %s, %s, --zero %d: nothing here is measured\n"
+        "Predicted scaling of %s on %s, %s, --zero %d%s: nothing here is measured\n"
         "  Every GPU takes %d sequences x %d tokens x %lld micro-step%s a step, however many there are (weak "
         "scaling)\n",
-        model.name.c_str(), card_name(in).c_str(), in.precision.c_str(), in.zero, in.batch, in.seq,
+        model.name.c_str(), card_name(in).c_str(), in.precision.c_str(), in.zero, within.c_str(), in.batch, in.seq,
         static_cast<long long>(times), times == 1 ? "" : "s");
     text += strprintf("  %5s %13s %12s %12s %11s %11s %10s %10s   %s\n", "GPUs", "tokens/s", "efficiency", "compute",
                       "wire", "waits", "sent", "memory", "fits");
@@ -87,6 +88,7 @@ std::string scaling_json(const ModelConfig& model, const PlanInputs& in, const s
         {"card", card_name(in)},
         {"precision", in.precision},
         {"zero", in.zero},
+        {"shard_within", in.shard_ranks},
         {"batch", in.batch},
         {"seq", in.seq},
         {"micro_steps", micro_steps(in)},
@@ -98,17 +100,16 @@ std::string scaling_json(const ModelConfig& model, const PlanInputs& in, const s
         {"points", ordered_json::array()},
     };
     for (const ScalingPoint& p : points)
-        json["points"].push_back(
-            {{"gpus", p.gpus},
-             {"tokens_per_s", p.tokens_per_s},
-             {"efficiency", p.efficiency},
-             {"compute_ms", p.step.compute},
-             {"wire_ms", p.step.wire},
-             {"exposed_ms", p.step.exposed},
-             {"sent_weights", p.sent.weights.bytes + p.sent.pieces.bytes},
-             {"sent_gradients", p.sent.gradients.bytes + p.sent.sums.bytes + p.sent.replicas.bytes},
-             {"memory_bytes", p.memory},
-             {"fits", p.fits}});
+        json["points"].push_back({{"gpus", p.gpus},
+                                  {"tokens_per_s", p.tokens_per_s},
+                                  {"efficiency", p.efficiency},
+                                  {"compute_ms", p.step.compute},
+                                  {"wire_ms", p.step.wire},
+                                  {"exposed_ms", p.step.exposed},
+                                  {"sent_weights", p.sent.weights.bytes + p.sent.pieces.bytes},
+                                  {"sent_gradients", p.sent.bytes() - p.sent.weights.bytes - p.sent.pieces.bytes},
+                                  {"memory_bytes", p.memory},
+                                  {"fits", p.fits}});
     return json.dump(2) + "\n";
 }
 

@@ -14,7 +14,7 @@ constexpr size_t kWidth = 110, kIndent = 11;  // of the explanations
 
 PlanInputs with_stage(PlanInputs in, const StagePlan& plan) {
     in.zero = plan.stage;
-    in.shard_ranks = plan.wire.layout.shard_ranks;
+    in.shard_ranks = plan.wire.shard_ranks;
     return in;
 }
 
@@ -154,7 +154,9 @@ std::string describe_links(const GpuSpec& gpu, int ranks) {
 
 std::string describe_sharding(const ModelConfig& model, const PlanInputs& in, const std::vector<StagePlan>& stages) {
     const Recommendation advice = recommend_stage(model, in, stages);
-    std::string text = strprintf("Sharding: each of %d ranks, stage by stage\n", in.ranks) + header(in);
+    std::string text = strprintf("Sharding: each of %d ranks, stage by stage", in.ranks);
+    if (in.shard_ranks > 0) text += strprintf(", in groups of %d", in.shard_ranks);
+    text += "\n" + header(in);
     const StagePlan* shown = nullptr;
     for (const StagePlan& plan : stages) {
         text += stage_row(model, in, plan, plan.stage == advice.stage);

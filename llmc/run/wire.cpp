@@ -25,8 +25,7 @@ class Wires {
 public:
     Wires(const ParameterTable& table, const Sharding& sharding, const WireLayout& layout)
         : table_(table), sharding_(sharding), layout_(layout) {
-        const bool grouped = sharding.stage > 0 && layout.shard_ranks > 0;
-        shard_ranks_ = grouped ? std::min(layout.shard_ranks, layout.ranks) : layout.ranks;
+        shard_ranks_ = sharding.within > 0 ? sharding.within : layout.ranks;
     }
 
     int shard_ranks() const { return shard_ranks_; }
@@ -55,10 +54,11 @@ public:
         Sent sent;
         if (!last && sharding_.stage < 2) return sent;
         const double slice = double(table_.unit(unit).count) / shard_ranks_;
-        const double copies = double(layout_.ranks) / shard_ranks_;
+        const double groups = double(layout_.ranks) / shard_ranks_;
         sent.gradients = {1, others() * slice * (sharding_.wire == Wire::bf16 ? 2 : 4)};
         if (sharding_.stage == 0) sent.sums = {1, others() * slice * sizeof(float)};
-        if (last && copies > 1) sent.replicas = {1, 2 * (copies - 1) / copies * slice * sizeof(float)};
+        const double value = sharding_.wire == Wire::bf16 ? 2 : 4, share = (groups - 1) / groups * slice;
+        if (last && groups > 1) sent.group_gradients = {1, share * value}, sent.group_sums = {1, share * sizeof(float)};
         return sent;
     }
 
@@ -80,7 +80,8 @@ int ranks_per_node(int size, int node) {
 }  // namespace
 
 void Sent::add(const Sent& other, double times) {
-    for (Count Sent::*kind : {&Sent::weights, &Sent::pieces, &Sent::gradients, &Sent::sums, &Sent::replicas}) {
+    for (Count Sent::*kind :
+         {&Sent::weights, &Sent::pieces, &Sent::gradients, &Sent::sums, &Sent::group_gradients, &Sent::group_sums}) {
         (this->*kind).calls += times * (other.*kind).calls;
         (this->*kind).bytes += times * (other.*kind).bytes;
     }
@@ -102,7 +103,7 @@ WireSchedule wire_schedule(const ParameterTable& table, const Sharding& sharding
     s.layout = layout;
     if (layout.ranks == 1) return s;
     const Wires wires(table, sharding, layout);
-    s.layout.shard_ranks = wires.shard_ranks();
+    s.shard_ranks = wires.shard_ranks();
     s.gradients_as = sharding.wire;
     s.fp8_weights = sharding.stage > 0 && wires.any_fp8();
     s.exchanged = layout.rank_order || sharding.wire == Wire::bf16;
@@ -127,7 +128,7 @@ Interconnect interconnect_of(const GpuSpec& gpu) {
     return {gpu.link_gbs * 1e9 * (nvlink ? kNvlinkFraction : kPcieFraction), kNic, nvlink};
 }
 
-double ring_seconds(const Sent::Count& sent, int size, int per_node, const Interconnect& net, int rounds) {
+double ring_seconds(const Sent::Count& sent, int size, int per_node, const Interconnect& net) {
     if (size == 1) return 0;
     const int nodes = (size + per_node - 1) / per_node;
     const double into_node = nodes > 1 ? sent.bytes * (size - per_node) / (size - 1) : 0;
@@ -135,7 +136,7 @@ double ring_seconds(const Sent::Count& sent, int size, int per_node, const Inter
     double best = INFINITY;
     for (const Protocol& p : kProtocols) {
         const double steps = (size - nodes) * (net.nvlink ? p.nvlink : p.pcie) + (nodes - 1) * p.net;
-        best = std::min(best, sent.calls * (p.base + rounds * steps) * 1e-6 + data / p.share);
+        best = std::min(best, sent.calls * (p.base + steps) * 1e-6 + data / p.share);
     }
     return best;
 }
@@ -151,15 +152,17 @@ double exchange_seconds(const Sent::Count& sent, int size, int per_node, const I
 
 double wire_seconds(const Sent& sent, const WireSchedule& schedule, const Interconnect& net) {
     if (schedule.layout.ranks == 1) return 0;
-    const int size = schedule.layout.shard_ranks, per_node = ranks_per_node(size, net.node_gpus);
-    const int copies = schedule.layout.ranks / size;
-    const int copies_per_node = ranks_per_node(copies, std::max(1, net.node_gpus / size));
+    const auto seconds = [&](const Sent::Count& gathered, const Sent::Count& reduced, int size, int per_node) {
+        return ring_seconds(gathered, size, per_node, net) + (schedule.exchanged
+                                                                  ? exchange_seconds(reduced, size, per_node, net)
+                                                                  : ring_seconds(reduced, size, per_node, net));
+    };
+    const int size = schedule.shard_ranks, groups = schedule.layout.ranks / size;
     const Sent::Count gathered = {sent.weights.calls + sent.sums.calls,
                                   sent.weights.bytes + sent.pieces.bytes + sent.sums.bytes};
-    return ring_seconds(gathered, size, per_node, net) +
-           (schedule.exchanged ? exchange_seconds(sent.gradients, size, per_node, net)
-                               : ring_seconds(sent.gradients, size, per_node, net)) +
-           ring_seconds(sent.replicas, copies, copies_per_node, net, 2);
+    return seconds(gathered, sent.gradients, size, ranks_per_node(size, net.node_gpus)) +
+           seconds(sent.group_sums, sent.group_gradients, groups,
+                   ranks_per_node(groups, std::max(1, net.node_gpus / size)));
 }
 
 WireTime wire_time(const WireSchedule& schedule, const Interconnect& net, double forward, double backward) {

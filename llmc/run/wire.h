@@ -12,7 +12,6 @@ namespace llmc {
 
 struct WireLayout {
     int ranks = 1;
-    int shard_ranks = 0;      // so many neighbours share slices, and every group of them has a copy; 0: all ranks
     int micro_steps = 1;      // of a step
     size_t element = 2;       // bytes of a working weight
     bool rank_order = false;  // --reduce-order rank: gradients are exchanged and summed, not reduced by the library
@@ -25,10 +24,13 @@ struct Sent {
     };
     Count weights;  // all_gather, of working copies and FP8 codes
     Count pieces;   // broadcast: what is not FP8 in units with FP8 tensors; part of the launch of the codes' all_gather
-    Count gradients;  // reduce_scatter
-    Count sums;       // all_gather of summed gradients, in stage 0
-    Count replicas;   // all_reduce of slices between groups
-    double bytes() const { return weights.bytes + pieces.bytes + gradients.bytes + sums.bytes + replicas.bytes; }
+    Count gradients;        // reduce_scatter
+    Count sums;             // all_gather of summed gradients, in stage 0
+    Count group_gradients;  // reduce_scatter between groups (--shard-within)
+    Count group_sums;       // all_gather between groups
+    double bytes() const {
+        return weights.bytes + pieces.bytes + gradients.bytes + sums.bytes + group_gradients.bytes + group_sums.bytes;
+    }
     // Adds `other` so many times.
     void add(const Sent& other, double times = 1);
 };
@@ -41,6 +43,7 @@ struct WirePhase {
 
 struct WireSchedule {
     WireLayout layout;
+    int shard_ranks = 1;  // of a group that shares slices; where everything is everywhere, all ranks
     Wire gradients_as = Wire::fp32;
     bool fp8_weights = false;  // some travel as FP8
     bool exchanged = false;    // gradients go from every rank to every other, instead of round a ring
@@ -63,7 +66,7 @@ Interconnect interconnect_of(const GpuSpec& gpu);
 // Seconds of collectives among `size` ranks, `per_node` of them in a node. Round a ring every byte comes into a node
 // once, through all its NICs, and a collective takes a step from rank to rank `rounds` times (an all_reduce twice).
 // Exchanged, every rank's bytes leave through its own NIC.
-double ring_seconds(const Sent::Count& sent, int size, int per_node, const Interconnect& net, int rounds = 1);
+double ring_seconds(const Sent::Count& sent, int size, int per_node, const Interconnect& net);
 double exchange_seconds(const Sent::Count& sent, int size, int per_node, const Interconnect& net);
 double wire_seconds(const Sent& sent, const WireSchedule& schedule, const Interconnect& net);
 

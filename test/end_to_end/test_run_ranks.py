@@ -169,6 +169,9 @@ class Planning(unittest.TestCase):
         self.assertLess(sent("--reduce", "bf16"), sent() - 200)
         self.assertIn("between nodes a NIC", self.plan(*flags, "--world", "16"))
         self.assertIn("whole weights", self.plan(*flags, "--zero", "0", "--fp8-recipe", "block").split("Sharding")[1])
+        grouped = self.rows(self.plan(*flags, "--shard-within", "4"))
+        self.assertEqual(grouped[0], rows[0])
+        self.assertNotEqual(grouped[3][2], rows[3][2])
 
     def test_estimate_of_scaling(self):
         out = new_path("estimate")
@@ -187,7 +190,15 @@ class Planning(unittest.TestCase):
         self.assertEqual(points[0]["efficiency"], 1)
         self.assertLess(points[-1]["efficiency"], points[3]["efficiency"])
         self.assertEqual(os.listdir(out), ["scaling.json"])
-        # Communication that has to wait for slower links.
+        # In groups of 8 the weights stay in a node, and up to 8 GPUs nothing is different.
+        within = self.plan(*flags, "--zero", "3", "--shard-within", "8", "--out", out)
+        self.assertIn("--zero 3 --shard-within 8:", within)
+        with open(os.path.join(out, "scaling.json"), encoding="utf-8") as file:
+            grouped = json.load(file)["points"]
+        self.assertEqual(grouped[:4], points[:4])
+        for point in grouped[4:]:  # but for padding
+            self.assertAlmostEqual(point["sent_weights"] / grouped[3]["sent_weights"], 1, 1)
+        self.assertGreater(grouped[-1]["tokens_per_s"], points[-1]["tokens_per_s"])
         self.assertIn("PCIe", self.plan(*flags[:-1], "l40s", "--zero", "3"))
         self.assertIn("--zero 1:", self.plan(*flags))
 

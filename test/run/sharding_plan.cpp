@@ -29,7 +29,7 @@ StagePlan plan(int stage, double gib, double alone_ms) {
     p.stage = stage;
     p.memory = {kGiB, kGiB, kGiB, 0, 0};
     p.memory.activations = static_cast<size_t>(gib * kGiB) - 3 * kGiB;
-    p.wire.layout = {8, 8, 1, 2};
+    p.wire.layout = {8, 1, 2}, p.wire.shard_ranks = 8;
     p.wire.first_forward.alone.weights.bytes = alone_ms * 350e6;
     return p;
 }
@@ -119,7 +119,7 @@ TEST_CASE("scaling: tokens per second and efficiency, by hand") {
     // 1 ms of waiting in every step of more than one GPU.
     const auto waiting = [](int gpus) {
         StagePlan p = plan(0, 30, gpus > 1 ? 1.0 : 0.0);
-        p.wire.layout.ranks = gpus, p.wire.layout.shard_ranks = std::min(gpus, 8);
+        p.wire.layout.ranks = gpus, p.wire.shard_ranks = std::min(gpus, 8);
         return p;
     };
     const auto points = estimate_scaling(model, in, waiting);

@@ -24,8 +24,9 @@ Sharding stage(int stage, Wire wire = Wire::fp32) {
     return sharding;
 }
 
-WireSchedule schedule(const Sharding& sharding, int micro_steps = 1, int shard_ranks = 0) {
-    return wire_schedule(small_table(), sharding, {4, shard_ranks, micro_steps, 2});
+WireSchedule schedule(Sharding sharding, int micro_steps = 1, int within = 0) {
+    sharding.within = within;
+    return wire_schedule(small_table(), sharding, {4, micro_steps, 2});
 }
 
 const Interconnect kRound = {350e9, 50e9, true};
@@ -60,7 +61,7 @@ TEST_CASE("wire: bytes and calls of the stages, by hand") {
     CHECK(three.weights.bytes == 1.5 * (1024 + 256 + 6 * 768));
     CHECK(three.weights.calls == 8);
     CHECK(three.gradients.bytes == 2 * 10752);
-    CHECK(wire_schedule(small_table(), stage(3), {1, 0, 1, 2}).total().bytes() == 0);
+    CHECK(wire_schedule(small_table(), stage(3), {1, 1, 2}).total().bytes() == 0);
 }
 
 TEST_CASE("wire: FP8 weights travel as one byte, the rest of their unit as a working copy") {
@@ -81,12 +82,15 @@ TEST_CASE("wire: groups of ranks that share slices") {
     const Sent half = schedule(stage(1), 1, 2).total();
     CHECK(half.weights.bytes == 3584);
     CHECK(half.gradients.bytes == 2 * 3584);
-    CHECK(half.replicas.bytes == 2 * 0.5 * 1792 * 4);
-    CHECK(half.replicas.calls == 5);
+    CHECK(half.group_gradients.bytes == 0.5 * 1792 * 4);
+    CHECK(half.group_sums.bytes == 0.5 * 1792 * 4);
+    CHECK(half.group_sums.calls == 5);
+    CHECK(half.bytes() == 3 * 3584 + 3584 * 2);
+    CHECK(schedule(stage(1, Wire::bf16), 1, 2).total().group_gradients.bytes == 0.5 * 1792 * 2);
     const Sent steps = schedule(stage(3), 2, 2).total();  // between groups once a step
     CHECK(steps.gradients.bytes == 4 * 3584);
-    CHECK(steps.replicas.bytes == half.replicas.bytes);
-    CHECK(schedule(stage(0), 1, 2).total().bytes() == schedule(stage(0)).total().bytes());
+    CHECK(steps.group_gradients.bytes == half.group_gradients.bytes);
+    CHECK(schedule(stage(2), 1, 1).total().weights.bytes == 0);
     CHECK(schedule(stage(2), 2, 4).total().bytes() == schedule(stage(2), 2).total().bytes());
 }
 
@@ -103,7 +107,7 @@ TEST_CASE("wire: what has nothing to hide behind") {
     CHECK(three.backward.alone.bytes() == 3 * (1024 + 768));
     CHECK(!three.exchanged);
     CHECK(schedule(stage(3, Wire::bf16)).exchanged);
-    CHECK(wire_schedule(small_table(), stage(1), {4, 0, 1, 2, true}).exchanged);
+    CHECK(wire_schedule(small_table(), stage(1), {4, 1, 2, true}).exchanged);
 }
 
 TEST_CASE("wire: seconds of a collective, by hand") {
@@ -118,16 +122,15 @@ TEST_CASE("wire: seconds of a collective, by hand") {
     // Exchanged, a NIC sends what its rank has for the eight others: 800 MB in 16 ms.
     CHECK(exchange_seconds({1, 15e8}, 16, 8, kRound) == near(16e-3 + 8.4e-6 + 14e-6));
     CHECK(exchange_seconds({1, 350e6}, 8, 8, kRound) == near(1e-3 + 8.4e-6 + 3.4e-6));
-    // One rank a node: the NIC takes all. An all_reduce goes round twice.
+    // One rank a node: the NIC takes all.
     CHECK(ring_seconds({1, 3e8}, 4, 1, kRound) == near(6e-3 + 8.4e-6 + 3 * 14e-6));
-    CHECK(ring_seconds({1, 3e8}, 4, 1, kRound, 2) == near(6e-3 + 8.4e-6 + 6 * 14e-6));
     CHECK(ring_seconds({1, 25e6}, 2, 2, {25e9, 50e9, false}) == near(1e-3 + 8.4e-6 + 5.7e-6));  // PCIe
     CHECK(ring_seconds({5, 0}, 1, 1, kRound) == 0);
 }
 
 TEST_CASE("wire: waiting is what compute does not cover") {
     WireSchedule s;
-    s.layout = {8, 8, 2, 2};
+    s.layout = {8, 2, 2}, s.shard_ranks = 8;
     const auto milliseconds = [](double time) {
         Sent sent;
         sent.weights.bytes = time * 350e6;  // without calls: no latency
@@ -147,12 +150,12 @@ TEST_CASE("wire: waiting is what compute does not cover") {
 
 TEST_CASE("wire: groups in a node use its link, their copies the network") {
     WireSchedule s;
-    s.layout = {16, 8, 1, 2};
+    s.layout = {16, 1, 2}, s.shard_ranks = 8;
     Sent sent;
-    sent.weights.bytes = 350e6, sent.replicas.bytes = 50e6;
+    sent.weights.bytes = 350e6, sent.group_sums.bytes = 50e6;
     CHECK(wire_seconds(sent, s, kRound) == near(1e-3 + 1e-3));
-    s.layout = {16, 4, 1, 2};  // four copies, two in each node, so that two NICs share
-    sent.replicas.bytes = 150e6;
+    s.shard_ranks = 4;  // four copies, two in each node, so that two NICs share
+    sent.group_sums.bytes = 150e6;
     CHECK(wire_seconds(sent, s, kRound) == near(1e-3 + 1e-3));
     s.layout.ranks = 1;
     CHECK(wire_seconds(sent, s, kRound) == 0);

@@ -235,11 +235,20 @@ TEST_CASE("sharded FP8 with some layers in BF16, the head, whole-block recomputa
     }
 }
 
+// Sizes of groups that divide the world, without the world itself.
+std::vector<int> group_sizes() {
+    std::vector<int> sizes;
+    for (int n = 1; n < world().world(); n++)
+        if (world().world() % n == 0) sizes.push_back(n);
+    return sizes;
+}
+
 // What a step of this run sends, counted and by the planner's formula.
 template <class Real>
 void check_traffic(const RunConfig& config) {
     ShardedRun<Real> run(config, world());
-    const Traffic gathered = run.parameters.gather_traffic(), reduced = run.parameters.reduce_traffic();
+    const Traffic gathered = run.parameters.gather_traffic(), reduced = run.parameters.reduce_traffic(),
+                  between = run.parameters.group_traffic();
     run.step(0);
     const Traffic &weights = run.parameters.gather_traffic(), &gradients = run.parameters.reduce_traffic();
     const auto more = [](const Traffic::Count& after, const Traffic::Count& before) {
@@ -252,12 +261,14 @@ void check_traffic(const RunConfig& config) {
     };
     const ModelConfig model = small_model(config.blocks);
     const ParameterTable table(gpt2_units(model), world().world());
-    const WireLayout layout{world().world(), 0, config.micro_steps, sizeof(Real)};
+    const WireLayout layout{world().world(), config.micro_steps, sizeof(Real)};
     const Sent sent = wire_schedule(table, sharding_of(config, table, model), layout).total();
     check("weights", more(weights.all_gather, gathered.all_gather), sent.weights);
     check("gradients", more(gradients.reduce_scatter, reduced.reduce_scatter), sent.gradients);
     check("sums", more(gradients.all_gather, reduced.all_gather), sent.sums);
-    check("replicas", more(gradients.all_reduce, reduced.all_reduce), sent.replicas);
+    const Traffic& groups = run.parameters.group_traffic();
+    check("group gradients", more(groups.reduce_scatter, between.reduce_scatter), sent.group_gradients);
+    check("group sums", more(groups.all_gather, between.all_gather), sent.group_sums);
     // Biases and norms, and padding: on the ranks that have them.
     const uint64_t pieces = more(weights.broadcast, gathered.broadcast).bytes;
     std::vector<uint64_t> of_rank(as_size(world().world()));
@@ -265,7 +276,7 @@ void check_traffic(const RunConfig& config) {
     double total = 0;
     for (const uint64_t bytes : of_rank) total += static_cast<double>(bytes);
     CHECK(total == doctest::Approx(sent.pieces.bytes * world().world()).epsilon(1e-12));
-    CHECK((total > 0) == (config.recipe && config.stage > 0));
+    CHECK((total > 0) == (config.recipe && config.stage > 0 && config.within != 1));
 }
 
 TEST_CASE("bytes between ranks are those of the planner's formula, and FP8 halves the weights'") {
@@ -293,23 +304,27 @@ TEST_CASE("bytes between ranks are those of the planner's formula, and FP8 halve
             config.stage = 3, config.micro_steps = micro_steps, config.blocks = blocks;
             check_traffic<bf16>(config);
         }
+    for (const int within : group_sizes())
+        for (const int stage : {1, 2, 3})
+            for (const int micro_steps : {1, 2}) {
+                CAPTURE(within);
+                CAPTURE(stage);
+                CAPTURE(micro_steps);
+                RunConfig config;
+                config.stage = stage, config.micro_steps = micro_steps, config.within = within;
+                check_traffic<float>(config);
+                config.recipe = "delayed", config.wire = Wire::bf16;
+                check_traffic<bf16>(config);
+            }
     // And in bytes by hand: every matrix of a block once as FP8, everything else as BF16.
     const uint64_t others = static_cast<uint64_t>(world().world() - 1), ranks = others + 1;
     const ParameterTable table(gpt2_units(small_model()), world().world());
     const uint64_t block = table.unit(1).count / ranks, rest = table.count() / ranks - 3 * block;
     RunConfig config;
     config.stage = 1, config.recipe = "delayed";
-    const WireLayout layout{world().world(), 0, 1, sizeof(bf16)};
+    const WireLayout layout{world().world(), 1, sizeof(bf16)};
     const Sent sent = wire_schedule(table, sharding_of(config, table, small_model()), layout).total();
     CHECK(sent.weights.bytes == static_cast<double>(others * (rest * sizeof(bf16) + 3 * block)));
-}
-
-// Sizes of groups that divide the world, without the world itself.
-std::vector<int> group_sizes() {
-    std::vector<int> sizes;
-    for (int n = 1; n < world().world(); n++)
-        if (world().world() % n == 0) sizes.push_back(n);
-    return sizes;
 }
 
 TEST_CASE("hybrid sharding equals one rank's training, and every group has the same weights") {
