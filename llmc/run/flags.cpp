@@ -361,7 +361,8 @@ void FlagSet::Parser::running() {
         for (const std::string& name : gpu_short_names()) names += (names.empty() ? "" : ", ") + name;
         return "'" + text + "' is not in the table: " + names;
     };
-    add(0, "gpu", options.gpu, "NAME", "the card to plan for: h100, h200, a100, l40s, rtx4090, ...", "the one found")
+    add(0, "gpu", options.gpu, "NAME", "the card to plan for: h100, h200, a100, l40s, rtx4090, ...",
+        "the one found; --dry-run: else h200")
         ->transform(CLI::Validator(known_gpu, ""));
     flags.push_back({group, 0, "version", "", "print the version and leave", ""});
     flags.push_back({group, 'h', "help", "", "print this and leave", ""});
