@@ -1,5 +1,5 @@
-"""What train_gpt left behind, for the scripts that draw and compare: metrics.jsonl and run.json of a run, and scaling.json
-of an estimate."""
+"""What train_gpt left behind, for the scripts that draw and compare: metrics.jsonl and run.json of a run, and
+scaling.json of an estimate."""
 
 import glob
 import json

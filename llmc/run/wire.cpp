@@ -7,15 +7,16 @@
 namespace llmc {
 namespace {
 
-// Of a link's data-sheet rate, what NCCL reaches with large messages. NVLink: 350 of an H100's 450 GB/s. PCIe: the
-// middle of the one range that is published, 35 to 45 of 64 GB/s between eight H100 PCIe; assumed for other cards, and
-// too high for GeForce cards, which reach each other through host memory alone.
+// Of a link's data-sheet rate, what NCCL reaches with large messages. NVLink: 350 of an H100's 450 GB/s, as estimates
+// in public use; assumed for other cards. PCIe: the middle of the one range that is published, 35 to 45 of 64 GB/s
+// between eight H100 PCIe; assumed for other cards, and too high for GeForce cards, which reach each other through host
+// memory alone.
 constexpr double kNvlinkFraction = 350.0 / 450;
 constexpr double kPcieFraction = 40.0 / 64;
 constexpr double kNic = 50e9;  // 400 Gb/s, its line rate
 
 // NCCL's own model of a ring, which its tuner chooses the protocol with (tuning.cc of 2.28: base latency, latency a
-// step over NVLink, PCIe and the network in microseconds, share of the bandwidth). It knows no better; neither do we.
+// step over NVLink, PCIe and the network in microseconds, share of the bandwidth).
 struct Protocol {
     double base, nvlink, pcie, net, share;
 };

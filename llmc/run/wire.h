@@ -64,8 +64,7 @@ struct Interconnect {
 Interconnect interconnect_of(const GpuSpec& gpu);
 
 // Seconds of collectives among `size` ranks, `per_node` of them in a node. Round a ring every byte comes into a node
-// once, through all its NICs, and a collective takes a step from rank to rank `rounds` times (an all_reduce twice).
-// Exchanged, every rank's bytes leave through its own NIC.
+// once, through all its NICs. Exchanged, every rank's bytes leave through its own.
 double ring_seconds(const Sent::Count& sent, int size, int per_node, const Interconnect& net);
 double exchange_seconds(const Sent::Count& sent, int size, int per_node, const Interconnect& net);
 double wire_seconds(const Sent& sent, const WireSchedule& schedule, const Interconnect& net);

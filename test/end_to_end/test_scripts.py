@@ -1,5 +1,5 @@
-"""The scripts themselves: counting of results, the report on kernels, setup without rights, the pictures of a run and of an
-estimate."""
+"""The scripts themselves: counting of results, the report on kernels, setup without rights, the pictures of a run and
+of an estimate."""
 
 import contextlib
 import importlib.util
