@@ -243,7 +243,8 @@ void FlagSet::Parser::fp8() {
         "elements) or mxfp8 (one for 32)")
         ->transform(one_of({std::begin(kFp8Recipes), std::end(kFp8Recipes)}));
     add(0, "fp8-layers", options.fp8_layers, "LIST",
-        "linear layers in FP8: all or none, then for example -first,-last,-block7,-fc_proj,-block3.qkv")
+        "linear layers in FP8: all or none, then for example -first,-last,-block7,-fc_proj,-block3.qkv; +lm_head for the "
+        "head as well")
         ->transform(not_empty());
     add(0, "fp8-grad", options.fp8_grad, "NAME", "format of output gradients: e5m2 or e4m3")
         ->transform(one_of({"e5m2", "e4m3"}));

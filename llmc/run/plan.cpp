@@ -233,7 +233,7 @@ StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const G
     const double fp8_share = fp8.count() / (L * kBlockLinears);
 
     const LinearTime blocks = blocks_time(r, M, C, fp8, model.layers);
-    const LinearTime head = linear_time(r, 2, M, C, Vp, 1);
+    const LinearTime head = linear_time(r, fp8.head() ? 1 : 2, M, C, Vp, 1);
     const double attention_forward =
         2 * T * C / r.attention_forward;  // per token and layer; backward has 5 products, not 2
     const double attention_backward = 5 * T * C / r.attention_backward;
