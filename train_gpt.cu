@@ -28,6 +28,7 @@
 #include "llmc/run/metrics.h"
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
+#include "llmc/run/profile.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/signals.h"
 #include "llmc/run/skips.h"
@@ -369,6 +370,31 @@ void report_fallback(int64_t step, const Fp8Loss& loss, const Options& o, const 
     directory.append({{"step", step}, {"fp8_fallback", nlohmann::ordered_json::array({entry})}});
 }
 
+template <class Real>
+std::optional<Profiler::Setup> profiler_setup(const Options& o, const Run<Real>& run) {
+    if (o.profile_steps.empty()) return std::nullopt;
+    Profiler::Setup setup;
+    setup.steps = profile_steps_from_text(o.profile_steps);
+    setup.directory = o.out;
+    // Of a unit: forward, backward, gathered twice and reduced every micro-step; prepared and sent once a step.
+    setup.ranges_per_step = run.table.units().size() * (5 * static_cast<size_t>(o.micro_steps) + 6) + 64;
+    setup.streams = {{"compute", run.stream},
+                     {"weights", run.parameters.gather_stream()},
+                     {"gradients", run.parameters.reduce_stream()}};
+    return setup;
+}
+
+// Every rank takes part, after step `step`. Nothing, if nothing was profiled or it has been written.
+void finish_profile(Profiler& profiler, int64_t step, const Options& o, const Comm& comm, RunDirectory& directory) {
+    const std::optional<nlohmann::ordered_json> record = profiler.finish(step);
+    if (!record) return;
+    directory.append(*record);
+    if (comm.is_main())
+        std::printf("%s\nwritten to %s/trace-rank*.json: open them in https://ui.perfetto.dev or chrome://tracing%s\n",
+                    describe_profile(*record).c_str(), o.out.c_str(),
+                    comm.world() > 1 ? "; scripts/merge_traces.py makes one file of them" : "");
+}
+
 // ---- the training loop ---------------------------------------------------------------------------------------------
 
 template <class Real>
@@ -409,6 +435,7 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
     uint64_t batch_hashes[2] = {};  // of the step at work and the one before it
     double last_val_loss = NAN;
     auto report = [&](int leave) {
+        const ProfileRange range("wait for results");
         while (const std::optional<StepResult> result = results.take(leave)) {
             const StepRecord record =
                 step_record(*result, o, products[result->step % 2], batch_hashes[result->step % 2]);
@@ -422,6 +449,7 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
         const bool validate_now = o.val_every > 0 && !inputs.val.empty() && (step % o.val_every == 0 || last);
         if (!validate_now && !sample_now) return false;
         report(0);
+        const ProfileRange range("validate and sample");
         if (validate_now) {
             const ValRecord record = validate(run, inputs, step, watchdog);
             last_val_loss = record.losses[0].second;
@@ -432,6 +460,7 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
         return true;
     };
 
+    Profiler profiler(comm, profiler_setup(o, run));
     const double start = wall_seconds();
     bool interrupted = validate_and_sample(0, false);
     int64_t step = 0;
@@ -439,13 +468,17 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
     while (step < last_step) {
         step++;
         watchdog.begin_step(step);
+        interrupted |= profiler.begin_step(step);
         results.begin(!interrupted, run.stream);
         run.matmul.reset_counts();
         BatchFingerprint batch;
         for (int m = 0; m < o.micro_steps; m++) {
-            loader.next(tokens.data(), targets.data());
-            batch.add(tokens.data(), targets.data(), o.batch, o.seq,
-                      (int64_t{m} * run.comm.world() + run.comm.rank()) * o.batch);
+            {
+                const ProfileRange range("load a batch");
+                loader.next(tokens.data(), targets.data());
+                batch.add(tokens.data(), targets.data(), o.batch, o.seq,
+                          (int64_t{m} * run.comm.world() + run.comm.rank()) * o.batch);
+            }
             run.model.train_micro_step(tokens.data(), targets.data(), loss_weight, run.optimizer.loss_scale(), m == 0,
                                        run.stream, m + 1 == o.micro_steps);
         }
@@ -460,6 +493,12 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
                        run.optimizer.loss_scale(), run.stream);
         if (step == 1) check_products(run, products[1]);
         report(1);  // the step before; this one is still running
+        profiler.end_step();
+        const bool profiled = profiler.is_last(step);
+        if (profiled) {
+            report(0);
+            finish_profile(profiler, step, o, comm, directory);
+        }
 
         const bool out_of_time = o.max_minutes > 0 && wall_seconds() - start > o.max_minutes * 60;
         // A stop anywhere is a stop everywhere, after the same step.
@@ -473,11 +512,12 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
             code = ExitCode::stopped;
             break;
         }
-        interrupted = validate_and_sample(step, step == last_step);
+        interrupted = validate_and_sample(step, step == last_step) || profiled;
         if (run.fp8 && !o.out.empty() && o.fp8_log_every > 0 && step % o.fp8_log_every == 0)
             record_fp8(run, step, directory);
     }
     report(0);
+    finish_profile(profiler, step, o, comm, directory);  // of a run that was stopped before the last profiled step
     if (!o.out.empty()) {
         record_memory(step, memory, comm, directory);
         watchdog.begin(Watchdog::Phase::save);
@@ -558,6 +598,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     if (!inputs.train)
         throw Error(ExitCode::bad_flags, "no training data: give token shards with --train GLOB (see --help)");
     comm.require_equal("configuration", config_json(o));
+    comm.require_equal("command line", "--profile-steps " + o.profile_steps);
     if (comm.is_main())
         for (const std::string& note : o.notes) std::printf("note: %s\n", note.c_str());
     check_memory(memory, device.free_memory, device.name);

@@ -33,6 +33,9 @@ struct Traffic {
         uint64_t calls = 0, bytes = 0;
     };
     Count all_gather, reduce_scatter, all_to_all, all_reduce, broadcast;
+    uint64_t bytes() const {
+        return all_gather.bytes + reduce_scatter.bytes + all_to_all.bytes + all_reduce.bytes + broadcast.bytes;
+    }
 };
 
 class Backend;

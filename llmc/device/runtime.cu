@@ -145,6 +145,11 @@ graph_t end_capture(stream_t stream) {
 }
 void launch(graph_t graph, stream_t stream) { LLMC_CHECK_CUDA(cudaGraphLaunch(graph, stream)); }
 void destroy_graph(graph_t graph) { LLMC_CHECK_CUDA(cudaGraphExecDestroy(graph)); }
+bool is_capturing(stream_t stream) {
+    cudaStreamCaptureStatus status;
+    LLMC_CHECK_CUDA(cudaStreamIsCapturing(stream, &status));
+    return status != cudaStreamCaptureStatusNone;
+}
 
 void push_range(const char* name) { nvtxRangePushA(name); }
 void pop_range() { nvtxRangePop(); }

@@ -103,15 +103,10 @@ void begin_capture(stream_t stream);
 graph_t end_capture(stream_t stream);
 void launch(graph_t graph, stream_t stream);
 void destroy_graph(graph_t graph);
+bool is_capturing(stream_t stream);
 
-// A named range in profiles (NVTX); nothing on the host device.
+// A named range for NVTX tools, as part of a ProfileRange (trace.h); nothing on the host device.
 void push_range(const char* name);
 void pop_range();
-struct ProfileRange {
-    explicit ProfileRange(const char* name) { push_range(name); }
-    ~ProfileRange() { pop_range(); }
-    ProfileRange(const ProfileRange&) = delete;
-    ProfileRange& operator=(const ProfileRange&) = delete;
-};
 
 }  // namespace llmc

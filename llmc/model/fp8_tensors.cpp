@@ -1,5 +1,6 @@
 #include "llmc/model/fp8_tensors.h"
 
+#include "llmc/comm/comm_range.h"
 #include "llmc/kernels/layernorm_backward_fp8.h"
 #include "llmc/model/gpt2_parameters.h"
 
@@ -225,6 +226,7 @@ void Fp8Tensors::set_weight_scales(stream_t stream) {
 // The maximum over the ranks of every amax; what is bad on one is bad on all.
 void Fp8Tensors::share(bool now, stream_t stream) {
     if (comm_.world() == 1) return;
+    const CommRange range("maximum of FP8 amaxes", comm_, stream);
     fp8_pack_amaxes(packed_, states_, count_, now, stream);
     comm_.all_reduce(packed_, 2 * static_cast<size_t>(count_), ReduceOp::max, workspace_, stream);
     fp8_unpack_amaxes(states_, packed_, count_, now, stream);
@@ -269,6 +271,7 @@ void Fp8Tensors::clear_counts(stream_t stream) {
 
 void Fp8Tensors::finish_step(const float* change, stream_t stream) {
     if (falls_back()) watch(stream);
+    const ProfileRange range("FP8 scales", stream);
     fp8_finish_step(states_, history_, count_, config_, change, stream);
     calibrated_ = true;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "llmc/comm/comm_range.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/classifier.h"
@@ -26,6 +27,10 @@ Gpt2<Real>::Gpt2(const ModelConfig& config, int B, int T, Recompute recompute, P
       matmul_(matmul),
       fp8_(fp8),
       activations_(config, B, T, recompute, fp8 ? fp8->without_bf16() : nullptr) {
+    for (const Unit& unit : parameters.table().units()) {
+        forward_names_.push_back(unit.name + " forward");
+        backward_names_.push_back(unit.name + " backward");
+    }
     activations_.workspace.plan(&loss_sums_, 2);
     activations_.workspace.plan(&loss_counts_, 2);
     activations_.workspace.plan(&loss_workspace_, parameters.comm().template all_reduce_workspace<float>(1));
@@ -86,24 +91,29 @@ void Gpt2<Real>::upload(const int* tokens, const int* targets, int n, bool sort,
 
 template <class Real>
 void Gpt2<Real>::forward(int B, int T, PassKind kind, stream_t stream) {
-    ProfileRange range("forward");
+    const ProfileRange pass("forward");
     const int N = B * T, C = config_.channels, L = config_.layers;
     Activations<Real>& a = activations_;
 
     const size_t embedding = embedding_unit(), final = final_unit(config_);
     parameters_.gather(embedding, stream);
-    embedding_forward(a.blocks[0].residual, a.tokens, parameters_.weight(embedding, EmbeddingTensor::wte),
-                      parameters_.weight(embedding, EmbeddingTensor::wpe), B, T, C, config_.padded_vocab(), stream);
+    {
+        const ProfileRange range(forward_names_[embedding].c_str(), stream);
+        embedding_forward(a.blocks[0].residual, a.tokens, parameters_.weight(embedding, EmbeddingTensor::wte),
+                          parameters_.weight(embedding, EmbeddingTensor::wpe), B, T, C, config_.padded_vocab(), stream);
+    }
     parameters_.release(embedding, stream);
 
     for (int l = 0; l < L; l++) {
         parameters_.gather(block_unit(l), stream);
+        const ProfileRange range(forward_names_[block_unit(l)].c_str(), stream);
         block_forward(l, l > 0 ? a.branch : nullptr, B, T, kind, stream);
         linear_forward(l, BlockLinear::fc_proj, a.branch, a.blocks[l].gelu, N, kind, stream);
         parameters_.release(block_unit(l), stream);
     }
 
     parameters_.gather(final, stream);
+    const ProfileRange range(forward_names_[final].c_str(), stream);
     layernorm_forward<Real>(a.lnf, a.lnf_mean, a.lnf_rstd, a.residual_final, a.blocks[L - 1].residual_mid, a.branch,
                             nullptr, parameters_.weight(final, FinalTensor::weight),
                             parameters_.weight(final, FinalTensor::bias), N, C, stream);
@@ -132,11 +142,11 @@ void Gpt2<Real>::block_forward(int l, const Real* branch, int B, int T, PassKind
 template <class Real>
 void Gpt2<Real>::head_forward(int N, bool gradients, float loss_weight, const float* loss_scale, bool first,
                               stream_t stream) {
-    ProfileRange range("head and loss");
     const int C = config_.channels, V = config_.vocab, Vp = config_.padded_vocab();
     Activations<Real>& a = activations_;
     const size_t unit = embedding_unit();
     parameters_.gather(unit, stream);
+    const ProfileRange range("head and loss", stream);
     const Real* wte = parameters_.weight(unit, EmbeddingTensor::wte);  // (Vp, C)
     float* dwte = parameters_.gradient(unit, EmbeddingTensor::wte);    // (Vp, C)
     for (int row = 0; row < N; row += a.chunk_rows) {
@@ -171,34 +181,43 @@ void Gpt2<Real>::recompute_block(int l, stream_t stream) {
 
 template <class Real>
 void Gpt2<Real>::backward(bool first, stream_t stream) {
-    ProfileRange range("backward");
+    const ProfileRange pass("backward");
     const int C = config_.channels;
     Activations<Real>& a = activations_;
     const size_t embedding = embedding_unit(), final = final_unit(config_);
 
     parameters_.gather(final, stream);
-    norm_backward({parameters_.gradient(final, FinalTensor::weight), parameters_.gradient(final, FinalTensor::bias),
-                   a.residual_final, parameters_.weight(final, FinalTensor::weight), a.lnf_mean, a.lnf_rstd},
-                  nullptr, a.dbranch, config_.layers - 1, BlockLinear::fc_proj, !first, stream);
+    {
+        const ProfileRange range(backward_names_[final].c_str(), stream);
+        norm_backward({parameters_.gradient(final, FinalTensor::weight), parameters_.gradient(final, FinalTensor::bias),
+                       a.residual_final, parameters_.weight(final, FinalTensor::weight), a.lnf_mean, a.lnf_rstd},
+                      nullptr, a.dbranch, config_.layers - 1, BlockLinear::fc_proj, !first, stream);
+    }
     parameters_.release(final, stream);
     parameters_.reduce(final, stream);
 
     for (int l = config_.layers - 1; l >= 0; l--) {
         parameters_.gather(block_unit(l), stream);
-        if (parameters_.stage() == 3) transpose_weights(l, stream);
-        recompute_block(l, stream);
-        block_backward(l, !first, stream);
+        {
+            const ProfileRange range(backward_names_[block_unit(l)].c_str(), stream);
+            if (parameters_.stage() == 3) transpose_weights(l, stream);
+            recompute_block(l, stream);
+            block_backward(l, !first, stream);
+        }
         parameters_.release(block_unit(l), stream);
         parameters_.reduce(block_unit(l), stream);
     }
 
-    float* dwpe = parameters_.gradient(embedding, EmbeddingTensor::wpe);  // (context, C)
-    if (first) {
-        const size_t wpe_elements = static_cast<size_t>(config_.context) * static_cast<size_t>(C);
-        set_bytes(dwpe, 0, wpe_elements * sizeof(float), stream);
+    {
+        const ProfileRange range(backward_names_[embedding].c_str(), stream);
+        float* dwpe = parameters_.gradient(embedding, EmbeddingTensor::wpe);  // (context, C)
+        if (first) {
+            const size_t wpe_elements = static_cast<size_t>(config_.context) * static_cast<size_t>(C);
+            set_bytes(dwpe, 0, wpe_elements * sizeof(float), stream);
+        }
+        embedding_backward(parameters_.gradient(embedding, EmbeddingTensor::wte), dwpe, a.sorted, a.dresidual, B_, T_,
+                           C, config_.padded_vocab(), stream);
     }
-    embedding_backward(parameters_.gradient(embedding, EmbeddingTensor::wte), dwpe, a.sorted, a.dresidual, B_, T_, C,
-                       config_.padded_vocab(), stream);
     parameters_.reduce(embedding, stream);  // with the head's part, which was there first
 }
 
@@ -234,7 +253,10 @@ void Gpt2<Real>::train_micro_step(const int* tokens, const int* targets, float l
     const int N = B_ * T_;
     const bool accumulate = !first && parameters_.accumulates();
     parameters_.begin_micro_step(first, last);
-    upload(tokens, targets, N, true, stream);
+    {
+        const ProfileRange range("upload tokens", stream);
+        upload(tokens, targets, N, true, stream);
+    }
     forward(B_, T_, PassKind::training, stream);
     head_forward(N, true, loss_weight, loss_scale, !accumulate, stream);
     sum_losses(loss_sums_, loss_counts_, activations_.losses, activations_.targets, N, !first, stream);
@@ -246,6 +268,7 @@ template <class Real>
 void Gpt2<Real>::share_losses(int which, stream_t stream) {
     const Comm& comm = parameters_.comm();
     if (comm.world() == 1) return;
+    const CommRange range("sum the loss", comm, stream);
     comm.all_reduce(loss_sums_ + which, 1, ReduceOp::sum, loss_workspace_, stream);
     comm.all_reduce(loss_counts_ + which, 1, ReduceOp::sum, loss_workspace_, stream);
 }

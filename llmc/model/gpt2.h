@@ -141,6 +141,8 @@ private:
     bool fp8_travels() const { return fp8_ && parameters_.is_sliced() && !fp8_->has_block_scales(); }
     void transpose_weights(int layer, stream_t stream);
 
+    std::vector<std::string> forward_names_, backward_names_;  // for profiles, by unit
+
     float* loss_sums_ = nullptr;  // {training, evaluation}
     int* loss_counts_ = nullptr;
     char* loss_workspace_ = nullptr;

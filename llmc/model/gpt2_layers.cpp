@@ -2,6 +2,7 @@
 // linear layer's operand quantizes it on the way and the BF16 form is never written.
 #include <type_traits>
 
+#include "llmc/device/trace.h"
 #include "llmc/kernels/attention_fp8.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/gelu.h"
@@ -55,6 +56,7 @@ void Gpt2<Real>::prepare_weights(stream_t stream) {
         if (parameters_.stage() == 3) return;  // a block at a time, in backward
         for (int l = 0; l < config_.layers; l++) {
             parameters_.gather(block_unit(l), stream);
+            const ProfileRange range("transpose FP8 weights", stream);
             transpose_weights(l, stream);
             parameters_.release(block_unit(l), stream);
         }
@@ -91,6 +93,7 @@ void Gpt2<Real>::prepare_fp8_scales(stream_t stream) {
         }
         parameters_.set_measured();
         if (fp8_travels()) fp8_->share_weight_amaxes(stream);
+        const ProfileRange range("FP8 weight scales", stream);
         fp8_->set_weight_scales(stream);
     }
 }
@@ -144,8 +147,9 @@ void Gpt2<Real>::quantize_weights(QuantizePass pass, stream_t stream) {
             const LinearLayer layer = layer_of(linear);
             const int rows = layer.outputs * C, columns = layer.inputs * C;
             const Quantized<e4m3> w = fp8_->w(l, linear);
+            if (fp8_->scaling() == Fp8Scaling::mx) parameters_.gather(block_unit(l), stream);
+            const ProfileRange range(pass == QuantizePass::measure ? "measure FP8 weights" : "quantize weights", stream);
             if (fp8_->scaling() == Fp8Scaling::mx) {
-                parameters_.gather(block_unit(l), stream);
                 quantize_blocks(w, nullptr, nullptr, weight(l, layer.weight), rows, columns, Fp8Scaling::mx, false,
                                 QuantizePass::train, stream);
                 parameters_.release(block_unit(l), stream);

@@ -11,7 +11,7 @@ ParameterTensor vector(const std::string& name, int length) { return {name, {len
 Unit block(int layer, int C) {
     const std::string h = "h." + std::to_string(layer) + ".";
     Unit unit;
-    unit.name = "h." + std::to_string(layer);
+    unit.name = "block " + std::to_string(layer);
     unit.tensors = {
         matrix(h + "qkv.weight", 3 * C, C), matrix(h + "attn_proj.weight", C, C),
         matrix(h + "fc.weight", 4 * C, C),  matrix(h + "fc_proj.weight", C, 4 * C),
@@ -60,7 +60,7 @@ std::vector<Unit> gpt2_units(const ModelConfig& config) {
     units.push_back(embedding);
     for (int l = 0; l < config.layers; l++) units.push_back(block(l, C));
     Unit final;
-    final.name = "final";
+    final.name = "final norm";
     final.tensors = {vector("lnf.weight", C), vector("lnf.bias", C)};
     units.push_back(final);
     return units;

@@ -1,5 +1,6 @@
 #include "llmc/optim/step.h"
 
+#include "llmc/comm/comm_range.h"
 #include "llmc/device/formats.cuh"
 #include "llmc/kernels/adamw.h"
 #include "llmc/kernels/global_norm.h"
@@ -33,23 +34,33 @@ void Optimizer<Real>::allocate(stream_t stream) {
     reset_spikes(spikes_, stream);
 }
 
+// Of the gradients, for the norm: parts of the sum, added up over the ranks.
+template <class Real>
+void Optimizer<Real>::sum_squares(stream_t stream) {
+    {
+        const ProfileRange range("gradient norm", stream);
+        size_t at = 0;
+        for (size_t u = 0; u < parameters_.table().units().size(); u++) {
+            const auto share = parameters_.gradient_share(u);
+            global_norm_partials(partials_ + at, share.values, share.count, stream);
+            at += global_norm_blocks(share.count);
+        }
+    }
+    const Comm& comm = parameters_.comm();
+    if (comm.world() == 1) return;
+    const CommRange range("sum the norm", comm, stream);
+    comm.all_reduce(partials_, partial_count_, ReduceOp::sum, workspace_, stream);
+}
+
 template <class Real>
 void Optimizer<Real>::update(const float* loss_sum, const int* bad_flag, stream_t stream) {
-    ProfileRange range("update");
     parameters_.finish_reduce(stream);
-    const size_t units = parameters_.table().units().size();
-    size_t at = 0;
-    for (size_t u = 0; u < units; u++) {
-        const auto share = parameters_.gradient_share(u);
-        global_norm_partials(partials_ + at, share.values, share.count, stream);
-        at += global_norm_blocks(share.count);
-    }
-    if (parameters_.comm().world() > 1)
-        parameters_.comm().all_reduce(partials_, partial_count_, ReduceOp::sum, workspace_, stream);
+    sum_squares(stream);
+    const ProfileRange range("update", stream);
     prepare_step(state_, partials_, partial_count_, loss_sum, loss_scale(), bad_flag, schedule_, adamw_, clip_,
                  {spikes_, skip_spikes_}, stream);
     update_spikes(spikes_, state_, stream);
-    for (size_t u = 0; u < units; u++) {
+    for (size_t u = 0; u < parameters_.table().units().size(); u++) {
         const auto slice = parameters_.slice(u);
         for (const auto& range : parameters_.ranges(u)) {
             const size_t at = range.begin;

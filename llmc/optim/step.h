@@ -30,6 +30,8 @@ public:
     const float* loss_scale_change() const { return &loss_scale_->change; }  // by the last update: 2, 1 or 1/2
 
 private:
+    void sum_squares(stream_t stream);
+
     Parameters<Real>& parameters_;
     const ScheduleConfig schedule_;
     const AdamWConfig adamw_;

@@ -10,6 +10,7 @@
 #include "llmc/device/error.h"
 #include "llmc/fp8/recipe.h"
 #include "llmc/run/gpu_table.h"
+#include "llmc/run/profile.h"
 
 namespace llmc {
 namespace {
@@ -104,8 +105,8 @@ requires std::is_integral_v<T> std::string shown(T value) { return std::to_strin
 }  // namespace
 
 bool Flag::command_line_only() const {
-    for (const char* name :
-         {"config", "print-config", "dry-run", "estimate-scaling", "gpu", "world", "overwrite", "help", "version"}) {
+    for (const char* name : {"config", "print-config", "dry-run", "estimate-scaling", "gpu", "world", "overwrite",
+                             "profile-steps", "help", "version"}) {
         if (long_name == name) return true;
     }
     return false;
@@ -365,6 +366,19 @@ void FlagSet::Parser::running() {
     add(0, "gpu", options.gpu, "NAME", "the card to plan for: h100, h200, a100, l40s, rtx4090, ...",
         "the one found; --dry-run: else h200")
         ->transform(CLI::Validator(known_gpu, ""));
+    auto steps_check = [](std::string& text) -> std::string {
+        try {
+            profile_steps_from_text(text);
+            return "";
+        } catch (const Error& error) {
+            return error.what();
+        }
+    };
+    add(0, "profile-steps", options.profile_steps, "N|A:B",
+        "write what the streams do in N steps after two of warm-up, or in steps A to B - 1, as trace-rank<R>.json for "
+        "Perfetto; needs --out",
+        "none")
+        ->transform(CLI::Validator(steps_check, ""));
     flags.push_back({group, 0, "version", "", "print the version and leave", ""});
     flags.push_back({group, 'h', "help", "", "print this and leave", ""});
 }

@@ -47,6 +47,8 @@ std::string text_of(const ordered_json& json, int indent) {
     return json.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
 }
 
+}  // namespace
+
 void write_file(const std::string& file, const std::string& text) {
     const std::string temporary = file + ".tmp";
     std::FILE* stream = std::fopen(temporary.c_str(), "w");
@@ -61,8 +63,6 @@ void write_file(const std::string& file, const std::string& text) {
     }
     if (std::rename(temporary.c_str(), file.c_str()) != 0) fail_to_write(file, errno);
 }
-
-}  // namespace
 
 void put_number(ordered_json& record, const std::string& key, double value) {
     if (std::isfinite(value)) {
@@ -124,17 +124,25 @@ RunDirectory::RunDirectory(const std::string& path, bool overwrite) : path_(path
                                                    "--out, or replace that run with --overwrite",
                                                    path.c_str(), kRunFiles[i]));
     }
-    if (overwrite) {
-        for (const char* name : kRunFiles) {
-            fs::remove(file(name), error);
-            if (error) fail_to_prepare(path, error.value());
-        }
-    }
+    if (overwrite) remove_run();
     metrics_ = open_for_lines("metrics.jsonl");
     main_log_ = open_for_lines("main.log");
 }
 
 std::string RunDirectory::file(const std::string& name) const { return (fs::path(path_) / name).string(); }
+
+// With the traces of --profile-steps, of however many ranks.
+void RunDirectory::remove_run() const {
+    std::vector<std::string> files(std::begin(kRunFiles), std::end(kRunFiles));
+    std::error_code error;
+    for (const fs::directory_entry& entry : fs::directory_iterator(path_, error))
+        if (const std::string name = entry.path().filename().string(); name.starts_with("trace-rank"))
+            files.push_back(name);
+    for (const std::string& name : files) {
+        fs::remove(file(name), error);
+        if (error) fail_to_prepare(path_, error.value());
+    }
+}
 
 RunDirectory::File RunDirectory::open_for_lines(const std::string& name) const {
     File stream(std::fopen(file(name).c_str(), "w"));

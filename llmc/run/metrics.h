@@ -68,6 +68,10 @@ struct RunFacts {
     std::string weights_hash;                                   // of the weights at the start (fingerprint.h)
 };
 
+// A whole file, under a temporary name until it is complete. What is in the way is Error(no_resources) or
+// Error(failure).
+void write_file(const std::string& file, const std::string& text);
+
 class RunDirectory {
 public:
     RunDirectory() = default;  // writes nothing
@@ -90,6 +94,7 @@ private:
     };
     using File = std::unique_ptr<std::FILE, Close>;
 
+    void remove_run() const;
     File open_for_lines(const std::string& name) const;
     void write_line(File& stream, const std::string& name, const std::string& line);
 

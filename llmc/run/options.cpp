@@ -235,6 +235,8 @@ void check_complete(const Options& options) {
     const bool planning = options.dry_run || options.estimate_scaling;
     if (!options.gpu.empty() && !planning)
         refuse("--gpu names the card to plan for; add --dry-run or --estimate-scaling");
+    if (!options.profile_steps.empty() && options.out.empty())
+        refuse("--profile-steps writes its traces into the run directory; add --out DIR");
     if (options.train.empty() && !planning && !options.print_config) {
         refuse(
             "no training data: give --train 'GLOB', for example -i 'data/tinyshakespeare_train*.bin' (--help lists all "

@@ -102,6 +102,7 @@ struct Options {
     bool estimate_scaling = false;
     int world = 0;            // ranks to plan for; 0 = not given
     std::string gpu;          // short name of the card to plan for
+    std::string profile_steps;  // "N" or "A:B", see ProfileSteps; "" = none
     std::string config_file;  // where --config values came from
 
     std::string command_line;  // as given, quoted for a shell
@@ -135,7 +136,7 @@ struct ResolveInputs {
 void resolve(Options& options, const ResolveInputs& inputs);
 
 // The configuration as JSON that --config accepts: keys are long flag names. Flags that are about one invocation
-// (--config, --print-config, --dry-run, --estimate-scaling, --gpu, --world, --overwrite) are left out.
+// (--config, --print-config, --dry-run, --estimate-scaling, --gpu, --world, --overwrite, --profile-steps) are left out.
 std::string config_json(const Options& options);
 
 // The pieces, for tests.

@@ -4,6 +4,7 @@
 
 #include "llmc/device/error.h"
 #include "llmc/run/options.h"
+#include "llmc/run/profile.h"
 #include "llmc/run/text.h"
 
 namespace llmc {
@@ -90,6 +91,16 @@ void resolve_steps(Options& o, int64_t train_tokens) {
     }
 }
 
+void check_profiled_steps(const Options& o) {
+    if (o.profile_steps.empty() || o.max_steps <= 0) return;
+    const ProfileSteps steps = profile_steps_from_text(o.profile_steps);
+    const int64_t last = o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps;
+    if (steps.last > last)
+        refuse(strprintf("--profile-steps %s asks for the steps %lld to %lld, but the run ends after step %lld",
+                         o.profile_steps.c_str(), static_cast<long long>(steps.first),
+                         static_cast<long long>(steps.last), static_cast<long long>(last)));
+}
+
 void add_note(Options& o, const std::string& note) {
     if (std::find(o.notes.begin(), o.notes.end(), note) == o.notes.end()) o.notes.push_back(note);
 }
@@ -133,6 +144,7 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_total_batch(options, inputs.ranks);
     if (options.zero < 0 || inputs.ranks == 1) options.zero = inputs.ranks > 1 ? 1 : 0;
     resolve_steps(options, inputs.train_tokens);
+    check_profiled_steps(options);
     resolve_precision(options, inputs);
 }
 

@@ -1,8 +1,10 @@
 #include "llmc/shard/parameters.h"
 
 #include <algorithm>
+#include <optional>
 #include <type_traits>
 
+#include "llmc/comm/comm_range.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/elementwise.h"
 #include "llmc/kernels/quantize_flat.h"
@@ -42,7 +44,11 @@ Parameters<Real>::Parameters(const ParameterTable& table, const Comm& comm, cons
     sharding_.stage = stage_of(sharding, comm);
     group_size_ = group_size_of(sharding, comm.world());
     const size_t units = table.units().size();
-    for (const Unit& unit : table.units()) fp8_states_.emplace_back(unit.tensors.size(), nullptr);
+    for (const Unit& unit : table.units()) {
+        fp8_states_.emplace_back(unit.tensors.size(), nullptr);
+        gather_names_.push_back("gather " + unit.name);
+        reduce_names_.push_back("reduce " + unit.name);
+    }
     ranges_.resize(units);
     pieces_.resize(units);
     for (size_t u = 0; u < units; u++) {
@@ -261,6 +267,7 @@ void Parameters<Real>::bring(size_t unit) {
 // one by one.
 template <class Real>
 void Parameters<Real>::send(size_t unit, const Whole& to) {
+    const CommRange range(gather_names_[unit].c_str(), gather_comm_, gather_stream_);
     const size_t count = slice_count(unit);
     if (!has_fp8(unit)) {
         gather_comm_.all_gather(to.working, working_slice(unit), count * sizeof(Real), gather_stream_);
@@ -280,6 +287,7 @@ void Parameters<Real>::send(size_t unit, const Whole& to) {
 template <class Real>
 void Parameters<Real>::measure_slices([[maybe_unused]] stream_t stream) {
 #if LLMC_ENABLE_FP8
+    const ProfileRange profile("measure FP8 weights", stream);
     for (size_t u = 0; u < table_.units().size(); u++)
         for (const Range& range : ranges_[u])
             if (range.fp8)
@@ -291,6 +299,7 @@ void Parameters<Real>::measure_slices([[maybe_unused]] stream_t stream) {
 template <class Real>
 void Parameters<Real>::publish(stream_t stream) {
     if (!is_sliced()) return;
+    std::optional<ProfileRange> profile(std::in_place, "cast weights", stream);
     for (size_t u = 0; u < table_.units().size(); u++) {
         for (const Range& range : ranges_[u]) {
             const float* master = master_slice(u) + range.begin;
@@ -308,6 +317,7 @@ void Parameters<Real>::publish(stream_t stream) {
         }
     }
     to_be_cast_ = false;
+    profile.reset();
     record(computed_, stream);
     wait(gather_stream_, computed_);
     for (WeightSlot& slot : weight_slots_) slot.unit = kNoUnit;
@@ -337,6 +347,7 @@ void Parameters<Real>::reduce(size_t unit, stream_t stream) {
     float *whole = whole_gradient(unit), *sum = reduced_slice(unit);
     record(computed_, stream);
     wait(reduce_stream_, computed_);
+    const CommRange range(reduce_names_[unit].c_str(), reduce_comm_, reduce_stream_);
     float* here = accumulates() || first_ ? sum : partial_;
     reduce_comm_.reduce_scatter(here, whole, count, sharding_.wire, workspace_, reduce_stream_);
     if (here == partial_) add(sum, sum, partial_, count, reduce_stream_);
@@ -349,6 +360,7 @@ void Parameters<Real>::reduce(size_t unit, stream_t stream) {
 // Every group's sum of the slice: each rank sums the share that the norm takes from it, and all gather.
 template <class Real>
 void Parameters<Real>::sum_over_groups(size_t unit) {
+    const CommRange range("sum over groups", groups_comm_, reduce_stream_);
     const size_t count = reduced_count(unit) / groups();
     float *sum = reduced_slice(unit), *mine = sum + count * group_index();
     groups_comm_.reduce_scatter(mine, sum, count, sharding_.wire, workspace_, reduce_stream_);

@@ -109,6 +109,9 @@ public:
     // The gathered FP8 bytes of a tensor, row-major; valid like weight().
     const e4m3* fp8_weight(size_t unit, size_t tensor) const;
 
+    // The streams that weights and gradients travel on; null on one rank.
+    stream_t gather_stream() const { return gather_stream_; }
+    stream_t reduce_stream() const { return reduce_stream_; }
     // What went to other ranks, by operation.
     const Traffic& gather_traffic() const { return gather_comm_.traffic(); }
     const Traffic& reduce_traffic() const { return reduce_comm_.traffic(); }
@@ -184,6 +187,7 @@ private:
     size_t last_gathered_ = 0;   // which way the model goes
     bool first_ = true, last_ = true;
     stream_t gather_stream_{}, reduce_stream_{};
+    std::vector<std::string> gather_names_, reduce_names_;  // for profiles, by unit
     event_t computed_ = nullptr, reduced_ = nullptr;
     std::vector<event_t> published_;  // stages 1 and 2, by unit
 

@@ -406,6 +406,7 @@ void launch(graph_t graph, stream_t stream) {
     for (const Operation& operation : graph->operations) push(stream, operation);
 }
 void destroy_graph(graph_t graph) { delete graph; }
+bool is_capturing(stream_t stream) { return stream && stream->capture; }
 
 void push_range(const char*) {}
 void pop_range() {}
