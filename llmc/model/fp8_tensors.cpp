@@ -241,7 +241,10 @@ void Fp8Tensors::check(stream_t stream) {
 void Fp8Tensors::watch(stream_t stream) {
     const size_t count = static_cast<size_t>(count_);
     fp8_pack_counts(packed_counts_, watches_, states_, count_, stream);
-    if (comm_.world() > 1) comm_.all_reduce(packed_counts_, 3 * count, ReduceOp::sum, counts_workspace_, stream);
+    if (comm_.world() > 1) {
+        const CommRange range("sum FP8 counts", comm_, stream);
+        comm_.all_reduce(packed_counts_, 3 * count, ReduceOp::sum, counts_workspace_, stream);
+    }
     fp8_judge(verdicts_, watches_, packed_counts_, bad_flag_, count_, config_.fallback, stream);
     VerdictSlot& slot = verdict_slots_[watched_++ % 2];
     synchronize(slot.copied);

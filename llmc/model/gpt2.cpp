@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "llmc/comm/comm_range.h"
 #include "llmc/device/transfer.h"
@@ -106,17 +107,21 @@ void Gpt2<Real>::forward(int B, int T, PassKind kind, stream_t stream) {
 
     for (int l = 0; l < L; l++) {
         parameters_.gather(block_unit(l), stream);
-        const ProfileRange range(forward_names_[block_unit(l)].c_str(), stream);
-        block_forward(l, l > 0 ? a.branch : nullptr, B, T, kind, stream);
-        linear_forward(l, BlockLinear::fc_proj, a.branch, a.blocks[l].gelu, N, kind, stream);
+        {
+            const ProfileRange range(forward_names_[block_unit(l)].c_str(), stream);
+            block_forward(l, l > 0 ? a.branch : nullptr, B, T, kind, stream);
+            linear_forward(l, BlockLinear::fc_proj, a.branch, a.blocks[l].gelu, N, kind, stream);
+        }
         parameters_.release(block_unit(l), stream);
     }
 
     parameters_.gather(final, stream);
-    const ProfileRange range(forward_names_[final].c_str(), stream);
-    layernorm_forward<Real>(a.lnf, a.lnf_mean, a.lnf_rstd, a.residual_final, a.blocks[L - 1].residual_mid, a.branch,
-                            nullptr, parameters_.weight(final, FinalTensor::weight),
-                            parameters_.weight(final, FinalTensor::bias), N, C, stream);
+    {
+        const ProfileRange range(forward_names_[final].c_str(), stream);
+        layernorm_forward<Real>(a.lnf, a.lnf_mean, a.lnf_rstd, a.residual_final, a.blocks[L - 1].residual_mid, a.branch,
+                                nullptr, parameters_.weight(final, FinalTensor::weight),
+                                parameters_.weight(final, FinalTensor::bias), N, C, stream);
+    }
     parameters_.release(final, stream);
 }
 
@@ -146,7 +151,7 @@ void Gpt2<Real>::head_forward(int N, bool gradients, float loss_weight, const fl
     Activations<Real>& a = activations_;
     const size_t unit = embedding_unit();
     parameters_.gather(unit, stream);
-    const ProfileRange range("head and loss", stream);
+    std::optional<ProfileRange> range(std::in_place, "head and loss", stream);
     const Real* wte = parameters_.weight(unit, EmbeddingTensor::wte);  // (Vp, C)
     float* dwte = parameters_.gradient(unit, EmbeddingTensor::wte);    // (Vp, C)
     for (int row = 0; row < N; row += a.chunk_rows) {
@@ -159,6 +164,7 @@ void Gpt2<Real>::head_forward(int N, bool gradients, float loss_weight, const fl
         if (!gradients) continue;
         head_products_backward(dlnf, dwte, lnf, wte, rows, !first || row > 0, stream);
     }
+    range.reset();
     parameters_.release(unit, stream);
 }
 

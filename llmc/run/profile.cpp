@@ -109,7 +109,7 @@ ProfileSteps profile_steps_from_text(const std::string& text) {
         const int64_t first = number(text.substr(0, colon)), end = number(text.substr(colon + 1));
         steps = {first, first > 0 ? end - 1 : 0};
     }
-    if (steps.last < steps.first)
+    if (steps.first < 1 || steps.last < steps.first)
         throw Error(
             ExitCode::bad_flags,
             strprintf("'%s' is not a number of steps (3) or a range of them, counted from 1 and without its end "

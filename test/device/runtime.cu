@@ -227,6 +227,8 @@ TEST_CASE("runtime: too large an allocation ends with its own exit code") {
 }
 
 TEST_CASE("runtime: profile ranges may be nested") {
-    ProfileRange outer("outer");
-    ProfileRange inner("inner");
+    push_range("outer");
+    push_range("inner");
+    pop_range();
+    pop_range();
 }

@@ -21,17 +21,17 @@ def command(ranks, *flags):
     return [*LAUNCH, "-np", str(ranks), PROGRAM, *map(str, flags)]
 
 
-def run_ranks(ranks, *flags, limit=180):
+def run_ranks(ranks, *flags, limit=180, env=None):
     return subprocess.run(command(ranks, *flags), capture_output=True, text=True, errors="replace", timeout=limit,
-                          cwd=workspace(), env=ENVIRONMENT)
+                          cwd=workspace(), env={**ENVIRONMENT, **(env or {})})
 
 
 class RankRun(FinishedRun):
     """A run of several processes that must succeed, and the files it left."""
 
-    def __init__(self, ranks, *flags):
+    def __init__(self, ranks, *flags, env=None):
         self.directory = new_path()
-        self.result = run_ranks(ranks, *tiny_flags("--out", self.directory, *flags))
+        self.result = run_ranks(ranks, *tiny_flags("--out", self.directory, *flags), env=env)
         if self.result.returncode != 0:
             raise AssertionError(f"exit code {self.result.returncode}\n{self.result.stdout}{self.result.stderr}")
 

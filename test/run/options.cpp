@@ -333,6 +333,9 @@ TEST_CASE("options: bad values") {
         {{"--gpu", "h300", "--dry-run"}, "'h300' is not in the table: a100"},
         {{"--gpu", "h200", "-i", "x"}, "add --dry-run or --estimate-scaling"},
         {{"--gpu", "h300", "--estimate-scaling"}, "'h300' is not in the table: a100"},
+        {{"--profile-steps", "3", "-i", "x"}, "add --out"},
+        {{"--profile-steps", "5:4", "-i", "x", "-o", "y"}, "--profile-steps: '5:4' is not a number of steps"},
+        {{"--profile-steps", "-i", "x"}, "--profile-steps needs a value"},
         {{"--tf32=1"}, "=true or =false"},
         {{"-i", ""}, "--train: the value is empty"},
         {{"-b"}, "--batch needs a value"},
@@ -402,8 +405,8 @@ TEST_CASE("options: bad configuration files") {
     CHECK(contains(config_refusal(R"({"batch": [1]})"), "must be a number or a string"));
     CHECK(contains(config_refusal(R"({"batch": true})"), "must be a number or a string"));
     CHECK(contains(config_refusal(R"({"tf32": "yes"})"), "must be true or false"));
-    for (const char* key :
-         {"dry-run", "estimate-scaling", "print-config", "config", "overwrite", "gpu", "help", "version"}) {
+    for (const char* key : {"dry-run", "estimate-scaling", "print-config", "config", "overwrite", "gpu", "profile-steps",
+                            "help", "version"}) {
         CAPTURE(key);
         CHECK(contains(config_refusal(std::string("{\"") + key + "\": true}"), "belongs on the command line"));
     }

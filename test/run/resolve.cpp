@@ -141,6 +141,26 @@ TEST_CASE("resolve: the total batch is whole micro-steps on all ranks") {
     CHECK(!contains(refusal(o), "-d 0"));
 }
 
+TEST_CASE("resolve: profiled steps lie within the run") {
+    Options o;
+    o.precision = "bf16";
+    o.max_steps = 10;
+    for (const char* text : {"8", "1:11", "10:11"}) {
+        o.profile_steps = text;
+        CHECK_NOTHROW(resolved(o));
+    }
+    o.profile_steps = "9";
+    CHECK(contains(refusal(o), "--profile-steps 9 asks for the steps 3 to 11, but the run ends after step 10"));
+    o.profile_steps = "4:6";
+    o.stop_after = 4;
+    CHECK(contains(refusal(o), "asks for the steps 4 to 5, but the run ends after step 4"));
+    o.max_steps = -1;
+    CHECK_NOTHROW(resolved(o));  // length not known yet
+    o.stop_after = 0;
+    CHECK_NOTHROW(resolved(o, with_data(0, 4 * 1024 * 5 + 1)));
+    CHECK(contains(refusal(o, with_data(0, 4 * 1024 * 5)), "but the run ends after step 4"));  // one epoch
+}
+
 TEST_CASE("resolve: steps of one epoch, and warm-up") {
     Options o;
     o.precision = "bf16";
