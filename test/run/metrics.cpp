@@ -174,12 +174,14 @@ TEST_CASE("run directory: a run is not replaced unless asked") {
         fs::create_directories(base.path);
         std::ofstream(base / precious) << "old";
         std::ofstream(base / "notes.txt") << "mine";
+        std::ofstream(base / "trace-rank11.json") << "{}";
         CHECK(code_of([&] { RunDirectory(base.path.string(), false); }) == ExitCode::bad_flags);
         CHECK(read(base / precious) == "old");
         CHECK(!fs::exists(base / "main.log"));
         RunDirectory run(base.path.string(), true);
         CHECK(read(base / precious) == "");
         CHECK(fs::exists(base / "model.safetensors") == false);
+        CHECK(fs::exists(base / "trace-rank11.json") == false);
         CHECK(read(base / "notes.txt") == "mine");
     }
     // A directory with something else in it is welcome.
