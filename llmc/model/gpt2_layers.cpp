@@ -148,7 +148,8 @@ void Gpt2<Real>::quantize_weights(QuantizePass pass, stream_t stream) {
             const int rows = layer.outputs * C, columns = layer.inputs * C;
             const Quantized<e4m3> w = fp8_->w(l, linear);
             if (fp8_->scaling() == Fp8Scaling::mx) parameters_.gather(block_unit(l), stream);
-            const ProfileRange range(pass == QuantizePass::measure ? "measure FP8 weights" : "quantize weights", stream);
+            const ProfileRange range(pass == QuantizePass::measure ? "measure FP8 weights" : "quantize weights",
+                                     stream);
             if (fp8_->scaling() == Fp8Scaling::mx) {
                 quantize_blocks(w, nullptr, nullptr, weight(l, layer.weight), rows, columns, Fp8Scaling::mx, false,
                                 QuantizePass::train, stream);

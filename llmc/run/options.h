@@ -102,8 +102,9 @@ struct Options {
     bool estimate_scaling = false;
     int world = 0;            // ranks to plan for; 0 = not given
     std::string gpu;          // short name of the card to plan for
-    std::string profile_steps;  // "N" or "A:B", see ProfileSteps; "" = none
     std::string config_file;  // where --config values came from
+    // "N" or "A:B" (profile.h); "": none
+    std::string profile_steps;
 
     std::string command_line;  // as given, quoted for a shell
 

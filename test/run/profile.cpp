@@ -51,8 +51,8 @@ TEST_CASE("profile: which steps") {
     check_steps("100", 3, 102);
     check_steps("10:13", 10, 12);
     check_steps("1:2", 1, 1);
-    for (const char* text : {"", "0", "-1", "x", "3x", " 3", "1.5", ":", "1:", ":4", "0:4", "4:4", "5:4", "1:2:3", "-1:3",
-                             "99999999999999999999", "1:99999999999999999999"}) {
+    for (const char* text : {"", "0", "-1", "x", "3x", " 3", "1.5", ":", "1:", ":4", "0:4", "4:4", "5:4", "1:2:3",
+                             "-1:3", "99999999999999999999", "1:99999999999999999999"}) {
         CAPTURE(text);
         CHECK(refusal(text).find(std::string("'") + text + "' is not a number of steps") == 0);
     }
@@ -70,8 +70,9 @@ TEST_CASE("profile: what compute hides") {
           45, 25, 30);
     // A collective on the compute stream itself is not hidden by the range around it, but it is by another stream.
     check({range("c", Kind::compute, 0, 100), range("c", Kind::communication, 40, 60)}, 20, 0, 80);
-    check({range("c", Kind::compute, 0, 100), range("c", Kind::communication, 40, 60), range("d", Kind::compute, 50, 70)},
-          20, 10, 90);
+    check(
+        {range("c", Kind::compute, 0, 100), range("c", Kind::communication, 40, 60), range("d", Kind::compute, 50, 70)},
+        20, 10, 90);
     // The host's own time is neither.
     check({range("host", Kind::host, 0, 100), range("w", Kind::communication, 5, 25)}, 20, 0, 0);
 }
