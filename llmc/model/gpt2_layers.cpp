@@ -116,9 +116,12 @@ void Gpt2<Real>::quantize_head_weight(stream_t stream) {
             quantize<e4m3>(fp8_->w(config_.layers, kHeadLinear), nullptr, nullptr, wte, nullptr, config_.padded_vocab(),
                            config_.channels, false, pass, stream);
         };
-        pass(QuantizePass::measure);
-        fp8_->set_head_weight_scale(stream);
-        pass(QuantizePass::write);
+        {
+            const ProfileRange range("quantize the head's weight", stream);
+            pass(QuantizePass::measure);
+            fp8_->set_head_weight_scale(stream);
+            pass(QuantizePass::write);
+        }
         parameters_.release(unit, stream);
     }
 }

@@ -71,11 +71,12 @@ class OneProcess(Base):
     def test_trace_and_record(self):
         for env in ({}, {"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1"}):
             with self.subTest(env=env):
-                done = FinishedRun(*FLAGS, "--precision", "fp8", "--profile-steps", "2", env=env)
+                done = FinishedRun(*FLAGS, "--precision", "fp8", "--fp8-layers", "all,+lm_head", "--profile-steps", "2",
+                                   env=env)
                 trace = Trace(done.path("trace-rank0.json"))
                 self.check_times(trace)
                 self.check_compute(trace, (3, 4), 4)
-                for name in ("FP8 scales", "FP8 weight scales", "quantize weights"):
+                for name in ("FP8 scales", "FP8 weight scales", "quantize weights", "quantize the head's weight"):
                     self.assertTrue(trace.named(name), name)
                 self.assertEqual(trace.line(WEIGHTS) + trace.line(GRADIENTS), [])
                 (record,) = [r for r in done.records if "profile" in r]
