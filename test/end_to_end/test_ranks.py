@@ -163,6 +163,12 @@ class Training(unittest.TestCase):
         self.assertEqual(set(ended.codes.values()), {0}, ended)
         self.assertRegex(ended.output, r"test cases:\s+2 \|\s+2 passed", ended)
 
+    @needs_mpi
+    def test_odd_sizes_on_seven_ranks(self):
+        ended = mpirun(7, "--training", "--test-case=a hundred tensors*", limit=120, env={"LLMC_STREAMS": "random"})
+        self.assertEqual(set(ended.codes.values()), {0}, ended)
+        self.assertRegex(ended.output, r"test cases:\s+2 \|\s+2 passed", ended)
+
 
 class Faults(unittest.TestCase):
     def scenario(self, *flags, limit=LIMIT):

@@ -1,0 +1,108 @@
+// Sharding demands no divisibility: a hundred tensors of odd sizes on any number of ranks, with sums that are exact,
+// are updated to the bits that one rank alone gives.
+#include <random>
+
+#include "llmc/device/formats.cuh"
+#include "llmc/device/transfer.h"
+#include "llmc/optim/step.h"
+#include "test/comm/ranks/ranks.h"
+#include "test/model/all_weights.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+constexpr int kUnits = 10, kTensors = 10, kSteps = 3;
+
+std::vector<Unit> odd_units() {
+    std::mt19937 engine(5);
+    std::vector<Unit> units(kUnits);
+    for (int u = 0; u < kUnits; u++) {
+        units[as_size(u)].name = "unit " + std::to_string(u);
+        for (int t = 0; t < kTensors; t++) {
+            const int rows = 1 + static_cast<int>(engine() % 13), columns = 1 + static_cast<int>(engine() % 97);
+            const bool matrix = t < 6;
+            units[as_size(u)].tensors.push_back(
+                {strprintf("%d.%d", u, t), matrix ? std::vector{rows, columns} : std::vector{columns}, matrix, 0});
+        }
+    }
+    return units;
+}
+
+// Multiples of 2^-10 below one: sums over a few ranks are exact in any order.
+std::vector<float> gradient_of(int rank, int step, size_t unit, size_t tensor, size_t count) {
+    std::seed_seq seed{rank, step, static_cast<int>(unit), static_cast<int>(tensor)};
+    std::mt19937 engine(seed);
+    std::vector<float> values(count);
+    for (float& value : values) value = (static_cast<float>(engine() % 2048) - 1024) / 1024;
+    return values;
+}
+
+// Some steps; `ranks` gradients are summed, those of this rank alone where there are several.
+template <class Real>
+std::vector<std::vector<float>> weights_after(const Comm& comm, int stage, int ranks) {
+    const stream_t stream = test_stream();
+    const ParameterTable table(odd_units(), comm.world());
+    Sharding sharding;
+    sharding.stage = stage;
+    Parameters<Real> parameters(table, comm, sharding);
+    Optimizer<Real> optimizer(parameters, {ScheduleKind::constant, 1e-2, 0, 100, 0}, {0.9, 0.95, 1e-8, 0.1}, 0);
+    parameters.allocate(stream);
+    optimizer.allocate(stream);
+    for (size_t u = 0; u < kUnits; u++)
+        for (size_t t = 0; t < kTensors; t++)
+            parameters.set_tensor(u, t, gradient_of(-1, 0, u, t, table.unit(u).tensors[t].count()), stream);
+    parameters.publish(stream);
+    float* loss_sum = static_cast<float*>(device_malloc(sizeof(float)));
+    write_through(loss_sum, 1.0f, stream);
+    for (int step = 0; step < kSteps; step++) {
+        parameters.begin_micro_step(true, true);
+        for (size_t u = 0; u < kUnits; u++) {
+            parameters.gather(u, stream);
+            for (size_t t = 0; t < kTensors; t++) {
+                const size_t count = table.unit(u).tensors[t].count();
+                std::vector<float> sum = gradient_of(comm.rank(), step, u, t, count);
+                for (int r = 1; r < ranks && comm.world() == 1; r++) {
+                    const std::vector<float> more = gradient_of(r, step, u, t, count);
+                    for (size_t i = 0; i < count; i++) sum[i] += more[i];
+                }
+                write_through(parameters.gradient(u, t), sum.data(), count, stream);
+            }
+            parameters.release(u, stream);
+            parameters.reduce(u, stream);
+        }
+        optimizer.update(loss_sum, nullptr, stream);
+        parameters.publish(stream);
+    }
+    const auto weights = all_weights(parameters, stream);
+    size_t next = 0;  // what the model reads is what the masters say, on every rank
+    for (size_t u = 0; u < kUnits; u++) {
+        parameters.gather(u, stream);
+        for (size_t t = 0; t < kTensors; t++) {
+            const std::vector<float>& master = weights[next++];
+            const std::vector<Real> working = read_back(parameters.weight(u, t), master.size(), stream);
+            bool same = true;
+            for (size_t i = 0; i < master.size(); i++) same &= to_float(working[i]) == to_float(to<Real>(master[i]));
+            CHECK(same);
+        }
+        parameters.release(u, stream);
+    }
+    synchronize(stream);
+    device_free(loss_sum);
+    return weights;
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("training");
+
+TEST_CASE_TEMPLATE("a hundred tensors of odd sizes, on any number of ranks", Real, float, bf16) {
+    const auto expected = weights_after<Real>(Comm::self(), 0, world().world());
+    for (int stage = 0; stage <= 3; stage++) {
+        CAPTURE(stage);
+        CHECK(same_bits(weights_after<Real>(world(), stage, world().world()), expected));
+    }
+}
+
+TEST_SUITE_END();
