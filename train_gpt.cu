@@ -1,7 +1,5 @@
 // train_gpt: pretrains a GPT from token shards. main() turns flags into a run, train() is the run: set up, then step
 // after step, then the final weights.
-#include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -30,6 +28,7 @@
 #include "llmc/run/plan.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/progress.h"
+#include "llmc/run/records.h"
 #include "llmc/run/signals.h"
 #include "llmc/run/skips.h"
 
@@ -297,79 +296,6 @@ void check_products(const Run<Real>& run, const Products& products) {
                               static_cast<long long>(products.fp8), static_cast<long long>(expected)));
 }
 
-// What the ranks have counted in each FP8 tensor, added up.
-void add_counts(std::vector<Fp8State>& states, const Comm& comm) {
-    if (comm.world() == 1) return;
-    const size_t n = states.size();
-    std::vector<Fp8State> all(n * static_cast<size_t>(comm.world()));
-    comm.host_all_gather(all.data(), states.data(), n * sizeof(Fp8State));
-    for (size_t i = 0; i < n; i++) {
-        states[i].elements = states[i].saturated = states[i].underflowed = states[i].nonfinite = 0;
-        for (size_t k = i; k < all.size(); k += n) {
-            states[i].elements += all[k].elements;
-            states[i].saturated += all[k].saturated;
-            states[i].underflowed += all[k].underflowed;
-            states[i].nonfinite += all[k].nonfinite;
-        }
-    }
-}
-
-// The line of metrics.jsonl about every FP8 tensor, counted since the last one; waits for the device. Every rank takes
-// part.
-template <class Real>
-void record_fp8(Run<Real>& run, int64_t step, RunDirectory& directory) {
-    std::vector<Fp8State> states = read_back(run.fp8->states(), static_cast<size_t>(run.fp8->count()), run.stream);
-    add_counts(states, run.comm);
-    nlohmann::ordered_json record{{"step", step}, {"fp8", nlohmann::ordered_json::array()}};
-    for (int i = 0; i < run.fp8->count(); i++) {
-        const Fp8TensorId id = fp8_tensor(i, run.options.model_config.layers);
-        if (!run.fp8->is_fp8(id.block, id.linear)) continue;
-        const Fp8State& state = states[static_cast<size_t>(i)];
-        nlohmann::ordered_json tensor{{"tensor", id.name()}};
-        put_number(tensor, "amax", state.last_amax);
-        put_number(tensor, "scale", state.scale);
-        tensor["elements"] = state.elements;
-        tensor["saturated"] = state.saturated;
-        tensor["underflowed"] = state.underflowed;
-        tensor["nonfinite"] = state.nonfinite;
-        record["fp8"].push_back(tensor);
-    }
-    directory.append(record);
-    run.fp8->clear_counts(run.stream);
-}
-
-// The line of metrics.jsonl about memory by kind: the plan, and the least and the most that a rank has taken of it at
-// any time. Every rank takes part.
-void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, RunDirectory& directory) {
-    std::array<uint64_t, kMemoryKinds> mine;
-    for (size_t kind = 0; kind < kMemoryKinds; kind++) mine[kind] = device_memory_use(MemoryKind(kind)).peak;
-    std::vector<std::array<uint64_t, kMemoryKinds>> all(static_cast<size_t>(comm.world()));
-    comm.host_all_gather(all.data(), &mine, sizeof mine);
-    nlohmann::ordered_json memory;
-    for (size_t kind = 0; kind < kMemoryKinds; kind++) {
-        std::vector<uint64_t> peaks;
-        for (const auto& rank : all) peaks.push_back(rank[kind]);
-        const auto [least, most] = std::minmax_element(peaks.begin(), peaks.end());
-        memory[kMemoryKindNames[kind]] = {
-            {"planned", plan[MemoryKind(kind)]}, {"least_peak", *least}, {"most_peak", *most}};
-    }
-    directory.append({{"step", step}, {"memory", memory}});
-}
-
-// A layer that leaves FP8, because of what `step` has shown.
-void report_fallback(int64_t step, const Fp8Loss& loss, const Options& o, const Comm& comm, RunDirectory& directory) {
-    const std::string tensor = loss.tensor.name(), layer = tensor.substr(0, tensor.rfind('.'));
-    const char* reason = loss.reason == Fp8Reason::saturated ? "saturated" : "underflowed";
-    if (comm.is_main())
-        std::printf(
-            "step %lld: %s goes on in BF16: its %s %s in %.3g %% of its elements, above the limit for %d steps\n",
-            static_cast<long long>(step), layer.c_str(), name_of(loss.tensor.role), reason, 100.0 * loss.fraction,
-            fp8_fallback_from_text(o.fp8_fallback).steps);
-    nlohmann::ordered_json entry{{"layer", layer}, {"tensor", name_of(loss.tensor.role)}, {"reason", reason}};
-    put_number(entry, "fraction", loss.fraction);
-    directory.append({{"step", step}, {"fp8_fallback", nlohmann::ordered_json::array({entry})}});
-}
-
 template <class Real>
 std::optional<Profiler::Setup> profiler_setup(const Options& o, const Run<Real>& run) {
     if (o.profile_steps.empty()) return std::nullopt;
@@ -487,7 +413,8 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
         if (run.fp8) run.fp8->check(run.stream);
         run.optimizer.update(run.model.train_loss_sum(), run.fp8 ? run.fp8->bad_flag() : nullptr, run.stream);
         if (run.fp8) run.fp8->finish_step(run.optimizer.loss_scale_change(), run.stream);
-        for (const Fp8Loss& loss : run.model.fall_back(run.stream)) report_fallback(step - 1, loss, o, comm, directory);
+        for (const Fp8Loss& loss : run.model.fall_back(run.stream))
+            report_fallback(step - 1, loss, fp8_fallback_from_text(o.fp8_fallback), comm, directory);
         run.model.prepare_weights(run.stream);
         results.submit(step, run.optimizer.state(), run.model.train_loss_sum(), run.model.train_loss_count(),
                        run.optimizer.loss_scale(), run.stream);
@@ -514,7 +441,7 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
         }
         interrupted = validate_and_sample(step, step == last_step) || profiled;
         if (run.fp8 && !o.out.empty() && o.fp8_log_every > 0 && step % o.fp8_log_every == 0)
-            record_fp8(run, step, directory);
+            record_fp8(step, *run.fp8, o.model_config.layers, comm, run.stream, directory);
     }
     report(0);
     finish_profile(profiler, step, o, comm, directory);  // of a run that was stopped before the last profiled step

@@ -2,11 +2,11 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <memory>
 
 #include "llmc/device/error.h"
 #include "llmc/device/runtime.h"
 #include "llmc/run/gpu_table.h"
+#include "llmc/run/metrics.h"
 #include "llmc/run/scaling.h"
 
 namespace llmc {
@@ -66,12 +66,6 @@ void dry_run(const Options& o, const PlanRank& plan_rank) {
         text += describe_sharding(o.model_config, in, stages);
     }
     std::fputs(text.c_str(), stdout);
-}
-
-void write_file(const std::string& path, const std::string& text) {
-    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "w"), std::fclose);
-    if (!file || std::fputs(text.c_str(), file.get()) < 0 || std::fflush(file.get()) != 0)
-        throw Error(ExitCode::bad_flags, "cannot write " + path);
 }
 
 void print_scaling(const Options& o, int zero, const PlanRank& plan_rank) {

@@ -1,0 +1,85 @@
+#include "llmc/run/records.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "llmc/device/transfer.h"
+
+namespace llmc {
+namespace {
+
+// What the ranks have counted in each FP8 tensor, added up.
+void add_counts(std::vector<Fp8State>& states, const Comm& comm) {
+    if (comm.world() == 1) return;
+    const size_t n = states.size();
+    std::vector<Fp8State> all(n * static_cast<size_t>(comm.world()));
+    comm.host_all_gather(all.data(), states.data(), n * sizeof(Fp8State));
+    for (size_t i = 0; i < n; i++) {
+        states[i].elements = states[i].saturated = states[i].underflowed = states[i].nonfinite = 0;
+        for (size_t k = i; k < all.size(); k += n) {
+            states[i].elements += all[k].elements;
+            states[i].saturated += all[k].saturated;
+            states[i].underflowed += all[k].underflowed;
+            states[i].nonfinite += all[k].nonfinite;
+        }
+    }
+}
+
+}  // namespace
+
+void record_fp8(int64_t step, Fp8Tensors& fp8, int blocks, const Comm& comm, stream_t stream, RunDirectory& directory) {
+    std::vector<Fp8State> states = read_back(fp8.states(), static_cast<size_t>(fp8.count()), stream);
+    add_counts(states, comm);
+    nlohmann::ordered_json record{{"step", step}, {"fp8", nlohmann::ordered_json::array()}};
+    for (int i = 0; i < fp8.count(); i++) {
+        const Fp8TensorId id = fp8_tensor(i, blocks);
+        if (!fp8.is_fp8(id.block, id.linear)) continue;
+        const Fp8State& state = states[static_cast<size_t>(i)];
+        nlohmann::ordered_json tensor{{"tensor", id.name()}};
+        put_number(tensor, "amax", state.last_amax);
+        put_number(tensor, "scale", state.scale);
+        tensor["elements"] = state.elements;
+        tensor["saturated"] = state.saturated;
+        tensor["underflowed"] = state.underflowed;
+        tensor["nonfinite"] = state.nonfinite;
+        record["fp8"].push_back(tensor);
+    }
+    directory.append(record);
+    fp8.clear_counts(stream);
+}
+
+void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, RunDirectory& directory) {
+    std::array<uint64_t, kMemoryKinds> mine;
+    for (size_t kind = 0; kind < kMemoryKinds; kind++) mine[kind] = device_memory_use(MemoryKind(kind)).peak;
+    std::vector<std::array<uint64_t, kMemoryKinds>> all(static_cast<size_t>(comm.world()));
+    comm.host_all_gather(all.data(), &mine, sizeof mine);
+    nlohmann::ordered_json memory;
+    for (size_t kind = 0; kind < kMemoryKinds; kind++) {
+        std::vector<uint64_t> peaks;
+        for (const auto& rank : all) peaks.push_back(rank[kind]);
+        const auto [least, most] = std::minmax_element(peaks.begin(), peaks.end());
+        memory[kMemoryKindNames[kind]] = {
+            {"planned", plan[MemoryKind(kind)]}, {"least_peak", *least}, {"most_peak", *most}};
+    }
+    directory.append({{"step", step}, {"memory", memory}});
+}
+
+void report_fallback(int64_t step, const Fp8Loss& loss, const Fp8FallbackRule& rule, const Comm& comm,
+                     RunDirectory& directory) {
+    const std::string tensor = loss.tensor.name(), layer = tensor.substr(0, tensor.rfind('.'));
+    const char* reason = loss.reason == Fp8Reason::saturated ? "saturated" : "underflowed";
+    if (comm.is_main())
+        std::printf(
+            "step %lld: %s goes on in BF16: its %s %s in %.3g %% of its elements, above the limit for %d steps\n",
+            static_cast<long long>(step), layer.c_str(), name_of(loss.tensor.role), reason, 100.0 * loss.fraction,
+            rule.steps);
+    nlohmann::ordered_json entry{{"layer", layer}, {"tensor", name_of(loss.tensor.role)}, {"reason", reason}};
+    put_number(entry, "fraction", loss.fraction);
+    directory.append({{"step", step}, {"fp8_fallback", nlohmann::ordered_json::array({entry})}});
+}
+
+}  // namespace llmc

@@ -1,0 +1,24 @@
+// Lines of metrics.jsonl about a run that are not about one step or validation. Every rank takes part; the first
+// writes.
+#pragma once
+#include <cstdint>
+
+#include "llmc/comm/comm.h"
+#include "llmc/model/fp8_tensors.h"
+#include "llmc/run/metrics.h"
+#include "llmc/run/plan.h"
+
+namespace llmc {
+
+// Amax, scale and counts of every FP8 tensor, counted over all ranks since the last such line; waits for the device.
+// `blocks`: of the model.
+void record_fp8(int64_t step, Fp8Tensors& fp8, int blocks, const Comm& comm, stream_t stream, RunDirectory& directory);
+
+// Memory by kind: the plan, and the least and the most that a rank has taken of it at any time.
+void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, RunDirectory& directory);
+
+// A layer that leaves FP8, because of what `step` has shown; for the terminal too.
+void report_fallback(int64_t step, const Fp8Loss& loss, const Fp8FallbackRule& rule, const Comm& comm,
+                     RunDirectory& directory);
+
+}  // namespace llmc
