@@ -36,6 +36,8 @@ for streams in now lazy random; do
 done
 stage "several ranks: every stage of sharding, 1 to 8 ranks" unittest env TRAINING_RANKS="1 2 3 4 8" \
     TEST_RANKS=$NATIVE/test_ranks python3 test/end_to_end/test_ranks.py Training
+stage "the program as 1 to 8 ranks, 20 steps" unittest env RANK_MATRIX="1 2 3 4 8" \
+    python3 test/end_to_end/test_run_ranks.py Matrix
 stage "FP8 follows BF16, three seeds" unittest env COMPARE_SEEDS="1337 1 2" COMPARE_RECIPES=all \
     .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16
 if [[ -n ${TINYSHAKESPEARE:-} ]]; then

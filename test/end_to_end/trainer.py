@@ -146,10 +146,9 @@ class FinishedRun:
                     test.assertLessEqual(abs(peak - sizes["planned"]), 0.02 * sizes["planned"])
         test.assertGreater(memory["optimizer"]["planned"], 0)
 
-    @property
-    def scales(self):
-        """{tensor: scale} of the last record of FP8 tensors."""
-        return {t["tensor"]: t["scale"] for r in self.records if "fp8" in r for t in r["fp8"]}
+    def scales_at(self, step):
+        """{tensor: scale} after that step; nothing without FP8."""
+        return {t["tensor"]: t["scale"] for r in self.records if "fp8" in r and r["step"] == step for t in r["fp8"]}
 
     @property
     def losses(self):
