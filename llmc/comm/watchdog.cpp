@@ -160,11 +160,13 @@ void Watchdog::leave(const std::string& problem) {
         for (const OperationEntry& entry : comm_->log().recent())
             report["recent_operations"].push_back(to_json(entry, now));
         const std::string path = strprintf("%s/watchdog_rank%05d.json", directory_.c_str(), rank_);
-        const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+        const std::string temporary = path + ".tmp";  // another rank's end may be this one's: no half reports
+        const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
         if (file >= 0) {
             write_all(file, report.dump(1) + "\n");
             fsync(file);
             close(file);
+            std::rename(temporary.c_str(), path.c_str());
         }
     }
     std::fflush(stdout);

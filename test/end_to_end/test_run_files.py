@@ -312,8 +312,7 @@ class Endings(unittest.TestCase):
     def test_stop_after_leaves_the_schedule_as_it_is(self):
         whole = FinishedRun("--max-steps", "8", "--warmup", "2")
         part = FinishedRun("--max-steps", "8", "--warmup", "2", "--stop-after", "3")
-        self.assertEqual(part.timeless[:3], whole.timeless[:3])
-        self.assertEqual(len(part.steps), 3)
+        self.assertEqual(part.timeless, whole.timeless[:3])
         self.assertTrue(os.path.exists(part.path("model.safetensors")))
 
     def test_max_minutes(self):

@@ -178,7 +178,7 @@ class Dry(unittest.TestCase):
         metrics = os.path.join(pack, "references", "bf16", "metrics.jsonl")
         with open(metrics, encoding="utf-8") as file:
             records = [json.loads(line) for line in file]
-        records[-1]["loss"] *= 1.006
+        [r for r in records if "loss" in r][-1]["loss"] *= 1.006
         with open(metrics, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for record in records)
         gradients = os.path.join(pack, "references", "fp32", "gradients.json")

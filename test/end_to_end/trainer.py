@@ -161,8 +161,8 @@ class FinishedRun:
 
     @property
     def timeless(self):
-        """All records without what depends on the clock."""
-        return [{k: v for k, v in r.items() if k not in TIME_FIELDS} for r in self.records]
+        """All records without what depends on the clock, or on how memory is aligned."""
+        return [{k: v for k, v in r.items() if k not in TIME_FIELDS} for r in self.records if "memory" not in r]
 
 
 def read_safetensors(path):
