@@ -46,6 +46,7 @@ endif
 
 # ---- configurations ------------------------------------------------------------------------------------------------
 SUFFIX   := $(if $(filter-out AUTO,$(PRECISION)),-$(PRECISION))$(if $(filter 0,$(USE_MPI)),-nompi)
+PLAIN_DIR := build/cpu-$(MARCH)$(SUFFIX)
 CPU_DIR  := build/cpu-$(MARCH)$(if $(SANITIZE),-$(SANITIZE))$(SUFFIX)
 CUDA_DIR := build/cuda-$(GPU_ARCH)$(SUFFIX)$(if $(filter 0,$(USE_NCCL)),-nonccl)
 
@@ -61,19 +62,20 @@ NCCL_COMPILE := $(if $(filter 1,$(USE_NCCL)),-DLLMC_USE_NCCL=1 -I$(NCCL_INCLUDE)
 WARNINGS := -Wall -Wextra -Wno-restrict  # -Wrestrict: false alarms of g++ 12 on std::string
 # No -ffast-math: it would break NaN poison and the rounding tricks. -fno-math-errno lets sqrt vectorise.
 COMMON   := -std=c++20 -I. $(DEFINES)
-CXXFLAGS_CPU := $(COMMON) $(WARNINGS) -fopenmp -fno-math-errno -march=$(MARCH) -MMD -MP -DLLMC_CUDA=0
+CXXFLAGS_HOST := $(COMMON) $(WARNINGS) -fopenmp -fno-math-errno -march=$(MARCH) -MMD -MP -DLLMC_CUDA=0
+# g++ would peel the kernels' loops over the 8 elements of a vector access completely before it vectorises them: with a
+# lower limit they become vector instructions, and kernels up to twice as fast.
+CXXFLAGS_PLAIN := $(CXXFLAGS_HOST) -O3 $(if $(findstring clang,$(CXX)),,--param max-completely-peel-times=7)
 ifeq ($(SANITIZE),address)
 # Without the checks of UBSan that take as long to compile as all others together: some see what AddressSanitizer sees, and
 # alignment matters in kernels alone.
-CXXFLAGS_CPU += -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-                -fno-sanitize=vptr,null,object-size
+CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined \
+                -fno-sanitize-recover=undefined -fno-sanitize=vptr,null,object-size
 $(CPU_DIR)/%.cpp.o: CXXFLAGS_CPU += -fno-sanitize=alignment
 else ifeq ($(SANITIZE),thread)
-CXXFLAGS_CPU += -O1 -g1 -fsanitize=thread -Wno-tsan
+CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 -g1 -fsanitize=thread -Wno-tsan
 else
-# g++ would peel the kernels' loops over the 8 elements of a vector access completely before it vectorises them: with a
-# lower limit they become vector instructions, and kernels up to twice as fast.
-CXXFLAGS_CPU += -O3 $(if $(findstring clang,$(CXX)),,--param max-completely-peel-times=7)
+CXXFLAGS_CPU := $(CXXFLAGS_PLAIN)
 endif
 CXXFLAGS_CUDA := $(COMMON) $(WARNINGS) -O2 -fopenmp -MMD -MP -DLLMC_CUDA=1 -I$(CUDA_HOME)/include
 NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 -gencode arch=$(GPU_ARCH:sm_%=compute_%),code=$(GPU_ARCH) -Xptxas -v \
@@ -92,7 +94,10 @@ TESTS     := test/main.cpp $(wildcard test/*/*.cpp test/*/*.cu)
 TESTS_HOST_ONLY := $(wildcard test/device/host/*.cpp test/device/host/*.cu)
 
 CPU_OBJECTS       := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(LLMC) $(HOST_ONLY)))
-CPU_TEST_OBJECTS  := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(TESTS) $(TESTS_HOST_ONLY)))
+# Test code that does no more than call llmc/ need not be instrumented: a sanitizer's build takes it from the ordinary one.
+DRIVERS   := $(if $(SANITIZE),$(filter-out test/device/% test/comm/% test/model/traffic.cpp %.cu,$(TESTS)))
+CPU_TEST_OBJECTS  := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(filter-out $(DRIVERS),$(TESTS)) $(TESTS_HOST_ONLY))) \
+                     $(DRIVERS:%=$(PLAIN_DIR)/%.o)
 CUDA_OBJECTS      := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(LLMC)))
 CUDA_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(TESTS)))
 # What a GPU can do, product by product (dev/gpu/README.md). Its parts are tested like those of llmc/.
@@ -190,6 +195,9 @@ $(CUDA_DIR)/llmc/comm/nccl_backend.cpp.o: CXXFLAGS_CUDA += $(NCCL_COMPILE)
 $(CPU_DIR)/%.cpp.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_CPU) -c $< -o $@
+$(DRIVERS:%=$(PLAIN_DIR)/%.o): $(PLAIN_DIR)/%.o: % Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS_PLAIN) -c $< -o $@
 $(CPU_DIR)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_CPU) -x c++ -c $< -o $@

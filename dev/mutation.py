@@ -127,7 +127,7 @@ class Build:
         self.folder.mkdir(parents=True)
         kernels = sorted(str(p.relative_to(tree)) for p in (tree / "llmc/kernels").glob("*.cu"))
         base = sorted(str(p.relative_to(tree)) for p in (tree / "llmc/device/host").glob("*.cpp")) + ["test/main.cpp"]
-        self.tests = sorted(str(p.relative_to(tree)) for p in (tree / "test/kernels").glob("*.cu")) + ["test/device/warp.cu"]
+        self.tests = sorted(str(p.relative_to(tree)) for p in (tree / "test/kernels").glob("*.cpp")) + ["test/device/warp.cu"]
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             self.object = dict(pool.map(lambda s: (s, self.compile(tree, s, self.folder)), kernels + base + self.tests))
         self.base = [self.object[s] for s in base]

@@ -1,4 +1,4 @@
-// Matrix products: the three that a linear layer needs. cuBLASLt on a GPU (matmul_cuda.cu), OpenBLAS on the host device
+// Matrix products: the three that a linear layer needs. cuBLASLt on a GPU (matmul_cuda.cpp), OpenBLAS on the host device
 // (matmul_host.cpp).
 //
 // All matrices are row-major. A linear layer is out = inp * weight^T + bias with weight (OC, C), as PyTorch and llm.c

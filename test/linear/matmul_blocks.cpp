@@ -11,7 +11,7 @@ using namespace llmc::test;
 
 namespace {
 
-double sum_error() { return device_info().is_host ? 1e-5 : 1e-3; }  // as in matmul_fp8.cu
+double sum_error() { return device_info().is_host ? 1e-5 : 1e-3; }  // as in matmul_fp8.cpp
 constexpr double kBf16Error = 2.5e-3;
 
 // A matrix (R, C) in both layouts, and what its codes mean.

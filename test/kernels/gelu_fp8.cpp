@@ -1,4 +1,4 @@
-// Quantizing GELU against the plain FP32 kernels, which gelu.cu compares with FP64.
+// Quantizing GELU against the plain FP32 kernels, which gelu.cpp compares with FP64.
 #include "llmc/kernels/gelu_fp8.h"
 
 #include "llmc/kernels/gelu.h"

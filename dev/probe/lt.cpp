@@ -1,4 +1,4 @@
-// The descriptors are made as llmc/linear/matmul_cuda.cu makes them (see there for why), but nothing is refused before
+// The descriptors are made as llmc/linear/matmul_cuda.cpp makes them (see there for why), but nothing is refused before
 // cuBLASLt has been asked, and no status is an error.
 #include "dev/probe/lt.h"
 
