@@ -95,7 +95,7 @@ TESTS_HOST_ONLY := $(wildcard test/device/host/*.cpp test/device/host/*.cu)
 
 CPU_OBJECTS       := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(LLMC) $(HOST_ONLY)))
 # Test code that does no more than call llmc/ need not be instrumented: a sanitizer's build takes it from the ordinary one.
-DRIVERS   := $(if $(SANITIZE),$(filter-out test/device/% test/comm/% test/model/traffic.cpp %.cu,$(TESTS)))
+DRIVERS   := $(if $(SANITIZE),$(filter-out test/device/% test/comm/% test/model/traffic.cpp test/run/signals.cpp %.cu,$(TESTS)))
 CPU_TEST_OBJECTS  := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(filter-out $(DRIVERS),$(TESTS)) $(TESTS_HOST_ONLY))) \
                      $(DRIVERS:%=$(PLAIN_DIR)/%.o)
 CUDA_OBJECTS      := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(LLMC)))

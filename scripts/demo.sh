@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 TRAIN_TOKENS=1000000
 VAL_TOKENS=50000
 MODEL=(--layers 4 --channels 128 --heads 4 --context 128 --seq 128)
-REPORTS=(--val-every 50 --val-batches 20 --sample-every 225 --sample-tokens 100)
+REPORTS=(--val-every 40 --val-batches 20 --sample-every 180 --sample-tokens 100)
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -40,7 +40,7 @@ out=${out:-out/demo}
 precisions=$(flag_value --precision --precision "$@")
 precisions=${precisions:-bf16 fp8}
 steps=$(flag_value --max-steps -x "$@")
-if ! [[ $steps =~ ^[1-9][0-9]*$ ]]; then steps=450; fi
+if ! [[ $steps =~ ^[1-9][0-9]*$ ]]; then steps=360; fi
 # A long warm-up: without it the loss leaps for a step when the model has just learned how frequent each byte is.
 TRAINING=(--batch 8 --max-steps "$steps" --lr 3e-3 --warmup $((steps / 8)) --weight-decay 0.1)
 
