@@ -65,19 +65,23 @@ COMMON   := -std=c++20 -I. $(DEFINES)
 CXXFLAGS_HOST := $(COMMON) $(WARNINGS) -fopenmp -fno-math-errno -march=$(MARCH) -MMD -MP -DLLMC_CUDA=0
 # g++ would peel the kernels' loops over the 8 elements of a vector access completely before it vectorises them: with a
 # lower limit they become vector instructions, and kernels up to twice as fast.
-CXXFLAGS_PLAIN := $(CXXFLAGS_HOST) -O3 $(if $(findstring clang,$(CXX)),,--param max-completely-peel-times=7)
+CXXFLAGS_PLAIN = $(CXXFLAGS_HOST) $(LEVEL) $(if $(findstring clang,$(CXX)),,--param max-completely-peel-times=7)
 ifeq ($(SANITIZE),address)
 # Without the checks of UBSan that take as long to compile as all others together: some see what AddressSanitizer sees, and
-# alignment matters in kernels alone.
+# wide accesses that are not aligned are seen by the host device.
 CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined \
-                -fno-sanitize-recover=undefined -fno-sanitize=vptr,null,object-size
-$(CPU_DIR)/%.cpp.o: CXXFLAGS_CPU += -fno-sanitize=alignment
+                -fno-sanitize-recover=undefined -fno-sanitize=vptr,null,object-size,alignment
 else ifeq ($(SANITIZE),thread)
 CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 -g1 -fsanitize=thread -Wno-tsan
 else
-CXXFLAGS_CPU := $(CXXFLAGS_PLAIN)
+CXXFLAGS_CPU = $(CXXFLAGS_PLAIN)
 endif
-CXXFLAGS_CUDA := $(COMMON) $(WARNINGS) -O2 -fopenmp -MMD -MP -DLLMC_CUDA=1 -I$(CUDA_HOME)/include
+CXXFLAGS_CUDA = $(COMMON) $(WARNINGS) $(LEVEL) -fopenmp -MMD -MP -DLLMC_CUDA=1 -I$(CUDA_HOME)/include
+# Flags, JSON and text take long to compile and run once.
+LEVEL := -O3
+$(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$d/test/%.o): LEVEL := -O2
+$(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$d/llmc/run/%.o $d/llmc/commands/%.o): LEVEL := -O1
+$(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$d/test/run/%.o $d/test/checkpoint/%.o $d/test/dev/%.o $d/test/main.cpp.o): LEVEL := -O0
 NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 -gencode arch=$(GPU_ARCH:sm_%=compute_%),code=$(GPU_ARCH) -Xptxas -v \
              --expt-relaxed-constexpr -Xcompiler -fopenmp,-Wall
 
@@ -93,11 +97,15 @@ HOST_ONLY := $(wildcard llmc/device/host/*.cpp)
 TESTS     := test/main.cpp $(wildcard test/*/*.cpp test/*/*.cu)
 TESTS_HOST_ONLY := $(wildcard test/device/host/*.cpp test/device/host/*.cu)
 
-CPU_OBJECTS       := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(LLMC) $(HOST_ONLY)))
-# Test code that does no more than call llmc/ need not be instrumented: a sanitizer's build takes it from the ordinary one.
-DRIVERS   := $(if $(SANITIZE),$(filter-out test/device/% test/comm/% test/model/traffic.cpp test/run/signals.cpp %.cu,$(TESTS)))
-CPU_TEST_OBJECTS  := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(filter-out $(DRIVERS),$(TESTS)) $(TESTS_HOST_ONLY))) \
-                     $(DRIVERS:%=$(PLAIN_DIR)/%.o)
+# A sanitizer's build takes from the ordinary one what it need not look at: test code that does no more than call llmc/,
+# and for ThreadSanitizer what one thread runs alone.
+WITH_THREADS := test/device/% test/comm/% test/model/traffic.cpp test/run/signals.cpp %.cu
+UNCHECKED := $(if $(SANITIZE),$(filter-out $(WITH_THREADS),$(TESTS))) \
+             $(if $(filter thread,$(SANITIZE)),$(filter-out llmc/run/signals.cpp,$(wildcard $(addsuffix /*.cpp,llmc/run llmc/commands llmc/checkpoint))))
+cpu_objects = $(patsubst %,$(CPU_DIR)/%.o,$(filter-out $(UNCHECKED),$1)) $(patsubst %,$(PLAIN_DIR)/%.o,$(filter $(UNCHECKED),$1))
+
+CPU_OBJECTS       := $(call cpu_objects,$(LLMC) $(HOST_ONLY))
+CPU_TEST_OBJECTS  := $(call cpu_objects,$(TESTS) $(TESTS_HOST_ONLY))
 CUDA_OBJECTS      := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(LLMC)))
 CUDA_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(TESTS)))
 # What a GPU can do, product by product (dev/gpu/README.md). Its parts are tested like those of llmc/.
@@ -195,7 +203,7 @@ $(CUDA_DIR)/llmc/comm/nccl_backend.cpp.o: CXXFLAGS_CUDA += $(NCCL_COMPILE)
 $(CPU_DIR)/%.cpp.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_CPU) -c $< -o $@
-$(DRIVERS:%=$(PLAIN_DIR)/%.o): $(PLAIN_DIR)/%.o: % Makefile
+$(UNCHECKED:%=$(PLAIN_DIR)/%.o): $(PLAIN_DIR)/%.o: % Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_PLAIN) -c $< -o $@
 $(CPU_DIR)/%.cu.o: %.cu Makefile

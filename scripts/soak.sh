@@ -38,10 +38,10 @@ stage "several ranks: every stage of sharding, 1 to 8 ranks" unittest env TRAINI
     TEST_RANKS=$NATIVE/test_ranks python3 test/end_to_end/test_ranks.py Training
 stage "the program as 1 to 8 ranks, 20 steps" unittest env RANK_MATRIX="1 2 3 4 8" \
     python3 test/end_to_end/test_run_ranks.py Matrix
-stage "FP8 follows BF16, three seeds" unittest env COMPARE_SEEDS="1337 1 2" COMPARE_RECIPES=all \
+stage "FP8 follows BF16, three seeds" unittest env COMPARE_SEEDS="1337 1 2" COMPARE_BATCH=8 COMPARE_RECIPES=all \
     .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16
 if [[ -n ${TINYSHAKESPEARE:-} ]]; then
-    stage "FP8 follows BF16, tinyshakespeare" unittest env COMPARE_RECIPES=all \
+    stage "FP8 follows BF16, tinyshakespeare" unittest env COMPARE_BATCH=8 COMPARE_RECIPES=all \
         .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16OnText
 else
     skip "FP8 follows BF16, tinyshakespeare" "TINYSHAKESPEARE names no folder with its shards"

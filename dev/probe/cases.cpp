@@ -41,11 +41,12 @@ std::vector<Layer> all_layers(Shapes shapes) {
     return all;
 }
 
-// What train_gpt does in some recipe: see Gpt2's linear layers. The head runs in BF16.
+// What train_gpt does in some recipe: see Gpt2's linear layers. The head has no bias, and runs in FP8 (--fp8-layers
+// +lm_head) with tensor scales alone.
 bool is_used(const Layer& layer, const Case& c) {
     const Product& p = c.product;
     const bool head = layer.name == "lm_head";
-    if (!c.in_matmul() || (head && is_fp8(p.type))) return false;
+    if (!c.in_matmul() || (head && p.has_block_scales())) return false;
     if (p.kind == Product::forward) return p.bias != head && (!is_fp8(p.type) || c.fast != p.has_block_scales());
     return !p.bias && !c.fast;
 }
