@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 TRAIN_TOKENS=1000000
 VAL_TOKENS=50000
 MODEL=(--layers 4 --channels 128 --heads 4 --context 128 --seq 128)
-REPORTS=(--val-every 40 --val-batches 20 --sample-every 180 --sample-tokens 100)
+REPORTS=(--val-every 90 --val-batches 20 --sample-every 180 --sample-tokens 100)
 
 say() { printf '\n== %s\n' "$*"; }
 
