@@ -27,7 +27,7 @@ public:
 };
 
 // world > 1; sizes > 0. `what` is the collective that this one is a part of, for the log.
-enum class ElementType { f32, i32, u32, u64 };
+enum class ElementType { f32, f64, i32, u32, u64 };
 class Backend {
 public:
     virtual ~Backend() = default;

@@ -83,20 +83,20 @@ size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // ---- making one ----------------------------------------------------------------------------------------------------
 
-Comm Comm::self() {
+Comm Comm::self(ReduceOrder order) {
     auto state = std::make_shared<State>();
+    state->order = order;
     state->hosts = {host_name()};
     return Comm(state);
 }
 
 Comm Comm::planned(int world, const std::string& backend, ReduceOrder order) {
-    Comm comm = self();
+    Comm comm = self(order);
     if (world > 1) {
         comm.state_->world = comm.state_->local_world = world;
         comm.state_->planned = backend == "nccl" ? "nccl" : "mpi";
         comm.state_->hosts.resize(static_cast<size_t>(world), "planned");
     }
-    comm.state_->order = order;
     return comm;
 }
 
@@ -234,31 +234,41 @@ void Comm::broadcast(void* data, size_t bytes, int root, stream_t stream) const 
     if (bytes && s.world > 1) s.device().broadcast(data, bytes, root, stream);
 }
 
-size_t Comm::reduce_scatter_workspace(size_t count, Wire wire) const {
+size_t Comm::reduce_scatter_workspace(size_t count, Wire wire, bool accumulate) const {
     const State& s = *state_;
     if (s.world == 1 || count == 0) return 0;
     const size_t values = count * static_cast<size_t>(s.world);
     if (wire == Wire::bf16) return 2 * aligned(values * sizeof(bf16));  // as sent, as received
-    return s.library_reduces() ? 0 : aligned(values * sizeof(float));
+    if (s.library_reduces()) return accumulate ? aligned(count * sizeof(float)) : 0;
+    return aligned(values * sizeof(float));
 }
 
-void Comm::reduce_scatter(float* out, const float* in, size_t count, Wire wire, void* workspace,
+void Comm::reduce_scatter(float* out, const float* in, size_t count, Wire wire, bool accumulate, void* workspace,
                           stream_t stream) const {
     State& s = *state_;
     const size_t element = wire == Wire::bf16 ? sizeof(bf16) : sizeof(float);
     s.count(s.traffic.reduce_scatter, s.others() * count * element);
     if (count == 0) return;
     if (s.world == 1) {
-        if (out != in) copy_on_device(out, in, count * sizeof(float), stream);
+        if (accumulate)
+            add(out, out, in, count, stream);
+        else if (out != in)
+            copy_on_device(out, in, count * sizeof(float), stream);
         return;
     }
-    if (wire == Wire::fp32 && s.library_reduces()) return s.device().reduce_scatter(out, in, count, stream);
+    if (!workspace && reduce_scatter_workspace(count, wire, accumulate) > 0)
+        throw Error(ExitCode::failure, "reduce_scatter needs its workspace");
+    if (wire == Wire::fp32 && s.library_reduces()) {
+        float* sum = accumulate ? static_cast<float*>(workspace) : out;
+        s.device().reduce_scatter(sum, in, count, stream);
+        if (accumulate) add(out, out, sum, count, stream);
+        return;
+    }
     s.refuse_group("a reduction in rank order");
-    if (!workspace) throw Error(ExitCode::failure, "reduce_scatter needs its workspace");
     if (wire == Wire::fp32) {
         float* pieces = static_cast<float*>(workspace);
         s.device().all_to_all(pieces, in, count * element, "reduce_scatter", stream);
-        sum_pieces(out, pieces, s.world, count, stream);
+        sum_pieces(out, pieces, s.world, count, accumulate, stream);
         return;
     }
     const size_t values = count * static_cast<size_t>(s.world);
@@ -266,12 +276,13 @@ void Comm::reduce_scatter(float* out, const float* in, size_t count, Wire wire, 
     bf16* pieces = sent + aligned(values * sizeof(bf16)) / sizeof(bf16);
     cast<bf16, float>(sent, in, values, stream);
     s.device().all_to_all(pieces, sent, count * element, "reduce_scatter", stream);
-    sum_pieces(out, pieces, s.world, count, stream);
+    sum_pieces(out, pieces, s.world, count, accumulate, stream);
 }
 
 template <class T>
 static constexpr ElementType element_type() {
     if constexpr (std::is_same_v<T, float>) return ElementType::f32;
+    if constexpr (std::is_same_v<T, double>) return ElementType::f64;
     if constexpr (std::is_same_v<T, int32_t>) return ElementType::i32;
     if constexpr (std::is_same_v<T, uint32_t>) return ElementType::u32;
     if constexpr (std::is_same_v<T, uint64_t>) return ElementType::u64;
@@ -299,10 +310,12 @@ void Comm::all_reduce(T* data, size_t count, ReduceOp op, void* workspace, strea
 }
 
 template size_t Comm::all_reduce_workspace<float>(size_t) const;
+template size_t Comm::all_reduce_workspace<double>(size_t) const;
 template size_t Comm::all_reduce_workspace<int32_t>(size_t) const;
 template size_t Comm::all_reduce_workspace<uint32_t>(size_t) const;
 template size_t Comm::all_reduce_workspace<uint64_t>(size_t) const;
 template void Comm::all_reduce<float>(float*, size_t, ReduceOp, void*, stream_t) const;
+template void Comm::all_reduce<double>(double*, size_t, ReduceOp, void*, stream_t) const;
 template void Comm::all_reduce<int32_t>(int32_t*, size_t, ReduceOp, void*, stream_t) const;
 template void Comm::all_reduce<uint32_t>(uint32_t*, size_t, ReduceOp, void*, stream_t) const;
 template void Comm::all_reduce<uint64_t>(uint64_t*, size_t, ReduceOp, void*, stream_t) const;

@@ -44,7 +44,7 @@ class Transport;
 class Comm {
 public:
     // A world of one rank.
-    static Comm self();
+    static Comm self(ReduceOrder order = ReduceOrder::any);
     // Rank 0 of `world` ranks that do not exist, to plan memory with; `backend` as connect() takes it. Collectives
     // throw.
     static Comm planned(int world, const std::string& backend = "mpi", ReduceOrder order = ReduceOrder::any);
@@ -66,11 +66,13 @@ public:
     // Row r of out (world, bytes) = row `rank` of rank r's in (world, bytes). Not in place.
     void all_to_all(void* out, const void* in, size_t bytes, stream_t stream) const;
     void broadcast(void* data, size_t bytes, int root, stream_t stream) const;
-    // out (count) = row `rank` of in (world, count), summed over the ranks in FP32. With Wire::bf16 every rank's values
-    // are rounded to BF16 first. out may be that row of `in`. The sum is not scaled: scale the loss. Back-ends other
-    // than NCCL always sum in rank order. One rank: a copy.
-    void reduce_scatter(float* out, const float* in, size_t count, Wire wire, void* workspace, stream_t stream) const;
-    // data (count) = its sum or maximum over the ranks, in place. T: float, int32_t, uint32_t, uint64_t. For scalars
+    // out (count) = row `rank` of in (world, count), summed over the ranks in FP32, or with `accumulate` out + that sum,
+    // in rank order (out + r0) + r1 ... With Wire::bf16 every rank's values are rounded to BF16 first. out may be that
+    // row of `in`, unless it accumulates. The sum is not scaled: scale the loss. Back-ends other than NCCL always sum in
+    // rank order. One rank: a copy, or an addition.
+    void reduce_scatter(float* out, const float* in, size_t count, Wire wire, bool accumulate, void* workspace,
+                        stream_t stream) const;
+    // data (count) = its sum or maximum over the ranks, in place. T: float, double, int32_t, uint32_t, uint64_t. For scalars
     // and vectors such as amaxes: what is large goes through reduce_scatter and all_gather. A maximum of floats must
     // not meet NaN (which rank's survives is open): carry that in an integer.
     template <class T>
@@ -78,7 +80,7 @@ public:
 
     // Bytes of device memory the two need as `workspace`, 256-byte aligned, theirs until the stream is past them; 0:
     // none.
-    size_t reduce_scatter_workspace(size_t count, Wire wire) const;
+    size_t reduce_scatter_workspace(size_t count, Wire wire, bool accumulate) const;
     template <class T>
     size_t all_reduce_workspace(size_t count) const;
 

@@ -47,7 +47,7 @@ Comm connect(const ConnectOptions& options, const LaunchInfo& launch) {
     std::shared_ptr<Transport> transport;
     switch (choice.transport) {
         case CommChoice::Transport::self:
-            return Comm::self();
+            return Comm::self(options.order);
         case CommChoice::Transport::mpi:
             transport = make_mpi_transport(options.largest_message);
             check_mpi_world(launch, transport->world());

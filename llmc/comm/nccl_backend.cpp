@@ -78,6 +78,8 @@ ncclDataType_t nccl_type(ElementType type) {
     switch (type) {
         case ElementType::f32:
             return ncclFloat32;
+        case ElementType::f64:
+            return ncclFloat64;
         case ElementType::i32:
             return ncclInt32;
         case ElementType::u32:
@@ -132,7 +134,7 @@ public:
         check(nccl_.ReduceScatter(in, out, count, ncclFloat32, ncclSum, comm_, stream), "ncclReduceScatter");
     }
     void all_reduce(void* data, size_t count, ElementType type, ReduceOp op, stream_t stream) override {
-        const size_t bytes = count * (type == ElementType::u64 ? 8 : 4);
+        const size_t bytes = count * (type == ElementType::u64 || type == ElementType::f64 ? 8 : 4);
         const Noted noted(*this, "all_reduce", 2 * (world_ - 1) * bytes / world_);
         check(
             nccl_.AllReduce(data, data, count, nccl_type(type), op == ReduceOp::sum ? ncclSum : ncclMax, comm_, stream),

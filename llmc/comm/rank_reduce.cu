@@ -13,12 +13,15 @@ constexpr int kPerThread = 8;
 // accesses.
 template <class T, bool vector>
 static __global__ void __launch_bounds__(kThreads)
-    sum_pieces_kernel(float* out, const T* pieces, int world, size_t count) {
+    sum_pieces_kernel(float* out, const T* pieces, int world, size_t count, bool accumulate) {
     const size_t first = (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kPerThread;
     if (vector && first + kPerThread <= count) {
         float sum[8], piece[8];
-        load8(pieces + first, sum);
-        for (int r = 1; r < world; r++) {
+        if (accumulate)
+            load8(out + first, sum);
+        else
+            load8(pieces + first, sum);
+        for (int r = accumulate ? 0 : 1; r < world; r++) {
             load8(pieces + r * count + first, piece);
             LLMC_UNROLL
             for (int i = 0; i < 8; i++) sum[i] += piece[i];
@@ -27,23 +30,24 @@ static __global__ void __launch_bounds__(kThreads)
         return;
     }
     for (size_t i = first; i < first + kPerThread && i < count; i++) {
-        float sum = to_float(pieces[i]);
-        for (int r = 1; r < world; r++) sum += to_float(pieces[r * count + i]);
+        float sum = accumulate ? out[i] : to_float(pieces[i]);
+        for (int r = accumulate ? 0 : 1; r < world; r++) sum += to_float(pieces[r * count + i]);
         out[i] = sum;
     }
 }
 
 template <class T>
-void sum_pieces(float* out_pointer, const T* pieces, int world, size_t count, stream_t stream) {
+void sum_pieces(float* out_pointer, const T* pieces, int world, size_t count, bool accumulate, stream_t stream) {
     if (count == 0) return;
     const bool vector = count * sizeof(T) % 16 == 0 && reinterpret_cast<uintptr_t>(pieces) % 16 == 0 &&
                         reinterpret_cast<uintptr_t>(out_pointer) % 16 == 0;
     const LaunchConfig config(static_cast<unsigned>(div_up<size_t>(count, kThreads * kPerThread)), kThreads, 0, stream);
-    const Access result = out(out_pointer, count), inputs = in(pieces, count * static_cast<size_t>(world));
+    const Access result = accumulate ? inout(out_pointer, count) : out(out_pointer, count),
+                 inputs = in(pieces, count * static_cast<size_t>(world));
     if (vector)
-        launch<sum_pieces_kernel<T, true>>(config, {result, inputs}, out_pointer, pieces, world, count);
+        launch<sum_pieces_kernel<T, true>>(config, {result, inputs}, out_pointer, pieces, world, count, accumulate);
     else
-        launch<sum_pieces_kernel<T, false>>(config, {result, inputs}, out_pointer, pieces, world, count);
+        launch<sum_pieces_kernel<T, false>>(config, {result, inputs}, out_pointer, pieces, world, count, accumulate);
 }
 
 template <class T>
@@ -67,9 +71,10 @@ void reduce_pieces(T* out_pointer, const T* pieces, int world, size_t count, Red
                                     out_pointer, pieces, world, count, op);
 }
 
-template void sum_pieces<float>(float*, const float*, int, size_t, stream_t);
-template void sum_pieces<bf16>(float*, const bf16*, int, size_t, stream_t);
+template void sum_pieces<float>(float*, const float*, int, size_t, bool, stream_t);
+template void sum_pieces<bf16>(float*, const bf16*, int, size_t, bool, stream_t);
 template void reduce_pieces<float>(float*, const float*, int, size_t, ReduceOp, stream_t);
+template void reduce_pieces<double>(double*, const double*, int, size_t, ReduceOp, stream_t);
 template void reduce_pieces<int32_t>(int32_t*, const int32_t*, int, size_t, ReduceOp, stream_t);
 template void reduce_pieces<uint32_t>(uint32_t*, const uint32_t*, int, size_t, ReduceOp, stream_t);
 template void reduce_pieces<uint64_t>(uint64_t*, const uint64_t*, int, size_t, ReduceOp, stream_t);

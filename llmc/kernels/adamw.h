@@ -23,9 +23,9 @@ struct AdamWConfig {
 struct StepState {
     int64_t applied;            // updates applied, this step's included: drives learning rate and bias correction
     int64_t skipped;            // steps skipped: a loss, a gradient or a value cast to FP8 was not finite, or a spike
-    double norm;                // of the unscaled gradients, before clipping
+    double norm;                // of the unscaled gradients, before clipping, rounded to FP32
     double learning_rate;       // of this step
-    float loss_sum;             // as given to prepare_step()
+    float loss_sum;             // of the step's targets
     float grad_scale;           // clipping factor / loss scale: what a stored gradient is multiplied by
     float bias_correction1;     // 1 / (1 - beta1^applied)
     float bias_correction2;     // 1 / (1 - beta2^applied)

@@ -158,7 +158,7 @@ template void softmax_cross_entropy(bf16*, float*, const int*, float, const floa
 // ---- sum of the losses ---------------------------------------------------------------------------------------------
 
 static __global__ void __launch_bounds__(256)
-    sum_losses_kernel(float* total, int* count, const float* losses, const int* targets, int n, bool accumulate) {
+    sum_losses_kernel(double* total, int* count, const float* losses, const int* targets, int n, bool accumulate) {
     LLMC_SHARED(double, sums, [256]);
     LLMC_SHARED(int, counts, [256]);
     double sum = 0.0;
@@ -172,11 +172,11 @@ static __global__ void __launch_bounds__(256)
     __syncthreads();
     if (threadIdx.x != 0) return;
     for (int i = 1; i < 256; i++) sum += sums[i], counted += counts[i];
-    *total = static_cast<float>(accumulate ? *total + sum : sum);
+    *total = accumulate ? *total + sum : sum;
     *count = accumulate ? *count + counted : counted;
 }
 
-void sum_losses(float* total, int* count, const float* losses, const int* targets, int n, bool accumulate,
+void sum_losses(double* total, int* count, const float* losses, const int* targets, int n, bool accumulate,
                 stream_t stream) {
     if (n < 0) throw Error(ExitCode::failure, strprintf("sum_losses: n=%d losses", n));
     launch<sum_losses_kernel>({dim3(1), dim3(256), 0, stream},

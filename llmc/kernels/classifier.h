@@ -27,8 +27,8 @@ void softmax_cross_entropy(Real* logits, float* losses, const int* targets, floa
                            int rows, int V, int padded_V, bool write_gradient, stream_t stream);
 
 // total = sum of losses, count = number of targets that are not -1; added to what is there when `accumulate`. One
-// block, fixed order, summed in double. total and count are one value each; losses, targets (n); n may be 0.
-void sum_losses(float* total, int* count, const float* losses, const int* targets, int n, bool accumulate,
+// block, fixed order, in double. total and count are one value each; losses, targets (n); n may be 0.
+void sum_losses(double* total, int* count, const float* losses, const int* targets, int n, bool accumulate,
                 stream_t stream);
 
 }  // namespace llmc

@@ -15,26 +15,31 @@ constexpr size_t kMaxBlocks = 1024;
 
 size_t global_norm_blocks(size_t n) { return std::min(div_up(n, kElementsPerBlock), kMaxBlocks); }
 
-static __global__ void __launch_bounds__(kThreads) global_norm_kernel(float* partials, const float* grad, size_t n) {
-    LLMC_SHARED(float, scratch, [32]);
+static __global__ void __launch_bounds__(kThreads) global_norm_kernel(double* partials, const float* grad, size_t n) {
+    LLMC_SHARED(double, sums, [kThreads]);
     const size_t stride = static_cast<size_t>(gridDim.x) * kThreads * 8;
-    float sums[8] = {};
+    double sum = 0;
     for (size_t i = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * 8; i < n; i += stride) {
+        float g[8] = {};
         if (i + 8 <= n) {
-            float g[8];
             load8(grad + i, g);
-            LLMC_UNROLL
-            for (int k = 0; k < 8; k++) sums[k] += g[k] * g[k];
         } else {
-            for (size_t j = i; j < n; j++) sums[0] += grad[j] * grad[j];
+            for (size_t j = i; j < n; j++) g[j - i] = grad[j];
         }
+        LLMC_UNROLL
+        for (int k = 0; k < 8; k++) g[k] *= g[k];
+        sum += ((g[0] + g[1]) + (g[2] + g[3])) + ((g[4] + g[5]) + (g[6] + g[7]));
     }
-    const float mine = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-    const float total = block_sum(mine, scratch);
-    if (threadIdx.x == 0) partials[blockIdx.x] = total;
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    for (unsigned half = kThreads / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) partials[blockIdx.x] = sums[0];
 }
 
-void global_norm_partials(float* partials, const float* grad, size_t n, stream_t stream) {
+void global_norm_partials(double* partials, const float* grad, size_t n, stream_t stream) {
     if (n == 0) return;
     if (reinterpret_cast<uintptr_t>(grad) % 16 != 0)
         throw Error(ExitCode::failure, strprintf("global_norm_partials: gradient pointer %p is not 16-byte aligned",

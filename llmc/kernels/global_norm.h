@@ -10,9 +10,10 @@ namespace llmc {
 // How many parts n gradients give: a function of n alone, so that the sum has the same bits on every GPU.
 size_t global_norm_blocks(size_t n);
 
-// partials[b] = sum of grad[i]^2 over block b's elements, for b < global_norm_blocks(n). FP32, in a fixed order: eight
-// sums a thread over a strided part, then a butterfly over the block. A non-finite gradient, or one whose square is
-// beyond FP32 (1.8e19), makes its part non-finite. Any n; grad must be 16-byte aligned. 4 bytes read an element.
-void global_norm_partials(float* partials, const float* grad, size_t n, stream_t stream);
+// partials[b] = sum of grad[i]^2 over block b's elements, for b < global_norm_blocks(n), in a fixed order: of every
+// eight neighbours in FP32, and of those sums in FP64. So however gradients are cut into parts (at multiples of eight),
+// their sums agree to about 1e-15. A non-finite gradient, or one whose square is beyond FP32 (1.8e19), makes its part
+// non-finite. Any n; grad must be 16-byte aligned. 4 bytes read an element.
+void global_norm_partials(double* partials, const float* grad, size_t n, stream_t stream);
 
 }  // namespace llmc

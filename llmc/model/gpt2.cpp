@@ -34,7 +34,7 @@ Gpt2<Real>::Gpt2(const ModelConfig& config, int B, int T, Recompute recompute, P
     }
     activations_.workspace.plan(&loss_sums_, 2);
     activations_.workspace.plan(&loss_counts_, 2);
-    activations_.workspace.plan(&loss_workspace_, parameters.comm().template all_reduce_workspace<float>(1));
+    activations_.workspace.plan(&loss_workspace_, parameters.comm().template all_reduce_workspace<double>(1));
 }
 
 template <class Real>

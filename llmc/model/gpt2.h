@@ -53,9 +53,9 @@ public:
 
     // On the device: sum of losses and number of targets since the last `first`. Training and evaluation each have
     // their own.
-    const float* train_loss_sum() const { return loss_sums_; }
+    const double* train_loss_sum() const { return loss_sums_; }
     const int* train_loss_count() const { return loss_counts_; }
-    const float* eval_loss_sum() const { return loss_sums_ + 1; }
+    const double* eval_loss_sum() const { return loss_sums_ + 1; }
     const int* eval_loss_count() const { return loss_counts_ + 1; }
 
     // Logits of the token that follows tokens[0 .. length), length <= min(context, B * T); synchronises.
@@ -143,7 +143,7 @@ private:
 
     std::vector<std::string> forward_names_, backward_names_;  // for profiles, by unit
 
-    float* loss_sums_ = nullptr;  // {training, evaluation}
+    double* loss_sums_ = nullptr;  // {training, evaluation}
     int* loss_counts_ = nullptr;
     char* loss_workspace_ = nullptr;
 

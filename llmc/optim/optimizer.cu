@@ -21,10 +21,12 @@ LLMC_DEVICE double power(double base, int64_t exponent) {
 }
 
 // The rest of the step's numbers, by one thread.
-LLMC_DEVICE void finish_step(StepState& state, double sum_of_squares, float loss_sum, double loss_scale, int bad_tensor,
+LLMC_DEVICE void finish_step(StepState& state, double sum_of_squares, double loss, double loss_scale, int bad_tensor,
                              const ScheduleConfig& schedule, const AdamWConfig& adamw, double clip,
                              const SpikeCheck& spikes) {
-    const double norm = sqrt(sum_of_squares) / loss_scale;
+    // To FP32, where the order in which the sums were added no longer shows.
+    const double norm = static_cast<float>(sqrt(sum_of_squares) / loss_scale);
+    const float loss_sum = static_cast<float>(loss);
     const bool finite = bad_tensor == 0 && is_finite_double(norm) && is_finite(loss_sum);
     int spike = 0;
     if (finite && spikes.state) {
@@ -54,7 +56,7 @@ LLMC_DEVICE void finish_step(StepState& state, double sum_of_squares, float loss
 }
 
 static __global__ void __launch_bounds__(kThreads)
-    prepare_step_kernel(StepState* state, const float* partials, size_t n_partials, const float* loss_sum,
+    prepare_step_kernel(StepState* state, const double* partials, size_t n_partials, const double* loss_sum,
                         const float* loss_scale, const int* bad_flag, ScheduleConfig schedule, AdamWConfig adamw,
                         double clip, SpikeCheck spikes) {
     LLMC_SHARED(double, sums, [kThreads]);
@@ -77,7 +79,7 @@ static __global__ void __launch_bounds__(kThreads)
                 clip, spikes);
 }
 
-void prepare_step(StepState* state, const float* partials, size_t n_partials, const float* loss_sum,
+void prepare_step(StepState* state, const double* partials, size_t n_partials, const double* loss_sum,
                   const float* loss_scale, const int* bad_flag, const ScheduleConfig& schedule,
                   const AdamWConfig& adamw, double clip, const SpikeCheck& spikes, stream_t stream) {
     if (schedule.steps < 1 || schedule.warmup < 0)

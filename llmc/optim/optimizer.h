@@ -20,18 +20,18 @@ struct SpikeCheck {
 
 // Fills *state for the updates that follow in the stream. One block, no wait.
 //
-//   norm       = sqrt(sum of partials) / loss_scale     added in double, in an order that depends on the count alone
+//   norm       = sqrt(sum of partials) / loss_scale     added in double, rounded to FP32
 //   spike      = norm or loss_sum is above its limit, and all of them are finite
 //   skip       = norm or loss_sum is not finite, or *bad_flag is not 0, or a spike that is to be skipped: then
 //                skipped + 1, and nothing else happens to the run
 //   otherwise  applied + 1, learning rate for the old `applied`, bias corrections for the new one,
 //              grad_scale = min(1, clip / norm) / loss_scale
 //
-// partials (n_partials): sums of squares of the stored, scaled gradients. loss_sum: one float. loss_scale: one float, a
+// partials (n_partials): sums of squares of the stored, scaled gradients. loss_sum: one. loss_scale: one float, a
 // power of two, or nullptr for 1; the resulting weights have the same bits for any power of two that neither overflows
 // nor underflows. bad_flag: one int, 1 + the index of an FP8 tensor in which a cast met a value that was not finite (it
 // saturates and so hides an overflow from the norm), else 0; or nullptr. clip <= 0: no clipping.
-void prepare_step(StepState* state, const float* partials, size_t n_partials, const float* loss_sum,
+void prepare_step(StepState* state, const double* partials, size_t n_partials, const double* loss_sum,
                   const float* loss_scale, const int* bad_flag, const ScheduleConfig& schedule,
                   const AdamWConfig& adamw, double clip, const SpikeCheck& spikes, stream_t stream);
 

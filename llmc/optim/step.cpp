@@ -23,7 +23,7 @@ Optimizer<Real>::Optimizer(Parameters<Real>& parameters, const ScheduleConfig& s
     arena_.plan(&loss_scale_, 1);
     arena_.plan(&spikes_, 1);
     if (parameters.comm().world() > 1)
-        arena_.plan(&workspace_, parameters.comm().template all_reduce_workspace<float>(partial_count_));
+        arena_.plan(&workspace_, parameters.comm().template all_reduce_workspace<double>(partial_count_));
 }
 
 template <class Real>
@@ -53,7 +53,7 @@ void Optimizer<Real>::sum_squares(stream_t stream) {
 }
 
 template <class Real>
-void Optimizer<Real>::update(const float* loss_sum, const int* bad_flag, stream_t stream) {
+void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream_t stream) {
     parameters_.finish_reduce(stream);
     sum_squares(stream);
     const ProfileRange range("update", stream);
@@ -97,14 +97,13 @@ void StepResults::begin(bool continues, stream_t stream) {
     record(slot.begin, stream);
 }
 
-void StepResults::submit(int64_t step, const StepState* state, const float* loss_sum, const int* loss_count,
-                         const float* loss_scale, stream_t stream) {
+void StepResults::submit(int64_t step, const StepState* state, const int* loss_count, const float* loss_scale,
+                         stream_t stream) {
     if (submitted_ - taken_ >= 2)
         throw Error(ExitCode::failure, "a third step was submitted before the first was read");
     Slot& slot = slots_[submitted_++ % 3];
     slot.step = step;
     copy_to_host(&slot.values->state, state, sizeof(StepState), stream);
-    copy_to_host(&slot.values->loss_sum, loss_sum, sizeof(float), stream);
     copy_to_host(&slot.values->loss_scale, loss_scale, sizeof(float), stream);
     copy_to_host(&slot.values->loss_count, loss_count, sizeof(int), stream);
     record(slot.end, stream);
@@ -118,7 +117,7 @@ std::optional<StepResult> StepResults::take(int leave) {
     taken_++;
     StepResult result;
     result.step = slot.step;
-    result.loss = static_cast<double>(slot.values->loss_sum) / slot.values->loss_count;
+    result.loss = static_cast<double>(slot.values->state.loss_sum) / slot.values->loss_count;
     result.state = slot.values->state;
     result.loss_limit = static_cast<double>(result.state.loss_limit) / slot.values->loss_count;
     result.loss_scale = slot.values->loss_scale;

@@ -22,7 +22,7 @@ public:
 
     // Uses the gradients in `parameters`, which are loss_scale() times the true ones. A non-finite loss sum or gradient
     // norm, or *bad_flag (nullptr: none), skips the update, and so does a spike if asked; the loss scale follows.
-    void update(const float* loss_sum, const int* bad_flag, stream_t stream);
+    void update(const double* loss_sum, const int* bad_flag, stream_t stream);
 
     // On the device.
     const StepState* state() const { return state_; }
@@ -39,7 +39,7 @@ private:
     const LossScaleConfig loss_scale_config_;
     const bool skip_spikes_;
     Arena arena_{MemoryKind::workspace};
-    float* partials_ = nullptr;  // sums of squares, every unit's blocks after each other
+    double* partials_ = nullptr;  // sums of squares, every unit's blocks after each other
     char* workspace_ = nullptr;  // of their sum over the ranks
     StepState* state_ = nullptr;
     LossScaleState* loss_scale_ = nullptr;
@@ -68,8 +68,7 @@ public:
     // Before a step's first work: `continues` says that nothing but the previous step ran before it.
     void begin(bool continues, stream_t stream);
     // After its last work. At most two results may be waiting.
-    void submit(int64_t step, const StepState* state, const float* loss_sum, const int* loss_count,
-                const float* loss_scale, stream_t stream);
+    void submit(int64_t step, const StepState* state, const int* loss_count, const float* loss_scale, stream_t stream);
     // The oldest result not taken yet, if more than `leave` are waiting. Waits for the device.
     std::optional<StepResult> take(int leave);
 
@@ -77,7 +76,7 @@ private:
     struct Slot {
         struct Values {
             StepState state;
-            float loss_sum, loss_scale;
+            float loss_scale;
             int loss_count;
         };
         Values* values = nullptr;  // pinned

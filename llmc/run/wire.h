@@ -14,7 +14,7 @@ struct WireLayout {
     int ranks = 1;
     int micro_steps = 1;      // of a step
     size_t element = 2;       // bytes of a working weight
-    bool rank_order = false;  // --reduce-order rank: gradients are exchanged and summed, not reduced by the library
+    bool rank_order = false;  // --reduce-order rank: gradients are exchanged every micro-step and summed
 };
 
 // What a rank sends, as Traffic counts it; where some ranks send and others do not, the mean over the ranks.

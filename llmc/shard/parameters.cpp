@@ -65,7 +65,7 @@ void Parameters<Real>::plan() {
     const int stage = sharding_.stage;
     const size_t group = static_cast<size_t>(group_size_), all = table_.count(), shard = all / slices();
     for (float** array : {&master_, &m_, &v_}) optimizer_.plan(array, shard);
-    gradients_.plan(&gradient_, stage >= 2 ? shard : all);
+    gradients_.plan(&gradient_, accumulates() ? all : shard);
     bool any_fp8 = false;
     size_t largest_slice = 0;
     for (size_t u = 0; u < table_.units().size(); u++) {
@@ -75,20 +75,20 @@ void Parameters<Real>::plan() {
     if (!master_is_working()) weights_.plan(&working_, stage == 3 ? shard : all);
     if (any_fp8) weights_.plan(&fp8_, stage == 3 ? shard : all);
     if (stage == 3) weight_slots_.resize(kSlots);
-    if (stage >= 2) gradient_slots_.resize(kSlots);
+    if (!accumulates()) gradient_slots_.resize(kSlots);
     for (size_t s = 0; s < kSlots; s++) {
         if (stage == 3) weights_.plan(&weight_slots_[s].memory.working, slot_count(s));
         if (stage == 3 && any_fp8 && s >= 2) weights_.plan(&weight_slots_[s].memory.fp8, slot_count(s));
-        if (stage >= 2) gradients_.plan(&gradient_slots_[s].memory, slot_count(s));
+        if (!accumulates()) gradients_.plan(&gradient_slots_[s].memory, slot_count(s));
     }
-    if (stage >= 2) gradients_.plan(&partial_, largest_slice);
-    const auto workspace = [&](size_t ranks, size_t count) {
+    const auto workspace = [&](size_t ranks, size_t count, bool accumulate) {
         const Comm part = Comm::planned(static_cast<int>(ranks), comm_.name(), comm_.reduce_order());
-        return part.reduce_scatter_workspace(count, sharding_.wire);
+        return part.reduce_scatter_workspace(count, sharding_.wire, accumulate);
     };
     if (comm_.world() > 1)
         gradients_.plan(&workspace_,
-                        std::max(workspace(group, largest_slice), workspace(groups(), largest_slice / groups())));
+                        std::max(workspace(group, largest_slice, !accumulates()),
+                                 workspace(groups(), largest_slice / groups(), false)));
 }
 
 template <class Real>
@@ -101,7 +101,7 @@ void Parameters<Real>::allocate(stream_t stream) {
     const size_t working = sharding_.stage == 3 ? shard : table_.count();
     if (working_) set_bytes(working_, 0, working * sizeof(Real), stream);
     if (fp8_) set_bytes(fp8_, 0, working, stream);
-    if (comm_.world() == 1) return;
+    if (comm_.world() == 1 && accumulates()) return;
     gather_comm_ = comm_.neighbours(group_size_, "weights");
     reduce_comm_ = comm_.neighbours(group_size_, "gradients");
     if (groups() > 1) groups_comm_ = comm_.counterparts(group_size_, "gradients of all groups");
@@ -336,24 +336,24 @@ size_t Parameters<Real>::reduced_count(size_t unit) const {
 }
 template <class Real>
 float* Parameters<Real>::reduced_slice(size_t unit) const {
-    return accumulates() ? whole_gradient(unit) + reduced_count(unit) * place_in_group()
-                         : gradient_ + shard_index(unit);
+    if (!accumulates() && is_sliced()) return gradient_ + shard_index(unit);
+    return gradient_ + table_.unit(unit).begin + reduced_count(unit) * place_in_group();
 }
 
 template <class Real>
 void Parameters<Real>::reduce(size_t unit, stream_t stream) {
-    if (comm_.world() == 1 || (accumulates() && !last_)) return;
+    if (accumulates() && (comm_.world() == 1 || !last_)) return;
     const size_t count = reduced_count(unit);
     float *whole = whole_gradient(unit), *sum = reduced_slice(unit);
     record(computed_, stream);
     wait(reduce_stream_, computed_);
     const CommRange range(reduce_names_[unit].c_str(), reduce_comm_, reduce_stream_);
-    float* here = accumulates() || first_ ? sum : partial_;
-    reduce_comm_.reduce_scatter(here, whole, count, sharding_.wire, workspace_, reduce_stream_);
-    if (here == partial_) add(sum, sum, partial_, count, reduce_stream_);
+    reduce_comm_.reduce_scatter(sum, whole, count, sharding_.wire, !accumulates() && !first_, workspace_,
+                                reduce_stream_);
     if (!accumulates()) record(gradient_slots_[slot_of(unit)].reduced, reduce_stream_);
     if (groups() > 1 && last_) sum_over_groups(unit);
-    if (sharding_.stage == 0) reduce_comm_.all_gather(whole, sum, count * sizeof(float), reduce_stream_);
+    if (sharding_.stage == 0 && last_)
+        reduce_comm_.all_gather(gradient_ + table_.unit(unit).begin, sum, count * sizeof(float), reduce_stream_);
     record(reduced_, reduce_stream_);
 }
 
@@ -363,13 +363,13 @@ void Parameters<Real>::sum_over_groups(size_t unit) {
     const CommRange range("sum over groups", groups_comm_, reduce_stream_);
     const size_t count = reduced_count(unit) / groups();
     float *sum = reduced_slice(unit), *mine = sum + count * group_index();
-    groups_comm_.reduce_scatter(mine, sum, count, sharding_.wire, workspace_, reduce_stream_);
+    groups_comm_.reduce_scatter(mine, sum, count, sharding_.wire, false, workspace_, reduce_stream_);
     groups_comm_.all_gather(sum, mine, count * sizeof(float), reduce_stream_);
 }
 
 template <class Real>
 void Parameters<Real>::finish_reduce(stream_t stream) {
-    if (comm_.world() > 1) wait(stream, reduced_);
+    if (reduced_) wait(stream, reduced_);
 }
 
 // ---- ranges and pieces ---------------------------------------------------------------------------------------------
@@ -489,7 +489,7 @@ std::vector<float> Parameters<Real>::get_gradient(size_t unit, size_t tensor, st
     if (reduced_) wait(stream, reduced_);
     if (is_sliced()) return download_slices(reduced_slice(unit), unit, tensor, stream);
     const ParameterTensor& info = table_.unit(unit).tensors[tensor];
-    return read_back(whole_gradient(unit) + info.offset, info.count(), stream);
+    return read_back(gradient_ + table_.unit(unit).begin + info.offset, info.count(), stream);
 }
 
 template class Parameters<float>;

@@ -17,6 +17,11 @@
 // On one rank all four cost nothing. With several, weights travel on a stream of their own, one unit ahead of the
 // model, and gradients on another, behind it.
 //
+// With ReduceOrder::rank every stage sums every micro-step's gradients as stages 2 and 3 do, into what stages 0 and 1
+// keep: micro-step by micro-step, and within one rank by rank. The loader deals out micro-batches in the same order, so
+// the sums of a step, and with them the whole run, have the same bits on any number of ranks, one included, and in any
+// stage, as long as each micro-batch has as many rows. (Groups of --shard-within sum on their own first.)
+//
 // Hybrid sharding (--shard-within n; HSDP, arXiv 2304.11277 section 3.2.2): "all ranks" above are n neighbouring ones,
 // and every such group has the same slices. Weights never leave the group; gradients do once a step, after the last
 // micro-step, when the groups' sums are summed.
@@ -56,8 +61,8 @@ public:
     const ParameterTable& table() const { return table_; }
     const Comm& comm() const { return comm_; }
     int stage() const { return sharding_.stage; }
-    // Whether gradients add up in place over micro-steps; otherwise every micro-step writes its own.
-    bool accumulates() const { return sharding_.stage < 2; }
+    // Whether the model adds up gradients over micro-steps in place; otherwise every micro-step writes its own.
+    bool accumulates() const { return sharding_.stage < 2 && comm_.reduce_order() == ReduceOrder::any; }
 
     // Before each micro-step: whether it is the first or the last of its step.
     void begin_micro_step(bool first, bool last) { first_ = first, last_ = last; }
@@ -134,7 +139,7 @@ private:
         size_t unit = kNoUnit;
         event_t ready = nullptr, free = nullptr;
     };
-    struct GradientSlot {  // stages 2 and 3
+    struct GradientSlot {  // where the model does not accumulate
         float* memory = nullptr;
         event_t reduced = nullptr;
     };
@@ -182,7 +187,6 @@ private:
     e4m3* fp8_ = nullptr;      // the same, of units with FP8 tensors; with slices alone
     std::vector<WeightSlot> weight_slots_;
     std::vector<GradientSlot> gradient_slots_;
-    float* partial_ = nullptr;   // stages 2 and 3: a micro-step's sum, to be added to the slice
     char* workspace_ = nullptr;  // of reduce_scatter
     size_t last_gathered_ = 0;   // which way the model goes
     bool first_ = true, last_ = true;

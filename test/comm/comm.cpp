@@ -22,7 +22,7 @@ TEST_CASE("comm: one rank is a world whose collectives copy") {
 
     const std::vector<float> values = random_normal<float>(77, 1.0f, 3);
     DeviceArray<float> in(values), out(77);
-    CHECK(comm.reduce_scatter_workspace(77, Wire::bf16) == 0);
+    CHECK(comm.reduce_scatter_workspace(77, Wire::bf16, true) == 0);
     CHECK(comm.all_reduce_workspace<float>(77) == 0);
     comm.all_gather(out, in, 77 * sizeof(float), test_stream());
     CHECK(out.download() == values);
@@ -30,10 +30,14 @@ TEST_CASE("comm: one rank is a world whose collectives copy") {
     comm.all_to_all(again, in, 77 * sizeof(float), test_stream());
     CHECK(again.download() == values);
     DeviceArray<float> sum(77);
-    comm.reduce_scatter(sum, in, 77, Wire::bf16, nullptr, test_stream());  // nothing is sent, so nothing is rounded
+    comm.reduce_scatter(sum, in, 77, Wire::bf16, false, nullptr, test_stream());  // nothing sent, nothing rounded
     CHECK(sum.download() == values);
+    comm.reduce_scatter(sum, in, 77, Wire::bf16, true, nullptr, test_stream());
+    std::vector<float> doubled = values;
+    for (float& value : doubled) value *= 2;
+    CHECK(sum.download() == doubled);
     comm.all_gather(in, in, 77 * sizeof(float), test_stream());
-    comm.reduce_scatter(in, in, 77, Wire::fp32, nullptr, test_stream());
+    comm.reduce_scatter(in, in, 77, Wire::fp32, false, nullptr, test_stream());
     comm.all_reduce<float>(in.get(), 77, ReduceOp::sum, nullptr, test_stream());
     comm.broadcast(in, 4, 0, test_stream());
     CHECK(in.download() == values);
@@ -62,16 +66,17 @@ TEST_CASE("comm: a planned world tells what memory it needs, and does nothing") 
     const Comm mpi = Comm::planned(4), nccl = Comm::planned(4, "nccl"),
                ordered = Comm::planned(4, "nccl", ReduceOrder::rank);
     CHECK(mpi.world() == 4);
-    CHECK(mpi.reduce_scatter_workspace(1000, Wire::fp32) == 63 * 256);  // 16000 bytes and a little
-    CHECK(mpi.reduce_scatter_workspace(64, Wire::bf16) == 2 * 4 * 64 * 2);
-    CHECK(nccl.reduce_scatter_workspace(1000, Wire::fp32) == 0);
-    CHECK(nccl.reduce_scatter_workspace(64, Wire::bf16) == 2 * 4 * 64 * 2);
-    CHECK(ordered.reduce_scatter_workspace(64, Wire::fp32) == 4 * 64 * 4);
+    CHECK(mpi.reduce_scatter_workspace(1000, Wire::fp32, false) == 63 * 256);  // 16000 bytes and a little
+    CHECK(mpi.reduce_scatter_workspace(64, Wire::bf16, false) == 2 * 4 * 64 * 2);
+    CHECK(nccl.reduce_scatter_workspace(1000, Wire::fp32, false) == 0);
+    CHECK(nccl.reduce_scatter_workspace(1000, Wire::fp32, true) == 16 * 256);  // 4000 bytes and a little
+    CHECK(nccl.reduce_scatter_workspace(64, Wire::bf16, false) == 2 * 4 * 64 * 2);
+    CHECK(ordered.reduce_scatter_workspace(64, Wire::fp32, false) == 4 * 64 * 4);
     CHECK(nccl.all_reduce_workspace<float>(64) == 0);
     CHECK(mpi.all_reduce_workspace<uint64_t>(64) == 4 * 64 * 8);
     CHECK(mpi.neighbours(2, "neighbours").world() == 2);
     CHECK(mpi.counterparts(2, "counterparts").world() == 2);
-    CHECK(mpi.neighbours(1, "neighbours").reduce_scatter_workspace(64, Wire::fp32) == 0);
+    CHECK(mpi.neighbours(1, "neighbours").reduce_scatter_workspace(64, Wire::fp32, false) == 0);
     CHECK_THROWS_AS(mpi.neighbours(3, "neighbours"), Error);
     DeviceArray<float> data(4);
     CHECK_THROWS_AS(mpi.all_gather(data, data, 4, test_stream()), Error);

@@ -15,20 +15,22 @@ namespace {
 const std::vector<size_t> kCounts = {1, 3, 8, 255, 2048, 4099, 16384};
 
 template <class T>
-void check_sum(int world, size_t count) {
+void check_sum(int world, size_t count, bool accumulate) {
     CAPTURE(world);
+    CAPTURE(accumulate);
     CAPTURE(count);
     const std::vector<T> pieces =
         random_normal<T>(static_cast<size_t>(world) * count, 100.0f, static_cast<uint32_t>(count) + 7);
     DeviceArray<T> inp(pieces);
-    DeviceArray<float> out(count);
-    sum_pieces<T>(out, inp, world, count, test_stream());
+    std::vector<float> expected = random_normal<float>(count, 100.0f, 3);
+    DeviceArray<float> out(expected);
+    sum_pieces<T>(out, inp, world, count, accumulate, test_stream());
     const std::vector<float> actual = out.download();
-    std::vector<float> expected(count);
-    for (size_t i = 0; i < count; i++) {
-        expected[i] = to_float(pieces[i]);
-        for (size_t r = 1; r < static_cast<size_t>(world); r++) expected[i] += to_float(pieces[r * count + i]);
-    }
+    for (size_t i = 0; i < count; i++)
+        for (size_t r = 0; r < static_cast<size_t>(world); r++) {
+            const float piece = to_float(pieces[r * count + i]);
+            expected[i] = r == 0 && !accumulate ? piece : expected[i] + piece;
+        }
     CHECK(std::memcmp(actual.data(), expected.data(), count * sizeof(float)) == 0);
 }
 
@@ -54,16 +56,18 @@ void check_reduce(int world, size_t count) {
 
 TEST_CASE("rank_reduce: sums of pieces have the bits of a loop over the ranks") {
     for (const int world : {1, 2, 3, 8})
-        for (const size_t count : kCounts) {
-            check_sum<float>(world, count);
-            check_sum<bf16>(world, count);
-        }
+        for (const size_t count : kCounts)
+            for (const bool accumulate : {false, true}) {
+                check_sum<float>(world, count, accumulate);
+                check_sum<bf16>(world, count, accumulate);
+            }
 }
 
-TEST_CASE("rank_reduce: sums and maxima of four types") {
+TEST_CASE("rank_reduce: sums and maxima of five types") {
     for (const int world : {1, 2, 5})
         for (const size_t count : kCounts) {
             check_reduce<float>(world, count);
+            check_reduce<double>(world, count);
             check_reduce<int32_t>(world, count);
             check_reduce<uint32_t>(world, count);
             check_reduce<uint64_t>(world, count);
@@ -71,7 +75,7 @@ TEST_CASE("rank_reduce: sums and maxima of four types") {
 }
 
 TEST_CASE("rank_reduce: nothing to do is no launch") {
-    sum_pieces<float>(nullptr, nullptr, 4, 0, test_stream());
+    sum_pieces<float>(nullptr, nullptr, 4, 0, false, test_stream());
     reduce_pieces<float>(nullptr, nullptr, 4, 0, ReduceOp::max, test_stream());
     synchronize(test_stream());
 }

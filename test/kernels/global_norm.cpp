@@ -8,7 +8,7 @@ using namespace llmc::test;
 
 namespace {
 
-double sum_of(const std::vector<float>& partials, size_t begin, size_t count) {
+double sum_of(const std::vector<double>& partials, size_t begin, size_t count) {
     double sum = 0;
     for (size_t i = begin; i < begin + count; i++) sum += partials[i];
     return sum;
@@ -36,7 +36,7 @@ TEST_CASE("partial sums of several tensors in one array") {
     size_t total_blocks = 0;
     for (const size_t n : sizes) total_blocks += global_norm_blocks(n);
 
-    DeviceArray<float> partials(total_blocks + 1);
+    DeviceArray<double> partials(total_blocks + 1);
     std::vector<double> expected;
     size_t offset = 0;
     for (const size_t n : sizes) {
@@ -46,7 +46,7 @@ TEST_CASE("partial sums of several tensors in one array") {
         expected.push_back(sum_of_squares(grad));
         offset += global_norm_blocks(n);
     }
-    const std::vector<float> parts = partials.download();
+    const std::vector<double> parts = partials.download();
     CHECK(parts.back() != parts.back());  // one beyond the last part is untouched
     offset = 0;
     for (size_t i = 0; i < expected.size(); i++) {
@@ -60,10 +60,29 @@ TEST_CASE("partial sums of several tensors in one array") {
 TEST_CASE("beyond the largest number of blocks every element still counts once") {
     const size_t n = size_t{1024} * 32768 + 8 * 300 + 3;  // a second, partial stride for some threads
     const std::vector<float> ones(n, 0.5f);
-    DeviceArray<float> grad(ones), partials(global_norm_blocks(n));
+    DeviceArray<float> grad(ones);
+    DeviceArray<double> partials(global_norm_blocks(n));
     global_norm_partials(partials, grad, n, test_stream());
-    const std::vector<float> parts = partials.download();
+    const std::vector<double> parts = partials.download();
     CHECK(sum_of(parts, 0, parts.size()) == 0.25 * static_cast<double>(n));  // all sums are exact in FP32
+}
+
+TEST_CASE("the sum does not depend on where gradients are cut") {
+    const size_t n = 3 * 64 * 1024;
+    const std::vector<float> grad = random_normal<float>(n, 0.01f, 5, 0.002f);
+    DeviceArray<float> device_grad(grad);
+    DeviceArray<double> partials(2 * global_norm_blocks(n) + 8);
+    double whole = 0;
+    for (const size_t parts : {size_t{1}, size_t{2}, size_t{3}, size_t{8}}) {
+        const size_t count = n / parts, blocks = global_norm_blocks(count);
+        double sum = 0;
+        for (size_t p = 0; p < parts; p++) {
+            global_norm_partials(partials, device_grad + p * count, count, test_stream());
+            sum += sum_of(partials.download(), 0, blocks);
+        }
+        if (parts == 1) whole = sum;
+        CHECK(std::fabs(sum / whole - 1) < 1e-14);
+    }
 }
 
 TEST_CASE("one non-finite gradient makes its part non-finite, wherever it is") {
@@ -72,7 +91,8 @@ TEST_CASE("one non-finite gradient makes its part non-finite, wherever it is") {
         for (const float bad : {NAN, INFINITY, -INFINITY}) {
             std::vector<float> grad(n, 1.0f);
             grad[position] = bad;
-            DeviceArray<float> device_grad(grad), partials(1);
+            DeviceArray<float> device_grad(grad);
+            DeviceArray<double> partials(1);
             global_norm_partials(partials, device_grad, n, test_stream());
             CHECK(!std::isfinite(partials.download()[0]));
         }

@@ -38,8 +38,8 @@ struct Trainer {
               working(std::vector<bf16>(n, bf16{0})) {}
     };
     Unit units[2] = {Unit(kSizes[0], 1), Unit(kSizes[1], 2)};
-    DeviceArray<float> partials{global_norm_blocks(kSizes[0]) + global_norm_blocks(kSizes[1])};
-    DeviceArray<float> loss{std::vector<float>{3.0f}};
+    DeviceArray<double> partials{global_norm_blocks(kSizes[0]) + global_norm_blocks(kSizes[1])};
+    DeviceArray<double> loss{std::vector<double>{3.0}};
     DeviceArray<StepState> state{std::vector<StepState>{StepState{}}};
     const float* scale = nullptr;
     const int* bad_flag = nullptr;
@@ -280,32 +280,32 @@ TEST_CASE("a run with a dynamic loss scale has the bits of one without, but for 
 }
 
 TEST_CASE("clipping starts where the norm passes the limit") {
-    DeviceArray<float> loss(std::vector<float>{0.0f});
+    DeviceArray<double> loss(std::vector<double>{0.0});
     DeviceArray<StepState> state(std::vector<StepState>{StepState{}});
     for (const auto& [sum_of_squares, clip, expected] :
-         {std::tuple{4.0f, 2.0, 1.0f}, std::tuple{4.0f, 1.0, 0.5f}, std::tuple{4.0f, 3.0, 1.0f},
-          std::tuple{4.0f, 0.0, 1.0f}, std::tuple{4.0f, -1.0, 1.0f}, std::tuple{0.0f, 1.0, 1.0f}}) {
-        DeviceArray<float> partials(std::vector<float>{sum_of_squares});
+         {std::tuple{4.0, 2.0, 1.0f}, std::tuple{4.0, 1.0, 0.5f}, std::tuple{4.0, 3.0, 1.0f},
+          std::tuple{4.0, 0.0, 1.0f}, std::tuple{4.0, -1.0, 1.0f}, std::tuple{0.0, 1.0, 1.0f}}) {
+        DeviceArray<double> partials(std::vector<double>{sum_of_squares});
         prepare_step(state, partials, 1, loss, nullptr, nullptr, kSchedule, kAdamW, clip, {}, test_stream());
         CHECK(state.download()[0].grad_scale == expected);
     }
 }
 
 TEST_CASE("every partial counts once, however many there are") {
-    DeviceArray<float> loss(std::vector<float>{0.0f});
+    DeviceArray<double> loss(std::vector<double>{0.0});
     for (const size_t n : {1, 2, 255, 256, 257, 5000}) {
-        std::vector<float> values(n);
+        std::vector<double> values(n);
         double sum = 0;
-        for (size_t i = 0; i < n; i++) sum += values[i] = static_cast<float>(i + 1);
-        DeviceArray<float> partials(values);
+        for (size_t i = 0; i < n; i++) sum += values[i] = static_cast<double>(i + 1);
+        DeviceArray<double> partials(values);
         DeviceArray<StepState> state(std::vector<StepState>{StepState{}});
         prepare_step(state, partials, n, loss, nullptr, nullptr, kSchedule, kAdamW, 1.0, {}, test_stream());
-        CHECK(state.download()[0].norm == std::sqrt(sum));  // the sums are exact
+        CHECK(state.download()[0].norm == static_cast<float>(std::sqrt(sum)));  // the sums are exact
     }
 }
 
 TEST_CASE("bias corrections stay right after many steps") {
-    DeviceArray<float> loss(std::vector<float>{0.0f}), partials(std::vector<float>{1.0f});
+    DeviceArray<double> loss(std::vector<double>{0.0}), partials(std::vector<double>{1.0});
     for (const int64_t applied : {int64_t{0}, int64_t{1}, int64_t{6}, int64_t{999}, int64_t{1000000}}) {
         StepState start = {};
         start.applied = applied;

@@ -23,13 +23,13 @@ struct Detector {
     bool skip;
     DeviceArray<SpikeState> spikes{1};
     DeviceArray<StepState> state{std::vector<StepState>{StepState{}}};
-    DeviceArray<float> loss{1}, partials{1};
+    DeviceArray<double> loss{1}, partials{1};
     DeviceArray<int> bad{std::vector<int>{0}};
 
     explicit Detector(bool skip_) : skip(skip_) { reset_spikes(spikes, test_stream()); }
     StepState step(float loss_sum, float norm, int bad_tensor = 0) {
         loss.upload({loss_sum});
-        partials.upload({norm * norm});
+        partials.upload({static_cast<double>(norm) * norm});
         bad.upload({bad_tensor});
         prepare_step(state, partials, 1, loss, nullptr, bad, {ScheduleKind::constant, 1e-3, 0, 1000, 0}, {}, 0,
                      {spikes, skip}, test_stream());

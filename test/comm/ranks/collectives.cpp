@@ -54,11 +54,11 @@ bool same(const std::vector<T>& a, const std::vector<T>& b) {
 float round_to_bf16(float x) { return to_float(to<bf16>(x)); }
 
 // ((r0 + r1) + r2) + ... of element `at`, each term rounded to BF16 first if `wire` says so.
-float sum_by_rank(const std::vector<std::vector<float>>& values, size_t at, Wire wire) {
-    float sum = 0;
+float sum_by_rank(const std::vector<std::vector<float>>& values, size_t at, Wire wire, const float* start = nullptr) {
+    float sum = start ? *start : 0;
     for (size_t r = 0; r < values.size(); r++) {
         const float term = wire == Wire::bf16 ? round_to_bf16(values[r][at]) : values[r][at];
-        sum = r ? sum + term : term;
+        sum = r || start ? sum + term : term;
     }
     return sum;
 }
@@ -139,8 +139,8 @@ TEST_CASE("ranks: reduce_scatter") {
                 const size_t ranks = as_size(comm.world()), me = as_size(comm.rank());
                 const auto values = random_by_rank<float>(comm.world(), count * ranks);
                 DeviceArray<float> in(values[me]), out(count);
-                Workspace workspace(comm.reduce_scatter_workspace(count, wire));
-                comm.reduce_scatter(out, in, count, wire, workspace.get(), test_stream());
+                Workspace workspace(comm.reduce_scatter_workspace(count, wire, true));
+                comm.reduce_scatter(out, in, count, wire, false, workspace.get(), test_stream());
                 const std::vector<float> actual = out.download();
                 std::vector<float> expected;
                 const Wire sent = ranks == 1 ? Wire::fp32 : wire;  // one rank sends nothing
@@ -151,8 +151,19 @@ TEST_CASE("ranks: reduce_scatter") {
                     CHECK(max_relative_error(actual, to_doubles(expected), 1e3) < 1e-5);
                 CHECK(same(in.download(), values[me]));
 
+                // Onto what is there: in rank order, or once the library is done.
+                const std::vector<float> before = random_by_rank<float>(comm.world() + 1, count).back();
+                out.upload(before);
+                comm.reduce_scatter(out, in, count, wire, true, workspace.get(), test_stream());
+                const std::vector<float> accumulated = out.download();
+                for (size_t i = 0; i < count; i++)
+                    expected[i] = in_rank_order(comm) || wire == Wire::bf16
+                                      ? sum_by_rank(values, me * count + i, sent, &before[i])
+                                      : before[i] + actual[i];
+                CHECK(same(accumulated, expected));
+
                 // In place.
-                comm.reduce_scatter(in.get() + me * count, in, count, wire, workspace.get(), test_stream());
+                comm.reduce_scatter(in.get() + me * count, in, count, wire, false, workspace.get(), test_stream());
                 const std::vector<float> whole = in.download();
                 const std::vector<float> slice(whole.begin() + static_cast<long>(me * count),
                                                whole.begin() + static_cast<long>((me + 1) * count));
@@ -224,15 +235,15 @@ TEST_CASE("ranks: bytes on the wire are those of the formula") {
     const size_t n = as_size(comm.world()), others = n - 1;
     DeviceArray<float> big(96 * n), small(96 * n);
     Workspace workspace(
-        std::max(comm.reduce_scatter_workspace(96, Wire::fp32),
-                 std::max(comm.reduce_scatter_workspace(96, Wire::bf16), comm.all_reduce_workspace<float>(96))));
+        std::max(comm.reduce_scatter_workspace(96, Wire::fp32, false),
+                 std::max(comm.reduce_scatter_workspace(96, Wire::bf16, false), comm.all_reduce_workspace<float>(96))));
     comm.all_gather(big, small, 40, test_stream());
     comm.all_gather(big, small, 2, test_stream());
     CHECK(comm.traffic().all_gather.calls == 2);
     CHECK(comm.traffic().all_gather.bytes == others * 42);
-    comm.reduce_scatter(small, big, 96, Wire::fp32, workspace.get(), test_stream());
+    comm.reduce_scatter(small, big, 96, Wire::fp32, false, workspace.get(), test_stream());
     CHECK(comm.traffic().reduce_scatter.bytes == others * 96 * 4);
-    comm.reduce_scatter(small, big, 96, Wire::bf16, workspace.get(), test_stream());
+    comm.reduce_scatter(small, big, 96, Wire::bf16, false, workspace.get(), test_stream());
     CHECK(comm.traffic().reduce_scatter.calls == 2);
     CHECK(comm.traffic().reduce_scatter.bytes == others * 96 * 6);
     comm.all_to_all(big, small, 5, test_stream());
@@ -252,7 +263,7 @@ TEST_CASE("ranks: sums in rank order repeat bit for bit, whoever comes first") {
     const size_t count = 777, ranks = as_size(comm.world()), me = as_size(comm.rank());
     const auto values = random_by_rank<float>(comm.world(), count * ranks);
     DeviceArray<float> in(values[me]), out(count);
-    Workspace workspace(comm.reduce_scatter_workspace(count, Wire::fp32));
+    Workspace workspace(comm.reduce_scatter_workspace(count, Wire::fp32, false));
     std::vector<float> first;
     for (int repetition = 0; repetition < 6; repetition++) {
         // Every rank has its turn to be late.
@@ -261,7 +272,7 @@ TEST_CASE("ranks: sums in rank order repeat bit for bit, whoever comes first") {
             while (monotonic_seconds() < until) {
             }
         }
-        comm.reduce_scatter(out, in, count, Wire::fp32, workspace.get(), test_stream());
+        comm.reduce_scatter(out, in, count, Wire::fp32, false, workspace.get(), test_stream());
         const std::vector<float> now = out.download();
         if (repetition == 0) first = now;
         CHECK(same(now, first));
@@ -278,7 +289,7 @@ TEST_CASE("ranks: several streams, and ranks that wait at different places") {
     for (int step = 0; step < 4; step++) {
         const auto values = random_by_rank<float>(comm.world(), count * ranks);
         DeviceArray<float> in(values[me]), doubled(count * ranks), all(count * ranks * ranks), sum(count);
-        Workspace workspace(reduces.reduce_scatter_workspace(count, Wire::fp32));
+        Workspace workspace(reduces.reduce_scatter_workspace(count, Wire::fp32, false));
         synchronize_device();
         add<float>(doubled, in, in, count * ranks, compute);
         record(ready, compute);
@@ -286,7 +297,7 @@ TEST_CASE("ranks: several streams, and ranks that wait at different places") {
         wait(reduce, ready);
         comm.all_gather(all, doubled, count * ranks * sizeof(float), gather);
         record(gathered, gather);
-        reduces.reduce_scatter(sum, doubled, count, Wire::fp32, workspace.get(), reduce);
+        reduces.reduce_scatter(sum, doubled, count, Wire::fp32, false, workspace.get(), reduce);
         record(reduced, reduce);
         // With lazy streams this decides what runs first.
         if ((comm.rank() + step) % 2)

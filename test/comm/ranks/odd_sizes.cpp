@@ -54,8 +54,8 @@ std::vector<std::vector<float>> weights_after(const Comm& comm, int stage, int r
         for (size_t t = 0; t < kTensors; t++)
             parameters.set_tensor(u, t, gradient_of(-1, 0, u, t, table.unit(u).tensors[t].count()), stream);
     parameters.publish(stream);
-    float* loss_sum = static_cast<float*>(device_malloc(sizeof(float)));
-    write_through(loss_sum, 1.0f, stream);
+    double* loss_sum = static_cast<double*>(device_malloc(sizeof(double)));
+    write_through(loss_sum, 1.0, stream);
     for (int step = 0; step < kSteps; step++) {
         parameters.begin_micro_step(true, true);
         for (size_t u = 0; u < kUnits; u++) {

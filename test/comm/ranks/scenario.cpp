@@ -83,14 +83,14 @@ public:
           large_(kBytes * as_size(comm.world())),
           other_(kBytes * as_size(comm.world())),
           workspace_(
-              std::max(comm.reduce_scatter_workspace(kCount, Wire::fp32), comm.all_reduce_workspace<float>(kCount))) {}
+              std::max(comm.reduce_scatter_workspace(kCount, Wire::fp32, false), comm.all_reduce_workspace<float>(kCount))) {}
 
     void run() {
         stream_t stream = test_stream();
         if (name_ == "all_gather") comm_.all_gather(large_.get(), small_.get(), kBytes, stream);
         if (name_ == "all_to_all") comm_.all_to_all(large_.get(), other_.get(), kBytes, stream);
         if (name_ == "reduce_scatter")
-            comm_.reduce_scatter(small_.get(), large_.get(), kCount, Wire::fp32, workspace_.get(), stream);
+            comm_.reduce_scatter(small_.get(), large_.get(), kCount, Wire::fp32, false, workspace_.get(), stream);
         if (name_ == "all_reduce")
             comm_.all_reduce<float>(small_.get(), kCount, ReduceOp::max, workspace_.get(), stream);
         if (name_ == "broadcast") comm_.broadcast(small_.get(), kBytes, 0, stream);
