@@ -78,9 +78,11 @@ else
 CXXFLAGS_CPU = $(CXXFLAGS_PLAIN)
 endif
 CXXFLAGS_CUDA = $(COMMON) $(WARNINGS) $(LEVEL) -fopenmp -MMD -MP -DLLMC_CUDA=1 -I$(CUDA_HOME)/include
-# Flags, JSON and text take long to compile and run once.
+# Flags, JSON and text take long to compile and run once; attention's backward pass gains nothing from -O3 on the host.
 LEVEL := -O3
-$(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$d/llmc/run/%.o $d/llmc/commands/%.o): LEVEL := -O1
+RUN_ONCE := run/%.o commands/%.o checkpoint/%.o data/shards.cpp.o comm/watchdog.cpp.o model/config.cpp.o
+$(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$(addprefix $d/llmc/,$(RUN_ONCE))) $(PLAIN_DIR)/train_gpt.cu.o: LEVEL := -O1
+$(PLAIN_DIR)/llmc/kernels/attention_backward.cu.o: LEVEL := -O2
 $(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$d/test/run/%.o $d/test/checkpoint/%.o $d/test/dev/%.o $d/test/main.cpp.o): LEVEL := -O0
 NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 -gencode arch=$(GPU_ARCH:sm_%=compute_%),code=$(GPU_ARCH) -Xptxas -v \
              --expt-relaxed-constexpr -Xcompiler -fopenmp,-Wall

@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 TRAIN_TOKENS=1000000
 VAL_TOKENS=50000
 MODEL=(--layers 4 --channels 128 --heads 4 --context 128 --seq 128)
-REPORTS=(--val-every 90 --val-batches 20 --sample-every 180 --sample-tokens 100)
+REPORTS=(--val-every 110 --val-batches 20 --sample-every 220 --sample-tokens 100)
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -40,9 +40,9 @@ out=${out:-out/demo}
 precisions=$(flag_value --precision --precision "$@")
 precisions=${precisions:-bf16 fp8}
 steps=$(flag_value --max-steps -x "$@")
-if ! [[ $steps =~ ^[1-9][0-9]*$ ]]; then steps=360; fi
+if ! [[ $steps =~ ^[1-9][0-9]*$ ]]; then steps=440; fi
 # A long warm-up: without it the loss leaps for a step when the model has just learned how frequent each byte is.
-TRAINING=(--batch 8 --max-steps "$steps" --lr 3e-3 --warmup $((steps / 8)) --weight-decay 0.1)
+TRAINING=(--batch 4 --max-steps "$steps" --lr 4e-3 --beta2 0.98 --warmup $((steps / 8)) --weight-decay 0.1)
 
 say "Installing what is missing"
 ./scripts/setup.sh
