@@ -3,7 +3,7 @@
 # about a million parameters on it twice, in BF16 and in FP8, from the same weights on the same batches, and compares
 # the two runs in a table and a picture. Everything lands in out/demo/.
 #
-#   ./scripts/demo.sh                    under five minutes on two CPU cores
+#   ./scripts/demo.sh                    under four minutes on two CPU cores
 #   ./scripts/demo.sh --max-steps 50     flags of train_gpt are passed on and override the demo's
 #   ./scripts/demo.sh --precision bf16   one run alone
 set -euo pipefail

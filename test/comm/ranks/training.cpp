@@ -302,7 +302,7 @@ TEST_CASE("bytes between ranks are those of the planner's formula, and FP8 halve
             check_traffic<bf16>(config);
         }
     for (const int blocks : {1, 2, 4, 5})  // fewer blocks than slots, and more
-        for (const int micro_steps : micro_step_counts) {
+        for (const int micro_steps : {1, 2}) {
             CAPTURE(blocks);
             CAPTURE(micro_steps);
             RunConfig config;
@@ -311,7 +311,7 @@ TEST_CASE("bytes between ranks are those of the planner's formula, and FP8 halve
         }
     for (const int within : group_sizes())
         for (const int stage : {1, 2, 3})
-            for (const int micro_steps : micro_step_counts) {
+            for (const int micro_steps : {1, 2}) {
                 CAPTURE(within);
                 CAPTURE(stage);
                 CAPTURE(micro_steps);
