@@ -416,8 +416,8 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
         for (const Fp8Loss& loss : run.model.fall_back(run.stream))
             report_fallback(step - 1, loss, fp8_fallback_from_text(o.fp8_fallback), comm, directory);
         run.model.prepare_weights(run.stream);
-        results.submit(step, run.optimizer.state(), run.model.train_loss_count(),
-                       run.optimizer.loss_scale(), run.stream);
+        results.submit(step, run.optimizer.state(), run.model.train_loss_count(), run.optimizer.loss_scale(),
+                       run.stream);
         if (step == 1) check_products(run, products[1]);
         report(1);  // the step before; this one is still running
         profiler.end_step();

@@ -3,37 +3,11 @@
 #include "dev/probe/lt.h"
 
 #if LLMC_CUDA
-#include <cublasLt.h>
-
 #include <vector>
 
+#include "llmc/linear/cublaslt.h"
+
 namespace llmc::probe {
-namespace {
-
-constexpr size_t kWorkspaceBytes = size_t{32} << 20;
-constexpr uint32_t kAlignment = 16;
-
-cudaDataType_t data_type(Product::Element element) {
-    switch (element) {
-        case Product::Element::bf16:
-            return CUDA_R_16BF;
-        case Product::Element::e4m3:
-            return CUDA_R_8F_E4M3;
-        case Product::Element::e5m2:
-            return CUDA_R_8F_E5M2;
-        case Product::Element::fp32:
-            break;
-    }
-    return CUDA_R_32F;
-}
-
-cublasLtMatmulMatrixScale_t scale_mode(ScaleLayout layout) {
-    return layout == ScaleLayout::vectors ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
-                                          : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
-}
-
-}  // namespace
-
 struct LtDirect::State {
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;
@@ -64,7 +38,7 @@ struct LtDirect::State {
     }
     void layout(cublasLtMatrixLayout_t* made, Product::Element element, int rows, int columns) {
         step("cublasLtMatrixLayoutCreate",
-             [&] { return cublasLtMatrixLayoutCreate(made, data_type(element), columns, rows, columns); });
+             [&] { return cublasLtMatrixLayoutCreate(made, lt_type(element), columns, rows, columns); });
     }
     void clear() {
         if (operation) cublasLtMatmulDescDestroy(operation);
@@ -88,14 +62,14 @@ struct LtDirect::State {
         set("TRANSB", CUBLASLT_MATMUL_DESC_TRANSB, g.transpose_first ? CUBLAS_OP_T : CUBLAS_OP_N);
         if (p.bias) {
             set("EPILOGUE", CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-            set("BIAS_DATA_TYPE", CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(bias_element(p)));
+            set("BIAS_DATA_TYPE", CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, lt_type(bias_element(p)));
             set("BIAS_POINTER", CUBLASLT_MATMUL_DESC_BIAS_POINTER, t.bias);
         }
         if (is_fp8(p.type)) {
             set("FAST_ACCUM", CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(c.fast));
             if (p.has_block_scales()) {
-                set("A_SCALE_MODE", CUBLASLT_MATMUL_DESC_A_SCALE_MODE, scale_mode(p.second_scales()));
-                set("B_SCALE_MODE", CUBLASLT_MATMUL_DESC_B_SCALE_MODE, scale_mode(p.first_scales()));
+                set("A_SCALE_MODE", CUBLASLT_MATMUL_DESC_A_SCALE_MODE, lt_scale_mode(p.second_scales()));
+                set("B_SCALE_MODE", CUBLASLT_MATMUL_DESC_B_SCALE_MODE, lt_scale_mode(p.first_scales()));
             }
             set("A_SCALE_POINTER", CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, t.second_scale_inv);
             set("B_SCALE_POINTER", CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, t.first_scale_inv);
@@ -108,13 +82,13 @@ struct LtDirect::State {
 
     void choose() {
         step("cublasLtMatmulPreferenceCreate", [&] { return cublasLtMatmulPreferenceCreate(&preference); });
-        prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
+        prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kLtWorkspaceBytes);
         prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
         for (const auto attribute :
              {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
               CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-            prefer(attribute, kAlignment);
+            prefer(attribute, kLtAlignment);
         cublasLtMatmulHeuristicResult_t found = {};
         int count = 0;
         step("cublasLtMatmulAlgoGetHeuristic", [&] {
@@ -151,7 +125,7 @@ LtDirect::LtDirect() : state_(new State) {
     const cublasStatus_t status = cublasLtCreate(&state_->handle);
     if (status != CUBLAS_STATUS_SUCCESS)
         throw Error(ExitCode::no_resources, strprintf("cublasLtCreate: %s", cublasLtGetStatusName(status)));
-    state_->workspace = device_malloc(kWorkspaceBytes);
+    state_->workspace = device_malloc(kLtWorkspaceBytes);
 }
 LtDirect::~LtDirect() {
     state_->clear();
@@ -176,7 +150,7 @@ std::string LtDirect::run(const ProductTensors& t, stream_t stream) {
     State& s = *state_;
     s.step("cublasLtMatmul", [&] {
         return cublasLtMatmul(s.handle, s.operation, &alpha, t.second, s.a, t.first, s.b, &beta, t.result, s.result,
-                              t.result, s.result, &s.chosen, s.workspace, kWorkspaceBytes, stream);
+                              t.result, s.result, &s.chosen, s.workspace, kLtWorkspaceBytes, stream);
     });
     return cublasLtGetStatusName(s.status);
 }

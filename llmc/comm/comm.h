@@ -66,15 +66,15 @@ public:
     // Row r of out (world, bytes) = row `rank` of rank r's in (world, bytes). Not in place.
     void all_to_all(void* out, const void* in, size_t bytes, stream_t stream) const;
     void broadcast(void* data, size_t bytes, int root, stream_t stream) const;
-    // out (count) = row `rank` of in (world, count), summed over the ranks in FP32, or with `accumulate` out + that sum,
-    // in rank order (out + r0) + r1 ... With Wire::bf16 every rank's values are rounded to BF16 first. out may be that
-    // row of `in`, unless it accumulates. The sum is not scaled: scale the loss. Back-ends other than NCCL always sum in
-    // rank order. One rank: a copy, or an addition.
+    // out (count) = row `rank` of in (world, count), summed over the ranks in FP32, or with `accumulate` out + that
+    // sum, in rank order (out + r0) + r1 ... With Wire::bf16 every rank's values are rounded to BF16 first. out may be
+    // that row of `in`, unless it accumulates. The sum is not scaled: scale the loss. Back-ends other than NCCL always
+    // sum in rank order. One rank: a copy, or an addition.
     void reduce_scatter(float* out, const float* in, size_t count, Wire wire, bool accumulate, void* workspace,
                         stream_t stream) const;
-    // data (count) = its sum or maximum over the ranks, in place. T: float, double, int32_t, uint32_t, uint64_t. For scalars
-    // and vectors such as amaxes: what is large goes through reduce_scatter and all_gather. A maximum of floats must
-    // not meet NaN (which rank's survives is open): carry that in an integer.
+    // data (count) = its sum or maximum over the ranks, in place. T: float, double, int32_t, uint32_t, uint64_t. For
+    // scalars and vectors such as amaxes: what is large goes through reduce_scatter and all_gather. A maximum of floats
+    // must not meet NaN (which rank's survives is open): carry that in an integer.
     template <class T>
     void all_reduce(T* data, size_t count, ReduceOp op, void* workspace, stream_t stream) const;
 

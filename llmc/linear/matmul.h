@@ -1,5 +1,5 @@
-// Matrix products: the three that a linear layer needs. cuBLASLt on a GPU (matmul_cuda.cpp), OpenBLAS on the host device
-// (matmul_host.cpp).
+// Matrix products: the three that a linear layer needs. cuBLASLt on a GPU (matmul_cuda.cpp), OpenBLAS on the host
+// device (matmul_host.cpp).
 //
 // All matrices are row-major. A linear layer is out = inp * weight^T + bias with weight (OC, C), as PyTorch and llm.c
 // store it, and N tokens. Products of FP8 operands exist on Hopper only with both operands stored along the dimension

@@ -7,21 +7,15 @@
 #include "llmc/linear/matmul.h"
 
 #if LLMC_CUDA
-#include <cublasLt.h>
-
 #include <algorithm>
 #include <map>
 
 #include "llmc/kernels/quantize_blocks.h"
+#include "llmc/linear/cublaslt.h"
 
 namespace llmc {
 
 namespace {
-
-constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // what cuBLAS recommends for Hopper
-// Algorithms are asked for with this alignment, whatever a pointer really has: the choice then depends on the shape
-// alone, and a recomputed product in another buffer has the same bits. Hopper's copies (TMA) need no more.
-constexpr uint32_t kAlignment = 16;
 
 void check_lt(cublasStatus_t status, const char* call, const std::string& what, const char* file, int line) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -65,12 +59,6 @@ struct EmulationSizes {
     size_t bytes() const { return (first + second) * sizeof(bf16); }
 };
 
-cublasLtMatmulMatrixScale_t scale_mode(ScaleLayout layout) {
-    return layout == ScaleLayout::vectors ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
-           : layout == ScaleLayout::tiles ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
-                                          : CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
-}
-
 // Descriptors of one product, and the algorithm that runs it.
 struct Plan {
     cublasLtMatmulDesc_t operation = nullptr;
@@ -106,20 +94,6 @@ void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attr
                   product.describe());
 }
 
-cudaDataType_t data_type(Product::Element element) {
-    switch (element) {
-        case Product::Element::fp32:
-            return CUDA_R_32F;
-        case Product::Element::bf16:
-            return CUDA_R_16BF;
-        case Product::Element::e4m3:
-            return CUDA_R_8F_E4M3;
-        case Product::Element::e5m2:
-            return CUDA_R_8F_E5M2;
-    }
-    return CUDA_R_32F;
-}
-
 // A row-major matrix as cuBLASLt sees it.
 void make_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, int rows, int columns, const Product& product) {
     LLMC_CHECK_LT(cublasLtMatrixLayoutCreate(layout, type, columns, rows, columns), product.describe());
@@ -137,7 +111,7 @@ void make_operation(Plan& plan, const Product& product, bool allow_tf32, FastAcc
     set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, g.transpose_first ? CUBLAS_OP_T : CUBLAS_OP_N, product);
     if (product.bias) {  // one value a row of the column-major result: a column of ours
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, product);
-        set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(product.result_element()), product);
+        set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, lt_type(product.result_element()), product);
     }
     if (is_fp8(product.type) && !product.emulated) {  // the attributes are refused for other types
         const bool wanted =
@@ -145,13 +119,13 @@ void make_operation(Plan& plan, const Product& product, bool allow_tf32, FastAcc
             (fast == FastAccumulation::all || (fast == FastAccumulation::forward && product.kind == Product::forward));
         set(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(wanted), product);
         if (product.has_block_scales()) {
-            set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, scale_mode(product.second_scales()), product);
-            set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, scale_mode(product.first_scales()), product);
+            set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, lt_scale_mode(product.second_scales()), product);
+            set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, lt_scale_mode(product.first_scales()), product);
         }
     }
-    make_layout(&plan.a, data_type(product.second_element()), g.second_rows, g.second_columns, product);
-    make_layout(&plan.b, data_type(product.first_element()), g.first_rows, g.first_columns, product);
-    make_layout(&plan.result, data_type(product.result_element()), g.rows, g.columns, product);
+    make_layout(&plan.a, lt_type(product.second_element()), g.second_rows, g.second_columns, product);
+    make_layout(&plan.b, lt_type(product.first_element()), g.first_rows, g.first_columns, product);
+    make_layout(&plan.result, lt_type(product.result_element()), g.rows, g.columns, product);
 }
 
 // Scales of C and D are never set: cuBLASLt refuses them for a result that is not FP8, and 13.1 may hang on one of C.
@@ -169,13 +143,13 @@ void set_pointers(const Plan& plan, const Product& product, const void* bias, co
 void choose_algorithm(Plan& plan, const Product& product, cublasLtHandle_t handle) {
     Preference preference;
     LLMC_CHECK_LT(cublasLtMatmulPreferenceCreate(&preference.handle), product.describe());
-    set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes, product);
+    set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kLtWorkspaceBytes, product);
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions, product);
     for (const auto attribute :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-        set(preference, attribute, kAlignment, product);
+        set(preference, attribute, kLtAlignment, product);
 
     cublasLtMatmulHeuristicResult_t found = {};
     int count = 0;
@@ -204,7 +178,7 @@ struct Matmul::Backend {
     Backend(bool tf32, FastAccumulation fast_accumulation, Fp8Scaling scaling)
         : allow_tf32(tf32), fast(fast_accumulation), emulates(card_lacks(scaling)) {
         LLMC_CHECK_LT(cublasLtCreate(&handle), "matrix products");
-        workspace = device_malloc(kWorkspaceBytes);
+        workspace = device_malloc(kLtWorkspaceBytes);
     }
     ~Backend() {
         try {
@@ -223,7 +197,7 @@ struct Matmul::Backend {
             make_operation(place->second, product, allow_tf32, fast);
             // The heuristic wants to see that there will be a bias and scales, and how they are aligned: as little as
             // is promised of any pointer.
-            const void* example = static_cast<char*>(workspace) + kAlignment;
+            const void* example = static_cast<char*>(workspace) + kLtAlignment;
             set_pointers(place->second, product, example, example, example);
             choose_algorithm(place->second, product, handle);
         } catch (...) {
@@ -252,12 +226,12 @@ void Matmul::reserve(int N, int C, int OC) {
     b.first = static_cast<bf16*>(device_malloc(b.room.first * sizeof(bf16)));
     b.second = static_cast<bf16*>(device_malloc(b.room.second * sizeof(bf16)));
 }
-size_t Matmul::reserved_bytes() const { return kWorkspaceBytes + backend_->room.bytes(); }
+size_t Matmul::reserved_bytes() const { return kLtWorkspaceBytes + backend_->room.bytes(); }
 size_t Matmul::planned_bytes(OperandType, const std::vector<LinearShape>& shapes, Fp8Scaling scaling) {
     EmulationSizes room;
     if (card_lacks(scaling))
         for (const LinearShape& s : shapes) room.cover(s.N, s.C, s.OC);
-    return kWorkspaceBytes + room.bytes();
+    return kLtWorkspaceBytes + room.bytes();
 }
 
 void Matmul::emulate(const Product& product, ProductTensors t, stream_t stream) {
@@ -284,7 +258,7 @@ void Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
     const float alpha = 1.0f, beta = product.accumulate ? 1.0f : 0.0f;
     LLMC_CHECK_LT(cublasLtMatmul(backend_->handle, plan.operation, &alpha, t.second, plan.a, t.first, plan.b, &beta,
                                  t.result, plan.result, t.result, plan.result, &plan.algorithm, backend_->workspace,
-                                 kWorkspaceBytes, stream),
+                                 kLtWorkspaceBytes, stream),
                   product.describe());
 }
 

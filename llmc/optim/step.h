@@ -40,7 +40,7 @@ private:
     const bool skip_spikes_;
     Arena arena_{MemoryKind::workspace};
     double* partials_ = nullptr;  // sums of squares, every unit's blocks after each other
-    char* workspace_ = nullptr;  // of their sum over the ranks
+    char* workspace_ = nullptr;   // of their sum over the ranks
     StepState* state_ = nullptr;
     LossScaleState* loss_scale_ = nullptr;
     SpikeState* spikes_ = nullptr;

@@ -86,9 +86,8 @@ void Parameters<Real>::plan() {
         return part.reduce_scatter_workspace(count, sharding_.wire, accumulate);
     };
     if (comm_.world() > 1)
-        gradients_.plan(&workspace_,
-                        std::max(workspace(group, largest_slice, !accumulates()),
-                                 workspace(groups(), largest_slice / groups(), false)));
+        gradients_.plan(&workspace_, std::max(workspace(group, largest_slice, !accumulates()),
+                                              workspace(groups(), largest_slice / groups(), false)));
 }
 
 template <class Real>

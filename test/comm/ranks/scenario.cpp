@@ -82,8 +82,8 @@ public:
           small_(kBytes),
           large_(kBytes * as_size(comm.world())),
           other_(kBytes * as_size(comm.world())),
-          workspace_(
-              std::max(comm.reduce_scatter_workspace(kCount, Wire::fp32, false), comm.all_reduce_workspace<float>(kCount))) {}
+          workspace_(std::max(comm.reduce_scatter_workspace(kCount, Wire::fp32, false),
+                              comm.all_reduce_workspace<float>(kCount))) {}
 
     void run() {
         stream_t stream = test_stream();

@@ -371,7 +371,8 @@ TEST_CASE("hybrid sharding sends weights inside a group alone, and gradients bet
             const uint64_t gathered = run.parameters.gather_traffic().all_gather.bytes - before;
             const Traffic &reduced = run.parameters.reduce_traffic(), &groups_traffic = run.parameters.group_traffic();
             if (stage < 3) CHECK(gathered == others * slice * sizeof(bf16));
-            CHECK(reduced.reduce_scatter.bytes == others * slice * sizeof(float) * (run.parameters.accumulates() ? 1 : 2));
+            CHECK(reduced.reduce_scatter.bytes ==
+                  others * slice * sizeof(float) * (run.parameters.accumulates() ? 1 : 2));
             CHECK(groups_traffic.reduce_scatter.bytes == (groups - 1) * (slice / groups) * sizeof(float));
             CHECK(groups_traffic.all_gather.bytes == groups_traffic.reduce_scatter.bytes);
         }
