@@ -83,6 +83,7 @@ LEVEL := -O3
 RUN_ONCE := run/%.o commands/%.o checkpoint/%.o data/shards.cpp.o comm/watchdog.cpp.o model/config.cpp.o
 $(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$(addprefix $d/llmc/,$(RUN_ONCE))) $(PLAIN_DIR)/train_gpt.cu.o: LEVEL := -O1
 $(PLAIN_DIR)/llmc/kernels/attention_backward.cu.o: LEVEL := -O2
+$(CUDA_DIR)/test/%.o: LEVEL := -O1
 $(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$d/test/run/%.o $d/test/checkpoint/%.o $d/test/dev/%.o $d/test/main.cpp.o): LEVEL := -O0
 NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 -gencode arch=$(GPU_ARCH:sm_%=compute_%),code=$(GPU_ARCH) -Xptxas -v \
              --expt-relaxed-constexpr -Xcompiler -fopenmp,-Wall
@@ -100,10 +101,10 @@ TESTS     := test/main.cpp $(wildcard test/*/*.cpp test/*/*.cu)
 TESTS_HOST_ONLY := $(wildcard test/device/host/*.cpp test/device/host/*.cu)
 
 # A sanitizer's build takes from the ordinary one what it need not look at: test code that does no more than call llmc/,
-# and for ThreadSanitizer what one thread runs alone.
-WITH_THREADS := test/device/% test/comm/% test/model/traffic.cpp test/run/signals.cpp %.cu
-UNCHECKED := $(if $(SANITIZE),$(filter-out $(WITH_THREADS),$(TESTS))) \
-             $(if $(filter thread,$(SANITIZE)),$(filter-out llmc/run/signals.cpp,$(wildcard $(addsuffix /*.cpp,llmc/run llmc/commands llmc/checkpoint))))
+# flags and reports, and for ThreadSanitizer files that one thread reads. UNCHECKED= looks at everything.
+WITH_THREADS := test/device/% test/comm/% test/model/traffic.cpp test/run/signals.cpp llmc/run/signals.cpp %.cu
+RUN_ALONE := $(wildcard $(addsuffix /*.cpp,llmc/run llmc/commands $(if $(filter thread,$(SANITIZE)),llmc/checkpoint)))
+UNCHECKED := $(if $(SANITIZE),$(filter-out $(WITH_THREADS),$(TESTS) $(RUN_ALONE)))
 cpu_objects = $(patsubst %,$(CPU_DIR)/%.o,$(filter-out $(UNCHECKED),$1)) $(patsubst %,$(PLAIN_DIR)/%.o,$(filter $(UNCHECKED),$1))
 
 CPU_OBJECTS       := $(call cpu_objects,$(LLMC) $(HOST_ONLY))

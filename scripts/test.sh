@@ -34,10 +34,17 @@ beside stage "host: threads and streams in random order" doctest env LLMC_ORDER=
     $NATIVE/test_cpu --no-colors
 stage "host: lazy streams, guarded memory" doctest env LLMC_STREAMS=lazy LLMC_GUARD=1 $NATIVE/test_cpu --no-colors
 join
-beside stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
-stage "end to end" unittest python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
+# Two at a time, about as long as each other, on one core each.
+programs=(env OMP_NUM_THREADS=1 python3 -m unittest discover -s test/end_to_end)
+ranks_and_programs() {
+    stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
+    stage "end to end: input, files, FP8, training" unittest "${programs[@]}" -p 'test_run_[bft]*.py'
+}
+beside ranks_and_programs
+stage "FP8 follows BF16, 300 steps" unittest env OMP_NUM_THREADS=1 \
+    .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16 Refused
+stage "end to end: ranks, profiles, GPU session" unittest "${programs[@]}" -p 'test_run_[gpr]*.py'
 join
-stage "FP8 follows BF16, 300 steps" unittest .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16 Refused
 demo=$(mktemp -d)
 stage "demo, 20 steps" check ./scripts/demo.sh --max-steps 20 --out "$demo/run"
 stage "demo, picture" check test -s "$demo/run/compare.png"

@@ -2,11 +2,10 @@
 programs are packed; on the GPU each run is made twice and must have the same bits."""
 
 import hashlib
-import json
 import os
 import shutil
 
-from tools import Part, read_json, run
+from tools import Part, read_json, read_records, run
 
 # Largest |GPU / host - 1| of a loss in 20 steps.
 RECIPES = {
@@ -48,8 +47,7 @@ def make_references(train_gpt, gradients, shard, out, dry):
 
 
 def steps_of(run_directory):
-    with open(os.path.join(run_directory, "metrics.jsonl"), encoding="utf-8") as file:
-        return [record for line in file if "loss" in (record := json.loads(line))]
+    return [record for record in read_records(run_directory) if "loss" in record]
 
 
 def relative_gap(a, b):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Puts into one folder what a machine with a GPU needs to run dev/gpu/session.py: programs for sm_90a without MPI and
-# NCCL, the host device's reference runs, and token shards. That machine needs Python and cuBLASLt, no compiler.
+# Puts into one folder what a machine with a GPU needs to run dev/gpu/session.py: programs for sm_90a without MPI, the
+# host device's reference runs, and token shards. That machine needs Python and cuBLASLt, no compiler; NCCL if it has it.
 #
 #   dev/gpu/pack.sh DIR [DATA_FOLDER]     DATA_FOLDER: *train*.bin and *val*.bin, or packed with xz
 #
@@ -9,10 +9,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 pack=${1:?usage: dev/gpu/pack.sh DIR [DATA_FOLDER]}
 data=${2:-}
-cuda=build/cuda-sm_90a-nompi-nonccl
-options=(GPU_ARCH=sm_90a USE_MPI=0 USE_NCCL=0 ${NVCC:+"NVCC=$NVCC"} ${CXX:+"CXX=$CXX"})
+cuda=build/cuda-sm_90a-nompi
+options=(GPU_ARCH=sm_90a USE_MPI=0 USE_NCCL=1 ${NVCC:+"NVCC=$NVCC"} ${CXX:+"CXX=$CXX"})
 
-make -s -j"${JOBS:-2}" "${options[@]}" train_gpt test-gpu probe gradients kernel-times
+make -s -j"${JOBS:-2}" "${options[@]}" train_gpt test-gpu test-ranks-gpu probe gradients kernel-times
 make -s -j"${JOBS:-2}" ${CXX:+"CXX=$CXX"} train_gpt_cpu gradients-cpu
 host=build/cpu-native
 if [[ ! -x $host/gradients_cpu ]]; then host=build/cpu-native-nompi; fi
@@ -21,7 +21,7 @@ mkdir -p "$pack"
 programs=$(mktemp -d)
 trap 'rm -rf "$programs"' EXIT
 mkdir "$programs/lib"
-for program in train_gpt test_gpu probe gradients libkernel_times.so; do
+for program in train_gpt test_gpu test_ranks probe gradients libkernel_times.so; do
     cp "$cuda/$program" "$programs/$program"
     strip "$programs/$program"
 done

@@ -5,9 +5,10 @@
     dev/gpu/session.py --pack out/gpu_pack --out out/gpu --parts 0,1 --minutes 8        where there is a GPU
 
 Parts: 0 the machine, 1 products and ceilings, 2 tests and compute-sanitizer, 3 the host device beside the GPU, 4 GPT-2
-124M in BF16 and FP8, 5 tokens a second, 6 time by family of kernels. Each leaves OUT/part*.json, whole after every
-item; what is there is not measured again. At the end everything is in OUT/results.tar.gz: put that into the pack, and a
-session on another machine of the same kind goes on from it. See dev/gpu/README.md.
+124M in BF16 and FP8, 5 tokens a second, 6 time by family of kernels, 7 two ranks that share the GPU. Each leaves
+OUT/part*.json, whole after every item; what is there is not measured again. At the end everything is in
+OUT/results.tar.gz: put that into the pack, and a session on another machine of the same kind goes on from it. See
+dev/gpu/README.md.
 
 --dry runs every part on the host device in tiny sizes: a test of this script, in seconds.
 """
@@ -23,6 +24,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from host_and_gpu import part3
 from kernel_families import part6
+from several_ranks import part7
 from tools import ROOT, STOPPED, Part, Session, find_library, find_tool, gpu_state, library_directories, read_json
 from training import part4, part5
 
@@ -165,7 +167,8 @@ def part2(session):
 
 PARTS = {0: ("the machine", part0), 1: ("products and ceilings", part1), 2: ("tests", part2),
          3: ("the host device beside the GPU", part3), 4: ("GPT-2 124M in BF16 and FP8", part4),
-         5: ("tokens a second", part5), 6: ("time by family of kernels", part6)}
+         5: ("tokens a second", part5), 6: ("time by family of kernels", part6),
+         7: ("two ranks that share the GPU", part7)}
 
 
 def parse(argv):
@@ -174,7 +177,7 @@ def parse(argv):
     parser.add_argument("--pack", required=True, metavar="DIR", help="what dev/gpu/pack.sh made")
     parser.add_argument("--data", metavar="DIR", help="*train*.bin and *val*.bin, or .bin.xz; default: PACK/data")
     parser.add_argument("--out", default="out/gpu", metavar="DIR")
-    parser.add_argument("--parts", default="0,1,2,3,4,5,6", metavar="LIST")
+    parser.add_argument("--parts", default="0,1,2,3,4,5,6,7", metavar="LIST")
     parser.add_argument("--minutes", type=float, default=8, metavar="M", help="for all parts of this call together")
     parser.add_argument("--dry", action="store_true", help="on the host device, in seconds")
     args = parser.parse_args(argv)

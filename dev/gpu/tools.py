@@ -58,6 +58,12 @@ def read_json(path):
         return json.load(file)
 
 
+def read_records(run_directory):
+    """The lines of a run's metrics.jsonl."""
+    with open(os.path.join(run_directory, "metrics.jsonl"), encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
 def write_json(path, value):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path + ".new", "w", encoding="utf-8") as file:
@@ -157,11 +163,15 @@ class Session:
             programs = [self.program("train_gpt"), self.program("test_gpu")]
             env, self.missing = loader_environment(programs, self.programs)
             self.env.update(env)
+            nccl = find_library("libnccl.so.2", library_directories())  # opened by the programs themselves
+            if nccl:
+                paths = [self.env.get("LD_LIBRARY_PATH", ""), os.path.dirname(nccl)]
+                self.env["LD_LIBRARY_PATH"] = os.pathsep.join(path for path in paths if path)
         os.makedirs(self.out, exist_ok=True)
 
     def program(self, name):
-        host = name.replace("_gpu", "") + "_cpu" if self.dry else name
-        return os.path.join(self.programs, host)
+        host = name if name == "test_ranks" else name.replace("_gpu", "") + "_cpu"
+        return os.path.join(self.programs, host if self.dry else name)
 
     def _unpack_programs(self):
         """The folder of programs: unpacked from the pack into OUT, or the pack itself."""

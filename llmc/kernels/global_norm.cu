@@ -20,11 +20,12 @@ static __global__ void __launch_bounds__(kThreads) global_norm_kernel(double* pa
     const size_t stride = static_cast<size_t>(gridDim.x) * kThreads * 8;
     double sum = 0;
     for (size_t i = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * 8; i < n; i += stride) {
-        float g[8] = {};
+        float g[8];
         if (i + 8 <= n) {
             load8(grad + i, g);
         } else {
-            for (size_t j = i; j < n; j++) g[j - i] = grad[j];
+            LLMC_UNROLL
+            for (int k = 0; k < 8; k++) g[k] = i + k < n ? grad[i + k] : 0;
         }
         LLMC_UNROLL
         for (int k = 0; k < 8; k++) g[k] *= g[k];

@@ -17,12 +17,13 @@ import trainer
 BUILD = next((path for name in ("cpu-native", "cpu-native-nompi")
               if os.path.exists(os.path.join(path := os.path.join(trainer.ROOT, "build", name), "train_gpt_cpu"))), "")
 SESSION = os.path.join(trainer.ROOT, "dev", "gpu")
-PROGRAMS = ("train_gpt_cpu", "test_cpu", "probe_cpu", "gradients_cpu")
+PROGRAMS = ("train_gpt_cpu", "test_cpu", "probe_cpu", "gradients_cpu", "test_ranks")
 sys.path.insert(0, SESSION)
 
 import host_and_gpu  # noqa: E402
 import kernel_families  # noqa: E402
 import session  # noqa: E402
+import several_ranks  # noqa: E402
 import tools  # noqa: E402
 
 
@@ -45,7 +46,8 @@ class Dry(unittest.TestCase):
     def setUpClass(cls):
         missing = [name for name in PROGRAMS if not os.path.exists(os.path.join(BUILD, name))]
         if missing:
-            raise unittest.SkipTest(f"{', '.join(missing)} not built: make test-cpu probe-cpu gradients-cpu")
+            raise unittest.SkipTest(f"{', '.join(missing)} not built: make test-cpu test-ranks-binary probe-cpu "
+                                    "gradients-cpu")
         cls.pack, cls.out = trainer.new_path("pack"), trainer.new_path("session")
         subprocess.run([sys.executable, os.path.join(SESSION, "make_references.py"), "--build", BUILD, "--out",
                         os.path.join(cls.pack, "references"), "--dry"], check=True, capture_output=True,
@@ -53,7 +55,7 @@ class Dry(unittest.TestCase):
         for name in PROGRAMS:
             os.symlink(os.path.join(BUILD, name), os.path.join(cls.pack, name))
         cls.text = run_session(cls.pack, cls.out)
-        cls.parts = {number: read(path) for number in range(7)
+        cls.parts = {number: read(path) for number in session.PARTS
                      for path in [next(os.path.join(cls.out, name) for name in sorted(os.listdir(cls.out))
                                        if name.startswith(f"part{number}_"))]}
 
@@ -133,6 +135,20 @@ class Dry(unittest.TestCase):
         self.assertEqual(set(self.parts[5]["items"]), {"124M bf16", "124M delayed"})
         for item in self.parts[5]["items"].values():
             self.assertGreater(item["tokens_per_s"], 0)
+
+    def test_ranks_agree_to_the_bit(self):
+        part = self.parts[7]
+        self.assertTrue(part["passed"], part)
+        self.assertEqual(set(part["items"]), {"collectives", "training", *several_ranks.RECIPES})
+        self.assertGreaterEqual(part["items"]["training"]["tests"], 1)
+        for name in several_ranks.RECIPES:
+            self.assertEqual(part["items"][name]["different"], {str(stage): [] for stage in range(4)})
+        # And what is not the same is named.
+        run = os.path.join(self.out, "ranks")
+        self.assertEqual(several_ranks.same_run(os.path.join(run, "bf16_one"), os.path.join(run, "fp32_one")),
+                         ["losses", "norms", "weights"])
+        two = [os.path.join(run, f"{name}_one") for name in ("delayed", "current")]
+        self.assertIn("scales", several_ranks.same_run(*two))
 
     def test_a_second_session_measures_nothing_again(self):
         before = {name: os.path.getmtime(os.path.join(self.out, "logs", name))
@@ -286,7 +302,7 @@ class Pieces(unittest.TestCase):
         self.assertIsNone(packed_session.shard("train"))
 
     def test_bad_flags(self):
-        for flags in (["--parts", "7"], ["--parts", "x"]):
+        for flags in (["--parts", "8"], ["--parts", "x"]):
             with contextlib.redirect_stderr(io.StringIO()), self.assertRaises(SystemExit):
                 session.parse(["--pack", "p", *flags])
 

@@ -111,8 +111,8 @@ TEST_CASE("host runtime: a missing event wait shows in lazy mode only") {
 TEST_CASE("host runtime: a stream that overwrites what another one still reads shows in random mode") {
     for (const bool waits : {true, false}) {
         Mode mode(true, true);
-        int wrong = 0;
-        for (int i = 0; i < 100; i++) {
+        int wrong = 0, tries = 0;  // one in thirty or so overtakes
+        for (; tries < 100 || (!waits && wrong == 0 && tries < 3000); tries++) {
             Streams s;
             fill(s.x, 2, s.a);
             fill(s.y, 5, s.a);
@@ -124,7 +124,7 @@ TEST_CASE("host runtime: a stream that overwrites what another one still reads s
             wrong += s.sum.download()[0] != 7;
         }
         CHECK((wrong > 0) == !waits);
-        CHECK(wrong < 100);
+        CHECK(wrong < tries);
     }
 }
 

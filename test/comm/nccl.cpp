@@ -1,0 +1,66 @@
+// NCCL as far as one GPU can show it: the library is found, and a communicator of one rank calls everything in it with
+// the arguments that several ranks use. Needs a GPU, and skips itself where there is no libnccl.
+#include <string>
+
+#include "llmc/comm/backend.h"
+#include "test/kernel_test.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+class OneRank : public Transport {
+public:
+    const char* name() const override { return "one rank"; }
+    int rank() const override { return 0; }
+    int world() const override { return 1; }
+    void all_gather(void* out, const void* in, size_t bytes) override { std::memcpy(out, in, bytes); }
+    void all_to_all(void* out, const void* in, size_t bytes) override { std::memcpy(out, in, bytes); }
+    void broadcast(void*, size_t, int) override {}
+    void barrier() override {}
+    std::shared_ptr<Transport> split(int) override { return std::make_shared<OneRank>(); }
+    void finish() override {}
+};
+
+template <class T>
+void check_all_reduce(Backend& nccl, ElementType type) {
+    const std::vector<T> values = {1, 2, 3};
+    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max}) {
+        DeviceArray<T> data(values);
+        nccl.all_reduce(data.get(), values.size(), type, op, test_stream());
+        CHECK(data.download() == values);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("nccl: a communicator of one rank copies, with every call" * doctest::skip(!built_with_nccl())) {
+    OneRank transport;
+    std::unique_ptr<Backend> nccl;
+    try {
+        nccl = make_nccl_backend(transport, std::make_shared<OperationLog>(), "test");
+    } catch (const Error& error) {
+        if (error.code() != ExitCode::no_resources) throw;
+        MESSAGE(error.what());
+        return;
+    }
+    const std::vector<float> values = random_normal<float>(1001, 1.0f, 1);
+    const size_t bytes = values.size() * sizeof(float);
+    DeviceArray<float> in(values), gathered(values.size()), exchanged(values.size()), sum(values.size());
+    nccl->begin_group();
+    nccl->all_gather(gathered.get(), in.get(), bytes, "all_gather", test_stream());
+    nccl->broadcast(in.get(), bytes, 0, test_stream());
+    nccl->end_group();
+    nccl->all_to_all(exchanged.get(), in.get(), bytes, "all_to_all", test_stream());
+    nccl->reduce_scatter(sum.get(), in.get(), values.size(), test_stream());
+    for (const DeviceArray<float>* result : {&in, &gathered, &exchanged, &sum}) CHECK(result->download() == values);
+    nccl->all_gather(in.get(), in.get(), bytes, "all_gather", test_stream());  // in place, as stages 1 and 2 gather
+    CHECK(in.download() == values);
+    check_all_reduce<float>(*nccl, ElementType::f32);
+    check_all_reduce<double>(*nccl, ElementType::f64);
+    check_all_reduce<int32_t>(*nccl, ElementType::i32);
+    check_all_reduce<uint32_t>(*nccl, ElementType::u32);
+    check_all_reduce<uint64_t>(*nccl, ElementType::u64);
+    CHECK(nccl->failure().empty());
+}
