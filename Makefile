@@ -83,7 +83,8 @@ LEVEL := -O3
 RUN_ONCE := run/%.o commands/%.o checkpoint/%.o data/shards.cpp.o comm/watchdog.cpp.o model/config.cpp.o
 $(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$(addprefix $d/llmc/,$(RUN_ONCE))) $(PLAIN_DIR)/train_gpt.cu.o: LEVEL := -O1
 $(PLAIN_DIR)/llmc/kernels/attention_backward.cu.o: LEVEL := -O2
-$(CUDA_DIR)/test/%.o: LEVEL := -O1
+$(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$(addprefix $d/,dev/probe/%.cpp.o test/data/%.o test/model/%.o)) \
+$(PLAIN_DIR)/test/device/host/mistakes.cu.o $(CUDA_DIR)/test/%.o: LEVEL := -O1
 $(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$d/test/run/%.o $d/test/checkpoint/%.o $d/test/dev/%.o $d/test/main.cpp.o): LEVEL := -O0
 NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 -gencode arch=$(GPU_ARCH:sm_%=compute_%),code=$(GPU_ARCH) -Xptxas -v \
              --expt-relaxed-constexpr -Xcompiler -fopenmp,-Wall
