@@ -97,7 +97,7 @@ if ! has_python_packages "${PYTHON_PACKAGES[@]}"; then
     echo "setup: installing ${PYTHON_PACKAGES[*]} into .venv"
     # --clear also mends an environment that an interrupted attempt left half made.
     "$PYTHON" -m pip --version >/dev/null 2>&1 || python3 -m venv --clear .venv
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check "${PYTHON_PACKAGES[@]}"
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-compile "${PYTHON_PACKAGES[@]}"
 fi
 
 if [[ -n ${NCCL_PACKAGE:-} ]] && ! compgen -G '.venv/lib/python3*/site-packages/nvidia/nccl/include/nccl.h' >/dev/null; then
