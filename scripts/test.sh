@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds everything this machine can build and runs every test: 25 to 30 minutes on two cores
+# Installs what is missing, builds everything this machine can build and runs every test: about half an hour on two cores
 # from a clean clone, less when little has changed. Ends with "N passed, N failed, N skipped" and exit code 0 or 1.
 # Without nvcc the CUDA stages are skipped; with CI=true they are required. scripts/soak.sh has the long ones.
 set -uo pipefail
