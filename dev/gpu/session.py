@@ -25,7 +25,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from host_and_gpu import part3
 from kernel_families import part6
 from several_ranks import part7
-from tools import ROOT, STOPPED, Part, Session, find_library, find_tool, gpu_state, library_directories, read_json
+from tools import (ROOT, STOPPED, Part, Session, counts_of_doctest, find_library, find_tool, gpu_state,
+                   library_directories, read_json)
 from training import part4, part5
 
 # ---- part 0 --------------------------------------------------------------------------------------------------------
@@ -123,11 +124,6 @@ def test_files(dry):
             found += [f"test/{folder}/{name}" for name in files]
     found.sort(key=lambda path: path.endswith(".cpp"))
     return [path for path in found if re.search("launch.cu|vector.cu", path)] if dry else found
-
-
-def counts_of_doctest(text):
-    found = re.search(r"test cases:\s*(\d+) \|\s*(\d+) passed \|\s*(\d+) failed", text)
-    return {"passed": int(found[2]), "failed": int(found[3])} if found else {}
 
 
 def run_tests(session, path):

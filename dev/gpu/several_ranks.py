@@ -3,19 +3,13 @@ in rank order they must agree to the bit, in every stage of --zero."""
 
 import concurrent.futures
 import os
-import re
 import socket
 
-from host_and_gpu import fingerprint, model_flags, steps_of
-from tools import Part, read_records
+from host_and_gpu import RECIPES, fingerprint, model_flags, steps_of
+from tools import Part, counts_of_doctest, read_records
 
 RANKS = 2
-RECIPES = {
-    "fp32": ["--precision", "fp32"],
-    "bf16": ["--precision", "bf16"],
-    "delayed": ["--precision", "fp8", "--fp8-recipe", "delayed"],
-    "current": ["--precision", "fp8", "--fp8-recipe", "current"],
-}
+SHARDED = ("fp32", "bf16", "delayed", "current")  # of RECIPES, those that every stage takes
 
 
 def run_ranks(session, command, limit, log):
@@ -31,10 +25,8 @@ def run_ranks(session, command, limit, log):
 
 def run_tests(session, name, flags):
     done = run_ranks(session, [session.program("test_ranks"), "--comm", "tcp", *flags], 240, "ranks_" + name)
-    found = re.search(r"test cases:\s*(\d+) \|\s*(\d+) passed \|\s*(\d+) failed", done[0].output)
     codes = [rank.code for rank in done]
-    counts = {"tests": int(found[2]), "failed": int(found[3])} if found else {}
-    return {"codes": codes, "passed": not any(codes), **counts,
+    return {"codes": codes, "passed": not any(codes), "tests": counts_of_doctest(done[0].output),
             **({"output": done[0].tail(3000)} if any(codes) else {})}
 
 
@@ -55,7 +47,7 @@ def same_run(place, other):
 def measure_stages(session, shard, name):
     model = model_flags(session.dry)
     batch, length = (model[model.index(flag) + 1] for flag in ("--batch", "--seq"))
-    flags = ["--train", shard, *model, *RECIPES[name], "--total-batch", 2 * RANKS * batch * length, "--max-steps",
+    flags = ["--train", shard, *model, *RECIPES[name][0], "--total-batch", 2 * RANKS * batch * length, "--max-steps",
              3 if session.dry else 20, "--warmup", 1, "--lr", 3e-4, "--val-every", 0, "--reduce-order", "rank",
              "--fp8-log-every", 1]
     one = session.path("ranks", f"{name}_one")
@@ -82,7 +74,7 @@ def part7(session):
     few = ["--test-case=sharded training in FP32*"] if session.dry else []
     part.item("training", lambda: run_tests(session, "training", ["--training", "--order", "rank", *few]), seconds)
     shard = os.path.join(session.pack, "references", "demo_train.bin")
-    for name in RECIPES:
+    for name in SHARDED:
         part.item(name, lambda name=name: measure_stages(session, shard, name), seconds)
     items = part.result["items"].values()
-    part.finish(passed=len(items) == len(RECIPES) + 2 and all(item.get("passed") for item in items))
+    part.finish(passed=len(items) == len(SHARDED) + 2 and all(item.get("passed") for item in items))

@@ -64,6 +64,11 @@ def read_records(run_directory):
         return [json.loads(line) for line in file]
 
 
+def counts_of_doctest(text):
+    found = re.search(r"test cases:\s*(\d+) \|\s*(\d+) passed \|\s*(\d+) failed", text)
+    return {"passed": int(found[2]), "failed": int(found[3])} if found else {}
+
+
 def write_json(path, value):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path + ".new", "w", encoding="utf-8") as file:

@@ -55,10 +55,10 @@ public:
         Sent sent;
         if (!last && sharding_.stage < 2 && !layout_.rank_order) return sent;
         const double slice = double(table_.unit(unit).count) / shard_ranks_;
-        const double groups = double(layout_.ranks) / shard_ranks_;
-        sent.gradients = {1, others() * slice * (sharding_.wire == Wire::bf16 ? 2 : 4)};
+        const double groups = double(layout_.ranks) / shard_ranks_, value = sharding_.wire == Wire::bf16 ? 2 : 4;
+        sent.gradients = {1, others() * slice * value};
         if (last && sharding_.stage == 0) sent.sums = {1, others() * slice * sizeof(float)};
-        const double value = sharding_.wire == Wire::bf16 ? 2 : 4, share = (groups - 1) / groups * slice;
+        const double share = (groups - 1) / groups * slice;
         if (last && groups > 1) sent.group_gradients = {1, share * value}, sent.group_sums = {1, share * sizeof(float)};
         return sent;
     }

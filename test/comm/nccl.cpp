@@ -1,6 +1,7 @@
 // NCCL as far as one GPU can show it: the library is found, and a communicator of one rank calls everything in it with
 // the arguments that several ranks use. Needs a GPU, and skips itself where there is no libnccl.
-#include <string>
+#include <cstring>
+#include <memory>
 
 #include "llmc/comm/backend.h"
 #include "test/kernel_test.h"
