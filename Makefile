@@ -21,6 +21,9 @@ NCCL_HOME ?=
 NCCL_INCLUDE := $(patsubst %/nccl.h,%,$(firstword $(wildcard $(addsuffix /nccl.h,$(NCCL_HOME)/include \
     $(CUDA_HOME)/include /usr/include /usr/local/include .venv/lib/python3*/site-packages/nvidia/nccl/include))))
 
+# What was compiled before is not compiled again, in another clone neither: CCACHE= turns that off.
+CCACHE    ?= $(shell command -v ccache 2>/dev/null)
+
 # Lines with a comment at their end carry its spaces.
 PRECISION := $(strip $(PRECISION))
 SANITIZE  := $(strip $(SANITIZE))
@@ -51,6 +54,10 @@ CPU_DIR  := build/cpu-$(MARCH)$(if $(SANITIZE),-$(SANITIZE))$(SUFFIX)
 CUDA_DIR := build/cuda-$(GPU_ARCH)$(SUFFIX)$(if $(filter 0,$(USE_NCCL)),-nonccl)
 
 VERSION  := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+# -march=native means another processor on another machine, which ccache would not see.
+ifneq ($(CCACHE),)
+export CCACHE_NAMESPACE := $(shell $(CXX) -march=$(MARCH) -Q --help=target 2>/dev/null | md5sum | cut -c -16)
+endif
 DEFINES  := $(if $(filter FP32,$(PRECISION)),-DLLMC_DEFAULT_PRECISION='"fp32"') \
             $(if $(filter BF16,$(PRECISION)),-DLLMC_DEFAULT_PRECISION='"bf16"' -DLLMC_ENABLE_FP8=0)
 # What the MPI compiler would say, without its C++ bindings. One file includes mpi.h.
@@ -66,14 +73,16 @@ CXXFLAGS_HOST := $(COMMON) $(WARNINGS) -fopenmp -fno-math-errno -march=$(MARCH) 
 # g++ would peel the kernels' loops over the 8 elements of a vector access completely before it vectorises them: with a
 # lower limit they become vector instructions, and kernels up to twice as fast.
 CXXFLAGS_PLAIN = $(CXXFLAGS_HOST) $(LEVEL) $(if $(findstring clang,$(CXX)),,--param max-completely-peel-times=7)
+# Line numbers for the sanitizers' reports, relative to the checkout, so that ccache knows them in every clone.
+DEBUG_LINES := -g1 -fdebug-prefix-map=$(CURDIR)=.
 ifeq ($(SANITIZE),address)
 # Without the checks of UBSan that take as long to compile as all others together: some see what AddressSanitizer sees, and
 # alignment matters in kernels alone.
-CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined \
+CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 $(DEBUG_LINES) -fno-omit-frame-pointer -fsanitize=address,undefined \
                 -fno-sanitize-recover=undefined -fno-sanitize=vptr,null,object-size
 $(CPU_DIR)/%.cpp.o: CXXFLAGS_CPU += -fno-sanitize=alignment
 else ifeq ($(SANITIZE),thread)
-CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 -g1 -fsanitize=thread -Wno-tsan
+CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 $(DEBUG_LINES) -fsanitize=thread -Wno-tsan
 else
 CXXFLAGS_CPU = $(CXXFLAGS_PLAIN)
 endif
@@ -206,21 +215,21 @@ $(CUDA_DIR)/llmc/comm/transport_mpi.cpp.o: CXXFLAGS_CUDA += $(MPI_COMPILE)
 $(CUDA_DIR)/llmc/comm/nccl_backend.cpp.o: CXXFLAGS_CUDA += $(NCCL_COMPILE)
 $(CPU_DIR)/%.cpp.o: %.cpp Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS_CPU) -c $< -o $@
+	$(CCACHE) $(CXX) $(CXXFLAGS_CPU) -c $< -o $@
 $(UNCHECKED:%=$(PLAIN_DIR)/%.o): $(PLAIN_DIR)/%.o: % Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS_PLAIN) -c $< -o $@
+	$(CCACHE) $(CXX) $(CXXFLAGS_PLAIN) -c $< -o $@
 $(CPU_DIR)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS_CPU) -x c++ -c $< -o $@
+	$(CCACHE) $(CXX) $(CXXFLAGS_CPU) -x c++ -c $< -o $@
 $(CUDA_DIR)/%.cpp.o: %.cpp Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS_CUDA) -c $< -o $@
+	$(CCACHE) $(CXX) $(CXXFLAGS_CUDA) -c $< -o $@
 # ptxas reports registers and spills into a file beside the object.
 $(CUDA_DIR)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
 	@echo $(NVCC) ... -c $<
-	@$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
+	@$(CCACHE) $(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
 	@grep -E "warning|error" $@.ptxas || true
 
 clean:
