@@ -151,6 +151,10 @@ class FinishedRun:
         return {t["tensor"]: t["scale"] for r in self.records if "fp8" in r and r["step"] == step for t in r["fp8"]}
 
     @property
+    def micro_steps(self):
+        return json.loads(self.read("run.json"))["micro_steps"]
+
+    @property
     def losses(self):
         return [r["loss"] for r in self.steps]
 
