@@ -9,7 +9,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 STAGE_LIMIT=${STAGE_LIMIT:-36000}
 source scripts/stages.sh
 
-JOBS=${JOBS:-$(nproc)}
 SEEDS=${SEEDS:-20}
 FUZZ=${FUZZ:-2000}
 NATIVE=build/cpu-native
@@ -32,6 +31,17 @@ for streams in now lazy random; do
         done
         stage "end to end, streams $streams, guard $guard" unittest \
             "${settings[@]}" LLMC_ORDER=random python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
+    done
+done
+# One machine plays many: the core types whose products this CPU can run, with numbers of threads that cut them differently.
+for core in $(python3 test/end_to_end/core_types.py); do
+    for threads in 1 2 4; do
+        played=(env OPENBLAS_CORETYPE="$core" OMP_NUM_THREADS="$threads")
+        stage "as $core, $threads threads: host" doctest "${played[@]}" $NATIVE/test_cpu --no-colors
+        stage "as $core, $threads threads: end to end" unittest "${played[@]}" \
+            python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
+        stage "as $core, $threads threads: FP8 follows BF16" unittest "${played[@]}" COMPARE_RECIPES=all \
+            .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16
     done
 done
 stage "several ranks: every stage of sharding, 1 to 8 ranks" unittest env TRAINING_RANKS="1 2 3 4 8" \

@@ -1,8 +1,8 @@
 # Runs the stages of a test script one after the other and counts what passed. To be sourced.
 #
 #   stage NAME KIND COMMAND...   KIND says what its output counts as: doctest, unittest, or check (one pass or fail)
-#   beside stage ...             the same in the background, beside the stages up to
-#   join                         which waits for it, prints its line and counts it
+#   queue stage ...              puts it off until
+#   drain                        which runs all that wait, $JOBS at a time on one core each, those queued first first
 #   skip NAME REASON             a stage that cannot run here; with CI=true, `require NAME REASON` counts as failed
 #   finish                       the closing line; returns 1 if anything failed
 #
@@ -10,7 +10,9 @@
 
 LOGS=build/test-logs
 STAGE_LIMIT=${STAGE_LIMIT:-1800} # seconds
+JOBS=${JOBS:-$(nproc)}
 passed=0 failed=0 skipped=0
+started=$EPOCHSECONDS
 mkdir -p "$LOGS"
 
 print_stage() { printf '%-42s %8s %12s  %s\n' "$1" "$2" "$3" "$4"; }
@@ -73,22 +75,36 @@ stage() {
     echo "----"
 }
 
-beside() {
-    rm -f "$LOGS/beside.counts"
-    (
+queued=()
+queue() { queued+=("$(printf '%q ' "$@")"); }
+
+# Takes stages from the queue until it is empty; whoever makes a stage's directory has it.
+work_on_queue() {
+    local i
+    for i in "${!queued[@]}"; do
+        mkdir "$LOGS/queue/$i" 2>/dev/null || continue
         passed=0 failed=0 skipped=0
-        "$@"
-        echo "$passed $failed $skipped" >"$LOGS/beside.counts"
-    ) >"$LOGS/beside.out" 2>&1 &
-    beside_process=$!
+        eval "${queued[i]}" >"$LOGS/queue/$i/out" 2>&1
+        echo "$passed $failed $skipped" >"$LOGS/queue/$i/counts"
+        cat "$LOGS/queue/$i/out"
+    done
 }
 
-join() {
-    local p=0 f=1 s=0
-    wait "$beside_process"
-    cat "$LOGS/beside.out"
-    if [[ -f $LOGS/beside.counts ]]; then read -r p f s <"$LOGS/beside.counts"; fi
-    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+drain() {
+    local i worker workers=() p f s
+    rm -rf "$LOGS/queue"
+    mkdir "$LOGS/queue"
+    for ((i = 0; i < JOBS; i++)); do
+        OMP_NUM_THREADS=1 work_on_queue &
+        workers+=($!)
+    done
+    for worker in "${workers[@]}"; do wait "$worker"; done
+    for i in "${!queued[@]}"; do
+        p=0 f=1 s=0 # a worker that died
+        if [[ -f $LOGS/queue/$i/counts ]]; then read -r p f s <"$LOGS/queue/$i/counts"; fi
+        passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    done
+    queued=()
 }
 
 skip() {
@@ -106,6 +122,8 @@ require() {
 }
 
 finish() {
+    local seconds=$((EPOCHSECONDS - started))
+    echo "after $((seconds / 60)) min $((seconds % 60)) s"
     echo "$passed passed, $failed failed, $skipped skipped"
     ((failed == 0))
 }

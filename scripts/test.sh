@@ -1,88 +1,107 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds everything this machine can build and runs every test: about half an hour on two cores
-# from a clean clone, less when little has changed. Ends with "N passed, N failed, N skipped" and exit code 0 or 1.
-# Without nvcc the CUDA stages are skipped; with CI=true they are required. scripts/soak.sh has the long ones.
+# Installs what is missing, builds and runs the tests. Ends with "N passed, N failed, N skipped" and exit code 0 or 1.
+#
+#   ./scripts/test.sh           what a change wants to know first: the host build, its tests in four orders of threads and
+#                               streams, several ranks, the program end to end
+#   ./scripts/test.sh --all     and the sanitizers, more recipes beside BF16, and the CUDA builds where there is nvcc
+#   CI=true ./scripts/test.sh   the same, and nvcc is required
+#
+# scripts/soak.sh has the long ones. README says how long these take. JOBS: how many at a time.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+ALL=
+case "${1:-}" in
+    --all) ALL=1 ;;
+    -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0 ;;
+    "") if [[ ${CI:-} == true ]]; then ALL=1; fi ;;
+    *) echo "test.sh: unknown argument '$1' (--all, --help)" >&2 && exit 2 ;;
+esac
+
 ./scripts/setup.sh || exit 1
 source scripts/stages.sh
-
-JOBS=${JOBS:-2}
 NATIVE=build/cpu-native
-# Cases that take too long under a sanitizer; the plain build runs them in four ways. Doctest filters.
-SLOW_UNDER_TSAN=${SLOW_UNDER_TSAN:-gpt2 fp8: any loss scale*,gpt2 fp8: evaluation leaves*,gpt2 fp8: a non-finite*,gpt2 fp8: follows*,gpt2 fp8 outliers*,gpt2 fp8 fallback*,gpt2 fp8 blocks: recompute*,traffic*,layernorm_backward_fp8 walks*,attention_backward_fp8 is*e4m3*,layernorm_backward*all*float*,gpt2 fp8 head*,gpt2 fp8: gradients are right*,gpt2 fp8: every recompute*,spikes: silent*,spikes: limits*,beyond the largest*,gpt2: the first ten*,gpt2 fp8 blocks: products*,gpt2 fp8: twelve*,gpt2 fp8: weight scales*,gpt2 fp8 blocks: an infinite*,gpt2 fp8: the BF16 copies*,gpt2 fp8: sequences*,spikes: reported*,20 steps equal*,softmax_cross_entropy: losses*float*,layernorm_forward*and without*float*,layernorm_backward_fp8*train*e4m3*,gelu_backward_fp8*e4m3*}
-SLOW_UNDER_ASAN=${SLOW_UNDER_ASAN:-gpt2 fp8: follows*,traffic: inputs*}
-
-# gcc 12's ThreadSanitizer does not know the address spaces of systems that randomise more than 28 bits of them.
-fixed_addresses=()
-if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_addresses=(setarch "$(uname -m)" -R); fi
 
 # ---- cheap checks first --------------------------------------------------------------------------------------------
 
-stage "rules of the house" unittest python3 test/end_to_end/test_house.py
-stage "python: data preparation" unittest python3 -m unittest discover -s test/data -p 'test_*.py'
-stage "python: scripts" unittest .venv/bin/python test/end_to_end/test_scripts.py
+queue stage "rules of the house" unittest python3 test/end_to_end/test_house.py
+queue stage "python: data preparation" unittest python3 -m unittest discover -s test/data -p 'test_*.py'
+queue stage "python: scripts" unittest .venv/bin/python test/end_to_end/test_scripts.py
+drain
 
-# ---- host build ----------------------------------------------------------------------------------------------------
+# ---- host device ---------------------------------------------------------------------------------------------------
+
+# Suites that are left out here and there are marked in the tests (test/suites.h).
+host() {
+    queue stage "$1" doctest env "${@:2}" $NATIVE/test_cpu --no-colors --test-suite-exclude=once
+}
+follow() {
+    queue stage "FP8 follows BF16, 300 steps: $1" unittest env COMPARE_RECIPES="$1" \
+        .venv/bin/python test/end_to_end/test_precisions.py "${@:2}"
+}
+end_to_end() {
+    queue stage "end to end: $1" unittest python3 -m unittest discover -s test/end_to_end -p "test_run_$1.py"
+}
 
 stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu test-ranks-binary probe-cpu gradients-cpu
-beside stage "host: threads ascending" doctest $NATIVE/test_cpu --no-colors
-stage "host: threads descending" doctest env LLMC_ORDER=descending $NATIVE/test_cpu --no-colors
-join
-beside stage "host: threads and streams in random order" doctest env LLMC_ORDER=random LLMC_STREAMS=random \
-    $NATIVE/test_cpu --no-colors
-stage "host: lazy streams, guarded memory" doctest env LLMC_STREAMS=lazy LLMC_GUARD=1 $NATIVE/test_cpu --no-colors
-join
-# Two at a time, about as long as each other, on one core each.
-programs=(env OMP_NUM_THREADS=1 python3 -m unittest discover -s test/end_to_end)
-ranks_and_programs() {
-    stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
-    stage "end to end: input, files, FP8, training" unittest "${programs[@]}" -p 'test_run_[bft]*.py'
-}
-beside ranks_and_programs
-stage "FP8 follows BF16, 300 steps" unittest env OMP_NUM_THREADS=1 \
-    .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16 Refused
-stage "end to end: ranks, profiles, GPU session" unittest "${programs[@]}" -p 'test_run_[gpr]*.py'
-join
+queue stage "host: threads ascending" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors
+follow "${ALL:+current }delayed" FollowsBf16 Refused
+host "host: threads descending" LLMC_ORDER=descending
+host "host: threads and streams in random order" LLMC_ORDER=random LLMC_STREAMS=random
+host "host: lazy streams, guarded memory" LLMC_STREAMS=lazy LLMC_GUARD=1
+queue stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
+for part in fp8 training ranks gpu_session files profile core_types bad_input; do end_to_end $part; done
+drain
 demo=$(mktemp -d)
 stage "demo, 20 steps" check ./scripts/demo.sh --max-steps 20 --out "$demo/run"
 stage "demo, picture" check test -s "$demo/run/compare.png"
 rm -rf "$demo"
 
+if [[ -z $ALL ]]; then
+    echo "Not run: AddressSanitizer, ThreadSanitizer, FP8 recipes beside the default, CUDA builds (./scripts/test.sh --all);"
+    echo "every order, matrix and long fuzzing (make soak)."
+    finish
+    exit
+fi
+
 # ---- sanitizers ----------------------------------------------------------------------------------------------------
 
 # Leaks are not looked for: fibers' stacks hide pointers from it.
-stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address test-cpu $NATIVE-address/train_gpt_cpu \
-    test-ranks-binary
-asan_tests=(env ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 $NATIVE-address/test_cpu --no-colors
-    "--test-case-exclude=$SLOW_UNDER_ASAN")
-asan_half="*test/kernels/*,*test/device/*,*test/model/traffic*" # about as long as the rest
-beside stage "AddressSanitizer, UBSan: kernels" doctest "${asan_tests[@]}" "--source-file=$asan_half"
-stage "AddressSanitizer, UBSan: other tests" doctest "${asan_tests[@]}" "--source-file-exclude=$asan_half"
-join
+asan=(env ASAN_OPTIONS=detect_leaks=0)
+# gcc 12's ThreadSanitizer does not know the address spaces of systems that randomise more than 28 bits of them.
+tsan=(env "TSAN_OPTIONS=halt_on_error=1 atexit_sleep_ms=0")
+if setarch "$(uname -m)" -R true 2>/dev/null; then tsan+=(setarch "$(uname -m)" -R); fi
 # Over TCP: MPI's own library is not instrumented.
 rank_tests=(python3 test/end_to_end/test_ranks.py Collectives.test_tcp
     Collectives.test_tcp_with_lazy_streams_and_guarded_memory Faults.test_tcp_rank_killed)
-stage "AddressSanitizer, UBSan: several ranks" unittest env ASAN_OPTIONS=detect_leaks=0 \
-    TEST_RANKS=$NATIVE-address/test_ranks "${rank_tests[@]}"
-stage "AddressSanitizer, UBSan: training" check env ASAN_OPTIONS=detect_leaks=0 \
-    python3 test/end_to_end/trainer.py --short-run $NATIVE-address/train_gpt_cpu
-stage "AddressSanitizer, UBSan: broken files" check env ASAN_OPTIONS=detect_leaks=0 \
+attention='*test/kernels/a*'
+kernels='*test/kernels/*'
+
+stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address test-cpu $NATIVE-address/train_gpt_cpu \
+    test-ranks-binary
+asan_tests=("${asan[@]}" $NATIVE-address/test_cpu --no-colors "--test-suite-exclude=once,not under AddressSanitizer")
+queue stage "AddressSanitizer, UBSan: other tests" doctest "${asan_tests[@]}" "--source-file-exclude=$kernels"
+queue stage "AddressSanitizer, UBSan: kernels" doctest "${asan_tests[@]}" "--source-file=$kernels"
+queue stage "AddressSanitizer, UBSan: broken files" check "${asan[@]}" \
     TRAIN_GPT=$NATIVE-address/train_gpt_cpu python3 test/end_to_end/fuzz.py --cases 60
+queue stage "AddressSanitizer, UBSan: several ranks" unittest "${asan[@]}" \
+    TEST_RANKS=$NATIVE-address/test_ranks "${rank_tests[@]}"
+queue stage "AddressSanitizer, UBSan: training" check "${asan[@]}" \
+    python3 test/end_to_end/trainer.py --short-run $NATIVE-address/train_gpt_cpu
+drain
 
 # One OS thread: the GPU's threads are contexts of their own, and OpenMP's runtime is not instrumented.
 stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread test-cpu $NATIVE-thread/train_gpt_cpu \
     test-ranks-binary
-tsan=(env OMP_NUM_THREADS=1 "TSAN_OPTIONS=halt_on_error=1 atexit_sleep_ms=0" "${fixed_addresses[@]}")
-tsan_tests=("${tsan[@]}" $NATIVE-thread/test_cpu --no-colors ${SLOW_UNDER_TSAN:+"--test-case-exclude=$SLOW_UNDER_TSAN"})
-tsan_half="*test/kernels/a*,*test/kernels/b*,*test/kernels/c*,*test/kernels/e*,*test/kernels/g*,*test/kernels/q*,*test/optim/*" # about as long as the rest
-beside stage "ThreadSanitizer: kernels and optimizer" doctest "${tsan_tests[@]}" "--source-file=$tsan_half"
-stage "ThreadSanitizer: other tests" doctest "${tsan_tests[@]}" "--source-file-exclude=$tsan_half"
-join
-stage "ThreadSanitizer: several ranks" unittest "${tsan[@]}" env TEST_RANKS=$NATIVE-thread/test_ranks "${rank_tests[@]}"
-stage "ThreadSanitizer: training" check "${tsan[@]}" \
+tsan_tests=("${tsan[@]}" $NATIVE-thread/test_cpu --no-colors
+    "--test-suite-exclude=once,not under AddressSanitizer,not under ThreadSanitizer")
+queue stage "ThreadSanitizer: attention" doctest "${tsan_tests[@]}" "--source-file=$attention"
+queue stage "ThreadSanitizer: other kernels" doctest "${tsan_tests[@]}" "--source-file=$kernels" "--source-file-exclude=$attention"
+queue stage "ThreadSanitizer: other tests" doctest "${tsan_tests[@]}" "--source-file-exclude=$kernels"
+queue stage "ThreadSanitizer: several ranks" unittest "${tsan[@]}" env TEST_RANKS=$NATIVE-thread/test_ranks "${rank_tests[@]}"
+queue stage "ThreadSanitizer: training" check "${tsan[@]}" \
     python3 test/end_to_end/trainer.py --short-run $NATIVE-thread/train_gpt_cpu
+drain
 
 # ---- CUDA build ----------------------------------------------------------------------------------------------------
 
@@ -106,4 +125,5 @@ else
     skip "GPU: tests" "no GPU"
 fi
 
+echo "Not run: every order, matrix of builds and ranks, core type of OpenBLAS, mutation, long fuzzing (make soak)."
 finish

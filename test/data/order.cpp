@@ -8,7 +8,10 @@
 #include <set>
 #include <vector>
 
+#include "test/suites.h"
+
 using namespace llmc;
+using namespace llmc::test;
 
 static bool is_permutation_of(uint64_t n, uint64_t key) {
     std::vector<bool> seen(n, false);
@@ -58,7 +61,7 @@ TEST_CASE("the order differs by epoch and seed") {
     CHECK(orders.size() == 1000);
 }
 
-TEST_CASE("every place gets every sample equally often over many epochs") {
+TEST_CASE("every place gets every sample equally often over many epochs" * doctest::test_suite(kOnce)) {
     // Chi-square of place x sample counts; its mean is the degrees of freedom and its deviation sqrt(2 * that). The
     // orders are fixed, so this either holds or it does not.
     for (const int n : {5, 10, 33, 100}) {

@@ -10,6 +10,7 @@
 
 #include "llmc/device/kernel.cuh"
 #include "test/kernel_test.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -247,7 +248,7 @@ TEST_CASE("formats: every bf16 rounds to the nearest FP8 code") {
     }
 }
 
-TEST_CASE("formats: all 2^32 floats to bf16, E4M3 and E5M2") {
+TEST_CASE("formats: all 2^32 floats to bf16, E4M3 and E5M2" * doctest::test_suite(kOnce)) {
     CHECK(wrong_conversions(bf16_definition(), [](float v) { return to_bf16(v); }) == 0);
     CHECK(wrong_conversions(e4m3_definition(), [](float v) { return to_e4m3_portable(v); }) == 0);
     CHECK(wrong_conversions(e5m2_definition(), [](float v) { return to_e5m2_portable(v); }) == 0);

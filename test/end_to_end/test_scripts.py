@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -94,6 +95,23 @@ class Stages(InDirectory):
         code, last, out = self.stages("stage t check sleep 60", STAGE_LIMIT="1")
         self.assertEqual((code, last), (1, "0 passed, 1 failed, 0 skipped"))
         self.assertIn("stopped after 1 s", out)
+
+    def test_queue(self):
+        line = "[doctest] test cases: 3 | 2 passed | 1 failed | 0 skipped"
+        code, last, out = self.stages(f"""
+            queue stage "a b" check bash -c 'echo $OMP_NUM_THREADS >threads; while [[ ! -e met ]]; do sleep 0.01; done'
+            queue stage c check touch met
+            queue stage d doctest bash -c 'echo "{line}"; exit 1'
+            queue stage e check false
+            drain
+            queue stage f check test "$(cat threads)" = 1
+            drain""", JOBS="2", STAGE_LIMIT="20")
+        self.assertEqual((code, last), (1, "5 passed, 2 failed, 0 skipped"))
+        self.assertEqual(len(re.findall(r"^(?:a b|[c-f]) ", out, re.MULTILINE)), 5, out)
+
+    def test_a_worker_that_dies_is_a_failure(self):
+        code, last, _ = self.stages("queue stage a check true; queue exit; drain", JOBS="1")
+        self.assertEqual((code, last), (1, "1 passed, 1 failed, 0 skipped"))
 
     def test_what_cannot_run(self):
         script = "stage good check true; require cuda 'no nvcc'; skip gpu 'no GPU'"

@@ -2,6 +2,7 @@
 #include "llmc/kernels/global_norm.h"
 
 #include "test/kernel_test.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -57,7 +58,7 @@ TEST_CASE("partial sums of several tensors in one array") {
     }
 }
 
-TEST_CASE("beyond the largest number of blocks every element still counts once") {
+TEST_CASE("beyond the largest number of blocks every element still counts once" * doctest::test_suite(kNotUnderTsan)) {
     const size_t n = size_t{1024} * 32768 + 8 * 300 + 3;  // a second, partial stride for some threads
     const std::vector<float> ones(n, 0.5f);
     DeviceArray<float> grad(ones);

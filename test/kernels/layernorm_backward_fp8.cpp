@@ -3,6 +3,7 @@
 #include "llmc/kernels/layernorm_backward_fp8.h"
 
 #include "test/kernels/quantized.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -163,7 +164,7 @@ TEST_CASE("layernorm_backward_fp8 in place, accumulating, and with one layout al
     }
 }
 
-TEST_CASE("layernorm_backward_fp8 walks over more tiles than it has blocks") {
+TEST_CASE("layernorm_backward_fp8 walks over more tiles than it has blocks" * doctest::test_suite(kNotUnderTsan)) {
     Case c(32 * 1030, 512);      // 1030 tiles of 32 rows for 1024 blocks
     Case wide(16 * 130, 4096);   // 130 tiles of 16 rows for 128 blocks
     Case narrow(32 * 2050, 16);  // 2050 tiles for 2048 blocks, of one warp

@@ -7,8 +7,8 @@
 
 namespace llmc::test {
 
-// (rows, columns) dot products of `terms` terms each, in FP64, and the sums of the terms' magnitudes: where terms cancel, a
-// computed sum is as wrong as its terms are large, not as it is itself.
+// (rows, columns) dot products of `terms` terms each, in FP64, and the sums of the terms' magnitudes: where terms
+// cancel, a computed sum is as wrong as its terms are large, not as it is itself.
 struct ExactSums {
     int terms;
     std::vector<double> values, magnitudes;
@@ -51,16 +51,17 @@ struct ExactSums {
 // The largest |actual - exact| as a part of what is allowed; above 1 is wrong, and NaN is infinite.
 //
 // However n products are summed, the result is within n u sum|a b| of the exact one (Higham, Accuracy and Stability of
-// Numerical Algorithms, section 3.1), u being what one addition may lose. Four operations more are allowed for: two scales,
-// a bias, the sum so far. Then the result is rounded to Real, once: a second rounding would exceed the bound where the sum
-// is exact to much more than Real's digits.
+// Numerical Algorithms, section 3.1), u being what one addition may lose. Four operations more are allowed for: two
+// scales, a bias, the sum so far. Then the result is rounded to Real, once: a second rounding would exceed the bound
+// where the sum is exact to much more than Real's digits.
 template <class Real>
 double part_of_allowed(const std::vector<Real>& actual, const ExactSums& exact, double u) {
     if (actual.size() != exact.values.size()) return std::numeric_limits<double>::infinity();
     double worst = 0;
     for (size_t i = 0; i < actual.size(); i++) {
         const double sum_error = (exact.terms + 4) * u * exact.magnitudes[i];
-        const double rounding = sizeof(Real) == 2 ? rounding_error<Real>() * (std::fabs(exact.values[i]) + sum_error) : 0;
+        const double rounding =
+            sizeof(Real) == 2 ? rounding_error<Real>() * (std::fabs(exact.values[i]) + sum_error) : 0;
         const double error = std::fabs(static_cast<double>(to_float(actual[i])) - exact.values[i]);
         const double part = error / (sum_error + rounding + 1e-37);  // all terms may be zero
         if (!(part <= worst)) worst = part == part ? part : std::numeric_limits<double>::infinity();

@@ -6,6 +6,7 @@
 
 #include "llmc/optim/step.h"
 #include "test/model/gpt2_fixture.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -93,6 +94,7 @@ struct BlockTraining {
 };
 
 }  // namespace
+TEST_SUITE_BEGIN(kNotUnderTsan);
 
 TEST_CASE("gpt2 fp8 blocks: loss and gradients are those of the simulation, and no other recipe's") {
     for (const Fp8Recipe recipe : kRecipes) {

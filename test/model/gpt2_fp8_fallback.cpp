@@ -1,5 +1,6 @@
 // Layers that leave FP8 because a tensor of theirs keeps losing values.
 #include "test/model/fp8_training.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -34,6 +35,7 @@ void check_working_copies(Fp8Training& run) {
 }
 
 }  // namespace
+TEST_SUITE_BEGIN(kNotUnderTsan);
 
 TEST_CASE("gpt2 fp8 fallback: an outlier that stays moves its layer to BF16 after as many steps as were asked for") {
     const int kSteps = 3;

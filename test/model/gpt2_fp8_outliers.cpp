@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "test/model/fp8_training.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -87,6 +88,7 @@ void check_skipped(int bad, F&& spoil) {
 }
 
 }  // namespace
+TEST_SUITE_BEGIN(kNotUnderTsan);
 
 TEST_CASE("gpt2 fp8 outliers: a channel x1000 saturates for one step, and is forgotten when the window is past it") {
     check_outlier("h.1.ln1.weight", {1, BlockLinear::qkv, Fp8Role::x});

@@ -6,6 +6,7 @@
 #include "dev/element_wise.h"
 #include "llmc/optim/step.h"
 #include "test/model/gpt2_fixture.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -79,6 +80,7 @@ Fp8Config recipe(Fp8Recipe kind) {
 }
 
 }  // namespace
+TEST_SUITE_BEGIN(kNotUnderTsan);
 
 TEST_CASE("traffic: element-wise kernels move 76 C bytes a token and layer under delayed scaling") {
     // Two norms forward: 2 residual terms and the sum, FP8 twice (8 each); GELU (16) and its gradient (24); two norms
@@ -132,7 +134,7 @@ TEST_CASE("traffic: FP8 weights are read once and never written in BF16") {
     CHECK(saved == doctest::Approx(2 * matrices).epsilon(0.01));
 }
 
-TEST_CASE("traffic: inputs of FP8 layers have no BF16 buffers") {
+TEST_CASE("traffic: inputs of FP8 layers have no BF16 buffers" * doctest::test_suite(kNotUnderAsan)) {
     const int layers = 3;
     const Fp8Config delayed = recipe(Fp8Recipe::delayed);
     for (const Recompute level : {Recompute::none, Recompute::gelu, Recompute::norm, Recompute::block}) {

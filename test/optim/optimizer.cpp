@@ -9,6 +9,7 @@
 #include "llmc/kernels/global_norm.h"
 #include "llmc/optim/loss_scale.h"
 #include "test/kernel_test.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -128,7 +129,8 @@ bool all_same_bits(const std::vector<std::vector<float>>& a, const std::vector<s
 
 }  // namespace
 
-TEST_CASE("20 steps equal a simulation in FP64, with clipping on, off and too high to matter") {
+TEST_CASE("20 steps equal a simulation in FP64, with clipping on, off and too high to matter" *
+          doctest::test_suite(kNotUnderTsan)) {
     for (const double clip : {0.0, 1.0, 100.0}) {  // the norm is about 2
         CAPTURE(clip);
         Trainer trainer;

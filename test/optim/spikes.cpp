@@ -9,6 +9,7 @@
 #include "llmc/optim/loss_scale.h"
 #include "llmc/optim/optimizer.h"
 #include "test/kernel_test.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -58,6 +59,7 @@ void fill(Detector& detector, int steps) {
 }
 
 }  // namespace
+TEST_SUITE_BEGIN(kNotUnderTsan);
 
 TEST_CASE("spikes: limits are mean + 6 sigma of the last 128 values, none below 64") {
     Detector detector(false);

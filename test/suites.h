@@ -1,0 +1,17 @@
+// Suites for tests that scripts/test.sh leaves out where they take long and others of their kind have shown the same:
+//
+//   TEST_CASE("name" * doctest::test_suite(kOnce)) { ... }
+//
+// scripts/soak.sh leaves out none.
+#pragma once
+
+namespace llmc::test {
+
+// Long, and no order of threads or streams changes anything: in one way alone, and under no sanitizer.
+constexpr const char* kOnce = "once";
+// Too long under either sanitizer.
+constexpr const char* kNotUnderAsan = "not under AddressSanitizer";
+// Too long under ThreadSanitizer: whole models, whose kernels have tests of their own.
+constexpr const char* kNotUnderTsan = "not under ThreadSanitizer";
+
+}  // namespace llmc::test
