@@ -2,6 +2,7 @@
 # stale ones. The host build (train_gpt_cpu) needs no CUDA toolkit.
 
 comma := ,
+space := $() $()
 
 # ---- options -------------------------------------------------------------------------------------------------------
 PRECISION ?= AUTO      # default of --precision: AUTO, FP32 or BF16 (BF16 also leaves FP8 code out)
@@ -12,9 +13,14 @@ MARCH     ?= native    # host build: -march
 
 CUDA_HOME ?= $(firstword $(wildcard $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)) /usr/local/cuda))
 NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc))
-# The GPU found here, else sm_90a. GPU_ARCH takes sm_80, sm_89, sm_90a, sm_100, sm_120.
-FOUND_CC  := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d '. ')
-GPU_ARCH  ?= $(if $(FOUND_CC),sm_$(FOUND_CC:90=90a),sm_90a)
+# Architectures to build for: those of the GPUs found here, else sm_90a. GPU_ARCH takes one, several (sm_80,sm_90a) or all;
+# 90a is sm_90a. Code for 8.0 runs on 8.6 and 8.7 too, that for 10.0 on 10.3, and that for 12.0 on 12.1. nvidia-smi prints
+# its failures where its answers go: a line is an answer only if it is such a number.
+GPU_ARCHS := sm_80 sm_89 sm_90a sm_100 sm_120
+FOUND_ARCHS := $(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sed -n \
+    -e 's/^8\.9$$/sm_89/p' -e 's/^8\.[0-9]$$/sm_80/p' -e 's/^9\.0$$/sm_90a/p' -e 's/^10\.[0-9]$$/sm_100/p' \
+    -e 's/^12\.[0-9]$$/sm_120/p'))
+GPU_ARCH  ?= $(if $(FOUND_ARCHS),$(subst $(space),$(comma),$(FOUND_ARCHS)),sm_90a)
 MPICXX    ?= $(shell command -v mpicxx 2>/dev/null)
 # The headers alone: the library is looked for when the program runs. .venv: scripts/setup.sh puts them there.
 NCCL_HOME ?=
@@ -37,6 +43,13 @@ endif
 ifneq ($(filter-out address thread,$(SANITIZE)),)
 $(error SANITIZE=$(SANITIZE): expected address or thread)
 endif
+ARCH_NAMES := $(sort $(patsubst sm_all,all,$(addprefix sm_,$(patsubst sm_%,%,$(subst $(comma), ,$(GPU_ARCH))))))
+ifneq ($(if $(ARCH_NAMES),$(filter-out all $(GPU_ARCHS),$(ARCH_NAMES)),none),)
+$(error GPU_ARCH=$(GPU_ARCH): expected all, or some of $(GPU_ARCHS) with commas between them (sm_80 is for 8.6 too))
+endif
+# With `all` goes PTX, from which the driver of a later GPU makes code. It is that of the newest; PTX of an architecture
+# with a letter (sm_90a, sm_120f) serves its own generation alone.
+ARCHS := $(if $(filter all,$(ARCH_NAMES)),$(GPU_ARCHS) compute_120,$(ARCH_NAMES))
 ifneq ($(filter-out 0 1,$(USE_MPI) $(USE_NCCL)),)
 $(error USE_MPI=$(USE_MPI) USE_NCCL=$(USE_NCCL): expected 0 or 1)
 endif
@@ -51,7 +64,7 @@ endif
 SUFFIX   := $(if $(filter-out AUTO,$(PRECISION)),-$(PRECISION))$(if $(filter 0,$(USE_MPI)),-nompi)
 PLAIN_DIR := build/cpu-$(MARCH)$(SUFFIX)
 CPU_DIR  := build/cpu-$(MARCH)$(if $(SANITIZE),-$(SANITIZE))$(SUFFIX)
-CUDA_DIR := build/cuda-$(GPU_ARCH)$(SUFFIX)$(if $(filter 0,$(USE_NCCL)),-nonccl)
+CUDA_DIR := build/cuda-$(subst $(space),-,$(ARCH_NAMES))$(SUFFIX)$(if $(filter 0,$(USE_NCCL)),-nonccl)
 
 VERSION  := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 # -march=native means another processor on another machine, which ccache would not see.
@@ -95,7 +108,8 @@ $(PLAIN_DIR)/llmc/kernels/attention_backward.cu.o: LEVEL := -O2
 $(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$(addprefix $d/,dev/probe/%.cpp.o test/data/%.o test/model/%.o)) \
 $(PLAIN_DIR)/test/device/host/mistakes.cu.o $(CUDA_DIR)/test/%.o: LEVEL := -O1
 $(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$d/test/run/%.o $d/test/checkpoint/%.o $d/test/dev/%.o $d/test/main.cpp.o): LEVEL := -O0
-NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 -gencode arch=$(GPU_ARCH:sm_%=compute_%),code=$(GPU_ARCH) -Xptxas -v \
+GENCODE := $(foreach arch,$(ARCHS),-gencode arch=$(arch:sm_%=compute_%)$(comma)code=$(arch))
+NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 $(GENCODE) -Xptxas -v \
              --expt-relaxed-constexpr -Xcompiler -fopenmp,-Wall
 
 # One thread pool in the process: the OpenMP build of OpenBLAS. Its pthread build would fight with libgomp for the cores.
@@ -131,7 +145,7 @@ CPU_RANK_TEST_OBJECTS  := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(RANK_TESTS)))
 CUDA_RANK_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(RANK_TESTS)))
 
 # ---- targets -------------------------------------------------------------------------------------------------------
-.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu probe probe-cpu gradients gradients-cpu kernel-times test-ranks test-ranks-binary test-ranks-gpu test soak mutation bench-cpu clean
+.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu probe probe-cpu gradients gradients-cpu kernel-times test-ranks test-ranks-binary test-ranks-gpu test soak mutation bench-cpu gpu-build clean
 .DELETE_ON_ERROR:
 
 all: train_gpt_cpu $(if $(NVCC),train_gpt)
@@ -152,7 +166,7 @@ help:
 	@echo "make mutation        drops every barrier and wait in the kernels in turn and reports which losses go unseen"
 	@echo "make bench-cpu       what the host device costs, kernel by kernel"
 	@echo "make clean"
-	@echo "Options: PRECISION=AUTO|FP32|BF16  GPU_ARCH=sm_80|sm_89|sm_90a|sm_100|sm_120  MARCH=native  USE_MPI=0|1  USE_NCCL=0|1"
+	@echo "Options: PRECISION=AUTO|FP32|BF16  GPU_ARCH=sm_80|sm_89|sm_90a|sm_100|sm_120|all  MARCH=native  USE_MPI=0|1  USE_NCCL=0|1"
 
 train_gpt: $(CUDA_DIR)/train_gpt
 	@cp -f $< $@
@@ -231,6 +245,10 @@ $(CUDA_DIR)/%.cu.o: %.cu Makefile
 	@echo $(NVCC) ... -c $<
 	@$(CCACHE) $(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
 	@grep -E "warning|error" $@.ptxas || true
+
+# For scripts: where the build for the GPUs of this machine lies; an empty line where there are none.
+gpu-build:
+	@echo $(if $(FOUND_ARCHS),$(CUDA_DIR))
 
 clean:
 	rm -rf build train_gpt train_gpt_cpu

@@ -115,11 +115,11 @@ else
     require "CUDA: build for sm_90a" "no nvcc"
     require "CUDA: registers and spills" "no nvcc"
 fi
-capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d '. ')
-if [[ $capability =~ ^[0-9]+$ ]]; then
+gpu_build=$(make -s gpu-build)
+if [[ -n $gpu_build ]]; then
     stage "GPU: build" check make -s -j"$JOBS" train_gpt test-gpu test-ranks-gpu
-    stage "GPU: tests" doctest "build/cuda-sm_${capability/90/90a}/test_gpu" --no-colors
-    stage "GPU: ranks that share it" check env TEST_RANKS="build/cuda-sm_${capability/90/90a}/test_ranks" \
+    stage "GPU: tests" doctest "$gpu_build/test_gpu" --no-colors
+    stage "GPU: ranks that share it" check env TEST_RANKS="$gpu_build/test_ranks" \
         python3 test/end_to_end/test_ranks.py Collectives.test_shared_device
 else
     skip "GPU: tests" "no GPU"

@@ -1,5 +1,5 @@
-"""The scripts themselves: counting of results, the report on kernels, setup without rights, the pictures of a run and
-of an estimate."""
+"""The scripts themselves: counting of results, the report on kernels, which GPUs are built for, setup without rights, the
+pictures of a run and of an estimate."""
 
 import contextlib
 import importlib.util
@@ -168,6 +168,65 @@ class Setup(InDirectory):
             self.assertIn(name, result.stderr)
 
 
+class GpuArch(InDirectory):
+    """Which GPUs the Makefile builds for, by what nvidia-smi says and by GPU_ARCH."""
+
+    FAILURE = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+
+    def make(self, *arguments, printed="", code=0):
+        """The directory of the CUDA build and nvcc's -gencode flags, with a nvidia-smi that prints this."""
+        self.write("bin/nvidia-smi", f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\nexit {code}\n", executable=True)
+        unset = ("GPU_ARCH", "PRECISION", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES")
+        environment = {k: v for k, v in os.environ.items() if k not in unset}
+        environment["PATH"] = os.path.join(self.directory, "bin") + os.pathsep + environment["PATH"]
+        # Without what else the Makefile would look for.
+        command = ["make", "-s", "-C", ROOT, "--no-print-directory", "USE_MPI=1", "USE_NCCL=1", "MPICXX=x",
+                   "NCCL_INCLUDE=x", "--eval", "show: ; @echo $(NVCCFLAGS); echo $(CUDA_DIR)", "gpu-build", "show"]
+        return subprocess.run(command + list(arguments), capture_output=True, text=True, env=environment)
+
+    def built_for(self, *arguments, **nvidia_smi):
+        """What the flags say, and the directory."""
+        result = self.make(*arguments, **nvidia_smi)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        found, flags, directory = result.stdout.split("\n")[:3]
+        self.assertIn(found, ("", directory))
+        return re.findall(r"-gencode (\S+)", flags), directory, bool(found)
+
+    def test_the_gpu_found(self):
+        hopper = ["arch=compute_90a,code=sm_90a"]
+        self.assertEqual(self.built_for(printed="9.0"), (hopper, "build/cuda-sm_90a", True))
+        for printed, code in (("", 127), (self.FAILURE, 9), ("[N/A]\n7.5", 0)):
+            with self.subTest(printed=printed):
+                self.assertEqual(self.built_for(printed=printed, code=code), (hopper, "build/cuda-sm_90a", False))
+
+    def test_several_gpus(self):
+        ada, hopper = "arch=compute_89,code=sm_89", "arch=compute_90a,code=sm_90a"
+        self.assertEqual(self.built_for(printed="8.9\n8.9"), ([ada], "build/cuda-sm_89", True))
+        self.assertEqual(self.built_for(printed=f"9.0\n{self.FAILURE}\n8.9"),
+                         ([ada, hopper], "build/cuda-sm_89-sm_90a", True))
+        self.assertEqual(self.built_for(printed="8.6\n10.3\n12.1")[1], "build/cuda-sm_100-sm_120-sm_80")
+
+    def test_gpu_arch(self):
+        hopper = (["arch=compute_90a,code=sm_90a"], "build/cuda-sm_90a", True)
+        for asked in ("sm_90a", "90a"):
+            self.assertEqual(self.built_for(f"GPU_ARCH={asked}", printed="8.9"), hopper)
+        flags, directory, _ = self.built_for("GPU_ARCH=90a,sm_80")
+        self.assertEqual(([flag.split("=")[-1] for flag in flags], directory),
+                         (["sm_80", "sm_90a"], "build/cuda-sm_80-sm_90a"))
+        flags, directory, _ = self.built_for("GPU_ARCH=all")
+        self.assertEqual(([flag.split("=")[-1] for flag in flags], directory),
+                         (["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120", "compute_120"], "build/cuda-all"))
+        self.assertEqual(flags[-1], "arch=compute_120,code=compute_120")
+
+    def test_other_values_are_refused_with_the_list(self):
+        for asked in ("sm_86", "sm_80,foo", ""):
+            with self.subTest(asked=asked):
+                result = self.make(f"GPU_ARCH={asked}")
+                self.assertEqual(result.returncode, 2)
+                self.assertIn(f"GPU_ARCH={asked}: expected all, or some of sm_80 sm_89 sm_90a sm_100 sm_120",
+                              result.stderr)
+
+
 def report(name, registers, spilled=0, stack=0, arch="sm_90a"):
     return f"""ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '{name}' for '{arch}'
@@ -202,6 +261,15 @@ class KernelReport(InDirectory):
     def test_spills(self):
         problems = self.check(report(self.ADD, 255, spilled=16) + report(self.SUM, 40), {})
         self.assertEqual(problems, ["add_kernel<float> (sm_90a) spills 32 bytes of registers"])
+
+    def test_several_architectures_in_one_report(self):
+        text = report(self.ADD, 30, arch="sm_80") + report(self.ADD, 34, arch="sm_90a", spilled=4) + \
+            report(self.ADD, 30, arch="sm_120")
+        self.assertEqual([(k.arch, k.registers) for k in self.module.parse_report(text)],
+                         [("sm_80", 30), ("sm_90a", 34), ("sm_120", 30)])
+        self.assertEqual(self.check(text, {"add_kernel": 32}),
+                         ["add_kernel<float> (sm_90a) spills 8 bytes of registers",
+                          "add_kernel<float> (sm_90a) uses 34 registers; dev/kernel_resources.txt allows 32"])
 
     def test_local_memory(self):
         self.assertIn("64 bytes in local memory", self.check(report(self.ADD, 40, stack=64), {})[0])
