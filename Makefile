@@ -115,7 +115,7 @@ NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 $(GENCODE) -Xptxas -v \
 # One thread pool in the process: the OpenMP build of OpenBLAS. Its pthread build would fight with libgomp for the cores.
 BLAS_DIR := $(firstword $(wildcard /usr/lib/*/openblas-openmp))
 LIBS_CPU := $(if $(BLAS_DIR),-L$(BLAS_DIR) -Wl$(comma)-rpath$(comma)$(BLAS_DIR)) -lopenblas -fopenmp -lpthread $(MPI_LIBS)
-LIBS_CUDA := -L$(CUDA_HOME)/lib64 -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64 -lcublasLt -lcublas -lgomp -lpthread -ldl $(addprefix -Xlinker -rpath -Xlinker ,$(NCCL_LIB)) $(subst -Wl$(comma),-Xlinker ,$(MPI_LIBS))
+LIBS_CUDA := -L$(CUDA_HOME)/lib64 -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64 -lcublasLt -lgomp -lpthread -ldl $(addprefix -Xlinker -rpath -Xlinker ,$(NCCL_LIB)) $(subst -Wl$(comma),-Xlinker ,$(MPI_LIBS))
 
 # ---- sources -------------------------------------------------------------------------------------------------------
 LLMC      := $(wildcard llmc/*/*.cpp llmc/*/*.cu)
