@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include "llmc/device/gpu_code.h"
 #include "llmc/device/memory_ledger.h"
 
 namespace llmc {
@@ -36,12 +37,13 @@ void open_device(int index) {
         throw Error(ExitCode::no_resources, strprintf("GPU %d asked for, but this machine shows %d", index, count));
     LLMC_CHECK_CUDA(cudaSetDevice(index));
     // A binary without code for this GPU fails at its first kernel: say so now, in words.
+    const DeviceInfo info = device_info();
     cudaFuncAttributes attributes;
-    if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(probe_kernel)) != cudaSuccess) {
-        const DeviceInfo info = device_info();
-        throw Error(ExitCode::no_resources, strprintf("this build has no code for %s (sm_%d): run make GPU_ARCH=sm_%d",
-                                                      info.name.c_str(), info.compute_capability, info.compute_capability));
-    }
+    const cudaError_t probed = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(probe_kernel));
+    if (!has_code_for(LLMC_GPU_ARCHS, info.compute_capability) || probed == cudaErrorNoKernelImageForDevice ||
+        probed == cudaErrorInvalidDeviceFunction)
+        throw Error(ExitCode::no_resources, no_code_message(LLMC_GPU_ARCHS, info.name, info.compute_capability));
+    check_cuda(probed, "cudaFuncGetAttributes", __FILE__, __LINE__);
 }
 DeviceInfo device_info() {
     int index = 0;

@@ -1,0 +1,52 @@
+// Architectures against compute capabilities (gpu_code.h), without CUDA, so that every machine can test it.
+#include "llmc/device/gpu_code.h"
+
+#include <cctype>
+#include <cstdlib>
+#include <sstream>
+
+#include "llmc/device/error.h"
+
+namespace llmc {
+
+namespace {
+
+bool runs_on(const std::string& architecture, int capability) {
+    const int own = std::atoi(architecture.c_str() + architecture.find('_') + 1);
+    if (std::isalpha(static_cast<unsigned char>(architecture.back()))) return capability == own;
+    if (architecture.starts_with("compute_")) return capability >= own;
+    return capability / 10 == own / 10 && capability >= own;
+}
+
+}  // namespace
+
+bool has_code_for(const std::string& architectures, int capability) {
+    std::istringstream list(architectures);
+    for (std::string architecture; list >> architecture;)
+        if (runs_on(architecture, capability)) return true;
+    return false;
+}
+
+std::string gpu_arch_for(int capability) {
+    switch (capability / 10) {
+        case 8:
+            return capability == 89 ? "sm_89" : "sm_80";
+        case 9:
+            return "sm_90a";
+        case 10:
+            return "sm_100";
+        case 12:
+            return "sm_120";
+    }
+    return capability > 120 ? "all" : "";  // a later one takes the PTX
+}
+
+std::string no_code_message(const std::string& architectures, const std::string& gpu, int capability) {
+    const std::string arch = gpu_arch_for(capability);
+    const std::string advice = arch.empty() ? "there is none for it: train_gpt runs on 8.0 to 9.0, 10.0, 12.0 and later"
+                                            : "build it for this GPU: make train_gpt GPU_ARCH=" + arch;
+    return strprintf("this build has no code for %s (compute capability %d.%d), only for %s; %s", gpu.c_str(),
+                     capability / 10, capability % 10, architectures.c_str(), advice.c_str());
+}
+
+}  // namespace llmc
