@@ -10,7 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "llmc/checkpoint/weight_files.h"
 #include "llmc/device/error.h"
+#include "llmc/model/config.h"
 
 namespace llmc {
 
@@ -128,7 +130,7 @@ void write_config(const std::string& model_path, const HfGpt2Config& config) {
 }
 
 // The file's name for a Hugging Face name: with the prefix, without it, or empty if it has neither.
-std::string name_in_file(const SafetensorsFile& file, const std::string& full_name) {
+std::string name_in_file(const WeightFiles& file, const std::string& full_name) {
     if (file.contains(full_name)) return full_name;
     const std::string bare = full_name.substr(std::strlen(kPrefix));
     return file.contains(bare) ? bare : "";
@@ -143,7 +145,7 @@ bool is_ignored(const std::string& name) {
 }
 
 // Names in the file, in the order of specs. Every tensor is there in the right shape and type, and no other is.
-std::vector<std::string> match_tensors(const SafetensorsFile& file, const std::vector<TensorSpec>& specs) {
+std::vector<std::string> match_tensors(const WeightFiles& file, const std::vector<TensorSpec>& specs) {
     std::vector<std::string> names;
     for (const TensorSpec& spec : specs) {
         const std::string name = name_in_file(file, spec.name);
@@ -157,26 +159,56 @@ std::vector<std::string> match_tensors(const SafetensorsFile& file, const std::v
         if (info.shape != spec.shape) {
             throw Error(ExitCode::checkpoint,
                         strprintf("%s: tensor %s is %s, this model needs %s; choose the model that the file holds",
-                                  file.path().c_str(), name.c_str(), shape_text(info.shape).c_str(), wanted.c_str()));
+                                  file.file_with(name).path().c_str(), name.c_str(), shape_text(info.shape).c_str(),
+                                  wanted.c_str()));
         }
         if (info.dtype != "F32" && info.dtype != "BF16" && info.dtype != "F16" && info.dtype != "F64") {
-            throw Error(ExitCode::checkpoint, strprintf("%s: tensor %s is %s; F32, BF16, F16 or F64 is needed",
-                                                        file.path().c_str(), name.c_str(), info.dtype.c_str()));
+            throw Error(ExitCode::checkpoint,
+                        strprintf("%s: tensor %s is %s; F32, BF16, F16 or F64 is needed",
+                                  file.file_with(name).path().c_str(), name.c_str(), info.dtype.c_str()));
         }
         names.push_back(name);
     }
     const std::set<std::string> known(names.begin(), names.end());
-    for (const TensorInfo& tensor : file.tensors()) {
-        if (known.count(tensor.name) || is_ignored(tensor.name)) continue;
+    for (const auto& [name, where] : file.tensors()) {
+        if (known.count(name) || is_ignored(name)) continue;
         throw Error(ExitCode::checkpoint,
                     strprintf("%s: tensor %s %s has no place in this model; choose the model that the file holds",
-                              file.path().c_str(), tensor.name.c_str(), shape_text(tensor.shape).c_str()));
+                              where->path().c_str(), name.c_str(), shape_text(file.info(name).shape).c_str()));
     }
     return names;
 }
 
+// config.json says what shapes cannot, the number of heads above all, and what its model computes otherwise than ours.
+void check_described(const std::string& path, const HfGpt2Config& config) {
+    if (path.empty()) return;
+    ModelConfig described;
+    try {
+        described = find_model(path);
+    } catch (const Error& error) {
+        throw Error(ExitCode::checkpoint, error.what());
+    }
+    const struct {
+        const char* name;
+        int64_t there, here;
+    } numbers[] = {{"n_layer", described.layers, config.layers},
+                   {"n_head", described.heads, config.heads},
+                   {"n_embd", described.channels, config.channels},
+                   {"n_positions", described.context, config.context},
+                   {"vocab_size", described.vocab, config.vocab}};
+    std::string differences;
+    for (const auto& number : numbers) {
+        if (number.there == number.here || number.there == 0) continue;  // 0: it does not say
+        differences += strprintf("%s%s is %lld, this model has %lld", differences.empty() ? "" : "; ", number.name,
+                                 static_cast<long long>(number.there), static_cast<long long>(number.here));
+    }
+    if (differences.empty()) return;
+    throw Error(ExitCode::checkpoint, strprintf("%s: %s; choose the model that the file holds: -e %s", path.c_str(),
+                                                differences.c_str(), path.c_str()));
+}
+
 // Our head is wte. A file whose head is something else would load into a different model without a word.
-void check_tied(const SafetensorsFile& file, const std::vector<float>& wte) {
+void check_tied(const WeightFiles& file, const std::vector<float>& wte) {
     if (!file.contains("lm_head.weight")) return;
     const std::vector<float> head = file.read_floats("lm_head.weight");
     if (head.size() == wte.size() && std::memcmp(head.data(), wte.data(), wte.size() * sizeof(float)) == 0) return;
@@ -257,7 +289,8 @@ void export_hf(const std::string& path, const HfGpt2Config& config,
 void import_hf(const std::string& path, const HfGpt2Config& config,
                const std::function<void(const std::string& ours, const std::vector<float>& values)>& store) {
     check_config(path, config);
-    const SafetensorsFile file(path);
+    const WeightFiles file(path);
+    check_described(file.config_path(), config);
     const std::vector<std::string> ours = gpt2_parameter_names(config.layers);
     const std::vector<TensorSpec> specs = hf_specs(config.layers, config.channels, config.vocab, config.context);
     const std::vector<std::string> names = match_tensors(file, specs);

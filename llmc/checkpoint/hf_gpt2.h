@@ -34,9 +34,10 @@ std::vector<TensorSpec> hf_specs(int64_t layers, int64_t channels, int64_t vocab
 void export_hf(const std::string& path, const HfGpt2Config& config,
                const std::function<void(const std::string& ours, std::vector<float>& out)>& fetch);
 
-// Reads a GPT-2 of these numbers and hands over every parameter once, in our layout; wte comes with `vocab` rows.
-// Takes F32, BF16, F16 and F64, names with or without "transformer.". All shapes are checked before the first store.
-// lm_head.weight is left out (an untied head, one that differs from wte, is an Error), and so are the attn.bias masks.
+// Reads a GPT-2 of these numbers from a file or a Hugging Face directory (weight_files.h), whose config.json must
+// agree, and hands over every parameter once, in our layout; wte comes with `vocab` rows. Takes F32, BF16, F16 and F64,
+// names with or without "transformer.". All shapes are checked before the first store. lm_head.weight is left out (an
+// untied head, one that differs from wte, is an Error), and so are the attn.bias masks.
 void import_hf(const std::string& path, const HfGpt2Config& config,
                const std::function<void(const std::string& ours, const std::vector<float>& values)>& store);
 

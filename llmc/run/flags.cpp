@@ -183,7 +183,8 @@ void FlagSet::Parser::model() {
     add(0, "context", options.context, "N", "longest sequence the model can take",
         "the model's; -t for a shape of your own")
         ->transform(whole_number(1, kMaxInt));
-    add(0, "init-from", options.init_from, "PATH", "weights to start from", "random");
+    add(0, "init-from", options.init_from, "PATH",
+        "weights to start from: a .safetensors file or a Hugging Face directory", "random");
 }
 
 void FlagSet::Parser::batch_and_length() {

@@ -232,6 +232,7 @@ TEST_CASE("hf_gpt2: a file that does not fit the model is refused before anythin
     TemporaryFolder folder;
     const std::string path = folder.file("model.safetensors");
     export_weights(path, numbered_weights(kTiny));
+    std::filesystem::remove(folder.file("config.json"));  // it would be the first to differ
     const std::vector<Raw> good = load_raw(path);
     const auto refusal = [&](const std::vector<Raw>& tensors, const HfGpt2Config& config = kTiny) {
         save_raw(path, tensors);
@@ -270,6 +271,56 @@ TEST_CASE("hf_gpt2: a file that does not fit the model is refused before anythin
     other.heads = 3;
     CHECK(mentions(refusal(good, other), "channels a multiple of heads"));
     CHECK(mentions(error_of([&] { import_weights(folder.file("none")); }), "No such file"));
+}
+
+TEST_CASE("hf_gpt2: import takes a directory, with shards too, names with and without the prefix") {
+    TemporaryFolder folder;
+    const Weights weights = numbered_weights(kTiny);
+    export_weights(folder.file("model.safetensors"), weights);
+    CHECK(import_weights(folder.file("")) == unpadded(weights));
+
+    std::vector<Raw> shards[2];
+    nlohmann::json index;
+    for (Raw& tensor : load_raw(folder.file("model.safetensors"))) {
+        const size_t shard = shards[0].size() > shards[1].size();
+        if (shard == 1) tensor.spec.name = tensor.spec.name.substr(std::string("transformer.").size());
+        index["weight_map"][tensor.spec.name] = strprintf("model-%05zu-of-00002.safetensors", shard + 1);
+        shards[shard].push_back(tensor);
+    }
+    std::filesystem::remove(folder.file("model.safetensors"));
+    for (size_t i = 0; i < 2; ++i)
+        save_raw(folder.file(strprintf("model-%05zu-of-00002.safetensors", i + 1)), shards[i]);
+    write_bytes(folder.file("model.safetensors.index.json"), index.dump());
+    CHECK(import_weights(folder.file("")) == unpadded(weights));
+
+    find_raw(shards[1], "h.1.mlp.c_fc.bias").spec.dtype = "I32";
+    save_raw(folder.file("model-00002-of-00002.safetensors"), shards[1]);
+    CHECK(mentions(error_of([&] { import_weights(folder.file("")); }),
+                   "model-00002-of-00002.safetensors: tensor h.1.mlp.c_fc.bias is I32"));
+}
+
+TEST_CASE("hf_gpt2: a config.json that says otherwise is refused, number by number") {
+    TemporaryFolder folder;
+    export_weights(folder.file("model.safetensors"), numbered_weights(kTiny));
+    const auto refusal = [&](const HfGpt2Config& config, const char* path = "") {
+        return error_of([&] { import_weights(folder.file(path), config); });
+    };
+    // The tensors have the same shapes with one head.
+    const HfGpt2Config other_heads = {.layers = 2, .channels = 4, .heads = 1, .vocab = 7, .context = 5};
+    CHECK(mentions(refusal(other_heads), "config.json: n_head is 2, this model has 1; choose the model that the file"));
+    CHECK(mentions(refusal(other_heads, "model.safetensors"), "n_head is 2, this model has 1"));
+    CHECK(mentions(refusal({.layers = 3, .channels = 8, .heads = 2, .vocab = 9, .context = 6}),
+                   "n_layer is 2, this model has 3; n_embd is 4, this model has 8; n_positions is 5, this model has 6; "
+                   "vocab_size is 7, this model has 9; choose"));
+
+    nlohmann::json config = nlohmann::json::parse(read_bytes(folder.file("config.json")));
+    config["model_type"] = "llama";
+    write_bytes(folder.file("config.json"), config.dump());
+    CHECK(mentions(refusal(kTiny), R"("model_type" is "llama", which is not the GPT-2 architecture)"));
+    write_bytes(folder.file("config.json"), "{");
+    CHECK(mentions(refusal(kTiny), "config.json is not a JSON object"));
+    std::filesystem::remove(folder.file("config.json"));
+    CHECK(refusal(other_heads) == "<no error>");
 }
 
 TEST_CASE("hf_gpt2: an export that fails leaves nothing behind") {

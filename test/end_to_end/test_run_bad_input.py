@@ -276,7 +276,21 @@ class BadFile(BadInput):
         out = new_path()
         self.assertEqual(run(*tiny_flags("--out", out, "--max-steps", "1", "--layers", "1")).code, 0)
         model = os.path.join(out, "model.safetensors")
-        self.refused(CHECKPOINT, ["--init-from", model], "h.1.", "choose the model that the file holds")
+        for weights in (model, out):
+            self.refused(CHECKPOINT, ["--init-from", weights], "config.json: n_layer is 1, this model has 2",
+                         "choose the model that the file holds: -e")
+        os.remove(os.path.join(out, "config.json"))
+        for weights in (model, out):
+            self.refused(CHECKPOINT, ["--init-from", weights], "h.1.", "choose the model that the file holds")
+
+    def test_weights_with_a_missing_shard(self):
+        directory = new_path("shards")
+        os.mkdir(directory)
+        self.refused(CHECKPOINT, ["--init-from", directory], "holds neither model.safetensors nor")
+        with open(os.path.join(directory, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
+            file.write('{"weight_map": {"wte.weight": "model-00001-of-00002.safetensors"}}')
+        self.refused(CHECKPOINT, ["--init-from", directory],
+                     "names model-00001-of-00002.safetensors, which is not there")
 
     def test_configuration_file(self):
         self.refused(FLAGS, ["--config", "nowhere.json"], "nowhere.json")

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -11,7 +12,7 @@ import unicodedata
 import unittest
 
 from trainer import (ENVIRONMENT, PROGRAM, VOCAB, FinishedRun, corpus, new_path, read_safetensors, run, tiny_flags,
-                     workspace)
+                     workspace, write_safetensors)
 
 STOPPED = 75
 
@@ -161,6 +162,30 @@ class Weights(unittest.TestCase):
             self.assertLess(abs(again.validations[0] - last), 0.01)
             self.assertLess(again.validations[12], last)
         self.assertLess(last, 4.5, "or else it would not show that the weights were used")
+
+    def test_a_directory_is_as_good_as_a_file(self):
+        def losses(weights):
+            return FinishedRun("--max-steps", "2", "--init-from", weights).losses
+
+        expected = losses(self.model)
+        self.assertLess(expected[0], 4.5)
+        self.assertEqual(losses(self.done.directory), expected)
+        self.assertEqual(losses(self.sharded(3)), expected)
+
+    def sharded(self, count):
+        """The model as Hugging Face keeps large ones: in several files with an index, here without the prefix."""
+        directory, weight_map, shards = new_path("sharded"), {}, [{} for _ in range(count)]
+        os.mkdir(directory)
+        for i, (name, tensor) in enumerate(read_safetensors(self.model).items()):
+            weight_map[name.removeprefix("transformer.")] = f"model-{i % count + 1:05}-of-{count:05}.safetensors"
+            shards[i % count][name.removeprefix("transformer.")] = tensor
+        for i, tensors in enumerate(shards):
+            write_safetensors(os.path.join(directory, f"model-{i + 1:05}-of-{count:05}.safetensors"), tensors)
+        index = dict(metadata=dict(total_size=os.path.getsize(self.model)), weight_map=weight_map)
+        with open(os.path.join(directory, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
+            json.dump(index, file)
+        shutil.copy(self.done.path("config.json"), directory)
+        return directory
 
 
 class Configuration(unittest.TestCase):

@@ -189,6 +189,17 @@ def read_safetensors(path):
     return tensors
 
 
+def write_safetensors(path, tensors):
+    """The reverse."""
+    header, end = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = dict(dtype=dtype, shape=shape, data_offsets=[end, end + len(data)])
+        end += len(data)
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
+
+
 def short_run(program):
     """Everything a run does, as little of it as possible: for slow builds."""
     for precision in ("fp8", "bf16", "fp32"):

@@ -1,0 +1,95 @@
+// The files of a model: one file, a directory with one, a directory with shards and their index, and what is wrong with
+// it.
+#include "llmc/checkpoint/weight_files.h"
+
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <map>
+
+#include "test/checkpoint/checkpoint_test_util.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+const char* const kIndex = "model.safetensors.index.json";
+
+// A file of one-element tensors.
+void write_file(const std::string& path, const std::map<std::string, float>& tensors) {
+    std::vector<TensorSpec> specs;
+    for (const auto& [name, value] : tensors) specs.push_back({name, "F32", {1}});
+    SafetensorsWriter writer(path, specs, {});
+    for (const auto& [name, value] : tensors) writer.write(name, &value, sizeof value);
+    writer.finish();
+}
+
+void write_index(const TemporaryFolder& folder, const std::string& weight_map) {
+    write_bytes(folder.file(kIndex), R"({"metadata": {"total_size": 12}, "weight_map": )" + weight_map + "}");
+}
+
+std::string refusal(const TemporaryFolder& folder) {
+    return error_of([&] { const WeightFiles files(folder.file("")); });
+}
+
+}  // namespace
+
+TEST_CASE("weight_files: a file, and a directory that holds model.safetensors") {
+    TemporaryFolder folder;
+    write_file(folder.file("x.safetensors"), {{"a", 1.0f}});
+    write_file(folder.file("model.safetensors"), {{"a", 2.0f}});
+    CHECK(WeightFiles(folder.file("x.safetensors")).read_floats("a") == std::vector<float>{1.0f});
+    CHECK(WeightFiles(folder.file("")).read_floats("a") == std::vector<float>{2.0f});
+    CHECK(WeightFiles(folder.file("")).config_path().empty());
+    CHECK(mentions(error_of([&] { WeightFiles(folder.file("")).info("b"); }), "has no tensor b"));
+    CHECK(mentions(error_of([&] { const WeightFiles files(folder.file("none")); }), "none: cannot open it: No such"));
+
+    write_bytes(folder.file("config.json"), "{}");
+    CHECK(WeightFiles(folder.file("")).config_path() == folder.file("config.json"));
+    CHECK(WeightFiles(folder.file("model.safetensors")).config_path() == folder.file("config.json"));
+    CHECK(WeightFiles(folder.file("x.safetensors")).config_path().empty());  // it may be about another file
+}
+
+TEST_CASE("weight_files: shards and their index") {
+    TemporaryFolder folder;
+    write_file(folder.file("model-00001-of-00002.safetensors"), {{"a", 1.0f}, {"c", 3.0f}});
+    write_file(folder.file("model-00002-of-00002.safetensors"), {{"b", 2.0f}});
+    write_index(folder, R"({"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors",
+                            "c": "model-00001-of-00002.safetensors"})");
+    const WeightFiles files(folder.file(""));
+    CHECK(files.tensors().size() == 3);
+    CHECK(files.read_floats("a") == std::vector<float>{1.0f});
+    CHECK(files.read_floats("b") == std::vector<float>{2.0f});
+    CHECK(files.read_floats("c") == std::vector<float>{3.0f});
+    CHECK(files.file_with("b").path() == folder.file("model-00002-of-00002.safetensors"));
+
+    std::filesystem::remove(folder.file("model-00002-of-00002.safetensors"));
+    CHECK(refusal(folder) == folder.file(kIndex) + ": names model-00002-of-00002.safetensors, which is not there");
+}
+
+TEST_CASE("weight_files: an index that does not fit is refused") {
+    TemporaryFolder folder;
+    CHECK(mentions(refusal(folder), "holds neither model.safetensors nor model.safetensors.index.json"));
+    CHECK(!mentions(refusal(folder), "pytorch_model.bin"));
+    write_bytes(folder.file("pytorch_model.bin"), "x");
+    CHECK(mentions(refusal(folder), "pytorch_model.bin is not read: save the model again"));
+
+    write_file(folder.file("1.safetensors"), {{"a", 1.0f}});
+    write_file(folder.file("2.safetensors"), {{"b", 2.0f}});
+    write_index(folder, R"({"a": "1.safetensors", "b": "1.safetensors"})");
+    CHECK(mentions(refusal(folder), "says that tensor b is in 1.safetensors, which does not hold it"));
+    write_index(folder, R"({"a": "2.safetensors", "b": "1.safetensors"})");
+    CHECK(mentions(refusal(folder), "says that tensor a is in 2.safetensors, which does not hold it"));
+    for (const char* elsewhere : {R"("../1.safetensors")", R"("sub/1.safetensors")", R"("")", R"("..")", "7"}) {
+        write_index(folder, strprintf(R"({"a": %s})", elsewhere));
+        CHECK(mentions(refusal(folder), "tensor a is in " + std::string(elsewhere) + ", which is not the name of a"));
+    }
+    write_file(folder.file("2.safetensors"), {{"a", 1.0f}, {"b", 2.0f}});
+    write_index(folder, R"({"a": "1.safetensors", "b": "2.safetensors"})");
+    CHECK(mentions(refusal(folder), "holds tensor a, which"));
+    for (const char* no_index : {"", "{", "[]", "{}", R"({"weight_map": []})"}) {
+        write_bytes(folder.file(kIndex), no_index);
+        CHECK(mentions(refusal(folder), "is no index of weights"));
+    }
+}
