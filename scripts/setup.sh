@@ -3,8 +3,7 @@
 # with sudo; otherwise they are listed and nothing happens) and Python packages into .venv. Quiet and quick when nothing
 # is missing.
 #
-#   ./scripts/setup.sh                   everything the demo and the tests need
-#   ./scripts/setup.sh --with-tiktoken   also what preparing text with GPT-2's tokenizer needs
+#   ./scripts/setup.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,9 +24,9 @@ fi
 
 for argument in "$@"; do
     case "$argument" in
-        --with-tiktoken) PYTHON_PACKAGES+=(tiktoken) ;;
+        --with-tiktoken) ;; # it comes without being asked for
         -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0 ;;
-        *) echo "setup.sh: unknown argument '$argument' (--with-tiktoken, --help)" >&2 && exit 2 ;;
+        *) echo "setup.sh: unknown argument '$argument' (--help)" >&2 && exit 2 ;;
     esac
 done
 
@@ -93,11 +92,18 @@ sys.exit(any(importlib.util.find_spec(name) is None for name in sys.argv[1:]))
 END
 }
 
-if ! has_python_packages "${PYTHON_PACKAGES[@]}"; then
-    echo "setup: installing ${PYTHON_PACKAGES[*]} into .venv"
+install_python_packages() {
+    echo "setup: installing $* into .venv"
     # --clear also mends an environment that an interrupted attempt left half made.
     "$PYTHON" -m pip --version >/dev/null 2>&1 || python3 -m venv --clear .venv
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-compile "${PYTHON_PACKAGES[@]}"
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-compile "$@"
+}
+
+if ! has_python_packages "${PYTHON_PACKAGES[@]}"; then install_python_packages "${PYTHON_PACKAGES[@]}"; fi
+# Preparing text with GPT-2's tokenizer needs it, and nothing else does.
+if ! has_python_packages tiktoken; then
+    install_python_packages tiktoken ||
+        echo "setup.sh: no tiktoken: text can be prepared with --tokenizer bytes alone" >&2
 fi
 
 if [[ -n ${NCCL_PACKAGE:-} ]] && ! compgen -G '.venv/lib/python3*/site-packages/nvidia/nccl/include/nccl.h' >/dev/null; then

@@ -25,7 +25,7 @@ NATIVE=build/cpu-native
 # ---- cheap checks first --------------------------------------------------------------------------------------------
 
 queue stage "rules of the house" unittest python3 test/end_to_end/test_house.py
-queue stage "python: data preparation" unittest python3 -m unittest discover -s test/data -p 'test_*.py'
+queue stage "python: data preparation" unittest .venv/bin/python -m unittest discover -s test/data -p 'test_*.py'
 queue stage "python: scripts" unittest .venv/bin/python test/end_to_end/test_scripts.py
 drain
 

@@ -1,6 +1,8 @@
-"""Command line of the package: `cd data && python3 -m prepare text|tinyshakespeare --help`."""
+"""Command line of the package: `python3 -m data.prepare text|tinyshakespeare --help`."""
 
 import argparse
+import importlib.util
+import os
 import sys
 
 from .text import prepare_text
@@ -15,8 +17,9 @@ def parse(argv):
     def add_command(name, help, tokenizer):
         command = commands.add_parser(name, help=help, description=help)
         command.add_argument("--out", required=True, metavar="DIR", help="directory for the shards and sidecars")
-        command.add_argument("--tokenizer", choices=("bytes", "gpt2"), default=tokenizer, help="default: %(default)s")
-        command.add_argument("--tiktoken", metavar="FILE", help="GPT-2's rank file, so that nothing is downloaded")
+        command.add_argument("--tokenizer", metavar="NAME|FILE", default=tokenizer,
+                             help="bytes, gpt2 (tiktoken downloads its vocabulary once), or a file with GPT-2's ranks "
+                                  "(gpt2.tiktoken); default: %(default)s")
         return command
 
     text = add_command("text", "Text files, each one document, to train_*.bin and val_*.bin.", "bytes")
@@ -31,10 +34,20 @@ def parse(argv):
     return parser.parse_args(argv)
 
 
+def go_on_in_venv():
+    """Starts this program again with the Python of .venv if this one has no tiktoken: setup.sh installs it there."""
+    python = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".venv", "bin", "python"))
+    started_by_this = sys.orig_argv[0] == python
+    if not started_by_this and os.access(python, os.X_OK) and importlib.util.find_spec("tiktoken") is None:
+        os.execv(python, [python, *sys.orig_argv[1:]])
+
+
 def main(argv=None):
     args = parse(argv)
+    if argv is None and args.tokenizer != "bytes":
+        go_on_in_venv()
     try:
-        tokenizer = open_tokenizer(args.tokenizer, args.tiktoken)
+        tokenizer = open_tokenizer(args.tokenizer)
         if args.command == "text":
             prepare_text(args.files, args.out, tokenizer, args.val_fraction, args.shard_tokens, args.overwrite)
         else:

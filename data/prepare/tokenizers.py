@@ -3,6 +3,7 @@
 import base64
 
 GPT2_END = 50256
+GPT2_FILE = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"  # GPT-2's ranks
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
 
@@ -25,20 +26,21 @@ class GPT2:
 
     name, vocab, end_token = "gpt2", GPT2_END + 1, GPT2_END
 
-    def __init__(self, tiktoken_file=None):
+    def __init__(self, rank_file=None):
+        ranks = None if rank_file is None else read_ranks(rank_file)
         try:
             import tiktoken
         except ImportError:
-            raise PrepareError("the gpt2 tokenizer needs the tiktoken package: `pip install tiktoken`, or use "
-                               "--tokenizer bytes") from None
-        if tiktoken_file is None:
+            raise PrepareError("GPT-2's tokenizer needs the Python package tiktoken: scripts/setup.sh installs it into "
+                               ".venv; or use --tokenizer bytes") from None
+        if ranks is None:
             try:
                 self.encoding = tiktoken.get_encoding("gpt2")
             except Exception as error:  # whatever its download raises
-                raise PrepareError(f"tiktoken could not fetch GPT-2's vocabulary ({error}); without a network give "
-                                   "its rank file with --tiktoken FILE") from None
+                raise PrepareError(f"tiktoken could not download GPT-2's vocabulary ({type(error).__name__}); fetch "
+                                   f"{GPT2_FILE} elsewhere and give it with --tokenizer FILE") from None
         else:
-            self.encoding = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=read_ranks(tiktoken_file),
+            self.encoding = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks,
                                               special_tokens={"<|endoftext|>": GPT2_END})
 
     def encode(self, text):
@@ -53,7 +55,8 @@ def read_ranks(path):
             ranks = {base64.b64decode(token, validate=True): int(rank)
                      for token, rank in (line.split() for line in file if line.strip())}
     except OSError as error:
-        raise PrepareError(f"cannot read {path}: {error.strerror}") from None
+        raise PrepareError(f"cannot read {path}: {error.strerror}; the tokenizers are bytes, gpt2, or a file with "
+                           "GPT-2's ranks (gpt2.tiktoken)") from None
     except ValueError:
         raise PrepareError(f"{path} is not a tiktoken file (lines of `base64 rank`)") from None
     if sorted(ranks.values()) != list(range(GPT2_END)):
@@ -61,7 +64,6 @@ def read_ranks(path):
     return ranks
 
 
-def open_tokenizer(name, tiktoken_file=None):
-    if name == "bytes" and tiktoken_file is not None:
-        raise PrepareError("--tiktoken FILE goes with --tokenizer gpt2")
-    return Bytes() if name == "bytes" else GPT2(tiktoken_file)
+def open_tokenizer(name):
+    """`name` is bytes, gpt2 or a file with GPT-2's ranks."""
+    return Bytes() if name == "bytes" else GPT2(None if name == "gpt2" else name)

@@ -11,7 +11,9 @@ import io
 import json
 import os
 import random
+import shutil
 import struct
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -187,18 +189,71 @@ class Text(TestCase):
                             ((some, "--val-fraction", "1"), "--val-fraction 1"),
                             ((some, "--val-fraction", "0.5"), "no line for training"),
                             ((some, "--shard-tokens", "0"), "--shard-tokens 0"),
-                            ((some, "--tiktoken", some), "--tokenizer gpt2")]:
+                            ((some, "--tokenizer", "gtp2"), "cannot read gtp2: No such file or directory; the tokeni")]:
             code, output = self.prepare("text", *args, *out)
             self.assertEqual(code, 1)
             self.assertIn(words, output)
             self.assertEqual(output.count("\n"), 1)
 
-    def test_gpt2_without_tiktoken(self):
-        with mock.patch.dict(sys.modules, {"tiktoken": None}):
+    def prepare_gpt2(self, tiktoken):
+        with mock.patch.dict(sys.modules, {"tiktoken": tiktoken}):
             code, output = self.prepare("text", self.path("a", b"x\n"), "--out", self.path("out"),
                                         "--tokenizer", "gpt2")
         self.assertEqual(code, 1)
-        self.assertIn("pip install tiktoken", output)
+        self.assertEqual(output.count("\n"), 1)
+        return output
+
+    def test_gpt2_without_tiktoken(self):
+        self.assertIn("scripts/setup.sh installs it", self.prepare_gpt2(None))
+
+    def test_gpt2_without_a_network(self):
+        no_network = mock.Mock()
+        no_network.get_encoding.side_effect = ConnectionError("a\nlong\nstory")
+        output = self.prepare_gpt2(no_network)
+        self.assertIn("could not download GPT-2's vocabulary (ConnectionError); fetch https://", output)
+        self.assertIn("r50k_base.tiktoken elsewhere and give it with --tokenizer FILE", output)
+
+
+class OtherPython(TestCase):
+    """The command as a user types it, in a copy of the folder, with a Python that has no tiktoken."""
+
+    def run_command(self, *args):
+        package = os.path.dirname(os.path.abspath(command_line.__file__))
+        shutil.copytree(package, self.path("root/data/prepare"), ignore=shutil.ignore_patterns("__pycache__"))
+        self.path("root/a", b"text\n" * 100)
+        # -S: without installed packages
+        command = [sys.executable, "-S", "-B", "-m", "data.prepare", "text", "a", "--out", "out", *args]
+        return subprocess.run(command, cwd=self.path("root"), capture_output=True, text=True)
+
+    def make_venv(self):
+        os.makedirs(self.path("root/.venv/bin"))
+        self.path("root/.venv/bin/python", b"#!/bin/sh\necho venv: $*\n")
+        os.chmod(self.path("root/.venv/bin/python"), 0o755)
+
+    def test_goes_on_with_that_of_venv(self):
+        self.make_venv()
+        result = self.run_command("--tokenizer", "gpt2")
+        self.assertEqual((result.returncode, result.stdout, result.stderr),
+                         (0, "venv: -S -B -m data.prepare text a --out out --tokenizer gpt2\n", ""))
+
+    def test_stays_where_tiktoken_is_not_needed(self):
+        self.make_venv()
+        result = self.run_command()
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertNotIn("venv", result.stdout)
+
+    def test_says_so_without_venv(self):
+        result = self.run_command("--tokenizer", "gpt2")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("scripts/setup.sh", result.stderr)
+
+    def test_does_not_start_itself_for_ever(self):
+        self.make_venv()
+        os.remove(self.path("root/.venv/bin/python"))
+        os.symlink(sys.executable, self.path("root/.venv/bin/python"))
+        result = self.run_command("--tokenizer", "gpt2")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("scripts/setup.sh", result.stderr)
 
 
 def rank_file(merges=()):
@@ -228,7 +283,7 @@ class GPT2(TestCase):
     def test_local_rank_file(self):
         ranks = self.path("r", rank_file([b"he", b"ll", b"hell", b" he"]))
         code, output = self.prepare("text", self.path("a", b"hello he<|endoftext|>"), "--out", self.path("out"),
-                                    "--tokenizer", "gpt2", "--tiktoken", ranks, "--val-fraction", "0")
+                                    "--tokenizer", ranks, "--val-fraction", "0")
         self.assertEqual(code, 0, output)
         tokens, sidecar = shard.read_shard(self.path("out/train_000000.bin"))
         self.assertEqual(list(tokens), [50256, 258, ord("o"), 259, *b"<|endoftext|>"])

@@ -132,7 +132,7 @@ class Readme(unittest.TestCase):
     def test_flags(self):
         known = set(re.findall(r'"([a-z][a-z0-9-]+)"', read("llmc/run/flags.cpp")))
         named = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", read("README.md")))
-        scripts_own = {"with-tiktoken", "test-case", "max-gap", "from"}
+        scripts_own = {"test-case", "max-gap", "from"}
         self.assertGreater(len(named & known), 10)
         self.assertEqual(named - known - scripts_own, set())
 

@@ -1,5 +1,5 @@
-"""The scripts themselves: counting of results, the report on kernels, which GPUs are built for, setup without rights, the
-pictures of a run and of an estimate."""
+"""The scripts themselves: counting of results, the report on kernels, which GPUs are built for, setup without rights,
+the pictures of a run and of an estimate."""
 
 import contextlib
 import importlib.util
@@ -124,7 +124,7 @@ class Stages(InDirectory):
 class Setup(InDirectory):
     """scripts/setup.sh on a made-up system."""
 
-    def setup_on(self, **tools):
+    def setup_on(self, *arguments, **tools):
         """Runs it with these programs, and a few harmless ones, as the whole PATH."""
         for name, script in tools.items():
             self.write(f"bin/{name.replace('_', '-')}", "#!/bin/bash\n" + script, executable=True)
@@ -133,8 +133,10 @@ class Setup(InDirectory):
         script = os.path.join(self.directory, "repository", "scripts", "setup.sh")
         with open(os.path.join(ROOT, "scripts", "setup.sh"), encoding="utf-8") as file:
             self.write("repository/scripts/setup.sh", file.read(), executable=True)
-        return subprocess.run(["/bin/bash", script], capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                              env={"PATH": os.path.join(self.directory, "bin")})
+        # A CUDA toolkit would ask for NCCL's package.
+        environment = {"PATH": os.path.join(self.directory, "bin"), "CUDA_HOME": os.path.join(self.directory, "none")}
+        return subprocess.run(["/bin/bash", script, *arguments], capture_output=True, text=True,
+                              stdin=subprocess.DEVNULL, env=environment)
 
     ALL_BUT_DOCTEST = "for p in \"${@:3}\"; do [[ $p == doctest-dev ]] || echo \"installed $p\"; done; exit 1"
     VENV = 'if [[ $* == *venv* ]]; then mkdir -p .venv/bin; cp "$0" .venv/bin/python; fi; [[ $1 != - ]]'
@@ -156,6 +158,26 @@ class Setup(InDirectory):
         self.assertIn("update", update)
         self.assertTrue(install.endswith(" doctest-dev"), install)
         self.assertIn("setup: installing doctest-dev", result.stdout)
+
+    def pip_installs(self, *arguments, venv=VENV):
+        """What pip is asked to install, and what is said, where no package of the system is missing."""
+        log = os.path.join(self.directory, "log")
+        result = self.setup_on(*arguments, dpkg_query='for p in "${@:3}"; do echo "installed $p"; done',
+                               apt_get="exit 9", python3=f'echo "$@" >>{log}\n{venv}')
+        self.assertEqual(result.returncode, 0, result.stderr)
+        with open(log, encoding="utf-8") as file:
+            return [line.split()[-1] for line in file if "pip install" in line], result.stderr
+
+    def test_tiktoken_comes_with_it(self):
+        self.assertEqual(self.pip_installs(), (["matplotlib", "tiktoken"], ""))
+
+    def test_the_flag_for_tiktoken_is_still_taken(self):
+        self.assertEqual(self.pip_installs("--with-tiktoken"), (["matplotlib", "tiktoken"], ""))
+
+    def test_without_tiktoken_the_rest_works(self):
+        installed, said = self.pip_installs(venv=self.VENV + ' && [[ $* != *install*tiktoken ]]')
+        self.assertEqual(installed, ["matplotlib", "tiktoken"])
+        self.assertIn("no tiktoken: text can be prepared with --tokenizer bytes alone", said)
 
     def test_a_failed_installation_stops(self):
         result = self.setup_on(dpkg_query=self.ALL_BUT_DOCTEST, apt_get="exit 100", sudo='"$@"', python3=self.VENV)
