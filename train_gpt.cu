@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -202,8 +203,8 @@ ValRecord validate(Run<Real>& run, const Inputs& inputs, int64_t step, Watchdog&
     ValRecord record;
     record.step = step;
     for (const auto& [name, set] : inputs.val) {
-        const EvalLoader loader(*set, o.batch, o.seq, run.comm.rank(), run.comm.world(),
-                                static_cast<int>(o.val_batches), o.model_config.vocab);
+        const EvalLoader loader(*set, o.batch, o.seq, run.comm.rank(), run.comm.world(), o.val_batches,
+                                o.model_config.vocab);
         double sum = 0, count = 0;
         watchdog.alive();
         for (int64_t i = 0; i < loader.batches(); i++) {
@@ -343,8 +344,10 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
 
     TrainLoader loader(*inputs.train, o.batch, o.seq, o.micro_steps, run.comm.rank(), run.comm.world(), o.seed, 0,
                        o.model_config.vocab);
+    const bool validates = o.val_every > 0 && o.val_batches != 0 && !inputs.val.empty();
+    const bool samples = o.sample_every > 0 && o.sample_tokens > 0;
     std::optional<TokenDecoder> decoder;
-    if (o.sample_every > 0) {
+    if (samples) {
         const std::string tokenizer = inputs.train->sidecar().tokenizer.value_or("");
         decoder = TokenDecoder::open(!o.tokenizer.empty() ? o.tokenizer : tokenizer);
     }
@@ -371,8 +374,8 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
         }
     };
     auto validate_and_sample = [&](int64_t step, bool last) {
-        const bool sample_now = o.sample_every > 0 && step > 0 && (step % o.sample_every == 0 || last);
-        const bool validate_now = o.val_every > 0 && !inputs.val.empty() && (step % o.val_every == 0 || last);
+        const bool sample_now = samples && step > 0 && (step % o.sample_every == 0 || last);
+        const bool validate_now = validates && (step % o.val_every == 0 || last);
         if (!validate_now && !sample_now) return false;
         report(0);
         const ProfileRange range("validate and sample");
@@ -502,7 +505,8 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     ResolveInputs surroundings;
     surroundings.ranks = comm.world();
     if (inputs.train) {
-        surroundings.data_vocab = static_cast<int>(inputs.train->sidecar().vocab.value_or(0));
+        const int64_t vocab = inputs.train->sidecar().vocab.value_or(0);
+        surroundings.data_vocab = static_cast<int>(std::min<int64_t>(vocab, std::numeric_limits<int>::max()));
         surroundings.train_tokens = inputs.train->total_tokens();
     }
     surroundings.host_device = LLMC_CUDA == 0;

@@ -101,14 +101,15 @@ void TrainLoader::next(int32_t* tokens, int32_t* targets) {
     free_.notify_one();
 }
 
-EvalLoader::EvalLoader(const ShardSet& shards, int B, int T, int rank, int world, int max_batches, int vocab)
+EvalLoader::EvalLoader(const ShardSet& shards, int B, int T, int rank, int world, int64_t max_batches, int vocab)
     : shards_(shards), B_(B), T_(T), rank_(rank), world_(world), vocab_(vocab), samples_(shards.samples(T)) {
     check_shape(B, 1, rank, world, vocab);
     if (max_batches < -1)
-        throw Error(ExitCode::bad_flags, strprintf("%d validation batches: use -1 for all of them", max_batches));
+        throw Error(ExitCode::bad_flags,
+                    strprintf("%lld validation batches: use -1 for all of them", static_cast<long long>(max_batches)));
     const int64_t per_batch = int64_t{B} * world;
     const int64_t all = (samples_ + per_batch - 1) / per_batch;
-    batches_ = max_batches < 0 ? all : std::min<int64_t>(all, max_batches);
+    batches_ = max_batches < 0 ? all : std::min(all, max_batches);
 }
 
 void EvalLoader::read(int64_t batch, int32_t* tokens, int32_t* targets) const {

@@ -61,7 +61,7 @@ private:
 class EvalLoader {
 public:
     // `shards` must outlive the loader. max_batches = -1: all.
-    EvalLoader(const ShardSet& shards, int B, int T, int rank, int world, int max_batches, int vocab);
+    EvalLoader(const ShardSet& shards, int B, int T, int rank, int world, int64_t max_batches, int vocab);
 
     int64_t batches() const { return batches_; }
 

@@ -86,9 +86,9 @@ struct Options {
 
     // Validation and samples
     int64_t val_every = 20;    // 0 = never
-    int64_t val_batches = 20;  // -1 = all
+    int64_t val_batches = 20;  // 0 = never, -1 = all
     int64_t sample_every = 0;  // 0 = never
-    int sample_tokens = 64;
+    int sample_tokens = 64;    // 0 = no samples
     std::string tokenizer;
     std::string prompt;
     double temperature = 1.0;  // 0 = the likeliest token

@@ -1,5 +1,6 @@
 // The second half of options.h: values checked against each other, derived ones filled in, and the way back to JSON.
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "llmc/device/error.h"
@@ -55,6 +56,11 @@ void resolve_seq(Options& o) {
 }
 
 void resolve_total_batch(Options& o, int ranks) {
+    constexpr int64_t kMostTokens = std::numeric_limits<int>::max();  // kernels count them in an int
+    if (int64_t{o.batch} * o.seq > kMostTokens)
+        refuse(strprintf("-b %d x -t %d = %lld tokens per micro-batch are more than the %lld that can be; use -b %lld",
+                         o.batch, o.seq, static_cast<long long>(int64_t{o.batch} * o.seq),
+                         static_cast<long long>(kMostTokens), static_cast<long long>(kMostTokens / o.seq)));
     const int64_t unit = int64_t{o.batch} * o.seq * ranks;
     if (o.total_batch == 0) o.total_batch = unit;
     if (o.total_batch % unit != 0) {

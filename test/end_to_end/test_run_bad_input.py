@@ -134,6 +134,9 @@ class BadShape(BadInput):
     def test_batch_does_not_divide_the_total_batch(self):
         self.refused(FLAGS, ["--total-batch", "1000"], "-d 1000", "256 tokens", "-b 4 x -t 64", "-d 768 or -d 1024")
 
+    def test_more_tokens_in_a_micro_batch_than_can_be_counted(self):
+        self.refused(FLAGS, ["--batch", "67108864"], "-b 67108864 x -t 64 = 4294967296 tokens", "use -b 33554431")
+
     def test_vocabulary_smaller_than_the_datas(self):
         self.refused(FLAGS, ["--vocab", "100"], "--vocab 100", "257", "use --vocab 257")
 
@@ -157,12 +160,12 @@ class BadShape(BadInput):
 
 class BadValue(BadInput):
     CASES = [
-        (["--batch", "0"], ["--batch", "0 is out of range", "at least 1"]),
+        (["--batch", "0"], ["--batch", "0 is out of range", "from 1 to 2147483647"]),
         (["--batch", "-4"], ["--batch", "-4 is out of range"]),
         (["--batch", "four"], ["--batch", "'four' is not a whole number"]),
         (["--batch", "1.5"], ["--batch", "'1.5' is not a whole number"]),
         (["--batch", ""], ["--batch", "'' is not a whole number"]),
-        (["--batch", "99999999999999999999"], ["--batch", "99999999999999999999 is too large"]),
+        (["--batch", "99999999999999999999"], ["--batch", "99999999999999999999 is out of range"]),
         (["--seq", "0"], ["--seq", "0 is out of range"]),
         (["--seq", "-1"], ["--seq", "-1 is out of range"]),
         (["--total-batch", "0"], ["--total-batch", "0 is out of range"]),
@@ -187,7 +190,7 @@ class BadValue(BadInput):
         (["--warmup", "-1"], ["--warmup", "-1 is out of range"]),
         (["--val-every", "-1"], ["--val-every", "-1 is out of range"]),
         (["--val-batches", "-2"], ["--val-batches", "-2 is out of range"]),
-        (["--sample-tokens", "0"], ["--sample-tokens", "0 is out of range"]),
+        (["--sample-tokens", "4294967296"], ["--sample-tokens", "4294967296 is out of range", "from 0 to 2147483647"]),
         (["--temperature", "-1"], ["--temperature", "-1 is out of range"]),
         (["--top-p", "0"], ["--top-p", "0 is out of range"]),
         (["--seed", "-1"], ["--seed", "-1 is out of range"]),

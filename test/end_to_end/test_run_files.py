@@ -124,7 +124,19 @@ class Files(unittest.TestCase):
         everything = FinishedRun("--val", corpus().val, "--val-batches", "-1", "--max-steps", "1")
         enough = FinishedRun("--val", corpus().val, "--val-batches", "1000", "--max-steps", "1")
         self.assertEqual(everything.validations, enough.validations)
+        beyond_32_bits = FinishedRun("--val", corpus().val, "--val-batches", str(2**32), "--max-steps", "1")
+        self.assertEqual(beyond_32_bits.validations, everything.validations)
         self.assertNotEqual(everything.validations[0], self.done.validations[0])
+
+
+    def test_zero_is_never(self):
+        for flags in (["--val-batches", "0"], ["--val-every", "0"], ["--sample-tokens", "0"], ["--sample-every", "0"]):
+            with self.subTest(flags=flags):
+                quiet = FinishedRun("--max-steps", "2", "--val", corpus().val, "--val-every", "1", "--sample-every", "1",
+                                    "--sample-tokens", "2", *flags)
+                self.assertNotIn("nan", quiet.result.out)
+                self.assertEqual(sorted(quiet.validations), [] if "--val" in flags[0] else [0, 1, 2])
+                self.assertEqual([s for s, _ in quiet.result.samples], [] if "--sample" in flags[0] else [1, 2])
 
 
 class Weights(unittest.TestCase):

@@ -286,11 +286,11 @@ TEST_CASE("options: bad values") {
         {{"-b", "4x"}, "--batch: '4x' is not a whole number"},
         {{"-b", ""}, "--batch: '' is not a whole number"},
         {{"-b", "1e3"}, "'1e3' is not a whole number"},
-        {{"-b", "0"}, "--batch: 0 is out of range; it must be at least 1"},
+        {{"-b", "0"}, "--batch: 0 is out of range; it must be from 1 to 2147483647"},
         {{"-b", "-4"}, "-4 is out of range"},
-        {{"-b", "99999999999"}, "99999999999 is too large"},
+        {{"-b", "99999999999"}, "99999999999 is out of range; it must be from 1 to 2147483647"},
         {{"-t", "0"}, "--seq: 0"},
-        {{"-d", "99999999999999999999"}, "too large"},
+        {{"-d", "99999999999999999999"}, "--total-batch: 99999999999999999999 is out of range; it must be from 1 to "},
         {{"-d", "0"}, "--total-batch: 0"},
         {{"-x", "0"}, "-1: one epoch"},
         {{"-x", "-2"}, "--max-steps: -2"},
@@ -317,13 +317,13 @@ TEST_CASE("options: bad values") {
         {{"-v", "-1"}, "--val-every: -1"},
         {{"-m", "-2"}, "--val-batches: -2"},
         {{"-s", "-1"}, "--sample-every: -1"},
-        {{"-g", "0"}, "--sample-tokens: 0"},
+        {{"-g", "-1"}, "--sample-tokens: -1"},
         {{"--temperature", "-1"}, "--temperature: -1"},
         {{"--top-k", "-1"}, "--top-k: -1"},
         {{"--top-p", "0"}, "in (0, 1]"},
         {{"--top-p", "1.5"}, "in (0, 1]"},
-        {{"--seed", "-5"}, "--seed: -5 is out of range; it must be at least 0"},
-        {{"--seed", "18446744073709551616"}, "too large"},
+        {{"--seed", "-5"}, "--seed: -5 is out of range; it must be from 0 to "},
+        {{"--seed", "18446744073709551616"}, "from 0 to 18446744073709551615"},
         {{"--precision", "fp16"}, "is not one of fp8, bf16, fp32, auto"},
         {{"--fp8-recipe", "tensorwise"}, "is not one of delayed, current, block, mxfp8"},
         {{"--fp8-history", "0"}, "--fp8-history"},
@@ -356,6 +356,52 @@ TEST_CASE("options: bad values") {
     CHECK(!parse({"--dry-run"}).text);  // planning needs no data
     CHECK(!parse({"--estimate-scaling", "--gpu", "h200"}).text);
     CHECK(!parse({"--print-config"}).text);
+}
+
+TEST_CASE("options: a whole number is kept as it is or refused with its flag and range") {
+    const char* const numbers[] = {"0",
+                                   "-1",
+                                   "2147483648",
+                                   "-2147483649",
+                                   "4294967296",
+                                   "4294967297",
+                                   "-4294967295",
+                                   "9223372036854775808",
+                                   "9223372036854775807",
+                                   "1125899906842625",
+                                   "-9223372036854775809",
+                                   "18446744073709551616",
+                                   "18446744073709551617"};
+    Options unused;
+    const FlagSet flags(unused);
+    int whole = 0;
+    for (const Flag& flag : flags.flags()) {
+        if (flag.value != "N") continue;
+        CAPTURE(flag.long_name);
+        whole++;
+        const bool in_files = !flag.command_line_only();
+        for (const std::string number : numbers) {
+            CAPTURE(number);
+            const std::string name = "--" + flag.long_name, entry = "{\"" + flag.long_name + "\": " + number + "}";
+            const ConfigFile file(entry);
+            Arguments sources[] = {{"-i", "x", name.c_str(), number.c_str()},
+                                   {"-i", "x", "--config", file.path.c_str()}};
+            for (int source = 0; source < (in_files ? 2 : 1); source++) {
+                CAPTURE(source);
+                const std::string message = refusal(sources[source]);
+                if (contains(message, "nothing was thrown")) {
+                    const json value = json::parse(config_json(parse(sources[source]).options))[flag.long_name];
+                    CHECK(value.dump() == number);
+                    continue;
+                }
+                // JSON's own numbers end where the largest types do.
+                const bool not_whole_in_json = source == 1 && contains(message, "is not a whole number");
+                CHECK((not_whole_in_json || contains(message, "is out of range; it must be from ")));
+                CHECK(contains(message, name));
+            }
+        }
+    }
+    CHECK(whole > 20);
 }
 
 TEST_CASE("options: --overwrite may not remove the weights to start from") {

@@ -141,6 +141,15 @@ TEST_CASE("resolve: the total batch is whole micro-steps on all ranks") {
     CHECK(!contains(refusal(o), "-d 0"));
 }
 
+TEST_CASE("resolve: a micro-batch's tokens can be counted") {
+    Options o;
+    o.batch = 2097151;  // 2^31 - 1024 tokens
+    CHECK(resolved(o).total_batch == 2147482624);
+    o.batch = 2097152;
+    CHECK(contains(refusal(o), "-b 2097152 x -t 1024 = 2147483648 tokens"));
+    CHECK(contains(refusal(o), "use -b 2097151"));
+}
+
 TEST_CASE("resolve: profiled steps lie within the run") {
     Options o;
     o.precision = "bf16";
