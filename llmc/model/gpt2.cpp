@@ -100,8 +100,15 @@ void Gpt2<Real>::forward(int B, int T, PassKind kind, stream_t stream) {
     parameters_.gather(embedding, stream);
     {
         const ProfileRange range(forward_names_[embedding].c_str(), stream);
+        const int positions = std::min(T, config_.context);
         embedding_forward(a.blocks[0].residual, a.tokens, parameters_.weight(embedding, EmbeddingTensor::wte),
-                          parameters_.weight(embedding, EmbeddingTensor::wpe), B, T, C, config_.padded_vocab(), stream);
+                          parameters_.weight(embedding, EmbeddingTensor::wpe), B, positions, C, config_.padded_vocab(),
+                          stream);
+        if (positions < T) {  // padding of next_token_logits(), B = 1
+            const size_t embedded = static_cast<size_t>(positions) * static_cast<size_t>(C);
+            const size_t padding = static_cast<size_t>(T - positions) * static_cast<size_t>(C);
+            set_bytes(a.blocks[0].residual + embedded, 0, padding * sizeof(Real), stream);
+        }
     }
     parameters_.release(embedding, stream);
 
@@ -294,16 +301,14 @@ std::vector<float> Gpt2<Real>::next_token_logits(const int* tokens, int length, 
         throw Error(ExitCode::failure, strprintf("cannot run %d tokens through a context of %d (%d reserved)", length,
                                                  config_.context, B_ * T_));
     const int C = config_.channels, V = config_.vocab, Vp = config_.padded_vocab();
-    // FP8 products want tokens in whole blocks; what comes behind the last token cannot change it.
+    // FP8 products want tokens in whole blocks, as B * T is. What comes behind the last token cannot change it, and may
+    // reach past the context, where no position has an embedding.
     std::vector<int> padded(tokens, tokens + length);
     if (fp8_) {
         const int multiple = fp8_->token_multiple();
         padded.resize(static_cast<size_t>(div_up(length, multiple)) * static_cast<size_t>(multiple), 0);
     }
     const int N = static_cast<int>(padded.size());
-    if (N > config_.context || N > B_ * T_)
-        throw Error(ExitCode::failure, strprintf("%d tokens, padded to %d for FP8, exceed the context of %d", length, N,
-                                                 std::min(config_.context, B_ * T_)));
     upload(padded.data(), nullptr, N, false, stream);
     forward(1, N, PassKind::evaluation, stream);
     parameters_.gather(embedding_unit(), stream);

@@ -346,6 +346,19 @@ class Sampling(unittest.TestCase):
         self.assertEqual(len(self.sample("--sample-tokens", "100", "--max-steps", "3")), 1)
 
 
+    def test_any_context_in_fp8(self):
+        """Products want tokens in whole blocks; neither the end of a context of another length nor a sample beyond it
+        ends a run."""
+        for recipe in ("delayed", "current", "mxfp8"):
+            for flags in (["--context", "24", "--seq", "24", "--batch", "4"],
+                          ["--context", "40", "--seq", "24", "--batch", "4"]):
+                for tokens in (24, 60):
+                    with self.subTest(recipe=recipe, flags=flags, tokens=tokens):
+                        done = FinishedRun(*flags, "--precision", "fp8", "--fp8-recipe", recipe, "--max-steps", "1",
+                                           "--sample-every", "1", "--sample-tokens", str(tokens))
+                        self.assertEqual([step for step, _ in done.result.samples], [1])
+
+
 class Endings(unittest.TestCase):
     def test_stop_after_leaves_the_schedule_as_it_is(self):
         whole = FinishedRun("--max-steps", "8", "--warmup", "2")
