@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include "llmc/run/flags.h"
+
 using namespace llmc;
 
 TEST_CASE("llm.c flags: each is answered by name") {
@@ -15,6 +17,24 @@ TEST_CASE("llm.c flags: each is answered by name") {
         CHECK(answer->find("llm.c") != std::string::npos);
     }
     CHECK(answer_llmc_flag("-f", "1")->find("--tf32") != std::string::npos);
+    CHECK(answer_llmc_flag("-sl", "5")->find("use --skip-spikes") != std::string::npos);
+    CHECK(answer_llmc_flag("-sg", "5")->find("use --skip-spikes") != std::string::npos);
+}
+
+TEST_CASE("llm.c flags: an answer names only flags that there are") {
+    Options unused;
+    const FlagSet flags(unused);
+    for (char first = 'a'; first <= 'z'; first++)
+        for (char second = 'a' - 1; second <= 'z'; second++) {  // a letter alone, then with each other
+            const auto answer =
+                answer_llmc_flag(std::string{'-', first} + (second < 'a' ? "" : std::string{second}), "1");
+            if (!answer) continue;
+            CAPTURE(*answer);
+            for (size_t at = answer->find("--"); at != std::string::npos; at = answer->find("--", at + 2)) {
+                const size_t end = answer->find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-", at + 2);
+                CHECK(flags.find_long(answer->substr(at + 2, end - at - 2)) != nullptr);
+            }
+        }
 }
 
 TEST_CASE("llm.c flags: -h with a number is HellaSwag, alone it is help") {
