@@ -66,7 +66,7 @@ PLAIN_DIR := build/cpu-$(MARCH)$(SUFFIX)
 CPU_DIR  := build/cpu-$(MARCH)$(if $(SANITIZE),-$(SANITIZE))$(SUFFIX)
 CUDA_DIR := build/cuda-$(subst $(space),-,$(ARCH_NAMES))$(SUFFIX)$(if $(filter 0,$(USE_NCCL)),-nonccl)
 
-VERSION  := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+GIT_VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 # -march=native means another processor on another machine, which ccache would not see.
 ifneq ($(CCACHE),)
 export CCACHE_NAMESPACE := $(shell $(CXX) -march=$(MARCH) -Q --help=target 2>/dev/null | md5sum | cut -c -16)
@@ -118,7 +118,7 @@ LIBS_CPU := $(if $(BLAS_DIR),-L$(BLAS_DIR) -Wl$(comma)-rpath$(comma)$(BLAS_DIR))
 LIBS_CUDA := -L$(CUDA_HOME)/lib64 -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64 -lcublasLt -lgomp -lpthread -ldl $(addprefix -Xlinker -rpath -Xlinker ,$(NCCL_LIB)) $(subst -Wl$(comma),-Xlinker ,$(MPI_LIBS))
 
 # ---- sources -------------------------------------------------------------------------------------------------------
-LLMC      := $(wildcard llmc/*/*.cpp llmc/*/*.cu)
+LLMC      := $(wildcard llmc/*/*.cpp llmc/*/*.cu) build/git_version.cpp
 HOST_ONLY := $(wildcard llmc/device/host/*.cpp)
 # A test with device code is a .cu file and runs on both devices; test/device/host/ is about the host device itself.
 TESTS     := test/main.cpp $(wildcard test/*/*.cpp test/*/*.cu)
@@ -145,7 +145,7 @@ CPU_RANK_TEST_OBJECTS  := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(RANK_TESTS)))
 CUDA_RANK_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(RANK_TESTS)))
 
 # ---- targets -------------------------------------------------------------------------------------------------------
-.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu probe probe-cpu gradients gradients-cpu kernel-times test-ranks test-ranks-binary test-ranks-gpu test soak mutation bench-cpu gpu-build clean
+.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu probe probe-cpu gradients gradients-cpu kernel-times test-ranks test-ranks-binary test-ranks-gpu test soak mutation bench-cpu gpu-build clean FORCE
 .DELETE_ON_ERROR:
 
 all: train_gpt_cpu $(if $(NVCC),train_gpt)
@@ -223,6 +223,13 @@ $(CUDA_DIR)/gradients: $(CUDA_OBJECTS) $(CUDA_DIR)/dev/gradients.cpp.o
 $(CUDA_DIR)/libkernel_times.so: dev/gpu/kernel_times.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_CUDA) -shared -fPIC $< -o $@ -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/extras/CUPTI/lib64 -lcupti
+
+# What run.json and --version call "git". Rewritten only when it changes, so that nothing is compiled for it otherwise.
+build/git_version.cpp: FORCE
+	@mkdir -p $(@D)
+	@echo 'namespace llmc { extern const char kGitVersion[]; const char kGitVersion[] = "$(GIT_VERSION)"; }' > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+FORCE:
 
 $(CPU_DIR)/llmc/comm/transport_mpi.cpp.o: CXXFLAGS_CPU += $(MPI_COMPILE)
 $(CUDA_DIR)/llmc/comm/transport_mpi.cpp.o: CXXFLAGS_CUDA += $(MPI_COMPILE)

@@ -339,7 +339,7 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
     run.model.prepare_weights(run.stream);
     if (!o.out.empty()) {  // on every rank: all take part
         const std::string weights = fingerprint_text(weights_fingerprint(run.parameters, run.stream));
-        if (directory.active()) directory.write_run_json(o, {comm.world(), device.name, {}, weights});
+        if (directory.active()) directory.write_run_json(o, {comm.world(), device.name, weights});
     }
 
     TrainLoader loader(*inputs.train, o.batch, o.seq, o.micro_steps, run.comm.rank(), run.comm.world(), o.seed, 0,

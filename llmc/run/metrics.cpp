@@ -9,6 +9,7 @@
 
 #include "llmc/device/error.h"
 #include "llmc/run/text.h"
+#include "llmc/run/versions.h"
 
 namespace llmc {
 namespace {
@@ -161,7 +162,7 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
     const ModelConfig& m = options.model_config;
     ordered_json versions = ordered_json::object();
     versions["train_gpt"] = version_number();
-    for (const auto& [name, version] : facts.versions) versions[name] = version;
+    for (const auto& [name, version] : build_and_library_versions()) versions[name] = version;
     ordered_json run;
     run["date"] = utc_now();
     run["command"] = options.command_line;

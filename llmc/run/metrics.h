@@ -63,9 +63,8 @@ std::string main_log_line(const ValRecord& record);  // the first set only: the 
 // What run.json says beside the options.
 struct RunFacts {
     int world = 1;
-    std::string device;                                         // "NVIDIA H200", "host (2 threads)"
-    std::vector<std::pair<std::string, std::string>> versions;  // {"cuda", "13.0"}, {"nccl", "2.28"}
-    std::string weights_hash;                                   // of the weights at the start (fingerprint.h)
+    std::string device;        // "NVIDIA H200", "host (2 threads)"
+    std::string weights_hash;  // of the weights at the start (fingerprint.h)
 };
 
 // A whole file, under a temporary name until it is complete. What is in the way is Error(no_resources) or

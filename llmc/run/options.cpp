@@ -9,10 +9,8 @@
 #include "llmc/run/flags.h"
 #include "llmc/run/llmc_flags.h"
 #include "llmc/run/text.h"
+#include "llmc/run/versions.h"
 
-#ifndef LLMC_VERSION
-#define LLMC_VERSION "0.1.0"
-#endif
 #ifndef LLMC_DEFAULT_PRECISION  // set by `make PRECISION=`; bf16, BF16 or "bf16"
 #define LLMC_DEFAULT_PRECISION fp8
 #endif
@@ -287,10 +285,11 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
     return parsed;
 }
 
-std::string version_number() { return LLMC_VERSION; }
-
 std::string version_text() {
-    return strprintf("train_gpt %s (default precision %s)\n", version_number().c_str(), default_precision().c_str());
+    std::string text =
+        strprintf("train_gpt %s (default precision %s)\n", version_number().c_str(), default_precision().c_str());
+    for (const auto& [name, version] : build_and_library_versions()) text += name + ": " + version + "\n";
+    return text;
 }
 
 std::string help_text(const std::string& program) {

@@ -142,8 +142,7 @@ std::string config_json(const Options& options);
 
 // The pieces, for tests.
 std::string help_text(const std::string& program);
-std::string version_text();    // what --version prints
-std::string version_number();  // "0.1.0"
+std::string version_text();  // what --version prints
 ValSet parse_val_set(const std::string& text);
 
 }  // namespace llmc

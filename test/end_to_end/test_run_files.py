@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import platform
 import re
 import shutil
 import signal
@@ -97,6 +98,25 @@ class Files(unittest.TestCase):
         self.assertEqual(config["precision"], "bf16")
         self.assertEqual(config["max-steps"], 7)
         self.assertRegex(info["weights_hash"], "^[0-9a-f]{16}$")
+
+    def test_versions(self):
+        """What a run can be explained by later: the checkout, and the library that made its products."""
+        versions = json.loads(self.done.read("run.json"))["versions"]
+        self.assertEqual(list(versions), ["train_gpt", "git", "compiler", "openblas", "openblas_core"])
+        self.assertRegex(versions["openblas"], r"^OpenBLAS \d+\.\d+")
+        lines = run("--version").out.splitlines()
+        self.assertRegex(lines[0], rf"^train_gpt {re.escape(versions.pop('train_gpt'))} ")
+        self.assertEqual(lines[1:], [f"{name}: {version}" for name, version in versions.items()])
+
+    @unittest.skipUnless(platform.machine() == "x86_64", "names of x86 processors")
+    def test_the_processor_that_openblas_has_chosen(self):
+        if "DYNAMIC_ARCH" not in run("--version").out:
+            self.skipTest("this OpenBLAS knows one processor")
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            cores = ["Nehalem", "Haswell"] if " avx2 " in file.read() else ["Nehalem"]
+        for core in cores:
+            done = FinishedRun("--max-steps", "1", env={"OPENBLAS_CORETYPE": core})
+            self.assertEqual(json.loads(done.read("run.json"))["versions"]["openblas_core"], core)
 
     def test_progress_lines(self):
         lines = [line for line in self.done.result.out.splitlines() if line.startswith("step ")]

@@ -11,6 +11,7 @@
 
 #include "llmc/device/error.h"
 #include "llmc/run/flags.h"
+#include "llmc/run/versions.h"
 
 using namespace llmc;
 using nlohmann::json;
