@@ -112,6 +112,8 @@ struct Options {
     ModelConfig model_config;
     int micro_steps = 0;             // per step: total_batch / (B*T*ranks)
     std::vector<std::string> notes;  // worth telling the user once
+
+    bool operator==(const Options&) const = default;
 };
 
 // `text`: what to print before leaving with code 0 (--help, --version); absent for a run.

@@ -46,8 +46,10 @@ std::string refusal(const Arguments& arguments) {
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 struct ConfigFile {
-    std::string path =
-        (std::filesystem::temp_directory_path() / ("llmc_config_" + std::to_string(::getpid()))).string();
+    static inline int count = 0;
+    std::string path = (std::filesystem::temp_directory_path() /
+                        ("llmc_config_" + std::to_string(::getpid()) + "_" + std::to_string(count++)))
+                           .string();
     explicit ConfigFile(const std::string& text) { std::ofstream(path) << text; }
     ~ConfigFile() { std::filesystem::remove(path); }
 };
@@ -89,121 +91,134 @@ TEST_CASE("options: defaults are the promised ones") {
     CHECK(!o.overwrite);
 }
 
-TEST_CASE("options: every long flag reaches its variable") {
-    const Options o = options({"--out",
-                               "dir",
-                               "--overwrite",
-                               "--model",
-                               "d6",
-                               "--layers",
-                               "1",
-                               "--heads",
-                               "2",
-                               "--channels",
-                               "64",
-                               "--vocab",
-                               "300",
-                               "--context",
-                               "32",
-                               "--init-from",
-                               "w",
-                               "--batch",
-                               "8",
-                               "--seq",
-                               "16",
-                               "--total-batch",
-                               "256",
-                               "--max-steps",
-                               "9",
-                               "--stop-after",
-                               "5",
-                               "--max-minutes",
-                               "1.5",
-                               "--lr",
-                               "1e-3",
-                               "--schedule",
-                               "wsd",
-                               "--warmup",
-                               "2",
-                               "--final-lr-fraction",
-                               "0.1",
-                               "--weight-decay",
-                               "0.2",
-                               "--beta1",
-                               "0.8",
-                               "--beta2",
-                               "0.99",
-                               "--eps",
-                               "1e-6",
-                               "--clip",
-                               "0",
-                               "--precision",
-                               "fp32",
-                               "--tf32",
-                               "--recompute",
-                               "block",
-                               "--val-every",
-                               "3",
-                               "--val-batches",
-                               "-1",
-                               "--sample-every",
-                               "4",
-                               "--sample-tokens",
-                               "10",
-                               "--tokenizer",
-                               "tok",
-                               "--prompt",
-                               "hi there",
-                               "--temperature",
-                               "0",
-                               "--top-k",
-                               "40",
-                               "--top-p",
-                               "0.9",
-                               "--seed",
-                               "18446744073709551615",
-                               "--val",
-                               "v"});
-    CHECK(o.out == "dir");
-    CHECK(o.overwrite);
-    CHECK(o.model == "d6");
-    CHECK(o.layers == 1);
-    CHECK(o.heads == 2);
-    CHECK(o.channels == 64);
-    CHECK(o.vocab == 300);
-    CHECK(o.context == 32);
-    CHECK(o.init_from == "w");
-    CHECK(o.batch == 8);
-    CHECK(o.seq == 16);
-    CHECK(o.total_batch == 256);
-    CHECK(o.max_steps == 9);
-    CHECK(o.stop_after == 5);
-    CHECK(o.max_minutes == 1.5);
-    CHECK(o.lr == 1e-3);
-    CHECK(o.schedule == "wsd");
-    CHECK(o.warmup == 2);
-    CHECK(o.final_lr_fraction == 0.1);
-    CHECK(o.weight_decay == 0.2);
-    CHECK(o.beta1 == 0.8);
-    CHECK(o.beta2 == 0.99);
-    CHECK(o.eps == 1e-6);
-    CHECK(o.clip == 0);
-    CHECK(o.precision == "fp32");
-    CHECK(o.tf32);
-    CHECK(o.recompute == "block");
-    CHECK(o.val_every == 3);
-    CHECK(o.val_batches == -1);
-    CHECK(o.sample_every == 4);
-    CHECK(o.sample_tokens == 10);
-    CHECK(o.tokenizer == "tok");
-    CHECK(o.prompt == "hi there");
-    CHECK(o.temperature == 0);
-    CHECK(o.top_k == 40);
-    CHECK(o.top_p == 0.9);
-    CHECK(o.seed == 18446744073709551615u);
-    CHECK(o.val == std::vector<ValSet>{{"", "v"}});
-    CHECK(contains(o.command_line, "train_gpt -i data --out dir"));
-    CHECK(contains(o.command_line, "'hi there'"));
+namespace {
+
+// Every flag with a value that is not its default, and what that makes of the options.
+struct Sample {
+    const char *flag, *value;  // "": a switch
+    void (*set)(Options&);
+};
+const Sample kSamples[] = {
+    {"train", "t", [](Options& o) { o.train = "t"; }},
+    {"val", "a=v",
+     [](Options& o) {
+         o.val = {{"a", "v"}};
+     }},
+    {"out", "dir", [](Options& o) { o.out = "dir"; }},
+    {"overwrite", "", [](Options& o) { o.overwrite = true; }},
+    {"model", "d6", [](Options& o) { o.model = "d6"; }},
+    {"layers", "1", [](Options& o) { o.layers = 1; }},
+    {"heads", "2", [](Options& o) { o.heads = 2; }},
+    {"channels", "64", [](Options& o) { o.channels = 64; }},
+    {"vocab", "300", [](Options& o) { o.vocab = 300; }},
+    {"context", "32", [](Options& o) { o.context = 32; }},
+    {"init-from", "w", [](Options& o) { o.init_from = "w"; }},
+    {"batch", "8", [](Options& o) { o.batch = 8; }},
+    {"seq", "16", [](Options& o) { o.seq = 16; }},
+    {"total-batch", "4294967296", [](Options& o) { o.total_batch = int64_t{1} << 32; }},
+    {"max-steps", "4294967297", [](Options& o) { o.max_steps = (int64_t{1} << 32) + 1; }},
+    {"stop-after", "4294967298", [](Options& o) { o.stop_after = (int64_t{1} << 32) + 2; }},
+    {"max-minutes", "1.5", [](Options& o) { o.max_minutes = 1.5; }},
+    {"lr", "1e-3", [](Options& o) { o.lr = 1e-3; }},
+    {"schedule", "wsd", [](Options& o) { o.schedule = "wsd"; }},
+    {"warmup", "4294967299", [](Options& o) { o.warmup = (int64_t{1} << 32) + 3; }},
+    {"final-lr-fraction", "0.1", [](Options& o) { o.final_lr_fraction = 0.1; }},
+    {"weight-decay", "0.2", [](Options& o) { o.weight_decay = 0.2; }},
+    {"beta1", "0.8", [](Options& o) { o.beta1 = 0.8; }},
+    {"beta2", "0.99", [](Options& o) { o.beta2 = 0.99; }},
+    {"eps", "1e-6", [](Options& o) { o.eps = 1e-6; }},
+    {"clip", "0", [](Options& o) { o.clip = 0; }},
+    {"precision", "fp32", [](Options& o) { o.precision = "fp32"; }},
+    {"tf32", "", [](Options& o) { o.tf32 = true; }},
+    {"recompute", "block", [](Options& o) { o.recompute = "block"; }},
+    {"fp8-recipe", "current", [](Options& o) { o.fp8_recipe = "current"; }},
+    {"fp8-layers", "all,-last", [](Options& o) { o.fp8_layers = "all,-last"; }},
+    {"fp8-grad", "e4m3", [](Options& o) { o.fp8_grad = "e4m3"; }},
+    {"fp8-history", "7", [](Options& o) { o.fp8_history = 7; }},
+    {"fp8-margin", "2", [](Options& o) { o.fp8_margin = 2; }},
+    {"fp8-amax-algo", "ema", [](Options& o) { o.fp8_amax_algo = "ema"; }},
+    {"fp8-pow2-scales", "", [](Options& o) { o.fp8_pow2_scales = true; }},
+    {"fp8-fast-accum", "all", [](Options& o) { o.fp8_fast_accum = "all"; }},
+    {"fp8-log-every", "4294967300", [](Options& o) { o.fp8_log_every = (int64_t{1} << 32) + 4; }},
+    {"fp8-fallback", "0.01,0.5,10", [](Options& o) { o.fp8_fallback = "0.01,0.5,10"; }},
+    {"loss-scale", "256", [](Options& o) { o.loss_scale = "256"; }},
+    {"loss-scale-growth-interval", "11", [](Options& o) { o.loss_scale_growth_interval = 11; }},
+    {"max-skips", "12", [](Options& o) { o.max_skips = 12; }},
+    {"skip-spikes", "", [](Options& o) { o.skip_spikes = true; }},
+    {"zero", "3", [](Options& o) { o.zero = 3; }},
+    {"shard-within", "4", [](Options& o) { o.shard_within = 4; }},
+    {"comm", "tcp", [](Options& o) { o.comm = "tcp"; }},
+    {"reduce", "bf16", [](Options& o) { o.reduce = "bf16"; }},
+    {"reduce-order", "rank", [](Options& o) { o.reduce_order = "rank"; }},
+    {"timeout-start", "1", [](Options& o) { o.timeout_start = 1; }},
+    {"timeout-step", "2", [](Options& o) { o.timeout_step = 2; }},
+    {"timeout-save", "3", [](Options& o) { o.timeout_save = 3; }},
+    {"val-every", "4294967301", [](Options& o) { o.val_every = (int64_t{1} << 32) + 5; }},
+    {"val-batches", "4294967302", [](Options& o) { o.val_batches = (int64_t{1} << 32) + 6; }},
+    {"sample-every", "4294967303", [](Options& o) { o.sample_every = (int64_t{1} << 32) + 7; }},
+    {"sample-tokens", "10", [](Options& o) { o.sample_tokens = 10; }},
+    {"tokenizer", "tok", [](Options& o) { o.tokenizer = "tok"; }},
+    {"prompt", "hi there", [](Options& o) { o.prompt = "hi there"; }},
+    {"temperature", "0", [](Options& o) { o.temperature = 0; }},
+    {"top-k", "40", [](Options& o) { o.top_k = 40; }},
+    {"top-p", "0.9", [](Options& o) { o.top_p = 0.9; }},
+    {"seed", "18446744073709551615", [](Options& o) { o.seed = 18446744073709551615u; }},
+    {"print-config", "", [](Options& o) { o.print_config = true; }},
+    {"dry-run", "", [](Options& o) { o.dry_run = true; }},
+    {"estimate-scaling", "", [](Options& o) { o.estimate_scaling = true; }},
+    {"world", "6", [](Options& o) { o.world = 6; }},
+    // These need another flag beside them, or an existing file.
+    {"gpu", "h100", [](Options& o) { o.gpu = "h100"; }},
+    {"profile-steps", "5", [](Options& o) { o.profile_steps = "5"; }},
+    {"config", "FILE", [](Options& o) { o.config_file = "FILE"; }},
+};
+const char* const kAnswers[] = {"help", "version"};  // a text and no options
+
+}  // namespace
+
+TEST_CASE("options: every long flag reaches its variable, and no other") {
+    const ConfigFile empty("{}");
+    std::set<std::string> sampled(std::begin(kAnswers), std::end(kAnswers)), known;
+    Options unused;
+    const FlagSet flags(unused);
+    for (const Flag& flag : flags.flags()) known.insert(flag.long_name);
+    for (const Sample& sample : kSamples) {
+        const std::string name = sample.flag;
+        CAPTURE(name);
+        CHECK(sampled.insert(name).second);
+        const Flag* flag = flags.find_long(name);
+        REQUIRE(flag != nullptr);
+        Arguments beside = {"-i", "data"};
+        if (name == "gpu") beside.push_back("--dry-run");
+        if (name == "profile-steps") beside.insert(beside.end(), {"-o", "dir"});
+        const std::string dashed = "--" + name, value = name == "config" ? empty.path : sample.value;
+
+        Arguments arguments = beside;
+        arguments.push_back(dashed.c_str());
+        if (!flag->is_switch()) arguments.push_back(value.c_str());
+        const Options given = parse(arguments).options;
+        Options expected = parse(beside).options;
+        CHECK(given != expected);
+        sample.set(expected);
+        if (name == "config") expected.config_file = empty.path;
+        CHECK(contains(given.command_line, dashed));
+        expected.command_line = given.command_line;
+        CHECK(given == expected);
+
+        // The configuration has it under the flag's name, and reads it back.
+        const json before = json::parse(config_json(parse(beside).options)), after = json::parse(config_json(given));
+        json changed = before;
+        if (!flag->command_line_only()) changed[name] = after[name];
+        CHECK(changed == after);
+        CHECK((before != after) == !flag->command_line_only());
+        const ConfigFile printed(config_json(given));
+        CHECK(config_json(parse({"--config", printed.path.c_str()}).options) == config_json(given));
+    }
+    for (const std::string& name : known) {  // a new flag needs a sample
+        CAPTURE(name);
+        CHECK(sampled.count(name) == 1);
+    }
+    CHECK(contains(options({"--prompt", "hi there"}).command_line, "train_gpt -i data --prompt 'hi there'"));
 }
 
 TEST_CASE("options: short forms, attached values, the command, repeated flags") {
