@@ -12,10 +12,6 @@
 namespace llmc {
 namespace {
 
-// Slots for whole units where ranks keep slices: the first unit and the last have one each, because the model comes
-// back to them (the embedding is also the head), and the blocks between them take turns in two.
-constexpr size_t kSlots = 4;
-
 int stage_of(const Sharding& sharding, const Comm& comm) {
     if (sharding.stage < 0 || sharding.stage > 3)
         throw Error(ExitCode::bad_flags, strprintf("--zero %d: expected 0, 1, 2 or 3", sharding.stage));
@@ -198,11 +194,25 @@ float* Parameters<Real>::whole_gradient(size_t unit) const {
 }
 
 template <class Real>
+void Parameters<Real>::check_resident(size_t unit, size_t tensor) const {
+    const size_t slot = slot_of(unit), gathered = gathered_[slot];
+    const size_t present = sharding_.stage == 3 ? weight_slots_[slot].unit : gathered;
+    if (gathered == unit && present == unit) return;
+    throw Error(ExitCode::failure, strprintf("weights of %s were asked for (%s), which %s; its slot has %s",
+                                             name_of(unit).c_str(), table_.unit(unit).tensors[tensor].name.c_str(),
+                                             gathered == unit ? "have been replaced since they were gathered"
+                                                              : "are not gathered, or have been released",
+                                             name_of(present).c_str()));
+}
+
+template <class Real>
 const Real* Parameters<Real>::weight(size_t unit, size_t tensor) const {
+    check_resident(unit, tensor);
     return whole(unit).working + table_.unit(unit).tensors[tensor].offset;
 }
 template <class Real>
 const e4m3* Parameters<Real>::fp8_weight(size_t unit, size_t tensor) const {
+    check_resident(unit, tensor);
     return whole(unit).fp8 + table_.unit(unit).tensors[tensor].offset;
 }
 template <class Real>
@@ -234,6 +244,11 @@ typename Parameters<Real>::GradientShare Parameters<Real>::gradient_share(size_t
 
 template <class Real>
 void Parameters<Real>::gather(size_t unit, stream_t stream) {
+    size_t& gathered = gathered_[slot_of(unit)];
+    if (gathered != kNoUnit && gathered != unit)
+        throw Error(ExitCode::failure, strprintf("%s cannot be gathered: its slot has %s, which has not been released",
+                                                 name_of(unit).c_str(), name_of(gathered).c_str()));
+    gathered = unit;
     if (!gradient_slots_.empty()) wait(stream, gradient_slots_[slot_of(unit)].reduced);
     if (!published_.empty()) wait(stream, published_[unit]);
     if (sharding_.stage < 3) return;
@@ -248,6 +263,11 @@ void Parameters<Real>::gather(size_t unit, stream_t stream) {
 
 template <class Real>
 void Parameters<Real>::release(size_t unit, stream_t stream) {
+    size_t& gathered = gathered_[slot_of(unit)];
+    if (gathered != unit)
+        throw Error(ExitCode::failure, strprintf("%s cannot be released: its slot has %s", name_of(unit).c_str(),
+                                                 name_of(gathered).c_str()));
+    gathered = kNoUnit;
     if (sharding_.stage == 3) record(weight_slots_[slot_of(unit)].free, stream);
 }
 

@@ -12,7 +12,8 @@
 //   gather(unit)   the unit's working weights are complete on this rank once the stream gets here, and its gradient
 //                  buffer is free
 //   weight(...)    a pointer into them, valid until
-//   release(unit)  the model needs them no more
+//   release(unit)  the model needs them no more. Asking for a unit's weights before gather() or after release(), or
+//                  gathering two units that share a buffer in stage 3, is an error in every stage
 //   reduce(unit)   the unit's gradient of this micro-step is complete on this rank
 // On one rank all four cost nothing. With several, weights travel on a stream of their own, one unit ahead of the
 // model, and gradients on another, behind it.
@@ -148,8 +149,13 @@ private:
         size_t begin, count;  // in the unit
     };
     static constexpr size_t kNoUnit = ~size_t{0};
+    // Slots for whole units where ranks keep slices: the first unit and the last have one each, because the model comes
+    // back to them (the embedding is also the head), and the blocks between them take turns in two.
+    static constexpr size_t kSlots = 4;
 
     void plan();
+    void check_resident(size_t unit, size_t tensor) const;
+    std::string name_of(size_t unit) const { return unit == kNoUnit ? "nothing" : table_.unit(unit).name; }
     size_t slot_of(size_t unit) const;
     size_t slot_count(size_t slot) const;
     bool has_fp8(size_t unit) const;
@@ -186,6 +192,7 @@ private:
     Real* working_ = nullptr;  // all units, or this rank's slices of them in stage 3
     e4m3* fp8_ = nullptr;      // the same, of units with FP8 tensors; with slices alone
     std::vector<WeightSlot> weight_slots_;
+    size_t gathered_[kSlots] = {kNoUnit, kNoUnit, kNoUnit, kNoUnit};  // and not released, by slot, in every stage
     std::vector<GradientSlot> gradient_slots_;
     char* workspace_ = nullptr;  // of reduce_scatter
     size_t last_gathered_ = 0;   // which way the model goes

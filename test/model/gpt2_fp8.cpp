@@ -221,14 +221,17 @@ TEST_CASE("gpt2 fp8: weight scales come from the optimizer's update and are thos
 TEST_CASE("gpt2 fp8: the BF16 copies of weights in FP8 are neither read nor written by a step") {
     Fp8Training run(recipe(Fp8Recipe::delayed), "off"), untouched(recipe(Fp8Recipe::delayed), "off");
     const size_t unit = block_unit(1);
+    run.test.parameters.gather(unit, run.test.stream);
     for (size_t tensor = BlockTensor::qkv_weight; tensor <= BlockTensor::fc_proj_weight; tensor++)
         set_bytes(const_cast<bf16*>(run.test.parameters.weight(unit, tensor)), 0xFF,
                   run.test.table.unit(unit).tensors[tensor].count() * sizeof(bf16), run.test.stream);
+    run.test.parameters.release(unit, run.test.stream);
     for (int i = 0; i < 3; i++) {
         run.step(i);
         untouched.step(i);
     }
     CHECK(same_bits(run.weights(), untouched.weights()));
+    run.test.parameters.gather(unit, run.test.stream);
     for (size_t tensor = BlockTensor::qkv_weight; tensor <= BlockTensor::ln1_bias; tensor++) {
         const uint16_t bits = run.test.read(run.test.parameters.weight(unit, tensor)).bits;
         CHECK((bits == 0xFFFF) == (tensor <= BlockTensor::fc_proj_weight));

@@ -29,7 +29,9 @@ void check_working_copies(Fp8Training& run) {
             if (run.test.fp8->is_fp8(l, linear)) continue;
             const size_t unit = block_unit(l), tensor = BlockTensor::qkv_weight + static_cast<size_t>(linear);
             const std::vector<float> master = run.test.parameters.get_tensor(unit, tensor, run.test.stream);
+            run.test.parameters.gather(unit, run.test.stream);
             const auto working = read_back(run.test.parameters.weight(unit, tensor), master.size(), run.test.stream);
+            run.test.parameters.release(unit, run.test.stream);
             for (size_t i = 0; i < master.size(); i++) REQUIRE(working[i].bits == to_bf16(master[i]).bits);
         }
 }
@@ -77,9 +79,11 @@ TEST_CASE("gpt2 fp8 fallback: layers that have left train on from their master w
         config.recipe = kind;
         config.margin = 8;  // so that every tensor loses something
         Fp8Training run(config, "dynamic");
+        run.test.parameters.gather(block_unit(1), run.test.stream);
         for (size_t tensor = BlockTensor::qkv_weight; tensor <= BlockTensor::fc_proj_weight; tensor++)
             set_bytes(const_cast<bf16*>(run.test.parameters.weight(block_unit(1), tensor)), 0xFF,
                       run.test.table.unit(block_unit(1)).tensors[tensor].count() * sizeof(bf16), run.test.stream);
+        run.test.parameters.release(block_unit(1), run.test.stream);
         Fp8Training plain(recipe(kind), "dynamic");
         size_t left = 0;
         for (int i = 0; i < 8; i++) {

@@ -8,11 +8,25 @@ using namespace llmc::test;
 
 namespace {
 
-ParameterTable example_table() {
+ParameterTable example_table(int units = 2) {
     Unit unit;
-    unit.name = "unit";
     unit.tensors = {{"a", {16, 16}, true}, {"b", {32, 16}, true}, {"c", {16, 32}, true}, {"d", {20}, false}};
-    return ParameterTable({unit, unit}, 1);
+    std::vector<Unit> all;
+    for (int u = 0; u < units; u++) {
+        unit.name = "unit " + std::to_string(u);
+        all.push_back(unit);
+    }
+    return ParameterTable(all, 1);
+}
+
+template <class Call>
+std::string error_of(Call call) {
+    try {
+        call();
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "(nothing was thrown)";
 }
 
 }  // namespace
@@ -77,4 +91,36 @@ TEST_CASE("weights are measured at the start and when they were set") {
     parameters.set_measured();
     parameters.keep_in_fp8(0, 0, &state);
     CHECK(parameters.to_be_measured());
+}
+
+// One rank keeps everything everywhere and could answer any of this; stage 3 could not, so none may.
+TEST_CASE("weights can be had between gather and release alone") {
+    const stream_t stream = test_stream();
+    const ParameterTable table = example_table(6);
+    Parameters<bf16> parameters(table, Comm::self());
+    parameters.allocate(stream);
+    const auto weight = [&](size_t unit) { return [&parameters, unit] { parameters.weight(unit, 1); }; };
+    CHECK(error_of(weight(2)) ==
+          "weights of unit 2 were asked for (b), which are not gathered, or have been released; its slot has nothing");
+    parameters.gather(2, stream);
+    CHECK_NOTHROW(parameters.weight(2, 1));
+    CHECK_NOTHROW(parameters.weight(2, 3));
+    parameters.gather(2, stream);  // again: nothing new
+    parameters.gather(3, stream);  // in the other slot
+    parameters.gather(0, stream);  // the first and the last unit have slots of their own
+    parameters.gather(5, stream);
+    for (const size_t unit : {0, 2, 3, 5}) CHECK_NOTHROW(parameters.weight(unit, 1));
+
+    CHECK(error_of(weight(4)) ==
+          "weights of unit 4 were asked for (b), which are not gathered, or have been released; its slot has unit 2");
+    CHECK(error_of([&] { parameters.fp8_weight(4, 0); }).find("weights of unit 4 were asked for (a)") == 0);
+    CHECK(error_of([&] { parameters.gather(4, stream); }) ==
+          "unit 4 cannot be gathered: its slot has unit 2, which has not been released");
+    CHECK(error_of([&] { parameters.release(4, stream); }) == "unit 4 cannot be released: its slot has unit 2");
+    parameters.release(2, stream);
+    CHECK(error_of(weight(2)).find("weights of unit 2 were asked for (b)") == 0);
+    CHECK(error_of([&] { parameters.release(2, stream); }) == "unit 2 cannot be released: its slot has nothing");
+    parameters.gather(4, stream);
+    CHECK_NOTHROW(parameters.weight(4, 1));
+    CHECK_NOTHROW(parameters.weight(3, 1));
 }
