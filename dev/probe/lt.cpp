@@ -67,10 +67,8 @@ struct LtDirect::State {
         }
         if (is_fp8(p.type)) {
             set("FAST_ACCUM", CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(c.fast));
-            if (p.has_block_scales()) {
-                set("A_SCALE_MODE", CUBLASLT_MATMUL_DESC_A_SCALE_MODE, lt_scale_mode(p.second_scales()));
-                set("B_SCALE_MODE", CUBLASLT_MATMUL_DESC_B_SCALE_MODE, lt_scale_mode(p.first_scales()));
-            }
+            if (p.has_block_scales())
+                step("SCALE_MODE", [&] { return lt_set_scale_modes(operation, p.second_scales(), p.first_scales()); });
             set("A_SCALE_POINTER", CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, t.second_scale_inv);
             set("B_SCALE_POINTER", CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, t.first_scale_inv);
         }
@@ -90,11 +88,19 @@ struct LtDirect::State {
               CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
             prefer(attribute, kLtAlignment);
         cublasLtMatmulHeuristicResult_t found = {};
-        int count = 0;
         step("cublasLtMatmulAlgoGetHeuristic", [&] {
-            const cublasStatus_t asked =
-                cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, result, result, preference, 1, &found, &count);
-            return asked == CUBLAS_STATUS_SUCCESS && count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : asked;
+            // The first that llmc::Matmul would try; what refuses to run afterwards is reported as such.
+            cublasLtMatmulHeuristicResult_t proposed[kLtProposals] = {};
+            int count = 0;
+            const cublasStatus_t asked = cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, result, result,
+                                                                        preference, kLtProposals, proposed, &count);
+            if (asked != CUBLAS_STATUS_SUCCESS) return asked;
+            for (int i = 0; i < count; i++)
+                if (proposed[i].state == CUBLAS_STATUS_SUCCESS) {
+                    found = proposed[i];
+                    return CUBLAS_STATUS_SUCCESS;
+                }
+            return CUBLAS_STATUS_NOT_SUPPORTED;
         });
         if (status != CUBLAS_STATUS_SUCCESS) return;
         chosen = found.algo;
@@ -116,10 +122,7 @@ struct LtDirect::State {
 
 bool LtDirect::available() { return true; }
 
-std::string LtDirect::version() {
-    const size_t v = cublasLtGetVersion();  // 130100 is 13.1.0
-    return strprintf("%zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
-}
+std::string LtDirect::version() { return lt_version_text(cublasLtGetVersion()); }
 
 LtDirect::LtDirect() : state_(new State) {
     const cublasStatus_t status = cublasLtCreate(&state_->handle);

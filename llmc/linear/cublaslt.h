@@ -3,8 +3,16 @@
 
 #if LLMC_CUDA
 #include <cublasLt.h>
+#include <cublas_api.h>  // CUBLAS_VERSION
+
+#include <utility>
 
 #include "llmc/linear/matmul.h"
+#include "llmc/linear/product_support.h"
+
+#if CUBLAS_VERSION < 120000
+#error "train_gpt needs CUDA 12.0 or newer: make CUDA_HOME=... names another toolkit"
+#endif
 
 namespace llmc {
 
@@ -12,6 +20,7 @@ constexpr size_t kLtWorkspaceBytes = size_t{32} << 20;  // what cuBLAS recommend
 // Algorithms are asked for with this alignment, whatever a pointer really has: the choice then depends on the shape
 // alone, and a recomputed product in another buffer has the same bits. Hopper's copies (TMA) need no more.
 constexpr uint32_t kLtAlignment = 16;
+constexpr int kLtProposals = 8;  // algorithms that are asked for, and tried in the order given
 
 inline cudaDataType_t lt_type(Product::Element element) {
     switch (element) {
@@ -27,10 +36,31 @@ inline cudaDataType_t lt_type(Product::Element element) {
     return CUDA_R_32F;
 }
 
-inline cublasLtMatmulMatrixScale_t lt_scale_mode(ScaleLayout layout) {
-    return layout == ScaleLayout::vectors ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
-           : layout == ScaleLayout::tiles ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
-                                          : CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+inline LtVersions lt_versions() { return {CUBLAS_VERSION, cublasLtGetVersion()}; }
+
+// The scale modes of a product with block scales, A's and B's. Headers before CUDA 12.8 have none, those of 12.8 only
+// MX's; why_not_native() knows, and keeps such products from coming here.
+inline cublasStatus_t lt_set_scale_modes(cublasLtMatmulDesc_t operation, ScaleLayout a, ScaleLayout b) {
+#if CUBLAS_VERSION >= 120800
+    for (const auto& [attribute, layout] :
+         {std::pair{CUBLASLT_MATMUL_DESC_A_SCALE_MODE, a}, {CUBLASLT_MATMUL_DESC_B_SCALE_MODE, b}}) {
+        cublasLtMatmulMatrixScale_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+        if (layout != ScaleLayout::mx) {
+#if CUBLAS_VERSION >= 120900
+            mode = layout == ScaleLayout::tiles ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
+                                                : CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+#else
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+#endif
+        }
+        const cublasStatus_t status = cublasLtMatmulDescSetAttribute(operation, attribute, &mode, sizeof mode);
+        if (status != CUBLAS_STATUS_SUCCESS) return status;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+#else
+    (void)operation, (void)a, (void)b;
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+#endif
 }
 
 }  // namespace llmc

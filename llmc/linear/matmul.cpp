@@ -39,6 +39,11 @@ std::string Product::describe() const {
                      accumulate ? " accumulating" : "");
 }
 
+std::string emulation_note(const Product& product, const std::string& refusal) {
+    return strprintf("note: %s: %s; BF16 units multiply the same values instead, counted as `emulated`",
+                     product.describe().c_str(), refusal.c_str());
+}
+
 Product::Element Product::first_element() const {
     if (emulated) return Element::bf16;
     return type == OperandType::e5m2_e4m3 ? Element::e5m2 : second_element();
@@ -120,8 +125,7 @@ void Matmul::run(const Product& product, const ProductTensors& tensors, stream_t
     if (has_stream_ && stream != stream_) refuse(product, "a Matmul works on one stream, make another for this one");
     has_stream_ = true;
     stream_ = stream;
-    submit(product, tensors, stream);
-    if (emulates(product)) counts_.emulated++;
+    if (submit(product, tensors, stream)) counts_.emulated++;
     (is_fp8(product.type) ? counts_.fp8 : product.type == OperandType::bf16 ? counts_.bf16 : counts_.fp32)++;
 }
 

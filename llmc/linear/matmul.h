@@ -46,7 +46,7 @@ FastAccumulation fast_accumulation(const std::string& name);
 // Products by the type of their operands. A replayed graph counts only once, when it is recorded.
 struct ProductCounts {
     int64_t fp8 = 0, bf16 = 0, fp32 = 0;
-    int64_t emulated = 0;  // of the FP8 ones: the card has no such scales, so its BF16 units multiplied the same values
+    int64_t emulated = 0;  // of the FP8 ones: made by BF16 units from the same values. GPU only
 };
 
 // What a product is, apart from its pointers: the key of a plan.
@@ -69,6 +69,8 @@ struct Product {
     std::string describe() const;  // e.g. "matmul forward bf16 N=4096 C=768 OC=2304 with bias"
     const char* name() const;      // e.g. "matmul forward"
 };
+// What the user reads once when cuBLASLt refuses an FP8 product.
+std::string emulation_note(const Product& product, const std::string& refusal);
 constexpr size_t bytes_of(Product::Element element) {
     return element == Product::Element::fp32 ? 4 : element == Product::Element::bf16 ? 2 : 1;
 }
@@ -109,7 +111,8 @@ public:
     };
 
     // allow_tf32: FP32 operands may be rounded to TF32 (GPU only). Otherwise FP32 products are true FP32. `scaling`: of
-    // all FP8 products. A card whose cuBLASLt has no such scales gets the same values in BF16.
+    // all FP8 products. Where cuBLASLt has no such products (emulated_because), or refuses one, BF16 units multiply the
+    // same values, which are BF16 numbers exactly; a refused one is named on stderr.
     explicit Matmul(bool allow_tf32, FastAccumulation fast = FastAccumulation::forward,
                     Fp8Scaling scaling = Fp8Scaling::tensor);
     ~Matmul();
@@ -118,8 +121,8 @@ public:
 
     // Prepares for BF16 and FP8 products up to this size, each of N, C and OC together; call it for every linear layer
     // before training. Products allocate nothing: one that was not prepared for is refused. (The host device holds the
-    // operands widened to FP32; a GPU needs nothing beyond the workspace of 32 MiB, and the operands of a product that
-    // it emulates.)
+    // operands widened to FP32; a GPU needs nothing beyond the workspace of 32 MiB, and the operands of products that
+    // it emulates. Those of a product that cuBLASLt refuses are allocated when it does, at its first run.)
     void reserve(int N, int C, int OC);
     size_t reserved_bytes() const;  // of device memory or, on the host device, of memory
     // What reserved_bytes() will be when these layers are reserved; for FP32 alone nothing needs to be.
@@ -170,6 +173,10 @@ public:
             {dweight, dout_transposed, inp_transposed, nullptr, dout_scale_inv, inp_scale_inv}, stream);
     }
 
+    // Why this device emulates all FP8 products with such scales; "" if it has them. The host device, which computes
+    // all products from operands widened to FP32, has every kind.
+    static std::string emulated_because(Fp8Scaling scaling);
+
     const ProductCounts& counts() const { return counts_; }
     void reset_counts() { counts_ = {}; }
 
@@ -177,9 +184,8 @@ private:
     struct Backend;  // each device's own
 
     void run(const Product& product, const ProductTensors& tensors, stream_t stream);
-    void submit(const Product& product, const ProductTensors& tensors, stream_t stream);
-    bool emulates(const Product& product) const;
-    void emulate(const Product& product, ProductTensors tensors, stream_t stream);  // GPU only
+    bool submit(const Product& product, const ProductTensors& tensors, stream_t stream);  // true: emulated
+    void emulate(const Product& product, ProductTensors tensors, stream_t stream);        // GPU only
 
     const Fp8Scaling scaling_;
     std::unique_ptr<Backend> backend_;

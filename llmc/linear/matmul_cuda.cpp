@@ -8,10 +8,14 @@
 
 #if LLMC_CUDA
 #include <algorithm>
+#include <cstdio>
 #include <map>
+#include <vector>
 
+#include "llmc/kernels/dequantize.h"
 #include "llmc/kernels/quantize_blocks.h"
 #include "llmc/linear/cublaslt.h"
+#include "llmc/linear/product_way.h"
 
 namespace llmc {
 
@@ -25,18 +29,19 @@ void check_lt(cublasStatus_t status, const char* call, const std::string& what, 
 }
 #define LLMC_CHECK_LT(call, what) check_lt((call), #call, what, __FILE__, __LINE__)
 
-// cuBLASLt has 128-element blocks on compute capability 9.0 alone, MX blocks from 10.0 on; elsewhere BF16 units
-// multiply the dequantized values, which are BF16 numbers exactly. Without a device to ask: as on Hopper.
-bool card_lacks(Fp8Scaling scaling) {
-    if (scaling == Fp8Scaling::tensor) return false;
-    int device = 0, major = 0;
+// Without a device to ask: as on Hopper.
+int compute_capability() {
+    int device = 0, major = 0, minor = 0;
     const bool found = cudaGetDevice(&device) == cudaSuccess &&
-                       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
-    if (!found) {
-        cudaGetLastError();
-        major = 9;
-    }
-    return scaling == Fp8Scaling::block ? major != 9 : major < 10;
+                       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess;
+    if (found) return major * 10 + minor;
+    cudaGetLastError();
+    return 90;
+}
+
+bool card_lacks(Fp8Scaling scaling) {
+    return scaling != Fp8Scaling::tensor && !Matmul::emulated_because(scaling).empty();
 }
 
 // The same product of BF16 operands that lie as FP8 ones do.
@@ -49,21 +54,25 @@ Product emulation_of(Product product) {
 struct EmulationSizes {
     size_t first = 0, second = 0;
 
+    void cover(const Gemm& g) {
+        first = std::max(first, g.first_size());
+        second = std::max(second, g.second_size());
+    }
     void cover(int N, int C, int OC) {
-        for (const Product::Kind kind : {Product::forward, Product::dgrad, Product::wgrad}) {
-            const Gemm g({kind, OperandType::e4m3, N, C, OC, false, false});
-            first = std::max(first, g.first_size());
-            second = std::max(second, g.second_size());
-        }
+        for (const Product::Kind kind : {Product::forward, Product::dgrad, Product::wgrad})
+            cover(Gemm({kind, OperandType::e4m3, N, C, OC, false, false}));
     }
     size_t bytes() const { return (first + second) * sizeof(bf16); }
 };
 
-// Descriptors of one product, and the algorithm that runs it.
+// Descriptors of one product, and the algorithms that may run it.
 struct Plan {
     cublasLtMatmulDesc_t operation = nullptr;
     cublasLtMatrixLayout_t a = nullptr, b = nullptr, result = nullptr;
-    cublasLtMatmulAlgo_t algorithm = {};
+    std::vector<cublasLtMatmulAlgo_t> algorithms;
+    ProductWay way;
+    cublasStatus_t refusal = CUBLAS_STATUS_NOT_SUPPORTED;  // the last one, if there was any
+    bool noted = false;                                    // that it is emulated
 
     Plan() = default;
     Plan(const Plan&) = delete;
@@ -99,6 +108,16 @@ void make_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, int rows, 
     LLMC_CHECK_LT(cublasLtMatrixLayoutCreate(layout, type, columns, rows, columns), product.describe());
 }
 
+// The scales of an emulated product's operands lie on the device, and so must what its result is multiplied with.
+// Scales of blocks are in the operands already: they are powers of two.
+bool has_device_factors(const Product& product) { return product.emulated && !product.has_block_scales(); }
+
+// cuBLASLt says no before it has done anything, and another algorithm may do.
+bool is_refusal(cublasStatus_t status) {
+    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH ||
+           status == CUBLAS_STATUS_INVALID_VALUE;
+}
+
 // GELU is not taken into the epilogue: when activations are recomputed, our own GELU kernel must give the bits of the
 // first pass, which cuBLASLt's does not, and its measured gain in a training step is 0.7 % (llm.c #591).
 void make_operation(Plan& plan, const Product& product, bool allow_tf32, FastAccumulation fast) {
@@ -113,15 +132,16 @@ void make_operation(Plan& plan, const Product& product, bool allow_tf32, FastAcc
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, product);
         set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, lt_type(product.result_element()), product);
     }
+    if (has_device_factors(product))
+        set(plan.operation, CUBLASLT_MATMUL_DESC_POINTER_MODE, CUBLASLT_POINTER_MODE_DEVICE, product);
     if (is_fp8(product.type) && !product.emulated) {  // the attributes are refused for other types
         const bool wanted =
             !product.has_block_scales() &&  // which have no fast accumulation
             (fast == FastAccumulation::all || (fast == FastAccumulation::forward && product.kind == Product::forward));
         set(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(wanted), product);
-        if (product.has_block_scales()) {
-            set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, lt_scale_mode(product.second_scales()), product);
-            set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, lt_scale_mode(product.first_scales()), product);
-        }
+        if (product.has_block_scales())
+            LLMC_CHECK_LT(lt_set_scale_modes(plan.operation, product.second_scales(), product.first_scales()),
+                          product.describe());
     }
     make_layout(&plan.a, lt_type(product.second_element()), g.second_rows, g.second_columns, product);
     make_layout(&plan.b, lt_type(product.first_element()), g.first_rows, g.first_columns, product);
@@ -140,7 +160,7 @@ void set_pointers(const Plan& plan, const Product& product, const void* bias, co
 // A product split along its inner dimension must add its parts up in a fixed order, and in FP32. That leaves no
 // reduction, or one through the workspace in compute type. Excluded: INPLACE, where parts are added to the result in
 // the order in which blocks come to it, and OUTPUT_TYPE, which rounds the parts to BF16.
-void choose_algorithm(Plan& plan, const Product& product, cublasLtHandle_t handle) {
+void find_algorithms(Plan& plan, const Product& product, cublasLtHandle_t handle) {
     Preference preference;
     LLMC_CHECK_LT(cublasLtMatmulPreferenceCreate(&preference.handle), product.describe());
     set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kLtWorkspaceBytes, product);
@@ -151,16 +171,29 @@ void choose_algorithm(Plan& plan, const Product& product, cublasLtHandle_t handl
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
         set(preference, attribute, kLtAlignment, product);
 
-    cublasLtMatmulHeuristicResult_t found = {};
+    cublasLtMatmulHeuristicResult_t found[kLtProposals] = {};
     int count = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, plan.operation, plan.a, plan.b, plan.result,
-                                                                 plan.result, preference.handle, 1, &found, &count);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0))
-        throw Error(ExitCode::failure, product.describe() +
-                                           ": cuBLASLt has no algorithm for this product on this GPU; "
-                                           "CUBLASLT_LOG_LEVEL=5 prints its reason");
-    check_lt(status, "cublasLtMatmulAlgoGetHeuristic", product.describe(), __FILE__, __LINE__);
-    plan.algorithm = found.algo;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle, plan.operation, plan.a, plan.b, plan.result, plan.result,
+                                       preference.handle, kLtProposals, found, &count);
+    if (is_refusal(status))
+        plan.refusal = status;
+    else
+        check_lt(status, "cublasLtMatmulAlgoGetHeuristic", product.describe(), __FILE__, __LINE__);
+    for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; i++)
+        if (found[i].state == CUBLAS_STATUS_SUCCESS && found[i].workspaceSize <= kLtWorkspaceBytes)
+            plan.algorithms.push_back(found[i].algo);
+    const bool can_be_emulated = LLMC_ENABLE_FP8 && is_fp8(product.type) && !product.emulated;
+    plan.way = {static_cast<int>(plan.algorithms.size()), can_be_emulated};
+}
+
+std::string refusal_of(const Plan& plan) {
+    if (plan.algorithms.empty())
+        return strprintf("cuBLASLt %s has no algorithm for this product on this GPU (%s)",
+                         lt_version_text(cublasLtGetVersion()).c_str(), cublasLtGetStatusName(plan.refusal));
+    return strprintf("cuBLASLt %s refuses the %zu algorithms that it proposes for this product on this GPU (%s)",
+                     lt_version_text(cublasLtGetVersion()).c_str(), plan.algorithms.size(),
+                     cublasLtGetStatusName(plan.refusal));
 }
 
 }  // namespace
@@ -168,26 +201,42 @@ void choose_algorithm(Plan& plan, const Product& product, cublasLtHandle_t handl
 struct Matmul::Backend {
     const bool allow_tf32;
     const FastAccumulation fast;
-    const bool emulates;
+    const bool lacks_scales;  // of blocks: all products with them are emulated
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;
     std::map<Product, Plan> plans;
     EmulationSizes room;
     bf16 *first = nullptr, *second = nullptr;  // dequantized operands
+    float* factors = nullptr;                  // alpha and beta of an emulated product
 
     Backend(bool tf32, FastAccumulation fast_accumulation, Fp8Scaling scaling)
-        : allow_tf32(tf32), fast(fast_accumulation), emulates(card_lacks(scaling)) {
+        : allow_tf32(tf32), fast(fast_accumulation), lacks_scales(card_lacks(scaling)) {
         LLMC_CHECK_LT(cublasLtCreate(&handle), "matrix products");
         workspace = device_malloc(kLtWorkspaceBytes);
     }
     ~Backend() {
         try {
-            for (void* memory : {workspace, static_cast<void*>(first), static_cast<void*>(second)})
-                if (memory) device_free(memory);
+            free_room();
+            if (workspace) device_free(workspace);
         } catch (...) {  // the device is already lost, and its error reported
         }
         plans.clear();
         cublasLtDestroy(handle);
+    }
+
+    void free_room() {
+        for (void* memory : {static_cast<void*>(first), static_cast<void*>(second), static_cast<void*>(factors)})
+            if (memory) device_free(memory);
+        first = second = nullptr;
+        factors = nullptr;
+    }
+    void allocate_room(const EmulationSizes& sizes) {
+        synchronize_device();
+        free_room();
+        room = sizes;
+        first = static_cast<bf16*>(device_malloc(room.first * sizeof(bf16)));
+        second = static_cast<bf16*>(device_malloc(room.second * sizeof(bf16)));
+        factors = static_cast<float*>(device_malloc(2 * sizeof(float)));
     }
 
     Plan& plan_for(const Product& product) {
@@ -199,7 +248,7 @@ struct Matmul::Backend {
             // is promised of any pointer.
             const void* example = static_cast<char*>(workspace) + kLtAlignment;
             set_pointers(place->second, product, example, example, example);
-            choose_algorithm(place->second, product, handle);
+            find_algorithms(place->second, product, handle);
         } catch (...) {
             plans.erase(place);
             throw;
@@ -212,19 +261,15 @@ Matmul::Matmul(bool allow_tf32, FastAccumulation fast, Fp8Scaling scaling)
     : scaling_(scaling), backend_(new Backend(allow_tf32, fast, scaling)) {}
 Matmul::~Matmul() = default;
 
-bool Matmul::emulates(const Product& product) const { return product.has_block_scales() && backend_->emulates; }
+std::string Matmul::emulated_because(Fp8Scaling scaling) {
+    return why_not_native(scaling, lt_versions(), compute_capability());
+}
 
 void Matmul::reserve(int N, int C, int OC) {
-    Backend& b = *backend_;
-    if (!b.emulates) return;
-    synchronize_device();
-    b.room.cover(N, C, OC);
-    for (bf16** memory : {&b.first, &b.second}) {
-        if (*memory) device_free(*memory);
-        *memory = nullptr;
-    }
-    b.first = static_cast<bf16*>(device_malloc(b.room.first * sizeof(bf16)));
-    b.second = static_cast<bf16*>(device_malloc(b.room.second * sizeof(bf16)));
+    if (!backend_->lacks_scales) return;
+    EmulationSizes sizes = backend_->room;
+    sizes.cover(N, C, OC);
+    backend_->allocate_room(sizes);
 }
 size_t Matmul::reserved_bytes() const { return kLtWorkspaceBytes + backend_->room.bytes(); }
 size_t Matmul::planned_bytes(OperandType, const std::vector<LinearShape>& shapes, Fp8Scaling scaling) {
@@ -237,29 +282,64 @@ size_t Matmul::planned_bytes(OperandType, const std::vector<LinearShape>& shapes
 void Matmul::emulate(const Product& product, ProductTensors t, stream_t stream) {
 #if LLMC_ENABLE_FP8
     const Gemm g(product);
-    const Backend& b = *backend_;
-    if (g.first_size() > b.room.first || g.second_size() > b.room.second)
-        throw Error(ExitCode::failure, strprintf("%s: call Matmul::reserve(%d, %d, %d) before training",
-                                                 product.describe().c_str(), product.N, product.C, product.OC));
-    dequantize_blocks(b.first, static_cast<const e4m3*>(t.first), t.first_scale_inv, product.first_scales(), g.rows,
-                      g.inner, stream);
-    dequantize_blocks(b.second, static_cast<const e4m3*>(t.second), t.second_scale_inv, product.second_scales(),
-                      g.columns, g.inner, stream);
+    Backend& b = *backend_;
+    EmulationSizes needed = b.room;
+    needed.cover(g);
+    if (needed.bytes() > b.room.bytes()) {
+        if (b.lacks_scales)
+            throw Error(ExitCode::failure, strprintf("%s: call Matmul::reserve(%d, %d, %d) before training",
+                                                     product.describe().c_str(), product.N, product.C, product.OC));
+        b.allocate_room(needed);
+    }
+    if (product.has_block_scales()) {
+        dequantize_blocks(b.first, static_cast<const e4m3*>(t.first), t.first_scale_inv, product.first_scales(), g.rows,
+                          g.inner, stream);
+        dequantize_blocks(b.second, static_cast<const e4m3*>(t.second), t.second_scale_inv, product.second_scales(),
+                          g.columns, g.inner, stream);
+    } else {
+        if (product.first_element() == Product::Element::e5m2)
+            dequantize(b.first, static_cast<const e5m2*>(t.first), g.first_size(), stream);
+        else
+            dequantize(b.first, static_cast<const e4m3*>(t.first), g.first_size(), stream);
+        dequantize(b.second, static_cast<const e4m3*>(t.second), g.second_size(), stream);
+        product_factors(b.factors, static_cast<const float*>(t.first_scale_inv),
+                        static_cast<const float*>(t.second_scale_inv), product.accumulate ? 1.0f : 0.0f, stream);
+    }
     t.first = b.first;
     t.second = b.second;
     submit(emulation_of(product), t, stream);
+#else
+    (void)product, (void)t, (void)stream;
 #endif
 }
 
-void Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {
-    if (emulates(product) && !product.emulated) return emulate(product, t, stream);
-    const Plan& plan = backend_->plan_for(product);
-    set_pointers(plan, product, t.bias, t.second_scale_inv, t.first_scale_inv);
-    const float alpha = 1.0f, beta = product.accumulate ? 1.0f : 0.0f;
-    LLMC_CHECK_LT(cublasLtMatmul(backend_->handle, plan.operation, &alpha, t.second, plan.a, t.first, plan.b, &beta,
-                                 t.result, plan.result, t.result, plan.result, &plan.algorithm, backend_->workspace,
-                                 kLtWorkspaceBytes, stream),
-                  product.describe());
+bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {
+    Backend& b = *backend_;
+    if (product.has_block_scales() && b.lacks_scales && !product.emulated) {
+        emulate(product, t, stream);
+        return true;
+    }
+    Plan& plan = b.plan_for(product);
+    const float host_factors[] = {1.0f, product.accumulate ? 1.0f : 0.0f};
+    const float* factors = has_device_factors(product) ? b.factors : host_factors;
+    const auto attempt = [&](int i) {
+        set_pointers(plan, product, t.bias, t.second_scale_inv, t.first_scale_inv);
+        const cublasStatus_t status = cublasLtMatmul(
+            b.handle, plan.operation, factors, t.second, plan.a, t.first, plan.b, factors + 1, t.result, plan.result,
+            t.result, plan.result, &plan.algorithms[static_cast<size_t>(i)], b.workspace, kLtWorkspaceBytes, stream);
+        if (!is_refusal(status)) check_lt(status, "cublasLtMatmul", product.describe(), __FILE__, __LINE__);
+        plan.refusal = status;
+        return status == CUBLAS_STATUS_SUCCESS;
+    };
+    const auto emulate_it = [&] {
+        if (!plan.noted) std::fprintf(stderr, "%s\n", emulation_note(product, refusal_of(plan)).c_str());
+        plan.noted = true;
+        emulate(product, t, stream);
+    };
+    if (!plan.way.make(attempt, emulate_it))
+        throw Error(ExitCode::failure,
+                    product.describe() + ": " + refusal_of(plan) + "; CUBLASLT_LOG_LEVEL=5 prints its reason");
+    return plan.way.emulated();
 }
 
 }  // namespace llmc

@@ -161,7 +161,7 @@ Matmul::~Matmul() {
     }
 }
 
-bool Matmul::emulates(const Product&) const { return false; }
+std::string Matmul::emulated_because(Fp8Scaling) { return ""; }
 
 void Matmul::reserve(int N, int C, int OC) {
     synchronize_device();  // queued products hold no pointer into the buffers, but may be using them
@@ -186,7 +186,7 @@ size_t Matmul::planned_bytes(OperandType type, const std::vector<LinearShape>& s
     return (sizes.first + sizes.second + sizes.result) * sizeof(float);
 }
 
-void Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {
+bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {
     const Gemm g(product);
     const bool narrow = product.type != OperandType::fp32;
     Backend& b = *backend_;
@@ -216,6 +216,7 @@ void Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
                      else
                          multiply_fp32(product, t);
                  });
+    return false;
 }
 
 }  // namespace llmc

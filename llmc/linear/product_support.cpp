@@ -1,0 +1,53 @@
+#include "llmc/linear/product_support.h"
+
+#include <algorithm>
+
+#include "llmc/device/error.h"
+
+namespace llmc {
+namespace {
+
+// cuBLAS documentation, "Narrow precision data types usage" and "cublasLtMatmulMatrixScale_t"; the versions are those
+// of the headers in which the modes appear, and for Blackwell the release notes of CUDA 12.8.
+struct Row {
+    Fp8Scaling scaling;
+    const char* what;
+    const char* cards;  // that have it
+    int first_capability, last_capability;
+    size_t version, blackwell_version;
+};
+constexpr int kAny = 1 << 20;
+constexpr Row kRows[] = {
+    {Fp8Scaling::tensor, "FP8 products", "GPUs from compute capability 8.9 on (Ada)", 89, kAny, 120000, 120800},
+    {Fp8Scaling::block, "FP8 products with scales of 128 elements", "GPUs of compute capability 9.0 (Hopper)", 90, 90,
+     120900, 120900},
+    {Fp8Scaling::mx, "FP8 products with MX scales", "GPUs from compute capability 10.0 on (Blackwell)", 100, kAny,
+     120800, 120800},
+};
+
+const Row& row_of(Fp8Scaling scaling) {
+    return *std::find_if(std::begin(kRows), std::end(kRows), [&](const Row& r) { return r.scaling == scaling; });
+}
+
+}  // namespace
+
+std::string lt_version_text(size_t version) {
+    return strprintf("%zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
+}
+
+std::string why_not_native(Fp8Scaling scaling, const LtVersions& versions, int compute_capability) {
+    const Row& row = row_of(scaling);
+    if (compute_capability < row.first_capability || compute_capability > row.last_capability)
+        return strprintf("cuBLASLt has %s on %s; this one has %d.%d", row.what, row.cards, compute_capability / 10,
+                         compute_capability % 10);
+    const size_t needed = compute_capability >= 100 ? row.blackwell_version : row.version;
+    if (std::min(versions.compiled, versions.loaded) >= needed) return "";
+    const std::string cuda = strprintf("%zu.%zu", needed / 10000, needed / 100 % 100);
+    if (versions.loaded < needed)
+        return strprintf("cuBLASLt has %s on this GPU from CUDA %s on; the library found here is %s", row.what,
+                         cuda.c_str(), lt_version_text(versions.loaded).c_str());
+    return strprintf("cuBLASLt has %s on this GPU from CUDA %s on; this program was built with the headers of %s",
+                     row.what, cuda.c_str(), lt_version_text(versions.compiled).c_str());
+}
+
+}  // namespace llmc
