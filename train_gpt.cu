@@ -241,7 +241,8 @@ void print_sample(Run<Real>& run, const TokenDecoder& decoder, int64_t step) {
 }
 
 Products products_per_micro_step(const ProductCounts& counts, int64_t micro_steps) {
-    return {counts.fp8 / micro_steps, counts.bf16 / micro_steps, counts.fp32 / micro_steps};
+    return {counts.fp8 / micro_steps, counts.bf16 / micro_steps, counts.fp32 / micro_steps,
+            counts.emulated / micro_steps};
 }
 
 StepRecord step_record(const StepResult& result, const Options& o, const Products& products, uint64_t batch_hash) {
@@ -282,7 +283,6 @@ uint64_t sum_over_ranks(uint64_t value, const Comm& comm) {
     return std::accumulate(all.begin(), all.end(), uint64_t{0});
 }
 
-// An FP8 run that did fewer FP8 products than it should would be a slower BF16 run under a wrong name.
 template <class Real>
 void check_products(const Run<Real>& run, const Products& products) {
     if (!run.fp8) return;
@@ -291,10 +291,7 @@ void check_products(const Run<Real>& run, const Products& products) {
         for (int l = 0; l < run.options.model_config.layers; l++)
             for (const BlockLinear linear : {BlockLinear::qkv, BlockLinear::attn_proj, BlockLinear::fc})
                 expected += run.fp8->is_fp8(l, linear);
-    if (products.fp8 != expected)
-        throw Error(ExitCode::bad_numbers,
-                    strprintf("a micro-step made %lld FP8 products, not the %lld of its FP8 layers",
-                              static_cast<long long>(products.fp8), static_cast<long long>(expected)));
+    require_fp8_products(products, expected, run.options.fp8_emulation);
 }
 
 template <class Real>
@@ -512,6 +509,10 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     surroundings.host_device = LLMC_CUDA == 0;
     surroundings.bf16_supported = planning || device.is_host || device.compute_capability >= 80;
     surroundings.fp8_supported = LLMC_ENABLE_FP8 && (planning || device.has_fp8);
+    if (!planning)
+        surroundings.fp8_emulated_because = [](const std::string& recipe) {
+            return Matmul::emulated_because(scaling_of(fp8_recipe_from_name(recipe)));
+        };
     surroundings.device_name = LLMC_ENABLE_FP8 ? device.name : "this build (PRECISION=BF16)";
     resolve(o, surroundings);
     check_vocabulary(inputs, o.model_config.vocab);

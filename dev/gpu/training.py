@@ -13,7 +13,7 @@ PRECISIONS = {
     "delayed": ["--precision", "fp8", "--fp8-recipe", "delayed"],
     "current": ["--precision", "fp8", "--fp8-recipe", "current"],
     "block": ["--precision", "fp8", "--fp8-recipe", "block"],
-    "mxfp8": ["--precision", "fp8", "--fp8-recipe", "mxfp8"],
+    "mxfp8": ["--precision", "fp8", "--fp8-recipe", "mxfp8", "--fp8-emulation"],
 }
 SEEDS = (1337, 1, 2)
 STEPS, WARMUP = 700, 60

@@ -255,6 +255,8 @@ void FlagSet::Parser::fp8() {
     add(0, "fp8-fast-accum", options.fp8_fast_accum, "NAME",
         "products that sum with fewer bits, faster: forward, none or all (GPU only)")
         ->transform(one_of({"forward", "none", "all"}));
+    add_switch(0, "fp8-emulation", options.fp8_emulation,
+               "let a GPU without the recipe's FP8 products make them in BF16, from the same values and more slowly");
     add(0, "fp8-log-every", options.fp8_log_every, "N", "steps between records of every FP8 tensor; 0: never")
         ->transform(whole_number<int64_t>(0, kMaxCount));
     auto fallback_check = [](std::string& text) -> std::string {

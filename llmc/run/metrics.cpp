@@ -84,6 +84,7 @@ std::string metrics_line(const StepRecord& r) {
     put_number(line, "ms", r.ms);
     put_number(line, "tokens_per_s", r.tokens_per_s);
     line["products"] = {{"fp8", r.products.fp8}, {"bf16", r.products.bf16}, {"fp32", r.products.fp32}};
+    if (r.products.emulated > 0) line["products"]["emulated"] = r.products.emulated;
     line["skipped"] = r.skipped;
     put_number(line, "loss_scale", r.loss_scale);
     if (!r.batch_hash.empty()) line["batch_hash"] = r.batch_hash;

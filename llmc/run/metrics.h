@@ -18,6 +18,7 @@ namespace llmc {
 // Matrix products of one training micro-step, by the type of their operands.
 struct Products {
     int64_t fp8 = 0, bf16 = 0, fp32 = 0;
+    int64_t emulated = 0;  // of the FP8 ones: made by BF16 units from the same values; written when there are any
 };
 
 // What a loss or norm had to stay below, where it did not.

@@ -4,6 +4,7 @@
 // anything is done.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -67,6 +68,7 @@ struct Options {
     std::string fp8_amax_algo = "max";   // max, most_recent, ema
     bool fp8_pow2_scales = false;
     std::string fp8_fast_accum = "forward";  // forward, none, all
+    bool fp8_emulation = false;              // on a GPU
     int64_t fp8_log_every = 10;              // 0 = never
     std::string fp8_fallback = "off";        // off, or "SATURATED,UNDERFLOWED,STEPS": see Fp8FallbackRule
     std::string loss_scale;                  // off, dynamic, a power of two; "" = not given = dynamic in fp8, else off
@@ -133,6 +135,8 @@ struct ResolveInputs {
     bool bf16_supported = true;  // for --precision auto
     bool fp8_supported = true;   // the card has FP8 tensor cores; the host device computes exactly
     std::string device_name;     // for messages
+    // Why the card makes all products of an FP8 recipe in BF16; "", or unset: it does not.
+    std::function<std::string(const std::string& recipe)> fp8_emulated_because;
 };
 
 // Call it once, on what parse_options() returned: values it fills in count as given afterwards.

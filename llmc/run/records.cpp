@@ -31,6 +31,18 @@ void add_counts(std::vector<Fp8State>& states, const Comm& comm) {
 
 }  // namespace
 
+void require_fp8_products(const Products& products, int64_t expected, bool emulation_allowed) {
+    if (products.fp8 != expected)
+        throw Error(ExitCode::bad_numbers,
+                    strprintf("a micro-step made %lld FP8 products, not the %lld of its FP8 layers",
+                              static_cast<long long>(products.fp8), static_cast<long long>(expected)));
+    if (expected > 0 && products.emulated == expected && !emulation_allowed)
+        throw Error(ExitCode::bad_numbers,
+                    strprintf("cuBLASLt refused all %lld FP8 products of a micro-step on this GPU, so BF16 units made "
+                              "them: use --precision bf16, which is faster, or --fp8-emulation to go on all the same",
+                              static_cast<long long>(expected)));
+}
+
 void record_fp8(int64_t step, Fp8Tensors& fp8, int blocks, const Comm& comm, stream_t stream, RunDirectory& directory) {
     std::vector<Fp8State> states = read_back(fp8.states(), static_cast<size_t>(fp8.count()), stream);
     add_counts(states, comm);

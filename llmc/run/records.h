@@ -10,6 +10,10 @@
 
 namespace llmc {
 
+// Throws Error(bad_numbers) when a micro-step made fewer FP8 products than its layers `expected`, or emulated all of
+// them though nobody asked for that: such a run would be a slower BF16 run under a wrong name.
+void require_fp8_products(const Products& products, int64_t expected, bool emulation_allowed);
+
 // Amax, scale and counts of every FP8 tensor, counted over all ranks since the last such line; waits for the device.
 // `blocks`: of the model.
 void record_fp8(int64_t step, Fp8Tensors& fp8, int blocks, const Comm& comm, stream_t stream, RunDirectory& directory);

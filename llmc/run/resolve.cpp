@@ -111,6 +111,19 @@ void add_note(Options& o, const std::string& note) {
     if (std::find(o.notes.begin(), o.notes.end(), note) == o.notes.end()) o.notes.push_back(note);
 }
 
+// An FP8 run on BF16 units would be a slower BF16 run under a wrong name. A CPU has no faster units to promise.
+void resolve_emulation(Options& o, const ResolveInputs& inputs) {
+    if (inputs.host_device) add_note(o, "--precision fp8 on a CPU: the products of FP8 values are made in FP32");
+    const std::string because = inputs.fp8_emulated_because ? inputs.fp8_emulated_because(o.fp8_recipe) : "";
+    if (because.empty()) return;
+    if (!o.fp8_emulation)
+        refuse(
+            strprintf("--fp8-recipe %s: %s. Use another recipe or --precision bf16; --fp8-emulation makes the products "
+                      "in BF16, from the same values and more slowly than --precision bf16",
+                      o.fp8_recipe.c_str(), because.c_str()));
+    add_note(o, "--fp8-emulation: all FP8 products are made in BF16, more slowly than --precision bf16: " + because);
+}
+
 void resolve_precision(Options& o, const ResolveInputs& inputs) {
     if (o.precision == "auto") {
         o.precision = inputs.fp8_supported ? "fp8" : inputs.bf16_supported ? "bf16" : "fp32";
@@ -127,6 +140,7 @@ void resolve_precision(Options& o, const ResolveInputs& inputs) {
                           "use -t %d or --precision bf16",
                           o.batch, o.seq, static_cast<long long>(int64_t{o.batch} * o.seq), (o.seq + 15) / 16 * 16));
     }
+    if (o.precision == "fp8") resolve_emulation(o, inputs);
     if (!o.tf32) return;
     if (inputs.host_device) {
         add_note(o, "--tf32 is ignored: the CPU build has no tensor cores");
@@ -194,6 +208,7 @@ std::string config_json(const Options& o) {
         {"fp8-amax-algo", o.fp8_amax_algo},
         {"fp8-pow2-scales", o.fp8_pow2_scales},
         {"fp8-fast-accum", o.fp8_fast_accum},
+        {"fp8-emulation", o.fp8_emulation},
         {"fp8-log-every", o.fp8_log_every},
         {"fp8-fallback", o.fp8_fallback},
         {"loss-scale", unless_empty(o.loss_scale)},

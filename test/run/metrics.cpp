@@ -67,6 +67,10 @@ TEST_CASE("metrics: a step record has the promised fields") {
     CHECK(line["ms"] == 82.125);
     CHECK(line["tokens_per_s"] == 49875.9);
     CHECK(line["products"] == json{{"fp8", 0}, {"bf16", 150}, {"fp32", 3}});
+    StepRecord emulated = example();
+    emulated.products = {48, 3, 0, 40};
+    CHECK(json::parse(metrics_line(emulated))["products"] ==
+          json{{"fp8", 48}, {"bf16", 3}, {"fp32", 0}, {"emulated", 40}});
     CHECK(line["skipped"] == 2);
     CHECK(line["loss_scale"] == 65536);
     CHECK(!line.contains("nonfinite"));

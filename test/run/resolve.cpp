@@ -227,3 +227,30 @@ TEST_CASE("resolve: precision and its notes") {
     o.precision = "bf16";
     CHECK(contains(resolved(o).notes.at(0), "--precision fp32"));
 }
+
+TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unless they are asked for") {
+    ResolveInputs ada;
+    ada.fp8_emulated_because = [](const std::string& recipe) {
+        return recipe == "block" ? std::string("it is no Hopper") : "";
+    };
+    Options o;
+    o.precision = "fp8";
+    CHECK(resolved(o, ada).notes.empty());
+    o.fp8_recipe = "block";
+    CHECK(contains(refusal(o, ada),
+                   "--fp8-recipe block: it is no Hopper. Use another recipe or --precision bf16; "
+                   "--fp8-emulation makes the products in BF16"));
+    CHECK_NOTHROW(resolved(o));
+    o.fp8_emulation = true;
+    CHECK(contains(resolved(o, ada).notes.at(0), "all FP8 products are made in BF16"));
+    CHECK(contains(resolved(o, ada).notes.at(0), "it is no Hopper"));
+    o.precision = "bf16";
+    o.fp8_emulation = false;
+    CHECK(resolved(o, ada).notes.empty());
+
+    // On a CPU it is said, and needs no flag.
+    ResolveInputs host;
+    host.host_device = true;
+    o.precision = "fp8";
+    CHECK(contains(resolved(o, host).notes.at(0), "--precision fp8 on a CPU"));
+}
