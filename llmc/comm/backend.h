@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "llmc/comm/comm.h"
 
@@ -43,6 +45,17 @@ public:
     virtual std::string failure() { return {}; }  // any thread
 };
 
+// The back-ends of a process, whose failures any thread may ask for.
+class BackendList {
+public:
+    void add(const std::shared_ptr<Backend>& backend);
+    std::string failure();  // of any that is still in use
+
+private:
+    std::mutex mutex_;
+    std::vector<std::weak_ptr<Backend>> backends_;
+};
+
 // Runs host functions on device memory, in the order of a stream and of their own submission. On the host device the
 // memory itself, as work of the stream; on CUDA copies in pinned memory, while the calling thread waits.
 class HostExchange {
@@ -68,13 +81,37 @@ private:
 std::unique_ptr<Backend> make_host_backend(std::shared_ptr<Transport> transport, std::shared_ptr<HostExchange> exchange,
                                            std::shared_ptr<OperationLog> log, std::string group);
 
+// Whether NCCL of this version starts collectives of several communicators in the order of the calls, with
+// NCCL_LAUNCH_ORDER_IMPLICIT set to `order` (nullptr: not set). It has that from 2.26 on; "deadlocks could ensue" says
+// its guide of earlier ones when several communicators of a GPU are at work at once.
+bool nccl_keeps_order(int version, const char* order);
+
+// Does it for a library that does not: each collective waits, on the device, for the one issued before it, on whatever
+// stream and communicator. Ranks issue them in the same order, so no two GPUs can wait for each other. They lose what
+// overlap they had with each other, not that with compute. One for a process; main thread alone.
+class CollectiveChain {
+public:
+    CollectiveChain() = default;
+    ~CollectiveChain();
+    CollectiveChain(const CollectiveChain&) = delete;
+    CollectiveChain& operator=(const CollectiveChain&) = delete;
+
+    void before(stream_t stream);  // the next collective of this stream
+    void after(stream_t stream);   // it has been issued
+
+private:
+    event_t last_{};
+    bool any_ = false;
+};
+
 // MPI and NCCL, where the build has them; without, both throw Error(bad_flags) and say how to get it. One call of MPI
 // moves at most `largest_message` bytes a rank.
 bool built_with_mpi();
 bool built_with_nccl();
 std::shared_ptr<Transport> make_mpi_transport(size_t largest_message);
-// `control` creates it; the open device is its GPU.
-std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<OperationLog> log, std::string group);
+// `control` creates it; the open device is its GPU. `chain` is used where nccl_keeps_order() says no.
+std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<OperationLog> log, std::string group,
+                                           std::shared_ptr<CollectiveChain> chain);
 std::string gpu_identity();  // of the open device, unique in its machine
 
 struct TcpAddress {

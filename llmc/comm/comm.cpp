@@ -31,6 +31,8 @@ struct Comm::State {
     std::shared_ptr<Transport> transport;       // nullptr: one rank
     std::shared_ptr<Backend> backend;           // nullptr: one rank, or NCCL before attach_device()
     std::vector<std::shared_ptr<State>> parts;  // split off before attach_device()
+    std::shared_ptr<CollectiveChain> chain;     // of NCCL's collectives; shared by all communicators
+    std::shared_ptr<BackendList> backends;      // of all communicators of the process
     int group_depth = 0;
     Traffic traffic;
 
@@ -64,7 +66,10 @@ struct Comm::State {
         log->end(sequence);
     }
     void attach() {
-        if (nccl && !backend && world > 1) backend = make_nccl_backend(control(), log, group);
+        if (nccl && !backend && world > 1) {
+            backend = make_nccl_backend(control(), log, group, chain);
+            backends->add(backend);
+        }
         for (const auto& part : parts) part->attach();
     }
 };
@@ -133,6 +138,8 @@ Comm connect_transport(std::shared_ptr<Transport> transport, bool nccl, ReduceOr
     state->nccl = nccl;
     state->exchange = std::make_shared<HostExchange>();
     state->transport = std::move(transport);
+    state->chain = std::make_shared<CollectiveChain>();
+    state->backends = std::make_shared<BackendList>();
     if (!nccl) state->backend = make_host_backend(state->transport, state->exchange, state->log, state->group);
     return Comm(state);
 }
@@ -153,6 +160,8 @@ Comm Comm::split(int color, const std::string& label) const {
     part->world = part->transport->world();
     part->nccl = s.nccl;
     part->exchange = s.exchange;
+    part->chain = s.chain;
+    part->backends = s.backends;
     part->hosts.clear();
     exchange_hosts(*part->transport, part->local_rank, part->local_world, part->hosts);
     if (!s.nccl)
@@ -443,9 +452,10 @@ void Comm::finish() const {
 std::string Comm::failure() const {
     const State& s = *state_;
     if (!s.transport || s.log->finishing()) return {};
+    // A process that is gone has left the world's connections too; those of a part close when a rank is done with it.
     if (const int lost = s.transport->lost_peer(); lost >= 0)
         return strprintf("rank %d on %s is gone: its connection was closed", lost, host(lost).c_str());
-    return s.backend ? s.backend->failure() : std::string{};
+    return s.backends->failure();
 }
 
 }  // namespace llmc

@@ -127,7 +127,8 @@ public:
     const Traffic& traffic() const;
     void reset_traffic() const;
     OperationLog& log() const;  // of all communicators of the process
-    // From any thread: what is known to have gone wrong ("rank 3 on node7 is gone"), "" if nothing.
+    // From any thread: what is known to have gone wrong ("rank 3 on node7 is gone"), with this communicator or another
+    // that came of the same connect(); "" if nothing.
     std::string failure() const;
 
     struct State;

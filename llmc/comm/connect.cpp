@@ -56,7 +56,8 @@ Comm connect(const ConnectOptions& options, const LaunchInfo& launch) {
             transport = make_tcp_transport(launch.rank, launch.world, {launch.address, launch.port}, options.timeout);
             break;
     }
-    // Several streams carry collectives: NCCL is to start them in the order of the calls.
+    // Several streams carry collectives: NCCL is to start them in the order of the calls. What is older than 2.26 does
+    // not know this, and is kept in order by nccl_backend.cpp.
     if (choice.nccl) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     Comm comm = connect_transport(std::move(transport), choice.nccl, options.order);
     comm.require_equal("program", program_hash());

@@ -2,7 +2,8 @@
 // the program runs with several GPUs, so that train_gpt starts on machines without it.
 //
 // Sums are ncclSum of what the caller scaled before: never ncclAvg. Communicators are blocking; what hangs in one is
-// the watchdog's, which asks for asynchronous errors and ends the process instead of aborting the communicator.
+// the watchdog's, which asks for asynchronous errors and ends the process instead of aborting the communicator. Events
+// around every operation tell it how far the GPU is.
 #include "llmc/comm/backend.h"
 
 #if LLMC_CUDA && LLMC_USE_NCCL
@@ -10,8 +11,12 @@
 #include <dlfcn.h>
 #include <nccl.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 namespace llmc {
 
@@ -90,11 +95,48 @@ ncclDataType_t nccl_type(ElementType type) {
     return ncclInt8;
 }
 
+// Events before and after an operation in its stream, used again once the operation is known to be done. Any thread
+// may ask and give them back.
+class Marks : public std::enable_shared_from_this<Marks> {
+public:
+    struct Pair {
+        event_t begin = create_event(), end = create_event();
+    };
+    std::shared_ptr<Pair> take() {
+        const std::lock_guard lock(mutex_);
+        if (free_.empty()) free_.push_back(new Pair);
+        Pair* pair = free_.back();
+        free_.pop_back();
+        return {pair, [self = shared_from_this()](Pair* used) {
+                    const std::lock_guard back(self->mutex_);
+                    self->free_.push_back(used);
+                }};
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<Pair*> free_;  // kept to the process's end, when CUDA may be gone already
+};
+
+// A device that is lost has its error reported elsewhere.
+bool has_passed(event_t event) {
+    const cudaError_t status = cudaEventQuery(event);
+    if (status == cudaErrorNotReady) cudaGetLastError();  // an answer, not an error for the next launch to find
+    return status == cudaSuccess;
+}
+DeviceProgress progress_of(const Marks::Pair& marks) {
+    if (has_passed(marks.end)) return DeviceProgress::done;
+    return has_passed(marks.begin) ? DeviceProgress::running : DeviceProgress::waiting;
+}
+
 class NcclBackend final : public Backend {
 public:
-    NcclBackend(Transport& control, std::shared_ptr<OperationLog> log, std::string group)
+    NcclBackend(Transport& control, std::shared_ptr<OperationLog> log, std::string group,
+                std::shared_ptr<CollectiveChain> chain)
         : log_(std::move(log)),
           group_(std::move(group)),
+          chain_(std::move(chain)),
+          chained_(!nccl_keeps_order(nccl_.version, std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT"))),
           world_(static_cast<size_t>(control.world())),
           rank_(static_cast<size_t>(control.rank())) {
         ncclUniqueId id = {};
@@ -110,38 +152,51 @@ public:
     const char* name() const override { return "nccl"; }
 
     void all_gather(void* out, const void* in, size_t bytes, const char* what, stream_t stream) override {
-        const Noted noted(*this, what, (world_ - 1) * bytes);
-        check(nccl_.AllGather(in, out, bytes, ncclUint8, comm_, stream), "ncclAllGather");
+        issue(what, (world_ - 1) * bytes, stream,
+              [&] { check(nccl_.AllGather(in, out, bytes, ncclUint8, comm_, stream), "ncclAllGather"); });
     }
     // ncclAlltoAll is younger than what we ask for; this is what it does.
     void all_to_all(void* out, const void* in, size_t bytes, const char* what, stream_t stream) override {
-        const Noted noted(*this, what, (world_ - 1) * bytes);
-        check(nccl_.GroupStart(), "ncclGroupStart");
-        for (size_t r = 0; r < world_; r++) {
-            const int peer = static_cast<int>(r);
-            check(nccl_.Send(static_cast<const char*>(in) + r * bytes, bytes, ncclUint8, peer, comm_, stream),
-                  "ncclSend");
-            check(nccl_.Recv(static_cast<char*>(out) + r * bytes, bytes, ncclUint8, peer, comm_, stream), "ncclRecv");
-        }
-        check(nccl_.GroupEnd(), "ncclGroupEnd");
+        issue(what, (world_ - 1) * bytes, stream, [&] {
+            check(nccl_.GroupStart(), "ncclGroupStart");
+            for (size_t r = 0; r < world_; r++) {
+                const int peer = static_cast<int>(r);
+                const char* from = static_cast<const char*>(in) + r * bytes;
+                char* to = static_cast<char*>(out) + r * bytes;
+                check(nccl_.Send(from, bytes, ncclUint8, peer, comm_, stream), "ncclSend");
+                check(nccl_.Recv(to, bytes, ncclUint8, peer, comm_, stream), "ncclRecv");
+            }
+            check(nccl_.GroupEnd(), "ncclGroupEnd");
+        });
     }
     void broadcast(void* data, size_t bytes, int root, stream_t stream) override {
-        const Noted noted(*this, "broadcast", static_cast<int>(rank_) == root ? (world_ - 1) * bytes : 0);
-        check(nccl_.Broadcast(data, data, bytes, ncclUint8, root, comm_, stream), "ncclBroadcast");
+        issue("broadcast", static_cast<int>(rank_) == root ? (world_ - 1) * bytes : 0, stream,
+              [&] { check(nccl_.Broadcast(data, data, bytes, ncclUint8, root, comm_, stream), "ncclBroadcast"); });
     }
     void reduce_scatter(float* out, const float* in, size_t count, stream_t stream) override {
-        const Noted noted(*this, "reduce_scatter", (world_ - 1) * count * sizeof(float));
-        check(nccl_.ReduceScatter(in, out, count, ncclFloat32, ncclSum, comm_, stream), "ncclReduceScatter");
+        issue("reduce_scatter", (world_ - 1) * count * sizeof(float), stream, [&] {
+            check(nccl_.ReduceScatter(in, out, count, ncclFloat32, ncclSum, comm_, stream), "ncclReduceScatter");
+        });
     }
     void all_reduce(void* data, size_t count, ElementType type, ReduceOp op, stream_t stream) override {
         const size_t bytes = count * (type == ElementType::u64 || type == ElementType::f64 ? 8 : 4);
-        const Noted noted(*this, "all_reduce", 2 * (world_ - 1) * bytes / world_);
-        check(
-            nccl_.AllReduce(data, data, count, nccl_type(type), op == ReduceOp::sum ? ncclSum : ncclMax, comm_, stream),
-            "ncclAllReduce");
+        issue("all_reduce", 2 * (world_ - 1) * bytes / world_, stream, [&] {
+            check(nccl_.AllReduce(data, data, count, nccl_type(type), op == ReduceOp::sum ? ncclSum : ncclMax, comm_,
+                                  stream),
+                  "ncclAllReduce");
+        });
     }
-    void begin_group() override { check(nccl_.GroupStart(), "ncclGroupStart"); }
-    void end_group() override { check(nccl_.GroupEnd(), "ncclGroupEnd"); }
+    void begin_group() override {
+        check(nccl_.GroupStart(), "ncclGroupStart");
+        in_group_ = true;
+    }
+    // Starts the operations of the group. On several streams they begin when all of those have come to them, and end on
+    // all at once (NCCL's guide, "Group Calls").
+    void end_group() override {
+        in_group_ = false;
+        check(nccl_.GroupEnd(), "ncclGroupEnd");
+        for (const Issued& operation : std::exchange(grouped_, {})) follow(operation);
+    }
 
     std::string failure() override {
         ncclResult_t status = ncclSuccess;
@@ -151,32 +206,50 @@ public:
     }
 
 private:
-    // What is noted is that the operation was issued: when it ends, the stream knows.
-    class Noted {
-    public:
-        Noted(NcclBackend& backend, const char* what, size_t bytes)
-            : log_(*backend.log_), sequence_(log_.begin(what, backend.group_, bytes)) {}
-        ~Noted() { log_.end(sequence_, OperationEntry::State::issued); }
-        Noted(const Noted&) = delete;
-        Noted& operator=(const Noted&) = delete;
-
-    private:
-        OperationLog& log_;
-        uint64_t sequence_;
+    struct Issued {
+        uint64_t sequence;
+        std::shared_ptr<Marks::Pair> marks;
+        stream_t stream;
     };
+
+    template <class Call>
+    void issue(const char* what, size_t bytes, stream_t stream, Call call) {
+        constexpr size_t kLooks = 4;  // more than one is issued, so what is done goes
+        log_->look(kLooks);
+        if (chained_) chain_->before(stream);
+        const Issued operation{log_->begin(what, group_, bytes), marks_->take(), stream};
+        record(operation.marks->begin, stream);
+        call();
+        if (in_group_)
+            grouped_.push_back(operation);
+        else
+            follow(operation);
+    }
+    // What comes behind an operation in its stream.
+    void follow(const Issued& operation) {
+        record(operation.marks->end, operation.stream);
+        if (chained_) chain_->after(operation.stream);
+        log_->issued(operation.sequence, [marks = operation.marks] { return progress_of(*marks); });
+    }
     void check(ncclResult_t status, const char* call) const { nccl_.check(status, call, comm_); }
 
     const NcclLibrary& nccl_ = NcclLibrary::instance();
     std::shared_ptr<OperationLog> log_;
     std::string group_;
+    std::shared_ptr<CollectiveChain> chain_;
+    const bool chained_;
+    const std::shared_ptr<Marks> marks_ = std::make_shared<Marks>();
     size_t world_, rank_;
     ncclComm_t comm_ = nullptr;
+    bool in_group_ = false;
+    std::vector<Issued> grouped_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<OperationLog> log, std::string group) {
-    return std::make_unique<NcclBackend>(control, std::move(log), std::move(group));
+std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<OperationLog> log, std::string group,
+                                           std::shared_ptr<CollectiveChain> chain) {
+    return std::make_unique<NcclBackend>(control, std::move(log), std::move(group), std::move(chain));
 }
 
 std::string gpu_identity() {
@@ -199,7 +272,8 @@ std::string gpu_identity() {
 namespace llmc {
 bool built_with_nccl() { return false; }
 std::string gpu_identity() { return {}; }
-std::unique_ptr<Backend> make_nccl_backend(Transport&, std::shared_ptr<OperationLog>, std::string) {
+std::unique_ptr<Backend> make_nccl_backend(Transport&, std::shared_ptr<OperationLog>, std::string,
+                                           std::shared_ptr<CollectiveChain>) {
     throw Error(ExitCode::bad_flags, "this build has no NCCL: build train_gpt with USE_NCCL=1");
 }
 }  // namespace llmc

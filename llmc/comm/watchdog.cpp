@@ -58,6 +58,13 @@ nlohmann::json to_json(const OperationEntry& entry, double now) {
 
 }  // namespace
 
+const char* standstill_reason(const OperationEntry& unfinished) {
+    if (unfinished.sequence == 0) return "it is in no collective: look here, the other ranks may be waiting for it";
+    if (unfinished.state == OperationEntry::State::issued)
+        return "its GPU has not come to a collective that was issued: look here, for work that hangs or takes long";
+    return "it waits for other ranks in a collective";
+}
+
 Watchdog::Watchdog(const WatchdogLimits& limits, int rank)
     : limits_(limits), rank_(rank), last_sign_(monotonic_seconds()), last_look_(last_sign_), thread_([this] {
           run();
@@ -127,22 +134,28 @@ std::string Watchdog::problem() {
     last_seen_sign_ = sign;
     last_look_ = now;
     if (limit <= 0 || waited_ <= limit) return {};
-    const bool waiting = comm_ && comm_->log().last().state == OperationEntry::State::running;
-    const char* reason = waiting ? "it waits for other ranks in a collective"
-                                 : "it is in no collective: look here, the other ranks may be waiting for it";
-    return strprintf("nothing moved for %.1f s (--timeout-%s %g): %s", waited_, phase_name(phase_), limit, reason);
+    leave_soon();  // a device that hangs may not answer either
+    if (comm_) comm_->log().look();
+    return strprintf("nothing moved for %.1f s (--timeout-%s %g): %s", waited_, phase_name(phase_), limit,
+                     standstill_reason(comm_ ? comm_->log().unfinished() : OperationEntry{}));
+}
+
+void Watchdog::leave_soon() {
+    if (leaving_) return;
+    leaving_ = true;
+    std::thread([] {
+        std::this_thread::sleep_for(std::chrono::duration<double>(kLastWords));
+        _exit(static_cast<int>(ExitCode::communication));
+    }).detach();
 }
 
 // Called with mutex_ held: whoever of the main thread still moves waits here, and reports nothing beside this.
 void Watchdog::leave(const std::string& problem) {
     constexpr int code = static_cast<int>(ExitCode::communication);
-    std::thread([] {
-        std::this_thread::sleep_for(std::chrono::duration<double>(kLastWords));
-        _exit(code);
-    }).detach();
-
+    leave_soon();
     const double now = monotonic_seconds();
-    const OperationEntry last = comm_ ? comm_->log().last() : OperationEntry{};
+    OperationEntry last = comm_ ? comm_->log().unfinished() : OperationEntry{};
+    if (comm_ && last.sequence == 0) last = comm_->log().last();
     const std::string host = comm_ ? comm_->host(comm_->rank()) : "this machine";
     write_all(STDERR_FILENO,
               strprintf("rank %d on %s: %s; step %lld, last operation: %s. Leaving with exit code %d\n", rank_,

@@ -25,6 +25,9 @@ struct WatchdogLimits {
     double start = 600, step = 300, save = 900;
 };
 
+// What a rank that stands still is doing, by the operation that it has not finished.
+const char* standstill_reason(const OperationEntry& unfinished);
+
 class Watchdog {
 public:
     enum class Phase { start, step, save };
@@ -45,12 +48,13 @@ private:
     void run();
     std::string problem();  // "" while all is well
     [[noreturn]] void leave(const std::string& problem);
+    void leave_soon();
 
     const WatchdogLimits limits_;
     const int rank_;
     std::mutex mutex_;
     std::condition_variable wake_;
-    bool stopping_ = false;
+    bool stopping_ = false, leaving_ = false;
     std::optional<Comm> comm_;
     std::string directory_;
     Phase phase_ = Phase::start;

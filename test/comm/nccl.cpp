@@ -38,9 +38,10 @@ void check_all_reduce(Backend& nccl, ElementType type) {
 
 TEST_CASE("nccl: a communicator of one rank copies, with every call" * doctest::skip(!built_with_nccl())) {
     OneRank transport;
+    const auto log = std::make_shared<OperationLog>();
     std::unique_ptr<Backend> nccl;
     try {
-        nccl = make_nccl_backend(transport, std::make_shared<OperationLog>(), "test");
+        nccl = make_nccl_backend(transport, log, "test", std::make_shared<CollectiveChain>());
     } catch (const Error& error) {
         if (error.code() != ExitCode::no_resources) throw;
         MESSAGE(error.what());
@@ -64,4 +65,8 @@ TEST_CASE("nccl: a communicator of one rank copies, with every call" * doctest::
     check_all_reduce<uint32_t>(*nccl, ElementType::u32);
     check_all_reduce<uint64_t>(*nccl, ElementType::u64);
     CHECK(nccl->failure().empty());
+    synchronize(test_stream());
+    log->look();
+    CHECK(log->unfinished().sequence == 0);
+    CHECK(log->last().state == OperationEntry::State::done);
 }

@@ -3,6 +3,10 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
 using namespace llmc;
 
 TEST_CASE("operation log: keeps the last operations, and what became of them") {
@@ -18,7 +22,7 @@ TEST_CASE("operation log: keeps the last operations, and what became of them") {
     CHECK(log.last().state == OperationEntry::State::done);
     CHECK(log.last().ended >= log.last().began);
     const uint64_t second = log.begin("reduce_scatter", "shards", 8);
-    log.end(second, OperationEntry::State::issued);
+    log.issued(second, [] { return DeviceProgress::waiting; });
     CHECK(log.last().describe() == "reduce_scatter #2 (shards, 8 bytes, step 3, issued 0.0 s ago)");
     CHECK(log.recent().size() == 2);
     CHECK(log.recent()[0].sequence == 1);
@@ -39,4 +43,57 @@ TEST_CASE("operation log: old operations make room, and may still end") {
     CHECK_FALSE(log.finishing());
     log.set_finishing();
     CHECK(log.finishing());
+}
+
+TEST_CASE("operation log: what a device has not finished is waited for, and it is what the device is in") {
+    OperationLog log;
+    constexpr size_t kCount = 2 * OperationLog::kKept;  // more than are kept: the host is ahead of the device
+    DeviceProgress progress[kCount];
+    std::fill_n(progress, kCount, DeviceProgress::waiting);
+    for (size_t i = 0; i < kCount; i++)
+        log.issued(log.begin("all_gather", "weights", i), [&progress, i] { return progress[i]; });
+    log.look();
+    CHECK(log.unfinished().sequence == 1);
+    CHECK(log.unfinished().state == OperationEntry::State::issued);
+
+    // Done up to the third, and inside the fifth of another stream: that one holds the others up.
+    for (const size_t i : {0, 1, 2}) progress[i] = DeviceProgress::done;
+    progress[4] = DeviceProgress::running;
+    log.look();
+    CHECK(log.unfinished().sequence == 5);
+    CHECK(log.unfinished().state == OperationEntry::State::running);
+    CHECK(log.unfinished().describe() == "all_gather #5 (weights, 4 bytes, step 0, running, issued 0.0 s ago)");
+
+    std::fill_n(progress, kCount, DeviceProgress::done);
+    log.look(kCount / 2);  // some at a time
+    CHECK(log.unfinished().sequence == 3 + kCount / 2 + 1);
+    log.look();
+    CHECK(log.unfinished().sequence == 0);
+    CHECK(log.last().state == OperationEntry::State::done);
+    CHECK(log.last().ended >= log.last().began);
+}
+
+TEST_CASE("operation log: an operation of the host that runs is waited for") {
+    OperationLog log;
+    log.issued(log.begin("all_gather", "weights", 8), [] { return DeviceProgress::waiting; });
+    const uint64_t barrier = log.begin("barrier", "world", 0);
+    CHECK(log.unfinished().sequence == barrier);
+    log.end(barrier);
+    CHECK(log.unfinished().sequence == barrier - 1);
+}
+
+TEST_CASE("operation log: a device that does not answer keeps nobody from reading the log") {
+    OperationLog log;
+    std::atomic<bool> asked = false, answer = false;
+    log.issued(log.begin("all_reduce", "world", 8), [&] {
+        asked = true;
+        while (!answer) std::this_thread::yield();
+        return DeviceProgress::done;
+    });
+    std::thread looking([&] { log.look(); });
+    while (!asked) std::this_thread::yield();
+    CHECK(log.unfinished().sequence == 1);
+    answer = true;
+    looking.join();
+    CHECK(log.unfinished().sequence == 0);
 }

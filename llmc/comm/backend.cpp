@@ -1,0 +1,44 @@
+// What the back-ends of a process have in common: the order of their collectives, and who asks how they are.
+#include "llmc/comm/backend.h"
+
+#include <cstdlib>
+
+namespace llmc {
+
+bool nccl_keeps_order(int version, const char* order) {
+    constexpr int kFirst = 22600;  // NCCL_VERSION_CODE of 2.26
+    return version >= kFirst && order && std::atoi(order) != 0;
+}
+
+void BackendList::add(const std::shared_ptr<Backend>& backend) {
+    const std::lock_guard lock(mutex_);
+    backends_.push_back(backend);
+}
+
+std::string BackendList::failure() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& one : backends_)
+        if (const auto backend = one.lock())
+            if (std::string found = backend->failure(); !found.empty()) return found;
+    return {};
+}
+
+CollectiveChain::~CollectiveChain() {
+    if (!any_) return;
+    try {
+        destroy_event(last_);
+    } catch (...) {  // the device is already lost, and its error reported
+    }
+}
+
+void CollectiveChain::before(stream_t stream) {
+    if (any_) wait(stream, last_);
+}
+
+void CollectiveChain::after(stream_t stream) {
+    if (!any_) last_ = create_event();
+    any_ = true;
+    record(last_, stream);
+}
+
+}  // namespace llmc

@@ -1,0 +1,89 @@
+// Several communicators of a process: the order of their collectives on one device, and failures of any of them.
+#include "llmc/comm/backend.h"
+
+#include "llmc/comm/watchdog.h"
+#include "llmc/kernels/elementwise.h"
+#include "test/kernel_test.h"
+#if !LLMC_CUDA
+#include "llmc/device/host/settings.h"
+#endif
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+class Broken final : public Backend {
+public:
+    std::string problem;
+    const char* name() const override { return "broken"; }
+    void all_gather(void*, const void*, size_t, const char*, stream_t) override {}
+    void all_to_all(void*, const void*, size_t, const char*, stream_t) override {}
+    void broadcast(void*, size_t, int, stream_t) override {}
+    std::string failure() override { return problem; }
+};
+
+}  // namespace
+
+TEST_CASE("backends: a failure of any communicator is seen, and one that is gone has none") {
+    BackendList list;
+    CHECK(list.failure().empty());
+    const auto world = std::make_shared<Broken>();
+    auto part = std::make_shared<Broken>();
+    list.add(world);
+    list.add(part);
+    CHECK(list.failure().empty());
+    part->problem = "NCCL (gradients): remote process exited";
+    CHECK(list.failure() == part->problem);
+    part.reset();
+    CHECK(list.failure().empty());
+}
+
+TEST_CASE("nccl: from 2.26 on it keeps the order of several communicators, if it is asked to") {
+    CHECK(nccl_keeps_order(22600, "1"));
+    CHECK(nccl_keeps_order(22809, "1"));
+    CHECK_FALSE(nccl_keeps_order(22505, "1"));
+    CHECK_FALSE(nccl_keeps_order(22005, "1"));
+    CHECK_FALSE(nccl_keeps_order(22809, "0"));
+    CHECK_FALSE(nccl_keeps_order(22809, nullptr));
+}
+
+TEST_CASE("collective chain: what is issued on several streams runs in the order of the calls") {
+    test_stream();
+#if !LLMC_CUDA
+    const bool lazy = host::settings().lazy_streams;
+    host::settings().lazy_streams = true;  // without the chain, streams run when somebody waits for them
+#endif
+    constexpr int kStreams = 3, kCalls = 12;
+    stream_t streams[kStreams];
+    for (stream_t& s : streams) s = create_stream();
+    DeviceArray<float> cell(8), seen(8 * kCalls);
+    {
+        CollectiveChain chain;
+        for (int i = 0; i < kCalls; i++) {
+            const stream_t stream = streams[i % kStreams];
+            chain.before(stream);
+            copy_on_device(seen + 8 * i, cell.get(), 8 * sizeof(float), stream);
+            fill(cell.get(), static_cast<float>(i), 8, stream);
+            chain.after(stream);
+        }
+        for (int s = 0; s < kStreams; s++) synchronize(streams[s]);
+    }
+    const std::vector<float> values = seen.download();
+    CHECK(std::isnan(values[0]));
+    for (size_t i = 1; i < kCalls; i++) CHECK(values[8 * i] == static_cast<float>(i) - 1.0f);
+    for (const stream_t s : streams) destroy_stream(s);
+#if !LLMC_CUDA
+    host::settings().lazy_streams = lazy;
+#endif
+}
+
+TEST_CASE("watchdog: a rank that stands still says where") {
+    OperationEntry entry;
+    CHECK(std::string(standstill_reason(entry)).find("it is in no collective") == 0);
+    entry.sequence = 3;
+    entry.state = OperationEntry::State::running;
+    CHECK(std::string(standstill_reason(entry)) == "it waits for other ranks in a collective");
+    entry.state = OperationEntry::State::issued;
+    CHECK(std::string(standstill_reason(entry)).find("its GPU has not come to a collective") == 0);
+}
