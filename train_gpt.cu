@@ -319,6 +319,13 @@ void finish_profile(Profiler& profiler, int64_t step, const Options& o, const Co
                     comm.world() > 1 ? "; scripts/merge_traces.py makes one file of them" : "");
 }
 
+// To be left free for what libraries take later. The world's communicator is there already when free memory is asked.
+size_t libraries_to_come(const Options& o, const Comm& comm, const DeviceInfo& device) {
+    if (device.is_host) return 0;
+    const bool nccl = std::string(comm.name()) == "nccl";
+    return memory_reserve(nccl ? std::max(0, nccl_communicators(comm.world(), o.shard_within) - 1) : 0);
+}
+
 // ---- the training loop ---------------------------------------------------------------------------------------------
 
 template <class Real>
@@ -419,6 +426,8 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
         results.submit(step, run.optimizer.state(), run.model.train_loss_count(), run.optimizer.loss_scale(),
                        run.stream);
         if (step == 1) check_products(run, products[1]);
+        if (step == 1 && !device.is_host)
+            record_memory_outside(step, device.free_memory, libraries_to_come(o, comm, device), comm, directory);
         report(1);  // the step before; this one is still running
         profiler.end_step();
         const bool profiled = profiler.is_last(step);
@@ -533,7 +542,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     comm.require_equal("command line", "--profile-steps " + o.profile_steps);
     if (comm.is_main())
         for (const std::string& note : o.notes) std::printf("note: %s\n", note.c_str());
-    check_memory(memory, device.free_memory, device.name);
+    check_memory(memory, libraries_to_come(o, comm, device), device.free_memory, device.name);
 
     RunDirectory directory(comm.is_main() ? o.out : "", o.overwrite);
     install_signal_handlers();

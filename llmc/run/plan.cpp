@@ -137,12 +137,17 @@ std::string memory_section(const PlanInputs& in) {
     text += row("optimizer", format_bytes(m.optimizer));
     text += row("activations", format_bytes(m.activations), "-b " + std::to_string(in.batch) + ", -r " + in.recompute);
     text += row("workspace", format_bytes(m.workspace));
+    if (in.reserve > 0)
+        text += row(
+            "libraries", format_bytes(in.reserve),
+            in.ranks == 1 ? "reserved, an estimate: CUDA, cuBLASLt" : "reserved, an estimate: CUDA, cuBLASLt, NCCL");
+    const size_t total = m.total() + in.reserve;
     std::string verdict;
     if (const size_t available = available_memory(in); available > 0) {
-        verdict = strprintf("%s %s, which has %s", m.total() <= available ? "fits into" : "DOES NOT FIT into",
+        verdict = strprintf("%s %s, which has %s", total <= available ? "fits into" : "DOES NOT FIT into",
                             card_name(in).c_str(), format_bytes(available).c_str());
     }
-    return text + row("total", format_bytes(m.total()), verdict);
+    return text + row("total", format_bytes(total), verdict);
 }
 
 // One row of the table of times: a part's milliseconds in each precision.
@@ -264,20 +269,33 @@ std::string describe_plan(const ModelConfig& model, const PlanInputs& inputs) {
            time_section(model, inputs);
 }
 
-void check_memory(const MemoryByKind& needed, size_t available, const std::string& device_name) {
-    if (available == 0 || needed.total() <= available) return;
-    const size_t fixed = needed.weights + needed.gradients + needed.optimizer;
+int nccl_communicators(int ranks, int shard_ranks) {
+    if (ranks <= 1) return 0;
+    const int group = shard_ranks > 0 ? shard_ranks : ranks;
+    return 1 + (group > 1 ? 2 : 0) + (group < ranks ? 1 : 0);
+}
+
+size_t memory_outside(size_t free_before, size_t free_now, size_t arenas) {
+    const size_t gone = free_before > free_now ? free_before - free_now : 0;
+    return gone > arenas ? gone - arenas : 0;
+}
+
+void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, const std::string& device_name) {
+    const size_t total = needed.total() + reserve;
+    if (available == 0 || total <= available) return;
+    const size_t fixed = needed.weights + needed.gradients + needed.optimizer + reserve;
+    const std::string libraries = reserve > 0 ? ", libraries (estimated) " + format_bytes(reserve) : "";
     const char* advice =
         fixed > available
             ? "the model's own state is too large whatever the batch: use a smaller model or a larger device"
             : "reduce -b, or recompute more with -r norm or -r block";
     throw Error(ExitCode::no_resources,
                 strprintf("this run needs %s and %s has %s: weights %s, gradients %s, optimizer %s, activations %s, "
-                          "workspace %s; %s",
-                          format_bytes(needed.total()).c_str(), device_name.c_str(), format_bytes(available).c_str(),
+                          "workspace %s%s; %s",
+                          format_bytes(total).c_str(), device_name.c_str(), format_bytes(available).c_str(),
                           format_bytes(needed.weights).c_str(), format_bytes(needed.gradients).c_str(),
                           format_bytes(needed.optimizer).c_str(), format_bytes(needed.activations).c_str(),
-                          format_bytes(needed.workspace).c_str(), advice));
+                          format_bytes(needed.workspace).c_str(), libraries.c_str(), advice));
 }
 
 }  // namespace llmc

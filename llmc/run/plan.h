@@ -20,6 +20,18 @@ struct MemoryByKind {
     size_t operator[](MemoryKind kind) const;
 };
 
+// What libraries take of a GPU beside the arenas, and only when they are first used: the modules of kernels that CUDA
+// and cuBLASLt load, NCCL's buffers. Estimates that leave room, not measured; a run notes what was taken
+// (memory_outside).
+constexpr size_t kLibraryReserve = size_t{1} << 30;
+constexpr size_t kCommunicatorReserve = size_t{1} << 29;
+constexpr size_t memory_reserve(int communicators) {
+    return kLibraryReserve + kCommunicatorReserve * static_cast<size_t>(communicators);
+}
+// That a rank has over NCCL: the world's, one for weights, one for gradients, and one between groups where there are
+// several. `shard_ranks` as in PlanInputs.
+int nccl_communicators(int ranks, int shard_ranks);
+
 struct PlanInputs {
     int batch = 4;            // B
     int seq = 1024;           // T
@@ -31,6 +43,7 @@ struct PlanInputs {
     std::string fp8_layers = "all";  // which linear layers an FP8 step has in FP8
     std::string recompute = "gelu";
     MemoryByKind memory;
+    size_t reserve = 0;          // to be left free beside it
     size_t available = 0;        // bytes of device memory; 0 = the table's, if `gpu` is set
     std::optional<GpuSpec> gpu;  // the card to plan for
     std::string device_name;     // shown when set; else the table's name
@@ -62,7 +75,11 @@ int64_t micro_steps(const PlanInputs& inputs);
 
 std::string describe_plan(const ModelConfig& model, const PlanInputs& inputs);
 
-// Throws Error(no_resources) when `needed` is more than `available` (0 = not known: never).
-void check_memory(const MemoryByKind& needed, size_t available, const std::string& device_name);
+// Throws Error(no_resources) when `needed` and `reserve` are more than `available` (0 = not known: never).
+void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, const std::string& device_name);
+
+// What the reserve was for, seen afterwards: of the memory that is gone since a time with `free_before` bytes free,
+// what did not go into arenas. 0 if there is more free than that explains: others share the device.
+size_t memory_outside(size_t free_before, size_t free_now, size_t arenas);
 
 }  // namespace llmc

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "llmc/device/transfer.h"
+#include "llmc/run/text.h"
 
 namespace llmc {
 namespace {
@@ -78,6 +79,18 @@ void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, Run
             {"planned", plan[MemoryKind(kind)]}, {"least_peak", *least}, {"most_peak", *most}};
     }
     directory.append({{"step", step}, {"memory", memory}});
+}
+
+void record_memory_outside(int64_t step, size_t free_before, size_t reserve, const Comm& comm,
+                           RunDirectory& directory) {
+    const size_t free_now = device_info().free_memory;
+    const size_t taken = memory_outside(free_before, free_now, device_bytes_in_use());
+    if (comm.is_main())
+        std::printf("memory after step %lld: %s free; libraries have taken %s, %s were reserved%s\n",
+                    static_cast<long long>(step), format_bytes(free_now).c_str(), format_bytes(taken).c_str(),
+                    format_bytes(reserve).c_str(), taken > reserve ? ": less than they need" : "");
+    directory.append(
+        {{"step", step}, {"memory_outside", {{"free", free_now}, {"taken", taken}, {"reserved", reserve}}}});
 }
 
 void report_fallback(int64_t step, const Fp8Loss& loss, const Fp8FallbackRule& rule, const Comm& comm,

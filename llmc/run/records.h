@@ -21,6 +21,10 @@ void record_fp8(int64_t step, Fp8Tensors& fp8, int blocks, const Comm& comm, str
 // Memory by kind: the plan, and the least and the most that a rank has taken of it at any time.
 void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, RunDirectory& directory);
 
+// After the first steps on a GPU: what is free, and what libraries have taken beside the arenas, against `reserve`. Of
+// this rank's GPU, which was open with `free_before` bytes free; for the terminal too.
+void record_memory_outside(int64_t step, size_t free_before, size_t reserve, const Comm& comm, RunDirectory& directory);
+
 // A layer that leaves FP8, because of what `step` has shown; for the terminal too.
 void report_fallback(int64_t step, const Fp8Loss& loss, const Fp8FallbackRule& rule, const Comm& comm,
                      RunDirectory& directory);

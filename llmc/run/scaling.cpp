@@ -17,12 +17,13 @@ ScalingPoint point_of(const ModelConfig& model, PlanInputs in, int gpus, const S
     in.ranks = gpus;
     in.zero = plan.stage;
     in.shard_ranks = plan.wire.shard_ranks;
+    if (in.reserve > 0) in.reserve = memory_reserve(nccl_communicators(in.ranks, in.shard_ranks));
     ScalingPoint point;
     point.gpus = gpus;
     point.step = predict_step(model, in, plan);
     point.tokens_per_s = static_cast<double>(in.total_batch) / point.step.step() * 1e3;
     point.sent = plan.wire.total();
-    point.memory = plan.memory.total();
+    point.memory = plan.memory.total() + in.reserve;
     point.fits = fits(in, plan);
     return point;
 }

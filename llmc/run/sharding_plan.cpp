@@ -63,8 +63,10 @@ std::string legend(const ModelConfig& model, const PlanInputs& in, const StagePl
     std::string what = wire.layout.element == 4 ? "FP32" : wire.fp8_weights ? "FP8 (the rest as BF16)" : "BF16";
     what = wire.total().weights.bytes > 0 ? "weights as " + what + ", gradients as " : "gradients as ";
     what += wire.gradients_as == Wire::bf16 ? "BF16" : "FP32";
-    std::string text = entry("total", strprintf("with activations and workspace, %s in every stage",
-                                                format_bytes(plan.memory.activations + plan.memory.workspace).c_str()));
+    std::string rest = strprintf("with activations and workspace, %s in every stage",
+                                 format_bytes(plan.memory.activations + plan.memory.workspace).c_str());
+    if (in.reserve > 0) rest += strprintf("; libraries want about %s beside it", format_bytes(in.reserve).c_str());
+    std::string text = entry("total", rest);
     text += entry("sent", strprintf("to other ranks in a step of %d micro-step%s: %s", times, times == 1 ? "" : "s",
                                     what.c_str()));
     if (!in.gpu) return text;
@@ -115,7 +117,7 @@ StepPrediction predict_step(const ModelConfig& model, const PlanInputs& in, cons
 
 bool fits(const PlanInputs& in, const StagePlan& plan) {
     const size_t available = available_memory(in);
-    return available == 0 || plan.memory.total() <= available;
+    return available == 0 || plan.memory.total() + in.reserve <= available;
 }
 
 Recommendation recommend_stage(const ModelConfig& model, const PlanInputs& in, const std::vector<StagePlan>& stages) {

@@ -168,11 +168,12 @@ TEST_CASE("plan: memory check") {
     const size_t gib = size_t{1} << 30;
     const MemoryByKind needed = {2 * gib, 4 * gib, 12 * gib, 30 * gib, 1 * gib};
     CHECK(needed.total() == 49 * gib);
-    CHECK_NOTHROW(check_memory(needed, 49 * gib, "card"));
-    CHECK_NOTHROW(check_memory(needed, 0, "card"));  // not known
-    auto message = [&](size_t available) -> std::string {
+    CHECK_NOTHROW(check_memory(needed, 0, 49 * gib, "card"));
+    CHECK_NOTHROW(check_memory(needed, gib, 0, "card"));  // not known
+    CHECK_NOTHROW(check_memory(needed, gib, 50 * gib, "card"));
+    auto message = [&](size_t available, size_t reserve = 0) -> std::string {
         try {
-            check_memory(needed, available, "card");
+            check_memory(needed, reserve, available, "card");
         } catch (const Error& error) {
             CHECK(error.code() == ExitCode::no_resources);
             return error.what();
@@ -183,4 +184,33 @@ TEST_CASE("plan: memory check") {
     CHECK(contains(message(48 * gib), "activations 30.0 GiB"));
     CHECK(contains(message(48 * gib), "reduce -b"));
     CHECK(contains(message(10 * gib), "smaller model"));
+    CHECK(contains(message(50 * gib - 1, gib), "needs 50.0 GiB and card has"));
+    CHECK(contains(message(50 * gib - 1, gib), "libraries (estimated) 1.0 GiB"));
+    CHECK(contains(message(18 * gib, gib), "smaller model"));  // weights, gradients, moments and libraries: 19
+}
+
+TEST_CASE("plan: what libraries take beside the plan") {
+    const size_t gib = size_t{1} << 30;
+    CHECK(nccl_communicators(1, 0) == 0);
+    CHECK(nccl_communicators(8, 0) == 3);  // the world's, for weights, for gradients
+    CHECK(nccl_communicators(8, 8) == 3);
+    CHECK(nccl_communicators(16, 8) == 4);  // and between groups
+    CHECK(nccl_communicators(4, 1) == 2);
+    CHECK(memory_reserve(0) == gib);
+    CHECK(memory_reserve(3) == 5 * gib / 2);
+
+    PlanInputs in = inputs(64, 1024);
+    in.reserve = memory_reserve(0);
+    in.available = in.memory.total() + gib;
+    const ModelConfig model = find_model("gpt2");
+    CHECK(contains(describe_plan(model, in), "libraries"));
+    CHECK(contains(describe_plan(model, in), "fits into"));
+    CHECK(contains(describe_plan(model, in), "22.7 GiB"));
+    in.available--;
+    CHECK(contains(describe_plan(model, in), "DOES NOT FIT"));
+
+    CHECK(memory_outside(80 * gib, 10 * gib, 69 * gib) == gib);
+    CHECK(memory_outside(80 * gib, 11 * gib, 69 * gib) == 0);
+    CHECK(memory_outside(80 * gib, 20 * gib, 69 * gib) == 0);  // somebody else left
+    CHECK(memory_outside(10 * gib, 20 * gib, 0) == 0);
 }
