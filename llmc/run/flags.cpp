@@ -310,7 +310,8 @@ void FlagSet::Parser::several_processes() {
     add(0, "reduce", options.reduce, "NAME", "what gradients travel as: fp32 or bf16 (sums are FP32)")
         ->transform(one_of({"fp32", "bf16"}));
     add(0, "reduce-order", options.reduce_order, "NAME",
-        "order of gradients' sums: any (the library's) or rank (the same bits on any number of ranks)")
+        "order of gradients' sums: any (the library's; NCCL's may change from run to run) or rank (the same bits every "
+        "time, on any number of ranks)")
         ->transform(one_of({"any", "rank"}));
     add(0, "timeout-start", options.timeout_start, "SECONDS", "wait for the other ranks at the start; 0: for ever")
         ->transform(real_number({0, kInfinity}));
