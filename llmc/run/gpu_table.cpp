@@ -8,7 +8,18 @@ namespace {
 // Dense peaks, without 2:4 sparsity, at boost clock. Sources: NVIDIA's data sheets and architecture white papers of
 // each product (A100, H100, H200, L4, L40S, RTX A6000, RTX 6000 Ada, DGX B200; GA102, AD102, GB202 and GH100 white
 // papers). Where only the sparse number is printed, half of it. GeForce cards run tensor cores at half rate when they
-// accumulate in FP32: that rate is the one listed.
+// accumulate in FP32: that rate is the one listed. RTX PRO cards do not.
+//
+// The youngest cards, whose papers were read where others quote them:
+//   RTX PRO 6000      503.8 and 1007.6, as hmc-tech.com has it: 188 multiprocessors x 2.617 GHz x 1024 a clock
+//   RTX 5080, 5070    predicted: multiprocessors x boost clock x 512 a clock (84 at 2.617 GHz, 70 at 2.452, 48 at
+//   Ti, 5070, 5060 Ti 2.512, 36 at 2.572), which gives the 209.5 of the RTX 5090 too; FP8 twice that. An RTX 5060 Ti
+//                     was measured at 47.0 in BF16 and 184.6 in FP8 (github.com/QuantumDrizzy/BLACKWALL): FP8 may
+//                     not be halved
+//   GH200             the GH100's rates (predicted), 96 GB of HBM3
+//   GB200, B300       glennklockwood.com's tables: a GPU's share of GB200 NVL72 and of HGX B300
+// Their memory: 94.97 GiB (github.com/antirez/ds4 #431) and, of the RTX 5060 Ti with 16 GB, 15.45 GiB (Luce-Org/lucebox
+// #407) as drivers report it; the others' is predicted at the same share of the printed size as that of their like.
 //
 // Links, a direction: half of what the same data sheets print for both. NVLink of SXM boards (600, 900 and 1800 GB/s in
 // the third, fourth and fifth generation); else PCIe x16, 64 GB/s in the fourth and 128 in the fifth. Bridges join two
@@ -33,12 +44,20 @@ const GpuSpec kGpus[] = {
     {"RTX 4090",           "rtx4090",      165.2,  330.3,  1008, 23.6, Link::pcie, 32},
     {"RTX 4090 D",         "rtx4090d",     147.0,  294.0,  1008, 23.6, Link::pcie, 32},
     {"RTX 5090",           "rtx5090",      209.5,  419.0,  1792, 31.4, Link::pcie, 64},
+    {"RTX 5080",           "rtx5080",      112.5,  225.1,  960,  15.4, Link::pcie, 64},
+    {"RTX 5070 Ti",        "rtx5070ti",    87.9,   175.8,  896,  15.4, Link::pcie, 64},
+    {"RTX 5070",           "rtx5070",      61.7,   123.5,  672,  11.5, Link::pcie, 64},
+    {"RTX 5060 Ti",        "rtx5060ti",    47.4,   94.8,   448,  15.4, Link::pcie, 32},
+    {"RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000", 503.8, 1007.6, 1792, 94.9, Link::pcie, 64},
     {"H100 80GB HBM3",     "h100",         989.4,  1978.9, 3352, 79.2, Link::nvlink, 450},
     {"H100 PCIe",          "h100-pcie",    756.4,  1512.9, 2039, 79.2, Link::pcie, 64},
     {"H100 NVL",           "h100-nvl",     835.5,  1671.0, 3938, 93.1, Link::pcie, 64},
     {"H200",               "h200",         989.4,  1978.9, 4800, 139.8, Link::nvlink, 450},
     {"H200 NVL",           "h200-nvl",     835.5,  1671.0, 4800, 139.8, Link::pcie, 64},
+    {"GH200 480GB",        "gh200",        989.4,  1978.9, 4000, 94.5, Link::nvlink, 450},
     {"B200",               "b200",         2250.0, 4500.0, 8000, 178.4, Link::nvlink, 900},
+    {"GB200",              "gb200",        2500.0, 5000.0, 8000, 184.2, Link::nvlink, 900},
+    {"B300",               "b300",         2250.0, 4500.0, 8000, 267.4, Link::nvlink, 900},
 };
 // clang-format on
 
