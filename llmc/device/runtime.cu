@@ -106,10 +106,19 @@ void set_bytes(void* to, int value, size_t bytes, stream_t stream) {
 
 // ---- streams, events, graphs ---------------------------------------------------------------------------------------
 
-stream_t create_stream() {
+stream_t create_stream(StreamPriority priority) {
+    int least = 0, greatest = 0;  // smaller numbers go first
+    LLMC_CHECK_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     stream_t stream;
-    LLMC_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    LLMC_CHECK_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                                 priority == StreamPriority::communication ? greatest : least));
     return stream;
+}
+StreamPriority stream_priority(stream_t stream) {
+    int least = 0, greatest = 0, priority = 0;
+    LLMC_CHECK_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    LLMC_CHECK_CUDA(cudaStreamGetPriority(stream, &priority));
+    return priority < least ? StreamPriority::communication : StreamPriority::normal;
 }
 void destroy_stream(stream_t stream) { LLMC_CHECK_CUDA(cudaStreamDestroy(stream)); }
 void synchronize(stream_t stream) { LLMC_CHECK_CUDA(cudaStreamSynchronize(stream)); }

@@ -85,7 +85,10 @@ void copy_to_host(void* to, const void* from, size_t bytes, stream_t stream);
 void copy_on_device(void* to, const void* from, size_t bytes, stream_t stream);
 void set_bytes(void* to, int value, size_t bytes, stream_t stream);
 
-stream_t create_stream();
+// Where both have work that could run, that of communication streams goes first: others wait for it.
+enum class StreamPriority { normal, communication };
+stream_t create_stream(StreamPriority priority = StreamPriority::normal);
+StreamPriority stream_priority(stream_t stream);
 void destroy_stream(stream_t stream);
 void synchronize(stream_t stream);
 void synchronize_device();

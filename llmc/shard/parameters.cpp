@@ -100,8 +100,8 @@ void Parameters<Real>::allocate(stream_t stream) {
     gather_comm_ = comm_.neighbours(group_size_, "weights");
     reduce_comm_ = comm_.neighbours(group_size_, "gradients");
     if (groups() > 1) groups_comm_ = comm_.counterparts(group_size_, "gradients of all groups");
-    gather_stream_ = create_stream();
-    reduce_stream_ = create_stream();
+    gather_stream_ = create_stream(StreamPriority::communication);
+    reduce_stream_ = create_stream(StreamPriority::communication);
     computed_ = create_event();
     reduced_ = create_event();
     for (size_t s = 0; s < weight_slots_.size(); s++) {

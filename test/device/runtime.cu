@@ -102,6 +102,14 @@ TEST_CASE("runtime: streams are ordered by events") {
     synchronize_device();
 }
 
+TEST_CASE("runtime: streams have their priority") {
+    Streams s;
+    const stream_t first = create_stream(StreamPriority::communication);
+    CHECK(stream_priority(first) == StreamPriority::communication);
+    CHECK(stream_priority(s.a) == StreamPriority::normal);
+    destroy_stream(first);
+}
+
 TEST_CASE("runtime: waiting for an event that was never recorded is no wait") {
     Streams s;
     wait(s.a, s.first);

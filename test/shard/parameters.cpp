@@ -74,6 +74,16 @@ TEST_CASE("tensors in FP8 are ranges of their own, the rest lies between them") 
     }
 }
 
+TEST_CASE("weights and gradients travel on streams that go before the computation's") {
+    const ParameterTable table = example_table();
+    Parameters<bf16> parameters(table, Comm::self(ReduceOrder::rank));
+    parameters.allocate(test_stream());
+    REQUIRE(parameters.gather_stream() != stream_t{});
+    CHECK(stream_priority(parameters.gather_stream()) == StreamPriority::communication);
+    CHECK(stream_priority(parameters.reduce_stream()) == StreamPriority::communication);
+    CHECK(stream_priority(test_stream()) == StreamPriority::normal);
+}
+
 TEST_CASE("weights are measured at the start and when they were set") {
     const ParameterTable table = example_table();
     Parameters<bf16> parameters(table, Comm::self());

@@ -53,6 +53,7 @@ struct Graph {
 };
 
 struct Stream {
+    StreamPriority priority = StreamPriority::normal;
     std::deque<Operation> queue;
     Graph* capture = nullptr;
     bool capture_origin = false;  // begin_capture was called on this stream
@@ -314,10 +315,12 @@ void set_bytes(void* to, int value, size_t bytes, stream_t stream) {
 
 // ---- streams and events ---------------------------------------------------------------------------------------------
 
-stream_t create_stream() {
+stream_t create_stream(StreamPriority priority) {
     streams.push_back(new Stream);
+    streams.back()->priority = priority;
     return streams.back();
 }
+StreamPriority stream_priority(stream_t stream) { return stream->priority; }
 void destroy_stream(stream_t stream) {
     if (!stream) return;
     drain(stream);

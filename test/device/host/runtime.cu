@@ -186,6 +186,21 @@ TEST_CASE("host runtime: freeing memory waits for the work that uses it") {
     CHECK(s.sum.download()[0] == 6);
 }
 
+TEST_CASE("host runtime: reading a value back allocates nothing, so it waits for its own stream alone") {
+    Mode mode(true);
+    Streams s;
+    read_back(s.x.get(), s.a);
+    fill(s.x, 3, s.a);
+    fill(s.y, 4, s.b);
+    record(s.first, s.b);
+    CHECK(read_back(s.x.get(), s.a) == 3);
+    CHECK(!is_done(s.first));
+    write_through(s.x.get(), 5.0f, s.a);
+    CHECK(!is_done(s.first));
+    synchronize(s.b);
+    CHECK(is_done(s.first));
+}
+
 TEST_CASE("host runtime: an error of lazy work shows at its synchronisation, and the queue goes on") {
     Mode mode(true);
     Streams s;

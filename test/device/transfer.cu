@@ -1,0 +1,30 @@
+// Values between the host and the device, of every size, in pieces of the pinned memory they pass through.
+#include "llmc/device/transfer.h"
+
+#include <vector>
+
+#include "test/kernel_test.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+TEST_CASE("transfer: arrays of every size arrive whole, both ways") {
+    for (const size_t bytes : {size_t{0}, size_t{1}, size_t{1000}, (size_t{1} << 20) - 1, size_t{1} << 20,
+                               (size_t{1} << 20) + 1, (size_t{3} << 20) + 17}) {
+        CAPTURE(bytes);
+        std::vector<uint8_t> values(bytes);
+        for (size_t i = 0; i < bytes; i++) values[i] = static_cast<uint8_t>(i * 31 + i / 1000);
+        DeviceArray<uint8_t> device(bytes + 1);
+        write_through(device.get(), values.data(), bytes, test_stream());
+        CHECK(read_back(device.get(), bytes, test_stream()) == values);
+        CHECK(read_back(device.get() + bytes, test_stream()) == 0xFF);
+    }
+}
+
+TEST_CASE("transfer: one value") {
+    DeviceArray<double> device(3);
+    write_through(device.get() + 1, 2.5, test_stream());
+    CHECK(read_back(device.get() + 1, test_stream()) == 2.5);
+    CHECK(std::isnan(read_back(device.get(), test_stream())));
+    CHECK(std::isnan(read_back(device.get() + 2, test_stream())));
+}
