@@ -128,7 +128,9 @@ struct Run {
           fp8(make_fp8(o, comm)),
           model(o.model_config, o.batch, o.seq, recompute_from_name(o.recompute), parameters, matmul, fp8.get()),
           optimizer(parameters, schedule_config(o), adamw_config(o), o.clip, loss_scale(o), o.skip_spikes) {}
-    ~Run() { destroy_stream(stream); }
+    ~Run() {
+        tear_down([this] { destroy_stream(stream); });
+    }
 };
 
 // The arenas of a rank and what it sends, without a device.
@@ -460,6 +462,7 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
         save_weights(run, directory.active() ? directory.file("model.safetensors") : "");
         if (comm.is_main()) std::printf("weights written to %s\n", directory.file("model.safetensors").c_str());
     }
+    synchronize_device();  // what fails behind the last result fails the run
     if (comm.is_main() && !inputs.val.empty() && std::isfinite(last_val_loss))
         print_floor(*inputs.val[0].second, last_val_loss);
     return code;

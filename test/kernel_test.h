@@ -34,8 +34,8 @@ public:
     }
     explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) { upload(values); }
     ~DeviceArray() {
-        synchronize(test_stream());
-        device_free(data_);
+        tear_down([] { synchronize(test_stream()); });
+        tear_down([&] { device_free(data_); });
     }
     DeviceArray(const DeviceArray&) = delete;
     DeviceArray& operator=(const DeviceArray&) = delete;

@@ -16,7 +16,9 @@ struct HostExchange::State {
 };
 
 HostExchange::HostExchange() : state_(std::make_unique<State>()) {}
-HostExchange::~HostExchange() { destroy_event(state_->last); }
+HostExchange::~HostExchange() {
+    tear_down([this] { destroy_event(state_->last); });
+}
 
 void HostExchange::run(const char* name, void* out_pointer, size_t out_bytes, const void* in_pointer, size_t in_bytes,
                        stream_t stream, Work work) {

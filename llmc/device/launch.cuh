@@ -69,6 +69,7 @@ template <auto kernel, class... P>
 struct Launcher<kernel, void (*)(P...)> {
 #if LLMC_ON_GPU
     static void run(const LaunchConfig& config, std::initializer_list<Access>, P... arguments) {
+        const LaunchSite site{kernel_name<kernel>(), config.file, config.line};
         if (config.shared_bytes > 48 * 1024) {
             static thread_local size_t granted = 0;  // the attribute is sticky: set it once a size
             if (config.shared_bytes > granted) {
@@ -84,13 +85,14 @@ struct Launcher<kernel, void (*)(P...)> {
         launch.blockDim = config.block;
         launch.dynamicSmemBytes = config.shared_bytes;
         launch.stream = config.stream;
-        check_cuda(cudaLaunchKernelEx(&launch, kernel, arguments...), kernel_name<kernel>(), config.file, config.line);
+        check_cuda(cudaLaunchKernelEx(&launch, kernel, arguments...), site.kernel, site.file, site.line);
+        after_work(config.stream, site);
     }
 #else
     static void call(void* arguments) { std::apply(kernel, *static_cast<std::tuple<P...>*>(arguments)); }
 
     static void run(const LaunchConfig& c, std::initializer_list<Access> accesses, P... arguments) {
-        const host::LaunchSite site{kernel_name<kernel>(), c.file, c.line};
+        const LaunchSite site{kernel_name<kernel>(), c.file, c.line};
         host::check_launch_limits(c.grid, c.block, c.shared_bytes, site);
         (check_argument(arguments, accesses, site), ...);
         std::tuple<P...> copied(arguments...);  // arguments are copied at the launch, as on a GPU
@@ -99,7 +101,7 @@ struct Launcher<kernel, void (*)(P...)> {
         });
     }
     template <class T>
-    static void check_argument(const T& value, std::initializer_list<Access> accesses, const host::LaunchSite& site) {
+    static void check_argument(const T& value, std::initializer_list<Access> accesses, const LaunchSite& site) {
         if constexpr (std::is_pointer_v<T>) host::check_pointer(value, accesses, site);
     }
 #endif

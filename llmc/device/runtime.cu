@@ -12,11 +12,46 @@ namespace llmc {
 
 static __global__ void probe_kernel() {}  // asked whether this binary has code for the GPU
 
+namespace {
+
+std::string describe(cudaError_t status) {
+    return strprintf("%s (%s)", cudaGetErrorName(status), cudaGetErrorString(status));
+}
+
+// Errors of work that was running, which whatever call comes next returns.
+bool is_fault(cudaError_t status) {
+    switch (status) {
+        case cudaErrorIllegalAddress:
+        case cudaErrorMisalignedAddress:
+        case cudaErrorIllegalInstruction:
+        case cudaErrorInvalidAddressSpace:
+        case cudaErrorInvalidPc:
+        case cudaErrorHardwareStackError:
+        case cudaErrorAssert:
+        case cudaErrorLaunchFailure:
+        case cudaErrorLaunchTimeout:
+        case cudaErrorECCUncorrectable:
+        case cudaErrorNvlinkUncorrectable:
+            return true;
+        default:
+            return false;
+    }
+}
+
+}  // namespace
+
 void check_cuda(cudaError_t status, const char* what, const char* file, int line) {
     if (status == cudaSuccess) return;
+    if (is_fault(status)) throw late_fault(strprintf("%s:%d: %s", file, line, what), describe(status));
     const bool memory = status == cudaErrorMemoryAllocation;
     throw Error(memory ? ExitCode::no_resources : ExitCode::failure,
-                strprintf("%s:%d: %s failed: %s (%s)", file, line, what, cudaGetErrorName(status), cudaGetErrorString(status)));
+                strprintf("%s:%d: %s failed: %s", file, line, what, describe(status).c_str()));
+}
+
+void after_work(stream_t stream, const LaunchSite& site) {
+    if (!waits_after_work() || is_capturing(stream)) return;
+    const cudaError_t status = cudaStreamSynchronize(stream);
+    if (status != cudaSuccess) throw named_fault(site, describe(status));
 }
 
 void prepare_process(char**) {}
@@ -36,6 +71,7 @@ void open_device(int index) {
     if (index >= count)
         throw Error(ExitCode::no_resources, strprintf("GPU %d asked for, but this machine shows %d", index, count));
     LLMC_CHECK_CUDA(cudaSetDevice(index));
+    waits_after_work();  // refuses what it does not understand before anything runs
     // A binary without code for this GPU fails at its first kernel: say so now, in words.
     const DeviceInfo info = device_info();
     cudaFuncAttributes attributes;
@@ -154,7 +190,10 @@ graph_t end_capture(stream_t stream) {
     LLMC_CHECK_CUDA(cudaGraphDestroy(graph));
     return executable;
 }
-void launch(graph_t graph, stream_t stream) { LLMC_CHECK_CUDA(cudaGraphLaunch(graph, stream)); }
+void launch(graph_t graph, stream_t stream) {
+    LLMC_CHECK_CUDA(cudaGraphLaunch(graph, stream));
+    after_work(stream, {"a graph", "", 0});
+}
 void destroy_graph(graph_t graph) { LLMC_CHECK_CUDA(cudaGraphExecDestroy(graph)); }
 bool is_capturing(stream_t stream) {
     cudaStreamCaptureStatus status;

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "llmc/device/error.h"
+#include "llmc/device/faults.h"
 
 #if LLMC_CUDA
 #include <cuda_runtime_api.h>
@@ -100,6 +101,10 @@ void wait(stream_t stream, event_t event);  // later work of the stream waits fo
 void synchronize(event_t event);
 bool is_done(event_t event);
 float elapsed_ms(event_t from, event_t to);
+
+// To be called after every launch and product: with LLMC_SYNC=1 waits for it, unless it is being captured, and throws
+// with the name of `site` if it failed (faults.h).
+void after_work(stream_t stream, const LaunchSite& site);
 
 // Record the work submitted to a stream (and to streams that wait for its events) and replay it.
 void begin_capture(stream_t stream);

@@ -22,11 +22,8 @@ Trace::Trace(size_t expected_ranges) {
 
 Trace::~Trace() {
     if (active_ == this) active_ = nullptr;
-    try {
-        for (const event_t event : events_) destroy_event(event);
-        destroy_event(base_);
-    } catch (...) {  // the run has failed, and has said so
-    }
+    for (const event_t event : events_) tear_down([&] { destroy_event(event); });
+    tear_down([&] { destroy_event(base_); });
 }
 
 void Trace::name_stream(stream_t stream, const std::string& name) {

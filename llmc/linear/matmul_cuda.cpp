@@ -329,6 +329,7 @@ bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
             t.result, plan.result, &plan.algorithms[static_cast<size_t>(i)], b.workspace, kLtWorkspaceBytes, stream);
         if (!is_refusal(status)) check_lt(status, "cublasLtMatmul", product.describe(), __FILE__, __LINE__);
         plan.refusal = status;
+        if (waits_after_work()) after_work(stream, {product.describe().c_str(), "", 0});
         return status == CUBLAS_STATUS_SUCCESS;
     };
     const auto emulate_it = [&] {

@@ -192,12 +192,9 @@ void Fp8Tensors::allocate(stream_t stream) {
 Fp8Tensors::~Fp8Tensors() {
     for (VerdictSlot& slot : verdict_slots_) {
         if (!slot.values) continue;
-        try {
-            synchronize(slot.copied);
-        } catch (...) {  // the run has failed, and has said so
-        }
-        pinned_free(slot.values);
-        destroy_event(slot.copied);
+        tear_down([&] { synchronize(slot.copied); });
+        tear_down([&] { pinned_free(slot.values); });
+        tear_down([&] { destroy_event(slot.copied); });
     }
 }
 

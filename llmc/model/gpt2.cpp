@@ -41,9 +41,9 @@ template <class Real>
 Gpt2<Real>::~Gpt2() {
     for (Staging& staging : staging_) {
         if (!staging.memory) continue;
-        synchronize(staging.copied);
-        pinned_free(staging.memory);
-        destroy_event(staging.copied);
+        tear_down([&] { synchronize(staging.copied); });
+        tear_down([&] { pinned_free(staging.memory); });
+        tear_down([&] { destroy_event(staging.copied); });
     }
 }
 

@@ -85,9 +85,9 @@ StepResults::StepResults() {
 
 StepResults::~StepResults() {
     for (Slot& slot : slots_) {
-        destroy_event(slot.begin);
-        destroy_event(slot.end);
-        pinned_free(slot.values);
+        tear_down([&] { destroy_event(slot.begin); });
+        tear_down([&] { destroy_event(slot.end); });
+        tear_down([&] { pinned_free(slot.values); });
     }
 }
 

@@ -16,7 +16,9 @@ namespace llmc {
 class Arena {
 public:
     explicit Arena(MemoryKind kind) : kind_(kind) {}
-    ~Arena() { device_free(memory_); }
+    ~Arena() {
+        tear_down([this] { device_free(memory_); });
+    }
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 

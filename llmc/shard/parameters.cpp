@@ -122,17 +122,15 @@ void Parameters<Real>::allocate(stream_t stream) {
 template <class Real>
 Parameters<Real>::~Parameters() {
     if (!computed_) return;
-    try {
-        for (const stream_t stream : {gather_stream_, reduce_stream_}) {
-            synchronize(stream);
-            destroy_stream(stream);
-        }
-    } catch (...) {  // the run has failed, and has said so
+    for (const stream_t stream : {gather_stream_, reduce_stream_}) {
+        tear_down([&] { synchronize(stream); });
+        tear_down([&] { destroy_stream(stream); });
     }
-    for (const event_t event : {computed_, reduced_}) destroy_event(event);
-    for (const event_t event : published_) destroy_event(event);
-    for (const WeightSlot& slot : weight_slots_) destroy_event(slot.ready), destroy_event(slot.free);
-    for (const GradientSlot& slot : gradient_slots_) destroy_event(slot.reduced);
+    const auto destroy = [](event_t event) { tear_down([&] { destroy_event(event); }); };
+    for (const event_t event : {computed_, reduced_}) destroy(event);
+    for (const event_t event : published_) destroy(event);
+    for (const WeightSlot& slot : weight_slots_) destroy(slot.ready), destroy(slot.free);
+    for (const GradientSlot& slot : gradient_slots_) destroy(slot.reduced);
 }
 
 template <class Real>

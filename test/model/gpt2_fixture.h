@@ -67,7 +67,9 @@ struct TestModel {
         model.allocate();
         if (fp8) fp8->allocate(stream);
     }
-    ~TestModel() { synchronize(stream); }
+    ~TestModel() {
+        tear_down([&] { synchronize(stream); });
+    }
 
     // The fixture's weights; wte's padded rows are 0.
     void load(const Gpt2Fixture& fixture) {

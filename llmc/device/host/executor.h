@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "llmc/device/faults.h"
 #include "llmc/device/host/cuda_types.h"
 #include "llmc/device/host/fiber.h"
 #include "llmc/device/host/sanitizers.h"
@@ -32,12 +33,6 @@ constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr int kMaxBarriers = 16;  // named barriers, as bar.sync has them
 constexpr int kMaxFibers = 2 * kMaxThreads + 2;
 
-// Where a kernel was launched, for messages.
-struct LaunchSite {
-    const char* kernel = "";
-    const char* file = "";
-    int line = 0;
-};
 
 // A suspended execution context: a fiber, and ThreadSanitizer's name for it.
 struct Context {

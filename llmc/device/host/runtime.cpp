@@ -71,6 +71,28 @@ std::vector<Stream*> streams;
 std::map<std::string, OperationRecord> records;
 bool recording = false;
 
+// ---- simulated faults (inject_fault) ----
+
+bool broken = false;
+
+uint64_t& work_until_fault() {
+    static uint64_t count = settings().fault;
+    return count;
+}
+
+// Work that the fault's turn comes to, or that comes after it, does not run.
+bool is_lost() {
+    uint64_t& left = work_until_fault();
+    if (left > 0 && --left == 0) broken = true;
+    return broken;
+}
+
+constexpr char kFault[] = "the device failed (LLMC_FAULT)";
+
+void require_device(const char* call) {
+    if (broken) throw late_fault(call, kFault);
+}
+
 void run_operation(Operation& operation);
 
 void run_next(Stream* stream) {
@@ -98,6 +120,7 @@ void drain_all() {
 }
 
 void run_work(Operation& operation) {
+    if (is_lost()) return;
     const double start = recording ? now_seconds() : 0;
     {
         DeviceMemory::Open open(operation.accesses);
@@ -155,18 +178,26 @@ bool is_captured(const Graph* graph) {
 }
 
 void refuse_in_capture(const char* what) {
+    require_device(what);
     for (const Stream* s : streams)
         if (s->capture) throw Error(ExitCode::failure, strprintf("%s is not allowed while a stream is captured", what));
 }
 
 }  // namespace
 
+void inject_fault(uint64_t work) {
+    work_until_fault() = work;
+    broken = false;
+}
+
 void submit(stream_t stream, std::initializer_list<Access> accesses, const LaunchSite& site,
             std::function<void()> work) {
+    if (broken) throw late_fault(strprintf(site.line ? "launch of %s" : "%s", site.kernel), kFault);
     Operation operation{Operation::work, std::move(work), accesses, site, nullptr};
     for (const Access& a : accesses)
         if (a.address) DeviceMemory::instance().check_range(a.address, a.bytes, site.kernel);
     push(stream, std::move(operation));
+    after_work(stream, site);
 }
 
 void check_pointer(const void* p, std::initializer_list<Access> accesses, const LaunchSite& site) {
@@ -244,9 +275,13 @@ void prepare_process(char** argv) {
 }
 
 int device_count() { return 1; }
-void open_device(int) { choose_thread_count(); }
+void open_device(int) {
+    choose_thread_count();
+    waits_after_work();  // refuses what it does not understand before anything runs
+}
 
 DeviceInfo device_info() {
+    require_device("device_info");
     DeviceInfo info;
     info.multiprocessors = omp_get_max_threads();
     info.name = strprintf("host device (%d threads)", info.multiprocessors);
@@ -269,16 +304,18 @@ void* device_malloc(size_t bytes, MemoryKind kind) {
     return p;
 }
 void device_free(void* p) {
-    if (p) refuse_in_capture("device_free");
+    if (p && !broken) refuse_in_capture("device_free");
     drain_all();
     DeviceMemory::instance().release(p);
     MemoryLedger::instance().remove(p);
+    if (p) require_device("device_free");
 }
 size_t device_alignment() { return DeviceMemory::instance().alignment(); }
 size_t device_bytes_in_use() { return MemoryLedger::instance().bytes(); }
 MemoryUse device_memory_use(MemoryKind kind) { return MemoryLedger::instance().use(kind); }
 
 void* pinned_malloc(size_t bytes) {
+    require_device("pinned_malloc");
     void* p = std::aligned_alloc(4096, (std::max<size_t>(bytes, 1) + 4095) / 4096 * 4096);
     if (!p) throw Error(ExitCode::no_resources, strprintf("out of memory: %zu bytes of pinned memory", bytes));
     return p;
@@ -286,6 +323,7 @@ void* pinned_malloc(size_t bytes) {
 void pinned_free(void* p) {
     drain_all();
     std::free(p);
+    require_device("pinned_free");
 }
 
 namespace {
@@ -316,6 +354,7 @@ void set_bytes(void* to, int value, size_t bytes, stream_t stream) {
 // ---- streams and events ---------------------------------------------------------------------------------------------
 
 stream_t create_stream(StreamPriority priority) {
+    require_device("create_stream");
     streams.push_back(new Stream);
     streams.back()->priority = priority;
     return streams.back();
@@ -326,6 +365,7 @@ void destroy_stream(stream_t stream) {
     drain(stream);
     std::erase(streams, stream);
     delete stream;
+    require_device("destroy_stream");
 }
 void synchronize(stream_t stream) {
     refuse_in_capture("synchronize");
@@ -333,16 +373,30 @@ void synchronize(stream_t stream) {
         drain(stream);
     else
         drain_all();
+    require_device("synchronize");
 }
 void synchronize_device() {
     refuse_in_capture("synchronize_device");
     drain_all();
+    require_device("synchronize_device");
+}
+void after_work(stream_t stream, const LaunchSite& site) {
+    if (!waits_after_work() || is_capturing(stream)) return;
+    if (stream) drain(stream);
+    if (broken) throw named_fault(site, kFault);
 }
 
-event_t create_event(bool) { return new Event; }
-void destroy_event(event_t event) { delete event; }
+event_t create_event(bool) {
+    require_device("create_event");
+    return new Event;
+}
+void destroy_event(event_t event) {
+    delete event;
+    require_device("destroy_event");
+}
 
 void record(event_t event, stream_t stream) {
+    require_device("record");
     event->last = std::make_shared<Mark>();
     Mark& mark = *event->last;
     mark.stream = stream;
@@ -355,6 +409,7 @@ void record(event_t event, stream_t stream) {
 }
 
 void wait(stream_t stream, event_t event) {
+    require_device("wait");
     const std::shared_ptr<Mark>& mark = event->last;
     if (!mark) return;  // never recorded: nothing to wait for, as in CUDA
     if (!is_captured(mark->capture)) {
@@ -372,10 +427,16 @@ void wait(stream_t stream, event_t event) {
 }
 
 void synchronize(event_t event) {
+    require_device("synchronize");
     if (event->last) run_until(*event->last);
+    require_device("synchronize");
 }
-bool is_done(event_t event) { return !event->last || event->last->done; }
+bool is_done(event_t event) {
+    require_device("is_done");
+    return !event->last || event->last->done;
+}
 float elapsed_ms(event_t from, event_t to) {
+    require_device("elapsed_ms");
     if (!from->last || !to->last || !from->last->done || !to->last->done)
         throw Error(ExitCode::failure, "elapsed_ms: an event has not been reached yet; synchronize with it first");
     return static_cast<float>((to->last->time - from->last->time) * 1e3);
@@ -406,9 +467,14 @@ graph_t end_capture(stream_t stream) {
 }
 
 void launch(graph_t graph, stream_t stream) {
+    require_device("launch of a graph");
     for (const Operation& operation : graph->operations) push(stream, operation);
+    after_work(stream, {"a graph", "", 0});
 }
-void destroy_graph(graph_t graph) { delete graph; }
+void destroy_graph(graph_t graph) {
+    delete graph;
+    require_device("destroy_graph");
+}
 bool is_capturing(stream_t stream) { return stream && stream->capture; }
 
 void push_range(const char*) {}

@@ -18,6 +18,12 @@ void check_pointer(const void* p, std::initializer_list<Access> accesses, const 
 
 bool is_device_pointer(const void* p);
 
+// A fault as a GPU has it after an illegal address, for tests: the work-th piece of work from now on (1: the next)
+// brings it about instead of running; nothing runs after it, and every call of the runtime fails, those that release
+// something after they have done so. 0: no fault, and one that has happened is undone. LLMC_FAULT does this from the
+// start.
+void inject_fault(uint64_t work);
+
 // What ran since record_operations(true), by kernel name (matrix products and copies included).
 struct OperationRecord {
     size_t count = 0, bytes_read = 0, bytes_written = 0;

@@ -17,6 +17,7 @@ struct Settings {
     size_t stack_bytes;                // LLMC_STACK_KB: of one GPU thread
     size_t shared_limit = 227 * 1024;  // bytes of shared memory a block may use
     size_t static_shared_limit = 48 * 1024;
+    uint64_t fault = 0;                // LLMC_FAULT: the piece of work that breaks the device, 1 the first; 0: none
 
     Settings();
 };

@@ -1,0 +1,211 @@
+// A device that is lost in the middle of a run: the message reaches whoever catches it, whatever is alive, and with
+// LLMC_SYNC=1 it names the work.
+#include "llmc/device/faults.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "llmc/device/host/runtime.h"
+#include "llmc/device/host/settings.h"
+#include "llmc/device/kernel.cuh"
+#include "llmc/device/trace.h"
+#include "llmc/optim/step.h"
+#include "llmc/shard/arena.h"
+#include "test/device/host/child.h"
+#include "test/model/gpt2_fixture.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+__global__ void first_kernel(float* out) { out[threadIdx.x] = 1; }
+__global__ void second_kernel(float* out) { out[threadIdx.x] = 2; }
+__global__ void diverging_kernel(float* out) {
+    if (threadIdx.x < 10) __syncthreads();
+    out[threadIdx.x] = 1;
+}
+
+// The modes of one test, and a working device before and after it.
+struct Mode {
+    bool lazy = host::settings().lazy_streams, waits = waits_after_work();
+    Mode(bool lazy_streams, bool wait) {
+        test_stream();
+        synchronize_device();
+        host::settings().lazy_streams = lazy_streams;
+        waits_after_work() = wait;
+    }
+    ~Mode() {
+        host::inject_fault(0);
+        tear_down([] { synchronize_device(); });
+        host::settings().lazy_streams = lazy;
+        waits_after_work() = waits;
+    }
+};
+
+// Message and exit code of the error that leaves `action`.
+struct Caught {
+    std::string message;
+    ExitCode code = ExitCode::ok;
+    bool says(const std::string& text) const { return message.find(text) != std::string::npos; }
+};
+Caught error_of(const std::function<void()>& action) {
+    try {
+        action();
+    } catch (const Error& error) {
+        return {error.what(), error.code()};
+    }
+    return {};
+}
+
+void launch_both(float* p) {
+    launch<first_kernel>({1, 32, 0, test_stream()}, {out(p, 32)}, p);
+    launch<second_kernel>({1, 32, 0, test_stream()}, {out(p, 32)}, p);
+}
+
+constexpr char kLate[] = "the device failed (LLMC_FAULT); it happened in some earlier launch; LLMC_SYNC=1 names it";
+
+}  // namespace
+
+TEST_CASE("faults: whatever comes after one fails, and says that it happened before") {
+    for (const bool lazy : {false, true}) {
+        CAPTURE(lazy);
+        Mode mode(lazy, false);
+        DeviceArray<float> x(32);
+        const event_t event = create_event(true);
+        record(event, test_stream());
+        synchronize(event);
+        void* memory = device_malloc(64);
+        const stream_t stream = create_stream();
+        host::inject_fault(2);
+        CHECK(error_of([&] { launch_both(x); }).message == "");  // asynchronous: nobody knows yet
+        const Caught found = error_of([&] { synchronize(test_stream()); });
+        CHECK(found.message == std::string("found at synchronize: ") + kLate);
+        CHECK(found.code == ExitCode::failure);
+
+        const std::pair<const char*, std::function<void()>> calls[] = {
+            {"launch of", [&] { launch_both(x); }},
+            {"copy_on_device", [&] { copy_on_device(x, x + 1, 4, test_stream()); }},
+            {"set_bytes", [&] { set_bytes(x, 0, 4, test_stream()); }},
+            {"synchronize", [&] { synchronize(test_stream()); }},
+            {"synchronize", [&] { synchronize(event); }},
+            {"synchronize_device", [&] { synchronize_device(); }},
+            {"record", [&] { record(event, test_stream()); }},
+            {"wait", [&] { wait(test_stream(), event); }},
+            {"is_done", [&] { is_done(event); }},
+            {"elapsed_ms", [&] { elapsed_ms(event, event); }},
+            {"device_info", [&] { device_info(); }},
+            {"device_malloc", [&] { device_malloc(64); }},
+            {"pinned_malloc", [&] { pinned_malloc(64); }},
+            {"pinned_free", [&] { pinned_free(nullptr); }},
+            {"create_stream", [&] { create_stream(); }},
+            {"create_event", [&] { create_event(); }},
+            {"begin_capture", [&] { begin_capture(stream); }},
+            {"device_free", [&] { device_free(memory); }},
+            {"destroy_stream", [&] { destroy_stream(stream); }},
+            {"destroy_event", [&] { destroy_event(event); }},
+        };
+        for (const auto& [name, call] : calls) {
+            const Caught again = error_of(call);
+            CAPTURE(name);
+            CAPTURE(again.message);
+            CHECK(again.says(std::string("found at ") + name));
+            CHECK(again.says(kLate));
+        }
+        host::inject_fault(0);
+        launch_both(x);
+        CHECK(x.download()[0] == 2);
+    }
+}
+
+TEST_CASE("faults: with LLMC_SYNC=1 the launch that did it is named") {
+    for (const bool lazy : {false, true}) {
+        CAPTURE(lazy);
+        Mode mode(lazy, true);
+        DeviceArray<float> x(32);
+        host::inject_fault(2);
+        const Caught found = error_of([&] { launch_both(x); });
+        CAPTURE(found.message);
+        CHECK(found.says("second_kernel failed: the device failed (LLMC_FAULT) [launched at "));
+        CHECK(found.says("faults.cu:"));
+        CHECK(!found.says("LLMC_SYNC"));
+        host::inject_fault(0);
+    }
+}
+
+TEST_CASE("faults: with LLMC_SYNC=1 work runs when it is submitted, but for captures") {
+    Mode mode(true, true);
+    DeviceArray<float> x(32);
+    event_t event = create_event();
+    launch_both(x);
+    const stream_t stream = create_stream();
+    begin_capture(stream);
+    launch<first_kernel>({1, 32, 0, stream}, {out(x.get(), 32)}, x.get());
+    graph_t graph = end_capture(stream);
+    CHECK(x.download()[0] == 2);
+    host::inject_fault(1);
+    CHECK(error_of([&] { launch(graph, stream); }).says("a graph failed: the device failed"));
+    host::inject_fault(0);
+    destroy_graph(graph);
+    destroy_stream(stream);
+    destroy_event(event);
+}
+
+// Everything that owns streams, events or memory, while an error passes.
+TEST_CASE("faults: an error passes through all that is alive") {
+    const Gpt2Fixture fixture;
+    const Batch batch = fixture_batch(fixture, 0);
+    const auto B = fixture.integer("batch"), T = fixture.integer("seq");
+    for (const bool lazy : {false, true}) {
+        for (const int work : {1, 30, 60}) {
+            for (const bool fault : {true, false}) {  // a lost device, or a kernel that fails on one that works
+                CAPTURE(lazy);
+                CAPTURE(work);
+                CAPTURE(fault);
+                Mode mode(lazy, false);
+                const Caught found = error_of([&] {
+                    Arena arena(MemoryKind::workspace);
+                    float* memory = nullptr;
+                    arena.plan(&memory, 64);
+                    arena.allocate();
+                    const Fp8Config fp8;
+                    TestModel<bf16> m(fixture_config(fixture), B, T, Recompute::none, &fp8);
+                    m.load(fixture);
+                    Trace trace(8);
+                    trace.start(m.stream);
+                    StepResults results;
+                    results.begin(false, m.stream);
+                    const ProfileRange range("step", m.stream);
+                    if (fault) host::inject_fault(static_cast<uint64_t>(work));
+                    m.model.train_micro_step(batch.tokens.data(), batch.targets.data(), 1.0f, nullptr, true, m.stream);
+                    if (!fault) launch<diverging_kernel>({1, 32, 0, m.stream}, {out(memory, 64)}, memory);
+                    synchronize(m.stream);
+                });
+                CAPTURE(found.message);
+                CHECK(found.says(fault ? kLate : "barrier divergence"));
+                CHECK(found.code == ExitCode::failure);
+            }
+        }
+    }
+}
+
+TEST_CASE("child of faults: teardown" * doctest::skip()) {
+    test_stream();
+    Arena first(MemoryKind::workspace), second(MemoryKind::workspace);
+    float* memory = nullptr;
+    for (Arena* arena : {&first, &second}) {
+        arena->plan(&memory, 64);
+        arena->allocate();
+    }
+    host::inject_fault(1);
+    set_bytes(memory, 0, 4, test_stream());
+}
+TEST_CASE("faults: what shows in the teardown alone is said, once") {
+    const ChildResult child = run_child("child of faults: teardown", "LLMC_STREAMS=now");
+    CAPTURE(child.output);
+    CHECK(child.exit_code == 0);
+    const std::string text = "while the run was taken down: found at device_free: the device failed";
+    CHECK(child.says(text));
+    CHECK(child.output.find(text) == child.output.rfind(text));
+}
