@@ -70,16 +70,8 @@ struct Launcher<kernel, void (*)(P...)> {
 #if LLMC_ON_GPU
     static void run(const LaunchConfig& config, std::initializer_list<Access>, P... arguments) {
         const LaunchSite site{kernel_name<kernel>(), config.file, config.line};
-        if (config.shared_bytes > 48 * 1024) {
-            static thread_local size_t granted = 0;  // the attribute is sticky: set it once a size
-            if (config.shared_bytes > granted) {
-                check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                                cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                static_cast<int>(config.shared_bytes)),
-                           kernel_name<kernel>(), config.file, config.line);
-                granted = config.shared_bytes;
-            }
-        }
+        if (config.shared_bytes > 0)
+            provide_shared_memory(reinterpret_cast<const void*>(kernel), config.shared_bytes, site);
         cudaLaunchConfig_t launch = {};
         launch.gridDim = config.grid;
         launch.blockDim = config.block;
@@ -93,7 +85,7 @@ struct Launcher<kernel, void (*)(P...)> {
 
     static void run(const LaunchConfig& c, std::initializer_list<Access> accesses, P... arguments) {
         const LaunchSite site{kernel_name<kernel>(), c.file, c.line};
-        host::check_launch_limits(c.grid, c.block, c.shared_bytes, site);
+        host::prepare_launch(c.grid, c.block, c.shared_bytes, &Launcher::call, site);
         (check_argument(arguments, accesses, site), ...);
         std::tuple<P...> copied(arguments...);  // arguments are copied at the launch, as on a GPU
         host::submit(c.stream, accesses, site, [copied, c, site]() mutable {

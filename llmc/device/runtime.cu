@@ -5,8 +5,13 @@
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <map>
+#include <mutex>
+#include <utility>
+
 #include "llmc/device/gpu_code.h"
 #include "llmc/device/memory_ledger.h"
+#include "llmc/device/shared_memory.h"
 
 namespace llmc {
 
@@ -38,6 +43,19 @@ bool is_fault(cudaError_t status) {
     }
 }
 
+int current_device() {
+    int device = 0;
+    LLMC_CHECK_CUDA(cudaGetDevice(&device));
+    return device;
+}
+
+SharedMemory shared_memory_of(const void* kernel) {
+    cudaFuncAttributes attributes;
+    LLMC_CHECK_CUDA(cudaFuncGetAttributes(&attributes, kernel));
+    return {attributes.sharedSizeBytes, static_cast<size_t>(attributes.maxDynamicSharedSizeBytes),
+            shared_memory_per_block()};
+}
+
 }  // namespace
 
 void check_cuda(cudaError_t status, const char* what, const char* file, int line) {
@@ -52,6 +70,25 @@ void after_work(stream_t stream, const LaunchSite& site) {
     if (!waits_after_work() || is_capturing(stream)) return;
     const cudaError_t status = cudaStreamSynchronize(stream);
     if (status != cudaSuccess) throw named_fault(site, describe(status));
+}
+
+void provide_shared_memory(const void* kernel, size_t dynamic_bytes, const LaunchSite& site) {
+    static std::mutex mutex;
+    static std::map<std::pair<const void*, int>, SharedMemory> known;  // by kernel and device
+    const std::pair<const void*, int> key(kernel, current_device());
+    const std::lock_guard lock(mutex);
+    auto place = known.find(key);
+    if (place == known.end()) place = known.emplace(key, shared_memory_of(kernel)).first;
+    SharedMemory& memory = place->second;
+    if (!memory.fits(dynamic_bytes))
+        throw Error(ExitCode::failure,
+                    strprintf("%s [kernel %s launched at %s:%d]",
+                              strprintf(kSharedExcess, memory.static_bytes, dynamic_bytes, memory.block_limit).c_str(),
+                              site.kernel, site.file, site.line));
+    memory.provide(dynamic_bytes, [&](size_t bytes) {
+        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+                   site.kernel, site.file, site.line);
+    });
 }
 
 void prepare_process(char**) {}
@@ -91,8 +128,14 @@ DeviceInfo device_info() {
     info.multiprocessors = properties.multiProcessorCount;
     info.compute_capability = properties.major * 10 + properties.minor;
     info.has_fp8 = info.compute_capability >= 89;
+    info.shared_memory_per_block = shared_memory_per_block();
     LLMC_CHECK_CUDA(cudaMemGetInfo(&info.free_memory, &info.total_memory));
     return info;
+}
+size_t shared_memory_per_block() {
+    int bytes = 0;
+    LLMC_CHECK_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, current_device()));
+    return static_cast<size_t>(bytes);
 }
 
 // ---- memory --------------------------------------------------------------------------------------------------------

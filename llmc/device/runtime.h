@@ -22,6 +22,8 @@ using event_t = cudaEvent_t;
 using graph_t = cudaGraphExec_t;
 void check_cuda(cudaError_t status, const char* what, const char* file, int line);
 #define LLMC_CHECK_CUDA(call) ::llmc::check_cuda((call), #call, __FILE__, __LINE__)
+// Before a launch of `kernel`: asks for the shared memory that it needs (shared_memory.h). Throws if the card has less.
+void provide_shared_memory(const void* kernel, size_t dynamic_bytes, const LaunchSite& site);
 #else
 namespace host {
 struct Stream;
@@ -50,7 +52,8 @@ struct DeviceInfo {
     std::string name;
     size_t total_memory = 0, free_memory = 0;  // bytes
     int multiprocessors = 0;
-    int compute_capability = 0;  // 90 for sm_90; 0 on the host device
+    int compute_capability = 0;          // 90 for sm_90; 0 on the host device
+    size_t shared_memory_per_block = 0;  // bytes, at most
     bool is_host = false;
     bool has_fp8 = false;
 };
@@ -62,6 +65,7 @@ void prepare_process(char** argv);
 void open_device(int index);
 int device_count();
 DeviceInfo device_info();
+size_t shared_memory_per_block();  // that of device_info(), at no cost
 
 // Device memory, 256-byte aligned (4096 with LLMC_GUARD=1: device_alignment() says which). Contents are undefined.
 enum class MemoryKind { weights, gradients, optimizer, activations, workspace };

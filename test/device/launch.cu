@@ -13,6 +13,17 @@ using namespace llmc::test;
 
 namespace {
 
+// What a call says that fails; empty if it does not.
+template <class F>
+std::string refusal(F&& call) {
+    try {
+        call();
+    } catch (const Error& e) {
+        return e.what();
+    }
+    return "";
+}
+
 __global__ void indices_kernel(unsigned* out) {
     const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
@@ -81,11 +92,36 @@ TEST_CASE("launch: every thread of the grid runs once with its own indices") {
 
 TEST_CASE("launch: shared memory, static and dynamic, up to more than 48 KB") {
     DeviceArray<int> to(3 * 64);
-    for (const int words : {1, 5, 64, 1000, 12288, 23000, 16000}) {  // 92 KB is what every GPU since sm_80 can give
+    // Beside 768 bytes of static arrays: 48 KB in all with 12096 words, then more, though not of dynamic memory alone.
+    // 92 KB is what every GPU since sm_80 can give; what was granted once stays granted.
+    for (const int words : {1, 5, 64, 1000, 12096, 12097, 12288, 23000, 16000, 23000}) {
         launch<shared_kernel>({3, 64, static_cast<size_t>(words) * 4, test_stream()}, {out(to.get(), to.size())},
                               to.get(), words);
         CHECK(to.download() == std::vector<int>(3 * 64, 0));
     }
+}
+
+TEST_CASE("launch: more shared memory than the device has is refused by name") {
+    const size_t limit = device_info().shared_memory_per_block, too_much = limit - 768 + 16;
+    CHECK(limit >= (size_t{99} << 10));
+    CHECK(limit == shared_memory_per_block());
+    DeviceArray<int> to(3 * 64);
+    const auto with = [&](size_t bytes) {
+        return refusal([&] {
+            launch<shared_kernel>({3, 64, bytes, test_stream()}, {out(to.get(), to.size())}, to.get(),
+                                  static_cast<int>(bytes / 4));
+            synchronize(test_stream());
+        });
+    };
+    CHECK(with(4) == "");
+    const std::string message = with(too_much);
+    CAPTURE(message);
+    for (const std::string& part :
+         {std::string("shared_kernel"), std::string("launch.cu:"), strprintf("768 static + %zu dynamic", too_much),
+          strprintf("gives a block %zu", limit)})
+        CHECK(message.find(part) != std::string::npos);
+    CHECK(with(too_much - 16) == "");
+    CHECK(to.download() == std::vector<int>(3 * 64, 0));
 }
 
 TEST_CASE("launch: a static array is one array for all calls of its function") {

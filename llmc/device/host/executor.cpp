@@ -11,7 +11,8 @@
 #include <string>
 #include <utility>
 
-#include "llmc/device/error.h"
+#include "llmc/device/host/shared_limits.h"
+#include "llmc/device/shared_memory.h"
 
 namespace llmc::host {
 
@@ -22,6 +23,8 @@ constexpr size_t kPage = 4096;
 constexpr size_t kArenaBytes = 320 << 10;  // 227 KB of shared memory, canaries and alignment
 constexpr size_t kCanaryBytes = 64;
 constexpr char kCanary = static_cast<char>(0xA5);
+constexpr char kSharedNotAsked[] =
+    "shared memory exceeds the limit: %zu static + %zu dynamic bytes, and a launch has 48 KB without asking";
 
 [[noreturn]] void die(const char* what) {
     std::perror(what);
@@ -410,12 +413,22 @@ void* Executor::static_shared(SharedSite& site, size_t bytes) {
     if (site.block == block_number_) return site.address;
     const size_t at = (static_top_ + 127) & ~size_t{127};
     static_bytes_ += (bytes + 15) & ~size_t{15};
-    if (static_bytes_ > settings().static_shared_limit || static_bytes_ + dynamic_bytes_ > settings().shared_limit)
-        fail("shared memory exceeds the limit: %zu static + %zu dynamic bytes", static_bytes_, dynamic_bytes_);
+    check_shared_limits();
     open_shared(arena_ + at, bytes, kCanaryBytes);
     static_top_ = at + bytes + kCanaryBytes;
     site.block = block_number_;
     return site.address = arena_ + at;
+}
+
+// With one more static array than before.
+void Executor::check_shared_limits() {
+    if (static_bytes_ + dynamic_bytes_ <= kSharedWithoutAsking) return;
+    if (static_bytes_ > kSharedWithoutAsking)
+        fail("shared memory exceeds the limit: %zu bytes of static arrays, at most 48 KB", static_bytes_);
+    const bool admitted = limits_->admits(static_bytes_, dynamic_bytes_);
+    if (static_bytes_ + dynamic_bytes_ > settings().shared_limit)
+        fail(kSharedExcess, static_bytes_, dynamic_bytes_, settings().shared_limit);
+    if (!admitted) fail(kSharedNotAsked, static_bytes_, dynamic_bytes_);
 }
 
 void* Executor::dynamic_shared(const char* file, int line) {
@@ -458,10 +471,12 @@ void Executor::shared_end() {
 
 // ---- blocks and grids -----------------------------------------------------------------------------------------------
 
-void Executor::begin_grid(dim3 block, void (*call)(void*), void* argument, const LaunchSite& site) {
+void Executor::begin_grid(dim3 block, void (*call)(void*), void* argument, const LaunchSite& site,
+                          SharedLimits& limits) {
     call_ = call;
     argument_ = argument;
     site_ = site;
+    limits_ = &limits;
     *error_ = 0;
     order_ = settings().order;
     thread_count_ = static_cast<int>(block.x * block.y * block.z);
@@ -515,22 +530,25 @@ void Executor::run_block(size_t dynamic_shared_bytes) {
     lane_ = nullptr;
 }
 
-void check_launch_limits(dim3 grid, dim3 block, size_t shared_bytes, const LaunchSite& site) {
-    auto bad = [&](const std::string& what) {
-        throw Error(ExitCode::failure, strprintf("invalid launch configuration: %s [kernel %s launched at %s:%d]",
-                                                 what.c_str(), site.kernel, site.file, site.line));
-    };
+namespace {
+[[noreturn]] void bad_launch(const std::string& what, const LaunchSite& site) {
+    throw Error(ExitCode::failure, strprintf("invalid launch configuration: %s [kernel %s launched at %s:%d]",
+                                             what.c_str(), site.kernel, site.file, site.line));
+}
+
+// `static_bytes`: what is known of them.
+void check_launch_limits(dim3 grid, dim3 block, size_t static_bytes, size_t shared_bytes, const LaunchSite& site) {
+    const auto bad = [&](const std::string& what) { bad_launch(what, site); };
     if (!grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z) bad("a dimension is zero");
     const size_t threads = static_cast<size_t>(block.x) * block.y * block.z;
     if (threads > kMaxThreads) bad(strprintf("%zu threads per block, at most 1024", threads));
     if (block.z > 64) bad(strprintf("block.z is %u, at most 64", block.z));
     if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
         bad(strprintf("grid (%u,%u,%u) too large", grid.x, grid.y, grid.z));
-    if (shared_bytes > settings().shared_limit)
-        bad(strprintf("%zu bytes of shared memory, at most 227 KB", shared_bytes));
+    if (static_bytes + shared_bytes > settings().shared_limit)
+        bad(strprintf(kSharedExcess, static_bytes, shared_bytes, settings().shared_limit));
 }
 
-namespace {
 // The i-th block to start: blocks are unordered, so a result must not depend on this.
 struct BlockOrder {
     unsigned long blocks, stride = 1;
@@ -548,8 +566,17 @@ struct BlockOrder {
 };
 }  // namespace
 
+void prepare_launch(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), const LaunchSite& site) {
+    SharedLimits& limits = SharedLimits::of(reinterpret_cast<const void*>(call));
+    check_launch_limits(grid, block, limits.static_bytes(), shared_bytes, site);
+    if (shared_bytes > 0) limits.ask_for(shared_bytes);
+}
+
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), void* argument, const LaunchSite& site) {
-    check_launch_limits(grid, block, shared_bytes, site);
+    SharedLimits& limits = SharedLimits::of(reinterpret_cast<const void*>(call));
+    check_launch_limits(grid, block, limits.static_bytes(), shared_bytes, site);
+    if (!limits.admits(0, shared_bytes))
+        bad_launch(strprintf(kSharedNotAsked, limits.static_bytes(), shared_bytes), site);
     const long blocks = static_cast<long>(grid.x) * grid.y * grid.z;
     const BlockOrder block_order(static_cast<unsigned long>(blocks));
     std::string failure;
@@ -560,7 +587,7 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), v
         sync_acquire(&fork_object);
         if (!current_executor) current_executor = new Executor;  // lives as long as its OS thread
         Executor& e = *current_executor;
-        e.begin_grid(block, call, argument, site);
+        e.begin_grid(block, call, argument, site, limits);
         gridDim = {grid.x, grid.y, grid.z};
 #pragma omp for schedule(dynamic, 1)
         for (long i = 0; i < blocks; i++) {

@@ -33,6 +33,7 @@ constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr int kMaxBarriers = 16;  // named barriers, as bar.sync has them
 constexpr int kMaxFibers = 2 * kMaxThreads + 2;
 
+class SharedLimits;
 
 // A suspended execution context: a fiber, and ThreadSanitizer's name for it.
 struct Context {
@@ -169,7 +170,7 @@ public:
 
     // ---- called by run_grid ----
 
-    void begin_grid(dim3 block, void (*call)(void*), void* argument, const LaunchSite& site);
+    void begin_grid(dim3 block, void (*call)(void*), void* argument, const LaunchSite& site, SharedLimits& limits);
     void run_block(size_t dynamic_shared_bytes);
     const char* error() const { return error_; }
     void* done_object() { return &done_count_; }
@@ -198,6 +199,7 @@ private:
     void shuffle_threads(uint32_t seed);
     void shared_begin(size_t bytes);
     void shared_end();
+    void check_shared_limits();
     void open_shared(char* p, size_t bytes, size_t canary);
 
     // Register this lane at the collective; true when it is the last of the mask.
@@ -251,6 +253,7 @@ private:
     void (*call_)(void*) = nullptr;
     void* argument_ = nullptr;
     LaunchSite site_;
+    SharedLimits* limits_ = nullptr;
 
     // Fibers.
     Context main_context_;
@@ -285,10 +288,11 @@ private:
 inline constinit thread_local Executor* current_executor = nullptr;
 inline Executor& executor() { return *current_executor; }
 
-// Throws llmc::Error for a launch that CUDA would refuse.
-void check_launch_limits(dim3 grid, dim3 block, size_t shared_bytes, const LaunchSite& site);
-
-// Runs call(argument) once for every GPU thread of the grid; blocks run in parallel over OpenMP threads.
+// What a launch on a GPU begins with: asks for the shared memory that it needs, and throws llmc::Error for a launch
+// that CUDA would refuse. The kernel is named by what run_grid() is to call.
+void prepare_launch(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), const LaunchSite& site);
+// Runs call(argument) once for every GPU thread of the grid; blocks run in parallel over OpenMP threads. Without
+// prepare_launch() a block has 48 KB of shared memory.
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), void* argument, const LaunchSite& site);
 
 }  // namespace llmc::host

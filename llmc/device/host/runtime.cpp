@@ -289,8 +289,10 @@ DeviceInfo device_info() {
     info.free_memory = available_memory();
     info.is_host = true;
     info.has_fp8 = true;
+    info.shared_memory_per_block = shared_memory_per_block();
     return info;
 }
+size_t shared_memory_per_block() { return settings().shared_limit; }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,7 @@ struct Settings {
     bool random_streams = false;       // LLMC_STREAMS=random: lazy, but now and then some stream runs ahead
     bool guard = false;                // LLMC_GUARD=0|1: device memory is open only to what was declared
     size_t stack_bytes;                // LLMC_STACK_KB: of one GPU thread
-    size_t shared_limit = 227 * 1024;  // bytes of shared memory a block may use
-    size_t static_shared_limit = 48 * 1024;
+    size_t shared_limit;               // LLMC_SHARED_KB=227|163|99: what the card that is played gives a block
     uint64_t fault = 0;                // LLMC_FAULT: the piece of work that breaks the device, 1 the first; 0: none
 
     Settings();

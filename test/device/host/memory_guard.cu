@@ -178,6 +178,20 @@ TEST_CASE("settings: a value that is not understood is refused by name") {
     CAPTURE(child.output);
     CHECK(child.exit_code != 0);
     CHECK(child.says("LLMC_ORDER=backwards: expected one of ascending, descending, random"));
+    CHECK(
+        run_child("child of settings", "LLMC_SHARED_KB=100").says("LLMC_SHARED_KB=100: expected one of 227, 163, 99"));
+    CHECK(run_child("child of settings", "LLMC_SYNC=yes").says("LLMC_SYNC=yes: expected one of 0, 1"));
+}
+
+TEST_CASE("child of settings" * doctest::skip()) {
+    test_stream();
+    std::printf("%zu KB, %s\n", device_info().shared_memory_per_block >> 10, waits_after_work() ? "waits" : "goes on");
+}
+TEST_CASE("settings: LLMC_SHARED_KB and LLMC_SYNC") {
+    CHECK(run_child("child of settings", "LLMC_SHARED_KB= LLMC_SYNC=0").says("expected one of 227"));
+    CHECK(run_child("child of settings", "LLMC_SHARED_KB=227 LLMC_SYNC=0").says("227 KB, goes on"));
+    CHECK(run_child("child of settings", "LLMC_SHARED_KB=163 LLMC_SYNC=1").says("163 KB, waits"));
+    CHECK(run_child("child of settings", "LLMC_SHARED_KB=99").says("99 KB"));
 }
 
 // ---- under AddressSanitizer and UBSan -------------------------------------------------------------------------------

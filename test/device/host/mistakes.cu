@@ -240,6 +240,11 @@ __global__ void static_too_big_kernel(int* out) {
     out[0] = a[0];
 }
 
+__global__ void one_static_array_kernel(int* out) {
+    LLMC_SHARED(int, a, [192]);
+    a[threadIdx.x] = 1;
+    out[threadIdx.x] = a[threadIdx.x];
+}
 __global__ void static_and_dynamic_too_big_kernel(int* out) {
     LLMC_SHARED(int, a, [8000]);
     a[0] = 1;
@@ -431,10 +436,56 @@ TEST_CASE("mistakes: shared memory") {
         {1, 64}, "no_dynamic_memory_kernel",
         {"dynamic shared memory used at", "the launch gave 0 bytes", at_line(kNoDynamicLine)});
     expect_report<static_too_big_kernel>({1, 64}, "static_too_big_kernel",
-                                         {"shared memory exceeds the limit: 64000 static + 0 dynamic bytes"});
-    expect_report<static_and_dynamic_too_big_kernel>(
-        {1, 64, 220 * 1024}, "static_and_dynamic_too_big_kernel",
-        {"shared memory exceeds the limit: 32000 static + 225280 dynamic bytes"});
+                                         {"shared memory exceeds the limit: 64000 bytes of static arrays"});
+    // Static arrays are known once they have been reached: then the launch is refused, as on a GPU.
+    for (const char* place : {"[thread (", "invalid launch configuration"}) {
+        const std::string message = message_of_launch<static_and_dynamic_too_big_kernel>({1, 64, 220 * 1024});
+        CAPTURE(message);
+        CHECK(message.find("shared memory exceeds the limit: 32000 static + 225280 dynamic bytes") !=
+              std::string::npos);
+        CHECK(message.find(strprintf("a block %zu", host::settings().shared_limit)) != std::string::npos);
+        CHECK(message.find("kernel ") != std::string::npos);
+        CHECK(message.find(place) != std::string::npos);
+    }
+    check_still_works();
+}
+
+// What launch() asks for is not given to those that do not ask.
+TEST_CASE("mistakes: shared memory that was not asked for") {
+    test_stream();
+    const LaunchSite site{"a kernel", "mistakes.cu", 1};
+    int result = 0;
+    const auto with_static = [](void* out) { one_static_array_kernel(static_cast<int*>(out)); };
+    const auto without_static = [](void* out) { *static_cast<int*>(out) = 1; };
+    const auto run = [&](void (*call)(void*), size_t bytes) {
+        return message_of([&] { host::run_grid(1, 1, bytes, call, &result, site); });
+    };
+    CHECK(run(without_static, 48 * 1024) == "");
+    CHECK(run(without_static, 48 * 1024 + 16).find("0 static + 49168 dynamic bytes") != std::string::npos);
+    CHECK(run(with_static, 48 * 1024 - 768) == "");
+    for (int repeat = 0; repeat < 2; repeat++) {
+        const std::string message = run(with_static, 48 * 1024);
+        CAPTURE(message);
+        CHECK(message.find("768 static + 49152 dynamic bytes, and a launch has 48 KB without asking") !=
+              std::string::npos);
+    }
+    host::prepare_launch(1, 1, 48 * 1024, with_static, site);
+    CHECK(run(with_static, 48 * 1024) == "");
+    CHECK(run(with_static, 48 * 1024 + 16) == "");  // from now on it is asked for
+    check_still_works();
+}
+
+TEST_CASE("mistakes: the host device plays a card with 99 KB of shared memory a block") {
+    KeepSettings keep;
+    host::settings().shared_limit = 99 * 1024;
+    CHECK(device_info().shared_memory_per_block == 99 * 1024);
+    CHECK(message_of_launch<plain_kernel>({1, 32, 99 * 1024}) == "");
+    CHECK(message_of_launch<plain_kernel>({1, 32, 99 * 1024 + 16}).find("gives a block 101376") != std::string::npos);
+    CHECK(message_of_launch<one_static_array_kernel>({1, 32, 98 * 1024}) == "");
+    CHECK(message_of_launch<one_static_array_kernel>({1, 32, 99 * 1024}).find("gives a block 101376") !=
+          std::string::npos);
+    host::settings().shared_limit = 227 * 1024;
+    CHECK(message_of_launch<one_static_array_kernel>({1, 32, 99 * 1024}) == "");
 }
 
 TEST_CASE("mistakes: launch limits") {
@@ -445,14 +496,14 @@ TEST_CASE("mistakes: launch limits") {
     refused(1, 1025, 0, "1025 threads per block, at most 1024");
     refused(1, dim3(32, 33), 0, "1056 threads per block");
     refused(1, dim3(1, 1, 65), 0, "block.z is 65, at most 64");
-    refused(1, 32, 228 * 1024, "233472 bytes of shared memory, at most 227 KB");
+    refused(1, 32, 228 * 1024, "0 static + 233472 dynamic bytes, and this device gives a block");
     refused(dim3(1, 65536), 32, 0, "grid (1,65536,1) too large");
     refused(dim3(1, 1, 65536), 32, 0, "grid (1,1,65536) too large");
     refused(dim3(0x80000000u), 32, 0, "grid (2147483648,1,1) too large");
     refused(0, 32, 0, "a dimension is zero");
     refused(1, dim3(32, 0), 0, "a dimension is zero");
     // The limits themselves are legal.
-    CHECK(message_of_launch<plain_kernel>({1, 32, 227 * 1024}) == "");
+    CHECK(message_of_launch<plain_kernel>({1, 32, host::settings().shared_limit}) == "");
     if (LLMC_TSAN) return;  // slow there
     CHECK(message_of_launch<plain_kernel>({1, 1024}) == "");
     CHECK(message_of_launch<plain_kernel>({1, dim3(16, 1, 64)}) == "");
