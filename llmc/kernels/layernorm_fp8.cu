@@ -14,19 +14,26 @@ namespace {
 constexpr int kBlockWarps = 8;  // at most
 constexpr int kBlockTeams = 4;  // at most, of more than one warp
 
-// How (N, C) is cut. The number of warps of a row is the plain layer norm's, so that sums have its bits.
+// The kernel's static arrays.
+constexpr size_t kStaticBytes = kBlockTeams * kTeamExchange * sizeof(float) + kBlockWarps * 32 * sizeof(QuantizeTally);
+
+// How (N, C) is cut. The number of warps of a row is the plain layer norm's, so that sums have its bits; the number of
+// rows of a block changes no bit.
 struct BlockPlan {
     int warps_per_row, teams;
     int rows;  // of a block
     int stride;
 
-    explicit BlockPlan(int C)
+    BlockPlan(int C, size_t shared_limit)
         : warps_per_row(div_up(C, 2048)),
           teams(std::max(1, kBlockWarps / warps_per_row)),
           rows(C <= 2048 ? 32 : 16),  // 32 rows fill 32-byte sectors of the transposed output
-          stride(code_stride(C)) {}
+          stride(code_stride(C)) {
+        if (rows == 16 && all_shared_bytes() > shared_limit) rows = 8;  // C > 5760 where a block has 99 KB
+    }
     int threads() const { return teams * warps_per_row * 32; }
     size_t shared_bytes() const { return static_cast<size_t>(rows) * stride * 4; }
+    size_t all_shared_bytes() const { return kStaticBytes + shared_bytes(); }
 };
 
 }  // namespace
@@ -69,6 +76,23 @@ LLMC_DEVICE void quantize_normed_rows(e4m3* row_codes, uint32_t* tile, QuantizeT
             if (row_codes != nullptr) {
                 *reinterpret_cast<uint2*>(row_codes + static_cast<size_t>(first_row + r) * C + c) = pair;
             }
+        }
+    }
+}
+
+// What store_code_columns() does, for a tile of eight rows.
+LLMC_DEVICE void store_short_code_columns(e4m3* transposed, const uint32_t* tile, int first_row, int stride, int N,
+                                          int C) {
+    for (int word = static_cast<int>(threadIdx.x); word < C / 4; word += static_cast<int>(blockDim.x)) {
+        uint32_t codes[2][4];
+        LLMC_UNROLL
+        for (int r = 0; r < 8; r++) codes[r / 4][r % 4] = tile[code_word(r, word, stride)];
+        transpose_4x4(codes[0]);
+        transpose_4x4(codes[1]);
+        LLMC_UNROLL
+        for (int c = 0; c < 4; c++) {
+            e4m3* column = transposed + (static_cast<size_t>(word) * 4 + c) * N + first_row;
+            *reinterpret_cast<uint2*>(column) = make_uint2(codes[0][c], codes[1][c]);
         }
     }
 }
@@ -116,7 +140,11 @@ static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
     __syncthreads();
     commit_tallies(state, tallies, static_cast<size_t>(N) * C, pass);
 
-    if (transposed != nullptr) store_code_columns(transposed, tile, block_row, block_rows, stride, N, C);
+    if (transposed == nullptr) return;
+    if (block_rows == 8)
+        store_short_code_columns(transposed, tile, block_row, stride, N, C);
+    else
+        store_code_columns(transposed, tile, block_row, block_rows, stride, N, C);
 }
 
 static void check_layernorm_fp8(const float* mean, const float* rstd, const bf16* residual, const bf16* inp2,
@@ -132,12 +160,20 @@ static void check_layernorm_fp8(const float* mean, const float* rstd, const bf16
     }
 }
 
+static void check_shared_bytes(const BlockPlan& plan, int C) {
+    if (plan.all_shared_bytes() <= shared_memory_per_block()) return;
+    throw Error(ExitCode::failure, strprintf("layernorm_forward_fp8: rows of C=%d need %zu bytes of shared memory, and "
+                                             "this device gives a block %zu; use --precision bf16",
+                                             C, plan.all_shared_bytes(), shared_memory_per_block()));
+}
+
 void layernorm_forward_fp8(const Quantized<e4m3>& to, float* mean, float* rstd, bf16* residual, const bf16* inp1,
                            const bf16* inp2, const bf16* bias, const bf16* weight, const bf16* shift, int N, int C,
                            QuantizePass pass, stream_t stream) {
     check_quantize("layernorm_forward_fp8", to.state, N, C);
     check_layernorm_fp8(mean, rstd, residual, inp2, bias, C);
-    const BlockPlan plan(C);
+    const BlockPlan plan(C, shared_memory_per_block());
+    check_shared_bytes(plan, C);
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
     if (!writes_fp8(pass)) residual = nullptr;
     e4m3* row = writes_fp8(pass) ? to.row : nullptr;

@@ -2,6 +2,9 @@
 // statistics, and codes that are casts of the FP32 kernel's values.
 #include "llmc/kernels/layernorm_fp8.h"
 
+#if !LLMC_CUDA
+#include "llmc/device/host/settings.h"
+#endif
 #include "llmc/kernels/layernorm.h"
 #include "test/kernels/quantized.h"
 
@@ -104,6 +107,50 @@ TEST_CASE("layernorm_forward_fp8 in place: measure, then write") {
         }
     }
 }
+
+#if !LLMC_CUDA
+// Cards with less shared memory a block have fewer rows in one from C=5760 (99 KB) or 9856 (163 KB) on.
+TEST_CASE("layernorm_forward_fp8 gives the same bytes whatever a card has of shared memory") {
+    size_t& limit = host::settings().shared_limit;
+    const size_t usual = limit;
+    for (const int C : {1536, 5760, 5776, 9872, 11648}) {
+        CAPTURE(C);
+        const int N = 32;
+        const Case c(N, C, true, false);
+        const auto run = [&](QuantizedArrays<e4m3>& to) {
+            DeviceArray<bf16> residual(c.n);
+            layernorm_forward_fp8(to.both(), nullptr, nullptr, residual, c.inp1.get(), c.inp2.get(), nullptr,
+                                  c.weight.get(), c.shift.get(), N, C, QuantizePass::train, test_stream());
+            return residual.download();
+        };
+        limit = 227 * 1024;
+        QuantizedArrays<e4m3> expected(c.n, used_state(64.0f));
+        const auto residual = run(expected);
+        CHECK(not_transposed(expected.row.download(), expected.transposed.download(), N, C) == 0);
+        for (const size_t kilobytes : {163, 99}) {
+            CAPTURE(kilobytes);
+            limit = kilobytes * 1024;
+            QuantizedArrays<e4m3> to(c.n, used_state(64.0f));
+            CHECK(same_bits(run(to), residual));
+            CHECK(same_bits(to.row.download(), expected.row.download()));
+            CHECK(same_bits(to.transposed.download(), expected.transposed.download()));
+            CHECK(same_bits(to.state.download(), expected.state.download()));
+        }
+        limit = usual;
+    }
+    limit = 99 * 1024;
+    DeviceArray<bf16> x(size_t{16} * 11664);
+    QuantizedArrays<e4m3> to(x.size(), used_state(1.0f));
+    const std::string message = refusal([&] {
+        layernorm_forward_fp8(to.both(), nullptr, nullptr, nullptr, x.get(), nullptr, nullptr, x.get(), x.get(), 16,
+                              11664, QuantizePass::train, test_stream());
+    });
+    limit = usual;
+    CAPTURE(message);
+    CHECK(message.find("C=11664 need ") != std::string::npos);
+    CHECK(message.find("a block 101376") != std::string::npos);
+}
+#endif
 
 TEST_CASE("layernorm_forward_fp8 counts a row that is not finite") {
     for (const int C : {144, 2064}) {
