@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "llmc/comm/launch.h"
 #include "llmc/device/error.h"
 #include "llmc/run/text.h"
 
@@ -76,8 +77,10 @@ double model_flops_utilization(double flops_per_token, double tokens_per_s, doub
     return flops_per_token * tokens_per_s / (peak_tflops * 1e12 * ranks);
 }
 
-bool use_colour(bool is_terminal, const char* no_color) {
-    return is_terminal && (no_color == nullptr || *no_color == '\0');
+bool use_colour(bool is_terminal, const std::function<const char*(const char*)>& variable) {
+    const auto text = [&](const char* name) -> std::string { return variable(name) ? variable(name) : ""; };
+    if (!is_terminal || !text("NO_COLOR").empty() || text("TERM") == "dumb") return false;
+    return text("OMPI_COMM_WORLD_RANK").empty() && launch_environment(variable).alone();
 }
 
 void Throughput::add(double tokens, double ms) {
@@ -101,7 +104,7 @@ std::optional<double> Throughput::ms_per_step() const {
 }
 
 Progress::Progress(std::FILE* out, const ProgressSetup& setup)
-    : out_(out), colour_(use_colour(isatty(fileno(out)) != 0, std::getenv("NO_COLOR"))), setup_(setup) {}
+    : out_(out), colour_(use_colour(isatty(fileno(out)) != 0, std::getenv)), setup_(setup) {}
 
 void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
     throughput_.add(setup_.tokens_per_step, record.ms);

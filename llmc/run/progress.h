@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -30,8 +31,9 @@ std::string format_validation(const ValRecord& record, bool colour);
 // Model FLOPs utilization: the share of `ranks` cards' peak that useful work (ModelConfig::flops_per_token) takes.
 double model_flops_utilization(double flops_per_token, double tokens_per_s, double peak_tflops, int ranks);
 
-// True for a terminal, unless the environment variable NO_COLOR (`no_color`, may be null) is set and not empty.
-bool use_colour(bool is_terminal, const char* no_color);
+// True for a person's terminal. A launcher (mpirun, srun) may give its processes terminals of their own, whose output
+// ends in a pipe or a job's log; NO_COLOR, if not empty, and TERM=dumb ask for plain text. `variable` is getenv.
+bool use_colour(bool is_terminal, const std::function<const char*(const char*)>& variable);
 
 // Tokens a second as an exponential moving average of time and tokens, corrected for its start at zero. The first step
 // is left out: it warms up caches, plans and clocks.

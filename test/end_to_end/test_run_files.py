@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+import pty
 import re
 import shutil
 import signal
@@ -127,6 +128,46 @@ class Files(unittest.TestCase):
             self.assertNotIn("\033", line, "no colours in a pipe")
         self.assertIn("tok/s", lines[-1])
         self.assertEqual(len([x for x in self.done.result.out.splitlines() if x.startswith("val ")]), 4)
+
+    def output_in_a_terminal(self, **variables):
+        """What a run prints when its output is a terminal."""
+        ours = re.compile(r"NO_COLOR$|TERM$|OMPI_|PMI|SLURM_|RANK$|WORLD_SIZE$")
+        env = {k: v for k, v in ENVIRONMENT.items() if not ours.match(k)}
+        terminal, inside = pty.openpty()
+        with subprocess.Popen([PROGRAM, *tiny_flags("--max-steps", "2", "--val", corpus().val)], stdout=inside,
+                              stderr=inside, stdin=subprocess.DEVNULL, cwd=workspace(),
+                              env={**env, "TERM": "xterm", **variables}) as process:
+            os.close(inside)
+            text = b""
+            try:
+                while part := os.read(terminal, 4096):
+                    text += part
+            except OSError:  # its other end was closed
+                pass
+            os.close(terminal)
+        self.assertEqual(process.returncode, 0, text)
+        return text.decode().replace("\r\n", "\n")  # what the terminal makes of ends of lines
+
+    def test_colours_are_for_a_persons_terminal(self):
+        self.assertIn("\033[", self.output_in_a_terminal())
+        for variables in ({"OMPI_COMM_WORLD_RANK": "0"}, {"NO_COLOR": "1"}, {"TERM": "dumb"}):
+            with self.subTest(**variables):
+                text = self.output_in_a_terminal(**variables)
+                self.assertRegex(text, r"(?m)^step     2/2 \| loss ")
+                self.assertNotIn("\033", text)
+                self.assertNotIn("\r", text)
+
+    @unittest.skipUnless(shutil.which("mpirun"), "no mpirun")
+    def test_no_colours_in_what_mpirun_passes_on(self):
+        """Open MPI gives rank 0 a terminal, whatever its own output is."""
+        done = subprocess.run(["mpirun", "--oversubscribe", "-np", "1", PROGRAM, *tiny_flags("--max-steps", "2")],
+                              capture_output=True, text=True, cwd=workspace(), timeout=60,
+                              env={**ENVIRONMENT, "TERM": "xterm", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                                   "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"(?m)^step     2/2 \| loss ")
+        self.assertNotIn("\033", done.stdout)
+        self.assertNotIn("\r", done.stdout)
 
     def test_nothing_is_written_without_out(self):
         before = sorted(os.listdir(workspace()))

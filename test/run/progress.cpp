@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <map>
+
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -65,10 +67,22 @@ TEST_CASE("progress: colour marks trouble and adds nothing else") {
     }
     CHECK(stripped == plain);
 
-    CHECK(use_colour(true, nullptr));
-    CHECK(use_colour(true, ""));
-    CHECK(!use_colour(true, "1"));
-    CHECK(!use_colour(false, nullptr));
+    using Variables = std::map<std::string, std::string>;
+    const auto colour = [](bool is_terminal, const Variables& set) {
+        return use_colour(is_terminal,
+                          [&](const char* name) { return set.count(name) ? set.at(name).c_str() : nullptr; });
+    };
+    CHECK(colour(true, {}));
+    CHECK(!colour(false, {}));
+    CHECK(colour(true, {{"NO_COLOR", ""}, {"TERM", "xterm-256color"}}));
+    CHECK(!colour(true, {{"NO_COLOR", "1"}}));
+    CHECK(!colour(true, {{"TERM", "dumb"}}));
+    // A launcher's terminal is nobody's.
+    CHECK(!colour(true, {{"OMPI_COMM_WORLD_RANK", "0"}}));
+    CHECK(!colour(true, {{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}}));
+    CHECK(!colour(true, {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}));
+    CHECK(!colour(true, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"SLURM_NTASKS", "2"}}));
+    CHECK(colour(true, {{"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "7"}}));  // a job's own shell
 }
 
 TEST_CASE("progress: validation line") {
