@@ -75,14 +75,21 @@ private:
         at_ = 1;
     }
 
+    // After a pattern of files most likely one of those that the shell has made of it.
     [[noreturn]] void refuse_stray(const std::string& argument) const {
-        const bool after_glob = previous_ == "train" || previous_ == "val";
-        refuse(strprintf("unexpected argument '%s'%s", argument.c_str(),
-                         after_glob
-                             ? strprintf("; quote the pattern so that the shell leaves it alone: --%s 'data/*.bin'",
-                                         previous_.c_str())
-                                   .c_str()
-                             : "; flags start with - (--help lists all)"));
+        if (previous_ != "train" && previous_ != "val")
+            refuse(strprintf("unexpected argument '%s'; flags start with - (--help lists all)", argument.c_str()));
+        std::vector<std::string> words = {previous_value_, argument};
+        for (size_t i = at_; i < arguments_.size() && arguments_[i][0] != '-'; i++) words.push_back(arguments_[i]);
+        std::string name = previous_ == "val" ? parse_val_set(previous_value_).name : "";
+        if (!name.empty()) name += "=";
+        for (std::string& word : words)
+            if (word.starts_with(name)) word.erase(0, name.size());
+        refuse(
+            strprintf("unexpected argument '%s': --%s takes one pattern, and the shell has made %zu words of it; quote "
+                      "the pattern: --%s %s",
+                      argument.c_str(), previous_.c_str(), words.size(), previous_.c_str(),
+                      shell_quote(name + pattern_of(words)).c_str()));
     }
 
     void long_flag(const std::string& argument) {
@@ -145,6 +152,7 @@ private:
         }
         normal.push_back("--" + flag.long_name);
         normal.push_back(*value);
+        previous_value_ = *value;
         if (flag.long_name == "config") config_file = *value;
         if (flag.long_name == "model") model_given = true;
     }
@@ -152,7 +160,7 @@ private:
     const FlagSet& flags_;
     std::vector<std::string> arguments_;
     size_t at_ = 0;
-    std::string previous_;
+    std::string previous_, previous_value_;  // the last flag
 };
 
 // One entry of a configuration file, as the same arguments the command line would give.

@@ -98,6 +98,20 @@ std::string wrap(const std::string& text, size_t indent, size_t width) {
     return result;
 }
 
+std::string pattern_of(const std::vector<std::string>& words) {
+    std::string begin = words.at(0);
+    for (const std::string& word : words)
+        begin.resize(static_cast<size_t>(std::mismatch(begin.begin(), begin.end(), word.begin(), word.end()).first -
+                                         begin.begin()));
+    std::string end = words[0].substr(begin.size());
+    for (const std::string& word : words) {
+        const std::string rest = word.substr(begin.size());
+        const auto common = std::mismatch(end.rbegin(), end.rend(), rest.rbegin(), rest.rend()).first - end.rbegin();
+        end.erase(0, end.size() - static_cast<size_t>(common));
+    }
+    return begin.empty() && end.empty() ? "data/*.bin" : begin + "*" + end;
+}
+
 std::string shell_quote(const std::string& argument) {
     const char* const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+,./:@%";
     if (!argument.empty() && argument.find_first_not_of(plain) == std::string::npos) return argument;

@@ -282,6 +282,27 @@ TEST_CASE("options: unknown flags name the nearest") {
     CHECK(contains(refusal({"-i", "a.bin", "b.bin"}), "quote the pattern"));
 }
 
+// What the shell makes of patterns without quotes. One file is what a pattern may well stand for.
+TEST_CASE("options: patterns that the shell has expanded are answered with what to type") {
+    CHECK(options({"-i", "data/a.bin", "-j", "data/b.bin"}).train == "data/a.bin");
+    CHECK(
+        contains(refusal({"-i", "data/a1.bin", "data/a2.bin"}),
+                 "unexpected argument 'data/a2.bin': --train takes one pattern, and the shell has made 2 words of it; "
+                 "quote the pattern: --train 'data/a*.bin'"));
+    CHECK(contains(refusal({"-b", "8", "-j", "v/x1.bin", "v/x2.bin", "v/y1.bin", "v/z.bin", "-i", "a.bin", "b.bin"}),
+                   "made 4 words of it; quote the pattern: --val 'v/*.bin'"));
+    CHECK(contains(refusal({"-i", "a.bin", "-j", "code=data/a.bin", "code=data/b.bin", "--tf32"}),
+                   "made 2 words of it; quote the pattern: --val 'code=data/*.bin'"));
+    CHECK(contains(refusal({"-i", "a.bin", "-j", "code=v/a.bin", "v/b.bin"}), "--val 'code=v/*.bin'"));
+    std::vector<std::string> names;
+    for (int i = 0; i < 1000; i++) names.push_back("shards/train_" + std::to_string(100000 + i) + ".bin");
+    Arguments many = {"--train"};
+    for (const std::string& name : names) many.push_back(name.c_str());
+    CHECK(contains(refusal(many), "made 1000 words of it; quote the pattern: --train 'shards/train_100*.bin'"));
+    CHECK(contains(refusal({"--train=a.bin", "b.bin"}), "quote the pattern: --train '*.bin'"));
+    CHECK(contains(refusal({"-o", "dir", "b.bin"}), "unexpected argument 'b.bin'; flags start with -"));
+}
+
 TEST_CASE("options: llm.c's spellings") {
     CHECK(contains(refusal({"-y", "1"}), "llm.c"));
     CHECK(contains(refusal({"-z", "4"}), "--zero"));

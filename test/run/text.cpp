@@ -78,3 +78,13 @@ TEST_CASE("text: wrapping and quoting") {
     CHECK(shell_quote("it's") == "'it'\\''s'");
     CHECK(shell_quote("") == "''");
 }
+
+TEST_CASE("text: the pattern behind a list of files") {
+    CHECK(pattern_of({"data/train_001.bin", "data/train_002.bin"}) == "data/train_00*.bin");
+    CHECK(pattern_of({"a.bin", "b.bin", "cc.bin"}) == "*.bin");
+    CHECK(pattern_of({"a/x.bin", "b/x.bin"}) == "*/x.bin");
+    CHECK(pattern_of({"aa", "a"}) == "a*");  // no letter serves twice
+    CHECK(pattern_of({"a.bin", "a.bin"}) == "a.bin*");
+    CHECK(pattern_of({"x", "y"}) == "data/*.bin");
+    CHECK(pattern_of({"", "y"}) == "data/*.bin");
+}
