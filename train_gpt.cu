@@ -87,7 +87,7 @@ FastAccumulation fast_accumulation(const Options& o) {
                                        : FastAccumulation::forward;
 }
 
-// The FP8 layers of a run; nullptr when there are none.
+// How ranks share the parameters, and which of them travel as FP8.
 Sharding sharding(const Options& o, const ParameterTable& table) {
     Sharding result;
     result.stage = o.zero;
@@ -98,6 +98,7 @@ Sharding sharding(const Options& o, const ParameterTable& table) {
     return result;
 }
 
+// The FP8 layers of a run; nullptr when there are none.
 std::unique_ptr<Fp8Tensors> make_fp8(const Options& o, const Comm& comm) {
     if (o.precision != "fp8") return nullptr;
     const Fp8Layers layers(o.fp8_layers, o.model_config.layers);
