@@ -519,6 +519,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
         surroundings.data_vocab = static_cast<int>(std::min<int64_t>(vocab, std::numeric_limits<int>::max()));
         surroundings.train_tokens = inputs.train->total_tokens();
     }
+    for (const auto& [name, set] : inputs.val) surroundings.val_tokens.push_back(set->total_tokens());
     surroundings.host_device = LLMC_CUDA == 0;
     surroundings.bf16_supported = planning || device.is_host || device.compute_capability >= 80;
     surroundings.fp8_supported = LLMC_ENABLE_FP8 && (planning || device.has_fp8);

@@ -323,8 +323,14 @@ void FlagSet::Parser::several_processes() {
 
 void FlagSet::Parser::validation_and_samples() {
     group = "Validation and samples";
-    add('v', "val-every", options.val_every, "N", "validate every N steps; 0: never")
-        ->transform(whole_number<int64_t>(0, kMaxCount));
+    auto interval_check = [whole = whole_number<int64_t>(0, kMaxCount)](std::string& text) -> std::string {
+        if (text != "auto") return whole(text) + (text == "-1" ? " (auto: by its cost)" : "");
+        text = "-1";
+        return "";
+    };
+    add('v', "val-every", options.val_every, "N",
+        "validate every N steps; 0: never; auto: as often as it costs less than 5 % of the steps between", "auto")
+        ->transform(CLI::Validator(interval_check, ""));
     add('m', "val-batches", options.val_batches, "N", "batches per validation; 0: never, -1: all")
         ->transform(whole_number<int64_t>(-1, kMaxCount));
     add('s', "sample-every", options.sample_every, "N", "print a sample every N steps; 0: never")

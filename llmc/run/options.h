@@ -87,7 +87,7 @@ struct Options {
     double timeout_save = 900;
 
     // Validation and samples
-    int64_t val_every = 20;    // 0 = never
+    int64_t val_every = -1;    // 0 = never; -1 = not given = what costs less than 5 % (validation_interval)
     int64_t val_batches = 20;  // 0 = never, -1 = all
     int64_t sample_every = 0;  // 0 = never
     int sample_tokens = 64;    // 0 = no samples
@@ -131,6 +131,7 @@ struct ResolveInputs {
     int ranks = 1;
     int data_vocab = 0;          // from the shards' sidecar; 0 = unknown
     int64_t train_tokens = 0;    // for one epoch; 0 = unknown
+    std::vector<int64_t> val_tokens;  // of each validation set; empty: unknown
     bool host_device = false;    // the CPU build
     bool bf16_supported = true;  // for --precision auto
     bool fp8_supported = true;   // the card has FP8 tensor cores; the host device computes exactly
@@ -150,5 +151,9 @@ std::string config_json(const Options& options);
 std::string help_text(const std::string& program);
 std::string version_text();  // what --version prints
 ValSet parse_val_set(const std::string& text);
+// The interval in steps at which validating on so many batches (of a rank) takes less than 5 % of the time of the steps
+// between. A batch is a forward pass; backward is twice that, so a micro-step is three. Rounded up to two digits of
+// which the second is 0 or 5.
+int64_t validation_interval(int64_t batches, int64_t micro_steps);
 
 }  // namespace llmc

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "llmc/device/error.h"
 #include "llmc/run/options.h"
@@ -97,6 +98,27 @@ void resolve_steps(Options& o, int64_t train_tokens) {
     }
 }
 
+// How many batches of a rank one validation takes; nothing where that is not known.
+std::optional<int64_t> batches_of_a_validation(const Options& o, const ResolveInputs& inputs) {
+    const bool sizes_known = inputs.val_tokens.size() == o.val.size();
+    if (!sizes_known && o.val_batches < 0) return std::nullopt;
+    if (!sizes_known) return o.val_batches * static_cast<int64_t>(o.val.size());
+    const int64_t per_batch = int64_t{o.batch} * inputs.ranks;
+    int64_t batches = 0;
+    for (const int64_t tokens : inputs.val_tokens) {
+        const int64_t samples = std::max<int64_t>(tokens - 1, 0) / o.seq;
+        const int64_t all = (samples + per_batch - 1) / per_batch;
+        batches += o.val_batches < 0 ? all : std::min(all, o.val_batches);
+    }
+    return batches;
+}
+
+void resolve_validation(Options& o, const ResolveInputs& inputs) {
+    if (o.val_every >= 0 || o.val.empty()) return;
+    const std::optional<int64_t> batches = batches_of_a_validation(o, inputs);
+    if (batches) o.val_every = validation_interval(*batches, o.micro_steps);
+}
+
 void check_profiled_steps(const Options& o) {
     if (o.profile_steps.empty() || o.max_steps <= 0) return;
     const ProfileSteps steps = profile_steps_from_text(o.profile_steps);
@@ -158,12 +180,22 @@ ordered_json unless(T value, T not_given) {
 
 }  // namespace
 
+int64_t validation_interval(int64_t batches, int64_t micro_steps) {
+    constexpr int64_t kShare = 20;  // 1 / 5 %
+    const int64_t steps = batches * kShare / (3 * micro_steps) + 1;
+    int64_t unit = 1;  // of the first digit, then half of it
+    while (unit * 10 <= steps) unit *= 10;
+    if (unit > 1) unit /= 2;
+    return (steps + unit - 1) / unit * unit;
+}
+
 void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_model(options, inputs);
     resolve_seq(options);
     resolve_total_batch(options, inputs.ranks);
     if (options.zero < 0 || inputs.ranks == 1) options.zero = inputs.ranks > 1 ? 1 : 0;
     resolve_steps(options, inputs.train_tokens);
+    resolve_validation(options, inputs);
     check_profiled_steps(options);
     resolve_precision(options, inputs);
 }
@@ -223,7 +255,7 @@ std::string config_json(const Options& o) {
         {"timeout-start", o.timeout_start},
         {"timeout-step", o.timeout_step},
         {"timeout-save", o.timeout_save},
-        {"val-every", o.val_every},
+        {"val-every", unless<int64_t>(o.val_every, -1)},
         {"val-batches", o.val_batches},
         {"sample-every", o.sample_every},
         {"sample-tokens", o.sample_tokens},

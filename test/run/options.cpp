@@ -80,7 +80,7 @@ TEST_CASE("options: defaults are the promised ones") {
     CHECK(o.beta2 == 0.95);
     CHECK(o.eps == 1e-8);
     CHECK(o.clip == 1);
-    CHECK(o.val_every == 20);
+    CHECK(o.val_every == -1);
     CHECK(o.val_batches == 20);
     CHECK(o.sample_every == 0);
     CHECK(o.sample_tokens == 64);
@@ -251,6 +251,7 @@ TEST_CASE("options: short forms, attached values, the command, repeated flags") 
     CHECK(options({"--prompt", ""}).prompt == "");
     CHECK(options({"--prompt", "[a,b]"}).prompt == "[a,b]");
     CHECK(options({"--tf32", "--tf32=false"}).tf32 == false);
+    CHECK(options({"-v", "20", "-v", "auto"}).val_every == options({}).val_every);
 }
 
 TEST_CASE("options: validation sets") {
@@ -351,7 +352,8 @@ TEST_CASE("options: bad values") {
         {{"--channels", "0"}, "--channels: 0"},
         {{"--vocab", "0"}, "--vocab: 0"},
         {{"--context", "0"}, "--context: 0"},
-        {{"-v", "-1"}, "--val-every: -1"},
+        {{"-v", "-1"}, "--val-every: -1 is out of range"},
+        {{"-v", "sometimes"}, "--val-every: 'sometimes' is not a whole number"},
         {{"-m", "-2"}, "--val-batches: -2"},
         {{"-s", "-1"}, "--sample-every: -1"},
         {{"-g", "-1"}, "--sample-tokens: -1"},

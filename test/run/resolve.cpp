@@ -254,3 +254,57 @@ TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unles
     o.precision = "fp8";
     CHECK(contains(resolved(o, host).notes.at(0), "--precision fp8 on a CPU"));
 }
+
+// A batch of validation is a third of a micro-step: batches / 3 < 5 % of steps * micro_steps.
+TEST_CASE("resolve: validation costs less than 5 % of the steps between, and hardly less than it must") {
+    CHECK(validation_interval(20, 1) == 150);
+    CHECK(validation_interval(20, 8) == 20);
+    CHECK(validation_interval(20, 16) == 9);
+    CHECK(validation_interval(1, 1) == 7);
+    CHECK(validation_interval(3, 1) == 25);  // 20 would be 5 %
+    CHECK(validation_interval(20, 512) == 1);
+    CHECK(validation_interval(0, 1) == 1);
+    CHECK(validation_interval(200, 1) == 1500);
+    CHECK(validation_interval(14, 1) == 95);
+    CHECK(validation_interval(15, 1) == 150);  // 101
+    for (int64_t batches = 1; batches < 3000; batches += 7)
+        for (int64_t micro_steps = 1; micro_steps < 700; micro_steps += 13) {
+            const int64_t steps = validation_interval(batches, micro_steps);
+            const double share = static_cast<double>(batches) / 3 / static_cast<double>(steps * micro_steps);
+            CHECK(share < 0.05);
+            if (steps == 1) continue;
+            const double one_less = static_cast<double>(batches) / 3 / static_cast<double>((steps - 1) * micro_steps);
+            CHECK(one_less >= 0.05 / 1.5);  // rounded up by at most a half
+        }
+    CHECK(validation_interval(int64_t{1} << 50, 1) > 0);
+}
+
+TEST_CASE("resolve: how often a run validates by itself") {
+    Options o;
+    CHECK(resolved(o).val_every == -1);  // nothing to validate on
+    CHECK(config_json(resolved(o)).find("\"val-every\": null") != std::string::npos);
+    o.val = {{"", "v"}};
+    CHECK(resolved(o).val_every == 150);
+    CHECK(config_json(resolved(o)).find("\"val-every\": 150") != std::string::npos);
+    o.total_batch = 524288;  // 128 micro-steps of 4 x 1024
+    CHECK(resolved(o).val_every == 2);
+    CHECK(resolved(o, with_ranks(8)).val_every == 9);  // 16 on each
+    o.val_every = 20;
+    CHECK(resolved(o).val_every == 20);
+    o.val_every = 0;
+    CHECK(resolved(o).val_every == 0);
+
+    Options sized;  // 4 x 1024 tokens a batch
+    sized.val = {{"a", "v"}, {"b", "w"}};
+    CHECK(resolved(sized).val_every == 300);
+    ResolveInputs inputs;
+    inputs.val_tokens = {2 * 4096 + 1, 1000 * 4096 + 1};  // 2 and 1000 batches
+    CHECK(resolved(sized, inputs).val_every == validation_interval(22, 1));
+    sized.val_batches = -1;
+    CHECK(resolved(sized, inputs).val_every == validation_interval(1002, 1));
+    inputs.ranks = 2;  // half as many on each
+    CHECK(resolved(sized, inputs).val_every == validation_interval(501, 1));
+    CHECK(resolved(sized).val_every == -1);  // sizes unknown
+    sized.val_batches = 0;
+    CHECK_NOTHROW(resolved(sized, inputs));
+}
