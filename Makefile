@@ -227,8 +227,8 @@ $(CUDA_DIR)/libkernel_times.so: dev/gpu/kernel_times.cpp Makefile
 # What run.json and --version call "git". Rewritten only when it changes, so that nothing is compiled for it otherwise.
 build/git_version.cpp: FORCE
 	@mkdir -p $(@D)
-	@echo 'namespace llmc { extern const char kGitVersion[]; const char kGitVersion[] = "$(GIT_VERSION)"; }' > $@.new
-	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+	@echo 'namespace llmc { extern const char kGitVersion[]; const char kGitVersion[] = "$(GIT_VERSION)"; }' > $@.$$PPID
+	@if cmp -s $@.$$PPID $@; then rm $@.$$PPID; else mv $@.$$PPID $@; fi
 FORCE:
 
 $(CPU_DIR)/llmc/comm/transport_mpi.cpp.o: CXXFLAGS_CPU += $(MPI_COMPILE)

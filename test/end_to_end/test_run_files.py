@@ -419,11 +419,10 @@ class Sampling(unittest.TestCase):
         for recipe in ("delayed", "current", "mxfp8"):
             for flags in (["--context", "24", "--seq", "24", "--batch", "4"],
                           ["--context", "40", "--seq", "24", "--batch", "4"]):
-                for tokens in (24, 60):
-                    with self.subTest(recipe=recipe, flags=flags, tokens=tokens):
-                        done = FinishedRun(*flags, "--precision", "fp8", "--fp8-recipe", recipe, "--max-steps", "1",
-                                           "--sample-every", "1", "--sample-tokens", str(tokens))
-                        self.assertEqual([step for step, _ in done.result.samples], [1])
+                with self.subTest(recipe=recipe, flags=flags):
+                    done = FinishedRun(*flags, "--precision", "fp8", "--fp8-recipe", recipe, "--max-steps", "1",
+                                       "--sample-every", "1", "--sample-tokens", "60")
+                    self.assertEqual([step for step, _ in done.result.samples], [1])
 
 
 class Endings(unittest.TestCase):

@@ -56,8 +56,9 @@ TEST_CASE("weights that have left their slot, or came without being asked for, c
         CHECK(first_value(2) == 2);
         const std::string taken = error_of_weight(parameters, 1);
         if (parameters.stage() == 3)
-            CHECK(taken == "weights of unit 1 were asked for (b), which have been replaced since they were gathered; its "
-                           "slot has unit 3");
+            CHECK(taken ==
+                  "weights of unit 1 were asked for (b), which have been replaced since they were gathered; its "
+                  "slot has unit 3");
         else
             CHECK(taken == "");
         parameters.release(1, stream);
@@ -67,7 +68,8 @@ TEST_CASE("weights that have left their slot, or came without being asked for, c
         parameters.gather(0, stream);
         parameters.publish(stream);  // what was gathered is old now
         const std::string old = error_of_weight(parameters, 0);
-        CHECK((parameters.stage() == 3) == (old.find("have been replaced since they were gathered") != std::string::npos));
+        CHECK((parameters.stage() == 3) ==
+              (old.find("have been replaced since they were gathered") != std::string::npos));
         parameters.release(0, stream);
         parameters.gather(0, stream);
         CHECK(first_value(0) == 0);
