@@ -112,10 +112,10 @@ void make_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, int rows, 
 // Scales of blocks are in the operands already: they are powers of two.
 bool has_device_factors(const Product& product) { return product.emulated && !product.has_block_scales(); }
 
-// cuBLASLt says no before it has done anything, and another algorithm may do.
+// cuBLASLt says no before it has done anything, and another algorithm may do. CUBLAS_STATUS_INVALID_VALUE is no refusal
+// but a mistake of the caller's.
 bool is_refusal(cublasStatus_t status) {
-    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH ||
-           status == CUBLAS_STATUS_INVALID_VALUE;
+    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
 // GELU is not taken into the epilogue: when activations are recomputed, our own GELU kernel must give the bits of the

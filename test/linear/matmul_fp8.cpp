@@ -238,6 +238,7 @@ TEST_CASE("FP8 products are counted as such") {
     matmul.wgrad_fp8<e5m2>(dweight, gradient, one.inv(), x, one.inv(), n, n, n, false, test_stream());
     matmul.forward<bf16>(out, out, out, nullptr, n, n, n, test_stream());
     CHECK(matmul.counts().fp8 == 4);
+    if (Matmul::emulated_because(Fp8Scaling::tensor).empty()) CHECK(matmul.counts().emulated == 0);
     CHECK(matmul.counts().bf16 == 1);
     CHECK(matmul.counts().fp32 == 0);
 }
