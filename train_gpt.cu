@@ -326,7 +326,8 @@ void finish_profile(Profiler& profiler, int64_t step, const Options& o, const Co
 size_t libraries_to_come(const Options& o, const Comm& comm, const DeviceInfo& device) {
     if (device.is_host) return 0;
     const bool nccl = std::string(comm.name()) == "nccl";
-    return memory_reserve(nccl ? std::max(0, nccl_communicators(comm.world(), o.shard_within) - 1) : 0);
+    const int within = o.zero == 0 ? 0 : o.shard_within;
+    return memory_reserve(nccl ? std::max(0, nccl_communicators(comm.world(), within) - 1) : 0);
 }
 
 // ---- the training loop ---------------------------------------------------------------------------------------------

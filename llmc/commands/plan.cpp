@@ -37,7 +37,7 @@ PlanInputs inputs_of(const Options& o, const GpuSpec& gpu) {
     in.precision = o.precision;
     in.fp8_layers = o.fp8_layers;
     in.recompute = o.recompute;
-    in.reserve = memory_reserve(nccl_communicators(in.ranks, in.shard_ranks));
+    in.reserve = memory_reserve(nccl_communicators(in.ranks, in.zero == 0 ? 0 : in.shard_ranks));
     in.gpu = gpu;
     return in;
 }

@@ -18,6 +18,11 @@ PlanInputs with_stage(PlanInputs in, const StagePlan& plan) {
     return in;
 }
 
+// in.reserve with the communicators of this stage.
+size_t reserve_of(const PlanInputs& in, const StagePlan& plan) {
+    return in.reserve > 0 ? memory_reserve(nccl_communicators(in.ranks, plan.wire.shard_ranks)) : 0;
+}
+
 std::string bytes(double n) { return format_bytes(static_cast<size_t>(std::llround(n))); }
 std::string ms(double time) {
     return time < 9999.5 ? strprintf("%.*f ms", time < 99.95 ? 1 : 0, time) : strprintf("%.1f s", time / 1e3);
@@ -32,7 +37,7 @@ std::string stage_row(const ModelConfig& model, const PlanInputs& in, const Stag
     std::string text = strprintf("  %-6d", plan.stage);
     if (!plan.refused.empty()) return text + "   " + wrap(plan.refused, kIndent, kWidth) + "\n";
     const MemoryByKind& m = plan.memory;
-    for (const size_t part : {m.weights, m.gradients, m.optimizer, m.total()})
+    for (const size_t part : {m.weights, m.gradients, m.optimizer, m.total() + reserve_of(in, plan)})
         text += strprintf(" %10s", format_bytes(part).c_str());
     text += strprintf(" %10s", bytes(plan.wire.total().bytes()).c_str());
     const bool known = no_prediction_because(in).empty();
@@ -63,10 +68,9 @@ std::string legend(const ModelConfig& model, const PlanInputs& in, const StagePl
     std::string what = wire.layout.element == 4 ? "FP32" : wire.fp8_weights ? "FP8 (the rest as BF16)" : "BF16";
     what = wire.total().weights.bytes > 0 ? "weights as " + what + ", gradients as " : "gradients as ";
     what += wire.gradients_as == Wire::bf16 ? "BF16" : "FP32";
-    std::string rest = strprintf("with activations and workspace, %s in every stage",
-                                 format_bytes(plan.memory.activations + plan.memory.workspace).c_str());
-    if (in.reserve > 0) rest += strprintf("; libraries want about %s beside it", format_bytes(in.reserve).c_str());
-    std::string text = entry("total", rest);
+    std::string text = entry("total", strprintf("with activations and workspace, %s in every stage%s",
+                                                format_bytes(plan.memory.activations + plan.memory.workspace).c_str(),
+                                                in.reserve > 0 ? ", and what is left to libraries" : ""));
     text += entry("sent", strprintf("to other ranks in a step of %d micro-step%s: %s", times, times == 1 ? "" : "s",
                                     what.c_str()));
     if (!in.gpu) return text;
@@ -117,7 +121,7 @@ StepPrediction predict_step(const ModelConfig& model, const PlanInputs& in, cons
 
 bool fits(const PlanInputs& in, const StagePlan& plan) {
     const size_t available = available_memory(in);
-    return available == 0 || plan.memory.total() + in.reserve <= available;
+    return available == 0 || plan.memory.total() + reserve_of(in, plan) <= available;
 }
 
 Recommendation recommend_stage(const ModelConfig& model, const PlanInputs& in, const std::vector<StagePlan>& stages) {
