@@ -408,6 +408,8 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
         interrupted |= profiler.begin_step(step);
         results.begin(!interrupted, run.stream);
         run.matmul.reset_counts();
+        const bool fp8_recorded = run.fp8 && !o.out.empty() && o.fp8_log_every > 0 && step % o.fp8_log_every == 0;
+        if (run.fp8) run.fp8->count_losses(fp8_recorded);
         BatchFingerprint batch;
         for (int m = 0; m < o.micro_steps; m++) {
             {
@@ -453,8 +455,7 @@ ExitCode train(const Options& o, const Inputs& inputs, const DeviceInfo& device,
             break;
         }
         interrupted = validate_and_sample(step, step == last_step) || profiled;
-        if (run.fp8 && !o.out.empty() && o.fp8_log_every > 0 && step % o.fp8_log_every == 0)
-            record_fp8(step, *run.fp8, o.model_config.layers, comm, run.stream, directory);
+        if (fp8_recorded) record_fp8(step, *run.fp8, o.model_config.layers, comm, run.stream, directory);
     }
     report(0);
     finish_profile(profiler, step, o, comm, directory);  // of a run that was stopped before the last profiled step

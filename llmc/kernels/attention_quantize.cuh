@@ -62,7 +62,7 @@ LLMC_DEVICE void quantize_tile_rows(F8* to, size_t pitch, bf16* tile, const bf16
                 LLMC_UNROLL
                 for (int i = 0; i < 8; i++) x[half][i] += rest[i];
             }
-            quantize_8<F8>(codes[half], tally, x[half], scale, pass);
+            quantize_8<F8, true>(codes[half], tally, x[half], scale, pass);
             LLMC_UNROLL
             for (int i = 0; i < 8; i++) sums[half][i] += x[half][i];
         }

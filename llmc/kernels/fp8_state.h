@@ -16,20 +16,36 @@ struct alignas(64) Fp8State {
     float amax;      // largest |x| of this optimizer step so far, over its micro-steps; finite values only
     float amax_now;  // largest |x| of the tensor just seen, for current scaling
     uint32_t bad;    // a non-finite value was seen in this optimizer step
-    // Counts since they were last read, over all micro-steps. Elements that were zero before the cast never underflow.
+    // Counts since they were last read, over all micro-steps: of passes that count losses, and nonfinite of all that
+    // write in training. Elements that were zero before the cast never underflow.
     uint64_t elements;
     uint64_t saturated;    // |x * scale| above the format's largest value
     uint64_t underflowed;  // nonzero values that became zero
     uint64_t nonfinite;    // Inf and NaN: a saturating cast hides them, so they are counted here
 };
 
-// What a quantizing kernel does with the values that it computes.
-//                 writes FP8   amax goes to   counts
-//   train         yes          amax           yes      delayed scaling: one pass, with the scale of earlier steps
-//   measure       no           amax_now       no       current scaling, first pass: the output may be unallocated
-//   write         yes          -              yes      current scaling, second pass, after the scale was set
-//   replay        yes          -              no       evaluation and recomputation: leave no trace
-enum class QuantizePass { train, measure, write, replay };
+// What a quantizing kernel does with the values that it computes. What the cast loses (elements, saturated,
+// underflowed) is counted only where somebody will read it: that takes as many instructions as all the rest of a
+// kernel. Values that are not finite set `bad` in every pass but replay, because a step is skipped by it.
+//                   writes FP8   amax goes to   nonfinite   losses
+//   train           yes          amax           yes         no       delayed scaling: one pass, with an earlier scale
+//   train_counted   yes          amax           yes         yes
+//   measure         no           amax_now       no          no       current scaling, first pass: the output may be
+//                                                                    unallocated
+//   write           yes          -              yes         no       current scaling, second pass, with the scale set
+//   write_counted   yes          -              yes         yes
+//   replay          yes          -              no          no       evaluation and recomputation: leave no trace
+//
+// The values are sets of bits: 1 writes FP8, 2 changes the state, 4 raises an amax, 8 counts losses. (Were they numbers
+// to compare with, nvcc would see that one answer implies another and make two kernels of one.)
+enum class QuantizePass : unsigned {
+    replay = 1,
+    write = 1 + 2,
+    write_counted = 1 + 2 + 8,
+    measure = 2 + 4,
+    train = 1 + 2 + 4,
+    train_counted = 1 + 2 + 4 + 8,
+};
 
 // What has a scale of its own.
 enum class Fp8Scaling {

@@ -57,7 +57,7 @@ LLMC_DEVICE void finish_rows(F8* row, uint32_t* tile, QuantizeTally& tally, floa
     LLMC_UNROLL
     for (int r = 0; r < 2; r++) {
         uint32_t codes[2];
-        quantize_8<F8>(codes, tally, d[r][0], scale, pass);
+        quantize_8<F8, true>(codes, tally, d[r][0], scale, pass);
         if (!writes_fp8(pass)) continue;
         LLMC_UNROLL
         for (int i = 0; i < 8; i++) sums[i] += d[r][0][i];
@@ -137,8 +137,9 @@ void layernorm_backward_fp8(const Quantized<F8>& to, float* bias_parts, bf16* di
         throw Error(ExitCode::failure,
                     strprintf("layernorm_backward_fp8: C=%d; the widest row it holds is %d", C, kWidestFusedGradient));
     }
-    if (pass != QuantizePass::train && pass != QuantizePass::measure) {
-        throw Error(ExitCode::failure, "layernorm_backward_fp8: runs once, so pass must be train or measure");
+    if (!raises_amax(pass)) {
+        throw Error(ExitCode::failure,
+                    "layernorm_backward_fp8: runs once, so pass must be train, train_counted or measure");
     }
     const BackwardPlan plan(N, C);
     const bool writes = writes_fp8(pass);

@@ -13,10 +13,10 @@ constexpr int kWidestFusedGradient = 4096;
 // layernorm_backward_fp8_scratch(N, C) floats. N % 16 == 0, C % 16 == 0 and C <= kWidestFusedGradient; conventions for
 // `out` and `pass`: see quantize.h.
 //
-// dinp is part of a chain, so this runs once: pass `train` writes everything; `measure` writes dinp, dweight, dshift
-// and the state's amax_now and bad, and quantize() turns dinp into FP8 afterwards. No other pass.
+// dinp is part of a chain, so this runs once: pass `train` or `train_counted` writes everything; `measure` writes dinp,
+// dweight, dshift and the state's amax_now and bad, and quantize() turns dinp into FP8 afterwards. No other pass.
 //
-// bias_parts, layernorm_backward_fp8_bias_parts(N, C) floats: partial sums of dinp over rows, in pass `train` alone;
+// bias_parts, layernorm_backward_fp8_bias_parts(N, C) floats: partial sums of dinp over rows, except in pass `measure`;
 // finish_bias_gradient() adds them up where the linear layer's gradient is wanted. May be nullptr.
 //
 // A block takes 32 rows (16 if C > 2048) at a time, 4 of them in registers; their codes pass through shared memory to

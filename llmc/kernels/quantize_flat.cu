@@ -62,7 +62,7 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
 void quantize_flat(e4m3* codes, const float* master, size_t count, Fp8State* state, QuantizePass pass,
                    stream_t stream) {
     if (count == 0) return;
-    if (pass == QuantizePass::train || state == nullptr ||
+    if ((writes_fp8(pass) && raises_amax(pass)) || state == nullptr ||
         (reinterpret_cast<uintptr_t>(master) | reinterpret_cast<uintptr_t>(codes)) % 8 != 0)
         throw Error(ExitCode::failure, "quantize_flat: weights are measured, then written, from aligned memory");
     e4m3* target = writes_fp8(pass) ? codes : nullptr;

@@ -9,7 +9,7 @@
 namespace llmc {
 
 // Pass `measure`: state->amax_now = max(it, |master[i]|), state->bad if one is not finite. Pass `write` or `replay`:
-// codes[i] = E4M3(master[i] * state->scale), to nearest even, saturating; `write` adds to the counts. The bits are
+// codes[i] = E4M3(master[i] * state->scale), to nearest even, saturating; counts as the pass says. The bits are
 // those of quantize_weight(). Any count; pointers are 16-byte aligned. 4 bytes read an element, 1 written.
 void quantize_flat(e4m3* codes, const float* master, size_t count, Fp8State* state, QuantizePass pass, stream_t stream);
 

@@ -11,9 +11,11 @@ namespace llmc {
 
 // ---- passes: the columns of the table in fp8_state.h ---------------------------------------------------------------
 
-LLMC_HD constexpr bool writes_fp8(QuantizePass pass) { return pass != QuantizePass::measure; }
-LLMC_HD constexpr bool changes_state(QuantizePass pass) { return pass != QuantizePass::replay; }
-LLMC_HD constexpr bool counts(QuantizePass pass) { return pass == QuantizePass::train || pass == QuantizePass::write; }
+LLMC_HD constexpr bool has_bit(QuantizePass pass, unsigned bit) { return (static_cast<unsigned>(pass) & bit) != 0; }
+LLMC_HD constexpr bool writes_fp8(QuantizePass pass) { return has_bit(pass, 1); }
+LLMC_HD constexpr bool changes_state(QuantizePass pass) { return has_bit(pass, 2); }
+LLMC_HD constexpr bool raises_amax(QuantizePass pass) { return has_bit(pass, 4); }
+LLMC_HD constexpr bool counts_losses(QuantizePass pass) { return has_bit(pass, 8); }
 
 // What a launch does to the state: `replay` must not touch it, and says so.
 inline Access state_access(Fp8State* state, QuantizePass pass) {
@@ -98,6 +100,24 @@ struct alignas(16) QuantizeTally {
     uint32_t nonfinite = 0, saturated = 0, underflowed = 0;
 };
 
+// The bits of the largest magnitude; at least infinity's if one of the values is Inf or NaN.
+LLMC_DEVICE uint32_t largest_magnitude(const float (&x)[8]) {
+#if LLMC_ON_GPU
+    float largest = fabsf(x[0]);
+    LLMC_UNROLL
+    for (int i = 1; i < 8; i++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(x[i])));
+    return float_bits(largest);
+#else
+    uint32_t largest = 0;
+    for (int i = 0; i < 8; i++) {
+        const uint32_t magnitude = float_bits(x[i]) & kFloatMagnitudeMask;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+#endif
+}
+
+// Each value on its own: the largest finite magnitude, and how many are not finite.
 LLMC_DEVICE void note_values(QuantizeTally& tally, const float (&x)[8]) {
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
@@ -110,25 +130,37 @@ LLMC_DEVICE void note_values(QuantizeTally& tally, const float (&x)[8]) {
 }
 
 template <class F8>
-LLMC_DEVICE void note_losses(QuantizeTally& tally, const float (&x)[8], const float (&scaled)[8]) {
+LLMC_DEVICE void note_losses(QuantizeTally& tally, const float (&x)[8], float scale) {
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
-        const float magnitude = abs_float(scaled[i]);
-        tally.saturated += magnitude > Fp8Limits<F8>::largest ? 1u : 0u;
-        tally.underflowed += (magnitude <= Fp8Limits<F8>::to_zero) & (x[i] != 0.0f) ? 1u : 0u;
+        const float scaled = abs_float(x[i] * scale);
+        tally.saturated += scaled > Fp8Limits<F8>::largest ? 1u : 0u;
+        tally.underflowed += (scaled <= Fp8Limits<F8>::to_zero) & (x[i] != 0.0f) ? 1u : 0u;
     }
 }
 
-// Everything that happens to eight values: noted as the pass wants, and cast.
-template <class F8>
+// Everything that happens to eight values: noted as the pass wants, and cast. Unless losses are counted, or one of the
+// values is Inf or NaN, noting them takes one instruction a value instead of 14. kShortOfRegisters: five instead of 14,
+// in kernels whose registers would spill around the rare case.
+template <class F8, bool kShortOfRegisters = false>
 LLMC_DEVICE void quantize_8(uint32_t (&codes)[2], QuantizeTally& tally, const float (&x)[8], float scale,
                             QuantizePass pass) {
-    if (changes_state(pass)) note_values(tally, x);
+    if constexpr (kShortOfRegisters) {
+        if (changes_state(pass)) note_values(tally, x);
+        if (counts_losses(pass)) note_losses<F8>(tally, x, scale);
+    } else if (changes_state(pass)) {
+        const uint32_t largest = largest_magnitude(x);
+        if (largest >= kFloatInfinityBits || counts_losses(pass)) {
+            note_values(tally, x);
+            note_losses<F8>(tally, x, scale);
+        } else {
+            tally.amax = largest > tally.amax ? largest : tally.amax;
+        }
+    }
     if (!writes_fp8(pass)) return;
     float scaled[8];
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) scaled[i] = x[i] * scale;
-    if (counts(pass)) note_losses<F8>(tally, x, scaled);
     cast_8<F8>(codes, scaled);
 }
 
@@ -150,15 +182,16 @@ LLMC_DEVICE void commit_tally(Fp8State* state, const QuantizeTally& sum, size_t 
     float number[3] = {static_cast<float>(sum.nonfinite), static_cast<float>(sum.saturated),
                        static_cast<float>(sum.underflowed)};
     warp_sum_each(number);
-    if (counts(pass)) add_count(&state->elements, elements);
+    if (counts_losses(pass)) add_count(&state->elements, elements);
     if ((threadIdx.x & 31) != 0) return;
-    if (pass != QuantizePass::write && amax > 0.0f) {
-        float* target = pass == QuantizePass::measure ? &state->amax_now : &state->amax;
+    if (raises_amax(pass) && amax > 0.0f) {
+        float* target = writes_fp8(pass) ? &state->amax : &state->amax_now;
         atomicMax(reinterpret_cast<int*>(target), static_cast<int>(float_bits(amax)));
     }
     if (number[0] > 0.0f) atomicOr(&state->bad, 1u);
-    if (!counts(pass)) return;
+    if (!writes_fp8(pass)) return;
     add_count(&state->nonfinite, static_cast<uint64_t>(number[0]));
+    if (!counts_losses(pass)) return;
     add_count(&state->saturated, static_cast<uint64_t>(number[1]));
     add_count(&state->underflowed, static_cast<uint64_t>(number[2]));
 }

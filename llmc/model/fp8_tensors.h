@@ -57,9 +57,15 @@ public:
     // (N, 4C): with block scales, producers write their output here in BF16, and both layouts are quantized from it.
     bf16* source() { return source_; }
     // How a pass quantizes with block scales, which need neither history nor measuring.
-    static QuantizePass block_pass(PassKind kind) {
-        return kind == PassKind::training ? QuantizePass::train : QuantizePass::replay;
+    QuantizePass block_pass(PassKind kind) const {
+        return kind == PassKind::training ? train_pass() : QuantizePass::replay;
     }
+    // Whether casts of training passes count what they lose, until told otherwise: it costs them time, so only for a
+    // record that somebody takes. At first they do not, with a fallback rule always. Values that are not finite are
+    // always counted.
+    void count_losses(bool on) { count_losses_ = on || falls_back(); }
+    QuantizePass train_pass() const { return count_losses_ ? QuantizePass::train_counted : QuantizePass::train; }
+    QuantizePass write_pass() const { return count_losses_ ? QuantizePass::write_counted : QuantizePass::write; }
 
     // Operands; their state is the one that this kind of pass reads.
     Quantized<e4m3> x(int block, BlockLinear linear, PassKind kind);
@@ -90,18 +96,18 @@ public:
         if (kind == PassKind::recompute || (kind == PassKind::evaluation && uses_history())) {
             produce(QuantizePass::replay);
         } else if (uses_history()) {
-            produce(QuantizePass::train);
+            produce(train_pass());
         } else {
             produce(QuantizePass::measure);
             fp8_set_current(kind == PassKind::evaluation ? evaluation_ : states_, tensor, 1, config_, stream);
-            produce(kind == PassKind::evaluation ? QuantizePass::replay : QuantizePass::write);
+            produce(kind == PassKind::evaluation ? QuantizePass::replay : write_pass());
         }
     }
-    // For a producer in a training pass that can run but once: produce(train), or produce(measure) and the scale; then
-    // the caller casts what the producer has left, with pass write.
+    // For a producer in a training pass that can run but once: produce(train_pass()), or produce(measure) and the
+    // scale; then the caller casts what the producer has left, with write_pass().
     template <class F>
     void fill_once(int block, BlockLinear linear, Fp8Role role, stream_t stream, F&& produce) {
-        produce(uses_history() ? QuantizePass::train : QuantizePass::measure);
+        produce(uses_history() ? train_pass() : QuantizePass::measure);
         if (!uses_history()) fp8_set_current(states_, Fp8TensorId{block, linear, role}.index(), 1, config_, stream);
     }
     // Weights' scales are functions of the weights alone: measure all, then set_weight_scales, then write all. The head's
@@ -149,6 +155,7 @@ private:
     Fp8Layers layers_;
     const int blocks_, count_;
     bool calibrated_ = false;
+    bool count_losses_ = falls_back();
 
     Arena activations_{MemoryKind::activations}, weights_{MemoryKind::weights};
     Fp8State* states_ = nullptr;      // (blocks, 4, 3)

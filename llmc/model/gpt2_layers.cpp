@@ -48,11 +48,14 @@ void Gpt2<Real>::prepare_weights(stream_t stream) {
     if constexpr (kCanBeFp8<Real>) {
         if (fp8_) prepare_fp8_scales(stream);
     }
-    parameters_.publish(stream);
+    if constexpr (kCanBeFp8<Real>)
+        parameters_.publish(stream, fp8_ ? fp8_->write_pass() : QuantizePass::write);
+    else
+        parameters_.publish(stream);
     if constexpr (kCanBeFp8<Real>) {
         if (!fp8_) return;
         if (fp8_->has_head()) quantize_head_weight(stream);
-        if (!fp8_travels()) return quantize_weights(QuantizePass::write, stream);
+        if (!fp8_travels()) return quantize_weights(fp8_->write_pass(), stream);
         if (parameters_.stage() == 3) return;  // a block at a time, in backward
         for (int l = 0; l < config_.layers; l++) {
             parameters_.gather(block_unit(l), stream);
@@ -120,7 +123,7 @@ void Gpt2<Real>::quantize_head_weight(stream_t stream) {
             const ProfileRange range("quantize the head's weight", stream);
             pass(QuantizePass::measure);
             fp8_->set_head_weight_scale(stream);
-            pass(QuantizePass::write);
+            pass(fp8_->write_pass());
         }
         parameters_.release(unit, stream);
     }
@@ -155,13 +158,13 @@ void Gpt2<Real>::quantize_weights(QuantizePass pass, stream_t stream) {
                                      stream);
             if (fp8_->scaling() == Fp8Scaling::mx) {
                 quantize_blocks(w, nullptr, nullptr, weight(l, layer.weight), rows, columns, Fp8Scaling::mx, false,
-                                QuantizePass::train, stream);
+                                fp8_->train_pass(), stream);
                 parameters_.release(block_unit(l), stream);
                 continue;
             }
             const float* master = parameters_.master(block_unit(l), layer.weight);
             if (fp8_->scaling() == Fp8Scaling::block)
-                quantize_weight_tiles(w, master, rows, columns, QuantizePass::train, stream);
+                quantize_weight_tiles(w, master, rows, columns, fp8_->train_pass(), stream);
             else
                 quantize_weight(w, master, rows, columns, pass, stream);
         }
@@ -298,7 +301,7 @@ template <class Real>
 void Gpt2<Real>::quantize_x_blocks(int l, BlockLinear linear, const bf16* source, int N, int C, PassKind kind,
                                    stream_t stream) {
     quantize_blocks(fp8_->x(l, linear, kind), nullptr, nullptr, source, N, C, fp8_->scaling(), false,
-                    Fp8Tensors::block_pass(kind), stream);
+                    fp8_->block_pass(kind), stream);
 }
 
 // ---- the head
@@ -424,7 +427,7 @@ void Gpt2<Real>::linear_backward_fp8(int l, BlockLinear linear, Real* dinp, cons
     if constexpr (std::is_same_v<F8, e4m3>)
         if (fp8_->has_block_scales()) {
             quantize_blocks(fp8_->dout<e4m3>(l, linear), dbias, activations_.scratch, dout, N, OC, fp8_->scaling(),
-                            accumulate, QuantizePass::train, stream);
+                            accumulate, fp8_->train_pass(), stream);
             return products_backward_fp8<F8>(l, linear, dinp, accumulate, stream);
         }
     const auto quantize_dout = [&](QuantizePass pass) {
@@ -436,7 +439,7 @@ void Gpt2<Real>::linear_backward_fp8(int l, BlockLinear linear, Real* dinp, cons
     else if (fp8_->casts_at_once(PassKind::training))
         finish_bias_gradient(dbias, fp8_->bias_parts(), N, OC, accumulate, stream);
     else
-        quantize_dout(QuantizePass::write);
+        quantize_dout(fp8_->write_pass());
     products_backward_fp8<F8>(l, linear, dinp, accumulate, stream);
 }
 
@@ -463,7 +466,7 @@ void Gpt2<Real>::gelu_and_linear_backward_fp8(int l, Real* dinp, Real* dgelu, bo
             gelu_backward<Real>(dgelu, gradient(l, BlockTensor::fc_bias), activations_.scratch, dgelu,
                                 activations_.blocks[l].fc, N, 4 * C, accumulate, stream);
             quantize_blocks(fp8_->dout<e4m3>(l, BlockLinear::fc), nullptr, nullptr, dgelu, N, 4 * C, fp8_->scaling(),
-                            false, QuantizePass::train, stream);
+                            false, fp8_->train_pass(), stream);
             return products_backward_fp8<F8>(l, BlockLinear::fc, dinp, accumulate, stream);
         }
     fp8_->fill(l, BlockLinear::fc, Fp8Role::dout, PassKind::training, stream, [&](QuantizePass pass) {

@@ -314,7 +314,7 @@ void Parameters<Real>::measure_slices([[maybe_unused]] stream_t stream) {
 }
 
 template <class Real>
-void Parameters<Real>::publish(stream_t stream) {
+void Parameters<Real>::publish(stream_t stream, [[maybe_unused]] QuantizePass pass) {
     if (!is_sliced()) return;
     std::optional<ProfileRange> profile(std::in_place, "cast weights", stream);
     for (size_t u = 0; u < table_.units().size(); u++) {
@@ -322,7 +322,7 @@ void Parameters<Real>::publish(stream_t stream) {
             const float* master = master_slice(u) + range.begin;
 #if LLMC_ENABLE_FP8
             if (range.fp8) {
-                quantize_flat(fp8_slice(u) + range.begin, master, range.count, range.fp8, QuantizePass::write, stream);
+                quantize_flat(fp8_slice(u) + range.begin, master, range.count, range.fp8, pass, stream);
                 continue;
             }
 #endif

@@ -109,9 +109,10 @@ public:
     const float* master(size_t unit, size_t tensor) const;
 
     // With slices. measure: every FP8 tensor's part raises its state->amax_now. publish: after every change of the
-    // master weights (and of their scales), casts the slices to what travels, and sends it unless that is gather()'s.
+    // master weights (and of their scales), casts the slices to what travels, and sends it unless that is gather()'s;
+    // `pass`, write or write_counted, is how to FP8.
     void measure_slices(stream_t stream);
-    void publish(stream_t stream);
+    void publish(stream_t stream, QuantizePass pass = QuantizePass::write);
     // The gathered FP8 bytes of a tensor, row-major; valid like weight().
     const e4m3* fp8_weight(size_t unit, size_t tensor) const;
 

@@ -64,7 +64,8 @@ struct Case {
     }
 };
 
-constexpr QuantizePass kWritingPasses[] = {QuantizePass::train, QuantizePass::write, QuantizePass::replay};
+constexpr QuantizePass kWritingPasses[] = {QuantizePass::train_counted, QuantizePass::train,
+                                           QuantizePass::write_counted, QuantizePass::write, QuantizePass::replay};
 
 // Each pass of a kernel that quantizes x (N, C), in both layouts and in one alone.
 template <class F8>

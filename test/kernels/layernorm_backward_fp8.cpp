@@ -99,7 +99,7 @@ TEST_CASE_TEMPLATE("layernorm_backward_fp8, train and measure, with and without 
             const Fp8State before = used_state(scale);
             DeviceArray<bf16> dinp(c.n), measured(c.n);
             QuantizedArrays<F8> to(c.n, before), other(c.n, before);
-            c.run<F8>(to.both(), dinp, with_residual ? c.dresidual.get() : nullptr, QuantizePass::train);
+            c.run<F8>(to.both(), dinp, with_residual ? c.dresidual.get() : nullptr, QuantizePass::train_counted);
             const auto gradient = dinp.download();
             const auto dweight = c.dweight.download(), dshift = c.dshift.download(), dbias = c.bias(false);
             CHECK(max_relative_error(gradient, total, 0.5) < rounding_error<bf16>() + 5e-6);
@@ -111,12 +111,18 @@ TEST_CASE_TEMPLATE("layernorm_backward_fp8, train and measure, with and without 
             const QuantizedReference<F8> reference(values, scale);
             CHECK(wrong_codes(to.row.download(), reference.row, Known::exactly) == 0);
             CHECK(not_transposed(to.row.download(), to.transposed.download(), N, C) == 0);
-            CHECK(
-                state_matches(to.state.download()[0], reference.after(before, QuantizePass::train), Known::exactly, 0));
+            CHECK(state_matches(to.state.download()[0], reference.after(before, QuantizePass::train_counted),
+                                Known::exactly, 0));
             CHECK(max_relative_error(dbias, column_sums(values, C), 1.0 + 0.3 * N) < 1e-6);
 
-            // Measuring gives the same gradients and writes no FP8.
             const auto parts = c.bias_parts.download();
+            QuantizedArrays<F8> uncounted(c.n, before);
+            c.run<F8>(uncounted.both(), measured, with_residual ? c.dresidual.get() : nullptr, QuantizePass::train);
+            CHECK(same_bits(uncounted.row.download(), to.row.download()));
+            CHECK(state_matches(uncounted.state.download()[0], reference.after(before, QuantizePass::train),
+                                Known::exactly, 0));
+
+            // Measuring gives the same gradients and writes no FP8.
             c.run<F8>(other.both(), measured, with_residual ? c.dresidual.get() : nullptr, QuantizePass::measure);
             CHECK(same_bits(measured.download(), gradient));
             CHECK(same_bits(c.dweight.download(), dweight));
@@ -188,7 +194,7 @@ TEST_CASE("layernorm_backward_fp8 counts what is not finite") {
     values[5] = to_bf16(std::numeric_limits<float>::infinity());
     values[1000] = to_bf16(std::numeric_limits<float>::quiet_NaN());
     c.dresidual.upload(values);
-    for (const QuantizePass pass : {QuantizePass::train, QuantizePass::measure}) {
+    for (const QuantizePass pass : {QuantizePass::train, QuantizePass::train_counted, QuantizePass::measure}) {
         DeviceArray<bf16> dinp(c.n);
         QuantizedArrays<e5m2> to(c.n, used_state(8.0f));
         c.run<e5m2>(to.both(), dinp, c.dresidual.get(), pass);

@@ -53,9 +53,12 @@ struct BlockReference {
     Fp8State after(Fp8State state, QuantizePass pass) const {
         if (pass == QuantizePass::replay) return state;
         state.bad |= counted.nonfinite > 0;
-        if (pass == QuantizePass::train) state.amax = std::max(state.amax, counted.amax);
+        if (is_any_of(pass, QuantizePass::train, QuantizePass::train_counted))
+            state.amax = std::max(state.amax, counted.amax);
+        state.nonfinite += counted.nonfinite;
+        if (!is_any_of(pass, QuantizePass::train_counted, QuantizePass::write_counted)) return state;
         state.elements += counted.elements, state.saturated += counted.saturated;
-        state.underflowed += counted.underflowed, state.nonfinite += counted.nonfinite;
+        state.underflowed += counted.underflowed;
         return state;
     }
 };
@@ -177,7 +180,8 @@ TEST_CASE("quantize_blocks, both scalings, both layouts, all passes") {
             const BlockReference rows(x, N, C, 1, length), columns(turned(x, N, C), C, N, 1, length);
             REQUIRE(rows.counted.underflowed > 0);
             DeviceArray<bf16> inp(values);
-            for (const QuantizePass pass : {QuantizePass::train, QuantizePass::write, QuantizePass::replay}) {
+            for (const QuantizePass pass : {QuantizePass::train_counted, QuantizePass::train,
+                                            QuantizePass::write_counted, QuantizePass::write, QuantizePass::replay}) {
                 BlockArrays to(layout_of(scaling), N, C);
                 quantize_blocks(to.both(), nullptr, nullptr, inp.get(), N, C, scaling, false, pass, test_stream());
                 to.check(rows, columns, pass);
@@ -241,7 +245,8 @@ TEST_CASE("quantize_weight_tiles") {
             if (i % C < 128) x[static_cast<size_t>(i)] *= 1e-6f;  // tiles differ
         const BlockReference rows(x, R, C, 128, 128), columns(turned(x, R, C), C, R, 128, 128);
         DeviceArray<float> master(x);
-        for (const QuantizePass pass : {QuantizePass::train, QuantizePass::write, QuantizePass::replay}) {
+        for (const QuantizePass pass : {QuantizePass::train_counted, QuantizePass::train, QuantizePass::write_counted,
+                                        QuantizePass::write, QuantizePass::replay}) {
             BlockArrays to(ScaleLayout::tiles, R, C);
             quantize_weight_tiles(to.both(), master.get(), R, C, pass, test_stream());
             to.check(rows, columns, pass);

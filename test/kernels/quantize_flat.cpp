@@ -17,7 +17,8 @@ TEST_CASE("a weight quantized slice by slice and transposed equals the whole one
         const auto values = wide_values<float>(n, static_cast<uint32_t>(R + C));
         DeviceArray<float> master(values);
         QuantizedArrays<e4m3> whole(n, used_state(23.0f)), sliced(n, used_state(23.0f));
-        for (const QuantizePass pass : {QuantizePass::measure, QuantizePass::write, QuantizePass::replay}) {
+        for (const QuantizePass pass :
+             {QuantizePass::measure, QuantizePass::write, QuantizePass::write_counted, QuantizePass::replay}) {
             quantize_weight(whole.both(), master.get(), R, C, pass, test_stream());
             const size_t cut = std::min<size_t>(n, n / 3 / 64 * 64 + 64);
             quantize_flat(sliced.row.get(), master.get(), cut, sliced.state.get(), pass, test_stream());

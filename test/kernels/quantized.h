@@ -43,6 +43,8 @@ NearestCode nearest_code(double scaled) {
     return {static_cast<uint8_t>(sign | (up ? above : above - 1)), std::fabs(x - middle) <= 1e-6 * middle};
 }
 
+inline bool is_any_of(QuantizePass pass, QuantizePass a, QuantizePass b) { return pass == a || pass == b; }
+
 // What quantizing x (N, C) with this scale should give.
 template <class F8>
 struct QuantizedReference {
@@ -70,13 +72,15 @@ struct QuantizedReference {
     Fp8State after(Fp8State state, QuantizePass pass) const {
         if (pass == QuantizePass::replay) return state;
         state.bad |= counted.bad;  // 0 or 1
-        if (pass == QuantizePass::train) state.amax = std::max(state.amax, counted.amax);
+        if (is_any_of(pass, QuantizePass::train, QuantizePass::train_counted))
+            state.amax = std::max(state.amax, counted.amax);
         if (pass == QuantizePass::measure) state.amax_now = std::max(state.amax_now, counted.amax);
         if (pass == QuantizePass::measure) return state;
+        state.nonfinite += counted.nonfinite;
+        if (!is_any_of(pass, QuantizePass::train_counted, QuantizePass::write_counted)) return state;
         state.elements += counted.elements;
         state.saturated += counted.saturated;
         state.underflowed += counted.underflowed;
-        state.nonfinite += counted.nonfinite;
         return state;
     }
 };
@@ -142,8 +146,8 @@ inline Fp8State used_state(float scale) {
     return state;
 }
 
-constexpr QuantizePass kAllPasses[] = {QuantizePass::train, QuantizePass::measure, QuantizePass::write,
-                                       QuantizePass::replay};
+constexpr QuantizePass kAllPasses[] = {QuantizePass::train, QuantizePass::train_counted, QuantizePass::measure,
+                                       QuantizePass::write, QuantizePass::write_counted, QuantizePass::replay};
 
 template <class F8>
 struct QuantizedArrays {

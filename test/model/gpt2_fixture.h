@@ -66,6 +66,7 @@ struct TestModel {
         parameters.allocate(stream);
         model.allocate();
         if (fp8) fp8->allocate(stream);
+        if (fp8) fp8->count_losses(true);
     }
     ~TestModel() {
         tear_down([&] { synchronize(stream); });

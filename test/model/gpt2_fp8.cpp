@@ -155,6 +155,35 @@ TEST_CASE("gpt2 fp8: twelve products a block, less what is excluded, plus what i
     }
 }
 
+TEST_CASE("gpt2 fp8: losses are counted in the steps that ask for it, and nothing else depends on it") {
+    for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
+        CAPTURE(static_cast<int>(kind));
+        Fp8Training always(recipe(kind), "off"), once(recipe(kind), "off");
+        for (int i = 0; i < 4; i++) {
+            always.test.fp8->clear_counts(always.test.stream);
+            once.test.fp8->count_losses(i == 2);
+            always.step(i);
+            once.step(i);
+            const auto counted = always.states(), expected_once = once.states();
+            for (size_t t = 0; t < counted.size() && i == 2; t++) {
+                CAPTURE(fp8_tensor(static_cast<int>(t)).name());
+                const bool weight =
+                    fp8_tensor(static_cast<int>(t)).role == Fp8Role::w;  // and once before the first step
+                CHECK(expected_once[t].elements == counted[t].elements * (weight ? 2 : 1));
+                if (!weight) CHECK(expected_once[t].underflowed == counted[t].underflowed);
+            }
+            for (size_t t = 0; t < counted.size(); t++) CHECK(expected_once[t].scale == counted[t].scale);
+        }
+        CHECK(same_bits(once.weights(), always.weights()));
+    }
+    Fp8Config falling_back = recipe(Fp8Recipe::delayed);
+    falling_back.fallback = {0.5f, 0.5f, 2};
+    Fp8Training watched(falling_back, "off");
+    watched.test.fp8->count_losses(false);
+    watched.step(0);
+    CHECK(watched.states()[0].elements > 0);  // a rule wants to know every step
+}
+
 TEST_CASE("gpt2 fp8: every recompute level gives the same bits") {
     for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
         Fp8Training reference(recipe(kind), "off", Recompute::none);
