@@ -1,4 +1,9 @@
-// Eight values at a time: 16-byte transactions for bf16 and two of them for float.
+// Eight values at a time: 16-byte transactions for bf16 and two of them for float; and four floats at a time.
+//
+// A warp whose lanes each own eight neighbouring floats asks twice for every other 16 bytes: 32 sectors a request
+// instead of 16, and in shared memory every bank twice. So where lanes may own any elements, they take four floats
+// (load4, store4) and then four of the next 512 bytes; and in shared memory eight floats a thread lie in two planes
+// (Eights).
 //
 // On the host the same functions are plain copies that g++ turns into one vector move: loading 16-byte pieces and
 // reading them back as 32 bytes would stall on store forwarding (AdamW runs three times slower that way).
@@ -66,6 +71,48 @@ LLMC_HD void load8(const float* p, float (&out)[8]) {
 #endif
 }
 
+LLMC_HD void load4(const float* p, float* out) {
+#if LLMC_ON_GPU
+    const float4 a = *reinterpret_cast<const float4*>(p);
+    out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
+#else
+    check_aligned16(p);
+    memcpy(out, p, 16);
+#endif
+}
+
+LLMC_HD void store4(float* p, const float* in) {
+#if LLMC_ON_GPU
+    *reinterpret_cast<float4*>(p) = make_float4(in[0], in[1], in[2], in[3]);
+#else
+    check_aligned16(p);
+    memcpy(p, in, 16);
+#endif
+}
+
+// bf16: p must be 8-byte aligned.
+LLMC_HD void load4(const bf16* p, float* out) {
+#if LLMC_ON_GPU
+    const uint2 raw = *reinterpret_cast<const uint2*>(p);
+    out[0] = bf16x2_low(raw.x), out[1] = bf16x2_high(raw.x);
+    out[2] = bf16x2_low(raw.y), out[3] = bf16x2_high(raw.y);
+#else
+    uint16_t half[4];
+    memcpy(half, p, 8);
+    for (int i = 0; i < 4; i++) out[i] = float_from_bits(static_cast<uint32_t>(half[i]) << 16);
+#endif
+}
+
+LLMC_HD void store4(bf16* p, const float* in) {
+#if LLMC_ON_GPU
+    *reinterpret_cast<uint2*>(p) = make_uint2(pack_bf16x2(in[0], in[1]), pack_bf16x2(in[2], in[3]));
+#else
+    uint16_t half[4];
+    for (int i = 0; i < 4; i++) half[i] = to_bf16(in[i]).bits;
+    memcpy(p, half, 8);
+#endif
+}
+
 LLMC_HD void store8(float* p, const float (&in)[8]) {
 #if LLMC_ON_GPU
     *reinterpret_cast<float4*>(p) = make_float4(in[0], in[1], in[2], in[3]);
@@ -75,5 +122,43 @@ LLMC_HD void store8(float* p, const float (&in)[8]) {
     memcpy(p, in, 32);
 #endif
 }
+
+// A lane's two fours of the 256 elements of its warp: p + 4 lane points at the first, the other lies 128 further.
+constexpr int kFoursApart = 128;
+template <class T>
+LLMC_HD void load_fours(const T* p, float (&out)[8]) {
+    load4(p, out);
+    load4(p + kFoursApart, out + 4);
+}
+template <class T>
+LLMC_HD void store_fours(T* p, const float (&in)[8]) {
+    store4(p, in);
+    store4(p + kFoursApart, in + 4);
+}
+// Where thread t of a block has its first, each warp 256 elements further.
+LLMC_HD constexpr int first_of_fours(int t) { return t / 32 * 2 * kFoursApart + t % 32 * 4; }
+// Where element i of the eight lies, from the first.
+LLMC_HD constexpr int place_in_fours(int i) { return (i & 3) + (i & 4 ? kFoursApart : 0); }
+
+// Eight floats of each of `Owners` threads in shared memory, in two planes of four a thread: whole-warp accesses of one
+// plane take the 4 passes that 512 bytes need. The second plane starts 16 banks further, so that single floats read in
+// order, at(0), at(1) and so on by the lanes of a warp, lie in different banks too.
+template <int Owners>
+struct Eights {
+    static constexpr int plane = Owners * 4 + 16, size = plane + Owners * 4;
+    static_assert(Owners % 8 == 0);  // planes are whole rows of banks, before the 16
+    float* base;                     // `size` of them
+
+    LLMC_HD void store(int owner, const float (&x)[8]) const {
+        store4(base + owner * 4, x);
+        store4(base + plane + owner * 4, x + 4);
+    }
+    LLMC_HD void load(int owner, float (&x)[8]) const {
+        load4(base + owner * 4, x);
+        load4(base + plane + owner * 4, x + 4);
+    }
+    // Float i of all: of owner i / 8, its i % 8th.
+    LLMC_HD float at(int i) const { return base[(i & 4 ? plane : 0) + i / 8 * 4 + (i & 3)]; }
+};
 
 }  // namespace llmc

@@ -14,23 +14,29 @@ struct AdamWFactors {
     float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay;
 };
 
-// Eight elements, or the `valid` ones of the last group and zeros: both go through the same arithmetic.
-LLMC_DEVICE void load_group(const float* p, int valid, float (&values)[8]) {
-    if (valid == 8) {
-        load8(p, values);
+// A thread's eight elements, two fours of its warp's 256 (vector.cuh), and how many elements there are from the first
+// of them on: the missing ones are zeros, and go through the same arithmetic.
+LLMC_DEVICE void load_group(const float* p, size_t left, float (&values)[8]) {
+    if (left >= kFoursApart + 4) {
+        load_fours(p, values);
     } else {
         LLMC_UNROLL
-        for (int i = 0; i < 8; i++) values[i] = i < valid ? p[i] : 0.0f;
+        for (int i = 0; i < 8; i++) {
+            const size_t place = place_in_fours(i);
+            values[i] = place < left ? p[place] : 0.0f;
+        }
     }
 }
 template <class T>
-LLMC_DEVICE void store_group(T* p, int valid, const float (&values)[8]) {
-    if (valid == 8) {
-        store8(p, values);
+LLMC_DEVICE void store_group(T* p, size_t left, const float (&values)[8]) {
+    if (left >= kFoursApart + 4) {
+        store_fours(p, values);
     } else {
         LLMC_UNROLL
-        for (int i = 0; i < 8; i++)
-            if (i < valid) p[i] = to<T>(values[i]);
+        for (int i = 0; i < 8; i++) {
+            const size_t place = place_in_fours(i);
+            if (place < left) p[place] = to<T>(values[i]);
+        }
     }
 }
 
@@ -38,31 +44,36 @@ LLMC_DEVICE void store_group(T* p, int valid, const float (&values)[8]) {
 // infinity's if one of them is not finite.
 template <class Real, bool kMeasures>
 LLMC_DEVICE uint32_t update_group(float* master, float* m_pointer, float* v_pointer, Real* working, const float* grad,
-                                  int valid, int decayed, const AdamWFactors& factors, const StepState& state) {
+                                  size_t left, size_t decayed, const AdamWFactors& factors, const StepState& state) {
     const float learning_rate = static_cast<float>(state.learning_rate), grad_scale = state.grad_scale;
     const float correction1 = state.bias_correction1, correction2 = state.bias_correction2;
+    // Of either four, the first so many decay.
+    const int decayed_fours[2] = {
+        static_cast<int>(decayed < 4 ? decayed : 4),
+        decayed < kFoursApart ? 0 : static_cast<int>(decayed < kFoursApart + 4 ? decayed - kFoursApart : 4)};
     float p[8], g[8], m[8], v[8];
-    load_group(master, valid, p);
-    load_group(grad, valid, g);
-    load_group(m_pointer, valid, m);
-    load_group(v_pointer, valid, v);
+    load_group(master, left, p);
+    load_group(grad, left, g);
+    load_group(m_pointer, left, m);
+    load_group(v_pointer, left, v);
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
         const float gradient = g[i] * grad_scale;
         m[i] = factors.beta1 * m[i] + factors.one_minus_beta1 * gradient;
         v[i] = factors.beta2 * v[i] + factors.one_minus_beta2 * gradient * gradient;
-        const float decay = i < decayed ? factors.weight_decay * p[i] : 0.0f;
+        const float decay = (i & 3) < decayed_fours[i / 4] ? factors.weight_decay * p[i] : 0.0f;
         p[i] -= learning_rate * (decay + m[i] * correction1 / (sqrtf(v[i] * correction2) + factors.eps));
     }
-    store_group(master, valid, p);
-    store_group(m_pointer, valid, m);
-    store_group(v_pointer, valid, v);
-    if (working) store_group(working, valid, p);
+    store_group(master, left, p);
+    store_group(m_pointer, left, m);
+    store_group(v_pointer, left, v);
+    if (working) store_group(working, left, p);
     uint32_t amax = 0;
     if constexpr (kMeasures) {
         LLMC_UNROLL
         for (int i = 0; i < 8; i++) {
-            const uint32_t magnitude = i < valid ? float_bits(p[i]) & kFloatMagnitudeMask : 0u;
+            const bool valid = static_cast<size_t>(place_in_fours(i)) < left;
+            const uint32_t magnitude = valid ? float_bits(p[i]) & kFloatMagnitudeMask : 0u;
             amax = magnitude > amax ? magnitude : amax;
         }
         amax = amax < kFloatInfinityBits ? amax : kFloatInfinityBits;
@@ -81,15 +92,12 @@ static __global__ void __launch_bounds__(kThreads)
     uint32_t amax = 0;
     for (int group = 0; group < kGroups; group++) {
         const size_t first =
-            ((static_cast<size_t>(blockIdx.x) * kGroups + group) * kThreads + threadIdx.x) * kPerThread;
+            (static_cast<size_t>(blockIdx.x) * kGroups + group) * kThreads * kPerThread + first_of_fours(threadIdx.x);
         if (first >= count) break;
-        const int valid = count - first < kPerThread ? static_cast<int>(count - first) : kPerThread;
-        const int decayed = decay_count <= first               ? 0
-                            : decay_count - first < kPerThread ? static_cast<int>(decay_count - first)
-                                                               : kPerThread;
+        const size_t left = count - first, decayed = decay_count <= first ? 0 : decay_count - first;
         const uint32_t seen =
             update_group<Real, kMeasures>(master + first, m + first, v + first, working ? working + first : nullptr,
-                                          grad + first, valid, decayed, factors, *state);
+                                          grad + first, left, decayed, factors, *state);
         amax = seen > amax ? seen : amax;
     }
     if constexpr (kMeasures) {

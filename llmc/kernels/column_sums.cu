@@ -16,26 +16,34 @@ ColumnSumPlan::ColumnSumPlan(int N, int C) {
 }
 
 namespace {
-constexpr int kReduceLanes = 8;                   // threads side by side, 8 columns each
-constexpr int kReduceColumns = kReduceLanes * 8;  // columns of a block
-constexpr int kReduceParts = 256 / kReduceLanes;  // parts read at a time
+constexpr int kReduceLanes = 16;                  // threads side by side, 4 columns each
+constexpr int kReduceColumns = kReduceLanes * 4;  // columns of a block
+constexpr int kReduceRows = 256 / kReduceLanes;   // threads on top of each other
+constexpr int kReduceParts = 2 * kReduceRows;     // parts read at a time: two by each thread, into two sums
 }  // namespace
 
 static __global__ void __launch_bounds__(256)
     reduce_column_parts_kernel(float* first, float* second, const float* parts, int count, int columns, int split,
                                bool accumulate) {
     LLMC_SHARED(float, sums, [kReduceParts * kReduceColumns]);
-    const int slab = blockIdx.x * kReduceColumns, column = slab + threadIdx.x % kReduceLanes * 8;
-    float sum[8] = {};
+    const int slab = blockIdx.x * kReduceColumns, own_column = threadIdx.x % kReduceLanes * 4;
+    const int row = threadIdx.x / kReduceLanes, column = slab + own_column;
+    float sum[2][4] = {};
     if (column < columns) {
-        for (int p = threadIdx.x / kReduceLanes; p < count; p += kReduceParts) {
-            float values[8];
-            load8(parts + static_cast<size_t>(p) * columns + column, values);
+        for (int p = row; p < count; p += kReduceParts) {
+            float values[2][4] = {};
+            load4(parts + static_cast<size_t>(p) * columns + column, values[0]);
+            if (p + kReduceRows < count)
+                load4(parts + static_cast<size_t>(p + kReduceRows) * columns + column, values[1]);
             LLMC_UNROLL
-            for (int i = 0; i < 8; i++) sum[i] += values[i];
+            for (int half = 0; half < 2; half++) {
+                LLMC_UNROLL
+                for (int i = 0; i < 4; i++) sum[half][i] += values[half][i];
+            }
         }
     }
-    store8(&sums[threadIdx.x * 8], sum);
+    store4(&sums[row * kReduceColumns + own_column], sum[0]);
+    store4(&sums[(row + kReduceRows) * kReduceColumns + own_column], sum[1]);
     __syncthreads();
     const int c = slab + threadIdx.x;
     if (threadIdx.x >= kReduceColumns || c >= columns) return;

@@ -31,7 +31,8 @@ struct ColumnSumPlan {
 // Loads of several rows come before the first finish, which may store: the compiler could not move them there itself.
 template <class Rows>
 LLMC_DEVICE void sum_part_of_columns(float* parts, int N, int C, int lanes, const Rows& rows) {
-    LLMC_SHARED(float, sums, [kColumnSumThreads * 8]);
+    LLMC_SHARED(float, memory, [Eights<kColumnSumThreads>::size]);
+    const Eights<kColumnSumThreads> sums{memory};
     const int row_in_pass = threadIdx.x / lanes, rows_per_pass = kColumnSumThreads / lanes;
     const int slab = blockIdx.x * lanes * 8, column = slab + threadIdx.x % lanes * 8;
     const int group = rows_per_pass * kColumnSumRows;
@@ -62,12 +63,12 @@ LLMC_DEVICE void sum_part_of_columns(float* parts, int N, int C, int lanes, cons
         }
     }
     // Thread order is row-major, so `sums` is a (rows_per_pass, 8 * lanes) matrix.
-    store8(&sums[threadIdx.x * 8], sum);
+    sums.store(threadIdx.x, sum);
     __syncthreads();
     const int offset = threadIdx.x;
     if (offset < 8 * lanes && slab + offset < C) {
         float total = 0.0f;
-        for (int r = 0; r < rows_per_pass; r++) total += sums[r * 8 * lanes + offset];
+        for (int r = 0; r < rows_per_pass; r++) total += sums.at(r * 8 * lanes + offset);
         parts[static_cast<size_t>(blockIdx.y) * C + slab + offset] = total;
     }
 }

@@ -23,19 +23,30 @@ void require_aligned(const char* what, std::initializer_list<const void*> pointe
 
 }  // namespace
 
-// The first of this thread's eight elements.
-LLMC_DEVICE size_t first_element() { return (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kPerThread; }
+// The first of this thread's eight elements, which are two fours of its warp's 256 (vector.cuh); and of the last warps,
+// which may have fewer, each in turn.
+LLMC_DEVICE size_t first_element() {
+    return static_cast<size_t>(blockIdx.x) * kThreads * kPerThread + first_of_fours(static_cast<int>(threadIdx.x));
+}
+constexpr size_t kSpan = kFoursApart + 4;
+template <class F>
+LLMC_DEVICE void for_each_left(size_t first, size_t n, F&& f) {
+    for (int i = 0; i < kPerThread; i++) {
+        const size_t at = first + static_cast<size_t>(place_in_fours(i));
+        if (at < n) f(at);
+    }
+}
 
 // ---- fill ----------------------------------------------------------------------------------------------------------
 
 template <class T>
 static __global__ void __launch_bounds__(kThreads) fill_kernel(T* out, float value, size_t n) {
     const size_t first = first_element();
-    if (first + kPerThread <= n) {
+    if (first + kSpan <= n) {
         const float values[8] = {value, value, value, value, value, value, value, value};
-        store8(out + first, values);
+        store_fours(out + first, values);
     } else {
-        for (size_t i = first; i < n; i++) out[i] = to<T>(value);
+        for_each_left(first, n, [&](size_t i) { out[i] = to<T>(value); });
     }
 }
 
@@ -51,12 +62,12 @@ void fill(T* out_pointer, float value, size_t n, stream_t stream) {
 template <class To, class From>
 static __global__ void __launch_bounds__(kThreads) cast_kernel(To* out, const From* inp, size_t n) {
     const size_t first = first_element();
-    if (first + kPerThread <= n) {
+    if (first + kSpan <= n) {
         float values[8];
-        load8(inp + first, values);
-        store8(out + first, values);
+        load_fours(inp + first, values);
+        store_fours(out + first, values);
     } else {
-        for (size_t i = first; i < n; i++) out[i] = to<To>(to_float(inp[i]));
+        for_each_left(first, n, [&](size_t i) { out[i] = to<To>(to_float(inp[i])); });
     }
 }
 
@@ -73,15 +84,15 @@ void cast(To* out_pointer, const From* inp, size_t n, stream_t stream) {
 template <class Real>
 static __global__ void __launch_bounds__(kThreads) add_kernel(Real* out, const Real* a, const Real* b, size_t n) {
     const size_t first = first_element();
-    if (first + kPerThread <= n) {
+    if (first + kSpan <= n) {
         float x[8], y[8];
-        load8(a + first, x);
-        load8(b + first, y);
+        load_fours(a + first, x);
+        load_fours(b + first, y);
         LLMC_UNROLL
         for (int i = 0; i < 8; i++) x[i] += y[i];
-        store8(out + first, x);
+        store_fours(out + first, x);
     } else {
-        for (size_t i = first; i < n; i++) out[i] = to<Real>(to_float(a[i]) + to_float(b[i]));
+        for_each_left(first, n, [&](size_t i) { out[i] = to<Real>(to_float(a[i]) + to_float(b[i])); });
     }
 }
 

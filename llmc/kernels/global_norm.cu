@@ -18,20 +18,25 @@ size_t global_norm_blocks(size_t n) { return std::min(div_up(n, kElementsPerBloc
 static __global__ void __launch_bounds__(kThreads) global_norm_kernel(double* partials, const float* grad, size_t n) {
     LLMC_SHARED(double, sums, [kThreads]);
     const size_t stride = static_cast<size_t>(gridDim.x) * kThreads * 8;
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp_first = static_cast<int>(threadIdx.x) - lane;
     double sum = 0;
-    for (size_t i = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * 8; i < n; i += stride) {
+    for (size_t first = (static_cast<size_t>(blockIdx.x) * kThreads + warp_first) * 8; first < n; first += stride) {
+        const size_t i = first + lane * 4;
         float g[8];
-        if (i + 8 <= n) {
-            load8(grad + i, g);
+        if (i + kFoursApart + 4 <= n) {
+            load_fours(grad + i, g);
         } else {
             LLMC_UNROLL
-            for (int k = 0; k < 8; k++) g[k] = i + k < n ? grad[i + k] : 0;
+            for (int k = 0; k < 8; k++) g[k] = i + place_in_fours(k) < n ? grad[i + place_in_fours(k)] : 0;
         }
         LLMC_UNROLL
         for (int k = 0; k < 8; k++) g[k] *= g[k];
-        sum += ((g[0] + g[1]) + (g[2] + g[3])) + ((g[4] + g[5]) + (g[6] + g[7]));
+        // Neighbouring lanes have halves of two eights: the even one adds up the first, the odd one the second.
+        const float fours[2] = {(g[0] + g[1]) + (g[2] + g[3]), (g[4] + g[5]) + (g[6] + g[7])};
+        const bool odd = lane % 2 != 0;
+        sum += (odd ? fours[1] : fours[0]) + __shfl_xor_sync(0xffffffffu, odd ? fours[0] : fours[1], 1);
     }
-    sums[threadIdx.x] = sum;
+    sums[warp_first + lane / 2 + lane % 2 * 16] = sum;  // in the order of the eights
     __syncthreads();
     for (unsigned half = kThreads / 2; half > 0; half /= 2) {
         if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];

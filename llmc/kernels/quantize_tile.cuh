@@ -115,21 +115,28 @@ LLMC_DEVICE void quantize_tile_columns(F8* transposed, const uint32_t* tile, int
 
 // The column sums' way through shared memory: `put` before the block's barrier, `get` after it writes the tile's row of
 // `parts` (row tiles, C). Threads add in a fixed order.
+//
+// Four planes of 4 floats a thread, (rows, chunks, 4) each, so that neither side has bank conflicts.
+constexpr int kColumnSumPlane = kTilePassRows * kTileChunks * 4;
 LLMC_DEVICE void put_column_sums(float* shared, const float (&sums)[2][8]) {
-    float* mine = shared + threadIdx.x / kTileChunks * kTileColumns + threadIdx.x % kTileChunks * 8;
-    store8(mine, sums[0]);
-    store8(mine + kTileColumns / 2, sums[1]);
+    float* mine = shared + threadIdx.x * 4;
+    LLMC_UNROLL
+    for (int h = 0; h < 2; h++) {
+        store4(mine + 2 * h * kColumnSumPlane, sums[h]);
+        store4(mine + (2 * h + 1) * kColumnSumPlane, sums[h] + 4);
+    }
 }
 LLMC_DEVICE void get_column_sums(float* parts, const float* shared, int C) {
     const TileCorner corner(C);
     const int slot = static_cast<int>(threadIdx.x) - (kQuantizeThreads - kTileColumns);  // the first warps have tallies
     if (slot < 0) return;
-    const int half = slot / (kTileColumns / 2), chunk = slot % (kTileColumns / 2) / 8;
-    const int column = corner.column + chunk * 16 + half * 8 + slot % 8;
+    const int plane = slot / (kTileColumns / 4), place = slot % (kTileColumns / 4);  // a warp has a plane
+    const int column = corner.column + place / 4 * 16 + plane * 4 + place % 4;
     if (column >= C) return;
+    const float* const first = shared + plane * kColumnSumPlane + place;
     float total = 0.0f;
     LLMC_UNROLL
-    for (int r = 0; r < kTilePassRows; r++) total += shared[r * kTileColumns + slot];
+    for (int r = 0; r < kTilePassRows; r++) total += first[r * kTileChunks * 4];
     parts[static_cast<size_t>(corner.row / kTileRows) * C + column] = total;
 }
 
