@@ -6,8 +6,8 @@
 namespace llmc {
 
 ColumnSumPlan::ColumnSumPlan(int N, int C) {
-    constexpr int kTargetBlocks = 1024;  // a few waves of any card
-    constexpr int kRowsPerThread = 16;   // below this, starting a block and writing its part would dominate
+    constexpr int kTargetBlocks = 3 * 132;  // the GELU's backward, at 80 registers, has three on each multiprocessor
+    constexpr int kRowsPerThread = 16;      // below this, starting a block and writing its part would dominate
     lanes = 1;
     while (lanes < 32 && lanes * 8 < C) lanes *= 2;
     slabs = div_up(C, 8 * lanes);

@@ -12,6 +12,11 @@ namespace llmc {
 constexpr int kColumnSumThreads = 256;
 constexpr int kColumnSumRows = 4;  // rows that a thread loads before it uses the first
 
+// How many blocks of so many warps run at once on an H100, whose 132 multiprocessors have room for 16 warps of kernels
+// that use up to 128 registers a thread. More would be a second, nearly empty wave; and with as many, every
+// multiprocessor has the same work. Grids follow this card whatever runs them: sums must not depend on the card.
+constexpr int blocks_at_once(int warps) { return 132 * (warps < 16 ? 16 / warps : 1); }
+
 // How column_sum blocks tile (N, C): 8 columns a thread, `lanes` threads side by side, 256 / lanes rows at a time.
 struct ColumnSumPlan {
     int lanes;  // power of two, at most 32: narrow matrices leave few threads idle

@@ -126,11 +126,10 @@ struct BackwardPlan {
     int blocks;
 
     BackwardPlan(int N, int C) {
-        constexpr int kTargetWarps = 2048;  // about 16 on each multiprocessor of a large card
-        constexpr int kRowsPerBlock = 32;   // at least: a block's sums cost as much memory traffic as 4 rows
+        constexpr int kRowsPerBlock = 32;  // at least: a block's sums cost as much memory traffic as 4 rows
         wide = C > 4096;
         warps = div_up(C, wide ? 768 : 256);
-        blocks = std::min(div_up(N, kRowsPerBlock), kTargetWarps / warps);
+        blocks = std::min(div_up(N, kRowsPerBlock), blocks_at_once(warps));
     }
 };
 }  // namespace

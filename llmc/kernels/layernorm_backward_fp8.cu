@@ -18,8 +18,7 @@ struct BackwardPlan {
     int blocks;  // each takes every `blocks`-th tile
 
     BackwardPlan(int N, int C) : warps(div_up(C, 256)), rows(C <= 2048 ? 32 : 16) {
-        constexpr int kTargetWarps = 2048;  // about 16 on each multiprocessor of a large card
-        blocks = std::max(1, std::min(div_up(N, rows), kTargetWarps / warps));
+        blocks = std::min(div_up(N, rows), blocks_at_once(warps));
     }
     size_t parts() const { return static_cast<size_t>(blocks); }
 };
@@ -36,6 +35,7 @@ void finish_bias_gradient(float* dbias, const float* bias_parts, int N, int C, b
 #if LLMC_ENABLE_FP8
 
 constexpr int kGroupRows = 4;  // in registers at a time
+
 // This thread's eight of the block's sums.
 LLMC_DEVICE void load_sums(const float* block_sums, float (&sums)[8]) {
     load4(block_sums + threadIdx.x * 4, sums);
@@ -45,7 +45,6 @@ LLMC_DEVICE void store_sums(float* block_sums, const float (&sums)[8]) {
     store4(block_sums + threadIdx.x * 4, sums);
     store4(block_sums + (blockDim.x + threadIdx.x) * 4, sums + 4);
 }
-
 
 // Two rows from the layer norm's gradient to dinp, and on to `row`, to `tile`, to the tally and to the bias gradient's
 // sums: this thread's eight columns, in shared memory because registers are short. They lie in two planes of four

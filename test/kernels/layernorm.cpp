@@ -285,3 +285,14 @@ TEST_CASE("layernorm_backward refuses what it cannot do") {
                                               false, test_stream()),
                     Error);
 }
+
+// A multiprocessor holds 16 warps of the kernel's 128 registers, in whole blocks. The scratch says how many blocks.
+TEST_CASE("layernorm_backward: one full wave of blocks on an H100") {
+    for (const int C : {256, 768, 1024, 1280, 1600, 2048, 4096, 5120, 12288}) {
+        CAPTURE(C);
+        const int warps = (C + (C > 4096 ? 767 : 255)) / (C > 4096 ? 768 : 256);
+        const size_t blocks = layernorm_backward_scratch(1 << 20, C) / (2 * static_cast<size_t>(C));
+        CHECK(blocks % 132 == 0);
+        CHECK(static_cast<int>(blocks / 132) == 16 / warps);
+    }
+}

@@ -220,3 +220,14 @@ TEST_CASE("layernorm_backward_fp8 refuses what it cannot do") {
     CHECK(run(16, 16, QuantizePass::write).find("runs once") != std::string::npos);
     CHECK(run(16, 16, QuantizePass::replay).find("runs once") != std::string::npos);
 }
+
+// A multiprocessor holds 16 warps of the kernel's 128 registers, in whole blocks. The scratch says how many blocks.
+TEST_CASE("layernorm_backward_fp8: one full wave of blocks on an H100") {
+    for (const int C : {256, 768, 1024, 1280, 1600, 2048, 4096}) {
+        CAPTURE(C);
+        const int warps = (C + 255) / 256;
+        const size_t blocks = layernorm_backward_fp8_scratch(1 << 20, C) / (2 * static_cast<size_t>(C));
+        CHECK(blocks % 132 == 0);
+        CHECK(static_cast<int>(blocks / 132) == 16 / warps);
+    }
+}
