@@ -84,7 +84,7 @@ void layernorm_forward(Real* normed, float* mean, float* rstd, Real* residual, c
 
 // One team a block. Rows are taken in groups, `gridDim.x` groups apart.
 template <class Real, int Rows, int Vectors>
-static __global__ void __launch_bounds__(Vectors == 1 ? 512 : 512)
+static __global__ void __launch_bounds__(512)
     layernorm_backward_kernel(Real* dinp, const Real* dresidual, float* parts, const Real* dout, const Real* inp,
                               const Real* weight, const float* mean, const float* rstd, int N, int C) {
     LLMC_SHARED(float, exchange, [kTeamExchange]);
