@@ -16,8 +16,33 @@ static void check_layernorm(const char* launcher, int N, int C) {
 
 // ---- forward -------------------------------------------------------------------------------------------------------
 
+// x += the team's rows of `from`. Where registers are short, floats come piece by piece.
 template <class Real, int Rows, int Vectors>
-static __global__ void __launch_bounds__(256)
+LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const Real* from, int first_row, int N, int C,
+                                 const RowTeam& team) {
+    if constexpr (sizeof(Real) == 2 || !kKeepsTooMuch) {
+        float y[Rows][Vectors][8];
+        load_rows(y, from, first_row, N, C, team);
+        add_rows(x, y);
+    } else {
+        LLMC_UNROLL
+        for (int v = 0; v < Vectors; v++) {
+            const int c = team.column(v);
+            if (v > 0) asm volatile("" ::: "memory");
+            LLMC_UNROLL
+            for (int r = 0; r < Rows; r++) {
+                float y[8] = {};
+                const size_t row = first_row + r < N ? first_row + r : N - 1;
+                if (c < C) load8(from + row * C + c, y);
+                LLMC_UNROLL
+                for (int i = 0; i < 8; i++) x[r][v][i] += y[i];
+            }
+        }
+    }
+}
+
+template <class Real, int Rows, int Vectors>
+static __global__ void __launch_bounds__(256, kKeepsTooMuch ? 2 : 0)
     layernorm_forward_kernel(Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1, const Real* inp2,
                              const Real* bias, const Real* weight, const Real* shift, int N, int C, int warps_per_row) {
     LLMC_SHARED(float, exchange, [kTeamExchange]);
@@ -28,9 +53,7 @@ static __global__ void __launch_bounds__(256)
     float x[Rows][Vectors][8];
     load_rows(x, inp1, first_row, N, C, team);
     if (inp2 != nullptr) {
-        float y[Rows][Vectors][8];
-        load_rows(y, inp2, first_row, N, C, team);
-        add_rows(x, y);
+        add_stored_rows(x, inp2, first_row, N, C, team);
         if (bias != nullptr) add_bias(x, bias, C, team);
         round_rows<Real>(x);
         store_rows(residual, x, first_row, N, C, team);

@@ -65,7 +65,8 @@ LLMC_DEVICE void quantize_normed_rows(e4m3* row_codes, uint32_t* tile, QuantizeT
     for (int r = 0; r < Rows; r++) {
         LLMC_UNROLL
         for (int v = 0; v < Vectors; v++) {
-            const int c = team.column(v);
+            int c = team.column(v);
+            forget(c);
             if (c >= C) continue;
             if (v > 0) asm volatile("" ::: "memory");
             uint32_t codes[2];

@@ -31,6 +31,18 @@ LLMC_DEVICE RowTeam row_team(int warps, float* exchange) {
     return {index, static_cast<int>(threadIdx.x % 32), 32, 1, exchange, 0};
 }
 
+// nvcc for sm_100 and later keeps what it could compute again, and spills: x - mean beside x from the variance to the
+// normalisation, and from one group of rows to the next where each vector's codes lie. Here it loses sight of a value.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr bool kKeepsTooMuch = true;
+LLMC_DEVICE void forget(float& value) { asm volatile("" : "+f"(value)); }
+LLMC_DEVICE void forget(int& value) { asm volatile("" : "+r"(value)); }
+#else
+constexpr bool kKeepsTooMuch = false;
+template <class T>
+LLMC_DEVICE void forget(T&) {}
+#endif
+
 LLMC_DEVICE float sum8(const float (&x)[8]) {
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
@@ -186,7 +198,7 @@ __attribute__((noipa))
     }
     team_sum_each(rstd, team);
     LLMC_UNROLL
-    for (int r = 0; r < Rows; r++) rstd[r] = reciprocal_sqrt(rstd[r] * scale + kLayerNormEpsilon);
+    for (int r = 0; r < Rows; r++) rstd[r] = reciprocal_sqrt(rstd[r] * scale + kLayerNormEpsilon), forget(mean[r]);
 }
 
 // x = (x - mean) * rstd * weight + shift.
