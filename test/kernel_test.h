@@ -4,8 +4,10 @@
 
 #include <cmath>
 #include <cstdint>
+#include <exception>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "llmc/device/formats.cuh"
@@ -22,6 +24,16 @@ inline stream_t test_stream() {
     return stream;
 }
 
+// For destructors: what fails in one fails the test, unless an error is on its way already.
+template <class Action>
+void tear_down_in_test(Action&& action) noexcept {
+    try {
+        action();
+    } catch (const Error& error) {
+        if (std::uncaught_exceptions() == 0) FAIL_CHECK(std::string(error.what()));
+    }
+}
+
 // An array in device memory, uploaded from or downloaded to a std::vector. Fresh arrays hold NaN on both devices.
 template <class T>
 class DeviceArray {
@@ -34,8 +46,8 @@ public:
     }
     explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) { upload(values); }
     ~DeviceArray() {
-        tear_down([] { synchronize(test_stream()); });
-        tear_down([&] { device_free(data_); });
+        tear_down_in_test([] { synchronize(test_stream()); });
+        tear_down_in_test([&] { device_free(data_); });
     }
     DeviceArray(const DeviceArray&) = delete;
     DeviceArray& operator=(const DeviceArray&) = delete;

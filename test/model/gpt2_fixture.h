@@ -69,7 +69,7 @@ struct TestModel {
         if (fp8) fp8->count_losses(true);
     }
     ~TestModel() {
-        tear_down([&] { synchronize(stream); });
+        tear_down_in_test([&] { synchronize(stream); });
     }
 
     // The fixture's weights; wte's padded rows are 0.

@@ -209,3 +209,14 @@ TEST_CASE("faults: what shows in the teardown alone is said, once") {
     CHECK(child.says(text));
     CHECK(child.output.find(text) == child.output.rfind(text));
 }
+
+TEST_CASE("child of faults: failing work left behind" * doctest::skip()) {
+    DeviceArray<float> x(32);
+    launch<diverging_kernel>({1, 32, 0, test_stream()}, {out(x.get(), 32)}, x.get());
+}
+TEST_CASE("faults: work that fails behind the end of a test fails the test") {
+    const ChildResult child = run_child("child of faults: failing work*", "LLMC_STREAMS=lazy");
+    CAPTURE(child.output);
+    CHECK(child.exit_code == 1);
+    CHECK(child.says("barrier divergence"));
+}
