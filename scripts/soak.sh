@@ -44,6 +44,10 @@ for core in $(python3 test/end_to_end/core_types.py); do
             .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16
     done
 done
+for kilobytes in 163 99; do
+    stage "host: kernels, $kilobytes KB of shared memory a block" doctest env LLMC_SHARED_KB=$kilobytes \
+        $NATIVE/test_cpu --no-colors "--source-file=*test/kernels/*,*test/linear/*,*test/fp8/*,*test/model/*"
+done
 stage "several ranks: every stage of sharding, 1 to 8 ranks" unittest env TRAINING_RANKS="1 2 3 4 8" \
     TEST_RANKS=$NATIVE/test_ranks python3 test/end_to_end/test_ranks.py Training
 stage "the program as 1 to 8 ranks, 20 steps" unittest env RANK_MATRIX="1 2 3 4 8" \
