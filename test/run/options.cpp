@@ -141,6 +141,7 @@ const Sample kSamples[] = {
     {"fp8-fast-accum", "all", [](Options& o) { o.fp8_fast_accum = "all"; }},
     {"fp8-log-every", "4294967300", [](Options& o) { o.fp8_log_every = (int64_t{1} << 32) + 4; }},
     {"fp8-fallback", "0.01,0.5,10", [](Options& o) { o.fp8_fallback = "0.01,0.5,10"; }},
+    {"fp8-emulation", "", [](Options& o) { o.fp8_emulation = true; }},
     {"loss-scale", "256", [](Options& o) { o.loss_scale = "256"; }},
     {"loss-scale-growth-interval", "11", [](Options& o) { o.loss_scale_growth_interval = 11; }},
     {"max-skips", "12", [](Options& o) { o.max_skips = 12; }},
