@@ -3,12 +3,13 @@
 
     python3 data/demo_corpus.py --out DIR --train-tokens 1000000 --val-tokens 100000 --seed 1
 
-Sentences are drawn from a probabilistic grammar. In `furo koso us bare tilt tano yl ho bert zase.` the subject `koso`
-is of one gender and singular (-o; -a the other; -i and -e are their plurals), so is its adjective `furo`, and the
-pronoun `ho` six words later; verbs (`tilt`, `bert`) have -t for a singular and -m for a plural subject, whatever
-stands between. The language is regular, so that a small model learns it in minutes: consonant, the vowel of the word
-class (nouns a or o, verbs e or i, adjectives u, adverbs y), consonant, ending. There are far too many sentences to
-memorize any.
+Sentences are drawn from a probabilistic grammar. In `felef bolok zirit kanak tasam yl dunuk gonot buluk.` the last letter
+tells a word's class (nouns -k, verbs -t, adjectives -f, adverbs -m), a word's two vowels are the same, and classes follow
+each other as in English: a noun with or without an adjective, a verb, a noun again, perhaps an adverb; conjunctions (y-)
+join two such clauses. There are far too many sentences to memorize any.
+
+What there is to learn is near and comes often, so that a small model learns it in minutes, and smoothly: a language whose
+rules reach further is learned in leaps, which two runs take at different times for no more reason than a rounding.
 
 The grammar is unambiguous (a text has one derivation), so the entropy of the text is the entropy of the derivation,
 which is a sum over the rules. Divided by the expected length it is the entropy rate, in nats per token: the lowest
@@ -20,7 +21,6 @@ Tokens are bytes, and 256 starts every document. After a sentence comes a space,
 
 import argparse
 import functools
-import itertools
 import math
 import os
 import random
@@ -105,46 +105,25 @@ def entropy_floor(grammar, end_probability=END_PROBABILITY):
     return (grammar.entropy() + separator) / (grammar.expected_bytes() + 1)
 
 
-# The four kinds of nouns, by their endings, and the verb ending of subjects of that kind.
-KINDS = {"o": "t", "a": "t", "i": "m", "e": "m"}
-FIRST = "bdfgkmptvz"  # consonants that start a stem
-LAST = "lnrs"  # consonants that end it
+FIRST = "bdfgkmptvz"  # consonants that start a word
+MIDDLE = "lnrs"
+# Vowels and last letter of each class of words.
+CLASSES = {"Noun": ("aou", "k"), "Verb": ("aiou", "t"), "Adjective": ("ei", "f"), "Adverb": ("ae", "m")}
 
 
-def _words(*letters):
-    """Every word with one letter of each argument, equally likely."""
-    return [(1, ["".join(word)]) for word in itertools.product(*letters)]
+def _words(vowels, end):
+    """Every word of a class, equally likely: both its vowels are the same."""
+    return [(1, [first + vowel + middle + vowel + end]) for first in FIRST for vowel in vowels for middle in MIDDLE]
 
 
 def demo_grammar():
-    rules = {
-        "Sentence": [(1, [f"Sentence_{kind}"]) for kind in KINDS],
-        "Phrase": [(1, [f"Phrase_{kind}"]) for kind in KINDS],  # a noun with or without an adjective
-        "Adverb": _words(FIRST, "y", LAST),
-        "Preposition": _words("u", FIRST[:4] + LAST),
-        "Conjunction": _words("y", LAST),
-        "Who": _words("j", "e"),
-        "Verb_t": _words(FIRST, "ei", LAST, "t"),
-        "Verb_m": _words(FIRST, "ei", LAST, "m"),
-    }
-    for kind, number in KINDS.items():
-        noun, verb = f"Noun_{kind}", f"Verb_{number}"
-        phrase, between, predicate = f"Phrase_{kind}", f"Between_{kind}", f"Predicate_{kind}"
-        rules |= {
-            noun: _words(FIRST, "ao", LAST, kind),
-            f"Adjective_{kind}": _words(FIRST, "u", LAST, kind),
-            f"Pronoun_{kind}": _words("h", kind),
-            f"Own_{kind}": _words("c", kind),  # "his", "her", "their": agrees with the subject
-            phrase: [(2, [noun]), (1, [f"Adjective_{kind}", noun])],
-            between: [(1, ["Preposition", "Phrase"]), (1, ["Who", verb, "Phrase"])],
-            predicate: [(4, [verb, "Phrase"]), (2, [verb, "Phrase", "Adverb"]), (1, [verb, f"Own_{kind}", "Phrase"])],
-            f"Subject_{kind}": [(1, [phrase]), (1, [phrase, between])],
-            f"Sentence_{kind}": [
-                (1, [f"Subject_{kind}", predicate]),
-                (1, [f"Subject_{kind}", predicate, "Conjunction", f"Pronoun_{kind}", predicate]),
-            ],
-        }
-    return Grammar(rules, start="Sentence")
+    words = {name: _words(vowels, end) for name, (vowels, end) in CLASSES.items()}
+    return Grammar(words | {
+        "Conjunction": [(1, ["y" + middle]) for middle in MIDDLE],
+        "Phrase": [(2, ["Noun"]), (1, ["Adjective", "Noun"])],
+        "Clause": [(1, ["Phrase", "Verb", "Phrase"]), (1, ["Phrase", "Verb", "Phrase", "Adverb"])],
+        "Sentence": [(2, ["Clause"]), (1, ["Clause", "Conjunction", "Clause"])],
+    }, start="Sentence")
 
 
 def corpus(grammar, tokens, seed, end_probability=END_PROBABILITY):

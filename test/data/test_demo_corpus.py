@@ -10,6 +10,7 @@ import io
 import math
 import os
 import random
+import re
 import sys
 import tempfile
 import unittest
@@ -122,7 +123,7 @@ class Language(unittest.TestCase):
         self.assertGreater(len(set(self.sentences)), 0.99 * len(self.sentences))
 
     def test_floor_is_in_the_intended_range(self):
-        self.assertTrue(0.9 <= self.floor <= 1.2, self.floor)
+        self.assertTrue(0.7 <= self.floor <= 1.2, self.floor)
 
     def test_samples_are_unambiguous_and_cost_the_floor(self):
         nats, tokens = 0.0, 0
@@ -135,30 +136,25 @@ class Language(unittest.TestCase):
             tokens += len(text) + 1
         self.assertAlmostEqual(nats / tokens / self.floor, 1, delta=0.01)
 
-    def test_agreement_across_distance(self):
-        """Verb and pronoun follow the subject, also when a noun of another kind stands before them."""
-        far = 0
+    def test_vowels_are_alike_and_endings_tell_the_class(self):
+        classes = {end: (name, vowels) for name, (vowels, end) in demo_corpus.CLASSES.items()}
+        orders = set()
         for text in self.sentences:
-            words = text[:-1].split(" ")
-            nouns = [i for i, word in enumerate(words) if len(word) == 4 and word[1] in "ao"]
-            verbs = [i for i, word in enumerate(words) if len(word) == 4 and word[1] in "ei"]
-            kind = words[nouns[0]][-1]
-            for verb in verbs:
-                self.assertEqual(words[verb][-1], "t" if kind in "oa" else "m", text)
-                far += verb - nouns[0] > 2
-            for i, word in enumerate(words):
-                if len(word) == 4 and word[1] == "u":
-                    self.assertEqual(word[-1], words[i + 1][-1], text)
-                if word[0] in "hc":
-                    self.assertEqual(word[1], kind, text)
-                    far += i - nouns[0] > 4
-        self.assertGreater(far, len(self.sentences))
+            for clause in re.split(" y[lnrs] ", text[:-1]):
+                words = clause.split(" ")
+                for word in words:
+                    self.assertEqual(word[1], word[3], text)
+                    self.assertIn(word[1], classes[word[4]][1], text)
+                orders.add(tuple(classes[word[4]][0] for word in words))
+        self.assertEqual(len(orders), 2 * 2 * 2)
+        for order in orders:
+            self.assertRegex(" ".join(order), "^(Adjective )?Noun Verb (Adjective )?Noun( Adverb)?$")
 
     def test_the_example_of_the_documentation(self):
-        words = "furo koso us bare tilt tano yl ho bert zase"
+        words = "felef bolok zirit kanak tasam yl dunuk gonot buluk"
         self.assertIn(words + ".", demo_corpus.__doc__.replace("\n", " "))
         self.assertEqual(derivations(self.grammar, words.split())[0], 1)
-        for wrong in (words.replace(" ho ", " ha "), words.replace("bert", "berm"), words.replace("furo", "fura")):
+        for wrong in (words.replace("felef", "felif"), words.replace("kanak tasam", "tasam kanak"), words + " yl"):
             self.assertEqual(derivations(self.grammar, wrong.split())[0], 0)
 
 
