@@ -39,18 +39,18 @@ follow() {
     queue stage "FP8 follows BF16, 300 steps: $1" unittest env COMPARE_RECIPES="$1" \
         .venv/bin/python test/end_to_end/test_precisions.py "${@:2}"
 }
-end_to_end() {
-    queue stage "end to end: $1" unittest python3 -m unittest discover -s test/end_to_end -p "test_run_$1.py"
-}
 
 stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu test-ranks-binary probe-cpu gradients-cpu
-queue stage "host: threads ascending" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors
+queue stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
 follow "${ALL:+current }delayed" FollowsBf16 Refused
+queue stage "host: threads ascending" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors
+for file in test/end_to_end/test_run_*.py; do
+    name=$(basename "$file" .py)
+    queue stage "end to end: ${name#test_run_}" unittest python3 "$file"
+done
 host "host: threads descending" LLMC_ORDER=descending
 host "host: threads and streams in random order" LLMC_ORDER=random LLMC_STREAMS=random
 host "host: lazy streams, guarded memory" LLMC_STREAMS=lazy LLMC_GUARD=1
-queue stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
-for part in fp8 training ranks gpu_session files profile core_types bad_input; do end_to_end $part; done
 drain
 demo=$(mktemp -d)
 stage "demo, 20 steps" check ./scripts/demo.sh --max-steps 20 --out "$demo/run"
