@@ -4,7 +4,7 @@ The program is ./train_gpt_cpu, or what the environment variable TRAIN_GPT says.
 builds with a sanitizer, or looks at how a run ended:
 
     python3 test/end_to_end/trainer.py --short-run build/cpu-native-address/train_gpt_cpu
-    python3 test/end_to_end/trainer.py --near-floor out/demo/fp8 1.25
+    python3 test/end_to_end/trainer.py --near-floor out/demo/fp8 1.2
 """
 
 import atexit
