@@ -59,8 +59,8 @@ say "Building"
 program=train_gpt_cpu
 if ! command -v nvcc >/dev/null && [[ ! -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
     echo "no nvcc (PATH, CUDA_HOME, /usr/local/cuda): the CUDA build is skipped"
-elif ! nvidia-smi -L >/dev/null 2>&1; then
-    echo "no GPU: the CUDA build is skipped (make train_gpt builds it)"
+elif [[ -z $(make -s gpu-build) ]]; then
+    echo "no GPU that train_gpt runs on: the CUDA build is skipped (make train_gpt builds it)"
 else
     program=train_gpt
 fi
