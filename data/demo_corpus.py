@@ -3,13 +3,14 @@
 
     python3 data/demo_corpus.py --out DIR --train-tokens 1000000 --val-tokens 100000 --seed 1
 
-Sentences are drawn from a probabilistic grammar. In `felef bolok zirit kanak tasam yl dunuk gonot buluk.` the last letter
-tells a word's class (nouns -k, verbs -t, adjectives -f, adverbs -m), a word's two vowels are the same, and classes follow
-each other as in English: a noun with or without an adjective, a verb, a noun again, perhaps an adverb; conjunctions (y-)
-join two such clauses. There are far too many sentences to memorize any.
+Sentences are drawn from a probabilistic grammar. In `buw kal pes doc y zan tij.` every word is a consonant, the vowel of its
+class and one of the two letters that end this class: adjectives -uw and -ux, subjects -al and -an, verbs without an object
+-ih and -ij, verbs with one -er and -es, objects -oc and -oq. A clause is a subject, with or without an adjective, and a verb,
+with an object if it is of that kind; `y` joins two clauses. There are far too many sentences to memorize any.
 
-What there is to learn is near and comes often, so that a small model learns it in minutes, and smoothly: a language whose
-rules reach further is learned in leaps, which two runs take at different times for no more reason than a rounding.
+What there is to learn is near and comes often: the letter before the space says what kind of word may follow. So a small
+model learns it in minutes, and smoothly. Rules that reach further are learned in leaps, which two runs take at different
+times for no more reason than a rounding.
 
 The grammar is unambiguous (a text has one derivation), so the entropy of the text is the entropy of the derivation,
 which is a sum over the rules. Divided by the expected length it is the entropy rate, in nats per token: the lowest
@@ -106,23 +107,18 @@ def entropy_floor(grammar, end_probability=END_PROBABILITY):
 
 
 FIRST = "bdfgkmptvz"  # consonants that start a word
-MIDDLE = "lnrs"
-# Vowels and last letter of each class of words.
-CLASSES = {"Noun": ("aou", "k"), "Verb": ("aiou", "t"), "Adjective": ("ei", "f"), "Adverb": ("ae", "m")}
-
-
-def _words(vowels, end):
-    """Every word of a class, equally likely: both its vowels are the same."""
-    return [(1, [first + vowel + middle + vowel + end]) for first in FIRST for vowel in vowels for middle in MIDDLE]
+# Vowel and last letters of each class of words.
+CLASSES = {"Adjective": ("u", "wx"), "Subject": ("a", "ln"), "Verb": ("i", "hj"), "Transitive": ("e", "rs"),
+           "Object": ("o", "cq")}
 
 
 def demo_grammar():
-    words = {name: _words(vowels, end) for name, (vowels, end) in CLASSES.items()}
+    words = {name: [(1, [first + vowel + last]) for first in FIRST for last in ends]
+             for name, (vowel, ends) in CLASSES.items()}
     return Grammar(words | {
-        "Conjunction": [(1, ["y" + middle]) for middle in MIDDLE],
-        "Phrase": [(2, ["Noun"]), (1, ["Adjective", "Noun"])],
-        "Clause": [(1, ["Phrase", "Verb", "Phrase"]), (1, ["Phrase", "Verb", "Phrase", "Adverb"])],
-        "Sentence": [(2, ["Clause"]), (1, ["Clause", "Conjunction", "Clause"])],
+        "Phrase": [(2, ["Subject"]), (1, ["Adjective", "Subject"])],
+        "Clause": [(1, ["Phrase", "Verb"]), (2, ["Phrase", "Transitive", "Object"])],
+        "Sentence": [(2, ["Clause"]), (1, ["Clause", "y", "Clause"])],
     }, start="Sentence")
 
 

@@ -68,7 +68,7 @@ for core in $(python3 test/end_to_end/core_types.py); do
         rm -rf "$out"
         stage "demo as $core, seed $seed" check env OPENBLAS_CORETYPE="$core" ./scripts/demo.sh --seed "$seed" --out "$out"
         stage "demo as $core, seed $seed: gaps" check .venv/bin/python scripts/compare_runs.py \
-            "$out"/{bf16,control,fp8} --max-gap 0.5% --from 800 --out "$out/compare.png"
+            "$out"/{bf16,control,fp8} --max-gap 0.5% --from 600 --out "$out/compare.png"
         for precision in bf16 fp8; do
             stage "demo as $core, seed $seed: floor, $precision" check \
                 python3 test/end_to_end/trainer.py --near-floor "$out/$precision" 1.2

@@ -10,7 +10,6 @@ import io
 import math
 import os
 import random
-import re
 import sys
 import tempfile
 import unittest
@@ -111,16 +110,16 @@ class Language(unittest.TestCase):
 
     def test_words_are_many_short_and_distinct_across_classes(self):
         words = [word for words in self.grammar.words().values() for word in words]
-        self.assertGreaterEqual(len(words), 300)
+        self.assertEqual(len(words), 5 * 20 + 1)
         self.assertEqual(len(words), len(set(words)))
-        self.assertTrue(all(2 <= len(word) <= 6 and word.isalpha() and word.isascii() for word in words))
+        self.assertTrue(all((word == "y" or len(word) == 3) and word.isalpha() and word.isascii() for word in words))
 
     def test_no_empty_productions(self):
         self.assertTrue(all(parts for productions in self.grammar.rules.values() for _, parts in productions))
 
     def test_far_too_many_sentences_to_memorize(self):
-        self.assertGreater(self.grammar.count_derivations(), 10**20)
-        self.assertGreater(len(set(self.sentences)), 0.99 * len(self.sentences))
+        self.assertGreater(self.grammar.count_derivations(), 10**10)
+        self.assertGreater(len(set(self.sentences)), 0.9 * len(self.sentences))
 
     def test_floor_is_in_the_intended_range(self):
         self.assertTrue(0.7 <= self.floor <= 1.2, self.floor)
@@ -136,25 +135,20 @@ class Language(unittest.TestCase):
             tokens += len(text) + 1
         self.assertAlmostEqual(nats / tokens / self.floor, 1, delta=0.01)
 
-    def test_vowels_are_alike_and_endings_tell_the_class(self):
-        classes = {end: (name, vowels) for name, (vowels, end) in demo_corpus.CLASSES.items()}
-        orders = set()
-        for text in self.sentences:
-            for clause in re.split(" y[lnrs] ", text[:-1]):
-                words = clause.split(" ")
-                for word in words:
-                    self.assertEqual(word[1], word[3], text)
-                    self.assertIn(word[1], classes[word[4]][1], text)
-                orders.add(tuple(classes[word[4]][0] for word in words))
-        self.assertEqual(len(orders), 2 * 2 * 2)
+    def test_classes_and_their_order(self):
+        classes = {vowel + last: name for name, (vowel, ends) in demo_corpus.CLASSES.items() for last in ends}
+        orders = {tuple(classes[word[1:]] for word in clause.split(" "))
+                  for text in self.sentences for clause in text[:-1].split(" y ")}
+        self.assertEqual(len(orders), 2 * 2)
         for order in orders:
-            self.assertRegex(" ".join(order), "^(Adjective )?Noun Verb (Adjective )?Noun( Adverb)?$")
+            self.assertRegex(" ".join(order), "^(Adjective )?Subject (Verb|Transitive Object)$")
 
     def test_the_example_of_the_documentation(self):
-        words = "felef bolok zirit kanak tasam yl dunuk gonot buluk"
+        words = "buw kal pes doc y zan tij"
         self.assertIn(words + ".", demo_corpus.__doc__.replace("\n", " "))
         self.assertEqual(derivations(self.grammar, words.split())[0], 1)
-        for wrong in (words.replace("felef", "felif"), words.replace("kanak tasam", "tasam kanak"), words + " yl"):
+        for wrong in (words.replace("buw", "bal"), words.replace("pes doc", "pes"), words.replace("tij", "tes"),
+                      words + " y"):
             self.assertEqual(derivations(self.grammar, wrong.split())[0], 0)
 
 
