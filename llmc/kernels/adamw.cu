@@ -84,7 +84,7 @@ LLMC_DEVICE uint32_t update_group(float* master, float* m_pointer, float* v_poin
 // A block has kGroups * 2048 elements in a row. What is measured is reduced over the warp, hence several groups a
 // thread there: one atomic for 1024 elements.
 template <class Real, bool kMeasures>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kThreads, 4)  // 64 registers: sm_80 would take a few more, and fit three
     adamw_kernel(float* master, float* m, float* v, Real* working, Fp8State* fp8, const float* grad, size_t count,
                  size_t decay_count, AdamWFactors factors, const StepState* state) {
     constexpr int kGroups = kMeasures ? kMeasuredGroups : 1;
