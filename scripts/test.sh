@@ -3,7 +3,7 @@
 #
 #   ./scripts/test.sh           what a change wants to know first: the host build, its tests in four orders of threads and
 #                               streams, several ranks, the program end to end
-#   ./scripts/test.sh --all     and the sanitizers, more recipes beside BF16, and the CUDA builds where there is nvcc
+#   ./scripts/test.sh --all     and the sanitizers, and the CUDA builds where there is nvcc
 #   CI=true ./scripts/test.sh   the same, and nvcc is required
 #
 # scripts/soak.sh has the long ones. README says how long these take. JOBS: how many at a time.
@@ -35,14 +35,11 @@ drain
 host() {
     queue stage "$1" doctest env "${@:2}" $NATIVE/test_cpu --no-colors --test-suite-exclude=once
 }
-follow() {
-    queue stage "FP8 follows BF16, 300 steps: $1" unittest env COMPARE_RECIPES="$1" \
-        .venv/bin/python test/end_to_end/test_precisions.py "${@:2}"
-}
 
 stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu test-ranks-binary probe-cpu gradients-cpu
 queue stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
-follow "${ALL:+current }delayed" FollowsBf16 Refused
+queue stage "FP8 follows BF16, 300 steps" unittest env COMPARE_RECIPES=delayed \
+    .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16 Refused
 queue stage "host: threads ascending" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors
 for file in test/end_to_end/test_run_*.py; do
     name=$(basename "$file" .py)
@@ -58,8 +55,8 @@ stage "demo, picture" check test -s "$demo/run/compare.png"
 rm -rf "$demo"
 
 if [[ -z $ALL ]]; then
-    echo "Not run: AddressSanitizer, ThreadSanitizer, FP8 recipes beside the default, CUDA builds (./scripts/test.sh --all);"
-    echo "every order, matrix and long fuzzing (make soak)."
+    echo "Not run: AddressSanitizer, ThreadSanitizer, CUDA builds (./scripts/test.sh --all); and, hours long (make soak),"
+    echo "every order, recipe, matrix of builds and ranks, core type of OpenBLAS, mutation, fuzzing."
     finish
     exit
 fi
@@ -93,7 +90,8 @@ drain
 # One OS thread: the GPU's threads are contexts of their own, and OpenMP's runtime is not instrumented.
 stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread test-cpu $NATIVE-thread/train_gpt_cpu \
     test-ranks-binary
-tsan_tests=("${tsan[@]}" $NATIVE-thread/test_cpu --no-colors
+# Of a kernel's types one: the others are the same source, with the same barriers.
+tsan_tests=("${tsan[@]}" $NATIVE-thread/test_cpu --no-colors "--test-case-exclude=*<float>,*<llmc::e4m3>"
     "--test-suite-exclude=once,not under AddressSanitizer,not under ThreadSanitizer")
 queue stage "ThreadSanitizer: attention" doctest "${tsan_tests[@]}" "--source-file=$attention"
 queue stage "ThreadSanitizer: other kernels" doctest "${tsan_tests[@]}" "--source-file=$kernels" "--source-file-exclude=$attention"
@@ -125,5 +123,5 @@ else
     skip "GPU: tests" "no GPU"
 fi
 
-echo "Not run: every order, matrix of builds and ranks, core type of OpenBLAS, mutation, long fuzzing (make soak)."
+echo "Not run, hours long: every order, recipe, matrix of builds and ranks, core type of OpenBLAS, mutation, fuzzing (make soak)."
 finish
