@@ -104,7 +104,10 @@ for precision in $precisions; do
     echo "${command[*]}"
     run_code=0
     "${command[@]}" || run_code=$?
-    if ((run_code != 0 && run_code != stopped)); then exit "$run_code"; fi
+    if ((run_code != 0 && run_code != stopped)); then
+        [[ -z $control_process ]] || kill "$control_process"
+        exit "$run_code"
+    fi
     if ((run_code != 0)); then code=$run_code; fi
     if [[ -s $out/$precision/metrics.jsonl ]]; then runs+=("$out/$precision"); fi
 done
