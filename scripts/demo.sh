@@ -13,7 +13,6 @@ TRAIN_TOKENS=1000000
 VAL_TOKENS=50000
 MODEL=(--layers 2 --channels 64 --heads 2 --context 32 --seq 32)
 REPORTS=(--val-every 120 --val-batches 60 --sample-every 300 --sample-tokens 100)
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # so small a model gains nothing from more
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -75,6 +74,7 @@ echo "$program is built"
 say "Making the corpus"
 python3 data/demo_corpus.py --out out/demo/data --train-tokens "$TRAIN_TOKENS" --val-tokens "$VAL_TOKENS" --seed 1
 
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # so small a model gains nothing from more; nproc, above, would follow it
 stopped=75 # a signal or a limit ended a run early, and properly
 code=0
 interrupted=
