@@ -6,12 +6,10 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <vector>
 
 #include "dev/element_wise.h"
-#include "llmc/model/gpt2.h"
-#include "llmc/optim/step.h"
+#include "llmc/train/trainer.h"
 
 using namespace llmc;
 
@@ -53,34 +51,25 @@ void print_operations(const char* precision, int steps, double elapsed) {
 
 template <class Real>
 void run(const char* precision, bool with_fp8, int steps) {
-    const ModelConfig config = demo_model();
-    const ParameterTable table(gpt2_units(config), 1);
-    Parameters<Real> parameters(table, Comm::self());
-    Matmul matmul(false);
-    std::unique_ptr<Fp8Tensors> fp8;
-    if (with_fp8)
-        fp8 = std::make_unique<Fp8Tensors>(config, Fp8Config{}, Fp8Layers("all", config.layers), kB * kT,
-                                           Recompute::none);
-    Gpt2<Real> model(config, kB, kT, Recompute::none, parameters, matmul, fp8.get());
-    Optimizer<Real> optimizer(parameters, {ScheduleKind::constant, 1e-3, 0, 1000, 0}, {}, 1.0);
-    stream_t stream = create_stream();
-    parameters.allocate(stream);
-    model.allocate();
-    optimizer.allocate(stream);
-    if (fp8) fp8->allocate(stream);
-    model.initialize(1337, stream);
-    model.prepare_weights(stream);
+    TrainerConfig config;
+    config.model = demo_model();
+    config.batch = kB, config.seq = kT;
+    config.recompute = Recompute::none;
+    if (with_fp8) config.fp8 = Fp8Config{};
+    config.schedule = {ScheduleKind::constant, 1e-3, 0, 1000, 0};
+    config.clip = 1.0;
+    Trainer<Real> trainer(config, Comm::self());
+    trainer.allocate();
+    trainer.initialize(1337);
 
     std::vector<int> tokens(kB * kT), targets(kB * kT);
     for (size_t i = 0; i < tokens.size(); i++) tokens[i] = static_cast<int>(i * 7919 % 257);
     for (size_t i = 0; i < tokens.size(); i++) targets[i] = tokens[(i + 1) % tokens.size()];
     auto step = [&] {
-        model.train_micro_step(tokens.data(), targets.data(), 1.0f / (kB * kT), optimizer.loss_scale(), true, stream);
-        if (fp8) fp8->check(stream);
-        optimizer.update(model.train_loss_sum(), fp8 ? fp8->bad_flag() : nullptr, stream);
-        if (fp8) fp8->finish_step(optimizer.loss_scale_change(), stream);
-        model.prepare_weights(stream);
-        synchronize(stream);
+        trainer.begin_step(true, false);
+        trainer.micro_step(tokens.data(), targets.data());
+        trainer.finish_step();
+        trainer.take_result(0);
     };
     for (int i = 0; i < 3; i++) step();  // warm up, and calibrate FP8
     host::record_operations(true);
@@ -88,7 +77,6 @@ void run(const char* precision, bool with_fp8, int steps) {
     for (int i = 0; i < steps; i++) step();
     print_operations(precision, steps, seconds() - start);
     host::record_operations(false);
-    destroy_stream(stream);
 }
 
 }  // namespace

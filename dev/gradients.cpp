@@ -6,15 +6,12 @@
 // two projections is about the norm of the difference, which two equal norms would hide.
 #include <cmath>
 #include <fstream>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "llmc/data/loader.h"
 #include "llmc/device/math.cuh"
 #include "llmc/device/transfer.h"
-#include "llmc/fp8/recipe.h"
-#include "llmc/model/gpt2.h"
-#include "llmc/run/options.h"
+#include "llmc/run/trainer_config.h"
 
 using namespace llmc;
 using nlohmann::ordered_json;
@@ -33,38 +30,30 @@ ordered_json numbers_of(const std::vector<float>& gradient) {
 
 template <class Real>
 ordered_json measure(const Options& o, const ShardSet& shards) {
-    const ParameterTable table(gpt2_units(o.model_config), 1);
-    Parameters<Real> parameters(table, Comm::self());
-    Fp8Config config;
-    config.recipe = fp8_recipe_from_name(o.fp8_recipe);
-    Matmul matmul(o.tf32, fast_accumulation(o.fp8_fast_accum), scaling_of(config.recipe));
-    std::unique_ptr<Fp8Tensors> fp8;
-    if (o.precision == "fp8")
-        fp8 = std::make_unique<Fp8Tensors>(o.model_config, config, Fp8Layers(o.fp8_layers, o.model_config.layers),
-                                           o.batch * o.seq, Recompute::none);
-    Gpt2<Real> model(o.model_config, o.batch, o.seq, Recompute::none, parameters, matmul, fp8.get());
-    const stream_t stream = create_stream();
-    parameters.allocate(stream);
-    model.allocate();
-    if (fp8) fp8->allocate(stream);
-    model.initialize(o.seed, stream);
-    model.prepare_weights(stream);
+    TrainerConfig config = trainer_config(o);
+    config.recompute = Recompute::none;
+    config.loss_scale = {};  // the gradients themselves
+    Trainer<Real> trainer(config, Comm::self());
+    trainer.allocate();
+    trainer.initialize(o.seed);
 
     TrainLoader loader(shards, o.batch, o.seq, 1, 0, 1, o.seed, 0, o.model_config.vocab);
     std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
     loader.next(tokens.data(), targets.data());
-    model.train_micro_step(tokens.data(), targets.data(), 1.0f / static_cast<float>(tokens.size()), nullptr, true,
-                           stream);
+    trainer.begin_step(false, false);
+    trainer.micro_step(tokens.data(), targets.data());
+    Gpt2<Real>& model = trainer.model();
+    const stream_t stream = trainer.stream();
     ordered_json result = {{"precision", o.precision},
                            {"recipe", o.precision == "fp8" ? o.fp8_recipe : ""},
                            {"device", device_info().name},
                            {"loss", read_back(model.train_loss_sum(), stream) /
                                         static_cast<double>(read_back(model.train_loss_count(), stream))},
                            {"gradients", ordered_json::object()}};
-    for (size_t u = 0; u < table.units().size(); u++)
-        for (size_t t = 0; t < table.unit(u).tensors.size(); t++)
-            result["gradients"][table.unit(u).tensors[t].name] = numbers_of(parameters.get_gradient(u, t, stream));
-    destroy_stream(stream);
+    for (size_t u = 0; u < trainer.table().units().size(); u++)
+        for (size_t t = 0; t < trainer.table().unit(u).tensors.size(); t++)
+            result["gradients"][trainer.table().unit(u).tensors[t].name] =
+                numbers_of(trainer.parameters().get_gradient(u, t, stream));
     return result;
 }
 

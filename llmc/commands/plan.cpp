@@ -7,7 +7,9 @@
 #include "llmc/device/runtime.h"
 #include "llmc/run/gpu_table.h"
 #include "llmc/run/metrics.h"
+#include "llmc/run/ranks.h"
 #include "llmc/run/scaling.h"
+#include "llmc/run/trainer_config.h"
 
 namespace llmc {
 namespace {
@@ -42,7 +44,7 @@ PlanInputs inputs_of(const Options& o, const GpuSpec& gpu) {
     return in;
 }
 
-StagePlan plan_stage(Options o, int ranks, int stage, const PlanRank& plan_rank) {
+StagePlan plan_stage(Options o, int ranks, int stage) {
     o.zero = ranks > 1 ? stage : 0;
     if (o.zero == 0) o.shard_within = 0;
     try {
@@ -56,26 +58,26 @@ StagePlan plan_stage(Options o, int ranks, int stage, const PlanRank& plan_rank)
     }
 }
 
-void dry_run(const Options& o, const PlanRank& plan_rank) {
+void dry_run(const Options& o) {
     const std::optional<GpuSpec> gpu = card_to_plan_for(o);
     PlanInputs in = inputs_of(o, gpu ? *gpu : *find_gpu_by_short_name("h200"));
     in.memory = plan_rank(o, planned_ranks(o, in.ranks)).memory;
     std::string text = describe_plan(o.model_config, in);
     if (in.ranks > 1) {
         std::vector<StagePlan> stages;
-        for (int stage = 0; stage <= 3; stage++) stages.push_back(plan_stage(o, in.ranks, stage, plan_rank));
+        for (int stage = 0; stage <= 3; stage++) stages.push_back(plan_stage(o, in.ranks, stage));
         text += describe_sharding(o.model_config, in, stages);
     }
     std::fputs(text.c_str(), stdout);
 }
 
-void print_scaling(const Options& o, int zero, const PlanRank& plan_rank) {
+void print_scaling(const Options& o, int zero) {
     PlanInputs in = inputs_of(o, required_card(o));
     in.zero = zero < 0 ? 1 : zero;
     const auto plan = [&](int gpus) {
         Options part = o;
         if (gpus <= o.shard_within) part.shard_within = 0;  // a group of all
-        return plan_stage(part, gpus, in.zero, plan_rank);
+        return plan_stage(part, gpus, in.zero);
     };
     const std::vector<ScalingPoint> points = estimate_scaling(o.model_config, in, plan);
     std::fputs(describe_scaling(o.model_config, in, points).c_str(), stdout);
@@ -89,16 +91,23 @@ void print_scaling(const Options& o, int zero, const PlanRank& plan_rank) {
     std::printf("written to %s; scripts/plot_scaling.py draws it\n", path.c_str());
 }
 
-}  // namespace
-
-Comm planned_ranks(const Options& o, int world) {
-    const std::string backend = o.comm == "mpi" || o.comm == "tcp" ? o.comm : "nccl";
-    return Comm::planned(world, backend, o.reduce_order == "rank" ? ReduceOrder::rank : ReduceOrder::any);
+template <class Real>
+StagePlan plan_rank_of(const Options& o, const Comm& comm) {
+    const Trainer<Real> trainer(trainer_config(o), comm);
+    const WireLayout layout{comm.world(), o.micro_steps, sizeof(Real), comm.reduce_order() == ReduceOrder::rank};
+    return {comm.world() > 1 ? o.zero : 0, "", trainer.memory(),
+            wire_schedule(trainer.table(), trainer.sharding(), layout)};
 }
 
-void plan_run(const Options& o, int zero, const PlanRank& plan_rank) {
-    if (o.dry_run) dry_run(o, plan_rank);
-    if (o.estimate_scaling) print_scaling(o, zero, plan_rank);
+}  // namespace
+
+StagePlan plan_rank(const Options& o, const Comm& comm) {
+    return o.precision == "fp32" ? plan_rank_of<float>(o, comm) : plan_rank_of<bf16>(o, comm);
+}
+
+void plan_run(const Options& o, int zero) {
+    if (o.dry_run) dry_run(o);
+    if (o.estimate_scaling) print_scaling(o, zero);
 }
 
 }  // namespace llmc

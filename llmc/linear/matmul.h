@@ -119,6 +119,9 @@ public:
     Matmul(const Matmul&) = delete;
     Matmul& operator=(const Matmul&) = delete;
 
+    // Takes the library's handle and workspace, which planning does without; otherwise the first use does.
+    void allocate() { backend(); }
+
     // Prepares for BF16 and FP8 products up to this size, each of N, C and OC together; call it for every linear layer
     // before training. Products allocate nothing: one that was not prepared for is refused. (The host device holds the
     // operands widened to FP32; a GPU needs nothing beyond the workspace of 32 MiB, and the operands of products that
@@ -183,10 +186,13 @@ public:
 private:
     struct Backend;  // each device's own
 
+    Backend& backend();
     void run(const Product& product, const ProductTensors& tensors, stream_t stream);
     bool submit(const Product& product, const ProductTensors& tensors, stream_t stream);  // true: emulated
     void emulate(const Product& product, ProductTensors tensors, stream_t stream);        // GPU only
 
+    const bool allow_tf32_;
+    const FastAccumulation fast_;
     const Fp8Scaling scaling_;
     std::unique_ptr<Backend> backend_;
     ProductCounts counts_;

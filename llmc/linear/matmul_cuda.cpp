@@ -258,20 +258,25 @@ struct Matmul::Backend {
 };
 
 Matmul::Matmul(bool allow_tf32, FastAccumulation fast, Fp8Scaling scaling)
-    : scaling_(scaling), backend_(new Backend(allow_tf32, fast, scaling)) {}
+    : allow_tf32_(allow_tf32), fast_(fast), scaling_(scaling) {}
 Matmul::~Matmul() = default;
+
+Matmul::Backend& Matmul::backend() {
+    if (!backend_) backend_ = std::make_unique<Backend>(allow_tf32_, fast_, scaling_);
+    return *backend_;
+}
 
 std::string Matmul::emulated_because(Fp8Scaling scaling) {
     return why_not_native(scaling, lt_versions(), compute_capability());
 }
 
 void Matmul::reserve(int N, int C, int OC) {
-    if (!backend_->lacks_scales) return;
+    if (!backend().lacks_scales) return;
     EmulationSizes sizes = backend_->room;
     sizes.cover(N, C, OC);
     backend_->allocate_room(sizes);
 }
-size_t Matmul::reserved_bytes() const { return kLtWorkspaceBytes + backend_->room.bytes(); }
+size_t Matmul::reserved_bytes() const { return backend_ ? kLtWorkspaceBytes + backend_->room.bytes() : 0; }
 size_t Matmul::planned_bytes(OperandType, const std::vector<LinearShape>& shapes, Fp8Scaling scaling) {
     EmulationSizes room;
     if (card_lacks(scaling))
@@ -282,7 +287,7 @@ size_t Matmul::planned_bytes(OperandType, const std::vector<LinearShape>& shapes
 void Matmul::emulate(const Product& product, ProductTensors t, stream_t stream) {
 #if LLMC_ENABLE_FP8
     const Gemm g(product);
-    Backend& b = *backend_;
+    Backend& b = backend();
     EmulationSizes needed = b.room;
     needed.cover(g);
     if (needed.bytes() > b.room.bytes()) {
@@ -314,7 +319,7 @@ void Matmul::emulate(const Product& product, ProductTensors t, stream_t stream) 
 }
 
 bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {
-    Backend& b = *backend_;
+    Backend& b = backend();
     if (product.has_block_scales() && b.lacks_scales && !product.emulated) {
         emulate(product, t, stream);
         return true;

@@ -151,9 +151,16 @@ struct Matmul::Backend {
     }
 };
 
-Matmul::Matmul(bool, FastAccumulation, Fp8Scaling scaling) : scaling_(scaling), backend_(new Backend) {}
+Matmul::Matmul(bool allow_tf32, FastAccumulation fast, Fp8Scaling scaling)
+    : allow_tf32_(allow_tf32), fast_(fast), scaling_(scaling) {}
+
+Matmul::Backend& Matmul::backend() {
+    if (!backend_) backend_ = std::make_unique<Backend>();
+    return *backend_;
+}
 
 Matmul::~Matmul() {
+    if (!backend_) return;
     MemoryLedger::instance().remove(backend_.get());
     try {
         synchronize_device();  // queued products use this object's buffers
@@ -165,7 +172,7 @@ std::string Matmul::emulated_because(Fp8Scaling) { return ""; }
 
 void Matmul::reserve(int N, int C, int OC) {
     synchronize_device();  // queued products hold no pointer into the buffers, but may be using them
-    BufferSizes sizes = backend_->sizes();
+    BufferSizes sizes = backend().sizes();
     sizes.cover_layer(N, C, OC);
     backend_->first.resize(sizes.first);
     backend_->second.resize(sizes.second);
@@ -175,6 +182,7 @@ void Matmul::reserve(int N, int C, int OC) {
 }
 
 size_t Matmul::reserved_bytes() const {
+    if (!backend_) return 0;
     const BufferSizes sizes = backend_->sizes();
     return (sizes.first + sizes.second + sizes.result) * sizeof(float);
 }
@@ -189,7 +197,7 @@ size_t Matmul::planned_bytes(OperandType type, const std::vector<LinearShape>& s
 bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {
     const Gemm g(product);
     const bool narrow = product.type != OperandType::fp32;
-    Backend& b = *backend_;
+    Backend& b = backend();
     BufferSizes needed;
     needed.cover(product);
     if (narrow && (b.first.size() < needed.first || b.second.size() < needed.second || b.result.size() < needed.result))

@@ -48,10 +48,15 @@ Gpt2<Real>::~Gpt2() {
 }
 
 template <class Real>
+std::vector<Matmul::LinearShape> Gpt2<Real>::linear_shapes() const {
+    return llmc::linear_shapes(config_, B_ * T_, activations_.chunk_rows);
+}
+
+template <class Real>
 void Gpt2<Real>::allocate() {
     activations_.allocate();
     if (operand_type<Real> != OperandType::fp32)  // whose products need no memory of their own
-        for (const Matmul::LinearShape& shape : linear_shapes(config_, B_ * T_, activations_.chunk_rows))
+        for (const Matmul::LinearShape& shape : linear_shapes())
             matmul_.reserve(shape.N, shape.C, shape.OC);
     const size_t n = static_cast<size_t>(B_) * static_cast<size_t>(T_);
     for (Staging& staging : staging_) {

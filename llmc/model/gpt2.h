@@ -29,6 +29,7 @@ public:
 
     size_t activation_bytes() const { return activations_.arena.bytes(); }
     size_t workspace_bytes() const { return activations_.workspace.bytes(); }
+    std::vector<Matmul::LinearShape> linear_shapes() const;
     void allocate();
 
     void initialize(uint64_t seed, stream_t stream);

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "llmc/device/runtime.h"
+
 namespace llmc {
 
 enum class Link { nvlink, pcie };
@@ -28,5 +30,8 @@ std::optional<GpuSpec> find_gpu(std::string_view device_name);
 // The card a user means by "h200", "H100 PCIe" or "rtx4090"; case, spaces and dashes do not matter.
 std::optional<GpuSpec> find_gpu_by_short_name(std::string_view name);
 std::vector<std::string> gpu_short_names();
+
+// Of a run in this precision on this device, for MFU; nothing where it is not known.
+std::optional<double> peak_tflops(const DeviceInfo& device, const std::string& precision);
 
 }  // namespace llmc

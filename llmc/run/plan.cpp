@@ -1,7 +1,6 @@
 #include "llmc/run/plan.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <vector>
 
@@ -258,10 +257,6 @@ StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const G
     t.blocks_forward = 1e3 * (blocks.forward * times + tokens * L * attention_forward) + elementwise_forward;
     t.blocks_backward = t.block_gemms + t.attention + t.elementwise + t.recompute - t.blocks_forward;
     return t;
-}
-
-size_t MemoryByKind::operator[](MemoryKind kind) const {
-    return std::array{weights, gradients, optimizer, activations, workspace}[static_cast<size_t>(kind)];
 }
 
 std::string describe_plan(const ModelConfig& model, const PlanInputs& inputs) {

@@ -10,15 +10,9 @@
 #include "llmc/fp8/recipe.h"
 #include "llmc/model/config.h"
 #include "llmc/run/gpu_table.h"
+#include "llmc/train/memory_by_kind.h"
 
 namespace llmc {
-
-// Bytes on one rank, by arena.
-struct MemoryByKind {
-    size_t weights = 0, gradients = 0, optimizer = 0, activations = 0, workspace = 0;
-    size_t total() const { return weights + gradients + optimizer + activations + workspace; }
-    size_t operator[](MemoryKind kind) const;
-};
 
 // What libraries take of a GPU beside the arenas, and only when they are first used: the modules of kernels that CUDA
 // and cuBLASLt load, NCCL's buffers. Estimates that leave room, not measured; a run notes what was taken

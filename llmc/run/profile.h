@@ -11,6 +11,8 @@
 
 #include "llmc/comm/comm.h"
 #include "llmc/device/trace.h"
+#include "llmc/run/metrics.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 
@@ -54,6 +56,7 @@ public:
     bool begin_step(int64_t step);
     bool is_last(int64_t step) const { return trace_ && step == setup_->steps.last; }
     void end_step() { step_.reset(); }
+    const std::string& directory() const { return setup_->directory; }
 
     // After the last profiled step, or the run's last: writes the file and returns this rank's record for
     // metrics.jsonl,
@@ -71,5 +74,12 @@ private:
 
 // The record in words.
 std::string describe_profile(const nlohmann::ordered_json& record);
+
+// What --profile-steps asks for; nothing, if nothing.
+template <class Real>
+std::optional<Profiler::Setup> profiler_setup(const Options& options, Trainer<Real>& trainer);
+// After step `step`, on every rank: the record, and a word about it. Nothing, if nothing was profiled or it has been
+// written.
+void finish_profile(Profiler& profiler, int64_t step, const Comm& comm, RunDirectory& directory);
 
 }  // namespace llmc

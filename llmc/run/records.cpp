@@ -81,10 +81,11 @@ void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, Run
     directory.append({{"step", step}, {"memory", memory}});
 }
 
-void record_memory_outside(int64_t step, size_t free_before, size_t reserve, const Comm& comm,
+void record_memory_outside(int64_t step, const DeviceInfo& opened, size_t reserve, const Comm& comm,
                            RunDirectory& directory) {
+    if (opened.is_host) return;
     const size_t free_now = device_info().free_memory;
-    const size_t taken = memory_outside(free_before, free_now, device_bytes_in_use());
+    const size_t taken = memory_outside(opened.free_memory, free_now, device_bytes_in_use());
     if (comm.is_main())
         std::printf("memory after step %lld: %s free; libraries have taken %s, %s were reserved%s\n",
                     static_cast<long long>(step), format_bytes(free_now).c_str(), format_bytes(taken).c_str(),

@@ -22,8 +22,9 @@ void record_fp8(int64_t step, Fp8Tensors& fp8, int blocks, const Comm& comm, str
 void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, RunDirectory& directory);
 
 // After the first steps on a GPU: what is free, and what libraries have taken beside the arenas, against `reserve`. Of
-// this rank's GPU, which was open with `free_before` bytes free; for the terminal too.
-void record_memory_outside(int64_t step, size_t free_before, size_t reserve, const Comm& comm, RunDirectory& directory);
+// this rank's GPU, which `opened` describes as it was when it was opened; for the terminal too. Nothing on the host device.
+void record_memory_outside(int64_t step, const DeviceInfo& opened, size_t reserve, const Comm& comm,
+                           RunDirectory& directory);
 
 // A layer that leaves FP8, because of what `step` has shown; for the terminal too.
 void report_fallback(int64_t step, const Fp8Loss& loss, const Fp8FallbackRule& rule, const Comm& comm,

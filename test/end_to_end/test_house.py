@@ -8,7 +8,8 @@ import unittest
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
 # A folder of llmc/ includes only itself and folders listed before it.
-FOLDERS = ["device", "kernels", "comm", "data", "fp8", "linear", "shard", "model", "optim", "checkpoint", "run",
+FOLDERS = ["device", "kernels", "comm", "data", "fp8", "linear", "shard", "model", "optim", "checkpoint", "train",
+           "run",
            "commands"]
 
 TOP_LEVEL = {"Makefile", "README.md", "LICENSE", "train_gpt.cu", "llmc", "data", "dev", "scripts", "test", ".ci",

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "llmc/optim/step.h"
 #include "test/model/gpt2_fixture.h"
 
 namespace llmc::test {
@@ -17,40 +16,41 @@ inline Fp8Config recipe(Fp8Recipe recipe) {
 
 using Fp8Model = TestModel<bf16>;
 
-// Training with everything that a step of the program does. lr_factor 0: the weights stay as they are.
+inline TrainerConfig training_config(const Gpt2Fixture& fixture, const Fp8Config& config, const std::string& loss_scale,
+                                     Recompute recompute, const std::string& layers, double lr_factor) {
+    TrainerConfig training = trainer_config(fixture_config(fixture), fixture.integer("batch"), fixture.integer("seq"),
+                                            recompute, &config, layers);
+    training.schedule = {ScheduleKind::constant, lr_factor * fixture.number("lr"), 0, 100, 0};
+    training.adamw = {0.9, 0.95, 1e-8, 0.1};
+    training.clip = 1.0;
+    training.loss_scale = loss_scale_config(loss_scale);
+    return training;
+}
+
+// Training on the fixture's batches. lr_factor 0: the weights stay as they are.
 struct Fp8Training {
     Gpt2Fixture fixture;
     int B = fixture.integer("batch"), T = fixture.integer("seq");
     Fp8Model test;
-    Optimizer<bf16> optimizer;
-    std::vector<Fp8Loss> losses;  // layers that the last step has moved to BF16
+    const Optimizer<bf16>& optimizer = test.optimizer;
 
     Fp8Training(const Fp8Config& config, const std::string& loss_scale, Recompute recompute = Recompute::gelu,
                 const std::string& layers = "all", double lr_factor = 1)
-        : test(fixture_config(fixture), B, T, recompute, &config, layers),
-          optimizer(test.parameters, {ScheduleKind::constant, lr_factor * fixture.number("lr"), 0, 100, 0},
-                    {0.9, 0.95, 1e-8, 0.1}, 1.0, loss_scale_config(loss_scale)) {
-        optimizer.allocate(test.stream);
+        : test(training_config(fixture, config, loss_scale, recompute, layers, lr_factor)) {
         test.load(fixture);
     }
 
-    void step(int index) {
+    void step(int index, bool count_losses = true) {
+        test.begin_step(count_losses);
         micro_step(index, 1.0f);
         finish_step();
     }
-    // `weight`: of the loss, times what it is in a step.
+    // `weight` as in Trainer::micro_step().
     void micro_step(int index, float weight) {
         const Batch batch = fixture_batch(fixture, index % fixture.integer("steps"));
-        test.model.train_micro_step(batch.tokens.data(), batch.targets.data(), weight / static_cast<float>(B * T),
-                                    optimizer.loss_scale(), true, test.stream);
+        test.trainer.micro_step(batch.tokens.data(), batch.targets.data(), weight);
     }
-    void finish_step() {
-        test.fp8->check(test.stream);
-        optimizer.update(test.model.train_loss_sum(), test.fp8->bad_flag(), test.stream);
-        test.fp8->finish_step(optimizer.loss_scale_change(), test.stream);
-        losses = test.model.fall_back(test.stream);
-        test.model.prepare_weights(test.stream);
-    }
+    void finish_step() { test.finish_step(); }
 
     std::vector<std::vector<float>> weights() { return all_weights(test.parameters, test.stream); }
 

@@ -1,7 +1,6 @@
 // The whole model against PyTorch in FP64 (dev/reference/), and against itself: recompute levels, accumulation, chunks.
 #include "llmc/model/gpt2.h"
 
-#include "llmc/optim/step.h"
 #include "test/model/gpt2_fixture.h"
 #include "test/suites.h"
 
@@ -53,21 +52,17 @@ AdamWConfig fixture_adamw(const Gpt2Fixture& fixture) {
 // Losses and gradient norms of the fixture's ten training steps.
 template <class Real>
 void train_ten_steps(const Gpt2Fixture& fixture, std::vector<double>& losses, std::vector<double>& norms) {
-    const int B = fixture.integer("batch"), T = fixture.integer("seq");
-    TestModel<Real> test(fixture_config(fixture), B, T, Recompute::gelu);
+    TrainerConfig config = trainer_config(fixture_config(fixture), fixture.integer("batch"), fixture.integer("seq"),
+                                          Recompute::gelu);
+    config.schedule = {ScheduleKind::constant, fixture.number("lr"), 0, 100, 0};
+    config.adamw = fixture_adamw(fixture);
+    config.clip = fixture.number("clip");
+    TestModel<Real> test(config);
     test.load(fixture);
-    ScheduleConfig schedule;
-    schedule.kind = ScheduleKind::constant;
-    schedule.lr = fixture.number("lr");
-    Optimizer<Real> optimizer(test.parameters, schedule, fixture_adamw(fixture), fixture.number("clip"));
-    optimizer.allocate(test.stream);
     for (int step = 0; step < fixture.integer("steps"); step++) {
-        const Batch batch = fixture_batch(fixture, step);
-        test.model.train_micro_step(batch.tokens.data(), batch.targets.data(), 1.0f / static_cast<float>(B * T),
-                                    nullptr, true, test.stream);
-        optimizer.update(test.model.train_loss_sum(), nullptr, test.stream);
-        losses.push_back(test.mean_train_loss());
-        norms.push_back(test.read(optimizer.state()).norm);
+        const StepResult result = test.step(fixture_batch(fixture, step));
+        losses.push_back(result.loss);
+        norms.push_back(result.state.norm);
     }
 }
 

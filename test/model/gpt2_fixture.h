@@ -1,11 +1,9 @@
 // A small GPT-2 with the fixture's weights, on the device, for the tests of model/ and optim/.
 #pragma once
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "llmc/linear/matmul.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/train/trainer.h"
 #include "test/fixture.h"
 #include "test/kernel_test.h"
 #include "test/model/all_weights.h"
@@ -41,46 +39,63 @@ inline Batch fixture_batch(const Gpt2Fixture& fixture, int index) {
     return batch;
 }
 
+inline TrainerConfig trainer_config(const ModelConfig& model, int B, int T, Recompute recompute,
+                                    const Fp8Config* fp8 = nullptr, const std::string& fp8_layers = "all") {
+    TrainerConfig config;
+    config.model = model;
+    config.batch = B;
+    config.seq = T;
+    config.recompute = recompute;
+    if (fp8) config.fp8 = *fp8;
+    config.fp8_layers = fp8_layers;
+    return config;
+}
+
+// A trainer of a small model, and its parts under short names.
 template <class Real>
 struct TestModel {
-    ModelConfig config;
-    ParameterTable table;
-    Comm comm = Comm::self();
-    Parameters<Real> parameters;
-    Matmul matmul;
-    std::unique_ptr<Fp8Tensors> fp8;
-    Gpt2<Real> model;
-    stream_t stream = test_stream();
+    Trainer<Real> trainer;
+    const ModelConfig& config = trainer.config().model;
+    const ParameterTable& table = trainer.table();
+    Parameters<Real>& parameters = trainer.parameters();
+    Matmul& matmul = trainer.matmul();
+    Fp8Tensors* const fp8 = trainer.fp8();
+    Gpt2<Real>& model = trainer.model();
+    const Optimizer<Real>& optimizer = trainer.optimizer();
+    stream_t stream{};
 
-    // fp8_config: run the blocks' linear layers in FP8 (bf16 models only).
-    TestModel(const ModelConfig& config_, int B, int T, Recompute recompute, const Fp8Config* fp8_config = nullptr,
-              const std::string& fp8_layers = "all")
-        : config(config_),
-          table(gpt2_units(config_), 1),
-          parameters(table, comm),
-          matmul(false, FastAccumulation::forward, fp8_config ? scaling_of(fp8_config->recipe) : Fp8Scaling::tensor),
-          fp8(fp8_config ? std::make_unique<Fp8Tensors>(config_, *fp8_config, Fp8Layers(fp8_layers, config_.layers),
-                                                        B * T, recompute)
-                         : nullptr),
-          model(config_, B, T, recompute, parameters, matmul, fp8.get()) {
-        parameters.allocate(stream);
-        model.allocate();
-        if (fp8) fp8->allocate(stream);
+    explicit TestModel(const TrainerConfig& config, const Comm& comm = Comm::self()) : trainer(config, comm) {
+        trainer.allocate();
+        stream = trainer.stream();
         if (fp8) fp8->count_losses(true);
     }
+    // fp8: run the blocks' linear layers in FP8 (bf16 models only).
+    TestModel(const ModelConfig& model, int B, int T, Recompute recompute, const Fp8Config* fp8 = nullptr,
+              const std::string& fp8_layers = "all")
+        : TestModel(trainer_config(model, B, T, recompute, fp8, fp8_layers)) {}
     ~TestModel() {
         tear_down_in_test([&] { synchronize(stream); });
     }
 
+    // A whole step of one micro-batch, and what the device has found; `weight` as in Trainer::micro_step().
+    StepResult step(const Batch& batch, float weight = 1.0f) {
+        begin_step();
+        trainer.micro_step(batch.tokens.data(), batch.targets.data(), weight);
+        return finish_step();
+    }
+    void begin_step(bool count_losses = true) { trainer.begin_step(false, count_losses); }
+    StepResult finish_step() {
+        left_fp8 = trainer.finish_step();
+        return *trainer.take_result(0);
+    }
+    std::vector<Fp8Loss> left_fp8;  // by the last step
+
     // The fixture's weights; wte's padded rows are 0.
     void load(const Gpt2Fixture& fixture) {
-        for (size_t u = 0; u < table.units().size(); u++)
-            for (size_t t = 0; t < table.unit(u).tensors.size(); t++) {
-                std::vector<float> values = fixture.weight(table.unit(u).tensors[t].name);
-                values.resize(table.unit(u).tensors[t].count(), 0.0f);
-                parameters.set_tensor(u, t, values, stream);
-            }
-        model.prepare_weights(stream);
+        for (const Unit& unit : table.units())
+            for (const ParameterTensor& tensor : unit.tensors)
+                trainer.set_weight(tensor.name, fixture.weight(tensor.name));
+        trainer.weights_are_set();
     }
 
     // All gradients, tensor after tensor.

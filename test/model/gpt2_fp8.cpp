@@ -161,9 +161,8 @@ TEST_CASE("gpt2 fp8: losses are counted in the steps that ask for it, and nothin
         Fp8Training always(recipe(kind), "off"), once(recipe(kind), "off");
         for (int i = 0; i < 4; i++) {
             always.test.fp8->clear_counts(always.test.stream);
-            once.test.fp8->count_losses(i == 2);
             always.step(i);
-            once.step(i);
+            once.step(i, i == 2);
             const auto counted = always.states(), expected_once = once.states();
             for (size_t t = 0; t < counted.size() && i == 2; t++) {
                 CAPTURE(fp8_tensor(static_cast<int>(t)).name());
@@ -179,8 +178,7 @@ TEST_CASE("gpt2 fp8: losses are counted in the steps that ask for it, and nothin
     Fp8Config falling_back = recipe(Fp8Recipe::delayed);
     falling_back.fallback = {0.5f, 0.5f, 2};
     Fp8Training watched(falling_back, "off");
-    watched.test.fp8->count_losses(false);
-    watched.step(0);
+    watched.step(0, false);
     CHECK(watched.states()[0].elements > 0);  // a rule wants to know every step
 }
 
@@ -232,8 +230,8 @@ TEST_CASE("gpt2 fp8: weight scales come from the optimizer's update and are thos
         // The same weights, set by hand: they have to be measured again.
         for (size_t u = 0; u < measured.test.table.units().size(); u++)
             for (size_t t = 0; t < measured.test.table.unit(u).tensors.size(); t++)
-                measured.test.parameters.set_tensor(u, t, measured.test.parameters.get_tensor(u, t, test_stream()),
-                                                    test_stream());
+                measured.test.parameters.set_tensor(u, t, measured.test.parameters.get_tensor(u, t, measured.test.stream),
+                                                    measured.test.stream);
         REQUIRE(measured.test.parameters.to_be_measured());
         REQUIRE(!updated.test.parameters.to_be_measured());
         measured.test.model.prepare_weights(measured.test.stream);

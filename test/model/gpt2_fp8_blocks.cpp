@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "llmc/optim/step.h"
 #include "test/model/gpt2_fixture.h"
 #include "test/suites.h"
 
@@ -45,29 +44,31 @@ Fp8Config with_recipe(Fp8Recipe recipe) {
     return config;
 }
 
-// Training steps on the fixture's batch, as the program takes them.
+TrainerConfig training_config(TrainerConfig config, const std::string& loss_scale) {
+    config.schedule = {ScheduleKind::constant, 1e-3, 0, 100, 0};
+    config.adamw = {0.9, 0.95, 1e-8, 0.1};
+    config.clip = 1.0;
+    config.loss_scale = loss_scale_config(loss_scale);
+    return config;
+}
+
+// Training steps on the fixture's batch.
 struct BlockTraining {
     SafetensorsFile file{fixture_path("gpt2_fp8_blocks.safetensors")};
     int B = std::stoi(file.metadata().at("batch")), T = std::stoi(file.metadata().at("seq"));
     Fp8Config config;
     TestModel<bf16> test;
-    Optimizer<bf16> optimizer;
+    const Optimizer<bf16>& optimizer = test.optimizer;
     Batch batch;
 
     explicit BlockTraining(Fp8Recipe recipe, const std::string& loss_scale = "off",
                            Recompute recompute = Recompute::gelu, const std::string& layers = "all")
         : config(with_recipe(recipe)),
-          test(small_model(file), B, T, recompute, &config, layers),
-          optimizer(test.parameters, {ScheduleKind::constant, 1e-3, 0, 100, 0}, {0.9, 0.95, 1e-8, 0.1}, 1.0,
-                    loss_scale_config(loss_scale)) {
-        optimizer.allocate(test.stream);
-        for (size_t u = 0; u < test.table.units().size(); u++)
-            for (size_t t = 0; t < test.table.unit(u).tensors.size(); t++) {
-                std::vector<float> values = file.read_floats(test.table.unit(u).tensors[t].name);
-                values.resize(test.table.unit(u).tensors[t].count(), 0.0f);
-                test.parameters.set_tensor(u, t, values, test.stream);
-            }
-        test.model.prepare_weights(test.stream);
+          test(training_config(trainer_config(small_model(file), B, T, recompute, &config, layers), loss_scale)) {
+        for (const Unit& unit : test.table.units())
+            for (const ParameterTensor& tensor : unit.tensors)
+                test.trainer.set_weight(tensor.name, file.read_floats(tensor.name));
+        test.trainer.weights_are_set();
         const size_t length = static_cast<size_t>(T) + 1;
         std::vector<int32_t> all(static_cast<size_t>(B) * length);
         file.read("tokens", all.data(), all.size() * sizeof(int32_t));
@@ -77,15 +78,12 @@ struct BlockTraining {
         }
     }
     void micro_step() {
-        test.model.train_micro_step(batch.tokens.data(), batch.targets.data(), 1.0f / static_cast<float>(B * T),
-                                    optimizer.loss_scale(), true, test.stream);
+        test.begin_step();
+        test.trainer.micro_step(batch.tokens.data(), batch.targets.data());
     }
     void step() {
         micro_step();
-        test.fp8->check(test.stream);
-        optimizer.update(test.model.train_loss_sum(), test.fp8->bad_flag(), test.stream);
-        test.fp8->finish_step(optimizer.loss_scale_change(), test.stream);
-        test.model.prepare_weights(test.stream);
+        test.finish_step();
     }
     std::vector<std::vector<float>> weights() { return all_weights(test.parameters, test.stream); }
     std::vector<Fp8State> states() {
@@ -133,7 +131,7 @@ TEST_CASE("gpt2 fp8 blocks: products, counters, and neither history nor trace of
                                           evaluated.test.stream);
             evaluated.step();
         }
-        CHECK(run.test.matmul.counts().fp8 == 2 * 12);
+        CHECK(run.test.trainer.products().fp8 == 12);
         const auto states = run.states(), others = evaluated.states();
         CHECK(std::memcmp(states.data(), others.data(), states.size() * sizeof(Fp8State)) == 0);
         CHECK(same_bits(run.weights(), evaluated.weights()));

@@ -50,7 +50,6 @@ TEST_CASE("gpt2 fp8 fallback: an outlier that stays moves its layer to BF16 afte
     put_outlier(bf16_layer);
     double gap_before = 0, gap = 0;
     for (int i = 0; i < kSteps + 8; i++) {
-        run.test.matmul.reset_counts();
         run.step(i);
         bf16_layer.step(i);
         gap = std::abs(run.test.mean_train_loss() / bf16_layer.test.mean_train_loss() - 1);
@@ -62,12 +61,12 @@ TEST_CASE("gpt2 fp8 fallback: an outlier that stays moves its layer to BF16 afte
             CHECK(run.test.matmul.counts().bf16 == 3 + 3);
             if (i > kSteps + 1) CHECK(gap < 0.01);  // the windows of other layers end with the step before
         }
-        REQUIRE(run.losses.size() ==
+        REQUIRE(run.test.left_fp8.size() ==
                 (i == kSteps ? 1 : 0));  // decided on step kSteps, counted from 1; done after the next
         if (i != kSteps) continue;
-        CHECK(run.losses[0].tensor.name() == "h.1.qkv.x");
-        CHECK(run.losses[0].reason == Fp8Reason::underflowed);
-        CHECK(run.losses[0].fraction > 0.5f);
+        CHECK(run.test.left_fp8[0].tensor.name() == "h.1.qkv.x");
+        CHECK(run.test.left_fp8[0].reason == Fp8Reason::underflowed);
+        CHECK(run.test.left_fp8[0].fraction > 0.5f);
     }
     CHECK(gap_before > 0.02);
     check_working_copies(run);
@@ -89,11 +88,10 @@ TEST_CASE("gpt2 fp8 fallback: layers that have left train on from their master w
         for (int i = 0; i < 8; i++) {
             run.step(i);
             plain.step(i);
-            left += run.losses.size();
+            left += run.test.left_fp8.size();
         }
         CHECK(left >= 4);
         CHECK(run.test.fp8->layer_count() == 8 - static_cast<int>(left));
-        run.test.matmul.reset_counts();
         run.step(8);
         plain.step(8);
         CHECK(run.test.matmul.counts().fp8 == 3 * run.test.fp8->layer_count());
@@ -107,7 +105,7 @@ TEST_CASE("gpt2 fp8 fallback: a rule that nothing breaks changes nothing") {
     for (int i = 0; i < 4; i++) {
         run.step(i);
         plain.step(i);
-        CHECK(run.losses.empty());
+        CHECK(run.test.left_fp8.empty());
     }
     CHECK(same_bits(run.weights(), plain.weights()));
 }

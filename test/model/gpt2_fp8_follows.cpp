@@ -3,7 +3,6 @@
 #include <cmath>
 #include <random>
 
-#include "llmc/optim/step.h"
 #include "test/model/gpt2_fixture.h"
 #include "test/suites.h"
 
@@ -51,24 +50,19 @@ void tamper_with(TestModel<bf16>& test, const Fp8TensorId& tensor, Tamper tamper
 
 // Mean loss of the last steps; `fp8`: nullptr for BF16.
 double final_loss(const Fp8Config* fp8, const Fp8TensorId& tensor = {}, Tamper tamper = nullptr) {
-    TestModel<bf16> test(small_model(), kB, kT, Recompute::gelu, fp8);
-    Optimizer<bf16> optimizer(test.parameters, {ScheduleKind::cosine, 2e-3, 10, kSteps, 0.1}, {0.9, 0.95, 1e-8, 0.1},
-                              1.0, loss_scale_config(fp8 ? "dynamic" : "off"));
-    optimizer.allocate(test.stream);
-    test.model.initialize(1, test.stream);
-    test.model.prepare_weights(test.stream);
+    TrainerConfig config = trainer_config(small_model(), kB, kT, Recompute::gelu, fp8);
+    config.schedule = {ScheduleKind::cosine, 2e-3, 10, kSteps, 0.1};
+    config.adamw = {0.9, 0.95, 1e-8, 0.1};
+    config.clip = 1.0;
+    config.loss_scale = loss_scale_config(fp8 ? "dynamic" : "off");
+    TestModel<bf16> test(config);
+    test.trainer.initialize(1);
     double sum = 0;
     for (int step = 0; step < kSteps; step++) {
-        const Batch batch = batch_of(step);
-        test.model.train_micro_step(batch.tokens.data(), batch.targets.data(), 1.0f / (kB * kT), optimizer.loss_scale(),
-                                    true, test.stream);
-        if (fp8) test.fp8->check(test.stream);
-        optimizer.update(test.model.train_loss_sum(), fp8 ? test.fp8->bad_flag() : nullptr, test.stream);
-        if (fp8) test.fp8->finish_step(optimizer.loss_scale_change(), test.stream);
-        test.model.prepare_weights(test.stream);
+        const StepResult result = test.step(batch_of(step));
         if (tamper) tamper_with(test, tensor, tamper);
-        if (step >= kSteps - kLast) sum += test.mean_train_loss() / kLast;
-        CHECK(test.read(optimizer.state()).skip == 0);
+        if (step >= kSteps - kLast) sum += result.loss / kLast;
+        CHECK(result.state.skip == 0);
     }
     return sum;
 }

@@ -40,8 +40,7 @@ struct HeadRun {
 
     HeadRun(Fp8Recipe kind, const char* layers, bool e4m3_gradients = false)
         : fp8(with_format(recipe(kind), e4m3_gradients)), test(config, kB, kT, Recompute::gelu, &fp8, layers) {
-        test.model.initialize(3, test.stream);
-        test.model.prepare_weights(test.stream);
+        test.trainer.initialize(3);
         for (int i = 0; i < kN; i++) tokens.push_back(i * i % 101);
         for (int i = 0; i < kN; i++) targets.push_back(tokens[static_cast<size_t>((i + 1) % kN)]);
     }
@@ -201,11 +200,10 @@ TEST_CASE("gpt2 fp8 head: leaves FP8 like any layer, and is refused with scales 
     bool left = false;
     for (int i = 0; i < 5 && !left; i++) {
         run.step(i);
-        for (const Fp8Loss& loss : run.losses) left |= loss.tensor.name() == "lm_head.x";
+        for (const Fp8Loss& loss : run.test.left_fp8) left |= loss.tensor.name() == "lm_head.x";
     }
     REQUIRE(left);
     CHECK(!run.test.fp8->has_head());
-    run.test.matmul.reset_counts();
     run.step(5);
     CHECK(run.test.matmul.counts().fp8 == 0);
     CHECK(std::isfinite(run.test.mean_train_loss()));

@@ -68,6 +68,7 @@ void check_skipped(int bad, F&& spoil) {
     Fp8Training run(recipe(Fp8Recipe::delayed), "dynamic");
     for (int i = 0; i < 2; i++) run.step(i);
     const auto before = training_state(run);
+    run.test.begin_step();
     spoil(run);
     run.finish_step();
     if (bad >= -1) CHECK(run.test.read(run.test.fp8->bad_flag()) == bad + 1);

@@ -93,10 +93,10 @@ struct Fp8Run {
     Fp8Run(Fp8Recipe recipe, bool e4m3_gradients)
         : fp8_config(configuration(recipe, e4m3_gradients)),
           test(fixture.config(), fixture.B, fixture.T, Recompute::gelu, &fp8_config) {
-        each_tensor([&](size_t unit, size_t tensor, const std::string& name, size_t count) {
-            test.parameters.set_tensor(unit, tensor, fixture.padded(name, count), test.stream);
+        each_tensor([&](const std::string& name, size_t count) {
+            test.trainer.set_weight(name, fixture.padded(name, count));
         });
-        test.model.prepare_weights(test.stream);
+        test.trainer.weights_are_set();
         micro_step();
         if (recipe == Fp8Recipe::delayed) {  // the second one uses the scales that the first one has left
             test.fp8->finish_step(nullptr, test.stream);
@@ -106,18 +106,17 @@ struct Fp8Run {
         states = read_back(test.fp8->states(), static_cast<size_t>(test.fp8->count()), test.stream);
     }
 
-    template <class F>  // f(unit, tensor, name, elements), in the order of `gradients`
+    template <class F>  // f(name, elements), in the order of `gradients`
     void each_tensor(F&& f) {
-        for (size_t u = 0; u < test.table.units().size(); u++)
-            for (size_t t = 0; t < test.table.unit(u).tensors.size(); t++)
-                f(u, t, test.table.unit(u).tensors[t].name, test.table.unit(u).tensors[t].count());
+        for (const Unit& unit : test.table.units())
+            for (const ParameterTensor& tensor : unit.tensors) f(tensor.name, tensor.count());
     }
 
     // Every gradient that the fixture has under `prefix`; says how many that were.
     int check_simulated(const std::string& prefix) {
         int compared = 0;
         size_t i = 0;
-        each_tensor([&](size_t, size_t, const std::string& name, size_t count) {
+        each_tensor([&](const std::string& name, size_t count) {
             const std::vector<float>& actual = gradients[i++];
             if (!fixture.file.contains(prefix + name)) return;
             CAPTURE(name);
@@ -189,7 +188,7 @@ TEST_CASE("gpt2 fp8 reference: every gradient points the way of the FP64 one and
         CAPTURE(e4m3_gradients);
         Fp8Run run(Fp8Recipe::current, e4m3_gradients);
         size_t i = 0;
-        run.each_tensor([&](size_t, size_t, const std::string& name, size_t count) {
+        run.each_tensor([&](const std::string& name, size_t count) {
             CAPTURE(name);
             const std::vector<float>& actual = run.gradients[i++];
             const std::vector<float> exact = run.fixture.padded("grad64." + name, count);

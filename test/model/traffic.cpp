@@ -4,7 +4,6 @@
 
 #if !LLMC_CUDA
 #include "dev/element_wise.h"
-#include "llmc/optim/step.h"
 #include "test/model/gpt2_fixture.h"
 #include "test/suites.h"
 
@@ -30,22 +29,18 @@ struct RecordedStep {
     size_t activation_bytes = 0;
 
     RecordedStep(int layers, const Fp8Config* fp8, Recompute recompute = Recompute::none) {
-        TestModel<bf16> test(config_of(layers), kB, kT, recompute, fp8);
-        Optimizer<bf16> optimizer(test.parameters, {ScheduleKind::constant, 1e-3, 0, 100, 0}, {}, 1.0);
-        optimizer.allocate(test.stream);
-        test.model.initialize(3, test.stream);
-        test.model.prepare_weights(test.stream);
-        std::vector<int> tokens(kB * kT), targets(kB * kT);
-        for (size_t i = 0; i < tokens.size(); i++) tokens[i] = static_cast<int>(i * 37 % 101);
-        for (size_t i = 0; i < tokens.size(); i++) targets[i] = tokens[(i + 1) % tokens.size()];
+        TrainerConfig config = trainer_config(config_of(layers), kB, kT, recompute, fp8);
+        config.schedule = {ScheduleKind::constant, 1e-3, 0, 100, 0};
+        config.clip = 1.0;
+        TestModel<bf16> test(config);
+        test.trainer.initialize(3);
+        Batch batch;
+        for (int i = 0; i < kB * kT; i++) batch.tokens.push_back(i * 37 % 101);
+        for (int i = 0; i < kB * kT; i++) batch.targets.push_back(batch.tokens[static_cast<size_t>((i + 1) % (kB * kT))]);
         for (int step = 0; step < 2; step++) {
             synchronize(test.stream);
             host::record_operations(true);
-            test.model.train_micro_step(tokens.data(), targets.data(), 1.0f / (kB * kT), nullptr, true, test.stream);
-            if (fp8) test.fp8->check(test.stream);
-            optimizer.update(test.model.train_loss_sum(), fp8 ? test.fp8->bad_flag() : nullptr, test.stream);
-            if (fp8) test.fp8->finish_step(nullptr, test.stream);
-            test.model.prepare_weights(test.stream);
+            test.step(batch);
             synchronize(test.stream);
         }
         element_wise = element_wise_bytes();

@@ -1,12 +1,9 @@
 // Training spread over ranks: every stage of sharding takes the steps that one rank takes with the same global batch,
 // and all stages give the same bits where sums are made in the order of ranks.
 #include <cstring>
-#include <memory>
 
-#include "llmc/linear/matmul.h"
-#include "llmc/model/gpt2.h"
-#include "llmc/optim/step.h"
 #include "llmc/run/wire.h"
+#include "llmc/train/trainer.h"
 #include "test/comm/ranks/ranks.h"
 #include "test/model/all_weights.h"
 
@@ -35,61 +32,47 @@ struct RunConfig {
     int blocks = 3;
 };
 
-Sharding sharding_of(const RunConfig& c, const ParameterTable& table, const ModelConfig& model) {
-    Sharding sharding;
-    sharding.stage = c.stage;
-    sharding.wire = c.wire;
-    sharding.within = c.within;
-    if (c.recipe && scaling_of(fp8_recipe_from_name(c.recipe)) == Fp8Scaling::tensor)
-        sharding.fp8 = fp8_tensors_of(table, model, Fp8Layers(c.layers, model.layers));
-    return sharding;
+TrainerConfig trainer_config(const RunConfig& c) {
+    TrainerConfig config;
+    config.model = small_model(c.blocks);
+    config.batch = kB, config.seq = kT;
+    config.micro_steps = c.micro_steps;
+    config.recompute = c.recompute;
+    if (c.recipe)
+        config.fp8 = Fp8Config{
+            .recipe = fp8_recipe_from_name(c.recipe), .margin = c.fallback.steps > 0 ? 5 : 0, .fallback = c.fallback};
+    config.fp8_layers = c.layers;
+    config.sharding.stage = c.stage;
+    config.sharding.wire = c.wire;
+    config.sharding.within = c.within;
+    config.schedule = {ScheduleKind::constant, 2e-3, 0, 100, 0};
+    config.adamw = {0.9, 0.95, 1e-8, 0.1};
+    config.clip = 1.0;
+    config.loss_scale = loss_scale_config(c.recipe ? "dynamic" : "off");
+    return config;
 }
 
 // Some steps of training on batches that depend on their place in the global order alone.
 template <class Real>
 struct ShardedRun {
-    RunConfig config;
-    ModelConfig model_config = small_model(config.blocks);
-    Comm comm;
-    ParameterTable table;
-    Parameters<Real> parameters;
-    Fp8Config fp8_config;
-    Matmul matmul;
-    std::unique_ptr<Fp8Tensors> fp8;
-    Gpt2<Real> model;
-    Optimizer<Real> optimizer;
-    stream_t stream = test_stream();
+    Trainer<Real> trainer;
+    const Comm& comm = trainer.comm();
+    Parameters<Real>& parameters = trainer.parameters();
+    Fp8Tensors* const fp8 = trainer.fp8();
+    const Optimizer<Real>& optimizer = trainer.optimizer();
+    stream_t stream{};
     std::vector<double> losses, norms;
     size_t left = 0;  // layers that have left FP8
 
-    ShardedRun(const RunConfig& c, const Comm& comm_)
-        : config(c),
-          comm(comm_),
-          table(gpt2_units(model_config), comm.world()),
-          parameters(table, comm, sharding_of(c, table, model_config)),
-          fp8_config(c.recipe ? Fp8Config{.recipe = fp8_recipe_from_name(c.recipe),
-                                          .margin = c.fallback.steps > 0 ? 5 : 0,
-                                          .fallback = c.fallback}
-                              : Fp8Config{}),
-          matmul(false, FastAccumulation::forward, scaling_of(fp8_config.recipe)),
-          fp8(c.recipe
-                  ? std::make_unique<Fp8Tensors>(model_config, fp8_config, Fp8Layers(c.layers, model_config.layers),
-                                                 kB * kT, c.recompute, comm, parameters.stage())
-                  : nullptr),
-          model(model_config, kB, kT, c.recompute, parameters, matmul, fp8.get()),
-          optimizer(parameters, {ScheduleKind::constant, 2e-3, 0, 100, 0}, {0.9, 0.95, 1e-8, 0.1}, 1.0,
-                    loss_scale_config(c.recipe ? "dynamic" : "off")) {
-        parameters.allocate(stream);
-        model.allocate();
-        if (fp8) fp8->allocate(stream);
-        optimizer.allocate(stream);
-        model.initialize(7, stream);
-        model.prepare_weights(stream);
+    ShardedRun(const RunConfig& c, const Comm& comm) : trainer(trainer_config(c), comm) {
+        trainer.allocate();
+        stream = trainer.stream();
+        trainer.initialize(7);
     }
     ~ShardedRun() { synchronize(stream); }
 
     // `position` counts micro-batches in the global order.
-    void micro_step(int position, bool first, bool last) {
+    void micro_step(int position) {
         std::mt19937 engine(static_cast<uint32_t>(position) + 1);
         std::vector<int> tokens, targets;
         int token = static_cast<int>(engine() % 101);
@@ -98,22 +81,19 @@ struct ShardedRun {
             token = engine() % 4 ? (3 * token + 7) % 101 : static_cast<int>(engine() % 101);
             targets.push_back(token);
         }
-        const int micro_steps_of_all = config.micro_steps * comm.world();
-        model.train_micro_step(tokens.data(), targets.data(), 1.0f / static_cast<float>(kB * kT * micro_steps_of_all),
-                               optimizer.loss_scale(), first, stream, last);
+        trainer.micro_step(tokens.data(), targets.data());
+    }
+    StepResult finish_step() {
+        left += trainer.finish_step().size();
+        return *trainer.take_result(0);
     }
     void step(int index) {
-        for (int m = 0; m < config.micro_steps; m++)
-            micro_step((index * config.micro_steps + m) * comm.world() + comm.rank(), m == 0,
-                       m + 1 == config.micro_steps);
-        if (fp8) fp8->check(stream);
-        optimizer.update(model.train_loss_sum(), fp8 ? fp8->bad_flag() : nullptr, stream);
-        if (fp8) fp8->finish_step(optimizer.loss_scale_change(), stream);
-        left += model.fall_back(stream).size();
-        model.prepare_weights(stream);
-        const StepState state = read(optimizer.state());
-        losses.push_back(static_cast<double>(state.loss_sum) / read(model.train_loss_count()));
-        norms.push_back(state.norm);
+        trainer.begin_step(false, true);
+        const int micro_steps = trainer.config().micro_steps;
+        for (int m = 0; m < micro_steps; m++) micro_step((index * micro_steps + m) * comm.world() + comm.rank());
+        const StepResult result = finish_step();
+        losses.push_back(result.loss);
+        norms.push_back(result.state.norm);
     }
     void train() {
         for (int i = 0; i < kSteps; i++) step(i);
@@ -185,8 +165,9 @@ TEST_CASE("sharded training in FP8 equals one rank's, with the same scales on ev
     }
     RunConfig config;
     config.recipe = "delayed";
-    ShardedRun<bf16> reference(config, Comm::self(world().reduce_order()));
-    reference.config.micro_steps = world().world();
+    RunConfig alone = config;
+    alone.micro_steps = world().world();
+    ShardedRun<bf16> reference(alone, Comm::self(world().reduce_order()));
     reference.train();
     for (int stage = 0; stage <= 3; stage++) {
         CAPTURE(stage);
@@ -265,11 +246,9 @@ void check_traffic(const RunConfig& config) {
         CHECK(counted.calls == static_cast<uint64_t>(planned.calls));
         CHECK(counted.bytes == static_cast<uint64_t>(planned.bytes));
     };
-    const ModelConfig model = small_model(config.blocks);
-    const ParameterTable table(gpt2_units(model), world().world());
     const WireLayout layout{world().world(), config.micro_steps, sizeof(Real),
                             world().reduce_order() == ReduceOrder::rank};
-    const Sent sent = wire_schedule(table, sharding_of(config, table, model), layout).total();
+    const Sent sent = wire_schedule(run.trainer.table(), run.trainer.sharding(), layout).total();
     check("weights", more(weights.all_gather, gathered.all_gather), sent.weights);
     check("gradients", more(gradients.reduce_scatter, reduced.reduce_scatter), sent.gradients);
     check("sums", more(gradients.all_gather, reduced.all_gather), sent.sums);
@@ -325,12 +304,13 @@ TEST_CASE("bytes between ranks are those of the planner's formula, and FP8 halve
             }
     // And in bytes by hand: every matrix of a block once as FP8, everything else as BF16.
     const uint64_t others = static_cast<uint64_t>(world().world() - 1), ranks = others + 1;
-    const ParameterTable table(gpt2_units(small_model()), world().world());
-    const uint64_t block = table.unit(1).count / ranks, rest = table.count() / ranks - 3 * block;
     RunConfig config;
     config.stage = 1, config.recipe = "delayed";
+    const Trainer<bf16> planned(trainer_config(config), world());
+    const ParameterTable& table = planned.table();
+    const uint64_t block = table.unit(1).count / ranks, rest = table.count() / ranks - 3 * block;
     const WireLayout layout{world().world(), 1, sizeof(bf16), world().reduce_order() == ReduceOrder::rank};
-    const Sent sent = wire_schedule(table, sharding_of(config, table, small_model()), layout).total();
+    const Sent sent = wire_schedule(table, planned.sharding(), layout).total();
     CHECK(sent.weights.bytes == static_cast<double>(others * (rest * sizeof(bf16) + 3 * block)));
 }
 
@@ -408,13 +388,10 @@ TEST_CASE("an overflow on one rank skips the step on all") {
             float* scale = const_cast<float*>(run.optimizer.loss_scale());
             const float good = run.read(scale);
             if (world().rank() + 1 == world().world()) write_through(scale, INFINITY, run.stream);
-            run.micro_step(100 + world().rank(), true, true);
+            run.trainer.begin_step(false, true);
+            run.micro_step(100 + world().rank());
             write_through(scale, good, run.stream);
-            if (run.fp8) run.fp8->check(run.stream);
-            run.optimizer.update(run.model.train_loss_sum(), run.fp8 ? run.fp8->bad_flag() : nullptr, run.stream);
-            if (run.fp8) run.fp8->finish_step(run.optimizer.loss_scale_change(), run.stream);
-            run.model.prepare_weights(run.stream);
-            CHECK(run.read(run.optimizer.state()).skip == 1);
+            CHECK(run.finish_step().state.skip == 1);
             CHECK(same_bits(run.weights(), before));
             run.step(2);
             CHECK(run.read(run.optimizer.state()).skip == 0);

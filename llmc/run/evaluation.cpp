@@ -1,0 +1,90 @@
+#include "llmc/run/evaluation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "llmc/data/loader.h"
+#include "llmc/model/sampler.h"
+#include "llmc/run/text.h"
+
+namespace llmc {
+
+template <class Real>
+Evaluation<Real>::Evaluation(const Options& options, const Inputs& inputs, Trainer<Real>& trainer, Watchdog& watchdog)
+    : options_(options), inputs_(inputs), trainer_(trainer), watchdog_(watchdog) {
+    if (options.sample_every == 0 || options.sample_tokens == 0) return;
+    const std::string tokenizer = inputs.train->sidecar().tokenizer.value_or("");
+    decoder_ = TokenDecoder::open(!options.tokenizer.empty() ? options.tokenizer : tokenizer);
+}
+
+template <class Real>
+bool Evaluation<Real>::validates_after(int64_t step, bool last) const {
+    if (options_.val_every <= 0 || options_.val_batches == 0 || inputs_.val.empty()) return false;
+    return step % options_.val_every == 0 || last;
+}
+
+template <class Real>
+bool Evaluation<Real>::samples_after(int64_t step, bool last) const {
+    return decoder_ && step > 0 && (step % options_.sample_every == 0 || last);
+}
+
+template <class Real>
+ValRecord Evaluation<Real>::validate(int64_t step) {
+    const Options& o = options_;
+    const Comm& comm = trainer_.comm();
+    std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
+    ValRecord record;
+    record.step = step;
+    for (const auto& [name, set] : inputs_.val) {
+        const EvalLoader loader(*set, o.batch, o.seq, comm.rank(), comm.world(), o.val_batches, o.model_config.vocab);
+        double sum = 0, count = 0;
+        watchdog_.alive();
+        for (int64_t i = 0; i < loader.batches(); i++) {
+            loader.read(i, tokens.data(), targets.data());
+            const auto loss = trainer_.evaluate(tokens.data(), targets.data());
+            sum += loss.sum;
+            count += loss.count;
+        }
+        record.losses.emplace_back(name, static_cast<float>(sum / count));
+    }
+    last_loss_ = record.losses[0].second;
+    return record;
+}
+
+template <class Real>
+void Evaluation<Real>::print_sample(int64_t step) {
+    const Options& o = options_;
+    std::vector<int> tokens =
+        o.prompt.empty() ? std::vector<int>{std::max(decoder_->end_token(), 0)} : decoder_->encode(o.prompt);
+    const size_t prompt_length = o.prompt.empty() ? 1 : 0;  // the end token that starts a document is not shown
+    const SamplerSettings settings{o.temperature, o.top_k, o.top_p, o.seed};
+    const int longest = std::min(o.model_config.context, o.batch * o.seq);
+    for (int i = 0; i < o.sample_tokens; i++) {
+        const int length = std::min(static_cast<int>(tokens.size()), longest);
+        const int* window = tokens.data() + tokens.size() - static_cast<size_t>(length);
+        const std::vector<float> logits = trainer_.model().next_token_logits(window, length, trainer_.stream());
+        tokens.push_back(sample_token(logits, settings, static_cast<uint64_t>(i)));
+    }
+    if (!trainer_.comm().is_main()) return;
+    const std::vector<int> shown(tokens.begin() + static_cast<long>(prompt_length), tokens.end());
+    std::printf("sample after step %lld:\n%s\n", static_cast<long long>(step),
+                sanitize(decoder_->decode(shown)).c_str());
+    std::fflush(stdout);
+}
+
+template <class Real>
+void Evaluation<Real>::print_floor() const {
+    if (!trainer_.comm().is_main() || !last_loss_ || !std::isfinite(*last_loss_)) return;
+    const ShardSet& set = *inputs_.val[0].second;
+    if (!set.sidecar().entropy_floor) return;
+    const double floor = *set.sidecar().entropy_floor;
+    std::printf(
+        "validation loss %.4f; no model can do better on this data than %.4f nats per token (%.1f %% above it)\n",
+        *last_loss_, floor, (*last_loss_ / floor - 1) * 100);
+}
+
+template class Evaluation<float>;
+template class Evaluation<bf16>;
+
+}  // namespace llmc

@@ -1,0 +1,37 @@
+// What a run looks at between its steps: the loss on validation sets, and samples of what the model writes.
+#pragma once
+#include <cstdint>
+#include <optional>
+
+#include "llmc/comm/watchdog.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/run/inputs.h"
+#include "llmc/run/metrics.h"
+#include "llmc/train/trainer.h"
+
+namespace llmc {
+
+template <class Real>
+class Evaluation {
+public:
+    Evaluation(const Options& options, const Inputs& inputs, Trainer<Real>& trainer, Watchdog& watchdog);
+
+    bool validates_after(int64_t step, bool last) const;
+    bool samples_after(int64_t step, bool last) const;
+    // Mean loss over each validation set.
+    ValRecord validate(int64_t step);
+    // Prints --sample-tokens tokens that follow the prompt, or the beginning of a document.
+    void print_sample(int64_t step);
+    // Prints how far the last loss of the first set is above what any model could reach, where the data knows.
+    void print_floor() const;
+
+private:
+    const Options& options_;
+    const Inputs& inputs_;
+    Trainer<Real>& trainer_;
+    Watchdog& watchdog_;
+    std::optional<TokenDecoder> decoder_;
+    std::optional<double> last_loss_;
+};
+
+}  // namespace llmc

@@ -1,0 +1,57 @@
+#include "llmc/run/ranks.h"
+
+#include <algorithm>
+
+#include "llmc/comm/connect.h"
+#include "llmc/linear/matmul.h"
+#include "llmc/run/plan.h"
+#include "llmc/run/trainer_config.h"
+
+namespace llmc {
+
+Comm planned_ranks(const Options& o, int world) {
+    const std::string backend = o.comm == "mpi" || o.comm == "tcp" ? o.comm : "nccl";
+    return Comm::planned(world, backend, reduce_order(o));
+}
+
+Ranks::Ranks(const Options& o, const LaunchInfo& launch)
+    : watchdog({o.timeout_start, o.timeout_step, o.timeout_save}, launch.rank) {}
+
+void Ranks::connect(const Options& o, const LaunchInfo& launch) {
+    ConnectOptions options;
+    options.backend = o.comm;
+    options.order = reduce_order(o);
+    options.timeout = o.timeout_start;
+    comm = llmc::connect(options, launch);
+    open_device(device_of_rank(comm, device_count()));
+    comm.attach_device();
+    watchdog.watch(comm, o.out);
+    device = device_info();
+}
+
+void Ranks::plan(const Options& o) {
+    watchdog.stop();
+    comm = planned_ranks(o, o.world);
+    planned_ = true;
+}
+
+void Ranks::describe(ResolveInputs& surroundings) const {
+    surroundings.ranks = comm.world();
+    surroundings.host_device = LLMC_CUDA == 0;
+    surroundings.bf16_supported = planned_ || device.is_host || device.compute_capability >= 80;
+    surroundings.fp8_supported = LLMC_ENABLE_FP8 && (planned_ || device.has_fp8);
+    surroundings.device_name = LLMC_ENABLE_FP8 ? device.name : "this build (PRECISION=BF16)";
+    if (planned_) return;
+    surroundings.fp8_emulated_because = [](const std::string& recipe) {
+        return Matmul::emulated_because(scaling_of(fp8_recipe_from_name(recipe)));
+    };
+}
+
+size_t Ranks::libraries_to_come(const Options& o) const {
+    if (device.is_host) return 0;
+    const bool nccl = std::string(comm.name()) == "nccl";
+    const int within = o.zero == 0 ? 0 : o.shard_within;
+    return memory_reserve(nccl ? std::max(0, nccl_communicators(comm.world(), within) - 1) : 0);
+}
+
+}  // namespace llmc

@@ -1,0 +1,65 @@
+#include "llmc/run/step_reports.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "llmc/device/error.h"
+#include "llmc/run/fingerprint.h"
+#include "llmc/run/skips.h"
+
+namespace llmc {
+
+StepAgreement agree(int64_t stop, uint64_t batch_hash, const Comm& comm) {
+    const StepAgreement mine{stop, batch_hash};
+    std::vector<StepAgreement> all(static_cast<size_t>(comm.world()));
+    comm.host_all_gather(all.data(), &mine, sizeof mine);
+    StepAgreement agreed;
+    for (const StepAgreement& rank : all) {
+        agreed.stop = std::max(agreed.stop, rank.stop);
+        agreed.batch_hash += rank.batch_hash;
+    }
+    return agreed;
+}
+
+Products products_of(const ProductCounts& counts) { return {counts.fp8, counts.bf16, counts.fp32, counts.emulated}; }
+
+StepReports::StepReports(const Options& options, const ProgressSetup& setup, const Comm& comm, RunDirectory& directory)
+    : options_(options),
+      directory_(directory),
+      nowhere_(std::fopen("/dev/null", "w"), std::fclose),
+      progress_(comm.is_main() ? stdout : nowhere_.get(), setup) {}
+
+void StepReports::expect(int64_t step, const Products& products, uint64_t batch_hash) {
+    expected_[step] = {products, batch_hash};
+}
+
+void StepReports::report(const StepResult& result) {
+    const auto of_host = expected_.find(result.step);
+    if (of_host == expected_.end())
+        throw Error(ExitCode::failure, strprintf("step %lld is unknown", static_cast<long long>(result.step)));
+    StepRecord record;
+    record.step = result.step;
+    record.loss = static_cast<float>(result.loss);
+    record.lr = static_cast<float>(result.state.learning_rate);
+    record.norm = static_cast<float>(result.state.norm);
+    record.tokens = result.step * options_.total_batch;
+    record.ms = result.ms;
+    record.tokens_per_s = static_cast<double>(options_.total_batch) / result.ms * 1e3;
+    record.products = of_host->second.products;
+    record.skipped = result.state.skipped;
+    record.loss_scale = result.loss_scale;
+    record.batch_hash = fingerprint_text(of_host->second.batch_hash);
+    if (result.state.spike & kLossSpike) record.spike.loss_limit = static_cast<float>(result.loss_limit);
+    if (result.state.spike & kNormSpike) record.spike.norm_limit = result.state.norm_limit;
+    expected_.erase(of_host);
+    directory_.record(record);
+    progress_.step(record, device_bytes_in_use());
+    check_skips(result, options_.max_skips, options_.model_config.layers);
+}
+
+void StepReports::report(const ValRecord& record) {
+    directory_.record(record);
+    progress_.validation(record);
+}
+
+}  // namespace llmc

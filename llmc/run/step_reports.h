@@ -1,0 +1,51 @@
+// The numbers of a step on their way to the terminal and to metrics.jsonl. What the host knows of a step waits here
+// until the device has its results, which the loop asks for while the next step runs.
+#pragma once
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <memory>
+
+#include "llmc/comm/comm.h"
+#include "llmc/linear/matmul.h"
+#include "llmc/optim/step.h"
+#include "llmc/run/metrics.h"
+#include "llmc/run/options.h"
+#include "llmc/run/progress.h"
+
+namespace llmc {
+
+// What the ranks tell each other once at the end of a step.
+struct StepAgreement {
+    int64_t stop = 0;         // the largest of what the ranks say
+    uint64_t batch_hash = 0;  // their sum
+};
+StepAgreement agree(int64_t stop, uint64_t batch_hash, const Comm& comm);
+
+// Matrix products of a micro-step, for the record.
+Products products_of(const ProductCounts& counts);
+
+class StepReports {
+public:
+    StepReports(const Options& options, const ProgressSetup& setup, const Comm& comm, RunDirectory& directory);
+
+    // What the host knows of step `step`, on every rank.
+    void expect(int64_t step, const Products& products, uint64_t batch_hash);
+    // What the device has found. Throws Error(bad_numbers) when too many steps in a row were skipped.
+    void report(const StepResult& result);
+    void report(const ValRecord& record);
+
+private:
+    struct OfHost {
+        Products products;
+        uint64_t batch_hash = 0;
+    };
+
+    const Options& options_;
+    RunDirectory& directory_;
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> nowhere_;
+    Progress progress_;
+    std::map<int64_t, OfHost> expected_;
+};
+
+}  // namespace llmc

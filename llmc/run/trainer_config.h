@@ -1,0 +1,12 @@
+// From flags to what a Trainer is made of: the one place where the names that flags take become typed values.
+#pragma once
+#include "llmc/run/options.h"
+#include "llmc/train/trainer.h"
+
+namespace llmc {
+
+// Of resolved options.
+TrainerConfig trainer_config(const Options& options);
+ReduceOrder reduce_order(const Options& options);
+
+}  // namespace llmc

@@ -1,0 +1,116 @@
+// One home for a training step: a Trainer plans what a run needs, allocates it, and takes micro-batches and steps in
+// the one order in which they are right. It knows no flags, files or terminal; the program, the tests and the
+// benchmarks all train through it.
+//
+//   Trainer<bf16> trainer(config, comm);      // plans; trainer.memory() is known now, on a machine without a GPU too
+//   trainer.allocate();
+//   trainer.initialize(seed);                 // or set_weight() of every tensor; then weights_are_set()
+//   for (...) {
+//       trainer.begin_step(continues);
+//       for (int m = 0; m < config.micro_steps; m++) trainer.micro_step(tokens, targets);
+//       trainer.finish_step();
+//       while (auto result = trainer.take_result(1)) ...   // of the step before: the device goes on meanwhile
+//   }
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/comm/comm.h"
+#include "llmc/linear/matmul.h"
+#include "llmc/model/fp8_tensors.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/optim/step.h"
+#include "llmc/shard/parameters.h"
+#include "llmc/train/memory_by_kind.h"
+
+namespace llmc {
+
+// Everything that decides what a run computes, but for its data and the type of its activations.
+struct TrainerConfig {
+    ModelConfig model;
+    int batch = 1, seq = 0;  // B sequences of T tokens a micro-batch of one rank
+    int micro_steps = 1;     // a step
+    Recompute recompute = Recompute::gelu;
+    bool tf32 = false;
+    FastAccumulation fast_accumulation = FastAccumulation::forward;
+    std::optional<Fp8Config> fp8;  // with bf16 activations alone
+    std::string fp8_layers = "all";
+    Sharding sharding;  // but for its `fp8`, which follows from the above
+    ScheduleConfig schedule;
+    AdamWConfig adamw;
+    double clip = 0;  // 0: off
+    LossScaleConfig loss_scale;
+    bool skip_spikes = false;
+
+    Fp8Scaling fp8_scaling() const { return fp8 ? scaling_of(fp8->recipe) : Fp8Scaling::tensor; }
+};
+
+template <class Real>
+class Trainer {
+public:
+    Trainer(const TrainerConfig& config, const Comm& comm);
+    ~Trainer();
+    Trainer(const Trainer&) = delete;
+    Trainer& operator=(const Trainer&) = delete;
+
+    MemoryByKind memory() const;
+    void allocate();
+
+    // Weights: those of step 0, or tensor by tensor under the table's names (every rank gives, and gets, the same; wte
+    // may come without its padded rows). After the last set_weight(), weights_are_set().
+    void initialize(uint64_t seed);
+    void set_weight(const std::string& name, const std::vector<float>& values);
+    void weights_are_set();
+    std::vector<float> get_weight(const std::string& name) const;
+
+    // `continues`: nothing has run since the step before. `count_losses`: casts to FP8 count what they lose.
+    void begin_step(bool continues, bool count_losses);
+    // tokens, targets (B, T), on the host. `weight`: of this micro-batch in the step's loss, beside the others.
+    void micro_step(const int* tokens, const int* targets, float weight = 1.0f);
+    // Optimizer, FP8 scales, layers that leave FP8 (returned), and the working copies for the next step.
+    std::vector<Fp8Loss> finish_step();
+    // The oldest step that has not been asked for, if more than `leave` are at work: waits for the device.
+    std::optional<StepResult> take_result(int leave) { return results_->take(leave); }
+    int64_t steps() const { return step_; }  // finished, in this run
+    // Matrix products of a micro-step of the last step, and those in FP8 that there should be.
+    const ProductCounts& products() const { return products_; }
+    int64_t expected_fp8_products() const;
+
+    // The loss of batches that are not trained on: sums over all ranks; waits for the device.
+    struct LossSum {
+        double sum = 0, count = 0;
+    };
+    LossSum evaluate(const int* tokens, const int* targets);
+
+    const TrainerConfig& config() const { return config_; }
+    const Comm& comm() const { return comm_; }
+    const ParameterTable& table() const { return table_; }
+    const Sharding& sharding() const { return sharding_; }
+    stream_t stream() const { return stream_; }
+    Parameters<Real>& parameters() { return parameters_; }
+    Matmul& matmul() { return matmul_; }
+    Fp8Tensors* fp8() { return fp8_.get(); }  // nullptr: none
+    Gpt2<Real>& model() { return model_; }
+    Optimizer<Real>& optimizer() { return optimizer_; }
+
+private:
+    const TrainerConfig config_;
+    const Comm comm_;
+    const ParameterTable table_;
+    const Sharding sharding_;
+    stream_t stream_{};
+    Parameters<Real> parameters_;
+    Matmul matmul_;
+    std::unique_ptr<Fp8Tensors> fp8_;
+    Gpt2<Real> model_;
+    Optimizer<Real> optimizer_;
+    std::optional<StepResults> results_;  // and the stream: once allocated
+    int micro_step_ = 0;                  // of this step
+    int64_t step_ = 0;
+    ProductCounts products_;
+};
+
+}  // namespace llmc

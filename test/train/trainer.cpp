@@ -1,0 +1,94 @@
+// A trainer as a whole: its steps are made in one order, it takes the memory that it has planned, and what lies between
+// two steps leaves no trace in them.
+#include "llmc/train/trainer.h"
+
+#include "test/model/gpt2_fixture.h"
+#include "test/suites.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+TrainerConfig small_config(bool fp8, int micro_steps) {
+    ModelConfig model;
+    model.name = "small";
+    model.layers = 2, model.heads = 2, model.channels = 64, model.vocab = 101, model.context = 32;
+    const Fp8Config delayed;
+    TrainerConfig config = trainer_config(model, 2, 32, Recompute::gelu, fp8 ? &delayed : nullptr);
+    config.micro_steps = micro_steps;
+    config.schedule = {ScheduleKind::constant, 1e-3, 0, 100, 0};
+    config.clip = 1.0;
+    return config;
+}
+
+Batch batch_of(int index) {
+    Batch batch;
+    for (int i = 0; i < 64; i++) batch.tokens.push_back((index * 31 + i * i + 7) % 101);
+    for (int i = 0; i < 64; i++) batch.targets.push_back((batch.tokens[static_cast<size_t>(i)] * 3 + 1) % 101);
+    return batch;
+}
+
+template <class Real>
+void step(TestModel<Real>& test, int index) {
+    test.begin_step();
+    for (int m = 0; m < test.trainer.config().micro_steps; m++) {
+        const Batch batch = batch_of(index * 8 + m);
+        test.trainer.micro_step(batch.tokens.data(), batch.targets.data());
+    }
+    test.finish_step();
+}
+
+}  // namespace
+
+TEST_CASE("trainer: a step has as many micro-steps as were asked for") {
+    TestModel<float> test(small_config(false, 2));
+    test.trainer.initialize(1);
+    const Batch batch = batch_of(0);
+    for (const int given : {0, 1, 3}) {
+        CAPTURE(given);
+        test.begin_step();
+        for (int m = 0; m < given; m++) test.trainer.micro_step(batch.tokens.data(), batch.targets.data());
+        CHECK_THROWS_AS(test.trainer.finish_step(), Error);
+    }
+    step(test, 0);
+    CHECK(test.trainer.steps() == 1);
+    CHECK(test.trainer.products().fp32 == 3 * (4 * 2 + 1));  // of a micro-step, GELU recomputed without one
+}
+
+TEST_CASE_TEMPLATE("trainer: takes the memory that it has planned", Real, float, bf16) {
+    for (const bool fp8 : {false, true}) {
+        if (fp8 && std::is_same_v<Real, float>) continue;
+        const TrainerConfig config = small_config(fp8, 1);
+        const MemoryByKind planned = Trainer<Real>(config, Comm::self()).memory();
+        size_t before[kMemoryKinds];
+        for (size_t kind = 0; kind < kMemoryKinds; kind++) before[kind] = device_memory_use(MemoryKind(kind)).bytes;
+        TestModel<Real> test(config);
+        for (size_t kind = 0; kind < kMemoryKinds; kind++) {
+            CAPTURE(kMemoryKindNames[kind]);
+            CHECK(device_memory_use(MemoryKind(kind)).bytes - before[kind] == planned[MemoryKind(kind)]);
+        }
+    }
+}
+
+// Validation, samples and reading weights, between two steps and between two micro-steps.
+TEST_CASE("trainer: what does not train changes nothing" * doctest::test_suite(kNotUnderTsan)) {
+    for (const bool fp8 : {false, true}) {
+        TestModel<bf16> plain(small_config(fp8, 2)), watched(small_config(fp8, 2));
+        plain.trainer.initialize(1);
+        watched.trainer.initialize(1);
+        const Batch other = batch_of(100);
+        for (int i = 0; i < 3; i++) {
+            step(plain, i);
+            watched.trainer.evaluate(other.tokens.data(), other.targets.data());
+            watched.model.next_token_logits(other.tokens.data(), 20, watched.stream);
+            watched.trainer.get_weight("h.1.fc.weight");
+            step(watched, i);
+        }
+        CHECK(same_bits(all_weights(plain.parameters, plain.stream), all_weights(watched.parameters, watched.stream)));
+        // Its own control: another batch does change it.
+        step(plain, 3);
+        step(watched, 4);
+        CHECK(!same_bits(all_weights(plain.parameters, plain.stream), all_weights(watched.parameters, watched.stream)));
+    }
+}
