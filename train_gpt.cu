@@ -58,7 +58,7 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
     StepReports reports(o,
                         {last_step, static_cast<double>(o.total_batch), o.model_config.flops_per_token(o.seq),
                          peak_tflops(ranks.device, o.precision), comm.world()},
-                        comm, directory);
+                        trainer.fp8(), comm, directory);
     const auto report_all_but = [&](int leave) {
         const ProfileRange range("wait for results");
         while (const std::optional<StepResult> result = trainer.take_result(leave)) reports.report(*result);
@@ -93,8 +93,8 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
             }
             trainer.micro_step(tokens.data(), targets.data());
         }
-        for (const Fp8Loss& loss : trainer.finish_step())
-            report_fallback(step - 1, loss, trainer.config().fp8->fallback, comm, directory);
+        for (const Fp8Fallback& fallback : trainer.finish_step())
+            report_fallback(step - 1, fallback, *trainer.fp8(), comm, directory);
 
         // A stop anywhere is a stop everywhere, after the same step.
         const bool out_of_time = o.max_minutes > 0 && wall_seconds() - start > o.max_minutes * 60;
@@ -116,7 +116,7 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
         if (profiled) finish_profile(profiler, step, comm, directory);
         if (stop != kGoOn) continue;
         interrupted = validate_and_sample(step, step == last_step) || profiled;
-        if (fp8_recorded) record_fp8(step, *trainer.fp8(), o.model_config.layers, comm, trainer.stream(), directory);
+        if (fp8_recorded) record_fp8(step, *trainer.fp8(), comm, trainer.stream(), directory);
     }
     report_all_but(0);
     if (stop != kGoOn && comm.is_main())

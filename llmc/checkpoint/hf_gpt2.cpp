@@ -12,48 +12,12 @@
 
 #include "llmc/checkpoint/weight_files.h"
 #include "llmc/device/error.h"
-#include "llmc/model/config.h"
 
 namespace llmc {
 
 namespace {
 
 const char* const kPrefix = "transformer.";
-
-// One parameter of a block. Extents are in channels and in our order (out, in); columns 0 is a vector.
-struct BlockParameter {
-    const char* ours;
-    const char* hf;
-    int64_t rows, columns;
-};
-
-constexpr BlockParameter kBlock[] = {
-    {"ln1.weight", "ln_1.weight", 1, 0},
-    {"ln1.bias", "ln_1.bias", 1, 0},
-    {"qkv.weight", "attn.c_attn.weight", 3, 1},
-    {"qkv.bias", "attn.c_attn.bias", 3, 0},
-    {"attn_proj.weight", "attn.c_proj.weight", 1, 1},
-    {"attn_proj.bias", "attn.c_proj.bias", 1, 0},
-    {"ln2.weight", "ln_2.weight", 1, 0},
-    {"ln2.bias", "ln_2.bias", 1, 0},
-    {"fc.weight", "mlp.c_fc.weight", 4, 1},
-    {"fc.bias", "mlp.c_fc.bias", 4, 0},
-    {"fc_proj.weight", "mlp.c_proj.weight", 1, 4},
-    {"fc_proj.bias", "mlp.c_proj.bias", 1, 0},
-};
-
-// "h.12.qkv.weight": splits off "h.12." and finds the rest; nullptr if the name is not of that form.
-const BlockParameter* find_block_parameter(const std::string& ours, std::string* block) {
-    if (ours.compare(0, 2, "h.") != 0) return nullptr;
-    const size_t dot = ours.find('.', 2);
-    if (dot == std::string::npos || dot == 2 || ours.find_first_not_of("0123456789", 2) != dot) return nullptr;
-    *block = ours.substr(0, dot + 1);
-    const std::string rest = ours.substr(dot + 1);
-    for (const BlockParameter& parameter : kBlock) {
-        if (rest == parameter.ours) return &parameter;
-    }
-    return nullptr;
-}
 
 // (rows, columns) -> (columns, rows), in tiles so that neither side strides through memory.
 std::vector<float> transpose(const std::vector<float>& in, int64_t rows, int64_t columns) {
@@ -77,19 +41,17 @@ int64_t count_elements(const std::vector<int64_t>& shape) {
     return count;
 }
 
-void check_config(const std::string& path, const HfGpt2Config& config) {
+void check_config(const std::string& path, const ModelConfig& config) {
     const bool positive = config.layers > 0 && config.channels > 0 && config.heads > 0 && config.vocab > 0 &&
                           config.context > 0 && config.channels % config.heads == 0;
     if (positive) return;
     throw Error(ExitCode::checkpoint,
-                strprintf("%s: layers=%lld channels=%lld heads=%lld vocab=%lld context=%lld is no GPT-2: all must be "
-                          "positive and channels a multiple of heads",
-                          path.c_str(), static_cast<long long>(config.layers), static_cast<long long>(config.channels),
-                          static_cast<long long>(config.heads), static_cast<long long>(config.vocab),
-                          static_cast<long long>(config.context)));
+                strprintf("%s: layers=%d channels=%d heads=%d vocab=%d context=%d is no GPT-2: all must be positive "
+                          "and channels a multiple of heads",
+                          path.c_str(), config.layers, config.channels, config.heads, config.vocab, config.context));
 }
 
-nlohmann::ordered_json hf_config(const HfGpt2Config& config) {
+nlohmann::ordered_json hf_config(const ModelConfig& config) {
     nlohmann::ordered_json json = {
         {"architectures", {"GPT2LMHeadModel"}},
         {"model_type", "gpt2"},
@@ -114,7 +76,7 @@ nlohmann::ordered_json hf_config(const HfGpt2Config& config) {
     return json;
 }
 
-void write_config(const std::string& model_path, const HfGpt2Config& config) {
+void write_config(const std::string& model_path, const ModelConfig& config) {
     const size_t slash = model_path.rfind('/');
     const std::string path = (slash == std::string::npos ? "" : model_path.substr(0, slash + 1)) + "config.json";
     const std::string temporary = path + ".tmp";
@@ -144,10 +106,10 @@ bool is_ignored(const std::string& name) {
     return name == "lm_head.weight" || ends_with(".attn.bias") || ends_with(".attn.masked_bias");
 }
 
-// Names in the file, in the order of specs. Every tensor is there in the right shape and type, and no other is.
-std::vector<std::string> match_tensors(const WeightFiles& file, const std::vector<TensorSpec>& specs) {
+// Names in the file, in the order of `tensors`. Every tensor is there in the right shape and type, and no other is.
+std::vector<std::string> match_tensors(const WeightFiles& file, const std::vector<HfTensor>& tensors) {
     std::vector<std::string> names;
-    for (const TensorSpec& spec : specs) {
+    for (const auto& [ours, spec, transposed] : tensors) {
         const std::string name = name_in_file(file, spec.name);
         const std::string wanted = shape_text(spec.shape);
         if (name.empty()) {
@@ -180,7 +142,7 @@ std::vector<std::string> match_tensors(const WeightFiles& file, const std::vecto
 }
 
 // config.json says what shapes cannot, the number of heads above all, and what its model computes otherwise than ours.
-void check_described(const std::string& path, const HfGpt2Config& config) {
+void check_described(const std::string& path, const ModelConfig& config) {
     if (path.empty()) return;
     ModelConfig described;
     try {
@@ -218,87 +180,56 @@ void check_tied(const WeightFiles& file, const std::vector<float>& wte) {
 
 }  // namespace
 
-std::vector<std::string> gpt2_parameter_names(int64_t layers) {
-    std::vector<std::string> names = {"wte", "wpe"};
-    for (int64_t layer = 0; layer < layers; ++layer) {
-        for (const BlockParameter& parameter : kBlock) {
-            names.push_back("h." + std::to_string(layer) + "." + parameter.ours);
-        }
+std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
+    const bool transposes = config.table(config).hf_transposed;
+    std::vector<HfTensor> tensors;
+    for (const TensorRow& row : all_tensors(config)) {
+        HfTensor tensor{row.name, {kPrefix + row.hf_name, "F32", {row.rows}}, false};
+        if (row.is_matrix()) tensor.spec.shape.push_back(row.columns);
+        tensor.transposed = transposes && row.is_matrix() && row.name.rfind("h.", 0) == 0;
+        if (tensor.transposed) std::swap(tensor.spec.shape[0], tensor.spec.shape[1]);
+        tensors.push_back(tensor);
     }
-    names.push_back("lnf.weight");
-    names.push_back("lnf.bias");
-    return names;
+    return tensors;
 }
 
-std::string hf_name(const std::string& ours) {
-    static const std::map<std::string, std::string> outside_blocks = {
-        {"wte", "wte.weight"}, {"wpe", "wpe.weight"}, {"lnf.weight", "ln_f.weight"}, {"lnf.bias", "ln_f.bias"}};
-    const auto found = outside_blocks.find(ours);
-    if (found != outside_blocks.end()) return kPrefix + found->second;
-    std::string block;
-    const BlockParameter* parameter = find_block_parameter(ours, &block);
-    if (!parameter) throw Error(ExitCode::checkpoint, strprintf("%s is no parameter of a GPT-2", ours.c_str()));
-    return kPrefix + block + parameter->hf;
-}
-
-bool hf_transposed(const std::string& ours) {
-    std::string block;
-    const BlockParameter* parameter = find_block_parameter(ours, &block);
-    return parameter && parameter->columns > 0;
-}
-
-std::vector<TensorSpec> hf_specs(int64_t layers, int64_t channels, int64_t vocab, int64_t context) {
-    std::vector<TensorSpec> specs;
-    for (const std::string& ours : gpt2_parameter_names(layers)) {
-        TensorSpec spec{hf_name(ours), "F32", {channels}};
-        std::string block;
-        const BlockParameter* parameter = find_block_parameter(ours, &block);
-        if (ours == "wte") spec.shape = {vocab, channels};
-        if (ours == "wpe") spec.shape = {context, channels};
-        if (parameter) spec.shape = {parameter->rows * channels};
-        if (parameter && parameter->columns) spec.shape.insert(spec.shape.begin(), parameter->columns * channels);
-        specs.push_back(spec);
-    }
-    return specs;
-}
-
-void export_hf(const std::string& path, const HfGpt2Config& config,
+void export_hf(const std::string& path, const ModelConfig& config,
                const std::function<void(const std::string& ours, std::vector<float>& out)>& fetch) {
     check_config(path, config);
-    const std::vector<std::string> names = gpt2_parameter_names(config.layers);
-    const std::vector<TensorSpec> specs = hf_specs(config.layers, config.channels, config.vocab, config.context);
+    std::vector<TensorSpec> specs;
+    for (const HfTensor& tensor : hf_tensors(config)) specs.push_back(tensor.spec);
     SafetensorsWriter writer(path, specs, {{"format", "pt"}});  // Hugging Face refuses a file without this entry
     std::vector<float> values;
-    for (size_t i = 0; i < names.size(); ++i) {
-        const std::vector<int64_t>& shape = specs[i].shape;
-        const size_t count = static_cast<size_t>(count_elements(shape));
+    for (const auto& [ours, spec, transposed] : hf_tensors(config)) {
+        const size_t count = static_cast<size_t>(count_elements(spec.shape));
         values.clear();
-        fetch(names[i], values);
-        const bool padded = names[i] == "wte" && values.size() > count && values.size() % config.channels == 0;
+        fetch(ours, values);
+        const size_t columns = static_cast<size_t>(spec.shape.back());
+        const bool padded = !transposed && spec.shape.size() == 2 && values.size() > count && values.size() % columns == 0;
         if (values.size() != count && !padded) {
             throw Error(ExitCode::checkpoint, strprintf("%s: parameter %s has %zu elements, %zu are needed",
-                                                        path.c_str(), names[i].c_str(), values.size(), count));
+                                                        path.c_str(), ours.c_str(), values.size(), count));
         }
-        if (hf_transposed(names[i])) values = transpose(values, shape[1], shape[0]);
-        writer.write(specs[i].name, values.data(), count * sizeof(float));
+        if (transposed) values = transpose(values, spec.shape[1], spec.shape[0]);
+        writer.write(spec.name, values.data(), count * sizeof(float));
     }
     writer.finish();
     write_config(path, config);
 }
 
-void import_hf(const std::string& path, const HfGpt2Config& config,
+void import_hf(const std::string& path, const ModelConfig& config,
                const std::function<void(const std::string& ours, const std::vector<float>& values)>& store) {
     check_config(path, config);
     const WeightFiles file(path);
     check_described(file.config_path(), config);
-    const std::vector<std::string> ours = gpt2_parameter_names(config.layers);
-    const std::vector<TensorSpec> specs = hf_specs(config.layers, config.channels, config.vocab, config.context);
-    const std::vector<std::string> names = match_tensors(file, specs);
+    const std::vector<HfTensor> tensors = hf_tensors(config);
+    const std::vector<std::string> names = match_tensors(file, tensors);
     for (size_t i = 0; i < names.size(); ++i) {
+        const auto& [ours, spec, transposed] = tensors[i];
         std::vector<float> values = file.read_floats(names[i]);
-        if (ours[i] == "wte") check_tied(file, values);
-        if (hf_transposed(ours[i])) values = transpose(values, specs[i].shape[0], specs[i].shape[1]);
-        store(ours[i], values);
+        if (ours == "wte") check_tied(file, values);
+        if (transposed) values = transpose(values, spec.shape[0], spec.shape[1]);
+        store(ours, values);
     }
 }
 

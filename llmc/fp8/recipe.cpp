@@ -22,53 +22,46 @@ Fp8Scaling scaling_of(Fp8Recipe recipe) {
                                         : Fp8Scaling::tensor;
 }
 
-const char* name_of(BlockLinear linear) {
-    switch (linear) {
-        case BlockLinear::qkv:
-            return "qkv";
-        case BlockLinear::attn_proj:
-            return "attn_proj";
-        case BlockLinear::fc:
-            return "fc";
-        case BlockLinear::fc_proj:
-            return "fc_proj";
-    }
-    return "";
-}
-
-Fp8Layers::Fp8Layers(const std::string& text, int blocks)
-    : fp8_(static_cast<size_t>(blocks) + 1, std::vector<bool>(kBlockLinears, false)) {
+Fp8Layers::Fp8Layers(const std::string& text, int blocks, const std::vector<std::string>& names) {
     size_t begin = 0;
     while (begin <= text.size()) {
         const size_t end = std::min(text.find(',', begin), text.size());
         std::string term = text.substr(begin, end - begin);
         const bool value = term.empty() || term[0] != '-';
         if (!term.empty() && (term[0] == '-' || term[0] == '+')) term = term.substr(1);
-        apply(term, value);
+        apply(term, value, blocks, names);
         begin = end + 1;
     }
 }
 
-void Fp8Layers::apply(const std::string& term, bool value) {
-    const int blocks = this->blocks();
+void Fp8Layers::set(const std::string& layer, bool value) {
+    if (value)
+        fp8_.insert(layer);
+    else
+        fp8_.erase(layer);
+}
+
+void Fp8Layers::apply(const std::string& term, bool value, int blocks, const std::vector<std::string>& names) {
     auto refuse = [&] {
+        std::string known;
+        for (const std::string& name : names) known += name + ", ";
         throw Error(ExitCode::bad_flags, "--fp8-layers: unknown layer '" + term +
                                              "'; known are all, none, first, last, block0 to block" +
-                                             std::to_string(blocks - 1) +
-                                             ", qkv, attn_proj, fc, fc_proj, block0.fc_proj and the like, and lm_head");
+                                             std::to_string(blocks - 1) + ", " + known + "block0." + names.back() +
+                                             " and the like, and " + kHeadLayer);
     };
     if (term.empty()) refuse();  // "all," would otherwise be read as all layers again
+    if (term == "none") fp8_.clear();
+    if (term == kHeadLayer) set(kHeadLayer, value);
+    if (term == "none" || term == kHeadLayer) return;
     int first = 0, last = blocks - 1;
-    std::string linear = term;
-    if (term == "none") value = false;
-    if (term == "none" || term == "lm_head") fp8_.back()[static_cast<size_t>(kHeadLinear)] = value;
-    if (term == "lm_head") return;
-    if (term == "all" || term == "none")
-        linear.clear();
+    std::string wanted = term;  // of the blocks' layers; "": all
+    if (term == "all")
+        wanted.clear();
     else if (term == "first")
-        last = 0, linear.clear();
+        last = 0, wanted.clear();
     else if (term == "last")
-        first = last, linear.clear();
+        first = last, wanted.clear();
     else if (term.rfind("block", 0) == 0) {
         const size_t dot = term.find('.');
         const std::string number = term.substr(5, dot == std::string::npos ? dot : dot - 5);
@@ -76,24 +69,17 @@ void Fp8Layers::apply(const std::string& term, bool value) {
             refuse();
         first = last = std::atoi(number.c_str());
         if (first >= blocks) refuse();
-        linear = dot == std::string::npos ? "" : term.substr(dot + 1);
-        if (dot != std::string::npos && linear.empty()) refuse();
+        wanted = dot == std::string::npos ? "" : term.substr(dot + 1);
+        if (dot != std::string::npos && wanted.empty()) refuse();
     }
-    bool known = linear.empty();
+    bool known = wanted.empty();
     for (int block = first; block <= last; block++)
-        for (const BlockLinear l : kBlockLinearLayers) {
-            if (!linear.empty() && linear != name_of(l)) continue;
-            fp8_[static_cast<size_t>(block)][static_cast<size_t>(l)] = value;
+        for (const std::string& name : names) {
+            if (!wanted.empty() && wanted != name) continue;
+            set("h." + std::to_string(block) + "." + name, value);
             known = true;
         }
     if (!known) refuse();
-}
-
-int Fp8Layers::count() const {
-    int n = 0;
-    for (int block = 0; block < blocks(); block++)
-        for (const bool fp8 : fp8_[static_cast<size_t>(block)]) n += fp8;
-    return n;
 }
 
 Fp8FallbackRule fp8_fallback_from_text(const std::string& text) {

@@ -1,5 +1,6 @@
 // How FP8 scales are found, and which layers use them: the --fp8-* flags as values.
 #pragma once
+#include <set>
 #include <string>
 #include <vector>
 
@@ -42,33 +43,24 @@ struct Fp8Config {
 };
 constexpr int kMaxAmaxHistory = 1024;
 
-// The four linear layers of a block.
-enum class BlockLinear { qkv, attn_proj, fc, fc_proj };
-constexpr BlockLinear kBlockLinearLayers[] = {BlockLinear::qkv, BlockLinear::attn_proj, BlockLinear::fc,
-                                              BlockLinear::fc_proj};
-constexpr int kBlockLinears = 4;
-constexpr BlockLinear kHeadLinear = BlockLinear::qkv;  // where the head is listed as one more block
-const char* name_of(BlockLinear linear);
-
 // Which linear layers run in FP8, from --fp8-layers: "all" or "none", then terms that add (+) or take away (-):
 // "first" and "last" block, "block7", a layer's name in every block ("fc_proj"), or one layer ("block7.fc_proj").
 // "lm_head" is in none of them but its own name. Example: all,-first,-last,-block7,-fc_proj,+lm_head
+//
+// Layers are known by their names: layer fc_proj of block 7 is "h.7.fc_proj".
 class Fp8Layers {
 public:
-    Fp8Layers(const std::string& text, int blocks);
-    bool is_fp8(int block, BlockLinear linear) const {
-        return fp8_[static_cast<size_t>(block)][static_cast<size_t>(linear)];
-    }
-    bool head() const { return is_fp8(blocks(), kHeadLinear); }
-    int count() const;  // of the blocks
-    void take_away(int block, BlockLinear linear) {
-        fp8_[static_cast<size_t>(block)][static_cast<size_t>(linear)] = false;
-    }
+    Fp8Layers() = default;  // none
+    // `names`: of the linear layers that each of the blocks has.
+    Fp8Layers(const std::string& text, int blocks, const std::vector<std::string>& names);
+    bool is_fp8(const std::string& layer) const { return fp8_.count(layer) > 0; }
+    int count() const { return static_cast<int>(fp8_.size()); }
 
 private:
-    int blocks() const { return static_cast<int>(fp8_.size()) - 1; }
-    void apply(const std::string& term, bool value);
-    std::vector<std::vector<bool>> fp8_;  // (blocks, 4), and of one more, the head alone
+    void apply(const std::string& term, bool value, int blocks, const std::vector<std::string>& names);
+    void set(const std::string& layer, bool value);
+    std::set<std::string> fp8_;
 };
+constexpr const char* kHeadLayer = "lm_head";
 
 }  // namespace llmc

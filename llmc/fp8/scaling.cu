@@ -19,17 +19,6 @@ const char* name_of(Fp8Role role) {
     return "";
 }
 
-std::string Fp8TensorId::name() const {
-    if (head) return std::string("lm_head.") + name_of(role);
-    return "h." + std::to_string(block) + "." + name_of(linear) + "." + name_of(role);
-}
-
-Fp8TensorId fp8_tensor(int index, int blocks) {
-    const int block = index / (kBlockLinears * kFp8Roles);
-    return {block, static_cast<BlockLinear>(index / kFp8Roles % kBlockLinears), static_cast<Fp8Role>(index % kFp8Roles),
-            block == blocks};
-}
-
 namespace {
 
 constexpr int kThreads = 128;

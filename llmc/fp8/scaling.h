@@ -25,22 +25,8 @@ enum class Fp8Role { x, w, dout };
 constexpr int kFp8Roles = 3;
 const char* name_of(Fp8Role role);
 
-constexpr int kMaxBlocks = 1 << 20;
-
-// Where a tensor stands in the table: (block, linear, role), all tensors of a block after each other. Behind those of
-// all blocks come the head's, if it is in FP8: as those of one more block's first linear layer.
-struct Fp8TensorId {
-    int block;
-    BlockLinear linear;
-    Fp8Role role;
-    int index() const {
-        return (block * kBlockLinears + static_cast<int>(linear)) * kFp8Roles + static_cast<int>(role);
-    }
-    bool head = false;
-    std::string name() const;  // "h.3.fc_proj.dout", "lm_head.x"
-};
-// `blocks`: of the model, behind which the head is; where there is none it does not matter.
-Fp8TensorId fp8_tensor(int index, int blocks = kMaxBlocks);
+// Tensors are numbered layer by layer, in the order in which forward comes to them, and in a layer by role.
+constexpr Fp8Role role_of(int tensor) { return static_cast<Fp8Role>(tensor % kFp8Roles); }
 
 // Launchers. `states` (count), `history` (count, length) with the oldest entry first; zero means empty.
 //

@@ -108,6 +108,7 @@ class Matmul {
 public:
     struct LinearShape {
         int N, C, OC;
+        bool operator==(const LinearShape&) const = default;
     };
 
     // allow_tf32: FP32 operands may be rounded to TF32 (GPU only). Otherwise FP32 products are true FP32. `scaling`: of

@@ -162,20 +162,25 @@ int ModelConfig::padded_vocab() const { return (vocab + 127) / 128 * 128; }
 int ModelConfig::head_dim() const { return heads > 0 ? channels / heads : 0; }
 
 int64_t ModelConfig::parameters() const {
-    const int64_t L = layers, C = channels;
-    const int64_t block = 12 * C * C + 13 * C;  // qkv 3CC+3C, attn_proj CC+C, fc 4CC+4C, fc_proj 4CC+C, two norms 4C
-    return (int64_t{vocab} + context) * C + L * block + 2 * C;
+    const ModelTable tensors = table(*this);
+    int64_t sum = layers * tensors.block_parameters();
+    for (const auto* rows : {&tensors.embedding, &tensors.final})
+        for (const TensorRow& row : *rows) sum += row.count();
+    return sum;
 }
 
 int64_t ModelConfig::padded_parameters() const { return parameters() + int64_t{padded_vocab() - vocab} * channels; }
 
 int64_t ModelConfig::matrix_parameters() const {
-    const int64_t L = layers, C = channels;
-    return 12 * L * C * C + int64_t{vocab} * C;
+    return layers * table(*this).block_matrix_parameters() + int64_t{vocab} * channels;
+}
+
+double ModelConfig::attention_flops_per_token(int T) const {
+    return table(*this).attention ? 6.0 * layers * static_cast<double>(channels) * T : 0;
 }
 
 double ModelConfig::flops_per_token(int T) const {
-    return 6.0 * static_cast<double>(matrix_parameters()) + 6.0 * layers * static_cast<double>(channels) * T;
+    return 6.0 * static_cast<double>(matrix_parameters()) + attention_flops_per_token(T);
 }
 
 void ModelConfig::validate() const {

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "llmc/model/model_table.h"
+
 namespace llmc {
 
 struct ModelConfig {
@@ -14,6 +16,8 @@ struct ModelConfig {
     int channels = 0;  // C
     int vocab = 0;     // V; 0 in a file that leaves it to the data
     int context = 0;   // longest sequence; 0 in a file that leaves it to -t
+    // The tensors of this architecture: GPT-2's, or those of another type of block.
+    ModelTable (*table)(const ModelConfig&) = gpt2_table;
 
     int padded_vocab() const;  // Vp: V rounded up to 128; the extra rows are never predicted
     int head_dim() const;      // C / NH
@@ -23,7 +27,7 @@ struct ModelConfig {
     int64_t parameters() const;
     int64_t padded_parameters() const;
 
-    // Elements that take part in matrix products: four matrices a block and the head. The head is the embedding, used
+    // Elements that take part in matrix products: the blocks' matrices and the head. The head is the embedding, used
     // once as a matrix (as a lookup table it costs nothing).
     int64_t matrix_parameters() const;
 
@@ -32,6 +36,7 @@ struct ModelConfig {
     // and the backward twice as much again. Recomputation and the padded vocabulary are not useful work and not
     // counted.
     double flops_per_token(int T) const;
+    double attention_flops_per_token(int T) const;  // of them
 
     // Throws Error(bad_flags) when the kernels cannot train this shape.
     void validate() const;

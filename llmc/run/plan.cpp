@@ -74,18 +74,17 @@ LinearTime linear_time(const Rates& r, double size, double M, double K, double N
             std::max(compute, dgrad_bytes / r.bytes) + std::max(compute, wgrad_bytes / r.bytes)};
 }
 
-// The four products of every block over M tokens; attn_proj and fc_proj also read the residual stream they add to.
-LinearTime blocks_time(const Rates& r, double M, double C, const Fp8Layers& fp8, int blocks) {
+// The products of every block over M tokens; those that add to the residual stream also read it.
+LinearTime blocks_time(const Rates& r, double M, const Fp8Layers& fp8, const ModelConfig& model) {
     LinearTime sum{0, 0};
-    for (int block = 0; block < blocks; block++)
-        for (const BlockLinear linear : kBlockLinearLayers) {
-            const double K = linear == BlockLinear::fc_proj ? 4 * C : C;
-            const double N = linear == BlockLinear::qkv ? 3 * C : linear == BlockLinear::fc ? 4 * C : C;
-            const bool adds = linear == BlockLinear::attn_proj || linear == BlockLinear::fc_proj;
-            const LinearTime t = linear_time(r, fp8.is_fp8(block, linear) ? 1 : 2, M, K, N, adds ? 2 : 1);
-            sum.forward += t.forward;
-            sum.backward += t.backward;
-        }
+    for (const TensorRow& row : all_tensors(model)) {
+        if (!row.is_matrix() || row.name.rfind("h.", 0) != 0) continue;
+        const bool is_fp8 = fp8.is_fp8(row.name.substr(0, row.name.rfind('.')));
+        const LinearTime t =
+            linear_time(r, is_fp8 ? 1 : 2, M, row.columns, row.rows, row.init == Init::residual ? 2 : 1);
+        sum.forward += t.forward;
+        sum.backward += t.backward;
+    }
     return sum;
 }
 
@@ -107,7 +106,7 @@ std::string row(const char* name, const std::string& value, const std::string& n
 }
 
 std::string model_section(const ModelConfig& m, int T) {
-    const double attention = 6.0 * m.layers * static_cast<double>(m.channels) * T;
+    const double attention = m.attention_flops_per_token(T);
     std::string text =
         strprintf("Model %s: %d layers, %d heads of %d, %d channels, vocabulary %d (padded to %d), context %d\n",
                   m.name.c_str(), m.layers, m.heads, m.head_dim(), m.channels, m.vocab, m.padded_vocab(), m.context);
@@ -233,14 +232,17 @@ StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const G
     const double tokens = static_cast<double>(tokens_a_step(in)) / in.ranks;  // of a step, on this rank
     const double times = tokens / M;                                          // micro-steps
     const Rates r = rates_of(gpu, model.head_dim(), in.seq);
-    const Fp8Layers fp8(precision == "fp8" ? in.fp8_layers : "none", model.layers);
-    const double fp8_share = fp8.count() / (L * kBlockLinears);
+    const std::vector<std::string> linear = linear_names(model);
+    const Fp8Layers fp8(precision == "fp8" ? in.fp8_layers : "none", model.layers, linear);
+    const bool fp8_head = fp8.is_fp8(kHeadLayer);
+    const double fp8_share = (fp8.count() - (fp8_head ? 1 : 0)) / (L * static_cast<double>(linear.size()));
 
-    const LinearTime blocks = blocks_time(r, M, C, fp8, model.layers);
-    const LinearTime head = linear_time(r, fp8.head() ? 1 : 2, M, C, Vp, 1);
-    const double attention_forward =
-        2 * T * C / r.attention_forward;  // per token and layer; backward has 5 products, not 2
-    const double attention_backward = 5 * T * C / r.attention_backward;
+    const LinearTime blocks = blocks_time(r, M, fp8, model);
+    const LinearTime head = linear_time(r, fp8_head ? 1 : 2, M, C, Vp, 1);
+    // Per token and layer; backward has 5 products, not 2.
+    const double attention = model.table(model).attention ? T * C : 0;
+    const double attention_forward = 2 * attention / r.attention_forward;
+    const double attention_backward = 5 * attention / r.attention_backward;
 
     StepTime t;
     t.block_gemms = 1e3 * (blocks.forward + blocks.backward) * times;

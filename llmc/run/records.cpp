@@ -15,7 +15,7 @@ namespace {
 
 // What the ranks have counted in each FP8 tensor, added up.
 void add_counts(std::vector<Fp8State>& states, const Comm& comm) {
-    if (comm.world() == 1) return;
+    if (comm.world() == 1 || states.empty()) return;
     const size_t n = states.size();
     std::vector<Fp8State> all(n * static_cast<size_t>(comm.world()));
     comm.host_all_gather(all.data(), states.data(), n * sizeof(Fp8State));
@@ -44,15 +44,15 @@ void require_fp8_products(const Products& products, int64_t expected, bool emula
                               static_cast<long long>(expected)));
 }
 
-void record_fp8(int64_t step, Fp8Tensors& fp8, int blocks, const Comm& comm, stream_t stream, RunDirectory& directory) {
-    std::vector<Fp8State> states = read_back(fp8.states(), static_cast<size_t>(fp8.count()), stream);
+void record_fp8(int64_t step, Fp8Registry& fp8, const Comm& comm, stream_t stream, RunDirectory& directory) {
+    std::vector<Fp8State> states;
+    if (fp8.count() > 0) states = read_back(fp8.states(), static_cast<size_t>(fp8.count()), stream);
     add_counts(states, comm);
     nlohmann::ordered_json record{{"step", step}, {"fp8", nlohmann::ordered_json::array()}};
     for (int i = 0; i < fp8.count(); i++) {
-        const Fp8TensorId id = fp8_tensor(i, blocks);
-        if (!fp8.is_fp8(id.block, id.linear)) continue;
+        if (fp8.has_left(i / kFp8Roles)) continue;
         const Fp8State& state = states[static_cast<size_t>(i)];
-        nlohmann::ordered_json tensor{{"tensor", id.name()}};
+        nlohmann::ordered_json tensor{{"tensor", fp8.name(i)}};
         put_number(tensor, "amax", state.last_amax);
         put_number(tensor, "scale", state.scale);
         tensor["elements"] = state.elements;
@@ -94,17 +94,18 @@ void record_memory_outside(int64_t step, const DeviceInfo& opened, size_t reserv
         {{"step", step}, {"memory_outside", {{"free", free_now}, {"taken", taken}, {"reserved", reserve}}}});
 }
 
-void report_fallback(int64_t step, const Fp8Loss& loss, const Fp8FallbackRule& rule, const Comm& comm,
+void report_fallback(int64_t step, const Fp8Fallback& fallback, const Fp8Registry& fp8, const Comm& comm,
                      RunDirectory& directory) {
-    const std::string tensor = loss.tensor.name(), layer = tensor.substr(0, tensor.rfind('.'));
-    const char* reason = loss.reason == Fp8Reason::saturated ? "saturated" : "underflowed";
+    const std::string& layer = fp8.layer_name(fallback.layer);
+    const char* role = name_of(fallback.role);
+    const char* reason = fallback.reason == Fp8Reason::saturated ? "saturated" : "underflowed";
     if (comm.is_main())
         std::printf(
             "step %lld: %s goes on in BF16: its %s %s in %.3g %% of its elements, above the limit for %d steps\n",
-            static_cast<long long>(step), layer.c_str(), name_of(loss.tensor.role), reason, 100.0 * loss.fraction,
-            rule.steps);
-    nlohmann::ordered_json entry{{"layer", layer}, {"tensor", name_of(loss.tensor.role)}, {"reason", reason}};
-    put_number(entry, "fraction", loss.fraction);
+            static_cast<long long>(step), layer.c_str(), role, reason, 100.0 * fallback.fraction,
+            fp8.config().fallback.steps);
+    nlohmann::ordered_json entry{{"layer", layer}, {"tensor", role}, {"reason", reason}};
+    put_number(entry, "fraction", fallback.fraction);
     directory.append({{"step", step}, {"fp8_fallback", nlohmann::ordered_json::array({entry})}});
 }
 

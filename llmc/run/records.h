@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "llmc/comm/comm.h"
-#include "llmc/model/fp8_tensors.h"
+#include "llmc/fp8/registry.h"
 #include "llmc/run/metrics.h"
 #include "llmc/run/plan.h"
 
@@ -14,9 +14,8 @@ namespace llmc {
 // them though nobody asked for that: such a run would be a slower BF16 run under a wrong name.
 void require_fp8_products(const Products& products, int64_t expected, bool emulation_allowed);
 
-// Amax, scale and counts of every FP8 tensor, counted over all ranks since the last such line; waits for the device.
-// `blocks`: of the model.
-void record_fp8(int64_t step, Fp8Tensors& fp8, int blocks, const Comm& comm, stream_t stream, RunDirectory& directory);
+// Amax, scale and counts of every tensor in FP8, counted over all ranks since the last such line; waits for the device.
+void record_fp8(int64_t step, Fp8Registry& fp8, const Comm& comm, stream_t stream, RunDirectory& directory);
 
 // Memory by kind: the plan, and the least and the most that a rank has taken of it at any time.
 void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, RunDirectory& directory);
@@ -27,7 +26,7 @@ void record_memory_outside(int64_t step, const DeviceInfo& opened, size_t reserv
                            RunDirectory& directory);
 
 // A layer that leaves FP8, because of what `step` has shown; for the terminal too.
-void report_fallback(int64_t step, const Fp8Loss& loss, const Fp8FallbackRule& rule, const Comm& comm,
+void report_fallback(int64_t step, const Fp8Fallback& fallback, const Fp8Registry& fp8, const Comm& comm,
                      RunDirectory& directory);
 
 }  // namespace llmc

@@ -3,18 +3,17 @@
 #include <cmath>
 
 #include "llmc/device/error.h"
-#include "llmc/fp8/scaling.h"
 #include "llmc/run/text.h"
 
 namespace llmc {
 
-std::string why_skipped(const StepResult& result, int blocks) {
+std::string why_skipped(const StepResult& result, const Fp8Registry* fp8) {
     const StepState& state = result.state;
     const bool bad_loss = !std::isfinite(result.loss);
-    if (state.bad_tensor > 0) {
-        const Fp8TensorId tensor = fp8_tensor(state.bad_tensor - 1, blocks);
-        if (tensor.role != Fp8Role::dout || !bad_loss)
-            return strprintf("the first FP8 tensor with a value that is not finite was %s", tensor.name().c_str());
+    if (fp8 && state.bad_tensor > 0) {
+        const int tensor = state.bad_tensor - 1;
+        if (role_of(tensor) != Fp8Role::dout || !bad_loss)
+            return strprintf("the first FP8 tensor with a value that is not finite was %s", fp8->name(tensor).c_str());
     }
     if (bad_loss) return strprintf("the loss was %f", unsigned_nan(result.loss));
     if (!std::isfinite(state.norm)) return strprintf("the gradient norm was %f", unsigned_nan(state.norm));
@@ -24,12 +23,12 @@ std::string why_skipped(const StepResult& result, int blocks) {
                      static_cast<double>(state.norm_limit));
 }
 
-void check_skips(const StepResult& result, int max_skips, int blocks) {
+void check_skips(const StepResult& result, int max_skips, const Fp8Registry* fp8) {
     if (max_skips == 0 || result.state.consecutive_skips < max_skips) return;
     throw Error(
         ExitCode::bad_numbers,
         strprintf("%d steps in a row were skipped; in the last, step %lld, %s; lower -l, or see --max-skips",
-                  result.state.consecutive_skips, static_cast<long long>(result.step), why_skipped(result, blocks).c_str()));
+                  result.state.consecutive_skips, static_cast<long long>(result.step), why_skipped(result, fp8).c_str()));
 }
 
 }  // namespace llmc

@@ -2,16 +2,17 @@
 #pragma once
 #include <string>
 
+#include "llmc/fp8/registry.h"
 #include "llmc/optim/step.h"
 
 namespace llmc {
 
 // What went wrong first in a skipped step: forward comes before the loss, and that before backward.
-// `blocks`: of the model, to name tensors.
+// `fp8`: nullptr where there is none.
 // "the first FP8 tensor with a value that is not finite was h.3.fc_proj.dout"
-std::string why_skipped(const StepResult& result, int blocks);
+std::string why_skipped(const StepResult& result, const Fp8Registry* fp8);
 
 // Throws Error(bad_numbers) after `max_skips` skipped steps in a row (0: never).
-void check_skips(const StepResult& result, int max_skips, int blocks);
+void check_skips(const StepResult& result, int max_skips, const Fp8Registry* fp8);
 
 }  // namespace llmc

@@ -23,8 +23,10 @@ StepAgreement agree(int64_t stop, uint64_t batch_hash, const Comm& comm) {
 
 Products products_of(const ProductCounts& counts) { return {counts.fp8, counts.bf16, counts.fp32, counts.emulated}; }
 
-StepReports::StepReports(const Options& options, const ProgressSetup& setup, const Comm& comm, RunDirectory& directory)
+StepReports::StepReports(const Options& options, const ProgressSetup& setup, const Fp8Registry* fp8, const Comm& comm,
+                         RunDirectory& directory)
     : options_(options),
+      fp8_(fp8),
       directory_(directory),
       nowhere_(std::fopen("/dev/null", "w"), std::fclose),
       progress_(comm.is_main() ? stdout : nowhere_.get(), setup) {}
@@ -54,7 +56,7 @@ void StepReports::report(const StepResult& result) {
     expected_.erase(of_host);
     directory_.record(record);
     progress_.step(record, device_bytes_in_use());
-    check_skips(result, options_.max_skips, options_.model_config.layers);
+    check_skips(result, options_.max_skips, fp8_);
 }
 
 void StepReports::report(const ValRecord& record) {

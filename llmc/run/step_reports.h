@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "llmc/comm/comm.h"
+#include "llmc/fp8/registry.h"
 #include "llmc/linear/matmul.h"
 #include "llmc/optim/step.h"
 #include "llmc/run/metrics.h"
@@ -27,7 +28,9 @@ Products products_of(const ProductCounts& counts);
 
 class StepReports {
 public:
-    StepReports(const Options& options, const ProgressSetup& setup, const Comm& comm, RunDirectory& directory);
+    // `fp8`: of the run, to name tensors; nullptr: none.
+    StepReports(const Options& options, const ProgressSetup& setup, const Fp8Registry* fp8, const Comm& comm,
+                RunDirectory& directory);
 
     // What the host knows of step `step`, on every rank.
     void expect(int64_t step, const Products& products, uint64_t batch_hash);
@@ -42,6 +45,7 @@ private:
     };
 
     const Options& options_;
+    const Fp8Registry* const fp8_;
     RunDirectory& directory_;
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> nowhere_;
     Progress progress_;

@@ -69,8 +69,10 @@ public:
     void begin_micro_step(bool first, bool last) { first_ = first, last_ = last; }
     void gather(size_t unit, stream_t stream);
     const Real* weight(size_t unit, size_t tensor) const;
+    const Real* weight(const ParameterTable::Place& place) const { return weight(place.unit, place.tensor); }
     void release(size_t unit, stream_t stream);
     float* gradient(size_t unit, size_t tensor);
+    float* gradient(const ParameterTable::Place& place) { return gradient(place.unit, place.tensor); }
     void reduce(size_t unit, stream_t stream);
     // The stream waits until all gradients are summed.
     void finish_reduce(stream_t stream);
@@ -90,6 +92,8 @@ public:
     };
     GradientShare gradient_share(size_t unit) const;
     bool is_sliced() const { return sharding_.stage > 0; }
+    // Whether a unit's weights stay whole on this rank after release().
+    bool keeps_whole_weights() const { return sharding_.stage < 3; }
     // The slice in the ranges that the optimizer updates one after the other, from what keep_in_fp8() has said.
     struct Range {
         size_t begin, count, decay_count;  // in the slice

@@ -37,6 +37,13 @@ ParameterTable::ParameterTable(std::vector<Unit> units, int world) : units_(std:
     }
 }
 
+bool ParameterTable::contains(const std::string& name) const {
+    for (const Unit& unit : units_)
+        for (const ParameterTensor& tensor : unit.tensors)
+            if (tensor.name == name) return true;
+    return false;
+}
+
 ParameterTable::Place ParameterTable::find(const std::string& name) const {
     for (size_t u = 0; u < units_.size(); u++)
         for (size_t t = 0; t < units_[u].tensors.size(); t++)

@@ -42,6 +42,8 @@ public:
     };
     // Where the tensor of this name is; throws for an unknown name.
     Place find(const std::string& name) const;
+    bool contains(const std::string& name) const;
+    const ParameterTensor& tensor(const Place& place) const { return units_[place.unit].tensors[place.tensor]; }
 
 private:
     std::vector<Unit> units_;

@@ -3,15 +3,9 @@
 #include "llmc/checkpoint/hf_gpt2.h"
 
 namespace llmc {
-namespace {
-
-HfGpt2Config hf_config(const ModelConfig& m) { return {m.layers, m.channels, m.heads, m.vocab, m.context}; }
-
-}  // namespace
-
 template <class Real>
 void load_weights(Trainer<Real>& trainer, const std::string& path) {
-    import_hf(path, hf_config(trainer.config().model),
+    import_hf(path, trainer.config().model,
               [&](const std::string& name, const std::vector<float>& values) { trainer.set_weight(name, values); });
     trainer.weights_are_set();
 }
@@ -19,10 +13,10 @@ void load_weights(Trainer<Real>& trainer, const std::string& path) {
 template <class Real>
 void save_weights(const Trainer<Real>& trainer, const std::string& path) {
     if (trainer.comm().is_main())
-        export_hf(path, hf_config(trainer.config().model),
+        export_hf(path, trainer.config().model,
                   [&](const std::string& name, std::vector<float>& values) { values = trainer.get_weight(name); });
     else
-        for (const std::string& name : gpt2_parameter_names(trainer.config().model.layers)) trainer.get_weight(name);
+        for (const TensorRow& row : all_tensors(trainer.config().model)) trainer.get_weight(row.name);
 }
 
 template void load_weights(Trainer<float>&, const std::string&);

@@ -13,15 +13,13 @@
 //   }
 #pragma once
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "llmc/comm/comm.h"
 #include "llmc/linear/matmul.h"
-#include "llmc/model/fp8_tensors.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/transformer.h"
 #include "llmc/optim/step.h"
 #include "llmc/shard/parameters.h"
 #include "llmc/train/memory_by_kind.h"
@@ -36,8 +34,9 @@ struct TrainerConfig {
     Recompute recompute = Recompute::gelu;
     bool tf32 = false;
     FastAccumulation fast_accumulation = FastAccumulation::forward;
-    std::optional<Fp8Config> fp8;  // with bf16 activations alone
-    std::string fp8_layers = "all";
+    std::optional<Fp8Config> fp8;    // with bf16 activations alone
+    std::string fp8_layers = "all";  // see Fp8Layers
+    size_t logits_bytes = kLogitsBytes;
     Sharding sharding;  // but for its `fp8`, which follows from the above
     ScheduleConfig schedule;
     AdamWConfig adamw;
@@ -48,7 +47,7 @@ struct TrainerConfig {
     Fp8Scaling fp8_scaling() const { return fp8 ? scaling_of(fp8->recipe) : Fp8Scaling::tensor; }
 };
 
-template <class Real>
+template <class Real, template <class> class Block = Gpt2Block>
 class Trainer {
 public:
     Trainer(const TrainerConfig& config, const Comm& comm);
@@ -71,13 +70,13 @@ public:
     // tokens, targets (B, T), on the host. `weight`: of this micro-batch in the step's loss, beside the others.
     void micro_step(const int* tokens, const int* targets, float weight = 1.0f);
     // Optimizer, FP8 scales, layers that leave FP8 (returned), and the working copies for the next step.
-    std::vector<Fp8Loss> finish_step();
+    std::vector<Fp8Fallback> finish_step();
     // The oldest step that has not been asked for, if more than `leave` are at work: waits for the device.
     std::optional<StepResult> take_result(int leave) { return results_->take(leave); }
     int64_t steps() const { return step_; }  // finished, in this run
     // Matrix products of a micro-step of the last step, and those in FP8 that there should be.
     const ProductCounts& products() const { return products_; }
-    int64_t expected_fp8_products() const;
+    int64_t expected_fp8_products() const { return model_.fp8_products(); }
 
     // The loss of batches that are not trained on: sums over all ranks; waits for the device.
     struct LossSum {
@@ -92,8 +91,8 @@ public:
     stream_t stream() const { return stream_; }
     Parameters<Real>& parameters() { return parameters_; }
     Matmul& matmul() { return matmul_; }
-    Fp8Tensors* fp8() { return fp8_.get(); }  // nullptr: none
-    Gpt2<Real>& model() { return model_; }
+    Fp8Registry* fp8() { return model_.fp8(); }  // nullptr: none
+    Transformer<Real, Block>& model() { return model_; }
     Optimizer<Real>& optimizer() { return optimizer_; }
 
 private:
@@ -104,8 +103,7 @@ private:
     stream_t stream_{};
     Parameters<Real> parameters_;
     Matmul matmul_;
-    std::unique_ptr<Fp8Tensors> fp8_;
-    Gpt2<Real> model_;
+    Transformer<Real, Block> model_;
     Optimizer<Real> optimizer_;
     std::optional<StepResults> results_;  // and the stream: once allocated
     int micro_step_ = 0;                  // of this step

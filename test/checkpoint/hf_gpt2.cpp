@@ -18,18 +18,17 @@ using namespace llmc::test;
 namespace {
 
 using Weights = std::map<std::string, std::vector<float>>;
-constexpr HfGpt2Config kTiny = {.layers = 2, .channels = 4, .heads = 2, .vocab = 7, .context = 5};
+const ModelConfig kTiny = {.layers = 2, .heads = 2, .channels = 4, .vocab = 7, .context = 5};
 
 // Every element its own value, each of them exact in BF16 and F16; wte has one padded row more than the vocabulary.
-Weights numbered_weights(const HfGpt2Config& config) {
+Weights numbered_weights(const ModelConfig& config) {
     Weights weights;
-    const std::vector<std::string> names = gpt2_parameter_names(config.layers);
-    const std::vector<TensorSpec> specs = hf_specs(config.layers, config.channels, config.vocab, config.context);
-    for (size_t i = 0; i < names.size(); ++i) {
+    const std::vector<HfTensor> tensors = hf_tensors(config);
+    for (size_t i = 0; i < tensors.size(); ++i) {
         size_t count = 1;
-        for (int64_t extent : specs[i].shape) count *= static_cast<size_t>(extent);
-        if (names[i] == "wte") count += static_cast<size_t>(config.channels);
-        std::vector<float>& values = weights[names[i]];
+        for (int64_t extent : tensors[i].spec.shape) count *= static_cast<size_t>(extent);
+        if (tensors[i].ours == "wte") count += static_cast<size_t>(config.channels);
+        std::vector<float>& values = weights[tensors[i].ours];
         for (size_t k = 0; k < count; ++k) {
             values.push_back(static_cast<float>(k) * (i % 2 ? 1.0f : -1.0f) *
                              std::ldexp(1.0f, static_cast<int>(i) - 16));
@@ -38,11 +37,11 @@ Weights numbered_weights(const HfGpt2Config& config) {
     return weights;
 }
 
-void export_weights(const std::string& path, const Weights& weights, const HfGpt2Config& config = kTiny) {
+void export_weights(const std::string& path, const Weights& weights, const ModelConfig& config = kTiny) {
     export_hf(path, config, [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
 }
 
-Weights import_weights(const std::string& path, const HfGpt2Config& config = kTiny) {
+Weights import_weights(const std::string& path, const ModelConfig& config = kTiny) {
     Weights weights;
     import_hf(path, config, [&](const std::string& name, const std::vector<float>& values) {
         CHECK(weights.emplace(name, values).second);
@@ -87,34 +86,32 @@ Raw& find_raw(std::vector<Raw>& tensors, const std::string& name) {
 }  // namespace
 
 TEST_CASE("hf_gpt2: names and shapes are those of the published GPT-2") {
-    CHECK(hf_name("wte") == "transformer.wte.weight");
-    CHECK(hf_name("wpe") == "transformer.wpe.weight");
-    CHECK(hf_name("h.0.ln1.weight") == "transformer.h.0.ln_1.weight");
-    CHECK(hf_name("h.11.ln1.bias") == "transformer.h.11.ln_1.bias");
-    CHECK(hf_name("h.0.qkv.weight") == "transformer.h.0.attn.c_attn.weight");
-    CHECK(hf_name("h.0.qkv.bias") == "transformer.h.0.attn.c_attn.bias");
-    CHECK(hf_name("h.0.attn_proj.weight") == "transformer.h.0.attn.c_proj.weight");
-    CHECK(hf_name("h.0.attn_proj.bias") == "transformer.h.0.attn.c_proj.bias");
-    CHECK(hf_name("h.0.ln2.weight") == "transformer.h.0.ln_2.weight");
-    CHECK(hf_name("h.0.fc.weight") == "transformer.h.0.mlp.c_fc.weight");
-    CHECK(hf_name("h.0.fc_proj.bias") == "transformer.h.0.mlp.c_proj.bias");
-    CHECK(hf_name("lnf.weight") == "transformer.ln_f.weight");
-    CHECK(hf_name("lnf.bias") == "transformer.ln_f.bias");
-    for (const char* wrong :
-         {"", "wte.weight", "h", "h.", "h..qkv.weight", "h.x.qkv.weight", "h.0.qkv", "h.0", "g.0.fc.bias"}) {
-        CHECK(mentions(error_of([&] { hf_name(wrong); }), "is no parameter of a GPT-2"));
-        CHECK(!hf_transposed(wrong));
-    }
+    const ModelConfig d12 = {.layers = 12, .heads = 12, .channels = 768, .vocab = 50257, .context = 1024};
+    std::map<std::string, std::string> names;
     std::set<std::string> transposed;
-    for (const std::string& name : gpt2_parameter_names(1)) {
-        if (hf_transposed(name)) transposed.insert(name);
+    for (const HfTensor& tensor : hf_tensors(d12)) {
+        names[tensor.ours] = tensor.spec.name;
+        if (tensor.transposed && tensor.ours.rfind("h.0.", 0) == 0) transposed.insert(tensor.ours);
     }
+    CHECK(names["wte"] == "transformer.wte.weight");
+    CHECK(names["wpe"] == "transformer.wpe.weight");
+    CHECK(names["h.0.ln1.weight"] == "transformer.h.0.ln_1.weight");
+    CHECK(names["h.11.ln1.bias"] == "transformer.h.11.ln_1.bias");
+    CHECK(names["h.0.qkv.weight"] == "transformer.h.0.attn.c_attn.weight");
+    CHECK(names["h.0.qkv.bias"] == "transformer.h.0.attn.c_attn.bias");
+    CHECK(names["h.0.attn_proj.weight"] == "transformer.h.0.attn.c_proj.weight");
+    CHECK(names["h.0.attn_proj.bias"] == "transformer.h.0.attn.c_proj.bias");
+    CHECK(names["h.0.ln2.weight"] == "transformer.h.0.ln_2.weight");
+    CHECK(names["h.0.fc.weight"] == "transformer.h.0.mlp.c_fc.weight");
+    CHECK(names["h.0.fc_proj.bias"] == "transformer.h.0.mlp.c_proj.bias");
+    CHECK(names["lnf.weight"] == "transformer.ln_f.weight");
+    CHECK(names["lnf.bias"] == "transformer.ln_f.bias");
     CHECK(transposed ==
           std::set<std::string>{"h.0.qkv.weight", "h.0.attn_proj.weight", "h.0.fc.weight", "h.0.fc_proj.weight"});
 
     std::map<std::string, std::vector<int64_t>> shapes;
     int64_t total = 0;
-    for (const TensorSpec& spec : hf_specs(12, 768, 50257, 1024)) {
+    for (const auto& [ours, spec, is_transposed] : hf_tensors(d12)) {
         CHECK(spec.dtype == "F32");
         shapes[spec.name] = spec.shape;
         total += spec.shape[0] * (spec.shape.size() > 1 ? spec.shape[1] : 1);
@@ -141,7 +138,7 @@ TEST_CASE("hf_gpt2: export writes (in, out) matrices, the vocabulary's rows alon
     export_weights(folder.file("model.safetensors"), weights);
     const SafetensorsFile file(folder.file("model.safetensors"));
     CHECK(file.metadata().at("format") == "pt");
-    CHECK(file.tensors().size() == gpt2_parameter_names(kTiny.layers).size());
+    CHECK(file.tensors().size() == hf_tensors(kTiny).size());
 
     // Element (out, in) of ours is element (in, out) of theirs; C = 4, so 4C = 16.
     const std::vector<float>& ours = weights.at("h.1.fc_proj.weight");                             // (C, 4C)
@@ -181,17 +178,20 @@ TEST_CASE("hf_gpt2: export then import gives the same weights") {
     CHECK(import_weights(path) == unpadded(weights));
 
     // Matrices wider than a transposition tile, not a multiple of it, and not square.
-    const HfGpt2Config wide = {.layers = 1, .channels = 38, .heads = 2, .vocab = 3, .context = 2};
+    const ModelConfig wide = {.layers = 1, .heads = 2, .channels = 38, .vocab = 3, .context = 2};
     Weights wide_weights = numbered_weights(wide);
     export_weights(folder.file("wide.safetensors"), wide_weights, wide);
     wide_weights["wte"].resize(3 * 38);
     CHECK(import_weights(folder.file("wide.safetensors"), wide) == wide_weights);
 
     const Gpt2Fixture fixture;
-    const HfGpt2Config config = {fixture.integer("layers"), fixture.integer("channels"), fixture.integer("heads"),
-                                 fixture.integer("vocab"), fixture.integer("context")};
+    const ModelConfig config = {.layers = fixture.integer("layers"),
+                                .heads = fixture.integer("heads"),
+                                .channels = fixture.integer("channels"),
+                                .vocab = fixture.integer("vocab"),
+                                .context = fixture.integer("context")};
     Weights reference;
-    for (const std::string& name : gpt2_parameter_names(config.layers)) reference[name] = fixture.weight(name);
+    for (const HfTensor& tensor : hf_tensors(config)) reference[tensor.ours] = fixture.weight(tensor.ours);
     export_weights(folder.file("fixture.safetensors"), reference, config);
     CHECK(import_weights(folder.file("fixture.safetensors"), config) == reference);
 }
@@ -234,7 +234,7 @@ TEST_CASE("hf_gpt2: a file that does not fit the model is refused before anythin
     export_weights(path, numbered_weights(kTiny));
     std::filesystem::remove(folder.file("config.json"));  // it would be the first to differ
     const std::vector<Raw> good = load_raw(path);
-    const auto refusal = [&](const std::vector<Raw>& tensors, const HfGpt2Config& config = kTiny) {
+    const auto refusal = [&](const std::vector<Raw>& tensors, const ModelConfig& config = kTiny) {
         save_raw(path, tensors);
         int stored = 0;
         const std::string message = error_of(
@@ -259,7 +259,7 @@ TEST_CASE("hf_gpt2: a file that does not fit the model is refused before anythin
     bad.push_back({{"lm_head.weight", "F32", {7, 4}}, std::string(7 * 4 * 4, '\0')});
     CHECK(mentions(refusal(bad), "lm_head.weight differs from wte"));
 
-    HfGpt2Config other = kTiny;
+    ModelConfig other = kTiny;
     other.vocab = 8;
     CHECK(mentions(refusal(good, other), "transformer.wte.weight is (7, 4), this model needs (8, 4)"));
     other = kTiny;
@@ -302,14 +302,14 @@ TEST_CASE("hf_gpt2: import takes a directory, with shards too, names with and wi
 TEST_CASE("hf_gpt2: a config.json that says otherwise is refused, number by number") {
     TemporaryFolder folder;
     export_weights(folder.file("model.safetensors"), numbered_weights(kTiny));
-    const auto refusal = [&](const HfGpt2Config& config, const char* path = "") {
+    const auto refusal = [&](const ModelConfig& config, const char* path = "") {
         return error_of([&] { import_weights(folder.file(path), config); });
     };
     // The tensors have the same shapes with one head.
-    const HfGpt2Config other_heads = {.layers = 2, .channels = 4, .heads = 1, .vocab = 7, .context = 5};
+    const ModelConfig other_heads = {.layers = 2, .heads = 1, .channels = 4, .vocab = 7, .context = 5};
     CHECK(mentions(refusal(other_heads), "config.json: n_head is 2, this model has 1; choose the model that the file"));
     CHECK(mentions(refusal(other_heads, "model.safetensors"), "n_head is 2, this model has 1"));
-    CHECK(mentions(refusal({.layers = 3, .channels = 8, .heads = 2, .vocab = 9, .context = 6}),
+    CHECK(mentions(refusal({.layers = 3, .heads = 2, .channels = 8, .vocab = 9, .context = 6}),
                    "n_layer is 2, this model has 3; n_embd is 4, this model has 8; n_positions is 5, this model has 6; "
                    "vocab_size is 7, this model has 9; choose"));
 

@@ -332,20 +332,23 @@ TEST_CASE("fixture: gpt2_small holds what its README says") {
     CHECK(seq % 16 != 0);
 
     // Our shapes are Hugging Face's, with the transposed ones turned back.
-    const std::vector<TensorSpec> specs = hf_specs(fixture.integer("layers"), fixture.integer("channels"),
-                                                   fixture.integer("vocab"), fixture.integer("context"));
-    const std::vector<std::string> names = gpt2_parameter_names(fixture.integer("layers"));
-    CHECK(fixture.file.tensors().size() == 2 * names.size() + 4);
+    const ModelConfig config = {.layers = fixture.integer("layers"),
+                                .heads = fixture.integer("heads"),
+                                .channels = fixture.integer("channels"),
+                                .vocab = fixture.integer("vocab"),
+                                .context = fixture.integer("context")};
+    const std::vector<HfTensor> tensors = hf_tensors(config);
+    CHECK(fixture.file.tensors().size() == 2 * tensors.size() + 4);
     size_t not_bf16 = 0, zeros = 0;
-    for (size_t i = 0; i < names.size(); ++i) {
-        CAPTURE(names[i]);
-        std::vector<int64_t> shape = specs[i].shape;
-        if (hf_transposed(names[i])) std::swap(shape[0], shape[1]);
-        CHECK(fixture.file.info(names[i]).shape == shape);
-        CHECK(fixture.file.info("grad." + names[i]).shape == shape);
-        for (float value : fixture.weight(names[i])) not_bf16 += (std::bit_cast<uint32_t>(value) & 0xffffu) != 0;
-        if (names[i].find("qkv.bias") != std::string::npos) continue;  // the key bias has no gradient
-        for (float value : fixture.gradient(names[i])) zeros += value == 0;
+    for (const auto& [name, spec, transposed] : tensors) {
+        CAPTURE(name);
+        std::vector<int64_t> shape = spec.shape;
+        if (transposed) std::swap(shape[0], shape[1]);
+        CHECK(fixture.file.info(name).shape == shape);
+        CHECK(fixture.file.info("grad." + name).shape == shape);
+        for (float value : fixture.weight(name)) not_bf16 += (std::bit_cast<uint32_t>(value) & 0xffffu) != 0;
+        if (name.find("qkv.bias") != std::string::npos) continue;  // the key bias has no gradient
+        for (float value : fixture.gradient(name)) zeros += value == 0;
     }
     CHECK(not_bf16 == 0);
     CHECK(zeros == static_cast<size_t>(fixture.integer("context") - seq) * fixture.integer("channels"));  // unused wpe
@@ -359,7 +362,7 @@ TEST_CASE("fixture: gpt2_small holds what its README says") {
 
     // grad.* and grad_norms come from different places of the script.
     double squares = 0;
-    for (const std::string& name : names) {
+    for (const auto& [name, spec, transposed] : tensors) {
         for (float value : fixture.gradient(name)) squares += static_cast<double>(value) * value;
     }
     CHECK(std::fabs(std::sqrt(squares) / fixture.grad_norms()[0] - 1) < 1e-7);

@@ -8,7 +8,7 @@ import unittest
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
 # A folder of llmc/ includes only itself and folders listed before it.
-FOLDERS = ["device", "kernels", "comm", "data", "fp8", "linear", "shard", "model", "optim", "checkpoint", "train",
+FOLDERS = ["device", "kernels", "comm", "data", "shard", "fp8", "linear", "model", "optim", "checkpoint", "train",
            "run",
            "commands"]
 

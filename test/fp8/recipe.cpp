@@ -16,19 +16,23 @@ using Layer = std::pair<int, int>;  // block, linear
 
 const char* const kNames[] = {"qkv", "attn_proj", "fc", "fc_proj"};
 
+Fp8Layers parse(const std::string& text, int blocks) {
+    return Fp8Layers(text, blocks, {std::begin(kNames), std::end(kNames)});
+}
+
 std::set<Layer> layers_of(const std::string& text, int blocks) {
-    const Fp8Layers layers(text, blocks);
+    const Fp8Layers layers = parse(text, blocks);
     std::set<Layer> result;
     for (int block = 0; block < blocks; block++)
-        for (int l = 0; l < kBlockLinears; l++)
-            if (layers.is_fp8(block, static_cast<BlockLinear>(l))) result.insert({block, l});
-    CHECK(layers.count() == static_cast<int>(result.size()));
+        for (int l = 0; l < 4; l++)
+            if (layers.is_fp8("h." + std::to_string(block) + "." + kNames[l])) result.insert({block, l});
+    CHECK(layers.count() == static_cast<int>(result.size()) + layers.is_fp8(kHeadLayer));
     return result;
 }
 
 std::string refusal(const std::string& text, int blocks = 4) {
     try {
-        Fp8Layers(text, blocks);
+        parse(text, blocks);
     } catch (const Error& error) {
         CHECK(error.code() == ExitCode::bad_flags);
         return error.what();
@@ -37,10 +41,6 @@ std::string refusal(const std::string& text, int blocks = 4) {
 }
 
 }  // namespace
-
-TEST_CASE("names of the linear layers") {
-    for (int l = 0; l < kBlockLinears; l++) CHECK(std::string(name_of(static_cast<BlockLinear>(l))) == kNames[l]);
-}
 
 TEST_CASE("--fp8-layers: examples") {
     CHECK(layers_of("all", 3).size() == 12);
@@ -56,10 +56,10 @@ TEST_CASE("--fp8-layers: examples") {
     CHECK(layers_of("+first", 1).size() == 4);
     CHECK(layers_of("none,+block11.fc", 12) == std::set<Layer>{{11, 2}});  // not block1
     CHECK(layers_of("all,+lm_head", 3).size() == 12);
-    CHECK(Fp8Layers("all,+lm_head", 3).head());
-    CHECK(Fp8Layers("lm_head", 3).head());
+    CHECK(parse("all,+lm_head", 3).is_fp8(kHeadLayer));
+    CHECK(parse("lm_head", 3).is_fp8(kHeadLayer));
     for (const char* text : {"all", "qkv", "none", "all,+lm_head,-lm_head", "lm_head,none"})
-        CHECK(!Fp8Layers(text, 3).head());
+        CHECK(!parse(text, 3).is_fp8(kHeadLayer));
     CHECK(refusal("lm_heads").find("lm_head") != std::string::npos);
 }
 

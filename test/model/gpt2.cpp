@@ -1,5 +1,5 @@
 // The whole model against PyTorch in FP64 (dev/reference/), and against itself: recompute levels, accumulation, chunks.
-#include "llmc/model/gpt2.h"
+#include "llmc/model/transformer.h"
 
 #include "test/model/gpt2_fixture.h"
 #include "test/suites.h"
@@ -52,8 +52,8 @@ AdamWConfig fixture_adamw(const Gpt2Fixture& fixture) {
 // Losses and gradient norms of the fixture's ten training steps.
 template <class Real>
 void train_ten_steps(const Gpt2Fixture& fixture, std::vector<double>& losses, std::vector<double>& norms) {
-    TrainerConfig config = trainer_config(fixture_config(fixture), fixture.integer("batch"), fixture.integer("seq"),
-                                          Recompute::gelu);
+    TrainerConfig config =
+        trainer_config(fixture_config(fixture), fixture.integer("batch"), fixture.integer("seq"), Recompute::gelu);
     config.schedule = {ScheduleKind::constant, fixture.number("lr"), 0, 100, 0};
     config.adamw = fixture_adamw(fixture);
     config.clip = fixture.number("clip");
@@ -154,22 +154,27 @@ TEST_CASE("gpt2: evaluation gives the training loss, touches no gradient and ign
 TEST_CASE("gpt2: initial values depend on the seed and the name alone, and have the published deviations") {
     ModelConfig config;
     config.layers = 4, config.heads = 4, config.channels = 128, config.vocab = 257, config.context = 64;
-    const std::vector<Unit> units = gpt2_units(config);
+    const auto values_of = [&](const char* name, uint64_t seed) {
+        for (const TensorRow& row : all_tensors(config))
+            if (row.name == name) return initial_values(config, row, seed);
+        return std::vector<float>();
+    };
     auto deviation = [](const std::vector<float>& values) {
         double sum = 0, squares = 0;
         for (float v : values) sum += v, squares += static_cast<double>(v) * v;
         const double mean = sum / values.size();
         return std::sqrt(squares / values.size() - mean * mean);
     };
-    const ParameterTensor& qkv = units[1].tensors[BlockTensor::qkv_weight];
-    const std::vector<float> values = initial_values(config, qkv, 1337);
+    const std::vector<float> values = values_of("h.0.qkv.weight", 1337);
     CHECK(deviation(values) == doctest::Approx(0.02).epsilon(0.02));
-    CHECK(deviation(initial_values(config, units[1].tensors[BlockTensor::fc_proj_weight], 1337)) ==
-          doctest::Approx(0.02 / std::sqrt(8.0)).epsilon(0.02));
-    CHECK(values == initial_values(config, qkv, 1337));
-    CHECK(values != initial_values(config, qkv, 1338));
-    CHECK(values != initial_values(config, units[2].tensors[BlockTensor::qkv_weight], 1337));
-    const std::vector<float> wte = initial_values(config, units[0].tensors[EmbeddingTensor::wte], 1337);
+    CHECK(deviation(values_of("h.0.fc_proj.weight", 1337)) == doctest::Approx(0.02 / std::sqrt(8.0)).epsilon(0.02));
+    CHECK(values == values_of("h.0.qkv.weight", 1337));
+    CHECK(values != values_of("h.0.qkv.weight", 1338));
+    CHECK(values != values_of("h.1.qkv.weight", 1337));
+    CHECK(values_of("h.1.ln2.weight", 1) == std::vector<float>(128, 1.0f));
+    CHECK(values_of("h.1.fc.bias", 1) == std::vector<float>(512, 0.0f));
+    const std::vector<float> wte = values_of("wte", 1337);
+    REQUIRE(wte.size() == 384 * 128);
     for (size_t i = 257 * 128; i < wte.size(); i++) REQUIRE(wte[i] == 0.0f);
     CHECK(wte[257 * 128 - 1] != 0.0f);
 }

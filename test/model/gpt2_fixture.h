@@ -39,6 +39,15 @@ inline Batch fixture_batch(const Gpt2Fixture& fixture, int index) {
     return batch;
 }
 
+// How many values the FP8 tensor of this number has in a pass over N tokens.
+template <class Real>
+uint64_t fp8_elements(const LinearLayers<Real>& linear, Fp8Registry& fp8, int tensor, int N) {
+    const Linear<Real>& layer = linear.find(fp8.layer_name(tensor / kFp8Roles));
+    const uint64_t in = static_cast<uint64_t>(layer.inputs()), out = static_cast<uint64_t>(layer.outputs()),
+                   n = static_cast<uint64_t>(N);
+    return role_of(tensor) == Fp8Role::x ? n * in : role_of(tensor) == Fp8Role::dout ? n * out : in * out;
+}
+
 inline TrainerConfig trainer_config(const ModelConfig& model, int B, int T, Recompute recompute,
                                     const Fp8Config* fp8 = nullptr, const std::string& fp8_layers = "all") {
     TrainerConfig config;
@@ -59,7 +68,7 @@ struct TestModel {
     const ParameterTable& table = trainer.table();
     Parameters<Real>& parameters = trainer.parameters();
     Matmul& matmul = trainer.matmul();
-    Fp8Tensors* const fp8 = trainer.fp8();
+    Fp8Registry* const fp8 = trainer.fp8();
     Gpt2<Real>& model = trainer.model();
     const Optimizer<Real>& optimizer = trainer.optimizer();
     stream_t stream{};
@@ -88,7 +97,7 @@ struct TestModel {
         left_fp8 = trainer.finish_step();
         return *trainer.take_result(0);
     }
-    std::vector<Fp8Loss> left_fp8;  // by the last step
+    std::vector<Fp8Fallback> left_fp8;  // by the last step
 
     // The fixture's weights; wte's padded rows are 0.
     void load(const Gpt2Fixture& fixture) {

@@ -135,16 +135,11 @@ TEST_CASE("gpt2 fp8 blocks: products, counters, and neither history nor trace of
         const auto states = run.states(), others = evaluated.states();
         CHECK(std::memcmp(states.data(), others.data(), states.size() * sizeof(Fp8State)) == 0);
         CHECK(same_bits(run.weights(), evaluated.weights()));
-        const uint64_t N = static_cast<uint64_t>(run.B * run.T), C = 128;
         for (int i = 0; i < run.test.fp8->count(); i++) {
-            const Fp8TensorId id = fp8_tensor(i);
-            CAPTURE(id.name());
-            const uint64_t in = id.linear == BlockLinear::fc_proj ? 4 * C : C;
-            const uint64_t out = id.linear == BlockLinear::qkv ? 3 * C : id.linear == BlockLinear::fc ? 4 * C : C;
-            const uint64_t elements = id.role == Fp8Role::x ? N * in : id.role == Fp8Role::dout ? N * out : in * out;
+            CAPTURE(run.test.fp8->name(i));
+            const uint64_t elements = fp8_elements(run.test.model.linear(), *run.test.fp8, i, run.B * run.T);
             const Fp8State& s = states[static_cast<size_t>(i)];
-            CHECK(s.elements ==
-                  elements * (id.role == Fp8Role::w ? 3 : 2));  // weights once more, before the first step
+            CHECK(s.elements == elements * (role_of(i) == Fp8Role::w ? 3 : 2));  // weights once more, before step 1
             CHECK(s.saturated == 0);
             CHECK(s.nonfinite == 0);
             CHECK(s.last_amax > 0);
@@ -195,7 +190,8 @@ TEST_CASE("gpt2 fp8 blocks: shapes without whole blocks are refused, with the la
         ModelConfig config;
         config.layers = 1, config.heads = 1, config.channels = channels, config.vocab = 64, config.context = 64;
         try {
-            Fp8Tensors(config, with_recipe(recipe), Fp8Layers("all", 1), tokens, Recompute::gelu);
+            const Fp8Config fp8 = with_recipe(recipe);
+            Trainer<bf16>(trainer_config(config, 1, tokens, Recompute::gelu, &fp8), Comm::self());
         } catch (const Error& error) {
             CHECK(error.code() == ExitCode::bad_flags);
             return std::string(error.what());

@@ -24,16 +24,15 @@ void put_outlier(Fp8Training& run) {
 
 // The working copies of all layers in BF16 are their master weights, rounded.
 void check_working_copies(Fp8Training& run) {
-    for (int l = 0; l < run.test.config.layers; l++)
-        for (const BlockLinear linear : kBlockLinearLayers) {
-            if (run.test.fp8->is_fp8(l, linear)) continue;
-            const size_t unit = block_unit(l), tensor = BlockTensor::qkv_weight + static_cast<size_t>(linear);
-            const std::vector<float> master = run.test.parameters.get_tensor(unit, tensor, run.test.stream);
-            run.test.parameters.gather(unit, run.test.stream);
-            const auto working = read_back(run.test.parameters.weight(unit, tensor), master.size(), run.test.stream);
-            run.test.parameters.release(unit, run.test.stream);
-            for (size_t i = 0; i < master.size(); i++) REQUIRE(working[i].bits == to_bf16(master[i]).bits);
-        }
+    for (const Linear<bf16>* layer : run.test.model.linear().all()) {
+        if (layer->is_fp8()) continue;
+        const auto place = run.test.table.find(layer->name() == kHeadLayer ? "wte" : layer->name() + ".weight");
+        const std::vector<float> master = run.test.parameters.get_tensor(place.unit, place.tensor, run.test.stream);
+        run.test.parameters.gather(place.unit, run.test.stream);
+        const auto working = read_back(run.test.parameters.weight(place), master.size(), run.test.stream);
+        run.test.parameters.release(place.unit, run.test.stream);
+        for (size_t i = 0; i < master.size(); i++) REQUIRE(working[i].bits == to_bf16(master[i]).bits);
+    }
 }
 
 }  // namespace
@@ -64,7 +63,8 @@ TEST_CASE("gpt2 fp8 fallback: an outlier that stays moves its layer to BF16 afte
         REQUIRE(run.test.left_fp8.size() ==
                 (i == kSteps ? 1 : 0));  // decided on step kSteps, counted from 1; done after the next
         if (i != kSteps) continue;
-        CHECK(run.test.left_fp8[0].tensor.name() == "h.1.qkv.x");
+        CHECK(run.test.fp8->layer_name(run.test.left_fp8[0].layer) == "h.1.qkv");
+        CHECK(run.test.left_fp8[0].role == Fp8Role::x);
         CHECK(run.test.left_fp8[0].reason == Fp8Reason::underflowed);
         CHECK(run.test.left_fp8[0].fraction > 0.5f);
     }
@@ -79,9 +79,10 @@ TEST_CASE("gpt2 fp8 fallback: layers that have left train on from their master w
         config.margin = 8;  // so that every tensor loses something
         Fp8Training run(config, "dynamic");
         run.test.parameters.gather(block_unit(1), run.test.stream);
-        for (size_t tensor = BlockTensor::qkv_weight; tensor <= BlockTensor::fc_proj_weight; tensor++)
-            set_bytes(const_cast<bf16*>(run.test.parameters.weight(block_unit(1), tensor)), 0xFF,
-                      run.test.table.unit(block_unit(1)).tensors[tensor].count() * sizeof(bf16), run.test.stream);
+        const std::vector<ParameterTensor>& tensors = run.test.table.unit(block_unit(1)).tensors;
+        for (size_t t = 0; tensors[t].decay; t++)
+            set_bytes(const_cast<bf16*>(run.test.parameters.weight(block_unit(1), t)), 0xFF,
+                      tensors[t].count() * sizeof(bf16), run.test.stream);
         run.test.parameters.release(block_unit(1), run.test.stream);
         Fp8Training plain(recipe(kind), "dynamic");
         size_t left = 0;
@@ -91,10 +92,10 @@ TEST_CASE("gpt2 fp8 fallback: layers that have left train on from their master w
             left += run.test.left_fp8.size();
         }
         CHECK(left >= 4);
-        CHECK(run.test.fp8->layer_count() == 8 - static_cast<int>(left));
+        CHECK(run.test.model.linear().fp8_count() == 8 - static_cast<int>(left));
         run.step(8);
         plain.step(8);
-        CHECK(run.test.matmul.counts().fp8 == 3 * run.test.fp8->layer_count());
+        CHECK(run.test.matmul.counts().fp8 == 3 * run.test.model.linear().fp8_count());
         CHECK(run.test.mean_train_loss() == doctest::Approx(plain.test.mean_train_loss()).epsilon(0.02));
         check_working_copies(run);
     }

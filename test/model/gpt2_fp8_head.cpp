@@ -10,15 +10,6 @@ using namespace llmc::test;
 
 namespace {
 
-// Lets so many rows of logits exist at once.
-struct ChunkRows {
-    explicit ChunkRows(int rows, const ModelConfig& config) {
-        logits_bytes_limit = static_cast<size_t>(rows) * static_cast<size_t>(config.padded_vocab()) * sizeof(bf16);
-    }
-    ~ChunkRows() { logits_bytes_limit = before; }
-    const size_t before = logits_bytes_limit;
-};
-
 ModelConfig head_config() {  // 27 columns of padding
     ModelConfig config;
     config.name = "head";
@@ -38,11 +29,18 @@ struct HeadRun {
     TestModel<bf16> test;
     std::vector<int> tokens, targets;
 
-    HeadRun(Fp8Recipe kind, const char* layers, bool e4m3_gradients = false)
-        : fp8(with_format(recipe(kind), e4m3_gradients)), test(config, kB, kT, Recompute::gelu, &fp8, layers) {
+    // chunk: so many rows of logits exist at once; 0: all.
+    HeadRun(Fp8Recipe kind, const char* layers, bool e4m3_gradients = false, int chunk = 0)
+        : fp8(with_format(recipe(kind), e4m3_gradients)), test(configured(layers, chunk)) {
         test.trainer.initialize(3);
         for (int i = 0; i < kN; i++) tokens.push_back(i * i % 101);
         for (int i = 0; i < kN; i++) targets.push_back(tokens[static_cast<size_t>((i + 1) % kN)]);
+    }
+    TrainerConfig configured(const char* layers, int chunk) const {
+        TrainerConfig training = trainer_config(config, kB, kT, Recompute::gelu, &fp8, layers);
+        const size_t rows = static_cast<size_t>(chunk), columns = static_cast<size_t>(config.padded_vocab());
+        if (chunk > 0) training.logits_bytes = rows * columns * sizeof(bf16);
+        return training;
     }
     void micro_step(bool first = true) {
         test.model.train_micro_step(tokens.data(), targets.data(), 1.0f / kN, nullptr, first, test.stream);
@@ -57,11 +55,9 @@ struct HeadRun {
         }
     }
     Fp8State state(Fp8Role role) {
-        const int i = Fp8TensorId{config.layers, kHeadLinear, role}.index();
-        REQUIRE(fp8_tensor(i, config.layers).name() == std::string("lm_head.") + name_of(role));
-        return read_back(test.fp8->states() + i, test.stream);
+        return read_back(test.fp8->states() + test.fp8->find(std::string("lm_head.") + name_of(role)), test.stream);
     }
-    std::vector<float> wte_gradient() { return test.parameters.get_gradient(0, EmbeddingTensor::wte, test.stream); }
+    std::vector<float> wte_gradient() { return test.parameters.get_gradient(0, 0, test.stream); }
 };
 
 double dot(const std::vector<float>& a, const std::vector<float>& b) {
@@ -101,8 +97,7 @@ TEST_CASE("gpt2 fp8 head: gradients are those of a head in BF16, up to the round
 
 TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors, and three products a chunk") {
     HeadRun run(Fp8Recipe::delayed, "none,+lm_head");
-    const ChunkRows limit(128, run.config);
-    HeadRun chunked(Fp8Recipe::delayed, "none,+lm_head");
+    HeadRun chunked(Fp8Recipe::delayed, "none,+lm_head", false, 128);
     REQUIRE(run.test.model.head_chunks() == 1);
     REQUIRE(chunked.test.model.head_chunks() == 3);
     run.two_steps();
@@ -132,19 +127,18 @@ TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors, and thre
     CHECK(d.amax <= 1.0f / kN);
 
     float largest = 0;
-    for (const float value : run.test.parameters.get_tensor(0, EmbeddingTensor::wte, run.test.stream))
+    for (const float value : run.test.parameters.get_tensor(0, 0, run.test.stream))
         largest = std::max(largest, std::abs(to_float(to_bf16(value))));
     CHECK(w.scale == doctest::Approx(448 / largest).epsilon(1e-6));
 }
 
 TEST_CASE("gpt2 fp8 head: chunks change no logit, and sums alone in the weight's gradient") {
     HeadRun whole(Fp8Recipe::delayed, "none,lm_head");
-    const ChunkRows limit(128, whole.config);
-    HeadRun chunked(Fp8Recipe::delayed, "none,lm_head");
+    HeadRun chunked(Fp8Recipe::delayed, "none,lm_head", false, 128);
     whole.two_steps();
     chunked.two_steps();
     // The scales of one for both.
-    std::vector<Fp8State> states = read_back(whole.test.fp8->states(), 15, whole.test.stream);
+    std::vector<Fp8State> states = read_back(whole.test.fp8->states(), 3, whole.test.stream);
     write_through(const_cast<Fp8State*>(chunked.test.fp8->states()), states.data(), states.size(), whole.test.stream);
     whole.micro_step();
     chunked.micro_step();
@@ -200,10 +194,11 @@ TEST_CASE("gpt2 fp8 head: leaves FP8 like any layer, and is refused with scales 
     bool left = false;
     for (int i = 0; i < 5 && !left; i++) {
         run.step(i);
-        for (const Fp8Loss& loss : run.test.left_fp8) left |= loss.tensor.name() == "lm_head.x";
+        for (const Fp8Fallback& fallback : run.test.left_fp8)
+            left |= run.test.fp8->layer_name(fallback.layer) == kHeadLayer && fallback.role == Fp8Role::x;
     }
     REQUIRE(left);
-    CHECK(!run.test.fp8->has_head());
+    CHECK(!run.test.model.linear().find(kHeadLayer).is_fp8());
     run.step(5);
     CHECK(run.test.matmul.counts().fp8 == 0);
     CHECK(std::isfinite(run.test.mean_train_loss()));
@@ -212,6 +207,7 @@ TEST_CASE("gpt2 fp8 head: leaves FP8 like any layer, and is refused with scales 
         Fp8Config blocks = recipe(kind);
         ModelConfig wide = head_config();
         wide.channels = 128;
-        CHECK_THROWS_AS(Fp8Tensors(wide, blocks, Fp8Layers("all,+lm_head", 1), 256, Recompute::gelu), Error);
+        const TrainerConfig refused = trainer_config(wide, 4, 64, Recompute::gelu, &blocks, "all,+lm_head");
+        CHECK_THROWS_AS(Trainer<bf16>(refused, Comm::self()), Error);
     }
 }

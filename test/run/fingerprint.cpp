@@ -3,9 +3,11 @@
 
 #include <doctest/doctest.h>
 
+#include <memory>
+
 #include <random>
 
-#include "llmc/model/gpt2.h"
+#include "llmc/train/trainer.h"
 
 using namespace llmc;
 
@@ -42,19 +44,16 @@ ModelConfig tiny() {
 
 template <class Real>
 struct Weights {
-    ModelConfig config = tiny();
-    ParameterTable table{gpt2_units(config), 1};
-    Parameters<Real> parameters{table, Comm::self()};
-    Matmul matmul{false};
-    Gpt2<Real> model{config, 1, 16, Recompute::none, parameters, matmul};
-    stream_t stream = create_stream();
+    TrainerConfig config;
+    std::unique_ptr<Trainer<Real>> trainer;
     explicit Weights(uint64_t seed) {
-        parameters.allocate(stream);
-        model.allocate();
-        model.initialize(seed, stream);
+        config.model = tiny();
+        config.seq = 16;
+        trainer = std::make_unique<Trainer<Real>>(config, Comm::self());
+        trainer->allocate();
+        trainer->initialize(seed);
     }
-    ~Weights() { destroy_stream(stream); }
-    uint64_t fingerprint() { return weights_fingerprint(parameters, stream); }
+    uint64_t fingerprint() { return weights_fingerprint(trainer->parameters(), trainer->stream()); }
 };
 
 }  // namespace
@@ -106,14 +105,14 @@ TEST_CASE("weights fingerprint: of the master weights, whatever the working copy
     CHECK(first == b.fingerprint());
     CHECK(first != other.fingerprint());
     for (const char* name : {"wte", "lnf.bias"}) {
-        const auto place = a.table.find(name);
-        std::vector<float> values = a.parameters.get_tensor(place.unit, place.tensor, a.stream);
+        const auto place = a.trainer->table().find(name);
+        std::vector<float> values = a.trainer->parameters().get_tensor(place.unit, place.tensor, a.trainer->stream());
         const float before = values.back();
         values.back() = before + 1e-7f;
-        a.parameters.set_tensor(place.unit, place.tensor, values, a.stream);
+        a.trainer->parameters().set_tensor(place.unit, place.tensor, values, a.trainer->stream());
         CHECK(a.fingerprint() != first);
         values.back() = before;
-        a.parameters.set_tensor(place.unit, place.tensor, values, a.stream);
+        a.trainer->parameters().set_tensor(place.unit, place.tensor, values, a.trainer->stream());
         CHECK(a.fingerprint() == first);
     }
 }

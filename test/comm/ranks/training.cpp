@@ -6,6 +6,7 @@
 #include "llmc/train/trainer.h"
 #include "test/comm/ranks/ranks.h"
 #include "test/model/all_weights.h"
+#include "test/model/mlp_block.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -58,7 +59,7 @@ struct ShardedRun {
     Trainer<Real> trainer;
     const Comm& comm = trainer.comm();
     Parameters<Real>& parameters = trainer.parameters();
-    Fp8Tensors* const fp8 = trainer.fp8();
+    Fp8Registry* const fp8 = trainer.fp8();
     const Optimizer<Real>& optimizer = trainer.optimizer();
     stream_t stream{};
     std::vector<double> losses, norms;
@@ -175,7 +176,7 @@ TEST_CASE("sharded training in FP8 equals one rank's, with the same scales on ev
         ShardedRun<bf16> run(config, world());
         run.train();
         for (int i = 0; i < run.fp8->count(); i++) {
-            CAPTURE(fp8_tensor(i).name());
+            CAPTURE(run.fp8->name(i));
             const float scale = run.read(run.fp8->states() + i).scale;
             std::vector<float> all(as_size(world().world()));
             world().host_all_gather(all.data(), &scale, sizeof scale);
@@ -338,7 +339,7 @@ TEST_CASE("hybrid sharding equals one rank's training, and every group has the s
 }
 
 TEST_CASE("hybrid sharding sends weights inside a group alone, and gradients between groups once a step") {
-    const ParameterTable table(gpt2_units(small_model()), world().world());
+    const ParameterTable table(parameter_units(small_model()), world().world());
     for (const int within : group_sizes()) {
         const uint64_t others = as_size(within) - 1, groups = as_size(world().world() / within),
                        slice = table.count() / as_size(within);
@@ -371,6 +372,37 @@ TEST_CASE("layers leave FP8 on every rank at the same step, whatever the shardin
     config.recipe = "delayed";
     config.fallback = {1, 1e-6f, 1};  // with a margin of 5, many tensors underflow somewhere
     check_stages<bf16>(config, 1e-3, 5e-2);
+}
+
+TEST_CASE("another type of block shards like GPT-2's") {
+    const Fp8Config fp8;
+    const auto losses = [&](int stage, const Comm& comm, int micro_steps) {
+        TrainerConfig config = mlp_config(&fp8);
+        config.sharding.stage = stage;
+        config.micro_steps = micro_steps;
+        Trainer<bf16, MlpBlock> trainer(config, comm);
+        trainer.allocate();
+        trainer.initialize(3);
+        std::vector<int> tokens(64), targets(64);
+        std::vector<double> losses;
+        for (int step = 0; step < kSteps; step++) {
+            trainer.begin_step(false, true);
+            for (int m = 0; m < micro_steps; m++) {
+                const int position = (step * micro_steps + m) * comm.world() + comm.rank();
+                fill_batch(position, tokens.data(), targets.data(), 64);
+                trainer.micro_step(tokens.data(), targets.data());
+            }
+            trainer.finish_step();
+            losses.push_back(trainer.take_result(0)->loss);
+        }
+        return losses;
+    };
+    const bool exact = world().reduce_order() == ReduceOrder::rank;
+    const std::vector<double> alone = losses(0, Comm::self(world().reduce_order()), 2 * world().world());
+    for (int stage = 0; stage <= 3; stage++) {
+        CAPTURE(stage);
+        CHECK(largest_gap(losses(stage, world(), 2), alone) < (exact ? 1e-30 : 1e-3));
+    }
 }
 
 TEST_CASE("an overflow on one rank skips the step on all") {

@@ -1,0 +1,157 @@
+#include "llmc/fp8/registry.h"
+
+#include "llmc/comm/comm_range.h"
+#include "llmc/device/trace.h"
+
+namespace llmc {
+namespace {
+
+// Blocks scale themselves, so what the other flags say of histories and formats does not apply. The tensors' own scales
+// then say what the log shows: that of the largest block.
+Fp8Config resolved(Fp8Config config) {
+    if (scaling_of(config.recipe) == Fp8Scaling::tensor) return config;
+    if (config.fallback.steps > 0)
+        throw Error(ExitCode::bad_flags,
+                    "--fp8-fallback needs --fp8-recipe delayed or current: with scales for "
+                    "blocks, an outlier costs its own block alone");
+    config.e4m3_gradients = config.pow2_scales = true;
+    config.algorithm = AmaxAlgorithm::most_recent;
+    config.history = 1;
+    config.margin = 0;
+    return config;
+}
+
+}  // namespace
+
+Fp8Registry::Fp8Registry(const Fp8Config& config, const Comm& comm)
+    : comm_(comm), config_(resolved(config)), scaling_(scaling_of(config.recipe)) {}
+
+Fp8Registry::~Fp8Registry() {
+    for (VerdictSlot& slot : verdict_slots_) {
+        if (!slot.values) continue;
+        tear_down([&] { synchronize(slot.copied); });
+        tear_down([&] { pinned_free(slot.values); });
+        tear_down([&] { destroy_event(slot.copied); });
+    }
+}
+
+int Fp8Registry::add(const std::string& layer) {
+    names_.push_back(layer);
+    left_.push_back(false);
+    return layers() - 1;
+}
+
+std::string Fp8Registry::name(int tensor) const {
+    return layer_name(tensor / kFp8Roles) + "." + name_of(role_of(tensor));
+}
+
+int Fp8Registry::find(const std::string& wanted) const {
+    for (int i = 0; i < count(); i++)
+        if (name(i) == wanted) return i;
+    throw Error(ExitCode::failure, "no FP8 tensor is called " + wanted);
+}
+
+void Fp8Registry::plan(Arena& arena) {
+    const size_t n = static_cast<size_t>(count());
+    arena.plan(&states_, n);
+    arena.plan(&evaluation_, n);
+    arena.plan(&history_, n * static_cast<size_t>(config_.history));
+    arena.plan(&bad_flag_, 1);
+    if (comm_.world() > 1) {
+        arena.plan(&packed_, 2 * n);
+        arena.plan(&workspace_, comm_.all_reduce_workspace<float>(2 * n));
+    }
+    if (!falls_back()) return;
+    arena.plan(&watches_, n);
+    arena.plan(&verdicts_, n);
+    arena.plan(&packed_counts_, 3 * n);
+    if (comm_.world() > 1) arena.plan(&counts_workspace_, comm_.all_reduce_workspace<float>(3 * n));
+}
+
+void Fp8Registry::allocate(stream_t stream) {
+    set_bytes(bad_flag_, 0, sizeof(int), stream);
+    if (count() == 0) return;
+    fp8_reset(states_, history_, count(), config_, stream);
+    fp8_reset(evaluation_, history_, count(), config_, stream);
+    if (!falls_back()) return;
+    const size_t n = static_cast<size_t>(count());
+    set_bytes(watches_, 0, n * sizeof(Fp8Watch), stream);
+    for (VerdictSlot& slot : verdict_slots_) {
+        slot.values = static_cast<Fp8Verdict*>(pinned_malloc(n * sizeof(Fp8Verdict)));
+        slot.copied = create_event();
+    }
+}
+
+void Fp8Registry::set_scale(int layer, Fp8Role role, stream_t stream) {
+    fp8_set_current(states_, tensor(layer, role), 1, config_, stream);
+}
+void Fp8Registry::set_evaluation_scale(int layer, Fp8Role role, stream_t stream) {
+    fp8_set_current(evaluation_, tensor(layer, role), 1, config_, stream);
+}
+
+void Fp8Registry::set_weight_scales(stream_t stream) {
+    if (count() == 0) return;
+    const ProfileRange range("FP8 weight scales", stream);
+    fp8_set_current(states_, 0, count(), config_, stream);  // amax_now is 0 for the others, which changes nothing
+}
+
+// The maximum over the ranks of every amax; what is bad on one is bad on all.
+void Fp8Registry::share(bool now, stream_t stream) {
+    if (comm_.world() == 1 || count() == 0) return;
+    const CommRange range("maximum of FP8 amaxes", comm_, stream);
+    fp8_pack_amaxes(packed_, states_, count(), now, stream);
+    comm_.all_reduce(packed_, 2 * static_cast<size_t>(count()), ReduceOp::max, workspace_, stream);
+    fp8_unpack_amaxes(states_, packed_, count(), now, stream);
+}
+
+void Fp8Registry::check(stream_t stream) {
+    if (count() == 0) return;
+    share(false, stream);
+    fp8_any_bad(bad_flag_, states_, count(), stream);
+}
+
+// The counts of this step, those of all ranks, and what follows from them.
+void Fp8Registry::watch(stream_t stream) {
+    const size_t n = static_cast<size_t>(count());
+    fp8_pack_counts(packed_counts_, watches_, states_, count(), stream);
+    if (comm_.world() > 1) {
+        const CommRange range("sum FP8 counts", comm_, stream);
+        comm_.all_reduce(packed_counts_, 3 * n, ReduceOp::sum, counts_workspace_, stream);
+    }
+    fp8_judge(verdicts_, watches_, packed_counts_, bad_flag_, count(), config_.fallback, stream);
+    VerdictSlot& slot = verdict_slots_[watched_++ % 2];
+    synchronize(slot.copied);
+    copy_to_host(slot.values, verdicts_, n * sizeof(Fp8Verdict), stream);
+    record(slot.copied, stream);
+}
+
+void Fp8Registry::finish_step(const float* change, stream_t stream) {
+    calibrated_ = true;
+    if (count() == 0) return;
+    if (falls_back()) watch(stream);
+    const ProfileRange range("FP8 scales", stream);
+    fp8_finish_step(states_, history_, count(), config_, change, stream);
+}
+
+std::vector<Fp8Fallback> Fp8Registry::take_fallbacks() {
+    std::vector<Fp8Fallback> fallbacks;
+    if (watched_ - taken_ < 2) return fallbacks;
+    const VerdictSlot& slot = verdict_slots_[taken_++ % 2];
+    synchronize(slot.copied);
+    for (int i = 0; i < count(); i++) {
+        const Fp8Reason reason = static_cast<Fp8Reason>(slot.values[i].reason);
+        const int layer = i / kFp8Roles;
+        if (reason == Fp8Reason::none || has_left(layer)) continue;
+        left_[static_cast<size_t>(layer)] = true;
+        fallbacks.push_back({layer, role_of(i), reason, slot.values[i].fraction});
+    }
+    return fallbacks;
+}
+
+void Fp8Registry::clear_counts(stream_t stream) {
+    if (count() == 0) return;
+    if (falls_back()) fp8_keep_watched_counts(watches_, states_, count(), stream);
+    fp8_clear_counts(states_, count(), stream);
+}
+
+}  // namespace llmc

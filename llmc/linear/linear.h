@@ -1,0 +1,262 @@
+// The linear layer: out = x * weight^T + bias, its gradients, and in FP8 the codes that its products read.
+//
+// An operand of a product is made by the kernel that computes it, which casts it to FP8 on the way: what this layer
+// wants of it depends on the recipe (once, or measured first and then written), so producers are handed to the layer as
+// a pair of calls, and come back as an Operand or a Gradient. The next call takes that as an argument:
+//
+//   const Operand<Real> x = fc.input(ln2, pass, [&](Real* out) { layernorm_forward(out, ...); },
+//                                    [&](auto codes, QuantizePass cast) { layernorm_forward_fp8(codes, ..., cast); });
+//   fc.forward(out, x, pass);
+//
+// A layer in FP8 has x, w and dout, each stored row-major and transposed, because products on Hopper take both operands
+// along their inner dimension. Row codes of x and both layouts of dout live until the next product, in memory that all
+// layers share; transposed codes of x are kept for the weight gradient, or shared where backward makes them again.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "llmc/fp8/registry.h"
+#include "llmc/linear/matmul.h"
+#include "llmc/linear/operand.h"
+#include "llmc/linear/pass.h"
+#include "llmc/shard/parameters.h"
+
+namespace llmc {
+
+template <class Real>
+constexpr bool kCanBeFp8 = LLMC_ENABLE_FP8&& std::is_same_v<Real, bf16>;
+
+template <class Real>
+class Linear;
+
+// What the linear layers of a model have in common: the products, the FP8 recipe, and memory for codes. Layers enter it
+// when they are made; then finish_planning().
+template <class Real>
+class LinearLayers {
+public:
+    // `fp8`: nullptr: none (bf16 models only otherwise). `layers`: which layers are in FP8.
+    LinearLayers(Parameters<Real>& parameters, Matmul& matmul, const Fp8Config* fp8, const Fp8Layers& layers);
+
+    void finish_planning();
+    void allocate(stream_t stream);
+    size_t activation_bytes() const { return activations_.bytes(); }
+    size_t weight_bytes() const { return weights_.bytes(); }
+    // What Matmul has to be prepared for.
+    std::vector<Matmul::LinearShape> shapes() const;
+
+    // nullptr: no FP8
+    Fp8Registry* fp8() { return fp8_.get(); }
+    const std::vector<Linear<Real>*>& all() const { return layers_; }
+    Linear<Real>& find(const std::string& name) const;
+    int fp8_count() const;       // layers in FP8 now
+    int token_multiple() const;  // what FP8 products want of N
+
+    // To be called whenever the weights have changed: makes their FP8 copies, and sends slices to other ranks. Amaxes
+    // come from the optimizer's update; those of weights that were set in another way are measured here.
+    void prepare_weights(stream_t stream);
+    // Once a step, after Fp8Registry::finish_step() and before prepare_weights(): layers that have to leave FP8 do.
+    // What was decided on, for the log.
+    std::vector<Fp8Fallback> fall_back(stream_t stream);
+
+private:
+    friend class Linear<Real>;
+    static constexpr int kNobody = -1;
+    // Memory that layers use in turns, and whose codes are in it.
+    struct Shared {
+        uint8_t *row = nullptr, *transposed = nullptr;
+        char *row_scales = nullptr, *transposed_scales = nullptr;
+        int holder = kNobody;  // a layer's number in the registry
+    };
+
+    bool block_scales() const { return fp8_ && fp8_->has_block_scales(); }
+    // Weights are sent as FP8 codes, and transposed where they are needed.
+    bool codes_travel() const { return fp8_ && parameters_.is_sliced() && !block_scales(); }
+    void check_recipe() const;
+    void measure_weights(stream_t stream);
+
+    Parameters<Real>& parameters_;
+    Matmul& matmul_;
+    const std::unique_ptr<Fp8Registry> fp8_;
+    const Fp8Layers wanted_;
+    std::vector<Linear<Real>*> layers_;
+    Arena activations_{MemoryKind::activations}, weights_{MemoryKind::weights};
+    Shared x_;     // row codes of x; with block scales `source` is beside them
+    Shared dout_;  // in the format of gradients
+    // By kind: transposed codes of inputs that are made again, and of weights that are gathered before each use.
+    std::map<std::string, Shared> recomputed_, gathered_;
+    bf16* source_ = nullptr;       // with block scales, producers write here, and both layouts are quantized from it
+    float* bias_parts_ = nullptr;  // of the bias gradient, from the norm that makes the output's gradient
+};
+
+// What a layer is, beside its parameters.
+struct LinearSetup {
+    std::string kind;                 // layers of one kind share the memory of what is not kept
+    bool recomputed = false;          // backward makes the input again
+    bool gradient_from_norm = false;  // a norm's backward makes the output's gradient
+    // The FP8 copies come from the working copy, which every rank has, instead of the master weights.
+    bool from_working_copy = false;
+};
+
+template <class Real>
+class Linear {
+public:
+    // Parameters name.weight (OC, C) and, where there is one, name.bias (OC); or `weight`, a tensor of another name. At
+    // most `rows` rows of input at a time.
+    Linear(LinearLayers<Real>& layers, const std::string& name, int rows, const LinearSetup& setup,
+           const std::string& weight = "");
+    Linear(const Linear&) = delete;
+    Linear& operator=(const Linear&) = delete;
+
+    const std::string& name() const { return name_; }
+    int inputs() const { return inputs_; }    // C
+    int outputs() const { return outputs_; }  // OC
+    int rows() const { return rows_; }
+    bool is_fp8() const { return is_fp8_; }
+    bool is_recomputed() const { return setup_.recomputed; }
+    // Whether its input exists in the activations' type, now or after the layer has left FP8.
+    bool reads_values() const { return !is_fp8_ || layers_.fp8_->falls_back(); }
+
+    // ---- forward
+
+    // The input x (N, C), as its producer makes it: write(out) into `value`, or cast(codes, quantize_pass) as often as
+    // the recipe wants it. `value` may be nullptr unless reads_values().
+    template <class Write, class Cast>
+    Operand<Real> input(Real* value, const Pass& pass, Write&& write, Cast&& cast) {
+        if constexpr (kCanBeFp8<Real>) {
+            if (is_fp8_ && layers_.block_scales()) {
+                write(layers_.source_);
+                return input(layers_.source_, nullptr, pass);
+            }
+            if (is_fp8_) return cast_input(pass, cast);
+        }
+        write(value);
+        return {value, {}};
+    }
+    // The input as it is; `low`: what rounding has lost of it, or nullptr.
+    Operand<Real> input(const Real* value, const Real* low, const Pass& pass);
+    // Whether a producer runs but once, so that it need not read its own inputs twice: then cast_input() may take the
+    // place of write and input().
+    bool casts_at_once(const Pass& pass) const {
+        return is_fp8_ && !layers_.block_scales() && (pass.kind == PassKind::recompute || layers_.fp8_->uses_history());
+    }
+    template <class Cast>
+    Operand<Real> cast_input(const Pass& pass, Cast&& cast) {
+        const Quantized<e4m3> codes = x_codes(pass);
+        fill(Fp8Role::x, pass.kind, pass.stream, [&](QuantizePass quantize) { cast(codes, quantize); });
+        return {nullptr, codes};
+    }
+    // out (N, OC), N = pass.N()
+    void forward(Real* out, const Operand<Real>& x, const Pass& pass);
+
+    // ---- backward, of training passes
+
+    // The gradient of the output from a producer that can cast it, and makes the bias gradient too: cast(codes,
+    // quantize_pass), where codes are Quantized<e4m3> or <e5m2>.
+    template <class Cast>
+    Gradient<Real> cast_gradient(const Pass& pass, Cast&& cast) {
+        if constexpr (kCanBeFp8<Real>)
+            with_gradient_codes([&](auto codes) {
+                fill(Fp8Role::dout, PassKind::training, pass.stream,
+                     [&](QuantizePass quantize) { cast(codes, quantize); });
+            });
+        return {nullptr, Gradient<Real>::Codes::written, Gradient<Real>::Bias::done};
+    }
+    // Whether cast_gradient() is to be had for producers that write `value` themselves.
+    bool casts_gradients() const { return is_fp8_ && !layers_.block_scales(); }
+    // From a norm, which runs but once, writes `value` as well, and leaves column sums: cast(codes, bias_parts,
+    // quantize_pass).
+    bool takes_gradient_from_norm() const;
+    template <class Cast>
+    Gradient<Real> gradient_from_norm(Real* value, const Pass& pass, Cast&& cast) {
+        using G = Gradient<Real>;
+        if constexpr (kCanBeFp8<Real>) {
+            const bool at_once = layers_.fp8_->uses_history();
+            with_gradient_codes([&](auto codes) {
+                cast(codes, layers_.bias_parts_, at_once ? layers_.fp8_->train_pass() : QuantizePass::measure);
+            });
+            if (at_once) return {value, G::Codes::written, G::Bias::parts};
+            layers_.fp8_->set_scale(tensors_, Fp8Role::dout, pass.stream);
+            return {value, G::Codes::measured, G::Bias::none};
+        }
+        return {value};
+    }
+    float* dbias() { return bias_ ? layers_.parameters_.gradient(*bias_) : nullptr; }
+    // Gradients of the weight and the bias, and dinp (N, C).
+    void backward(Real* dinp, const Gradient<Real>& dout, const Operand<Real>& x, const Pass& pass);
+
+private:
+    friend class LinearLayers<Real>;
+    using Shared = typename LinearLayers<Real>::Shared;
+
+    void plan_codes();
+    void plan_scales();
+    // Its rows are what other ranks send.
+    bool codes_travel() const { return !setup_.from_working_copy && layers_.codes_travel(); }
+    const Real* weight() const { return layers_.parameters_.weight(weight_); }
+    Quantized<e4m3> x_codes(const Pass& pass);
+    Quantized<e4m3> w_codes() const;
+    void keep_in_fp8();
+    void leave_fp8(stream_t stream);
+    void quantize_master(QuantizePass pass, stream_t stream);
+    void write_weight(stream_t stream);
+    void write_from_working_copy(stream_t stream);
+    void transpose_weight(stream_t stream);
+    void check_holds(const Shared& shared, const char* what) const;
+    template <class F8>
+    void backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gradient<Real>& dout, const Operand<Real>& x,
+                      const Pass& pass);
+
+    // Runs produce(quantize_pass) as often as the recipe wants it.
+    template <class F>
+    void fill(Fp8Role role, PassKind kind, stream_t stream, F&& produce) {
+        Fp8Registry& fp8 = *layers_.fp8_;
+        const bool evaluation = kind == PassKind::evaluation;
+        if (kind == PassKind::recompute || (evaluation && fp8.uses_history())) {
+            produce(QuantizePass::replay);
+        } else if (fp8.uses_history()) {
+            produce(fp8.train_pass());
+        } else {
+            produce(QuantizePass::measure);
+            if (evaluation)
+                fp8.set_evaluation_scale(tensors_, role, stream);
+            else
+                fp8.set_scale(tensors_, role, stream);
+            produce(evaluation ? QuantizePass::replay : fp8.write_pass());
+        }
+    }
+    // The only place where gradients are E4M3 or E5M2.
+    template <class F>
+    void with_gradient_codes(F&& f) {
+        Shared& d = layers_.dout_;
+        d.holder = tensors_;
+        Fp8State* state = layers_.fp8_->state(tensors_, Fp8Role::dout);
+        const auto codes = [&]<class F8>(F8) {
+            return Quantized<F8>{reinterpret_cast<F8*>(d.row), reinterpret_cast<F8*>(d.transposed), state, d.row_scales,
+                                 d.transposed_scales};
+        };
+        if (layers_.fp8_->config().e4m3_gradients)
+            f(codes(e4m3{}));
+        else
+            f(codes(e5m2{}));
+    }
+
+    LinearLayers<Real>& layers_;
+    const std::string name_;
+    const int rows_;
+    const LinearSetup setup_;
+    ParameterTable::Place weight_;
+    std::optional<ParameterTable::Place> bias_;
+    int inputs_ = 0, outputs_ = 0;
+    bool is_fp8_ = false;
+    int tensors_ = -1;  // its number in the registry
+
+    Shared own_x_, own_w_;                                      // transposed codes of x that are kept; the weight's
+    Shared *x_transposed_ = nullptr, *w_transposed_ = nullptr;  // those, or what the layers of a kind share
+};
+
+}  // namespace llmc

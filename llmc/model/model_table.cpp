@@ -1,0 +1,109 @@
+#include "llmc/model/model_table.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "llmc/model/config.h"
+
+namespace llmc {
+namespace {
+
+// splitmix64: a bijective mix of 64 bits (Steele, Lea, Flood, "Fast splittable pseudorandom number generators").
+uint64_t mix(uint64_t z) {
+    z += 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+uint64_t hash_name(const std::string& name) {
+    uint64_t h = 0xCBF29CE484222325ull;  // FNV-1a
+    for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
+    return h;
+}
+
+// A standard normal number for counter `i` of the stream `key` (Box-Muller on two 32-bit halves).
+float normal(uint64_t key, uint64_t i) {
+    const uint64_t bits = mix(key ^ mix(i));
+    const double u = (static_cast<double>(bits >> 32) + 0.5) * 0x1p-32;
+    const double angle = static_cast<double>(bits & 0xffffffffu) * (0x1p-32 * 6.283185307179586);
+    return static_cast<float>(std::sqrt(-2.0 * std::log(u)) * std::cos(angle));
+}
+
+std::string block_prefix(int layer) { return "h." + std::to_string(layer) + "."; }
+
+// Those with weight decay first, as ParameterTable wants them.
+Unit unit_of(const std::string& name, const std::string& prefix, const std::vector<TensorRow>& rows) {
+    Unit unit;
+    unit.name = name;
+    for (const bool decay : {true, false})
+        for (const TensorRow& row : rows) {
+            if (row.is_matrix() != decay) continue;
+            ParameterTensor tensor{prefix + row.name, {std::max(row.rows, row.padded_rows)}, decay};
+            if (row.is_matrix()) tensor.shape.push_back(row.columns);
+            unit.tensors.push_back(tensor);
+        }
+    return unit;
+}
+
+}  // namespace
+
+int64_t ModelTable::block_parameters() const {
+    int64_t sum = 0;
+    for (const TensorRow& row : block) sum += row.count();
+    return sum;
+}
+
+int64_t ModelTable::block_matrix_parameters() const {
+    int64_t sum = 0;
+    for (const TensorRow& row : block) sum += row.is_matrix() ? row.count() : 0;
+    return sum;
+}
+
+size_t final_unit(const ModelConfig& config) { return static_cast<size_t>(config.layers) + 1; }
+
+std::vector<Unit> parameter_units(const ModelConfig& config) {
+    const ModelTable table = config.table(config);
+    std::vector<Unit> units{unit_of("embedding", "", table.embedding)};
+    for (int l = 0; l < config.layers; l++)
+        units.push_back(unit_of("block " + std::to_string(l), block_prefix(l), table.block));
+    units.push_back(unit_of("final norm", "", table.final));
+    return units;
+}
+
+std::vector<std::string> linear_names(const ModelConfig& config) {
+    const std::string ending = ".weight";
+    std::vector<std::string> names;
+    for (const TensorRow& row : config.table(config).block)
+        if (row.is_matrix()) names.push_back(row.name.substr(0, row.name.size() - ending.size()));
+    return names;
+}
+
+std::vector<TensorRow> all_tensors(const ModelConfig& config) {
+    const ModelTable table = config.table(config);
+    std::vector<TensorRow> all = table.embedding;
+    for (int l = 0; l < config.layers; l++)
+        for (TensorRow row : table.block) {
+            row.name = block_prefix(l) + row.name;
+            row.hf_name = block_prefix(l) + row.hf_name;
+            all.push_back(row);
+        }
+    all.insert(all.end(), table.final.begin(), table.final.end());
+    return all;
+}
+
+std::vector<float> initial_values(const ModelConfig& config, const TensorRow& row, uint64_t seed) {
+    const size_t columns = static_cast<size_t>(std::max(row.columns, 1));
+    std::vector<float> values(static_cast<size_t>(std::max(row.rows, row.padded_rows)) * columns, 0.0f);
+    const size_t used = static_cast<size_t>(row.rows) * columns;
+    if (row.init == Init::ones) std::fill_n(values.begin(), used, 1.0f);
+    if (row.init == Init::zeros || row.init == Init::ones) return values;
+    const float deviation =
+        row.init == Init::residual ? 0.02f / std::sqrt(2.0f * static_cast<float>(config.layers)) : 0.02f;
+    const uint64_t key = mix(seed ^ hash_name(row.name));
+#pragma omp parallel for
+    for (size_t i = 0; i < used; i++) values[i] = deviation * normal(key, i);
+    return values;
+}
+
+}  // namespace llmc

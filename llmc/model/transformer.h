@@ -1,0 +1,131 @@
+// A decoder: embedding, a stack of blocks, a last norm, and a head with the loss. What a block is, Block says; here is
+// what all have in common. forward and backward are flat lists of calls in the order in which data moves.
+//
+// A Block has: scratch(config, B, T), residual(), last_layer(), forward(), recompute() and backward(), as Gpt2Block has
+// them; its tensors are in the table that ModelConfig::table points at.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "llmc/model/gpt2_block.h"
+
+namespace llmc {
+
+// Rows of logits that exist at once: as many as fit into so many bytes, in multiples of 128 so that the products stay
+// efficient.
+constexpr size_t kLogitsBytes = size_t{512} << 20;
+int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit = kLogitsBytes);
+
+// What a model is, beside its weights.
+struct ModelSetup {
+    ModelConfig config;
+    int B = 1, T = 0;  // sequences and tokens of a micro-batch
+    Recompute recompute = Recompute::gelu;
+    const Fp8Config* fp8 = nullptr;  // of bf16 models; nullptr: none
+    Fp8Layers fp8_layers;
+    size_t logits_bytes = kLogitsBytes;
+};
+
+template <class Real, template <class> class Block = Gpt2Block>
+class Transformer {
+public:
+    // Nothing is allocated before allocate().
+    Transformer(const ModelSetup& setup, Parameters<Real>& parameters, Matmul& matmul);
+    ~Transformer();
+    Transformer(const Transformer&) = delete;
+    Transformer& operator=(const Transformer&) = delete;
+
+    // Without the FP8 codes of linear().
+    size_t activation_bytes() const { return activations_.bytes(); }
+    size_t workspace_bytes() const { return workspace_.bytes(); }
+    void allocate(stream_t stream);
+
+    void initialize(uint64_t seed, stream_t stream);
+    // See LinearLayers.
+    void prepare_weights(stream_t stream) { linear_.prepare_weights(stream); }
+    std::vector<Fp8Fallback> fall_back(stream_t stream) { return linear_.fall_back(stream); }
+
+    // A micro-batch of training: forward, loss and gradients. `first` overwrites the gradients and the loss sum, later
+    // micro-steps add to them; with the `last` one of a step both become sums over all ranks. The gradient is that of
+    // sum(losses) * loss_weight * *loss_scale (on the device; nullptr: 1).
+    void train_micro_step(const int* tokens, const int* targets, float loss_weight, const float* loss_scale, bool first,
+                          stream_t stream, bool last = true);
+    // The loss alone; targets of -1 count as nothing.
+    void evaluate(const int* tokens, const int* targets, bool first, stream_t stream);
+    // After the last evaluate(): its sums become those over all ranks.
+    void share_evaluation(stream_t stream) { share_losses(1, stream); }
+
+    // On the device: sum of losses and number of targets since the last `first`. Training and evaluation each have
+    // their own.
+    const double* train_loss_sum() const { return loss_sums_; }
+    const int* train_loss_count() const { return loss_counts_; }
+    const double* eval_loss_sum() const { return loss_sums_ + 1; }
+    const int* eval_loss_count() const { return loss_counts_ + 1; }
+
+    // Logits of the token that follows tokens[0 .. length), length <= min(context, B * T); synchronises.
+    std::vector<float> next_token_logits(const int* tokens, int length, stream_t stream);
+
+    const ModelConfig& config() const { return config_; }
+    LinearLayers<Real>& linear() { return linear_; }
+    const LinearLayers<Real>& linear() const { return linear_; }
+    Fp8Registry* fp8() { return linear_.fp8(); }  // nullptr: none
+    int head_chunks() const { return div_up(B_ * T_, head_.rows()); }
+    // FP8 products of a micro-step of training, as the layers that are in FP8 now should make them.
+    int64_t fp8_products() const;
+
+private:
+    Pass pass(PassKind kind, int B, int T, bool accumulate, stream_t stream) const {
+        return {kind, B, T, accumulate, scratch_, stream};
+    }
+    void upload(const int* tokens, const int* targets, int n, bool sort, stream_t stream);
+    void embed(const Pass& pass);
+    void forward(const Pass& pass);
+    void loss_and_head_gradients(float loss_weight, const float* loss_scale, const Pass& pass);
+    void backward(const Pass& pass);
+    void embed_backward(const Pass& pass);
+    void share_losses(int which, stream_t stream);
+
+    const ModelConfig config_;
+    const int B_, T_;
+    const Recompute recompute_;
+    Parameters<Real>& parameters_;
+    Matmul& matmul_;
+    Arena activations_{MemoryKind::activations}, workspace_{MemoryKind::workspace};
+    LinearLayers<Real> linear_;
+    ModelContext<Real> context_;
+    std::deque<Block<Real>> blocks_;
+    Linear<Real> head_;
+    Norm<Real> final_norm_;
+    const ParameterTable::Place wte_, wpe_;  // (Vp, C), (context, C)
+
+    Real* residual_final_;  // (N, C)
+    Real* lnf_;             // (N, C)
+    float* losses_;         // (N)
+    Real* dresidual_;       // (N, C)   gradient of the residual stream
+    Real* dlnf_;            // (N, C)
+    Real* logits_;          // (head_.rows(), Vp), and their gradient
+    float* scratch_;        // partial sums of bias and norm gradients
+    int* tokens_;           // (N)
+    int* targets_;          // (N)
+    int* sorted_;           // token_sort_size(N)
+    double* loss_sums_;     // {training, evaluation}
+    int* loss_counts_;
+    char* loss_workspace_;
+
+    std::vector<std::string> forward_names_, backward_names_;  // for profiles, by unit
+
+    // Staging of tokens: two slots, so that the next micro-batch is prepared while the last one's copy may still run.
+    struct Staging {
+        int* memory = nullptr;  // tokens, targets, sorted
+        event_t copied = nullptr;
+    };
+    Staging staging_[2];
+    int next_staging_ = 0;
+};
+
+template <class Real>
+using Gpt2 = Transformer<Real, Gpt2Block>;
+
+}  // namespace llmc

@@ -1,0 +1,291 @@
+// The members of Transformer, for files that instantiate it with a block (gpt2.cpp does with GPT-2's).
+#pragma once
+#include <algorithm>
+#include <optional>
+
+#include "llmc/comm/comm_range.h"
+#include "llmc/device/transfer.h"
+#include "llmc/kernels/classifier.h"
+#include "llmc/kernels/embedding.h"
+#include "llmc/model/transformer.h"
+
+namespace llmc {
+
+template <class Real, template <class> class Block>
+Transformer<Real, Block>::Transformer(const ModelSetup& setup, Parameters<Real>& parameters, Matmul& matmul)
+    : config_(setup.config),
+      B_(setup.B),
+      T_(setup.T),
+      recompute_(setup.recompute),
+      parameters_(parameters),
+      matmul_(matmul),
+      linear_(parameters, matmul, setup.fp8, setup.fp8_layers),
+      context_{config_, B_, T_, setup.recompute, parameters, linear_, activations_},
+      blocks_([&] {
+          std::deque<Block<Real>> blocks;
+          for (int l = 0; l < setup.config.layers; l++) blocks.emplace_back(context_, l);
+          return blocks;
+      }()),
+      head_(linear_, kHeadLayer,
+            logits_chunk(setup.B * setup.T, setup.config.padded_vocab(), sizeof(Real), setup.logits_bytes),
+            {.kind = kHeadLayer, .from_working_copy = true}, "wte"),
+      final_norm_(context_, "lnf", true),
+      wte_(parameters.table().find("wte")),
+      wpe_(parameters.table().find("wpe")) {
+    linear_.finish_planning();
+    const size_t N = context_.N(), C = context_.C();
+    const int n = B_ * T_;
+    for (Real** tensor : {&residual_final_, &lnf_, &dresidual_}) activations_.plan(tensor, N * C);
+    activations_.plan_shared("dbranch", &dlnf_, N * C);  // the blocks' backward comes behind it
+    activations_.plan(&losses_, N);
+    workspace_.plan(&logits_, static_cast<size_t>(head_.rows()) * static_cast<size_t>(config_.padded_vocab()));
+    workspace_.plan(&scratch_, Block<Real>::scratch(config_, B_, T_));
+    for (int** tensor : {&tokens_, &targets_}) workspace_.plan(tensor, N);
+    workspace_.plan(&sorted_, token_sort_size(n));
+    workspace_.plan(&loss_sums_, 2);
+    workspace_.plan(&loss_counts_, 2);
+    workspace_.plan(&loss_workspace_, parameters.comm().template all_reduce_workspace<double>(1));
+    for (const Unit& unit : parameters.table().units()) {
+        forward_names_.push_back(unit.name + " forward");
+        backward_names_.push_back(unit.name + " backward");
+    }
+}
+
+template <class Real, template <class> class Block>
+Transformer<Real, Block>::~Transformer() {
+    for (Staging& staging : staging_) {
+        if (!staging.memory) continue;
+        tear_down([&] { synchronize(staging.copied); });
+        tear_down([&] { pinned_free(staging.memory); });
+        tear_down([&] { destroy_event(staging.copied); });
+    }
+}
+
+template <class Real, template <class> class Block>
+void Transformer<Real, Block>::allocate(stream_t stream) {
+    activations_.allocate();
+    workspace_.allocate();
+    linear_.allocate(stream);
+    const size_t sorted = token_sort_size(B_ * T_);
+    for (Staging& staging : staging_) {
+        staging.memory = static_cast<int*>(pinned_malloc((2 * context_.N() + sorted) * sizeof(int)));
+        staging.copied = create_event();
+    }
+}
+
+template <class Real, template <class> class Block>
+void Transformer<Real, Block>::initialize(uint64_t seed, stream_t stream) {
+    for (const TensorRow& row : all_tensors(config_)) {
+        const ParameterTable::Place place = parameters_.table().find(row.name);
+        parameters_.set_tensor(place.unit, place.tensor, initial_values(config_, row, seed), stream);
+    }
+}
+
+template <class Real, template <class> class Block>
+int64_t Transformer<Real, Block>::fp8_products() const {
+    int64_t products = 0;
+    for (const Linear<Real>* layer : linear_.all())
+        if (layer->is_fp8()) products += 3 * (layer == &head_ ? head_chunks() : 1);
+    if (recompute_ != Recompute::block) return products;
+    for (const Linear<Real>* layer : linear_.all())
+        if (layer->is_fp8() && layer->is_recomputed()) products++;
+    for (const Block<Real>& block : blocks_)  // whose last product recomputation leaves out
+        if (block.last_layer().is_fp8()) products--;
+    return products;
+}
+
+// Tokens go through pinned memory; their counting sort, which the embedding's backward reads, is made here on the host.
+template <class Real, template <class> class Block>
+void Transformer<Real, Block>::upload(const int* tokens, const int* targets, int n, bool sort, stream_t stream) {
+    Staging& staging = staging_[next_staging_];
+    next_staging_ ^= 1;
+    synchronize(staging.copied);  // the copy of two micro-batches ago
+    const size_t count = static_cast<size_t>(n);
+    std::copy(tokens, tokens + n, staging.memory);
+    copy_to_device(tokens_, staging.memory, count * sizeof(int), stream);
+    if (targets) {
+        std::copy(targets, targets + n, staging.memory + count);
+        copy_to_device(targets_, staging.memory + count, count * sizeof(int), stream);
+    }
+    if (sort) {
+        sort_tokens(staging.memory + 2 * count, tokens, n);
+        copy_to_device(sorted_, staging.memory + 2 * count, token_sort_size(n) * sizeof(int), stream);
+    }
+    record(staging.copied, stream);
+}
+
+// ---- forward -------------------------------------------------------------------------------------------------------
+
+template <class Real, template <class> class Block>
+void Transformer<Real, Block>::embed(const Pass& pass) {
+    const int C = config_.channels, positions = std::min(pass.T, config_.context);
+    Real* const out = blocks_.front().residual();  // (N, C)
+    embedding_forward(out, tokens_, parameters_.weight(wte_), parameters_.weight(wpe_), pass.B, positions, C,
+                      config_.padded_vocab(), pass.stream);
+    if (positions == pass.T) return;
+    // Padding of next_token_logits(), B = 1.
+    const size_t embedded = static_cast<size_t>(positions) * context_.C();
+    const size_t padding = static_cast<size_t>(pass.T - positions) * context_.C();
+    set_bytes(out + embedded, 0, padding * sizeof(Real), pass.stream);
+}
+
+template <class Real, template <class> class Block>
+void Transformer<Real, Block>::forward(const Pass& pass) {
+    const ProfileRange whole("forward");
+    const stream_t stream = pass.stream;
+    const size_t embedding = embedding_unit(), final = final_unit(config_);
+
+    parameters_.gather(embedding, stream);
+    {
+        const ProfileRange range(forward_names_[embedding].c_str(), stream);
+        embed(pass);
+    }
+    parameters_.release(embedding, stream);
+
+    ResidualStream<Real> x{blocks_.front().residual(), nullptr};
+    for (int l = 0; l < config_.layers; l++) {
+        parameters_.gather(block_unit(l), stream);
+        {
+            const ProfileRange range(forward_names_[block_unit(l)].c_str(), stream);
+            x = blocks_[static_cast<size_t>(l)].forward(x, pass);
+        }
+        parameters_.release(block_unit(l), stream);
+    }
+
+    parameters_.gather(final, stream);
+    {
+        const ProfileRange range(forward_names_[final].c_str(), stream);
+        final_norm_.forward(lnf_, residual_final_, x.residual, x.branch, pass);
+    }
+    parameters_.release(final, stream);
+}
+
+// The head and the loss in chunks of rows, so that the logits never exist whole. In training each chunk's logits become
+// their gradient in place, and leave that of lnf in dlnf and that of wte in the gradients.
+template <class Real, template <class> class Block>
+void Transformer<Real, Block>::loss_and_head_gradients(float loss_weight, const float* loss_scale, const Pass& pass) {
+    const int V = config_.vocab, Vp = config_.padded_vocab();
+    const bool training = pass.kind == PassKind::training;
+    parameters_.gather(embedding_unit(), pass.stream);
+    {
+        const ProfileRange range("head and loss", pass.stream);
+        for (int row = 0; row < pass.N(); row += head_.rows()) {
+            const int rows = std::min(head_.rows(), pass.N() - row);
+            const size_t begin = static_cast<size_t>(row) * context_.C();
+            Pass chunk = pass.over(rows);
+            chunk.accumulate |= row > 0;
+            const Operand<Real> lnf = head_.input(lnf_ + begin, nullptr, chunk);
+            head_.forward(logits_, lnf, chunk);
+            softmax_cross_entropy(logits_, losses_ + row, targets_ + row, loss_weight, loss_scale, rows, V, Vp,
+                                  training, pass.stream);
+            if (training) head_.backward(dlnf_ + begin, {logits_}, lnf, chunk);
+        }
+    }
+    parameters_.release(embedding_unit(), pass.stream);
+}
+
+// ---- backward ------------------------------------------------------------------------------------------------------
+
+template <class Real, template <class> class Block>
+void Transformer<Real, Block>::backward(const Pass& pass) {
+    const ProfileRange whole("backward");
+    const stream_t stream = pass.stream;
+    const size_t embedding = embedding_unit(), final = final_unit(config_);
+
+    Gradient<Real> dstream;
+    parameters_.gather(final, stream);
+    {
+        const ProfileRange range(backward_names_[final].c_str(), stream);
+        dstream = final_norm_.backward(dresidual_, nullptr, dlnf_, residual_final_, &blocks_.back().last_layer(), pass);
+    }
+    parameters_.release(final, stream);
+    parameters_.reduce(final, stream);
+
+    for (int l = config_.layers - 1; l >= 0; l--) {
+        Block<Real>& block = blocks_[static_cast<size_t>(l)];
+        Linear<Real>* const before = l > 0 ? &blocks_[static_cast<size_t>(l - 1)].last_layer() : nullptr;
+        parameters_.gather(block_unit(l), stream);
+        {
+            const ProfileRange range(backward_names_[block_unit(l)].c_str(), stream);
+            block.recompute(pass.as(PassKind::recompute));
+            dstream = block.backward(dstream, before, pass);
+        }
+        parameters_.release(block_unit(l), stream);
+        parameters_.reduce(block_unit(l), stream);
+    }
+
+    {
+        const ProfileRange range(backward_names_[embedding].c_str(), stream);
+        embed_backward(pass);
+    }
+    parameters_.reduce(embedding, stream);  // with the head's part, which was there first
+}
+
+template <class Real, template <class> class Block>
+void Transformer<Real, Block>::embed_backward(const Pass& pass) {
+    float* dwpe = parameters_.gradient(wpe_);
+    if (!pass.accumulate) set_bytes(dwpe, 0, parameters_.table().tensor(wpe_).count() * sizeof(float), pass.stream);
+    embedding_backward(parameters_.gradient(wte_), dwpe, sorted_, dresidual_, pass.B, pass.T, config_.channels,
+                       config_.padded_vocab(), pass.stream);
+}
+
+// ---- what the trainer calls ----------------------------------------------------------------------------------------
+
+template <class Real, template <class> class Block>
+void Transformer<Real, Block>::train_micro_step(const int* tokens, const int* targets, float loss_weight,
+                                                const float* loss_scale, bool first, stream_t stream, bool last) {
+    const Pass training = pass(PassKind::training, B_, T_, !first && parameters_.accumulates(), stream);
+    parameters_.begin_micro_step(first, last);
+    {
+        const ProfileRange range("upload tokens", stream);
+        upload(tokens, targets, training.N(), true, stream);
+    }
+    forward(training);
+    loss_and_head_gradients(loss_weight, loss_scale, training);
+    sum_losses(loss_sums_, loss_counts_, losses_, targets_, training.N(), !first, stream);
+    backward(training);
+    if (last) share_losses(0, stream);
+}
+
+template <class Real, template <class> class Block>
+void Transformer<Real, Block>::share_losses(int which, stream_t stream) {
+    const Comm& comm = parameters_.comm();
+    if (comm.world() == 1) return;
+    const CommRange range("sum the loss", comm, stream);
+    comm.all_reduce(loss_sums_ + which, 1, ReduceOp::sum, loss_workspace_, stream);
+    comm.all_reduce(loss_counts_ + which, 1, ReduceOp::sum, loss_workspace_, stream);
+}
+
+template <class Real, template <class> class Block>
+void Transformer<Real, Block>::evaluate(const int* tokens, const int* targets, bool first, stream_t stream) {
+    const Pass evaluation = pass(PassKind::evaluation, B_, T_, false, stream);
+    upload(tokens, targets, evaluation.N(), false, stream);
+    forward(evaluation);
+    loss_and_head_gradients(0.0f, nullptr, evaluation);
+    sum_losses(loss_sums_ + 1, loss_counts_ + 1, losses_, targets_, evaluation.N(), !first, stream);
+}
+
+template <class Real, template <class> class Block>
+std::vector<float> Transformer<Real, Block>::next_token_logits(const int* tokens, int length, stream_t stream) {
+    if (length < 1 || length > config_.context || length > B_ * T_)
+        throw Error(ExitCode::failure, strprintf("cannot run %d tokens through a context of %d (%d reserved)", length,
+                                                 config_.context, B_ * T_));
+    // FP8 products want tokens in whole blocks, as B * T is. What comes behind the last token cannot change it, and may
+    // reach past the context, where no position has an embedding.
+    std::vector<int> padded(tokens, tokens + length);
+    const int multiple = linear_.token_multiple();
+    padded.resize(static_cast<size_t>(div_up(length, multiple)) * static_cast<size_t>(multiple), 0);
+    const int N = static_cast<int>(padded.size());
+    upload(padded.data(), nullptr, N, false, stream);
+    forward(pass(PassKind::evaluation, 1, N, false, stream));
+    parameters_.gather(embedding_unit(), stream);
+    matmul_.template forward<Real>(logits_, lnf_ + static_cast<size_t>(length - 1) * context_.C(),
+                                   parameters_.weight(wte_), nullptr, 1, config_.channels, config_.padded_vocab(),
+                                   stream);
+    parameters_.release(embedding_unit(), stream);
+    std::vector<float> logits;
+    for (const Real x : read_back(logits_, static_cast<size_t>(config_.vocab), stream)) logits.push_back(to_float(x));
+    return logits;
+}
+
+}  // namespace llmc

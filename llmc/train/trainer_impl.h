@@ -1,0 +1,116 @@
+// The members of Trainer, for files that instantiate it with a block (trainer.cpp does with GPT-2's).
+#pragma once
+#include "llmc/device/transfer.h"
+#include "llmc/train/trainer.h"
+
+namespace llmc {
+
+// What follows from a configuration for its parts.
+Sharding sharding_of(const TrainerConfig& config, const ParameterTable& table);
+ModelSetup model_setup(const TrainerConfig& config);
+
+template <class Real, template <class> class Block>
+Trainer<Real, Block>::Trainer(const TrainerConfig& config, const Comm& comm)
+    : config_(config),
+      comm_(comm),
+      table_(parameter_units(config.model), comm.world()),
+      sharding_(sharding_of(config, table_)),
+      parameters_(table_, comm, sharding_),
+      matmul_(config.tf32, config.fast_accumulation, config.fp8_scaling()),
+      model_(model_setup(config_), parameters_, matmul_),
+      optimizer_(parameters_, config.schedule, config.adamw, config.clip, config.loss_scale, config.skip_spikes) {}
+
+template <class Real, template <class> class Block>
+Trainer<Real, Block>::~Trainer() {
+    if (results_) tear_down([this] { destroy_stream(stream_); });
+}
+
+template <class Real, template <class> class Block>
+MemoryByKind Trainer<Real, Block>::memory() const {
+    MemoryByKind memory;
+    memory.weights = parameters_.weight_bytes() + model_.linear().weight_bytes();
+    memory.gradients = parameters_.gradient_bytes();
+    memory.optimizer = parameters_.optimizer_bytes();
+    memory.activations = model_.activation_bytes() + model_.linear().activation_bytes();
+    memory.workspace = model_.workspace_bytes() + optimizer_.workspace_bytes() +
+                       Matmul::planned_bytes(operand_type<Real>, model_.linear().shapes(), config_.fp8_scaling());
+    return memory;
+}
+
+template <class Real, template <class> class Block>
+void Trainer<Real, Block>::allocate() {
+    stream_ = create_stream();
+    results_.emplace();
+    matmul_.allocate();
+    parameters_.allocate(stream_);
+    model_.allocate(stream_);
+    optimizer_.allocate(stream_);
+}
+
+template <class Real, template <class> class Block>
+void Trainer<Real, Block>::initialize(uint64_t seed) {
+    model_.initialize(seed, stream_);
+    weights_are_set();
+}
+
+template <class Real, template <class> class Block>
+void Trainer<Real, Block>::set_weight(const std::string& name, const std::vector<float>& values) {
+    const ParameterTable::Place place = table_.find(name);
+    std::vector<float> padded = values;
+    padded.resize(table_.unit(place.unit).tensors[place.tensor].count(), 0.0f);
+    parameters_.set_tensor(place.unit, place.tensor, padded, stream_);
+}
+
+template <class Real, template <class> class Block>
+void Trainer<Real, Block>::weights_are_set() {
+    model_.prepare_weights(stream_);
+}
+
+template <class Real, template <class> class Block>
+std::vector<float> Trainer<Real, Block>::get_weight(const std::string& name) const {
+    const ParameterTable::Place place = table_.find(name);
+    return parameters_.get_tensor(place.unit, place.tensor, stream_);
+}
+
+template <class Real, template <class> class Block>
+void Trainer<Real, Block>::begin_step(bool continues, bool count_losses) {
+    results_->begin(continues, stream_);
+    matmul_.reset_counts();
+    if (fp8()) fp8()->count_losses(count_losses);
+    micro_step_ = 0;
+}
+
+template <class Real, template <class> class Block>
+void Trainer<Real, Block>::micro_step(const int* tokens, const int* targets, float weight) {
+    const int64_t total = int64_t{config_.batch} * config_.seq * config_.micro_steps * comm_.world();
+    const bool first = micro_step_ == 0, last = ++micro_step_ == config_.micro_steps;
+    model_.train_micro_step(tokens, targets, weight / static_cast<float>(total), optimizer_.loss_scale(), first,
+                            stream_, last);
+}
+
+template <class Real, template <class> class Block>
+std::vector<Fp8Fallback> Trainer<Real, Block>::finish_step() {
+    if (micro_step_ != config_.micro_steps)
+        throw Error(ExitCode::failure,
+                    strprintf("a step of %d micro-steps was finished after %d", config_.micro_steps, micro_step_));
+    const ProductCounts& all = matmul_.counts();
+    const int64_t n = config_.micro_steps;
+    products_ = {all.fp8 / n, all.bf16 / n, all.fp32 / n, all.emulated / n};
+    if (fp8()) fp8()->check(stream_);
+    optimizer_.update(model_.train_loss_sum(), fp8() ? fp8()->bad_flag() : nullptr, stream_);
+    if (fp8()) fp8()->finish_step(optimizer_.loss_scale_change(), stream_);
+    const std::vector<Fp8Fallback> left = model_.fall_back(stream_);
+    model_.prepare_weights(stream_);
+    results_->submit(++step_, optimizer_.state(), model_.train_loss_count(), optimizer_.loss_scale(), stream_);
+    return left;
+}
+
+template <class Real, template <class> class Block>
+typename Trainer<Real, Block>::LossSum Trainer<Real, Block>::evaluate(const int* tokens, const int* targets) {
+    model_.evaluate(tokens, targets, true, stream_);
+    model_.share_evaluation(stream_);
+    return {read_back(model_.eval_loss_sum(), stream_),
+            static_cast<double>(read_back(model_.eval_loss_count(), stream_))};
+}
+
+}  // namespace llmc

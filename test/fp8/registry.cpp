@@ -1,0 +1,80 @@
+// The registry of FP8 tensors: names, numbers, what it refuses, and which layers leave FP8.
+#include "llmc/fp8/registry.h"
+
+#include "test/kernel_test.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+TEST_CASE("fp8 registry: a layer has three tensors, numbered in the order in which layers were added") {
+    Fp8Registry registry({}, Comm::self());
+    CHECK(registry.add("h.0.up") == 0);
+    CHECK(registry.add("lm_head") == 1);
+    CHECK(registry.count() == 6);
+    CHECK(registry.name(0) == "h.0.up.x");
+    CHECK(registry.name(4) == "lm_head.w");
+    for (int i = 0; i < registry.count(); i++) {
+        CHECK(registry.find(registry.name(i)) == i);
+        CHECK(Fp8Registry::tensor(i / 3, role_of(i)) == i);
+    }
+    CHECK_THROWS_WITH_AS(registry.find("h.0.up"), "no FP8 tensor is called h.0.up", Error);
+}
+
+TEST_CASE("fp8 registry: without layers it costs nothing and says that nothing is bad") {
+    Fp8Registry registry({}, Comm::self());
+    Arena arena(MemoryKind::activations);
+    registry.plan(arena);
+    arena.allocate();
+    registry.allocate(test_stream());
+    registry.check(test_stream());
+    registry.finish_step(nullptr, test_stream());
+    registry.clear_counts(test_stream());
+    CHECK(registry.take_fallbacks().empty());
+    CHECK(read_back(registry.bad_flag(), test_stream()) == 0);
+}
+
+TEST_CASE("fp8 registry: scales for blocks fix what does not apply to them, and never fall back") {
+    Fp8Config config;
+    config.recipe = Fp8Recipe::block;
+    config.history = 16;
+    config.margin = 3;
+    const Fp8Registry blocks(config, Comm::self());
+    CHECK(blocks.config().history == 1);
+    CHECK(blocks.config().margin == 0);
+    CHECK(blocks.config().e4m3_gradients);
+    CHECK(!blocks.uses_history());
+    config.fallback = {0.5f, 0.5f, 2};
+    CHECK_THROWS_AS(Fp8Registry(config, Comm::self()), Error);
+}
+
+TEST_CASE("fp8 registry: a layer leaves once, two steps after it has lost too much, and is named by its first tensor") {
+    Fp8Config config;
+    config.fallback = {0.25f, 1.0f, 1};
+    Fp8Registry registry(config, Comm::self());
+    for (const char* layer : {"a", "b"}) registry.add(layer);
+    Arena arena(MemoryKind::activations);
+    registry.plan(arena);
+    arena.allocate();
+    registry.allocate(test_stream());
+    Fp8State* states = const_cast<Fp8State*>(registry.states());
+    for (int step = 0; step < 4; step++) {
+        CAPTURE(step);
+        for (const char* name : {"b.w", "b.dout"}) {  // half of 8 elements saturate, step after step
+            Fp8State state = read_back(states + registry.find(name), test_stream());
+            state.elements += 8;
+            state.saturated += 4;
+            write_through(states + registry.find(name), state, test_stream());
+        }
+        registry.check(test_stream());
+        registry.finish_step(nullptr, test_stream());
+        const std::vector<Fp8Fallback> left = registry.take_fallbacks();
+        REQUIRE(left.size() == (step == 1 ? 1 : 0));
+        if (step != 1) continue;
+        CHECK(registry.layer_name(left[0].layer) == "b");
+        CHECK(left[0].role == Fp8Role::w);
+        CHECK(left[0].reason == Fp8Reason::saturated);
+        CHECK(left[0].fraction == 0.5f);
+        CHECK(registry.has_left(1));
+        CHECK(!registry.has_left(0));
+    }
+}

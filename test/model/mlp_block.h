@@ -1,0 +1,101 @@
+// A second type of block, to show that nothing but a block's own file and table knows what is in it: a norm and an MLP
+// twice as wide as the stream, without attention.
+#pragma once
+#include <algorithm>
+#include <string>
+
+#include "llmc/kernels/bias.h"
+#include "llmc/kernels/gelu.h"
+#include "llmc/kernels/gelu_fp8.h"
+#include "llmc/kernels/layernorm.h"
+#include "llmc/kernels/layernorm_backward_fp8.h"
+#include "llmc/kernels/quantize.h"
+#include "llmc/model/transformer_impl.h"
+#include "llmc/train/trainer_impl.h"
+
+namespace llmc::test {
+
+inline ModelTable mlp_table(const ModelConfig& config) {
+    const int C = config.channels;
+    ModelTable table = gpt2_table(config);
+    table.attention = table.hf_transposed = false;
+    table.block = {{"norm.weight", "norm.weight", C, 0, Init::ones},
+                   {"norm.bias", "norm.bias", C, 0, Init::zeros},
+                   {"up.weight", "mlp.up.weight", 2 * C, C, Init::normal},
+                   {"up.bias", "mlp.up.bias", 2 * C, 0, Init::zeros},
+                   {"down.weight", "mlp.down.weight", C, 2 * C, Init::residual}};
+    return table;
+}
+
+template <class Real>
+class MlpBlock {
+public:
+    MlpBlock(ModelContext<Real>& c, int layer)
+        : up_(c.linear, "h." + std::to_string(layer) + ".up", c.B * c.T, {.kind = "up"}),
+          down_(c.linear, "h." + std::to_string(layer) + ".down", c.B * c.T,
+                {.kind = "down", .gradient_from_norm = true}),
+          norm_(c, "h." + std::to_string(layer) + ".norm", true) {
+        const size_t N = c.N(), C = c.C();
+        for (Real** tensor : {&residual_, &normed_}) c.activations.plan(tensor, N * C);
+        for (Real** tensor : {&hidden_, &gelu_}) c.activations.plan(tensor, N * 2 * C);
+        for (auto [name, tensor] : {std::pair{"branch", &branch_}, {"dbranch", &dbranch_}, {"dhidden", &dhidden_}})
+            c.activations.plan_shared(name, tensor, N * 2 * C);
+    }
+    static size_t scratch(const ModelConfig& config, int B, int T) {
+        const int N = B * T, C = 2 * config.channels;
+        return std::max({layernorm_backward_scratch(N, C), gelu_backward_scratch(N, C), bias_gradient_scratch(N, C),
+                         quantize_scratch(N, C), layernorm_backward_fp8_scratch(N, C)});
+    }
+    Real* residual() const { return residual_; }
+    const Linear<Real>& last_layer() const { return down_; }
+    Linear<Real>& last_layer() { return down_; }
+
+    ResidualStream<Real> forward(const ResidualStream<Real>& in, const Pass& pass) {
+        up_in_ = norm_.forward(up_, normed_, residual_, in.residual, in.branch, pass);
+        up_.forward(hidden_, up_in_, pass);
+        const size_t count = static_cast<size_t>(pass.N()) * static_cast<size_t>(up_.outputs());
+        down_in_ = down_.input(
+            gelu_, pass, [&](Real* out) { gelu_forward(out, hidden_, count, pass.stream); },
+            [&](const auto& codes, QuantizePass cast) {
+                gelu_forward_fp8(codes, hidden_, pass.N(), up_.outputs(), cast, pass.stream);
+            });
+        down_.forward(branch_, down_in_, pass);
+        return {residual_, branch_};
+    }
+    void recompute(const Pass&) {}
+    Gradient<Real> backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) {
+        down_.backward(dhidden_, dstream, down_in_, pass);
+        gelu_backward<Real>(dhidden_, up_.dbias(), pass.scratch, dhidden_, hidden_, pass.N(), up_.outputs(),
+                            pass.accumulate, pass.stream);
+        up_.backward(dbranch_, {dhidden_, Gradient<Real>::Codes::none, Gradient<Real>::Bias::done}, up_in_, pass);
+        return norm_.backward(dstream.value, dstream.value, dbranch_, residual_, before, pass);
+    }
+
+private:
+    Linear<Real> up_, down_;
+    Norm<Real> norm_;
+    Real *residual_, *normed_, *hidden_, *gelu_, *branch_, *dbranch_, *dhidden_;
+    Operand<Real> up_in_, down_in_;
+};
+
+inline TrainerConfig mlp_config(const Fp8Config* fp8) {
+    TrainerConfig config;
+    config.model.name = "mlp";
+    config.model.layers = 3, config.model.heads = 1, config.model.channels = 64, config.model.vocab = 101;
+    config.model.context = 32;
+    config.model.table = mlp_table;
+    config.batch = 2, config.seq = 32;
+    config.recompute = Recompute::none;
+    if (fp8) config.fp8 = *fp8;
+    config.schedule = {ScheduleKind::constant, 3e-3, 0, 100, 0};
+    config.clip = 1.0;
+    return config;
+}
+
+// Tokens of which each says what the next one is.
+inline void fill_batch(int index, int* tokens, int* targets, int count) {
+    for (int i = 0; i < count; i++) tokens[i] = (index * 17 + i * i) % 101;
+    for (int i = 0; i < count; i++) targets[i] = (tokens[i] * 3 + 1) % 101;
+}
+
+}  // namespace llmc::test

@@ -1,0 +1,141 @@
+// The transformer over a block that is not GPT-2's: everything that follows from a model's table follows from this
+// one's.
+#include "llmc/model/transformer.h"
+
+#include <doctest/doctest.h>
+
+#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/run/plan.h"
+#include "test/kernel_test.h"
+#include "test/model/mlp_block.h"
+#include "test/suites.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+template <class Real>
+using MlpTrainer = Trainer<Real, MlpBlock>;
+
+// Losses of some steps.
+template <class Real>
+std::vector<double> train(const TrainerConfig& config, int steps) {
+    MlpTrainer<Real> trainer(config, Comm::self());
+    trainer.allocate();
+    trainer.initialize(3);
+    std::vector<int> tokens(static_cast<size_t>(config.batch * config.seq)), targets(tokens.size());
+    std::vector<double> losses;
+    for (int step = 0; step < steps; step++) {
+        fill_batch(step, tokens.data(), targets.data(), static_cast<int>(tokens.size()));
+        trainer.begin_step(false, true);
+        trainer.micro_step(tokens.data(), targets.data());
+        trainer.finish_step();
+        losses.push_back(trainer.take_result(0)->loss);
+    }
+    CHECK(trainer.products().fp8 == trainer.expected_fp8_products());
+    CHECK(trainer.products().fp8 == (config.fp8 ? 3 * 2 * 3 : 0));
+    return losses;
+}
+
+}  // namespace
+
+// d loss / d weight of every tensor, by differences in FP32: the check that needs nothing but the forward pass.
+TEST_CASE("transformer: gradients of another block are those of its loss") {
+    const TrainerConfig config = mlp_config(nullptr);
+    MlpTrainer<float> trainer(config, Comm::self());
+    trainer.allocate();
+    trainer.initialize(3);
+    std::vector<int> tokens(64), targets(64);
+    fill_batch(0, tokens.data(), targets.data(), 64);
+    trainer.begin_step(false, false);
+    trainer.micro_step(tokens.data(), targets.data());
+    const auto loss = [&] {
+        trainer.weights_are_set();
+        const auto sum = trainer.evaluate(tokens.data(), targets.data());
+        return sum.sum / sum.count;
+    };
+    for (const TensorRow& row : all_tensors(config.model)) {
+        CAPTURE(row.name);
+        const auto place = trainer.table().find(row.name);
+        const std::vector<float> gradient =
+            trainer.parameters().get_gradient(place.unit, place.tensor, trainer.stream());
+        const std::vector<float> weight = trainer.get_weight(row.name);
+        // Along the gradient the loss rises by its norm.
+        double squares = 0;
+        for (const float g : gradient) squares += static_cast<double>(g) * g;
+        const double norm = std::sqrt(squares);
+        REQUIRE(norm > 0);
+        const double distance = 1e-2;
+        double sides[2];
+        for (const int side : {0, 1}) {
+            std::vector<float> moved = weight;
+            for (size_t i = 0; i < moved.size(); i++)
+                moved[i] += static_cast<float>((side ? distance : -distance) * gradient[i] / norm);
+            trainer.set_weight(row.name, moved);
+            sides[side] = loss();
+        }
+        trainer.set_weight(row.name, weight);
+        CHECK((sides[1] - sides[0]) / (2 * distance) == doctest::Approx(norm).epsilon(0.02));
+    }
+}
+
+TEST_CASE("transformer: another block trains in every precision" * doctest::test_suite(kNotUnderTsan)) {
+    const int steps = 40;
+    const std::vector<double> fp32 = train<float>(mlp_config(nullptr), steps);
+    CHECK(fp32.back() < 0.8 * fp32.front());
+    CHECK(train<bf16>(mlp_config(nullptr), steps).back() == doctest::Approx(fp32.back()).epsilon(0.02));
+    for (const Fp8Recipe recipe : {Fp8Recipe::delayed, Fp8Recipe::current, Fp8Recipe::mxfp8}) {
+        Fp8Config fp8;
+        fp8.recipe = recipe;
+        CHECK(train<bf16>(mlp_config(&fp8), steps).back() == doctest::Approx(fp32.back()).epsilon(0.05));
+    }
+}
+
+TEST_CASE("transformer: layers, units, exports and the planner know another block by its table") {
+    ModelConfig model = mlp_config(nullptr).model;
+    const int64_t C = 64, block = 4 * C * C + 2 * C + 2 * C;
+    CHECK(model.parameters() == (101 + 32) * C + 3 * block + 2 * C);
+    CHECK(model.matrix_parameters() == 3 * 4 * C * C + 101 * C);
+    CHECK(model.flops_per_token(32) == 6.0 * static_cast<double>(model.matrix_parameters()));  // no attention
+    CHECK(linear_names(model) == std::vector<std::string>{"up", "down"});
+    CHECK(parameter_units(model)[1].tensors[1].name == "h.0.down.weight");  // those with weight decay first
+    CHECK(Fp8Layers("all,-first,-block1.up", 3, linear_names(model)).count() == 3);
+    for (const HfTensor& tensor : hf_tensors(model)) CHECK(!tensor.transposed);
+    CHECK(hf_tensors(model)[4].spec.name == "transformer.h.0.mlp.up.weight");
+    CHECK(hf_tensors(model)[4].spec.shape == std::vector<int64_t>{128, 64});
+
+    PlanInputs inputs;
+    inputs.batch = 2, inputs.seq = 32;
+    inputs.gpu = find_gpu_by_short_name("h100");
+    const StepTime time = ideal_step_time(model, inputs, *inputs.gpu, "bf16");
+    CHECK(time.attention == 0);
+    ModelConfig gpt2 = model;
+    gpt2.table = gpt2_table;
+    const StepTime other = ideal_step_time(gpt2, inputs, *inputs.gpu, "bf16");
+    CHECK(other.attention > 0);
+    CHECK(time.optimizer < other.optimizer);
+    CHECK(describe_plan(model, inputs).find("58,560") != std::string::npos);
+}
+
+// What the shared codes of another layer would do to a gradient nobody would see.
+TEST_CASE("transformer: a layer that reads codes which another has overwritten is an error" *
+          doctest::test_suite(kNotUnderTsan)) {
+    const Fp8Config fp8;
+    MlpTrainer<bf16> trainer(mlp_config(&fp8), Comm::self());
+    trainer.allocate();
+    trainer.initialize(3);
+    LinearLayers<bf16>& layers = trainer.model().linear();
+    Linear<bf16>&first = layers.find("h.0.up"), &second = layers.find("h.1.up");
+    const Pass pass{PassKind::training, 2, 32, false, nullptr, trainer.stream()};
+    DeviceArray<bf16> value(64 * 64), out(64 * 128);
+    value.upload(std::vector<bf16>(64 * 64, to_bf16(0.5f)));
+    synchronize(test_stream());
+    trainer.parameters().gather(block_unit(0), trainer.stream());
+    const Operand<bf16> x = first.input(value.get(), nullptr, pass);
+    first.forward(out.get(), x, pass);
+    second.input(value.get(), nullptr, pass);
+    CHECK_THROWS_WITH_AS(first.forward(out.get(), x, pass), "h.0.up reads its FP8 codes of x where h.1.up's are",
+                         Error);
+    synchronize(trainer.stream());
+}
