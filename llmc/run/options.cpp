@@ -29,172 +29,123 @@ bool is_number(const std::string& text) {
     return digits != std::string::npos && text[digits] >= '0' && text[digits] <= '9';
 }
 
-[[noreturn]] void refuse_unknown(const FlagSet& flags, const std::string& name) {
-    std::vector<std::string> known;
-    for (const Flag& flag : flags.flags()) known.push_back("--" + flag.long_name);
-    const std::optional<std::string> guess = nearest("--" + name, known);
-    refuse(strprintf("unknown flag --%s%s (--help lists all)", name.c_str(),
-                     guess ? strprintf("; did you mean %s?", guess->c_str()).c_str() : ""));
+// `format` with the known word that is most like this one; "" where none is like it.
+std::string guess(const char* format, const std::string& word, const std::vector<std::string>& known) {
+    const std::optional<std::string> found = nearest(word, known);
+    return found ? strprintf(format, found->c_str()) : "";
 }
 
-// Walks the command line: finds each flag, answers unknown ones and llm.c's spellings, and writes the rest in one form,
-// "--name" "value", for FlagSet. Stops early at --help and --version.
-class CommandLine {
-public:
-    CommandLine(const FlagSet& flags, std::vector<std::string> arguments)
-        : flags_(flags), arguments_(std::move(arguments)) {}
+// Null where `argument` is no flag: "--lr", "--lr=1e-3", "-l" or "-l=1e-3" are.
+const Flag* flag_in(const std::string& argument) {
+    const std::string name = argument.substr(0, argument.find('='));
+    if (name.size() > 2 && name.starts_with("--")) return find_flag(std::string_view(name).substr(2));
+    return name.size() == 2 && name[0] == '-' ? find_flag(name[1]) : nullptr;
+}
 
-    void walk() {
-        skip_command();
-        while (at_ < arguments_.size() && !help && !version) {
-            const std::string argument = arguments_[at_++];
-            if (argument.size() > 2 && argument.compare(0, 2, "--") == 0) {
-                long_flag(argument.substr(2));
-            } else if (argument.size() > 1 && argument[0] == '-' && !is_number(argument)) {
-                short_flag(argument);
-            } else {
-                refuse_stray(argument);
-            }
-        }
-    }
+// Letters attached to a letter are no value but somebody's two-letter flag, or a long one behind a single dash.
+void check_letters(const std::string& argument) {
+    const bool one_dash = argument.size() > 1 && argument[0] == '-' && (argument[1] != '-' || argument == "--");
+    if (!one_dash || is_number(argument)) return;
+    const Flag* flag = find_flag(argument[1]);
+    if (flag && !flag->is_switch() && is_number(argument.substr(2))) return;  // -b4
+    refuse("unknown flag " + argument + (flag_in("-" + argument) ? "; did you mean -" + argument + "?" : "") +
+           " (--help lists all)");
+}
 
-    std::vector<std::string> normal;  // for FlagSet::parse
-    std::string config_file;
-    bool model_given = false;
-    bool help = false, version = false;
+// `train` in front of the flags says nothing, `help` is --help.
+std::vector<std::string> without_command(std::vector<std::string> arguments) {
+    if (arguments.empty() || arguments[0].empty() || arguments[0][0] == '-') return arguments;
+    if (arguments[0] == "help") return {"--help"};
+    if (arguments[0] != "train")
+        refuse("unknown command '" + arguments[0] + "'; the only command is train, and it may be left out (--help)");
+    arguments.erase(arguments.begin());
+    return arguments;
+}
 
-private:
-    void skip_command() {
-        if (arguments_.empty() || arguments_[0].empty() || arguments_[0][0] == '-') return;
-        if (arguments_[0] == "help") {
-            help = true;
-        } else if (arguments_[0] != "train") {
-            refuse(strprintf("unknown command '%s'; the only command is train, and it may be left out (--help)",
-                             arguments_[0].c_str()));
-        }
-        at_ = 1;
-    }
-
-    // After a pattern of files most likely one of those that the shell has made of it.
-    [[noreturn]] void refuse_stray(const std::string& argument) const {
-        if (previous_ != "train" && previous_ != "val")
-            refuse(strprintf("unexpected argument '%s'; flags start with - (--help lists all)", argument.c_str()));
-        std::vector<std::string> words = {previous_value_, argument};
-        for (size_t i = at_; i < arguments_.size() && arguments_[i][0] != '-'; i++) words.push_back(arguments_[i]);
-        std::string name = previous_ == "val" ? parse_val_set(previous_value_).name : "";
-        if (!name.empty()) name += "=";
-        for (std::string& word : words)
-            if (word.starts_with(name)) word.erase(0, name.size());
-        refuse(
-            strprintf("unexpected argument '%s': --%s takes one pattern, and the shell has made %zu words of it; quote "
-                      "the pattern: --%s %s",
-                      argument.c_str(), previous_.c_str(), words.size(), previous_.c_str(),
-                      shell_quote(name + pattern_of(words)).c_str()));
-    }
-
-    void long_flag(const std::string& argument) {
-        const size_t equals = argument.find('=');
-        const std::string name = argument.substr(0, equals);
-        const Flag* flag = flags_.find_long(name);
-        if (flag == nullptr) refuse_unknown(flags_, name);
-        if (equals == std::string::npos) {
-            take(*flag, std::nullopt);
-        } else {
-            take(*flag, argument.substr(equals + 1));
-        }
-    }
-
-    // -b 4, -b4 or -b=4. Letters attached to a letter are no value but somebody's two-letter flag.
-    void short_flag(const std::string& argument) {
-        const std::string next = at_ < arguments_.size() ? arguments_[at_] : "";
+// The command line as CLI11 is to read it, which knows neither -b=4 nor the empty value of --prompt=, and would take
+// -ge for -g e and a flag for the value that is missing in front of it.
+std::vector<std::string> prepare(const std::vector<std::string>& given) {
+    std::vector<std::string> arguments;
+    for (size_t i = 0; i < given.size(); i++) {
+        const std::string& argument = given[i];
+        const std::string next = i + 1 < given.size() ? given[i + 1] : "";
         if (const std::optional<std::string> answer = answer_llmc_flag(argument, next)) refuse(*answer);
-        const Flag* flag = flags_.find_short(argument[1]);
-        const bool attached = argument.size() > 2;
-        const bool attached_value = attached && (argument[2] == '=' || is_number(argument.substr(2)));
-        if (flag == nullptr || (attached && (flag->is_switch() || !attached_value))) {
-            const bool one_dash_missing = flags_.find_long(argument.substr(1, argument.find('=') - 1)) != nullptr;
-            refuse(strprintf("unknown flag %s%s (--help lists all)", argument.c_str(),
-                             one_dash_missing ? strprintf("; did you mean -%s?", argument.c_str()).c_str() : ""));
-        }
-        if (attached) {
-            take(*flag, argument.substr(argument[2] == '=' ? 3 : 2));
+        const Flag* flag = flag_in(argument);
+        const size_t equals = argument.find('=');
+        if (flag == nullptr) {
+            check_letters(argument);
+            arguments.push_back(argument);
+        } else if (flag->long_name == "help" || flag->long_name == "version") {
+            return {"--" + flag->long_name};  // above everything else
+        } else if (flag->is_switch()) {
+            if (equals != std::string::npos && !argument.ends_with("=true") && !argument.ends_with("=false"))
+                refuse(argument + ": a switch is on by itself, or takes =true or =false");
+            arguments.push_back(argument);
+        } else if (equals != std::string::npos) {
+            arguments.insert(arguments.end(), {argument.substr(0, equals), argument.substr(equals + 1)});
         } else {
-            take(*flag, std::nullopt);
+            if (i + 1 == given.size() || flag_in(next))
+                refuse("--" + flag->long_name + " needs a value: --" + flag->long_name + " " + flag->value);
+            arguments.insert(arguments.end(), {argument, next});
+            i++;
         }
     }
+    return arguments;
+}
 
-    // True when `argument` is a flag by itself and so most likely not the value of the flag before it.
-    bool looks_like_flag(const std::string& argument) const {
-        if (argument.size() > 2 && argument.compare(0, 2, "--") == 0) {
-            return flags_.find_long(argument.substr(2, argument.find('=') - 2)) != nullptr;
-        }
-        return argument.size() == 2 && argument[0] == '-' && flags_.find_short(argument[1]) != nullptr;
-    }
-
-    void take(const Flag& flag, std::optional<std::string> value) {
-        previous_ = flag.long_name;
-        if (flag.long_name == "help") help = true;
-        if (flag.long_name == "version") version = true;
-        if (flag.is_switch()) {
-            if (value && *value != "true" && *value != "false") {
-                refuse(strprintf("--%s=%s: a switch is on by itself, or takes =true or =false", flag.long_name.c_str(),
-                                 value->c_str()));
-            }
-            normal.push_back("--" + flag.long_name + (value ? "=" + *value : ""));
-            return;
-        }
-        if (!value) {
-            if (at_ >= arguments_.size() || looks_like_flag(arguments_[at_])) {
-                refuse(strprintf("--%s needs a value: --%s %s", flag.long_name.c_str(), flag.long_name.c_str(),
-                                 flag.value.c_str()));
-            }
-            value = arguments_[at_++];
-        }
-        normal.push_back("--" + flag.long_name);
-        normal.push_back(*value);
-        previous_value_ = *value;
-        if (flag.long_name == "config") config_file = *value;
-        if (flag.long_name == "model") model_given = true;
-    }
-
-    const FlagSet& flags_;
-    std::vector<std::string> arguments_;
-    size_t at_ = 0;
-    std::string previous_, previous_value_;  // the last flag
-};
-
-// One entry of a configuration file, as the same arguments the command line would give.
-void append_entry(const FlagSet& flags, const std::string& key, const ordered_json& value,
-                  std::vector<std::string>& arguments) {
-    const Flag* flag = flags.find_long(key);
-    if (flag == nullptr || flag->command_line_only()) {
-        if (flag != nullptr) refuse(strprintf("\"%s\" belongs on the command line", key.c_str()));
+// `rest`: what no flag takes. After a pattern of files it is most likely what the shell has made of it.
+[[noreturn]] void refuse_rest(const std::vector<std::string>& arguments, const std::vector<std::string>& rest) {
+    if (rest[0].starts_with("--")) {
+        const std::string name = rest[0].substr(0, rest[0].find('='));
         std::vector<std::string> known;
-        for (const Flag& candidate : flags.flags()) {
-            if (!candidate.command_line_only()) known.push_back(candidate.long_name);
-        }
-        const std::optional<std::string> guess = nearest(key, known);
-        refuse(strprintf("unknown key \"%s\"%s; keys are long flag names without dashes in front", key.c_str(),
-                         guess ? strprintf(" (did you mean \"%s\"?)", guess->c_str()).c_str() : ""));
+        for (const Flag& flag : all_flags()) known.push_back("--" + flag.long_name);
+        refuse("unknown flag " + name + guess("; did you mean %s?", name, known) + " (--help lists all)");
     }
+    const size_t at = arguments.size() - rest.size();
+    const Flag* flag = at < 2 || rest[0].starts_with("-") ? nullptr : flag_in(arguments[at - 2]);
+    const std::string flag_name = flag ? flag->long_name : "";
+    if (flag_name != "train" && flag_name != "val")
+        refuse(strprintf("unexpected argument '%s'; flags start with - (--help lists all)", rest[0].c_str()));
+    std::vector<std::string> words = {arguments[at - 1]};
+    for (size_t i = 0; i < rest.size() && rest[i][0] != '-'; i++) words.push_back(rest[i]);
+    std::string name = flag_name == "val" ? parse_val_set(words[0]).name : "";
+    if (!name.empty()) name += "=";
+    for (std::string& word : words)
+        if (word.starts_with(name)) word.erase(0, name.size());
+    refuse(
+        strprintf("unexpected argument '%s': --%s takes one pattern, and the shell has made %zu words of it; quote "
+                  "the pattern: --%s %s",
+                  rest[0].c_str(), flag_name.c_str(), words.size(), flag_name.c_str(),
+                  shell_quote(name + pattern_of(words)).c_str()));
+}
+
+// One entry of a configuration file, as the command line would give it.
+void append_entry(const std::string& key, const ordered_json& value, std::vector<std::string>& arguments) {
+    const Flag* flag = find_flag(key);
+    if (flag == nullptr) {
+        std::vector<std::string> known;
+        for (const Flag& candidate : all_flags())
+            if (!candidate.command_line_only) known.push_back(candidate.long_name);
+        refuse("unknown key \"" + key + "\"" + guess(" (did you mean \"%s\"?)", key, known) +
+               "; keys are long flag names without dashes in front");
+    }
+    if (flag->command_line_only) refuse("\"" + key + "\" belongs on the command line");
     if (value.is_null()) return;  // "not given"
     if (flag->is_switch()) {
         if (!value.is_boolean())
             refuse(strprintf("\"%s\" is %s; it must be true or false", key.c_str(), value.dump().c_str()));
-        arguments.push_back("--" + key + (value.get<bool>() ? "=true" : "=false"));
+        arguments.push_back("--" + key + "=" + value.dump());
         return;
     }
     const bool list = key == "val" && value.is_array();
     for (const ordered_json& item : list ? value : ordered_json::array({value})) {
-        if (!item.is_string() && !item.is_number()) {
+        if (!item.is_string() && !item.is_number())
             refuse(strprintf("\"%s\" is %s; it must be a number or a string", key.c_str(), item.dump().c_str()));
-        }
-        arguments.push_back("--" + key);
-        arguments.push_back(item.is_string() ? item.get<std::string>() : item.dump());
+        arguments.insert(arguments.end(), {"--" + key, item.is_string() ? item.get<std::string>() : item.dump()});
     }
 }
 
-void read_config_file(const std::string& path, Options& options) {
+Options read_config_file(const std::string& path) {
     std::ifstream stream(path);
     if (!stream) refuse(strprintf("cannot open the configuration file %s", path.c_str()));
     ordered_json file;
@@ -213,10 +164,11 @@ void read_config_file(const std::string& path, Options& options) {
     }
     if (!file.is_object()) refuse(strprintf("configuration file %s is not a JSON object", path.c_str()));
     try {
-        FlagSet flags(options);
+        Options options;
         std::vector<std::string> arguments;
-        for (const auto& item : file.items()) append_entry(flags, item.key(), item.value(), arguments);
-        flags.parse(arguments);
+        for (const auto& item : file.items()) append_entry(item.key(), item.value(), arguments);
+        set_flags(arguments, options);
+        return options;
     } catch (const Error& error) {
         refuse(strprintf("configuration file %s: %s", path.c_str(), error.what()));
     }
@@ -274,23 +226,33 @@ ValSet parse_val_set(const std::string& text) {
 ParsedOptions parse_options(int argc, const char* const* argv) {
     ParsedOptions parsed;
     Options& options = parsed.options;
-    for (int i = 0; i < argc; i++) options.command_line += (i > 0 ? " " : "") + shell_quote(argv[i]);
-
-    FlagSet flags(options);
-    CommandLine line(flags, std::vector<std::string>(argv + std::min(argc, 1), argv + argc));
-    line.walk();
-    if (line.help) {
+    const std::vector<std::string> arguments = prepare(without_command({argv + std::min(argc, 1), argv + argc}));
+    const std::vector<std::string> rest = set_flags(arguments, options);
+    if (!rest.empty()) refuse_rest(arguments, rest);
+    if (options.help) {
         parsed.text = help_text(argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "train_gpt");
-    } else if (line.version) {
+    } else if (options.version) {
         parsed.text = version_text();
     } else {
-        if (!line.config_file.empty()) read_config_file(line.config_file, options);
-        // Another model means its own shape, not the one the file spells out for the model it names.
-        if (line.model_given) options.layers = options.heads = options.channels = options.context = 0;
-        flags.parse(line.normal);
+        if (!options.config_file.empty()) {
+            const bool model_given = !options.model.empty();
+            options = read_config_file(options.config_file);
+            // Another model means its own shape, not the one the file spells out for the model it names.
+            if (model_given) options.layers = options.heads = options.channels = options.context = 0;
+            set_flags(arguments, options);
+        }
         check_complete(options);
     }
+    for (int i = 0; i < argc; i++) options.command_line += (i > 0 ? " " : "") + shell_quote(argv[i]);
     return parsed;
+}
+
+std::string config_json(const Options& options) {
+    ordered_json config;
+    for (const Flag& flag : all_flags())
+        if (!flag.command_line_only) config[flag.long_name] = flag_json(flag, options);
+    // Paths and prompts may hold bytes that are not UTF-8.
+    return config.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
 std::string version_text() {
@@ -302,8 +264,6 @@ std::string version_text() {
 
 std::string help_text(const std::string& program) {
     constexpr size_t kIndent = 30, kWidth = 100;
-    Options defaults;
-    const FlagSet flags(defaults);
     std::string text = strprintf(
         "%s: pretrains GPTs from files of tokens.\n\n"
         "usage: %s [train] FLAGS\n"
@@ -313,7 +273,7 @@ std::string help_text(const std::string& program) {
         "Every flag takes a value unless none is shown. Defaults are in [brackets].\n",
         program.c_str(), program.c_str(), program.c_str(), program.c_str(), program.c_str());
     std::string group;
-    for (const Flag& flag : flags.flags()) {
+    for (const Flag& flag : all_flags()) {
         if (flag.group != group) {
             group = flag.group;
             text += "\n" + group + "\n";
@@ -321,8 +281,8 @@ std::string help_text(const std::string& program) {
         std::string left = flag.short_name ? strprintf("  -%c, ", flag.short_name) : std::string(6, ' ');
         left += "--" + flag.long_name + (flag.is_switch() ? "" : " " + flag.value);
         left += left.size() + 2 > kIndent ? "\n" + std::string(kIndent, ' ') : std::string(kIndent - left.size(), ' ');
-        const std::string shown_default = flag.default_text.empty() ? "" : " [" + flag.default_text + "]";
-        text += left + wrap(flag.help + shown_default, kIndent, kWidth) + "\n";
+        const std::string by_default = default_text(flag);
+        text += left + wrap(flag.help + (by_default.empty() ? "" : " [" + by_default + "]"), kIndent, kWidth) + "\n";
     }
     text +=
         "\nExit codes: 0 done, 1 other failure, 2 flags or configuration, 3 data, 4 checkpoint,\n"

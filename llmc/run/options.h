@@ -23,7 +23,8 @@ struct ValSet {
 // "fp8", or what the build's PRECISION= says.
 std::string default_precision();
 
-// Where "0" or "" is noted as "not given", resolve() fills the value in.
+// A field for every flag, by the flag's name; its row in flags.cpp says what it means and which values it takes. Where
+// a number or "" is noted as "not given", resolve() fills the value in.
 struct Options {
     // Data and output
     std::string train;        // glob
@@ -47,7 +48,7 @@ struct Options {
 
     // Optimization
     double lr = 3e-4;
-    std::string schedule = "cosine";  // cosine, linear, constant, wsd
+    std::string schedule = "cosine";
     int64_t warmup = 0;
     double final_lr_fraction = 0;
     double weight_decay = 0.1;
@@ -55,34 +56,34 @@ struct Options {
     double clip = 1.0;  // 0 = off
 
     // Precision and memory
-    std::string precision = default_precision();  // fp32, bf16, fp8, auto (resolve() leaves one of the first three)
+    std::string precision = default_precision();  // resolve() leaves fp32, bf16 or fp8
     bool tf32 = false;
-    std::string recompute = "gelu";  // none, gelu, norm, block
+    std::string recompute = "gelu";
 
     // FP8 (with --precision fp8)
-    std::string fp8_recipe = "delayed";  // a name in kFp8Recipes
-    std::string fp8_layers = "all";      // see Fp8Layers
-    std::string fp8_grad = "e5m2";       // e5m2, e4m3
-    int fp8_history = 16;                // optimizer steps
-    int fp8_margin = 0;                  // powers of two of head-room
-    std::string fp8_amax_algo = "max";   // max, most_recent, ema
+    std::string fp8_recipe = "delayed";
+    std::string fp8_layers = "all";  // see Fp8Layers
+    std::string fp8_grad = "e5m2";
+    int fp8_history = 16;  // optimizer steps
+    int fp8_margin = 0;    // powers of two of head-room
+    std::string fp8_amax_algo = "max";
     bool fp8_pow2_scales = false;
-    std::string fp8_fast_accum = "forward";  // forward, none, all
-    bool fp8_emulation = false;              // on a GPU
-    int64_t fp8_log_every = 10;              // 0 = never
-    std::string fp8_fallback = "off";        // off, or "SATURATED,UNDERFLOWED,STEPS": see Fp8FallbackRule
-    std::string loss_scale;                  // off, dynamic, a power of two; "" = not given = dynamic in fp8, else off
+    std::string fp8_fast_accum = "forward";
+    bool fp8_emulation = false;        // on a GPU
+    int64_t fp8_log_every = 10;        // 0 = never
+    std::string fp8_fallback = "off";  // off, or "SATURATED,UNDERFLOWED,STEPS": see Fp8FallbackRule
+    std::string loss_scale;            // "" = not given = dynamic in fp8, else off
     int loss_scale_growth_interval = 1000;
     int max_skips = 20;        // in a row; 0 = any number
     bool skip_spikes = false;  // skip steps whose loss or norm is far above those of past steps
 
     // Several processes
-    int zero = -1;                     // 0 to 3; -1 = not given = 1 with several ranks, else 0
-    int shard_within = 0;              // ranks of a group that shards; 0 = all
-    std::string comm = "auto";         // auto, self, mpi, tcp, nccl
-    std::string reduce = "fp32";       // fp32, bf16
-    std::string reduce_order = "any";  // any, rank
-    double timeout_start = 600;        // seconds without a sign of life; 0 = no limit
+    int zero = -1;         // 0 to 3; -1 = not given = 1 with several ranks, else 0
+    int shard_within = 0;  // ranks of a group that shards; 0 = all
+    std::string comm = "auto";
+    std::string reduce = "fp32";
+    std::string reduce_order = "any";
+    double timeout_start = 600;  // seconds without a sign of life; 0 = no limit
     double timeout_step = 300;
     double timeout_save = 900;
 
@@ -102,11 +103,11 @@ struct Options {
     bool print_config = false;
     bool dry_run = false;
     bool estimate_scaling = false;
-    int world = 0;            // ranks to plan for; 0 = not given
-    std::string gpu;          // short name of the card to plan for
-    std::string config_file;  // where --config values came from
-    // "N" or "A:B" (profile.h); "": none
-    std::string profile_steps;
+    bool help = false, version = false;
+    int world = 0;              // ranks to plan for; 0 = not given
+    std::string gpu;            // short name of the card to plan for
+    std::string config_file;    // where --config values came from
+    std::string profile_steps;  // "N" or "A:B" (profile.h); "": none
 
     std::string command_line;  // as given, quoted for a shell
 
@@ -129,13 +130,13 @@ ParsedOptions parse_options(int argc, const char* const* argv);
 // What resolve() needs to know about the surroundings.
 struct ResolveInputs {
     int ranks = 1;
-    int data_vocab = 0;          // from the shards' sidecar; 0 = unknown
-    int64_t train_tokens = 0;    // for one epoch; 0 = unknown
+    int data_vocab = 0;               // from the shards' sidecar; 0 = unknown
+    int64_t train_tokens = 0;         // for one epoch; 0 = unknown
     std::vector<int64_t> val_tokens;  // of each validation set; empty: unknown
-    bool host_device = false;    // the CPU build
-    bool bf16_supported = true;  // for --precision auto
-    bool fp8_supported = true;   // the card has FP8 tensor cores; the host device computes exactly
-    std::string device_name;     // for messages
+    bool host_device = false;         // the CPU build
+    bool bf16_supported = true;       // for --precision auto
+    bool fp8_supported = true;        // the card has FP8 tensor cores; the host device computes exactly
+    std::string device_name;          // for messages
     // Why the card makes all products of an FP8 recipe in BF16; "", or unset: it does not.
     std::function<std::string(const std::string& recipe)> fp8_emulated_because;
 };
@@ -143,8 +144,8 @@ struct ResolveInputs {
 // Call it once, on what parse_options() returned: values it fills in count as given afterwards.
 void resolve(Options& options, const ResolveInputs& inputs);
 
-// The configuration as JSON that --config accepts: keys are long flag names. Flags that are about one invocation
-// (--config, --print-config, --dry-run, --estimate-scaling, --gpu, --world, --overwrite, --profile-steps) are left out.
+// The configuration as JSON that --config accepts: keys are long flag names. Flags that are about one invocation are
+// left out.
 std::string config_json(const Options& options);
 
 // The pieces, for tests.

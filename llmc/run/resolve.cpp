@@ -1,7 +1,6 @@
-// The second half of options.h: values checked against each other, derived ones filled in, and the way back to JSON.
+// The second half of options.h: values checked against each other, derived ones filled in.
 #include <algorithm>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "llmc/device/error.h"
@@ -11,8 +10,6 @@
 
 namespace llmc {
 namespace {
-
-using nlohmann::ordered_json;
 
 constexpr int kDefaultSeq = 1024;
 constexpr int kDefaultVocab = 50257;  // GPT-2's
@@ -171,13 +168,6 @@ void resolve_precision(Options& o, const ResolveInputs& inputs) {
     }
 }
 
-ordered_json unless_empty(const std::string& text) { return text.empty() ? ordered_json(nullptr) : ordered_json(text); }
-
-template <class T>
-ordered_json unless(T value, T not_given) {
-    return value == not_given ? ordered_json(nullptr) : ordered_json(value);
-}
-
 }  // namespace
 
 int64_t validation_interval(int64_t batches, int64_t micro_steps) {
@@ -198,76 +188,6 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_validation(options, inputs);
     check_profiled_steps(options);
     resolve_precision(options, inputs);
-}
-
-std::string config_json(const Options& o) {
-    ordered_json val = nullptr;
-    for (const ValSet& set : o.val) val.push_back(set.name.empty() ? set.glob : set.name + "=" + set.glob);
-    const ordered_json config = {
-        {"train", unless_empty(o.train)},
-        {"val", val},
-        {"out", unless_empty(o.out)},
-        {"model", unless_empty(o.model)},
-        {"layers", unless(o.layers, 0)},
-        {"heads", unless(o.heads, 0)},
-        {"channels", unless(o.channels, 0)},
-        {"vocab", unless(o.vocab, 0)},
-        {"context", unless(o.context, 0)},
-        {"init-from", unless_empty(o.init_from)},
-        {"batch", o.batch},
-        {"seq", unless(o.seq, 0)},
-        {"total-batch", unless<int64_t>(o.total_batch, 0)},
-        {"max-steps", o.max_steps},
-        {"stop-after", o.stop_after},
-        {"max-minutes", o.max_minutes},
-        {"lr", o.lr},
-        {"schedule", o.schedule},
-        {"warmup", o.warmup},
-        {"final-lr-fraction", o.final_lr_fraction},
-        {"weight-decay", o.weight_decay},
-        {"beta1", o.beta1},
-        {"beta2", o.beta2},
-        {"eps", o.eps},
-        {"clip", o.clip},
-        {"precision", o.precision},
-        {"tf32", o.tf32},
-        {"recompute", o.recompute},
-        {"fp8-recipe", o.fp8_recipe},
-        {"fp8-layers", o.fp8_layers},
-        {"fp8-grad", o.fp8_grad},
-        {"fp8-history", o.fp8_history},
-        {"fp8-margin", o.fp8_margin},
-        {"fp8-amax-algo", o.fp8_amax_algo},
-        {"fp8-pow2-scales", o.fp8_pow2_scales},
-        {"fp8-fast-accum", o.fp8_fast_accum},
-        {"fp8-emulation", o.fp8_emulation},
-        {"fp8-log-every", o.fp8_log_every},
-        {"fp8-fallback", o.fp8_fallback},
-        {"loss-scale", unless_empty(o.loss_scale)},
-        {"loss-scale-growth-interval", o.loss_scale_growth_interval},
-        {"max-skips", o.max_skips},
-        {"skip-spikes", o.skip_spikes},
-        {"zero", unless(o.zero, -1)},
-        {"shard-within", o.shard_within},
-        {"comm", o.comm},
-        {"reduce", o.reduce},
-        {"reduce-order", o.reduce_order},
-        {"timeout-start", o.timeout_start},
-        {"timeout-step", o.timeout_step},
-        {"timeout-save", o.timeout_save},
-        {"val-every", unless<int64_t>(o.val_every, -1)},
-        {"val-batches", o.val_batches},
-        {"sample-every", o.sample_every},
-        {"sample-tokens", o.sample_tokens},
-        {"tokenizer", unless_empty(o.tokenizer)},
-        {"prompt", unless_empty(o.prompt)},
-        {"temperature", o.temperature},
-        {"top-k", o.top_k},
-        {"top-p", o.top_p},
-        {"seed", o.seed},
-    };
-    // Paths and prompts may hold bytes that are not UTF-8.
-    return config.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace llmc

@@ -127,13 +127,41 @@ class House(unittest.TestCase):
                 self.assertTrue(os.access(os.path.join(ROOT, path), os.X_OK), path)
 
 
+def rows_of_flags(text):
+    """(long name, field of Options) of each row of the table in llmc/run/flags.cpp."""
+    return re.findall(r"""\bflag\(\s*(?:'\w'|0),\s*"([a-z0-9-]+)",\s*"[^"]*",\s*&Options::(\w+),""", text)
+
+
+def wrong_fields(rows):
+    """Rows that set another field than that of their name."""
+    special = {"config": "config_file"}
+    return [(name, field) for name, field in rows if field != special.get(name, name.replace("-", "_"))]
+
+
+class Flags(unittest.TestCase):
+    def test_a_row_sets_the_field_of_its_name(self):
+        text = read("llmc/run/flags.cpp")
+        rows = rows_of_flags(text)
+        self.assertEqual(len(rows), len(re.findall(r"\bflag\(\s*['0]", text)))
+        self.assertGreater(len(rows), 60)
+        self.assertEqual(wrong_fields(rows), [])
+
+    def test_a_wrong_field_is_found(self):
+        text = """flag(0, "beta1", "X", &Options::beta2, {.max = 1}, "help"),
+                  once(flag(
+                      'b', "batch", "N", &Options::batch, {}, "help")),
+                  flag(0, "config", "", &Options::config_file, {}, "help")"""
+        self.assertEqual(len(rows_of_flags(text)), 3)
+        self.assertEqual(wrong_fields(rows_of_flags(text)), [("beta1", "beta2")])
+
+
 class Readme(unittest.TestCase):
     """What the README names exists."""
 
     def test_flags(self):
-        known = set(re.findall(r'"([a-z][a-z0-9-]+)"', read("llmc/run/flags.cpp")))
+        known = {name for name, _ in rows_of_flags(read("llmc/run/flags.cpp"))}
         named = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", read("README.md")))
-        scripts_own = {"test-case", "max-gap", "from"}
+        scripts_own = {"test-case", "max-gap", "from", "all"}
         self.assertGreater(len(named & known), 10)
         self.assertEqual(named - known - scripts_own, set())
 

@@ -13,8 +13,8 @@ import subprocess
 import unicodedata
 import unittest
 
-from trainer import (ENVIRONMENT, PROGRAM, VOCAB, FinishedRun, corpus, new_path, read_safetensors, run, tiny_flags,
-                     workspace, write_safetensors)
+from trainer import (ENVIRONMENT, PROGRAM, ROOT, VOCAB, FinishedRun, corpus, new_path, read_safetensors, run,
+                     tiny_flags, workspace, write_safetensors)
 
 STOPPED = 75
 
@@ -374,6 +374,53 @@ class Planning(unittest.TestCase):
             self.assertIn(flag, text)
         self.assertEqual(run("-h").out, text)
         self.assertRegex(run("--version").out, r"^train_gpt \d+\.\d+")
+
+
+def flags_in_help(text):
+    """[[names of a group's flags]], a short name before its long one."""
+    groups = []
+    for line in text.splitlines():
+        flag = re.match(r"  (?:(-\w), |    )(--[a-z0-9-]+)", line)
+        if not line:
+            groups.append([])
+        elif flag:
+            groups[-1] += [name for name in flag.groups() if name]
+    return [group for group in groups if group]
+
+
+def flags_in_readme(text):
+    """The same, of the table's rows."""
+    table = text.split("\n## Flags\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| [^|]+ \| (`-.*) \|$", table, re.MULTILINE)
+    return [re.findall(r"(?<![\w-])(-\w\b|--[a-z0-9-]+)", row) for row in rows]
+
+
+class Readme(unittest.TestCase):
+    """Its table of flags is that of --help."""
+
+    @classmethod
+    def setUpClass(cls):
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+            cls.readme = file.read()
+        cls.help = run("--help").out
+
+    def test_flags(self):
+        known = flags_in_help(self.help)
+        self.assertGreater(sum(len(group) for group in known), 80)
+        for group, row in zip(known, flags_in_readme(self.readme), strict=True):
+            self.assertEqual(row, group, "README's row of these flags should have: " + " ".join(group))
+
+    def test_choices(self):
+        choices = re.findall(r"(--[a-z0-9-]+) ((?:[a-z0-9]+\\\|)+[a-z0-9]+)`", self.readme)
+        self.assertGreater(len(choices), 5)
+        for flag, words in choices:
+            known = run(flag, "?").err.strip().split(" is not one of ")[-1]
+            self.assertEqual(words.replace("\\|", ", "), known, flag)
+
+    def test_differences_are_seen(self):
+        missing = self.readme.replace("`--tf32`, ", "")
+        self.assertLess(len(missing), len(self.readme))
+        self.assertNotEqual(flags_in_readme(missing), flags_in_help(self.help))
 
 
 class Sampling(unittest.TestCase):

@@ -22,8 +22,6 @@ TEST_CASE("llm.c flags: each is answered by name") {
 }
 
 TEST_CASE("llm.c flags: an answer names only flags that there are") {
-    Options unused;
-    const FlagSet flags(unused);
     for (char first = 'a'; first <= 'z'; first++)
         for (char second = 'a' - 1; second <= 'z'; second++) {  // a letter alone, then with each other
             const auto answer =
@@ -32,7 +30,7 @@ TEST_CASE("llm.c flags: an answer names only flags that there are") {
             CAPTURE(*answer);
             for (size_t at = answer->find("--"); at != std::string::npos; at = answer->find("--", at + 2)) {
                 const size_t end = answer->find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-", at + 2);
-                CHECK(flags.find_long(answer->substr(at + 2, end - at - 2)) != nullptr);
+                CHECK(find_flag(answer->substr(at + 2, end - at - 2)) != nullptr);
             }
         }
 }
