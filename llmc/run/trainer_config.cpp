@@ -1,18 +1,34 @@
 #include "llmc/run/trainer_config.h"
 
+#include <initializer_list>
+#include <utility>
+
+#include "llmc/device/error.h"
+
 namespace llmc {
 namespace {
+
+// What a flag's word stands for, by a list of all of them.
+template <class T>
+T meaning(const char* flag, const std::string& word, std::initializer_list<std::pair<const char*, T>> words) {
+    std::string known;
+    for (const auto& [name, value] : words) {
+        if (word == name) return value;
+        known += (known.empty() ? "" : ", ") + std::string(name);
+    }
+    throw Error(ExitCode::bad_flags, strprintf("--%s %s: expected one of %s", flag, word.c_str(), known.c_str()));
+}
 
 Fp8Config fp8_config(const Options& o) {
     Fp8Config config;
     config.recipe = fp8_recipe_from_name(o.fp8_recipe);
     config.history = o.fp8_history;
     config.margin = o.fp8_margin;
-    config.algorithm = o.fp8_amax_algo == "most_recent" ? AmaxAlgorithm::most_recent
-                       : o.fp8_amax_algo == "ema"       ? AmaxAlgorithm::ema
-                                                        : AmaxAlgorithm::max;
+    config.algorithm = meaning<AmaxAlgorithm>(
+        "fp8-amax-algo", o.fp8_amax_algo,
+        {{"max", AmaxAlgorithm::max}, {"most_recent", AmaxAlgorithm::most_recent}, {"ema", AmaxAlgorithm::ema}});
     config.pow2_scales = o.fp8_pow2_scales;
-    config.e4m3_gradients = o.fp8_grad == "e4m3";
+    config.e4m3_gradients = meaning<bool>("fp8-grad", o.fp8_grad, {{"e5m2", false}, {"e4m3", true}});
     config.fallback = fp8_fallback_from_text(o.fp8_fallback);
     return config;
 }
@@ -28,11 +44,12 @@ TrainerConfig trainer_config(const Options& o) {
     config.recompute = recompute_from_name(o.recompute);
     config.tf32 = o.tf32;
     config.fast_accumulation = fast_accumulation(o.fp8_fast_accum);
-    if (o.precision == "fp8") config.fp8 = fp8_config(o);
+    if (meaning<bool>("precision", o.precision, {{"fp32", false}, {"bf16", false}, {"fp8", true}}))
+        config.fp8 = fp8_config(o);
     config.fp8_layers = o.fp8_layers;
     config.sharding.stage = o.zero;
     config.sharding.within = o.shard_within;
-    config.sharding.wire = o.reduce == "bf16" ? Wire::bf16 : Wire::fp32;
+    config.sharding.wire = meaning<Wire>("reduce", o.reduce, {{"fp32", Wire::fp32}, {"bf16", Wire::bf16}});
     config.schedule = {schedule_kind(o.schedule), o.lr, o.warmup, o.max_steps, o.final_lr_fraction};
     config.adamw = {o.beta1, o.beta2, o.eps, o.weight_decay};
     config.clip = o.clip;
@@ -42,6 +59,9 @@ TrainerConfig trainer_config(const Options& o) {
     return config;
 }
 
-ReduceOrder reduce_order(const Options& o) { return o.reduce_order == "rank" ? ReduceOrder::rank : ReduceOrder::any; }
+ReduceOrder reduce_order(const Options& o) {
+    return meaning<ReduceOrder>("reduce-order", o.reduce_order,
+                                {{"any", ReduceOrder::any}, {"rank", ReduceOrder::rank}});
+}
 
 }  // namespace llmc

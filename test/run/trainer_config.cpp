@@ -1,0 +1,114 @@
+// From flags to a TrainerConfig: every word has a meaning, and the right one; every number arrives in its own place.
+#include "llmc/run/trainer_config.h"
+
+#include <doctest/doctest.h>
+
+#include "llmc/device/error.h"
+#include "llmc/run/flags.h"
+
+using namespace llmc;
+
+namespace {
+
+// The configuration of an FP8 run with one of its words changed.
+TrainerConfig with(std::string Options::*field, const char* word) {
+    Options o;
+    o.precision = "fp8";
+    resolve(o, {});
+    o.*field = word;
+    return trainer_config(o);
+}
+
+}  // namespace
+
+TEST_CASE("trainer config: every word that a flag takes means something, and no other") {
+    int words = 0;
+    for (const Flag& flag : all_flags())
+        for (const std::string& word : flag.values.words) {
+            CAPTURE(flag.long_name);
+            CAPTURE(word);
+            Options o;
+            o.precision = "fp8";
+            o.*std::get<std::string Options::*>(flag.field) = word;
+            resolve(o, {});
+            CHECK_NOTHROW(trainer_config(o));
+            CHECK_NOTHROW(reduce_order(o));
+            words++;
+        }
+    CHECK(words > 30);
+    for (const auto field : {&Options::precision, &Options::recompute, &Options::schedule, &Options::fp8_recipe,
+                             &Options::fp8_grad, &Options::fp8_amax_algo, &Options::fp8_fast_accum, &Options::reduce})
+        CHECK_THROWS_AS(with(field, "auto"), Error);  // resolve() leaves none
+    CHECK_THROWS_WITH_AS(with(&Options::reduce, "fp16"), "--reduce fp16: expected one of fp32, bf16", Error);
+    Options o;
+    o.reduce_order = "ranks";
+    CHECK_THROWS_AS(reduce_order(o), Error);
+}
+
+TEST_CASE("trainer config: words become what they say") {
+    CHECK(with(&Options::precision, "fp8").fp8);
+    CHECK(!with(&Options::precision, "bf16").fp8);
+    CHECK(!with(&Options::precision, "fp32").fp8);
+    CHECK(with(&Options::recompute, "norm").recompute == Recompute::norm);
+    CHECK(with(&Options::schedule, "wsd").schedule.kind == ScheduleKind::wsd);
+    CHECK(with(&Options::fp8_recipe, "mxfp8").fp8->recipe == Fp8Recipe::mxfp8);
+    CHECK(!with(&Options::fp8_grad, "e5m2").fp8->e4m3_gradients);
+    CHECK(with(&Options::fp8_grad, "e4m3").fp8->e4m3_gradients);
+    CHECK(with(&Options::fp8_amax_algo, "max").fp8->algorithm == AmaxAlgorithm::max);
+    CHECK(with(&Options::fp8_amax_algo, "most_recent").fp8->algorithm == AmaxAlgorithm::most_recent);
+    CHECK(with(&Options::fp8_amax_algo, "ema").fp8->algorithm == AmaxAlgorithm::ema);
+    CHECK(with(&Options::fp8_fast_accum, "all").fast_accumulation == FastAccumulation::all);
+    CHECK(with(&Options::reduce, "fp32").sharding.wire == Wire::fp32);
+    CHECK(with(&Options::reduce, "bf16").sharding.wire == Wire::bf16);
+    Options o;
+    CHECK(reduce_order(o) == ReduceOrder::any);
+    o.reduce_order = "rank";
+    CHECK(reduce_order(o) == ReduceOrder::rank);
+}
+
+TEST_CASE("trainer config: numbers and switches arrive in their own places") {
+    Options o;
+    o.precision = "fp8";
+    o.batch = 2, o.seq = 64, o.total_batch = 384, o.max_steps = 100;
+    o.lr = 1e-3, o.warmup = 5, o.final_lr_fraction = 0.25;
+    o.beta1 = 0.5, o.beta2 = 0.75, o.eps = 1e-6, o.weight_decay = 0.2, o.clip = 3;
+    o.fp8_layers = "all,-first", o.fp8_history = 7, o.fp8_margin = 2, o.fp8_fallback = "0.25,0.5,3";
+    o.loss_scale = "256", o.loss_scale_growth_interval = 11, o.shard_within = 4;
+    resolve(o, {});
+    o.zero = 2;  // as among several ranks
+    const TrainerConfig c = trainer_config(o);
+    CHECK(c.model == o.model_config);
+    CHECK(c.batch == 2);
+    CHECK(c.seq == 64);
+    CHECK(c.micro_steps == 3);
+    CHECK(c.schedule.lr == 1e-3);
+    CHECK(c.schedule.warmup == 5);
+    CHECK(c.schedule.steps == 100);
+    CHECK(c.schedule.final_fraction == 0.25);
+    CHECK(c.adamw.beta1 == 0.5);
+    CHECK(c.adamw.beta2 == 0.75);
+    CHECK(c.adamw.eps == 1e-6);
+    CHECK(c.adamw.weight_decay == 0.2);
+    CHECK(c.clip == 3);
+    CHECK(c.fp8_layers == "all,-first");
+    CHECK(c.fp8->history == 7);
+    CHECK(c.fp8->margin == 2);
+    CHECK(c.fp8->fallback.saturated == 0.25f);
+    CHECK(c.fp8->fallback.underflowed == 0.5f);
+    CHECK(c.fp8->fallback.steps == 3);
+    CHECK(!c.loss_scale.dynamic);
+    CHECK(c.loss_scale.initial == 256);
+    CHECK(c.loss_scale.growth_interval == 11);
+    CHECK(c.sharding.stage == 2);
+    CHECK(c.sharding.within == 4);
+
+    // One switch at a time, so that none stands for another.
+    for (const auto on : {&Options::tf32, &Options::fp8_pow2_scales, &Options::skip_spikes}) {
+        Options one = o;
+        one.*on = true;
+        const TrainerConfig config = trainer_config(one);
+        CHECK(config.tf32 == one.tf32);
+        CHECK(config.fp8->pow2_scales == one.fp8_pow2_scales);
+        CHECK(config.skip_spikes == one.skip_spikes);
+    }
+}
