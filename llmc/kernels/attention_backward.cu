@@ -29,8 +29,8 @@ struct Gradients {
 template <class Out>
 constexpr bool kIsFp8 = !std::is_same_v<Out, bf16>;
 
-// Quantizes the Count tiles of a block, which lie in shared memory: sides (of queries, keys, values) first_side on, of
-// tokens first_token on. `scratch` is 64 Count bytes a thread, of any use until now.
+// Quantizes the Count tiles of a block, which lie in shared memory, one after the other: sides (of queries, keys,
+// values) first_side on, of tokens first_token on. `scratch` is 64 bytes a thread, of any use until now.
 template <class F8, int HD, int Rows, int Threads, int Count>
 LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles)[Count], float* scratch,
                                     int first_side, int first_token, int b, int h, int T, int NH) {
@@ -38,23 +38,22 @@ LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles
     const size_t channel = static_cast<size_t>(h) * HD, token = static_cast<size_t>(b) * T;
     const float scale = to.fp8->scale;
     QuantizeTally tally;
-    __syncthreads();  // the tiles are there, and all threads are done with what `scratch` was
     LLMC_UNROLL
     for (int i = 0; i < Count; i++) {
         float sums[2][8] = {};
         F8* const row = to.row ? to.row + token * 3 * width + (first_side + i) * width + channel : nullptr;
+        __syncthreads();  // the tiles are there, and all threads are done with what `scratch` was
         quantize_tile_rows<F8, HD, Rows, Threads>(row, 3 * width, tiles[i], nullptr, tally, sums, scale, first_token, T,
                                                   to.pass);
-        if (to.parts) put_channel_sums<HD, Threads>(scratch + i * Threads * 16, sums);
-    }
-    const bool counts_elements = blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0;
-    commit_tally(to.fp8, tally, counts_elements ? Count * tokens * width : 0, to.pass);
-    __syncthreads();
-    float* const part =
-        to.parts + (static_cast<size_t>(b) * gridDim.x + first_token / Rows) * 3 * width + first_side * width + channel;
-    LLMC_UNROLL
-    for (int i = 0; i < Count; i++) {
-        if (to.parts) get_channel_sums<HD, Threads>(part + i * width, scratch + i * Threads * 16);
+        if (to.parts) put_channel_sums<HD, Threads>(scratch, sums);
+        if (i == Count - 1) {  // here: at the end nvcc for sm_90a would spill
+            const bool counts_elements = blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0;
+            commit_tally(to.fp8, tally, counts_elements ? Count * tokens * width : 0, to.pass);
+        }
+        __syncthreads();
+        const size_t part = static_cast<size_t>(b) * gridDim.x + first_token / Rows;
+        if (to.parts)
+            get_channel_sums<HD, Threads>(to.parts + (part * 3 + first_side + i) * width + channel, scratch);
         if (to.transposed)
             store_tile_columns<F8, HD, Rows, Threads>(to.transposed + (i * width + channel) * tokens + token, tokens,
                                                       tiles[i], first_token, T);
@@ -102,27 +101,43 @@ static __global__ void __launch_bounds__(kDeltaThreads)
     }
 }
 
+// ---- room in shared memory -----------------------------------------------------------------------------------------
+
+// Registers let two blocks of the following kernels run on a multiprocessor at a time. `scarce`: smaller stages, so
+// that the shared memory of cards with 99 KB a block holds two as well. The chunks, and so the order of all sums, are
+// the same.
+enum class Room { ample, scarce };
+
+// A multiprocessor has 1 KB more than it gives one block, and takes 1 KB of it for each.
+template <class Tiles>
+constexpr bool two_blocks_fit(size_t shared_memory_per_block) {
+    return 2 * (Tiles::shared_bytes + 1024) <= shared_memory_per_block + 1024;
+}
+
 // ---- dK and dV -----------------------------------------------------------------------------------------------------
 
 // A block owns 128 keys (64 for HD 128), four warps of 32 (16) rows, and walks over the queries that see them. Products
 // are transposed, keys down and queries across: S^T = K Q^T. The owned keys and values are read from shared memory anew
 // for every product; as fragments they would not fit into the registers beside dK and dV.
-template <int HD>
+template <int HD, Room room = Room::ample>
 struct KeyGradientTiles {
     static constexpr int fragments = HD == 128 ? 1 : 2;
     static constexpr int warps = 4;
     static constexpr int threads = 32 * warps;
     static constexpr int warp_rows = 16 * fragments;
     static constexpr int key_rows = warps * warp_rows;
-    static constexpr int query_rows = HD == 128 ? 32 : 64;  // a stage
-    static constexpr int chunk = 32;                        // queries whose S^T and dP^T are in registers at a time
-    // Shared memory, in rows of a tile: [keys][values][stage 0: queries, dout][stage 1: queries, dout],
-    // then floats: [stage 0: lse in base 2, delta][stage 1: lse in base 2, delta].
+    static constexpr int chunk = 32;  // queries whose S^T and dP^T are in registers at a time
+    // Two stages: one is filled while the other one is used. With one, the block waits and the other block computes.
+    static constexpr int stages = room == Room::ample ? 2 : 1;
+    static constexpr int query_rows = HD == 128 || room == Room::scarce ? chunk : 2 * chunk;  // a stage
+    // Shared memory, in rows of a tile: [keys][values], then for each stage [queries][dout]; then floats, for each
+    // stage: [lse in base 2][delta].
     // After the loop a warp's own rows of keys and values hold its dK and dV on their way to memory.
     static constexpr int stage_rows = 2 * query_rows;
-    static constexpr size_t tile_bytes = (2 * key_rows + 2 * stage_rows) * kRowBytes<HD>;
-    static constexpr size_t shared_bytes = tile_bytes + 2 * stage_rows * sizeof(float);
+    static constexpr size_t tile_bytes = (2 * key_rows + stages * stage_rows) * kRowBytes<HD>;
+    static constexpr size_t shared_bytes = tile_bytes + stages * stage_rows * sizeof(float);
     static_assert(stage_rows <= threads && query_rows % chunk == 0 && key_rows % query_rows == 0);
+    static_assert(stages * stage_rows * kRowBytes<HD> >= 64 * threads, "scratch of quantize_gradients");
 };
 
 // S^T becomes P^T, and dP^T becomes dS^T (without the softmax scale, which is applied once at the end). A column is a
@@ -169,20 +184,29 @@ LLMC_DEVICE float query_lse_log2(const float* lse, int query, int T) {
     return query < T ? lse[query] * kLog2E : float_from_bits(kFloatInfinityBits);
 }
 
-template <int HD, class Out>
+// Starts copying a stage: queries from first_query on, and their dout.
+template <int HD, int Rows, int Threads>
+LLMC_DEVICE void load_queries(bf16* stage, const Head& head, const bf16* dout, size_t dout_stride, int first_query,
+                              int T) {
+    load_tile<HD, Rows, Threads>(stage, head.query, head.stride, first_query, T);
+    load_tile<HD, Rows, Threads>(stage + Rows * kStride<HD>, dout, dout_stride, first_query, T);
+    cp_async_commit();
+}
+
+template <int HD, Room room, class Out>
 static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
     attention_key_gradient_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
                                   Fp8State* __restrict__ fp8, const bf16* __restrict__ dout,
                                   const bf16* __restrict__ qkv, const float* __restrict__ lse,
                                   const float* __restrict__ delta, int T, int NH, float scale, QuantizePass pass) {
-    using Tiles = KeyGradientTiles<HD>;
+    using Tiles = KeyGradientTiles<HD, room>;
     constexpr int query_rows = Tiles::query_rows, threads = Tiles::threads, chunk = Tiles::chunk;
-    constexpr int stage_size = Tiles::stage_rows * kStride<HD>;
+    constexpr int stages = Tiles::stages, stage_size = Tiles::stage_rows * kStride<HD>;
     LLMC_DYNAMIC_SHARED(bf16, shared);
     bf16* const keys = shared;
     bf16* const values = keys + Tiles::key_rows * kStride<HD>;
-    bf16* const stages = values + Tiles::key_rows * kStride<HD>;
-    float* const statistics = reinterpret_cast<float*>(stages + 2 * stage_size);
+    bf16* const stage_tiles = values + Tiles::key_rows * kStride<HD>;
+    float* const statistics = reinterpret_cast<float*>(stage_tiles + stages * stage_size);
 
     const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x >> 5);
     const int h = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
@@ -206,28 +230,26 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
     // Load: the owned keys and values, and the first stage: queries from the diagonal on.
     load_tile<HD, Tiles::key_rows, threads>(keys, head.key, head.stride, first_key, T);
     load_tile<HD, Tiles::key_rows, threads>(values, head.value, head.stride, first_key, T);
-    load_tile<HD, query_rows, threads>(stages, head.query, head.stride, first_key, T);
-    load_tile<HD, query_rows, threads>(stages + query_rows * kStride<HD>, head_dout, dout_stride, first_key, T);
-    cp_async_commit();
+    load_queries<HD, query_rows, threads>(stage_tiles, head, head_dout, dout_stride, first_key, T);
     if (statistic < Tiles::stage_rows) statistics[statistic] = load_statistic(first_key);
     float dk[Tiles::fragments][HD / 8][4], dv[Tiles::fragments][HD / 8][4];
     set_zero(dk);
     set_zero(dv);
 
     const float scale_log2 = scale * kLog2E;
-    for (int first_query = first_key, stage = 0; first_query < T; first_query += query_rows, stage ^= 1) {
-        // Load: this stage has arrived, for all threads; and all are done with the other one, which is filled next. Its
-        // lse and delta travel through a register, to be stored when they have had time to arrive.
+    for (int first_query = first_key, stage = 0; first_query < T; first_query += query_rows, stage ^= stages - 1) {
+        // Load: this stage has arrived, for all threads; and all are done with the other one, which is filled next: a
+        // single one after its products. The next lse and delta travel through a register, to be stored when they have
+        // had time to arrive.
         cp_async_wait<0>();
         __syncthreads();
-        const bf16* queries = stages + stage * stage_size;
+        const bf16* queries = stage_tiles + stage * stage_size;
         const int next_query = first_query + query_rows;
         float next_statistic = 0.0f;
         if (next_query < T) {
-            bf16* next = stages + (stage ^ 1) * stage_size;
-            load_tile<HD, query_rows, threads>(next, head.query, head.stride, next_query, T);
-            load_tile<HD, query_rows, threads>(next + query_rows * kStride<HD>, head_dout, dout_stride, next_query, T);
-            cp_async_commit();
+            if (stages == 2)
+                load_queries<HD, query_rows, threads>(stage_tiles + (stage ^ 1) * stage_size, head, head_dout,
+                                                      dout_stride, next_query, T);
             next_statistic = load_statistic(next_query);
         }
         // Multiply, softmax, accumulate: chunk after chunk, except those before the diagonal or beyond the end.
@@ -247,7 +269,13 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
                                               chunk_dout, chunk_statistics, chunk_statistics + query_rows, scale_log2,
                                               diagonal);
         }
-        if (statistic < Tiles::stage_rows) statistics[(stage ^ 1) * Tiles::stage_rows + statistic] = next_statistic;
+        if (stages == 1) {
+            __syncthreads();  // all are done with the stage
+            if (next_query < T)
+                load_queries<HD, query_rows, threads>(stage_tiles, head, head_dout, dout_stride, next_query, T);
+        }
+        const int next_stage = stage ^ (stages - 1);
+        if (statistic < Tiles::stage_rows) statistics[next_stage * Tiles::stage_rows + statistic] = next_statistic;
     }
 
     // Store, by way of the warp's own rows of keys and values, which no other warp reads.
@@ -256,8 +284,8 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
     round_to_rows<HD>(values + warp_offset, dv, 1.0f);
     if constexpr (kIsFp8<Out>) {
         quantize_gradients<Out, HD, Tiles::key_rows, threads>({dqkv, transposed, parts, fp8, pass}, {keys, values},
-                                                              reinterpret_cast<float*>(stages), 1, first_key, b, h, T,
-                                                              NH);
+                                                              reinterpret_cast<float*>(stage_tiles), 1, first_key, b, h,
+                                                              T, NH);
     } else {
         __syncwarp();
         bf16* dkey = dqkv + (head.key - qkv);
@@ -271,20 +299,21 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
 
 // A block owns 128 queries (64 for HD 128), four warps of 32 (16) rows, and walks over the keys they see as the forward
 // does. The owned queries and dout stay in registers as A fragments.
-template <int HD>
+template <int HD, Room room = Room::ample>
 struct QueryGradientTiles {
     static constexpr int fragments = HD == 128 ? 1 : 2;
     static constexpr int warps = 4;
     static constexpr int threads = 32 * warps;
     static constexpr int warp_rows = 16 * fragments;
     static constexpr int query_rows = warps * warp_rows;
-    static constexpr int key_rows = HD == 128 ? 32 : 64;  // a stage
-    static constexpr int chunk = 32;                      // keys whose S and dP are in registers at a time
-    // Shared memory, in rows of a tile: [queries][dout][stage 0: keys, values][stage 1: keys, values].
+    static constexpr int chunk = 32;  // keys whose S and dP are in registers at a time
+    static constexpr int key_rows = HD == 128 || room == Room::scarce ? chunk : 2 * chunk;  // a stage
+    // Shared memory, in rows of a tile: [queries][stage 0: keys, values][dout; then stage 1: keys, values].
     // After the loop a warp's own rows of queries hold its dQ on their way to memory.
     static constexpr int stage_rows = 2 * key_rows;
-    static constexpr size_t shared_bytes = (2 * query_rows + 2 * stage_rows) * kRowBytes<HD>;
-    static_assert(key_rows % chunk == 0);
+    static constexpr size_t shared_bytes = (2 * query_rows + stage_rows) * kRowBytes<HD>;
+    static_assert(key_rows % chunk == 0 && stage_rows <= query_rows);
+    static_assert(stage_rows * kRowBytes<HD> >= 64 * threads, "scratch of quantize_gradients");
 };
 
 // S becomes dS (without the softmax scale), as above with queries down and keys across. `diagonal` as in the forward.
@@ -325,19 +354,19 @@ LLMC_DEVICE void query_gradient_chunk(QueryGradientState<HD>& state, const bf16*
     accumulate<HD>(state.dq, s, keys);
 }
 
-template <int HD, class Out>
+template <int HD, Room room, class Out>
 static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
     attention_query_gradient_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
                                     Fp8State* __restrict__ fp8, const bf16* __restrict__ dout,
                                     const bf16* __restrict__ qkv, const float* __restrict__ lse,
                                     const float* __restrict__ delta, int T, int NH, float scale, QuantizePass pass) {
-    using Tiles = QueryGradientTiles<HD>;
+    using Tiles = QueryGradientTiles<HD, room>;
     constexpr int key_rows = Tiles::key_rows, threads = Tiles::threads, chunk = Tiles::chunk;
     constexpr int stage_size = Tiles::stage_rows * kStride<HD>;
     LLMC_DYNAMIC_SHARED(bf16, shared);
     bf16* const queries = shared;
-    bf16* const own_dout = queries + Tiles::query_rows * kStride<HD>;
-    bf16* const stages = own_dout + Tiles::query_rows * kStride<HD>;
+    bf16* const stages = queries + Tiles::query_rows * kStride<HD>;
+    bf16* const own_dout = stages + stage_size;  // free when all warps have taken their fragments
 
     const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x >> 5);
     const int h = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
@@ -371,7 +400,8 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
     const float scale_log2 = scale * kLog2E;
     const int seen_keys = first_query + Tiles::query_rows < T ? first_query + Tiles::query_rows : T;
     for (int first_key = 0, stage = 0; first_key < seen_keys; first_key += key_rows, stage ^= 1) {
-        // Load: this stage has arrived, for all threads; and all are done with the other one, which is filled next.
+        // Load: this stage has arrived, for all threads; and all are done with what lies in the other one, which is
+        // filled next.
         cp_async_wait<0>();
         __syncthreads();
         const bf16* keys = stages + stage * stage_size;
@@ -415,17 +445,19 @@ static int token_tiles(int T, int HD) { return div_up(T, HD == 128 ? 64 : 128); 
 static_assert(KeyGradientTiles<32>::key_rows == 128 && QueryGradientTiles<32>::query_rows == 128);
 static_assert(KeyGradientTiles<64>::key_rows == 128 && QueryGradientTiles<64>::query_rows == 128);
 static_assert(KeyGradientTiles<128>::key_rows == 64 && QueryGradientTiles<128>::query_rows == 64);
+static_assert(two_blocks_fit<KeyGradientTiles<64, Room::scarce>>(99 * 1024));
+static_assert(two_blocks_fit<QueryGradientTiles<64, Room::scarce>>(99 * 1024));
 
 struct BackwardInputs {
     const bf16 *dout, *qkv, *out, *out_low;
     const float* lse;
 };
 
-template <int HD, class Out>
+template <int HD, Room room, class Out>
 static void launch_backward(const Gradients<Out>& to, float* delta, const BackwardInputs& inputs, int B, int T, int NH,
                             stream_t stream) {
-    using KeyTiles = KeyGradientTiles<HD>;
-    using QueryTiles = QueryGradientTiles<HD>;
+    using KeyTiles = KeyGradientTiles<HD, room>;
+    using QueryTiles = QueryGradientTiles<HD, room>;
     const auto [dout, qkv, result, result_low, lse] = inputs;
     const size_t n = elements(B, T, NH, HD), rows = n / HD;
     const float scale = 1.0f / std::sqrt(static_cast<float>(HD));
@@ -436,12 +468,12 @@ static void launch_backward(const Gradients<Out>& to, float* delta, const Backwa
         {dim3(static_cast<unsigned>(div_up(rows, size_t{kDeltaRows}))), dim3(kDeltaThreads), 0, stream},
         {out(delta, rows), in(dout, n), in(result, n), in(result_low, n)}, delta, dout, result, result_low, rows, T,
         NH);
-    launch<attention_key_gradient_kernel<HD, Out>>(
+    launch<attention_key_gradient_kernel<HD, room, Out>>(
         {grid, dim3(KeyTiles::threads), KeyTiles::shared_bytes, stream},
         {out(to.row, 3 * n), out(transposed_keys, 2 * n), out(to.parts, part_count), state_access(to.fp8, to.pass),
          in(dout, n), in(qkv, 3 * n), in(lse, rows), in(delta, rows)},
         to.row, transposed_keys, to.parts, to.fp8, dout, qkv, lse, delta, T, NH, scale, to.pass);
-    launch<attention_query_gradient_kernel<HD, Out>>(
+    launch<attention_query_gradient_kernel<HD, room, Out>>(
         {grid, dim3(QueryTiles::threads), QueryTiles::shared_bytes, stream},
         {out(to.row, 3 * n), out(to.transposed, n), out(to.parts, part_count), state_access(to.fp8, to.pass),
          in(dout, n), in(qkv, 3 * n), in(lse, rows), in(delta, rows)},
@@ -457,11 +489,13 @@ static void run_backward(const Gradients<Out>& to, float* delta, const BackwardI
             "attention backward: out_low is missing; have the forward write it (a delta from the rounded output "
             "alone is biased)");
     if (HD == 32)
-        launch_backward<32>(to, delta, inputs, B, T, NH, stream);
-    else if (HD == 64)
-        launch_backward<64>(to, delta, inputs, B, T, NH, stream);
+        launch_backward<32, Room::ample>(to, delta, inputs, B, T, NH, stream);
+    else if (HD == 128)
+        launch_backward<128, Room::ample>(to, delta, inputs, B, T, NH, stream);
+    else if (two_blocks_fit<KeyGradientTiles<64>>(shared_memory_per_block()))
+        launch_backward<64, Room::ample>(to, delta, inputs, B, T, NH, stream);
     else
-        launch_backward<128>(to, delta, inputs, B, T, NH, stream);
+        launch_backward<64, Room::scarce>(to, delta, inputs, B, T, NH, stream);
 }
 
 }  // namespace attention

@@ -4,6 +4,9 @@
 
 #include <array>
 
+#if !LLMC_CUDA
+#include "llmc/device/host/settings.h"
+#endif
 #include "test/kernels/quantized.h"
 
 using namespace llmc;
@@ -192,6 +195,39 @@ TEST_CASE("attention_backward_fp8 sums up the bias gradient") {
         CHECK(max_relative_error(c.dbias.download(), expected, 3.0) < 1e-6);
     }
 }
+
+#if !LLMC_CUDA
+// A multiprocessor of cards with 99 KB a block has 100 KB, of which each block takes 1 KB itself: only blocks of 49 KB
+// run there two at a time. So a card is played that gives a block no more.
+TEST_CASE("attention's backward of head dimension 64 fits a card with 99 KB a block twice, and gives the same bits") {
+    size_t& limit = host::settings().shared_limit;
+    const size_t usual = limit;
+    for (const auto& [B, T, NH] : {std::array{2, 8, 1}, std::array{1, 144, 2}, std::array{1, 208, 1}}) {
+        CAPTURE(T);
+        limit = 227 * 1024;
+        Case c({B, T, NH, 64});
+        const auto delta = c.delta.download();
+        const auto dqkv = c.dqkv.download();
+        const auto quantized = [&](QuantizedArrays<e5m2>& to) {
+            c.backward<e5m2>(to.both(), QuantizePass::train_counted, true);
+            return c.dbias.download();
+        };
+        QuantizedArrays<e5m2> expected(dqkv.size(), used_state(2000.0f)), to(dqkv.size(), used_state(2000.0f));
+        const auto dbias = quantized(expected);
+        DeviceArray<bf16> again(dqkv.size());
+        limit = 49 * 1024;
+        CHECK_NOTHROW(
+            attention_backward<bf16>(again, c.delta, c.dout, c.qkv, c.out, c.low, c.lse, B, T, NH, 64, test_stream()));
+        CHECK(same_bits(again.download(), dqkv));
+        CHECK(same_bits(c.delta.download(), delta));
+        CHECK_NOTHROW(CHECK(same_bits(quantized(to), dbias)));
+        CHECK(same_bits(to.row.download(), expected.row.download()));
+        CHECK(same_bits(to.transposed.download(), expected.transposed.download()));
+        CHECK(same_bits(to.state.download(), expected.state.download()));
+        limit = usual;
+    }
+}
+#endif
 
 TEST_CASE("quantizing attention against FP64") {
     for (const int HD : {32, 64, 128}) {
