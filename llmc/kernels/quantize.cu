@@ -54,7 +54,7 @@ void quantize(const Quantized<F8>& to, float* dbias, float* scratch, const bf16*
 static __global__ void __launch_bounds__(kQuantizeThreads, 3)
     quantize_weight_kernel(e4m3* row, e4m3* transposed, Fp8State* state, const float* master, int R, int C,
                            QuantizePass pass) {
-    quantize_tile(row, transposed, nullptr, state, MasterValues{master}, R, C, pass);
+    quantize_weight_tile(row, transposed, state, state->scale, master, R, C, pass);
 }
 
 void quantize_weight(const Quantized<e4m3>& to, const float* master, int R, int C, QuantizePass pass, stream_t stream) {

@@ -255,18 +255,15 @@ static __global__ void __launch_bounds__(kQuantizeThreads, kBlocksAtOnce)
 // The largest finite magnitude of the block's tile; every thread gets it.
 LLMC_DEVICE float tile_amax(const float* master, int C, float* scratch) {
     const TileCorner corner(C);
+    const WeightOwner own;
     float largest = 0.0f;
     LLMC_UNROLL
-    for (int pass = 0; pass < kTilePasses; pass++) {
-        const int row = corner.row + static_cast<int>(threadIdx.x) / kTileChunks + pass * kTilePassRows;
-        const int column = corner.column + static_cast<int>(threadIdx.x) % kTileChunks * 16;
+    for (int i = 0; i < WeightOwner::kRows; i++) {
+        const int row = corner.row + own.warp + i * WeightOwner::kWarps;
+        float x[4];
+        load4(master + static_cast<size_t>(row) * C + corner.column + own.word * 4, x);
         LLMC_UNROLL
-        for (int h = 0; h < 2; h++) {
-            float x[8];
-            load8(master + static_cast<size_t>(row) * C + column + h * 8, x);
-            LLMC_UNROLL
-            for (int i = 0; i < 8; i++) largest = max_float(largest, finite_magnitude(x[i]));
-        }
+        for (int k = 0; k < 4; k++) largest = max_float(largest, finite_magnitude(x[k]));
     }
     return block_max(largest, scratch);
 }
@@ -274,8 +271,6 @@ LLMC_DEVICE float tile_amax(const float* master, int C, float* scratch) {
 static __global__ void __launch_bounds__(kQuantizeThreads, 3)
     quantize_weight_tiles_kernel(e4m3* row, float* row_scales, e4m3* transposed, float* transposed_scales,
                                  Fp8State* state, const float* master, int R, int C, QuantizePass pass) {
-    LLMC_SHARED(uint32_t, tile, [kTileRows * kTileWords]);
-    LLMC_SHARED(QuantizeTally, tallies, [kQuantizeThreads]);
     LLMC_SHARED(float, scratch, [32]);
     const TileCorner corner(C);
     const int exponent = block_exponent(tile_amax(master, C, scratch));
@@ -283,13 +278,7 @@ static __global__ void __launch_bounds__(kQuantizeThreads, 3)
         row_scales[tile_scale_index(C, corner.row, corner.column)] = power_of_two(exponent);
         transposed_scales[tile_scale_index(R, corner.column, corner.row)] = power_of_two(exponent);
     }
-    QuantizeTally tally;
-    float no_sums[2][8] = {};
-    quantize_tile_rows(row, tile, tally, no_sums, power_of_two(-exponent), MasterValues{master}, R, C, pass);
-    tallies[threadIdx.x] = tally;
-    __syncthreads();
-    commit_tallies(state, tallies, static_cast<size_t>(R) * C, pass);
-    quantize_tile_columns(transposed, tile, R, C);
+    quantize_weight_tile(row, transposed, state, power_of_two(-exponent), master, R, C, pass);
 }
 
 // ---- back ----------------------------------------------------------------------------------------------------------

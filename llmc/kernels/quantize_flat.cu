@@ -16,26 +16,32 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
     LLMC_SHARED(QuantizeTally, tallies, [kQuantizeThreads]);
     QuantizeTally tally;
     const float scale = state->scale;
-    const size_t at = (static_cast<size_t>(blockIdx.x) * kQuantizeThreads + threadIdx.x) * kPerThread;
+    const size_t at = static_cast<size_t>(blockIdx.x) * kQuantizeThreads * kPerThread + first_of_fours(threadIdx.x);
     LLMC_UNROLL
-    for (int h = 0; h < 2; h++) {
-        const size_t first = at + static_cast<size_t>(h) * 8;
+    for (int h = 0; h < kPerThread / 8; h++) {
+        const size_t first = at + static_cast<size_t>(h) * 8 * kQuantizeThreads;
         if (first >= count) continue;
-        const size_t left = count - first;
         float x[8];
-        if (left >= 8) {
-            load8(master + first, x);
+        if (first + kFoursApart + 4 <= count) {
+            load_fours(master + first, x);
         } else {  // zeros leave no trace
             LLMC_UNROLL
-            for (int i = 0; i < 8; i++) x[i] = static_cast<size_t>(i) < left ? master[first + i] : 0.0f;
+            for (int i = 0; i < 8; i++) x[i] = first + place_in_fours(i) < count ? master[first + place_in_fours(i)] : 0;
         }
         uint32_t words[2] = {};
         quantize_8<e4m3>(words, tally, x, scale, pass);
         if (!writes_fp8(pass)) continue;
         LLMC_UNROLL
-        for (int i = 0; i < 8; i++)
-            if (static_cast<size_t>(i) < left)
-                codes[first + i] = e4m3{static_cast<uint8_t>(words[i / 4] >> (8 * (i % 4)))};
+        for (int four = 0; four < 2; four++) {
+            const size_t to = first + static_cast<size_t>(four) * kFoursApart;
+            if (to + 4 <= count) {
+                *reinterpret_cast<uint32_t*>(codes + to) = words[four];
+                continue;
+            }
+            LLMC_UNROLL
+            for (int i = 0; i < 4; i++)
+                if (to + i < count) codes[to + i] = e4m3{static_cast<uint8_t>(words[four] >> (8 * i))};
+        }
     }
     tallies[threadIdx.x] = tally;
     __syncthreads();
@@ -63,7 +69,7 @@ void quantize_flat(e4m3* codes, const float* master, size_t count, Fp8State* sta
                    stream_t stream) {
     if (count == 0) return;
     if ((writes_fp8(pass) && raises_amax(pass)) || state == nullptr ||
-        (reinterpret_cast<uintptr_t>(master) | reinterpret_cast<uintptr_t>(codes)) % 8 != 0)
+        reinterpret_cast<uintptr_t>(master) % 16 != 0 || reinterpret_cast<uintptr_t>(codes) % 4 != 0)
         throw Error(ExitCode::failure, "quantize_flat: weights are measured, then written, from aligned memory");
     e4m3* target = writes_fp8(pass) ? codes : nullptr;
     const unsigned blocks = static_cast<unsigned>(div_up(count, static_cast<size_t>(kQuantizeThreads) * kPerThread));

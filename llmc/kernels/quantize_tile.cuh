@@ -1,5 +1,6 @@
 // The kernel that quantizes an (N, C) matrix in both layouts at once, around a producer that computes its values: a
-// plain tensor, a weight, GELU or its gradient. Whatever the producer computes never goes through memory unquantized.
+// plain tensor, GELU or its gradient. Whatever the producer computes never goes through memory unquantized. And the one
+// that quantizes a weight.
 //
 // A block owns 128 x 128 values. A thread has 16 columns of 4 rows: it casts them, writes 16 bytes a row, and leaves
 // the bytes in shared memory; after one barrier it takes 16 rows of 4 columns from there and writes 16 bytes a column.
@@ -169,25 +170,68 @@ LLMC_DEVICE void quantize_tile(F8* row, F8* transposed, float* parts, Fp8State* 
     if (transposed != nullptr) quantize_tile_columns(transposed, tile, N, C);
 }
 
-// The producer of a weight: its FP32 master values (R, C).
-struct MasterValues {
-    const float* master;
-    static constexpr bool kSumsColumns = false;
-    struct Inputs {
-        float x[2][8];
-    };
-    LLMC_DEVICE void load(Inputs& inputs, size_t at) const {
-        load8(master + at, inputs.x[0]);
-        load8(master + at + 8, inputs.x[1]);
-    }
-    LLMC_DEVICE void finish(float (&x)[2][8], const Inputs& inputs) const {
+// ---- weights -------------------------------------------------------------------------------------------------------
+
+// A tile of FP32 values is shared otherwise: a warp takes a row at a time, a thread 4 columns of it. Sixteen columns a
+// thread would ask for every 32-byte sector twice.
+struct WeightOwner {
+    static constexpr int kWarps = kQuantizeThreads / 32, kRows = kTileRows / kWarps;  // rows of a thread, kWarps apart
+    int warp, word;
+    LLMC_DEVICE WeightOwner()
+        : warp(static_cast<int>(threadIdx.x) / 32), word(static_cast<int>(threadIdx.x) % 32) {}
+};
+static_assert(kTileWords == 32 && WeightOwner::kWarps == 8, "a row for a warp; two rows of a thread make sixteen");
+
+// Stage 1 of a thread, from `master` (R, C) to `row`, `tile` and the tally.
+LLMC_DEVICE void quantize_weight_rows(e4m3* row_codes, uint32_t* tile, QuantizeTally& tally, float scale,
+                                      const float* master, int R, int C, QuantizePass pass) {
+    const TileCorner corner(C);
+    const WeightOwner own;
+    const int column = corner.column + own.word * 4;
+    if (column >= C) return;
+    constexpr int kAtOnce = 8;  // rows whose loads are in flight together
+    LLMC_UNROLL
+    for (int i = 0; i < WeightOwner::kRows; i += kAtOnce) {
+        const int first = own.warp + i * WeightOwner::kWarps;
+        float x[kAtOnce / 2][8];
         LLMC_UNROLL
-        for (int h = 0; h < 2; h++) {
+        for (int r = 0; r < kAtOnce; r++) {
+            const int row = corner.row + first + r * WeightOwner::kWarps;  // past the end: the last, which is not used
+            load4(master + static_cast<size_t>(row < R ? row : R - 1) * C + column, x[r / 2] + r % 2 * 4);
+        }
+        LLMC_UNROLL
+        for (int pair = 0; pair < kAtOnce / 2; pair++) {
+            const int local = first + 2 * pair * WeightOwner::kWarps;
+            if (corner.row + local >= R) continue;  // R is a multiple of 16: both rows or none
+            uint32_t codes[2] = {};
+            quantize_8<e4m3>(codes, tally, x[pair], scale, pass);
+            if (!writes_fp8(pass)) continue;
             LLMC_UNROLL
-            for (int i = 0; i < 8; i++) x[h][i] = inputs.x[h][i];
+            for (int half = 0; half < 2; half++) {
+                const int local_row = local + half * WeightOwner::kWarps;
+                tile[tile_word(local_row, own.word / 4) + own.word % 4] = codes[half];
+                if (row_codes == nullptr) continue;
+                e4m3* target = row_codes + static_cast<size_t>(corner.row + local_row) * C + column;
+                *reinterpret_cast<uint32_t*>(target) = codes[half];
+            }
         }
     }
-};
+}
+
+// The body of a weight's kernel; pointers as in quantize_tile().
+LLMC_DEVICE void quantize_weight_tile(e4m3* row, e4m3* transposed, Fp8State* state, float scale, const float* master,
+                                      int R, int C, QuantizePass pass) {
+    LLMC_SHARED(uint32_t, tile, [kTileRows * kTileWords]);
+    LLMC_SHARED(QuantizeTally, tallies, [kQuantizeThreads]);
+    QuantizeTally tally;
+    quantize_weight_rows(row, tile, tally, scale, master, R, C, pass);
+    tallies[threadIdx.x] = tally;
+    __syncthreads();
+    commit_tallies(state, tallies, static_cast<size_t>(R) * C, pass);
+    if (transposed != nullptr) quantize_tile_columns(transposed, tile, R, C);
+}
+
+// ---- launch --------------------------------------------------------------------------------------------------------
 
 // What the launchers of tile kernels share: the checks, the grid, and the outputs that the pass really has.
 template <class F8>
