@@ -300,6 +300,13 @@ class KernelReport(InDirectory):
         self.assertIn("uses 33 registers; dev/kernel_resources.txt allows 32",
                       self.check(report(self.ADD, 33), {"add_kernel": 32})[0])
 
+    def test_multiprocessors_of_1536_threads_take_40_registers_a_thread(self):
+        self.assertEqual(self.check(report(self.ADD, 40, arch="sm_89"), {"add_kernel": 32}), [])
+        self.assertIn("uses 41 registers; dev/kernel_resources.txt allows 40",
+                      self.check(report(self.ADD, 41, arch="sm_120"), {"add_kernel": 32})[0])
+        self.assertIn("uses 49 registers", self.check(report(self.ADD, 49, arch="sm_120"), {"add_kernel": 48})[0])
+        self.assertIn("uses 40 registers", self.check(report(self.ADD, 40, arch="sm_100"), {"add_kernel": 32})[0])
+
     def test_a_kernel_that_is_gone(self):
         self.assertIn("add_kernel is in", self.check(report(self.SUM, 33), {"add_kernel": 32})[0])
 
