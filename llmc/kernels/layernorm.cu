@@ -28,15 +28,16 @@ LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const Real* from,
         LLMC_UNROLL
         for (int v = 0; v < Vectors; v++) {
             const int c = team.column(v);
-            if (v > 0) asm volatile("" ::: "memory");
-            LLMC_UNROLL
-            for (int r = 0; r < Rows; r++) {
-                float y[8] = {};
-                const size_t row = first_row + r < N ? first_row + r : N - 1;
-                if (c < C) load8(from + row * C + c, y);
+            piece_by_piece([&] {
                 LLMC_UNROLL
-                for (int i = 0; i < 8; i++) x[r][v][i] += y[i];
-            }
+                for (int r = 0; r < Rows; r++) {
+                    float y[8] = {};
+                    const size_t row = first_row + r < N ? first_row + r : N - 1;
+                    if (c < C) load8(from + row * C + c, y);
+                    LLMC_UNROLL
+                    for (int i = 0; i < 8; i++) x[r][v][i] += y[i];
+                }
+            });
         }
     }
 }

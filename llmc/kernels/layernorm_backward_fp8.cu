@@ -108,12 +108,13 @@ static __global__ void __launch_bounds__(512)
             backward_rows(d, x, weight, row_mean, row_rstd, dweight, dshift, kGroupRows, C, team);
             LLMC_UNROLL
             for (int r = 0; r < kGroupRows; r += 2) {
-                if (r > 0) asm volatile("" ::: "memory");  // the compiler would take all rows at once and spill
                 float pair[2][1][8];
                 LLMC_UNROLL
                 for (int i = 0; i < 8; i++) pair[0][0][i] = d[r][0][i], pair[1][0][i] = d[r + 1][0][i];
-                finish_rows(row, tile, tally, bias_sums, dinp, dresidual, pair, scale, first_row + r, local + r, stride,
-                            N, C, team, pass);
+                in_turn([&] {  // the compiler would take all rows at once and spill
+                    finish_rows(row, tile, tally, bias_sums, dinp, dresidual, pair, scale, first_row + r, local + r,
+                                stride, N, C, team, pass);
+                });
             }
         }
         if (transposed == nullptr) continue;

@@ -45,14 +45,20 @@ LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const bf16* from,
     LLMC_UNROLL
     for (int v = 0; v < Vectors; v++) {
         const int c = team.column(v);
-        if (v > 0 && v % 2 == 0) asm volatile("" ::: "memory");  // the compiler would load all at once
-        LLMC_UNROLL
-        for (int r = 0; r < Rows; r++) {
-            float y[8] = {};
-            if (c < C) load8(from + static_cast<size_t>(first_row + r) * C + c, y);
+        const auto add = [&] {
             LLMC_UNROLL
-            for (int i = 0; i < 8; i++) x[r][v][i] += y[i];
-        }
+            for (int r = 0; r < Rows; r++) {
+                float y[8] = {};
+                if (c < C) load8(from + static_cast<size_t>(first_row + r) * C + c, y);
+                LLMC_UNROLL
+                for (int i = 0; i < 8; i++) x[r][v][i] += y[i];
+            }
+        };
+        if (v > 0 && v % 2 == 0) compiler_fence();
+        if constexpr (kLoadsTooEarly && Vectors == 8)
+            piece_by_piece(add);
+        else
+            add();
     }
 }
 
@@ -68,7 +74,7 @@ LLMC_DEVICE void quantize_normed_rows(e4m3* row_codes, uint32_t* tile, QuantizeT
             int c = team.column(v);
             forget(c);
             if (c >= C) continue;
-            if (v > 0) asm volatile("" ::: "memory");
+            if (v > 0) compiler_fence();
             uint32_t codes[2];
             quantize_8<e4m3>(codes, tally, x[r][v], scale, pass);
             if (!writes_fp8(pass)) continue;

@@ -5,6 +5,7 @@
 // `Rows` rows. Several rows at once keep more loads in flight, and their sums share one exchange.
 #pragma once
 #include "llmc/device/kernel.cuh"
+#include "llmc/device/registers.cuh"
 
 namespace llmc {
 
@@ -30,18 +31,6 @@ LLMC_DEVICE RowTeam row_team(int warps, float* exchange) {
     const int index = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     return {index, static_cast<int>(threadIdx.x % 32), 32, 1, exchange, 0};
 }
-
-// nvcc for sm_100 and later keeps what it could compute again, and spills: x - mean beside x from the variance to the
-// normalisation, and from one group of rows to the next where each vector's codes lie. Here it loses sight of a value.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr bool kKeepsTooMuch = true;
-LLMC_DEVICE void forget(float& value) { asm volatile("" : "+f"(value)); }
-LLMC_DEVICE void forget(int& value) { asm volatile("" : "+r"(value)); }
-#else
-constexpr bool kKeepsTooMuch = false;
-template <class T>
-LLMC_DEVICE void forget(T&) {}
-#endif
 
 LLMC_DEVICE float sum8(const float (&x)[8]) {
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
@@ -123,13 +112,19 @@ LLMC_DEVICE void add_bias(float (&x)[Rows][Vectors][8], const Real* bias, int C,
     for (int v = 0; v < Vectors; v++) {
         const int c = team.column(v);
         if (c >= C) continue;
-        float b[8];
-        load8(bias + c, b);
-        LLMC_UNROLL
-        for (int r = 0; r < Rows; r++) {
+        const auto add = [&] {
+            float b[8];
+            load8(bias + c, b);
             LLMC_UNROLL
-            for (int i = 0; i < 8; i++) x[r][v][i] += b[i];
-        }
+            for (int r = 0; r < Rows; r++) {
+                LLMC_UNROLL
+                for (int i = 0; i < 8; i++) x[r][v][i] += b[i];
+            }
+        };
+        if constexpr (kKeepsTooMuch && sizeof(Real) == 2)
+            add();
+        else
+            piece_by_piece(add);
     }
 }
 
@@ -236,9 +231,15 @@ LLMC_DEVICE void backward_rows(float (&d)[Rows][Vectors][8], float (&x)[Rows][Ve
         const int c = team.column(v);
         // Weights are read again for each group of rows, vector by vector: held over the caller's loop, or all loaded
         // at the start as the compiler would like to, they would make long rows spill. Hence the compiler fence.
-        if (v > 0) asm volatile("" ::: "memory");
+        if (v > 0) compiler_fence();
         float w[8] = {};
-        if (c < C) load8(weight + c, w);
+        const auto load_weights = [&] {
+            if (c < C) load8(weight + c, w);
+        };
+        if constexpr (kKeepsTooMuch && sizeof(Real) == 4 && Vectors > 1)
+            piece_by_piece(load_weights);
+        else
+            load_weights();
         LLMC_UNROLL
         for (int r = 0; r < Rows; r++) {
             float product[8];

@@ -3,6 +3,7 @@
 // same shared memory, so that both layouts leave in full 32-byte sectors.
 #include "llmc/kernels/quantize_blocks.h"
 
+#include "llmc/device/registers.cuh"
 #include "llmc/kernels/quantize_tile.cuh"
 
 namespace llmc {
@@ -257,14 +258,19 @@ LLMC_DEVICE float tile_amax(const float* master, int C, float* scratch) {
     const TileCorner corner(C);
     const WeightOwner own;
     float largest = 0.0f;
+    constexpr int kAtOnce = 8;  // rows whose loads are in flight together
     LLMC_UNROLL
-    for (int i = 0; i < WeightOwner::kRows; i++) {
-        const int row = corner.row + own.warp + i * WeightOwner::kWarps;
-        float x[4];
-        load4(master + static_cast<size_t>(row) * C + corner.column + own.word * 4, x);
-        LLMC_UNROLL
-        for (int k = 0; k < 4; k++) largest = max_float(largest, finite_magnitude(x[k]));
-    }
+    for (int first = 0; first < WeightOwner::kRows; first += kAtOnce)
+        piece_by_piece([&] {
+            LLMC_UNROLL
+            for (int i = first; i < first + kAtOnce; i++) {
+                const int row = corner.row + own.warp + i * WeightOwner::kWarps;
+                float x[4];
+                load4(master + static_cast<size_t>(row) * C + corner.column + own.word * 4, x);
+                LLMC_UNROLL
+                for (int k = 0; k < 4; k++) largest = max_float(largest, finite_magnitude(x[k]));
+            }
+        });
     return block_max(largest, scratch);
 }
 
