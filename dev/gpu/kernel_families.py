@@ -21,7 +21,7 @@ FAMILIES = [
     ("bias gradients, column sums", r"bias_gradient|column"),
     ("loss", r"softmax_cross_entropy|sum_losses"),
     ("embedding", r"embedding"),
-    ("copies and fills", r"^\[copy\]|^\[fill\]|cast_kernel|fill_kernel|add_kernel|transpose"),
+    ("copies and fills", r"^\[copy\]|^\[fill\]|cast_kernel|add_kernel|transpose"),
 ]
 
 

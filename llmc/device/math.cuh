@@ -53,13 +53,6 @@ LLMC_HD float exp2_fast(float x) {
 }
 LLMC_HD float exp_fast(float x) { return exp2_fast(x * 1.4426950408889634f); }
 
-// tanh through one exponential of a non-positive argument, so it cannot overflow. Absolute error below 5e-7.
-LLMC_HD float tanh_fast(float x) {
-    const float e = exp2_fast(-2.8853900817779268f * abs_float(x));  // exp(-2|x|)
-    const float t = (1.0f - e) / (1.0f + e);
-    return x < 0.0f ? -t : t;
-}
-
 LLMC_HD float reciprocal_sqrt(float x) {
 #if defined(__CUDA_ARCH__)
     return rsqrtf(x);

@@ -89,23 +89,18 @@ LLMC_DEVICE void quad_max_each(float (&values)[N] LLMC_REDUCE_CALLER) {
     group_reduce<4>(values, MaxOp{}, "quad_max_each" LLMC_REDUCE_FORWARD);
 }
 
-// Over the block (a multiple of 32 threads, one-dimensional); every thread gets the result. `scratch` is 32 floats of
+// The largest of the block (a multiple of 32 threads, one-dimensional); every thread gets the result. `scratch` is 32 floats of
 // shared memory; a barrier before and after makes it free for the next call.
-template <class Op>
-LLMC_DEVICE float block_reduce(float value, float* scratch, float identity, Op op) {
+LLMC_DEVICE float block_max(float value, float* scratch) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
     float values[1] = {value};
-    group_reduce<32>(values, op, "block_reduce" LLMC_REDUCE_HERE);
+    group_reduce<32>(values, MaxOp{}, "block_max" LLMC_REDUCE_HERE);
     __syncthreads();
     if (lane == 0) scratch[warp] = values[0];
     __syncthreads();
-    values[0] = lane < warps ? scratch[lane] : identity;
-    group_reduce<32>(values, op, "block_reduce" LLMC_REDUCE_HERE);
+    values[0] = lane < warps ? scratch[lane] : float_from_bits(0xff800000u);
+    group_reduce<32>(values, MaxOp{}, "block_max" LLMC_REDUCE_HERE);
     return values[0];
-}
-LLMC_DEVICE float block_sum(float value, float* scratch) { return block_reduce(value, scratch, 0.0f, SumOp{}); }
-LLMC_DEVICE float block_max(float value, float* scratch) {
-    return block_reduce(value, scratch, float_from_bits(0xff800000u), MaxOp{});
 }
 
 #undef LLMC_REDUCE_CALLER

@@ -1,4 +1,4 @@
-// The plainest kernels: set, convert, add and transpose arrays. Eight elements a thread in 16-byte accesses; they run
+// The plainest kernels: convert and add arrays. Eight elements a thread in 16-byte accesses; they run
 // at the speed of memory and have no other purpose.
 #pragma once
 #include <cstddef>
@@ -10,10 +10,6 @@ namespace llmc {
 
 // All pointers here must be 16-byte aligned; any n, zero included.
 
-// out[i] = value, rounded to T. T = float or bf16; sizeof(T) bytes written an element.
-template <class T>
-void fill(T* out, float value, size_t n, stream_t stream);
-
 // out[i] = inp[i], rounded to nearest even. (To, From) = (bf16, float) or (float, bf16); 6 bytes moved an element.
 template <class To, class From>
 void cast(To* out, const From* inp, size_t n, stream_t stream);
@@ -21,10 +17,5 @@ void cast(To* out, const From* inp, size_t n, stream_t stream);
 // out[i] = a[i] + b[i], added in FP32 and rounded once. `out` may be a or b. 3 * sizeof(Real) bytes moved an element.
 template <class Real>
 void add(Real* out, const Real* a, const Real* b, size_t n, stream_t stream);
-
-// out (C, R) = transpose of inp (R, C), any size. Tiles of 64 x 64 pass through shared memory, so that reads and writes
-// are both along rows. 2 * sizeof(Real) bytes moved an element.
-template <class Real>
-void transpose(Real* out, const Real* inp, int R, int C, stream_t stream);
 
 }  // namespace llmc

@@ -2,7 +2,6 @@
 #include "llmc/comm/backend.h"
 
 #include "llmc/comm/watchdog.h"
-#include "llmc/kernels/elementwise.h"
 #include "test/kernel_test.h"
 #if !LLMC_CUDA
 #include "llmc/device/host/settings.h"
@@ -57,14 +56,17 @@ TEST_CASE("collective chain: what is issued on several streams runs in the order
     constexpr int kStreams = 3, kCalls = 12;
     stream_t streams[kStreams];
     for (stream_t& s : streams) s = create_stream();
-    DeviceArray<float> cell(8), seen(8 * kCalls);
+    DeviceArray<float> cell(8), seen(8 * kCalls), numbers(8 * kCalls);
+    std::vector<float> numbered(8 * kCalls);
+    for (size_t i = 0; i < numbered.size(); i++) numbered[i] = static_cast<float>(i / 8);
+    numbers.upload(numbered);
     {
         CollectiveChain chain;
         for (int i = 0; i < kCalls; i++) {
             const stream_t stream = streams[i % kStreams];
             chain.before(stream);
             copy_on_device(seen + 8 * i, cell.get(), 8 * sizeof(float), stream);
-            fill(cell.get(), static_cast<float>(i), 8, stream);
+            copy_on_device(cell.get(), numbers + 8 * i, 8 * sizeof(float), stream);
             chain.after(stream);
         }
         for (int s = 0; s < kStreams; s++) synchronize(streams[s]);

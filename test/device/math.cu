@@ -22,13 +22,12 @@ constexpr size_t kPoints = size_t{1} << 14;
 constexpr size_t kPoints = size_t{1} << 21;
 #endif
 
-enum Function { exp2_function, exp_function, tanh_function, reciprocal_sqrt_function };
+enum Function { exp2_function, exp_function, reciprocal_sqrt_function };
 
 LLMC_HD float evaluate(int function, float x) {
-    return function == exp2_function   ? exp2_fast(x)
-           : function == exp_function  ? exp_fast(x)
-           : function == tanh_function ? tanh_fast(x)
-                                       : reciprocal_sqrt(x);
+    return function == exp2_function  ? exp2_fast(x)
+           : function == exp_function ? exp_fast(x)
+                                      : reciprocal_sqrt(x);
 }
 
 __global__ void evaluate_kernel(float* out, const float* in, int function, int n) {
@@ -122,25 +121,6 @@ TEST_CASE("math: exp_fast errs by the rounding of its argument more") {
         CHECK(ends[2] == INFINITY);
         CHECK(ends[3] == 0);
         CHECK(ends[4] != ends[4]);
-    }
-}
-
-TEST_CASE("math: tanh_fast is within 5e-7, odd and bounded") {
-    const auto exact = [](double v) { return std::tanh(v); };
-    const auto one = [](double) { return 1.0; };
-    for (const auto& place : kPlaces) {
-        for (const std::vector<float>& x : {evenly_spread(-10, 10), evenly_spread(-0.01, 0.01), all_magnitudes()}) {
-            const std::vector<float> y = place(tanh_function, x);
-            CHECK(worst_error(x, y, exact, one) < 5e-7);
-            CHECK(*std::max_element(y.begin(), y.end()) <= 1);
-            CHECK(*std::min_element(y.begin(), y.end()) >= -1);
-        }
-        const std::vector<float> y = place(tanh_function, {0.7f, -0.7f, INFINITY, -INFINITY, 0.0f, NAN});
-        CHECK(y[0] == -y[1]);
-        CHECK(y[2] == 1);
-        CHECK(y[3] == -1);
-        CHECK(y[4] == 0);
-        CHECK(y[5] != y[5]);
     }
 }
 

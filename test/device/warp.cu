@@ -51,15 +51,15 @@ __global__ void reductions_kernel(float* out, const float* in) {
     out[t * kResults + 8] = warp_max(-1.0f - static_cast<float>(t));  // all negative
 }
 
-// Two sums and a maximum in a row through the same scratch.
+// Three maxima in a row through the same scratch.
 __global__ void block_kernel(float* out, const float* in) {
     LLMC_SHARED(float, scratch, [32]);
     const int t = static_cast<int>(threadIdx.x), n = static_cast<int>(blockDim.x);
     in += blockIdx.x * blockDim.x;
     out += blockIdx.x * blockDim.x * 3;
-    out[t] = block_sum(in[t], scratch);
+    out[t] = block_max(-in[t], scratch);
     out[n + t] = block_max(in[t] - 100.0f, scratch);
-    out[2 * n + t] = block_sum(2.0f * in[t], scratch);
+    out[2 * n + t] = block_max(2.0f * in[t], scratch);
 }
 
 // Warps 0 and 1 meet at barrier 1 three times as often as warps 2 and 3 at barrier 2.
@@ -126,22 +126,22 @@ TEST_CASE("warp: block reductions, of one to 32 warps, back to back") {
         CAPTURE(threads);
         const size_t n = static_cast<size_t>(threads), blocks = 2;
         std::vector<float> input(n * blocks);
-        for (size_t i = 0; i < input.size(); i++) input[i] = static_cast<float>(static_cast<int>(i * 7919 % 31) - 11);
+        for (size_t i = 0; i < input.size(); i++) input[i] = static_cast<float>(static_cast<int>(i * 7919 % 2039) - 1019);
         DeviceArray<float> from(input), to(n * blocks * 3);
         launch<block_kernel>({blocks, static_cast<unsigned>(threads), 0, test_stream()},
                              {out(to.get(), to.size()), in(from.get(), from.size())}, to.get(), from.get());
         const std::vector<float> actual = to.download();
         int wrong = 0;
         for (size_t b = 0; b < blocks; b++) {
-            float sum = 0, maximum = -1e30f;
+            float maximum = -1e30f, minimum = 1e30f;
             for (size_t i = 0; i < n; i++) {
-                sum += input[b * n + i];
-                maximum = std::max(maximum, input[b * n + i] - 100.0f);
+                minimum = std::min(minimum, input[b * n + i]);
+                maximum = std::max(maximum, input[b * n + i]);
             }
             for (size_t t = 0; t < n; t++) {
-                wrong += actual[b * n * 3 + t] != sum;
-                wrong += actual[b * n * 3 + n + t] != maximum;
-                wrong += actual[b * n * 3 + 2 * n + t] != 2 * sum;
+                wrong += actual[b * n * 3 + t] != -minimum;
+                wrong += actual[b * n * 3 + n + t] != maximum - 100.0f;
+                wrong += actual[b * n * 3 + 2 * n + t] != 2 * maximum;
             }
         }
         CHECK(wrong == 0);
