@@ -15,10 +15,13 @@
 #include <cuda_runtime.h>
 #define LLMC_HD __host__ __device__ __forceinline__  // callable from kernels and from host code
 #define LLMC_DEVICE __device__ __forceinline__       // callable from kernels
+#define LLMC_DEVICE_SAME_BITS LLMC_DEVICE            // the same, with equal results wherever it is called from
 #else
 #define LLMC_HD inline __attribute__((always_inline))
 // Inlined on the host too: where a thread waits, a return after the switch to another stack would be mispredicted.
 #define LLMC_DEVICE inline __attribute__((always_inline))
+// Inlined, g++ would fuse multiplications with additions in one kernel and not in another.
+#define LLMC_DEVICE_SAME_BITS __attribute__((noipa))
 #endif
 
 // Unroll the following loop in device code, or never do. g++ and nvcc's host pass would only warn about the pragma.
@@ -35,7 +38,13 @@
 #define LLMC_ENABLE_FP8 1
 #endif
 
-// Hardware features of the architecture being compiled for.
+// Hardware features of the architecture being compiled for. Multiprocessors of 8.6, 8.9 and 12.0 have 100 KB of shared
+// memory, others 164 or more.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+constexpr bool kSmallSharedMemory = true;
+#else
+constexpr bool kSmallSharedMemory = false;
+#endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 #define LLMC_HARDWARE_FP8 1
 #else

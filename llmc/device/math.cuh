@@ -29,6 +29,23 @@ LLMC_HD float abs_float(float a) { return float_from_bits(float_bits(a) & kFloat
 
 LLMC_HD bool is_finite(float a) { return (float_bits(a) & kFloatMagnitudeMask) < kFloatInfinityBits; }
 
+// The bits of the largest magnitude; at least infinity's if one of the values is Inf or NaN.
+LLMC_HD uint32_t largest_magnitude(const float (&x)[8]) {
+#if defined(__CUDA_ARCH__)
+    float largest = fabsf(x[0]);
+    LLMC_UNROLL
+    for (int i = 1; i < 8; i++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(x[i])));
+    return float_bits(largest);
+#else
+    uint32_t largest = 0;
+    for (int i = 0; i < 8; i++) {
+        const uint32_t magnitude = float_bits(x[i]) & kFloatMagnitudeMask;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+#endif
+}
+
 // 2^x. GPU: ex2.approx (2 ulp). Host: degree-6 polynomial, relative error below 3e-7; 0 below 2^-126, NaN stays NaN.
 LLMC_HD float exp2_fast(float x) {
 #if defined(__CUDA_ARCH__)
@@ -52,6 +69,24 @@ LLMC_HD float exp2_fast(float x) {
 #endif
 }
 LLMC_HD float exp_fast(float x) { return exp2_fast(x * 1.4426950408889634f); }
+
+// a / b to 2 ulp, and 0 for b beyond 2^126: IEEE division would take some ten instructions. On the host exact.
+LLMC_HD float divide_fast(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    return __fdividef(a, b);
+#else
+    return a / b;
+#endif
+}
+
+// a * b, rounded: never one half of a fused multiply-add.
+LLMC_HD float multiply_rounded(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    return __fmul_rn(a, b);
+#else
+    return a * b;
+#endif
+}
 
 LLMC_HD float reciprocal_sqrt(float x) {
 #if defined(__CUDA_ARCH__)

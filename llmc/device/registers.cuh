@@ -13,8 +13,9 @@ LLMC_DEVICE void compiler_fence() {
 #endif
 }
 
-// nvcc for sm_100 and later keeps what it could compute again: x - mean beside x from the variance to the normalisation,
-// and from one group of rows to the next where each vector's codes lie. forget() makes it lose sight of a value.
+// nvcc for sm_100 and later keeps what it could compute again: in layer norm x - mean beside x from the variance to the
+// normalisation, and from one group of rows to the next where each vector's codes lie. forget() makes it lose sight of
+// a value.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr bool kKeepsTooMuch = true;
 LLMC_DEVICE void forget(float& value) { asm volatile("" : "+f"(value)); }
@@ -46,7 +47,7 @@ LLMC_DEVICE void piece_by_piece(F&& f) {
 #endif
 }
 
-// f() after a fence; as a piece where nvcc spills around the fence but not around the loop, which for sm_90a is the other
+// f() after a fence; as a piece where nvcc spills around the fence but not around the loop: for sm_90a it is the other
 // way round.
 template <class F>
 LLMC_DEVICE void in_turn(F&& f) {

@@ -29,7 +29,43 @@ LLMC_HD void check_aligned16([[maybe_unused]] const void* p) {
 #endif
 }
 
-// p must be 16-byte aligned, here and below.
+// Bytes of whatever they belong to: sixteen of them, at multiples of 16, and a word, at multiples of 4.
+LLMC_HD Bytes16 load16(const void* p) {
+    check_aligned16(p);
+#if LLMC_ON_GPU
+    return *static_cast<const Bytes16*>(p);
+#else
+    Bytes16 bytes;
+    memcpy(&bytes, p, 16);
+    return bytes;
+#endif
+}
+LLMC_HD void store16(void* p, const Bytes16& bytes) {
+    check_aligned16(p);
+#if LLMC_ON_GPU
+    *static_cast<Bytes16*>(p) = bytes;
+#else
+    memcpy(p, &bytes, 16);
+#endif
+}
+LLMC_HD uint32_t load_word(const void* p) {
+#if LLMC_ON_GPU
+    return *static_cast<const uint32_t*>(p);
+#else
+    uint32_t word;
+    memcpy(&word, p, 4);
+    return word;
+#endif
+}
+LLMC_HD void store_word(void* p, uint32_t word) {
+#if LLMC_ON_GPU
+    *static_cast<uint32_t*>(p) = word;
+#else
+    memcpy(p, &word, 4);
+#endif
+}
+
+// Floats and bf16: p must be 16-byte aligned, here and below.
 LLMC_HD void load8(const bf16* p, float (&out)[8]) {
 #if LLMC_ON_GPU
     const Bytes16 raw = *reinterpret_cast<const Bytes16*>(p);
@@ -57,17 +93,6 @@ LLMC_HD void store8(bf16* p, const float (&in)[8]) {
     uint16_t half[8];
     for (int i = 0; i < 8; i++) half[i] = to_bf16(in[i]).bits;
     memcpy(p, half, 16);
-#endif
-}
-
-LLMC_HD void load8(const float* p, float (&out)[8]) {
-#if LLMC_ON_GPU
-    const float4 a = *reinterpret_cast<const float4*>(p), b = *reinterpret_cast<const float4*>(p + 4);
-    out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
-    out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
-#else
-    check_aligned16(p);
-    memcpy(out, p, 32);
 #endif
 }
 
@@ -113,15 +138,51 @@ LLMC_HD void store4(bf16* p, const float* in) {
 #endif
 }
 
+LLMC_HD void load8(const float* p, float (&out)[8]) {
+#if LLMC_ON_GPU
+    load4(p, out);
+    load4(p + 4, out + 4);
+#else
+    check_aligned16(p);
+    memcpy(out, p, 32);
+#endif
+}
+
 LLMC_HD void store8(float* p, const float (&in)[8]) {
 #if LLMC_ON_GPU
-    *reinterpret_cast<float4*>(p) = make_float4(in[0], in[1], in[2], in[3]);
-    *reinterpret_cast<float4*>(p + 4) = make_float4(in[4], in[5], in[6], in[7]);
+    store4(p, in);
+    store4(p + 4, in + 4);
 #else
     check_aligned16(p);
     memcpy(p, in, 32);
 #endif
 }
+
+// Sixteen bf16 between their load and their use. On the GPU they stay packed, so that loads in flight cost half the
+// registers.
+struct Bf16x16 {
+#if LLMC_ON_GPU
+    Bytes16 raw[2];
+    LLMC_DEVICE void load(const bf16* p) {
+        raw[0] = *reinterpret_cast<const Bytes16*>(p);
+        raw[1] = *reinterpret_cast<const Bytes16*>(p + 8);
+    }
+    LLMC_DEVICE void get(float (&x)[2][8]) const {
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) {
+            x[i / 4][i % 4 * 2] = bf16x2_low(raw[i / 4].word[i % 4]);
+            x[i / 4][i % 4 * 2 + 1] = bf16x2_high(raw[i / 4].word[i % 4]);
+        }
+    }
+#else
+    float values[2][8];
+    void load(const bf16* p) {
+        load8(p, values[0]);
+        load8(p + 8, values[1]);
+    }
+    void get(float (&x)[2][8]) const { memcpy(x, values, sizeof values); }
+#endif
+};
 
 // A lane's two fours of the 256 elements of its warp: p + 4 lane points at the first, the other lies 128 further.
 constexpr int kFoursApart = 128;

@@ -1,4 +1,4 @@
-// Reductions over a warp, a quad and a block, and named barriers.
+// Reductions over a warp, a quad and a block, an atomic sum, and named barriers.
 //
 // All are butterflies in a fixed order, so a sum has the same bits on every lane, on every run, and on both devices. On
 // the host a whole reduction is one rendezvous of the lanes instead of five shuffles.
@@ -14,6 +14,16 @@ struct SumOp {
 struct MaxOp {
     LLMC_HD float operator()(float a, float b) const { return max_float(a, b); }
 };
+
+// Integers alone: their sum does not depend on the order. Zero costs nothing.
+LLMC_DEVICE void atomic_add(uint64_t* to, uint64_t count) {
+    if (count == 0) return;
+#if LLMC_ON_GPU
+    atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(count));
+#else
+    atomicAdd(to, count);
+#endif
+}
 
 #if LLMC_ON_GPU
 
@@ -89,7 +99,7 @@ LLMC_DEVICE void quad_max_each(float (&values)[N] LLMC_REDUCE_CALLER) {
     group_reduce<4>(values, MaxOp{}, "quad_max_each" LLMC_REDUCE_FORWARD);
 }
 
-// The largest of the block (a multiple of 32 threads, one-dimensional); every thread gets the result. `scratch` is 32 floats of
+// The largest of the block (a multiple of 32 threads, one-dimensional); every thread gets it. `scratch` is 32 floats of
 // shared memory; a barrier before and after makes it free for the next call.
 LLMC_DEVICE float block_max(float value, float* scratch) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;

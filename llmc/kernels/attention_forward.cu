@@ -109,8 +109,8 @@ LLMC_DEVICE void split_to_rows(bf16* high, bf16* low, const ForwardState<HD>& st
                 const float a = state.output[f][j][2 * half] * inverse[2 * f + half];
                 const float b = state.output[f][j][2 * half + 1] * inverse[2 * f + half];
                 const uint32_t pair = pack_bf16x2(a, b);
-                store_pair(high + corner + j * 8, pair);
-                store_pair(low + corner + j * 8, pack_bf16x2(a - bf16x2_low(pair), b - bf16x2_high(pair)));
+                store_word(high + corner + j * 8, pair);
+                store_word(low + corner + j * 8, pack_bf16x2(a - bf16x2_low(pair), b - bf16x2_high(pair)));
             }
         }
     }

@@ -9,25 +9,6 @@
 
 namespace llmc::attention {
 
-// The sixteen codes of a chunk in the tile, and four of them.
-LLMC_DEVICE void put_codes(bf16* chunk, const Bytes16& codes) {
-#if LLMC_ON_GPU
-    *reinterpret_cast<Bytes16*>(chunk) = codes;
-#else
-    check_aligned16(chunk);
-    memcpy(chunk, &codes, 16);
-#endif
-}
-LLMC_DEVICE uint32_t get_codes(const bf16* word) {
-#if LLMC_ON_GPU
-    return *reinterpret_cast<const uint32_t*>(word);
-#else
-    uint32_t codes;
-    memcpy(&codes, word, 4);
-    return codes;
-#endif
-}
-
 // How a block's threads share a tile in stage 1.
 template <int HD, int Threads>
 struct ChunkOwner {
@@ -67,11 +48,10 @@ LLMC_DEVICE void quantize_tile_rows(F8* to, size_t pitch, bf16* tile, const bf16
             for (int i = 0; i < 8; i++) sums[half][i] += x[half][i];
         }
         const Bytes16 bytes{{codes[0][0], codes[0][1], codes[1][0], codes[1][1]}};
-        put_codes(chunk, bytes);
+        store16(chunk, bytes);
         if (to == nullptr) continue;
         F8* const target = to + static_cast<size_t>(first_row + row) * pitch + own.chunk * 16;
-        check_aligned16(target);
-        *reinterpret_cast<Bytes16*>(target) = bytes;
+        store16(target, bytes);
     }
 }
 
@@ -85,7 +65,7 @@ LLMC_DEVICE void store_tile_columns(F8* to, size_t pitch, const bf16* tile, int 
         uint32_t codes[4][4];
         LLMC_UNROLL
         for (int r = 0; r < 16; r++)
-            codes[r / 4][r % 4] = get_codes(tile + (piece + r) * kStride<HD> + word / 4 * 16 + word % 4 * 2);
+            codes[r / 4][r % 4] = load_word(tile + (piece + r) * kStride<HD> + word / 4 * 16 + word % 4 * 2);
         F8* const column = to + static_cast<size_t>(word) * 4 * pitch + token;
         if (T % 16 == 0)
             store_columns(column, pitch, codes);

@@ -146,23 +146,6 @@ LLMC_DEVICE void accumulate(float (&sums)[F][N][4], const float (&weights)[F][W]
 
 // ---- store ---------------------------------------------------------------------------------------------------------
 
-LLMC_DEVICE void store_pair(bf16* p, uint32_t pair) {
-#if LLMC_ON_GPU
-    *reinterpret_cast<uint32_t*>(p) = pair;
-#else
-    memcpy(p, &pair, 4);
-#endif
-}
-LLMC_DEVICE void copy16(bf16* to, const bf16* from) {
-#if LLMC_ON_GPU
-    *reinterpret_cast<Bytes16*>(to) = *reinterpret_cast<const Bytes16*>(from);
-#else
-    check_aligned16(to);
-    check_aligned16(from);
-    memcpy(to, from, 16);
-#endif
-}
-
 // Rounds a warp's accumulators, times `factor`, into its 16 F rows of a tile. Conflict-free: see the top.
 template <int HD, int F>
 LLMC_DEVICE void round_to_rows(bf16* rows, const float (&c)[F][HD / 8][4], float factor) {
@@ -172,8 +155,8 @@ LLMC_DEVICE void round_to_rows(bf16* rows, const float (&c)[F][HD / 8][4], float
         bf16* corner = rows + (f * 16 + (lane >> 2)) * kStride<HD> + (lane & 3) * 2;
         LLMC_UNROLL
         for (int j = 0; j < HD / 8; j++) {
-            store_pair(corner + j * 8, pack_bf16x2(c[f][j][0] * factor, c[f][j][1] * factor));
-            store_pair(corner + 8 * kStride<HD> + j * 8, pack_bf16x2(c[f][j][2] * factor, c[f][j][3] * factor));
+            store_word(corner + j * 8, pack_bf16x2(c[f][j][0] * factor, c[f][j][1] * factor));
+            store_word(corner + 8 * kStride<HD> + j * 8, pack_bf16x2(c[f][j][2] * factor, c[f][j][3] * factor));
         }
     }
 }
@@ -187,7 +170,8 @@ LLMC_DEVICE void store_rows(bf16* matrix, size_t stride, const bf16* rows, int f
     for (int i = 0; i < Rows * pieces / 32; i++) {
         const int piece = i * 32 + lane, row = piece / pieces, column = piece % pieces * 8;
         if (first_row + row < T)
-            copy16(matrix + static_cast<size_t>(first_row + row) * stride + column, rows + row * kStride<HD> + column);
+            store16(matrix + static_cast<size_t>(first_row + row) * stride + column,
+                    load16(rows + row * kStride<HD> + column));
     }
 }
 

@@ -1,7 +1,7 @@
 // Kernels and launchers of dequantize.h.
 #include "llmc/kernels/dequantize.h"
 
-#include "llmc/device/kernel.cuh"
+#include "llmc/kernels/quantize_values.cuh"
 
 namespace llmc {
 
@@ -21,9 +21,7 @@ static __global__ void __launch_bounds__(kThreads) dequantize_kernel(bf16* out, 
     LLMC_UNROLL
     for (int h = 0; h < 2; h++) {
         float x[8];
-        LLMC_UNROLL
-        for (int i = 0; i < 8; i++)
-            x[i] = to_float(F8{static_cast<uint8_t>(bytes.word[h * 2 + i / 4] >> (8 * (i % 4)))});
+        uncast_8<F8>(x, bytes.word + h * 2);
         store8(out + at + h * 8, x);
     }
 }

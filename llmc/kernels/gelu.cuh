@@ -13,11 +13,7 @@ LLMC_HD float gelu_gate(float x) {
     constexpr float kSlope = -2.3022081985f;  // -2 sqrt(2/pi) log2(e)
     constexpr float kCubic = -0.1029432393f;  // 0.044715 * kSlope
     const float e = exp2_fast(x * (kSlope + kCubic * x * x));
-#if defined(__CUDA_ARCH__)
-    return __fdividef(1.0f, 1.0f + e);  // 2 ulp; IEEE division would cost more than all the rest
-#else
-    return 1.0f / (1.0f + e);
-#endif
+    return divide_fast(1.0f, 1.0f + e);
 }
 
 LLMC_HD float gelu(float x) { return x * gelu_gate(x); }

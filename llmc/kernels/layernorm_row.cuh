@@ -142,27 +142,12 @@ LLMC_DEVICE void round_rows(float (&x)[Rows][Vectors][8]) {
     }
 }
 
-// a * b, rounded: never one half of a fused multiply-add.
-LLMC_DEVICE float multiply_rounded(float a, float b) {
-#if LLMC_ON_GPU
-    return __fmul_rn(a, b);
-#else
-    return a * b;
-#endif
-}
-
 // Mean and 1 / sqrt(variance + eps) of each row, in two passes over the registers: sum(x^2) - mean^2 would cancel.
 //
-// The same bits in every kernel that calls it. Hence no inlining on the host: g++ fuses multiplications with additions
-// in one kernel and not in another.
+// The same bits in every kernel that calls it.
 template <int Rows, int Vectors>
-#if LLMC_ON_GPU
-LLMC_DEVICE
-#else
-__attribute__((noipa))
-#endif
-    void
-    row_statistics(const float (&x)[Rows][Vectors][8], float (&mean)[Rows], float (&rstd)[Rows], int C, RowTeam& team) {
+LLMC_DEVICE_SAME_BITS void row_statistics(const float (&x)[Rows][Vectors][8], float (&mean)[Rows], float (&rstd)[Rows],
+                                          int C, RowTeam& team) {
     LLMC_UNROLL
     for (int r = 0; r < Rows; r++) {
         float sums[8] = {};

@@ -218,11 +218,7 @@ LLMC_DEVICE void store_column_codes(e4m3* transposed, const uint8_t* staged, con
 
 // Blocks that a multiprocessor should have room for. The shared memory of cards with 100 KB holds two, and nvcc for
 // sm_120 spills in registers for three.
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
-constexpr int kBlocksAtOnce = 2;
-#else
-constexpr int kBlocksAtOnce = 3;
-#endif
+constexpr int kBlocksAtOnce = kSmallSharedMemory ? 2 : 3;
 
 template <Fp8Scaling S>
 static __global__ void __launch_bounds__(kQuantizeThreads, kBlocksAtOnce)
@@ -300,11 +296,9 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
     LLMC_UNROLL
     for (int h = 0; h < 2; h++) {
         float x[8];
+        uncast_8<e4m3>(x, bytes.word + h * 2);
         LLMC_UNROLL
-        for (int i = 0; i < 8; i++) {
-            const uint8_t code = static_cast<uint8_t>(bytes.word[h * 2 + i / 4] >> (8 * (i % 4)));
-            x[i] = to_float(e4m3{code}) * scale_inv;
-        }
+        for (int i = 0; i < 8; i++) x[i] *= scale_inv;
         store8(out + at + h * 8, x);
     }
 }

@@ -26,7 +26,10 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
             load_fours(master + first, x);
         } else {  // zeros leave no trace
             LLMC_UNROLL
-            for (int i = 0; i < 8; i++) x[i] = first + place_in_fours(i) < count ? master[first + place_in_fours(i)] : 0;
+            for (int i = 0; i < 8; i++) {
+                const size_t place = first + static_cast<size_t>(place_in_fours(i));
+                x[i] = place < count ? master[place] : 0.0f;
+            }
         }
         uint32_t words[2] = {};
         quantize_8<e4m3>(words, tally, x, scale, pass);

@@ -19,32 +19,6 @@ constexpr int kTilePassRows = kQuantizeThreads / kTileChunks;  // rows that a bl
 constexpr int kTilePasses = kTileRows / kTilePassRows;         // rows of a thread
 static_assert(kTileRows / 16 * kTileWords == kQuantizeThreads, "on the way out a thread has 16 rows of one word");
 
-// Sixteen bf16 between their load and their use. On the GPU they stay packed, so that loads in flight cost half the
-// registers.
-struct Bf16x16 {
-#if LLMC_ON_GPU
-    Bytes16 raw[2];
-    LLMC_DEVICE void load(const bf16* p) {
-        raw[0] = *reinterpret_cast<const Bytes16*>(p);
-        raw[1] = *reinterpret_cast<const Bytes16*>(p + 8);
-    }
-    LLMC_DEVICE void get(float (&x)[2][8]) const {
-        LLMC_UNROLL
-        for (int i = 0; i < 8; i++) {
-            x[i / 4][i % 4 * 2] = bf16x2_low(raw[i / 4].word[i % 4]);
-            x[i / 4][i % 4 * 2 + 1] = bf16x2_high(raw[i / 4].word[i % 4]);
-        }
-    }
-#else
-    float values[2][8];
-    void load(const bf16* p) {
-        load8(p, values[0]);
-        load8(p + 8, values[1]);
-    }
-    void get(float (&x)[2][8]) const { memcpy(x, values, sizeof values); }
-#endif
-};
-
 // Where a row's 16-byte chunk lies in the tile. Exchanging chunks by (row / 16) keeps both sides free of bank
 // conflicts: eight threads writing a row's chunks, and eight threads reading words of one column 16 rows apart.
 LLMC_DEVICE int tile_word(int row, int chunk) { return row * kTileWords + ((chunk ^ (row / 16)) % kTileChunks) * 4; }

@@ -1,9 +1,8 @@
 // What every quantizing kernel does with its values, whatever they are computed from: the cast, what is noted about the
-// tensor (largest magnitude, counts), and the turn of bytes from rows to columns.
+// tensor (largest magnitude, counts), and the way from rows to columns.
 #pragma once
-#include <cstring>
-
 #include "llmc/device/error.h"
+#include "llmc/device/fp8_cast.cuh"
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/fp8_state.h"
 
@@ -34,7 +33,7 @@ inline void check_quantize(const char* launcher, const Fp8State* state, int N, i
     if (state == nullptr) throw Error(ExitCode::failure, strprintf("%s: the FP8 state is missing", launcher));
 }
 
-// ---- the cast ------------------------------------------------------------------------------------------------------
+// ---- the limits ----------------------------------------------------------------------------------------------------
 
 template <class F8>
 struct Fp8Limits;
@@ -49,49 +48,6 @@ struct Fp8Limits<e5m2> {
     static constexpr float to_zero = 0x1p-17f;
 };
 
-#if LLMC_HARDWARE_FP8
-LLMC_DEVICE uint32_t cast_4(const float* x, e4m3) {
-    uint32_t codes;
-    asm("{ .reg .b16 low, high;\n"
-        "  cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-        "  cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-        "  mov.b32 %0, {low, high}; }"
-        : "=r"(codes)
-        : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
-    return codes;
-}
-LLMC_DEVICE uint32_t cast_4(const float* x, e5m2) {
-    uint32_t codes;
-    asm("{ .reg .b16 low, high;\n"
-        "  cvt.rn.satfinite.e5m2x2.f32 low, %2, %1;\n"
-        "  cvt.rn.satfinite.e5m2x2.f32 high, %4, %3;\n"
-        "  mov.b32 %0, {low, high}; }"
-        : "=r"(codes)
-        : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
-    return codes;
-}
-#endif
-
-// codes = F8(x), four to a word, the first in the lowest byte. `x` is scaled already.
-template <class F8>
-LLMC_DEVICE void cast_8(uint32_t (&codes)[2], const float (&x)[8]) {
-#if LLMC_HARDWARE_FP8
-    codes[0] = cast_4(x, F8{});
-    codes[1] = cast_4(x + 4, F8{});
-#elif LLMC_ON_GPU
-    LLMC_UNROLL
-    for (int w = 0; w < 2; w++) {
-        codes[w] = 0;
-        LLMC_UNROLL
-        for (int i = 0; i < 4; i++) codes[w] |= static_cast<uint32_t>(to<F8>(x[4 * w + i]).bits) << (8 * i);
-    }
-#else
-    uint8_t bytes[8];
-    for (int i = 0; i < 8; i++) bytes[i] = to<F8>(x[i]).bits;
-    memcpy(codes, bytes, 8);
-#endif
-}
-
 // ---- what is noted -------------------------------------------------------------------------------------------------
 
 // What one thread has seen. Magnitudes of floats order like their bits.
@@ -99,23 +55,6 @@ struct alignas(16) QuantizeTally {
     uint32_t amax = 0;  // bits; finite values only
     uint32_t nonfinite = 0, saturated = 0, underflowed = 0;
 };
-
-// The bits of the largest magnitude; at least infinity's if one of the values is Inf or NaN.
-LLMC_DEVICE uint32_t largest_magnitude(const float (&x)[8]) {
-#if LLMC_ON_GPU
-    float largest = fabsf(x[0]);
-    LLMC_UNROLL
-    for (int i = 1; i < 8; i++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(x[i])));
-    return float_bits(largest);
-#else
-    uint32_t largest = 0;
-    for (int i = 0; i < 8; i++) {
-        const uint32_t magnitude = float_bits(x[i]) & kFloatMagnitudeMask;
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    return largest;
-#endif
-}
 
 // Each value on its own: the largest finite magnitude, and how many are not finite.
 LLMC_DEVICE void note_values(QuantizeTally& tally, const float (&x)[8]) {
@@ -164,15 +103,6 @@ LLMC_DEVICE void quantize_8(uint32_t (&codes)[2], QuantizeTally& tally, const fl
     cast_8<F8>(codes, scaled);
 }
 
-LLMC_DEVICE void add_count(uint64_t* to, uint64_t count) {
-    if (count == 0) return;
-#if LLMC_ON_GPU
-    atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(count));
-#else
-    atomicAdd(to, count);
-#endif
-}
-
 // Adds a tally to the state: lanes' own tallies of one warp, all of which call this. `elements` is how many values the
 // tensor gains by it, which any one lane may say. One atomic a number and warp, on integers, so that the order of warps
 // does not matter. Counts below 2^24 a warp are exact as floats, which share one reduction.
@@ -182,7 +112,7 @@ LLMC_DEVICE void commit_tally(Fp8State* state, const QuantizeTally& sum, size_t 
     float number[3] = {static_cast<float>(sum.nonfinite), static_cast<float>(sum.saturated),
                        static_cast<float>(sum.underflowed)};
     warp_sum_each(number);
-    if (counts_losses(pass)) add_count(&state->elements, elements);
+    if (counts_losses(pass)) atomic_add(&state->elements, elements);
     if ((threadIdx.x & 31) != 0) return;
     if (raises_amax(pass) && amax > 0.0f) {
         float* target = writes_fp8(pass) ? &state->amax : &state->amax_now;
@@ -190,10 +120,10 @@ LLMC_DEVICE void commit_tally(Fp8State* state, const QuantizeTally& sum, size_t 
     }
     if (number[0] > 0.0f) atomicOr(&state->bad, 1u);
     if (!writes_fp8(pass)) return;
-    add_count(&state->nonfinite, static_cast<uint64_t>(number[0]));
+    atomic_add(&state->nonfinite, static_cast<uint64_t>(number[0]));
     if (!counts_losses(pass)) return;
-    add_count(&state->saturated, static_cast<uint64_t>(number[1]));
-    add_count(&state->underflowed, static_cast<uint64_t>(number[2]));
+    atomic_add(&state->saturated, static_cast<uint64_t>(number[1]));
+    atomic_add(&state->underflowed, static_cast<uint64_t>(number[2]));
 }
 
 // Adds the block's tallies to the state; `tallies` is (blockDim.x) in shared memory, written before the caller's last
@@ -213,23 +143,6 @@ LLMC_DEVICE void commit_tallies(Fp8State* state, const QuantizeTally* tallies, s
 }
 
 // ---- rows to columns -----------------------------------------------------------------------------------------------
-
-// Byte i of word j becomes byte j of word i.
-LLMC_DEVICE void transpose_4x4(uint32_t (&w)[4]) {
-#if LLMC_ON_GPU
-    const uint32_t low01 = __byte_perm(w[0], w[1], 0x5140), high01 = __byte_perm(w[0], w[1], 0x7362);
-    const uint32_t low23 = __byte_perm(w[2], w[3], 0x5140), high23 = __byte_perm(w[2], w[3], 0x7362);
-    w[0] = __byte_perm(low01, low23, 0x5410), w[1] = __byte_perm(low01, low23, 0x7632);
-    w[2] = __byte_perm(high01, high23, 0x5410), w[3] = __byte_perm(high01, high23, 0x7632);
-#else
-    uint32_t columns[4];
-    for (int i = 0; i < 4; i++) {
-        columns[i] = (w[0] >> 8 * i & 0xffu) | (w[1] >> 8 * i & 0xffu) << 8 | (w[2] >> 8 * i & 0xffu) << 16 |
-                     (w[3] >> 8 * i & 0xffu) << 24;
-    }
-    memcpy(w, columns, sizeof columns);
-#endif
-}
 
 // Sixteen rows of four codes, a word a row, stored as four columns of sixteen codes `pitch` bytes apart.
 template <class F8>
