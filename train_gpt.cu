@@ -1,10 +1,11 @@
 // train_gpt: pretrains a GPT from token shards. main() turns flags into a run; train() is the story of the run: set up,
 // then step after step, then the final weights.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 
-#include "llmc/commands/plan.h"
 #include "llmc/comm/connect.h"
+#include "llmc/commands/plan.h"
 #include "llmc/data/loader.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/fingerprint.h"
@@ -20,19 +21,6 @@
 using namespace llmc;
 
 namespace {
-
-double wall_seconds() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Why a run ends before its last step, as ranks tell each other.
-enum Stop : int64_t { kGoOn, kOutOfTime, kSignal };
-
-const char* reason_of(int64_t stop) {
-    return stop == kOutOfTime ? "--max-minutes reached"
-           : stop_requested() ? stop_signal_name()
-                              : "another rank was told to";
-}
 
 // ---- the training loop ---------------------------------------------------------------------------------------------
 
@@ -74,10 +62,14 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
     };
 
     Profiler profiler(comm, profiler_setup(o, trainer));
-    const double start = wall_seconds();
+    std::optional<std::chrono::steady_clock::time_point> deadline;
+    if (o.max_minutes > 0)
+        deadline = std::chrono::steady_clock::now() +
+                   std::chrono::milliseconds(static_cast<int64_t>(60e3 * std::min(o.max_minutes, 1e7)));
     bool interrupted = validate_and_sample(0, false);  // other work came between two steps
-    int64_t step = 0, stop = kGoOn;
-    while (step < last_step && stop == kGoOn) {
+    int64_t step = 0;
+    StopReason stop = StopReason::none;
+    while (step < last_step && stop == StopReason::none) {
         step++;
         ranks.watchdog.begin_step(step);
         interrupted |= profiler.begin_step(step);
@@ -96,12 +88,7 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
         for (const Fp8Fallback& fallback : trainer.finish_step())
             report_fallback(step - 1, fallback, *trainer.fp8(), comm, directory);
 
-        // A stop anywhere is a stop everywhere, after the same step.
-        const bool out_of_time = o.max_minutes > 0 && wall_seconds() - start > o.max_minutes * 60;
-        const StepAgreement agreed = agree(stop_requested() ? kSignal
-                                           : out_of_time    ? kOutOfTime
-                                                            : kGoOn,
-                                           batch.value(), comm);
+        const StepAgreement agreed = agree(stop_reason(deadline), batch.value(), comm);
         stop = agreed.stop;
         const Products products = products_of(trainer.products());
         reports.expect(step, products, agreed.batch_hash);
@@ -112,15 +99,15 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
         report_all_but(1);  // the step before; this one is still running
         profiler.end_step();
         const bool profiled = profiler.is_last(step);
-        if (profiled || stop != kGoOn) report_all_but(0);
+        if (profiled || stop != StopReason::none) report_all_but(0);
         if (profiled) finish_profile(profiler, step, comm, directory);
-        if (stop != kGoOn) continue;
+        if (stop != StopReason::none) continue;
         interrupted = validate_and_sample(step, step == last_step) || profiled;
         if (fp8_recorded) record_fp8(step, *trainer.fp8(), comm, trainer.stream(), directory);
     }
     report_all_but(0);
-    if (stop != kGoOn && comm.is_main())
-        std::printf("stopping after step %lld: %s\n", static_cast<long long>(step), reason_of(stop));
+    if (stop != StopReason::none && comm.is_main())
+        std::printf("stopping after step %lld: %s\n", static_cast<long long>(step), stop_text(stop));
     finish_profile(profiler, step, comm, directory);  // of a run that was stopped before the last profiled step
     if (!o.out.empty()) {
         record_memory(step, trainer.memory(), comm, directory);
@@ -130,22 +117,10 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
     }
     synchronize_device();  // what fails behind the last result fails the run
     evaluation.print_floor();
-    return stop == kGoOn ? ExitCode::ok : ExitCode::stopped;
+    return stop == StopReason::none ? ExitCode::ok : ExitCode::stopped;
 }
 
 // ---- from flags to a run -------------------------------------------------------------------------------------------
-
-void say_what_starts(const Options& o, const Ranks& ranks) {
-    const Comm& comm = ranks.comm;
-    if (!comm.is_main()) return;
-    if (comm.world() > 1)
-        std::printf("%d ranks over %s, --zero %d%s\n", comm.world(), comm.name(), o.zero,
-                    o.shard_within > 0 ? strprintf(" --shard-within %d", o.shard_within).c_str() : "");
-    std::printf("%s on %s, %s: %lld parameters, %lld tokens a step in %d micro-steps, %lld steps\n",
-                o.model_config.name.c_str(), ranks.device.name.c_str(), o.precision.c_str(),
-                static_cast<long long>(o.model_config.parameters()), static_cast<long long>(o.total_batch),
-                o.micro_steps, static_cast<long long>(o.max_steps));
-}
 
 ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     ParsedOptions parsed = parse_options(argc, argv);
@@ -187,7 +162,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
 
     RunDirectory directory(comm.is_main() ? o.out : "", o.overwrite);
     install_signal_handlers();
-    say_what_starts(o, ranks);
+    if (ranks.comm.is_main()) std::fputs(describe_start(o, ranks).c_str(), stdout);
     const ExitCode code =
         o.precision == "fp32" ? train<float>(o, inputs, ranks, directory) : train<bf16>(o, inputs, ranks, directory);
     ranks.watchdog.stop();

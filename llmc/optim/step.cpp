@@ -18,6 +18,7 @@ Optimizer<Real>::Optimizer(Parameters<Real>& parameters, const ScheduleConfig& s
       skip_spikes_(skip_spikes) {
     for (size_t u = 0; u < parameters.table().units().size(); u++)
         partial_count_ += global_norm_blocks(parameters.gradient_share(u).count);
+    for (float** moment : {&m_, &v_}) moments_.plan(moment, parameters.slice_total());
     arena_.plan(&partials_, partial_count_);
     arena_.plan(&state_, 1);
     arena_.plan(&loss_scale_, 1);
@@ -29,6 +30,8 @@ Optimizer<Real>::Optimizer(Parameters<Real>& parameters, const ScheduleConfig& s
 template <class Real>
 void Optimizer<Real>::allocate(stream_t stream) {
     arena_.allocate();
+    moments_.allocate();
+    for (float* moment : {m_, v_}) set_bytes(moment, 0, parameters_.slice_total() * sizeof(float), stream);
     set_bytes(state_, 0, sizeof(StepState), stream);
     reset_loss_scale(loss_scale_, loss_scale_config_, stream);
     reset_spikes(spikes_, stream);
@@ -63,9 +66,9 @@ void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream
     for (size_t u = 0; u < parameters_.table().units().size(); u++) {
         const auto slice = parameters_.slice(u);
         for (const auto& range : parameters_.ranges(u)) {
-            const size_t at = range.begin;
+            const size_t at = range.begin, moments = slice.begin + at;
             Real* working = slice.working && !range.fp8 ? slice.working + at : nullptr;
-            adamw_update(slice.master + at, slice.m + at, slice.v + at, working, range.fp8, slice.gradient + at,
+            adamw_update(slice.master + at, m_ + moments, v_ + moments, working, range.fp8, slice.gradient + at,
                          range.count, range.decay_count, adamw_, state_, stream);
         }
     }

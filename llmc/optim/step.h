@@ -18,7 +18,8 @@ public:
               const LossScaleConfig& loss_scale = {}, bool skip_spikes = false);
 
     size_t workspace_bytes() const { return arena_.bytes(); }
-    void allocate(stream_t stream);
+    size_t moment_bytes() const { return moments_.bytes(); }
+    void allocate(stream_t stream);  // moments start at 0
 
     // Uses the gradients in `parameters`, which are loss_scale() times the true ones. A non-finite loss sum or gradient
     // norm, or *bad_flag (nullptr: none), skips the update, and so does a spike if asked; the loss scale follows.
@@ -28,6 +29,8 @@ public:
     const StepState* state() const { return state_; }
     const float* loss_scale() const { return &loss_scale_->scale; }
     const float* loss_scale_change() const { return &loss_scale_->change; }  // by the last update: 2, 1 or 1/2
+    const float* first_moments() const { return m_; }                        // Parameters::slice_total() of them
+    const float* second_moments() const { return v_; }
 
 private:
     void sum_squares(stream_t stream);
@@ -38,9 +41,10 @@ private:
     const double clip_;
     const LossScaleConfig loss_scale_config_;
     const bool skip_spikes_;
-    Arena arena_{MemoryKind::workspace};
-    double* partials_ = nullptr;  // sums of squares, every unit's blocks after each other
-    char* workspace_ = nullptr;   // of their sum over the ranks
+    Arena arena_{MemoryKind::workspace}, moments_{MemoryKind::optimizer};
+    float *m_ = nullptr, *v_ = nullptr;  // of this rank's slices of all units (Slice::begin)
+    double* partials_ = nullptr;         // sums of squares, every unit's blocks after each other
+    char* workspace_ = nullptr;          // of their sum over the ranks
     StepState* state_ = nullptr;
     LossScaleState* loss_scale_ = nullptr;
     SpikeState* spikes_ = nullptr;

@@ -1,6 +1,8 @@
 // The other processes of a run, found and agreed with: a Comm, and the watchdog over it. And what this rank's device
 // is.
 #pragma once
+#include <string>
+
 #include "llmc/comm/comm.h"
 #include "llmc/comm/launch.h"
 #include "llmc/comm/watchdog.h"
@@ -29,6 +31,9 @@ struct Ranks {
 private:
     bool planned_ = false;
 };
+
+// "d12 on NVIDIA H100, fp8: 124,475,904 parameters, ...", and how many ranks there are.
+std::string describe_start(const Options& options, const Ranks& ranks);
 
 // Ranks that do not exist, on GPUs, talking as the options say.
 Comm planned_ranks(const Options& options, int world);

@@ -5,11 +5,22 @@
 
 #include "llmc/device/error.h"
 #include "llmc/run/fingerprint.h"
+#include "llmc/run/signals.h"
 #include "llmc/run/skips.h"
 
 namespace llmc {
 
-StepAgreement agree(int64_t stop, uint64_t batch_hash, const Comm& comm) {
+StopReason stop_reason(const std::optional<std::chrono::steady_clock::time_point>& deadline) {
+    if (stop_requested()) return StopReason::signal;
+    return deadline && std::chrono::steady_clock::now() > *deadline ? StopReason::out_of_time : StopReason::none;
+}
+
+const char* stop_text(StopReason reason) {
+    if (reason == StopReason::out_of_time) return "--max-minutes reached";
+    return stop_requested() ? stop_signal_name() : "another rank was told to";
+}
+
+StepAgreement agree(StopReason stop, uint64_t batch_hash, const Comm& comm) {
     const StepAgreement mine{stop, batch_hash};
     std::vector<StepAgreement> all(static_cast<size_t>(comm.world()));
     comm.host_all_gather(all.data(), &mine, sizeof mine);

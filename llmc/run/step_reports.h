@@ -1,10 +1,12 @@
 // The numbers of a step on their way to the terminal and to metrics.jsonl. What the host knows of a step waits here
 // until the device has its results, which the loop asks for while the next step runs.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "llmc/comm/comm.h"
 #include "llmc/fp8/registry.h"
@@ -16,12 +18,18 @@
 
 namespace llmc {
 
-// What the ranks tell each other once at the end of a step.
+// Why a run ends before its last step.
+enum class StopReason : int64_t { none, out_of_time, signal };
+// What this rank has to say; `deadline`: of --max-minutes, on the steady clock.
+StopReason stop_reason(const std::optional<std::chrono::steady_clock::time_point>& deadline);
+const char* stop_text(StopReason reason);
+
+// What the ranks tell each other once at the end of a step: a stop anywhere is a stop everywhere, after the same step.
 struct StepAgreement {
-    int64_t stop = 0;         // the largest of what the ranks say
-    uint64_t batch_hash = 0;  // their sum
+    StopReason stop = StopReason::none;  // the largest of what the ranks say
+    uint64_t batch_hash = 0;             // their sum
 };
-StepAgreement agree(int64_t stop, uint64_t batch_hash, const Comm& comm);
+StepAgreement agree(StopReason stop, uint64_t batch_hash, const Comm& comm);
 
 // Matrix products of a micro-step, for the record.
 Products products_of(const ProductCounts& counts);

@@ -60,7 +60,7 @@ template <class Real>
 void Parameters<Real>::plan() {
     const int stage = sharding_.stage;
     const size_t group = static_cast<size_t>(group_size_), all = table_.count(), shard = all / slices();
-    for (float** array : {&master_, &m_, &v_}) optimizer_.plan(array, shard);
+    masters_.plan(&master_, shard);
     gradients_.plan(&gradient_, accumulates() ? all : shard);
     bool any_fp8 = false;
     size_t largest_slice = 0;
@@ -88,10 +88,10 @@ void Parameters<Real>::plan() {
 
 template <class Real>
 void Parameters<Real>::allocate(stream_t stream) {
-    for (Arena* arena : {&weights_, &gradients_, &optimizer_})
+    for (Arena* arena : {&weights_, &gradients_, &masters_})
         if (arena->bytes() > 0) arena->allocate();
-    const size_t shard = table_.count() / slices();
-    for (float* array : {master_, m_, v_}) set_bytes(array, 0, shard * sizeof(float), stream);  // padding stays 0
+    const size_t shard = slice_total();
+    set_bytes(master_, 0, shard * sizeof(float), stream);  // padding stays 0
     set_bytes(gradient_, 0, (accumulates() ? table_.count() : shard) * sizeof(float), stream);
     const size_t working = sharding_.stage == 3 ? shard : table_.count();
     if (working_) set_bytes(working_, 0, working * sizeof(Real), stream);
@@ -227,9 +227,7 @@ template <class Real>
 typename Parameters<Real>::Slice Parameters<Real>::slice(size_t unit) {
     const size_t shard = shard_index(unit), begin = slice_begin(unit), count = slice_count(unit);
     float* gradient = accumulates() ? whole_gradient(unit) + begin : gradient_ + shard;
-    const size_t decayed = std::clamp(table_.unit(unit).decay_count, begin, begin + count) - begin;
-    return {master_ + shard, m_ + shard, v_ + shard, gradient, master_is_working() ? nullptr : working_slice(unit),
-            count,           decayed};
+    return {master_ + shard, gradient, master_is_working() ? nullptr : working_slice(unit), shard, count};
 }
 
 template <class Real>

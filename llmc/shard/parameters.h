@@ -1,6 +1,6 @@
-// The parameters in memory: FP32 master weights, FP32 gradients, AdamW's moments, and the working copy that the model's
-// kernels read, all laid out by a ParameterTable and spread over the ranks as --zero says (ZeRO, arXiv 1910.02054;
-// stage 3 is FSDP, arXiv 2304.11277):
+// The parameters in memory: FP32 master weights, FP32 gradients, and the working copy that the model's kernels read,
+// all laid out by a ParameterTable and spread over the ranks as --zero says (ZeRO, arXiv 1910.02054; stage 3 is FSDP,
+// arXiv 2304.11277):
 //
 //   stage   master, m, v   gradients                    working weights
 //     0     everywhere     everywhere, summed           everywhere
@@ -56,8 +56,8 @@ public:
     // Bytes each kind will need. allocate() takes them.
     size_t weight_bytes() const { return weights_.bytes(); }
     size_t gradient_bytes() const { return gradients_.bytes(); }
-    size_t optimizer_bytes() const { return optimizer_.bytes(); }
-    void allocate(stream_t stream);  // moments and gradients start at 0
+    size_t master_bytes() const { return masters_.bytes(); }
+    void allocate(stream_t stream);  // gradients start at 0
 
     const ParameterTable& table() const { return table_; }
     const Comm& comm() const { return comm_; }
@@ -79,12 +79,14 @@ public:
 
     // This rank's slice of a unit, for the optimizer.
     struct Slice {
-        float *master, *m, *v, *gradient;
-        Real* working;       // nullptr when the master weights are the working copy
-        size_t count;        // elements
-        size_t decay_count;  // the first so many have weight decay
+        float *master, *gradient;
+        Real* working;  // nullptr when the master weights are the working copy
+        size_t begin;   // in an array that holds this rank's slices of all units
+        size_t count;   // elements
     };
     Slice slice(size_t unit);
+    // Elements of this rank's slices of all units, padding included.
+    size_t slice_total() const { return table_.count() / slices(); }
     // This rank's share of the summed gradient, for the norm: the same cut in every stage, so that all give one result.
     struct GradientShare {
         const float* values;
@@ -192,8 +194,8 @@ private:
     int group_size_ = 1;  // ranks that share one set of slices; where everything is everywhere, all ranks
     // Two of this rank's group, and one of the ranks that have the same slice in every group.
     Comm gather_comm_ = Comm::self(), reduce_comm_ = Comm::self(), groups_comm_ = Comm::self();
-    Arena weights_{MemoryKind::weights}, gradients_{MemoryKind::gradients}, optimizer_{MemoryKind::optimizer};
-    float *master_ = nullptr, *m_ = nullptr, *v_ = nullptr, *gradient_ = nullptr;
+    Arena weights_{MemoryKind::weights}, gradients_{MemoryKind::gradients}, masters_{MemoryKind::optimizer};
+    float *master_ = nullptr, *gradient_ = nullptr;
     Real* working_ = nullptr;  // all units, or this rank's slices of them in stage 3
     e4m3* fp8_ = nullptr;      // the same, of units with FP8 tensors; with slices alone
     std::vector<WeightSlot> weight_slots_;

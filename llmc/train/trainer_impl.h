@@ -30,7 +30,7 @@ MemoryByKind Trainer<Real, Block>::memory() const {
     MemoryByKind memory;
     memory.weights = parameters_.weight_bytes() + model_.linear().weight_bytes();
     memory.gradients = parameters_.gradient_bytes();
-    memory.optimizer = parameters_.optimizer_bytes();
+    memory.optimizer = parameters_.master_bytes() + optimizer_.moment_bytes();
     memory.activations = model_.activation_bytes() + model_.linear().activation_bytes();
     memory.workspace = model_.workspace_bytes() + optimizer_.workspace_bytes() +
                        Matmul::planned_bytes(operand_type<Real>, model_.linear().shapes(), config_.fp8_scaling());

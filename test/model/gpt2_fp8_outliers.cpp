@@ -52,12 +52,9 @@ void check_outlier(const char* name, const char* tensor) {
 
 // Master weights and both moments, bit by bit.
 std::vector<std::vector<float>> training_state(Fp8Training& run) {
-    std::vector<std::vector<float>> all;
-    for (size_t u = 0; u < run.test.table.units().size(); u++) {
-        const auto slice = run.test.parameters.slice(u);
-        for (const float* array : {slice.master, slice.m, slice.v})
-            all.push_back(read_back(array, slice.count, run.test.stream));
-    }
+    std::vector<std::vector<float>> all = run.weights();
+    for (const float* moments : {run.optimizer.first_moments(), run.optimizer.second_moments()})
+        all.push_back(read_back(moments, run.test.parameters.slice_total(), run.test.stream));
     return all;
 }
 
