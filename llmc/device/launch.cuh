@@ -1,8 +1,9 @@
-// launch<kernel>({grid, block, shared bytes, stream}, {in(x, n), out(y, n)}, arguments...): start a kernel.
+// launch<kernel>({grid, block, shared bytes, stream}, in(x, n), out(y, n), N, ...): start a kernel.
 //
-// The second list declares the tensors that the kernel reads and writes. CUDA has no use for it. The host device checks
-// that every pointer argument lies in a declared tensor, with LLMC_GUARD=1 opens device memory to nothing else while the
-// kernel runs, and counts the bytes for the traffic tests.
+// A tensor is given with what the kernel does to it. CUDA has no use for that; the compiler refuses in(x, n) where the
+// kernel could write. The host device refuses other pointers, with LLMC_GUARD=1 opens device memory to nothing else
+// while the kernel runs, and counts the bytes for the traffic tests. The tensors may also come in a list of their own,
+// {in(x, n), out(y, n)}, before arguments that are plain pointers into them.
 #pragma once
 #include <cstddef>
 #include <initializer_list>
@@ -99,7 +100,22 @@ struct Launcher<kernel, void (*)(P...)> {
 #endif
 };
 
+// What an argument declares; nothing, unless it is a tensor.
+template <class T>
+Access access_of(const T&) {
+    return {};
+}
+template <class T>
+Access access_of(const Tensor<T>& tensor) {
+    return tensor;
+}
+
 }  // namespace detail
+
+template <auto kernel, class... A>
+void launch(const LaunchConfig& config, const A&... arguments) {
+    detail::Launcher<kernel, decltype(kernel)>::run(config, {detail::access_of(arguments)...}, arguments...);
+}
 
 template <auto kernel, class... A>
 void launch(const LaunchConfig& config, std::initializer_list<Access> accesses, A&&... arguments) {

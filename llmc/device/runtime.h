@@ -41,12 +41,27 @@ struct Access {
     size_t bytes;
     bool reads, writes;
 };
+// A tensor that says what happens to it: the argument of a launch (launch.cuh), or of whatever takes an Access.
 template <class T>
-Access in(const T* p, size_t count) { return {p, p ? count * sizeof(T) : 0, true, false}; }
+struct Tensor {
+    T* address;
+    size_t count;
+    bool reads, writes;
+    operator T*() const { return address; }
+    operator Access() const { return {address, address ? count * sizeof(T) : 0, reads, writes}; }
+};
 template <class T>
-Access out(T* p, size_t count) { return {p, p ? count * sizeof(T) : 0, false, true}; }
+Tensor<const T> in(const T* p, size_t count) {
+    return {p, count, true, false};
+}
 template <class T>
-Access inout(T* p, size_t count) { return {p, p ? count * sizeof(T) : 0, true, true}; }
+Tensor<T> out(T* p, size_t count) {
+    return {p, count, false, true};
+}
+template <class T>
+Tensor<T> inout(T* p, size_t count) {
+    return {p, count, true, true};
+}
 
 struct DeviceInfo {
     std::string name;

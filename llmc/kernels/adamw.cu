@@ -123,10 +123,9 @@ void adamw_update(float* master, float* m, float* v, Real* working, Fp8State* fp
                                static_cast<float>(config.eps),   static_cast<float>(config.weight_decay)};
     const auto run = [&]<auto kernel>(int groups) {
         const size_t blocks = div_up<size_t>(count, static_cast<size_t>(groups) * kThreads * kPerThread);
-        launch<kernel>({dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream},
-                       {inout(master, count), inout(m, count), inout(v, count), out(working, count), inout(fp8, 1),
-                        in(grad, count), in(state, 1)},
-                       master, m, v, working, fp8, grad, count, decay_count, factors, state);
+        launch<kernel>({dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream}, inout(master, count),
+                       inout(m, count), inout(v, count), out(working, count), inout(fp8, 1), in(grad, count), count,
+                       decay_count, factors, in(state, 1));
     };
     if (fp8)
         run.template operator()<adamw_kernel<Real, true>>(kMeasuredGroups);

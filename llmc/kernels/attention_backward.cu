@@ -52,8 +52,7 @@ LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles
         }
         __syncthreads();
         const size_t part = static_cast<size_t>(b) * gridDim.x + first_token / Rows;
-        if (to.parts)
-            get_channel_sums<HD, Threads>(to.parts + (part * 3 + first_side + i) * width + channel, scratch);
+        if (to.parts) get_channel_sums<HD, Threads>(to.parts + (part * 3 + first_side + i) * width + channel, scratch);
         if (to.transposed)
             store_tile_columns<F8, HD, Rows, Threads>(to.transposed + (i * width + channel) * tokens + token, tokens,
                                                       tiles[i], first_token, T);
@@ -466,18 +465,15 @@ static void launch_backward(const Gradients<Out>& to, float* delta, const Backwa
     Out* const transposed_keys = to.transposed ? to.transposed + n : nullptr;
     launch<attention_delta_kernel<HD>>(
         {dim3(static_cast<unsigned>(div_up(rows, size_t{kDeltaRows}))), dim3(kDeltaThreads), 0, stream},
-        {out(delta, rows), in(dout, n), in(result, n), in(result_low, n)}, delta, dout, result, result_low, rows, T,
-        NH);
+        out(delta, rows), in(dout, n), in(result, n), in(result_low, n), rows, T, NH);
     launch<attention_key_gradient_kernel<HD, room, Out>>(
-        {grid, dim3(KeyTiles::threads), KeyTiles::shared_bytes, stream},
-        {out(to.row, 3 * n), out(transposed_keys, 2 * n), out(to.parts, part_count), state_access(to.fp8, to.pass),
-         in(dout, n), in(qkv, 3 * n), in(lse, rows), in(delta, rows)},
-        to.row, transposed_keys, to.parts, to.fp8, dout, qkv, lse, delta, T, NH, scale, to.pass);
+        {grid, dim3(KeyTiles::threads), KeyTiles::shared_bytes, stream}, out(to.row, 3 * n),
+        out(transposed_keys, 2 * n), out(to.parts, part_count), state_access(to.fp8, to.pass), in(dout, n),
+        in(qkv, 3 * n), in(lse, rows), in(delta, rows), T, NH, scale, to.pass);
     launch<attention_query_gradient_kernel<HD, room, Out>>(
-        {grid, dim3(QueryTiles::threads), QueryTiles::shared_bytes, stream},
-        {out(to.row, 3 * n), out(to.transposed, n), out(to.parts, part_count), state_access(to.fp8, to.pass),
-         in(dout, n), in(qkv, 3 * n), in(lse, rows), in(delta, rows)},
-        to.row, to.transposed, to.parts, to.fp8, dout, qkv, lse, delta, T, NH, scale, to.pass);
+        {grid, dim3(QueryTiles::threads), QueryTiles::shared_bytes, stream}, out(to.row, 3 * n), out(to.transposed, n),
+        out(to.parts, part_count), state_access(to.fp8, to.pass), in(dout, n), in(qkv, 3 * n), in(lse, rows),
+        in(delta, rows), T, NH, scale, to.pass);
 }
 
 template <class Out>

@@ -226,10 +226,9 @@ static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result
     const dim3 grid(static_cast<unsigned>(div_up(T, Tiles::query_rows)), static_cast<unsigned>(NH),
                     static_cast<unsigned>(B));
     launch<attention_forward_kernel<HD, kFp8>>({grid, dim3(Tiles::threads), Tiles::shared_bytes, stream},
-                                               {out(result, n), out(result_low, n), out(lse, n / HD), in(qkv, 3 * n),
-                                                out(to.row, n), out(to.transposed, n), state_access(to.state, pass)},
-                                               result, result_low, lse, qkv, to.row, to.transposed, to.state, T, NH,
-                                               1.0f / std::sqrt(static_cast<float>(HD)), pass);
+                                               out(result, n), out(result_low, n), out(lse, n / HD), in(qkv, 3 * n),
+                                               out(to.row, n), out(to.transposed, n), state_access(to.state, pass), T,
+                                               NH, 1.0f / std::sqrt(static_cast<float>(HD)), pass);
 }
 
 // Calls f.template operator()<HD>().

@@ -233,9 +233,9 @@ static dim3 fp32_grid(int B, int T, int NH) {
 template <int HD>
 static void launch_forward_fp32(float* result, float* lse, const float* qkv, int B, int T, int NH, stream_t stream) {
     const size_t n = elements(B, T, NH, HD);
-    launch<attention_forward_fp32_kernel<HD>>({fp32_grid(B, T, NH), dim3(kThreads), 0, stream},
-                                              {out(result, n), out(lse, n / HD), in(qkv, 3 * n)}, result, lse, qkv, T,
-                                              NH, kLog2E / std::sqrt(static_cast<float>(HD)));
+    launch<attention_forward_fp32_kernel<HD>>({fp32_grid(B, T, NH), dim3(kThreads), 0, stream}, out(result, n),
+                                              out(lse, n / HD), in(qkv, 3 * n), T, NH,
+                                              kLog2E / std::sqrt(static_cast<float>(HD)));
 }
 
 template <int HD>
@@ -243,14 +243,12 @@ static void launch_backward_fp32(float* dqkv, float* delta, const float* dout, c
                                  const float* lse, int B, int T, int NH, stream_t stream) {
     const size_t n = elements(B, T, NH, HD), rows = n / HD;
     const float scale = 1.0f / std::sqrt(static_cast<float>(HD));
-    launch<attention_query_gradient_fp32_kernel<HD>>(
-        {fp32_grid(B, T, NH), dim3(kThreads), 0, stream},
-        {out(dqkv, 3 * n), out(delta, rows), in(dout, n), in(qkv, 3 * n), in(result, n), in(lse, rows)}, dqkv, delta,
-        dout, qkv, result, lse, T, NH, scale);
-    launch<attention_key_gradient_fp32_kernel<HD>>(
-        {fp32_grid(B, T, NH), dim3(kThreads), 0, stream},
-        {out(dqkv, 3 * n), in(dout, n), in(qkv, 3 * n), in(lse, rows), in(delta, rows)}, dqkv, dout, qkv, lse, delta, T,
-        NH, scale);
+    launch<attention_query_gradient_fp32_kernel<HD>>({fp32_grid(B, T, NH), dim3(kThreads), 0, stream}, out(dqkv, 3 * n),
+                                                     out(delta, rows), in(dout, n), in(qkv, 3 * n), in(result, n),
+                                                     in(lse, rows), T, NH, scale);
+    launch<attention_key_gradient_fp32_kernel<HD>>({fp32_grid(B, T, NH), dim3(kThreads), 0, stream}, out(dqkv, 3 * n),
+                                                   in(dout, n), in(qkv, 3 * n), in(lse, rows), in(delta, rows), T, NH,
+                                                   scale);
 }
 
 }  // namespace attention

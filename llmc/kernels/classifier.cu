@@ -137,11 +137,10 @@ void softmax_cross_entropy(Real* logits, float* losses, const int* targets, floa
     }
     const size_t n = static_cast<size_t>(rows) * padded_V, count = rows;
     const auto run = [&]<int Threads>() {
-        launch<softmax_cross_entropy_kernel<Real, Threads>>({dim3(rows), dim3(Threads), 0, stream},
-                                                            {write_gradient ? inout(logits, n) : in(logits, n),
-                                                             out(losses, count), in(targets, count), in(loss_scale, 1)},
-                                                            logits, losses, targets, dloss, loss_scale, V, padded_V,
-                                                            write_gradient);
+        const Tensor<Real> read_and_perhaps_written{logits, n, true, write_gradient};
+        launch<softmax_cross_entropy_kernel<Real, Threads>>(
+            {dim3(rows), dim3(Threads), 0, stream}, read_and_perhaps_written, out(losses, count), in(targets, count),
+            dloss, in(loss_scale, 1), V, padded_V, write_gradient);
     };
     // Small vocabularies: a warp a row, because on short rows the exchange between warps would dominate.
     if (V <= 1024)
@@ -179,10 +178,9 @@ static __global__ void __launch_bounds__(256)
 void sum_losses(double* total, int* count, const float* losses, const int* targets, int n, bool accumulate,
                 stream_t stream) {
     if (n < 0) throw Error(ExitCode::failure, strprintf("sum_losses: n=%d losses", n));
-    launch<sum_losses_kernel>({dim3(1), dim3(256), 0, stream},
-                              {accumulate ? inout(total, 1) : out(total, 1),
-                               accumulate ? inout(count, 1) : out(count, 1), in(losses, n), in(targets, n)},
-                              total, count, losses, targets, n, accumulate);
+    launch<sum_losses_kernel>({dim3(1), dim3(256), 0, stream}, accumulate ? inout(total, 1) : out(total, 1),
+                              accumulate ? inout(count, 1) : out(count, 1), in(losses, n), in(targets, n), n,
+                              accumulate);
 }
 
 }  // namespace llmc

@@ -58,10 +58,10 @@ void reduce_column_parts(float* first, float* second, const float* parts, int co
                          bool accumulate, stream_t stream) {
     const size_t first_size = split, second_size = columns - split;
     launch<reduce_column_parts_kernel>({dim3(div_up(columns, kReduceColumns)), dim3(256), 0, stream},
-                                       {in(parts, static_cast<size_t>(count) * columns),
-                                        accumulate ? inout(first, first_size) : out(first, first_size),
-                                        accumulate ? inout(second, second_size) : out(second, second_size)},
-                                       first, second, parts, count, columns, split, accumulate);
+                                       accumulate ? inout(first, first_size) : out(first, first_size),
+                                       accumulate ? inout(second, second_size) : out(second, second_size),
+                                       in(parts, static_cast<size_t>(count) * columns), count, columns, split,
+                                       accumulate);
 }
 
 }  // namespace llmc

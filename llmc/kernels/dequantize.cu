@@ -31,7 +31,7 @@ void dequantize(bf16* to, const F8* codes, size_t n, stream_t stream) {
     if (n == 0 || n % kPerThread != 0)
         throw Error(ExitCode::failure, strprintf("dequantize: %zu elements are not a positive multiple of 16", n));
     const unsigned blocks = static_cast<unsigned>(div_up<size_t>(n, size_t{kThreads} * kPerThread));
-    launch<dequantize_kernel<F8>>({blocks, kThreads, 0, stream}, {out(to, n), in(codes, n)}, to, codes, n);
+    launch<dequantize_kernel<F8>>({blocks, kThreads, 0, stream}, out(to, n), in(codes, n), n);
 }
 
 template void dequantize<e4m3>(bf16*, const e4m3*, size_t, stream_t);
@@ -43,8 +43,7 @@ static __global__ void product_factors_kernel(float* factors, const float* first
 }
 
 void product_factors(float* factors, const float* first, const float* second, float beta, stream_t stream) {
-    launch<product_factors_kernel>({1, 1, 0, stream}, {out(factors, 2), in(first, 1), in(second, 1)}, factors, first,
-                                   second, beta);
+    launch<product_factors_kernel>({1, 1, 0, stream}, out(factors, 2), in(first, 1), in(second, 1), beta);
 }
 
 #endif  // LLMC_ENABLE_FP8

@@ -55,8 +55,7 @@ template <class To, class From>
 void cast(To* out_pointer, const From* inp, size_t n, stream_t stream) {
     if (n == 0) return;
     require_aligned("cast", {out_pointer, inp});
-    launch<cast_kernel<To, From>>({blocks_for(n), kThreads, 0, stream}, {out(out_pointer, n), in(inp, n)}, out_pointer,
-                                  inp, n);
+    launch<cast_kernel<To, From>>({blocks_for(n), kThreads, 0, stream}, out(out_pointer, n), in(inp, n), n);
 }
 
 // ---- add -----------------------------------------------------------------------------------------------------------
@@ -80,8 +79,7 @@ template <class Real>
 void add(Real* out_pointer, const Real* a, const Real* b, size_t n, stream_t stream) {
     if (n == 0) return;
     require_aligned("add", {out_pointer, a, b});
-    launch<add_kernel<Real>>({blocks_for(n), kThreads, 0, stream}, {out(out_pointer, n), in(a, n), in(b, n)},
-                             out_pointer, a, b, n);
+    launch<add_kernel<Real>>({blocks_for(n), kThreads, 0, stream}, out(out_pointer, n), in(a, n), in(b, n), n);
 }
 
 template void cast<bf16, float>(bf16*, const float*, size_t, stream_t);

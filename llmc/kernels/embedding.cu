@@ -46,10 +46,9 @@ void embedding_forward(Real* out, const int* tokens, const Real* wte, const Real
                        stream_t stream) {
     const int rows = check_embedding("embedding_forward", B, T, C, V);
     const size_t n = static_cast<size_t>(rows) * C;
-    launch<embedding_forward_kernel<Real>>(
-        {dim3(div_up(rows, 8)), dim3(256), 0, stream},
-        {llmc::out(out, n), in(tokens, rows), in(wte, static_cast<size_t>(V) * C), in(wpe, static_cast<size_t>(T) * C)},
-        out, tokens, wte, wpe, rows, T, C, V);
+    launch<embedding_forward_kernel<Real>>({dim3(div_up(rows, 8)), dim3(256), 0, stream}, llmc::out(out, n),
+                                           in(tokens, rows), in(wte, static_cast<size_t>(V) * C),
+                                           in(wpe, static_cast<size_t>(T) * C), rows, T, C, V);
 }
 
 // ---- grouping the tokens (host) ------------------------------------------------------------------------------------
@@ -181,13 +180,11 @@ void embedding_backward(float* dwte, float* dwpe, const int* sorted, const Real*
     const int rows = check_embedding("embedding_backward", B, T, C, V);
     const size_t n = static_cast<size_t>(rows) * C;
     const unsigned slabs = div_up(C, 256);
-    launch<embedding_backward_tokens_kernel<Real>>(
-        {dim3(div_up(rows, 8), slabs), dim3(256), 0, stream},
-        {inout(dwte, static_cast<size_t>(V) * C), in(sorted, token_sort_size(rows)), in(dout, n)}, dwte, sorted, dout,
-        rows, C, V);
+    launch<embedding_backward_tokens_kernel<Real>>({dim3(div_up(rows, 8), slabs), dim3(256), 0, stream},
+                                                   inout(dwte, static_cast<size_t>(V) * C),
+                                                   in(sorted, token_sort_size(rows)), in(dout, n), rows, C, V);
     launch<embedding_backward_positions_kernel<Real>>({dim3(div_up(T, 8), slabs), dim3(256), 0, stream},
-                                                      {inout(dwpe, static_cast<size_t>(T) * C), in(dout, n)}, dwpe,
-                                                      dout, B, T, C);
+                                                      inout(dwpe, static_cast<size_t>(T) * C), in(dout, n), B, T, C);
 }
 
 #define LLMC_INSTANTIATE(Real)                                                                                  \

@@ -88,10 +88,9 @@ void layernorm_forward(Real* normed, float* mean, float* rstd, Real* residual, c
         const int teams = div_up(N, Rows), teams_per_block = warps_per_row == 1 ? 8 : 1;
         const int threads = warps_per_row == 1 ? 256 : 32 * warps_per_row;
         launch<layernorm_forward_kernel<Real, Rows, Vectors>>(
-            {dim3(div_up(teams, teams_per_block)), dim3(threads), 0, stream},
-            {out(normed, n), out(mean, rows), out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n),
-             in(bias, columns), in(weight, columns), in(shift, columns)},
-            normed, mean, rstd, residual, inp1, inp2, bias, weight, shift, N, C, warps_per_row);
+            {dim3(div_up(teams, teams_per_block)), dim3(threads), 0, stream}, out(normed, n), out(mean, rows),
+            out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n), in(bias, columns), in(weight, columns),
+            in(shift, columns), N, C, warps_per_row);
     };
     // Short rows come several to a warp: as many bytes in flight as long ones.
     if (C <= 256)
@@ -169,10 +168,8 @@ void layernorm_backward(Real* dinp, const Real* dresidual, float* dweight, float
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
     const LaunchConfig config{dim3(plan.blocks), dim3(32 * plan.warps), 0, stream};
     const auto run = [&]<auto kernel>() {
-        launch<kernel>(config,
-                       {out(dinp, n), in(dresidual, n), out(scratch, plan.blocks * 2 * columns), in(dout, n),
-                        in(inp, n), in(weight, columns), in(mean, rows), in(rstd, rows)},
-                       dinp, dresidual, scratch, dout, inp, weight, mean, rstd, N, C);
+        launch<kernel>(config, out(dinp, n), in(dresidual, n), out(scratch, plan.blocks * 2 * columns), in(dout, n),
+                       in(inp, n), in(weight, columns), in(mean, rows), in(rstd, rows), N, C);
     };
     if (plan.wide)
         run.template operator()<layernorm_backward_kernel<Real, 1, 3>>();

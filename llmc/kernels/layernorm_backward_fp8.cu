@@ -161,11 +161,9 @@ void layernorm_backward_fp8(const Quantized<F8>& to, float* bias_parts, bf16* di
     const size_t shared_bytes = static_cast<size_t>(plan.rows) * stride * 4 + static_cast<size_t>(plan.warps) * 32 * 32;
     launch<layernorm_backward_fp8_kernel<F8>>(
         {dim3(static_cast<unsigned>(plan.blocks)), dim3(static_cast<unsigned>(32 * plan.warps)), shared_bytes, stream},
-        {out(row, n), out(transposed, n), state_access(to.state, pass), out(bias_parts, plan.parts() * columns),
-         out(dinp, n), in(dresidual, n), out(scratch, plan.parts() * 2 * columns), in(dout, n), in(inp, n),
-         in(weight, columns), in(mean, rows), in(rstd, rows)},
-        row, transposed, to.state, bias_parts, dinp, dresidual, scratch, dout, inp, weight, mean, rstd, N, C, plan.rows,
-        stride, pass);
+        out(row, n), out(transposed, n), state_access(to.state, pass), out(bias_parts, plan.parts() * columns),
+        out(dinp, n), in(dresidual, n), out(scratch, plan.parts() * 2 * columns), in(dout, n), in(inp, n),
+        in(weight, columns), in(mean, rows), in(rstd, rows), N, C, plan.rows, stride, pass);
     reduce_column_parts(dweight, dshift, scratch, plan.blocks, 2 * C, C, accumulate, stream);
 }
 

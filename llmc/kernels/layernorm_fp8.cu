@@ -189,10 +189,9 @@ void layernorm_forward_fp8(const Quantized<e4m3>& to, float* mean, float* rstd, 
         launch<layernorm_forward_fp8_kernel<Rows, Vectors>>(
             {dim3(static_cast<unsigned>(div_up(N, plan.rows))), dim3(static_cast<unsigned>(plan.threads())),
              plan.shared_bytes(), stream},
-            {out(row, n), out(transposed, n), state_access(to.state, pass), out(mean, rows), out(rstd, rows),
-             out(residual, n), in(inp1, n), in(inp2, n), in(bias, columns), in(weight, columns), in(shift, columns)},
-            row, transposed, to.state, mean, rstd, residual, inp1, inp2, bias, weight, shift, N, C, plan.warps_per_row,
-            plan.rows, plan.stride, pass);
+            out(row, n), out(transposed, n), state_access(to.state, pass), out(mean, rows), out(rstd, rows),
+            out(residual, n), in(inp1, n), in(inp2, n), in(bias, columns), in(weight, columns), in(shift, columns), N,
+            C, plan.warps_per_row, plan.rows, plan.stride, pass);
     };
     if (C <= 256)
         run.template operator()<4, 1>();

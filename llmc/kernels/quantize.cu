@@ -42,10 +42,9 @@ template <class F8>
 void quantize(const Quantized<F8>& to, float* dbias, float* scratch, const bf16* inp, const bf16* inp_low, int N, int C,
               bool accumulate, QuantizePass pass, stream_t stream) {
     const QuantizeLaunch<F8> l("quantize", to, dbias, scratch, N, C, pass, stream);
-    launch<quantize_kernel<F8>>(l.config,
-                                {out(l.row, l.elements), out(l.transposed, l.elements), out(l.parts, l.part_elements),
-                                 state_access(to.state, pass), in(inp, l.elements), in(inp_low, l.elements)},
-                                l.row, l.transposed, l.parts, to.state, inp, inp_low, N, C, pass);
+    launch<quantize_kernel<F8>>(l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+                                out(l.parts, l.part_elements), state_access(to.state, pass), in(inp, l.elements),
+                                in(inp_low, l.elements), N, C, pass);
     l.finish_bias(dbias, C, accumulate);
 }
 
@@ -59,10 +58,8 @@ static __global__ void __launch_bounds__(kQuantizeThreads, 3)
 
 void quantize_weight(const Quantized<e4m3>& to, const float* master, int R, int C, QuantizePass pass, stream_t stream) {
     const QuantizeLaunch<e4m3> l("quantize_weight", to, nullptr, nullptr, R, C, pass, stream);
-    launch<quantize_weight_kernel>(
-        l.config,
-        {out(l.row, l.elements), out(l.transposed, l.elements), state_access(to.state, pass), in(master, l.elements)},
-        l.row, l.transposed, to.state, master, R, C, pass);
+    launch<quantize_weight_kernel>(l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+                                   state_access(to.state, pass), in(master, l.elements), R, C, pass);
 }
 
 #define LLMC_INSTANTIATE(F8)                                                                               \

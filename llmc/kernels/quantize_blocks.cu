@@ -315,21 +315,20 @@ void check_blocks(const char* launcher, const Fp8State* state, int N, int C, int
     if (state == nullptr) throw Error(ExitCode::failure, strprintf("%s: the FP8 state is missing", launcher));
 }
 
-Access scales_written(const void* scales, ScaleLayout layout, int rows, int K) {
-    return out(static_cast<const char*>(scales),
-               scale_bytes(layout, static_cast<size_t>(rows), static_cast<size_t>(K)));
+template <class T = char>
+Tensor<T> scales_written(void* scales, ScaleLayout layout, int rows, int K) {
+    const size_t bytes = scale_bytes(layout, static_cast<size_t>(rows), static_cast<size_t>(K));
+    return out(static_cast<T*>(scales), bytes / sizeof(T));
 }
 
 template <Fp8Scaling S>
 void launch_quantize_blocks(const Quantized<e4m3>& to, const QuantizeLaunch<e4m3>& l, const bf16* inp, int N, int C,
                             QuantizePass pass) {
     constexpr ScaleLayout layout = S == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::vectors;
-    launch<quantize_blocks_kernel<S>>(
-        l.config,
-        {out(l.row, l.elements), scales_written(to.row_scales, layout, N, C), out(l.transposed, l.elements),
-         scales_written(to.transposed_scales, layout, C, N), out(l.parts, l.part_elements),
-         state_access(to.state, pass), in(inp, l.elements)},
-        l.row, to.row_scales, l.transposed, to.transposed_scales, l.parts, to.state, inp, N, C, pass);
+    launch<quantize_blocks_kernel<S>>(l.config, out(l.row, l.elements), scales_written(to.row_scales, layout, N, C),
+                                      out(l.transposed, l.elements), scales_written(to.transposed_scales, layout, C, N),
+                                      out(l.parts, l.part_elements), state_access(to.state, pass), in(inp, l.elements),
+                                      N, C, pass);
 }
 
 }  // namespace
@@ -355,12 +354,9 @@ void quantize_weight_tiles(const Quantized<e4m3>& to, const float* master, int R
         throw Error(ExitCode::failure, "quantize_weight_tiles: both layouts and their scales are needed");
     const QuantizeLaunch<e4m3> l("quantize_weight_tiles", to, nullptr, nullptr, R, C, pass, stream);
     launch<quantize_weight_tiles_kernel>(
-        l.config,
-        {out(l.row, l.elements), scales_written(to.row_scales, ScaleLayout::tiles, R, C), out(l.transposed, l.elements),
-         scales_written(to.transposed_scales, ScaleLayout::tiles, C, R), state_access(to.state, pass),
-         in(master, l.elements)},
-        l.row, static_cast<float*>(to.row_scales), l.transposed, static_cast<float*>(to.transposed_scales), to.state,
-        master, R, C, pass);
+        l.config, out(l.row, l.elements), scales_written<float>(to.row_scales, ScaleLayout::tiles, R, C),
+        out(l.transposed, l.elements), scales_written<float>(to.transposed_scales, ScaleLayout::tiles, C, R),
+        state_access(to.state, pass), in(master, l.elements), R, C, pass);
 }
 
 void dequantize_blocks(bf16* to, const e4m3* codes, const void* scales, ScaleLayout layout, int rows, int K,
@@ -370,10 +366,8 @@ void dequantize_blocks(bf16* to, const e4m3* codes, const void* scales, ScaleLay
     const size_t elements = static_cast<size_t>(rows) * static_cast<size_t>(K);
     const unsigned blocks = static_cast<unsigned>(div_up(elements, static_cast<size_t>(kQuantizeThreads) * 16));
     const size_t bytes = scale_bytes(layout, static_cast<size_t>(rows), static_cast<size_t>(K));
-    launch<dequantize_blocks_kernel>(
-        {dim3(blocks), dim3(kQuantizeThreads), 0, stream},
-        {out(to, elements), in(codes, elements), in(static_cast<const char*>(scales), bytes)}, to, codes, scales,
-        layout, rows, K);
+    launch<dequantize_blocks_kernel>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(to, elements),
+                                     in(codes, elements), in(static_cast<const char*>(scales), bytes), layout, rows, K);
 }
 
 #endif  // LLMC_ENABLE_FP8

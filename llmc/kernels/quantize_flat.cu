@@ -71,14 +71,13 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
 void quantize_flat(e4m3* codes, const float* master, size_t count, Fp8State* state, QuantizePass pass,
                    stream_t stream) {
     if (count == 0) return;
-    if ((writes_fp8(pass) && raises_amax(pass)) || state == nullptr ||
-        reinterpret_cast<uintptr_t>(master) % 16 != 0 || reinterpret_cast<uintptr_t>(codes) % 4 != 0)
+    if ((writes_fp8(pass) && raises_amax(pass)) || state == nullptr || reinterpret_cast<uintptr_t>(master) % 16 != 0 ||
+        reinterpret_cast<uintptr_t>(codes) % 4 != 0)
         throw Error(ExitCode::failure, "quantize_flat: weights are measured, then written, from aligned memory");
     e4m3* target = writes_fp8(pass) ? codes : nullptr;
     const unsigned blocks = static_cast<unsigned>(div_up(count, static_cast<size_t>(kQuantizeThreads) * kPerThread));
-    launch<quantize_flat_kernel>({dim3(blocks), dim3(kQuantizeThreads), 0, stream},
-                                 {out(target, count), in(master, count), state_access(state, pass)}, target, master,
-                                 count, state, pass);
+    launch<quantize_flat_kernel>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(target, count),
+                                 in(master, count), count, state_access(state, pass), pass);
 }
 
 void transpose_codes(e4m3* transposed, const e4m3* codes, int R, int C, stream_t stream) {
@@ -86,8 +85,8 @@ void transpose_codes(e4m3* transposed, const e4m3* codes, int R, int C, stream_t
         throw Error(ExitCode::failure, strprintf("transpose_codes: %d x %d are not multiples of 16", R, C));
     const size_t n = static_cast<size_t>(R) * static_cast<size_t>(C);
     const unsigned blocks = static_cast<unsigned>(div_up(R, kTileRows) * div_up(C, kTileColumns));
-    launch<transpose_codes_kernel>({dim3(blocks), dim3(kQuantizeThreads), 0, stream},
-                                   {out(transposed, n), in(codes, n)}, transposed, codes, R, C);
+    launch<transpose_codes_kernel>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(transposed, n), in(codes, n),
+                                   R, C);
 }
 
 #endif  // LLMC_ENABLE_FP8

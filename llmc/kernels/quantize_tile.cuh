@@ -151,8 +151,7 @@ LLMC_DEVICE void quantize_tile(F8* row, F8* transposed, float* parts, Fp8State* 
 struct WeightOwner {
     static constexpr int kWarps = kQuantizeThreads / 32, kRows = kTileRows / kWarps;  // rows of a thread, kWarps apart
     int warp, word;
-    LLMC_DEVICE WeightOwner()
-        : warp(static_cast<int>(threadIdx.x) / 32), word(static_cast<int>(threadIdx.x) % 32) {}
+    LLMC_DEVICE WeightOwner() : warp(static_cast<int>(threadIdx.x) / 32), word(static_cast<int>(threadIdx.x) % 32) {}
 };
 static_assert(kTileWords == 32 && WeightOwner::kWarps == 8, "a row for a warp; two rows of a thread make sixteen");
 

@@ -17,8 +17,8 @@ LLMC_HD constexpr bool raises_amax(QuantizePass pass) { return has_bit(pass, 4);
 LLMC_HD constexpr bool counts_losses(QuantizePass pass) { return has_bit(pass, 8); }
 
 // What a launch does to the state: `replay` must not touch it, and says so.
-inline Access state_access(Fp8State* state, QuantizePass pass) {
-    return changes_state(pass) ? inout(state, 1) : in(state, 1);
+inline Tensor<Fp8State> state_access(Fp8State* state, QuantizePass pass) {
+    return {state, 1, true, changes_state(pass)};
 }
 
 inline void check_quantize(const char* launcher, const Fp8State* state, int N, int C) {

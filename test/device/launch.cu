@@ -142,3 +142,32 @@ TEST_CASE("launch: kernels have names") {
     launch<named_kernel<bf16, 3>>({1, 32, 0, test_stream()}, {out(to.get(), 32)}, to.get());
     CHECK(to_float(to.download()[31]) == 3);
 }
+
+namespace {
+
+__global__ void doubled_kernel(float* out, const float* in, int n) {
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) out[i] = 2 * in[i];
+}
+
+}  // namespace
+
+TEST_CASE("launch: a tensor as an argument is declared by that, a plain pointer is not") {
+    constexpr int n = 100;
+    DeviceArray<float> from(random_normal<float>(n, 1, 3)), to(n);
+    const auto expected = [&] {
+        std::vector<float> x = from.download();
+        for (float& value : x) value *= 2;
+        return x;
+    }();
+    launch<doubled_kernel>({1, 64, 0, test_stream()}, out(to.get(), n), in(from.get(), n), n);
+    CHECK(to.download() == expected);
+    launch<doubled_kernel>({1, 64, 0, test_stream()}, {out(to.get(), n), in(to.get(), n)}, to.get(), to.get(), n);
+    CHECK(to.download()[0] == 2 * expected[0]);
+#if !LLMC_CUDA
+    const float* const plain = from.get();
+    CHECK(refusal([&] {
+              launch<doubled_kernel>({1, 64, 0, test_stream()}, out(to.get(), n), plain, n);
+          }).find("is in no tensor that the launch declares") != std::string::npos);
+#endif
+    static_assert(!std::is_convertible_v<Tensor<const float>, float*>, "in() is not for what a kernel may write");
+}

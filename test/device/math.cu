@@ -25,9 +25,7 @@ constexpr size_t kPoints = size_t{1} << 21;
 enum Function { exp2_function, exp_function, reciprocal_sqrt_function };
 
 LLMC_HD float evaluate(int function, float x) {
-    return function == exp2_function  ? exp2_fast(x)
-           : function == exp_function ? exp_fast(x)
-                                      : reciprocal_sqrt(x);
+    return function == exp2_function ? exp2_fast(x) : function == exp_function ? exp_fast(x) : reciprocal_sqrt(x);
 }
 
 __global__ void evaluate_kernel(float* out, const float* in, int function, int n) {

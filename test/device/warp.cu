@@ -126,7 +126,8 @@ TEST_CASE("warp: block reductions, of one to 32 warps, back to back") {
         CAPTURE(threads);
         const size_t n = static_cast<size_t>(threads), blocks = 2;
         std::vector<float> input(n * blocks);
-        for (size_t i = 0; i < input.size(); i++) input[i] = static_cast<float>(static_cast<int>(i * 7919 % 2039) - 1019);
+        for (size_t i = 0; i < input.size(); i++)
+            input[i] = static_cast<float>(static_cast<int>(i * 7919 % 2039) - 1019);
         DeviceArray<float> from(input), to(n * blocks * 3);
         launch<block_kernel>({blocks, static_cast<unsigned>(threads), 0, test_stream()},
                              {out(to.get(), to.size()), in(from.get(), from.size())}, to.get(), from.get());
