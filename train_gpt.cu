@@ -146,7 +146,6 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
         std::printf("%s\n", config_json(o).c_str());
         return ExitCode::ok;
     }
-    const MemoryByKind memory = plan_rank(o, ranks.comm).memory;
     if (planning) {
         plan_run(o, zero);
         return ExitCode::ok;
@@ -158,7 +157,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     comm.require_equal("command line", "--profile-steps " + o.profile_steps);
     if (comm.is_main())
         for (const std::string& note : o.notes) std::printf("note: %s\n", note.c_str());
-    check_memory(memory, ranks.libraries_to_come(o), ranks.device.free_memory, ranks.device.name);
+    check_memory(plan_rank(o, comm).memory, ranks.libraries_to_come(o), ranks.device.free_memory, ranks.device.name);
 
     RunDirectory directory(comm.is_main() ? o.out : "", o.overwrite);
     install_signal_handlers();

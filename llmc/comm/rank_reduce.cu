@@ -67,8 +67,8 @@ template <class T>
 void reduce_pieces(T* out_pointer, const T* pieces, int world, size_t count, ReduceOp op, stream_t stream) {
     if (count == 0) return;
     launch<reduce_pieces_kernel<T>>({static_cast<unsigned>(div_up<size_t>(count, kThreads)), kThreads, 0, stream},
-                                    {out(out_pointer, count), in(pieces, count * static_cast<size_t>(world))},
-                                    out_pointer, pieces, world, count, op);
+                                    out(out_pointer, count), in(pieces, count * static_cast<size_t>(world)), world,
+                                    count, op);
 }
 
 template void sum_pieces<float>(float*, const float*, int, size_t, bool, stream_t);

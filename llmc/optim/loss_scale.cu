@@ -63,12 +63,12 @@ LossScaleConfig loss_scale_config(const std::string& text) {
 
 void reset_loss_scale(LossScaleState* state, const LossScaleConfig& config, stream_t stream) {
     check_config(config);
-    launch<reset_loss_scale_kernel>({1, 1, 0, stream}, {out(state, 1)}, state, config.initial);
+    launch<reset_loss_scale_kernel>({1, 1, 0, stream}, out(state, 1), config.initial);
 }
 
 void update_loss_scale(LossScaleState* state, const StepState* step, const LossScaleConfig& config, stream_t stream) {
     check_config(config);
-    launch<update_loss_scale_kernel>({1, 1, 0, stream}, {inout(state, 1), in(step, 1)}, state, step, config);
+    launch<update_loss_scale_kernel>({1, 1, 0, stream}, inout(state, 1), in(step, 1), config);
 }
 
 }  // namespace llmc

@@ -52,11 +52,11 @@ static __global__ void __launch_bounds__(2 * kSpikeWindow)
 }
 
 void reset_spikes(SpikeState* spikes, stream_t stream) {
-    launch<reset_spikes_kernel>({1, kSpikeWindow, 0, stream}, {out(spikes, 1)}, spikes);
+    launch<reset_spikes_kernel>({1, kSpikeWindow, 0, stream}, out(spikes, 1));
 }
 
 void update_spikes(SpikeState* spikes, const StepState* step, stream_t stream) {
-    launch<update_spikes_kernel>({1, 2 * kSpikeWindow, 0, stream}, {inout(spikes, 1), in(step, 1)}, spikes, step);
+    launch<update_spikes_kernel>({1, 2 * kSpikeWindow, 0, stream}, inout(spikes, 1), in(step, 1));
 }
 
 }  // namespace llmc

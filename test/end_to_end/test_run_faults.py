@@ -32,9 +32,12 @@ class Faults(unittest.TestCase):
                                                "rank", "--fp8-fallback", "0.5,0.9,3", LLMC_STREAMS="now").err)
 
     def test_a_synchronous_run_names_the_kernel(self):
-        for at, work in ((60, "cast_kernel"), (120, "_kernel"), (200, "adamw_kernel"), (250, "")):
-            messages = [self.fault(at, LLMC_STREAMS=streams, LLMC_SYNC="1").err for streams in ("now", "lazy")]
-            self.assertEqual(*messages)
+        for first, work in ((60, "cast_kernel"), (120, "_kernel"), (180, "adamw_kernel")):
+            for at in range(first, first + 60):  # some are copies, which have no line
+                messages = [self.fault(at, LLMC_STREAMS=streams, LLMC_SYNC="1").err for streams in ("now", "lazy")]
+                self.assertEqual(*messages)
+                if work in messages[0]:
+                    break
             self.assertRegex(messages[0], rf"^train_gpt: .*{work}.* failed: the device failed \(LLMC_FAULT\) "
                                           r"\[launched at .*llmc/.*:\d+\]\n$")
 
