@@ -113,8 +113,9 @@ std::vector<std::string> match_tensors(const WeightFiles& file, const std::vecto
         const std::string name = name_in_file(file, spec.name);
         const std::string wanted = shape_text(spec.shape);
         if (name.empty()) {
-            throw Error(ExitCode::checkpoint, strprintf("%s: has no tensor %s %s, which this model needs; choose the model that the file holds (-e, or --layers "
-                                  "--heads --channels)",
+            throw Error(ExitCode::checkpoint, strprintf("%s: has no tensor %s %s, which this model needs; choose the "
+                                                        "model that the file holds (-e, or --layers "
+                                                        "--heads --channels)",
                                                         file.path().c_str(), spec.name.c_str(), wanted.c_str()));
         }
         const TensorInfo& info = file.info(name);
@@ -205,7 +206,8 @@ void export_hf(const std::string& path, const ModelConfig& config,
         values.clear();
         fetch(ours, values);
         const size_t columns = static_cast<size_t>(spec.shape.back());
-        const bool padded = !transposed && spec.shape.size() == 2 && values.size() > count && values.size() % columns == 0;
+        const bool padded =
+            !transposed && spec.shape.size() == 2 && values.size() > count && values.size() % columns == 0;
         if (values.size() != count && !padded) {
             throw Error(ExitCode::checkpoint, strprintf("%s: parameter %s has %zu elements, %zu are needed",
                                                         path.c_str(), ours.c_str(), values.size(), count));

@@ -27,12 +27,11 @@ namespace {
 constexpr int kOldest = 22000;  // 2.20
 
 struct NcclLibrary {
-#define LLMC_NCCL_FUNCTIONS(X)                                                                                     \
-    X(GetVersion)                                                                                                  \
-    X(GetUniqueId)                                                                                                 \
-    X(CommInitRank)                                                                                                \
-    X(CommGetAsyncError) X(GetErrorString) X(GetLastError) X(GroupStart) X(GroupEnd) X(AllGather) X(ReduceScatter) \
-        X(AllReduce) X(Broadcast) X(Send) X(Recv)
+// clang-format off
+#define LLMC_NCCL_FUNCTIONS(X)                                                                                 \
+    X(GetVersion) X(GetUniqueId) X(CommInitRank) X(CommGetAsyncError) X(GetErrorString) X(GetLastError)        \
+    X(GroupStart) X(GroupEnd) X(AllGather) X(ReduceScatter) X(AllReduce) X(Broadcast) X(Send) X(Recv)
+// clang-format on
 #define LLMC_NCCL_MEMBER(name) decltype(&nccl##name) name;
     LLMC_NCCL_FUNCTIONS(LLMC_NCCL_MEMBER)
 #undef LLMC_NCCL_MEMBER

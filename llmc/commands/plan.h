@@ -6,8 +6,8 @@
 
 namespace llmc {
 
-// A rank of the run that the options describe, among the ranks of `comm`, which need not exist, as the Trainer plans it.
-// Throws where there is no such run.
+// A rank of the run that the options describe, among the ranks of `comm`, which need not exist, as the Trainer plans
+// it. Throws where there is no such run.
 StagePlan plan_rank(const Options& options, const Comm& comm);
 
 // `options` are resolved for --world ranks; `zero` is what was asked for before that, -1 for nothing.

@@ -9,7 +9,9 @@ namespace llmc {
 
 #if LLMC_ON_GPU
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
 
 // Copies 16 bytes, or writes zeros when !valid; `source` is then not read but must be a legal address.
 __device__ __forceinline__ void cp_async16(void* destination, const void* source, bool valid = true) {
@@ -54,8 +56,10 @@ void cp_async_wait() {
             host::Quiet quiet;
             copy = lane.copies[i];
         }
-        if (copy.from_source) std::memcpy(copy.destination, copy.source, static_cast<size_t>(copy.from_source));
-        else std::memset(copy.destination, 0, static_cast<size_t>(copy.bytes));
+        if (copy.from_source)
+            std::memcpy(copy.destination, copy.source, static_cast<size_t>(copy.from_source));
+        else
+            std::memset(copy.destination, 0, static_cast<size_t>(copy.bytes));
     }
     host::Quiet quiet;
     for (size_t i = 0; i < left; i++) lane.copies[i] = lane.copies[due + i];

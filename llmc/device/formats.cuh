@@ -91,8 +91,8 @@ LLMC_HD float bf16x2_high(uint32_t packed) { return float_from_bits(packed & 0xf
 template <int MantissaBits, uint32_t ExponentOffset, uint32_t LargestCode>
 struct Fp8Format {
     static constexpr int mantissa_bits = MantissaBits;
-    static constexpr uint32_t largest_code = LargestCode;           // largest finite magnitude
-    static constexpr int dropped_bits = 23 - MantissaBits;          // float mantissa bits that are cut off
+    static constexpr uint32_t largest_code = LargestCode;   // largest finite magnitude
+    static constexpr int dropped_bits = 23 - MantissaBits;  // float mantissa bits that are cut off
     static constexpr uint32_t code_offset = ExponentOffset << MantissaBits;
     static constexpr uint32_t smallest_normal = (ExponentOffset + 1u) << 23;  // as float bits
     // The float whose unit in the last place is the format's smallest subnormal: adding it rounds subnormals.
@@ -163,8 +163,12 @@ LLMC_HD e5m2 to_e5m2(float value) {
 #endif
 }
 
-LLMC_HD e4m3 to_e4m3_stochastic(float value, uint32_t random) { return e4m3{fp8_stochastic<E4M3Format>(value, random)}; }
-LLMC_HD e5m2 to_e5m2_stochastic(float value, uint32_t random) { return e5m2{fp8_stochastic<E5M2Format>(value, random)}; }
+LLMC_HD e4m3 to_e4m3_stochastic(float value, uint32_t random) {
+    return e4m3{fp8_stochastic<E4M3Format>(value, random)};
+}
+LLMC_HD e5m2 to_e5m2_stochastic(float value, uint32_t random) {
+    return e5m2{fp8_stochastic<E5M2Format>(value, random)};
+}
 
 LLMC_HD float to_float(e4m3 value) {
     const uint32_t magnitude = value.bits & 0x7fu;
@@ -179,7 +183,8 @@ LLMC_HD float to_float(e5m2 value) {
     const uint32_t magnitude = value.bits & 0x7fu;
     const uint32_t sign = static_cast<uint32_t>(value.bits & 0x80u) << 24;
     const uint32_t normal = (magnitude << 21) + (112u << 23);
-    const uint32_t subnormal = float_bits(static_cast<float>(static_cast<int>(magnitude)) * 0.0000152587890625f);  // 2^-16
+    const uint32_t subnormal =
+        float_bits(static_cast<float>(static_cast<int>(magnitude)) * 0.0000152587890625f);  // 2^-16
     uint32_t finite = magnitude < 4 ? subnormal : normal;
     finite = magnitude == 0x7cu ? kFloatInfinityBits : finite;
     return float_from_bits(magnitude > 0x7cu ? 0x7fffffffu : finite | sign);
@@ -189,12 +194,20 @@ LLMC_HD float to_float(e5m2 value) {
 template <class T>
 LLMC_HD T to(float value);
 template <>
-LLMC_HD float to<float>(float value) { return value; }
+LLMC_HD float to<float>(float value) {
+    return value;
+}
 template <>
-LLMC_HD bf16 to<bf16>(float value) { return to_bf16(value); }
+LLMC_HD bf16 to<bf16>(float value) {
+    return to_bf16(value);
+}
 template <>
-LLMC_HD e4m3 to<e4m3>(float value) { return to_e4m3(value); }
+LLMC_HD e4m3 to<e4m3>(float value) {
+    return to_e4m3(value);
+}
 template <>
-LLMC_HD e5m2 to<e5m2>(float value) { return to_e5m2(value); }
+LLMC_HD e5m2 to<e5m2>(float value) {
+    return to_e5m2(value);
+}
 
 }  // namespace llmc

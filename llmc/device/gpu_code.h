@@ -1,8 +1,9 @@
 // Which GPUs a build has code for, and what to tell the owner of another one.
 //
-// A build is for a list of architectures, "sm_80 sm_90a compute_120" for example (ARCHS in the Makefile). Code runs on its
-// own generation from its own compute capability on: that of sm_80 on 8.0 to 8.9. With a letter it runs on one compute
-// capability alone: that of sm_90a on 9.0. PTX without a letter (compute_120) becomes code for any GPU from its capability on.
+// A build is for a list of architectures, "sm_80 sm_90a compute_120" for example (ARCHS in the Makefile). Code runs on
+// its own generation from its own compute capability on: that of sm_80 on 8.0 to 8.9. With a letter it runs on one
+// compute capability alone: that of sm_90a on 9.0. PTX without a letter (compute_120) becomes code for any GPU from its
+// capability on.
 #pragma once
 #include <string>
 

@@ -27,11 +27,11 @@
     extern __shared__ __align__(128) unsigned char llmc_dynamic_shared[]; \
     T* name = reinterpret_cast<T*>(llmc_dynamic_shared)
 #else
-#define LLMC_SHARED(T, name, ...)                                 \
-    static thread_local ::llmc::host::SharedSite name##_site;     \
-    using name##_type = T __VA_ARGS__;                            \
-    name##_type& name = *reinterpret_cast<name##_type*>(          \
-        ::llmc::host::executor().static_shared(name##_site, sizeof(name##_type)))
+#define LLMC_SHARED(T, name, ...)                             \
+    static thread_local ::llmc::host::SharedSite name##_site; \
+    using name##_type = T __VA_ARGS__;                        \
+    name##_type& name =                                       \
+        *reinterpret_cast<name##_type*>(::llmc::host::executor().static_shared(name##_site, sizeof(name##_type)))
 #define LLMC_DYNAMIC_SHARED(T, name) \
     T* name = reinterpret_cast<T*>(::llmc::host::executor().dynamic_shared(__FILE__, __LINE__))
 #endif

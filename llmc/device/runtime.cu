@@ -102,9 +102,10 @@ void open_device(int index) {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0)
-        throw Error(ExitCode::no_resources,
-                    strprintf("no usable GPU (%s). On a machine without one, build and run train_gpt_cpu: make train_gpt_cpu",
-                              status == cudaSuccess ? "none found" : cudaGetErrorString(status)));
+        throw Error(
+            ExitCode::no_resources,
+            strprintf("no usable GPU (%s). On a machine without one, build and run train_gpt_cpu: make train_gpt_cpu",
+                      status == cudaSuccess ? "none found" : cudaGetErrorString(status)));
     if (index >= count)
         throw Error(ExitCode::no_resources, strprintf("GPU %d asked for, but this machine shows %d", index, count));
     LLMC_CHECK_CUDA(cudaSetDevice(index));
@@ -146,9 +147,9 @@ void* device_malloc(size_t bytes, MemoryKind kind) {
     if (status == cudaErrorMemoryAllocation) {
         cudaGetLastError();
         const DeviceInfo info = device_info();
-        throw Error(ExitCode::no_resources, strprintf("out of GPU memory: %zu MiB needed, %zu MiB free of %zu MiB on %s",
-                                                      bytes >> 20, info.free_memory >> 20, info.total_memory >> 20,
-                                                      info.name.c_str()));
+        throw Error(ExitCode::no_resources,
+                    strprintf("out of GPU memory: %zu MiB needed, %zu MiB free of %zu MiB on %s", bytes >> 20,
+                              info.free_memory >> 20, info.total_memory >> 20, info.name.c_str()));
     }
     check_cuda(status, "cudaMalloc", __FILE__, __LINE__);
     MemoryLedger::instance().add(p, bytes, kind);
@@ -224,7 +225,9 @@ float elapsed_ms(event_t from, event_t to) {
     return ms;
 }
 
-void begin_capture(stream_t stream) { LLMC_CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal)); }
+void begin_capture(stream_t stream) {
+    LLMC_CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+}
 graph_t end_capture(stream_t stream) {
     cudaGraph_t graph;
     graph_t executable;

@@ -12,7 +12,6 @@
 // along their inner dimension. Row codes of x and both layouts of dout live until the next product, in memory that all
 // layers share; transposed codes of x are kept for the weight gradient, or shared where backward makes them again.
 #pragma once
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>

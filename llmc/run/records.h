@@ -21,7 +21,8 @@ void record_fp8(int64_t step, Fp8Registry& fp8, const Comm& comm, stream_t strea
 void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, RunDirectory& directory);
 
 // After the first steps on a GPU: what is free, and what libraries have taken beside the arenas, against `reserve`. Of
-// this rank's GPU, which `opened` describes as it was when it was opened; for the terminal too. Nothing on the host device.
+// this rank's GPU, which `opened` describes as it was when it was opened; for the terminal too. Nothing on the host
+// device.
 void record_memory_outside(int64_t step, const DeviceInfo& opened, size_t reserve, const Comm& comm,
                            RunDirectory& directory);
 

@@ -36,6 +36,14 @@ def read(path):
         return file.read()
 
 
+def output_of(*command):
+    """What a program prints; nothing where there is none."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout
+    except OSError:
+        return ""
+
+
 def includes_of(text):
     return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.MULTILINE)
 
@@ -100,6 +108,16 @@ class House(unittest.TestCase):
     def test_length_of_files(self):
         for path in self.sources:
             self.assertLessEqual(len(read(path).splitlines()), LONGEST_FILE, path)
+
+    def test_format(self):
+        """clang-format has the last word on layout, in the version whose taste the sources have."""
+        if "version 14." not in output_of("clang-format", "--version"):
+            self.skipTest("no clang-format 14")
+        sources = [path for path in self.sources if path.endswith((".cpp", ".cu", ".cuh", ".h"))]
+        wrong = subprocess.run(["clang-format", "--dry-run", "--ferror-limit=1", *sources], cwd=ROOT,
+                               capture_output=True, text=True).stderr
+        self.assertEqual(sorted(set(re.findall(r"^([^:\n]+):\d+:\d+: (?:warning|error)", wrong, re.MULTILINE))), [],
+                         "clang-format -i mends them")
 
     def test_no_large_files(self):
         for path in self.files:

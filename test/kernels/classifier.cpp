@@ -91,9 +91,9 @@ TEST_CASE_TEMPLATE("softmax_cross_entropy: losses and gradients, in place", Real
 
         c.run(dloss, nullptr, true);
         CHECK(max_relative_error(c.losses, expected.losses, 1.0) < 2e-6);
-        // Relative to each value, down to 1e-6 of the largest: the padding's expected 0 gets no allowance below. In units
-        // of u = 2^-24: 3u |x - max| from the exponent, 14 or less above that floor; 5u for ex2.approx.f32 (2 ulp from
-        // correctly rounded, says the PTX ISA), as much for the sum's terms; some 50u for its additions: 6e-6.
+        // Relative to each value, down to 1e-6 of the largest: the padding's expected 0 gets no allowance below. In
+        // units of u = 2^-24: 3u |x - max| from the exponent, 14 or less above that floor; 5u for ex2.approx.f32 (2 ulp
+        // from correctly rounded, says the PTX ISA), as much for the sum's terms; some 50u for its additions: 6e-6.
         CHECK(max_relative_error(c.logits, expected.gradient, 1e-6 * dloss) < rounding_error<Real>() + 1e-5);
         for (int row = 0; row < c.rows; row++) CHECK(c.zeros(row, c.V, c.padded_V));
 

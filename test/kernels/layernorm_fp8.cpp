@@ -1,5 +1,5 @@
-// Quantizing layer norm against the plain kernels, which layernorm.cpp compares with FP64: the same bits in residual and
-// statistics, and codes that are casts of the FP32 kernel's values.
+// Quantizing layer norm against the plain kernels, which layernorm.cpp compares with FP64: the same bits in residual
+// and statistics, and codes that are casts of the FP32 kernel's values.
 #include "llmc/kernels/layernorm_fp8.h"
 
 #if !LLMC_CUDA

@@ -1,8 +1,9 @@
 // Device memory of the host device: one reserved address range, so that device and host pointers can be told apart.
 //
-// Fresh memory is NaN. With settings().guard the range is closed (PROT_NONE) except while device work runs, and then only
-// what the work declared is open: a host dereference of device memory faults as on a machine with a GPU, and a kernel
-// that touches a tensor it did not declare is reported. Under AddressSanitizer the declaration is checked to the byte.
+// Fresh memory is NaN. With settings().guard the range is closed (PROT_NONE) except while device work runs, and then
+// only what the work declared is open: a host dereference of device memory faults as on a machine with a GPU, and a
+// kernel that touches a tensor it did not declare is reported. Under AddressSanitizer the declaration is checked to the
+// byte.
 #pragma once
 #include <cstddef>
 #include <map>

@@ -86,7 +86,9 @@ inline FiberHandle fiber_make(void* top, size_t, void (*entry)()) {
 #endif
 
 #if !LLMC_FIBER_UCONTEXT
-__attribute__((always_inline)) inline void fiber_switch(FiberHandle* save, FiberHandle to) { llmc_fiber_switch(save, to); }
+__attribute__((always_inline)) inline void fiber_switch(FiberHandle* save, FiberHandle to) {
+    llmc_fiber_switch(save, to);
+}
 #endif
 
 }  // namespace llmc::host

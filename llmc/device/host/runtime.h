@@ -11,7 +11,8 @@
 namespace llmc::host {
 
 // Queue `work` on a stream (nullptr: after everything, at once). It may touch what `accesses` declares, no more.
-void submit(stream_t stream, std::initializer_list<Access> accesses, const LaunchSite& site, std::function<void()> work);
+void submit(stream_t stream, std::initializer_list<Access> accesses, const LaunchSite& site,
+            std::function<void()> work);
 
 // Throws unless p is null or lies in one of the declared tensors.
 void check_pointer(const void* p, std::initializer_list<Access> accesses, const LaunchSite& site);

@@ -8,15 +8,15 @@ namespace llmc::host {
 enum class Order { ascending, descending, random };
 
 struct Settings {
-    Order order = Order::ascending;    // LLMC_ORDER=ascending|descending|random: threads of a barrier interval
-    uint32_t seed = 1;                 // LLMC_SEED: for random order
-    bool poison = true;                // LLMC_POISON=0|1: fill shared and fresh device memory with NaN
-    bool lazy_streams = false;         // LLMC_STREAMS=lazy: run work as late as its synchronisation allows
-    bool random_streams = false;       // LLMC_STREAMS=random: lazy, but now and then some stream runs ahead
-    bool guard = false;                // LLMC_GUARD=0|1: device memory is open only to what was declared
-    size_t stack_bytes;                // LLMC_STACK_KB: of one GPU thread
-    size_t shared_limit;               // LLMC_SHARED_KB=227|163|99: what the card that is played gives a block
-    uint64_t fault = 0;                // LLMC_FAULT: the piece of work that breaks the device, 1 the first; 0: none
+    Order order = Order::ascending;  // LLMC_ORDER=ascending|descending|random: threads of a barrier interval
+    uint32_t seed = 1;               // LLMC_SEED: for random order
+    bool poison = true;              // LLMC_POISON=0|1: fill shared and fresh device memory with NaN
+    bool lazy_streams = false;       // LLMC_STREAMS=lazy: run work as late as its synchronisation allows
+    bool random_streams = false;     // LLMC_STREAMS=random: lazy, but now and then some stream runs ahead
+    bool guard = false;              // LLMC_GUARD=0|1: device memory is open only to what was declared
+    size_t stack_bytes;              // LLMC_STACK_KB: of one GPU thread
+    size_t shared_limit;             // LLMC_SHARED_KB=227|163|99: what the card that is played gives a block
+    uint64_t fault = 0;              // LLMC_FAULT: the piece of work that breaks the device, 1 the first; 0: none
 
     Settings();
 };
