@@ -150,6 +150,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
         plan_run(o, zero);
         return ExitCode::ok;
     }
+    const MemoryByKind memory = plan_rank(o, ranks.comm).memory;  // or says why there is no such run
     if (!inputs.train)
         throw Error(ExitCode::bad_flags, "no training data: give token shards with --train GLOB (see --help)");
     const Comm& comm = ranks.comm;
@@ -157,7 +158,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     comm.require_equal("command line", "--profile-steps " + o.profile_steps);
     if (comm.is_main())
         for (const std::string& note : o.notes) std::printf("note: %s\n", note.c_str());
-    check_memory(plan_rank(o, comm).memory, ranks.libraries_to_come(o), ranks.device.free_memory, ranks.device.name);
+    check_memory(memory, ranks.libraries_to_come(o), ranks.device.free_memory, ranks.device.name);
 
     RunDirectory directory(comm.is_main() ? o.out : "", o.overwrite);
     install_signal_handlers();
