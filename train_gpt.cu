@@ -90,7 +90,7 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
 
         const StepAgreement agreed = agree(stop_reason(deadline), batch.value(), comm);
         stop = agreed.stop;
-        const Products products = products_of(trainer.products());
+        const Products& products = trainer.products();
         reports.expect(step, products, agreed.batch_hash);
         if (step == 1) {
             require_fp8_products(products, trainer.expected_fp8_products(), o.fp8_emulation);

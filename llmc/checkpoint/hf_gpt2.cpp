@@ -187,7 +187,7 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
     for (const TensorRow& row : all_tensors(config)) {
         HfTensor tensor{row.name, {kPrefix + row.hf_name, "F32", {row.rows}}, false};
         if (row.is_matrix()) tensor.spec.shape.push_back(row.columns);
-        tensor.transposed = transposes && row.is_matrix() && row.name.rfind("h.", 0) == 0;
+        tensor.transposed = transposes && row.is_matrix() && row.block >= 0;
         if (tensor.transposed) std::swap(tensor.spec.shape[0], tensor.spec.shape[1]);
         tensors.push_back(tensor);
     }

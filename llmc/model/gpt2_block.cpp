@@ -41,24 +41,18 @@ ModelTable gpt2_table(const ModelConfig& config) {
     return table;
 }
 
-namespace {
-
-std::string name_in(int layer, const char* part) { return "h." + std::to_string(layer) + "." + part; }
-
-}  // namespace
-
 template <class Real>
 Gpt2Block<Real>::Gpt2Block(ModelContext<Real>& c, int layer)
     : config_(c.config),
       level_(c.recompute),
-      qkv_(c.linear, name_in(layer, "qkv"), c.B * c.T, {"qkv", c.recompute >= Recompute::norm}),
-      attn_proj_(c.linear, name_in(layer, "attn_proj"), c.B * c.T,
+      qkv_(c.linear, block_prefix(layer) + "qkv", c.B * c.T, {"qkv", c.recompute >= Recompute::norm}),
+      attn_proj_(c.linear, block_prefix(layer) + "attn_proj", c.B * c.T,
                  {"attn_proj", c.recompute >= Recompute::block, /*gradient_from_norm=*/true}),
-      fc_(c.linear, name_in(layer, "fc"), c.B * c.T, {"fc", c.recompute >= Recompute::norm}),
-      fc_proj_(c.linear, name_in(layer, "fc_proj"), c.B * c.T,
+      fc_(c.linear, block_prefix(layer) + "fc", c.B * c.T, {"fc", c.recompute >= Recompute::norm}),
+      fc_proj_(c.linear, block_prefix(layer) + "fc_proj", c.B * c.T,
                {"fc_proj", c.recompute >= Recompute::gelu, /*gradient_from_norm=*/true}),
-      ln1_(c, name_in(layer, "ln1"), c.recompute < Recompute::block),
-      ln2_(c, name_in(layer, "ln2"), c.recompute < Recompute::block) {
+      ln1_(c, block_prefix(layer) + "ln1", c.recompute < Recompute::block),
+      ln2_(c, block_prefix(layer) + "ln2", c.recompute < Recompute::block) {
     const size_t N = c.N(), C = c.C(), heads = static_cast<size_t>(config_.heads);
     const bool keeps = level_ < Recompute::block;
     c.activations.plan(&residual_, N * C);

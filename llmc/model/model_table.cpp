@@ -30,8 +30,6 @@ float normal(uint64_t key, uint64_t i) {
     return static_cast<float>(std::sqrt(-2.0 * std::log(u)) * std::cos(angle));
 }
 
-std::string block_prefix(int layer) { return "h." + std::to_string(layer) + "."; }
-
 // Those with weight decay first, as ParameterTable wants them.
 Unit unit_of(const std::string& name, const std::string& prefix, const std::vector<TensorRow>& rows) {
     Unit unit;
@@ -60,6 +58,8 @@ int64_t ModelTable::block_matrix_parameters() const {
     return sum;
 }
 
+std::string block_prefix(int layer) { return "h." + std::to_string(layer) + "."; }
+
 size_t final_unit(const ModelConfig& config) { return static_cast<size_t>(config.layers) + 1; }
 
 std::vector<Unit> parameter_units(const ModelConfig& config) {
@@ -86,6 +86,7 @@ std::vector<TensorRow> all_tensors(const ModelConfig& config) {
         for (TensorRow row : table.block) {
             row.name = block_prefix(l) + row.name;
             row.hf_name = block_prefix(l) + row.hf_name;
+            row.block = l;
             all.push_back(row);
         }
     all.insert(all.end(), table.final.begin(), table.final.end());

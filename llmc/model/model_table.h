@@ -25,6 +25,7 @@ struct TensorRow {
     int rows, columns;    // (OC, C) of a linear layer's weight; columns 0: a vector
     Init init;
     int padded_rows = 0;  // of the tensor in memory, where it has more: they are 0
+    int block = -1;       // of a block, in all_tensors()
 
     bool is_matrix() const { return columns > 0; }
     int64_t count() const { return int64_t{rows} * (is_matrix() ? columns : 1); }
@@ -50,6 +51,7 @@ inline size_t embedding_unit() { return 0; }
 inline size_t block_unit(int layer) { return static_cast<size_t>(layer) + 1; }
 size_t final_unit(const ModelConfig& config);
 std::vector<Unit> parameter_units(const ModelConfig& config);
+std::string block_prefix(int layer);  // "h.3.", of the names of a block's tensors and layers
 
 // Names of a block's linear layers, without "h.3.".
 std::vector<std::string> linear_names(const ModelConfig& config);

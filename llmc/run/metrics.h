@@ -11,15 +11,13 @@
 #include <utility>
 #include <vector>
 
+#include "llmc/linear/matmul.h"
 #include "llmc/run/options.h"
 
 namespace llmc {
 
-// Matrix products of one training micro-step, by the type of their operands.
-struct Products {
-    int64_t fp8 = 0, bf16 = 0, fp32 = 0;
-    int64_t emulated = 0;  // of the FP8 ones: made by BF16 units from the same values; written when there are any
-};
+// Matrix products of one training micro-step; `emulated` is written when there are any.
+using Products = ProductCounts;
 
 // What a loss or norm had to stay below, where it did not.
 struct SpikeRecord {

@@ -78,7 +78,7 @@ LinearTime linear_time(const Rates& r, double size, double M, double K, double N
 LinearTime blocks_time(const Rates& r, double M, const Fp8Layers& fp8, const ModelConfig& model) {
     LinearTime sum{0, 0};
     for (const TensorRow& row : all_tensors(model)) {
-        if (!row.is_matrix() || row.name.rfind("h.", 0) != 0) continue;
+        if (!row.is_matrix() || row.block < 0) continue;
         const bool is_fp8 = fp8.is_fp8(row.name.substr(0, row.name.rfind('.')));
         const LinearTime t =
             linear_time(r, is_fp8 ? 1 : 2, M, row.columns, row.rows, row.init == Init::residual ? 2 : 1);

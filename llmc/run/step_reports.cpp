@@ -32,8 +32,6 @@ StepAgreement agree(StopReason stop, uint64_t batch_hash, const Comm& comm) {
     return agreed;
 }
 
-Products products_of(const ProductCounts& counts) { return {counts.fp8, counts.bf16, counts.fp32, counts.emulated}; }
-
 StepReports::StepReports(const Options& options, const ProgressSetup& setup, const Fp8Registry* fp8, const Comm& comm,
                          RunDirectory& directory)
     : options_(options),

@@ -31,9 +31,6 @@ struct StepAgreement {
 };
 StepAgreement agree(StopReason stop, uint64_t batch_hash, const Comm& comm);
 
-// Matrix products of a micro-step, for the record.
-Products products_of(const ProductCounts& counts);
-
 class StepReports {
 public:
     // `fp8`: of the run, to name tensors; nullptr: none.

@@ -31,10 +31,9 @@ template <class Real>
 class MlpBlock {
 public:
     MlpBlock(ModelContext<Real>& c, int layer)
-        : up_(c.linear, "h." + std::to_string(layer) + ".up", c.B * c.T, {.kind = "up"}),
-          down_(c.linear, "h." + std::to_string(layer) + ".down", c.B * c.T,
-                {.kind = "down", .gradient_from_norm = true}),
-          norm_(c, "h." + std::to_string(layer) + ".norm", true) {
+        : up_(c.linear, block_prefix(layer) + "up", c.B * c.T, {.kind = "up"}),
+          down_(c.linear, block_prefix(layer) + "down", c.B * c.T, {.kind = "down", .gradient_from_norm = true}),
+          norm_(c, block_prefix(layer) + "norm", true) {
         const size_t N = c.N(), C = c.C();
         for (Real** tensor : {&residual_, &normed_}) c.activations.plan(tensor, N * C);
         for (Real** tensor : {&hidden_, &gelu_}) c.activations.plan(tensor, N * 2 * C);
