@@ -34,7 +34,7 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
     else
         load_weights(trainer, o.init_from);
     if (!o.out.empty()) {  // on every rank: all take part
-        const std::string weights = fingerprint_text(weights_fingerprint(trainer.parameters(), trainer.stream()));
+        const std::string weights = fingerprint_text(weights_fingerprint(trainer.weights(), trainer.stream()));
         if (directory.active()) directory.write_run_json(o, {comm.world(), ranks.device.name, weights});
     }
 

@@ -53,7 +53,7 @@ ordered_json measure(const Options& o, const ShardSet& shards) {
     for (size_t u = 0; u < trainer.table().units().size(); u++)
         for (size_t t = 0; t < trainer.table().unit(u).tensors.size(); t++)
             result["gradients"][trainer.table().unit(u).tensors[t].name] =
-                numbers_of(trainer.parameters().get_gradient(u, t, stream));
+                numbers_of(trainer.gradients().get_gradient(u, t, stream));
     return result;
 }
 

@@ -96,7 +96,7 @@ StagePlan plan_rank_of(const Options& o, const Comm& comm) {
     const Trainer<Real> trainer(trainer_config(o), comm);
     const WireLayout layout{comm.world(), o.micro_steps, sizeof(Real), comm.reduce_order() == ReduceOrder::rank};
     return {comm.world() > 1 ? o.zero : 0, "", trainer.memory(),
-            wire_schedule(trainer.table(), trainer.sharding(), layout)};
+            wire_schedule(trainer.table(), trainer.layout().sharding(), layout)};
 }
 
 }  // namespace

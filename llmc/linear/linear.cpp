@@ -33,11 +33,12 @@ e4m3* codes_at(uint8_t* memory) { return reinterpret_cast<e4m3*>(memory); }
 // ---- all layers ----------------------------------------------------------------------------------------------------
 
 template <class Real>
-LinearLayers<Real>::LinearLayers(Parameters<Real>& parameters, Matmul& matmul, const Fp8Config* fp8,
+LinearLayers<Real>::LinearLayers(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, const Fp8Config* fp8,
                                  const Fp8Layers& layers)
-    : parameters_(parameters),
+    : weights_(weights),
+      gradients_(gradients),
       matmul_(matmul),
-      fp8_(fp8 ? std::make_unique<Fp8Registry>(*fp8, parameters.comm()) : nullptr),
+      fp8_(fp8 ? std::make_unique<Fp8Registry>(*fp8, weights.layout().comm()) : nullptr),
       wanted_(layers) {
     if (fp8 && !kCanBeFp8<Real>) throw Error(ExitCode::failure, "this build or precision has no FP8");
 }
@@ -55,11 +56,11 @@ void LinearLayers<Real>::check_recipe() const {
     if (!block_scales()) return;
     const Fp8Recipe recipe = fp8_->config().recipe;
     const char* name = kFp8Recipes[static_cast<int>(recipe)];
-    if (parameters_.is_sliced() && (recipe == Fp8Recipe::block || !parameters_.keeps_whole_weights()))
+    if (weights_.layout().is_sliced() && (recipe == Fp8Recipe::block || !weights_.layout().keeps_whole_weights()))
         throw Error(ExitCode::bad_flags,
                     strprintf("--fp8-recipe %s needs whole weights on every rank, which --zero %d does not keep; use "
                               "%s or --fp8-recipe delayed",
-                              name, parameters_.stage(), recipe == Fp8Recipe::block ? "--zero 0" : "--zero 2"));
+                              name, weights_.layout().stage(), recipe == Fp8Recipe::block ? "--zero 0" : "--zero 2"));
     const int length = block_length(fp8_->scaling());
     std::vector<std::string> odd_channels, odd_rows;  // kinds of layers
     int channels = 0, rows = 0;
@@ -92,7 +93,7 @@ void LinearLayers<Real>::allocate(stream_t stream) {
         for (const Matmul::LinearShape& shape : shapes()) matmul_.reserve(shape.N, shape.C, shape.OC);
     if (!fp8_) return;
     activations_.allocate();
-    if (weights_.bytes() > 0) weights_.allocate();
+    if (weight_codes_.bytes() > 0) weight_codes_.allocate();
     fp8_->allocate(stream);
 }
 
@@ -127,14 +128,14 @@ int LinearLayers<Real>::token_multiple() const {
 
 template <class Real>
 void LinearLayers<Real>::prepare_weights(stream_t stream) {
-    if (!fp8_) return parameters_.publish(stream);
+    if (!fp8_) return weights_.publish(stream);
     for (Linear<Real>* layer : layers_) layer->keep_in_fp8();
     // Scales are functions of the master weights alone, whoever has which slice of them.
-    if (parameters_.to_be_measured() && !block_scales()) measure_weights(stream);
-    parameters_.set_measured();
+    if (weights_.to_be_measured() && !block_scales()) measure_weights(stream);
+    weights_.set_measured();
     if (codes_travel()) fp8_->share_weight_amaxes(stream);
     fp8_->set_weight_scales(stream);
-    parameters_.publish(stream, fp8_->write_pass());
+    weights_.publish(stream, fp8_->write_pass());
     for (auto& [kind, shared] : gathered_) shared.holder = kNobody;
     for (Linear<Real>* layer : layers_) layer->own_w_.holder = kNobody;
     for (Linear<Real>* layer : layers_)
@@ -143,7 +144,7 @@ void LinearLayers<Real>::prepare_weights(stream_t stream) {
 
 template <class Real>
 void LinearLayers<Real>::measure_weights(stream_t stream) {
-    if (codes_travel()) return parameters_.measure_slices(stream);
+    if (codes_travel()) return weights_.measure_slices(stream);
     const ProfileRange range("measure FP8 weights", stream);
     for (Linear<Real>* layer : layers_)
         if (layer->is_fp8() && !layer->setup_.from_working_copy) layer->quantize_master(QuantizePass::measure, stream);
@@ -164,7 +165,7 @@ template <class Real>
 Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int rows, const LinearSetup& setup,
                      const std::string& weight)
     : layers_(layers), name_(name), rows_(rows), setup_(setup) {
-    const ParameterTable& table = layers.parameters_.table();
+    const ParameterTable& table = layers.weights_.table();
     weight_ = table.find(weight.empty() ? name + ".weight" : weight);
     if (table.contains(name + ".bias")) bias_ = table.find(name + ".bias");
     const std::vector<int>& shape = table.tensor(weight_).shape;
@@ -184,7 +185,7 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
 template <class Real>
 void Linear<Real>::plan_codes() {
     const size_t N = static_cast<size_t>(rows_), C = static_cast<size_t>(inputs_), OC = static_cast<size_t>(outputs_);
-    Arena &activations = layers_.activations_, &weights = layers_.weights_;
+    Arena &activations = layers_.activations_, &weights = layers_.weight_codes_;
     activations.plan_shared("x", &layers_.x_.row, N * C);
     activations.plan_shared("dout", &layers_.dout_.row, N * OC);
     activations.plan_shared("dout transposed", &layers_.dout_.transposed, N * OC);
@@ -193,7 +194,7 @@ void Linear<Real>::plan_codes() {
         activations.plan_shared("x transposed of " + setup_.kind, &x_transposed_->transposed, N * C);
     else
         activations.plan(&own_x_.transposed, N * C);
-    const bool whole = setup_.from_working_copy || layers_.parameters_.keeps_whole_weights();
+    const bool whole = setup_.from_working_copy || layers_.weights_.layout().keeps_whole_weights();
     w_transposed_ = whole ? &own_w_ : &layers_.gathered_[setup_.kind];
     if (!codes_travel()) weights.plan(&own_w_.row, C * OC);
     if (whole)
@@ -207,7 +208,7 @@ void Linear<Real>::plan_scales() {
     const size_t N = static_cast<size_t>(rows_), C = static_cast<size_t>(inputs_), OC = static_cast<size_t>(outputs_);
     const bool mx = layers_.fp8_->scaling() == Fp8Scaling::mx;
     const ScaleLayout rows = mx ? ScaleLayout::mx : ScaleLayout::vectors, tiles = mx ? rows : ScaleLayout::tiles;
-    Arena &activations = layers_.activations_, &weights = layers_.weights_;
+    Arena &activations = layers_.activations_, &weights = layers_.weight_codes_;
     activations.plan_shared("source", &layers_.source_, N * C);
     activations.plan_shared("x scales", &layers_.x_.row_scales, scale_bytes(rows, N, C));
     activations.plan_shared("dout scales", &layers_.dout_.row_scales, scale_bytes(rows, N, OC));
@@ -226,7 +227,7 @@ void Linear<Real>::plan_scales() {
 template <class Real>
 Quantized<e4m3> Linear<Real>::w_codes() const {
     e4m3* row = codes_at(own_w_.row);
-    if (codes_travel()) row = const_cast<e4m3*>(layers_.parameters_.fp8_weight(weight_.unit, weight_.tensor));
+    if (codes_travel()) row = const_cast<e4m3*>(layers_.weights_.fp8_weight(weight_.unit, weight_.tensor));
     return {row, codes_at(w_transposed_->transposed), layers_.fp8_->state(tensors_, Fp8Role::w), own_w_.row_scales,
             own_w_.transposed_scales};
 }
@@ -235,13 +236,13 @@ Quantized<e4m3> Linear<Real>::w_codes() const {
 template <class Real>
 void Linear<Real>::keep_in_fp8() {
     if (!is_fp8_ || setup_.from_working_copy || layers_.fp8_->scaling() == Fp8Scaling::mx) return;
-    layers_.parameters_.keep_in_fp8(weight_.unit, weight_.tensor, layers_.fp8_->state(tensors_, Fp8Role::w));
+    layers_.weights_.keep_in_fp8(weight_.unit, weight_.tensor, layers_.fp8_->state(tensors_, Fp8Role::w));
 }
 
 template <class Real>
 void Linear<Real>::quantize_master([[maybe_unused]] QuantizePass pass, [[maybe_unused]] stream_t stream) {
     if constexpr (kCanBeFp8<Real>)
-        quantize_weight(w_codes(), layers_.parameters_.master(weight_.unit, weight_.tensor), outputs_, inputs_, pass,
+        quantize_weight(w_codes(), layers_.weights_.master(weight_.unit, weight_.tensor), outputs_, inputs_, pass,
                         stream);
 }
 
@@ -254,8 +255,8 @@ void Linear<Real>::write_weight([[maybe_unused]] stream_t stream) {
         if (setup_.from_working_copy || fp8.scaling() == Fp8Scaling::mx) return write_from_working_copy(stream);
         const ProfileRange range("quantize weights", stream);
         if (fp8.scaling() == Fp8Scaling::block)
-            quantize_weight_tiles(w_codes(), layers_.parameters_.master(weight_.unit, weight_.tensor), outputs_,
-                                  inputs_, fp8.train_pass(), stream);
+            quantize_weight_tiles(w_codes(), layers_.weights_.master(weight_.unit, weight_.tensor), outputs_, inputs_,
+                                  fp8.train_pass(), stream);
         else
             quantize_master(fp8.write_pass(), stream);
     }
@@ -265,7 +266,7 @@ template <class Real>
 void Linear<Real>::write_from_working_copy([[maybe_unused]] stream_t stream) {
     if constexpr (kCanBeFp8<Real>) {
         Fp8Registry& fp8 = *layers_.fp8_;
-        layers_.parameters_.gather(weight_.unit, stream);
+        layers_.weights_.gather(weight_.unit, stream);
         {
             const ProfileRange range("quantize weights", stream);
             const Quantized<e4m3> w = w_codes();
@@ -281,7 +282,7 @@ void Linear<Real>::write_from_working_copy([[maybe_unused]] stream_t stream) {
                 cast(fp8.write_pass());
             }
         }
-        layers_.parameters_.release(weight_.unit, stream);
+        layers_.weights_.release(weight_.unit, stream);
     }
 }
 
@@ -298,7 +299,7 @@ void Linear<Real>::transpose_weight([[maybe_unused]] stream_t stream) {
 template <class Real>
 void Linear<Real>::leave_fp8(stream_t stream) {
     is_fp8_ = false;
-    if (!setup_.from_working_copy) layers_.parameters_.leave_fp8(weight_.unit, weight_.tensor, stream);
+    if (!setup_.from_working_copy) layers_.weights_.leave_fp8(weight_.unit, weight_.tensor, stream);
 }
 
 // ---- one layer: forward and backward -------------------------------------------------------------------------------
@@ -345,7 +346,7 @@ void Linear<Real>::check_holds(const Shared& shared, const char* what) const {
 
 template <class Real>
 void Linear<Real>::forward(Real* out, const Operand<Real>& x, const Pass& pass) {
-    const Real* bias = bias_ ? layers_.parameters_.weight(*bias_) : nullptr;
+    const Real* bias = bias_ ? layers_.weights_.weight(*bias_) : nullptr;
     if constexpr (kCanBeFp8<Real>)
         if (is_fp8_) {
             check_holds(layers_.x_, "x");
@@ -370,9 +371,9 @@ void Linear<Real>::backward(Real* dinp, const Gradient<Real>& dout, const Operan
         }
     const int N = pass.N();
     if (bias_ && dout.bias == Gradient<Real>::Bias::none)
-        bias_gradient(layers_.parameters_.gradient(*bias_), pass.scratch, dout.value, N, outputs_, pass.accumulate,
+        bias_gradient(layers_.gradients_.gradient(*bias_), pass.scratch, dout.value, N, outputs_, pass.accumulate,
                       pass.stream);
-    layers_.matmul_.wgrad(layers_.parameters_.gradient(weight_), dout.value, x.value, N, inputs_, outputs_,
+    layers_.matmul_.wgrad(layers_.gradients_.gradient(weight_), dout.value, x.value, N, inputs_, outputs_,
                           pass.accumulate, pass.stream);
     layers_.matmul_.dgrad(dinp, dout.value, weight(), N, inputs_, outputs_, pass.stream);
 }
@@ -403,7 +404,7 @@ void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gr
     check_holds(*x_transposed_, "x, transposed");
     if (w_transposed_->holder != tensors_) transpose_weight(pass.stream);
     const Quantized<e4m3> w = w_codes();
-    layers_.matmul_.wgrad_fp8(layers_.parameters_.gradient(weight_), codes.transposed, codes.transposed_scale_inv(),
+    layers_.matmul_.wgrad_fp8(layers_.gradients_.gradient(weight_), codes.transposed, codes.transposed_scale_inv(),
                               x.codes.transposed, x.codes.transposed_scale_inv(), N, inputs_, outputs_, pass.accumulate,
                               pass.stream);
     layers_.matmul_.dgrad_fp8(dinp, codes.row, codes.row_scale_inv(), w.transposed, w.transposed_scale_inv(), N,

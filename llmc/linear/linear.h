@@ -23,7 +23,8 @@
 #include "llmc/linear/matmul.h"
 #include "llmc/linear/operand.h"
 #include "llmc/linear/pass.h"
-#include "llmc/shard/parameters.h"
+#include "llmc/shard/gradients.h"
+#include "llmc/shard/weights.h"
 
 namespace llmc {
 
@@ -39,12 +40,13 @@ template <class Real>
 class LinearLayers {
 public:
     // `fp8`: nullptr: none (bf16 models only otherwise). `layers`: which layers are in FP8.
-    LinearLayers(Parameters<Real>& parameters, Matmul& matmul, const Fp8Config* fp8, const Fp8Layers& layers);
+    LinearLayers(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, const Fp8Config* fp8,
+                 const Fp8Layers& layers);
 
     void finish_planning();
     void allocate(stream_t stream);
     size_t activation_bytes() const { return activations_.bytes(); }
-    size_t weight_bytes() const { return weights_.bytes(); }
+    size_t weight_bytes() const { return weight_codes_.bytes(); }
     // What Matmul has to be prepared for.
     std::vector<Matmul::LinearShape> shapes() const;
 
@@ -74,16 +76,17 @@ private:
 
     bool block_scales() const { return fp8_ && fp8_->has_block_scales(); }
     // Weights are sent as FP8 codes, and transposed where they are needed.
-    bool codes_travel() const { return fp8_ && parameters_.is_sliced() && !block_scales(); }
+    bool codes_travel() const { return fp8_ && weights_.layout().is_sliced() && !block_scales(); }
     void check_recipe() const;
     void measure_weights(stream_t stream);
 
-    Parameters<Real>& parameters_;
+    Weights<Real>& weights_;
+    Gradients& gradients_;
     Matmul& matmul_;
     const std::unique_ptr<Fp8Registry> fp8_;
     const Fp8Layers wanted_;
     std::vector<Linear<Real>*> layers_;
-    Arena activations_{MemoryKind::activations}, weights_{MemoryKind::weights};
+    Arena activations_{MemoryKind::activations}, weight_codes_{MemoryKind::weights};
     Shared x_;     // row codes of x; with block scales `source` is beside them
     Shared dout_;  // in the format of gradients
     // By kind: transposed codes of inputs that are made again, and of weights that are gathered before each use.
@@ -104,7 +107,7 @@ struct LinearSetup {
 template <class Real>
 class Linear {
 public:
-    // Parameters name.weight (OC, C) and, where there is one, name.bias (OC); or `weight`, a tensor of another name. At
+    // Tensors name.weight (OC, C) and, where there is one, name.bias (OC); or `weight`, a tensor of another name. At
     // most `rows` rows of input at a time.
     Linear(LinearLayers<Real>& layers, const std::string& name, int rows, const LinearSetup& setup,
            const std::string& weight = "");
@@ -184,7 +187,7 @@ public:
         }
         return {value};
     }
-    float* dbias() { return bias_ ? layers_.parameters_.gradient(*bias_) : nullptr; }
+    float* dbias() { return bias_ ? layers_.gradients_.gradient(*bias_) : nullptr; }
     // Gradients of the weight and the bias, and dinp (N, C).
     void backward(Real* dinp, const Gradient<Real>& dout, const Operand<Real>& x, const Pass& pass);
 
@@ -196,7 +199,7 @@ private:
     void plan_scales();
     // Its rows are what other ranks send.
     bool codes_travel() const { return !setup_.from_working_copy && layers_.codes_travel(); }
-    const Real* weight() const { return layers_.parameters_.weight(weight_); }
+    const Real* weight() const { return layers_.weights_.weight(weight_); }
     Quantized<e4m3> x_codes(const Pass& pass);
     Quantized<e4m3> w_codes() const;
     void keep_in_fp8();

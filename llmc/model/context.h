@@ -23,7 +23,8 @@ struct ModelContext {
     const ModelConfig& config;
     int B, T;  // at most, of a pass
     Recompute recompute;
-    Parameters<Real>& parameters;
+    Weights<Real>& weights;
+    Gradients& gradients;
     LinearLayers<Real>& linear;
     Arena& activations;
 

@@ -8,10 +8,11 @@ namespace llmc {
 
 template <class Real>
 Norm<Real>::Norm(ModelContext<Real>& context, const std::string& name, bool kept)
-    : parameters_(context.parameters),
+    : weights_(context.weights),
+      gradients_(context.gradients),
       channels_(context.config.channels),
-      weight_(context.parameters.table().find(name + ".weight")),
-      bias_(context.parameters.table().find(name + ".bias")) {
+      weight_(context.weights.table().find(name + ".weight")),
+      bias_(context.weights.table().find(name + ".bias")) {
     const std::string kind = name.substr(name.rfind('.') + 1);
     context.plan(kept, (kind + " mean").c_str(), &mean_, context.N());
     context.plan(kept, (kind + " rstd").c_str(), &rstd_, context.N());
@@ -20,7 +21,7 @@ Norm<Real>::Norm(ModelContext<Real>& context, const std::string& name, bool kept
 template <class Real>
 Operand<Real> Norm<Real>::forward(Linear<Real>& reader, Real* normed, Real* residual, const Real* inp1,
                                   const Real* inp2, const Pass& pass) {
-    const Real *weight = parameters_.weight(weight_), *bias = parameters_.weight(bias_);
+    const Real *weight = weights_.weight(weight_), *bias = weights_.weight(bias_);
     Real* const sum = inp2 ? residual : nullptr;
     return reader.input(
         normed, pass, [&](Real* out) { forward(out, residual, inp1, inp2, pass); },
@@ -33,14 +34,14 @@ Operand<Real> Norm<Real>::forward(Linear<Real>& reader, Real* normed, Real* resi
 template <class Real>
 void Norm<Real>::forward(Real* normed, Real* residual, const Real* inp1, const Real* inp2, const Pass& pass) {
     layernorm_forward<Real>(normed, mean_, rstd_, inp2 ? residual : nullptr, inp1, inp2, nullptr,
-                            parameters_.weight(weight_), parameters_.weight(bias_), pass.N(), channels_, pass.stream);
+                            weights_.weight(weight_), weights_.weight(bias_), pass.N(), channels_, pass.stream);
 }
 
 template <class Real>
 Gradient<Real> Norm<Real>::backward(Real* dinp, const Real* dresidual, const Real* dout, const Real* inp,
                                     Linear<Real>* added, const Pass& pass) {
-    const Real* weight = parameters_.weight(weight_);
-    float *dweight = parameters_.gradient(weight_), *dbias = parameters_.gradient(bias_);
+    const Real* weight = weights_.weight(weight_);
+    float *dweight = gradients_.gradient(weight_), *dbias = gradients_.gradient(bias_);
     if (added && added->takes_gradient_from_norm())
         return added->gradient_from_norm(dinp, pass, [&](const auto& codes, float* bias_parts, QuantizePass cast) {
             layernorm_backward_fp8(codes, bias_parts, dinp, dresidual, dweight, dbias, pass.scratch, dout, inp, weight,

@@ -9,7 +9,7 @@ namespace llmc {
 template <class Real>
 class Norm {
 public:
-    // Parameters name.weight and name.bias. `kept`: mean and rstd are kept until backward.
+    // Tensors name.weight and name.bias. `kept`: mean and rstd are kept until backward.
     Norm(ModelContext<Real>& context, const std::string& name, bool kept);
 
     // residual = inp1 + inp2, and its norm, (N, C) each. Without inp2, `residual` is not written and inp1 is normed.
@@ -24,7 +24,8 @@ public:
                             const Pass& pass);
 
 private:
-    Parameters<Real>& parameters_;
+    Weights<Real>& weights_;
+    Gradients& gradients_;
     const int channels_;
     const ParameterTable::Place weight_, bias_;
     float *mean_ = nullptr, *rstd_ = nullptr;  // (N)

@@ -32,7 +32,7 @@ template <class Real, template <class> class Block = Gpt2Block>
 class Transformer {
 public:
     // Nothing is allocated before allocate().
-    Transformer(const ModelSetup& setup, Parameters<Real>& parameters, Matmul& matmul);
+    Transformer(const ModelSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul& matmul);
     ~Transformer();
     Transformer(const Transformer&) = delete;
     Transformer& operator=(const Transformer&) = delete;
@@ -90,7 +90,8 @@ private:
     const ModelConfig config_;
     const int B_, T_;
     const Recompute recompute_;
-    Parameters<Real>& parameters_;
+    Weights<Real>& weights_;
+    Gradients& gradients_;
     Matmul& matmul_;
     Arena activations_{MemoryKind::activations}, workspace_{MemoryKind::workspace};
     LinearLayers<Real> linear_;

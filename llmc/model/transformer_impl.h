@@ -12,15 +12,17 @@
 namespace llmc {
 
 template <class Real, template <class> class Block>
-Transformer<Real, Block>::Transformer(const ModelSetup& setup, Parameters<Real>& parameters, Matmul& matmul)
+Transformer<Real, Block>::Transformer(const ModelSetup& setup, Weights<Real>& weights, Gradients& gradients,
+                                      Matmul& matmul)
     : config_(setup.config),
       B_(setup.B),
       T_(setup.T),
       recompute_(setup.recompute),
-      parameters_(parameters),
+      weights_(weights),
+      gradients_(gradients),
       matmul_(matmul),
-      linear_(parameters, matmul, setup.fp8, setup.fp8_layers),
-      context_{config_, B_, T_, setup.recompute, parameters, linear_, activations_},
+      linear_(weights, gradients, matmul, setup.fp8, setup.fp8_layers),
+      context_{config_, B_, T_, setup.recompute, weights, gradients, linear_, activations_},
       blocks_([&] {
           std::deque<Block<Real>> blocks;
           for (int l = 0; l < setup.config.layers; l++) blocks.emplace_back(context_, l);
@@ -30,8 +32,8 @@ Transformer<Real, Block>::Transformer(const ModelSetup& setup, Parameters<Real>&
             logits_chunk(setup.B * setup.T, setup.config.padded_vocab(), sizeof(Real), setup.logits_bytes),
             {.kind = kHeadLayer, .from_working_copy = true}, "wte"),
       final_norm_(context_, "lnf", true),
-      wte_(parameters.table().find("wte")),
-      wpe_(parameters.table().find("wpe")) {
+      wte_(weights.table().find("wte")),
+      wpe_(weights.table().find("wpe")) {
     linear_.finish_planning();
     const size_t N = context_.N(), C = context_.C();
     const int n = B_ * T_;
@@ -44,8 +46,8 @@ Transformer<Real, Block>::Transformer(const ModelSetup& setup, Parameters<Real>&
     workspace_.plan(&sorted_, token_sort_size(n));
     workspace_.plan(&loss_sums_, 2);
     workspace_.plan(&loss_counts_, 2);
-    workspace_.plan(&loss_workspace_, parameters.comm().template all_reduce_workspace<double>(1));
-    for (const Unit& unit : parameters.table().units()) {
+    workspace_.plan(&loss_workspace_, weights.layout().comm().template all_reduce_workspace<double>(1));
+    for (const Unit& unit : weights.table().units()) {
         forward_names_.push_back(unit.name + " forward");
         backward_names_.push_back(unit.name + " backward");
     }
@@ -76,8 +78,8 @@ void Transformer<Real, Block>::allocate(stream_t stream) {
 template <class Real, template <class> class Block>
 void Transformer<Real, Block>::initialize(uint64_t seed, stream_t stream) {
     for (const TensorRow& row : all_tensors(config_)) {
-        const ParameterTable::Place place = parameters_.table().find(row.name);
-        parameters_.set_tensor(place.unit, place.tensor, initial_values(config_, row, seed), stream);
+        const ParameterTable::Place place = weights_.table().find(row.name);
+        weights_.set_tensor(place.unit, place.tensor, initial_values(config_, row, seed), stream);
     }
 }
 
@@ -120,7 +122,7 @@ template <class Real, template <class> class Block>
 void Transformer<Real, Block>::embed(const Pass& pass) {
     const int C = config_.channels, positions = std::min(pass.T, config_.context);
     Real* const out = blocks_.front().residual();  // (N, C)
-    embedding_forward(out, tokens_, parameters_.weight(wte_), parameters_.weight(wpe_), pass.B, positions, C,
+    embedding_forward(out, tokens_, weights_.weight(wte_), weights_.weight(wpe_), pass.B, positions, C,
                       config_.padded_vocab(), pass.stream);
     if (positions == pass.T) return;
     // Padding of next_token_logits(), B = 1.
@@ -135,29 +137,29 @@ void Transformer<Real, Block>::forward(const Pass& pass) {
     const stream_t stream = pass.stream;
     const size_t embedding = embedding_unit(), final = final_unit(config_);
 
-    parameters_.gather(embedding, stream);
+    weights_.gather(embedding, stream);
     {
         const ProfileRange range(forward_names_[embedding].c_str(), stream);
         embed(pass);
     }
-    parameters_.release(embedding, stream);
+    weights_.release(embedding, stream);
 
     ResidualStream<Real> x{blocks_.front().residual(), nullptr};
     for (int l = 0; l < config_.layers; l++) {
-        parameters_.gather(block_unit(l), stream);
+        weights_.gather(block_unit(l), stream);
         {
             const ProfileRange range(forward_names_[block_unit(l)].c_str(), stream);
             x = blocks_[static_cast<size_t>(l)].forward(x, pass);
         }
-        parameters_.release(block_unit(l), stream);
+        weights_.release(block_unit(l), stream);
     }
 
-    parameters_.gather(final, stream);
+    weights_.gather(final, stream);
     {
         const ProfileRange range(forward_names_[final].c_str(), stream);
         final_norm_.forward(lnf_, residual_final_, x.residual, x.branch, pass);
     }
-    parameters_.release(final, stream);
+    weights_.release(final, stream);
 }
 
 // The head and the loss in chunks of rows, so that the logits never exist whole. In training each chunk's logits become
@@ -166,7 +168,8 @@ template <class Real, template <class> class Block>
 void Transformer<Real, Block>::loss_and_head_gradients(float loss_weight, const float* loss_scale, const Pass& pass) {
     const int V = config_.vocab, Vp = config_.padded_vocab();
     const bool training = pass.kind == PassKind::training;
-    parameters_.gather(embedding_unit(), pass.stream);
+    weights_.gather(embedding_unit(), pass.stream);
+    if (training) gradients_.acquire(embedding_unit(), pass.stream);
     {
         const ProfileRange range("head and loss", pass.stream);
         for (int row = 0; row < pass.N(); row += head_.rows()) {
@@ -181,7 +184,7 @@ void Transformer<Real, Block>::loss_and_head_gradients(float loss_weight, const 
             if (training) head_.backward(dlnf_ + begin, {logits_}, lnf, chunk);
         }
     }
-    parameters_.release(embedding_unit(), pass.stream);
+    weights_.release(embedding_unit(), pass.stream);
 }
 
 // ---- backward ------------------------------------------------------------------------------------------------------
@@ -193,39 +196,41 @@ void Transformer<Real, Block>::backward(const Pass& pass) {
     const size_t embedding = embedding_unit(), final = final_unit(config_);
 
     Gradient<Real> dstream;
-    parameters_.gather(final, stream);
+    weights_.gather(final, stream);
+    gradients_.acquire(final, stream);
     {
         const ProfileRange range(backward_names_[final].c_str(), stream);
         dstream = final_norm_.backward(dresidual_, nullptr, dlnf_, residual_final_, &blocks_.back().last_layer(), pass);
     }
-    parameters_.release(final, stream);
-    parameters_.reduce(final, stream);
+    weights_.release(final, stream);
+    gradients_.reduce(final, stream);
 
     for (int l = config_.layers - 1; l >= 0; l--) {
         Block<Real>& block = blocks_[static_cast<size_t>(l)];
         Linear<Real>* const before = l > 0 ? &blocks_[static_cast<size_t>(l - 1)].last_layer() : nullptr;
-        parameters_.gather(block_unit(l), stream);
+        weights_.gather(block_unit(l), stream);
+        gradients_.acquire(block_unit(l), stream);
         {
             const ProfileRange range(backward_names_[block_unit(l)].c_str(), stream);
             block.recompute(pass.as(PassKind::recompute));
             dstream = block.backward(dstream, before, pass);
         }
-        parameters_.release(block_unit(l), stream);
-        parameters_.reduce(block_unit(l), stream);
+        weights_.release(block_unit(l), stream);
+        gradients_.reduce(block_unit(l), stream);
     }
 
     {
         const ProfileRange range(backward_names_[embedding].c_str(), stream);
         embed_backward(pass);
     }
-    parameters_.reduce(embedding, stream);  // with the head's part, which was there first
+    gradients_.reduce(embedding, stream);  // with the head's part, which was there first
 }
 
 template <class Real, template <class> class Block>
 void Transformer<Real, Block>::embed_backward(const Pass& pass) {
-    float* dwpe = parameters_.gradient(wpe_);
-    if (!pass.accumulate) set_bytes(dwpe, 0, parameters_.table().tensor(wpe_).count() * sizeof(float), pass.stream);
-    embedding_backward(parameters_.gradient(wte_), dwpe, sorted_, dresidual_, pass.B, pass.T, config_.channels,
+    float* dwpe = gradients_.gradient(wpe_);
+    if (!pass.accumulate) set_bytes(dwpe, 0, weights_.table().tensor(wpe_).count() * sizeof(float), pass.stream);
+    embedding_backward(gradients_.gradient(wte_), dwpe, sorted_, dresidual_, pass.B, pass.T, config_.channels,
                        config_.padded_vocab(), pass.stream);
 }
 
@@ -234,8 +239,8 @@ void Transformer<Real, Block>::embed_backward(const Pass& pass) {
 template <class Real, template <class> class Block>
 void Transformer<Real, Block>::train_micro_step(const int* tokens, const int* targets, float loss_weight,
                                                 const float* loss_scale, bool first, stream_t stream, bool last) {
-    const Pass training = pass(PassKind::training, B_, T_, !first && parameters_.accumulates(), stream);
-    parameters_.begin_micro_step(first, last);
+    const Pass training = pass(PassKind::training, B_, T_, !first && gradients_.layout().accumulates(), stream);
+    gradients_.begin_micro_step(first, last);
     {
         const ProfileRange range("upload tokens", stream);
         upload(tokens, targets, training.N(), true, stream);
@@ -249,7 +254,7 @@ void Transformer<Real, Block>::train_micro_step(const int* tokens, const int* ta
 
 template <class Real, template <class> class Block>
 void Transformer<Real, Block>::share_losses(int which, stream_t stream) {
-    const Comm& comm = parameters_.comm();
+    const Comm& comm = weights_.layout().comm();
     if (comm.world() == 1) return;
     const CommRange range("sum the loss", comm, stream);
     comm.all_reduce(loss_sums_ + which, 1, ReduceOp::sum, loss_workspace_, stream);
@@ -278,11 +283,10 @@ std::vector<float> Transformer<Real, Block>::next_token_logits(const int* tokens
     const int N = static_cast<int>(padded.size());
     upload(padded.data(), nullptr, N, false, stream);
     forward(pass(PassKind::evaluation, 1, N, false, stream));
-    parameters_.gather(embedding_unit(), stream);
+    weights_.gather(embedding_unit(), stream);
     matmul_.template forward<Real>(logits_, lnf_ + static_cast<size_t>(length - 1) * context_.C(),
-                                   parameters_.weight(wte_), nullptr, 1, config_.channels, config_.padded_vocab(),
-                                   stream);
-    parameters_.release(embedding_unit(), stream);
+                                   weights_.weight(wte_), nullptr, 1, config_.channels, config_.padded_vocab(), stream);
+    weights_.release(embedding_unit(), stream);
     std::vector<float> logits;
     for (const Real x : read_back(logits_, static_cast<size_t>(config_.vocab), stream)) logits.push_back(to_float(x));
     return logits;

@@ -8,30 +8,31 @@
 namespace llmc {
 
 template <class Real>
-Optimizer<Real>::Optimizer(Parameters<Real>& parameters, const ScheduleConfig& schedule, const AdamWConfig& adamw,
-                           double clip, const LossScaleConfig& loss_scale, bool skip_spikes)
-    : parameters_(parameters),
+Optimizer<Real>::Optimizer(Weights<Real>& weights, Gradients& gradients, const ScheduleConfig& schedule,
+                           const AdamWConfig& adamw, double clip, const LossScaleConfig& loss_scale, bool skip_spikes)
+    : weights_(weights),
+      gradients_(gradients),
       schedule_(schedule),
       adamw_(adamw),
       clip_(clip),
       loss_scale_config_(loss_scale),
       skip_spikes_(skip_spikes) {
-    for (size_t u = 0; u < parameters.table().units().size(); u++)
-        partial_count_ += global_norm_blocks(parameters.gradient_share(u).count);
-    for (float** moment : {&m_, &v_}) moments_.plan(moment, parameters.slice_total());
+    const ShardLayout& layout = weights.layout();
+    for (size_t u = 0; u < layout.units(); u++) partial_count_ += global_norm_blocks(layout.share(u).count);
+    for (float** moment : {&m_, &v_}) moments_.plan(moment, layout.slice_total());
     arena_.plan(&partials_, partial_count_);
     arena_.plan(&state_, 1);
     arena_.plan(&loss_scale_, 1);
     arena_.plan(&spikes_, 1);
-    if (parameters.comm().world() > 1)
-        arena_.plan(&workspace_, parameters.comm().template all_reduce_workspace<double>(partial_count_));
+    if (layout.comm().world() > 1)
+        arena_.plan(&workspace_, layout.comm().template all_reduce_workspace<double>(partial_count_));
 }
 
 template <class Real>
 void Optimizer<Real>::allocate(stream_t stream) {
     arena_.allocate();
     moments_.allocate();
-    for (float* moment : {m_, v_}) set_bytes(moment, 0, parameters_.slice_total() * sizeof(float), stream);
+    for (float* moment : {m_, v_}) set_bytes(moment, 0, weights_.layout().slice_total() * sizeof(float), stream);
     set_bytes(state_, 0, sizeof(StepState), stream);
     reset_loss_scale(loss_scale_, loss_scale_config_, stream);
     reset_spikes(spikes_, stream);
@@ -40,16 +41,17 @@ void Optimizer<Real>::allocate(stream_t stream) {
 // Of the gradients, for the norm: parts of the sum, added up over the ranks.
 template <class Real>
 void Optimizer<Real>::sum_squares(stream_t stream) {
+    const ShardLayout& layout = weights_.layout();
     {
         const ProfileRange range("gradient norm", stream);
         size_t at = 0;
-        for (size_t u = 0; u < parameters_.table().units().size(); u++) {
-            const auto share = parameters_.gradient_share(u);
-            global_norm_partials(partials_ + at, share.values, share.count, stream);
-            at += global_norm_blocks(share.count);
+        for (size_t u = 0; u < layout.units(); u++) {
+            const size_t count = layout.share(u).count;
+            global_norm_partials(partials_ + at, gradients_.share(u), count, stream);
+            at += global_norm_blocks(count);
         }
     }
-    const Comm& comm = parameters_.comm();
+    const Comm& comm = layout.comm();
     if (comm.world() == 1) return;
     const CommRange range("sum the norm", comm, stream);
     comm.all_reduce(partials_, partial_count_, ReduceOp::sum, workspace_, stream);
@@ -57,19 +59,20 @@ void Optimizer<Real>::sum_squares(stream_t stream) {
 
 template <class Real>
 void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream_t stream) {
-    parameters_.finish_reduce(stream);
+    gradients_.finish_reduce(stream);
     sum_squares(stream);
     const ProfileRange range("update", stream);
     prepare_step(state_, partials_, partial_count_, loss_sum, loss_scale(), bad_flag, schedule_, adamw_, clip_,
                  {spikes_, skip_spikes_}, stream);
     update_spikes(spikes_, state_, stream);
-    for (size_t u = 0; u < parameters_.table().units().size(); u++) {
-        const auto slice = parameters_.slice(u);
-        for (const auto& range : parameters_.ranges(u)) {
-            const size_t at = range.begin, moments = slice.begin + at;
+    for (size_t u = 0; u < weights_.layout().units(); u++) {
+        const auto slice = weights_.slice(u);
+        const float* gradient = gradients_.slice(u);
+        for (const auto& range : weights_.ranges(u)) {
+            const size_t at = range.begin, moments = weights_.layout().slice_index(u) + at;
             Real* working = slice.working && !range.fp8 ? slice.working + at : nullptr;
-            adamw_update(slice.master + at, m_ + moments, v_ + moments, working, range.fp8, slice.gradient + at,
-                         range.count, range.decay_count, adamw_, state_, stream);
+            adamw_update(slice.master + at, m_ + moments, v_ + moments, working, range.fp8, gradient + at, range.count,
+                         range.decay_count, adamw_, state_, stream);
         }
     }
     update_loss_scale(loss_scale_, state_, loss_scale_config_, stream);

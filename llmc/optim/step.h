@@ -5,7 +5,8 @@
 
 #include "llmc/optim/loss_scale.h"
 #include "llmc/optim/optimizer.h"
-#include "llmc/shard/parameters.h"
+#include "llmc/shard/gradients.h"
+#include "llmc/shard/weights.h"
 
 namespace llmc {
 
@@ -14,14 +15,14 @@ namespace llmc {
 template <class Real>
 class Optimizer {
 public:
-    Optimizer(Parameters<Real>& parameters, const ScheduleConfig& schedule, const AdamWConfig& adamw, double clip,
-              const LossScaleConfig& loss_scale = {}, bool skip_spikes = false);
+    Optimizer(Weights<Real>& weights, Gradients& gradients, const ScheduleConfig& schedule, const AdamWConfig& adamw,
+              double clip, const LossScaleConfig& loss_scale = {}, bool skip_spikes = false);
 
     size_t workspace_bytes() const { return arena_.bytes(); }
     size_t moment_bytes() const { return moments_.bytes(); }
     void allocate(stream_t stream);  // moments start at 0
 
-    // Uses the gradients in `parameters`, which are loss_scale() times the true ones. A non-finite loss sum or gradient
+    // Uses the gradients, which are loss_scale() times the true ones. A non-finite loss sum or gradient
     // norm, or *bad_flag (nullptr: none), skips the update, and so does a spike if asked; the loss scale follows.
     void update(const double* loss_sum, const int* bad_flag, stream_t stream);
 
@@ -29,20 +30,21 @@ public:
     const StepState* state() const { return state_; }
     const float* loss_scale() const { return &loss_scale_->scale; }
     const float* loss_scale_change() const { return &loss_scale_->change; }  // by the last update: 2, 1 or 1/2
-    const float* first_moments() const { return m_; }                        // Parameters::slice_total() of them
+    const float* first_moments() const { return m_; }                        // ShardLayout::slice_total() of them
     const float* second_moments() const { return v_; }
 
 private:
     void sum_squares(stream_t stream);
 
-    Parameters<Real>& parameters_;
+    Weights<Real>& weights_;
+    Gradients& gradients_;
     const ScheduleConfig schedule_;
     const AdamWConfig adamw_;
     const double clip_;
     const LossScaleConfig loss_scale_config_;
     const bool skip_spikes_;
     Arena arena_{MemoryKind::workspace}, moments_{MemoryKind::optimizer};
-    float *m_ = nullptr, *v_ = nullptr;  // of this rank's slices of all units (Slice::begin)
+    float *m_ = nullptr, *v_ = nullptr;  // of this rank's slices of all units (slice_index())
     double* partials_ = nullptr;         // sums of squares, every unit's blocks after each other
     char* workspace_ = nullptr;          // of their sum over the ranks
     StepState* state_ = nullptr;

@@ -25,20 +25,20 @@ void BatchFingerprint::add(const int* tokens, const int* targets, int B, int T, 
 }
 
 template <class Real>
-uint64_t weights_fingerprint(const Parameters<Real>& parameters, stream_t stream) {
+uint64_t weights_fingerprint(const Weights<Real>& weights, stream_t stream) {
     uint64_t hash = 0;  // each tensor's hash is seeded with all before it
-    const ParameterTable& table = parameters.table();
+    const ParameterTable& table = weights.table();
     for (size_t u = 0; u < table.units().size(); u++)
         for (size_t t = 0; t < table.unit(u).tensors.size(); t++) {
             const std::string& name = table.unit(u).tensors[t].name;
-            const std::vector<float> values = parameters.get_tensor(u, t, stream);
+            const std::vector<float> values = weights.get_tensor(u, t, stream);
             hash = XXH64(name.data(), name.size(), hash);
             hash = XXH64(values.data(), values.size() * sizeof(float), hash);
         }
     return hash;
 }
 
-template uint64_t weights_fingerprint(const Parameters<float>&, stream_t);
-template uint64_t weights_fingerprint(const Parameters<bf16>&, stream_t);
+template uint64_t weights_fingerprint(const Weights<float>&, stream_t);
+template uint64_t weights_fingerprint(const Weights<bf16>&, stream_t);
 
 }  // namespace llmc

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "llmc/shard/parameters.h"
+#include "llmc/shard/weights.h"
 
 namespace llmc {
 
@@ -29,6 +29,6 @@ private:
 // Names and master weights of every tensor in the table's order, whatever the precision of the working copy; reads all
 // of them back to the host, once a run. Every rank must call it (get_tensor() may gather), and all get the same.
 template <class Real>
-uint64_t weights_fingerprint(const Parameters<Real>& parameters, stream_t stream);
+uint64_t weights_fingerprint(const Weights<Real>& weights, stream_t stream);
 
 }  // namespace llmc

@@ -236,8 +236,8 @@ std::optional<Profiler::Setup> profiler_setup(const Options& o, Trainer<Real>& t
     // Of a unit: forward, backward, gathered twice and reduced every micro-step; prepared and sent once a step.
     setup.ranges_per_step = trainer.table().units().size() * (5 * static_cast<size_t>(o.micro_steps) + 6) + 64;
     setup.streams = {{"compute", trainer.stream()},
-                     {"weights", trainer.parameters().gather_stream()},
-                     {"gradients", trainer.parameters().reduce_stream()}};
+                     {"weights", trainer.weights().gather_stream()},
+                     {"gradients", trainer.gradients().reduce_stream()}};
     return setup;
 }
 template std::optional<Profiler::Setup> profiler_setup(const Options&, Trainer<float>&);

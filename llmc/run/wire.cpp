@@ -36,7 +36,7 @@ public:
         return false;
     }
 
-    // Parameters::send(): codes of whole slices and the few others in pieces, or working copies.
+    // Weights::send(): codes of whole slices and the few others in pieces, or working copies.
     Sent weights(size_t unit) const {
         const double count = double(table_.unit(unit).count), share = others() / shard_ranks_;
         double fp8 = 0;
@@ -50,7 +50,7 @@ public:
         return sent;
     }
 
-    // Parameters::reduce(). `last`: of the step.
+    // Gradients::reduce(). `last`: of the step.
     Sent gradients(size_t unit, bool last) const {
         Sent sent;
         if (!last && sharding_.stage < 2 && !layout_.rank_order) return sent;

@@ -1,11 +1,11 @@
 // What ranks send each other in an optimizer step, in bytes, and how long that takes on a card's links: pure functions
-// of what Parameters (shard/parameters.h) issues and what Comm counts as Traffic. Sums of single values (loss, norm,
+// of what Weights and Gradients (shard/) issue and what Comm counts as Traffic. Sums of single values (loss, norm,
 // amaxes: kilobytes) are left out.
 #pragma once
 #include <cstddef>
 
 #include "llmc/run/gpu_table.h"
-#include "llmc/shard/parameters.h"
+#include "llmc/shard/layout.h"
 #include "llmc/shard/table.h"
 
 namespace llmc {

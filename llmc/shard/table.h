@@ -2,7 +2,7 @@
 // together. A unit is one flat index space; master weights, moments, gradients and working copies all use its indices.
 //
 // Inside a unit the tensors with weight decay come first, so that any range of it has them in front, and one kernel
-// launch updates it (Parameters::ranges: a slice is one range, but for its tensors in FP8). A unit is padded so that
+// launch updates it (Weights::ranges: a slice is one range, but for its tensors in FP8). A unit is padded so that
 // every rank owns an equal, aligned slice.
 #pragma once
 #include <cstddef>

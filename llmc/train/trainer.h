@@ -21,7 +21,6 @@
 #include "llmc/linear/matmul.h"
 #include "llmc/model/transformer.h"
 #include "llmc/optim/step.h"
-#include "llmc/shard/parameters.h"
 #include "llmc/train/memory_by_kind.h"
 
 namespace llmc {
@@ -87,9 +86,10 @@ public:
     const TrainerConfig& config() const { return config_; }
     const Comm& comm() const { return comm_; }
     const ParameterTable& table() const { return table_; }
-    const Sharding& sharding() const { return sharding_; }
+    const ShardLayout& layout() const { return layout_; }
     stream_t stream() const { return stream_; }
-    Parameters<Real>& parameters() { return parameters_; }
+    Weights<Real>& weights() { return weights_; }
+    Gradients& gradients() { return gradients_; }
     Matmul& matmul() { return matmul_; }
     Fp8Registry* fp8() { return model_.fp8(); }  // nullptr: none
     Transformer<Real, Block>& model() { return model_; }
@@ -99,9 +99,10 @@ private:
     const TrainerConfig config_;
     const Comm comm_;
     const ParameterTable table_;
-    const Sharding sharding_;
+    const ShardLayout layout_;
     stream_t stream_{};
-    Parameters<Real> parameters_;
+    Weights<Real> weights_;
+    Gradients gradients_;
     Matmul matmul_;
     Transformer<Real, Block> model_;
     Optimizer<Real> optimizer_;

@@ -14,11 +14,13 @@ Trainer<Real, Block>::Trainer(const TrainerConfig& config, const Comm& comm)
     : config_(config),
       comm_(comm),
       table_(parameter_units(config.model), comm.world()),
-      sharding_(sharding_of(config, table_)),
-      parameters_(table_, comm, sharding_),
+      layout_(table_, comm, sharding_of(config, table_)),
+      weights_(layout_),
+      gradients_(layout_),
       matmul_(config.tf32, config.fast_accumulation, config.fp8_scaling()),
-      model_(model_setup(config_), parameters_, matmul_),
-      optimizer_(parameters_, config.schedule, config.adamw, config.clip, config.loss_scale, config.skip_spikes) {}
+      model_(model_setup(config_), weights_, gradients_, matmul_),
+      optimizer_(weights_, gradients_, config.schedule, config.adamw, config.clip, config.loss_scale,
+                 config.skip_spikes) {}
 
 template <class Real, template <class> class Block>
 Trainer<Real, Block>::~Trainer() {
@@ -28,9 +30,9 @@ Trainer<Real, Block>::~Trainer() {
 template <class Real, template <class> class Block>
 MemoryByKind Trainer<Real, Block>::memory() const {
     MemoryByKind memory;
-    memory.weights = parameters_.weight_bytes() + model_.linear().weight_bytes();
-    memory.gradients = parameters_.gradient_bytes();
-    memory.optimizer = parameters_.master_bytes() + optimizer_.moment_bytes();
+    memory.weights = weights_.working_bytes() + model_.linear().weight_bytes();
+    memory.gradients = gradients_.bytes();
+    memory.optimizer = weights_.master_bytes() + optimizer_.moment_bytes();
     memory.activations = model_.activation_bytes() + model_.linear().activation_bytes();
     memory.workspace = model_.workspace_bytes() + optimizer_.workspace_bytes() +
                        Matmul::planned_bytes(operand_type<Real>, model_.linear().shapes(), config_.fp8_scaling());
@@ -42,7 +44,8 @@ void Trainer<Real, Block>::allocate() {
     stream_ = create_stream();
     results_.emplace();
     matmul_.allocate();
-    parameters_.allocate(stream_);
+    weights_.allocate(stream_);
+    gradients_.allocate(stream_);
     model_.allocate(stream_);
     optimizer_.allocate(stream_);
 }
@@ -58,7 +61,7 @@ void Trainer<Real, Block>::set_weight(const std::string& name, const std::vector
     const ParameterTable::Place place = table_.find(name);
     std::vector<float> padded = values;
     padded.resize(table_.unit(place.unit).tensors[place.tensor].count(), 0.0f);
-    parameters_.set_tensor(place.unit, place.tensor, padded, stream_);
+    weights_.set_tensor(place.unit, place.tensor, padded, stream_);
 }
 
 template <class Real, template <class> class Block>
@@ -69,7 +72,7 @@ void Trainer<Real, Block>::weights_are_set() {
 template <class Real, template <class> class Block>
 std::vector<float> Trainer<Real, Block>::get_weight(const std::string& name) const {
     const ParameterTable::Place place = table_.find(name);
-    return parameters_.get_tensor(place.unit, place.tensor, stream_);
+    return weights_.get_tensor(place.unit, place.tensor, stream_);
 }
 
 template <class Real, template <class> class Block>

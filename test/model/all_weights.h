@@ -3,17 +3,17 @@
 #include <cstring>
 #include <vector>
 
-#include "llmc/shard/parameters.h"
+#include "llmc/shard/weights.h"
 
 namespace llmc::test {
 
 // Tensor after tensor. A collective, where ranks keep slices.
 template <class Real>
-std::vector<std::vector<float>> all_weights(const Parameters<Real>& parameters, stream_t stream) {
+std::vector<std::vector<float>> all_weights(const Weights<Real>& weights, stream_t stream) {
     std::vector<std::vector<float>> all;
-    for (size_t u = 0; u < parameters.table().units().size(); u++)
-        for (size_t t = 0; t < parameters.table().unit(u).tensors.size(); t++)
-            all.push_back(parameters.get_tensor(u, t, stream));
+    for (size_t u = 0; u < weights.table().units().size(); u++)
+        for (size_t t = 0; t < weights.table().unit(u).tensors.size(); t++)
+            all.push_back(weights.get_tensor(u, t, stream));
     return all;
 }
 

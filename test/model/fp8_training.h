@@ -52,7 +52,7 @@ struct Fp8Training {
     }
     void finish_step() { test.finish_step(); }
 
-    std::vector<std::vector<float>> weights() { return all_weights(test.parameters, test.stream); }
+    std::vector<std::vector<float>> weights() { return all_weights(test.weights, test.stream); }
 
     std::vector<Fp8State> states() {
         return read_back(test.fp8->states(), static_cast<size_t>(test.fp8->count()), test.stream);
@@ -62,10 +62,10 @@ struct Fp8Training {
 // Channel `channel` of every row of the tensor times `factor`; what it was.
 inline std::vector<float> enlarge_channel(Fp8Training& run, const char* name, size_t channel, float factor) {
     const auto place = run.test.table.find(name);
-    const std::vector<float> before = run.test.parameters.get_tensor(place.unit, place.tensor, run.test.stream);
+    const std::vector<float> before = run.test.weights.get_tensor(place.unit, place.tensor, run.test.stream);
     std::vector<float> values = before;
     for (size_t i = channel; i < values.size(); i += static_cast<size_t>(run.test.config.channels)) values[i] *= factor;
-    run.test.parameters.set_tensor(place.unit, place.tensor, values, run.test.stream);
+    run.test.weights.set_tensor(place.unit, place.tensor, values, run.test.stream);
     return before;
 }
 

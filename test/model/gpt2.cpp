@@ -31,7 +31,7 @@ template <class Real>
 void check_gradients(double max_error, double min_cosine) {
     const Gpt2Fixture fixture;
     const auto test = run_first_batch<Real>(fixture, Recompute::gelu);
-    const std::vector<std::vector<float>> gradients = test->gradients();
+    const std::vector<std::vector<float>> gradients = test->all_gradients();
     size_t i = 0;
     for (const Unit& unit : test->table.units())
         for (const ParameterTensor& tensor : unit.tensors) {
@@ -104,11 +104,11 @@ TEST_CASE("gpt2: logits of the next token against PyTorch FP64") {
 TEST_CASE_TEMPLATE("gpt2: every recompute level gives the same bits", Real, float, bf16) {
     const Gpt2Fixture fixture;
     const auto reference = run_first_batch<Real>(fixture, Recompute::none);
-    const std::vector<std::vector<float>> expected = reference->gradients();
+    const std::vector<std::vector<float>> expected = reference->all_gradients();
     size_t bytes = reference->model.activation_bytes();
     for (const Recompute level : {Recompute::gelu, Recompute::norm, Recompute::block}) {
         const auto test = run_first_batch<Real>(fixture, level);
-        CHECK(test->gradients() == expected);
+        CHECK(test->all_gradients() == expected);
         CHECK(test->model.activation_bytes() < bytes);  // each level keeps less
         bytes = test->model.activation_bytes();
     }
@@ -124,7 +124,7 @@ TEST_CASE("gpt2: accumulating micro-steps equals the large batch") {
     for (int b = 0; b < B; b++)
         parts.model.train_micro_step(batch.tokens.data() + b * T, batch.targets.data() + b * T,
                                      1.0f / static_cast<float>(B * T), nullptr, b == 0, parts.stream);
-    const auto expected = whole->gradients(), actual = parts.gradients();
+    const auto expected = whole->all_gradients(), actual = parts.all_gradients();
     for (size_t i = 0; i < expected.size(); i++) CHECK(relative_norm_error(actual[i], to_doubles(expected[i])) < 1e-5);
     CHECK(parts.mean_train_loss() == doctest::Approx(whole->mean_train_loss()).epsilon(1e-6));
 }
@@ -132,7 +132,7 @@ TEST_CASE("gpt2: accumulating micro-steps equals the large batch") {
 TEST_CASE("gpt2: evaluation gives the training loss, touches no gradient and ignores targets of -1") {
     const Gpt2Fixture fixture;
     const auto test = run_first_batch<float>(fixture, Recompute::gelu);
-    const auto gradients = test->gradients();
+    const auto gradients = test->all_gradients();
     Batch batch = fixture_batch(fixture, 0);
     test->model.evaluate(batch.tokens.data(), batch.targets.data(), true, test->stream);
     const double both = test->mean_eval_loss();
@@ -148,7 +148,7 @@ TEST_CASE("gpt2: evaluation gives the training loss, touches no gradient and ign
     CHECK(test->read(test->model.eval_loss_count()) == static_cast<int>(2 * half));
     CHECK(test->mean_eval_loss() == doctest::Approx(both).epsilon(1e-6));
     CHECK(std::fabs(first_half - both) > 1e-4);
-    CHECK(test->gradients() == gradients);
+    CHECK(test->all_gradients() == gradients);
 }
 
 TEST_CASE("gpt2: initial values depend on the seed and the name alone, and have the published deviations") {

@@ -66,7 +66,8 @@ struct TestModel {
     Trainer<Real> trainer;
     const ModelConfig& config = trainer.config().model;
     const ParameterTable& table = trainer.table();
-    Parameters<Real>& parameters = trainer.parameters();
+    Weights<Real>& weights = trainer.weights();
+    Gradients& gradients = trainer.gradients();
     Matmul& matmul = trainer.matmul();
     Fp8Registry* const fp8 = trainer.fp8();
     Gpt2<Real>& model = trainer.model();
@@ -108,11 +109,11 @@ struct TestModel {
     }
 
     // All gradients, tensor after tensor.
-    std::vector<std::vector<float>> gradients() {
+    std::vector<std::vector<float>> all_gradients() {
         std::vector<std::vector<float>> all;
         for (size_t u = 0; u < table.units().size(); u++)
             for (size_t t = 0; t < table.unit(u).tensors.size(); t++)
-                all.push_back(parameters.get_gradient(u, t, stream));
+                all.push_back(gradients.get_gradient(u, t, stream));
         return all;
     }
 

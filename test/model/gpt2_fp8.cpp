@@ -24,14 +24,17 @@ void check_gradients(const Fp8Config& config, const std::string& layers) {
     Fp8Training run(config, "off", Recompute::gelu, layers);
     const Batch batch = fixture_batch(run.fixture, 0);
     for (int i = 0; i < 2; i++) {  // twice, so that delayed scaling has its scales from a step before
-        for (size_t u = 0; u < run.test.table.units().size(); u++)  // what is left of the first must not serve again
-            set_bytes(run.test.parameters.gradient(u, 0), 0xFF, run.test.table.unit(u).count * sizeof(float),
+        for (size_t u = 0; u < run.test.table.units().size(); u++) {  // what is left of the first must not serve again
+            run.test.gradients.acquire(u, run.test.stream);
+            set_bytes(run.test.gradients.gradient(u, 0), 0xFF, run.test.table.unit(u).count * sizeof(float),
                       run.test.stream);
+            run.test.gradients.reduce(u, run.test.stream);
+        }
         run.test.model.train_micro_step(batch.tokens.data(), batch.targets.data(),
                                         1.0f / static_cast<float>(run.B * run.T), nullptr, true, run.test.stream);
         run.test.fp8->finish_step(run.optimizer.loss_scale_change(), run.test.stream);
     }
-    const auto gradients = run.test.gradients();
+    const auto gradients = run.test.all_gradients();
     size_t i = 0;
     for (const Unit& unit : run.test.table.units())
         for (const ParameterTensor& tensor : unit.tensors) {
@@ -115,7 +118,7 @@ TEST_CASE("gpt2 fp8: sequences of any length train, as long as the tokens of a m
         }
     }
     CHECK(fp8.mean_train_loss() == doctest::Approx(plain.mean_train_loss()).epsilon(0.01));
-    const auto a = fp8.gradients(), b = plain.gradients();
+    const auto a = fp8.all_gradients(), b = plain.all_gradients();
     for (size_t i = 0; i < a.size(); i++) CHECK(dot(a[i], b[i]) / std::sqrt(dot(a[i], a[i]) * dot(b[i], b[i])) > 0.96);
 }
 
@@ -220,10 +223,10 @@ TEST_CASE("gpt2 fp8: weight scales come from the optimizer's update and are thos
         // The same weights, set by hand: they have to be measured again.
         for (size_t u = 0; u < measured.test.table.units().size(); u++)
             for (size_t t = 0; t < measured.test.table.unit(u).tensors.size(); t++)
-                measured.test.parameters.set_tensor(
-                    u, t, measured.test.parameters.get_tensor(u, t, measured.test.stream), measured.test.stream);
-        REQUIRE(measured.test.parameters.to_be_measured());
-        REQUIRE(!updated.test.parameters.to_be_measured());
+                measured.test.weights.set_tensor(u, t, measured.test.weights.get_tensor(u, t, measured.test.stream),
+                                                 measured.test.stream);
+        REQUIRE(measured.test.weights.to_be_measured());
+        REQUIRE(!updated.test.weights.to_be_measured());
         measured.test.model.prepare_weights(measured.test.stream);
         const auto a = updated.states(), b = measured.states();
         for (size_t k = 0; k < a.size(); k++) {
@@ -239,19 +242,19 @@ TEST_CASE("gpt2 fp8: the BF16 copies of weights in FP8 are neither read nor writ
     Fp8Training run(recipe(Fp8Recipe::delayed), "off"), untouched(recipe(Fp8Recipe::delayed), "off");
     const size_t unit = block_unit(1);
     const std::vector<ParameterTensor>& tensors = run.test.table.unit(unit).tensors;  // matrices first
-    run.test.parameters.gather(unit, run.test.stream);
+    run.test.weights.gather(unit, run.test.stream);
     for (size_t t = 0; tensors[t].decay; t++)
-        set_bytes(const_cast<bf16*>(run.test.parameters.weight(unit, t)), 0xFF, tensors[t].count() * sizeof(bf16),
+        set_bytes(const_cast<bf16*>(run.test.weights.weight(unit, t)), 0xFF, tensors[t].count() * sizeof(bf16),
                   run.test.stream);
-    run.test.parameters.release(unit, run.test.stream);
+    run.test.weights.release(unit, run.test.stream);
     for (int i = 0; i < 3; i++) {
         run.step(i);
         untouched.step(i);
     }
     CHECK(same_bits(run.weights(), untouched.weights()));
-    run.test.parameters.gather(unit, run.test.stream);
+    run.test.weights.gather(unit, run.test.stream);
     for (size_t t = 0; t < tensors.size(); t++)
-        CHECK((run.test.read(run.test.parameters.weight(unit, t)).bits == 0xFFFF) == tensors[t].decay);
+        CHECK((run.test.read(run.test.weights.weight(unit, t)).bits == 0xFFFF) == tensors[t].decay);
 }
 
 TEST_CASE("gpt2 fp8: a non-finite activation skips the step, leaves weights alone, and the next step is fine") {
@@ -262,12 +265,12 @@ TEST_CASE("gpt2 fp8: a non-finite activation skips the step, leaves weights alon
         const auto before = run.weights();
         // A position embedding that is not finite reaches every layer norm. Its master value is put back afterwards.
         const auto place = run.test.table.find("wpe");
-        const std::vector<float> good = run.test.parameters.get_tensor(place.unit, place.tensor, run.test.stream);
+        const std::vector<float> good = run.test.weights.get_tensor(place.unit, place.tensor, run.test.stream);
         std::vector<float> broken = good;
         broken[5] = bad;
-        run.test.parameters.set_tensor(place.unit, place.tensor, broken, run.test.stream);
+        run.test.weights.set_tensor(place.unit, place.tensor, broken, run.test.stream);
         run.step(2);
-        run.test.parameters.set_tensor(place.unit, place.tensor, good, run.test.stream);
+        run.test.weights.set_tensor(place.unit, place.tensor, good, run.test.stream);
         CHECK(run.test.read(run.optimizer.state()).skip == 1);
         CHECK(run.test.read(run.optimizer.state()).skipped == 1);
         CHECK(run.test.read(run.optimizer.loss_scale()) == 32768.0f);

@@ -85,7 +85,7 @@ struct BlockTraining {
         micro_step();
         test.finish_step();
     }
-    std::vector<std::vector<float>> weights() { return all_weights(test.parameters, test.stream); }
+    std::vector<std::vector<float>> weights() { return all_weights(test.weights, test.stream); }
     std::vector<Fp8State> states() {
         return read_back(test.fp8->states(), static_cast<size_t>(test.fp8->count()), test.stream);
     }
@@ -101,7 +101,7 @@ TEST_CASE("gpt2 fp8 blocks: loss and gradients are those of the simulation, and 
         run.micro_step();
         CHECK(std::abs(run.test.mean_train_loss() / run.file.read_floats(std::string("loss_") + name_of(recipe))[0] -
                        1) < kLossError);
-        const auto gradients = run.test.gradients();
+        const auto gradients = run.test.all_gradients();
         const Fp8Recipe other = recipe == Fp8Recipe::block ? Fp8Recipe::mxfp8 : Fp8Recipe::block;
         double apart = 0;
         size_t i = 0;
@@ -170,13 +170,13 @@ TEST_CASE("gpt2 fp8 blocks: an infinite activation skips the step and leaves the
         BlockTraining run(recipe, "dynamic");
         run.step();
         const auto place = run.test.table.find("wpe");
-        const std::vector<float> good = run.test.parameters.get_tensor(place.unit, place.tensor, run.test.stream);
+        const std::vector<float> good = run.test.weights.get_tensor(place.unit, place.tensor, run.test.stream);
         const auto before = run.weights();
         std::vector<float> broken = good;
         broken[5] = INFINITY;
-        run.test.parameters.set_tensor(place.unit, place.tensor, broken, run.test.stream);
+        run.test.weights.set_tensor(place.unit, place.tensor, broken, run.test.stream);
         run.step();
-        run.test.parameters.set_tensor(place.unit, place.tensor, good, run.test.stream);
+        run.test.weights.set_tensor(place.unit, place.tensor, good, run.test.stream);
         CHECK(run.test.read(run.optimizer.state()).skipped == 1);
         CHECK(same_bits(run.weights(), before));
         run.step();

@@ -27,10 +27,10 @@ void check_working_copies(Fp8Training& run) {
     for (const Linear<bf16>* layer : run.test.model.linear().all()) {
         if (layer->is_fp8()) continue;
         const auto place = run.test.table.find(layer->name() == kHeadLayer ? "wte" : layer->name() + ".weight");
-        const std::vector<float> master = run.test.parameters.get_tensor(place.unit, place.tensor, run.test.stream);
-        run.test.parameters.gather(place.unit, run.test.stream);
-        const auto working = read_back(run.test.parameters.weight(place), master.size(), run.test.stream);
-        run.test.parameters.release(place.unit, run.test.stream);
+        const std::vector<float> master = run.test.weights.get_tensor(place.unit, place.tensor, run.test.stream);
+        run.test.weights.gather(place.unit, run.test.stream);
+        const auto working = read_back(run.test.weights.weight(place), master.size(), run.test.stream);
+        run.test.weights.release(place.unit, run.test.stream);
         for (size_t i = 0; i < master.size(); i++) REQUIRE(working[i].bits == to_bf16(master[i]).bits);
     }
 }
@@ -78,12 +78,12 @@ TEST_CASE("gpt2 fp8 fallback: layers that have left train on from their master w
         config.recipe = kind;
         config.margin = 8;  // so that every tensor loses something
         Fp8Training run(config, "dynamic");
-        run.test.parameters.gather(block_unit(1), run.test.stream);
+        run.test.weights.gather(block_unit(1), run.test.stream);
         const std::vector<ParameterTensor>& tensors = run.test.table.unit(block_unit(1)).tensors;
         for (size_t t = 0; tensors[t].decay; t++)
-            set_bytes(const_cast<bf16*>(run.test.parameters.weight(block_unit(1), t)), 0xFF,
+            set_bytes(const_cast<bf16*>(run.test.weights.weight(block_unit(1), t)), 0xFF,
                       tensors[t].count() * sizeof(bf16), run.test.stream);
-        run.test.parameters.release(block_unit(1), run.test.stream);
+        run.test.weights.release(block_unit(1), run.test.stream);
         Fp8Training plain(recipe(kind), "dynamic");
         size_t left = 0;
         for (int i = 0; i < 8; i++) {

@@ -57,7 +57,7 @@ struct HeadRun {
     Fp8State state(Fp8Role role) {
         return read_back(test.fp8->states() + test.fp8->find(std::string("lm_head.") + name_of(role)), test.stream);
     }
-    std::vector<float> wte_gradient() { return test.parameters.get_gradient(0, 0, test.stream); }
+    std::vector<float> wte_gradient() { return test.gradients.get_gradient(0, 0, test.stream); }
 };
 
 double dot(const std::vector<float>& a, const std::vector<float>& b) {
@@ -83,7 +83,7 @@ TEST_CASE("gpt2 fp8 head: gradients are those of a head in BF16, up to the round
             head.two_steps();
             CHECK(head.test.mean_train_loss() != plain.test.mean_train_loss());
             CHECK(head.test.mean_train_loss() == doctest::Approx(plain.test.mean_train_loss()).epsilon(1e-3));
-            const auto a = head.test.gradients(), b = plain.test.gradients();
+            const auto a = head.test.all_gradients(), b = plain.test.all_gradients();
             double worst = 0;
             for (size_t i = 0; i < a.size(); i++) {
                 const double na = std::sqrt(dot(a[i], a[i])), nb = std::sqrt(dot(b[i], b[i]));
@@ -127,7 +127,7 @@ TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors, and thre
     CHECK(d.amax <= 1.0f / kN);
 
     float largest = 0;
-    for (const float value : run.test.parameters.get_tensor(0, 0, run.test.stream))
+    for (const float value : run.test.weights.get_tensor(0, 0, run.test.stream))
         largest = std::max(largest, std::abs(to_float(to_bf16(value))));
     CHECK(w.scale == doctest::Approx(448 / largest).epsilon(1e-6));
 }
@@ -143,7 +143,7 @@ TEST_CASE("gpt2 fp8 head: chunks change no logit, and sums alone in the weight's
     whole.micro_step();
     chunked.micro_step();
     CHECK(whole.test.mean_train_loss() == chunked.test.mean_train_loss());
-    const auto a = whole.test.gradients(), b = chunked.test.gradients();
+    const auto a = whole.test.all_gradients(), b = chunked.test.all_gradients();
     for (size_t i = 0; i < a.size(); i++) CHECK(relative_gap(a[i], b[i]) < (i == 0 ? 1e-6 : 1e-12));
     // Accumulation over micro-steps doubles it.
     chunked.micro_step(false);

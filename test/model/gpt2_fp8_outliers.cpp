@@ -39,7 +39,7 @@ void check_outlier(const char* name, const char* tensor) {
     CHECK(second.scale <= first.scale);  // an input may grow again, once what is before it no longer saturates
 
     const auto place = run.test.table.find(name);
-    run.test.parameters.set_tensor(place.unit, place.tensor, before, run.test.stream);
+    run.test.weights.set_tensor(place.unit, place.tensor, before, run.test.stream);
     for (int i = 0; i + 1 < kWindow; i++) {
         run.step(0);
         CHECK(run.states()[index].scale == second.scale);
@@ -54,7 +54,7 @@ void check_outlier(const char* name, const char* tensor) {
 std::vector<std::vector<float>> training_state(Fp8Training& run) {
     std::vector<std::vector<float>> all = run.weights();
     for (const float* moments : {run.optimizer.first_moments(), run.optimizer.second_moments()})
-        all.push_back(read_back(moments, run.test.parameters.slice_total(), run.test.stream));
+        all.push_back(read_back(moments, run.test.weights.layout().slice_total(), run.test.stream));
     return all;
 }
 
@@ -115,7 +115,9 @@ TEST_CASE("gpt2 fp8 outliers: one FP32 gradient that is not finite, wherever it 
             check_skipped("", [&](Fp8Training& run) {
                 run.micro_step(2, 1.0f);
                 const auto place = run.test.table.find(name);
-                write_through(run.test.parameters.gradient(place.unit, place.tensor) + 7, value, run.test.stream);
+                run.test.gradients.acquire(place.unit, run.test.stream);
+                write_through(run.test.gradients.gradient(place) + 7, value, run.test.stream);
+                run.test.gradients.reduce(place.unit, run.test.stream);
             });
         }
 }

@@ -101,7 +101,7 @@ struct Fp8Run {
             test.fp8->finish_step(nullptr, test.stream);
             micro_step();
         }
-        gradients = test.gradients();
+        gradients = test.all_gradients();
         states = read_back(test.fp8->states(), static_cast<size_t>(test.fp8->count()), test.stream);
     }
 

@@ -59,7 +59,7 @@ TEST_CASE("transformer: gradients of another block are those of its loss") {
         CAPTURE(row.name);
         const auto place = trainer.table().find(row.name);
         const std::vector<float> gradient =
-            trainer.parameters().get_gradient(place.unit, place.tensor, trainer.stream());
+            trainer.gradients().get_gradient(place.unit, place.tensor, trainer.stream());
         const std::vector<float> weight = trainer.get_weight(row.name);
         // Along the gradient the loss rises by its norm.
         double squares = 0;
@@ -131,7 +131,7 @@ TEST_CASE("transformer: a layer that reads codes which another has overwritten i
     DeviceArray<bf16> value(64 * 64), out(64 * 128);
     value.upload(std::vector<bf16>(64 * 64, to_bf16(0.5f)));
     synchronize(test_stream());
-    trainer.parameters().gather(block_unit(0), trainer.stream());
+    trainer.weights().gather(block_unit(0), trainer.stream());
     const Operand<bf16> x = first.input(value.get(), nullptr, pass);
     first.forward(out.get(), x, pass);
     second.input(value.get(), nullptr, pass);

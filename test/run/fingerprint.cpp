@@ -43,17 +43,17 @@ ModelConfig tiny() {
 }
 
 template <class Real>
-struct Weights {
+struct SmallModel {
     TrainerConfig config;
     std::unique_ptr<Trainer<Real>> trainer;
-    explicit Weights(uint64_t seed) {
+    explicit SmallModel(uint64_t seed) {
         config.model = tiny();
         config.seq = 16;
         trainer = std::make_unique<Trainer<Real>>(config, Comm::self());
         trainer->allocate();
         trainer->initialize(seed);
     }
-    uint64_t fingerprint() { return weights_fingerprint(trainer->parameters(), trainer->stream()); }
+    uint64_t fingerprint() { return weights_fingerprint(trainer->weights(), trainer->stream()); }
 };
 
 }  // namespace
@@ -98,21 +98,21 @@ TEST_CASE("batch fingerprint: every token, the last target and every place count
 }
 
 TEST_CASE("weights fingerprint: of the master weights, whatever the working copy; changes with any of them") {
-    Weights<bf16> a(1), other(2);
-    Weights<float> b(1);
+    SmallModel<bf16> a(1), other(2);
+    SmallModel<float> b(1);
     const uint64_t first = a.fingerprint();
     CHECK(first == a.fingerprint());
     CHECK(first == b.fingerprint());
     CHECK(first != other.fingerprint());
     for (const char* name : {"wte", "lnf.bias"}) {
         const auto place = a.trainer->table().find(name);
-        std::vector<float> values = a.trainer->parameters().get_tensor(place.unit, place.tensor, a.trainer->stream());
+        std::vector<float> values = a.trainer->weights().get_tensor(place.unit, place.tensor, a.trainer->stream());
         const float before = values.back();
         values.back() = before + 1e-7f;
-        a.trainer->parameters().set_tensor(place.unit, place.tensor, values, a.trainer->stream());
+        a.trainer->weights().set_tensor(place.unit, place.tensor, values, a.trainer->stream());
         CHECK(a.fingerprint() != first);
         values.back() = before;
-        a.trainer->parameters().set_tensor(place.unit, place.tensor, values, a.trainer->stream());
+        a.trainer->weights().set_tensor(place.unit, place.tensor, values, a.trainer->stream());
         CHECK(a.fingerprint() == first);
     }
 }

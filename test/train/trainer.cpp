@@ -85,10 +85,10 @@ TEST_CASE("trainer: what does not train changes nothing" * doctest::test_suite(k
             watched.trainer.get_weight("h.1.fc.weight");
             step(watched, i);
         }
-        CHECK(same_bits(all_weights(plain.parameters, plain.stream), all_weights(watched.parameters, watched.stream)));
+        CHECK(same_bits(all_weights(plain.weights, plain.stream), all_weights(watched.weights, watched.stream)));
         // Its own control: another batch does change it.
         step(plain, 3);
         step(watched, 4);
-        CHECK(!same_bits(all_weights(plain.parameters, plain.stream), all_weights(watched.parameters, watched.stream)));
+        CHECK(!same_bits(all_weights(plain.weights, plain.stream), all_weights(watched.weights, watched.stream)));
     }
 }

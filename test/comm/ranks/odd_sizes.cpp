@@ -46,20 +46,24 @@ std::vector<std::vector<float>> weights_after(const Comm& comm, int stage, int r
     const ParameterTable table(odd_units(), comm.world());
     Sharding sharding;
     sharding.stage = stage;
-    Parameters<Real> parameters(table, comm, sharding);
-    Optimizer<Real> optimizer(parameters, {ScheduleKind::constant, 1e-2, 0, 100, 0}, {0.9, 0.95, 1e-8, 0.1}, 0);
-    parameters.allocate(stream);
+    const ShardLayout layout(table, comm, sharding);
+    Weights<Real> model(layout);
+    Gradients gradients(layout);
+    Optimizer<Real> optimizer(model, gradients, {ScheduleKind::constant, 1e-2, 0, 100, 0}, {0.9, 0.95, 1e-8, 0.1}, 0);
+    model.allocate(stream);
+    gradients.allocate(stream);
     optimizer.allocate(stream);
     for (size_t u = 0; u < kUnits; u++)
         for (size_t t = 0; t < kTensors; t++)
-            parameters.set_tensor(u, t, gradient_of(-1, 0, u, t, table.unit(u).tensors[t].count()), stream);
-    parameters.publish(stream);
+            model.set_tensor(u, t, gradient_of(-1, 0, u, t, table.unit(u).tensors[t].count()), stream);
+    model.publish(stream);
     double* loss_sum = static_cast<double*>(device_malloc(sizeof(double)));
     write_through(loss_sum, 1.0, stream);
     for (int step = 0; step < kSteps; step++) {
-        parameters.begin_micro_step(true, true);
+        gradients.begin_micro_step(true, true);
         for (size_t u = 0; u < kUnits; u++) {
-            parameters.gather(u, stream);
+            model.gather(u, stream);
+            gradients.acquire(u, stream);
             for (size_t t = 0; t < kTensors; t++) {
                 const size_t count = table.unit(u).tensors[t].count();
                 std::vector<float> sum = gradient_of(comm.rank(), step, u, t, count);
@@ -67,26 +71,26 @@ std::vector<std::vector<float>> weights_after(const Comm& comm, int stage, int r
                     const std::vector<float> more = gradient_of(r, step, u, t, count);
                     for (size_t i = 0; i < count; i++) sum[i] += more[i];
                 }
-                write_through(parameters.gradient(u, t), sum.data(), count, stream);
+                write_through(gradients.gradient(u, t), sum.data(), count, stream);
             }
-            parameters.release(u, stream);
-            parameters.reduce(u, stream);
+            model.release(u, stream);
+            gradients.reduce(u, stream);
         }
         optimizer.update(loss_sum, nullptr, stream);
-        parameters.publish(stream);
+        model.publish(stream);
     }
-    const auto weights = all_weights(parameters, stream);
+    const auto weights = all_weights(model, stream);
     size_t next = 0;  // what the model reads is what the masters say, on every rank
     for (size_t u = 0; u < kUnits; u++) {
-        parameters.gather(u, stream);
+        model.gather(u, stream);
         for (size_t t = 0; t < kTensors; t++) {
             const std::vector<float>& master = weights[next++];
-            const std::vector<Real> working = read_back(parameters.weight(u, t), master.size(), stream);
+            const std::vector<Real> working = read_back(model.weight(u, t), master.size(), stream);
             bool same = true;
             for (size_t i = 0; i < master.size(); i++) same &= to_float(working[i]) == to_float(to<Real>(master[i]));
             CHECK(same);
         }
-        parameters.release(u, stream);
+        model.release(u, stream);
     }
     synchronize(stream);
     device_free(loss_sum);

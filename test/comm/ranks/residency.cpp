@@ -2,7 +2,7 @@
 // error, not another unit's weights.
 #include <string>
 
-#include "llmc/shard/parameters.h"
+#include "llmc/shard/weights.h"
 #include "test/comm/ranks/ranks.h"
 
 using namespace llmc;
@@ -21,9 +21,9 @@ ParameterTable table_of_units() {
     return ParameterTable(units, world().world());
 }
 
-std::string error_of_weight(const Parameters<float>& parameters, size_t unit) {
+std::string error_of_weight(const Weights<float>& weights, size_t unit) {
     try {
-        parameters.weight(unit, 1);
+        weights.weight(unit, 1);
     } catch (const Error& error) {
         return error.what();
     }
@@ -41,39 +41,40 @@ TEST_CASE("weights that have left their slot, or came without being asked for, c
         CAPTURE(stage);
         Sharding sharding;
         sharding.stage = stage;
-        Parameters<float> parameters(table, world(), sharding);
-        parameters.allocate(stream);
+        Weights<float> weights(ShardLayout(table, world(), sharding));
+        weights.allocate(stream);
+        if (world().world() > 1) CHECK(stream_priority(weights.gather_stream()) == StreamPriority::communication);
         for (size_t u = 0; u < kUnits; u++)
             for (size_t t = 0; t < 2; t++)
-                parameters.set_tensor(u, t, std::vector<float>(table.unit(u).tensors[t].count(), float(u)), stream);
-        parameters.publish(stream);
-        const auto first_value = [&](size_t u) { return read_back(parameters.weight(u, 1), 1, stream)[0]; };
+                weights.set_tensor(u, t, std::vector<float>(table.unit(u).tensors[t].count(), float(u)), stream);
+        weights.publish(stream);
+        const auto first_value = [&](size_t u) { return read_back(weights.weight(u, 1), 1, stream)[0]; };
 
-        parameters.gather(1, stream);  // which brings unit 2 along
+        weights.gather(1, stream);  // which brings unit 2 along
         CHECK(first_value(1) == 1);
-        CHECK(error_of_weight(parameters, 2).find("weights of unit 2 were asked for (b), which are not gathered") == 0);
-        parameters.gather(2, stream);  // which brings unit 3 along, where unit 1 was
+        CHECK(error_of_weight(weights, 2).find("weights of unit 2 were asked for (b), which are not gathered") == 0);
+        weights.gather(2, stream);  // which brings unit 3 along, where unit 1 was
         CHECK(first_value(2) == 2);
-        const std::string taken = error_of_weight(parameters, 1);
-        if (parameters.stage() == 3)
+        const std::string taken = error_of_weight(weights, 1);
+        if (weights.layout().stage() == 3)
             CHECK(taken ==
                   "weights of unit 1 were asked for (b), which have been replaced since they were gathered; its "
                   "slot has unit 3");
         else
             CHECK(taken == "");
-        parameters.release(1, stream);
-        CHECK(error_of_weight(parameters, 1).find("not gathered, or have been released") != std::string::npos);
-        parameters.release(2, stream);
+        weights.release(1, stream);
+        CHECK(error_of_weight(weights, 1).find("not gathered, or have been released") != std::string::npos);
+        weights.release(2, stream);
 
-        parameters.gather(0, stream);
-        parameters.publish(stream);  // what was gathered is old now
-        const std::string old = error_of_weight(parameters, 0);
-        CHECK((parameters.stage() == 3) ==
+        weights.gather(0, stream);
+        weights.publish(stream);  // what was gathered is old now
+        const std::string old = error_of_weight(weights, 0);
+        CHECK((weights.layout().stage() == 3) ==
               (old.find("have been replaced since they were gathered") != std::string::npos));
-        parameters.release(0, stream);
-        parameters.gather(0, stream);
+        weights.release(0, stream);
+        weights.gather(0, stream);
         CHECK(first_value(0) == 0);
-        parameters.release(0, stream);
+        weights.release(0, stream);
         synchronize(stream);
     }
 }

@@ -63,7 +63,6 @@ template <class Real>
 struct ShardedRun {
     Trainer<Real> trainer;
     const Comm& comm = trainer.comm();
-    Parameters<Real>& parameters = trainer.parameters();
     Fp8Registry* const fp8 = trainer.fp8();
     const Optimizer<Real>& optimizer = trainer.optimizer();
     stream_t stream{};
@@ -108,7 +107,7 @@ struct ShardedRun {
     T read(const T* device) {
         return read_back(device, stream);
     }
-    std::vector<std::vector<float>> weights() { return all_weights(parameters, stream); }
+    std::vector<std::vector<float>> weights() { return all_weights(trainer.weights(), stream); }
 };
 
 double largest_gap(const std::vector<double>& a, const std::vector<double>& b) {
@@ -240,10 +239,10 @@ std::vector<int> group_sizes() {
 template <class Real>
 void check_traffic(const RunConfig& config) {
     ShardedRun<Real> run(config, world());
-    const Traffic gathered = run.parameters.gather_traffic(), reduced = run.parameters.reduce_traffic(),
-                  between = run.parameters.group_traffic();
+    const Traffic gathered = run.trainer.weights().traffic(), reduced = run.trainer.gradients().traffic(),
+                  between = run.trainer.gradients().group_traffic();
     run.step(0);
-    const Traffic &weights = run.parameters.gather_traffic(), &gradients = run.parameters.reduce_traffic();
+    const Traffic &weights = run.trainer.weights().traffic(), &gradients = run.trainer.gradients().traffic();
     const auto more = [](const Traffic::Count& after, const Traffic::Count& before) {
         return Traffic::Count{after.calls - before.calls, after.bytes - before.bytes};
     };
@@ -254,11 +253,11 @@ void check_traffic(const RunConfig& config) {
     };
     const WireLayout layout{world().world(), config.micro_steps, sizeof(Real),
                             world().reduce_order() == ReduceOrder::rank};
-    const Sent sent = wire_schedule(run.trainer.table(), run.trainer.sharding(), layout).total();
+    const Sent sent = wire_schedule(run.trainer.table(), run.trainer.layout().sharding(), layout).total();
     check("weights", more(weights.all_gather, gathered.all_gather), sent.weights);
     check("gradients", more(gradients.reduce_scatter, reduced.reduce_scatter), sent.gradients);
     check("sums", more(gradients.all_gather, reduced.all_gather), sent.sums);
-    const Traffic& groups = run.parameters.group_traffic();
+    const Traffic& groups = run.trainer.gradients().group_traffic();
     check("group gradients", more(groups.reduce_scatter, between.reduce_scatter), sent.group_gradients);
     check("group sums", more(groups.all_gather, between.all_gather), sent.group_sums);
     // Biases and norms, and padding: on the ranks that have them.
@@ -316,7 +315,7 @@ TEST_CASE("bytes between ranks are those of the planner's formula, and FP8 halve
     const ParameterTable& table = planned.table();
     const uint64_t block = table.unit(1).count / ranks, rest = table.count() / ranks - 3 * block;
     const WireLayout layout{world().world(), 1, sizeof(bf16), world().reduce_order() == ReduceOrder::rank};
-    const Sent sent = wire_schedule(table, planned.sharding(), layout).total();
+    const Sent sent = wire_schedule(table, planned.layout().sharding(), layout).total();
     CHECK(sent.weights.bytes == static_cast<double>(others * (rest * sizeof(bf16) + 3 * block)));
 }
 
@@ -354,13 +353,14 @@ TEST_CASE("hybrid sharding sends weights inside a group alone, and gradients bet
             RunConfig config;
             config.within = within, config.stage = stage, config.micro_steps = 2;
             ShardedRun<bf16> run(config, world());
-            const uint64_t before = run.parameters.gather_traffic().all_gather.bytes;
+            const uint64_t before = run.trainer.weights().traffic().all_gather.bytes;
             run.step(0);
-            const uint64_t gathered = run.parameters.gather_traffic().all_gather.bytes - before;
-            const Traffic &reduced = run.parameters.reduce_traffic(), &groups_traffic = run.parameters.group_traffic();
+            const uint64_t gathered = run.trainer.weights().traffic().all_gather.bytes - before;
+            const Traffic &reduced = run.trainer.gradients().traffic(),
+                          &groups_traffic = run.trainer.gradients().group_traffic();
             if (stage < 3) CHECK(gathered == others * slice * sizeof(bf16));
             CHECK(reduced.reduce_scatter.bytes ==
-                  others * slice * sizeof(float) * (run.parameters.accumulates() ? 1 : 2));
+                  others * slice * sizeof(float) * (run.trainer.layout().accumulates() ? 1 : 2));
             CHECK(groups_traffic.reduce_scatter.bytes == (groups - 1) * (slice / groups) * sizeof(float));
             CHECK(groups_traffic.all_gather.bytes == groups_traffic.reduce_scatter.bytes);
         }
@@ -451,7 +451,7 @@ TEST_CASE("FP8 weights are gathered behind the forward pass of the blocks before
         ShardedRun<bf16> run(config, world());
         Trace trace(1000);
         trace.name_stream(run.stream, "compute");
-        trace.name_stream(run.parameters.gather_stream(), "weights");
+        trace.name_stream(run.trainer.weights().gather_stream(), "weights");
         trace.start(run.stream);
         for (int i = 0; i < 3; i++) run.step(i);
         std::map<std::string, std::vector<int64_t>> begins;

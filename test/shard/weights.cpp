@@ -1,5 +1,5 @@
 // The ranges of a unit that the optimizer updates: together they are the unit, each with its own decay and FP8 state.
-#include "llmc/shard/parameters.h"
+#include "llmc/shard/weights.h"
 
 #include "test/kernel_test.h"
 
@@ -33,10 +33,10 @@ std::string error_of(Call call) {
 
 TEST_CASE("a unit without FP8 is one range") {
     const ParameterTable table = example_table();
-    const Parameters<bf16> parameters(table, Comm::self());
+    const Weights<bf16> weights{ShardLayout(table, Comm::self())};
     for (size_t u = 0; u < 2; u++) {
-        REQUIRE(parameters.ranges(u).size() == 1);
-        const auto& range = parameters.ranges(u)[0];
+        REQUIRE(weights.ranges(u).size() == 1);
+        const auto& range = weights.ranges(u)[0];
         CHECK(range.begin == 0);
         CHECK(range.count == table.unit(u).count);
         CHECK(range.decay_count == table.unit(u).decay_count);
@@ -50,11 +50,11 @@ TEST_CASE("tensors in FP8 are ranges of their own, the rest lies between them") 
     Fp8State states[3] = {};
     for (int mask = 0; mask < 8; mask++) {
         CAPTURE(mask);
-        Parameters<bf16> parameters(table, Comm::self());
+        Weights<bf16> weights{ShardLayout(table, Comm::self())};
         for (size_t t = 0; t < 3; t++)
-            if (mask >> t & 1) parameters.keep_in_fp8(0, t, &states[t]);
+            if (mask >> t & 1) weights.keep_in_fp8(0, t, &states[t]);
         size_t at = 0, decay = 0;
-        for (const auto& range : parameters.ranges(0)) {
+        for (const auto& range : weights.ranges(0)) {
             CHECK(range.begin == at);
             CHECK(range.count > 0);
             CHECK(range.begin % 16 == 0);  // so that slices begin at 16 bytes
@@ -65,72 +65,62 @@ TEST_CASE("tensors in FP8 are ranges of their own, the rest lies between them") 
         for (size_t t = 0; t < 4; t++) {
             Fp8State* expected = t < 3 && (mask >> t & 1) ? &states[t] : nullptr;
             const size_t begin = table.unit(0).tensors[t].offset, end = begin + table.unit(0).tensors[t].count();
-            for (const auto& range : parameters.ranges(0)) {
+            for (const auto& range : weights.ranges(0)) {
                 if (range.begin >= end || range.begin + range.count <= begin) continue;
                 CHECK(range.fp8 == expected);
             }
         }
-        CHECK(parameters.ranges(1).size() == 1);
+        CHECK(weights.ranges(1).size() == 1);
     }
-}
-
-TEST_CASE("weights and gradients travel on streams that go before the computation's") {
-    const ParameterTable table = example_table();
-    Parameters<bf16> parameters(table, Comm::self(ReduceOrder::rank));
-    parameters.allocate(test_stream());
-    REQUIRE(parameters.gather_stream() != stream_t{});
-    CHECK(stream_priority(parameters.gather_stream()) == StreamPriority::communication);
-    CHECK(stream_priority(parameters.reduce_stream()) == StreamPriority::communication);
-    CHECK(stream_priority(test_stream()) == StreamPriority::normal);
 }
 
 TEST_CASE("weights are measured at the start and when they were set") {
     const ParameterTable table = example_table();
-    Parameters<bf16> parameters(table, Comm::self());
-    parameters.allocate(test_stream());
+    Weights<bf16> weights{ShardLayout(table, Comm::self())};
+    weights.allocate(test_stream());
     Fp8State state{};
-    CHECK(parameters.to_be_measured());
-    parameters.keep_in_fp8(0, 1, &state);
-    parameters.set_measured();
-    parameters.keep_in_fp8(0, 1, &state);  // nothing new
-    CHECK(!parameters.to_be_measured());
-    parameters.set_tensor(0, 0, std::vector<float>(256), test_stream());  // not in FP8
-    CHECK(!parameters.to_be_measured());
-    parameters.set_tensor(0, 1, std::vector<float>(512), test_stream());
-    CHECK(parameters.to_be_measured());
-    parameters.set_measured();
-    parameters.keep_in_fp8(0, 0, &state);
-    CHECK(parameters.to_be_measured());
+    CHECK(weights.to_be_measured());
+    weights.keep_in_fp8(0, 1, &state);
+    weights.set_measured();
+    weights.keep_in_fp8(0, 1, &state);  // nothing new
+    CHECK(!weights.to_be_measured());
+    weights.set_tensor(0, 0, std::vector<float>(256), test_stream());  // not in FP8
+    CHECK(!weights.to_be_measured());
+    weights.set_tensor(0, 1, std::vector<float>(512), test_stream());
+    CHECK(weights.to_be_measured());
+    weights.set_measured();
+    weights.keep_in_fp8(0, 0, &state);
+    CHECK(weights.to_be_measured());
 }
 
 // One rank keeps everything everywhere and could answer any of this; stage 3 could not, so none may.
 TEST_CASE("weights can be had between gather and release alone") {
     const stream_t stream = test_stream();
     const ParameterTable table = example_table(6);
-    Parameters<bf16> parameters(table, Comm::self());
-    parameters.allocate(stream);
-    const auto weight = [&](size_t unit) { return [&parameters, unit] { parameters.weight(unit, 1); }; };
+    Weights<bf16> weights{ShardLayout(table, Comm::self())};
+    weights.allocate(stream);
+    const auto weight = [&](size_t unit) { return [&weights, unit] { weights.weight(unit, 1); }; };
     CHECK(error_of(weight(2)) ==
           "weights of unit 2 were asked for (b), which are not gathered, or have been released; its slot has nothing");
-    parameters.gather(2, stream);
-    CHECK_NOTHROW(parameters.weight(2, 1));
-    CHECK_NOTHROW(parameters.weight(2, 3));
-    parameters.gather(2, stream);  // again: nothing new
-    parameters.gather(3, stream);  // in the other slot
-    parameters.gather(0, stream);  // the first and the last unit have slots of their own
-    parameters.gather(5, stream);
-    for (const size_t unit : {0, 2, 3, 5}) CHECK_NOTHROW(parameters.weight(unit, 1));
+    weights.gather(2, stream);
+    CHECK_NOTHROW(weights.weight(2, 1));
+    CHECK_NOTHROW(weights.weight(2, 3));
+    weights.gather(2, stream);  // again: nothing new
+    weights.gather(3, stream);  // in the other slot
+    weights.gather(0, stream);  // the first and the last unit have slots of their own
+    weights.gather(5, stream);
+    for (const size_t unit : {0, 2, 3, 5}) CHECK_NOTHROW(weights.weight(unit, 1));
 
     CHECK(error_of(weight(4)) ==
           "weights of unit 4 were asked for (b), which are not gathered, or have been released; its slot has unit 2");
-    CHECK(error_of([&] { parameters.fp8_weight(4, 0); }).find("weights of unit 4 were asked for (a)") == 0);
-    CHECK(error_of([&] { parameters.gather(4, stream); }) ==
+    CHECK(error_of([&] { weights.fp8_weight(4, 0); }).find("weights of unit 4 were asked for (a)") == 0);
+    CHECK(error_of([&] { weights.gather(4, stream); }) ==
           "unit 4 cannot be gathered: its slot has unit 2, which has not been released");
-    CHECK(error_of([&] { parameters.release(4, stream); }) == "unit 4 cannot be released: its slot has unit 2");
-    parameters.release(2, stream);
+    CHECK(error_of([&] { weights.release(4, stream); }) == "unit 4 cannot be released: its slot has unit 2");
+    weights.release(2, stream);
     CHECK(error_of(weight(2)).find("weights of unit 2 were asked for (b)") == 0);
-    CHECK(error_of([&] { parameters.release(2, stream); }) == "unit 2 cannot be released: its slot has nothing");
-    parameters.gather(4, stream);
-    CHECK_NOTHROW(parameters.weight(4, 1));
-    CHECK_NOTHROW(parameters.weight(3, 1));
+    CHECK(error_of([&] { weights.release(2, stream); }) == "unit 2 cannot be released: its slot has nothing");
+    weights.gather(4, stream);
+    CHECK_NOTHROW(weights.weight(4, 1));
+    CHECK_NOTHROW(weights.weight(3, 1));
 }

@@ -1,0 +1,132 @@
+#include "llmc/shard/gradients.h"
+
+#include <algorithm>
+
+#include "llmc/comm/comm_range.h"
+#include "llmc/device/transfer.h"
+
+namespace llmc {
+
+Gradients::Gradients(const ShardLayout& layout)
+    : layout_(layout), acquired_(ShardLayout::kSlots, ShardLayout::kNoUnit) {
+    for (const Unit& unit : layout_.table().units()) names_.push_back("reduce " + unit.name);
+    plan();
+}
+
+void Gradients::plan() {
+    arena_.plan(&kept_, kept());
+    if (!layout_.accumulates()) slots_.resize(ShardLayout::kSlots);
+    for (size_t s = 0; s < slots_.size(); s++) arena_.plan(&slots_[s].memory, layout_.slot_count(s));
+    const Comm& comm = layout_.comm();
+    if (comm.world() == 1) return;
+    size_t largest = 0;  // of what one rank sums up
+    for (size_t u = 0; u < layout_.units(); u++) largest = std::max(largest, layout_.summed(u).count);
+    const auto workspace = [&](size_t ranks, size_t count, bool accumulate) {
+        const Comm part = Comm::planned(static_cast<int>(ranks), comm.name(), comm.reduce_order());
+        return part.reduce_scatter_workspace(count, layout_.sharding().wire, accumulate);
+    };
+    arena_.plan(&workspace_, std::max(workspace(layout_.group_size(), largest, !layout_.accumulates()),
+                                      workspace(layout_.groups(), largest / layout_.groups(), false)));
+}
+
+void Gradients::allocate(stream_t stream) {
+    arena_.allocate();
+    set_bytes(kept_, 0, kept() * sizeof(float), stream);
+    const Comm& comm = layout_.comm();
+    if (comm.world() == 1 && layout_.accumulates()) return;
+    const int group = static_cast<int>(layout_.group_size());
+    comm_ = comm.neighbours(group, "gradients");
+    if (layout_.groups() > 1) groups_comm_ = comm.counterparts(group, "gradients of all groups");
+    reduce_stream_ = create_stream(StreamPriority::communication);
+    computed_ = create_event();
+    reduced_ = create_event();
+    for (size_t s = 0; s < slots_.size(); s++) {
+        set_bytes(slots_[s].memory, 0, layout_.slot_count(s) * sizeof(float), stream);
+        slots_[s].reduced = create_event();
+    }
+    record(computed_, stream);  // what is set above comes before what the other stream does
+    wait(reduce_stream_, computed_);
+}
+
+Gradients::~Gradients() {
+    if (!computed_) return;
+    tear_down([&] { synchronize(reduce_stream_); });
+    tear_down([&] { destroy_stream(reduce_stream_); });
+    const auto destroy = [](event_t event) { tear_down([&] { destroy_event(event); }); };
+    for (const event_t event : {computed_, reduced_}) destroy(event);
+    for (const Slot& slot : slots_) destroy(slot.reduced);
+}
+
+// Where the model writes a unit's gradient.
+float* Gradients::whole(size_t unit) const {
+    return layout_.accumulates() ? kept_ + layout_.table().unit(unit).begin : slots_[layout_.slot_of(unit)].memory;
+}
+
+// Where the sums of a part of a unit are that lies in this rank's slice.
+float* Gradients::sums(size_t unit, const ShardLayout::Part& part) const {
+    if (layout_.accumulates()) return whole(unit) + part.begin;
+    return kept_ + layout_.slice_index(unit) + part.begin - layout_.slice(unit).begin;
+}
+
+void Gradients::acquire(size_t unit, stream_t stream) {
+    const size_t slot = layout_.slot_of(unit);
+    size_t& acquired = acquired_[slot];
+    if (acquired != ShardLayout::kNoUnit && acquired != unit)
+        throw Error(ExitCode::failure,
+                    strprintf("the gradient of %s cannot be acquired: its slot has %s's, which has not been reduced",
+                              layout_.name_of(unit).c_str(), layout_.name_of(acquired).c_str()));
+    acquired = unit;
+    if (!slots_.empty()) wait(stream, slots_[slot].reduced);
+}
+
+float* Gradients::gradient(size_t unit, size_t tensor) {
+    if (acquired_[layout_.slot_of(unit)] != unit)
+        throw Error(ExitCode::failure,
+                    strprintf("the gradient of %s was asked for (%s), which is not acquired, or has been reduced",
+                              layout_.name_of(unit).c_str(), layout_.table().unit(unit).tensors[tensor].name.c_str()));
+    return whole(unit) + layout_.table().unit(unit).tensors[tensor].offset;
+}
+
+void Gradients::reduce(size_t unit, stream_t stream) {
+    const size_t slot = layout_.slot_of(unit);
+    if (acquired_[slot] != unit)
+        throw Error(ExitCode::failure, strprintf("the gradient of %s cannot be reduced: it is not acquired",
+                                                 layout_.name_of(unit).c_str()));
+    acquired_[slot] = ShardLayout::kNoUnit;
+    const bool accumulates = layout_.accumulates();
+    if (accumulates && (layout_.comm().world() == 1 || !last_)) return;
+    const ShardLayout::Part part = layout_.summed(unit);
+    float* sum = sums(unit, part);
+    record(computed_, stream);
+    wait(reduce_stream_, computed_);
+    const CommRange range(names_[unit].c_str(), comm_, reduce_stream_);
+    comm_.reduce_scatter(sum, whole(unit), part.count, layout_.sharding().wire, !accumulates && !first_, workspace_,
+                         reduce_stream_);
+    if (!accumulates) record(slots_[slot].reduced, reduce_stream_);
+    if (layout_.groups() > 1 && last_) sum_over_groups(unit);
+    if (!layout_.is_sliced() && last_)
+        comm_.all_gather(sum - part.begin, sum, part.count * sizeof(float), reduce_stream_);
+    record(reduced_, reduce_stream_);
+}
+
+// Every group's sum of the slice: each rank sums the share that the norm takes from it, and all gather.
+void Gradients::sum_over_groups(size_t unit) {
+    const CommRange range("sum over groups", groups_comm_, reduce_stream_);
+    const ShardLayout::Part share = layout_.share(unit);
+    float *sum = sums(unit, layout_.summed(unit)), *mine = sums(unit, share);
+    groups_comm_.reduce_scatter(mine, sum, share.count, layout_.sharding().wire, false, workspace_, reduce_stream_);
+    groups_comm_.all_gather(sum, mine, share.count * sizeof(float), reduce_stream_);
+}
+
+void Gradients::finish_reduce(stream_t stream) {
+    if (reduced_) wait(stream, reduced_);
+}
+
+std::vector<float> Gradients::get_gradient(size_t unit, size_t tensor, stream_t stream) const {
+    if (reduced_) wait(stream, reduced_);
+    if (layout_.is_sliced()) return layout_.download(comm_, slice(unit), unit, tensor, stream);
+    const ParameterTensor& info = layout_.table().unit(unit).tensors[tensor];
+    return read_back(slice(unit) + info.offset, info.count(), stream);
+}
+
+}  // namespace llmc

@@ -1,0 +1,359 @@
+#include "llmc/shard/weights.h"
+
+#include <algorithm>
+#include <optional>
+#include <type_traits>
+
+#include "llmc/comm/comm_range.h"
+#include "llmc/device/transfer.h"
+#include "llmc/kernels/elementwise.h"
+#include "llmc/kernels/quantize_flat.h"
+
+namespace llmc {
+
+// ---- what there is, and where --------------------------------------------------------------------------------------
+
+template <class Real>
+Weights<Real>::Weights(const ShardLayout& layout)
+    : layout_(layout),
+      travels_in_fp8_(layout.sharding().fp8),
+      gathered_(ShardLayout::kSlots, ShardLayout::kNoUnit),
+      ranges_(layout.units()),
+      pieces_(layout.units()) {
+    for (const Unit& unit : table().units()) {
+        fp8_states_.emplace_back(unit.tensors.size(), nullptr);
+        names_.push_back("gather " + unit.name);
+    }
+    for (size_t u = 0; u < layout_.units(); u++) {
+        cut_into_ranges(u);
+        cut_into_pieces(u);
+    }
+    plan();
+}
+
+template <class Real>
+void Weights<Real>::plan() {
+    const bool whole = layout_.keeps_whole_weights();
+    const size_t shard = layout_.slice_total(), kept = whole ? table().count() : shard;
+    bool any_fp8 = false;
+    for (size_t u = 0; u < layout_.units(); u++) any_fp8 |= has_fp8(u);
+    master_arena_.plan(&master_, shard);
+    if (!master_is_working()) working_arena_.plan(&working_, kept);
+    if (any_fp8) working_arena_.plan(&fp8_, kept);
+    if (whole) return;
+    slots_.resize(ShardLayout::kSlots);
+    for (size_t s = 0; s < slots_.size(); s++) {
+        working_arena_.plan(&slots_[s].memory.working, layout_.slot_count(s));
+        if (any_fp8 && s >= 2) working_arena_.plan(&slots_[s].memory.fp8, layout_.slot_count(s));
+    }
+}
+
+template <class Real>
+void Weights<Real>::allocate(stream_t stream) {
+    for (Arena* arena : {&working_arena_, &master_arena_})
+        if (arena->bytes() > 0) arena->allocate();
+    const size_t shard = layout_.slice_total(), kept = layout_.keeps_whole_weights() ? table().count() : shard;
+    set_bytes(master_, 0, shard * sizeof(float), stream);  // padding stays 0
+    if (working_) set_bytes(working_, 0, kept * sizeof(Real), stream);
+    if (fp8_) set_bytes(fp8_, 0, kept, stream);
+    if (layout_.comm().world() == 1) return;
+    comm_ = layout_.comm().neighbours(static_cast<int>(layout_.group_size()), "weights");
+    gather_stream_ = create_stream(StreamPriority::communication);
+    slices_cast_ = create_event();
+    for (Slot& slot : slots_) {
+        slot.ready = create_event();
+        slot.free = create_event();
+    }
+    if (layout_.is_sliced() && layout_.keeps_whole_weights())
+        for (size_t u = 0; u < layout_.units(); u++) published_.push_back(create_event());
+    record(slices_cast_, stream);  // what is set above comes before what the other stream does
+    wait(gather_stream_, slices_cast_);
+}
+
+template <class Real>
+Weights<Real>::~Weights() {
+    if (!slices_cast_) return;
+    tear_down([&] { synchronize(gather_stream_); });
+    tear_down([&] { destroy_stream(gather_stream_); });
+    const auto destroy = [](event_t event) { tear_down([&] { destroy_event(event); }); };
+    destroy(slices_cast_);
+    for (const event_t event : published_) destroy(event);
+    for (const Slot& slot : slots_) destroy(slot.ready), destroy(slot.free);
+}
+
+template <class Real>
+bool Weights<Real>::master_is_working() const {
+    return std::is_same_v<Real, float> && !layout_.is_sliced();
+}
+
+template <class Real>
+bool Weights<Real>::has_fp8(size_t unit) const {
+    if (!layout_.is_sliced() || travels_in_fp8_.empty()) return false;
+    const std::vector<bool>& tensors = travels_in_fp8_[unit];
+    return std::find(tensors.begin(), tensors.end(), true) != tensors.end();
+}
+
+template <class Real>
+typename Weights<Real>::Whole Weights<Real>::whole(size_t unit) const {
+    if (!layout_.keeps_whole_weights()) return slots_[layout_.slot_of(unit)].memory;
+    const size_t begin = table().unit(unit).begin;
+    if constexpr (std::is_same_v<Real, float>)
+        if (!working_) return {master_ + begin, nullptr};
+    return {working_ + begin, fp8_ ? fp8_ + begin : nullptr};
+}
+template <class Real>
+Real* Weights<Real>::working_slice(size_t unit) const {
+    return layout_.keeps_whole_weights() ? whole(unit).working + layout_.slice(unit).begin
+                                         : working_ + layout_.slice_index(unit);
+}
+template <class Real>
+e4m3* Weights<Real>::fp8_slice(size_t unit) const {
+    return layout_.keeps_whole_weights() ? whole(unit).fp8 + layout_.slice(unit).begin
+                                         : fp8_ + layout_.slice_index(unit);
+}
+
+template <class Real>
+void Weights<Real>::check_resident(size_t unit, size_t tensor) const {
+    const size_t slot = layout_.slot_of(unit), gathered = gathered_[slot];
+    const size_t present = layout_.keeps_whole_weights() ? gathered : slots_[slot].unit;
+    if (gathered == unit && present == unit) return;
+    throw Error(ExitCode::failure,
+                strprintf("weights of %s were asked for (%s), which %s; its slot has %s", layout_.name_of(unit).c_str(),
+                          table().unit(unit).tensors[tensor].name.c_str(),
+                          gathered == unit ? "have been replaced since they were gathered"
+                                           : "are not gathered, or have been released",
+                          layout_.name_of(present).c_str()));
+}
+
+template <class Real>
+const Real* Weights<Real>::weight(size_t unit, size_t tensor) const {
+    check_resident(unit, tensor);
+    return whole(unit).working + table().unit(unit).tensors[tensor].offset;
+}
+template <class Real>
+const e4m3* Weights<Real>::fp8_weight(size_t unit, size_t tensor) const {
+    check_resident(unit, tensor);
+    return whole(unit).fp8 + table().unit(unit).tensors[tensor].offset;
+}
+template <class Real>
+const float* Weights<Real>::master(size_t unit, size_t tensor) const {
+    if (layout_.is_sliced()) throw Error(ExitCode::failure, "no rank has the whole master weights");
+    return master_ + table().unit(unit).begin + table().unit(unit).tensors[tensor].offset;
+}
+
+template <class Real>
+typename Weights<Real>::Slice Weights<Real>::slice(size_t unit) {
+    return {master_slice(unit), master_is_working() ? nullptr : working_slice(unit)};
+}
+
+// ---- gathered and sent
+// -------------------------------------------------------------------------------------------------------
+
+template <class Real>
+void Weights<Real>::gather(size_t unit, stream_t stream) {
+    size_t& gathered = gathered_[layout_.slot_of(unit)];
+    if (gathered != ShardLayout::kNoUnit && gathered != unit)
+        throw Error(ExitCode::failure, strprintf("%s cannot be gathered: its slot has %s, which has not been released",
+                                                 layout_.name_of(unit).c_str(), layout_.name_of(gathered).c_str()));
+    gathered = unit;
+    if (!published_.empty()) wait(stream, published_[unit]);
+    if (layout_.keeps_whole_weights()) return;
+    bring(unit);
+    wait(stream, slots_[layout_.slot_of(unit)].ready);
+    // One unit ahead, up or down; the embedding and the final norm stay where they are.
+    const bool down = unit < last_gathered_;
+    last_gathered_ = unit;
+    const size_t last = layout_.units() - 1, next = down ? unit - 1 : unit + 1;
+    if (unit > 0 && unit < last && next > 0 && next < last) bring(next);
+}
+
+template <class Real>
+void Weights<Real>::release(size_t unit, stream_t stream) {
+    size_t& gathered = gathered_[layout_.slot_of(unit)];
+    if (gathered != unit)
+        throw Error(ExitCode::failure, strprintf("%s cannot be released: its slot has %s",
+                                                 layout_.name_of(unit).c_str(), layout_.name_of(gathered).c_str()));
+    gathered = ShardLayout::kNoUnit;
+    if (!layout_.keeps_whole_weights()) record(slots_[layout_.slot_of(unit)].free, stream);
+}
+
+// Into its slot, if it is not there.
+template <class Real>
+void Weights<Real>::bring(size_t unit) {
+    Slot& slot = slots_[layout_.slot_of(unit)];
+    if (slot.unit == unit) return;
+    wait(gather_stream_, slot.free);
+    send(unit, slot.memory);
+    record(slot.ready, gather_stream_);
+    slot.unit = unit;
+}
+
+// Every rank's slice to every rank. In a unit with FP8 tensors the codes travel, of the whole slice, and the few others
+// one by one.
+template <class Real>
+void Weights<Real>::send(size_t unit, const Whole& to) {
+    const CommRange range(names_[unit].c_str(), comm_, gather_stream_);
+    const size_t count = layout_.slice(unit).count;
+    if (!has_fp8(unit)) {
+        comm_.all_gather(to.working, working_slice(unit), count * sizeof(Real), gather_stream_);
+        return;
+    }
+    for (const Piece& piece : pieces_[unit]) {
+        const Real* mine = working_slice(unit) + piece.begin - layout_.slice(unit).begin;
+        if (piece.rank == comm_.rank() && mine != to.working + piece.begin)
+            copy_on_device(to.working + piece.begin, mine, piece.count * sizeof(Real), gather_stream_);
+    }
+    const Comm::Group group(comm_);
+    comm_.all_gather(to.fp8, fp8_slice(unit), count, gather_stream_);
+    for (const Piece& piece : pieces_[unit])
+        comm_.broadcast(to.working + piece.begin, piece.count * sizeof(Real), piece.rank, gather_stream_);
+}
+
+template <class Real>
+void Weights<Real>::measure_slices([[maybe_unused]] stream_t stream) {
+#if LLMC_ENABLE_FP8
+    const ProfileRange profile("measure FP8 weights", stream);
+    for (size_t u = 0; u < layout_.units(); u++)
+        for (const Range& range : ranges_[u])
+            if (range.fp8)
+                quantize_flat(nullptr, master_slice(u) + range.begin, range.count, range.fp8, QuantizePass::measure,
+                              stream);
+#endif
+}
+
+template <class Real>
+void Weights<Real>::publish(stream_t stream, [[maybe_unused]] QuantizePass pass) {
+    if (!layout_.is_sliced()) return;
+    std::optional<ProfileRange> profile(std::in_place, "cast weights", stream);
+    for (size_t u = 0; u < layout_.units(); u++) {
+        for (const Range& range : ranges_[u]) {
+            const float* master = master_slice(u) + range.begin;
+#if LLMC_ENABLE_FP8
+            if (range.fp8) {
+                quantize_flat(fp8_slice(u) + range.begin, master, range.count, range.fp8, pass, stream);
+                continue;
+            }
+#endif
+            if (!to_be_cast_) continue;  // the optimizer has done it
+            if constexpr (std::is_same_v<Real, float>)
+                copy_on_device(working_slice(u) + range.begin, master, range.count * sizeof(float), stream);
+            else
+                cast(working_slice(u) + range.begin, master, range.count, stream);
+        }
+    }
+    to_be_cast_ = false;
+    profile.reset();
+    record(slices_cast_, stream);
+    wait(gather_stream_, slices_cast_);
+    for (Slot& slot : slots_) slot.unit = ShardLayout::kNoUnit;
+    for (size_t u = 0; u < published_.size(); u++) {
+        send(u, whole(u));
+        record(published_[u], gather_stream_);
+    }
+}
+
+// ---- ranges and pieces ---------------------------------------------------------------------------------------------
+
+// Every tensor in FP8, as far as it lies in the slice, is a range, and so is everything between two of them.
+template <class Real>
+void Weights<Real>::cut_into_ranges(size_t unit) {
+    const Unit& u = table().unit(unit);
+    std::vector<Range>& ranges = ranges_[unit];
+    ranges.clear();
+    const size_t first = layout_.slice(unit).begin, last = layout_.slice(unit).end();
+    const auto add = [&](size_t from, size_t to, Fp8State* fp8) {
+        const size_t begin = std::clamp(from, first, last), end = std::clamp(to, first, last);
+        if (begin == end) return;
+        const size_t decayed = std::clamp(u.decay_count, begin, end) - begin;
+        ranges.push_back({begin - first, end - begin, decayed, fp8});
+    };
+    size_t at = 0;
+    for (size_t t = 0; t < u.tensors.size(); t++) {
+        if (!fp8_states_[unit][t]) continue;
+        const size_t begin = u.tensors[t].offset, end = begin + u.tensors[t].count();
+        add(at, begin, nullptr);
+        add(begin, end, fp8_states_[unit][t]);
+        at = end;
+    }
+    add(at, u.count, nullptr);
+}
+
+template <class Real>
+void Weights<Real>::cut_into_pieces(size_t unit) {
+    if (!has_fp8(unit)) return;
+    const Unit& u = table().unit(unit);
+    const size_t count = layout_.slice(unit).count;
+    const auto add = [&](size_t from, size_t to) {  // without FP8, cut where slices end
+        for (size_t at = from; at < to;) {
+            const size_t end = std::min(to, (at / count + 1) * count);
+            pieces_[unit].push_back({static_cast<int>(at / count), at, end - at});
+            at = end;
+        }
+    };
+    size_t at = 0;
+    for (size_t t = 0; t < u.tensors.size(); t++) {
+        if (!travels_in_fp8_[unit][t]) continue;
+        add(at, u.tensors[t].offset);
+        at = u.tensors[t].offset + u.tensors[t].count();
+    }
+    add(at, u.count);
+}
+
+template <class Real>
+void Weights<Real>::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state) {
+    if (fp8_states_[unit][tensor] == state) return;
+    if (layout_.is_sliced() && (travels_in_fp8_.empty() || !travels_in_fp8_[unit][tensor]))
+        throw Error(ExitCode::failure,
+                    "tensor " + table().unit(unit).tensors[tensor].name + " was not planned to travel as FP8");
+    fp8_states_[unit][tensor] = state;
+    to_be_measured_ = true;
+    cut_into_ranges(unit);
+}
+
+template <class Real>
+void Weights<Real>::leave_fp8(size_t unit, size_t tensor, stream_t stream) {
+    fp8_states_[unit][tensor] = nullptr;
+    if (!travels_in_fp8_.empty()) travels_in_fp8_[unit][tensor] = false;
+    cut_into_ranges(unit);
+    pieces_[unit].clear();
+    cut_into_pieces(unit);
+    if (layout_.is_sliced()) {
+        to_be_cast_ = true;
+        return;
+    }
+    if constexpr (!std::is_same_v<Real, float>)
+        cast(whole(unit).working + table().unit(unit).tensors[tensor].offset, master(unit, tensor),
+             table().unit(unit).tensors[tensor].count(), stream);
+}
+
+// ---- host access ---------------------------------------------------------------------------------------------------
+
+template <class Real>
+void Weights<Real>::set_tensor(size_t unit, size_t tensor, const std::vector<float>& values, stream_t stream) {
+    const ParameterTensor& info = table().unit(unit).tensors[tensor];
+    if (values.size() != info.count())
+        throw Error(ExitCode::failure,
+                    strprintf("tensor %s has %zu elements, not %zu", info.name.c_str(), info.count(), values.size()));
+    if (fp8_states_[unit][tensor]) to_be_measured_ = true;
+    to_be_cast_ = true;
+    const size_t first = layout_.slice(unit).begin, last = layout_.slice(unit).end();
+    const size_t begin = std::clamp(info.offset, first, last),
+                 end = std::clamp(info.offset + info.count(), first, last);
+    if (begin == end) return;
+    float* master = master_slice(unit) + begin - first;
+    write_through(master, values.data() + begin - info.offset, end - begin, stream);
+    if constexpr (!std::is_same_v<Real, float>)
+        if (!layout_.is_sliced()) cast(whole(unit).working + begin, master, end - begin, stream);
+}
+
+template <class Real>
+std::vector<float> Weights<Real>::get_tensor(size_t unit, size_t tensor, stream_t stream) const {
+    if (layout_.is_sliced()) return layout_.download(comm_, master_slice(unit), unit, tensor, stream);
+    const ParameterTensor& info = table().unit(unit).tensors[tensor];
+    return read_back(master_ + table().unit(unit).begin + info.offset, info.count(), stream);
+}
+
+template class Weights<float>;
+template class Weights<bf16>;
+
+}  // namespace llmc

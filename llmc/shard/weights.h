@@ -1,0 +1,128 @@
+// The weights in memory: FP32 masters, which the optimizer updates, and the working copy that the model's kernels read,
+// over the ranks as ShardLayout says. The model asks for them unit by unit:
+//   gather(unit)   the unit's working weights are complete on this rank once the stream gets here
+//   weight(...)    a pointer into them, valid until
+//   release(unit)  the model needs them no more. Asking for a unit's weights before gather() or after release(), or
+//                  gathering two units that share a buffer in stage 3, is an error in every stage
+// On one rank all three cost nothing. With several, weights travel on a stream of their own, one unit ahead of the
+// model.
+#pragma once
+#include "llmc/kernels/fp8_state.h"
+#include "llmc/shard/arena.h"
+#include "llmc/shard/layout.h"
+
+namespace llmc {
+
+template <class Real>  // the working copy's type: bf16, or float, where the master weights themselves may be used
+class Weights {
+public:
+    explicit Weights(const ShardLayout& layout);
+    ~Weights();
+    Weights(const Weights&) = delete;
+    Weights& operator=(const Weights&) = delete;
+
+    // Bytes of what kernels read, and of the masters. allocate() takes them.
+    size_t working_bytes() const { return working_arena_.bytes(); }
+    size_t master_bytes() const { return master_arena_.bytes(); }
+    void allocate(stream_t stream);
+
+    const ShardLayout& layout() const { return layout_; }
+    const ParameterTable& table() const { return layout_.table(); }
+
+    void gather(size_t unit, stream_t stream);
+    const Real* weight(size_t unit, size_t tensor) const;
+    const Real* weight(const ParameterTable::Place& place) const { return weight(place.unit, place.tensor); }
+    // The gathered FP8 bytes of a tensor, row-major; valid like weight().
+    const e4m3* fp8_weight(size_t unit, size_t tensor) const;
+    void release(size_t unit, stream_t stream);
+
+    // This rank's slice of a unit, for the optimizer.
+    struct Slice {
+        float* master;
+        Real* working;  // nullptr when the master weights are the working copy
+    };
+    Slice slice(size_t unit);
+    // The slice in the ranges that the optimizer updates one after the other, from what keep_in_fp8() has said.
+    struct Range {
+        size_t begin, count, decay_count;  // in the slice
+        Fp8State* fp8;                     // the optimizer measures these weights; nobody reads their working copy
+    };
+    const std::vector<Range>& ranges(size_t unit) const { return ranges_[unit]; }
+
+    // The model reads this tensor in FP8 alone, made from the master weights: from now on the optimizer leaves its
+    // working copy as it is, and raises state->amax_now to the new weights' largest magnitude. To be repeated at will.
+    void keep_in_fp8(size_t unit, size_t tensor, Fp8State* state);
+    // The model reads this tensor's working copy again, from the next publish() on. On every rank at the same step.
+    void leave_fp8(size_t unit, size_t tensor, stream_t stream);
+    // Whether a tensor in FP8 has changed by other hands than the optimizer's, so that it must be measured.
+    bool to_be_measured() const { return to_be_measured_; }
+    void set_measured() { to_be_measured_ = false; }
+    // The whole tensor; not with slices.
+    const float* master(size_t unit, size_t tensor) const;
+
+    // With slices. measure: every FP8 tensor's part raises its state->amax_now. publish: after every change of the
+    // master weights (and of their scales), casts the slices to what travels, and sends it unless that is gather()'s;
+    // `pass`, write or write_counted, is how to FP8.
+    void measure_slices(stream_t stream);
+    void publish(stream_t stream, QuantizePass pass = QuantizePass::write);
+
+    // The stream that weights travel on, null on one rank, and what went to other ranks, by operation.
+    stream_t gather_stream() const { return gather_stream_; }
+    const Traffic& traffic() const { return comm_.traffic(); }
+
+    // Host access for initialisation, import and export; synchronises. set_tensor() wants the same values on every
+    // rank; get_tensor() is a collective.
+    void set_tensor(size_t unit, size_t tensor, const std::vector<float>& values, stream_t stream);
+    std::vector<float> get_tensor(size_t unit, size_t tensor, stream_t stream) const;
+
+private:
+    // Where a unit's working weights are whole.
+    struct Whole {
+        Real* working = nullptr;
+        e4m3* fp8 = nullptr;
+    };
+    struct Slot {  // stage 3
+        Whole memory;
+        size_t unit = ShardLayout::kNoUnit;
+        event_t ready = nullptr, free = nullptr;
+    };
+    struct Piece {  // of a unit with FP8 tensors: what is not FP8 and on one rank
+        int rank;
+        size_t begin, count;  // in the unit
+    };
+
+    void plan();
+    void check_resident(size_t unit, size_t tensor) const;
+    bool has_fp8(size_t unit) const;
+    bool master_is_working() const;
+    float* master_slice(size_t unit) const { return master_ + layout_.slice_index(unit); }
+    Whole whole(size_t unit) const;
+    Real* working_slice(size_t unit) const;
+    e4m3* fp8_slice(size_t unit) const;
+    void bring(size_t unit);
+    void send(size_t unit, const Whole& to);
+    void cut_into_ranges(size_t unit);
+    void cut_into_pieces(size_t unit);
+
+    const ShardLayout layout_;
+    std::vector<std::vector<bool>> travels_in_fp8_;  // Sharding::fp8, less what has left FP8
+    Comm comm_ = Comm::self();                       // this rank's group
+    Arena working_arena_{MemoryKind::weights}, master_arena_{MemoryKind::optimizer};
+    float* master_ = nullptr;
+    Real* working_ = nullptr;  // all units, or this rank's slices of them in stage 3
+    e4m3* fp8_ = nullptr;      // the same, of units with FP8 tensors; with slices alone
+    std::vector<Slot> slots_;
+    std::vector<size_t> gathered_;  // and not released, by slot, in every stage
+    size_t last_gathered_ = 0;      // which way the model goes
+    stream_t gather_stream_{};
+    std::vector<std::string> names_;  // for profiles, by unit
+    event_t slices_cast_ = nullptr;
+    std::vector<event_t> published_;  // stages 1 and 2, by unit
+
+    std::vector<std::vector<Fp8State*>> fp8_states_;  // by unit and tensor; nullptr: not in FP8
+    std::vector<std::vector<Range>> ranges_;          // by unit
+    std::vector<std::vector<Piece>> pieces_;          // by unit
+    bool to_be_measured_ = true, to_be_cast_ = true;
+};
+
+}  // namespace llmc
