@@ -15,7 +15,7 @@ LLMC_DEVICE void compiler_fence() {
 
 // nvcc for sm_100 and later keeps what it could compute again: in layer norm x - mean beside x from the variance to the
 // normalisation, and from one group of rows to the next where each vector's codes lie. forget() makes it lose sight of
-// a value.
+// a value there, forget_always() everywhere.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr bool kKeepsTooMuch = true;
 LLMC_DEVICE void forget(float& value) { asm volatile("" : "+f"(value)); }
@@ -25,9 +25,14 @@ constexpr bool kKeepsTooMuch = false;
 template <class T>
 LLMC_DEVICE void forget(T&) {}
 #endif
+LLMC_DEVICE void forget_always([[maybe_unused]] int& value) {
+#if LLMC_ON_GPU
+    asm volatile("" : "+r"(value));
+#endif
+}
 
-// And for sm_120 it takes loads to the front beyond what there is room for.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+// And it takes loads to the front beyond what there is room for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr bool kLoadsTooEarly = true;
 #else
 constexpr bool kLoadsTooEarly = false;

@@ -45,7 +45,7 @@ LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const Real* from,
 template <class Real, int Rows, int Vectors>
 static __global__ void __launch_bounds__(256, kKeepsTooMuch ? 2 : 0)
     layernorm_forward_kernel(Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1, const Real* inp2,
-                             const Real* bias, const Real* weight, const Real* shift, int N, int C, int warps_per_row) {
+                             const Real* weight, const Real* shift, int N, int C, int warps_per_row) {
     LLMC_SHARED(float, exchange, [kTeamExchange]);
     RowTeam team = row_team(warps_per_row, exchange);
     const int first_row = team.index * Rows;
@@ -55,7 +55,6 @@ static __global__ void __launch_bounds__(256, kKeepsTooMuch ? 2 : 0)
     load_rows(x, inp1, first_row, N, C, team);
     if (inp2 != nullptr) {
         add_stored_rows(x, inp2, first_row, N, C, team);
-        if (bias != nullptr) add_bias(x, bias, C, team);
         round_rows<Real>(x);
         store_rows(residual, x, first_row, N, C, team);
     }
@@ -74,10 +73,10 @@ static __global__ void __launch_bounds__(256, kKeepsTooMuch ? 2 : 0)
 
 template <class Real>
 void layernorm_forward(Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1, const Real* inp2,
-                       const Real* bias, const Real* weight, const Real* shift, int N, int C, stream_t stream) {
+                       const Real* weight, const Real* shift, int N, int C, stream_t stream) {
     check_layernorm("layernorm_forward", N, C);
-    if ((inp2 != nullptr) != (residual != nullptr) || (inp2 == nullptr && bias != nullptr)) {
-        throw Error(ExitCode::failure, "layernorm_forward: inp2 and residual go together, and bias needs them");
+    if ((inp2 != nullptr) != (residual != nullptr)) {
+        throw Error(ExitCode::failure, "layernorm_forward: inp2 and residual go together");
     }
     if ((mean != nullptr) != (rstd != nullptr)) {
         throw Error(ExitCode::failure, "layernorm_forward: mean and rstd go together");
@@ -89,8 +88,8 @@ void layernorm_forward(Real* normed, float* mean, float* rstd, Real* residual, c
         const int threads = warps_per_row == 1 ? 256 : 32 * warps_per_row;
         launch<layernorm_forward_kernel<Real, Rows, Vectors>>(
             {dim3(div_up(teams, teams_per_block)), dim3(threads), 0, stream}, out(normed, n), out(mean, rows),
-            out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n), in(bias, columns), in(weight, columns),
-            in(shift, columns), N, C, warps_per_row);
+            out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n), in(weight, columns), in(shift, columns), N, C,
+            warps_per_row);
     };
     // Short rows come several to a warp: as many bytes in flight as long ones.
     if (C <= 256)
@@ -180,7 +179,7 @@ void layernorm_backward(Real* dinp, const Real* dresidual, float* dweight, float
 
 #define LLMC_INSTANTIATE(Real)                                                                                        \
     template void layernorm_forward(Real*, float*, float*, Real*, const Real*, const Real*, const Real*, const Real*, \
-                                    const Real*, int, int, stream_t);                                                 \
+                                    int, int, stream_t);                                                              \
     template void layernorm_backward(Real*, const Real*, float*, float*, float*, const Real*, const Real*,            \
                                      const Real*, const float*, const float*, int, int, bool, stream_t);
 LLMC_INSTANTIATE(float)

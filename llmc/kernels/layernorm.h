@@ -7,14 +7,14 @@
 
 namespace llmc {
 
-// residual = inp1 + inp2 (+ bias)
+// residual = inp1 + inp2
 // normed   = (residual - mean) * rstd * weight + shift,   rstd = 1 / sqrt(variance + 1e-5)
 //
 //   inp1, inp2, residual, normed  (N, C) Real, float or bf16; N >= 1, C % 8 == 0, C <= 12288
-//   bias, weight, shift           (C) Real; bias may be nullptr
+//   weight, shift                 (C) Real
 //   mean, rstd                    (N) float; both nullptr when no backward follows
 //
-// inp2 == nullptr: layer norm of inp1; residual and bias must be nullptr. The statistics are those of the rounded
+// inp2 == nullptr: layer norm of inp1; residual must be nullptr. The statistics are those of the rounded
 // residual, so that layer norm of the stored residual repeats the same bits (recomputation). residual and normed may
 // be inp1 or inp2 (not each other).
 //
@@ -22,9 +22,9 @@ namespace llmc {
 // 4 sizeof(Real) bytes an element with the add (8C a row in bf16), 2 sizeof(Real) without (4C).
 template <class Real>
 void layernorm_forward(Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1, const Real* inp2,
-                       const Real* bias, const Real* weight, const Real* shift, int N, int C, stream_t stream);
+                       const Real* weight, const Real* shift, int N, int C, stream_t stream);
 
-// dinp = dresidual + gradient of layernorm_forward's residual (= of inp1 and inp2 and, summed over rows, of bias).
+// dinp = dresidual + gradient of layernorm_forward's residual (= of inp1 and inp2).
 //
 //   dinp, dresidual, dout, inp  (N, C) Real; inp is the residual that was normalised. dresidual may be nullptr (0);
 //                               dinp may be dresidual or dout

@@ -109,9 +109,8 @@ LLMC_DEVICE void store_short_code_columns(e4m3* transposed, const uint32_t* tile
 template <int Rows, int Vectors>
 static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
     layernorm_forward_fp8_kernel(e4m3* row, e4m3* transposed, Fp8State* state, float* mean, float* rstd, bf16* residual,
-                                 const bf16* inp1, const bf16* inp2, const bf16* bias, const bf16* weight,
-                                 const bf16* shift, int N, int C, int warps_per_row, int block_rows, int stride,
-                                 QuantizePass pass) {
+                                 const bf16* inp1, const bf16* inp2, const bf16* weight, const bf16* shift, int N,
+                                 int C, int warps_per_row, int block_rows, int stride, QuantizePass pass) {
     LLMC_DYNAMIC_SHARED(uint32_t, tile);  // (block_rows, stride)
     LLMC_SHARED(float, exchange, [kBlockTeams * kTeamExchange]);
     LLMC_SHARED(QuantizeTally, tallies, [kBlockWarps * 32]);
@@ -130,7 +129,6 @@ static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
         load_rows(x, inp1, first_row, N, C, team);
         if (inp2 != nullptr) {
             add_stored_rows(x, inp2, first_row, C, team);
-            if (bias != nullptr) add_bias(x, bias, C, team);
             round_rows<bf16>(x);
             if (writes_fp8(pass)) store_rows(residual, x, first_row, N, C, team);
         }
@@ -140,6 +138,7 @@ static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
             LLMC_UNROLL
             for (int r = 0; r < Rows; r++) mean[first_row + r] = row_mean[r], rstd[first_row + r] = row_rstd[r];
         }
+        if constexpr (!kKeepsTooMuch) forget_always(team.thread);  // where loads were, which is kept and would spill
         normalise_rows(x, row_mean, row_rstd, weight, shift, C, team);
         quantize_normed_rows(row, tile, tally, x, scale, first_row, local, stride, C, team, pass);
     }
@@ -154,13 +153,12 @@ static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
         store_code_columns(transposed, tile, block_row, block_rows, stride, N, C);
 }
 
-static void check_layernorm_fp8(const float* mean, const float* rstd, const bf16* residual, const bf16* inp2,
-                                const bf16* bias, int C) {
+static void check_layernorm_fp8(const float* mean, const float* rstd, const bf16* residual, const bf16* inp2, int C) {
     if (C > 12288) {
         throw Error(ExitCode::failure, strprintf("layernorm_forward_fp8: C=%d; the widest row it holds is 12288", C));
     }
-    if ((inp2 != nullptr) != (residual != nullptr) || (inp2 == nullptr && bias != nullptr)) {
-        throw Error(ExitCode::failure, "layernorm_forward_fp8: inp2 and residual go together, and bias needs them");
+    if ((inp2 != nullptr) != (residual != nullptr)) {
+        throw Error(ExitCode::failure, "layernorm_forward_fp8: inp2 and residual go together");
     }
     if ((mean != nullptr) != (rstd != nullptr)) {
         throw Error(ExitCode::failure, "layernorm_forward_fp8: mean and rstd go together");
@@ -175,10 +173,10 @@ static void check_shared_bytes(const BlockPlan& plan, int C) {
 }
 
 void layernorm_forward_fp8(const Quantized<e4m3>& to, float* mean, float* rstd, bf16* residual, const bf16* inp1,
-                           const bf16* inp2, const bf16* bias, const bf16* weight, const bf16* shift, int N, int C,
-                           QuantizePass pass, stream_t stream) {
+                           const bf16* inp2, const bf16* weight, const bf16* shift, int N, int C, QuantizePass pass,
+                           stream_t stream) {
     check_quantize("layernorm_forward_fp8", to.state, N, C);
-    check_layernorm_fp8(mean, rstd, residual, inp2, bias, C);
+    check_layernorm_fp8(mean, rstd, residual, inp2, C);
     const BlockPlan plan(C, shared_memory_per_block());
     check_shared_bytes(plan, C);
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
@@ -190,8 +188,8 @@ void layernorm_forward_fp8(const Quantized<e4m3>& to, float* mean, float* rstd, 
             {dim3(static_cast<unsigned>(div_up(N, plan.rows))), dim3(static_cast<unsigned>(plan.threads())),
              plan.shared_bytes(), stream},
             out(row, n), out(transposed, n), state_access(to.state, pass), out(mean, rows), out(rstd, rows),
-            out(residual, n), in(inp1, n), in(inp2, n), in(bias, columns), in(weight, columns), in(shift, columns), N,
-            C, plan.warps_per_row, plan.rows, plan.stride, pass);
+            out(residual, n), in(inp1, n), in(inp2, n), in(weight, columns), in(shift, columns), N, C,
+            plan.warps_per_row, plan.rows, plan.stride, pass);
     };
     if (C <= 256)
         run.template operator()<4, 1>();

@@ -105,29 +105,6 @@ LLMC_DEVICE void add_rows(float (&x)[Rows][Vectors][8], const float (&y)[Rows][V
     }
 }
 
-// x += bias (C) in every row.
-template <class Real, int Rows, int Vectors>
-LLMC_DEVICE void add_bias(float (&x)[Rows][Vectors][8], const Real* bias, int C, const RowTeam& team) {
-    LLMC_UNROLL
-    for (int v = 0; v < Vectors; v++) {
-        const int c = team.column(v);
-        if (c >= C) continue;
-        const auto add = [&] {
-            float b[8];
-            load8(bias + c, b);
-            LLMC_UNROLL
-            for (int r = 0; r < Rows; r++) {
-                LLMC_UNROLL
-                for (int i = 0; i < 8; i++) x[r][v][i] += b[i];
-            }
-        };
-        if constexpr (kKeepsTooMuch && sizeof(Real) == 2)
-            add();
-        else
-            piece_by_piece(add);
-    }
-}
-
 // x as it reads back after being stored as Real. What is normalised is what is stored: a later pass over the stored
 // rows gives the same bits.
 template <class Real, int Rows, int Vectors>

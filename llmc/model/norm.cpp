@@ -26,15 +26,15 @@ Operand<Real> Norm<Real>::forward(Linear<Real>& reader, Real* normed, Real* resi
     return reader.input(
         normed, pass, [&](Real* out) { forward(out, residual, inp1, inp2, pass); },
         [&](const auto& codes, QuantizePass cast) {
-            layernorm_forward_fp8(codes, mean_, rstd_, sum, inp1, inp2, nullptr, weight, bias, pass.N(), channels_,
-                                  cast, pass.stream);
+            layernorm_forward_fp8(codes, mean_, rstd_, sum, inp1, inp2, weight, bias, pass.N(), channels_, cast,
+                                  pass.stream);
         });
 }
 
 template <class Real>
 void Norm<Real>::forward(Real* normed, Real* residual, const Real* inp1, const Real* inp2, const Pass& pass) {
-    layernorm_forward<Real>(normed, mean_, rstd_, inp2 ? residual : nullptr, inp1, inp2, nullptr,
-                            weights_.weight(weight_), weights_.weight(bias_), pass.N(), channels_, pass.stream);
+    layernorm_forward<Real>(normed, mean_, rstd_, inp2 ? residual : nullptr, inp1, inp2, weights_.weight(weight_),
+                            weights_.weight(bias_), pass.N(), channels_, pass.stream);
 }
 
 template <class Real>

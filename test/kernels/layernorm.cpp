@@ -35,7 +35,7 @@ template <class Real>
 struct Forward {
     int N, C;
     size_t n;
-    DeviceArray<Real> inp1, inp2, bias, weight, shift, residual, normed;
+    DeviceArray<Real> inp1, inp2, weight, shift, residual, normed;
     DeviceArray<float> mean, rstd;
 
     Forward(int N_, int C_, float offset = 1.0f)
@@ -44,7 +44,6 @@ struct Forward {
           n(static_cast<size_t>(N) * C),
           inp1(random_normal<Real>(n, 1.0f, N * 31 + C, offset)),
           inp2(random_normal<Real>(n, 0.7f, N * 37 + C)),
-          bias(random_normal<Real>(C, 0.5f, C + 1)),
           weight(random_normal<Real>(C, 0.3f, C + 2, 1.0f)),
           shift(random_normal<Real>(C, 0.3f, C + 3)),
           residual(n),
@@ -52,13 +51,13 @@ struct Forward {
           mean(N),
           rstd(N) {}
 
-    void add_and_normalise(bool with_bias) {
-        layernorm_forward<Real>(normed, mean, rstd, residual, inp1.get(), inp2.get(), with_bias ? bias.get() : nullptr,
-                                weight.get(), shift.get(), N, C, test_stream());
+    void add_and_normalise() {
+        layernorm_forward<Real>(normed, mean, rstd, residual, inp1.get(), inp2.get(), weight.get(), shift.get(), N, C,
+                                test_stream());
     }
     void normalise(const DeviceArray<Real>& inp, bool with_statistics = true) {
         layernorm_forward<Real>(normed, with_statistics ? mean.get() : nullptr, with_statistics ? rstd.get() : nullptr,
-                                nullptr, inp.get(), nullptr, nullptr, weight.get(), shift.get(), N, C, test_stream());
+                                nullptr, inp.get(), nullptr, weight.get(), shift.get(), N, C, test_stream());
     }
     // Statistics and outputs must be those of `input`, as stored.
     void check_normed(const std::vector<Real>& input) const {
@@ -78,40 +77,36 @@ struct Forward {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("layernorm_forward, with and without residual and bias", Real, float, bf16) {
+TEST_CASE_TEMPLATE("layernorm_forward, with and without residual", Real, float, bf16) {
     for (const auto [N, C] : layernorm_shapes()) {
         CAPTURE(N);
         CAPTURE(C);
-        for (bool with_bias : {false, true}) {
-            Forward<Real> f(N, C);
-            f.add_and_normalise(with_bias);
-            const auto a = to_doubles(f.inp1.download()), b = to_doubles(f.inp2.download()),
-                       bias = to_doubles(f.bias.download());
-            std::vector<double> sum(f.n);
-            for (size_t i = 0; i < f.n; i++) sum[i] = a[i] + b[i] + (with_bias ? bias[i % C] : 0.0);
-            const auto residual = f.residual.download();
-            CHECK(max_relative_error(residual, sum, 0.5) < rounding_error<Real>() + 2e-7);
-            f.check_normed(residual);
+        Forward<Real> f(N, C);
+        f.add_and_normalise();
+        const auto a = to_doubles(f.inp1.download()), b = to_doubles(f.inp2.download());
+        std::vector<double> sum(f.n);
+        for (size_t i = 0; i < f.n; i++) sum[i] = a[i] + b[i];
+        const auto residual = f.residual.download();
+        CHECK(max_relative_error(residual, sum, 0.5) < rounding_error<Real>() + 2e-7);
+        f.check_normed(residual);
 
-            // Layer norm of the stored residual repeats the bits; so does a call without statistics.
-            const auto normed = f.normed.download();
-            const auto mean = f.mean.download(), rstd = f.rstd.download();
-            Forward<Real> again(N, C);
-            again.normalise(f.residual);
-            CHECK(same_bits(again.normed.download(), normed));
-            CHECK(same_bits(again.mean.download(), mean));
-            CHECK(same_bits(again.rstd.download(), rstd));
-            Forward<Real> inference(N, C);
-            inference.normalise(f.residual, false);
-            CHECK(same_bits(inference.normed.download(), normed));
+        // Layer norm of the stored residual repeats the bits; so does a call without statistics.
+        const auto normed = f.normed.download();
+        const auto mean = f.mean.download(), rstd = f.rstd.download();
+        Forward<Real> again(N, C);
+        again.normalise(f.residual);
+        CHECK(same_bits(again.normed.download(), normed));
+        CHECK(same_bits(again.mean.download(), mean));
+        CHECK(same_bits(again.rstd.download(), rstd));
+        Forward<Real> inference(N, C);
+        inference.normalise(f.residual, false);
+        CHECK(same_bits(inference.normed.download(), normed));
 
-            // In place: the residual over inp1, the normalised rows over inp2.
-            layernorm_forward<Real>(f.inp2, f.mean, f.rstd, f.inp1, f.inp1.get(), f.inp2.get(),
-                                    with_bias ? f.bias.get() : nullptr, f.weight.get(), f.shift.get(), N, C,
-                                    test_stream());
-            CHECK(same_bits(f.inp1.download(), residual));
-            CHECK(same_bits(f.inp2.download(), normed));
-        }
+        // In place: the residual over inp1, the normalised rows over inp2.
+        layernorm_forward<Real>(f.inp2, f.mean, f.rstd, f.inp1, f.inp1.get(), f.inp2.get(), f.weight.get(),
+                                f.shift.get(), N, C, test_stream());
+        CHECK(same_bits(f.inp1.download(), residual));
+        CHECK(same_bits(f.inp2.download(), normed));
     }
 }
 
@@ -141,16 +136,15 @@ TEST_CASE("layernorm_forward keeps a NaN in its row") {
 
 TEST_CASE("layernorm_forward refuses what it cannot do") {
     DeviceArray<float> x(12304);
-    const auto forward = [&](float* mean, float* residual, const float* inp2, const float* bias, int N, int C) {
-        layernorm_forward<float>(x, mean, x, residual, x.get(), inp2, bias, x.get(), x.get(), N, C, test_stream());
+    const auto forward = [&](float* mean, float* residual, const float* inp2, int N, int C) {
+        layernorm_forward<float>(x, mean, x, residual, x.get(), inp2, x.get(), x.get(), N, C, test_stream());
     };
-    CHECK_THROWS_AS(forward(x, nullptr, nullptr, nullptr, 1, 12), Error);
-    CHECK_THROWS_AS(forward(x, nullptr, nullptr, nullptr, 0, 8), Error);
-    CHECK_THROWS_AS(forward(x, nullptr, nullptr, nullptr, 1, 12296), Error);
-    CHECK_THROWS_AS(forward(x, x, nullptr, nullptr, 1, 8), Error);
-    CHECK_THROWS_AS(forward(x, nullptr, x, nullptr, 1, 8), Error);
-    CHECK_THROWS_AS(forward(x, nullptr, nullptr, x, 1, 8), Error);
-    CHECK_THROWS_AS(forward(nullptr, nullptr, nullptr, nullptr, 1, 8), Error);
+    CHECK_THROWS_AS(forward(x, nullptr, nullptr, 1, 12), Error);
+    CHECK_THROWS_AS(forward(x, nullptr, nullptr, 0, 8), Error);
+    CHECK_THROWS_AS(forward(x, nullptr, nullptr, 1, 12296), Error);
+    CHECK_THROWS_AS(forward(x, x, nullptr, 1, 8), Error);
+    CHECK_THROWS_AS(forward(x, nullptr, x, 1, 8), Error);
+    CHECK_THROWS_AS(forward(nullptr, nullptr, nullptr, 1, 8), Error);
 }
 
 // ---- backward ------------------------------------------------------------------------------------------------------

@@ -24,17 +24,16 @@ std::vector<RowShape> layernorm_shapes() {
 struct Case {
     int N, C;
     size_t n;
-    DeviceArray<bf16> inp1, inp2, bias, weight, shift;
+    DeviceArray<bf16> inp1, inp2, weight, shift;
     std::vector<bf16> residual;
     std::vector<float> mean, rstd, normed;
 
-    Case(int N_, int C_, bool add, bool with_bias, bool dirty = false)
+    Case(int N_, int C_, bool add, bool dirty = false)
         : N(N_),
           C(C_),
           n(static_cast<size_t>(N) * C),
           inp1(random_normal<bf16>(n, 1.0f, static_cast<uint32_t>(N * 31 + C), 0.5f)),
           inp2(random_normal<bf16>(n, 0.7f, static_cast<uint32_t>(N * 37 + C))),
-          bias(random_normal<bf16>(static_cast<size_t>(C), 0.5f, static_cast<uint32_t>(C + 1))),
           weight(random_normal<bf16>(static_cast<size_t>(C), 0.3f, static_cast<uint32_t>(C + 2), 1.0f)),
           shift(random_normal<bf16>(static_cast<size_t>(C), 0.3f, static_cast<uint32_t>(C + 3))) {
         if (dirty) {
@@ -45,24 +44,23 @@ struct Case {
         DeviceArray<bf16> r(n), out(n);
         DeviceArray<float> m(static_cast<size_t>(N)), s(static_cast<size_t>(N)), wide_out(n);
         layernorm_forward<bf16>(out, m, s, add ? r.get() : nullptr, inp1.get(), add ? inp2.get() : nullptr,
-                                with_bias ? bias.get() : nullptr, weight.get(), shift.get(), N, C, test_stream());
+                                weight.get(), shift.get(), N, C, test_stream());
         mean = m.download(), rstd = s.download();
         residual = add ? r.download() : inp1.download();
         DeviceArray<float> wide(to_floats(residual)), w(to_floats(weight.download())), b(to_floats(shift.download()));
-        layernorm_forward<float>(wide_out, nullptr, nullptr, nullptr, wide.get(), nullptr, nullptr, w.get(), b.get(), N,
-                                 C, test_stream());
+        layernorm_forward<float>(wide_out, nullptr, nullptr, nullptr, wide.get(), nullptr, w.get(), b.get(), N, C,
+                                 test_stream());
         normed = wide_out.download();
     }
 
-    void check(bool add, bool with_bias, float scale) {
+    void check(bool add, float scale) {
         DeviceArray<bf16> r(n);
         DeviceArray<float> m(static_cast<size_t>(N)), s(static_cast<size_t>(N));
         const auto poison = r.download();
         check_quantizer<e4m3>(normed, N, C, scale, Known::nearly, [&](const Quantized<e4m3>& to, QuantizePass pass) {
             DeviceArray<bf16> fresh(n);
             layernorm_forward_fp8(to, m, s, add ? fresh.get() : nullptr, inp1.get(), add ? inp2.get() : nullptr,
-                                  with_bias ? bias.get() : nullptr, weight.get(), shift.get(), N, C, pass,
-                                  test_stream());
+                                  weight.get(), shift.get(), N, C, pass, test_stream());
             CHECK(same_bits(m.download(), mean));
             CHECK(same_bits(s.download(), rstd));
             if (add) CHECK(same_bits(fresh.download(), pass == QuantizePass::measure ? poison : residual));
@@ -72,28 +70,28 @@ struct Case {
 
 }  // namespace
 
-TEST_CASE("layernorm_forward_fp8, all passes, with and without residual and bias") {
+TEST_CASE("layernorm_forward_fp8, all passes, with and without residual") {
     for (const auto [N, C] : layernorm_shapes()) {
         forget_shared_memory();
         CAPTURE(N);
         CAPTURE(C);
-        Case(N, C, false, false).check(false, false, 64.0f);
+        Case(N, C, false).check(false, 64.0f);
         if (N * C > 40000) continue;
-        Case(N, C, true, false).check(true, false, 250.0f);  // saturates
+        Case(N, C, true).check(true, 250.0f);  // saturates
     }
-    for (const auto [N, C] : {RowShape{48, 768}, {16, 2064}}) Case(N, C, true, true).check(true, true, 0.01f);
+    for (const auto [N, C] : {RowShape{48, 768}, {16, 2064}}) Case(N, C, true).check(true, 0.01f);
 }
 
 TEST_CASE("layernorm_forward_fp8 in place: measure, then write") {
     for (const int C : {144, 1600, 2064}) {
         const int N = 48;
         for (const bool over_first : {true, false}) {
-            Case c(N, C, true, true);
+            Case c(N, C, true);
             QuantizedArrays<e4m3> to(c.n, used_state(64.0f));
             bf16* residual = over_first ? c.inp1.get() : c.inp2.get();
             const auto run = [&](QuantizePass pass) {
-                layernorm_forward_fp8(to.both(), nullptr, nullptr, residual, c.inp1.get(), c.inp2.get(), c.bias.get(),
-                                      c.weight.get(), c.shift.get(), N, C, pass, test_stream());
+                layernorm_forward_fp8(to.both(), nullptr, nullptr, residual, c.inp1.get(), c.inp2.get(), c.weight.get(),
+                                      c.shift.get(), N, C, pass, test_stream());
             };
             run(QuantizePass::measure);
             run(QuantizePass::measure);
@@ -116,11 +114,11 @@ TEST_CASE("layernorm_forward_fp8 gives the same bytes whatever a card has of sha
     for (const int C : {1536, 5760, 5776, 9872, 11648}) {
         CAPTURE(C);
         const int N = 32;
-        const Case c(N, C, true, false);
+        const Case c(N, C, true);
         const auto run = [&](QuantizedArrays<e4m3>& to) {
             DeviceArray<bf16> residual(c.n);
-            layernorm_forward_fp8(to.both(), nullptr, nullptr, residual, c.inp1.get(), c.inp2.get(), nullptr,
-                                  c.weight.get(), c.shift.get(), N, C, QuantizePass::train, test_stream());
+            layernorm_forward_fp8(to.both(), nullptr, nullptr, residual, c.inp1.get(), c.inp2.get(), c.weight.get(),
+                                  c.shift.get(), N, C, QuantizePass::train, test_stream());
             return residual.download();
         };
         limit = 227 * 1024;
@@ -142,8 +140,8 @@ TEST_CASE("layernorm_forward_fp8 gives the same bytes whatever a card has of sha
     DeviceArray<bf16> x(size_t{16} * 11664);
     QuantizedArrays<e4m3> to(x.size(), used_state(1.0f));
     const std::string message = refusal([&] {
-        layernorm_forward_fp8(to.both(), nullptr, nullptr, nullptr, x.get(), nullptr, nullptr, x.get(), x.get(), 16,
-                              11664, QuantizePass::train, test_stream());
+        layernorm_forward_fp8(to.both(), nullptr, nullptr, nullptr, x.get(), nullptr, x.get(), x.get(), 16, 11664,
+                              QuantizePass::train, test_stream());
     });
     limit = usual;
     CAPTURE(message);
@@ -154,11 +152,11 @@ TEST_CASE("layernorm_forward_fp8 gives the same bytes whatever a card has of sha
 
 TEST_CASE("layernorm_forward_fp8 counts a row that is not finite") {
     for (const int C : {144, 2064}) {
-        Case c(48, C, true, false, true);
+        Case c(48, C, true, true);
         REQUIRE(QuantizedReference<e4m3>(c.normed, 1.0f).counted.nonfinite == static_cast<uint64_t>(C));
         DeviceArray<bf16> residual(c.n);
         check_quantizer<e4m3>(c.normed, 48, C, 64.0f, Known::nearly, [&](const Quantized<e4m3>& to, QuantizePass pass) {
-            layernorm_forward_fp8(to, nullptr, nullptr, residual, c.inp1.get(), c.inp2.get(), nullptr, c.weight.get(),
+            layernorm_forward_fp8(to, nullptr, nullptr, residual, c.inp1.get(), c.inp2.get(), c.weight.get(),
                                   c.shift.get(), 48, C, pass, test_stream());
         });
     }
@@ -168,18 +166,17 @@ TEST_CASE("layernorm_forward_fp8 refuses what it cannot do") {
     DeviceArray<bf16> x(512);
     DeviceArray<float> m(16);
     QuantizedArrays<e4m3> to(512, used_state(1.0f));
-    const auto run = [&](float* mean, bf16* residual, const bf16* inp2, const bf16* bias, int N, int C) {
+    const auto run = [&](float* mean, bf16* residual, const bf16* inp2, int N, int C) {
         return refusal([&] {
-            layernorm_forward_fp8(to.both(), mean, m, residual, x.get(), inp2, bias, x.get(), x.get(), N, C,
+            layernorm_forward_fp8(to.both(), mean, m, residual, x.get(), inp2, x.get(), x.get(), N, C,
                                   QuantizePass::train, test_stream());
         });
     };
-    CHECK(run(m, nullptr, nullptr, nullptr, 16, 16) == "");
-    CHECK(run(m, nullptr, nullptr, nullptr, 24, 16).find("N=24") != std::string::npos);
-    CHECK(run(m, nullptr, nullptr, nullptr, 16, 24).find("C=24") != std::string::npos);
-    CHECK(run(m, nullptr, nullptr, nullptr, 16, 12304).find("C=12304") != std::string::npos);
-    CHECK(run(m, x, nullptr, nullptr, 16, 16) != "");
-    CHECK(run(m, nullptr, x, nullptr, 16, 16) != "");
-    CHECK(run(m, nullptr, nullptr, x, 16, 16) != "");
-    CHECK(run(nullptr, nullptr, nullptr, nullptr, 16, 16) != "");
+    CHECK(run(m, nullptr, nullptr, 16, 16) == "");
+    CHECK(run(m, nullptr, nullptr, 24, 16).find("N=24") != std::string::npos);
+    CHECK(run(m, nullptr, nullptr, 16, 24).find("C=24") != std::string::npos);
+    CHECK(run(m, nullptr, nullptr, 16, 12304).find("C=12304") != std::string::npos);
+    CHECK(run(m, x, nullptr, 16, 16) != "");
+    CHECK(run(m, nullptr, x, 16, 16) != "");
+    CHECK(run(nullptr, nullptr, nullptr, 16, 16) != "");
 }
