@@ -37,11 +37,6 @@ __device__ __forceinline__ void group_reduce(float (&values)[N], Op op, const ch
     }
 }
 
-// Wait until `threads` threads (a multiple of 32) have arrived at named barrier `id` (1 to 15; 0 is __syncthreads).
-__device__ __forceinline__ void bar_sync(int id, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 #define LLMC_REDUCE_CALLER
 #define LLMC_REDUCE_FORWARD
 #define LLMC_REDUCE_HERE
@@ -65,8 +60,6 @@ LLMC_DEVICE void group_reduce(float (&values)[N], Op op, const char* what, const
         for (int l = 0; l < 32; l++) std::memcpy(lanes[l], v[l], sizeof v[l]);
     });
 }
-
-LLMC_DEVICE void bar_sync(int id, int threads, LLMC_CALLER) { host::executor().barrier(id, threads, file, line); }
 
 #define LLMC_REDUCE_CALLER , LLMC_CALLER
 #define LLMC_REDUCE_FORWARD , file, line

@@ -1,5 +1,5 @@
-// Warp, quad and block reductions bit for bit, named barriers, and CUDA's own shuffles, votes and atomics by their
-// definition in the CUDA programming guide.
+// Warp, quad and block reductions bit for bit, and CUDA's own shuffles, votes and atomics by their definition in the
+// CUDA programming guide.
 #include "llmc/device/warp.cuh"
 
 #include <algorithm>
@@ -62,44 +62,6 @@ __global__ void block_kernel(float* out, const float* in) {
     out[2 * n + t] = block_max(2.0f * in[t], scratch);
 }
 
-// Warps 0 and 1 meet at barrier 1 three times as often as warps 2 and 3 at barrier 2.
-__global__ void named_barrier_kernel(int* out) {
-    LLMC_SHARED(int, cells, [128]);
-    const int t = static_cast<int>(threadIdx.x), half = t / 64, base = half * 64;
-    int value = t;
-    for (int round = 0; round < (half ? 2 : 6); round++) {
-        cells[t] = value;
-        bar_sync(1 + half, 64);
-        value = cells[base + (t - base + 33) % 64] + 1;
-        bar_sync(1 + half, 64);
-    }
-    __syncthreads();
-    cells[t] = value;
-    __syncthreads();
-    out[t] = cells[127 - t];
-}
-
-// Barrier 1 serves two warps, then the two others while the first wait elsewhere.
-__global__ void reused_barrier_kernel(int* out) {
-    LLMC_SHARED(int, cells, [128]);
-    const int t = static_cast<int>(threadIdx.x);
-    if (t < 64) {
-        cells[t] = t;
-        bar_sync(1, 64);
-        out[t] = cells[63 - t];
-    }
-    __syncthreads();
-    if (t >= 64) {
-        cells[t] = t;
-        bar_sync(1, 64);
-        out[t] = cells[191 - t];
-        bar_sync(1, 64);
-        cells[t - 64] = 1000 + t;
-    }
-    __syncthreads();
-    if (t < 64) out[t] += cells[t];
-}
-
 }  // namespace
 
 TEST_CASE("warp: reductions have the butterfly's bits on every lane") {
@@ -147,27 +109,6 @@ TEST_CASE("warp: block reductions, of one to 32 warps, back to back") {
         }
         CHECK(wrong == 0);
     }
-}
-
-TEST_CASE("warp: named barriers synchronise their own threads only") {
-    DeviceArray<int> to(128);
-    launch<named_barrier_kernel>({1, 128, 0, test_stream()}, {out(to.get(), 128)}, to.get());
-    const std::vector<int> actual = to.download();
-    int wrong = 0;
-    for (int t = 0; t < 128; t++) {
-        const int reader = 127 - t, base = reader / 64 * 64, rounds = base ? 2 : 6;
-        wrong += actual[static_cast<size_t>(t)] != base + (reader - base + 33 * rounds) % 64 + rounds;
-    }
-    CHECK(wrong == 0);
-}
-
-TEST_CASE("warp: a named barrier may serve other threads afterwards") {
-    DeviceArray<int> to(128);
-    launch<reused_barrier_kernel>({1, 128, 0, test_stream()}, {inout(to.get(), 128)}, to.get());
-    const std::vector<int> actual = to.download();
-    int wrong = 0;
-    for (int t = 0; t < 128; t++) wrong += actual[static_cast<size_t>(t)] != (t < 64 ? 63 - t + 1064 + t : 191 - t);
-    CHECK(wrong == 0);
 }
 
 // ---- CUDA's own -----------------------------------------------------------------------------------------------------

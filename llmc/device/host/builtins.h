@@ -53,7 +53,7 @@ T atomic_update(T* p, F operation) {
 
 }  // namespace llmc::host
 
-inline void __syncthreads(LLMC_CALLER) { llmc::host::executor().barrier(0, 0, file, line); }
+inline void __syncthreads(LLMC_CALLER) { llmc::host::executor().barrier(file, line); }
 inline void __syncwarp(unsigned mask = ~0u, LLMC_CALLER) { llmc::host::executor().sync_warp(mask, file, line); }
 
 // What waits is inlined into the kernel: a return after the switch to another stack would be mispredicted.

@@ -34,7 +34,7 @@ constexpr char kSharedNotAsked[] =
 
 Executor::Executor() : lanes_(new Lane[kMaxThreads]), stack_bytes_(settings().stack_bytes) {
     std::memset(static_cast<void*>(warps_), 0, sizeof warps_);
-    std::memset(static_cast<void*>(barriers_), 0, sizeof barriers_);
+    std::memset(static_cast<void*>(&barrier_), 0, sizeof barrier_);
     arena_bytes_ = kArenaBytes;
     void* p = mmap(nullptr, arena_bytes_ + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) die("shared memory of the host device");
@@ -196,7 +196,7 @@ inline void Executor::finish_thread() {
     warp.done |= 1u << lane_index();
     done_count_++;
     progress_++;
-    if (__builtin_expect(warp.waiting | static_cast<uint32_t>(barriers_[0].count), 0)) check_exit(warp);
+    if (__builtin_expect(warp.waiting | static_cast<uint32_t>(barrier_.count), 0)) check_exit(warp);
 }
 
 void worker_entry() {
@@ -261,7 +261,7 @@ void Executor::abandon([[maybe_unused]] Lane& lane) {
 
 // After an error: drop every suspended fiber and make the pool anew.
 void Executor::rebuild_fibers() {
-    std::memset(static_cast<void*>(barriers_), 0, sizeof barriers_);
+    std::memset(static_cast<void*>(&barrier_), 0, sizeof barrier_);
     idle_count_ = 0;
     for (int i = 0; i < stack_count_; i++) {
         asan_unpoison(stacks_[i], stack_bytes_);
@@ -302,7 +302,7 @@ void Executor::fail(const char* format, ...) {
 }
 
 void Executor::check_exit(Warp& warp) {
-    const Barrier& b = barriers_[0];
+    const Barrier& b = barrier_;
     if (b.count)
         fail("barrier divergence: thread exited while %d threads wait at __syncthreads %s:%d", b.count, b.file, b.line);
     for (uint32_t m = warp.waiting; m; m &= m - 1) {
@@ -329,10 +329,10 @@ void Executor::deadlock() {
     char text[400] = "";
     char* at = text;
     char* const end = text + sizeof text;
-    for (const Barrier& b : barriers_)
-        if (b.count && at < end)
-            at += std::snprintf(at, static_cast<size_t>(end - at), " %d wait at barrier %d %s:%d;", b.count,
-                                static_cast<int>(&b - barriers_), b.file, b.line);
+    const Barrier& b = barrier_;
+    if (b.count)
+        at += std::snprintf(at, static_cast<size_t>(end - at), " %d wait at __syncthreads %s:%d;", b.count, b.file,
+                            b.line);
     int shown = 0;
     for (int i = 0; i < thread_count_ && shown < 3 && at < end; i++) {
         const Warp& warp = warps_[i >> 5];
@@ -347,28 +347,22 @@ void Executor::deadlock() {
 
 // ---- barriers and shuffles ------------------------------------------------------------------------------------------
 
-void Executor::barrier(int id, int expected, const char* file, int line) {
+void Executor::barrier(const char* file, int line) {
     Quiet quiet;
     statistics_.barriers++;
-    if (id < 0 || id >= kMaxBarriers) fail("bar.sync: there is no barrier %d (0 to 15) at %s:%d", id, file, line);
-    Barrier& b = barriers_[id];
-    if (!expected) expected = thread_count_;
-    if (id == 0 && done_count_)
-        fail("barrier divergence: %d threads exited before __syncthreads %s:%d", done_count_, file, line);
+    Barrier& b = barrier_;
+    if (done_count_) fail("barrier divergence: %d threads exited before __syncthreads %s:%d", done_count_, file, line);
     if (b.count == 0) {
-        b.expected = expected;
         b.file = file;
         b.line = line;
-        if (expected != thread_count_ && expected % 32)
-            fail("bar.sync count %d is not a multiple of 32 at %s:%d", expected, file, line);
-    } else if (b.expected != expected || b.line != line || (b.file != file && std::strcmp(b.file, file))) {
+    } else if (b.line != line || (b.file != file && std::strcmp(b.file, file))) {
         fail("barrier divergence: this thread is at %s:%d, %d others wait at %s:%d", file, line, b.count, b.file,
              b.line);
     }
     b.waiting[warp_index_] |= 1u << lane_index();
     char* sync = &b.sync[b.generation & 1];
     sync_release(sync);
-    if (++b.count == expected) {
+    if (++b.count == thread_count_) {
         for (int w = 0; w < warp_count_; w++) {
             if (!b.waiting[w]) continue;
             warps_[w].ready |= b.waiting[w];

@@ -30,7 +30,6 @@ namespace llmc::host {
 
 constexpr int kMaxThreads = 1024;  // of a block
 constexpr int kMaxWarps = kMaxThreads / 32;
-constexpr int kMaxBarriers = 16;  // named barriers, as bar.sync has them
 constexpr int kMaxFibers = 2 * kMaxThreads + 2;
 
 class SharedLimits;
@@ -78,7 +77,7 @@ struct Warp {
 };
 
 struct Barrier {
-    int count, expected;
+    int count;
     const char* file;
     int line;
     uint32_t waiting[kMaxWarps];
@@ -104,8 +103,7 @@ public:
     // ---- called by kernels, through builtins.h and the intrinsics' wrappers ----
 
     [[noreturn]] __attribute__((noinline, format(printf, 2, 3))) void fail(const char* format, ...);
-    // __syncthreads (id 0, expected 0 = the whole block) and named barriers.
-    void barrier(int id, int expected, const char* file, int line);
+    void barrier(const char* file, int line);  // __syncthreads
     void sync_warp(uint32_t mask, const char* file, int line);
     // A polling lane lets the others run; a whole round of polling without other progress is a deadlock.
     void yield(const char* what, const char* file, int line);
@@ -244,7 +242,7 @@ private:
     Order order_ = Order::ascending;
     uint32_t random_ = 1;
     Warp warps_[kMaxWarps];
-    Barrier barriers_[kMaxBarriers];
+    Barrier barrier_;
     std::unique_ptr<Lane[]> lanes_;
     uint16_t permutation_[kMaxThreads];
     dim3 block_shape_{0, 0, 0};

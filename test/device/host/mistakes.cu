@@ -127,27 +127,6 @@ __global__ void two_barriers_kernel(int* out) {
     }
 }
 
-constexpr int kNamedBarrierLine = __LINE__ + 2;
-__global__ void named_barrier_shortage_kernel(int* out) {
-    if (threadIdx.x < 64) bar_sync(1, 96);
-    out[threadIdx.x] = 1;
-}
-
-__global__ void named_barrier_two_counts_kernel(int* out) {
-    bar_sync(1, threadIdx.x < 32 ? 64 : 96);
-    out[threadIdx.x] = 1;
-}
-
-__global__ void named_barrier_odd_count_kernel(int* out) {
-    if (threadIdx.x < 50) bar_sync(1, 50);
-    out[threadIdx.x] = 1;
-}
-
-__global__ void named_barrier_16_kernel(int* out) {
-    bar_sync(16, 64);
-    out[threadIdx.x] = 1;
-}
-
 constexpr int kSyncWarpLine = __LINE__ + 2;
 __global__ void lane_skips_syncwarp_kernel(int* out) {
     if (threadIdx.x % 32 != 3) __syncwarp();
@@ -380,15 +359,7 @@ TEST_CASE("mistakes: barrier divergence") {
                                         at_line(kFirstBarrierLine), at_line(kFirstBarrierLine + 3)});
 }
 
-TEST_CASE("mistakes: named barriers and syncwarp") {
-    expect_report<named_barrier_shortage_kernel>(
-        {1, 128}, "named_barrier_shortage_kernel",
-        {"deadlock: 64 of 128 threads exited", "64 wait at barrier 1", at_line(kNamedBarrierLine)});
-    expect_report<named_barrier_odd_count_kernel>({1, 64}, "named_barrier_odd_count_kernel",
-                                                  {"bar.sync count 50 is not a multiple of 32"});
-    expect_report<named_barrier_two_counts_kernel>({1, 96}, "named_barrier_two_counts_kernel",
-                                                   {"barrier divergence: this thread is at", "others wait at"});
-    expect_report<named_barrier_16_kernel>({1, 64}, "named_barrier_16_kernel", {"there is no barrier 16"});
+TEST_CASE("mistakes: syncwarp") {
     expect_report<lane_skips_syncwarp_kernel>(
         {1, 64}, "lane_skips_syncwarp_kernel",
         {"lane exited while lane|mask names exited lanes", "__syncwarp at", at_line(kSyncWarpLine)});
@@ -400,7 +371,7 @@ TEST_CASE("mistakes: shuffles and votes") {
         {"lane exited while lane|mask names exited lanes", "__shfl_xor_sync at", at_line(kExitedLaneLine)});
     expect_report<shuffle_with_missing_lanes_kernel>(
         {1, 64}, "shuffle_with_missing_lanes_kernel",
-        {"deadlock: 0 of 64 threads exited; 32 wait at barrier 0", at_line(kMissingLanesLine + 1),
+        {"deadlock: 0 of 64 threads exited; 32 wait at __syncthreads", at_line(kMissingLanesLine + 1),
          "waits in __shfl_down_sync", at_line(kMissingLanesLine)});
     expect_report<mismatched_shuffles_kernel>(
         {1, 64}, "mismatched_shuffles_kernel",
