@@ -4,8 +4,8 @@
 // A Comm is a handle: copies share one communicator. Device collectives are ordered by their stream like any kernel;
 // host collectives return when they are done. Every rank must issue the same collectives in the same order, and may put
 // them on different streams. mpi and tcp run them in that order whatever the streams: they block the calling thread (on
-// the host device, when the stream gets there), are called from the main thread alone and cannot be captured in a
-// graph. NCCL runs a communicator's collectives one after the other; what is to overlap needs a duplicate() each.
+// the host device, when the stream gets there) and are called from the main thread alone. NCCL runs a communicator's
+// collectives one after the other; what is to overlap needs a duplicate() each.
 //
 // Anything that goes wrong between ranks throws Error(ExitCode::communication); what a rank never notices is left to
 // the Watchdog (watchdog.h). connect.h makes a Comm of several ranks.

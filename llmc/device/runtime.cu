@@ -67,7 +67,7 @@ void check_cuda(cudaError_t status, const char* what, const char* file, int line
 }
 
 void after_work(stream_t stream, const LaunchSite& site) {
-    if (!waits_after_work() || is_capturing(stream)) return;
+    if (!waits_after_work()) return;
     const cudaError_t status = cudaStreamSynchronize(stream);
     if (status != cudaSuccess) throw named_fault(site, describe(status));
 }
@@ -184,7 +184,7 @@ void set_bytes(void* to, int value, size_t bytes, stream_t stream) {
     LLMC_CHECK_CUDA(cudaMemsetAsync(to, value, bytes, stream));
 }
 
-// ---- streams, events, graphs ---------------------------------------------------------------------------------------
+// ---- streams, events -----------------------------------------------------------------------------------------------
 
 stream_t create_stream(StreamPriority priority) {
     int least = 0, greatest = 0;  // smaller numbers go first
@@ -223,28 +223,6 @@ float elapsed_ms(event_t from, event_t to) {
     float ms = 0;
     LLMC_CHECK_CUDA(cudaEventElapsedTime(&ms, from, to));
     return ms;
-}
-
-void begin_capture(stream_t stream) {
-    LLMC_CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-}
-graph_t end_capture(stream_t stream) {
-    cudaGraph_t graph;
-    graph_t executable;
-    LLMC_CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
-    LLMC_CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-    LLMC_CHECK_CUDA(cudaGraphDestroy(graph));
-    return executable;
-}
-void launch(graph_t graph, stream_t stream) {
-    LLMC_CHECK_CUDA(cudaGraphLaunch(graph, stream));
-    after_work(stream, {"a graph", "", 0});
-}
-void destroy_graph(graph_t graph) { LLMC_CHECK_CUDA(cudaGraphExecDestroy(graph)); }
-bool is_capturing(stream_t stream) {
-    cudaStreamCaptureStatus status;
-    LLMC_CHECK_CUDA(cudaStreamIsCapturing(stream, &status));
-    return status != cudaStreamCaptureStatusNone;
 }
 
 void push_range(const char* name) { nvtxRangePushA(name); }

@@ -1,4 +1,4 @@
-// The device runtime as the rest of the project sees it: memory, copies, streams, events, graphs.
+// The device runtime as the rest of the project sees it: memory, copies, streams, events.
 //
 // Two implementations: runtime.cu on CUDA's runtime API, host/runtime.cpp on the host device. Every failure throws
 // llmc::Error. There is no default stream; work is ordered by the streams and events named here alone.
@@ -19,7 +19,6 @@ namespace llmc {
 #if LLMC_CUDA
 using stream_t = cudaStream_t;
 using event_t = cudaEvent_t;
-using graph_t = cudaGraphExec_t;
 void check_cuda(cudaError_t status, const char* what, const char* file, int line);
 #define LLMC_CHECK_CUDA(call) ::llmc::check_cuda((call), #call, __FILE__, __LINE__)
 // Before a launch of `kernel`: asks for the shared memory that it needs (shared_memory.h). Throws if the card has less.
@@ -28,11 +27,9 @@ void provide_shared_memory(const void* kernel, size_t dynamic_bytes, const Launc
 namespace host {
 struct Stream;
 struct Event;
-struct Graph;
 }  // namespace host
 using stream_t = host::Stream*;
 using event_t = host::Event*;
-using graph_t = host::Graph*;
 #endif
 
 // A range of device memory that an operation reads or writes.
@@ -121,16 +118,9 @@ void synchronize(event_t event);
 bool is_done(event_t event);
 float elapsed_ms(event_t from, event_t to);
 
-// To be called after every launch and product: with LLMC_SYNC=1 waits for it, unless it is being captured, and throws
-// with the name of `site` if it failed (faults.h).
+// To be called after every launch and product: with LLMC_SYNC=1 waits for it, and throws with the name of `site` if it
+// failed (faults.h).
 void after_work(stream_t stream, const LaunchSite& site);
-
-// Record the work submitted to a stream (and to streams that wait for its events) and replay it.
-void begin_capture(stream_t stream);
-graph_t end_capture(stream_t stream);
-void launch(graph_t graph, stream_t stream);
-void destroy_graph(graph_t graph);
-bool is_capturing(stream_t stream);
 
 // A named range for NVTX tools, as part of a ProfileRange (trace.h); nothing on the host device.
 void push_range(const char* name);

@@ -66,7 +66,6 @@ size_t Trace::begin(const char* name, Kind kind, stream_t stream) {
     if (kind == Kind::host) {
         entry.host_begin = host_time();
     } else {
-        if (is_capturing(stream)) return kNone;
         entry.line = line_of(stream);
         entry.begin = take_event();
         entry.end = take_event();

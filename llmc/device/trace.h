@@ -48,7 +48,7 @@ public:
 
     static Trace* active() { return active_; }
 
-    // For ProfileRange. A stream that is being captured is left alone: its work runs later, perhaps many times.
+    // For ProfileRange.
     static constexpr size_t kNone = ~size_t{0};
     size_t begin(const char* name, Kind kind, stream_t stream);
     void end(size_t range, size_t bytes);

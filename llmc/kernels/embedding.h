@@ -38,8 +38,7 @@ void sort_tokens(int* packed, const int* tokens, int n);
 //
 // Reads 2 sizeof(Real) bytes an element (4 in bf16), and reads and writes 4 bytes an element of the distinct tokens'
 // rows. Deterministic: rows are added in order, by one warp per token and 256 columns, or, above 64 occurrences, by
-// eight. The grid depends on B * T alone (blocks past D end at once), so that it can be captured in a graph.
-// Ids outside [0, V) are left out.
+// eight. The grid depends on B * T alone (blocks past D end at once). Ids outside [0, V) are left out.
 template <class Real>
 void embedding_backward(float* dwte, float* dwpe, const int* sorted, const Real* dout, int B, int T, int C, int V,
                         stream_t stream);

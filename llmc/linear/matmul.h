@@ -43,7 +43,7 @@ requires(std::is_same_v<F8, e4m3> ||
 enum class FastAccumulation { none, forward, all };
 FastAccumulation fast_accumulation(const std::string& name);
 
-// Products by the type of their operands. A replayed graph counts only once, when it is recorded.
+// Products by the type of their operands.
 struct ProductCounts {
     int64_t fp8 = 0, bf16 = 0, fp32 = 0;
     int64_t emulated = 0;  // of the FP8 ones: made by BF16 units from the same values. GPU only

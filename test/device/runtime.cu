@@ -148,56 +148,6 @@ TEST_CASE("runtime: an event may be recorded anew or destroyed while somebody wa
     destroy_stream(c);
 }
 
-TEST_CASE("runtime: a captured graph runs when it is launched, and again") {
-    Streams s;
-    DeviceArray<float> x(N), y(N);
-    fill(x, 0, s.a);
-    fill(y, 0, s.a);
-    synchronize(s.a);
-    float value = 1;
-    begin_capture(s.a);
-    fill(x, value, s.a);
-    value = 100;           // arguments are taken at the capture
-    record(s.first, s.a);  // fork into b ...
-    wait(s.b, s.first);
-    fill(y, 3, s.b);
-    add(y, y, y, s.b);
-    record(s.second, s.b);  // ... and join
-    wait(s.a, s.second);
-    add(x, x, y, s.a);
-    const graph_t graph = end_capture(s.a);
-    CHECK(all_are(x, 0));
-    CHECK(all_are(y, 0));
-    for (int i = 0; i < 3; i++) {
-        fill(x, 50, s.a);
-        launch(graph, s.a);
-        synchronize(s.a);
-        CHECK(all_are(x, 7));
-        CHECK(all_are(y, 6));
-    }
-    fill(y, 1, s.b);  // b is an ordinary stream again
-    synchronize(s.b);
-    CHECK(all_are(y, 1));
-    destroy_graph(graph);
-}
-
-TEST_CASE("runtime: a fork that is not joined is refused, and the streams stay usable") {
-    Streams s;
-    DeviceArray<float> x(N), y(N);
-    begin_capture(s.a);
-    fill(x, 1, s.a);
-    record(s.first, s.a);
-    wait(s.b, s.first);
-    fill(y, 3, s.b);
-    CHECK_THROWS_AS(end_capture(s.a), Error);
-    fill(x, 2, s.a);
-    fill(y, 4, s.b);
-    synchronize(s.a);
-    synchronize(s.b);
-    CHECK(all_are(x, 2));
-    CHECK(all_are(y, 4));
-}
-
 TEST_CASE("runtime: memory is counted and aligned") {
     test_stream();
     const size_t before = device_bytes_in_use();

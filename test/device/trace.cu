@@ -168,29 +168,3 @@ TEST_CASE("trace: a stream that waits begins its range after what it waits for h
         if (i > 0) CHECK(ranges[i - 2].end <= ranges[i].begin);
     }
 }
-
-TEST_CASE("trace: captured work is left alone, and its graph runs as ever") {
-    TwoStreams s;
-    Trace trace(4);
-    trace.start(s.a);
-    CHECK(!is_capturing(s.a));
-    begin_capture(s.a);
-    CHECK(is_capturing(s.a));
-    CHECK(!is_capturing(s.b));
-    {
-        ProfileRange range("captured", s.a);
-        fill(s.x, s.a);
-    }
-    const graph_t graph = end_capture(s.a);
-    CHECK(!is_capturing(s.a));
-    for (int i = 0; i < 2; i++) {
-        ProfileRange range("launch", s.a);
-        launch(graph, s.a);
-    }
-    const std::vector<Trace::Range> ranges = trace.finish();
-    REQUIRE(ranges.size() == 2);
-    CHECK(ranges[0].name == "launch");
-    CHECK(ranges[0].end <= ranges[1].begin);
-    CHECK(s.x.download()[N - 1] == 1);
-    destroy_graph(graph);
-}

@@ -141,7 +141,7 @@ TEST_CASE("a NaN in an operand reaches the result") {
     for (int i = 0; i < n * n; i++) CHECK(std::isnan(to_float(result[i])) == (i / n == 5));
 }
 
-TEST_CASE("scales are read when the product runs: a recorded graph sees later ones") {
+TEST_CASE("scales are read when the product runs, not when its plan is made") {
     if (no_fp8()) return;
     const int n = 16;
     const std::vector<e4m3> codes = all_codes<e4m3>();
@@ -155,19 +155,14 @@ TEST_CASE("scales are read when the product runs: a recorded graph sees later on
                            test_stream());
     };
     multiply();
-    synchronize(test_stream());
-    begin_capture(test_stream());
-    multiply();
-    const graph_t graph = end_capture(test_stream());
     for (const auto& [inp_inv, weight_inv] : {std::pair{2.0f, 8.0f}, std::pair{0.25f, 1.0f}, std::pair{1.0f, 0.5f}}) {
         inp_scale.set(inp_inv);
         weight_scale.set(weight_inv);
-        launch(graph, test_stream());
+        multiply();
         std::vector<double> expected = to_doubles(codes);
         for (double& e : expected) e *= static_cast<double>(inp_inv * weight_inv);
         CHECK(to_doubles(out.download()) == expected);
     }
-    destroy_graph(graph);
 }
 
 TEST_CASE("an FP8 product repeated has the same bits, in another buffer too") {

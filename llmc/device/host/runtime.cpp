@@ -30,8 +30,6 @@ namespace host {
 // destroyed before the mark is reached.
 struct Mark {
     Stream* stream = nullptr;
-    Graph* capture = nullptr;    // the capture it was recorded in
-    uint64_t captured_work = 0;  // operations of `stream` in that capture that precede it
     bool done = false;
     double time = 0;  // seconds, when it was reached
 };
@@ -48,17 +46,9 @@ struct Operation {
     std::shared_ptr<Mark> mark;
 };
 
-struct Graph {
-    std::vector<Operation> operations;
-};
-
 struct Stream {
     StreamPriority priority = StreamPriority::normal;
     std::deque<Operation> queue;
-    Graph* capture = nullptr;
-    bool capture_origin = false;  // begin_capture was called on this stream
-    uint64_t captured_work = 0;   // operations in the present capture
-    uint64_t joined_work = 0;     // how many of them another stream of the capture waits for
 };
 
 namespace {
@@ -102,8 +92,6 @@ void run_next(Stream* stream) {
 }
 
 void run_until(const Mark& mark) {
-    if (!mark.done && mark.capture)
-        throw Error(ExitCode::failure, "the event was recorded in a capture: nothing outside it can wait for it");
     while (!mark.done) {
         if (mark.stream->queue.empty())
             throw Error(ExitCode::failure, "stream deadlock: waiting for an event that is never recorded");
@@ -159,10 +147,7 @@ void run_some_stream() {
 }
 
 void push(Stream* stream, Operation operation) {
-    if (stream && stream->capture) {
-        stream->captured_work++;
-        stream->capture->operations.push_back(std::move(operation));
-    } else if (!stream) {
+    if (!stream) {
         drain_all();
         run_operation(operation);
     } else if (settings().lazy_streams) {
@@ -171,16 +156,6 @@ void push(Stream* stream, Operation operation) {
     } else {
         run_operation(operation);
     }
-}
-
-bool is_captured(const Graph* graph) {
-    return graph && std::any_of(streams.begin(), streams.end(), [=](const Stream* s) { return s->capture == graph; });
-}
-
-void refuse_in_capture(const char* what) {
-    require_device(what);
-    for (const Stream* s : streams)
-        if (s->capture) throw Error(ExitCode::failure, strprintf("%s is not allowed while a stream is captured", what));
 }
 
 }  // namespace
@@ -297,7 +272,7 @@ size_t shared_memory_per_block() { return settings().shared_limit; }
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
 void* device_malloc(size_t bytes, MemoryKind kind) {
-    refuse_in_capture("device_malloc");
+    require_device("device_malloc");
     if (bytes > (size_t{16} << 20) && bytes > available_memory())
         throw Error(ExitCode::no_resources, strprintf("out of memory: %zu MiB needed, %zu MiB available", bytes >> 20,
                                                       available_memory() >> 20));
@@ -306,7 +281,6 @@ void* device_malloc(size_t bytes, MemoryKind kind) {
     return p;
 }
 void device_free(void* p) {
-    if (p && !broken) refuse_in_capture("device_free");
     drain_all();
     DeviceMemory::instance().release(p);
     MemoryLedger::instance().remove(p);
@@ -370,7 +344,7 @@ void destroy_stream(stream_t stream) {
     require_device("destroy_stream");
 }
 void synchronize(stream_t stream) {
-    refuse_in_capture("synchronize");
+    require_device("synchronize");
     if (stream)
         drain(stream);
     else
@@ -378,12 +352,12 @@ void synchronize(stream_t stream) {
     require_device("synchronize");
 }
 void synchronize_device() {
-    refuse_in_capture("synchronize_device");
+    require_device("synchronize_device");
     drain_all();
     require_device("synchronize_device");
 }
 void after_work(stream_t stream, const LaunchSite& site) {
-    if (!waits_after_work() || is_capturing(stream)) return;
+    if (!waits_after_work()) return;
     if (stream) drain(stream);
     if (broken) throw named_fault(site, kFault);
 }
@@ -400,32 +374,14 @@ void destroy_event(event_t event) {
 void record(event_t event, stream_t stream) {
     require_device("record");
     event->last = std::make_shared<Mark>();
-    Mark& mark = *event->last;
-    mark.stream = stream;
-    if (stream && stream->capture) {
-        mark.capture = stream->capture;
-        mark.captured_work = stream->captured_work;
-        return;
-    }
+    event->last->stream = stream;
     push(stream, {Operation::record, {}, {}, {}, event->last});
 }
 
 void wait(stream_t stream, event_t event) {
     require_device("wait");
-    const std::shared_ptr<Mark>& mark = event->last;
-    if (!mark) return;  // never recorded: nothing to wait for, as in CUDA
-    if (!is_captured(mark->capture)) {
-        if (stream->capture)
-            throw Error(ExitCode::failure, "wait: a captured stream cannot wait for work outside its capture");
-        push(stream, {Operation::wait, {}, {}, {}, mark});
-        return;
-    }
-    // Within a capture: fork into it, or join back. The operations are replayed in the order of their capture.
-    if (!stream->capture) stream->capture = mark->capture;
-    if (stream->capture != mark->capture) throw Error(ExitCode::failure, "wait: the event belongs to another capture");
-    if (stream == mark->stream) return;
-    mark->stream->joined_work = std::max(mark->stream->joined_work, mark->captured_work);
-    stream->captured_work++;  // what was joined into this stream has to be joined in its turn
+    if (!event->last) return;  // never recorded: nothing to wait for, as in CUDA
+    push(stream, {Operation::wait, {}, {}, {}, event->last});
 }
 
 void synchronize(event_t event) {
@@ -443,41 +399,6 @@ float elapsed_ms(event_t from, event_t to) {
         throw Error(ExitCode::failure, "elapsed_ms: an event has not been reached yet; synchronize with it first");
     return static_cast<float>((to->last->time - from->last->time) * 1e3);
 }
-
-// ---- graphs ---------------------------------------------------------------------------------------------------------
-
-void begin_capture(stream_t stream) {
-    refuse_in_capture("begin_capture");
-    stream->capture = new Graph;
-    stream->capture_origin = true;
-}
-
-graph_t end_capture(stream_t stream) {
-    Graph* graph = stream->capture;
-    if (!graph) throw Error(ExitCode::failure, "end_capture: the stream is not being captured");
-    bool unjoined = false;
-    for (Stream* s : streams) {
-        if (s->capture != graph) continue;
-        unjoined |= !s->capture_origin && s->joined_work < s->captured_work;
-        s->capture = nullptr;
-        s->capture_origin = false;
-        s->captured_work = s->joined_work = 0;
-    }
-    if (!unjoined) return graph;
-    delete graph;
-    throw Error(ExitCode::failure, "end_capture: a stream that was forked into the capture was not joined");
-}
-
-void launch(graph_t graph, stream_t stream) {
-    require_device("launch of a graph");
-    for (const Operation& operation : graph->operations) push(stream, operation);
-    after_work(stream, {"a graph", "", 0});
-}
-void destroy_graph(graph_t graph) {
-    delete graph;
-    require_device("destroy_graph");
-}
-bool is_capturing(stream_t stream) { return stream && stream->capture; }
 
 void push_range(const char*) {}
 void pop_range() {}

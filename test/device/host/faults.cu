@@ -101,7 +101,6 @@ TEST_CASE("faults: whatever comes after one fails, and says that it happened bef
             {"pinned_free", [&] { pinned_free(nullptr); }},
             {"create_stream", [&] { create_stream(); }},
             {"create_event", [&] { create_event(); }},
-            {"begin_capture", [&] { begin_capture(stream); }},
             {"device_free", [&] { device_free(memory); }},
             {"destroy_stream", [&] { destroy_stream(stream); }},
             {"destroy_event", [&] { destroy_event(event); }},
@@ -132,24 +131,6 @@ TEST_CASE("faults: with LLMC_SYNC=1 the launch that did it is named") {
         CHECK(!found.says("LLMC_SYNC"));
         host::inject_fault(0);
     }
-}
-
-TEST_CASE("faults: with LLMC_SYNC=1 work runs when it is submitted, but for captures") {
-    Mode mode(true, true);
-    DeviceArray<float> x(32);
-    event_t event = create_event();
-    launch_both(x);
-    const stream_t stream = create_stream();
-    begin_capture(stream);
-    launch<first_kernel>({1, 32, 0, stream}, {out(x.get(), 32)}, x.get());
-    graph_t graph = end_capture(stream);
-    CHECK(x.download()[0] == 2);
-    host::inject_fault(1);
-    CHECK(error_of([&] { launch(graph, stream); }).says("a graph failed: the device failed"));
-    host::inject_fault(0);
-    destroy_graph(graph);
-    destroy_stream(stream);
-    destroy_event(event);
 }
 
 // Everything that owns streams, events or memory, while an error passes.
