@@ -4,8 +4,6 @@
 #include <filesystem>
 
 #include "llmc/device/error.h"
-#include "llmc/device/runtime.h"
-#include "llmc/run/gpu_table.h"
 #include "llmc/run/metrics.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/scaling.h"
@@ -29,24 +27,13 @@ GpuSpec required_card(const Options& o) {
 }
 
 PlanInputs inputs_of(const Options& o, const GpuSpec& gpu) {
-    PlanInputs in;
-    in.batch = o.batch;
-    in.seq = o.seq;
-    in.total_batch = o.total_batch;
-    in.ranks = o.world > 1 ? o.world : 1;
-    in.zero = o.zero;
-    in.shard_ranks = o.shard_within;
-    in.precision = o.precision;
-    in.fp8_layers = o.fp8_layers;
-    in.recompute = o.recompute;
-    in.reserve = memory_reserve(nccl_communicators(in.ranks, in.zero == 0 ? 0 : in.shard_ranks));
-    in.gpu = gpu;
-    return in;
+    return {gpu,    o.batch,        o.seq,       o.micro_steps, o.world > 1 ? o.world : 1,
+            o.zero, o.shard_within, o.precision, o.fp8_layers,  o.recompute};
 }
 
 StagePlan plan_stage(Options o, int ranks, int stage) {
     o.zero = ranks > 1 ? stage : 0;
-    if (o.zero == 0) o.shard_within = 0;
+    if (o.zero == 0 || ranks <= o.shard_within) o.shard_within = 0;  // a group of all
     try {
         return plan_rank(o, planned_ranks(o, ranks));
     } catch (const Error& error) {
@@ -60,9 +47,9 @@ StagePlan plan_stage(Options o, int ranks, int stage) {
 
 void dry_run(const Options& o) {
     const std::optional<GpuSpec> gpu = card_to_plan_for(o);
-    PlanInputs in = inputs_of(o, gpu ? *gpu : *find_gpu_by_short_name("h200"));
-    in.memory = plan_rank(o, planned_ranks(o, in.ranks)).memory;
-    std::string text = describe_plan(o.model_config, in);
+    const PlanInputs in = inputs_of(o, gpu ? *gpu : *find_gpu_by_short_name("h200"));
+    const StagePlan plan = plan_rank(o, planned_ranks(o, in.ranks));
+    std::string text = describe_plan(o.model_config, in, plan.memory, plan.reserve, plan.slices);
     if (in.ranks > 1) {
         std::vector<StagePlan> stages;
         for (int stage = 0; stage <= 3; stage++) stages.push_back(plan_stage(o, in.ranks, stage));
@@ -74,12 +61,8 @@ void dry_run(const Options& o) {
 void print_scaling(const Options& o, int zero) {
     PlanInputs in = inputs_of(o, required_card(o));
     in.zero = zero < 0 ? 1 : zero;
-    const auto plan = [&](int gpus) {
-        Options part = o;
-        if (gpus <= o.shard_within) part.shard_within = 0;  // a group of all
-        return plan_stage(part, gpus, in.zero);
-    };
-    const std::vector<ScalingPoint> points = estimate_scaling(o.model_config, in, plan);
+    const std::vector<ScalingPoint> points =
+        estimate_scaling(o.model_config, in, [&](int gpus) { return plan_stage(o, gpus, in.zero); });
     std::fputs(describe_scaling(o.model_config, in, points).c_str(), stdout);
     if (o.out.empty()) return;
     std::error_code ignored;
@@ -94,9 +77,14 @@ void print_scaling(const Options& o, int zero) {
 template <class Real>
 StagePlan plan_rank_of(const Options& o, const Comm& comm) {
     const Trainer<Real> trainer(trainer_config(o), comm);
-    const WireLayout layout{comm.world(), o.micro_steps, sizeof(Real), comm.reduce_order() == ReduceOrder::rank};
-    return {comm.world() > 1 ? o.zero : 0, "", trainer.memory(),
-            wire_schedule(trainer.table(), trainer.layout().sharding(), layout)};
+    const ShardLayout& layout = trainer.layout();
+    StagePlan plan;
+    plan.stage = layout.stage();
+    plan.memory = trainer.memory();
+    plan.sent = sent_in_step(layout, o.micro_steps, sizeof(Real));
+    plan.slices = layout.is_sliced() ? plan.sent.group : 1;
+    plan.reserve = memory_reserve(nccl_communicators(comm.world(), static_cast<int>(layout.group_size())));
+    return plan;
 }
 
 }  // namespace

@@ -185,9 +185,9 @@ const Flag kRows[] = {
     once(flag(0, "print-config", "", &Options::print_config, {},
               "print the resolved configuration as JSON for --config and leave")),
     once(flag(0, "world", "N", &Options::world, {.min = 1, .max = 65536}, "the number of ranks to plan for", "1")),
-    once(flag(
-        0, "dry-run", "", &Options::dry_run, {},
-        "print parameters, memory, ideal step time and (with --world) all stages of --zero, and leave; needs no GPU")),
+    once(flag(0, "dry-run", "", &Options::dry_run, {},
+              "print parameters, memory, predicted step time and (with --world) all stages of --zero, and leave; needs "
+              "no GPU")),
     once(flag(0, "estimate-scaling", "", &Options::estimate_scaling, {},
               "print the tokens per second predicted for 1 to 1024 GPUs with this batch each, and leave (with -o DIR: "
               "also DIR/scaling.json); needs no GPU")),

@@ -2,28 +2,23 @@
 // scaling). Nothing in it is measured.
 #pragma once
 #include <functional>
-#include <string>
-#include <vector>
 
 #include "llmc/run/sharding_plan.h"
 
 namespace llmc {
-
-constexpr int kMostGpus = 1024;
 
 struct ScalingPoint {
     int gpus = 1;
     double tokens_per_s = 0;
     double efficiency = 1;  // tokens a second and GPU, over those of one GPU alone
     StepPrediction step;
-    Sent sent;  // bytes a rank and step
-    size_t memory = 0;
+    StagePlan plan;
     bool fits = true;
 };
 
 // `plan(gpus)`: a rank of that run. `inputs` say the batch and micro-steps of a rank; their number of ranks does not
-// matter. Throws Error(bad_flags) for a run whose ideal time is not known.
-std::vector<ScalingPoint> estimate_scaling(const ModelConfig& model, const PlanInputs& inputs,
+// matter. Throws Error(bad_flags) for a run whose step time is not known.
+std::vector<ScalingPoint> estimate_scaling(const ModelConfig& model, PlanInputs inputs,
                                            const std::function<StagePlan(int)>& plan);
 
 std::string describe_scaling(const ModelConfig& model, const PlanInputs& inputs,

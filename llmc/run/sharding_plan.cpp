@@ -9,168 +9,148 @@
 namespace llmc {
 namespace {
 
-constexpr double kAsGood = 1.01;              // steps so much longer count as equal
-constexpr size_t kWidth = 110, kIndent = 11;  // of the explanations
+// Of a link's data-sheet rate, what NCCL reaches with large messages. NVLink: 350 of an H100's 450 GB/s, as estimates
+// in public use; assumed for other cards. PCIe: the middle of the one range that is published, 35 to 45 of 64 GB/s
+// between eight H100 PCIe; assumed for other cards, and too high for GeForce cards, which reach each other through host
+// memory alone.
+constexpr double kNvlinkFraction = 350.0 / 450;
+constexpr double kPcieFraction = 40.0 / 64;
 
-PlanInputs with_stage(PlanInputs in, const StagePlan& plan) {
-    in.zero = plan.stage;
-    in.shard_ranks = plan.wire.shard_ranks;
-    return in;
+// The lowest latencies of NCCL's own model of a ring, seconds: of a call, and of a step over each link (LL in tuning.cc
+// of 2.28).
+constexpr double kCallLatency = 6.6e-6, kNvlinkLatency = 0.6e-6, kPcieLatency = 1.0e-6, kNetLatency = 2.7e-6;
+
+constexpr double kAsGood = 1.01;  // steps so much longer count as equal
+
+// Milliseconds of collectives among `size` ranks, `per_node` of them in a node. Round a ring every byte comes into a
+// node once, through all its NICs; exchanged, every rank's bytes leave through its own.
+double milliseconds(const Sent::Kind& sent, int size, int per_node, bool exchanged, const GpuSpec& gpu) {
+    if (size == 1) return 0;
+    const int nodes = (size + per_node - 1) / per_node;
+    const double in_node = gpu.link == Link::nvlink ? kNvlinkLatency : kPcieLatency;
+    const double steps = (size - nodes) * in_node + (nodes - 1) * kNetLatency;
+    const double latency = exchanged ? std::max(in_node, nodes > 1 ? kNetLatency : 0) : steps;
+    const double rate = nodes == 1 ? link_rate(gpu) : std::min(link_rate(gpu), (exchanged ? 1 : per_node) * kNicRate);
+    return 1e3 * (sent.calls * (kCallLatency + latency) + sent.bytes / rate);
 }
 
-// in.reserve with the communicators of this stage.
-size_t reserve_of(const PlanInputs& in, const StagePlan& plan) {
-    return in.reserve > 0 ? memory_reserve(nccl_communicators(in.ranks, plan.wire.shard_ranks)) : 0;
-}
-
-std::string bytes(double n) { return format_bytes(static_cast<size_t>(std::llround(n))); }
-std::string ms(double time) {
-    return time < 9999.5 ? strprintf("%.*f ms", time < 99.95 ? 1 : 0, time) : strprintf("%.1f s", time / 1e3);
-}
-
-std::string hidden_from(const StepPrediction& p, int64_t tokens) {
-    if (p.hides_at == 0) return "-";
-    return with_commas(std::llround(std::ceil(p.hides_at * static_cast<double>(tokens))));
-}
-
-std::string stage_row(const ModelConfig& model, const PlanInputs& in, const StagePlan& plan, bool recommended) {
+std::string stage_row(const ModelConfig& model, const PlanInputs& in, const StagePlan& plan, bool advised) {
     std::string text = strprintf("  %-6d", plan.stage);
-    if (!plan.refused.empty()) return text + "   " + wrap(plan.refused, kIndent, kWidth) + "\n";
+    if (!plan.refused.empty()) return text + "   " + wrap(plan.refused, 11, 110) + "\n";
     const MemoryByKind& m = plan.memory;
-    for (const size_t part : {m.weights, m.gradients, m.optimizer, m.total() + reserve_of(in, plan)})
+    const size_t sent = static_cast<size_t>(std::llround(plan.sent.bytes()));
+    for (const size_t part : {m.weights, m.gradients, m.optimizer, plan.bytes(), sent})
         text += strprintf(" %10s", format_bytes(part).c_str());
-    text += strprintf(" %10s", bytes(plan.wire.total().bytes()).c_str());
-    const bool known = no_prediction_because(in).empty();
-    if (known) {
-        const StepPrediction p = predict_step(model, with_stage(in, plan), plan);
-        text += strprintf(" %7s %7s %7s %9s", ms(p.wire).c_str(), ms(p.exposed).c_str(), ms(p.step()).c_str(),
-                          hidden_from(p, int64_t{in.batch} * in.seq).c_str());
-    } else if (in.gpu) {
-        const double seconds = wire_seconds(plan.wire.total(), plan.wire, interconnect_of(*in.gpu));
-        text += strprintf(" %7s %7s %7s %9s", ms(1e3 * seconds).c_str(), "?", "?", "?");
+    if (no_prediction_because(in).empty()) {
+        const StepPrediction p = predict_step(model, in, plan);
+        text += strprintf(" %8.1f ms %8.1f ms", p.waits, p.step());
     }
-    std::string notes;
-    const auto note = [&](const char* words) { notes += (notes.empty() ? "  " : ", ") + std::string(words); };
-    if (!fits(in, plan)) note("does not fit");
-    if (recommended) note("recommended");
-    if (plan.stage == in.zero) note("this run");
-    return text + notes + "\n";
-}
-
-std::string entry(const char* name, const std::string& text) {
-    return strprintf("  %-*s", static_cast<int>(kIndent) - 2, name) + wrap(text, kIndent, kWidth) + "\n";
-}
-
-// What the columns of the table mean.
-std::string legend(const ModelConfig& model, const PlanInputs& in, const StagePlan& plan) {
-    const WireSchedule& wire = plan.wire;
-    const int times = wire.layout.micro_steps;
-    std::string what = wire.layout.element == 4 ? "FP32" : wire.fp8_weights ? "FP8 (the rest as BF16)" : "BF16";
-    what = wire.total().weights.bytes > 0 ? "weights as " + what + ", gradients as " : "gradients as ";
-    what += wire.gradients_as == Wire::bf16 ? "BF16" : "FP32";
-    std::string text = entry("total", strprintf("with activations and workspace, %s in every stage%s",
-                                                format_bytes(plan.memory.activations + plan.memory.workspace).c_str(),
-                                                in.reserve > 0 ? ", and what is left to libraries" : ""));
-    text += entry("sent", strprintf("to other ranks in a step of %d micro-step%s: %s", times, times == 1 ? "" : "s",
-                                    what.c_str()));
-    if (!in.gpu) return text;
-    text += entry("wire", "time of that. " + describe_links(*in.gpu, in.ranks));
-    if (const std::string why = no_prediction_because(in); !why.empty())
-        return text + entry("waits", "not known: " + why);
-    const StepPrediction p = predict_step(model, with_stage(in, plan), plan);
-    text +=
-        entry("waits", strprintf("the part of it that does not hide behind the blocks' ideal %s time, forward %s and "
-                                 "backward %s a micro-step. The embedding and the first block have nothing to hide "
-                                 "behind",
-                                 in.precision.c_str(), ms(p.forward).c_str(), ms(p.backward).c_str()));
-    text += entry("step", "ideal " + in.precision + " time and waits: real kernels are slower");
-    return text + entry("hides", strprintf("from so many tokens a micro-step on everything else is hidden; now -b %d x "
-                                           "-t %d = %s",
-                                           in.batch, in.seq, with_commas(int64_t{in.batch} * in.seq).c_str()));
-}
-
-std::string header(const PlanInputs& in) {
-    std::string text =
-        strprintf("  %-6s %10s %10s %10s %10s %10s", "--zero", "weights", "gradients", "optimizer", "total", "sent");
-    if (in.gpu) text += strprintf(" %7s %7s %7s %9s", "wire", "waits", "step", "hides");
+    if (plan.bytes() > in.available()) text += "  does not fit";
+    if (advised) text += "  recommended";
+    if (plan.stage == in.zero) text += "  this run";
     return text + "\n";
 }
 
 }  // namespace
 
-std::string no_prediction_because(const PlanInputs& in) {
-    if (!in.gpu) return "name a card with --gpu";
-    if (in.precision == "fp32") return "ideal times are known for bf16 and fp8 alone";
-    if (in.precision == "fp8" && in.gpu->fp8_tflops == 0) return card_name(in) + " has no FP8: use --precision bf16";
-    return "";
+Sent sent_in_step(const ShardLayout& layout, int micro_steps, size_t element) {
+    Sent sent;
+    if (layout.comm().world() == 1) return sent;
+    const ParameterTable& table = layout.table();
+    const Sharding& sharding = layout.sharding();
+    const size_t blocks = layout.units() - 2;  // units: embedding, blocks from 1 on, final norm
+    const double value = sharding.wire == Wire::bf16 ? 2 : 4, groups = static_cast<double>(layout.groups()),
+                 others = static_cast<double>(layout.group_size()) - 1;
+    sent.group = static_cast<int>(layout.group_size());
+    sent.groups = static_cast<int>(layout.groups());
+    sent.exchanged = sharding.wire == Wire::bf16 || layout.comm().reduce_order() == ReduceOrder::rank;
+    sent.first = static_cast<double>(table.unit(0).count + table.unit(1).count) / static_cast<double>(table.count());
+    sent.forwards = layout.stage() == 3 ? micro_steps : layout.is_sliced();
+    sent.backwards = layout.accumulates() ? 1 : micro_steps;
+    const auto add = [](Sent::Kind& kind, double calls, double bytes) {
+        kind.calls += calls, kind.bytes += calls * bytes;
+    };
+    for (size_t u = 0; u < layout.units(); u++) {
+        const double slice = static_cast<double>(layout.summed(u).count), share = (groups - 1) / groups * slice;
+        double fp8 = 0;  // of the slice: then all of it travels as codes, and what is not FP8 as a working copy too
+        for (size_t t = 0; t < table.unit(u).tensors.size() && !sharding.fp8.empty(); t++)
+            if (sharding.fp8[u][t]) fp8 += static_cast<double>(table.unit(u).tensors[t].count()) / (others + 1);
+        // Stage 3 keeps the two blocks at which the model turns round, the embedding and the final norm.
+        int gathers = layout.is_sliced();
+        if (layout.stage() == 3 && u > 2 && u <= blocks) gathers += micro_steps - 1;
+        if (layout.stage() == 3 && u > 0 && u + 1 < blocks) gathers += micro_steps;
+        add(sent.weights, gathers, others * ((fp8 > 0 ? slice : 0) + (slice - fp8) * static_cast<double>(element)));
+        add(sent.gradients, sent.backwards, others * slice * value);
+        if (!layout.is_sliced()) add(sent.gradients, 1, others * slice * sizeof(float));
+        if (groups == 1) continue;
+        add(sent.between_groups, 1, share * value);
+        add(sent.between_groups, 1, share * sizeof(float));
+    }
+    return sent;
+}
+
+double link_rate(const GpuSpec& gpu) {
+    return gpu.link_gbs * 1e9 * (gpu.link == Link::nvlink ? kNvlinkFraction : kPcieFraction);
+}
+
+std::string describe_links(const GpuSpec& gpu) {
+    return strprintf(
+        "%s at %.0f GB/s a direction (%.0f %% of %.0f) in nodes of %d GPUs; between nodes a NIC of %.0f GB/s for every "
+        "GPU; the lowest latencies of NCCL's own model of a ring",
+        gpu.link == Link::nvlink ? "NVLink" : "PCIe", link_rate(gpu) / 1e9, link_rate(gpu) / gpu.link_gbs / 1e7,
+        gpu.link_gbs, kNodeGpus, kNicRate / 1e9);
 }
 
 StepPrediction predict_step(const ModelConfig& model, const PlanInputs& in, const StagePlan& plan) {
-    const StepTime ideal = ideal_step_time(model, in, *in.gpu, in.precision);
-    const double times = static_cast<double>(micro_steps(in));
-    StepPrediction p;
-    p.compute = ideal.total();
-    p.forward = ideal.blocks_forward / times;
-    p.backward = ideal.blocks_backward / times;
-    const WireTime wire = wire_time(plan.wire, interconnect_of(*in.gpu), p.forward / 1e3, p.backward / 1e3);
-    p.wire = 1e3 * wire.total;
-    p.exposed = 1e3 * wire.exposed;
-    p.hides_at = wire.hides_at;
-    return p;
+    const StepTime ideal = ideal_step_time(model, in, in.precision, plan.slices);
+    const Sent& sent = plan.sent;
+    const int in_node = std::min(sent.group, kNodeGpus), of_groups = std::clamp(kNodeGpus / sent.group, 1, sent.groups);
+    const double weights = milliseconds(sent.weights, sent.group, in_node, false, in.gpu);
+    const double gradients = milliseconds(sent.gradients, sent.group, in_node, sent.exchanged, in.gpu) +
+                             milliseconds(sent.between_groups, sent.groups, of_groups, sent.exchanged, in.gpu);
+    const int passes = plan.stage == 3 ? sent.forwards + sent.backwards : 1;  // in which weights are gathered
+    const double alone = sent.first * (weights / passes + gradients);
+    const double compute =
+        (sent.forwards * ideal.blocks_forward + sent.backwards * ideal.blocks_backward) / in.micro_steps;
+    return {ideal.total(), alone + std::max(0.0, weights + gradients - alone - compute)};
 }
 
-bool fits(const PlanInputs& in, const StagePlan& plan) {
-    const size_t available = available_memory(in);
-    return available == 0 || plan.memory.total() + reserve_of(in, plan) <= available;
+std::string no_prediction_because(const PlanInputs& in) {
+    if (in.precision == "fp32") return "step times are known for bf16 and fp8 alone";
+    if (in.precision == "fp8" && in.gpu.fp8_tflops == 0) return in.gpu.match + " has no FP8: use --precision bf16";
+    return "";
 }
 
-Recommendation recommend_stage(const ModelConfig& model, const PlanInputs& in, const std::vector<StagePlan>& stages) {
-    std::vector<const StagePlan*> possible;
-    for (const StagePlan& plan : stages)
-        if (plan.refused.empty() && fits(in, plan)) possible.push_back(&plan);
-    if (possible.empty()) return {{}, "no stage fits: use a smaller -b, more recomputation (-r block) or more ranks"};
-    const StagePlan& lowest = *possible.front();
-    if (possible.size() == 1) return {lowest.stage, "no other stage runs and fits"};
-    if (!no_prediction_because(in).empty()) return {lowest.stage, "the lowest that fits; times are not known"};
-    std::vector<StepPrediction> steps;
-    double best = INFINITY;
-    for (const StagePlan* plan : possible) {
-        steps.push_back(predict_step(model, with_stage(in, *plan), *plan));
-        best = std::min(best, steps.back().step());
+std::optional<int> recommend_stage(const ModelConfig& model, const PlanInputs& in,
+                                   const std::vector<StagePlan>& stages) {
+    const bool known = no_prediction_because(in).empty();
+    std::optional<int> stage;
+    double shortest = INFINITY;
+    for (const StagePlan& plan : stages) {
+        if (!plan.refused.empty() || plan.bytes() > in.available()) continue;
+        const double step = known ? predict_step(model, in, plan).step() : 0;
+        if (stage && kAsGood * step >= shortest) continue;
+        stage = plan.stage;
+        shortest = step;
     }
-    size_t chosen = 0;
-    while (steps[chosen].step() > kAsGood * best) chosen++;
-    const auto of = [&](size_t i) { return ms(steps[i].step()) + " a step"; };
-    std::string reason =
-        chosen == 0 ? "the lowest stage that fits, and none is faster"
-                    : "fits, and takes " + of(chosen) + ", --zero " + std::to_string(lowest.stage) + " " + of(0);
-    reason += strprintf("; %s of it waiting", ms(steps[chosen].exposed).c_str());
-    return {possible[chosen]->stage, reason};
-}
-
-std::string describe_links(const GpuSpec& gpu, int ranks) {
-    const Interconnect net = interconnect_of(gpu);
-    std::string text = strprintf("%s at %.0f GB/s a direction (%.0f %% of %.0f)", net.nvlink ? "NVLink" : "PCIe",
-                                 net.link / 1e9, net.link / gpu.link_gbs / 1e7, gpu.link_gbs);
-    if (ranks > net.node_gpus)
-        text += strprintf(" in nodes of %d GPUs; between nodes a NIC of 400 Gb/s (%.0f GB/s) for every GPU",
-                          net.node_gpus, net.nic / 1e9);
-    return text + "; latencies of NCCL's own model of a ring. Assumed, not measured";
+    return stage;
 }
 
 std::string describe_sharding(const ModelConfig& model, const PlanInputs& in, const std::vector<StagePlan>& stages) {
-    const Recommendation advice = recommend_stage(model, in, stages);
-    std::string text = strprintf("Sharding: each of %d ranks, stage by stage", in.ranks);
-    if (in.shard_ranks > 0) text += strprintf(", in groups of %d", in.shard_ranks);
-    text += "\n" + header(in);
-    const StagePlan* shown = nullptr;
-    for (const StagePlan& plan : stages) {
-        text += stage_row(model, in, plan, plan.stage == advice.stage);
-        if (plan.refused.empty()) shown = &plan;
-    }
-    if (shown) text += legend(model, in, *shown);
-    const std::string advised = advice.stage ? strprintf("Recommended: --zero %d: ", *advice.stage) : "";
-    return text + "  " + wrap(advised + advice.reason, 4, kWidth) + "\n";
+    const std::optional<int> advised = recommend_stage(model, in, stages);
+    const std::string why = no_prediction_because(in);
+    std::string text = strprintf("Sharding: each of %d ranks, stage by stage\n  %-6s %10s %10s %10s %10s %10s",
+                                 in.ranks, "--zero", "weights", "gradients", "optimizer", "total", "sent");
+    text += why.empty() ? strprintf(" %11s %11s\n", "waits", "step") : "\n";
+    for (const StagePlan& plan : stages) text += stage_row(model, in, plan, plan.stage == advised);
+    if (!advised) text += "  no stage fits: use a smaller -b, more recomputation (-r block) or more ranks\n";
+    const std::string notes =
+        why.empty()
+            ? "sent: to other ranks in a step. waits: predicted, what does not hide behind the blocks' compute. "
+              "step: the predicted step time and waits. Links are assumed: " +
+                  describe_links(in.gpu)
+            : "sent: to other ranks in a step. No times: " + why;
+    return text + "  " + wrap(notes, 2, 110) + "\n";
 }
 
 }  // namespace llmc

@@ -341,7 +341,7 @@ class Planning(unittest.TestCase):
                     if card == "a100":
                         self.assertIn("has no FP8: use --precision bf16", text)
                     else:
-                        self.assertRegex(text, r"fp8 +[\d,]+ tok/s, MFU \d+\.\d% of the FP8 peak; 1\.\d\d times bf16")
+                        self.assertRegex(text, r"fp8 +[\d,]+ tok/s, MFU \d+\.\d% of the FP8 peak")
 
     def test_what_does_not_fit(self):
         flags = ["--model", "gpt2-xl", "--batch", "16"]

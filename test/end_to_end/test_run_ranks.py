@@ -183,7 +183,7 @@ class Planning(unittest.TestCase):
         """The table of stages: {stage: its cells}."""
         table = text.split("Sharding: ")[1]
         return {int(row[0]): row[1:] for row in re.findall(
-            r"^  (\d) +(\S+ \S+) +(\S+ \S+) +(\S+ \S+) +(\S+ \S+) +(\S+ \S+) +([\d.]+) ms +([\d.]+) ms +([\d.]+) ms",
+            r"^  (\d) +(\S+ \S+) +(\S+ \S+) +(\S+ \S+) +(\S+ \S+) +(\S+ \S+) +([\d.]+) ms +([\d.]+) ms",
             table, re.MULTILINE)}
 
     def test_stages_beside_each_other(self):
@@ -192,13 +192,14 @@ class Planning(unittest.TestCase):
         rows = self.rows(text)
         self.assertEqual(list(rows), [0, 1, 2, 3])
         for stage in rows:  # each row is what a run with that stage plans
-            memory = self.plan(*flags, "--zero", stage).split("Ideal step")[0]
+            memory = self.plan(*flags, "--zero", stage).split("Predicted step")[0]
             for name, cell in zip(("weights", "gradients", "optimizer", "total"), rows[stage]):
                 self.assertRegex(memory, rf"{name} +{re.escape(cell)}")
-            self.assertLess(float(rows[stage][6]), float(rows[stage][5]))  # some of it hides
+            self.assertLess(float(rows[stage][5]), 0.2 * float(rows[stage][6]))  # most of it hides
         self.assertRegex(text, r"(?m)^  2 .* this run$")
         self.assertNotRegex(text, r"(?m)^  [013] .*this run")
-        self.assertRegex(text, r"(?m)^  Recommended: --zero 1: ")
+        self.assertRegex(text, r"(?m)^  1 .* recommended$")
+        self.assertEqual(text.count("recommended"), 1)
         self.assertNotIn("Sharding", self.plan("--dry-run", "--gpu", "h200"))
         # BF16 weights are twice the bytes, BF16 gradients half of them.
         def sent(*more):
@@ -206,7 +207,8 @@ class Planning(unittest.TestCase):
             return float(amount) * {"MiB": 1, "GiB": 1024}[unit]
         self.assertGreater(sent("--precision", "bf16"), sent() + 50)
         self.assertLess(sent("--reduce", "bf16"), sent() - 200)
-        self.assertIn("between nodes a NIC", self.plan(*flags, "--world", "16"))
+        self.assertGreater(float(self.rows(self.plan(*flags, "--world", "16", "--reduce", "bf16"))[2][5]),
+                           float(self.rows(self.plan(*flags, "--reduce", "bf16"))[2][5]))  # between nodes
         self.assertIn("whole weights", self.plan(*flags, "--zero", "0", "--fp8-recipe", "block").split("Sharding")[1])
         grouped = self.rows(self.plan(*flags, "--shard-within", "4"))
         self.assertEqual(grouped[0], rows[0])
@@ -217,7 +219,7 @@ class Planning(unittest.TestCase):
         flags = ["--estimate-scaling", "--batch", "32", "--gpu", "h200"]
         text = self.plan(*flags, "--zero", "3", "--out", out)
         self.assertIn("nothing here is measured", text)
-        rows = re.findall(r"^ +(\d+) +([\d,]+) +([\d.]+) % +([\d.]+) ms +([\d.]+) ms +([\d.]+) ms .* (yes|NO)$", text,
+        rows = re.findall(r"^ +(\d+) +([\d,]+) +([\d.]+) % +([\d.]+) ms +([\d.]+) ms .* (yes|NO)$", text,
                           re.MULTILINE)
         self.assertEqual([int(row[0]) for row in rows], [2**i for i in range(11)])
         with open(os.path.join(out, "scaling.json"), encoding="utf-8") as file:
@@ -235,8 +237,6 @@ class Planning(unittest.TestCase):
         with open(os.path.join(out, "scaling.json"), encoding="utf-8") as file:
             grouped = json.load(file)["points"]
         self.assertEqual(grouped[:4], points[:4])
-        for point in grouped[4:]:  # but for padding
-            self.assertAlmostEqual(point["sent_weights"] / grouped[3]["sent_weights"], 1, 1)
         self.assertGreater(grouped[-1]["tokens_per_s"], points[-1]["tokens_per_s"])
         self.assertIn("PCIe", self.plan(*flags[:-1], "l40s", "--zero", "3"))
         self.assertIn("--zero 1:", self.plan(*flags))

@@ -594,8 +594,8 @@ class Picture(InDirectory):
             self.module.main([self.directory])
 
     def estimate(self, name, zero, fits=True):
-        points = [dict(gpus=2**i, tokens_per_s=1e5 * 2**i * 0.95**i, efficiency=0.95**i, compute_ms=40, wire_ms=9,
-                       exposed_ms=2.0 * i, sent_weights=1e9, sent_gradients=2e9, memory_bytes=1e10, fits=fits or i > 3)
+        points = [dict(gpus=2**i, tokens_per_s=1e5 * 2**i * 0.95**i, efficiency=0.95**i, compute_ms=40,
+                       exposed_ms=2.0 * i, memory_bytes=1e10, fits=fits or i > 3)
                   for i in range(11)]
         self.write(f"{name}/scaling.json", json.dumps(dict(
             predicted=True, model=dict(name="d12", parameters=1), card="H200", precision="fp8", zero=zero, batch=32,

@@ -107,15 +107,15 @@ TEST_CASE("transformer: layers, units, exports and the planner know another bloc
 
     PlanInputs inputs;
     inputs.batch = 2, inputs.seq = 32;
-    inputs.gpu = find_gpu_by_short_name("h100");
-    const StepTime time = ideal_step_time(model, inputs, *inputs.gpu, "bf16");
+    inputs.gpu = *find_gpu_by_short_name("h100");
+    const StepTime time = ideal_step_time(model, inputs, "bf16", 1);
     CHECK(time.attention == 0);
     ModelConfig gpt2 = model;
     gpt2.table = gpt2_table;
-    const StepTime other = ideal_step_time(gpt2, inputs, *inputs.gpu, "bf16");
+    const StepTime other = ideal_step_time(gpt2, inputs, "bf16", 1);
     CHECK(other.attention > 0);
     CHECK(time.optimizer < other.optimizer);
-    CHECK(describe_plan(model, inputs).find("58,560") != std::string::npos);
+    CHECK(describe_plan(model, inputs, {}, 0, 1).find("58,560") != std::string::npos);
 }
 
 // What the shared codes of another layer would do to a gradient nobody would see.

@@ -13,17 +13,18 @@ namespace {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
+constexpr size_t kMiB = size_t{1} << 20, kGiB = size_t{1} << 30;
+
+// 524,288 tokens a step.
 PlanInputs inputs(int batch, int seq, const char* gpu = "h200") {
     PlanInputs in;
-    in.batch = batch;
-    in.seq = seq;
-    in.total_batch = 524288;
+    in.batch = batch, in.seq = seq, in.micro_steps = 524288 / (batch * seq);
     in.recompute = "none";
-    in.gpu = find_gpu_by_short_name(gpu);
-    const size_t mib = size_t{1} << 20;
-    in.memory = {237 * mib, 475 * mib, 1424 * mib, 20000 * mib, 64 * mib};
+    in.gpu = *find_gpu_by_short_name(gpu);
     return in;
 }
+
+doctest::Approx near(double x) { return doctest::Approx(x).epsilon(1e-4); }
 
 }  // namespace
 
@@ -33,13 +34,11 @@ TEST_CASE("plan: ideal step time against a separate roofline calculation") {
     struct Expected {
         const char* model;
         int batch, seq;
-        double gemm, head, attention, elementwise, cross_entropy, embedding, optimizer;
+        double blocks, head, attention, elementwise, cross_entropy, embedding, optimizer;
     };
     const Expected table[] = {
         {"gpt2", 64, 1024, 356.2418, 162.0405, 150.8236, 27.6105, 25.1179, 2.4926, 1.0076},
         {"gpt2", 32, 2048, 356.2418, 162.0405, 213.9885, 27.6105, 25.1179, 2.4926, 1.0140},
-        // So few tokens that some products wait for memory.
-        {"gpt2", 1, 1024, 358.0751, 162.0405, 150.8236, 27.6105, 25.1179, 2.4926, 1.0076},
         {"gpt2-xl", 32, 1024, 6184.7529, 337.5844, 1256.8634, 230.0875, 25.1179, 5.1929, 12.6098},
         {"gpt3-6.7b", 8, 2048, 27021.5978, 864.2161, 2536.4126, 392.6827, 25.1179, 13.2939, 53.9029},
     };
@@ -48,31 +47,29 @@ TEST_CASE("plan: ideal step time against a separate roofline calculation") {
         CAPTURE(e.seq);
         ModelConfig model = find_model(e.model);
         model.context = e.seq;
-        const PlanInputs in = inputs(e.batch, e.seq);
-        const StepTime t = ideal_step_time(model, in, *in.gpu, "bf16");
-        auto near = [](double x) { return doctest::Approx(x).epsilon(1e-4); };
-        CHECK(t.block_gemms == near(e.gemm));
-        CHECK(t.lm_head == near(e.head));
+        const StepTime t = ideal_step_time(model, inputs(e.batch, e.seq), "bf16", 1);
+        const double rest = e.elementwise + e.cross_entropy + e.embedding;
+        CHECK(t.products == near(e.blocks + e.head));
         CHECK(t.attention == near(e.attention));
-        CHECK(t.elementwise == near(e.elementwise));
-        CHECK(t.cross_entropy == near(e.cross_entropy));
-        CHECK(t.embedding == near(e.embedding));
+        CHECK(t.elementwise == near(rest));
         CHECK(t.optimizer == near(e.optimizer));
-        CHECK(t.recompute == 0);
-        CHECK(t.total() ==
-              near(e.gemm + e.head + e.attention + e.elementwise + e.cross_entropy + e.embedding + e.optimizer));
+        CHECK(t.total() == near(e.blocks + e.head + e.attention + rest + e.optimizer));
+        CHECK(t.blocks_forward + t.blocks_backward == near(e.blocks + e.attention + e.elementwise));
+        CHECK(t.blocks_backward > 1.5 * t.blocks_forward);
+        CHECK(ideal_step_time(model, inputs(e.batch, e.seq), "bf16", 8).optimizer == near(e.optimizer / 8));
     }
 }
 
 TEST_CASE("plan: an FP8 step against the same calculation") {
-    // Block products, element-wise kernels and the whole step; the rest is as in BF16.
+    // Block products, element-wise kernels and the whole step; the rest is as in BF16. (The script also has gpt2's
+    // smallest product wait for memory, 0.27 ms, which the plan leaves out.)
     struct Expected {
         const char* model;
         int batch, seq;
-        double gemm, elementwise, total;
+        double blocks, elementwise, total;
     };
     const Expected table[] = {
-        {"gpt2", 64, 1024, 198.1802, 78.2298, 617.8923},
+        {"gpt2", 64, 1024, 197.9121, 78.2298, 617.6242},
         {"gpt2-xl", 32, 1024, 3435.9738, 651.9147, 5725.257},
         {"gpt3-6.7b", 8, 2048, 15011.9988, 1112.6011, 19617.5433},
     };
@@ -81,96 +78,93 @@ TEST_CASE("plan: an FP8 step against the same calculation") {
         ModelConfig model = find_model(e.model);
         model.context = e.seq;
         PlanInputs in = inputs(e.batch, e.seq);
-        const StepTime fp8 = ideal_step_time(model, in, *in.gpu, "fp8"),
-                       bf16 = ideal_step_time(model, in, *in.gpu, "bf16");
-        auto near = [](double x) { return doctest::Approx(x).epsilon(1e-4); };
-        CHECK(fp8.block_gemms == near(e.gemm));
-        CHECK(fp8.elementwise == near(e.elementwise));
+        const StepTime fp8 = ideal_step_time(model, in, "fp8", 1), bf16 = ideal_step_time(model, in, "bf16", 1);
         CHECK(fp8.total() == near(e.total));
-        CHECK(fp8.lm_head == bf16.lm_head);
+        CHECK(fp8.blocks_forward + fp8.blocks_backward == near(e.blocks + e.elementwise + fp8.attention));
         CHECK(fp8.attention == bf16.attention);
         // Layers that stay in BF16 cost what they cost there.
         in.fp8_layers = "none";
-        CHECK(ideal_step_time(model, in, *in.gpu, "fp8").total() == bf16.total());
+        CHECK(ideal_step_time(model, in, "fp8", 1).total() == near(bf16.total()));
         in.fp8_layers = "all,-first";
-        const double layers = model.layers, blocks = ideal_step_time(model, in, *in.gpu, "fp8").block_gemms;
-        CHECK(blocks == doctest::Approx(fp8.block_gemms + (bf16.block_gemms - fp8.block_gemms) / layers));
+        CHECK(ideal_step_time(model, in, "fp8", 1).total() ==
+              near(fp8.total() + (bf16.total() - fp8.total()) / model.layers));
+        in.fp8_layers = "all,+lm_head";
+        const double head = 3 * 2 * 524288.0 * model.channels * 50304 / 1e9;  // GFLOP
+        CHECK(fp8.products - ideal_step_time(model, in, "fp8", 1).products == near(head / 750 - head / 1350));
     }
-    PlanInputs in = inputs(64, 1024);
-    in.recompute = "block";
-    const ModelConfig model = find_model("gpt2");
-    const StepTime t = ideal_step_time(model, in, *in.gpu, "fp8");
-    CHECK(t.recompute > 0.3 * t.block_gemms);
-    CHECK(t.recompute < ideal_step_time(model, in, *in.gpu, "bf16").recompute);
 }
 
 TEST_CASE("plan: recomputation, ranks and lengths") {
     const ModelConfig model = find_model("gpt2");
     PlanInputs in = inputs(64, 1024);
-    const double none = ideal_step_time(model, in, *in.gpu, "bf16").total();
-    auto recompute = [&](const char* mode) {
-        in.recompute = mode;
-        return ideal_step_time(model, in, *in.gpu, "bf16").recompute;
+    const auto step = [&](const char* recompute) {
+        in.recompute = recompute;
+        return ideal_step_time(model, in, "bf16", 1);
     };
+    const StepTime none = step("none"), block = step("block");
     // 16C bytes a token and layer at 4.2 TB/s.
-    CHECK(recompute("gelu") == doctest::Approx(1e3 * 524288.0 * 12 * 16 * 768 / 4.2e12));
-    CHECK(recompute("norm") == doctest::Approx(1e3 * 524288.0 * 12 * 24 * 768 / 4.2e12));
-    CHECK(recompute("block") > 0.3 * 356);  // at least the forward third of the products
-    CHECK(ideal_step_time(model, in, *in.gpu, "bf16").total() > none);
+    CHECK(step("gelu").total() - none.total() == near(1e3 * 524288.0 * 12 * 16 * 768 / 4.2e12));
+    CHECK(step("norm").total() - none.total() == near(1e3 * 524288.0 * 12 * 24 * 768 / 4.2e12));
+    CHECK(block.products - none.products == near(356.2418 / 3));
+    CHECK(block.blocks_forward == near(none.blocks_forward));
+    CHECK(block.blocks_backward == near(none.blocks_backward + none.blocks_forward));
 
-    in.recompute = "none";
-    in.ranks = 8;
-    const StepTime eighth = ideal_step_time(model, in, *in.gpu, "bf16");
-    in.ranks = 1;
-    CHECK(eighth.block_gemms == doctest::Approx(ideal_step_time(model, in, *in.gpu, "bf16").block_gemms / 8));
+    in = inputs(64, 1024);
+    in.ranks = 8;  // a step of eight times the tokens
+    CHECK(in.tokens() == 8 * 524288);
+    CHECK(ideal_step_time(model, in, "bf16", 1).total() == near(none.total()));
     // Attention rates are held outside 1024..2048, so its time per token grows with T there and in proportion.
-    in.seq = 512;
-    in.batch = 128;
-    CHECK(ideal_step_time(model, in, *in.gpu, "bf16").attention == doctest::Approx(150.8236 / 2).epsilon(1e-4));
+    CHECK(ideal_step_time(model, inputs(128, 512), "bf16", 1).attention == near(150.8236 / 2));
 }
 
 TEST_CASE("plan: what is printed") {
     const ModelConfig model = find_model("gpt2");
-    const std::string text = describe_plan(model, inputs(64, 1024));
-    for (const std::string part :
-         {"12 layers", "12 heads of 64", "124,439,808", "124.4 million", "797.8 MFLOP", "524,288 tokens",
-          "64 sequences x 1024 tokens x 1 rank x 8 micro-steps", "weights", "237.0 MiB", "activations", "19.5 GiB",
-          "-b 64, -r none", "21.7 GiB", "fits into H200, which has 139.8 GiB", "block products           356.2 ms",
-          "750 and 1350 TFLOP/s", "725.3 ms", "MFU"}) {
+    const MemoryByKind memory = {237 * kMiB, 475 * kMiB, 1424 * kMiB, 20000 * kMiB, 64 * kMiB};
+    PlanInputs in = inputs(64, 1024);
+    const auto text = [&](size_t reserve = kGiB) { return describe_plan(model, in, memory, reserve, 1); };
+    for (const std::string part : {"12 layers",
+                                   "12 heads of 64",
+                                   "124,439,808",
+                                   "124.4 million",
+                                   "797.8 MFLOP",
+                                   "524,288 tokens",
+                                   "64 sequences x 1024 tokens x 1 rank x 8 micro-steps",
+                                   "weights",
+                                   "237.0 MiB",
+                                   "activations",
+                                   "19.5 GiB",
+                                   "-b 64, -r none",
+                                   "libraries",
+                                   "22.7 GiB",
+                                   "fits into H200, which has 139.8 GiB",
+                                   "products                 518.3 ms",
+                                   "750 TFLOP/s in bf16 and 1350 in fp8",
+                                   "4.2 TB/s",
+                                   "725.3 ms",
+                                   "617.6 ms",
+                                   "MFU",
+                                   "not measured"}) {
         CAPTURE(part);
-        CAPTURE(text);
-        CHECK(contains(text, part));
+        CAPTURE(text());
+        CHECK(contains(text(), part));
     }
-    CHECK(!contains(text, "recomputation"));
-    CHECK(!contains(text, " \n"));
-}
-
-TEST_CASE("plan: what is printed when less is known") {
-    const ModelConfig model = find_model("gpt2");
-    PlanInputs in = inputs(64, 1024, "l4");
-    in.device_name = "NVIDIA L4";
-    in.memory.activations = size_t{60} << 30;
-    CHECK(contains(describe_plan(model, in), "DOES NOT FIT into NVIDIA L4, which has 22.2 GiB"));
-    in.available = size_t{100} << 30;
-    CHECK(contains(describe_plan(model, in), "fits into NVIDIA L4, which has 100.0 GiB"));
+    CHECK(!contains(text(), " \n"));
+    const size_t left = in.available() - memory.total();
+    CHECK(contains(text(left), "  fits into H200"));
+    CHECK(contains(text(left + 1), "DOES NOT FIT into H200, which has 139.8 GiB"));
     in.precision = "fp32";
-    CHECK(contains(describe_plan(model, in), "only known for bf16 and fp8 (this is fp32)"));
-    in.gpu.reset();
-    in.available = 0;
-    in.total_batch = 0;
-    const std::string text = describe_plan(model, in);
-    CHECK(contains(text, "name a card with --gpu"));
-    CHECK(contains(text, "x 1 micro-step\n"));
-    CHECK(!contains(text, "fit"));
+    CHECK(contains(text(), "only known for bf16 and fp8 (this is fp32)"));
+    in = inputs(64, 1024, "a100");
+    in.precision = "fp8";
+    CHECK(contains(text(), "A100-SXM4-80GB has no FP8: use --precision bf16 there"));
 }
 
 TEST_CASE("plan: memory check") {
-    const size_t gib = size_t{1} << 30;
-    const MemoryByKind needed = {2 * gib, 4 * gib, 12 * gib, 30 * gib, 1 * gib};
-    CHECK(needed.total() == 49 * gib);
-    CHECK_NOTHROW(check_memory(needed, 0, 49 * gib, "card"));
-    CHECK_NOTHROW(check_memory(needed, gib, 0, "card"));  // not known
-    CHECK_NOTHROW(check_memory(needed, gib, 50 * gib, "card"));
+    const MemoryByKind needed = {2 * kGiB, 4 * kGiB, 12 * kGiB, 30 * kGiB, 1 * kGiB};
+    CHECK(needed.total() == 49 * kGiB);
+    CHECK_NOTHROW(check_memory(needed, 0, 49 * kGiB, "card"));
+    CHECK_NOTHROW(check_memory(needed, kGiB, 0, "card"));  // not known
+    CHECK_NOTHROW(check_memory(needed, kGiB, 50 * kGiB, "card"));
     auto message = [&](size_t available, size_t reserve = 0) -> std::string {
         try {
             check_memory(needed, reserve, available, "card");
@@ -180,37 +174,26 @@ TEST_CASE("plan: memory check") {
         }
         return "(nothing was thrown)";
     };
-    CHECK(contains(message(49 * gib - 1), "needs 49.0 GiB and card has"));
-    CHECK(contains(message(48 * gib), "activations 30.0 GiB"));
-    CHECK(contains(message(48 * gib), "reduce -b"));
-    CHECK(contains(message(10 * gib), "smaller model"));
-    CHECK(contains(message(50 * gib - 1, gib), "needs 50.0 GiB and card has"));
-    CHECK(contains(message(50 * gib - 1, gib), "libraries (estimated) 1.0 GiB"));
-    CHECK(contains(message(18 * gib, gib), "smaller model"));  // weights, gradients, moments and libraries: 19
+    CHECK(contains(message(49 * kGiB - 1), "needs 49.0 GiB and card has"));
+    CHECK(contains(message(48 * kGiB), "activations 30.0 GiB"));
+    CHECK(contains(message(48 * kGiB), "reduce -b"));
+    CHECK(contains(message(10 * kGiB), "smaller model"));
+    CHECK(contains(message(50 * kGiB - 1, kGiB), "needs 50.0 GiB and card has"));
+    CHECK(contains(message(50 * kGiB - 1, kGiB), "libraries (estimated) 1.0 GiB"));
+    CHECK(contains(message(18 * kGiB, kGiB), "smaller model"));  // weights, gradients, moments and libraries: 19
 }
 
 TEST_CASE("plan: what libraries take beside the plan") {
-    const size_t gib = size_t{1} << 30;
     CHECK(nccl_communicators(1, 0) == 0);
     CHECK(nccl_communicators(8, 0) == 3);  // the world's, for weights, for gradients
     CHECK(nccl_communicators(8, 8) == 3);
     CHECK(nccl_communicators(16, 8) == 4);  // and between groups
     CHECK(nccl_communicators(4, 1) == 2);
-    CHECK(memory_reserve(0) == gib);
-    CHECK(memory_reserve(3) == 5 * gib / 2);
+    CHECK(memory_reserve(0) == kGiB);
+    CHECK(memory_reserve(3) == 5 * kGiB / 2);
 
-    PlanInputs in = inputs(64, 1024);
-    in.reserve = memory_reserve(0);
-    in.available = in.memory.total() + gib;
-    const ModelConfig model = find_model("gpt2");
-    CHECK(contains(describe_plan(model, in), "libraries"));
-    CHECK(contains(describe_plan(model, in), "fits into"));
-    CHECK(contains(describe_plan(model, in), "22.7 GiB"));
-    in.available--;
-    CHECK(contains(describe_plan(model, in), "DOES NOT FIT"));
-
-    CHECK(memory_outside(80 * gib, 10 * gib, 69 * gib) == gib);
-    CHECK(memory_outside(80 * gib, 11 * gib, 69 * gib) == 0);
-    CHECK(memory_outside(80 * gib, 20 * gib, 69 * gib) == 0);  // somebody else left
-    CHECK(memory_outside(10 * gib, 20 * gib, 0) == 0);
+    CHECK(memory_outside(80 * kGiB, 10 * kGiB, 69 * kGiB) == kGiB);
+    CHECK(memory_outside(80 * kGiB, 11 * kGiB, 69 * kGiB) == 0);
+    CHECK(memory_outside(80 * kGiB, 20 * kGiB, 69 * kGiB) == 0);  // somebody else left
+    CHECK(memory_outside(10 * kGiB, 20 * kGiB, 0) == 0);
 }
