@@ -17,6 +17,8 @@ TOP_LEVEL = {"Makefile", "README.md", "LICENSE", "train_gpt.cu", "llmc", "data",
 
 SOURCE = (".cpp", ".cu", ".cuh", ".h", ".py", ".sh")
 LONGEST_FILE = 800  # lines
+LONGEST_FUNCTION = 100  # lines between its braces
+MOST_PARAMETERS = 10  # but for kernels and their launchers
 LARGEST_FILE = 256 << 10  # bytes
 LARGEST_FIXTURE = 2 << 20  # reference values in test/fixtures/
 
@@ -61,6 +63,51 @@ def forbidden_includes(path, text):
         elif parts[0] in ("test", "dev", "data", "..", "."):
             wrong.append(include)
     return wrong
+
+
+def without_comments(text):
+    """C++ with nothing between quotes, and no comments and preprocessor lines; as many lines as before."""
+    def blank(found):
+        return "\n" * found[0].count("\n") if found[0].lstrip()[0] in "/#" else '""'
+    return re.sub(r"""//[^\n]*|/\*.*?\*/|^[ \t]*\#(?:[^\n]*\\\n)*[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])+'""", blank, text,
+                  flags=re.DOTALL | re.MULTILINE)
+
+
+def parameters_of(header):
+    """(name, number of parameters) of what stands before a function's body."""
+    for found in re.finditer(r"(\w+|operator\W+)\s*\(", header):
+        if found[1] in ("__launch_bounds__", "requires", "decltype", "alignas", "__attribute__"):
+            continue
+        depth, commas, inside = 0, 0, ""
+        for character in header[found.end():]:
+            depth += (character in "([{<") - (character in ")]}>")
+            if depth < 0:
+                break
+            commas += character == "," and depth == 0
+            inside += character
+        return found[1], commas + 1 if inside.strip() else 0
+    return None
+
+
+def functions_of(text):
+    """(name, parameters, first line, lines of the body) of the functions of a C++ file; lambdas belong to theirs."""
+    text = without_comments(text)
+    blocks, header_begin = [], 0  # those open now: (where it begins, header of a function or "", whether code)
+    for at, character in enumerate(text):
+        if character == "{":
+            header = text[header_begin:at].strip()
+            in_code = any(code for _, _, code in blocks)
+            scope = re.match(r"((inline )?namespace|extern|(template.*>\s*)?(class|struct|union|enum))\b[^()]*$", header,
+                             re.DOTALL)
+            code = in_code or not scope
+            is_function = code and not in_code and "(" in header and not header.startswith(",") and header[-1] != "="
+            blocks.append((at, header if is_function else "", code))
+        elif character == "}":
+            begin, header, _ = blocks.pop()
+            if header and (found := parameters_of(header)):
+                yield *found, text.count("\n", 0, begin) + 1, text.count("\n", begin, at)
+        if character in ";{}":
+            header_begin = at + 1
 
 
 class House(unittest.TestCase):
@@ -108,6 +155,38 @@ class House(unittest.TestCase):
     def test_length_of_files(self):
         for path in self.sources:
             self.assertLessEqual(len(read(path).splitlines()), LONGEST_FILE, path)
+
+    def test_length_of_functions(self):
+        seen = 0
+        for path in self.sources:
+            if path != "train_gpt.cu" and not (path.startswith("llmc/") and path.endswith((".cpp", ".cu", ".cuh", ".h"))):
+                continue
+            for name, parameters, line, length in functions_of(read(path)):
+                seen += 1
+                self.assertLessEqual(length, LONGEST_FUNCTION, f"{path}:{line}: {name}")
+                if not path.startswith("llmc/kernels/") and not (path.endswith(".cu") and path.startswith("llmc/")):
+                    self.assertLessEqual(parameters, MOST_PARAMETERS, f"{path}:{line}: {name}")
+        self.assertGreater(seen, 1000)
+
+    def test_functions_are_counted(self):
+        text = '''#define TWO(x) \\
+    { x }
+namespace a { /* } */
+struct S : Base<int> {
+    S(int a, std::map<int, int> b) : a_(a), b_{b} {}
+    int none() const { return '}'; }
+};
+template <class F, int N>
+static __global__ void __launch_bounds__(N)
+    kernel(float (&x)[N], F f) {
+    const auto inner = [&](int, int, int) {
+        return "}";  // }
+    };
+}
+const int table[] = {1, 2};
+}  // namespace a
+'''
+        self.assertEqual(list(functions_of(text)), [("S", 2, 5, 0), ("none", 0, 6, 0), ("kernel", 2, 10, 4)])
 
     def test_format(self):
         """clang-format has the last word on layout, in the version whose taste the sources have."""
