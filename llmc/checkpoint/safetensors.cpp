@@ -11,10 +11,12 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "llmc/checkpoint/files.h"
 #include "llmc/device/error.h"
 
 namespace llmc {
@@ -37,15 +39,6 @@ const char* const kMetadataKey = "__metadata__";
 // A system call failed while reading.
 [[noreturn]] void fail_read(const std::string& path, const char* action) {
     fail(path, strprintf("cannot %s: %s", action, std::strerror(errno)));
-}
-
-// A system call failed while writing. No room left has an exit code of its own: freeing space helps, retrying does not.
-[[noreturn]] void fail_write(const std::string& path, const char* action) {
-    const int error = errno;
-    const bool no_room = error == ENOSPC || error == EDQUOT || error == EFBIG;
-    const char* hint = no_room ? "; free space there or choose another directory" : "";
-    throw Error(no_room ? ExitCode::no_resources : ExitCode::checkpoint,
-                strprintf("%s: cannot %s: %s%s", path.c_str(), action, std::strerror(error), hint));
 }
 
 // Bytes of a tensor, or false where shape and type do not give a size that fits 64 bits.
@@ -311,14 +304,13 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path) : path_(path), tem
 SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<TensorSpec>& specs,
                                      const std::map<std::string, std::string>& metadata)
     : SafetensorsWriter(path) {
-    const std::string header = make_header(specs, metadata);
+    const SafetensorsLayout layout = lay_out_safetensors(path, specs, metadata);
+    for (const TensorInfo& tensor : layout.tensors) slots_[tensor.name] = {tensor.begin, tensor.end, false};
     fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd_ < 0) fail_write(temporary_, "create it");
+    if (fd_ < 0) fail_to_write(temporary_, "create it");
     created_ = true;
-    const uint64_t length = header.size();
-    write_at(0, &length, kLengthBytes);
-    write_at(kLengthBytes, header.data(), header.size());
-    data_start_ = kLengthBytes + length;
+    write_at(0, layout.head.data(), layout.head.size());
+    data_start_ = layout.head.size();
 }
 
 SafetensorsWriter::~SafetensorsWriter() {
@@ -326,46 +318,46 @@ SafetensorsWriter::~SafetensorsWriter() {
     if (created_) ::unlink(temporary_.c_str());
 }
 
-// Lays the tensors out and returns the header. Wider types come first and the header's length is a multiple of 8, so
-// every tensor is aligned to its element in a memory map.
-std::string SafetensorsWriter::make_header(const std::vector<TensorSpec>& specs,
-                                           const std::map<std::string, std::string>& metadata) {
-    std::vector<const TensorSpec*> order;
+SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector<TensorSpec>& specs,
+                                      const std::map<std::string, std::string>& metadata) {
+    SafetensorsLayout layout;
+    std::set<std::string> names = {kMetadataKey};
     for (const TensorSpec& spec : specs) {
-        if (dtype_bytes(spec.dtype) == 0) {
-            fail(path_, strprintf("cannot write tensor %s: unknown dtype %s", spec.name.c_str(), spec.dtype.c_str()));
-        }
-        if (spec.name == kMetadataKey || !slots_.emplace(spec.name, Slot{}).second) {
-            fail(path_, strprintf("cannot write tensor %s: the name is taken", spec.name.c_str()));
-        }
-        order.push_back(&spec);
+        if (dtype_bytes(spec.dtype) == 0)
+            fail(path, strprintf("cannot write tensor %s: unknown dtype %s", spec.name.c_str(), spec.dtype.c_str()));
+        if (!names.insert(spec.name).second)
+            fail(path, strprintf("cannot write tensor %s: the name is taken", spec.name.c_str()));
+        layout.tensors.push_back({spec.name, spec.dtype, spec.shape, 0, 0});
     }
-    std::stable_sort(order.begin(), order.end(), [](const TensorSpec* a, const TensorSpec* b) {
-        return dtype_bytes(a->dtype) > dtype_bytes(b->dtype);
+    std::stable_sort(layout.tensors.begin(), layout.tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
+        return dtype_bytes(a.dtype) > dtype_bytes(b.dtype);
     });
 
     nlohmann::ordered_json root = nlohmann::ordered_json::object();
     if (!metadata.empty()) root[kMetadataKey] = metadata;
     uint64_t position = 0;
-    for (const TensorSpec* spec : order) {
+    for (TensorInfo& tensor : layout.tensors) {
         uint64_t bytes = 0;
-        const uint64_t begin = position;
-        if (!tensor_bytes(spec->shape, dtype_bytes(spec->dtype), &bytes) ||
-            __builtin_add_overflow(position, bytes, &position)) {
-            fail(path_, strprintf("cannot write tensor %s: impossible shape %s", spec->name.c_str(),
-                                  shape_text(spec->shape).c_str()));
-        }
-        slots_[spec->name] = Slot{begin, position, false};
-        root[spec->name] = {{"dtype", spec->dtype}, {"shape", spec->shape}, {"data_offsets", {begin, position}}};
+        tensor.begin = position;
+        if (!tensor_bytes(tensor.shape, dtype_bytes(tensor.dtype), &bytes) ||
+            __builtin_add_overflow(position, bytes, &position))
+            fail(path, strprintf("cannot write tensor %s: impossible shape %s", tensor.name.c_str(),
+                                 shape_text(tensor.shape).c_str()));
+        tensor.end = position;
+        root[tensor.name] = {
+            {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, tensor.end}}};
     }
     std::string header;
     try {
         header = root.dump();
     } catch (const Json::exception& error) {
-        fail(path_, strprintf("cannot write its header: a name or metadata text is not UTF-8 (%s)", error.what()));
+        fail(path, strprintf("cannot write its header: a name or metadata text is not UTF-8 (%s)", error.what()));
     }
     header.resize((header.size() + 7) / 8 * 8, ' ');
-    return header;
+    const uint64_t length = header.size();
+    layout.head.assign(reinterpret_cast<const char*>(&length), kLengthBytes);
+    layout.head += header;
+    return layout;
 }
 
 void SafetensorsWriter::write_at(uint64_t offset, const void* data, size_t bytes) {
@@ -373,7 +365,7 @@ void SafetensorsWriter::write_at(uint64_t offset, const void* data, size_t bytes
     while (bytes > 0) {
         const ssize_t done = ::pwrite(fd_, source, std::min(bytes, kMaxIoBytes), static_cast<off_t>(offset));
         if (done < 0 && errno == EINTR) continue;
-        if (done < 0) fail_write(temporary_, "write to it");
+        if (done < 0) fail_to_write(temporary_, "write to it");
         source += done;
         offset += static_cast<uint64_t>(done);
         bytes -= static_cast<size_t>(done);
@@ -399,23 +391,16 @@ void SafetensorsWriter::finish() {
     for (const auto& [name, slot] : slots_) {
         if (!slot.written) fail(path_, strprintf("tensor %s was never written", name.c_str()));
     }
-    if (::fsync(fd_) != 0) fail_write(temporary_, "sync it to disk");
+    if (::fsync(fd_) != 0) fail_to_write(temporary_, "sync it to disk");
     const int descriptor = fd_;
     fd_ = -1;
-    if (::close(descriptor) != 0) fail_write(temporary_, "close it");
-    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_write(path_, "rename the finished file to it");
+    if (::close(descriptor) != 0) fail_to_write(temporary_, "close it");
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_to_write(path_, "rename the finished file to it");
     created_ = false;
 
     // The rename itself has to reach the disk too.
-    const size_t slash = path_.rfind('/');
-    const std::string directory = slash == std::string::npos ? "." : slash == 0 ? "/" : path_.substr(0, slash);
-    const int parent = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (parent < 0) fail_write(directory, "open the directory");
-    const bool synced = ::fsync(parent) == 0 || errno == EINVAL;  // some file systems cannot sync a directory
-    const int error = errno;
-    ::close(parent);
-    errno = error;
-    if (!synced) fail_write(directory, "sync the directory");
+    const std::string directory = std::filesystem::path(path_).parent_path().string();
+    sync_directory(system_calls(), directory.empty() ? "." : directory);
 }
 
 }  // namespace llmc

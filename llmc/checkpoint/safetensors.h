@@ -45,6 +45,7 @@ public:
 
     const std::string& path() const { return path_; }
     const std::vector<TensorInfo>& tensors() const { return tensors_; }  // in file order
+    uint64_t data_start() const { return data_start_; }                  // of the tensors' bytes in the file
     const std::map<std::string, std::string>& metadata() const { return metadata_; }
     bool contains(const std::string& name) const { return index_.count(name) != 0; }
     const TensorInfo& info(const std::string& name) const;  // Error if there is none
@@ -69,6 +70,17 @@ private:
     std::map<std::string, std::string> metadata_;
 };
 
+// Where tensors stand in a file that is to be written.
+struct SafetensorsLayout {
+    std::string head;                 // length and header: the file's first bytes
+    std::vector<TensorInfo> tensors;  // in file order
+    uint64_t bytes() const { return head.size() + (tensors.empty() ? 0 : tensors.back().end); }
+};
+// Wider types come first and the head's length is a multiple of 8, so every tensor is aligned to its element in a
+// memory map. `path`: for messages.
+SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector<TensorSpec>& specs,
+                                      const std::map<std::string, std::string>& metadata);
+
 class SafetensorsWriter {
 public:
     // Creates `path`.tmp and writes the header. Until finish() an older file at `path` stays as it is; a writer that is
@@ -91,7 +103,6 @@ private:
     };
 
     explicit SafetensorsWriter(const std::string& path);
-    std::string make_header(const std::vector<TensorSpec>& specs, const std::map<std::string, std::string>& metadata);
     void write_at(uint64_t offset, const void* data, size_t bytes);
 
     std::string path_, temporary_;

@@ -1,0 +1,155 @@
+#include "llmc/checkpoint/files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+namespace llmc {
+namespace {
+
+constexpr size_t kMostIoBytes = size_t{1} << 30;  // one call moves less than 2 GiB on Linux
+
+[[noreturn]] void fail_to_read(const std::string& path, const char* action) {
+    throw Error(ExitCode::checkpoint, strprintf("%s: cannot %s: %s", path.c_str(), action, std::strerror(errno)));
+}
+
+// Closes itself.
+struct Descriptor {
+    int fd;
+    ~Descriptor() {
+        if (fd >= 0) ::close(fd);
+    }
+};
+
+}  // namespace
+
+int FileCalls::open(const char* path, int flags, int mode) { return ::open(path, flags | O_CLOEXEC, mode); }
+ssize_t FileCalls::pwrite(int fd, const void* data, size_t bytes, off_t offset) {
+    return ::pwrite(fd, data, bytes, offset);
+}
+int FileCalls::fsync(int fd) { return ::fsync(fd); }
+int FileCalls::close(int fd) { return ::close(fd); }
+int FileCalls::rename(const char* from, const char* to) { return std::rename(from, to); }
+int FileCalls::mkdir(const char* path, int mode) { return ::mkdir(path, static_cast<mode_t>(mode)); }
+int FileCalls::unlink(const char* path) { return ::unlink(path); }
+int FileCalls::rmdir(const char* path) { return ::rmdir(path); }
+
+FileCalls& system_calls() {
+    static FileCalls calls;
+    return calls;
+}
+
+void fail_to_write(const std::string& path, const char* action) {
+    const int error = errno;
+    const bool no_room = error == ENOSPC || error == EDQUOT || error == EFBIG;
+    const char* hint = no_room ? "; free space there or choose another directory" : "";
+    throw Error(no_room ? ExitCode::no_resources : ExitCode::checkpoint,
+                strprintf("%s: cannot %s: %s%s", path.c_str(), action, std::strerror(error), hint));
+}
+
+NewFile::NewFile(FileCalls& calls, const std::string& path) : calls_(calls), path_(path) {
+    fd_ = calls.open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    if (fd_ < 0) fail_to_write(path, "create it");
+}
+
+NewFile::~NewFile() {
+    if (fd_ >= 0) calls_.close(fd_);
+}
+
+void NewFile::append(const void* data, size_t bytes) {
+    const char* from = static_cast<const char*>(data);
+    while (bytes > 0) {
+        const ssize_t done = calls_.pwrite(fd_, from, std::min(bytes, kMostIoBytes), static_cast<off_t>(bytes_));
+        if (done < 0 && errno == EINTR) continue;
+        if (done == 0) errno = ENOSPC;  // what a device without room may answer
+        if (done <= 0) fail_to_write(path_, "write to it");
+        from += done;
+        bytes -= static_cast<size_t>(done);
+        bytes_ += static_cast<uint64_t>(done);
+    }
+}
+
+void NewFile::finish() {
+    while (calls_.fsync(fd_) != 0)
+        if (errno != EINTR) fail_to_write(path_, "bring it to the disk");
+    const int fd = fd_;
+    fd_ = -1;
+    // Network file systems tell of a failed write here. After EINTR the descriptor is closed all the same.
+    if (calls_.close(fd) != 0 && errno != EINTR) fail_to_write(path_, "close it");
+}
+
+void sync_directory(FileCalls& calls, const std::string& path) {
+    const int fd = calls.open(path.c_str(), O_RDONLY | O_DIRECTORY, 0);
+    if (fd < 0) fail_to_write(path, "open the directory");
+    int result;
+    do {
+        result = calls.fsync(fd);
+    } while (result != 0 && errno == EINTR);
+    const int error = errno;
+    calls.close(fd);
+    errno = error;
+    if (result != 0 && errno != EINVAL) fail_to_write(path, "bring the directory to the disk");  // EINVAL: it need not
+}
+
+void write_synced(FileCalls& calls, const std::string& path, const std::string& text) {
+    const std::string temporary = path + ".tmp";
+    NewFile file(calls, temporary);
+    file.append(text.data(), text.size());
+    file.finish();
+    if (calls.rename(temporary.c_str(), path.c_str()) != 0) fail_to_write(path, "rename the finished file to it");
+    sync_directory(calls, std::filesystem::path(path).parent_path().string());
+}
+
+std::vector<std::string> names_in(const std::string& directory) {
+    namespace fs = std::filesystem;
+    std::vector<std::string> names;
+    std::error_code error;
+    for (const fs::directory_entry& entry : fs::directory_iterator(directory, error))
+        names.push_back(entry.path().filename().string());
+    if (error && error != std::errc::no_such_file_or_directory)
+        throw Error(ExitCode::checkpoint, strprintf("cannot list %s: %s", directory.c_str(), error.message().c_str()));
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+std::string read_whole(const std::string& path, uint64_t limit) {
+    const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW)};
+    if (file.fd < 0) fail_to_read(path, "open it");
+    struct stat status;
+    if (::fstat(file.fd, &status) != 0) fail_to_read(path, "look at it");
+    if (!S_ISREG(status.st_mode)) throw Error(ExitCode::checkpoint, path + ": is not a regular file");
+    const uint64_t bytes = static_cast<uint64_t>(status.st_size);
+    if (bytes > limit)
+        throw Error(ExitCode::checkpoint,
+                    strprintf("%s: has %llu bytes, %llu are the most there should be", path.c_str(),
+                              static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(limit)));
+    std::string text(bytes, '\0');
+    for (size_t at = 0; at < text.size();) {
+        const ssize_t got =
+            ::pread(file.fd, text.data() + at, std::min(text.size() - at, kMostIoBytes), static_cast<off_t>(at));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) fail_to_read(path, "read it");
+        if (got == 0) throw Error(ExitCode::checkpoint, path + ": was cut while it was read");
+        at += static_cast<size_t>(got);
+    }
+    return text;
+}
+
+uint64_t free_bytes(const std::string& path) {
+    struct statvfs status;
+    std::filesystem::path at = path;
+    while (::statvfs(at.empty() ? "." : at.c_str(), &status) != 0) {
+        if (errno != ENOENT || at.empty()) fail_to_read(path, "find out how much room there is");
+        at = at.parent_path();
+    }
+    return static_cast<uint64_t>(status.f_bavail) * status.f_frsize;
+}
+
+}  // namespace llmc
