@@ -1,0 +1,153 @@
+#include "llmc/checkpoint/checkpoint_reader.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "llmc/checkpoint/files.h"
+#include "llmc/device/error.h"
+
+namespace llmc {
+namespace {
+
+constexpr uint64_t kMostManifestBytes = uint64_t{1} << 30;
+constexpr size_t kMostOpenFiles = 256;  // a process often has 1024 descriptors
+
+[[noreturn]] void fail(const std::string& path, const std::string& problem) {
+    throw Error(ExitCode::checkpoint, path + ": " + problem);
+}
+
+}  // namespace
+
+CheckpointReader::CheckpointReader(const std::string& directory)
+    : CheckpointReader(directory, read_whole(directory + "/" + kManifestName, kMostManifestBytes)) {}
+
+CheckpointReader::CheckpointReader(const std::string& directory, const std::string& manifest_text)
+    : directory_(directory),
+      text_(manifest_text),
+      manifest_(parse_manifest(directory + "/" + kManifestName, manifest_text)),
+      open_(manifest_.files.size()) {
+    index_slices();
+}
+
+void CheckpointReader::index_slices() {
+    for (size_t f = 0; f < manifest_.files.size(); f++)
+        for (const StateSlice& slice : manifest_.files[f].slices)
+            places_[slice.name()].push_back({f, slice.start, slice.count});
+    for (auto& [name, places] : places_)
+        std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) { return a.start < b.start; });
+}
+
+const StateTensor& CheckpointReader::tensor(const std::string& name) const {
+    for (const StateTensor& tensor : manifest_.tensors)
+        if (tensor.name == name) return tensor;
+    fail(directory_, "holds no tensor " + name);
+}
+
+// The file, with exactly the slices that the manifest says.
+const SafetensorsFile& CheckpointReader::open(size_t index) const {
+    std::unique_ptr<SafetensorsFile>& opened = open_[index];
+    if (opened) return *opened;
+    if (open_files_ == kMostOpenFiles) {
+        for (std::unique_ptr<SafetensorsFile>& other : open_) other.reset();
+        open_files_ = 0;
+    }
+    const StateFile& file = manifest_.files[index];
+    struct stat status;
+    if (::lstat(path(file).c_str(), &status) != 0) fail(path(file), strprintf("is missing: %s", std::strerror(errno)));
+    if (!S_ISREG(status.st_mode)) fail(path(file), "is not a regular file");
+    auto candidate = std::make_unique<SafetensorsFile>(path(file));
+    if (candidate->tensors().size() != file.slices.size())
+        fail(path(file),
+             strprintf("holds %zu tensors, the manifest lists %zu", candidate->tensors().size(), file.slices.size()));
+    for (const StateSlice& slice : file.slices) {
+        const TensorInfo& info = candidate->info(slice.name());
+        if (info.dtype != "F32" || info.bytes() != slice.count * sizeof(float))
+            fail(path(file), strprintf("%s is %s %s, the manifest lists %llu values in F32", slice.name().c_str(),
+                                       info.dtype.c_str(), shape_text(info.shape).c_str(),
+                                       static_cast<unsigned long long>(slice.count)));
+    }
+    opened = std::move(candidate);
+    open_files_++;
+    return *opened;
+}
+
+// "m of h.0.fc.weight, ..." between two bytes of a file, for a message.
+std::string CheckpointReader::tensor_at(const SafetensorsFile& opened, uint64_t begin, uint64_t end) const {
+    std::string first, last;
+    for (const TensorInfo& tensor : opened.tensors()) {
+        const uint64_t from = opened.data_start() + tensor.begin, to = opened.data_start() + tensor.end;
+        if (to <= begin || from >= end) continue;
+        if (first.empty()) first = tensor.name;
+        last = tensor.name;
+    }
+    if (first.empty()) return "its header";
+    return first == last ? "tensor " + first : "tensors " + first + " to " + last;
+}
+
+void CheckpointReader::check_bytes(const StateFile& file) const {
+    const int fd = ::open(path(file).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) fail(path(file), strprintf("cannot open it: %s", std::strerror(errno)));
+    const std::unique_ptr<const int, void (*)(const int*)> closer(&fd, [](const int* p) { ::close(*p); });
+    std::vector<char> chunk(static_cast<size_t>(std::min(manifest_.chunk_bytes, file.bytes)));
+    for (size_t c = 0; c < file.checksums.size(); c++) {
+        const uint64_t begin = c * manifest_.chunk_bytes;
+        const size_t bytes = static_cast<size_t>(std::min<uint64_t>(chunk.size(), file.bytes - begin));
+        for (size_t at = 0; at < bytes;) {
+            const ssize_t got = ::pread(fd, chunk.data() + at, bytes - at, static_cast<off_t>(begin + at));
+            if (got < 0 && errno == EINTR) continue;
+            if (got < 0) fail(path(file), strprintf("cannot read it: %s", std::strerror(errno)));
+            if (got == 0) fail(path(file), "was cut while it was read");
+            at += static_cast<size_t>(got);
+        }
+        if (checksum(chunk.data(), bytes) == file.checksums[c]) continue;
+        std::string what = "its header";
+        try {
+            what = tensor_at(SafetensorsFile(path(file)), begin, begin + bytes);
+        } catch (const Error&) {  // that is the header's fault
+        }
+        fail(path(file), strprintf("is damaged between bytes %llu and %llu (%s): the checksum does not match",
+                                   static_cast<unsigned long long>(begin),
+                                   static_cast<unsigned long long>(begin + bytes), what.c_str()));
+    }
+}
+
+void CheckpointReader::verify(Verify how, size_t first, size_t stride) const {
+    if (how == Verify::none) return;
+    for (size_t f = first; f < manifest_.files.size(); f += stride) {
+        const StateFile& file = manifest_.files[f];
+        struct stat status;
+        if (::lstat(path(file).c_str(), &status) != 0)
+            fail(path(file), strprintf("is missing: %s", std::strerror(errno)));
+        if (!S_ISREG(status.st_mode)) fail(path(file), "is not a regular file");
+        if (static_cast<uint64_t>(status.st_size) != file.bytes)
+            fail(path(file),
+                 strprintf("has %llu bytes, %llu were written", static_cast<unsigned long long>(status.st_size),
+                           static_cast<unsigned long long>(file.bytes)));
+        if (how == Verify::full) check_bytes(file);
+        open(f);
+    }
+}
+
+void CheckpointReader::read(const std::string& tensor_name, const std::string& part, uint64_t start, uint64_t count,
+                            float* values) const {
+    const StateSlice wanted{tensor_name, part, start, count};
+    const auto found = places_.find(wanted.name());
+    const uint64_t elements = tensor(tensor_name).elements();
+    if (found == places_.end() || start > elements || count > elements - start)
+        fail(directory_, strprintf("holds no elements %llu to %llu of %s", static_cast<unsigned long long>(start),
+                                   static_cast<unsigned long long>(start + count), wanted.name().c_str()));
+    for (const Place& place : found->second) {
+        const uint64_t from = std::max(start, place.start), to = std::min(start + count, place.start + place.count);
+        if (from >= to) continue;
+        open(place.file)
+            .read_range(wanted.name(), (from - place.start) * sizeof(float), values + (from - start),
+                        static_cast<size_t>(to - from) * sizeof(float));
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,54 @@
+// A complete checkpoint on disk: its manifest, checked files, and the values of any range of any tensor. Nothing in it
+// is trusted: whatever is missing, cut or changed is Error(checkpoint) that names the file, the place and the tensor.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llmc/checkpoint/manifest.h"
+#include "llmc/checkpoint/safetensors.h"
+
+namespace llmc {
+
+enum class Verify { none, size, full };  // what is looked at before a checkpoint is taken: nothing, sizes, every byte
+
+class CheckpointReader {
+public:
+    // Reads the manifest alone.
+    explicit CheckpointReader(const std::string& directory);
+    // The manifest as another rank has read it.
+    CheckpointReader(const std::string& directory, const std::string& manifest_text);
+
+    const std::string& directory() const { return directory_; }
+    const std::string& manifest_text() const { return text_; }
+    const Manifest& manifest() const { return manifest_; }
+    const StateTensor& tensor(const std::string& name) const;  // Error if there is none
+
+    // Throws unless the files first, first + stride, first + 2 * stride ... are as they were written.
+    void verify(Verify how, size_t first = 0, size_t stride = 1) const;
+
+    // Elements [start, start + count) of a flattened part, from whichever files have them.
+    void read(const std::string& tensor, const std::string& part, uint64_t start, uint64_t count, float* values) const;
+
+private:
+    struct Place {
+        size_t file;
+        uint64_t start, count;
+    };
+    std::string path(const StateFile& file) const { return directory_ + "/" + file.name; }
+    const SafetensorsFile& open(size_t file) const;
+    void index_slices();
+    void check_bytes(const StateFile& file) const;
+    std::string tensor_at(const SafetensorsFile& opened, uint64_t begin, uint64_t end) const;
+
+    const std::string directory_;
+    std::string text_;
+    Manifest manifest_;
+    std::map<std::string, std::vector<Place>> places_;            // by the slice's name, in the order of their starts
+    mutable std::vector<std::unique_ptr<SafetensorsFile>> open_;  // by file, opened when first needed
+    mutable size_t open_files_ = 0;
+};
+
+}  // namespace llmc

@@ -1,0 +1,244 @@
+#include "llmc/checkpoint/manifest.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "llmc/device/error.h"
+
+namespace llmc {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using llong = long long;
+
+constexpr const char* kFormat = "train_gpt checkpoint";
+// The text is  {"checksum": "0123456789abcdef",\n"manifest": BODY}\n  with the checksum of BODY's bytes.
+constexpr const char* kBeforeChecksum = "{\"checksum\": \"";
+constexpr const char* kBeforeBody = "\",\n\"manifest\": ";
+constexpr const char* kBehindBody = "}\n";
+constexpr size_t kHexDigits = 16;
+
+std::string hex(uint64_t value) { return strprintf("%016llx", static_cast<unsigned long long>(value)); }
+
+// Reads a manifest and remembers whose mistake it is.
+class Parser {
+public:
+    explicit Parser(const std::string& path) : path_(path) {}
+
+    [[noreturn]] void fail(const std::string& problem) const {
+        throw Error(ExitCode::checkpoint, path_ + ": " + problem);
+    }
+
+    const Json& field(const Json& object, const char* name) const {
+        if (!object.is_object() || !object.contains(name)) fail(strprintf("has no \"%s\"", name));
+        return object.at(name);
+    }
+    std::string text(const Json& object, const char* name) const {
+        const Json& value = field(object, name);
+        if (!value.is_string()) fail(strprintf("\"%s\" is no text", name));
+        return value.get<std::string>();
+    }
+    uint64_t number(const Json& value, const char* name) const {
+        if (!value.is_number_unsigned()) fail(strprintf("\"%s\" is no whole number from 0 on", name));
+        const uint64_t n = value.get<uint64_t>();
+        if (n > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+            fail(strprintf("\"%s\" is too large", name));
+        return n;
+    }
+    uint64_t number(const Json& object, const char* name, uint64_t least, uint64_t most) const {
+        const uint64_t n = number(field(object, name), name);
+        if (n < least || n > most) fail(strprintf("\"%s\" is %llu", name, static_cast<unsigned long long>(n)));
+        return n;
+    }
+    const Json& list(const Json& object, const char* name) const {
+        const Json& value = field(object, name);
+        if (!value.is_array()) fail(strprintf("\"%s\" is no list", name));
+        return value;
+    }
+    const Json& object(const Json& parent, const char* name) const {
+        const Json& value = field(parent, name);
+        if (!value.is_object()) fail(strprintf("\"%s\" is no object", name));
+        return value;
+    }
+
+    StateTensor tensor(const Json& entry) const {
+        StateTensor tensor{text(entry, "name"), {}, {}};
+        uint64_t elements = 1;
+        for (const Json& extent : list(entry, "shape")) {
+            const uint64_t n = number(extent, "shape");
+            if (n == 0 || __builtin_mul_overflow(elements, n, &elements) || elements > (uint64_t{1} << 60))
+                fail("tensor " + tensor.name + " has an impossible shape");
+            tensor.shape.push_back(static_cast<int64_t>(n));
+        }
+        for (const Json& part : list(entry, "parts")) {
+            if (!part.is_string()) fail("tensor " + tensor.name + " has a part that is no text");
+            tensor.parts.push_back(part.get<std::string>());
+        }
+        return tensor;
+    }
+
+    StateFile file(const Json& entry, size_t index, uint64_t chunk_bytes) const {
+        StateFile file;
+        file.name = text(entry, "name");
+        // No other name is ever written, so none can lead out of the directory.
+        if (file.name != state_file_name(static_cast<int>(index)))
+            fail(strprintf("names a file %s where %s belongs", file.name.c_str(),
+                           state_file_name(static_cast<int>(index)).c_str()));
+        file.bytes = number(entry, "bytes", 1, uint64_t{1} << 60);
+        for (const Json& sum : list(entry, "checksums")) file.checksums.push_back(checksum_of(sum, file.name));
+        if (file.checksums.size() != (file.bytes + chunk_bytes - 1) / chunk_bytes)
+            fail(strprintf("has %zu checksums for the %llu bytes of %s", file.checksums.size(),
+                           static_cast<unsigned long long>(file.bytes), file.name.c_str()));
+        for (const Json& slice : list(entry, "slices"))
+            file.slices.push_back({text(slice, "tensor"), text(slice, "part"),
+                                   number(slice, "start", 0, uint64_t{1} << 60),
+                                   number(slice, "count", 1, uint64_t{1} << 60)});
+        return file;
+    }
+
+    // Every part of every tensor is there, once.
+    void check_cover(const Manifest& manifest) const {
+        using Range = std::pair<uint64_t, uint64_t>;  // start, end
+        std::map<std::string, std::vector<Range>> ranges;
+        std::set<std::string> tensors;
+        for (const StateTensor& tensor : manifest.tensors) {
+            if (!tensors.insert(tensor.name).second) fail("lists tensor " + tensor.name + " twice");
+            for (const std::string& part : tensor.parts)
+                if (!ranges.emplace(tensor.name + "." + part, std::vector<Range>{}).second)
+                    fail("lists " + tensor.name + "." + part + " twice");
+        }
+        for (const StateFile& file : manifest.files) {
+            std::set<std::string> in_file;
+            for (const StateSlice& slice : file.slices) {
+                const auto found = ranges.find(slice.name());
+                if (found == ranges.end()) fail(file.name + " holds " + slice.name() + ", which is not listed");
+                if (!in_file.insert(slice.name()).second) fail(file.name + " holds " + slice.name() + " twice");
+                found->second.emplace_back(slice.start, slice.start + slice.count);
+            }
+        }
+        for (const StateTensor& tensor : manifest.tensors)
+            for (const std::string& part : tensor.parts) {
+                const std::string name = tensor.name + "." + part;
+                std::vector<Range>& covered = ranges[name];
+                std::sort(covered.begin(), covered.end());
+                uint64_t at = 0;
+                for (const Range& range : covered) {
+                    if (range.first != at)
+                        fail(strprintf("%s %s at element %llu", range.first > at ? "no file holds" : "two files hold",
+                                       name.c_str(), static_cast<unsigned long long>(std::min(at, range.first))));
+                    at = range.second;
+                }
+                if (at != tensor.elements())
+                    fail(strprintf("%s has %llu elements, its slices end at %llu", name.c_str(),
+                                   static_cast<unsigned long long>(tensor.elements()),
+                                   static_cast<unsigned long long>(at)));
+            }
+    }
+
+private:
+    uint64_t checksum_of(const Json& value, const std::string& file) const {
+        const std::string digits = value.is_string() ? value.get<std::string>() : "";
+        if (digits.size() != kHexDigits || digits.find_first_not_of("0123456789abcdef") != std::string::npos)
+            fail("a checksum of " + file + " is no 16 hexadecimal digits");
+        return std::stoull(digits, nullptr, 16);
+    }
+
+    const std::string& path_;
+};
+
+}  // namespace
+
+uint64_t checksum(const void* data, size_t bytes) { return XXH3_64bits(data, bytes); }
+
+std::string state_file_name(int rank) { return strprintf("rank_%05d.safetensors", rank); }
+
+uint64_t StateTensor::elements() const {
+    uint64_t n = 1;
+    for (const int64_t extent : shape) n *= static_cast<uint64_t>(extent);
+    return n;
+}
+
+uint64_t Manifest::bytes() const {
+    uint64_t sum = 0;
+    for (const StateFile& file : files) sum += file.bytes;
+    return sum;
+}
+
+std::string manifest_text(const Manifest& m) {
+    Json body;
+    body["format"] = kFormat;
+    body["version"] = kCheckpointVersion;
+    body["run_id"] = m.run_id;
+    body["step"] = m.step;
+    body["world"] = m.world;
+    body["zero"] = m.zero;
+    body["config"] = m.config;
+    body["versions"] = m.versions;
+    body["run"] = m.run;
+    body["state"] = m.state;
+    body["tensors"] = Json::array();
+    for (const StateTensor& tensor : m.tensors)
+        body["tensors"].push_back({{"name", tensor.name}, {"shape", tensor.shape}, {"parts", tensor.parts}});
+    body["chunk_bytes"] = m.chunk_bytes;
+    body["files"] = Json::array();
+    for (const StateFile& file : m.files) {
+        Json sums = Json::array(), slices = Json::array();
+        for (const uint64_t sum : file.checksums) sums.push_back(hex(sum));
+        for (const StateSlice& slice : file.slices)
+            slices.push_back(
+                {{"tensor", slice.tensor}, {"part", slice.part}, {"start", slice.start}, {"count", slice.count}});
+        body["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"checksums", sums}, {"slices", slices}});
+    }
+    // Paths in the configuration may hold bytes that are not UTF-8.
+    const std::string text = body.dump(1, ' ', false, Json::error_handler_t::replace);
+    return kBeforeChecksum + hex(checksum(text.data(), text.size())) + kBeforeBody + text + kBehindBody;
+}
+
+Manifest parse_manifest(const std::string& path, const std::string& text) {
+    const Parser parser(path);
+    const std::string before = kBeforeChecksum, between = kBeforeBody, behind = kBehindBody;
+    const size_t body_at = before.size() + kHexDigits + between.size();
+    if (text.size() < body_at + behind.size() || !text.starts_with(before) ||
+        text.compare(before.size() + kHexDigits, between.size(), between) != 0 || !text.ends_with(behind))
+        parser.fail("is no manifest of a checkpoint, or not a whole one");
+    const std::string body = text.substr(body_at, text.size() - body_at - behind.size());
+    if (text.substr(before.size(), kHexDigits) != hex(checksum(body.data(), body.size())))
+        parser.fail("is damaged: its checksum does not match");
+
+    Json json;
+    try {
+        json = Json::parse(body);
+    } catch (const Json::exception& error) {
+        parser.fail(strprintf("is not valid JSON (%s)", error.what()));
+    }
+    if (parser.text(json, "format") != kFormat) parser.fail("is no manifest of a checkpoint");
+    const uint64_t version = parser.number(parser.field(json, "version"), "version");
+    if (version != kCheckpointVersion)
+        parser.fail(strprintf("has format version %llu, this program reads version %d; use the program that wrote it",
+                              static_cast<unsigned long long>(version), kCheckpointVersion));
+    Manifest m;
+    m.run_id = parser.text(json, "run_id");
+    m.step = static_cast<int64_t>(parser.number(json, "step", 0, uint64_t{1} << 60));
+    m.world = static_cast<int>(parser.number(json, "world", 1, 1 << 20));
+    m.zero = static_cast<int>(parser.number(json, "zero", 0, 3));
+    m.config = parser.object(json, "config");
+    m.versions = parser.object(json, "versions");
+    m.run = parser.object(json, "run");
+    m.state = parser.object(json, "state");
+    for (const Json& tensor : parser.list(json, "tensors")) m.tensors.push_back(parser.tensor(tensor));
+    m.chunk_bytes = parser.number(json, "chunk_bytes", 1, uint64_t{1} << 40);
+    for (const Json& file : parser.list(json, "files"))
+        m.files.push_back(parser.file(file, m.files.size(), m.chunk_bytes));
+    if (m.files.size() != static_cast<size_t>(m.world))
+        parser.fail(strprintf("lists %zu files of %d ranks", m.files.size(), m.world));
+    parser.check_cover(m);
+    return m;
+}
+
+}  // namespace llmc

@@ -1,0 +1,68 @@
+// manifest.json: what a checkpoint holds, and which file has what. llmc/checkpoint/README.md describes the format.
+//
+// The state of a run is a set of tensors by name, each with parts: "master" (FP32 weights) and what the optimizer keeps
+// of them ("m", "v"). A part lies in slices, ranges of the flattened tensor, in as many files as there were ranks. No
+// padding, and nothing else that depends on how many ranks there were, is in a slice, so any number of ranks can read
+// it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace llmc {
+
+// Elements [start, start + count) of a flattened tensor's part, FP32.
+struct StateSlice {
+    std::string tensor, part;
+    uint64_t start = 0, count = 0;
+    std::string name() const { return tensor + "." + part; }  // in its file
+    bool operator==(const StateSlice&) const = default;
+};
+
+struct StateTensor {
+    std::string name;
+    std::vector<int64_t> shape;
+    std::vector<std::string> parts;
+    uint64_t elements() const;
+    bool operator==(const StateTensor&) const = default;
+};
+
+// A safetensors file (F32) of one rank.
+struct StateFile {
+    std::string name;
+    uint64_t bytes = 0;
+    std::vector<uint64_t> checksums;  // XXH3-64 of each `chunk_bytes` of the file; the last chunk may be shorter
+    std::vector<StateSlice> slices;   // in file order
+    bool operator==(const StateFile&) const = default;
+};
+
+struct Manifest {
+    std::string run_id;
+    int64_t step = 0;
+    int world = 1, zero = 0;                  // of the run that wrote it
+    nlohmann::ordered_json config, versions;  // as run.json has them
+    nlohmann::ordered_json run;               // where it was: in its data, in the files it writes
+    nlohmann::ordered_json state;             // everything small; see train/state.h
+    std::vector<StateTensor> tensors;
+    uint64_t chunk_bytes = 0;
+    std::vector<StateFile> files;
+
+    uint64_t bytes() const;  // of all files
+};
+
+constexpr int kCheckpointVersion = 1;
+constexpr const char* kManifestName = "manifest.json";
+constexpr uint64_t kChunkBytes = uint64_t{8} << 20;
+
+uint64_t checksum(const void* data, size_t bytes);  // XXH3-64
+std::string state_file_name(int rank);              // "rank_00003.safetensors"
+
+// The text of manifest.json, which carries a checksum of itself; and back. A text that is not what was written, or
+// describes what cannot be (a part that is not covered exactly once, a path out of the directory, ...), is
+// Error(checkpoint), which starts with `path`.
+std::string manifest_text(const Manifest& manifest);
+Manifest parse_manifest(const std::string& path, const std::string& text);
+
+}  // namespace llmc

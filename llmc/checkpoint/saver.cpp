@@ -1,0 +1,160 @@
+#include "llmc/checkpoint/saver.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <chrono>
+
+#include "llmc/device/error.h"
+
+namespace llmc {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+Json file_json(const StateFile& file) {
+    Json slices = Json::array();
+    for (const StateSlice& s : file.slices) slices.push_back({s.tensor, s.part, s.start, s.count});
+    return {{"name", file.name}, {"bytes", file.bytes}, {"checksums", file.checksums}, {"slices", slices}};
+}
+
+StateFile file_from_json(const Json& json) {
+    StateFile file{json["name"], json["bytes"], json["checksums"], {}};
+    for (const Json& s : json["slices"]) file.slices.push_back({s[0], s[1], s[2], s[3]});
+    return file;
+}
+
+void sync_file(FileCalls& calls, const std::string& path) {
+    const int fd = calls.open(path.c_str(), O_RDONLY, 0);
+    if (fd < 0) fail_to_write(path, "open it");
+    const int result = calls.fsync(fd), error = errno;
+    calls.close(fd);
+    errno = error;
+    if (result != 0 && errno != EINVAL) fail_to_write(path, "bring it to the disk");
+}
+
+}  // namespace
+
+CheckpointSaver::CheckpointSaver(const Comm& comm, const std::string& directory, const CheckpointRetention& retention,
+                                 int64_t in_use, FileCalls& calls)
+    : comm_(comm), directory_(directory), retention_(retention), in_use_(in_use), calls_(calls) {}
+
+CheckpointSaver::~CheckpointSaver() { join(); }
+
+void CheckpointSaver::join() {
+    if (thread_.joinable()) thread_.join();
+}
+
+void CheckpointSaver::check_room() const {
+    uint64_t elements = 0;
+    for (const StateTensor& tensor : job_.manifest.tensors) elements += tensor.elements() * tensor.parts.size();
+    const uint64_t needed = elements * sizeof(float), room = free_bytes(directory_);
+    if (room >= needed) return;
+    throw Error(ExitCode::no_resources,
+                strprintf("%s: a checkpoint takes %.3f GB, and %.3f GB are free; free space there, or see --keep",
+                          directory_.c_str(), static_cast<double>(needed) / 1e9, static_cast<double>(room) / 1e9));
+}
+
+std::optional<SaveOutcome> CheckpointSaver::begin(SaveJob job) {
+    if (is_active()) throw Error(ExitCode::failure, "a save was begun while another one was active");
+    job_ = std::move(job);
+    began_ = seconds_now();
+    const int64_t step = job_.manifest.step;
+    failure_ = failure_of([&] {
+        if (job_.failure) throw Error(job_.failure.code, job_.failure.text);
+        if (!comm_.is_main()) return;
+        check_room();
+        begin_checkpoint(calls_, directory_, step);
+    });
+    if (const Failure failure = first_failure(comm_, failure_)) return outcome(failure);
+    phase_ = Phase::writing;
+    const auto write = [this, step] {
+        failure_ = failure_of([&] {
+            file_ = write_state_file(calls_, unfinished_path(directory_, step), comm_.rank(), job_.slices, job_.values);
+            if (!job_.checksums.empty() && job_.checksums != file_.checksums)
+                throw Error(ExitCode::checkpoint, file_.name + ": its values changed on their way");
+        });
+        working_ = false;
+    };
+    working_ = true;
+    if (job_.in_background)
+        thread_ = std::thread(write);
+    else
+        write();
+    return std::nullopt;
+}
+
+std::optional<SaveOutcome> CheckpointSaver::advance() {
+    join();
+    if (phase_ == Phase::writing) return end_of_writing();
+    if (phase_ == Phase::committing) return end_of_commit();
+    return std::nullopt;
+}
+
+std::optional<SaveOutcome> CheckpointSaver::wait() {
+    while (is_active())
+        if (std::optional<SaveOutcome> outcome = advance()) return outcome;
+    return std::nullopt;
+}
+
+std::optional<SaveOutcome> CheckpointSaver::end_of_writing() {
+    const int64_t step = job_.manifest.step;
+    if (const Failure failure = first_failure(comm_, failure_)) {
+        clean_up(step);
+        return outcome(failure);
+    }
+    for (const std::string& text : gather_texts(comm_, file_json(file_).dump()))
+        job_.manifest.files.push_back(file_from_json(Json::parse(text)));
+    phase_ = Phase::committing;
+    if (!comm_.is_main()) return std::nullopt;
+    working_ = true;
+    thread_ = std::thread([this, step] {
+        failure_ = failure_of([&] {
+            for (const std::string& path : job_.sync) sync_file(calls_, path);
+            commit_checkpoint(calls_, directory_, step, manifest_text(job_.manifest));
+        });
+        removed_.clear(), prune_problem_.clear();
+        if (!failure_) {
+            try {
+                removed_ = prune_checkpoints(calls_, directory_, retention_, in_use_);
+            } catch (const Error& error) {  // the new one is complete all the same
+                prune_problem_ = error.what();
+            }
+        }
+        working_ = false;
+    });
+    return std::nullopt;
+}
+
+// What stays behind, the next save removes.
+void CheckpointSaver::clean_up(int64_t step) {
+    if (comm_.is_main()) failure_of([&] { abort_checkpoint(calls_, directory_, step); });
+}
+
+SaveOutcome CheckpointSaver::end_of_commit() {
+    const Failure failure = first_failure(comm_, comm_.is_main() ? failure_ : Failure{});
+    if (failure) clean_up(job_.manifest.step);
+    SaveOutcome done = outcome(failure);
+    done.removed = removed_;
+    done.prune_problem = prune_problem_;
+    return done;
+}
+
+SaveOutcome CheckpointSaver::outcome(const Failure& failure) {
+    SaveOutcome done;
+    done.step = job_.manifest.step;
+    done.path = checkpoint_path(directory_, done.step);
+    done.problem = failure.text;
+    done.code = failure.code;
+    done.bytes = job_.manifest.bytes();
+    done.seconds = seconds_now() - began_;
+    job_ = {};
+    phase_ = Phase::idle;
+    return done;
+}
+
+}  // namespace llmc

@@ -1,0 +1,74 @@
+#include "llmc/checkpoint/state_file.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+
+#include "llmc/checkpoint/safetensors.h"
+
+namespace llmc {
+namespace {
+
+SafetensorsLayout layout_of(const std::string& path, const std::vector<StateSlice>& slices) {
+    std::vector<TensorSpec> specs;
+    for (const StateSlice& slice : slices) specs.push_back({slice.name(), "F32", {static_cast<int64_t>(slice.count)}});
+    return lay_out_safetensors(path, specs, {});
+}
+
+// Checksums of a file's chunks while it is written.
+class ChunkSums {
+public:
+    void add(const void* data, size_t bytes) {
+        const char* from = static_cast<const char*>(data);
+        while (bytes > 0) {
+            const size_t now = std::min(bytes, static_cast<size_t>(kChunkBytes) - filled_);
+            if (filled_ == 0) XXH3_64bits_reset(&state_);
+            XXH3_64bits_update(&state_, from, now);
+            filled_ += now, from += now, bytes -= now;
+            if (filled_ == kChunkBytes) end_chunk();
+        }
+    }
+    std::vector<uint64_t> finish() {
+        if (filled_ > 0) end_chunk();
+        return sums_;
+    }
+
+private:
+    void end_chunk() {
+        sums_.push_back(XXH3_64bits_digest(&state_));
+        filled_ = 0;
+    }
+    XXH3_state_t state_{};
+    size_t filled_ = 0;
+    std::vector<uint64_t> sums_;
+};
+
+}  // namespace
+
+uint64_t state_file_bytes(const std::vector<StateSlice>& slices) { return layout_of("", slices).bytes(); }
+
+StateFile write_state_file(FileCalls& calls, const std::string& directory, int rank,
+                           const std::vector<StateSlice>& slices, const SliceBytes& values, size_t piece_bytes) {
+    StateFile result{state_file_name(rank), 0, {}, slices};
+    const std::string path = directory + "/" + result.name;
+    const SafetensorsLayout layout = layout_of(path, slices);
+    NewFile file(calls, path);
+    ChunkSums sums;
+    const auto append = [&](const void* data, size_t bytes) {
+        sums.add(data, bytes);
+        file.append(data, bytes);
+    };
+    append(layout.head.data(), layout.head.size());
+    for (size_t s = 0; s < slices.size(); s++)  // all of one type, so in the order given
+        for (uint64_t at = 0, all = slices[s].count * sizeof(float); at < all; at += piece_bytes) {
+            const size_t bytes = static_cast<size_t>(std::min<uint64_t>(piece_bytes, all - at));
+            append(values(s, at, bytes), bytes);
+        }
+    file.finish();
+    result.bytes = file.bytes();
+    result.checksums = sums.finish();
+    return result;
+}
+
+}  // namespace llmc

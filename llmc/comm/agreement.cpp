@@ -1,0 +1,46 @@
+#include "llmc/comm/agreement.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace llmc {
+
+std::vector<std::string> gather_texts(const Comm& comm, const std::string& mine) {
+    const size_t world = static_cast<size_t>(comm.world());
+    const int64_t longest = comm.host_max(static_cast<int64_t>(mine.size()));
+    const size_t row = sizeof(uint64_t) + static_cast<size_t>(longest);
+    std::vector<char> padded(row, '\0'), all(row * world);
+    const uint64_t length = mine.size();
+    std::memcpy(padded.data(), &length, sizeof length);
+    std::copy(mine.begin(), mine.end(), padded.begin() + sizeof length);
+    comm.host_all_gather(all.data(), padded.data(), row);
+    std::vector<std::string> texts;
+    for (size_t r = 0; r < world; r++) {
+        uint64_t bytes;
+        std::memcpy(&bytes, all.data() + r * row, sizeof bytes);
+        texts.emplace_back(all.data() + r * row + sizeof bytes, bytes);
+    }
+    return texts;
+}
+
+std::string broadcast_text(const Comm& comm, const std::string& text) {
+    const int64_t bytes = comm.host_max(comm.is_main() ? static_cast<int64_t>(text.size()) : 0);
+    std::string received = comm.is_main() ? text : std::string(static_cast<size_t>(bytes), '\0');
+    if (bytes > 0) comm.host_broadcast(received.data(), static_cast<size_t>(bytes), 0);
+    return received;
+}
+
+Failure first_failure(const Comm& comm, const Failure& mine) {
+    if (comm.host_max(mine ? 1 : 0) == 0) return {};
+    const std::vector<std::string> texts =
+        gather_texts(comm, mine ? std::to_string(static_cast<int>(mine.code)) + " " + mine.text : "");
+    for (size_t r = 0; r < texts.size(); r++) {
+        if (texts[r].empty()) continue;
+        const std::string rank = texts.size() > 1 ? strprintf("rank %zu: ", r) : "";
+        return {static_cast<ExitCode>(std::stoi(texts[r])), rank + texts[r].substr(texts[r].find(' ') + 1)};
+    }
+    return {};
+}
+
+}  // namespace llmc

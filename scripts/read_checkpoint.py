@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Reads a checkpoint by the description in llmc/checkpoint/README.md, and nothing else.
+
+    python3 scripts/read_checkpoint.py runs/first                      the newest: what it holds
+    python3 scripts/read_checkpoint.py runs/first/checkpoints/step_00001000 h.0.fc.weight   one tensor's numbers
+
+With the Python package xxhash, every byte is checked.
+"""
+
+import array
+import json
+import math
+import os
+import struct
+import sys
+
+try:
+    import xxhash
+except ImportError:
+    xxhash = None
+
+
+def newest(path):
+    """`path`, or the newest checkpoint of the run in it."""
+    parent = os.path.join(path, "checkpoints")
+    names = sorted((n for n in os.listdir(parent) if n[5:].isdigit()), key=lambda n: int(n[5:])) if os.path.isdir(
+        parent) else []
+    return os.path.join(parent, names[-1]) if names else path
+
+
+class Checkpoint:
+    def __init__(self, path):
+        self.path = path
+        with open(os.path.join(path, "manifest.json"), "rb") as file:
+            text = file.read()
+        body = text[len(b'{"checksum": "') + 16 + len(b'",\n"manifest": '):-len(b"}\n")]
+        self.check(body, text[len(b'{"checksum": "'):][:16].decode(), "manifest.json")
+        self.manifest = json.loads(body)
+        for file in self.manifest["files"] if xxhash else []:
+            with open(os.path.join(path, file["name"]), "rb") as data:
+                for sum_ in file["checksums"]:
+                    self.check(data.read(self.manifest["chunk_bytes"]), sum_, file["name"])
+
+    @staticmethod
+    def check(data, expected, name):
+        if xxhash and xxhash.xxh3_64_hexdigest(data) != expected:
+            raise ValueError(f"{name} is damaged")
+
+    def read(self, tensor, part):
+        """All elements of a part ("master", "m", "v") of a tensor, in the order of its shape."""
+        values = {}
+        for file in self.manifest["files"]:
+            for s in (s for s in file["slices"] if (s["tensor"], s["part"]) == (tensor, part)):
+                with open(os.path.join(self.path, file["name"]), "rb") as data:
+                    (length,) = struct.unpack("<Q", data.read(8))
+                    begin, end = json.loads(data.read(length))[f"{tensor}.{part}"]["data_offsets"]
+                    data.seek(8 + length + begin)
+                    values[s["start"]] = array.array("f", data.read(end - begin))
+        return [x for start in sorted(values) for x in values[start]]
+
+
+def main(path, tensor=None):
+    checkpoint = Checkpoint(newest(path))
+    m = checkpoint.manifest
+    print(f"{checkpoint.path}: step {m['step']} of run {m['run_id']}, written by {m['world']} ranks, --zero {m['zero']}")
+    for t in (t for t in m["tensors"] if tensor in (None, t["name"])):
+        print(f"  {t['name']} {tuple(t['shape'])}: {', '.join(t['parts'])}")
+        for part in t["parts"] if tensor else []:
+            x = checkpoint.read(tensor, part)
+            rms = math.sqrt(sum(v * v for v in x) / len(x))
+            print(f"    {part:8} mean {sum(x) / len(x):+.4e}  rms {rms:.4e}  least {min(x):+.4e}  most {max(x):+.4e}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3) or sys.argv[1] in ("-h", "--help"):
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

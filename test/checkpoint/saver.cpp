@@ -1,0 +1,400 @@
+// Saves that are cut short anywhere, and disks that say no: afterwards every checkpoint that looks complete is, and the
+// newest of those before is still there.
+#include "llmc/checkpoint/saver.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "state_fixture.h"
+
+using namespace llmc;
+using namespace llmc::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+// ---- what happens on the disk, call by call ------------------------------------------------------------------------
+
+struct Change {
+    enum Kind { create, write, sync_file, sync_directory, rename, make_directory, unlink, remove_directory } kind;
+    std::string path, to;
+    off_t offset = 0;
+    std::string bytes;
+};
+
+// Passes every call on, and remembers it.
+class Recorder : public FileCalls {
+public:
+    explicit Recorder(const std::string& root) : root_(root) {}
+    std::vector<Change> changes;
+
+    int open(const char* path, int flags, int mode) override {
+        const int fd = FileCalls::open(path, flags, mode);
+        if (fd < 0) return fd;
+        paths_[fd] = below(path);
+        is_directory_[fd] = flags & O_DIRECTORY;
+        if (flags & O_CREAT) changes.push_back({Change::create, paths_[fd], "", 0, ""});
+        return fd;
+    }
+    ssize_t pwrite(int fd, const void* data, size_t bytes, off_t offset) override {
+        changes.push_back({Change::write, paths_[fd], "", offset, {static_cast<const char*>(data), bytes}});
+        return FileCalls::pwrite(fd, data, bytes, offset);
+    }
+    int fsync(int fd) override {
+        changes.push_back({is_directory_[fd] ? Change::sync_directory : Change::sync_file, paths_[fd], "", 0, ""});
+        return FileCalls::fsync(fd);
+    }
+    int rename(const char* from, const char* to) override {
+        changes.push_back({Change::rename, below(from), below(to), 0, ""});
+        return FileCalls::rename(from, to);
+    }
+    int mkdir(const char* path, int mode) override {
+        const int result = FileCalls::mkdir(path, mode);
+        if (result == 0) changes.push_back({Change::make_directory, below(path), "", 0, ""});
+        return result;
+    }
+    int unlink(const char* path) override {
+        changes.push_back({Change::unlink, below(path), "", 0, ""});
+        return FileCalls::unlink(path);
+    }
+    int rmdir(const char* path) override {
+        changes.push_back({Change::remove_directory, below(path), "", 0, ""});
+        return FileCalls::rmdir(path);
+    }
+
+private:
+    std::string below(const char* path) const { return fs::path(path).lexically_relative(root_).string(); }
+    const std::string root_;
+    std::map<int, std::string> paths_;
+    std::map<int, bool> is_directory_;
+};
+
+// What a crash leaves of files and names that were not brought to the disk.
+enum class Unsynced {
+    kept,        // everything, as after a kill
+    bytes_lost,  // names, but files without their unsynced bytes
+    names_lost,  // neither: of the names as many as the last sync of their directory has seen
+};
+
+// A disk, as far as saves need one: files by path, and what of them is safe.
+class Disk {
+public:
+    void apply(const Change& c, size_t written_bytes) {
+        const std::string parent = fs::path(c.path).parent_path().string();
+        switch (c.kind) {
+            case Change::create:
+                files_[c.path] = {};
+                safe_files_.erase(c.path);
+                dirty_[parent].push_back(c);
+                break;
+            case Change::write: {
+                std::string& file = files_[c.path];
+                const size_t end = static_cast<size_t>(c.offset) + written_bytes;
+                if (file.size() < end) file.resize(end);
+                std::memcpy(file.data() + c.offset, c.bytes.data(), written_bytes);
+                break;
+            }
+            case Change::sync_file:
+                safe_files_[c.path] = files_[c.path];
+                break;
+            case Change::sync_directory:
+                dirty_[c.path].clear();
+                break;
+            case Change::rename:
+                move(c.path, c.to);
+                dirty_[parent].push_back(c);
+                break;
+            case Change::make_directory:
+                directories_.insert(c.path);
+                dirty_[parent].push_back(c);
+                break;
+            case Change::unlink:
+                files_.erase(c.path);
+                break;
+            case Change::remove_directory:
+                directories_.erase(c.path);
+                break;
+        }
+    }
+
+    void materialize(const std::string& root, Unsynced unsynced) const {
+        Disk left = *this;
+        if (unsynced == Unsynced::names_lost) left.lose_names();
+        for (const std::string& directory : left.directories_) fs::create_directories(root + "/" + directory);
+        for (const auto& [path, bytes] : left.files_) {
+            if (!fs::exists(fs::path(root + "/" + path).parent_path())) continue;
+            const auto safe = left.safe_files_.find(path);
+            const bool whole = unsynced == Unsynced::kept;
+            write_bytes(root + "/" + path, whole ? bytes : safe == left.safe_files_.end() ? "" : safe->second);
+        }
+    }
+
+private:
+    template <class Map>
+    static void move_names(Map& map, const std::string& from, const std::string& to) {
+        Map moved;
+        for (auto& [path, value] : map) {
+            const bool inside = path == from || path.starts_with(from + "/");
+            moved[inside ? to + path.substr(from.size()) : path] = value;
+        }
+        map = std::move(moved);
+    }
+    void move(const std::string& from, const std::string& to) {
+        move_names(files_, from, to);
+        move_names(safe_files_, from, to);
+        move_names(dirty_, from, to);
+        std::set<std::string> moved;
+        for (const std::string& path : directories_) {
+            const bool inside = path == from || path.starts_with(from + "/");
+            moved.insert(inside ? to + path.substr(from.size()) : path);
+        }
+        directories_ = std::move(moved);
+    }
+    // Names that came since their directory was last synced go again, the last one first.
+    void lose_names() {
+        std::vector<Change> lost;
+        for (const auto& [directory, changes] : dirty_) lost.insert(lost.begin(), changes.rbegin(), changes.rend());
+        for (const Change& c : lost) {
+            if (c.kind == Change::create) files_.erase(c.path);
+            if (c.kind == Change::make_directory) directories_.erase(c.path);
+            if (c.kind == Change::rename) move(c.to, c.path);
+        }
+    }
+
+    std::map<std::string, std::string> files_, safe_files_;
+    std::set<std::string> directories_;
+    std::map<std::string, std::vector<Change>> dirty_;  // by directory
+};
+
+// ---- a run that saves ----------------------------------------------------------------------------------------------
+
+SaveJob job(int64_t step) {
+    SaveJob job;
+    job.manifest = state_manifest(step, 1);
+    job.slices = state_slices(0, 1);
+    job.values = state_values(job.slices, step);
+    return job;
+}
+
+// Saves these steps and keeps the last two.
+std::vector<SaveOutcome> save(const std::string& directory, const std::vector<int64_t>& steps,
+                              FileCalls& calls = system_calls()) {
+    CheckpointSaver saver(Comm::self(), directory, {2, 0}, -1, calls);
+    std::vector<SaveOutcome> outcomes;
+    for (const int64_t step : steps) {
+        std::optional<SaveOutcome> outcome = saver.begin(job(step));
+        if (!outcome) outcome = saver.wait();
+        outcomes.push_back(*outcome);
+    }
+    return outcomes;
+}
+
+// The step of the newest checkpoint, each of those that look complete being whole; -1: there is none.
+int64_t newest_whole(const std::string& directory) {
+    int64_t newest = -1;
+    for (const FoundCheckpoint& found : find_checkpoints(directory)) {
+        if (!found.has_manifest) continue;
+        const CheckpointReader reader(found.path);
+        reader.verify(Verify::full);
+        if (!holds_its_state(reader) || reader.manifest().step != found.step)
+            throw Error(ExitCode::failure, found.path + " is not what it was");
+        newest = std::max(newest, found.step);
+    }
+    return newest;
+}
+
+bool in_every_place() { return std::getenv("CHECKPOINT_MATRIX") != nullptr; }
+
+}  // namespace
+
+TEST_CASE("saver: steps come and go") {
+    TemporaryFolder folder;
+    const std::string directory = folder.file("checkpoints");
+    const auto outcomes = save(directory, {1, 2, 3, 4});
+    CHECK(outcomes.size() == 4);
+    for (const SaveOutcome& outcome : outcomes) CHECK(outcome.problem == "");
+    CHECK(outcomes[3].removed == std::vector<std::string>{checkpoint_path(directory, 2)});
+    CHECK(outcomes[3].bytes == fs::file_size(outcomes[3].path + "/" + state_file_name(0)));
+    std::vector<int64_t> steps;
+    for (const FoundCheckpoint& found : find_checkpoints(directory)) steps.push_back(found.step);
+    CHECK(steps == std::vector<int64_t>{4, 3});
+    CHECK(newest_whole(directory) == 4);
+}
+
+TEST_CASE("saver: a crash at any point leaves the newest complete checkpoint, and nothing that only looks like one") {
+    TemporaryFolder folder;
+    Recorder recorder(folder.file(""));
+    const std::string directory = folder.file("checkpoints");
+    // Three saves, of which the last one deletes the first, with an incomplete directory in its way.
+    save(directory, {1, 2}, recorder);
+    const size_t second_done = recorder.changes.size();
+    fs::create_directories(checkpoint_path(directory, 3));
+    recorder.changes.push_back({Change::make_directory, "checkpoints/step_00000003", "", 0, ""});
+    recorder.changes.push_back({Change::sync_directory, "checkpoints", "", 0, ""});
+    save(directory, {3}, recorder);
+    CHECK(newest_whole(directory) == 3);
+    REQUIRE(second_done > 12);
+
+    Disk disk;
+    int points = 0;
+    size_t done = 0;
+    for (const Change& change : recorder.changes) {
+        const size_t step = in_every_place() ? 1 : 97;  // bytes between the places where a write is cut
+        const size_t last = change.kind == Change::write ? change.bytes.size() : 0;
+        for (size_t cut = 0; cut < std::max<size_t>(last, 1); cut += step) {
+            Disk cut_disk = disk;
+            if (last > 0) cut_disk.apply(change, cut);
+            for (const Unsynced unsynced : {Unsynced::kept, Unsynced::bytes_lost, Unsynced::names_lost}) {
+                TemporaryFolder after;
+                cut_disk.materialize(after.file(""), unsynced);
+                CAPTURE(change.path);
+                CAPTURE(change.kind);
+                CAPTURE(done);
+                CAPTURE(cut);
+                CAPTURE(static_cast<int>(unsynced));
+                const int64_t newest = newest_whole(after.file("checkpoints"));
+                const int64_t least = done > second_done ? 2 : -1;
+                CHECK((newest >= least && newest <= 3));
+                points++;
+            }
+        }
+        disk.apply(change, change.bytes.size());
+        done++;
+    }
+    CHECK(points > 150);
+    TemporaryFolder after;  // the recording is all that happened
+    disk.materialize(after.file(""), Unsynced::names_lost);
+    CHECK(newest_whole(after.file("checkpoints")) == 3);
+}
+
+namespace {
+
+// Lets one call fail, or all from it on; or answers as a loaded system may.
+class Trouble : public FileCalls {
+public:
+    int error = 0, at = 0, calls = 0;
+    bool once = false, interrupted = false, short_writes = false;
+
+    int open(const char* path, int flags, int mode) override {
+        return (flags & O_CREAT) && fails() ? -1 : FileCalls::open(path, flags, mode);
+    }
+    ssize_t pwrite(int fd, const void* data, size_t bytes, off_t offset) override {
+        if (interrupted && (odd_ = !odd_)) return errno = EINTR, -1;
+        if (fails()) return -1;
+        return FileCalls::pwrite(fd, data, short_writes ? std::max<size_t>(1, bytes / 2) : bytes, offset);
+    }
+    int fsync(int fd) override {
+        if (interrupted && (odd_ = !odd_)) return errno = EINTR, -1;
+        return fails() ? -1 : FileCalls::fsync(fd);
+    }
+    int close(int fd) override {
+        const int result = FileCalls::close(fd);
+        return fails() ? -1 : result;
+    }
+    int rename(const char* from, const char* to) override { return fails() ? -1 : FileCalls::rename(from, to); }
+    int mkdir(const char* path, int mode) override { return fails() ? -1 : FileCalls::mkdir(path, mode); }
+    int unlink(const char* path) override { return fails() ? -1 : FileCalls::unlink(path); }
+    int rmdir(const char* path) override { return fails() ? -1 : FileCalls::rmdir(path); }
+
+private:
+    bool fails() {
+        calls++;
+        if (error == 0 || calls < at || (once && calls > at)) return false;
+        errno = error;
+        return true;
+    }
+    bool odd_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("saver: every call may fail, with any error: what was there stays, and the next save works") {
+    TemporaryFolder counting;
+    Trouble none;
+    save(counting.file("checkpoints"), {1, 2}, none);
+    const int before = none.calls;
+    save(counting.file("checkpoints"), {3}, none);
+    const int all = none.calls - before;
+    REQUIRE(all > 15);
+    for (const int error : {ENOSPC, EIO, EDQUOT})
+        for (int at = 1; at <= all; at++)
+            for (const bool once : {true, false}) {
+                CAPTURE(error);
+                CAPTURE(at);
+                CAPTURE(once);
+                TemporaryFolder folder;
+                const std::string directory = folder.file("checkpoints");
+                save(directory, {1, 2});
+                Trouble trouble;
+                trouble.error = error, trouble.at = at, trouble.once = once;
+                const SaveOutcome outcome = save(directory, {3}, trouble)[0];
+                if (outcome.problem.empty()) {
+                    CHECK(newest_whole(directory) == 3);  // an old one could not be deleted, or the descriptor was done
+                    CHECK((at == all || mentions(outcome.prune_problem, std::strerror(error)) || once));
+                } else {
+                    CHECK(mentions(outcome.problem, std::strerror(error)));
+                    CHECK(outcome.code == (error == EIO ? ExitCode::checkpoint : ExitCode::no_resources));
+                    CHECK(newest_whole(directory) >= 2);
+                }
+                CHECK(save(directory, {4})[0].problem == "");
+                CHECK(newest_whole(directory) == 4);
+                for (const std::string& name : names_in(directory)) CHECK(!name.ends_with(".tmp"));
+            }
+}
+
+TEST_CASE("saver: interrupted calls and short writes are gone on with") {
+    TemporaryFolder folder;
+    Trouble trouble;
+    trouble.interrupted = trouble.short_writes = true;
+    CHECK(save(folder.file("checkpoints"), {1}, trouble)[0].problem == "");
+    CHECK(newest_whole(folder.file("checkpoints")) == 1);
+}
+
+TEST_CASE("saver: one save at a time; a rank's own trouble before it ends it") {
+    TemporaryFolder folder;
+    CheckpointSaver saver(Comm::self(), folder.file("c"), {}, -1);
+    CHECK(!saver.begin(job(1)));
+    CHECK(saver.is_active());
+    CHECK(error_of([&] { saver.begin(job(2)); }, ExitCode::failure) == "a save was begun while another one was active");
+    CHECK(saver.wait()->problem == "");
+    SaveJob late = job(2);
+    late.failure = {ExitCode::no_resources, "no memory"};
+    const auto outcome = saver.begin(std::move(late));
+    REQUIRE(outcome);
+    CHECK(outcome->problem == "no memory");
+    CHECK(outcome->code == ExitCode::no_resources);
+    SaveJob other = job(3);
+    other.checksums = {1};
+    CHECK(!saver.begin(std::move(other)));
+    CHECK(mentions(saver.wait()->problem, "its values changed on their way"));
+    CHECK(newest_whole(folder.file("c")) == 1);
+}
+
+TEST_CASE("checkpoint directory: what is kept") {
+    TemporaryFolder folder;
+    const std::string directory = folder.file("c");
+    for (int64_t step = 1; step <= 8; step++) write_checkpoint(directory, step, 1);
+    fs::remove(checkpoint_path(directory, 2) + "/manifest.json");  // for a person to look at
+    fs::create_directory(directory + "/step_x");
+    write_bytes(directory + "/step_00000009", "a file");
+    CHECK(find_checkpoints(directory).size() == 8);
+    prune_checkpoints(system_calls(), directory, {0, 0}, -1);
+    CHECK(find_checkpoints(directory).size() == 8);
+    prune_checkpoints(system_calls(), directory, {2, 3}, 5);
+    std::vector<int64_t> steps;
+    for (const FoundCheckpoint& found : find_checkpoints(directory)) steps.push_back(found.step);
+    CHECK(steps == std::vector<int64_t>{8, 7, 6, 3, 2});
+    const std::string aside = set_aside(system_calls(), checkpoint_path(directory, 7));
+    CHECK(aside == checkpoint_path(directory, 7) + ".set_aside");
+    write_checkpoint(directory, 7, 1);
+    CHECK(set_aside(system_calls(), checkpoint_path(directory, 7)) == aside + "2");
+}

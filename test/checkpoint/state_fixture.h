@@ -1,0 +1,88 @@
+// A small state in checkpoints, as several ranks would write it: tensors of a few elements, whose values say where they
+// belong.
+#pragma once
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "checkpoint_test_util.h"
+#include "llmc/checkpoint/checkpoint_directory.h"
+#include "llmc/checkpoint/checkpoint_reader.h"
+#include "llmc/checkpoint/manifest.h"
+#include "llmc/checkpoint/saver.h"
+#include "llmc/checkpoint/state_file.h"
+
+namespace llmc::test {
+
+inline const std::vector<StateTensor> kStateTensors = {{"wte", {7, 5}, {"master", "m", "v"}},
+                                                       {"h.0.fc.bias", {3}, {"master", "m", "v"}}};
+
+inline float state_value(const std::string& tensor, const std::string& part, uint64_t i, int64_t step) {
+    return static_cast<float>(step) * 1000 + (tensor == "wte" ? 0.0f : 500.0f) + static_cast<float>(i) +
+           (part == "master" ? 0.0f
+            : part == "m"    ? 0.25f
+                             : 0.5f);
+}
+
+// Rank r of n has the r-th part of every tensor; with more ranks than elements some have nothing of it.
+inline std::vector<StateSlice> state_slices(int rank, int world) {
+    std::vector<StateSlice> slices;
+    for (const StateTensor& tensor : kStateTensors) {
+        const uint64_t all = tensor.elements(), from = all * rank / world, to = all * (rank + 1) / world;
+        for (const std::string& part : tensor.parts)
+            if (from < to) slices.push_back({tensor.name, part, from, to - from});
+    }
+    return slices;
+}
+
+inline SliceBytes state_values(const std::vector<StateSlice>& slices, int64_t step) {
+    return [slices, step, values = std::vector<float>()](size_t s, uint64_t offset, size_t bytes) mutable {
+        values.resize(bytes / sizeof(float));
+        for (size_t i = 0; i < values.size(); i++)
+            values[i] =
+                state_value(slices[s].tensor, slices[s].part, slices[s].start + offset / sizeof(float) + i, step);
+        return static_cast<const void*>(values.data());
+    };
+}
+
+inline Manifest state_manifest(int64_t step, int world) {
+    Manifest m;
+    m.run_id = "0123456789abcdef";
+    m.step = step;
+    m.world = world;
+    m.config = {{"lr", 1e-3}, {"prompt", "caf\xc3\xa9"}};
+    m.versions = {{"git", "test"}};
+    m.run = {{"reports_due", false}};
+    m.state = {{"applied", step}};
+    m.tensors = kStateTensors;
+    m.chunk_bytes = kChunkBytes;
+    return m;
+}
+
+// A whole checkpoint of `world` ranks, written by one process.
+inline std::string write_checkpoint(const std::string& directory, int64_t step, int world,
+                                    FileCalls& calls = system_calls()) {
+    begin_checkpoint(calls, directory, step);
+    Manifest manifest = state_manifest(step, world);
+    for (int rank = 0; rank < world; rank++) {
+        const std::vector<StateSlice> slices = state_slices(rank, world);
+        manifest.files.push_back(
+            write_state_file(calls, unfinished_path(directory, step), rank, slices, state_values(slices, step)));
+    }
+    commit_checkpoint(calls, directory, step, manifest_text(manifest));
+    return checkpoint_path(directory, step);
+}
+
+// Whether everything in it is what it was at its step.
+inline bool holds_its_state(const CheckpointReader& reader) {
+    for (const StateTensor& tensor : kStateTensors)
+        for (const std::string& part : tensor.parts) {
+            std::vector<float> values(tensor.elements());
+            reader.read(tensor.name, part, 0, values.size(), values.data());
+            for (uint64_t i = 0; i < values.size(); i++)
+                if (values[i] != state_value(tensor.name, part, i, reader.manifest().step)) return false;
+        }
+    return true;
+}
+
+}  // namespace llmc::test
