@@ -2,6 +2,7 @@
 
 #include "llmc/comm/comm_range.h"
 #include "llmc/device/trace.h"
+#include "llmc/device/transfer.h"
 
 namespace llmc {
 namespace {
@@ -152,6 +153,107 @@ void Fp8Registry::clear_counts(stream_t stream) {
     if (count() == 0) return;
     if (falls_back()) fp8_keep_watched_counts(watches_, states_, count(), stream);
     fp8_clear_counts(states_, count(), stream);
+}
+
+// ---- checkpoints ---------------------------------------------------------------------------------------------------
+
+std::string Fp8Registry::rule() const {
+    const char* const algorithms[] = {"max", "most_recent", "ema"};
+    return strprintf("%s %s margin %d%s history %d dout %s", kFp8Recipes[static_cast<size_t>(config_.recipe)],
+                     algorithms[static_cast<size_t>(config_.algorithm)], config_.margin,
+                     config_.pow2_scales ? " pow2" : "", config_.history, config_.e4m3_gradients ? "e4m3" : "e5m2");
+}
+
+Fp8Saved Fp8Registry::read_state(stream_t stream) const {
+    Fp8Saved saved;
+    saved.rule = rule();
+    saved.calibrated = calibrated_;
+    saved.watched = watched_ > taken_;
+    for (int l = 0; l < layers(); l++)
+        if (has_left(l)) saved.left.push_back(layer_name(l));
+    const size_t n = static_cast<size_t>(count()), length = static_cast<size_t>(config_.history);
+    if (n == 0) return saved;
+    saved.tensors.resize(n);
+    const std::vector<float> history = read_back(history_, n * length, stream);
+    std::vector<Fp8State> states = read_back<Fp8State>(states_, n, stream);
+    std::vector<Fp8Watch> watches(n);
+    if (falls_back()) watches = read_back(watches_, n, stream);
+    add_counts(states, watches);
+    const VerdictSlot& slot = verdict_slots_[(watched_ + 1) % 2];
+    if (saved.watched) synchronize(slot.copied);
+    for (size_t i = 0; i < n; i++) {
+        Fp8SavedTensor& tensor = saved.tensors[i];
+        tensor.name = name(static_cast<int>(i));
+        tensor.state = states[i];
+        tensor.history.assign(history.data() + i * length, history.data() + (i + 1) * length);
+        tensor.watch = watches[i];
+        if (saved.watched) tensor.verdict = slot.values[i];
+    }
+    return saved;
+}
+
+// Those of all ranks. Differences and sums of unsigned numbers do not mind where they wrap.
+void Fp8Registry::add_counts(std::vector<Fp8State>& states, std::vector<Fp8Watch>& watches) const {
+    struct Counts {
+        uint64_t elements, saturated, underflowed, nonfinite, watched[3];
+    };
+    if (comm_.world() == 1) return;
+    const size_t n = states.size();
+    std::vector<Counts> mine, all(n * static_cast<size_t>(comm_.world()));
+    for (size_t i = 0; i < n; i++)
+        mine.push_back({states[i].elements,
+                        states[i].saturated,
+                        states[i].underflowed,
+                        states[i].nonfinite,
+                        {watches[i].elements, watches[i].saturated, watches[i].underflowed}});
+    comm_.host_all_gather(all.data(), mine.data(), n * sizeof(Counts));
+    for (size_t i = 0; i < n; i++) {
+        Counts sum{};
+        for (size_t k = i; k < all.size(); k += n) {
+            sum.elements += all[k].elements, sum.saturated += all[k].saturated;
+            sum.underflowed += all[k].underflowed, sum.nonfinite += all[k].nonfinite;
+            for (int w = 0; w < 3; w++) sum.watched[w] += all[k].watched[w];
+        }
+        states[i].elements = sum.elements, states[i].saturated = sum.saturated;
+        states[i].underflowed = sum.underflowed, states[i].nonfinite = sum.nonfinite;
+        watches[i].elements = sum.watched[0], watches[i].saturated = sum.watched[1];
+        watches[i].underflowed = sum.watched[2];
+    }
+}
+
+void Fp8Registry::mark_left(const std::vector<std::string>& layers_left) {
+    for (const std::string& layer : layers_left)
+        for (int l = 0; l < layers(); l++)
+            if (layer_name(l) == layer) left_[static_cast<size_t>(l)] = true;
+}
+
+bool Fp8Registry::restore(const Fp8Saved& saved, stream_t stream) {
+    const size_t n = static_cast<size_t>(count()), length = static_cast<size_t>(config_.history);
+    if (saved.rule != rule() || saved.tensors.size() != n) return false;
+    std::vector<Fp8State> states(n);
+    std::vector<Fp8Watch> watches(n);
+    std::vector<float> history;
+    for (size_t i = 0; i < n; i++) {
+        const Fp8SavedTensor& tensor = saved.tensors[i];
+        if (tensor.name != name(static_cast<int>(i)) || tensor.history.size() != length) return false;
+        states[i] = tensor.state;
+        watches[i] = tensor.watch;
+        if (!comm_.is_main()) {  // the counts of all ranks go on with the first
+            states[i].elements = states[i].saturated = states[i].underflowed = states[i].nonfinite = 0;
+            watches[i].elements = watches[i].saturated = watches[i].underflowed = 0;
+        }
+        history.insert(history.end(), tensor.history.begin(), tensor.history.end());
+    }
+    calibrated_ = saved.calibrated;
+    if (n == 0) return true;
+    write_through(states_, states.data(), n, stream);
+    write_through(history_, history.data(), history.size(), stream);
+    if (!falls_back()) return true;
+    write_through(watches_, watches.data(), n, stream);
+    if (!saved.watched) return true;
+    for (size_t i = 0; i < n; i++) verdict_slots_[0].values[i] = saved.tensors[i].verdict;
+    watched_ = 1, taken_ = 0;
+    return true;
 }
 
 }  // namespace llmc

@@ -21,6 +21,21 @@ struct Fp8Fallback {
     float fraction;  // of that tensor's elements
 };
 
+// What a run remembers of its FP8 tensors, by name; the same on every rank. Counts are those of all ranks together.
+struct Fp8SavedTensor {
+    std::string name;  // "h.3.fc_proj.dout"
+    Fp8State state{};
+    std::vector<float> history;  // amaxes, the oldest first; 0: none
+    Fp8Watch watch{};
+    Fp8Verdict verdict{};  // of the last step, which take_fallbacks() has not seen yet
+};
+struct Fp8Saved {
+    std::string rule;                          // how scales follow from amaxes, and formats
+    bool calibrated = false, watched = false;  // watched: there are verdicts
+    std::vector<std::string> left;             // layers that go on in BF16
+    std::vector<Fp8SavedTensor> tensors;
+};
+
 class Fp8Registry {
 public:
     Fp8Registry(const Fp8Config& config, const Comm& comm);
@@ -82,9 +97,19 @@ public:
     bool has_left(int layer) const { return left_[static_cast<size_t>(layer)]; }
     void clear_counts(stream_t stream);
 
+    // For checkpoints; they wait for the device. read_state() is a collective. A restored run first marks the layers
+    // that have left, then sets the weights, then restores the rest, with the weights' counts. False where the tensors
+    // are not those of the run that was saved, or its amaxes are not what this one wants: then the next step
+    // calibrates.
+    Fp8Saved read_state(stream_t stream) const;
+    std::string rule() const;
+    void mark_left(const std::vector<std::string>& layers);
+    bool restore(const Fp8Saved& saved, stream_t stream);
+
 private:
     void watch(stream_t stream);
     void share(bool now, stream_t stream);
+    void add_counts(std::vector<Fp8State>& states, std::vector<Fp8Watch>& watches) const;
 
     const Comm comm_;
     const Fp8Config config_;

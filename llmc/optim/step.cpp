@@ -2,6 +2,7 @@
 
 #include "llmc/comm/comm_range.h"
 #include "llmc/device/formats.cuh"
+#include "llmc/device/transfer.h"
 #include "llmc/kernels/adamw.h"
 #include "llmc/kernels/global_norm.h"
 
@@ -76,6 +77,26 @@ void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream
         }
     }
     update_loss_scale(loss_scale_, state_, loss_scale_config_, stream);
+}
+
+template <class Real>
+OptimizerState Optimizer<Real>::read_state(stream_t stream) const {
+    const StepState step = read_back(state_, stream);
+    const LossScaleState scale = read_back(loss_scale_, stream);
+    return {step.applied, step.skipped,      step.consecutive_skips,
+            scale.scale,  scale.clean_steps, read_back(spikes_, stream)};
+}
+
+template <class Real>
+void Optimizer<Real>::restore(const OptimizerState& saved, stream_t stream) {
+    StepState step{};
+    step.applied = saved.applied;
+    step.skipped = saved.skipped;
+    step.consecutive_skips = saved.consecutive_skips;
+    write_through(state_, step, stream);
+    write_through(spikes_, saved.spikes, stream);
+    if (loss_scale_config_.dynamic || saved.loss_scale == loss_scale_config_.initial)
+        write_through(loss_scale_, LossScaleState{saved.loss_scale, 1.0f, saved.clean_steps, 0}, stream);
 }
 
 template class Optimizer<float>;

@@ -12,6 +12,8 @@ namespace llmc {
 
 // Global norm, clipping, schedule and AdamW over all units. Everything is decided on the device (StepState): nothing
 // here waits for it.
+struct OptimizerState;
+
 template <class Real>
 class Optimizer {
 public:
@@ -30,8 +32,17 @@ public:
     const StepState* state() const { return state_; }
     const float* loss_scale() const { return &loss_scale_->scale; }
     const float* loss_scale_change() const { return &loss_scale_->change; }  // by the last update: 2, 1 or 1/2
-    const float* first_moments() const { return m_; }                        // ShardLayout::slice_total() of them
-    const float* second_moments() const { return v_; }
+
+    // What is kept of every parameter: ShardLayout::slice_total() of each, a unit's from slice_index() on.
+    struct Moment {
+        const char* name;
+        float* values;
+    };
+    std::vector<Moment> moments() const { return {{"m", m_}, {"v", v_}}; }
+
+    // For checkpoints; both wait for the device. A loss scale that is configured, and not dynamic, stays.
+    OptimizerState read_state(stream_t stream) const;
+    void restore(const OptimizerState& state, stream_t stream);
 
 private:
     void sum_squares(stream_t stream);
@@ -51,6 +62,15 @@ private:
     LossScaleState* loss_scale_ = nullptr;
     SpikeState* spikes_ = nullptr;
     size_t partial_count_ = 0;
+};
+
+// What the optimizer knows of the steps before, beside its moments; the same on every rank.
+struct OptimizerState {
+    int64_t applied = 0, skipped = 0;  // see StepState
+    int32_t consecutive_skips = 0;
+    float loss_scale = 1;
+    int32_t clean_steps = 0;
+    SpikeState spikes{};
 };
 
 struct StepResult {

@@ -334,14 +334,17 @@ void Weights<Real>::set_tensor(size_t unit, size_t tensor, const std::vector<flo
     if (values.size() != info.count())
         throw Error(ExitCode::failure,
                     strprintf("tensor %s has %zu elements, not %zu", info.name.c_str(), info.count(), values.size()));
-    if (fp8_states_[unit][tensor]) to_be_measured_ = true;
-    to_be_cast_ = true;
+    set_master(unit, info.offset, values.data(), values.size(), stream);
+}
+
+template <class Real>
+void Weights<Real>::set_master(size_t unit, size_t from, const float* values, size_t count, stream_t stream) {
+    to_be_measured_ = to_be_cast_ = true;
     const size_t first = layout_.slice(unit).begin, last = layout_.slice(unit).end();
-    const size_t begin = std::clamp(info.offset, first, last),
-                 end = std::clamp(info.offset + info.count(), first, last);
+    const size_t begin = std::clamp(from, first, last), end = std::clamp(from + count, first, last);
     if (begin == end) return;
     float* master = master_slice(unit) + begin - first;
-    write_through(master, values.data() + begin - info.offset, end - begin, stream);
+    write_through(master, values + begin - from, end - begin, stream);
     if constexpr (!std::is_same_v<Real, float>)
         if (!layout_.is_sliced()) cast(whole(unit).working + begin, master, end - begin, stream);
 }

@@ -73,6 +73,8 @@ public:
     // Host access for initialisation, import and export; synchronises. set_tensor() wants the same values on every
     // rank; get_tensor() is a collective.
     void set_tensor(size_t unit, size_t tensor, const std::vector<float>& values, stream_t stream);
+    // Master weights [begin, begin + count) of the unit, as far as this rank holds them.
+    void set_master(size_t unit, size_t begin, const float* values, size_t count, stream_t stream);
     std::vector<float> get_tensor(size_t unit, size_t tensor, stream_t stream) const;
 
 private:

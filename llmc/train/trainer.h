@@ -13,6 +13,7 @@
 //   }
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "llmc/model/transformer.h"
 #include "llmc/optim/step.h"
 #include "llmc/train/memory_by_kind.h"
+#include "llmc/train/state.h"
 
 namespace llmc {
 
@@ -77,6 +79,20 @@ public:
     const ProductCounts& products() const { return products_; }
     int64_t expected_fp8_products() const { return model_.fp8_products(); }
 
+    // ---- the state between two steps, for checkpoints; all wait for the device, and are collectives
+
+    // Of all masters and moments, what this rank saves: together the ranks' slices are everything, once.
+    std::vector<DeviceSlice> state_slices();
+    std::vector<StateTensor> state_tensors() const;  // what everything is
+    TrainerState read_state();
+    // Values of a part of a tensor (see StateSlice), from wherever they are kept.
+    using ReadState = std::function<void(const std::string& tensor, const std::string& part, uint64_t start,
+                                         uint64_t count, float* values)>;
+    // In place of initialize(). The step after it has the bits that it had, or would have had, where the state was
+    // read, on any number of ranks that sums in that order. False: FP8 scales are found anew, because this run makes
+    // them in another way.
+    bool restore(const TrainerState& state, const ReadState& read);
+
     // The loss of batches that are not trained on: sums over all ranks; waits for the device.
     struct LossSum {
         double sum = 0, count = 0;
@@ -96,6 +112,8 @@ public:
     Optimizer<Real>& optimizer() { return optimizer_; }
 
 private:
+    std::vector<DeviceSlice> slices_within(size_t unit, size_t begin, size_t count);
+
     const TrainerConfig config_;
     const Comm comm_;
     const ParameterTable table_;

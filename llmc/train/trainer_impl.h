@@ -1,5 +1,7 @@
 // The members of Trainer, for files that instantiate it with a block (trainer.cpp does with GPT-2's).
 #pragma once
+#include <algorithm>
+
 #include "llmc/device/transfer.h"
 #include "llmc/train/trainer.h"
 
@@ -106,6 +108,89 @@ std::vector<Fp8Fallback> Trainer<Real, Block>::finish_step() {
     model_.prepare_weights(stream_);
     results_->submit(++step_, optimizer_.state(), model_.train_loss_count(), optimizer_.loss_scale(), stream_);
     return left;
+}
+
+// Every part of the unit's tensors between two of its elements, all of them held here.
+template <class Real, template <class> class Block>
+std::vector<DeviceSlice> Trainer<Real, Block>::slices_within(size_t unit, size_t begin, size_t count) {
+    std::vector<DeviceSlice> slices;
+    const ShardLayout::Part held = layout_.slice(unit);
+    float* const masters = weights_.slice(unit).master;
+    for (const ParameterTensor& tensor : table_.unit(unit).tensors) {
+        const size_t from = std::max(tensor.offset, begin),
+                     to = std::min(tensor.offset + tensor.count(), begin + count);
+        if (from >= to) continue;
+        const auto add = [&](const char* part, float* values) {
+            slices.push_back({{tensor.name, part, from - tensor.offset, to - from}, values + (from - held.begin)});
+        };
+        add("master", masters);
+        for (const auto& moment : optimizer_.moments()) add(moment.name, moment.values + layout_.slice_index(unit));
+    }
+    return slices;
+}
+
+template <class Real, template <class> class Block>
+std::vector<DeviceSlice> Trainer<Real, Block>::state_slices() {
+    std::vector<DeviceSlice> slices;
+    for (size_t u = 0; u < table_.units().size(); u++) {
+        const ShardLayout::Part share = layout_.share(u);
+        const std::vector<DeviceSlice> more = slices_within(u, share.begin, share.count);
+        slices.insert(slices.end(), more.begin(), more.end());
+    }
+    return slices;
+}
+
+template <class Real, template <class> class Block>
+std::vector<StateTensor> Trainer<Real, Block>::state_tensors() const {
+    std::vector<std::string> parts = {"master"};
+    for (const auto& moment : optimizer_.moments()) parts.push_back(moment.name);
+    std::vector<StateTensor> tensors;
+    for (const Unit& unit : table_.units())
+        for (const ParameterTensor& tensor : unit.tensors)
+            tensors.push_back({tensor.name, {tensor.shape.begin(), tensor.shape.end()}, parts});
+    return tensors;
+}
+
+template <class Real, template <class> class Block>
+TrainerState Trainer<Real, Block>::read_state() {
+    TrainerState state;
+    state.step = step_;
+    state.optimizer = optimizer_.read_state(stream_);
+    if (fp8()) state.fp8 = fp8()->read_state(stream_);
+    return state;
+}
+
+template <class Real, template <class> class Block>
+bool Trainer<Real, Block>::restore(const TrainerState& state, const ReadState& read) {
+    constexpr size_t kPiece = size_t{4} << 20;  // elements on the host at a time
+    std::vector<float> values;
+    for (size_t u = 0; u < table_.units().size(); u++) {
+        const ShardLayout::Part held = layout_.slice(u);
+        for (const DeviceSlice& part : slices_within(u, held.begin, held.count)) {
+            const StateSlice& slice = part.slice;
+            const size_t in_unit = table_.tensor(table_.find(slice.tensor)).offset + slice.start;
+            for (size_t at = 0; at < slice.count; at += kPiece) {
+                values.resize(std::min<size_t>(kPiece, slice.count - at));
+                read(slice.tensor, slice.part, slice.start + at, values.size(), values.data());
+                if (slice.part == "master")
+                    weights_.set_master(u, in_unit + at, values.data(), values.size(), stream_);
+                else
+                    write_through(part.values + at, values.data(), values.size(), stream_);
+            }
+        }
+    }
+    step_ = state.step;
+    optimizer_.restore(state.optimizer, stream_);
+    if (!fp8()) {
+        weights_are_set();
+        return true;
+    }
+    if (state.fp8) fp8()->mark_left(state.fp8->left);
+    model_.fall_back(stream_);
+    weights_are_set();
+    // Gradients, and the scales made for them, are multiples of the loss scale.
+    const bool same_scale = read_back(optimizer_.loss_scale(), stream_) == state.optimizer.loss_scale;
+    return same_scale && state.fp8 && fp8()->restore(*state.fp8, stream_);
 }
 
 template <class Real, template <class> class Block>

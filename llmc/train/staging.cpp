@@ -1,0 +1,105 @@
+#include "llmc/train/staging.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "llmc/device/transfer.h"
+
+namespace llmc {
+namespace {
+
+uint64_t bytes_of(const StateSlice& slice) { return slice.count * sizeof(float); }
+
+// A number in a file that has nothing else; the largest there is for anything else, such as "max".
+size_t number_in(const std::string& path) {
+    std::ifstream file(path);
+    size_t value = 0;
+    return file >> value ? value : std::numeric_limits<size_t>::max();
+}
+
+}  // namespace
+
+size_t available_host_memory() {
+    size_t available = std::numeric_limits<size_t>::max();
+    std::ifstream meminfo("/proc/meminfo");
+    for (std::string key, unit; meminfo >> key;) {
+        size_t kilobytes = 0;
+        meminfo >> kilobytes;
+        std::getline(meminfo, unit);
+        if (key == "MemAvailable:") available = kilobytes * 1024;
+    }
+    const size_t limit = number_in("/sys/fs/cgroup/memory.max"), used = number_in("/sys/fs/cgroup/memory.current");
+    if (limit != std::numeric_limits<size_t>::max() && used <= limit) available = std::min(available, limit - used);
+    return available;
+}
+
+Staging::Staging(std::vector<DeviceSlice> slices, const std::string& local, size_t memory)
+    : slices_(std::move(slices)), local_(local) {
+    for (const DeviceSlice& part : slices_) {
+        names_.push_back(part.slice);
+        bytes_ += bytes_of(part.slice);
+    }
+    if (!local_.empty() || bytes_ == 0) return;
+    if (bytes_ > memory) {
+        note_ = strprintf("saving a checkpoint in the background takes %.2f GB of host memory, %.2f GB are to be had",
+                          static_cast<double>(bytes_) / 1e9, static_cast<double>(memory) / 1e9);
+        return;
+    }
+    try {
+        memory_ = static_cast<char*>(pinned_malloc(bytes_));
+    } catch (const Error& error) {
+        note_ = error.what();
+    }
+}
+
+Staging::~Staging() {
+    if (memory_) tear_down([this] { pinned_free(memory_); });
+    if (local_file_) std::filesystem::remove(local_file_->path());
+}
+
+SliceBytes Staging::take(stream_t stream) {
+    if (!local_.empty()) return from_local_file(stream);
+    return memory_ ? from_memory(stream) : from_device(stream);
+}
+
+SliceBytes Staging::from_device(stream_t stream) {
+    return [this, stream](size_t slice, uint64_t offset, size_t bytes) {
+        buffer_.resize(bytes);
+        read_bytes(buffer_.data(), reinterpret_cast<const char*>(slices_[slice].values) + offset, bytes, stream);
+        return buffer_.data();
+    };
+}
+
+SliceBytes Staging::from_memory(stream_t stream) {
+    std::vector<const char*> at;
+    char* next = memory_;
+    for (const DeviceSlice& part : slices_) {
+        copy_to_host(next, part.values, bytes_of(part.slice), stream);
+        at.push_back(next);
+        next += bytes_of(part.slice);
+    }
+    synchronize(stream);
+    return [at](size_t slice, uint64_t offset, size_t) { return at[slice] + offset; };
+}
+
+// The same file twice: here at once, where it belongs behind training.
+SliceBytes Staging::from_local_file(stream_t stream) {
+    local_file_.reset();
+    std::filesystem::create_directories(local_);
+    const StateFile written =
+        write_state_file(system_calls(), local_, static_cast<int>(getpid() % 100000), names_, from_device(stream));
+    checksums_ = written.checksums;
+    local_file_ = std::make_unique<SafetensorsFile>(local_ + "/" + written.name);
+    return [this](size_t slice, uint64_t offset, size_t bytes) {
+        buffer_.resize(bytes);
+        local_file_->read_range(names_[slice].name(), offset, buffer_.data(), bytes);
+        return buffer_.data();
+    };
+}
+
+}  // namespace llmc

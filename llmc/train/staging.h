@@ -1,0 +1,53 @@
+// A copy of what a rank saves, outside the device, so that training goes on while it is written. Where there is no
+// memory for it, values are read from the device piece by piece while the step waits.
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llmc/checkpoint/safetensors.h"
+#include "llmc/checkpoint/state_file.h"
+#include "llmc/train/state.h"
+
+namespace llmc {
+
+class Staging {
+public:
+    // `slices`: of Trainer::state_slices(). `local`: a directory on this machine, to be used in place of memory; "":
+    // none. `memory`: how much host memory there may be used.
+    Staging(std::vector<DeviceSlice> slices, const std::string& local, size_t memory);
+    ~Staging();
+    Staging(const Staging&) = delete;
+    Staging& operator=(const Staging&) = delete;
+
+    const std::vector<StateSlice>& slices() const { return names_; }
+    // Whether take() leaves the device alone afterwards.
+    bool is_apart() const { return memory_ || !local_.empty(); }
+    // Why not, where it was to be; "".
+    const std::string& note() const { return note_; }
+
+    // The values that the device has now; waits for it. Valid until the next take().
+    SliceBytes take(stream_t stream);
+    // Of the file that these values make; empty where that is not known yet.
+    const std::vector<uint64_t>& checksums() const { return checksums_; }
+
+private:
+    SliceBytes from_device(stream_t stream);
+    SliceBytes from_memory(stream_t stream);
+    SliceBytes from_local_file(stream_t stream);
+
+    const std::vector<DeviceSlice> slices_;
+    std::vector<StateSlice> names_;
+    std::string local_, note_;
+    size_t bytes_ = 0;
+    char* memory_ = nullptr;    // pinned, all slices behind each other
+    std::vector<char> buffer_;  // one piece
+    std::unique_ptr<SafetensorsFile> local_file_;
+    std::vector<uint64_t> checksums_;
+};
+
+// Bytes of host memory that this process could still take: the machine's, or its control group's.
+size_t available_host_memory();
+
+}  // namespace llmc

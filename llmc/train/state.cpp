@@ -1,0 +1,180 @@
+#include "llmc/train/state.h"
+
+#include <cmath>
+#include <limits>
+
+#include "llmc/device/error.h"
+
+namespace llmc {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+[[noreturn]] void fail(const std::string& problem) {
+    throw Error(ExitCode::checkpoint, std::string(kManifestName) + ": its \"state\" " + problem);
+}
+
+Json number(double value) {
+    if (std::isfinite(value)) return value;
+    return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+const Json& field(const Json& object, const char* name) {
+    if (!object.is_object() || !object.contains(name)) fail(strprintf("has no \"%s\"", name));
+    return object.at(name);
+}
+
+double real(const Json& value) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    if (value.is_number()) return value.get<double>();
+    if (value == "inf") return infinity;
+    if (value == "-inf") return -infinity;
+    if (value == "nan") return std::numeric_limits<double>::quiet_NaN();
+    fail(strprintf("holds %s where a number belongs", value.dump().substr(0, 40).c_str()));
+}
+double real(const Json& object, const char* name) { return real(field(object, name)); }
+float real32(const Json& object, const char* name) { return static_cast<float>(real(object, name)); }
+
+uint64_t whole(const Json& object, const char* name) {
+    const Json& value = field(object, name);
+    if (!value.is_number_unsigned()) fail(strprintf("has \"%s\", which is no whole number from 0 on", name));
+    return value.get<uint64_t>();
+}
+bool yes(const Json& object, const char* name) {
+    if (!field(object, name).is_boolean()) fail(strprintf("has \"%s\", which is neither true nor false", name));
+    return field(object, name).get<bool>();
+}
+std::string text(const Json& value) {
+    if (!value.is_string()) fail("has a name that is no text");
+    return value.get<std::string>();
+}
+const Json& list(const Json& object, const char* name) {
+    if (!field(object, name).is_array()) fail(strprintf("has \"%s\", which is no list", name));
+    return field(object, name);
+}
+
+// ---- spikes --------------------------------------------------------------------------------------------------------
+
+Json spikes_json(const SpikeState& spikes) {
+    Json loss = Json::array(), norm = Json::array();
+    for (int i = 0; i < kSpikeWindow; i++) {
+        loss.push_back(number(spikes.loss[i]));
+        norm.push_back(number(spikes.norm[i]));
+    }
+    return {{"accepted", spikes.accepted},
+            {"loss_limit", number(spikes.loss_limit)},
+            {"norm_limit", number(spikes.norm_limit)},
+            {"loss", loss},
+            {"norm", norm}};
+}
+
+SpikeState spikes_from_json(const Json& json) {
+    SpikeState spikes{};
+    spikes.accepted = static_cast<int64_t>(whole(json, "accepted"));
+    spikes.loss_limit = real(json, "loss_limit");
+    spikes.norm_limit = real(json, "norm_limit");
+    const Json &loss = list(json, "loss"), &norm = list(json, "norm");
+    if (loss.size() != kSpikeWindow || norm.size() != kSpikeWindow)
+        fail(strprintf("has windows of %zu losses and %zu norms, this program keeps %d", loss.size(), norm.size(),
+                       kSpikeWindow));
+    for (size_t i = 0; i < kSpikeWindow; i++) {
+        spikes.loss[i] = real(loss[i]);
+        spikes.norm[i] = real(norm[i]);
+    }
+    return spikes;
+}
+
+// ---- FP8 -----------------------------------------------------------------------------------------------------------
+
+Json tensor_json(const Fp8SavedTensor& t) {
+    Json history = Json::array();
+    for (const float amax : t.history) history.push_back(number(amax));
+    return {{"name", t.name},
+            {"scale", number(t.state.scale)},
+            {"scale_inv", number(t.state.scale_inv)},
+            {"amax", number(t.state.amax)},
+            {"last_amax", number(t.state.last_amax)},
+            {"elements", t.state.elements},
+            {"saturated", t.state.saturated},
+            {"underflowed", t.state.underflowed},
+            {"nonfinite", t.state.nonfinite},
+            {"watched_elements", t.watch.elements},
+            {"watched_saturated", t.watch.saturated},
+            {"watched_underflowed", t.watch.underflowed},
+            {"saturating", t.watch.saturating},
+            {"underflowing", t.watch.underflowing},
+            {"verdict", t.verdict.reason},
+            {"verdict_fraction", number(t.verdict.fraction)},
+            {"history", history}};
+}
+
+Fp8SavedTensor tensor_from_json(const Json& json) {
+    Fp8SavedTensor t;
+    t.name = text(field(json, "name"));
+    t.state.scale = real32(json, "scale");
+    t.state.scale_inv = real32(json, "scale_inv");
+    t.state.amax = real32(json, "amax");
+    t.state.last_amax = real32(json, "last_amax");
+    t.state.elements = whole(json, "elements");
+    t.state.saturated = whole(json, "saturated");
+    t.state.underflowed = whole(json, "underflowed");
+    t.state.nonfinite = whole(json, "nonfinite");
+    t.watch.elements = whole(json, "watched_elements");
+    t.watch.saturated = whole(json, "watched_saturated");
+    t.watch.underflowed = whole(json, "watched_underflowed");
+    t.watch.saturating = static_cast<int>(whole(json, "saturating"));
+    t.watch.underflowing = static_cast<int>(whole(json, "underflowing"));
+    t.verdict.reason = static_cast<int>(whole(json, "verdict"));
+    t.verdict.fraction = real32(json, "verdict_fraction");
+    for (const Json& amax : list(json, "history")) t.history.push_back(static_cast<float>(real(amax)));
+    return t;
+}
+
+Json fp8_json(const Fp8Saved& fp8) {
+    Json tensors = Json::array();
+    for (const Fp8SavedTensor& tensor : fp8.tensors) tensors.push_back(tensor_json(tensor));
+    return {{"rule", fp8.rule},
+            {"calibrated", fp8.calibrated},
+            {"watched", fp8.watched},
+            {"left", fp8.left},
+            {"tensors", tensors}};
+}
+
+Fp8Saved fp8_from_json(const Json& json) {
+    Fp8Saved fp8;
+    fp8.rule = text(field(json, "rule"));
+    fp8.calibrated = yes(json, "calibrated");
+    fp8.watched = yes(json, "watched");
+    for (const Json& layer : list(json, "left")) fp8.left.push_back(text(layer));
+    for (const Json& tensor : list(json, "tensors")) fp8.tensors.push_back(tensor_from_json(tensor));
+    return fp8;
+}
+
+}  // namespace
+
+Json state_json(const TrainerState& state) {
+    const OptimizerState& o = state.optimizer;
+    Json json{{"applied", o.applied},
+              {"skipped", o.skipped},
+              {"consecutive_skips", o.consecutive_skips},
+              {"loss_scale", {{"scale", number(o.loss_scale)}, {"clean_steps", o.clean_steps}}},
+              {"spikes", spikes_json(o.spikes)}};
+    if (state.fp8) json["fp8"] = fp8_json(*state.fp8);
+    return json;
+}
+
+TrainerState state_from_json(const Json& json) {
+    TrainerState state;
+    OptimizerState& o = state.optimizer;
+    o.applied = static_cast<int64_t>(whole(json, "applied"));
+    o.skipped = static_cast<int64_t>(whole(json, "skipped"));
+    o.consecutive_skips = static_cast<int32_t>(whole(json, "consecutive_skips"));
+    const Json& scale = field(json, "loss_scale");
+    o.loss_scale = real32(scale, "scale");
+    o.clean_steps = static_cast<int32_t>(whole(scale, "clean_steps"));
+    o.spikes = spikes_from_json(field(json, "spikes"));
+    if (json.contains("fp8")) state.fp8 = fp8_from_json(json["fp8"]);
+    return state;
+}
+
+}  // namespace llmc

@@ -1,0 +1,201 @@
+// What a trainer remembers between two steps: it goes through text and files without losing a bit, and a trainer that
+// begins from it makes the steps that would have come.
+#include "llmc/train/state.h"
+
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "llmc/train/staging.h"
+#include "test/checkpoint/checkpoint_test_util.h"
+#include "test/model/gpt2_fixture.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+TrainerConfig config_of(const Fp8Config* fp8) {
+    ModelConfig model;
+    model.name = "small";
+    model.layers = 1, model.heads = 2, model.channels = 64, model.vocab = 101, model.context = 16;
+    TrainerConfig config = trainer_config(model, 1, 16, Recompute::gelu, fp8);
+    config.schedule = {ScheduleKind::linear, 1e-3, 2, 100, 0};
+    config.clip = 1.0;
+    config.loss_scale.dynamic = true;
+    config.loss_scale.initial = 1024;
+    config.loss_scale.growth_interval = 3;
+    return config;
+}
+
+template <class Real>
+void step(TestModel<Real>& test, int index) {
+    std::vector<int> tokens, targets;
+    for (int i = 0; i < 17; i++) tokens.push_back((index * 31 + i * i + 7) % 101);
+    targets.assign(tokens.begin() + 1, tokens.end());
+    tokens.pop_back();
+    test.begin_step();
+    test.trainer.micro_step(tokens.data(), targets.data());
+    test.finish_step();
+}
+
+// {"h.0.fc.weight.m": values}
+template <class Real>
+std::map<std::string, std::vector<float>> slices_of(TestModel<Real>& test) {
+    std::map<std::string, std::vector<float>> values;
+    for (const DeviceSlice& part : test.trainer.state_slices())
+        values[part.slice.name()] = read_back<float>(part.values, part.slice.count, test.stream);
+    return values;
+}
+
+template <class Real>
+bool restore(TestModel<Real>& to, TestModel<Real>& from) {
+    const auto values = slices_of(from);
+    const std::string text = state_json(from.trainer.read_state()).dump();
+    TrainerState state = state_from_json(nlohmann::ordered_json::parse(text));
+    state.step = from.trainer.steps();
+    return to.trainer.restore(
+        state, [&](const std::string& tensor, const std::string& part, uint64_t start, uint64_t count, float* out) {
+            std::copy_n(values.at(tensor + "." + part).begin() + static_cast<ptrdiff_t>(start), count, out);
+        });
+}
+
+template <class Real>
+std::string state_text(TestModel<Real>& test) {
+    return state_json(test.trainer.read_state()).dump();
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps", Real, float, bf16) {
+    Fp8Config delayed, current;
+    current.recipe = Fp8Recipe::current;
+    delayed.fallback = {1.0f, 1e-6f, 2};  // some layer leaves FP8 on the way
+    delayed.history = 3;
+    for (const Fp8Config* fp8 :
+         {static_cast<const Fp8Config*>(nullptr), &std::as_const(delayed), &std::as_const(current)}) {
+        if (fp8 && std::is_same_v<Real, float>) continue;
+        TestModel<Real> whole(config_of(fp8)), begun(config_of(fp8));
+        whole.trainer.initialize(1);
+        for (int i = 0; i < 4; i++) step(whole, i);
+        CHECK(restore(begun, whole));
+        CHECK(begun.trainer.steps() == 4);
+        CHECK(state_text(begun) == state_text(whole));
+        CHECK(slices_of(begun) == slices_of(whole));
+        for (int i = 4; i < 8; i++) {
+            step(whole, i);
+            step(begun, i);
+            CHECK(state_text(begun) == state_text(whole));
+            CHECK(slices_of(begun) == slices_of(whole));
+        }
+        // Its own controls: without the step's number in the state, or with another moment, the bits differ.
+        TestModel<Real> other(config_of(fp8));
+        restore(other, whole);
+        const auto parts = other.trainer.state_slices();
+        for (const DeviceSlice& part : parts)
+            if (part.slice.part == "v")
+                write_through(part.values, std::vector<float>(part.slice.count, 1.0f).data(), part.slice.count,
+                              other.stream);
+        step(whole, 8);
+        step(other, 8);
+        CHECK(slices_of(other) != slices_of(whole));
+    }
+}
+
+#if LLMC_ENABLE_FP8
+TEST_CASE("state: FP8 scales are found anew where the recipe or the loss scale is another") {
+    Fp8Config delayed, other;
+    other.margin = 1;
+    TestModel<bf16> whole(config_of(&delayed)), same(config_of(&delayed)), changed(config_of(&other));
+    TrainerConfig unscaled = config_of(&delayed);
+    unscaled.loss_scale = {};
+    TestModel<bf16> without(unscaled);
+    whole.trainer.initialize(1);
+    for (int i = 0; i < 3; i++) step(whole, i);
+    CHECK(restore(same, whole));
+    CHECK(same.trainer.fp8()->uses_history());
+    CHECK(!restore(changed, whole));
+    CHECK(!changed.trainer.fp8()->uses_history());
+    CHECK(!restore(without, whole));
+    step(changed, 3);  // calibrates
+    CHECK(changed.trainer.fp8()->uses_history());
+}
+#endif
+
+TEST_CASE("state: numbers that JSON cannot hold, and all others, keep their bits") {
+    TrainerState state;
+    state.optimizer = {12, 3, 2, 65536.0f, 5, {}};
+    SpikeState& spikes = state.optimizer.spikes;
+    for (int i = 0; i < kSpikeWindow; i++) spikes.loss[i] = std::exp(i * 0.77) / 3, spikes.norm[i] = 1.0 / (i + 3);
+    spikes.accepted = 1000;
+    spikes.loss_limit = std::numeric_limits<double>::infinity();
+    spikes.norm_limit = -std::numeric_limits<double>::infinity();
+    Fp8SavedTensor tensor;
+    tensor.name = "h.0.fc.x";
+    tensor.state.scale = 1.0f / 3;
+    tensor.state.amax = std::numeric_limits<float>::infinity();
+    tensor.state.elements = 18446744073709551615u;
+    tensor.watch = {18446744073709551614u, 1, 2, 3, 4};
+    tensor.verdict = {1, 0.1f};
+    tensor.history = {0.0f, 1e-45f, 3.4e38f};
+    state.fp8 = Fp8Saved{"rule", true, true, {"h.1.qkv"}, {tensor}};
+    const std::string text = state_json(state).dump();
+    const TrainerState back = state_from_json(nlohmann::ordered_json::parse(text));
+    CHECK(state_json(back).dump() == text);
+    CHECK(back.optimizer.spikes.loss_limit == spikes.loss_limit);
+    CHECK(back.optimizer.spikes.loss[100] == spikes.loss[100]);
+    CHECK(back.fp8->tensors[0].history == tensor.history);
+    CHECK(back.fp8->tensors[0].watch.elements == 18446744073709551614u);
+    CHECK(back.fp8->left == state.fp8->left);
+}
+
+TEST_CASE("state: what is missing or of another kind is named") {
+    const TrainerState state{0, {}, Fp8Saved{"r", true, false, {}, {Fp8SavedTensor{}}}};
+    const nlohmann::ordered_json good = nlohmann::ordered_json::parse(state_json(state).dump());
+    CHECK_NOTHROW(state_from_json(good));
+    for (const auto& [name, value] : good.items()) {
+        for (const nlohmann::ordered_json& bad : {nlohmann::ordered_json(), nlohmann::ordered_json("x"),
+                                                  nlohmann::ordered_json(-1), nlohmann::ordered_json::array()}) {
+            nlohmann::ordered_json changed = good;
+            if (bad.is_null())
+                changed.erase(name);
+            else
+                changed[name] = bad;
+            if (name == "fp8" && bad.is_null()) continue;  // a run without
+            CAPTURE(changed.dump());
+            CHECK(mentions(error_of([&] { state_from_json(changed); }), "manifest.json: its \"state\""));
+        }
+    }
+    nlohmann::ordered_json changed = good;
+    changed["spikes"]["loss"].erase(0);
+    CHECK(mentions(error_of([&] { state_from_json(changed); }), "127 losses"));
+}
+
+TEST_CASE("staging: memory, none of it, or a local file give the same bytes") {
+    TemporaryFolder folder;
+    TestModel<float> test(config_of(nullptr));
+    test.trainer.initialize(1);
+    step(test, 0);
+    const auto values = slices_of(test);
+    Staging memory(test.trainer.state_slices(), "", size_t{1} << 30), none(test.trainer.state_slices(), "", 1000),
+        file(test.trainer.state_slices(), folder.file("local"), 0);
+    CHECK(memory.is_apart());
+    CHECK(memory.note() == "");
+    CHECK(!none.is_apart());
+    CHECK(mentions(none.note(), "host memory"));
+    CHECK(file.is_apart());
+    const SliceBytes taken[] = {none.take(test.stream), memory.take(test.stream), file.take(test.stream)};
+    Staging* const stagings[] = {&none, &memory, &file};
+    for (int i = 0; i < 3; i++) {
+        const Staging* staging = stagings[i];
+        const SliceBytes& bytes = taken[i];
+        if (staging->is_apart()) step(test, 1);  // what was taken stays
+        for (size_t s = 0; s < staging->slices().size(); s++) {
+            const StateSlice& slice = staging->slices()[s];
+            const std::vector<float>& expected = values.at(slice.name());
+            const void* half = bytes(s, slice.count / 2 * 4, (slice.count - slice.count / 2) * 4);
+            CHECK(std::memcmp(half, expected.data() + slice.count / 2, (slice.count - slice.count / 2) * 4) == 0);
+        }
+    }
+    CHECK(available_host_memory() > size_t{1} << 20);
+}
