@@ -1,12 +1,12 @@
 // train_gpt: pretrains a GPT from token shards. main() turns flags into a run; train() is the story of the run: set up,
 // then step after step, then the final weights.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 
 #include "llmc/comm/connect.h"
 #include "llmc/commands/plan.h"
 #include "llmc/data/loader.h"
+#include "llmc/run/checkpoints.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/fingerprint.h"
 #include "llmc/run/gpu_table.h"
@@ -14,6 +14,7 @@
 #include "llmc/run/ranks.h"
 #include "llmc/run/records.h"
 #include "llmc/run/signals.h"
+#include "llmc/run/start.h"
 #include "llmc/run/step_reports.h"
 #include "llmc/run/trainer_config.h"
 #include "llmc/train/hf_weights.h"
@@ -25,21 +26,16 @@ namespace {
 // ---- the training loop ---------------------------------------------------------------------------------------------
 
 template <class Real>
-ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirectory& directory) {
+ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirectory& directory,
+               const std::optional<Resumed>& resumed) {
     const Comm& comm = ranks.comm;
     Trainer<Real> trainer(trainer_config(o), comm);
     trainer.allocate();
-    if (o.init_from.empty())
-        trainer.initialize(o.seed);
-    else
-        load_weights(trainer, o.init_from);
-    if (!o.out.empty()) {  // on every rank: all take part
-        const std::string weights = fingerprint_text(weights_fingerprint(trainer.weights(), trainer.stream()));
-        if (directory.active()) directory.write_run_json(o, {comm.world(), ranks.device.name, weights});
-    }
+    RunPosition position = start(trainer, o, ranks, directory, resumed);
+    Checkpoints<Real> checkpoints(o, *inputs.train, trainer, directory, position);
 
-    TrainLoader loader(*inputs.train, o.batch, o.seq, o.micro_steps, comm.rank(), comm.world(), o.seed, 0,
-                       o.model_config.vocab);
+    TrainLoader loader(*inputs.train, o.batch, o.seq, o.micro_steps, comm.rank(), comm.world(), o.seed,
+                       position.data_step, o.model_config.vocab);
     std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
     const int64_t last_step = o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps;
     Evaluation<Real> evaluation(o, inputs, trainer, ranks.watchdog);
@@ -51,30 +47,33 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
         const ProfileRange range("wait for results");
         while (const std::optional<StepResult> result = trainer.take_result(leave)) reports.report(*result);
     };
-    const auto validate_and_sample = [&](int64_t step, bool last) {
+    const bool records_fp8 = trainer.fp8() && !o.out.empty() && o.fp8_log_every > 0;
+    // What comes between two steps. Returns whether anything did.
+    const auto look_at_model = [&](int64_t step, bool last) {
         const bool validates = evaluation.validates_after(step, last), samples = evaluation.samples_after(step, last);
-        if (!validates && !samples) return false;
+        const bool records = records_fp8 && step > 0 && step % o.fp8_log_every == 0;
+        if (!validates && !samples && !records) return false;
         report_all_but(0);
-        const ProfileRange range("validate and sample");
+        const ProfileRange range("look at the model");
         if (validates) reports.report(evaluation.validate(step));
         if (samples) evaluation.print_sample(step);
+        if (records) record_fp8(step, *trainer.fp8(), trainer.stream(), directory);
         return true;
     };
 
     Profiler profiler(comm, profiler_setup(o, trainer));
-    std::optional<std::chrono::steady_clock::time_point> deadline;
-    if (o.max_minutes > 0)
-        deadline = std::chrono::steady_clock::now() +
-                   std::chrono::milliseconds(static_cast<int64_t>(60e3 * std::min(o.max_minutes, 1e7)));
-    bool interrupted = validate_and_sample(0, false);  // other work came between two steps
-    int64_t step = 0;
-    StopReason stop = StopReason::none;
+    const Deadline deadline = deadline_after(o.max_minutes);
+    int64_t& step = position.step;
+    const int64_t first_step = step + 1;
+    bool interrupted = true;  // other work came between two steps
+    if (step == 0 || position.reports_due) look_at_model(step, step == last_step);
+    position.reports_due = false;
+    StopReason stop = agree({stop_reason(std::nullopt)}, comm).stop;  // a signal; a limit leaves time for a step
     while (step < last_step && stop == StopReason::none) {
-        step++;
+        step++, position.data_step++;
         ranks.watchdog.begin_step(step);
         interrupted |= profiler.begin_step(step);
-        const bool fp8_recorded = trainer.fp8() && !o.out.empty() && o.fp8_log_every > 0 && step % o.fp8_log_every == 0;
-        trainer.begin_step(!interrupted, fp8_recorded);
+        trainer.begin_step(!interrupted, records_fp8 && step % o.fp8_log_every == 0);
         BatchFingerprint batch;
         for (int m = 0; m < o.micro_steps; m++) {
             {
@@ -85,33 +84,41 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
             }
             trainer.micro_step(tokens.data(), targets.data());
         }
-        for (const Fp8Fallback& fallback : trainer.finish_step())
-            report_fallback(step - 1, fallback, *trainer.fp8(), comm, directory);
+        const std::vector<Fp8Fallback> fallbacks = trainer.finish_step();
 
-        const StepAgreement agreed = agree(stop_reason(deadline), batch.value(), comm);
+        const StepAgreement agreed =
+            agree({stop_reason(deadline), batch.value(), checkpoints.is_writing(), checkpoints.is_time()}, comm);
         stop = agreed.stop;
         const Products& products = trainer.products();
         reports.expect(step, products, agreed.batch_hash);
-        if (step == 1) {
+        if (step == first_step) {
             require_fp8_products(products, trainer.expected_fp8_products(), o.fp8_emulation);
             record_memory_outside(step, ranks.device, ranks.libraries_to_come(o), comm, directory);
         }
         report_all_but(1);  // the step before; this one is still running
+        for (const Fp8Fallback& fallback : fallbacks)
+            report_fallback(step - 1, fallback, *trainer.fp8(), comm, directory);
         profiler.end_step();
         const bool profiled = profiler.is_last(step);
         if (profiled || stop != StopReason::none) report_all_but(0);
         if (profiled) finish_profile(profiler, step, comm, directory);
-        if (stop != StopReason::none) continue;
-        interrupted = validate_and_sample(step, step == last_step) || profiled;
-        if (fp8_recorded) record_fp8(step, *trainer.fp8(), comm, trainer.stream(), directory);
+        checkpoints.advance(agreed);
+        position.reports_due = stop != StopReason::none;  // by who goes on from here
+        if (position.reports_due) continue;
+        interrupted = look_at_model(step, step == last_step) || profiled;
+        if (!checkpoints.is_due(agreed)) continue;
+        report_all_but(0);
+        checkpoints.save();
+        interrupted = true;
     }
     report_all_but(0);
     if (stop != StopReason::none && comm.is_main())
         std::printf("stopping after step %lld: %s\n", static_cast<long long>(step), stop_text(stop));
     finish_profile(profiler, step, comm, directory);  // of a run that was stopped before the last profiled step
-    if (!o.out.empty()) {
-        record_memory(step, trainer.memory(), comm, directory);
-        ranks.watchdog.begin(Watchdog::Phase::save);
+    ranks.watchdog.begin(Watchdog::Phase::save);
+    checkpoints.finish();
+    if (!o.out.empty()) record_memory(step, trainer.memory(), comm, directory);
+    if (!o.out.empty() && (stop == StopReason::none || !checkpoints.enabled())) {
         save_weights(trainer, directory.active() ? directory.file("model.safetensors") : "");
         if (comm.is_main()) std::printf("weights written to %s\n", directory.file("model.safetensors").c_str());
     }
@@ -129,6 +136,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
         return ExitCode::ok;
     }
     Options& o = parsed.options;
+    install_signal_handlers();
     const Inputs inputs(o);
     const int zero = o.zero;
     Ranks ranks(o, launch);
@@ -155,16 +163,17 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
         throw Error(ExitCode::bad_flags, "no training data: give token shards with --train GLOB (see --help)");
     const Comm& comm = ranks.comm;
     comm.require_equal("configuration", config_json(o));
-    comm.require_equal("command line", "--profile-steps " + o.profile_steps);
+    comm.require_equal("command line", collective_flags(o));
     if (comm.is_main())
         for (const std::string& note : o.notes) std::printf("note: %s\n", note.c_str());
     check_memory(memory, ranks.libraries_to_come(o), ranks.device.free_memory, ranks.device.name);
 
-    RunDirectory directory(comm.is_main() ? o.out : "", o.overwrite);
-    install_signal_handlers();
+    RunDirectory directory(comm.is_main() ? o.out : "");
+    const std::optional<Resumed> resumed = find_checkpoint(o, *inputs.train, comm);
+    open_directory(directory, o, resumed);
     if (ranks.comm.is_main()) std::fputs(describe_start(o, ranks).c_str(), stdout);
-    const ExitCode code =
-        o.precision == "fp32" ? train<float>(o, inputs, ranks, directory) : train<bf16>(o, inputs, ranks, directory);
+    const ExitCode code = o.precision == "fp32" ? train<float>(o, inputs, ranks, directory, resumed)
+                                                : train<bf16>(o, inputs, ranks, directory, resumed);
     ranks.watchdog.stop();
     comm.finish();
     return code;

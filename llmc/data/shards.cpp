@@ -1,10 +1,12 @@
 // Opening, validating and reading token shards. All offsets are 64 bits wide: shards may be larger than 2 GiB.
 #include "llmc/data/shards.h"
 
+#define XXH_INLINE_ALL
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <bit>
@@ -240,6 +242,21 @@ void ShardSet::add_shard(const std::string& path) {
     total_tokens_ += header.tokens;
     shards_.push_back(std::move(shard));
     if (shards() <= max_open_files) shards_.back().fd = file.release();
+}
+
+uint64_t ShardSet::fingerprint() const {
+    constexpr int64_t looked_at = 1 << 15;  // tokens at each end
+    std::vector<uint32_t> tokens(looked_at);
+    uint64_t hash = static_cast<uint64_t>(token_bytes_);
+    for (const Shard& shard : shards_) {
+        const int64_t count = std::min(looked_at, shard.tokens);
+        hash = XXH64(&shard.tokens, sizeof shard.tokens, hash);
+        for (const int64_t first : {int64_t{0}, shard.tokens - count}) {
+            read_tokens(shard, first, count, tokens.data());
+            hash = XXH64(tokens.data(), static_cast<size_t>(count) * sizeof(uint32_t), hash);
+        }
+    }
+    return hash;
 }
 
 int64_t ShardSet::samples(int T) const {

@@ -44,6 +44,10 @@ public:
     // The first shard's sidecar; all its fields are empty when there is none.
     const Sidecar& sidecar() const { return shards_[0].sidecar; }
 
+    // Of what is in the shards and in which order, whatever their names are: their lengths, and their first and last
+    // tokens.
+    uint64_t fingerprint() const;
+
     // Samples of T tokens and their targets: sum over shards of (tokens - 1) / T. None at all is an Error.
     int64_t samples(int T) const;
 

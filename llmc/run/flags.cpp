@@ -162,7 +162,32 @@ const Flag kRows[] = {
     flag(0, "timeout-start", "SECONDS", &Options::timeout_start, {},
          "wait for the other ranks at the start; 0: for ever"),
     flag(0, "timeout-step", "SECONDS", &Options::timeout_step, {}, "a run that stands still so long ends; 0: never"),
-    flag(0, "timeout-save", "SECONDS", &Options::timeout_save, {}, "the same while weights are written"),
+    flag(0, "timeout-save", "SECONDS", &Options::timeout_save, {}, "the same while a checkpoint is written"),
+
+    heading("Checkpoints (in --out DIR)"),
+    flag('n', "checkpoint-every", "N", &Options::checkpoint_every, {}, "save a checkpoint every N steps; 0: by time"),
+    flag(0, "checkpoint-minutes", "M", &Options::checkpoint_minutes, {},
+         "save one when the last is M minutes old; 0: never by time. At its end, and when it is stopped, a run always "
+         "saves one, unless both are 0"),
+    flag(0, "keep", "N", &Options::keep, {}, "keep the newest N checkpoints; 0: all"),
+    flag(0, "keep-every", "N", &Options::keep_every, {}, "and those whose step is a multiple of N; 0: none"),
+    once(flag(
+        'y', "resume", "latest|auto|PATH", &Options::resume, {.check = check_not_empty},
+        "go on from the newest whole checkpoint in --out; auto: or begin a new run if none was ever written; PATH: "
+        "a checkpoint, or the run that has it",
+        "none")),
+    flag(0, "verify", "NAME", &Options::verify, {.words = {"full", "size", "none"}},
+         "what of a checkpoint is checked before it is used: every byte (full), sizes, or none"),
+    flag(0, "on-save-error", "NAME", &Options::on_save_error, {.words = {"continue", "stop"}},
+         "continue, or stop, when a checkpoint cannot be written"),
+    flag(0, "checkpoint-local", "DIR", &Options::checkpoint_local, {},
+         "write each rank's part to this machine's DIR first, in place of host memory, and to --out behind training",
+         "host memory"),
+    once(flag(0, "rewind", "N", &Options::rewind, {}, "with --resume: leave out the newest N checkpoints")),
+    once(flag(0, "skip-data", "N", &Options::skip_data, {},
+              "with --resume: leave out the data of N steps, for example that which a run diverged on")),
+    once(flag(0, "new-data", "", &Options::new_data, {},
+              "with --resume: take other training data, another -t or another --seed than the checkpoint's run")),
 
     heading("Validation and samples"),
     flag('v', "val-every", "N", &Options::val_every,

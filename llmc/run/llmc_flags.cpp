@@ -12,10 +12,8 @@ struct Answer {
 };
 
 const Answer kAnswers[] = {
-    {"-y", "resume", "this version writes no checkpoints; to start anew in an existing directory use --overwrite"},
-    {"-n", "checkpoint every n steps", "this version writes no checkpoints; the final model is written with --out"},
-    {"-nk", "checkpoints to keep", "this version writes no checkpoints; leave it out"},
-    {"-nm", "major checkpoints", "this version writes no checkpoints; leave it out"},
+    {"-nk", "checkpoints to keep", "use --keep"},
+    {"-nm", "major checkpoints", "use --keep-every, in steps"},
     {"-w", "keep FP32 master weights", "they are always kept; leave it out"},
     {"-f", "allow TF32", "use --tf32 to allow it; off is the default"},
     {"-ge", "GELU fusion", "there is nothing to choose; leave it out"},
@@ -45,6 +43,11 @@ std::optional<std::string> answer_llmc_flag(const std::string& flag, const std::
         return strprintf("-h %s is llm.c's HellaSwag evaluation, which this version does not have; -h alone is help",
                          value.c_str());
     }
+    if (flag == "-y" && (value == "0" || value == "1"))
+        return strprintf(
+            "-y %s is llm.c's; here it is --resume latest, or auto, which begins a new run where there is no "
+            "checkpoint yet; a run without --resume begins anew",
+            value.c_str());
     for (const Answer& answer : kAnswers) {
         if (flag == answer.flag)
             return strprintf("%s is a flag of llm.c (%s) but not of this program: %s", answer.flag, answer.meaning,

@@ -1,12 +1,17 @@
 #include "llmc/run/metrics.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/device/error.h"
 #include "llmc/run/text.h"
 #include "llmc/run/versions.h"
@@ -18,8 +23,8 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 // The files that make up a run; the first ones are what must not be lost to another run in the same place.
-const char* const kRunFiles[] = {"run.json", "metrics.jsonl", "model.safetensors", "main.log"};
-constexpr int kPreciousFiles = 3;
+const char* const kRunFiles[] = {"run.json", "metrics.jsonl", "model.safetensors", "checkpoints", "main.log"};
+constexpr int kPreciousFiles = 4;
 
 bool disk_is_full(int error) { return error == ENOSPC || error == EDQUOT; }
 
@@ -114,27 +119,75 @@ std::string main_log_line(const ValRecord& r) {
     return strprintf("s:%lld tel:%.4f", static_cast<long long>(r.step), unsigned_nan(r.losses[0].second));
 }
 
-RunDirectory::RunDirectory(const std::string& path, bool overwrite) : path_(path) {
+RunDirectory::RunDirectory(const std::string& path) : path_(path) {
     if (path.empty()) return;
     std::error_code error;
     fs::create_directories(path, error);
     if (error) fail_to_prepare(path, error.value());
     if (!fs::is_directory(path, error)) fail_to_prepare(path, ENOTDIR);
+    lock();
+}
+
+RunDirectory::~RunDirectory() {
+    if (lock_ >= 0) ::close(lock_);
+}
+
+// A lock of the open file, which ends with the process however that ends, and which network file systems know.
+void RunDirectory::lock() {
+    const std::string name = file("lock");
+    lock_ = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (lock_ < 0) fail_to_prepare(path_, errno);
+    struct flock whole {};
+    whole.l_type = F_WRLCK;
+    whole.l_whence = SEEK_SET;
+    char host[256] = "", owner[320] = "";
+    if (::fcntl(lock_, F_OFD_SETLK, &whole) != 0) {
+        if (errno != EACCES && errno != EAGAIN) return;  // a file system without locks
+        const ssize_t length = ::pread(lock_, owner, sizeof owner - 1, 0);
+        while (length > 0 && std::strchr("\n", owner[std::strlen(owner) - 1])) owner[std::strlen(owner) - 1] = '\0';
+        ::close(std::exchange(lock_, -1));
+        throw Error(ExitCode::bad_flags, strprintf("the run directory %s is in use by another run (%s); choose another "
+                                                   "with --out, or wait for that run's end",
+                                                   path_.c_str(), owner));
+    }
+    ::gethostname(host, sizeof host - 1);
+    const std::string text = strprintf("process %d on %s\n", static_cast<int>(::getpid()), host);
+    if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, text.data(), text.size(), 0) < 0) fail_to_prepare(path_, errno);
+}
+
+void RunDirectory::begin(bool overwrite) {
+    if (!active()) return;
+    std::error_code error;
     for (int i = 0; i < kPreciousFiles && !overwrite; i++) {
         if (!fs::exists(file(kRunFiles[i]), error)) continue;
         throw Error(ExitCode::bad_flags, strprintf("the run directory %s already holds a run (%s); choose another with "
-                                                   "--out, or replace that run with --overwrite",
-                                                   path.c_str(), kRunFiles[i]));
+                                                   "--out, go on with that run with --resume latest, or replace it "
+                                                   "with --overwrite",
+                                                   path_.c_str(), kRunFiles[i]));
     }
     if (overwrite) remove_run();
-    metrics_ = open_for_lines("metrics.jsonl");
-    main_log_ = open_for_lines("main.log");
+    go_on({});
+}
+
+void RunDirectory::go_on(const RunFileSizes& sizes) {
+    if (!active()) return;
+    metrics_ = open_for_lines("metrics.jsonl", sizes.metrics);
+    main_log_ = open_for_lines("main.log", sizes.main_log);
+}
+
+RunFileSizes RunDirectory::sizes() const {
+    if (!active()) return {};
+    return {std::ftell(metrics_.get()), std::ftell(main_log_.get())};
 }
 
 std::string RunDirectory::file(const std::string& name) const { return (fs::path(path_) / name).string(); }
 
-// With the traces of --profile-steps, of however many ranks.
+// With the traces of --profile-steps, of however many ranks. Of a checkpoint its manifest goes first.
 void RunDirectory::remove_run() const {
+    for (const FoundCheckpoint& checkpoint : find_checkpoints(checkpoints()))
+        remove_checkpoint(system_calls(), checkpoint.path);
+    std::error_code ignored;
+    fs::remove_all(checkpoints(), ignored);
     std::vector<std::string> files(std::begin(kRunFiles), std::end(kRunFiles));
     std::error_code error;
     for (const fs::directory_entry& entry : fs::directory_iterator(path_, error))
@@ -146,9 +199,13 @@ void RunDirectory::remove_run() const {
     }
 }
 
-RunDirectory::File RunDirectory::open_for_lines(const std::string& name) const {
-    File stream(std::fopen(file(name).c_str(), "w"));
-    if (!stream) fail_to_prepare(path_, errno);
+// What is behind `bytes` is cut off.
+RunDirectory::File RunDirectory::open_for_lines(const std::string& name, int64_t bytes) const {
+    File stream(std::fopen(file(name).c_str(), "a"));
+    if (!stream || std::fseek(stream.get(), 0, SEEK_END) != 0) fail_to_prepare(path_, errno);
+    if (std::ftell(stream.get()) <= bytes) return stream;
+    if (::ftruncate(::fileno(stream.get()), bytes) != 0 || std::fseek(stream.get(), 0, SEEK_END) != 0)
+        fail_to_prepare(path_, errno);
     return stream;
 }
 
@@ -164,7 +221,22 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
     ordered_json versions = ordered_json::object();
     versions["train_gpt"] = version_number();
     for (const auto& [name, version] : build_and_library_versions()) versions[name] = version;
+    const std::string path = file("run.json");
+    if (facts.resumed_at >= 0 && fs::exists(path)) {
+        ordered_json run = ordered_json::parse(std::ifstream(path), nullptr, false);
+        if (!run.is_object()) run = ordered_json::object();
+        run["resumed"].push_back({{"date", utc_now()},
+                                  {"step", facts.resumed_at},
+                                  {"command", options.command_line},
+                                  {"world", facts.world},
+                                  {"device", facts.device},
+                                  {"versions", versions},
+                                  {"weights_hash", facts.weights_hash}});
+        run["config"] = ordered_json::parse(config_json(options));
+        return write_file(path, text_of(run, 2) + "\n");
+    }
     ordered_json run;
+    run["run_id"] = facts.run_id;
     run["date"] = utc_now();
     run["command"] = options.command_line;
     run["world"] = facts.world;
@@ -177,7 +249,7 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
     run["micro_steps"] = options.micro_steps;
     run["weights_hash"] = facts.weights_hash;
     run["config"] = ordered_json::parse(config_json(options));
-    write_file(file("run.json"), text_of(run, 2) + "\n");
+    write_file(path, text_of(run, 2) + "\n");
 }
 
 void RunDirectory::record(const StepRecord& r) {

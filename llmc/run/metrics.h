@@ -64,23 +64,42 @@ struct RunFacts {
     int world = 1;
     std::string device;        // "NVIDIA H200", "host (2 threads)"
     std::string weights_hash;  // of the weights at the start (fingerprint.h)
+    std::string run_id;        // the same in every checkpoint of the run
+    int64_t resumed_at = -1;   // step; -1: a new run
 };
 
 // A whole file, under a temporary name until it is complete. What is in the way is Error(no_resources) or
 // Error(failure).
 void write_file(const std::string& file, const std::string& text);
 
+// How far the files of a run had been written, in bytes.
+struct RunFileSizes {
+    int64_t metrics = 0, main_log = 0;
+};
+
 class RunDirectory {
 public:
     RunDirectory() = default;  // writes nothing
-    // Creates `path` ("" = writes nothing). A directory that cannot be written, or that holds a run while `overwrite`
-    // is false, is Error(bad_flags). `overwrite` removes the files of the run before, its exported model included.
-    RunDirectory(const std::string& path, bool overwrite);
+    // Creates `path` ("" = writes nothing) and locks it against other runs, on other machines too if they share it. A
+    // directory that cannot be written, or that another run has locked, is Error(bad_flags).
+    explicit RunDirectory(const std::string& path);
+    ~RunDirectory();
+    RunDirectory(const RunDirectory&) = delete;
+    RunDirectory& operator=(const RunDirectory&) = delete;
+
+    // One of these comes before anything is written. A new run: Error(bad_flags) if there is one already, unless
+    // `overwrite`, which removes it with its checkpoints and its exported model. Or the one that is there goes on from
+    // the point where its files were so long.
+    void begin(bool overwrite);
+    void go_on(const RunFileSizes& sizes);
 
     bool active() const { return !path_.empty(); }
     const std::string& path() const { return path_; }
     std::string file(const std::string& name) const;  // path()/name
+    std::string checkpoints() const { return file("checkpoints"); }
+    RunFileSizes sizes() const;
 
+    // Of a run that goes on, what is new is added under "resumed", with the step.
     void write_run_json(const Options& options, const RunFacts& facts);
     void record(const StepRecord& record);
     void record(const ValRecord& record);
@@ -92,11 +111,13 @@ private:
     };
     using File = std::unique_ptr<std::FILE, Close>;
 
+    void lock();
     void remove_run() const;
-    File open_for_lines(const std::string& name) const;
+    File open_for_lines(const std::string& name, int64_t bytes) const;
     void write_line(File& stream, const std::string& name, const std::string& line);
 
     std::string path_;
+    int lock_ = -1;
     File metrics_, main_log_;
 };
 

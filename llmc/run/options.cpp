@@ -255,6 +255,12 @@ std::string config_json(const Options& options) {
     return config.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
+std::string collective_flags(const Options& o) {
+    return strprintf("--profile-steps %s\n--resume %s\n--rewind %lld\n--skip-data %lld\n--new-data %d\n",
+                     o.profile_steps.c_str(), o.resume.c_str(), static_cast<long long>(o.rewind),
+                     static_cast<long long>(o.skip_data), o.new_data);
+}
+
 std::string version_text() {
     std::string text =
         strprintf("train_gpt %s (default precision %s)\n", version_number().c_str(), default_precision().c_str());

@@ -87,6 +87,19 @@ struct Options {
     double timeout_step = 300;
     double timeout_save = 900;
 
+    // Checkpoints (with --out)
+    int64_t checkpoint_every = 0;    // steps; 0 = off
+    double checkpoint_minutes = 30;  // 0 = off
+    int64_t keep = 3;                // 0 = all
+    int64_t keep_every = 0;          // steps; 0 = off
+    std::string resume;              // "": a new run; latest, auto, or a path
+    std::string verify = "full";
+    std::string on_save_error = "continue";
+    std::string checkpoint_local;  // directory; "": staged in memory
+    int64_t rewind = 0;            // checkpoints
+    int64_t skip_data = 0;         // steps
+    bool new_data = false;
+
     // Validation and samples
     int64_t val_every = -1;    // 0 = never; -1 = not given = what costs less than 5 % (validation_interval)
     int64_t val_batches = 20;  // 0 = never, -1 = all
@@ -147,6 +160,9 @@ void resolve(Options& options, const ResolveInputs& inputs);
 // The configuration as JSON that --config accepts: keys are long flag names. Flags that are about one invocation are
 // left out.
 std::string config_json(const Options& options);
+
+// The flags of one invocation that all ranks must have been given alike, for a comparison.
+std::string collective_flags(const Options& options);
 
 // The pieces, for tests.
 std::string help_text(const std::string& program);

@@ -7,30 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "llmc/device/transfer.h"
 #include "llmc/run/text.h"
 
 namespace llmc {
-namespace {
-
-// What the ranks have counted in each FP8 tensor, added up.
-void add_counts(std::vector<Fp8State>& states, const Comm& comm) {
-    if (comm.world() == 1 || states.empty()) return;
-    const size_t n = states.size();
-    std::vector<Fp8State> all(n * static_cast<size_t>(comm.world()));
-    comm.host_all_gather(all.data(), states.data(), n * sizeof(Fp8State));
-    for (size_t i = 0; i < n; i++) {
-        states[i].elements = states[i].saturated = states[i].underflowed = states[i].nonfinite = 0;
-        for (size_t k = i; k < all.size(); k += n) {
-            states[i].elements += all[k].elements;
-            states[i].saturated += all[k].saturated;
-            states[i].underflowed += all[k].underflowed;
-            states[i].nonfinite += all[k].nonfinite;
-        }
-    }
-}
-
-}  // namespace
 
 void require_fp8_products(const Products& products, int64_t expected, bool emulation_allowed) {
     if (products.fp8 != expected)
@@ -44,14 +23,12 @@ void require_fp8_products(const Products& products, int64_t expected, bool emula
                               static_cast<long long>(expected)));
 }
 
-void record_fp8(int64_t step, Fp8Registry& fp8, const Comm& comm, stream_t stream, RunDirectory& directory) {
-    std::vector<Fp8State> states;
-    if (fp8.count() > 0) states = read_back(fp8.states(), static_cast<size_t>(fp8.count()), stream);
-    add_counts(states, comm);
+void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& directory) {
+    const Fp8Saved now = fp8.read_state(stream);
     nlohmann::ordered_json record{{"step", step}, {"fp8", nlohmann::ordered_json::array()}};
     for (int i = 0; i < fp8.count(); i++) {
         if (fp8.has_left(i / kFp8Roles)) continue;
-        const Fp8State& state = states[static_cast<size_t>(i)];
+        const Fp8State& state = now.tensors[static_cast<size_t>(i)].state;
         nlohmann::ordered_json tensor{{"tensor", fp8.name(i)}};
         put_number(tensor, "amax", state.last_amax);
         put_number(tensor, "scale", state.scale);

@@ -126,6 +126,15 @@ void check_profiled_steps(const Options& o) {
                          static_cast<long long>(steps.last), static_cast<long long>(last)));
 }
 
+void check_resume(const Options& o) {
+    const bool newest = o.resume == "latest" || o.resume == "auto";
+    if (newest && o.out.empty()) refuse("--resume " + o.resume + " looks into the run directory; add --out DIR");
+    if (!o.resume.empty() && o.overwrite)
+        refuse("--overwrite removes the run that --resume would go on with; use one of them");
+    if (o.resume.empty() && (o.rewind > 0 || o.skip_data > 0 || o.new_data))
+        refuse("--rewind, --skip-data and --new-data are about a checkpoint; add --resume latest");
+}
+
 void add_note(Options& o, const std::string& note) {
     if (std::find(o.notes.begin(), o.notes.end(), note) == o.notes.end()) o.notes.push_back(note);
 }
@@ -187,6 +196,7 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_steps(options, inputs.train_tokens);
     resolve_validation(options, inputs);
     check_profiled_steps(options);
+    check_resume(options);
     resolve_precision(options, inputs);
 }
 

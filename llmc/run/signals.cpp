@@ -1,6 +1,7 @@
 #include "llmc/run/signals.h"
 
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -13,13 +14,17 @@ namespace {
 std::atomic<bool> stop{false};
 std::atomic<int> first_signal{0};
 std::atomic<int> interrupts{0};
+std::atomic<long> first_second{0};  // of the monotonic clock
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
-
-constexpr int kExitInterrupted = 128 + SIGINT;  // what shells expect of a process that Ctrl-C ended
 
 void handle(int signal_number) {
     const int saved_errno = errno;
-    if (signal_number == SIGINT && interrupts.fetch_add(1) > 0) _exit(kExitInterrupted);
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const bool interrupt = signal_number == SIGINT;
+    if (stop && ((interrupt && interrupts > 0) || now.tv_sec - first_second > 1)) _exit(128 + signal_number);
+    if (interrupt) interrupts++;
+    if (!stop) first_second = now.tv_sec;
     int none = 0;
     first_signal.compare_exchange_strong(none, signal_number);
     stop = true;
@@ -37,7 +42,7 @@ void install_signal_handlers() {
     action.sa_handler = handle;
     action.sa_flags = SA_RESTART;  // reads and writes under way continue
     sigemptyset(&action.sa_mask);
-    for (int signal_number : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal_number, &action, nullptr);
+    for (int signal_number : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaction(signal_number, &action, nullptr);
 }
 
 bool stop_requested() { return stop; }
@@ -52,6 +57,8 @@ const char* stop_signal_name() {
             return "SIGTERM";
         case SIGUSR1:
             return "SIGUSR1";
+        case SIGUSR2:
+            return "SIGUSR2";
         default:
             return "none";
     }

@@ -10,7 +10,14 @@
 
 namespace llmc {
 
-StopReason stop_reason(const std::optional<std::chrono::steady_clock::time_point>& deadline) {
+Deadline deadline_after(double minutes) {
+    constexpr double kLongest = 1e7;  // 19 years, and far from where the clock ends
+    if (minutes <= 0) return std::nullopt;
+    return std::chrono::steady_clock::now() +
+           std::chrono::milliseconds(static_cast<int64_t>(60e3 * std::min(minutes, kLongest)));
+}
+
+StopReason stop_reason(const Deadline& deadline) {
     if (stop_requested()) return StopReason::signal;
     return deadline && std::chrono::steady_clock::now() > *deadline ? StopReason::out_of_time : StopReason::none;
 }
@@ -20,14 +27,15 @@ const char* stop_text(StopReason reason) {
     return stop_requested() ? stop_signal_name() : "another rank was told to";
 }
 
-StepAgreement agree(StopReason stop, uint64_t batch_hash, const Comm& comm) {
-    const StepAgreement mine{stop, batch_hash};
+StepAgreement agree(const StepAgreement& mine, const Comm& comm) {
     std::vector<StepAgreement> all(static_cast<size_t>(comm.world()));
     comm.host_all_gather(all.data(), &mine, sizeof mine);
     StepAgreement agreed;
     for (const StepAgreement& rank : all) {
         agreed.stop = std::max(agreed.stop, rank.stop);
         agreed.batch_hash += rank.batch_hash;
+        agreed.writing |= rank.writing;
+        agreed.time_to_save |= rank.time_to_save;
     }
     return agreed;
 }

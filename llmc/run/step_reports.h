@@ -20,16 +20,21 @@ namespace llmc {
 
 // Why a run ends before its last step.
 enum class StopReason : int64_t { none, out_of_time, signal };
-// What this rank has to say; `deadline`: of --max-minutes, on the steady clock.
-StopReason stop_reason(const std::optional<std::chrono::steady_clock::time_point>& deadline);
+// On the steady clock, or none.
+using Deadline = std::optional<std::chrono::steady_clock::time_point>;
+Deadline deadline_after(double minutes);  // 0: none
+// What this rank has to say.
+StopReason stop_reason(const Deadline& deadline);
 const char* stop_text(StopReason reason);
 
 // What the ranks tell each other once at the end of a step: a stop anywhere is a stop everywhere, after the same step.
 struct StepAgreement {
     StopReason stop = StopReason::none;  // the largest of what the ranks say
     uint64_t batch_hash = 0;             // their sum
+    bool writing = false;                // some rank is writing its part of a checkpoint
+    bool time_to_save = false;           // some rank says so
 };
-StepAgreement agree(StopReason stop, uint64_t batch_hash, const Comm& comm);
+StepAgreement agree(const StepAgreement& mine, const Comm& comm);
 
 class StepReports {
 public:

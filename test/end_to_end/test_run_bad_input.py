@@ -225,7 +225,7 @@ class BadFlag(BadInput):
         self.refused(FLAGS, ["--train", "a.bin", "b.bin"], "unexpected argument 'b.bin'", "quote the pattern")
 
     def test_spelling_of_llm_c(self):
-        self.refused(FLAGS, ["-y", "1"], "-y", "llm.c", "--overwrite")
+        self.refused(FLAGS, ["-y", "1"], "-y", "llm.c", "--resume latest")
 
     def test_unknown_command(self):
         result = run("trian", *tiny_flags())

@@ -483,7 +483,7 @@ class Endings(unittest.TestCase):
         run_ = FinishedRun("--max-steps", "1000000", "--max-minutes", "0.01", code=STOPPED)
         self.assertIn("--max-minutes", run_.result.out)
         self.assertGreaterEqual(len(run_.steps), 1)
-        self.assertTrue(os.path.exists(run_.path("model.safetensors")))
+        self.assertTrue(os.path.exists(run_.path("checkpoints")))
 
     def stop_by(self, signal_number):
         out = new_path()
@@ -504,7 +504,7 @@ class Endings(unittest.TestCase):
             steps = [record["step"] for record in map(json.loads, file) if "loss" in record]
         self.assertEqual(steps, list(range(1, len(steps) + 1)))
         self.assertIn(f"stopping after step {steps[-1]}", rest, "the last step is in the file")
-        read_safetensors(os.path.join(out, "model.safetensors"))
+        self.assertEqual(os.listdir(os.path.join(out, "checkpoints")), [f"step_{steps[-1]:08}"])
 
     def test_sigterm(self):
         self.stop_by(signal.SIGTERM)

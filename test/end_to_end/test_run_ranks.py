@@ -120,7 +120,7 @@ class Ranks(unittest.TestCase):
         output, _ = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 75, output)
         self.assertIn("stopping after step", output)
-        self.assertTrue(os.path.exists(os.path.join(directory, "model.safetensors")))
+        self.assertIn("checkpoint of step", output)
 
     def test_refusals(self):
         tiny = tiny_flags()

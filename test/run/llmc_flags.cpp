@@ -8,8 +8,8 @@
 using namespace llmc;
 
 TEST_CASE("llm.c flags: each is answered by name") {
-    for (const char* flag : {"-y", "-n", "-nk", "-nm", "-w", "-f", "-ge", "-a", "-sl", "-sg", "-lg", "-pn", "-pr",
-                             "-pg", "-pi", "-ps", "-pf"}) {
+    for (const char* flag :
+         {"-y", "-nk", "-nm", "-w", "-f", "-ge", "-a", "-sl", "-sg", "-lg", "-pn", "-pr", "-pg", "-pi", "-ps", "-pf"}) {
         CAPTURE(flag);
         const auto answer = answer_llmc_flag(flag, "1");
         REQUIRE(answer);

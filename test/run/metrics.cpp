@@ -34,6 +34,10 @@ std::string read(const std::string& file) {
     return text.str();
 }
 
+struct BegunDirectory : RunDirectory {
+    BegunDirectory(const std::string& path, bool overwrite) : RunDirectory(path) { begin(overwrite); }
+};
+
 ExitCode code_of(auto call) {
     try {
         call();
@@ -125,7 +129,7 @@ TEST_CASE("metrics: validation records and llm.c's log lines") {
 }
 
 TEST_CASE("run directory: none given, nothing written") {
-    RunDirectory run("", false);
+    BegunDirectory run("", false);
     CHECK(!run.active());
     run.record(example());
     run.record(ValRecord{1, {{"", 1.0f}}});
@@ -136,7 +140,7 @@ TEST_CASE("run directory: none given, nothing written") {
 
 TEST_CASE("run directory: lines are on disk as soon as they are recorded") {
     TemporaryDirectory base;
-    RunDirectory run(base / "a/b", false);
+    BegunDirectory run(base / "a/b", false);
     CHECK(run.active());
     run.record(ValRecord{0, {{"", 11.0f}}});
     run.record(example());
@@ -155,8 +159,8 @@ TEST_CASE("run directory: run.json") {
     options.seed = 18446744073709551615u;
     options.command_line = "train_gpt -i 'data/*.bin'";
     resolve(options, {});
-    RunDirectory run(base / "a", false);
-    run.write_run_json(options, {4, "NVIDIA H200", "0123456789abcdef"});
+    BegunDirectory run(base / "a", false);
+    run.write_run_json(options, {4, "NVIDIA H200", "0123456789abcdef", "feedbeef", -1});
     const json file = json::parse(read(base / "a/run.json"));
     CHECK(file["world"] == 4);
     CHECK(file["device"] == "NVIDIA H200");
@@ -182,10 +186,10 @@ TEST_CASE("run directory: a run is not replaced unless asked") {
         std::ofstream(base / precious) << "old";
         std::ofstream(base / "notes.txt") << "mine";
         std::ofstream(base / "trace-rank11.json") << "{}";
-        CHECK(code_of([&] { RunDirectory(base.path.string(), false); }) == ExitCode::bad_flags);
+        CHECK(code_of([&] { BegunDirectory(base.path.string(), false); }) == ExitCode::bad_flags);
         CHECK(read(base / precious) == "old");
         CHECK(!fs::exists(base / "main.log"));
-        RunDirectory run(base.path.string(), true);
+        BegunDirectory run(base.path.string(), true);
         CHECK(read(base / precious) == "");
         CHECK(fs::exists(base / "model.safetensors") == false);
         CHECK(fs::exists(base / "trace-rank11.json") == false);
@@ -195,17 +199,17 @@ TEST_CASE("run directory: a run is not replaced unless asked") {
     TemporaryDirectory base;
     fs::create_directories(base.path);
     std::ofstream(base / "notes.txt") << "mine";
-    CHECK_NOTHROW(RunDirectory(base.path.string(), false));
+    CHECK_NOTHROW(BegunDirectory(base.path.string(), false));
 }
 
 TEST_CASE("run directory: places that cannot be written") {
     TemporaryDirectory base;
     fs::create_directories(base.path);
     std::ofstream(base / "file") << "x";
-    CHECK(code_of([&] { RunDirectory(base / "file", false); }) == ExitCode::bad_flags);
-    CHECK(code_of([&] { RunDirectory(base / "file/inside", false); }) == ExitCode::bad_flags);
+    CHECK(code_of([&] { BegunDirectory(base / "file", false); }) == ExitCode::bad_flags);
+    CHECK(code_of([&] { BegunDirectory(base / "file/inside", false); }) == ExitCode::bad_flags);
     fs::create_directories(base / "dir/metrics.jsonl/inside");  // cannot be opened as a file
-    CHECK(code_of([&] { RunDirectory(base / "dir", true); }) == ExitCode::bad_flags);
+    CHECK(code_of([&] { BegunDirectory(base / "dir", true); }) == ExitCode::bad_flags);
 }
 
 TEST_CASE("run directory: a full disk has its own exit code") {
@@ -213,6 +217,6 @@ TEST_CASE("run directory: a full disk has its own exit code") {
     TemporaryDirectory base;
     fs::create_directories(base.path);
     fs::create_symlink("/dev/full", base / "main.log");
-    RunDirectory run(base.path.string(), false);
+    BegunDirectory run(base.path.string(), false);
     CHECK(code_of([&] { run.record(example()); }) == ExitCode::no_resources);
 }

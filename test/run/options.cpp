@@ -403,7 +403,7 @@ TEST_CASE("options: a whole number is kept as it is or refused with its flag and
                 CAPTURE(source);
                 const std::string message = refusal(sources[source]);
                 if (contains(message, "nothing was thrown")) {
-                    const json value = json::parse(config_json(parse(sources[source]).options))[flag.long_name];
+                    const auto value = flag_json(flag, parse(sources[source]).options);
                     CHECK(value.dump() == number);
                     continue;
                 }

@@ -37,9 +37,9 @@ constexpr bool kSignalsAreLate = false;
 }  // namespace
 
 TEST_CASE("signals: the first one asks for a stop") {
-    const int stopping[] = {SIGINT, SIGTERM, SIGUSR1};
-    const std::string names[] = {"SIGINT", "SIGTERM", "SIGUSR1"};
-    for (int i = 0; i < 3; i++) {
+    const int stopping[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+    const std::string names[] = {"SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"};
+    for (int i = 0; i < 4; i++) {
         CHECK(in_child([&] {
                   if (stop_requested() || stop_signal() != 0 || std::string(stop_signal_name()) != "none") return 1;
                   raise(stopping[i]);
@@ -49,7 +49,7 @@ TEST_CASE("signals: the first one asks for a stop") {
     }
 }
 
-TEST_CASE("signals: a second SIGINT ends the process, a second SIGTERM does not" * doctest::skip(kSignalsAreLate)) {
+TEST_CASE("signals: a second one ends the process, unless it may be the first again" * doctest::skip(kSignalsAreLate)) {
     CHECK(in_child([] {
               raise(SIGINT);
               raise(SIGINT);
@@ -61,6 +61,12 @@ TEST_CASE("signals: a second SIGINT ends the process, a second SIGTERM does not"
               raise(SIGINT);  // the first of its kind
               return stop_signal() == SIGTERM ? 7 : 8;
           }) == 7);
+    CHECK(in_child([] {
+              raise(SIGUSR1);
+              sleep(3);
+              raise(SIGTERM);
+              return 0;
+          }) == 128 + SIGTERM);
 }
 
 TEST_CASE("signals: a limit of the program's own") {

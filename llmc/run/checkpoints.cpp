@@ -1,0 +1,150 @@
+#include "llmc/run/checkpoints.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "llmc/run/text.h"
+#include "llmc/run/versions.h"
+
+namespace llmc {
+namespace {
+
+using llong = long long;
+
+// Bytes of a checkpoint, but for its headers.
+uint64_t checkpoint_bytes(const ParameterTable& table, size_t parts) {
+    return uint64_t{table.parameters()} * parts * sizeof(float);
+}
+
+}  // namespace
+
+template <class Real>
+Checkpoints<Real>::Checkpoints(const Options& options, const ShardSet& train, Trainer<Real>& trainer,
+                               RunDirectory& directory, const RunPosition& position)
+    : options_(options),
+      train_(train),
+      trainer_(trainer),
+      directory_(directory),
+      position_(position),
+      last_saved_(position.step > 0 ? position.step : -1) {
+    if (options.out.empty() || (options.checkpoint_every == 0 && options.checkpoint_minutes == 0)) return;
+    const Comm& comm = trainer.comm();
+    const uint64_t needed = checkpoint_bytes(trainer.table(), 1 + trainer.optimizer().moments().size());
+    if (comm.is_main()) {
+        const uint64_t room = free_bytes(directory.path());
+        if (room < needed)
+            throw Error(ExitCode::no_resources,
+                        strprintf("%s: a checkpoint takes %s, and %s are free; free space there, choose another --out, "
+                                  "or save none with -n 0 --checkpoint-minutes 0",
+                                  directory.path().c_str(), format_bytes(needed).c_str(), format_bytes(room).c_str()));
+        const uint64_t at_once = options.keep > 0 ? static_cast<uint64_t>(options.keep) + 1 : 1;
+        if (room / at_once < needed)
+            std::printf(
+                "note: %s has room for %llu checkpoints of %s; --keep %lld and the one being written need %llu\n",
+                directory.path().c_str(), static_cast<unsigned long long>(room / needed), format_bytes(needed).c_str(),
+                llong{options.keep}, static_cast<unsigned long long>(at_once));
+    }
+    // A fifth is left for everything else.
+    const size_t memory = available_host_memory() / 5 * 4 / static_cast<size_t>(comm.local_world());
+    staging_.emplace(trainer.state_slices(), options.checkpoint_local, memory);
+    if (!staging_->note().empty())
+        std::printf("note: rank %d: %s: its part is written while training waits; --checkpoint-local may help\n",
+                    comm.rank(), staging_->note().c_str());
+    saver_.emplace(comm, options.out + "/checkpoints", CheckpointRetention{options.keep, options.keep_every},
+                   last_saved_);
+}
+
+template <class Real>
+bool Checkpoints<Real>::is_time() const {
+    if (!saver_ || options_.checkpoint_minutes == 0 || !trainer_.comm().is_main()) return false;
+    return std::chrono::duration<double>(Clock::now() - last_begin_).count() > 60 * options_.checkpoint_minutes;
+}
+
+template <class Real>
+bool Checkpoints<Real>::is_due(const StepAgreement& agreed) const {
+    if (!saver_) return false;
+    const int64_t every = options_.checkpoint_every;
+    return agreed.time_to_save || (every > 0 && position_.step % every == 0);
+}
+
+template <class Real>
+void Checkpoints<Real>::advance(const StepAgreement& agreed) {
+    if (!saver_ || !saver_->is_active() || agreed.writing) return;
+    if (const std::optional<SaveOutcome> outcome = saver_->advance()) report(*outcome, false);
+}
+
+template <class Real>
+Manifest Checkpoints<Real>::manifest() {
+    Manifest m;
+    m.run_id = position_.run_id;
+    m.step = position_.step;
+    m.world = trainer_.comm().world();
+    m.zero = trainer_.layout().stage();
+    m.config = nlohmann::ordered_json::parse(config_json(options_));
+    m.versions = nlohmann::ordered_json::object();
+    for (const auto& [name, version] : build_and_library_versions()) m.versions[name] = version;
+    RunPosition position = position_;
+    position.files = directory_.sizes();
+    m.run = position_json(position, options_, train_);
+    m.state = state_json(trainer_.read_state());
+    m.tensors = trainer_.state_tensors();
+    m.chunk_bytes = kChunkBytes;
+    return m;
+}
+
+template <class Real>
+void Checkpoints<Real>::begin(bool last) {
+    last_begin_ = Clock::now();
+    SaveJob job;
+    job.manifest = manifest();
+    job.slices = staging_->slices();
+    job.in_background = staging_->is_apart();
+    job.failure = failure_of([&] { job.values = staging_->take(trainer_.stream()); });
+    job.checksums = staging_->checksums();
+    if (directory_.active()) job.sync = {directory_.file("metrics.jsonl"), directory_.file("main.log")};
+    if (const std::optional<SaveOutcome> outcome = saver_->begin(std::move(job))) report(*outcome, last);
+}
+
+template <class Real>
+void Checkpoints<Real>::save() {
+    if (position_.step == last_saved_) return;
+    if (!saver_->is_active()) return begin(false);
+    last_begin_ = Clock::now();
+    if (trainer_.comm().is_main())
+        std::printf("step %lld: no checkpoint, because the last one is still being written\n", llong{position_.step});
+}
+
+template <class Real>
+void Checkpoints<Real>::finish() {
+    if (!saver_) return;
+    if (const std::optional<SaveOutcome> outcome = saver_->wait()) report(*outcome, false);
+    if (position_.step == last_saved_ || position_.step == 0) return;
+    begin(true);
+    if (const std::optional<SaveOutcome> outcome = saver_->wait()) report(*outcome, true);
+}
+
+template <class Real>
+void Checkpoints<Real>::report(const SaveOutcome& outcome, bool last) {
+    const bool is_main = trainer_.comm().is_main();
+    if (outcome.problem.empty()) {
+        last_saved_ = outcome.step;
+        if (is_main)
+            std::printf("checkpoint of step %lld written to %s (%s in %.1f s)\n", llong{outcome.step},
+                        outcome.path.c_str(), format_bytes(outcome.bytes).c_str(), outcome.seconds);
+        if (!outcome.prune_problem.empty())
+            std::fprintf(stderr, "train_gpt: an old checkpoint could not be deleted: %s\n",
+                         outcome.prune_problem.c_str());
+        return;
+    }
+    const std::string problem =
+        strprintf("the checkpoint of step %lld could not be written: %s", llong{outcome.step}, outcome.problem.c_str());
+    if (last || options_.on_save_error == "stop") throw Error(outcome.code, problem);
+    if (is_main)
+        std::fprintf(stderr, "train_gpt: %s\ntrain_gpt: training goes on; earlier checkpoints are as they were\n",
+                     problem.c_str());
+}
+
+template class Checkpoints<float>;
+template class Checkpoints<bf16>;
+
+}  // namespace llmc

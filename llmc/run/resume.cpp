@@ -1,0 +1,256 @@
+#include "llmc/run/resume.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "llmc/checkpoint/checkpoint_directory.h"
+#include "llmc/comm/agreement.h"
+#include "llmc/device/error.h"
+#include "llmc/run/fingerprint.h"
+
+namespace llmc {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using llong = long long;
+
+[[noreturn]] void fail(const std::string& message) { throw Error(ExitCode::checkpoint, message); }
+
+bool is_directory(const std::string& path) {
+    std::error_code ignored;
+    return fs::is_directory(path, ignored);
+}
+
+std::string lines_of(const std::vector<std::string>& texts) {
+    std::string text;
+    for (const std::string& line : texts) text += line + "\n";
+    return text;
+}
+
+std::vector<std::string> split_lines(const std::string& text) {
+    std::vector<std::string> lines;
+    for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1)
+        lines.push_back(text.substr(at, end - at));
+    return lines;
+}
+
+// ---- which one -----------------------------------------------------------------------------------------------------
+
+struct Candidates {
+    std::string directory;           // that they are in; "": one was named
+    std::vector<std::string> paths;  // newest first
+    size_t all = 0;                  // directories with such a name
+};
+
+Candidates candidates_for(const Options& o, const std::string& out) {
+    Candidates candidates;
+    const bool by_name = o.resume == "latest" || o.resume == "auto";
+    if (!by_name && fs::exists(o.resume + "/" + kManifestName)) {
+        if (o.rewind > 0)
+            throw Error(ExitCode::bad_flags, "--rewind counts from the newest checkpoint, and --resume names one");
+        candidates.paths = {o.resume};
+        return candidates;
+    }
+    candidates.directory = by_name                                   ? out
+                           : is_directory(o.resume + "/checkpoints") ? o.resume + "/checkpoints"
+                                                                     : o.resume;
+    if (!by_name && !is_directory(candidates.directory))
+        fail(strprintf("--resume %s: there is no such directory", o.resume.c_str()));
+    for (const FoundCheckpoint& found : find_checkpoints(candidates.directory)) {
+        candidates.all++;
+        if (found.has_manifest)
+            candidates.paths.push_back(found.path);
+        else
+            std::fprintf(stderr, "train_gpt: %s is not complete, it has no %s: passed over\n", found.path.c_str(),
+                         kManifestName);
+    }
+    return candidates;
+}
+
+// What one candidate is; throws on every rank if it cannot be used.
+std::unique_ptr<CheckpointReader> open_candidate(const std::string& path, const Options& o, const Comm& comm) {
+    std::string text;
+    do_together(comm, [&] {
+        if (comm.is_main()) text = CheckpointReader(path).manifest_text();
+    });
+    text = broadcast_text(comm, text);
+    auto reader = std::make_unique<CheckpointReader>(path, text);
+    const Verify how = o.verify == "full" ? Verify::full : o.verify == "size" ? Verify::size : Verify::none;
+    do_together(comm,
+                [&] { reader->verify(how, static_cast<size_t>(comm.rank()), static_cast<size_t>(comm.world())); });
+    return reader;
+}
+
+// The newest that is whole, after as many as --rewind says; nullptr where none is.
+std::unique_ptr<CheckpointReader> newest(const std::vector<std::string>& paths, const Options& o, const Comm& comm,
+                                         std::string& problems) {
+    int64_t left_out = 0;
+    for (const std::string& path : paths) {
+        try {
+            std::unique_ptr<CheckpointReader> reader = open_candidate(path, o, comm);
+            if (left_out++ == o.rewind) return reader;
+        } catch (const Error& error) {
+            if (error.code() != ExitCode::checkpoint) throw;
+            problems += std::string("\n  ") + error.what();
+            if (comm.is_main())
+                std::fprintf(stderr, "train_gpt: %s is damaged and passed over: %s\n", path.c_str(), error.what());
+        }
+    }
+    if (left_out > 0)
+        fail(strprintf("--rewind %lld: there are %lld whole checkpoints, so %lld at most", llong{o.rewind},
+                       llong{left_out}, llong{left_out} - 1));
+    return nullptr;
+}
+
+// ---- whether it fits -----------------------------------------------------------------------------------------------
+
+std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+
+// Flags that say nothing about what a step computes.
+const std::set<std::string> kFree = {"train",
+                                     "val",
+                                     "out",
+                                     "init-from",
+                                     "model",
+                                     "batch",
+                                     "stop-after",
+                                     "max-minutes",
+                                     "recompute",
+                                     "zero",
+                                     "shard-within",
+                                     "comm",
+                                     "timeout-start",
+                                     "timeout-step",
+                                     "timeout-save",
+                                     "checkpoint-every",
+                                     "checkpoint-minutes",
+                                     "keep",
+                                     "keep-every",
+                                     "verify",
+                                     "on-save-error",
+                                     "checkpoint-local",
+                                     "val-every",
+                                     "val-batches",
+                                     "sample-every",
+                                     "sample-tokens",
+                                     "tokenizer",
+                                     "prompt",
+                                     "temperature",
+                                     "top-k",
+                                     "top-p",
+                                     "fp8-log-every"};
+// Those that make another model, or another meaning of a step.
+const std::set<std::string> kFixed = {"layers", "heads", "channels", "vocab", "context", "total-batch"};
+// Those that decide which data comes next.
+const std::set<std::string> kData = {"seq", "seed"};
+
+void compare_configurations(const Options& o, Resumed& resumed) {
+    const Json then = resumed.checkpoint->manifest().config, now = Json::parse(config_json(o));
+    for (const auto& [name, value] : now.items()) {
+        if (!then.contains(name) || then[name] == value || kFree.count(name)) continue;
+        const std::string before = text_of(then[name]), after = text_of(value);
+        const bool is_data = kData.count(name) > 0;
+        if (kFixed.count(name) || (is_data && !o.new_data))
+            fail(strprintf("%s was written with --%s %s, this run has --%s %s%s",
+                           resumed.checkpoint->directory().c_str(), name.c_str(), before.c_str(), name.c_str(),
+                           after.c_str(),
+                           is_data ? ", which is other data; --new-data takes it all the same"
+                                   : "; a new run can start from its weights with --init-from"));
+        resumed.notes.push_back("--" + name + " " + after + " from here on; until now it was " + before);
+    }
+}
+
+void read_position(const Options& o, const ShardSet& train, Resumed& resumed) {
+    const CheckpointReader& checkpoint = *resumed.checkpoint;
+    const Json& run = checkpoint.manifest().run;
+    RunPosition& position = resumed.position;
+    std::string fingerprint;
+    try {
+        fingerprint = run.at("data").at("fingerprint").get<std::string>();
+        position.data_step = run.at("data").at("next_step").get<int64_t>() + o.skip_data;
+        position.reports_due = run.at("reports_due").get<bool>();
+        position.files.metrics = run.at("files").at("metrics.jsonl").get<int64_t>();
+        position.files.main_log = run.at("files").at("main.log").get<int64_t>();
+    } catch (const Json::exception& error) {
+        fail(strprintf("%s/%s: its \"run\" is not complete (%s)", checkpoint.directory().c_str(), kManifestName,
+                       error.what()));
+    }
+    position.run_id = checkpoint.manifest().run_id;
+    position.step = checkpoint.manifest().step;
+    if (position.data_step < 0 || position.files.metrics < 0 || position.files.main_log < 0)
+        fail(checkpoint.directory() + "/" + kManifestName + ": its \"run\" holds negative numbers");
+    if (fingerprint == fingerprint_text(train.fingerprint())) return;
+    if (!o.new_data)
+        fail(
+            strprintf("%s was written in a run on other training data than --train %s; give that, or take the new data "
+                      "with --new-data",
+                      checkpoint.directory().c_str(), o.train.c_str()));
+    resumed.notes.push_back(
+        "--new-data: the training data is not what it was; it goes on at the same place of its order");
+}
+
+}  // namespace
+
+Json position_json(const RunPosition& p, const Options& o, const ShardSet& train) {
+    const int64_t samples = train.samples(o.seq), at = p.data_step * (o.total_batch / o.seq);
+    return {{"data",
+             {{"fingerprint", fingerprint_text(train.fingerprint())},
+              {"tokens", train.total_tokens()},
+              {"next_step", p.data_step},
+              {"epoch", at / samples},
+              {"sample", at % samples}}},
+            {"reports_due", p.reports_due},
+            {"files", {{"metrics.jsonl", p.files.metrics}, {"main.log", p.files.main_log}}}};
+}
+
+std::optional<Resumed> find_checkpoint(const Options& o, const ShardSet& train, const Comm& comm) {
+    if (o.resume.empty()) return std::nullopt;
+    const std::string directory = o.out.empty() ? "" : o.out + "/checkpoints";
+    Candidates mine;
+    do_together(comm, [&] {
+        if (comm.is_main()) mine = candidates_for(o, directory);
+    });
+    const std::vector<std::string> paths = split_lines(broadcast_text(comm, lines_of(mine.paths)));
+    const bool ever_written = comm.host_max(static_cast<int64_t>(mine.all)) > 0 || !paths.empty();
+    if (!ever_written && o.resume == "auto") return std::nullopt;
+    if (!ever_written)
+        fail(strprintf("--resume %s: there is no checkpoint in %s%s", o.resume.c_str(),
+                       comm.is_main() ? mine.directory.c_str() : "the run directory",
+                       o.resume == "latest" ? "; --resume auto begins a new run where there is none" : ""));
+    std::string problems;
+    Resumed resumed;
+    resumed.checkpoint = newest(paths, o, comm, problems);
+    if (!resumed.checkpoint)
+        fail("no checkpoint is whole, so nothing is resumed, and nothing is overwritten:" +
+             (problems.empty() ? " none has a manifest" : problems));
+    read_position(o, train, resumed);
+    compare_configurations(o, resumed);
+    if (comm.is_main() && !directory.empty()) {
+        std::error_code ignored;
+        const fs::path parent = fs::path(resumed.checkpoint->directory() + "/x").parent_path().parent_path();
+        resumed.in_place = fs::equivalent(parent.empty() ? "." : parent, directory, ignored);
+    }
+    return resumed;
+}
+
+void require_tensors(const CheckpointReader& checkpoint, const std::vector<StateTensor>& tensors) {
+    std::map<std::string, const StateTensor*> there;
+    for (const StateTensor& tensor : checkpoint.manifest().tensors) there[tensor.name] = &tensor;
+    for (const StateTensor& tensor : tensors) {
+        const auto found = there.find(tensor.name);
+        if (found == there.end() || found->second->shape != tensor.shape || found->second->parts != tensor.parts)
+            fail(strprintf("%s %s: it holds another model, or the state of another optimizer",
+                           checkpoint.directory().c_str(),
+                           (found == there.end() ? "has no tensor " + tensor.name
+                                                 : "has " + tensor.name + " with another shape or other parts")
+                               .c_str()));
+    }
+    if (there.size() != tensors.size())
+        fail(strprintf("%s has %zu tensors, the model has %zu: it holds another model", checkpoint.directory().c_str(),
+                       there.size(), tensors.size()));
+}
+
+}  // namespace llmc

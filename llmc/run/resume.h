@@ -1,0 +1,43 @@
+// Going on from a checkpoint: which one, whether it fits what was asked for, and where the run was.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/checkpoint/checkpoint_reader.h"
+#include "llmc/comm/comm.h"
+#include "llmc/data/shards.h"
+#include "llmc/run/metrics.h"
+#include "llmc/run/options.h"
+
+namespace llmc {
+
+// Where a run is, beside the state of its Trainer.
+struct RunPosition {
+    std::string run_id;
+    int64_t step = 0;          // finished
+    int64_t data_step = 0;     // whose data comes next, counted from 0: `step`, and what --skip-data has left out
+    bool reports_due = false;  // what follows a step (validation, samples, records) was put off by a stop
+    RunFileSizes files;
+};
+nlohmann::ordered_json position_json(const RunPosition& position, const Options& options, const ShardSet& train);
+
+struct Resumed {
+    std::unique_ptr<CheckpointReader> checkpoint;
+    RunPosition position;
+    bool in_place = false;           // its files are those in --out
+    std::vector<std::string> notes;  // what is different now
+};
+
+// A collective. The first rank looks, and all check the files together. Nothing: a new run is to begin. What cannot be
+// resumed is Error(checkpoint) on all ranks; checkpoints that are damaged or incomplete are passed over, and said on
+// stderr. `directory`: DIR/checkpoints of --out.
+std::optional<Resumed> find_checkpoint(const Options& options, const ShardSet& train, const Comm& comm);
+
+// Throws unless the checkpoint holds exactly these tensors.
+void require_tensors(const CheckpointReader& checkpoint, const std::vector<StateTensor>& tensors);
+
+}  // namespace llmc

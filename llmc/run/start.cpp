@@ -1,0 +1,83 @@
+#include "llmc/run/start.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <random>
+
+#include "llmc/checkpoint/checkpoint_directory.h"
+#include "llmc/run/fingerprint.h"
+#include "llmc/train/hf_weights.h"
+
+namespace llmc {
+namespace {
+
+using llong = long long;
+
+std::string new_run_id() {
+    std::random_device random;
+    return strprintf("%08x%08x", random(), random());
+}
+
+template <class Real>
+void restore(Trainer<Real>& trainer, const Resumed& resumed) {
+    const CheckpointReader& checkpoint = *resumed.checkpoint;
+    require_tensors(checkpoint, trainer.state_tensors());
+    TrainerState state = state_from_json(checkpoint.manifest().state);
+    state.step = resumed.position.step;
+    const bool same_scales =
+        trainer.restore(state, [&](const std::string& tensor, const std::string& part, uint64_t start, uint64_t count,
+                                   float* values) { checkpoint.read(tensor, part, start, count, values); });
+    if (!trainer.comm().is_main()) return;
+    const Manifest& m = checkpoint.manifest();
+    std::printf("resumed from %s: step %lld is done%s\n", checkpoint.directory().c_str(), llong{m.step},
+                m.world == trainer.comm().world() ? "" : strprintf(", on %d ranks", m.world).c_str());
+    for (const std::string& note : resumed.notes) std::printf("note: %s\n", note.c_str());
+    if (!same_scales)
+        std::printf("note: FP8 scales are measured anew in the next step: the recipe or the loss scale changed\n");
+}
+
+}  // namespace
+
+void open_directory(RunDirectory& directory, const Options& o, const std::optional<Resumed>& resumed) {
+    if (!directory.active()) return;
+    if (!resumed || !resumed->in_place) {
+        // --resume auto, and no checkpoint was ever written: what is there is a run's beginning, not its end.
+        const bool began = o.resume == "auto" && !std::filesystem::exists(directory.file("model.safetensors"));
+        return directory.begin(o.overwrite || began);
+    }
+    directory.go_on(resumed->position.files);
+    // Newer checkpoints would otherwise be the newest for the next --resume.
+    if (o.rewind == 0 && (o.resume == "latest" || o.resume == "auto")) return;
+    for (const FoundCheckpoint& found : find_checkpoints(directory.checkpoints()))
+        if (found.step > resumed->position.step)
+            std::printf("note: %s is set aside as %s\n", found.path.c_str(),
+                        set_aside(system_calls(), found.path).c_str());
+}
+
+template <class Real>
+RunPosition start(Trainer<Real>& trainer, const Options& o, const Ranks& ranks, RunDirectory& directory,
+                  const std::optional<Resumed>& resumed) {
+    RunPosition position;
+    if (resumed) {
+        restore(trainer, *resumed);
+        position = resumed->position;
+    } else {
+        if (o.init_from.empty())
+            trainer.initialize(o.seed);
+        else
+            load_weights(trainer, o.init_from);
+        position.run_id = new_run_id();
+    }
+    if (!o.out.empty()) {  // on every rank: all take part
+        const std::string weights = fingerprint_text(weights_fingerprint(trainer.weights(), trainer.stream()));
+        if (directory.active())
+            directory.write_run_json(o, {trainer.comm().world(), ranks.device.name, weights, position.run_id,
+                                         resumed && resumed->in_place ? position.step : -1});
+    }
+    return position;
+}
+
+template RunPosition start(Trainer<float>&, const Options&, const Ranks&, RunDirectory&, const std::optional<Resumed>&);
+template RunPosition start(Trainer<bf16>&, const Options&, const Ranks&, RunDirectory&, const std::optional<Resumed>&);
+
+}  // namespace llmc

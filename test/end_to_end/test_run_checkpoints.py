@@ -1,0 +1,574 @@
+"""Nothing is lost: runs that are killed, stopped, moved to other ranks or stages, or out of luck with their disk go on
+from their checkpoints with the bits they would have had.
+
+CHECKPOINT_MATRIX=1 (make soak) kills more often, at every system call, with every recipe, and on several ranks.
+"""
+
+import array
+import errno
+import functools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+from test_ranks import ENVIRONMENT
+from test_run_ranks import LAUNCH, MPIRUN, ONE_THREAD, command
+from trainer import (FP8_RECIPES, PROGRAM, ROOT, corpus, new_path, read_safetensors, recipe_flags, run,
+                     workspace, write_shard)
+
+MATRIX = bool(os.environ.get("CHECKPOINT_MATRIX"))
+STOPPED, FLAGS_CODE, CHECKPOINT, NO_RESOURCES = 75, 2, 4, 5
+# One layer of 32 channels: a few milliseconds a step.
+MICRO = ["--layers", "1", "--channels", "32", "--heads", "1", "--context", "16", "--seq", "16", "--batch", "4",
+         "--lr", "1e-3"]
+
+
+def micro_flags(*flags):
+    return ["--train", corpus().train, "--val", corpus().val, *MICRO, "--precision", "bf16", "--max-steps", "12",
+            "--val-every", "5", "--val-batches", "1", "--fp8-log-every", "2", *flags]
+
+
+class Directory:
+    """A run directory, and what is in it."""
+
+    def __init__(self, path=None):
+        self.path = path or new_path()
+
+    def file(self, *names):
+        return os.path.join(self.path, *names)
+
+    def run(self, *flags, env=None, ranks=1, limit=120):
+        flags = micro_flags("--out", self.path, *flags)
+        if ranks == 1:
+            return run(*flags, env={**ONE_THREAD, **(env or {})}, limit=limit)
+        done = subprocess.run(command(ranks, *flags), capture_output=True, text=True, errors="replace", timeout=limit,
+                              cwd=workspace(), env={**ENVIRONMENT, **(env or {})})
+        done.code, done.out, done.err = done.returncode, done.stdout, done.stderr
+        return done
+
+    def start(self, *flags, env=None, ranks=1):
+        flags = micro_flags("--out", self.path, *flags)
+        return subprocess.Popen([PROGRAM, *flags] if ranks == 1 else command(ranks, *flags), stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True, cwd=workspace(),
+                                env={**ENVIRONMENT, **(env or {})})
+
+    @property
+    def checkpoints(self):
+        """{step: path} of what looks complete."""
+        parent = self.file("checkpoints")
+        names = os.listdir(parent) if os.path.isdir(parent) else []
+        return {int(name[5:]): os.path.join(parent, name) for name in sorted(names) if name[5:].isdigit()}
+
+    def manifest(self, step):
+        with open(os.path.join(self.checkpoints[step], "manifest.json"), encoding="utf-8") as file:
+            return json.load(file)["manifest"]
+
+    def state(self, step):
+        """{(tensor, part): values' bytes}, from all files."""
+        manifest, parts = self.manifest(step), {}
+        for file in manifest["files"]:
+            tensors = read_safetensors(os.path.join(self.checkpoints[step], file["name"]))
+            for s in file["slices"]:
+                parts.setdefault((s["tensor"], s["part"]), {})[s["start"]] = tensors[f"{s['tensor']}.{s['part']}"][2]
+        return {name: b"".join(data for _, data in sorted(slices.items())) for name, slices in parts.items()}
+
+    def records(self):
+        """What a run has to say of its numbers, and nothing of clocks."""
+        with open(self.file("metrics.jsonl"), encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        return [{k: v for k, v in r.items() if k not in ("ms", "tokens_per_s")} for r in records if "memory" not in r]
+
+    def log(self):
+        with open(self.file("main.log"), encoding="utf-8") as file:
+            return file.read()
+
+
+def damage(path, offset=-1):
+    """Flips one bit."""
+    with open(path, "r+b") as file:
+        file.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+class Case(unittest.TestCase):
+    def succeeds(self, result, code=0):
+        self.assertEqual(result.code, code, result.out + result.err)
+        return result
+
+    def refused(self, result, code, *words):
+        self.assertEqual(result.code, code, result.out + result.err)
+        for word in words:
+            self.assertIn(word, result.err)
+
+    def same_run(self, run_, other, step=12):
+        self.assertEqual(run_.records(), other.records())
+        self.assertEqual(run_.log(), other.log())
+        self.assertEqual(run_.state(step), other.state(step))
+        for name in ("run", "state"):
+            a, b = run_.manifest(step)[name], other.manifest(step)[name]
+            a.pop("files", None), b.pop("files", None)  # lengths of lines with times in them
+            self.assertEqual(a, b)
+
+
+@functools.cache
+def whole_run(*flags):
+    """The run that nothing happens to."""
+    directory = Directory()
+    result = directory.run(*flags)
+    assert result.code == 0, result.out + result.err
+    return directory
+
+
+class Resume(Case):
+    def test_same_bits(self):
+        """In every precision; FP8's histories come back (Megatron-Bridge#1730, TransformerEngine#982), with
+        accumulation."""
+        kinds = [["--precision", "fp32"], ["--precision", "bf16"]]
+        kinds += [[*recipe_flags(r), "--batch", "8"] for r in FP8_RECIPES]
+        kinds.append(["--precision", "fp8", "--fp8-fallback", "0.5,0.0001,3", "--total-batch", "128", "--skip-spikes"])
+        for kind in kinds:
+            with self.subTest(kind=kind):
+                stopped = Directory()
+                for limits in (["--max-minutes", "1e-9"], ["--resume", "latest", "--max-minutes", "1e-9"],
+                               ["--resume", "auto", "--max-minutes", "1e-9"], ["--resume", "latest"]):
+                    last = limits[-1] != "1e-9"
+                    self.succeeds(stopped.run(*kind, *limits), 0 if last else STOPPED)
+                self.same_run(stopped, whole_run(*kind))
+
+    def test_killed_at_random_moments(self):
+        """SIGKILL, whenever: at most the steps since the last checkpoint are done again."""
+        rng = random.Random(20240520)
+        kinds = [["--precision", "fp8", "--total-batch", "128"]]
+        if MATRIX:
+            kinds = [["--precision", "bf16", "--total-batch", "192"]]
+            kinds += [[*recipe_flags(r), "--batch", "8", "--total-batch", "384"] for r in FP8_RECIPES]
+        for kind in kinds:
+            for ranks in (1, 3) if MATRIX and MPIRUN else (1,):
+                with self.subTest(kind=kind, ranks=ranks):
+                    flags = [*kind, "--max-steps", "40", "-n", "3", "--reduce-order", "rank",
+                             "--keep", "2"]
+                    whole = Directory()
+                    self.succeeds(whole.run(*flags, ranks=ranks))
+                    killed, worst = Directory(), 0.5
+                    for _ in range(10 if MATRIX else 4):
+                        process = killed.start(*flags, "--resume", "auto", ranks=ranks)
+                        time.sleep(rng.uniform(0.1, worst * ranks))
+                        process.kill()
+                        process.communicate()
+                        if ranks > 1:  # mpirun's children end when they see that it is gone
+                            subprocess.run(["pkill", "-9", "-f", "--", killed.path])
+                            time.sleep(0.2)
+                    self.succeeds(killed.run(*flags, "--resume", "auto", ranks=ranks))
+                    self.same_run(killed, whole, 40)
+                    self.assertLessEqual(len(killed.checkpoints), 3)
+
+    def test_later_epochs(self):
+        """In a later epoch (transformers#40691), exactly at an epoch's end (verl#7401), and the place counted once
+        (Megatron-Bridge#4601)."""
+        rng = random.Random(3)
+        shard = write_shard([rng.randrange(257) for _ in range(16 * 4 * 5 + 1)])  # 5 steps an epoch
+        flags = ["--train", shard, "--vocab", "257", "--max-steps", "13", "--val-every", "0"]
+        whole = whole_run(*flags)
+        hashes = [r["batch_hash"] for r in whole.records() if "loss" in r]
+        self.assertEqual(len(set(hashes)), 13, "every epoch has an order of its own")
+        for stop in (4, 5, 6, 10, 11):
+            with self.subTest(stop=stop):
+                stopped = Directory()
+                self.succeeds(stopped.run(*flags, "--stop-after", str(stop)))
+                self.succeeds(stopped.run(*flags, "--resume", "latest"))
+                self.same_run(stopped, whole, 13)
+        place = whole.manifest(13)["run"]["data"]
+        self.assertEqual((place["epoch"], place["sample"]), (2, 3 * 4))
+
+    def test_nothing_left_to_do(self):
+        done = Directory()
+        self.succeeds(done.run("--max-steps", "3"))
+        before = done.records()
+        self.succeeds(done.run("--max-steps", "3", "--resume", "latest"))
+        self.assertEqual(done.records(), before)
+
+    def test_state_does_not_grow(self):
+        """With steps (TransformerEngine#231); and a resumed run takes no more memory than a new one (nanoGPT#236)."""
+        sizes = {}
+        for steps in ("4", "40"):
+            run_ = Directory()
+            self.succeeds(run_.run("--precision", "fp8", "--max-steps", steps, "--val-every", "0"))
+            sizes[steps] = os.path.getsize(os.path.join(run_.checkpoints[int(steps)], "rank_00000.safetensors"))
+        self.assertEqual(sizes["4"], sizes["40"])
+        stopped = Directory()
+        self.succeeds(stopped.run("--stop-after", "4"))
+        self.succeeds(stopped.run("--resume", "latest"))
+        self.assertEqual(self.memory(stopped)[-1], self.memory(whole_run())[-1])
+
+    def memory(self, run_):
+        with open(run_.file("metrics.jsonl"), encoding="utf-8") as file:
+            return [r["memory"] for r in map(json.loads, file) if "memory" in r]
+
+    def test_into_another_directory(self):
+        first, second = Directory(), Directory()
+        self.succeeds(first.run("--stop-after", "6"))
+        self.succeeds(second.run("--resume", first.path))
+        self.assertEqual([r["step"] for r in second.records() if "loss" in r], list(range(7, 13)))
+        self.assertEqual(second.state(12), whole_run().state(12))
+        third = Directory()
+        self.succeeds(third.run("--resume", first.checkpoints[6]))
+        self.assertEqual(third.state(12), whole_run().state(12))
+
+    def test_rewind_and_other_data(self):
+        run_ = Directory()
+        for stop in (2, 4, 6, 8):
+            self.succeeds(run_.run("--keep", "0", "--stop-after", str(stop), "--resume", "auto"))
+        result = self.succeeds(run_.run("--keep", "0", "--resume", "latest", "--rewind", "2", "--skip-data", "3"))
+        self.assertIn("step 4 is done", result.out)
+        whole = [r["batch_hash"] for r in whole_run("--max-steps", "16").records() if "loss" in r]
+        again = [r["batch_hash"] for r in run_.records() if "loss" in r]
+        self.assertEqual(again, whole[:4] + whole[7:15], "three steps' data is left out, from there on")
+        self.assertIn("step_00000008.set_aside", os.listdir(run_.file("checkpoints")))
+        self.refused(run_.run("--resume", "latest", "--rewind", "9"), CHECKPOINT, "--rewind 9", "at most")
+
+    def test_what_is_kept(self):
+        run_ = Directory()
+        for stop in (4, 5, 7, 9):
+            self.succeeds(run_.run("--keep", "2", "--keep-every", "5", "--stop-after", str(stop), "--resume", "auto"))
+        self.assertEqual(list(run_.checkpoints), [5, 7, 9])
+
+    def test_retention_leaves_what_was_resumed_from(self):
+        run_ = Directory()
+        self.succeeds(run_.run("--stop-after", "4"))
+        self.succeeds(run_.run("--resume", "latest", "--keep", "1", "-n", "8", "--stop-after", "8"))
+        self.assertEqual(list(run_.checkpoints), [4, 8])
+
+    def test_another_reader(self):
+        """A reader of the description alone finds the same numbers."""
+        sys.path.insert(0, os.path.join(ROOT, "scripts"))
+        from read_checkpoint import Checkpoint, newest
+        checkpoint = Checkpoint(newest(whole_run().path))
+        self.assertEqual(checkpoint.manifest, whole_run().manifest(12))
+        for (tensor, part), data in whole_run().state(12).items():
+            self.assertEqual(array.array("f", checkpoint.read(tensor, part)).tobytes(), data)
+
+    def test_several_commands_in_run_json(self):
+        run_ = Directory()
+        self.succeeds(run_.run("--stop-after", "4"))
+        self.succeeds(run_.run("--resume", "latest"))
+        with open(run_.file("run.json"), encoding="utf-8") as file:
+            facts = json.load(file)
+        self.assertEqual([entry["step"] for entry in facts["resumed"]], [4])
+        self.assertEqual(facts["run_id"], run_.manifest(12)["run_id"])
+
+
+@unittest.skipUnless(MPIRUN, "no mpirun")
+class Ranks(Case):
+    """Saved on some ranks, resumed on others: slices that do not fit each other (torchtitan#1702), and the place in the
+    data (torchtitan#816)."""
+    FLAGS = ["--total-batch", "384", "--reduce-order", "rank", "--precision", "fp8"]
+
+    def batch(self, ranks):
+        return ["--batch", "4", "--zero", "0"] if ranks == 1 else []
+
+    def test_another_number_of_ranks_and_another_stage(self):
+        pairs = [((3, 2), (1, 0)), ((1, 0), (3, 3)), ((2, 1), (3, 0))]
+        if MATRIX:
+            pairs = [((n, a), (m, b)) for n in (1, 2, 3) for m in (1, 2, 3) for a in range(4) for b in range(4)]
+        whole = Directory()
+        self.succeeds(whole.run(*self.FLAGS, ranks=1))
+        for (n, stage), (m, other) in pairs:
+            with self.subTest(save=(n, stage), load=(m, other)):
+                run_ = Directory()
+                self.succeeds(run_.run(*self.FLAGS, "--zero", str(stage), "--stop-after", "5", ranks=n))
+                self.assertEqual(run_.manifest(5)["world"], n)
+                self.succeeds(run_.run(*self.FLAGS, "--zero", str(other), "--resume", "latest", ranks=m))
+                self.assertEqual(run_.state(12), whole.state(12))
+                for field in ("loss", "norm", "batch_hash"):
+                    self.assertEqual([r[field] for r in run_.records() if "loss" in r],
+                                     [r[field] for r in whole.records() if "loss" in r])
+
+    def test_the_first_rank_decides_what_there_is(self):
+        """A file system may show other ranks something else (KempnerForge#49)."""
+        run_ = Directory()
+        flags = ["--total-batch", "384", "--zero", "2"]
+        self.succeeds(run_.run(*flags, "--stop-after", "3", ranks=2))
+        flags = micro_flags("--out", run_.path, *flags, "--resume", "latest")
+        hidden = ["env", f"LD_PRELOAD={disk_trouble()}", "DISK_HIDE=1"]
+        done = subprocess.run([*LAUNCH, "-np", "1", PROGRAM, *flags, ":", "-np", "1", *hidden, PROGRAM, *flags],
+                              capture_output=True, text=True, timeout=120, cwd=workspace(), env=ENVIRONMENT)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("step 3 is done", done.stdout)
+
+    def test_a_failure_of_one_is_a_failure_of_all(self):
+        """Rank 1's disk is full: no checkpoint, and the run goes on; or stops."""
+        for policy, code in (("continue", 0), ("stop", NO_RESOURCES)):
+            with self.subTest(policy=policy):
+                run_ = Directory()
+                flags = micro_flags("--out", run_.path, "--total-batch", "384", "-n", "4", "--on-save-error", policy,
+                                    "--stop-after", "11")
+                shim = ["env", f"LD_PRELOAD={disk_trouble()}", "DISK_FAIL_AT=3", f"DISK_ERRNO={errno.ENOSPC}"]
+                mixed = [*LAUNCH, "-np", "1", PROGRAM, *flags, ":", "-np", "1", *shim, PROGRAM, *flags]
+                done = subprocess.run(mixed, capture_output=True, text=True, timeout=120, cwd=workspace(),
+                                      env=ENVIRONMENT)
+                text = done.stdout + done.stderr
+                self.assertIn("rank 1: ", text)
+                self.assertIn(os.strerror(errno.ENOSPC), text)
+                self.assertEqual(run_.checkpoints, {})
+                self.assertNotEqual(done.returncode, 0)  # the last one could not be written either
+                if policy == "continue":
+                    self.assertIn("training goes on", text)
+                    self.assertEqual(len([r for r in run_.records() if "loss" in r]), 11)
+
+
+class Refused(Case):
+    def setUp(self):
+        self.run_ = Directory()
+
+    def save(self, *flags):
+        for stop in ("3", "6"):
+            self.succeeds(self.run_.run("--stop-after", stop, "--resume", "auto", *flags))
+
+    def test_nothing_to_resume(self):
+        """An explicit resume that finds nothing is an error, never step 0 (torchtitan#3732)."""
+        self.refused(self.run_.run("--resume", "latest"), CHECKPOINT, "no checkpoint", "--resume auto")
+        self.refused(self.run_.run("--resume", self.run_.file("nowhere")), CHECKPOINT, "nowhere")
+        self.succeeds(self.run_.run("--resume", "auto", "--stop-after", "2"))
+        self.assertEqual(list(self.run_.checkpoints), [2])
+
+    def test_a_directory_that_holds_a_run(self):
+        self.save()
+        self.refused(self.run_.run(), FLAGS_CODE, "--resume latest", "--overwrite")
+        self.succeeds(self.run_.run("--overwrite", "--stop-after", "1"))
+        self.assertEqual(list(self.run_.checkpoints), [1])
+
+    def test_flags_that_contradict(self):
+        self.refused(self.run_.run("--resume", "latest", "--overwrite"), FLAGS_CODE, "--overwrite")
+        self.refused(self.run_.run("--rewind", "1"), FLAGS_CODE, "--resume")
+        self.refused(run("--train", corpus().train, *MICRO, "--resume", "latest"), FLAGS_CODE, "--out")
+
+    def test_another_model(self):
+        self.save()
+        self.refused(self.run_.run("--resume", "latest", "--layers", "2"), CHECKPOINT, "--layers 1", "--layers 2")
+        self.refused(self.run_.run("--resume", "latest", "--total-batch", "128"), CHECKPOINT, "--total-batch")
+
+    def test_other_data(self):
+        self.save()
+        other = write_shard([i % 200 for i in range(5000)])
+        for flags, words in ((["--train", other, "--vocab", "257"], "other training data"), (["--seed", "7"], "--seed 7")):
+            with self.subTest(flags=flags):
+                self.refused(self.run_.run("--resume", "latest", *flags), CHECKPOINT, words, "--new-data")
+        self.succeeds(self.run_.run("--resume", "latest", "--train", other, "--vocab", "257", "--new-data"))
+
+    def test_changes_are_said(self):
+        self.save()
+        result = self.succeeds(self.run_.run("--resume", "latest", "--lr", "1e-4", "--stop-after", "7"))
+        self.assertIn("--lr 0.0001 from here on; until now it was 0.001", result.out)
+
+    def test_damaged_checkpoints_are_passed_over(self):
+        """A cut file (Lightning#688, metaseq#53), a missing one (cosmos-rl#550), a flipped bit, a link (unsloth#6796); and
+        not deleted either."""
+        def flip(path):
+            damage(os.path.join(path, "rank_00000.safetensors"), 5000)
+
+        def cut(path):
+            os.truncate(os.path.join(path, "rank_00000.safetensors"), 1000)
+
+        def remove(path):
+            os.remove(os.path.join(path, "rank_00000.safetensors"))
+
+        def flip_manifest(path):
+            damage(os.path.join(path, "manifest.json"), -100)
+
+        def no_manifest(path):
+            os.remove(os.path.join(path, "manifest.json"))
+
+        def link(path):
+            target = os.path.join(path, "rank_00000.safetensors")
+            os.rename(target, target + ".elsewhere")
+            os.symlink(target + ".elsewhere", target)
+
+        for harm in (flip, cut, remove, flip_manifest, no_manifest, link):
+            with self.subTest(harm=harm.__name__):
+                self.run_ = Directory()
+                self.save()
+                self.assertEqual(list(self.run_.checkpoints), [3, 6])
+                harm(self.run_.checkpoints[6])
+                names = os.listdir(self.run_.checkpoints[6])
+                result = self.succeeds(self.run_.run("--resume", "latest", "--stop-after", "4"))
+                self.assertIn("passed over", result.err)
+                self.assertIn("step 3 is done", result.out)
+                self.assertEqual(os.listdir(self.run_.checkpoints[6]), names)
+                if harm is flip:
+                    self.assertRegex(result.err, r"rank_00000.safetensors: is damaged between bytes \d+ and \d+ "
+                                     r"\(tensors? \S+")
+
+    def test_all_damaged(self):
+        self.save()
+        before = self.run_.records()
+        for path in self.run_.checkpoints.values():
+            damage(os.path.join(path, "rank_00000.safetensors"))
+        for how in ("latest", "auto"):
+            self.refused(self.run_.run("--resume", how), CHECKPOINT, "no checkpoint is whole", "nothing is overwritten")
+        self.assertEqual(self.run_.records(), before)
+        self.succeeds(self.run_.run("--resume", "latest", "--verify", "size"))
+
+    def test_a_second_run_in_the_same_directory(self):
+        process = self.run_.start("--max-steps", "100000")
+        try:
+            while not process.stdout.readline().startswith("step "):
+                self.assertIsNone(process.poll())
+            for how in (["--overwrite"], ["--resume", "auto"], []):
+                self.refused(self.run_.run(*how), FLAGS_CODE, "in use by another run", str(process.pid))
+        finally:
+            process.kill()
+            process.communicate()
+        self.succeeds(self.run_.run("--resume", "auto", "--stop-after", "1"))
+
+
+class Signals(Case):
+    def stop(self, ready, number, *flags, env=None):
+        """Sends a signal when a line of output says that the run is ready for it."""
+        run_ = Directory()
+        process = run_.start("--max-steps", "100000", *flags, env=env)
+        try:
+            for line in process.stdout:
+                if ready in line:
+                    break
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        self.assertEqual(process.returncode, STOPPED, out + err)
+        return run_, out
+
+    def test_every_signal(self):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            with self.subTest(number=number):
+                run_, out = self.stop("step ", number, "--val-every", "0")
+                (step,) = run_.checkpoints
+                self.assertIn(f"stopping after step {step}: {signal.Signals(number).name}", out)
+                self.assertEqual(run_.records()[-1]["step"], step)
+
+    def test_at_any_time(self):
+        """During the start, a validation, a sample and a save (spd#677, Automodel#3007)."""
+        slow = {"LD_PRELOAD": disk_trouble(), "DISK_SLOW": "1"}
+        for ready, flags, env in (("custom on", [], None), ("val ", ["--val-every", "1", "--val-batches", "-1"], None),
+                                  ("sample after", ["--sample-every", "1", "--sample-tokens", "500"], None),
+                                  ("step     4/", ["-n", "3", "--val-every", "0"], slow)):
+            with self.subTest(ready=ready):
+                run_, out = self.stop(ready, signal.SIGTERM, *flags, env=env)
+                self.assertIn("SIGTERM", out)
+                if run_.checkpoints:
+                    self.succeeds(run_.run("--max-steps", "100000", "--resume", "latest", *flags, "--stop-after",
+                                           str(max(run_.checkpoints) + 1)))
+
+    def test_a_stop_keeps_what_was_due(self):
+        """What follows a step is made up for by who goes on, so that no record is missing."""
+        flags = ["--precision", "fp8", "--max-steps", "10", "--val-every", "1", "--fp8-log-every", "1"]
+        stopped = Directory()
+        for last in range(5):
+            limit = [] if last == 4 else ["--max-minutes", "1e-9"]
+            self.succeeds(stopped.run(*flags, "--resume", "auto", *limit), 0 if last == 4 else STOPPED)
+        self.assertEqual(stopped.records(), whole_run(*flags).records())
+
+
+@functools.cache
+def disk_trouble():
+    """The library to be preloaded."""
+    library = os.path.join(workspace(), "disk_trouble.so")
+    source = os.path.join(ROOT, "test", "end_to_end", "disk_trouble.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+class Disk(Case):
+    FLAGS = ["-n", "4", "--keep", "1", "--val-every", "0", "--max-steps", "8"]
+
+    def calls(self):
+        """How many there are in such a run."""
+        count = new_path("count")
+        self.succeeds(Directory().run(*self.FLAGS, env={"LD_PRELOAD": disk_trouble(), "DISK_COUNT": count}))
+        with open(count, encoding="utf-8") as file:
+            return int(file.read())
+
+    def test_killed_at_system_calls(self):
+        """Whichever call is the last, what is complete loads, and equals what it was at its step (speculators#739); and
+        the next run is not held up (Automodel#3261)."""
+        whole = Directory()
+        self.succeeds(whole.run("--keep", "0", "--val-every", "0", "--max-steps", "8", "--stop-after", "4"))
+        self.succeeds(whole.run("--keep", "0", "--val-every", "0", "--max-steps", "8", "--resume", "latest"))
+        states = {step: whole.state(step) for step in whole.checkpoints}
+        calls = self.calls()
+        self.assertGreater(calls, 20)
+        for call in range(1, calls + 1, 1 if MATRIX else 5):
+            with self.subTest(call=call):
+                run_ = Directory()
+                killed = run_.run(*self.FLAGS, env={"LD_PRELOAD": disk_trouble(), "DISK_KILL_AT": str(call)})
+                self.assertEqual(killed.code, -signal.SIGKILL)
+                for step, path in run_.checkpoints.items():
+                    if os.path.exists(os.path.join(path, "manifest.json")):
+                        self.assertEqual(run_.state(step), states[step])
+                self.succeeds(run_.run(*self.FLAGS, "--resume", "auto"))
+                self.assertEqual(run_.state(8), states[8])
+                self.assertFalse([n for n in os.listdir(run_.file("checkpoints")) if n.endswith(".tmp")])
+
+    def test_calls_that_fail(self):
+        """The run goes on, what was saved stays, and the message says what the disk said."""
+        calls = self.calls()
+        for error, code in ((errno.ENOSPC, NO_RESOURCES), (errno.EDQUOT, NO_RESOURCES), (errno.EIO, CHECKPOINT)):
+            at = random.Random(error).sample(range(1, calls + 1), calls if MATRIX else 3)
+            for call in at:
+                with self.subTest(error=errno.errorcode[error], call=call):
+                    run_ = Directory()
+                    result = run_.run(*self.FLAGS, env={"LD_PRELOAD": disk_trouble(), "DISK_FAIL_AT": str(call),
+                                                        "DISK_ERRNO": str(error)})
+                    self.assertIn(os.strerror(error), result.err)
+                    self.assertIn(result.code, (0, code), result.err)  # 0: an old one could not be deleted
+                    self.assertEqual(len(run_.records()), 8, "all steps were made")
+                    whole = [p for p in run_.checkpoints.values() if os.path.exists(os.path.join(p, "manifest.json"))]
+                    if whole:
+                        self.succeeds(run_.run(*self.FLAGS, "--resume", "latest"))
+
+    def test_a_slow_disk_does_not_hold_up_steps(self):
+        """Saving takes seconds; the steps in between do not (NVRx#373)."""
+        run_ = Directory()
+        result = self.succeeds(run_.run("-n", "2", "--val-every", "0", "--max-steps", "12",
+                                        env={"LD_PRELOAD": disk_trouble(), "DISK_SLOW": "2"}))
+        self.assertIn("no checkpoint, because the last one is still being written", result.out)
+        with open(run_.file("metrics.jsonl"), encoding="utf-8") as file:
+            times = [r["ms"] for r in map(json.loads, file) if "ms" in r]
+        self.assertLess(max(times), 2000, "no step waited for a write")
+        self.assertIn(12, run_.checkpoints)
+
+    def test_a_full_file_system(self):
+        """A real one, of a megabyte."""
+        mount = new_path("tmpfs")
+        os.mkdir(mount)
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mount], capture_output=True).returncode:
+            self.skipTest("tmpfs cannot be mounted")
+        self.addCleanup(subprocess.run, ["umount", mount])
+        run_ = Directory(os.path.join(mount, "run"))
+        self.succeeds(run_.run("--stop-after", "2"))
+        with open(os.path.join(mount, "filler"), "wb") as file:
+            room = shutil.disk_usage(mount).free
+            file.write(b"x" * max(0, room - 40000))
+        result = run_.run("-n", "2", "--resume", "latest")
+        self.refused(result, NO_RESOURCES, "a checkpoint takes")
+        self.assertEqual(list(run_.checkpoints), [2])
+        os.remove(os.path.join(mount, "filler"))
+        self.succeeds(run_.run("--resume", "latest", "--keep", "1"))
+
+    def test_memory_and_local_disk(self):
+        """--checkpoint-local writes to another disk first, and takes no memory (marin#8508)."""
+        local = Directory()
+        self.succeeds(local.run("-n", "4", "--checkpoint-local", local.file("local")))
+        self.assertEqual(local.state(12), whole_run().state(12))
+        self.assertEqual(os.listdir(local.file("local")), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
