@@ -20,13 +20,6 @@ const char* name_of(OperandType type) {
     return "";
 }
 
-FastAccumulation fast_accumulation(const std::string& name) {
-    if (name == "none") return FastAccumulation::none;
-    if (name == "forward") return FastAccumulation::forward;
-    if (name == "all") return FastAccumulation::all;
-    throw Error(ExitCode::bad_flags, strprintf("--fp8-fast-accum %s: expected none, forward or all", name.c_str()));
-}
-
 const char* Product::name() const {
     return kind == forward ? "matmul forward" : kind == dgrad ? "matmul dgrad" : "matmul wgrad";
 }

@@ -41,7 +41,6 @@ requires(std::is_same_v<F8, e4m3> ||
 
 // The FP8 products in which the tensor cores sum up with fewer bits, and faster (--fp8-fast-accum). GPU only.
 enum class FastAccumulation { none, forward, all };
-FastAccumulation fast_accumulation(const std::string& name);
 
 // Products by the type of their operands.
 struct ProductCounts {

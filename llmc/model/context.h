@@ -16,7 +16,6 @@ enum class Recompute {
     norm,   // ... and the blocks' norms' outputs
     block,  // keep a block's input alone and run its forward again
 };
-Recompute recompute_from_name(const std::string& name);
 
 template <class Real>
 struct ModelContext {

@@ -7,14 +7,6 @@ int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit) {
     return static_cast<int>(std::min<size_t>(static_cast<size_t>(N), std::max<size_t>(rows, 128)));
 }
 
-Recompute recompute_from_name(const std::string& name) {
-    if (name == "none") return Recompute::none;
-    if (name == "gelu") return Recompute::gelu;
-    if (name == "norm") return Recompute::norm;
-    if (name == "block") return Recompute::block;
-    throw Error(ExitCode::bad_flags, "--recompute " + name + ": expected none, gelu, norm or block");
-}
-
 template class Transformer<float, Gpt2Block>;
 template class Transformer<bf16, Gpt2Block>;
 

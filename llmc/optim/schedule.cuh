@@ -6,9 +6,7 @@
 #include <math.h>
 
 #include <cstdint>
-#include <string>
 
-#include "llmc/device/error.h"
 #include "llmc/device/keywords.cuh"
 
 namespace llmc {
@@ -22,15 +20,6 @@ struct ScheduleConfig {
     int64_t steps = 1;          // length of the schedule
     double final_fraction = 0;  // it ends at final_fraction * lr
 };
-
-inline ScheduleKind schedule_kind(const std::string& name) {
-    if (name == "cosine") return ScheduleKind::cosine;
-    if (name == "linear") return ScheduleKind::linear;
-    if (name == "constant") return ScheduleKind::constant;
-    if (name == "wsd") return ScheduleKind::wsd;
-    throw Error(ExitCode::bad_flags,
-                strprintf("--schedule %s: expected cosine, linear, constant or wsd", name.c_str()));
-}
 
 // (1 + cos(pi x)) / 2 for 0 <= x <= 1, as sin^2 of an angle below pi/4 or its complement. Error below 3e-16.
 LLMC_HD double half_cosine(double x) {

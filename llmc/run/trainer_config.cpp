@@ -41,16 +41,25 @@ TrainerConfig trainer_config(const Options& o) {
     config.batch = o.batch;
     config.seq = o.seq;
     config.micro_steps = o.micro_steps;
-    config.recompute = recompute_from_name(o.recompute);
+    config.recompute = meaning<Recompute>(
+        "recompute", o.recompute,
+        {{"none", Recompute::none}, {"gelu", Recompute::gelu}, {"norm", Recompute::norm}, {"block", Recompute::block}});
     config.tf32 = o.tf32;
-    config.fast_accumulation = fast_accumulation(o.fp8_fast_accum);
+    config.fast_accumulation = meaning<FastAccumulation>(
+        "fp8-fast-accum", o.fp8_fast_accum,
+        {{"none", FastAccumulation::none}, {"forward", FastAccumulation::forward}, {"all", FastAccumulation::all}});
     if (meaning<bool>("precision", o.precision, {{"fp32", false}, {"bf16", false}, {"fp8", true}}))
         config.fp8 = fp8_config(o);
     config.fp8_layers = o.fp8_layers;
     config.sharding.stage = o.zero;
     config.sharding.within = o.shard_within;
     config.sharding.wire = meaning<Wire>("reduce", o.reduce, {{"fp32", Wire::fp32}, {"bf16", Wire::bf16}});
-    config.schedule = {schedule_kind(o.schedule), o.lr, o.warmup, o.max_steps, o.final_lr_fraction};
+    const ScheduleKind schedule = meaning<ScheduleKind>("schedule", o.schedule,
+                                                        {{"cosine", ScheduleKind::cosine},
+                                                         {"linear", ScheduleKind::linear},
+                                                         {"constant", ScheduleKind::constant},
+                                                         {"wsd", ScheduleKind::wsd}});
+    config.schedule = {schedule, o.lr, o.warmup, o.max_steps, o.final_lr_fraction};
     config.adamw = {o.beta1, o.beta2, o.eps, o.weight_decay};
     config.clip = o.clip;
     config.loss_scale = loss_scale_config(o.loss_scale);

@@ -252,10 +252,3 @@ TEST_CASE("planned_bytes foretells reserved_bytes") {
         CHECK(Matmul::planned_bytes(OperandType::fp32, shapes) == 0);
     }
 }
-
-TEST_CASE("fast accumulation has the names of --fp8-fast-accum") {
-    CHECK(fast_accumulation("none") == FastAccumulation::none);
-    CHECK(fast_accumulation("forward") == FastAccumulation::forward);
-    CHECK(fast_accumulation("all") == FastAccumulation::all);
-    CHECK_THROWS_AS(fast_accumulation("on"), Error);
-}

@@ -111,11 +111,3 @@ TEST_CASE("the device computes the host's bits") {
         }
     }
 }
-
-TEST_CASE("schedules have the names of --schedule") {
-    CHECK(schedule_kind("cosine") == ScheduleKind::cosine);
-    CHECK(schedule_kind("linear") == ScheduleKind::linear);
-    CHECK(schedule_kind("constant") == ScheduleKind::constant);
-    CHECK(schedule_kind("wsd") == ScheduleKind::wsd);
-    CHECK_THROWS_AS(schedule_kind("cosin"), Error);
-}

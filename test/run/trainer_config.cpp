@@ -49,7 +49,13 @@ TEST_CASE("trainer config: words become what they say") {
     CHECK(with(&Options::precision, "fp8").fp8);
     CHECK(!with(&Options::precision, "bf16").fp8);
     CHECK(!with(&Options::precision, "fp32").fp8);
+    CHECK(with(&Options::recompute, "none").recompute == Recompute::none);
+    CHECK(with(&Options::recompute, "gelu").recompute == Recompute::gelu);
     CHECK(with(&Options::recompute, "norm").recompute == Recompute::norm);
+    CHECK(with(&Options::recompute, "block").recompute == Recompute::block);
+    CHECK(with(&Options::schedule, "cosine").schedule.kind == ScheduleKind::cosine);
+    CHECK(with(&Options::schedule, "linear").schedule.kind == ScheduleKind::linear);
+    CHECK(with(&Options::schedule, "constant").schedule.kind == ScheduleKind::constant);
     CHECK(with(&Options::schedule, "wsd").schedule.kind == ScheduleKind::wsd);
     CHECK(with(&Options::fp8_recipe, "mxfp8").fp8->recipe == Fp8Recipe::mxfp8);
     CHECK(!with(&Options::fp8_grad, "e5m2").fp8->e4m3_gradients);
@@ -57,6 +63,8 @@ TEST_CASE("trainer config: words become what they say") {
     CHECK(with(&Options::fp8_amax_algo, "max").fp8->algorithm == AmaxAlgorithm::max);
     CHECK(with(&Options::fp8_amax_algo, "most_recent").fp8->algorithm == AmaxAlgorithm::most_recent);
     CHECK(with(&Options::fp8_amax_algo, "ema").fp8->algorithm == AmaxAlgorithm::ema);
+    CHECK(with(&Options::fp8_fast_accum, "none").fast_accumulation == FastAccumulation::none);
+    CHECK(with(&Options::fp8_fast_accum, "forward").fast_accumulation == FastAccumulation::forward);
     CHECK(with(&Options::fp8_fast_accum, "all").fast_accumulation == FastAccumulation::all);
     CHECK(with(&Options::reduce, "fp32").sharding.wire == Wire::fp32);
     CHECK(with(&Options::reduce, "bf16").sharding.wire == Wire::bf16);
