@@ -17,7 +17,7 @@
 #include "llmc/run/start.h"
 #include "llmc/run/step_reports.h"
 #include "llmc/run/trainer_config.h"
-#include "llmc/train/hf_weights.h"
+#include "llmc/train/weights.h"
 
 using namespace llmc;
 

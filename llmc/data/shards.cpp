@@ -17,6 +17,7 @@
 #include <set>
 #include <utility>
 
+#include "llmc/data/llmc_magic.h"
 #include "llmc/device/error.h"
 
 namespace llmc {
@@ -63,27 +64,6 @@ void pread_all(int fd, const std::string& path, int64_t offset, int64_t bytes, v
                           "and resume",
                           path.c_str(), llong{offset}, llong{bytes}));
         at += got, offset += got, bytes -= got;
-    }
-}
-
-// What a file that is no shard might be: the formats a user is likely to have beside their shards.
-const char* name_of_magic(int32_t magic) {
-    switch (magic) {
-        case 20240326:
-        case 20240803:
-            return " (an llm.c model checkpoint)";
-        case 20240327:
-            return " (an llm.c debug state)";
-        case 20240328:
-            return " (an llm.c tokenizer: give it to --tokenizer)";
-        case 20240522:
-            return " (an llm.c evaluation file)";
-        case 20240527:
-            return " (an llm.c training state)";
-        case 0x2e4e4942:
-            return " (an llmq shard: prepare the text again with data/prepare)";  // "BIN."
-        default:
-            return "";
     }
 }
 

@@ -4,11 +4,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "llmc/checkpoint/hf_export.h"
 #include "test/checkpoint/checkpoint_test_util.h"
 #include "test/fixture.h"
 
@@ -43,7 +46,7 @@ void export_weights(const std::string& path, const Weights& weights, const Model
 
 Weights import_weights(const std::string& path, const ModelConfig& config = kTiny) {
     Weights weights;
-    import_hf(path, config, [&](const std::string& name, const std::vector<float>& values) {
+    import_weights(HfWeights(path, config), [&](const std::string& name, const std::vector<float>& values) {
         CHECK(weights.emplace(name, values).second);
     });
     return weights;
@@ -237,8 +240,9 @@ TEST_CASE("hf_gpt2: a file that does not fit the model is refused before anythin
     const auto refusal = [&](const std::vector<Raw>& tensors, const ModelConfig& config = kTiny) {
         save_raw(path, tensors);
         int stored = 0;
-        const std::string message = error_of(
-            [&] { import_hf(path, config, [&](const std::string&, const std::vector<float>&) { ++stored; }); });
+        const std::string message = error_of([&] {
+            import_weights(HfWeights(path, config), [&](const std::string&, const std::vector<float>&) { ++stored; });
+        });
         CHECK(stored == 0);
         return message;
     };
@@ -321,6 +325,37 @@ TEST_CASE("hf_gpt2: a config.json that says otherwise is refused, number by numb
     CHECK(mentions(refusal(kTiny), "config.json is not a JSON object"));
     std::filesystem::remove(folder.file("config.json"));
     CHECK(refusal(other_heads) == "<no error>");
+}
+
+TEST_CASE("hf_gpt2: a value that is not finite is refused, with its place in the file") {
+    TemporaryFolder folder;
+    Weights weights = numbered_weights(kTiny);
+    weights["h.1.fc.weight"][3 * 4 + 2] = NAN;  // (out 3, in 2) of ours
+    export_weights(folder.file("model.safetensors"), weights);
+    CHECK(mentions(error_of([&] { import_weights(folder.file("")); }),
+                   "model.safetensors: transformer.h.1.mlp.c_fc.weight has NaN at row 2, column 3"));
+    weights = numbered_weights(kTiny);
+    weights["lnf.bias"][1] = std::numeric_limits<float>::infinity();
+    export_weights(folder.file("model.safetensors"), weights);
+    CHECK(mentions(error_of([&] { import_weights(folder.file("")); }), "transformer.ln_f.bias has Inf at element 1"));
+}
+
+TEST_CASE("hf_gpt2: a directory says itself what model it holds") {
+    TemporaryFolder folder;
+    const std::string path = folder.file("model.safetensors");
+    export_weights(path, numbered_weights(kTiny));
+    CHECK(differences(open_weights(folder.file(""))->model(), kTiny, {"", "", "", "", ""}) == "");
+    CHECK(open_weights(path)->fetch("h.1.qkv.weight") == numbered_weights(kTiny)["h.1.qkv.weight"]);
+
+    nlohmann::json config = nlohmann::json::parse(read_bytes(folder.file("config.json")));
+    config.erase("vocab_size");
+    config.erase("n_positions");
+    config.erase("n_ctx");
+    write_bytes(folder.file("config.json"), config.dump());
+    CHECK(HfWeights(path).model().vocab == 7);
+    CHECK(HfWeights(path).model().context == 5);
+    std::filesystem::remove(folder.file("config.json"));
+    CHECK(mentions(error_of([&] { open_weights(path); }), "there is no config.json beside the weights"));
 }
 
 TEST_CASE("hf_gpt2: an export that fails leaves nothing behind") {

@@ -1,10 +1,13 @@
 """Bad input: each ends with its exit code and a message that names the value and what to do, before any training."""
 
+import math
 import os
 import re
+import struct
 import unittest
 
-from trainer import VOCAB, corpus, new_path, run, tiny_flags, write_shard
+from trainer import (VOCAB, corpus, llmc_tensors, new_path, read_safetensors, run, tiny_flags, write_llmc_model,
+                     write_safetensors, write_shard)
 
 FLAGS, DATA, CHECKPOINT, RESOURCES = 2, 3, 4, 5
 TRAINED = re.compile("^step ", re.MULTILINE)
@@ -285,6 +288,43 @@ class BadFile(BadInput):
         os.remove(os.path.join(out, "config.json"))
         for weights in (model, out):
             self.refused(CHECKPOINT, ["--init-from", weights], "h.1.", "choose the model that the file holds")
+
+    def test_weights_that_are_not_finite(self):
+        out = new_path()
+        self.assertEqual(run(*tiny_flags("--out", out, "--max-steps", "1")).code, 0)
+        model = os.path.join(out, "model.safetensors")
+        tensors = read_safetensors(model)
+        dtype, shape, data = tensors["transformer.h.1.mlp.c_fc.weight"]  # (64, 256)
+        at = 4 * (5 * 256 + 7)
+        tensors["transformer.h.1.mlp.c_fc.weight"] = dtype, shape, data[:at] + struct.pack("<f", math.nan) + data[at + 4:]
+        write_safetensors(model, tensors)
+        for weights in (model, out):
+            self.refused(CHECKPOINT, ["--init-from", weights], "model.safetensors: transformer.h.1.mlp.c_fc.weight has "
+                         "NaN at row 5, column 7")
+
+    def test_weights_of_llm_c(self):
+        model = dict(context=64, vocab=VOCAB, layers=2, heads=2, channels=64)
+        values = {name: [0.0] * count for name, _, count in llmc_tensors(model)}
+        path = new_path() + ".bin"
+        write_llmc_model(path, model, values)
+        self.assertEqual(run(*tiny_flags("--init-from", path, "--max-steps", "1")).code, 0)
+        with open(path, "rb") as file:
+            good = file.read()
+
+        def changed(data):
+            with open(path, "wb") as file:
+                file.write(data)
+            return ["--init-from", path]
+
+        self.refused(CHECKPOINT, changed(good[:-1]), "is truncated", f"takes {len(good)} bytes")
+        self.refused(CHECKPOINT, changed(good + b"\0"), "is too long")
+        self.refused(CHECKPOINT, changed(struct.pack("<i", 20240520) + good[4:]), "20240520 (a token shard: give it to "
+                     "--train)")
+        self.refused(CHECKPOINT, changed(good[:4] + struct.pack("<i", 1) + good[8:]), "is of version 1")
+        self.refused(CHECKPOINT, changed(good[:1024 + 4 * 65] + struct.pack("<f", math.inf) + good[1028 + 4 * 65:]),
+                     "wte has Inf at row 1, column 1")
+        self.refused(CHECKPOINT, changed(good) + ["--layers", "1"], "layers is 2, this model has 1",
+                     "choose the model that the file holds: --layers 2 --heads 2 --channels 64 --context 64 --vocab 257")
 
     def test_weights_with_a_missing_shard(self):
         directory = new_path("shards")

@@ -13,8 +13,8 @@ import subprocess
 import unicodedata
 import unittest
 
-from trainer import (ENVIRONMENT, PROGRAM, ROOT, VOCAB, FinishedRun, corpus, new_path, read_safetensors, run,
-                     tiny_flags, workspace, write_safetensors)
+from trainer import (ENVIRONMENT, PROGRAM, ROOT, VOCAB, FinishedRun, corpus, llmc_tensors, new_path, read_safetensors, run,
+                     tiny_flags, workspace, write_llmc_model, write_safetensors)
 
 STOPPED = 75
 
@@ -250,6 +250,21 @@ class Weights(unittest.TestCase):
         self.assertLess(expected[0], 4.5)
         self.assertEqual(losses(self.done.directory), expected)
         self.assertEqual(losses(self.sharded(3)), expected)
+
+    def test_a_model_file_of_llm_c_is_as_good_as_theirs(self):
+        model = dict(context=64, vocab=VOCAB, layers=2, heads=2, channels=64)
+        tensors = {name.removeprefix("transformer."): t for name, t in read_safetensors(self.model).items()}
+        values = {}
+        for name, transposed, count in llmc_tensors(model):
+            _, shape, data = tensors[name]
+            values[name] = struct.unpack(f"<{count}f", data)
+            if transposed:  # (in, out) there, (out, in) here
+                values[name] = [x for column in range(shape[1]) for x in values[name][column::shape[1]]]
+        path = new_path() + ".bin"
+        write_llmc_model(path, model, values)
+        losses = [FinishedRun("--max-steps", "2", "--init-from", weights).losses for weights in (self.model, path)]
+        self.assertLess(losses[0][0], 4.5)
+        self.assertEqual(losses[0], losses[1])
 
     def sharded(self, count):
         """The model as Hugging Face keeps large ones: in several files with an index, here without the prefix."""

@@ -200,6 +200,32 @@ def write_safetensors(path, tensors):
         file.write(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
 
 
+def llmc_tensors(model):
+    """[(Hugging Face's name, whether it is stored transposed, elements)] in the order of llm.c's model files."""
+    C, L = model["channels"], model["layers"]
+    blocks = [("ln_1.weight", C), ("ln_1.bias", C), ("attn.c_attn.weight", 3 * C * C), ("attn.c_attn.bias", 3 * C),
+              ("attn.c_proj.weight", C * C), ("attn.c_proj.bias", C), ("ln_2.weight", C), ("ln_2.bias", C),
+              ("mlp.c_fc.weight", 4 * C * C), ("mlp.c_fc.bias", 4 * C), ("mlp.c_proj.weight", 4 * C * C),
+              ("mlp.c_proj.bias", C)]
+    return [("wte.weight", False, model["vocab"] * C), ("wpe.weight", False, model["context"] * C),
+            *((f"h.{layer}.{name}", ".c_" in name and name.endswith("weight"), count)
+              for name, count in blocks for layer in range(L)),
+            ("ln_f.weight", False, C), ("ln_f.bias", False, C)]
+
+
+def write_llmc_model(path, model, values):
+    """llm.c's model file in FP32, by the format's definition alone. values: {name: numbers as (out, in)}."""
+    header = [20240326, 3, model["context"], model["vocab"], model["layers"], model["heads"], model["channels"]]
+    padded = -(-model["vocab"] // 128) * 128
+    with open(path, "wb") as file:
+        file.write(struct.pack("<8i", *header, padded).ljust(1024, b"\0"))
+        for name, _, count in llmc_tensors(model):
+            assert len(values[name]) == count, name
+            file.write(struct.pack(f"<{count}f", *values[name]))
+            if name == "wte.weight":
+                file.write(bytes(4 * (padded - model["vocab"]) * model["channels"]))
+
+
 def short_run(program):
     """Everything a run does, as little of it as possible: for slow builds."""
     for precision in ("fp8", "bf16", "fp32"):

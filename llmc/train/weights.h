@@ -1,4 +1,4 @@
-// A trainer's weights from and to Hugging Face files (checkpoint/hf_gpt2.h).
+// A trainer's weights from files of other programs (checkpoint/weight_source.h), and to Hugging Face's.
 #pragma once
 #include <string>
 

@@ -1,12 +1,14 @@
-#include "llmc/train/hf_weights.h"
+#include "llmc/train/weights.h"
 
-#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/hf_export.h"
 
 namespace llmc {
+
 template <class Real>
 void load_weights(Trainer<Real>& trainer, const std::string& path) {
-    import_hf(path, trainer.config().model,
-              [&](const std::string& name, const std::vector<float>& values) { trainer.set_weight(name, values); });
+    import_weights(
+        *open_weights(path, trainer.config().model),
+        [&](const std::string& name, const std::vector<float>& values) { trainer.set_weight(name, values); });
     trainer.weights_are_set();
 }
 

@@ -1,0 +1,169 @@
+#include "llmc/checkpoint/llmc_model.h"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+
+#include "llmc/checkpoint/atomic_file.h"
+#include "llmc/checkpoint/finite.h"
+#include "llmc/data/llmc_magic.h"
+#include "llmc/device/error.h"
+#include "llmc/device/formats.cuh"
+
+namespace llmc {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "model files are little-endian and read without swapping");
+
+constexpr int kHeaderInts = 256;
+constexpr int64_t kHeaderBytes = kHeaderInts * 4;
+constexpr int32_t kVersionFp32 = 3, kVersionBf16 = 5;
+constexpr NamesOfNumbers kNames = {"layers", "heads", "channels", "context", "vocab"};
+
+using llong = long long;  // what %lld wants
+
+[[noreturn]] void fail(const std::string& path, const std::string& message) {
+    throw Error(ExitCode::checkpoint, path + ": " + message);
+}
+
+// A tensor of one layer, in the order of the file.
+struct Slice {
+    TensorRow row;
+    int64_t first, elements;  // in the file, with padded rows
+};
+
+// The file's order: the table's, but for all layers of a kind behind each other.
+std::vector<Slice> slices(const ModelConfig& model, int64_t padded_vocab) {
+    const ModelTable table = model.table(model);
+    std::vector<Slice> all;
+    int64_t at = 0;
+    const auto add = [&](const TensorRow& row) {
+        const int64_t elements = row.name == "wte" ? padded_vocab * row.columns : row.count();
+        all.push_back({row, at, elements});
+        at += elements;
+    };
+    for (const TensorRow& row : table.embedding) add(row);
+    for (TensorRow row : table.block) {
+        const std::string name = row.name;
+        for (row.block = 0; row.block < model.layers; row.block++) {
+            row.name = block_prefix(row.block) + name;
+            add(row);
+        }
+    }
+    for (const TensorRow& row : table.final) add(row);
+    return all;
+}
+
+int32_t first_number(const std::string& path) {
+    int32_t number = 0;
+    std::ifstream file(path, std::ios::binary);
+    return file.read(reinterpret_cast<char*>(&number), sizeof number) ? number : 0;
+}
+
+}  // namespace
+
+// No safetensors file begins like that: its first 8 bytes are a length, and the second number here is never 0.
+bool is_llmc_file(const std::string& path) {
+    std::error_code ignored;
+    if (!std::filesystem::is_regular_file(path, ignored)) return false;
+    return std::filesystem::path(path).extension() == ".bin" || first_number(path) == kLlmcModelMagic;
+}
+
+LlmcWeights::LlmcWeights(const std::string& path) : path_(path), file_(path, std::ios::binary) {
+    read_header();
+    check_size();
+}
+
+LlmcWeights::LlmcWeights(const std::string& path, const ModelConfig& model) : LlmcWeights(path) {
+    const std::string apart = differences(model_, model, kNames);
+    if (!apart.empty())
+        fail(path,
+             strprintf("%s; choose the model that the file holds: --layers %d --heads %d --channels %d --context %d "
+                       "--vocab %d",
+                       apart.c_str(), model_.layers, model_.heads, model_.channels, model_.context, model_.vocab));
+}
+
+void LlmcWeights::read_header() {
+    if (!file_) fail(path_, strprintf("cannot open it: %s", std::strerror(errno)));
+    int32_t header[kHeaderInts] = {};
+    file_.read(reinterpret_cast<char*>(header), sizeof header);
+    const llong got = file_.gcount();
+    if (got < 4 || header[0] != kLlmcModelMagic)
+        fail(path_, strprintf("is no model file of llm.c: its magic is %d%s, a model's is %d", header[0],
+                              name_of_magic(header[0]), kLlmcModelMagic));
+    if (got < kHeaderBytes)
+        fail(path_,
+             strprintf("has %lld bytes, fewer than the %lld of a header: it is truncated", got, llong{kHeaderBytes}));
+    if (header[1] != kVersionFp32 && header[1] != kVersionBf16)
+        fail(path_, strprintf("is of version %d; 3 (FP32) and 5 (BF16) can be read", header[1]));
+    element_bytes_ = header[1] == kVersionFp32 ? sizeof(float) : sizeof(bf16);
+    model_.name = std::filesystem::path(path_).stem().string();
+    model_.context = header[2];
+    model_.vocab = header[3];
+    model_.layers = header[4];
+    model_.heads = header[5];
+    model_.channels = header[6];
+    padded_vocab_ = header[7];
+    require_numbers(path_, model_);
+    if (padded_vocab_ < model_.vocab)
+        fail(path_, strprintf("pads a vocabulary of %d to %lld", model_.vocab, llong{padded_vocab_}));
+}
+
+void LlmcWeights::check_size() {
+    const Slice last = slices(model_, padded_vocab_).back();
+    const int64_t needed = kHeaderBytes + (last.first + last.elements) * static_cast<int64_t>(element_bytes_);
+    file_.seekg(0, std::ios::end);
+    const int64_t size = file_.tellg();
+    if (size == needed) return;
+    fail(path_,
+         strprintf("is %s: a model of %d layers, %d channels, a context of %d and a vocabulary of %d (%lld padded) "
+                   "takes %lld bytes, the file has %lld",
+                   size < needed ? "truncated" : "too long", model_.layers, model_.channels, model_.context,
+                   model_.vocab, llong{padded_vocab_}, llong{needed}, llong{size}));
+}
+
+std::vector<float> LlmcWeights::fetch(const std::string& name) const {
+    const std::vector<Slice> all = slices(model_, padded_vocab_);
+    const auto found = std::find_if(all.begin(), all.end(), [&](const Slice& slice) { return slice.row.name == name; });
+    if (found == all.end()) fail(path_, "has no tensor " + name);
+    std::vector<float> values(static_cast<size_t>(found->row.count()));
+    std::vector<bf16> halves(element_bytes_ == sizeof(bf16) ? values.size() : 0);
+    char* const to = halves.empty() ? reinterpret_cast<char*>(values.data()) : reinterpret_cast<char*>(halves.data());
+    file_.clear();
+    file_.seekg(kHeaderBytes + found->first * static_cast<int64_t>(element_bytes_));
+    if (!file_.read(to, static_cast<std::streamsize>(values.size() * element_bytes_)))
+        fail(path_, "ended inside tensor " + name + ": it was cut while open");
+    std::transform(halves.begin(), halves.end(), values.begin(), [](bf16 half) { return to_float(half); });
+    std::vector<int64_t> shape = {found->row.rows};
+    if (found->row.is_matrix()) shape.push_back(found->row.columns);
+    require_finite(path_, name, shape, values);
+    return values;
+}
+
+void export_llmc(const std::string& path, const ModelConfig& model, LlmcType type, const FetchTensor& fetch) {
+    const int32_t header[kHeaderInts] = {kLlmcModelMagic, type == LlmcType::fp32 ? kVersionFp32 : kVersionBf16,
+                                         model.context,   model.vocab,
+                                         model.layers,    model.heads,
+                                         model.channels,  model.padded_vocab()};
+    AtomicFile file(path);
+    file.write(header, sizeof header);
+    std::vector<float> values;
+    std::vector<bf16> halves;
+    for (const Slice& slice : slices(model, model.padded_vocab())) {
+        fetch_exactly(path, slice.row, fetch, values);
+        values.resize(static_cast<size_t>(slice.elements), 0.0f);
+        if (type == LlmcType::fp32) {
+            file.write(values.data(), values.size() * sizeof(float));
+            continue;
+        }
+        halves.resize(values.size());
+        std::transform(values.begin(), values.end(), halves.begin(), [](float value) { return to_bf16(value); });
+        file.write(halves.data(), halves.size() * sizeof(bf16));
+    }
+    file.finish();
+}
+
+}  // namespace llmc

@@ -1,0 +1,43 @@
+// llm.c's model files (.bin), both ways. All little-endian: 256 int32 of header (magic 20240326; version 3 for FP32 or
+// 5 for BF16; longest sequence, vocabulary, layers, heads, channels, padded vocabulary; zeros), then GPT-2's 16 kinds
+// of tensors in the order of the forward pass, each with the slices of all layers one after the other, and nothing
+// behind. Its matrices are (out, in) row-major like ours. The padded rows of wte are 0 in what is written here, and not
+// read.
+#pragma once
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "llmc/checkpoint/weight_source.h"
+
+namespace llmc {
+
+// Whether a path is for this format: it begins with one of llm.c's magics, or is a file called .bin.
+bool is_llmc_file(const std::string& path);
+
+class LlmcWeights : public WeightSource {
+public:
+    // Checks magic, version, numbers and the size of the file; no tensor is read yet.
+    explicit LlmcWeights(const std::string& path);
+    LlmcWeights(const std::string& path, const ModelConfig& model);  // which must be the file's
+
+    const ModelConfig& model() const override { return model_; }
+    std::vector<float> fetch(const std::string& name) const override;
+
+private:
+    void read_header();
+    void check_size();
+
+    std::string path_;
+    mutable std::ifstream file_;
+    ModelConfig model_;
+    size_t element_bytes_ = 0;
+    int64_t padded_vocab_ = 0;
+};
+
+enum class LlmcType { fp32, bf16 };
+// Writes `path` whole or not at all.
+void export_llmc(const std::string& path, const ModelConfig& model, LlmcType type, const FetchTensor& fetch);
+
+}  // namespace llmc

@@ -1,0 +1,63 @@
+#include "llmc/checkpoint/weight_source.h"
+
+#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/llmc_model.h"
+#include "llmc/device/error.h"
+
+namespace llmc {
+
+std::unique_ptr<WeightSource> open_weights(const std::string& path) {
+    if (is_llmc_file(path)) return std::make_unique<LlmcWeights>(path);
+    return std::make_unique<HfWeights>(path);
+}
+
+std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model) {
+    if (is_llmc_file(path)) return std::make_unique<LlmcWeights>(path, model);
+    return std::make_unique<HfWeights>(path, model);
+}
+
+void import_weights(const WeightSource& source, const StoreTensor& store) {
+    for (const TensorRow& row : all_tensors(source.model())) store(row.name, source.fetch(row.name));
+}
+
+void fetch_exactly(const std::string& path, const TensorRow& row, const FetchTensor& fetch, std::vector<float>& out) {
+    const size_t count = static_cast<size_t>(row.count());
+    out.clear();
+    fetch(row.name, out);
+    const bool padded = row.padded_rows > 0 && out.size() > count && out.size() % static_cast<size_t>(row.columns) == 0;
+    if (out.size() != count && !padded)
+        throw Error(ExitCode::checkpoint, strprintf("%s: parameter %s has %zu elements, %zu are needed", path.c_str(),
+                                                    row.name.c_str(), out.size(), count));
+    out.resize(count);
+}
+
+void require_numbers(const std::string& path, const ModelConfig& model) {
+    constexpr int kMost = 1 << 17;  // of layers and channels
+    const bool positive = model.layers > 0 && model.channels > 0 && model.heads > 0 && model.vocab > 0 &&
+                          model.context > 0 && model.channels % model.heads == 0;
+    if (positive && model.layers <= kMost && model.channels <= kMost) return;
+    throw Error(ExitCode::checkpoint,
+                strprintf("%s: layers=%d channels=%d heads=%d vocab=%d context=%d is no GPT-2: all must be positive "
+                          "and channels a multiple of heads",
+                          path.c_str(), model.layers, model.channels, model.heads, model.vocab, model.context));
+}
+
+std::string differences(const ModelConfig& there, const ModelConfig& here, const NamesOfNumbers& names) {
+    const struct {
+        const char* name;
+        int there, here;
+    } numbers[] = {{names.layers, there.layers, here.layers},
+                   {names.heads, there.heads, here.heads},
+                   {names.channels, there.channels, here.channels},
+                   {names.context, there.context, here.context},
+                   {names.vocab, there.vocab, here.vocab}};
+    std::string text;
+    for (const auto& number : numbers) {
+        if (number.there == number.here || number.there == 0) continue;
+        text += strprintf("%s%s is %d, this model has %d", text.empty() ? "" : "; ", number.name, number.there,
+                          number.here);
+    }
+    return text;
+}
+
+}  // namespace llmc

@@ -1,0 +1,199 @@
+// llm.c's model files: where each tensor lies, both ways, and files that are refused. test_run_files.py holds them
+// against a writer of its own.
+#include "llmc/checkpoint/llmc_model.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+
+#include "llmc/device/formats.cuh"
+#include "test/checkpoint/checkpoint_test_util.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+using Weights = std::map<std::string, std::vector<float>>;
+const ModelConfig kTiny = {.layers = 2, .heads = 2, .channels = 4, .vocab = 7, .context = 5};
+
+// The file's order, as llm.c has it; block tensors for all layers at once. Elements of one layer.
+struct Kind {
+    const char* name;
+    bool of_block;
+    size_t elements;
+};
+const Kind kKinds[16] = {
+    {"wte", false, 128 * 4},        {"wpe", false, 5 * 4},       {"ln1.weight", true, 4},
+    {"ln1.bias", true, 4},          {"qkv.weight", true, 48},    {"qkv.bias", true, 12},
+    {"attn_proj.weight", true, 16}, {"attn_proj.bias", true, 4}, {"ln2.weight", true, 4},
+    {"ln2.bias", true, 4},          {"fc.weight", true, 64},     {"fc.bias", true, 16},
+    {"fc_proj.weight", true, 64},   {"fc_proj.bias", true, 4},   {"lnf.weight", false, 4},
+    {"lnf.bias", false, 4},
+};
+constexpr size_t kElements = 512 + 20 + 2 * 244 + 8;
+
+// Every element of the file its own number, exact in BF16 up to a power of two; padded rows 0.
+std::vector<float> numbered_file() {
+    std::vector<float> all(kElements);
+    for (size_t i = 0; i < kElements; i++)
+        all[i] = i >= 7 * 4 && i < 512 ? 0.0f : std::ldexp(static_cast<float>(i % 256 + 1), static_cast<int>(i / 256));
+    return all;
+}
+
+Weights split(const std::vector<float>& all) {
+    Weights weights;
+    size_t at = 0;
+    for (const Kind& kind : kKinds)
+        for (int layer = 0; layer < (kind.of_block ? 2 : 1); layer++) {
+            const std::string name = kind.of_block ? strprintf("h.%d.%s", layer, kind.name) : kind.name;
+            const size_t count = std::string(kind.name) == "wte" ? 7 * 4 : kind.elements;
+            weights[name].assign(all.begin() + static_cast<long>(at), all.begin() + static_cast<long>(at + count));
+            at += kind.elements;
+        }
+    CHECK(at == all.size());
+    return weights;
+}
+
+std::string file_of(int32_t version, const std::vector<float>& all) {
+    std::string bytes(1024, '\0');
+    const int32_t head[8] = {20240326, version, 5, 7, 2, 2, 4, 128};
+    std::memcpy(bytes.data(), head, sizeof head);
+    for (const float value : all) {
+        const uint32_t bits = float_bits(value);
+        for (int shift = version == 3 ? 0 : 16; shift < 32; shift += 8) bytes += static_cast<char>(bits >> shift);
+    }
+    return bytes;
+}
+
+Weights import_file(const std::string& path, const ModelConfig& model = kTiny) {
+    Weights weights;
+    import_weights(*open_weights(path, model), [&](const std::string& name, const std::vector<float>& values) {
+        CHECK(weights.emplace(name, values).second);
+    });
+    return weights;
+}
+
+}  // namespace
+
+TEST_CASE("llmc_model: every tensor is read from its place and written to it, in FP32 and BF16") {
+    TemporaryFolder folder;
+    const std::vector<float> all = numbered_file();
+    for (const int32_t version : {3, 5}) {
+        CAPTURE(version);
+        const std::string path = folder.file("model.bin"), bytes = file_of(version, all);
+        write_bytes(path, bytes);
+        CHECK(import_file(path) == split(all));
+        const ModelConfig described = open_weights(path)->model();
+        CHECK(differences(described, kTiny, {"", "", "", "", ""}) == "");
+        CHECK(described.name == "model");
+
+        Weights weights = split(all);
+        weights["wte"].resize(128 * 4, 3.0f);  // whatever rows behind the vocabulary hold
+        export_llmc(folder.file("again.bin"), kTiny, version == 3 ? LlmcType::fp32 : LlmcType::bf16,
+                    [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
+        CHECK(read_bytes(folder.file("again.bin")) == bytes);
+    }
+}
+
+TEST_CASE("llmc_model: BF16 is rounded to nearest even") {
+    TemporaryFolder folder;
+    Weights weights = split(numbered_file());
+    weights["lnf.bias"] = {1.0f + 0x1p-8f, 1.0f + 3 * 0x1p-8f, -1.0f - 0x1p-8f - 0x1p-20f, 0x1p-140f};
+    const std::string path = folder.file("x.bin");
+    export_llmc(path, kTiny, LlmcType::bf16,
+                [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
+    CHECK(import_file(path)["lnf.bias"] == std::vector<float>{1.0f, 1.0f + 0x1p-6f, -1.0f - 0x1p-7f, 0.0f});
+}
+
+TEST_CASE("llmc_model: a path is llm.c's by its magic or its name") {
+    TemporaryFolder folder;
+    const std::string bytes = file_of(3, numbered_file());
+    for (const char* name : {"model.bin", "model", "model.safetensors"}) {
+        write_bytes(folder.file(name), bytes);
+        CHECK(is_llmc_file(folder.file(name)));
+        CHECK(import_file(folder.file(name)) == split(numbered_file()));
+    }
+    write_bytes(folder.file("other"), "{}");
+    CHECK(!is_llmc_file(folder.file("other")));
+    write_bytes(folder.file("other.bin"), "{}");
+    CHECK(is_llmc_file(folder.file("other.bin")));
+    CHECK(!is_llmc_file(folder.file("")));
+    CHECK(!is_llmc_file(folder.file("none.bin")));
+}
+
+TEST_CASE("llmc_model: what is no such file, or not of this model, is refused") {
+    TemporaryFolder folder;
+    const std::string path = folder.file("x.bin"), good = file_of(3, numbered_file());
+    const auto refusal = [&](const std::string& bytes, const ModelConfig& model = kTiny) {
+        write_bytes(path, bytes);
+        return error_of([&] { open_weights(path, model); });
+    };
+    const auto with = [&](size_t at, int32_t value) {
+        std::string bytes = good;
+        std::memcpy(bytes.data() + 4 * at, &value, 4);
+        return bytes;
+    };
+    CHECK(refusal(good) == "<no error>");
+    CHECK(mentions(refusal(""), "is no model file of llm.c: its magic is 0, a model's is 20240326"));
+    CHECK(mentions(refusal(with(0, 20240520)), "its magic is 20240520 (a token shard: give it to --train)"));
+    CHECK(mentions(refusal(with(0, 20240527)), "20240527 (an llm.c training state)"));
+    CHECK(mentions(refusal("PK\3\4"), "pytorch_model.bin"));
+    CHECK(mentions(refusal(good.substr(0, 1000)), "1000 bytes, fewer than the 1024 of a header: it is truncated"));
+    CHECK(mentions(refusal(with(1, 1)), "is of version 1; 3 (FP32) and 5 (BF16)"));
+    CHECK(mentions(refusal(with(1, 4)), "is of version 4"));
+    for (const size_t at : {2, 3, 4, 5, 6})
+        for (const int32_t value : {0, -3}) CHECK(mentions(refusal(with(at, value)), "is no GPT-2"));
+    CHECK(mentions(refusal(with(4, 1 << 30)), "is no GPT-2"));
+    CHECK(mentions(refusal(with(5, 3)), "channels a multiple of heads"));
+    CHECK(mentions(refusal(with(7, 6)), "pads a vocabulary of 7 to 6"));
+    CHECK(mentions(refusal(with(7, 256)),
+                   "is truncated: a model of 2 layers, 4 channels, a context of 5 and a "
+                   "vocabulary of 7 (256 padded) takes 7184 bytes, the file has 5136"));
+    CHECK(mentions(refusal(with(7, std::numeric_limits<int32_t>::max())), "is truncated"));
+    CHECK(mentions(refusal(good.substr(0, good.size() - 1)), "is truncated"));
+    CHECK(mentions(refusal(good + '\0'), "is too long"));
+    CHECK(mentions(refusal(with(1, 5)), "is too long"));
+    ModelConfig other = kTiny;
+    other.heads = 1;
+    CHECK(mentions(refusal(good, other),
+                   "heads is 2, this model has 1; choose the model that the file holds: --layers 2 "
+                   "--heads 2 --channels 4 --context 5 --vocab 7"));
+    other = {.layers = 3, .heads = 2, .channels = 8, .vocab = 9, .context = 6};
+    CHECK(mentions(refusal(good, other),
+                   "layers is 2, this model has 3; channels is 4, this model has 8; context is 5, "
+                   "this model has 6; vocab is 7, this model has 9; choose"));
+}
+
+TEST_CASE("llmc_model: a value that is not finite is refused, but for padded rows, which are not read") {
+    TemporaryFolder folder;
+    const std::string path = folder.file("x.bin");
+    const auto refusal = [&](int32_t version, size_t at) {
+        std::vector<float> all = numbered_file();
+        all[at] = NAN;
+        write_bytes(path, file_of(version, all));
+        return error_of([&] { import_file(path); });
+    };
+    for (const int32_t version : {3, 5}) {
+        CHECK(mentions(refusal(version, 7 * 4 - 1), "x.bin: wte has NaN at row 6, column 3"));
+        CHECK(refusal(version, 7 * 4) == "<no error>");
+        // wte, wpe, ln1 of two layers, h.0.qkv.weight; then row 5, column 2 of h.1's.
+        CHECK(mentions(refusal(version, 512 + 20 + 16 + 48 + 5 * 4 + 2), "h.1.qkv.weight has NaN at row 5, column 2"));
+        CHECK(mentions(refusal(version, kElements - 1), "lnf.bias has NaN at element 3"));
+    }
+}
+
+TEST_CASE("llmc_model: an export that fails leaves nothing behind") {
+    TemporaryFolder folder;
+    Weights weights = split(numbered_file());
+    weights["h.1.fc.bias"].pop_back();
+    CHECK(mentions(error_of([&] {
+                       export_llmc(folder.file("x.bin"), kTiny, LlmcType::fp32,
+                                   [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
+                   }),
+                   "h.1.fc.bias has 15 elements, 16 are needed"));
+    CHECK(std::filesystem::is_empty(folder.file("")));
+}
