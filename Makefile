@@ -65,6 +65,8 @@ SUFFIX   := $(if $(filter-out AUTO,$(PRECISION)),-$(PRECISION))$(if $(filter 0,$
 PLAIN_DIR := build/cpu-$(MARCH)$(SUFFIX)
 CPU_DIR  := build/cpu-$(MARCH)$(if $(SANITIZE),-$(SANITIZE))$(SUFFIX)
 CUDA_DIR := build/cuda-$(subst $(space),-,$(ARCH_NAMES))$(SUFFIX)$(if $(filter 0,$(USE_NCCL)),-nonccl)
+# What is the same in all of them.
+SHARED_DIR := build/shared
 
 GIT_VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 # -march=native means another processor on another machine, which ccache would not see.
@@ -90,24 +92,28 @@ CXXFLAGS_PLAIN = $(CXXFLAGS_HOST) $(LEVEL) $(if $(findstring clang,$(CXX)),,--pa
 DEBUG_LINES := -g1 -fdebug-prefix-map=$(CURDIR)=.
 ifeq ($(SANITIZE),address)
 # Without the checks of UBSan that take as long to compile as all others together: some see what AddressSanitizer sees, and
-# alignment matters in kernels alone.
-CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 $(DEBUG_LINES) -fno-omit-frame-pointer -fsanitize=address,undefined \
-                -fno-sanitize-recover=undefined -fno-sanitize=vptr,null,object-size
+# alignment matters in kernels alone. Pointers that wrap around are looked for where everything is (UNCHECKED=).
+CXXFLAGS_CPU = $(CXXFLAGS_HOST) -O1 $(DEBUG_LINES) -fno-omit-frame-pointer -fsanitize=address,undefined \
+                -fno-sanitize-recover=undefined -fno-sanitize=vptr,null,object-size$(if $(UNCHECKED),$(comma)pointer-overflow)
 $(CPU_DIR)/%.cpp.o: CXXFLAGS_CPU += -fno-sanitize=alignment
 else ifeq ($(SANITIZE),thread)
 CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 $(DEBUG_LINES) -fsanitize=thread -Wno-tsan
 else
 CXXFLAGS_CPU = $(CXXFLAGS_PLAIN)
 endif
+# -Werror=undef: a file that asks for the device is not the same for all.
+CXXFLAGS_SHARED = -std=c++20 -I. $(WARNINGS) -Werror=undef $(LEVEL) -fopenmp -MMD -MP
 CXXFLAGS_CUDA = $(COMMON) $(WARNINGS) $(LEVEL) -fopenmp -MMD -MP -DLLMC_CUDA=1 -I$(CUDA_HOME)/include
 # Flags, JSON and text take long to compile and run once; attention's backward pass gains nothing from -O3 on the host.
 LEVEL := -O3
 RUN_ONCE := run/%.o commands/%.o checkpoint/%.o data/shards.cpp.o comm/watchdog.cpp.o model/config.cpp.o
-$(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$(addprefix $d/llmc/,$(RUN_ONCE))) $(PLAIN_DIR)/train_gpt.cu.o: LEVEL := -O1
+$(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$(addprefix $d/llmc/,$(RUN_ONCE))) $(PLAIN_DIR)/train_gpt.cu.o $(SHARED_DIR)/%.o: LEVEL := -O1
 $(PLAIN_DIR)/llmc/kernels/attention_backward.cu.o: LEVEL := -O2
-$(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$(addprefix $d/,dev/probe/%.cpp.o test/data/%.o test/model/%.o)) \
-$(PLAIN_DIR)/test/device/host/mistakes.cu.o $(CUDA_DIR)/test/%.o: LEVEL := -O1
-$(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$d/test/run/%.o $d/test/checkpoint/%.o $d/test/dev/%.o $d/test/main.cpp.o): LEVEL := -O0
+# Tests run as long at -O1, but for formats.cu, which goes through all numbers of a format. At -O0 a file's copies of inline
+# functions may become those of the whole program: only for files that share none with what computes.
+$(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$(addprefix $d/,dev/probe/%.cpp.o test/%.o)): LEVEL := -O1
+$(foreach d,$(PLAIN_DIR) $(CUDA_DIR) $(SHARED_DIR),$(addprefix $d/test/,run/%.o checkpoint/%.o dev/%.o main.cpp.o)): LEVEL := -O0
+$(PLAIN_DIR)/test/device/formats.cu.o: LEVEL := -O3
 GENCODE := $(foreach arch,$(ARCHS),-gencode arch=$(arch:sm_%=compute_%)$(comma)code=$(arch))
 NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 $(GENCODE) -Xptxas -v \
              --expt-relaxed-constexpr -Xcompiler -fopenmp,-Wall
@@ -123,29 +129,48 @@ HOST_ONLY := $(wildcard llmc/device/host/*.cpp)
 # A test with device code is a .cu file and runs on both devices; test/device/host/ is about the host device itself.
 TESTS     := test/main.cpp $(wildcard test/*/*.cpp test/*/*.cu)
 TESTS_HOST_ONLY := $(wildcard test/device/host/*.cpp test/device/host/*.cu)
+# Flags, files and reports know no device: test_gpu leaves their tests to test_cpu. WITHOUT_DEVICE= has them in both.
+WITHOUT_DEVICE := $(filter-out $(addprefix test/run/,fingerprint.cpp profile.cpp versions.cpp), \
+                  $(wildcard $(addsuffix /*.cpp,test/run test/checkpoint test/data test/dev)))
+# Sources that are the same in every configuration, host, GPU or precision, and so are compiled once for all.
+SHARED_CHECKPOINT := $(addprefix checkpoint/,$(addsuffix .cpp,atomic_file finite hf_export hf_gpt2 llmc_model safetensors \
+                     weight_files weight_source))
+SHARED := $(wildcard llmc/data/*.cpp test/data/*.cpp) $(addprefix llmc/,$(SHARED_CHECKPOINT)) $(addprefix test/,$(filter-out \
+          checkpoint/hf_export.cpp checkpoint/weight_source.cpp,$(SHARED_CHECKPOINT))) dev/probe/result_file.cpp \
+          $(addprefix llmc/,model/config.cpp shard/table.cpp $(addprefix comm/,launch.cpp operation_log.cpp tcp_socket.cpp) \
+          $(addprefix run/,inputs.cpp llmc_flags.cpp signals.cpp text.cpp)) \
+          $(addprefix test/,model/config.cpp shard/table.cpp $(addprefix comm/,launch.cpp operation_log.cpp) \
+          $(addprefix run/,llmc_flags.cpp options.cpp resolve.cpp signals.cpp text.cpp))
 
 # A sanitizer's build takes from the ordinary one what it need not look at: test code that does no more than call llmc/,
-# flags and reports, and for ThreadSanitizer files that one thread reads. UNCHECKED= looks at everything.
+# flags and reports, the probe, and for ThreadSanitizer files that one thread reads. UNCHECKED= looks at everything.
 WITH_THREADS := test/device/% test/comm/% test/model/traffic.cpp test/run/signals.cpp llmc/run/signals.cpp %.cu
-RUN_ALONE := $(wildcard $(addsuffix /*.cpp,llmc/run llmc/commands $(if $(filter thread,$(SANITIZE)),llmc/checkpoint)))
-UNCHECKED := $(if $(SANITIZE),$(filter-out $(WITH_THREADS),$(TESTS) $(RUN_ALONE)))
-cpu_objects = $(patsubst %,$(CPU_DIR)/%.o,$(filter-out $(UNCHECKED),$1)) $(patsubst %,$(PLAIN_DIR)/%.o,$(filter $(UNCHECKED),$1))
+RUN_ALONE := $(wildcard $(addsuffix /*.cpp,llmc/run llmc/commands dev/probe) $(if $(filter thread,$(SANITIZE)), \
+             llmc/checkpoint/*.cpp llmc/model/config.cpp llmc/model/sampler.cpp llmc/data/tokenizer.cpp llmc/comm/launch.cpp))
+UNCHECKED := $(if $(SANITIZE),$(filter-out $(WITH_THREADS),$(TESTS) $(RUN_ALONE)) \
+             $(addprefix test/comm/ranks/,main.cpp training.cpp residency.cpp))
+objects_in = $(patsubst %,$1/%.o,$(filter-out $(SHARED),$2)) $(patsubst %,$(SHARED_DIR)/%.o,$(filter $(SHARED),$2))
+ifeq ($(SANITIZE),)
+cpu_objects = $(call objects_in,$(CPU_DIR),$1)
+else
+cpu_objects = $(patsubst %,$(CPU_DIR)/%.o,$(filter-out $(UNCHECKED),$1)) $(call objects_in,$(PLAIN_DIR),$(filter $(UNCHECKED),$1))
+endif
 
 CPU_OBJECTS       := $(call cpu_objects,$(LLMC) $(HOST_ONLY))
 CPU_TEST_OBJECTS  := $(call cpu_objects,$(TESTS) $(TESTS_HOST_ONLY))
-CUDA_OBJECTS      := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(LLMC)))
-CUDA_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(TESTS)))
+CUDA_OBJECTS      := $(call objects_in,$(CUDA_DIR),$(LLMC))
+CUDA_TEST_OBJECTS := $(call objects_in,$(CUDA_DIR),$(filter-out $(WITHOUT_DEVICE),$(TESTS)))
 # What a GPU can do, product by product (dev/gpu/README.md). Its parts are tested like those of llmc/.
 PROBE_MAIN  := dev/probe/main.cpp
 PROBE_PARTS := $(filter-out $(PROBE_MAIN),$(wildcard dev/probe/*.cpp dev/probe/*.cu))
-CPU_PROBE_OBJECTS  := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(PROBE_PARTS)))
-CUDA_PROBE_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(PROBE_PARTS)))
+CPU_PROBE_OBJECTS  := $(call cpu_objects,$(PROBE_PARTS))
+CUDA_PROBE_OBJECTS := $(call objects_in,$(CUDA_DIR),$(PROBE_PARTS))
 RANK_TESTS := $(wildcard test/comm/ranks/*.cpp)
-CPU_RANK_TEST_OBJECTS  := $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(RANK_TESTS)))
+CPU_RANK_TEST_OBJECTS  := $(call cpu_objects,$(RANK_TESTS))
 CUDA_RANK_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(RANK_TESTS)))
 
 # ---- targets -------------------------------------------------------------------------------------------------------
-.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu probe probe-cpu gradients gradients-cpu kernel-times test-ranks test-ranks-binary test-ranks-gpu test soak mutation bench-cpu gpu-build clean FORCE
+.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu kernels probe probe-cpu gradients gradients-cpu kernel-times test-ranks test-ranks-binary test-ranks-gpu test soak mutation bench-cpu gpu-build clean FORCE
 .DELETE_ON_ERROR:
 
 all: train_gpt_cpu $(if $(NVCC),train_gpt)
@@ -160,6 +185,7 @@ help:
 	@echo "make test            everything that needs no GPU (scripts/test.sh); make soak: what takes long"
 	@echo "make test-cpu        the test binary for the host device; SANITIZE=address or thread"
 	@echo "make test-gpu        the test binary for a GPU; make test-ranks-gpu: that of several processes"
+	@echo "make kernels         the device code alone, for scripts/check_kernels.py"
 	@echo "make test-ranks      several processes: collectives, launches, lost ranks (needs mpirun)"
 	@echo "make probe           asks a GPU for every matrix product (dev/gpu/README.md); make probe-cpu: on the host device"
 	@echo "make gradients       writes a micro-batch's gradients for comparing devices; make gradients-cpu; make kernel-times"
@@ -174,6 +200,7 @@ train_gpt_cpu: $(CPU_DIR)/train_gpt_cpu
 	@cp -f $< $@
 test-cpu: $(CPU_DIR)/test_cpu
 test-gpu: $(CUDA_DIR)/test_gpu
+kernels: $(filter %.cu.o,$(CUDA_OBJECTS))
 probe: $(CUDA_DIR)/probe
 probe-cpu: $(CPU_DIR)/probe_cpu
 gradients: $(CUDA_DIR)/gradients
@@ -208,7 +235,7 @@ $(CPU_DIR)/bench_cpu $(CPU_DIR)/bench_step: $(CPU_OBJECTS)
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
 $(CUDA_DIR)/train_gpt: $(CUDA_OBJECTS) $(CUDA_DIR)/train_gpt.cu.o
 	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
-$(CUDA_DIR)/test_gpu: $(CUDA_OBJECTS) $(CUDA_TEST_OBJECTS) $(CUDA_PROBE_OBJECTS)
+$(CUDA_DIR)/test_gpu: $(CUDA_OBJECTS) $(CUDA_TEST_OBJECTS) $(if $(WITHOUT_DEVICE),,$(CUDA_PROBE_OBJECTS))
 	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
 $(CPU_DIR)/probe_cpu: $(CPU_OBJECTS) $(CPU_PROBE_OBJECTS) $(CPU_DIR)/$(PROBE_MAIN).o
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
@@ -238,7 +265,10 @@ $(CUDA_DIR)/llmc/device/runtime.cu.o: NVCCFLAGS += -DLLMC_GPU_ARCHS='"$(ARCHS)"'
 $(CPU_DIR)/%.cpp.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	$(CCACHE) $(CXX) $(CXXFLAGS_CPU) -c $< -o $@
-$(UNCHECKED:%=$(PLAIN_DIR)/%.o): $(PLAIN_DIR)/%.o: % Makefile
+$(SHARED_DIR)/%.cpp.o: %.cpp Makefile
+	@mkdir -p $(@D)
+	$(CCACHE) $(CXX) $(CXXFLAGS_SHARED) -c $< -o $@
+$(patsubst %,$(PLAIN_DIR)/%.o,$(filter-out $(SHARED),$(UNCHECKED))): $(PLAIN_DIR)/%.o: % Makefile
 	@mkdir -p $(@D)
 	$(CCACHE) $(CXX) $(CXXFLAGS_PLAIN) -c $< -o $@
 $(CPU_DIR)/%.cu.o: %.cu Makefile

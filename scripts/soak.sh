@@ -100,9 +100,11 @@ for precision in BF16 FP32; do
 done
 if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
     for arch in sm_80 sm_89 sm_90a sm_100 sm_120; do
-        stage "CUDA: build for $arch" check make -s -j"$JOBS" test-gpu GPU_ARCH=$arch
+        stage "CUDA: build for $arch" check make -s -j"$JOBS" WITHOUT_DEVICE= test-gpu GPU_ARCH=$arch
         stage "CUDA: registers and spills on $arch" check python3 scripts/check_kernels.py build/cuda-$arch
     done
+    stage "CUDA: build for sm_80, BF16 only" check make -s -j"$JOBS" \
+        build/cuda-sm_80-BF16/train_gpt GPU_ARCH=sm_80 PRECISION=BF16
 else
     require "CUDA: builds" "no nvcc"
 fi

@@ -104,12 +104,11 @@ drain
 # ---- CUDA build ----------------------------------------------------------------------------------------------------
 
 if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
-    # sm_90a last, so that ./train_gpt is that one.
-    stage "CUDA: build for sm_80, BF16 only" check make -s -j"$JOBS" train_gpt GPU_ARCH=sm_80 PRECISION=BF16
+    stage "CUDA: kernels for sm_80, BF16 only" check make -s -j"$JOBS" kernels GPU_ARCH=sm_80 PRECISION=BF16
     stage "CUDA: build for sm_90a" check make -s -j"$JOBS" train_gpt test-gpu test-ranks-gpu probe gradients GPU_ARCH=sm_90a
     stage "CUDA: registers and spills" check python3 scripts/check_kernels.py build/cuda-sm_90a build/cuda-sm_80-BF16
 else
-    require "CUDA: build for sm_80, BF16 only" "no nvcc"
+    require "CUDA: kernels for sm_80, BF16 only" "no nvcc"
     require "CUDA: build for sm_90a" "no nvcc"
     require "CUDA: registers and spills" "no nvcc"
 fi

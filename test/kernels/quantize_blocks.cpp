@@ -50,7 +50,8 @@ struct BlockReference {
     int exponent(int r, int k) const {
         return exponents[static_cast<size_t>(r / rows * ((K + length - 1) / length) + k / length)];
     }
-    Fp8State after(Fp8State state, QuantizePass pass) const {
+    Fp8State after(const Fp8State& before, QuantizePass pass) const {
+        Fp8State state = before;
         if (pass == QuantizePass::replay) return state;
         state.bad |= counted.nonfinite > 0;
         if (is_any_of(pass, QuantizePass::train, QuantizePass::train_counted))

@@ -69,7 +69,8 @@ struct QuantizedReference {
     }
 
     // The state after a pass over this tensor, from the state before it.
-    Fp8State after(Fp8State state, QuantizePass pass) const {
+    Fp8State after(const Fp8State& before, QuantizePass pass) const {
+        Fp8State state = before;
         if (pass == QuantizePass::replay) return state;
         state.bad |= counted.bad;  // 0 or 1
         if (is_any_of(pass, QuantizePass::train, QuantizePass::train_counted))
@@ -117,7 +118,8 @@ size_t not_transposed(const std::vector<F8>& row, const std::vector<F8>& columns
 }
 
 // Every bit of the state is as expected; with Known::nearly, amaxes up to 1e-6 and counts up to the doubtful values.
-inline bool state_matches(const Fp8State& actual, Fp8State expected, Known known, uint64_t doubtful) {
+inline bool state_matches(const Fp8State& actual, const Fp8State& wanted, Known known, uint64_t doubtful) {
+    Fp8State expected = wanted;
     if (known == Known::nearly) {
         const auto accept = [](float& want, float got) {
             if (std::fabs(got - want) <= 1e-6f * std::fabs(want)) want = got;
