@@ -98,13 +98,26 @@ void sync_directory(FileCalls& calls, const std::string& path) {
     if (result != 0 && errno != EINVAL) fail_to_write(path, "bring the directory to the disk");  // EINVAL: it need not
 }
 
+AtomicFile::AtomicFile(FileCalls& calls, const std::string& path)
+    : calls_(calls), path_(path), file_(calls, path + ".tmp") {}
+
+AtomicFile::~AtomicFile() {
+    if (!finished_) calls_.unlink((path_ + ".tmp").c_str());
+}
+
+void AtomicFile::finish() {
+    file_.finish();
+    if (calls_.rename((path_ + ".tmp").c_str(), path_.c_str()) != 0)
+        fail_to_write(path_, "rename the finished file to it");
+    finished_ = true;
+    const std::string directory = std::filesystem::path(path_).parent_path().string();
+    sync_directory(calls_, directory.empty() ? "." : directory);
+}
+
 void write_synced(FileCalls& calls, const std::string& path, const std::string& text) {
-    const std::string temporary = path + ".tmp";
-    NewFile file(calls, temporary);
+    AtomicFile file(calls, path);
     file.append(text.data(), text.size());
     file.finish();
-    if (calls.rename(temporary.c_str(), path.c_str()) != 0) fail_to_write(path, "rename the finished file to it");
-    sync_directory(calls, std::filesystem::path(path).parent_path().string());
 }
 
 std::vector<std::string> names_in(const std::string& directory) {
@@ -113,7 +126,7 @@ std::vector<std::string> names_in(const std::string& directory) {
     std::error_code error;
     for (const fs::directory_entry& entry : fs::directory_iterator(directory, error))
         names.push_back(entry.path().filename().string());
-    if (error && error != std::errc::no_such_file_or_directory)
+    if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
         throw Error(ExitCode::checkpoint, strprintf("cannot list %s: %s", directory.c_str(), error.message().c_str()));
     std::sort(names.begin(), names.end());
     return names;

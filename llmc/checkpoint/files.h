@@ -55,10 +55,26 @@ private:
 };
 
 void sync_directory(FileCalls& calls, const std::string& path);
-// The name is as safe as the bytes afterwards.
+
+// A file that appears whole or not at all: written beside its place as PATH.tmp, then renamed. Unfinished, it removes
+// that, and what was at PATH before is still there.
+class AtomicFile {
+public:
+    AtomicFile(FileCalls& calls, const std::string& path);
+    ~AtomicFile();
+
+    void append(const void* data, size_t bytes) { file_.append(data, bytes); }
+    void finish();  // with its name on the disk too
+
+private:
+    FileCalls& calls_;
+    const std::string path_;
+    NewFile file_;
+    bool finished_ = false;
+};
 void write_synced(FileCalls& calls, const std::string& path, const std::string& text);
 
-// The names in a directory, sorted; none where there is no such directory.
+// The names in a directory, sorted; none where that is no directory.
 std::vector<std::string> names_in(const std::string& directory);
 // A regular file, no symbolic link, of at most `limit` bytes.
 std::string read_whole(const std::string& path, uint64_t limit);

@@ -1,15 +1,35 @@
 #include "llmc/checkpoint/hf_export.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <vector>
 
-#include "llmc/checkpoint/atomic_file.h"
+#include "llmc/checkpoint/files.h"
+#include "llmc/checkpoint/finite.h"
 #include "llmc/checkpoint/hf_gpt2.h"
 #include "llmc/checkpoint/safetensors.h"
+#include "llmc/device/error.h"
+#include "llmc/device/formats.cuh"
 
 namespace llmc {
 namespace {
 
-nlohmann::ordered_json hf_config(const ModelConfig& config) {
+// ---- config.json ---------------------------------------------------------------------------------------------------
+
+// As compressed-tensors has it. A program that does not know it stops there, and does not take codes for values.
+nlohmann::ordered_json quantization_config() {
+    const nlohmann::ordered_json weights = {
+        {"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"symmetric", true}, {"dynamic", false}};
+    return {{"quant_method", "compressed-tensors"},
+            {"format", "float-quantized"},
+            {"quantization_status", "compressed"},
+            {"config_groups", {{"group_0", {{"targets", {"Linear", "Conv1D"}}, {"weights", weights}}}}},
+            {"ignore", {"lm_head"}}};
+}
+
+nlohmann::ordered_json hf_config(const ModelConfig& config, HfType type) {
     nlohmann::ordered_json json = {
         {"architectures", {"GPT2LMHeadModel"}},
         {"model_type", "gpt2"},
@@ -25,38 +45,139 @@ nlohmann::ordered_json hf_config(const ModelConfig& config) {
         {"attn_pdrop", 0.0},
         {"embd_pdrop", 0.0},
         {"resid_pdrop", 0.0},
-        {"torch_dtype", "float32"},
+        {"torch_dtype", type == HfType::fp32 ? "float32" : "bfloat16"},
     };
     // The defaults, GPT-2's <|endoftext|>, lie outside any smaller vocabulary.
     const nlohmann::ordered_json end_of_text = config.vocab == 50257 ? nlohmann::ordered_json(50256) : nullptr;
     json["bos_token_id"] = end_of_text;
     json["eos_token_id"] = end_of_text;
+    if (type == HfType::fp8) json["quantization_config"] = quantization_config();
     return json;
 }
 
-void write_config(const std::string& model_path, const ModelConfig& model) {
-    const size_t slash = model_path.rfind('/');
-    const std::string folder = slash == std::string::npos ? "" : model_path.substr(0, slash + 1);
-    write_atomically(folder + "config.json", hf_config(model).dump(2) + "\n");
+void write_config(const std::string& folder, const ModelConfig& model, HfType type) {
+    write_synced(system_calls(), folder + "config.json", hf_config(model, type).dump(2) + "\n");
+}
+
+// ---- files of tensors ----------------------------------------------------------------------------------------------
+
+struct Entry {
+    TensorRow row;
+    HfTensor tensor;
+    bool is_fp8() const { return tensor.spec.dtype == "F8_E4M3"; }
+    TensorSpec scale() const { return {tensor.spec.name + "_scale", "F32", {1}}; }
+    uint64_t bytes() const {
+        return static_cast<uint64_t>(row.count()) * dtype_bytes(tensor.spec.dtype) + (is_fp8() ? sizeof(float) : 0);
+    }
+};
+
+std::vector<Entry> entries(const ModelConfig& model, HfType type) {
+    const std::vector<HfTensor> tensors = hf_tensors(model);
+    const std::vector<TensorRow> rows = all_tensors(model);
+    std::vector<Entry> all;
+    for (size_t i = 0; i < rows.size(); i++) {
+        all.push_back({rows[i], tensors[i]});
+        const bool linear = rows[i].is_matrix() && rows[i].block >= 0;
+        if (type != HfType::fp32) all.back().tensor.spec.dtype = type == HfType::fp8 && linear ? "F8_E4M3" : "BF16";
+    }
+    return all;
+}
+
+// Files of at most so many bytes each, where no tensor alone is larger.
+std::vector<std::vector<Entry>> split(const std::vector<Entry>& all, uint64_t shard_bytes) {
+    std::vector<std::vector<Entry>> shards(1);
+    uint64_t bytes = 0;
+    for (const Entry& entry : all) {
+        if (!shards.back().empty() && bytes + entry.bytes() > shard_bytes) {
+            shards.emplace_back();
+            bytes = 0;
+        }
+        shards.back().push_back(entry);
+        bytes += entry.bytes();
+    }
+    return shards;
+}
+
+template <class T>
+std::vector<T> converted(const std::vector<float>& values, float scale) {
+    std::vector<T> out(values.size());
+    std::transform(values.begin(), values.end(), out.begin(), [&](float value) { return to<T>(value / scale); });
+    return out;
+}
+
+// Never 0, and never a subnormal number, whose own rounding would be larger than that of the codes.
+float scale_of(const std::vector<float>& values) {
+    float amax = 0;
+    for (const float value : values) amax = std::max(amax, std::fabs(value));
+    return amax == 0 ? 1.0f : std::max(amax / kE4M3Max, std::numeric_limits<float>::min());
+}
+
+void write_entry(SafetensorsWriter& writer, const std::string& path, const Entry& entry, const FetchTensor& fetch) {
+    std::vector<float> values;
+    fetch_exactly(path, entry.row, fetch, values);
+    if (entry.tensor.transposed) values = transpose(values, entry.row.rows, entry.row.columns);
+    const TensorSpec& spec = entry.tensor.spec;
+    if (spec.dtype == "F32") {
+        writer.write(spec.name, values.data(), values.size() * sizeof(float));
+    } else if (spec.dtype == "BF16") {
+        writer.write(spec.name, converted<bf16>(values, 1.0f).data(), values.size() * sizeof(bf16));
+    } else {
+        require_finite(path, spec.name, spec.shape, values);  // there would be no scale
+        const float scale = scale_of(values);
+        writer.write(spec.name, converted<e4m3>(values, scale).data(), values.size() * sizeof(e4m3));
+        writer.write(entry.scale().name, &scale, sizeof scale);
+    }
+}
+
+void write_file(const std::string& path, const std::vector<Entry>& entries, HfType type, const FetchTensor& fetch) {
+    std::vector<TensorSpec> specs;
+    for (const Entry& entry : entries) {
+        specs.push_back(entry.tensor.spec);
+        if (entry.is_fp8()) specs.push_back(entry.scale());
+    }
+    std::map<std::string, std::string> metadata = {{"format", "pt"}};  // Hugging Face refuses a file without this entry
+    if (type == HfType::fp8) metadata["fp8"] = "value = weight (F8_E4M3) * weight_scale (F32, one a tensor)";
+    SafetensorsWriter writer(path, specs, metadata);
+    for (const Entry& entry : entries) write_entry(writer, path, entry, fetch);
+    writer.finish();
+}
+
+void write_index(const std::string& folder, const std::vector<std::vector<Entry>>& shards,
+                 const std::vector<std::string>& names) {
+    uint64_t total = 0;
+    nlohmann::ordered_json index = {{"metadata", nlohmann::ordered_json::object()}};
+    for (size_t i = 0; i < shards.size(); i++)
+        for (const Entry& entry : shards[i]) {
+            index["weight_map"][entry.tensor.spec.name] = names[i];
+            if (entry.is_fp8()) index["weight_map"][entry.scale().name] = names[i];
+            total += entry.bytes();
+        }
+    index["metadata"]["total_size"] = total;
+    write_synced(system_calls(), folder + "model.safetensors.index.json", index.dump(2) + "\n");
 }
 
 }  // namespace
 
 void export_hf(const std::string& path, const ModelConfig& model, const FetchTensor& fetch) {
     require_numbers(path, model);
-    const std::vector<HfTensor> tensors = hf_tensors(model);
-    const std::vector<TensorRow> rows = all_tensors(model);
-    std::vector<TensorSpec> specs;
-    for (const HfTensor& tensor : tensors) specs.push_back(tensor.spec);
-    SafetensorsWriter writer(path, specs, {{"format", "pt"}});  // Hugging Face refuses a file without this entry
-    std::vector<float> values;
-    for (size_t i = 0; i < rows.size(); i++) {
-        fetch_exactly(path, rows[i], fetch, values);
-        if (tensors[i].transposed) values = transpose(values, rows[i].rows, rows[i].columns);
-        writer.write(tensors[i].spec.name, values.data(), values.size() * sizeof(float));
+    write_file(path, entries(model, HfType::fp32), HfType::fp32, fetch);
+    const size_t slash = path.rfind('/');
+    write_config(slash == std::string::npos ? "" : path.substr(0, slash + 1), model, HfType::fp32);
+}
+
+void export_hf_directory(const std::string& directory, const ModelConfig& model, HfType type, const FetchTensor& fetch,
+                         uint64_t shard_bytes) {
+    require_numbers(directory, model);
+    const std::string folder = directory + "/";
+    const std::vector<std::vector<Entry>> shards = split(entries(model, type), shard_bytes);
+    std::vector<std::string> names;
+    for (size_t i = 0; i < shards.size(); i++) {
+        names.push_back(shards.size() == 1 ? "model.safetensors"
+                                           : strprintf("model-%05zu-of-%05zu.safetensors", i + 1, shards.size()));
+        write_file(folder + names.back(), shards[i], type, fetch);
     }
-    writer.finish();
-    write_config(path, model);
+    if (shards.size() > 1) write_index(folder, shards, names);
+    write_config(folder, model, type);
 }
 
 }  // namespace llmc

@@ -1,5 +1,6 @@
 // Writes models as Hugging Face stores them (hf_gpt2.h), one parameter at a time: memory for the largest tensor, twice.
 #pragma once
+#include <cstdint>
 #include <string>
 
 #include "llmc/checkpoint/weight_source.h"
@@ -8,5 +9,21 @@ namespace llmc {
 
 // Writes `path` in F32 and config.json beside it.
 void export_hf(const std::string& path, const ModelConfig& model, const FetchTensor& fetch);
+
+// What the files of a directory hold. fp8: the matrices of the blocks' linear layers as F8_E4M3 codes, each with a
+// tensor of its name and "_scale" behind it (F32, one element), and
+//
+//   value = code * scale,   scale = max |value| / 448
+//
+// which is how compressed-tensors, and with it vLLM, stores weights with one scale a tensor ("float-quantized" in
+// config.json); everything else is BF16.
+enum class HfType { fp32, bf16, fp8 };
+
+constexpr uint64_t kHfShardBytes = 5'000'000'000;  // more is split into several files, as Hugging Face does
+
+// Writes a directory that from_pretrained() can load: model.safetensors, or shards and model.safetensors.index.json,
+// and config.json last. `directory` exists.
+void export_hf_directory(const std::string& directory, const ModelConfig& model, HfType type, const FetchTensor& fetch,
+                         uint64_t shard_bytes = kHfShardBytes);
 
 }  // namespace llmc

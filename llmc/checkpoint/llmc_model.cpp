@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <functional>
 
-#include "llmc/checkpoint/atomic_file.h"
+#include "llmc/checkpoint/files.h"
 #include "llmc/checkpoint/finite.h"
 #include "llmc/data/llmc_magic.h"
 #include "llmc/device/error.h"
@@ -148,20 +148,20 @@ void export_llmc(const std::string& path, const ModelConfig& model, LlmcType typ
                                          model.context,   model.vocab,
                                          model.layers,    model.heads,
                                          model.channels,  model.padded_vocab()};
-    AtomicFile file(path);
-    file.write(header, sizeof header);
+    AtomicFile file(system_calls(), path);
+    file.append(header, sizeof header);
     std::vector<float> values;
     std::vector<bf16> halves;
     for (const Slice& slice : slices(model, model.padded_vocab())) {
         fetch_exactly(path, slice.row, fetch, values);
         values.resize(static_cast<size_t>(slice.elements), 0.0f);
         if (type == LlmcType::fp32) {
-            file.write(values.data(), values.size() * sizeof(float));
+            file.append(values.data(), values.size() * sizeof(float));
             continue;
         }
         halves.resize(values.size());
         std::transform(values.begin(), values.end(), halves.begin(), [](float value) { return to_bf16(value); });
-        file.write(halves.data(), halves.size() * sizeof(bf16));
+        file.append(halves.data(), halves.size() * sizeof(bf16));
     }
     file.finish();
 }

@@ -1,5 +1,6 @@
 #include "llmc/checkpoint/weight_source.h"
 
+#include "llmc/checkpoint/checkpoint_weights.h"
 #include "llmc/checkpoint/hf_gpt2.h"
 #include "llmc/checkpoint/llmc_model.h"
 #include "llmc/device/error.h"
@@ -7,11 +8,15 @@
 namespace llmc {
 
 std::unique_ptr<WeightSource> open_weights(const std::string& path) {
+    if (const std::string checkpoint = checkpoint_at(path); !checkpoint.empty())
+        return std::make_unique<CheckpointWeights>(checkpoint);
     if (is_llmc_file(path)) return std::make_unique<LlmcWeights>(path);
     return std::make_unique<HfWeights>(path);
 }
 
 std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model) {
+    if (const std::string checkpoint = checkpoint_at(path); !checkpoint.empty())
+        return std::make_unique<CheckpointWeights>(checkpoint, model);
     if (is_llmc_file(path)) return std::make_unique<LlmcWeights>(path, model);
     return std::make_unique<HfWeights>(path, model);
 }

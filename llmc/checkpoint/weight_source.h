@@ -19,8 +19,9 @@ public:
     virtual std::vector<float> fetch(const std::string& name) const = 0;
 };
 
-// The source that the path names: a file that begins with llm.c's magic or is called .bin, or anything of Hugging
-// Face's. The first form takes the model as the file describes it, the second refuses a file that holds another.
+// The source that the path names: a training checkpoint or the run that has one (its newest), a file that begins with
+// llm.c's magic or is called .bin, or anything of Hugging Face's. The first form takes the model as the file describes
+// it, the second refuses a file that holds another.
 std::unique_ptr<WeightSource> open_weights(const std::string& path);
 std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model);
 

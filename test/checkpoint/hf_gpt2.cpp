@@ -373,6 +373,7 @@ TEST_CASE("hf_gpt2: an export that fails leaves nothing behind") {
     CHECK(std::filesystem::is_empty(folder.file("")));
 
     std::filesystem::create_directory(folder.file("config.json"));
-    CHECK(mentions(error_of([&] { export_weights(path, numbered_weights(kTiny)); }), "config.json: cannot write it"));
+    CHECK(mentions(error_of([&] { export_weights(path, numbered_weights(kTiny)); }),
+                   "config.json: cannot rename the finished file to it"));
     CHECK(!std::filesystem::exists(folder.file("config.json.tmp")));
 }

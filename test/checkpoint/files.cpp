@@ -1,4 +1,4 @@
-#include "llmc/checkpoint/atomic_file.h"
+#include "llmc/checkpoint/files.h"
 
 #include <doctest/doctest.h>
 
@@ -7,21 +7,21 @@
 using namespace llmc;
 using namespace llmc::test;
 
-TEST_CASE("atomic_file: what was there stays until the new file is whole") {
+TEST_CASE("files: what was there stays until the new file is whole") {
     TemporaryFolder folder;
     const std::string path = folder.file("x");
-    write_atomically(path, "first");
+    write_synced(system_calls(), path, "first");
     {
-        AtomicFile file(path);
-        file.write("sec", 3);
+        AtomicFile file(system_calls(), path);
+        file.append("sec", 3);
         CHECK(read_bytes(path) == "first");
         CHECK(read_bytes(path + ".tmp") == "sec");
     }
     CHECK(read_bytes(path) == "first");
     CHECK(!std::filesystem::exists(path + ".tmp"));
-    write_atomically(path, "second");
+    write_synced(system_calls(), path, "second");
     CHECK(read_bytes(path) == "second");
     CHECK(!std::filesystem::exists(path + ".tmp"));
-    CHECK(
-        mentions(error_of([&] { write_atomically(folder.file("none/x"), ""); }), "none/x: cannot create it: No such"));
+    CHECK(mentions(error_of([&] { write_synced(system_calls(), folder.file("none/x"), ""); }),
+                   "none/x.tmp: cannot create it: No such"));
 }
