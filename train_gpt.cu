@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "llmc/comm/connect.h"
+#include "llmc/commands/export.h"
 #include "llmc/commands/plan.h"
 #include "llmc/data/loader.h"
 #include "llmc/run/checkpoints.h"
@@ -91,7 +92,7 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
         stop = agreed.stop;
         const Products& products = trainer.products();
         reports.expect(step, products, agreed.batch_hash);
-        if (step == first_step) {
+        if (step == first_step && fallbacks.empty()) {
             require_fp8_products(products, trainer.expected_fp8_products(), o.fp8_emulation);
             record_memory_outside(step, ranks.device, ranks.libraries_to_come(o), comm, directory);
         }
@@ -129,12 +130,14 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
 
 // ---- from flags to a run -------------------------------------------------------------------------------------------
 
+ExitCode print(const std::string& text) {
+    std::fputs(text.c_str(), stdout);
+    return ExitCode::ok;
+}
+
 ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     ParsedOptions parsed = parse_options(argc, argv);
-    if (parsed.text) {
-        std::fputs(parsed.text->c_str(), stdout);
-        return ExitCode::ok;
-    }
+    if (parsed.text) return print(*parsed.text);
     Options& o = parsed.options;
     install_signal_handlers();
     const Inputs inputs(o);
@@ -150,17 +153,9 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     ranks.describe(surroundings);
     resolve(o, surroundings);
     inputs.check_vocabulary(o.model_config.vocab);
-    if (o.print_config) {
-        std::printf("%s\n", config_json(o).c_str());
-        return ExitCode::ok;
-    }
-    if (planning) {
-        plan_run(o, zero);
-        return ExitCode::ok;
-    }
+    if (o.print_config) return print(config_json(o) + "\n");
+    if (planning) return plan_run(o, zero);
     const MemoryByKind memory = plan_rank(o, ranks.comm).memory;  // or says why there is no such run
-    if (!inputs.train)
-        throw Error(ExitCode::bad_flags, "no training data: give token shards with --train GLOB (see --help)");
     const Comm& comm = ranks.comm;
     comm.require_equal("configuration", config_json(o));
     comm.require_equal("command line", collective_flags(o));
@@ -184,17 +179,20 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
 int main(int argc, char** argv) {
     prepare_process(argv);
     LaunchInfo launch;
-    try {
-        launch = launch_environment();
-        return static_cast<int>(run_program(argc, argv, launch));
-    } catch (const Error& error) {
+    const auto fail = [&](const Error& error) {
         std::fflush(stdout);
         if (!launch.alone()) leave(launch, error);
         std::fprintf(stderr, "train_gpt: %s\n", error.what());
         return static_cast<int>(error.code());
+    };
+    try {
+        if (argc > 1 && std::string(argv[1]) == "export")
+            return static_cast<int>(export_weights({argv + 2, argv + argc}));
+        launch = launch_environment();
+        return static_cast<int>(run_program(argc, argv, launch));
+    } catch (const Error& error) {
+        return fail(error);
     } catch (const std::exception& error) {
-        std::fflush(stdout);
-        std::fprintf(stderr, "train_gpt: %s\n", error.what());
-        return static_cast<int>(ExitCode::failure);
+        return fail({ExitCode::failure, error.what()});
     }
 }

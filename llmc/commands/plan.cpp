@@ -93,9 +93,10 @@ StagePlan plan_rank(const Options& o, const Comm& comm) {
     return o.precision == "fp32" ? plan_rank_of<float>(o, comm) : plan_rank_of<bf16>(o, comm);
 }
 
-void plan_run(const Options& o, int zero) {
+ExitCode plan_run(const Options& o, int zero) {
     if (o.dry_run) dry_run(o);
     if (o.estimate_scaling) print_scaling(o, zero);
+    return ExitCode::ok;
 }
 
 }  // namespace llmc

@@ -11,6 +11,6 @@ namespace llmc {
 StagePlan plan_rank(const Options& options, const Comm& comm);
 
 // `options` are resolved for --world ranks; `zero` is what was asked for before that, -1 for nothing.
-void plan_run(const Options& options, int zero);
+ExitCode plan_run(const Options& options, int zero);
 
 }  // namespace llmc

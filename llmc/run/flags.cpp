@@ -73,7 +73,9 @@ const Flag kRows[] = {
     flag(0, "context", "N", &Options::context, {.min = 1}, "longest sequence the model can take",
          "the model's; -t for a shape of your own"),
     flag(0, "init-from", "PATH", &Options::init_from, {},
-         "weights to start from: a .safetensors file, a Hugging Face directory or a model file (.bin) of llm.c",
+         "weights to start from: a checkpoint, or a run that has one; a .safetensors file or a Hugging Face directory; "
+         "or a "
+         "model file (.bin) of llm.c",
          "random"),
 
     heading("Batch and length"),

@@ -57,7 +57,8 @@ std::vector<std::string> without_command(std::vector<std::string> arguments) {
     if (arguments.empty() || arguments[0].empty() || arguments[0][0] == '-') return arguments;
     if (arguments[0] == "help") return {"--help"};
     if (arguments[0] != "train")
-        refuse("unknown command '" + arguments[0] + "'; the only command is train, and it may be left out (--help)");
+        refuse("unknown command '" + arguments[0] +
+               "'; commands are export, and train, which may be left out (--help)");
     arguments.erase(arguments.begin());
     return arguments;
 }
@@ -275,9 +276,10 @@ std::string help_text(const std::string& program) {
         "usage: %s [train] FLAGS\n"
         "  %s -i 'data/*_train*.bin' -j 'data/*_val*.bin' -o runs/first\n"
         "  %s -i 'data/*_train*.bin' -e d12 -b 64 -d 524288 -x 20000 -u 700 -l 6e-4\n"
-        "  %s -e gpt2-xl -b 16 -r block --dry-run --gpu h200\n\n"
+        "  %s -e gpt2-xl -b 16 -r block --dry-run --gpu h200\n"
+        "       %s export --help (weights for other programs)\n\n"
         "Every flag takes a value unless none is shown. Defaults are in [brackets].\n",
-        program.c_str(), program.c_str(), program.c_str(), program.c_str(), program.c_str());
+        program.c_str(), program.c_str(), program.c_str(), program.c_str(), program.c_str(), program.c_str());
     std::string group;
     for (const Flag& flag : all_flags()) {
         if (flag.group != group) {

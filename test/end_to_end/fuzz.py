@@ -60,10 +60,14 @@ class Cases:
         self.sidecar = json.dumps(dict(tokenizer="bytes", vocab=257, max_token=256, documents=1, tokens=2001,
                                        entropy_floor=1.0)).encode()
         self.weights = first.read("model.safetensors")
+        llmc = new_path() + ".bin"
+        exported = run("export", "--from", first.directory, "--to", llmc, "--format", "llmc")
+        assert exported.code == 0, exported.err
+        self.llmc = read(llmc)
         self.config = run(*tiny_flags("--print-config")).out.encode()
 
     def flags(self, rng):
-        kind = rng.choice(["shard", "sidecar", "weights", "config"])
+        kind = rng.choice(["shard", "sidecar", "weights", "llmc", "config"])
         if kind == "shard":
             return kind, ["--train", write(break_bytes(rng, self.shard, 12), ".bin"), "--vocab", "257"]
         if kind == "sidecar":
@@ -73,6 +77,8 @@ class Cases:
             return kind, ["--train", path, "--vocab", "300"]
         if kind == "weights":
             return kind, ["--init-from", write(break_bytes(rng, self.weights, 2000))]
+        if kind == "llmc":
+            return kind, ["--init-from", write(break_bytes(rng, self.llmc, 32), ".bin")]
         return kind, ["--config", write(break_bytes(rng, self.config, len(self.config)))]
 
 

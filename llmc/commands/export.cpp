@@ -1,0 +1,123 @@
+#include "llmc/commands/export.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include "llmc/checkpoint/hf_export.h"
+#include "llmc/checkpoint/llmc_model.h"
+#include "llmc/checkpoint/weight_source.h"
+
+namespace llmc {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Request {
+    std::string from, to, format = "hf", dtype = "fp32";
+    bool overwrite = false;
+};
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, "export: " + message); }
+
+// False: help was asked for, and printed.
+bool parse(std::vector<std::string> arguments, Request& request) {
+    CLI::App app("Writes the weights of a model for other programs, or for --init-from.", "train_gpt export");
+    app.add_option(
+           "--from", request.from,
+           "a checkpoint, or a run, whose newest is taken; a Hugging Face directory or .safetensors file with its "
+           "config.json; or a model file (.bin) of llm.c")
+        ->required();
+    app.add_option("--to", request.to, "the directory to write; with --format llmc also a file called .bin")
+        ->required();
+    app.add_option("--format", request.format, "hf: what from_pretrained() loads; llmc: a model file of llm.c")
+        ->check(CLI::IsMember({"hf", "llmc"}))
+        ->capture_default_str();
+    app.add_option("--dtype", request.dtype,
+                   "fp32, bf16, or fp8 (hf alone): E4M3 codes of the linear layers with a scale each, the rest in bf16")
+        ->check(CLI::IsMember({"fp32", "bf16", "fp8"}))
+        ->capture_default_str();
+    app.add_flag("--overwrite", request.overwrite, "replace the model that is there");
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+    try {
+        app.parse(arguments);
+    } catch (const CLI::CallForHelp&) {
+        std::fputs(app.help().c_str(), stdout);
+        return false;
+    } catch (const CLI::ParseError& error) {
+        refuse(std::string(error.what()) + " (train_gpt export --help)");
+    }
+    if (request.format == "llmc" && request.dtype == "fp8")
+        refuse("--dtype fp8 needs --format hf; llm.c's files have fp32 and bf16");
+    return true;
+}
+
+bool is_same_place(const fs::path& a, const fs::path& b) {
+    std::error_code ignored;
+    return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
+}
+
+// What an earlier export, or a run, has left of a model.
+bool is_model_file(const std::string& name) {
+    const bool shard = name.starts_with("model-") && name.ends_with(".safetensors");
+    return shard || name == "model.safetensors" || name == "model.safetensors.index.json" || name == "config.json";
+}
+
+// The directory, empty of models. config.json goes first: without it nobody takes what is left for a model.
+void make_directory(const Request& request) {
+    const fs::path from(request.from), to(request.to);
+    std::error_code error;
+    const bool is_folder = fs::is_directory(from, error);
+    if ((is_folder || is_model_file(from.filename().string())) &&
+        is_same_place((is_folder ? from : from.parent_path()) / "x", to / "x"))
+        refuse("--to " + request.to + " would replace the model that --from reads");
+    if (fs::exists(to, error) && !fs::is_directory(to, error)) refuse(request.to + " is no directory");
+    fs::create_directories(to, error);
+    std::vector<fs::path> there;
+    for (const auto& entry : fs::directory_iterator(to, error)) there.push_back(entry.path());
+    if (error) refuse("cannot write into " + request.to + ": " + error.message());
+    if (!there.empty() && !request.overwrite)
+        refuse(request.to + " is not empty; --overwrite replaces the model in it, or choose another --to");
+    fs::remove(to / "config.json", error);
+    for (const fs::path& path : there)
+        if (is_model_file(path.filename().string())) fs::remove(path, error);
+}
+
+// Where --format llmc writes: FILE.bin, or model.bin in a directory.
+std::string llmc_file(const Request& request) {
+    std::error_code error;
+    fs::path file(request.to);
+    if (file.extension() != ".bin" || fs::is_directory(file, error)) file /= "model.bin";
+    if (is_same_place(request.from, file)) refuse("--to " + request.to + " would replace the model that --from reads");
+    if (fs::exists(file, error) && !request.overwrite)
+        refuse(file.string() + " exists; --overwrite replaces it, or choose another --to");
+    if (file.has_parent_path()) fs::create_directories(file.parent_path(), error);
+    if (error) refuse("cannot write " + file.string() + ": " + error.message());
+    return file.string();
+}
+
+}  // namespace
+
+ExitCode export_weights(const std::vector<std::string>& arguments) {
+    Request request;
+    if (!parse(arguments, request)) return ExitCode::ok;
+    const std::unique_ptr<WeightSource> source = open_weights(request.from);
+    const FetchTensor fetch = [&](const std::string& name, std::vector<float>& out) { out = source->fetch(name); };
+    std::string written = request.to;
+    if (request.format == "llmc") {
+        written = llmc_file(request);
+        export_llmc(written, source->model(), request.dtype == "fp32" ? LlmcType::fp32 : LlmcType::bf16, fetch);
+    } else {
+        make_directory(request);
+        const HfType type = request.dtype == "fp32"   ? HfType::fp32
+                            : request.dtype == "bf16" ? HfType::bf16
+                                                      : HfType::fp8;
+        export_hf_directory(request.to, source->model(), type, fetch);
+    }
+    std::printf("%lld parameters in %s written to %s\n", static_cast<long long>(source->model().parameters()),
+                request.dtype.c_str(), written.c_str());
+    return ExitCode::ok;
+}
+
+}  // namespace llmc

@@ -1,0 +1,13 @@
+// train_gpt export: weights of a model from one program's files to another's.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "llmc/device/error.h"
+
+namespace llmc {
+
+// `arguments`: what follows "export".
+ExitCode export_weights(const std::vector<std::string>& arguments);
+
+}  // namespace llmc

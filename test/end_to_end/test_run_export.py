@@ -1,0 +1,169 @@
+"""train_gpt export: models from one program's files to another's and back, and what it refuses."""
+
+import json
+import os
+import shutil
+import struct
+import unittest
+
+from trainer import (VOCAB, FinishedRun, llmc_tensors, new_path, read_safetensors, run, tiny_flags, write_llmc_model)
+
+FLAGS, CHECKPOINT = 2, 4
+SHAPE = dict(context=64, vocab=VOCAB, layers=2, heads=2, channels=64)
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def bf16(data):
+    """The BF16 of FP32 numbers, to nearest even."""
+    bits = struct.unpack(f"<{len(data) // 4}I", data)
+    return struct.pack(f"<{len(bits)}H", *(b + 0x7fff + (b >> 16 & 1) >> 16 for b in bits))
+
+
+class Export(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.trained = FinishedRun("--max-steps", "3")
+        cls.tensors = read_safetensors(cls.trained.path("model.safetensors"))
+
+    def export(self, source, *flags, to=None):
+        to = to or new_path("export")
+        result = run("export", "--from", source, "--to", to, *flags)
+        self.assertEqual((result.code, result.err), (0, ""))
+        self.assertIn("parameters in", result.out)
+        return to
+
+    def refused(self, code, flags, *parts):
+        result = run("export", *flags)
+        self.assertEqual(result.code, code, result.err or result.out)
+        for part in parts:
+            self.assertIn(part, result.err)
+
+    def llmc_file(self):
+        """The run's weights as llm.c's, from a writer of this test's own."""
+        values = {}
+        for name, transposed, count in llmc_tensors(SHAPE):
+            _, shape, data = self.tensors["transformer." + name]
+            values[name] = struct.unpack(f"<{count}f", data)
+            if transposed:
+                values[name] = [x for column in range(shape[1]) for x in values[name][column::shape[1]]]
+        path = new_path() + ".bin"
+        write_llmc_model(path, SHAPE, values)
+        return path
+
+    def test_there_and_back(self):
+        directory = self.export(self.trained.directory)
+        self.assertEqual(sorted(os.listdir(directory)), ["config.json", "model.safetensors"])
+        for name in os.listdir(directory):
+            self.assertEqual(read(os.path.join(directory, name)), self.trained.read(name), name)
+
+        expected = read(self.llmc_file())
+        path = self.export(self.trained.path("model.safetensors"), "--format", "llmc", to=new_path() + ".bin")
+        self.assertEqual(read(path), expected)
+        inside = self.export(self.trained.directory, "--format", "llmc")
+        self.assertEqual(read(os.path.join(inside, "model.bin")), expected)
+        back = self.export(path)
+        self.assertEqual(read_safetensors(os.path.join(back, "model.safetensors")), self.tensors)
+        self.assertEqual(json.loads(read(os.path.join(back, "config.json"))), json.loads(self.trained.read("config.json")))
+
+    def test_bf16(self):
+        directory = self.export(self.llmc_file(), "--dtype", "bf16")
+        tensors = read_safetensors(os.path.join(directory, "model.safetensors"))
+        self.assertEqual(set(tensors), set(self.tensors))
+        for name, (dtype, shape, data) in tensors.items():
+            self.assertEqual((dtype, shape), ("BF16", self.tensors[name][1]))
+            self.assertEqual(data, bf16(self.tensors[name][2]), name)
+        config = json.loads(read(os.path.join(directory, "config.json")))
+        self.assertEqual((config["torch_dtype"], config["n_head"]), ("bfloat16", 2))
+        # The same numbers as llm.c's, and a run that starts from either is the same.
+        path = self.export(directory, "--format", "llmc", "--dtype", "bf16", to=new_path() + ".bin")
+        self.assertEqual(len(read(path)), 1024 + (os.path.getsize(self.llmc_file()) - 1024) // 2)
+        losses = [FinishedRun("--max-steps", "2", "--init-from", source).losses for source in (directory, path)]
+        self.assertEqual(losses[0], losses[1])
+
+    def test_fp8(self):
+        directory = self.export(self.trained.directory, "--dtype", "fp8")
+        tensors = read_safetensors(os.path.join(directory, "model.safetensors"))
+        linear = [name for name in self.tensors if ".c_" in name and name.endswith(".weight")]
+        self.assertEqual(len(linear), 8)
+        self.assertEqual(set(tensors), set(self.tensors) | {name + "_scale" for name in linear})
+        for name, (dtype, _, data) in self.tensors.items():
+            if name in linear:
+                count = len(data) // 4
+                (scale,) = struct.unpack("<f", tensors[name + "_scale"][2])
+                largest = max(map(abs, struct.unpack(f"<{count}f", data)))
+                self.assertEqual(scale, struct.unpack("<f", struct.pack("<f", largest / 448))[0])
+                self.assertEqual((tensors[name][0], len(tensors[name][2])), ("F8_E4M3", count))
+                self.assertEqual(max(code & 0x7f for code in tensors[name][2]), 0x7e)
+            else:
+                self.assertEqual(tensors[name][2], bf16(data), name)
+        result = run(*tiny_flags("--init-from", directory))
+        self.assertEqual(result.code, CHECKPOINT)
+        self.assertIn("is F8_E4M3", result.err)
+
+    def test_a_checkpoint(self):
+        (name,) = os.listdir(self.trained.path("checkpoints"))
+        path = self.trained.path("checkpoints/" + name)
+        directory = self.export(path)
+        self.assertEqual(read_safetensors(os.path.join(directory, "model.safetensors")), self.tensors)
+        losses = [FinishedRun("--max-steps", "2", "--init-from", source).losses
+                  for source in (path, self.trained.directory, self.trained.path("model.safetensors"))]
+        self.assertEqual(losses[0], losses[1])
+        self.assertEqual(losses[0], losses[2])
+        result = run(*tiny_flags("--init-from", path, "--layers", "1"))
+        self.assertEqual(result.code, CHECKPOINT)
+        self.assertIn("holds another model: layers is 2, this model has 1", result.err)
+        copy = new_path()
+        shutil.copytree(path, copy)
+        with open(os.path.join(copy, "rank_00000.safetensors"), "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"?")
+        self.refused(CHECKPOINT, ["--from", copy, "--to", new_path()], "is damaged")
+
+    def test_what_is_there_stays_without_overwrite(self):
+        directory = self.export(self.trained.directory)
+        before = read(os.path.join(directory, "model.safetensors"))
+        self.refused(FLAGS, ["--from", self.trained.directory, "--to", directory], "is not empty", "--overwrite")
+        self.assertEqual(read(os.path.join(directory, "model.safetensors")), before)
+        for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "notes.txt"):
+            with open(os.path.join(directory, name), "w", encoding="utf-8") as file:
+                file.write("old")
+        self.export(self.trained.directory, "--dtype", "bf16", "--overwrite", to=directory)
+        self.assertEqual(sorted(os.listdir(directory)), ["config.json", "model.safetensors", "notes.txt"])
+        self.assertLess(os.path.getsize(os.path.join(directory, "model.safetensors")), len(before))
+
+        path = self.export(directory, "--format", "llmc", to=new_path() + ".bin")
+        self.refused(FLAGS, ["--from", directory, "--to", path, "--format", "llmc"], "exists", "--overwrite")
+        self.export(directory, "--format", "llmc", "--overwrite", to=path)
+
+    def test_the_source_is_not_replaced(self):
+        for source in (self.trained.directory, self.trained.path("model.safetensors")):
+            self.refused(FLAGS, ["--from", source, "--to", self.trained.directory + "/.", "--overwrite"],
+                         "would replace the model that --from reads")
+        path = self.llmc_file()
+        self.refused(FLAGS, ["--from", path, "--to", path, "--format", "llmc", "--overwrite"], "would replace")
+        self.assertEqual(read_safetensors(self.trained.path("model.safetensors")), self.tensors)
+
+    def test_flags(self):
+        result = run("export", "--help")
+        self.assertEqual((result.code, result.err), (0, ""))
+        for part in ("train_gpt export", "--from", "--to", "--format", "--dtype", "--overwrite"):
+            self.assertIn(part, result.out)
+        both = ["--from", self.trained.directory, "--to", new_path()]
+        self.refused(FLAGS, [], "--from is required", "train_gpt export --help")
+        self.refused(FLAGS, both[:2], "--to is required")
+        self.refused(FLAGS, [*both, "--format", "gguf"], "--format", "gguf")
+        self.refused(FLAGS, [*both, "--dtype", "fp16"], "--dtype", "fp16")
+        self.refused(FLAGS, [*both, "--format", "llmc", "--dtype", "fp8"], "--dtype fp8 needs --format hf")
+        self.refused(FLAGS, [*both, "--fromm", "x"], "--fromm")
+        self.refused(FLAGS, ["--from", self.trained.directory, "--to", self.trained.path("run.json")], "is no directory")
+        self.refused(CHECKPOINT, ["--from", "nowhere", "--to", new_path()], "nowhere")
+        self.refused(CHECKPOINT, ["--from", self.trained.path("run.json"), "--to", new_path()], "run.json")
+        self.assertFalse(os.path.exists(both[3]))
+
+
+if __name__ == "__main__":
+    unittest.main()
