@@ -133,18 +133,19 @@ TESTS_HOST_ONLY := $(wildcard test/device/host/*.cpp test/device/host/*.cu)
 WITHOUT_DEVICE := $(filter-out $(addprefix test/run/,fingerprint.cpp profile.cpp versions.cpp), \
                   $(wildcard $(addsuffix /*.cpp,test/run test/checkpoint test/data test/dev)))
 # Sources that are the same in every configuration, host, GPU or precision, and so are compiled once for all.
-SHARED_CHECKPOINT := $(addprefix checkpoint/,$(addsuffix .cpp,atomic_file finite hf_export hf_gpt2 llmc_model safetensors \
+SHARED_CHECKPOINT := $(addprefix checkpoint/,$(addsuffix .cpp,files finite hf_export hf_gpt2 llmc_model safetensors \
                      weight_files weight_source))
 SHARED := $(wildcard llmc/data/*.cpp test/data/*.cpp) $(addprefix llmc/,$(SHARED_CHECKPOINT)) $(addprefix test/,$(filter-out \
-          checkpoint/hf_export.cpp checkpoint/weight_source.cpp,$(SHARED_CHECKPOINT))) dev/probe/result_file.cpp \
+          checkpoint/weight_source.cpp,$(SHARED_CHECKPOINT))) dev/probe/result_file.cpp \
           $(addprefix llmc/,model/config.cpp shard/table.cpp $(addprefix comm/,launch.cpp operation_log.cpp tcp_socket.cpp) \
-          $(addprefix run/,inputs.cpp llmc_flags.cpp signals.cpp text.cpp)) \
+          $(addprefix run/,inputs.cpp llmc_flags.cpp signals.cpp text.cpp) commands/export.cpp) \
           $(addprefix test/,model/config.cpp shard/table.cpp $(addprefix comm/,launch.cpp operation_log.cpp) \
           $(addprefix run/,llmc_flags.cpp options.cpp resolve.cpp signals.cpp text.cpp))
 
 # A sanitizer's build takes from the ordinary one what it need not look at: test code that does no more than call llmc/,
 # flags and reports, the probe, and for ThreadSanitizer files that one thread reads. UNCHECKED= looks at everything.
-WITH_THREADS := test/device/% test/comm/% test/model/traffic.cpp test/run/signals.cpp llmc/run/signals.cpp %.cu
+WITH_THREADS := test/device/% test/comm/% test/model/traffic.cpp test/run/signals.cpp llmc/run/signals.cpp %.cu \
+                $(addprefix llmc/checkpoint/,saver.cpp state_file.cpp files.cpp) test/checkpoint/saver.cpp
 RUN_ALONE := $(wildcard $(addsuffix /*.cpp,llmc/run llmc/commands dev/probe) $(if $(filter thread,$(SANITIZE)), \
              llmc/checkpoint/*.cpp llmc/model/config.cpp llmc/model/sampler.cpp llmc/data/tokenizer.cpp llmc/comm/launch.cpp))
 UNCHECKED := $(if $(SANITIZE),$(filter-out $(WITH_THREADS),$(TESTS) $(RUN_ALONE)) \
@@ -170,7 +171,7 @@ CPU_RANK_TEST_OBJECTS  := $(call cpu_objects,$(RANK_TESTS))
 CUDA_RANK_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(RANK_TESTS)))
 
 # ---- targets -------------------------------------------------------------------------------------------------------
-.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu kernels probe probe-cpu gradients gradients-cpu kernel-times test-ranks test-ranks-binary test-ranks-gpu test soak mutation bench-cpu gpu-build clean FORCE
+.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu kernels probe probe-cpu gradients gradients-cpu kernel-times test-ranks test-ranks-binary test-ranks-gpu test soak fuzz mutation bench-cpu gpu-build clean FORCE
 .DELETE_ON_ERROR:
 
 all: train_gpt_cpu $(if $(NVCC),train_gpt)
@@ -189,6 +190,7 @@ help:
 	@echo "make test-ranks      several processes: collectives, launches, lost ranks (needs mpirun)"
 	@echo "make probe           asks a GPU for every matrix product (dev/gpu/README.md); make probe-cpu: on the host device"
 	@echo "make gradients       writes a micro-batch's gradients for comparing devices; make gradients-cpu; make kernel-times"
+	@echo "make fuzz            broken files of every kind, by libFuzzer (needs clang); FUZZ_SECONDS=$(FUZZ_SECONDS) each"
 	@echo "make mutation        drops every barrier and wait in the kernels in turn and reports which losses go unseen"
 	@echo "make bench-cpu       what the host device costs, kernel by kernel"
 	@echo "make clean"
@@ -214,11 +216,25 @@ test:
 	./scripts/test.sh
 soak:
 	./scripts/soak.sh
+# Each target for FUZZ_SECONDS; what libFuzzer has found of each lies in build/fuzz/.
+FUZZ_SECONDS ?= 120
+fuzz: build/fuzz/fuzz
+	for target in manifest state safetensors shard tokenizer; do \
+	    build/fuzz/fuzz $$target build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 \
+	        -artifact_prefix=build/fuzz/$$target- -print_final_stats=1 || exit 1; \
+	done
 mutation:
 	python3 dev/mutation.py
 bench-cpu: $(CPU_DIR)/bench_cpu $(CPU_DIR)/bench_step
 	$(CPU_DIR)/bench_cpu
 	$(CPU_DIR)/bench_step
+
+FUZZED := test/fuzz/libfuzzer/main.cpp test/fuzz/targets.cpp llmc/data/shards.cpp llmc/data/tokenizer.cpp llmc/train/state.cpp \
+    $(patsubst %,llmc/checkpoint/%.cpp,files safetensors manifest state_file checkpoint_reader checkpoint_directory)
+build/fuzz/fuzz: $(FUZZED) $(wildcard llmc/checkpoint/*.h test/fuzz/*.h) Makefile
+	@mkdir -p $(@D)
+	clang++ $(COMMON) -Wall -Wextra -DLLMC_CUDA=0 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
+	    $(FUZZED) -o $@
 
 $(CPU_DIR)/train_gpt_cpu: $(CPU_OBJECTS) $(CPU_DIR)/train_gpt.cu.o
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)

@@ -52,6 +52,10 @@ stage "several ranks: every stage of sharding, 1 to 8 ranks" unittest env TRAINI
     TEST_RANKS=$NATIVE/test_ranks python3 test/end_to_end/test_ranks.py Training
 stage "the program as 1 to 8 ranks, 20 steps" unittest env RANK_MATRIX="1 2 3 4 8" \
     python3 test/end_to_end/test_run_ranks.py Matrix
+stage "checkpoints: every call, recipe and pair of ranks" unittest env CHECKPOINT_MATRIX=1 \
+    python3 test/end_to_end/test_run_checkpoints.py
+stage "checkpoints: a save cut at every byte" doctest env CHECKPOINT_MATRIX=1 $NATIVE/test_cpu --no-colors \
+    "--test-case=saver: *"
 stage "FP8 follows BF16, three seeds" unittest env COMPARE_SEEDS="1337 1 2" COMPARE_BATCH=8 COMPARE_RECIPES=all \
     .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16
 if [[ -n ${TINYSHAKESPEARE:-} ]]; then
@@ -86,6 +90,12 @@ stage "AddressSanitizer, UBSan: end to end" unittest env TRAIN_GPT=$NATIVE-addre
     python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
 stage "fuzzing with AddressSanitizer" check env TRAIN_GPT=$NATIVE-address/train_gpt_cpu \
     python3 test/end_to_end/fuzz.py --cases "$FUZZ" --seed "$RANDOM"
+
+if command -v clang++ >/dev/null; then
+    stage "libFuzzer: checkpoints, shards, tokenizers" check make -s fuzz FUZZ_SECONDS=600
+else
+    skip "libFuzzer: checkpoints, shards, tokenizers" "no clang++"
+fi
 
 stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread test-cpu $NATIVE-thread/train_gpt_cpu
 stage "ThreadSanitizer: all tests" doctest "${tsan[@]}" $NATIVE-thread/test_cpu --no-colors
