@@ -129,7 +129,7 @@ void Checkpoints<Real>::report(const SaveOutcome& outcome, bool last) {
     if (outcome.problem.empty()) {
         last_saved_ = outcome.step;
         if (is_main)
-            std::printf("checkpoint of step %lld written to %s (%s in %.1f s)\n", llong{outcome.step},
+            std::printf("checkpoint of step %lld written to %s (%s in %.2f s)\n", llong{outcome.step},
                         outcome.path.c_str(), format_bytes(outcome.bytes).c_str(), outcome.seconds);
         if (!outcome.prune_problem.empty())
             std::fprintf(stderr, "train_gpt: an old checkpoint could not be deleted: %s\n",

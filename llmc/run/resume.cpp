@@ -1,5 +1,6 @@
 #include "llmc/run/resume.h"
 
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -208,6 +209,7 @@ Json position_json(const RunPosition& p, const Options& o, const ShardSet& train
 
 std::optional<Resumed> find_checkpoint(const Options& o, const ShardSet& train, const Comm& comm) {
     if (o.resume.empty()) return std::nullopt;
+    const auto began = std::chrono::steady_clock::now();
     const std::string directory = o.out.empty() ? "" : o.out + "/checkpoints";
     Candidates mine;
     do_together(comm, [&] {
@@ -233,6 +235,7 @@ std::optional<Resumed> find_checkpoint(const Options& o, const ShardSet& train, 
         const fs::path parent = fs::path(resumed.checkpoint->directory() + "/x").parent_path().parent_path();
         resumed.in_place = fs::equivalent(parent.empty() ? "." : parent, directory, ignored);
     }
+    resumed.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     return resumed;
 }
 

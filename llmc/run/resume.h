@@ -30,6 +30,7 @@ struct Resumed {
     RunPosition position;
     bool in_place = false;           // its files are those in --out
     std::vector<std::string> notes;  // what is different now
+    double seconds = 0;              // that finding and checking it took
 };
 
 // A collective. The first rank looks, and all check the files together. Nothing: a new run is to begin. What cannot be

@@ -1,12 +1,14 @@
 #include "llmc/run/start.h"
 
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <random>
 
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/run/fingerprint.h"
-#include "llmc/train/hf_weights.h"
+#include "llmc/run/text.h"
+#include "llmc/train/weights.h"
 
 namespace llmc {
 namespace {
@@ -21,6 +23,7 @@ std::string new_run_id() {
 template <class Real>
 void restore(Trainer<Real>& trainer, const Resumed& resumed) {
     const CheckpointReader& checkpoint = *resumed.checkpoint;
+    const auto began = std::chrono::steady_clock::now();
     require_tensors(checkpoint, trainer.state_tensors());
     TrainerState state = state_from_json(checkpoint.manifest().state);
     state.step = resumed.position.step;
@@ -29,8 +32,12 @@ void restore(Trainer<Real>& trainer, const Resumed& resumed) {
                                    float* values) { checkpoint.read(tensor, part, start, count, values); });
     if (!trainer.comm().is_main()) return;
     const Manifest& m = checkpoint.manifest();
-    std::printf("resumed from %s: step %lld is done%s\n", checkpoint.directory().c_str(), llong{m.step},
-                m.world == trainer.comm().world() ? "" : strprintf(", on %d ranks", m.world).c_str());
+    const double seconds =
+        resumed.seconds + std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    std::printf("resumed from %s: step %lld is done%s (%s checked and read in %.2f s)\n",
+                checkpoint.directory().c_str(), llong{m.step},
+                m.world == trainer.comm().world() ? "" : strprintf(", on %d ranks", m.world).c_str(),
+                format_bytes(m.bytes()).c_str(), seconds);
     for (const std::string& note : resumed.notes) std::printf("note: %s\n", note.c_str());
     if (!same_scales)
         std::printf("note: FP8 scales are measured anew in the next step: the recipe or the loss scale changed\n");
@@ -46,6 +53,8 @@ void open_directory(RunDirectory& directory, const Options& o, const std::option
         return directory.begin(o.overwrite || began);
     }
     directory.go_on(resumed->position.files);
+    std::error_code ignored;
+    std::filesystem::remove(directory.file("model.safetensors"), ignored);  // of an earlier step
     // Newer checkpoints would otherwise be the newest for the next --resume.
     if (o.rewind == 0 && (o.resume == "latest" || o.resume == "auto")) return;
     for (const FoundCheckpoint& found : find_checkpoints(directory.checkpoints()))

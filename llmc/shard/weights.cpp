@@ -339,7 +339,12 @@ void Weights<Real>::set_tensor(size_t unit, size_t tensor, const std::vector<flo
 
 template <class Real>
 void Weights<Real>::set_master(size_t unit, size_t from, const float* values, size_t count, stream_t stream) {
-    to_be_measured_ = to_be_cast_ = true;
+    for (size_t t = 0; t < fp8_states_[unit].size(); t++) {
+        const ParameterTensor& info = table().unit(unit).tensors[t];
+        const bool changes = from < info.offset + info.count() && info.offset < from + count;
+        to_be_measured_ |= changes && fp8_states_[unit][t];
+    }
+    to_be_cast_ = true;
     const size_t first = layout_.slice(unit).begin, last = layout_.slice(unit).end();
     const size_t begin = std::clamp(from, first, last), end = std::clamp(from + count, first, last);
     if (begin == end) return;

@@ -1,0 +1,165 @@
+// Hugging Face directories in FP32, BF16 and FP8, in one file and in several. hf_gpt2.cpp has what all of them share.
+#include "llmc/checkpoint/hf_export.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "llmc/checkpoint/hf_gpt2.h"
+#include "test/checkpoint/checkpoint_test_util.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+using Weights = std::map<std::string, std::vector<float>>;
+const ModelConfig kSmall = {.layers = 2, .heads = 1, .channels = 32, .vocab = 50, .context = 6};
+
+// Of all sizes: each tensor its own range, with values down to a 2^-20th of its largest.
+Weights weights_of(const ModelConfig& model) {
+    Weights weights;
+    uint32_t state = 1;
+    const auto random = [&] { return static_cast<float>((state = state * 1664525u + 1013904223u) >> 8) * 0x1p-24f; };
+    int tensor = 0;
+    for (const TensorRow& row : all_tensors(model)) {
+        std::vector<float>& values = weights[row.name];
+        const float range = std::ldexp(1.0f, tensor++ % 12 - 8);
+        for (int64_t i = 0; i < row.count(); i++)
+            values.push_back((random() - 0.5f) * range * std::exp2(-20.0f * random() * random()));
+    }
+    return weights;
+}
+
+void export_as(const std::string& folder, HfType type, const Weights& weights, uint64_t shard_bytes = kHfShardBytes) {
+    export_hf_directory(
+        folder, kSmall, type, [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); },
+        shard_bytes);
+}
+
+Weights import_from(const std::string& path) {
+    Weights weights;
+    import_weights(*open_weights(path),
+                   [&](const std::string& name, const std::vector<float>& values) { weights[name] = values; });
+    return weights;
+}
+
+// By the format's definition: a sign, 4 bits of exponent (bias 7), 3 bits of fraction.
+double value_of_e4m3(uint8_t code) {
+    const int exponent = code >> 3 & 15, fraction = code & 7;
+    const double magnitude = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+    return code & 0x80 ? -magnitude : magnitude;
+}
+
+// Half a unit in the last place of the format's numbers around `value`.
+double half_ulp(double value, int fraction_bits, int smallest_exponent) {
+    const int exponent = value == 0 ? smallest_exponent : std::max(std::ilogb(value), smallest_exponent);
+    return std::ldexp(0.5, exponent - fraction_bits);
+}
+
+nlohmann::json config_in(const std::string& folder) {
+    return nlohmann::json::parse(read_bytes(folder + "/config.json"));
+}
+
+}  // namespace
+
+TEST_CASE("hf_export: FP32 is exact, BF16 within half a unit, and both are read back") {
+    TemporaryFolder folder;
+    const Weights weights = weights_of(kSmall);
+    export_as(folder.file(""), HfType::fp32, weights);
+    CHECK(import_from(folder.file("")) == weights);
+    CHECK(config_in(folder.file(""))["torch_dtype"] == "float32");
+
+    export_as(folder.file(""), HfType::bf16, weights);
+    const Weights rounded = import_from(folder.file(""));
+    CHECK(config_in(folder.file(""))["torch_dtype"] == "bfloat16");
+    CHECK(rounded != weights);
+    for (const auto& [name, values] : weights)
+        for (size_t i = 0; i < values.size(); i++)
+            REQUIRE(std::fabs(double{rounded.at(name)[i]} - values[i]) <= half_ulp(values[i], 7, -126));
+    const SafetensorsFile file(folder.file("model.safetensors"));
+    for (const TensorInfo& tensor : file.tensors()) CHECK(tensor.dtype == "BF16");
+}
+
+TEST_CASE("hf_export: FP8 codes times their scale are the values to half a unit of E4M3") {
+    TemporaryFolder folder;
+    Weights weights = weights_of(kSmall);
+    weights["h.0.fc.weight"].assign(weights["h.0.fc.weight"].size(), 0.0f);
+    weights["h.1.fc.weight"].assign(weights["h.1.fc.weight"].size(), 3 * std::numeric_limits<float>::denorm_min());
+    weights["h.1.qkv.weight"][5] = -3e38f;
+    export_as(folder.file(""), HfType::fp8, weights);
+    const SafetensorsFile file(folder.file("model.safetensors"));
+    CHECK(file.metadata().at("format") == "pt");
+    CHECK(mentions(file.metadata().at("fp8"), "weight (F8_E4M3) * weight_scale (F32"));
+    CHECK(config_in(folder.file(""))["quantization_config"]["quant_method"] == "compressed-tensors");
+
+    size_t codes_seen = 0;
+    for (const HfTensor& tensor : hf_tensors(kSmall)) {
+        const std::string& name = tensor.spec.name;
+        CAPTURE(name);
+        const TensorInfo& info = file.info(name);
+        CHECK(info.shape == tensor.spec.shape);
+        CHECK(info.dtype == (tensor.transposed ? "F8_E4M3" : "BF16"));  // Hugging Face transposes linear layers alone
+        CHECK(file.contains(name + "_scale") == tensor.transposed);
+        if (!tensor.transposed) continue;
+        const float scale = file.read_floats(name + "_scale").at(0);
+        CHECK(file.info(name + "_scale").shape == std::vector<int64_t>{1});
+        std::vector<uint8_t> codes(info.bytes());
+        file.read(name, codes.data(), codes.size());
+        const std::vector<float> wanted =
+            transpose(weights.at(tensor.ours), tensor.spec.shape[1], tensor.spec.shape[0]);
+        double largest = 0;
+        for (size_t i = 0; i < codes.size(); i++) {
+            const double got = value_of_e4m3(codes[i]), scaled = wanted[i] / double{scale};
+            // The division was rounded to FP32 before the code was.
+            REQUIRE(std::fabs(got - scaled) <= half_ulp(scaled, 3, -6) + std::fabs(scaled) * 0x1p-23);
+            largest = std::max(largest, std::fabs(got));
+        }
+        CHECK(largest == (tensor.ours == "h.0.fc.weight" || tensor.ours == "h.1.fc.weight" ? 0 : 448));
+        codes_seen += codes.size();
+    }
+    CHECK(codes_seen == 2 * 12 * 32 * 32);
+    CHECK(mentions(error_of([&] { import_from(folder.file("")); }), "c_attn.weight is F8_E4M3"));
+
+    weights["h.0.fc.weight"][7] = NAN;
+    CHECK(mentions(error_of([&] { export_as(folder.file(""), HfType::fp8, weights); }), "c_fc.weight has NaN"));
+}
+
+TEST_CASE("hf_export: what is larger than a file may be goes into several, with an index") {
+    TemporaryFolder folder;
+    const Weights weights = weights_of(kSmall);
+    export_as(folder.file(""), HfType::fp32, weights, 20'000);
+    CHECK(!std::filesystem::exists(folder.file("model.safetensors")));
+    const nlohmann::json index = nlohmann::json::parse(read_bytes(folder.file("model.safetensors.index.json")));
+    CHECK(index["metadata"]["total_size"] == 4 * kSmall.parameters());
+    CHECK(index["weight_map"].size() == hf_tensors(kSmall).size());
+    size_t shards = 0, tensors = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.file(""))) {
+        if (entry.path().extension() != ".safetensors") continue;
+        const SafetensorsFile file(entry.path().string());
+        uint64_t bytes = 0;
+        for (const TensorInfo& tensor : file.tensors()) {
+            CHECK(index["weight_map"][tensor.name] == entry.path().filename().string());
+            bytes += tensor.bytes();
+        }
+        CHECK(bytes <= 20'000);
+        shards++, tensors += file.tensors().size();
+    }
+    // Up to h.0.qkv.weight 19,712 bytes, with its bias 20,096; then h.0.fc, h.0.fc_proj, h.1.qkv and so on begin one
+    // each.
+    CHECK(shards == 7);
+    CHECK(std::filesystem::exists(folder.file("model-00001-of-00007.safetensors")));
+    CHECK(tensors == hf_tensors(kSmall).size());
+    CHECK(import_from(folder.file("")) == weights);
+
+    TemporaryFolder other;
+    export_as(other.file(""), HfType::fp8, weights, 9'000);
+    const nlohmann::json fp8 = nlohmann::json::parse(read_bytes(other.file("model.safetensors.index.json")));
+    const std::string name = "transformer.h.1.mlp.c_fc.weight";
+    CHECK(fp8["weight_map"][name] == fp8["weight_map"][name + "_scale"]);
+    CHECK(fp8["metadata"]["total_size"] == 2 * kSmall.parameters() - 2 * 12 * 32 * 32 + 8 * 4);
+}
