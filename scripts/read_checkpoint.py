@@ -23,8 +23,9 @@ except ImportError:
 def newest(path):
     """`path`, or the newest checkpoint of the run in it."""
     parent = os.path.join(path, "checkpoints")
-    names = sorted((n for n in os.listdir(parent) if n[5:].isdigit()), key=lambda n: int(n[5:])) if os.path.isdir(
-        parent) else []
+    names = [n for n in (os.listdir(parent) if os.path.isdir(parent) else [])
+             if n[5:].isdigit() and os.path.exists(os.path.join(parent, n, "manifest.json"))]
+    names.sort(key=lambda n: int(n[5:]))
     return os.path.join(parent, names[-1]) if names else path
 
 
@@ -36,8 +37,12 @@ class Checkpoint:
         body = text[len(b'{"checksum": "') + 16 + len(b'",\n"manifest": '):-len(b"}\n")]
         self.check(body, text[len(b'{"checksum": "'):][:16].decode(), "manifest.json")
         self.manifest = json.loads(body)
+        if (self.manifest["format"], self.manifest["version"]) != ("train_gpt checkpoint", 1):
+            raise ValueError("another format, or another version of it")
         for file in self.manifest["files"] if xxhash else []:
             with open(os.path.join(path, file["name"]), "rb") as data:
+                if os.fstat(data.fileno()).st_size != file["bytes"]:
+                    raise ValueError(f"{file['name']} has another size than it was written with")
                 for sum_ in file["checksums"]:
                     self.check(data.read(self.manifest["chunk_bytes"]), sum_, file["name"])
 

@@ -28,7 +28,14 @@ int64_t step_of(const std::string& name) {
     return step;
 }
 
-bool exists(const std::string& path) { return fs::symlink_status(path).type() != fs::file_type::not_found; }
+bool exists(const std::string& path) {
+    std::error_code ignored;
+    return fs::symlink_status(path, ignored).type() != fs::file_type::not_found;
+}
+bool is_directory(const std::string& path) {
+    std::error_code ignored;
+    return fs::symlink_status(path, ignored).type() == fs::file_type::directory;
+}
 
 // A directory of plain files.
 void remove_directory(FileCalls& calls, const std::string& path) {
@@ -59,19 +66,25 @@ std::vector<FoundCheckpoint> find_checkpoints(const std::string& directory) {
     for (const std::string& name : names_in(directory)) {
         const int64_t step = step_of(name);
         const std::string path = directory + "/" + name;
-        if (step < 0 || !fs::is_directory(fs::symlink_status(path))) continue;
+        if (step < 0 || !is_directory(path)) continue;
         found.push_back({step, path, exists(path + "/" + kManifestName)});
     }
     std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step > b.step; });
     return found;
 }
 
+void remove_unfinished(FileCalls& calls, const std::string& directory) {
+    for (const std::string& name : names_in(directory))
+        if (name.starts_with(kPrefix) && name.ends_with(kUnfinished)) remove_directory(calls, directory + "/" + name);
+}
+
 void begin_checkpoint(FileCalls& calls, const std::string& directory, int64_t step) {
     const bool is_new = !exists(directory);
     make_directory(calls, directory);
-    if (is_new) sync_directory(calls, fs::path(directory).parent_path().string());
-    for (const std::string& name : names_in(directory))
-        if (name.starts_with(kPrefix) && name.ends_with(kUnfinished)) remove_directory(calls, directory + "/" + name);
+    const fs::path run = fs::path(directory).parent_path();
+    if (is_new) sync_directory(calls, run.string());
+    if (is_new && run.has_parent_path()) sync_directory(calls, run.parent_path().string());  // may be new as well
+    remove_unfinished(calls, directory);
     make_directory(calls, unfinished_path(directory, step));
 }
 

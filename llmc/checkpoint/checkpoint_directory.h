@@ -2,7 +2,7 @@
 //
 //   step_00001234.tmp/            being written: every rank its file, then, when all are on the disk, the manifest
 //   step_00001234/                complete: the directory got its name when everything in it was on the disk
-//   step_00001234.set_aside/      in the way of something newer; nobody reads it or deletes it
+//   step_00001234.set_aside/      in the way of something newer; for a person to look at
 //
 // A directory without the suffix and with a manifest is a whole checkpoint after a crash at any point, because names
 // reach the disk last when one is written, and the manifest goes first when one is deleted. All of this is for rank 0
@@ -32,7 +32,9 @@ std::vector<FoundCheckpoint> find_checkpoints(const std::string& directory);
 std::string checkpoint_path(const std::string& directory, int64_t step);
 std::string unfinished_path(const std::string& directory, int64_t step);
 
-// Makes the empty directory unfinished_path(), and removes what unfinished saves have left.
+// What saves that were cut short have left; for whoever has the run directory to itself.
+void remove_unfinished(FileCalls& calls, const std::string& directory);
+// Makes the empty directory unfinished_path(), after remove_unfinished().
 void begin_checkpoint(FileCalls& calls, const std::string& directory, int64_t step);
 // Every rank's file is on the disk: now the manifest, then the name. What has that name already is set aside.
 void commit_checkpoint(FileCalls& calls, const std::string& directory, int64_t step, const std::string& manifest_text);

@@ -89,12 +89,13 @@ std::string CheckpointReader::tensor_at(const SafetensorsFile& opened, uint64_t 
     return first == last ? "tensor " + first : "tensors " + first + " to " + last;
 }
 
-void CheckpointReader::check_bytes(const StateFile& file) const {
+void CheckpointReader::check_bytes(const StateFile& file, const Alive& alive) const {
     const int fd = ::open(path(file).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) fail(path(file), strprintf("cannot open it: %s", std::strerror(errno)));
     const std::unique_ptr<const int, void (*)(const int*)> closer(&fd, [](const int* p) { ::close(*p); });
     std::vector<char> chunk(static_cast<size_t>(std::min(manifest_.chunk_bytes, file.bytes)));
     for (size_t c = 0; c < file.checksums.size(); c++) {
+        alive();
         const uint64_t begin = c * manifest_.chunk_bytes;
         const size_t bytes = static_cast<size_t>(std::min<uint64_t>(chunk.size(), file.bytes - begin));
         for (size_t at = 0; at < bytes;) {
@@ -116,7 +117,7 @@ void CheckpointReader::check_bytes(const StateFile& file) const {
     }
 }
 
-void CheckpointReader::verify(Verify how, size_t first, size_t stride) const {
+void CheckpointReader::verify(Verify how, size_t first, size_t stride, const Alive& alive) const {
     if (how == Verify::none) return;
     for (size_t f = first; f < manifest_.files.size(); f += stride) {
         const StateFile& file = manifest_.files[f];
@@ -128,7 +129,7 @@ void CheckpointReader::verify(Verify how, size_t first, size_t stride) const {
             fail(path(file),
                  strprintf("has %llu bytes, %llu were written", static_cast<unsigned long long>(status.st_size),
                            static_cast<unsigned long long>(file.bytes)));
-        if (how == Verify::full) check_bytes(file);
+        if (how == Verify::full) check_bytes(file, alive);
         open(f);
     }
 }

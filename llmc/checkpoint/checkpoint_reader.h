@@ -2,6 +2,7 @@
 // is trusted: whatever is missing, cut or changed is Error(checkpoint) that names the file, the place and the tensor.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -26,8 +27,11 @@ public:
     const Manifest& manifest() const { return manifest_; }
     const StateTensor& tensor(const std::string& name) const;  // Error if there is none
 
-    // Throws unless the files first, first + stride, first + 2 * stride ... are as they were written.
-    void verify(Verify how, size_t first = 0, size_t stride = 1) const;
+    // Throws unless the files first, first + stride, first + 2 * stride ... are as they were written. `alive`: called
+    // now and then, for it may take long.
+    using Alive = std::function<void()>;
+    void verify(
+        Verify how, size_t first = 0, size_t stride = 1, const Alive& alive = [] {}) const;
 
     // Elements [start, start + count) of a flattened part, from whichever files have them.
     void read(const std::string& tensor, const std::string& part, uint64_t start, uint64_t count, float* values) const;
@@ -40,7 +44,7 @@ private:
     std::string path(const StateFile& file) const { return directory_ + "/" + file.name; }
     const SafetensorsFile& open(size_t file) const;
     void index_slices();
-    void check_bytes(const StateFile& file) const;
+    void check_bytes(const StateFile& file, const Alive& alive) const;
     std::string tensor_at(const SafetensorsFile& opened, uint64_t begin, uint64_t end) const;
 
     const std::string directory_;

@@ -124,8 +124,8 @@ std::vector<std::string> names_in(const std::string& directory) {
     namespace fs = std::filesystem;
     std::vector<std::string> names;
     std::error_code error;
-    for (const fs::directory_entry& entry : fs::directory_iterator(directory, error))
-        names.push_back(entry.path().filename().string());
+    for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error))
+        names.push_back(entry->path().filename().string());
     if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
         throw Error(ExitCode::checkpoint, strprintf("cannot list %s: %s", directory.c_str(), error.message().c_str()));
     std::sort(names.begin(), names.end());
@@ -133,7 +133,7 @@ std::vector<std::string> names_in(const std::string& directory) {
 }
 
 std::string read_whole(const std::string& path, uint64_t limit) {
-    const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW)};
+    const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
     if (file.fd < 0) fail_to_read(path, "open it");
     struct stat status;
     if (::fstat(file.fd, &status) != 0) fail_to_read(path, "look at it");

@@ -23,6 +23,7 @@ constexpr const char* kBeforeChecksum = "{\"checksum\": \"";
 constexpr const char* kBeforeBody = "\",\n\"manifest\": ";
 constexpr const char* kBehindBody = "}\n";
 constexpr size_t kHexDigits = 16;
+constexpr int kDeepest = 32;  // copies and destructors of JSON recurse
 
 std::string hex(uint64_t value) { return strprintf("%016llx", static_cast<unsigned long long>(value)); }
 
@@ -212,8 +213,12 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
         parser.fail("is damaged: its checksum does not match");
 
     Json json;
+    const auto check_depth = [&](int depth, Json::parse_event_t, Json&) {
+        if (depth > kDeepest) parser.fail("is nested too deeply");
+        return true;
+    };
     try {
-        json = Json::parse(body);
+        json = Json::parse(body, check_depth);
     } catch (const Json::exception& error) {
         parser.fail(strprintf("is not valid JSON (%s)", error.what()));
     }
@@ -232,7 +237,7 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
     m.run = parser.object(json, "run");
     m.state = parser.object(json, "state");
     for (const Json& tensor : parser.list(json, "tensors")) m.tensors.push_back(parser.tensor(tensor));
-    m.chunk_bytes = parser.number(json, "chunk_bytes", 1, uint64_t{1} << 40);
+    m.chunk_bytes = parser.number(json, "chunk_bytes", 1, uint64_t{1} << 30);
     for (const Json& file : parser.list(json, "files"))
         m.files.push_back(parser.file(file, m.files.size(), m.chunk_bytes));
     if (m.files.size() != static_cast<size_t>(m.world))

@@ -54,6 +54,8 @@ bool tensor_bytes(const std::vector<int64_t>& shape, size_t element_bytes, uint6
 Json parse_unique(const std::string& path, const std::string& header) {
     std::set<std::string> seen;
     auto check = [&](int depth, Json::parse_event_t event, Json& parsed) {
+        constexpr int kDeepest = 32;  // copies and destructors of JSON recurse
+        if (depth > kDeepest) fail(path, "its header is nested too deeply");
         if (depth == 1 && event == Json::parse_event_t::key && !seen.insert(parsed.get<std::string>()).second) {
             fail(path, strprintf("tensor %s is listed twice", parsed.get<std::string>().c_str()));
         }

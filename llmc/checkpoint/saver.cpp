@@ -31,7 +31,11 @@ StateFile file_from_json(const Json& json) {
 void sync_file(FileCalls& calls, const std::string& path) {
     const int fd = calls.open(path.c_str(), O_RDONLY, 0);
     if (fd < 0) fail_to_write(path, "open it");
-    const int result = calls.fsync(fd), error = errno;
+    int result;
+    do {
+        result = calls.fsync(fd);
+    } while (result != 0 && errno == EINTR);
+    const int error = errno;
     calls.close(fd);
     errno = error;
     if (result != 0 && errno != EINVAL) fail_to_write(path, "bring it to the disk");
@@ -67,6 +71,7 @@ std::optional<SaveOutcome> CheckpointSaver::begin(SaveJob job) {
     failure_ = failure_of([&] {
         if (job_.failure) throw Error(job_.failure.code, job_.failure.text);
         if (!comm_.is_main()) return;
+        remove_unfinished(calls_, directory_);
         check_room();
         begin_checkpoint(calls_, directory_, step);
     });
@@ -118,13 +123,9 @@ std::optional<SaveOutcome> CheckpointSaver::end_of_writing() {
             commit_checkpoint(calls_, directory_, step, manifest_text(job_.manifest));
         });
         removed_.clear(), prune_problem_.clear();
-        if (!failure_) {
-            try {
-                removed_ = prune_checkpoints(calls_, directory_, retention_, in_use_);
-            } catch (const Error& error) {  // the new one is complete all the same
-                prune_problem_ = error.what();
-            }
-        }
+        if (!failure_)  // the new one is complete, whatever becomes of the old ones
+            prune_problem_ =
+                failure_of([&] { removed_ = prune_checkpoints(calls_, directory_, retention_, in_use_); }).text;
         working_ = false;
     });
     return std::nullopt;

@@ -83,8 +83,13 @@ template <class Real>
 OptimizerState Optimizer<Real>::read_state(stream_t stream) const {
     const StepState step = read_back(state_, stream);
     const LossScaleState scale = read_back(loss_scale_, stream);
-    return {step.applied, step.skipped,      step.consecutive_skips,
-            scale.scale,  scale.clean_steps, read_back(spikes_, stream)};
+    return {step.applied,
+            step.skipped,
+            step.consecutive_skips,
+            scale.scale,
+            scale.clean_steps,
+            read_back(spikes_, stream),
+            loss_scale_config_.dynamic};
 }
 
 template <class Real>
@@ -95,7 +100,8 @@ void Optimizer<Real>::restore(const OptimizerState& saved, stream_t stream) {
     step.consecutive_skips = saved.consecutive_skips;
     write_through(state_, step, stream);
     write_through(spikes_, saved.spikes, stream);
-    if (loss_scale_config_.dynamic || saved.loss_scale == loss_scale_config_.initial)
+    const bool same = loss_scale_config_.dynamic || saved.loss_scale == loss_scale_config_.initial;
+    if (saved.dynamic == loss_scale_config_.dynamic && same)
         write_through(loss_scale_, LossScaleState{saved.loss_scale, 1.0f, saved.clean_steps, 0}, stream);
 }
 

@@ -40,7 +40,8 @@ public:
     };
     std::vector<Moment> moments() const { return {{"m", m_}, {"v", v_}}; }
 
-    // For checkpoints; both wait for the device. A loss scale that is configured, and not dynamic, stays.
+    // For checkpoints; both wait for the device. The loss scale goes on where both runs have a
+    // dynamic one; otherwise it is as configured.
     OptimizerState read_state(stream_t stream) const;
     void restore(const OptimizerState& state, stream_t stream);
 
@@ -71,6 +72,7 @@ struct OptimizerState {
     float loss_scale = 1;
     int32_t clean_steps = 0;
     SpikeState spikes{};
+    bool dynamic = false;  // the loss scale
 };
 
 struct StepResult {

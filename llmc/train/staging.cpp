@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 
+#include "llmc/comm/agreement.h"
 #include "llmc/device/transfer.h"
 
 namespace llmc {
@@ -59,7 +61,6 @@ Staging::Staging(std::vector<DeviceSlice> slices, const std::string& local, size
 
 Staging::~Staging() {
     if (memory_) tear_down([this] { pinned_free(memory_); });
-    if (local_file_) std::filesystem::remove(local_file_->path());
 }
 
 SliceBytes Staging::take(stream_t stream) {
@@ -90,11 +91,18 @@ SliceBytes Staging::from_memory(stream_t stream) {
 // The same file twice: here at once, where it belongs behind training.
 SliceBytes Staging::from_local_file(stream_t stream) {
     local_file_.reset();
-    std::filesystem::create_directories(local_);
-    const StateFile written =
-        write_state_file(system_calls(), local_, static_cast<int>(getpid() % 100000), names_, from_device(stream));
-    checksums_ = written.checksums;
-    local_file_ = std::make_unique<SafetensorsFile>(local_ + "/" + written.name);
+    std::error_code ignored;
+    std::filesystem::create_directories(local_, ignored);
+    std::string directory = local_ + "/checkpoint-XXXXXX";  // of this rank and save alone
+    if (!::mkdtemp(directory.data())) fail_to_write(local_, "create a directory in it");
+    // Without a name nothing is left behind, however the process ends; open, it can still be read.
+    const Failure failure = failure_of([&] {
+        const StateFile written = write_state_file(system_calls(), directory, 0, names_, from_device(stream));
+        checksums_ = written.checksums;
+        local_file_ = std::make_unique<SafetensorsFile>(directory + "/" + written.name);
+    });
+    std::filesystem::remove_all(directory, ignored);
+    if (failure) throw Error(failure.code, failure.text);
     return [this](size_t slice, uint64_t offset, size_t bytes) {
         buffer_.resize(bytes);
         local_file_->read_range(names_[slice].name(), offset, buffer_.data(), bytes);

@@ -33,12 +33,23 @@ double real(const Json& value) {
     fail(strprintf("holds %s where a number belongs", value.dump().substr(0, 40).c_str()));
 }
 double real(const Json& object, const char* name) { return real(field(object, name)); }
-float real32(const Json& object, const char* name) { return static_cast<float>(real(object, name)); }
+float as_float(double value) {
+    const bool fits = !std::isfinite(value) || std::abs(value) <= std::numeric_limits<float>::max();
+    if (!fits) fail(strprintf("holds %g, which is no float", value));
+    return static_cast<float>(value);
+}
+float real32(const Json& object, const char* name) { return as_float(real(object, name)); }
 
 uint64_t whole(const Json& object, const char* name) {
     const Json& value = field(object, name);
     if (!value.is_number_unsigned()) fail(strprintf("has \"%s\", which is no whole number from 0 on", name));
     return value.get<uint64_t>();
+}
+// Of steps: as many as a run can have, so that one more is a number too.
+int64_t count(const Json& object, const char* name) {
+    const uint64_t n = whole(object, name);
+    if (n > (uint64_t{1} << 50)) fail(strprintf("has \"%s\", which is too large", name));
+    return static_cast<int64_t>(n);
 }
 bool yes(const Json& object, const char* name) {
     if (!field(object, name).is_boolean()) fail(strprintf("has \"%s\", which is neither true nor false", name));
@@ -70,7 +81,7 @@ Json spikes_json(const SpikeState& spikes) {
 
 SpikeState spikes_from_json(const Json& json) {
     SpikeState spikes{};
-    spikes.accepted = static_cast<int64_t>(whole(json, "accepted"));
+    spikes.accepted = count(json, "accepted");
     spikes.loss_limit = real(json, "loss_limit");
     spikes.norm_limit = real(json, "norm_limit");
     const Json &loss = list(json, "loss"), &norm = list(json, "norm");
@@ -122,11 +133,11 @@ Fp8SavedTensor tensor_from_json(const Json& json) {
     t.watch.elements = whole(json, "watched_elements");
     t.watch.saturated = whole(json, "watched_saturated");
     t.watch.underflowed = whole(json, "watched_underflowed");
-    t.watch.saturating = static_cast<int>(whole(json, "saturating"));
-    t.watch.underflowing = static_cast<int>(whole(json, "underflowing"));
-    t.verdict.reason = static_cast<int>(whole(json, "verdict"));
+    t.watch.saturating = static_cast<int>(count(json, "saturating"));
+    t.watch.underflowing = static_cast<int>(count(json, "underflowing"));
+    t.verdict.reason = static_cast<int>(count(json, "verdict"));
     t.verdict.fraction = real32(json, "verdict_fraction");
-    for (const Json& amax : list(json, "history")) t.history.push_back(static_cast<float>(real(amax)));
+    for (const Json& amax : list(json, "history")) t.history.push_back(as_float(real(amax)));
     return t;
 }
 
@@ -157,7 +168,7 @@ Json state_json(const TrainerState& state) {
     Json json{{"applied", o.applied},
               {"skipped", o.skipped},
               {"consecutive_skips", o.consecutive_skips},
-              {"loss_scale", {{"scale", number(o.loss_scale)}, {"clean_steps", o.clean_steps}}},
+              {"loss_scale", {{"dynamic", o.dynamic}, {"scale", number(o.loss_scale)}, {"clean_steps", o.clean_steps}}},
               {"spikes", spikes_json(o.spikes)}};
     if (state.fp8) json["fp8"] = fp8_json(*state.fp8);
     return json;
@@ -166,12 +177,13 @@ Json state_json(const TrainerState& state) {
 TrainerState state_from_json(const Json& json) {
     TrainerState state;
     OptimizerState& o = state.optimizer;
-    o.applied = static_cast<int64_t>(whole(json, "applied"));
-    o.skipped = static_cast<int64_t>(whole(json, "skipped"));
-    o.consecutive_skips = static_cast<int32_t>(whole(json, "consecutive_skips"));
+    o.applied = count(json, "applied");
+    o.skipped = count(json, "skipped");
+    o.consecutive_skips = static_cast<int32_t>(count(json, "consecutive_skips"));
     const Json& scale = field(json, "loss_scale");
     o.loss_scale = real32(scale, "scale");
-    o.clean_steps = static_cast<int32_t>(whole(scale, "clean_steps"));
+    o.clean_steps = static_cast<int32_t>(count(scale, "clean_steps"));
+    o.dynamic = yes(scale, "dynamic");
     o.spikes = spikes_from_json(field(json, "spikes"));
     if (json.contains("fp8")) state.fp8 = fp8_from_json(json["fp8"]);
     return state;

@@ -105,6 +105,7 @@ public:
     const ShardLayout& layout() const { return layout_; }
     stream_t stream() const { return stream_; }
     Weights<Real>& weights() { return weights_; }
+    const Weights<Real>& weights() const { return weights_; }
     Gradients& gradients() { return gradients_; }
     Matmul& matmul() { return matmul_; }
     Fp8Registry* fp8() { return model_.fp8(); }  // nullptr: none
