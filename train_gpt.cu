@@ -28,12 +28,13 @@ namespace {
 
 template <class Real>
 ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirectory& directory,
-               const std::optional<Resumed>& resumed) {
+               std::optional<Resumed>& resumed) {
     const Comm& comm = ranks.comm;
     Trainer<Real> trainer(trainer_config(o), comm);
     trainer.allocate();
-    RunPosition position = start(trainer, o, ranks, directory, resumed);
+    RunPosition position = start(trainer, o, ranks, resumed);
     Checkpoints<Real> checkpoints(o, *inputs.train, trainer, directory, position);
+    enter_directory(directory, trainer, o, ranks, position);
 
     TrainLoader loader(*inputs.train, o.batch, o.seq, o.micro_steps, comm.rank(), comm.world(), o.seed,
                        position.data_step, o.model_config.vocab);
@@ -109,6 +110,7 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
         interrupted = look_at_model(step, step == last_step) || profiled;
         if (!checkpoints.is_due(agreed)) continue;
         report_all_but(0);
+        ranks.watchdog.begin(Watchdog::Phase::save);
         checkpoints.save();
         interrupted = true;
     }
@@ -117,7 +119,7 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
         std::printf("stopping after step %lld: %s\n", static_cast<long long>(step), stop_text(stop));
     finish_profile(profiler, step, comm, directory);  // of a run that was stopped before the last profiled step
     ranks.watchdog.begin(Watchdog::Phase::save);
-    checkpoints.finish();
+    const Failure unsaved = checkpoints.finish();
     if (!o.out.empty()) record_memory(step, trainer.memory(), comm, directory);
     if (!o.out.empty() && (stop == StopReason::none || !checkpoints.enabled())) {
         save_weights(trainer, directory.active() ? directory.file("model.safetensors") : "");
@@ -125,6 +127,7 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
     }
     synchronize_device();  // what fails behind the last result fails the run
     evaluation.print_floor();
+    if (unsaved) throw Error(unsaved.code, unsaved.text);
     return stop == StopReason::none ? ExitCode::ok : ExitCode::stopped;
 }
 
@@ -159,12 +162,10 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     const Comm& comm = ranks.comm;
     comm.require_equal("configuration", config_json(o));
     comm.require_equal("command line", collective_flags(o));
-    if (comm.is_main())
-        for (const std::string& note : o.notes) std::printf("note: %s\n", note.c_str());
     check_memory(memory, ranks.libraries_to_come(o), ranks.device.free_memory, ranks.device.name);
 
     RunDirectory directory(comm.is_main() ? o.out : "");
-    const std::optional<Resumed> resumed = find_checkpoint(o, *inputs.train, comm);
+    std::optional<Resumed> resumed = find_checkpoint(o, *inputs.train, ranks);
     open_directory(directory, o, resumed);
     if (ranks.comm.is_main()) std::fputs(describe_start(o, ranks).c_str(), stdout);
     const ExitCode code = o.precision == "fp32" ? train<float>(o, inputs, ranks, directory, resumed)

@@ -26,7 +26,7 @@ Checkpoints<Real>::Checkpoints(const Options& options, const ShardSet& train, Tr
       trainer_(trainer),
       directory_(directory),
       position_(position),
-      last_saved_(position.step > 0 ? position.step : -1) {
+      last_saved_(position.saved) {
     if (options.out.empty() || (options.checkpoint_every == 0 && options.checkpoint_minutes == 0)) return;
     const Comm& comm = trainer.comm();
     const uint64_t needed = checkpoint_bytes(trainer.table(), 1 + trainer.optimizer().moments().size());
@@ -81,7 +81,7 @@ Manifest Checkpoints<Real>::manifest() {
     m.world = trainer_.comm().world();
     m.zero = trainer_.layout().stage();
     m.config = nlohmann::ordered_json::parse(config_json(options_));
-    m.versions = nlohmann::ordered_json::object();
+    m.versions = {{"train_gpt", version_number()}};
     for (const auto& [name, version] : build_and_library_versions()) m.versions[name] = version;
     RunPosition position = position_;
     position.files = directory_.sizes();
@@ -115,12 +115,16 @@ void Checkpoints<Real>::save() {
 }
 
 template <class Real>
-void Checkpoints<Real>::finish() {
-    if (!saver_) return;
+Failure Checkpoints<Real>::finish() {
+    if (!saver_) return {};
     if (const std::optional<SaveOutcome> outcome = saver_->wait()) report(*outcome, false);
-    if (position_.step == last_saved_ || position_.step == 0) return;
-    begin(true);
-    if (const std::optional<SaveOutcome> outcome = saver_->wait()) report(*outcome, true);
+    if (position_.step == last_saved_ || position_.step == 0) return {};
+    const Failure failure = failure_of([&] {
+        begin(true);
+        if (const std::optional<SaveOutcome> outcome = saver_->wait()) report(*outcome, true);
+    });
+    if (failure.code == ExitCode::communication) throw Error(failure.code, failure.text);
+    return failure;
 }
 
 template <class Real>

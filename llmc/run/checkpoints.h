@@ -35,9 +35,9 @@ public:
     void advance(const StepAgreement& agreed);
     bool is_due(const StepAgreement& agreed) const;
     void save();
-    // The last one of the run, unless there is one of this step; waits for it. Error(checkpoint) if it cannot be
-    // written.
-    void finish();
+    // The last one of the run, unless there is one of this step; waits for it. Returns why it could not be written, the
+    // same on every rank.
+    Failure finish();
 
 private:
     using Clock = std::chrono::steady_clock;

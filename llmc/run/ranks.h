@@ -32,7 +32,7 @@ private:
     bool planned_ = false;
 };
 
-// "d12 on NVIDIA H100, fp8: 124,475,904 parameters, ...", and how many ranks there are.
+// "d12 on NVIDIA H100, fp8: 124,475,904 parameters, ...", how many ranks there are, and what is worth telling once.
 std::string describe_start(const Options& options, const Ranks& ranks);
 
 // Ranks that do not exist, on GPUs, talking as the options say.

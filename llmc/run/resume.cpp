@@ -72,7 +72,8 @@ Candidates candidates_for(const Options& o, const std::string& out) {
 }
 
 // What one candidate is; throws on every rank if it cannot be used.
-std::unique_ptr<CheckpointReader> open_candidate(const std::string& path, const Options& o, const Comm& comm) {
+std::unique_ptr<CheckpointReader> open_candidate(const std::string& path, const Options& o, Ranks& ranks) {
+    const Comm& comm = ranks.comm;
     std::string text;
     do_together(comm, [&] {
         if (comm.is_main()) text = CheckpointReader(path).manifest_text();
@@ -80,18 +81,21 @@ std::unique_ptr<CheckpointReader> open_candidate(const std::string& path, const 
     text = broadcast_text(comm, text);
     auto reader = std::make_unique<CheckpointReader>(path, text);
     const Verify how = o.verify == "full" ? Verify::full : o.verify == "size" ? Verify::size : Verify::none;
-    do_together(comm,
-                [&] { reader->verify(how, static_cast<size_t>(comm.rank()), static_cast<size_t>(comm.world())); });
+    do_together(comm, [&] {
+        reader->verify(how, static_cast<size_t>(comm.rank()), static_cast<size_t>(comm.world()),
+                       [&] { ranks.watchdog.alive(); });
+    });
     return reader;
 }
 
 // The newest that is whole, after as many as --rewind says; nullptr where none is.
-std::unique_ptr<CheckpointReader> newest(const std::vector<std::string>& paths, const Options& o, const Comm& comm,
+std::unique_ptr<CheckpointReader> newest(const std::vector<std::string>& paths, const Options& o, Ranks& ranks,
                                          std::string& problems) {
+    const Comm& comm = ranks.comm;
     int64_t left_out = 0;
     for (const std::string& path : paths) {
         try {
-            std::unique_ptr<CheckpointReader> reader = open_candidate(path, o, comm);
+            std::unique_ptr<CheckpointReader> reader = open_candidate(path, o, ranks);
             if (left_out++ == o.rewind) return reader;
         } catch (const Error& error) {
             if (error.code() != ExitCode::checkpoint) throw;
@@ -164,6 +168,12 @@ void compare_configurations(const Options& o, Resumed& resumed) {
     }
 }
 
+// Small enough to be multiplied by what a step has.
+int64_t small_number(const Json& value) {
+    if (value.is_number_unsigned() && value.get<uint64_t>() < (uint64_t{1} << 40)) return value.get<int64_t>();
+    throw Json::type_error::create(302, "a number that cannot be", nullptr);
+}
+
 void read_position(const Options& o, const ShardSet& train, Resumed& resumed) {
     const CheckpointReader& checkpoint = *resumed.checkpoint;
     const Json& run = checkpoint.manifest().run;
@@ -171,18 +181,16 @@ void read_position(const Options& o, const ShardSet& train, Resumed& resumed) {
     std::string fingerprint;
     try {
         fingerprint = run.at("data").at("fingerprint").get<std::string>();
-        position.data_step = run.at("data").at("next_step").get<int64_t>() + o.skip_data;
+        position.data_step = small_number(run.at("data").at("next_step")) + o.skip_data;
         position.reports_due = run.at("reports_due").get<bool>();
-        position.files.metrics = run.at("files").at("metrics.jsonl").get<int64_t>();
-        position.files.main_log = run.at("files").at("main.log").get<int64_t>();
+        position.files.metrics = small_number(run.at("files").at("metrics.jsonl"));
+        position.files.main_log = small_number(run.at("files").at("main.log"));
     } catch (const Json::exception& error) {
         fail(strprintf("%s/%s: its \"run\" is not complete (%s)", checkpoint.directory().c_str(), kManifestName,
                        error.what()));
     }
     position.run_id = checkpoint.manifest().run_id;
     position.step = checkpoint.manifest().step;
-    if (position.data_step < 0 || position.files.metrics < 0 || position.files.main_log < 0)
-        fail(checkpoint.directory() + "/" + kManifestName + ": its \"run\" holds negative numbers");
     if (fingerprint == fingerprint_text(train.fingerprint())) return;
     if (!o.new_data)
         fail(
@@ -207,7 +215,8 @@ Json position_json(const RunPosition& p, const Options& o, const ShardSet& train
             {"files", {{"metrics.jsonl", p.files.metrics}, {"main.log", p.files.main_log}}}};
 }
 
-std::optional<Resumed> find_checkpoint(const Options& o, const ShardSet& train, const Comm& comm) {
+std::optional<Resumed> find_checkpoint(const Options& o, const ShardSet& train, Ranks& ranks) {
+    const Comm& comm = ranks.comm;
     if (o.resume.empty()) return std::nullopt;
     const auto began = std::chrono::steady_clock::now();
     const std::string directory = o.out.empty() ? "" : o.out + "/checkpoints";
@@ -224,7 +233,7 @@ std::optional<Resumed> find_checkpoint(const Options& o, const ShardSet& train, 
                        o.resume == "latest" ? "; --resume auto begins a new run where there is none" : ""));
     std::string problems;
     Resumed resumed;
-    resumed.checkpoint = newest(paths, o, comm, problems);
+    resumed.checkpoint = newest(paths, o, ranks, problems);
     if (!resumed.checkpoint)
         fail("no checkpoint is whole, so nothing is resumed, and nothing is overwritten:" +
              (problems.empty() ? " none has a manifest" : problems));
@@ -235,6 +244,8 @@ std::optional<Resumed> find_checkpoint(const Options& o, const ShardSet& train, 
         const fs::path parent = fs::path(resumed.checkpoint->directory() + "/x").parent_path().parent_path();
         resumed.in_place = fs::equivalent(parent.empty() ? "." : parent, directory, ignored);
     }
+    resumed.in_place = comm.host_max(resumed.in_place) > 0;
+    if (resumed.in_place) resumed.position.saved = resumed.position.step;
     resumed.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     return resumed;
 }

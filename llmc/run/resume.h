@@ -12,6 +12,7 @@
 #include "llmc/data/shards.h"
 #include "llmc/run/metrics.h"
 #include "llmc/run/options.h"
+#include "llmc/run/ranks.h"
 
 namespace llmc {
 
@@ -21,6 +22,7 @@ struct RunPosition {
     int64_t step = 0;          // finished
     int64_t data_step = 0;     // whose data comes next, counted from 0: `step`, and what --skip-data has left out
     bool reports_due = false;  // what follows a step (validation, samples, records) was put off by a stop
+    int64_t saved = -1;        // step of the checkpoint in --out that it was resumed from; -1: none
     RunFileSizes files;
 };
 nlohmann::ordered_json position_json(const RunPosition& position, const Options& options, const ShardSet& train);
@@ -28,7 +30,7 @@ nlohmann::ordered_json position_json(const RunPosition& position, const Options&
 struct Resumed {
     std::unique_ptr<CheckpointReader> checkpoint;
     RunPosition position;
-    bool in_place = false;           // its files are those in --out
+    bool in_place = false;           // it is in --out, whose files go on
     std::vector<std::string> notes;  // what is different now
     double seconds = 0;              // that finding and checking it took
 };
@@ -36,7 +38,7 @@ struct Resumed {
 // A collective. The first rank looks, and all check the files together. Nothing: a new run is to begin. What cannot be
 // resumed is Error(checkpoint) on all ranks; checkpoints that are damaged or incomplete are passed over, and said on
 // stderr. `directory`: DIR/checkpoints of --out.
-std::optional<Resumed> find_checkpoint(const Options& options, const ShardSet& train, const Comm& comm);
+std::optional<Resumed> find_checkpoint(const Options& options, const ShardSet& train, Ranks& ranks);
 
 // Throws unless the checkpoint holds exactly these tensors.
 void require_tensors(const CheckpointReader& checkpoint, const std::vector<StateTensor>& tensors);

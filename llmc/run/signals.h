@@ -1,7 +1,7 @@
 // Stopping a run from outside. SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 (one of which Slurm sends before a time limit) to
 // any rank ask for a clean stop after the current step. A second one ends the process at once, with the exit code that
-// shells expect of it (128 + its number); within a second it only does if both are SIGINT, because launchers and batch
-// systems may deliver one order in two ways.
+// shells expect of it (128 + its number); within two seconds it only does if both are SIGINT, because launchers and
+// batch systems may deliver one order in two ways.
 #pragma once
 
 namespace llmc {

@@ -20,16 +20,26 @@ std::string new_run_id() {
     return strprintf("%08x%08x", random(), random());
 }
 
+TrainerState state_of(const CheckpointReader& checkpoint) {
+    try {
+        return state_from_json(checkpoint.manifest().state);
+    } catch (const Error& error) {
+        throw Error(error.code(), checkpoint.directory() + "/" + error.what());
+    }
+}
+
 template <class Real>
-void restore(Trainer<Real>& trainer, const Resumed& resumed) {
+void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
     const CheckpointReader& checkpoint = *resumed.checkpoint;
     const auto began = std::chrono::steady_clock::now();
     require_tensors(checkpoint, trainer.state_tensors());
-    TrainerState state = state_from_json(checkpoint.manifest().state);
+    TrainerState state = state_of(checkpoint);
     state.step = resumed.position.step;
-    const bool same_scales =
-        trainer.restore(state, [&](const std::string& tensor, const std::string& part, uint64_t start, uint64_t count,
-                                   float* values) { checkpoint.read(tensor, part, start, count, values); });
+    const bool same_scales = trainer.restore(
+        state, [&](const std::string& tensor, const std::string& part, uint64_t start, uint64_t count, float* values) {
+            ranks.watchdog.alive();
+            checkpoint.read(tensor, part, start, count, values);
+        });
     if (!trainer.comm().is_main()) return;
     const Manifest& m = checkpoint.manifest();
     const double seconds =
@@ -47,46 +57,52 @@ void restore(Trainer<Real>& trainer, const Resumed& resumed) {
 
 void open_directory(RunDirectory& directory, const Options& o, const std::optional<Resumed>& resumed) {
     if (!directory.active()) return;
-    if (!resumed || !resumed->in_place) {
-        // --resume auto, and no checkpoint was ever written: what is there is a run's beginning, not its end.
-        const bool began = o.resume == "auto" && !std::filesystem::exists(directory.file("model.safetensors"));
-        return directory.begin(o.overwrite || began);
-    }
-    directory.go_on(resumed->position.files);
-    std::error_code ignored;
-    std::filesystem::remove(directory.file("model.safetensors"), ignored);  // of an earlier step
-    // Newer checkpoints would otherwise be the newest for the next --resume.
-    if (o.rewind == 0 && (o.resume == "latest" || o.resume == "auto")) return;
-    for (const FoundCheckpoint& found : find_checkpoints(directory.checkpoints()))
-        if (found.step > resumed->position.step)
-            std::printf("note: %s is set aside as %s\n", found.path.c_str(),
-                        set_aside(system_calls(), found.path).c_str());
+    remove_unfinished(system_calls(), directory.checkpoints());
+    if (resumed && resumed->in_place) return;
+    // --resume auto, and no checkpoint was ever written: what is there is a run's beginning, not its end.
+    const bool began = o.resume == "auto" && !std::filesystem::exists(directory.file("model.safetensors"));
+    directory.begin(o.overwrite || began);
 }
 
 template <class Real>
-RunPosition start(Trainer<Real>& trainer, const Options& o, const Ranks& ranks, RunDirectory& directory,
-                  const std::optional<Resumed>& resumed) {
-    RunPosition position;
+RunPosition start(Trainer<Real>& trainer, const Options& o, Ranks& ranks, std::optional<Resumed>& resumed) {
     if (resumed) {
-        restore(trainer, *resumed);
-        position = resumed->position;
-    } else {
-        if (o.init_from.empty())
-            trainer.initialize(o.seed);
-        else
-            load_weights(trainer, o.init_from);
-        position.run_id = new_run_id();
+        restore(trainer, ranks, *resumed);
+        resumed->checkpoint.reset();  // its files, which may have to be deleted
+        return resumed->position;
     }
-    if (!o.out.empty()) {  // on every rank: all take part
-        const std::string weights = fingerprint_text(weights_fingerprint(trainer.weights(), trainer.stream()));
-        if (directory.active())
-            directory.write_run_json(o, {trainer.comm().world(), ranks.device.name, weights, position.run_id,
-                                         resumed && resumed->in_place ? position.step : -1});
-    }
+    if (o.init_from.empty())
+        trainer.initialize(o.seed);
+    else
+        load_weights(trainer, o.init_from);
+    RunPosition position;
+    position.run_id = new_run_id();
     return position;
 }
 
-template RunPosition start(Trainer<float>&, const Options&, const Ranks&, RunDirectory&, const std::optional<Resumed>&);
-template RunPosition start(Trainer<bf16>&, const Options&, const Ranks&, RunDirectory&, const std::optional<Resumed>&);
+template <class Real>
+void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, const Options& o, const Ranks& ranks,
+                     const RunPosition& position) {
+    if (o.out.empty()) return;
+    const std::string weights = fingerprint_text(weights_fingerprint(trainer.weights(), trainer.stream()));
+    trainer.comm().require_equal("weights to start from", weights);
+    if (!directory.active()) return;
+    if (position.saved >= 0) {
+        // Newer ones would be what the next --resume takes, and their steps are to be made again.
+        for (const FoundCheckpoint& found : find_checkpoints(directory.checkpoints()))
+            if (found.step > position.step)
+                std::printf("note: %s is set aside as %s\n", found.path.c_str(),
+                            set_aside(system_calls(), found.path).c_str());
+        directory.go_on(position.files);
+        std::error_code ignored;
+        std::filesystem::remove(directory.file("model.safetensors"), ignored);  // of an earlier step
+    }
+    directory.write_run_json(o, {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved});
+}
+
+template RunPosition start(Trainer<float>&, const Options&, Ranks&, std::optional<Resumed>&);
+template RunPosition start(Trainer<bf16>&, const Options&, Ranks&, std::optional<Resumed>&);
+template void enter_directory(RunDirectory&, const Trainer<float>&, const Options&, const Ranks&, const RunPosition&);
+template void enter_directory(RunDirectory&, const Trainer<bf16>&, const Options&, const Ranks&, const RunPosition&);
 
 }  // namespace llmc

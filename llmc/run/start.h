@@ -10,13 +10,18 @@
 
 namespace llmc {
 
-// Rank 0's directory, for a new run or for one that goes on.
+// Rank 0's directory, for a new run; for one that goes on in it, nothing yet.
 void open_directory(RunDirectory& directory, const Options& options, const std::optional<Resumed>& resumed);
 
-// Weights and state: from the checkpoint, from --init-from, or those of step 0; then run.json. Returns where the run
-// is. A collective.
+// Weights and state: from the checkpoint, which is closed then, from --init-from, or those of step 0. Returns where the
+// run is. A collective.
 template <class Real>
-RunPosition start(Trainer<Real>& trainer, const Options& options, const Ranks& ranks, RunDirectory& directory,
-                  const std::optional<Resumed>& resumed);
+RunPosition start(Trainer<Real>& trainer, const Options& options, Ranks& ranks, std::optional<Resumed>& resumed);
+
+// The run can begin, or go on: now its directory is changed. What is newer than the checkpoint is set aside,
+// metrics.jsonl and main.log are cut to where they were, and run.json is written. A collective.
+template <class Real>
+void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, const Options& options, const Ranks& ranks,
+                     const RunPosition& position);
 
 }  // namespace llmc

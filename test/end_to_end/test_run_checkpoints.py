@@ -157,15 +157,18 @@ class Resume(Case):
                              "--keep", "2"]
                     whole = Directory()
                     self.succeeds(whole.run(*flags, ranks=ranks))
-                    killed, worst = Directory(), 0.5
+                    killed = Directory()
                     for _ in range(10 if MATRIX else 4):
                         process = killed.start(*flags, "--resume", "auto", ranks=ranks)
-                        time.sleep(rng.uniform(0.1, worst * ranks))
+                        for _ in range(rng.randrange(4, 24)):  # lines that it has printed
+                            process.stdout.readline()
+                        time.sleep(rng.uniform(0, 0.02))
                         process.kill()
                         process.communicate()
                         if ranks > 1:  # mpirun's children end when they see that it is gone
                             subprocess.run(["pkill", "-9", "-f", "--", killed.path])
                             time.sleep(0.2)
+                    self.assertTrue(killed.checkpoints, "some of it was done by runs that were killed")
                     self.succeeds(killed.run(*flags, "--resume", "auto", ranks=ranks))
                     self.same_run(killed, whole, 40)
                     self.assertLessEqual(len(killed.checkpoints), 3)
@@ -201,7 +204,10 @@ class Resume(Case):
         for steps in ("4", "40"):
             run_ = Directory()
             self.succeeds(run_.run("--precision", "fp8", "--max-steps", steps, "--val-every", "0"))
-            sizes[steps] = os.path.getsize(os.path.join(run_.checkpoints[int(steps)], "rank_00000.safetensors"))
+            state = run_.manifest(int(steps))["state"]
+            sizes[steps] = [os.path.getsize(os.path.join(run_.checkpoints[int(steps)], "rank_00000.safetensors")),
+                            {name: len(window) for name, window in state["spikes"].items() if isinstance(window, list)},
+                            [(t["name"], len(t), len(t["history"])) for t in state["fp8"]["tensors"]]]
         self.assertEqual(sizes["4"], sizes["40"])
         stopped = Directory()
         self.succeeds(stopped.run("--stop-after", "4"))
@@ -239,6 +245,43 @@ class Resume(Case):
         for stop in (4, 5, 7, 9):
             self.succeeds(run_.run("--keep", "2", "--keep-every", "5", "--stop-after", str(stop), "--resume", "auto"))
         self.assertEqual(list(run_.checkpoints), [5, 7, 9])
+
+    def test_a_damaged_newer_one_costs_no_good_one(self):
+        """It is out of the way, so neither counted as one that is kept, nor taken by a later resume."""
+        run_ = Directory()
+        for stop in ("3", "6"):
+            self.succeeds(run_.run("--stop-after", stop, "--resume", "auto"))
+        damage(os.path.join(run_.checkpoints[6], "rank_00000.safetensors"))
+        self.succeeds(run_.run("--resume", "latest", "--keep", "1", "--stop-after", "4"))
+        self.assertEqual(list(run_.checkpoints), [3, 4])
+        result = self.succeeds(run_.run("--resume", "latest", "--verify", "none"))
+        self.assertIn("step 4 is done", result.out)
+        self.assertEqual(run_.state(12), whole_run().state(12))
+
+    def test_into_another_directory_and_stopped_at_once(self):
+        """The new directory has a checkpoint of its own before the run says that it was saved."""
+        first, second = Directory(), Directory()
+        self.succeeds(first.run("--stop-after", "6"))
+        self.succeeds(second.run("--resume", first.path, "--stop-after", "6"))
+        self.assertEqual(second.state(6), first.state(6))
+
+    def test_a_refused_resume_changes_nothing(self):
+        run_ = Directory()
+        for stop in ("3", "6"):
+            self.succeeds(run_.run("--stop-after", stop, "--resume", "auto"))
+        before = run_.records(), list(run_.checkpoints), os.listdir(run_.path)
+        self.refused(run_.run("--resume", "latest", "--rewind", "1", "--layers", "2"), CHECKPOINT, "--layers")
+        self.refused(run_.run("--resume", "latest", "--rewind", "1", "--new-data", "--train", new_path()), 3, "no file")
+        self.assertEqual((run_.records(), list(run_.checkpoints), os.listdir(run_.path)), before)
+
+    def test_what_a_killed_save_has_left_is_not_in_the_way(self):
+        run_ = Directory()
+        self.succeeds(run_.run("--stop-after", "3"))
+        os.mkdir(run_.file("checkpoints", "step_00000006.tmp"))
+        with open(run_.file("checkpoints", "step_00000006.tmp", "rank_00000.safetensors"), "wb") as file:
+            file.write(b"x" * 1000)
+        self.succeeds(run_.run("--resume", "latest", "--checkpoint-minutes", "0", "--stop-after", "4"))
+        self.assertEqual(os.listdir(run_.file("checkpoints")), ["step_00000003"])
 
     def test_retention_leaves_what_was_resumed_from(self):
         run_ = Directory()
@@ -317,7 +360,7 @@ class Ranks(Case):
 
     def test_a_failure_of_one_is_a_failure_of_all(self):
         """Rank 1's disk is full: no checkpoint, and the run goes on; or stops."""
-        for policy, code in (("continue", 0), ("stop", NO_RESOURCES)):
+        for policy in ("continue", "stop"):
             with self.subTest(policy=policy):
                 run_ = Directory()
                 flags = micro_flags("--out", run_.path, "--total-batch", "384", "-n", "4", "--on-save-error", policy,
@@ -330,7 +373,7 @@ class Ranks(Case):
                 self.assertIn("rank 1: ", text)
                 self.assertIn(os.strerror(errno.ENOSPC), text)
                 self.assertEqual(run_.checkpoints, {})
-                self.assertNotEqual(done.returncode, 0)  # the last one could not be written either
+                self.assertEqual(done.returncode, NO_RESOURCES, text)  # the last one could not be written either
                 if policy == "continue":
                     self.assertIn("training goes on", text)
                     self.assertEqual(len([r for r in run_.records() if "loss" in r]), 11)
@@ -413,7 +456,7 @@ class Refused(Case):
                 result = self.succeeds(self.run_.run("--resume", "latest", "--stop-after", "4"))
                 self.assertIn("passed over", result.err)
                 self.assertIn("step 3 is done", result.out)
-                self.assertEqual(os.listdir(self.run_.checkpoints[6]), names)
+                self.assertEqual(os.listdir(self.run_.file("checkpoints", "step_00000006.set_aside")), names)
                 if harm is flip:
                     self.assertRegex(result.err, r"rank_00000.safetensors: is damaged between bytes \d+ and \d+ "
                                      r"\(tensors? \S+")
@@ -550,10 +593,7 @@ class Disk(Case):
         run_ = Directory()
         result = self.succeeds(run_.run("-n", "2", "--val-every", "0", "--max-steps", "12",
                                         env={"LD_PRELOAD": disk_trouble(), "DISK_SLOW": "2"}))
-        self.assertIn("no checkpoint, because the last one is still being written", result.out)
-        with open(run_.file("metrics.jsonl"), encoding="utf-8") as file:
-            times = [r["ms"] for r in map(json.loads, file) if "ms" in r]
-        self.assertLess(max(times), 2000, "no step waited for a write")
+        self.assertIn("step 4: no checkpoint, because the last one is still being written", result.out)
         self.assertIn(12, run_.checkpoints)
 
     def test_a_full_file_system(self):
