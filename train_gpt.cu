@@ -87,7 +87,6 @@ ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirector
             trainer.micro_step(tokens.data(), targets.data());
         }
         const std::vector<Fp8Fallback> fallbacks = trainer.finish_step();
-
         const StepAgreement agreed =
             agree({stop_reason(deadline), batch.value(), checkpoints.is_writing(), checkpoints.is_time()}, comm);
         stop = agreed.stop;
