@@ -3,7 +3,7 @@
 //   DISK_KILL_AT=N     ends the process, as SIGKILL does, in place of call N
 //   DISK_FAIL_AT=N     and from there on lets calls fail, with
 //   DISK_ERRNO=E       this error number
-//   DISK_SLOW=SECONDS  makes every fsync() take so long
+//   DISK_SLOW=SECONDS  makes every fsync() of a rank's file take so long
 //   DISK_HIDE=1        shows no directory's names, and no manifest
 //   DISK_COUNT=FILE    writes the number of calls there at the end
 #define _GNU_SOURCE
@@ -46,8 +46,9 @@ __attribute__((destructor)) static void report(void) {
     fclose(file);
 }
 
-static int watch(int fd, int yes) {
-    if (fd >= 0 && fd < (int)sizeof watched) watched[fd] = (char)yes;
+enum { OTHER_FILE = 1, RANK_FILE = 2 };
+static int watch(int fd, int kind) {
+    if (fd >= 0 && fd < (int)sizeof watched) watched[fd] = (char)kind;
     return fd;
 }
 
@@ -57,7 +58,7 @@ static int open_file(int (*real)(const char*, int, ...), const char* path, int f
     const int yes = concerns(path), writes = (flags & O_ACCMODE) != O_RDONLY;
     if (yes && setting("DISK_HIDE") && strstr(path, "manifest.json")) return errno = ENOENT, -1;
     if (yes && writes && meet()) return -1;
-    return watch(real(path, flags, mode), yes);
+    return watch(real(path, flags, mode), yes ? (strstr(path, "rank_") ? RANK_FILE : OTHER_FILE) : 0);
 }
 int open(const char* path, int flags, ...) {
     va_list rest;
@@ -86,7 +87,7 @@ ssize_t pwrite(int fd, const void* data, size_t n, off_t at) { return write_file
 ssize_t pwrite64(int fd, const void* data, size_t n, off_t at) { return write_file(REAL(pwrite64), fd, data, n, at); }
 int fsync(int fd) {
     if (fd < 0 || fd >= (int)sizeof watched || !watched[fd]) return REAL(fsync)(fd);
-    if (setting("DISK_SLOW")) sleep((unsigned)setting("DISK_SLOW"));
+    if (watched[fd] == RANK_FILE && setting("DISK_SLOW")) sleep((unsigned)setting("DISK_SLOW"));
     if (meet()) return -1;
     return REAL(fsync)(fd);
 }
