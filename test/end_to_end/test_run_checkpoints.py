@@ -153,7 +153,8 @@ class Resume(Case):
         for kind in kinds:
             for ranks in (1, 3) if MATRIX and MPIRUN else (1,):
                 with self.subTest(kind=kind, ranks=ranks):
-                    flags = [*kind, "--max-steps", "40", "-n", "3", "--reduce-order", "rank",
+                    whole_weights = ["--zero", "0"] if "block" in kind else []  # on every rank
+                    flags = [*kind, *whole_weights, "--max-steps", "40", "-n", "3", "--reduce-order", "rank",
                              "--keep", "2"]
                     whole = Directory()
                     self.succeeds(whole.run(*flags, ranks=ranks))
