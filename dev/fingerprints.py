@@ -90,8 +90,9 @@ def fingerprint(program, ranks, flags):
     digest = hashlib.sha256()
     last_loss = None
     with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
-        for line in file:
-            record = without_volatile(json.loads(line))
+        # By step and kind: which of a step's records comes first is no number.
+        for record in sorted(map(json.loads, file), key=lambda r: (r["step"], sorted(r))):
+            record = without_volatile(record)
             if not record or set(record) == {"step"}:
                 continue
             last_loss = record.get("loss", last_loss)
