@@ -1,8 +1,6 @@
 #include "llmc/checkpoint/checkpoint_reader.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -48,6 +46,13 @@ const StateTensor& CheckpointReader::tensor(const std::string& name) const {
     fail(directory_, "holds no tensor " + name);
 }
 
+uint64_t CheckpointReader::size_of(const StateFile& file) const {
+    struct stat status;
+    if (::lstat(path(file).c_str(), &status) != 0) fail(path(file), strprintf("is missing: %s", std::strerror(errno)));
+    if (!S_ISREG(status.st_mode)) fail(path(file), "is not a regular file");
+    return static_cast<uint64_t>(status.st_size);
+}
+
 // The file, with exactly the slices that the manifest says.
 const SafetensorsFile& CheckpointReader::open(size_t index) const {
     std::unique_ptr<SafetensorsFile>& opened = open_[index];
@@ -57,9 +62,7 @@ const SafetensorsFile& CheckpointReader::open(size_t index) const {
         open_files_ = 0;
     }
     const StateFile& file = manifest_.files[index];
-    struct stat status;
-    if (::lstat(path(file).c_str(), &status) != 0) fail(path(file), strprintf("is missing: %s", std::strerror(errno)));
-    if (!S_ISREG(status.st_mode)) fail(path(file), "is not a regular file");
+    size_of(file);
     auto candidate = std::make_unique<SafetensorsFile>(path(file));
     if (candidate->tensors().size() != file.slices.size())
         fail(path(file),
@@ -90,21 +93,13 @@ std::string CheckpointReader::tensor_at(const SafetensorsFile& opened, uint64_t 
 }
 
 void CheckpointReader::check_bytes(const StateFile& file, const Alive& alive) const {
-    const int fd = ::open(path(file).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0) fail(path(file), strprintf("cannot open it: %s", std::strerror(errno)));
-    const std::unique_ptr<const int, void (*)(const int*)> closer(&fd, [](const int* p) { ::close(*p); });
+    const RegularFile opened(path(file));
     std::vector<char> chunk(static_cast<size_t>(std::min(manifest_.chunk_bytes, file.bytes)));
     for (size_t c = 0; c < file.checksums.size(); c++) {
         alive();
         const uint64_t begin = c * manifest_.chunk_bytes;
         const size_t bytes = static_cast<size_t>(std::min<uint64_t>(chunk.size(), file.bytes - begin));
-        for (size_t at = 0; at < bytes;) {
-            const ssize_t got = ::pread(fd, chunk.data() + at, bytes - at, static_cast<off_t>(begin + at));
-            if (got < 0 && errno == EINTR) continue;
-            if (got < 0) fail(path(file), strprintf("cannot read it: %s", std::strerror(errno)));
-            if (got == 0) fail(path(file), "was cut while it was read");
-            at += static_cast<size_t>(got);
-        }
+        opened.read(begin, chunk.data(), bytes);
         if (checksum(chunk.data(), bytes) == file.checksums[c]) continue;
         std::string what = "its header";
         try {
@@ -121,14 +116,10 @@ void CheckpointReader::verify(Verify how, size_t first, size_t stride, const Ali
     if (how == Verify::none) return;
     for (size_t f = first; f < manifest_.files.size(); f += stride) {
         const StateFile& file = manifest_.files[f];
-        struct stat status;
-        if (::lstat(path(file).c_str(), &status) != 0)
-            fail(path(file), strprintf("is missing: %s", std::strerror(errno)));
-        if (!S_ISREG(status.st_mode)) fail(path(file), "is not a regular file");
-        if (static_cast<uint64_t>(status.st_size) != file.bytes)
-            fail(path(file),
-                 strprintf("has %llu bytes, %llu were written", static_cast<unsigned long long>(status.st_size),
-                           static_cast<unsigned long long>(file.bytes)));
+        const uint64_t bytes = size_of(file);
+        if (bytes != file.bytes)
+            fail(path(file), strprintf("has %llu bytes, %llu were written", static_cast<unsigned long long>(bytes),
+                                       static_cast<unsigned long long>(file.bytes)));
         if (how == Verify::full) check_bytes(file, alive);
         open(f);
     }

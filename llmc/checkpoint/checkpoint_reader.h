@@ -42,6 +42,7 @@ private:
         uint64_t start, count;
     };
     std::string path(const StateFile& file) const { return directory_ + "/" + file.name; }
+    uint64_t size_of(const StateFile& file) const;  // which must be a regular file
     const SafetensorsFile& open(size_t file) const;
     void index_slices();
     void check_bytes(const StateFile& file, const Alive& alive) const;

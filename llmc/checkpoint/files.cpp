@@ -16,17 +16,24 @@ namespace {
 
 constexpr size_t kMostIoBytes = size_t{1} << 30;  // one call moves less than 2 GiB on Linux
 
-[[noreturn]] void fail_to_read(const std::string& path, const char* action) {
-    throw Error(ExitCode::checkpoint, strprintf("%s: cannot %s: %s", path.c_str(), action, std::strerror(errno)));
+[[noreturn]] void fail_to_read(const std::string& path, const std::string& action) {
+    throw Error(ExitCode::checkpoint,
+                strprintf("%s: cannot %s: %s", path.c_str(), action.c_str(), std::strerror(errno)));
 }
 
-// Closes itself.
-struct Descriptor {
-    int fd;
-    ~Descriptor() {
-        if (fd >= 0) ::close(fd);
-    }
-};
+// EINVAL: it need not, as some file systems answer.
+void sync_path(FileCalls& calls, const std::string& path, int flags, const char* open, const char* sync) {
+    const int fd = calls.open(path.c_str(), O_RDONLY | flags, 0);
+    if (fd < 0) fail_to_write(path, open);
+    int result;
+    do {
+        result = calls.fsync(fd);
+    } while (result != 0 && errno == EINTR);
+    const int error = errno;
+    calls.close(fd);
+    errno = error;
+    if (result != 0 && errno != EINVAL) fail_to_write(path, sync);
+}
 
 }  // namespace
 
@@ -63,16 +70,17 @@ NewFile::~NewFile() {
     if (fd_ >= 0) calls_.close(fd_);
 }
 
-void NewFile::append(const void* data, size_t bytes) {
+void NewFile::write_at(uint64_t offset, const void* data, size_t bytes) {
     const char* from = static_cast<const char*>(data);
     while (bytes > 0) {
-        const ssize_t done = calls_.pwrite(fd_, from, std::min(bytes, kMostIoBytes), static_cast<off_t>(bytes_));
+        const ssize_t done = calls_.pwrite(fd_, from, std::min(bytes, kMostIoBytes), static_cast<off_t>(offset));
         if (done < 0 && errno == EINTR) continue;
         if (done == 0) errno = ENOSPC;  // what a device without room may answer
         if (done <= 0) fail_to_write(path_, "write to it");
         from += done;
         bytes -= static_cast<size_t>(done);
-        bytes_ += static_cast<uint64_t>(done);
+        offset += static_cast<uint64_t>(done);
+        bytes_ = std::max(bytes_, offset);
     }
 }
 
@@ -86,16 +94,10 @@ void NewFile::finish() {
 }
 
 void sync_directory(FileCalls& calls, const std::string& path) {
-    const int fd = calls.open(path.c_str(), O_RDONLY | O_DIRECTORY, 0);
-    if (fd < 0) fail_to_write(path, "open the directory");
-    int result;
-    do {
-        result = calls.fsync(fd);
-    } while (result != 0 && errno == EINTR);
-    const int error = errno;
-    calls.close(fd);
-    errno = error;
-    if (result != 0 && errno != EINVAL) fail_to_write(path, "bring the directory to the disk");  // EINVAL: it need not
+    sync_path(calls, path, O_DIRECTORY, "open the directory", "bring the directory to the disk");
+}
+void sync_file(FileCalls& calls, const std::string& path) {
+    sync_path(calls, path, 0, "open it", "bring it to the disk");
 }
 
 AtomicFile::AtomicFile(FileCalls& calls, const std::string& path)
@@ -132,26 +134,52 @@ std::vector<std::string> names_in(const std::string& directory) {
     return names;
 }
 
-std::string read_whole(const std::string& path, uint64_t limit) {
-    const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
-    if (file.fd < 0) fail_to_read(path, "open it");
+size_t read_at(int fd, const std::string& path, uint64_t offset, void* to, size_t bytes, const std::string& action) {
+    char* const target = static_cast<char*>(to);
+    size_t done = 0;
+    while (done < bytes) {
+        const ssize_t got =
+            ::pread(fd, target + done, std::min(bytes - done, kMostIoBytes), static_cast<off_t>(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) fail_to_read(path, action);
+        if (got == 0) break;
+        done += static_cast<size_t>(got);
+    }
+    return done;
+}
+
+// O_NONBLOCK: the other end of a pipe is not waited for.
+RegularFile::RegularFile(const std::string& path)
+    : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)) {
+    if (fd_ < 0) fail_to_read(path, "open it");
     struct stat status;
-    if (::fstat(file.fd, &status) != 0) fail_to_read(path, "look at it");
-    if (!S_ISREG(status.st_mode)) throw Error(ExitCode::checkpoint, path + ": is not a regular file");
-    const uint64_t bytes = static_cast<uint64_t>(status.st_size);
-    if (bytes > limit)
+    const bool known = ::fstat(fd_, &status) == 0;
+    if (known && S_ISREG(status.st_mode)) {
+        bytes_ = static_cast<uint64_t>(status.st_size);
+        return;
+    }
+    const int error = errno;
+    ::close(fd_);
+    errno = error;
+    if (!known) fail_to_read(path, "look at it");
+    throw Error(ExitCode::checkpoint, path + ": is not a regular file");
+}
+
+RegularFile::~RegularFile() { ::close(fd_); }
+
+void RegularFile::read(uint64_t offset, void* to, size_t bytes) const {
+    if (read_at(fd_, path_, offset, to, bytes) < bytes)
+        throw Error(ExitCode::checkpoint, path_ + ": was cut while it was read");
+}
+
+std::string read_whole(const std::string& path, uint64_t limit) {
+    const RegularFile file(path);
+    if (file.bytes() > limit)
         throw Error(ExitCode::checkpoint,
                     strprintf("%s: has %llu bytes, %llu are the most there should be", path.c_str(),
-                              static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(limit)));
-    std::string text(bytes, '\0');
-    for (size_t at = 0; at < text.size();) {
-        const ssize_t got =
-            ::pread(file.fd, text.data() + at, std::min(text.size() - at, kMostIoBytes), static_cast<off_t>(at));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) fail_to_read(path, "read it");
-        if (got == 0) throw Error(ExitCode::checkpoint, path + ": was cut while it was read");
-        at += static_cast<size_t>(got);
-    }
+                              static_cast<unsigned long long>(file.bytes()), static_cast<unsigned long long>(limit)));
+    std::string text(file.bytes(), '\0');
+    file.read(0, text.data(), text.size());
     return text;
 }
 

@@ -35,7 +35,7 @@ FileCalls& system_calls();
 // retrying does not.
 [[noreturn]] void fail_to_write(const std::string& path, const char* action);
 
-// A new file, written from its start to its end.
+// A new file.
 class NewFile {
 public:
     NewFile(FileCalls& calls, const std::string& path);  // an older one is replaced
@@ -43,9 +43,10 @@ public:
     NewFile(const NewFile&) = delete;
     NewFile& operator=(const NewFile&) = delete;
 
-    void append(const void* data, size_t bytes);
-    uint64_t bytes() const { return bytes_; }
-    void finish();  // to the disk
+    void append(const void* data, size_t bytes) { write_at(bytes_, data, bytes); }
+    void write_at(uint64_t offset, const void* data, size_t bytes);
+    uint64_t bytes() const { return bytes_; }  // where what has been written ends
+    void finish();                             // to the disk
 
 private:
     FileCalls& calls_;
@@ -55,6 +56,7 @@ private:
 };
 
 void sync_directory(FileCalls& calls, const std::string& path);
+void sync_file(FileCalls& calls, const std::string& path);
 
 // A file that appears whole or not at all: written beside its place as PATH.tmp, then renamed. Unfinished, it removes
 // that, and what was at PATH before is still there.
@@ -64,6 +66,7 @@ public:
     ~AtomicFile();
 
     void append(const void* data, size_t bytes) { file_.append(data, bytes); }
+    void write_at(uint64_t offset, const void* data, size_t bytes) { file_.write_at(offset, data, bytes); }
     void finish();  // with its name on the disk too
 
 private:
@@ -76,7 +79,28 @@ void write_synced(FileCalls& calls, const std::string& path, const std::string& 
 
 // The names in a directory, sorted; none where that is no directory.
 std::vector<std::string> names_in(const std::string& directory);
-// A regular file, no symbolic link, of at most `limit` bytes.
+
+// Reads `bytes` bytes from `offset` on, fewer where the file ends; returns how many. `action`: for the message where
+// that fails.
+size_t read_at(int fd, const std::string& path, uint64_t offset, void* to, size_t bytes,
+               const std::string& action = "read it");
+// A regular file, no symbolic link, opened for reading. Closes itself.
+class RegularFile {
+public:
+    explicit RegularFile(const std::string& path);
+    ~RegularFile();
+    RegularFile(const RegularFile&) = delete;
+    RegularFile& operator=(const RegularFile&) = delete;
+
+    uint64_t bytes() const { return bytes_; }
+    void read(uint64_t offset, void* to, size_t bytes) const;  // all of them
+
+private:
+    const std::string path_;
+    int fd_ = -1;
+    uint64_t bytes_ = 0;
+};
+// A RegularFile of at most `limit` bytes.
 std::string read_whole(const std::string& path, uint64_t limit);
 
 // Bytes that a user may still write where `path` is, or will be.

@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -29,7 +28,6 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
-constexpr size_t kMaxIoBytes = size_t{1} << 30;  // one pread or pwrite moves less than 2 GiB on Linux
 const char* const kMetadataKey = "__metadata__";
 
 [[noreturn]] void fail(const std::string& path, const std::string& problem) {
@@ -262,17 +260,9 @@ void SafetensorsFile::read_range(const std::string& name, uint64_t offset, void*
                               static_cast<unsigned long long>(tensor.bytes()), bytes,
                               static_cast<unsigned long long>(offset)));
     }
-    char* target = static_cast<char*>(dst);
-    uint64_t position = data_start_ + tensor.begin + offset;
-    while (bytes > 0) {
-        const ssize_t got = ::pread(fd_, target, std::min(bytes, kMaxIoBytes), static_cast<off_t>(position));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) fail_read(path_, strprintf("read tensor %s", name.c_str()).c_str());
-        if (got == 0) fail(path_, strprintf("ended inside tensor %s: it was cut while open", name.c_str()));
-        target += got;
-        position += static_cast<uint64_t>(got);
-        bytes -= static_cast<size_t>(got);
-    }
+    const std::string action = strprintf("read tensor %s", name.c_str());
+    if (read_at(fd_, path_, data_start_ + tensor.begin + offset, dst, bytes, action) < bytes)
+        fail(path_, strprintf("ended inside tensor %s: it was cut while open", name.c_str()));
 }
 
 std::vector<float> SafetensorsFile::read_floats(const std::string& name) const {
@@ -300,24 +290,14 @@ std::vector<float> SafetensorsFile::read_floats(const std::string& name) const {
 // ----------------------------------------------------------------------------------------------------------------
 // Writing
 
-SafetensorsWriter::SafetensorsWriter(const std::string& path) : path_(path), temporary_(path + ".tmp") {}
-
-// Delegates first: from there on the destructor runs, and cleans up, even if what follows throws.
 SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<TensorSpec>& specs,
                                      const std::map<std::string, std::string>& metadata)
-    : SafetensorsWriter(path) {
+    : path_(path) {
     const SafetensorsLayout layout = lay_out_safetensors(path, specs, metadata);
     for (const TensorInfo& tensor : layout.tensors) slots_[tensor.name] = {tensor.begin, tensor.end, false};
-    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd_ < 0) fail_to_write(temporary_, "create it");
-    created_ = true;
-    write_at(0, layout.head.data(), layout.head.size());
+    file_.emplace(system_calls(), path);
+    file_->append(layout.head.data(), layout.head.size());
     data_start_ = layout.head.size();
-}
-
-SafetensorsWriter::~SafetensorsWriter() {
-    if (fd_ >= 0) ::close(fd_);
-    if (created_) ::unlink(temporary_.c_str());
 }
 
 SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector<TensorSpec>& specs,
@@ -362,21 +342,9 @@ SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector
     return layout;
 }
 
-void SafetensorsWriter::write_at(uint64_t offset, const void* data, size_t bytes) {
-    const char* source = static_cast<const char*>(data);
-    while (bytes > 0) {
-        const ssize_t done = ::pwrite(fd_, source, std::min(bytes, kMaxIoBytes), static_cast<off_t>(offset));
-        if (done < 0 && errno == EINTR) continue;
-        if (done < 0) fail_to_write(temporary_, "write to it");
-        source += done;
-        offset += static_cast<uint64_t>(done);
-        bytes -= static_cast<size_t>(done);
-    }
-}
-
 void SafetensorsWriter::write(const std::string& name, const void* data, size_t bytes) {
     const auto found = slots_.find(name);
-    if (fd_ < 0) fail(path_, strprintf("cannot write tensor %s: the file is finished", name.c_str()));
+    if (!file_) fail(path_, strprintf("cannot write tensor %s: the file is finished", name.c_str()));
     if (found == slots_.end()) fail(path_, strprintf("cannot write tensor %s: it was not announced", name.c_str()));
     Slot& slot = found->second;
     if (slot.written) fail(path_, strprintf("tensor %s is written twice", name.c_str()));
@@ -384,25 +352,17 @@ void SafetensorsWriter::write(const std::string& name, const void* data, size_t 
         fail(path_, strprintf("tensor %s has %llu bytes, %zu were given", name.c_str(),
                               static_cast<unsigned long long>(slot.end - slot.begin), bytes));
     }
-    write_at(data_start_ + slot.begin, data, bytes);
+    file_->write_at(data_start_ + slot.begin, data, bytes);
     slot.written = true;
 }
 
 void SafetensorsWriter::finish() {
-    if (fd_ < 0) fail(path_, "is finished already");
+    if (!file_) fail(path_, "is finished already");
     for (const auto& [name, slot] : slots_) {
         if (!slot.written) fail(path_, strprintf("tensor %s was never written", name.c_str()));
     }
-    if (::fsync(fd_) != 0) fail_to_write(temporary_, "sync it to disk");
-    const int descriptor = fd_;
-    fd_ = -1;
-    if (::close(descriptor) != 0) fail_to_write(temporary_, "close it");
-    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_to_write(path_, "rename the finished file to it");
-    created_ = false;
-
-    // The rename itself has to reach the disk too.
-    const std::string directory = std::filesystem::path(path_).parent_path().string();
-    sync_directory(system_calls(), directory.empty() ? "." : directory);
+    file_->finish();
+    file_.reset();
 }
 
 }  // namespace llmc

@@ -6,8 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "llmc/checkpoint/files.h"
 
 namespace llmc {
 
@@ -83,17 +86,13 @@ SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector
 
 class SafetensorsWriter {
 public:
-    // Creates `path`.tmp and writes the header. Until finish() an older file at `path` stays as it is; a writer that is
-    // destroyed unfinished removes its .tmp.
+    // Creates the AtomicFile and writes the header.
     SafetensorsWriter(const std::string& path, const std::vector<TensorSpec>& specs,
                       const std::map<std::string, std::string>& metadata);
-    ~SafetensorsWriter();
-    SafetensorsWriter(const SafetensorsWriter&) = delete;
-    SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
     // Writes a whole tensor; any order, each exactly once.
     void write(const std::string& name, const void* data, size_t bytes);
-    // Every tensor has to be written by now. Syncs the file, renames it to `path` and syncs the directory.
+    // Every tensor has to be written by now. Afterwards the file is at `path`, and on the disk.
     void finish();
 
 private:
@@ -102,12 +101,8 @@ private:
         bool written = false;
     };
 
-    explicit SafetensorsWriter(const std::string& path);
-    void write_at(uint64_t offset, const void* data, size_t bytes);
-
-    std::string path_, temporary_;
-    int fd_ = -1;
-    bool created_ = false;
+    const std::string path_;
+    std::optional<AtomicFile> file_;  // until it is finished
     uint64_t data_start_ = 0;
     std::map<std::string, Slot> slots_;
 };

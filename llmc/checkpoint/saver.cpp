@@ -1,8 +1,5 @@
 #include "llmc/checkpoint/saver.h"
 
-#include <fcntl.h>
-
-#include <cerrno>
 #include <chrono>
 
 #include "llmc/device/error.h"
@@ -26,19 +23,6 @@ StateFile file_from_json(const Json& json) {
     StateFile file{json["name"], json["bytes"], json["checksums"], {}};
     for (const Json& s : json["slices"]) file.slices.push_back({s[0], s[1], s[2], s[3]});
     return file;
-}
-
-void sync_file(FileCalls& calls, const std::string& path) {
-    const int fd = calls.open(path.c_str(), O_RDONLY, 0);
-    if (fd < 0) fail_to_write(path, "open it");
-    int result;
-    do {
-        result = calls.fsync(fd);
-    } while (result != 0 && errno == EINTR);
-    const int error = errno;
-    calls.close(fd);
-    errno = error;
-    if (result != 0 && errno != EINVAL) fail_to_write(path, "bring it to the disk");
 }
 
 }  // namespace
