@@ -15,10 +15,13 @@
 
 namespace llmc::test {
 
+// What test_stream() opens: a rank's tests have another card than the first.
+inline int test_device = 0;
+
 // The stream every kernel test uses.
 inline stream_t test_stream() {
     static stream_t stream = [] {
-        open_device(0);
+        open_device(test_device);
         return create_stream();
     }();
     return stream;

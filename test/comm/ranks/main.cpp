@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "test/comm/ranks/ranks.h"
+#include "test/kernel_test.h"
 
 namespace {
 
@@ -43,7 +44,8 @@ int main(int argc, char** argv) {
         if (const char* bytes = value_of(argc, argv, "--largest-message"))
             options.largest_message = std::strtoull(bytes, nullptr, 10);
         Comm comm = connect(options, launch);
-        open_device(device_of_rank(comm, device_count()));
+        test::test_device = device_of_rank(comm, device_count());
+        open_device(test::test_device);
         comm.attach_device();
         test::the_world = &comm;
 
