@@ -10,8 +10,8 @@ using namespace llmc::test;
 
 namespace {
 
-// Rows of one warp and more, tiles of 32 rows and of 16, the last one whole or not; more than one tile a block at the
-// end, and widths whose tile needs 48 KB of shared memory with the static arrays alone (2320 to 2432).
+// Rows of one warp and more, tiles of 32 rows and of 16, the last one whole or not, and at the end widths whose tile
+// needs 48 KB of shared memory with the static arrays alone (2320 to 2432).
 std::vector<RowShape> gradient_shapes() {
     return {{16, 16},   {48, 64},   {80, 144},  {64, 256},  {48, 272}, {112, 768},
             {16, 1600}, {48, 2064}, {32, 4096}, {16, 2320}, {16, 2432}};
@@ -134,6 +134,27 @@ TEST_CASE_TEMPLATE("layernorm_backward_fp8, train and measure, with and without 
                                 Known::exactly, 0));
         }
     }
+}
+
+// A block that takes a second tile must not write its codes before the first one's have been read. Rows of one warp are
+// the narrowest, and have most blocks.
+TEST_CASE("layernorm_backward_fp8 with more tiles than blocks") {
+    const int C = 16;
+    const int blocks = static_cast<int>(layernorm_backward_fp8_scratch(1 << 24, C) / (2 * C));  // two rows of C each
+    const int N = 32 * (blocks + 1);
+    CAPTURE(N);
+    Case c(N, C);
+    const Fp8State before = used_state(0.7f);
+    DeviceArray<bf16> dinp(c.n);
+    QuantizedArrays<e5m2> to(c.n, before);
+    c.run<e5m2>(to.both(), dinp, nullptr, QuantizePass::train);
+    const auto gradient = dinp.download();
+    CHECK(max_relative_error(gradient, c.expected, 0.5) < rounding_error<bf16>() + 5e-6);
+    CHECK(max_relative_error(c.dweight.download(), c.expected_dweight, 1.0 + N) < 2e-6);
+    CHECK(max_relative_error(c.dshift.download(), c.expected_dshift, 1.0 + N) < 2e-6);
+    const QuantizedReference<e5m2> reference(to_floats(gradient), 0.7f);
+    CHECK(wrong_codes(to.row.download(), reference.row, Known::exactly) == 0);
+    CHECK(not_transposed(to.row.download(), to.transposed.download(), N, C) == 0);
 }
 
 TEST_CASE("layernorm_backward_fp8 in place, accumulating, and with one layout alone") {
