@@ -1,0 +1,16 @@
+// What a GPU would report as failed work, with the words that it would not have.
+#pragma once
+#include <stdexcept>
+#include <string>
+
+namespace virtual_gpu {
+
+// A rule that a program broke. `what` names the kernel, its PTX line and the thread, or the call.
+struct Fault : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+[[gnu::format(printf, 1, 2)]] std::string format(const char* text, ...);
+[[noreturn, gnu::format(printf, 1, 2)]] void fault(const char* text, ...);
+
+}  // namespace virtual_gpu
