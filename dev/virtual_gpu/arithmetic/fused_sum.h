@@ -1,0 +1,37 @@
+// The sums of tensor cores, bit by bit, as they were found by experiment (Microsoft's MMA-Sim; Khattak and Mikaitis,
+// arXiv 2512.07004): the products of a step and the addend are aligned to the largest exponent among them, cut to a few
+// fraction bits, and added exactly; the result is cut to FP32. mma and the matrix products share them.
+#pragma once
+#include "dev/virtual_gpu/arithmetic/formats.h"
+#include "dev/virtual_gpu/options.h"
+
+namespace virtual_gpu {
+
+// What the terms' exponents depend on besides their values.
+struct Exponents {
+    int least_a = kLeastExponentFloat, least_b = kLeastExponentFloat;  // of the operands' formats: subnormal numbers
+                                                                       // are aligned as if they had this one
+    int scale = 0;                                                     // 2^scale multiplies every product: MX blocks
+};
+
+constexpr int kMostTerms = 128;
+
+// c + the sum of n products a[i] b[i], n <= kMostTerms, all aligned to the largest exponent, with fraction_bits (at
+// most 40) below it. short_result: it has 13 fraction bits instead of 23. Infinities and NaN as in FP32, NaN being the
+// canonical one; zero is +0.
+float fused_sum(const float* a, const float* b, int n, float c, int fraction_bits, bool short_result,
+                const Exponents& exponents = {});
+
+// How a generation sums the products of one kind of operands: `step` of them at a time.
+enum class Operands { tf32, bf16, fp8 };
+struct TensorCore {
+    int fraction_bits, step;
+    bool short_result;
+};
+TensorCore tensor_core(Arithmetic arithmetic, Operands operands);
+
+// c + the sum of n products, step after step. Not for Arithmetic::fp32.
+float tensor_sum(const float* a, const float* b, int n, float c, const TensorCore& core,
+                 const Exponents& exponents = {});
+
+}  // namespace virtual_gpu
