@@ -1,0 +1,62 @@
+// Bulk copies: cp.async.bulk and cp.async.bulk.tensor (PTX ISA, "Data Movement: Asynchronous copy").
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "dev/virtual_gpu/ptx/machine.h"
+#include "dev/virtual_gpu/ptx/races.h"
+
+namespace virtual_gpu {
+
+// Sixteen bytes of a copy. Those of global memory are `global` + [first, last); of a load, the others are zero.
+struct BulkPiece {
+    uint64_t global = 0;
+    uint32_t shared = 0;
+    uint8_t first = 0, last = 16;
+};
+constexpr uint32_t kBulkBytes = 16;
+
+struct BulkCopy {
+    bool loads = true;  // into shared memory
+    int warp = 0, lane = 0;
+    const Op* op = nullptr;
+    uint32_t barrier = 0;   // a load's: its shared address
+    uint32_t group = 0;     // a store's
+    bool has_read = false;  // a store that has read shared memory
+    std::vector<BulkPiece> pieces;
+    std::vector<uint8_t> bytes;  // what that store has read
+    Races::Knowledge known;      // to its thread, for the search for races
+    uint32_t size() const { return static_cast<uint32_t>(pieces.size()) * kBulkBytes; }
+};
+
+class BulkCopies {
+public:
+    void start(const Block& block);
+    void add(Warp& w, const Op& op, BulkCopy copy);
+    bool deliver(Warp& w, uint32_t barrier);              // one load of an mbarrier; false: there is none
+    void complete_phase(Block& block, uint32_t barrier);  // its loads may be read
+    void commit(const Warp& w, uint32_t lanes);
+    void wait(Warp& w, int lane, uint32_t left, bool only_read);
+    void finish(Block& block);
+    // Fails the warp where a lane's generic write meets bytes that a copy still reads or writes.
+    void check_write(const Warp& w, const Op& op, int lane, uint32_t address, uint32_t bytes) const;
+    bool empty() const { return loads_.empty() && stores_.empty(); }
+
+private:
+    void read(Block& block, BulkCopy& copy);
+    static void write(const BulkCopy& copy);
+    void lock(const BulkCopy& copy, int by);
+    std::vector<BulkCopy> loads_, delivered_, stores_;
+    std::vector<uint32_t> groups_;   // by thread: the open one
+    std::vector<uint16_t> readers_;  // by 16 bytes of shared memory: stores that read them
+};
+
+void bulk_copy(Warp&, const Op&);
+void bulk_commit(Warp&, const Op&);
+void bulk_wait(Warp&, const Op&);
+void prefetch_tensor_map(Warp&, const Op&);
+
+// How Op::mode says what a copy is.
+enum BulkMode : uint8_t { kBulkLoad = 0, kBulkStore = 1, kBulkPrefetch = 2 };
+
+}  // namespace virtual_gpu

@@ -1,0 +1,201 @@
+#include "dev/virtual_gpu/ptx/races.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+
+#include "dev/virtual_gpu/options.h"
+#include "dev/virtual_gpu/ptx/text.h"
+
+namespace virtual_gpu {
+
+bool Races::wanted() { return options().races; }
+
+void Races::start_launch() {
+    launch_++;
+    if (global_) return;
+    const size_t bytes = kDeviceSpace / 4 * sizeof(Word);
+    void* const p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) fault("no room for what VIRTUAL_GPU_RACES=1 has to remember");
+    global_ = static_cast<Word*>(p);
+}
+
+void Races::start_block(const Block& block) {
+    running_ = &block;
+    block_++;
+    clocks_.assign(block.warps.size(), Clocks{});
+    for (size_t w = 0; w < clocks_.size(); w++) {
+        clocks_[w].warps.assign(clocks_.size(), 0);
+        clocks_[w].warps[w] = 1;
+        for (size_t lane = 0; lane < kLanes; lane++) clocks_[w].lanes[lane][lane] = 1;
+    }
+    meetings_.fill({});
+    shared_.assign(block.shared.size() / 4 + 1, Word{});
+}
+
+// ---- accesses ------------------------------------------------------------------------------------------------------
+
+Races::Word& Races::word_of(const Addresses& at, int lane, uint32_t offset) {
+    if (at.is_shared)
+        return shared_[static_cast<size_t>(at.written[lane] - running_->shared_written.data() + offset) / 4];
+    return global_[Memory::get().device_offset(at.written[lane] + offset) / 4];
+}
+
+void Races::note(Warp& w, const Op& op, const Addresses& at, uint32_t bytes, Access access) {
+    for (uint32_t left = w.mask; left; left &= left - 1) {
+        const int lane = first_lane(left);
+        if (!at.is_shared && !Memory::get().is_shadow(at.written[lane])) continue;  // pinned memory: the host's
+        if (bytes < 4) {
+            const size_t first = reinterpret_cast<uint64_t>(at.bytes[lane]) % 4;
+            note_word(w, op, lane, word_of(at, lane, 0), static_cast<uint8_t>(((1u << bytes) - 1) << first), access,
+                      at.is_shared);
+        } else {
+            for (uint32_t b = 0; b < bytes; b += 4)
+                note_word(w, op, lane, word_of(at, lane, b), 15, access, at.is_shared);
+        }
+    }
+}
+
+void Races::note_shared_write(Warp& w, const Op& op, int lane, uint32_t address, uint32_t bytes) {
+    for (uint32_t b = 0; b < bytes; b += 4)
+        note_word(w, op, lane, shared_[(address - kSharedBase + b) / 4], 15, Access::write, true);
+}
+
+void Races::note_word(Warp& w, const Op& op, int lane, Word& word, uint8_t bytes, Access access, bool is_shared) {
+    const auto warp = static_cast<size_t>(w.index), place = static_cast<size_t>(lane);
+    Clocks& clocks = clocks_[warp];
+    clocks.used = true;
+    const Entry now{launch_,
+                    block_,
+                    op.line,
+                    clocks.lanes[place][place],
+                    static_cast<uint16_t>(warp),
+                    static_cast<uint16_t>(clocks.warps[warp]),
+                    static_cast<uint8_t>(lane),
+                    bytes,
+                    access == Access::atomic};
+    check(w, op, lane, word.write, now, is_shared);
+    if (access == Access::read) {
+        if (is_ordered(word.first_read, now)) word.first_read = now;
+        word.last_read = now;
+        return;
+    }
+    check(w, op, lane, word.first_read, now, is_shared);
+    check(w, op, lane, word.last_read, now, is_shared);
+    // One thread's bytes of a word come together.
+    const bool again = word.write.launch == launch_ && word.write.block == block_ && word.write.warp == now.warp &&
+                       word.write.lane == now.lane && word.write.warp_clock == now.warp_clock &&
+                       word.write.lane_clock == now.lane_clock;
+    const uint8_t earlier = again ? word.write.bytes : uint8_t{0};
+    word.write = now;
+    word.write.bytes |= earlier;
+}
+
+// Also where they are of one thread, or touch no byte in common.
+bool Races::is_ordered(const Entry& before, const Entry& now) const {
+    if (before.launch != now.launch || (before.bytes & now.bytes) == 0) return true;
+    if (before.block != now.block) return false;
+    const Clocks& known = clocks_[now.warp];
+    if (before.warp != now.warp) return before.warp_clock <= known.warps[before.warp];
+    return before.lane == now.lane || before.lane_clock <= known.lanes[now.lane][before.lane];
+}
+
+void Races::check(Warp& w, const Op& op, int lane, const Entry& before, const Entry& now, bool is_shared) const {
+    if ((before.atomic && now.atomic) || is_ordered(before, now)) return;
+    const auto& lines = w.code->lines;
+    const std::string_view text = before.line && before.line <= lines.size() ? trim(lines[before.line - 1]) : "?";
+    const std::string who =
+        before.block != now.block ? "another block" : format("warp %d, lane %d of its block", before.warp, before.lane);
+    w.fail(op, lane, "a race in %s memory with %s at PTX line %u '%.*s'", is_shared ? "shared" : "global", who.c_str(),
+           before.line, static_cast<int>(text.size()), text.data());
+}
+
+// ---- what orders threads -------------------------------------------------------------------------------------------
+
+void Races::order_lanes(Clocks& clocks, uint32_t members) {
+    std::array<uint32_t, kLanes> joined{};
+    for (size_t lane = 0; lane < kLanes; lane++)
+        if (has(members, static_cast<int>(lane)))
+            for (size_t of = 0; of < kLanes; of++) joined[of] = std::max(joined[of], clocks.lanes[lane][of]);
+    for (size_t lane = 0; lane < kLanes; lane++) {
+        if (!has(members, static_cast<int>(lane))) continue;
+        clocks.lanes[lane] = joined;
+        clocks.lanes[lane][lane]++;
+    }
+}
+
+void Races::warp_barrier(const Warp& w, uint32_t members) {
+    order_lanes(clocks_[static_cast<size_t>(w.index)], members);
+}
+
+void Races::join(Knowledge& to, const Knowledge& from) {
+    to.warps.resize(from.warps.size(), 0);
+    to.lanes.resize(from.lanes.size());
+    for (size_t n = 0; n < from.warps.size(); n++) {
+        to.warps[n] = std::max(to.warps[n], from.warps[n]);
+        for (size_t of = 0; of < kLanes; of++) to.lanes[n][of] = std::max(to.lanes[n][of], from.lanes[n][of]);
+    }
+}
+
+void Races::release_to(const Warp& w, uint32_t lanes, Knowledge& to) {
+    const auto warp = static_cast<size_t>(w.index);
+    Clocks& clocks = clocks_[warp];
+    Knowledge now{clocks.warps, std::vector<std::array<uint32_t, kLanes>>(clocks_.size())};
+    if (!clocks.used) now.warps[warp]--;  // else what comes later would count as known
+    for (size_t lane = 0; lane < kLanes; lane++) {
+        if (!has(lanes, static_cast<int>(lane))) continue;
+        for (size_t of = 0; of < kLanes; of++)
+            now.lanes[warp][of] = std::max(now.lanes[warp][of], clocks.lanes[lane][of]);
+        clocks.lanes[lane][lane]++;
+    }
+    join(to, now);
+    if (clocks.used) clocks.warps[warp]++;
+    clocks.used = false;
+}
+
+void Races::acquire_from(const Warp& w, uint32_t lanes, const Knowledge& from) {
+    if (from.warps.empty()) return;
+    const auto warp = static_cast<size_t>(w.index);
+    Clocks& clocks = clocks_[warp];
+    for (size_t of = 0; of < clocks_.size(); of++)
+        if (of != warp) clocks.warps[of] = std::max(clocks.warps[of], from.warps[of]);
+    for (size_t lane = 0; lane < kLanes; lane++)
+        for (size_t of = 0; has(lanes, static_cast<int>(lane)) && of < kLanes; of++)
+            if (of != lane) clocks.lanes[lane][of] = std::max(clocks.lanes[lane][of], from.lanes[warp][of]);
+}
+
+Races::Moment Races::moment(const Warp& w, int lane) {
+    Clocks& clocks = clocks_[static_cast<size_t>(w.index)];
+    clocks.used = true;
+    const auto place = static_cast<size_t>(lane);
+    return {clocks.warps[static_cast<size_t>(w.index)], clocks.lanes[place][place], w.index, lane};
+}
+
+bool Races::knows(const Warp& w, int lane, const Moment& moment) const {
+    const Clocks& known = clocks_[static_cast<size_t>(w.index)];
+    if (moment.warp != w.index) return moment.warp_clock <= known.warps[static_cast<size_t>(moment.warp)];
+    return moment.lane == lane ||
+           moment.lane_clock <= known.lanes[static_cast<size_t>(lane)][static_cast<size_t>(moment.lane)];
+}
+
+void Races::arrive(const Warp& w, size_t barrier, bool waits) {
+    const auto warp = static_cast<size_t>(w.index);
+    Meeting& meeting = meetings_[barrier];
+    meeting.clocks.resize(clocks_.size(), 0);
+    Clocks& clocks = clocks_[warp];
+    for (size_t of = 0; of < clocks_.size(); of++) meeting.clocks[of] = std::max(meeting.clocks[of], clocks.warps[of]);
+    if (waits) meeting.waiting.push_back(warp);
+    clocks.warps[warp]++;
+    clocks.used = false;
+    order_lanes(clocks, kAllLanes);
+}
+
+void Races::release(size_t barrier) {
+    Meeting& meeting = meetings_[barrier];
+    for (size_t warp : meeting.waiting)
+        for (size_t of = 0; of < clocks_.size(); of++)
+            if (of != warp) clocks_[warp].warps[of] = std::max(clocks_[warp].warps[of], meeting.clocks[of]);
+    meeting = {};
+}
+
+}  // namespace virtual_gpu

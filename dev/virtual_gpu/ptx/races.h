@@ -1,0 +1,89 @@
+// Races: two accesses to the same bytes, one of them a write, that nothing orders (VIRTUAL_GPU_RACES=1).
+//
+// Threads of a block are ordered by its barriers and mbarriers, lanes of a warp by bar.warp.sync as well; not by
+// running in lockstep, nor by shuffles or votes, which since Volta promise nothing about memory (CUDA C++ Programming
+// Guide, "Independent Thread Scheduling"). Blocks of a grid are not ordered at all: kernels that hand data from block
+// to block by fences and atomics are not known here. Two atomic accesses never race. Each word of 4 bytes remembers its
+// last write and two reads, the first since that write and the last (the idea: Flanagan and Freund, "FastTrack", 2009):
+// whether a race is found does not depend on the order in which blocks and warps run, but one of three readers may be
+// forgotten.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "dev/virtual_gpu/ptx/address.h"
+#include "dev/virtual_gpu/ptx/machine.h"
+
+namespace virtual_gpu {
+
+enum class Access : uint8_t { read, write, atomic };
+
+class Races {
+public:
+    static bool wanted();
+
+    void start_launch();
+    void start_block(const Block& block);
+
+    // Fails the warp where an active lane's access of `bytes` bytes races with an earlier one.
+    void note(Warp& w, const Op& op, const Addresses& at, uint32_t bytes, Access access);
+    // One lane's write of shared memory, known to be in bounds: an asynchronous copy that ends.
+    void note_shared_write(Warp& w, const Op& op, int lane, uint32_t address, uint32_t bytes);
+
+    void arrive(const Warp& w, size_t barrier, bool waits);
+    void release(size_t barrier);
+    void warp_barrier(const Warp& w, uint32_t members);
+    // mbarriers: what lanes know goes to those who will wait; and what they learn then. Of another warp's knowledge a
+    // lane gives and takes all that its warp has.
+    struct Knowledge {
+        std::vector<uint32_t> warps;
+        std::vector<std::array<uint32_t, kLanes>> lanes;  // of each warp, what its lanes gave
+    };
+    void release_to(const Warp& w, uint32_t lanes, Knowledge& to);
+    void acquire_from(const Warp& w, uint32_t lanes, const Knowledge& from);
+    static void join(Knowledge& to, const Knowledge& from);
+    // A moment of a lane, and whether a lane knows that it has passed.
+    struct Moment {
+        uint32_t warp_clock = 0, lane_clock = 0;
+        int warp = 0, lane = 0;
+    };
+    Moment moment(const Warp& w, int lane);
+    bool knows(const Warp& w, int lane, const Moment& moment) const;
+
+private:
+    // Who accessed a word, and when by its own clocks.
+    struct Entry {
+        uint32_t launch = 0, block = 0, line = 0, lane_clock = 0;
+        uint16_t warp = 0, warp_clock = 0;
+        uint8_t lane = 0, bytes = 0;  // a mask
+        bool atomic = false;
+    };
+    struct Word {
+        Entry write, first_read, last_read;
+    };
+    struct Clocks {
+        bool used = false;                                         // accesses were made at the warp's own clock
+        std::vector<uint32_t> warps;                               // what is known of every warp of the block
+        std::array<std::array<uint32_t, kLanes>, kLanes> lanes{};  // what each lane knows of each
+    };
+
+    Word& word_of(const Addresses& at, int lane, uint32_t offset);
+    void note_word(Warp& w, const Op& op, int lane, Word& word, uint8_t bytes, Access access, bool is_shared);
+    bool is_ordered(const Entry& before, const Entry& now) const;
+    void check(Warp& w, const Op& op, int lane, const Entry& before, const Entry& now, bool is_shared) const;
+    void order_lanes(Clocks& clocks, uint32_t members);
+
+    uint32_t launch_ = 0, block_ = 0;
+    std::vector<Clocks> clocks_;  // of every warp
+    struct Meeting {
+        std::vector<uint32_t> clocks;
+        std::vector<size_t> waiting;
+    };
+    std::array<Meeting, 16> meetings_;
+    std::vector<Word> shared_;
+    const Block* running_ = nullptr;
+    Word* global_ = nullptr;  // of every word of device memory
+};
+
+}  // namespace virtual_gpu

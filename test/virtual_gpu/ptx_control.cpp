@@ -1,0 +1,220 @@
+// Branches, loops and early returns of single lanes against the same program run on the host, lane by lane. The
+// programs are random: structured control flow over four registers.
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <random>
+
+#include "test/virtual_gpu/ptx_program.h"
+
+namespace virtual_gpu::test {
+namespace {
+
+constexpr int kVariables = 4;
+
+// One lane as the host runs it.
+struct Lane {
+    uint32_t v[kVariables];
+    bool returned = false;
+};
+
+struct Statement {
+    enum Kind { assign, branch, loop, leave, choose, meet } kind;
+    int d = 0, a = 0, b = 0;  // variables
+    uint32_t constant = 0;
+    std::vector<Statement> first, second;  // branch: then, else; loop: its body; choose: cases 0 and 1
+};
+using Statements = std::vector<Statement>;
+
+class Generator {
+public:
+    explicit Generator(uint32_t seed) : random_(seed) {}
+    Statements statements(int depth, int count) {
+        Statements list;
+        for (int n = 0; n < count; n++) list.push_back(statement(depth));
+        return list;
+    }
+
+private:
+    int below(int n) { return static_cast<int>(random_() % static_cast<uint32_t>(n)); }
+    Statement statement(int depth) {
+        Statement s;
+        const int choice = below(depth == 0 ? 3 : 10);
+        s.kind = choice < 3    ? Statement::assign
+                 : choice < 6  ? Statement::branch
+                 : choice == 6 ? Statement::loop
+                 : choice == 7 ? Statement::choose
+                 : choice == 8 ? Statement::meet
+                               : Statement::leave;
+        s.d = below(kVariables), s.a = below(kVariables), s.b = below(kVariables);
+        s.constant = random_();
+        if (s.kind == Statement::branch || s.kind == Statement::choose) s.second = statements(depth - 1, below(3));
+        if (s.kind == Statement::branch || s.kind == Statement::choose || s.kind == Statement::loop)
+            s.first = statements(depth - 1, 1 + below(2));
+        return s;
+    }
+    std::mt19937 random_;
+};
+
+// ---- on the host ----
+
+void run(const Statements& list, Lane& lane) {
+    for (const Statement& s : list) {
+        if (lane.returned) return;
+        uint32_t* const v = lane.v;
+        switch (s.kind) {
+            case Statement::assign:
+                v[s.d] = (v[s.a] ^ s.constant) * 5 + v[s.b];
+                break;
+            case Statement::branch:
+                run((v[s.a] >> (s.constant % 32) & 1) != 0 ? s.first : s.second, lane);
+                break;
+            case Statement::loop:
+                for (uint32_t left = v[s.a] & 3; left != 0 && !lane.returned; left--) run(s.first, lane);
+                break;
+            case Statement::choose: {
+                const uint32_t which = v[s.a] & 3;
+                if (which == 0) run(s.first, lane);
+                if (which == 1) run(s.second, lane);
+                if (which == 2) v[s.d] += s.constant;
+                break;
+            }
+            case Statement::leave:
+                lane.returned = (v[s.a] >> (s.constant % 32) & 3) == 0;
+                break;
+            case Statement::meet:
+                break;
+        }
+    }
+}
+
+// ---- as PTX: variables in %r0 to %r3, results at [%rd20] ----
+
+class Writer {
+public:
+    std::string write(const Statements& list) {
+        block(list, 0);
+        return text_ + "bra STORE;\n" + tail_ + "STORE:\n" + kStore + "LEAVE:\n";
+    }
+
+private:
+    static constexpr const char* kStore = "st.global.v4.u32 [%rd20], {%r0, %r1, %r2, %r3};\n";
+
+    static std::string r(int n) { return "%r" + std::to_string(n); }
+    std::string label() { return "L" + std::to_string(labels_++); }
+    void bit(const Statement& s, int mask) {  // %r10 = the bits that decide
+        text_ += "shr.u32 %r10, " + r(s.a) + ", " + std::to_string(s.constant % 32) + ";\nand.b32 %r10, %r10, " +
+                 std::to_string(mask) + ";\n";
+    }
+
+    void block(const Statements& list, int depth) {
+        for (const Statement& s : list) statement(s, depth);
+    }
+    void statement(const Statement& s, int depth) {
+        switch (s.kind) {
+            case Statement::assign:
+                text_ += "xor.b32 %r10, " + r(s.a) + ", " + std::to_string(s.constant) + ";\nmad.lo.s32 " + r(s.d) +
+                         ", %r10, 5, " + r(s.b) + ";\n";
+                break;
+            case Statement::branch:
+                branch(s, depth);
+                break;
+            case Statement::loop:
+                loop(s, depth);
+                break;
+            case Statement::choose:
+                choose(s, depth);
+                break;
+            case Statement::leave:
+                leave(s);
+                break;
+            case Statement::meet:
+                // All lanes that are left come here together, where no branch is around it.
+                if (depth == 0) text_ += labels_ % 2 ? "bar.sync 0;\n" : "bar.warp.sync 0xffffffff;\n";
+                break;
+        }
+    }
+    void branch(const Statement& s, int depth) {
+        const std::string otherwise = label(), end = label();
+        bit(s, 1);
+        text_ += "setp.eq.s32 %p0, %r10, 0;\n@%p0 bra " + otherwise + ";\n";
+        block(s.first, depth + 1);
+        if (!s.second.empty()) text_ += "bra.uni " + end + ";\n";
+        text_ += otherwise + ":\n";
+        block(s.second, depth + 1);
+        text_ += end + ":\n";
+    }
+    void loop(const Statement& s, int depth) {
+        const std::string begin = label(), end = label(), counter = "%r" + std::to_string(20 + depth);
+        text_ += "and.b32 " + counter + ", " + r(s.a) + ", 3;\n" + begin + ":\nsetp.eq.s32 %p1, " + counter +
+                 ", 0;\n@%p1 bra " + end + ";\n";
+        block(s.first, depth + 1);
+        text_ += "sub.s32 " + counter + ", " + counter + ", 1;\nbra " + begin + ";\n" + end + ":\n";
+    }
+    void choose(const Statement& s, int depth) {  // a switch: comparisons, then cases that fall into the end
+        const std::string zero = label(), one = label(), two = label(), end = label();
+        text_ += "and.b32 %r11, " + r(s.a) + ", 3;\nsetp.eq.s32 %p2, %r11, 0;\n@%p2 bra " + zero +
+                 ";\nsetp.eq.s32 %p2, %r11, 1;\n@%p2 bra " + one + ";\nsetp.eq.s32 %p2, %r11, 2;\n@%p2 bra " + two +
+                 ";\nbra " + end + ";\n" + zero + ":\n";
+        block(s.first, depth + 1);
+        text_ += "bra " + end + ";\n" + one + ":\n";
+        block(s.second, depth + 1);
+        text_ += "bra " + end + ";\n" + two + ":\nadd.s32 " + r(s.d) + ", " + r(s.d) + ", " +
+                 std::to_string(s.constant) + ";\n" + end + ":\n";
+    }
+    // The four ways in which compilers write an early return.
+    void leave(const Statement& s) {
+        const std::string l = label();
+        bit(s, 3);
+        switch (s.constant >> 8 & 3) {
+            case 0:  // a block of its own in the middle
+                text_ += "setp.ne.s32 %p3, %r10, 0;\n@%p3 bra " + l + ";\n" + kStore + "ret;\n" + l + ":\n";
+                break;
+            case 1:  // one at the end
+                text_ += "setp.eq.s32 %p3, %r10, 0;\n@%p3 bra " + l + ";\n";
+                tail_ += l + ":\n" + kStore + "ret;\n";
+                break;
+            case 2:  // under a predicate
+                text_ += std::string("setp.eq.s32 %p3, %r10, 0;\n@%p3 ") + kStore + "@%p3 ret;\n";
+                break;
+            default:  // a branch to the ret that all have in common
+                text_ += std::string("setp.eq.s32 %p3, %r10, 0;\n@%p3 ") + kStore + "@%p3 bra LEAVE;\n";
+        }
+    }
+
+    std::string text_, tail_;
+    int labels_ = 0;
+};
+
+void check_program(uint32_t seed) {
+    const Statements program = Generator(seed).statements(3, 6);
+    const uint32_t count = seed % 3 == 0 ? 50 : 32;  // also with a last warp that is not full
+    const std::string text = element_address(20, 0, 16) +
+                             "mov.u32 %r0, %tid.x;\nmul.lo.s32 %r1, %r0, -1640531527;\nshr.u32 %r2, %r1, 13;\n"
+                             "xor.b32 %r3, %r1, %r2;\n" +
+                             Writer().write(program);
+    const Buffer out(std::vector<uint32_t>(count * kVariables));
+    const std::string message = fault_of([&] { run_snippet(text, {out.address()}, threads(count)); });
+    INFO("seed ", seed, "\n", text);
+    REQUIRE(message == "");
+    const auto results = out.read<uint32_t>();
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t mixed = i * 0x9E3779B9u;
+        Lane lane{{i, mixed, mixed >> 13, mixed ^ (mixed >> 13)}};
+        run(program, lane);
+        for (uint32_t v = 0; v < kVariables; v++) REQUIRE(results[i * kVariables + v] == lane.v[v]);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("ptx control: random programs compute what the host computes") {
+    for (uint32_t seed = 1; seed <= 2000; seed++) check_program(seed);
+}
+
+// Lanes of a warp that part, warps and blocks then go on in a random order.
+TEST_CASE("ptx: control flow in random order") {
+    CHECK(run_tests_with("VIRTUAL_GPU_ORDER=random VIRTUAL_GPU_SEED=3", "ptx control") == 0);
+}
+
+}  // namespace virtual_gpu::test

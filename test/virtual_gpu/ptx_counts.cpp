@@ -1,0 +1,125 @@
+// What VIRTUAL_GPU_COUNTS writes: exact, and the same for every order and number of threads. Occupancy is compared with
+// what cuda_occupancy.h says.
+#include <cuda_occupancy.h>
+#include <doctest/doctest.h>
+
+#include "dev/virtual_gpu/card.h"
+#include "dev/virtual_gpu/occupancy.h"
+#include "dev/virtual_gpu/options.h"
+#include "dev/virtual_gpu/work.h"
+#include "test/virtual_gpu/counts_file.h"
+#include "test/virtual_gpu/ptx_program.h"
+
+namespace virtual_gpu::test {
+namespace {
+
+using nlohmann::json;
+
+// The kernel's line that a child process writes which runs this program's case of that name.
+json counts_of(const std::string& name, const std::string& variables) {
+    const CountsFile file;
+    CHECK(run_tests_with(variables + " VIRTUAL_GPU_COUNTS=" + file.path(), name) == 0);
+    json found = file.lines("kernel").back();
+    found.erase("seconds");
+    for (json& shape : found["shapes"]) shape.erase("seconds");
+    return found;
+}
+
+cudaOccDeviceProp properties_of(const Card& c) {
+    cudaOccDeviceProp p;
+    p.computeMajor = c.capability / 10;
+    p.computeMinor = c.capability % 10;
+    p.maxThreadsPerBlock = 1024;
+    p.maxThreadsPerMultiprocessor = c.threads_per_multiprocessor;
+    p.regsPerBlock = p.regsPerMultiprocessor = kRegistersPerMultiprocessor;
+    p.warpSize = 32;
+    p.sharedMemPerBlock = kSharedWithoutOptIn;
+    p.sharedMemPerMultiprocessor = static_cast<size_t>(c.shared_per_multiprocessor);
+    p.numSms = c.multiprocessors;
+    p.sharedMemPerBlockOptin = static_cast<size_t>(c.shared_per_block);
+    p.reservedSharedMemPerBlock = kSharedReserved;
+    return p;
+}
+
+int blocks_by_cuda(const Card& c, int registers, int threads, size_t shared) {
+    const cudaOccDeviceProp properties = properties_of(c);
+    cudaOccFuncAttributes function;
+    function.maxThreadsPerBlock = 1024;
+    function.numRegs = registers;
+    function.sharedSizeBytes = 0;
+    function.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
+    function.maxDynamicSharedSizeBytes = static_cast<size_t>(c.shared_per_block);
+    cudaOccDeviceState state;
+    state.carveoutConfig = SHAREDMEM_CARVEOUT_MAX_SHARED;
+    cudaOccResult result{};
+    REQUIRE(cudaOccMaxActiveBlocksPerMultiprocessor(&result, &properties, &function, &state, threads, shared) ==
+            CUDA_OCC_SUCCESS);
+    return result.activeBlocksPerMultiprocessor;
+}
+
+// 4 blocks of 64 threads. Each reads its 4 bytes twice (1024 bytes in all), one word of another buffer that all share,
+// and every other block (ctaid & 1) writes them at a distance of 32 bytes; an atomic of all at one word.
+const char* const kSnippet =
+    "ld.global.u32 %r0, [%rd20];\nld.global.u32 %r1, [%rd20];\nld.global.u32 %r2, [%rd1];\nadd.s32 %r0, %r0, %r1;\n"
+    "add.s32 %r0, %r0, %r2;\nand.b32 %r3, %r60, 1;\nsetp.eq.u32 %p0, %r3, 1;\n@!%p0 bra NEXT;\n"
+    "st.global.u32 [%rd21], %r0;\nNEXT:\nmov.u32 %r4, 1;\natom.global.add.u32 %r5, [%rd3], %r4;\n";
+
+}  // namespace
+
+// Run by the case below, with counts.
+TEST_CASE("ptx counted: a footprint" * doctest::skip()) {
+    const Buffer in(std::vector<uint32_t>(256, 1)), one(std::vector<uint32_t>(1, 1)),
+        out(std::vector<uint32_t>(2048, 0)), sum(std::vector<uint32_t>(1, 0));
+    for (int times = 0; times < 2; times++)
+        run_snippet(element_address(20, 0, 4) + element_address(21, 2, 32) + kSnippet,
+                    {in.address(), one.address(), out.address(), sum.address()}, threads(64, 4));
+    CHECK(sum.read<uint32_t>()[0] == 512);
+    if (counting()) write_counts(options().counts);  // no stream was used, whose end would
+}
+
+TEST_CASE("ptx counts: sectors of a launch, each once, whatever the order and the threads") {
+    const std::string name = "ptx counted: a footprint";
+    const json one = counts_of(name, "VIRTUAL_GPU_THREADS=1");
+    // Of one of the two launches, which are modules of their own: 1024 bytes, `one` and the atomic's word are read;
+    // half of 256 sectors and the atomic's are written.
+    CHECK(one["footprint_read_sectors"] == 1024 / 32 + 1 + 1);
+    CHECK(one["footprint_written_sectors"] == 128 + 1);
+    // 8 warps: 4 sectors for each of two loads, 1 for the shared word and the atomic; 4 warps write 32 each.
+    CHECK(one["global_sectors"] == 8 * (4 + 4 + 1 + 1) + 4 * 32);
+    CHECK(one["global_requests"] == 8 * 4 + 4);
+    CHECK(one["launches"] == 1);
+    REQUIRE(one["shapes"].size() == 1);
+    CHECK(one["shapes"][0]["grid"] == json::array({4, 1, 1}));
+    CHECK(one["shapes"][0]["block"] == json::array({64, 1, 1}));
+    CHECK(one["shapes"][0]["waves"] == 1);
+    for (const char* variables : {"VIRTUAL_GPU_THREADS=3", "VIRTUAL_GPU_THREADS=4 VIRTUAL_GPU_ORDER=descending",
+                                  "VIRTUAL_GPU_THREADS=2 VIRTUAL_GPU_ORDER=random VIRTUAL_GPU_SEED=9"}) {
+        INFO(variables);
+        CHECK(counts_of(name, variables) == one);
+    }
+}
+
+TEST_CASE("occupancy: as cuda_occupancy.h has it") {
+    const Card& c = card();
+    for (const int registers : {16, 24, 32, 40, 41, 48, 64, 72, 96, 128, 168, 255})
+        for (const int threads : {1, 32, 96, 128, 160, 256, 384, 512, 768, 1024})
+            for (const size_t shared : {0, 1, 1000, 5000, 16384, 20096, 33000, 49152, 80000, 100000}) {
+                if (shared > static_cast<size_t>(c.shared_per_block)) continue;
+                const Occupancy o = occupancy_of(registers, static_cast<uint32_t>(threads), shared);
+                INFO(registers << " registers, " << threads << " threads, " << shared
+                               << " bytes: " << std::string(o.limit));
+                CHECK(o.blocks == blocks_by_cuda(c, registers, threads, shared));
+            }
+    CHECK(occupancy_of(32, 256, 0).waves(0) == 0);
+    const auto at_once = static_cast<uint64_t>(occupancy_of(32, 256, 0).blocks * c.multiprocessors);
+    CHECK(occupancy_of(32, 256, 0).waves(at_once) == 1);
+    CHECK(occupancy_of(32, 256, 0).waves(at_once + 1) == 2);
+}
+
+TEST_CASE("occupancy: on every card") {
+    if (options().card != "sm_90a") return;
+    for (const char* name : {"sm_80", "sm_89", "sm_100", "sm_120"})
+        CHECK(run_tests_with(std::string("VIRTUAL_GPU_CARD=") + name, "occupancy: as") == 0);
+}
+
+}  // namespace virtual_gpu::test

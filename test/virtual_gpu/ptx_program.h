@@ -1,0 +1,106 @@
+// Small PTX programs for tests: a snippet is put into a kernel, run on device memory, and what it stored is returned.
+// The snippet finds its 64-bit parameters in %rd0, %rd1, ... and may use the registers below; `ret` is added.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "dev/virtual_gpu/memory.h"
+#include "dev/virtual_gpu/ptx/kernel.h"
+
+namespace virtual_gpu::test {
+
+// Device memory for as long as this lives.
+class Buffer {
+public:
+    explicit Buffer(size_t bytes) : bytes_(bytes), address_(Memory::get().allocate(bytes)) {}  // never written
+    template <class T>
+    explicit Buffer(const std::vector<T>& values) : Buffer(values.size() * sizeof(T)) {
+        write(0, values.data(), bytes_);
+    }
+    ~Buffer() { Memory::get().release(address_); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    uint64_t address() const { return address_; }
+    void write(size_t at, const void* from, size_t bytes) {
+        std::memcpy(Memory::get().writable(pointer(at), bytes, "test"), from, bytes);
+    }
+    // All of it; Fault where a byte was never written.
+    template <class T>
+    std::vector<T> read() const {
+        std::vector<T> values(bytes_ / sizeof(T));
+        std::memcpy(values.data(), Memory::get().readable(pointer(0), bytes_, "test"), bytes_);
+        return values;
+    }
+
+private:
+    const void* pointer(size_t at) const { return reinterpret_cast<const void*>(address_ + at); }
+    size_t bytes_;
+    uint64_t address_;
+};
+
+struct Shape {
+    uint32_t grid[3] = {1, 1, 1}, block[3] = {32, 1, 1};
+    uint32_t dynamic_shared_bytes = 0;
+};
+inline Shape threads(uint32_t block, uint32_t grid = 1) { return {{grid, 1, 1}, {block, 1, 1}}; }
+
+inline const std::string kRegisters =
+    ".reg .pred %p<16>;\n.reg .b16 %h<16>;\n.reg .b32 %r<64>;\n.reg .f32 %f<32>;\n.reg .b64 %rd<32>;\n"
+    ".reg .f64 %d<16>;\n";
+inline const std::string kModule = ".version 8.7\n.target sm_90a\n.address_size 64\n";
+
+// A module of one kernel. Its snippet begins in line 12 + the number of parameters + the lines of `declarations`, which
+// stand before the kernel.
+inline std::string module_text(const std::string& snippet, size_t parameters, const std::string& declarations = "") {
+    std::string text = kModule + declarations + ".visible .entry test(", loads;
+    for (size_t n = 0; n < parameters; n++) {
+        const std::string number = std::to_string(n);
+        text += std::string(n ? ", " : "") + ".param .u64 p" + number;
+        loads += "ld.param.u64 %rd" + number + ", [p" + number + "];\n";
+    }
+    return text + ")\n{\n" + kRegisters + loads + snippet + "\nret;\n}\n";
+}
+
+void run_text(const std::string& text, const std::vector<unsigned char>& parameters, const Shape& shape);
+
+inline void run_snippet(const std::string& snippet, const std::vector<uint64_t>& parameters = {},
+                        const Shape& shape = {}, const std::string& declarations = "") {
+    std::vector<unsigned char> bytes(parameters.size() * 8);
+    if (!bytes.empty()) std::memcpy(bytes.data(), parameters.data(), bytes.size());
+    run_text(module_text(snippet, parameters.size(), declarations), bytes, shape);
+}
+
+// What the Fault says that f throws; empty if it throws none.
+template <class F>
+std::string fault_of(F f) {
+    try {
+        f();
+    } catch (const Fault& fault) {
+        return fault.what();
+    }
+    return {};
+}
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// %rdN = parameter n + bytes * the thread's index in the grid of one dimension; %r60 to %r63 and %rd31 are used.
+inline std::string element_address(int n, int parameter, int bytes) {
+    const std::string d = "%rd" + std::to_string(n);
+    return "mov.u32 %r60, %ctaid.x;\nmov.u32 %r61, %ntid.x;\nmov.u32 %r62, %tid.x;\n"
+           "mad.lo.s32 %r63, %r60, %r61, %r62;\nmul.wide.u32 %rd31, %r63, " +
+           std::to_string(bytes) + ";\nadd.s64 " + d + ", %rd" + std::to_string(parameter) + ", %rd31;\n";
+}
+
+// Runs a lane-by-lane opcode on n cases: operands[o][case] are an operand's bits, `kinds` those of LaneOp::operands,
+// the result first. Returns the results' bits; of 16 bits where the kind is h, 0 or 1 for a predicate.
+std::vector<uint64_t> run_lane_op(const std::string& opcode, const std::string& kinds,
+                                  const std::vector<std::vector<uint64_t>>& operands);
+
+// Once more in a process of its own, with one environment variable: the test cases whose names begin with `prefix`.
+// Returns its exit status.
+int run_tests_with(const std::string& variable, const std::string& prefix);
+
+}  // namespace virtual_gpu::test
