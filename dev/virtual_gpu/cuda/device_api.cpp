@@ -1,0 +1,206 @@
+// Devices: how many there are, and what CUDA says of them, all from the card that is played.
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "dev/virtual_gpu/card.h"
+#include "dev/virtual_gpu/cuda/errors.h"
+#include "dev/virtual_gpu/cuda/streams.h"
+#include "dev/virtual_gpu/options.h"
+
+namespace virtual_gpu {
+namespace {
+
+thread_local int device_of_thread = 0;
+
+bool exists(int device) { return device >= 0 && device < options().devices; }
+
+// An attribute's value; false where the virtual GPU does not know it.
+bool find_attribute(cudaDeviceAttr attribute, int device, int& value) {
+    const Card& c = card();
+    switch (attribute) {
+        case cudaDevAttrMaxThreadsPerBlock:
+            value = 1024;
+            return true;
+        case cudaDevAttrMaxBlockDimX:
+            value = 1024;
+            return true;
+        case cudaDevAttrMaxBlockDimY:
+            value = 1024;
+            return true;
+        case cudaDevAttrMaxBlockDimZ:
+            value = 64;
+            return true;
+        case cudaDevAttrMaxGridDimX:
+            value = 2147483647;
+            return true;
+        case cudaDevAttrMaxGridDimY:
+            value = 65535;
+            return true;
+        case cudaDevAttrMaxGridDimZ:
+            value = 65535;
+            return true;
+        case cudaDevAttrMaxSharedMemoryPerBlock:
+            value = kSharedWithoutOptIn;
+            return true;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+            value = c.shared_per_block;
+            return true;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+            value = c.shared_per_multiprocessor;
+            return true;
+        case cudaDevAttrReservedSharedMemoryPerBlock:
+            value = kSharedReserved;
+            return true;
+        case cudaDevAttrMaxRegistersPerBlock:
+            value = kRegistersPerMultiprocessor;
+            return true;
+        case cudaDevAttrMaxRegistersPerMultiprocessor:
+            value = kRegistersPerMultiprocessor;
+            return true;
+        case cudaDevAttrMaxThreadsPerMultiProcessor:
+            value = c.threads_per_multiprocessor;
+            return true;
+        case cudaDevAttrMaxBlocksPerMultiprocessor:
+            value = c.blocks_per_multiprocessor;
+            return true;
+        case cudaDevAttrMultiProcessorCount:
+            value = c.multiprocessors;
+            return true;
+        case cudaDevAttrComputeCapabilityMajor:
+            value = c.capability / 10;
+            return true;
+        case cudaDevAttrComputeCapabilityMinor:
+            value = c.capability % 10;
+            return true;
+        case cudaDevAttrWarpSize:
+            value = 32;
+            return true;
+        case cudaDevAttrClockRate:
+            value = c.clock_khz;
+            return true;
+        case cudaDevAttrMemoryClockRate:
+            value = c.memory_clock_khz;
+            return true;
+        case cudaDevAttrGlobalMemoryBusWidth:
+            value = c.memory_bus_bits;
+            return true;
+        case cudaDevAttrL2CacheSize:
+            value = static_cast<int>(c.l2_bytes);
+            return true;
+        case cudaDevAttrConcurrentKernels:
+            value = 1;
+            return true;
+        case cudaDevAttrStreamPrioritiesSupported:
+            value = 1;
+            return true;
+        case cudaDevAttrUnifiedAddressing:
+            value = 1;
+            return true;
+        case cudaDevAttrIntegrated:
+            value = 0;
+            return true;
+        case cudaDevAttrManagedMemory:
+            value = 0;
+            return true;
+        case cudaDevAttrEccEnabled:
+            value = 0;
+            return true;
+        case cudaDevAttrPciDomainId:
+            value = 0;
+            return true;
+        case cudaDevAttrPciBusId:
+            value = device + 1;
+            return true;
+        case cudaDevAttrPciDeviceId:
+            value = 0;
+            return true;
+        default:
+            return false;
+    }
+}
+
+}  // namespace
+
+int current_device() { return device_of_thread; }
+
+}  // namespace virtual_gpu
+
+using namespace virtual_gpu;
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+    *count = options().devices;
+    return returned(*count ? cudaSuccess : cudaErrorNoDevice);
+}
+cudaError_t cudaSetDevice(int device) {
+    const cudaError_t status = entered();
+    if (status != cudaSuccess) return status;
+    if (options().devices == 0) return returned(cudaErrorNoDevice);
+    if (!exists(device)) return returned(cudaErrorInvalidDevice);
+    device_of_thread = device;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+    if (options().devices == 0) return returned(cudaErrorNoDevice);
+    *device = device_of_thread;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
+    if (!exists(device)) return returned(options().devices ? cudaErrorInvalidDevice : cudaErrorNoDevice);
+    const Card& c = card();
+    *p = {};
+    std::snprintf(p->name, sizeof p->name, "%s", c.model);
+    p->totalGlobalMem = c.memory_bytes;
+    p->totalConstMem = 65536;
+    p->sharedMemPerBlock = kSharedWithoutOptIn;
+    p->sharedMemPerBlockOptin = static_cast<size_t>(c.shared_per_block);
+    p->sharedMemPerMultiprocessor = static_cast<size_t>(c.shared_per_multiprocessor);
+    p->reservedSharedMemPerBlock = kSharedReserved;
+    p->regsPerBlock = p->regsPerMultiprocessor = kRegistersPerMultiprocessor;
+    p->warpSize = 32;
+    p->maxThreadsPerBlock = 1024;
+    p->maxThreadsPerMultiProcessor = c.threads_per_multiprocessor;
+    p->maxBlocksPerMultiProcessor = c.blocks_per_multiprocessor;
+    const int block[] = {1024, 1024, 64}, grid[] = {2147483647, 65535, 65535};
+    std::memcpy(p->maxThreadsDim, block, sizeof block);
+    std::memcpy(p->maxGridSize, grid, sizeof grid);
+    p->major = c.capability / 10;
+    p->minor = c.capability % 10;
+    p->multiProcessorCount = c.multiprocessors;
+    p->l2CacheSize = static_cast<int>(c.l2_bytes);
+    p->memoryBusWidth = c.memory_bus_bits;
+    p->pciBusID = device + 1;
+    p->concurrentKernels = p->unifiedAddressing = p->streamPrioritiesSupported = p->canMapHostMemory = 1;
+    p->asyncEngineCount = 2;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+    if (!exists(device)) return returned(options().devices ? cudaErrorInvalidDevice : cudaErrorNoDevice);
+    if (find_attribute(attribute, device, *value)) return cudaSuccess;
+    report("cudaDeviceGetAttribute: attribute %d is not supported", static_cast<int>(attribute));
+    return returned(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
+    if (!exists(device)) return returned(cudaErrorInvalidDevice);
+    if (!id || length < 13) return returned(cudaErrorInvalidValue);
+    std::snprintf(id, static_cast<size_t>(length), "0000:%02x:00.0", static_cast<unsigned>(device) + 1);
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int* version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+}  // extern "C"

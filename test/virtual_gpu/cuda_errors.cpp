@@ -1,0 +1,182 @@
+// Errors of calls and of work that ran, and what goes wrong on purpose.
+#include <cuda_runtime_api.h>
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "dev/virtual_gpu/cuda/streams.h"
+#include "dev/virtual_gpu/fault.h"
+#include "test/virtual_gpu/child.h"
+#include "test/virtual_gpu/kernels.h"
+
+using namespace virtual_gpu;
+using namespace virtual_gpu::test;
+
+namespace {
+
+char* device_bytes(size_t bytes) {
+    void* p = nullptr;
+    REQUIRE(cudaMalloc(&p, bytes) == cudaSuccess);
+    return static_cast<char*>(p);
+}
+
+// A device that is lost returns its error from everything, and clears it for nobody.
+void check_lost(cudaError_t error) {
+    void* p = nullptr;
+    char byte = 0;
+    cudaStream_t stream = nullptr;
+    cudaEvent_t event = nullptr;
+    cudaFuncAttributes attributes;
+    size_t a = 0, b = 0;
+    for (int again = 0; again < 2; again++) {
+        CHECK(cudaDeviceSynchronize() == error);
+        CHECK(cudaStreamSynchronize(nullptr) == error);
+        CHECK(cudaMalloc(&p, 1) == error);
+        CHECK(cudaMallocHost(&p, 1) == error);
+        CHECK(cudaFree(nullptr) == error);
+        CHECK(cudaMemcpy(&byte, &byte, 1, cudaMemcpyHostToHost) == error);
+        CHECK(cudaMemsetAsync(nullptr, 0, 1, nullptr) == error);
+        CHECK(cudaStreamCreate(&stream) == error);
+        CHECK(cudaEventCreate(&event) == error);
+        CHECK(cudaFuncGetAttributes(&attributes, add_kernel()) == error);
+        CHECK(cudaMemGetInfo(&a, &b) == error);
+        CHECK(launch(poke_kernel(), 1, 1, 0, nullptr, p, 0l) == error);
+        CHECK(cudaGetLastError() == error);
+        CHECK(cudaPeekAtLastError() == error);
+    }
+    std::thread([&] { CHECK(cudaGetLastError() == error); }).join();
+}
+
+// A kernel that writes four bytes at `at` of 64, beside work that must not run any more.
+void check_poke(long at, cudaError_t error) {
+    char* const x = device_bytes(64);
+    CHECK(launch(poke_kernel(), 1, 1, 0, nullptr, x, 60l) == cudaSuccess);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    std::atomic<bool> ran{false};
+    CHECK(launch(poke_kernel(), 1, 1, 0, nullptr, x, at) == cudaSuccess);
+    submit(nullptr, "what comes next", [&] { ran = true; });
+    CHECK(cudaStreamSynchronize(nullptr) == error);
+    check_lost(error);
+    CHECK_FALSE(ran);
+}
+
+}  // namespace
+
+TEST_CASE("virtual_gpu errors: an illegal address") {
+    if (!is_child())
+        return expect_child({}, {"virtual GPU: kernel poke", "st.global.u32 [%rd4], %r1", "store of 4 bytes",
+                                 "past an allocation of 64 bytes"});
+    check_poke(64, cudaErrorIllegalAddress);
+}
+
+TEST_CASE("virtual_gpu errors: a misaligned address") {
+    if (!is_child()) return expect_child({}, {"virtual GPU: kernel poke", "misaligned store of 4 bytes"});
+    check_poke(2, cudaErrorMisalignedAddress);
+}
+
+TEST_CASE("virtual_gpu errors: a trap") {
+    if (!is_child()) return expect_child({}, {"virtual GPU: kernel stop", "trap"});
+    CHECK(launch(register_kernel("stop", "", "trap;"), 1, 1, 0, nullptr) == cudaSuccess);
+    CHECK(cudaDeviceSynchronize() == cudaErrorLaunchFailure);
+    check_lost(cudaErrorLaunchFailure);
+}
+
+TEST_CASE("virtual_gpu errors: an instruction that is not known") {
+    if (!is_child()) return expect_child({}, {"virtual GPU: kernel odd", "frobnicate.b32"});
+    CHECK(launch(register_kernel("odd", "", "frobnicate.b32 %r1, %r2;"), 1, 1, 0, nullptr) == cudaSuccess);
+    CHECK(cudaDeviceSynchronize() == cudaErrorIllegalInstruction);
+}
+
+TEST_CASE("virtual_gpu errors: work of the library's own that fails") {
+    if (!is_child()) return expect_child({}, {"virtual GPU: a product: something else"});
+    CHECK(submit(nullptr, "a product", [] { fault("something else"); }) == cudaSuccess);
+    CHECK(cudaDeviceSynchronize() == cudaErrorLaunchFailure);
+}
+
+TEST_CASE("virtual_gpu errors: a call's own error is the thread's and is told once") {
+    CHECK(cudaSetDevice(1) == cudaErrorInvalidDevice);
+    std::thread([] { CHECK(cudaGetLastError() == cudaSuccess); }).join();
+    CHECK(cudaFree(nullptr) == cudaSuccess);  // success does not clear it
+    CHECK(cudaPeekAtLastError() == cudaErrorInvalidDevice);
+    CHECK(cudaGetLastError() == cudaErrorInvalidDevice);
+    CHECK(cudaGetLastError() == cudaSuccess);
+}
+
+TEST_CASE("virtual_gpu errors: names and texts") {
+    CHECK(std::string(cudaGetErrorName(cudaErrorIllegalAddress)) == "cudaErrorIllegalAddress");
+    CHECK(std::string(cudaGetErrorString(cudaErrorIllegalAddress)) == "an illegal memory access was encountered");
+    CHECK(std::string(cudaGetErrorString(cudaSuccess)) == "no error");
+    CHECK(std::string(cudaGetErrorName(static_cast<cudaError_t>(12345))) == "unrecognized error code");
+}
+
+TEST_CASE("virtual_gpu errors: no device") {
+    if (!is_child()) return expect_child({{"VIRTUAL_GPU_DEVICES", "0"}});
+    int count = 1, device = 0;
+    CHECK(cudaGetDeviceCount(&count) == cudaErrorNoDevice);
+    CHECK(count == 0);
+    CHECK(cudaSetDevice(0) == cudaErrorNoDevice);
+    CHECK(cudaGetDevice(&device) == cudaErrorNoDevice);
+}
+
+TEST_CASE("virtual_gpu devices: what CUDA says of a card") {
+    if (!is_child()) return expect_child({{"VIRTUAL_GPU_CARD", "sm_120"}});
+    cudaDeviceProp p;
+    int value = 0;
+    CHECK(cudaGetDeviceProperties(&p, 0) == cudaSuccess);
+    CHECK(std::string(p.name) == "NVIDIA GeForce RTX 5090");
+    CHECK(p.major == 12);
+    CHECK(p.minor == 0);
+    CHECK(p.sharedMemPerBlockOptin == 99 * 1024);
+    CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess);
+    CHECK(value == 12);
+    CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0) == cudaSuccess);
+    CHECK(value == 99 * 1024);
+    CHECK(cudaGetDeviceProperties(&p, 1) == cudaErrorInvalidDevice);
+    CHECK(cudaDeviceGetAttribute(&value, static_cast<cudaDeviceAttr>(9999), 0) == cudaErrorInvalidValue);
+    char id[16];
+    CHECK(cudaDeviceGetPCIBusId(id, sizeof id, 0) == cudaSuccess);
+    CHECK(std::string(id) == "0000:01:00.0");
+    CHECK(cudaDeviceGetPCIBusId(id, 5, 0) == cudaErrorInvalidValue);
+}
+
+TEST_CASE("virtual_gpu errors: a fault on purpose that is none ends the process") {
+    if (is_child()) {
+        cudaFree(nullptr);
+        void* p = nullptr;
+        cudaMalloc(&p, 1);
+        return;
+    }
+    for (const char* value : {"hung:1", "hang:", "hang:0", "hang:1x", "hang:-1", "1"}) {
+        const Child child = run_child({{"VIRTUAL_GPU_FAULT", value}});
+        INFO(value);
+        CHECK(child.status == 2 << 8);
+        CHECK(child.output.find(std::string("virtual GPU: VIRTUAL_GPU_FAULT=") + value) != std::string::npos);
+    }
+    expect_child({{"VIRTUAL_GPU_FAULT", "hang"}});
+}
+
+TEST_CASE("virtual_gpu errors: the second kernel loses the device") {
+    if (!is_child())
+        return expect_child({{"VIRTUAL_GPU_FAULT", "kernel:2"}},
+                            {"virtual GPU: kernel poke: lost on purpose: VIRTUAL_GPU_FAULT=kernel:2"});
+    char* const x = device_bytes(64);
+    CHECK(launch(poke_kernel(), 1, 1, 0, nullptr, x, 0l) == cudaSuccess);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(launch(poke_kernel(), 1, 1, 0, nullptr, x, 0l) == cudaSuccess);
+    CHECK(cudaDeviceSynchronize() == cudaErrorLaunchFailure);
+    check_lost(cudaErrorLaunchFailure);
+}
+
+TEST_CASE("virtual_gpu errors: the first kernel never ends and the process does") {
+    if (!is_child()) return expect_child({{"VIRTUAL_GPU_FAULT", "hang:1"}}, {"virtual GPU: kernel poke never ends"});
+    char* const x = device_bytes(64);
+    cudaStream_t hanging = nullptr, other = nullptr;
+    REQUIRE(cudaStreamCreateWithFlags(&hanging, cudaStreamNonBlocking) == cudaSuccess);
+    REQUIRE(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking) == cudaSuccess);
+    CHECK(launch(poke_kernel(), 1, 1, 0, hanging, x, 0l) == cudaSuccess);
+    CHECK(launch(poke_kernel(), 1, 1, 0, other, x, 4l) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(other) == cudaSuccess);
+    CHECK(cudaStreamQuery(hanging) == cudaErrorNotReady);
+}
