@@ -1,0 +1,21 @@
+// Matrix products as cuBLASLt computes them, on the host.
+#pragma once
+#include "dev/virtual_gpu/cublaslt/descriptors.h"
+
+namespace virtual_gpu {
+
+struct ProductCall {
+    Product product;
+    const void *a = nullptr, *b = nullptr, *c = nullptr;
+    void* d = nullptr;
+    float alpha = 1, beta = 0;                           // of the host
+    const void *alpha_at = nullptr, *beta_at = nullptr;  // on the device, with CUBLASLT_POINTER_MODE_DEVICE
+    void* workspace = nullptr;
+    size_t workspace_bytes = 0;
+    bool wrong = false;  // one element of the result, on purpose
+};
+
+// Runs it: every operand must have been written, and the workspace holds NaN afterwards. Throws Fault.
+void run_product(ProductCall call);
+
+}  // namespace virtual_gpu

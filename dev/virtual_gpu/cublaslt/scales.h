@@ -1,0 +1,28 @@
+// The scales of an FP8 operand: one for all, one a row of op(A) or column of op(B), or one a block.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace virtual_gpu {
+
+// Of an operand with `outer` rows (A) or columns (B) whose products are summed over `inner` elements.
+class Scales {
+public:
+    // Reads them from device memory, all that the mode says there are; none where `address` is null.
+    Scales(const void* address, int mode, uint64_t outer, uint64_t inner, const char* what);
+
+    // Elements along the sum that have the same scale; 0: all of them.
+    uint64_t block() const;
+    float at(uint64_t outer, uint64_t inner) const { return values_[index(outer, inner)]; }
+
+private:
+    size_t index(uint64_t outer, uint64_t inner) const;
+    void read_mx(const uint8_t* address, const char* what);
+
+    int mode_;
+    uint64_t outer_, inner_;
+    std::vector<float> values_;
+};
+
+}  // namespace virtual_gpu

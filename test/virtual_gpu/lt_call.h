@@ -1,0 +1,52 @@
+// One product through cuBLASLt's functions, with operands of small whole numbers.
+#pragma once
+#include <cublasLt.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace virtual_gpu::test {
+
+struct LtMatrix {
+    cudaDataType_t type;
+    uint64_t rows, columns;
+    std::vector<float> values;  // column-major
+    void* device = nullptr;     // 256-byte aligned
+};
+// Filled with whole numbers from -4 to 4, other ones for another seed.
+LtMatrix lt_matrix(cudaDataType_t type, uint64_t rows, uint64_t columns, unsigned seed);
+// What is on the device now.
+std::vector<float> lt_read(const LtMatrix& matrix);
+void* lt_device(const void* data, size_t bytes);
+void lt_free(std::initializer_list<void*> memory);
+
+struct LtCall {
+    LtCall(LtMatrix& a, LtMatrix& b, LtMatrix& d, bool transa, bool transb,
+           cublasComputeType_t compute = CUBLAS_COMPUTE_32F);
+    ~LtCall();
+    LtCall(const LtCall&) = delete;
+    LtCall& operator=(const LtCall&) = delete;
+
+    template <class T>
+    cublasStatus_t set(cublasLtMatmulDescAttributes_t attribute, const T& value) {
+        return cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value);
+    }
+    cublasStatus_t find();  // an algorithm: the first proposal
+    cublasStatus_t run(float alpha = 1, float beta = 0);
+    cublasStatus_t run_at(const void* alpha, const void* beta);
+
+    LtMatrix &a, &b, &d;
+    cublasLtHandle_t handle = nullptr;
+    cublasLtMatmulDesc_t operation = nullptr;
+    cublasLtMatrixLayout_t layouts[3] = {};
+    cublasLtMatmulHeuristicResult_t found[4] = {};
+    int count = 0;
+    uint32_t alignment = 256;
+    char* workspace = nullptr;
+    size_t workspace_bytes = 0;
+};
+
+// op(a) op(b), in double.
+std::vector<double> lt_reference(const LtMatrix& a, const LtMatrix& b, bool transa, bool transb);
+
+}  // namespace virtual_gpu::test
