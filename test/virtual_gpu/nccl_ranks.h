@@ -1,0 +1,79 @@
+// Test cases that run as several ranks: the test starts its own program again, once a rank, with itself as the only
+// test case. So each rank is a process that nothing else has happened in.
+//
+//   TEST_CASE("nccl: something") {
+//       if (!is_rank()) return expect_success(run_ranks(2));
+//       ...  // what each rank does, with CHECK
+//   }
+//
+// Names of such cases have no comma, which would end a filter.
+#pragma once
+#include <cuda_runtime_api.h>
+#include <doctest/doctest.h>
+#include <nccl.h>
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace virtual_gpu::test {
+
+using Variables = std::map<std::string, std::string>;
+struct Ended {
+    int status;  // as waitpid() has it
+    std::string output;
+};
+
+// The ranks of the current test case, with a card each and the streams' plain order.
+std::vector<Ended> run_ranks(int ranks, const Variables& all = {}, const std::map<int, Variables>& of_rank = {});
+void expect_success(const std::vector<Ended>& ended);
+bool contains(const Ended& ended, const std::string& text);
+
+// In such a process:
+bool is_rank();
+int rank();
+int ranks();
+ncclUniqueId unique_id(int which);  // one of kIds that all ranks have
+constexpr int kIds = 8;
+ncclComm_t communicator(int which = 0, int nranks = ranks(), int as = rank());  // on card `rank`
+
+// Waits for it, not for ever.
+bool eventually(const std::function<bool()>& condition, double seconds = 10);
+ncclResult_t await_error(ncclComm_t comm);  // an asynchronous one; ncclSuccess: none came
+
+template <class T>
+class Array {  // in device memory
+public:
+    explicit Array(size_t n) : n_(n) {
+        void* p = nullptr;
+        REQUIRE(cudaMalloc(&p, n * sizeof(T)) == cudaSuccess);
+        p_ = static_cast<T*>(p);
+    }
+    explicit Array(const std::vector<T>& values) : Array(values.size()) {
+        REQUIRE(cudaMemcpy(p_, values.data(), n_ * sizeof(T), cudaMemcpyHostToDevice) == cudaSuccess);
+        REQUIRE(cudaDeviceSynchronize() == cudaSuccess);  // a copy from pageable memory may end after the call
+    }
+    ~Array() { cudaFree(p_); }
+    Array(const Array&) = delete;
+    Array& operator=(const Array&) = delete;
+
+    T* get() const { return p_; }
+    T* at(size_t i) const { return p_ + i; }
+    std::vector<T> values() const {
+        std::vector<T> result(n_);
+        REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+        REQUIRE(cudaMemcpy(result.data(), p_, n_ * sizeof(T), cudaMemcpyDeviceToHost) == cudaSuccess);
+        return result;
+    }
+
+private:
+    size_t n_;
+    T* p_ = nullptr;
+};
+
+cudaStream_t new_stream();  // of the current device
+
+}  // namespace virtual_gpu::test
