@@ -10,6 +10,7 @@ SANITIZE  ?=           # host build: address (with undefined) or thread
 USE_MPI   ?= $(if $(MPICXX),1,0)        # several processes: 1 where there is an mpicxx
 USE_NCCL  ?= $(if $(NCCL_INCLUDE),1,0)  # several GPUs at full speed, CUDA build: 1 where there is an nccl.h
 MARCH     ?= native    # host build: -march
+PTX       ?= 0         # CUDA build: 1 keeps PTX as text in the objects, which the virtual GPU runs (dev/virtual_gpu/)
 
 CUDA_HOME ?= $(firstword $(wildcard $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)) /usr/local/cuda))
 NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc))
@@ -36,6 +37,7 @@ SANITIZE  := $(strip $(SANITIZE))
 MARCH     := $(strip $(MARCH))
 USE_MPI   := $(strip $(USE_MPI))
 USE_NCCL  := $(strip $(USE_NCCL))
+PTX       := $(strip $(PTX))
 
 ifneq ($(filter-out AUTO FP32 BF16,$(PRECISION)),)
 $(error PRECISION=$(PRECISION): expected AUTO, FP32 or BF16)
@@ -50,8 +52,8 @@ endif
 # With `all` goes PTX, from which the driver of a later GPU makes code. It is that of the newest; PTX of an architecture
 # with a letter (sm_90a, sm_120f) serves its own generation alone.
 ARCHS := $(if $(filter all,$(ARCH_NAMES)),$(GPU_ARCHS) compute_120,$(ARCH_NAMES))
-ifneq ($(filter-out 0 1,$(USE_MPI) $(USE_NCCL)),)
-$(error USE_MPI=$(USE_MPI) USE_NCCL=$(USE_NCCL): expected 0 or 1)
+ifneq ($(filter-out 0 1,$(USE_MPI) $(USE_NCCL) $(PTX)),)
+$(error USE_MPI=$(USE_MPI) USE_NCCL=$(USE_NCCL) PTX=$(PTX): expected 0 or 1)
 endif
 ifeq ($(USE_NCCL)$(NCCL_INCLUDE)$(if $(NVCC),,-),1)
 $(error USE_NCCL=1 needs nccl.h in CUDA_HOME, /usr, /usr/local or NCCL_HOME: install libnccl-dev, or run scripts/setup.sh)
@@ -64,7 +66,7 @@ endif
 SUFFIX   := $(if $(filter-out AUTO,$(PRECISION)),-$(PRECISION))$(if $(filter 0,$(USE_MPI)),-nompi)
 PLAIN_DIR := build/cpu-$(MARCH)$(SUFFIX)
 CPU_DIR  := build/cpu-$(MARCH)$(if $(SANITIZE),-$(SANITIZE))$(SUFFIX)
-CUDA_DIR := build/cuda-$(subst $(space),-,$(ARCH_NAMES))$(SUFFIX)$(if $(filter 0,$(USE_NCCL)),-nonccl)
+CUDA_DIR := build/cuda-$(subst $(space),-,$(ARCH_NAMES))$(SUFFIX)$(if $(filter 0,$(USE_NCCL)),-nonccl)$(if $(filter 1,$(PTX)),-ptx)
 # What is the same in all of them.
 SHARED_DIR := build/shared
 
@@ -114,7 +116,11 @@ $(PLAIN_DIR)/llmc/kernels/attention_backward.cu.o: LEVEL := -O2
 $(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$(addprefix $d/,dev/probe/%.cpp.o test/%.o)): LEVEL := -O1
 $(foreach d,$(PLAIN_DIR) $(CUDA_DIR) $(SHARED_DIR),$(addprefix $d/test/,run/%.o checkpoint/%.o dev/%.o main.cpp.o)): LEVEL := -O0
 $(PLAIN_DIR)/test/device/formats.cu.o: LEVEL := -O3
+ifeq ($(PTX),1)
+GENCODE := $(foreach arch,$(ARCHS),-gencode arch=$(arch:sm_%=compute_%)$(comma)code=[$(arch)$(comma)$(arch:sm_%=compute_%)]) --compress-mode=none
+else
 GENCODE := $(foreach arch,$(ARCHS),-gencode arch=$(arch:sm_%=compute_%)$(comma)code=$(arch))
+endif
 NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 $(GENCODE) -Xptxas -v \
              --expt-relaxed-constexpr -Xcompiler -fopenmp,-Wall
 
@@ -127,7 +133,7 @@ LIBS_CUDA := -L$(CUDA_HOME)/lib64 -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64 -l
 LLMC      := $(wildcard llmc/*/*.cpp llmc/*/*.cu) build/git_version.cpp
 HOST_ONLY := $(wildcard llmc/device/host/*.cpp)
 # A test with device code is a .cu file and runs on both devices; test/device/host/ is about the host device itself.
-TESTS     := test/main.cpp $(wildcard test/*/*.cpp test/*/*.cu)
+TESTS     := test/main.cpp $(filter-out test/virtual_gpu/%,$(wildcard test/*/*.cpp test/*/*.cu))
 TESTS_HOST_ONLY := $(wildcard test/device/host/*.cpp test/device/host/*.cu)
 # Flags, files and reports know no device: test_gpu leaves their tests to test_cpu. WITHOUT_DEVICE= has them in both.
 WITHOUT_DEVICE := $(filter-out $(addprefix test/run/,fingerprint.cpp profile.cpp versions.cpp), \
@@ -143,13 +149,15 @@ SHARED := $(wildcard llmc/data/*.cpp test/data/*.cpp) $(addprefix llmc/,$(SHARED
           $(addprefix run/,llmc_flags.cpp options.cpp resolve.cpp signals.cpp text.cpp))
 
 # A sanitizer's build takes from the ordinary one what it need not look at: test code that does no more than call llmc/,
-# flags and reports, the probe, and for ThreadSanitizer files that one thread reads. UNCHECKED= looks at everything.
+# flags and reports, the probe, and for ThreadSanitizer files that one thread reads, and kernels: the virtual GPU looks for
+# their races. UNCHECKED= looks at everything.
 WITH_THREADS := test/device/% test/comm/% test/model/traffic.cpp test/run/signals.cpp llmc/run/signals.cpp %.cu \
                 $(addprefix llmc/checkpoint/,saver.cpp state_file.cpp files.cpp) test/checkpoint/saver.cpp
 RUN_ALONE := $(wildcard $(addsuffix /*.cpp,llmc/run llmc/commands dev/probe) $(if $(filter thread,$(SANITIZE)), \
              llmc/checkpoint/*.cpp llmc/model/config.cpp llmc/model/sampler.cpp llmc/data/tokenizer.cpp llmc/comm/launch.cpp))
 UNCHECKED := $(if $(SANITIZE),$(filter-out $(WITH_THREADS),$(TESTS) $(RUN_ALONE)) \
-             $(addprefix test/comm/ranks/,main.cpp training.cpp residency.cpp))
+             $(addprefix test/comm/ranks/,main.cpp training.cpp residency.cpp) \
+             $(if $(filter thread,$(SANITIZE)),$(wildcard llmc/kernels/*.cu test/kernels/*.cu)))
 objects_in = $(patsubst %,$1/%.o,$(filter-out $(SHARED),$2)) $(patsubst %,$(SHARED_DIR)/%.o,$(filter $(SHARED),$2))
 ifeq ($(SANITIZE),)
 cpu_objects = $(call objects_in,$(CPU_DIR),$1)
@@ -170,8 +178,18 @@ RANK_TESTS := $(wildcard test/comm/ranks/*.cpp)
 CPU_RANK_TEST_OBJECTS  := $(call cpu_objects,$(RANK_TESTS))
 CUDA_RANK_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(RANK_TESTS)))
 
+# The virtual GPU (dev/virtual_gpu/README.md): programs of CUDA objects that keep their PTX, linked with it.
+VIRTUAL_DIR := build/virtual
+VIRTUAL_OUT := $(VIRTUAL_DIR)$(if $(filter-out sm_90a,$(ARCH_NAMES)),-$(subst $(space),-,$(ARCH_NAMES)))  # one for each architecture
+VIRTUAL_OUT := $(strip $(VIRTUAL_OUT))
+VIRTUAL_GPU := $(wildcard dev/virtual_gpu/*.cpp dev/virtual_gpu/arithmetic/*.cpp dev/virtual_gpu/ptx/*.cpp dev/virtual_gpu/cuda/*.cpp \
+               dev/virtual_gpu/cublaslt/*.cpp)
+VIRTUAL_NCCL := $(wildcard dev/virtual_gpu/nccl/*.cpp)
+VIRTUAL_TESTS := $(wildcard test/virtual_gpu/*.cpp)
+virtual_objects = $(patsubst %,$(VIRTUAL_DIR)/%.o,$1)
+
 # ---- targets -------------------------------------------------------------------------------------------------------
-.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu kernels probe probe-cpu gradients gradients-cpu kernel-times test-ranks test-ranks-binary test-ranks-gpu test soak fuzz mutation bench-cpu gpu-build clean FORCE
+.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu kernels probe probe-cpu gradients gradients-cpu kernel-times test-ranks test-ranks-binary test-ranks-gpu test soak fuzz mutation bench-cpu gpu-build virtual test-virtual predict clean FORCE
 .DELETE_ON_ERROR:
 
 all: train_gpt_cpu $(if $(NVCC),train_gpt)
@@ -190,6 +208,9 @@ help:
 	@echo "make test-ranks      several processes: collectives, launches, lost ranks (needs mpirun)"
 	@echo "make probe           asks a GPU for every matrix product (dev/gpu/README.md); make probe-cpu: on the host device"
 	@echo "make gradients       writes a micro-batch's gradients for comparing devices; make gradients-cpu; make kernel-times"
+	@echo "make virtual         the CUDA programs on the virtual GPU, in build/virtual/ (dev/virtual_gpu/README.md)"
+	@echo "make test-virtual    the virtual GPU's own tests"
+	@echo "make predict         predicted times of kernels and steps (dev/virtual_gpu/PREDICTIONS.md)"
 	@echo "make fuzz            broken files of every kind, by libFuzzer (needs clang); FUZZ_SECONDS=$(FUZZ_SECONDS) each"
 	@echo "make mutation        drops every barrier and wait in the kernels in turn and reports which losses go unseen"
 	@echo "make bench-cpu       what the host device costs, kernel by kernel"
@@ -210,6 +231,17 @@ gradients-cpu: $(CPU_DIR)/gradients_cpu
 kernel-times: $(CUDA_DIR)/libkernel_times.so
 test-ranks-binary: $(CPU_DIR)/test_ranks
 test-ranks-gpu: $(CUDA_DIR)/test_ranks
+test-virtual: $(VIRTUAL_DIR)/test_virtual_gpu
+# The CUDA programs on the virtual GPU. Their objects are made by a make of its own, which keeps the PTX.
+VIRTUAL_PROGRAMS := train_gpt test_gpu test_ranks probe gradients
+ifeq ($(PTX),1)
+virtual: $(addprefix $(VIRTUAL_OUT)/,$(VIRTUAL_PROGRAMS) libnccl.so.2)
+else
+virtual:
+	$(MAKE) virtual PTX=1
+endif
+predict: virtual
+	python3 dev/virtual_gpu/predict.py --kernels
 test-ranks: $(CPU_DIR)/test_ranks
 	TEST_RANKS=$(CPU_DIR)/test_ranks python3 test/end_to_end/test_ranks.py
 test:
@@ -257,6 +289,32 @@ $(CPU_DIR)/probe_cpu: $(CPU_OBJECTS) $(CPU_PROBE_OBJECTS) $(CPU_DIR)/$(PROBE_MAI
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
 $(CUDA_DIR)/probe: $(CUDA_OBJECTS) $(CUDA_PROBE_OBJECTS) $(CUDA_DIR)/$(PROBE_MAIN).o
 	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
+
+# What computes wants the vectors of this machine; contractions would not be the instructions that are played.
+CXXFLAGS_VIRTUAL := -std=c++20 -I. $(WARNINGS) -O3 -march=$(MARCH) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=off \
+                    -fPIC -MMD -MP -I$(CUDA_HOME)/include $(addprefix -I,$(NCCL_INCLUDE))
+$(VIRTUAL_DIR)/test/%.o: CXXFLAGS_VIRTUAL := $(subst -O3,-O1,$(CXXFLAGS_VIRTUAL))
+$(VIRTUAL_DIR)/%.cpp.o: %.cpp Makefile
+	@mkdir -p $(@D)
+	$(CCACHE) $(CXX) $(CXXFLAGS_VIRTUAL) -c $< -o $@
+$(VIRTUAL_OUT)/libnccl.so.2: $(call virtual_objects,$(VIRTUAL_NCCL))
+	@mkdir -p $(@D)
+	$(CXX) -shared $^ -o $@ -lrt -lpthread
+$(VIRTUAL_DIR)/test_virtual_gpu: $(call virtual_objects,$(VIRTUAL_TESTS) $(VIRTUAL_GPU) $(VIRTUAL_NCCL))
+	$(CXX) -rdynamic $^ -o $@ $(LIBS_CPU) -lrt -ldl
+# -rdynamic, $$ORIGIN: libnccl.so.2 is loaded from beside the program, and calls it.
+link_virtual = $(CXX) -rdynamic -Wl,-rpath,'$$ORIGIN' $(filter %.o,$^) -o $@ $(LIBS_CPU) -ldl
+VIRTUAL_OBJECTS := $(call virtual_objects,$(VIRTUAL_GPU)) $(CUDA_OBJECTS)
+$(VIRTUAL_OUT)/train_gpt: $(VIRTUAL_OBJECTS) $(CUDA_DIR)/train_gpt.cu.o $(VIRTUAL_OUT)/libnccl.so.2
+	$(link_virtual)
+$(VIRTUAL_OUT)/test_gpu: $(VIRTUAL_OBJECTS) $(CUDA_TEST_OBJECTS) $(if $(WITHOUT_DEVICE),,$(CUDA_PROBE_OBJECTS)) $(VIRTUAL_OUT)/libnccl.so.2
+	$(link_virtual)
+$(VIRTUAL_OUT)/test_ranks: $(VIRTUAL_OBJECTS) $(CUDA_RANK_TEST_OBJECTS) $(VIRTUAL_OUT)/libnccl.so.2
+	$(link_virtual)
+$(VIRTUAL_OUT)/probe: $(VIRTUAL_OBJECTS) $(CUDA_PROBE_OBJECTS) $(CUDA_DIR)/$(PROBE_MAIN).o
+	$(link_virtual)
+$(VIRTUAL_OUT)/gradients: $(VIRTUAL_OBJECTS) $(CUDA_DIR)/dev/gradients.cpp.o
+	$(link_virtual)
 
 $(CPU_DIR)/gradients_cpu: $(CPU_OBJECTS) $(CPU_DIR)/dev/gradients.cpp.o
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
@@ -310,3 +368,4 @@ clean:
 -include $(CPU_OBJECTS:.o=.d) $(CPU_TEST_OBJECTS:.o=.d) $(CPU_RANK_TEST_OBJECTS:.o=.d) $(CPU_DIR)/train_gpt.cu.d $(CPU_DIR)/dev/bench_cpu.cu.d $(CPU_DIR)/dev/bench_step.cpp.d
 -include $(CUDA_OBJECTS:.o=.d) $(CUDA_TEST_OBJECTS:.o=.d) $(CUDA_RANK_TEST_OBJECTS:.o=.d) $(CUDA_DIR)/train_gpt.cu.d
 -include $(CPU_PROBE_OBJECTS:.o=.d) $(CUDA_PROBE_OBJECTS:.o=.d) $(CPU_DIR)/$(PROBE_MAIN).d $(CUDA_DIR)/$(PROBE_MAIN).d $(CPU_DIR)/dev/gradients.cpp.d $(CUDA_DIR)/dev/gradients.cpp.d
+-include $(patsubst %.o,%.d,$(call virtual_objects,$(VIRTUAL_GPU) $(VIRTUAL_NCCL) $(VIRTUAL_TESTS)))

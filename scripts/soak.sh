@@ -97,7 +97,8 @@ else
     skip "libFuzzer: checkpoints, shards, tokenizers" "no clang++"
 fi
 
-stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread test-cpu $NATIVE-thread/train_gpt_cpu
+stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread UNCHECKED= test-cpu \
+    $NATIVE-thread/train_gpt_cpu
 stage "ThreadSanitizer: all tests" doctest "${tsan[@]}" $NATIVE-thread/test_cpu --no-colors
 stage "ThreadSanitizer: training" check "${tsan[@]}" \
     python3 test/end_to_end/trainer.py --short-run $NATIVE-thread/train_gpt_cpu
@@ -110,8 +111,17 @@ for precision in BF16 FP32; do
 done
 if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
     for arch in sm_80 sm_89 sm_90a sm_100 sm_120; do
-        stage "CUDA: build for $arch" check make -s -j"$JOBS" WITHOUT_DEVICE= test-gpu GPU_ARCH=$arch
-        stage "CUDA: registers and spills on $arch" check python3 scripts/check_kernels.py build/cuda-$arch
+        stage "CUDA: build for $arch" check make -s -j"$JOBS" WITHOUT_DEVICE= test-gpu virtual test-virtual GPU_ARCH=$arch PTX=1
+        stage "CUDA: registers and spills on $arch" check python3 scripts/check_kernels.py build/cuda-$arch-ptx
+        programs=build/virtual-$arch
+        if [[ $arch == sm_90a ]]; then programs=build/virtual; fi
+        for streams in now lazy random; do
+            stage "virtual GPU: $arch, streams $streams" doctest env VIRTUAL_GPU_CARD=$arch VIRTUAL_GPU_STREAMS=$streams \
+                VIRTUAL_GPU_ORDER=random $programs/test_gpu --no-colors
+        done
+        stage "virtual GPU: $arch, races" doctest env VIRTUAL_GPU_CARD=$arch VIRTUAL_GPU_RACES=1 $programs/test_gpu --no-colors
+        stage "virtual GPU: $arch, approximations at their worst" doctest \
+            env VIRTUAL_GPU_CARD=$arch VIRTUAL_GPU_APPROXIMATE=1 $programs/test_gpu --no-colors
     done
     stage "CUDA: build for sm_80, BF16 only" check make -s -j"$JOBS" \
         build/cuda-sm_80-BF16/train_gpt GPU_ARCH=sm_80 PRECISION=BF16

@@ -3,7 +3,7 @@
 #
 #   ./scripts/test.sh           what a change wants to know first: the host build, its tests in four orders of threads and
 #                               streams, several ranks, the program end to end
-#   ./scripts/test.sh --all     and the sanitizers, and the CUDA builds where there is nvcc
+#   ./scripts/test.sh --all     and the sanitizers, and, where there is nvcc, the CUDA builds on the virtual GPU
 #   CI=true ./scripts/test.sh   the same, and nvcc is required
 #
 # scripts/soak.sh has the long ones. README says how long these take. JOBS: how many at a time.
@@ -55,8 +55,8 @@ stage "demo, picture" check test -s "$demo/run/compare.png"
 rm -rf "$demo"
 
 if [[ -z $ALL ]]; then
-    echo "Not run: AddressSanitizer, ThreadSanitizer, CUDA builds (./scripts/test.sh --all); and, hours long (make soak),"
-    echo "every order, recipe, matrix of builds and ranks, core type of OpenBLAS, mutation, fuzzing."
+    echo "Not run: AddressSanitizer, ThreadSanitizer, the CUDA builds on the virtual GPU (./scripts/test.sh --all);"
+    echo "and, hours long (make soak), every order, recipe, matrix of builds and ranks, core type, mutation, fuzzing."
     finish
     exit
 fi
@@ -71,7 +71,7 @@ if setarch "$(uname -m)" -R true 2>/dev/null; then tsan+=(setarch "$(uname -m)" 
 # Over TCP: MPI's own library is not instrumented.
 rank_tests=(python3 test/end_to_end/test_ranks.py Collectives.test_tcp
     Collectives.test_tcp_with_lazy_streams_and_guarded_memory Faults.test_tcp_rank_killed)
-attention='*test/kernels/a*'
+# Races in kernels are looked for in the PTX itself, by the virtual GPU (below).
 kernels='*test/kernels/*'
 
 stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address test-cpu $NATIVE-address/train_gpt_cpu \
@@ -93,9 +93,7 @@ stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread test-cpu 
 # Of a kernel's types one: the others are the same source, with the same barriers.
 tsan_tests=("${tsan[@]}" $NATIVE-thread/test_cpu --no-colors "--test-case-exclude=*<float>,*<llmc::e4m3>"
     "--test-suite-exclude=once,not under AddressSanitizer,not under ThreadSanitizer")
-queue stage "ThreadSanitizer: attention" doctest "${tsan_tests[@]}" "--source-file=$attention"
-queue stage "ThreadSanitizer: other kernels" doctest "${tsan_tests[@]}" "--source-file=$kernels" "--source-file-exclude=$attention"
-queue stage "ThreadSanitizer: other tests" doctest "${tsan_tests[@]}" "--source-file-exclude=$kernels"
+queue stage "ThreadSanitizer: tests" doctest "${tsan_tests[@]}" "--source-file-exclude=$kernels"
 queue stage "ThreadSanitizer: several ranks" unittest "${tsan[@]}" env TEST_RANKS=$NATIVE-thread/test_ranks "${rank_tests[@]}"
 queue stage "ThreadSanitizer: training" check "${tsan[@]}" \
     python3 test/end_to_end/trainer.py --short-run $NATIVE-thread/train_gpt_cpu
@@ -105,12 +103,27 @@ drain
 
 if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
     stage "CUDA: kernels for sm_80, BF16 only" check make -s -j"$JOBS" kernels GPU_ARCH=sm_80 PRECISION=BF16
-    stage "CUDA: build for sm_90a" check make -s -j"$JOBS" train_gpt test-gpu test-ranks-gpu probe gradients GPU_ARCH=sm_90a
-    stage "CUDA: registers and spills" check python3 scripts/check_kernels.py build/cuda-sm_90a build/cuda-sm_80-BF16
+    cuda=(PTX=1 GPU_ARCH=sm_90a)
+    stage "CUDA: build for sm_90a" check make -s -j"$JOBS" train_gpt test-gpu test-ranks-gpu probe gradients "${cuda[@]}"
+    stage "CUDA: registers and spills" check python3 scripts/check_kernels.py build/cuda-sm_90a-ptx build/cuda-sm_80-BF16
+    virtual=build/virtual
+    stage "virtual GPU: build" check make -s -j"$JOBS" virtual test-virtual "${cuda[@]}"
+    # Without the test that has a GPU convert all floats there are.
+    virtual_tests=(OMP_NUM_THREADS=1 $virtual/test_gpu --no-colors --test-suite-exclude=once
+        "--test-case-exclude=*conversions of floats*")
+    queue stage "virtual GPU: CUDA tests, lazy streams" doctest env VIRTUAL_GPU_STREAMS=lazy "${virtual_tests[@]}" \
+        "--source-file-exclude=$kernels"
+    queue stage "virtual GPU: kernels, races" doctest env VIRTUAL_GPU_RACES=1 VIRTUAL_GPU_ORDER=random VIRTUAL_GPU_MULTIPROCESSORS=2 \
+        "${virtual_tests[@]}" "--source-file=$kernels"
+    queue stage "virtual GPU: end to end" unittest .venv/bin/python test/end_to_end/test_virtual_gpu.py
+    queue stage "virtual GPU: counts of kernels" check python3 dev/virtual_gpu/kernel_counts.py --check
+    queue stage "virtual GPU: contracts" doctest $virtual/test_virtual_gpu --no-colors
+    drain
 else
     require "CUDA: kernels for sm_80, BF16 only" "no nvcc"
     require "CUDA: build for sm_90a" "no nvcc"
     require "CUDA: registers and spills" "no nvcc"
+    require "virtual GPU" "no nvcc"
 fi
 gpu_build=$(make -s gpu-build)
 if [[ -n $gpu_build ]]; then
