@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Which lines of the kernels' PTX a run on the virtual GPU has executed.
+
+    VIRTUAL_GPU_COUNTS=counts.json build/virtual/test_gpu       # several runs may append to one file
+    dev/virtual_gpu/coverage.py counts.json [--all]             # a line a kernel with lines that never ran, worst first
+    dev/virtual_gpu/coverage.py counts.json --kernel NAME       # those lines themselves
+"""
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import mutation  # noqa: E402  (it reads PTX from programs)
+
+
+def read(path):
+    """{mangled name: (readable name, lines of PTX, those that no run has executed)}"""
+    kernels = {}
+    for line in open(path, encoding="utf-8"):
+        k = json.loads(line)
+        missing = set(k["ptx_lines_not_run"])
+        if k["name"] in kernels:
+            missing &= kernels[k["name"]][2]
+        kernels[k["name"]] = (k["kernel"], k["ptx_lines"], missing)
+    return kernels
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("counts")
+    parser.add_argument("--program", default=str(mutation.ROOT / "build/virtual/test_gpu"))
+    parser.add_argument("--all", action="store_true", help="kernels whose lines all ran, too")
+    parser.add_argument("--kernel", help="part of a name: prints its lines that never ran")
+    options = parser.parse_args()
+    kernels = read(options.counts)
+    ptx = mutation.ptx_of(options.program)
+    never = sorted(set(ptx) - set(kernels))
+    if options.kernel:
+        for name, (readable, _, missing) in kernels.items():
+            if options.kernel in readable:
+                print(readable)
+                print("\n".join(f"{n:7} {text}" for n, text in ptx[name] if n in missing))
+        return
+    for readable, lines, missing in sorted(kernels.values(), key=lambda k: -len(k[2])):
+        if missing or options.all:
+            print(f"{len(missing):6} of {lines:6}  {readable[:140]}")
+    for name in never:
+        print(f"   never run  {name[:140]}")
+    total, missing = sum(k[1] for k in kernels.values()), sum(len(k[2]) for k in kernels.values())
+    print(f"{len(kernels)} of {len(ptx)} kernels have run, {total - missing} of their {total} lines "
+          f"({100 * (1 - missing / total):.1f} %)")
+
+
+if __name__ == "__main__":
+    main()
