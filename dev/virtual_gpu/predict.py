@@ -1,0 +1,328 @@
+#!/usr/bin/env python3
+"""Predicts how long a training step takes on a GPU, kernel by kernel, from what the kernels do on the virtual GPU.
+
+Runs build/virtual/train_gpt at a model's real width with one and two layers, one and two sequences and one and two steps,
+whose differences are a layer, a sequence and a step without the start; scales them to the whole model and batch; and asks
+time_model.py how long each kernel's work takes. Nothing is measured: PREDICTIONS.md says how far off it may be.
+
+    make predict                                       counts where that is missing, then prints the tables
+    dev/virtual_gpu/predict.py --models d12 --gpus H100 --precisions bf16 fp8 --batch 32
+    dev/virtual_gpu/predict.py --kernels               also a table of kernels for each
+
+What was counted is kept in build/predict/ and counted again when a source of llmc/ or the virtual GPU has changed: minutes
+of one core for a model.
+"""
+import argparse
+import collections
+import concurrent.futures
+import functools
+import hashlib
+import json
+import os
+import random
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import time_model
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROGRAM = ROOT / "build/virtual/train_gpt"
+CACHE = ROOT / "build/predict"
+MODELS = {"d12": ("124M", 12, 768), "d24": ("355M", 24, 1024), "d36": ("774M", 36, 1280), "d48": ("1558M", 48, 1600)}
+LENGTH, VOCABULARY, PADDED = 1024, 50257, 50304
+SMALL = 896  # ids while counting: what depends on them is scaled. No other size of the models is 896
+# Counts that add up over launches.
+SUMS = ("launches", "blocks", "warp_instructions", "thread_instructions", "global_sectors", "global_requests",
+        "footprint_read_sectors", "footprint_written_sectors", "shared_passes", "shared_conflicts")
+
+
+# ---- counting ---------------------------------------------------------------------------------------------------------
+
+def corpus(ids):
+    path = CACHE / f"tokens-{ids}.bin"
+    if not path.exists():
+        count, draw = 20000, random.Random(1)
+        tokens = struct.pack(f"<{count}H", *(draw.randrange(ids) for _ in range(count)))
+        path.write_bytes(struct.pack("<3i", 20240520, 1, count).ljust(1024, b"\0") + tokens)
+    return path
+
+
+@functools.cache
+def fingerprint():
+    """Of the sources that decide what is counted."""
+    digest = hashlib.sha256()
+    for folder in ("llmc", "dev/virtual_gpu"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".cu", ".cuh", ".cpp", ".h"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def count(model, precision, layers, batch, steps, ids=SMALL):
+    """The lines that VIRTUAL_GPU_COUNTS writes for one run."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    path = CACHE / f"{fingerprint()}-{model}-{precision}-L{layers}-B{batch}-S{steps}-V{ids}.json"
+    if not path.exists():
+        partial = path.with_suffix(".partial")
+        partial.unlink(missing_ok=True)
+        command = [PROGRAM, "--train", corpus(ids), "-e", model, "--layers", layers, "-b", batch, "-t", LENGTH, "--vocab",
+                   ids, "--precision", precision, "--max-steps", steps, "--checkpoint-minutes", 0]
+        environment = dict(os.environ, VIRTUAL_GPU_COUNTS=str(partial))
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        result = subprocess.run([str(c) for c in command], env=environment, capture_output=True, text=True)
+        if result.returncode != 0:
+            sys.exit(f"{' '.join(str(c) for c in command)}\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
+        partial.rename(path)
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def count_all(models, precisions, jobs):
+    """Several runs at a time, for what then asks for them one by one."""
+    runs = [(model, precision, layers, batch, steps) for model in models for precision in precisions
+            for layers in (1, 2) for batch in (1, 2) for steps in (1, 2)]
+    CACHE.mkdir(parents=True, exist_ok=True)
+    for ids in (SMALL, VOCABULARY):
+        corpus(ids)
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda run: count(*run), runs))
+
+
+# ---- from counts to a step --------------------------------------------------------------------------------------------
+
+def kernel_key(line):
+    """A kernel and how it is launched, without what depends on the batch."""
+    name = re.sub(r"^void |\([\w:]+\)(?=\d)|llmc::|attention::|\(anonymous namespace\)::", "", line["kernel"])  # (llmc::attention::Causal)1
+    return name.split(">(")[0] + ">" if ">(" in name else name.split("(")[0]
+
+
+class Sums(collections.Counter):
+    """What a kernel's launches did together, and how each is launched."""
+    registers = threads = shared = 0
+
+
+def tally(lines):
+    """{kernel: sums}, {product: launches} and the bytes that fills write."""
+    kernels, products, filled = {}, collections.Counter(), 0
+    for line in lines:
+        if "kernel" in line:
+            work = kernels.setdefault(kernel_key(line), Sums())
+            for name in SUMS:
+                work[name] += line[name]
+            for name, n in line["instructions"].items():
+                work["instruction " + name] += n
+            for name, n in line["tensor_operations"].items():
+                work["tensor " + name] += n
+            shape = max(line["shapes"], key=lambda s: s["blocks"])
+            work.registers, work.threads = line["registers"], shape["threads"] // max(shape["blocks"], 1)
+            work.shared = line["static_shared_bytes"] + shape["dynamic_shared_bytes"]
+        elif "product" in line:
+            key = {k: v for k, v in line.items() if k != "launches"}
+            products[json.dumps(key, sort_keys=True)] += line["launches"]
+        elif "fill" in line:
+            filled += line["bytes"] * line["launches"]
+    return kernels, products, filled
+
+
+def combine(terms):
+    """The sum of (factor, Counter), names kept."""
+    total = collections.Counter()
+    for factor, work in terms:
+        for name, n in work.items():
+            total[name] += factor * n
+    return total
+
+
+class Counted:
+    """A model's step as a + b layers + c batch + d layers batch, each a kernel's sums."""
+
+    def __init__(self, model, precision):
+        self.model, self.precision = model, precision
+        self.layers, self.channels = MODELS[model][1:]
+        self.shapes, self.step, self.products, filled = {}, {}, {}, {}
+        for layers in (1, 2):
+            for batch in (1, 2):
+                once = tally(count(model, precision, layers, batch, 1))
+                twice = tally(count(model, precision, layers, batch, 2))
+                self.shapes.update(twice[0])
+                self.step[layers, batch] = {name: combine([(1, work), (-1, once[0].get(name, {}))])
+                                            for name, work in twice[0].items()}
+                self.products[layers, batch] = twice[1] - once[1]
+                filled[layers] = twice[2] - once[2]
+        self.filled = filled
+
+    def parameters_outside(self, ids):
+        return (ids + LENGTH + 2) * self.channels
+
+    def kernel(self, name, batch):
+        """A kernel's sums in a step of the whole model, or None if it only runs at the start."""
+        nothing = collections.Counter()
+        one, layer, more, layer_more = (self.step[l, b].get(name, nothing) for l, b in [(1, 1), (2, 1), (1, 2), (2, 2)])
+        a_layer = combine([(1, layer), (-1, one)])
+        a_sequence = combine([(1, more), (-1, one)])
+        both = combine([(1, layer_more), (-1, layer), (-1, more), (1, one)])
+        rest = combine([(1, one), (-1, a_layer), (-1, a_sequence), (1, both)])
+        outside = 1
+        if re.match(r"adamw|global_norm", name):
+            outside = self.parameters_outside(PADDED) / self.parameters_outside(SMALL)
+        total = combine([(outside, rest), (self.layers, combine([(1, a_layer), (-1, both)])),
+                         (batch, combine([(1, a_sequence), (-1, both)])), (self.layers * batch, both)])
+        if total["launches"] < 0.5:
+            return None
+        total["launches"] = round(one["launches"] + (self.layers - 1) * (layer["launches"] - one["launches"]))
+        return total
+
+    def matrix_products(self, batch):
+        """[(launches, m, n, k, types, reads C, of the head)] of a step."""
+        found = []
+        for text, launches in self.products[2, 2].items():
+            p = json.loads(text)
+            in_one = self.products[1, 2][text]
+            launches = in_one + (self.layers - 1) * (launches - in_one)
+            head = SMALL in (p["m"], p["n"], p["k"])
+            size = {2 * LENGTH: batch * LENGTH, SMALL: PADDED}
+            found.append((launches, *(size.get(p[d], p[d]) for d in "mnk"), p["types"], p["reads_c"], head))
+        return found
+
+    def fill_bytes(self):
+        a_layer = self.filled[2] - self.filled[1]
+        rest = self.filled[1] - a_layer
+        return rest * self.parameters_outside(PADDED) / self.parameters_outside(SMALL) + self.layers * a_layer
+
+
+def as_work(sums):
+    """What time_model.kernel_time() takes."""
+    work = {name: max(sums[name], 0) for name in SUMS}
+    for prefix, field in (("instruction ", "instructions"), ("tensor ", "tensor_operations")):
+        work[field] = {n[len(prefix):]: max(v, 0) for n, v in sums.items() if n.startswith(prefix)}
+    work["mma"] = work["instructions"].get("tensor", 0)
+    return work
+
+
+def a_launch(work):
+    """The same for the average launch, times their number: resources() is of one."""
+    launches = max(work["launches"], 1)
+    scaled = {n: v / launches for n, v in work.items() if not isinstance(v, dict)}
+    for field in ("instructions", "tensor_operations"):
+        scaled[field] = {n: v / launches for n, v in work[field].items()}
+    return dict(scaled, launches=1), launches
+
+
+def classifier():
+    """The loss of one sequence over the whole vocabulary, which does not depend on the model."""
+    kernels = tally(count("d12", "bf16", 1, 1, 1, VOCABULARY))[0]
+    return {name: work for name, work in kernels.items() if name.startswith("softmax_cross_entropy")}
+
+
+def predict_kernels(card, counted, batch):
+    """[(kernel, launches, seconds, what binds it, blocks a multiprocessor)]"""
+    rows = []
+    todo = {name: counted.kernel(name, batch) for name in counted.shapes
+            if not name.startswith("softmax_cross_entropy")}
+    shapes = dict(counted.shapes)
+    for name, work in classifier().items():
+        todo[name], shapes[name] = combine([(batch, work)]), work
+        todo[name]["launches"] = work["launches"]
+    for name, sums in todo.items():
+        if sums is None:
+            continue
+        work, launches = a_launch(as_work(sums))
+        seconds, bound = time_model.kernel_time(card, work)
+        shape = shapes[name]
+        fit = time_model.occupancy(card, shape.registers, shape.threads, shape.shared)
+        rows.append((name, launches, seconds * launches, bound, fit))
+    return sorted(rows, key=lambda row: -row[2])
+
+
+def family(name):
+    return "attention" if name.startswith("attention") else \
+        "optimizer" if re.match(r"adamw|global_norm|prepare_step|update_", name) else "element-wise"
+
+
+def predict_step(card, counted, batch):
+    """{part: seconds} of a step of one micro-step, and the kernels' rows."""
+    rows = predict_kernels(card, counted, batch)
+    parts = collections.Counter()
+    for launches, m, n, k, types, reads_c, _ in counted.matrix_products(batch):
+        parts["products"] += launches * time_model.product_time(card, m, n, k, types, reads_c)[0]
+    for name, _, seconds, _, _ in rows:
+        parts[family(name)] += seconds
+    parts["element-wise"] += counted.fill_bytes() / (card.dram * time_model.DRAM_SHARE)
+    return parts, rows
+
+
+# ---- tables -----------------------------------------------------------------------------------------------------------
+
+PARTS = ("products", "attention", "element-wise", "optimizer")
+
+
+def plan(card, model, precision, batch):
+    """(whether it fits, {part: ms}) as train_gpt --dry-run predicts."""
+    command = [PROGRAM, "--train", corpus(SMALL), "-e", model, "-b", batch, "-t", LENGTH, "--vocab", VOCABULARY,
+               "--max-steps", 1, "--precision", precision, "--dry-run", "--gpu", card.option]
+    result = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    text = result.stdout + result.stderr
+    column = 1 if precision == "fp8" else 0
+    found = {}
+    for part in PARTS + ("total",):
+        times = re.search(rf"^  {part} .*?ms.*$", text, re.M)
+        if times:
+            found[part] = float(re.findall(r"([\d.]+) ms", times.group())[column])
+    return "DOES NOT FIT" not in text and bool(found), found
+
+
+def largest_batch(card, model, precision):
+    return next((b for b in (32, 16, 8, 4, 2, 1) if plan(card, model, precision, b)[0]), 0)
+
+
+def print_step(card, model, precision, batch, counted):
+    parts, rows = predict_step(card, counted, batch)
+    total = sum(parts.values())
+    planned = plan(card, model, precision, batch)[1]
+    cells = [f"{1e3 * parts[p]:.1f} ({planned[p]:.1f})" for p in PARTS]
+    print(f"| {card.name} | {MODELS[model][0]} | {precision} | {batch} | " + " | ".join(cells) +
+          f" | {1e3 * total:.1f} ({planned['total']:.1f}) | {batch * LENGTH / total:,.0f} |")
+    return rows
+
+
+def print_kernels(card, model, precision, batch, rows):
+    print(f"\n{card.name}, {MODELS[model][0]}, {precision}, {batch} sequences: kernels of a step, predicted\n")
+    print("| kernel | launches | us each | us a step | bound by | blocks a multiprocessor |\n|---|---|---|---|---|---|")
+    for name, launches, seconds, bound, fit in rows:
+        if seconds > 5e-6:
+            print(f"| {name} | {launches:.0f} | {1e6 * seconds / launches:.1f} | {1e6 * seconds:.0f} | {bound} | {fit} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--gpus", nargs="+", default=["H100", "RTX4090"], choices=time_model.CARDS)
+    parser.add_argument("--precisions", nargs="+", default=["bf16", "fp8"], choices=["bf16", "fp8"])
+    parser.add_argument("--batch", type=int, help="sequences; default: the largest of 32, 16, ... that fits")
+    parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time while counting")
+    options = parser.parse_args()
+    count_all(options.models, options.precisions, options.jobs)
+    print("Milliseconds of a step, predicted; in brackets what train_gpt --dry-run predicts\n")
+    print("| GPU | model | precision | sequences | " + " | ".join(PARTS) + " | step | tokens/s |")
+    print("|" + "---|" * (len(PARTS) + 6))
+    tables = []
+    for gpu in options.gpus:
+        for model in options.models:
+            for precision in options.precisions:
+                card = time_model.CARDS[gpu]
+                batch = options.batch or largest_batch(card, model, precision)
+                if batch == 0:
+                    print(f"| {card.name} | {MODELS[model][0]} | {precision} | does not fit |")
+                    continue
+                rows = print_step(card, model, precision, batch, Counted(model, precision))
+                tables.append((card, model, precision, batch, rows))
+    if options.kernels:
+        for table in tables:
+            print_kernels(*table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The arithmetic of predicted times and of the table of counts (dev/virtual_gpu/): no program runs."""
+
+import os
+import sys
+import unittest
+from unittest import mock
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "dev", "virtual_gpu"))
+
+import kernel_counts
+import predict
+import time_model
+
+H100 = time_model.CARDS["H100"]
+
+
+def work(**given):
+    empty = {name: 0 for name in predict.SUMS}
+    return {**empty, "launches": 1, "blocks": 132, "mma": 0, "instructions": {}, "tensor_operations": {}, **given}
+
+
+class Resources(unittest.TestCase):
+    def seconds(self, **given):
+        time, bound = time_model.kernel_time(H100, work(**given))
+        return time - time_model.LAUNCH, bound
+
+    def test_dram(self):
+        # A GB read and a GB written, at 90 % of 3.35 TB/s.
+        seconds, bound = self.seconds(blocks=132 * 100, footprint_read_sectors=1e9 / 32, footprint_written_sectors=1e9 / 32)
+        self.assertEqual(bound, "DRAM")
+        self.assertAlmostEqual(seconds, 2e9 / (0.9 * 3.35e12), delta=1e-9)
+
+    def test_pipes(self):
+        # A warp instruction takes a quarter clock to issue, and 2 on a pipe of 16 lanes; 132 multiprocessors.
+        n = 132 * 1.98e9 * 1e-3  # warp instructions for a millisecond at one a clock
+        self.assertAlmostEqual(self.seconds(instructions={"control": n})[0], 0.25e-3)
+        self.assertAlmostEqual(self.seconds(instructions={"special": n})[0], 2e-3)
+        self.assertEqual(self.seconds(instructions={"special": n, "float32": n})[1], "special")
+        self.assertAlmostEqual(self.seconds(instructions={"parameter": n, "control": n})[0], 0.25e-3)
+
+    def test_part_of_the_card(self):
+        # One block too many makes a second round; half as many blocks leave half of the card idle.
+        n = 132 * 1.98e9
+        one, two, half = (self.seconds(blocks=b, instructions={"control": n})[0] for b in (132, 133, 66))
+        self.assertAlmostEqual(two / one, 2 * 132 / 133)
+        self.assertAlmostEqual(half / one, 2)
+
+    def test_tensor_cores(self):
+        operations = 0.67 * 4096 * 132 * 1.98e9
+        self.assertAlmostEqual(self.seconds(mma=1, tensor_operations={"bf16": operations})[0], 1)
+        self.assertAlmostEqual(self.seconds(mma=1, tensor_operations={"e4m3": operations})[0], 0.5)
+
+    def test_start(self):
+        self.assertEqual(self.seconds(), (0, "start"))
+
+    def test_products(self):
+        seconds, bound = time_model.product_time(H100, 8192, 8192, 8192, ["bf16", "bf16", "bf16"], False)
+        self.assertEqual(bound, "tensor")
+        self.assertAlmostEqual(seconds - time_model.LAUNCH, 2 * 8192**3 / 750e12)
+        self.assertEqual(time_model.product_time(H100, 8192, 1, 8192, ["bf16", "bf16", "bf16"], False)[1], "DRAM")
+
+    def test_occupancy(self):
+        for registers, threads, shared, blocks in [(32, 256, 0, 8), (64, 256, 0, 4), (255, 128, 0, 2), (32, 32, 0, 32),
+                                                   (32, 128, 100_000, 2), (24, 32, 0, 32)]:
+            self.assertEqual(time_model.occupancy(H100, registers, threads, shared), blocks)
+
+
+class Scaling(unittest.TestCase):
+    """Counts that are a + b layers + c sequences + d both, and those of the start, come back as those of the whole model."""
+
+    @staticmethod
+    def lines(model, precision, layers, batch, steps, ids=predict.SMALL):
+        def line(name, each):
+            sums = {field: each * steps + 1000 * layers for field in predict.SUMS}
+            return {"kernel": name, **sums, "launches": steps * layers + 1, "instructions": {"float32": each * steps},
+                    "tensor_operations": {}, "registers": 32, "static_shared_bytes": 0,
+                    "shapes": [{"blocks": 2, "threads": 256, "dynamic_shared_bytes": 0}]}
+        product = {"product": "matmul", "m": 768, "n": batch * predict.LENGTH, "k": 3072, "types": ["bf16"] * 3,
+                   "reads_c": False, "launches": steps * layers}
+        head = dict(product, m=predict.SMALL, k=768, launches=steps)
+        return [line("void llmc::work_kernel<float>(float*)", 7 + 3 * layers + 5 * batch + 11 * layers * batch),
+                line("llmc::adamw_kernel(float*)", predict.SMALL + predict.LENGTH + 2 + 12 * layers), product, head]
+
+    def setUp(self):
+        with mock.patch.object(predict, "count", self.lines):
+            self.counted = predict.Counted("d12", "bf16")
+
+    def test_kernels(self):
+        sums = self.counted.kernel("work_kernel<float>", 32)
+        self.assertEqual(sums["global_sectors"], 7 + 3 * 12 + 5 * 32 + 11 * 12 * 32)
+        self.assertEqual(sums["instruction float32"], 7 + 3 * 12 + 5 * 32 + 11 * 12 * 32)
+        self.assertEqual(sums["launches"], 12)
+
+    def test_optimizer_has_the_whole_vocabulary(self):
+        sums = self.counted.kernel("adamw_kernel", 32)
+        self.assertAlmostEqual(sums["global_sectors"], predict.PADDED + predict.LENGTH + 2 + 12 * 12)
+
+    def test_products(self):
+        self.assertEqual(sorted(self.counted.matrix_products(32)),
+                         [(1, predict.PADDED, 32 * 1024, 768, ["bf16"] * 3, False, True),
+                          (12, 768, 32 * 1024, 3072, ["bf16"] * 3, False, False)])
+
+
+class Table(unittest.TestCase):
+    def test_more_fails_and_less_is_named(self):
+        before = {("bf16", "k"): (1, 100, 50, 0, 0), ("bf16", "gone"): (1, 1, 1, 1, 1)}
+        same = {("bf16", "k"): (1, 100, 50, 0, 0), ("bf16", "gone"): (1, 1, 1, 1, 1)}
+        self.assertEqual(kernel_counts.compare(same, before), ([], []))
+        errors, less = kernel_counts.compare({("bf16", "k"): (1, 101, 49, 3, 0), ("bf16", "new"): (1, 1, 1, 1, 1)}, before)
+        self.assertEqual(len(errors), 3)
+        self.assertIn("thread_instructions 100 -> 101 (+1.00 %)", errors[0])
+        self.assertIn("shared_passes 0 -> 3 (from none)", errors[1])
+        self.assertIn("has no line", errors[2])
+        self.assertEqual(len(less), 2)
+
+    def test_the_file_is_read_as_written(self):
+        counts, compiled_by = kernel_counts.read_table(kernel_counts.TABLE)
+        self.assertTrue(compiled_by.startswith("nvcc "))
+        self.assertEqual({run for run, _ in counts}, set(kernel_counts.RUNS))
+        self.assertTrue(all(len(c) == len(kernel_counts.COUNTED) for c in counts.values()))
+
+
+if __name__ == "__main__":
+    unittest.main()
