@@ -6,7 +6,7 @@ whose differences are a layer, a sequence and a step without the start; scales t
 time_model.py how long each kernel's work takes. Nothing is measured: PREDICTIONS.md says how far off it may be.
 
     make predict                                       counts where that is missing, then prints the tables
-    dev/virtual_gpu/predict.py --models d12 --gpus H100 --precisions bf16 fp8 --batch 32
+    dev/virtual_gpu/predict.py --models d12 --gpus H100 A100-80 --precisions bf16 fp8 --batch 32
     dev/virtual_gpu/predict.py --kernels               also a table of kernels for each
 
 What was counted is kept in build/predict/ and counted again when a source of llmc/ or the virtual GPU has changed: minutes
@@ -313,6 +313,8 @@ def main():
         for model in options.models:
             for precision in options.precisions:
                 card = time_model.CARDS[gpu]
+                if precision not in card.products:
+                    continue
                 batch = options.batch or largest_batch(card, model, precision)
                 if batch == 0:
                     print(f"| {card.name} | {MODELS[model][0]} | {precision} | does not fit |")
