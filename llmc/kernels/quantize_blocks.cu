@@ -55,13 +55,17 @@ LLMC_DEVICE int exponent_of(uint32_t word, int segment) {
     return static_cast<int>(word >> (8 * segment) & 0xffu) - 127;
 }
 
-// Writes the scales of one row of the tile, which is row r of a (rows, K) matrix from column k on.
+// Writes the scales of one row of the tile, which is row r of a (rows, K) matrix from column k on. cuBLASLt reads whole
+// tiles of mx scales and wants 0 where there is no matrix (its guide, "1D Block Scaling Factors Layout").
 template <Fp8Scaling S>
 LLMC_DEVICE void store_scales(void* scales, uint32_t exponents, int rows, int K, int r, int k) {
-    if constexpr (S == Fp8Scaling::mx)
-        *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(scales) + mx_scale_index(K, r, k)) = exponents;
-    else
+    if constexpr (S == Fp8Scaling::mx) {
+        const int segments = r >= rows ? 0 : K - k >= kTile ? kSegments : div_up(K - k, kSegment);
+        const uint32_t inside = segments == kSegments ? ~0u : (1u << (8 * segments)) - 1;
+        *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(scales) + mx_scale_index(K, r, k)) = exponents & inside;
+    } else {
         static_cast<float*>(scales)[vector_scale_index(rows, r, k)] = power_of_two(exponent_of(exponents, 0));
+    }
 }
 
 // Rows: threads 2 r and 2 r + 1 take the even and the odd 16 columns, so that together they write 32 bytes at a time.
@@ -87,7 +91,6 @@ LLMC_DEVICE void quantize_rows(e4m3* row_codes, void* row_scales, QuantizeTally&
     for (int s = 0; s < kSegments; s++) largest[s] = max_float(largest[s], __shfl_xor_sync(~0u, largest[s], 1));
     const uint32_t exponents = segment_exponents<S>(largest);
     if (row >= N) {
-        // cuBLASLt reads whole tiles of mx scales; those of rows that are not there mean 1.
         if (S == Fp8Scaling::mx && half == 0 && row_scales != nullptr)
             store_scales<S>(row_scales, exponents, N, C, row, corner.column);
         return;
