@@ -125,6 +125,7 @@ if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]
     done
     stage "CUDA: build for sm_80, BF16 only" check make -s -j"$JOBS" \
         build/cuda-sm_80-BF16/train_gpt GPU_ARCH=sm_80 PRECISION=BF16
+    stage "CUDA: registers and spills on sm_80, BF16 only" check python3 scripts/check_kernels.py build/cuda-sm_80-BF16
 else
     require "CUDA: builds" "no nvcc"
 fi

@@ -103,10 +103,9 @@ drain
 # ---- CUDA build ----------------------------------------------------------------------------------------------------
 
 if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
-    stage "CUDA: kernels for sm_80, BF16 only" check make -s -j"$JOBS" kernels GPU_ARCH=sm_80 PRECISION=BF16
     cuda=(PTX=1 GPU_ARCH=sm_90a)
     stage "CUDA: build for sm_90a" check make -s -j"$JOBS" train_gpt test-gpu test-ranks-gpu probe gradients "${cuda[@]}"
-    stage "CUDA: registers and spills" check python3 scripts/check_kernels.py build/cuda-sm_90a-ptx build/cuda-sm_80-BF16
+    stage "CUDA: registers and spills" check python3 scripts/check_kernels.py build/cuda-sm_90a-ptx
     virtual=build/virtual
     stage "virtual GPU: build" check make -s -j"$JOBS" virtual test-virtual "${cuda[@]}"
     # Without the test that has a GPU convert all floats there are.
@@ -121,7 +120,6 @@ if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]
     queue stage "virtual GPU: contracts" doctest $virtual/test_virtual_gpu --no-colors
     drain
 else
-    require "CUDA: kernels for sm_80, BF16 only" "no nvcc"
     require "CUDA: build for sm_90a" "no nvcc"
     require "CUDA: registers and spills" "no nvcc"
     require "virtual GPU" "no nvcc"
