@@ -69,8 +69,8 @@ void Races::note_word(Warp& w, const Op& op, int lane, Word& word, uint8_t bytes
                     block_,
                     op.line,
                     clocks.lanes[place][place],
+                    clocks.warps[warp],
                     static_cast<uint16_t>(warp),
-                    static_cast<uint16_t>(clocks.warps[warp]),
                     static_cast<uint8_t>(lane),
                     bytes,
                     access == Access::atomic};

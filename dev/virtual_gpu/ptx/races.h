@@ -54,8 +54,8 @@ public:
 private:
     // Who accessed a word, and when by its own clocks.
     struct Entry {
-        uint32_t launch = 0, block = 0, line = 0, lane_clock = 0;
-        uint16_t warp = 0, warp_clock = 0;
+        uint32_t launch = 0, block = 0, line = 0, lane_clock = 0, warp_clock = 0;
+        uint16_t warp = 0;
         uint8_t lane = 0, bytes = 0;  // a mask
         bool atomic = false;
     };
