@@ -6,19 +6,14 @@
     dev/virtual_gpu/coverage.py counts.json --kernel NAME       # those lines themselves
 """
 import argparse
-import json
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import mutation  # noqa: E402  (it reads PTX from programs)
+from counted import ROOT, ptx_of, read_kernels
 
 
 def read(path):
     """{mangled name: (readable name, lines of PTX, those that no run has executed)}"""
     kernels = {}
-    for line in open(path, encoding="utf-8"):
-        k = json.loads(line)
+    for k in read_kernels(path):
         missing = set(k["ptx_lines_not_run"])
         if k["name"] in kernels:
             missing &= kernels[k["name"]][2]
@@ -29,12 +24,12 @@ def read(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("counts")
-    parser.add_argument("--program", default=str(mutation.ROOT / "build/virtual/test_gpu"))
+    parser.add_argument("--program", default=ROOT / "build/virtual/test_gpu")
     parser.add_argument("--all", action="store_true", help="kernels whose lines all ran, too")
     parser.add_argument("--kernel", help="part of a name: prints its lines that never ran")
     options = parser.parse_args()
     kernels = read(options.counts)
-    ptx = mutation.ptx_of(options.program)
+    ptx = ptx_of(options.program)
     never = sorted(set(ptx) - set(kernels))
     if options.kernel:
         for name, (readable, _, missing) in kernels.items():

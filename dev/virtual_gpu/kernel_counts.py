@@ -10,18 +10,16 @@ is nothing to compare.
     dev/virtual_gpu/kernel_counts.py --write     after a change that is meant
 """
 import argparse
-import json
 import os
-import random
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from counted import ROOT, read_kernels, run_counted, write_tokens
+
 TABLE = Path(__file__).with_name("kernel_counts.txt")
 PROGRAM = ROOT / "build/virtual/train_gpt"
 COUNTED = ("launches", "thread_instructions", "global_sectors", "shared_passes", "mma")
@@ -51,24 +49,12 @@ def compiler():
     return re.search(r"V([\d.]+)", text).group(1)
 
 
-def write_tokens(path):
-    draw = random.Random(1)
-    tokens = struct.pack("<2000H", *(draw.randrange(300) for _ in range(2000)))
-    path.write_bytes(struct.pack("<3i", 20240520, 1, 2000).ljust(1024, b"\0") + tokens)
-
-
 def count_run(program, flags, directory):
     """{kernel: (counts)} of a training run, and the card that was played."""
     counts = directory / "counts.json"
     counts.unlink(missing_ok=True)
-    command = [str(part) for part in (program, "--train", directory / "tokens.bin", *SHAPE, *flags)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VIRTUAL_GPU_")}
-    environment.update(VIRTUAL_GPU_COUNTS=str(counts), OMP_NUM_THREADS="1")
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if result.returncode != 0:
-        sys.exit(f"{' '.join(command)}\n{result.stdout[-1000:]}{result.stderr[-2000:]}")
-    lines = [json.loads(line) for line in counts.read_text().splitlines()]
-    kernels = [line for line in lines if "kernel" in line]
+    run_counted([program, "--train", directory / "tokens.bin", *SHAPE, *flags], counts, OMP_NUM_THREADS="1")
+    kernels = read_kernels(counts)
     return {name_of(line["name"]): tuple(line[field] for field in COUNTED) for line in kernels}, kernels[0]["card"]
 
 
@@ -76,7 +62,7 @@ def count_all(program):
     """{(run, kernel): counts}, and the compiler with the architecture."""
     found, card = {}, ""
     with tempfile.TemporaryDirectory() as name:
-        write_tokens(Path(name) / "tokens.bin")
+        write_tokens(Path(name) / "tokens.bin", 2000, 300)
         for run, flags in RUNS.items():
             kernels, card = count_run(program, flags, Path(name))
             found.update({(run, kernel): counts for kernel, counts in kernels.items()})

@@ -4,7 +4,8 @@
 Each mutant is one instruction of the PTX that does nothing (VIRTUAL_GPU_LOSE): a bar.sync, bar.warp.sync, bar.arrive or
 cp.async wait or commit; with --bounds also the guarded branches, most of which keep threads from what is not theirs. The
 quickest test file that runs the kernel then runs, with races looked for; the loss is seen if a test fails. Instantiations
-of a kernel are tried until one sees it, since not all of them are given what a barrier is for. No compiler is needed: `make virtual` first.
+of a kernel are tried until one sees it, since not all of them are given what a barrier is for. No compiler is needed:
+`make virtual` first.
 
     dev/virtual_gpu/mutation.py                      all kernels of the tests in test/kernels/ and test/optim/
     dev/virtual_gpu/mutation.py --only layernorm     those whose name contains "layernorm"
@@ -24,10 +25,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from counted import ROOT, ptx_of, read_kernels, run_counted
+
 ACCEPTED = Path(__file__).with_name("mutation_accepted.txt")
 LOST = r"bar\.sync|bar\.warp\.sync|bar\.arrive|barrier\.sync|cp\.async\.(?:wait_group|wait_all|commit_group)"
 FOLDERS = ("kernels", "optim")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VIRTUAL_GPU_MULTIPROCESSORS": "2"}
 MOST_INSTANTIATIONS = 6
 LIMIT = 600  # seconds of one run; a lost barrier may hang it
 
@@ -38,43 +41,23 @@ def test_files():
             yield f"test/{folder}/{path.name}"
 
 
+def command(binary, test_file):
+    return [binary, "--no-colors", f"--source-file=*{test_file}", "--abort-after=1"]
+
+
 def run(binary, test_file, **variables):
-    environment = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive",
-                       VIRTUAL_GPU_MULTIPROCESSORS="2", **variables)
-    command = [binary, "--no-colors", f"--source-file=*{test_file}", "--abort-after=1"]
     try:
-        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, errors="replace",
-                              timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", "it ran out of time")
+        return subprocess.run(command(binary, test_file), env=dict(os.environ, **ENVIRONMENT, **variables), cwd=ROOT,
+                              capture_output=True, text=True, errors="replace", timeout=LIMIT)
+    except subprocess.TimeoutExpired as late:
+        return subprocess.CompletedProcess(late.cmd, 124, "", "it ran out of time")
 
 
 def kernels_of(binary, test_file):
-    """{mangled name: counts} of the kernels that a test file launches, and how long that took."""
+    """{mangled name: counts} of the kernels that a test file launches; without any loss it must pass."""
     with tempfile.NamedTemporaryFile() as counts:
-        result = run(binary, test_file, VIRTUAL_GPU_COUNTS=counts.name)
-        if result.returncode != 0:
-            sys.exit(f"{test_file} fails without any loss:\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
-        found = [json.loads(line) for line in open(counts.name)]
-    return {k["name"]: k for k in found if "kernel" in k}
-
-
-def ptx_of(binary):
-    """{mangled name: [(line in the module, text)]} of every kernel in the program."""
-    data = Path(binary).read_bytes()
-    kernels = {}
-    for match in re.finditer(rb"\.version \d", data):
-        begin = data.rindex(b"\0", 0, match.start()) + 1  # blank lines stand before it
-        lines = data[begin:data.index(b"\0", begin)].decode().split("\n")
-        name = None
-        for number, line in enumerate(lines, 1):
-            entry = re.match(r"\s*(?:\.visible |\.weak )?\.entry (\w+)", line)
-            if entry:
-                name = entry.group(1)
-                kernels[name] = []
-            elif name:
-                kernels[name].append((number, line.strip()))
-    return kernels
+        run_counted(command(binary, test_file), counts.name, **ENVIRONMENT)
+        return {k["name"]: k for k in read_kernels(counts.name)}
 
 
 def family(kernel):

@@ -19,16 +19,13 @@ import functools
 import hashlib
 import json
 import os
-import random
 import re
-import struct
 import subprocess
 import sys
-from pathlib import Path
 
 import time_model
+from counted import ROOT, read_lines, run_counted, write_tokens
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = ROOT / "build/virtual/train_gpt"
 CACHE = ROOT / "build/predict"
 MODELS = {"d12": ("124M", 12, 768), "d24": ("355M", 24, 1024), "d36": ("774M", 36, 1280), "d48": ("1558M", 48, 1600)}
@@ -44,9 +41,7 @@ SUMS = ("launches", "blocks", "warp_instructions", "thread_instructions", "globa
 def corpus(ids):
     path = CACHE / f"tokens-{ids}.bin"
     if not path.exists():
-        count, draw = 20000, random.Random(1)
-        tokens = struct.pack(f"<{count}H", *(draw.randrange(ids) for _ in range(count)))
-        path.write_bytes(struct.pack("<3i", 20240520, 1, count).ljust(1024, b"\0") + tokens)
+        write_tokens(path, 20000, ids)
     return path
 
 
@@ -70,13 +65,9 @@ def count(model, precision, layers, batch, steps, ids=SMALL):
         partial.unlink(missing_ok=True)
         command = [PROGRAM, "--train", corpus(ids), "-e", model, "--layers", layers, "-b", batch, "-t", LENGTH, "--vocab",
                    ids, "--precision", precision, "--max-steps", steps, "--checkpoint-minutes", 0]
-        environment = dict(os.environ, VIRTUAL_GPU_COUNTS=str(partial))
-        environment.setdefault("OMP_NUM_THREADS", "1")
-        result = subprocess.run([str(c) for c in command], env=environment, capture_output=True, text=True)
-        if result.returncode != 0:
-            sys.exit(f"{' '.join(str(c) for c in command)}\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
+        run_counted(command, partial, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
         partial.rename(path)
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return read_lines(path)
 
 
 def count_all(models, precisions, jobs):
