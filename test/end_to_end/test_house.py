@@ -9,8 +9,7 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
 # A folder of llmc/ includes only itself and folders listed before it.
 FOLDERS = ["device", "kernels", "comm", "data", "shard", "fp8", "linear", "model", "optim", "checkpoint", "train",
-           "run",
-           "commands"]
+           "check", "run", "commands"]
 
 TOP_LEVEL = {"Makefile", "README.md", "LICENSE", "train_gpt.cu", "llmc", "data", "dev", "scripts", "test", ".ci",
              ".clang-format", ".gitignore"}
