@@ -143,9 +143,9 @@ SHARED_CHECKPOINT := $(addprefix checkpoint/,$(addsuffix .cpp,files finite hf_ex
                      weight_files weight_source))
 SHARED := $(wildcard llmc/data/*.cpp test/data/*.cpp) $(addprefix llmc/,$(SHARED_CHECKPOINT)) $(addprefix test/,$(filter-out \
           checkpoint/weight_source.cpp,$(SHARED_CHECKPOINT))) dev/probe/result_file.cpp \
-          $(addprefix llmc/,model/config.cpp shard/table.cpp $(addprefix comm/,launch.cpp operation_log.cpp tcp_socket.cpp) \
+          $(addprefix llmc/,kernels/variants.cpp model/config.cpp shard/table.cpp $(addprefix comm/,launch.cpp operation_log.cpp tcp_socket.cpp) \
           $(addprefix run/,inputs.cpp llmc_flags.cpp signals.cpp text.cpp) commands/export.cpp) \
-          $(addprefix test/,model/config.cpp shard/table.cpp $(addprefix comm/,launch.cpp operation_log.cpp) \
+          $(addprefix test/,kernels/variants.cpp model/config.cpp shard/table.cpp $(addprefix comm/,launch.cpp operation_log.cpp) \
           $(addprefix run/,llmc_flags.cpp options.cpp resolve.cpp signals.cpp text.cpp))
 
 # A sanitizer's build takes from the ordinary one what it need not look at: test code that does no more than call llmc/,

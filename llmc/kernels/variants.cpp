@@ -1,0 +1,106 @@
+// The registry of variants: see variants.h.
+#include "llmc/kernels/variants.h"
+
+#include <sstream>
+
+#include "llmc/device/error.h"
+
+namespace llmc {
+namespace {
+
+using V = KernelVariant;
+
+// In the order of the enumeration.
+constexpr KernelVariantEntry kEntries[] = {
+    {V::layernorm_fp8, "layernorm_fp8", kOldestCard, kAnyLaterCard, true, true,
+     "sum, mean and rstd to the bit; codes of the norm that is not rounded to BF16", "layernorm_forward and quantize"},
+    {V::gelu_fp8, "gelu_fp8", kOldestCard, kAnyLaterCard, true, true, "codes of the GELU that is not rounded to BF16",
+     "gelu_forward and quantize"},
+    {V::attention_fp8, "attention_fp8", kOldestCard, kAnyLaterCard, true, true, "everything to the bit",
+     "attention_forward and quantize"},
+    {V::layernorm_backward_fp8, "layernorm_backward_fp8", kOldestCard, kAnyLaterCard, true, true,
+     "codes of the gradient that it writes; sums over rows in another order", "layernorm_backward and quantize"},
+    {V::gelu_backward_fp8, "gelu_backward_fp8", kOldestCard, kAnyLaterCard, true, true,
+     "codes of the gradient that is not rounded to BF16; its bias's in another order", "gelu_backward and quantize"},
+    {V::attention_backward_fp8, "attention_backward_fp8", kOldestCard, kAnyLaterCard, true, true,
+     "codes and delta to the bit; sums over tokens in another order", "attention_backward and quantize"},
+};
+
+std::string all_names() {
+    std::string names = "portable, auto";
+    for (const KernelVariantEntry& entry : kEntries) names += std::string(", ") + entry.name;
+    return names;
+}
+
+std::vector<std::string> split(const std::string& text) {
+    std::vector<std::string> names;
+    std::istringstream in(text + ",");
+    for (std::string name; std::getline(in, name, ',');) names.push_back(name);
+    return names;
+}
+
+}  // namespace
+
+std::string KernelVariantEntry::cards() const {
+    std::string text = strprintf("compute capability %d.%d", first_card / 10, first_card % 10);
+    if (last_card == kAnyLaterCard)
+        text += " and later";
+    else if (last_card != first_card)
+        text += strprintf(" to %d.%d", last_card / 10, last_card % 10);
+    return text + (on_host ? ", and the host device" : "");
+}
+
+std::span<const KernelVariantEntry> kernel_variants() { return kEntries; }
+
+const KernelVariantEntry& kernel_variant(KernelVariant variant) { return kEntries[static_cast<size_t>(variant)]; }
+
+const KernelVariantEntry& kernel_variant(const std::string& name) {
+    for (const KernelVariantEntry& entry : kEntries)
+        if (name == entry.name) return entry;
+    throw Error(ExitCode::bad_flags, "--kernels '" + name + "' is none of " + all_names());
+}
+
+KernelSet KernelSet::common() {
+    KernelSet set;
+    for (const KernelVariantEntry& entry : kEntries)
+        if (entry.on_host && entry.first_card == kOldestCard && entry.last_card == kAnyLaterCard)
+            set.add(entry.variant);
+    return set;
+}
+
+std::vector<std::string> KernelSet::names() const {
+    std::vector<std::string> names;
+    for (const KernelVariantEntry& entry : kEntries)
+        if (has(entry.variant)) names.push_back(entry.name);
+    return names;
+}
+
+void check_kernel_names(const std::string& text) {
+    if (text == "portable" || text == "auto") return;
+    for (const std::string& name : split(text)) kernel_variant(name);
+}
+
+KernelSet kernel_set_from_text(const std::string& text, std::optional<int> card, bool fp8) {
+    KernelSet set;
+    if (text == "portable") return set;
+    std::vector<V> wanted;
+    if (text == "auto") {
+        for (const KernelVariantEntry& entry : kEntries)
+            if (!card || entry.runs_on(*card)) wanted.push_back(entry.variant);
+    } else {
+        for (const std::string& name : split(text)) wanted.push_back(kernel_variant(name).variant);
+    }
+    for (const V variant : wanted) {
+        const KernelVariantEntry& entry = kernel_variant(variant);
+        if (card && !entry.runs_on(*card)) {
+            const std::string here =
+                *card == kHostDevice ? "the host device" : strprintf("a card of %d.%d", *card / 10, *card % 10);
+            throw Error(ExitCode::bad_flags, strprintf("--kernels %s: it is for %s, and this is %s; use --kernels auto",
+                                                       entry.name, entry.cards().c_str(), here.c_str()));
+        }
+        if (fp8 || !entry.fp8) set.add(variant);
+    }
+    return set;
+}
+
+}  // namespace llmc

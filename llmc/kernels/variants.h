@@ -1,0 +1,67 @@
+// The registry of variants: kernels that do what plainer ones do too, faster or only on some cards. Each is entered
+// here with its counterpart, the plain kernels that give what it gives. A run uses those of its KernelSet, and the
+// counterparts of the others, so that a card that a variant is wrong on can do without it.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace llmc {
+
+enum class KernelVariant {  // rows of the table in variants.cpp
+    layernorm_fp8,
+    gelu_fp8,
+    attention_fp8,
+    layernorm_backward_fp8,
+    gelu_backward_fp8,
+    attention_backward_fp8,
+};
+
+// Cards are known by their compute capability, 90 for 9.0.
+constexpr int kHostDevice = 0;
+constexpr int kOldestCard = 80;
+constexpr int kAnyLaterCard = 1 << 30;
+
+struct KernelVariantEntry {
+    KernelVariant variant;
+    const char* name;           // for --kernels
+    int first_card, last_card;  // that it runs on
+    bool on_host;               // and on the host device
+    bool fp8;                   // makes FP8: no other run has use for it
+    const char* right_when;     // what the card check holds it to, beside the counterpart
+    const char* counterpart;    // the kernels that take its place, in their order
+
+    bool runs_on(int card) const { return card == kHostDevice ? on_host : card >= first_card && card <= last_card; }
+    std::string cards() const;  // "compute capability 9.0"
+};
+
+std::span<const KernelVariantEntry> kernel_variants();
+const KernelVariantEntry& kernel_variant(KernelVariant variant);
+const KernelVariantEntry& kernel_variant(const std::string& name);  // throws Error(bad_flags) with the list of names
+
+// The variants that a run uses.
+class KernelSet {
+public:
+    KernelSet() = default;      // none: portable
+    static KernelSet common();  // those that every card and the host device run
+
+    bool has(KernelVariant variant) const { return (members_ & bit(variant)) != 0; }
+    void add(KernelVariant variant) { members_ |= bit(variant); }
+    void remove(KernelVariant variant) { members_ &= ~bit(variant); }
+    std::vector<std::string> names() const;
+    bool operator==(const KernelSet&) const = default;
+
+private:
+    static constexpr uint64_t bit(KernelVariant variant) { return uint64_t{1} << static_cast<int>(variant); }
+    uint64_t members_ = 0;
+};
+
+// From --kernels: "portable" (none), "auto" (all that the card runs), or names with commas between them. Without a
+// card, for plans, all run. A run without FP8 has none of those that make it. Throws Error(bad_flags) for unknown
+// names, and for those that the card cannot run.
+KernelSet kernel_set_from_text(const std::string& text, std::optional<int> card, bool fp8);
+void check_kernel_names(const std::string& text);
+
+}  // namespace llmc

@@ -1,0 +1,99 @@
+// The registry of variants, and what --kernels makes of it.
+#include "llmc/kernels/variants.h"
+
+#include <doctest/doctest.h>
+
+#include <set>
+
+#include "llmc/device/error.h"
+
+using namespace llmc;
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+std::string refusal(const std::string& text, int card = 90) {
+    try {
+        kernel_set_from_text(text, card, true);
+    } catch (const Error& error) {
+        CHECK(error.code() == ExitCode::bad_flags);
+        return error.what();
+    }
+    return "";
+}
+
+}  // namespace
+
+TEST_CASE("variants: entries stand where their numbers say, under names of their own") {
+    std::set<std::string> names;
+    for (const KernelVariantEntry& entry : kernel_variants()) {
+        CAPTURE(entry.name);
+        CHECK(&kernel_variant(entry.variant) == &entry);
+        CHECK(&kernel_variant(std::string(entry.name)) == &entry);
+        CHECK(entry.first_card <= entry.last_card);
+        CHECK(names.insert(entry.name).second);
+    }
+}
+
+TEST_CASE("variants: a set holds what was put into it") {
+    KernelSet set;
+    CHECK(set.names().empty());
+    set.add(KernelVariant::attention_fp8);
+    set.add(KernelVariant::gelu_fp8);
+    set.add(KernelVariant::gelu_fp8);
+    CHECK(set.names() == Names{"gelu_fp8", "attention_fp8"});
+    CHECK(!set.has(KernelVariant::gelu_backward_fp8));
+    set.remove(KernelVariant::gelu_fp8);
+    set.remove(KernelVariant::gelu_backward_fp8);
+    CHECK(set.names() == Names{"attention_fp8"});
+}
+
+TEST_CASE("variants: portable, auto, and lists") {
+    CHECK(kernel_set_from_text("portable", 90, true) == KernelSet());
+    const KernelSet all = kernel_set_from_text("auto", 90, true);
+    CHECK(all.names().size() == kernel_variants().size());
+    CHECK(KernelSet::common() == all);
+    CHECK(kernel_set_from_text("auto", kHostDevice, true) == all);
+    CHECK(kernel_set_from_text("auto", std::nullopt, true) == all);
+    CHECK(kernel_set_from_text("auto", 75, true) == KernelSet());  // older than all
+    CHECK(kernel_set_from_text("auto", 90, false) == KernelSet());
+    const Names two{"layernorm_fp8", "gelu_backward_fp8"};
+    CHECK(kernel_set_from_text("gelu_backward_fp8,layernorm_fp8", 90, true).names() == two);
+    CHECK(kernel_set_from_text("gelu_backward_fp8,layernorm_fp8", std::nullopt, true).names() == two);
+    CHECK(kernel_set_from_text("gelu_fp8", 90, false) == KernelSet());
+}
+
+TEST_CASE("variants: names that are none are answered with those that are") {
+    const std::string all =
+        "portable, auto, layernorm_fp8, gelu_fp8, attention_fp8, layernorm_backward_fp8, gelu_backward_fp8, "
+        "attention_backward_fp8";
+    CHECK(refusal("gleu_fp8") == "--kernels 'gleu_fp8' is none of " + all);
+    for (const char* text : {"gelu_fp8,", "", ",", "gelu_fp8,auto", "Auto", "gelu_fp8, layernorm_fp8"}) {
+        CAPTURE(text);
+        CHECK(refusal(text).find(" is none of " + all) != std::string::npos);
+        CHECK_THROWS_AS(check_kernel_names(text), Error);
+    }
+    for (const char* text : {"portable", "auto", "gelu_fp8", "gelu_fp8,attention_fp8"})
+        CHECK_NOTHROW(check_kernel_names(text));
+    CHECK(refusal("gelu_fp8", 75) ==
+          "--kernels gelu_fp8: it is for compute capability 8.0 and later, and the host device, and this is a card of "
+          "7.5; use --kernels auto");
+}
+
+TEST_CASE("variants: which cards an entry is for") {
+    KernelVariantEntry entry = kernel_variant(KernelVariant::gelu_fp8);
+    const auto runs_on = [&] {
+        std::vector<int> cards;
+        for (const int card : {kHostDevice, 75, 80, 89, 90, 100, 120, 130})
+            if (entry.runs_on(card)) cards.push_back(card);
+        return cards;
+    };
+    CHECK(runs_on() == std::vector{kHostDevice, 80, 89, 90, 100, 120, 130});
+    entry.first_card = entry.last_card = 90, entry.on_host = false;
+    CHECK(runs_on() == std::vector{90});
+    CHECK(entry.cards() == "compute capability 9.0");
+    entry.last_card = 100;
+    CHECK(runs_on() == std::vector{90, 100});
+    CHECK(entry.cards() == "compute capability 9.0 to 10.0");
+}
