@@ -186,6 +186,7 @@ template <class Real>
 void Linear<Real>::plan_codes() {
     const size_t N = static_cast<size_t>(rows_), C = static_cast<size_t>(inputs_), OC = static_cast<size_t>(outputs_);
     Arena &activations = layers_.activations_, &weights = layers_.weight_codes_;
+    if (input_goes_through_source()) activations.plan_shared("source", &layers_.source_, N * C);
     activations.plan_shared("x", &layers_.x_.row, N * C);
     activations.plan_shared("dout", &layers_.dout_.row, N * OC);
     activations.plan_shared("dout transposed", &layers_.dout_.transposed, N * OC);
@@ -209,7 +210,6 @@ void Linear<Real>::plan_scales() {
     const bool mx = layers_.fp8_->scaling() == Fp8Scaling::mx;
     const ScaleLayout rows = mx ? ScaleLayout::mx : ScaleLayout::vectors, tiles = mx ? rows : ScaleLayout::tiles;
     Arena &activations = layers_.activations_, &weights = layers_.weight_codes_;
-    activations.plan_shared("source", &layers_.source_, N * C);
     activations.plan_shared("x scales", &layers_.x_.row_scales, scale_bytes(rows, N, C));
     activations.plan_shared("dout scales", &layers_.dout_.row_scales, scale_bytes(rows, N, OC));
     activations.plan_shared("dout transposed scales", &layers_.dout_.transposed_scales, scale_bytes(rows, OC, N));

@@ -91,7 +91,7 @@ private:
     Shared dout_;  // in the format of gradients
     // By kind: transposed codes of inputs that are made again, and of weights that are gathered before each use.
     std::map<std::string, Shared> recomputed_, gathered_;
-    bf16* source_ = nullptr;       // with block scales, producers write here, and both layouts are quantized from it
+    bf16* source_ = nullptr;       // what producers that do not cast write, and both layouts are quantized from
     float* bias_parts_ = nullptr;  // of the bias gradient, from the norm that makes the output's gradient
 };
 
@@ -99,7 +99,8 @@ private:
 struct LinearSetup {
     std::string kind;                 // layers of one kind share the memory of what is not kept
     bool recomputed = false;          // backward makes the input again
-    bool gradient_from_norm = false;  // a norm's backward makes the output's gradient
+    bool input_from_values = false;   // the input's producer casts nothing
+    bool gradient_from_norm = false;  // a norm's backward makes the output's gradient, and casts it
     // The FP8 copies come from the working copy, which every rank has, instead of the master weights.
     bool from_working_copy = false;
 };
@@ -126,15 +127,15 @@ public:
     // ---- forward
 
     // The input x (N, C), as its producer makes it: write(out) into `value`, or cast(codes, quantize_pass) as often as
-    // the recipe wants it. `value` may be nullptr unless reads_values().
+    // the recipe wants it, or write(out) in between. `value` may be nullptr unless reads_values().
     template <class Write, class Cast>
     Operand<Real> input(Real* value, const Pass& pass, Write&& write, Cast&& cast) {
         if constexpr (kCanBeFp8<Real>) {
-            if (is_fp8_ && layers_.block_scales()) {
+            if (is_fp8_ && !input_goes_through_source()) return cast_input(pass, cast);
+            if (is_fp8_) {
                 write(layers_.source_);
                 return input(layers_.source_, nullptr, pass);
             }
-            if (is_fp8_) return cast_input(pass, cast);
         }
         write(value);
         return {value, {}};
@@ -197,6 +198,7 @@ private:
 
     void plan_codes();
     void plan_scales();
+    bool input_goes_through_source() const { return setup_.input_from_values || layers_.block_scales(); }
     // Its rows are what other ranks send.
     bool codes_travel() const { return !setup_.from_working_copy && layers_.codes_travel(); }
     const Real* weight() const { return layers_.weights_.weight(weight_); }

@@ -2,6 +2,7 @@
 #pragma once
 #include <string>
 
+#include "llmc/kernels/variants.h"
 #include "llmc/linear/linear.h"
 #include "llmc/model/config.h"
 #include "llmc/shard/arena.h"
@@ -22,6 +23,7 @@ struct ModelContext {
     const ModelConfig& config;
     int B, T;  // at most, of a pass
     Recompute recompute;
+    KernelSet kernels;
     Weights<Real>& weights;
     Gradients& gradients;
     LinearLayers<Real>& linear;

@@ -45,12 +45,24 @@ template <class Real>
 Gpt2Block<Real>::Gpt2Block(ModelContext<Real>& c, int layer)
     : config_(c.config),
       level_(c.recompute),
-      qkv_(c.linear, block_prefix(layer) + "qkv", c.B * c.T, {"qkv", c.recompute >= Recompute::norm}),
+      kernels_(c.kernels),
+      qkv_(c.linear, block_prefix(layer) + "qkv", c.B * c.T,
+           {.kind = "qkv",
+            .recomputed = c.recompute >= Recompute::norm,
+            .input_from_values = !c.kernels.has(KernelVariant::layernorm_fp8)}),
       attn_proj_(c.linear, block_prefix(layer) + "attn_proj", c.B * c.T,
-                 {"attn_proj", c.recompute >= Recompute::block, /*gradient_from_norm=*/true}),
-      fc_(c.linear, block_prefix(layer) + "fc", c.B * c.T, {"fc", c.recompute >= Recompute::norm}),
+                 {.kind = "attn_proj",
+                  .recomputed = c.recompute >= Recompute::block,
+                  .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8)}),
+      fc_(c.linear, block_prefix(layer) + "fc", c.B * c.T,
+          {.kind = "fc",
+           .recomputed = c.recompute >= Recompute::norm,
+           .input_from_values = !c.kernels.has(KernelVariant::layernorm_fp8)}),
       fc_proj_(c.linear, block_prefix(layer) + "fc_proj", c.B * c.T,
-               {"fc_proj", c.recompute >= Recompute::gelu, /*gradient_from_norm=*/true}),
+               {.kind = "fc_proj",
+                .recomputed = c.recompute >= Recompute::gelu,
+                .input_from_values = !c.kernels.has(KernelVariant::gelu_fp8),
+                .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8)}),
       ln1_(c, block_prefix(layer) + "ln1", c.recompute < Recompute::block),
       ln2_(c, block_prefix(layer) + "ln2", c.recompute < Recompute::block) {
     const size_t N = c.N(), C = c.C(), heads = static_cast<size_t>(config_.heads);
@@ -112,8 +124,8 @@ void Gpt2Block<Real>::recompute(const Pass& pass) {
 // Attention casts its results itself where a sequence fills whole pieces of a transposed row; else they go through
 // BF16.
 template <class Real>
-bool Gpt2Block<Real>::attention_casts(const Pass& pass) const {
-    return pass.T % kQuantizedAttentionTokens == 0;
+bool Gpt2Block<Real>::attention_casts(KernelVariant variant, const Pass& pass) const {
+    return kernels_.has(variant) && pass.T % kQuantizedAttentionTokens == 0;
 }
 
 // Attention, for attn_proj. Backward wants the output too, unrounded.
@@ -121,7 +133,7 @@ template <class Real>
 Operand<Real> Gpt2Block<Real>::attend(const Pass& pass) {
     const int NH = config_.heads, HD = config_.head_dim();
     if constexpr (kCanBeFp8<Real>)
-        if (attn_proj_.casts_at_once(pass) && attention_casts(pass)) {
+        if (attn_proj_.casts_at_once(pass) && attention_casts(KernelVariant::attention_fp8, pass)) {
             const bool backward_follows =
                 pass.kind == PassKind::recompute || (pass.kind == PassKind::training && level_ < Recompute::block);
             Real* const out = backward_follows ? attention_ : nullptr;
@@ -167,7 +179,7 @@ template <class Real>
 Gradient<Real> Gpt2Block<Real>::attend_backward(const Pass& pass) {
     const int NH = config_.heads, HD = config_.head_dim();
     if constexpr (kCanBeFp8<Real>)
-        if (qkv_.casts_at_once(pass) && attention_casts(pass))
+        if (qkv_.casts_at_once(pass) && attention_casts(KernelVariant::attention_backward_fp8, pass))
             return qkv_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
                 attention_backward_fp8(codes, qkv_.dbias(), pass.scratch, delta_, dbranch_, qkv_out_, attention_,
                                        attention_low_, lse_, pass.B, pass.T, NH, HD, pass.accumulate, cast,
@@ -183,7 +195,7 @@ template <class Real>
 Gradient<Real> Gpt2Block<Real>::activate_backward(const Pass& pass) {
     const int N = pass.N(), OC = fc_.outputs();
     if constexpr (kCanBeFp8<Real>)
-        if (fc_.casts_gradients())
+        if (kernels_.has(KernelVariant::gelu_backward_fp8) && fc_.casts_gradients())
             return fc_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
                 gelu_backward_fp8(codes, fc_.dbias(), pass.scratch, dhidden_, fc_out_, N, OC, pass.accumulate, cast,
                                   pass.stream);

@@ -41,10 +41,11 @@ private:
     Gradient<Real> attend_backward(const Pass& pass);
     Operand<Real> activate(const Pass& pass);
     Gradient<Real> activate_backward(const Pass& pass);
-    bool attention_casts(const Pass& pass) const;
+    bool attention_casts(KernelVariant variant, const Pass& pass) const;
 
     const ModelConfig& config_;
     const Recompute level_;
+    const KernelSet kernels_;
     Linear<Real> qkv_, attn_proj_, fc_, fc_proj_;
     Norm<Real> ln1_, ln2_;
 

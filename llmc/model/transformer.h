@@ -26,6 +26,7 @@ struct ModelSetup {
     const Fp8Config* fp8 = nullptr;  // of bf16 models; nullptr: none
     Fp8Layers fp8_layers;
     size_t logits_bytes = kLogitsBytes;
+    KernelSet kernels = KernelSet::common();
 };
 
 template <class Real, template <class> class Block = Gpt2Block>

@@ -22,7 +22,7 @@ Transformer<Real, Block>::Transformer(const ModelSetup& setup, Weights<Real>& we
       gradients_(gradients),
       matmul_(matmul),
       linear_(weights, gradients, matmul, setup.fp8, setup.fp8_layers),
-      context_{config_, B_, T_, setup.recompute, weights, gradients, linear_, activations_},
+      context_{config_, B_, T_, setup.recompute, setup.kernels, weights, gradients, linear_, activations_},
       blocks_([&] {
           std::deque<Block<Real>> blocks;
           for (int l = 0; l < setup.config.layers; l++) blocks.emplace_back(context_, l);

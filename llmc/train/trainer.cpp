@@ -25,9 +25,14 @@ Sharding sharding_of(const TrainerConfig& config, const ParameterTable& table) {
 }
 
 ModelSetup model_setup(const TrainerConfig& config) {
-    return {
-        config.model,          config.batch,       config.seq, config.recompute, config.fp8 ? &*config.fp8 : nullptr,
-        fp8_layers_of(config), config.logits_bytes};
+    return {config.model,
+            config.batch,
+            config.seq,
+            config.recompute,
+            config.fp8 ? &*config.fp8 : nullptr,
+            fp8_layers_of(config),
+            config.logits_bytes,
+            config.kernels};
 }
 
 size_t MemoryByKind::operator[](MemoryKind kind) const {

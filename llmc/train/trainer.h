@@ -38,7 +38,8 @@ struct TrainerConfig {
     std::optional<Fp8Config> fp8;    // with bf16 activations alone
     std::string fp8_layers = "all";  // see Fp8Layers
     size_t logits_bytes = kLogitsBytes;
-    Sharding sharding;  // but for its `fp8`, which follows from the above
+    KernelSet kernels = KernelSet::common();  // the counterparts do the work of the others
+    Sharding sharding;                        // but for its `fp8`, which follows from the above
     ScheduleConfig schedule;
     AdamWConfig adamw;
     double clip = 0;  // 0: off
