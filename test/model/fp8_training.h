@@ -17,13 +17,15 @@ inline Fp8Config recipe(Fp8Recipe recipe) {
 using Fp8Model = TestModel<bf16>;
 
 inline TrainerConfig training_config(const Gpt2Fixture& fixture, const Fp8Config& config, const std::string& loss_scale,
-                                     Recompute recompute, const std::string& layers, double lr_factor) {
+                                     Recompute recompute, const std::string& layers, double lr_factor,
+                                     const KernelSet& kernels) {
     TrainerConfig training = trainer_config(fixture_config(fixture), fixture.integer("batch"), fixture.integer("seq"),
                                             recompute, &config, layers);
     training.schedule = {ScheduleKind::constant, lr_factor * fixture.number("lr"), 0, 100, 0};
     training.adamw = {0.9, 0.95, 1e-8, 0.1};
     training.clip = 1.0;
     training.loss_scale = loss_scale_config(loss_scale);
+    training.kernels = kernels;
     return training;
 }
 
@@ -35,8 +37,8 @@ struct Fp8Training {
     const Optimizer<bf16>& optimizer = test.optimizer;
 
     Fp8Training(const Fp8Config& config, const std::string& loss_scale, Recompute recompute = Recompute::gelu,
-                const std::string& layers = "all", double lr_factor = 1)
-        : test(training_config(fixture, config, loss_scale, recompute, layers, lr_factor)) {
+                const std::string& layers = "all", double lr_factor = 1, const KernelSet& kernels = KernelSet::common())
+        : test(training_config(fixture, config, loss_scale, recompute, layers, lr_factor, kernels)) {
         test.load(fixture);
     }
 

@@ -28,8 +28,10 @@ struct RecordedStep {
     double element_wise = 0;  // bytes
     size_t activation_bytes = 0;
 
-    RecordedStep(int layers, const Fp8Config* fp8, Recompute recompute = Recompute::none) {
+    RecordedStep(int layers, const Fp8Config* fp8, Recompute recompute = Recompute::none,
+                 const KernelSet& kernels = KernelSet::common()) {
         TrainerConfig config = trainer_config(config_of(layers), kB, kT, recompute, fp8);
+        config.kernels = kernels;
         config.schedule = {ScheduleKind::constant, 1e-3, 0, 100, 0};
         config.clip = 1.0;
         TestModel<bf16> test(config);
@@ -114,6 +116,53 @@ TEST_CASE("traffic: under delayed scaling every tensor is cast by its producer")
     const double elements = kTokens * kC * layers;
     CHECK(static_cast<double>(forward.bytes_written) == doctest::Approx((4 + 2) * elements).epsilon(0.03));
     CHECK(static_cast<double>(forward.bytes_read) == doctest::Approx(6 * elements).epsilon(0.03));
+}
+
+TEST_CASE("traffic: a variant that is left out gives way to its counterpart and a cast, and all others run on") {
+    using Name = std::pair<const char*, const char*>;  // what a kernel's name contains and how it ends
+    const struct {
+        KernelVariant variant;
+        Name fused, plain;
+        uint64_t runs;  // of one block
+    } rows[] = {
+        {KernelVariant::layernorm_fp8, {"layernorm_forward_fp8_kernel", ""}, {"layernorm_forward_kernel", ""}, 2},
+        {KernelVariant::gelu_fp8, {"gelu_forward_fp8_kernel", ""}, {"gelu_forward_kernel", ""}, 1},
+        {KernelVariant::attention_fp8,
+         {"attention_forward_kernel", "true>"},
+         {"attention_forward_kernel", "false>"},
+         1},
+        {KernelVariant::layernorm_backward_fp8,
+         {"layernorm_backward_fp8_kernel", ""},
+         {"layernorm_backward_kernel", ""},
+         2},
+        {KernelVariant::gelu_backward_fp8, {"gelu_backward_fp8_kernel", ""}, {"gelu_backward_kernel", ""}, 1},
+        {KernelVariant::attention_backward_fp8,
+         {"attention_key_gradient_kernel", "e5m2>"},
+         {"attention_key_gradient_kernel", "bf16>"},
+         1}};
+    const auto count = [](const RecordedStep& step, const Name& name) {
+        uint64_t count = 0;
+        for (const auto& [kernel, row] : step.operations)
+            if (kernel.find(name.first) != std::string::npos && kernel.ends_with(name.second)) count += row.count;
+        return count;
+    };
+    const Fp8Config delayed = recipe(Fp8Recipe::delayed);
+    const RecordedStep all(1, &delayed);
+    REQUIRE(std::size(rows) == kernel_variants().size());
+    for (const auto& left_out : rows) {
+        KernelSet kernels = KernelSet::common();
+        kernels.remove(left_out.variant);
+        const RecordedStep step(1, &delayed, Recompute::none, kernels);
+        CHECK(count(step, {"quantize_kernel", ""}) == left_out.runs);
+        for (const auto& row : rows) {
+            const std::string name = kernel_variant(row.variant).name;
+            CAPTURE(name);
+            const uint64_t moved = row.variant == left_out.variant ? row.runs : 0;
+            CHECK(count(all, row.fused) == row.runs);
+            CHECK(count(step, row.fused) == row.runs - moved);
+            CHECK(count(step, row.plain) == count(all, row.plain) + moved);
+        }
+    }
 }
 
 TEST_CASE("traffic: FP8 weights are read once and never written in BF16") {

@@ -57,9 +57,11 @@ TEST_CASE("trainer: a step has as many micro-steps as were asked for") {
 }
 
 TEST_CASE_TEMPLATE("trainer: takes the memory that it has planned", Real, float, bf16) {
-    for (const bool fp8 : {false, true}) {
+    for (const auto& [fp8, kernels] :
+         {std::pair{false, KernelSet::common()}, {true, KernelSet::common()}, {true, {}}}) {
         if (fp8 && std::is_same_v<Real, float>) continue;
-        const TrainerConfig config = small_config(fp8, 1);
+        TrainerConfig config = small_config(fp8, 1);
+        config.kernels = kernels;
         const MemoryByKind planned = Trainer<Real>(config, Comm::self()).memory();
         size_t before[kMemoryKinds];
         for (size_t kind = 0; kind < kMemoryKinds; kind++) before[kind] = device_memory_use(MemoryKind(kind)).bytes;

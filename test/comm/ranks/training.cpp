@@ -36,6 +36,7 @@ struct RunConfig {
     Fp8FallbackRule fallback = {};
     int within = 0;
     int blocks = 3;
+    KernelSet kernels = KernelSet::common();
 };
 
 TrainerConfig trainer_config(const RunConfig& c) {
@@ -48,6 +49,7 @@ TrainerConfig trainer_config(const RunConfig& c) {
         config.fp8 = Fp8Config{
             .recipe = fp8_recipe_from_name(c.recipe), .margin = c.fallback.steps > 0 ? 5 : 0, .fallback = c.fallback};
     config.fp8_layers = c.layers;
+    config.kernels = c.kernels;
     config.sharding.stage = c.stage;
     config.sharding.wire = c.wire;
     config.sharding.within = c.within;
@@ -191,7 +193,9 @@ TEST_CASE("sharded training in FP8 equals one rank's, with the same scales on ev
     }
 }
 
-TEST_CASE("sharded FP8 with some layers in BF16, the head, whole-block recomputation, BF16 on the wire, and mxfp8") {
+TEST_CASE(
+    "sharded FP8 with some layers in BF16, the head, portable kernels, whole-block recomputation, BF16 on the wire, "
+    "and mxfp8") {
     RunConfig config;
     config.recipe = "delayed";
     config.layers = "all,-first,-block1.fc";
@@ -200,6 +204,7 @@ TEST_CASE("sharded FP8 with some layers in BF16, the head, whole-block recomputa
     RunConfig head;
     head.recipe = "delayed";
     head.layers = "all,+lm_head";
+    head.kernels = {};
     check_stages<bf16>(head, 1e-3, 5e-2);
     RunConfig wire;
     wire.wire = Wire::bf16;

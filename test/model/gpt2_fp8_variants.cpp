@@ -1,0 +1,215 @@
+// Runs without some of the variants against runs with all of them: the same bits where a variant gives its
+// counterpart's, gradients of the same quality where it rounds once less, and nothing else that changes.
+#include <cmath>
+
+#include "test/model/fp8_training.h"
+#include "test/suites.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+using AllGradients = std::vector<std::vector<float>>;  // tensor after tensor
+
+KernelSet all_but(KernelVariant variant) {
+    KernelSet set = KernelSet::common();
+    set.remove(variant);
+    return set;
+}
+const KernelSet kPortable;
+
+// Three steps whose weights stay as they are, so that a difference in one gradient cannot enter the others; with
+// delayed scaling the last two have their scales from the steps before.
+struct Run {
+    Fp8Training training;
+    double loss;
+    AllGradients gradients;
+
+    Run(Fp8Recipe kind, const KernelSet& kernels, float factor = 1)
+        : training(recipe(kind), "off", Recompute::gelu, "all", 0, kernels) {
+        if (factor != 1) enlarge_channel(training, "h.1.ln2.weight", 3, factor);
+        training.test.trainer.weights_are_set();
+        for (int i = 0; i < kSteps; i++) training.step(i);
+        loss = training.test.mean_train_loss();
+        gradients = training.test.all_gradients();
+    }
+    static constexpr int kSteps = 3;
+};
+
+AllGradients bf16_gradients() {
+    const Gpt2Fixture fixture;
+    TestModel<bf16> test(
+        trainer_config(fixture_config(fixture), fixture.integer("batch"), fixture.integer("seq"), Recompute::gelu));
+    test.load(fixture);
+    const Batch batch = fixture_batch(fixture, Run::kSteps - 1);
+    test.model.train_micro_step(batch.tokens.data(), batch.targets.data(),
+                                1.0f / static_cast<float>(batch.tokens.size()), nullptr, true, test.stream);
+    return test.all_gradients();
+}
+
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); i++) sum += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    return std::sqrt(sum);
+}
+
+double distance(const AllGradients& a, const AllGradients& b) {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); i++) sum += std::pow(distance(a[i], b[i]), 2);
+    return std::sqrt(sum);
+}
+
+std::vector<std::string> tensor_names(const ParameterTable& table) {
+    std::vector<std::string> names;
+    for (const Unit& unit : table.units())
+        for (const ParameterTensor& tensor : unit.tensors) names.push_back(tensor.name);
+    return names;
+}
+
+bool same_states(Fp8Training& a, Fp8Training& b) {
+    const std::vector<Fp8State> x = a.states(), y = b.states();
+    return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(Fp8State)) == 0;
+}
+
+}  // namespace
+TEST_SUITE_BEGIN(kNotUnderTsan);
+
+TEST_CASE("gpt2 fp8 variants: attention that does not cast gives the same bits, on every level of recomputation") {
+    for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current})
+        for (const Recompute level : {Recompute::gelu, Recompute::block}) {
+            Fp8Training fused(recipe(kind), "dynamic", level);
+            Fp8Training plain(recipe(kind), "dynamic", level, "all", 1, all_but(KernelVariant::attention_fp8));
+            for (Fp8Training* run : {&fused, &plain}) {
+                for (int i = 0; i < 3; i++) run->step(i);
+                const Batch batch = fixture_batch(run->fixture, 7);
+                run->test.model.evaluate(batch.tokens.data(), batch.targets.data(), true, run->test.stream);
+            }
+            CHECK(same_bits(plain.weights(), fused.weights()));
+            CHECK(same_states(plain, fused));
+            CHECK(plain.test.mean_eval_loss() == fused.test.mean_eval_loss());
+        }
+}
+
+// What the headers promise to the bit is so in every tensor but those whose sums are made in another order. Sums over N
+// rows are within N u of the sum of their terms' magnitudes, u = 2^-24, either way; that is below N times the sum
+// unless the terms cancel like no random ones do (those leave a sum of 1 / sqrt(N) of it).
+TEST_CASE("gpt2 fp8 variants: backward kernels that do not cast change the order of some sums, and nothing else") {
+    const struct {
+        KernelVariant variant;
+        const char *layer, *part;  // of the tensors that may differ: "h.0.qkv", ".bias"
+    } rows[] = {{KernelVariant::layernorm_backward_fp8, "ln", ".weight"},
+                {KernelVariant::attention_backward_fp8, "qkv", ".bias"}};
+    for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
+        Run fused(kind, KernelSet::common());
+        const double N = fused.training.B * fused.training.T;
+        const std::vector<std::string> names = tensor_names(fused.training.test.table);
+        for (const auto& [variant, layer, part] : rows) {
+            CAPTURE(kernel_variant(variant).name);
+            Run plain(kind, all_but(variant));
+            CHECK(plain.loss == fused.loss);
+            for (size_t i = 0; i < names.size(); i++) {
+                CAPTURE(names[i]);
+                const std::vector<float>&a = plain.gradients[i], &b = fused.gradients[i];
+                const bool sums = names[i].find(layer) != std::string::npos && names[i].ends_with(part);
+                if (sums)
+                    CHECK(distance(a, b) <= 2 * N * N * 0x1p-24 * distance(b, std::vector<float>(b.size())));
+                else
+                    CHECK(same_bits({a}, {b}));
+            }
+        }
+    }
+}
+
+// The others round to BF16 before they cast, so that some codes are others: one value in 128 crosses a boundary between
+// two codes, and what comes behind it is rounded to others in turn. In the end two runs may be as far from each other
+// as two that round independently, sqrt(2) of what either is off, which BF16's gradients show.
+TEST_CASE("gpt2 fp8 variants: without those that save a rounding, gradients are as good as with them") {
+    const AllGradients exact = bf16_gradients();
+    for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
+        const Run fused(kind, KernelSet::common());
+        const double off = distance(fused.gradients, exact);
+        for (const KernelSet& kernels : {all_but(KernelVariant::layernorm_fp8), all_but(KernelVariant::gelu_fp8),
+                                         all_but(KernelVariant::gelu_backward_fp8), kPortable}) {
+            CAPTURE(kernels.names().size());
+            const Run plain(kind, kernels);
+            CHECK(distance(plain.gradients, fused.gradients) > 0);
+            CHECK(distance(plain.gradients, fused.gradients) < std::sqrt(2) * off);
+            for (size_t i = 0; i < exact.size(); i++) {
+                CAPTURE(i);
+                CHECK(distance(plain.gradients[i], fused.gradients[i]) < 2 * distance(fused.gradients[i], exact[i]));
+            }
+        }
+        // Its own control: one channel of 64 of one norm that is eight times as large.
+        CHECK(distance(Run(kind, kPortable, 8.0f).gradients, fused.gradients) > std::sqrt(2) * off);
+        // GELU's backward is not read before its own gradient.
+        CHECK(Run(kind, all_but(KernelVariant::gelu_backward_fp8)).loss == fused.loss);
+    }
+}
+
+TEST_CASE("gpt2 fp8 variants: without any, every recompute level gives the same bits, and evaluation leaves no trace") {
+    for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
+        Fp8Training reference(recipe(kind), "off", Recompute::none, "all", 1, kPortable);
+        for (int i = 0; i < 3; i++) reference.step(i);
+        for (const Recompute level : {Recompute::gelu, Recompute::norm, Recompute::block}) {
+            Fp8Training run(recipe(kind), "off", level, "all", 1, kPortable);
+            for (int i = 0; i < 3; i++) {
+                const Batch batch = fixture_batch(run.fixture, 7);
+                run.test.model.evaluate(batch.tokens.data(), batch.targets.data(), true, run.test.stream);
+                run.step(i);
+            }
+            CHECK(same_bits(run.weights(), reference.weights()));
+            CHECK(same_states(run, reference));
+        }
+    }
+}
+
+TEST_CASE("gpt2 fp8 variants: scales of blocks know none of them") {
+    TrainerConfig config = trainer_config(fixture_config(Gpt2Fixture()), 4, 32, Recompute::gelu);
+    config.fp8 = recipe(Fp8Recipe::mxfp8);
+    TestModel<bf16> fused(config);
+    config.kernels = kPortable;
+    TestModel<bf16> plain(config);
+    CHECK(plain.model.linear().activation_bytes() == fused.model.linear().activation_bytes());
+    Batch batch;
+    for (int i = 0; i < 128; i++) batch.tokens.push_back(i * i % 97);
+    for (int i = 0; i < 128; i++) batch.targets.push_back(batch.tokens[static_cast<size_t>(i + 1) % 128]);
+    for (TestModel<bf16>* run : {&fused, &plain}) {
+        run->trainer.initialize(1);
+        for (int i = 0; i < 2; i++) run->step(batch);
+    }
+    CHECK(same_bits(all_weights(plain.weights, plain.stream), all_weights(fused.weights, fused.stream)));
+}
+
+TEST_CASE("gpt2 fp8 variants: layers that leave FP8 without any of them") {
+    Fp8Config config = recipe(Fp8Recipe::delayed);
+    config.fallback = {1, 1e-6f, 2};
+    config.margin = 8;  // so that every tensor loses something
+    Fp8Training run(config, "dynamic", Recompute::gelu, "all", 1, kPortable);
+    Fp8Training plain(recipe(Fp8Recipe::delayed), "dynamic", Recompute::gelu, "all", 1, kPortable);
+    size_t left = 0;
+    for (int i = 0; i < 9; i++) {
+        run.step(i);
+        plain.step(i);
+        left += run.test.left_fp8.size();
+    }
+    CHECK(left >= 4);
+    CHECK(run.test.model.linear().fp8_count() == 8 - static_cast<int>(left));
+    CHECK(run.test.mean_train_loss() == doctest::Approx(plain.test.mean_train_loss()).epsilon(0.02));
+}
+
+// Values that nobody keeps need room for those of one layer at a time, the widest: GELU's.
+TEST_CASE("gpt2 fp8 variants: values on their way to a cast take the memory of one layer") {
+    const Gpt2Fixture fixture;
+    const auto bytes = [&](const KernelSet& kernels) {
+        TrainerConfig config = trainer_config(fixture_config(fixture), 4, 32, Recompute::gelu);
+        config.fp8 = Fp8Config();
+        config.kernels = kernels;
+        return Trainer<bf16>(config, Comm::self()).memory().activations;
+    };
+    const size_t N = 4 * 32, C = static_cast<size_t>(fixture.integer("channels")), fused = bytes(KernelSet::common());
+    CHECK(bytes(all_but(KernelVariant::layernorm_fp8)) == fused + 2 * N * C);
+    CHECK(bytes(all_but(KernelVariant::gelu_fp8)) == fused + 2 * N * 4 * C);
+    CHECK(bytes(all_but(KernelVariant::attention_fp8)) == fused);
+    CHECK(bytes(all_but(KernelVariant::layernorm_backward_fp8)) < fused);  // no parts of the bias gradient
+}
