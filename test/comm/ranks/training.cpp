@@ -193,9 +193,7 @@ TEST_CASE("sharded training in FP8 equals one rank's, with the same scales on ev
     }
 }
 
-TEST_CASE(
-    "sharded FP8 with some layers in BF16, the head, portable kernels, whole-block recomputation, BF16 on the wire, "
-    "and mxfp8") {
+TEST_CASE("sharded FP8: some layers in BF16, the head, portable kernels, whole-block recomputation, BF16 wire, mxfp8") {
     RunConfig config;
     config.recipe = "delayed";
     config.layers = "all,-first,-block1.fc";
