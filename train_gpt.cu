@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "llmc/check/worker.h"
 #include "llmc/comm/connect.h"
+#include "llmc/commands/check.h"
 #include "llmc/commands/export.h"
 #include "llmc/commands/plan.h"
 #include "llmc/data/loader.h"
@@ -27,14 +29,17 @@ namespace {
 // ---- the training loop ---------------------------------------------------------------------------------------------
 
 template <class Real>
-ExitCode train(const Options& o, const Inputs& inputs, Ranks& ranks, RunDirectory& directory,
-               std::optional<Resumed>& resumed) {
+ExitCode train(const Options& o, const Admission& admission, const Inputs& inputs, Ranks& ranks,
+               RunDirectory& directory, std::optional<Resumed>& resumed) {
     const Comm& comm = ranks.comm;
-    Trainer<Real> trainer(trainer_config(o), comm);
+    TrainerConfig config = trainer_config(o);
+    config.products = admission.products;
+    Trainer<Real> trainer(config, comm);
     trainer.allocate();
+    check_communicators(o, trainer, ranks);
     RunPosition position = start(trainer, o, ranks, resumed);
     Checkpoints<Real> checkpoints(o, *inputs.train, trainer, directory, position);
-    enter_directory(directory, trainer, o, ranks, position);
+    enter_directory(directory, trainer, o, admission.summary, ranks, position);
 
     TrainLoader loader(*inputs.train, o.batch, o.seq, o.micro_steps, comm.rank(), comm.world(), o.seed,
                        position.data_step, o.model_config.vocab);
@@ -157,18 +162,24 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     inputs.check_vocabulary(o.model_config.vocab);
     if (o.print_config) return print(config_json(o) + "\n");
     if (planning) return plan_run(o, zero);
-    const MemoryByKind memory = plan_rank(o, ranks.comm).memory;  // or says why there is no such run
+    MemoryByKind memory = plan_rank(o, ranks.comm).memory;  // or says why there is no such run
     const Comm& comm = ranks.comm;
     comm.require_equal("configuration", config_json(o));
     comm.require_equal("command line", collective_flags(o));
     check_memory(memory, ranks.libraries_to_come(o), ranks.device.free_memory, ranks.device.name);
+    if (o.checking) return check_cards(o, ranks);
 
     RunDirectory directory(comm.is_main() ? o.out : "");
     std::optional<Resumed> resumed = find_checkpoint(o, *inputs.train, ranks);
+    const Admission admission = admit(o, ranks, resumed ? &*resumed : nullptr);
+    memory = plan_rank(o, ranks.comm).memory;  // of what it has come to
+    check_memory(memory, ranks.libraries_to_come(o), ranks.device.free_memory, ranks.device.name);
     open_directory(directory, o, resumed);
+    if (directory.active() && !admission.findings.is_null())
+        write_file(directory.file("check.json"), admission.findings.dump(1) + "\n");
     if (ranks.comm.is_main()) std::fputs(describe_start(o, ranks).c_str(), stdout);
-    const ExitCode code = o.precision == "fp32" ? train<float>(o, inputs, ranks, directory, resumed)
-                                                : train<bf16>(o, inputs, ranks, directory, resumed);
+    const ExitCode code = o.precision == "fp32" ? train<float>(o, admission, inputs, ranks, directory, resumed)
+                                                : train<bf16>(o, admission, inputs, ranks, directory, resumed);
     ranks.watchdog.stop();
     comm.finish();
     return code;
@@ -188,6 +199,8 @@ int main(int argc, char** argv) {
     try {
         if (argc > 1 && std::string(argv[1]) == "export")
             return static_cast<int>(export_weights({argv + 2, argv + argc}));
+        if (argc > 2 && std::string(argv[1]) == "check" && std::string(argv[2]) == kWorkerArgument)
+            return static_cast<int>(check_worker());
         launch = launch_environment();
         return static_cast<int>(run_program(argc, argv, launch));
     } catch (const Error& error) {

@@ -17,7 +17,6 @@ struct KernelUse {
     bool current_scaling = false;  // measured first, then written
     int channels = 0, heads = 0, head_dim = 0;
     int vocab = 0, padded_vocab = 0;
-    bool bf16_moments = false;
     bool several_ranks = false;
 };
 

@@ -76,11 +76,12 @@ void print_scaling(const Options& o, int zero) {
 
 template <class Real>
 StagePlan plan_rank_of(const Options& o, const Comm& comm) {
-    const Trainer<Real> trainer(trainer_config(o), comm);
+    Trainer<Real> trainer(trainer_config(o), comm);
     const ShardLayout& layout = trainer.layout();
     StagePlan plan;
     plan.stage = layout.stage();
     plan.memory = trainer.memory();
+    plan.products = trainer.model().linear().products(o.batch * o.seq);
     plan.sent = sent_in_step(layout, o.micro_steps, sizeof(Real));
     plan.slices = layout.is_sliced() ? plan.sent.group : 1;
     plan.reserve = memory_reserve(nccl_communicators(comm.world(), static_cast<int>(layout.group_size())));

@@ -49,6 +49,16 @@ int current_device() {
     return device;
 }
 
+// As nvidia-smi prints it.
+std::string uuid_text(const char (&bytes)[16]) {
+    std::string text = "GPU";
+    for (int i = 0; i < 16; i++) {
+        if (i == 0 || (i >= 4 && i <= 10 && i % 2 == 0)) text += "-";
+        text += strprintf("%02x", static_cast<unsigned char>(bytes[i]));
+    }
+    return text;
+}
+
 SharedMemory shared_memory_of(const void* kernel) {
     cudaFuncAttributes attributes;
     LLMC_CHECK_CUDA(cudaFuncGetAttributes(&attributes, kernel));
@@ -129,6 +139,8 @@ DeviceInfo device_info() {
     info.multiprocessors = properties.multiProcessorCount;
     info.compute_capability = properties.major * 10 + properties.minor;
     info.has_fp8 = info.compute_capability >= 89;
+    info.l2_cache = static_cast<size_t>(properties.l2CacheSize);
+    info.uuid = uuid_text(properties.uuid.bytes);
     info.shared_memory_per_block = shared_memory_per_block();
     LLMC_CHECK_CUDA(cudaMemGetInfo(&info.free_memory, &info.total_memory));
     return info;

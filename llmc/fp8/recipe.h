@@ -51,6 +51,7 @@ constexpr int kMaxAmaxHistory = 1024;
 class Fp8Layers {
 public:
     Fp8Layers() = default;  // none
+    bool empty() const { return fp8_.empty(); }
     // `names`: of the linear layers that each of the blocks has.
     Fp8Layers(const std::string& text, int blocks, const std::vector<std::string>& names);
     bool is_fp8(const std::string& layer) const { return fp8_.count(layer) > 0; }

@@ -108,6 +108,31 @@ std::vector<Matmul::LinearShape> LinearLayers<Real>::shapes() const {
 }
 
 template <class Real>
+std::map<Product, std::set<std::string>> LinearLayers<Real>::products(int N) const {
+    std::map<Product, std::set<std::string>> products;
+    const auto add = [&](const Linear<Real>& layer, OperandType x, OperandType dout, Fp8Scaling scaling) {
+        const int C = layer.inputs(), OC = layer.outputs();
+        const auto enter = [&](Product::Kind kind, OperandType type, int rows, bool bias, bool accumulate) {
+            products[{kind, type, rows, C, OC, bias, accumulate, scaling}].insert(layer.setup_.kind);
+        };
+        for (const int rows : {std::min(layer.rows(), N), N % layer.rows()}) {
+            if (rows == 0) continue;
+            enter(Product::forward, x, rows, layer.bias_.has_value(), false);
+            enter(Product::dgrad, dout, rows, false, false);
+            for (const bool accumulate : {false, true}) enter(Product::wgrad, dout, rows, false, accumulate);
+        }
+    };
+    for (const Linear<Real>* layer : layers_) {
+        if (layer->is_fp8())
+            add(*layer, OperandType::e4m3, fp8_->config().e4m3_gradients ? OperandType::e4m3 : OperandType::e5m2_e4m3,
+                fp8_->scaling());
+        if (!layer->is_fp8() || fp8_->falls_back())
+            add(*layer, operand_type<Real>, operand_type<Real>, Fp8Scaling::tensor);
+    }
+    return products;
+}
+
+template <class Real>
 Linear<Real>& LinearLayers<Real>::find(const std::string& name) const {
     for (Linear<Real>* layer : layers_)
         if (layer->name() == name) return *layer;

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -49,6 +50,9 @@ public:
     size_t weight_bytes() const { return weight_codes_.bytes(); }
     // What Matmul has to be prepared for.
     std::vector<Matmul::LinearShape> shapes() const;
+    // The products of a micro-step of N tokens, with the kinds of the layers that make them; also those of layers that
+    // may leave FP8.
+    std::map<Product, std::set<std::string>> products(int N) const;
 
     // nullptr: no FP8
     Fp8Registry* fp8() { return fp8_.get(); }

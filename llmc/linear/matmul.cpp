@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <climits>
 
+#include "llmc/kernels/bias.h"
+
 namespace llmc {
 
 const char* name_of(OperandType type) {
@@ -71,6 +73,15 @@ Gemm::Gemm(const Product& p)
 
 namespace {
 
+// result (rows, columns) += bias (columns), rounded once more.
+void add_bias_to(const Product& product, const ProductTensors& t, stream_t stream) {
+    const Gemm g(product);
+    if (product.result_element() == Product::Element::bf16)
+        add_bias(static_cast<bf16*>(t.result), static_cast<const bf16*>(t.bias), g.rows, g.columns, stream);
+    else
+        add_bias(static_cast<float*>(t.result), static_cast<const float*>(t.bias), g.rows, g.columns, stream);
+}
+
 [[noreturn]] void refuse(const Product& product, const std::string& why) {
     throw Error(ExitCode::failure, product.describe() + ": " + why);
 }
@@ -112,13 +123,46 @@ void check_tensors(const Product& product, const ProductTensors& t) {
 
 }  // namespace
 
-void Matmul::run(const Product& product, const ProductTensors& tensors, stream_t stream) {
+std::string Matmul::key(const Product& product) const {
+    const bool is_fast =
+        is_fp8(product.type) && !product.has_block_scales() &&
+        (fast_ == FastAccumulation::all || (fast_ == FastAccumulation::forward && product.kind == Product::forward));
+    const bool is_tf32 = allow_tf32_ && product.type == OperandType::fp32;
+    return product.describe() + (product.emulated ? " emulated"
+                                 : is_fast        ? " with fast accumulation"
+                                 : is_tf32        ? " in tf32"
+                                                  : "");
+}
+
+void Matmul::choose(ProductChoices choices) {
+    choices_ = std::move(choices);
+    chosen_.clear();
+    forget_plans();
+}
+
+const ProductChoice& Matmul::chosen(const Product& product) {
+    const auto [place, is_new] = chosen_.try_emplace(product);
+    if (!is_new || choices_.empty()) return place->second;
+    const auto found = choices_.find(key(product));
+    if (found != choices_.end()) place->second = found->second;
+    return place->second;
+}
+
+void Matmul::multiply(const Product& product, const ProductTensors& tensors, stream_t stream) {
     check_shape(product);
     check_tensors(product, tensors);
     if (has_stream_ && stream != stream_) refuse(product, "a Matmul works on one stream, make another for this one");
     has_stream_ = true;
     stream_ = stream;
-    if (submit(product, tensors, stream)) counts_.emulated++;
+    if (const ProductChoice& choice = chosen(product); product.bias && choice.separate_bias) {
+        Product without = product;
+        without.bias = false;
+        chosen_.try_emplace(without, ProductChoice{choice.algorithm, choice.emulated});
+        if (submit(without, tensors, stream)) counts_.emulated++;
+        add_bias_to(product, tensors, stream);
+    } else if (submit(product, tensors, stream)) {
+        counts_.emulated++;
+    }
     (is_fp8(product.type) ? counts_.fp8 : product.type == OperandType::bf16 ? counts_.bf16 : counts_.fp32)++;
 }
 

@@ -8,6 +8,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -68,6 +69,15 @@ struct Product {
     std::string describe() const;  // e.g. "matmul forward bf16 N=4096 C=768 OC=2304 with bias"
     const char* name() const;      // e.g. "matmul forward"
 };
+// How a product is made where the first algorithm that the library proposes is not to be taken.
+struct ProductChoice {
+    std::string algorithm;       // one of Matmul::proposals(), in this process or another; "": the library's first
+    bool emulated = false;       // FP8 values multiplied by BF16 units
+    bool separate_bias = false;  // by a kernel of our own, behind the product without bias
+    bool operator==(const ProductChoice&) const = default;
+};
+using ProductChoices = std::map<std::string, ProductChoice>;  // by Matmul::key()
+
 // What the user reads once when cuBLASLt refuses an FP8 product.
 std::string emulation_note(const Product& product, const std::string& refusal);
 constexpr size_t bytes_of(Product::Element element) {
@@ -122,6 +132,22 @@ public:
     // Takes the library's handle and workspace, which planning does without; otherwise the first use does.
     void allocate() { backend(); }
 
+    // What a product is called where choices are kept: its describe(), and what of this object changes its result.
+    std::string key(const Product& product) const;
+    // How products are to be made from now on; those that are not named, as the library proposes. An algorithm that
+    // this library does not have is named on stderr, and the product is made as if it were not named.
+    void choose(ProductChoices choices);
+    const ProductChoices& choices() const { return choices_; }
+    // The algorithms that the library has for a product, at most `limit`, the best by its own judgement first: texts,
+    // good for any process with the same library. The host device has but one, "".
+    std::vector<std::string> proposals(const Product& product, int limit);
+    // Whether this device makes a product with BF16 units, because it has no such FP8 product.
+    bool emulates(const Product& product);
+    // Whether an algorithm is one of those that the library can make this product with.
+    bool has_algorithm(const Product& product, const std::string& algorithm);
+    // Any product. What is made by `forward`, `dgrad` and the others below comes here too.
+    void multiply(const Product& product, const ProductTensors& tensors, stream_t stream);
+
     // Prepares for BF16 and FP8 products up to this size, each of N, C and OC together; call it for every linear layer
     // before training. Products allocate nothing: one that was not prepared for is refused. (The host device holds the
     // operands widened to FP32; a GPU needs nothing beyond the workspace of 32 MiB, and the operands of products that
@@ -136,18 +162,19 @@ public:
     template <class Real>
     void forward(Real* out, const Real* inp, const Real* weight, const Real* bias, int N, int C, int OC,
                  stream_t stream) {
-        run({Product::forward, operand_type<Real>, N, C, OC, bias != nullptr, false}, {out, inp, weight, bias}, stream);
+        multiply({Product::forward, operand_type<Real>, N, C, OC, bias != nullptr, false}, {out, inp, weight, bias},
+                 stream);
     }
     // dinp (N, C) = dout (N, OC) * weight (OC, C)
     template <class Real>
     void dgrad(Real* dinp, const Real* dout, const Real* weight, int N, int C, int OC, stream_t stream) {
-        run({Product::dgrad, operand_type<Real>, N, C, OC, false, false}, {dinp, dout, weight}, stream);
+        multiply({Product::dgrad, operand_type<Real>, N, C, OC, false, false}, {dinp, dout, weight}, stream);
     }
     // dweight (OC, C) = dout (N, OC)^T * inp (N, C), plus dweight if accumulate; otherwise dweight is not read.
     template <class Real>
     void wgrad(float* dweight, const Real* dout, const Real* inp, int N, int C, int OC, bool accumulate,
                stream_t stream) {
-        run({Product::wgrad, operand_type<Real>, N, C, OC, false, accumulate}, {dweight, dout, inp}, stream);
+        multiply({Product::wgrad, operand_type<Real>, N, C, OC, false, accumulate}, {dweight, dout, inp}, stream);
     }
 
     // The same in FP8. With Fp8Scaling::tensor each scale_inv is one float, read when the product runs
@@ -158,22 +185,22 @@ public:
     // out (N, OC) = inp (N, C) * weight (OC, C)^T * both scales + bias (OC), may be nullptr
     void forward_fp8(bf16* out, const e4m3* inp, const void* inp_scale_inv, const e4m3* weight,
                      const void* weight_scale_inv, const bf16* bias, int N, int C, int OC, stream_t stream) {
-        run({Product::forward, OperandType::e4m3, N, C, OC, bias != nullptr, false, scaling_},
-            {out, inp, weight, bias, inp_scale_inv, weight_scale_inv}, stream);
+        multiply({Product::forward, OperandType::e4m3, N, C, OC, bias != nullptr, false, scaling_},
+                 {out, inp, weight, bias, inp_scale_inv, weight_scale_inv}, stream);
     }
     // dinp (N, C) = dout (N, OC) * weight_transposed (C, OC)^T * both scales. F8 = e4m3 or e5m2.
     template <class F8>
     void dgrad_fp8(bf16* dinp, const F8* dout, const void* dout_scale_inv, const e4m3* weight_transposed,
                    const void* weight_scale_inv, int N, int C, int OC, stream_t stream) {
-        run({Product::dgrad, fp8_operand_type<F8>, N, C, OC, false, false, scaling_},
-            {dinp, dout, weight_transposed, nullptr, dout_scale_inv, weight_scale_inv}, stream);
+        multiply({Product::dgrad, fp8_operand_type<F8>, N, C, OC, false, false, scaling_},
+                 {dinp, dout, weight_transposed, nullptr, dout_scale_inv, weight_scale_inv}, stream);
     }
     // dweight (OC, C) = dout_transposed (OC, N) * inp_transposed (C, N)^T * both scales, plus dweight if accumulate
     template <class F8>
     void wgrad_fp8(float* dweight, const F8* dout_transposed, const void* dout_scale_inv, const e4m3* inp_transposed,
                    const void* inp_scale_inv, int N, int C, int OC, bool accumulate, stream_t stream) {
-        run({Product::wgrad, fp8_operand_type<F8>, N, C, OC, false, accumulate, scaling_},
-            {dweight, dout_transposed, inp_transposed, nullptr, dout_scale_inv, inp_scale_inv}, stream);
+        multiply({Product::wgrad, fp8_operand_type<F8>, N, C, OC, false, accumulate, scaling_},
+                 {dweight, dout_transposed, inp_transposed, nullptr, dout_scale_inv, inp_scale_inv}, stream);
     }
 
     // Why this device emulates all FP8 products with such scales; "" if it has them. The host device, which computes
@@ -187,7 +214,8 @@ private:
     struct Backend;  // each device's own
 
     Backend& backend();
-    void run(const Product& product, const ProductTensors& tensors, stream_t stream);
+    const ProductChoice& chosen(const Product& product);
+    void forget_plans();
     bool submit(const Product& product, const ProductTensors& tensors, stream_t stream);  // true: emulated
     void emulate(const Product& product, ProductTensors tensors, stream_t stream);        // GPU only
 
@@ -195,6 +223,8 @@ private:
     const FastAccumulation fast_;
     const Fp8Scaling scaling_;
     std::unique_ptr<Backend> backend_;
+    ProductChoices choices_;
+    std::map<Product, ProductChoice> chosen_;  // the same, of products that were asked for
     ProductCounts counts_;
     bool has_stream_ = false;
     stream_t stream_{};

@@ -8,8 +8,10 @@
 
 #if LLMC_CUDA
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "llmc/kernels/dequantize.h"
@@ -157,13 +159,32 @@ void set_pointers(const Plan& plan, const Product& product, const void* bias, co
     set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, b_scale_inv, product);
 }
 
+// An algorithm as text: its 64 opaque bytes, which "can be trivially serialized and later restored for use with the
+// same version of the library" (cuBLAS documentation, cublasLtMatmulAlgo_t).
+std::string text_of(const cublasLtMatmulAlgo_t& algorithm) {
+    std::string text;
+    for (const uint64_t word : algorithm.data) text += strprintf("%016llx", static_cast<unsigned long long>(word));
+    return text;
+}
+std::optional<cublasLtMatmulAlgo_t> algorithm_of(const std::string& text) {
+    cublasLtMatmulAlgo_t algorithm;
+    constexpr size_t kDigits = 16;
+    if (text.size() != std::size(algorithm.data) * kDigits) return std::nullopt;
+    for (size_t i = 0; i < std::size(algorithm.data); i++) {
+        const char* const begin = text.data() + i * kDigits;
+        const auto [end, error] = std::from_chars(begin, begin + kDigits, algorithm.data[i], 16);
+        if (error != std::errc{} || end != begin + kDigits) return std::nullopt;
+    }
+    return algorithm;
+}
+
 // A product split along its inner dimension must add its parts up in a fixed order, and in FP32. That leaves no
 // reduction, or one through the workspace in compute type. Excluded: INPLACE, where parts are added to the result in
 // the order in which blocks come to it, and OUTPUT_TYPE, which rounds the parts to BF16.
-void find_algorithms(Plan& plan, const Product& product, cublasLtHandle_t handle) {
+void find_algorithms(Plan& plan, const Product& product, cublasLtHandle_t handle, size_t workspace, int limit) {
     Preference preference;
     LLMC_CHECK_LT(cublasLtMatmulPreferenceCreate(&preference.handle), product.describe());
-    set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kLtWorkspaceBytes, product);
+    set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace, product);
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions, product);
     for (const auto attribute :
@@ -171,20 +192,41 @@ void find_algorithms(Plan& plan, const Product& product, cublasLtHandle_t handle
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
         set(preference, attribute, kLtAlignment, product);
 
-    cublasLtMatmulHeuristicResult_t found[kLtProposals] = {};
+    std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(limit));
     int count = 0;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, plan.operation, plan.a, plan.b, plan.result, plan.result,
-                                       preference.handle, kLtProposals, found, &count);
+                                       preference.handle, limit, found.data(), &count);
     if (is_refusal(status))
         plan.refusal = status;
     else
         check_lt(status, "cublasLtMatmulAlgoGetHeuristic", product.describe(), __FILE__, __LINE__);
-    for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; i++)
-        if (found[i].state == CUBLAS_STATUS_SUCCESS && found[i].workspaceSize <= kLtWorkspaceBytes)
-            plan.algorithms.push_back(found[i].algo);
-    const bool can_be_emulated = LLMC_ENABLE_FP8 && is_fp8(product.type) && !product.emulated;
-    plan.way = {static_cast<int>(plan.algorithms.size()), can_be_emulated};
+    found.resize(status == CUBLAS_STATUS_SUCCESS ? static_cast<size_t>(count) : 0);
+    for (const cublasLtMatmulHeuristicResult_t& proposal : found)
+        if (proposal.state == CUBLAS_STATUS_SUCCESS && proposal.workspaceSize <= workspace)
+            plan.algorithms.push_back(proposal.algo);
+}
+
+// The plan with one algorithm, if that is one of this library's.
+bool take_algorithm(Plan& plan, cublasLtHandle_t handle, const std::string& text) {
+    const std::optional<cublasLtMatmulAlgo_t> algorithm = algorithm_of(text);
+    cublasLtMatmulHeuristicResult_t result = {};
+    if (!algorithm ||
+        cublasLtMatmulAlgoCheck(handle, plan.operation, plan.a, plan.b, plan.result, plan.result, &*algorithm,
+                                &result) != CUBLAS_STATUS_SUCCESS ||
+        result.workspaceSize > kLtWorkspaceBytes)
+        return false;
+    plan.algorithms = {*algorithm};
+    return true;
+}
+bool take_chosen(Plan& plan, const Product& product, cublasLtHandle_t handle, const std::string& chosen) {
+    if (chosen.empty()) return false;
+    if (take_algorithm(plan, handle, chosen)) return true;
+    std::fprintf(stderr,
+                 "note: %s: the algorithm that was chosen for it is none of cuBLASLt %s; the library's own choice is "
+                 "taken\n",
+                 product.describe().c_str(), lt_version_text(cublasLtGetVersion()).c_str());
+    return false;
 }
 
 std::string refusal_of(const Plan& plan) {
@@ -239,21 +281,28 @@ struct Matmul::Backend {
         factors = static_cast<float*>(device_malloc(2 * sizeof(float)));
     }
 
-    Plan& plan_for(const Product& product) {
+    void describe(Plan& plan, const Product& product) const {
+        make_operation(plan, product, allow_tf32, fast);
+        // The heuristic wants to see that there will be a bias and scales, and how they are aligned: as little as is
+        // promised of any pointer.
+        const void* example = static_cast<char*>(workspace) + kLtAlignment;
+        set_pointers(plan, product, example, example, example);
+    }
+    Plan& plan_for(const Product& product, const std::string& chosen) {
         const auto [place, is_new] = plans.try_emplace(product);
-        if (!is_new) return place->second;
+        Plan& plan = place->second;
+        if (!is_new) return plan;
         try {
-            make_operation(place->second, product, allow_tf32, fast);
-            // The heuristic wants to see that there will be a bias and scales, and how they are aligned: as little as
-            // is promised of any pointer.
-            const void* example = static_cast<char*>(workspace) + kLtAlignment;
-            set_pointers(place->second, product, example, example, example);
-            find_algorithms(place->second, product, handle);
+            describe(plan, product);
+            if (!take_chosen(plan, product, handle, chosen))
+                find_algorithms(plan, product, handle, kLtWorkspaceBytes, kLtProposals);
+            const bool can_be_emulated = LLMC_ENABLE_FP8 && is_fp8(product.type) && !product.emulated;
+            plan.way = {static_cast<int>(plan.algorithms.size()), can_be_emulated};
         } catch (...) {
             plans.erase(place);
             throw;
         }
-        return place->second;
+        return plan;
     }
 };
 
@@ -264,6 +313,35 @@ Matmul::~Matmul() = default;
 Matmul::Backend& Matmul::backend() {
     if (!backend_) backend_ = std::make_unique<Backend>(allow_tf32_, fast_, scaling_);
     return *backend_;
+}
+
+// Those that need no workspace come last: what the library would not have proposed first, but may be right where others
+// are not.
+std::vector<std::string> Matmul::proposals(const Product& product, int limit) {
+    std::vector<std::string> texts;
+    for (const size_t workspace : {kLtWorkspaceBytes, size_t{0}}) {
+        Plan plan;
+        backend().describe(plan, product);
+        find_algorithms(plan, product, backend().handle, workspace, limit);
+        for (const cublasLtMatmulAlgo_t& algorithm : plan.algorithms) {
+            const std::string text = text_of(algorithm);
+            if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(text);
+        }
+    }
+    texts.resize(std::min(texts.size(), static_cast<size_t>(limit)));
+    return texts;
+}
+
+bool Matmul::emulates(const Product& product) { return product.has_block_scales() && backend().lacks_scales; }
+
+bool Matmul::has_algorithm(const Product& product, const std::string& algorithm) {
+    Plan plan;
+    backend().describe(plan, product);
+    return take_algorithm(plan, backend().handle, algorithm);
+}
+
+void Matmul::forget_plans() {
+    if (backend_) backend_->plans.clear();
 }
 
 std::string Matmul::emulated_because(Fp8Scaling scaling) {
@@ -320,11 +398,12 @@ void Matmul::emulate(const Product& product, ProductTensors t, stream_t stream) 
 
 bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {
     Backend& b = backend();
-    if (product.has_block_scales() && b.lacks_scales && !product.emulated) {
+    const ProductChoice& choice = chosen(product);
+    if (!product.emulated && (choice.emulated || emulates(product))) {
         emulate(product, t, stream);
         return true;
     }
-    Plan& plan = b.plan_for(product);
+    Plan& plan = b.plan_for(product, choice.algorithm);
     const float host_factors[] = {1.0f, product.accumulate ? 1.0f : 0.0f};
     const float* factors = has_device_factors(product) ? b.factors : host_factors;
     const auto attempt = [&](int i) {

@@ -168,6 +168,10 @@ Matmul::~Matmul() {
     }
 }
 
+std::vector<std::string> Matmul::proposals(const Product&, int) { return {""}; }
+bool Matmul::emulates(const Product&) { return false; }
+bool Matmul::has_algorithm(const Product&, const std::string& algorithm) { return algorithm.empty(); }
+void Matmul::forget_plans() {}
 std::string Matmul::emulated_because(Fp8Scaling) { return ""; }
 
 void Matmul::reserve(int N, int C, int OC) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "llmc/check/findings.h"
 #include "llmc/run/text.h"
 #include "llmc/run/versions.h"
 
@@ -86,6 +87,7 @@ Manifest Checkpoints<Real>::manifest() {
     RunPosition position = position_;
     position.files = directory_.sizes();
     m.run = position_json(position, options_, train_);
+    m.run["products"] = choices_json(trainer_.config().products);
     m.state = state_json(trainer_.read_state());
     m.tensors = trainer_.state_tensors();
     m.chunk_bytes = kChunkBytes;

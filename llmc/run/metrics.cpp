@@ -231,7 +231,9 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
                                   {"world", facts.world},
                                   {"device", facts.device},
                                   {"versions", versions},
-                                  {"weights_hash", facts.weights_hash}});
+                                  {"weights_hash", facts.weights_hash},
+                                  {"card_check", facts.card_check},
+                                  {"products", facts.products}});
         run["config"] = ordered_json::parse(config_json(options));
         return write_file(path, text_of(run, 2) + "\n");
     }
@@ -248,6 +250,8 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
                     {"context", m.context}, {"parameters", m.parameters()}};
     run["micro_steps"] = options.micro_steps;
     run["weights_hash"] = facts.weights_hash;
+    run["card_check"] = facts.card_check;
+    run["products"] = facts.products;
     run["config"] = ordered_json::parse(config_json(options));
     write_file(path, text_of(run, 2) + "\n");
 }

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -66,6 +66,7 @@ struct RunFacts {
     std::string weights_hash;  // of the weights at the start (fingerprint.h)
     std::string run_id;        // the same in every checkpoint of the run
     int64_t resumed_at = -1;   // step; -1: a new run
+    nlohmann::ordered_json card_check, products;  // what it came to, and how products are made
 };
 
 // A whole file, under a temporary name until it is complete. What is in the way is Error(no_resources) or

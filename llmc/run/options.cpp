@@ -56,9 +56,9 @@ void check_letters(const std::string& argument) {
 std::vector<std::string> without_command(std::vector<std::string> arguments) {
     if (arguments.empty() || arguments[0].empty() || arguments[0][0] == '-') return arguments;
     if (arguments[0] == "help") return {"--help"};
-    if (arguments[0] != "train")
+    if (arguments[0] != "train" && arguments[0] != "check")
         refuse("unknown command '" + arguments[0] +
-               "'; commands are export, and train, which may be left out (--help)");
+               "'; commands are check, export, and train, which may be left out (--help)");
     arguments.erase(arguments.begin());
     return arguments;
 }
@@ -196,7 +196,7 @@ void check_complete(const Options& options) {
         refuse("--gpu names the card to plan for; add --dry-run or --estimate-scaling");
     if (!options.profile_steps.empty() && options.out.empty())
         refuse("--profile-steps writes its traces into the run directory; add --out DIR");
-    if (options.train.empty() && !planning && !options.print_config) {
+    if (options.train.empty() && !planning && !options.print_config && !options.checking) {
         refuse(
             "no training data: give --train 'GLOB', for example -i 'data/tinyshakespeare_train*.bin' (--help lists all "
             "flags)");
@@ -227,6 +227,7 @@ ValSet parse_val_set(const std::string& text) {
 ParsedOptions parse_options(int argc, const char* const* argv) {
     ParsedOptions parsed;
     Options& options = parsed.options;
+    const bool checking = argc > 1 && std::string(argv[1]) == "check";
     const std::vector<std::string> arguments = prepare(without_command({argv + std::min(argc, 1), argv + argc}));
     const std::vector<std::string> rest = set_flags(arguments, options);
     if (!rest.empty()) refuse_rest(arguments, rest);
@@ -242,6 +243,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
             if (model_given) options.layers = options.heads = options.channels = options.context = 0;
             set_flags(arguments, options);
         }
+        options.checking = checking;
         check_complete(options);
     }
     for (int i = 0; i < argc; i++) options.command_line += (i > 0 ? " " : "") + shell_quote(argv[i]);
@@ -277,9 +279,11 @@ std::string help_text(const std::string& program) {
         "  %s -i 'data/*_train*.bin' -j 'data/*_val*.bin' -o runs/first\n"
         "  %s -i 'data/*_train*.bin' -e d12 -b 64 -d 524288 -x 20000 -u 700 -l 6e-4\n"
         "  %s -e gpt2-xl -b 16 -r block --dry-run --gpu h200\n"
+        "       %s check FLAGS (holds what such a run would use against plain counterparts, on this card)\n"
         "       %s export --help (weights for other programs)\n\n"
         "Every flag takes a value unless none is shown. Defaults are in [brackets].\n",
-        program.c_str(), program.c_str(), program.c_str(), program.c_str(), program.c_str(), program.c_str());
+        program.c_str(), program.c_str(), program.c_str(), program.c_str(), program.c_str(), program.c_str(),
+        program.c_str());
     std::string group;
     for (const Flag& flag : all_flags()) {
         if (flag.group != group) {

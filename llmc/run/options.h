@@ -58,6 +58,10 @@ struct Options {
     // Precision and memory
     std::string precision = default_precision();  // resolve() leaves fp32, bf16 or fp8
     bool tf32 = false;
+    std::string card_check = "auto";
+    int tune = 8;
+    bool strict = false;
+    double timeout_check = 60;  // seconds
     std::string recompute = "gelu";
 
     // FP8 (with --precision fp8)
@@ -122,6 +126,7 @@ struct Options {
     std::string config_file;    // where --config values came from
     std::string profile_steps;  // "N" or "A:B" (profile.h); "": none
 
+    bool checking = false;     // train_gpt check: no run
     std::string command_line;  // as given, quoted for a shell
 
     // Filled by resolve()

@@ -1,10 +1,13 @@
 // The stages of --zero beside each other, for --dry-run: a rank's memory, what it sends in a step, how long it would
 // wait for that on a card's links, and which stage to take. Of times nothing is measured.
 #pragma once
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "llmc/linear/matmul.h"
 #include "llmc/run/plan.h"
 #include "llmc/shard/layout.h"
 
@@ -35,6 +38,7 @@ struct StagePlan {
     size_t reserve = 0;  // for libraries
     int slices = 1;      // of a unit
     Sent sent;
+    std::map<Product, std::set<std::string>> products;  // of a micro-step, with the kinds of their layers
     size_t bytes() const { return memory.total() + reserve; }
 };
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <random>
 
+#include "llmc/check/findings.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/run/fingerprint.h"
 #include "llmc/run/text.h"
@@ -81,8 +82,8 @@ RunPosition start(Trainer<Real>& trainer, const Options& o, Ranks& ranks, std::o
 }
 
 template <class Real>
-void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, const Options& o, const Ranks& ranks,
-                     const RunPosition& position) {
+void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, const Options& o,
+                     const nlohmann::ordered_json& card_check, const Ranks& ranks, const RunPosition& position) {
     if (o.out.empty()) return;
     const std::string weights = fingerprint_text(weights_fingerprint(trainer.weights(), trainer.stream()));
     trainer.comm().require_equal("weights to start from", weights);
@@ -97,12 +98,15 @@ void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, cons
         std::error_code ignored;
         std::filesystem::remove(directory.file("model.safetensors"), ignored);  // of an earlier step
     }
-    directory.write_run_json(o, {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved});
+    directory.write_run_json(o, {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved,
+                                 card_check, choices_json(trainer.config().products)});
 }
 
 template RunPosition start(Trainer<float>&, const Options&, Ranks&, std::optional<Resumed>&);
 template RunPosition start(Trainer<bf16>&, const Options&, Ranks&, std::optional<Resumed>&);
-template void enter_directory(RunDirectory&, const Trainer<float>&, const Options&, const Ranks&, const RunPosition&);
-template void enter_directory(RunDirectory&, const Trainer<bf16>&, const Options&, const Ranks&, const RunPosition&);
+template void enter_directory(RunDirectory&, const Trainer<float>&, const Options&, const nlohmann::ordered_json&,
+                              const Ranks&, const RunPosition&);
+template void enter_directory(RunDirectory&, const Trainer<bf16>&, const Options&, const nlohmann::ordered_json&,
+                              const Ranks&, const RunPosition&);
 
 }  // namespace llmc

@@ -19,9 +19,10 @@ template <class Real>
 RunPosition start(Trainer<Real>& trainer, const Options& options, Ranks& ranks, std::optional<Resumed>& resumed);
 
 // The run can begin, or go on: now its directory is changed. What is newer than the checkpoint is set aside,
-// metrics.jsonl and main.log are cut to where they were, and run.json is written. A collective.
+// metrics.jsonl and main.log are cut to where they were, and run.json is written, with what the card check has to say.
+// A collective.
 template <class Real>
-void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, const Options& options, const Ranks& ranks,
-                     const RunPosition& position);
+void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, const Options& options,
+                     const nlohmann::ordered_json& card_check, const Ranks& ranks, const RunPosition& position);
 
 }  // namespace llmc

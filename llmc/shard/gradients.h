@@ -45,6 +45,8 @@ public:
     // The stream that gradients travel on, null on one rank, and what went to other ranks, by operation: within this
     // rank's group, and between groups.
     stream_t reduce_stream() const { return reduce_stream_; }
+    const Comm& comm() const { return comm_; }
+    const Comm& groups_comm() const { return groups_comm_; }
     const Traffic& traffic() const { return comm_.traffic(); }
     const Traffic& group_traffic() const { return groups_comm_.traffic(); }
 

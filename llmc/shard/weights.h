@@ -68,6 +68,7 @@ public:
 
     // The stream that weights travel on, null on one rank, and what went to other ranks, by operation.
     stream_t gather_stream() const { return gather_stream_; }
+    const Comm& comm() const { return comm_; }
     const Traffic& traffic() const { return comm_.traffic(); }
 
     // Host access for initialisation, import and export; synchronises. set_tensor() wants the same values on every

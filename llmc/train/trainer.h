@@ -45,6 +45,7 @@ struct TrainerConfig {
     double clip = 0;  // 0: off
     LossScaleConfig loss_scale;
     bool skip_spikes = false;
+    ProductChoices products;  // as a card check has chosen
 
     Fp8Scaling fp8_scaling() const { return fp8 ? scaling_of(fp8->recipe) : Fp8Scaling::tensor; }
 };

@@ -22,7 +22,9 @@ Trainer<Real, Block>::Trainer(const TrainerConfig& config, const Comm& comm)
       matmul_(config.tf32, config.fast_accumulation, config.fp8_scaling()),
       model_(model_setup(config_), weights_, gradients_, matmul_),
       optimizer_(weights_, gradients_, config.schedule, config.adamw, config.clip, config.loss_scale,
-                 config.skip_spikes) {}
+                 config.skip_spikes) {
+    matmul_.choose(config.products);
+}
 
 template <class Real, template <class> class Block>
 Trainer<Real, Block>::~Trainer() {

@@ -1,0 +1,206 @@
+#include "llmc/check/card_check.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "llmc/check/worker.h"
+#include "llmc/comm/agreement.h"
+
+namespace llmc {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Another way has to be so much faster than the library's first to be taken: between ways that are about as fast,
+// chance does not decide.
+constexpr double kWorthChanging = 0.95;
+
+std::string key_of(const CheckRequest& request, const Product& product) {
+    return Matmul(request.tf32, request.fast_accumulation, request.use.scaling).key(product);
+}
+
+// "rank 3 on node7: ", or nothing where there is one rank.
+std::string who(const Comm& comm) {
+    return comm.world() == 1 ? "" : strprintf("rank %d on %s: ", comm.rank(), comm.host(comm.rank()).c_str());
+}
+
+// ---- one card ------------------------------------------------------------------------------------------------------
+
+// The findings of what is asked for: those that are kept, and the others, made now and kept.
+void find(const CardCheck& check, CardCheckResult& result) {
+    const KeptResults keeper(check.cache, check.identity);
+    std::vector<std::string> names;
+    for (const CheckItem& item : kernel_checks(check.request.use)) names.push_back(item.name);
+    for (const Product& product : check.request.products) names.push_back(key_of(check.request, product));
+    CheckRequest request = check.request;
+    request.found = result.findings;
+    if (!check.force)
+        for (const auto& [name, finding] : keeper.load()) request.found.emplace(name, finding);
+    const auto is_known = [&](const std::string& name) {
+        const auto found = request.found.find(name);
+        if (found == request.found.end()) return false;
+        const auto preferred = request.preferred.find(name);
+        return preferred == request.preferred.end() ||
+               std::any_of(found->second.trials.begin(), found->second.trials.end(),
+                           [&](const ProductTrial& trial) { return trial.way.algorithm == preferred->second; });
+    };
+    result.kept = std::all_of(names.begin(), names.end(), is_known);
+    if (!result.kept) {
+        for (auto place = request.found.begin(); place != request.found.end();)
+            place = is_known(place->first) ? std::next(place) : request.found.erase(place);
+        request.found = supervise(request, check.program, check.alive);
+        Findings made;
+        for (const std::string& name : names) made.emplace(name, request.found.at(name));
+        result.keeping_problem = keeper.add(made);
+    }
+    for (const std::string& name : names) result.findings[name] = request.found.at(name);
+}
+
+// ---- all ranks together --------------------------------------------------------------------------------------------
+
+bool is_right(const Finding& finding, const ProductChoice& way) {
+    return std::any_of(finding.trials.begin(), finding.trials.end(),
+                       [&](const ProductTrial& trial) { return trial.way == way && trial.problem.empty(); });
+}
+bool was_tried(const Finding& finding, const ProductChoice& way) {
+    return std::any_of(finding.trials.begin(), finding.trials.end(),
+                       [&](const ProductTrial& trial) { return trial.way == way; });
+}
+
+// The way that a product is to be made in, of those that nobody objects to; nullptr: none.
+const ProductTrial* best_way(const Finding& finding, const std::string& preferred,
+                             const std::vector<ProductChoice>& refused) {
+    const ProductTrial* best = nullptr;
+    for (const ProductTrial& trial : finding.trials) {
+        if (!trial.problem.empty() || std::find(refused.begin(), refused.end(), trial.way) != refused.end()) continue;
+        if (!preferred.empty() && trial.way.algorithm == preferred) return &trial;
+        const bool falls_back = best && trial.way.separate_bias && !best->way.separate_bias;
+        if (!best || (!falls_back && trial.ms > 0 && trial.ms < kWorthChanging * best->ms)) best = &trial;
+    }
+    return best;
+}
+
+// What rank 0 proposes for all, and what the others object to.
+struct Proposal {
+    ProductChoices choices;
+    std::set<std::string> hopeless;  // products, by key
+};
+
+using Refused = std::map<std::string, std::vector<ProductChoice>>;
+
+Proposal propose(const CheckRequest& request, const Findings& findings, const Refused& refused) {
+    Proposal proposal;
+    for (const Product& product : request.products) {
+        const std::string key = key_of(request, product);
+        const auto preferred = request.preferred.find(key);
+        const auto objections = refused.find(key);
+        const ProductTrial* best =
+            best_way(findings.at(key), preferred == request.preferred.end() ? "" : preferred->second,
+                     objections == refused.end() ? std::vector<ProductChoice>{} : objections->second);
+        if (best)
+            proposal.choices[key] = best->way;
+        else
+            proposal.hopeless.insert(key);
+    }
+    return proposal;
+}
+
+// Products that are not right here in the way proposed, which is tried if it was not.
+std::vector<std::string> objections(const CardCheck& check, const ProductChoices& proposed, CardCheckResult& result) {
+    CardCheck more = check;
+    more.force = false;
+    more.request.preferred.clear();
+    for (const auto& [key, way] : proposed)
+        if (!was_tried(result.findings.at(key), way)) more.request.preferred[key] = way.algorithm;
+    if (!more.request.preferred.empty()) find(more, result);
+    std::vector<std::string> keys;
+    for (const auto& [key, way] : proposed)
+        if (!is_right(result.findings.at(key), way)) keys.push_back(key);
+    return keys;
+}
+
+Proposal agree_on_products(const CardCheck& check, const Comm& comm, CardCheckResult& result) {
+    Refused refused;
+    for (;;) {
+        Proposal proposal;
+        if (comm.is_main()) proposal = propose(check.request, result.findings, refused);
+        const Json told = Json::parse(broadcast_text(
+            comm, Json{{"choices", choices_json(proposal.choices)}, {"hopeless", proposal.hopeless}}.dump()));
+        proposal.choices = choices_from_json(told["choices"]);
+        proposal.hopeless = told["hopeless"].get<std::set<std::string>>();
+        std::vector<std::string> mine;
+        do_together(comm, [&] { mine = objections(check, proposal.choices, result); });
+        bool all_agree = true;
+        for (const std::string& text : gather_texts(comm, Json(mine).dump()))
+            for (const std::string key : Json::parse(text)) {
+                refused[key].push_back(proposal.choices.at(key));
+                all_agree = false;
+            }
+        if (all_agree) return proposal;
+    }
+}
+
+// Lines of all ranks, those that several have but once.
+std::vector<std::string> gather_lines(const Comm& comm, const std::vector<std::string>& mine) {
+    std::vector<std::string> all;
+    for (const std::string& text : gather_texts(comm, Json(mine).dump()))
+        for (const std::string line : Json::parse(text))
+            if (std::find(all.begin(), all.end(), line) == all.end()) all.push_back(line);
+    return all;
+}
+
+// What is wrong on this card: kernels that others take the place of, and those that nothing does.
+void sort_problems(const CheckRequest& request, const Comm& comm, CardCheckResult& result) {
+    std::vector<std::string> variants, notes, refusals;
+    for (const CheckItem& item : kernel_checks(request.use)) {
+        const Finding& finding = result.findings.at(item.name);
+        result.items++;
+        if (finding.problem.empty()) {
+            result.right++;
+            continue;
+        }
+        const std::string line = who(comm) + item.name + ": " + finding.problem;
+        if (item.variant.empty()) {
+            refusals.push_back(line);
+        } else {
+            variants.push_back(item.variant);
+            notes.push_back(line);
+        }
+    }
+    for (const std::string& variant : gather_lines(comm, variants)) result.wrong_variants.insert(variant);
+    result.notes = gather_lines(comm, notes);
+    result.refusals = gather_lines(comm, refusals);
+}
+
+// Products that are not made in the way that the library would have it.
+void describe_products(const CheckRequest& request, const Comm& comm, const Proposal& agreed, CardCheckResult& result) {
+    std::vector<std::string> notes;
+    for (const Product& product : request.products) {
+        const std::string key = key_of(request, product);
+        const Finding& finding = result.findings.at(key);
+        result.items++;
+        if (agreed.hopeless.count(key)) result.wrong_products.push_back(product);
+        for (const ProductTrial& trial : finding.trials)
+            if (!trial.problem.empty())
+                notes.push_back(who(comm) + key + ", " + describe(trial.way) + ": " + trial.problem);
+        if (finding.trials.empty()) notes.push_back(who(comm) + key + ": " + finding.problem);
+        if (!agreed.hopeless.count(key)) result.right++;
+    }
+    for (const std::string& note : gather_lines(comm, notes)) result.notes.push_back(note);
+}
+
+}  // namespace
+
+CardCheckResult check_card(const CardCheck& check, const Comm& comm) {
+    const auto begin = std::chrono::steady_clock::now();
+    CardCheckResult result;
+    do_together(comm, [&] { find(check, result); });
+    sort_problems(check.request, comm, result);
+    const Proposal agreed = agree_on_products(check, comm, result);
+    result.choices = agreed.choices;
+    describe_products(check.request, comm, agreed, result);
+    result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return result;
+}
+
+}  // namespace llmc

@@ -1,0 +1,188 @@
+#include "llmc/check/collectives.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "llmc/check/guarded_array.h"
+#include "llmc/comm/agreement.h"
+
+namespace llmc {
+namespace {
+
+constexpr size_t kFew = 1031;                // elements a rank: a prime, so that no kernel's pieces fit
+constexpr size_t kMany = size_t{256} << 10;  // 1 MiB a rank of floats
+constexpr int kWarmUp = 1, kTimed = 4;
+
+// Whole numbers from 0 to 15 of rank r, so that sums over 1000 ranks are exact in FP32 and each is a BF16 number.
+float value_of(int rank, size_t i) { return static_cast<float>((i * 7 + static_cast<size_t>(rank) * 5) % 16); }
+
+std::vector<float> values_of(int rank, size_t begin, size_t count) {
+    std::vector<float> values(count);
+    for (size_t i = 0; i < count; i++) values[i] = value_of(rank, begin + i);
+    return values;
+}
+
+// "float 17 is 3, must be 4 (2 of 1031 are wrong)"; "" if all is as it should be. Bits are compared.
+template <class T>
+std::string difference(const std::vector<T>& found, const std::vector<T>& expected) {
+    size_t wrong = 0, first = 0;
+    for (size_t i = found.size(); i-- > 0;)
+        if (std::memcmp(&found[i], &expected[i], sizeof(T)) != 0) wrong++, first = i;
+    if (wrong == 0) return "";
+    return strprintf("element %zu is %.9g, must be %.9g (%zu of %zu are wrong)", first,
+                     static_cast<double>(found[first]), static_cast<double>(expected[first]), wrong, found.size());
+}
+
+// The operations of one communicator, on one stream: enqueued first, looked at later.
+class Patterns {
+public:
+    Patterns(const NamedComm& named, size_t count)
+        : name_(named.name),
+          comm_(named.comm),
+          count_(count),
+          world_(static_cast<size_t>(comm_.world())),
+          stream_(create_stream(StreamPriority::communication)),
+          mine_(values_of(comm_.rank(), 0, count * world_), stream_),
+          gathered_(count * world_, stream_),
+          exchanged_(count * world_, stream_),
+          sent_(values_of(comm_.rank(), 0, count), stream_),
+          sum_(count, stream_),
+          added_(std::vector<float>(count, 1.0f), stream_),
+          reduced_(values_of(comm_.rank(), 0, count), stream_),
+          largest_(std::vector<uint32_t>(count, static_cast<uint32_t>(comm_.rank()) + 7u), stream_),
+          workspace_(workspace_bytes(), stream_) {}
+    ~Patterns() {
+        tear_down([&] { synchronize(stream_); });
+        tear_down([&] { destroy_stream(stream_); });
+    }
+    Patterns(const Patterns&) = delete;
+    Patterns& operator=(const Patterns&) = delete;
+
+    void enqueue() {
+        const size_t bytes = count_ * sizeof(float);
+        comm_.all_gather(gathered_, mine_, bytes, stream_);
+        comm_.all_to_all(exchanged_, mine_, bytes, stream_);
+        comm_.broadcast(sent_, bytes, comm_.world() - 1, stream_);
+        reduce_scatter(sum_, Wire::fp32, false);
+        reduce_scatter(added_, Wire::bf16, true);
+        comm_.all_reduce(reduced_.data(), count_, ReduceOp::sum, workspace_.data(), stream_);
+        comm_.all_reduce(largest_.data(), count_, ReduceOp::max, workspace_.data(), stream_);
+    }
+    // The first operation that did not give what it must; "" if all did.
+    std::string problem() const {
+        const int rank = comm_.rank(), world = comm_.world();
+        std::vector<float> gathered, exchanged, sum(count_);
+        for (int r = 0; r < world; r++) {
+            const std::vector<float> part = values_of(r, 0, count_),
+                                     row = values_of(r, static_cast<size_t>(rank) * count_, count_);
+            gathered.insert(gathered.end(), part.begin(), part.end());
+            exchanged.insert(exchanged.end(), row.begin(), row.end());
+            for (size_t i = 0; i < count_; i++) sum[i] += row[i];
+        }
+        std::vector<float> added = sum, reduced(count_);
+        for (float& value : added) value += 1.0f;
+        for (int r = 0; r < world; r++)
+            for (size_t i = 0; i < count_; i++) reduced[i] += value_of(r, i);
+        std::string text;
+        const auto look = [&](const char* operation, const auto& array, const auto& expected) {
+            std::string problem = difference(array.read(), expected);
+            if (problem.empty()) problem = array.trespass();
+            if (text.empty() && !problem.empty()) text = strprintf("%s: %s", operation, problem.c_str());
+        };
+        look("all_gather", gathered_, gathered);
+        look("all_to_all", exchanged_, exchanged);
+        look("broadcast", sent_, values_of(world - 1, 0, count_));
+        look("reduce_scatter", sum_, sum);
+        look("reduce_scatter in bf16, accumulating", added_, added);
+        look("all_reduce", reduced_, reduced);
+        look("all_reduce of maxima", largest_, std::vector<uint32_t>(count_, static_cast<uint32_t>(world - 1) + 7u));
+        return text.empty() ? "" : strprintf("%s over %s: %s", name_.c_str(), comm_.name(), text.c_str());
+    }
+
+private:
+    void reduce_scatter(GuardedArray<float>& out, Wire wire, bool accumulate) {
+        comm_.reduce_scatter(out, mine_, count_, wire, accumulate, workspace_.data(), stream_);
+    }
+    size_t workspace_bytes() const {
+        return std::max({comm_.reduce_scatter_workspace(count_, Wire::fp32, false),
+                         comm_.reduce_scatter_workspace(count_, Wire::bf16, true),
+                         comm_.all_reduce_workspace<float>(count_), comm_.all_reduce_workspace<uint32_t>(count_),
+                         size_t{1}});
+    }
+
+    const std::string name_;
+    const Comm comm_;
+    const size_t count_, world_;
+    const stream_t stream_;
+    GuardedArray<float> mine_, gathered_, exchanged_, sent_, sum_, added_, reduced_;
+    GuardedArray<uint32_t> largest_;
+    GuardedMemory workspace_;
+};
+
+void look_at(const Patterns& patterns, const Comm& world, const char* how) {
+    const std::string problem = patterns.problem();
+    if (!problem.empty())
+        throw Error(ExitCode::communication,
+                    strprintf("card check: on %s, %s%s", world.host(world.rank()).c_str(), problem.c_str(), how));
+}
+
+template <class Operation>
+double rate_of(const Comm& comm, size_t bytes, stream_t stream, Operation&& operation) {
+    using Clock = std::chrono::steady_clock;
+    Clock::time_point begin;
+    for (int i = 0; i < kWarmUp + kTimed; i++) {
+        if (i == kWarmUp) {
+            synchronize(stream);
+            comm.barrier();
+            begin = Clock::now();
+        }
+        operation();
+    }
+    synchronize(stream);
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    return kTimed * static_cast<double>(bytes) * (comm.world() - 1) / seconds;
+}
+
+LinkRates measure(const Comm& comm) {
+    const size_t world = static_cast<size_t>(comm.world());
+    const stream_t stream = create_stream(StreamPriority::communication);
+    LinkRates rates;
+    {
+        const GuardedArray<float> whole(std::vector<float>(kMany * world), stream), part(kMany, stream);
+        const GuardedMemory workspace(std::max<size_t>(1, comm.reduce_scatter_workspace(kMany, Wire::fp32, false)),
+                                      stream);
+        rates.all_gather = rate_of(comm, kMany * sizeof(float), stream, [&] {
+            comm.all_gather(whole, whole.data() + static_cast<size_t>(comm.rank()) * kMany, kMany * sizeof(float),
+                            stream);
+        });
+        rates.reduce_scatter = rate_of(comm, kMany * sizeof(float), stream, [&] {
+            comm.reduce_scatter(part, whole, kMany, Wire::fp32, false, workspace.data(), stream);
+        });
+    }
+    destroy_stream(stream);
+    return rates;
+}
+
+}  // namespace
+
+LinkRates check_collectives(const std::vector<NamedComm>& comms, const Comm& world) {
+    if (comms.empty()) return {};
+    for (const NamedComm& named : comms)
+        for (const size_t count : {size_t{1}, kFew}) {
+            Patterns patterns(named, count);
+            patterns.enqueue();
+            do_together(world, [&] { look_at(patterns, world, ""); });
+        }
+    std::vector<std::unique_ptr<Patterns>> together;
+    for (const NamedComm& named : comms) together.push_back(std::make_unique<Patterns>(named, kFew));
+    for (const auto& patterns : together) patterns->enqueue();
+    do_together(world, [&] {
+        for (const auto& patterns : together) look_at(*patterns, world, ", all communicators at once");
+    });
+    const LinkRates rates = measure(comms.front().comm);
+    for (const NamedComm& named : comms) named.comm.reset_traffic();  // which counts what training sends
+    return rates;
+}
+
+}  // namespace llmc

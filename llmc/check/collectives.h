@@ -1,0 +1,25 @@
+// The card check's part between ranks: a known pattern through every operation of every communicator that a run uses,
+// one after the other, then through all communicators at once, each on a stream of its own; every byte is looked at.
+// One that never ends is the watchdog's.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "llmc/comm/comm.h"
+
+namespace llmc {
+
+struct NamedComm {
+    std::string name;
+    Comm comm;
+};
+
+struct LinkRates {
+    double all_gather = 0, reduce_scatter = 0;  // bytes a second that a rank gets to others; 0: not measured
+};
+
+// A collective of all ranks. Throws Error(communication) on every rank: which operation, of which communicator, on
+// which rank, and the first byte that is wrong. Returns the rates of the first communicator.
+LinkRates check_collectives(const std::vector<NamedComm>& comms, const Comm& world);
+
+}  // namespace llmc

@@ -1,0 +1,48 @@
+// What a card check asks of its worker process, and what it finds: as values, and as JSON between processes and in the
+// file where results are kept.
+#pragma once
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "llmc/check/kernel_checks.h"
+#include "llmc/check/product_checks.h"
+
+namespace llmc {
+
+struct Finding {
+    std::string family, variant;  // of the item; see item.h
+    std::string problem;          // "": it is right
+    double seconds = 0;
+    std::vector<ProductTrial> trials;  // of a product
+};
+using Findings = std::map<std::string, Finding>;  // by the item's name
+
+// Everything that a run will use, on one card.
+struct CheckRequest {
+    int device = 0;
+    KernelUse use;
+    std::vector<Product> products;
+    bool tf32 = false;
+    FastAccumulation fast_accumulation = FastAccumulation::forward;
+    int tune = 8;                                  // ways of a product that are timed; 0 or 1: none
+    std::map<std::string, std::string> preferred;  // algorithms that are kept if they are right, by Matmul::key()
+    double item_seconds = 60;                      // an item that takes longer has failed
+    Findings found;                                // not to be found again; of products also trials that are over
+};
+
+constexpr const char* kProductFamily = "products";
+
+nlohmann::ordered_json findings_json(const Findings& findings);
+Findings findings_from_json(const nlohmann::ordered_json& json);
+nlohmann::ordered_json request_json(const CheckRequest& request);
+CheckRequest request_from_json(const nlohmann::ordered_json& json);
+nlohmann::ordered_json trial_json(const ProductTrial& trial);
+ProductTrial trial_from_json(const nlohmann::ordered_json& json);
+
+// {key: {algorithm, emulated, separate_bias}}, for run.json and checkpoints.
+nlohmann::ordered_json choices_json(const ProductChoices& choices);
+ProductChoices choices_from_json(const nlohmann::ordered_json& json);
+
+}  // namespace llmc

@@ -1,0 +1,83 @@
+#include "llmc/check/kept_results.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <ctime>
+#include <filesystem>
+
+#include "llmc/checkpoint/files.h"
+#include "llmc/checkpoint/manifest.h"
+
+namespace llmc {
+namespace {
+
+using Json = nlohmann::ordered_json;
+constexpr uint64_t kLargestFile = uint64_t{64} << 20;
+
+// Held by whoever changes the file. A file system without locks costs at most somebody's results.
+class Lock {
+public:
+    explicit Lock(const std::string& path) : fd_(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
+        if (fd_ >= 0) flock(fd_, LOCK_EX);
+    }
+    ~Lock() {
+        if (fd_ >= 0) close(fd_);
+    }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+private:
+    const int fd_;
+};
+
+std::string today() {
+    const std::time_t now = std::time(nullptr);
+    char text[32];
+    std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
+    return text;
+}
+
+}  // namespace
+
+std::string cache_directory() {
+    if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache && *cache) return std::string(cache) + "/train_gpt";
+    if (const char* home = std::getenv("HOME"); home && *home) return std::string(home) + "/.cache/train_gpt";
+    return "";
+}
+
+KeptResults::KeptResults(const std::string& directory, const Json& identity) : identity_(identity) {
+    const std::string text = identity.dump();
+    if (!directory.empty())
+        path_ = directory +
+                strprintf("/check-%016llx.json", static_cast<unsigned long long>(checksum(text.data(), text.size())));
+}
+
+Findings KeptResults::load() const {
+    if (path_.empty()) return {};
+    try {
+        const Json json = Json::parse(read_whole(path_, kLargestFile));
+        if (json.at("identity") == identity_) return findings_from_json(json.at("findings"));
+    } catch (const std::exception&) {  // as if there were none: it is written anew
+    }
+    return {};
+}
+
+std::string KeptResults::add(const Findings& findings) const {
+    if (path_.empty()) return "there is no home directory to keep them in";
+    try {
+        std::filesystem::create_directories(std::filesystem::path(path_).parent_path());
+        const Lock lock(path_ + ".lock");
+        Findings all = load();
+        for (const auto& [name, finding] : findings) all[name] = finding;
+        const Json json = {{"identity", identity_}, {"changed", today()}, {"findings", findings_json(all)}};
+        write_synced(system_calls(), path_, json.dump(1) + "\n");
+        return "";
+    } catch (const std::exception& error) {
+        return error.what();
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,31 @@
+// Results of card checks, kept from one run to the next: a readable JSON file for each card, driver, set of libraries
+// and program, in $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt. Several processes, and several machines with one
+// home directory, may write at the same time: what each has found is added to what is there.
+#pragma once
+#include <string>
+
+#include "llmc/check/findings.h"
+
+namespace llmc {
+
+// "": there is no home directory to keep anything in.
+std::string cache_directory();
+
+class KeptResults {
+public:
+    // `identity`: {what: which} of everything that results depend on, but for the items. In a directory of "" nothing
+    // is kept.
+    KeptResults(const std::string& directory, const nlohmann::ordered_json& identity);
+
+    const std::string& path() const { return path_; }
+    // What is kept; nothing where there is no such file, or one that cannot be read or is of something else.
+    Findings load() const;
+    // Adds findings, newer ones in place of older ones. Returns what went wrong, in words: a run goes on without.
+    std::string add(const Findings& findings) const;
+
+private:
+    const nlohmann::ordered_json identity_;
+    std::string path_;
+};
+
+}  // namespace llmc

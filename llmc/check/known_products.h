@@ -1,0 +1,62 @@
+// Operands of which every product is known exactly, whatever the order and the width of the sums: whole numbers so
+// small that all partial sums are exact, also in the 13 bits that Hopper keeps of sums of FP8 (arXiv 2412.19437,
+// section 3.3.2), times powers of two. What an element should be follows from its place alone, and is computed by a
+// plain kernel that shares nothing with the product but the definition.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "llmc/linear/matmul.h"
+
+namespace llmc {
+
+// Which numbers an operand holds. `largest` 0: real numbers of about 1 in place of whole ones, to see whether sums of
+// what has to be rounded come out the same twice.
+struct KnownNumbers {
+    uint32_t seed = 0;
+    int largest = 0;
+};
+
+// Of a product: its shape, and what its operands hold. Passed to kernels by value.
+struct KnownProduct {
+    explicit KnownProduct(const Product& product);
+
+    int rows, columns, inner;                  // result (rows, columns), summed over `inner`
+    int first_columns, second_columns;         // as stored, row-major
+    bool transpose_first, transpose_second;    // of what is stored
+    KnownNumbers first, second, bias, before;  // `before`: what the result holds that is added to
+    bool has_bias, accumulates;
+    bool has_block_scales;
+    ScaleLayout first_scales, second_scales;
+    float factor;  // the product of the scales of whole tensors, a power of two
+};
+
+// The scale of block `cell` in an operand's table is 2 to this.
+int known_scale_exponent(uint32_t seed, size_t cell);
+// Tables of `layout` for an operand (rows, inner), as bytes; 0 where there is no block.
+std::vector<char> known_scale_table(const KnownNumbers& numbers, ScaleLayout layout, int rows, int inner);
+
+// to (n): numbers by their place.
+void fill_known(void* to, Product::Element element, size_t n, KnownNumbers numbers, stream_t stream);
+
+// One element of each 32 x 32 tile of the result, a row of tiles after the other.
+constexpr int kSampleTile = 32;
+struct Sample {
+    int row, column;
+};
+inline int sample_tiles(int extent) { return div_up(extent, kSampleTile); }
+Sample sample_of_tile(const KnownProduct& product, int tile_row, int tile_column);
+// expected (tiles): the element before it is rounded, with scales and what is added to, but without bias.
+void expect_samples(float* expected, const KnownProduct& product, stream_t stream);
+// found (tiles): the bits of the result's elements.
+void read_samples(uint32_t* found, const void* result, Product::Element element, const KnownProduct& product,
+                  stream_t stream);
+int known_integer(KnownNumbers numbers, size_t index);
+
+// place[0]: how many of n elements are NaN; place[1]: the first of them, or 0xFFFFFFFF.
+void find_nan(uint32_t* place, const void* values, Product::Element element, size_t n, stream_t stream);
+// The same of elements whose bits differ.
+void find_difference(uint32_t* place, const void* a, const void* b, Product::Element element, size_t n,
+                     stream_t stream);
+
+}  // namespace llmc

@@ -1,0 +1,228 @@
+#include "llmc/check/product_checks.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "llmc/check/known_products.h"
+
+namespace llmc {
+namespace {
+
+constexpr int kTimings = 3;
+
+// The scale of an operand as a whole; KnownProduct::factor is their product.
+constexpr float kFirstScale = 0.5f, kSecondScale = 4.0f;
+
+size_t operand_bytes(size_t elements, Product::Element element) { return elements * bytes_of(element); }
+
+float value_of(uint32_t bits, Product::Element element) {
+    return element == Product::Element::fp32 ? float_from_bits(bits) : to_float(bf16{static_cast<uint16_t>(bits)});
+}
+uint32_t bits_of(float value, Product::Element element) {
+    return element == Product::Element::fp32 ? float_bits(value) : to_bf16(value).bits;
+}
+
+}  // namespace
+
+std::string describe(const ProductChoice& way) {
+    std::string text = way.emulated            ? "BF16 units on FP8 values"
+                       : way.algorithm.empty() ? "the library's product"
+                                               : "algorithm " + way.algorithm;
+    return text + (way.separate_bias ? ", bias by a kernel" : "");
+}
+
+// What a product reads and writes, and what its samples should be.
+struct ProductChecks::Operands {
+    Operands(const Product& p, stream_t stream)
+        : product(p),
+          gemm(p),
+          known(p),
+          first(operand_bytes(gemm.first_size(), p.first_element()), stream),
+          second(operand_bytes(gemm.second_size(), p.second_element()), stream),
+          bias(operand_bytes(static_cast<size_t>(gemm.columns), p.result_element()), stream),
+          result(operand_bytes(gemm.result_size(), p.result_element()), stream),
+          again(result.bytes(), stream),
+          samples(static_cast<size_t>(sample_tiles(gemm.rows)) * static_cast<size_t>(sample_tiles(gemm.columns))),
+          found(samples * sizeof(uint32_t), stream),
+          place(2 * sizeof(uint32_t), stream),
+          first_scale(scales(known.first, p.first_scales(), gemm.rows, kFirstScale), stream),
+          second_scale(scales(known.second, p.second_scales(), gemm.columns, kSecondScale), stream) {
+        fill_known(bias.data(), p.result_element(), static_cast<size_t>(gemm.columns), known.bias, stream);
+        const GuardedArray<float> device_expected(samples, stream);
+        expect_samples(device_expected, known, stream);
+        expected = device_expected.read();
+    }
+
+    std::vector<char> scales(const KnownNumbers& numbers, ScaleLayout layout, int rows, float whole) const {
+        if (product.has_block_scales()) return known_scale_table(numbers, layout, rows, gemm.inner);
+        std::vector<char> one(sizeof whole);
+        std::memcpy(one.data(), &whole, sizeof whole);
+        return one;
+    }
+    void fill(bool real, stream_t stream) const {
+        const auto numbers = [&](KnownNumbers n) { return KnownNumbers{n.seed, real ? 0 : n.largest}; };
+        fill_known(first.data(), product.first_element(), gemm.first_size(), numbers(known.first), stream);
+        fill_known(second.data(), product.second_element(), gemm.second_size(), numbers(known.second), stream);
+    }
+    // NaN where a product writes, or what it is to add to.
+    void clear_result(stream_t stream) const {
+        if (product.accumulate)
+            fill_known(result.data(), product.result_element(), gemm.result_size(), known.before, stream);
+        else
+            set_bytes(result.data(), 0xFF, result.bytes(), stream);
+    }
+    ProductTensors tensors() const {
+        const bool scaled = is_fp8(product.type);
+        return {result.data(),
+                first.data(),
+                second.data(),
+                product.bias ? bias.data() : nullptr,
+                scaled ? first_scale.data() : nullptr,
+                scaled ? second_scale.data() : nullptr};
+    }
+
+    const Product product;
+    const Gemm gemm;
+    const KnownProduct known;
+    GuardedMemory first, second, bias, result, again;
+    const size_t samples;
+    GuardedMemory found, place;
+    GuardedArray<char> first_scale, second_scale;
+    std::vector<float> expected;  // of the samples
+};
+
+ProductChecks::ProductChecks(Matmul& matmul, stream_t stream) : matmul_(matmul), stream_(stream) {}
+ProductChecks::~ProductChecks() = default;
+
+std::vector<ProductChoice> ProductChecks::ways(const Product& product, const std::string& preferred, int limit) {
+    if (matmul_.emulates(product)) return {{"", true, false}};
+    std::vector<ProductChoice> ways;
+    const auto add = [&](const Product& made, const std::string& wanted, bool separate_bias) {
+        std::vector<std::string> algorithms;
+        if (!wanted.empty() && matmul_.has_algorithm(made, wanted)) algorithms.push_back(wanted);
+        for (const std::string& proposal : matmul_.proposals(made, limit))
+            if (proposal != wanted || algorithms.empty()) algorithms.push_back(proposal);
+        for (const std::string& algorithm : algorithms) ways.push_back({algorithm, false, separate_bias});
+    };
+    add(product, preferred, false);
+    if (product.bias) {
+        Product without = product;
+        without.bias = false;
+        add(without, "", true);
+    }
+    return ways;
+}
+
+const ProductChecks::Operands& ProductChecks::operands_of(const Product& product) {
+    if (made_for_ != product) {
+        operands_.reset();  // first: both may not fit
+        operands_ = std::make_unique<Operands>(product, stream_);
+        made_for_ = product;
+        matmul_.reserve(product.N, product.C, product.OC);
+    }
+    return *operands_;
+}
+
+ProductTrial ProductChecks::hold(const Product& product, const ProductChoice& way, bool timed) {
+    ProductTrial trial{way, "", 0};
+    Product made = product;
+    made.bias = product.bias && !way.separate_bias;
+    if (!way.emulated && !matmul_.has_algorithm(made, way.algorithm)) {
+        trial.problem = "this is none of cuBLASLt's algorithms for it";
+        return trial;
+    }
+    const Operands& o = operands_of(product);
+    matmul_.choose({{matmul_.key(product), way}});
+    matmul_.reset_counts();
+    try {
+        o.fill(false, stream_);
+        trial.problem = problem_of(product, way.separate_bias);
+        if (trial.problem.empty() && timed) trial.ms = time(product);
+    } catch (const Error& error) {
+        synchronize(stream_);  // or the device is lost, and this throws
+        trial.problem = error.what();
+    }
+    if (trial.problem.empty() && matmul_.counts().emulated > 0 && !way.emulated) trial.problem = "cuBLASLt refuses it";
+    return trial;
+}
+
+std::string ProductChecks::problem_of(const Product& product, bool separate_bias) {
+    const Operands& o = operands_of(product);
+    const Product::Element element = product.result_element();
+    const auto place_text = [&](uint32_t index) {
+        return strprintf("[%d, %d]", static_cast<int>(index / static_cast<uint32_t>(o.gemm.columns)),
+                         static_cast<int>(index % static_cast<uint32_t>(o.gemm.columns)));
+    };
+    uint32_t* const place = reinterpret_cast<uint32_t*>(o.place.data());
+    const auto count_at = [&] { return read_back(place, 2, stream_); };
+    const auto multiply = [&] {
+        o.clear_result(stream_);
+        matmul_.multiply(product, o.tensors(), stream_);
+    };
+
+    multiply();
+    for (const GuardedMemory* memory : {&o.result, &o.first, &o.second})
+        if (const std::string problem = memory->trespass(); !problem.empty()) return problem;
+    find_nan(place, o.result.data(), element, o.gemm.result_size(), stream_);
+    if (const std::vector<uint32_t> nan = count_at(); nan[0] > 0)
+        return strprintf("%u of %zu elements are NaN, the first is %s", nan[0], o.gemm.result_size(),
+                         place_text(nan[1]).c_str());
+    uint32_t* const device_found = reinterpret_cast<uint32_t*>(o.found.data());
+    read_samples(device_found, o.result.data(), element, o.known, stream_);
+    const std::vector<uint32_t> found = read_back(device_found, o.samples, stream_);
+    const int across = sample_tiles(o.gemm.columns);
+    size_t wrong = 0, first_wrong = 0;
+    uint32_t first_expected = 0;
+    for (size_t i = o.samples; i-- > 0;) {
+        const Sample at = sample_of_tile(o.known, static_cast<int>(i) / across, static_cast<int>(i) % across);
+        float value = o.expected[i];
+        if (product.bias) {
+            if (separate_bias) value = value_of(bits_of(value, element), element);
+            value += static_cast<float>(known_integer(o.known.bias, static_cast<size_t>(at.column)));
+        }
+        if (const uint32_t expected = bits_of(value, element);
+            // A sum that is 0 may have either sign.
+            value_of(found[i], element) != value_of(expected, element))
+            wrong++, first_wrong = i, first_expected = expected;
+    }
+    if (wrong > 0) {
+        const Sample at =
+            sample_of_tile(o.known, static_cast<int>(first_wrong) / across, static_cast<int>(first_wrong) % across);
+        return strprintf("[%d, %d] is %.9g, must be %.9g (%zu of %zu samples are wrong)", at.row, at.column,
+                         static_cast<double>(value_of(found[first_wrong], element)),
+                         static_cast<double>(value_of(first_expected, element)), wrong, o.samples);
+    }
+
+    o.fill(true, stream_);
+    multiply();
+    copy_on_device(o.again.data(), o.result.data(), o.result.bytes(), stream_);
+    multiply();
+    find_difference(place, o.again.data(), o.result.data(), element, o.gemm.result_size(), stream_);
+    if (const std::vector<uint32_t> other = count_at(); other[0] > 0)
+        return strprintf("%u of %zu elements differ when it is made again, the first is %s", other[0],
+                         o.gemm.result_size(), place_text(other[1]).c_str());
+    return "";
+}
+
+// The median. What lies in the L2 cache when it begins is something else.
+double ProductChecks::time(const Product& product) {
+    const Operands& o = operands_of(product);
+    const size_t flushed = 2 * device_info().l2_cache;
+    std::unique_ptr<GuardedMemory> other = flushed > 0 ? std::make_unique<GuardedMemory>(flushed, stream_) : nullptr;
+    const event_t begin = create_event(true), end = create_event(true);
+    std::vector<double> times;
+    for (int i = 0; i < kTimings; i++) {
+        if (other) set_bytes(other->data(), i, flushed, stream_);
+        record(begin, stream_);
+        matmul_.multiply(product, o.tensors(), stream_);
+        record(end, stream_);
+        synchronize(end);
+        times.push_back(static_cast<double>(elapsed_ms(begin, end)));
+    }
+    destroy_event(begin);
+    destroy_event(end);
+    std::nth_element(times.begin(), times.begin() + kTimings / 2, times.end());
+    return times[kTimings / 2];
+}
+
+}  // namespace llmc

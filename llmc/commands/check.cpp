@@ -1,0 +1,290 @@
+#include "llmc/commands/check.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "llmc/checkpoint/files.h"
+#include "llmc/checkpoint/manifest.h"
+#include "llmc/comm/connect.h"
+#include "llmc/commands/plan.h"
+#include "llmc/kernels/variants.h"
+#include "llmc/run/gpu_table.h"
+#include "llmc/run/trainer_config.h"
+#include "llmc/run/versions.h"
+
+namespace llmc {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The file that this process runs.
+constexpr const char* kThisProgram = "/proc/self/exe";
+
+std::string program_fingerprint() {
+    const std::string program = read_whole(kThisProgram, uint64_t{1} << 32);
+    return strprintf("%016llx", static_cast<unsigned long long>(checksum(program.data(), program.size())));
+}
+
+// Everything that results depend on, beside what is checked.
+Json identity_of(const DeviceInfo& device) {
+    Json json = {{"device", device.name},
+                 {"uuid", device.uuid},
+                 {"compute_capability", device.compute_capability},
+                 {"program", program_fingerprint()}};
+    for (const auto& [name, version] : build_and_library_versions())
+        if (name != "nccl") json[name] = version;  // which is there only once it is in use
+    return json;
+}
+
+KernelUse use_of(const TrainerConfig& config, bool fp32, int ranks) {
+    KernelUse use;
+    use.bf16 = !fp32;
+    use.fp8 = config.fp8.has_value();
+    use.scaling = config.fp8_scaling();
+    use.e4m3_gradients = config.fp8 && config.fp8->e4m3_gradients;
+    use.current_scaling = config.fp8 && config.fp8->recipe == Fp8Recipe::current;
+    use.channels = config.model.channels;
+    use.heads = config.model.heads;
+    use.head_dim = config.model.head_dim();
+    use.vocab = config.model.vocab;
+    use.padded_vocab = config.model.padded_vocab();
+    use.several_ranks = ranks > 1;
+    return use;
+}
+
+std::map<std::string, std::string> algorithms_of(const ProductChoices& choices) {
+    std::map<std::string, std::string> algorithms;
+    for (const auto& [key, choice] : choices) algorithms[key] = choice.algorithm;
+    return algorithms;
+}
+
+std::string joined(const std::vector<std::string>& texts) {
+    std::string all;
+    for (const std::string& text : texts) all += (all.empty() ? "" : ",") + text;
+    return all;
+}
+
+// The products of the checkpoint's run, if they were made by this version of the library.
+ProductChoices products_of(const Resumed* resumed, std::vector<std::string>& notes) {
+    if (!resumed) return {};
+    const Manifest& manifest = resumed->checkpoint->manifest();
+    const ProductChoices choices = choices_from_json(manifest.run.value("products", Json::object()));
+    if (choices.empty()) return {};
+    const Versions versions = build_and_library_versions();
+    const auto now =
+        std::find_if(versions.begin(), versions.end(), [](const auto& v) { return v.first == "cublaslt"; });
+    const std::string then = manifest.versions.value("cublaslt", "");
+    if (now != versions.end() && then == now->second) return choices;
+    notes.push_back(strprintf("the checkpoint's products were made by cuBLASLt %s; with this one their bits may differ",
+                              then.c_str()));
+    return {};
+}
+
+// ---- what gives way ------------------------------------------------------------------------------------------------
+
+struct Fallbacks {
+    std::vector<std::string> lines;  // what was done
+    int count = 0;
+};
+
+void leave_out_kernels(Options& o, const std::set<std::string>& wrong, int card, Fallbacks& fallbacks) {
+    KernelSet kernels = kernel_set_from_text(o.kernels, card, o.precision == "fp8");
+    for (const std::string& name : wrong) {
+        if (name == kAllOfFp8) continue;
+        const KernelVariantEntry& entry = kernel_variant(name);
+        if (!kernels.has(entry.variant)) continue;
+        kernels.remove(entry.variant);
+        fallbacks.lines.push_back(strprintf("%s gives way to %s", entry.name, entry.counterpart));
+        fallbacks.count++;
+    }
+    const std::vector<std::string> names = kernels.names();
+    o.kernels = names.empty() ? "portable" : joined(names);
+}
+
+void go_on_in_bf16(Options& o, Fallbacks& fallbacks) {
+    fallbacks.lines.push_back("FP8 gives way to BF16 altogether: --precision bf16");
+    fallbacks.count++;
+    o.precision = "bf16";
+}
+
+// False: nothing had to.
+bool give_way(Options& o, const CardCheckResult& result, const StagePlan& plan, int card, Fallbacks& fallbacks) {
+    const int before = fallbacks.count;
+    if (result.wrong_variants.count(kAllOfFp8)) {
+        go_on_in_bf16(o, fallbacks);
+        return true;
+    }
+    leave_out_kernels(o, result.wrong_variants, card, fallbacks);
+    std::set<std::string> kinds;
+    for (const Product& product : result.wrong_products)
+        if (is_fp8(product.type)) kinds.insert(plan.products.at(product).begin(), plan.products.at(product).end());
+    for (const std::string& kind : kinds) {
+        fallbacks.lines.push_back("layers " + kind + " go on in BF16");
+        fallbacks.count++;
+        o.fp8_layers += ",-" + kind;
+    }
+    const TrainerConfig config = trainer_config(o);
+    if (!kinds.empty() && Fp8Layers(o.fp8_layers, config.model.layers, linear_names(config.model)).empty())
+        go_on_in_bf16(o, fallbacks);
+    return fallbacks.count > before;
+}
+
+[[noreturn]] void refuse(const CardCheckResult& result, const std::string& why) {
+    std::string text = "card check: " + why;
+    for (const std::string& line : result.refusals) text += "\n  " + line;
+    throw Error(ExitCode::no_resources, text);
+}
+
+void require_what_nothing_replaces(const CardCheckResult& result) {
+    if (!result.refusals.empty()) refuse(result, "this run needs what is not right on this card:");
+    for (const Product& product : result.wrong_products) {
+        if (is_fp8(product.type)) continue;
+        std::string text = product.describe() + " is not right on this card in any way:";
+        for (const std::string& note : result.notes) text += "\n  " + note;
+        refuse(result, text);
+    }
+}
+
+// ---- what is said --------------------------------------------------------------------------------------------------
+
+std::string device_text(const DeviceInfo& device) {
+    std::string text;
+    for (const auto& [name, version] : build_and_library_versions())
+        for (const char* wanted : {"driver", "cublaslt", "openblas_core"})
+            if (name == wanted) text += (text.empty() ? "" : ", ") + name + " " + version;
+    return device.name + (text.empty() ? "" : " (" + text + ")");
+}
+
+std::string summary_line(const CardCheckResult& result, const DeviceInfo& device, int fell_back,
+                         const std::string& path) {
+    return strprintf("checked on %s: %d of %d right, %d fell back (%s%s)\n", device_text(device).c_str(), result.right,
+                     result.items, fell_back, result.kept ? "known" : strprintf("%.1f s", result.seconds).c_str(),
+                     path.empty() ? "" : ("; " + path).c_str());
+}
+
+struct Checked {
+    CardCheckResult result;
+    Fallbacks fallbacks;
+    std::vector<std::string> notes;
+    std::string path;  // where results are kept
+};
+
+// Checks and gives way until what is left is right. `device` is this rank's.
+Checked check_until_right(Options& o, Ranks& ranks, const Resumed* resumed) {
+    Checked checked;
+    CardCheck check;
+    check.identity = identity_of(ranks.device);
+    check.cache = cache_directory();
+    check.program = kThisProgram;
+    check.alive = [&] { ranks.watchdog.alive(); };
+    check.force = o.card_check == "force";
+    checked.path = KeptResults(check.cache, check.identity).path();
+    const std::map<std::string, std::string> preferred = algorithms_of(products_of(resumed, checked.notes));
+    for (;;) {
+        const StagePlan plan = plan_rank(o, ranks.comm);
+        const TrainerConfig config = trainer_config(o);
+        check.request = {};
+        check.request.device = device_of_rank(ranks.comm, device_count());
+        check.request.use = use_of(config, o.precision == "fp32", ranks.comm.world());
+        for (const auto& [product, kinds] : plan.products) check.request.products.push_back(product);
+        check.request.tf32 = config.tf32;
+        check.request.fast_accumulation = config.fast_accumulation;
+        check.request.tune = o.tune;
+        check.request.preferred = preferred;
+        check.request.item_seconds = o.timeout_check;
+        checked.result = check_card(check, ranks.comm);
+        for (const std::string& note : checked.result.notes)
+            if (std::find(checked.notes.begin(), checked.notes.end(), note) == checked.notes.end())
+                checked.notes.push_back(note);
+        require_what_nothing_replaces(checked.result);
+        if (!give_way(o, checked.result, plan, ranks.device.compute_capability, checked.fallbacks)) break;
+        check.force = false;  // what is right by now need not be looked at again
+    }
+    for (const auto& [key, choice] : checked.result.choices) checked.fallbacks.count += choice.separate_bias;
+    if (o.strict && checked.fallbacks.count > 0) {
+        std::string text = "card check, with --strict: not everything is right as it is:";
+        for (const std::string& note : checked.notes) text += "\n  " + note;
+        throw Error(ExitCode::no_resources, text);
+    }
+    return checked;
+}
+
+void print_notes(const Checked& checked) {
+    for (const std::string& note : checked.notes) std::printf("note: card check: %s\n", note.c_str());
+    for (const std::string& line : checked.fallbacks.lines) std::printf("note: card check: %s\n", line.c_str());
+    if (!checked.result.keeping_problem.empty())
+        std::printf("note: the card check's results are not kept: %s\n", checked.result.keeping_problem.c_str());
+}
+
+// The most that a product reached, by its type.
+std::string rates_text(const CheckRequest& request, const Findings& findings) {
+    std::map<std::string, double> best;
+    for (const Product& product : request.products) {
+        const Matmul matmul(request.tf32, request.fast_accumulation, request.use.scaling);
+        for (const ProductTrial& trial : findings.at(matmul.key(product)).trials) {
+            if (trial.ms <= 0 || !trial.problem.empty()) continue;
+            double& rate = best[is_fp8(product.type) ? "fp8" : name_of(product.type)];
+            rate = std::max(rate, 2.0 * product.N * product.C * product.OC / (trial.ms * 1e9));
+        }
+    }
+    std::string text;
+    for (const auto& [type, rate] : best) text += strprintf("%s%s %.3g", text.empty() ? "" : ", ", type.c_str(), rate);
+    return text.empty() ? "" : "   up to TFLOP/s: " + text;
+}
+
+}  // namespace
+
+bool checks_cards(const Options& o, const DeviceInfo& device) {
+    return o.card_check == "force" || (o.card_check == "auto" && !device.is_host);
+}
+
+void print_rates(const LinkRates& rates, const Comm& comm) {
+    if (comm.is_main() && rates.all_gather > 0)
+        std::printf("checked between ranks: all_gather %.3g GB/s, reduce_scatter %.3g GB/s a rank\n",
+                    rates.all_gather / 1e9, rates.reduce_scatter / 1e9);
+}
+
+Admission admit(Options& o, Ranks& ranks, const Resumed* resumed) {
+    Admission admission;
+    if (!checks_cards(o, ranks.device)) {
+        std::vector<std::string> notes;
+        admission.products = products_of(resumed, notes);
+        return admission;
+    }
+    const Checked checked = check_until_right(o, ranks, resumed);
+    admission.products = checked.result.choices;
+    admission.findings = findings_json(checked.result.findings);
+    admission.summary = {
+        {"right", checked.result.right},        {"items", checked.result.items}, {"fell_back", checked.fallbacks.count},
+        {"fallbacks", checked.fallbacks.lines}, {"notes", checked.notes},        {"results", checked.path}};
+    if (ranks.comm.is_main()) {
+        print_notes(checked);
+        std::fputs(summary_line(checked.result, ranks.device, checked.fallbacks.count, checked.path).c_str(), stdout);
+    }
+    return admission;
+}
+
+ExitCode check_cards(Options& o, Ranks& ranks) {
+    const Checked checked = check_until_right(o, ranks, nullptr);
+    if (!ranks.comm.is_main()) return ExitCode::ok;
+    std::map<std::string, std::pair<int, int>> families;  // right, all
+    for (const auto& [name, finding] : checked.result.findings) {
+        families[finding.family].first += finding.problem.empty();
+        families[finding.family].second++;
+    }
+    CheckRequest request;
+    const StagePlan plan = plan_rank(o, ranks.comm);
+    for (const auto& [product, kinds] : plan.products) request.products.push_back(product);
+    const TrainerConfig config = trainer_config(o);
+    request.tf32 = config.tf32;
+    request.fast_accumulation = config.fast_accumulation;
+    request.use.scaling = config.fp8_scaling();
+    for (const auto& [family, count] : families)
+        std::printf("  %-14s %3d of %3d right%s\n", family.c_str(), count.first, count.second,
+                    family == kProductFamily ? rates_text(request, checked.result.findings).c_str() : "");
+    print_notes(checked);
+    std::fputs(summary_line(checked.result, ranks.device, checked.fallbacks.count, checked.path).c_str(), stdout);
+    return ExitCode::ok;
+}
+
+}  // namespace llmc

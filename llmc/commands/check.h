@@ -1,0 +1,50 @@
+// Before a run begins: what it is to use is checked on the cards that are here (llmc/check), and what is not right
+// gives way to what is. Kernels to their plain counterparts, products to other algorithms or to a bias of their own,
+// layers to BF16; if nothing right is left, there is no run. All of it is said.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "llmc/check/card_check.h"
+#include "llmc/check/collectives.h"
+#include "llmc/run/options.h"
+#include "llmc/run/ranks.h"
+#include "llmc/run/resume.h"
+#include "llmc/train/trainer.h"
+
+namespace llmc {
+
+struct Admission {
+    ProductChoices products;          // how they are to be made
+    nlohmann::ordered_json summary;   // for run.json; null: nothing was checked
+    nlohmann::ordered_json findings;  // for check.json: of this rank's card
+};
+
+// Whether this run is one that is checked.
+bool checks_cards(const Options& options, const DeviceInfo& device);
+void print_rates(const LinkRates& rates, const Comm& comm);
+
+// A collective. Changes `options` where something has to give way. `resumed`: its products are made as they were, if
+// that is right here. Error(no_resources): nothing right is left, or with --strict something would have had to give
+// way.
+Admission admit(Options& options, Ranks& ranks, const Resumed* resumed);
+
+// The communicators of a run with several ranks, before its first step. A collective.
+template <class Real>
+void check_communicators(const Options& options, Trainer<Real>& trainer, const Ranks& ranks) {
+    if (trainer.comm().world() == 1 || !checks_cards(options, ranks.device)) return;
+    std::vector<NamedComm> comms;
+    const auto add = [&](const char* name, const Comm& comm) {
+        if (comm.world() > 1) comms.push_back({name, comm});
+    };
+    add("the world", trainer.comm());
+    add("weights", trainer.weights().comm());
+    add("gradients", trainer.gradients().comm());
+    add("gradients of all groups", trainer.gradients().groups_comm());
+    print_rates(check_collectives(comms, trainer.comm()), trainer.comm());
+}
+
+// train_gpt check: the same for a run with these flags, as a table.
+ExitCode check_cards(Options& options, Ranks& ranks);
+
+}  // namespace llmc

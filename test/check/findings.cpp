@@ -1,0 +1,90 @@
+// Findings and requests as JSON, and the file in which results are kept.
+#include "llmc/check/findings.h"
+
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "llmc/check/kept_results.h"
+
+namespace llmc::test {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string empty_directory(const char* name) {
+    const std::filesystem::path path =
+        std::filesystem::temp_directory_path() / (std::string("check-") + name + "-" + std::to_string(getpid()));
+    std::filesystem::remove_all(path);
+    return path.string();
+}
+
+Findings some_findings() {
+    Findings findings;
+    findings["gelu C=64"] = {"kernels", "", "", 0.25, {}};
+    findings["gelu fp8"] = {"kernels", "gelu_fp8", "out[3] is 1, must be 2", 0.5, {}};
+    findings["matmul"] = {
+        kProductFamily, "", "", 1.5, {{{"00ff", false, false}, "refused", 0}, {{"01", false, true}, "", 0.125}}};
+    return findings;
+}
+
+}  // namespace
+
+TEST_CASE("Findings and requests survive JSON") {
+    const Json json = findings_json(some_findings());
+    CHECK(findings_json(findings_from_json(Json::parse(json.dump()))) == json);
+    CHECK(json["gelu fp8"]["right"] == false);
+    CHECK(json["matmul"]["ways"][1]["separate_bias"] == true);
+    CheckRequest request;
+    request.use.channels = 768;
+    request.use.fp8 = true;
+    request.use.scaling = Fp8Scaling::mx;
+    request.products = {{Product::wgrad, OperandType::e5m2_e4m3, 16, 32, 48, false, true, Fp8Scaling::tensor}};
+    request.preferred = {{"matmul", "01"}};
+    request.found = some_findings();
+    const CheckRequest again = request_from_json(Json::parse(request_json(request).dump()));
+    CHECK(request_json(again) == request_json(request));
+    CHECK(again.products == request.products);
+    const ProductChoices choices = {{"a", {"00", false, true}}, {"b", {}}};
+    CHECK(choices_from_json(choices_json(choices)) == choices);
+}
+
+TEST_CASE("Kept results: added to what is there, found again, and those of something else are not") {
+    const std::string directory = empty_directory("kept");
+    const KeptResults kept(directory, {{"device", "A"}}), other(directory, {{"device", "B"}});
+    CHECK(kept.load().empty());
+    CHECK(kept.add(some_findings()) == "");
+    CHECK(findings_json(kept.load()) == findings_json(some_findings()));
+    CHECK(other.load().empty());
+    CHECK(kept.add({{"gelu fp8", {"kernels", "gelu_fp8", "", 0.5, {}}}}) == "");
+    CHECK(kept.load().size() == 3);
+    CHECK(kept.load()["gelu fp8"].problem == "");
+    // Another identity with the same name of a file, and a file that is damaged, are as good as none.
+    std::filesystem::copy_file(kept.path(), other.path());
+    CHECK(other.load().empty());
+    std::ofstream(kept.path()) << "{\"identity\": ";
+    CHECK(kept.load().empty());
+    CHECK(kept.add(some_findings()) == "");
+    CHECK(kept.load().size() == 3);
+    CHECK(KeptResults("", {}).add({}) != "");
+    CHECK(KeptResults("/proc/no/such/place", {}).add({}) != "");
+    std::filesystem::remove_all(directory);
+}
+
+TEST_CASE("Kept results: what several add at once is all there") {
+    const std::string directory = empty_directory("at-once");
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; t++)
+        threads.emplace_back([&, t] {
+            for (int i = 0; i < 5; i++)
+                KeptResults(directory, {{"device", "A"}})
+                    .add({{std::to_string(t) + "." + std::to_string(i), {"kernels", "", "", 0, {}}}});
+        });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(KeptResults(directory, {{"device", "A"}}).load().size() == 20);
+    std::filesystem::remove_all(directory);
+}
+
+}  // namespace llmc::test
