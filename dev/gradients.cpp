@@ -70,6 +70,7 @@ void run(int argc, char** argv) {
     surroundings.host_device = device.is_host;
     surroundings.fp8_supported = device.has_fp8;
     surroundings.device_name = device.name;
+    surroundings.card = device.compute_capability;
     resolve(o, surroundings);
     const ordered_json result = o.precision == "fp32" ? measure<float>(o, shards) : measure<bf16>(o, shards);
     std::ofstream file(o.out);

@@ -27,7 +27,7 @@ constexpr KernelVariantEntry kEntries[] = {
 };
 
 std::string all_names() {
-    std::string names = "portable, auto";
+    std::string names = "auto, portable";
     for (const KernelVariantEntry& entry : kEntries) names += std::string(", ") + entry.name;
     return names;
 }

@@ -29,7 +29,7 @@ struct KernelVariantEntry {
     const char* name;           // for --kernels
     int first_card, last_card;  // that it runs on
     bool on_host;               // and on the host device
-    bool fp8;                   // makes FP8: no other run has use for it
+    bool fp8;                   // makes FP8 with one scale a tensor: no other run has use for it
     const char* right_when;     // what the card check holds it to, beside the counterpart
     const char* counterpart;    // the kernels that take its place, in their order
 
@@ -59,7 +59,7 @@ private:
 };
 
 // From --kernels: "portable" (none), "auto" (all that the card runs), or names with commas between them. Without a
-// card, for plans, all run. A run without FP8 has none of those that make it. Throws Error(bad_flags) for unknown
+// card, for plans, all run. `fp8`: the run makes FP8 with one scale a tensor. Throws Error(bad_flags) for unknown
 // names, and for those that the card cannot run.
 KernelSet kernel_set_from_text(const std::string& text, std::optional<int> card, bool fp8);
 void check_kernel_names(const std::string& text);

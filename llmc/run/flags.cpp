@@ -9,6 +9,7 @@
 
 #include "llmc/device/error.h"
 #include "llmc/fp8/recipe.h"
+#include "llmc/kernels/variants.h"
 #include "llmc/optim/loss_scale.h"
 #include "llmc/run/gpu_table.h"
 #include "llmc/run/profile.h"
@@ -126,6 +127,10 @@ const Flag kRows[] = {
                       {"1", "; llm.c's -r 1 is -r gelu here"},
                       {"2", "; llm.c's -r 2 is -r norm here"}}},
          "what backward computes again instead of keeping it: none, gelu, norm (norms and gelu) or block (everything)"),
+    flag(0, "kernels", "LIST", &Options::kernels, {.check = check_kernel_names},
+         "kernels that have plain counterparts: auto (all that the card runs), portable (none: the counterparts alone) "
+         "or "
+         "those named, with commas between; an unknown name is answered with the list"),
 
     heading("FP8 and loss scaling"),
     flag(0, "fp8-recipe", "NAME", &Options::fp8_recipe, {.words = {std::begin(kFp8Recipes), std::end(kFp8Recipes)}},

@@ -230,6 +230,7 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
                                   {"command", options.command_line},
                                   {"world", facts.world},
                                   {"device", facts.device},
+                                  {"kernels", options.kernel_set.names()},
                                   {"versions", versions},
                                   {"weights_hash", facts.weights_hash},
                                   {"card_check", facts.card_check},
@@ -243,6 +244,7 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
     run["command"] = options.command_line;
     run["world"] = facts.world;
     run["device"] = facts.device;
+    run["kernels"] = options.kernel_set.names();
     run["versions"] = versions;
     run["model"] = {{"name", m.name},       {"layers", m.layers},
                     {"heads", m.heads},     {"channels", m.channels},

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/kernels/variants.h"
 #include "llmc/model/config.h"
 
 namespace llmc {
@@ -63,6 +64,7 @@ struct Options {
     bool strict = false;
     double timeout_check = 60;  // seconds
     std::string recompute = "gelu";
+    std::string kernels = "auto";  // see kernel_set_from_text()
 
     // FP8 (with --precision fp8)
     std::string fp8_recipe = "delayed";
@@ -131,6 +133,7 @@ struct Options {
 
     // Filled by resolve()
     ModelConfig model_config;
+    KernelSet kernel_set;            // that --kernels means on this card
     int micro_steps = 0;             // per step: total_batch / (B*T*ranks)
     std::vector<std::string> notes;  // worth telling the user once
 
@@ -155,6 +158,7 @@ struct ResolveInputs {
     bool bf16_supported = true;       // for --precision auto
     bool fp8_supported = true;        // the card has FP8 tensor cores; the host device computes exactly
     std::string device_name;          // for messages
+    std::optional<int> card;          // see variants.h; unset: of a plan
     // Why the card makes all products of an FP8 recipe in BF16; "", or unset: it does not.
     std::function<std::string(const std::string& recipe)> fp8_emulated_because;
 };

@@ -55,6 +55,7 @@ void Ranks::describe(ResolveInputs& surroundings) const {
     surroundings.fp8_supported = LLMC_ENABLE_FP8 && (planned_ || device.has_fp8);
     surroundings.device_name = LLMC_ENABLE_FP8 ? device.name : "this build (PRECISION=BF16)";
     if (planned_) return;
+    surroundings.card = device.compute_capability;
     surroundings.fp8_emulated_because = [](const std::string& recipe) {
         return Matmul::emulated_because(scaling_of(fp8_recipe_from_name(recipe)));
     };

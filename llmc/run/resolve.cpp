@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "llmc/device/error.h"
+#include "llmc/fp8/recipe.h"
 #include "llmc/run/options.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/text.h"
@@ -177,6 +178,11 @@ void resolve_precision(Options& o, const ResolveInputs& inputs) {
     }
 }
 
+void resolve_kernels(Options& o, const ResolveInputs& inputs) {
+    const bool fp8 = o.precision == "fp8" && scaling_of(fp8_recipe_from_name(o.fp8_recipe)) == Fp8Scaling::tensor;
+    o.kernel_set = kernel_set_from_text(o.kernels, inputs.card, fp8);
+}
+
 }  // namespace
 
 int64_t validation_interval(int64_t batches, int64_t micro_steps) {
@@ -198,6 +204,7 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     check_profiled_steps(options);
     check_resume(options);
     resolve_precision(options, inputs);
+    resolve_kernels(options, inputs);
 }
 
 }  // namespace llmc

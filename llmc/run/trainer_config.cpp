@@ -45,6 +45,7 @@ TrainerConfig trainer_config(const Options& o) {
         "recompute", o.recompute,
         {{"none", Recompute::none}, {"gelu", Recompute::gelu}, {"norm", Recompute::norm}, {"block", Recompute::block}});
     config.tf32 = o.tf32;
+    config.kernels = o.kernel_set;
     config.fast_accumulation = meaning<FastAccumulation>(
         "fp8-fast-accum", o.fp8_fast_accum,
         {{"none", FastAccumulation::none}, {"forward", FastAccumulation::forward}, {"all", FastAccumulation::all}});

@@ -66,7 +66,7 @@ TEST_CASE("variants: portable, auto, and lists") {
 
 TEST_CASE("variants: names that are none are answered with those that are") {
     const std::string all =
-        "portable, auto, layernorm_fp8, gelu_fp8, attention_fp8, layernorm_backward_fp8, gelu_backward_fp8, "
+        "auto, portable, layernorm_fp8, gelu_fp8, attention_fp8, layernorm_backward_fp8, gelu_backward_fp8, "
         "attention_backward_fp8";
     CHECK(refusal("gleu_fp8") == "--kernels 'gleu_fp8' is none of " + all);
     for (const char* text : {"gelu_fp8,", "", ",", "gelu_fp8,auto", "Auto", "gelu_fp8, layernorm_fp8"}) {

@@ -158,6 +158,8 @@ TEST_CASE("run directory: run.json") {
     options.prompt = "caf\xe9";  // not UTF-8
     options.seed = 18446744073709551615u;
     options.command_line = "train_gpt -i 'data/*.bin'";
+    options.precision = "fp8";
+    options.kernels = "gelu_fp8";
     resolve(options, {});
     BegunDirectory run(base / "a", false);
     run.write_run_json(options, {4, "NVIDIA H200", "0123456789abcdef", "feedbeef", -1});
@@ -165,6 +167,8 @@ TEST_CASE("run directory: run.json") {
     CHECK(file["world"] == 4);
     CHECK(file["device"] == "NVIDIA H200");
     CHECK(file["command"] == options.command_line);
+    CHECK(file["kernels"] == json{"gelu_fp8"});
+    CHECK(file["config"]["kernels"] == "gelu_fp8");
     json versions{{"train_gpt", version_number()}};
     for (const auto& [name, version] : build_and_library_versions()) versions[name] = version;
     CHECK(versions.size() > 3);

@@ -91,6 +91,7 @@ TEST_CASE("options: defaults are the promised ones") {
     CHECK(o.precision == default_precision());
     CHECK(o.recompute == "gelu");
     CHECK(!o.tf32);
+    CHECK(o.kernels == "auto");
     CHECK(!o.overwrite);
 }
 
@@ -123,8 +124,11 @@ std::string sample_text(const Flag& flag) {
     const std::string by_default = default_text(flag);
     for (const std::string& word : flag.values.words)
         if (word != by_default) return word;
-    const std::map<std::string, std::string> checked = {
-        {"fp8-fallback", "0.01,0.5,10"}, {"loss-scale", "256"}, {"gpu", "h100"}, {"profile-steps", "5"}};
+    const std::map<std::string, std::string> checked = {{"fp8-fallback", "0.01,0.5,10"},
+                                                        {"loss-scale", "256"},
+                                                        {"gpu", "h100"},
+                                                        {"profile-steps", "5"},
+                                                        {"kernels", "gelu_fp8,attention_fp8"}};
     return checked.contains(flag.long_name) ? checked.at(flag.long_name) : "a \"text\" of " + flag.long_name;
 }
 

@@ -255,6 +255,29 @@ TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unles
     CHECK(contains(resolved(o, host).notes.at(0), "--precision fp8 on a CPU"));
 }
 
+TEST_CASE("resolve: --kernels means what the card and the precision have use for") {
+    Options o;
+    o.precision = "fp8";
+    ResolveInputs hopper, turing;
+    hopper.card = 90, turing.card = 75;
+    CHECK(resolved(o, hopper).kernel_set == KernelSet::common());
+    CHECK(resolved(o).kernel_set == KernelSet::common());
+    CHECK(resolved(o, turing).kernel_set == KernelSet());
+    o.fp8_recipe = "current";
+    CHECK(resolved(o, hopper).kernel_set == KernelSet::common());
+    o.kernels = "portable";
+    CHECK(resolved(o, hopper).kernel_set == KernelSet());
+    o.kernels = "gelu_fp8";
+    CHECK(resolved(o, hopper).kernel_set.names() == std::vector<std::string>{"gelu_fp8"});
+    CHECK(contains(refusal(o, turing), "--kernels gelu_fp8: it is for compute capability 8.0 and later"));
+    for (const char* recipe : {"block", "mxfp8"}) {
+        o.fp8_recipe = recipe;
+        CHECK(resolved(o, hopper).kernel_set == KernelSet());
+    }
+    o.fp8_recipe = "delayed", o.precision = "bf16";
+    CHECK(resolved(o, hopper).kernel_set == KernelSet());
+}
+
 // A batch of validation is a third of a micro-step: batches / 3 < 5 % of steps * micro_steps.
 TEST_CASE("resolve: validation costs less than 5 % of the steps between, and hardly less than it must") {
     CHECK(validation_interval(20, 1) == 150);

@@ -82,6 +82,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     o.beta1 = 0.5, o.beta2 = 0.75, o.eps = 1e-6, o.weight_decay = 0.2, o.clip = 3;
     o.fp8_layers = "all,-first", o.fp8_history = 7, o.fp8_margin = 2, o.fp8_fallback = "0.25,0.5,3";
     o.loss_scale = "256", o.loss_scale_growth_interval = 11, o.shard_within = 4;
+    o.kernels = "gelu_fp8";
     resolve(o, {});
     o.zero = 2;  // as among several ranks
     const TrainerConfig c = trainer_config(o);
@@ -109,6 +110,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     CHECK(c.loss_scale.growth_interval == 11);
     CHECK(c.sharding.stage == 2);
     CHECK(c.sharding.within == 4);
+    CHECK(c.kernels.names() == std::vector<std::string>{"gelu_fp8"});
 
     // One switch at a time, so that none stands for another.
     for (const auto on : {&Options::tf32, &Options::fp8_pow2_scales, &Options::skip_spikes}) {
