@@ -201,6 +201,7 @@ class BadValue(BadInput):
         (["--precision", "fp16"], ["--precision", "'fp16' is not one of", "bf16"]),
         (["--schedule", "cosin"], ["--schedule", "'cosin' is not one of", "cosine"]),
         (["--recompute", "1"], ["--recompute", "-r gelu"]),
+        (["--kernels", "gelu_fp8,hopper"], ["--kernels", "'hopper' is none of auto, portable, layernorm_fp8"]),
         (["--max-steps"], ["--max-steps needs a value"]),
     ]
 

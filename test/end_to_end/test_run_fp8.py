@@ -1,5 +1,6 @@
 """Training in FP8: it follows BF16 and is not BF16, repeats bit for bit, and says what it did."""
 
+import json
 import unittest
 
 from trainer import BLOCK_RECIPES, FP8_RECIPES, FinishedRun, corpus, recipe_flags, run, tiny_flags
@@ -43,6 +44,28 @@ class Fp8(unittest.TestCase):
                 again = FinishedRun(*flags, "--recompute", level)
                 self.assertEqual(plain.losses, again.losses)
                 self.assertEqual(plain.read("model.safetensors"), again.read("model.safetensors"))
+
+    def test_kernels_that_are_left_out(self):
+        flags = ["--precision", "fp8", "--max-steps", "20", "--lr", "1e-3", "--val", corpus().val, "--val-every", "10",
+                 "--val-batches", "2"]
+
+        def in_use(done):
+            return json.loads(done.read("run.json"))["kernels"]
+
+        fused, portable = FinishedRun(*flags), FinishedRun(*flags, "--kernels", "portable")
+        self.assertEqual(len(in_use(fused)), 6)
+        self.assertEqual(in_use(portable), [])
+        self.assertNotEqual(fused.losses, portable.losses)
+        for a, b in zip(fused.losses, portable.losses, strict=True):
+            self.assertLess(abs(a / b - 1), 0.0025)  # as FP8 follows BF16
+        strict = FinishedRun(*flags, "--kernels", "portable", env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1"})
+        self.assertEqual(portable.timeless, strict.timeless)
+        # What casts attention's output gives the bits of attention and a cast.
+        names = [name for name in in_use(fused) if name != "attention_fp8"]
+        without = FinishedRun(*flags, "--kernels", ",".join(names))
+        self.assertEqual(in_use(without), names)
+        self.assertEqual(without.losses, fused.losses)
+        self.assertEqual(without.read("model.safetensors"), fused.read("model.safetensors"))
 
     def test_loss_scale_changes_no_bit(self):
         for kind in (["--precision", "bf16"], *map(recipe_flags, FP8_RECIPES)):
