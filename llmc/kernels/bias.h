@@ -1,4 +1,4 @@
-// The gradient of a bias: column sums of the gradient that reached it.
+// A bias, for products whose epilogue does not add it, and its gradient: column sums of the gradient that reached it.
 #pragma once
 #include <cstddef>
 
@@ -6,6 +6,16 @@
 #include "llmc/device/runtime.h"
 
 namespace llmc {
+
+// out[n][c] += bias[c], in FP32 and rounded once.
+//
+//   out  (N, OC) Real, float or bf16; N >= 1, OC % 8 == 0
+//   bias (OC) Real
+//
+// Moves 2 * sizeof(Real) bytes an element. An epilogue adds to the unrounded sum: in bf16, `out` is rounded once more
+// here.
+template <class Real>
+void add_bias(Real* out, const Real* bias, int N, int OC, stream_t stream);
 
 // dbias[c] = sum over n of dout[n][c]; added to dbias when `accumulate`.
 //

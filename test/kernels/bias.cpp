@@ -1,10 +1,34 @@
-// Bias gradients against FP64 column sums.
+// Biases against FP64 sums, and their gradients against FP64 column sums.
 #include "llmc/kernels/bias.h"
 
 #include "test/kernels/row_shapes.h"
 
 using namespace llmc;
 using namespace llmc::test;
+
+TEST_CASE_TEMPLATE("a bias is added to every row, and rounded once", Real, float, bf16) {
+    std::vector<RowShape> shapes = row_shapes();
+    shapes.push_back({3, 2056});   // more columns than a block has
+    shapes.push_back({17000, 8});  // more than eight rows a thread
+    for (const auto [N, OC] : shapes) {
+        CAPTURE(N);
+        CAPTURE(OC);
+        const size_t n = static_cast<size_t>(N) * OC;
+        const auto before = random_normal<Real>(n, 1.0f, N * 7919 + OC);
+        const auto bias = random_normal<Real>(OC, 3.0f, N + OC, 0.5f);
+        std::vector<double> expected(n);
+        for (size_t i = 0; i < n; i++) expected[i] = static_cast<double>(to_float(before[i])) + to_float(bias[i % OC]);
+        DeviceArray<Real> out(before);
+        const DeviceArray<Real> device_bias(bias);
+        add_bias<Real>(out, device_bias.get(), N, OC, test_stream());
+        const auto sums = out.download();
+        // Of the sum, which FP32 has rounded before for bf16.
+        CHECK(max_relative_error(sums, expected, 1e-30) <= rounding_error<Real>() * (1 + 0x1p-15));
+    }
+    DeviceArray<Real> x(64);
+    CHECK_THROWS_WITH(add_bias<Real>(x, x.get(), 4, 12, test_stream()),
+                      "add_bias: C=12 columns; needs a positive multiple of 8 (16-byte accesses)");
+}
 
 template <class Real>
 static std::vector<float> run_bias_gradient(const DeviceArray<Real>& dout, int N, int C,
