@@ -6,10 +6,11 @@
 #include <cstdint>
 #include <exception>
 #include <limits>
-#include <random>
 #include <string>
 #include <vector>
 
+#include "llmc/check/random_values.h"
+#include "llmc/check/reference_rows.h"
 #include "llmc/device/formats.cuh"
 #include "llmc/device/transfer.h"
 
@@ -71,21 +72,7 @@ private:
     T* data_ = nullptr;
 };
 
-template <class Real>
-std::vector<Real> random_normal(size_t count, float deviation, uint32_t seed, float mean = 0.0f) {
-    std::mt19937 engine(seed);
-    std::normal_distribution<float> normal(mean, deviation);
-    std::vector<Real> values(count);
-    for (Real& v : values) v = to<Real>(normal(engine));
-    return values;
-}
-
-template <class Real>
-std::vector<double> to_doubles(const std::vector<Real>& values) {
-    std::vector<double> result(values.size());
-    for (size_t i = 0; i < values.size(); i++) result[i] = static_cast<double>(to_float(values[i]));
-    return result;
-}
+using reference::random_normal, reference::rounding_error, reference::to_doubles;
 
 // Largest |actual - expected| / (|expected| + floor); infinite if anything is NaN or the sizes differ.
 template <class Real>
@@ -112,12 +99,6 @@ double relative_norm_error(const std::vector<Real>& actual, const std::vector<do
     }
     const double error = std::sqrt(difference / (norm > 0 ? norm : 1));
     return error == error ? error : std::numeric_limits<double>::infinity();
-}
-
-// Half a unit in the last place, relative: what one rounding to Real may cost.
-template <class Real>
-constexpr double rounding_error() {
-    return sizeof(Real) == 2 ? 1.0 / 256 : 6e-8;
 }
 
 }  // namespace llmc::test

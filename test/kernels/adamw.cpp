@@ -76,21 +76,14 @@ TEST_CASE_TEMPLATE("adamw_update equals PyTorch's formula in FP64", Real, float,
             Tensors<Real> t(n);
             t.update(n, decay_count);
 
-            const StepState s = example_state();
-            std::vector<double> p(n), m(n), v(n);
-            for (size_t i = 0; i < n; i++) {
-                const double g = static_cast<double>(t.grad[i]) * s.grad_scale;
-                m[i] = 0.9 * t.m[i] + 0.1 * g;
-                v[i] = 0.95 * t.v[i] + 0.05 * g * g;
-                p[i] = t.master[i];
-                if (i < decay_count) p[i] *= 1 - s.learning_rate * 0.1;
-                const double m_hat = m[i] / (1 - std::pow(0.9, 3)), v_hat = v[i] / (1 - std::pow(0.95, 3));
-                p[i] -= s.learning_rate * m_hat / (std::sqrt(v_hat) + 1e-8);
-            }
+            const auto expected = reference::adamw(t.master, t.m, t.v, t.grad, decay_count, kConfig, example_state());
             const std::vector<float> master = t.device_master.download(), after_v = t.device_v.download();
-            CHECK(max_relative_error(first(master, n), p, 1e-3) < 3e-7);
-            CHECK(max_relative_error(first(t.device_m.download(), n), m, 1e-2) < 3e-7);
-            CHECK(max_relative_error(first(after_v, n), v, 1e-6) < 3e-7);
+            const auto error = [&](const std::vector<float>& actual, const std::vector<double>& wanted, double floor) {
+                return max_relative_error(first(actual, n), wanted, floor);
+            };
+            CHECK(error(master, expected.master, reference::kMasterFloor) < reference::kAdamWError);
+            CHECK(error(t.device_m.download(), expected.m, reference::kFirstMomentFloor) < reference::kAdamWError);
+            CHECK(error(after_v, expected.v, reference::kSecondMomentFloor) < reference::kAdamWError);
             const std::vector<Real> working = t.working.download();
             for (size_t i = 0; i < n; i++) {
                 const Real rounded = to<Real>(master[i]);

@@ -1,4 +1,5 @@
-// Attention against a double-precision reference, with error bounds that follow from the arithmetic: see bounds below.
+// Attention against a double-precision reference, with error bounds that follow from the arithmetic: see
+// reference_attention.h.
 #include "llmc/kernels/attention.h"
 
 #include <doctest/doctest.h>
@@ -8,120 +9,20 @@
 #include <string>
 #include <vector>
 
+#include "llmc/check/reference_attention.h"
 #include "test/kernel_test.h"
 
 namespace llmc {
 namespace {
 
+using reference::part_of_dqkv;
 using test::DeviceArray;
 using test::random_normal;
 using test::to_doubles;
 
-struct Shape {
-    int B, T, NH, HD;
-    size_t rows() const { return static_cast<size_t>(B) * T * NH; }
-    size_t elements() const { return rows() * HD; }
-    std::string text() const {
-        return "B=" + std::to_string(B) + " T=" + std::to_string(T) + " NH=" + std::to_string(NH) +
-               " HD=" + std::to_string(HD);
-    }
-};
-
-// Everything in double, from the inputs as stored. Beside each result, how far a correct kernel may be from it.
-//
-// With u = 2^-8, what rounding to bf16 may lose (0 for the float kernels), and r for FP32 sums and exponentials (1e-5):
-//  - the forward rounds each P to bf16 and divides by the sum of the rounded ones:
-//      |O error| <= (u + r) (sum P |V| + |O|), of which out alone adds u |O|;
-//  - P^T dO rounds P, dV is rounded once: |dV error| <= (u + r) sum P |dO| + u |dV|;
-//  - delta inherits O's error: |delta error| <= sum |dO| |O error|, and dS = P (dP - delta) is rounded;
-//    |dQ error| <= scale sum (u |dS| + r P (sum |dO V| + |dO O|) + P |delta error|) |K| + u |dQ|, dK likewise.
-// These hold for the worst case. Rounding errors are independent, so the norm of all errors together must be much
-// smaller: one rounding of values with evenly spread mantissas has a relative root mean square of 0.425 u (uniform in
-// +-u / m for a mantissa m in [1, 2), log-uniform).
-struct Reference {
-    std::vector<double> out, lse, delta, dqkv;
-    std::vector<double> out_bound, out_sum_bound, delta_bound, dqkv_bound;
-};
-
-struct Layout {
-    Shape s;
-    size_t qkv(int b, int t, int which, int h) const {
-        return (((static_cast<size_t>(b) * s.T + t) * 3 + which) * s.NH + h) * s.HD;
-    }
-    size_t out(int b, int t, int h) const { return ((static_cast<size_t>(b) * s.T + t) * s.NH + h) * s.HD; }
-    size_t row(int b, int t, int h) const { return (static_cast<size_t>(b) * s.NH + h) * s.T + t; }
-};
-
-double dot(const double* a, const double* b, int n) {
-    double sum = 0;
-    for (int i = 0; i < n; i++) sum += a[i] * b[i];
-    return sum;
-}
-double dot_magnitudes(const double* a, const double* b, int n) {
-    double sum = 0;
-    for (int i = 0; i < n; i++) sum += std::fabs(a[i] * b[i]);
-    return sum;
-}
-
-void reference_row(Reference& r, const Shape& s, const std::vector<double>& qkv, const std::vector<double>& dout, int b,
-                   int t, int h, double u, double slack) {
-    const Layout at{s};
-    const int HD = s.HD;
-    const double scale = 1 / std::sqrt(static_cast<double>(HD));
-    const double *q = &qkv[at.qkv(b, t, 0, h)], *gradient = &dout[at.out(b, t, h)];
-    std::vector<double> p(static_cast<size_t>(t) + 1);
-    double maximum = -1e300, sum = 0;
-    for (int k = 0; k <= t; k++) maximum = std::max(maximum, p[k] = scale * dot(q, &qkv[at.qkv(b, k, 1, h)], HD));
-    for (double& x : p) sum += x = std::exp(x - maximum);
-    for (double& x : p) x /= sum;
-    r.lse[at.row(b, t, h)] = maximum + std::log(sum);
-
-    double* out = &r.out[at.out(b, t, h)];
-    std::vector<double> magnitude(HD);
-    for (int k = 0; k <= t; k++) {
-        const double* v = &qkv[at.qkv(b, k, 2, h)];
-        for (int c = 0; c < HD; c++) out[c] += p[k] * v[c], magnitude[c] += p[k] * std::fabs(v[c]);
-    }
-    double delta_error = 0, delta_magnitude = 0;
-    for (int c = 0; c < HD; c++) {
-        const double error = (u + slack) * (magnitude[c] + std::fabs(out[c]));
-        r.out_sum_bound[at.out(b, t, h) + c] = error + u * u / 2 * std::fabs(out[c]);
-        r.out_bound[at.out(b, t, h) + c] = error + u * std::fabs(out[c]);
-        delta_error += std::fabs(gradient[c]) * (error + u * u / 2 * std::fabs(out[c]));
-        delta_magnitude += std::fabs(gradient[c] * out[c]);
-    }
-    const double delta = r.delta[at.row(b, t, h)] = dot(gradient, out, HD);
-    r.delta_bound[at.row(b, t, h)] = delta_error + slack * delta_magnitude;
-
-    for (int k = 0; k <= t; k++) {
-        const double *key = &qkv[at.qkv(b, k, 1, h)], *v = &qkv[at.qkv(b, k, 2, h)];
-        const double ds = p[k] * (dot(gradient, v, HD) - delta) * scale;
-        const double ds_error =
-            u * std::fabs(ds) +
-            scale * p[k] * (delta_error + slack * (dot_magnitudes(gradient, v, HD) + delta_magnitude));
-        for (int c = 0; c < HD; c++) {
-            r.dqkv[at.qkv(b, t, 0, h) + c] += ds * key[c];
-            r.dqkv[at.qkv(b, k, 1, h) + c] += ds * q[c];
-            r.dqkv[at.qkv(b, k, 2, h) + c] += p[k] * gradient[c];
-            r.dqkv_bound[at.qkv(b, t, 0, h) + c] += ds_error * std::fabs(key[c]);
-            r.dqkv_bound[at.qkv(b, k, 1, h) + c] += ds_error * std::fabs(q[c]);
-            r.dqkv_bound[at.qkv(b, k, 2, h) + c] += (u + slack) * p[k] * std::fabs(gradient[c]);
-        }
-    }
-}
-
-Reference reference_attention(const Shape& s, const std::vector<double>& qkv, const std::vector<double>& dout, double u,
-                              double slack) {
-    Reference r;
-    for (auto* x : {&r.out, &r.out_bound, &r.out_sum_bound}) x->assign(s.elements(), 0.0);
-    for (auto* x : {&r.lse, &r.delta, &r.delta_bound}) x->assign(s.rows(), 0.0);
-    for (auto* x : {&r.dqkv, &r.dqkv_bound}) x->assign(3 * s.elements(), 0.0);
-    for (int b = 0; b < s.B; b++)
-        for (int h = 0; h < s.NH; h++)
-            for (int t = 0; t < s.T; t++) reference_row(r, s, qkv, dout, b, t, h, u, slack);
-    for (size_t i = 0; i < r.dqkv.size(); i++) r.dqkv_bound[i] += (u + slack) * std::fabs(r.dqkv[i]);
-    return r;
-}
+using Reference = reference::Attention;
+using Layout = reference::AttentionLayout;
+using Shape = reference::AttentionShape;
 
 // Largest error in units of its bound; infinite if anything is NaN. `floor` is for results that are zero by
 // cancellation.
@@ -139,15 +40,6 @@ double worst_against_bound(const std::vector<double>& actual, const std::vector<
 double norm_error(const std::vector<double>& actual, const std::vector<double>& expected) {
     std::vector<float> rounded(actual.begin(), actual.end());
     return test::relative_norm_error(rounded, expected);
-}
-
-// The part of dqkv that is dQ (0), dK (1) or dV (2).
-std::vector<double> part(const std::vector<double>& dqkv, const Shape& s, int which) {
-    const size_t width = static_cast<size_t>(s.NH) * s.HD;
-    std::vector<double> result;
-    for (size_t row = static_cast<size_t>(which); row * width < dqkv.size(); row += 3)
-        result.insert(result.end(), dqkv.begin() + row * width, dqkv.begin() + (row + 1) * width);
-    return result;
 }
 
 template <class Real>
@@ -185,30 +77,30 @@ struct Run {
 template <class Real>
 void check_against_reference(const Shape& shape, float deviation, uint32_t seed) {
     INFO(shape.text(), " deviation ", deviation);
-    const double u = sizeof(Real) == 2 ? test::rounding_error<bf16>() : 0.0, slack = sizeof(Real) == 2 ? 1e-5 : 5e-6;
+    constexpr bool narrow = sizeof(Real) == 2;
+    const double u = reference::attention_rounding(narrow), slack = reference::attention_slack(narrow);
     const std::vector<Real> qkv = random_normal<Real>(3 * shape.elements(), deviation, seed);
     const std::vector<Real> dout = random_normal<Real>(shape.elements(), 1.0f, seed + 1);
-    const Reference expected = reference_attention(shape, to_doubles(qkv), to_doubles(dout), u, slack);
+    const Reference expected = reference::attention(shape, to_doubles(qkv), to_doubles(dout), u, slack);
     Run<Real> run(shape, qkv, dout);
     run.forward();
     run.backward();
 
     const std::vector<double> out = to_doubles(run.out.download()), dqkv = to_doubles(run.dqkv.download());
-    const double floor = 1e-6;
+    const double floor = reference::kAttentionFloor;
     CHECK(worst_against_bound(out, expected.out, expected.out_bound, floor) <= 1);
     CHECK(worst_against_bound(run.output(), expected.out, expected.out_sum_bound, floor) <= 1);
-    CHECK(test::max_relative_error(run.lse.download(), expected.lse, 1.0) < 1e-5);
+    CHECK(test::max_relative_error(run.lse.download(), expected.lse, 1.0) < reference::kAttentionLseError);
     CHECK(worst_against_bound(to_doubles(run.delta.download()), expected.delta, expected.delta_bound, floor) <= 1);
     CHECK(worst_against_bound(dqkv, expected.dqkv, expected.dqkv_bound, floor) <= 1);
 
-    // Root mean squares: out + out_low has one rounding (of P), out and dV two, dQ and dK three and their sums cancel.
-    const double rms = 0.5 * u + 1e-6;
-    CHECK(norm_error(run.output(), expected.out) < rms);
-    CHECK(norm_error(out, expected.out) < 1.42 * rms);
-    CHECK(norm_error(part(dqkv, shape, 2), part(expected.dqkv, shape, 2)) < 1.42 * rms);
+    const reference::AttentionNorms norms = reference::attention_norms(u);
+    CHECK(norm_error(run.output(), expected.out) < norms.out_sum);
+    CHECK(norm_error(out, expected.out) < norms.out);
+    CHECK(norm_error(part_of_dqkv(dqkv, shape, 2), part_of_dqkv(expected.dqkv, shape, 2)) < norms.dv);
     if (shape.T > 1) {  // a single key's dS is zero
-        CHECK(norm_error(part(dqkv, shape, 0), part(expected.dqkv, shape, 0)) < 1.5 * rms);
-        CHECK(norm_error(part(dqkv, shape, 1), part(expected.dqkv, shape, 1)) < 1.5 * rms);
+        CHECK(norm_error(part_of_dqkv(dqkv, shape, 0), part_of_dqkv(expected.dqkv, shape, 0)) < norms.dq_dk);
+        CHECK(norm_error(part_of_dqkv(dqkv, shape, 1), part_of_dqkv(expected.dqkv, shape, 1)) < norms.dq_dk);
     }
 }
 
@@ -369,7 +261,7 @@ TEST_CASE("attention: delta is unbiased where the output's rounding is one-sided
     const Shape s{2, 128, 2, 64};
     std::vector<bf16> qkv, dout;
     biased_inputs(s, qkv, dout);
-    const Reference exact = reference_attention(s, to_doubles(qkv), to_doubles(dout), 0, 0);
+    const Reference exact = reference::attention(s, to_doubles(qkv), to_doubles(dout), 0, 0);
     Run<bf16> run(s, qkv, dout);
     run.forward();
     run.backward();
@@ -404,7 +296,7 @@ TEST_CASE("attention: a component common to all values causes no score gradients
         CHECK(test::max_relative_error(run.out_low.download(), std::vector<double>(s.elements()), 1.0) < 2e-6);
         const std::vector<double> dqkv = to_doubles(run.dqkv.download());
         for (int which : {0, 1})
-            for (double x : part(dqkv, s, which)) REQUIRE(std::fabs(x) < 2e-5);
+            for (double x : part_of_dqkv(dqkv, s, which)) REQUIRE(std::fabs(x) < 2e-5);
     }
 }
 
@@ -414,14 +306,14 @@ TEST_CASE("attention: scores of several thousand stay finite") {
         INFO(s.text());
         const std::vector<bf16> qkv = random_normal<bf16>(3 * s.elements(), 30.0f, 51);
         const std::vector<bf16> dout = random_normal<bf16>(s.elements(), 1.0f, 52);
-        const Reference exact = reference_attention(s, to_doubles(qkv), to_doubles(dout), 0, 0);
+        const Reference exact = reference::attention(s, to_doubles(qkv), to_doubles(dout), 0, 0);
         Run<bf16> run(s, qkv, dout);
         run.forward();
         run.backward();
         CHECK(test::max_relative_error(run.lse.download(), exact.lse, 1.0) < 1e-5);
         // An exponent's FP32 error is now 1e-7 of thousands; what is nearly one-hot stays so.
         CHECK(norm_error(run.output(), exact.out) < 0.01);
-        CHECK(norm_error(part(to_doubles(run.dqkv.download()), s, 2), part(exact.dqkv, s, 2)) < 0.01);
+        CHECK(norm_error(part_of_dqkv(to_doubles(run.dqkv.download()), s, 2), part_of_dqkv(exact.dqkv, s, 2)) < 0.01);
         for (double x : to_doubles(run.dqkv.download())) REQUIRE(std::isfinite(x));
     }
 }

@@ -7,6 +7,7 @@
 #if !LLMC_CUDA
 #include "llmc/device/host/settings.h"
 #endif
+#include "llmc/check/reference_attention.h"
 #include "test/kernels/quantized.h"
 
 using namespace llmc;
@@ -14,12 +15,7 @@ using namespace llmc::test;
 
 namespace {
 
-struct Shape {
-    int B, T, NH, HD;
-    int tokens() const { return B * T; }
-    int width() const { return NH * HD; }
-    size_t n() const { return static_cast<size_t>(tokens()) * width(); }
-};
+using Shape = reference::AttentionShape;
 
 // Less than a tile, whole tiles and not; pieces of 8 tokens that do not make 16 in a sequence.
 std::vector<Shape> attention_shapes() {
@@ -40,11 +36,11 @@ struct Case {
 
     explicit Case(const Shape& s_, uint32_t seed = 7)
         : s(s_),
-          qkv(random_normal<bf16>(3 * s.n(), 1.0f, seed)),
-          dout(random_normal<bf16>(s.n(), 0.1f, seed + 1, 0.02f)),
-          out(s.n()),
-          low(s.n()),
-          dqkv(3 * s.n()),
+          qkv(random_normal<bf16>(3 * s.elements(), 1.0f, seed)),
+          dout(random_normal<bf16>(s.elements(), 0.1f, seed + 1, 0.02f)),
+          out(s.elements()),
+          low(s.elements()),
+          dqkv(3 * s.elements()),
           lse(static_cast<size_t>(s.tokens()) * s.NH),
           delta(static_cast<size_t>(s.tokens()) * s.NH),
           dbias(static_cast<size_t>(3 * s.width())),
@@ -93,42 +89,6 @@ void check_passes(const std::vector<float>& x, int N, int C, float scale, const 
     }
 }
 
-// Causal attention in FP64: the output, and the gradient of qkv for dout.
-struct Exact {
-    std::vector<double> out, dqkv;
-    Exact(const Shape& s, const std::vector<double>& qkv, const std::vector<double>& dout)
-        : out(s.n()), dqkv(3 * s.n()) {
-        const double scale = 1 / std::sqrt(static_cast<double>(s.HD));
-        const auto at = [&](int b, int t, int side, int h) {
-            return ((static_cast<size_t>(b) * s.T + t) * 3 + side) * s.width() + static_cast<size_t>(h) * s.HD;
-        };
-        for (int b = 0; b < s.B; b++)
-            for (int h = 0; h < s.NH; h++)
-                for (int t = 0; t < s.T; t++) {
-                    const size_t o = (static_cast<size_t>(b) * s.T + t) * s.width() + static_cast<size_t>(h) * s.HD;
-                    std::vector<double> p(static_cast<size_t>(t) + 1), dp(p.size());
-                    double sum = 0, delta = 0;
-                    for (int k = 0; k <= t; k++) {
-                        double score = 0;
-                        for (int c = 0; c < s.HD; c++) {
-                            score += scale * qkv[at(b, t, 0, h) + c] * qkv[at(b, k, 1, h) + c];
-                            dp[k] += dout[o + c] * qkv[at(b, k, 2, h) + c];
-                        }
-                        sum += p[k] = std::exp(score);
-                    }
-                    for (int k = 0; k <= t; k++) delta += (p[k] /= sum) * dp[k];
-                    for (int k = 0; k <= t; k++)
-                        for (int c = 0; c < s.HD; c++) {
-                            const double ds = p[k] * (dp[k] - delta) * scale;
-                            out[o + c] += p[k] * qkv[at(b, k, 2, h) + c];
-                            dqkv[at(b, t, 0, h) + c] += ds * qkv[at(b, k, 1, h) + c];
-                            dqkv[at(b, k, 1, h) + c] += ds * qkv[at(b, t, 0, h) + c];
-                            dqkv[at(b, k, 2, h) + c] += p[k] * dout[o + c];
-                        }
-                }
-    }
-};
-
 template <class F8>
 double dequantized_error(const std::vector<F8>& codes, float scale, const std::vector<double>& expected) {
     std::vector<float> values;
@@ -143,7 +103,7 @@ TEST_CASE("attention_forward_fp8 is attention_forward and quantize") {
         CAPTURE(s.T);
         CAPTURE(s.HD);
         Case c(s);
-        DeviceArray<bf16> out(s.n()), low(s.n());
+        DeviceArray<bf16> out(s.elements()), low(s.elements());
         DeviceArray<float> lse(c.lse.size());
         check_passes<e4m3>(c.output(), s.tokens(), s.width(), 250.0f, [&](const auto& to, QuantizePass pass) {
             attention_forward_fp8(to, out, low, lse, c.qkv, s.B, s.T, s.NH, s.HD, pass, test_stream());
@@ -152,7 +112,7 @@ TEST_CASE("attention_forward_fp8 is attention_forward and quantize") {
             CHECK(same_bits(lse.download(), c.lse.download()));
         });
         // Without a copy for a backward.
-        QuantizedArrays<e4m3> with(s.n(), used_state(64.0f)), without(s.n(), used_state(64.0f));
+        QuantizedArrays<e4m3> with(s.elements(), used_state(64.0f)), without(s.elements(), used_state(64.0f));
         for (QuantizedArrays<e4m3>* to : {&with, &without})
             attention_forward_fp8(to->both(), to == &with ? out.get() : nullptr, to == &with ? low.get() : nullptr, lse,
                                   c.qkv, s.B, s.T, s.NH, s.HD, QuantizePass::train, test_stream());
@@ -182,7 +142,7 @@ TEST_CASE("attention_backward_fp8 sums up the bias gradient") {
         Case c(s);
         const size_t channels = static_cast<size_t>(3 * s.width());
         auto expected = column_sums(to_floats(c.dqkv.download()), 3 * s.width());
-        QuantizedArrays<e5m2> to(3 * s.n(), used_state(64.0f));
+        QuantizedArrays<e5m2> to(3 * s.elements(), used_state(64.0f));
         c.backward<e5m2>(to.both(), QuantizePass::train, true);
         const auto dbias = c.dbias.download();
         CHECK(max_relative_error(dbias, expected, 1.0) < 1e-6);
@@ -233,8 +193,8 @@ TEST_CASE("quantizing attention against FP64") {
     for (const int HD : {32, 64, 128}) {
         const Shape s{2, 72, 2, HD};
         Case c(s);
-        const Exact exact(s, to_doubles(c.qkv.download()), to_doubles(c.dout.download()));
-        QuantizedArrays<e4m3> o(s.n(), used_state(100.0f)), dqkv(3 * s.n(), used_state(500.0f));
+        const auto exact = reference::attention(s, to_doubles(c.qkv.download()), to_doubles(c.dout.download()), 0, 0);
+        QuantizedArrays<e4m3> o(s.elements(), used_state(100.0f)), dqkv(3 * s.elements(), used_state(500.0f));
         attention_forward_fp8(o.both(), c.out, c.low, c.lse, c.qkv, s.B, s.T, s.NH, s.HD, QuantizePass::train,
                               test_stream());
         c.backward<e4m3>(dqkv.both(), QuantizePass::train, false);
@@ -256,8 +216,8 @@ TEST_CASE("quantizing attention counts what is not finite") {
     const QuantizedReference<e5m2> gradients(to_floats(c.dqkv.download()), 8.0f);
     REQUIRE(o.counted.nonfinite > 0);
     REQUIRE(gradients.counted.nonfinite > 0);
-    QuantizedArrays<e4m3> to(s.n(), used_state(8.0f));
-    QuantizedArrays<e5m2> dqkv(3 * s.n(), used_state(8.0f));
+    QuantizedArrays<e4m3> to(s.elements(), used_state(8.0f));
+    QuantizedArrays<e5m2> dqkv(3 * s.elements(), used_state(8.0f));
     attention_forward_fp8(to.both(), c.out, c.low, c.lse, c.qkv, s.B, s.T, s.NH, s.HD, QuantizePass::train,
                           test_stream());
     c.backward<e5m2>(dqkv.both(), QuantizePass::train, false);

@@ -58,25 +58,9 @@ struct Classifier {
     }
 };
 
-struct Expected {
-    std::vector<double> losses, gradient;
-};
-
 template <class Real>
-Expected reference(const Classifier<Real>& c, double dloss) {
-    Expected e{{}, std::vector<double>(c.logits.size())};
-    for (int row = 0; row < c.rows; row++) {
-        const size_t at = static_cast<size_t>(row) * c.padded_V;
-        double max = -1e300, sum = 0;
-        for (int v = 0; v < c.V; v++) max = std::max<double>(max, to_float(c.logits[at + v]));
-        for (int v = 0; v < c.V; v++) sum += std::exp(to_float(c.logits[at + v]) - max);
-        const int target = c.targets[row];
-        e.losses.push_back(target < 0 ? 0.0 : max + std::log(sum) - to_float(c.logits[at + target]));
-        for (int v = 0; v < c.V && target >= 0; v++) {
-            e.gradient[at + v] = (std::exp(to_float(c.logits[at + v]) - max) / sum - (v == target)) * dloss;
-        }
-    }
-    return e;
+reference::CrossEntropy reference_of(const Classifier<Real>& c, double dloss) {
+    return reference::cross_entropy(to_doubles(c.logits), c.targets, c.V, c.padded_V, dloss);
 }
 
 }  // namespace
@@ -86,15 +70,14 @@ TEST_CASE_TEMPLATE("softmax_cross_entropy: losses and gradients, in place", Real
         CAPTURE(shape.V);
         const float dloss = 1.0f / static_cast<float>(shape.rows);
         Classifier<Real> c(shape, 3.0f);
-        const Expected expected = reference(c, dloss);
+        const auto expected = reference_of(c, dloss);
         const Classifier<Real> original = c;
 
         c.run(dloss, nullptr, true);
-        CHECK(max_relative_error(c.losses, expected.losses, 1.0) < 2e-6);
-        // Relative to each value, down to 1e-6 of the largest: the padding's expected 0 gets no allowance below. In
-        // units of u = 2^-24: 3u |x - max| from the exponent, 14 or less above that floor; 5u for ex2.approx.f32 (2 ulp
-        // from correctly rounded, says the PTX ISA), as much for the sum's terms; some 50u for its additions: 6e-6.
-        CHECK(max_relative_error(c.logits, expected.gradient, 1e-6 * dloss) < rounding_error<Real>() + 1e-5);
+        CHECK(max_relative_error(c.losses, expected.losses, 1.0) < reference::kLossError);
+        // The padding's expected 0 gets no allowance below.
+        CHECK(max_relative_error(c.logits, expected.gradient, reference::kLogitGradientFloor * dloss) <
+              rounding_error<Real>() + reference::kLogitGradientError);
         for (int row = 0; row < c.rows; row++) CHECK(c.zeros(row, c.V, c.padded_V));
 
         Classifier<Real> evaluation = original;
@@ -144,10 +127,11 @@ TEST_CASE_TEMPLATE("softmax_cross_entropy of extreme logits", Real, float, bf16)
             c.at(3, v) = to<Real>(-1e4f + 100.0f * static_cast<float>(v % 200));  // the maximum grows and grows
         }
         c.targets = {8, 9, 100, 250};
-        const Expected expected = reference(c, 1.0);
+        const auto expected = reference_of(c, 1.0);
         c.run(1.0f, nullptr, true);
-        CHECK(max_relative_error(c.losses, expected.losses, 1.0) < 2e-6);
-        CHECK(max_relative_error(c.logits, expected.gradient, 1e-6) < rounding_error<Real>() + 1e-5);
+        CHECK(max_relative_error(c.losses, expected.losses, 1.0) < reference::kLossError);
+        CHECK(max_relative_error(c.logits, expected.gradient, reference::kLogitGradientFloor) <
+              rounding_error<Real>() + reference::kLogitGradientError);
     }
 }
 

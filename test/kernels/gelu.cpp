@@ -8,39 +8,8 @@ using namespace llmc::test;
 
 namespace {
 
-// GELU's value, its derivative, and how far a kernel's FP32 arithmetic (gelu.cuh) may be from them.
-//
-// In units of u = 2^-24, half a unit in the last place at most. An IEEE operation errs by u. The PTX ISA allows
-// ex2.approx.f32 2 ulp from the correctly rounded result, and div.approx.f32 2 ulp too where 2^-126 <= |b| <= 2^126:
-// 2.5 ulp from the exact one, so 5u. (The host errs less: 3e-7 is 5.03u for exp2_fast, but its division is exact to u.)
-//   exponent   x (k + c x x): two constants, three products and a sum of two terms of one sign: 5u of it.
-//   e          2^exponent, so 5u |ln e| from the exponent, and 5u.
-//   gate       1 / (1 + e): an error of e weighs e / (1 + e) = 1 - gate; the sum errs by u, the division by 5u.
-//   gelu       one product more.
-//   derivative gate + x gate (1 - gate) slope: the gate's error times d/dgate = 1 + x slope (1 - 2 gate); 4u of the
-//              slope, u of 1 - gate, three products: 8u of the second term; u of the sum.
-// All to first order in u: the rest is 1e-5 of it. kVanishing covers what is flushed to zero: results below 2^-126, and
-// div.approx.f32 where 1 + e is above 2^126.
-constexpr double kUnit = 0x1p-24, kVanishing = 0x1p-115;
-
-struct GeluReference {
-    double value, derivative;
-    double value_bound, derivative_bound;
-
-    explicit GeluReference(double x) {
-        const double k = std::sqrt(2.0 / 3.14159265358979323846), log_e = -2.0 * k * (x + 0.044715 * x * x * x);
-        const double e = std::exp(log_e), gate = 1.0 / (1.0 + e), other = 1.0 / (1.0 + 1.0 / e);  // 1 - gate
-        const double slope = 2.0 * k * (1.0 + 3.0 * 0.044715 * x * x), bend = x * gate * other * slope;
-        value = x * gate;
-        derivative = gate + bend;
-        const double gate_error = (other > 0 ? other * (5 * std::fabs(log_e) + 5) : 0.0) + 6;
-        value_bound = 1.0001 * kUnit * std::fabs(value) * (gate_error + 1) + kVanishing;
-        derivative_bound = 1.0001 * kUnit *
-                               (gate * gate_error * std::fabs(1.0 + x * slope * (other - gate)) + 8 * std::fabs(bend) +
-                                std::fabs(derivative)) +
-                           kVanishing;
-    }
-};
+using GeluReference = reference::Gelu;
+using reference::column_additions, reference::kUnit;
 
 // The largest error in units of its bound, which one rounding to Real widens; infinite if anything is NaN.
 template <class Real>
@@ -154,10 +123,6 @@ static GeluGradient<Real> run_gelu_backward(DeviceArray<Real>& dinp, const Devic
     return {dinp.download(), dbias.download()};
 }
 
-// How many roundings a value of a column can meet on its way into the sum (column_sums.cuh): a thread's rows, at most
-// 20 for the shapes here; those that lie side by side in a block, 256 by 2048 / C; at most 9 parts. Zeros cost nothing.
-static int additions(int N, int C) { return std::min(N, 32 + std::max(8, 2048 / C)); }
-
 TEST_CASE_TEMPLATE("gelu_backward with its bias gradient", Real, float, bf16) {
     std::vector<RowShape> shapes = row_shapes();
     shapes.push_back({1031, 264});
@@ -173,7 +138,7 @@ TEST_CASE_TEMPLATE("gelu_backward with its bias gradient", Real, float, bf16) {
             expected[i] = to_float(g[i]) * gelu.derivative;
             bounds[i] = magnitude * gelu.derivative_bound + kUnit * std::fabs(expected[i]);
             expected_dbias[i % C] += expected[i];
-            bias_bounds[i % C] += bounds[i] + additions(N, C) * kUnit * std::fabs(expected[i]);
+            bias_bounds[i % C] += bounds[i] + column_additions(N, C) * kUnit * std::fabs(expected[i]);
         }
         DeviceArray<Real> inp(x), dout(g), dinp(n);
         const auto result = run_gelu_backward(dinp, dout, inp, N, C, nullptr);

@@ -14,22 +14,6 @@ std::vector<RowShape> layernorm_shapes() {
     return shapes;
 }
 
-struct Statistics {
-    std::vector<double> mean, rstd;
-};
-
-Statistics statistics_reference(const std::vector<double>& x, int N, int C) {
-    Statistics s;
-    for (int n = 0; n < N; n++) {
-        double mean = 0, variance = 0;
-        for (int c = 0; c < C; c++) mean += x[static_cast<size_t>(n) * C + c] / C;
-        for (int c = 0; c < C; c++) variance += std::pow(x[static_cast<size_t>(n) * C + c] - mean, 2) / C;
-        s.mean.push_back(mean);
-        s.rstd.push_back(1.0 / std::sqrt(variance + 1e-5));
-    }
-    return s;
-}
-
 // Device arrays for one forward call, outputs poisoned.
 template <class Real>
 struct Forward {
@@ -62,16 +46,12 @@ struct Forward {
     // Statistics and outputs must be those of `input`, as stored.
     void check_normed(const std::vector<Real>& input) const {
         const auto x = to_doubles(input), w = to_doubles(weight.download()), s = to_doubles(shift.download());
-        const Statistics expected = statistics_reference(x, N, C);
-        std::vector<double> y(n);
-        for (size_t i = 0; i < n; i++) {
-            y[i] = (x[i] - expected.mean[i / C]) * expected.rstd[i / C] * w[i % C] + s[i % C];
-        }
-        // rstd: 2^-22.9 for rsqrt.approx.f32, says the PTX ISA, and half of what the sum of squares errs: at most 20
-        // additions one after the other and three roundings of a term, 2^-24 each. Together 1.0e-6.
-        CHECK(max_relative_error(mean.download(), expected.mean, 1.0) < 1e-6);
-        CHECK(max_relative_error(rstd.download(), expected.rstd, 0.0) < 2e-6);
-        CHECK(max_relative_error(normed.download(), y, 0.5) < rounding_error<Real>() + 5e-6);
+        const auto expected = reference::row_statistics(x, N, C);
+        const auto y = reference::normed_rows(x, expected, w, s);
+        CHECK(max_relative_error(mean.download(), expected.mean, 1.0) < reference::kMeanError);
+        CHECK(max_relative_error(rstd.download(), expected.rstd, 0.0) < reference::kRstdError);
+        CHECK(max_relative_error(normed.download(), y, reference::kNormedFloor) <
+              rounding_error<Real>() + reference::kLayernormError);
     }
 };
 
@@ -114,7 +94,7 @@ TEST_CASE("layernorm_forward keeps its precision far from zero") {
     Forward<float> f(5, 768, 1000.0f);  // sum(x^2) - mean^2 in FP32 would lose everything here
     f.normalise(f.inp1);
     const auto x = to_doubles(f.inp1.download());
-    CHECK(max_relative_error(f.rstd.download(), statistics_reference(x, 5, 768).rstd, 0.0) < 1e-5);
+    CHECK(max_relative_error(f.rstd.download(), reference::row_statistics(x, 5, 768).rstd, 0.0) < 1e-5);
 }
 
 TEST_CASE("layernorm_forward keeps a NaN in its row") {
@@ -183,29 +163,13 @@ struct Backward {
           rstd(N),
           dweight(C),
           dshift(C),
-          scratch(layernorm_backward_scratch(N, C)),
-          expected_dinp(n),
-          expected_dweight(C),
-          expected_dshift(C) {
-        const auto xd = to_doubles(x), gd = to_doubles(g), w = to_doubles(weight.download());
-        const Statistics s = statistics_reference(xd, N, C);
+          scratch(layernorm_backward_scratch(N, C)) {
+        const auto xd = to_doubles(x);
+        const auto s = reference::row_statistics(xd, N, C);
         mean.upload(std::vector<float>(s.mean.begin(), s.mean.end()));
         rstd.upload(std::vector<float>(s.rstd.begin(), s.rstd.end()));
-        for (int row = 0; row < N; row++) {
-            const size_t at = static_cast<size_t>(row) * C;
-            double dnorm_mean = 0, product_mean = 0;
-            for (int c = 0; c < C; c++) {
-                const double norm = (xd[at + c] - s.mean[row]) * s.rstd[row], dnorm = gd[at + c] * w[c];
-                dnorm_mean += dnorm / C;
-                product_mean += dnorm * norm / C;
-                expected_dweight[c] += gd[at + c] * norm;
-                expected_dshift[c] += gd[at + c];
-            }
-            for (int c = 0; c < C; c++) {
-                const double norm = (xd[at + c] - s.mean[row]) * s.rstd[row], dnorm = gd[at + c] * w[c];
-                expected_dinp[at + c] = (dnorm - dnorm_mean - norm * product_mean) * s.rstd[row];
-            }
-        }
+        const auto gradient = reference::layernorm_gradient(xd, to_doubles(g), to_doubles(weight.download()), s);
+        expected_dinp = gradient.dinp, expected_dweight = gradient.dweight, expected_dshift = gradient.dshift;
     }
 
     Gradient<Real> run(DeviceArray<Real>& into, const Real* residual_gradient, bool accumulate = false) {
@@ -222,12 +186,12 @@ TEST_CASE_TEMPLATE("layernorm_backward, all optional parts", Real, float, bf16) 
         CAPTURE(N);
         CAPTURE(C);
         Backward<Real> b(N, C);
-        const double tolerance = rounding_error<Real>() + 5e-6, sum_floor = 1.0 + N;
+        const double tolerance = rounding_error<Real>() + reference::kLayernormError, sum_floor = 1.0 + N;
 
         const auto plain = b.run(b.dinp, nullptr);
-        CHECK(max_relative_error(plain.dinp, b.expected_dinp, 0.2) < tolerance);
-        CHECK(max_relative_error(plain.dweight, b.expected_dweight, sum_floor) < 2e-6);
-        CHECK(max_relative_error(plain.dshift, b.expected_dshift, sum_floor) < 2e-6);
+        CHECK(max_relative_error(plain.dinp, b.expected_dinp, reference::kLayernormGradientFloor) < tolerance);
+        CHECK(max_relative_error(plain.dweight, b.expected_dweight, sum_floor) < reference::kLayernormSumError);
+        CHECK(max_relative_error(plain.dshift, b.expected_dshift, sum_floor) < reference::kLayernormSumError);
 
         auto total = b.expected_dinp;
         for (size_t i = 0; i < b.n; i++) total[i] += to_float(b.r[i]);
@@ -244,8 +208,8 @@ TEST_CASE_TEMPLATE("layernorm_backward, all optional parts", Real, float, bf16) 
         for (int c = 0; c < C; c++) dweight[c] += before[c], dshift[c] += before[c];
         const auto over_residual = b.run(b.dresidual, b.dresidual, true);
         CHECK(same_bits(over_residual.dinp, added.dinp));
-        CHECK(max_relative_error(over_residual.dweight, dweight, 10.0 + sum_floor) < 2e-6);
-        CHECK(max_relative_error(over_residual.dshift, dshift, 10.0 + sum_floor) < 2e-6);
+        CHECK(max_relative_error(over_residual.dweight, dweight, 10.0 + sum_floor) < reference::kLayernormSumError);
+        CHECK(max_relative_error(over_residual.dshift, dshift, 10.0 + sum_floor) < reference::kLayernormSumError);
         const auto over_dout = b.run(b.dout, nullptr);
         CHECK(same_bits(over_dout.dinp, plain.dinp));
         CHECK(same_bits(over_dout.dweight, plain.dweight));
@@ -258,7 +222,7 @@ TEST_CASE("layernorm_backward is the derivative of layernorm_forward") {
     const auto gradient = b.run(b.dinp, nullptr).dinp;
     const auto weight = to_doubles(b.weight.download());
     const auto loss = [&](const std::vector<double>& x) {  // sum of dout * LN(x)
-        const Statistics s = statistics_reference(x, N, C);
+        const auto s = reference::row_statistics(x, N, C);
         double sum = 0;
         for (size_t i = 0; i < x.size(); i++) {
             sum += to_float(b.g[i]) * (x[i] - s.mean[i / C]) * s.rstd[i / C] * weight[i % C];

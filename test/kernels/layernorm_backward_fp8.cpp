@@ -39,34 +39,14 @@ struct Case {
           dshift(static_cast<size_t>(C)),
           scratch(layernorm_backward_fp8_scratch(N, C)),
           bias_parts(layernorm_backward_fp8_bias_parts(N, C)),
-          dbias(static_cast<size_t>(C)),
-          expected(n),
-          expected_dweight(static_cast<size_t>(C)),
-          expected_dshift(static_cast<size_t>(C)) {
-        const auto x = to_doubles(inp.download()), g = to_doubles(dout.download()), w = to_doubles(weight.download());
-        std::vector<float> means, rstds;
-        for (int row = 0; row < N; row++) {
-            const size_t at = static_cast<size_t>(row) * C;
-            double sum = 0, squares = 0, dnorm_mean = 0, product_mean = 0;
-            for (int c = 0; c < C; c++) sum += x[at + c] / C;
-            for (int c = 0; c < C; c++) squares += (x[at + c] - sum) * (x[at + c] - sum) / C;
-            const double r = 1 / std::sqrt(squares + 1e-5);
-            means.push_back(static_cast<float>(sum));
-            rstds.push_back(static_cast<float>(r));
-            for (int c = 0; c < C; c++) {
-                const double norm = (x[at + c] - sum) * r, dnorm = g[at + c] * w[c];
-                dnorm_mean += dnorm / C;
-                product_mean += dnorm * norm / C;
-                expected_dweight[c] += g[at + c] * norm;
-                expected_dshift[c] += g[at + c];
-            }
-            for (int c = 0; c < C; c++) {
-                const double norm = (x[at + c] - sum) * r, dnorm = g[at + c] * w[c];
-                expected[at + c] = (dnorm - dnorm_mean - norm * product_mean) * r;
-            }
-        }
-        mean.upload(means);
-        rstd.upload(rstds);
+          dbias(static_cast<size_t>(C)) {
+        const auto x = to_doubles(inp.download());
+        const auto s = reference::row_statistics(x, N, C);
+        mean.upload(std::vector<float>(s.mean.begin(), s.mean.end()));
+        rstd.upload(std::vector<float>(s.rstd.begin(), s.rstd.end()));
+        const auto gradient =
+            reference::layernorm_gradient(x, to_doubles(dout.download()), to_doubles(weight.download()), s);
+        expected = gradient.dinp, expected_dweight = gradient.dweight, expected_dshift = gradient.dshift;
     }
 
     template <class F8>

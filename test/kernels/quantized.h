@@ -1,90 +1,18 @@
-// What the tests of quantizing kernels share: an FP8 cast by searching the table of all codes, what a pass should leave
-// in the state, and the check of every pass of a kernel against both.
+// What the tests of quantizing kernels share: the check of every pass of a kernel against the definition of a cast and
+// what a pass should leave in the state (llmc/check/reference_quantize.h).
 #pragma once
-#include <algorithm>
 #include <cstring>
 #include <functional>
 
+#include "llmc/check/random_values.h"
+#include "llmc/check/reference_quantize.h"
 #include "llmc/kernels/fp8_state.h"
 #include "test/kernels/row_shapes.h"
 
 namespace llmc::test {
 
-// The finite magnitudes of a format in order; a magnitude's code is its index.
-template <class F8>
-const std::vector<double>& magnitudes() {
-    static const std::vector<double> table = [] {
-        std::vector<double> values;
-        for (int code = 0; code < 128; code++) {
-            const float value = to_float(F8{static_cast<uint8_t>(code)});
-            if (std::isfinite(value)) values.push_back(value);
-        }
-        return values;
-    }();
-    return table;
-}
-
-struct NearestCode {
-    uint8_t code;
-    bool near_boundary;  // a relative change of 1e-6 could round to the neighbour
-};
-
-// Round to nearest, ties to the even code, saturating; NaN is 0x7f.
-template <class F8>
-NearestCode nearest_code(double scaled) {
-    const std::vector<double>& table = magnitudes<F8>();
-    if (std::isnan(scaled)) return {0x7f, false};
-    const double x = std::fabs(scaled);
-    const uint8_t sign = std::signbit(scaled) ? 0x80 : 0;
-    if (x >= table.back()) return {static_cast<uint8_t>(sign | (table.size() - 1)), false};
-    const size_t above = static_cast<size_t>(std::upper_bound(table.begin(), table.end(), x) - table.begin());
-    const double middle = (table[above - 1] + table[above]) / 2;
-    const bool up = x > middle || (x == middle && above % 2 == 0);
-    return {static_cast<uint8_t>(sign | (up ? above : above - 1)), std::fabs(x - middle) <= 1e-6 * middle};
-}
-
-inline bool is_any_of(QuantizePass pass, QuantizePass a, QuantizePass b) { return pass == a || pass == b; }
-
-// What quantizing x (N, C) with this scale should give.
-template <class F8>
-struct QuantizedReference {
-    std::vector<NearestCode> row;
-    Fp8State counted{};     // the amax and the counts of this one tensor
-    uint64_t doubtful = 0;  // values within 1e-6 of a boundary between codes or of the largest value
-
-    QuantizedReference(const std::vector<float>& x, float scale) {
-        const double largest = magnitudes<F8>().back();
-        for (const float value : x) {
-            const float scaled = value * scale;  // rounded to FP32 as the kernels do
-            row.push_back(nearest_code<F8>(scaled));
-            const double magnitude = std::fabs(static_cast<double>(scaled));
-            counted.elements++;
-            counted.saturated += magnitude > largest;
-            counted.underflowed += value != 0.0f && (row.back().code & 0x7f) == 0;
-            counted.nonfinite += !std::isfinite(value);
-            if (std::isfinite(value)) counted.amax = std::max(counted.amax, std::fabs(value));
-            doubtful += row.back().near_boundary || std::fabs(magnitude - largest) <= 1e-6 * largest;
-        }
-        counted.bad = counted.nonfinite > 0;
-    }
-
-    // The state after a pass over this tensor, from the state before it.
-    Fp8State after(const Fp8State& before, QuantizePass pass) const {
-        Fp8State state = before;
-        if (pass == QuantizePass::replay) return state;
-        state.bad |= counted.bad;  // 0 or 1
-        if (is_any_of(pass, QuantizePass::train, QuantizePass::train_counted))
-            state.amax = std::max(state.amax, counted.amax);
-        if (pass == QuantizePass::measure) state.amax_now = std::max(state.amax_now, counted.amax);
-        if (pass == QuantizePass::measure) return state;
-        state.nonfinite += counted.nonfinite;
-        if (!is_any_of(pass, QuantizePass::train_counted, QuantizePass::write_counted)) return state;
-        state.elements += counted.elements;
-        state.saturated += counted.saturated;
-        state.underflowed += counted.underflowed;
-        return state;
-    }
-};
+using reference::NearestCode, reference::nearest_code, reference::QuantizedReference;
+using reference::random_normal, reference::to_floats, reference::used_state, reference::wide_values;
 
 // How exactly a kernel's values are known: as they are, or computed by another kernel and so up to 1e-6.
 enum class Known { exactly, nearly };
@@ -133,19 +61,6 @@ inline bool state_matches(const Fp8State& actual, const Fp8State& wanted, Known 
         accept_count(expected.underflowed, actual.underflowed);
     }
     return std::memcmp(&actual, &expected, sizeof actual) == 0;
-}
-
-// A state that nothing but a kernel's own writes can be mistaken for.
-inline Fp8State used_state(float scale) {
-    Fp8State state{};
-    std::memset(static_cast<void*>(&state), 0x35, sizeof state);
-    state.scale = scale;
-    state.scale_inv = 1.0f / scale;
-    state.amax = 0.0078125f;
-    state.amax_now = 0.015625f;
-    state.bad = 0;
-    state.elements = 1000003, state.saturated = 1009, state.underflowed = 10007, state.nonfinite = 3;
-    return state;
 }
 
 constexpr QuantizePass kAllPasses[] = {QuantizePass::train, QuantizePass::train_counted, QuantizePass::measure,
@@ -200,36 +115,12 @@ void check_quantizer(const std::vector<float>& x, int N, int C, float scale, Kno
     }
 }
 
-// Values over 24 binary orders of magnitude, some zero, some not to be told from zero after the cast.
-template <class Real>
-std::vector<Real> wide_values(size_t count, uint32_t seed) {
-    std::mt19937 engine(seed);
-    std::normal_distribution<float> normal;
-    std::vector<Real> values(count);
-    for (Real& v : values) {
-        const int exponent = static_cast<int>(engine() % 25) - 18;
-        v = to<Real>(engine() % 16 == 0 ? (engine() % 2 ? 0.0f : -0.0f) : std::ldexp(normal(engine), exponent));
-    }
-    return values;
-}
-
-template <class Real>
-std::vector<float> to_floats(const std::vector<Real>& values) {
-    std::vector<float> result;
-    for (const Real v : values) result.push_back(to_float(v));
-    return result;
-}
-
 // Smaller and larger than a tile, and no multiple of it.
 inline std::vector<RowShape> quantize_shapes() {
     return {{16, 16}, {48, 64}, {80, 144}, {144, 128}, {16, 1600}, {272, 144}, {48, 768}};
 }
 
-inline std::vector<double> column_sums(const std::vector<float>& x, int C) {
-    std::vector<double> sums(static_cast<size_t>(C));
-    for (size_t i = 0; i < x.size(); i++) sums[i % static_cast<size_t>(C)] += static_cast<double>(x[i]);
-    return sums;
-}
+using reference::column_sums;
 
 template <class F>
 std::string refusal(F&& call) {

@@ -1,0 +1,70 @@
+// Causal attention in FP64, forward and backward, with how far a correct kernel may be from it. For the card check and
+// for tests.
+#pragma once
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace llmc::reference {
+
+struct AttentionShape {
+    int B, T, NH, HD;
+    size_t rows() const { return static_cast<size_t>(B) * T * NH; }
+    size_t elements() const { return rows() * HD; }
+    int tokens() const { return B * T; }
+    int width() const { return NH * HD; }
+    std::string text() const {
+        return "B=" + std::to_string(B) + " T=" + std::to_string(T) + " NH=" + std::to_string(NH) +
+               " HD=" + std::to_string(HD);
+    }
+};
+
+// Where a head's row begins in qkv (B, T, 3, NH, HD), out (B, T, NH, HD) and lse (B, NH, T).
+struct AttentionLayout {
+    AttentionShape s;
+    size_t qkv(int b, int t, int which, int h) const {
+        return (((static_cast<size_t>(b) * s.T + t) * 3 + which) * s.NH + h) * s.HD;
+    }
+    size_t out(int b, int t, int h) const { return ((static_cast<size_t>(b) * s.T + t) * s.NH + h) * s.HD; }
+    size_t row(int b, int t, int h) const { return (static_cast<size_t>(b) * s.NH + h) * s.T + t; }
+};
+
+// Everything in double, from the inputs as stored. Beside each result, how far a correct kernel may be from it.
+//
+// With u = 2^-8, what rounding to bf16 may lose (0 for the float kernels), and r for FP32 sums and exponentials (1e-5):
+//  - the forward rounds each P to bf16 and divides by the sum of the rounded ones:
+//      |O error| <= (u + r) (sum P |V| + |O|), of which out alone adds u |O|;
+//  - P^T dO rounds P, dV is rounded once: |dV error| <= (u + r) sum P |dO| + u |dV|;
+//  - delta inherits O's error: |delta error| <= sum |dO| |O error|, and dS = P (dP - delta) is rounded;
+//    |dQ error| <= scale sum (u |dS| + r P (sum |dO V| + |dO O|) + P |delta error|) |K| + u |dQ|, dK likewise.
+// These hold for the worst case. Rounding errors are independent, so the norm of all errors together must be much
+// smaller: one rounding of values with evenly spread mantissas has a relative root mean square of 0.425 u (uniform in
+// +-u / m for a mantissa m in [1, 2), log-uniform).
+struct Attention {
+    std::vector<double> out, lse, delta, dqkv;
+    std::vector<double> out_bound, out_sum_bound, delta_bound, dqkv_bound;  // out_sum_bound: of out + out_low
+};
+
+// u and r of the kernels for bf16 and for float.
+constexpr double attention_rounding(bool bf16) { return bf16 ? 1.0 / 256 : 0.0; }
+constexpr double attention_slack(bool bf16) { return bf16 ? 1e-5 : 5e-6; }
+constexpr double kAttentionFloor = 1e-6;     // for results that are zero by cancellation
+constexpr double kAttentionLseError = 1e-5;  // of |lse| + 1
+
+// Limits on the norm of all errors, relative, for u: out + out_low has one rounding (of P), out and dV two, dQ and dK
+// three and their sums cancel.
+struct AttentionNorms {
+    double out_sum, out, dv, dq_dk;
+};
+constexpr AttentionNorms attention_norms(double u) {
+    const double rms = 0.5 * u + 1e-6;
+    return {rms, 1.42 * rms, 1.42 * rms, 1.5 * rms};
+}
+
+Attention attention(const AttentionShape& s, const std::vector<double>& qkv, const std::vector<double>& dout, double u,
+                    double slack);
+
+// The part of dqkv that is dQ (0), dK (1) or dV (2).
+std::vector<double> part_of_dqkv(const std::vector<double>& dqkv, const AttentionShape& s, int which);
+
+}  // namespace llmc::reference

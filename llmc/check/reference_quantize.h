@@ -1,0 +1,220 @@
+// What a cast to FP8, and the kernels that quantize, should give: from the formats' definition in FP64, with nothing of
+// the conversions that kernels use. For the card check and for tests.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "llmc/kernels/block_scales.h"
+#include "llmc/kernels/fp8_state.h"
+
+namespace llmc::reference {
+
+// The finite magnitudes of a format in order; a magnitude's code is its index. Exponent 0 holds the subnormals.
+template <class F8>
+const std::vector<double>& magnitudes() {
+    static const std::vector<double> table = [] {
+        constexpr bool wide = std::is_same_v<F8, e5m2>;
+        constexpr int mantissa_bits = wide ? 2 : 3, bias = wide ? 15 : 7, largest_code = wide ? 0x7b : 0x7e;
+        std::vector<double> values;
+        for (int code = 0; code <= largest_code; code++) {
+            const int exponent = code >> mantissa_bits, mantissa = code % (1 << mantissa_bits);
+            values.push_back(exponent == 0
+                                 ? std::ldexp(mantissa, 1 - bias - mantissa_bits)
+                                 : std::ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits));
+        }
+        return values;
+    }();
+    return table;
+}
+
+// What a code means; codes above the largest finite one are Inf (E5M2's first) and NaN.
+template <class F8>
+double value_of(uint8_t code) {
+    const std::vector<double>& table = magnitudes<F8>();
+    const size_t magnitude = code & 0x7f;
+    const double sign = code & 0x80 ? -1.0 : 1.0;
+    if (magnitude < table.size()) return sign * table[magnitude];
+    return std::is_same_v<F8, e5m2> && magnitude == 0x7c ? sign * HUGE_VAL : std::nan("");
+}
+
+struct NearestCode {
+    uint8_t code;
+    bool near_boundary;  // a relative change of 1e-6 could round to the neighbour
+};
+
+// Round to nearest, ties to the even code, saturating; NaN is 0x7f.
+template <class F8>
+NearestCode nearest_code(double scaled) {
+    const std::vector<double>& table = magnitudes<F8>();
+    if (std::isnan(scaled)) return {0x7f, false};
+    const double x = std::fabs(scaled);
+    const uint8_t sign = std::signbit(scaled) ? 0x80 : 0;
+    if (x >= table.back()) return {static_cast<uint8_t>(sign | (table.size() - 1)), false};
+    const size_t above = static_cast<size_t>(std::upper_bound(table.begin(), table.end(), x) - table.begin());
+    const double middle = (table[above - 1] + table[above]) / 2;
+    const bool up = x > middle || (x == middle && above % 2 == 0);
+    return {static_cast<uint8_t>(sign | (up ? above : above - 1)), std::fabs(x - middle) <= 1e-6 * middle};
+}
+
+// The BF16 number nearest to a value, ties to the even one, beyond the largest Inf; NaN is 0x7fff.
+inline bf16 nearest_bf16(double value) {
+    if (std::isnan(value)) return {0x7fff};
+    const double x = std::fabs(value);
+    int exponent = 0;
+    if (std::isfinite(x)) std::frexp(x, &exponent);
+    const double unit = std::ldexp(1.0, std::max(exponent - 8, -133));  // between neighbours; 2^-133 among subnormals
+    const double nearest = std::isinf(x) ? x : std::nearbyint(x / unit) * unit;
+    const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+    const float magnitude = nearest >= 0x1p128 ? static_cast<float>(HUGE_VAL) : static_cast<float>(nearest);
+    return {static_cast<uint16_t>(sign | float_bits(magnitude) >> 16)};
+}
+
+inline bool is_any_of(QuantizePass pass, QuantizePass a, QuantizePass b) { return pass == a || pass == b; }
+
+// The state after a pass over a tensor with these amax and counts, from the state before it.
+inline Fp8State state_after(const Fp8State& before, const Fp8State& counted, QuantizePass pass) {
+    Fp8State state = before;
+    if (pass == QuantizePass::replay) return state;
+    state.bad |= counted.bad;  // 0 or 1
+    if (is_any_of(pass, QuantizePass::train, QuantizePass::train_counted))
+        state.amax = std::max(state.amax, counted.amax);
+    if (pass == QuantizePass::measure) state.amax_now = std::max(state.amax_now, counted.amax);
+    if (pass == QuantizePass::measure) return state;
+    state.nonfinite += counted.nonfinite;
+    if (!is_any_of(pass, QuantizePass::train_counted, QuantizePass::write_counted)) return state;
+    state.elements += counted.elements;
+    state.saturated += counted.saturated;
+    state.underflowed += counted.underflowed;
+    return state;
+}
+
+// What quantizing x (N, C) with this scale should give.
+template <class F8>
+struct QuantizedReference {
+    std::vector<NearestCode> row;
+    Fp8State counted{};     // the amax and the counts of this one tensor
+    uint64_t doubtful = 0;  // values within 1e-6 of a boundary between codes or of the largest value
+
+    QuantizedReference(const std::vector<float>& x, float scale) {
+        const double largest = magnitudes<F8>().back();
+        for (const float value : x) {
+            const float scaled = value * scale;  // rounded to FP32 as the kernels do
+            row.push_back(nearest_code<F8>(scaled));
+            const double magnitude = std::fabs(static_cast<double>(scaled));
+            counted.elements++;
+            counted.saturated += magnitude > largest;
+            counted.underflowed += value != 0.0f && (row.back().code & 0x7f) == 0;
+            counted.nonfinite += !std::isfinite(value);
+            if (std::isfinite(value)) counted.amax = std::max(counted.amax, std::fabs(value));
+            doubtful += row.back().near_boundary || std::fabs(magnitude - largest) <= 1e-6 * largest;
+        }
+        counted.bad = counted.nonfinite > 0;
+    }
+    Fp8State after(const Fp8State& before, QuantizePass pass) const { return state_after(before, counted, pass); }
+};
+
+// A state that nothing but a kernel's own writes can be mistaken for.
+inline Fp8State used_state(float scale) {
+    Fp8State state{};
+    std::memset(static_cast<void*>(&state), 0x35, sizeof state);
+    state.scale = scale;
+    state.scale_inv = 1.0f / scale;
+    state.amax = 0.0078125f;
+    state.amax_now = 0.015625f;
+    state.bad = 0;
+    state.elements = 1000003, state.saturated = 1009, state.underflowed = 10007, state.nonfinite = 3;
+    return state;
+}
+
+// The definition: the smallest power of two that brings amax to 448 or less, by trying.
+inline int exponent_by_search(double amax) {
+    if (amax == 0) return 0;
+    int e = -126;
+    while (std::ldexp(amax, -e) > 448.0) e++;
+    return e;
+}
+
+// An (R, K) matrix with one exponent for each `rows` x `length` block, and the codes that follow.
+struct BlockReference {
+    int R, K, rows, length;
+    std::vector<int> exponents;  // (R / rows, K / length)
+    std::vector<NearestCode> codes;
+    Fp8State counted{};
+
+    BlockReference(const std::vector<float>& x, int R_, int K_, int rows_, int length_)
+        : R(R_), K(K_), rows(rows_), length(length_) {
+        const int across = (K + length - 1) / length;
+        std::vector<double> amax(static_cast<size_t>((R + rows - 1) / rows * across), 0.0);
+        for (int r = 0; r < R; r++)
+            for (int k = 0; k < K; k++) {
+                const float value = x[static_cast<size_t>(r) * K + k];
+                double& block = amax[static_cast<size_t>(r / rows * across + k / length)];
+                if (std::isfinite(value)) block = std::max(block, std::fabs(static_cast<double>(value)));
+            }
+        for (const double a : amax) exponents.push_back(exponent_by_search(a));
+        for (int r = 0; r < R; r++)
+            for (int k = 0; k < K; k++) {
+                const float value = x[static_cast<size_t>(r) * K + k];
+                codes.push_back(nearest_code<e4m3>(std::ldexp(static_cast<double>(value), -exponent(r, k))));
+                counted.elements++;
+                counted.saturated += std::isinf(value);
+                counted.underflowed += value != 0.0f && (codes.back().code & 0x7f) == 0;
+                counted.nonfinite += !std::isfinite(value);
+                if (std::isfinite(value)) counted.amax = std::max(counted.amax, std::fabs(value));
+            }
+        counted.bad = counted.nonfinite > 0;
+    }
+    int exponent(int r, int k) const {
+        return exponents[static_cast<size_t>(r / rows * ((K + length - 1) / length) + k / length)];
+    }
+    Fp8State after(const Fp8State& before, QuantizePass pass) const { return state_after(before, counted, pass); }
+};
+
+// Where the documentation of cuBLASLt ("1D/2D block scaling") puts the scale of (r, k), written out anew.
+inline size_t documented_place(ScaleLayout layout, int rows, int K, int r, int k) {
+    const int l = k / 128, vectors = (K + 127) / 128;
+    if (layout == ScaleLayout::vectors) return static_cast<size_t>(l * rows + r);  // M-major, M x L
+    if (layout == ScaleLayout::tiles) {                                            // K-major, L4 x ceil(M / 128)
+        int l4 = vectors;
+        while (l4 % 4 != 0) l4++;
+        return static_cast<size_t>(r / 128 * l4 + l);
+    }
+    const int outer = r % 128, inner = k / 32 % 4;
+    return static_cast<size_t>((r / 128 * vectors + l) * 512 + outer % 32 * 16 + outer / 32 * 4 + inner);
+}
+
+// How many of a table's scales are not those of the reference.
+inline size_t wrong_scales(const std::vector<char>& table, ScaleLayout layout, const BlockReference& reference) {
+    size_t wrong = 0;
+    std::vector<char> is_used(table.size());
+    for (int r = 0; r < reference.R; r++)
+        for (int k = 0; k < reference.K; k++) {
+            const size_t place = documented_place(layout, reference.R, reference.K, r, k);
+            if (layout == ScaleLayout::mx) {
+                is_used[place] = 1;
+                wrong += static_cast<uint8_t>(table[place]) != reference.exponent(r, k) + 127;
+                continue;
+            }
+            float value;
+            std::memcpy(&value, &table[place * sizeof value], sizeof value);
+            wrong += value != std::ldexp(1.0f, reference.exponent(r, k));
+        }
+    // Tiles of mx scales are filled up with 0.
+    for (size_t i = 0; layout == ScaleLayout::mx && i < table.size(); i++) wrong += !is_used[i] && table[i] != 0;
+    return wrong;
+}
+
+// x (R, K) as (K, R).
+template <class T>
+std::vector<T> turned(const std::vector<T>& x, int R, int K) {
+    std::vector<T> result(x.size());
+    for (int r = 0; r < R; r++)
+        for (int k = 0; k < K; k++) result[static_cast<size_t>(k) * R + r] = x[static_cast<size_t>(r) * K + k];
+    return result;
+}
+
+}  // namespace llmc::reference
