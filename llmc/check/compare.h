@@ -1,0 +1,179 @@
+// Comparisons of the card check. Each returns what is wrong, "" if nothing is, and names the first wrong element's
+// place:
+//
+//   dqkv[b=1,t=70,part=0,h=0,17] is 0.0312, expected 0.0521 within 0.0004 (12 of 57216 wrong)
+//
+// No NaN passes for a number, and no number for a NaN.
+#pragma once
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "llmc/check/reference_quantize.h"
+#include "llmc/device/error.h"
+#include "llmc/device/formats.cuh"
+
+namespace llmc {
+
+// An array's name and its dimensions, the slowest first: {"out", {{"b", B}, {"t", T}, {"", C}}}.
+struct Axis {
+    const char* name;
+    size_t extent;
+};
+struct ArrayShape {
+    std::string name;
+    std::vector<Axis> axes;
+
+    size_t count() const;
+    std::string place(size_t index) const;  // "out[b=0,t=3,17]"
+};
+
+// Real numbers, and how far from each a right one may be.
+struct Bounded {
+    std::vector<double> values, bounds;
+
+    explicit Bounded(size_t count = 0) : values(count), bounds(count) {}
+    // Bounds of `relative` of |value| + floor.
+    Bounded(std::vector<double> numbers, double relative, double floor) : values(std::move(numbers)) {
+        for (const double value : values) bounds.push_back(relative * (std::fabs(value) + floor));
+    }
+    Bounded(std::vector<double> numbers, std::vector<double> limits)
+        : values(std::move(numbers)), bounds(std::move(limits)) {}
+    template <class Real>
+    static Bounded exactly(const std::vector<Real>& numbers) {
+        Bounded result(numbers.size());
+        for (size_t i = 0; i < numbers.size(); i++) result.values[i] = static_cast<double>(to_float(numbers[i]));
+        return result;
+    }
+    void push_back(double value, double bound) { values.push_back(value), bounds.push_back(bound); }
+    // With one more rounding, of `relative`, and `absolute` on top.
+    Bounded widened(double relative, double absolute = 0) const;
+};
+
+// Counts wrong elements, and keeps the first one's message.
+class Wrong {
+public:
+    explicit Wrong(const ArrayShape& shape) : shape_(shape) {}
+    bool is_first() const { return count_ == 0; }
+    void add(size_t index, const std::string& what) {
+        if (count_++ == 0) first_ = shape_.place(index) + " " + what;
+    }
+    void add() { count_++; }
+    std::string text(size_t of) const {
+        return count_ == 0 ? "" : first_ + strprintf(" (%zu of %zu wrong)", count_, of);
+    }
+
+private:
+    const ArrayShape& shape_;
+    std::string first_;
+    size_t count_ = 0;
+};
+
+std::string not_within(const ArrayShape& shape, const std::vector<double>& actual, const Bounded& expected);
+// ||actual - expected|| <= limit ||expected||: where errors are independent, all of them together are smaller than
+// bounds of the worst case say, and a tile that is a little wrong shows.
+std::string norm_not_within(const ArrayShape& shape, const std::vector<double>& actual,
+                            const std::vector<double>& expected, double limit);
+
+inline std::string shown(float value) { return strprintf("%.9g (bits %08x)", value, float_bits(value)); }
+inline std::string shown(bf16 value) { return strprintf("%.6g (bits %04x)", to_float(value), value.bits); }
+inline std::string shown(e4m3 value) { return strprintf("code %02x", value.bits); }
+inline std::string shown(e5m2 value) { return strprintf("code %02x", value.bits); }
+inline std::string shown(double value) { return strprintf("%.17g", value); }
+template <class T>
+requires std::is_integral_v<T> std::string shown(T value) { return std::to_string(value); }
+
+// The same bits in every element.
+template <class T>
+std::string not_equal(const ArrayShape& shape, const std::vector<T>& actual, const std::vector<T>& expected) {
+    if (actual.size() != expected.size())
+        return strprintf("%s has %zu elements, expected %zu", shape.name.c_str(), actual.size(), expected.size());
+    Wrong wrong(shape);
+    for (size_t i = 0; i < actual.size(); i++)
+        if (std::memcmp(&actual[i], &expected[i], sizeof(T)) != 0)
+            wrong.is_first() ? wrong.add(i, "is " + shown(actual[i]) + ", expected " + shown(expected[i]))
+                             : wrong.add();
+    return wrong.text(actual.size());
+}
+
+// What differs between two runs on the same inputs.
+std::string not_repeated(const ArrayShape& shape, const std::vector<char>& first, const std::vector<char>& second);
+
+// An FP8 state: every bit but that amax and amax_now lie in a range, and counts between two. Where a cast's input is
+// known exactly, least == most.
+struct StateRange {
+    Fp8State least, most;
+};
+std::string wrong_state(const Fp8State& actual, const StateRange& expected);
+
+// What quantizing values that are known up to bounds may give: all codes between those of the ends, and a range of
+// states. Exactly known FP32 values: bounds of 0.
+template <class F8>
+class CodeRanges {
+public:
+    CodeRanges(const Bounded& values, float scale, float unit = 0x1p-24f) {
+        const double largest = reference::magnitudes<F8>().back();
+        for (size_t i = 0; i < values.values.size(); i++) {
+            const double value = values.values[i], bound = values.bounds[i];
+            const bool exact = bound == 0;
+            // The scaled value is rounded to FP32 before it is cast.
+            const auto scaled = [&](double x, double sign) {
+                if (exact) return static_cast<double>(static_cast<float>(x) * scale);
+                return x * static_cast<double>(scale) * (1 + sign * (x < 0 ? -1 : 1) * static_cast<double>(unit));
+            };
+            const double low = scaled(value - bound, -1), high = scaled(value + bound, 1);
+            least_.push_back(reference::nearest_code<F8>(low).code);
+            most_.push_back(exact ? least_.back() : reference::nearest_code<F8>(high).code);
+            count(value, bound, low, high, largest, least_.back(), most_.back());
+        }
+        range_.least.elements = range_.most.elements = values.values.size();
+        range_.least.bad = range_.most.bad = range_.least.nonfinite > 0;
+    }
+
+    std::string wrong_codes(const ArrayShape& shape, const std::vector<F8>& actual) const {
+        Wrong wrong(shape);
+        for (size_t i = 0; i < actual.size(); i++) {
+            if (between(actual[i].bits, least_[i], most_[i])) continue;
+            if (!wrong.is_first()) {
+                wrong.add();
+                continue;
+            }
+            std::string expected = strprintf("%02x", least_[i]);
+            if (least_[i] != most_[i]) expected += strprintf(" to %02x", most_[i]);
+            wrong.add(i, strprintf("is code %02x, expected %s", actual[i].bits, expected.c_str()));
+        }
+        return actual.size() == least_.size() ? wrong.text(actual.size()) : shape.name + " has another size";
+    }
+    StateRange after(const Fp8State& before, QuantizePass pass) const {
+        return {reference::state_after(before, range_.least, pass), reference::state_after(before, range_.most, pass)};
+    }
+
+private:
+    // Codes in the order of the numbers that they are; both zeros are one.
+    static int order(uint8_t code) { return code & 0x80 ? -(code & 0x7f) : code & 0x7f; }
+    static bool between(uint8_t code, uint8_t least, uint8_t most) {
+        if (least == most) return code == least;
+        if (reference::value_of<F8>(code) != reference::value_of<F8>(code)) return false;
+        return order(least) <= order(code) && order(code) <= order(most);
+    }
+    void count(double value, double bound, double low, double high, double largest, uint8_t least, uint8_t most) {
+        if (!std::isfinite(value)) {
+            range_.least.nonfinite++, range_.most.nonfinite++;
+            range_.least.saturated += std::isinf(value), range_.most.saturated += std::isinf(value);
+            return;
+        }
+        const double smallest = low < 0 && high > 0 ? 0.0 : std::min(std::fabs(low), std::fabs(high));
+        const double magnitude = std::max(std::fabs(low), std::fabs(high));
+        range_.least.saturated += smallest > largest, range_.most.saturated += magnitude > largest;
+        const bool may_vanish = order(least) <= 0 && order(most) >= 0 && !(value == 0 && bound == 0);
+        range_.least.underflowed += order(least) == 0 && order(most) == 0 && std::fabs(value) > bound;
+        range_.most.underflowed += may_vanish;
+        const auto raise = [](float& amax, double to) { amax = std::max(amax, static_cast<float>(to)); };
+        raise(range_.least.amax, std::fabs(value) - bound), raise(range_.most.amax, std::fabs(value) + bound);
+    }
+    std::vector<uint8_t> least_, most_;
+    StateRange range_{};
+};
+
+}  // namespace llmc

@@ -1,0 +1,31 @@
+// The parts of kernel_checks(), a file each.
+#pragma once
+#include <vector>
+
+#include "llmc/check/kernel_checks.h"
+
+namespace llmc::check {
+
+using Items = std::vector<CheckItem>;
+
+void add_casts(Items& items, const KernelUse& use);
+void add_tensor_cores(Items& items, const KernelUse& use);
+void add_embedding(Items& items, const KernelUse& use);
+void add_layernorm(Items& items, const KernelUse& use);
+void add_attention(Items& items, const KernelUse& use);
+void add_gelu(Items& items, const KernelUse& use);
+void add_classifier(Items& items, const KernelUse& use);
+void add_sums(Items& items, const KernelUse& use);  // bias gradients, norms, sums over ranks
+void add_optimizer(Items& items, const KernelUse& use);
+void add_quantize(Items& items, const KernelUse& use);  // one scale a tensor
+void add_quantize_blocks(Items& items, const KernelUse& use);
+void add_fused_attention(Items& items, const KernelUse& use);
+void add_fused_layernorm(Items& items, const KernelUse& use);
+void add_fused_gelu(Items& items, const KernelUse& use);
+
+template <class Real>
+const char* type_name() {
+    return sizeof(Real) == sizeof(float) ? "fp32" : "bf16";
+}
+
+}  // namespace llmc::check

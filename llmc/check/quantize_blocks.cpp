@@ -1,0 +1,151 @@
+// Quantization with a scale for every block, at the run's width, against the definition of block and cast; and back.
+#include "llmc/kernels/quantize_blocks.h"
+
+#include "llmc/check/families.h"
+#include "llmc/check/quantized_results.h"
+#include "llmc/check/reference_rows.h"
+#include "llmc/kernels/quantize.h"
+
+namespace llmc::check {
+
+#if LLMC_ENABLE_FP8
+namespace {
+
+using reference::BlockReference;
+
+constexpr QuantizePass kPasses[] = {QuantizePass::train_counted, QuantizePass::replay};
+
+// A matrix's codes and scales in both layouts.
+struct BlockResults {
+    Trial& trial;
+    ScaleLayout layout;
+    Fp8State before = reference::used_state(3.0f);
+    e4m3 *row, *transposed;
+    char *row_scales, *transposed_scales;
+    Fp8State* state;
+
+    BlockResults(Trial& t, ScaleLayout l, int N, int C) : trial(t), layout(l) {
+        const size_t n = static_cast<size_t>(N), c = static_cast<size_t>(C);
+        row = trial.result<e4m3>("codes", {{"n", n}, {"", c}});
+        transposed = trial.result<e4m3>("transposed codes", {{"", c}, {"n", n}});
+        row_scales = trial.result<char>("scales", {{"byte ", scale_bytes(layout, n, c)}});
+        transposed_scales = trial.result<char>("transposed scales", {{"byte ", scale_bytes(layout, c, n)}});
+        state = trial.result<Fp8State>("state", {{"", 1}}, std::vector<Fp8State>{before});
+    }
+    Quantized<e4m3> both() const { return {row, transposed, state, row_scales, transposed_scales}; }
+
+    void compare(const BlockReference& rows, const BlockReference& columns, QuantizePass pass) const {
+        compare_codes(row, rows), compare_codes(transposed, columns);
+        compare_scales(row_scales, rows), compare_scales(transposed_scales, columns);
+        const Fp8State expected = rows.after(before, pass);
+        trial.note(wrong_state(trial.read(state)[0], {expected, expected}));
+    }
+
+private:
+    void compare_codes(const e4m3* codes, const BlockReference& reference) const {
+        std::vector<e4m3> expected;
+        for (const reference::NearestCode& nearest : reference.codes) expected.push_back({nearest.code});
+        trial.equal(codes, expected);
+    }
+    void compare_scales(const char* scales, const BlockReference& reference) const {
+        const size_t wrong = reference::wrong_scales(trial.read(scales), layout, reference);
+        if (wrong > 0)
+            trial.note(
+                strprintf("%zu elements have a wrong scale in \"%s\"", wrong, trial.shape_of(scales).name.c_str()));
+    }
+};
+
+struct BlockShape {
+    int N, C;
+    Fp8Scaling scaling;
+    int length() const { return scaling == Fp8Scaling::mx ? kMxVector : kScaleVector; }
+    ScaleLayout layout() const { return scaling == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::vectors; }
+};
+
+std::string check_blocks(const BlockShape& s, stream_t stream) {
+    const auto values = reference::uneven_values<bf16>(s.N, s.C, 101);
+    const auto x = reference::to_floats(values);
+    const BlockReference rows(x, s.N, s.C, 1, s.length()),
+        columns(reference::turned(x, s.N, s.C), s.C, s.N, 1, s.length());
+    return each_pass(kPasses, stream, [&](Trial& trial, QuantizePass pass) {
+        const bf16* inp = trial.input(values);
+        const BlockResults to(trial, s.layout(), s.N, s.C);
+        trial.run_twice(
+            [&] { quantize_blocks(to.both(), nullptr, nullptr, inp, s.N, s.C, s.scaling, false, pass, stream); });
+        to.compare(rows, columns, pass);
+    });
+}
+
+std::string check_bias_gradient(const BlockShape& s, stream_t stream) {
+    const size_t C = static_cast<size_t>(s.C);
+    const auto values = reference::random_normal<bf16>(static_cast<size_t>(s.N) * C, 1.0f, 102, 0.2f);
+    Trial trial(stream);
+    const bf16* inp = trial.input(values);
+    const BlockResults to(trial, s.layout(), s.N, s.C);
+    float *dbias = trial.result<float>("dbias", {{"", C}}), *scratch = trial.scratch<float>(quantize_scratch(s.N, s.C));
+    trial.run_twice([&] {
+        quantize_blocks(to.both(), dbias, scratch, inp, s.N, s.C, s.scaling, false, QuantizePass::train, stream);
+    });
+    trial.within(dbias, Bounded(reference::column_sums(reference::to_floats(values), s.C), reference::kColumnSumError,
+                                1.0 + 0.2 * s.N));
+    return trial.problem();
+}
+
+std::string check_tiles(int R, int C, stream_t stream) {
+    auto values = reference::uneven_values<float>(R, C, 103);
+    for (size_t i = 0; i < 128 * static_cast<size_t>(C); i++) values[i] *= 1e-6f;  // tiles differ
+    const BlockReference rows(values, R, C, kScaleVector, kScaleVector),
+        columns(reference::turned(values, R, C), C, R, kScaleVector, kScaleVector);
+    return each_pass(kPasses, stream, [&](Trial& trial, QuantizePass pass) {
+        const float* master = trial.input(values);
+        const BlockResults to(trial, ScaleLayout::tiles, R, C);
+        trial.run_twice([&] { quantize_weight_tiles(to.both(), master, R, C, pass, stream); });
+        to.compare(rows, columns, pass);
+    });
+}
+
+// Every value is a BF16 number, so nothing is rounded.
+std::string check_dequantize(const BlockShape& s, stream_t stream) {
+    const auto values = reference::uneven_values<bf16>(s.N, s.C, 104);
+    const BlockReference rows(reference::to_floats(values), s.N, s.C, 1, s.length());
+    Trial trial(stream);
+    const bf16* inp = trial.input(values);
+    const BlockResults to(trial, s.layout(), s.N, s.C);
+    bf16* back = trial.result<bf16>("values", {{"n", static_cast<size_t>(s.N)}, {"", static_cast<size_t>(s.C)}});
+    trial.run_twice([&] {
+        quantize_blocks(to.both(), nullptr, nullptr, inp, s.N, s.C, s.scaling, false, QuantizePass::train, stream);
+        dequantize_blocks(back, to.row, to.row_scales, s.layout(), s.N, s.C, stream);
+    });
+    std::vector<bf16> expected;
+    for (int r = 0; r < s.N; r++)
+        for (int k = 0; k < s.C; k++) {
+            const double code = reference::value_of<e4m3>(rows.codes[expected.size()].code);
+            expected.push_back(reference::nearest_bf16(std::ldexp(code, rows.exponent(r, k))));
+        }
+    trial.equal(back, expected);
+    return trial.problem();
+}
+
+}  // namespace
+#endif
+
+void add_quantize_blocks([[maybe_unused]] Items& items, [[maybe_unused]] const KernelUse& use) {
+#if LLMC_ENABLE_FP8
+    if (!use.fp8 || use.scaling == Fp8Scaling::tensor) return;
+    const bool mx = use.scaling == Fp8Scaling::mx;
+    const char* const name = mx ? "mx" : "block";
+    const BlockShape narrow{mx ? 160 : 256, use.channels, use.scaling}, wide{narrow.N, 4 * use.channels, use.scaling};
+    for (const BlockShape& s : {narrow, wide})
+        items.push_back({strprintf("quantize_blocks %s with bias gradient C=%d", name, s.C), "kernels", "",
+                         [s](stream_t stream) { return check_bias_gradient(s, stream); }});
+    items.push_back({strprintf("quantize_blocks %s C=%d", name, narrow.C), "kernels", "",
+                     [narrow](stream_t stream) { return check_blocks(narrow, stream); }});
+    items.push_back({strprintf("dequantize_blocks %s C=%d", name, narrow.C), "kernels", "",
+                     [narrow](stream_t stream) { return check_dequantize(narrow, stream); }});
+    if (!mx)
+        items.push_back({strprintf("quantize_weight_tiles C=%d", narrow.C), "kernels", "",
+                         [narrow](stream_t stream) { return check_tiles(narrow.N, narrow.C, stream); }});
+#endif
+}
+
+}  // namespace llmc::check

@@ -1,0 +1,228 @@
+// The card check of kernels, on a device that computes right and on one that lies.
+#include "llmc/check/kernel_checks.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <set>
+
+#include "llmc/check/trial.h"
+#include "test/kernel_test.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+KernelUse tiny_gpt(int channels = 64, int heads = 2) {
+    KernelUse use;
+    use.channels = channels, use.heads = heads, use.head_dim = channels / heads;
+    use.vocab = 509, use.padded_vocab = 512;
+    return use;
+}
+
+void check_all_right(const KernelUse& use) {
+    for (const CheckItem& item : kernel_checks(use)) {
+        CAPTURE(item.name);
+        CHECK(item.run(test_stream()) == "");
+    }
+}
+
+}  // namespace
+
+TEST_CASE("every kernel of a run is right") {
+    KernelUse use = tiny_gpt();
+    SUBCASE("bf16") {}
+    SUBCASE("bf16, several ranks, head dimension 64") {
+        use = tiny_gpt(128, 2);
+        use.several_ranks = true;
+    }
+    SUBCASE("fp8 delayed, several ranks") { use.fp8 = use.several_ranks = true; }
+    SUBCASE("fp8 delayed, E4M3 gradients, head dimension 128") {
+        use = tiny_gpt(128, 1);
+        use.fp8 = use.e4m3_gradients = true;
+    }
+    SUBCASE("fp8 current") { use.fp8 = use.current_scaling = true; }
+    SUBCASE("fp8 block") {
+        use = tiny_gpt(128, 2);
+        use.fp8 = use.e4m3_gradients = true;
+        use.scaling = Fp8Scaling::block;
+    }
+    SUBCASE("fp8 mx") {
+        use.fp8 = use.e4m3_gradients = true;
+        use.scaling = Fp8Scaling::mx;
+    }
+    SUBCASE("fp32") { use.bf16 = false; }
+    SUBCASE("fp32, head dimension 128") {
+        use = tiny_gpt(128, 1);
+        use.bf16 = false;
+    }
+    check_all_right(use);
+}
+
+// ---- lies ----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Plays a kernel that errs while it is in scope.
+struct Tampered {
+    explicit Tampered(Trial::Tampering action) { Trial::tampering() = std::move(action); }
+    ~Tampered() { Trial::tampering() = nullptr; }
+};
+
+template <class T>
+T stored(const char* from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+double number_at(const char* element, size_t size) {
+    if (size == 2) return static_cast<double>(to_float(stored<bf16>(element)));
+    return size == 4 ? static_cast<double>(stored<float>(element)) : stored<double>(element);
+}
+
+// One lie for every kind of element: the exponent of the largest number, of the first code, a count of a state.
+void falsify(std::vector<char>& bytes, size_t elements) {
+    const size_t size = bytes.size() / elements;
+    if (size == 1) {
+        bytes[0] ^= 8;
+    } else if (size == sizeof(Fp8State)) {
+        bytes[offsetof(Fp8State, elements)] ^= 1;
+    } else {
+        size_t largest = 0;
+        for (size_t i = 1; i < elements; i++) {
+            const double best = std::fabs(number_at(&bytes[largest * size], size));
+            const double here = std::fabs(number_at(&bytes[i * size], size));
+            if (std::isfinite(here) && !(best >= here)) largest = i;
+        }
+        bytes[(largest + 1) * size - 1] ^= 0x40;
+    }
+}
+
+// The results of an item's trials, numbered as they come; both runs of a trial have the same numbers.
+struct Numbered {
+    explicit Numbered(size_t t) : target(t) {}
+    size_t target;
+    size_t next = 0, of_trial = 0, in_run = 0;
+    int last_run = 1;
+    std::string name;  // of the target
+
+    void operator()(const ArrayShape& shape, char* data, size_t bytes, int run, stream_t stream) {
+        if (run != last_run && run == 0) of_trial = next;
+        if (run != last_run) in_run = 0;
+        last_run = run;
+        const size_t number = of_trial + in_run++;
+        next = std::max(next, number + 1);
+        if (number != target) return;
+        name = shape.name;
+        auto values = read_back(data, bytes, stream);
+        falsify(values, shape.count());
+        write_through(data, values.data(), bytes, stream);
+    }
+};
+
+// Falsifies one result after the other: the item has to see every one of them. Passes of one kernel are alike: the
+// first 13 results are those of the first pass of every item.
+size_t check_every_result_is_compared(const CheckItem& item) {
+    CAPTURE(item.name);
+    size_t results = 1, lies = 0;
+    for (size_t target = 0; target < std::min<size_t>(results, 13); target++) {
+        Numbered lie(target);
+        Tampered tampered(std::ref(lie));
+        const std::string problem = item.run(test_stream());
+        results = std::max(results, lie.next);
+        CAPTURE(lie.name);
+        CHECK(problem != "");
+        lies++;
+    }
+    return lies;
+}
+
+const CheckItem& item_named(const std::vector<CheckItem>& items, const std::string& begin) {
+    for (const CheckItem& item : items)
+        if (item.name.rfind(begin, 0) == 0) return item;
+    FAIL("no check is called ", begin);
+    return items[0];
+}
+
+}  // namespace
+
+TEST_CASE("every result of every check is compared") {
+    KernelUse use = tiny_gpt();
+    use.fp8 = use.several_ranks = true;
+    size_t lies = 0;
+    for (const CheckItem& item : kernel_checks(use)) lies += check_every_result_is_compared(item);
+    CHECK(lies > 100);
+}
+
+TEST_CASE("a kernel that writes beside its results, leaves elements out, or is not repeatable") {
+    const auto items = kernel_checks(tiny_gpt());
+    const CheckItem& attention = item_named(items, "attention bf16");
+    const auto told = [&](const char* array, const std::function<void(char*, size_t, int, stream_t)>& lie) {
+        Tampered tampered([&](const ArrayShape& shape, char* data, size_t bytes, int run, stream_t stream) {
+            if (shape.name == array) lie(data, bytes, run, stream);
+        });
+        return attention.run(test_stream());
+    };
+    CHECK(told("lse", [](char* data, size_t bytes, int, stream_t stream) { set_bytes(data + bytes, 0, 1, stream); }) ==
+          "beside lse: writes 1 bytes behind the end of its result");
+    CHECK(told("lse", [](char* data, size_t, int, stream_t stream) { set_bytes(data - 2, 0, 1, stream); }) ==
+          "beside lse: writes 2 bytes before its result");
+    CHECK(told("dqkv", [](char* data, size_t, int, stream_t stream) {
+              set_bytes(data + 2 * 17, 0xFF, 2, stream);
+          }).find("dqkv[b=0,t=0,part=0,h=0,17] is nan, expected ") == 0);
+    CHECK(told("dqkv", [](char* data, size_t, int run, stream_t stream) {
+              const char low_byte = static_cast<char>(read_back(data, stream) ^ run);
+              write_through(data, low_byte, stream);
+          }) == "dqkv[b=0,t=0,part=0,h=0,0] differs between two runs on the same inputs (1 of 57216 wrong)");
+}
+
+TEST_CASE("numbers that are 1 % off in one tile") {
+    const auto items = kernel_checks(tiny_gpt());
+    const CheckItem& attention = item_named(items, "attention bf16");
+    Tampered tampered([](const ArrayShape& shape, char* data, size_t bytes, int, stream_t stream) {
+        if (shape.name != "dqkv") return;
+        auto values = read_back(reinterpret_cast<bf16*>(data), bytes / 2, stream);
+        for (size_t i = 64 * 192; i < 128 * 192; i++)  // tokens 64 to 127 of the first sequence
+            values[i] = to_bf16(to_float(values[i]) * 1.01f);
+        write_through(reinterpret_cast<bf16*>(data), values.data(), values.size(), stream);
+    });
+    const std::string problem = attention.run(test_stream());
+    CAPTURE(problem);
+    CHECK(problem.find("dqkv[b=0,t=") == 0);
+}
+
+TEST_CASE("a check needs no more than the run has") {
+    const auto names = [](const KernelUse& use) {
+        std::set<std::string> result;
+        for (const CheckItem& item : kernel_checks(use)) CHECK(result.insert(item.name).second);
+        return result;
+    };
+    const auto variants = [](const KernelUse& use) {
+        std::set<std::string> result;
+        for (const CheckItem& item : kernel_checks(use)) result.insert(item.variant);
+        return result;
+    };
+    KernelUse use = tiny_gpt();
+    CHECK(variants(use) == std::set<std::string>{""});
+    CHECK(names(use).count("attention bf16 HD=32 NH=2") == 1);
+    CHECK(names(use).count("sum_pieces fp32") == 0);
+    use.several_ranks = true;
+    CHECK(names(use).count("sum_pieces fp32") == 1);
+#if LLMC_ENABLE_FP8
+    use.fp8 = true;
+    CHECK(variants(use) == std::set<std::string>{"", "layernorm_fp8", "gelu_fp8", "attention_fp8",
+                                                 "layernorm_backward_fp8", "gelu_backward_fp8",
+                                                 "attention_backward_fp8"});
+    use.current_scaling = true;  // through BF16
+    CHECK(variants(use).count("attention_fp8") == 0);
+    use.scaling = Fp8Scaling::block;
+    CHECK(variants(use) == std::set<std::string>{""});
+    CHECK(names(use).count("quantize_weight_tiles C=64") == 1);
+    CHECK(names(use).count("bf16 to e5m2, all values") == 0);
+#endif
+    use = tiny_gpt();
+    use.bf16 = false;
+    for (const std::string& name : names(use)) CHECK(name.find("bf16") == std::string::npos);
+}
