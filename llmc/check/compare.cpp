@@ -10,6 +10,7 @@ size_t ArrayShape::count() const {
 }
 
 std::string ArrayShape::place(size_t index) const {
+    if (axes.empty()) return name;
     std::string inside;
     for (size_t i = axes.size(); i-- > 0;) {
         const size_t at = index % axes[i].extent;
