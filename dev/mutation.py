@@ -126,7 +126,9 @@ class Build:
         self.tree, self.kind, self.folder = tree, kind, tree / "build" / kind
         self.folder.mkdir(parents=True)
         kernels = sorted(str(p.relative_to(tree)) for p in (tree / "llmc/kernels").glob("*.cu"))
-        base = sorted(str(p.relative_to(tree)) for p in (tree / "llmc/device/host").glob("*.cpp")) + ["test/main.cpp"]
+        base = sorted(str(p.relative_to(tree)) for pattern in ("device/host/*.cpp", "device/faults.cpp", "device/transfer.cpp",
+                                                               "check/reference_*.cpp")
+                      for p in (tree / "llmc").glob(pattern)) + ["test/main.cpp"]
         self.tests = sorted(str(p.relative_to(tree)) for p in (tree / "test/kernels").glob("*.cpp")) + ["test/device/warp.cu"]
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             self.object = dict(pool.map(lambda s: (s, self.compile(tree, s, self.folder)), kernels + base + self.tests))
