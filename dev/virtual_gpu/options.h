@@ -26,7 +26,7 @@ struct Options {
     int cublas_version = 130000;  // VIRTUAL_GPU_CUBLAS=NNNNNN: the version of cuBLASLt that is played
     int nccl_version = 22800;     // VIRTUAL_GPU_NCCL=NNNNN: that of NCCL
     std::string lose;             // VIRTUAL_GPU_LOSE=KERNEL:LINE: the instruction on that line of the PTX does nothing
-    std::string fault;            // VIRTUAL_GPU_FAULT=KIND[:N]: what goes wrong on purpose; see README.md
+    std::string fault;            // VIRTUAL_GPU_FAULT=KIND[:N],...: what goes wrong on purpose: planned_faults.h
 };
 
 const Options& options();

@@ -148,13 +148,15 @@ TEST_CASE("virtual_gpu errors: a fault on purpose that is none ends the process"
         cudaMalloc(&p, 1);
         return;
     }
-    for (const char* value : {"hung:1", "hang:", "hang:0", "hang:1x", "hang:-1", "1"}) {
-        const Child child = run_child({{"VIRTUAL_GPU_FAULT", value}});
-        INFO(value);
-        CHECK(child.status == 2 << 8);
-        CHECK(child.output.find(std::string("virtual GPU: VIRTUAL_GPU_FAULT=") + value) != std::string::npos);
-    }
+    for (const char* value : {"hung:1", "hang:", "hang:0", "hang:1x", "hang:-1", "1"})
+        for (const char* before : {"", "memory:1,"}) {
+            const Child child = run_child({{"VIRTUAL_GPU_FAULT", std::string(before) + value}});
+            INFO(before, value);
+            CHECK(child.status == 2 << 8);
+            CHECK(child.output.find(std::string("virtual GPU: VIRTUAL_GPU_FAULT=") + value) != std::string::npos);
+        }
     expect_child({{"VIRTUAL_GPU_FAULT", "hang"}});
+    expect_child({{"VIRTUAL_GPU_FAULT", "hang:2,memory:1"}});
 }
 
 TEST_CASE("virtual_gpu errors: the second kernel loses the device") {
@@ -167,6 +169,17 @@ TEST_CASE("virtual_gpu errors: the second kernel loses the device") {
     CHECK(launch(poke_kernel(), 1, 1, 0, nullptr, x, 0l) == cudaSuccess);
     CHECK(cudaDeviceSynchronize() == cudaErrorLaunchFailure);
     check_lost(cudaErrorLaunchFailure);
+}
+
+TEST_CASE("virtual_gpu errors: several faults at once") {
+    if (!is_child())
+        return expect_child({{"VIRTUAL_GPU_FAULT", "memory:3,kernel:1"}},
+                            {"virtual GPU: kernel poke: lost on purpose: VIRTUAL_GPU_FAULT=kernel:1"});
+    size_t free_bytes = 0, all_bytes = 0;
+    CHECK(cudaMemGetInfo(&free_bytes, &all_bytes) == cudaSuccess);
+    CHECK(free_bytes == 3 << 20);
+    CHECK(launch(poke_kernel(), 1, 1, 0, nullptr, device_bytes(64), 0l) == cudaSuccess);
+    CHECK(cudaDeviceSynchronize() == cudaErrorLaunchFailure);
 }
 
 TEST_CASE("virtual_gpu errors: the first kernel never ends and the process does") {

@@ -19,6 +19,7 @@
 #include "dev/virtual_gpu/cuda/streams.h"
 #include "dev/virtual_gpu/fault.h"
 #include "dev/virtual_gpu/options.h"
+#include "dev/virtual_gpu/planned_faults.h"
 
 namespace virtual_gpu {
 namespace {

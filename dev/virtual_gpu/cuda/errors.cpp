@@ -3,10 +3,6 @@
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-
-#include "dev/virtual_gpu/options.h"
 
 namespace virtual_gpu {
 namespace {
@@ -70,27 +66,6 @@ const Words* words_of(cudaError_t error) {
     return nullptr;
 }
 
-// VIRTUAL_GPU_FAULT, here and in nccl/; their README.md say what each does.
-constexpr const char* kKindsOfFaults[] = {"memory", "kernel", "hang", "refuse", "wrong", "stall", "collective"};
-struct PlannedFault {
-    std::string kind;
-    long number = 0;
-};
-PlannedFault read_planned_fault(const std::string& text) {
-    if (text.empty()) return {};
-    const size_t colon = text.find(':');
-    PlannedFault plan{text.substr(0, colon), 1};
-    char* end = nullptr;
-    if (colon != std::string::npos) plan.number = std::strtol(text.c_str() + colon + 1, &end, 10);
-    std::string kinds;
-    for (const char* kind : kKindsOfFaults) {
-        if (plan.kind == kind && plan.number > 0 && (!end || !*end)) return plan;
-        kinds += std::string(kinds.empty() ? "" : "|") + kind;
-    }
-    report("VIRTUAL_GPU_FAULT=%s: expected %s, with :N if it is not the first", text.c_str(), kinds.c_str());
-    std::_Exit(2);
-}
-
 bool mentions(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
@@ -134,11 +109,6 @@ void report(const char* text, ...) {
     std::vsnprintf(line, sizeof line, text, arguments);
     va_end(arguments);
     std::fprintf(stderr, "virtual GPU: %s\n", line);  // one call: lines of threads do not mix
-}
-
-long planned_fault(const char* kind) {
-    static const PlannedFault plan = read_planned_fault(options().fault);
-    return plan.kind == kind ? plan.number : 0;
 }
 
 }  // namespace virtual_gpu

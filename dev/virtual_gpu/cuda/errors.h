@@ -28,8 +28,4 @@ void set_in_host_function(bool inside);
 // One line on stderr.
 [[gnu::format(printf, 1, 2)]] void report(const char* text, ...);
 
-// N of VIRTUAL_GPU_FAULT=KIND:N; 0 where another kind is asked for, or none; 1 without a number. A kind that does not
-// exist ends the process.
-long planned_fault(const char* kind);
-
 }  // namespace virtual_gpu

@@ -11,6 +11,7 @@
 #include "dev/virtual_gpu/cuda/fat_binary.h"
 #include "dev/virtual_gpu/cuda/streams.h"
 #include "dev/virtual_gpu/fault.h"
+#include "dev/virtual_gpu/planned_faults.h"
 
 namespace virtual_gpu {
 namespace {

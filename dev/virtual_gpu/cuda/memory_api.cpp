@@ -18,6 +18,7 @@
 #include "dev/virtual_gpu/cuda/errors.h"
 #include "dev/virtual_gpu/cuda/streams.h"
 #include "dev/virtual_gpu/memory.h"
+#include "dev/virtual_gpu/planned_faults.h"
 #include "dev/virtual_gpu/work.h"
 
 namespace virtual_gpu {

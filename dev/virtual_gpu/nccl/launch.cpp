@@ -6,11 +6,11 @@
 #include <random>
 #include <utility>
 
-#include "dev/virtual_gpu/cuda/errors.h"
 #include "dev/virtual_gpu/memory.h"
 #include "dev/virtual_gpu/nccl/card_order.h"
 #include "dev/virtual_gpu/nccl/elements.h"
 #include "dev/virtual_gpu/options.h"
+#include "dev/virtual_gpu/planned_faults.h"
 #include "dev/virtual_gpu/work.h"
 
 namespace virtual_gpu::nccl {
