@@ -72,6 +72,8 @@ Options from_environment() {
             o.threads = static_cast<int>(number(name, value, 0, 1024));
         } else if (key == "COUNTS") {
             o.counts = value;
+        } else if (key == "HEURISTIC") {
+            o.heuristic = value == "reversed" ? kReversed : static_cast<int>(number(name, value, 0, 100));
         } else if (key == "CUBLAS") {
             o.cublas_version = static_cast<int>(number(name, value, 110000, 999999));
         } else if (key == "NCCL") {

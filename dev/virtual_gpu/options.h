@@ -10,6 +10,8 @@ enum class Streams { now, lazy, random };
 enum class Order { ascending, descending, random };
 enum class Arithmetic { fp32, ampere, ada, hopper, blackwell };
 
+constexpr int kReversed = -1;
+
 struct Options {
     std::string card = "sm_90a";     // VIRTUAL_GPU_CARD=sm_80|sm_89|sm_90a|sm_100|sm_120: see card.h
     int multiprocessors = 0;         // VIRTUAL_GPU_MULTIPROCESSORS: of a smaller card; 0: those of the card
@@ -23,6 +25,7 @@ struct Options {
     int threads = 0;              // VIRTUAL_GPU_THREADS: that run blocks; 0: one a core
     bool races = false;           // VIRTUAL_GPU_RACES=1: looks for races in kernels (one thread)
     std::string counts;           // VIRTUAL_GPU_COUNTS=FILE: what each kernel did, as JSON, at the process's end
+    int heuristic = 0;            // VIRTUAL_GPU_HEURISTIC=N|reversed: cuBLASLt proposes algorithms from the N-th on
     int cublas_version = 130000;  // VIRTUAL_GPU_CUBLAS=NNNNNN: the version of cuBLASLt that is played
     int nccl_version = 22800;     // VIRTUAL_GPU_NCCL=NNNNN: that of NCCL
     std::string lose;             // VIRTUAL_GPU_LOSE=KERNEL:LINE: the instruction on that line of the PTX does nothing

@@ -237,7 +237,7 @@ TEST_CASE("virtual_gpu cublaslt: what a call is held to") {
     LtMatrix d = lt_matrix(CUDA_R_16BF, 32, 32, 3), e = lt_matrix(CUDA_R_16BF, 64, 32, 4);
     LtCall call(a, b, d, false, false), other(a, a, d, true, false);
     CHECK(call.find() == kSuccess);
-    CHECK(call.count == 2);
+    CHECK(call.found[0].workspaceSize > 1000);
     CHECK(call.run() == kSuccess);
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     uint32_t word = 0;  // the workspace has been overwritten
@@ -258,7 +258,6 @@ TEST_CASE("virtual_gpu cublaslt: what a call is held to") {
     CHECK(call.run() == kInvalid);
     CHECK(last_refusal() == "a workspace smaller than the algorithm needs");
     CHECK(call.find() == kSuccess);  // one that needs none
-    CHECK(call.count == 1);
     CHECK(call.found[0].workspaceSize == 0);
     CHECK(call.run() == kSuccess);
 

@@ -92,12 +92,13 @@ cublasStatus_t LtCall::find() {
     cublasLtMatmulPreference_t preference = nullptr;
     REQUIRE(cublasLtMatmulPreferenceCreate(&preference) == CUBLAS_STATUS_SUCCESS);
     cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, 8);
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, 4);
     for (const auto attribute :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
         cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof alignment);
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, operation, layouts[0], layouts[1], layouts[2],
-                                                                 layouts[2], preference, 4, found, &count);
+                                                                 layouts[2], preference, 8, found, &count);
     cublasLtMatmulPreferenceDestroy(preference);
     return status;
 }

@@ -31,7 +31,7 @@ struct LtCall {
     cublasStatus_t set(cublasLtMatmulDescAttributes_t attribute, const T& value) {
         return cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value);
     }
-    cublasStatus_t find();  // an algorithm: the first proposal
+    cublasStatus_t find();  // algorithms, of which the first is run
     cublasStatus_t run(float alpha = 1, float beta = 0);
     cublasStatus_t run_at(const void* alpha, const void* beta);
 
@@ -39,9 +39,9 @@ struct LtCall {
     cublasLtHandle_t handle = nullptr;
     cublasLtMatmulDesc_t operation = nullptr;
     cublasLtMatrixLayout_t layouts[3] = {};
-    cublasLtMatmulHeuristicResult_t found[4] = {};
+    cublasLtMatmulHeuristicResult_t found[8] = {};
     int count = 0;
-    uint32_t alignment = 256;
+    uint32_t alignment = 256, reductions = CUBLASLT_REDUCTION_SCHEME_MASK;
     char* workspace = nullptr;
     size_t workspace_bytes = 0;
 };

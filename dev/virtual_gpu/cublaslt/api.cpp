@@ -5,12 +5,10 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <mutex>
 #include <string>
-#include <tuple>
 
 #include "dev/virtual_gpu/card.h"
+#include "dev/virtual_gpu/cublaslt/algorithms.h"
 #include "dev/virtual_gpu/cublaslt/descriptors.h"
 #include "dev/virtual_gpu/cublaslt/product.h"
 #include "dev/virtual_gpu/cublaslt/refusals.h"
@@ -44,33 +42,6 @@ cublasStatus_t set(T& field, const void* value, size_t bytes) {
     if (!value || bytes != sizeof field) return invalid("the size of an attribute");
     std::memcpy(&field, value, sizeof field);
     return CUBLAS_STATUS_SUCCESS;
-}
-
-// What fits in the 64 bytes of cublasLtMatmulAlgo_t.
-struct Algorithm {
-    uint64_t magic, product;  // which product it is for
-    uint64_t workspace;
-    uint32_t alignment[4];
-    int32_t id;
-};
-static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
-constexpr uint64_t kMagic = 0x7669727475616c31;
-
-// Of what an algorithm depends on: shape, types, layouts, and how results are finished.
-using Shape =
-    std::tuple<uint64_t, uint64_t, uint64_t, int, int, int, int64_t, int64_t, int64_t, int, int, uint32_t, int, int>;
-Shape shape_of(const Product& p) {
-    const Operation& o = p.operation;
-    return {p.m(),  p.n(),  p.k(),    p.a.type, p.b.type,   p.d.type, p.a.ld,
-            p.b.ld, p.d.ld, o.transa, o.transb, o.epilogue, o.a_mode, o.b_mode};
-}
-
-// Shapes are counted as they come, so that VIRTUAL_GPU_FAULT=refuse:N can refuse the N-th.
-uint64_t number_of(const Product& p) {
-    static std::mutex mutex;
-    static auto* const numbers = new std::map<Shape, uint64_t>;
-    const std::lock_guard lock(mutex);
-    return numbers->try_emplace(shape_of(p), numbers->size() + 1).first->second;
 }
 
 // INVALID_VALUE or NOT_SUPPORTED, or success.
@@ -112,16 +83,19 @@ cublasStatus_t check_pointers(const ProductCall& call, const Algorithm& algorith
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// The algorithm of a call, with the default alignment where there is none.
+// The algorithm that a call names, or the library's own.
 cublasStatus_t algorithm_of(const Product& p, const cublasLtMatmulAlgo_t* given, Algorithm& algorithm) {
-    const Preference defaults;
-    algorithm = {kMagic, number_of(p), 0, {}, 0};
-    std::memcpy(algorithm.alignment, defaults.alignment, sizeof defaults.alignment);
-    if (!given) return CUBLAS_STATUS_SUCCESS;
-    const uint64_t product = algorithm.product;
-    std::memcpy(&algorithm, given, sizeof algorithm);
-    if (algorithm.magic != kMagic || algorithm.product != product) return invalid("an algorithm of another product");
-    return CUBLAS_STATUS_SUCCESS;
+    algorithm = default_algorithm(p);
+    std::string why;
+    const cublasStatus_t status = given ? restore(*given, p, algorithm, why) : CUBLAS_STATUS_SUCCESS;
+    return status == CUBLAS_STATUS_SUCCESS ? status : refuse(status, why);
+}
+
+// What is told of an algorithm beside its bytes.
+void describe(const Algorithm& algorithm, cublasLtMatmulHeuristicResult_t& result) {
+    result.workspaceSize = algorithm.workspace;
+    result.state = CUBLAS_STATUS_SUCCESS;
+    result.wavesCount = 1.0f;
 }
 
 }  // namespace
@@ -290,13 +264,11 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 // ---- algorithms
 // ------------------------------------------------------------------------------------------------------
 
-// The first proposal wants a workspace if it may have one, the second does without. Both compute the same.
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int wanted,
                                               cublasLtMatmulHeuristicResult_t* found, int* count) {
-    constexpr uint64_t kWorkspace = 1 << 20;
     if (!handle || !operation || !a || !b || !c || !d || !preference || !found || !count || wanted < 1)
         return invalid("cublasLtMatmulAlgoGetHeuristic without an argument");
     *count = 0;
@@ -304,37 +276,50 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     const Preference& wish = of<Preference>(preference);
     const cublasStatus_t status = check(p, wish.alignment);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    Algorithm algorithm{kMagic, number_of(p), 0, {}, 0};
-    std::memcpy(algorithm.alignment, wish.alignment, sizeof wish.alignment);
-    for (const uint64_t workspace : {kWorkspace, uint64_t{0}}) {
-        if (workspace > wish.workspace || *count == wanted) continue;
-        algorithm.workspace = workspace;
-        algorithm.id = *count + 1;
+    for (const Algorithm& algorithm : proposals(p, wish)) {
+        if (*count == wanted) break;
         cublasLtMatmulHeuristicResult_t& result = found[(*count)++];
-        std::memset(&result, 0, sizeof result);
-        std::memcpy(&result.algo, &algorithm, sizeof algorithm);
-        result.workspaceSize = workspace;
-        result.state = CUBLAS_STATUS_SUCCESS;
-        result.wavesCount = 1.0f;
+        result = {};
+        result.algo = serialized(algorithm);
+        describe(algorithm, result);
     }
     return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                       cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* algo,
+                                       cublasLtMatmulHeuristicResult_t* result) {
+    if (!handle || !operation || !a || !b || !c || !d || !algo || !result)
+        return invalid("cublasLtMatmulAlgoCheck without an argument");
+    const Product p{of<Operation>(operation), of<Layout>(a), of<Layout>(b), of<Layout>(c), of<Layout>(d)};
+    if (!is_product(p)) return invalid("matrices that do not go together");
+    Algorithm algorithm;
+    cublasStatus_t status = algorithm_of(p, algo, algorithm);
+    if (status == CUBLAS_STATUS_SUCCESS) status = check(p, algorithm.alignment);
+    if (status == CUBLAS_STATUS_SUCCESS) describe(algorithm, *result);
+    return status;
 }
 
 cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
                                                     cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
                                                     size_t bytes, size_t* written) {
-    Algorithm algorithm;
-    std::memcpy(&algorithm, algo, sizeof algorithm);
+    const Way* const way = algo ? way_of(deserialized(*algo)) : nullptr;
+    if (!way) return invalid("no algorithm");
+    if (attribute < CUBLASLT_ALGO_CONFIG_ID || attribute > CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)
+        return invalid("an attribute that algorithms do not have");
     int32_t answer = 0;
-    if (attribute == CUBLASLT_ALGO_CONFIG_ID) answer = algorithm.id;
-    if (attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM) answer = 1;
+    if (attribute == CUBLASLT_ALGO_CONFIG_ID) answer = way->id;
+    if (attribute == CUBLASLT_ALGO_CONFIG_TILE_ID) answer = static_cast<int32_t>(way->tile);
+    if (attribute == CUBLASLT_ALGO_CONFIG_STAGES_ID) answer = static_cast<int32_t>(way->stages);
+    if (attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM) answer = way->splits();
+    if (attribute == CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) answer = static_cast<int32_t>(way->reduction);
     const bool is_short =
         attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID || attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
     const size_t size = is_short ? 2 : 4;
+    if (bytes == 0 ? !written : !value || bytes != size) return invalid("the size of an algorithm's attribute");
+    if (bytes) std::memcpy(value, &answer, size);
     if (written) *written = size;
-    if (bytes == 0) return CUBLAS_STATUS_SUCCESS;
-    if (!value || bytes != size) return invalid("the size of an algorithm's attribute");
-    std::memcpy(value, &answer, size);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -362,6 +347,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     }
     call.workspace = workspace;
     call.workspace_bytes = algorithm.workspace;
+    const Way& way = *way_of(algorithm);
+    call.bounds = part_bounds(call.product, way);
+    call.rounds_parts = way.reduction == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
     status = workspace_bytes < algorithm.workspace ? invalid("a workspace smaller than the algorithm needs")
                                                    : check_pointers(call, algorithm);
     if (status != CUBLAS_STATUS_SUCCESS) return status;

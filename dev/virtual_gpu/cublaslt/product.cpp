@@ -54,6 +54,13 @@ void store(char* p, cudaDataType_t type, size_t i, float x) {
     }
 }
 
+// As it is stored and read again.
+float rounded(float x, cudaDataType_t type) {
+    char bytes[4];
+    store(bytes, type, 0, x);
+    return load(bytes, type, 0);
+}
+
 const char* column_at(const void* matrix, const Layout& l, uint64_t column) {
     return static_cast<const char*>(matrix) + column * static_cast<uint64_t>(l.ld) * bytes_of(l.type);
 }
@@ -108,16 +115,23 @@ struct Operand {
     const float* along(uint64_t o) const { return &values[o * inner]; }
 };
 
-// OpenBLAS on operands that carry their block scales.
-void multiply_blas(Operand& a, Operand& b, std::vector<float>& sum) {
-    for (Operand* x : {&a, &b})
-        if (x->scales.block())
-            for (uint64_t o = 0; o < x->outer; o++)
-                for (uint64_t i = 0; i < x->inner; i++) x->at(o, i) *= x->scales.at(o, i);
-    const auto m = static_cast<int>(a.outer), n = static_cast<int>(b.outer), k = static_cast<int>(a.inner);
+// For OpenBLAS operands carry their block scales.
+void apply_scales(Operand& x) {
+    if (!x.scales.block()) return;
+    for (uint64_t o = 0; o < x.outer; o++)
+        for (uint64_t i = 0; i < x.inner; i++) x.at(o, i) *= x.scales.at(o, i);
+}
+
+// A part of a sum over k.
+struct Part {
+    uint64_t begin, end;
+};
+
+void multiply_blas(Operand& a, Operand& b, Part part, std::vector<float>& sum) {
+    const auto m = static_cast<int>(a.outer), n = static_cast<int>(b.outer), inner = static_cast<int>(a.inner);
     cblas_sgemm(CblasColMajor, a.inner_is_row ? CblasTrans : CblasNoTrans, b.inner_is_row ? CblasNoTrans : CblasTrans,
-                m, n, k, 1.0f, a.values.data(), a.inner_is_row ? k : m, b.values.data(), b.inner_is_row ? k : n, 0.0f,
-                sum.data(), m);
+                m, n, static_cast<int>(part.end - part.begin), 1.0f, &a.at(0, part.begin), a.inner_is_row ? inner : m,
+                &b.at(0, part.begin), b.inner_is_row ? inner : n, 0.0f, sum.data(), m);
 }
 
 // One element as tensor cores sum it. Between additions in FP32 lie `part` elements, which are one block of scales if
@@ -141,10 +155,11 @@ Summation summation_of(const Product& p, const Operand& a) {
     return s;
 }
 
-float sum_of(const Operand& a, const Operand& b, uint64_t m, uint64_t n, const Summation& s) {
+float sum_of(const Operand& a, const Operand& b, uint64_t m, uint64_t n, Part of, const Summation& s) {
     float total = 0;
-    for (uint64_t k = 0; k < a.inner; k += s.part) {
-        const int count = static_cast<int>(std::min(s.part, a.inner - k));
+    int count = 0;
+    for (uint64_t k = of.begin; k < of.end; k += static_cast<uint64_t>(count)) {
+        count = static_cast<int>(std::min(s.part - k % s.part, of.end - k));
         const float *x = a.along(m) + k, *y = b.along(n) + k;
         Exponents exponents{a.least_exponent, b.least_exponent, 0};
         if (s.in_products) {
@@ -160,14 +175,32 @@ float sum_of(const Operand& a, const Operand& b, uint64_t m, uint64_t n, const S
     return total;
 }
 
-void multiply_exactly(const Product& p, Operand& a, Operand& b, std::vector<float>& sum) {
-    a.turn();
-    b.turn();
+void multiply_exactly(const Product& p, const Operand& a, const Operand& b, Part part, std::vector<float>& sum) {
     const Summation s = summation_of(p, a);
     const int threads = options().threads ? options().threads : omp_get_max_threads();
 #pragma omp parallel for num_threads(threads)
     for (uint64_t n = 0; n < p.n(); n++)
-        for (uint64_t m = 0; m < p.m(); m++) sum[n * p.m() + m] = sum_of(a, b, m, n, s);
+        for (uint64_t m = 0; m < p.m(); m++) sum[n * p.m() + m] = sum_of(a, b, m, n, part, s);
+}
+
+// All parts of the sums, added up in FP32 in their order.
+std::vector<float> multiply(const ProductCall& call, Operand& a, Operand& b) {
+    const Product& p = call.product;
+    const bool on_tensor_cores = p.a.type != CUDA_R_32F || p.operation.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    const bool exactly = options().arithmetic != Arithmetic::fp32 && on_tensor_cores;
+    for (Operand* x : {&a, &b}) exactly ? x->turn() : apply_scales(*x);
+    std::vector<float> sum(p.m() * p.n()), others;
+    for (size_t i = 0; i + 1 < call.bounds.size(); i++) {
+        if (i == 1) others.resize(sum.size());
+        std::vector<float>& to = i == 0 ? sum : others;
+        const Part part{call.bounds[i], call.bounds[i + 1]};
+        exactly ? multiply_exactly(p, a, b, part, to) : multiply_blas(a, b, part, to);
+        if (call.rounds_parts)
+            for (float& x : to) x = rounded(x, p.d.type);
+        if (i > 0)
+            for (size_t at = 0; at < sum.size(); at++) sum[at] += others[at];
+    }
+    return sum;
 }
 
 // How FP32 becomes TF32 is not documented. The instructions cut; a kernel may round before them.
@@ -261,13 +294,7 @@ void run_product(ProductCall call) {
         make_tf32(b.values);
     }
     if (counting()) count(call);
-    std::vector<float> sum(p.m() * p.n());
-    const bool on_tensor_cores = p.a.type != CUDA_R_32F || o.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
-    if (options().arithmetic == Arithmetic::fp32 || !on_tensor_cores)
-        multiply_blas(a, b, sum);
-    else
-        multiply_exactly(p, a, b, sum);
-    finish(call, a, b, sum);
+    finish(call, a, b, multiply(call, a, b));
 }
 
 }  // namespace virtual_gpu

@@ -1,5 +1,8 @@
 // Matrix products as cuBLASLt computes them, on the host.
 #pragma once
+#include <cstdint>
+#include <vector>
+
 #include "dev/virtual_gpu/cublaslt/descriptors.h"
 
 namespace virtual_gpu {
@@ -12,7 +15,9 @@ struct ProductCall {
     const void *alpha_at = nullptr, *beta_at = nullptr;  // on the device, with CUBLASLT_POINTER_MODE_DEVICE
     void* workspace = nullptr;
     size_t workspace_bytes = 0;
-    bool wrong = false;  // one element of the result, on purpose
+    std::vector<uint64_t> bounds;  // of the parts that the sum over k is taken apart into
+    bool rounds_parts = false;     // to D's type
+    bool wrong = false;            // one element of the result, on purpose
 };
 
 // Runs it: every operand must have been written, and the workspace holds NaN afterwards. Throws Fault.
