@@ -23,8 +23,15 @@ struct Kind {
     Where where;
 };
 constexpr Kind kKinds[] = {
-    {"memory", Where::count}, {"kernel", Where::count},     {"hang", Where::count},   {"wrong", Where::count},
-    {"stall", Where::count},  {"collective", Where::count}, {"refuse", Where::count},
+    {"memory", Where::count},
+    {"kernel", Where::count},
+    {"hang", Where::count},
+    {"wrong", Where::count},
+    {"stall", Where::count},
+    {"collective", Where::count},
+    {"refuse", Where::product},
+    {"wrong-product", Where::algorithm},
+    {"unsteady-product", Where::algorithm},
 };
 constexpr int kEveryAlgorithm = 0, kFirstAlgorithm = 1;
 

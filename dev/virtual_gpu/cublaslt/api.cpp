@@ -44,14 +44,24 @@ cublasStatus_t set(T& field, const void* value, size_t bytes) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
+// For VIRTUAL_GPU_FAULT: m x n x k, the operands' layouts and types, D's type, the bias.
+std::string describe(const Product& p) {
+    const Operation& o = p.operation;
+    const auto letter = [](int32_t turned) { return turned == CUBLAS_OP_T ? 'T' : 'N'; };
+    const bool tf32 = o.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    return format("%llux%llux%llu %c%c %s*%s->%s%s", static_cast<unsigned long long>(p.m()),
+                  static_cast<unsigned long long>(p.n()), static_cast<unsigned long long>(p.k()), letter(o.transa),
+                  letter(o.transb), tf32 ? "tf32" : name_of(p.a.type), tf32 ? "tf32" : name_of(p.b.type),
+                  name_of(p.d.type), o.epilogue == CUBLASLT_EPILOGUE_BIAS ? " bias" : "");
+}
+
 // INVALID_VALUE or NOT_SUPPORTED, or success.
 cublasStatus_t check(const Product& p, const uint32_t (&alignment)[4]) {
     if (!is_product(p)) return invalid("matrices that do not go together");
     const std::string why = why_not_supported(p, alignment, card().capability, options().cublas_version);
     if (!why.empty()) return refuse(CUBLAS_STATUS_NOT_SUPPORTED, why);
-    const long planned = planned_fault("refuse");
-    if (planned && number_of(p) == static_cast<uint64_t>(planned))
-        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, format("on purpose: VIRTUAL_GPU_FAULT=refuse:%ld", planned));
+    if (lies("refuse", number_of(p), describe(p), 0))
+        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "on purpose: VIRTUAL_GPU_FAULT=refuse, " + describe(p));
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -89,6 +99,13 @@ cublasStatus_t algorithm_of(const Product& p, const cublasLtMatmulAlgo_t* given,
     std::string why;
     const cublasStatus_t status = given ? restore(*given, p, algorithm, why) : CUBLAS_STATUS_SUCCESS;
     return status == CUBLAS_STATUS_SUCCESS ? status : refuse(status, why);
+}
+
+Lie lie_of(const Product& p, int algorithm) {
+    static std::atomic<long> products{0};
+    if (++products == planned_fault("wrong")) return Lie::element;
+    if (lies("wrong-product", number_of(p), describe(p), algorithm)) return Lie::tile;
+    return lies("unsteady-product", number_of(p), describe(p), algorithm) ? Lie::unsteady : Lie::none;
 }
 
 // What is told of an algorithm beside its bytes.
@@ -353,8 +370,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     status = workspace_bytes < algorithm.workspace ? invalid("a workspace smaller than the algorithm needs")
                                                    : check_pointers(call, algorithm);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    static std::atomic<long> products{0};
-    call.wrong = ++products == planned_fault("wrong");
+    call.lie = lie_of(call.product, algorithm.id);
     const Product& p = call.product;
     const std::string what = format("cublasLtMatmul %llu x %llu x %llu", static_cast<unsigned long long>(p.m()),
                                     static_cast<unsigned long long>(p.n()), static_cast<unsigned long long>(p.k()));

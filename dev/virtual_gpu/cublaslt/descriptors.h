@@ -42,6 +42,9 @@ struct Product {
 };
 
 inline bool is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+inline const char* name_of(cudaDataType_t type) {
+    return type == CUDA_R_32F ? "fp32" : type == CUDA_R_16BF ? "bf16" : type == CUDA_R_8F_E4M3 ? "e4m3" : "e5m2";
+}
 inline size_t bytes_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1; }
 
 }  // namespace virtual_gpu

@@ -13,6 +13,7 @@
 #include "dev/virtual_gpu/cublaslt/scales.h"
 #include "dev/virtual_gpu/memory.h"
 #include "dev/virtual_gpu/options.h"
+#include "dev/virtual_gpu/planned_faults.h"
 #include "dev/virtual_gpu/work.h"
 
 namespace virtual_gpu {
@@ -235,7 +236,6 @@ void finish(const ProductCall& call, const Operand& a, const Operand& b, const s
     const char* bias = nullptr;
     if (o.epilogue == CUBLASLT_EPILOGUE_BIAS)
         bias = Memory::get().readable(o.bias, p.m() * bytes_of(bias_type), "the bias");
-    const size_t wrong = call.wrong ? sum.size() / 2 : sum.size();
     for (uint64_t n = 0; n < p.n(); n++) {
         // C before D: they may be the same.
         std::vector<float> c;
@@ -250,14 +250,47 @@ void finish(const ProductCall& call, const Operand& a, const Operand& b, const s
             float x = sum[at] * factor;
             if (!c.empty()) x += call.beta * c_scale * c[m];
             if (bias) x += load(bias, bias_type, m);
-            if (at == wrong) x = 2 * x + 1;
             store(to, p.d.type, m, x * d_scale);
         }
     }
 }
 
-const char* name_of(cudaDataType_t type) {
-    return type == CUDA_R_32F ? "fp32" : type == CUDA_R_16BF ? "bf16" : type == CUDA_R_8F_E4M3 ? "e4m3" : "e5m2";
+// Elements of the result by their number, columns one after the other.
+class Result {
+public:
+    explicit Result(const ProductCall& call) : call_(call), d_(call.product.d) {}
+    uint64_t count() const { return d_.rows * d_.columns; }
+    void change(uint64_t at, float (*f)(float)) {
+        char* const element = bytes(at);
+        store(element, d_.type, 0, f(load(element, d_.type, 0)));
+    }
+    void flip_lowest_bit(uint64_t at) { bytes(at)[0] = static_cast<char>(bytes(at)[0] ^ 1); }  // little-endian
+
+private:
+    char* bytes(uint64_t at) const {
+        const char* const place = column_at(call_.d, d_, at / d_.rows) + at % d_.rows * bytes_of(d_.type);
+        return Memory::get().writable(place, bytes_of(d_.type), "D");
+    }
+    const ProductCall& call_;
+    const Layout& d_;
+};
+
+void falsify(const ProductCall& call) {
+    constexpr uint64_t kTile = 64, kOneIn = 16;
+    const uint64_t rows = call.product.m(), columns = call.product.n();
+    Result result(call);
+    if (call.lie == Lie::element) result.change(result.count() / 2, [](float x) { return 2 * std::fabs(x) + 1; });
+    if (call.lie == Lie::tile) {  // in the middle
+        const uint64_t row = rows / 2 / kTile * kTile, column = columns / 2 / kTile * kTile;
+        const auto change =
+            is_fp8(call.product.d.type) ? [](float x) { return 1.25f * x; } : [](float x) { return 1.01f * x; };
+        for (uint64_t n = column; n < std::min(column + kTile, columns); n++)
+            for (uint64_t m = row; m < std::min(row + kTile, rows); m++) result.change(n * rows + m, change);
+    }
+    if (call.lie == Lie::unsteady) {
+        const uint64_t step = std::min(kOneIn, result.count());
+        for (uint64_t at = unsteady_number() % step; at < result.count(); at += step) result.flip_lowest_bit(at);
+    }
 }
 
 void count(const ProductCall& call) {
@@ -295,6 +328,7 @@ void run_product(ProductCall call) {
     }
     if (counting()) count(call);
     finish(call, a, b, multiply(call, a, b));
+    falsify(call);
 }
 
 }  // namespace virtual_gpu

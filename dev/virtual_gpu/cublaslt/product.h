@@ -7,6 +7,14 @@
 
 namespace virtual_gpu {
 
+// What is wrong with a result on purpose.
+enum class Lie {
+    none,
+    element,  // one is another number
+    tile,     // one tile of 64 x 64 is off by 1 %, or a step of an FP8 result
+    unsteady  // the lowest bits of some elements, of others each time
+};
+
 struct ProductCall {
     Product product;
     const void *a = nullptr, *b = nullptr, *c = nullptr;
@@ -17,7 +25,7 @@ struct ProductCall {
     size_t workspace_bytes = 0;
     std::vector<uint64_t> bounds;  // of the parts that the sum over k is taken apart into
     bool rounds_parts = false;     // to D's type
-    bool wrong = false;            // one element of the result, on purpose
+    Lie lie = Lie::none;
 };
 
 // Runs it: every operand must have been written, and the workspace holds NaN afterwards. Throws Fault.
