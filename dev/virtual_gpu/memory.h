@@ -52,6 +52,7 @@ public:
     uint64_t device_offset(const uint8_t* written) const {
         return reinterpret_cast<uint64_t>(written) - shadow_shift_ - base_;
     }
+    uint64_t address(const uint8_t* written) const { return device_offset(written) + base_; }
     bool is_shadow(const uint8_t* written) const { return device_offset(written) < kDeviceSpace; }
     // Changes with each allocation and release: what find() said before may not hold any more.
     uint64_t generation() const { return generation_.load(std::memory_order_acquire); }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 #include <vector>
 
 #include "dev/virtual_gpu/options.h"
@@ -32,6 +33,13 @@ constexpr Kind kKinds[] = {
     {"refuse", Where::product},
     {"wrong-product", Where::algorithm},
     {"unsteady-product", Where::algorithm},
+    {"cast", Where::name},
+    {"wrong-kernel", Where::name},
+    {"unsteady-kernel", Where::name},
+    {"stray", Where::name},
+    {"stray-fault", Where::name},
+    {"hang-kernel", Where::name},
+    {"fail-kernel", Where::name},
 };
 constexpr int kEveryAlgorithm = 0, kFirstAlgorithm = 1;
 
@@ -108,7 +116,7 @@ const std::vector<PlannedFault>& planned() {
 
 long planned_fault(const char* kind) {
     for (const PlannedFault& fault : planned())
-        if (kind == std::string(fault.kind.name)) return static_cast<long>(fault.number);
+        if (fault.kind.name == std::string_view(kind)) return static_cast<long>(fault.number);
     return 0;
 }
 
@@ -116,7 +124,7 @@ bool lies(const char* kind, const std::string& name) { return lies(kind, 0, name
 
 bool lies(const char* kind, uint64_t shape, const std::string& description, int algorithm) {
     return std::any_of(planned().begin(), planned().end(), [&](const PlannedFault& fault) {
-        return kind == std::string(fault.kind.name) && (fault.number == 0 || fault.number == shape) &&
+        return fault.kind.name == std::string_view(kind) && (fault.number == 0 || fault.number == shape) &&
                (fault.algorithm == kEveryAlgorithm || fault.algorithm == algorithm) &&
                description.find(fault.part) != std::string::npos;
     });

@@ -99,18 +99,25 @@ void copy_parameters(Launch& launch, void** arguments) {
     }
 }
 
-// Faults that are asked for count the launches of the process.
+// Never ready, which is told once.
+std::function<bool()> never_ending(const std::string& what, const std::string& why) {
+    static std::atomic<bool> told{false};
+    if (!told.exchange(true)) report("%s never ends: VIRTUAL_GPU_FAULT=%s", what.c_str(), why.c_str());
+    return [] { return false; };
+}
+
+// Some of the faults that are asked for count the launches of the process.
 cudaError_t submit_launch(cudaStream_t stream, Launch launch) {
     static std::atomic<long> launches{0};
     const long count = ++launches;
     const std::string what = "kernel " + launch.kernel->readable;
     if (count == planned_fault("kernel"))
         return submit(stream, what, [count] { fault("lost on purpose: VIRTUAL_GPU_FAULT=kernel:%ld", count); });
+    if (lies("fail-kernel", launch.kernel->readable))
+        return submit(stream, what, [] { fault("lost on purpose: VIRTUAL_GPU_FAULT=fail-kernel"); });
     std::function<bool()> ready;
-    if (count == planned_fault("hang")) {
-        report("%s never ends: VIRTUAL_GPU_FAULT=hang:%ld", what.c_str(), count);
-        ready = [] { return false; };
-    }
+    if (count == planned_fault("hang")) ready = never_ending(what, format("hang:%ld", count));
+    if (lies("hang-kernel", launch.kernel->readable)) ready = never_ending(what, "hang-kernel");
     return submit(
         stream, what, [launch = std::move(launch)] { run_grid(launch); }, std::move(ready));
 }

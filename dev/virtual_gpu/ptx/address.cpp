@@ -4,6 +4,7 @@
 #include <array>
 
 #include "dev/virtual_gpu/ptx/async.h"
+#include "dev/virtual_gpu/ptx/falsify.h"
 #include "dev/virtual_gpu/ptx/footprint.h"
 #include "dev/virtual_gpu/ptx/races.h"
 #include "dev/virtual_gpu/ptx/traffic.h"
@@ -145,6 +146,7 @@ void note_read(Warp& w, const Op& op, const Addresses& at, uint32_t bytes) {
 void note_write(Warp& w, const Op& op, const Addresses& at, uint32_t bytes) {
     Block& block = *w.block;
     if (block.footprint && !at.is_shared) block.footprint->write(at, w.mask, bytes, block.sectors);
+    if (block.last_store && !at.is_shared) block.last_store->note(at, w.mask, bytes);
     if (block.async && at.is_shared) block.async->note_write(w, op, at, bytes);
     if (block.races) block.races->note(w, op, at, bytes, Access::write);
 }
@@ -154,6 +156,7 @@ void note_atomic(Warp& w, const Op& op, const Addresses& at, uint32_t bytes) {
         block.footprint->read(at, w.mask, bytes, block.sectors);
         block.footprint->write(at, w.mask, bytes, block.sectors);
     }
+    if (block.last_store && !at.is_shared) block.last_store->note(at, w.mask, bytes);
     if (block.async && at.is_shared) block.async->note_write(w, op, at, bytes);
     if (block.races) block.races->note(w, op, at, bytes, Access::atomic);
 }

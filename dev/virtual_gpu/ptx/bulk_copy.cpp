@@ -5,6 +5,7 @@
 
 #include "dev/virtual_gpu/ptx/async.h"
 #include "dev/virtual_gpu/ptx/decoder.h"
+#include "dev/virtual_gpu/ptx/falsify.h"
 #include "dev/virtual_gpu/ptx/races.h"
 #include "dev/virtual_gpu/ptx/tensor_map.h"
 
@@ -187,7 +188,7 @@ void BulkCopies::read(Block& block, BulkCopy& copy) {
     lock(copy, -1);
 }
 
-void BulkCopies::write(const BulkCopy& copy) {
+void BulkCopies::write(const Block& block, const BulkCopy& copy) {
     for (size_t n = 0; n < copy.pieces.size(); n++) {
         const BulkPiece& p = copy.pieces[n];
         if (p.first >= p.last) continue;
@@ -195,6 +196,7 @@ void BulkCopies::write(const BulkCopy& copy) {
         char* const to = bytes_of(p.global + p.first, written);
         std::memcpy(to, copy.bytes.data() + n * kBulkBytes + p.first, static_cast<size_t>(p.last - p.first));
         std::memset(written, kWritten, static_cast<size_t>(p.last - p.first));
+        if (block.last_store) block.last_store->note(p.global + p.first, static_cast<uint32_t>(p.last - p.first));
     }
 }
 
@@ -203,7 +205,7 @@ void BulkCopies::wait(Warp& w, int lane, uint32_t left, bool only_read) {
     std::erase_if(stores_, [&](BulkCopy& copy) {
         if (copy.warp != w.index || copy.lane != lane || uint64_t{copy.group} + left >= open) return false;
         read(*w.block, copy);
-        if (!only_read) write(copy);
+        if (!only_read) write(*w.block, copy);
         return !only_read;
     });
 }
@@ -219,7 +221,7 @@ void BulkCopies::finish(Block& block) {
         if (!copy.has_read)
             block.warps[static_cast<size_t>(copy.warp)].fail(
                 *copy.op, copy.lane, "the block ends while this bulk copy may still read its shared memory");
-    for (const BulkCopy& copy : stores_) write(copy);
+    for (const BulkCopy& copy : stores_) write(block, copy);
     stores_.clear();
 }
 

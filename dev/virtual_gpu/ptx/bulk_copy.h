@@ -44,7 +44,7 @@ public:
 
 private:
     void read(Block& block, BulkCopy& copy);
-    static void write(const BulkCopy& copy);
+    static void write(const Block& block, const BulkCopy& copy);
     void lock(const BulkCopy& copy, int by);
     std::vector<BulkCopy> loads_, delivered_, stores_;
     std::vector<uint32_t> groups_;   // by thread: the open one

@@ -86,7 +86,22 @@ void define_narrow() {
     define<[](float a) { return tf32_of(a); }>("cvt.rna.tf32.f32", k);
 }
 
+// A cast that does not know NaN.
+template <auto Cast, uint8_t Largest>
+constexpr auto kLyingCast = [](float a, float b) {
+    const auto cast = [](float x) { return x == x ? Cast(x) : Largest; };
+    return static_cast<uint16_t>(pair(cast(a), cast(b), 8));
+};
+template <auto Cast, uint8_t Largest>
+using LyingLoop = LoopOf<kLyingCast<Cast, Largest>, decltype(&decltype(kLyingCast<Cast, Largest>)::operator())>;
+
 }  // namespace
+
+Execute find_lying_cast(std::string_view opcode) {
+    if (opcode == "cvt.rn.satfinite.e4m3x2.f32") return LyingLoop<e4m3_of, 0x7e>::execute;
+    if (opcode == "cvt.rn.satfinite.e5m2x2.f32") return LyingLoop<e5m2_of, 0x7b>::execute;
+    return nullptr;
+}
 
 void define_conversions() {
     define_to_integer<uint8_t>("u8");

@@ -4,6 +4,7 @@
 
 #include "dev/virtual_gpu/fault.h"
 #include "dev/virtual_gpu/options.h"
+#include "dev/virtual_gpu/planned_faults.h"
 #include "dev/virtual_gpu/ptx/decoder.h"
 #include "dev/virtual_gpu/ptx/graph.h"
 #include "dev/virtual_gpu/ptx/instructions.h"
@@ -68,6 +69,7 @@ public:
         code_->lines = split(source_.text, '\n');
         emit();
         lose();
+        lie();
         return std::move(code_);
     }
 
@@ -150,6 +152,13 @@ private:
             found = true;
         }
         if (!found) fault("VIRTUAL_GPU_LOSE=%s: no instruction is there", wanted.c_str());
+    }
+
+    // Casts that VIRTUAL_GPU_FAULT wants to be wrong.
+    void lie() {
+        if (!lies("cast", kernel_.readable)) return;
+        for (size_t i = 0; i < code_->ops.size(); i++)
+            if (const Execute cast = find_lying_cast(code_->opcodes[i])) code_->ops[i].execute = cast;
     }
 
     // ---- operands ----

@@ -12,6 +12,7 @@
 #include "dev/virtual_gpu/options.h"
 #include "dev/virtual_gpu/ptx/async.h"
 #include "dev/virtual_gpu/ptx/counts.h"
+#include "dev/virtual_gpu/ptx/falsify.h"
 #include "dev/virtual_gpu/ptx/footprint.h"
 #include "dev/virtual_gpu/ptx/kernel.h"
 #include "dev/virtual_gpu/ptx/machine.h"
@@ -227,12 +228,14 @@ void run_grid(const Launch& launch) {
     std::exception_ptr failure;
     std::mutex mutex;
     LaunchCounter counter(launch);
+    const std::unique_ptr<Falsifier> falsifier = Falsifier::of(kernel);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         static thread_local Block block;  // its storage is used again
         prepare(block, launch);
         block.races = races;
         block.footprint = footprint;
+        block.last_store = nullptr;
 #pragma omp for schedule(dynamic, 1)
         for (uint64_t i = 0; i < count; i++) {
             {
@@ -240,9 +243,14 @@ void run_grid(const Launch& launch) {
                 if (failure) continue;
             }
             try {
+                LastStore stored;
+                if (falsifier) block.last_store = &stored;
                 start(block, block_in_order(i, count));
                 run_block(block);
                 if (block.async) block.async->finish(block);
+                if (!falsifier) continue;
+                const std::lock_guard lock(mutex);
+                falsifier->add(stored, block_in_order(i, count));
             } catch (...) {
                 const std::lock_guard lock(mutex);
                 if (!failure) failure = std::current_exception();
@@ -254,6 +262,7 @@ void run_grid(const Launch& launch) {
         }
     }
     if (failure) std::rethrow_exception(failure);
+    if (falsifier) falsifier->falsify();
 }
 
 }  // namespace virtual_gpu

@@ -22,6 +22,7 @@ struct LaneOp {
     Kind kind = Kind::integer;
 };
 const LaneOp* find_lane_op(std::string_view opcode);  // null: there is none
+Execute find_lying_cast(std::string_view opcode);     // to FP8, of NaN to the largest number; null: it is no such cast
 std::vector<std::string> lane_opcodes();              // all of them, sorted
 
 void define_lane_op(const std::string& opcode, LaneOp op);

@@ -200,15 +200,16 @@ struct Block {
         bool counted = false;  // expected was given
     };
     std::array<Barrier, 16> barriers{};
-    std::vector<Range> ranges;             // op by op: the allocation last met there
-    uint64_t generation = ~uint64_t{0};    // of memory, when `ranges` were found
-    class Races* races = nullptr;          // null: nobody looks for them
-    std::vector<OpCounts> counts;          // op by op; empty: nothing is counted
-    class Footprint* footprint = nullptr;  // of the launch; null: nothing is counted
-    Sectors sectors;                       // that this thread touched first
-    uint64_t random = 0;                   // state of the generator; 0: nothing is random
-    std::shared_ptr<class Async> async;    // null: the kernel has nothing of that kind
-    uint64_t events = 0;                   // counts what another warp may have waited for
+    std::vector<Range> ranges;               // op by op: the allocation last met there
+    uint64_t generation = ~uint64_t{0};      // of memory, when `ranges` were found
+    class Races* races = nullptr;            // null: nobody looks for them
+    std::vector<OpCounts> counts;            // op by op; empty: nothing is counted
+    class Footprint* footprint = nullptr;    // of the launch; null: nothing is counted
+    Sectors sectors;                         // that this thread touched first
+    struct LastStore* last_store = nullptr;  // null: nobody asks for it
+    uint64_t random = 0;                     // state of the generator; 0: nothing is random
+    std::shared_ptr<class Async> async;      // null: the kernel has nothing of that kind
+    uint64_t events = 0;                     // counts what another warp may have waited for
 
     // Of a shared address; of 0 too, from which others count.
     char* shared_bytes(int64_t address) { return reinterpret_cast<char*>(shared.data()) + (address - kSharedBase); }

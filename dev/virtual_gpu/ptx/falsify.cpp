@@ -1,0 +1,122 @@
+#include "dev/virtual_gpu/ptx/falsify.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "dev/virtual_gpu/planned_faults.h"
+
+namespace virtual_gpu {
+namespace {
+
+constexpr uint32_t kWord = 4;
+
+char* bytes_at(uint64_t address, size_t count) {
+    return Memory::get().writable(reinterpret_cast<void*>(address), count, "falsified");
+}
+
+// An element of a store: a word of four bytes, or all that was stored where that is less.
+struct Element {
+    uint64_t address;
+    uint32_t bytes;
+
+    uint32_t read() const {
+        uint32_t value = 0;
+        std::memcpy(&value, bytes_at(address, bytes), bytes);
+        return value;
+    }
+    void write(uint32_t value) const { std::memcpy(bytes_at(address, bytes), &value, bytes); }
+};
+
+uint32_t elements_per_lane(const LastStore& s) { return std::max(s.bytes / kWord, 1u); }
+Element element_of(const LastStore& s, uint32_t i) {
+    const uint32_t per_lane = elements_per_lane(s);
+    return {s.address[i / per_lane] + i % per_lane * kWord, std::min(s.bytes, kWord)};
+}
+uint32_t elements_of(const LastStore& s) { return static_cast<uint32_t>(s.count) * elements_per_lane(s); }
+
+// About 1 %, whatever is there: an FP32 number, two of BF16 (or one), or FP8, which has no steps as small. Zero becomes
+// 2^-7, or 1.5 in FP8.
+uint32_t one_percent_off(uint32_t value, uint32_t bytes) {
+    const uint32_t shift = bytes == 4 ? 16 : 0;
+    if (value == 0) return bytes == 1 ? 0x3c : 0x3c00u << shift;
+    return value ^ (bytes == 1 ? 1u : 2u << shift);
+}
+
+// Of the last element that is not 0, if there is one.
+void make_wrong(const LastStore& last) {
+    uint32_t i = elements_of(last) - 1;
+    while (i > 0 && element_of(last, i).read() == 0) i--;
+    if (element_of(last, i).read() == 0) i = elements_of(last) - 1;
+    const Element element = element_of(last, i);
+    element.write(one_percent_off(element.read(), element.bytes));
+}
+
+// The lowest bit of another element each time, and now and then of none: there may be one alone.
+void make_unsteady(const LastStore& last) {
+    const auto i = static_cast<uint32_t>(unsteady_number() % (elements_of(last) + 1));
+    if (i < elements_of(last)) element_of(last, i).write(element_of(last, i).read() ^ 1);
+}
+
+// Behind all that was stored: seen by nobody who does not look there, as on a GPU.
+void store_behind(uint64_t end) {
+    constexpr uint32_t kStray = 0x5a5a5a5a;
+    const uint64_t at = (end + kWord - 1) / kWord * kWord;
+    Range range;
+    if (Memory::get().find(at, range) && range.end - at >= kWord) Element{at, kWord}.write(kStray);
+}
+
+[[noreturn]] void store_outside(uint64_t end) {
+    Range range;
+    Memory::get().find(end - 1, range);
+    fault("store of %u bytes at global 0x%llx: %s, on purpose: VIRTUAL_GPU_FAULT=stray-fault", kWord,
+          static_cast<unsigned long long>(range.end), Memory::get().describe(range.end).c_str());
+}
+
+}  // namespace
+
+void LastStore::note(const Addresses& at, uint32_t mask, uint32_t size) {
+    const Memory& memory = Memory::get();
+    int noted = 0;
+    for (uint32_t left = mask; left; left &= left - 1) {
+        const uint8_t* const written = at.written[first_lane(left)];
+        if (!memory.is_shadow(written)) continue;  // pinned memory: the host's
+        address[noted++] = memory.address(written);
+        end = std::max(end, memory.address(written) + size);
+    }
+    if (noted == 0) return;
+    count = noted;
+    bytes = size;
+}
+
+void LastStore::note(uint64_t at, uint32_t size) {
+    address[0] = at;
+    count = 1;
+    bytes = size;
+    end = std::max(end, at + size);
+}
+
+std::unique_ptr<Falsifier> Falsifier::of(const Kernel& kernel) {
+    Falsifier f;
+    f.wrong_ = lies("wrong-kernel", kernel.readable);
+    f.unsteady_ = lies("unsteady-kernel", kernel.readable);
+    f.stray_ = lies("stray", kernel.readable);
+    f.stray_fault_ = lies("stray-fault", kernel.readable);
+    return f.wrong_ || f.unsteady_ || f.stray_ || f.stray_fault_ ? std::make_unique<Falsifier>(f) : nullptr;
+}
+
+void Falsifier::add(const LastStore& stored, uint64_t block) {
+    end_ = std::max(end_, stored.end);
+    if (stored.count == 0 || block < block_) return;
+    last_ = stored;
+    block_ = block;
+}
+
+void Falsifier::falsify() const {
+    if (last_.count == 0) return;
+    if (wrong_) make_wrong(last_);
+    if (unsteady_) make_unsteady(last_);
+    if (stray_) store_behind(end_);
+    if (stray_fault_) store_outside(end_);
+}
+
+}  // namespace virtual_gpu
