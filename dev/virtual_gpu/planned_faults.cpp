@@ -40,6 +40,7 @@ constexpr Kind kKinds[] = {
     {"stray-fault", Where::name},
     {"hang-kernel", Where::name},
     {"fail-kernel", Where::name},
+    {"corrupt", Where::name},
 };
 constexpr int kEveryAlgorithm = 0, kFirstAlgorithm = 1;
 

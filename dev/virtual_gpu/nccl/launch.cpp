@@ -214,6 +214,7 @@ void Launch::place_results(size_t index) {
         }
     }
     if (std::exchange(flips_, false)) out[0] = static_cast<char>(out[0] ^ 1);
+    if (lies("corrupt", name_of(call.kind))) out[0] = static_cast<char>(~out[0]);
 }
 
 // ---- bytes ---------------------------------------------------------------------------------------------------------
