@@ -72,6 +72,10 @@ Options from_environment() {
             o.threads = static_cast<int>(number(name, value, 0, 1024));
         } else if (key == "COUNTS") {
             o.counts = value;
+        } else if (key == "UUID") {
+            o.uuid = value;
+        } else if (key == "DRIVER") {
+            o.driver_version = static_cast<int>(number(name, value, 12000, 99990));
         } else if (key == "HEURISTIC") {
             o.heuristic = value == "reversed" ? kReversed : static_cast<int>(number(name, value, 0, 100));
         } else if (key == "CUBLAS") {

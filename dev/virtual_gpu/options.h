@@ -25,6 +25,8 @@ struct Options {
     int threads = 0;              // VIRTUAL_GPU_THREADS: that run blocks; 0: one a core
     bool races = false;           // VIRTUAL_GPU_RACES=1: looks for races in kernels (one thread)
     std::string counts;           // VIRTUAL_GPU_COUNTS=FILE: what each kernel did, as JSON, at the process's end
+    std::string uuid;             // VIRTUAL_GPU_UUID=TEXT: what cards' identities are made of; else of the card
+    int driver_version = 0;       // VIRTUAL_GPU_DRIVER=NNNNN: the CUDA version of the driver; 0: that of the runtime
     int heuristic = 0;            // VIRTUAL_GPU_HEURISTIC=N|reversed: cuBLASLt proposes algorithms from the N-th on
     int cublas_version = 130000;  // VIRTUAL_GPU_CUBLAS=NNNNNN: the version of cuBLASLt that is played
     int nccl_version = 22800;     // VIRTUAL_GPU_NCCL=NNNNN: that of NCCL

@@ -3,6 +3,8 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <map>
 #include <string>
 #include <thread>
 
@@ -139,6 +141,50 @@ TEST_CASE("virtual_gpu devices: what CUDA says of a card") {
     CHECK(cudaDeviceGetPCIBusId(id, sizeof id, 0) == cudaSuccess);
     CHECK(std::string(id) == "0000:01:00.0");
     CHECK(cudaDeviceGetPCIBusId(id, 5, 0) == cudaErrorInvalidValue);
+}
+
+namespace {
+
+std::string uuid_of(int device) {
+    cudaDeviceProp p;
+    CHECK(cudaGetDeviceProperties(&p, device) == cudaSuccess);
+    std::string digits;
+    for (const char byte : p.uuid.bytes) digits += std::to_string(static_cast<uint8_t>(byte)) + ".";
+    return digits;
+}
+
+}  // namespace
+
+TEST_CASE("virtual_gpu devices: each has a UUID of its own and the same one in every process") {
+    if (is_child()) {
+        CHECK(uuid_of(0) != uuid_of(1));
+        std::printf("%s\n", uuid_of(0).c_str());
+        return;
+    }
+    const auto output_with = [](std::map<std::string, std::string> variables) {
+        variables["VIRTUAL_GPU_DEVICES"] = "2";
+        const Child child = run_child(variables);
+        CHECK(child.status == 0);
+        return child.output;
+    };
+    const std::string uuid = uuid_of(0);
+    CHECK(output_with({}).find(uuid) != std::string::npos);
+    CHECK(output_with({{"VIRTUAL_GPU_CARD", "sm_80"}}).find(uuid) == std::string::npos);
+    CHECK(output_with({{"VIRTUAL_GPU_UUID", "another"}}).find(uuid) == std::string::npos);
+}
+
+TEST_CASE("virtual_gpu devices: versions of the driver and the runtime") {
+    if (!is_child()) {
+        expect_child({});
+        return expect_child({{"VIRTUAL_GPU_DRIVER", "13010"}});
+    }
+    int driver = 0, runtime = 0;
+    CHECK(cudaDriverGetVersion(&driver) == cudaSuccess);
+    CHECK(cudaRuntimeGetVersion(&runtime) == cudaSuccess);
+    CHECK(runtime == CUDART_VERSION);
+    CHECK(driver == (std::getenv("VIRTUAL_GPU_DRIVER") ? 13010 : CUDART_VERSION));
+    CHECK(cudaDriverGetVersion(nullptr) == cudaErrorInvalidValue);
+    CHECK(cudaRuntimeGetVersion(nullptr) == cudaErrorInvalidValue);
 }
 
 TEST_CASE("virtual_gpu errors: a fault on purpose that is none ends the process") {

@@ -122,6 +122,18 @@ bool find_attribute(cudaDeviceAttr attribute, int device, int& value) {
     }
 }
 
+// Another one for each card, device and VIRTUAL_GPU_UUID, the same in each process: FNV-1a, once a half.
+cudaUUID_t uuid_of(int device) {
+    const std::string text = (options().uuid.empty() ? card().model : options().uuid) + std::to_string(device);
+    cudaUUID_t uuid;
+    for (size_t half = 0; half < 2; half++) {
+        uint64_t hash = 0xcbf29ce484222325 + half;
+        for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+        std::memcpy(uuid.bytes + 8 * half, &hash, 8);
+    }
+    return uuid;
+}
+
 }  // namespace
 
 int current_device() { return device_of_thread; }
@@ -155,6 +167,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
     const Card& c = card();
     *p = {};
     std::snprintf(p->name, sizeof p->name, "%s", c.model);
+    p->uuid = uuid_of(device);
     p->totalGlobalMem = c.memory_bytes;
     p->totalConstMem = 65536;
     p->sharedMemPerBlock = kSharedWithoutOptIn;
@@ -174,7 +187,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
     p->multiProcessorCount = c.multiprocessors;
     p->l2CacheSize = static_cast<int>(c.l2_bytes);
     p->memoryBusWidth = c.memory_bus_bits;
-    p->pciBusID = device + 1;
+    p->pciBusID = device + 1;  // of domain 0, device 0
     p->concurrentKernels = p->unifiedAddressing = p->streamPrioritiesSupported = p->canMapHostMemory = 1;
     p->asyncEngineCount = 2;
     return cudaSuccess;
@@ -195,11 +208,13 @@ cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
 }
 
 cudaError_t cudaRuntimeGetVersion(int* version) {
+    if (!version) return returned(cudaErrorInvalidValue);
     *version = CUDART_VERSION;
     return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int* version) {
-    *version = CUDART_VERSION;
+    if (!version) return returned(cudaErrorInvalidValue);
+    *version = options().driver_version ? options().driver_version : CUDART_VERSION;
     return cudaSuccess;
 }
 
