@@ -13,9 +13,6 @@
 
 namespace llmc {
 
-// What of a kernel falls with it when it is wrong: an item's `variant` that stands for FP8 altogether.
-constexpr const char* kAllOfFp8 = "fp8";
-
 struct CardCheck {
     CheckRequest request;
     nlohmann::ordered_json identity;  // of this rank's card: see KeptResults

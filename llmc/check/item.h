@@ -9,12 +9,16 @@
 
 namespace llmc {
 
+// A variant that stands for all of FP8, without which a run can go on in BF16.
+constexpr const char* kAllOfFp8 = "fp8";
+
 struct CheckItem {
     // Says what it is and everything that its result depends on, but for the card and the program: results are kept
     // under it. "layernorm_forward bf16 C=768"
     std::string name;
-    std::string family;   // "casts", "tensor cores", "kernels", "products": a line of the table
-    std::string variant;  // the kernel that is left out if this is wrong (kernels/variants.h); "": nothing replaces it
+    std::string family;  // "casts", "tensor cores", "kernels", "products": a line of the table
+    // The kernel that is left out if this is wrong (kernels/variants.h), or kAllOfFp8; "": nothing takes its place.
+    std::string variant;
     // What is wrong, with place, found and expected numbers; "" if all is right. Errors of the device may be thrown.
     std::function<std::string(stream_t)> run;
 };

@@ -58,12 +58,6 @@ std::map<std::string, std::string> algorithms_of(const ProductChoices& choices) 
     return algorithms;
 }
 
-std::string joined(const std::vector<std::string>& texts) {
-    std::string all;
-    for (const std::string& text : texts) all += (all.empty() ? "" : ",") + text;
-    return all;
-}
-
 // The products of the checkpoint's run, if they were made by this version of the library.
 ProductChoices products_of(const Resumed* resumed, std::vector<std::string>& notes) {
     if (!resumed) return {};
@@ -87,34 +81,32 @@ struct Fallbacks {
     int count = 0;
 };
 
-void leave_out_kernels(Options& o, const std::set<std::string>& wrong, int card, Fallbacks& fallbacks) {
-    KernelSet kernels = kernel_set_from_text(o.kernels, card, o.precision == "fp8");
+void leave_out_kernels(Options& o, const std::set<std::string>& wrong, Fallbacks& fallbacks) {
     for (const std::string& name : wrong) {
         if (name == kAllOfFp8) continue;
         const KernelVariantEntry& entry = kernel_variant(name);
-        if (!kernels.has(entry.variant)) continue;
-        kernels.remove(entry.variant);
+        if (!o.kernel_set.has(entry.variant)) continue;
+        o.kernel_set.remove(entry.variant);
         fallbacks.lines.push_back(strprintf("%s gives way to %s", entry.name, entry.counterpart));
         fallbacks.count++;
     }
-    const std::vector<std::string> names = kernels.names();
-    o.kernels = names.empty() ? "portable" : joined(names);
 }
 
-void go_on_in_bf16(Options& o, Fallbacks& fallbacks) {
+void go_on_in_bf16(Options& o, int card, Fallbacks& fallbacks) {
     fallbacks.lines.push_back("FP8 gives way to BF16 altogether: --precision bf16");
     fallbacks.count++;
     o.precision = "bf16";
+    o.kernel_set = kernel_set_from_text(o.kernels, card, false);
 }
 
 // False: nothing had to.
 bool give_way(Options& o, const CardCheckResult& result, const StagePlan& plan, int card, Fallbacks& fallbacks) {
     const int before = fallbacks.count;
     if (result.wrong_variants.count(kAllOfFp8)) {
-        go_on_in_bf16(o, fallbacks);
+        go_on_in_bf16(o, card, fallbacks);
         return true;
     }
-    leave_out_kernels(o, result.wrong_variants, card, fallbacks);
+    leave_out_kernels(o, result.wrong_variants, fallbacks);
     std::set<std::string> kinds;
     for (const Product& product : result.wrong_products)
         if (is_fp8(product.type)) kinds.insert(plan.products.at(product).begin(), plan.products.at(product).end());
@@ -125,7 +117,7 @@ bool give_way(Options& o, const CardCheckResult& result, const StagePlan& plan, 
     }
     const TrainerConfig config = trainer_config(o);
     if (!kinds.empty() && Fp8Layers(o.fp8_layers, config.model.layers, linear_names(config.model)).empty())
-        go_on_in_bf16(o, fallbacks);
+        go_on_in_bf16(o, card, fallbacks);
     return fallbacks.count > before;
 }
 
