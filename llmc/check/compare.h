@@ -112,7 +112,7 @@ std::string wrong_state(const Fp8State& actual, const StateRange& expected);
 template <class F8>
 class CodeRanges {
 public:
-    CodeRanges(const Bounded& values, float scale, float unit = 0x1p-24f) {
+    CodeRanges(const Bounded& values, float scale) {
         const double largest = reference::magnitudes<F8>().back();
         for (size_t i = 0; i < values.values.size(); i++) {
             const double value = values.values[i], bound = values.bounds[i];
@@ -120,7 +120,7 @@ public:
             // The scaled value is rounded to FP32 before it is cast.
             const auto scaled = [&](double x, double sign) {
                 if (exact) return static_cast<double>(static_cast<float>(x) * scale);
-                return x * static_cast<double>(scale) * (1 + sign * (x < 0 ? -1 : 1) * static_cast<double>(unit));
+                return x * static_cast<double>(scale) * (1 + sign * (x < 0 ? -1 : 1) * 0x1p-24);
             };
             const double low = scaled(value - bound, -1), high = scaled(value + bound, 1);
             least_.push_back(reference::nearest_code<F8>(low).code);

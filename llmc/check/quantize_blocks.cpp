@@ -49,9 +49,7 @@ private:
     }
     void compare_scales(const char* scales, const BlockReference& reference) const {
         const size_t wrong = reference::wrong_scales(trial.read(scales), layout, reference);
-        if (wrong > 0)
-            trial.note(
-                strprintf("%zu elements have a wrong scale in \"%s\"", wrong, trial.shape_of(scales).name.c_str()));
+        if (wrong > 0) trial.note(strprintf("%s: %zu are wrong", trial.shape_of(scales).name.c_str(), wrong));
     }
 };
 
@@ -62,23 +60,30 @@ struct BlockShape {
     ScaleLayout layout() const { return scaling == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::vectors; }
 };
 
+// What both layouts of a matrix should be.
+struct References {
+    BlockReference rows, columns;
+    References(const std::vector<bf16>& values, const BlockShape& s)
+        : rows(reference::to_floats(values), s.N, s.C, 1, s.length()),
+          columns(reference::turned(reference::to_floats(values), s.N, s.C), s.C, s.N, 1, s.length()) {}
+};
+
 std::string check_blocks(const BlockShape& s, stream_t stream) {
     const auto values = reference::uneven_values<bf16>(s.N, s.C, 101);
-    const auto x = reference::to_floats(values);
-    const BlockReference rows(x, s.N, s.C, 1, s.length()),
-        columns(reference::turned(x, s.N, s.C), s.C, s.N, 1, s.length());
+    const References expected(values, s);
     return each_pass(kPasses, stream, [&](Trial& trial, QuantizePass pass) {
         const bf16* inp = trial.input(values);
         const BlockResults to(trial, s.layout(), s.N, s.C);
         trial.run_twice(
             [&] { quantize_blocks(to.both(), nullptr, nullptr, inp, s.N, s.C, s.scaling, false, pass, stream); });
-        to.compare(rows, columns, pass);
+        to.compare(expected.rows, expected.columns, pass);
     });
 }
 
 std::string check_bias_gradient(const BlockShape& s, stream_t stream) {
     const size_t C = static_cast<size_t>(s.C);
     const auto values = reference::random_normal<bf16>(static_cast<size_t>(s.N) * C, 1.0f, 102, 0.2f);
+    const References expected(values, s);
     Trial trial(stream);
     const bf16* inp = trial.input(values);
     const BlockResults to(trial, s.layout(), s.N, s.C);
@@ -86,6 +91,7 @@ std::string check_bias_gradient(const BlockShape& s, stream_t stream) {
     trial.run_twice([&] {
         quantize_blocks(to.both(), dbias, scratch, inp, s.N, s.C, s.scaling, false, QuantizePass::train, stream);
     });
+    to.compare(expected.rows, expected.columns, QuantizePass::train);
     trial.within(dbias, Bounded(reference::column_sums(reference::to_floats(values), s.C), reference::kColumnSumError,
                                 1.0 + 0.2 * s.N));
     return trial.problem();
@@ -104,25 +110,24 @@ std::string check_tiles(int R, int C, stream_t stream) {
     });
 }
 
-// Every value is a BF16 number, so nothing is rounded.
+// Of the codes and scales that the definition gives. Every value is a BF16 number: nothing is rounded.
 std::string check_dequantize(const BlockShape& s, stream_t stream) {
-    const auto values = reference::uneven_values<bf16>(s.N, s.C, 104);
-    const BlockReference rows(reference::to_floats(values), s.N, s.C, 1, s.length());
-    Trial trial(stream);
-    const bf16* inp = trial.input(values);
-    const BlockResults to(trial, s.layout(), s.N, s.C);
-    bf16* back = trial.result<bf16>("values", {{"n", static_cast<size_t>(s.N)}, {"", static_cast<size_t>(s.C)}});
-    trial.run_twice([&] {
-        quantize_blocks(to.both(), nullptr, nullptr, inp, s.N, s.C, s.scaling, false, QuantizePass::train, stream);
-        dequantize_blocks(back, to.row, to.row_scales, s.layout(), s.N, s.C, stream);
-    });
+    const auto values = reference::to_floats(reference::uneven_values<bf16>(s.N, s.C, 104));
+    const BlockReference rows(values, s.N, s.C, 1, s.length());
+    std::vector<e4m3> codes;
     std::vector<bf16> expected;
     for (int r = 0; r < s.N; r++)
         for (int k = 0; k < s.C; k++) {
-            const double code = reference::value_of<e4m3>(rows.codes[expected.size()].code);
+            codes.push_back({rows.codes[codes.size()].code});
+            const double code = reference::value_of<e4m3>(codes.back().bits);
             expected.push_back(reference::nearest_bf16(std::ldexp(code, rows.exponent(r, k))));
         }
-    trial.equal(back, expected);
+    Trial trial(stream);
+    const e4m3* inp = trial.input(codes);
+    const char* scales = trial.input(reference::scale_table(s.layout(), rows));
+    bf16* out = trial.result<bf16>("values", {{"n", static_cast<size_t>(s.N)}, {"", static_cast<size_t>(s.C)}});
+    trial.run_twice([&] { dequantize_blocks(out, inp, scales, s.layout(), s.N, s.C, stream); });
+    trial.equal(out, expected);
     return trial.problem();
 }
 

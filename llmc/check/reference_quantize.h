@@ -187,24 +187,33 @@ inline size_t documented_place(ScaleLayout layout, int rows, int K, int r, int k
     return static_cast<size_t>((r / 128 * vectors + l) * 512 + outer % 32 * 16 + outer / 32 * 4 + inner);
 }
 
-// How many of a table's scales are not those of the reference.
-inline size_t wrong_scales(const std::vector<char>& table, ScaleLayout layout, const BlockReference& reference) {
-    size_t wrong = 0;
-    std::vector<char> is_used(table.size());
+// The table of a matrix' scales. Tiles of mx scales are filled up with 0, other layouts with NaN, which nobody reads.
+inline std::vector<char> scale_table(ScaleLayout layout, const BlockReference& reference) {
+    const bool mx = layout == ScaleLayout::mx;
+    std::vector<char> table(scale_bytes(layout, static_cast<size_t>(reference.R), static_cast<size_t>(reference.K)),
+                            mx ? '\0' : '\xFF');
     for (int r = 0; r < reference.R; r++)
         for (int k = 0; k < reference.K; k++) {
             const size_t place = documented_place(layout, reference.R, reference.K, r, k);
-            if (layout == ScaleLayout::mx) {
-                is_used[place] = 1;
-                wrong += static_cast<uint8_t>(table[place]) != reference.exponent(r, k) + 127;
-                continue;
-            }
-            float value;
-            std::memcpy(&value, &table[place * sizeof value], sizeof value);
-            wrong += value != std::ldexp(1.0f, reference.exponent(r, k));
+            const float scale = std::ldexp(1.0f, reference.exponent(r, k));
+            if (mx)
+                table[place] = static_cast<char>(reference.exponent(r, k) + 127);
+            else
+                std::memcpy(&table[place * sizeof scale], &scale, sizeof scale);
         }
-    // Tiles of mx scales are filled up with 0.
-    for (size_t i = 0; layout == ScaleLayout::mx && i < table.size(); i++) wrong += !is_used[i] && table[i] != 0;
+    return table;
+}
+
+// How many of a table's scales are not those of the reference.
+inline size_t wrong_scales(const std::vector<char>& table, ScaleLayout layout, const BlockReference& reference) {
+    const std::vector<char> expected = scale_table(layout, reference);
+    const size_t size = layout == ScaleLayout::mx ? 1 : sizeof(float);
+    const std::vector<char> unused(size, '\xFF');
+    size_t wrong = table.size() != expected.size();
+    for (size_t at = 0; at < expected.size() && at < table.size(); at += size) {
+        const bool is_used = size == 1 || std::memcmp(&expected[at], unused.data(), size) != 0;
+        wrong += is_used && std::memcmp(&table[at], &expected[at], size) != 0;
+    }
     return wrong;
 }
 

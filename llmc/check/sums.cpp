@@ -99,7 +99,7 @@ std::string check_add(stream_t stream) {
 
 template <class Real>
 void add_bias_gradients(Items& items, const KernelUse& use) {
-    for (const int width : {use.channels, 3 * use.channels, 4 * use.channels})
+    for (const int width : {use.channels, 3 * use.channels})
         items.push_back({strprintf("bias_gradient %s C=%d", type_name<Real>(), width), "kernels", "",
                          [width](stream_t s) { return check_bias_gradient<Real>(width, s); }});
 }

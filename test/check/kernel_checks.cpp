@@ -8,6 +8,7 @@
 
 #include "llmc/check/trial.h"
 #include "test/kernel_test.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -148,12 +149,20 @@ const CheckItem& item_named(const std::vector<CheckItem>& items, const std::stri
 
 }  // namespace
 
-TEST_CASE("every result of every check is compared") {
+TEST_CASE("every result of every check is compared" * doctest::test_suite(kOnce)) {
     KernelUse use = tiny_gpt();
     use.fp8 = use.several_ranks = true;
     size_t lies = 0;
     for (const CheckItem& item : kernel_checks(use)) lies += check_every_result_is_compared(item);
     CHECK(lies > 100);
+    use = tiny_gpt(128, 2);
+    use.fp8 = true;
+    for (const Fp8Scaling scaling : {Fp8Scaling::block, Fp8Scaling::mx}) {
+        use.scaling = scaling;
+        for (const CheckItem& item : kernel_checks(use))
+            if (item.name.find("quantize_") != std::string::npos) lies += check_every_result_is_compared(item);
+    }
+    CHECK(lies > 140);
 }
 
 TEST_CASE("a kernel that writes beside its results, leaves elements out, or is not repeatable") {
