@@ -107,25 +107,22 @@ void run_block(Block& block) {
     constexpr uint64_t kMostAtOnce = 64;  // instructions, in random order
     const size_t count = block.warps.size();
     while (true) {
-        bool ran = false;
         for (size_t n = 0; n < count; n++) {
             Warp& w = block.warps[pick(block, n, count)];
             if (w.done || w.waiting) continue;
-            ran = true;
             run_warp(w, block.random ? 1 + block.next_random() % kMostAtOnce : kNoLimit);
-            if (w.done) block.events++;
-            if (w.done)
-                for (int barrier = 0; barrier < static_cast<int>(block.barriers.size()); barrier++)
-                    release_barrier(block, barrier);
+            if (!w.done) continue;
+            block.events++;
+            for (int barrier = 0; barrier < static_cast<int>(block.barriers.size()); barrier++)
+                release_barrier(block, barrier);
         }
         bool all_done = true, can_run = false;
         for (const Warp& w : block.warps) {
             all_done &= w.done;
             can_run |= !w.done && !w.waiting && !is_stuck(w);
         }
-        if (ran && (can_run || all_done)) continue;
         if (all_done) return;
-        if (!can_run) fail_deadlock(block);  // else the random picks missed it
+        if (!can_run) fail_deadlock(block);
     }
 }
 
