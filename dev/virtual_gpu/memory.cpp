@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -14,16 +13,6 @@ namespace {
 
 constexpr uint64_t kPage = 4096, kGap = 256;  // of nothing between neighbours
 
-void* reserve(int protection) {
-    void* p = mmap(nullptr, kDeviceSpace, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) {
-        std::fprintf(stderr, "virtual GPU: cannot reserve %llu bytes of addresses\n",
-                     static_cast<unsigned long long>(kDeviceSpace));
-        std::abort();
-    }
-    return p;
-}
-
 // Gives whole pages back to the system; they read as zero afterwards.
 void discard(uint64_t begin, uint64_t end) {
     const uint64_t first = (begin + kPage - 1) / kPage * kPage, last = end / kPage * kPage;
@@ -32,15 +21,21 @@ void discard(uint64_t begin, uint64_t end) {
 
 }  // namespace
 
+void* reserve(size_t bytes, int protection) {
+    void* const p = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) fault("cannot reserve %zu bytes of addresses", bytes);
+    return p;
+}
+
 Memory& Memory::get() {
     static Memory* const memory = new Memory;  // outlives every static destructor
     return *memory;
 }
 
 Memory::Memory() {
-    const uint64_t seen = reinterpret_cast<uint64_t>(reserve(PROT_NONE));
-    const uint64_t bytes = reinterpret_cast<uint64_t>(reserve(PROT_READ | PROT_WRITE));
-    const uint64_t shadow = reinterpret_cast<uint64_t>(reserve(PROT_READ | PROT_WRITE));
+    const uint64_t seen = reinterpret_cast<uint64_t>(reserve(kDeviceSpace, PROT_NONE));
+    const uint64_t bytes = reinterpret_cast<uint64_t>(reserve(kDeviceSpace, PROT_READ | PROT_WRITE));
+    const uint64_t shadow = reinterpret_cast<uint64_t>(reserve(kDeviceSpace, PROT_READ | PROT_WRITE));
     base_ = seen;
     next_ = base_ + (1 << 20);
     shift_ = static_cast<int64_t>(bytes - seen);

@@ -25,6 +25,9 @@ struct Range {
 constexpr uint64_t kDeviceSpace = uint64_t{1} << 40;
 constexpr uint8_t kWritten = 1;
 
+// Addresses of the process: zeros, which take no memory until they are written. Throws Fault.
+void* reserve(size_t bytes, int protection);
+
 // Any thread may call.
 class Memory {
 public:

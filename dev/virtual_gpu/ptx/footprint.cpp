@@ -9,17 +9,13 @@ namespace {
 
 constexpr uint64_t kSector = 32;
 
-// Pages that nobody stamps take no memory.
-uint32_t* reserve() {
-    constexpr size_t kBytes = kDeviceSpace / kSector * sizeof(uint32_t);
-    void* const p = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) fault("no room for what VIRTUAL_GPU_COUNTS has to remember");
-    return static_cast<uint32_t*>(p);
+uint32_t* reserve_stamps() {
+    return static_cast<uint32_t*>(reserve(kDeviceSpace / kSector * sizeof(uint32_t), PROT_READ | PROT_WRITE));
 }
 
 }  // namespace
 
-Footprint::Footprint() : read_(reserve()), written_(reserve()) {}
+Footprint::Footprint() : read_(reserve_stamps()), written_(reserve_stamps()) {}
 
 void Footprint::read(const Addresses& at, uint32_t mask, uint32_t bytes, Sectors& counted) const {
     counted.read += stamp(read_, at, mask, bytes);

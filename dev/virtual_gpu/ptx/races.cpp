@@ -14,10 +14,7 @@ bool Races::wanted() { return options().races; }
 void Races::start_launch() {
     launch_++;
     if (global_) return;
-    const size_t bytes = kDeviceSpace / 4 * sizeof(Word);
-    void* const p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) fault("no room for what VIRTUAL_GPU_RACES=1 has to remember");
-    global_ = static_cast<Word*>(p);
+    global_ = static_cast<Word*>(reserve(kDeviceSpace / 4 * sizeof(Word), PROT_READ | PROT_WRITE));
 }
 
 void Races::start_block(const Block& block) {
