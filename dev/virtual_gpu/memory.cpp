@@ -101,6 +101,10 @@ bool Memory::find(uint64_t address, Range& range) const {
     return true;
 }
 
+bool Memory::find(uint64_t address, size_t bytes, Range& range) const {
+    return find(address, range) && bytes <= range.end - address;
+}
+
 bool Memory::is_device(const void* p) const {
     const uint64_t address = reinterpret_cast<uint64_t>(p);
     return address >= base_ && address < base_ + kDeviceSpace;
@@ -135,12 +139,16 @@ std::string Memory::describe(uint64_t address) const {
     return "in no allocation";
 }
 
+std::string Memory::describe(uint64_t address, size_t bytes) const {
+    Range range;
+    return describe(find(address, range) ? address + bytes - 1 : address);
+}
+
 char* Memory::bytes(const void* address, size_t count, const char* what, bool& device) const {
     const uint64_t begin = reinterpret_cast<uint64_t>(address);
     Range range;
-    const bool found = find(begin, range);
-    if (!found || count > range.end - begin)
-        fault("%s: %zu bytes at %p: %s", what, count, address, describe(found ? begin + count - 1 : begin).c_str());
+    if (!find(begin, count, range))
+        fault("%s: %zu bytes at %p: %s", what, count, address, describe(begin, count).c_str());
     device = range.shift != 0;
     return reinterpret_cast<char*>(begin + static_cast<uint64_t>(range.shift));
 }

@@ -38,11 +38,13 @@ public:
     void* allocate_pinned(size_t bytes);
     bool release_pinned(void* p);
 
-    bool find(uint64_t address, Range& range) const;  // the live allocation around an address
-    bool is_device(const void* p) const;              // in the range of device addresses, live or not
+    bool find(uint64_t address, Range& range) const;                // the live allocation around an address
+    bool find(uint64_t address, size_t bytes, Range& range) const;  // and whether so many bytes lie in it
+    bool is_device(const void* p) const;                            // in the range of device addresses, live or not
     bool is_pinned(const void* p) const;
     size_t in_use() const;
-    std::string describe(uint64_t address) const;  // for messages: in what it lies, or next to what
+    std::string describe(uint64_t address) const;                // for messages: in what it lies, or next to what
+    std::string describe(uint64_t address, size_t bytes) const;  // where they leave it, if they begin in one
 
     // The bytes at a device or pinned address, which must lie in one live allocation. readable(): and all were written.
     // writable(): they count as written from now on. Fault otherwise; `what` begins its message.

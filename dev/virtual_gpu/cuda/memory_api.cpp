@@ -43,16 +43,12 @@ const char* words_of(Place place) {
 
 // Whether bytes lie in one allocation; pageable memory is not known.
 bool in_bounds(const void* p, size_t bytes) {
-    const uint64_t begin = reinterpret_cast<uint64_t>(p);
     Range range;
-    return place_of(p) == Place::pageable || (Memory::get().find(begin, range) && bytes <= range.end - begin);
+    return place_of(p) == Place::pageable || Memory::get().find(reinterpret_cast<uint64_t>(p), bytes, range);
 }
 
-// Where bytes that are not in bounds leave their allocation, or that they are in none.
 std::string outside(const void* p, size_t bytes) {
-    const uint64_t begin = reinterpret_cast<uint64_t>(p);
-    Range range;
-    return Memory::get().describe(Memory::get().find(begin, range) ? begin + bytes - 1 : begin);
+    return Memory::get().describe(reinterpret_cast<uint64_t>(p), bytes);
 }
 
 struct Copy {
@@ -96,8 +92,7 @@ void run(const Copy& copy) {
     if (copy.to_place == Place::device && copy.from_place == Place::device) {
         Range from, to;
         const uint64_t source = reinterpret_cast<uint64_t>(copy.from), target = reinterpret_cast<uint64_t>(copy.to);
-        if (!memory.find(source, from) || copy.bytes > from.end - source || !memory.find(target, to) ||
-            copy.bytes > to.end - target)
+        if (!memory.find(source, copy.bytes, from) || !memory.find(target, copy.bytes, to))
             fault("%zu bytes at %p to %p: freed in the meantime", copy.bytes, copy.from, copy.to);
         std::memmove(reinterpret_cast<void*>(target + static_cast<uint64_t>(to.shift)),
                      reinterpret_cast<void*>(source + static_cast<uint64_t>(from.shift)), copy.bytes);

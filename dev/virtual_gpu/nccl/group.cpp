@@ -66,12 +66,11 @@ void check_arguments(const ncclComm& comm, const Call& call) {
     for (const Buffer& buffer : buffers) {
         // As with NCCL_CHECK_POINTERS=1. "Data Pointers": memory of the device, or pinned memory.
         Range range;
-        const bool found = Memory::get().find(buffer.begin, range);
-        if (!found || buffer.end > range.end)
-            refuse(format("%s: %llu bytes at 0x%llx: %s", buffer.name,
-                          static_cast<unsigned long long>(buffer.end - buffer.begin),
+        const uint64_t bytes = buffer.end - buffer.begin;
+        if (!Memory::get().find(buffer.begin, bytes, range))
+            refuse(format("%s: %llu bytes at 0x%llx: %s", buffer.name, static_cast<unsigned long long>(bytes),
                           static_cast<unsigned long long>(buffer.begin),
-                          Memory::get().describe(found ? buffer.end - 1 : buffer.begin).c_str()));
+                          Memory::get().describe(buffer.begin, bytes).c_str()));
     }
     for (const Buffer& buffer : buffers)
         if (conflict(buffers.front(), buffer) && &buffer != &buffers.front() && !in_place(call, comm.rank, comm.ranks))

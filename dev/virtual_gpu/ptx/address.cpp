@@ -59,11 +59,9 @@ void resolve_apart(Warp& w, const Op& op, const uint64_t (&address)[kLanes], Spa
     for (int i = 0; i < kLanes; i++) {
         if (!has(w.mask, i)) continue;
         Range range;
-        const bool found = memory.find(address[i], range);
-        if (!found || range.end - address[i] < total)
+        if (!memory.find(address[i], total, range))
             w.fail(op, i, "%s of %u bytes at %s 0x%llx: %s", what, total, name_of(space),
-                   static_cast<unsigned long long>(address[i]),
-                   memory.describe(found ? address[i] + total - 1 : address[i]).c_str());
+                   static_cast<unsigned long long>(address[i]), memory.describe(address[i], total).c_str());
         to.bytes[i] = reinterpret_cast<char*>(address[i] + static_cast<uint64_t>(range.shift));
         to.written[i] = range.shift ? memory.written(address[i]) : always_written.data();
         if (range.shift) last = range;

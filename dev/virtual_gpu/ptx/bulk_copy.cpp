@@ -249,11 +249,9 @@ uint32_t shared_operand(const Warp& w, const Op& op, int lane, uint64_t address,
 
 void check_global(const Warp& w, const Op& op, int lane, uint64_t address, uint64_t bytes) {
     Range range;
-    const bool found = Memory::get().find(address, range);
-    if (!found || bytes > range.end - address)
+    if (!Memory::get().find(address, bytes, range))
         w.fail(op, lane, "bulk copy of %llu bytes at global 0x%llx: %s", static_cast<unsigned long long>(bytes),
-               static_cast<unsigned long long>(address),
-               Memory::get().describe(found ? address + bytes - 1 : address).c_str());
+               static_cast<unsigned long long>(address), Memory::get().describe(address, bytes).c_str());
 }
 
 void add_plain(Warp& w, const Op& op, int lane, BulkCopy& copy) {

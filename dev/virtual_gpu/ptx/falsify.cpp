@@ -62,7 +62,7 @@ void store_behind(uint64_t end) {
     constexpr uint32_t kStray = 0x5a5a5a5a;
     const uint64_t at = (end + kWord - 1) / kWord * kWord;
     Range range;
-    if (Memory::get().find(at, range) && range.end - at >= kWord) Element{at, kWord}.write(kStray);
+    if (Memory::get().find(at, kWord, range)) Element{at, kWord}.write(kStray);
 }
 
 [[noreturn]] void store_outside(uint64_t end) {
