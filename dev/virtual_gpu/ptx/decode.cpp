@@ -66,7 +66,6 @@ public:
         narrowed_ = file.words;
         code_->register_words = file.words + 4 * kLanes;
         code_->predicates = file.predicates;
-        code_->lines = split(source_.text, '\n');
         emit();
         lose();
         lie();

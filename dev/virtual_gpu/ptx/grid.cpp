@@ -17,19 +17,18 @@
 #include "dev/virtual_gpu/ptx/kernel.h"
 #include "dev/virtual_gpu/ptx/machine.h"
 #include "dev/virtual_gpu/ptx/races.h"
+#include "dev/virtual_gpu/ptx/source.h"
 
 namespace virtual_gpu {
 
 // ---- messages ------------------------------------------------------------------------------------------------------
 
 std::string Warp::where(const Op& op, int lane) const {
-    const std::string_view text = op.line && op.line <= code->lines.size() ? code->lines[op.line - 1] : "?";
-    const size_t begin = std::min(text.find_first_not_of(" \t"), text.size());
+    const std::string_view text = line_of(block->launch->kernel->source->text, op.line);
     const auto special = [&](Special s) { return bank[2][s * kLanes + lane]; };
     return format("kernel %s, PTX line %u '%.*s', block (%u,%u,%u), thread (%u,%u,%u)",
-                  block->launch->kernel->readable.c_str(), op.line, static_cast<int>(text.size() - begin),
-                  text.data() + begin, block->id[0], block->id[1], block->id[2], special(kTidX), special(kTidY),
-                  special(kTidZ));
+                  block->launch->kernel->readable.c_str(), op.line, static_cast<int>(text.size()), text.data(),
+                  block->id[0], block->id[1], block->id[2], special(kTidX), special(kTidY), special(kTidZ));
 }
 
 void Warp::fail(const Op& op, int lane, const char* text, ...) const {

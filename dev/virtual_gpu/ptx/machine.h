@@ -104,11 +104,10 @@ struct Code {
     std::vector<uint32_t> constants;  // 32 or 64 words each
     std::vector<std::vector<uint32_t>> lists;
     uint32_t register_words = 0, predicates = 2;
-    uint32_t shared_end = 0;              // of the static variables: a shared address
-    uint32_t dynamic_base = 0;            // of the dynamic part
-    std::vector<std::string_view> lines;  // the module's text
-    std::vector<std::string> opcodes;     // of each op
-    bool is_async = false;                // has mbarriers, bulk copies or warpgroup products: async.h
+    uint32_t shared_end = 0;           // of the static variables: a shared address
+    uint32_t dynamic_base = 0;         // of the dynamic part
+    std::vector<std::string> opcodes;  // of each op
+    bool is_async = false;             // has mbarriers, bulk copies or warpgroup products: async.h
     // Of a kernel with warpgroup products, op by op: the registers that it names, by their places / 32.
     struct Touch {
         std::vector<uint32_t> registers;

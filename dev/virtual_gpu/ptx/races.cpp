@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "dev/virtual_gpu/options.h"
-#include "dev/virtual_gpu/ptx/text.h"
+#include "dev/virtual_gpu/ptx/source.h"
 
 namespace virtual_gpu {
 
@@ -99,8 +99,7 @@ bool Races::is_ordered(const Entry& before, const Entry& now) const {
 
 void Races::check(Warp& w, const Op& op, int lane, const Entry& before, const Entry& now, bool is_shared) const {
     if ((before.atomic && now.atomic) || is_ordered(before, now)) return;
-    const auto& lines = w.code->lines;
-    const std::string_view text = before.line && before.line <= lines.size() ? trim(lines[before.line - 1]) : "?";
+    const std::string_view text = line_of(w.block->launch->kernel->source->text, before.line);
     const std::string who =
         before.block != now.block ? "another block" : format("warp %d, lane %d of its block", before.warp, before.lane);
     w.fail(op, lane, "a race in %s memory with %s at PTX line %u '%.*s'", is_shared ? "shared" : "global", who.c_str(),

@@ -53,6 +53,11 @@ std::string_view trim(std::string_view text) {
     return text;
 }
 
+std::string_view line_of(std::string_view text, uint32_t number) {
+    const std::vector<std::string_view> lines = split(text, '\n');
+    return number && number <= lines.size() ? trim(lines[number - 1]) : "?";
+}
+
 int bytes_of_type(std::string_view type) {
     if (type.ends_with("128")) return 16;
     if (type.ends_with("64")) return 8;

@@ -51,7 +51,8 @@ struct Body {
 
 std::vector<std::string_view> split(std::string_view text, char by);
 std::string_view trim(std::string_view text);
-int bytes_of_type(std::string_view type);  // "u16", ".f64", "b128"
+std::string_view line_of(std::string_view text, uint32_t number);  // from 1 on, trimmed; "?": there is none
+int bytes_of_type(std::string_view type);                          // "u16", ".f64", "b128"
 
 // One pass through text: spaces and comments skipped, lines counted.
 class Scanner {
