@@ -24,6 +24,8 @@ constexpr int kSharedWithoutOptIn = 48 * 1024;
 constexpr int kSharedReserved = 1024;  // of each block, for the system (8.0 and newer)
 constexpr int kRegistersPerMultiprocessor = 65536;
 constexpr int kRegistersPerThread = 255;
+constexpr int kThreadsPerBlock = 1024;
+constexpr int kLargestBlock[] = {1024, 1024, 64}, kLargestGrid[] = {2147483647, 65535, 65535};
 
 const Card& card();  // the one being played
 const Card* find_card(const std::string& name);

@@ -22,25 +22,25 @@ bool find_attribute(cudaDeviceAttr attribute, int device, int& value) {
     const Card& c = card();
     switch (attribute) {
         case cudaDevAttrMaxThreadsPerBlock:
-            value = 1024;
+            value = kThreadsPerBlock;
             return true;
         case cudaDevAttrMaxBlockDimX:
-            value = 1024;
+            value = kLargestBlock[0];
             return true;
         case cudaDevAttrMaxBlockDimY:
-            value = 1024;
+            value = kLargestBlock[1];
             return true;
         case cudaDevAttrMaxBlockDimZ:
-            value = 64;
+            value = kLargestBlock[2];
             return true;
         case cudaDevAttrMaxGridDimX:
-            value = 2147483647;
+            value = kLargestGrid[0];
             return true;
         case cudaDevAttrMaxGridDimY:
-            value = 65535;
+            value = kLargestGrid[1];
             return true;
         case cudaDevAttrMaxGridDimZ:
-            value = 65535;
+            value = kLargestGrid[2];
             return true;
         case cudaDevAttrMaxSharedMemoryPerBlock:
             value = kSharedWithoutOptIn;
@@ -176,12 +176,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
     p->reservedSharedMemPerBlock = kSharedReserved;
     p->regsPerBlock = p->regsPerMultiprocessor = kRegistersPerMultiprocessor;
     p->warpSize = 32;
-    p->maxThreadsPerBlock = 1024;
+    p->maxThreadsPerBlock = kThreadsPerBlock;
     p->maxThreadsPerMultiProcessor = c.threads_per_multiprocessor;
     p->maxBlocksPerMultiProcessor = c.blocks_per_multiprocessor;
-    const int block[] = {1024, 1024, 64}, grid[] = {2147483647, 65535, 65535};
-    std::memcpy(p->maxThreadsDim, block, sizeof block);
-    std::memcpy(p->maxGridSize, grid, sizeof grid);
+    std::memcpy(p->maxThreadsDim, kLargestBlock, sizeof kLargestBlock);
+    std::memcpy(p->maxGridSize, kLargestGrid, sizeof kLargestGrid);
     p->major = c.capability / 10;
     p->minor = c.capability % 10;
     p->multiProcessorCount = c.multiprocessors;

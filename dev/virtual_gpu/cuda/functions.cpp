@@ -175,18 +175,17 @@ int registers_of_block(int registers_per_thread, uint32_t threads) {
 // CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; the errors are those of
 // cudaLaunchKernel().
 Refusal check_launch(const Card& card, const Kernel& kernel, const Launch& launch, size_t dynamic_limit) {
-    constexpr uint32_t kMaxBlock[] = {1024, 1024, 64}, kMaxGrid[] = {2147483647u, 65535, 65535};
-    constexpr uint64_t kMaxThreads = 1024;
     constexpr size_t kMaxParameterBytes = 32764;
     const uint32_t *grid = launch.grid, *block = launch.block;
     for (int d = 0; d < 3; d++)
-        if (grid[d] < 1 || grid[d] > kMaxGrid[d] || block[d] < 1 || block[d] > kMaxBlock[d])
+        if (grid[d] < 1 || grid[d] > static_cast<uint32_t>(kLargestGrid[d]) || block[d] < 1 ||
+            block[d] > static_cast<uint32_t>(kLargestBlock[d]))
             return {cudaErrorInvalidConfiguration, format("grid (%u,%u,%u), block (%u,%u,%u)", grid[0], grid[1],
                                                           grid[2], block[0], block[1], block[2])};
     const uint64_t threads = uint64_t{block[0]} * block[1] * block[2];
-    if (threads > kMaxThreads)
+    if (threads > uint64_t{kThreadsPerBlock})
         return {cudaErrorInvalidConfiguration,
-                format("%llu threads a block, 1024 at most", static_cast<unsigned long long>(threads))};
+                format("%llu threads a block, %d at most", static_cast<unsigned long long>(threads), kThreadsPerBlock)};
     if (threads > kernel.max_threads)
         return {cudaErrorInvalidValue, format("%llu threads a block, .maxntid allows %u",
                                               static_cast<unsigned long long>(threads), kernel.max_threads)};
