@@ -40,6 +40,10 @@ void Warp::fail(const Op& op, int lane, const char* text, ...) const {
     fault("%s: %s", where(op, lane).c_str(), buffer);
 }
 
+void Warp::need_all_lanes(const Op& op, const char* what) const {
+    if (mask != kAllLanes) fail(op, first_lane(mask), "%s with %d of 32 lanes", what, count_lanes(mask));
+}
+
 OpCounts* Block::counts_of(const Op& op) {
     return counts.empty() ? nullptr : &counts[static_cast<size_t>(&op - code->ops.data())];
 }

@@ -17,7 +17,7 @@ void generic_of_parameter(Warp& w, const Op& op) {
 // PTX ISA, "stmatrix": the fragments of ldmatrix, the other way.
 void store_matrix(Warp& w, const Op& op) {
     constexpr uint32_t kRowBytes = 16;
-    if (w.mask != kAllLanes) w.fail(op, first_lane(w.mask), "stmatrix with %d of 32 lanes", count_lanes(w.mask));
+    w.need_all_lanes(op, "stmatrix");
     w.mask = op.count == 4 ? kAllLanes : op.count == 2 ? 0xffffu : 0xffu;  // who has the rows' addresses
     Addresses rows;
     resolve(w, op, kRowBytes, "stmatrix", rows);

@@ -178,7 +178,8 @@ struct Warp {
     }
     std::string where(const Op& op, int lane) const;
     [[noreturn, gnu::format(printf, 4, 5)]] void fail(const Op& op, int lane, const char* text, ...) const;
-    void resume();  // the path at the top
+    void need_all_lanes(const Op& op, const char* what) const;  // fails where some do not take part
+    void resume();                                              // the path at the top
     void pop_path();
     // For an instruction that other lanes should execute too: lets the paths go on that parted from this one and meet
     // it no sooner, until they end or are here as well; then the instruction runs again. False: there are none.

@@ -30,7 +30,7 @@ void transpose(uint32_t* words) {  // 8 x 8 elements of 16 bits
 void load_matrix(Warp& w, const Op& op) {
     constexpr uint32_t kRowBytes = 16;
     if (w.mask != w.alive && w.run_others_first()) return;
-    if (w.mask != kAllLanes) w.fail(op, first_lane(w.mask), "ldmatrix with %d of 32 lanes", count_lanes(w.mask));
+    w.need_all_lanes(op, "ldmatrix");
     const uint32_t providers = op.count == 4 ? kAllLanes : op.count == 2 ? 0xffffu : 0xffu;  // of the rows' addresses
     Addresses rows;
     w.mask = providers;
@@ -96,7 +96,7 @@ template <Element EA, Element EB>
 void mma(Warp& w, const Op& op) {
     constexpr int kHalf = 4 * kElements<EA>, K = 2 * kHalf;
     if (w.mask != w.alive && w.run_others_first()) return;
-    if (w.mask != kAllLanes) w.fail(op, first_lane(w.mask), "mma with %d of 32 lanes", count_lanes(w.mask));
+    w.need_all_lanes(op, "mma");
     alignas(64) float A[kRows][K], BT[kColumns][K], sum[kRows][kColumns];
     for (int r = 0; r < 4; r++) {
         const auto place = static_cast<size_t>(r);

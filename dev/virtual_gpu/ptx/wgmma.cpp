@@ -181,8 +181,7 @@ void check_matrix(Warp& w, const Op& op, const Matrix& m, const char* name) {
 }  // namespace
 
 void log_of_warpgroup(Warp& w, const Op& op, uint64_t a, uint64_t b) {
-    if (w.mask != kAllLanes)
-        w.fail(op, first_lane(w.mask), "an instruction of a warpgroup with %d of 32 lanes", count_lanes(w.mask));
+    w.need_all_lanes(op, "an instruction of a warpgroup");
     if (static_cast<size_t>(w.index / kWarpgroup * kWarpgroup + kWarpgroup) > w.block->warps.size())
         w.fail(op, 0, "the last %zu warps of the block are no warpgroup", w.block->warps.size() % kWarpgroup);
     WarpgroupLog& log = w.block->async->warpgroups[static_cast<size_t>(w.index / kWarpgroup)];
@@ -381,17 +380,15 @@ void wgmma(Warp& w, const Op& op) { w.products->add(w, op); }
 
 // These three are a warpgroup's as well, but do not make its warps wait for each other.
 void wgmma_fence(Warp& w, const Op& op) {
-    if (w.mask != kAllLanes) w.fail(op, first_lane(w.mask), "wgmma.fence with %d of 32 lanes", count_lanes(w.mask));
+    w.need_all_lanes(op, "wgmma.fence");
     w.products->fence();
 }
 void wgmma_commit(Warp& w, const Op& op) {
-    if (w.mask != kAllLanes)
-        w.fail(op, first_lane(w.mask), "wgmma.commit_group with %d of 32 lanes", count_lanes(w.mask));
+    w.need_all_lanes(op, "wgmma.commit_group");
     w.products->commit();
 }
 void wgmma_wait(Warp& w, const Op& op) {
-    if (w.mask != kAllLanes)
-        w.fail(op, first_lane(w.mask), "wgmma.wait_group with %d of 32 lanes", count_lanes(w.mask));
+    w.need_all_lanes(op, "wgmma.wait_group");
     w.products->wait(w, static_cast<uint32_t>(op.immediate));
 }
 
