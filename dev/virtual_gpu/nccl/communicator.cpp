@@ -3,9 +3,9 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 
+#include "dev/virtual_gpu/cuda/errors.h"
 #include "dev/virtual_gpu/fault.h"
 
 namespace virtual_gpu::nccl {
@@ -48,7 +48,7 @@ OnDevice::~OnDevice() { cudaSetDevice(before_); }
 void report(const std::string& text) {
     const std::lock_guard lock(report_mutex);
     reported() = text;
-    std::fprintf(stderr, "virtual GPU: NCCL: %s\n", text.c_str());
+    virtual_gpu::report("NCCL: %s", text.c_str());
 }
 
 std::string last_report() {

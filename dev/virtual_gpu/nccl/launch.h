@@ -84,7 +84,6 @@ private:
     std::vector<std::vector<Incoming>> incoming_;  // by call, then by peer
     std::vector<Outgoing> outgoing_;
     double last_move_ = 0, last_look_ = 0;
-    bool named_ = false;
     std::string doing_;
 };
 
