@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
+#include <iterator>
 
-#include "llmc/checkpoint/files.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/comm/connect.h"
 #include "llmc/commands/plan.h"
@@ -21,7 +22,8 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kThisProgram = "/proc/self/exe";
 
 std::string program_fingerprint() {
-    const std::string program = read_whole(kThisProgram, uint64_t{1} << 32);
+    std::ifstream file(kThisProgram, std::ios::binary);
+    const std::string program{std::istreambuf_iterator<char>(file), {}};
     return strprintf("%016llx", static_cast<unsigned long long>(checksum(program.data(), program.size())));
 }
 
