@@ -19,6 +19,7 @@ VIRTUAL = os.path.join(trainer.ROOT, "build", "virtual")
 HOST_GRADIENTS = os.path.join(trainer.ROOT, "build", "cpu-native", "gradients_cpu")
 RANKS = 3
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+NO_CHECK = ["--card-check", "off"]  # test_card_check.py has it
 # Largest |virtual / host - 1| of a loss. In FP32 the two differ in the order of a few sums and in exp2; elsewhere a value
 # that is rounded the other way now and then carries on.
 BOUNDS = {"fp32": 1e-5, "bf16": 1e-3, "delayed": 1e-3, "current": 1e-3, "block": 1e-3}
@@ -39,12 +40,12 @@ def on_virtual_gpu():
 
 def virtual_run(*flags, env=None, code=0):
     with on_virtual_gpu():
-        return FinishedRun(*flags, env={**ONE_THREAD, **(env or {})}, code=code)
+        return FinishedRun(*NO_CHECK, *flags, env={**ONE_THREAD, **(env or {})}, code=code)
 
 
 def virtual_ranks(*flags, env=None):
     with on_virtual_gpu():
-        return test_run_ranks.RankRun(RANKS, *flags, env={"VIRTUAL_GPU_DEVICES": str(RANKS), **(env or {})})
+        return test_run_ranks.RankRun(RANKS, *NO_CHECK, *flags, env={"VIRTUAL_GPU_DEVICES": str(RANKS), **(env or {})})
 
 
 class FollowsHost(unittest.TestCase):
@@ -136,7 +137,7 @@ class Ranks(unittest.TestCase):
 
     def test_a_collective_that_never_ends(self):
         with on_virtual_gpu():
-            done = test_run_ranks.run_ranks(RANKS, *tiny_flags("--zero", "2", "--timeout-step", "2"),
+            done = test_run_ranks.run_ranks(RANKS, *tiny_flags(*NO_CHECK, "--zero", "2", "--timeout-step", "2"),
                                             env={"VIRTUAL_GPU_DEVICES": str(RANKS), "VIRTUAL_GPU_FAULT": "stall:30"})
         self.assertEqual(done.returncode, 7, done.stderr)
         self.assertRegex(done.stderr, r"rank \d.*(all_gather|reduce_scatter|all_reduce|broadcast|all_to_all)")
@@ -147,7 +148,8 @@ class Faults(unittest.TestCase):
 
     def run_with(self, fault, *flags):
         with on_virtual_gpu():
-            return trainer.run(*tiny_flags(*recipe_flags("delayed"), *flags), env={**ONE_THREAD, "VIRTUAL_GPU_FAULT": fault})
+            return trainer.run(*tiny_flags(*NO_CHECK, *recipe_flags("delayed"), *flags),
+                               env={**ONE_THREAD, "VIRTUAL_GPU_FAULT": fault})
 
     def test_a_kernel_that_loses_the_device(self):
         result = self.run_with("kernel:60")
@@ -157,7 +159,7 @@ class Faults(unittest.TestCase):
 
     def test_the_kernel_is_named(self):
         with on_virtual_gpu():
-            result = trainer.run(*tiny_flags(*recipe_flags("delayed")),
+            result = trainer.run(*tiny_flags(*NO_CHECK, *recipe_flags("delayed")),
                                  env={**ONE_THREAD, "VIRTUAL_GPU_FAULT": "kernel:60", "LLMC_SYNC": "1"})
         self.assertEqual(result.code, 1)
         self.assertRegex(result.err, r"train_gpt: .*_kernel.*failed")

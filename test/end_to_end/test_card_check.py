@@ -1,0 +1,197 @@
+"""The card check, end to end: on the host device, and on virtual GPUs that are honest or lie in one thing each
+(dev/virtual_gpu/cuda/README.md, "Faults that stay"), with what a run then falls back to, or why there is none.
+
+The programs are those of `make virtual train_gpt_cpu`; without the first, the tests that need it are skipped."""
+
+import json
+import os
+import re
+import unittest
+from unittest import mock
+
+import test_run_ranks
+import trainer
+from trainer import FinishedRun, new_path, recipe_flags, tiny_flags
+
+VIRTUAL = os.path.join(trainer.ROOT, "build", "virtual", "train_gpt")
+RANKS = 3
+SHAPE = [*trainer.TINY_MODEL, *trainer.TINY_BATCH, "--vocab", "257"]
+QUICK = ["--tune", "0", "--timeout-check", "20"]
+# N x C x OC of the tiny model: 256 tokens, 64 channels. As cuBLASLt sees it: m = columns, n = rows.
+FC = "256x256x64"  # fc, forward: 256 tokens by 256 outputs, over 64 inputs
+
+
+def cache():
+    return {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": new_path("cache")}
+
+
+def check(*flags, fault="", env=None, program=VIRTUAL):
+    """`train_gpt check` for a tiny model; nothing is kept from other checks."""
+    with mock.patch.object(trainer, "PROGRAM", program):
+        return trainer.run("check", *SHAPE, *(flags or recipe_flags("delayed")), *QUICK,
+                           env={**cache(), "VIRTUAL_GPU_FAULT": fault, **(env or {})})
+
+
+def counts(text):
+    """(right, all, fell back) of the last line."""
+    return tuple(int(n) for n in re.search(r"(\d+) of (\d+) right, (\d+) fell back", text).groups())
+
+
+def run(*flags, env, code=0):
+    with mock.patch.object(trainer, "PROGRAM", VIRTUAL):
+        return FinishedRun(*flags, env=env, code=code)
+
+
+def files_in(directory):
+    return [os.path.join(directory, name) for name in sorted(os.listdir(directory)) if name.endswith(".json")]
+
+
+class OnHost(unittest.TestCase):
+    def test_every_precision(self):
+        for flags in (["--precision", "fp32"], ["--precision", "bf16"], recipe_flags("delayed"), recipe_flags("mxfp8")):
+            with self.subTest(flags):
+                done = check(*flags, "--card-check", "force", program=trainer.PROGRAM)
+                self.assertEqual(done.code, 0, done.err)
+                right, items, fell_back = counts(done.out)
+                self.assertEqual((right, fell_back), (items, 0))
+                self.assertRegex(done.out, r"casts +\d+ of")
+                self.assertRegex(done.out, r"products +\d+ of")
+
+    def test_kept_results(self):
+        """Known at the second time; found anew for another shape, by force, and where the file is damaged."""
+        env = cache()
+        directory = os.path.join(env["XDG_CACHE_HOME"], "train_gpt")
+
+        def again(*flags):
+            done = trainer.run("check", *SHAPE, *QUICK, *flags, env=env)
+            self.assertEqual(done.code, 0, done.err)
+            return "(known;" in done.out
+
+        self.assertEqual([again(), again(), again("--batch", "2"), again("--batch", "2"), again("--card-check", "force")],
+                         [False, True, False, True, False])
+        path, = files_in(directory)
+        with open(path, encoding="utf-8") as file:
+            kept = json.load(file)
+        self.assertTrue(all(finding["right"] for finding in kept["findings"].values()))
+        self.assertIn("program", kept["identity"])
+        with open(path, "w", encoding="utf-8") as file:
+            file.write('{"identity":')
+        self.assertEqual([again(), again()], [False, True])
+        kept["findings"][next(iter(kept["findings"]))].update(right=False, problem="planted")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(kept, file)
+        done = trainer.run("check", *SHAPE, *QUICK, env=env)
+        self.assertIn("planted", done.out + done.err)
+
+    def test_a_run_says_what_it_was_checked_for(self):
+        plain = FinishedRun(env=cache())
+        checked = FinishedRun("--card-check", "force", env=cache())
+        self.assertEqual(checked.losses, plain.losses)
+        self.assertRegex(checked.result.out, r"checked on host device.*: (\d+) of \1 right, 0 fell back")
+        summary = json.loads(checked.read("run.json"))["card_check"]
+        self.assertEqual(summary["right"], summary["items"])
+        self.assertEqual(len(json.loads(checked.read("check.json"))), summary["items"])
+        self.assertNotIn("checked on", plain.result.out)
+
+    def test_ranks(self):
+        done = test_run_ranks.run_ranks(RANKS, *tiny_flags("--card-check", "force", *QUICK), env=cache())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("checked between ranks: all_gather", done.stdout)
+
+
+@unittest.skipUnless(os.path.exists(VIRTUAL), "no virtual GPU: make virtual")
+class OnVirtualGpu(unittest.TestCase):
+    def test_an_honest_card(self):
+        for recipe in trainer.FP8_RECIPES:
+            flags = [*recipe_flags(recipe), *(["--fp8-emulation"] if recipe == "mxfp8" else [])]
+            with self.subTest(recipe):
+                done = check(*flags)
+                self.assertEqual(done.code, 0, done.err)
+                right, items, fell_back = counts(done.out)
+                self.assertEqual((right, fell_back), (items, 0), done.out)
+
+    # fault: what is said of it
+    GIVES_WAY = {
+        "wrong-kernel:gelu_forward_fp8_kernel": r"gelu_fp8 gives way to gelu_forward, quantize",
+        "unsteady-kernel:layernorm_forward_fp8": r"layernorm_fp8 gives way to",
+        "stray:gelu_backward_fp8_kernel": r"gelu_backward_fp8 gives way to",
+        "stray-fault:gelu_backward_fp8_kernel": r"gelu_backward_fp8 gives way to",
+        "fail-kernel:layernorm_backward_fp8": r"layernorm_backward_fp8 gives way to",
+        "hang-kernel:gelu_forward_fp8_kernel": r"did not end within 3 s",
+        "cast:quantize": r"FP8 gives way to BF16 altogether",
+        f"wrong-product:{FC} TN e4m3*e4m3->bf16 bias": r"must be \S+ \(\d+ of \d+ samples are wrong\)",
+        f"unsteady-product:{FC} TN e4m3*e4m3->bf16 bias": r"differ when it is made again",
+        f"wrong-product:{FC} TN e4m3*e4m3->bf16 bias@all": r"bias by a kernel|layers fc go on in BF16",
+        f"wrong-product:{FC} TN e4m3*e4m3->bf16@all": r"layers fc go on in BF16",
+        f"refuse:{FC} TN e4m3*e4m3": r"layers fc go on in BF16",
+    }
+
+    def test_what_gives_way(self):
+        for fault, said in self.GIVES_WAY.items():
+            with self.subTest(fault):
+                limit = ["--timeout-check", "3"] if fault.startswith("hang") else []
+                done = check(*recipe_flags("delayed"), *limit, fault=fault)
+                self.assertEqual(done.code, 0, done.out + done.err)
+                self.assertRegex(done.out, said)
+
+    # fault: code, what is said of it
+    NOTHING_IS_LEFT = {
+        "wrong-kernel:adamw_kernel": (5, r"adamw_update"),
+        "hang-kernel:embedding_forward": (5, r"embedding_forward.*did not end within 3 s"),
+        "wrong-product:bf16*bf16->bf16@all": (5, r"is not right on this card in any way"),
+        "memory:1": (5, r"has 1.0 MiB"),
+    }
+
+    def test_nothing_right_is_left(self):
+        for fault, (code, said) in self.NOTHING_IS_LEFT.items():
+            with self.subTest(fault):
+                done = check(*recipe_flags("delayed"), "--timeout-check", "3", fault=fault)
+                self.assertEqual(done.code, code, done.out + done.err)
+                self.assertRegex(done.err, said)
+
+    def test_strict(self):
+        done = check(*recipe_flags("delayed"), "--strict", fault="wrong-kernel:gelu_forward_fp8_kernel")
+        self.assertEqual(done.code, 5, done.out)
+        self.assertRegex(done.err, r"--strict.*\n.*gelu_forward_fp8")
+
+    def test_bits(self):
+        """What was found, what was kept, the library's own choice where that is right: the same run."""
+        env, flags = cache(), [*recipe_flags("delayed"), *QUICK]
+        found, kept, off = (run(*flags, *more, env=env) for more in ([], [], ["--card-check", "off"]))
+        self.assertIn("(known;", kept.result.out)
+        self.assertEqual(found.losses, kept.losses)
+        self.assertEqual(found.losses, off.losses)
+
+    def test_a_resumed_run_keeps_its_products(self):
+        """Where the library proposes other algorithms first, whose sums have other bits."""
+        other = {"VIRTUAL_GPU_HEURISTIC": "1"}
+        flags = [*recipe_flags("delayed"), *QUICK, "--max-steps", "6"]
+        whole, different = run(*flags, env=cache()), run(*flags, env={**cache(), **other})
+        self.assertNotEqual(whole.losses, different.losses)  # or nothing would be shown
+        begun = run(*flags, "--stop-after", "3", env=cache(), code=75)
+        with mock.patch.object(trainer, "PROGRAM", VIRTUAL):
+            rest = trainer.run(*tiny_flags("--out", begun.directory, *flags, "--resume", "latest"), env={**cache(), **other})
+        self.assertEqual(rest.code, 0, rest.err)
+        self.assertEqual(begun.losses, whole.losses)
+
+    def test_ranks(self):
+        def ranks(fault="", *flags):
+            with mock.patch.object(test_run_ranks, "PROGRAM", VIRTUAL):
+                return test_run_ranks.run_ranks(
+                    RANKS, *tiny_flags(*recipe_flags("delayed"), *QUICK, "--zero", "2", *flags),
+                    env={**cache(), "VIRTUAL_GPU_DEVICES": str(RANKS), "VIRTUAL_GPU_FAULT": fault})
+
+        honest = ranks()
+        self.assertEqual(honest.returncode, 0, honest.stderr)
+        self.assertIn("checked between ranks: all_gather", honest.stdout)
+        for operation in ("all_gather", "reduce_scatter"):
+            with self.subTest(operation):
+                lying = ranks(f"corrupt:{operation}")
+                self.assertEqual(lying.returncode, 7, lying.stdout)
+                self.assertRegex(lying.stderr, rf"card check: on .*{operation}.*must be")
+        endless = ranks("stall:3", "--timeout-start", "4")
+        self.assertEqual(endless.returncode, 7, endless.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
