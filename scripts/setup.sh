@@ -4,6 +4,8 @@
 # is missing.
 #
 #   ./scripts/setup.sh
+#   ./scripts/setup.sh --with-prepare   and what data/prepare needs for parquet, datasets and near duplicates (so does
+#                                       CI=true)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,6 +16,7 @@ PACKAGES=(
     libopenmpi-dev openmpi-bin
 )
 PYTHON_PACKAGES=(matplotlib)
+PREPARE=./data PREPARE_PACKAGES=(prepare tiktoken tokenizers tqdm zstandard)
 
 # NCCL's header, for builds with several GPUs: where there is a CUDA toolkit without it, the Python package has it.
 NVCC=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
@@ -25,6 +28,7 @@ fi
 for argument in "$@"; do
     case "$argument" in
         --with-tiktoken) ;; # it comes without being asked for
+        --with-prepare) WITH_PREPARE=1 ;;
         -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0 ;;
         *) echo "setup.sh: unknown argument '$argument' (--help)" >&2 && exit 2 ;;
     esac
@@ -100,10 +104,13 @@ install_python_packages() {
 }
 
 if ! has_python_packages "${PYTHON_PACKAGES[@]}"; then install_python_packages "${PYTHON_PACKAGES[@]}"; fi
-# Preparing text with GPT-2's tokenizer needs it, and nothing else does.
-if ! has_python_packages tiktoken; then
-    install_python_packages tiktoken ||
-        echo "setup.sh: no tiktoken: text can be prepared with --tokenizer bytes alone" >&2
+# The package that prepares text, in place: training does without it.
+if [[ -n ${WITH_PREPARE:-} || ${CI:-} == true ]]; then
+    PREPARE=./data[all] PREPARE_PACKAGES+=(pyarrow datasketch datasets)
+fi
+if ! has_python_packages "${PREPARE_PACKAGES[@]}"; then
+    install_python_packages -e "$PREPARE" ||
+        echo "setup.sh: not all packages of data/prepare: text can be prepared with --tokenizer bytes alone" >&2
 fi
 
 if [[ -n ${NCCL_PACKAGE:-} ]] && ! compgen -G '.venv/lib/python3*/site-packages/nvidia/nccl/include/nccl.h' >/dev/null; then

@@ -1,5 +1,6 @@
-"""Turns text into the token shards that train_gpt reads: `python3 -m data.prepare --help`.
+"""Turns text into the token shards that train_gpt reads: `python3 -m data.prepare --help`, and README.md here.
 
-shard.py writes shards and their sidecars, tokenizers.py maps text to tokens, text.py and tinyshakespeare.py are the
-commands. Everything is the standard library, except GPT-2's tokenizer, which is the tiktoken package.
+pipeline.py is the way from inputs to shards: readers.py reads documents, rules.py cleans and filters them, tokenizers.py
+maps them to tokens, duplicates.py finds what is there twice, shard.py (the standard library alone) writes shards and
+their sidecars, report.py says what was done. The other files are commands of their own.
 """

@@ -1,63 +1,191 @@
-"""Command line of the package: `python3 -m data.prepare text|tinyshakespeare --help`."""
+"""Command line of the package: `python3 -m data.prepare COMMAND --help`."""
 
 import argparse
+import codecs
+import errno
 import importlib.util
 import os
+import re
 import sys
 
-from .text import prepare_text
-from .tinyshakespeare import prepare_tinyshakespeare
-from .tokenizers import PrepareError, open_tokenizer
+NEEDED = ("numpy", "tiktoken")  # where one is missing, .venv has it
+
+
+def whole_number(text):
+    """1000, 500k, 100M."""
+    found = re.fullmatch(r"(\d+)([kMG]?)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number like 1000, 500k or 100M")
+    return int(found[1]) * {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}[found[2]]
+
+
+def weighted_input(text):
+    """(name, weight) of NAME@WEIGHT; a file that is really called so is a file."""
+    name, at, weight = text.rpartition("@")
+    if not at or os.path.exists(text):
+        return text, None
+    try:
+        value = float(weight)
+    except ValueError:
+        return text, None
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"the weight of {text} is not above 0")
+    return name, value
+
+
+def rule_names(text):
+    names = tuple(text.split(","))
+    if not set(names) <= {"c4", "gopher"}:
+        raise argparse.ArgumentTypeError(f"'{text}' is not c4, gopher or c4,gopher")
+    return names
+
+
+def unescaped(text):
+    return codecs.decode(text.encode("latin-1", "backslashreplace"), "unicode_escape")
+
+
+def add_tokenizer(command, default):
+    command.add_argument("--tokenizer", metavar="NAME|FILE", default=default,
+                         help="bytes; gpt2 or another name of tiktoken (it downloads the table once); NAME=FILE with its "
+                              "table; a file with GPT-2's ranks (gpt2.tiktoken); tokenizer.json; default: %(default)s")
+    command.add_argument("--end-token", metavar="TOKEN", help="of tokenizer.json: the token that begins documents, if it "
+                                                              "has none of the usual names")
+
+
+def add_format(command):
+    command.add_argument("--column", default="text", metavar="NAME",
+                         help="of JSON lines, parquet and datasets; default: %(default)s")
+    command.add_argument("--separator", type=unescaped, metavar="TEXT",
+                         help="what stands between the documents of a text file ('\\n\\n', '<|endoftext|>'); without it a "
+                              "file is a document")
+
+
+def add_text(commands):
+    about = "Text, JSON lines, parquet and datasets to train_*.bin and val_*.bin, with a report."
+    text = commands.add_parser("text", help=about, description=about)
+    text.add_argument("inputs", nargs="+", type=weighted_input, metavar="INPUT[@WEIGHT]",
+                      help="file (.jsonl, .parquet, else text; .gz and .zst of them), directory, 'pattern', "
+                           "hf:NAME[:CONFIG[:SPLIT]], tinystories, fineweb or fineweb-edu; the weights are the parts of "
+                           "the training tokens that the inputs get")
+    text.add_argument("--out", required=True, metavar="DIR", help="directory for shards, sidecars and report")
+    add_tokenizer(text, "bytes")
+    add_format(text)
+    text.add_argument("--workers", type=int, default=1, metavar="N", help="processes; default: %(default)s")
+    text.add_argument("--val-fraction", type=float, default=0.05, metavar="F",
+                      help="part of the documents for the validation set; default: %(default)s")
+    text.add_argument("--val-split", choices=("auto", "hash", "start"), default="auto",
+                      help="which part: by the documents' hashes, or the start of the text; auto: hash, but start for "
+                           "fewer than 100 text files")
+    text.add_argument("--shard-tokens", type=whole_number, default=100_000_000, metavar="N",
+                      help="tokens in a shard; default: 100M")
+    text.add_argument("--normalize", choices=("none", "nfc", "nfkc"), default="none",
+                      help="Unicode's normal form, newlines as \\n, no control characters; default: %(default)s")
+    text.add_argument("--rules", type=rule_names, default=(), metavar="c4,gopher",
+                      help="published rules for web text, in the order given")
+    text.add_argument("--dedup", choices=("none", "exact", "minhash"), default="exact",
+                      help="drop documents that an earlier one equals, or (minhash) resembles; default: %(default)s")
+    text.add_argument("--decontaminate", action="append", default=[], metavar="INPUT",
+                      help="drop documents that have 13 words in a row in common with this evaluation set")
+    text.add_argument("--max-epochs", type=float, default=1.0, metavar="N",
+                      help="how often a mixture may take the same document; default: %(default)s")
+    text.add_argument("--skip-bad", action="store_true", help="count what cannot be read instead of ending there")
+    text.add_argument("--overwrite", action="store_true", help="replace shards that are already in DIR")
+
+
+def add_others(commands):
+    def add(name, about):
+        return commands.add_parser(name, help=about, description=about)
+
+    shakespeare = add("tinyshakespeare", "Tiny Shakespeare as llm.c prepares it.")
+    shakespeare.add_argument("--out", required=True, metavar="DIR", help="directory for the shards and sidecars")
+    add_tokenizer(shakespeare, "gpt2")
+    shakespeare.add_argument("--text", metavar="FILE", help="a local copy of its text, so that nothing is downloaded")
+
+    hellaswag = add("hellaswag", "HellaSwag in llm.c's evaluation file.")
+    hellaswag.add_argument("--out", required=True, metavar="FILE", help="hellaswag_val.bin, for example")
+    add_tokenizer(hellaswag, "gpt2")
+    hellaswag.add_argument("--split", choices=("val", "train"), default="val", help="default: %(default)s")
+    hellaswag.add_argument("--input", metavar="FILE", help="a local copy of its .jsonl, so that nothing is downloaded")
+
+    train = add("train-tokenizer", "A byte-level BPE of one's own text, as tokenizer.json.")
+    train.add_argument("inputs", nargs="+", metavar="INPUT", help="as for text")
+    train.add_argument("--out", required=True, metavar="FILE", help="tokenizer.json, for example")
+    train.add_argument("--vocab", type=whole_number, required=True, metavar="N", help="tokens, the end token among them")
+    add_format(train)
+
+    inspect = add("inspect", "What is in shards: header, sidecar, the first documents.")
+    validate = add("validate", "Checks shards: size, checksum, ids, one tokenizer, no document in train and val.")
+    merge = add("merge", "Shards into shards of another size.")
+    for command in (inspect, validate, merge):
+        command.add_argument("shards", nargs="+", metavar="SHARD")
+    for command in (inspect, validate):
+        command.add_argument("--tokenizer", metavar="NAME|FILE", help="refuse shards of any other")
+    inspect.add_argument("--documents", type=int, default=2, metavar="N", help="default: %(default)s")
+    merge.add_argument("--out", required=True, metavar="PREFIX", help="of the shards: PREFIX_000000.bin")
+    merge.add_argument("--shard-tokens", type=whole_number, default=100_000_000, metavar="N", help="default: 100M")
 
 
 def parse(argv):
     parser = argparse.ArgumentParser(prog="prepare", description="Turns text into token shards for train_gpt.")
     commands = parser.add_subparsers(dest="command", required=True)
+    add_text(commands)
+    add_others(commands)
+    return parser, parser.parse_args(argv)
 
-    def add_command(name, help, tokenizer):
-        command = commands.add_parser(name, help=help, description=help)
-        command.add_argument("--out", required=True, metavar="DIR", help="directory for the shards and sidecars")
-        command.add_argument("--tokenizer", metavar="NAME|FILE", default=tokenizer,
-                             help="bytes, gpt2 (tiktoken downloads its vocabulary once), or a file with GPT-2's ranks "
-                                  "(gpt2.tiktoken); default: %(default)s")
-        return command
 
-    text = add_command("text", "Text files, each one document, to train_*.bin and val_*.bin.", "bytes")
-    text.add_argument("files", nargs="+", metavar="FILE")
-    text.add_argument("--val-fraction", type=float, default=0.05, metavar="F",
-                      help="part of the text, from its start, for the validation set; default: %(default)s")
-    text.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N",
-                      help="tokens in a shard; default: %(default)s")
-    text.add_argument("--overwrite", action="store_true", help="replace shards that are already in DIR")
-    shakespeare = add_command("tinyshakespeare", "Tiny Shakespeare as llm.c prepares it.", "gpt2")
-    shakespeare.add_argument("--text", metavar="FILE", help="a local copy of its text, so that nothing is downloaded")
-    return parser.parse_args(argv)
+def run(parser, args):
+    from . import hellaswag, pipeline, readers, shard_tools, tinyshakespeare, tokenizers, train_tokenizer
+    if args.command == "text":
+        if args.workers < 1:
+            parser.error(f"--workers {args.workers}: at least 1")
+        fields = pipeline.Options.__dataclass_fields__
+        options = pipeline.Options(**{name: value for name, value in vars(args).items() if name in fields})
+        pipeline.prepare(options, args.out, args.workers, args.overwrite)
+    elif args.command == "tinyshakespeare":
+        tokenizer = tokenizers.open_tokenizer(args.tokenizer, args.end_token)
+        tinyshakespeare.prepare_tinyshakespeare(args.out, tokenizer, args.text)
+    elif args.command == "hellaswag":
+        tokenizer = tokenizers.open_tokenizer(args.tokenizer, args.end_token)
+        hellaswag.prepare_hellaswag(args.out, tokenizer, args.split, args.input)
+    elif args.command == "train-tokenizer":
+        separator = None if args.separator is None else args.separator.encode()
+        train_tokenizer.train_tokenizer(args.inputs, args.out, args.vocab, readers.Format(args.column, separator))
+    elif args.command == "inspect":
+        shard_tools.inspect(args.shards, args.tokenizer, args.documents)
+    elif args.command == "validate":
+        shard_tools.validate(args.shards, args.tokenizer)
+    else:
+        shard_tools.merge(args.shards, args.out, args.shard_tokens)
 
 
 def go_on_in_venv():
-    """Starts this program again with the Python of .venv if this one has no tiktoken: setup.sh installs it there."""
+    """Starts this program again with the Python of .venv if this one lacks a package: setup.sh installs them there."""
     python = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".venv", "bin", "python"))
     started_by_this = sys.orig_argv[0] == python
-    if not started_by_this and os.access(python, os.X_OK) and importlib.util.find_spec("tiktoken") is None:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing and not started_by_this and os.access(python, os.X_OK):
         os.execv(python, [python, *sys.orig_argv[1:]])
+    if "numpy" in missing:
+        sys.exit("prepare: it needs the Python package numpy; scripts/setup.sh installs it into .venv")
 
 
 def main(argv=None):
-    args = parse(argv)
-    if argv is None and args.tokenizer != "bytes":
+    parser, args = parse(argv)
+    if argv is None:
         go_on_in_venv()
+    from .tokenizers import PrepareError
     try:
-        tokenizer = open_tokenizer(args.tokenizer)
-        if args.command == "text":
-            prepare_text(args.files, args.out, tokenizer, args.val_fraction, args.shard_tokens, args.overwrite)
-        else:
-            prepare_tinyshakespeare(args.out, tokenizer, args.text)
-    except PrepareError as error:
+        run(parser, args)
+    except (PrepareError, ValueError) as error:
         print(f"prepare: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"prepare: {error}", file=sys.stderr)
+        full = "; free some space and give the same command again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        print(f"prepare: {error}{full}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("prepare: stopped; the same command goes on from here", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -23,6 +23,14 @@ def token_array(vocab, tokens=()):
     return array.array("H" if vocab <= 1 << 16 else "I", tokens)
 
 
+def checked_array(vocab, tokens):
+    try:
+        return token_array(vocab, tokens)
+    except OverflowError:
+        wrong = next(token for token in tokens if not 0 <= token < vocab)
+        raise ValueError(f"token {wrong} is not below the vocabulary of {vocab}") from None
+
+
 class _Shard:
     """One shard while it is written: beside its final name, which it gets only when it is complete."""
 
@@ -37,9 +45,13 @@ class _Shard:
 
     def write(self, tokens, end_token):
         self.tokens += len(tokens)
-        self.documents += tokens.count(end_token)
-        self.max_token = max(self.max_token, max(tokens))
-        if sys.byteorder == "big":
+        if isinstance(tokens, array.array):
+            self.documents += tokens.count(end_token)
+            self.max_token = max(self.max_token, max(tokens))
+        else:
+            self.documents += int((tokens == end_token).sum())
+            self.max_token = max(self.max_token, int(tokens.max()))
+        if sys.byteorder == "big" and isinstance(tokens, array.array):
             tokens = tokens[:]
             tokens.byteswap()
         data = tokens.tobytes()
@@ -49,6 +61,8 @@ class _Shard:
     def finish(self, sidecar):
         self.file.seek(0)
         self.file.write(struct.pack("<3i", self.magic, self.version, self.tokens))
+        self.file.flush()
+        os.fsync(self.file.fileno())
         self.file.close()
         sidecar = dict(sidecar, max_token=self.max_token, documents=self.documents, tokens=self.tokens,
                        checksum="sha256:" + self.hash.hexdigest())
@@ -71,7 +85,8 @@ class _Shard:
 
 
 def write_shards(chunks, path_of, *, tokenizer, vocab, end_token, shard_tokens=MAX_TOKENS, extra=None):
-    """Writes the tokens of `chunks`, an iterable of token_array()s or lists, as shards of `shard_tokens` tokens.
+    """Writes the tokens of `chunks`, an iterable of token_array()s, numpy arrays of the shard's type or lists, as shards
+    of `shard_tokens` tokens.
 
     path_of(i) is the path of the i-th shard; `extra` is added to the sidecars. Memory does not grow with the data.
     Every shard but the last is full. A document is counted where it starts, with the end token. Returns the sidecars.
@@ -82,7 +97,7 @@ def write_shards(chunks, path_of, *, tokenizer, vocab, end_token, shard_tokens=M
     sidecars, shard = [], None
     try:
         for chunk in chunks:
-            tokens = chunk if isinstance(chunk, array.array) else token_array(vocab, chunk)
+            tokens = chunk if hasattr(chunk, "itemsize") else checked_array(vocab, chunk)
             at = 0
             while at < len(tokens):
                 if shard is None:

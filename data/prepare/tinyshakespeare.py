@@ -14,13 +14,13 @@ URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshake
 VAL_TOKENS = 32768
 
 
-def download(url):
+def download(url, instead="--text FILE"):
     try:
         with urllib.request.urlopen(url, timeout=60) as reply:
             return reply.read()
     except (urllib.error.URLError, OSError) as error:
         raise PrepareError(f"could not download {url}: {getattr(error, 'reason', error)}; without a network fetch it "
-                           "elsewhere and give it with --text FILE") from None
+                           f"elsewhere and give it with {instead}") from None
 
 
 def speeches(text):
@@ -41,12 +41,13 @@ def prepare_tinyshakespeare(out, tokenizer, text_file=None, url=URL):
     tokens = token_array(tokenizer.vocab)
     for speech in speeches(text):
         tokens.append(tokenizer.end_token)
-        tokens.extend(tokenizer.encode(speech))
+        tokens.extend(tokenizer.encode(speech.decode(errors="replace")).tolist())
     if len(tokens) <= VAL_TOKENS:
         raise PrepareError(f"the text has {len(tokens)} tokens; the validation set alone takes {VAL_TOKENS}")
     os.makedirs(out, exist_ok=True)
     for split, part in (("val", tokens[:VAL_TOKENS]), ("train", tokens[VAL_TOKENS:])):
         path = os.path.join(out, f"tinyshakespeare_{split}.bin")
         write_shards([part], lambda _: path, tokenizer=tokenizer.name, vocab=tokenizer.vocab,
-                     end_token=tokenizer.end_token)
+                     end_token=tokenizer.end_token, extra={"end_token": tokenizer.end_token,
+                                                           "tokenizer_hash": tokenizer.hash})
         print(f"{path}: {len(part)} tokens")

@@ -1,13 +1,12 @@
-"""Tests of data/prepare: shards and sidecars byte by byte, text, Tiny Shakespeare, and what users read when it fails.
+"""Tests of data/prepare but for `prepare text` (test_prepare_text.py): shards and sidecars byte by byte, tokenizers, Tiny
+Shakespeare, HellaSwag, inspect, validate and merge, training a tokenizer, and what users read when it fails.
 
-Run: python3 -m unittest discover -s test/data
+Run: .venv/bin/python -m unittest discover -s test/data
 """
 
 import array
 import base64
-import contextlib
 import hashlib
-import io
 import json
 import os
 import random
@@ -15,43 +14,13 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 from unittest import mock
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "data"))
-from prepare import __main__ as command_line
-from prepare import shard, text, tinyshakespeare, tokenizers
+import numpy
+from prepare_case import TestCase, command_line, needs
 
-try:
-    import tiktoken
-except ImportError:
-    tiktoken = None
-
-
-class TestCase(unittest.TestCase):
-    def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.dir = directory.name
-
-    def path(self, name, content=None):
-        path = os.path.join(self.dir, name)
-        if content is not None:
-            with open(path, "wb") as file:
-                file.write(content)
-        return path
-
-    def read(self, name):
-        with open(self.path(name), "rb") as file:
-            return file.read()
-
-    def prepare(self, *args):
-        """Exit code and what was printed."""
-        output = io.StringIO()
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            code = command_line.main(list(args))
-        return code, output.getvalue()
+from prepare import hellaswag, shard, tinyshakespeare, tokenizers
 
 
 class ShardWriter(TestCase):
@@ -67,6 +36,13 @@ class ShardWriter(TestCase):
             "tokenizer": "t", "vocab": 50257, "max_token": 50256, "documents": 2, "tokens": 5, "entropy_floor": 0.5,
             "checksum": "sha256:" + hashlib.sha256(body).hexdigest()})
         self.assertEqual(sorted(os.listdir(self.dir)), ["s0.bin", "s0.bin.json"])
+
+    def test_numpy_arrays_are_written_alike(self):
+        for vocab, kind in ((50257, "u2"), (128256, "u4")):
+            self.write([[1, 2, 50256], [1]], vocab=vocab)
+            expected = self.read("s0.bin"), self.read("s0.bin.json")
+            self.write([numpy.array([1, 2, 50256], kind), numpy.array([], kind), numpy.array([1], kind)], vocab=vocab)
+            self.assertEqual((self.read("s0.bin"), self.read("s0.bin.json")), expected)
 
     def test_uint32_from_65537_ids_on(self):
         self.write([[1, 65535]], vocab=65536)
@@ -118,100 +94,10 @@ class ShardWriter(TestCase):
             self.write([[1, 9]], vocab=9)
         with self.assertRaisesRegex(ValueError, "no tokens"):
             self.write([[], []])
+        for chunk in ([1, 70000], numpy.array([1, 50300], "u2")):  # the first does not even fit into two bytes
+            with self.assertRaisesRegex(ValueError, "token (70000|50300) is not below the vocabulary of 50257"):
+                self.write([chunk])
         self.assertEqual(os.listdir(self.dir), [])
-
-
-class Text(TestCase):
-    def shards(self, split, out="out"):
-        """All tokens of a split, and its sidecars."""
-        names = sorted(name for name in os.listdir(self.path(out))
-                       if name.startswith(split + "_") and name.endswith(".bin"))
-        parts = [shard.read_shard(self.path(f"{out}/{name}")) for name in names]
-        return [token for tokens, _ in parts for token in tokens], [sidecar for _, sidecar in parts]
-
-    def test_bytes_round_trip(self):
-        a, b = b"one\ntwo\n\nthree \xc3\xa4\xff\n", bytes(range(256))
-        code, output = self.prepare("text", self.path("a", a), self.path("b", b), "--out", self.path("out"),
-                                    "--val-fraction", "0")
-        self.assertEqual(code, 0, output)
-        tokens, (sidecar,) = self.shards("train")
-        self.assertEqual(tokens, [256, *a, 256, *b])
-        self.assertEqual({key: sidecar[key] for key in ("tokenizer", "vocab", "max_token", "documents", "tokens")},
-                         {"tokenizer": "bytes", "vocab": 257, "max_token": 256, "documents": 2,
-                          "tokens": len(a) + len(b) + 2})
-        self.assertEqual(self.shards("val"), ([], []))
-
-    def test_validation_is_the_start_and_nothing_is_lost(self):
-        lines = b"".join(b"line %d\n" % i for i in range(1000))
-        files = [self.path("a", lines[:3000]), self.path("b", b""), self.path("c", lines[3000:])]
-        for fraction in (1e-9, 0.001, 0.3, 0.5, 0.9):
-            code, output = self.prepare("text", *files, "--out", self.path("out"), "--val-fraction", str(fraction),
-                                        "--overwrite", "--shard-tokens", "1000")
-            self.assertEqual(code, 0, output)
-            val, _ = self.shards("val")
-            train, sidecars = self.shards("train")
-            self.assertTrue(all(sidecar["tokens"] == 1000 for sidecar in sidecars[:-1]))
-            self.assertEqual(val[0], 256)
-            self.assertEqual(train[0], 256)
-            val, train = (bytes(token for token in tokens if token != 256) for tokens in (val, train))
-            self.assertEqual(val + train, lines)
-            self.assertTrue(val.endswith(b"\n"))
-            self.assertTrue(0 <= len(val) - fraction * len(lines) < 10)
-
-    def test_pieces_are_cut_where_tokenizers_cut(self):
-        rng = random.Random(1)
-        content = bytes(rng.choice(b"ab \n\n\r\xc3") for _ in range(5000)) + b"\n" * 100
-        path = self.path("a", content)
-        with mock.patch.object(text, "PIECE_BYTES", 64):
-            pieces = list(text.read_pieces(path, 0, len(content)))
-            self.assertEqual(list(text.read_pieces(path, 70, 71)), [content[70:71]])
-        self.assertEqual(b"".join(pieces), content)
-        self.assertGreater(len(pieces), 40)
-        for before, after in zip(pieces, pieces[1:]):
-            self.assertRegex(before[-1:], b"[ab]")
-            self.assertEqual(after[:1], b"\n")
-
-    def test_old_shards_are_not_mixed_with_new_ones(self):
-        args = ("text", self.path("a", b"abc\n" * 100), "--out", self.path("out"), "--shard-tokens", "50")
-        self.assertEqual(self.prepare(*args)[0], 0)
-        self.path("out/train_notes.txt", b"mine")
-        code, output = self.prepare(*args)
-        self.assertEqual(code, 1)
-        self.assertIn("--overwrite", output)
-        self.assertEqual(self.prepare(*args[:-1], "1000", "--overwrite")[0], 0)
-        self.assertEqual(len(self.shards("train")[1]), 1)
-        self.assertEqual(self.read("out/train_notes.txt"), b"mine")
-
-    def test_messages(self):
-        some = self.path("some", b"text\n")
-        out = ("--out", self.path("out"))
-        for args, words in [((self.path("none"),), "not a file"), ((self.path("empty", b""),), "empty"),
-                            ((some, "--val-fraction", "1"), "--val-fraction 1"),
-                            ((some, "--val-fraction", "0.5"), "no line for training"),
-                            ((some, "--shard-tokens", "0"), "--shard-tokens 0"),
-                            ((some, "--tokenizer", "gtp2"), "cannot read gtp2: No such file or directory; the tokeni")]:
-            code, output = self.prepare("text", *args, *out)
-            self.assertEqual(code, 1)
-            self.assertIn(words, output)
-            self.assertEqual(output.count("\n"), 1)
-
-    def prepare_gpt2(self, tiktoken):
-        with mock.patch.dict(sys.modules, {"tiktoken": tiktoken}):
-            code, output = self.prepare("text", self.path("a", b"x\n"), "--out", self.path("out"),
-                                        "--tokenizer", "gpt2")
-        self.assertEqual(code, 1)
-        self.assertEqual(output.count("\n"), 1)
-        return output
-
-    def test_gpt2_without_tiktoken(self):
-        self.assertIn("scripts/setup.sh installs it", self.prepare_gpt2(None))
-
-    def test_gpt2_without_a_network(self):
-        no_network = mock.Mock()
-        no_network.get_encoding.side_effect = ConnectionError("a\nlong\nstory")
-        output = self.prepare_gpt2(no_network)
-        self.assertIn("could not download GPT-2's vocabulary (ConnectionError); fetch https://", output)
-        self.assertIn("r50k_base.tiktoken elsewhere and give it with --tokenizer FILE", output)
 
 
 class OtherPython(TestCase):
@@ -236,16 +122,10 @@ class OtherPython(TestCase):
         self.assertEqual((result.returncode, result.stdout, result.stderr),
                          (0, "venv: -S -B -m data.prepare text a --out out --tokenizer gpt2\n", ""))
 
-    def test_stays_where_tiktoken_is_not_needed(self):
-        self.make_venv()
-        result = self.run_command()
-        self.assertEqual((result.returncode, result.stderr), (0, ""))
-        self.assertNotIn("venv", result.stdout)
-
     def test_says_so_without_venv(self):
-        result = self.run_command("--tokenizer", "gpt2")
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("scripts/setup.sh", result.stderr)
+        result = self.run_command("--tokenizer", "bytes")
+        self.assertEqual((result.returncode, result.stderr),
+                         (1, "prepare: it needs the Python package numpy; scripts/setup.sh installs it into .venv\n"))
 
     def test_does_not_start_itself_for_ever(self):
         self.make_venv()
@@ -254,6 +134,25 @@ class OtherPython(TestCase):
         result = self.run_command("--tokenizer", "gpt2")
         self.assertEqual(result.returncode, 1)
         self.assertIn("scripts/setup.sh", result.stderr)
+
+
+class BytesTokenizer(TestCase):
+    def test_table_is_llm_c_s_file(self):
+        tokenizer = tokenizers.open_tokenizer("bytes")
+        self.assertEqual(tokenizer.encode("a\u00e4").tolist(), [97, 0xc3, 0xa4])
+        table = tokenizers.table_bytes(tokenizer)
+        self.assertEqual(table[:1024], struct.pack("<256i", 20240328, 2, 257, 256, *[0] * 252))
+        self.assertEqual(table[1024:], b"".join(bytes([1, byte]) for byte in range(256)) + b"\1\n")
+        self.assertEqual(tokenizers.read_table(self.path("t", table)), (tokenizer.pieces(), 256))
+        with self.assertRaisesRegex(tokenizers.PrepareError, "not a tokenizer file"):
+            tokenizers.read_table(self.path("t", b"x" + table[1:]))
+
+    def test_no_table_for_long_tokens(self):
+        tokenizer = tokenizers.open_tokenizer("bytes")
+        with mock.patch.object(tokenizer, "pieces", lambda: [b"x" * 255]):
+            self.assertIsNotNone(tokenizers.table_bytes(tokenizer))
+        with mock.patch.object(tokenizer, "pieces", lambda: [b"x" * 256]):
+            self.assertIsNone(tokenizers.table_bytes(tokenizer))
 
 
 def rank_file(merges=()):
@@ -273,41 +172,136 @@ class RankFile(TestCase):
         for content, words in [(b"YQ== 0\n", "has 1 tokens"), (b"hello\n", "not a tiktoken file"),
                                (b"*YQ== 0\n", "not a tiktoken file")]:
             with self.assertRaisesRegex(tokenizers.PrepareError, words):
-                tokenizers.read_ranks(self.path("r", content))
+                tokenizers.gpt2_from(self.path("r", content))
         with self.assertRaisesRegex(tokenizers.PrepareError, "cannot read"):
-            tokenizers.read_ranks(self.path("none"))
+            tokenizers.gpt2_from(self.path("none"))
 
 
-@unittest.skipIf(tiktoken is None, "the tiktoken package is not installed")
-class GPT2(TestCase):
+@needs("tiktoken")
+class Tiktoken(TestCase):
+    def setUp(self):
+        super().setUp()
+        self.ranks = self.path("r", rank_file([b"he", b"ll", b"hell", b" he"]))
+
     def test_local_rank_file(self):
-        ranks = self.path("r", rank_file([b"he", b"ll", b"hell", b" he"]))
-        code, output = self.prepare("text", self.path("a", b"hello he<|endoftext|>"), "--out", self.path("out"),
-                                    "--tokenizer", ranks, "--val-fraction", "0")
-        self.assertEqual(code, 0, output)
+        self.prepared("text", self.path("a", b"hello he<|endoftext|>"), "--out", self.path("out"), "--tokenizer",
+                      self.ranks, "--val-fraction", "0")
         tokens, sidecar = shard.read_shard(self.path("out/train_000000.bin"))
         self.assertEqual(list(tokens), [50256, 258, ord("o"), 259, *b"<|endoftext|>"])
         self.assertEqual((sidecar["tokenizer"], sidecar["vocab"], sidecar["documents"]), ("gpt2", 50257, 1))
+        pieces, end_token = tokenizers.read_table(self.path("out/tokenizer.bin"))
+        self.assertEqual(end_token, 50256)
+        self.assertEqual(b"".join(pieces[token] for token in tokens), b"<|endoftext|>hello he<|endoftext|>")
 
-    def test_pieces_tokenize_as_the_whole(self):
-        merges = [b"\n\n", b"  ", b"    ", b" a", b"ab", b"a\n", b"\r\n", b"!!", b" \n"]
-        tokenizer = tokenizers.GPT2(self.path("r", rank_file(merges)))
-        rng = random.Random(2)
-        content = bytes(rng.choice(b"ab  \n\n\r!1\t") for _ in range(20000))
-        path = self.path("a", content)
-        with mock.patch.object(text, "PIECE_BYTES", 50):
-            chunks = list(text.tokenize(tokenizer, [(path, 0, len(content))]))
-        self.assertGreater(len(chunks), 100)
-        self.assertEqual([token for chunk in chunks for token in chunk], [50256] + tokenizer.encode(content))
+    def test_hash_tells_tables_apart(self):
+        other = self.path("other", rank_file([b"he", b"ll", b"hell", b" hx"]))
+        hashes = [tokenizers.open_tokenizer(name).hash for name in (self.ranks, "gpt2=" + self.ranks, other)]
+        self.assertEqual(hashes[0], hashes[1])
+        self.assertNotEqual(hashes[0], hashes[2])
+
+    def test_named_encoding_with_its_table(self):
+        from tiktoken_ext import openai_public
+        kept = openai_public.load_tiktoken_bpe
+
+        def constructor():
+            ranks = openai_public.load_tiktoken_bpe("https://nowhere/x.tiktoken", expected_hash=self.expected)
+            return {"name": "x_base", "pat_str": r"\p{L}+|[^\p{L}]+", "mergeable_ranks": ranks,
+                    "special_tokens": {"<|endoftext|>": 70000}}
+
+        with mock.patch.dict(openai_public.ENCODING_CONSTRUCTORS, {"x_base": constructor}):
+            self.expected = hashlib.sha256(self.read("r")).hexdigest()
+            tokenizer = tokenizers.open_tokenizer("x_base=" + self.ranks)
+            self.assertEqual((tokenizer.name, tokenizer.vocab, tokenizer.end_token), ("x_base", 70001, 70000))
+            self.assertEqual(tokenizer.encode("hell1").tolist(), [258, ord("1")])
+            self.assertEqual(tokenizer.encode("hell1").itemsize, 4)
+            self.expected = "0" * 64
+            with self.assertRaisesRegex(tokenizers.PrepareError, "is not the table of x_base"):
+                tokenizers.open_tokenizer("x_base=" + self.ranks)
+        self.assertIs(openai_public.load_tiktoken_bpe, kept)
+        with self.assertRaisesRegex(tokenizers.PrepareError, "no encoding 'gtp2'; it has cl100k_base,"):
+            tokenizers.open_tokenizer("gtp2=" + self.ranks)
+
+    def refused_gpt2(self, tiktoken):
+        with mock.patch.dict(sys.modules, {"tiktoken": tiktoken}):
+            return self.refused("text", self.path("a", b"x\n"), "--out", self.path("out"), "--tokenizer", "gpt2")
+
+    def test_gpt2_without_tiktoken(self):
+        self.assertIn("scripts/setup.sh installs it", self.refused_gpt2(None))
+
+    def test_gpt2_without_a_network(self):
+        no_network = mock.Mock()
+        no_network.get_encoding.side_effect = ConnectionError("a\nlong\nstory")
+        output = self.refused_gpt2(no_network)
+        self.assertIn("could not download GPT-2's vocabulary (ConnectionError); fetch https://", output)
+        self.assertIn("r50k_base.tiktoken elsewhere and give it with --tokenizer FILE", output)
+
+    def test_unknown_name(self):
+        self.assertIn("cannot read gtp2: No such file or directory; the tokenizers are bytes, gpt2",
+                      self.refused("text", self.ranks, "--out", self.path("out"), "--tokenizer", "gtp2"))
+
+
+WORDS = "\n".join(f"the {a} {b} of the {c}, \u00e4\u00f6 and \u4e2d\u6587" for a in "cat dog bird".split()
+                  for b in "sleeps walks sings".split() for c in "house garden tree".split()).encode()
+
+
+@needs("tokenizers")
+class OwnTokenizer(TestCase):
+    def train(self, name="tokenizer.json", vocab=300):
+        self.prepared("train-tokenizer", self.path("words", WORDS), "--vocab", vocab, "--out", self.path(name))
+        return self.path(name)
+
+    def test_trained_on_own_text(self):
+        path = self.train()
+        tokenizer = tokenizers.open_tokenizer(path)
+        self.assertEqual((tokenizer.vocab, tokenizer.end_token, tokenizer.name), (300, 299, "tokenizer.json"))
+        self.assertEqual(self.read("tokenizer.json"), (self.train("again.json"), self.read("again.json"))[1])
+        for text in (WORDS.decode(), "  what it never saw: \x01\u20ac\U0001f600\r\n", "<|endoftext|>"):
+            tokens = tokenizer.encode(text)
+            self.assertEqual(b"".join(tokenizer.pieces()[token] for token in tokens).decode(), text)
+        self.assertLess(len(tokenizer.encode(WORDS.decode())), len(WORDS) / 2)
+
+    def test_shards_of_it(self):
+        path = self.train()
+        self.prepared("text", self.path("words"), "--tokenizer", path, "--out", self.path("out"), "--val-fraction", 0)
+        tokens, sidecar = shard.read_shard(self.path("out/train_000000.bin"))
+        pieces, end_token = tokenizers.read_table(self.path("out/tokenizer.bin"))
+        self.assertEqual((tokens[0], end_token), (299, 299))
+        self.assertEqual(b"".join(pieces[token] for token in tokens[1:]), WORDS)
+        self.assertEqual(sidecar["tokenizer_hash"], "sha256:" + hashlib.sha256(self.read("tokenizer.json")).hexdigest())
+        self.assertEqual(self.read("out/tokenizer.json"), self.read("tokenizer.json"))
+
+    def test_refusals(self):
+        self.assertIn("--vocab 256 is below 257", self.refused("train-tokenizer", self.path("words", WORDS), "--vocab",
+                                                                256, "--out", self.path("t.json")))
+        self.assertIn("give more text", self.refused("train-tokenizer", self.path("words"), "--vocab", "5k", "--out",
+                                                     self.path("t.json")))
+        self.assertFalse(os.path.exists(self.path("t.json")))
+        with self.assertRaisesRegex(tokenizers.PrepareError, "is not a tokenizer.json"):
+            tokenizers.open_tokenizer(self.path("broken.json", b"{}"))
+        content = json.loads(self.read(self.train()))
+        content["added_tokens"] = []
+        path = self.path("no_end.json", json.dumps(content).encode())
+        with self.assertRaisesRegex(tokenizers.PrepareError, "--end-token"):
+            tokenizers.open_tokenizer(path)
+        self.assertEqual(tokenizers.open_tokenizer(path, "!").end_token, 0)
+
+    def test_sentencepiece_s_way(self):
+        import tokenizers as library
+        vocab = {"<0x0A>": 0, "\u2581a": 1, "\u2581": 2, "a": 3, "</s>": 4}
+        model = library.Tokenizer(library.models.BPE(vocab, [("\u2581", "a")], byte_fallback=True))
+        model.add_special_tokens(["</s>"])
+        model.save(self.path("t.json"))
+        tokenizer = tokenizers.open_tokenizer(self.path("t.json"))
+        self.assertEqual(tokenizer.pieces(), [b"\n", b" a", b" ", b"a", b"</s>"])
+        self.assertEqual(tokenizer.end_token, 4)
 
 
 class TinyShakespeare(TestCase):
     CONTENT = b"\n\n".join(b"Speaker %d:\nWords, words, words.\n" % i for i in range(2000))
 
     def test_documents_and_split(self):
-        code, output = self.prepare("tinyshakespeare", "--out", self.path("out"), "--tokenizer", "bytes", "--text",
-                                    self.path("a", self.CONTENT))
-        self.assertEqual(code, 0, output)
+        self.prepared("tinyshakespeare", "--out", self.path("out"), "--tokenizer", "bytes", "--text",
+                      self.path("a", self.CONTENT))
         val, sidecar = shard.read_shard(self.path("out/tinyshakespeare_val.bin"))
         train, _ = shard.read_shard(self.path("out/tinyshakespeare_train.bin"))
         self.assertEqual(len(val), 32768)
@@ -322,13 +316,136 @@ class TinyShakespeare(TestCase):
         with self.assertRaisesRegex(tokenizers.PrepareError, "could not download.*--text FILE"):
             tinyshakespeare.download(nowhere)
         with mock.patch.object(tinyshakespeare.urllib.request, "urlopen", side_effect=OSError("no route")):
-            code, output = self.prepare("tinyshakespeare", "--out", self.path("out"), "--tokenizer", "bytes")
-        self.assertEqual(code, 1)
+            output = self.refused("tinyshakespeare", "--out", self.path("out"), "--tokenizer", "bytes")
         self.assertIn("no route", output)
         self.assertFalse(os.path.exists(self.path("out")))
-        code, output = self.prepare("tinyshakespeare", "--out", self.path("out"), "--tokenizer", "bytes", "--text",
-                                    self.path("short", b"x"))
-        self.assertEqual((code, "32768" in output), (1, True))
+        self.assertIn("32768", self.refused("tinyshakespeare", "--out", self.path("out"), "--tokenizer", "bytes",
+                                            "--text", self.path("short", b"x")))
+
+
+class HellaSwag(TestCase):
+    """llm.c's file, read back by its description."""
+
+    EXAMPLES = [{"ind": 5, "ctx": f"A man {i}", "endings": [f"walks {i}", "runs", "", "sleeps a while"], "label": i % 4}
+                for i in range(7)]
+
+    def input(self, examples):
+        return self.path("in.jsonl", "\n".join(map(json.dumps, examples)).encode() + b"\n")
+
+    def test_file(self):
+        self.prepared("hellaswag", "--input", self.input(self.EXAMPLES), "--tokenizer", "bytes", "--out",
+                      self.path("out/h.bin"))
+        data = self.read("out/h.bin")
+        header = struct.unpack_from("<256i", data)
+        stream = list(struct.unpack(f"<{(len(data) - 1024) // 2}H", data[1024:]))
+        at, longest = 0, 0
+        for index, example in enumerate(self.EXAMPLES):
+            start, size, number, label, count = stream[at:at + 5]
+            self.assertEqual((start, number, label, count), (65535, index, example["label"], 4))
+            end = at + size // 2
+            at += 5
+            for text in [example["ctx"]] + [" " + ending for ending in example["endings"]]:
+                self.assertEqual(bytes(stream[at + 1:at + 1 + stream[at]]).decode(), text)
+                at += 1 + stream[at]
+            self.assertEqual(at, end)
+            longest = max(longest, size)
+        self.assertEqual(at, len(stream))
+        self.assertEqual(header, (20240522, 1, 7, longest, *[0] * 252))
+        self.assertEqual(json.loads(self.read("out/h.bin.json"))["tokenizer"], "bytes")
+
+    def test_refusals(self):
+        def refused(*examples):
+            return self.refused("hellaswag", "--input", self.input(examples), "--tokenizer", "bytes", "--out",
+                                self.path("h.bin"))
+
+        good = self.EXAMPLES[0]
+        self.assertIn("line 2: not an example of HellaSwag (KeyError: 'label')", refused(good, {"ctx": "a", "endings": []}))
+        self.assertIn("line 1: 3 endings", refused(good | {"endings": ["a", "b", "c"]}))
+        self.assertIn("the right one is 4", refused(good | {"label": 4}))
+        self.assertIn("bytes; llm.c's file has examples below 65536", refused(good | {"ctx": "x" * 32768}))
+        self.assertIn("has no examples", refused())
+        with mock.patch.object(tinyshakespeare.urllib.request, "urlopen", side_effect=OSError("no route")):
+            output = self.refused("hellaswag", "--tokenizer", "bytes", "--out", self.path("h.bin"))
+        self.assertRegex(output, "could not download https://.*hellaswag_val.jsonl: no route.*--input FILE")
+        wide = mock.Mock(vocab=65536)
+        wide.name = "wide"
+        with self.assertRaisesRegex(tokenizers.PrepareError, "tokens below 65535, wide has 65536"):
+            hellaswag.prepare_hellaswag(self.path("h.bin"), wide, text_file=self.input([good]))
+        self.assertFalse(os.path.exists(self.path("h.bin")))
+
+
+class ShardTools(TestCase):
+    def setUp(self):
+        super().setUp()
+        for i in range(40):
+            self.path(f"in/{i}.txt", b"text number %d\n" % i * (i + 1))
+        self.prepared("text", self.path("in"), "--out", self.path("out"), "--val-fraction", "0.3", "--val-split",
+                      "start", "--shard-tokens", "3k")
+        self.files = sorted(self.path(f"out/{name}") for name in os.listdir(self.path("out"))
+                            if name.endswith("0.bin") or name.endswith("1.bin"))
+        self.assertGreater(len(self.files), 3)
+
+    def sidecar(self, **changes):
+        path = self.files[0] + ".json"
+        content = json.loads(self.read(path))
+        content.update(changes)
+        with open(path, "w") as file:
+            json.dump({name: value for name, value in content.items() if value is not None}, file)
+
+    def test_inspect(self):
+        output = self.prepared("inspect", self.files[0])
+        self.assertIn("3000 tokens of 2 bytes, ids 10 to 256", output)
+        self.assertIn("document at 0, 76 tokens: 'text number 23\\ntext", output)
+
+    def test_validate(self):
+        self.assertEqual(self.prepared("validate", *self.files, "--tokenizer", "bytes").count("agree"), len(self.files))
+
+    def test_validate_refuses(self):
+        good = json.loads(self.read(self.files[0] + ".json"))
+        other = self.path("other.bin")
+        for name in ("", ".json"):
+            shutil.copy(self.files[0] + name, other + name)
+        for changes, words in (({"documents": 1}, "its sidecar says documents 1, it has"),
+                               ({"max_token": 7}, "its sidecar says max_token 7, it has 256"),
+                               ({"vocab": 256}, "token 256 is not below the vocabulary of 256"),
+                               ({"checksum": "sha256:0"}, "do not match the checksum"),
+                               ({"tokenizer_hash": "sha256:0"}, "different tokenizers")):
+            with self.subTest(changes):
+                self.sidecar(**changes)
+                self.assertIn(words, self.refused("validate", self.files[0], *([other] * ("different" in words))))
+            self.sidecar(**good)
+        self.prepared("validate", *self.files)
+        os.remove(self.files[0] + ".json")
+        self.assertIn("has no sidecar", self.refused("validate", *self.files))
+
+    def test_another_tokenizer_than_the_sidecar_s(self):
+        self.sidecar(tokenizer_hash="sha256:0")
+        for command in ("inspect", "validate"):
+            self.assertIn("was made with another tokenizer: its sidecar says tokenizer_hash sha256:0, this one (bytes) has",
+                          self.refused(command, self.files[0], "--tokenizer", "bytes"))
+        self.sidecar(tokenizer_hash=None, tokenizer="gpt2")
+        self.assertIn("its sidecar says tokenizer gpt2", self.refused("validate", self.files[0], "--tokenizer", "bytes"))
+
+    def test_a_document_in_both_splits(self):
+        shutil.copy(self.files[0], self.path("out/val_000009.bin"))
+        shutil.copy(self.files[0] + ".json", self.path("out/val_000009.bin.json"))
+        self.assertRegex(self.refused("validate", *self.files, self.path("out/val_000009.bin")),
+                         r"\d+ documents are both in training and in validation shards")
+
+    def test_merge(self):
+        train = sorted(path for path in self.files if "train" in path)
+        tokens = [token for path in train for token in shard.read_shard(path)[0]]
+        self.prepared("merge", *train, "--out", self.path("merged/train"), "--shard-tokens", "4k")
+        merged, sidecars = self.shards("train", "merged")
+        self.assertEqual(merged, tokens)
+        self.assertEqual([sidecar["tokens"] for sidecar in sidecars][:-1], [4000] * (len(sidecars) - 1))
+        self.prepared("validate", *(self.path(f"merged/{name}") for name in os.listdir(self.path("merged"))
+                                    if name.endswith(".bin")))
+        self.assertIn("is there already", self.refused("merge", *train, "--out", self.path("merged/train")))
+        self.sidecar(tokenizer_hash="sha256:0")
+        self.assertIn("have different tokenizers: tokenizer_hash sha256:",
+                      self.refused("merge", *self.files, "--out", self.path("other/train")))
+        self.assertEqual(os.listdir(self.path("other")), [])
 
 
 if __name__ == "__main__":

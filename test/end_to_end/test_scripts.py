@@ -168,16 +168,19 @@ class Setup(InDirectory):
         with open(log, encoding="utf-8") as file:
             return [line.split()[-1] for line in file if "pip install" in line], result.stderr
 
-    def test_tiktoken_comes_with_it(self):
-        self.assertEqual(self.pip_installs(), (["matplotlib", "tiktoken"], ""))
+    def test_data_preparation_comes_with_it(self):
+        self.assertEqual(self.pip_installs(), (["matplotlib", "./data"], ""))
+
+    def test_all_of_data_preparation(self):
+        self.assertEqual(self.pip_installs("--with-prepare"), (["matplotlib", "./data[all]"], ""))
 
     def test_the_flag_for_tiktoken_is_still_taken(self):
-        self.assertEqual(self.pip_installs("--with-tiktoken"), (["matplotlib", "tiktoken"], ""))
+        self.assertEqual(self.pip_installs("--with-tiktoken"), (["matplotlib", "./data"], ""))
 
-    def test_without_tiktoken_the_rest_works(self):
-        installed, said = self.pip_installs(venv=self.VENV + ' && [[ $* != *install*tiktoken ]]')
-        self.assertEqual(installed, ["matplotlib", "tiktoken"])
-        self.assertIn("no tiktoken: text can be prepared with --tokenizer bytes alone", said)
+    def test_without_data_preparation_the_rest_works(self):
+        installed, said = self.pip_installs(venv=self.VENV + ' && [[ $* != *install*./data ]]')
+        self.assertEqual(installed, ["matplotlib", "./data"])
+        self.assertIn("text can be prepared with --tokenizer bytes alone", said)
 
     def test_a_failed_installation_stops(self):
         result = self.setup_on(dpkg_query=self.ALL_BUT_DOCTEST, apt_get="exit 100", sudo='"$@"', python3=self.VENV)

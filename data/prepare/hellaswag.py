@@ -1,0 +1,83 @@
+"""`prepare hellaswag`: HellaSwag's questions (Zellers et al., 2019) in llm.c's file of multiple-choice questions.
+
+A header of 256 int32 (magic 20240522, version 1, number of examples, bytes of the longest one), then uint16s, for each
+example: 65535, its bytes, its index, the right ending, how many endings, and for the context and each ending how many
+tokens and the tokens. A space joins an ending to its context.
+"""
+
+import array
+import json
+import os
+import struct
+import sys
+
+from .tokenizers import PrepareError
+from .tinyshakespeare import download
+
+URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_{}.jsonl"
+MAGIC, VERSION = 20240522, 1
+START = 65535
+ENDINGS = 4  # what llm.c's reader takes
+LIMIT = 1 << 16  # of an example's bytes, and of the index
+
+
+def read_examples(content, where):
+    """(context, endings, index of the right one) of each line."""
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            example = json.loads(line)
+            context, endings, label = example["ctx"], example["endings"], int(example["label"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise PrepareError(f"{where}, line {number}: not an example of HellaSwag ({type(error).__name__}: {error}); "
+                               "it has ctx, endings and label (the test split has no labels)") from None
+        if len(endings) != ENDINGS or not 0 <= label < ENDINGS:
+            raise PrepareError(f"{where}, line {number}: {len(endings)} endings, the right one is {label}; llm.c's file "
+                               f"has {ENDINGS}, 0 to {ENDINGS - 1}")
+        yield context, endings, label
+
+
+def encode_example(index, context, endings, label, tokenizer):
+    body = [START, 0, index, label, len(endings)]
+    for text in [context] + [" " + ending for ending in endings]:
+        tokens = tokenizer.encode(text).tolist()
+        body += [len(tokens), *tokens]
+    size = 2 * len(body)
+    if size >= LIMIT:
+        raise PrepareError(f"example {index} has {size} bytes; llm.c's file has examples below {LIMIT}")
+    body[1] = size
+    return body
+
+
+def prepare_hellaswag(out, tokenizer, split="val", text_file=None):
+    """Writes `out` and its sidecar."""
+    if tokenizer.vocab > START:
+        raise PrepareError(f"llm.c's file has tokens below {START}, {tokenizer.name} has {tokenizer.vocab}")
+    if text_file is None:
+        content = download(URL.format(split), "--input FILE")
+    else:
+        try:
+            with open(text_file, "rb") as file:
+                content = file.read()
+        except OSError as error:
+            raise PrepareError(f"cannot read {text_file}: {error.strerror}") from None
+    stream, longest, count = array.array("H"), 0, 0
+    for context, endings, label in read_examples(content, text_file or split):
+        if count == LIMIT - 1:
+            raise PrepareError(f"llm.c's file has at most {LIMIT - 1} examples")
+        body = encode_example(count, context, endings, label, tokenizer)
+        stream.extend(body)
+        longest, count = max(longest, body[1]), count + 1
+    if count == 0:
+        raise PrepareError(f"{text_file or split} has no examples")
+    if sys.byteorder == "big":
+        stream.byteswap()
+    os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
+    header = struct.pack("<4i", MAGIC, VERSION, count, longest).ljust(1024, b"\0")
+    sidecar = {"tokenizer": tokenizer.name, "vocab": tokenizer.vocab, "tokenizer_hash": tokenizer.hash, "examples": count}
+    for path, data in ((out + ".json", json.dumps(sidecar, indent=2).encode() + b"\n"), (out, header + stream.tobytes())):
+        with open(path + ".tmp", "wb") as file:
+            file.write(data)
+        os.replace(path + ".tmp", path)
+    print(f"{out}: {count} examples, the longest of {longest} bytes")

@@ -1,0 +1,301 @@
+"""Documents from files: text, JSON lines, parquet, datasets of Hugging Face; compressed with gzip or zstd.
+
+plan() cuts the inputs into parts, so that many workers can read them, and always in the same way; read() yields the
+documents of a part: str, or bytes of text that is not decoded yet, or Bad for what could not be read.
+"""
+
+import dataclasses
+import functools
+import glob
+import gzip
+import json
+import os
+import zlib
+
+from .tokenizers import PrepareError, missing
+
+DOCUMENT_BYTES = 16 << 20  # a longer text file is cut at ends of lines into documents of this size
+PART_BYTES = 4 << 20  # about what a part of a file with many documents has
+DATASETS = {  # known names
+    "tinystories": "hf:roneneldan/TinyStories",
+    "fineweb": "hf:HuggingFaceFW/fineweb:sample-10BT",
+    "fineweb-edu": "hf:HuggingFaceFW/fineweb-edu:sample-10BT",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """How the inputs are read."""
+    column: str = "text"  # of JSON lines, parquet and datasets
+    separator: bytes | None = None  # between the documents of a text file; None: a file is a document
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    kind: str  # one of READERS
+    path: str
+    start: int  # bytes, row groups or rows
+    stop: int
+    bytes: int  # about how many
+
+
+@dataclasses.dataclass(frozen=True)
+class Bad:
+    message: str
+
+
+def expand(name):
+    """The files of an input: a file, a directory, a pattern, a dataset hf:NAME[:CONFIG[:SPLIT]] or a known name."""
+    if os.path.isfile(name) or name.startswith("hf:") or is_saved_dataset(name):
+        return [name]
+    if os.path.isdir(name):
+        files = []
+        for folder, folders, names in os.walk(name, onerror=cannot_list):
+            folders[:] = [folder for folder in folders if not folder.startswith(".")]
+            files += [os.path.join(folder, file) for file in names if not file.startswith(".")]
+        files = [file for file in files if os.path.isfile(file)]
+    elif name in DATASETS:
+        return [DATASETS[name]]
+    else:
+        files = [file for file in glob.glob(name, recursive=True) if os.path.isfile(file)]
+    if not files:
+        why = "has no files" if os.path.isdir(name) else \
+            "is not a file, a directory, a pattern that files match, hf:NAME or one of " + ", ".join(DATASETS)
+        raise PrepareError(f"{name} {why}" + (" (prepare tinyshakespeare is a command of its own)"
+                                              if name == "tinyshakespeare" else ""))
+    return sorted(files, key=os.fsencode)  # not by the locale's order
+
+
+def cannot_list(error):
+    raise PrepareError(f"cannot list {error.filename}: {error.strerror}")
+
+
+def plan(path, format):
+    """The parts of a file."""
+    if path.startswith("hf:") or is_saved_dataset(path):
+        return plan_dataset(path, format)
+    size = os.path.getsize(path)
+    stem, extension = os.path.splitext(path)
+    packed = extension in (".gz", ".zst")
+    if packed:
+        extension = os.path.splitext(stem)[1]
+    if extension == ".parquet":
+        return plan_parquet(path, format)
+    if extension in (".jsonl", ".ndjson"):
+        if packed:
+            return [Part("packed lines", path, 0, size, size)]
+        return [Part("lines", path, start, min(start + PART_BYTES, size), min(PART_BYTES, size - start))
+                for start in range(0, max(size, 1), PART_BYTES)]
+    if format.separator is not None:
+        return [Part("separated", path, 0, size, size)]
+    if packed:
+        return [Part("packed text", path, 0, size, size)]
+    return plan_text(path, size)
+
+
+def plan_text(path, size):
+    parts, start = [], 0
+    while start < size or not parts:
+        stop = size if size - start <= DOCUMENT_BYTES else find_line_end(path, start + DOCUMENT_BYTES)
+        parts.append(Part("text", path, start, stop, stop - start))
+        start = stop
+    return parts
+
+
+def find_line_end(path, offset):
+    """The place after the first newline at or after `offset`, or the end of the file."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        file.readline()
+        return file.tell()
+
+
+def open_unpacked(path):
+    if path.endswith(".gz"):
+        return gzip.open(path)
+    if path.endswith(".zst"):
+        try:
+            import zstandard
+        except ImportError:
+            raise missing("zstandard", path) from None
+        return zstandard.ZstdDecompressor().stream_reader(open(path, "rb"), read_across_frames=True, closefd=True)
+    return open(path, "rb")
+
+
+def read_text(part, format):
+    with open(part.path, "rb") as file:
+        file.seek(part.start)
+        yield file.read(part.stop - part.start)
+
+
+def read_packed_text(part, format):
+    with open_unpacked(part.path) as file:
+        yield file.read()
+
+
+def blocks(file):
+    while block := file.read(1 << 20):
+        yield block
+
+
+def split_stream(file, separator):
+    """What lies between the separators, read piece by piece."""
+    pending = b""
+    for block in blocks(file):
+        *whole, pending = (pending + block).split(separator)
+        yield from whole
+    if pending:
+        yield pending
+
+
+def read_separated(part, format):
+    with open_unpacked(part.path) as file:
+        yield from split_stream(file, format.separator)
+
+
+def read_lines(part, format):
+    """The lines that begin in this range of bytes."""
+    with open(part.path, "rb") as file:
+        if part.start > 0:
+            file.seek(part.start - 1)
+            file.readline()
+        while (at := file.tell()) < part.stop:
+            yield from read_record(file.readline(), format, f"{part.path}, at byte {at}")
+
+
+def read_packed_lines(part, format):
+    with open_unpacked(part.path) as file:
+        for number, line in enumerate(split_stream(file, b"\n"), 1):
+            yield from read_record(line, format, f"{part.path}, line {number}")
+
+
+def read_record(line, format, where):
+    if not line.strip():
+        return
+    try:
+        # Bytes that are no UTF-8 become lone surrogates, which are replaced and counted with all others.
+        record = json.loads(line.decode("utf-8", errors="surrogateescape"))
+    except ValueError as error:
+        yield Bad(f"{where}: not JSON ({error})")
+        return
+    text = record.get(format.column) if isinstance(record, dict) else None
+    if isinstance(text, str):
+        yield text
+        return
+    fields = "no object" if not isinstance(record, dict) else "text in none of its fields" if not record else \
+        "no text in '" + format.column + "'; its fields: " + ", ".join(map(str, record))
+    yield Bad(f"{where}: the line has {fields} (--column NAME chooses)")
+
+
+# ---- parquet -------------------------------------------------------------------------------------------------------
+
+
+def open_parquet(path):
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise missing("pyarrow", path) from None
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise PrepareError(f"{path} cannot be read as parquet: {str(error).splitlines()[0]}") from None
+
+
+def plan_parquet(path, format):
+    try:
+        file = open_parquet(path)
+    except PrepareError as error:
+        return [Part("bad", str(error), 0, 0, 0)]
+    schema = file.schema_arrow
+    if format.column not in schema.names:
+        raise PrepareError(f"{path} has no column '{format.column}'; it has {', '.join(schema.names)} (--column)")
+    kind = str(schema.field(format.column).type)
+    if not any(word in kind for word in ("string", "binary")):
+        raise PrepareError(f"column '{format.column}' of {path} is {kind}, not text; the columns are "
+                           f"{', '.join(schema.names)} (--column)")
+    parts, start, size = [], 0, 0
+    groups = file.metadata.num_row_groups
+    for group in range(groups):
+        size += file.metadata.row_group(group).total_byte_size
+        if size >= PART_BYTES or group == groups - 1:
+            parts.append(Part("parquet", path, start, group + 1, size))
+            start, size = group + 1, 0
+    return parts
+
+
+def read_parquet(part, format):
+    import pyarrow
+    file = open_parquet(part.path)
+    try:
+        for batch in file.iter_batches(1000, range(part.start, part.stop), [format.column]):
+            for text in batch.column(0).to_pylist():
+                yield text or ""
+    except pyarrow.ArrowException as error:
+        yield Bad(f"{part.path} cannot be read: {str(error).splitlines()[0]}")
+
+
+# ---- datasets of Hugging Face --------------------------------------------------------------------------------------
+
+
+def is_saved_dataset(path):
+    """A directory that datasets' save_to_disk() wrote."""
+    return any(os.path.isfile(os.path.join(path, name)) for name in ("dataset_dict.json", "state.json"))
+
+
+@functools.lru_cache(maxsize=4)
+def open_dataset(path):
+    try:
+        import datasets
+    except ImportError:
+        raise missing("datasets", path) from None
+    try:
+        if not path.startswith("hf:"):
+            dataset = datasets.load_from_disk(path)
+            return dataset["train"] if isinstance(dataset, datasets.DatasetDict) else dataset
+        name, config, split = (path[3:].split(":") + [None, None])[:3]
+        return datasets.load_dataset(name, config or None, split=split or "train")
+    except Exception as error:  # of many kinds: no network, no such name, no such split
+        lines = str(error).splitlines() or [""]
+        raise PrepareError(f"datasets cannot load {path} ({type(error).__name__}: {lines[0]}); it takes "
+                           "hf:NAME[:CONFIG[:SPLIT]], and a network or its cache") from None
+
+
+def plan_dataset(path, format):
+    dataset = open_dataset(path)
+    if format.column not in dataset.column_names:
+        raise PrepareError(f"{path} has no column '{format.column}'; it has {', '.join(dataset.column_names)} (--column)")
+    rows = len(dataset)
+    row_bytes = max(dataset.data.nbytes // max(rows, 1), 1)
+    step = max(PART_BYTES // row_bytes, 1)
+    return [Part("dataset", path, start, min(start + step, rows), min(step, rows - start) * row_bytes)
+            for start in range(0, rows, step)]
+
+
+def read_dataset(part, format):
+    dataset = open_dataset(part.path).select_columns([format.column])
+    for start in range(part.start, part.stop, 1000):
+        for text in dataset[start:min(start + 1000, part.stop)][format.column]:
+            yield text or ""
+
+
+def read_bad(part, format):
+    yield Bad(part.path)
+
+
+READERS = {"text": read_text, "packed text": read_packed_text, "separated": read_separated, "lines": read_lines,
+           "packed lines": read_packed_lines, "parquet": read_parquet, "dataset": read_dataset, "bad": read_bad}
+
+
+def read(part, format):
+    """The documents of a part; Bad for what cannot be read, and after a Bad of the whole file nothing more of it."""
+    errors = [OSError, EOFError, zlib.error]
+    if part.path.endswith(".zst"):
+        try:
+            import zstandard
+            errors.append(zstandard.ZstdError)
+        except ImportError:
+            pass
+    try:
+        yield from READERS[part.kind](part, format)
+    except tuple(errors) as error:
+        yield Bad(f"cannot read {part.path}: {getattr(error, 'strerror', None) or error}")

@@ -1,0 +1,146 @@
+"""What a run of `prepare text` did: counts, sizes and speed, as report.json, report.txt and, with matplotlib, a picture.
+"""
+
+import json
+import os
+import sys
+import time
+
+import numpy
+
+from .tokenizers import PrepareError
+
+SPLITS = {1: "train", 2: "val"}  # the pipeline's TRAIN and VAL
+
+
+def progress_bar(total):
+    """tqdm's on a terminal; elsewhere, and without tqdm, none."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return NoProgress()
+    return tqdm(total=total, unit="B", unit_scale=True, desc="tokenizing", disable=not sys.stderr.isatty())
+
+
+class NoProgress:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def update(self, _):
+        pass
+
+
+class Report:
+    def __init__(self, options, tokenizer, workers, by_place):
+        self.options, self.tokenizer, self.workers, self.by_place = options, tokenizer, workers, by_place
+        self.started = time.perf_counter()
+        self.documents = self.replaced_documents = self.replaced = 0
+        self.dropped, self.bad = {}, []
+        self.seconds = self.tokenizer_seconds = 0.0
+        self.train_tokens = [0] * len(options.inputs)  # by source, before the mixture
+        self.documents_of = {"train": 0, "val": 0}
+        self.kept_bytes = self.kept_tokens = 0
+        self.lengths = numpy.zeros(64, numpy.int64)  # documents by the logarithm of their tokens
+        self.shards = {}
+
+    def add_chunk(self, counts):
+        for name in ("documents", "replaced_documents", "replaced", "seconds", "tokenizer_seconds"):
+            setattr(self, name, getattr(self, name) + counts[name])
+        for reason, count in counts["dropped"].items():
+            self.drop(reason, count)
+        self.bad += counts["bad"]
+
+    def drop(self, reason, count=1):
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    def keep(self, source, verdicts, lengths, sizes):
+        kept = verdicts > 0
+        for verdict, name in SPLITS.items():
+            self.documents_of[name] += int((verdicts == verdict).sum())
+        self.train_tokens[source] += int(lengths[verdicts == 1].sum())
+        self.kept_bytes += int(sizes[kept].sum())
+        self.kept_tokens += int((lengths[kept] - 1).sum())  # without the end token
+        self.lengths += numpy.bincount(numpy.log2(lengths[kept]).astype(int), minlength=64)
+
+    def check_splits(self):
+        train, val = self.documents_of["train"], self.documents_of["val"]
+        why = "; ".join(f"{reason}: {count}" for reason, count in sorted(self.dropped.items()))
+        if train + val == 0:
+            raise PrepareError(f"no document is left of {self.documents}" + (f" ({why})" if why else "")
+                               + ("; the files are empty" if not set(self.dropped) - {"empty"} else ""))
+        if train == 0:
+            raise PrepareError(f"--val-fraction {self.options.val_fraction} leaves nothing for training of {val} "
+                               "documents")
+        if val == 0 and self.options.val_fraction > 0:
+            raise PrepareError(f"none of {train} documents fell into the validation set of --val-fraction "
+                               f"{self.options.val_fraction}: make it larger, or 0 for none")
+
+    def add_shards(self, name, sidecars):
+        self.shards[name] = {"shards": len(sidecars), "tokens": sum(s["tokens"] for s in sidecars),
+                             "documents": sum(s["documents"] for s in sidecars)}
+
+    def facts(self):
+        wall = time.perf_counter() - self.started
+        kept = sum(self.documents_of.values())
+        used = numpy.flatnonzero(self.lengths)
+        return {
+            "inputs": [name if weight is None else f"{name}@{weight:g}" for name, weight in self.options.inputs],
+            "tokenizer": self.tokenizer.name, "vocab": self.tokenizer.vocab, "tokenizer_hash": self.tokenizer.hash,
+            "documents": self.documents, "kept": kept, "dropped": dict(sorted(self.dropped.items())),
+            "invalid_utf8": {"documents": self.replaced_documents, "characters": self.replaced},
+            "split": "start" if self.by_place else "hash", **self.shards,
+            "bytes_per_token": self.kept_bytes / max(self.kept_tokens, 1),
+            "lengths": {f"{1 << i}": int(self.lengths[i]) for i in range(used[0], used[-1] + 1)},
+            "speed": {"seconds": wall, "workers": self.workers, "documents_per_s": self.documents / wall,
+                      "tokens_per_s": self.kept_tokens / wall,
+                      "of_the_tokenizer_alone": self.tokenizer_seconds / max(self.seconds, 1e-9)},
+        }
+
+    def text(self, facts):
+        lines = [f"{facts['documents']} documents in, {facts['kept']} kept"]
+        lines += [f"  {count:>10} dropped: {reason}" for reason, count in facts["dropped"].items()]
+        lines += [f"  {'':>10}   {message}" for message in self.bad[:5]]
+        if self.replaced_documents:
+            lines.append(f"  {self.replaced_documents:>10} had bytes that are no UTF-8: {self.replaced} replaced")
+        for name, shards in self.shards.items():
+            lines.append(f"{name}: {shards['tokens']} tokens, {shards['documents']} documents, {shards['shards']} shards")
+        lines.append(f"{facts['bytes_per_token']:.3f} bytes per token ({facts['tokenizer']}, vocabulary {facts['vocab']})")
+        lines.append("documents by their length in tokens:")
+        most = max(facts["lengths"].values())
+        for length, count in facts["lengths"].items():
+            lines.append(f"  from {length:>8}: {count:>9} " + "#" * -(-50 * count // most))
+        speed = facts["speed"]
+        lines.append(f"{speed['seconds']:.1f} s, {speed['workers']} workers: {speed['documents_per_s']:.0f} documents/s, "
+                     f"{speed['tokens_per_s']:.0f} tokens/s; the tokenizer alone took "
+                     f"{100 * speed['of_the_tokenizer_alone']:.0f} % of the workers' time")
+        return "\n".join(lines) + "\n"
+
+    def write(self, folder):
+        facts = self.facts()
+        text = self.text(facts)
+        with open(os.path.join(folder, "report.json"), "w") as file:
+            json.dump(facts, file, indent=2)
+            file.write("\n")
+        with open(os.path.join(folder, "report.txt"), "w") as file:
+            file.write(text)
+        draw(facts, os.path.join(folder, "report.png"))
+        print(text, end="")
+
+
+def draw(facts, path):
+    try:
+        import matplotlib
+    except ImportError:
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    axes.bar(range(len(facts["lengths"])), facts["lengths"].values(), width=0.9)
+    axes.set_xticks(range(len(facts["lengths"])), facts["lengths"], rotation=45)
+    axes.set(xlabel="tokens in a document, from", ylabel="documents",
+             title=f"{facts['kept']} documents, {facts['bytes_per_token']:.2f} bytes per token")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,118 @@
+"""`prepare inspect`, `validate` and `merge`: looking at shards, checking them, and putting some into others."""
+
+import hashlib
+import json
+import os
+
+import numpy
+
+from .shard import read_shard, write_shards
+from .tokenizers import PrepareError, open_tokenizer, read_table
+
+
+def open_shard(path):
+    """Tokens as a numpy array, and the sidecar."""
+    try:
+        tokens, sidecar = read_shard(path)
+    except ValueError as error:
+        raise PrepareError(error) from None
+    return numpy.frombuffer(tokens, f"u{tokens.itemsize}"), sidecar
+
+
+def check_tokenizer(path, sidecar, tokenizer):
+    """Refuses a tokenizer other than the one that the shard was made with."""
+    for name in ("tokenizer_hash", "tokenizer", "vocab"):
+        own = getattr(tokenizer, {"tokenizer_hash": "hash", "tokenizer": "name", "vocab": "vocab"}[name])
+        if name in sidecar and sidecar[name] != own:
+            raise PrepareError(f"{path} was made with another tokenizer: its sidecar says {name} {sidecar[name]}, this "
+                               f"one ({tokenizer.name}) has {own}")
+        if name == "tokenizer_hash" and name in sidecar:
+            return  # the rest is but names
+
+
+def check_same_tokenizer(path, sidecar, first_path, first):
+    for name in ("tokenizer", "vocab", "tokenizer_hash", "end_token"):
+        if sidecar.get(name) != first.get(name):
+            raise PrepareError(f"{path} and {first_path} have different tokenizers: {name} {sidecar.get(name)} and "
+                               f"{first.get(name)}")
+
+
+def pieces_of(path, sidecar, name):
+    """The bytes of each token, from the tokenizer called `name`, or from the table beside the shard; None: not known."""
+    if name:
+        tokenizer = open_tokenizer(name)
+        check_tokenizer(path, sidecar, tokenizer)
+        return tokenizer.pieces()
+    table = os.path.join(os.path.dirname(path), "tokenizer.bin")
+    return read_table(table)[0] if os.path.exists(table) else None
+
+
+def documents_of(tokens, end_token):
+    """Slices of the documents that begin in the shard, each with its end token, which stands first."""
+    starts = numpy.flatnonzero(tokens == end_token)
+    return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(tokens)])]
+
+
+def inspect(paths, tokenizer=None, documents=2, characters=300):
+    for path in paths:
+        tokens, sidecar = open_shard(path)
+        pieces = pieces_of(path, sidecar, tokenizer)
+        print(f"{path}: {len(tokens)} tokens of {tokens.itemsize} bytes, ids {tokens.min()} to {tokens.max()}"
+              if len(tokens) else f"{path}: no tokens")
+        print("  " + (json.dumps(sidecar) if sidecar else "no sidecar"))
+        for where in documents_of(tokens, sidecar["end_token"])[:documents] if "end_token" in sidecar else []:
+            shown = tokens[where][1:characters + 1]
+            text = b"".join(pieces[token] for token in shown).decode(errors="replace") if pieces else str(shown.tolist())
+            print(f"  document at {where.start}, {where.stop - where.start} tokens: {text[:characters]!r}")
+
+
+def validate(paths, tokenizer=None):
+    """Raises for what is wrong with a shard, or with them together; prints a line for each."""
+    given = open_tokenizer(tokenizer) if tokenizer else None
+    first, digests = None, {}
+    for path in paths:
+        tokens, sidecar = open_shard(path)
+        if not sidecar:
+            raise PrepareError(f"{path} has no sidecar: there is nothing to check its tokens against")
+        if given:
+            check_tokenizer(path, sidecar, given)
+        first = first or (path, sidecar)
+        check_same_tokenizer(path, sidecar, *first)
+        found = {"tokens": len(tokens), "max_token": int(tokens.max()) if len(tokens) else -1}
+        if "end_token" in sidecar:
+            found["documents"] = int((tokens == sidecar["end_token"]).sum())
+        for name, value in found.items():
+            if sidecar.get(name, value) != value:
+                raise PrepareError(f"{path}: its sidecar says {name} {sidecar[name]}, it has {value}")
+        if found["max_token"] >= sidecar.get("vocab", found["max_token"] + 1):
+            raise PrepareError(f"{path}: token {found['max_token']} is not below the vocabulary of {sidecar['vocab']}")
+        print(f"{path}: {found['tokens']} tokens, checksum and sidecar agree")
+        split = "val" if "val" in os.path.basename(path) else "train"
+        if "end_token" in sidecar:  # the last one may go on in the next shard
+            whole = documents_of(tokens, sidecar["end_token"])[:-1]
+            digests.setdefault(split, set()).update(hashlib.blake2b(tokens[where].tobytes(), digest_size=16).digest()
+                                                    for where in whole)
+    both = digests.get("train", set()) & digests.get("val", set())
+    if both:
+        raise PrepareError(f"{len(both)} documents are both in training and in validation shards")
+
+
+def merge(paths, out, shard_tokens):
+    """Writes the tokens of the shards, in their order, as shards of another size: out_000000.bin and so on."""
+    sidecar = open_shard(paths[0])[1]
+
+    def parts():
+        for path in paths:
+            tokens, own = open_shard(path)
+            check_same_tokenizer(path, own, paths[0], sidecar)
+            yield tokens
+
+    if "vocab" not in sidecar or "end_token" not in sidecar:
+        raise PrepareError(f"{paths[0]} has no sidecar with vocab and end_token, so its tokens cannot be told apart")
+    if os.path.exists(f"{out}_000000.bin"):
+        raise PrepareError(f"{out}_000000.bin is there already; choose another --out")
+    os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
+    written = write_shards(parts(), lambda i: f"{out}_{i:06d}.bin", tokenizer=sidecar["tokenizer"],
+                           vocab=sidecar["vocab"], end_token=sidecar["end_token"], shard_tokens=shard_tokens,
+                           extra={name: sidecar[name] for name in ("end_token", "tokenizer_hash") if name in sidecar})
+    print(f"{out}_*.bin: {sum(s['tokens'] for s in written)} tokens, {len(written)} shards")

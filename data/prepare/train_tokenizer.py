@@ -1,0 +1,47 @@
+"""`prepare train-tokenizer`: byte-level byte-pair encoding of one's own text, by the tokenizers package.
+
+The words are cut as GPT-2 cuts them. The ids are the 256 bytes, the merges, and last, as in GPT-2, <|endoftext|>.
+"""
+
+import os
+
+from . import readers, rules
+from .tokenizers import PrepareError, missing
+
+END = "<|endoftext|>"
+
+
+def texts(inputs, format):
+    for name in inputs:
+        for path in readers.expand(name):
+            for part in readers.plan(path, format):
+                for raw in readers.read(part, format):
+                    if isinstance(raw, readers.Bad):
+                        raise PrepareError(raw.message)
+                    text = rules.decode(raw)[0]
+                    if text:
+                        yield text
+
+
+def train_tokenizer(inputs, out, vocab, format):
+    try:
+        import tokenizers
+    except ImportError:
+        raise missing("tokenizers", "train-tokenizer") from None
+    if vocab < 257:
+        raise PrepareError(f"--vocab {vocab} is below 257: all bytes and the end token")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab - 1, show_progress=False,
+                                             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(texts(inputs, format), trainer)
+    found = tokenizer.get_vocab_size()
+    if found < vocab - 1:
+        raise PrepareError(f"this text has merges for a vocabulary of {found + 1}, not of {vocab}; give more text or a "
+                           "smaller --vocab")
+    tokenizer.add_special_tokens([END])
+    os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
+    tokenizer.save(out + ".tmp")
+    os.replace(out + ".tmp", out)
+    print(f"{out}: {vocab} tokens")

@@ -1,0 +1,369 @@
+"""Tests of `prepare text`: what is read, what is refused, what goes, that neither workers nor a kill change the output,
+and the report. The documents of the larger ones are real, from /usr/share/doc.
+
+Run: .venv/bin/python -m unittest discover -s test/data
+"""
+
+import array
+import errno
+import functools
+import gzip
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+from unittest import mock
+
+from prepare_case import TestCase, command_line, needs
+
+from prepare import duplicates, pipeline, readers, report, rules, shard, tokenizers
+
+DOCUMENTS = 600
+DOC_BYTES = 2000
+
+
+@functools.cache
+def real_documents(count=DOCUMENTS, size=DOC_BYTES, root="/usr/share/doc"):
+    """Different pieces of texts that the machine has, with invalid UTF-8 here and there."""
+    found = {}
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        for name in sorted(names):
+            try:
+                with (gzip.open if name.endswith(".gz") else open)(os.path.join(folder, name), "rb") as file:
+                    data = file.read(20 * size)
+            except OSError:
+                continue
+            for at in range(0, len(data), size):
+                piece = data[at:at + size]
+                if piece.strip() and b"\0" not in piece and rules.decode(piece)[0]:
+                    found[piece] = None
+            if len(found) >= count:
+                return list(found)[:count]
+    raise unittest.SkipTest(f"{root} has no {count} documents")
+
+
+class Read(TestCase):
+    """Each format gives its documents."""
+
+    TEXTS = [f"number {i}, \u00e4 and\nanother line" for i in range(25)]
+
+    def out(self, *inputs, **flags):
+        shutil.rmtree(self.path("out"), ignore_errors=True)
+        self.output = self.prepared("text", *inputs, "--out", self.path("out"), "--val-fraction", 0, *[
+            part for name, value in flags.items() for part in ("--" + name.replace("_", "-"), value)])
+        return self.documents("train")
+
+    def lines(self, texts=None, column="text"):
+        return "".join(json.dumps({"id": 1, column: text}, ensure_ascii=i % 2 == 0) + "\n"
+                       for i, text in enumerate(texts or self.TEXTS)).encode()
+
+    def test_json_lines(self):
+        self.assertEqual(self.out(self.path("a.jsonl", self.lines())), self.TEXTS)
+        self.assertEqual(self.out(self.path("a.jsonl", self.lines(column="body")), column="body"), self.TEXTS)
+        self.assertEqual(self.out(self.path("a.jsonl.gz", gzip.compress(self.lines()))), self.TEXTS)
+        for size in (1, 7, 60, 100, 1000):  # lines begin in one part alone, wherever it is cut
+            with mock.patch.object(readers, "PART_BYTES", size):
+                self.assertEqual(self.out(self.path("b.jsonl", self.lines()[:-1] if size == 7 else self.lines())), self.TEXTS)
+
+    @needs("zstandard")
+    def test_zstd(self):
+        import zstandard
+        half = len(self.lines()) // 2
+        frames = b"".join(zstandard.compress(part) for part in (self.lines()[:half], self.lines()[half:]))
+        self.assertEqual(self.out(self.path("a.jsonl.zst", frames)), self.TEXTS)
+        self.assertEqual(self.out(self.path("a.txt.zst", zstandard.compress(b"one"))), ["one"])
+        cut = self.path("cut.jsonl.zst", frames[:-20])
+        self.assertIn("cut.jsonl.zst", self.refused("text", cut, "--out", self.path("no")))
+
+    @needs("pyarrow")
+    def test_parquet(self):
+        import pyarrow
+        import pyarrow.parquet
+        table = pyarrow.table({"id": list(range(26)), "text": self.TEXTS + [None], "more": ["x"] * 26})
+        pyarrow.parquet.write_table(table, self.path("a.parquet"), row_group_size=4)
+        for size in (1, 1 << 20):
+            with mock.patch.object(readers, "PART_BYTES", size):
+                self.assertEqual(self.out(self.path("a.parquet")), self.TEXTS)
+        self.assertIn("1 dropped: empty", self.output)
+        self.assertEqual(self.out(self.path("a.parquet"), column="more"), ["x"])
+        refused = functools.partial(self.refused, "text", "--out", self.path("no"))
+        self.assertIn("has no column 'txt'; it has id, text, more (--column)",
+                      refused(self.path("a.parquet"), "--column", "txt"))
+        self.assertIn("column 'id' of", refused(self.path("a.parquet"), "--column", "id"))
+        self.assertIn("cannot be read as parquet", refused(self.path("b.parquet", b"PAR1 not at all")))
+        data = bytearray(self.read("a.parquet"))
+        data[4:len(data) // 2] = bytes(len(data) // 2 - 4)
+        self.assertIn("broken.parquet", refused(self.path("broken.parquet", bytes(data))))
+
+    @needs("datasets", "pyarrow")
+    def test_datasets(self):
+        import datasets
+        dataset = datasets.Dataset.from_dict({"text": self.TEXTS, "n": list(range(25))})
+        datasets.disable_progress_bars()
+        dataset.save_to_disk(self.path("saved"))
+        datasets.DatasetDict({"train": dataset}).save_to_disk(self.path("splits"))
+        with mock.patch.object(readers, "PART_BYTES", 100):
+            self.assertEqual(self.out(self.path("saved")), self.TEXTS)
+        self.assertEqual(self.out(self.path("splits")), self.TEXTS)
+        dataset.to_parquet(self.path("hub/train.parquet"))
+        with mock.patch.dict(os.environ, HF_DATASETS_CACHE=self.path("cache")):
+            self.assertEqual(self.out("hf:" + self.path("hub")), self.TEXTS)
+        self.assertIn("has no column 'body'; it has text, n", self.refused(
+            "text", self.path("saved"), "--column", "body", "--out", self.path("no")))
+        self.assertIn("datasets cannot load hf:", self.refused("text", f"hf:{self.path('none')}", "--out", self.path("no")))
+
+    def test_known_names(self):
+        self.assertEqual(readers.expand("fineweb-edu"), ["hf:HuggingFaceFW/fineweb-edu:sample-10BT"])
+        with mock.patch.dict(sys.modules, {"datasets": None}):
+            readers.open_dataset.cache_clear()
+            self.assertRegex(self.refused("text", "tinystories", "--out", self.path("no")),
+                             "needs the Python package datasets; install.*--with-prepare")
+
+    def test_text_and_separators(self):
+        joined = "<|endoftext|>".join(self.TEXTS).encode()
+        self.assertEqual(self.out(self.path("a.txt", joined)), [joined.decode()])
+        self.assertEqual(self.out(self.path("a.txt"), separator="<|endoftext|>"), self.TEXTS)
+        self.assertEqual(self.out(self.path("b.txt", b"one\n\ntwo\n\n\nthree"), separator="\\n\\n"), ["one", "two", "\nthree"])
+        self.assertEqual(self.out(self.path("c.gz", gzip.compress(b"\xef\xbb\xbfwith a mark"))), ["with a mark"])
+
+    def test_long_files_are_cut_at_lines(self):
+        lines = [f"line {i}\n" for i in range(300)]
+        with mock.patch.object(readers, "DOCUMENT_BYTES", 500):
+            parts = self.out(self.path("a.txt", "".join(lines).encode()), dedup="none")
+        self.assertEqual("".join(parts), "".join(lines))
+        self.assertGreater(len(parts), 4)
+        self.assertTrue(all(part.endswith("\n") and 500 <= len(part) < 510 for part in parts[:-1]))
+
+    def test_directories_and_patterns(self):
+        for name in ("b.txt", "a/c", "a.txt", ".hidden", ".git/x"):
+            self.path("in/" + name, name.encode())
+        self.assertEqual(self.out(self.path("in")), ["a.txt", "a/c", "b.txt"])
+        self.assertEqual(self.out(self.path("in/*.txt")), ["a.txt", "b.txt"])
+        self.assertEqual(self.out(self.path("in/b.txt"), self.path("in/**")), ["b.txt", "a.txt", "a/c"])
+
+    def test_skip_bad(self):
+        broken = self.lines(["good"]) + b'{"text": 7}\nnonsense\n\n["text"]\n' + self.lines(["fine"])
+        path = self.path("a.jsonl", broken)
+        for start, words in ((b'{"text": 7}', "at byte 0: the line has no text in 'text'; its fields: text"),
+                             (b"nonsense", "at byte 0: not JSON"), (b'["text"]', "no object")):
+            output = self.refused("text", self.path("b.jsonl", start + b"\n"), "--out", self.path("no"))
+            self.assertIn(words, output)
+            self.assertIn("--skip-bad goes on", output)
+        packed = self.path("b.jsonl.gz", gzip.compress(self.lines())[:-15])
+        self.prepared("text", path, packed, self.path("c.txt", b"and this"), "--out", self.path("out"), "--val-fraction",
+                      0, "--skip-bad")
+        documents = self.documents("train")
+        self.assertEqual((documents[:2], documents[-1]), (["good", "fine"], "and this"))
+        facts = json.loads(self.read("out/report.json"))
+        self.assertEqual(facts["dropped"], {"unreadable": 4})
+
+
+class BadInput(TestCase):
+    def text(self, *args):
+        return self.refused("text", *args, "--out", self.path("out"))
+
+    def test_messages(self):
+        some, empty = self.path("some", b"text\n"), self.path("empty", b"")
+        self.path("directory/.hidden", b"x")
+        for args, words in [
+                ((self.path("none"),), "none is not a file, a directory, a pattern that files match, hf:NAME or one of "
+                                       "tinystories"), ((self.path("directory"),), "directory has no files"),
+                ((empty,), "no document is left of 1 (empty: 1); the files are empty"),
+                (("tinyshakespeare",), "prepare tinyshakespeare is a command of its own"),
+                ((self.path("binary", b"\x7fELF\0\0"),), "no document is left of 1 (binary: 1)"),
+                ((self.path("latin", b"\xe9\xe8\xff\xfe" * 9 + b"abc"),), "binary: 1"),
+                ((some, "--val-fraction", "1"), "--val-fraction 1"),
+                ((some, "--val-fraction", "0.5"), "leaves nothing for training"),
+                ((some, "--val-fraction", "0.01", "--val-split", "hash"), "none of 1 documents fell into the validation set"),
+                ((some, "--shard-tokens", "0"), "--shard-tokens 0"), ((some, "--max-epochs", "0"), "--max-epochs 0"),
+                ((some + "@0.5", empty), "give each input a weight (INPUT@WEIGHT), or none"),
+                ((some + "@1", empty + "@1", "--val-fraction", "0"), "empty is left for training"),
+                ((self.path("a.jsonl", b"{}"), "--val-split", "start"), "--val-split start needs plain text files")]:
+            with self.subTest(words):
+                self.assertIn(words, self.text(*args))
+                self.assertFalse(os.path.exists(self.path("out/train_000000.bin")))
+                shutil.rmtree(self.path("out"), ignore_errors=True)
+
+    @unittest.skipIf(os.geteuid() == 0, "root may read everything")
+    def test_unreadable(self):
+        os.chmod(self.path("secret", b"x"), 0)
+        self.assertIn("cannot read", self.text(self.path("secret")))
+
+    def test_a_file_that_fails_while_it_is_read(self):
+        def fail(*_):
+            raise OSError(errno.EIO, "Input/output error")
+            yield
+
+        with mock.patch.dict(readers.READERS, {"text": fail}):
+            self.assertIn("some: Input/output error; --skip-bad", self.text(self.path("some", b"text")))
+
+    def test_invalid_utf8_is_replaced_and_counted(self):
+        self.path("in/a", b"caf\xe9 and \xe4\xf6 in a text that is long enough")
+        self.path("in/b", "with \u00e4 and \ufffd".encode())
+        self.path("in/c.jsonl", b'{"text": "bad \xff byte"}\n{"text": "half \\ud800 pair"}\n{"text": "fine \\ud83d\\ude00"}\n')
+        output = self.prepared("text", self.path("in"), "--out", self.path("out"), "--val-fraction", 0)
+        self.assertEqual(self.documents("train"), [
+            "caf\ufffd and \ufffd\ufffd in a text that is long enough", "with \u00e4 and \ufffd", "bad \ufffd byte",
+            "half \ufffd pair", "fine \U0001f600"])
+        self.assertIn("3 had bytes that are no UTF-8: 5 replaced", output)
+
+    def test_full_disk(self):
+        """Linux's full device stands in for the file, in each of the steps that write."""
+        if not os.path.exists("/dev/full"):
+            self.skipTest("no /dev/full")
+        args = ("text", self.path("a", b"text\n" * 9000), "--out", self.path("out"), "--val-fraction", "0")
+        real = open
+        for ending in (".npz.tmp", ".json.tmp", ".bin.tmp", ".bin.json.tmp", "report.txt"):
+            def opened(path, *rest, ending=ending):
+                return real("/dev/full" if str(path).endswith(ending) else path, *rest)
+            with self.subTest(ending), mock.patch("builtins.open", opened):
+                self.assertRegex(self.refused(*args), "No space left on device.*; free some space and give the same command")
+            self.assertFalse(os.path.exists(self.path("out/train_000000.bin")))
+        self.assertIn("goes on with 1 of 1 chunks done", self.prepared(*args))
+        self.assertEqual(self.documents("train"), ["text\n" * 9000])
+        self.assertFalse(os.path.exists(self.path("out/.prepare")))
+
+    def test_old_shards_are_not_mixed_with_new_ones(self):
+        args = ("text", self.path("a", b"abc\n" * 100), "--out", self.path("out"), "--shard-tokens")
+        self.prepared(*args, 50)
+        self.path("out/train_notes.txt", b"mine")
+        self.assertIn("already holds shards", self.refused(*args, 50))
+        self.prepared(*args, 1000, "--overwrite")
+        self.assertEqual(len(self.shards("train")[1]), 1)
+        self.assertEqual(self.read("out/train_notes.txt"), b"mine")
+
+
+class Split(TestCase):
+    def test_start_is_the_start_and_nothing_is_lost(self):
+        lines = b"".join(b"line %d\n" % i for i in range(1000))
+        files = [self.path("a", lines[:3000]), self.path("b", b""), self.path("c", lines[3000:])]
+        for fraction in (1e-9, 0.001, 0.3, 0.5, 0.9):
+            self.prepared("text", *files, "--out", self.path("out"), "--val-fraction", fraction, "--overwrite",
+                          "--shard-tokens", 1000)
+            _, sidecars = self.shards("train")
+            self.assertTrue(all(sidecar["tokens"] == 1000 for sidecar in sidecars[:-1]))
+            val, train = ("".join(self.documents(split)).encode() for split in ("val", "train"))
+            self.assertEqual(val + train, lines)
+            self.assertTrue(val.endswith(b"\n"))
+            self.assertTrue(0 <= len(val) - fraction * len(lines) < 10)
+
+    def test_hash_depends_on_the_document_alone(self):
+        documents = [f"document {i}" for i in range(2000)]
+        random.Random(1).shuffle(documents)
+        for out, part in (("all", documents), ("half", documents[1000:])):
+            self.prepared("text", self.path(out + ".txt", "\n".join(part).encode()), "--separator", "\\n", "--out",
+                          self.path(out), "--val-fraction", 0.2)
+        val = self.documents("val", "all")
+        self.assertEqual(set(self.documents("val", "half")), set(val) & set(documents[1000:]))
+        self.assertEqual(sorted(val + self.documents("train", "all")), sorted(documents))
+        # Binomial: 400 documents with a standard deviation of 18; beyond six of them once in 10^9 corpora.
+        self.assertLess(abs(len(val) - 400), 108)
+
+
+class Workers(TestCase):
+    """The bytes of the output follow from the inputs and flags alone."""
+
+    def setUp(self):
+        super().setUp()
+        documents = list(real_documents())
+        for i, document in enumerate(documents[:200]):
+            self.path(f"in/{i:04d}.txt", document)
+        lines = "".join(json.dumps({"text": document.decode(errors="replace")}) + "\n" for document in documents[200:])
+        self.path("in/rest.jsonl", lines.encode())
+        self.args = ("text", self.path("in"), "--shard-tokens", "100k", "--val-fraction", "0.1", "--dedup", "exact")
+        for name in ("CHUNK_BYTES", "PART_BYTES"):  # so that there are many chunks
+            patch = mock.patch.object(pipeline if name == "CHUNK_BYTES" else readers, name, 100_000)
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def digest(self, out):
+        """Everything but speeds."""
+        files = {name: self.read(f"{out}/{name}") for name in os.listdir(self.path(out)) if "report" not in name}
+        facts = json.loads(self.read(f"{out}/report.json"))
+        del facts["speed"]
+        return files, facts
+
+    def test_any_number_of_them(self):
+        for workers in (1, 2, 4):
+            self.prepared(*self.args, "--out", self.path(f"out{workers}"), "--workers", workers)
+        one = self.digest("out1")
+        self.assertGreater(one[1]["train"]["shards"], 5)
+        self.assertEqual(one[1]["documents"], DOCUMENTS)
+        self.assertEqual(self.digest("out2"), one)
+        self.assertEqual(self.digest("out4"), one)
+
+    def killed_at(self, count, out):
+        """Runs it in a process that kills itself before the count-th file gets its name. False: it got to the end."""
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            replace, calls = os.replace, iter(range(1, count))
+            os.replace = lambda *args: replace(*args) if next(calls, None) else os.kill(os.getpid(), signal.SIGKILL)
+            self.prepare(*self.args, "--out", self.path(out))
+            os._exit(0)
+        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+    def test_killed_and_restarted(self):
+        self.prepared(*self.args, "--out", self.path("whole"))
+        whole = self.digest("whole")
+        count, resumed = 1, 0
+        while self.killed_at(count, f"out{count}"):
+            out = f"out{count}"
+            self.assertFalse(os.path.exists(self.path(out + "/report.json")) and count < 20)
+            resumed += "goes on with" in self.prepared(*self.args, "--out", self.path(out))
+            self.assertEqual(self.digest(out), whole, f"killed before file {count}")
+            self.assertEqual(os.listdir(self.path(out)).count(pipeline.WORK), 0)
+            count += 5
+        self.assertGreater(count, 40)
+        self.assertGreaterEqual(resumed, count // 5 - 1)  # all but where the plan itself was not there yet
+
+    def test_killed_workers_go_too(self):
+        script = ("import sys; from prepare import pipeline, readers, __main__; pipeline.CHUNK_BYTES = 100_000;"
+                  "readers.PART_BYTES = 100_000; sys.exit(__main__.main(sys.argv[1:]))")
+        data = os.path.join(os.path.dirname(command_line.__file__), "..")
+        pipe_read, pipe_write = os.pipe()  # open as long as one of them lives
+        process = subprocess.Popen([sys.executable, "-c", script, *self.args, "--out", self.path("out"), "--workers", "2"],
+                                   env={**os.environ, "PYTHONPATH": data}, pass_fds=[pipe_write],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.close(pipe_write)
+        chunks = self.path(f"out/{pipeline.WORK}/chunks")
+        while process.poll() is None and not (os.path.isdir(chunks) and os.listdir(chunks)):
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        with open(pipe_read, "rb") as pipe:
+            self.assertEqual(pipe.read(), b"")  # the end comes when all are gone
+        self.prepared(*self.args, "--out", self.path("out"), "--workers", "2")
+        self.prepared(*self.args, "--out", self.path("whole"))
+        self.assertEqual(self.digest("out"), self.digest("whole"))
+
+    def test_an_interrupted_run_is_not_mixed_with_another(self):
+        self.assertTrue(self.killed_at(9, "out"))
+        self.assertIn("holds what is done of a run with other flags or inputs",
+                      self.refused(*self.args, "--out", self.path("out"), "--normalize", "nfc"))
+        with open(self.path("in/0000.txt"), "ab") as file:
+            file.write(b"more")
+        self.assertIn("with other flags or inputs", self.refused(*self.args, "--out", self.path("out")))
+        self.prepared(*self.args, "--out", self.path("out"), "--overwrite")
+        self.prepared(*self.args, "--out", self.path("fresh"))
+        self.assertEqual(self.digest("out"), self.digest("fresh"))
+
+    def test_two_at_once(self):
+        os.makedirs(self.path(f"out/{pipeline.WORK}"))
+        with pipeline.locked(self.path(f"out/{pipeline.WORK}")):
+            self.assertIn("another prepare is at work", self.refused(*self.args, "--out", self.path("out")))
+
+    def test_a_worker_s_error_arrives(self):
+        self.path("in/zzz.jsonl", b"nonsense\n")
+        self.assertIn("zzz.jsonl, at byte 0: not JSON",
+                      self.refused(*self.args, "--out", self.path("out"), "--workers", "2"))
+
+
+if __name__ == "__main__":
+    unittest.main()
