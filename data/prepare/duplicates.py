@@ -6,6 +6,7 @@ The FineWeb Datasets, 2024, section 3.4): documents with 75 % of their 5-grams i
 0.77, with 85 % 0.99, with 50 % 0.05. Documents shorter than 5 words are one n-gram.
 """
 
+import collections
 import hashlib
 
 from .rules import plain_words
@@ -20,21 +21,17 @@ def document_hash(data):
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def import_datasketch():
+def signature(text):
+    """The document's minima, BANDS * ROWS of them."""
     try:
         import datasketch
     except ImportError:
         raise missing("datasketch", "--dedup minhash") from None
-    return datasketch
-
-
-def signature(text):
-    """The document's minima: BANDS * ROWS uint64."""
     words = plain_words(text)
     ngrams = {" ".join(words[i:i + NGRAM]).encode() for i in range(max(len(words) - NGRAM + 1, 1))}
-    minhash = import_datasketch().MinHash(num_perm=BANDS * ROWS, seed=1)
+    minhash = datasketch.MinHash(num_perm=BANDS * ROWS, seed=1)
     minhash.update_batch(sorted(ngrams))
-    return minhash.hashvalues
+    return minhash.hashvalues.astype("<u4")  # enough bits to compare two minima
 
 
 class Duplicates:
@@ -43,10 +40,8 @@ class Duplicates:
     def __init__(self, mode):
         self.mode = mode
         self.seen = set()
-        if mode == "minhash":
-            self.datasketch = import_datasketch()
-            self.index = self.datasketch.MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
-            self.kept = []
+        self.bands = [collections.defaultdict(list) for _ in range(BANDS)]  # documents by the rows of a band
+        self.kept = []
 
     def reason_to_drop(self, digest, minima):
         if self.mode == "none":
@@ -54,10 +49,17 @@ class Duplicates:
         if digest in self.seen:
             return "duplicate"
         self.seen.add(digest)
-        if self.mode == "minhash":
-            minhash = self.datasketch.MinHash(num_perm=BANDS * ROWS, seed=1, hashvalues=minima)
-            if any(self.kept[i].jaccard(minhash) >= SIMILAR for i in self.index.query(minhash)):
-                return "near duplicate"
-            self.index.insert(len(self.kept), minhash, check_duplication=False)
-            self.kept.append(self.datasketch.LeanMinHash(minhash))
+        if self.mode == "minhash" and not self.keep(minima):
+            return "near duplicate"
         return None
+
+    def keep(self, minima):
+        """Whether it resembles none of those kept, which it joins then."""
+        places = [band[rows.tobytes()] for band, rows in zip(self.bands, minima.reshape(BANDS, ROWS))]
+        candidates = set().union(*places)
+        if any((self.kept[i] == minima).mean() >= SIMILAR for i in candidates):
+            return False
+        for place in places:
+            place.append(len(self.kept))
+        self.kept.append(minima)
+        return True

@@ -23,7 +23,7 @@ from prepare_case import TestCase, command_line, needs
 
 from prepare import duplicates, pipeline, readers, report, rules, shard, tokenizers
 
-DOCUMENTS = 600
+DOCUMENTS = 400
 DOC_BYTES = 2000
 
 
@@ -319,9 +319,9 @@ class Workers(TestCase):
             resumed += "goes on with" in self.prepared(*self.args, "--out", self.path(out))
             self.assertEqual(self.digest(out), whole, f"killed before file {count}")
             self.assertEqual(os.listdir(self.path(out)).count(pipeline.WORK), 0)
-            count += 5
-        self.assertGreater(count, 40)
-        self.assertGreaterEqual(resumed, count // 5 - 1)  # all but where the plan itself was not there yet
+            count += 6
+        self.assertGreater(count, 24)
+        self.assertGreaterEqual(resumed, count // 6 - 1)  # all but where the plan itself was not there yet
 
     def test_killed_workers_go_too(self):
         script = ("import sys; from prepare import pipeline, readers, __main__; pipeline.CHUNK_BYTES = 100_000;"
