@@ -46,18 +46,19 @@ def unescaped(text):
 
 def add_tokenizer(command, default):
     command.add_argument("--tokenizer", metavar="NAME|FILE", default=default,
-                         help="bytes; gpt2 or another name of tiktoken (it downloads the table once); NAME=FILE with its "
-                              "table; a file with GPT-2's ranks (gpt2.tiktoken); tokenizer.json; default: %(default)s")
-    command.add_argument("--end-token", metavar="TOKEN", help="of tokenizer.json: the token that begins documents, if it "
-                                                              "has none of the usual names")
+                         help="bytes; gpt2 or another name of tiktoken, which downloads the table once; NAME=FILE with "
+                              "its table; a file with GPT-2's ranks (gpt2.tiktoken); tokenizer.json; default: "
+                              "%(default)s")
+    command.add_argument("--end-token", metavar="TOKEN",
+                         help="of tokenizer.json: the token that begins documents, if it has none of the usual names")
 
 
 def add_format(command):
     command.add_argument("--column", default="text", metavar="NAME",
                          help="of JSON lines, parquet and datasets; default: %(default)s")
     command.add_argument("--separator", type=unescaped, metavar="TEXT",
-                         help="what stands between the documents of a text file ('\\n\\n', '<|endoftext|>'); without it a "
-                              "file is a document")
+                         help="what stands between the documents of a text file ('\\n\\n', '<|endoftext|>'); without "
+                              "it a file is a document")
 
 
 def add_text(commands):
@@ -65,8 +66,8 @@ def add_text(commands):
     text = commands.add_parser("text", help=about, description=about)
     text.add_argument("inputs", nargs="+", type=weighted_input, metavar="INPUT[@WEIGHT]",
                       help="file (.jsonl, .parquet, else text; .gz and .zst of them), directory, 'pattern', "
-                           "hf:NAME[:CONFIG[:SPLIT]], tinystories, fineweb or fineweb-edu; the weights are the parts of "
-                           "the training tokens that the inputs get")
+                           "hf:NAME[:CONFIG[:SPLIT]], tinystories, fineweb or fineweb-edu; the weights are the parts "
+                           "of the training tokens that the inputs get")
     text.add_argument("--out", required=True, metavar="DIR", help="directory for shards, sidecars and report")
     add_tokenizer(text, "bytes")
     add_format(text)
@@ -110,7 +111,7 @@ def add_others(commands):
     train = add("train-tokenizer", "A byte-level BPE of one's own text, as tokenizer.json.")
     train.add_argument("inputs", nargs="+", metavar="INPUT", help="as for text")
     train.add_argument("--out", required=True, metavar="FILE", help="tokenizer.json, for example")
-    train.add_argument("--vocab", type=whole_number, required=True, metavar="N", help="tokens, the end token among them")
+    train.add_argument("--vocab", type=whole_number, required=True, metavar="N", help="tokens, with the end token")
     add_format(train)
 
     inspect = add("inspect", "What is in shards: header, sidecar, the first documents.")
@@ -134,12 +135,12 @@ def parse(argv):
 
 
 def run(parser, args):
-    from . import hellaswag, pipeline, readers, shard_tools, tinyshakespeare, tokenizers, train_tokenizer
+    from . import chunks, hellaswag, pipeline, readers, shard_tools, tinyshakespeare, tokenizers, train_tokenizer
     if args.command == "text":
         if args.workers < 1:
             parser.error(f"--workers {args.workers}: at least 1")
-        fields = pipeline.Options.__dataclass_fields__
-        options = pipeline.Options(**{name: value for name, value in vars(args).items() if name in fields})
+        fields = chunks.Options.__dataclass_fields__
+        options = chunks.Options(**{name: value for name, value in vars(args).items() if name in fields})
         pipeline.prepare(options, args.out, args.workers, args.overwrite)
     elif args.command == "tinyshakespeare":
         tokenizer = tokenizers.open_tokenizer(args.tokenizer, args.end_token)
@@ -180,8 +181,8 @@ def main(argv=None):
         print(f"prepare: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        full = "; free some space and give the same command again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        print(f"prepare: {error}{full}", file=sys.stderr)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        print(f"prepare: {error}" + "; free some space and give the same command again" * full, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("prepare: stopped; the same command goes on from here", file=sys.stderr)

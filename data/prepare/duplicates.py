@@ -1,9 +1,9 @@
 """Finding documents that are there twice. Who is first is decided by the inputs' order alone, so that the outcome does
 not depend on how many workers there were.
 
-Near duplicates: MinHash of 5-grams of words, 112 permutations in 14 bands of 8 rows, as FineWeb has them (Penedo et al.,
-The FineWeb Datasets, 2024, section 3.4): documents with 75 % of their 5-grams in common share a band with probability
-0.77, with 85 % 0.99, with 50 % 0.05. Documents shorter than 5 words are one n-gram.
+Near duplicates: MinHash of 5-grams of words, 112 permutations in 14 bands of 8 rows, as FineWeb has them (Penedo et
+al., The FineWeb Datasets, 2024): documents with 75 % of their 5-grams in common share a band with probability 0.77,
+with 85 % 0.99, with 50 % 0.05. A document shorter than 5 words is one n-gram.
 """
 
 import collections

@@ -11,8 +11,9 @@ import os
 import struct
 import sys
 
-from .tokenizers import PrepareError
+from .shard import write_atomically
 from .tinyshakespeare import download
+from .tokenizers import PrepareError
 
 URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_{}.jsonl"
 MAGIC, VERSION = 20240522, 1
@@ -30,11 +31,11 @@ def read_examples(content, where):
             example = json.loads(line)
             context, endings, label = example["ctx"], example["endings"], int(example["label"])
         except (ValueError, TypeError, KeyError) as error:
-            raise PrepareError(f"{where}, line {number}: not an example of HellaSwag ({type(error).__name__}: {error}); "
-                               "it has ctx, endings and label (the test split has no labels)") from None
+            raise PrepareError(f"{where}, line {number}: not an example of HellaSwag ({type(error).__name__}: {error})"
+                               "; it has ctx, endings and label (the test split has no labels)") from None
         if len(endings) != ENDINGS or not 0 <= label < ENDINGS:
-            raise PrepareError(f"{where}, line {number}: {len(endings)} endings, the right one is {label}; llm.c's file "
-                               f"has {ENDINGS}, 0 to {ENDINGS - 1}")
+            raise PrepareError(f"{where}, line {number}: {len(endings)} endings, the right one is {label}; llm.c's "
+                               f"file has {ENDINGS}, 0 to {ENDINGS - 1}")
         yield context, endings, label
 
 
@@ -75,9 +76,8 @@ def prepare_hellaswag(out, tokenizer, split="val", text_file=None):
         stream.byteswap()
     os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
     header = struct.pack("<4i", MAGIC, VERSION, count, longest).ljust(1024, b"\0")
-    sidecar = {"tokenizer": tokenizer.name, "vocab": tokenizer.vocab, "tokenizer_hash": tokenizer.hash, "examples": count}
-    for path, data in ((out + ".json", json.dumps(sidecar, indent=2).encode() + b"\n"), (out, header + stream.tobytes())):
-        with open(path + ".tmp", "wb") as file:
-            file.write(data)
-        os.replace(path + ".tmp", path)
+    sidecar = {"tokenizer": tokenizer.name, "vocab": tokenizer.vocab, "tokenizer_hash": tokenizer.hash,
+               "examples": count}
+    write_atomically(out + ".json", json.dumps(sidecar, indent=2).encode() + b"\n")
+    write_atomically(out, header + stream.tobytes())
     print(f"{out}: {count} examples, the longest of {longest} bytes")

@@ -10,12 +10,15 @@ import glob
 import gzip
 import json
 import os
+import re
 import zlib
 
 from .tokenizers import PrepareError, missing
 
 DOCUMENT_BYTES = 16 << 20  # a longer text file is cut at ends of lines into documents of this size
 PART_BYTES = 4 << 20  # about what a part of a file with many documents has
+# perldoc -X, -B: more than a third of a file's characters are odd: it is binary.
+BINARY_FRACTION = 1 / 3
 DATASETS = {  # known names
     "tinystories": "hf:roneneldan/TinyStories",
     "fineweb": "hf:HuggingFaceFW/fineweb:sample-10BT",
@@ -201,6 +204,10 @@ def open_parquet(path):
         raise PrepareError(f"{path} cannot be read as parquet: {str(error).splitlines()[0]}") from None
 
 
+def no_column(path, column, names):
+    return PrepareError(f"{path} has no column '{column}'; it has {', '.join(names)} (--column)")
+
+
 def plan_parquet(path, format):
     try:
         file = open_parquet(path)
@@ -208,7 +215,7 @@ def plan_parquet(path, format):
         return [Part("bad", str(error), 0, 0, 0)]
     schema = file.schema_arrow
     if format.column not in schema.names:
-        raise PrepareError(f"{path} has no column '{format.column}'; it has {', '.join(schema.names)} (--column)")
+        raise no_column(path, format.column, schema.names)
     kind = str(schema.field(format.column).type)
     if not any(word in kind for word in ("string", "binary")):
         raise PrepareError(f"column '{format.column}' of {path} is {kind}, not text; the columns are "
@@ -263,7 +270,7 @@ def open_dataset(path):
 def plan_dataset(path, format):
     dataset = open_dataset(path)
     if format.column not in dataset.column_names:
-        raise PrepareError(f"{path} has no column '{format.column}'; it has {', '.join(dataset.column_names)} (--column)")
+        raise no_column(path, format.column, dataset.column_names)
     rows = len(dataset)
     row_bytes = max(dataset.data.nbytes // max(rows, 1), 1)
     step = max(PART_BYTES // row_bytes, 1)
@@ -299,3 +306,32 @@ def read(part, format):
         yield from READERS[part.kind](part, format)
     except tuple(errors) as error:
         yield Bad(f"cannot read {part.path}: {getattr(error, 'strerror', None) or error}")
+
+
+def decode(raw):
+    """(text, how many characters had to be replaced because they are no Unicode); (None, 0) for a binary file."""
+    if isinstance(raw, str):
+        try:
+            raw.encode()
+            return raw, 0
+        except UnicodeEncodeError:
+            return re.subn("[\ud800-\udfff]", "\ufffd", raw)
+    if b"\0" in raw:
+        return None, 0
+    try:
+        return raw.decode("utf-8-sig"), 0
+    except UnicodeDecodeError:
+        text = raw.decode("utf-8-sig", errors="replace")
+        replaced = text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")
+        return (None, 0) if replaced > BINARY_FRACTION * len(text) else (text, replaced)
+
+
+def texts(inputs, format):
+    """All texts of inputs that can be read."""
+    for name in inputs:
+        for path in expand(name):
+            for part in plan(path, format):
+                for raw in read(part, format):
+                    if isinstance(raw, Bad):
+                        raise PrepareError(raw.message)
+                    yield decode(raw)[0] or ""

@@ -1,5 +1,5 @@
-"""What a run of `prepare text` did: counts, sizes and speed, as report.json, report.txt and, with matplotlib, a picture.
-"""
+"""What a run of `prepare text` did: counts, sizes and speed, as report.json, report.txt and, with matplotlib, a
+picture."""
 
 import json
 import os
@@ -106,15 +106,17 @@ class Report:
         if self.replaced_documents:
             lines.append(f"  {self.replaced_documents:>10} had bytes that are no UTF-8: {self.replaced} replaced")
         for name, shards in self.shards.items():
-            lines.append(f"{name}: {shards['tokens']} tokens, {shards['documents']} documents, {shards['shards']} shards")
-        lines.append(f"{facts['bytes_per_token']:.3f} bytes per token ({facts['tokenizer']}, vocabulary {facts['vocab']})")
+            lines.append(f"{name}: {shards['tokens']} tokens, {shards['documents']} documents, "
+                         f"{shards['shards']} shards")
+        lines.append(f"{facts['bytes_per_token']:.3f} bytes per token ({facts['tokenizer']}, vocabulary "
+                     f"{facts['vocab']})")
         lines.append("documents by their length in tokens:")
         most = max(facts["lengths"].values())
         for length, count in facts["lengths"].items():
             lines.append(f"  from {length:>8}: {count:>9} " + "#" * -(-50 * count // most))
         speed = facts["speed"]
-        lines.append(f"{speed['seconds']:.1f} s, {speed['workers']} workers: {speed['documents_per_s']:.0f} documents/s, "
-                     f"{speed['tokens_per_s']:.0f} tokens/s; the tokenizer alone took "
+        lines.append(f"{speed['seconds']:.1f} s, {speed['workers']} workers: {speed['documents_per_s']:.0f} "
+                     f"documents/s, {speed['tokens_per_s']:.0f} tokens/s; the tokenizer alone took "
                      f"{100 * speed['of_the_tokenizer_alone']:.0f} % of the workers' time")
         return "\n".join(lines) + "\n"
 

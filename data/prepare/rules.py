@@ -1,5 +1,5 @@
-"""What becomes of a document's text before it is tokenized: decoding, Unicode normalization, the published rules of C4
-and Gopher, and decontamination. All of it looks at one document alone, so the order of documents does not matter.
+"""What becomes of a document's text before it is tokenized: Unicode normalization, the published rules of C4 and
+Gopher, and decontamination. All of it looks at one document alone, so the order of documents does not matter.
 """
 
 import collections
@@ -23,30 +23,9 @@ GOPHER_BULLETS = ("\u2022", "\u2023", "\u25e6", "*", "-")
 GOPHER_TOP_NGRAMS = {2: 0.20, 3: 0.18, 4: 0.16}
 GOPHER_REPEATED_NGRAMS = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 
-# GPT-3: Brown et al., Language Models are Few-Shot Learners, 2020, appendix C: 13 words in a row in common, in lower case
-# and without punctuation. (It cuts 200 characters around them out; here the document goes.)
+# GPT-3: Brown et al., Language Models are Few-Shot Learners, 2020, appendix C: 13 words in a row in common, in lower
+# case and without punctuation. (It cuts 200 characters around them out; here the document goes.)
 CONTAMINATION_WORDS = 13
-
-# perldoc -X, -B: more than a third of a file's characters are odd: it is binary.
-BINARY_FRACTION = 1 / 3
-
-
-def decode(raw):
-    """(text, how many characters had to be replaced because they are no Unicode); (None, 0) for a binary file."""
-    if isinstance(raw, str):
-        try:
-            raw.encode()
-            return raw, 0
-        except UnicodeEncodeError:
-            return re.subn("[\ud800-\udfff]", "\ufffd", raw)
-    if b"\0" in raw:
-        return None, 0
-    try:
-        return raw.decode("utf-8-sig"), 0
-    except UnicodeDecodeError:
-        text = raw.decode("utf-8-sig", errors="replace")
-        replaced = text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")
-        return (None, 0) if replaced > BINARY_FRACTION * len(text) else (text, replaced)
 
 
 def normalize(text, form):

@@ -31,6 +31,14 @@ def checked_array(vocab, tokens):
         raise ValueError(f"token {wrong} is not below the vocabulary of {vocab}") from None
 
 
+def write_atomically(path, data):
+    with open(path + ".tmp", "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".tmp", path)
+
+
 class _Shard:
     """One shard while it is written: beside its final name, which it gets only when it is complete."""
 
@@ -85,8 +93,8 @@ class _Shard:
 
 
 def write_shards(chunks, path_of, *, tokenizer, vocab, end_token, shard_tokens=MAX_TOKENS, extra=None):
-    """Writes the tokens of `chunks`, an iterable of token_array()s, numpy arrays of the shard's type or lists, as shards
-    of `shard_tokens` tokens.
+    """Writes the tokens of `chunks`, an iterable of token_array()s, numpy arrays of the shard's type or lists, as
+    shards of `shard_tokens` tokens.
 
     path_of(i) is the path of the i-th shard; `extra` is added to the sidecars. Memory does not grow with the data.
     Every shard but the last is full. A document is counted where it starts, with the end token. Returns the sidecars.

@@ -38,7 +38,7 @@ def check_same_tokenizer(path, sidecar, first_path, first):
 
 
 def pieces_of(path, sidecar, name):
-    """The bytes of each token, from the tokenizer called `name`, or from the table beside the shard; None: not known."""
+    """The bytes of each token, from the tokenizer called `name` or the table beside the shard; None: not known."""
     if name:
         tokenizer = open_tokenizer(name)
         check_tokenizer(path, sidecar, tokenizer)
@@ -62,7 +62,7 @@ def inspect(paths, tokenizer=None, documents=2, characters=300):
         print("  " + (json.dumps(sidecar) if sidecar else "no sidecar"))
         for where in documents_of(tokens, sidecar["end_token"])[:documents] if "end_token" in sidecar else []:
             shown = tokens[where][1:characters + 1]
-            text = b"".join(pieces[token] for token in shown).decode(errors="replace") if pieces else str(shown.tolist())
+            text = b"".join(pieces[i] for i in shown).decode(errors="replace") if pieces else str(shown.tolist())
             print(f"  document at {where.start}, {where.stop - where.start} tokens: {text[:characters]!r}")
 
 

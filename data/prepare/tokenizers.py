@@ -100,6 +100,7 @@ class Json:
             raise PrepareError(f"{path} is not a tokenizer.json ({str(error).splitlines()[0]})") from None
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
+        self.tokenizer.encode_special_tokens = True  # "<|endoftext|>" in a text is text, not an end
         self.content = content
         self.name = os.path.basename(path)
         self.hash = "sha256:" + hashlib.sha256(content).hexdigest()
@@ -107,8 +108,8 @@ class Json:
         self.vocab = max(ids.values()) + 1
         found = [token for token in ([end_token] if end_token else END_TOKENS) if token in ids]
         if not found:
-            raise PrepareError(f"{path} has no token {end_token or 'that is known to end documents'}; name the one that "
-                               "begins documents with --end-token")
+            raise PrepareError(f"{path} has no token {end_token or 'that is known to end documents'}; name the one "
+                               "that begins documents with --end-token")
         self.end_token = ids[found[0]]
 
     def encode(self, text):
@@ -216,7 +217,7 @@ def encoding_by_name(name):
 
 
 def open_tokenizer(name, end_token=None):
-    """`name`: bytes, gpt2, an encoding of tiktoken, NAME=FILE with its table, tokenizer.json, a file of GPT-2's ranks."""
+    """`name`: bytes, gpt2, an encoding of tiktoken, NAME=FILE with its table, tokenizer.json, GPT-2's ranks."""
     if name == "bytes":
         return Bytes()
     if name.endswith(".json"):

@@ -5,22 +5,10 @@ The words are cut as GPT-2 cuts them. The ids are the 256 bytes, the merges, and
 
 import os
 
-from . import readers, rules
+from . import readers
 from .tokenizers import PrepareError, missing
 
 END = "<|endoftext|>"
-
-
-def texts(inputs, format):
-    for name in inputs:
-        for path in readers.expand(name):
-            for part in readers.plan(path, format):
-                for raw in readers.read(part, format):
-                    if isinstance(raw, readers.Bad):
-                        raise PrepareError(raw.message)
-                    text = rules.decode(raw)[0]
-                    if text:
-                        yield text
 
 
 def train_tokenizer(inputs, out, vocab, format):
@@ -35,7 +23,7 @@ def train_tokenizer(inputs, out, vocab, format):
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab - 1, show_progress=False,
                                              initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator(texts(inputs, format), trainer)
+    tokenizer.train_from_iterator(readers.texts(inputs, format), trainer)
     found = tokenizer.get_vocab_size()
     if found < vocab - 1:
         raise PrepareError(f"this text has merges for a vocabulary of {found + 1}, not of {vocab}; give more text or a "

@@ -1,5 +1,5 @@
-"""Tests of data/prepare but for `prepare text` (test_prepare_text.py): shards and sidecars byte by byte, tokenizers, Tiny
-Shakespeare, HellaSwag, inspect, validate and merge, training a tokenizer, and what users read when it fails.
+"""Tests of data/prepare but for `prepare text` (test_prepare_text.py): shards and sidecars byte by byte, tokenizers,
+Tiny Shakespeare, HellaSwag, inspect, validate and merge, training a tokenizer, and what users read when it fails.
 
 Run: .venv/bin/python -m unittest discover -s test/data
 """
@@ -258,6 +258,7 @@ class OwnTokenizer(TestCase):
         for text in (WORDS.decode(), "  what it never saw: \x01\u20ac\U0001f600\r\n", "<|endoftext|>"):
             tokens = tokenizer.encode(text)
             self.assertEqual(b"".join(tokenizer.pieces()[token] for token in tokens).decode(), text)
+            self.assertNotIn(tokenizer.end_token, tokens)
         self.assertLess(len(tokenizer.encode(WORDS.decode())), len(WORDS) / 2)
 
     def test_shards_of_it(self):
@@ -359,7 +360,8 @@ class HellaSwag(TestCase):
                                 self.path("h.bin"))
 
         good = self.EXAMPLES[0]
-        self.assertIn("line 2: not an example of HellaSwag (KeyError: 'label')", refused(good, {"ctx": "a", "endings": []}))
+        self.assertIn("line 2: not an example of HellaSwag (KeyError: 'label')",
+                      refused(good, {"ctx": "a", "endings": []}))
         self.assertIn("line 1: 3 endings", refused(good | {"endings": ["a", "b", "c"]}))
         self.assertIn("the right one is 4", refused(good | {"label": 4}))
         self.assertIn("bytes; llm.c's file has examples below 65536", refused(good | {"ctx": "x" * 32768}))
@@ -421,10 +423,11 @@ class ShardTools(TestCase):
     def test_another_tokenizer_than_the_sidecar_s(self):
         self.sidecar(tokenizer_hash="sha256:0")
         for command in ("inspect", "validate"):
-            self.assertIn("was made with another tokenizer: its sidecar says tokenizer_hash sha256:0, this one (bytes) has",
+            self.assertIn("was made with another tokenizer: its sidecar says tokenizer_hash sha256:0, this one (bytes)",
                           self.refused(command, self.files[0], "--tokenizer", "bytes"))
         self.sidecar(tokenizer_hash=None, tokenizer="gpt2")
-        self.assertIn("its sidecar says tokenizer gpt2", self.refused("validate", self.files[0], "--tokenizer", "bytes"))
+        self.assertIn("its sidecar says tokenizer gpt2",
+                      self.refused("validate", self.files[0], "--tokenizer", "bytes"))
 
     def test_a_document_in_both_splits(self):
         shutil.copy(self.files[0], self.path("out/val_000009.bin"))

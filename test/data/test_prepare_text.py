@@ -4,7 +4,6 @@ and the report. The documents of the larger ones are real, from /usr/share/doc.
 Run: .venv/bin/python -m unittest discover -s test/data
 """
 
-import array
 import errno
 import functools
 import gzip
@@ -21,7 +20,7 @@ from unittest import mock
 
 from prepare_case import TestCase, command_line, needs
 
-from prepare import duplicates, pipeline, readers, report, rules, shard, tokenizers
+from prepare import chunks, pipeline, readers
 
 DOCUMENTS = 400
 DOC_BYTES = 2000
@@ -41,7 +40,7 @@ def real_documents(count=DOCUMENTS, size=DOC_BYTES, root="/usr/share/doc"):
                 continue
             for at in range(0, len(data), size):
                 piece = data[at:at + size]
-                if piece.strip() and b"\0" not in piece and rules.decode(piece)[0]:
+                if piece.strip() and b"\0" not in piece and readers.decode(piece)[0]:
                     found[piece] = None
             if len(found) >= count:
                 return list(found)[:count]
@@ -69,7 +68,8 @@ class Read(TestCase):
         self.assertEqual(self.out(self.path("a.jsonl.gz", gzip.compress(self.lines()))), self.TEXTS)
         for size in (1, 7, 60, 100, 1000):  # lines begin in one part alone, wherever it is cut
             with mock.patch.object(readers, "PART_BYTES", size):
-                self.assertEqual(self.out(self.path("b.jsonl", self.lines()[:-1] if size == 7 else self.lines())), self.TEXTS)
+                lines = self.lines()[:-1] if size == 7 else self.lines()
+                self.assertEqual(self.out(self.path("b.jsonl", lines)), self.TEXTS)
 
     @needs("zstandard")
     def test_zstd(self):
@@ -116,7 +116,8 @@ class Read(TestCase):
             self.assertEqual(self.out("hf:" + self.path("hub")), self.TEXTS)
         self.assertIn("has no column 'body'; it has text, n", self.refused(
             "text", self.path("saved"), "--column", "body", "--out", self.path("no")))
-        self.assertIn("datasets cannot load hf:", self.refused("text", f"hf:{self.path('none')}", "--out", self.path("no")))
+        self.assertIn("datasets cannot load hf:",
+                      self.refused("text", f"hf:{self.path('none')}", "--out", self.path("no")))
 
     def test_known_names(self):
         self.assertEqual(readers.expand("fineweb-edu"), ["hf:HuggingFaceFW/fineweb-edu:sample-10BT"])
@@ -129,7 +130,8 @@ class Read(TestCase):
         joined = "<|endoftext|>".join(self.TEXTS).encode()
         self.assertEqual(self.out(self.path("a.txt", joined)), [joined.decode()])
         self.assertEqual(self.out(self.path("a.txt"), separator="<|endoftext|>"), self.TEXTS)
-        self.assertEqual(self.out(self.path("b.txt", b"one\n\ntwo\n\n\nthree"), separator="\\n\\n"), ["one", "two", "\nthree"])
+        self.assertEqual(self.out(self.path("b.txt", b"one\n\ntwo\n\n\nthree"), separator="\\n\\n"),
+                         ["one", "two", "\nthree"])
         self.assertEqual(self.out(self.path("c.gz", gzip.compress(b"\xef\xbb\xbfwith a mark"))), ["with a mark"])
 
     def test_long_files_are_cut_at_lines(self):
@@ -156,8 +158,8 @@ class Read(TestCase):
             self.assertIn(words, output)
             self.assertIn("--skip-bad goes on", output)
         packed = self.path("b.jsonl.gz", gzip.compress(self.lines())[:-15])
-        self.prepared("text", path, packed, self.path("c.txt", b"and this"), "--out", self.path("out"), "--val-fraction",
-                      0, "--skip-bad")
+        self.prepared("text", path, packed, self.path("c.txt", b"and this"), "--out", self.path("out"),
+                      "--val-fraction", 0, "--skip-bad")
         documents = self.documents("train")
         self.assertEqual((documents[:2], documents[-1]), (["good", "fine"], "and this"))
         facts = json.loads(self.read("out/report.json"))
@@ -180,7 +182,7 @@ class BadInput(TestCase):
                 ((self.path("latin", b"\xe9\xe8\xff\xfe" * 9 + b"abc"),), "binary: 1"),
                 ((some, "--val-fraction", "1"), "--val-fraction 1"),
                 ((some, "--val-fraction", "0.5"), "leaves nothing for training"),
-                ((some, "--val-fraction", "0.01", "--val-split", "hash"), "none of 1 documents fell into the validation set"),
+                ((some, "--val-fraction", "0.01", "--val-split", "hash"), "none of 1 documents fell into the val"),
                 ((some, "--shard-tokens", "0"), "--shard-tokens 0"), ((some, "--max-epochs", "0"), "--max-epochs 0"),
                 ((some + "@0.5", empty), "give each input a weight (INPUT@WEIGHT), or none"),
                 ((some + "@1", empty + "@1", "--val-fraction", "0"), "empty is left for training"),
@@ -206,7 +208,8 @@ class BadInput(TestCase):
     def test_invalid_utf8_is_replaced_and_counted(self):
         self.path("in/a", b"caf\xe9 and \xe4\xf6 in a text that is long enough")
         self.path("in/b", "with \u00e4 and \ufffd".encode())
-        self.path("in/c.jsonl", b'{"text": "bad \xff byte"}\n{"text": "half \\ud800 pair"}\n{"text": "fine \\ud83d\\ude00"}\n')
+        self.path("in/c.jsonl", b'{"text": "bad \xff byte"}\n{"text": "half \\ud800 pair"}\n'
+                                b'{"text": "fine \\ud83d\\ude00"}\n')
         output = self.prepared("text", self.path("in"), "--out", self.path("out"), "--val-fraction", 0)
         self.assertEqual(self.documents("train"), [
             "caf\ufffd and \ufffd\ufffd in a text that is long enough", "with \u00e4 and \ufffd", "bad \ufffd byte",
@@ -223,7 +226,7 @@ class BadInput(TestCase):
             def opened(path, *rest, ending=ending):
                 return real("/dev/full" if str(path).endswith(ending) else path, *rest)
             with self.subTest(ending), mock.patch("builtins.open", opened):
-                self.assertRegex(self.refused(*args), "No space left on device.*; free some space and give the same command")
+                self.assertRegex(self.refused(*args), "No space left on device.*; free some space and give the same")
             self.assertFalse(os.path.exists(self.path("out/train_000000.bin")))
         self.assertIn("goes on with 1 of 1 chunks done", self.prepared(*args))
         self.assertEqual(self.documents("train"), ["text\n" * 9000])
@@ -278,7 +281,7 @@ class Workers(TestCase):
         self.path("in/rest.jsonl", lines.encode())
         self.args = ("text", self.path("in"), "--shard-tokens", "100k", "--val-fraction", "0.1", "--dedup", "exact")
         for name in ("CHUNK_BYTES", "PART_BYTES"):  # so that there are many chunks
-            patch = mock.patch.object(pipeline if name == "CHUNK_BYTES" else readers, name, 100_000)
+            patch = mock.patch.object(chunks if name == "CHUNK_BYTES" else readers, name, 100_000)
             patch.start()
             self.addCleanup(patch.stop)
 
@@ -324,12 +327,12 @@ class Workers(TestCase):
         self.assertGreaterEqual(resumed, count // 6 - 1)  # all but where the plan itself was not there yet
 
     def test_killed_workers_go_too(self):
-        script = ("import sys; from prepare import pipeline, readers, __main__; pipeline.CHUNK_BYTES = 100_000;"
+        script = ("import sys; from prepare import chunks, readers, __main__; chunks.CHUNK_BYTES = 100_000;"
                   "readers.PART_BYTES = 100_000; sys.exit(__main__.main(sys.argv[1:]))")
         data = os.path.join(os.path.dirname(command_line.__file__), "..")
         pipe_read, pipe_write = os.pipe()  # open as long as one of them lives
-        process = subprocess.Popen([sys.executable, "-c", script, *self.args, "--out", self.path("out"), "--workers", "2"],
-                                   env={**os.environ, "PYTHONPATH": data}, pass_fds=[pipe_write],
+        process = subprocess.Popen([sys.executable, "-c", script, *self.args, "--out", self.path("out"), "--workers",
+                                    "2"], env={**os.environ, "PYTHONPATH": data}, pass_fds=[pipe_write],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(pipe_write)
         chunks = self.path(f"out/{pipeline.WORK}/chunks")

@@ -1,0 +1,258 @@
+"""Step 1 of `prepare text`: chunks of the inputs are read, cleaned and tokenized, each by itself, by as many workers as
+are asked for. A chunk's documents go into block files, and its counts into a file that is there once they are complete.
+"""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import threading
+import time
+
+import numpy
+
+from . import duplicates, readers, rules
+from .shard import write_atomically
+from .tokenizers import PrepareError, open_tokenizer
+
+VERSION = 1  # of what a chunk's files hold and how they come about: a run does not go on with those of another one
+CHUNK_BYTES = 4 << 20
+BLOCK_TOKENS = 1 << 24  # a chunk is written in blocks, so that memory does not grow with the inputs
+DROPPED, TRAIN, VAL = range(3)
+FEW_DOCUMENTS = 100  # too few for a split by their hashes
+
+
+@dataclasses.dataclass
+class Options:
+    """What decides which tokens come out; the fields are flags of the command line."""
+    inputs: list  # (name, weight or None)
+    tokenizer: str = "bytes"
+    end_token: str | None = None
+    column: str = "text"
+    separator: str | None = None
+    skip_bad: bool = False
+    normalize: str = "none"
+    rules: tuple = ()
+    dedup: str = "exact"
+    decontaminate: tuple = ()
+    val_fraction: float = 0.05
+    val_split: str = "auto"
+    shard_tokens: int = 100_000_000
+    max_epochs: float = 1.0
+
+    def format(self):
+        separator = None if self.separator is None else self.separator.encode()
+        return readers.Format(self.column, separator)
+
+
+@dataclasses.dataclass
+class Chunk:
+    source: int  # which input of a mixture
+    split: int | None  # TRAIN or VAL where that is known
+    parts: list
+
+
+class Worker:
+    def __init__(self, options, folder, tokenizer=None):
+        self.options, self.folder = options, folder
+        self.format = options.format()
+        self.tokenizer = tokenizer or open_tokenizer(options.tokenizer, options.end_token)
+        self.contamination = rules.contamination_ngrams(
+            " ".join(strings(document)) for name in options.decontaminate for document in evaluation_set(name))
+        self.counts = self.block = None
+
+    def run(self, index, chunk):
+        """Writes the files of a chunk, unless they are there, and returns what it counted."""
+        done = os.path.join(self.folder, f"{index:08d}.json")
+        if os.path.exists(done):
+            with open(done) as file:
+                return json.load(file)
+        started = time.perf_counter()
+        self.counts = {"index": index, "blocks": 0, "documents": 0, "replaced_documents": 0, "replaced": 0,
+                       "dropped": {}, "bad": [], "tokenizer_seconds": 0.0}
+        self.block = []
+        for part in chunk.parts:
+            for raw in readers.read(part, self.format):
+                self.take(raw, part)
+        if self.block:
+            self.write_block()
+        self.counts["seconds"] = time.perf_counter() - started
+        write_atomically(done, json.dumps(self.counts).encode())
+        return self.counts
+
+    def drop(self, reason, message=None):
+        self.counts["dropped"][reason] = self.counts["dropped"].get(reason, 0) + 1
+        if message and len(self.counts["bad"]) < 3:
+            self.counts["bad"].append(message)
+
+    def take(self, raw, part):
+        counts, options = self.counts, self.options
+        counts["documents"] += 1
+        if isinstance(raw, readers.Bad):
+            if not options.skip_bad:
+                raise PrepareError(f"{raw.message}; --skip-bad goes on without it")
+            return self.drop("unreadable", raw.message)
+        text, replaced = readers.decode(raw)
+        if text is None:
+            return self.drop("binary", part.path)
+        if replaced:
+            counts["replaced_documents"] += 1
+            counts["replaced"] += replaced
+        if options.normalize != "none":
+            text = rules.normalize(text, options.normalize)
+        for name in options.rules:
+            text, reason = rules.RULES[name](text)
+            if reason:
+                return self.drop(reason)
+        if not text or text.isspace():
+            return self.drop("empty")
+        if self.contamination and rules.is_contaminated(text, self.contamination):
+            return self.drop("in the evaluation set")
+        data = text.encode()
+        started = time.perf_counter()
+        tokens = self.tokenizer.encode(text)
+        counts["tokenizer_seconds"] += time.perf_counter() - started
+        minima = duplicates.signature(text) if options.dedup == "minhash" else None
+        self.block.append((tokens, len(data), duplicates.document_hash(data), minima))
+        self.block_tokens = len(tokens) + (self.block_tokens if len(self.block) > 1 else 0)
+        if self.block_tokens >= BLOCK_TOKENS:
+            self.write_block()
+
+    def write_block(self):
+        tokens, sizes, hashes, minima = zip(*self.block)
+        end = numpy.array([self.tokenizer.end_token], tokens[0].dtype)
+        arrays = {"tokens": numpy.concatenate([part for document in tokens for part in (end, document)]),
+                  "lengths": numpy.array([len(document) + 1 for document in tokens]), "bytes": numpy.array(sizes),
+                  "hashes": numpy.frombuffer(b"".join(hashes), "u1").reshape(-1, 16)}
+        if self.options.dedup == "minhash":
+            arrays["minima"] = numpy.stack(minima)
+        path = block_path(self.folder, self.counts["index"], self.counts["blocks"])
+        with open(path + ".tmp", "wb") as file:
+            numpy.savez(file, **arrays)
+        os.replace(path + ".tmp", path)
+        self.counts["blocks"] += 1
+        self.block = []
+
+
+def block_path(folder, index, block):
+    return os.path.join(folder, f"{index:08d}-{block:04d}.npz")
+
+
+def evaluation_set(name):
+    """The records of an evaluation set: whole JSON objects, or texts."""
+    for path in readers.expand(name):
+        if path.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")):
+            with readers.open_unpacked(path) as file:
+                for line in readers.split_stream(file, b"\n"):
+                    if line.strip():
+                        yield json.loads(line)
+            continue
+        yield from readers.texts([path], readers.Format())
+
+
+def strings(value):
+    """All texts in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from strings(inner)
+
+
+worker = None  # of this process
+
+
+def start_worker(options, folder):
+    global worker
+    # A worker that outlives the process that started it would wait for work for ever.
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    worker = Worker(options, folder)
+
+
+def run_chunk(index, chunk):
+    return worker.run(index, chunk)
+
+
+def run_chunks(chunks, options, folder, tokenizer, workers, progress):
+    """What each chunk counted, in order."""
+    results = [None] * len(chunks)
+    if workers == 1:
+        here = Worker(options, folder, tokenizer)
+        for index, chunk in enumerate(chunks):
+            results[index] = here.run(index, chunk)
+            progress.update(sum(part.bytes for part in chunk.parts))
+        return results
+    # Not forked: tokenizers and pyarrow have threads.
+    with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), start_worker,
+                                                (options, folder)) as pool:
+        try:
+            futures = {pool.submit(run_chunk, index, chunk): index for index, chunk in enumerate(chunks)}
+            for future in concurrent.futures.as_completed(futures):
+                results[futures[future]] = future.result()
+                progress.update(sum(part.bytes for part in chunks[futures[future]].parts))
+        except concurrent.futures.process.BrokenProcessPool:
+            raise PrepareError("a worker was killed, by lack of memory perhaps; the same command goes on where this "
+                               "one stopped, with fewer --workers if need be") from None
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return results
+
+
+# ---- the plan ------------------------------------------------------------------------------------------------------
+
+
+def plan_chunks(options):
+    format = options.format()
+    sources = [[part for path in readers.expand(name) for part in readers.plan(path, format)]
+               for name, _ in options.inputs]
+    parts = [part for source in sources for part in source]
+    by_place = options.val_split == "start" or options.val_split == "auto" and len(parts) < FEW_DOCUMENTS and all(
+        part.kind == "text" for part in parts)
+    if by_place and any(part.kind != "text" for part in parts):
+        raise PrepareError("--val-split start needs plain text files: elsewhere documents are split by their hashes")
+    val_bytes = 0
+    if by_place and options.val_fraction > 0:  # any fraction above 0 makes a validation set
+        val_bytes = max(int(options.val_fraction * sum(part.bytes for part in parts)), 1)
+    if options.inputs[0][1] is None:  # no mixture: all inputs are one source
+        sources = [parts]
+    chunks = []
+    for source, parts in enumerate(sources):
+        chunk, size = None, 0
+        for part in parts:
+            for piece, split in split_by_place(part, val_bytes) if by_place else [(part, None)]:
+                val_bytes -= piece.bytes
+                if chunk is None or chunk.split != split or size + piece.bytes > CHUNK_BYTES:
+                    chunk, size = Chunk(source, split, []), 0
+                    chunks.append(chunk)
+                chunk.parts.append(piece)
+                size += piece.bytes
+    return chunks, by_place
+
+
+def split_by_place(part, val_bytes):
+    """The part, or what lies before and behind the line where the validation set ends."""
+    if val_bytes <= 0 or part.bytes == 0:
+        return [(part, TRAIN)]
+    border = min(part.stop, readers.find_line_end(part.path, part.start + val_bytes - 1))
+    pieces = [(part.start, border, VAL), (border, part.stop, TRAIN)]
+    return [(dataclasses.replace(part, start=start, stop=stop, bytes=stop - start), split)
+            for start, stop, split in pieces if start < stop]
+
+
+def fingerprint(options, chunks, tokenizer):
+    """Of everything that the files of the chunks follow from; all else may change when a run goes on."""
+    flags = [options.column, options.separator, options.skip_bad, options.normalize, options.rules,
+             options.dedup == "minhash", options.decontaminate]
+    state = hashlib.sha256(json.dumps([VERSION, tokenizer.hash, flags]).encode())
+    files = {path for name in options.decontaminate for path in readers.expand(name)}
+    for chunk in chunks:
+        state.update(repr(chunk).encode())
+        files.update(part.path for part in chunk.parts)
+    for path in sorted(filter(os.path.isfile, files)):
+        found = os.stat(path)
+        state.update(repr((path, found.st_size, found.st_mtime_ns)).encode())
+    return state.hexdigest()
