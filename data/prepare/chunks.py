@@ -144,12 +144,9 @@ def evaluation_set(name):
     """The records of an evaluation set: whole JSON objects, or texts."""
     for path in readers.expand(name):
         if path.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")):
-            with readers.open_unpacked(path) as file:
-                for line in readers.split_stream(file, b"\n"):
-                    if line.strip():
-                        yield json.loads(line)
-            continue
-        yield from readers.texts([path], readers.Format())
+            yield from (json.loads(line) for line in readers.split_at(b"\n", readers.blocks(path)) if line.strip())
+        else:
+            yield from readers.texts([path], readers.Format())
 
 
 def strings(value):

@@ -113,16 +113,29 @@ def find_line_end(path, offset):
         return file.tell()
 
 
-def open_unpacked(path):
-    if path.endswith(".gz"):
-        return gzip.open(path)
-    if path.endswith(".zst"):
-        try:
-            import zstandard
-        except ImportError:
-            raise missing("zstandard", path) from None
-        return zstandard.ZstdDecompressor().stream_reader(open(path, "rb"), read_across_frames=True, closefd=True)
-    return open(path, "rb")
+def blocks(path):
+    """The content of a file in pieces, unpacked if its name says that it is packed."""
+    with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
+        pieces = iter(lambda: file.read(1 << 20), b"")
+        yield from unpack_zstd(pieces, path) if path.endswith(".zst") else pieces
+
+
+def unpack_zstd(pieces, path):
+    try:
+        import zstandard
+    except ImportError:
+        raise missing("zstandard", path) from None
+    frame = None
+    try:
+        for piece in pieces:
+            while piece:
+                frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                yield frame.decompress(piece)
+                piece, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    except zstandard.ZstdError as error:
+        raise EOFError(error) from None
+    if frame is not None:
+        raise EOFError("it ends inside a frame of zstd")
 
 
 def read_text(part, format):
@@ -132,28 +145,21 @@ def read_text(part, format):
 
 
 def read_packed_text(part, format):
-    with open_unpacked(part.path) as file:
-        yield file.read()
+    yield b"".join(blocks(part.path))
 
 
-def blocks(file):
-    while block := file.read(1 << 20):
-        yield block
-
-
-def split_stream(file, separator):
-    """What lies between the separators, read piece by piece."""
+def split_at(separator, pieces):
+    """What lies between the separators."""
     pending = b""
-    for block in blocks(file):
-        *whole, pending = (pending + block).split(separator)
+    for piece in pieces:
+        *whole, pending = (pending + piece).split(separator)
         yield from whole
     if pending:
         yield pending
 
 
 def read_separated(part, format):
-    with open_unpacked(part.path) as file:
-        yield from split_stream(file, format.separator)
+    yield from split_at(format.separator, blocks(part.path))
 
 
 def read_lines(part, format):
@@ -167,9 +173,8 @@ def read_lines(part, format):
 
 
 def read_packed_lines(part, format):
-    with open_unpacked(part.path) as file:
-        for number, line in enumerate(split_stream(file, b"\n"), 1):
-            yield from read_record(line, format, f"{part.path}, line {number}")
+    for number, line in enumerate(split_at(b"\n", blocks(part.path)), 1):
+        yield from read_record(line, format, f"{part.path}, line {number}")
 
 
 def read_record(line, format, where):
@@ -295,16 +300,9 @@ READERS = {"text": read_text, "packed text": read_packed_text, "separated": read
 
 def read(part, format):
     """The documents of a part; Bad for what cannot be read, and after a Bad of the whole file nothing more of it."""
-    errors = [OSError, EOFError, zlib.error]
-    if part.path.endswith(".zst"):
-        try:
-            import zstandard
-            errors.append(zstandard.ZstdError)
-        except ImportError:
-            pass
     try:
         yield from READERS[part.kind](part, format)
-    except tuple(errors) as error:
+    except (OSError, EOFError, zlib.error) as error:
         yield Bad(f"cannot read {part.path}: {getattr(error, 'strerror', None) or error}")
 
 

@@ -10,6 +10,7 @@ import random
 import unittest
 from unittest import mock
 
+import numpy
 from prepare_case import TestCase, needs
 
 from prepare import chunks, duplicates, readers, report, rules
@@ -209,6 +210,14 @@ class Dropped(TestCase):
             similar = (396 - 5 * changes) / (396 + 5 * changes)
             estimate = (first == duplicates.signature(near(text, changes))).mean()
             self.assertLessEqual(abs(estimate - similar), 5 * (similar * (1 - similar) / 112)**0.5, changes)
+
+    def test_a_band_in_common_is_not_enough(self):
+        first = numpy.arange(112, dtype="<u4")
+        for same, kept in ((8, True), (83, True), (84, False)):  # of 112; 84 are three quarters
+            found = duplicates.Duplicates("minhash")
+            self.assertIsNone(found.reason_to_drop(b"1", first))
+            second = numpy.where(numpy.arange(112) < same, first, 1000 + first)
+            self.assertEqual(found.reason_to_drop(b"2", second), None if kept else "near duplicate")
 
     def test_without_datasketch(self):
         with mock.patch.dict("sys.modules", {"datasketch": None}):
