@@ -63,7 +63,7 @@ ExitCode train(const Options& o, const Admission& admission, const Inputs& input
         report_all_but(0);
         const ProfileRange range("look at the model");
         if (validates) reports.report(evaluation.validate(step));
-        if (samples) evaluation.print_sample(step);
+        if (samples) record_sample(step, evaluation.print_sample(step), directory);
         if (records) record_fp8(step, *trainer.fp8(), trainer.stream(), directory);
         return true;
     };

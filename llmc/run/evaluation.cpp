@@ -53,7 +53,7 @@ ValRecord Evaluation<Real>::validate(int64_t step) {
 }
 
 template <class Real>
-void Evaluation<Real>::print_sample(int64_t step) {
+std::string Evaluation<Real>::print_sample(int64_t step) {
     const Options& o = options_;
     std::vector<int> tokens =
         o.prompt.empty() ? std::vector<int>{std::max(decoder_->end_token(), 0)} : decoder_->encode(o.prompt);
@@ -66,11 +66,13 @@ void Evaluation<Real>::print_sample(int64_t step) {
         const std::vector<float> logits = trainer_.model().next_token_logits(window, length, trainer_.stream());
         tokens.push_back(sample_token(logits, settings, static_cast<uint64_t>(i)));
     }
-    if (!trainer_.comm().is_main()) return;
     const std::vector<int> shown(tokens.begin() + static_cast<long>(prompt_length), tokens.end());
-    std::printf("sample after step %lld:\n%s\n", static_cast<long long>(step),
-                sanitize(decoder_->decode(shown)).c_str());
-    std::fflush(stdout);
+    const std::string text = sanitize(decoder_->decode(shown));
+    if (trainer_.comm().is_main()) {
+        std::printf("sample after step %lld:\n%s\n", static_cast<long long>(step), text.c_str());
+        std::fflush(stdout);
+    }
+    return text;
 }
 
 template <class Real>

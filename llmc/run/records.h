@@ -17,6 +17,8 @@ void require_fp8_products(const Products& products, int64_t expected, bool emula
 // Amax, scale and counts of every tensor in FP8, counted over all ranks since the last such line; waits for the device.
 void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& directory);
 
+void record_sample(int64_t step, const std::string& text, RunDirectory& directory);
+
 // Memory by kind: the plan, and the least and the most that a rank has taken of it at any time.
 void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, RunDirectory& directory);
 

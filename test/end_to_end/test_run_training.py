@@ -65,6 +65,9 @@ class SameNumbers(unittest.TestCase):
                 strict = FinishedRun(*flags, env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1"})
                 self.assert_same(plain, strict)
                 self.assertEqual(len(plain.result.samples), 2)
+                # What is printed may have line breaks, where the result's are cut.
+                recorded = [(r["step"], r["sample"].split("\n")[0]) for r in plain.records if "sample" in r]
+                self.assertEqual(recorded, plain.result.samples)
                 self.assertEqual(plain.result.samples, strict.result.samples)
 
     def test_order_of_threads(self):
