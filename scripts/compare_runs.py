@@ -75,8 +75,10 @@ class Comparison:
             ours, theirs = dict(run.val[name]), dict(reference.val[name])
             self.validations += [Gap(step, step, name.replace("val_loss", "validation"), theirs[step], ours[step])
                                  for step in sorted(ours.keys() & theirs.keys())]
-        if not self.steps and not self.validations:
-            raise RunError(f"{run.name} and {reference.name} have no step in common")
+
+    @property
+    def is_empty(self):
+        return not self.steps and not self.validations
 
     def _windows(self, width):
         windows = {}
@@ -226,15 +228,21 @@ def print_table(heads, rows):
         print(f"{name:<{label}}" + "".join(f"   {cell:<{width}}" for cell, width in zip(cells, widths)).rstrip())
 
 
-def print_report(reference, comparisons, start):
+def summary(reference, comparisons, start):
+    """The runs beside each other: heads, and rows as print_table() takes them. A reference may stand alone."""
     runs = [reference] + [c.run for c in comparisons]
-    last_steps = comparisons[0].windows[-1].last - comparisons[0].windows[-1].first + 1 if comparisons[0].windows else 1
+    windows = comparisons[0].windows if comparisons else Comparison(reference, reference, None).windows
+    last_steps = windows[-1].last - windows[-1].first + 1 if windows else 1
     columns = [rows_of_a_run(run, last_steps) for run in runs]
     rows = [(name, [column[name] for column in columns]) for name in columns[0]]
     beside = [rows_of_a_comparison(c, start) for c in comparisons]
-    rows += [(name, ["-"] + [column[name] for column in beside]) for name in beside[0]]
-    print_table([f"{reference.name} (reference)"] + [run.name for run in runs[1:]], rows)
+    if beside:
+        rows += [(name, ["-"] + [column[name] for column in beside]) for name in beside[0]]
+    return [f"{reference.name} (reference)" if beside else reference.name] + [run.name for run in runs[1:]], rows
 
+
+def gap_tables(reference, comparisons):
+    """(title, heads, rows) of the gaps of training windows and of validations, where there are any."""
     for kind, title in (("windows", "mean training loss"), ("validations", "validation loss")):
         places = {}
         for i, c in enumerate(comparisons):
@@ -243,9 +251,15 @@ def print_report(reference, comparisons, start):
                 row = places.setdefault((gap.what, gap.first), [label, loss_text(gap.reference), *["-"] * len(comparisons)])
                 row[2 + i] = percent(gap.relative)
         if places:
-            print(f"\nGap of the {title}")
-            print_table([reference.name] + [c.run.name for c in comparisons],
-                        [(row[0], row[1:]) for _, row in sorted(places.items())])
+            yield (f"Gap of the {title}", [reference.name] + [c.run.name for c in comparisons],
+                   [(row[0], row[1:]) for _, row in sorted(places.items())])
+
+
+def print_report(reference, comparisons, start):
+    print_table(*summary(reference, comparisons, start))
+    for title, heads, rows in gap_tables(reference, comparisons):
+        print(f"\n{title}")
+        print_table(heads, rows)
 
 
 # ---- the picture ---------------------------------------------------------------------------------------------------
@@ -273,20 +287,26 @@ def role_of(tensor):
     return tensor["tensor"].rsplit(".", 1)[-1]
 
 
+def counters(run, role):
+    """Of all tensors of one role, by record: steps, what share of them was lost in the cast and how, and the smallest,
+    the middle and the largest of their scales."""
+    steps, lost, spread = [], {"underflowed": [], "saturated": []}, []
+    for record in run.fp8:
+        tensors = [t for t in record["fp8"] if role_of(t) == role and t["elements"] and t["scale"]]
+        if not tensors:
+            continue
+        steps.append(record["step"])
+        elements = sum(t["elements"] for t in tensors)
+        for count, values in lost.items():
+            values.append(sum(t[count] for t in tensors) / elements)
+        each = sorted(t["scale"] for t in tensors)
+        spread.append((each[0], statistics.median(each), each[-1]))
+    return steps, lost, spread
+
+
 def draw_counters(fractions, scales, runs, colours, role):
-    """Of all tensors of one role: what share was lost in the cast, and the range of their scales."""
     for run, colour in zip(runs, colours):
-        steps, lost, spread = [], {"underflowed": [], "saturated": []}, []
-        for record in run.fp8:
-            tensors = [t for t in record["fp8"] if role_of(t) == role and t["elements"] and t["scale"]]
-            if not tensors:
-                continue
-            steps.append(record["step"])
-            elements = sum(t["elements"] for t in tensors)
-            for count, values in lost.items():
-                values.append(sum(t[count] for t in tensors) / elements)
-            each = sorted(t["scale"] for t in tensors)
-            spread.append((each[0], statistics.median(each), each[-1]))
+        steps, lost, spread = counters(run, role)
         fractions.plot(steps, lost["underflowed"], color=colour, linewidth=1.3, label=f"{run.name}: underflowed")
         fractions.plot(steps, lost["saturated"], color=colour, linewidth=1.3, linestyle=":", label=f"{run.name}: saturated")
         if steps:
@@ -382,6 +402,9 @@ def main(argv=None):
     try:
         reference, *others = read_runs([args.reference, *args.others])
         comparisons = [Comparison(reference, run, args.window) for run in others]
+        for c in comparisons:
+            if c.is_empty:
+                raise RunError(f"{c.run.name} and {reference.name} have no step in common")
     except RunError as error:
         print(f"compare_runs: {error}", file=sys.stderr)
         return 2

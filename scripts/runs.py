@@ -21,6 +21,7 @@ class Run:
     steps: list = field(default_factory=list)  # training records in order
     val: dict = field(default_factory=dict)  # "val_loss" or "val_loss_NAME": [(step, loss)]
     fp8: list = field(default_factory=list)  # records of FP8 tensors in order
+    other: list = field(default_factory=list)  # samples, memory, layers that left FP8, ... in order
 
     @property
     def config(self):
@@ -109,6 +110,8 @@ def read_run(path):
             run.steps.append(record)
         if "fp8" in record:
             run.fp8.append(record)
+        if not record.keys() & {"loss", "fp8"}:
+            run.other.append(record)
         for key, value in record.items():
             if key.startswith("val_loss") and value is not None:
                 val.setdefault(key, {})[record["step"]] = value  # the later one of a step

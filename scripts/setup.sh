@@ -6,6 +6,7 @@
 #   ./scripts/setup.sh
 #   ./scripts/setup.sh --with-prepare   and what data/prepare needs for parquet, datasets and near duplicates (so does
 #                                       CI=true)
+#   ./scripts/setup.sh --with-browser   and Chromium and what else tests look at reports and logs with (so does CI=true)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,14 +26,21 @@ if [[ -x $NVCC ]] && ! compgen -G "$(dirname "$NVCC")/../include/nccl.h" >/dev/n
     NCCL_PACKAGE=nvidia-nccl-cu$("$NVCC" --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
 fi
 
+WITH_BROWSER=${CI:-}
 for argument in "$@"; do
     case "$argument" in
         --with-tiktoken) ;; # it comes without being asked for
         --with-prepare) WITH_PREPARE=1 ;;
+        --with-browser) WITH_BROWSER=true ;;
         -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0 ;;
         *) echo "setup.sh: unknown argument '$argument' (--help)" >&2 && exit 2 ;;
     esac
 done
+
+if [[ $WITH_BROWSER == true ]]; then
+    PACKAGES+=(chromium fonts-dejavu-core)
+    PYTHON_PACKAGES+=(playwright axe_playwright_python tensorboard prometheus_client)
+fi
 
 # ---- packages of the system ----------------------------------------------------------------------------------------
 

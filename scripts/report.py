@@ -1,0 +1,392 @@
+#!/usr/bin/env python3
+"""Makes one HTML page of one or several runs, to be read in any browser, on a phone too, and without a network.
+
+    python3 scripts/report.py runs/d12 -o d12.html
+    python3 scripts/report.py runs/bf16 runs/fp8 -o both.html
+
+It shows the configuration and what differs in it, curves (loss, learning rate, gradient norm, speed, loss scale), the
+gaps to the first run as compare_runs.py computes them, what the casts to FP8 lost and the amax of every layer over the
+steps, memory, products by type, samples, and whatever a reader should be warned of. Of a long run it keeps, for every
+stretch of steps, the mean, the smallest and the largest value, so that no spike is lost. Needs no package.
+"""
+
+import argparse
+import html
+import json
+import math
+import os
+import statistics
+import sys
+
+from compare_runs import ROLES, Comparison, counters, failures, gap_tables, read_runs, role_of, summary
+from runs import Run, RunError, smooth
+
+PARTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "report")
+MOST_POINTS = 500  # of a curve; a longer one is drawn as so many stretches
+MOST_CELLS = 30000  # of all maps of amax together, for each of their quantities
+MOST_COLUMNS = 100  # of a map
+MOST_SAMPLES = 12  # of a run
+SMOOTH_OVER = 0.02  # of the run: the window of the line through the training loss
+OWN_TO_A_RUN = {"out"}  # flags that say nothing when they differ
+
+
+# ---- curves --------------------------------------------------------------------------------------------------------
+
+def rounded(value, digits=6):
+    """For a file that is to stay small; None where there is no number."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
+
+
+def stretches(count, most):
+    """[(begin, end)] of at most `most` stretches of equal length, the last one shorter."""
+    width = max(1, -(-count // most))
+    return [(begin, min(begin + width, count)) for begin in range(0, count, width)]
+
+
+def curve(run, name, steps, values, *, ends=None, smoothed=None, stepped=False, style="line"):
+    """A curve as the page takes it: x, y, and where a point stands for several its first and last step, its smallest
+    and its largest value. `ends`: the first and the last step of each value, where it is one of several. `smoothed`:
+    what is drawn in place of the mean, with the values behind it. `stepped`: the last value stands for a stretch,
+    because a mean would be a value that never was."""
+    parts = stretches(len(steps), MOST_POINTS)
+    long = len(parts) < len(steps)
+    found = {"run": run, "name": name, "style": style, "smoothed": bool(smoothed), "x": [], "y": []}
+    found |= {"first": [], "last": []} if long or ends else {}
+    found |= {"low": [], "high": []} if long or smoothed else {}
+    ends = ends or [(step, step) for step in steps]
+    for begin, end in parts:
+        finite = [v for v in values[begin:end] if v is not None and math.isfinite(v)]
+        middle = (begin + end - 1) // 2
+        mean = (finite[-1] if stepped else statistics.fmean(finite)) if finite else None
+        found["x"].append(steps[end - 1 if stepped else middle])
+        found["y"].append(rounded(smoothed[middle] if smoothed else mean))
+        if "first" in found:
+            found["first"].append(ends[begin][0])
+            found["last"].append(ends[end - 1][1])
+        if "low" in found:
+            found["low"].append(rounded(min(finite, default=None)))
+            found["high"].append(rounded(max(finite, default=None)))
+    return found
+
+
+def recorded(runs, key, name, **how):
+    """Curves of a field of the training records, of the runs that have it."""
+    curves = []
+    for i, run in enumerate(runs):
+        records = [r for r in run.steps if key in r]
+        if any(r[key] is not None for r in records):
+            curves.append(curve(i, name, [r["step"] for r in records], [r[key] for r in records], **how))
+    return curves
+
+
+def loss_curves(runs):
+    curves = []
+    for i, run in enumerate(runs):
+        if run.steps:
+            losses = [r["loss"] for r in run.steps]
+            line = smooth(losses, max(1, int(len(losses) * SMOOTH_OVER)))
+            curves.append(curve(i, "training", [r["step"] for r in run.steps], losses, smoothed=line))
+        for key, points in run.val.items():
+            name = key.removeprefix("val_loss").removeprefix("_")
+            curves.append(curve(i, "validation" + (f" ({name})" if name else ""), *map(list, zip(*points)),
+                                style="points"))
+    return curves
+
+
+def gap_curves(comparisons):
+    curves = []
+    for i, c in enumerate(comparisons, 1):
+        for name, gaps, style in (("training", c.windows, "line"), ("validation", c.validations, "points")):
+            if gaps:
+                curves.append(curve(i, name, [(gap.first + gap.last) / 2 for gap in gaps],
+                                    [100 * gap.relative for gap in gaps],
+                                    ends=[(gap.first, gap.last) for gap in gaps], style=style))
+    return curves
+
+
+def fp8_charts(runs):
+    charts = []
+    for role, title in ROLES.items():
+        lost, scales = [], []
+        for i, run in enumerate(runs):
+            steps, shares, spread = counters(run, role)
+            if not steps:
+                continue
+            for style, (name, values) in zip(("line", "dotted"), shares.items()):
+                lost.append(curve(i, name, steps, values, style=style))
+            for name, values in zip(("smallest", "median", "largest"), zip(*spread)):
+                scales.append(curve(i, name, steps, list(values), style="line" if name == "median" else "dotted"))
+        charts.append(chart(f"lost-{role}", f"FP8, {title}: lost in the cast", "share of elements", lost, scale="share"))
+        charts.append(chart(f"scale-{role}", f"FP8, {title}: scales", "", scales, scale="log"))
+    return charts
+
+
+def chart(name, title, unit, curves, *, scale="linear", **more):
+    return {"name": name, "title": title, "unit": unit, "scale": scale, "curves": curves, **more}
+
+
+def charts_of(runs, comparisons):
+    floors = [run.floor for run in runs if run.floor is not None]
+    found = [
+        chart("loss", "Loss", "nats per token", loss_curves(runs), scale="log", wide=True,
+              level={"name": "floor: the data's entropy", "y": floors[0]} if floors else None),
+        chart("gap", f"Gap of the loss to {runs[0].name}", "%", gap_curves(comparisons), wide=True,
+              level={"name": "no gap", "y": 0}),
+        chart("lr", "Learning rate", "", recorded(runs, "lr", "learning rate", stepped=True)),
+        chart("norm", "Gradient norm, before clipping", "", recorded(runs, "norm", "norm"), scale="log"),
+        chart("speed", "Speed", "tokens/s", recorded(runs, "tokens_per_s", "tokens/s")),
+        chart("loss-scale", "Loss scale", "", recorded(runs, "loss_scale", "loss scale", stepped=True), scale="log"),
+        chart("skipped", "Steps skipped so far", "",
+              recorded([run if any(r.get("skipped") for r in run.steps) else Run(run.name) for run in runs], "skipped",
+                       "skipped", stepped=True)),
+        chart("power", "Power of all cards", "W", recorded(runs, "watts", "watts")),
+        chart("energy", "Energy", "J/token", recorded(runs, "joules_per_token", "joules per token")),
+        *fp8_charts(runs),
+    ]
+    return [c for c in found if c["curves"]]
+
+
+# ---- maps of FP8 tensors over the steps ----------------------------------------------------------------------------
+
+def layer_of(tensor):
+    return tensor["tensor"].rsplit(".", 1)[0]
+
+
+def hundredths_of_log2(value):
+    """A number of the map in few characters; None for nothing, 0 and what is not finite."""
+    return round(100 * math.log2(value)) if value and math.isfinite(value) else None
+
+
+def fp8_map(index, run, columns):
+    """For each role and quantity the rows of a picture, a tensor each; the columns are the largest of some records."""
+    parts = stretches(len(run.fp8), columns)
+    layers = list(dict.fromkeys(layer_of(t) for record in run.fp8 for t in record["fp8"]))
+    found = {"run": index, "layers": layers, "first": [run.fp8[begin]["step"] for begin, _ in parts],
+             "last": [run.fp8[end - 1]["step"] for _, end in parts], "roles": {}}
+    for role in ROLES:
+        cells = {quantity: {layer: [0.0] * len(parts) for layer in layers}
+                 for quantity in ("amax", "saturated", "underflowed")}
+        for column, (begin, end) in enumerate(parts):
+            for tensor in (t for record in run.fp8[begin:end] for t in record["fp8"] if role_of(t) == role):
+                for quantity, rows in cells.items():
+                    of = 1 if quantity == "amax" else tensor["elements"]
+                    value = (tensor[quantity] or 0) / of if of else 0
+                    rows[layer_of(tensor)][column] = max(rows[layer_of(tensor)][column], value)
+        found["roles"][role] = {quantity: [[hundredths_of_log2(v) for v in row] for row in rows.values()]
+                                for quantity, rows in cells.items()}
+    return found
+
+
+def fp8_maps(runs):
+    tensors = sum(max((len(record["fp8"]) for record in run.fp8), default=0) for run in runs)
+    columns = min(MOST_COLUMNS, max(8, MOST_CELLS // max(1, tensors)))
+    return [fp8_map(i, run, columns) for i, run in enumerate(runs) if run.fp8]
+
+
+# ---- what a reader should know -------------------------------------------------------------------------------------
+
+def some(steps, most=5):
+    return ", ".join(map(str, steps[:most])) + (f" and {len(steps) - most} more" if len(steps) > most else "")
+
+
+def warnings_of(run):
+    last = run.steps[-1] if run.steps else {}
+    bad = [r["step"] for r in run.steps if r["loss"] is None or r.get("norm", 0) is None]
+    if bad:
+        yield f"loss or gradient norm not finite in step {some(bad)}"
+    if last.get("skipped"):
+        yield f"{last['skipped']} steps skipped"
+    spikes = [r["step"] for r in run.steps if "spike" in r]
+    if spikes:
+        yield f"spikes of loss or gradient norm in step {some(spikes)}"
+    nonfinite = [r["step"] for r in run.fp8 if any(t["nonfinite"] for t in r["fp8"])]
+    if nonfinite:
+        yield f"values that are not finite were cast to FP8, by the records of step {some(nonfinite)}"
+    for record in run.other:
+        for layer in record.get("fp8_fallback", []):
+            yield (f"step {record['step']}: {layer['layer']} left FP8 for BF16, because its {layer['tensor']} "
+                   f"{layer['reason']}")
+        outside = record.get("memory_outside", {})
+        if outside.get("taken", 0) > outside.get("reserved", 0):
+            yield f"libraries have taken {size_text(outside['taken'])} where {size_text(outside['reserved'])} were reserved"
+    if last.get("products", {}).get("emulated"):
+        yield f"{last['products']['emulated']} FP8 products a micro-step were made by BF16 units"
+    for resumed in run.info.get("resumed", []):
+        yield f"resumed at step {resumed.get('step')} on {resumed.get('date')}"
+    planned = run.config.get("max-steps")
+    if isinstance(planned, int) and 0 < last.get("step", 0) < planned:
+        yield f"ends at step {last['step']} of {planned}"
+    if not run.info:
+        yield "no run.json: its configuration is not known"
+
+
+def all_warnings(runs, comparisons):
+    lines = failures(comparisons, runs, None, 0)
+    lines += [f"{c.run.name} has no step in common with {c.reference.name}" for c in comparisons if c.is_empty]
+    return lines + [f"{run.name}: {line}" for run in runs for line in warnings_of(run)]
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+def size_text(count):
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            break
+        count, unit = count / 1024, "TiB"
+    return f"{count:.1f} {unit}" if unit != "B" else f"{count} B"
+
+
+def cell(value):
+    text = "-" if value is None or value == "" else value if isinstance(value, str) else json.dumps(value)
+    return html.escape(text)
+
+
+def table(caption, heads, rows, marked=()):
+    """`rows`: (label, cells). Those whose label is in `marked` stand out, by more than a colour."""
+    head = "".join(f'<th scope="col">{cell(h)}</th>' for h in heads)
+    body = "".join(
+        f'<tr{" class=differs" if label in marked else ""}><th scope="row">{"≠ " if label in marked else ""}{cell(label)}'
+        f'</th>{"".join(f"<td>{cell(c)}</td>" for c in cells)}</tr>' for label, cells in rows)
+    return (f'<div class="scroll" tabindex="0" role="region" aria-label="{cell(caption)}"><table><caption>{cell(caption)}'
+            f'</caption><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table></div>')
+
+
+def folded(title, text):
+    return f"<details><summary>{cell(title)}</summary>{text}</details>"
+
+
+def flat(info, prefix=""):
+    for key, value in info.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        elif key != "resumed":
+            yield prefix + key, value
+
+
+def configuration(runs):
+    """What differs first; everything else behind a fold."""
+    facts = [dict(flat(run.info)) for run in runs]
+    keys = list(dict.fromkeys(key for known in facts for key in known))
+    rows = [(key.removeprefix("config."), [known.get(key) for known in facts]) for key in keys]
+    told = {"date", "run_id", "command", *OWN_TO_A_RUN}
+    marked = {label for label, cells in rows if label not in told and any(c != cells[0] for c in cells[1:])}
+    names = [run.name for run in runs]
+    text = "".join(f"<p><strong>{cell(run.name)}</strong>: {cell(run.title or 'no run.json')}</p>" for run in runs)
+    if len(runs) > 1 and marked:
+        text += table("What differs", names, [row for row in rows if row[0] in marked], marked)
+    elif len(runs) > 1:
+        text += "<p>Nothing differs.</p>"
+    if rows:
+        text += folded("All flags, versions and the command", table("Configuration", names, rows, marked))
+    return text
+
+
+def memory(runs):
+    """Of the last such record of each run."""
+    rows, names = {}, []
+    for run in runs:
+        records = [r["memory"] for r in run.other if "memory" in r]
+        if not records:
+            continue
+        for kind, sizes in records[-1].items():
+            rows.setdefault(kind, ["-"] * len(names))
+            taken = {size_text(sizes["least_peak"]), size_text(sizes["most_peak"])}
+            rows[kind].append(f"{size_text(sizes['planned'])} planned, {' to '.join(sorted(taken))} taken")
+        total = sum(sizes["most_peak"] for sizes in records[-1].values())
+        rows.setdefault("all", ["-"] * len(names)).append(f"{size_text(total)} taken")
+        names.append(run.name)
+    return table("Memory of a rank, by kind", names, list(rows.items())) if rows else ""
+
+
+def products(runs):
+    """Products of a micro-step by type, from the step on where that changed."""
+    rows = []
+    for run in runs:
+        before = None
+        for record in run.steps:
+            now = record.get("products")
+            if now and now != before:
+                rows.append((f"{run.name}, from step {record['step']}", [now.get(k, 0) for k in
+                                                                         ("fp8", "bf16", "fp32", "emulated")]))
+            before = now
+    heads = ["FP8", "BF16", "FP32", "FP8 by BF16 units"]
+    return table("Matrix products of a micro-step", heads, rows[:40]) if rows else ""
+
+
+def samples(runs):
+    text = ""
+    for run in runs:
+        found = [(r["step"], r["sample"]) for r in run.other if "sample" in r]
+        if not found:
+            continue
+        parts = stretches(len(found), MOST_SAMPLES)
+        text += f"<h3>{cell(run.name)}</h3>"
+        if len(parts) < len(found):
+            text += f"<p>{len(parts)} of {len(found)} samples.</p>"
+        for _, end in reversed(parts):
+            step, sample = found[end - 1]
+            text += folded(f"after step {step}", f"<pre>{cell(sample)}</pre>")
+    return text.replace("<details>", "<details open>", 1)
+
+
+# ---- the page ------------------------------------------------------------------------------------------------------
+
+def read_part(name):
+    with open(os.path.join(PARTS, name), encoding="utf-8") as file:
+        return file.read()
+
+
+def section(name, title, text):
+    return f'<section id="{name}"><h2>{title}</h2>{text}</section>' if text else ""
+
+
+def page(runs, comparisons):
+    lines = all_warnings(runs, comparisons)
+    data = {"runs": [{"name": run.name, "tokens": run.tokens_at(1) if run.steps else None} for run in runs],
+            "charts": charts_of(runs, comparisons), "maps": fp8_maps(runs), "roles": ROLES}
+    title = ("Run " if len(runs) == 1 else "Runs ") + ", ".join(run.name for run in runs)
+    sections = [
+        section("summary", "Summary", table("Summary", *summary(runs[0], comparisons, 0))),
+        section("checks", "Warnings", "<ul>" + "".join(f"<li>{cell(line)}</li>" for line in lines) + "</ul>" if lines else
+                "<p>Nothing to warn of.</p>"),
+        section("configuration", "Configuration", configuration(runs)),
+        section("curves", "Curves", '<div id="charts"></div>'),
+        section("gaps", "Gaps", "".join(folded(title, table(*rest)) for title, rest in
+                                        ((t[0], t) for t in gap_tables(runs[0], comparisons)))),
+        section("maps", "FP8 tensors over the steps", '<div id="heat"></div>' if data["maps"] else ""),
+        section("memory", "Memory and products", memory(runs) + products(runs)),
+        section("samples", "Samples", samples(runs)),
+    ]
+    # A "<" could end the script element.
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    parts = {"TITLE": cell(title), "STYLE": read_part("page.css"), "SECTIONS": "\n".join(filter(None, sections)),
+             "DATA": text, "SCRIPT": read_part("page.js")}
+    shell = read_part("page.html").split("{{")
+    return shell[0] + "".join(parts[name] + rest for name, rest in (piece.split("}}", 1) for piece in shell[1:]))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog=__doc__.split("\n\n", 2)[2],
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories (train_gpt --out) or metrics.jsonl files")
+    parser.add_argument("-o", "--out", metavar="FILE", help="the page; default: report.html in the first run directory")
+    parser.add_argument("--window", type=int, metavar="N", help="steps a window of gaps; default: about a tenth")
+    args = parser.parse_args(argv)
+    if args.window is not None and args.window < 1:
+        parser.error("--window: at least 1")
+    directory = args.runs[0] if os.path.isdir(args.runs[0]) else os.path.dirname(os.path.abspath(args.runs[0]))
+    out = args.out or os.path.join(directory, "report.html")
+    try:
+        runs = read_runs(args.runs)
+        text = page(runs, [Comparison(runs[0], run, args.window) for run in runs[1:]])
+        with open(out, "w", encoding="utf-8") as file:
+            file.write(text)
+    except (RunError, OSError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    print(f"{out}: {len(text.encode()) / 1e3:.0f} kB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,344 @@
+"""scripts/report.py: what its page says of runs, and the page itself in a headless Chromium: no errors, every curve
+there, keyboard, contrast and labels. Run it with .venv/bin/python; without Chromium the browser's part is skipped."""
+
+import contextlib
+import functools
+import io
+import json
+import os
+import re
+import shutil
+import sys
+import unittest
+
+from trainer import ROOT, FinishedRun, corpus, new_path
+
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+import report  # noqa: E402
+
+try:
+    from axe_playwright_python.sync_playwright import Axe
+    from playwright.sync_api import sync_playwright
+except ImportError:
+    sync_playwright = None
+CHROMIUM = shutil.which("chromium")
+
+WIDE, NARROW = 1400, 390  # pixels; a phone's width
+ROLES = ("x", "w", "dout")
+
+
+def make(*runs):
+    """The page of these run directories, as a file."""
+    out = new_path("page") + ".html"
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = report.main([*runs, "-o", out])
+    assert code == 0, runs
+    return out
+
+
+def shown(value):
+    """As the page writes a number."""
+    return f"{float(f'{value:.6g}'):.5g}"
+
+
+def data_of(page):
+    with open(page, encoding="utf-8") as file:
+        return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', file.read())[1])
+
+
+def text_of(page):
+    with open(page, encoding="utf-8") as file:
+        return file.read()
+
+
+def write_records(records, info=None, name="run"):
+    directory = new_path(name)
+    os.makedirs(directory)
+    with open(os.path.join(directory, "metrics.jsonl"), "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+    if info is not None:
+        with open(os.path.join(directory, "run.json"), "w", encoding="utf-8") as file:
+            json.dump(info, file)
+    return directory
+
+
+def step(number, **more):
+    return dict(step=number, loss=5 - number / 4000, lr=1e-3, norm=1.0, tokens=100 * number, ms=1.0, tokens_per_s=1e5,
+                products=dict(fp8=24, bf16=3, fp32=0), skipped=0, loss_scale=65536.0) | more
+
+
+@functools.cache
+def real_runs():
+    """A BF16 and an FP8 run of the program, with validations and samples."""
+    flags = ["--val", corpus().val, "--val-every", 10, "--val-batches", 1, "--sample-every", 15, "--sample-tokens", 8,
+             "--max-steps", 30]
+    return [FinishedRun(*flags, "--precision", precision) for precision in ("bf16", "fp8")]
+
+
+@functools.cache
+def page_of_two():
+    return make(*(run.directory for run in real_runs()))
+
+
+def curves_of(data):
+    return {f"{chart['name']}/{data['runs'][curve['run']]['name']}/{curve['name']}": curve
+            for chart in data["charts"] for curve in chart["curves"]}
+
+
+class Contents(unittest.TestCase):
+    def test_every_curve_has_the_numbers_of_the_metrics(self):
+        runs = real_runs()
+        curves = curves_of(data_of(page_of_two()))
+        names = [os.path.basename(run.directory) for run in runs]
+        expected = {f"{kind}/{name}/{curve}" for name in names for kind, curve in (
+            ("loss", "training"), ("loss", "validation"), ("lr", "learning rate"), ("norm", "norm"),
+            ("speed", "tokens/s"), ("loss-scale", "loss scale"))}
+        expected |= {f"gap/{names[1]}/training", f"gap/{names[1]}/validation"}
+        expected |= {f"lost-{role}/{names[1]}/{count}" for role in ROLES for count in ("saturated", "underflowed")}
+        expected |= {f"scale-{role}/{names[1]}/{which}" for role in ROLES for which in ("smallest", "median", "largest")}
+        self.assertEqual(curves.keys(), expected)
+        for run, name in zip(runs, names):
+            loss = curves[f"loss/{name}/training"]
+            self.assertEqual(loss["x"], [r["step"] for r in run.steps])
+            for low, high, value in zip(loss["low"], loss["high"], run.losses):
+                self.assertEqual((low, high), (float(f"{value:.6g}"),) * 2)
+            validation = curves[f"loss/{name}/validation"]
+            self.assertEqual(dict(zip(validation["x"], validation["y"])),
+                             {s: float(f"{v:.6g}") for s, v in run.validations.items()})
+        fp8 = [r for r in runs[1].records if "fp8" in r]
+        saturated = [sum(t["saturated"] for t in r["fp8"] if t["tensor"].endswith(".x")) for r in fp8]
+        elements = [sum(t["elements"] for t in r["fp8"] if t["tensor"].endswith(".x")) for r in fp8]
+        self.assertEqual(curves[f"lost-x/{names[1]}/saturated"]["y"],
+                         [float(f"{s / e:.6g}") for s, e in zip(saturated, elements)])
+
+    def test_a_long_run_keeps_its_spikes_and_the_page_stays_small(self):
+        tensors = [f"h.{i}.{layer}.{role}" for i in range(12) for layer in ("qkv", "attn_proj", "fc", "fc_proj")
+                   for role in ROLES]
+        records = []
+        for number in range(1, 10001):
+            loss = {7777: 40.0, 5000: 0.5, 9000: None}.get(number, 5 - number / 4000)
+            records.append(step(number, loss=loss, norm=1 + number % 7 / 3 + 1 / number, tokens_per_s=1e5 + number % 13 / 7))
+            if number % 10 == 0:
+                records.append(dict(step=number, fp8=[dict(tensor=t, amax=2.0 ** (number % 9), scale=1.0 + number, elements=1000,
+                                                           saturated=5 if number == 4440 else 0, underflowed=number % 5,
+                                                           nonfinite=0) for t in tensors]))
+            if number % 100 == 0:
+                records.append(dict(step=number, val_loss=5 - number / 4001))
+        page = make(write_records(records))
+        self.assertLess(os.path.getsize(page), 1e6)
+        data = data_of(page)
+        (loss,) = (c for key, c in curves_of(data).items() if key.endswith("/training"))
+        self.assertLessEqual(len(loss["x"]), 500)
+        self.assertEqual((loss["first"][0], loss["last"][-1]), (1, 10000))
+        at = next(i for i, last in enumerate(loss["last"]) if last >= 7777)
+        self.assertEqual(loss["high"][at], 40.0)
+        self.assertEqual(min(loss["low"]), 0.5)
+        self.assertTrue(all(a + 1 == b for a, b in zip(loss["last"], loss["first"][1:])))
+        self.assertTrue("not finite in step 9000" in text_of(page))
+        (cells,) = data["maps"]
+        self.assertEqual(len(cells["layers"]), 48)
+        column = next(i for i, last in enumerate(cells["last"]) if last >= 4440)
+        rows = cells["roles"]["x"]["saturated"]
+        self.assertEqual(len(rows), 48)
+        self.assertTrue(all([i for i, v in enumerate(row) if v is not None] == [column] for row in rows))
+        self.assertEqual(max(cells["roles"]["w"]["amax"][0]), 800)  # hundredths of log2 of 2^8
+
+    def test_warnings(self):
+        records = [step(1), step(2, loss=None, nonfinite=dict(loss="nan"), skipped=1), step(3, skipped=1, spike=dict(loss=4.0)),
+                   dict(step=3, fp8_fallback=[dict(layer="h.0.fc", tensor="x", reason="saturated", fraction=0.5)]),
+                   dict(step=3, fp8=[dict(tensor="h.0.fc.x", amax=1.0, scale=1.0, elements=4, saturated=0, underflowed=0,
+                                          nonfinite=2)])]
+        info = dict(config={"precision": "fp8", "max-steps": 8}, resumed=[dict(step=1, date="2026-01-01")])
+        page = text_of(make(write_records(records, info)))
+        for part in ("not finite in step 2", "1 steps skipped", "spikes of loss or gradient norm in step 3",
+                     "step 3: h.0.fc left FP8 for BF16, because its x saturated", "cast to FP8, by the records of step 3",
+                     "resumed at step 1", "ends at step 3 of 8"):
+            self.assertTrue(part in page, part)
+        quiet = text_of(make(write_records([step(1), step(2)], dict(config={"precision": "fp8", "max-steps": 2}))))
+        self.assertTrue("Nothing to warn of" in quiet)
+        other = write_records([step(7), step(8)], dict(weights_hash="b", config={}))
+        both = text_of(make(write_records([step(1)], dict(weights_hash="a", config={}), "b"), other))
+        for part in ("no step in common", "did not start with the weights"):
+            self.assertTrue(part in both, part)
+
+    def test_what_differs_is_said(self):
+        a, b = (write_records([step(1)], dict(config={"lr": lr, "seed": 1, "out": lr}, device="x")) for lr in (0.5, 0.25))
+        differing = re.findall(r"<tr class=differs>.*?</tr>", text_of(make(a, b)))
+        self.assertEqual(len(differing), 2)  # once by itself, once among all
+        self.assertIn("≠ lr</th><td>0.5</td><td>0.25</td>", differing[0])
+        self.assertTrue("Nothing differs" in text_of(make(a, a)))
+
+    def test_text_of_a_run_cannot_become_markup(self):
+        bad = '</script><script>alert("x")</script><!--'
+        records = [step(1), dict(step=1, sample=bad)]
+        page = text_of(make(write_records(records, dict(command=bad, config={"prompt": bad}), name=bad.replace("/", ""))))
+        self.assertFalse("<script>alert" in page)
+        self.assertEqual(page.count("<script"), 2)
+
+    def test_what_cannot_be_shown(self):
+        for arguments, part in ((["nowhere"], "does not exist"), ([new_path()], "does not exist"),
+                                ([write_records([step(1)]), "-o", "/nowhere/x"], "/nowhere/x")):
+            err = io.StringIO()
+            with contextlib.redirect_stderr(err):
+                self.assertEqual(report.main(arguments), 2)
+            self.assertIn(part, err.getvalue())
+            self.assertEqual(len(err.getvalue().splitlines()), 1)
+
+
+# ---- in a browser --------------------------------------------------------------------------------------------------
+
+# Contrast of every text in the drawings, which axe leaves out, by WCAG's definition: the smallest, with its text.
+CONTRAST_IN_DRAWINGS = """() => {
+  const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = (c) => { const [r, g, b] = c.map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const behind = (e) => { for (; e; e = e.parentElement) { const c = rgb(getComputedStyle(e).backgroundColor);
+    if (c.length < 4 || c[3] > 0) return c; } };
+  return [...document.querySelectorAll("svg text, svg .curve")].map((e) => {
+    const style = getComputedStyle(e), is_text = e.tagName === "text";
+    const [a, b] = [rgb(is_text ? style.fill : style.stroke), behind(e)].map((c) => light(c.slice(0, 3))).sort((x, y) => y - x);
+    return [(a + 0.05) / (b + 0.05), is_text ? 4.5 : 3, e.textContent];
+  }).filter(([ratio, least]) => !(ratio >= least));
+}"""
+
+
+@unittest.skipIf(os.environ.get("CI") != "true" and not (sync_playwright and CHROMIUM),
+                 "needs chromium, playwright and axe-playwright-python (scripts/setup.sh --with-browser)")
+class InBrowser(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.playwright = sync_playwright().start()
+        # Its sandbox is not to be had in containers, and the pages are our own.
+        cls.browser = cls.playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.browser.close()
+        cls.playwright.stop()
+
+    def open(self, page, width=WIDE, scheme="light"):
+        """The page in a window, with what went wrong in `self.errors` and what it asked for in `self.requests`."""
+        self.errors, self.requests = [], []
+        window = self.browser.new_page(viewport=dict(width=width, height=900), color_scheme=scheme)
+        self.addCleanup(window.close)
+        window.on("console", lambda message: self.errors.append(message.text) if message.type in ("error", "warning") else None)
+        window.on("pageerror", lambda error: self.errors.append(str(error)))
+        window.on("request", lambda request: self.requests.append(request.url))
+        window.goto("file://" + page)
+        return window
+
+    def violations(self, window, *rules):
+        found = Axe().run(window, options={"resultTypes": ["violations"], **({"runOnly": rules} if rules else {})})
+        return [(v["id"], v["nodes"][0]["html"][:150]) for v in found.response["violations"]]
+
+    def drawn(self, window):
+        """{curve: numbers in its path}"""
+        paths = window.eval_on_selector_all("[data-curve]", "all => all.map(e => [e.dataset.curve, e.getAttribute('d')])")
+        return {name: [tuple(map(float, point)) for point in re.findall(r"[ML]([\d.-]+) ([\d.-]+)", d)] for name, d in paths}
+
+    def test_every_curve_is_drawn_without_errors_or_network(self):
+        page = page_of_two()
+        window = self.open(page)
+        curves, drawn = curves_of(data_of(page)), self.drawn(window)
+        self.assertEqual(drawn.keys(), curves.keys())
+        for name, points in drawn.items():
+            self.assertEqual(len(points), sum(y is not None for y in curves[name]["y"]), name)
+            self.assertEqual(points, sorted(points), name)  # from left to right
+            higher = [y for _, y in sorted(zip(curves[name]["y"], (y for _, y in points)))]
+            self.assertEqual(higher, sorted(higher, reverse=True), name)  # greater is further up
+        self.assertEqual(len(window.query_selector_all("[data-range]")), 2)
+        self.assertEqual(self.errors, [])
+        self.assertEqual([url for url in self.requests if not url.startswith(("file:", "data:"))], [])
+
+    def test_a_page_that_is_broken_is_seen(self):
+        broken = new_path("broken") + ".html"
+        text = text_of(page_of_two())
+        for old, new, reason in (("for (const chart of data.charts)", "none();for (const chart of data.charts)", "none"),
+                                 ('<nav id="controls"', '<img src="https://example.org/x.png"><nav id="controls"', "example.org")):
+            self.assertIn(old, text)
+            with open(broken, "w", encoding="utf-8") as file:
+                file.write(text.replace(old, new, 1))
+            self.open(broken)
+            self.assertIn(reason, " ".join(self.errors))
+
+    def test_keys_pointer_and_controls(self):
+        bf16, fp8 = real_runs()
+        window = self.open(page_of_two())
+        loss = window.locator("[aria-labelledby=chart-loss]")
+        loss.focus()
+        for key, number in (("Home", 1), ("ArrowRight", 2), ("End", 30), ("ArrowLeft", 29)):
+            window.keyboard.press(key)
+            window.wait_for_function("n => document.activeElement.ariaValueNow === String(n)", arg=number)
+            said = loss.get_attribute("aria-valuetext")
+            for run in (bf16, fp8):
+                self.assertIn(f"({shown(run.losses[number - 1])})", said)
+            self.assertIn(f"step {number}", said)
+        self.assertIn(said.split("; ")[1], window.locator("figure:has(#chart-loss) .readout").inner_text())
+        # Near the axis: step 1, in all charts.
+        window.locator("[aria-labelledby=chart-norm]").hover(position=dict(x=53, y=50))
+        window.wait_for_function("() => document.querySelector('[aria-labelledby=chart-lr]').ariaValueText.startsWith('step 1;')")
+        name = os.path.basename(bf16.directory)
+        window.get_by_label(name, exact=True).uncheck()
+        self.assertFalse([curve for curve in self.drawn(window) if f"/{name}/" in curve])
+        self.assertTrue(self.drawn(window))
+        window.get_by_label("horizontal axis").select_option("tokens")
+        tokens = bf16.steps[-1]["tokens"]
+        self.assertEqual(loss.get_attribute("aria-valuemax"), str(tokens))
+        window.locator("figure:has(#chart-norm) summary").click()
+        window.wait_for_selector("figure:has(#chart-norm) tbody")
+        cells = window.locator("figure:has(#chart-norm) tbody tr").last.locator("td").all_inner_texts()
+        self.assertEqual(cells, ["30", shown(fp8.steps[-1]["norm"])])
+        self.assertEqual(self.errors, [])
+
+    def test_maps(self):
+        fp8 = real_runs()[1]
+        window = self.open(page_of_two())
+        maps = window.locator("#heat canvas")
+        self.assertEqual(maps.count(), len(ROLES))
+        colours = maps.nth(0).evaluate("c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height)"
+                                       ".data.buffer)).size")
+        self.assertGreater(colours, 8)
+        last = {t["tensor"]: t for r in fp8.records if "fp8" in r for t in r["fp8"]}
+        maps.nth(2).focus()
+        window.keyboard.press("ArrowDown")
+        said = maps.nth(2).get_attribute("aria-valuetext")
+        found = re.fullmatch(r"(\S+), step 30: amax ([\d.,e-]+)", said)
+        # Hundredths of log2, in three digits.
+        self.assertLess(abs(float(found[2].replace(",", "")) / last[found[1] + ".dout"]["amax"] - 1), 0.01)
+        window.get_by_label("colour").select_option("underflowed")
+        self.assertIn("share underflowed", maps.nth(2).get_attribute("aria-valuetext"))
+
+    def test_contrast_and_labels(self):
+        fp8 = real_runs()[1]
+        alone = make(write_records([r for r in fp8.records if "val_loss" not in r]))  # a run without validation
+        for page, width, scheme in ((page_of_two(), WIDE, "light"), (alone, NARROW, "dark")):
+            with self.subTest(width=width, scheme=scheme):
+                window = self.open(page, width, scheme)
+                # Of the many tables of curves and of maps one: they are made alike.
+                window.eval_on_selector_all("section:not(#curves, #maps) details, figure:has(#chart-loss) details, "
+                                            "figure:has(canvas) details", "all => all.forEach((e) => (e.open = true))")
+                window.wait_for_selector("#curves tbody tr, #maps tbody tr")
+                self.assertEqual(self.violations(window), [])
+                self.assertEqual(window.evaluate(CONTRAST_IN_DRAWINGS), [])
+                self.assertEqual(self.errors, [])
+
+    def test_a_phone_need_not_scroll_sideways(self):
+        window = self.open(page_of_two(), NARROW, "dark")
+        window.eval_on_selector_all("details", "all => all.forEach((e) => (e.open = true))")
+        self.assertLessEqual(window.evaluate("document.documentElement.scrollWidth"), NARROW)
+        self.assertEqual(window.evaluate(CONTRAST_IN_DRAWINGS), [])
+        self.assertEqual(self.errors, [])
+
+    def test_bad_contrast_and_missing_labels_are_seen(self):
+        window = self.open(page_of_two())
+        window.evaluate("document.documentElement.style.setProperty('--quiet', '#b0b0b0')")
+        window.evaluate("document.documentElement.style.setProperty('--run1', '#e0d0d0')")
+        window.eval_on_selector("[role=slider]", "e => e.removeAttribute('aria-labelledby')")
+        rules = {"color-contrast", "aria-input-field-name"}
+        self.assertEqual({name for name, _ in self.violations(window, *rules)}, rules)
+        faint = window.evaluate(CONTRAST_IN_DRAWINGS)
+        self.assertEqual({least for _, least, _ in faint}, {3, 4.5})
+
+
+if __name__ == "__main__":
+    unittest.main()
