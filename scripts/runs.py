@@ -67,6 +67,21 @@ def read_records(path):
     return records
 
 
+def scalars(record):
+    """{name: number} of a record's step: its own, those of "products" and of every FP8 tensor, named as --tensorboard
+    names them. What is not finite (null, with its word in "nonfinite") is NaN or infinite here."""
+    def numbers(prefix, values):
+        words = values.get("nonfinite")  # a count in an FP8 tensor
+        words = words if isinstance(words, dict) else {}
+        return {prefix + key: float(words[key] if value is None else value) for key, value in values.items()
+                if key != "step" and (isinstance(value, (int, float)) or value is None and key in words)}
+
+    found = numbers("", record) | numbers("products/", record.get("products", {}))
+    for tensor in record.get("fp8", []):
+        found |= numbers(f"fp8/{tensor['tensor']}/", tensor)
+    return found
+
+
 def find_floor(config):
     """The entropy floor in the sidecar of the first validation (or training) shard, or None."""
     val = config.get("val") or []

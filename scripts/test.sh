@@ -46,6 +46,7 @@ for file in test/end_to_end/test_run_*.py; do
     name=$(basename "$file" .py)
     queue stage "end to end: ${name#test_run_}" unittest python3 "$file"
 done
+queue stage "watching runs" unittest .venv/bin/python test/end_to_end/test_watching.py
 queue stage "report of runs" unittest .venv/bin/python test/end_to_end/test_report.py
 host "host: threads descending" LLMC_ORDER=descending
 host "host: threads and streams in random order" LLMC_ORDER=random LLMC_STREAMS=random

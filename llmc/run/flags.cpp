@@ -60,6 +60,9 @@ const Flag kRows[] = {
     flag('o', "out", "DIR", &Options::out, {}, "run directory for run.json, metrics.jsonl, main.log and the model",
          "none"),
     once(flag(0, "overwrite", "", &Options::overwrite, {}, "let --out replace the run that DIR already holds")),
+    flag(0, "tensorboard", "", &Options::tensorboard, {}, "write event files for TensorBoard into DIR/tensorboard"),
+    flag(0, "prometheus", "FILE", &Options::prometheus, {},
+         "keep the newest numbers in FILE for Prometheus's textfile collector (name it *.prom)", "none"),
 
     heading("Model"),
     flag('e', "model", "NAME|FILE", &Options::model, {.check = check_not_empty},

@@ -79,7 +79,18 @@ void put_number(ordered_json& record, const std::string& key, double value) {
     record["nonfinite"][key] = std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
 }
 
-std::string metrics_line(const StepRecord& r) {
+std::optional<double> get_number(const ordered_json& record, const std::string& key) {
+    const auto found = record.find(key), words = record.find("nonfinite");
+    if (found == record.end()) return std::nullopt;
+    if (found->is_number()) return found->get<double>();
+    if (!found->is_null() || words == record.end() || !words->is_object() || !words->contains(key)) return std::nullopt;
+    const std::string word = (*words)[key];
+    return word == "nan" ? NAN : word == "inf" ? INFINITY : -INFINITY;
+}
+
+namespace {
+
+ordered_json json_of(const StepRecord& r) {
     ordered_json line;
     line["step"] = r.step;
     put_number(line, "loss", r.loss);
@@ -99,15 +110,20 @@ std::string metrics_line(const StepRecord& r) {
         if (r.spike.norm_limit) put_number(limits, "norm", *r.spike.norm_limit);
         line["spike"] = limits;
     }
-    return text_of(line, -1);
+    return line;
 }
 
-std::string metrics_line(const ValRecord& r) {
+ordered_json json_of(const ValRecord& r) {
     ordered_json line;
     line["step"] = r.step;
     for (const auto& [name, loss] : r.losses) put_number(line, name.empty() ? "val_loss" : "val_loss_" + name, loss);
-    return text_of(line, -1);
+    return line;
 }
+
+}  // namespace
+
+std::string metrics_line(const StepRecord& r) { return text_of(json_of(r), -1); }
+std::string metrics_line(const ValRecord& r) { return text_of(json_of(r), -1); }
 
 std::string main_log_line(const StepRecord& r) {
     return strprintf("s:%lld trl:%.4f lr:%.6f norm:%.2f", static_cast<long long>(r.step - 1), unsigned_nan(r.loss),
@@ -188,6 +204,7 @@ void RunDirectory::remove_run() const {
         remove_checkpoint(system_calls(), checkpoint.path);
     std::error_code ignored;
     fs::remove_all(checkpoints(), ignored);
+    fs::remove_all(file("tensorboard"), ignored);
     std::vector<std::string> files(std::begin(kRunFiles), std::end(kRunFiles));
     std::error_code error;
     for (const fs::directory_entry& entry : fs::directory_iterator(path_, error))
@@ -259,19 +276,19 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
 }
 
 void RunDirectory::record(const StepRecord& r) {
-    if (!active()) return;
-    write_line(metrics_, "metrics.jsonl", metrics_line(r));
-    write_line(main_log_, "main.log", main_log_line(r));
+    append(json_of(r));
+    if (active()) write_line(main_log_, "main.log", main_log_line(r));
 }
 
 void RunDirectory::record(const ValRecord& r) {
-    if (!active() || r.losses.empty()) return;
-    write_line(metrics_, "metrics.jsonl", metrics_line(r));
-    write_line(main_log_, "main.log", main_log_line(r));
+    if (r.losses.empty()) return;
+    append(json_of(r));
+    if (active()) write_line(main_log_, "main.log", main_log_line(r));
 }
 
 void RunDirectory::append(const ordered_json& r) {
     if (active()) write_line(metrics_, "metrics.jsonl", text_of(r, -1));
+    for (const Watcher& watcher : watchers_) watcher(r);
 }
 
 }  // namespace llmc

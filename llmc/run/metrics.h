@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -50,6 +51,9 @@ struct ValRecord {
 // A float, which JSON cannot hold when it is not finite: then the value is null and record["nonfinite"][key] is "nan",
 // "inf" or "-inf". Finite floats are written with all digits that a double needs, so they read back to the same bits.
 void put_number(nlohmann::ordered_json& record, const std::string& key, double value);
+
+// The reverse: nothing where `key` is not there or no number.
+std::optional<double> get_number(const nlohmann::ordered_json& record, const std::string& key);
 
 // The lines of metrics.jsonl (without the newline) and of main.log.
 std::string metrics_line(const StepRecord& record);
@@ -106,6 +110,10 @@ public:
     void record(const ValRecord& record);
     void append(const nlohmann::ordered_json& record);  // any other line of metrics.jsonl
 
+    // `watcher` is called with every record from now on, without a directory too.
+    using Watcher = std::function<void(const nlohmann::ordered_json& record)>;
+    void watch(Watcher watcher) { watchers_.push_back(std::move(watcher)); }
+
 private:
     struct Close {
         void operator()(std::FILE* file) const { std::fclose(file); }
@@ -120,6 +128,7 @@ private:
     std::string path_;
     int lock_ = -1;
     File metrics_, main_log_;
+    std::vector<Watcher> watchers_;
 };
 
 }  // namespace llmc

@@ -196,6 +196,8 @@ void check_complete(const Options& options) {
         refuse("--gpu names the card to plan for; add --dry-run or --estimate-scaling");
     if (!options.profile_steps.empty() && options.out.empty())
         refuse("--profile-steps writes its traces into the run directory; add --out DIR");
+    if (options.tensorboard && options.out.empty())
+        refuse("--tensorboard writes into the run directory; add --out DIR");
     if (options.train.empty() && !planning && !options.print_config && !options.checking) {
         refuse(
             "no training data: give --train 'GLOB', for example -i 'data/tinyshakespeare_train*.bin' (--help lists all "

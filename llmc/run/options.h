@@ -32,6 +32,8 @@ struct Options {
     std::vector<ValSet> val;  // any number
     std::string out;          // run directory; "": nothing is written
     bool overwrite = false;
+    bool tensorboard = false;  // in `out`
+    std::string prometheus;    // file; "": none
 
     // Model
     std::string model;                        // name or file; "" = not given = d12

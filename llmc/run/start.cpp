@@ -8,6 +8,8 @@
 #include "llmc/check/findings.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/run/fingerprint.h"
+#include "llmc/run/prometheus.h"
+#include "llmc/run/tensorboard.h"
 #include "llmc/run/text.h"
 #include "llmc/train/weights.h"
 
@@ -84,6 +86,10 @@ RunPosition start(Trainer<Real>& trainer, const Options& o, Ranks& ranks, std::o
 template <class Real>
 void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, const Options& o,
                      const nlohmann::ordered_json& card_check, const Ranks& ranks, const RunPosition& position) {
+    if (!o.prometheus.empty() && trainer.comm().is_main()) {
+        const auto file = std::make_shared<PrometheusFile>(o.prometheus, o.out);
+        directory.watch([file](const auto& record) { file->write(record); });
+    }
     if (o.out.empty()) return;
     const std::string weights = fingerprint_text(weights_fingerprint(trainer.weights(), trainer.stream()));
     trainer.comm().require_equal("weights to start from", weights);
@@ -100,6 +106,10 @@ void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, cons
     }
     directory.write_run_json(o, {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved,
                                  card_check, choices_json(trainer.config().products)});
+    if (!o.tensorboard) return;
+    const int64_t purge_step = position.saved >= 0 ? position.step + 1 : -1;
+    const auto file = std::make_shared<TensorBoardFile>(directory.file("tensorboard"), purge_step);
+    directory.watch([file](const auto& record) { file->write(record); });
 }
 
 template RunPosition start(Trainer<float>&, const Options&, Ranks&, std::optional<Resumed>&);

@@ -121,6 +121,30 @@ TEST_CASE("metrics: what is not finite is null and named") {
     CHECK(main_log_line(record) == "s:6 trl:nan lr:0.000300 norm:inf");
 }
 
+TEST_CASE("metrics: numbers of a record, whatever they are") {
+    const auto record = nlohmann::ordered_json::parse(
+        R"({"a": 2.5, "b": null, "c": "7", "d": null, "nonfinite": {"b": "-inf"}, "e": true, "f": 3})");
+    CHECK(get_number(record, "a") == 2.5);
+    CHECK(get_number(record, "b") == -INFINITY);
+    CHECK(get_number(record, "f") == 3);
+    for (const char* none : {"c", "d", "e", "g", "nonfinite"}) CHECK(!get_number(record, none));
+    CHECK(std::isnan(*get_number(nlohmann::ordered_json::parse(metrics_line(ValRecord{1, {{"", NAN}}})), "val_loss")));
+}
+
+TEST_CASE("run directory: watchers see every record, without a directory too") {
+    TemporaryDirectory base;
+    for (const std::string& path : {std::string(), base / "a"}) {
+        BegunDirectory run(path, false);
+        std::vector<std::string> seen;
+        run.watch([&](const nlohmann::ordered_json& record) { seen.push_back(record.dump()); });
+        run.record(example());
+        run.record(ValRecord{1, {{"", 1.0f}}});
+        run.append({{"step", 1}, {"sample", "x"}});
+        CHECK(seen == std::vector<std::string>{metrics_line(example()), metrics_line(ValRecord{1, {{"", 1.0f}}}),
+                                               R"({"step":1,"sample":"x"})"});
+    }
+}
+
 TEST_CASE("metrics: validation records and llm.c's log lines") {
     const ValRecord val = {20, {{"", 3.25f}, {"code", 2.5f}}};
     CHECK(json::parse(metrics_line(val)) == json{{"step", 20}, {"val_loss", 3.25}, {"val_loss_code", 2.5}});
@@ -190,6 +214,7 @@ TEST_CASE("run directory: a run is not replaced unless asked") {
         std::ofstream(base / precious) << "old";
         std::ofstream(base / "notes.txt") << "mine";
         std::ofstream(base / "trace-rank11.json") << "{}";
+        fs::create_directories(base / "tensorboard/old");
         CHECK(code_of([&] { BegunDirectory(base.path.string(), false); }) == ExitCode::bad_flags);
         CHECK(read(base / precious) == "old");
         CHECK(!fs::exists(base / "main.log"));
@@ -197,6 +222,7 @@ TEST_CASE("run directory: a run is not replaced unless asked") {
         CHECK(read(base / precious) == "");
         CHECK(fs::exists(base / "model.safetensors") == false);
         CHECK(fs::exists(base / "trace-rank11.json") == false);
+        CHECK(fs::exists(base / "tensorboard") == false);
         CHECK(read(base / "notes.txt") == "mine");
     }
     // A directory with something else in it is welcome.

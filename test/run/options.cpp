@@ -154,7 +154,7 @@ void set_sample(const Flag& flag, T& field, Sample& sample) {
 Arguments beside(const std::string& flag) {
     Arguments arguments = {"-i", "data"};
     if (flag == "gpu") arguments.push_back("--dry-run");
-    if (flag == "profile-steps") arguments.insert(arguments.end(), {"-o", "dir"});
+    if (flag == "profile-steps" || flag == "tensorboard") arguments.insert(arguments.end(), {"-o", "dir"});
     return arguments;
 }
 
@@ -351,6 +351,7 @@ TEST_CASE("options: bad values") {
         {{"--gpu", "h200", "-i", "x"}, "add --dry-run or --estimate-scaling"},
         {{"--gpu", "h300", "--estimate-scaling"}, "'h300' is not in the table: a100"},
         {{"--profile-steps", "3", "-i", "x"}, "add --out"},
+        {{"--tensorboard", "-i", "x"}, "--tensorboard writes into the run directory; add --out"},
         {{"--profile-steps", "5:4", "-i", "x", "-o", "y"}, "--profile-steps: '5:4' is not a number of steps"},
         {{"--profile-steps", "-i", "x"}, "--profile-steps needs a value"},
         {{"--tf32=1"}, "=true or =false"},
