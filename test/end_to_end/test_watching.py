@@ -1,12 +1,14 @@
-"""How other programs watch a run: --tensorboard as TensorBoard reads it, --prometheus as its client's parser does. Run it with
-.venv/bin/python."""
+"""How other programs watch a run: --tensorboard as TensorBoard reads it, --prometheus as its client's parser does, and
+scripts/wandb_follow.py with a module that stands in for wandb. Run it with .venv/bin/python."""
 
+import fcntl
 import importlib.util
 import json
 import logging
 import math
 import os
 import struct
+import subprocess
 import sys
 import time
 import unittest
@@ -121,6 +123,141 @@ class Prometheus(unittest.TestCase):
         refused = run(*tiny_flags("--max-steps", 1, "--prometheus", os.path.join(path, "x")))
         self.assertEqual(refused.code, 2)
         self.assertIn("--prometheus: cannot write", refused.err)
+
+
+# What it is asked, as lines of a file; step as wandb has it, over restarts too.
+FAKE_WANDB = '''
+import json, os
+FILE = os.environ["FAKE_WANDB"]
+def tell(**what):
+    with open(FILE, "a") as file:
+        file.write(json.dumps(what) + "\\n")
+class Run:
+    def __init__(self, id):
+        self.id, self.step = id, 0
+        if os.path.exists(FILE):
+            logged = [c["step"] for c in map(json.loads, open(FILE)) if c["call"] == "log" and c["id"] == id]
+            self.step = max(logged, default=-1) + 1
+    def define_metric(self, *arguments, **more):
+        tell(call="define_metric", id=self.id, arguments=arguments, more=more)
+    def log(self, values, step):
+        assert step >= self.step, (step, self.step)
+        self.step = step + 1
+        tell(call="log", id=self.id, step=step, values=values)
+    def finish(self):
+        tell(call="finish", id=self.id)
+def init(**arguments):
+    run = Run(arguments["id"])
+    tell(call="init", **arguments)
+    return run
+'''
+
+
+class WeightsAndBiases(unittest.TestCase):
+    def setUp(self):
+        self.calls_file = new_path("calls")
+        module = new_path("module")
+        os.makedirs(module)
+        with open(os.path.join(module, "wandb.py"), "w", encoding="utf-8") as file:
+            file.write(FAKE_WANDB)
+        self.environment = {**os.environ, "PYTHONPATH": module, "FAKE_WANDB": self.calls_file}
+
+    def follow(self, directory, *flags):
+        command = [sys.executable, os.path.join(ROOT, "scripts", "wandb_follow.py"), directory, "--poll", "0.05", *flags]
+        process = subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(lambda: (process.kill(), process.communicate()))
+        return process
+
+    def ended(self, process):
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out + err
+
+    def calls(self, kind, identity=None):
+        if not os.path.exists(self.calls_file):
+            return []
+        with open(self.calls_file, encoding="utf-8") as file:
+            calls = [json.loads(line) for line in file if line.endswith("\n")]
+        return [c for c in calls if c["call"] == kind and identity in (None, c["id"])]
+
+    def logged(self, identity):
+        return [c["values"] for c in self.calls("log", identity)]
+
+    def wait_for(self, condition):
+        end = time.time() + 60
+        while not condition():
+            self.assertLess(time.time(), end, "it did not happen")
+            time.sleep(0.02)
+
+    def expected(self, records):
+        return [{"step": r["step"], **scalars(r), **({"sample": r["sample"]} if "sample" in r else {})} for r in records]
+
+    def test_a_finished_run(self):
+        finished = FinishedRun("--val", corpus().val, "--val-batches", 1, "--sample-every", 3, "--sample-tokens", 4)
+        self.assertEqual(self.ended(self.follow(finished.directory, "--project", "p")), (0, ""))
+        (init,) = self.calls("init")
+        info = json.loads(finished.read("run.json"))
+        self.assertEqual((init["id"], init["project"], init["resume"], init["config"]["config"]["seed"]),
+                         (info["run_id"], "p", "allow", 1337))
+        self.assertEqual(self.logged(info["run_id"]), self.expected(finished.records))
+        self.assertIn(dict(call="define_metric", id=info["run_id"], arguments=["*"], more=dict(step_metric="step")),
+                      self.calls("define_metric"))
+        self.assertEqual(len(self.calls("finish")), 1)
+
+    def test_a_run_that_goes_on_and_is_resumed(self):
+        directory = new_path()
+        process = self.follow(directory)  # before there is a run
+        os.makedirs(directory)
+        records = [dict(step=step, loss=5 / step) for step in range(1, 9)]
+        # As train_gpt holds it.
+        lock = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT)
+        fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        metrics = open(os.path.join(directory, "metrics.jsonl"), "a", encoding="utf-8")
+
+        def write(text):
+            metrics.write(text)
+            metrics.flush()
+
+        def write_info(**more):
+            with open(os.path.join(directory, "run.json"), "w", encoding="utf-8") as file:
+                json.dump(dict(run_id="r", config={}, **more), file)
+
+        lines = [json.dumps(record) + "\n" for record in records]
+        write_info()
+        write(lines[0] + lines[1] + lines[2][:9])  # half a line, for now
+        self.wait_for(lambda: len(self.logged("r")) == 2)
+        write(lines[2][9:])
+        self.wait_for(lambda: len(self.logged("r")) == 3)
+        process.kill()
+        process.wait()
+        write(lines[3])
+        process = self.follow(directory)
+        self.wait_for(lambda: len(self.logged("r")) == 4)
+        self.assertEqual(self.logged("r"), self.expected(records[:4]))
+        self.assertIsNone(process.poll(), "the run goes on")
+        # Resumed at step 2. The file grows beyond what it was before anyone looks.
+        write_info(resumed=[dict(step=2)])
+        metrics.truncate(len(lines[0] + lines[1]))
+        again = [dict(step=step, loss=4 / step) for step in range(3, 8)]
+        write("".join(json.dumps(record) + "\n" for record in again))
+        whole = self.expected(records[:2] + again)
+        self.wait_for(lambda: len(self.logged("r-1")) == len(whole))
+        write(json.dumps(dict(step=7, val_loss=3.0)) + "\n")
+        os.close(lock)
+        metrics.close()
+        self.assertEqual(self.ended(process), (0, ""))
+        self.assertEqual(self.logged("r-1"), whole + [dict(step=7, val_loss=3.0)])
+        self.assertEqual(self.logged("r"), self.expected(records[:4]))
+        self.assertEqual([c["group"] for c in self.calls("init")], ["r"] * 3)
+        self.assertEqual([c["id"] for c in self.calls("finish")], ["r", "r-1"])
+
+    def test_what_it_cannot_follow(self):
+        code, said = self.ended(self.follow(new_path(), "--patience", "0"))
+        self.assertEqual(code, 2)
+        self.assertIn("holds no run.json", said)
+        self.environment["PYTHONPATH"] = ""
+        code, said = self.ended(self.follow(new_path()))
+        if importlib.util.find_spec("wandb") is None:
+            self.assertEqual((code, "pip install wandb" in said), (1, True))
 
 
 if __name__ == "__main__":
