@@ -19,7 +19,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 
-from runs import RunError, read_run
+from runs import RunError, published_names, read_published, read_run
 
 ROLES = {"x": "layer inputs (x)", "w": "weights (w)", "dout": "output gradients (dout)"}
 
@@ -255,6 +255,41 @@ def gap_tables(reference, comparisons):
                    [(row[0], row[1:]) for _, row in sorted(places.items())])
 
 
+def beside_published(published, run):
+    """(step, tokens, loss, published loss) of the validations, of the first set, within the published curve."""
+    for step, loss in next(iter(run.val.values()), []):
+        tokens = round(run.tokens_at(step))
+        theirs = published.at(tokens)
+        if theirs is not None:
+            yield step, tokens, loss, theirs
+
+
+def published_table(published, runs):
+    """Heads, and a row for every number of tokens at which a run has validated."""
+    rows = {}
+    for i, run in enumerate(runs):
+        for _, tokens, loss, theirs in beside_published(published, run):
+            between = "" if tokens in dict(published.points) else "~"  # its points, on a straight line
+            row = rows.setdefault(tokens, [f"{between}{theirs:.4f}", *["-"] * len(runs)])
+            row[1 + i] = f"{loss_text(loss)} ({percent(loss / theirs - 1)})"
+    return [published.name, *(run.name for run in runs)], [(f"{tokens:,} tokens", row) for tokens, row in sorted(rows.items())]
+
+
+def print_published(published, runs):
+    print(f"\n{published.about['title']}, as published")
+    for key in ("source", "settings", "validation", "level"):
+        if key in published.about:
+            print(f"{key + ':':<12}{published.about[key]}")
+    tokens, loss = published.points[-1]
+    print(f"{'end:':<12}{loss:.4f} after {tokens:,} tokens")
+    heads, rows = published_table(published, runs)
+    if rows:
+        print_table(heads, rows)
+        print("~: on a straight line between its points")
+    else:
+        print("No run has validated within that curve.")
+
+
 def print_report(reference, comparisons, start):
     print_table(*summary(reference, comparisons, start))
     for title, heads, rows in gap_tables(reference, comparisons):
@@ -320,7 +355,21 @@ def draw_counters(fractions, scales, runs, colours, role):
     fractions.set_title(ROLES[role], fontsize=10, loc="left")
 
 
-def draw(reference, comparisons, out, max_gap):
+def draw_published(axes, gap_axes, published, reference):
+    """At the steps at which the reference has seen as many tokens, as far as it goes; and its gap, for want of others'."""
+    if gap_axes:
+        gaps = [(step, 100 * (loss / theirs - 1)) for step, _, loss, theirs in beside_published(published, reference)]
+        gap_axes.axhline(0, color="#555555", linewidth=1)
+        gap_axes.plot(*(zip(*gaps) if gaps else ((), ())), marker="D", markersize=5, linewidth=1.2)
+        gap_axes.set_ylabel("gap to the\npublished (%)")
+    a_step, last = reference.tokens_at(1), reference.steps[-1]["step"] if reference.steps else 0
+    points = [(tokens / a_step, loss) for tokens, loss in published.points if tokens <= last * a_step]
+    if points:
+        axes.plot(*zip(*points), color="#111111", linewidth=1, marker="x", markersize=4, label=f"{published.name}, published")
+        axes.legend(frameon=False, fontsize=9)
+
+
+def draw(reference, comparisons, out, max_gap, published=None):
     import plot_run as plot
 
     plt = plot.plt
@@ -334,11 +383,15 @@ def draw(reference, comparisons, out, max_gap):
     gap = figure.add_subplot(grid[1, :], sharex=loss)
     floors = [run.floor for run in runs if run.floor is not None]
     plot.draw_loss(loss, runs, floors[0] if floors else None, lambda run, step: step)
-    loss.set_title(f"{', '.join(c.run.name for c in comparisons)} beside {reference.name}", loc="left",
-                   fontweight="bold", pad=22 if reference.title else 8)
+    if published:
+        draw_published(loss, None if comparisons else gap, published, reference)
+    beside = [c.run.name for c in comparisons]
+    title = f"{', '.join(beside)} beside {reference.name}" if beside else f"{reference.name} beside {published.name}"
+    loss.set_title(title, loc="left", fontweight="bold", pad=22 if reference.title else 8)
     if reference.title:
         loss.text(0, 1.025, f"{reference.name}: {reference.title}", transform=loss.transAxes, fontsize=9, color="#555555")
-    draw_gaps(gap, comparisons, [colour_of[id(c.run)] for c in comparisons], max_gap)
+    if comparisons:
+        draw_gaps(gap, comparisons, [colour_of[id(c.run)] for c in comparisons], max_gap)
     loss.tick_params(labelbottom=False)
     gap.set_xlabel("optimizer step")
     gap.set_xlim(left=0)
@@ -384,7 +437,10 @@ def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog=__doc__.split("\n\n", 2)[2],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reference", metavar="A", help="the reference: a run directory (train_gpt --out) or metrics.jsonl")
-    parser.add_argument("others", nargs="+", metavar="B", help="what is compared with it")
+    parser.add_argument("others", nargs="*", metavar="B", help="what is compared with it")
+    parser.add_argument("--published", metavar="NAME",
+                        help="lay a published curve of validation losses beside them, by tokens: "
+                             f"{', '.join(published_names())}, or a file like those in scripts/published")
     parser.add_argument("--max-gap", type=fraction, metavar="X",
                         help="largest gap allowed, either way, as a fraction or in percent: 0.005 or 0.5%%")
     parser.add_argument("--window", type=int, metavar="N", help="steps a window of training losses; default: about a tenth")
@@ -392,6 +448,8 @@ def parse(argv):
                         help="judge only windows and validations from this step on: early ones differ by chance")
     parser.add_argument("-o", "--out", metavar="FILE", help="the picture; default: compare.png in A's directory")
     args = parser.parse_args(argv)
+    if not args.others and not args.published:
+        parser.error("the following arguments are required: B, or --published")
     if args.window is not None and args.window < 1:
         parser.error("--window: at least 1")
     return args
@@ -402,6 +460,7 @@ def main(argv=None):
     try:
         reference, *others = read_runs([args.reference, *args.others])
         comparisons = [Comparison(reference, run, args.window) for run in others]
+        published = read_published(args.published) if args.published else None
         for c in comparisons:
             if c.is_empty:
                 raise RunError(f"{c.run.name} and {reference.name} have no step in common")
@@ -409,10 +468,12 @@ def main(argv=None):
         print(f"compare_runs: {error}", file=sys.stderr)
         return 2
     print_report(reference, comparisons, args.start)
+    if published:
+        print_published(published, [reference, *others])
     directory = args.reference if os.path.isdir(args.reference) else os.path.dirname(os.path.abspath(args.reference))
     out = args.out or os.path.join(directory, "compare.png")
     try:
-        draw(reference, comparisons, out, args.max_gap)
+        draw(reference, comparisons, out, args.max_gap, published)
         print(f"\ncurves, gaps and FP8 counters drawn to {out}")
     except ModuleNotFoundError:
         print("\nno picture: matplotlib is missing (scripts/setup.sh installs it into .venv)")

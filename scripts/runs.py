@@ -1,11 +1,15 @@
 """What train_gpt left behind, for the scripts that draw and compare: metrics.jsonl and run.json of a run, and
 scaling.json of an estimate."""
 
+import bisect
 import glob
 import json
 import os
 import re
 from dataclasses import dataclass, field
+
+
+PUBLISHED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "published")
 
 
 class RunError(Exception):
@@ -139,6 +143,50 @@ def read_run(path):
     except (OSError, json.JSONDecodeError):
         pass  # the curves stand by themselves
     return run
+
+
+@dataclass
+class Published:
+    """A curve that others have published: validation losses by tokens, and where they come from."""
+
+    name: str
+    about: dict  # title, source, settings, validation, level
+    points: list  # (tokens, loss) in order
+
+    def at(self, tokens):
+        """The loss there, on a straight line between its neighbours, or None outside of the curve."""
+        if not self.points[0][0] <= tokens <= self.points[-1][0]:
+            return None
+        i = max(1, bisect.bisect_left([t for t, _ in self.points], tokens)) if len(self.points) > 1 else 0
+        (t0, a), (t1, b) = self.points[i - 1], self.points[i]
+        return b if tokens == t1 else a + (b - a) * (tokens - t0) / (t1 - t0)
+
+
+def published_names():
+    return sorted(name.removesuffix(".csv") for name in os.listdir(PUBLISHED) if name.endswith(".csv"))
+
+
+def read_published(name):
+    """The curve of that name in scripts/published, or of a file like those: "# key: value" lines, a head, numbers."""
+    path = name if os.path.exists(name) else os.path.join(PUBLISHED, name + ".csv")
+    if not os.path.exists(path):
+        raise RunError(f"no published curve {name}; there are {', '.join(published_names())}, or give a file")
+    about, points = {}, []
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+        for line in lines:
+            if line.startswith("#"):
+                key, _, value = line[1:].partition(":")
+                about[key.strip()] = value.strip()
+        head, *rows = [line for line in lines if line and not line.startswith("#")]
+        if head != "tokens,val_loss":
+            raise ValueError(f"the head is {head!r}")
+        points = sorted((int(tokens), float(loss)) for tokens, loss in (row.split(",") for row in rows))
+        about["title"], about["source"], points[0]
+    except (OSError, UnicodeDecodeError, ValueError, LookupError) as error:
+        raise RunError(f"{path} is not a table of tokens,val_loss under a title and a source: {error!r}") from error
+    return Published(os.path.basename(path).removesuffix(".csv"), about, points)
 
 
 @dataclass

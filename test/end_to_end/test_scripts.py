@@ -529,6 +529,54 @@ class Comparing(InDirectory):
         self.assertIn(self.a + " (reference)", result.stdout)
         self.assertIn(other, result.stdout)
 
+    def published(self, text):
+        return self.write("curve.csv", text)
+
+    def test_a_published_curve(self):
+        # 100 tokens a step; validations at the steps 0, 20 and 40 of write_run().
+        run = os.path.dirname(write_records(self, "own", [dict(step=0, val_loss=8.0)] + [
+            dict(step=s, loss=5.0, tokens=100 * s, tokens_per_s=1.0) for s in range(1, 41)] + [
+            dict(step=20, val_loss=6.0), dict(step=40, val_loss=4.4)]))
+        path = self.published("# title: theirs\n# source: a paper, figure 2\n# level: 3 of another\ntokens,val_loss\n"
+                              "0,10\n1000,7\n3000,5\n")
+        result = self.compare(run, "--published", path)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        lines = result.stdout.splitlines()
+        for part in ("theirs, as published", "source:     a paper, figure 2", "level:      3 of another",
+                     "end:        5.0000 after 3,000 tokens"):
+            self.assertIn(part, lines)
+        self.assertIn("0 tokens       10.0000   8.0000 (-20.000 %)", lines)
+        self.assertIn("2,000 tokens   ~6.0000   6.0000 (+0.000 %)", lines)  # half-way between 7 and 5
+        self.assertNotIn("4,000 tokens", result.stdout)  # beyond its end
+        both = self.compare(run, self.a, "--published", path)
+        self.assertIn("2,000 tokens", both.stdout)
+        self.assertIn("Gap of the mean training loss", both.stdout)
+
+    def test_published_curves_that_come_along(self):
+        runs = load("runs")
+        self.assertEqual(runs.published_names(), ["llmc-124M", "llmc-350M", "nanogpt-124M"])
+        ends = {}
+        for name in runs.published_names():
+            curve = runs.read_published(name)
+            self.assertTrue({"title", "source", "settings", "validation", "level"} <= curve.about.keys(), name)
+            self.assertTrue(curve.about["source"].startswith("https://"), name)
+            ends[name] = curve.points[-1]
+        self.assertEqual(ends["llmc-124M"], (19560 * 524288, 3.2722))
+        self.assertEqual(runs.read_published("llmc-124M").at(0), 11.0092)
+        self.assertIn("llm.c, GPT-2 124M", self.compare(self.a, "--published", "llmc-124M").stdout)
+
+    def test_published_curves_that_are_none(self):
+        for text, part in (("", "not a table"), ("# title: a\n# source: b\ntokens,val_loss\n", "not a table"),
+                           ("# title: a\n# source: b\nstep,val_loss\n1,2\n", "the head is 'step,val_loss'"),
+                           ("# title: a\n# source: b\ntokens,val_loss\n1,x\n", "could not convert"),
+                           ("tokens,val_loss\n1,2\n", "'title'")):
+            result = self.compare(self.a, "--published", self.published(text))
+            self.assertEqual((result.returncode, len(result.stderr.splitlines())), (2, 1), result.stderr)
+            self.assertIn(part, result.stderr)
+        unknown = self.compare(self.a, "--published", "gpt-9")
+        self.assertEqual(unknown.returncode, 2)
+        self.assertIn("llmc-124M, llmc-350M, nanogpt-124M", unknown.stderr)
+
     def test_windows(self):
         window = load("compare_runs").default_window
         self.assertEqual([window(n) for n in (1, 9, 20, 40, 300, 600, 20000)], [1, 1, 2, 5, 20, 50, 2000])
@@ -590,6 +638,9 @@ class Picture(InDirectory):
         for name, some in (("all.png", runs), ("bf16.png", [runs[0], write_run(self, "b")])):
             out = os.path.join(self.directory, name)
             self.assertEqual(load("compare_runs").main([*some, "-o", out, "--max-gap", "2%"]), 0)
+            self.assert_picture(out)
+        for some in (runs[:1], runs):
+            self.assertEqual(load("compare_runs").main([*some, "-o", out, "--published", "llmc-124M"]), 0)
             self.assert_picture(out)
 
     def test_no_run(self):
