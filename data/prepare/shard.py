@@ -2,7 +2,8 @@
 
 A shard is a header of 256 little-endian int32 (magic, version, number of tokens, zeros), then the tokens: uint16
 (magic 20240520, version 1) while the vocabulary allows it, else uint32 (magic 20240801, version 7). `X.bin.json` holds
-tokenizer, vocab, max_token, documents, tokens and a checksum of the token bytes.
+tokenizer, vocab, max_token, documents, tokens, a checksum of the token bytes, and where they are known the bytes of the
+text.
 """
 
 import array
@@ -74,6 +75,8 @@ class _Shard:
         self.file.close()
         sidecar = dict(sidecar, max_token=self.max_token, documents=self.documents, tokens=self.tokens,
                        checksum="sha256:" + self.hash.hexdigest())
+        if sidecar["tokenizer"] == "bytes":
+            sidecar["bytes"] = self.tokens - self.documents  # of the text; an end token is none
         json_path = self.path + ".json"
         with open(json_path + ".tmp", "w") as file:
             json.dump(sidecar, file, indent=2)

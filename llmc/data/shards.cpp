@@ -127,6 +127,7 @@ Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
         read_field(object, "max_token", sidecar.max_token);
         read_field(object, "documents", sidecar.documents);
         read_field(object, "tokens", sidecar.tokens);
+        read_field(object, "bytes", sidecar.bytes);
         read_field(object, "checksum", sidecar.checksum);
         read_field(object, "entropy_floor", sidecar.entropy_floor);
     } catch (const nlohmann::json::exception& error) {
@@ -222,6 +223,16 @@ void ShardSet::add_shard(const std::string& path) {
     total_tokens_ += header.tokens;
     shards_.push_back(std::move(shard));
     if (shards() <= max_open_files) shards_.back().fd = file.release();
+}
+
+std::optional<double> ShardSet::bytes_per_token() const {
+    double bytes = 0;
+    for (const Shard& shard : shards_) {
+        if (!shard.sidecar.bytes) return std::nullopt;
+        bytes += static_cast<double>(*shard.sidecar.bytes);
+    }
+    if (bytes <= 0 || total_tokens_ == 0) return std::nullopt;
+    return bytes / static_cast<double>(total_tokens_);
 }
 
 uint64_t ShardSet::fingerprint() const {

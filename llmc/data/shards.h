@@ -21,6 +21,7 @@ struct Sidecar {
     std::optional<int64_t> max_token;      // largest id in this shard
     std::optional<int64_t> documents;
     std::optional<int64_t> tokens;
+    std::optional<int64_t> bytes;         // of the text that the tokens stand for
     std::optional<std::string> checksum;  // of the token bytes; for people and tools, not verified here
     std::optional<double> entropy_floor;  // nats per token: no model can have a lower expected loss
 };
@@ -43,6 +44,9 @@ public:
 
     // The first shard's sidecar; all its fields are empty when there is none.
     const Sidecar& sidecar() const { return shards_[0].sidecar; }
+
+    // Bytes of text that a token stands for, over all shards; nothing unless every sidecar knows its bytes.
+    std::optional<double> bytes_per_token() const;
 
     // Of what is in the shards and in which order, whatever their names are: their lengths, and their first and last
     // tokens.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <numbers>
 
 #include "llmc/data/loader.h"
 #include "llmc/model/sampler.h"
@@ -46,9 +47,12 @@ ValRecord Evaluation<Real>::validate(int64_t step) {
             sum += loss.sum;
             count += loss.count;
         }
-        record.losses.emplace_back(name, static_cast<float>(sum / count));
+        ValLoss result{name, static_cast<float>(sum / count)};
+        if (const std::optional<double> bytes = set->bytes_per_token())
+            result.bits_per_byte = result.loss / std::numbers::ln2 / *bytes;
+        record.losses.push_back(result);
     }
-    last_loss_ = record.losses[0].second;
+    last_loss_ = record.losses[0].loss;
     return record;
 }
 

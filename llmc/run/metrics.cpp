@@ -88,6 +88,8 @@ std::optional<double> get_number(const ordered_json& record, const std::string& 
     return word == "nan" ? NAN : word == "inf" ? INFINITY : -INFINITY;
 }
 
+double ValLoss::perplexity() const { return std::exp(static_cast<double>(loss)); }
+
 namespace {
 
 ordered_json json_of(const StepRecord& r) {
@@ -116,7 +118,12 @@ ordered_json json_of(const StepRecord& r) {
 ordered_json json_of(const ValRecord& r) {
     ordered_json line;
     line["step"] = r.step;
-    for (const auto& [name, loss] : r.losses) put_number(line, name.empty() ? "val_loss" : "val_loss_" + name, loss);
+    for (const ValLoss& set : r.losses) {
+        const std::string suffix = set.name.empty() ? "" : "_" + set.name;
+        put_number(line, "val_loss" + suffix, set.loss);
+        put_number(line, "val_perplexity" + suffix, set.perplexity());
+        if (set.bits_per_byte) put_number(line, "val_bpb" + suffix, *set.bits_per_byte);
+    }
     return line;
 }
 
@@ -132,7 +139,7 @@ std::string main_log_line(const StepRecord& r) {
 
 std::string main_log_line(const ValRecord& r) {
     if (r.losses.empty()) return "";
-    return strprintf("s:%lld tel:%.4f", static_cast<long long>(r.step), unsigned_nan(r.losses[0].second));
+    return strprintf("s:%lld tel:%.4f", static_cast<long long>(r.step), unsigned_nan(r.losses[0].loss));
 }
 
 RunDirectory::RunDirectory(const std::string& path) : path_(path) {

@@ -42,10 +42,20 @@ struct StepRecord {
     SpikeRecord spike;       // written where there was one
 };
 
-// One validation after `step` optimizer steps (0: before the first). Each loss has its set's name, which may be empty.
+// The mean loss over a validation set.
+struct ValLoss {
+    std::string name;  // of the set, may be empty
+    float loss = 0;    // nats per token
+    // loss / ln 2 * tokens / bytes of the whole set, where its sidecars know the bytes.
+    std::optional<double> bits_per_byte = {};
+
+    double perplexity() const;
+};
+
+// One validation after `step` optimizer steps (0: before the first).
 struct ValRecord {
     int64_t step = 0;
-    std::vector<std::pair<std::string, float>> losses;
+    std::vector<ValLoss> losses;
 };
 
 // A float, which JSON cannot hold when it is not finite: then the value is null and record["nonfinite"][key] is "nan",

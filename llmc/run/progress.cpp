@@ -66,9 +66,11 @@ std::string format_spike(const StepRecord& record, bool skipped) {
 std::string format_validation(const ValRecord& record, bool colour) {
     Fields fields(colour);
     fields.add(strprintf("val  %5lld", static_cast<long long>(record.step)));
-    for (const auto& [name, loss] : record.losses) {
-        fields.add(strprintf("val_loss%s%s %.4f", name.empty() ? "" : "_", name.c_str(), unsigned_nan(loss)),
-                   !std::isfinite(loss));
+    for (const ValLoss& set : record.losses) {
+        const std::string suffix = set.name.empty() ? "" : "_" + set.name;
+        const std::string bits = set.bits_per_byte ? strprintf(" (%.4f bits per byte)", *set.bits_per_byte) : "";
+        fields.add(strprintf("val_loss%s %.4f%s", suffix.c_str(), unsigned_nan(set.loss), bits.c_str()),
+                   !std::isfinite(set.loss));
     }
     return fields.text();
 }

@@ -114,6 +114,7 @@ TEST_CASE("sidecars: read, absent, partial, contradicting, broken") {
     CHECK(full.tokens == 9);
     CHECK(full.checksum == "sha256:00");
     CHECK(full.entropy_floor == 1.0625);
+    CHECK_FALSE(full.bytes.has_value());
 
     write_file(path + ".json", R"({"vocab": 300, "entropy_floor": null})");
     const Sidecar partial = ShardSet({path}).sidecar();
@@ -126,6 +127,18 @@ TEST_CASE("sidecars: read, absent, partial, contradicting, broken") {
     check_error(ExitCode::bad_data, {"a.bin.json", "not valid"}, [&] { ShardSet({path}); });
     write_file(path + ".json", R"({"tokens": "nine"})");
     check_error(ExitCode::bad_data, {"a.bin.json", "not valid"}, [&] { ShardSet({path}); });
+}
+
+TEST_CASE("bytes per token: of all shards together, where every sidecar knows them") {
+    TempDir dir;
+    write_shard<uint16_t>(dir / "a.bin", counting(0, 10));
+    write_shard<uint16_t>(dir / "b.bin", counting(0, 30));
+    const std::string set = dir / "*.bin";
+    CHECK_FALSE(ShardSet({set}).bytes_per_token().has_value());
+    write_file(dir / "a.bin.json", R"({"bytes": 50})");
+    CHECK_FALSE(ShardSet({set}).bytes_per_token().has_value());
+    write_file(dir / "b.bin.json", R"({"bytes": 130})");
+    CHECK(ShardSet({set}).bytes_per_token() == 4.5);
 }
 
 TEST_CASE("check_vocabulary scans without sidecars and names shard, position, id and vocabulary") {

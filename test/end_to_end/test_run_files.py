@@ -61,7 +61,7 @@ class Files(unittest.TestCase):
         self.assertEqual(list(self.done.validations), [0, 3, 6, 7])
         for record in self.done.records:
             if "val_loss" in record:
-                self.assertEqual(list(record), ["step", "val_loss"])
+                self.assertEqual(list(record), ["step", "val_loss", "val_perplexity", "val_bpb"])
 
     def test_records_in_order_of_steps(self):
         steps = [r["step"] for r in self.done.records]
@@ -178,8 +178,14 @@ class Files(unittest.TestCase):
         several = FinishedRun("--val", f"a={corpus().val}", "--val", f"b={corpus().train}", "--val-batches", "1",
                               "--max-steps", "1")
         record = several.records[0]
-        self.assertEqual(list(record), ["step", "val_loss_a", "val_loss_b"])
+        self.assertEqual(list(record), ["step"] + [f"val_{key}_{name}" for name in "ab"
+                                                   for key in ("loss", "perplexity", "bpb")])
         self.assertNotEqual(record["val_loss_a"], record["val_loss_b"])
+        with open(corpus().val + ".json", encoding="utf-8") as file:
+            sidecar = json.load(file)
+        bits = record["val_loss_a"] / math.log(2) * sidecar["tokens"] / sidecar["bytes"]
+        self.assertAlmostEqual(record["val_bpb_a"], bits, delta=1e-12 * bits)
+        self.assertAlmostEqual(record["val_perplexity_a"], math.exp(record["val_loss_a"]), delta=1e-6)
 
     def test_val_batches_all(self):
         everything = FinishedRun("--val", corpus().val, "--val-batches", "-1", "--max-steps", "1")

@@ -118,6 +118,7 @@ TEST_CASE("metrics: what is not finite is null and named") {
     CHECK(line["nonfinite"] == json{{"loss", "nan"}, {"norm", "inf"}});
     const json val = json::parse(metrics_line(ValRecord{3, {{"a", -INFINITY}}}));
     CHECK(val["nonfinite"] == json{{"val_loss_a", "-inf"}});
+    CHECK(val["val_perplexity_a"] == 0.0);
     CHECK(main_log_line(record) == "s:6 trl:nan lr:0.000300 norm:inf");
 }
 
@@ -146,8 +147,13 @@ TEST_CASE("run directory: watchers see every record, without a directory too") {
 }
 
 TEST_CASE("metrics: validation records and llm.c's log lines") {
-    const ValRecord val = {20, {{"", 3.25f}, {"code", 2.5f}}};
-    CHECK(json::parse(metrics_line(val)) == json{{"step", 20}, {"val_loss", 3.25}, {"val_loss_code", 2.5}});
+    const ValRecord val = {20, {{"", 3.25f}, {"code", 2.5f, 1.75}}};
+    CHECK(json::parse(metrics_line(val)) == json{{"step", 20},
+                                                 {"val_loss", 3.25},
+                                                 {"val_perplexity", std::exp(3.25)},
+                                                 {"val_loss_code", 2.5},
+                                                 {"val_perplexity_code", std::exp(2.5)},
+                                                 {"val_bpb_code", 1.75}});
     CHECK(main_log_line(val) == "s:20 tel:3.2500");
     CHECK(main_log_line(example()) == "s:6 trl:10.9877 lr:0.000300 norm:1.23");  // llm.c counts steps from 0
 }
@@ -171,7 +177,7 @@ TEST_CASE("run directory: lines are on disk as soon as they are recorded") {
     run.append({{"step", 7}, {"fp8", json::array()}});
     run.record(ValRecord{7, {}});  // nothing to say
     CHECK(read(base / "a/b/metrics.jsonl") ==
-          "{\"step\":0,\"val_loss\":11.0}\n" + metrics_line(example()) + "\n{\"step\":7,\"fp8\":[]}\n");
+          metrics_line(ValRecord{0, {{"", 11.0f}}}) + "\n" + metrics_line(example()) + "\n{\"step\":7,\"fp8\":[]}\n");
     CHECK(read(base / "a/b/main.log") == "s:0 tel:11.0000\n" + main_log_line(example()) + "\n");
 }
 

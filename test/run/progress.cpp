@@ -88,6 +88,7 @@ TEST_CASE("progress: colour marks trouble and adds nothing else") {
 TEST_CASE("progress: validation line") {
     CHECK(format_validation({20, {{"", 3.5f}, {"code", 2.25f}}}, false) ==
           "val     20 | val_loss 3.5000 | val_loss_code 2.2500");
+    CHECK(format_validation({20, {{"", 3.5f, 1.25}}}, false) == "val     20 | val_loss 3.5000 (1.2500 bits per byte)");
     CHECK(contains(format_validation({20, {{"", NAN}}}, true), "\033[1;31mval_loss nan"));
 }
 
