@@ -251,7 +251,7 @@ soak:
 # Each target for FUZZ_SECONDS; what libFuzzer has found of each lies in build/fuzz/.
 FUZZ_SECONDS ?= 120
 fuzz: build/fuzz/fuzz
-	for target in manifest state safetensors shard tokenizer; do \
+	for target in manifest state safetensors shard tokenizer choices; do \
 	    build/fuzz/fuzz $$target build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 \
 	        -artifact_prefix=build/fuzz/$$target- -print_final_stats=1 || exit 1; \
 	done
@@ -261,7 +261,7 @@ bench-cpu: $(CPU_DIR)/bench_cpu $(CPU_DIR)/bench_step
 	$(CPU_DIR)/bench_cpu
 	$(CPU_DIR)/bench_step
 
-FUZZED := test/fuzz/libfuzzer/main.cpp test/fuzz/targets.cpp llmc/data/shards.cpp llmc/data/tokenizer.cpp llmc/train/state.cpp \
+FUZZED := test/fuzz/libfuzzer/main.cpp test/fuzz/targets.cpp llmc/data/choices.cpp llmc/data/shards.cpp llmc/data/tokenizer.cpp llmc/train/state.cpp \
     $(patsubst %,llmc/checkpoint/%.cpp,files safetensors manifest state_file checkpoint_reader checkpoint_directory)
 build/fuzz/fuzz: $(FUZZED) $(wildcard llmc/checkpoint/*.h test/fuzz/*.h) Makefile
 	@mkdir -p $(@D)

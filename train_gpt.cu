@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "llmc/check/worker.h"
 #include "llmc/comm/connect.h"
 #include "llmc/commands/check.h"
-#include "llmc/commands/export.h"
+#include "llmc/commands/command.h"
 #include "llmc/commands/plan.h"
 #include "llmc/data/loader.h"
 #include "llmc/run/checkpoints.h"
@@ -159,7 +158,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     inputs.describe(surroundings);
     ranks.describe(surroundings);
     resolve(o, surroundings);
-    inputs.check_vocabulary(o.model_config.vocab);
+    inputs.check(o);
     if (o.print_config) return print(config_json(o) + "\n");
     if (planning) return plan_run(o, zero);
     MemoryByKind memory = plan_rank(o, ranks.comm).memory;  // or says why there is no such run
@@ -197,10 +196,8 @@ int main(int argc, char** argv) {
         return static_cast<int>(error.code());
     };
     try {
-        if (argc > 1 && std::string(argv[1]) == "export")
-            return static_cast<int>(export_weights({argv + 2, argv + argc}));
-        if (argc > 2 && std::string(argv[1]) == "check" && std::string(argv[2]) == kWorkerArgument)
-            return static_cast<int>(check_worker());
+        if (const std::optional<ExitCode> done = run_command({argv + 1, argv + argc}, launch))
+            return static_cast<int>(*done);
         launch = launch_environment();
         return static_cast<int>(run_program(argc, argv, launch));
     } catch (const Error& error) {

@@ -25,6 +25,11 @@ public:
 std::unique_ptr<WeightSource> open_weights(const std::string& path);
 std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model);
 
+// What open_weights() takes, for --help.
+constexpr const char* kWeightsHelp =
+    "a checkpoint, or a run, whose newest is taken; a Hugging Face directory or .safetensors file with its "
+    "config.json; or a model file (.bin) of llm.c";
+
 // Hands over every parameter once.
 using StoreTensor = std::function<void(const std::string& name, const std::vector<float>& values)>;
 void import_weights(const WeightSource& source, const StoreTensor& store);

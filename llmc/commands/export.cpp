@@ -24,11 +24,7 @@ struct Request {
 // False: help was asked for, and printed.
 bool parse(std::vector<std::string> arguments, Request& request) {
     CLI::App app("Writes the weights of a model for other programs, or for --init-from.", "train_gpt export");
-    app.add_option(
-           "--from", request.from,
-           "a checkpoint, or a run, whose newest is taken; a Hugging Face directory or .safetensors file with its "
-           "config.json; or a model file (.bin) of llm.c")
-        ->required();
+    app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required();
     app.add_option("--to", request.to, "the directory to write; with --format llmc also a file called .bin")
         ->required();
     app.add_option("--format", request.format, "hf: what from_pretrained() loads; llmc: a model file of llm.c")

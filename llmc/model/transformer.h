@@ -65,6 +65,9 @@ public:
     const double* eval_loss_sum() const { return loss_sums_ + 1; }
     const int* eval_loss_count() const { return loss_counts_ + 1; }
 
+    // (B, T) of the last training or evaluation.
+    const float* losses() const { return losses_; }
+
     // Logits of the token that follows tokens[0 .. length), length <= min(context, B * T); synchronises.
     std::vector<float> next_token_logits(const int* tokens, int length, stream_t stream);
 

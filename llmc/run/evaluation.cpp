@@ -7,6 +7,7 @@
 
 #include "llmc/data/loader.h"
 #include "llmc/model/sampler.h"
+#include "llmc/run/choice_scores.h"
 #include "llmc/run/text.h"
 
 namespace llmc {
@@ -21,7 +22,8 @@ Evaluation<Real>::Evaluation(const Options& options, const Inputs& inputs, Train
 
 template <class Real>
 bool Evaluation<Real>::validates_after(int64_t step, bool last) const {
-    if (options_.val_every <= 0 || options_.val_batches == 0 || inputs_.val.empty()) return false;
+    const bool has_sets = options_.val_batches != 0 && !inputs_.val.empty();
+    if (options_.val_every <= 0 || (!has_sets && inputs_.hellaswag.empty())) return false;
     return step % options_.val_every == 0 || last;
 }
 
@@ -38,6 +40,7 @@ ValRecord Evaluation<Real>::validate(int64_t step) {
     ValRecord record;
     record.step = step;
     for (const auto& [name, set] : inputs_.val) {
+        if (o.val_batches == 0) break;
         const EvalLoader loader(*set, o.batch, o.seq, comm.rank(), comm.world(), o.val_batches, o.model_config.vocab);
         double sum = 0, count = 0;
         watchdog_.alive();
@@ -52,7 +55,8 @@ ValRecord Evaluation<Real>::validate(int64_t step) {
             result.bits_per_byte = result.loss / std::numbers::ln2 / *bytes;
         record.losses.push_back(result);
     }
-    last_loss_ = record.losses[0].loss;
+    if (!record.losses.empty()) last_loss_ = record.losses[0].loss;
+    if (!inputs_.hellaswag.empty()) record.hellaswag = score_choices(trainer_, inputs_.hellaswag, watchdog_);
     return record;
 }
 

@@ -18,7 +18,7 @@ public:
 
     bool validates_after(int64_t step, bool last) const;
     bool samples_after(int64_t step, bool last) const;
-    // Mean loss over each validation set.
+    // Mean loss over each validation set, and HellaSwag.
     ValRecord validate(int64_t step);
     // Prints --sample-tokens tokens that follow the prompt, or the beginning of a document, and returns the text.
     std::string print_sample(int64_t step);

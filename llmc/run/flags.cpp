@@ -217,6 +217,9 @@ const Flag kRows[] = {
          {.word = "auto", .word_means = -1, .answers = {{"-1", " (auto: by its cost)"}}},
          "validate every N steps; 0: never; auto: as often as it costs less than 5 % of the steps between"),
     flag('m', "val-batches", "N", &Options::val_batches, {.min = -1}, "batches per validation; 0: never, -1: all"),
+    flag(0, "hellaswag", "FILE", &Options::hellaswag, {.check = check_not_empty},
+         "multiple-choice examples in llm.c's format, answered at every validation (the whole file, whatever -m says)",
+         "none"),
     flag('s', "sample-every", "N", &Options::sample_every, {}, "print a sample every N steps; 0: never"),
     flag('g', "sample-tokens", "N", &Options::sample_tokens, {}, "tokens per sample; 0: no samples"),
     flag(0, "tokenizer", "FILE", &Options::tokenizer, {}, "turns samples into text (a .tiktoken file)", "token ids"),
@@ -338,6 +341,12 @@ CLI::Option* add(CLI::App& app, const std::string& names, T& field) {
     return app.add_option(names, field)->take_last();
 }
 
+CLI::Option* add(CLI::App& app, const Flag& flag, Options& options) {
+    const std::string names = (flag.short_name ? strprintf("-%c,--", flag.short_name) : "--") + flag.long_name;
+    CLI::Option* option = std::visit([&](auto f) { return add(app, names, options.*f); }, flag.field);
+    return option->transform(CLI::Validator([&flag](std::string& text) { return mistake_in(text, flag); }, ""));
+}
+
 // ---- and back ------------------------------------------------------------------------------------------------------
 
 std::string text_of(const std::string& text) { return text; }
@@ -399,11 +408,7 @@ std::vector<std::string> set_flags(std::vector<std::string> arguments, Options& 
     CLI::App app;
     app.set_help_flag();
     app.prefix_command();  // stop at an argument that is neither a flag nor a value
-    for (const Flag& flag : all_flags()) {
-        const std::string names = (flag.short_name ? strprintf("-%c,--", flag.short_name) : "--") + flag.long_name;
-        CLI::Option* option = std::visit([&](auto f) { return add(app, names, options.*f); }, flag.field);
-        option->transform(CLI::Validator([&flag](std::string& text) { return mistake_in(text, flag); }, ""));
-    }
+    for (const Flag& flag : all_flags()) add(app, flag, options);
     std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them last first
     try {
         app.parse(arguments);
@@ -411,6 +416,18 @@ std::vector<std::string> set_flags(std::vector<std::string> arguments, Options& 
         refuse(error.what());
     }
     return app.remaining();
+}
+
+void add_flags(CLI::App& app, const std::vector<std::string>& names, Options& options) {
+    for (const std::string& name : names) {
+        const Flag& flag = *find_flag(name);
+        CLI::Option* option = add(app, flag, options)->description(flag.help);
+        if (flag.is_switch()) continue;
+        option->type_name(flag.value);
+        const bool as_always = flag_json(flag, options) == flag_json(flag, Options());
+        option->default_str(as_always ? default_text(flag)
+                                      : std::visit([&](auto f) { return text_of(options.*f); }, flag.field));
+    }
 }
 
 nlohmann::ordered_json flag_json(const Flag& flag, const Options& options) {

@@ -14,6 +14,10 @@
 
 #include "llmc/run/options.h"
 
+namespace CLI {
+class App;
+}
+
 namespace llmc {
 
 // Where a flag's value goes.
@@ -52,6 +56,9 @@ const Flag* find_flag(char name);
 // Sets the fields that the arguments name; throws Error(bad_flags): "--batch: '4x' is not a whole number". Returns what
 // no flag takes: unknown flags, and from the first argument that is neither a flag nor a value on, all that follows.
 std::vector<std::string> set_flags(std::vector<std::string> arguments, Options& options);
+
+// The rows of these long names as part of another command's line; what `options` holds before is their default.
+void add_flags(CLI::App& app, const std::vector<std::string>& names, Options& options);
 
 // The value as a configuration file has it; null: not given, and left to resolve().
 nlohmann::ordered_json flag_json(const Flag& flag, const Options& options);

@@ -9,11 +9,14 @@ Inputs::Inputs(const Options& options) {
     if (!options.train.empty()) train = std::make_unique<ShardSet>(std::vector<std::string>{options.train});
     for (const ValSet& set : options.val)
         val.emplace_back(set.name, std::make_unique<ShardSet>(std::vector<std::string>{set.glob}));
+    if (!options.hellaswag.empty()) hellaswag = read_choices(options.hellaswag);
 }
 
-void Inputs::check_vocabulary(int vocab) const {
+void Inputs::check(const Options& o) const {
+    const int vocab = o.model_config.vocab;
     if (train) train->check_vocabulary(vocab);
     for (const auto& [name, set] : val) set->check_vocabulary(vocab);
+    check_choices(hellaswag, vocab, o.seq, o.hellaswag);
 }
 
 void Inputs::describe(ResolveInputs& surroundings) const {
@@ -23,6 +26,8 @@ void Inputs::describe(ResolveInputs& surroundings) const {
         surroundings.train_tokens = train->total_tokens();
     }
     for (const auto& [name, set] : val) surroundings.val_tokens.push_back(set->total_tokens());
+    for (const Choices& example : hellaswag)
+        surroundings.hellaswag_rows += static_cast<int64_t>(example.completions.size());
 }
 
 }  // namespace llmc

@@ -40,7 +40,7 @@ bool is_integer(const std::string& text) {
 std::optional<std::string> answer_llmc_flag(const std::string& flag, const std::string& value) {
     if (flag == "-h") {
         if (!is_integer(value)) return std::nullopt;  // -h is help
-        return strprintf("-h %s is llm.c's HellaSwag evaluation, which this version does not have; -h alone is help",
+        return strprintf("-h %s is llm.c's HellaSwag evaluation: use --hellaswag FILE; -h alone is help",
                          value.c_str());
     }
     if (flag == "-y" && (value == "0" || value == "1"))

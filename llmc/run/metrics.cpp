@@ -124,6 +124,10 @@ ordered_json json_of(const ValRecord& r) {
         put_number(line, "val_perplexity" + suffix, set.perplexity());
         if (set.bits_per_byte) put_number(line, "val_bpb" + suffix, *set.bits_per_byte);
     }
+    if (r.hellaswag) {
+        line["hellaswag_acc"] = r.hellaswag->accuracy;
+        line["hellaswag_acc_norm"] = r.hellaswag->accuracy_per_token;
+    }
     return line;
 }
 
@@ -138,8 +142,11 @@ std::string main_log_line(const StepRecord& r) {
 }
 
 std::string main_log_line(const ValRecord& r) {
-    if (r.losses.empty()) return "";
-    return strprintf("s:%lld tel:%.4f", static_cast<long long>(r.step), unsigned_nan(r.losses[0].loss));
+    const long long step = r.step;
+    std::string text = r.losses.empty() ? "" : strprintf("s:%lld tel:%.4f", step, unsigned_nan(r.losses[0].loss));
+    if (r.hellaswag)
+        text += strprintf("%ss:%lld eval:%.4f", text.empty() ? "" : "\n", step, r.hellaswag->accuracy_per_token);
+    return text;
 }
 
 RunDirectory::RunDirectory(const std::string& path) : path_(path) {
@@ -288,7 +295,7 @@ void RunDirectory::record(const StepRecord& r) {
 }
 
 void RunDirectory::record(const ValRecord& r) {
-    if (r.losses.empty()) return;
+    if (r.empty()) return;
     append(json_of(r));
     if (active()) write_line(main_log_, "main.log", main_log_line(r));
 }

@@ -52,10 +52,20 @@ struct ValLoss {
     double perplexity() const;
 };
 
+// Answers to multiple-choice examples (choice_scores.h): the fraction that is right.
+struct ChoiceScores {
+    int64_t examples = 0;
+    double accuracy = 0;            // by the sum of a completion's log-probabilities
+    double accuracy_per_token = 0;  // by their mean over its tokens, as llm.c has it
+};
+
 // One validation after `step` optimizer steps (0: before the first).
 struct ValRecord {
     int64_t step = 0;
     std::vector<ValLoss> losses;
+    std::optional<ChoiceScores> hellaswag = {};
+
+    bool empty() const { return losses.empty() && !hellaswag; }
 };
 
 // A float, which JSON cannot hold when it is not finite: then the value is null and record["nonfinite"][key] is "nan",
@@ -71,7 +81,8 @@ std::string metrics_line(const ValRecord& record);
 // llm.c numbers the step that makes update k as k-1, and a validation after k updates as k; so do these. A file written
 // by llm.c and one written here can be plotted over each other.
 std::string main_log_line(const StepRecord& record);
-std::string main_log_line(const ValRecord& record);  // the first set only: the format has no names
+// The first set only, for the format has no names; and a line of its own for HellaSwag, by llm.c's number.
+std::string main_log_line(const ValRecord& record);
 
 // What run.json says beside the options.
 struct RunFacts {

@@ -111,6 +111,7 @@ struct Options {
     // Validation and samples
     int64_t val_every = -1;    // 0 = never; -1 = not given = what costs less than 5 % (validation_interval)
     int64_t val_batches = 20;  // 0 = never, -1 = all
+    std::string hellaswag;     // file; "": none
     int64_t sample_every = 0;  // 0 = never
     int sample_tokens = 64;    // 0 = no samples
     std::string tokenizer;
@@ -156,6 +157,7 @@ struct ResolveInputs {
     int data_vocab = 0;               // from the shards' sidecar; 0 = unknown
     int64_t train_tokens = 0;         // for one epoch; 0 = unknown
     std::vector<int64_t> val_tokens;  // of each validation set; empty: unknown
+    int64_t hellaswag_rows = 0;       // completions
     bool host_device = false;         // the CPU build
     bool bf16_supported = true;       // for --precision auto
     bool fp8_supported = true;        // the card has FP8 tensor cores; the host device computes exactly

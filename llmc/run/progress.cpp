@@ -72,6 +72,8 @@ std::string format_validation(const ValRecord& record, bool colour) {
         fields.add(strprintf("val_loss%s %.4f%s", suffix.c_str(), unsigned_nan(set.loss), bits.c_str()),
                    !std::isfinite(set.loss));
     }
+    if (const std::optional<ChoiceScores>& scores = record.hellaswag)
+        fields.add(strprintf("hellaswag %.4f (%.4f per token)", scores->accuracy, scores->accuracy_per_token), false);
     return fields.text();
 }
 
@@ -134,7 +136,7 @@ void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
 }
 
 void Progress::validation(const ValRecord& record) {
-    if (record.losses.empty()) return;
+    if (record.empty()) return;
     std::fprintf(out_, "%s\n", format_validation(record, colour_).c_str());
     std::fflush(out_);
 }

@@ -98,11 +98,11 @@ void resolve_steps(Options& o, int64_t train_tokens) {
 
 // How many batches of a rank one validation takes; nothing where that is not known.
 std::optional<int64_t> batches_of_a_validation(const Options& o, const ResolveInputs& inputs) {
+    const int64_t per_batch = int64_t{o.batch} * inputs.ranks;
+    int64_t batches = (inputs.hellaswag_rows + per_batch - 1) / per_batch;
     const bool sizes_known = inputs.val_tokens.size() == o.val.size();
     if (!sizes_known && o.val_batches < 0) return std::nullopt;
-    if (!sizes_known) return o.val_batches * static_cast<int64_t>(o.val.size());
-    const int64_t per_batch = int64_t{o.batch} * inputs.ranks;
-    int64_t batches = 0;
+    if (!sizes_known) return batches + o.val_batches * static_cast<int64_t>(o.val.size());
     for (const int64_t tokens : inputs.val_tokens) {
         const int64_t samples = std::max<int64_t>(tokens - 1, 0) / o.seq;
         const int64_t all = (samples + per_batch - 1) / per_batch;
@@ -112,7 +112,7 @@ std::optional<int64_t> batches_of_a_validation(const Options& o, const ResolveIn
 }
 
 void resolve_validation(Options& o, const ResolveInputs& inputs) {
-    if (o.val_every >= 0 || o.val.empty()) return;
+    if (o.val_every >= 0 || (o.val.empty() && o.hellaswag.empty())) return;
     const std::optional<int64_t> batches = batches_of_a_validation(o, inputs);
     if (batches) o.val_every = validation_interval(*batches, o.micro_steps);
 }

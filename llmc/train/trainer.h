@@ -46,6 +46,7 @@ struct TrainerConfig {
     LossScaleConfig loss_scale;
     bool skip_spikes = false;
     ProductChoices products;  // as a card check has chosen
+    bool forward_only = false;  // no memory for gradients and moments: to evaluate and to sample
 
     Fp8Scaling fp8_scaling() const { return fp8 ? scaling_of(fp8->recipe) : Fp8Scaling::tensor; }
 };
@@ -100,6 +101,8 @@ public:
         double sum = 0, count = 0;
     };
     LossSum evaluate(const int* tokens, const int* targets);
+    // This rank's losses, (B, T), token by token; 0 where the target is -1. A collective all the same.
+    std::vector<float> token_losses(const int* tokens, const int* targets);
 
     const TrainerConfig& config() const { return config_; }
     const Comm& comm() const { return comm_; }

@@ -35,10 +35,10 @@ template <class Real, template <class> class Block>
 MemoryByKind Trainer<Real, Block>::memory() const {
     MemoryByKind memory;
     memory.weights = weights_.working_bytes() + model_.linear().weight_bytes();
-    memory.gradients = gradients_.bytes();
-    memory.optimizer = weights_.master_bytes() + optimizer_.moment_bytes();
+    memory.gradients = config_.forward_only ? 0 : gradients_.bytes();
+    memory.optimizer = weights_.master_bytes() + (config_.forward_only ? 0 : optimizer_.moment_bytes());
     memory.activations = model_.activation_bytes() + model_.linear().activation_bytes();
-    memory.workspace = model_.workspace_bytes() + optimizer_.workspace_bytes() +
+    memory.workspace = model_.workspace_bytes() + (config_.forward_only ? 0 : optimizer_.workspace_bytes()) +
                        Matmul::planned_bytes(operand_type<Real>, model_.linear().shapes(), config_.fp8_scaling());
     return memory;
 }
@@ -49,9 +49,9 @@ void Trainer<Real, Block>::allocate() {
     results_.emplace();
     matmul_.allocate();
     weights_.allocate(stream_);
-    gradients_.allocate(stream_);
+    if (!config_.forward_only) gradients_.allocate(stream_);
     model_.allocate(stream_);
-    optimizer_.allocate(stream_);
+    if (!config_.forward_only) optimizer_.allocate(stream_);
 }
 
 template <class Real, template <class> class Block>
@@ -201,6 +201,12 @@ typename Trainer<Real, Block>::LossSum Trainer<Real, Block>::evaluate(const int*
     model_.share_evaluation(stream_);
     return {read_back(model_.eval_loss_sum(), stream_),
             static_cast<double>(read_back(model_.eval_loss_count(), stream_))};
+}
+
+template <class Real, template <class> class Block>
+std::vector<float> Trainer<Real, Block>::token_losses(const int* tokens, const int* targets) {
+    model_.evaluate(tokens, targets, true, stream_);
+    return read_back(model_.losses(), static_cast<size_t>(config_.batch) * static_cast<size_t>(config_.seq), stream_);
 }
 
 }  // namespace llmc

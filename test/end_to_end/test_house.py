@@ -256,7 +256,8 @@ class Readme(unittest.TestCase):
 
     def test_flags(self):
         known = {name for name, _ in rows_of_flags(read("llmc/run/flags.cpp"))}
-        known |= set(re.findall(r'"--([a-z]+)"', read("llmc/commands/export.cpp")))
+        for path in os.listdir(os.path.join(ROOT, "llmc", "commands")):
+            known |= set(re.findall(r'[",]--([a-z-]+)', read("llmc/commands/" + path)))
         named = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", read("README.md")))
         scripts_own = {"test-case", "max-gap", "from", "all", "published"}
         self.assertGreater(len(named & known), 10)

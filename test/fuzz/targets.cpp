@@ -9,6 +9,7 @@
 #include "llmc/checkpoint/checkpoint_reader.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/checkpoint/safetensors.h"
+#include "llmc/data/choices.h"
 #include "llmc/data/shards.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/device/error.h"
@@ -93,6 +94,11 @@ void read_tokenizer(const std::string& bytes) {
     });
 }
 
+void read_choice_file(const std::string& bytes) {
+    const MemoryFile file(bytes);
+    expect_no_more_than_errors([&] { check_choices(read_choices(file.path()), 300, 64, file.path()); });
+}
+
 // ---- files as they should be ---------------------------------------------------------------------------------------
 
 std::vector<std::string> manifests() {
@@ -135,14 +141,21 @@ std::vector<std::string> tokenizers() {
     return {table};
 }
 
+std::vector<std::string> choice_files() {
+    std::string bytes(1024, '\0');
+    const int32_t head[] = {20240522, 1, 2};
+    std::memcpy(bytes.data(), head, sizeof head);
+    const uint16_t words[] = {65535, 22, 0, 1, 2, 1, 7, 1, 8, 1, 9, 65535, 26, 1, 0, 2, 2, 5, 6, 2, 3, 4, 1, 2};
+    return {bytes + std::string(reinterpret_cast<const char*>(words), sizeof words)};
+}
+
 }  // namespace
 
 const std::vector<FuzzTarget>& fuzz_targets() {
-    static const std::vector<FuzzTarget> targets = {{"manifest", read_manifest, manifests},
-                                                    {"state", read_state, states},
-                                                    {"safetensors", read_safetensors, safetensors},
-                                                    {"shard", read_shard, shards},
-                                                    {"tokenizer", read_tokenizer, tokenizers}};
+    static const std::vector<FuzzTarget> targets = {
+        {"manifest", read_manifest, manifests},         {"state", read_state, states},
+        {"safetensors", read_safetensors, safetensors}, {"shard", read_shard, shards},
+        {"tokenizer", read_tokenizer, tokenizers},      {"choices", read_choice_file, choice_files}};
     return targets;
 }
 

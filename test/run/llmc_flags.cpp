@@ -36,7 +36,7 @@ TEST_CASE("llm.c flags: an answer names only flags that there are") {
 }
 
 TEST_CASE("llm.c flags: -h with a number is HellaSwag, alone it is help") {
-    CHECK(answer_llmc_flag("-h", "1")->find("HellaSwag") != std::string::npos);
+    CHECK(answer_llmc_flag("-h", "1")->find("use --hellaswag FILE") != std::string::npos);
     CHECK(!answer_llmc_flag("-h", ""));
     CHECK(!answer_llmc_flag("-h", "-b"));
 }

@@ -155,6 +155,11 @@ TEST_CASE("metrics: validation records and llm.c's log lines") {
                                                  {"val_perplexity_code", std::exp(2.5)},
                                                  {"val_bpb_code", 1.75}});
     CHECK(main_log_line(val) == "s:20 tel:3.2500");
+    const ValRecord scored = {20, {{"", 3.25f}}, ChoiceScores{8, 0.25, 0.375}};
+    CHECK(json::parse(metrics_line(scored))["hellaswag_acc"] == 0.25);
+    CHECK(json::parse(metrics_line(scored))["hellaswag_acc_norm"] == 0.375);
+    CHECK(main_log_line(scored) == "s:20 tel:3.2500\ns:20 eval:0.3750");
+    CHECK(main_log_line(ValRecord{20, {}, ChoiceScores{8, 0.25, 0.375}}) == "s:20 eval:0.3750");
     CHECK(main_log_line(example()) == "s:6 trl:10.9877 lr:0.000300 norm:1.23");  // llm.c counts steps from 0
 }
 

@@ -1,0 +1,19 @@
+#include "llmc/commands/command.h"
+
+#include "llmc/check/worker.h"
+#include "llmc/commands/eval.h"
+#include "llmc/commands/export.h"
+
+namespace llmc {
+
+std::optional<ExitCode> run_command(const std::vector<std::string>& arguments, LaunchInfo& launch) {
+    if (arguments.empty()) return std::nullopt;
+    const std::vector<std::string> flags(arguments.begin() + 1, arguments.end());
+    if (arguments[0] == "check" && !flags.empty() && flags[0] == kWorkerArgument) return check_worker();
+    if (arguments[0] == "export") return export_weights(flags);
+    if (arguments[0] != "eval") return std::nullopt;
+    launch = launch_environment();
+    return evaluate_weights(flags, launch);
+}
+
+}  // namespace llmc

@@ -1,0 +1,106 @@
+#include "llmc/commands/eval.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "llmc/commands/loaded_model.h"
+#include "llmc/run/evaluation.h"
+#include "llmc/run/flags.h"
+#include "llmc/run/text.h"
+
+namespace llmc {
+namespace {
+
+struct Request {
+    std::string from, out;
+    Options options;
+};
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, "eval: " + message); }
+
+// False: help was asked for, and printed.
+bool parse(std::vector<std::string> arguments, Request& request) {
+    CLI::App app("Evaluates the weights of a model on validation sets and HellaSwag.", "train_gpt eval");
+    app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required();
+    app.add_option("-o,--out", request.out, "write the numbers as JSON to this file too")->type_name("FILE");
+    Options& o = request.options;
+    o.precision = "bf16";
+    o.val_batches = -1;
+    add_flags(app,
+              {"val", "hellaswag", "val-batches", "batch", "seq", "precision", "tf32", "fp8-recipe", "fp8-layers",
+               "fp8-emulation", "zero", "comm", "timeout-start", "timeout-step"},
+              o);
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+    try {
+        app.parse(arguments);
+    } catch (const CLI::CallForHelp&) {
+        std::fputs(app.help().c_str(), stdout);
+        return false;
+    } catch (const CLI::ParseError& error) {
+        refuse(std::string(error.what()) + " (train_gpt eval --help)");
+    }
+    if (o.val.empty() && o.hellaswag.empty()) refuse("nothing to evaluate on; add --val 'GLOB' or --hellaswag FILE");
+    o.recompute = "block";  // what a backward pass would want is not kept
+    return true;
+}
+
+template <class Real>
+ValRecord evaluate(const Request& request, const Inputs& inputs, Ranks& ranks, const WeightSource& weights) {
+    const auto trainer = load_model<Real>(request.options, ranks, weights);
+    ranks.watchdog.begin_step(0);
+    return Evaluation<Real>(request.options, inputs, *trainer, ranks.watchdog).validate(0);
+}
+
+void print(const Request& request, const ModelConfig& model, const Ranks& ranks, const ValRecord& record) {
+    std::printf("%s: %s parameters, %s on %s\n", request.from.c_str(), with_commas(model.parameters()).c_str(),
+                request.options.precision.c_str(), ranks.device.name.c_str());
+    if (!record.losses.empty())
+        std::printf("%-16s %10s %12s %14s\n", "validation set", "loss", "perplexity", "bits per byte");
+    for (const ValLoss& set : record.losses)
+        std::printf("%-16s %10.4f %12.3f %14s\n", set.name.empty() ? "val" : set.name.c_str(), set.loss,
+                    set.perplexity(), set.bits_per_byte ? strprintf("%.4f", *set.bits_per_byte).c_str() : "-");
+    if (const std::optional<ChoiceScores>& scores = record.hellaswag)
+        std::printf(
+            "hellaswag: %.4f right by log-probability, %.4f by log-probability per token (llm.c's number), of "
+            "%lld examples\n",
+            scores->accuracy, scores->accuracy_per_token, static_cast<long long>(scores->examples));
+}
+
+// The names of metrics.jsonl.
+void write_json(const Request& request, const ValRecord& record) {
+    nlohmann::ordered_json json{{"from", request.from}, {"precision", request.options.precision}};
+    json.update(nlohmann::ordered_json::parse(metrics_line(record)));
+    json.erase("step");
+    if (record.hellaswag) json["hellaswag_examples"] = record.hellaswag->examples;
+    write_file(request.out, json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+}
+
+}  // namespace
+
+ExitCode evaluate_weights(const std::vector<std::string>& arguments, const LaunchInfo& launch) {
+    Request request;
+    if (!parse(arguments, request)) return ExitCode::ok;
+    Options& o = request.options;
+    const Inputs inputs(o);
+    const std::unique_ptr<WeightSource> weights = open_weights(request.from);
+    Ranks ranks(o, launch);
+    ranks.connect(o, launch);
+    ResolveInputs surroundings;
+    inputs.describe(surroundings);
+    resolve_for(weights->model(), o, surroundings, ranks);
+    inputs.check(o);
+    ranks.comm.require_equal("configuration", config_json(o));
+    const ValRecord record = o.precision == "fp32" ? evaluate<float>(request, inputs, ranks, *weights)
+                                                   : evaluate<bf16>(request, inputs, ranks, *weights);
+    if (ranks.comm.is_main()) {
+        print(request, weights->model(), ranks, record);
+        if (!request.out.empty()) write_json(request, record);
+    }
+    ranks.watchdog.stop();
+    ranks.comm.finish();
+    return ExitCode::ok;
+}
+
+}  // namespace llmc

@@ -1,0 +1,14 @@
+// train_gpt eval: what a model that is there is worth, on validation sets and HellaSwag.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "llmc/comm/launch.h"
+#include "llmc/device/error.h"
+
+namespace llmc {
+
+// `arguments`: what follows "eval".
+ExitCode evaluate_weights(const std::vector<std::string>& arguments, const LaunchInfo& launch);
+
+}  // namespace llmc

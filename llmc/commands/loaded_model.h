@@ -1,0 +1,29 @@
+// A model for a command that trains nothing: its weights from whatever holds them, and the shape with them.
+#pragma once
+#include <memory>
+
+#include "llmc/checkpoint/weight_source.h"
+#include "llmc/run/plan.h"
+#include "llmc/run/ranks.h"
+#include "llmc/run/trainer_config.h"
+
+namespace llmc {
+
+// resolve() for the model that the weights are of; `surroundings` beside the ranks'.
+void resolve_for(const ModelConfig& model, Options& options, ResolveInputs surroundings, const Ranks& ranks);
+
+// A Trainer of resolved options that evaluates alone, with the weights. A collective.
+template <class Real>
+std::unique_ptr<Trainer<Real>> load_model(const Options& options, const Ranks& ranks, const WeightSource& weights) {
+    TrainerConfig config = trainer_config(options);
+    config.forward_only = true;
+    auto trainer = std::make_unique<Trainer<Real>>(config, ranks.comm);
+    check_memory(trainer->memory(), ranks.libraries_to_come(options), ranks.device.free_memory, ranks.device.name);
+    trainer->allocate();
+    import_weights(
+        weights, [&](const std::string& name, const std::vector<float>& values) { trainer->set_weight(name, values); });
+    trainer->weights_are_set();
+    return trainer;
+}
+
+}  // namespace llmc

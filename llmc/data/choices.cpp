@@ -1,0 +1,125 @@
+#include "llmc/data/choices.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "llmc/data/llmc_magic.h"
+#include "llmc/device/error.h"
+
+namespace llmc {
+namespace {
+
+constexpr int32_t kMagic = 20240522, kVersion = 1;
+constexpr size_t kHeaderBytes = 1024;
+constexpr uint16_t kStart = 65535;
+
+// The words of one file, read in order; where they end too early, the message says in which example.
+class Words {
+public:
+    Words(const std::string& path, const std::string& bytes) : path_(path) {
+        words_.resize((bytes.size() - kHeaderBytes) / 2);
+        std::memcpy(words_.data(), bytes.data() + kHeaderBytes, words_.size() * 2);
+    }
+    size_t at() const { return at_; }
+    size_t left() const { return words_.size() - at_; }
+    void begin(int example) { example_ = example; }
+    int next() {
+        if (left() == 0) fail("the file ends inside it; write or copy the file again");
+        return words_[at_++];
+    }
+    std::vector<int32_t> tokens() {
+        const size_t count = static_cast<size_t>(next());
+        if (count == 0) fail("it has a context or a completion without tokens");
+        if (count > left()) fail("the file ends inside it; write or copy the file again");
+        const auto first = words_.begin() + static_cast<std::ptrdiff_t>(at_);
+        at_ += count;
+        return {first, first + static_cast<std::ptrdiff_t>(count)};
+    }
+    [[noreturn]] void fail(const std::string& what) const {
+        throw Error(ExitCode::bad_data, strprintf("%s: example %d: %s", path_.c_str(), example_, what.c_str()));
+    }
+
+private:
+    const std::string& path_;
+    std::vector<uint16_t> words_;
+    size_t at_ = 0;
+    int example_ = 0;
+};
+
+Choices read_example(Words& words) {
+    const size_t begin = words.at();
+    if (const int start = words.next(); start != kStart)
+        words.fail(strprintf("begins with %d in place of %d", start, kStart));
+    const int bytes = words.next();
+    words.next();  // the index
+    Choices example;
+    example.label = words.next();
+    const int completions = words.next();
+    if (completions < 2) words.fail(strprintf("has %d completions; there is nothing to choose", completions));
+    if (example.label >= completions)
+        words.fail(strprintf("its label is %d, but it has %d completions", example.label, completions));
+    example.context = words.tokens();
+    for (int i = 0; i < completions; i++) example.completions.push_back(words.tokens());
+    const size_t read = 2 * (words.at() - begin);
+    if (read != static_cast<size_t>(bytes)) words.fail(strprintf("says %d bytes, but has %zu", bytes, read));
+    return example;
+}
+
+}  // namespace
+
+std::vector<Choices> read_choices(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file)
+        throw Error(ExitCode::bad_data,
+                    path +
+                        " cannot be read; give a file of multiple-choice examples as llm.c's dev/data/hellaswag.py "
+                        "writes it");
+    const std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    int32_t head[4] = {};
+    std::memcpy(head, bytes.data(), std::min(bytes.size(), sizeof head));
+    if (bytes.size() < kHeaderBytes || head[0] != kMagic)
+        throw Error(ExitCode::bad_data, strprintf("%s is no file of multiple-choice examples: it begins with %d%s, not "
+                                                  "with %d",
+                                                  path.c_str(), head[0], name_of_magic(head[0]), kMagic));
+    if (head[1] != kVersion)
+        throw Error(ExitCode::bad_data,
+                    strprintf("%s has version %d; version %d can be read", path.c_str(), head[1], kVersion));
+    Words words(path, bytes);
+    std::vector<Choices> examples;
+    for (int i = 0; i < head[2]; i++) {
+        words.begin(i);
+        examples.push_back(read_example(words));
+    }
+    if (examples.empty()) throw Error(ExitCode::bad_data, path + " has no examples");
+    if (words.left() > 0 || bytes.size() % 2 != 0)
+        throw Error(ExitCode::bad_data, strprintf("%s has bytes after its last example, number %d: its header and its "
+                                                  "length do not agree",
+                                                  path.c_str(), head[2] - 1));
+    return examples;
+}
+
+void check_choices(const std::vector<Choices>& examples, int vocab, int T, const std::string& path) {
+    for (size_t i = 0; i < examples.size(); i++) {
+        const Choices& example = examples[i];
+        int32_t largest = *std::max_element(example.context.begin(), example.context.end());
+        size_t longest = 0;
+        for (const std::vector<int32_t>& completion : example.completions) {
+            largest = std::max(largest, *std::max_element(completion.begin(), completion.end()));
+            longest = std::max(longest, completion.size());
+        }
+        if (largest >= vocab)
+            throw Error(ExitCode::bad_data,
+                        strprintf("%s: example %zu: token %d is not below the model's vocabulary of %d; the file was "
+                                  "made with another tokenizer",
+                                  path.c_str(), i, largest, vocab));
+        const size_t needed = example.context.size() + longest - 1;  // the last token is a target alone
+        if (needed > static_cast<size_t>(T))
+            throw Error(ExitCode::bad_data,
+                        strprintf("%s: example %zu is a sequence of %zu tokens, but -t is %d; use -t %zu or more",
+                                  path.c_str(), i, needed, T, (needed + 15) / 16 * 16));
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,70 @@
+// Multiple-choice files: what is read, and every way in which one can be wrong.
+#include "llmc/data/choices.h"
+
+#include "test/data/shard_files.h"
+
+using namespace llmc;
+
+namespace {
+
+// A file of these words, by the format's definition alone.
+std::string write_words(const std::string& path, int32_t examples, const std::vector<uint16_t>& words,
+                        int32_t magic = 20240522, int32_t version = 1) {
+    return write_file(path, shard_header(magic, version, examples) +
+                                std::string(reinterpret_cast<const char*>(words.data()), words.size() * 2));
+}
+
+// Two examples of two completions.
+const std::vector<uint16_t> kWords = {65535, 22, 0, 1, 2, 1, 7, 1, 8, 1, 9, 65535, 26, 1, 0, 2, 2, 5, 6, 2, 3, 4, 1, 2};
+
+}  // namespace
+
+TEST_CASE("choices: context, completions and label of every example") {
+    TempDir dir;
+    const std::vector<Choices> examples = read_choices(write_words(dir / "a.bin", 2, kWords));
+    REQUIRE(examples.size() == 2);
+    CHECK(examples[0].label == 1);
+    CHECK(examples[0].context == std::vector<int32_t>{7});
+    CHECK(examples[0].completions == std::vector<std::vector<int32_t>>{{8}, {9}});
+    CHECK(examples[1].label == 0);
+    CHECK(examples[1].context == std::vector<int32_t>{5, 6});
+    CHECK(examples[1].completions == std::vector<std::vector<int32_t>>{{3, 4}, {2}});
+}
+
+TEST_CASE("choices: what is no such file, or does not fit") {
+    TempDir dir;
+    const std::string path = dir / "a.bin";
+    const auto check = [&](const std::vector<std::string>& parts, int32_t examples,
+                           const std::vector<uint16_t>& words) {
+        write_words(path, examples, words);
+        check_error(ExitCode::bad_data, parts, [&] { read_choices(path); });
+    };
+    const auto one_wrong = [](size_t at, uint16_t word) {
+        std::vector<uint16_t> words = kWords;
+        words[at] = word;
+        return words;
+    };
+    check({"a.bin", "no examples"}, 0, {});
+    check({"example 0", "says 20 bytes, but has 22"}, 2, one_wrong(1, 20));
+    check({"example 2", "ends inside"}, 3, kWords);
+    check({"after its last example, number 0"}, 1, kWords);
+    check({"example 1", "begins with 3 in place of 65535"}, 2, one_wrong(11, 3));
+    check({"example 0", "its label is 2, but it has 2 completions"}, 2, one_wrong(3, 2));
+    check({"example 0", "has 1 completions"}, 2, one_wrong(4, 1));
+    check({"example 0", "without tokens"}, 2, one_wrong(5, 0));
+    check({"example 1", "ends inside"}, 2, one_wrong(22, 9));
+    write_file(path, "short");
+    check_error(ExitCode::bad_data, {"a.bin", "no file of multiple-choice examples"}, [&] { read_choices(path); });
+    write_words(path, 2, kWords, 20240520);
+    check_error(ExitCode::bad_data, {"20240520 (a token shard"}, [&] { read_choices(path); });
+    write_words(path, 2, kWords, 20240522, 2);
+    check_error(ExitCode::bad_data, {"has version 2"}, [&] { read_choices(path); });
+    check_error(ExitCode::bad_data, {"nowhere", "cannot be read"}, [&] { read_choices(dir / "nowhere"); });
+
+    const std::vector<Choices> examples = read_choices(write_words(path, 2, kWords));
+    CHECK_NOTHROW(check_choices(examples, 10, 3, path));
+    check_error(ExitCode::bad_data, {"example 0", "token 9", "vocabulary of 9"},
+                [&] { check_choices(examples, 9, 3, path); });
+    check_error(ExitCode::bad_data, {"example 1", "3 tokens, but -t is 2", "-t 16"},
+                [&] { check_choices(examples, 10, 2, path); });
+}

@@ -1,0 +1,201 @@
+"""train_gpt eval, and HellaSwag: the numbers of the run that made the weights, scores as Python computes them, the same
+on several ranks, and what is refused."""
+
+import json
+import math
+import operator
+import random
+import struct
+import unittest
+
+from test_run_ranks import MPIRUN, run_ranks
+from trainer import VOCAB, FinishedRun, corpus, llmc_tensors, new_path, read_safetensors, run, write_llmc_model
+
+FLAGS, DATA, CHECKPOINT = 2, 3, 4
+SHAPE = dict(context=64, vocab=VOCAB, layers=1, heads=1, channels=32)
+SMALL = ["--layers", "1", "--channels", "32", "--heads", "1", "--precision", "fp32", "--lr", "1e-2", "--max-steps", "12"]
+
+
+class Gpt2:
+    """GPT-2's forward in Python's doubles, of a model of one head."""
+
+    def __init__(self, path):
+        self.tensors = {}
+        for name, (_, shape, data) in read_safetensors(path).items():
+            values = struct.unpack(f"<{len(data) // 4}f", data)
+            rows = [values[i:i + shape[-1]] for i in range(0, len(values), shape[-1])]
+            linear = ".c_" in name and len(shape) == 2
+            self.tensors[name.removeprefix("transformer.")] = list(zip(*rows)) if linear else rows
+
+    def linear(self, name, x):
+        bias = self.tensors[name + ".bias"][0]
+        return [sum(map(operator.mul, row, x)) + b for row, b in zip(self.tensors[name + ".weight"], bias)]
+
+    def norm(self, name, x):
+        mean = sum(x) / len(x)
+        rstd = 1 / math.sqrt(sum((v - mean) ** 2 for v in x) / len(x) + 1e-5)
+        weight, bias = self.tensors[name + ".weight"][0], self.tensors[name + ".bias"][0]
+        return [(v - mean) * rstd * w + b for v, w, b in zip(x, weight, bias)]
+
+    def losses(self, tokens, first):
+        """-log p of tokens[first:], each after all before it."""
+        wte, wpe = self.tensors["wte.weight"], self.tensors["wpe.weight"]
+        keys, values, losses = [], [], []
+        for position, token in enumerate(tokens[:-1]):
+            x = list(map(operator.add, wte[token], wpe[position]))
+            C = len(x)
+            qkv = self.linear("h.0.attn.c_attn", self.norm("h.0.ln_1", x))
+            keys.append(qkv[C:2 * C])
+            values.append(qkv[2 * C:])
+            scores = [math.exp(sum(map(operator.mul, qkv[:C], key)) / math.sqrt(C)) for key in keys]
+            out = [sum(s * value[c] for s, value in zip(scores, values)) / sum(scores) for c in range(C)]
+            x = list(map(operator.add, x, self.linear("h.0.attn.c_proj", out)))
+            hidden = self.linear("h.0.mlp.c_fc", self.norm("h.0.ln_2", x))
+            hidden = [0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v ** 3))) for v in hidden]
+            x = list(map(operator.add, x, self.linear("h.0.mlp.c_proj", hidden)))
+            if position + 1 >= first:
+                x = self.norm("ln_f", x)
+                logits = [sum(map(operator.mul, row, x)) for row in wte]
+                losses.append(math.log(sum(map(math.exp, logits))) - logits[tokens[position + 1]])
+        return losses
+
+
+def write_choices(examples):
+    """[(label, context, completions)] in llm.c's format, by its definition alone."""
+    path, stream, longest = new_path("choices") + ".bin", [], 0
+    for index, (label, context, completions) in enumerate(examples):
+        words = [65535, 0, index, label, len(completions), len(context), *context]
+        for completion in completions:
+            words += [len(completion), *completion]
+        words[1] = 2 * len(words)
+        longest = max(longest, words[1])
+        stream += words
+    with open(path, "wb") as file:
+        file.write(struct.pack("<4i", 20240522, 1, len(examples), longest).ljust(1024, b"\0"))
+        file.write(struct.pack(f"<{len(stream)}H", *stream))
+    return path
+
+
+def evaluate(source, *flags, ranks=None):
+    """What eval writes as JSON."""
+    path = new_path() + ".json"
+    arguments = ["eval", "--from", source, "-b", "4", "-t", "64", "--precision", "fp32", "-o", path, *flags]
+    done = run_ranks(ranks, *arguments) if ranks else run(*arguments)
+    if (done.returncode if ranks else done.code) != 0:
+        raise AssertionError(done)
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+class Eval(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        """A small model, and examples scored in Python whose answers do not hang on rounding."""
+        cls.trained = FinishedRun(*SMALL, "--val", corpus().val, "--val", "train=" + corpus().train, "--val-batches", "3")
+        model, chance = Gpt2(cls.trained.path("model.safetensors")), random.Random(1)
+        cls.examples, cls.answers = [], []
+        while len(cls.examples) < 26:
+            context = [chance.randrange(32, 127) for _ in range(chance.randrange(1, 9))]
+            completions = [[chance.randrange(32, 127) for _ in range(chance.randrange(1, 9))]
+                           for _ in range(chance.choice((2, 4, 4)))]
+            losses = [model.losses(context + completion, len(context)) for completion in completions]
+            scores = [[sum(row) for row in losses], [sum(row) / len(row) for row in losses]]
+            if all(sorted(s)[1] - sorted(s)[0] > 1e-3 for s in scores):  # FP32's errors are some 1e-5
+                cls.examples.append((context, completions))
+                cls.answers.append([s.index(min(s)) for s in scores])
+
+    def scored(self, labels, *flags, **how):
+        file = write_choices([(label, *example) for label, example in zip(labels, self.examples)])
+        result = evaluate(self.trained.directory, "--hellaswag", file, *flags, **how)
+        self.assertEqual(result["hellaswag_examples"], len(self.examples))
+        return [result["hellaswag_acc"], result["hellaswag_acc_norm"]]
+
+    def expected(self, labels):
+        return [sum(answer[kind] == label for answer, label in zip(self.answers, labels)) / len(labels)
+                for kind in (0, 1)]
+
+    def test_hellaswag(self):
+        by_sum, by_mean = zip(*self.answers)
+        self.assertNotEqual(by_sum, by_mean)
+        for labels in (by_sum, by_mean, [0] * len(by_sum), [1] * len(by_sum)):
+            self.assertEqual(self.scored(labels), self.expected(labels))
+        self.assertEqual(self.expected(by_sum)[0], 1)
+        self.assertLess(self.expected(by_sum)[1], 1)
+        self.assertEqual(self.scored(by_sum, "-b", "1"), self.expected(by_sum))
+
+    @unittest.skipUnless(MPIRUN, "no mpirun")
+    def test_three_ranks(self):
+        by_sum, _ = zip(*self.answers)
+        for stage in ("1", "3"):
+            self.assertEqual(self.scored(by_sum, "-z", stage, ranks=3), self.expected(by_sum))
+        alone, three = (evaluate(self.trained.directory, "--val", corpus().val, ranks=ranks) for ranks in (None, 3))
+        self.assertAlmostEqual(alone["val_loss"], three["val_loss"], delta=1e-5)
+
+    def test_while_training(self):
+        by_sum, by_mean = zip(*self.answers)
+        file = write_choices([(label, *example) for label, example in zip(by_mean, self.examples)])
+        done = FinishedRun(*SMALL, "--hellaswag", file, "--val-every", "6")
+        records = [r for r in done.records if "hellaswag_acc" in r]
+        self.assertEqual([r["step"] for r in records], [0, 6, 12])
+        self.assertEqual([records[-1]["hellaswag_acc"], records[-1]["hellaswag_acc_norm"]], self.expected(by_mean))
+        self.assertNotEqual(records[0]["hellaswag_acc_norm"], 1, "before training it does not know")
+        self.assertIn(b"s:12 eval:1.0000\n", done.read("main.log"))
+        self.assertNotIn(b"tel:", done.read("main.log"))
+
+    def test_the_loss_of_the_run(self):
+        """From a checkpoint, from model.safetensors and from llm.c's file: the bits of the run's last validation."""
+        last = [r for r in self.trained.records if "val_loss" in r][-1]
+        tensors, values = read_safetensors(self.trained.path("model.safetensors")), {}
+        for name, transposed, count in llmc_tensors(SHAPE):
+            _, shape, data = tensors["transformer." + name]
+            values[name] = struct.unpack(f"<{count}f", data)
+            if transposed:
+                values[name] = [x for column in range(shape[1]) for x in values[name][column::shape[1]]]
+        llmc_file = new_path() + ".bin"
+        write_llmc_model(llmc_file, SHAPE, values)
+        for source in (self.trained.directory, self.trained.path("checkpoints/step_00000012"),
+                       self.trained.path("model.safetensors"), llmc_file):
+            result = evaluate(source, "--val", corpus().val, "--val", "train=" + corpus().train, "-m", "3")
+            self.assertEqual({k: v for k, v in result.items() if k.startswith("val_")},
+                             {k: v for k, v in last.items() if k.startswith("val_")}, source)
+        everything = evaluate(self.trained.directory, "--val", corpus().val)
+        self.assertNotEqual(everything["val_loss"], last["val_loss"])
+        for precision in ("bf16", "fp8"):  # FP8 with scales of the tensors themselves
+            other = evaluate(self.trained.directory, "--val", corpus().val, "--precision", precision)
+            self.assertNotEqual(other["val_loss"], everything["val_loss"])
+            self.assertAlmostEqual(other["val_loss"], everything["val_loss"], delta=0.02 * everything["val_loss"])
+
+    def test_table(self):
+        result = run("eval", "--checkpoint", self.trained.directory, "--val", corpus().val, "-t", "64", "-m", "1")
+        self.assertEqual((result.code, result.err), (0, ""))
+        self.assertRegex(result.out, r"(?m)^validation set +loss +perplexity +bits per byte\nval +\d\.\d{4} +\d+\.\d{3} +\d\.\d{4}$")
+        self.assertIn("bf16 on", result.out)
+
+    def refused(self, code, flags, *parts):
+        result = run("eval", *flags)
+        self.assertEqual(result.code, code, result.err or result.out)
+        for part in parts:
+            self.assertIn(part, result.err)
+        self.assertLessEqual(len(result.err.splitlines()), 2)
+
+    def test_refused(self):
+        source = ["--from", self.trained.directory]
+        good = write_choices([(0, *self.examples[0])])
+        self.refused(FLAGS, [], "--from is required")
+        self.refused(FLAGS, source, "nothing to evaluate on", "--hellaswag FILE")
+        self.refused(FLAGS, [*source, "--val", corpus().val, "--batch", "0"], "--batch", "out of range")
+        self.refused(FLAGS, [*source, "--val", corpus().val, "-t", "65"], "context 64")
+        self.refused(FLAGS, [*source, "--val", corpus().val, "--lr", "1"], "--lr")
+        self.refused(CHECKPOINT, ["--from", "nowhere", "--val", corpus().val], "nowhere")
+        self.refused(DATA, [*source, "--val", "nothing*.bin"], "nothing*.bin")
+        self.refused(DATA, [*source, "--hellaswag", corpus().val], "a token shard")
+        self.refused(DATA, [*source, "--hellaswag", good, "-t", "1"], "example 0", "-t is 1")
+        foreign = write_choices([(0, [VOCAB], [[1], [2]])])
+        self.refused(DATA, [*source, "--hellaswag", foreign], f"token {VOCAB}", "another tokenizer")
+        with open(good, "r+b") as file:
+            file.truncate(1040)
+        self.refused(DATA, [*source, "--hellaswag", good], "ends inside")
+
+
+if __name__ == "__main__":
+    unittest.main()
