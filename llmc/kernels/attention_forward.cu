@@ -1,6 +1,7 @@
 // Causal flash attention forward in BF16 on mma.sync (sm_80 and later); see attention.h.
 #include "llmc/kernels/attention_fp8.h"
 #include "llmc/kernels/attention_quantize.cuh"
+#include "llmc/kernels/attention_softmax.cuh"
 
 namespace llmc {
 namespace attention {
@@ -14,7 +15,7 @@ struct ForwardTiles {
     static constexpr int threads = 32 * warps;
     static constexpr int warp_rows = 16 * fragments;
     static constexpr int query_rows = warps * warp_rows;
-    static constexpr int key_rows = 64;
+    static constexpr int key_rows = kKeyRows;
     // Shared memory, in rows of a tile: [stage 0: keys 64, values 64] [stage 1: keys 64, values 64].
     // Before the loop stage 1 holds the queries; after it stage 0 holds out and stage 1 out_low, on their way to
     // memory, and stage 0 then the codes.
@@ -22,99 +23,6 @@ struct ForwardTiles {
     static constexpr size_t shared_bytes = 2 * stage_rows * kRowBytes<HD>;
     static_assert(query_rows == stage_rows);
 };
-
-// What a warp keeps in registers. Per-row values are indexed 2 f + half: rows g and g + 8 of fragment f.
-template <int HD>
-struct ForwardState {
-    static constexpr int fragments = ForwardTiles<HD>::fragments;
-    uint32_t query[fragments][HD / 16][4];
-    // Not yet divided by the row sum. The last column tile holds the row sums of the probabilities *as rounded to
-    // BF16*: dividing by those makes the weights of V's rows add up to exactly 1, so that a component common to all of
-    // V passes through without the probabilities' rounding errors, which would enter delta undiminished.
-    float output[fragments][HD / 8 + 1][4];
-    float maximum[2 * fragments];  // of the raw scores seen so far
-    float sum[2 * fragments];      // of the unrounded probabilities in this lane's columns, for lse
-};
-
-// Softmax: turns raw scores into probabilities relative to the row's maximum so far, in base 2, and rescales what was
-// accumulated under the previous maximum. `diagonal` is (this lane's first query) - (its first key). The first key of
-// all is visible to every query, so a maximum is finite from the first tile on and -infinity needs no special case.
-template <bool Masked, int HD, int F, int N>
-LLMC_DEVICE void online_softmax(ForwardState<HD>& state, float (&scores)[F][N][4], float scale_log2, int diagonal) {
-    const float minus_infinity = float_from_bits(0xff800000u);
-    float maximum[2 * F];
-    LLMC_UNROLL
-    for (int f = 0; f < F; f++) {
-        maximum[2 * f] = state.maximum[2 * f];
-        maximum[2 * f + 1] = state.maximum[2 * f + 1];
-        LLMC_UNROLL
-        for (int j = 0; j < N; j++) {
-            LLMC_UNROLL
-            for (int i = 0; i < 4; i++) {
-                float& score = scores[f][j][i];
-                if (Masked && 8 * j + (i & 1) > diagonal + 16 * f + 8 * (i >> 1)) score = minus_infinity;
-                maximum[2 * f + (i >> 1)] = max_float(maximum[2 * f + (i >> 1)], score);
-            }
-        }
-    }
-    quad_max_each(maximum);
-    LLMC_UNROLL
-    for (int f = 0; f < F; f++) {
-        float correction[2], offset[2];
-        LLMC_UNROLL
-        for (int half = 0; half < 2; half++) {
-            const int row = 2 * f + half;
-            correction[half] = exp2_fast((state.maximum[row] - maximum[row]) * scale_log2);
-            offset[half] = maximum[row] * scale_log2;
-            state.maximum[row] = maximum[row];
-            state.sum[row] *= correction[half];
-        }
-        LLMC_UNROLL
-        for (int j = 0; j < HD / 8 + 1; j++) {
-            LLMC_UNROLL
-            for (int i = 0; i < 4; i++) state.output[f][j][i] *= correction[i >> 1];
-        }
-        LLMC_UNROLL
-        for (int j = 0; j < N; j++) {
-            LLMC_UNROLL
-            for (int i = 0; i < 4; i++) scores[f][j][i] = exp2_fast(scores[f][j][i] * scale_log2 - offset[i >> 1]);
-            state.sum[2 * f] += scores[f][j][0] + scores[f][j][1];
-            state.sum[2 * f + 1] += scores[f][j][2] + scores[f][j][3];
-        }
-    }
-}
-
-// One tile of keys and values.
-template <bool Masked, int HD>
-LLMC_DEVICE void forward_tile(ForwardState<HD>& state, const bf16* keys, float scale_log2, int diagonal) {
-    constexpr int key_rows = ForwardTiles<HD>::key_rows;
-    float scores[ForwardTiles<HD>::fragments][key_rows / 8][4];
-    multiply<HD>(scores, state.query, keys);
-    online_softmax<Masked>(state, scores, scale_log2, diagonal);
-    accumulate<HD>(state.output, scores, keys + key_rows * kStride<HD>);
-}
-
-// Rounds a warp's finished output into its rows of two tiles, `high` and what that leaves of it. `inverse`: 1 / row
-// sum.
-template <int HD>
-LLMC_DEVICE void split_to_rows(bf16* high, bf16* low, const ForwardState<HD>& state, const float* inverse) {
-    const int lane = static_cast<int>(threadIdx.x & 31);
-    LLMC_UNROLL
-    for (int f = 0; f < ForwardTiles<HD>::fragments; f++) {
-        LLMC_UNROLL
-        for (int half = 0; half < 2; half++) {
-            const int corner = (16 * f + 8 * half + (lane >> 2)) * kStride<HD> + (lane & 3) * 2;
-            LLMC_UNROLL
-            for (int j = 0; j < HD / 8; j++) {
-                const float a = state.output[f][j][2 * half] * inverse[2 * f + half];
-                const float b = state.output[f][j][2 * half + 1] * inverse[2 * f + half];
-                const uint32_t pair = pack_bf16x2(a, b);
-                store_word(high + corner + j * 8, pair);
-                store_word(low + corner + j * 8, pack_bf16x2(a - bf16x2_low(pair), b - bf16x2_high(pair)));
-            }
-        }
-    }
-}
 
 // The block's output, which lies in `high` and `low`, to `row` and `transposed`.
 template <int HD>
@@ -161,7 +69,7 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
-    ForwardState<HD> state;
+    ForwardState<HD, fragments> state;
     load_fragments<HD>(state.query, shared + stage_size + warp * Tiles::warp_rows * kStride<HD>);
     set_zero(state.output);
     LLMC_UNROLL

@@ -1,62 +1,13 @@
 // Causal attention in FP32, forward and backward: the reference precision, in plain loops; see attention.h.
 //
-// Four neighbouring lanes (a quad) own a row, a quarter of the head dimension each, so a warp walks over the other
-// dimension with eight rows at once; keys and values are read through the caches. Products of several rows are summed
-// over the quad together.
-#include "llmc/device/kernel.cuh"
-#include "llmc/kernels/attention.h"
+// Quads own rows (attention_quads.cuh); a warp walks over the other dimension with eight rows at once.
+#include "llmc/kernels/attention_quads.cuh"
 
 namespace llmc {
 namespace attention {
 
 constexpr int kThreads = 128;
 constexpr int kBlockRows = kThreads / 4;
-constexpr int kWarpRows = 8;
-
-// This lane's quarter of a row: pieces of 8, interleaved over the quad.
-template <int HD>
-struct Quarter {
-    float value[HD / 32][8];
-
-    LLMC_DEVICE void clear() {
-        LLMC_UNROLL
-        for (int i = 0; i < HD / 32; i++) {
-            LLMC_UNROLL
-            for (int e = 0; e < 8; e++) value[i][e] = 0.0f;
-        }
-    }
-    LLMC_DEVICE void load(const float* row) {
-        LLMC_UNROLL
-        for (int i = 0; i < HD / 32; i++) load8(row + i * 32 + (threadIdx.x & 3) * 8, value[i]);
-    }
-    LLMC_DEVICE void store(float* row) const {
-        LLMC_UNROLL
-        for (int i = 0; i < HD / 32; i++) store8(row + i * 32 + (threadIdx.x & 3) * 8, value[i]);
-    }
-    LLMC_DEVICE float dot(const Quarter& other) const {
-        float sums[8] = {};
-        LLMC_UNROLL
-        for (int i = 0; i < HD / 32; i++) {
-            LLMC_UNROLL
-            for (int e = 0; e < 8; e++) sums[e] += value[i][e] * other.value[i][e];
-        }
-        return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-    }
-    LLMC_DEVICE void scale(float factor) {
-        LLMC_UNROLL
-        for (int i = 0; i < HD / 32; i++) {
-            LLMC_UNROLL
-            for (int e = 0; e < 8; e++) value[i][e] *= factor;
-        }
-    }
-    LLMC_DEVICE void add(float weight, const Quarter& other) {
-        LLMC_UNROLL
-        for (int i = 0; i < HD / 32; i++) {
-            LLMC_UNROLL
-            for (int e = 0; e < 8; e++) value[i][e] += weight * other.value[i][e];
-        }
-    }
-};
 
 // One head of qkv and of (B, T, NH, HD) tensors.
 template <int HD>
@@ -78,7 +29,6 @@ template <int HD>
 static __global__ void __launch_bounds__(kThreads)
     attention_forward_fp32_kernel(float* __restrict__ out, float* __restrict__ lse, const float* __restrict__ qkv,
                                   int T, int NH, float scale_log2) {
-    constexpr int keys_at_once = 8;
     const HeadRows<HD> head(T, NH);
     const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);  // longest first
     const int row = block * kBlockRows + static_cast<int>(threadIdx.x >> 2);
@@ -87,42 +37,13 @@ static __global__ void __launch_bounds__(kThreads)
     const float* keys = queries + head.out_stride;
     const float* values = keys + head.out_stride;
 
-    Quarter<HD> query, output;
-    query.load(queries + static_cast<size_t>(row < T ? row : T - 1) * head.qkv_stride);
-    output.clear();
-    float maximum = float_from_bits(0xff800000u), sum = 0.0f;
-    for (int first = 0; first <= last_row; first += keys_at_once) {
-        float p[keys_at_once];
-        LLMC_UNROLL
-        for (int j = 0; j < keys_at_once; j++) {
-            Quarter<HD> key;
-            key.load(keys + static_cast<size_t>(first + j < T ? first + j : T - 1) * head.qkv_stride);
-            p[j] = query.dot(key);
-        }
-        quad_sum_each(p);
-        float new_maximum = maximum;  // finite from the first round on: every row sees key 0
-        LLMC_UNROLL
-        for (int j = 0; j < keys_at_once; j++) {
-            p[j] = first + j <= row ? p[j] * scale_log2 : float_from_bits(0xff800000u);
-            new_maximum = max_float(new_maximum, p[j]);
-        }
-        const float correction = exp2_fast(maximum - new_maximum);
-        maximum = new_maximum;
-        sum *= correction;
-        output.scale(correction);
-        LLMC_UNROLL
-        for (int j = 0; j < keys_at_once; j++) {
-            Quarter<HD> value;
-            value.load(values + static_cast<size_t>(first + j < T ? first + j : T - 1) * head.qkv_stride);
-            p[j] = exp2_fast(p[j] - maximum);
-            sum += p[j];
-            output.add(p[j], value);
-        }
-    }
+    QuadRow<HD> state;
+    state.attend(queries + static_cast<size_t>(row < T ? row : T - 1) * head.qkv_stride, keys, values, head.qkv_stride,
+                 row, last_row, T, scale_log2);
     if (row >= T) return;
-    output.scale(1.0f / sum);
-    output.store(out + head.out + static_cast<size_t>(row) * head.out_stride);
-    if ((threadIdx.x & 3) == 0) lse[head.statistics + row] = maximum / kLog2E + logf(sum);
+    state.output.scale(1.0f / state.sum);
+    state.output.store(out + head.out + static_cast<size_t>(row) * head.out_stride);
+    if ((threadIdx.x & 3) == 0) lse[head.statistics + row] = state.maximum / kLog2E + logf(state.sum);
 }
 
 // dQ, and delta on the way. A quad owns a query.

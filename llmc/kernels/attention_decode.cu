@@ -1,0 +1,136 @@
+// Attention of a few queries against cached keys and values; see attention_decode.h.
+#include "llmc/kernels/attention_decode.h"
+
+#include "llmc/kernels/attention_quads.cuh"
+#include "llmc/kernels/attention_softmax.cuh"
+
+namespace llmc {
+namespace attention {
+
+constexpr int kDecodeRows = 16;  // queries of a block
+
+// ---- bf16: a warp -------------------------------------------------------------------------------------------------
+
+// Shared memory, in rows of a tile: two stages of keys and values. Before the loop stage 1 holds the queries; after it
+// stage 0 holds out and stage 1 out_low.
+constexpr int kStageRows = 2 * kKeyRows;
+template <int HD>
+constexpr size_t kDecodeBytes = 2 * kStageRows* kRowBytes<HD>;
+
+template <int HD>
+static __global__ void __launch_bounds__(32)
+    attention_decode_kernel(bf16* __restrict__ out, bf16* __restrict__ out_low, const bf16* __restrict__ qkv, int first,
+                            int rows, int NH, float scale_log2) {
+    constexpr int stage_size = kStageRows * kStride<HD>;
+    LLMC_DYNAMIC_SHARED(bf16, shared);
+    const int lane = static_cast<int>(threadIdx.x), h = static_cast<int>(blockIdx.y), T = first + rows;
+    const int row = static_cast<int>(blockIdx.x) * kDecodeRows, query = first + row;
+    const Head head = head_of<HD>(qkv, 0, h, T, NH);
+
+    // Load: queries into registers by way of stage 1, and the first keys and values into stage 0.
+    load_tile<HD, kDecodeRows, 32>(shared + stage_size, head.query, head.stride, query, T);
+    load_tile<HD, kKeyRows, 32>(shared, head.key, head.stride, 0, T);
+    load_tile<HD, kKeyRows, 32>(shared + kKeyRows * kStride<HD>, head.value, head.stride, 0, T);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();
+    ForwardState<HD, 1> state;
+    load_fragments<HD>(state.query, shared + stage_size);
+    set_zero(state.output);
+    for (int half = 0; half < 2; half++) {
+        state.maximum[half] = float_from_bits(0xff800000u);
+        state.sum[half] = 0.0f;
+    }
+
+    const int seen_keys = query + kDecodeRows < T ? query + kDecodeRows : T;
+    const int tiles = (seen_keys + kKeyRows - 1) / kKeyRows;
+    for (int tile = 0; tile < tiles; tile++) {
+        // Load: this tile has arrived, and the warp is done with the other stage, which is filled next.
+        cp_async_wait<0>();
+        __syncthreads();
+        const int first_key = tile * kKeyRows;
+        const bf16* stage = shared + (tile & 1) * stage_size;
+        if (tile + 1 < tiles) {
+            bf16* next = shared + (~tile & 1) * stage_size;
+            load_tile<HD, kKeyRows, 32>(next, head.key, head.stride, first_key + kKeyRows, T);
+            load_tile<HD, kKeyRows, 32>(next + kKeyRows * kStride<HD>, head.value, head.stride, first_key + kKeyRows,
+                                        T);
+            cp_async_commit();
+        }
+        // Multiply, softmax, accumulate.
+        forward_tile<true>(state, stage, scale_log2, query + (lane >> 2) - first_key - (lane & 3) * 2);
+    }
+
+    // Store, through shared memory for 16-byte accesses.
+    const float inverse[2] = {1.0f / state.output[0][HD / 8][0], 1.0f / state.output[0][HD / 8][2]};
+    __syncthreads();
+    split_to_rows(shared, shared + stage_size, state, inverse);
+    __syncwarp();
+    const size_t offset = static_cast<size_t>(h) * HD, stride = static_cast<size_t>(NH) * HD;
+    store_rows<HD, kDecodeRows>(out + offset, stride, shared, row, rows);
+    if (out_low) store_rows<HD, kDecodeRows>(out_low + offset, stride, shared + stage_size, row, rows);
+}
+
+// ---- FP32: a quad a query -------------------------------------------------------------------------------------------
+
+template <int HD>
+static __global__ void __launch_bounds__(4 * kDecodeRows)
+    attention_decode_fp32_kernel(float* __restrict__ out, const float* __restrict__ qkv, int first, int rows, int NH,
+                                 float scale_log2) {
+    const size_t width = static_cast<size_t>(NH) * HD, head = static_cast<size_t>(blockIdx.y) * HD;
+    const int row = static_cast<int>(blockIdx.x) * kDecodeRows + static_cast<int>(threadIdx.x >> 2), T = first + rows;
+    const int query = first + row, last_of_warp = first + (row | (kWarpRows - 1));
+    QuadRow<HD> state;
+    state.attend(qkv + head + static_cast<size_t>(query < T ? query : T - 1) * 3 * width, qkv + head + width,
+                 qkv + head + 2 * width, 3 * width, query, last_of_warp < T ? last_of_warp : T - 1, T, scale_log2);
+    if (row >= rows) return;
+    state.output.scale(1.0f / state.sum);
+    state.output.store(out + head + static_cast<size_t>(row) * width);
+}
+
+// ---- launchers -----------------------------------------------------------------------------------------------------
+
+template <int HD>
+static void launch_decode(bf16* result, bf16* result_low, const bf16* qkv, int first, int rows, int NH, dim3 grid,
+                          float scale_log2, stream_t stream) {
+    const size_t n = elements(1, rows, NH, HD);
+    launch<attention_decode_kernel<HD>>({grid, dim3(32), kDecodeBytes<HD>, stream}, out(result, n), out(result_low, n),
+                                        in(qkv, 3 * elements(1, first + rows, NH, HD)), first, rows, NH, scale_log2);
+}
+template <int HD>
+static void launch_decode(float* result, float*, const float* qkv, int first, int rows, int NH, dim3 grid,
+                          float scale_log2, stream_t stream) {
+    launch<attention_decode_fp32_kernel<HD>>(
+        {grid, dim3(4 * kDecodeRows), 0, stream}, out(result, elements(1, rows, NH, HD)),
+        in(qkv, 3 * elements(1, first + rows, NH, HD)), first, rows, NH, scale_log2);
+}
+
+template <class Real>
+static void decode(Real* out, Real* out_low, const Real* qkv, int first, int rows, int NH, int HD, stream_t stream) {
+    if (first < 0 || rows < 1)
+        throw Error(ExitCode::failure, strprintf("attention_decode: %d rows from row %d on", rows, first));
+    check_shape(1, first + rows, NH, HD);
+    const dim3 grid(static_cast<unsigned>(div_up(rows, kDecodeRows)), static_cast<unsigned>(NH), 1);
+    const float scale_log2 = 1.0f / std::sqrt(static_cast<float>(HD)) * kLog2E;
+    if (HD == 32)
+        launch_decode<32>(out, out_low, qkv, first, rows, NH, grid, scale_log2, stream);
+    else if (HD == 64)
+        launch_decode<64>(out, out_low, qkv, first, rows, NH, grid, scale_log2, stream);
+    else
+        launch_decode<128>(out, out_low, qkv, first, rows, NH, grid, scale_log2, stream);
+}
+
+}  // namespace attention
+
+template <>
+void attention_decode<bf16>(bf16* out, bf16* out_low, const bf16* qkv, int first, int rows, int NH, int HD,
+                            stream_t stream) {
+    attention::decode(out, out_low, qkv, first, rows, NH, HD, stream);
+}
+template <>
+void attention_decode<float>(float* out, float* out_low, const float* qkv, int first, int rows, int NH, int HD,
+                             stream_t stream) {
+    attention::decode(out, out_low, qkv, first, rows, NH, HD, stream);
+}
+
+}  // namespace llmc

@@ -1,0 +1,103 @@
+// What the FP32 attention kernels share: a row owned by four neighbouring lanes (a quad), a quarter of the head
+// dimension each, so that a warp walks over keys with eight rows at once; keys and values are read through the caches.
+// Products of several rows are summed over the quad together.
+#pragma once
+#include "llmc/device/kernel.cuh"
+#include "llmc/kernels/attention.h"
+
+namespace llmc::attention {
+
+constexpr int kWarpRows = 8;
+
+// This lane's quarter of a row: pieces of 8, interleaved over the quad.
+template <int HD>
+struct Quarter {
+    float value[HD / 32][8];
+
+    LLMC_DEVICE void clear() {
+        LLMC_UNROLL
+        for (int i = 0; i < HD / 32; i++) {
+            LLMC_UNROLL
+            for (int e = 0; e < 8; e++) value[i][e] = 0.0f;
+        }
+    }
+    LLMC_DEVICE void load(const float* row) {
+        LLMC_UNROLL
+        for (int i = 0; i < HD / 32; i++) load8(row + i * 32 + (threadIdx.x & 3) * 8, value[i]);
+    }
+    LLMC_DEVICE void store(float* row) const {
+        LLMC_UNROLL
+        for (int i = 0; i < HD / 32; i++) store8(row + i * 32 + (threadIdx.x & 3) * 8, value[i]);
+    }
+    LLMC_DEVICE float dot(const Quarter& other) const {
+        float sums[8] = {};
+        LLMC_UNROLL
+        for (int i = 0; i < HD / 32; i++) {
+            LLMC_UNROLL
+            for (int e = 0; e < 8; e++) sums[e] += value[i][e] * other.value[i][e];
+        }
+        return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    }
+    LLMC_DEVICE void scale(float factor) {
+        LLMC_UNROLL
+        for (int i = 0; i < HD / 32; i++) {
+            LLMC_UNROLL
+            for (int e = 0; e < 8; e++) value[i][e] *= factor;
+        }
+    }
+    LLMC_DEVICE void add(float weight, const Quarter& other) {
+        LLMC_UNROLL
+        for (int i = 0; i < HD / 32; i++) {
+            LLMC_UNROLL
+            for (int e = 0; e < 8; e++) value[i][e] += weight * other.value[i][e];
+        }
+    }
+};
+
+// A query's softmax over the keys that it sees, and its sum of values, not yet divided by `sum`.
+template <int HD>
+struct QuadRow {
+    Quarter<HD> output;
+    float maximum = float_from_bits(0xff800000u);  // in base 2
+    float sum = 0.0f;
+
+    // Of the query at position `row`, over keys and values 0 to `last_row`, the last that a query of this warp sees;
+    // those from T on do not exist. A row may lie beyond T, and is nothing then.
+    LLMC_DEVICE void attend(const float* query_row, const float* keys, const float* values, size_t stride, int row,
+                            int last_row, int T, float scale_log2) {
+        constexpr int keys_at_once = 8;
+        Quarter<HD> query;
+        query.load(query_row);
+        output.clear();
+        for (int first = 0; first <= last_row; first += keys_at_once) {
+            float p[keys_at_once];
+            LLMC_UNROLL
+            for (int j = 0; j < keys_at_once; j++) {
+                Quarter<HD> key;
+                key.load(keys + static_cast<size_t>(first + j < T ? first + j : T - 1) * stride);
+                p[j] = query.dot(key);
+            }
+            quad_sum_each(p);
+            float new_maximum = maximum;  // finite from the first round on: every row sees key 0
+            LLMC_UNROLL
+            for (int j = 0; j < keys_at_once; j++) {
+                p[j] = first + j <= row ? p[j] * scale_log2 : float_from_bits(0xff800000u);
+                new_maximum = max_float(new_maximum, p[j]);
+            }
+            const float correction = exp2_fast(maximum - new_maximum);
+            maximum = new_maximum;
+            sum *= correction;
+            output.scale(correction);
+            LLMC_UNROLL
+            for (int j = 0; j < keys_at_once; j++) {
+                Quarter<HD> value;
+                value.load(values + static_cast<size_t>(first + j < T ? first + j : T - 1) * stride);
+                p[j] = exp2_fast(p[j] - maximum);
+                sum += p[j];
+                output.add(p[j], value);
+            }
+        }
+    }
+};
+
+}  // namespace llmc::attention

@@ -1,0 +1,104 @@
+// The arithmetic of BF16 attention's forward, a tile of keys and values at a time: an online softmax between two
+// products, in a warp's registers (flash attention 2, arXiv 2307.08691). A query's result depends on its own row and
+// the keys that it sees, taken from the first on in tiles of kKeyRows, and on nothing else that a block or a batch
+// holds.
+#pragma once
+#include "llmc/kernels/attention.h"
+#include "llmc/kernels/attention_tiles.cuh"
+
+namespace llmc::attention {
+
+constexpr int kKeyRows = 64;
+
+// What a warp keeps in registers. Per-row values are indexed 2 f + half: rows g and g + 8 of fragment f.
+template <int HD, int F>
+struct ForwardState {
+    uint32_t query[F][HD / 16][4];
+    // Not yet divided by the row sum. The last column tile holds the row sums of the probabilities *as rounded to
+    // BF16*: dividing by those makes the weights of V's rows add up to exactly 1, so that a component common to all of
+    // V passes through without the probabilities' rounding errors, which would enter delta undiminished.
+    float output[F][HD / 8 + 1][4];
+    float maximum[2 * F];  // of the raw scores seen so far
+    float sum[2 * F];      // of the unrounded probabilities in this lane's columns, for lse
+};
+
+// Softmax: turns raw scores into probabilities relative to the row's maximum so far, in base 2, and rescales what was
+// accumulated under the previous maximum. `diagonal` is (this lane's first query) - (its first key). The first key of
+// all is visible to every query, so a maximum is finite from the first tile on and -infinity needs no special case.
+template <bool Masked, int HD, int F, int N>
+LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N][4], float scale_log2, int diagonal) {
+    const float minus_infinity = float_from_bits(0xff800000u);
+    float maximum[2 * F];
+    LLMC_UNROLL
+    for (int f = 0; f < F; f++) {
+        maximum[2 * f] = state.maximum[2 * f];
+        maximum[2 * f + 1] = state.maximum[2 * f + 1];
+        LLMC_UNROLL
+        for (int j = 0; j < N; j++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 4; i++) {
+                float& score = scores[f][j][i];
+                if (Masked && 8 * j + (i & 1) > diagonal + 16 * f + 8 * (i >> 1)) score = minus_infinity;
+                maximum[2 * f + (i >> 1)] = max_float(maximum[2 * f + (i >> 1)], score);
+            }
+        }
+    }
+    quad_max_each(maximum);
+    LLMC_UNROLL
+    for (int f = 0; f < F; f++) {
+        float correction[2], offset[2];
+        LLMC_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int row = 2 * f + half;
+            correction[half] = exp2_fast((state.maximum[row] - maximum[row]) * scale_log2);
+            offset[half] = maximum[row] * scale_log2;
+            state.maximum[row] = maximum[row];
+            state.sum[row] *= correction[half];
+        }
+        LLMC_UNROLL
+        for (int j = 0; j < HD / 8 + 1; j++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 4; i++) state.output[f][j][i] *= correction[i >> 1];
+        }
+        LLMC_UNROLL
+        for (int j = 0; j < N; j++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 4; i++) scores[f][j][i] = exp2_fast(scores[f][j][i] * scale_log2 - offset[i >> 1]);
+            state.sum[2 * f] += scores[f][j][0] + scores[f][j][1];
+            state.sum[2 * f + 1] += scores[f][j][2] + scores[f][j][3];
+        }
+    }
+}
+
+// One tile of keys, and their values behind it.
+template <bool Masked, int HD, int F>
+LLMC_DEVICE void forward_tile(ForwardState<HD, F>& state, const bf16* keys, float scale_log2, int diagonal) {
+    float scores[F][kKeyRows / 8][4];
+    multiply<HD>(scores, state.query, keys);
+    online_softmax<Masked>(state, scores, scale_log2, diagonal);
+    accumulate<HD>(state.output, scores, keys + kKeyRows * kStride<HD>);
+}
+
+// Rounds a warp's finished output into its rows of two tiles, `high` and what that leaves of it. `inverse`: 1 / row
+// sum.
+template <int HD, int F>
+LLMC_DEVICE void split_to_rows(bf16* high, bf16* low, const ForwardState<HD, F>& state, const float* inverse) {
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    LLMC_UNROLL
+    for (int f = 0; f < F; f++) {
+        LLMC_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int corner = (16 * f + 8 * half + (lane >> 2)) * kStride<HD> + (lane & 3) * 2;
+            LLMC_UNROLL
+            for (int j = 0; j < HD / 8; j++) {
+                const float a = state.output[f][j][2 * half] * inverse[2 * f + half];
+                const float b = state.output[f][j][2 * half + 1] * inverse[2 * f + half];
+                const uint32_t pair = pack_bf16x2(a, b);
+                store_word(high + corner + j * 8, pair);
+                store_word(low + corner + j * 8, pack_bf16x2(a - bf16x2_low(pair), b - bf16x2_high(pair)));
+            }
+        }
+    }
+}
+
+}  // namespace llmc::attention

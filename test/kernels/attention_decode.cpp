@@ -1,0 +1,131 @@
+// Attention against a cache: as a double-precision reference has it, and the same bits whichever rows come together.
+#include "llmc/kernels/attention_decode.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "test/kernel_test.h"
+
+using namespace llmc;
+using test::DeviceArray;
+
+namespace {
+
+struct Shape {
+    int first, rows, NH, HD;
+    size_t width() const { return static_cast<size_t>(NH) * HD; }
+    size_t outputs() const { return static_cast<size_t>(rows) * width(); }
+    size_t inputs() const { return static_cast<size_t>(first + rows) * 3 * width(); }
+};
+
+// The outputs in double, and how far a correct kernel may be from out + out_low: see the bounds of test/kernels/
+// attention.cpp, (u + r) (sum P |V| + |O|) with u = 2^-8 for the rounded P of bf16 (else 0) and r for FP32 sums.
+struct Reference {
+    std::vector<double> out, bound;
+
+    Reference(const Shape& s, const std::vector<double>& qkv, double u, double slack) {
+        for (int row = 0; row < s.rows; row++)
+            for (int h = 0; h < s.NH; h++) {
+                const auto at = [&](int position, int which) {
+                    return &qkv[(static_cast<size_t>(position) * 3 + which) * s.width() +
+                                static_cast<size_t>(h) * s.HD];
+                };
+                const int query = s.first + row;
+                std::vector<double> p(static_cast<size_t>(query) + 1);
+                double largest = -1e300, sum = 0;
+                for (int k = 0; k <= query; k++) {
+                    for (int c = 0; c < s.HD; c++) p[k] += at(query, 0)[c] * at(k, 1)[c] / std::sqrt(s.HD);
+                    largest = std::max(largest, p[k]);
+                }
+                for (double& x : p) sum += x = std::exp(x - largest);
+                for (int c = 0; c < s.HD; c++) {
+                    double o = 0, magnitude = 0;
+                    for (int k = 0; k <= query; k++)
+                        o += p[k] / sum * at(k, 2)[c], magnitude += p[k] / sum * std::fabs(at(k, 2)[c]);
+                    out.push_back(o);
+                    bound.push_back((u + slack) * (magnitude + std::fabs(o)) + 1e-6);
+                }
+            }
+    }
+};
+
+template <class Real>
+struct Result {
+    std::vector<Real> out, out_low;
+};
+
+// `qkv` and the results stand in frames of NaN: what is read beside the one shows, and so does what is written beside
+// the others.
+template <class Real>
+Result<Real> run(const Shape& s, const std::vector<Real>& qkv) {
+    constexpr size_t kFrame = 4096;
+    DeviceArray<Real> all(s.inputs() + 2 * kFrame), out(s.outputs() + 2 * kFrame), low(s.outputs() + 2 * kFrame);
+    std::vector<Real> values = all.download();
+    std::copy_n(qkv.begin(), s.inputs(), values.begin() + kFrame);
+    all.upload(values);
+    attention_decode<Real>(out.get() + kFrame, low.get() + kFrame, all.get() + kFrame, s.first, s.rows, s.NH, s.HD,
+                           test::test_stream());
+    const auto inside = [&](const DeviceArray<Real>& array) {
+        const std::vector<Real> whole = array.download();
+        const auto untouched = [](Real x) { return std::isnan(to_float(x)); };
+        CHECK(std::all_of(whole.begin(), whole.begin() + kFrame, untouched));
+        CHECK(std::all_of(whole.end() - kFrame, whole.end(), untouched));
+        return std::vector<Real>(whole.begin() + kFrame, whole.end() - kFrame);
+    };
+    return {inside(out), sizeof(Real) == 2 ? inside(low) : std::vector<Real>()};
+}
+
+template <class Real>
+void check_against_reference(const Shape& s, float deviation, uint32_t seed) {
+    INFO("first ", s.first, " rows ", s.rows, " NH ", s.NH, " HD ", s.HD);
+    const bool rounds = sizeof(Real) == 2;
+    const std::vector<Real> qkv = test::random_normal<Real>(s.inputs(), deviation, seed);
+    const Reference expected(s, test::to_doubles(qkv), rounds ? test::rounding_error<bf16>() : 0, rounds ? 1e-5 : 5e-6);
+    const Result<Real> result = run(s, qkv);
+    double worst = 0;
+    bool low_is_small = true;
+    for (size_t i = 0; i < expected.out.size(); i++) {
+        const double low = rounds ? to_float(result.out_low[i]) : 0;
+        const double ratio = std::fabs(to_float(result.out[i]) + low - expected.out[i]) / expected.bound[i];
+        if (!(ratio <= worst)) worst = ratio == ratio ? ratio : std::numeric_limits<double>::infinity();
+        low_is_small &= std::fabs(low) <= std::fabs(to_float(result.out[i])) / 256;
+    }
+    CHECK(worst <= 1);
+    CHECK(low_is_small);
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("attention decode: against a double-precision reference", Real, float, bf16) {
+    uint32_t seed = 1;
+    for (const int HD : {32, 64, 128})
+        for (const auto& [first, rows] : {std::pair{0, 1}, {0, 16}, {16, 16}, {48, 16}, {63, 1}, {64, 3}, {100, 29}})
+            check_against_reference<Real>({first, rows, 2, HD}, 1.0f, seed++);
+    check_against_reference<Real>({200, 16, 3, 64}, 3.0f, seed++);  // nearly one-hot
+}
+
+TEST_CASE_TEMPLATE("attention decode: a row has the same bits whichever rows come with it", Real, float, bf16) {
+    const Shape whole{0, 70, 2, 64};
+    const std::vector<Real> qkv = test::random_normal<Real>(whole.inputs(), 1.0f, 5);
+    const Result<Real> expected = run(whole, qkv);
+    for (const Shape& s : {Shape{0, 16, 2, 64}, Shape{16, 16, 2, 64}, Shape{37, 5, 2, 64}, Shape{64, 6, 2, 64}}) {
+        CAPTURE(s.first);
+        const Result<Real> part = run(s, qkv);
+        const size_t begin = static_cast<size_t>(s.first) * s.width();
+        const auto same = [&](const std::vector<Real>& a, const std::vector<Real>& b) {
+            return std::equal(a.begin(), a.end(), b.begin() + static_cast<std::ptrdiff_t>(begin),
+                              [](Real x, Real y) { return to_float(x) == to_float(y); });
+        };
+        CHECK(same(part.out, expected.out));
+        if (sizeof(Real) == 2) CHECK(same(part.out_low, expected.out_low));
+    }
+}
+
+TEST_CASE("attention decode: shapes that are refused") {
+    DeviceArray<float> out(64), qkv(3 * 64);
+    CHECK_THROWS_AS(attention_decode<float>(out, nullptr, qkv, -1, 1, 1, 64, test::test_stream()), Error);
+    CHECK_THROWS_AS(attention_decode<float>(out, nullptr, qkv, 0, 0, 1, 64, test::test_stream()), Error);
+    CHECK_THROWS_AS(attention_decode<float>(out, nullptr, qkv, 0, 1, 1, 48, test::test_stream()), Error);
+}
