@@ -3,6 +3,7 @@
 #include "llmc/check/worker.h"
 #include "llmc/commands/eval.h"
 #include "llmc/commands/export.h"
+#include "llmc/commands/sample.h"
 
 namespace llmc {
 
@@ -11,6 +12,7 @@ std::optional<ExitCode> run_command(const std::vector<std::string>& arguments, L
     const std::vector<std::string> flags(arguments.begin() + 1, arguments.end());
     if (arguments[0] == "check" && !flags.empty() && flags[0] == kWorkerArgument) return check_worker();
     if (arguments[0] == "export") return export_weights(flags);
+    if (arguments[0] == "sample") return sample_text(flags);
     if (arguments[0] != "eval") return std::nullopt;
     launch = launch_environment();
     return evaluate_weights(flags, launch);

@@ -80,6 +80,16 @@ std::vector<int> encode_bytes(const std::string& prompt) {
     return tokens;
 }
 
+size_t complete_utf8(std::string_view text) {
+    for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
+        const unsigned char byte = static_cast<unsigned char>(text[text.size() - back]);
+        if ((byte & 0xc0) == 0x80) continue;  // not the first of a character
+        const size_t length = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
+        return length > back ? text.size() - back : text.size();
+    }
+    return text.size();
+}
+
 std::string sanitize(const std::string& text) {
     std::string clean;
     for (size_t i = 0; i < text.size();) {

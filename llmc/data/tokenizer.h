@@ -1,6 +1,7 @@
 // From tokens to text, for samples, and from a prompt to tokens. Training never needs this: shards hold tokens.
 #pragma once
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -42,6 +43,9 @@ private:
 
 // The prompt's bytes as tokens of the byte vocabulary.
 std::vector<int> encode_bytes(const std::string& prompt);
+
+// Bytes of `text` up to its last whole character: what it ends with may be the beginning of one more.
+size_t complete_utf8(std::string_view text);
 
 // Text that cannot disturb a terminal: printable UTF-8, newlines and tabs stay; control characters (escape sequences,
 // C1, line and direction overrides) and invalid UTF-8 become \xNN, byte by byte.

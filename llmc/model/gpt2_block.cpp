@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "llmc/kernels/attention_decode.h"
 #include "llmc/kernels/attention_fp8.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/gelu.h"
@@ -109,6 +110,22 @@ void Gpt2Block<Real>::forward_to_gelu(const ResidualStream<Real>& in, const Pass
     fc_in_ = ln2_.forward(fc_, ln2_out_, residual_mid_, residual_, branch_, pass);
     fc_.forward(fc_out_, fc_in_, pass);
     fc_proj_in_ = activate(pass);
+}
+
+// The cache of keys and values is qkv's output itself.
+template <class Real>
+ResidualStream<Real> Gpt2Block<Real>::decode(const ResidualStream<Real>& in, int first, const Pass& pass) {
+    const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(config_.channels);
+    Real *const residual = residual_ + begin, *const mid = residual_mid_ + begin, *const branch = branch_ + begin;
+    const Real* const in_branch = in.branch ? in.branch + begin : nullptr;
+    const Operand<Real> normed = ln1_.forward(qkv_, ln1_out_, residual, in.residual + begin, in_branch, pass);
+    qkv_.forward(qkv_out_ + 3 * begin, normed, pass);
+    attention_decode<Real>(attention_, attention_low_, qkv_out_, first, pass.N(), config_.heads, config_.head_dim(),
+                           pass.stream);
+    attn_proj_.forward(branch, attn_proj_.input(attention_, attention_low_, pass), pass);
+    fc_.forward(fc_out_, ln2_.forward(fc_, ln2_out_, mid, residual, branch, pass), pass);
+    fc_proj_.forward(branch, activate(pass), pass);
+    return {residual_mid_, branch_};
 }
 
 template <class Real>

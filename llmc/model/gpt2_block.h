@@ -29,6 +29,11 @@ public:
     const Linear<Real>& last_layer() const { return fc_proj_; }
 
     ResidualStream<Real> forward(const ResidualStream<Real>& in, const Pass& pass);
+    // Forward of the rows from `first` on, pass.N() of them, of one sequence whose earlier rows have come this way and
+    // are still here; for inference alone. Both streams begin at the sequence's first row.
+    ResidualStream<Real> decode(const ResidualStream<Real>& in, int first, const Pass& pass);
+    // Whether rows are still here after other blocks have run.
+    bool keeps_rows() const { return level_ < Recompute::block; }
     // What forward has not kept, made again in front of backward.
     void recompute(const Pass& pass);
     // From the gradient of the stream behind the block to that in front of it, in place; `before`: the layer that was

@@ -44,4 +44,10 @@ int sample_token(const std::vector<float>& logits, const SamplerSettings& settin
     return ids[count - 1];
 }
 
+int window_begin(int length, int longest) {
+    if (length <= longest) return 0;
+    const int half = std::max(longest / 2, 1);
+    return (length - longest + half - 1) / half * half;
+}
+
 }  // namespace llmc

@@ -16,4 +16,8 @@ struct SamplerSettings {
 // The token for this position. Ties go to the lower id. A NaN logit is never chosen; without a finite one, token 0.
 int sample_token(const std::vector<float>& logits, const SamplerSettings& settings, uint64_t position);
 
+// Where the window of a model begins that has room for `longest` of `length` tokens. A full window loses its older
+// half, so that what has been computed for the rest serves for many tokens.
+int window_begin(int length, int longest);
+
 }  // namespace llmc

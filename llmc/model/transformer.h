@@ -1,9 +1,10 @@
 // A decoder: embedding, a stack of blocks, a last norm, and a head with the loss. What a block is, Block says; here is
 // what all have in common. forward and backward are flat lists of calls in the order in which data moves.
 //
-// A Block has: scratch(config, B, T), residual(), last_layer(), forward(), recompute() and backward(), as Gpt2Block has
-// them; its tensors are in the table that ModelConfig::table points at.
+// A Block has: scratch(config, B, T), residual(), last_layer(), forward(), decode(), keeps_rows(), recompute() and
+// backward(), as Gpt2Block has them; its tensors are in the table that ModelConfig::table points at.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -45,7 +46,10 @@ public:
 
     void initialize(uint64_t seed, stream_t stream);
     // See LinearLayers.
-    void prepare_weights(stream_t stream) { linear_.prepare_weights(stream); }
+    void prepare_weights(stream_t stream) {
+        forget_rows();
+        linear_.prepare_weights(stream);
+    }
     std::vector<Fp8Fallback> fall_back(stream_t stream) { return linear_.fall_back(stream); }
 
     // A micro-batch of training: forward, loss and gradients. `first` overwrites the gradients and the loss sum, later
@@ -68,8 +72,16 @@ public:
     // (B, T) of the last training or evaluation.
     const float* losses() const { return losses_; }
 
-    // Logits of the token that follows tokens[0 .. length), length <= min(context, B * T); synchronises.
+    int most_tokens() const { return std::min(config_.context, B_ * T_); }
+    // Logits of the token that follows tokens[0 .. length), length <= most_tokens(); synchronises. Rows that the
+    // last call has left for the same first tokens are not computed again, where the blocks keep them.
+    //
+    // Rows go through the model in pieces of fixed places and lengths, the last one filled up with token 0. So a
+    // piece's products have the same shapes, and its FP8 scales come from the same values, whether the rows before it
+    // are computed now or were before: the logits have the same bits.
     std::vector<float> next_token_logits(const int* tokens, int length, stream_t stream);
+    // Everything is computed again in the next call.
+    void forget_rows() { decoded_.clear(); }
 
     const ModelConfig& config() const { return config_; }
     LinearLayers<Real>& linear() { return linear_; }
@@ -86,6 +98,8 @@ private:
     void upload(const int* tokens, const int* targets, int n, bool sort, stream_t stream);
     void embed(const Pass& pass);
     void forward(const Pass& pass);
+    int piece_end(int first) const;
+    ResidualStream<Real> decode(int first, int end, stream_t stream);
     void loss_and_head_gradients(float loss_weight, const float* loss_scale, const Pass& pass);
     void backward(const Pass& pass);
     void embed_backward(const Pass& pass);
@@ -118,6 +132,8 @@ private:
     double* loss_sums_;     // {training, evaluation}
     int* loss_counts_;
     char* loss_workspace_;
+
+    std::vector<int> decoded_;  // the tokens whose rows the blocks still have
 
     std::vector<std::string> forward_names_, backward_names_;  // for profiles, by unit
 

@@ -120,15 +120,8 @@ void Transformer<Real, Block>::upload(const int* tokens, const int* targets, int
 
 template <class Real, template <class> class Block>
 void Transformer<Real, Block>::embed(const Pass& pass) {
-    const int C = config_.channels, positions = std::min(pass.T, config_.context);
-    Real* const out = blocks_.front().residual();  // (N, C)
-    embedding_forward(out, tokens_, weights_.weight(wte_), weights_.weight(wpe_), pass.B, positions, C,
-                      config_.padded_vocab(), pass.stream);
-    if (positions == pass.T) return;
-    // Padding of next_token_logits(), B = 1.
-    const size_t embedded = static_cast<size_t>(positions) * context_.C();
-    const size_t padding = static_cast<size_t>(pass.T - positions) * context_.C();
-    set_bytes(out + embedded, 0, padding * sizeof(Real), pass.stream);
+    embedding_forward(blocks_.front().residual(), tokens_, weights_.weight(wte_), weights_.weight(wpe_), pass.B, pass.T,
+                      config_.channels, config_.padded_vocab(), pass.stream);
 }
 
 template <class Real, template <class> class Block>
@@ -239,6 +232,7 @@ void Transformer<Real, Block>::embed_backward(const Pass& pass) {
 template <class Real, template <class> class Block>
 void Transformer<Real, Block>::train_micro_step(const int* tokens, const int* targets, float loss_weight,
                                                 const float* loss_scale, bool first, stream_t stream, bool last) {
+    forget_rows();
     const Pass training = pass(PassKind::training, B_, T_, !first && gradients_.layout().accumulates(), stream);
     gradients_.begin_micro_step(first, last);
     {
@@ -263,6 +257,7 @@ void Transformer<Real, Block>::share_losses(int which, stream_t stream) {
 
 template <class Real, template <class> class Block>
 void Transformer<Real, Block>::evaluate(const int* tokens, const int* targets, bool first, stream_t stream) {
+    forget_rows();
     const Pass evaluation = pass(PassKind::evaluation, B_, T_, false, stream);
     upload(tokens, targets, evaluation.N(), false, stream);
     forward(evaluation);
@@ -270,21 +265,66 @@ void Transformer<Real, Block>::evaluate(const int* tokens, const int* targets, b
     sum_losses(loss_sums_ + 1, loss_counts_ + 1, losses_, targets_, evaluation.N(), !first, stream);
 }
 
+// ---- one token after the other -------------------------------------------------------------------------------------
+
+// Where the piece ends that begins at row `first`: FP8 products take whole multiples of tokens.
+template <class Real, template <class> class Block>
+int Transformer<Real, Block>::piece_end(int first) const {
+    return std::min(first + std::max(16, linear_.token_multiple()), B_ * T_);
+}
+
+// Rows first to end - 1 of the one sequence whose tokens from `first` on are uploaded, piece by piece through one block
+// after the other. What the last block returns is for its last piece to be read.
+template <class Real, template <class> class Block>
+ResidualStream<Real> Transformer<Real, Block>::decode(int first, int end, stream_t stream) {
+    const size_t C = context_.C(), begin = static_cast<size_t>(first) * C;
+    ResidualStream<Real> x{blocks_.front().residual(), nullptr};
+    // The last piece may reach past the context, where no position has an embedding.
+    const int positions = std::min(end, config_.context) - first;
+    const size_t embedded = static_cast<size_t>(positions) * C, rest = static_cast<size_t>(end - first) * C - embedded;
+    weights_.gather(embedding_unit(), stream);
+    embedding_forward(blocks_.front().residual() + begin, tokens_, weights_.weight(wte_), weights_.weight(wpe_) + begin,
+                      1, positions, config_.channels, config_.padded_vocab(), stream);
+    weights_.release(embedding_unit(), stream);
+    if (rest > 0) set_bytes(blocks_.front().residual() + begin + embedded, 0, rest * sizeof(Real), stream);
+
+    for (int l = 0; l < config_.layers; l++) {
+        weights_.gather(block_unit(l), stream);
+        ResidualStream<Real> out{};
+        for (int row = first; row < end; row = piece_end(row))
+            out = blocks_[static_cast<size_t>(l)].decode(
+                x, row, pass(PassKind::evaluation, 1, piece_end(row) - row, false, stream));
+        x = out;
+        weights_.release(block_unit(l), stream);
+    }
+    return x;
+}
+
 template <class Real, template <class> class Block>
 std::vector<float> Transformer<Real, Block>::next_token_logits(const int* tokens, int length, stream_t stream) {
-    if (length < 1 || length > config_.context || length > B_ * T_)
+    if (length < 1 || length > most_tokens())
         throw Error(ExitCode::failure, strprintf("cannot run %d tokens through a context of %d (%d reserved)", length,
                                                  config_.context, B_ * T_));
-    // FP8 products want tokens in whole blocks, as B * T is. What comes behind the last token cannot change it, and may
-    // reach past the context, where no position has an embedding.
-    std::vector<int> padded(tokens, tokens + length);
-    const int multiple = linear_.token_multiple();
-    padded.resize(static_cast<size_t>(div_up(length, multiple)) * static_cast<size_t>(multiple), 0);
-    const int N = static_cast<int>(padded.size());
-    upload(padded.data(), nullptr, N, false, stream);
-    forward(pass(PassKind::evaluation, 1, N, false, stream));
+    const auto known = std::mismatch(decoded_.begin(), decoded_.end(), tokens, tokens + length).first;
+    const int usable = std::min(static_cast<int>(known - decoded_.begin()), length - 1);
+    int first = 0, last = 0;  // pieces: the first that is computed, and the one of the last token
+    while (piece_end(first) <= usable) first = piece_end(first);
+    while (piece_end(last) < length) last = piece_end(last);
+    const int end = piece_end(last);
+    std::vector<int> padded(tokens + first, tokens + length);
+    padded.resize(static_cast<size_t>(end - first), 0);
+    decoded_.clear();
+    upload(padded.data(), nullptr, end - first, false, stream);
+    const ResidualStream<Real> x = decode(first, end, stream);
+    if (blocks_.front().keeps_rows()) decoded_.assign(tokens, tokens + length);
+
+    const size_t begin = static_cast<size_t>(last) * context_.C();
+    weights_.gather(final_unit(config_), stream);
+    final_norm_.forward(lnf_, residual_final_, x.residual + begin, x.branch + begin,
+                        pass(PassKind::evaluation, 1, end - last, false, stream));
+    weights_.release(final_unit(config_), stream);
     weights_.gather(embedding_unit(), stream);
-    matmul_.template forward<Real>(logits_, lnf_ + static_cast<size_t>(length - 1) * context_.C(),
+    matmul_.template forward<Real>(logits_, lnf_ + static_cast<size_t>(length - 1 - last) * context_.C(),
                                    weights_.weight(wte_), nullptr, 1, config_.channels, config_.padded_vocab(), stream);
     weights_.release(embedding_unit(), stream);
     std::vector<float> logits;

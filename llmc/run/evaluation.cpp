@@ -6,7 +6,7 @@
 #include <numbers>
 
 #include "llmc/data/loader.h"
-#include "llmc/model/sampler.h"
+#include "llmc/model/generate.h"
 #include "llmc/run/choice_scores.h"
 #include "llmc/run/text.h"
 
@@ -67,13 +67,9 @@ std::string Evaluation<Real>::print_sample(int64_t step) {
         o.prompt.empty() ? std::vector<int>{std::max(decoder_->end_token(), 0)} : decoder_->encode(o.prompt);
     const size_t prompt_length = o.prompt.empty() ? 1 : 0;  // the end token that starts a document is not shown
     const SamplerSettings settings{o.temperature, o.top_k, o.top_p, o.seed};
-    const int longest = std::min(o.model_config.context, o.batch * o.seq);
-    for (int i = 0; i < o.sample_tokens; i++) {
-        const int length = std::min(static_cast<int>(tokens.size()), longest);
-        const int* window = tokens.data() + tokens.size() - static_cast<size_t>(length);
-        const std::vector<float> logits = trainer_.model().next_token_logits(window, length, trainer_.stream());
-        tokens.push_back(sample_token(logits, settings, static_cast<uint64_t>(i)));
-    }
+    for (int i = 0; i < o.sample_tokens; i++)
+        tokens.push_back(
+            generate_token(trainer_.model(), tokens, settings, static_cast<uint64_t>(i), trainer_.stream()));
     const std::vector<int> shown(tokens.begin() + static_cast<long>(prompt_length), tokens.end());
     const std::string text = sanitize(decoder_->decode(shown));
     if (trainer_.comm().is_main()) {

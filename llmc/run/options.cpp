@@ -58,7 +58,7 @@ std::vector<std::string> without_command(std::vector<std::string> arguments) {
     if (arguments[0] == "help") return {"--help"};
     if (arguments[0] != "train" && arguments[0] != "check")
         refuse("unknown command '" + arguments[0] +
-               "'; commands are check, eval, export, and train, which may be left out (--help)");
+               "'; commands are check, eval, sample, export, and train, which may be left out (--help)");
     arguments.erase(arguments.begin());
     return arguments;
 }
@@ -283,10 +283,11 @@ std::string help_text(const std::string& program) {
         "  %s -e gpt2-xl -b 16 -r block --dry-run --gpu h200\n"
         "       %s check FLAGS (holds what such a run would use against plain counterparts, on this card)\n"
         "       %s eval --help (a model's loss and HellaSwag)\n"
+        "       %s sample --help (text from a model)\n"
         "       %s export --help (weights for other programs)\n\n"
         "Every flag takes a value unless none is shown. Defaults are in [brackets].\n",
         program.c_str(), program.c_str(), program.c_str(), program.c_str(), program.c_str(), program.c_str(),
-        program.c_str(), program.c_str());
+        program.c_str(), program.c_str(), program.c_str());
     std::string group;
     for (const Flag& flag : all_flags()) {
         if (flag.group != group) {

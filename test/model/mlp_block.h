@@ -65,6 +65,18 @@ public:
         down_.forward(branch_, down_in_, pass);
         return {residual_, branch_};
     }
+    ResidualStream<Real> decode(const ResidualStream<Real>& in, int first, const Pass& pass) {
+        const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(up_.inputs());
+        Real *const residual = residual_ + begin, *const branch = branch_ + begin;
+        const Real* const in_branch = in.branch ? in.branch + begin : nullptr;
+        up_in_ = norm_.forward(up_, normed_, residual, in.residual + begin, in_branch, pass);
+        up_.forward(hidden_, up_in_, pass);
+        const size_t count = static_cast<size_t>(pass.N()) * static_cast<size_t>(up_.outputs());
+        gelu_forward(gelu_, hidden_, count, pass.stream);
+        down_.forward(branch, down_.input(gelu_, nullptr, pass), pass);
+        return {residual_, branch_};
+    }
+    bool keeps_rows() const { return true; }
     void recompute(const Pass&) {}
     Gradient<Real> backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) {
         down_.backward(dhidden_, dstream, down_in_, pass);

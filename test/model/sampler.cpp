@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -51,4 +52,18 @@ TEST_CASE("sampler: the same seed and position repeat, NaN is never chosen") {
     }
     CHECK(differs);
     CHECK(sample_token({nan, nan}, {}, 0) == 0);
+}
+
+TEST_CASE("sampler: a full window loses its older half") {
+    for (const int longest : {1, 2, 7, 64}) {
+        int before = 0;
+        for (int length = 1; length < 5 * longest; length++) {
+            const int begin = window_begin(length, longest), half = std::max(longest / 2, 1);
+            CHECK(length - begin <= longest);
+            if (length > longest) CHECK(length - begin > longest - half);
+            CHECK((begin == before || begin == before + half));
+            if (length <= longest) CHECK(begin == 0);
+            before = begin;
+        }
+    }
 }

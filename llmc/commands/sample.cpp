@@ -1,0 +1,178 @@
+#include "llmc/commands/sample.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+
+#include "llmc/commands/loaded_model.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/model/generate.h"
+#include "llmc/run/flags.h"
+
+namespace llmc {
+namespace {
+
+struct Request {
+    std::string from;
+    bool has_prompt = false, no_cache = false;
+    int tokens = 256, num_samples = 1;
+    Options options;
+};
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, "sample: " + message); }
+
+// False: help was asked for, and printed.
+bool parse(std::vector<std::string> arguments, Request& request) {
+    CLI::App app(
+        "Writes text with a model, token by token. Without --prompt, prompts are read from the terminal, a line each "
+        "(Ctrl-D ends it); where standard input is none, a document is begun.",
+        "train_gpt sample");
+    app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required();
+    app.add_option("-g,--tokens", request.tokens, "most tokens of a sample; it ends earlier where a document does")
+        ->check(CLI::Range(1, 1 << 30))
+        ->capture_default_str();
+    app.add_option("--num-samples", request.num_samples, "samples of each prompt, with seeds that follow each other")
+        ->check(CLI::Range(1, 1 << 30))
+        ->capture_default_str();
+    app.add_flag("--no-cache", request.no_cache,
+                 "compute keys and values of all tokens again for each new one: the same text, more slowly");
+    Options& o = request.options;
+    o.precision = "bf16";
+    add_flags(app,
+              {"prompt", "tokenizer", "temperature", "top-k", "top-p", "seed", "precision", "tf32", "fp8-recipe",
+               "fp8-layers", "fp8-emulation"},
+              o);
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+    try {
+        app.parse(arguments);
+    } catch (const CLI::CallForHelp&) {
+        std::fputs(app.help().c_str(), stdout);
+        return false;
+    } catch (const CLI::ParseError& error) {
+        refuse(std::string(error.what()) + " (train_gpt sample --help)");
+    }
+    request.has_prompt = app.count("--prompt") > 0;
+    if (o.tokenizer.empty())
+        refuse("--tokenizer is needed to read and write text: a .tiktoken file, an llm.c tokenizer .bin, or bytes");
+    return true;
+}
+
+// One sequence as long as the model can take, or FP8 products can of it.
+void choose_shape(const ModelConfig& model, Options& o) {
+    const int multiple = o.precision == "bf16" || o.precision == "fp32" ? 1 : model.context >= 128 ? 128 : 16;
+    o.batch = 1;
+    o.seq = std::max(model.context / multiple * multiple, 1);
+    o.recompute = "norm";  // keys and values stay, most of the rest does not
+}
+
+// Writes text to the terminal as its bytes come, whole characters at a time.
+class TextStream {
+public:
+    void write(const std::string& bytes) {
+        rest_ += bytes;
+        const size_t whole = complete_utf8(rest_);
+        put(rest_.substr(0, whole));
+        rest_.erase(0, whole);
+    }
+    void finish() { put(rest_ + "\n"); }
+
+private:
+    static void put(const std::string& text) {
+        std::fputs(sanitize(text).c_str(), stdout);
+        std::fflush(stdout);
+    }
+    std::string rest_;
+};
+
+template <class Real>
+class Writer {
+public:
+    Writer(const Request& request, const TokenDecoder& decoder, Trainer<Real>& trainer)
+        : request_(request), decoder_(decoder), trainer_(trainer) {}
+
+    // Every sample of a prompt; "": the beginning of a document.
+    void write(const std::string& prompt, bool echo) {
+        const std::vector<int> tokens =
+            prompt.empty() ? std::vector<int>{std::max(decoder_.end_token(), 0)} : decoder_.encode(prompt);
+        for (const int token : tokens)
+            if (token >= trainer_.config().model.vocab)
+                throw Error(
+                    ExitCode::bad_data,
+                    strprintf("the prompt has token %d, the model %d of them: --tokenizer %s is not the model's", token,
+                              trainer_.config().model.vocab, request_.options.tokenizer.c_str()));
+        for (int i = 0; i < request_.num_samples; i++) {
+            if (i > 0) std::puts("---");
+            write_one(tokens, echo ? prompt : "");
+        }
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+
+    void write_one(std::vector<int> tokens, const std::string& echo) {
+        const Options& o = request_.options;
+        const SamplerSettings settings{o.temperature, o.top_k, o.top_p, o.seed + samples_++};
+        const size_t prompt_tokens = tokens.size();
+        TextStream text;
+        text.write(echo);
+        const Clock::time_point begin = Clock::now();
+        Clock::time_point first;
+        int made = 0;
+        while (made < request_.tokens) {
+            if (request_.no_cache) trainer_.model().forget_rows();
+            const int token =
+                generate_token(trainer_.model(), tokens, settings, static_cast<uint64_t>(made), trainer_.stream());
+            if (made++ == 0) first = Clock::now();
+            if (token == decoder_.end_token()) break;
+            tokens.push_back(token);
+            text.write(decoder_.decode({token}));
+        }
+        text.finish();
+        const std::chrono::duration<double> start = first - begin, rest = Clock::now() - first;
+        std::fprintf(stderr, "%zu tokens of prompt and the first new one in %.3f s", prompt_tokens, start.count());
+        if (made > 1) std::fprintf(stderr, ", then %d at %.1f tokens/s", made - 1, (made - 1) / rest.count());
+        std::fprintf(stderr, request_.no_cache ? " without cache\n" : "\n");
+    }
+
+    const Request& request_;
+    const TokenDecoder& decoder_;
+    Trainer<Real>& trainer_;
+    uint64_t samples_ = 0;
+};
+
+template <class Real>
+void sample(const Request& request, const TokenDecoder& decoder, const Ranks& ranks, const WeightSource& weights) {
+    const auto trainer = load_model<Real>(request.options, ranks, weights);
+    Writer<Real> writer(request, decoder, *trainer);
+    if (request.has_prompt || !isatty(STDIN_FILENO)) return writer.write(request.options.prompt, true);
+    std::string prompt;
+    while (std::printf("> "), std::fflush(stdout), std::getline(std::cin, prompt)) writer.write(prompt, false);
+    std::puts("");
+}
+
+}  // namespace
+
+ExitCode sample_text(const std::vector<std::string>& arguments) {
+    Request request;
+    if (!parse(arguments, request)) return ExitCode::ok;
+    Options& o = request.options;
+    const TokenDecoder decoder = TokenDecoder::open(o.tokenizer);
+    const std::unique_ptr<WeightSource> weights = open_weights(request.from);
+    choose_shape(weights->model(), o);
+    Ranks ranks(o, {});
+    ranks.connect(o, {});
+    ranks.watchdog.stop();  // a person may take time to think
+    resolve_for(weights->model(), o, {}, ranks);
+    if (o.precision == "fp32")
+        sample<float>(request, decoder, ranks, *weights);
+    else
+        sample<bf16>(request, decoder, ranks, *weights);
+    ranks.comm.finish();
+    return ExitCode::ok;
+}
+
+}  // namespace llmc

@@ -1,0 +1,13 @@
+// train_gpt sample: text from a model, as it is made.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "llmc/device/error.h"
+
+namespace llmc {
+
+// `arguments`: what follows "sample".
+ExitCode sample_text(const std::vector<std::string>& arguments);
+
+}  // namespace llmc
