@@ -8,6 +8,7 @@
 #include "llmc/checkpoint/hf_export.h"
 #include "llmc/checkpoint/llmc_model.h"
 #include "llmc/checkpoint/weight_source.h"
+#include "llmc/data/hf_tokenizer.h"
 
 namespace llmc {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Request {
-    std::string from, to, format = "hf", dtype = "fp32";
+    std::string from, to, format = "hf", dtype = "fp32", tokenizer;
     bool overwrite = false;
 };
 
@@ -34,6 +35,13 @@ bool parse(std::vector<std::string> arguments, Request& request) {
                    "fp32, bf16, or fp8 (hf alone): E4M3 codes of the linear layers with a scale each, the rest in bf16")
         ->check(CLI::IsMember({"fp32", "bf16", "fp8"}))
         ->capture_default_str();
+    app.add_option("--tokenizer", request.tokenizer,
+                   "hf alone: the tokenizer's files go beside the model, from what train_gpt sample takes or from "
+                   "Hugging Face's files (a directory, or tokenizer.json)");
+    app.footer(
+        "What lm-evaluation-harness says of such a directory, with --tokenizer and without a network but for its "
+        "tasks' "
+        "data:\n  lm_eval --model hf --model_args pretrained=DIR --tasks hellaswag,lambada_openai,piqa");
     app.add_flag("--overwrite", request.overwrite, "replace the model that is there");
     std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
     try {
@@ -46,6 +54,8 @@ bool parse(std::vector<std::string> arguments, Request& request) {
     }
     if (request.format == "llmc" && request.dtype == "fp8")
         refuse("--dtype fp8 needs --format hf; llm.c's files have fp32 and bf16");
+    if (request.format == "llmc" && !request.tokenizer.empty())
+        refuse("--tokenizer needs --format hf; a model file of llm.c has no tokenizer");
     return true;
 }
 
@@ -109,6 +119,8 @@ ExitCode export_weights(const std::vector<std::string>& arguments) {
         const HfType type = request.dtype == "fp32"   ? HfType::fp32
                             : request.dtype == "bf16" ? HfType::bf16
                                                       : HfType::fp8;
+        if (!request.tokenizer.empty())
+            write_hf_tokenizer(request.tokenizer, source->model().vocab, source->model().context, request.to);
         export_hf_directory(request.to, source->model(), type, fetch);
     }
     std::printf("%lld parameters in %s written to %s\n", static_cast<long long>(source->model().parameters()),

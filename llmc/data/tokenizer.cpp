@@ -212,22 +212,30 @@ std::vector<int> TokenDecoder::encode(const std::string& prompt) const {
     return tokens;
 }
 
-// Merges the neighbours whose union has the lowest rank until no union is a token. Quadratic; words are short.
-void TokenDecoder::encode_word(const std::string& word, std::vector<int>& tokens) const {
+std::vector<std::string> TokenDecoder::parts_of(int token) const {
+    return merged(pieces_[static_cast<size_t>(token)], token);
+}
+
+// Merges the neighbours whose union has the lowest rank until no union is a token below `below`. Quadratic; words are
+// short.
+std::vector<std::string> TokenDecoder::merged(const std::string& word, int below) const {
     std::vector<std::string> parts;
     for (char byte : word) parts.emplace_back(1, byte);
     for (;;) {
         size_t best = parts.size();
-        int best_rank = max_vocab;
+        int best_rank = below;
         for (size_t i = 0; i + 1 < parts.size(); ++i) {
             const auto found = ranks_.find(parts[i] + parts[i + 1]);
             if (found != ranks_.end() && found->second < best_rank) best = i, best_rank = found->second;
         }
-        if (best == parts.size()) break;
+        if (best == parts.size()) return parts;
         parts[best] += parts[best + 1];
         parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(best) + 1);
     }
-    for (const std::string& part : parts) {
+}
+
+void TokenDecoder::encode_word(const std::string& word, std::vector<int>& tokens) const {
+    for (const std::string& part : merged(word, max_vocab)) {
         const auto found = ranks_.find(part);
         if (found == ranks_.end())
             throw Error(ExitCode::bad_data, strprintf("the tokenizer has no token for the prompt's byte 0x%02x",

@@ -30,11 +30,16 @@ public:
     // of mixed white space. Prepare training data with data/prepare, which uses the official one.
     std::vector<int> encode(const std::string& prompt) const;
 
+    // The two tokens' bytes that byte-pair encoding merges into this one; or more, where tokens before it do not give
+    // it.
+    std::vector<std::string> parts_of(int token) const;
+
 private:
     TokenDecoder() = default;
     static TokenDecoder from_llmc(const std::string& content, const std::string& path);
     static TokenDecoder from_tiktoken(const std::string& content, const std::string& path);
     void encode_word(const std::string& word, std::vector<int>& tokens) const;
+    std::vector<std::string> merged(const std::string& word, int below) const;
 
     std::vector<std::string> pieces_;             // bytes of token id
     std::unordered_map<std::string, int> ranks_;  // id of bytes, without the end token; empty: byte vocabulary

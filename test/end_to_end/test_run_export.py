@@ -8,7 +8,7 @@ import unittest
 
 from trainer import (VOCAB, FinishedRun, llmc_tensors, new_path, read_safetensors, run, tiny_flags, write_llmc_model)
 
-FLAGS, CHECKPOINT = 2, 4
+FLAGS, DATA, CHECKPOINT = 2, 3, 4
 SHAPE = dict(context=64, vocab=VOCAB, layers=2, heads=2, channels=64)
 
 
@@ -147,10 +147,69 @@ class Export(unittest.TestCase):
         self.refused(FLAGS, ["--from", path, "--to", path, "--format", "llmc", "--overwrite"], "would replace")
         self.assertEqual(read_safetensors(self.trained.path("model.safetensors")), self.tensors)
 
+    def test_tokenizer(self):
+        """tokenizer.json of a table: its merges, in their order, cut words as the table's ranks do."""
+        words = [b"low", b"lower", b"newest", b"widest", "wörter".encode(), b"x\n\t"]
+        pieces = [bytes([byte]) for byte in reversed(range(256))]  # not in GPT-2's order of bytes either
+        pieces += [b"lo", b"low", b"es", b"est", b"er", "ö".encode(), b"we", b"ne", b"new", b"wer", b"dest"]
+        table = new_path() + ".bin"
+        with open(table, "wb") as file:
+            file.write(struct.pack("<4i", 20240328, 2, len(pieces) + 1, len(pieces)).ljust(1024, b"\0"))
+            for piece in [*pieces, b"end"]:
+                file.write(bytes([len(piece)]) + piece)
+        ranks = {piece: rank for rank, piece in enumerate(pieces)}
+
+        model = new_path() + ".bin"
+        shape = dict(context=64, vocab=300, layers=1, heads=1, channels=32)
+        write_llmc_model(model, shape, {name: [0.0] * count for name, _, count in llmc_tensors(shape)})
+        directory = self.export(model, "--tokenizer", table)
+        tokenizer = json.loads(read(os.path.join(directory, "tokenizer.json")))
+        config = json.loads(read(os.path.join(directory, "tokenizer_config.json")))
+        self.assertEqual(config, dict(tokenizer_class="PreTrainedTokenizerFast", model_max_length=64,
+                                      bos_token="<|endoftext|>", eos_token="<|endoftext|>"))
+        vocab, merges = tokenizer["model"]["vocab"], [tuple(pair) for pair in tokenizer["model"]["merges"]]
+        self.assertEqual(sorted(vocab.values()), list(range(len(pieces) + 1)))
+        self.assertEqual((vocab["<|endoftext|>"], len(merges)), (len(pieces), len(pieces) - 256))
+        # GPT-2's characters of bytes, from its own description: what is printable stands for itself.
+        printable = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
+        others = [byte for byte in range(256) if byte not in printable]
+        letter = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+        def cut(parts, rank_of):
+            while True:
+                ranked = [(rank_of(a, b), i) for i, (a, b) in enumerate(zip(parts, parts[1:]))]
+                ranked = [pair for pair in ranked if pair[0] is not None]
+                if not ranked:
+                    return parts
+                _, i = min(ranked)
+                parts = [*parts[:i], parts[i] + parts[i + 1], *parts[i + 2:]]
+
+        for word in words:
+            expected = [ranks[piece] for piece in cut([bytes([b]) for b in word], lambda a, b: ranks.get(a + b))]
+            merged = cut([letter[b] for b in word], lambda a, b: merges.index((a, b)) if (a, b) in merges else None)
+            self.assertEqual([vocab[part] for part in merged], expected, word)
+
+        again = self.export(model, "--tokenizer", directory)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            self.assertEqual(read(os.path.join(again, name)), read(os.path.join(directory, name)))
+        alone = self.export(model, "--tokenizer", os.path.join(directory, "tokenizer.json"))
+        self.assertEqual(read(os.path.join(alone, "tokenizer.json")), read(os.path.join(directory, "tokenizer.json")))
+
+        self.refused(FLAGS, ["--from", model, "--to", new_path(), "--format", "llmc", "--tokenizer", table], "--format hf")
+        for wrong, parts in ((self.trained.path("run.json"), ["line 1"]), (self.trained.directory, ["no tokenizer.json"]),
+                             ("nowhere", ["cannot be read"])):
+            self.refused(DATA, ["--from", model, "--to", new_path(), "--tokenizer", wrong], *parts)
+        self.refused(DATA, ["--from", self.trained.directory, "--to", new_path(), "--tokenizer", table],
+                     "has 268 tokens, the model 257")
+        with open(table, "r+b") as file:
+            file.seek(1024 + 2 * 256)
+            file.write(b"\2zq")  # "lo", of which neither part comes later
+        self.refused(DATA, ["--from", model, "--to", new_path(), "--tokenizer", table], "token 257", "no merge of two")
+
     def test_flags(self):
         result = run("export", "--help")
         self.assertEqual((result.code, result.err), (0, ""))
-        for part in ("train_gpt export", "--from", "--to", "--format", "--dtype", "--overwrite"):
+        for part in ("train_gpt export", "--from", "--to", "--format", "--dtype", "--overwrite", "--tokenizer", "lm_eval --model hf"):
             self.assertIn(part, result.out)
         both = ["--from", self.trained.directory, "--to", new_path()]
         self.refused(FLAGS, [], "--from is required", "train_gpt export --help")
