@@ -45,7 +45,7 @@ struct TrainerConfig {
     double clip = 0;  // 0: off
     LossScaleConfig loss_scale;
     bool skip_spikes = false;
-    ProductChoices products;  // as a card check has chosen
+    ProductChoices products;    // as a card check has chosen
     bool forward_only = false;  // no memory for gradients and moments: to evaluate and to sample
 
     Fp8Scaling fp8_scaling() const { return fp8 ? scaling_of(fp8->recipe) : Fp8Scaling::tensor; }
