@@ -73,6 +73,10 @@ inline bf16 nearest_bf16(double value) {
     return {static_cast<uint16_t>(sign | float_bits(magnitude) >> 16)};
 }
 
+// a + b, added in FP32, as it is stored.
+inline float stored_sum(float a, float b) { return a + b; }
+inline bf16 stored_sum(bf16 a, bf16 b) { return nearest_bf16(static_cast<double>(to_float(a) + to_float(b))); }
+
 inline bool is_any_of(QuantizePass pass, QuantizePass a, QuantizePass b) { return pass == a || pass == b; }
 
 // The state after a pass over a tensor with these amax and counts, from the state before it.

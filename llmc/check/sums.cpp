@@ -1,4 +1,4 @@
-// Sums: bias gradients at the run's widths, squares of gradients, and pieces of several ranks.
+// Sums: biases and their gradients at the run's widths, squares of gradients, and pieces of several ranks.
 #include <algorithm>
 
 #include "llmc/check/families.h"
@@ -13,6 +13,21 @@ namespace llmc::check {
 namespace {
 
 constexpr int kRows = 149;
+
+template <class Real>
+std::string check_add_bias(int columns, stream_t stream) {
+    const size_t C = static_cast<size_t>(columns);
+    const auto before = reference::random_normal<Real>(kRows * C, 3.0f, 78),
+               b = reference::random_normal<Real>(C, 1.0f, 79);
+    Trial trial(stream);
+    const Real* bias = trial.input(b);
+    Real* out = trial.result("out", {{"n", kRows}, {"", C}}, before);
+    trial.run_twice([&] { add_bias<Real>(out, bias, kRows, columns, stream); });
+    std::vector<Real> expected(before.size());
+    for (size_t i = 0; i < expected.size(); i++) expected[i] = reference::stored_sum(before[i], b[i % C]);
+    trial.equal(out, expected);
+    return trial.problem();
+}
 
 template <class Real>
 std::string check_bias_gradient(int columns, stream_t stream) {
@@ -98,7 +113,10 @@ std::string check_add(stream_t stream) {
 }
 
 template <class Real>
-void add_bias_gradients(Items& items, const KernelUse& use) {
+void add_biases(Items& items, const KernelUse& use) {
+    for (const int width : {use.channels, 3 * use.channels, 4 * use.channels})
+        items.push_back({strprintf("add_bias %s C=%d", type_name<Real>(), width), "kernels", "",
+                         [width](stream_t s) { return check_add_bias<Real>(width, s); }});
     for (const int width : {use.channels, 3 * use.channels})
         items.push_back({strprintf("bias_gradient %s C=%d", type_name<Real>(), width), "kernels", "",
                          [width](stream_t s) { return check_bias_gradient<Real>(width, s); }});
@@ -107,7 +125,7 @@ void add_bias_gradients(Items& items, const KernelUse& use) {
 }  // namespace
 
 void add_sums(Items& items, const KernelUse& use) {
-    use.bf16 ? add_bias_gradients<bf16>(items, use) : add_bias_gradients<float>(items, use);
+    use.bf16 ? add_biases<bf16>(items, use) : add_biases<float>(items, use);
     items.push_back({"global_norm_partials", "kernels", "", check_global_norm});
     if (!use.several_ranks) return;
     items.push_back({"sum_pieces fp32", "kernels", "", check_sum_pieces<float>});
