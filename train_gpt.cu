@@ -68,13 +68,14 @@ ExitCode train(const Options& o, const Admission& admission, const Inputs& input
     };
 
     Profiler profiler(comm, profiler_setup(o, trainer));
+    EnergyMeter meter;
     const Deadline deadline = deadline_after(o.max_minutes);
     int64_t& step = position.step;
     const int64_t first_step = step + 1;
     bool interrupted = true;  // other work came between two steps
     if (step == 0 || position.reports_due) look_at_model(step, step == last_step);
     position.reports_due = false;
-    StopReason stop = agree({stop_reason(std::nullopt)}, comm).stop;  // a signal; a limit leaves time for a step
+    StopReason stop = agree({stop_reason(std::nullopt)}, meter, comm).stop;  // a signal; a limit leaves time for a step
     while (step < last_step && stop == StopReason::none) {
         step++, position.data_step++;
         ranks.watchdog.begin_step(step);
@@ -92,12 +93,11 @@ ExitCode train(const Options& o, const Admission& admission, const Inputs& input
         }
         const std::vector<Fp8Fallback> fallbacks = trainer.finish_step();
         const StepAgreement agreed =
-            agree({stop_reason(deadline), batch.value(), checkpoints.is_writing(), checkpoints.is_time()}, comm);
+            agree({stop_reason(deadline), batch.value(), checkpoints.is_writing(), checkpoints.is_time()}, meter, comm);
         stop = agreed.stop;
-        const Products& products = trainer.products();
-        reports.expect(step, products, agreed.batch_hash);
+        reports.expect(step, trainer.products(), agreed);
         if (step == first_step && fallbacks.empty()) {
-            require_fp8_products(products, trainer.expected_fp8_products(), o.fp8_emulation);
+            require_fp8_products(trainer.products(), trainer.expected_fp8_products(), o.fp8_emulation);
             record_memory_outside(step, ranks.device, ranks.libraries_to_come(o), comm, directory);
         }
         report_all_but(1);  // the step before; this one is still running

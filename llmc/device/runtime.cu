@@ -5,12 +5,14 @@
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <cstdio>
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "llmc/device/gpu_code.h"
 #include "llmc/device/memory_ledger.h"
+#include "llmc/device/pci.h"
 #include "llmc/device/shared_memory.h"
 
 namespace llmc {
@@ -144,6 +146,14 @@ DeviceInfo device_info() {
     info.shared_memory_per_block = shared_memory_per_block();
     LLMC_CHECK_CUDA(cudaMemGetInfo(&info.free_memory, &info.total_memory));
     return info;
+}
+std::string device_pci_bus_id() {
+    cudaDeviceProp properties;
+    LLMC_CHECK_CUDA(cudaGetDeviceProperties(&properties, current_device()));
+    char id[32];
+    std::snprintf(id, sizeof id, "%08x:%02x:%02x.0", properties.pciDomainID, properties.pciBusID,
+                  properties.pciDeviceID);
+    return id;
 }
 size_t shared_memory_per_block() {
     int bytes = 0;

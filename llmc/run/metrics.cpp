@@ -105,6 +105,8 @@ ordered_json json_of(const StepRecord& r) {
     if (r.products.emulated > 0) line["products"]["emulated"] = r.products.emulated;
     line["skipped"] = r.skipped;
     put_number(line, "loss_scale", r.loss_scale);
+    if (r.watts) put_number(line, "watts", *r.watts);
+    if (r.joules_per_token) put_number(line, "joules_per_token", *r.joules_per_token);
     if (!r.batch_hash.empty()) line["batch_hash"] = r.batch_hash;
     if (r.spike) {
         ordered_json limits = ordered_json::object();

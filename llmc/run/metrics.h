@@ -38,8 +38,9 @@ struct StepRecord {
     Products products;
     int64_t skipped = 0;  // cumulative
     double loss_scale = 1;
-    std::string batch_hash;  // of the step's samples (fingerprint.h); "": not written
-    SpikeRecord spike;       // written where there was one
+    std::optional<double> watts, joules_per_token;  // of all ranks' cards
+    std::string batch_hash;                         // of the step's samples (fingerprint.h); "": not written
+    SpikeRecord spike;                              // written where there was one
 };
 
 // The mean loss over a validation set.

@@ -33,6 +33,8 @@ constexpr Metric kMetrics[] = {
     {"tokens_per_s", "tokens_per_second", "gauge", "Training tokens per second of the last step, over all ranks."},
     {"skipped", "skipped_steps_total", "counter", "Steps skipped because of numbers that were not finite, or spikes."},
     {"loss_scale", "loss_scale", "gauge", "Loss scale of the last step."},
+    {"watts", "power_watts", "gauge", "Power of all ranks' cards over the last step."},
+    {"joules_per_token", "joules_per_token", "gauge", "Energy of all ranks' cards a training token, last step."},
     {kTime, "last_record_timestamp_seconds", "gauge", "When the newest of these numbers was written, Unix time."},
 };
 

@@ -1,6 +1,7 @@
 #include "llmc/run/step_reports.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "llmc/device/error.h"
@@ -27,15 +28,19 @@ const char* stop_text(StopReason reason) {
     return stop_requested() ? stop_signal_name() : "another rank was told to";
 }
 
-StepAgreement agree(const StepAgreement& mine, const Comm& comm) {
+StepAgreement agree(StepAgreement mine, EnergyMeter& meter, const Comm& comm) {
+    mine.energy = meter.since_last();
     std::vector<StepAgreement> all(static_cast<size_t>(comm.world()));
     comm.host_all_gather(all.data(), &mine, sizeof mine);
     StepAgreement agreed;
+    agreed.energy = {0, 0};
     for (const StepAgreement& rank : all) {
         agreed.stop = std::max(agreed.stop, rank.stop);
         agreed.batch_hash += rank.batch_hash;
         agreed.writing |= rank.writing;
         agreed.time_to_save |= rank.time_to_save;
+        agreed.energy.joules += rank.energy.joules;
+        agreed.energy.watts += rank.energy.watts;
     }
     return agreed;
 }
@@ -48,8 +53,8 @@ StepReports::StepReports(const Options& options, const ProgressSetup& setup, con
       nowhere_(std::fopen("/dev/null", "w"), std::fclose),
       progress_(comm.is_main() ? stdout : nowhere_.get(), setup) {}
 
-void StepReports::expect(int64_t step, const Products& products, uint64_t batch_hash) {
-    expected_[step] = {products, batch_hash};
+void StepReports::expect(int64_t step, const Products& products, const StepAgreement& agreed) {
+    expected_[step] = {products, agreed.batch_hash, agreed.energy};
 }
 
 void StepReports::report(const StepResult& result) {
@@ -68,6 +73,10 @@ void StepReports::report(const StepResult& result) {
     record.skipped = result.state.skipped;
     record.loss_scale = result.loss_scale;
     record.batch_hash = fingerprint_text(of_host->second.batch_hash);
+    if (const Energy& energy = of_host->second.energy; std::isfinite(energy.watts)) {
+        record.watts = energy.watts;
+        record.joules_per_token = energy.joules / static_cast<double>(options_.total_batch);
+    }
     if (result.state.spike & kLossSpike) record.spike.loss_limit = static_cast<float>(result.loss_limit);
     if (result.state.spike & kNormSpike) record.spike.norm_limit = result.state.norm_limit;
     expected_.erase(of_host);

@@ -12,6 +12,7 @@
 #include "llmc/fp8/registry.h"
 #include "llmc/linear/matmul.h"
 #include "llmc/optim/step.h"
+#include "llmc/run/energy.h"
 #include "llmc/run/metrics.h"
 #include "llmc/run/options.h"
 #include "llmc/run/progress.h"
@@ -33,8 +34,9 @@ struct StepAgreement {
     uint64_t batch_hash = 0;             // their sum
     bool writing = false;                // some rank is writing its part of a checkpoint
     bool time_to_save = false;           // some rank says so
+    Energy energy;                       // their sum, since the last time; of each rank what its meter says
 };
-StepAgreement agree(const StepAgreement& mine, const Comm& comm);
+StepAgreement agree(StepAgreement mine, EnergyMeter& meter, const Comm& comm);
 
 class StepReports {
 public:
@@ -43,7 +45,7 @@ public:
                 RunDirectory& directory);
 
     // What the host knows of step `step`, on every rank.
-    void expect(int64_t step, const Products& products, uint64_t batch_hash);
+    void expect(int64_t step, const Products& products, const StepAgreement& agreed);
     // What the device has found. Throws Error(bad_numbers) when too many steps in a row were skipped.
     void report(const StepResult& result);
     void report(const ValRecord& record);
@@ -52,6 +54,7 @@ private:
     struct OfHost {
         Products products;
         uint64_t batch_hash = 0;
+        Energy energy;
     };
 
     const Options& options_;

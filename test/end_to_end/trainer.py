@@ -29,7 +29,7 @@ TINY_MODEL = ["--layers", "2", "--channels", "64", "--heads", "2", "--context", 
 TINY_BATCH = ["--batch", "4", "--seq", "64"]
 # Threads that wait asleep: the tests may share the cores.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
-TIME_FIELDS = ("ms", "tokens_per_s")
+TIME_FIELDS = ("ms", "tokens_per_s", "watts", "joules_per_token")
 # Every --fp8-recipe: what is tested of one is tested of all.
 TENSOR_RECIPES = ("delayed", "current")  # a scale a tensor
 BLOCK_RECIPES = ("block", "mxfp8")  # scales for blocks; `block` needs channels in multiples of 128

@@ -77,6 +77,12 @@ TEST_CASE("metrics: a step record has the promised fields") {
           json{{"fp8", 48}, {"bf16", 3}, {"fp32", 0}, {"emulated", 40}});
     CHECK(line["skipped"] == 2);
     CHECK(line["loss_scale"] == 65536);
+    for (const char* energy : {"watts", "joules_per_token"}) CHECK(!line.contains(energy));
+    StepRecord measured = example();
+    measured.watts = 700.5;
+    measured.joules_per_token = 0.25;
+    CHECK(json::parse(metrics_line(measured))["watts"] == 700.5);
+    CHECK(json::parse(metrics_line(measured))["joules_per_token"] == 0.25);
     CHECK(!line.contains("nonfinite"));
     CHECK(metrics_line(example()).find('\n') == std::string::npos);
     CHECK(metrics_line(example()).rfind("{\"step\":7,\"loss\":", 0) == 0);

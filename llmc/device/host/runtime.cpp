@@ -21,6 +21,7 @@
 
 #include "llmc/device/host/device_memory.h"
 #include "llmc/device/memory_ledger.h"
+#include "llmc/device/pci.h"
 #include "llmc/device/vector.cuh"
 
 namespace llmc {
@@ -267,6 +268,7 @@ DeviceInfo device_info() {
     info.shared_memory_per_block = shared_memory_per_block();
     return info;
 }
+std::string device_pci_bus_id() { return ""; }
 size_t shared_memory_per_block() { return settings().shared_limit; }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
