@@ -235,6 +235,10 @@ def short_run(program):
                         "--batch", "2", "--total-batch", "128", "--max-steps", "3", "--val-every", "2",
                         "--val-batches", "1",
                         "--sample-every", "3", "--sample-tokens", "4", "--precision", precision], check=True)
+        for command in (["eval", "--val", corpus().val, "-m", "1", "-b", "2"],
+                        ["sample", "--tokenizer", "bytes", "--prompt", "a", "--tokens", "4"]):
+            subprocess.run([os.path.abspath(program), *command, "--from", directory, "--precision", precision],
+                           check=True, stdin=subprocess.DEVNULL)
     print("all runs finished")
 
 
