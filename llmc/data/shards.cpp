@@ -123,6 +123,7 @@ Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
     try {
         const nlohmann::json object = nlohmann::json::parse(file);
         read_field(object, "tokenizer", sidecar.tokenizer);
+        read_field(object, "tokenizer_hash", sidecar.tokenizer_hash);
         read_field(object, "vocab", sidecar.vocab);
         read_field(object, "max_token", sidecar.max_token);
         read_field(object, "documents", sidecar.documents);
@@ -218,6 +219,12 @@ void ShardSet::add_shard(const std::string& path) {
         if (mine && firsts && *mine != *firsts)
             bad_data(strprintf("%s was tokenized with '%s', %s with '%s': shards of one set must share a tokenizer",
                                path.c_str(), mine->c_str(), first.path.c_str(), firsts->c_str()));
+        const auto &my_hash = shard.sidecar.tokenizer_hash, &first_hash = first.sidecar.tokenizer_hash;
+        if (my_hash && first_hash && *my_hash != *first_hash)
+            bad_data(strprintf(
+                "%s and %s were made with different tokenizers of one name, %s: their sidecars have "
+                "tokenizer_hash %s and %s; prepare them with one",
+                path.c_str(), first.path.c_str(), mine.value_or("?").c_str(), my_hash->c_str(), first_hash->c_str()));
     }
     token_bytes_ = header.token_bytes;
     total_tokens_ += header.tokens;

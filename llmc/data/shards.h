@@ -16,9 +16,10 @@ std::vector<std::string> expand_glob(const std::string& pattern);
 
 // What the writer of a shard knows about it, from `<shard>.json`. Every field may be missing.
 struct Sidecar {
-    std::optional<std::string> tokenizer;  // "bytes", "gpt2"
-    std::optional<int64_t> vocab;          // number of token ids
-    std::optional<int64_t> max_token;      // largest id in this shard
+    std::optional<std::string> tokenizer;       // "bytes", "gpt2"
+    std::optional<std::string> tokenizer_hash;  // tells tokenizers of one name apart
+    std::optional<int64_t> vocab;               // number of token ids
+    std::optional<int64_t> max_token;           // largest id in this shard
     std::optional<int64_t> documents;
     std::optional<int64_t> tokens;
     std::optional<int64_t> bytes;         // of the text that the tokens stand for

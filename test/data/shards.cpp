@@ -95,6 +95,10 @@ TEST_CASE("shards of one set have one width, one tokenizer and are named once") 
     CHECK_NOTHROW(ShardSet({dir / "*.bin"}));
     write_file(dir / "b.bin.json", R"({"tokenizer": "bytes"})");
     check_error(ExitCode::bad_data, {"gpt2", "bytes"}, [&] { ShardSet({dir / "*.bin"}); });
+    write_file(dir / "b.bin.json", R"({"tokenizer": "gpt2", "tokenizer_hash": "sha256:b"})");
+    CHECK_NOTHROW(ShardSet({dir / "*.bin"}));
+    write_file(dir / "a.bin.json", R"({"tokenizer": "gpt2", "tokenizer_hash": "sha256:a"})");
+    check_error(ExitCode::bad_data, {"one name, gpt2", "sha256:a", "sha256:b"}, [&] { ShardSet({dir / "*.bin"}); });
 }
 
 TEST_CASE("sidecars: read, absent, partial, contradicting, broken") {
