@@ -68,9 +68,9 @@ class Worker:
         done = os.path.join(self.folder, f"{index:08d}.json")
         if os.path.exists(done):
             with open(done) as file:
-                return json.load(file)
+                return json.load(file) | {"earlier": True}
         started = time.perf_counter()
-        self.counts = {"index": index, "blocks": 0, "documents": 0, "replaced_documents": 0, "replaced": 0,
+        self.counts = {"index": index, "blocks": 0, "documents": 0, "tokens": 0, "replaced_documents": 0, "replaced": 0,
                        "dropped": {}, "bad": [], "tokenizer_seconds": 0.0}
         self.block = []
         for part in chunk.parts:
@@ -114,6 +114,7 @@ class Worker:
         started = time.perf_counter()
         tokens = self.tokenizer.encode(text)
         counts["tokenizer_seconds"] += time.perf_counter() - started
+        counts["tokens"] += len(tokens)
         minima = duplicates.signature(text) if options.dedup == "minhash" else None
         self.block.append((tokens, len(data), duplicates.document_hash(data), minima))
         self.block_tokens = len(tokens) + (self.block_tokens if len(self.block) > 1 else 0)

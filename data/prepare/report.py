@@ -38,6 +38,7 @@ class Report:
         self.options, self.tokenizer, self.workers, self.by_place = options, tokenizer, workers, by_place
         self.started = time.perf_counter()
         self.documents = self.replaced_documents = self.replaced = 0
+        self.documents_now = self.tokens_now = 0  # not by a run that was stopped and that this one goes on with
         self.dropped, self.bad = {}, []
         self.seconds = self.tokenizer_seconds = 0.0
         self.train_tokens = [0] * len(options.inputs)  # by source, before the mixture
@@ -52,6 +53,9 @@ class Report:
         for reason, count in counts["dropped"].items():
             self.drop(reason, count)
         self.bad += counts["bad"]
+        if not counts.get("earlier"):
+            self.documents_now += counts["documents"]
+            self.tokens_now += counts["tokens"]
 
     def drop(self, reason, count=1):
         self.dropped[reason] = self.dropped.get(reason, 0) + count
@@ -94,8 +98,8 @@ class Report:
             "split": "start" if self.by_place else "hash", **self.shards,
             "bytes_per_token": self.kept_bytes / max(self.kept_tokens, 1),
             "lengths": {f"{1 << i}": int(self.lengths[i]) for i in range(used[0], used[-1] + 1)},
-            "speed": {"seconds": wall, "workers": self.workers, "documents_per_s": self.documents / wall,
-                      "tokens_per_s": self.kept_tokens / wall,
+            "speed": {"seconds": wall, "workers": self.workers, "documents_per_s": self.documents_now / wall,
+                      "tokens_per_s": self.tokens_now / wall,
                       "of_the_tokenizer_alone": self.tokenizer_seconds / max(self.seconds, 1e-9)},
         }
 

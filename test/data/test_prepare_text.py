@@ -335,6 +335,8 @@ class Workers(TestCase):
             self.assertEqual(os.listdir(self.path(out)).count(pipeline.WORK), 0)
             count += 6
         self.assertGreater(count, 24)
+        speed = json.loads(self.read(f"out{count - 6}/report.json"))["speed"]
+        self.assertEqual(speed["documents_per_s"], 0)  # all of them had been done by the run that was killed
         self.assertGreaterEqual(resumed, count // 6 - 1)  # all but where the plan itself was not there yet
 
     def test_killed_workers_go_too(self):
