@@ -17,6 +17,7 @@ FAMILIES = [
     ("GELU", r"gelu"),
     ("optimizer", r"adamw|global_norm|loss_scale|prepare_step|spike"),
     ("communication", r"pieces|nccl"),
+    ("verification", r"checksum"),
     ("quantization", r"quantize|dequantize|product_factors|transpose_codes|scale|amax|fp8"),
     ("bias gradients, column sums", r"bias_gradient|column"),
     ("loss", r"softmax_cross_entropy|sum_losses"),

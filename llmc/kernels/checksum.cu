@@ -1,0 +1,53 @@
+// Kernel and launcher of checksum.h.
+#include "llmc/kernels/checksum.h"
+
+#include <algorithm>
+
+#include "llmc/device/kernel.cuh"
+
+namespace llmc {
+
+constexpr int kThreads = 256;
+// A block takes at least this many words, so that its sum costs little beside reading them, and a large tensor gets
+// enough blocks to fill any GPU.
+constexpr size_t kWordsPerBlock = 16 * kThreads;
+constexpr size_t kMaxBlocks = 1024;
+
+LLMC_DEVICE uint64_t mix(uint64_t word, size_t place) {
+    uint64_t x = word + (place + 1) * 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static __global__ void __launch_bounds__(kThreads) checksum_kernel(uint64_t* sum, const uint8_t* data, size_t bytes) {
+    LLMC_SHARED(uint64_t, sums, [kThreads]);
+    const uint64_t* words = reinterpret_cast<const uint64_t*>(data);
+    const size_t whole = bytes / 8, stride = static_cast<size_t>(gridDim.x) * kThreads;
+    const size_t first = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+    uint64_t mine = 0;
+    for (size_t i = first; i < whole; i += stride) mine += mix(words[i], i);
+    if (first == 0 && bytes % 8 != 0) {
+        uint64_t last = 0;
+        for (size_t i = 0; i < bytes % 8; i++) last |= static_cast<uint64_t>(data[whole * 8 + i]) << (8 * i);
+        mine += mix(last, whole);
+    }
+    sums[threadIdx.x] = mine;
+    __syncthreads();
+    for (unsigned half = kThreads / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) atomic_add(sum, sums[0]);
+}
+
+void checksum(uint64_t* sum, const void* data, size_t bytes, stream_t stream) {
+    if (bytes == 0) return;
+    if (reinterpret_cast<uintptr_t>(data) % 8 != 0)
+        throw Error(ExitCode::failure, strprintf("checksum: pointer %p is not 8-byte aligned", data));
+    const size_t blocks = std::clamp<size_t>(bytes / 8 / kWordsPerBlock, 1, kMaxBlocks);
+    launch<checksum_kernel>({dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream}, inout(sum, 1),
+                            in(static_cast<const uint8_t*>(data), bytes), bytes);
+}
+
+}  // namespace llmc
