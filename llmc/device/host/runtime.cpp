@@ -78,6 +78,35 @@ bool is_lost() {
     return broken;
 }
 
+// ---- flipped bits (flip_bit) ----
+
+struct Flip {
+    std::string work;
+    uint64_t left = 0;
+};
+
+Flip& pending_flip() {
+    static Flip flip = [] {
+        const std::string& text = settings().flip;
+        const size_t colon = text.rfind(':');
+        if (text.empty()) return Flip{};
+        if (colon == std::string::npos || std::atoll(text.c_str() + colon + 1) < 1)
+            throw Error(ExitCode::bad_flags, "LLMC_FLIP=" + text + ": expected WORK:N, as in adamw:3");
+        return Flip{text.substr(0, colon), static_cast<uint64_t>(std::atoll(text.c_str() + colon + 1))};
+    }();
+    return flip;
+}
+
+void flip_if_due(const Operation& operation) {
+    Flip& flip = pending_flip();
+    if (flip.left == 0 || !std::strstr(operation.site.kernel, flip.work.c_str()) || --flip.left > 0) return;
+    for (const Access& a : operation.accesses) {
+        if (!a.address || !a.writes || a.bytes == 0) continue;
+        static_cast<uint8_t*>(const_cast<void*>(a.address))[a.bytes / 2] ^= 0x40;
+        return;
+    }
+}
+
 constexpr char kFault[] = "the device failed (LLMC_FAULT)";
 
 void require_device(const char* call) {
@@ -114,6 +143,7 @@ void run_work(Operation& operation) {
     {
         DeviceMemory::Open open(operation.accesses);
         operation.run();
+        flip_if_due(operation);
     }
     if (!recording) return;
     OperationRecord& record = records[operation.site.kernel];
@@ -165,6 +195,8 @@ void inject_fault(uint64_t work) {
     work_until_fault() = work;
     broken = false;
 }
+
+void flip_bit(const std::string& work, uint64_t n) { pending_flip() = {work, n}; }
 
 void submit(stream_t stream, std::initializer_list<Access> accesses, const LaunchSite& site,
             std::function<void()> work) {
@@ -253,7 +285,7 @@ void prepare_process(char** argv) {
 int device_count() { return 1; }
 void open_device(int) {
     choose_thread_count();
-    waits_after_work();  // refuses what it does not understand before anything runs
+    waits_after_work(), pending_flip();  // refuse what they do not understand before anything runs
 }
 
 DeviceInfo device_info() {

@@ -25,6 +25,10 @@ bool is_device_pointer(const void* p);
 // start.
 void inject_fault(uint64_t work);
 
+// A bit that flips and says nothing: in the middle of the first tensor that the n-th piece of work (1: the next) writes
+// of those whose name contains `work`. 0: none. LLMC_FLIP does this from the start.
+void flip_bit(const std::string& work, uint64_t n);
+
 // What ran since record_operations(true), by kernel name (matrix products and copies included).
 struct OperationRecord {
     size_t count = 0, bytes_read = 0, bytes_written = 0;

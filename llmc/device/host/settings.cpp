@@ -35,6 +35,7 @@ Settings::Settings() : stack_bytes((LLMC_ASAN ? 256 : 64) << 10) {
     constexpr size_t kSharedKilobytes[] = {227, 163, 99};  // sm_90 and sm_100; sm_80; sm_89 and sm_120
     shared_limit = kSharedKilobytes[choice("LLMC_SHARED_KB", {"227", "163", "99"})] << 10;
     if (const char* s = std::getenv("LLMC_FAULT")) fault = std::strtoull(s, nullptr, 10);
+    if (const char* s = std::getenv("LLMC_FLIP")) flip = s;
     if (const char* s = std::getenv("LLMC_SEED")) seed = static_cast<uint32_t>(std::strtoul(s, nullptr, 10));
     if (const char* s = std::getenv("LLMC_STACK_KB")) stack_bytes = std::strtoul(s, nullptr, 10) << 10;
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace llmc::host {
 
@@ -17,6 +18,8 @@ struct Settings {
     size_t stack_bytes;              // LLMC_STACK_KB: of one GPU thread
     size_t shared_limit;             // LLMC_SHARED_KB=227|163|99: what the card that is played gives a block
     uint64_t fault = 0;              // LLMC_FAULT: the piece of work that breaks the device, 1 the first; 0: none
+
+    std::string flip;  // LLMC_FLIP=WORK:N: a bit flips in what the N-th piece of such work writes
 
     Settings();
 };

@@ -133,6 +133,21 @@ TEST_CASE("faults: with LLMC_SYNC=1 the launch that did it is named") {
     }
 }
 
+TEST_CASE("faults: a flipped bit, in the work that was named, once") {
+    for (const bool lazy : {false, true}) {
+        CAPTURE(lazy);
+        Mode mode(lazy, false);
+        DeviceArray<float> x(32);
+        host::flip_bit("second_kernel", 2);
+        for (int i = 0; i < 3; i++) {
+            launch_both(x);
+            std::vector<float> expected(32, 2.0f);
+            if (i == 1) expected[16] = float_from_bits(float_bits(2.0f) ^ 0x40u);  // in the middle
+            CHECK(x.download() == expected);
+        }
+    }
+}
+
 // Everything that owns streams, events or memory, while an error passes.
 TEST_CASE("faults: an error passes through all that is alive") {
     const Gpt2Fixture fixture;
