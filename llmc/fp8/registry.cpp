@@ -155,6 +155,13 @@ void Fp8Registry::clear_counts(stream_t stream) {
     fp8_clear_counts(states_, count(), stream);
 }
 
+void Fp8Registry::put_aside(Fp8State* copy, stream_t stream) const {
+    if (count() > 0) copy_on_device(copy, states_, static_cast<size_t>(count()) * sizeof(Fp8State), stream);
+}
+void Fp8Registry::put_back(const Fp8State* copy, stream_t stream) {
+    if (count() > 0) copy_on_device(states_, copy, static_cast<size_t>(count()) * sizeof(Fp8State), stream);
+}
+
 // ---- checkpoints ---------------------------------------------------------------------------------------------------
 
 std::string Fp8Registry::rule() const {

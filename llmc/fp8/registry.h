@@ -96,6 +96,9 @@ public:
     std::vector<Fp8Fallback> take_fallbacks();
     bool has_left(int layer) const { return left_[static_cast<size_t>(layer)]; }
     void clear_counts(stream_t stream);
+    // What casts change (count() states), aside and back: for a micro-step that is made twice.
+    void put_aside(Fp8State* copy, stream_t stream) const;
+    void put_back(const Fp8State* copy, stream_t stream);
 
     // For checkpoints; they wait for the device. read_state() is a collective. A restored run first marks the layers
     // that have left, then sets the weights, then restores the rest, with the weights' counts. False where the tensors

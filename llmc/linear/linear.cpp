@@ -161,10 +161,35 @@ void LinearLayers<Real>::prepare_weights(stream_t stream) {
     if (codes_travel()) fp8_->share_weight_amaxes(stream);
     fp8_->set_weight_scales(stream);
     weights_.publish(stream, fp8_->write_pass());
+    write_weights(false, stream);
+}
+
+// The codes that do not travel; those that are transposed where they are needed, are to be transposed anew.
+template <class Real>
+void LinearLayers<Real>::write_weights(bool again, stream_t stream) {
     for (auto& [kind, shared] : gathered_) shared.holder = kNobody;
     for (Linear<Real>* layer : layers_) layer->own_w_.holder = kNobody;
     for (Linear<Real>* layer : layers_)
-        if (layer->is_fp8() && !layer->codes_travel()) layer->write_weight(stream);
+        if (layer->is_fp8() && !layer->codes_travel()) layer->write_weight(again, stream);
+}
+
+template <class Real>
+void LinearLayers<Real>::make_weights_again(stream_t stream) {
+    weights_.publish_again(stream);
+    if (fp8_) write_weights(true, stream);
+}
+
+template <class Real>
+std::vector<NamedMemory> LinearLayers<Real>::weight_codes() const {
+    std::vector<NamedMemory> codes;
+    for (const Linear<Real>* layer : layers_) {
+        if (!layer->is_fp8() || layer->codes_travel()) continue;
+        const size_t count = static_cast<size_t>(layer->inputs()) * static_cast<size_t>(layer->outputs());
+        const std::string name = weights_.table().tensor(layer->weight_).name;
+        codes.push_back({name + " in FP8", layer->own_w_.row, count});
+        codes.push_back({name + " in FP8, transposed", layer->own_w_.transposed, count});
+    }
+    return codes;
 }
 
 template <class Real>
@@ -273,22 +298,22 @@ void Linear<Real>::quantize_master([[maybe_unused]] QuantizePass pass, [[maybe_u
 
 // Both layouts of a weight that this rank has whole.
 template <class Real>
-void Linear<Real>::write_weight([[maybe_unused]] stream_t stream) {
+void Linear<Real>::write_weight([[maybe_unused]] bool again, [[maybe_unused]] stream_t stream) {
     if constexpr (kCanBeFp8<Real>) {
         Fp8Registry& fp8 = *layers_.fp8_;
         own_w_.holder = tensors_;
-        if (setup_.from_working_copy || fp8.scaling() == Fp8Scaling::mx) return write_from_working_copy(stream);
+        if (setup_.from_working_copy || fp8.scaling() == Fp8Scaling::mx) return write_from_working_copy(again, stream);
         const ProfileRange range("quantize weights", stream);
         if (fp8.scaling() == Fp8Scaling::block)
             quantize_weight_tiles(w_codes(), layers_.weights_.master(weight_.unit, weight_.tensor), outputs_, inputs_,
-                                  fp8.train_pass(), stream);
+                                  again ? QuantizePass::replay : fp8.train_pass(), stream);
         else
-            quantize_master(fp8.write_pass(), stream);
+            quantize_master(again ? QuantizePass::replay : fp8.write_pass(), stream);
     }
 }
 
 template <class Real>
-void Linear<Real>::write_from_working_copy([[maybe_unused]] stream_t stream) {
+void Linear<Real>::write_from_working_copy([[maybe_unused]] bool again, [[maybe_unused]] stream_t stream) {
     if constexpr (kCanBeFp8<Real>) {
         Fp8Registry& fp8 = *layers_.fp8_;
         layers_.weights_.gather(weight_.unit, stream);
@@ -297,14 +322,16 @@ void Linear<Real>::write_from_working_copy([[maybe_unused]] stream_t stream) {
             const Quantized<e4m3> w = w_codes();
             if (fp8.scaling() == Fp8Scaling::mx) {
                 quantize_blocks(w, nullptr, nullptr, weight(), outputs_, inputs_, Fp8Scaling::mx, false,
-                                fp8.train_pass(), stream);
+                                again ? QuantizePass::replay : fp8.train_pass(), stream);
             } else {
                 const auto cast = [&](QuantizePass pass) {
                     quantize<e4m3>(w, nullptr, nullptr, weight(), nullptr, outputs_, inputs_, false, pass, stream);
                 };
-                cast(QuantizePass::measure);
-                fp8.set_scale(tensors_, Fp8Role::w, stream);
-                cast(fp8.write_pass());
+                if (!again) {
+                    cast(QuantizePass::measure);
+                    fp8.set_scale(tensors_, Fp8Role::w, stream);
+                }
+                cast(again ? QuantizePass::replay : fp8.write_pass());
             }
         }
         layers_.weights_.release(weight_.unit, stream);

@@ -64,6 +64,11 @@ public:
     // To be called whenever the weights have changed: makes their FP8 copies, and sends slices to other ranks. Amaxes
     // come from the optimizer's update; those of weights that were set in another way are measured here.
     void prepare_weights(stream_t stream);
+    // The FP8 codes that are not among Weights::working_copies(). make_weights_again() makes all copies a second time
+    // from the same masters and scales, and leaves no trace in counts: they keep their bits, unless memory has lost
+    // some.
+    std::vector<NamedMemory> weight_codes() const;
+    void make_weights_again(stream_t stream);
     // Once a step, after Fp8Registry::finish_step() and before prepare_weights(): layers that have to leave FP8 do.
     // What was decided on, for the log.
     std::vector<Fp8Fallback> fall_back(stream_t stream);
@@ -83,6 +88,7 @@ private:
     bool codes_travel() const { return fp8_ && weights_.layout().is_sliced() && !block_scales(); }
     void check_recipe() const;
     void measure_weights(stream_t stream);
+    void write_weights(bool again, stream_t stream);
 
     Weights<Real>& weights_;
     Gradients& gradients_;
@@ -211,8 +217,8 @@ private:
     void keep_in_fp8();
     void leave_fp8(stream_t stream);
     void quantize_master(QuantizePass pass, stream_t stream);
-    void write_weight(stream_t stream);
-    void write_from_working_copy(stream_t stream);
+    void write_weight(bool again, stream_t stream);
+    void write_from_working_copy(bool again, stream_t stream);
     void transpose_weight(stream_t stream);
     void check_holds(const Shared& shared, const char* what) const;
     template <class F8>

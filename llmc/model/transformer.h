@@ -69,6 +69,9 @@ public:
     const double* eval_loss_sum() const { return loss_sums_ + 1; }
     const int* eval_loss_count() const { return loss_counts_ + 1; }
 
+    // What the last micro-step of training has left of its forward pass: the stream behind each unit, and the losses.
+    std::vector<NamedMemory> activations() const;
+
     // (B, T) of the last training or evaluation.
     const float* losses() const { return losses_; }
 

@@ -301,6 +301,20 @@ ResidualStream<Real> Transformer<Real, Block>::decode(int first, int end, stream
 }
 
 template <class Real, template <class> class Block>
+std::vector<NamedMemory> Transformer<Real, Block>::activations() const {
+    const size_t bytes = context_.N() * context_.C() * sizeof(Real);
+    std::vector<NamedMemory> activations;
+    for (const Unit& unit : weights_.table().units()) {
+        const size_t next = activations.size();  // the block that begins with it
+        const Real* output = next < blocks_.size() ? blocks_[next].residual() : residual_final_;
+        activations.push_back({"output of " + unit.name, output, bytes});
+    }
+    activations.back().address = lnf_;
+    activations.push_back({"losses", losses_, context_.N() * sizeof(float)});
+    return activations;
+}
+
+template <class Real, template <class> class Block>
 std::vector<float> Transformer<Real, Block>::next_token_logits(const int* tokens, int length, stream_t stream) {
     if (length < 1 || length > most_tokens())
         throw Error(ExitCode::failure, strprintf("cannot run %d tokens through a context of %d (%d reserved)", length,

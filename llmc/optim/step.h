@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "llmc/optim/loss_scale.h"
 #include "llmc/optim/optimizer.h"
@@ -75,6 +76,12 @@ struct OptimizerState {
     bool dynamic = false;  // the loss scale
 };
 
+// Of a step whose bits were compared (llmc/train/verification.h).
+struct VerifiedStep {
+    double ms = 0;           // that it took
+    std::string difference;  // "rank 1 on node7 (...): output of h.3 had checksum ..."; "": none
+};
+
 struct StepResult {
     int64_t step;       // as given to submit()
     double loss;        // mean over the step's targets
@@ -82,6 +89,7 @@ struct StepResult {
     StepState state;    // after the step
     double loss_scale;  // of the step after it
     double ms;          // on the device, from the end of the step before where that was the work before it
+    std::optional<VerifiedStep> verified = {};
 };
 
 // Copies each step's loss and state to the host when the device gets there. The loop submits step k + 1 before it takes

@@ -93,6 +93,7 @@ void Gradients::reduce(size_t unit, stream_t stream) {
         throw Error(ExitCode::failure, strprintf("the gradient of %s cannot be reduced: it is not acquired",
                                                  layout_.name_of(unit).c_str()));
     acquired_[slot] = ShardLayout::kNoUnit;
+    if (observer_) observer_(unit, whole(unit));
     const bool accumulates = layout_.accumulates();
     if (accumulates && (layout_.comm().world() == 1 || !last_)) return;
     const ShardLayout::Part part = layout_.summed(unit);

@@ -11,6 +11,8 @@
 // the sums of a step, and with them the whole run, have the same bits on any number of ranks, one included, and in any
 // stage, as long as each micro-batch has as many rows. (Groups of --shard-within sum on their own first.)
 #pragma once
+#include <functional>
+
 #include "llmc/shard/arena.h"
 #include "llmc/shard/layout.h"
 
@@ -34,6 +36,9 @@ public:
     float* gradient(size_t unit, size_t tensor);
     float* gradient(const ParameterTable::Place& place) { return gradient(place.unit, place.tensor); }
     void reduce(size_t unit, stream_t stream);
+    // Until it is set again, reduce() first shows what this rank has computed of the unit. Empty: nobody looks.
+    using Observer = std::function<void(size_t unit, const float* gradient)>;
+    void observe(const Observer& observer) { observer_ = observer; }
     // The stream waits until all gradients are summed.
     void finish_reduce(stream_t stream);
 
@@ -74,6 +79,7 @@ private:
     std::vector<size_t> acquired_;  // and not reduced, by slot, in every stage
     char* workspace_ = nullptr;     // of reduce_scatter
     bool first_ = true, last_ = true;
+    Observer observer_;
     stream_t reduce_stream_{};
     std::vector<std::string> names_;  // for profiles, by unit
     event_t computed_ = nullptr, reduced_ = nullptr;

@@ -252,6 +252,40 @@ void Weights<Real>::publish(stream_t stream, [[maybe_unused]] QuantizePass pass)
     }
 }
 
+template <class Real>
+std::vector<NamedMemory> Weights<Real>::working_copies() const {
+    std::vector<NamedMemory> copies;
+    if (master_is_working()) return copies;
+    const bool all = layout_.keeps_whole_weights();
+    for (size_t u = 0; u < layout_.units(); u++) {
+        const ShardLayout::Part kept = all ? ShardLayout::Part{0, table().unit(u).count} : layout_.slice(u);
+        const size_t begin = all ? table().unit(u).begin : layout_.slice_index(u);
+        for (size_t t = 0; t < table().unit(u).tensors.size(); t++) {
+            const ParameterTensor& tensor = table().unit(u).tensors[t];
+            const ShardLayout::Part part = ShardLayout::overlap(kept, tensor);
+            const size_t at = begin + part.begin - kept.begin;
+            if (!fp8_states_[u][t])
+                copies.push_back({tensor.name, working_ + at, part.count * sizeof(Real)});
+            else if (layout_.is_sliced())
+                copies.push_back({tensor.name + " in FP8", fp8_ + at, part.count});
+        }
+    }
+    return copies;
+}
+
+template <class Real>
+void Weights<Real>::publish_again(stream_t stream) {
+    if (layout_.is_sliced()) {
+        to_be_cast_ = true;
+        return publish(stream, QuantizePass::replay);
+    }
+    if constexpr (!std::is_same_v<Real, float>)
+        for (size_t u = 0; u < layout_.units(); u++)
+            for (const Range& range : ranges_[u])
+                if (!range.fp8)
+                    cast(working_slice(u) + range.begin, master_slice(u) + range.begin, range.count, stream);
+}
+
 // ---- ranges and pieces ---------------------------------------------------------------------------------------------
 
 // Every tensor in FP8, as far as it lies in the slice, is a range, and so is everything between two of them.

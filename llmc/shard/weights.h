@@ -10,6 +10,7 @@
 #include "llmc/kernels/fp8_state.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/layout.h"
+#include "llmc/shard/named_memory.h"
 
 namespace llmc {
 
@@ -65,6 +66,11 @@ public:
     // `pass`, write or write_counted, is how to FP8.
     void measure_slices(stream_t stream);
     void publish(stream_t stream, QuantizePass pass = QuantizePass::write);
+
+    // The working copies, by tensor: with slices in FP8 where they travel so, whole or this rank's slice of them.
+    // publish_again() makes them a second time from the masters: the same bits, unless memory has lost some.
+    std::vector<NamedMemory> working_copies() const;
+    void publish_again(stream_t stream);
 
     // The stream that weights travel on, null on one rank, and what went to other ranks, by operation.
     stream_t gather_stream() const { return gather_stream_; }

@@ -24,6 +24,7 @@
 #include "llmc/optim/step.h"
 #include "llmc/train/memory_by_kind.h"
 #include "llmc/train/state.h"
+#include "llmc/train/verification.h"
 
 namespace llmc {
 
@@ -47,6 +48,7 @@ struct TrainerConfig {
     bool skip_spikes = false;
     ProductChoices products;    // as a card check has chosen
     bool forward_only = false;  // no memory for gradients and moments: to evaluate and to sample
+    int64_t verify_every = 0;   // every so many steps bits are compared (verification.h); 0: never
 
     Fp8Scaling fp8_scaling() const { return fp8 ? scaling_of(fp8->recipe) : Fp8Scaling::tensor; }
 };
@@ -76,7 +78,7 @@ public:
     // Optimizer, FP8 scales, layers that leave FP8 (returned), and the working copies for the next step.
     std::vector<Fp8Fallback> finish_step();
     // The oldest step that has not been asked for, if more than `leave` are at work: waits for the device.
-    std::optional<StepResult> take_result(int leave) { return results_->take(leave); }
+    std::optional<StepResult> take_result(int leave);
     int64_t steps() const { return step_; }  // finished, in this run
     // Matrix products of a micro-step of the last step, and those in FP8 that there should be.
     const ProductCounts& products() const { return products_; }
@@ -120,6 +122,18 @@ public:
 private:
     std::vector<DeviceSlice> slices_within(size_t unit, size_t begin, size_t count);
 
+    // Of a step that is verified.
+    bool verifies(int64_t step) const { return verification_ && step % config_.verify_every == 0; }
+    void begin_verification();
+    void end_verification();
+    template <class MicroStep>
+    void make_twice(MicroStep&& micro_step);
+    void see_state(bool again);
+    void see_weights(bool again);
+    void see_results(bool again);
+    void see_gradients(Verified kind, bool again);
+    void see_tensors(Verified kind, bool again, const std::string& what, size_t unit, const float* slice);
+
     const TrainerConfig config_;
     const Comm comm_;
     const ParameterTable table_;
@@ -134,6 +148,7 @@ private:
     int micro_step_ = 0;                  // of this step
     int64_t step_ = 0;
     ProductCounts products_;
+    std::optional<Verification> verification_;
 };
 
 }  // namespace llmc

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 
+#include "llmc/device/trace.h"
 #include "llmc/device/transfer.h"
 #include "llmc/train/trainer.h"
 
@@ -10,6 +11,7 @@ namespace llmc {
 // What follows from a configuration for its parts.
 Sharding sharding_of(const TrainerConfig& config, const ParameterTable& table);
 ModelSetup model_setup(const TrainerConfig& config);
+size_t checksums_of_step(const ParameterTable& table);
 
 template <class Real, template <class> class Block>
 Trainer<Real, Block>::Trainer(const TrainerConfig& config, const Comm& comm)
@@ -24,6 +26,8 @@ Trainer<Real, Block>::Trainer(const TrainerConfig& config, const Comm& comm)
       optimizer_(weights_, gradients_, config.schedule, config.adamw, config.clip, config.loss_scale,
                  config.skip_spikes) {
     matmul_.choose(config.products);
+    if (config.verify_every > 0)
+        verification_.emplace(comm, checksums_of_step(table_), static_cast<size_t>(fp8() ? fp8()->count() : 0));
 }
 
 template <class Real, template <class> class Block>
@@ -40,6 +44,7 @@ MemoryByKind Trainer<Real, Block>::memory() const {
     memory.activations = model_.activation_bytes() + model_.linear().activation_bytes();
     memory.workspace = model_.workspace_bytes() + (config_.forward_only ? 0 : optimizer_.workspace_bytes()) +
                        Matmul::planned_bytes(operand_type<Real>, model_.linear().shapes(), config_.fp8_scaling());
+    if (verification_) memory.workspace += verification_->bytes();
     return memory;
 }
 
@@ -52,6 +57,7 @@ void Trainer<Real, Block>::allocate() {
     if (!config_.forward_only) gradients_.allocate(stream_);
     model_.allocate(stream_);
     if (!config_.forward_only) optimizer_.allocate(stream_);
+    if (verification_) verification_->allocate();
 }
 
 template <class Real, template <class> class Block>
@@ -71,6 +77,7 @@ void Trainer<Real, Block>::set_weight(const std::string& name, const std::vector
 template <class Real, template <class> class Block>
 void Trainer<Real, Block>::weights_are_set() {
     model_.prepare_weights(stream_);
+    if (verification_) verification_->drop();
 }
 
 template <class Real, template <class> class Block>
@@ -85,14 +92,18 @@ void Trainer<Real, Block>::begin_step(bool continues, bool count_losses) {
     matmul_.reset_counts();
     if (fp8()) fp8()->count_losses(count_losses);
     micro_step_ = 0;
+    if (verifies(step_ + 1) && !verification_->has_begun()) begin_verification();
 }
 
 template <class Real, template <class> class Block>
 void Trainer<Real, Block>::micro_step(const int* tokens, const int* targets, float weight) {
     const int64_t total = int64_t{config_.batch} * config_.seq * config_.micro_steps * comm_.world();
     const bool first = micro_step_ == 0, last = ++micro_step_ == config_.micro_steps;
-    model_.train_micro_step(tokens, targets, weight / static_cast<float>(total), optimizer_.loss_scale(), first,
-                            stream_, last);
+    const auto make = [&] {
+        model_.train_micro_step(tokens, targets, weight / static_cast<float>(total), optimizer_.loss_scale(), first,
+                                stream_, last);
+    };
+    first&& verifies(step_ + 1) ? make_twice(make) : make();
 }
 
 template <class Real, template <class> class Block>
@@ -104,12 +115,130 @@ std::vector<Fp8Fallback> Trainer<Real, Block>::finish_step() {
     const int64_t n = config_.micro_steps;
     products_ = {all.fp8 / n, all.bf16 / n, all.fp32 / n, all.emulated / n};
     if (fp8()) fp8()->check(stream_);
+    if (verifies(step_ + 1)) end_verification();
     optimizer_.update(model_.train_loss_sum(), fp8() ? fp8()->bad_flag() : nullptr, stream_);
     if (fp8()) fp8()->finish_step(optimizer_.loss_scale_change(), stream_);
     const std::vector<Fp8Fallback> left = model_.fall_back(stream_);
     model_.prepare_weights(stream_);
     results_->submit(++step_, optimizer_.state(), model_.train_loss_count(), optimizer_.loss_scale(), stream_);
+    if (verifies(step_ + 1)) begin_verification();
     return left;
+}
+
+template <class Real, template <class> class Block>
+std::optional<StepResult> Trainer<Real, Block>::take_result(int leave) {
+    std::optional<StepResult> result = results_->take(leave);
+    if (result && verification_) result->verified = verification_->take(result->step);
+    return result;
+}
+
+// ---- a step that is verified
+// -----------------------------------------------------------------------------------------
+
+// Masters and moments, from one optimizer to the next.
+template <class Real, template <class> class Block>
+void Trainer<Real, Block>::see_state(bool again) {
+    const ProfileRange range("verify state", stream_);
+    for (size_t u = 0; u < table_.units().size(); u++) {
+        const size_t begin = layout_.slice_index(u);
+        see_tensors(Verified::state, again, "master of ", u, weights_.slice(u).master);
+        for (const auto& moment : optimizer_.moments())
+            see_tensors(Verified::state, again, moment.name + std::string(" of "), u, moment.values + begin);
+    }
+}
+
+template <class Real, template <class> class Block>
+void Trainer<Real, Block>::see_weights(bool again) {
+    const bool whole = layout_.keeps_whole_weights();
+    for (size_t u = 0; whole && u < table_.units().size(); u++) {  // they may still be on their way
+        weights_.gather(u, stream_);
+        weights_.release(u, stream_);
+    }
+    for (const auto& copies : {weights_.working_copies(), model_.linear().weight_codes()})
+        for (const NamedMemory& memory : copies) verification_->see(Verified::weights, again, memory, whole, stream_);
+}
+
+// Of the first micro-step.
+template <class Real, template <class> class Block>
+void Trainer<Real, Block>::see_results(bool again) {
+    for (const NamedMemory& memory : model_.activations())
+        verification_->see(Verified::activations, again, memory, false, stream_);
+    // Of several ranks NCCL sums in whatever order it likes.
+    if (std::string(comm_.name()) == "nccl" && comm_.reduce_order() == ReduceOrder::any) return;
+    verification_->see(Verified::sums, again, {"losses", model_.train_loss_sum(), sizeof(double)}, false, stream_);
+    see_gradients(Verified::sums, again);
+}
+
+template <class Real, template <class> class Block>
+void Trainer<Real, Block>::see_gradients(Verified kind, bool again) {
+    gradients_.finish_reduce(stream_);
+    for (size_t u = table_.units().size(); u-- > 0;) see_tensors(kind, again, "gradient of ", u, gradients_.slice(u));
+}
+
+// This rank's slice of a unit, tensor by tensor.
+template <class Real, template <class> class Block>
+void Trainer<Real, Block>::see_tensors(Verified kind, bool again, const std::string& what, size_t unit,
+                                       const float* slice) {
+    const ShardLayout::Part held = layout_.slice(unit);
+    const bool everywhere = !layout_.is_sliced() && kind != Verified::sums;  // which may be of this rank alone
+    for (const ParameterTensor& tensor : table_.unit(unit).tensors) {
+        const ShardLayout::Part part = ShardLayout::overlap(held, tensor);
+        verification_->see(kind, again,
+                           {what + tensor.name, slice + part.begin - held.begin, part.count * sizeof(float)},
+                           everywhere, stream_);
+    }
+}
+
+// The first time leaves no trace: gradients and sums of losses are overwritten, the states of FP8 tensors put back.
+// Between the two, working copies are made again: where they were wrong, the results differ too.
+template <class Real, template <class> class Block>
+template <class MicroStep>
+void Trainer<Real, Block>::make_twice(MicroStep&& micro_step) {
+    const auto make = [&](bool again) {
+        gradients_.observe([this, again](size_t unit, const float* gradient) {
+            for (const ParameterTensor& tensor : table_.unit(unit).tensors)
+                verification_->see(
+                    Verified::gradients, again,
+                    {"gradient of " + tensor.name, gradient + tensor.offset, tensor.count() * sizeof(float)}, false,
+                    stream_);
+        });
+        micro_step();
+        gradients_.observe({});
+    };
+    {
+        const Verification::Timed timed(*verification_, stream_);
+        const ProfileRange range("verify: the first time", stream_);
+        if (fp8()) fp8()->put_aside(verification_->fp8_aside(), stream_);
+        see_weights(false);
+        make(false);
+        see_results(false);
+        if (fp8()) fp8()->put_back(verification_->fp8_aside(), stream_);
+        matmul_.reset_counts();
+        model_.linear().make_weights_again(stream_);
+        see_weights(true);
+    }
+    make(true);
+    const Verification::Timed timed(*verification_, stream_);
+    const ProfileRange range("verify: the second time", stream_);
+    see_results(true);
+}
+
+template <class Real, template <class> class Block>
+void Trainer<Real, Block>::begin_verification() {
+    verification_->begin(stream_);
+    const Verification::Timed timed(*verification_, stream_);
+    see_state(false);
+}
+
+// Before the optimizer.
+template <class Real, template <class> class Block>
+void Trainer<Real, Block>::end_verification() {
+    {
+        const Verification::Timed timed(*verification_, stream_);
+        see_state(true);
+        if (!layout_.is_sliced() && comm_.world() > 1) see_gradients(Verified::totals, true);
+    }
+    verification_->end(step_ + 1, stream_);
 }
 
 // Every part of the unit's tensors between two of its elements, all of them held here.

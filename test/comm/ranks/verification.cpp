@@ -1,0 +1,180 @@
+// Verified steps on several ranks: no trace in any stage of sharding, and every rank says which one went wrong.
+#include "llmc/train/verification.h"
+
+#include <functional>
+
+#include "llmc/train/trainer.h"
+#include "test/comm/ranks/ranks.h"
+#include "test/model/all_weights.h"
+#if !LLMC_CUDA
+#include "llmc/device/host/runtime.h"
+#endif
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+constexpr int kT = 32;
+
+TrainerConfig config_of(int stage, const char* recipe, int micro_steps, bool verified) {
+    TrainerConfig config;
+    config.model.name = "small";
+    const bool block = recipe && recipe == std::string("block");  // which wants 128 channels and tokens
+    config.model.layers = 3, config.model.heads = block ? 4 : 2, config.model.channels = block ? 128 : 64;
+    config.model.vocab = 101, config.model.context = kT;
+    config.batch = block ? 4 : 1, config.seq = kT;
+    config.micro_steps = micro_steps;
+    if (recipe) config.fp8 = Fp8Config{.recipe = fp8_recipe_from_name(recipe)};
+    config.sharding.stage = stage;
+    config.schedule = {ScheduleKind::constant, 2e-3, 0, 100, 0};
+    config.adamw = {0.9, 0.95, 1e-8, 0.1};
+    config.clip = 1.0;
+    config.loss_scale = loss_scale_config(recipe ? "dynamic" : "off");
+    config.verify_every = verified ? 1 : 0;
+    return config;
+}
+
+template <class Real>
+struct Run {
+    Trainer<Real> trainer;
+    std::vector<double> numbers;
+
+    Run(int stage, const char* recipe, int micro_steps, bool verified)
+        : trainer(config_of(stage, recipe, micro_steps, verified), world()) {
+        trainer.allocate();
+        trainer.initialize(7);
+    }
+    ~Run() { synchronize(trainer.stream()); }
+
+    // `late` comes before the optimizer. What was found, the same on every rank.
+    std::string step(const std::function<void()>& late = [] {}) {
+        trainer.begin_step(false, true);
+        const int n = trainer.config().micro_steps, N = trainer.config().batch * kT;
+        for (int m = 0; m < n; m++) {
+            const int first = (static_cast<int>(trainer.steps()) * n + m) * world().world() + world().rank();
+            std::vector<int> tokens, targets;
+            for (int i = 0; i < N; i++) tokens.push_back((first * 37 + i * i + 5) % 101);
+            for (const int token : tokens) targets.push_back((3 * token + 7) % 101);
+            trainer.micro_step(tokens.data(), targets.data());
+        }
+        late();
+        trainer.finish_step();
+        const StepResult result = *trainer.take_result(0);
+        numbers.push_back(result.loss);
+        numbers.push_back(result.state.norm);
+        if (trainer.config().verify_every == 0) return "";
+        REQUIRE(result.verified);
+        world().require_equal("difference", result.verified->difference);
+        return result.verified->difference;
+    }
+    // On rank 1 alone: a bit of the last element.
+    void flip(const void* memory, size_t bytes) {
+        if (world().rank() != 1) return;
+        uint8_t* at = static_cast<uint8_t*>(const_cast<void*>(memory)) + bytes - 2;
+        write_through(at, static_cast<uint8_t>(read_back(at, trainer.stream()) ^ 0x40), trainer.stream());
+    }
+};
+
+template <class Real>
+void check_no_trace(int stage, const char* recipe, int micro_steps) {
+    CAPTURE(stage);
+    CAPTURE(micro_steps);
+    Run<Real> plain(stage, recipe, micro_steps, false), verified(stage, recipe, micro_steps, true);
+    for (int i = 0; i < 2; i++) {  // that which calibrates, and one with histories
+        plain.step();
+        CHECK(verified.step() == "");
+    }
+    CHECK(plain.numbers == verified.numbers);
+    CHECK(same_bits(all_weights(plain.trainer.weights(), plain.trainer.stream()),
+                    all_weights(verified.trainer.weights(), verified.trainer.stream())));
+    CHECK(state_json(plain.trainer.read_state()) == state_json(verified.trainer.read_state()));
+}
+
+void check_says(const std::string& found, const std::string& what) {
+    CAPTURE(found);
+    CHECK(found.find("rank 1 on " + world().host(1)) == 0);
+    CHECK(found.find("): " + what + " had checksum ") != std::string::npos);
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("training");
+
+TEST_CASE("verified steps leave no trace in any stage") {
+    for (int stage = 0; stage <= 3; stage++) {
+        check_no_trace<float>(stage, nullptr, 2);
+        check_no_trace<bf16>(stage, nullptr, 1);
+        check_no_trace<bf16>(stage, "delayed", 1);
+        check_no_trace<bf16>(stage, "delayed", 2);
+    }
+    check_no_trace<bf16>(0, "block", 2);
+    check_no_trace<bf16>(1, "current", 2);
+    check_no_trace<bf16>(2, "mxfp8", 2);
+    check_no_trace<bf16>(3, "current", 1);
+}
+
+TEST_CASE("verified steps name the rank whose memory went wrong") {
+    if (world().world() == 1) return;
+    for (int stage = 0; stage <= 3; stage++)
+        for (const char* recipe : {static_cast<const char*>(nullptr), "delayed"}) {
+            CAPTURE(stage);
+            CAPTURE(recipe);
+            Run<bf16> run(stage, recipe, 2, true);
+            CHECK(run.step() == "");
+            const auto copies = run.trainer.weights().working_copies();
+            size_t i = 0;  // one of which every rank has something
+            while (copies[i].name.find("h.1.fc.weight") != 0 && i + 1 < copies.size()) i++;
+            REQUIRE((stage == 0 || copies[i].name == std::string("h.1.fc.weight") + (recipe ? " in FP8" : "")));
+            run.flip(copies[i].address, copies[i].bytes);
+            check_says(run.step(), "weights " + copies[i].name);
+            CHECK(run.step() == "");  // the copy has been made again since
+        }
+}
+
+TEST_CASE("verified steps name a rank that has other masters or sums of gradients than the rest") {
+    if (world().world() == 1) return;
+    const std::string others = world().world() == 2 ? "where 1 of 2 ranks, 0 among them, had "
+                                                    : strprintf("where %d of %d ranks, 0 among them, had ",
+                                                                world().world() - 1, world().world());
+    Run<float> run(0, nullptr, 2, true);
+    CHECK(run.step() == "");
+    const ParameterTable::Place place = run.trainer.table().find("h.1.fc.weight");
+    const ParameterTensor& tensor = run.trainer.table().tensor(place);
+    const float* const sums = run.trainer.gradients().slice(place.unit) + tensor.offset;
+    const std::string found = run.step([&] { run.flip(sums, tensor.count() * sizeof(float)); });
+    check_says(found, "sum of gradient of h.1.fc.weight");
+    CHECK(found.find(others) != std::string::npos);
+    CHECK((found.find("nobody can tell") != std::string::npos) == (world().world() == 2));
+    // The optimizer has now made other masters of it, here alone, which stay as they are.
+    const std::string later = run.step();
+    check_says(later, "master of h.1.fc.weight");
+    CHECK(later.find(others) != std::string::npos);
+}
+
+#if !LLMC_CUDA
+TEST_CASE("verified steps name the rank that went wrong in a micro-step, and what first") {
+    if (world().world() == 1) return;
+    for (int stage = 0; stage <= 3; stage++) {
+        CAPTURE(stage);
+        Run<bf16> two(stage, nullptr, 2, true), one(stage, nullptr, 1, true);
+        const auto found_after_flip = [](Run<bf16>& run, const char* work, uint64_t n) {
+            CHECK(run.step() == "");
+            if (world().rank() == 1) host::flip_bit(work, n);
+            const std::string found = run.step();
+            host::flip_bit("", 0);
+            return found;
+        };
+        // Seven norms a pass.
+        check_says(found_after_flip(two, "layernorm_forward", 3), "output of block 1");
+        check_says(found_after_flip(one, "layernorm_forward", 7 + 3), "output of block 1");
+        check_says(found_after_flip(one, "embedding_backward_positions", 1), "gradient of wpe");
+        check_says(found_after_flip(two, "embedding_backward_positions", 2), "gradient of wpe");
+        // What arrives at rank 1 is wrong: its sum of the last norm's gradient, which travels first.
+        const std::string arrived = found_after_flip(one, "reduce_scatter", 1);
+        CAPTURE(arrived);
+        CHECK(arrived.find("sum of gradient of lnf.") != std::string::npos);
+        if (stage > 0) CHECK(arrived.find("rank 1 on ") == 0);
+    }
+}
+#endif

@@ -1,0 +1,218 @@
+// Verified steps: they leave no trace in training, and a flipped bit of every kind is found and named.
+#include "llmc/train/verification.h"
+
+#if !LLMC_CUDA
+#include "llmc/device/host/runtime.h"
+#endif
+#include "test/model/gpt2_fixture.h"
+#include "test/suites.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+constexpr int kVocab = 101;
+
+// `recipe`: of FP8; nullptr: none. Every second step is verified, or none.
+TrainerConfig config_of(const char* recipe, bool verified, int micro_steps = 1, Recompute recompute = Recompute::gelu) {
+    ModelConfig model;
+    model.name = "small";
+    const bool block = recipe && recipe == std::string("block");  // which wants 128 channels and tokens
+    const int tokens = block ? 128 : 32;
+    model.layers = 2, model.heads = 2, model.channels = block ? 128 : 64, model.vocab = kVocab, model.context = tokens;
+    Fp8Config fp8;
+    if (recipe) fp8.recipe = fp8_recipe_from_name(recipe);
+    TrainerConfig config = trainer_config(model, 1, tokens, recompute, recipe ? &fp8 : nullptr);
+    config.micro_steps = micro_steps;
+    config.schedule = {ScheduleKind::constant, 1e-3, 0, 100, 0};
+    config.clip = 1.0;
+    config.loss_scale = loss_scale_config(recipe ? "dynamic" : "off");
+    config.verify_every = verified ? 2 : 0;
+    return config;
+}
+
+// Micro-batch `index`.
+Batch batch_of(int index) {
+    Batch batch;  // enough for any of them
+    for (int i = 0; i < 128; i++) batch.tokens.push_back((index * 31 + i * i + 7) % kVocab);
+    for (const int token : batch.tokens) batch.targets.push_back((token * 3 + 1) % kVocab);
+    return batch;
+}
+
+template <class Real>
+struct Run : TestModel<Real> {
+    using Base = TestModel<Real>;
+    std::vector<double> numbers;  // losses and norms
+
+    explicit Run(const TrainerConfig& config) : Base(config) { Base::trainer.initialize(3); }
+
+    StepResult step() {
+        const int index = static_cast<int>(Base::trainer.steps()), n = Base::trainer.config().micro_steps;
+        Base::begin_step();
+        for (int m = 0; m < n; m++) {
+            const Batch batch = batch_of(index * n + m);
+            Base::trainer.micro_step(batch.tokens.data(), batch.targets.data());
+        }
+        const StepResult result = Base::finish_step();
+        numbers.push_back(result.loss);
+        numbers.push_back(result.state.norm);
+        return result;
+    }
+    // A bit of the byte `byte` of the element in the middle.
+    template <class T>
+    void flip(const T* memory, size_t count, size_t byte = 0) {
+        T* middle = const_cast<T*>(memory) + count / 2;
+        T value = read_back(middle, Base::stream);
+        reinterpret_cast<uint8_t*>(&value)[byte] ^= 0x40;
+        write_through(middle, value, Base::stream);
+    }
+    std::string difference_in_next_step() {
+        const StepResult result = step();
+        REQUIRE(result.verified);
+        return result.verified->difference;
+    }
+};
+
+template <class Real>
+void check_no_trace(const char* recipe, int micro_steps, Recompute recompute) {
+    Run<Real> plain(config_of(recipe, false, micro_steps, recompute));
+    Run<Real> verified(config_of(recipe, true, micro_steps, recompute));
+    for (int i = 1; i <= 4; i++) {
+        CAPTURE(i);
+        CHECK(!plain.step().verified);
+        const StepResult result = verified.step();
+        REQUIRE(bool(result.verified) == (i % 2 == 0));
+        if (!result.verified) continue;
+        CHECK(result.verified->difference == "");
+        CHECK(result.verified->ms > 0);
+        const ProductCounts &a = plain.trainer.products(), &b = verified.trainer.products();
+        CHECK((a.fp8 == b.fp8 && a.bf16 == b.bf16 && a.fp32 == b.fp32 && a.emulated == b.emulated));
+    }
+    CHECK(plain.numbers == verified.numbers);
+    CHECK(same_bits(all_weights(plain.weights, plain.stream), all_weights(verified.weights, verified.stream)));
+    // Scales, histories and counts too.
+    CHECK(state_json(plain.trainer.read_state()) == state_json(verified.trainer.read_state()));
+}
+
+}  // namespace
+
+TEST_CASE("verification: leaves no trace" * doctest::test_suite(kNotUnderTsan)) {
+    for (const int micro_steps : {1, 3}) {
+        CAPTURE(micro_steps);
+        check_no_trace<float>(nullptr, micro_steps, Recompute::gelu);
+        check_no_trace<bf16>(nullptr, micro_steps, Recompute::none);
+        for (const char* recipe : {"delayed", "current", "mxfp8"}) {
+            CAPTURE(recipe);
+            check_no_trace<bf16>(recipe, micro_steps, micro_steps == 1 ? Recompute::block : Recompute::norm);
+        }
+    }
+    check_no_trace<bf16>("block", 2, Recompute::gelu);
+}
+
+TEST_CASE("verification: a bit of the masters or moments that flips between two steps") {
+    for (const char* moment : {"master", "m", "v"}) {
+        CAPTURE(moment);
+        Run<bf16> run(config_of(nullptr, true)), blind(config_of(nullptr, false)), clean(config_of(nullptr, false));
+        const bool master = moment == std::string("master");
+        const auto flip = [&](Run<bf16>& r) {  // of a master a bit too low to show in the working copy
+            const ParameterTable::Place place = r.table.find("h.1.fc.weight");
+            const ParameterTensor& tensor = r.table.tensor(place);
+            const size_t at = r.trainer.layout().slice_index(place.unit) + tensor.offset;
+            const float* memory = r.weights.master(place.unit, place.tensor);
+            for (const auto& m : r.optimizer.moments())
+                if (m.name == std::string(moment)) memory = m.values + at;
+            r.flip(memory, tensor.count(), master ? 0 : 2);
+        };
+        for (Run<bf16>* r : {&run, &blind, &clean}) r->step();
+        flip(run), flip(blind);
+        const std::string found = run.difference_in_next_step();
+        CHECK(found.find("rank 0 on ") == 0);
+        CHECK(found.find(device_info().name) != std::string::npos);
+        CHECK(found.find(moment + std::string(" of h.1.fc.weight had checksum ")) != std::string::npos);
+        CHECK(found.find(" after the optimizer of the step before, and ") != std::string::npos);
+        // Without verification nobody sees it, and it changes what is trained.
+        CHECK(!blind.step().verified);
+        clean.step();
+        CHECK(!same_bits(all_weights(blind.weights, blind.stream), all_weights(clean.weights, clean.stream)));
+    }
+}
+
+TEST_CASE("verification: a bit of a working copy that flips between two steps") {
+    const auto found_in = [](const char* recipe, const char* layers, const char* name) {
+        TrainerConfig config = config_of(recipe, true);
+        config.fp8_layers = layers;
+        Run<bf16> run(config);
+        run.step();
+        std::vector<NamedMemory> copies = run.weights.working_copies();
+        for (const NamedMemory& codes : run.model.linear().weight_codes()) copies.push_back(codes);
+        for (const NamedMemory& memory : copies)
+            if (memory.name == name) run.flip(static_cast<const uint8_t*>(memory.address), memory.bytes);
+        return run.difference_in_next_step();
+    };
+    const auto says = [](const std::string& found, const std::string& name) {
+        CAPTURE(found);
+        return found.find("): weights " + name + " had checksum ") != std::string::npos;
+    };
+    CHECK(says(found_in(nullptr, "all", "h.0.fc.weight"), "h.0.fc.weight"));
+    CHECK(says(found_in(nullptr, "all", "wte"), "wte"));
+    for (const char* recipe : {"delayed", "block", "mxfp8"})
+        for (const char* name : {"h.1.qkv.weight in FP8", "h.1.qkv.weight in FP8, transposed", "h.0.ln1.bias"}) {
+            CAPTURE(recipe);
+            CAPTURE(name);
+            CHECK(says(found_in(recipe, "all", name), name));
+        }
+    CHECK(says(found_in("delayed", "all,+lm_head", "wte in FP8"), "wte in FP8"));
+    CHECK(found_in("delayed", "all,+lm_head", "no such tensor") == "");
+}
+
+TEST_CASE("verification: begins anew with other weights, and whatever comes between two steps") {
+    Run<float> run(config_of(nullptr, true));
+    run.step();
+    run.trainer.set_weight("h.0.fc.bias", std::vector<float>(4 * 64, 0.25f));
+    run.trainer.weights_are_set();
+    CHECK(run.difference_in_next_step() == "");
+    run.step();
+    const Batch other = batch_of(99);
+    run.trainer.evaluate(other.tokens.data(), other.targets.data());
+    run.model.next_token_logits(other.tokens.data(), 20, run.stream);
+    CHECK(run.difference_in_next_step() == "");
+}
+
+#if !LLMC_CUDA
+namespace {
+
+// In step 2 a bit flips in what the n-th such work writes.
+template <class Real>
+std::string found_after_flip(const char* recipe, const char* work, uint64_t n, int micro_steps = 1) {
+    Run<Real> run(config_of(recipe, true, micro_steps)), blind(config_of(recipe, false, micro_steps));
+    run.step(), blind.step();
+    host::flip_bit(work, n);
+    const std::string found = run.difference_in_next_step();
+    host::flip_bit(work, n);
+    CHECK(!blind.step().verified);
+    host::flip_bit("", 0);
+    return found;
+}
+
+}  // namespace
+
+TEST_CASE("verification: a bit of an activation or a gradient that flips in one of two micro-steps") {
+    const auto says = [](const std::string& found, const std::string& what) {
+        CAPTURE(found);
+        CHECK(found.find("): " + what + " had checksum ") != std::string::npos);
+        CHECK(found.find(" in the first micro-step, and ") != std::string::npos);
+    };
+    // Two norms a block and the last one: the third of a pass is ln1 of block 1, whose error shows where block 1 ends.
+    for (const uint64_t first : {0, 5}) {
+        CAPTURE(first);
+        says(found_after_flip<float>(nullptr, "embedding_forward", first / 5 + 1), "output of embedding");
+        says(found_after_flip<float>(nullptr, "layernorm_forward", first + 1), "output of block 0");
+        says(found_after_flip<bf16>(nullptr, "layernorm_forward", first + 3), "output of block 1");
+        says(found_after_flip<bf16>("delayed", "layernorm_forward", first + 3, 2), "output of block 1");
+        says(found_after_flip<bf16>("mxfp8", "layernorm_forward", first + 5), "output of final norm");
+        says(found_after_flip<bf16>(nullptr, "softmax_cross_entropy", first / 5 + 1), "gradient of lnf.weight");
+        says(found_after_flip<float>(nullptr, "embedding_backward_tokens", first / 5 + 1, 2), "gradient of wte");
+    }
+}
+#endif
