@@ -231,6 +231,9 @@ const Flag kRows[] = {
 
     heading("Running and planning"),
     flag(0, "seed", "N", &Options::seed, {}, "of everything random"),
+    flag(0, "verify-every", "N", &Options::verify_every, {},
+         "look for silent corruption every N steps: the first micro-step is made twice, and its bits compared, as are "
+         "those of weights and optimizer state; 0: never"),
     once(flag(0, "config", "FILE", &Options::config_file, {.check = check_not_empty},
               "JSON with long flag names as keys, or a run.json; flags override it")),
     once(flag(0, "print-config", "", &Options::print_config, {},

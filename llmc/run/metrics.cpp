@@ -114,6 +114,11 @@ ordered_json json_of(const StepRecord& r) {
         if (r.spike.norm_limit) put_number(limits, "norm", *r.spike.norm_limit);
         line["spike"] = limits;
     }
+    if (r.verified) {
+        line["verified"] = *r.verified;
+        put_number(line, "verify_ms", r.verify_ms);
+    }
+    if (r.fresh) line["fresh_weights"] = {{"ln_vocab", r.fresh->ln_vocab}, {"expected_loss", r.fresh->expected}};
     return line;
 }
 
@@ -305,6 +310,10 @@ void RunDirectory::record(const ValRecord& r) {
 void RunDirectory::append(const ordered_json& r) {
     if (active()) write_line(metrics_, "metrics.jsonl", text_of(r, -1));
     for (const Watcher& watcher : watchers_) watcher(r);
+}
+
+void RunDirectory::record_end(int64_t step, const std::string& why) {
+    if (active()) write_line(main_log_, "main.log", strprintf("s:%lld end:1 ", static_cast<long long>(step - 1)) + why);
 }
 
 }  // namespace llmc

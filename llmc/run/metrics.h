@@ -26,6 +26,11 @@ struct SpikeRecord {
     explicit operator bool() const { return loss_limit || norm_limit; }
 };
 
+// What the loss of weights that know nothing should be: ln(V), and that with what their randomness costs.
+struct FreshLoss {
+    double ln_vocab, expected;
+};
+
 // One optimizer step. `step` counts from 1.
 struct StepRecord {
     int64_t step = 0;
@@ -41,6 +46,9 @@ struct StepRecord {
     std::optional<double> watts, joules_per_token;  // of all ranks' cards
     std::string batch_hash;                         // of the step's samples (fingerprint.h); "": not written
     SpikeRecord spike;                              // written where there was one
+    std::optional<bool> verified;                   // whether all bits that were compared are the same (--verify-every)
+    double verify_ms = 0;                           // what that took; written with it
+    std::optional<FreshLoss> fresh;                 // in step 1 of fresh weights
 };
 
 // The mean loss over a validation set.
@@ -131,6 +139,8 @@ public:
     void record(const StepRecord& record);
     void record(const ValRecord& record);
     void append(const nlohmann::ordered_json& record);  // any other line of metrics.jsonl
+    // Why the run ends in this step, for main.log: in its form, "s:19 end:1" and the text.
+    void record_end(int64_t step, const std::string& why);
 
     // `watcher` is called with every record from now on, without a directory too.
     using Watcher = std::function<void(const nlohmann::ordered_json& record)>;

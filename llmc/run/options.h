@@ -122,6 +122,7 @@ struct Options {
 
     // Running and planning
     uint64_t seed = 1337;
+    int64_t verify_every = 0;  // steps; 0 = never
     bool print_config = false;
     bool dry_run = false;
     bool estimate_scaling = false;

@@ -63,6 +63,15 @@ std::string format_spike(const StepRecord& record, bool skipped) {
                      what.c_str(), skipped ? "skipped" : "not skipped (see --skip-spikes)");
 }
 
+std::string format_fresh_loss(const StepRecord& record) {
+    const FreshLoss& fresh = *record.fresh;
+    if (std::abs(record.loss - fresh.expected) <= kFreshLossMargin) return "";
+    return strprintf(
+        "note: step %lld: loss %.2f of fresh weights, where %.2f was expected (ln(V) = %.2f): the model's "
+        "first pass went wrong, or the data is not what it seems",
+        static_cast<long long>(record.step), unsigned_nan(record.loss), fresh.expected, fresh.ln_vocab);
+}
+
 std::string format_validation(const ValRecord& record, bool colour) {
     Fields fields(colour);
     fields.add(strprintf("val  %5lld", static_cast<long long>(record.step)));
@@ -132,6 +141,8 @@ void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
     skipped_before_ = record.skipped;
     std::fprintf(out_, "%s\n", format_progress(line, colour_).c_str());
     if (record.spike) std::fprintf(out_, "%s\n", format_spike(record, line.skipped).c_str());
+    if (const std::string note = record.fresh ? format_fresh_loss(record) : ""; !note.empty())
+        std::fprintf(out_, "%s\n", note.c_str());
     std::fflush(out_);
 }
 

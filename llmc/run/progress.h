@@ -26,6 +26,9 @@ struct ProgressLine {
 std::string format_progress(const ProgressLine& line, bool colour);
 // "spike at step 812: loss 9.1200 is above 4.3100, ..."; `skipped`: this step's update was not applied.
 std::string format_spike(const StepRecord& record, bool skipped);
+// How far the loss of fresh weights may be from what was expected; "" where it is not further.
+constexpr double kFreshLossMargin = 0.5;
+std::string format_fresh_loss(const StepRecord& record);
 std::string format_validation(const ValRecord& record, bool colour);
 
 // Model FLOPs utilization: the share of `ranks` cards' peak that useful work (ModelConfig::flops_per_token) takes.

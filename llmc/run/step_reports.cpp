@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "llmc/device/error.h"
@@ -45,6 +46,13 @@ StepAgreement agree(StepAgreement mine, EnergyMeter& meter, const Comm& comm) {
     return agreed;
 }
 
+// Equal logits cost ln(V). Logits of C normed channels and weights from N(0, 0.02) have a variance of C * 0.02^2, and
+// cost half of that more.
+FreshLoss fresh_loss(const ModelConfig& model) {
+    const double ln_vocab = std::log(model.vocab);
+    return {ln_vocab, ln_vocab + 0.5 * model.channels * 0.02 * 0.02};
+}
+
 StepReports::StepReports(const Options& options, const ProgressSetup& setup, const Fp8Registry* fp8, const Comm& comm,
                          RunDirectory& directory)
     : options_(options),
@@ -79,10 +87,28 @@ void StepReports::report(const StepResult& result) {
     }
     if (result.state.spike & kLossSpike) record.spike.loss_limit = static_cast<float>(result.loss_limit);
     if (result.state.spike & kNormSpike) record.spike.norm_limit = result.state.norm_limit;
+    if (result.verified) {
+        record.verified = result.verified->difference.empty();
+        record.verify_ms = result.verified->ms;
+    }
+    if (result.step == 1 && options_.init_from.empty()) record.fresh = fresh_loss(options_.model_config);
     expected_.erase(of_host);
     directory_.record(record);
     progress_.step(record, device_bytes_in_use());
+    if (result.verified) check_bits(result);
     check_skips(result, options_.max_skips, fp8_);
+}
+
+void StepReports::check_bits(const StepResult& result) {
+    const std::string& difference = result.verified->difference;
+    if (difference.empty()) return;
+    const std::string text = strprintf(
+        "step %lld: bits went bad: %s. Nothing was saved from this step on: leave that card out, or test it, "
+        "and go on with --resume latest",
+        static_cast<long long>(result.step), difference.c_str());
+    directory_.append({{"step", result.step}, {"corruption", difference}});
+    directory_.record_end(result.step, text);
+    throw Error(ExitCode::bad_numbers, text);
 }
 
 void StepReports::report(const ValRecord& record) {

@@ -38,6 +38,8 @@ struct StepAgreement {
 };
 StepAgreement agree(StepAgreement mine, EnergyMeter& meter, const Comm& comm);
 
+FreshLoss fresh_loss(const ModelConfig& model);
+
 class StepReports {
 public:
     // `fp8`: of the run, to name tensors; nullptr: none.
@@ -46,11 +48,13 @@ public:
 
     // What the host knows of step `step`, on every rank.
     void expect(int64_t step, const Products& products, const StepAgreement& agreed);
-    // What the device has found. Throws Error(bad_numbers) when too many steps in a row were skipped.
+    // What the device has found. Throws Error(bad_numbers) when too many steps in a row were skipped, or bits went bad.
     void report(const StepResult& result);
     void report(const ValRecord& record);
 
 private:
+    void check_bits(const StepResult& result);
+
     struct OfHost {
         Products products;
         uint64_t batch_hash = 0;

@@ -66,6 +66,7 @@ TrainerConfig trainer_config(const Options& o) {
     config.loss_scale = loss_scale_config(o.loss_scale);
     config.loss_scale.growth_interval = o.loss_scale_growth_interval;
     config.skip_spikes = o.skip_spikes;
+    config.verify_every = o.verify_every;
     return config;
 }
 

@@ -88,6 +88,21 @@ TEST_CASE("metrics: a step record has the promised fields") {
     CHECK(metrics_line(example()).rfind("{\"step\":7,\"loss\":", 0) == 0);
 }
 
+TEST_CASE("metrics: a verified step, and the first of fresh weights") {
+    StepRecord record = example();
+    for (const char* key : {"verified", "verify_ms", "fresh_weights"})
+        CHECK(!json::parse(metrics_line(record)).contains(key));
+    record.verified = true;
+    record.verify_ms = 12.5;
+    record.fresh = FreshLoss{10.75, 11.0};
+    const json line = json::parse(metrics_line(record));
+    CHECK(line["verified"] == true);
+    CHECK(line["verify_ms"] == 12.5);
+    CHECK(line["fresh_weights"] == json{{"ln_vocab", 10.75}, {"expected_loss", 11.0}});
+    record.verified = false;
+    CHECK(json::parse(metrics_line(record))["verified"] == false);
+}
+
 TEST_CASE("metrics: the batch's fingerprint, and a spike only where there was one") {
     StepRecord record = example();
     CHECK(!json::parse(metrics_line(record)).contains("batch_hash"));

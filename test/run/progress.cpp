@@ -149,6 +149,24 @@ TEST_CASE("progress: steps as they are written") {
     CHECK(lines[4] == "val      4 | val_loss 2.5000\n");
 }
 
+TEST_CASE("progress: fresh weights whose loss is not that of weights that know nothing") {
+    StepRecord record;
+    record.step = 1;
+    record.fresh = FreshLoss{10.8249, 10.9785};
+    for (const float loss : {10.48f, 10.98f, 11.47f}) {
+        record.loss = loss;
+        CHECK(format_fresh_loss(record) == "");
+    }
+    for (const float loss : {10.47f, 11.49f, 0.0f, NAN, INFINITY}) {
+        record.loss = loss;
+        CHECK(format_fresh_loss(record) != "");
+    }
+    record.loss = 12.5f;
+    CHECK(format_fresh_loss(record) ==
+          "note: step 1: loss 12.50 of fresh weights, where 10.98 was expected (ln(V) = 10.82): the model's first pass "
+          "went wrong, or the data is not what it seems");
+}
+
 TEST_CASE("progress: a spike has a line of its own") {
     StepRecord record;
     record.step = 812;

@@ -1,0 +1,104 @@
+"""--verify-every: a bit that flips (LLMC_FLIP) ends the run with exit code 6, a name and no new checkpoint; without a flip
+nothing shows but the time it takes."""
+
+import math
+import os
+import shutil
+import subprocess
+import unittest
+
+from test_ranks import ENVIRONMENT
+from trainer import PROGRAM, VOCAB, FinishedRun, new_path, run, tiny_flags, workspace
+
+MPIRUN = shutil.which("mpirun")
+# Two norms a block and the last one: step 3 has 5, and step 4, which is verified, 10.
+FLIPPED = {"LLMC_FLIP": "layernorm_forward:8"}
+FOUND = (r"step 4: bits went bad: rank 0 on \S+ \(host device \(\d+ threads\)\): output of block 1 had checksum "
+         r"[0-9a-f]{16} in the first micro-step, and [0-9a-f]{16} when it was made again\. Nothing was saved from this step "
+         r"on: leave that card out, or test it, and go on with --resume latest")
+
+
+def checkpoints(directory):
+    return sorted(os.listdir(os.path.join(directory, "checkpoints")))
+
+
+class Verification(unittest.TestCase):
+    FLAGS = ["--max-steps", "5", "-n", "1"]
+
+    def go_on(self, directory, *flags, env=None):
+        return run(*tiny_flags("--out", directory, *self.FLAGS, "--resume", "latest", *flags), env=env)
+
+    def test_found(self):
+        clean = FinishedRun(*self.FLAGS)
+        found = FinishedRun(*self.FLAGS, "--stop-after", "2")
+        result = self.go_on(found.directory, "--verify-every", "2", env=FLIPPED)
+        self.assertEqual(result.code, 6, result.err)
+        self.assertRegex(result.err, rf"^train_gpt: {FOUND}\n$")
+        self.assertRegex(found.read("main.log").decode().splitlines()[-1], rf"^s:3 end:1 {FOUND}$")
+        self.assertIn("output of block 1 had", found.records[-1]["corruption"])
+        self.assertEqual([s.get("verified") for s in found.steps], [None, None, None, False])
+        # No checkpoint of that step, none at the end, no weights; and the run can go on from there.
+        self.assertIn(checkpoints(found.directory)[-1], ("step_00000002", "step_00000003"))
+        self.assertFalse(os.path.exists(found.path("model.safetensors")))
+        again = self.go_on(found.directory, "--verify-every", "2")
+        self.assertEqual(again.code, 0, again.err)
+        self.assertEqual(found.read("model.safetensors"), clean.read("model.safetensors"))
+        self.assertEqual(found.read("main.log"), clean.read("main.log"))
+
+    def test_flips_are_spelled_right(self):
+        for text in ("layernorm_forward", "layernorm_forward:0", "layernorm_forward:x"):
+            result = run(*tiny_flags(), env={"LLMC_FLIP": text})
+            self.assertEqual(result.code, 2)
+            self.assertIn(f"LLMC_FLIP={text}: expected WORK:N, as in adamw:3", result.err)
+
+    def test_unseen_without(self):
+        clean = FinishedRun(*self.FLAGS)
+        blind = FinishedRun(*self.FLAGS, "--stop-after", "2")
+        self.assertEqual(self.go_on(blind.directory, env=FLIPPED).code, 0)
+        self.assertNotEqual(blind.losses, clean.losses)
+        self.assertEqual(checkpoints(blind.directory)[-1], "step_00000005")
+
+    def test_no_trace(self):
+        clean = FinishedRun(*self.FLAGS, "--precision", "fp8", "--fp8-log-every", "2")
+        verified = FinishedRun(*self.FLAGS, "--precision", "fp8", "--fp8-log-every", "2", "--verify-every", "2")
+        self.assertEqual([s.get("verified") for s in verified.steps], [None, True, None, True, None])
+        for step in (verified.steps[1], verified.steps[3]):
+            self.assertGreater(step["verify_ms"], 0)
+        times = ("ms", "tokens_per_s", "verified", "verify_ms")
+        plain = [[{k: v for k, v in record.items() if k not in times} for record in r.records if "memory" not in record]
+                 for r in (clean, verified)]
+        self.assertEqual(*plain)
+        self.assertEqual(clean.read("model.safetensors"), verified.read("model.safetensors"))
+        verified.check_memory(self)
+
+    @unittest.skipUnless(MPIRUN, "no mpirun")
+    def test_one_rank_of_three(self):
+        flip = 'test "$OMPI_COMM_WORLD_RANK" != 1 || export LLMC_FLIP=layernorm_forward:18; exec "$@"'
+        for stage in (0, 3):
+            with self.subTest(stage=stage):
+                directory = new_path()
+                flags = tiny_flags("--out", directory, "--batch", "1", "--zero", stage, *self.FLAGS,
+                                   "--verify-every", "4")
+                done = subprocess.run([MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "3", "sh", "-c", flip, "sh",
+                                       PROGRAM, *map(str, flags)], capture_output=True, text=True, errors="replace",
+                                      timeout=120, cwd=workspace(), env=ENVIRONMENT)
+                self.assertEqual(done.returncode, 6, done.stderr)
+                self.assertRegex(done.stderr, r"rank \d: " + FOUND.replace("rank 0 on", "rank 1 on"))
+                self.assertNotIn("step_00000004", checkpoints(directory))
+
+
+class FreshWeights(unittest.TestCase):
+    def test_loss_of_step_1(self):
+        fresh = FinishedRun("--max-steps", "2")
+        expected = fresh.steps[0]["fresh_weights"]
+        self.assertAlmostEqual(expected["ln_vocab"], math.log(VOCAB))
+        self.assertLess(abs(fresh.losses[0] - expected["expected_loss"]), 0.5)
+        self.assertNotIn("fresh_weights", fresh.steps[1])
+        self.assertNotIn("of fresh weights", fresh.result.out)
+        # Nothing is expected of weights from elsewhere.
+        given = FinishedRun("--max-steps", "1", "--init-from", fresh.path("model.safetensors"))
+        self.assertNotIn("fresh_weights", given.steps[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
