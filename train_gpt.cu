@@ -25,15 +25,18 @@ using namespace llmc;
 
 namespace {
 
+void print_stop(int64_t step, StopReason stop) {
+    if (stop != StopReason::none)
+        std::printf("stopping after step %lld: %s\n", static_cast<long long>(step), stop_text(stop));
+}
+
 // ---- the training loop ---------------------------------------------------------------------------------------------
 
 template <class Real>
 ExitCode train(const Options& o, const Admission& admission, const Inputs& inputs, Ranks& ranks,
                RunDirectory& directory, std::optional<Resumed>& resumed) {
     const Comm& comm = ranks.comm;
-    TrainerConfig config = trainer_config(o);
-    config.products = admission.products;
-    Trainer<Real> trainer(config, comm);
+    Trainer<Real> trainer(trainer_config(o, admission.products), comm);
     trainer.allocate();
     check_communicators(o, trainer, ranks);
     RunPosition position = start(trainer, o, ranks, resumed);
@@ -118,8 +121,7 @@ ExitCode train(const Options& o, const Admission& admission, const Inputs& input
         interrupted = true;
     }
     report_all_but(0);
-    if (stop != StopReason::none && comm.is_main())
-        std::printf("stopping after step %lld: %s\n", static_cast<long long>(step), stop_text(stop));
+    if (comm.is_main()) print_stop(step, stop);
     finish_profile(profiler, step, comm, directory);  // of a run that was stopped before the last profiled step
     ranks.watchdog.begin(Watchdog::Phase::save);
     const Failure unsaved = checkpoints.finish();

@@ -35,8 +35,9 @@ Fp8Config fp8_config(const Options& o) {
 
 }  // namespace
 
-TrainerConfig trainer_config(const Options& o) {
+TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     TrainerConfig config;
+    config.products = products;
     config.model = o.model_config;
     config.batch = o.batch;
     config.seq = o.seq;

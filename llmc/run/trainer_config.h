@@ -6,7 +6,7 @@
 namespace llmc {
 
 // Of resolved options.
-TrainerConfig trainer_config(const Options& options);
+TrainerConfig trainer_config(const Options& options, const ProductChoices& products = {});
 ReduceOrder reduce_order(const Options& options);
 
 }  // namespace llmc
