@@ -278,10 +278,13 @@ TensorMap read_tensor_map(const Warp& w, const Op& op, int lane, uint64_t addres
         if (parameters.size() - offset < kTensorMapBytes) w.fail(op, lane, "a tensor map past the parameters' end");
         std::memcpy(static_cast<void*>(&map), parameters.data() + offset, kTensorMapBytes);
     } else {
-        std::memcpy(
-            static_cast<void*>(&map),
-            Memory::get().readable(reinterpret_cast<const void*>(address), kTensorMapBytes, w.where(op, lane).c_str()),
-            kTensorMapBytes);
+        try {
+            const void* const at = reinterpret_cast<const void*>(address);
+            std::memcpy(static_cast<void*>(&map), Memory::get().readable(at, kTensorMapBytes, "a tensor map"),
+                        kTensorMapBytes);
+        } catch (const Fault& why) {
+            w.fail(op, lane, "%s", why.what());
+        }
     }
     if (map.mark != kTensorMapMark) w.fail(op, lane, "no tensor map of cuTensorMapEncodeTiled is there");
     return map;
