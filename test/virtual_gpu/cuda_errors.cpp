@@ -18,12 +18,6 @@ using namespace virtual_gpu::test;
 
 namespace {
 
-char* device_bytes(size_t bytes) {
-    void* p = nullptr;
-    REQUIRE(cudaMalloc(&p, bytes) == cudaSuccess);
-    return static_cast<char*>(p);
-}
-
 // A device that is lost returns its error from everything, and clears it for nobody.
 void check_lost(cudaError_t error) {
     void* p = nullptr;

@@ -14,11 +14,6 @@ using namespace virtual_gpu::test;
 
 namespace {
 
-char* device_bytes(size_t bytes) {
-    void* p = nullptr;
-    REQUIRE(cudaMalloc(&p, bytes) == cudaSuccess);
-    return static_cast<char*>(p);
-}
 char* pinned_bytes(size_t bytes) {
     void* p = nullptr;
     REQUIRE(cudaMallocHost(&p, bytes) == cudaSuccess);

@@ -1,5 +1,7 @@
 #include "test/virtual_gpu/kernels.h"
 
+#include <doctest/doctest.h>
+
 #include <cstring>
 #include <deque>
 
@@ -131,6 +133,12 @@ const void* register_kernel(const std::string& name, const std::string& paramete
     FatBinary binary;
     binary.ptx(80, module_of(name, parameters, body, directives));
     return register_kernel(binary, name);
+}
+
+char* device_bytes(size_t bytes) {
+    void* p = nullptr;
+    REQUIRE(cudaMalloc(&p, bytes) == cudaSuccess);
+    return static_cast<char*>(p);
 }
 
 const void* add_kernel() {

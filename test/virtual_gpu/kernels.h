@@ -34,6 +34,8 @@ const void* register_kernel(FatBinary& binary, const std::string& name);
 const void* register_kernel(const std::string& name, const std::string& parameters, const std::string& body,
                             const std::string& directives = "");
 
+char* device_bytes(size_t bytes);  // by cudaMalloc
+
 // add(float* x, float y): x[i] += y for each thread of block 0.
 const void* add_kernel();
 // poke(char* x, long at): writes four bytes at x + at.

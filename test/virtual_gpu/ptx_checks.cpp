@@ -1,27 +1,12 @@
 // Each rule that the virtual GPU checks, broken once: a snippet that breaks it, what the message must say, and the same
 // snippet with the rule kept, which runs. %rd0 is a buffer of 252 written bytes, %rd1 one of 256 that were never
-// written, %rd2 was freed. {{a||b}} in a snippet is a in the broken version and b in the one where the rule is kept.
+// written, %rd2 was freed.
 #include <doctest/doctest.h>
 
-#include "test/virtual_gpu/ptx_program.h"
+#include "test/virtual_gpu/rules.h"
 
 namespace virtual_gpu::test {
 namespace {
-
-struct Rule {
-    std::string snippet;  // with one {{broken|kept}}
-    std::vector<std::string> message;
-    Shape shape = {};
-};
-
-// The broken version, or the one where the rule is kept.
-std::string version(const std::string& snippet, bool kept) {
-    const size_t open = snippet.find("{{"), bar = snippet.find("||", open), close = snippet.find("}}", bar);
-    REQUIRE(close != std::string::npos);
-    const std::string chosen =
-        kept ? snippet.substr(bar + 2, close - bar - 2) : snippet.substr(open + 2, bar - open - 2);
-    return snippet.substr(0, open) + chosen + snippet.substr(close + 2);
-}
 
 const std::string kShared = ".shared .align 16 .b8 array[64];\n.extern .shared .align 16 .b8 dynamic[];\n";
 
@@ -31,15 +16,7 @@ std::string fault_of_snippet(const std::string& snippet, const Shape& shape) {
     return fault_of([&] { run_snippet(snippet, {written.address(), fresh.address(), freed}, shape, kShared); });
 }
 
-void check(const std::vector<Rule>& rules) {
-    for (const Rule& rule : rules) {
-        const std::string message = fault_of_snippet(version(rule.snippet, false), rule.shape);
-        INFO(rule.snippet, "\nsays: ", message);
-        CHECK(!message.empty());
-        for (const std::string& part : rule.message) CHECK_MESSAGE(contains(message, part), part);
-        CHECK(fault_of_snippet(version(rule.snippet, true), rule.shape) == "");
-    }
-}
+void check(const std::vector<Rule>& rules) { check_rules(rules, fault_of_snippet); }
 
 Shape with_dynamic_shared(uint32_t bytes) { return {{1, 1, 1}, {32, 1, 1}, bytes}; }
 

@@ -1,0 +1,42 @@
+// Rules that are checked, broken once and kept once: {{a||b}} in a snippet is a in the broken version and b in the one
+// where the rule is kept; there may be several.
+#pragma once
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "test/virtual_gpu/ptx_program.h"
+
+namespace virtual_gpu::test {
+
+struct Rule {
+    std::string snippet;
+    std::vector<std::string> message;  // what the broken version's must have
+    Shape shape = {};
+};
+
+inline std::string version(std::string snippet, bool kept) {
+    for (size_t open; (open = snippet.find("{{")) != std::string::npos;) {
+        const size_t bar = snippet.find("||", open), close = snippet.find("}}", bar);
+        REQUIRE(close != std::string::npos);
+        const std::string chosen =
+            kept ? snippet.substr(bar + 2, close - bar - 2) : snippet.substr(open + 2, bar - open - 2);
+        snippet = snippet.substr(0, open) + chosen + snippet.substr(close + 2);
+    }
+    return snippet;
+}
+
+// `run` is given a snippet and its shape, and returns what its fault says.
+template <class Run>
+void check_rules(const std::vector<Rule>& rules, Run run) {
+    for (const Rule& rule : rules) {
+        const std::string broken = run(version(rule.snippet, false), rule.shape);
+        INFO(rule.snippet, "\nsays: ", broken);
+        CHECK(!broken.empty());
+        for (const std::string& part : rule.message) CHECK_MESSAGE(contains(broken, part), part);
+        CHECK(run(version(rule.snippet, true), rule.shape) == "");
+    }
+}
+
+}  // namespace virtual_gpu::test
