@@ -13,6 +13,12 @@ constexpr uint32_t kNaNBits = 0x7fffffffu;  // the canonical NaN of a GPU's FP32
 // The exponents of the formats' subnormal numbers, which is also that of their least normal one.
 constexpr int kLeastExponentFloat = -126, kLeastExponentE4M3 = -6, kLeastExponentE5M2 = -14;
 
+// Elements of operands of tensor cores; FP32 ones are read as TF32.
+enum class Element : uint8_t { fp32, bf16, e4m3, e5m2 };
+constexpr int least_exponent(Element e) {
+    return e == Element::e4m3 ? kLeastExponentE4M3 : e == Element::e5m2 ? kLeastExponentE5M2 : kLeastExponentFloat;
+}
+
 // cvt.rn.bf16.f32: to nearest even; NaN is 0x7fff.
 inline uint16_t bf16_of(float x) {
     const uint32_t bits = std::bit_cast<uint32_t>(x);

@@ -24,6 +24,9 @@ float fused_sum(const float* a, const float* b, int n, float c, int fraction_bit
 
 // How a generation sums the products of one kind of operands: `step` of them at a time.
 enum class Operands { tf32, bf16, fp8 };
+constexpr Operands operands_of(Element e) {
+    return e == Element::fp32 ? Operands::tf32 : e == Element::bf16 ? Operands::bf16 : Operands::fp8;
+}
 struct TensorCore {
     int fraction_bits, step;
     bool short_result;

@@ -21,6 +21,13 @@ namespace {
 
 constexpr uint64_t kPromotion = 128;  // Hopper and Ada without fast accumulation: elements between additions in FP32
 
+Element element_of(cudaDataType_t type) {
+    return type == CUDA_R_32F       ? Element::fp32
+           : type == CUDA_R_16BF    ? Element::bf16
+           : type == CUDA_R_8F_E4M3 ? Element::e4m3
+                                    : Element::e5m2;
+}
+
 float load(const char* p, cudaDataType_t type, size_t i) {
     float x;
     uint16_t half;
@@ -98,9 +105,7 @@ struct Operand {
           outer(inner_rows ? l.columns : l.rows),
           inner(inner_rows ? l.rows : l.columns),
           scales(scale, mode, outer, inner, scale_what),
-          least_exponent(l.type == CUDA_R_8F_E4M3   ? kLeastExponentE4M3
-                         : l.type == CUDA_R_8F_E5M2 ? kLeastExponentE5M2
-                                                    : kLeastExponentFloat) {}
+          least_exponent(virtual_gpu::least_exponent(element_of(l.type))) {}
 
     float& at(uint64_t o, uint64_t i) { return values[inner_is_row ? o * inner + i : i * outer + o]; }
 
@@ -143,9 +148,7 @@ struct Summation {
     bool in_products;
 };
 Summation summation_of(const Product& p, const Operand& a) {
-    const Operands kind = p.a.type == CUDA_R_32F    ? Operands::tf32
-                          : p.a.type == CUDA_R_16BF ? Operands::bf16
-                                                    : Operands::fp8;
+    const Operands kind = operands_of(element_of(p.a.type));
     Summation s{tensor_core(options().arithmetic, kind), p.k(), false};
     if (kind != Operands::fp8) return s;
     s.in_products = p.operation.a_mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;

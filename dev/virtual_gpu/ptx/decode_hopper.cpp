@@ -181,8 +181,8 @@ bool decode_bulk(OperandDecoder& d, Op& op, const Parts& parts) {
 
 // ---- products of warpgroups ----------------------------------------------------------------------------------------
 
-bool type_of(std::string_view name, WgmmaType& type) {
-    type = name == "bf16" ? WgmmaType::bf16 : name == "e4m3" ? WgmmaType::e4m3 : WgmmaType::e5m2;
+bool type_of(std::string_view name, Element& type) {
+    type = name == "bf16" ? Element::bf16 : name == "e4m3" ? Element::e4m3 : Element::e5m2;
     return name == "bf16" || name == "e4m3" || name == "e5m2";
 }
 
@@ -191,8 +191,8 @@ bool decode_product(OperandDecoder& d, Op& op, const Parts& parts) {
     WgmmaShape s;
     if (parts.size() != 8 || parts[2] != "sync" || parts[3] != "aligned" || parts[5] != "f32") return false;
     if (!type_of(parts[6], s.a) || !type_of(parts[7], s.b)) return false;
-    const bool bf16 = s.a == WgmmaType::bf16;
-    if (bf16 != (s.b == WgmmaType::bf16)) return false;
+    const bool bf16 = s.a == Element::bf16;
+    if (bf16 != (s.b == Element::bf16)) return false;
     const std::string shape(parts[4]);
     const unsigned long N = shape.starts_with("m64n") ? std::strtoul(shape.c_str() + 4, nullptr, 10) : 0;
     if (N == 0 || N % 8 || N > 256 || shape != "m64n" + std::to_string(N) + (bf16 ? "k16" : "k32")) return false;

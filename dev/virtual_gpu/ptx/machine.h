@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "dev/virtual_gpu/arithmetic/formats.h"
 #include "dev/virtual_gpu/memory.h"
 #include "dev/virtual_gpu/ptx/kernel.h"
 
@@ -89,10 +90,9 @@ enum Special {
 };
 
 // A warpgroup's product, wgmma.mma_async: more operands than an Op has.
-enum class WgmmaType : uint8_t { bf16, e4m3, e5m2 };
 struct WgmmaShape {
     uint16_t columns = 0;  // N; M is 64, K 32 bytes
-    WgmmaType a{}, b{};
+    Element a{}, b{};
     bool a_in_registers = false, negative_a = false, negative_b = false, transposed_a = false, transposed_b = false;
     uint32_t scale_d = 1, b_place = 0;  // a predicate; the descriptor
     std::vector<uint32_t> a_places;     // four registers, or the descriptor

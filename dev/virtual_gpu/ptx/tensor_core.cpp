@@ -52,16 +52,10 @@ void load_matrix(Warp& w, const Op& op) {
 
 namespace {
 
-enum class Element { bf16, e4m3, e5m2 };
-
 constexpr int kRows = 16, kColumns = 8;
 
 template <Element E>
 constexpr int kElements = E == Element::bf16 ? 2 : 4;  // of a register
-template <Element E>
-constexpr int kLeastExponent = E == Element::bf16   ? kLeastExponentFloat
-                               : E == Element::e4m3 ? kLeastExponentE4M3
-                                                    : kLeastExponentE5M2;
 
 template <Element E>
 const float* fp8_numbers() {
@@ -122,8 +116,8 @@ void mma(Warp& w, const Op& op) {
             }
         for (float& x : std::span(&sum[0][0], size_t{kRows} * kColumns)) x = canonical(x);
     } else {
-        const TensorCore core = tensor_core(options().arithmetic, EA == Element::bf16 ? Operands::bf16 : Operands::fp8);
-        const Exponents exponents{kLeastExponent<EA>, kLeastExponent<EB>};
+        const TensorCore core = tensor_core(options().arithmetic, operands_of(EA));
+        const Exponents exponents{least_exponent(EA), least_exponent(EB)};
         for (int m = 0; m < kRows; m++)
             for (int n = 0; n < kColumns; n++) sum[m][n] = tensor_sum(A[m], BT[n], K, sum[m][n], core, exponents);
     }

@@ -55,7 +55,7 @@ struct Descriptor {
 struct Matrix {
     Descriptor descriptor;
     uint32_t first, rows;
-    WgmmaType type;
+    Element type;
     bool mn_major;
 
     // f(address of a piece, row of its first element, byte of k of its first element).
@@ -71,7 +71,7 @@ struct Matrix {
     }
 };
 
-uint32_t k_of(WgmmaType type) { return type == WgmmaType::bf16 ? 16 : 32; }
+uint32_t k_of(Element type) { return type == Element::bf16 ? 16 : 32; }
 
 Matrix matrix_a(const Warp& w, const WgmmaShape& s, uint64_t descriptor) {
     return {Descriptor(descriptor), static_cast<uint32_t>(w.index % kWarpgroup * kRows), kRows, s.a, s.transposed_a};
@@ -80,14 +80,14 @@ Matrix matrix_b(const WgmmaShape& s, uint64_t descriptor) {
     return {Descriptor(descriptor), 0, s.columns, s.b, s.transposed_b};
 }
 
-float widen(WgmmaType type, const uint8_t* bytes) {
-    if (type == WgmmaType::e4m3) return float_of_e4m3(*bytes);
-    if (type == WgmmaType::e5m2) return float_of_e5m2(*bytes);
+float widen(Element type, const uint8_t* bytes) {
+    if (type == Element::e4m3) return float_of_e4m3(*bytes);
+    if (type == Element::e5m2) return float_of_e5m2(*bytes);
     uint16_t bits;
     std::memcpy(&bits, bytes, sizeof bits);
     return float_of_bf16(bits);
 }
-uint32_t bytes_of(WgmmaType type) { return type == WgmmaType::bf16 ? 2 : 1; }
+uint32_t bytes_of(Element type) { return type == Element::bf16 ? 2 : 1; }
 
 // All of a matrix, [row][k].
 void gather(Block& block, const Matrix& m, bool negative, std::vector<float>& to) {
@@ -103,7 +103,7 @@ void gather(Block& block, const Matrix& m, bool negative, std::vector<float>& to
 }
 
 // A from registers: the fragment of mma.sync, lane 4 g + t has rows g and g + 8.
-void spread(const std::vector<uint32_t>& registers, WgmmaType type, bool negative, std::vector<float>& to) {
+void spread(const std::vector<uint32_t>& registers, Element type, bool negative, std::vector<float>& to) {
     const uint32_t K = k_of(type), size = bytes_of(type), elements = 4 / size;
     const float sign = negative ? -1.0f : 1.0f;
     for (uint32_t r = 0; r < kRegistersOfA; r++)
@@ -113,12 +113,6 @@ void spread(const std::vector<uint32_t>& registers, WgmmaType type, bool negativ
             std::memcpy(bytes, &registers[r * kLanes + lane], 4);
             for (uint32_t e = 0; e < elements; e++) to[row * K + k + e] = sign * widen(type, bytes + e * size);
         }
-}
-
-int least_exponent(WgmmaType type) {
-    return type == WgmmaType::bf16   ? kLeastExponentFloat
-           : type == WgmmaType::e4m3 ? kLeastExponentE4M3
-                                     : kLeastExponentE5M2;
 }
 
 // D += A B^T, rows of `K` elements.
@@ -137,7 +131,7 @@ void multiply(const std::vector<float>& A, const std::vector<float>& B, const Wg
             }
         return;
     }
-    const TensorCore core = tensor_core(options().arithmetic, s.a == WgmmaType::bf16 ? Operands::bf16 : Operands::fp8);
+    const TensorCore core = tensor_core(options().arithmetic, operands_of(s.a));
     const Exponents exponents{least_exponent(s.a), least_exponent(s.b)};
     for (uint32_t m = 0; m < kRows; m++)
         for (uint32_t n = 0; n < N; n++)
