@@ -8,6 +8,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import threading
 import time
 
@@ -164,6 +165,7 @@ worker = None  # of this process
 
 def start_worker(options, folder):
     global worker
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it at once; what to say of it the first process knows
     # A worker that outlives the process that started it would wait for work for ever.
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

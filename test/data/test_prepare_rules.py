@@ -4,6 +4,7 @@ decontamination, mixtures, and the report.
 Run: .venv/bin/python -m unittest discover -s test/data
 """
 
+import io
 import json
 import os
 import random
@@ -316,6 +317,17 @@ class Report(TestCase):
         self.assertEqual(self.read("out/report.txt").decode(), output)
         self.assertRegex(output, r"11 documents in, 8 kept\n +1 dropped: duplicate\n +2 dropped: empty\n")
         self.assertIn("from      256:         1 " + "#" * 50, output)
+
+    @needs("tqdm")
+    def test_progress_is_for_terminals(self):
+        for terminal in (False, True):
+            with mock.patch("sys.stderr", io.StringIO()) as error:
+                error.isatty = lambda: terminal
+                with report.progress_bar(100) as progress:
+                    progress.update(60)
+                    progress.update(40)
+            self.assertEqual("100%" in error.getvalue(), terminal)
+            self.assertEqual(error.getvalue() != "", terminal)
 
     @needs("matplotlib")
     def test_picture(self):

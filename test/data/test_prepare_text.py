@@ -63,8 +63,9 @@ class Read(TestCase):
 
     def out(self, *inputs, dedup="none", **flags):
         shutil.rmtree(self.path("out"), ignore_errors=True)
-        self.output = self.prepared("text", *inputs, "--out", self.path("out"), "--val-fraction", 0, "--dedup", dedup, *[
-            part for name, value in flags.items() for part in ("--" + name, value)])
+        flags = [part for name, value in flags.items() for part in ("--" + name, value)]
+        self.output = self.prepared("text", *inputs, "--out", self.path("out"), "--val-fraction", 0, "--dedup", dedup,
+                                    *flags)
         return self.documents("train")
 
     def lines(self, texts=None, column="text"):
