@@ -159,6 +159,8 @@ void sample(const Request& request, const TokenDecoder& decoder, const Ranks& ra
 ExitCode sample_text(const std::vector<std::string>& arguments) {
     Request request;
     if (!parse(arguments, request)) return ExitCode::ok;
+    if (const int world = launch_environment().world; world > 1)
+        refuse(strprintf("runs in one process, not in %d; start it without mpirun or srun", world));
     Options& o = request.options;
     const TokenDecoder decoder = TokenDecoder::open(o.tokenizer);
     const std::unique_ptr<WeightSource> weights = open_weights(request.from);

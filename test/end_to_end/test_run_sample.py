@@ -75,8 +75,8 @@ class Sample(unittest.TestCase):
                     for prompt, seed in (("dan ", 1), ("koc", 2))]
         self.assertEqual(out, "> " + expected[0] + "> " + expected[1] + "> \n")
 
-    def refused(self, code, flags, *parts):
-        result = run("sample", *flags)
+    def refused(self, code, flags, *parts, env=None):
+        result = run("sample", *flags, env=env)
         self.assertEqual(result.code, code, result.err or result.out)
         for part in parts:
             self.assertIn(part, result.err)
@@ -88,6 +88,7 @@ class Sample(unittest.TestCase):
         self.refused(FLAGS, source, "--tokenizer is needed")
         source += ["--tokenizer", "bytes"]
         self.refused(FLAGS, [*source, "--tokens", "0"], "--tokens")
+        self.refused(FLAGS, source, "in one process, not in 2", env=dict(RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost"))
         self.refused(FLAGS, [*source, "--temperature", "-1"], "--temperature", "at least 0")
         self.refused(FLAGS, [*source, "--tokns", "1"], "--tokns")
         self.refused(DATA, [*source[:-1], "nowhere"], "nowhere", "cannot be read")
