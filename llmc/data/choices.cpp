@@ -20,7 +20,7 @@ class Words {
 public:
     Words(const std::string& path, const std::string& bytes) : path_(path) {
         words_.resize((bytes.size() - kHeaderBytes) / 2);
-        std::memcpy(words_.data(), bytes.data() + kHeaderBytes, words_.size() * 2);
+        if (!words_.empty()) std::memcpy(words_.data(), bytes.data() + kHeaderBytes, words_.size() * 2);
     }
     size_t at() const { return at_; }
     size_t left() const { return words_.size() - at_; }
