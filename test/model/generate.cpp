@@ -98,11 +98,12 @@ void check_same_tokens(const Fp8Config* fp8, bool calibrated) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("generate: the cache changes no bit of a logit", Real, float, bf16) {
+TEST_CASE_TEMPLATE("generate: the cache changes no bit of a logit" * doctest::test_suite(kNotUnderTsan), Real, float,
+                   bf16) {
     check_same_tokens<Real>(nullptr, false);
 }
 
-TEST_CASE("generate: nor in FP8, whatever the recipe" * doctest::test_suite(kNotUnderTsan)) {
+TEST_CASE("generate: nor in FP8, whatever the recipe" * doctest::test_suite(kOnce)) {
     for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current, Fp8Recipe::mxfp8, Fp8Recipe::block}) {
         CAPTURE(static_cast<int>(kind));
         Fp8Config config;
