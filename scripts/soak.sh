@@ -120,6 +120,8 @@ if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]
                 VIRTUAL_GPU_ORDER=random $programs/test_gpu --no-colors
         done
         stage "virtual GPU: $arch, races" doctest env VIRTUAL_GPU_CARD=$arch VIRTUAL_GPU_RACES=1 $programs/test_gpu --no-colors
+        stage "virtual GPU: $arch, card check" unittest env VIRTUAL_GPU_CARD=$arch VIRTUAL_PROGRAMS=$programs \
+            python3 test/end_to_end/test_card_check.py OnVirtualGpu
         stage "virtual GPU: $arch, approximations at their worst" doctest \
             env VIRTUAL_GPU_CARD=$arch VIRTUAL_GPU_APPROXIMATE=1 $programs/test_gpu --no-colors
     done

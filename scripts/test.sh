@@ -46,6 +46,7 @@ for file in test/end_to_end/test_run_*.py; do
     name=$(basename "$file" .py)
     queue stage "end to end: ${name#test_run_}" unittest python3 "$file"
 done
+queue stage "end to end: card check" unittest python3 test/end_to_end/test_card_check.py OnHost
 queue stage "watching runs" unittest .venv/bin/python test/end_to_end/test_watching.py
 queue stage "report of runs" unittest .venv/bin/python test/end_to_end/test_report.py
 host "host: threads descending" LLMC_ORDER=descending
@@ -118,6 +119,7 @@ if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]
     queue stage "virtual GPU: kernels, races" doctest env VIRTUAL_GPU_RACES=1 VIRTUAL_GPU_ORDER=random VIRTUAL_GPU_MULTIPROCESSORS=2 \
         "${virtual_tests[@]}" "--source-file=$kernels"
     queue stage "virtual GPU: end to end" unittest .venv/bin/python test/end_to_end/test_virtual_gpu.py
+    queue stage "virtual GPU: card check" unittest python3 test/end_to_end/test_card_check.py OnVirtualGpu
     queue stage "virtual GPU: counts of kernels" check python3 dev/virtual_gpu/kernel_counts.py --check
     queue stage "virtual GPU: contracts" doctest $virtual/test_virtual_gpu --no-colors
     drain

@@ -13,7 +13,7 @@ import test_run_ranks
 import trainer
 from trainer import FinishedRun, new_path, recipe_flags, tiny_flags
 
-VIRTUAL = os.path.join(trainer.ROOT, "build", "virtual", "train_gpt")
+VIRTUAL = os.path.join(trainer.ROOT, os.environ.get("VIRTUAL_PROGRAMS", "build/virtual"), "train_gpt")
 RANKS = 3
 SHAPE = [*trainer.TINY_MODEL, *trainer.TINY_BATCH, "--vocab", "257"]
 QUICK = ["--tune", "0", "--timeout-check", "20"]
