@@ -76,7 +76,8 @@ function range(values) {
 
 // ---- charts --------------------------------------------------------------------------------------------------------
 
-const xOf = (curve, i) => curve.x[i] * (byTokens ? data.runs[curve.run].tokens : 1);
+const ofStep = (curve, step) => step * (byTokens ? data.runs[curve.run].tokens : 1);
+const xOf = (curve, i) => ofStep(curve, curve.x[i]);
 const stepText = (curve, i) => {
   const first = curve.first ? curve.first[i] : curve.x[i], last = curve.last ? curve.last[i] : curve.x[i];
   return first === last ? text(last) : `${text(first)} to ${text(last)}`;
@@ -86,7 +87,7 @@ function valueText(curve, i, unit) {
   let line = text(curve.y[i]) + (unit === "%" ? " %" : "");
   const low = curve.low && curve.low[i], high = curve.high && curve.high[i];
   if (curve.smoothed) line += " smoothed";
-  if (curve.low && low !== null) line += low === high ? ` (${text(low)})` : ` (${text(low)} to ${text(high)})`;
+  if (curve.low && low !== null && (curve.smoothed || low !== high)) line += low === high ? ` (${text(low)})` : ` (${text(low)} to ${text(high)})`;
   return line;
 }
 
@@ -150,7 +151,7 @@ class Chart {
     Object.assign(this, { left: 52, right: 10, top: 8, bottom: 24, width, height });
     const kind = kinds[this.chart.scale];
     const curves = this.curves, level = this.chart.level;
-    const xs = curves.flatMap((c) => [xOf(c, 0), xOf(c, c.x.length - 1)]);
+    const xs = curves.map((c) => ofStep(c, (c.last || c.x).at(-1)));
     [this.x0, this.x1] = range([0, ...xs]);
     if (this.x0 === this.x1) this.x1 = this.x0 + 1;
     const values = [...curves.flatMap((c) => [...c.y, ...(c.low || []), ...(c.high || [])]), ...(level ? [level.y] : [])];
