@@ -143,6 +143,38 @@ class Ranks(unittest.TestCase):
         self.assertRegex(done.stderr, r"rank \d.*(all_gather|reduce_scatter|all_reduce|broadcast|all_to_all)")
 
 
+# NVML's functions that a run calls: of cards on the virtual GPU's bus, and each reading is 3 J more than the last.
+NVML = """
+#include <string.h>
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** device) {
+    *device = (void*)8;
+    return strlen(id) != 16 || strncmp(id, "00000000:0", 10) != 0;
+}
+int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* millijoules) {
+    static unsigned long long total;
+    *millijoules = total += 3000;
+    return device != (void*)8;
+}
+"""
+
+
+class Power(unittest.TestCase):
+    def test_joules_of_every_card(self):
+        directory = new_path("nvml")
+        os.makedirs(directory)
+        library = os.path.join(directory, "libnvidia-ml.so.1")
+        subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=NVML, text=True, check=True)
+        for name, make, cards in (("one", virtual_run, 1), ("ranks", virtual_ranks, RANKS)):
+            with self.subTest(name):
+                steps = make("--max-steps", "3", env={"LD_LIBRARY_PATH": directory}).steps
+                tokens = steps[0]["tokens"]
+                self.assertEqual([r["joules_per_token"] for r in steps], [3 * cards / tokens] * 3)
+                self.assertTrue(all(r["watts"] > 0 for r in steps))
+        self.assertNotIn("watts", virtual_run("--max-steps", "1").steps[0])
+
+
 class Faults(unittest.TestCase):
     """What goes wrong on a card, and what the program says and does."""
 
