@@ -103,7 +103,10 @@ void Trainer<Real, Block>::micro_step(const int* tokens, const int* targets, flo
         model_.train_micro_step(tokens, targets, weight / static_cast<float>(total), optimizer_.loss_scale(), first,
                                 stream_, last);
     };
-    first&& verifies(step_ + 1) ? make_twice(make) : make();
+    if (first && verifies(step_ + 1))
+        make_twice(make);
+    else
+        make();
 }
 
 template <class Real, template <class> class Block>
@@ -132,8 +135,7 @@ std::optional<StepResult> Trainer<Real, Block>::take_result(int leave) {
     return result;
 }
 
-// ---- a step that is verified
-// -----------------------------------------------------------------------------------------
+// ---- a step that is verified ---------------------------------------------------------------------------------------
 
 // Masters and moments, from one optimizer to the next.
 template <class Real, template <class> class Block>
@@ -158,9 +160,10 @@ void Trainer<Real, Block>::see_weights(bool again) {
         for (const NamedMemory& memory : copies) verification_->see(Verified::weights, again, memory, whole, stream_);
 }
 
-// Of the first micro-step.
+// Of the first micro-step, with its gradients summed: the second time writes where they are.
 template <class Real, template <class> class Block>
 void Trainer<Real, Block>::see_results(bool again) {
+    gradients_.finish_reduce(stream_);
     for (const NamedMemory& memory : model_.activations())
         verification_->see(Verified::activations, again, memory, false, stream_);
     // Of several ranks NCCL sums in whatever order it likes.
@@ -171,7 +174,6 @@ void Trainer<Real, Block>::see_results(bool again) {
 
 template <class Real, template <class> class Block>
 void Trainer<Real, Block>::see_gradients(Verified kind, bool again) {
-    gradients_.finish_reduce(stream_);
     for (size_t u = table_.units().size(); u-- > 0;) see_tensors(kind, again, "gradient of ", u, gradients_.slice(u));
 }
 
@@ -236,6 +238,7 @@ void Trainer<Real, Block>::end_verification() {
     {
         const Verification::Timed timed(*verification_, stream_);
         see_state(true);
+        gradients_.finish_reduce(stream_);
         if (!layout_.is_sliced() && comm_.world() > 1) see_gradients(Verified::totals, true);
     }
     verification_->end(step_ + 1, stream_);
