@@ -34,7 +34,7 @@ struct StepAgreement {
     uint64_t batch_hash = 0;             // their sum
     bool writing = false;                // some rank is writing its part of a checkpoint
     bool time_to_save = false;           // some rank says so
-    Energy energy;                       // their sum, since the last time; of each rank what its meter says
+    Energy energy{};                     // their sum, since the last time; of each rank what its meter says
 };
 StepAgreement agree(StepAgreement mine, EnergyMeter& meter, const Comm& comm);
 
