@@ -197,7 +197,7 @@ def run_chunks(chunks, options, folder, tokenizer, workers, progress):
             raise PrepareError("a worker was killed, by lack of memory perhaps; the same command goes on where this "
                                "one stopped, with fewer --workers if need be") from None
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
             raise
     return results
 

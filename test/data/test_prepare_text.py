@@ -341,25 +341,26 @@ class Workers(TestCase):
         self.assertGreaterEqual(resumed, count // 6 - 1)  # all but where the plan itself was not there yet
 
     def test_killed_workers_go_too(self):
-        script = ("import sys; from prepare import chunks, readers, __main__; chunks.CHUNK_BYTES = 100_000;"
-                  "readers.PART_BYTES = 100_000; sys.exit(__main__.main(sys.argv[1:]))")
+        script = ("import sys; from prepare import chunks, readers, __main__; chunks.CHUNK_BYTES = 1000;"
+                  "readers.PART_BYTES = 1000; sys.exit(__main__.main(sys.argv[1:]))")  # hundreds of chunks
         data = os.path.join(os.path.dirname(command_line.__file__), "..")
         process = subprocess.Popen([sys.executable, "-c", script, *self.args, "--out", self.path("out"), "--workers",
                                     "2"], env={**os.environ, "PYTHONPATH": data}, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL)
-        chunks = self.path(f"out/{pipeline.WORK}/chunks")
-        while process.poll() is None and not (os.path.isdir(chunks) and os.listdir(chunks)):
-            time.sleep(0.01)
-        with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
-            children = file.read().split()
-        self.assertGreater(len(children), 1)
+        folder, children = self.path(f"out/{pipeline.WORK}/chunks"), []
+        while not (os.path.isdir(folder) and os.listdir(folder)) and process.poll() is None:
+            with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
+                children = file.read().split()
+            time.sleep(0.005)
         process.kill()
-        process.wait()
+        self.assertEqual(process.wait(), -signal.SIGKILL)
+        self.assertGreater(len(children), 1)
         patience = time.monotonic() + 60
         while any(map(is_alive, children)):
             self.assertLess(time.monotonic(), patience, "a worker lives on")
             time.sleep(0.01)
-        self.prepared(*self.args, "--out", self.path("out"), "--workers", "2")
+        with mock.patch.object(chunks, "CHUNK_BYTES", 1000), mock.patch.object(readers, "PART_BYTES", 1000):
+            self.assertIn("goes on with", self.prepared(*self.args, "--out", self.path("out"), "--workers", "2"))
         self.prepared(*self.args, "--out", self.path("whole"))
         self.assertEqual(self.digest("out"), self.digest("whole"))
 
