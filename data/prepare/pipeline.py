@@ -102,10 +102,17 @@ def tokens_of(blocks, split, epochs):
             yield arrays["tokens"][numpy.repeat(taken, arrays["lengths"])]
 
 
+def bytes_of_tokens(tokenizer):
+    """How many bytes of text each token stands for; the end of a document is none."""
+    sizes = numpy.array([len(piece) for piece in tokenizer.pieces()])
+    sizes[tokenizer.end_token] = 0
+    return sizes
+
+
 def write_split(blocks, split, name, epochs, options, tokenizer, folder):
     return write_shards(tokens_of(blocks, split, epochs), lambda i: os.path.join(folder, f"{name}_{i:06d}.bin"),
                         tokenizer=tokenizer.name, vocab=tokenizer.vocab, end_token=tokenizer.end_token,
-                        shard_tokens=options.shard_tokens,
+                        shard_tokens=options.shard_tokens, token_bytes=bytes_of_tokens(tokenizer),
                         extra={"end_token": tokenizer.end_token, "tokenizer_hash": tokenizer.hash})
 
 

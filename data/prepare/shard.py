@@ -43,8 +43,10 @@ def write_atomically(path, data):
 class _Shard:
     """One shard while it is written: beside its final name, which it gets only when it is complete."""
 
-    def __init__(self, path, vocab):
+    def __init__(self, path, vocab, token_bytes):
         self.path = path
+        self.token_bytes = token_bytes
+        self.text_bytes = 0
         self.magic, self.version = UINT16 if vocab <= 1 << 16 else UINT32
         self.tokens = self.documents = 0
         self.max_token = -1
@@ -60,6 +62,8 @@ class _Shard:
         else:
             self.documents += int((tokens == end_token).sum())
             self.max_token = max(self.max_token, int(tokens.max()))
+        if self.token_bytes is not None:
+            self.text_bytes += int(self.token_bytes[tokens].sum())
         if sys.byteorder == "big" and isinstance(tokens, array.array):
             tokens = tokens[:]
             tokens.byteswap()
@@ -77,6 +81,8 @@ class _Shard:
                        checksum="sha256:" + self.hash.hexdigest())
         if sidecar["tokenizer"] == "bytes":
             sidecar["bytes"] = self.tokens - self.documents  # of the text; an end token is none
+        elif self.token_bytes is not None:
+            sidecar["bytes"] = self.text_bytes
         json_path = self.path + ".json"
         with open(json_path + ".tmp", "w") as file:
             json.dump(sidecar, file, indent=2)
@@ -95,11 +101,13 @@ class _Shard:
                 os.remove(path)
 
 
-def write_shards(chunks, path_of, *, tokenizer, vocab, end_token, shard_tokens=MAX_TOKENS, extra=None):
+def write_shards(chunks, path_of, *, tokenizer, vocab, end_token, shard_tokens=MAX_TOKENS, token_bytes=None,
+                 extra=None):
     """Writes the tokens of `chunks`, an iterable of token_array()s, numpy arrays of the shard's type or lists, as
     shards of `shard_tokens` tokens.
 
-    path_of(i) is the path of the i-th shard; `extra` is added to the sidecars. Memory does not grow with the data.
+    path_of(i) is the path of the i-th shard; `token_bytes` (vocab), a numpy array, how many bytes of text each token
+    stands for; `extra` is added to the sidecars. Memory does not grow with the data.
     Every shard but the last is full. A document is counted where it starts, with the end token. Returns the sidecars.
     """
     if not 1 <= shard_tokens <= MAX_TOKENS:
@@ -112,7 +120,7 @@ def write_shards(chunks, path_of, *, tokenizer, vocab, end_token, shard_tokens=M
             at = 0
             while at < len(tokens):
                 if shard is None:
-                    shard = _Shard(path_of(len(sidecars)), vocab)
+                    shard = _Shard(path_of(len(sidecars)), vocab, token_bytes)
                 part = tokens[at:at + shard_tokens - shard.tokens]
                 shard.write(part, end_token)
                 if shard.max_token >= vocab:

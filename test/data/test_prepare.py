@@ -268,6 +268,7 @@ class OwnTokenizer(TestCase):
         pieces, end_token = tokenizers.read_table(self.path("out/tokenizer.bin"))
         self.assertEqual((tokens[0], end_token), (299, 299))
         self.assertEqual(b"".join(pieces[token] for token in tokens[1:]), WORDS)
+        self.assertEqual(sidecar["bytes"], len(WORDS))
         self.assertEqual(sidecar["tokenizer_hash"], "sha256:" + hashlib.sha256(self.read("tokenizer.json")).hexdigest())
         self.assertEqual(self.read("out/tokenizer.json"), self.read("tokenizer.json"))
 

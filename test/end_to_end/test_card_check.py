@@ -54,7 +54,7 @@ class OnHost(unittest.TestCase):
                 self.assertEqual(done.code, 0, done.err)
                 right, items, fell_back = counts(done.out)
                 self.assertEqual((right, fell_back), (items, 0))
-                self.assertRegex(done.out, r"casts +\d+ of")
+                self.assertRegex(done.out, r"kernels +\d+ of")
                 self.assertRegex(done.out, r"products +\d+ of")
 
     def test_kept_results(self):
