@@ -180,9 +180,13 @@ void describe_products(const CheckRequest& request, const Comm& comm, const Prop
         const Finding& finding = result.findings.at(key);
         result.items++;
         if (agreed.hopeless.count(key)) result.wrong_products.push_back(product);
-        for (const ProductTrial& trial : finding.trials)
+        for (size_t i = 0; i < finding.trials.size(); i++) {
+            const ProductTrial& trial = finding.trials[i];
             if (!trial.problem.empty())
-                notes.push_back(who(comm) + key + ", " + describe(trial.way) + ": " + trial.problem);
+                notes.push_back(strprintf("%s%s, way %zu%s: %s", who(comm).c_str(), key.c_str(), i + 1,
+                                          trial.way.separate_bias ? ", bias by a kernel of its own" : "",
+                                          trial.problem.c_str()));
+        }
         if (finding.trials.empty()) notes.push_back(who(comm) + key + ": " + finding.problem);
         if (!agreed.hopeless.count(key)) result.right++;
     }

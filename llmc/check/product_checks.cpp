@@ -24,13 +24,6 @@ uint32_t bits_of(float value, Product::Element element) {
 
 }  // namespace
 
-std::string describe(const ProductChoice& way) {
-    std::string text = way.emulated            ? "BF16 units on FP8 values"
-                       : way.algorithm.empty() ? "the library's product"
-                                               : "algorithm " + way.algorithm;
-    return text + (way.separate_bias ? ", bias by a kernel" : "");
-}
-
 // What a product reads and writes, and what its samples should be.
 struct ProductChecks::Operands {
     Operands(const Product& p, stream_t stream)

@@ -17,7 +17,6 @@ struct ProductTrial {
     std::string problem;  // "": it is right
     double ms = 0;        // once, with nothing in the caches; 0: not timed
 };
-std::string describe(const ProductChoice& way);
 
 class ProductChecks {
 public:

@@ -149,19 +149,22 @@ std::string device_text(const DeviceInfo& device) {
     return device.name + (text.empty() ? "" : " (" + text + ")");
 }
 
-std::string summary_line(const CardCheckResult& result, const DeviceInfo& device, int fell_back,
-                         const std::string& path) {
-    return strprintf("checked on %s: %d of %d right, %d fell back (%s%s)\n", device_text(device).c_str(), result.right,
-                     result.items, fell_back, result.kept ? "known" : strprintf("%.1f s", result.seconds).c_str(),
-                     path.empty() ? "" : ("; " + path).c_str());
-}
-
 struct Checked {
     CardCheckResult result;
+    bool kept = true;    // all of it was known
+    double seconds = 0;  // that it took
     Fallbacks fallbacks;
     std::vector<std::string> notes;
     std::string path;  // where results are kept
 };
+
+std::string summary_line(const Checked& checked, const DeviceInfo& device) {
+    const CardCheckResult& result = checked.result;
+    return strprintf("checked on %s: %d of %d right, %d fell back (%s%s)\n", device_text(device).c_str(), result.right,
+                     result.items, checked.fallbacks.count,
+                     checked.kept ? "known" : strprintf("%.1f s", checked.seconds).c_str(),
+                     checked.path.empty() ? "" : ("; " + checked.path).c_str());
+}
 
 // Checks and gives way until what is left is right. `device` is this rank's.
 Checked check_until_right(Options& o, Ranks& ranks, const Resumed* resumed) {
@@ -187,6 +190,8 @@ Checked check_until_right(Options& o, Ranks& ranks, const Resumed* resumed) {
         check.request.preferred = preferred;
         check.request.item_seconds = o.timeout_check;
         checked.result = check_card(check, ranks.comm);
+        checked.kept = checked.kept && checked.result.kept;
+        checked.seconds += checked.result.seconds;
         for (const std::string& note : checked.result.notes)
             if (std::find(checked.notes.begin(), checked.notes.end(), note) == checked.notes.end())
                 checked.notes.push_back(note);
@@ -194,7 +199,11 @@ Checked check_until_right(Options& o, Ranks& ranks, const Resumed* resumed) {
         if (!give_way(o, checked.result, plan, ranks.device.compute_capability, checked.fallbacks)) break;
         check.force = false;  // what is right by now need not be looked at again
     }
-    for (const auto& [key, choice] : checked.result.choices) checked.fallbacks.count += choice.separate_bias;
+    for (const auto& [key, choice] : checked.result.choices) {
+        if (!choice.separate_bias) continue;
+        checked.fallbacks.lines.push_back(key + ": the bias is added by a kernel of its own");
+        checked.fallbacks.count++;
+    }
     if (o.strict && checked.fallbacks.count > 0) {
         std::string text = "card check, with --strict: not everything is right as it is:";
         for (const std::string& note : checked.notes) text += "\n  " + note;
@@ -253,7 +262,7 @@ Admission admit(Options& o, Ranks& ranks, const Resumed* resumed) {
         {"fallbacks", checked.fallbacks.lines}, {"notes", checked.notes},        {"results", checked.path}};
     if (ranks.comm.is_main()) {
         print_notes(checked);
-        std::fputs(summary_line(checked.result, ranks.device, checked.fallbacks.count, checked.path).c_str(), stdout);
+        std::fputs(summary_line(checked, ranks.device).c_str(), stdout);
     }
     return admission;
 }
@@ -277,7 +286,7 @@ ExitCode check_cards(Options& o, Ranks& ranks) {
         std::printf("  %-14s %3d of %3d right%s\n", family.c_str(), count.first, count.second,
                     family == kProductFamily ? rates_text(request, checked.result.findings).c_str() : "");
     print_notes(checked);
-    std::fputs(summary_line(checked.result, ranks.device, checked.fallbacks.count, checked.path).c_str(), stdout);
+    std::fputs(summary_line(checked, ranks.device).c_str(), stdout);
     return ExitCode::ok;
 }
 

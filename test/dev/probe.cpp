@@ -160,13 +160,13 @@ TEST_CASE("probe: a broken result is seen") {
 TEST_CASE("probe: the reference uses scales, bias and what was there") {
     const Product plain{Product::wgrad, OperandType::e4m3, 32, 16, 16, false, false};
     const std::vector<int> places = {0, 3, 15};
-    const std::vector<double> expected = reference(plain, places, places);
+    const std::vector<double> expected = llmc::probe::reference(plain, places, places);
     for (const auto change : {0, 1, 2}) {
         Product other = plain;
         if (change == 0) other.bias = true;
         if (change == 1) other.accumulate = true;
         if (change == 2) other.scaling = Fp8Scaling::block;
-        CHECK(relative_error(reference(other, places, places), expected) > 0.01);
+        CHECK(relative_error(llmc::probe::reference(other, places, places), expected) > 0.01);
     }
     // By hand: dweight (OC, C) = dout (OC, N) * inp (C, N)^T.
     double sum = 0;

@@ -28,7 +28,7 @@ def cache():
 def check(*flags, fault="", env=None, program=VIRTUAL):
     """`train_gpt check` for a tiny model; nothing is kept from other checks."""
     with mock.patch.object(trainer, "PROGRAM", program):
-        return trainer.run("check", *SHAPE, *(flags or recipe_flags("delayed")), *QUICK,
+        return trainer.run("check", *SHAPE, *QUICK, *(flags or recipe_flags("delayed")),
                            env={**cache(), "VIRTUAL_GPU_FAULT": fault, **(env or {})})
 
 
@@ -112,7 +112,7 @@ class OnVirtualGpu(unittest.TestCase):
 
     # fault: what is said of it
     GIVES_WAY = {
-        "wrong-kernel:gelu_forward_fp8_kernel": r"gelu_fp8 gives way to gelu_forward, quantize",
+        "wrong-kernel:gelu_forward_fp8_kernel": r"gelu_fp8 gives way to gelu_forward and quantize",
         "unsteady-kernel:layernorm_forward_fp8": r"layernorm_fp8 gives way to",
         "stray:gelu_backward_fp8_kernel": r"gelu_backward_fp8 gives way to",
         "stray-fault:gelu_backward_fp8_kernel": r"gelu_backward_fp8 gives way to",
@@ -120,8 +120,8 @@ class OnVirtualGpu(unittest.TestCase):
         "hang-kernel:gelu_forward_fp8_kernel": r"did not end within 3 s",
         "cast:quantize": r"FP8 gives way to BF16 altogether",
         f"wrong-product:{FC} TN e4m3*e4m3->bf16 bias": r"must be \S+ \(\d+ of \d+ samples are wrong\)",
-        f"unsteady-product:{FC} TN e4m3*e4m3->bf16 bias": r"differ when it is made again",
-        f"wrong-product:{FC} TN e4m3*e4m3->bf16 bias@all": r"bias by a kernel|layers fc go on in BF16",
+        f"unsteady-product:{FC} TN e4m3*e4m3->bf16 bias": r"samples are wrong|differ when it is made again",
+        f"wrong-product:{FC} TN e4m3*e4m3->bf16 bias@all": r"the bias is added by a kernel of its own",
         f"wrong-product:{FC} TN e4m3*e4m3->bf16@all": r"layers fc go on in BF16",
         f"refuse:{FC} TN e4m3*e4m3": r"layers fc go on in BF16",
     }
@@ -164,11 +164,11 @@ class OnVirtualGpu(unittest.TestCase):
 
     def test_a_resumed_run_keeps_its_products(self):
         """Where the library proposes other algorithms first, whose sums have other bits."""
-        other = {"VIRTUAL_GPU_HEURISTIC": "1"}
-        flags = [*recipe_flags("delayed"), *QUICK, "--max-steps", "6"]
+        other = {"VIRTUAL_GPU_HEURISTIC": "reversed"}
+        flags = ["--precision", "bf16", *QUICK, "--max-steps", "6"]
         whole, different = run(*flags, env=cache()), run(*flags, env={**cache(), **other})
         self.assertNotEqual(whole.losses, different.losses)  # or nothing would be shown
-        begun = run(*flags, "--stop-after", "3", env=cache(), code=75)
+        begun = run(*flags, "--stop-after", "3", env=cache())
         with mock.patch.object(trainer, "PROGRAM", VIRTUAL):
             rest = trainer.run(*tiny_flags("--out", begun.directory, *flags, "--resume", "latest"), env={**cache(), **other})
         self.assertEqual(rest.code, 0, rest.err)
@@ -184,9 +184,9 @@ class OnVirtualGpu(unittest.TestCase):
         honest = ranks()
         self.assertEqual(honest.returncode, 0, honest.stderr)
         self.assertIn("checked between ranks: all_gather", honest.stdout)
-        for operation in ("all_gather", "reduce_scatter"):
+        for operation, call in (("all_gather", "ncclAllGather"), ("reduce_scatter", "ncclReduceScatter")):
             with self.subTest(operation):
-                lying = ranks(f"corrupt:{operation}")
+                lying = ranks(f"corrupt:{call}")
                 self.assertEqual(lying.returncode, 7, lying.stdout)
                 self.assertRegex(lying.stderr, rf"card check: on .*{operation}.*must be")
         endless = ranks("stall:3", "--timeout-start", "4")

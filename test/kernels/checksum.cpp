@@ -10,7 +10,7 @@ using namespace llmc::test;
 
 namespace {
 
-uint64_t reference(const std::vector<uint8_t>& data) {
+uint64_t plain_checksum(const std::vector<uint8_t>& data) {
     uint64_t sum = 0;
     for (size_t at = 0; at < data.size(); at += 8) {
         uint64_t word = 0;
@@ -45,7 +45,7 @@ TEST_CASE("checksum: as defined, at any size, and added to what was there") {
     for (const size_t n : {0, 1, 7, 8, 9, 2048, 70001, 300000, 35000003}) {
         CAPTURE(n);
         const std::vector<uint8_t> data = random_bytes(n);
-        const uint64_t expected = reference(data);
+        const uint64_t expected = plain_checksum(data);
         CHECK(checksum_of(data) == expected);
         CHECK(checksum_of(data, ~uint64_t{0} - 2) == expected - 3);
     }

@@ -25,7 +25,7 @@ TrainerConfig config_of(int stage, const char* recipe, int micro_steps, bool ver
     config.model.vocab = 101, config.model.context = kT;
     config.batch = block ? 4 : 1, config.seq = kT;
     config.micro_steps = micro_steps;
-    if (recipe) config.fp8 = Fp8Config{.recipe = fp8_recipe_from_name(recipe)};
+    if (recipe) config.fp8.emplace().recipe = fp8_recipe_from_name(recipe);
     config.sharding.stage = stage;
     config.schedule = {ScheduleKind::constant, 2e-3, 0, 100, 0};
     config.adamw = {0.9, 0.95, 1e-8, 0.1};
