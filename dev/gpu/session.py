@@ -32,6 +32,19 @@ from training import part4, part5
 # ---- part 0 --------------------------------------------------------------------------------------------------------
 
 
+# Their time is predicted: under 20 s for d12 and 60 s for d48.
+CARD_CHECKS = [(model, precision) for model in ("d12", "d48") for precision in ("bf16", "fp8")]
+
+
+def card_check(session, model, precision):
+    """Every kernel and product of such a run against plain counterparts; the results are kept beside the session's."""
+    shape = ["--layers", 2, "--channels", 64, "--heads", 2, "-b", 2, "-t", 64, "--vocab", 257] if session.dry else \
+        ["-e", model, "-b", 16]
+    done = session.run([session.program("train_gpt"), "check", *shape, "--precision", precision, "--card-check", "force"],
+                       180, {"XDG_CACHE_HOME": session.path("cache")})
+    return {"done": done.code == 0, "code": done.code, "output": done.output}
+
+
 def part0(session):
     part = Part(session, 0, "machine")
     directories = library_directories()
@@ -52,6 +65,8 @@ def part0(session):
         return {"done": version.code == 0 and plan.code == 0, "version": version.output.strip(), "plan": plan.output}
 
     part.item("programs", programs)
+    for model, precision in CARD_CHECKS:
+        part.item(f"card check {model} {precision}", lambda: card_check(session, model, precision), 0 if session.dry else 30)
     if session.missing:
         print(f"  missing: {session.missing}; put their folder into LD_LIBRARY_PATH")
     part.finish()

@@ -60,6 +60,16 @@ std::map<std::string, std::string> algorithms_of(const ProductChoices& choices) 
     return algorithms;
 }
 
+// Other kernels than the checkpoint's run had may round otherwise.
+void compare_kernels(const Options& o, const Resumed* resumed, std::vector<std::string>& notes) {
+    if (!resumed) return;
+    const Json then = resumed->checkpoint->manifest().run.value("kernels", Json());
+    const Json now = o.kernel_set.names();
+    if (then.is_array() && then != now)
+        notes.push_back(strprintf("the checkpoint's run had the kernels %s, this one has %s", then.dump().c_str(),
+                                  now.dump().c_str()));
+}
+
 // The products of the checkpoint's run, if they were made by this version of the library.
 ProductChoices products_of(const Resumed* resumed, std::vector<std::string>& notes) {
     if (!resumed) return {};
@@ -252,9 +262,13 @@ Admission admit(Options& o, Ranks& ranks, const Resumed* resumed) {
     if (!checks_cards(o, ranks.device)) {
         std::vector<std::string> notes;
         admission.products = products_of(resumed, notes);
+        compare_kernels(o, resumed, notes);
+        for (const std::string& note : notes)
+            if (ranks.comm.is_main()) std::printf("note: %s\n", note.c_str());
         return admission;
     }
-    const Checked checked = check_until_right(o, ranks, resumed);
+    Checked checked = check_until_right(o, ranks, resumed);
+    compare_kernels(o, resumed, checked.notes);
     admission.products = checked.result.choices;
     admission.findings = findings_json(checked.result.findings);
     admission.summary = {
@@ -269,6 +283,7 @@ Admission admit(Options& o, Ranks& ranks, const Resumed* resumed) {
 
 ExitCode check_cards(Options& o, Ranks& ranks) {
     const Checked checked = check_until_right(o, ranks, nullptr);
+    if (ranks.comm.world() > 1) print_rates(check_collectives({{"the world", ranks.comm}}, ranks.comm), ranks.comm);
     if (!ranks.comm.is_main()) return ExitCode::ok;
     std::map<std::string, std::pair<int, int>> families;  // right, all
     for (const auto& [name, finding] : checked.result.findings) {

@@ -87,6 +87,7 @@ Manifest Checkpoints<Real>::manifest() {
     RunPosition position = position_;
     position.files = directory_.sizes();
     m.run = position_json(position, options_, train_);
+    m.run["kernels"] = options_.kernel_set.names();
     m.run["products"] = choices_json(trainer_.config().products);
     m.state = state_json(trainer_.read_state());
     m.tensors = trainer_.state_tensors();

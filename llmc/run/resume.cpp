@@ -146,7 +146,15 @@ const std::set<std::string> kFree = {"train",
                                      "temperature",
                                      "top-k",
                                      "top-p",
-                                     "fp8-log-every"};
+                                     "fp8-log-every",
+                                     "card-check",
+                                     "tune",
+                                     "strict",
+                                     "timeout-check",
+                                     "verify-every",
+                                     "hellaswag",
+                                     "tensorboard",
+                                     "prometheus"};
 // Those that make another model, or another meaning of a step.
 const std::set<std::string> kFixed = {"layers", "heads", "channels", "vocab", "context", "total-batch"};
 // Those that decide which data comes next.

@@ -176,7 +176,9 @@ class Dry(unittest.TestCase):
         with tarfile.open(os.path.join(pack, "programs.tar.xz"), "w:xz") as tar:
             tar.add(os.path.join(BUILD, "train_gpt_cpu"), "./train_gpt_cpu")
         run_session(pack, out, "--parts", "0")
-        self.assertTrue(read(os.path.join(out, "part0_machine.json"))["items"]["programs"]["done"])
+        items = read(os.path.join(out, "part0_machine.json"))["items"]
+        self.assertTrue(items["programs"]["done"])
+        self.assertIn("right, 0 fell back", items["card check d12 fp8"]["output"])
         with tarfile.open(os.path.join(out, "results.tar.gz")) as tar:
             self.assertFalse([name for name in tar.getnames() if "train_gpt" in name])
 
