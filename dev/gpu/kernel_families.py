@@ -19,7 +19,7 @@ FAMILIES = [
     ("communication", r"pieces|nccl"),
     ("verification", r"checksum"),
     ("quantization", r"quantize|dequantize|product_factors|transpose_codes|scale|amax|fp8"),
-    ("bias gradients, column sums", r"bias_gradient|column"),
+    ("biases and their gradients, column sums", r"bias|column"),
     ("loss", r"softmax_cross_entropy|sum_losses"),
     ("embedding", r"embedding"),
     ("copies and fills", r"^\[copy\]|^\[fill\]|cast_kernel|add_kernel|transpose"),

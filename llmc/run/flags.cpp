@@ -112,10 +112,19 @@ const Flag kRows[] = {
          "fp8 (linear layers of the blocks in FP8), bf16, fp32 (everything FP32: the reference) or auto (the fastest "
          "that the device has)"),
     flag(0, "tf32", "", &Options::tf32, {}, "let --precision fp32 use TF32 tensor cores (GPU only)"),
+    flag('r', "recompute", "NAME", &Options::recompute,
+         {.words = {"none", "gelu", "norm", "block"},
+          .answers = {{"0", "; llm.c's -r 0 is -r none here"},
+                      {"1", "; llm.c's -r 1 is -r gelu here"},
+                      {"2", "; llm.c's -r 2 is -r norm here"}}},
+         "what backward computes again instead of keeping it: none, gelu, norm (norms and gelu) or block (everything)"),
+    flag(
+        0, "kernels", "LIST", &Options::kernels, {.check = check_kernel_names},
+        "kernels that have plain counterparts: auto (all that the card runs), portable (none: the counterparts alone), "
+        "or those named, with commas between; an unknown name is answered with the list"),
     flag(0, "card-check", "NAME", &Options::card_check, {.words = {"auto", "force", "off"}},
          "whether what the run uses is first held against plain counterparts on this card: auto (on a GPU, once for "
-         "each "
-         "card, driver and program), force (again, and on the host device too) or off"),
+         "each card, driver and program), force (again, and on the host device too) or off"),
     flag(
         0, "tune", "N", &Options::tune, {.max = 64},
         "algorithms of each matrix product that the card check times, to keep the fastest; 0: the library's first that "
@@ -124,16 +133,6 @@ const Flag kRows[] = {
          "refuse to start where the card check would have something give way to what is right"),
     flag(0, "timeout-check", "SECONDS", &Options::timeout_check, {.min_open = true},
          "a part of the card check that takes longer has failed"),
-    flag('r', "recompute", "NAME", &Options::recompute,
-         {.words = {"none", "gelu", "norm", "block"},
-          .answers = {{"0", "; llm.c's -r 0 is -r none here"},
-                      {"1", "; llm.c's -r 1 is -r gelu here"},
-                      {"2", "; llm.c's -r 2 is -r norm here"}}},
-         "what backward computes again instead of keeping it: none, gelu, norm (norms and gelu) or block (everything)"),
-    flag(0, "kernels", "LIST", &Options::kernels, {.check = check_kernel_names},
-         "kernels that have plain counterparts: auto (all that the card runs), portable (none: the counterparts alone) "
-         "or "
-         "those named, with commas between; an unknown name is answered with the list"),
 
     heading("FP8 and loss scaling"),
     flag(0, "fp8-recipe", "NAME", &Options::fp8_recipe, {.words = {std::begin(kFp8Recipes), std::end(kFp8Recipes)}},
