@@ -157,8 +157,10 @@ void Matmul::multiply(const Product& product, const ProductTensors& tensors, str
     if (const ProductChoice& choice = chosen(product); product.bias && choice.separate_bias) {
         Product without = product;
         without.bias = false;
+        ProductTensors plain = tensors;
+        plain.bias = nullptr;
         chosen_.try_emplace(without, ProductChoice{choice.algorithm, choice.emulated});
-        if (submit(without, tensors, stream)) counts_.emulated++;
+        if (submit(without, plain, stream)) counts_.emulated++;
         add_bias_to(product, tensors, stream);
     } else if (submit(product, tensors, stream)) {
         counts_.emulated++;

@@ -281,7 +281,7 @@ std::string help_text(const std::string& program) {
         "  %s -i 'data/*_train*.bin' -j 'data/*_val*.bin' -o runs/first\n"
         "  %s -i 'data/*_train*.bin' -e d12 -b 64 -d 524288 -x 20000 -u 700 -l 6e-4\n"
         "  %s -e gpt2-xl -b 16 -r block --dry-run --gpu h200\n"
-        "       %s check FLAGS (holds what such a run would use against plain counterparts, on this card)\n"
+        "       %s check FLAGS (is what such a run would use right on this card?)\n"
         "       %s eval --help (a model's loss and HellaSwag)\n"
         "       %s sample --help (text from a model)\n"
         "       %s export --help (weights for other programs)\n\n"

@@ -220,13 +220,18 @@ TEST_CASE("a check needs no more than the run has") {
     use.several_ranks = true;
     CHECK(names(use).count("sum_pieces fp32") == 1);
     use.fp8 = true;
-    CHECK(variants(use) == std::set<std::string>{"", "layernorm_fp8", "gelu_fp8", "attention_fp8",
+    CHECK(variants(use) == std::set<std::string>{"", kAllOfFp8, "layernorm_fp8", "gelu_fp8", "attention_fp8",
                                                  "layernorm_backward_fp8", "gelu_backward_fp8",
                                                  "attention_backward_fp8"});
     use.current_scaling = true;  // through BF16
     CHECK(variants(use).count("attention_fp8") == 0);
     use.scaling = Fp8Scaling::block;
-    CHECK(variants(use) == std::set<std::string>{""});
+    CHECK(variants(use) == std::set<std::string>{"", kAllOfFp8});
+    // What a run in BF16 needs too stays when FP8 goes.
+    for (const CheckItem& item : kernel_checks(use)) {
+        if (item.name == "quantize_weight_tiles C=64") CHECK(item.variant == kAllOfFp8);
+        if (item.name == "attention bf16 HD=32 NH=2") CHECK(item.variant.empty());
+    }
     CHECK(names(use).count("quantize_weight_tiles C=64") == 1);
     CHECK(names(use).count("bf16 to e5m2, all values") == 0);
     use = tiny_gpt();
