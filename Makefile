@@ -157,7 +157,7 @@ RUN_ALONE := $(wildcard $(addsuffix /*.cpp,llmc/run llmc/commands dev/probe) $(i
              llmc/checkpoint/*.cpp llmc/model/config.cpp llmc/model/sampler.cpp llmc/data/tokenizer.cpp llmc/comm/launch.cpp))
 UNCHECKED := $(if $(SANITIZE),$(filter-out $(WITH_THREADS),$(TESTS) $(RUN_ALONE)) \
              $(addprefix test/comm/ranks/,main.cpp training.cpp residency.cpp) \
-             $(if $(filter thread,$(SANITIZE)),$(wildcard llmc/kernels/*.cu test/kernels/*.cu)))
+             $(if $(filter thread,$(SANITIZE)),$(wildcard llmc/kernels/*.cu llmc/check/*.cu test/kernels/*.cu)))
 objects_in = $(patsubst %,$1/%.o,$(filter-out $(SHARED),$2)) $(patsubst %,$(SHARED_DIR)/%.o,$(filter $(SHARED),$2))
 ifeq ($(SANITIZE),)
 cpu_objects = $(call objects_in,$(CPU_DIR),$1)
