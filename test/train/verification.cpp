@@ -97,6 +97,8 @@ void check_no_trace(const char* recipe, int micro_steps, Recompute recompute) {
 
 }  // namespace
 
+TEST_SUITE_BEGIN(kNotUnderTsan);
+
 TEST_CASE("verification: leaves no trace" * doctest::test_suite(kNotUnderTsan)) {
     for (const int micro_steps : {1, 3}) {
         CAPTURE(micro_steps);
@@ -216,3 +218,5 @@ TEST_CASE("verification: a bit of an activation or a gradient that flips in one 
     }
 }
 #endif
+
+TEST_SUITE_END();
