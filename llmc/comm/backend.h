@@ -112,7 +112,6 @@ std::shared_ptr<Transport> make_mpi_transport(size_t largest_message);
 // `control` creates it; the open device is its GPU. `chain` is used where nccl_keeps_order() says no.
 std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<OperationLog> log, std::string group,
                                            std::shared_ptr<CollectiveChain> chain);
-std::string gpu_identity();  // of the open device, unique in its machine
 
 struct TcpAddress {
     std::string host;

@@ -14,6 +14,7 @@
 
 #include "llmc/comm/backend.h"
 #include "llmc/comm/rank_reduce.h"
+#include "llmc/device/pci.h"
 #include "llmc/kernels/elementwise.h"
 
 namespace llmc {
@@ -423,7 +424,7 @@ void Comm::attach_device() const {
     State& s = *state_;
     if (s.nccl && s.world > 1 && !s.backend) {
         char mine[64] = "";
-        std::snprintf(mine, sizeof mine, "%s", gpu_identity().c_str());
+        std::snprintf(mine, sizeof mine, "%s", device_identity().c_str());
         std::vector<char> all(sizeof mine * static_cast<size_t>(s.world));
         host_all_gather(all.data(), mine, sizeof mine);
         std::map<std::string, int> owners;

@@ -251,26 +251,12 @@ std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<O
     return std::make_unique<NcclBackend>(control, std::move(log), std::move(group), std::move(chain));
 }
 
-std::string gpu_identity() {
-    int device = 0;
-    char bus[32] = "";
-    LLMC_CHECK_CUDA(cudaGetDevice(&device));
-    LLMC_CHECK_CUDA(cudaDeviceGetPCIBusId(bus, sizeof bus, device));
-    cudaDeviceProp properties;
-    LLMC_CHECK_CUDA(cudaGetDeviceProperties(&properties, device));
-    // MIG slices of one card share its bus and differ in their UUID.
-    std::string text = std::string(bus) + " ";
-    for (int i = 0; i < 16; i++) text += strprintf("%02x", static_cast<unsigned char>(properties.uuid.bytes[i]));
-    return text;
-}
-
 }  // namespace llmc
 
 #else
 
 namespace llmc {
 bool built_with_nccl() { return false; }
-std::string gpu_identity() { return {}; }
 std::unique_ptr<Backend> make_nccl_backend(Transport&, std::shared_ptr<OperationLog>, std::string,
                                            std::shared_ptr<CollectiveChain>) {
     throw Error(ExitCode::bad_flags, "this build has no NCCL: build train_gpt with USE_NCCL=1");

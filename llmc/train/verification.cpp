@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "llmc/comm/backend.h"
+#include "llmc/device/pci.h"
 #include "llmc/kernels/checksum.h"
 
 namespace llmc {
@@ -146,10 +146,10 @@ std::string Verification::find(Verified kind, const Row& row, const std::vector<
                      moments.second, alike(most), comm_.world(), most, text_of(of(most).second).c_str(), tie.c_str());
 }
 
-// A collective: "rank 1 on node7 (NVIDIA H100, 00000000:3B:00.0 3f...)".
+// A collective: "rank 1 on node7 (NVIDIA H100, 00000000:3b:00.0 GPU-3f...)".
 std::string Verification::rank_and_card(int rank) const {
     char mine[160] = "";
-    const std::string identity = gpu_identity();
+    const std::string identity = device_identity();
     std::snprintf(mine, sizeof mine, "%s%s%s", device_info().name.c_str(), identity.empty() ? "" : ", ",
                   identity.c_str());
     std::vector<char> all(sizeof mine * static_cast<size_t>(comm_.world()));
