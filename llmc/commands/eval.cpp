@@ -1,11 +1,11 @@
 #include "llmc/commands/eval.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "llmc/commands/loaded_model.h"
+#include "llmc/commands/parse.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/flags.h"
 #include "llmc/run/text.h"
@@ -21,7 +21,7 @@ struct Request {
 [[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, "eval: " + message); }
 
 // False: help was asked for, and printed.
-bool parse(std::vector<std::string> arguments, Request& request) {
+bool parse(const std::vector<std::string>& arguments, Request& request) {
     CLI::App app("Evaluates the weights of a model on validation sets and HellaSwag.", "train_gpt eval");
     app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required();
     app.add_option("-o,--out", request.out, "write the numbers as JSON to this file too")->type_name("FILE");
@@ -32,15 +32,7 @@ bool parse(std::vector<std::string> arguments, Request& request) {
               {"val", "hellaswag", "val-batches", "batch", "seq", "precision", "tf32", "fp8-recipe", "fp8-layers",
                "fp8-emulation", "zero", "comm", "timeout-start", "timeout-step"},
               o);
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
-    try {
-        app.parse(arguments);
-    } catch (const CLI::CallForHelp&) {
-        std::fputs(app.help().c_str(), stdout);
-        return false;
-    } catch (const CLI::ParseError& error) {
-        refuse(std::string(error.what()) + " (train_gpt eval --help)");
-    }
+    if (!parse_arguments(app, arguments)) return false;
     if (o.val.empty() && o.hellaswag.empty()) refuse("nothing to evaluate on; add --val 'GLOB' or --hellaswag FILE");
     o.recompute = "block";  // what a backward pass would want is not kept
     return true;

@@ -1,6 +1,5 @@
 #include "llmc/commands/export.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -8,6 +7,7 @@
 #include "llmc/checkpoint/hf_export.h"
 #include "llmc/checkpoint/llmc_model.h"
 #include "llmc/checkpoint/weight_source.h"
+#include "llmc/commands/parse.h"
 #include "llmc/data/hf_tokenizer.h"
 
 namespace llmc {
@@ -23,7 +23,7 @@ struct Request {
 [[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, "export: " + message); }
 
 // False: help was asked for, and printed.
-bool parse(std::vector<std::string> arguments, Request& request) {
+bool parse(const std::vector<std::string>& arguments, Request& request) {
     CLI::App app("Writes the weights of a model for other programs, or for --init-from.", "train_gpt export");
     app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required();
     app.add_option("--to", request.to, "the directory to write; with --format llmc also a file called .bin")
@@ -43,15 +43,7 @@ bool parse(std::vector<std::string> arguments, Request& request) {
         "tasks' "
         "data:\n  lm_eval --model hf --model_args pretrained=DIR --tasks hellaswag,lambada_openai,piqa");
     app.add_flag("--overwrite", request.overwrite, "replace the model that is there");
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
-    try {
-        app.parse(arguments);
-    } catch (const CLI::CallForHelp&) {
-        std::fputs(app.help().c_str(), stdout);
-        return false;
-    } catch (const CLI::ParseError& error) {
-        refuse(std::string(error.what()) + " (train_gpt export --help)");
-    }
+    if (!parse_arguments(app, arguments)) return false;
     if (request.format == "llmc" && request.dtype == "fp8")
         refuse("--dtype fp8 needs --format hf; llm.c's files have fp32 and bf16");
     if (request.format == "llmc" && !request.tokenizer.empty())

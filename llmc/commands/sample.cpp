@@ -2,13 +2,13 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
 
 #include "llmc/commands/loaded_model.h"
+#include "llmc/commands/parse.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/model/generate.h"
 #include "llmc/run/flags.h"
@@ -26,7 +26,7 @@ struct Request {
 [[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, "sample: " + message); }
 
 // False: help was asked for, and printed.
-bool parse(std::vector<std::string> arguments, Request& request) {
+bool parse(const std::vector<std::string>& arguments, Request& request) {
     CLI::App app(
         "Writes text with a model, token by token. Without --prompt, prompts are read from the terminal, a line each "
         "(Ctrl-D ends it); where standard input is none, a document is begun.",
@@ -46,15 +46,7 @@ bool parse(std::vector<std::string> arguments, Request& request) {
               {"prompt", "tokenizer", "temperature", "top-k", "top-p", "seed", "precision", "tf32", "fp8-recipe",
                "fp8-layers", "fp8-emulation"},
               o);
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
-    try {
-        app.parse(arguments);
-    } catch (const CLI::CallForHelp&) {
-        std::fputs(app.help().c_str(), stdout);
-        return false;
-    } catch (const CLI::ParseError& error) {
-        refuse(std::string(error.what()) + " (train_gpt sample --help)");
-    }
+    if (!parse_arguments(app, arguments)) return false;
     request.has_prompt = app.count("--prompt") > 0;
     if (o.tokenizer.empty())
         refuse("--tokenizer is needed to read and write text: a .tiktoken file, an llm.c tokenizer .bin, or bytes");
