@@ -163,7 +163,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     inputs.check(o);
     if (o.print_config) return print(config_json(o) + "\n");
     if (planning) return plan_run(o, zero);
-    MemoryByKind memory = plan_rank(o, ranks.comm).memory;  // or says why there is no such run
+    const MemoryByKind memory = plan_rank(o, ranks.comm).memory;  // or says why there is no such run
     const Comm& comm = ranks.comm;
     comm.require_equal("configuration", config_json(o));
     comm.require_equal("command line", collective_flags(o));
@@ -173,8 +173,6 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     RunDirectory directory(comm.is_main() ? o.out : "");
     std::optional<Resumed> resumed = find_checkpoint(o, *inputs.train, ranks);
     const Admission admission = admit(o, ranks, resumed ? &*resumed : nullptr);
-    memory = plan_rank(o, ranks.comm).memory;  // of what it has come to
-    check_memory(memory, ranks.libraries_to_come(o), ranks.device.free_memory, ranks.device.name);
     open_directory(directory, o, resumed);
     if (directory.active() && !admission.findings.is_null())
         write_file(directory.file("check.json"), admission.findings.dump(1) + "\n");

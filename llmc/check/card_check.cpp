@@ -15,10 +15,6 @@ using Json = nlohmann::ordered_json;
 // chance does not decide.
 constexpr double kWorthChanging = 0.95;
 
-std::string key_of(const CheckRequest& request, const Product& product) {
-    return Matmul(request.tf32, request.fast_accumulation, request.use.scaling).key(product);
-}
-
 // "rank 3 on node7: ", or nothing where there is one rank.
 std::string who(const Comm& comm) {
     return comm.world() == 1 ? "" : strprintf("rank %d on %s: ", comm.rank(), comm.host(comm.rank()).c_str());
@@ -31,7 +27,7 @@ void find(const CardCheck& check, CardCheckResult& result) {
     const KeptResults keeper(check.cache, check.identity);
     std::vector<std::string> names;
     for (const CheckItem& item : kernel_checks(check.request.use)) names.push_back(item.name);
-    for (const Product& product : check.request.products) names.push_back(key_of(check.request, product));
+    for (const Product& product : check.request.products) names.push_back(check.request.key(product));
     CheckRequest request = check.request;
     request.found = result.findings;
     if (!check.force)
@@ -91,7 +87,7 @@ using Refused = std::map<std::string, std::vector<ProductChoice>>;
 Proposal propose(const CheckRequest& request, const Findings& findings, const Refused& refused) {
     Proposal proposal;
     for (const Product& product : request.products) {
-        const std::string key = key_of(request, product);
+        const std::string key = request.key(product);
         const auto preferred = request.preferred.find(key);
         const auto objections = refused.find(key);
         const ProductTrial* best =
@@ -176,7 +172,7 @@ void sort_problems(const CheckRequest& request, const Comm& comm, CardCheckResul
 void describe_products(const CheckRequest& request, const Comm& comm, const Proposal& agreed, CardCheckResult& result) {
     std::vector<std::string> notes;
     for (const Product& product : request.products) {
-        const std::string key = key_of(request, product);
+        const std::string key = request.key(product);
         const Finding& finding = result.findings.at(key);
         result.items++;
         if (agreed.hopeless.count(key)) result.wrong_products.push_back(product);
@@ -203,6 +199,7 @@ CardCheckResult check_card(const CardCheck& check, const Comm& comm) {
     const Proposal agreed = agree_on_products(check, comm, result);
     result.choices = agreed.choices;
     describe_products(check.request, comm, agreed, result);
+    std::erase_if(result.choices, [](const auto& choice) { return choice.second == ProductChoice{}; });
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return result;
 }

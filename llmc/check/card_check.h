@@ -29,7 +29,7 @@ struct CardCheckResult {
     bool kept = false;         // all were known
     double seconds = 0;
     std::string keeping_problem;           // why they are not kept for the next run
-    ProductChoices choices;                // how products are to be made
+    ProductChoices choices;                // how products are to be made, where not as the library's first
     std::set<std::string> wrong_variants;  // kernels to be left out, or kAllOfFp8
     std::vector<Product> wrong_products;   // that no way was right for
     std::vector<std::string> notes;        // what is not as the library or the program would have it, a line each

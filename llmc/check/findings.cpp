@@ -125,6 +125,10 @@ CheckRequest request_from_json(const Json& json) {
     return r;
 }
 
+std::string CheckRequest::key(const Product& product) const {
+    return Matmul(tf32, fast_accumulation, use.scaling).key(product);
+}
+
 Json choices_json(const ProductChoices& choices) {
     Json json = Json::object();
     for (const auto& [key, choice] : choices) json[key] = way_json(choice);

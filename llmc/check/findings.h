@@ -30,6 +30,8 @@ struct CheckRequest {
     std::map<std::string, std::string> preferred;  // algorithms that are kept if they are right, by Matmul::key()
     double item_seconds = 60;                      // an item that takes longer has failed
     Findings found;                                // not to be found again; of products also trials that are over
+
+    std::string key(const Product& product) const;  // see Matmul::key()
 };
 
 constexpr const char* kProductFamily = "products";

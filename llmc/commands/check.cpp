@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/comm/connect.h"
 #include "llmc/commands/plan.h"
 #include "llmc/kernels/variants.h"
-#include "llmc/run/gpu_table.h"
 #include "llmc/run/trainer_config.h"
 #include "llmc/run/versions.h"
 
@@ -22,8 +21,9 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kThisProgram = "/proc/self/exe";
 
 std::string program_fingerprint() {
-    std::ifstream file(kThisProgram, std::ios::binary);
-    const std::string program{std::istreambuf_iterator<char>(file), {}};
+    std::ostringstream read;
+    read << std::ifstream(kThisProgram, std::ios::binary).rdbuf();
+    const std::string program = read.str();
     return strprintf("%016llx", static_cast<unsigned long long>(checksum(program.data(), program.size())));
 }
 
@@ -33,8 +33,8 @@ Json identity_of(const DeviceInfo& device) {
                  {"uuid", device.uuid},
                  {"compute_capability", device.compute_capability},
                  {"program", program_fingerprint()}};
-    for (const auto& [name, version] : build_and_library_versions())
-        if (name != "nccl") json[name] = version;  // which is there only once it is in use
+    json.update(versions_json());
+    json.erase("nccl");  // which is there only once it is in use
     return json;
 }
 
@@ -76,11 +76,8 @@ ProductChoices products_of(const Resumed* resumed, std::vector<std::string>& not
     const Manifest& manifest = resumed->checkpoint->manifest();
     const ProductChoices choices = choices_from_json(manifest.run.value("products", Json::object()));
     if (choices.empty()) return {};
-    const Versions versions = build_and_library_versions();
-    const auto now =
-        std::find_if(versions.begin(), versions.end(), [](const auto& v) { return v.first == "cublaslt"; });
-    const std::string then = manifest.versions.value("cublaslt", "");
-    if (now != versions.end() && then == now->second) return choices;
+    const std::string now = versions_json().value("cublaslt", ""), then = manifest.versions.value("cublaslt", "");
+    if (!now.empty() && then == now) return choices;
     notes.push_back(strprintf("the checkpoint's products were made by cuBLASLt %s; with this one their bits may differ",
                               then.c_str()));
     return {};
@@ -153,13 +150,16 @@ void require_what_nothing_replaces(const CardCheckResult& result) {
 
 std::string device_text(const DeviceInfo& device) {
     std::string text;
-    for (const auto& [name, version] : build_and_library_versions())
-        for (const char* wanted : {"driver", "cublaslt", "openblas_core"})
-            if (name == wanted) text += (text.empty() ? "" : ", ") + name + " " + version;
+    const Json versions = versions_json();
+    for (const std::string name : {"driver", "cublaslt", "openblas_core"})
+        if (versions.contains(name))
+            text += (text.empty() ? "" : ", ") + name + " " + versions[name].get<std::string>();
     return device.name + (text.empty() ? "" : " (" + text + ")");
 }
 
 struct Checked {
+    CheckRequest request;  // the last one, of what is used
+    MemoryByKind memory;   // that this takes
     CardCheckResult result;
     bool kept = true;    // all of it was known
     double seconds = 0;  // that it took
@@ -199,6 +199,8 @@ Checked check_until_right(Options& o, Ranks& ranks, const Resumed* resumed) {
         check.request.tune = o.tune;
         check.request.preferred = preferred;
         check.request.item_seconds = o.timeout_check;
+        checked.request = check.request;
+        checked.memory = plan.memory;
         checked.result = check_card(check, ranks.comm);
         checked.kept = checked.kept && checked.result.kept;
         checked.seconds += checked.result.seconds;
@@ -233,8 +235,7 @@ void print_notes(const Checked& checked) {
 std::string rates_text(const CheckRequest& request, const Findings& findings) {
     std::map<std::string, double> best;
     for (const Product& product : request.products) {
-        const Matmul matmul(request.tf32, request.fast_accumulation, request.use.scaling);
-        for (const ProductTrial& trial : findings.at(matmul.key(product)).trials) {
+        for (const ProductTrial& trial : findings.at(request.key(product)).trials) {
             if (trial.ms <= 0 || !trial.problem.empty()) continue;
             double& rate = best[is_fp8(product.type) ? "fp8" : name_of(product.type)];
             rate = std::max(rate, 2.0 * product.N * product.C * product.OC / (trial.ms * 1e9));
@@ -268,6 +269,7 @@ Admission admit(Options& o, Ranks& ranks, const Resumed* resumed) {
         return admission;
     }
     Checked checked = check_until_right(o, ranks, resumed);
+    check_memory(checked.memory, ranks.libraries_to_come(o), ranks.device.free_memory, ranks.device.name);
     compare_kernels(o, resumed, checked.notes);
     admission.products = checked.result.choices;
     admission.findings = findings_json(checked.result.findings);
@@ -290,16 +292,9 @@ ExitCode check_cards(Options& o, Ranks& ranks) {
         families[finding.family].first += finding.problem.empty();
         families[finding.family].second++;
     }
-    CheckRequest request;
-    const StagePlan plan = plan_rank(o, ranks.comm);
-    for (const auto& [product, kinds] : plan.products) request.products.push_back(product);
-    const TrainerConfig config = trainer_config(o);
-    request.tf32 = config.tf32;
-    request.fast_accumulation = config.fast_accumulation;
-    request.use.scaling = config.fp8_scaling();
     for (const auto& [family, count] : families)
         std::printf("  %-14s %3d of %3d right%s\n", family.c_str(), count.first, count.second,
-                    family == kProductFamily ? rates_text(request, checked.result.findings).c_str() : "");
+                    family == kProductFamily ? rates_text(checked.request, checked.result.findings).c_str() : "");
     print_notes(checked);
     std::fputs(summary_line(checked, ranks.device).c_str(), stdout);
     return ExitCode::ok;

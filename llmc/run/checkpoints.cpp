@@ -82,8 +82,7 @@ Manifest Checkpoints<Real>::manifest() {
     m.world = trainer_.comm().world();
     m.zero = trainer_.layout().stage();
     m.config = nlohmann::ordered_json::parse(config_json(options_));
-    m.versions = {{"train_gpt", version_number()}};
-    for (const auto& [name, version] : build_and_library_versions()) m.versions[name] = version;
+    m.versions = versions_json();
     RunPosition position = position_;
     position.files = directory_.sizes();
     m.run = position_json(position, options_, train_);

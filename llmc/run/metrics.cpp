@@ -34,11 +34,6 @@ bool disk_is_full(int error) { return error == ENOSPC || error == EDQUOT; }
                           std::strerror(error)));
 }
 
-[[noreturn]] void fail_to_write(const std::string& file, int error) {
-    throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::failure,
-                strprintf("cannot write %s: %s", file.c_str(), std::strerror(error)));
-}
-
 std::string utc_now() {
     const std::time_t now = std::time(nullptr);
     std::tm parts{};
@@ -54,6 +49,11 @@ std::string text_of(const ordered_json& json, int indent) {
 }
 
 }  // namespace
+
+void fail_to_write(const std::string& file, int error) {
+    throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::failure,
+                strprintf("cannot write %s: %s", file.c_str(), std::strerror(error)));
+}
 
 void write_file(const std::string& file, const std::string& text) {
     const std::string temporary = file + ".tmp";
@@ -256,9 +256,7 @@ void RunDirectory::write_line(File& stream, const std::string& name, const std::
 void RunDirectory::write_run_json(const Options& options, const RunFacts& facts) {
     if (!active()) return;
     const ModelConfig& m = options.model_config;
-    ordered_json versions = ordered_json::object();
-    versions["train_gpt"] = version_number();
-    for (const auto& [name, version] : build_and_library_versions()) versions[name] = version;
+    const ordered_json versions = versions_json();
     const std::string path = file("run.json");
     if (facts.resumed_at >= 0 && fs::exists(path)) {
         ordered_json run = ordered_json::parse(std::ifstream(path), nullptr, false);

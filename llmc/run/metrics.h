@@ -106,6 +106,8 @@ struct RunFacts {
 // A whole file, under a temporary name until it is complete. What is in the way is Error(no_resources) or
 // Error(failure).
 void write_file(const std::string& file, const std::string& text);
+// Throws Error for errno `error`: no_resources where the disk is full.
+[[noreturn]] void fail_to_write(const std::string& file, int error);
 
 // How far the files of a run had been written, in bytes.
 struct RunFileSizes {

@@ -24,13 +24,7 @@ using nlohmann::ordered_json;
 
 constexpr char kPrefix[] = "events.out.tfevents.";
 
-[[noreturn]] void fail(const std::string& file, int error) {
-    throw Error(error == ENOSPC || error == EDQUOT ? ExitCode::no_resources : ExitCode::failure,
-                strprintf("cannot write %s: %s", file.c_str(), std::strerror(error)));
-}
-
-// ---- protocol buffers: a field is its number and wire type, then its value
-// --------------------------------------------
+// ---- protocol buffers: a field is its number and wire type, then its value ------------------------------------------
 
 enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
@@ -129,13 +123,13 @@ std::vector<std::pair<std::string, double>> scalars_of(const ordered_json& recor
 TensorBoardFile::TensorBoardFile(const std::string& directory, int64_t purge_step) {
     std::error_code error;
     fs::create_directories(directory, error);
-    if (error) fail(directory, error.value());
+    if (error) fail_to_write(directory, error.value());
     char host[256] = "";
     ::gethostname(host, sizeof host - 1);
     name_ = strprintf("%s/%s%010lld.%s.%d", directory.c_str(), kPrefix,
                       static_cast<long long>(time_after_others(directory)), host, static_cast<int>(::getpid()));
     file_.reset(std::fopen(name_.c_str(), "wb"));
-    if (!file_) fail(name_, errno);
+    if (!file_) fail_to_write(name_, errno);
     write_event(version_event());
     if (purge_step >= 0) write_event(start_event(purge_step));
 }
@@ -151,7 +145,7 @@ void TensorBoardFile::write_event(const std::string& event) {
     errno = 0;
     const bool written =
         std::fwrite(framed.data(), 1, framed.size(), file_.get()) == framed.size() && std::fflush(file_.get()) == 0;
-    if (!written) fail(name_, errno);
+    if (!written) fail_to_write(name_, errno);
 }
 
 }  // namespace llmc

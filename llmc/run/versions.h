@@ -1,6 +1,7 @@
 // What this program was built from and what it runs on: for run.json, so that a run can be explained later, and for
 // --version.
 #pragma once
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,8 @@ std::string version_number();  // "0.1.0"
 // is in use, on a GPU. What is not there is left out.
 using Versions = std::vector<std::pair<std::string, std::string>>;
 Versions build_and_library_versions();
+// The same and train_gpt's own, by name.
+nlohmann::ordered_json versions_json();
 
 // For tests. A library's number as people write it: 13010 with {1000, 10} is "13.1".
 std::string dotted_version(int number, const std::vector<int>& units);

@@ -57,6 +57,15 @@ class OnHost(unittest.TestCase):
                 self.assertRegex(done.out, r"kernels +\d+ of")
                 self.assertRegex(done.out, r"products +\d+ of")
 
+    def test_nothing_is_chosen_where_there_is_no_choice(self):
+        """The host device has one way of making a product: a run that resumes has nothing to say about it."""
+        flags = ["--precision", "bf16", *QUICK, "--card-check", "force", "--max-steps", "2"]
+        begun = FinishedRun(*flags, "--stop-after", "1", env=cache())
+        self.assertEqual(json.loads(begun.read("run.json"))["products"], {})
+        rest = trainer.run(*tiny_flags("--out", begun.directory, *flags, "--resume", "latest"), env=cache())
+        self.assertEqual(rest.code, 0, rest.err)
+        self.assertNotIn("note: card check", rest.out)
+
     def test_kept_results(self):
         """Known at the second time; found anew for another shape, by force, and where the file is damaged."""
         env = cache()
