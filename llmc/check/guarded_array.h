@@ -3,7 +3,6 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -57,7 +56,6 @@ public:
     operator T*() const { return data(); }
     size_t size() const { return count_; }
     void write(const std::vector<T>& values) { write_through(data(), values.data(), count_, memory_.stream()); }
-    void poison() { set_bytes(data(), 0xFF, memory_.bytes(), memory_.stream()); }
     std::vector<T> read() const { return read_back<T>(data(), count_, memory_.stream()); }
     std::string trespass() const { return memory_.trespass(); }
 
@@ -65,11 +63,5 @@ private:
     GuardedMemory memory_;
     size_t count_;
 };
-
-// Whether two arrays hold the same bits; NaN equals itself.
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
 
 }  // namespace llmc

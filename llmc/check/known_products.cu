@@ -167,7 +167,6 @@ KnownProduct::KnownProduct(const Product& product)
     if (product.type == OperandType::fp32) first.largest = 4095, second.largest = 1;
 }
 
-int known_scale_exponent(uint32_t seed, size_t cell) { return scale_exponent_at(seed, cell); }
 int known_integer(KnownNumbers numbers, size_t index) { return integer_at(numbers, index); }
 
 std::vector<char> known_scale_table(const KnownNumbers& numbers, ScaleLayout layout, int rows, int inner) {

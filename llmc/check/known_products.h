@@ -31,8 +31,6 @@ struct KnownProduct {
     float factor;  // the product of the scales of whole tensors, a power of two
 };
 
-// The scale of block `cell` in an operand's table is 2 to this.
-int known_scale_exponent(uint32_t seed, size_t cell);
 // Tables of `layout` for an operand (rows, inner), as bytes; 0 where there is no block.
 std::vector<char> known_scale_table(const KnownNumbers& numbers, ScaleLayout layout, int rows, int inner);
 

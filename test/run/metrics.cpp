@@ -2,37 +2,24 @@
 #include "llmc/run/metrics.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "llmc/device/error.h"
 #include "llmc/run/versions.h"
+#include "test/temporary_directory.h"
 
 using namespace llmc;
+using llmc::test::read_file;
+using llmc::test::TemporaryDirectory;
 using nlohmann::json;
 namespace fs = std::filesystem;
 
 namespace {
-
-struct TemporaryDirectory {
-    fs::path path = fs::temp_directory_path() / ("llmc_metrics_" + std::to_string(::getpid()));
-    TemporaryDirectory() { fs::remove_all(path); }
-    ~TemporaryDirectory() { fs::remove_all(path); }
-    std::string operator/(const char* name) const { return (path / name).string(); }
-};
-
-std::string read(const std::string& file) {
-    std::ifstream stream(file);
-    std::stringstream text;
-    text << stream.rdbuf();
-    return text.str();
-}
 
 struct BegunDirectory : RunDirectory {
     BegunDirectory(const std::string& path, bool overwrite) : RunDirectory(path) { begin(overwrite); }
@@ -202,9 +189,9 @@ TEST_CASE("run directory: lines are on disk as soon as they are recorded") {
     run.record(example());
     run.append({{"step", 7}, {"fp8", json::array()}});
     run.record(ValRecord{7, {}});  // nothing to say
-    CHECK(read(base / "a/b/metrics.jsonl") ==
+    CHECK(read_file(base / "a/b/metrics.jsonl") ==
           metrics_line(ValRecord{0, {{"", 11.0f}}}) + "\n" + metrics_line(example()) + "\n{\"step\":7,\"fp8\":[]}\n");
-    CHECK(read(base / "a/b/main.log") == "s:0 tel:11.0000\n" + main_log_line(example()) + "\n");
+    CHECK(read_file(base / "a/b/main.log") == "s:0 tel:11.0000\n" + main_log_line(example()) + "\n");
 }
 
 TEST_CASE("run directory: run.json") {
@@ -219,7 +206,7 @@ TEST_CASE("run directory: run.json") {
     resolve(options, {});
     BegunDirectory run(base / "a", false);
     run.write_run_json(options, {4, "NVIDIA H200", "0123456789abcdef", "feedbeef", -1});
-    const json file = json::parse(read(base / "a/run.json"));
+    const json file = json::parse(read_file(base / "a/run.json"));
     CHECK(file["world"] == 4);
     CHECK(file["device"] == "NVIDIA H200");
     CHECK(file["command"] == options.command_line);
@@ -248,14 +235,14 @@ TEST_CASE("run directory: a run is not replaced unless asked") {
         std::ofstream(base / "trace-rank11.json") << "{}";
         fs::create_directories(base / "tensorboard/old");
         CHECK(code_of([&] { BegunDirectory(base.path.string(), false); }) == ExitCode::bad_flags);
-        CHECK(read(base / precious) == "old");
+        CHECK(read_file(base / precious) == "old");
         CHECK(!fs::exists(base / "main.log"));
         BegunDirectory run(base.path.string(), true);
-        CHECK(read(base / precious) == "");
+        CHECK(read_file(base / precious) == "");
         CHECK(fs::exists(base / "model.safetensors") == false);
         CHECK(fs::exists(base / "trace-rank11.json") == false);
         CHECK(fs::exists(base / "tensorboard") == false);
-        CHECK(read(base / "notes.txt") == "mine");
+        CHECK(read_file(base / "notes.txt") == "mine");
     }
     // A directory with something else in it is welcome.
     TemporaryDirectory base;

@@ -2,38 +2,22 @@
 #include "llmc/run/prometheus.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "llmc/device/error.h"
 #include "llmc/run/metrics.h"
+#include "test/temporary_directory.h"
 
 using namespace llmc;
+using llmc::test::read_file;
+using llmc::test::TemporaryDirectory;
 namespace fs = std::filesystem;
 
 namespace {
-
-struct TemporaryDirectory {
-    fs::path path = fs::temp_directory_path() / ("llmc_prometheus_" + std::to_string(::getpid()));
-    TemporaryDirectory() {
-        fs::remove_all(path);
-        fs::create_directories(path);
-    }
-    ~TemporaryDirectory() { fs::remove_all(path); }
-    std::string operator/(const char* name) const { return (path / name).string(); }
-};
-
-std::string read(const std::string& file) {
-    std::ifstream stream(file);
-    std::stringstream text;
-    text << stream.rdbuf();
-    return text.str();
-}
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
@@ -41,14 +25,15 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 
 TEST_CASE("prometheus: the newest of every number") {
     TemporaryDirectory base;
+    fs::create_directories(base.path);
     const std::string file = base / "run.prom";
     PrometheusFile prometheus(file, "runs/a");
-    CHECK(read(file) == "");
+    CHECK(read_file(file) == "");
     prometheus.write({{"step", 1}, {"loss", 5.5}, {"tokens", 4096}, {"batch_hash", "x"}, {"unknown", 3}});
     prometheus.write({{"step", 2}, {"loss", 0.1}, {"tokens", 8192}});
     prometheus.write({{"step", 2}, {"val_loss", 4.25}});
     prometheus.write({{"step", 2}, {"val_loss_code", 3.5}});
-    const std::string text = read(file);
+    const std::string text = read_file(file);
     CHECK(contains(text,
                    "# HELP train_gpt_step Optimizer steps made.\n# TYPE train_gpt_step gauge\n"
                    "train_gpt_step{run=\"runs/a\"} 2\n"));
@@ -64,19 +49,21 @@ TEST_CASE("prometheus: the newest of every number") {
 
 TEST_CASE("prometheus: without a directory, labels that need escapes, numbers that are not finite") {
     TemporaryDirectory base;
+    fs::create_directories(base.path);
     const std::string file = base / "run.prom";
     nlohmann::ordered_json record = {{"step", 1}};
     put_number(record, "loss", NAN);
     put_number(record, "norm", -INFINITY);
     PrometheusFile(file, "").write(record);
-    CHECK(contains(read(file), "train_gpt_loss NaN\n"));
-    CHECK(contains(read(file), "train_gpt_gradient_norm -Inf\n"));
+    CHECK(contains(read_file(file), "train_gpt_loss NaN\n"));
+    CHECK(contains(read_file(file), "train_gpt_gradient_norm -Inf\n"));
     PrometheusFile(file, "a\\b\"c\nd\xe9").write(record);
-    CHECK(contains(read(file), "train_gpt_step{run=\"a\\\\b\\\"c\\nd\xef\xbf\xbd\"} 1\n"));
+    CHECK(contains(read_file(file), "train_gpt_step{run=\"a\\\\b\\\"c\\nd\xef\xbf\xbd\"} 1\n"));
 }
 
 TEST_CASE("prometheus: a place that cannot be written is refused, and later failures end nothing") {
     TemporaryDirectory base;
+    fs::create_directories(base.path);
     try {
         PrometheusFile(base / "nowhere/run.prom", "");
         FAIL("it was written");
@@ -90,5 +77,5 @@ TEST_CASE("prometheus: a place that cannot be written is refused, and later fail
     prometheus.write({{"step", 2}});
     fs::create_directories(base.path);
     prometheus.write({{"step", 3}});
-    CHECK(contains(read(base / "run.prom"), "train_gpt_step 3\n"));
+    CHECK(contains(read_file(base / "run.prom"), "train_gpt_step 3\n"));
 }

@@ -2,7 +2,6 @@
 #include "llmc/run/tensorboard.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -10,21 +9,17 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "llmc/device/error.h"
+#include "test/temporary_directory.h"
 
 using namespace llmc;
+using llmc::test::read_file;
+using llmc::test::TemporaryDirectory;
 using nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 namespace {
-
-struct TemporaryDirectory {
-    fs::path path = fs::temp_directory_path() / ("llmc_tensorboard_" + std::to_string(::getpid()));
-    TemporaryDirectory() { fs::remove_all(path); }
-    ~TemporaryDirectory() { fs::remove_all(path); }
-};
 
 std::set<std::string> names_in(const fs::path& directory) {
     std::set<std::string> names;
@@ -35,10 +30,7 @@ std::set<std::string> names_in(const fs::path& directory) {
 
 // The events of a file; each is checked against its length and both checksums.
 std::vector<std::string> events_of(const fs::path& file) {
-    std::ifstream stream(file);
-    std::stringstream text;
-    text << stream.rdbuf();
-    const std::string data = text.str();
+    const std::string data = read_file(file.string());
     const auto checksum_holds = [&](size_t at, size_t length) {
         const uint32_t crc = crc32c(std::string_view(data).substr(at, length));
         const uint32_t masked = ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
