@@ -251,11 +251,11 @@ std::vector<DeviceSlice> Trainer<Real, Block>::slices_within(size_t unit, size_t
     const ShardLayout::Part held = layout_.slice(unit);
     float* const masters = weights_.slice(unit).master;
     for (const ParameterTensor& tensor : table_.unit(unit).tensors) {
-        const size_t from = std::max(tensor.offset, begin),
-                     to = std::min(tensor.offset + tensor.count(), begin + count);
-        if (from >= to) continue;
+        const ShardLayout::Part wanted = ShardLayout::overlap({begin, count}, tensor);
+        if (wanted.count == 0) continue;
         const auto add = [&](const char* part, float* values) {
-            slices.push_back({{tensor.name, part, from - tensor.offset, to - from}, values + (from - held.begin)});
+            slices.push_back({{tensor.name, part, wanted.begin - tensor.offset, wanted.count},
+                              values + (wanted.begin - held.begin)});
         };
         add("master", masters);
         for (const auto& moment : optimizer_.moments()) add(moment.name, moment.values + layout_.slice_index(unit));
