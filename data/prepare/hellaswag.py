@@ -12,7 +12,7 @@ import struct
 import sys
 
 from .shard import write_atomically
-from .tinyshakespeare import download
+from .tinyshakespeare import read_or_download
 from .tokenizers import PrepareError
 
 URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_{}.jsonl"
@@ -55,14 +55,7 @@ def prepare_hellaswag(out, tokenizer, split="val", text_file=None):
     """Writes `out` and its sidecar."""
     if tokenizer.vocab > START:
         raise PrepareError(f"llm.c's file has tokens below {START}, {tokenizer.name} has {tokenizer.vocab}")
-    if text_file is None:
-        content = download(URL.format(split), "--input FILE")
-    else:
-        try:
-            with open(text_file, "rb") as file:
-                content = file.read()
-        except OSError as error:
-            raise PrepareError(f"cannot read {text_file}: {error.strerror}") from None
+    content = read_or_download(text_file, URL.format(split), "--input FILE")
     stream, longest, count = array.array("H"), 0, 0
     for context, endings, label in read_examples(content, text_file or split):
         if count == LIMIT - 1:

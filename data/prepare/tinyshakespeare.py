@@ -14,13 +14,24 @@ URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshake
 VAL_TOKENS = 32768
 
 
-def download(url, instead="--text FILE"):
+def download(url, instead):
     try:
         with urllib.request.urlopen(url, timeout=60) as reply:
             return reply.read()
     except (urllib.error.URLError, OSError) as error:
         raise PrepareError(f"could not download {url}: {getattr(error, 'reason', error)}; without a network fetch it "
                            f"elsewhere and give it with {instead}") from None
+
+
+def read_or_download(file, url, instead="--text FILE"):
+    """The bytes of a file, or where it is None, of a page."""
+    if file is None:
+        return download(url, instead)
+    try:
+        with open(file, "rb") as stream:
+            return stream.read()
+    except OSError as error:
+        raise PrepareError(f"cannot read {file}: {error.strerror}") from None
 
 
 def speeches(text):
@@ -30,14 +41,7 @@ def speeches(text):
 
 
 def prepare_tinyshakespeare(out, tokenizer, text_file=None, url=URL):
-    if text_file is None:
-        text = download(url)
-    else:
-        try:
-            with open(text_file, "rb") as file:
-                text = file.read()
-        except OSError as error:
-            raise PrepareError(f"cannot read {text_file}: {error.strerror}") from None
+    text = read_or_download(text_file, url)
     tokens = token_array(tokenizer.vocab)
     for speech in speeches(text):
         tokens.append(tokenizer.end_token)

@@ -316,7 +316,7 @@ class TinyShakespeare(TestCase):
     def test_messages(self):
         nowhere = "file://" + self.path("nowhere.txt")
         with self.assertRaisesRegex(tokenizers.PrepareError, "could not download.*--text FILE"):
-            tinyshakespeare.download(nowhere)
+            tinyshakespeare.read_or_download(None, nowhere)
         with mock.patch.object(tinyshakespeare.urllib.request, "urlopen", side_effect=OSError("no route")):
             output = self.refused("tinyshakespeare", "--out", self.path("out"), "--tokenizer", "bytes")
         self.assertIn("no route", output)
