@@ -1,0 +1,65 @@
+# What the scripts beside this have in common; sourced by them. A script sets `data` (a folder under data/), the flags of
+# its run in `flags`, and of these `seq` and `total_batch` (tokens of a step), and `batch`: the most sequences that a rank
+# takes at once.
+#
+#   GPUS=8           ranks on this machine (default: all that nvidia-smi lists, or 1)
+#   HOSTS=a:8,b:8    several machines, by mpirun (multi_node/run_mpirun.sh)
+#   NODES=4          so many nodes of 8 by Slurm (multi_node/train.sbatch; SBATCH_* are sbatch's own)
+#   PRECISION=bf16   the run to compare with (default: fp8)
+#   DATA=DIR         shards in another place: *train_*.bin and *val_*.bin
+#   OUT=DIR          default runs/NAME-PRECISION
+#
+# Flags of the command line go to train_gpt behind the script's own, and so count. With --dry-run, --estimate-scaling or
+# --print-config nothing is trained, and neither data nor a GPU is needed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+launch() {
+    if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+        sed -n '2,/^$/{/^#/s/^# \{0,1\}//p}' "$0"
+        sed -n '5,13s/^# \{0,1\}//p' scripts/pretrain/launch.sh
+        return
+    fi
+    local planning= argument
+    for argument in "$@"; do
+        case "$argument" in --dry-run | --estimate-scaling | --print-config) planning=1 ;; esac
+    done
+
+    local ranks
+    if [[ -n ${NODES:-} ]]; then
+        ranks=$((8 * NODES))
+    elif [[ -n ${HOSTS:-} ]]; then
+        ranks=$(tr ',' '\n' <<<"$HOSTS" | awk -F: '{sum += $2 ? $2 : 1} END {print sum}')
+    else
+        ranks=${GPUS:-$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true)}
+        ((ranks > 0)) || ranks=1
+    fi
+    # A step has the same sequences on any number of ranks, and a validation the same 10,485,760 tokens.
+    local sequences=$((total_batch / seq / ranks))
+    ((sequences > 0)) || { echo "$0: a step has $((total_batch / seq)) sequences, too few for $ranks ranks" >&2 && exit 2; }
+    while ((batch > sequences || sequences % batch)); do batch=$((batch - 1)); done
+    flags+=(-t "$seq" -d "$total_batch" -b "$batch" -m $((10485760 / (batch * seq * ranks))))
+
+    local name precision=${PRECISION:-fp8}
+    name=$(basename "$0" .sh)
+    flags+=(--precision "$precision" -o "${OUT:-runs/$name-$precision}")
+    local program=${PROGRAM:-./train_gpt}
+    [[ -x $program || -n ${PROGRAM:-} || -z $planning ]] || program=./train_gpt_cpu
+    if [[ -n $planning ]]; then
+        exec "$program" --vocab 50257 "${flags[@]}" --world "$ranks" "$@"
+    fi
+    local directory=${DATA:-data/$data}
+    if ! compgen -G "$directory/*train_*.bin" >/dev/null || ! compgen -G "$directory/*val_*.bin" >/dev/null; then
+        echo "$0: $directory has no shards. scripts/pretrain/README.md says how they are made; DATA=DIR names another place" >&2
+        exit 3
+    fi
+    flags+=(-i "$directory/*train_*.bin" -j "$directory/*val_*.bin" --resume auto "$@")
+    if [[ -n ${NODES:-} ]]; then
+        PROGRAM=$program exec sbatch --nodes="$NODES" scripts/multi_node/train.sbatch "${flags[@]}"
+    elif [[ -n ${HOSTS:-} ]]; then
+        exec scripts/multi_node/run_mpirun.sh --program "$program" --hosts "$HOSTS" -- "${flags[@]}"
+    elif ((ranks > 1)); then
+        exec scripts/multi_node/run_mpirun.sh --program "$program" --ranks "$ranks" -- "${flags[@]}"
+    fi
+    exec "$program" "${flags[@]}"
+}

@@ -1,0 +1,103 @@
+"""scripts/pretrain: the runs of GPT-2 and GPT-3. Their flags, what they are started with, and a run in small."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import unittest
+
+import trainer
+from trainer import ROOT, new_path
+
+SCRIPTS = os.path.join(ROOT, "scripts", "pretrain")
+SMALL = [*trainer.TINY_MODEL, "--context", "16", "-t", "16", "-d", "64", "-b", "1", "-m", "1", "-x", "2", "-u", "0", "-s", "0"]
+
+spec = importlib.util.spec_from_file_location("pretrain_table", os.path.join(ROOT, "dev", "pretrain_table.py"))
+pretrain_table = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(pretrain_table)
+
+
+def start(script, *flags, **environment):
+    env = {name: value for name, value in os.environ.items() if name not in ("GPUS", "HOSTS", "NODES", "DATA", "OUT")}
+    env.update(PROGRAM=trainer.PROGRAM, OMP_NUM_THREADS="1", **environment)
+    return subprocess.run([os.path.join(SCRIPTS, script), *flags], env=env, cwd=ROOT, capture_output=True, text=True,
+                          timeout=120, check=False)
+
+
+def config(*flags, **environment):
+    done = start("gpt2_124M.sh", "--print-config", *flags, **environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+class Pretraining(unittest.TestCase):
+    def test_predicted_times(self):
+        """The README's are those of the program as it is."""
+        with open(os.path.join(SCRIPTS, "README.md"), encoding="utf-8") as file:
+            lines = file.read().splitlines()
+        for script in pretrain_table.scripts():
+            with self.subTest(script):
+                self.assertIn(pretrain_table.row(script, trainer.PROGRAM), lines)
+
+    def test_a_step_is_the_same_on_any_number_of_ranks(self):
+        for ranks, batch in ((1, 64), (8, 64), (24, 7), (64, 8)):
+            with self.subTest(ranks=ranks):
+                done = start("gpt2_124M.sh", "--dry-run", "--gpu", "h100", GPUS=str(ranks))
+                if ranks == 24:  # 512 sequences cannot be shared by 24
+                    self.assertEqual(done.returncode, 2, done.stdout)
+                    continue
+                self.assertIn("Step: 524,288 tokens", done.stdout)
+                self.assertIn(f"{batch} sequences x 1024 tokens x {ranks} rank", done.stdout)
+                self.assertEqual(config(GPUS=str(ranks))["val-batches"] * batch * 1024 * ranks, 10485760)
+        self.assertIn("too few for 1024 ranks", start("gpt2_124M.sh", "--dry-run", GPUS="1024").stderr)
+
+    def test_precision_and_flags_behind_the_own(self):
+        self.assertEqual(config()["precision"], "fp8")
+        changed = config("--lr", "1e-4", PRECISION="bf16")
+        self.assertEqual((changed["precision"], changed["lr"]), ("bf16", 1e-4))
+        self.assertTrue(changed["out"].endswith("runs/gpt2_124M-bf16"))
+
+    def shards(self):
+        """A folder with the corpus, named as in llm.c."""
+        data = new_path()
+        os.makedirs(data)
+        for split in ("train", "val"):
+            os.symlink(getattr(trainer.corpus(), split), os.path.join(data, f"fineweb_{split}_000001.bin"))
+        return data
+
+    def test_without_shards(self):
+        done = start("gpt3_125M.sh", DATA=new_path())
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("has no shards", done.stderr)
+
+    def test_a_run_on_one_rank_and_on_two(self):
+        data, losses = self.shards(), []
+        for ranks in ("1", "2"):
+            out = new_path()
+            done = start("gpt2_350M.sh", *SMALL, "--reduce-order", "rank", GPUS=ranks, DATA=data, OUT=out)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with open(os.path.join(out, "run.json"), encoding="utf-8") as file:
+                self.assertEqual(json.load(file)["world"], int(ranks))
+            with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
+                losses.append([record["loss"] for record in map(json.loads, file) if "loss" in record])
+        self.assertEqual(len(losses[0]), 2)
+        self.assertEqual(losses[0], losses[1])
+
+    def test_several_machines(self):
+        """The last command that each way comes to, with stand-ins for mpirun and sbatch."""
+        commands, data = new_path(), self.shards()
+        os.makedirs(commands)
+        for name in ("mpirun", "sbatch"):
+            path = os.path.join(commands, name)
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(f'#!/bin/sh\necho {name} "$@"\n')
+            os.chmod(path, 0o755)
+        path = commands + os.pathsep + os.environ["PATH"]
+        by_mpirun = start("gpt2_1558M.sh", HOSTS="a:8,b:8", DATA=data, PATH=path).stdout
+        self.assertRegex(by_mpirun, r"^mpirun .*--host a:8,b:8 -np 16 .*-e d48 .*-d 1048576 -b 16 -m 40 .*--resume auto")
+        by_slurm = start("gpt2_1558M.sh", "-l", "1e-3", NODES="4", DATA=data, PATH=path).stdout
+        self.assertRegex(by_slurm, r"^sbatch --nodes=4 scripts/multi_node/train.sbatch .*-b 16 -m 20 .*-l 1e-3$")
+
+
+if __name__ == "__main__":
+    unittest.main()
