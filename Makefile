@@ -189,7 +189,7 @@ VIRTUAL_TESTS := $(wildcard test/virtual_gpu/*.cpp)
 virtual_objects = $(patsubst %,$(VIRTUAL_DIR)/%.o,$1)
 
 # ---- targets -------------------------------------------------------------------------------------------------------
-.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu kernels probe probe-cpu gradients gradients-cpu kernel-times test-ranks test-ranks-binary test-ranks-gpu test soak fuzz mutation bench-cpu gpu-build virtual test-virtual predict clean FORCE
+.PHONY: all help train_gpt train_gpt_cpu test-cpu test-gpu kernels probe probe-cpu gradients gradients-cpu kernel-times test-ranks test-ranks-binary test-ranks-gpu test soak fuzz mutation bench-cpu gpu-build virtual test-virtual predict install uninstall dist clean FORCE
 .DELETE_ON_ERROR:
 
 all: train_gpt_cpu $(if $(NVCC),train_gpt)
@@ -214,6 +214,8 @@ help:
 	@echo "make fuzz            broken files of every kind, by libFuzzer (needs clang); FUZZ_SECONDS=$(FUZZ_SECONDS) each"
 	@echo "make mutation        drops every barrier and wait in the kernels in turn and reports which losses go unseen"
 	@echo "make bench-cpu       what the host device costs, kernel by kernel"
+	@echo "make install         what is built, into PREFIX=$(PREFIX) (and DESTDIR); make uninstall"
+	@echo "make dist            build/dist/$(DIST).tar.gz: programs for all GPUs, without MPI (dev/packages.md)"
 	@echo "make clean"
 	@echo "Options: PRECISION=AUTO|FP32|BF16  GPU_ARCH=sm_80|sm_89|sm_90a|sm_100|sm_120|all  MARCH=native  USE_MPI=0|1  USE_NCCL=0|1"
 
@@ -336,6 +338,8 @@ $(CPU_DIR)/llmc/comm/transport_mpi.cpp.o: CXXFLAGS_CPU += $(MPI_COMPILE)
 $(CUDA_DIR)/llmc/comm/transport_mpi.cpp.o: CXXFLAGS_CUDA += $(MPI_COMPILE)
 $(CUDA_DIR)/llmc/comm/nccl_backend.cpp.o: CXXFLAGS_CUDA += $(NCCL_COMPILE)
 $(CUDA_DIR)/llmc/device/runtime.cu.o: NVCCFLAGS += -DLLMC_GPU_ARCHS='"$(ARCHS)"'
+$(CUDA_DIR)/llmc/run/versions.cpp.o: CXXFLAGS_CUDA += -DLLMC_BUILT_FOR='"$(ARCHS)"'
+$(PLAIN_DIR)/llmc/run/versions.cpp.o: LEVEL += -DLLMC_BUILT_FOR='"$(MARCH)"'
 $(CPU_DIR)/%.cpp.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	$(CCACHE) $(CXX) $(CXXFLAGS_CPU) -c $< -o $@
@@ -357,6 +361,30 @@ $(CUDA_DIR)/%.cu.o: %.cu Makefile
 	@echo $(NVCC) ... -c $<
 	@$(CCACHE) $(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
 	@grep -E "warning|error" $@.ptxas || true
+
+# ---- packages (dev/packages.md) --------------------------------------------------------------------------------------
+# The programs that there are, and what users run beside them, as they lie here.
+PREFIX       ?= /usr/local
+DIST_OPTIONS ?= GPU_ARCH=all USE_MPI=0 MARCH=x86-64-v3
+PACKAGED := README.md LICENSE data dev/gaps.md dev/packages.md dev/run_directory.md llmc/checkpoint/README.md \
+            $(addprefix scripts/,multi_node pretrain published report) $(filter-out scripts/check_kernels.py,$(wildcard scripts/*.py))
+VERSION  := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' llmc/run/versions.cpp)
+DIST     := train_gpt-$(VERSION)-linux-$(shell uname -m)
+package = mkdir -p $1 && cp -R --parents --remove-destination $2 $(PACKAGED) $1 && find $1 -name __pycache__ -prune -exec rm -r {} +
+
+install:
+	$(if $(wildcard train_gpt train_gpt_cpu),,$(error nothing is built yet: make, and then make install))
+	$(call package,$(DESTDIR)$(PREFIX)/lib/train_gpt,$(wildcard train_gpt train_gpt_cpu))
+	mkdir -p $(DESTDIR)$(PREFIX)/bin
+	$(foreach program,$(wildcard train_gpt train_gpt_cpu),ln -sf ../lib/train_gpt/$(program) $(DESTDIR)$(PREFIX)/bin/$(program) &&) true
+uninstall:
+	rm -rf $(DESTDIR)$(PREFIX)/lib/train_gpt $(addprefix $(DESTDIR)$(PREFIX)/bin/,train_gpt train_gpt_cpu)
+dist:
+	$(MAKE) all $(DIST_OPTIONS)
+	rm -rf build/dist/$(DIST)
+	$(call package,build/dist/$(DIST),train_gpt_cpu $(if $(NVCC),train_gpt))
+	tar -czf build/dist/$(DIST).tar.gz -C build/dist $(DIST)
+	@ls -l build/dist/$(DIST).tar.gz
 
 # For scripts: where the build for the GPUs of this machine lies; an empty line where there are none.
 gpu-build:

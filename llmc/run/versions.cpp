@@ -72,7 +72,7 @@ std::string dotted_version(int number, const std::vector<int>& units) {
 }
 
 Versions build_and_library_versions() {
-    Versions versions{{"git", kGitVersion}, {"compiler", compiler()}};
+    Versions versions{{"git", kGitVersion}, {"built_for", LLMC_BUILT_FOR}, {"compiler", compiler()}};
     add_libraries(versions);
     return versions;
 }

@@ -12,12 +12,14 @@
 # Flags of the command line go to train_gpt behind the script's own, and so count. With --dry-run, --estimate-scaling or
 # --print-config nothing is trained, and neither data nor a GPU is needed.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+
+absolute() { [[ $1 == /* ]] && echo "$1" || echo "$PWD/$1"; }
 
 launch() {
     if [[ ${1:-} == -h || ${1:-} == --help ]]; then
         sed -n '2,/^$/{/^#/s/^# \{0,1\}//p}' "$0"
-        sed -n '5,13s/^# \{0,1\}//p' scripts/pretrain/launch.sh
+        sed -n '5,13s/^# \{0,1\}//p' "$root/scripts/pretrain/launch.sh"
         return
     fi
     local planning= argument
@@ -42,24 +44,26 @@ launch() {
 
     local name precision=${PRECISION:-fp8}
     name=$(basename "$0" .sh)
-    flags+=(--precision "$precision" -o "${OUT:-runs/$name-$precision}")
-    local program=${PROGRAM:-./train_gpt}
-    [[ -x $program || -n ${PROGRAM:-} || -z $planning ]] || program=./train_gpt_cpu
+    flags+=(--precision "$precision" -o "$(absolute "${OUT:-runs/$name-$precision}")")
+    local program
+    program=$(absolute "${PROGRAM:-$root/train_gpt}")
+    [[ -x $program || -z $planning ]] || program=$root/train_gpt_cpu
     if [[ -n $planning ]]; then
         exec "$program" --vocab 50257 "${flags[@]}" --world "$ranks" "$@"
     fi
-    local directory=${DATA:-data/$data}
+    local directory
+    directory=$(absolute "${DATA:-data/$data}")
     if ! compgen -G "$directory/*train_*.bin" >/dev/null || ! compgen -G "$directory/*val_*.bin" >/dev/null; then
         echo "$0: $directory has no shards. scripts/pretrain/README.md says how they are made; DATA=DIR names another place" >&2
         exit 3
     fi
     flags+=(-i "$directory/*train_*.bin" -j "$directory/*val_*.bin" --resume auto "$@")
     if [[ -n ${NODES:-} ]]; then
-        PROGRAM=$program exec sbatch --nodes="$NODES" scripts/multi_node/train.sbatch "${flags[@]}"
+        PROGRAM=$program exec sbatch --nodes="$NODES" "$root/scripts/multi_node/train.sbatch" "${flags[@]}"
     elif [[ -n ${HOSTS:-} ]]; then
-        exec scripts/multi_node/run_mpirun.sh --program "$program" --hosts "$HOSTS" -- "${flags[@]}"
+        exec "$root/scripts/multi_node/run_mpirun.sh" --program "$program" --hosts "$HOSTS" -- "${flags[@]}"
     elif ((ranks > 1)); then
-        exec scripts/multi_node/run_mpirun.sh --program "$program" --ranks "$ranks" -- "${flags[@]}"
+        exec "$root/scripts/multi_node/run_mpirun.sh" --program "$program" --ranks "$ranks" -- "${flags[@]}"
     fi
     exec "$program" "${flags[@]}"
 }

@@ -12,7 +12,7 @@ FOLDERS = ["device", "kernels", "comm", "data", "shard", "fp8", "linear", "model
            "check", "run", "commands"]
 
 TOP_LEVEL = {"Makefile", "README.md", "LICENSE", "train_gpt.cu", "llmc", "data", "dev", "scripts", "test", ".ci",
-             ".clang-format", ".gitignore"}
+             ".clang-format", ".devcontainer", ".dockerignore", ".gitignore"}
 
 SOURCE = (".cpp", ".cu", ".cuh", ".h", ".py", ".sh")
 LONGEST_FILE = 800  # lines

@@ -27,6 +27,7 @@ TEST_CASE("versions: the checkout, the compiler and the libraries of this build"
     }
     CHECK(by_name.at("compiler").find(std::to_string(__GNUC__) + ".") != std::string::npos);
     CHECK(by_name.count("git") == 1);
+    CHECK(by_name.count("built_for") == 1);
 #if LLMC_CUDA
     for (const char* library : {"cuda", "cuda_runtime", "cublaslt"}) CHECK(by_name.count(library) == 1);
     CHECK(by_name.count("openblas") == 0);
