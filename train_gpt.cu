@@ -2,14 +2,15 @@
 // then step after step, then the final weights.
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "llmc/comm/connect.h"
 #include "llmc/commands/check.h"
 #include "llmc/commands/command.h"
 #include "llmc/commands/plan.h"
 #include "llmc/data/loader.h"
+#include "llmc/run/between_steps.h"
 #include "llmc/run/checkpoints.h"
-#include "llmc/run/evaluation.h"
 #include "llmc/run/fingerprint.h"
 #include "llmc/run/gpu_table.h"
 #include "llmc/run/profile.h"
@@ -52,22 +53,12 @@ ExitCode train(const Options& o, const Admission& admission, const Inputs& input
                         {last_step, static_cast<double>(o.total_batch), o.model_config.flops_per_token(o.seq),
                          peak_tflops(ranks.device, o.precision), comm.world()},
                         trainer.fp8(), comm, directory);
-    const auto report_all_but = [&](int leave) {
-        const ProfileRange range("wait for results");
-        while (const std::optional<StepResult> result = trainer.take_result(leave)) reports.report(*result);
-    };
-    const bool records_fp8 = trainer.fp8() && !o.out.empty() && o.fp8_log_every > 0;
-    // What comes between two steps. Returns whether anything did.
-    const auto look_at_model = [&](int64_t step, bool last) {
-        const bool validates = evaluation.validates_after(step, last), samples = evaluation.samples_after(step, last);
-        const bool records = records_fp8 && step > 0 && step % o.fp8_log_every == 0;
-        if (!validates && !samples && !records) return false;
-        report_all_but(0);
-        const ProfileRange range("look at the model");
-        if (validates) reports.report(evaluation.validate(step));
-        if (samples) record_sample(step, evaluation.print_sample(step), directory);
-        if (records) record_fp8(step, *trainer.fp8(), trainer.stream(), directory);
-        return true;
+    StopReason stop = StopReason::none;
+    // Whether anything came between two steps. A stop leaves the rest to who goes on from here.
+    const auto look = [&](int64_t step) {
+        const Look done = look_at_model(o, step, step == last_step, trainer, evaluation, reports, directory);
+        if (done == Look::told_to_stop) stop = StopReason::signal, position.reports_due = true;
+        return done != Look::none;
     };
 
     Profiler profiler(comm, profiler_setup(o, trainer));
@@ -76,14 +67,13 @@ ExitCode train(const Options& o, const Admission& admission, const Inputs& input
     int64_t& step = position.step;
     const int64_t first_step = step + 1;
     bool interrupted = true;  // other work came between two steps
-    if (step == 0 || position.reports_due) look_at_model(step, step == last_step);
-    position.reports_due = false;
-    StopReason stop = agree({stop_reason(std::nullopt)}, meter, comm).stop;  // a signal; a limit leaves time for a step
+    if (step == 0 || std::exchange(position.reports_due, false)) look(step);
+    stop = agree({stop_reason(std::nullopt)}, meter, comm).stop;  // a signal; a limit leaves time for a step
     while (step < last_step && stop == StopReason::none) {
         step++, position.data_step++;
         ranks.watchdog.begin_step(step);
         interrupted |= profiler.begin_step(step);
-        trainer.begin_step(!interrupted, records_fp8 && step % o.fp8_log_every == 0);
+        trainer.begin_step(!interrupted, records_fp8_after(step, o, trainer));
         BatchFingerprint batch;
         for (int m = 0; m < o.micro_steps; m++) {
             {
@@ -103,24 +93,24 @@ ExitCode train(const Options& o, const Admission& admission, const Inputs& input
             require_fp8_products(trainer.products(), trainer.expected_fp8_products(), o.fp8_emulation);
             record_memory_outside(step, ranks.device, ranks.libraries_to_come(o), comm, directory);
         }
-        report_all_but(1);  // the step before; this one is still running
+        report_all_but(reports, trainer, 1);  // the step before; this one is still running
         for (const Fp8Fallback& fallback : fallbacks)
             report_fallback(step - 1, fallback, *trainer.fp8(), comm, directory);
         profiler.end_step();
         const bool profiled = profiler.is_last(step);
-        if (profiled || stop != StopReason::none) report_all_but(0);
+        if (profiled || stop != StopReason::none) report_all_but(reports, trainer, 0);
         if (profiled) finish_profile(profiler, step, comm, directory);
         checkpoints.advance(agreed);
-        position.reports_due = stop != StopReason::none;  // by who goes on from here
+        position.reports_due = stop != StopReason::none;
         if (position.reports_due) continue;
-        interrupted = look_at_model(step, step == last_step) || profiled;
+        interrupted = look(step) || profiled;
         if (!checkpoints.is_due(agreed)) continue;
-        report_all_but(0);
+        report_all_but(reports, trainer, 0);
         ranks.watchdog.begin(Watchdog::Phase::save);
         checkpoints.save();
         interrupted = true;
     }
-    report_all_but(0);
+    report_all_but(reports, trainer, 0);
     if (comm.is_main()) print_stop(step, stop);
     finish_profile(profiler, step, comm, directory);  // of a run that was stopped before the last profiled step
     ranks.watchdog.begin(Watchdog::Phase::save);

@@ -42,7 +42,9 @@ template <class Real>
 ValRecord evaluate(const Request& request, const Inputs& inputs, Ranks& ranks, const WeightSource& weights) {
     const auto trainer = load_model<Real>(request.options, ranks, weights);
     ranks.watchdog.begin_step(0);
-    return Evaluation<Real>(request.options, inputs, *trainer, ranks.watchdog).validate(0);
+    return Evaluation<Real>(request.options, inputs, *trainer, ranks.watchdog)
+        .validate(0)
+        .value();  // no signal is caught
 }
 
 void print(const Request& request, const ModelConfig& model, const Ranks& ranks, const ValRecord& record) {

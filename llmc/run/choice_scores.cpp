@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "llmc/run/ranks.h"
+
 namespace llmc {
 namespace {
 
@@ -41,7 +43,8 @@ bool is_right(const Row* rows, Loss&& loss) {
 }  // namespace
 
 template <class Real>
-ChoiceScores score_choices(Trainer<Real>& trainer, const std::vector<Choices>& examples, Watchdog& watchdog) {
+std::optional<ChoiceScores> score_choices(Trainer<Real>& trainer, const std::vector<Choices>& examples,
+                                          Watchdog& watchdog) {
     const Comm& comm = trainer.comm();
     const size_t world = static_cast<size_t>(comm.world()), B = static_cast<size_t>(trainer.config().batch),
                  T = static_cast<size_t>(trainer.config().seq);
@@ -54,6 +57,7 @@ ChoiceScores score_choices(Trainer<Real>& trainer, const std::vector<Choices>& e
     std::vector<int32_t> tokens(B * T), targets(B * T);
     watchdog.alive();
     for (size_t first = 0; first < most_rows; first += B) {
+        if (first / B % kBatchesBetweenStops == 0 && told_to_stop(comm)) return std::nullopt;
         const size_t end = std::min(first + B, rows.size());
         std::fill(tokens.begin(), tokens.end(), 0);
         std::fill(targets.begin(), targets.end(), -1);
@@ -75,11 +79,11 @@ ChoiceScores score_choices(Trainer<Real>& trainer, const std::vector<Choices>& e
     right = {};
     for (const std::array<int64_t, 2>& rank : all) right[0] += rank[0], right[1] += rank[1];
     const double count = static_cast<double>(examples.size());
-    return {static_cast<int64_t>(examples.size()), static_cast<double>(right[0]) / count,
-            static_cast<double>(right[1]) / count};
+    return ChoiceScores{static_cast<int64_t>(examples.size()), static_cast<double>(right[0]) / count,
+                        static_cast<double>(right[1]) / count};
 }
 
-template ChoiceScores score_choices(Trainer<float>&, const std::vector<Choices>&, Watchdog&);
-template ChoiceScores score_choices(Trainer<bf16>&, const std::vector<Choices>&, Watchdog&);
+template std::optional<ChoiceScores> score_choices(Trainer<float>&, const std::vector<Choices>&, Watchdog&);
+template std::optional<ChoiceScores> score_choices(Trainer<bf16>&, const std::vector<Choices>&, Watchdog&);
 
 }  // namespace llmc

@@ -8,6 +8,7 @@
 #include "llmc/data/loader.h"
 #include "llmc/model/generate.h"
 #include "llmc/run/choice_scores.h"
+#include "llmc/run/ranks.h"
 #include "llmc/run/text.h"
 
 namespace llmc {
@@ -33,7 +34,7 @@ bool Evaluation<Real>::samples_after(int64_t step, bool last) const {
 }
 
 template <class Real>
-ValRecord Evaluation<Real>::validate(int64_t step) {
+std::optional<ValRecord> Evaluation<Real>::validate(int64_t step) {
     const Options& o = options_;
     const Comm& comm = trainer_.comm();
     std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
@@ -45,6 +46,7 @@ ValRecord Evaluation<Real>::validate(int64_t step) {
         double sum = 0, count = 0;
         watchdog_.alive();
         for (int64_t i = 0; i < loader.batches(); i++) {
+            if (i % kBatchesBetweenStops == 0 && told_to_stop(comm)) return std::nullopt;
             loader.read(i, tokens.data(), targets.data());
             const auto loss = trainer_.evaluate(tokens.data(), targets.data());
             sum += loss.sum;
@@ -56,8 +58,9 @@ ValRecord Evaluation<Real>::validate(int64_t step) {
         record.losses.push_back(result);
     }
     if (!record.losses.empty()) last_loss_ = record.losses[0].loss;
-    if (!inputs_.hellaswag.empty()) record.hellaswag = score_choices(trainer_, inputs_.hellaswag, watchdog_);
-    return record;
+    if (inputs_.hellaswag.empty()) return record;
+    record.hellaswag = score_choices(trainer_, inputs_.hellaswag, watchdog_);
+    return record.hellaswag ? std::optional(record) : std::nullopt;
 }
 
 template <class Real>

@@ -18,8 +18,8 @@ public:
 
     bool validates_after(int64_t step, bool last) const;
     bool samples_after(int64_t step, bool last) const;
-    // Mean loss over each validation set, and HellaSwag.
-    ValRecord validate(int64_t step);
+    // Mean loss over each validation set, and HellaSwag. Nothing, if some rank is told to stop meanwhile.
+    std::optional<ValRecord> validate(int64_t step);
     // Prints --sample-tokens tokens that follow the prompt, or the beginning of a document, and returns the text.
     std::string print_sample(int64_t step);
     // Prints how far the last loss of the first set is above what any model could reach, where the data knows.

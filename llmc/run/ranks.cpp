@@ -5,6 +5,7 @@
 #include "llmc/comm/connect.h"
 #include "llmc/linear/matmul.h"
 #include "llmc/run/plan.h"
+#include "llmc/run/signals.h"
 #include "llmc/run/trainer_config.h"
 
 namespace llmc {
@@ -41,6 +42,8 @@ void Ranks::connect(const Options& o, const LaunchInfo& launch) {
     watchdog.watch(comm, o.out);
     device = device_info();
 }
+
+bool told_to_stop(const Comm& comm) { return comm.host_max(stop_requested()) > 0; }
 
 void Ranks::plan(const Options& o) {
     watchdog.stop();

@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -521,6 +522,28 @@ class Signals(Case):
                 if run_.checkpoints:
                     self.succeeds(run_.run("--max-steps", "100000", "--resume", "latest", *flags, "--stop-after",
                                            str(max(run_.checkpoints) + 1)))
+
+    def test_a_long_validation_is_given_up(self):
+        """One of minutes, and made up for by who goes on."""
+        path, example = os.path.join(workspace(), "choices.bin"), [65535, 38, 0, 0, 4, 2, 5, 6] + 4 * [2, 7, 8]
+        with open(path, "wb") as file:
+            file.write(struct.pack("<4i", 20240522, 1, 65535, 2 * len(example)).ljust(1024, b"\0"))
+            for index in range(65535):
+                example[1:3] = 2 * len(example), index
+                file.write(struct.pack(f"<{len(example)}H", *example))
+        flags = ["--max-steps", "4", "--val-every", "1"]
+        run_ = Directory()
+        self.succeeds(run_.run(*flags, "--stop-after", "2"))
+        process = run_.start(*flags, "--hellaswag", path, "--resume", "latest")
+        self.addCleanup(process.kill)
+        while not process.stdout.readline().startswith("step     3/"):
+            self.assertIsNone(process.poll())
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, STOPPED, out + err)
+        self.assertIn("stopping after step 3: SIGTERM", out)
+        self.succeeds(run_.run(*flags, "--resume", "latest"))
+        self.assertEqual(run_.records(), whole_run(*flags).records())
 
     def test_a_stop_keeps_what_was_due(self):
         """What follows a step is made up for by who goes on, so that no record is missing."""

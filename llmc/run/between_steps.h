@@ -1,0 +1,46 @@
+// What a run does between two steps, when the model stands still.
+#pragma once
+#include <optional>
+
+#include "llmc/device/trace.h"
+#include "llmc/run/evaluation.h"
+#include "llmc/run/records.h"
+#include "llmc/run/step_reports.h"
+
+namespace llmc {
+
+// Reports the steps that are over, but for the last `leave`.
+template <class Real>
+void report_all_but(StepReports& reports, Trainer<Real>& trainer, int leave) {
+    const ProfileRange range("wait for results");
+    while (const std::optional<StepResult> result = trainer.take_result(leave)) reports.report(*result);
+}
+
+template <class Real>
+bool records_fp8_after(int64_t step, const Options& o, Trainer<Real>& trainer) {
+    return trainer.fp8() && !o.out.empty() && o.fp8_log_every > 0 && step > 0 && step % o.fp8_log_every == 0;
+}
+
+enum class Look { none, taken, told_to_stop };
+
+// Validation, a sample, records of FP8's tensors: what there is after a step. A collective. Being told to stop
+// leaves out the rest.
+template <class Real>
+Look look_at_model(const Options& o, int64_t step, bool last, Trainer<Real>& trainer, Evaluation<Real>& evaluation,
+                   StepReports& reports, RunDirectory& directory) {
+    const bool validates = evaluation.validates_after(step, last), samples = evaluation.samples_after(step, last);
+    const bool records = records_fp8_after(step, o, trainer);
+    if (!validates && !samples && !records) return Look::none;
+    report_all_but(reports, trainer, 0);
+    const ProfileRange range("look at the model");
+    if (validates) {
+        const std::optional<ValRecord> record = evaluation.validate(step);
+        if (!record) return Look::told_to_stop;
+        reports.report(*record);
+    }
+    if (samples) record_sample(step, evaluation.print_sample(step), directory);
+    if (records) record_fp8(step, *trainer.fp8(), trainer.stream(), directory);
+    return Look::taken;
+}
+
+}  // namespace llmc
