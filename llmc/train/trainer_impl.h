@@ -45,6 +45,8 @@ MemoryByKind Trainer<Real, Block>::memory() const {
     memory.workspace = model_.workspace_bytes() + (config_.forward_only ? 0 : optimizer_.workspace_bytes()) +
                        Matmul::planned_bytes(operand_type<Real>, model_.linear().shapes(), config_.fp8_scaling());
     if (verification_) memory.workspace += verification_->bytes();
+    for (size_t u = 0; u < layout_.units(); u++)
+        memory.staging += layout_.share(u).count * (1 + optimizer_.moments().size()) * sizeof(float);
     return memory;
 }
 

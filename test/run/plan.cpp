@@ -119,7 +119,7 @@ TEST_CASE("plan: recomputation, ranks and lengths") {
 
 TEST_CASE("plan: what is printed") {
     const ModelConfig model = find_model("gpt2");
-    const MemoryByKind memory = {237 * kMiB, 475 * kMiB, 1424 * kMiB, 20000 * kMiB, 64 * kMiB};
+    const MemoryByKind memory = {237 * kMiB, 475 * kMiB, 1424 * kMiB, 20000 * kMiB, 64 * kMiB, 1500 * kMiB};
     PlanInputs in = inputs(64, 1024);
     const auto text = [&](size_t reserve = kGiB) { return describe_plan(model, in, memory, reserve, 1); };
     for (const std::string part : {"12 layers",
@@ -136,6 +136,7 @@ TEST_CASE("plan: what is printed") {
                                    "-b 64, -r none",
                                    "libraries",
                                    "22.7 GiB",
+                                   "host memory               1.5 GiB   pinned",
                                    "fits into H200, which has 139.8 GiB",
                                    "products                 518.3 ms",
                                    "750 TFLOP/s in bf16 and 1350 in fp8",

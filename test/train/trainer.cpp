@@ -74,6 +74,17 @@ TEST_CASE_TEMPLATE("trainer: takes the memory that it has planned", Real, float,
 }
 
 // Validation, samples and reading weights, between two steps and between two micro-steps.
+TEST_CASE("trainer: the copy of a checkpoint has what is saved") {
+    Trainer<bf16> trainer(small_config(false, 1), Comm::self());
+    const size_t planned = trainer.memory().staging;
+    trainer.allocate();
+    size_t saved = 0;
+    for (const DeviceSlice& part : trainer.state_slices()) saved += part.slice.count * sizeof(float);
+    CHECK(planned == saved);
+    // Master and two moments, FP32, of every parameter.
+    CHECK(planned == 12 * static_cast<size_t>(trainer.config().model.padded_parameters()));
+}
+
 TEST_CASE("trainer: what does not train changes nothing" * doctest::test_suite(kNotUnderTsan)) {
     for (const bool fp8 : {false, true}) {
         TestModel<bf16> plain(small_config(fp8, 2)), watched(small_config(fp8, 2));
