@@ -47,7 +47,8 @@ ExitCode train(const Options& o, const Admission& admission, const Inputs& input
     TrainLoader loader(*inputs.train, o.batch, o.seq, o.micro_steps, comm.rank(), comm.world(), o.seed,
                        position.data_step, o.model_config.vocab);
     std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
-    const int64_t last_step = o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps;
+    int64_t last_step = o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps;
+    if (position.watch.is_over(o.early_stop)) last_step = position.step;
     Evaluation<Real> evaluation(o, inputs, trainer, ranks.watchdog);
     StepReports reports(o,
                         {last_step, static_cast<double>(o.total_batch), o.model_config.flops_per_token(o.seq),
@@ -56,8 +57,10 @@ ExitCode train(const Options& o, const Admission& admission, const Inputs& input
     StopReason stop = StopReason::none;
     // Whether anything came between two steps. A stop leaves the rest to who goes on from here.
     const auto look = [&](int64_t step) {
-        const Look done = look_at_model(o, step, step == last_step, trainer, evaluation, reports, directory);
+        const Look done =
+            look_at_model(o, step, step == last_step, trainer, evaluation, reports, directory, position.watch);
         if (done == Look::told_to_stop) stop = StopReason::signal, position.reports_due = true;
+        if (done == Look::stops_early) last_step = step;
         return done != Look::none;
     };
 

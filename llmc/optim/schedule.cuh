@@ -1,4 +1,5 @@
-// The learning rate as a function of the updates applied so far; llm.c's schedules by the same names.
+// The learning rate as a function of the updates applied so far; llm.c's schedules by the same names, and warm restarts
+// (Loshchilov and Hutter, SGDR, arXiv 1608.03983, as PyTorch's CosineAnnealingWarmRestarts counts them).
 //
 // It is evaluated on the device, where the counter lives, and on the host for plans and tests, with the same bits:
 // double arithmetic, every multiply-add spelled fma(), and no library function but the correctly rounded sqrt.
@@ -11,7 +12,7 @@
 
 namespace llmc {
 
-enum class ScheduleKind { cosine, linear, constant, wsd };
+enum class ScheduleKind { cosine, linear, constant, wsd, wsd_linear };
 
 struct ScheduleConfig {
     ScheduleKind kind = ScheduleKind::cosine;
@@ -19,6 +20,10 @@ struct ScheduleConfig {
     int64_t warmup = 0;         // steps of linear warm-up, in every schedule
     int64_t steps = 1;          // length of the schedule
     double final_fraction = 0;  // it ends at final_fraction * lr
+    double cooldown = 0.2;      // of wsd: the part of the steps, at their end, in which the rate falls
+    int64_t restart_every = 0;  // of cosine: steps of the first period behind the warm-up; 0: one period, up to `steps`
+    int64_t restart_factor = 1;  // each period is so many times as long as the one before
+    double factor = 1;           // of every rate, for whoever lowers them beside the schedule
 };
 
 // (1 + cos(pi x)) / 2 for 0 <= x <= 1, as sin^2 of an angle below pi/4 or its complement. Error below 3e-16.
@@ -43,24 +48,36 @@ LLMC_HD double half_cosine(double x) {
 //   applied < warmup     lr * (applied + 1) / warmup
 //   cosine, linear       from lr at `warmup` to final_fraction * lr at `steps`
 //   constant             lr
-//   wsd                  lr, then over the last fifth of the steps down by 1 - sqrt(part of it that has passed)
+//   wsd, wsd_linear      lr, then over the last `cooldown` of the steps down by 1 - sqrt(part of it that has passed),
+//   or
+//                        in a line (Haegele et al., arXiv 2405.18392, have both)
 //
-// Beyond `steps` it stays at the final value.
+// Beyond `steps` it stays at the final value. With restarts the cosine falls to final_fraction * lr in every period and
+// begins the next at lr, whatever `steps` is.
 LLMC_HD double learning_rate(const ScheduleConfig& config, int64_t applied) {
     if (applied < config.warmup)
         return config.lr * static_cast<double>(applied + 1) / static_cast<double>(config.warmup);
     if (config.kind == ScheduleKind::constant) return config.lr;
 
-    int64_t decay_start = config.warmup;
-    if (config.kind == ScheduleKind::wsd && config.steps * 4 / 5 > decay_start) decay_start = config.steps * 4 / 5;
+    int64_t decay_start = config.warmup, end = config.steps;
+    if (config.kind == ScheduleKind::wsd || config.kind == ScheduleKind::wsd_linear) {
+        const int64_t stable = static_cast<int64_t>(static_cast<double>(config.steps) * (1.0 - config.cooldown));
+        if (stable > decay_start) decay_start = stable;
+    }
+    if (config.kind == ScheduleKind::cosine && config.restart_every > 0) {
+        int64_t period = config.restart_every;
+        if (config.restart_factor == 1) decay_start += (applied - decay_start) / period * period;
+        for (; applied - decay_start >= period; period *= config.restart_factor) decay_start += period;
+        end = decay_start + period;
+    }
     if (applied < decay_start) return config.lr;
 
     const double floor = config.lr * config.final_fraction;
-    if (applied >= config.steps) return floor;
-    const double passed = static_cast<double>(applied - decay_start) / static_cast<double>(config.steps - decay_start);
+    if (applied >= end) return floor;
+    const double passed = static_cast<double>(applied - decay_start) / static_cast<double>(end - decay_start);
     double part = 0;  // of the way between the floor and the peak
     if (config.kind == ScheduleKind::cosine) part = half_cosine(passed);
-    if (config.kind == ScheduleKind::linear) part = 1.0 - passed;
+    if (config.kind == ScheduleKind::linear || config.kind == ScheduleKind::wsd_linear) part = 1.0 - passed;
     if (config.kind == ScheduleKind::wsd) part = 1.0 - sqrt(passed);
     return fma(part, fma(-config.lr, config.final_fraction, config.lr), floor);
 }

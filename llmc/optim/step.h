@@ -29,6 +29,9 @@ public:
     // norm, or *bad_flag (nullptr: none), skips the update, and so does a spike if asked; the loss scale follows.
     void update(const double* loss_sum, const int* bad_flag, stream_t stream);
 
+    // From the next update on, of the schedule's rates.
+    void scale_rate(double factor) { schedule_.factor = factor; }
+
     // On the device.
     const StepState* state() const { return state_; }
     const float* loss_scale() const { return &loss_scale_->scale; }
@@ -51,7 +54,7 @@ private:
 
     Weights<Real>& weights_;
     Gradients& gradients_;
-    const ScheduleConfig schedule_;
+    ScheduleConfig schedule_;
     const AdamWConfig adamw_;
     const double clip_;
     const LossScaleConfig loss_scale_config_;

@@ -21,26 +21,34 @@ bool records_fp8_after(int64_t step, const Options& o, Trainer<Real>& trainer) {
     return trainer.fp8() && !o.out.empty() && o.fp8_log_every > 0 && step > 0 && step % o.fp8_log_every == 0;
 }
 
-enum class Look { none, taken, told_to_stop };
+enum class Look { none, taken, told_to_stop, stops_early };
 
 // Validation, a sample, records of FP8's tensors: what there is after a step. A collective. Being told to stop
 // leaves out the rest.
 template <class Real>
 Look look_at_model(const Options& o, int64_t step, bool last, Trainer<Real>& trainer, Evaluation<Real>& evaluation,
-                   StepReports& reports, RunDirectory& directory) {
+                   StepReports& reports, RunDirectory& directory, ValidationWatch& watch) {
     const bool validates = evaluation.validates_after(step, last), samples = evaluation.samples_after(step, last);
     const bool records = records_fp8_after(step, o, trainer);
     if (!validates && !samples && !records) return Look::none;
     report_all_but(reports, trainer, 0);
     const ProfileRange range("look at the model");
+    Look look = Look::taken;
     if (validates) {
         const std::optional<ValRecord> record = evaluation.validate(step);
         if (!record) return Look::told_to_stop;
         reports.report(*record);
+        // The one at the end of a run that goes on another time would be one more.
+        if (!record->losses.empty() && step % o.val_every == 0) {
+            const auto verdict = watch.observe(record->losses[0].loss, plateau_from_text(o.plateau), o.early_stop);
+            report_verdict(step, verdict, watch, directory, trainer.comm());
+            if (verdict == ValidationWatch::Verdict::lower_rate) trainer.scale_rate(watch.rate_factor());
+            if (verdict == ValidationWatch::Verdict::stop) look = Look::stops_early;
+        }
     }
     if (samples) record_sample(step, evaluation.print_sample(step), directory);
     if (records) record_fp8(step, *trainer.fp8(), trainer.stream(), directory);
-    return Look::taken;
+    return look;
 }
 
 }  // namespace llmc

@@ -13,6 +13,7 @@
 #include "llmc/optim/loss_scale.h"
 #include "llmc/run/gpu_table.h"
 #include "llmc/run/profile.h"
+#include "llmc/run/validation_watch.h"
 
 namespace llmc {
 namespace {
@@ -96,11 +97,23 @@ const Flag kRows[] = {
 
     heading("Optimization"),
     flag('l', "lr", "X", &Options::lr, {.min_open = true}, "peak learning rate"),
-    flag('k', "schedule", "NAME", &Options::schedule, {.words = {"cosine", "linear", "constant", "wsd"}},
-         "cosine, linear, constant or wsd (constant, then decay over the last fifth)"),
+    flag('k', "schedule", "NAME", &Options::schedule, {.words = {"cosine", "linear", "constant", "wsd", "wsd-linear"}},
+         "cosine, linear, constant, wsd (constant, then down by 1 - sqrt) or wsd-linear (constant, then down in a "
+         "line)"),
     flag('u', "warmup", "N", &Options::warmup, {}, "steps of linear warm-up"),
     flag('q', "final-lr-fraction", "X", &Options::final_lr_fraction, {.max = 1},
          "final learning rate as a fraction of the peak"),
+    flag(0, "cooldown", "X", &Options::cooldown, {.max = 1, .min_open = true},
+         "the part of the steps, at their end, in which wsd and wsd-linear go down"),
+    flag(0, "restart-every", "N", &Options::restart_every, {},
+         "cosine that starts again at the peak: the first time N steps after the warm-up; 0: never"),
+    flag(0, "restart-factor", "K", &Options::restart_factor, {.min = 1, .max = 1000},
+         "each time after K times as many steps as the time before"),
+    flag(0, "plateau", "RULE", &Options::plateau, {.check = plateau_from_text},
+         "FACTOR,PATIENCE, as in 0.5,3: the rate goes on at FACTOR of what it was when more than PATIENCE regular "
+         "validations in a row have not been better than the best; off: it does not"),
+    flag(0, "early-stop", "N", &Options::early_stop, {},
+         "end the run, as if it were complete, after more than N such validations; 0: never"),
     flag('c', "weight-decay", "X", &Options::weight_decay, {}, "AdamW weight decay on matrices and embeddings"),
     flag(0, "beta1", "X", &Options::beta1, {.max = 1, .max_open = true}, "AdamW decay of the first moment"),
     flag(0, "beta2", "X", &Options::beta2, {.max = 1, .max_open = true}, "AdamW decay of the second moment"),

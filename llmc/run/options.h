@@ -54,6 +54,11 @@ struct Options {
     std::string schedule = "cosine";
     int64_t warmup = 0;
     double final_lr_fraction = 0;
+    double cooldown = 0.2;      // of wsd
+    int64_t restart_every = 0;  // steps; 0 = never
+    int64_t restart_factor = 1;
+    std::string plateau = "off";  // see plateau_from_text()
+    int64_t early_stop = 0;       // validations; 0 = off
     double weight_decay = 0.1;
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
     double clip = 1.0;  // 0 = off

@@ -81,8 +81,8 @@ std::string memory_section(const PlanInputs& in, const MemoryByKind& m, size_t r
     text += row("total", format_bytes(total),
                 strprintf("%s %s, which has %s", total <= in.available() ? "fits into" : "DOES NOT FIT into",
                           in.gpu.match.c_str(), format_bytes(in.available()).c_str()));
-    return text + row("host memory", format_bytes(m.staging),
-                      "pinned, a checkpoint's copy; none with --checkpoint-local");
+    return text +
+           row("host memory", format_bytes(m.staging), "pinned, a checkpoint's copy; none with --checkpoint-local");
 }
 
 std::string speed_line(const ModelConfig& model, const PlanInputs& in, const std::string& precision, double ms) {

@@ -75,6 +75,19 @@ void record_memory_outside(int64_t step, const DeviceInfo& opened, size_t reserv
         {{"step", step}, {"memory_outside", {{"free", free_now}, {"taken", taken}, {"reserved", reserve}}}});
 }
 
+void report_verdict(int64_t step, ValidationWatch::Verdict verdict, const ValidationWatch& watch,
+                    RunDirectory& directory, const Comm& comm) {
+    if (verdict == ValidationWatch::Verdict::none || !comm.is_main()) return;
+    const bool stops = verdict == ValidationWatch::Verdict::stop;
+    std::printf(
+        "step %lld: no better validation loss in %lld validations: %s\n", static_cast<long long>(step),
+        static_cast<long long>(watch.since_best()),
+        stops
+            ? "the run ends here (--early-stop)"
+            : strprintf("the learning rate goes on at %g of the schedule's (--plateau)", watch.rate_factor()).c_str());
+    if (!stops) directory.append({{"step", step}, {"rate_factor", watch.rate_factor()}});
+}
+
 void report_fallback(int64_t step, const Fp8Fallback& fallback, const Fp8Registry& fp8, const Comm& comm,
                      RunDirectory& directory) {
     const std::string& layer = fp8.layer_name(fallback.layer);

@@ -7,6 +7,7 @@
 #include "llmc/fp8/registry.h"
 #include "llmc/run/metrics.h"
 #include "llmc/run/plan.h"
+#include "llmc/run/validation_watch.h"
 
 namespace llmc {
 
@@ -27,6 +28,10 @@ void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, Run
 // device.
 void record_memory_outside(int64_t step, const DeviceInfo& opened, size_t reserve, const Comm& comm,
                            RunDirectory& directory);
+
+// The learning rate is lowered (--plateau), or the run ends (--early-stop); for the terminal too.
+void report_verdict(int64_t step, ValidationWatch::Verdict verdict, const ValidationWatch& watch,
+                    RunDirectory& directory, const Comm& comm);
 
 // A layer that leaves FP8, because of what `step` has shown; for the terminal too.
 void report_fallback(int64_t step, const Fp8Fallback& fallback, const Fp8Registry& fp8, const Comm& comm,

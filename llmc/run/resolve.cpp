@@ -89,6 +89,10 @@ void resolve_steps(Options& o, int64_t train_tokens) {
                 with_commas(train_tokens).c_str(), with_commas(o.total_batch).c_str()));
         }
     }
+    if ((o.plateau != "off" || o.early_stop > 0) && (o.val.empty() || o.val_every == 0 || o.val_batches == 0))
+        refuse("--plateau and --early-stop go by validation losses: they need -j, and neither -v 0 nor -m 0");
+    if (o.restart_every > 0 && o.schedule != "cosine")
+        refuse("--restart-every is of --schedule cosine, not of " + o.schedule);
     if (o.max_steps > 0 && o.warmup >= o.max_steps) {
         refuse(strprintf("--warmup %lld leaves nothing of the %lld steps (-x%s); use a smaller -u",
                          static_cast<long long>(o.warmup), static_cast<long long>(o.max_steps),

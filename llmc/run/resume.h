@@ -13,14 +13,16 @@
 #include "llmc/run/metrics.h"
 #include "llmc/run/options.h"
 #include "llmc/run/ranks.h"
+#include "llmc/run/validation_watch.h"
 
 namespace llmc {
 
 // Where a run is, beside the state of its Trainer.
 struct RunPosition {
     std::string run_id;
-    int64_t step = 0;          // finished
-    int64_t data_step = 0;     // whose data comes next, counted from 0: `step`, and what --skip-data has left out
+    int64_t step = 0;       // finished
+    int64_t data_step = 0;  // whose data comes next, counted from 0: `step`, and what --skip-data has left out
+    ValidationWatch watch;
     bool reports_due = false;  // what follows a step (validation, samples, records) was put off by a stop
     int64_t saved = -1;        // step of the checkpoint in --out that it was resumed from; -1: none
     RunFileSizes files;

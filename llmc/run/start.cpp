@@ -71,6 +71,7 @@ template <class Real>
 RunPosition start(Trainer<Real>& trainer, const Options& o, Ranks& ranks, std::optional<Resumed>& resumed) {
     if (resumed) {
         restore(trainer, ranks, *resumed);
+        if (o.plateau != "off") trainer.scale_rate(resumed->position.watch.rate_factor());
         resumed->checkpoint.reset();  // its files, which may have to be deleted
         return resumed->position;
     }

@@ -60,8 +60,10 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
                                                         {{"cosine", ScheduleKind::cosine},
                                                          {"linear", ScheduleKind::linear},
                                                          {"constant", ScheduleKind::constant},
-                                                         {"wsd", ScheduleKind::wsd}});
-    config.schedule = {schedule, o.lr, o.warmup, o.max_steps, o.final_lr_fraction};
+                                                         {"wsd", ScheduleKind::wsd},
+                                                         {"wsd-linear", ScheduleKind::wsd_linear}});
+    config.schedule = {schedule,        o.lr, o.warmup, o.max_steps, o.final_lr_fraction, o.cooldown, o.restart_every,
+                       o.restart_factor};
     config.adamw = {o.beta1, o.beta2, o.eps, o.weight_decay};
     config.clip = o.clip;
     config.loss_scale = loss_scale_config(o.loss_scale);

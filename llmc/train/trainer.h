@@ -73,6 +73,8 @@ public:
 
     // `continues`: nothing has run since the step before. `count_losses`: casts to FP8 count what they lose.
     void begin_step(bool continues, bool count_losses);
+    // See Optimizer.
+    void scale_rate(double factor) { optimizer_.scale_rate(factor); }
     // tokens, targets (B, T), on the host. `weight`: of this micro-batch in the step's loss, beside the others.
     void micro_step(const int* tokens, const int* targets, float weight = 1.0f);
     // Optimizer, FP8 scales, layers that leave FP8 (returned), and the working copies for the next step.

@@ -486,6 +486,44 @@ class Refused(Case):
         self.succeeds(self.run_.run("--resume", "auto", "--stop-after", "1"))
 
 
+class ValidationWatch(Case):
+    """A rate that falls, and an end, by validation losses: with a rate of nothing there are no better ones."""
+
+    FLAGS = ["--lr", "1e-30", "--schedule", "constant", "--max-steps", "10", "--val-every", "1"]
+
+    def test_plateau(self):
+        flags = [*self.FLAGS, "--plateau", "0.5,2"]
+        records = whole_run(*flags).records()
+        rates = [record["lr"] / 1e-30 for record in records if "loss" in record]
+        # Validations 1 to 3 are no better than the one at step 0; then 4 to 6, then 7 to 9.
+        for rate, expected in zip(rates, [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125], strict=True):
+            self.assertAlmostEqual(rate, expected, places=5)
+        self.assertEqual([(r["step"], r["rate_factor"]) for r in records if "rate_factor" in r],
+                         [(3, 0.5), (6, 0.25), (9, 0.125)])
+        for last in (2, 3, 5):
+            with self.subTest(last=last):
+                stopped = Directory()
+                self.succeeds(stopped.run(*flags, "--stop-after", str(last)))
+                self.succeeds(stopped.run(*flags, "--resume", "latest"))
+                self.assertEqual(stopped.records(), records)
+
+    def test_early_stop(self):
+        run_ = Directory()
+        result = run_.run(*self.FLAGS, "--early-stop", "3")
+        self.succeeds(result)
+        self.assertIn("step 4: no better validation loss in 4 validations: the run ends here", result.out)
+        self.assertEqual(max(record["step"] for record in run_.records()), 4)
+        self.assertTrue(os.path.exists(os.path.join(run_.path, "model.safetensors")))
+        self.succeeds(run_.run(*self.FLAGS, "--early-stop", "3", "--resume", "latest"))
+        self.assertEqual(max(record["step"] for record in run_.records()), 4)
+        self.succeeds(run_.run(*self.FLAGS, "--resume", "latest"))
+        self.assertEqual(max(record["step"] for record in run_.records()), 10)
+
+    def test_without_validations(self):
+        for flags in (["--plateau", "0.5,2"], ["--early-stop", "1"]):
+            self.refused(Directory().run(*flags, "--val-every", "0"), FLAGS_CODE, "--plateau and --early-stop")
+
+
 class Signals(Case):
     def stop(self, ready, number, *flags, env=None):
         """Sends a signal when a line of output says that the run is ready for it."""

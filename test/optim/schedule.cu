@@ -12,7 +12,8 @@ using namespace llmc::test;
 
 namespace {
 
-const ScheduleKind kKinds[] = {ScheduleKind::cosine, ScheduleKind::linear, ScheduleKind::constant, ScheduleKind::wsd};
+const ScheduleKind kKinds[] = {ScheduleKind::cosine, ScheduleKind::linear, ScheduleKind::constant, ScheduleKind::wsd,
+                               ScheduleKind::wsd_linear};
 
 bool near(double a, double b) { return std::fabs(a - b) <= 1e-15; }
 
@@ -66,6 +67,43 @@ TEST_CASE("wsd stays at the peak, then falls over the last fifth") {
     CHECK(near(learning_rate(config, 200), 1e-4));
 }
 
+TEST_CASE("wsd: the length of the cooldown, and one in a line") {
+    const ScheduleConfig config{ScheduleKind::wsd_linear, 1e-3, 10, 200, 0.1, 0.5};
+    CHECK(learning_rate(config, 99) == 1e-3);
+    CHECK(near(learning_rate(config, 100), 1e-3));
+    CHECK(near(learning_rate(config, 150), 5.5e-4));
+    CHECK(near(learning_rate(config, 199), 1e-4 + 9e-4 * 0.01));
+    CHECK(near(learning_rate(config, 200), 1e-4));
+    // A cooldown of everything begins behind the warm-up.
+    const ScheduleConfig all{ScheduleKind::wsd, 1e-3, 10, 110, 0, 1.0};
+    CHECK(near(learning_rate(all, 10), 1e-3));
+    CHECK(near(learning_rate(all, 35), 0.5e-3));
+    // A fifth is the same as ever: from the fourth fifth's end, rounded down.
+    for (int64_t steps = 1; steps <= 2000; steps++) {
+        const ScheduleConfig fifth{ScheduleKind::wsd, 1.0, 0, steps, 0};
+        const int64_t start = steps * 4 / 5;
+        if (start > 0) REQUIRE(learning_rate(fifth, start - 1) == 1.0);
+        REQUIRE(learning_rate(fifth, start) == 1.0);  // nothing of the cooldown has passed
+        if (start + 1 < steps) REQUIRE(learning_rate(fifth, start + 1) < 1.0);
+    }
+}
+
+// The definition of SGDR: eta_min + (eta_max - eta_min) (1 + cos(pi T_cur / T_i)) / 2, T_i = T_0 T_mult^i.
+TEST_CASE("cosine: warm restarts") {
+    for (const int64_t factor : {1, 2, 3}) {
+        const ScheduleConfig config{ScheduleKind::cosine, 1e-3, 5, 20, 0.1, 0.2, 10, factor};
+        int64_t current = 0, period = 10;
+        for (int64_t step = 5; step < 2000; step++) {
+            CAPTURE(factor);
+            CAPTURE(step);
+            const double angle = M_PI * static_cast<double>(current) / static_cast<double>(period);
+            REQUIRE(near(learning_rate(config, step), 1e-4 + 9e-4 * 0.5 * (1 + std::cos(angle))));
+            if (++current == period) current = 0, period *= factor;
+        }
+        CHECK(learning_rate(config, 15) == 1e-3);
+    }
+}
+
 TEST_CASE("after the warm-up no schedule rises, and none leaves [final, peak]") {
     for (const ScheduleKind kind : kKinds)
         for (const double final_fraction : {0.0, 0.1, 1.0})
@@ -100,7 +138,7 @@ TEST_CASE("half_cosine agrees with the library") {
 TEST_CASE("the device computes the host's bits") {
     const int64_t steps = 1000;
     for (const ScheduleKind kind : kKinds) {
-        const ScheduleConfig config{kind, 6e-4, 37, 900, 0.07};
+        const ScheduleConfig config{kind, 6e-4, 37, 900, 0.07, 0.3, kind == ScheduleKind::cosine ? 100 : 0, 2};
         DeviceArray<double> out(steps);
         launch<learning_rate_kernel>({dim3{4}, 256, 0, test_stream()}, {llmc::out(out.get(), steps)}, out.get(), config,
                                      steps);

@@ -126,6 +126,7 @@ std::string sample_text(const Flag& flag) {
         if (word != by_default) return word;
     const std::map<std::string, std::string> checked = {{"fp8-fallback", "0.01,0.5,10"},
                                                         {"loss-scale", "256"},
+                                                        {"plateau", "0.5,3"},
                                                         {"gpu", "h100"},
                                                         {"profile-steps", "5"},
                                                         {"kernels", "gelu_fp8,attention_fp8"}};

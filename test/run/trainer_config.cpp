@@ -57,6 +57,7 @@ TEST_CASE("trainer config: words become what they say") {
     CHECK(with(&Options::schedule, "linear").schedule.kind == ScheduleKind::linear);
     CHECK(with(&Options::schedule, "constant").schedule.kind == ScheduleKind::constant);
     CHECK(with(&Options::schedule, "wsd").schedule.kind == ScheduleKind::wsd);
+    CHECK(with(&Options::schedule, "wsd-linear").schedule.kind == ScheduleKind::wsd_linear);
     CHECK(with(&Options::fp8_recipe, "mxfp8").fp8->recipe == Fp8Recipe::mxfp8);
     CHECK(!with(&Options::fp8_grad, "e5m2").fp8->e4m3_gradients);
     CHECK(with(&Options::fp8_grad, "e4m3").fp8->e4m3_gradients);
