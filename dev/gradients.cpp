@@ -42,7 +42,7 @@ ordered_json measure(const Options& o, const ShardSet& shards) {
     loader.next(tokens.data(), targets.data());
     trainer.begin_step(false, false);
     trainer.micro_step(tokens.data(), targets.data());
-    Gpt2<Real>& model = trainer.model();
+    Transformer<Real>& model = trainer.model();
     const stream_t stream = trainer.stream();
     ordered_json result = {{"precision", o.precision},
                            {"recipe", o.precision == "fp8" ? o.fp8_recipe : ""},

@@ -132,7 +132,7 @@ std::vector<float> transpose(const std::vector<float>& in, int64_t rows, int64_t
 }
 
 std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
-    const bool transposes = config.table(config).hf_transposed;
+    const bool transposes = config.table().hf_transposed;
     std::vector<HfTensor> tensors;
     for (const TensorRow& row : all_tensors(config)) {
         HfTensor tensor{row.name, {kPrefix + row.hf_name, "F32", {row.rows}}, false};

@@ -37,7 +37,7 @@ struct Slice {
 
 // The file's order: the table's, but for all layers of a kind behind each other.
 std::vector<Slice> slices(const ModelConfig& model, int64_t padded_vocab) {
-    const ModelTable table = model.table(model);
+    const ModelTable table = model.table();
     std::vector<Slice> all;
     int64_t at = 0;
     const auto add = [&](const TensorRow& row) {

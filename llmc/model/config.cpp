@@ -162,7 +162,7 @@ int ModelConfig::padded_vocab() const { return (vocab + 127) / 128 * 128; }
 int ModelConfig::head_dim() const { return heads > 0 ? channels / heads : 0; }
 
 int64_t ModelConfig::parameters() const {
-    const ModelTable tensors = table(*this);
+    const ModelTable tensors = table();
     int64_t sum = layers * tensors.block_parameters();
     for (const auto* rows : {&tensors.embedding, &tensors.final})
         for (const TensorRow& row : *rows) sum += row.count();
@@ -172,11 +172,11 @@ int64_t ModelConfig::parameters() const {
 int64_t ModelConfig::padded_parameters() const { return parameters() + int64_t{padded_vocab() - vocab} * channels; }
 
 int64_t ModelConfig::matrix_parameters() const {
-    return layers * table(*this).block_matrix_parameters() + int64_t{vocab} * channels;
+    return layers * table().block_matrix_parameters() + int64_t{vocab} * channels;
 }
 
 double ModelConfig::attention_flops_per_token(int T) const {
-    return table(*this).attention ? 6.0 * layers * static_cast<double>(channels) * T : 0;
+    return table().attention ? 6.0 * layers * static_cast<double>(channels) * T : 0;
 }
 
 double ModelConfig::flops_per_token(int T) const {

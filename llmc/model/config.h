@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/model/model_table.h"
+#include "llmc/model/architecture.h"
 
 namespace llmc {
 
@@ -16,9 +16,9 @@ struct ModelConfig {
     int channels = 0;  // C
     int vocab = 0;     // V; 0 in a file that leaves it to the data
     int context = 0;   // longest sequence; 0 in a file that leaves it to -t
-    // The tensors of this architecture: GPT-2's, or those of another type of block.
-    ModelTable (*table)(const ModelConfig&) = gpt2_table;
+    const Architecture* architecture = &kGpt2;
 
+    ModelTable table() const { return architecture->table(*this); }
     int padded_vocab() const;  // Vp: V rounded up to 128; the extra rows are never predicted
     int head_dim() const;      // C / NH
 

@@ -8,8 +8,8 @@ namespace llmc {
 
 // `position`: of the token among the sampled ones. The result is a function of tokens, settings and position: what the
 // model has left of earlier calls saves time alone.
-template <class Real, template <class> class Block>
-int generate_token(Transformer<Real, Block>& model, const std::vector<int>& tokens, const SamplerSettings& settings,
+template <class Real>
+int generate_token(Transformer<Real>& model, const std::vector<int>& tokens, const SamplerSettings& settings,
                    uint64_t position, stream_t stream) {
     const int length = static_cast<int>(tokens.size()), begin = window_begin(length, model.most_tokens());
     return sample_token(model.next_token_logits(tokens.data() + begin, length - begin, stream), settings, position);

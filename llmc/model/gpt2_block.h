@@ -1,44 +1,27 @@
 // A block of GPT-2 (Radford et al. 2019): pre-norm, causal attention and an MLP with GELU in its tanh form, biases
-// everywhere. Its tensors are in gpt2_table() below.
+// everywhere. Its tensors are in gpt2_table().
 #pragma once
+#include "llmc/model/block.h"
 #include "llmc/model/norm.h"
 
 namespace llmc {
 
-// The residual stream between two blocks: residual + branch, where branch is the last projection's output, which the
-// next norm adds. Without a branch, residual is all of it.
-template <class Real>
-struct ResidualStream {
-    const Real* residual;  // (N, C)
-    const Real* branch;    // (N, C)
-};
+ModelTable gpt2_table(const ModelConfig& config);
 
 template <class Real>
-class Gpt2Block {
+class Gpt2Block : public Block<Real> {
 public:
     Gpt2Block(ModelContext<Real>& context, int layer);
 
-    static ModelTable table(const ModelConfig& config) { return gpt2_table(config); }
-    // Floats that a pass needs for partial sums.
     static size_t scratch(const ModelConfig& config, int B, int T);
 
-    // Where the stream goes that this block starts from: the norm before it adds it up here. (N, C)
-    Real* residual() const { return residual_; }
-    // The layer whose output is the branch that forward returns.
-    Linear<Real>& last_layer() { return fc_proj_; }
-    const Linear<Real>& last_layer() const { return fc_proj_; }
-
-    ResidualStream<Real> forward(const ResidualStream<Real>& in, const Pass& pass);
-    // Forward of the rows from `first` on, pass.N() of them, of one sequence whose earlier rows have come this way and
-    // are still here; for inference alone. Both streams begin at the sequence's first row.
-    ResidualStream<Real> decode(const ResidualStream<Real>& in, int first, const Pass& pass);
-    // Whether rows are still here after other blocks have run.
-    bool keeps_rows() const { return level_ < Recompute::block; }
-    // What forward has not kept, made again in front of backward.
-    void recompute(const Pass& pass);
-    // From the gradient of the stream behind the block to that in front of it, in place; `before`: the layer that was
-    // last added there (nullptr: none).
-    Gradient<Real> backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass);
+    Real* residual() const override { return residual_; }
+    Linear<Real>& last_layer() override { return fc_proj_; }
+    ResidualStream<Real> forward(const ResidualStream<Real>& in, const Pass& pass) override;
+    ResidualStream<Real> decode(const ResidualStream<Real>& in, int first, const Pass& pass) override;
+    bool keeps_rows() const override { return level_ < Recompute::block; }
+    void recompute(const Pass& pass) override;
+    Gradient<Real> backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) override;
 
 private:
     void forward_to_gelu(const ResidualStream<Real>& in, const Pass& pass);

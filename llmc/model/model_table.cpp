@@ -63,7 +63,7 @@ std::string block_prefix(int layer) { return "h." + std::to_string(layer) + ".";
 size_t final_unit(const ModelConfig& config) { return static_cast<size_t>(config.layers) + 1; }
 
 std::vector<Unit> parameter_units(const ModelConfig& config) {
-    const ModelTable table = config.table(config);
+    const ModelTable table = config.table();
     std::vector<Unit> units{unit_of("embedding", "", table.embedding)};
     for (int l = 0; l < config.layers; l++)
         units.push_back(unit_of("block " + std::to_string(l), block_prefix(l), table.block));
@@ -74,13 +74,13 @@ std::vector<Unit> parameter_units(const ModelConfig& config) {
 std::vector<std::string> linear_names(const ModelConfig& config) {
     const std::string ending = ".weight";
     std::vector<std::string> names;
-    for (const TensorRow& row : config.table(config).block)
+    for (const TensorRow& row : config.table().block)
         if (row.is_matrix()) names.push_back(row.name.substr(0, row.name.size() - ending.size()));
     return names;
 }
 
 std::vector<TensorRow> all_tensors(const ModelConfig& config) {
-    const ModelTable table = config.table(config);
+    const ModelTable table = config.table();
     std::vector<TensorRow> all = table.embedding;
     for (int l = 0; l < config.layers; l++)
         for (TensorRow row : table.block) {

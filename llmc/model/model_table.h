@@ -41,9 +41,6 @@ struct ModelTable {
     int64_t block_matrix_parameters() const;
 };
 
-// GPT-2's (Radford et al. 2019).
-ModelTable gpt2_table(const ModelConfig& config);
-
 // ---- what follows from a config's table ----
 
 // Units: 0 the embedding, 1 to L the blocks, L + 1 the final norm (the head is the embedding).

@@ -1,4 +1,12 @@
-#include "llmc/model/transformer_impl.h"
+#include "llmc/model/transformer.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "llmc/comm/comm_range.h"
+#include "llmc/device/transfer.h"
+#include "llmc/kernels/classifier.h"
+#include "llmc/kernels/embedding.h"
 
 namespace llmc {
 
@@ -7,7 +15,344 @@ int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit) {
     return static_cast<int>(std::min<size_t>(static_cast<size_t>(N), std::max<size_t>(rows, 128)));
 }
 
-template class Transformer<float, Gpt2Block>;
-template class Transformer<bf16, Gpt2Block>;
+template <class Real>
+Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, Gradients& gradients,
+                                      Matmul& matmul)
+    : config_(setup.config),
+      B_(setup.B),
+      T_(setup.T),
+      recompute_(setup.recompute),
+      weights_(weights),
+      gradients_(gradients),
+      matmul_(matmul),
+      linear_(weights, gradients, matmul, setup.fp8, setup.fp8_layers),
+      context_{config_, B_, T_, setup.recompute, setup.kernels, weights, gradients, linear_, activations_},
+      blocks_([&] {
+          std::vector<std::unique_ptr<Block<Real>>> blocks;
+          const MakeBlock<Real> make = setup.config.architecture->template block<Real>();
+          for (int l = 0; l < setup.config.layers; l++) blocks.push_back(make(context_, l));
+          return blocks;
+      }()),
+      head_(linear_, kHeadLayer,
+            logits_chunk(setup.B * setup.T, setup.config.padded_vocab(), sizeof(Real), setup.logits_bytes),
+            {.kind = kHeadLayer, .from_working_copy = true}, "wte"),
+      final_norm_(context_, "lnf", true),
+      wte_(weights.table().find("wte")),
+      wpe_(weights.table().find("wpe")) {
+    linear_.finish_planning();
+    const size_t N = context_.N(), C = context_.C();
+    const int n = B_ * T_;
+    for (Real** tensor : {&residual_final_, &lnf_, &dresidual_}) activations_.plan(tensor, N * C);
+    activations_.plan_shared("dbranch", &dlnf_, N * C);  // the blocks' backward comes behind it
+    activations_.plan(&losses_, N);
+    workspace_.plan(&logits_, static_cast<size_t>(head_.rows()) * static_cast<size_t>(config_.padded_vocab()));
+    workspace_.plan(&scratch_, config_.architecture->scratch(config_, B_, T_));
+    for (int** tensor : {&tokens_, &targets_}) workspace_.plan(tensor, N);
+    workspace_.plan(&sorted_, token_sort_size(n));
+    workspace_.plan(&loss_sums_, 2);
+    workspace_.plan(&loss_counts_, 2);
+    workspace_.plan(&loss_workspace_, weights.layout().comm().template all_reduce_workspace<double>(1));
+    for (const Unit& unit : weights.table().units()) {
+        forward_names_.push_back(unit.name + " forward");
+        backward_names_.push_back(unit.name + " backward");
+    }
+}
+
+template <class Real>
+Transformer<Real>::~Transformer() {
+    for (Staging& staging : staging_) {
+        if (!staging.memory) continue;
+        tear_down([&] { synchronize(staging.copied); });
+        tear_down([&] { pinned_free(staging.memory); });
+        tear_down([&] { destroy_event(staging.copied); });
+    }
+}
+
+template <class Real>
+void Transformer<Real>::allocate(stream_t stream) {
+    activations_.allocate();
+    workspace_.allocate();
+    linear_.allocate(stream);
+    for (const auto& block : blocks_) block->allocated(stream);
+    const size_t sorted = token_sort_size(B_ * T_);
+    for (Staging& staging : staging_) {
+        staging.memory = static_cast<int*>(pinned_malloc((2 * context_.N() + sorted) * sizeof(int)));
+        staging.copied = create_event();
+    }
+}
+
+template <class Real>
+void Transformer<Real>::initialize(uint64_t seed, stream_t stream) {
+    for (const TensorRow& row : all_tensors(config_)) {
+        const ParameterTable::Place place = weights_.table().find(row.name);
+        weights_.set_tensor(place.unit, place.tensor, initial_values(config_, row, seed), stream);
+    }
+}
+
+template <class Real>
+int64_t Transformer<Real>::fp8_products() const {
+    int64_t products = 0;
+    for (const Linear<Real>* layer : linear_.all())
+        if (layer->is_fp8()) products += 3 * (layer == &head_ ? head_chunks() : 1);
+    if (recompute_ != Recompute::block) return products;
+    for (const Linear<Real>* layer : linear_.all())
+        if (layer->is_fp8() && layer->is_recomputed()) products++;
+    for (const auto& block : blocks_)  // whose last product recomputation leaves out
+        if (block->last_layer().is_fp8()) products--;
+    return products;
+}
+
+// Tokens go through pinned memory; their counting sort, which the embedding's backward reads, is made here on the host.
+template <class Real>
+void Transformer<Real>::upload(const int* tokens, const int* targets, int n, bool sort, stream_t stream) {
+    Staging& staging = staging_[next_staging_];
+    next_staging_ ^= 1;
+    synchronize(staging.copied);  // the copy of two micro-batches ago
+    const size_t count = static_cast<size_t>(n);
+    std::copy(tokens, tokens + n, staging.memory);
+    copy_to_device(tokens_, staging.memory, count * sizeof(int), stream);
+    if (targets) {
+        std::copy(targets, targets + n, staging.memory + count);
+        copy_to_device(targets_, staging.memory + count, count * sizeof(int), stream);
+    }
+    if (sort) {
+        sort_tokens(staging.memory + 2 * count, tokens, n);
+        copy_to_device(sorted_, staging.memory + 2 * count, token_sort_size(n) * sizeof(int), stream);
+    }
+    record(staging.copied, stream);
+}
+
+// ---- forward -------------------------------------------------------------------------------------------------------
+
+template <class Real>
+void Transformer<Real>::embed(const Pass& pass) {
+    embedding_forward(blocks_.front()->residual(), tokens_, weights_.weight(wte_), weights_.weight(wpe_), pass.B, pass.T,
+                      config_.channels, config_.padded_vocab(), pass.stream);
+}
+
+template <class Real>
+void Transformer<Real>::forward(const Pass& pass) {
+    const ProfileRange whole("forward");
+    const stream_t stream = pass.stream;
+    const size_t embedding = embedding_unit(), final = final_unit(config_);
+
+    weights_.gather(embedding, stream);
+    {
+        const ProfileRange range(forward_names_[embedding].c_str(), stream);
+        embed(pass);
+    }
+    weights_.release(embedding, stream);
+
+    ResidualStream<Real> x{blocks_.front()->residual(), nullptr};
+    for (int l = 0; l < config_.layers; l++) {
+        weights_.gather(block_unit(l), stream);
+        {
+            const ProfileRange range(forward_names_[block_unit(l)].c_str(), stream);
+            x = blocks_[static_cast<size_t>(l)]->forward(x, pass);
+        }
+        weights_.release(block_unit(l), stream);
+    }
+
+    weights_.gather(final, stream);
+    {
+        const ProfileRange range(forward_names_[final].c_str(), stream);
+        final_norm_.forward(lnf_, residual_final_, x.residual, x.branch, pass);
+    }
+    weights_.release(final, stream);
+}
+
+// The head and the loss in chunks of rows, so that the logits never exist whole. In training each chunk's logits become
+// their gradient in place, and leave that of lnf in dlnf and that of wte in the gradients.
+template <class Real>
+void Transformer<Real>::loss_and_head_gradients(float loss_weight, const float* loss_scale, const Pass& pass) {
+    const int V = config_.vocab, Vp = config_.padded_vocab();
+    const bool training = pass.kind == PassKind::training;
+    weights_.gather(embedding_unit(), pass.stream);
+    if (training) gradients_.acquire(embedding_unit(), pass.stream);
+    {
+        const ProfileRange range("head and loss", pass.stream);
+        for (int row = 0; row < pass.N(); row += head_.rows()) {
+            const int rows = std::min(head_.rows(), pass.N() - row);
+            const size_t begin = static_cast<size_t>(row) * context_.C();
+            Pass chunk = pass.over(rows);
+            chunk.accumulate |= row > 0;
+            const Operand<Real> lnf = head_.input(lnf_ + begin, nullptr, chunk);
+            head_.forward(logits_, lnf, chunk);
+            softmax_cross_entropy(logits_, losses_ + row, targets_ + row, loss_weight, loss_scale, rows, V, Vp,
+                                  training, pass.stream);
+            if (training) head_.backward(dlnf_ + begin, {logits_}, lnf, chunk);
+        }
+    }
+    weights_.release(embedding_unit(), pass.stream);
+}
+
+// ---- backward ------------------------------------------------------------------------------------------------------
+
+template <class Real>
+void Transformer<Real>::backward(const Pass& pass) {
+    const ProfileRange whole("backward");
+    const stream_t stream = pass.stream;
+    const size_t embedding = embedding_unit(), final = final_unit(config_);
+
+    Gradient<Real> dstream;
+    weights_.gather(final, stream);
+    gradients_.acquire(final, stream);
+    {
+        const ProfileRange range(backward_names_[final].c_str(), stream);
+        dstream = final_norm_.backward(dresidual_, nullptr, dlnf_, residual_final_, &blocks_.back()->last_layer(), pass);
+    }
+    weights_.release(final, stream);
+    gradients_.reduce(final, stream);
+
+    for (int l = config_.layers - 1; l >= 0; l--) {
+        Block<Real>& block = *blocks_[static_cast<size_t>(l)];
+        Linear<Real>* const before = l > 0 ? &blocks_[static_cast<size_t>(l - 1)]->last_layer() : nullptr;
+        weights_.gather(block_unit(l), stream);
+        gradients_.acquire(block_unit(l), stream);
+        {
+            const ProfileRange range(backward_names_[block_unit(l)].c_str(), stream);
+            block.recompute(pass.as(PassKind::recompute));
+            dstream = block.backward(dstream, before, pass);
+        }
+        weights_.release(block_unit(l), stream);
+        gradients_.reduce(block_unit(l), stream);
+    }
+
+    {
+        const ProfileRange range(backward_names_[embedding].c_str(), stream);
+        embed_backward(pass);
+    }
+    gradients_.reduce(embedding, stream);  // with the head's part, which was there first
+}
+
+template <class Real>
+void Transformer<Real>::embed_backward(const Pass& pass) {
+    float* dwpe = gradients_.gradient(wpe_);
+    if (!pass.accumulate) set_bytes(dwpe, 0, weights_.table().tensor(wpe_).count() * sizeof(float), pass.stream);
+    embedding_backward(gradients_.gradient(wte_), dwpe, sorted_, dresidual_, pass.B, pass.T, config_.channels,
+                       config_.padded_vocab(), pass.stream);
+}
+
+// ---- what the trainer calls ----------------------------------------------------------------------------------------
+
+template <class Real>
+void Transformer<Real>::train_micro_step(const int* tokens, const int* targets, float loss_weight,
+                                                const float* loss_scale, bool first, stream_t stream, bool last) {
+    forget_rows();
+    const Pass training = pass(PassKind::training, B_, T_, !first && gradients_.layout().accumulates(), stream);
+    gradients_.begin_micro_step(first, last);
+    {
+        const ProfileRange range("upload tokens", stream);
+        upload(tokens, targets, training.N(), true, stream);
+    }
+    forward(training);
+    loss_and_head_gradients(loss_weight, loss_scale, training);
+    sum_losses(loss_sums_, loss_counts_, losses_, targets_, training.N(), !first, stream);
+    backward(training);
+    if (last) share_losses(0, stream);
+}
+
+template <class Real>
+void Transformer<Real>::share_losses(int which, stream_t stream) {
+    const Comm& comm = weights_.layout().comm();
+    if (comm.world() == 1) return;
+    const CommRange range("sum the loss", comm, stream);
+    comm.all_reduce(loss_sums_ + which, 1, ReduceOp::sum, loss_workspace_, stream);
+    comm.all_reduce(loss_counts_ + which, 1, ReduceOp::sum, loss_workspace_, stream);
+}
+
+template <class Real>
+void Transformer<Real>::evaluate(const int* tokens, const int* targets, bool first, stream_t stream) {
+    forget_rows();
+    const Pass evaluation = pass(PassKind::evaluation, B_, T_, false, stream);
+    upload(tokens, targets, evaluation.N(), false, stream);
+    forward(evaluation);
+    loss_and_head_gradients(0.0f, nullptr, evaluation);
+    sum_losses(loss_sums_ + 1, loss_counts_ + 1, losses_, targets_, evaluation.N(), !first, stream);
+}
+
+// ---- one token after the other -------------------------------------------------------------------------------------
+
+// Where the piece ends that begins at row `first`: FP8 products take whole multiples of tokens.
+template <class Real>
+int Transformer<Real>::piece_end(int first) const {
+    return std::min(first + std::max(16, linear_.token_multiple()), B_ * T_);
+}
+
+// Rows first to end - 1 of the one sequence whose tokens from `first` on are uploaded, piece by piece through one block
+// after the other. What the last block returns is for its last piece to be read.
+template <class Real>
+ResidualStream<Real> Transformer<Real>::decode(int first, int end, stream_t stream) {
+    const size_t C = context_.C(), begin = static_cast<size_t>(first) * C;
+    ResidualStream<Real> x{blocks_.front()->residual(), nullptr};
+    // The last piece may reach past the context, where no position has an embedding.
+    const int positions = std::min(end, config_.context) - first;
+    const size_t embedded = static_cast<size_t>(positions) * C, rest = static_cast<size_t>(end - first) * C - embedded;
+    weights_.gather(embedding_unit(), stream);
+    embedding_forward(blocks_.front()->residual() + begin, tokens_, weights_.weight(wte_), weights_.weight(wpe_) + begin,
+                      1, positions, config_.channels, config_.padded_vocab(), stream);
+    weights_.release(embedding_unit(), stream);
+    if (rest > 0) set_bytes(blocks_.front()->residual() + begin + embedded, 0, rest * sizeof(Real), stream);
+
+    for (int l = 0; l < config_.layers; l++) {
+        weights_.gather(block_unit(l), stream);
+        ResidualStream<Real> out{};
+        for (int row = first; row < end; row = piece_end(row))
+            out = blocks_[static_cast<size_t>(l)]->decode(
+                x, row, pass(PassKind::evaluation, 1, piece_end(row) - row, false, stream));
+        x = out;
+        weights_.release(block_unit(l), stream);
+    }
+    return x;
+}
+
+template <class Real>
+std::vector<NamedMemory> Transformer<Real>::activations() const {
+    const size_t bytes = context_.N() * context_.C() * sizeof(Real);
+    std::vector<NamedMemory> activations;
+    for (const Unit& unit : weights_.table().units()) {
+        const size_t next = activations.size();  // the block that begins with it
+        const Real* output = next < blocks_.size() ? blocks_[next]->residual() : residual_final_;
+        activations.push_back({"output of " + unit.name, output, bytes});
+    }
+    activations.back().address = lnf_;
+    activations.push_back({"losses", losses_, context_.N() * sizeof(float)});
+    return activations;
+}
+
+template <class Real>
+std::vector<float> Transformer<Real>::next_token_logits(const int* tokens, int length, stream_t stream) {
+    if (length < 1 || length > most_tokens())
+        throw Error(ExitCode::failure, strprintf("cannot run %d tokens through a context of %d (%d reserved)", length,
+                                                 config_.context, B_ * T_));
+    const auto known = std::mismatch(decoded_.begin(), decoded_.end(), tokens, tokens + length).first;
+    const int usable = std::min(static_cast<int>(known - decoded_.begin()), length - 1);
+    int first = 0, last = 0;  // pieces: the first that is computed, and the one of the last token
+    while (piece_end(first) <= usable) first = piece_end(first);
+    while (piece_end(last) < length) last = piece_end(last);
+    const int end = piece_end(last);
+    std::vector<int> padded(tokens + first, tokens + length);
+    padded.resize(static_cast<size_t>(end - first), 0);
+    decoded_.clear();
+    upload(padded.data(), nullptr, end - first, false, stream);
+    const ResidualStream<Real> x = decode(first, end, stream);
+    if (blocks_.front()->keeps_rows()) decoded_.assign(tokens, tokens + length);
+
+    const size_t begin = static_cast<size_t>(last) * context_.C();
+    weights_.gather(final_unit(config_), stream);
+    final_norm_.forward(lnf_, residual_final_, x.residual + begin, x.branch + begin,
+                        pass(PassKind::evaluation, 1, end - last, false, stream));
+    weights_.release(final_unit(config_), stream);
+    weights_.gather(embedding_unit(), stream);
+    matmul_.template forward<Real>(logits_, lnf_ + static_cast<size_t>(length - 1 - last) * context_.C(),
+                                   weights_.weight(wte_), nullptr, 1, config_.channels, config_.padded_vocab(), stream);
+    weights_.release(embedding_unit(), stream);
+    std::vector<float> logits;
+    for (const Real x : read_back(logits_, static_cast<size_t>(config_.vocab), stream)) logits.push_back(to_float(x));
+    return logits;
+}
+
+template class Transformer<float>;
+template class Transformer<bf16>;
 
 }  // namespace llmc

@@ -1,16 +1,15 @@
-// A decoder: embedding, a stack of blocks, a last norm, and a head with the loss. What a block is, Block says; here is
-// what all have in common. forward and backward are flat lists of calls in the order in which data moves.
-//
-// A Block has: scratch(config, B, T), residual(), last_layer(), forward(), decode(), keeps_rows(), recompute() and
-// backward(), as Gpt2Block has them; its tensors are in the table that ModelConfig::table points at.
+// A decoder: embedding, a stack of blocks, a last norm, and a head with the loss. What a block is, the model's
+// architecture says; here is what all have in common. forward and backward are flat lists of calls in the order in
+// which data moves.
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "llmc/model/gpt2_block.h"
+#include "llmc/model/block.h"
+#include "llmc/model/norm.h"
 
 namespace llmc {
 
@@ -30,7 +29,7 @@ struct ModelSetup {
     KernelSet kernels = KernelSet::common();
 };
 
-template <class Real, template <class> class Block = Gpt2Block>
+template <class Real>
 class Transformer {
 public:
     // Nothing is allocated before allocate().
@@ -117,7 +116,7 @@ private:
     Arena activations_{MemoryKind::activations}, workspace_{MemoryKind::workspace};
     LinearLayers<Real> linear_;
     ModelContext<Real> context_;
-    std::deque<Block<Real>> blocks_;
+    std::vector<std::unique_ptr<Block<Real>>> blocks_;
     Linear<Real> head_;
     Norm<Real> final_norm_;
     const ParameterTable::Place wte_, wpe_;  // (Vp, C), (context, C)
@@ -148,8 +147,5 @@ private:
     Staging staging_[2];
     int next_staging_ = 0;
 };
-
-template <class Real>
-using Gpt2 = Transformer<Real, Gpt2Block>;
 
 }  // namespace llmc

@@ -153,7 +153,7 @@ StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const s
     const double at = std::clamp(std::log2(T / 1024.0), 0.0, 1.0);
     const auto attention = [&](int n, const double(&tflops)[2]) {
         const double rate = (tflops[0] + at * (tflops[1] - tflops[0])) / kAttentionPeak * peak;
-        return model.table(model).attention ? n * L * T * C / rate : 0;
+        return model.table().attention ? n * L * T * C / rate : 0;
     };
     const double attention_forward = attention(2, rates.forward), attention_backward = attention(5, rates.backward);
     const double forward = L * C * (2 * kNormForward + fp8_share * kGeluForward) / bytes;

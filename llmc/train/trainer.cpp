@@ -1,6 +1,10 @@
+#include "llmc/train/trainer.h"
+
+#include <algorithm>
 #include <array>
 
-#include "llmc/train/trainer_impl.h"
+#include "llmc/device/trace.h"
+#include "llmc/device/transfer.h"
 
 namespace llmc {
 namespace {
@@ -9,8 +13,6 @@ Fp8Layers fp8_layers_of(const TrainerConfig& config) {
     if (!config.fp8) return {};
     return {config.fp8_layers, config.model.layers, linear_names(config.model)};
 }
-
-}  // namespace
 
 Sharding sharding_of(const TrainerConfig& config, const ParameterTable& table) {
     Sharding sharding = config.sharding;
@@ -43,11 +45,343 @@ size_t checksums_of_step(const ParameterTable& table) {
     return 8 * tensors + table.units().size() + 4;
 }
 
+}  // namespace
+
 size_t MemoryByKind::operator[](MemoryKind kind) const {
     return std::array{weights, gradients, optimizer, activations, workspace}[static_cast<size_t>(kind)];
 }
 
-template class Trainer<float, Gpt2Block>;
-template class Trainer<bf16, Gpt2Block>;
+template <class Real>
+Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)
+    : config_(config),
+      comm_(comm),
+      table_(parameter_units(config.model), comm.world()),
+      layout_(table_, comm, sharding_of(config, table_)),
+      weights_(layout_),
+      gradients_(layout_),
+      matmul_(config.tf32, config.fast_accumulation, config.fp8_scaling()),
+      model_(model_setup(config_), weights_, gradients_, matmul_),
+      optimizer_(weights_, gradients_, config.schedule, config.adamw, config.clip, config.loss_scale,
+                 config.skip_spikes) {
+    matmul_.choose(config.products);
+    if (config.verify_every > 0)
+        verification_.emplace(comm, checksums_of_step(table_), static_cast<size_t>(fp8() ? fp8()->count() : 0));
+}
+
+template <class Real>
+Trainer<Real>::~Trainer() {
+    if (results_) tear_down([this] { destroy_stream(stream_); });
+}
+
+template <class Real>
+MemoryByKind Trainer<Real>::memory() const {
+    MemoryByKind memory;
+    memory.weights = weights_.working_bytes() + model_.linear().weight_bytes();
+    memory.gradients = config_.forward_only ? 0 : gradients_.bytes();
+    memory.optimizer = weights_.master_bytes() + (config_.forward_only ? 0 : optimizer_.moment_bytes());
+    memory.activations = model_.activation_bytes() + model_.linear().activation_bytes();
+    memory.workspace = model_.workspace_bytes() + (config_.forward_only ? 0 : optimizer_.workspace_bytes()) +
+                       Matmul::planned_bytes(operand_type<Real>, model_.linear().shapes(), config_.fp8_scaling());
+    if (verification_) memory.workspace += verification_->bytes();
+    for (size_t u = 0; u < layout_.units(); u++)
+        memory.staging += layout_.share(u).count * (1 + optimizer_.moments().size()) * sizeof(float);
+    return memory;
+}
+
+template <class Real>
+void Trainer<Real>::allocate() {
+    stream_ = create_stream();
+    results_.emplace();
+    matmul_.allocate();
+    weights_.allocate(stream_);
+    if (!config_.forward_only) gradients_.allocate(stream_);
+    model_.allocate(stream_);
+    if (!config_.forward_only) optimizer_.allocate(stream_);
+    if (verification_) verification_->allocate();
+}
+
+template <class Real>
+void Trainer<Real>::initialize(uint64_t seed) {
+    model_.initialize(seed, stream_);
+    weights_are_set();
+}
+
+template <class Real>
+void Trainer<Real>::set_weight(const std::string& name, const std::vector<float>& values) {
+    const ParameterTable::Place place = table_.find(name);
+    std::vector<float> padded = values;
+    padded.resize(table_.unit(place.unit).tensors[place.tensor].count(), 0.0f);
+    weights_.set_tensor(place.unit, place.tensor, padded, stream_);
+}
+
+template <class Real>
+void Trainer<Real>::weights_are_set() {
+    model_.prepare_weights(stream_);
+    if (verification_) verification_->drop();
+}
+
+template <class Real>
+std::vector<float> Trainer<Real>::get_weight(const std::string& name) const {
+    const ParameterTable::Place place = table_.find(name);
+    return weights_.get_tensor(place.unit, place.tensor, stream_);
+}
+
+template <class Real>
+void Trainer<Real>::begin_step(bool continues, bool count_losses) {
+    results_->begin(continues, stream_);
+    matmul_.reset_counts();
+    if (fp8()) fp8()->count_losses(count_losses);
+    micro_step_ = 0;
+    if (verifies(step_ + 1) && !verification_->has_begun()) begin_verification();
+}
+
+template <class Real>
+void Trainer<Real>::micro_step(const int* tokens, const int* targets, float weight) {
+    const int64_t total = int64_t{config_.batch} * config_.seq * config_.micro_steps * comm_.world();
+    const bool first = micro_step_ == 0, last = ++micro_step_ == config_.micro_steps;
+    const auto make = [&] {
+        model_.train_micro_step(tokens, targets, weight / static_cast<float>(total), optimizer_.loss_scale(), first,
+                                stream_, last);
+    };
+    if (first && verifies(step_ + 1))
+        make_twice(make);
+    else
+        make();
+}
+
+template <class Real>
+std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
+    if (micro_step_ != config_.micro_steps)
+        throw Error(ExitCode::failure,
+                    strprintf("a step of %d micro-steps was finished after %d", config_.micro_steps, micro_step_));
+    const ProductCounts& all = matmul_.counts();
+    const int64_t n = config_.micro_steps;
+    products_ = {all.fp8 / n, all.bf16 / n, all.fp32 / n, all.emulated / n};
+    if (fp8()) fp8()->check(stream_);
+    if (verifies(step_ + 1)) end_verification();
+    optimizer_.update(model_.train_loss_sum(), fp8() ? fp8()->bad_flag() : nullptr, stream_);
+    if (fp8()) fp8()->finish_step(optimizer_.loss_scale_change(), stream_);
+    const std::vector<Fp8Fallback> left = model_.fall_back(stream_);
+    model_.prepare_weights(stream_);
+    results_->submit(++step_, optimizer_.state(), model_.train_loss_count(), optimizer_.loss_scale(), stream_);
+    if (verifies(step_ + 1)) begin_verification();
+    return left;
+}
+
+template <class Real>
+std::optional<StepResult> Trainer<Real>::take_result(int leave) {
+    std::optional<StepResult> result = results_->take(leave);
+    if (result && verification_) result->verified = verification_->take(result->step);
+    return result;
+}
+
+// ---- a step that is verified ---------------------------------------------------------------------------------------
+
+// Masters and moments, from one optimizer to the next.
+template <class Real>
+void Trainer<Real>::see_state(bool again) {
+    const ProfileRange range("verify state", stream_);
+    for (size_t u = 0; u < table_.units().size(); u++) {
+        const size_t begin = layout_.slice_index(u);
+        see_tensors(Verified::state, again, "master of ", u, weights_.slice(u).master);
+        for (const auto& moment : optimizer_.moments())
+            see_tensors(Verified::state, again, moment.name + std::string(" of "), u, moment.values + begin);
+    }
+}
+
+template <class Real>
+void Trainer<Real>::see_weights(bool again) {
+    const bool whole = layout_.keeps_whole_weights();
+    for (size_t u = 0; whole && u < table_.units().size(); u++) {  // they may still be on their way
+        weights_.gather(u, stream_);
+        weights_.release(u, stream_);
+    }
+    for (const auto& copies : {weights_.working_copies(), model_.linear().weight_codes()})
+        for (const NamedMemory& memory : copies) verification_->see(Verified::weights, again, memory, whole, stream_);
+}
+
+// Of the first micro-step, with its gradients summed: the second time writes where they are.
+template <class Real>
+void Trainer<Real>::see_results(bool again) {
+    gradients_.finish_reduce(stream_);
+    for (const NamedMemory& memory : model_.activations())
+        verification_->see(Verified::activations, again, memory, false, stream_);
+    // Of several ranks NCCL sums in whatever order it likes.
+    if (std::string(comm_.name()) == "nccl" && comm_.reduce_order() == ReduceOrder::any) return;
+    verification_->see(Verified::sums, again, {"losses", model_.train_loss_sum(), sizeof(double)}, false, stream_);
+    see_gradients(Verified::sums, again);
+}
+
+template <class Real>
+void Trainer<Real>::see_gradients(Verified kind, bool again) {
+    for (size_t u = table_.units().size(); u-- > 0;) see_tensors(kind, again, "gradient of ", u, gradients_.slice(u));
+}
+
+// This rank's slice of a unit, tensor by tensor.
+template <class Real>
+void Trainer<Real>::see_tensors(Verified kind, bool again, const std::string& what, size_t unit,
+                                       const float* slice) {
+    const ShardLayout::Part held = layout_.slice(unit);
+    const bool everywhere = !layout_.is_sliced() && kind != Verified::sums;  // which may be of this rank alone
+    for (const ParameterTensor& tensor : table_.unit(unit).tensors) {
+        const ShardLayout::Part part = ShardLayout::overlap(held, tensor);
+        verification_->see(kind, again,
+                           {what + tensor.name, slice + part.begin - held.begin, part.count * sizeof(float)},
+                           everywhere, stream_);
+    }
+}
+
+// The first time leaves no trace: gradients and sums of losses are overwritten, the states of FP8 tensors put back.
+// Between the two, working copies are made again: where they were wrong, the results differ too.
+template <class Real>
+template <class MicroStep>
+void Trainer<Real>::make_twice(MicroStep&& micro_step) {
+    const auto make = [&](bool again) {
+        gradients_.observe([this, again](size_t unit, const float* gradient) {
+            for (const ParameterTensor& tensor : table_.unit(unit).tensors)
+                verification_->see(
+                    Verified::gradients, again,
+                    {"gradient of " + tensor.name, gradient + tensor.offset, tensor.count() * sizeof(float)}, false,
+                    stream_);
+        });
+        micro_step();
+        gradients_.observe({});
+    };
+    {
+        const Verification::Timed timed(*verification_, stream_);
+        const ProfileRange range("verify: the first time", stream_);
+        if (fp8()) fp8()->put_aside(verification_->fp8_aside(), stream_);
+        see_weights(false);
+        make(false);
+        see_results(false);
+        if (fp8()) fp8()->put_back(verification_->fp8_aside(), stream_);
+        matmul_.reset_counts();
+        model_.linear().make_weights_again(stream_);
+        see_weights(true);
+    }
+    make(true);
+    const Verification::Timed timed(*verification_, stream_);
+    const ProfileRange range("verify: the second time", stream_);
+    see_results(true);
+}
+
+template <class Real>
+void Trainer<Real>::begin_verification() {
+    verification_->begin(stream_);
+    const Verification::Timed timed(*verification_, stream_);
+    see_state(false);
+}
+
+// Before the optimizer.
+template <class Real>
+void Trainer<Real>::end_verification() {
+    {
+        const Verification::Timed timed(*verification_, stream_);
+        see_state(true);
+        gradients_.finish_reduce(stream_);
+        if (!layout_.is_sliced() && comm_.world() > 1) see_gradients(Verified::totals, true);
+    }
+    verification_->end(step_ + 1, stream_);
+}
+
+// Every part of the unit's tensors between two of its elements, all of them held here.
+template <class Real>
+std::vector<DeviceSlice> Trainer<Real>::slices_within(size_t unit, size_t begin, size_t count) {
+    std::vector<DeviceSlice> slices;
+    const ShardLayout::Part held = layout_.slice(unit);
+    float* const masters = weights_.slice(unit).master;
+    for (const ParameterTensor& tensor : table_.unit(unit).tensors) {
+        const ShardLayout::Part wanted = ShardLayout::overlap({begin, count}, tensor);
+        if (wanted.count == 0) continue;
+        const auto add = [&](const char* part, float* values) {
+            slices.push_back({{tensor.name, part, wanted.begin - tensor.offset, wanted.count},
+                              values + (wanted.begin - held.begin)});
+        };
+        add("master", masters);
+        for (const auto& moment : optimizer_.moments()) add(moment.name, moment.values + layout_.slice_index(unit));
+    }
+    return slices;
+}
+
+template <class Real>
+std::vector<DeviceSlice> Trainer<Real>::state_slices() {
+    std::vector<DeviceSlice> slices;
+    for (size_t u = 0; u < table_.units().size(); u++) {
+        const ShardLayout::Part share = layout_.share(u);
+        const std::vector<DeviceSlice> more = slices_within(u, share.begin, share.count);
+        slices.insert(slices.end(), more.begin(), more.end());
+    }
+    return slices;
+}
+
+template <class Real>
+std::vector<StateTensor> Trainer<Real>::state_tensors() const {
+    std::vector<std::string> parts = {"master"};
+    for (const auto& moment : optimizer_.moments()) parts.push_back(moment.name);
+    std::vector<StateTensor> tensors;
+    for (const Unit& unit : table_.units())
+        for (const ParameterTensor& tensor : unit.tensors)
+            tensors.push_back({tensor.name, {tensor.shape.begin(), tensor.shape.end()}, parts});
+    return tensors;
+}
+
+template <class Real>
+TrainerState Trainer<Real>::read_state() {
+    TrainerState state;
+    state.step = step_;
+    state.optimizer = optimizer_.read_state(stream_);
+    if (fp8()) state.fp8 = fp8()->read_state(stream_);
+    return state;
+}
+
+template <class Real>
+bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
+    constexpr size_t kPiece = size_t{4} << 20;  // elements on the host at a time
+    std::vector<float> values;
+    for (size_t u = 0; u < table_.units().size(); u++) {
+        const ShardLayout::Part held = layout_.slice(u);
+        for (const DeviceSlice& part : slices_within(u, held.begin, held.count)) {
+            const StateSlice& slice = part.slice;
+            const size_t in_unit = table_.tensor(table_.find(slice.tensor)).offset + slice.start;
+            for (size_t at = 0; at < slice.count; at += kPiece) {
+                values.resize(std::min<size_t>(kPiece, slice.count - at));
+                read(slice.tensor, slice.part, slice.start + at, values.size(), values.data());
+                if (slice.part == "master")
+                    weights_.set_master(u, in_unit + at, values.data(), values.size(), stream_);
+                else
+                    write_through(part.values + at, values.data(), values.size(), stream_);
+            }
+        }
+    }
+    step_ = state.step;
+    optimizer_.restore(state.optimizer, stream_);
+    if (!fp8()) {
+        weights_are_set();
+        return true;
+    }
+    if (state.fp8) fp8()->mark_left(state.fp8->left);
+    model_.fall_back(stream_);
+    weights_are_set();
+    // Gradients, and the scales made for them, are multiples of the loss scale.
+    const bool same_scale = read_back(optimizer_.loss_scale(), stream_) == state.optimizer.loss_scale;
+    return same_scale && state.fp8 && fp8()->restore(*state.fp8, stream_);
+}
+
+template <class Real>
+typename Trainer<Real>::LossSum Trainer<Real>::evaluate(const int* tokens, const int* targets) {
+    model_.evaluate(tokens, targets, true, stream_);
+    model_.share_evaluation(stream_);
+    return {read_back(model_.eval_loss_sum(), stream_),
+            static_cast<double>(read_back(model_.eval_loss_count(), stream_))};
+}
+
+template <class Real>
+std::vector<float> Trainer<Real>::token_losses(const int* tokens, const int* targets) {
+    model_.evaluate(tokens, targets, true, stream_);
+    return read_back(model_.losses(), static_cast<size_t>(config_.batch) * static_cast<size_t>(config_.seq), stream_);
+}
+
+template class Trainer<float>;
+template class Trainer<bf16>;
 
 }  // namespace llmc

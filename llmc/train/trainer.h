@@ -53,7 +53,7 @@ struct TrainerConfig {
     Fp8Scaling fp8_scaling() const { return fp8 ? scaling_of(fp8->recipe) : Fp8Scaling::tensor; }
 };
 
-template <class Real, template <class> class Block = Gpt2Block>
+template <class Real>
 class Trainer {
 public:
     Trainer(const TrainerConfig& config, const Comm& comm);
@@ -118,7 +118,7 @@ public:
     Gradients& gradients() { return gradients_; }
     Matmul& matmul() { return matmul_; }
     Fp8Registry* fp8() { return model_.fp8(); }  // nullptr: none
-    Transformer<Real, Block>& model() { return model_; }
+    Transformer<Real>& model() { return model_; }
     Optimizer<Real>& optimizer() { return optimizer_; }
 
 private:
@@ -144,7 +144,7 @@ private:
     Weights<Real> weights_;
     Gradients gradients_;
     Matmul matmul_;
-    Transformer<Real, Block> model_;
+    Transformer<Real> model_;
     Optimizer<Real> optimizer_;
     std::optional<StepResults> results_;  // and the stream: once allocated
     int micro_step_ = 0;                  // of this step

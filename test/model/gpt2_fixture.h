@@ -70,7 +70,7 @@ struct TestModel {
     Gradients& gradients = trainer.gradients();
     Matmul& matmul = trainer.matmul();
     Fp8Registry* const fp8 = trainer.fp8();
-    Gpt2<Real>& model = trainer.model();
+    Transformer<Real>& model = trainer.model();
     const Optimizer<Real>& optimizer = trainer.optimizer();
     stream_t stream{};
 

@@ -10,14 +10,14 @@
 #include "llmc/kernels/layernorm.h"
 #include "llmc/kernels/layernorm_backward_fp8.h"
 #include "llmc/kernels/quantize.h"
-#include "llmc/model/transformer_impl.h"
-#include "llmc/train/trainer_impl.h"
+#include "llmc/model/block.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc::test {
 
 inline ModelTable mlp_table(const ModelConfig& config) {
     const int C = config.channels;
-    ModelTable table = gpt2_table(config);
+    ModelTable table = kGpt2.table(config);
     table.attention = table.hf_transposed = false;
     table.block = {{"norm.weight", "norm.weight", C, 0, Init::ones},
                    {"norm.bias", "norm.bias", C, 0, Init::zeros},
@@ -28,7 +28,7 @@ inline ModelTable mlp_table(const ModelConfig& config) {
 }
 
 template <class Real>
-class MlpBlock {
+class MlpBlock : public Block<Real> {
 public:
     MlpBlock(ModelContext<Real>& c, int layer)
         : up_(c.linear, block_prefix(layer) + "up", c.B * c.T,
@@ -49,11 +49,10 @@ public:
         return std::max({layernorm_backward_scratch(N, C), gelu_backward_scratch(N, C), bias_gradient_scratch(N, C),
                          quantize_scratch(N, C), layernorm_backward_fp8_scratch(N, C)});
     }
-    Real* residual() const { return residual_; }
-    const Linear<Real>& last_layer() const { return down_; }
-    Linear<Real>& last_layer() { return down_; }
+    Real* residual() const override { return residual_; }
+    Linear<Real>& last_layer() override { return down_; }
 
-    ResidualStream<Real> forward(const ResidualStream<Real>& in, const Pass& pass) {
+    ResidualStream<Real> forward(const ResidualStream<Real>& in, const Pass& pass) override {
         up_in_ = norm_.forward(up_, normed_, residual_, in.residual, in.branch, pass);
         up_.forward(hidden_, up_in_, pass);
         const size_t count = static_cast<size_t>(pass.N()) * static_cast<size_t>(up_.outputs());
@@ -65,7 +64,7 @@ public:
         down_.forward(branch_, down_in_, pass);
         return {residual_, branch_};
     }
-    ResidualStream<Real> decode(const ResidualStream<Real>& in, int first, const Pass& pass) {
+    ResidualStream<Real> decode(const ResidualStream<Real>& in, int first, const Pass& pass) override {
         const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(up_.inputs());
         Real *const residual = residual_ + begin, *const branch = branch_ + begin;
         const Real* const in_branch = in.branch ? in.branch + begin : nullptr;
@@ -76,9 +75,9 @@ public:
         down_.forward(branch, down_.input(gelu_, nullptr, pass), pass);
         return {residual_, branch_};
     }
-    bool keeps_rows() const { return true; }
-    void recompute(const Pass&) {}
-    Gradient<Real> backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) {
+    bool keeps_rows() const override { return true; }
+    void recompute(const Pass&) override {}
+    Gradient<Real> backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) override {
         down_.backward(dhidden_, dstream, down_in_, pass);
         gelu_backward<Real>(dhidden_, up_.dbias(), pass.scratch, dhidden_, hidden_, pass.N(), up_.outputs(),
                             pass.accumulate, pass.stream);
@@ -93,12 +92,14 @@ private:
     Operand<Real> up_in_, down_in_;
 };
 
+inline constexpr Architecture kMlp = architecture_of<MlpBlock>("mlp", mlp_table);
+
 inline TrainerConfig mlp_config(const Fp8Config* fp8) {
     TrainerConfig config;
     config.model.name = "mlp";
     config.model.layers = 3, config.model.heads = 1, config.model.channels = 64, config.model.vocab = 101;
     config.model.context = 32;
-    config.model.table = mlp_table;
+    config.model.architecture = &kMlp;
     config.batch = 2, config.seq = 32;
     config.recompute = Recompute::none;
     if (fp8) config.fp8 = *fp8;

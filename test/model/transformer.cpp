@@ -15,13 +15,10 @@ using namespace llmc::test;
 
 namespace {
 
-template <class Real>
-using MlpTrainer = Trainer<Real, MlpBlock>;
-
 // Losses of some steps.
 template <class Real>
 std::vector<double> train(const TrainerConfig& config, int steps) {
-    MlpTrainer<Real> trainer(config, Comm::self());
+    Trainer<Real> trainer(config, Comm::self());
     trainer.allocate();
     trainer.initialize(3);
     std::vector<int> tokens(static_cast<size_t>(config.batch * config.seq)), targets(tokens.size());
@@ -43,7 +40,7 @@ std::vector<double> train(const TrainerConfig& config, int steps) {
 // d loss / d weight of every tensor, by differences in FP32: the check that needs nothing but the forward pass.
 TEST_CASE("transformer: gradients of another block are those of its loss") {
     const TrainerConfig config = mlp_config(nullptr);
-    MlpTrainer<float> trainer(config, Comm::self());
+    Trainer<float> trainer(config, Comm::self());
     trainer.allocate();
     trainer.initialize(3);
     std::vector<int> tokens(64), targets(64);
@@ -111,7 +108,7 @@ TEST_CASE("transformer: layers, units, exports and the planner know another bloc
     const StepTime time = ideal_step_time(model, inputs, "bf16", 1);
     CHECK(time.attention == 0);
     ModelConfig gpt2 = model;
-    gpt2.table = gpt2_table;
+    gpt2.architecture = &kGpt2;
     const StepTime other = ideal_step_time(gpt2, inputs, "bf16", 1);
     CHECK(other.attention > 0);
     CHECK(time.optimizer < other.optimizer);
@@ -122,7 +119,7 @@ TEST_CASE("transformer: layers, units, exports and the planner know another bloc
 TEST_CASE("transformer: a layer that reads codes which another has overwritten is an error" *
           doctest::test_suite(kNotUnderTsan)) {
     const Fp8Config fp8;
-    MlpTrainer<bf16> trainer(mlp_config(&fp8), Comm::self());
+    Trainer<bf16> trainer(mlp_config(&fp8), Comm::self());
     trainer.allocate();
     trainer.initialize(3);
     LinearLayers<bf16>& layers = trainer.model().linear();

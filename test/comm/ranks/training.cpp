@@ -380,7 +380,7 @@ TEST_CASE("another type of block shards like GPT-2's") {
         TrainerConfig config = mlp_config(&fp8);
         config.sharding.stage = stage;
         config.micro_steps = micro_steps;
-        Trainer<bf16, MlpBlock> trainer(config, comm);
+        Trainer<bf16> trainer(config, comm);
         trainer.allocate();
         trainer.initialize(3);
         std::vector<int> tokens(64), targets(64);
