@@ -82,6 +82,11 @@ template <int N>
 LLMC_DEVICE void warp_sum_each(float (&values)[N] LLMC_REDUCE_CALLER) {
     group_reduce<32>(values, SumOp{}, "warp_sum_each" LLMC_REDUCE_FORWARD);
 }
+// Over groups of `Lanes` neighbouring lanes; all 32 must call it.
+template <int Lanes, int N>
+LLMC_DEVICE void group_sum_each(float (&values)[N] LLMC_REDUCE_CALLER) {
+    group_reduce<Lanes>(values, SumOp{}, "group_sum_each" LLMC_REDUCE_FORWARD);
+}
 // Over the four lanes of a quad (lane / 4), which hold one row of an mma accumulator.
 template <int N>
 LLMC_DEVICE void quad_sum_each(float (&values)[N] LLMC_REDUCE_CALLER) {

@@ -1,4 +1,4 @@
-// Layer norm kernels: see layernorm.h; the arithmetic on rows is in layernorm_row.cuh.
+// Layer norm and RMS norm kernels: see layernorm.h and rmsnorm.h; the arithmetic on rows is in layernorm_row.cuh.
 #include "llmc/kernels/layernorm.h"
 
 #include <algorithm>
@@ -6,10 +6,11 @@
 #include "llmc/kernels/check_shape.h"
 #include "llmc/kernels/column_sums.cuh"
 #include "llmc/kernels/layernorm_row.cuh"
+#include "llmc/kernels/rmsnorm.h"
 
 namespace llmc {
 
-static void check_layernorm(const char* launcher, int N, int C) {
+static void check_norm(const char* launcher, int N, int C) {
     check_rows(launcher, N, C);
     if (C > 12288) throw Error(ExitCode::failure, strprintf("%s: C=%d; the widest row it holds is 12288", launcher, C));
 }
@@ -42,10 +43,11 @@ LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const Real* from,
     }
 }
 
-template <class Real, int Rows, int Vectors>
+// RMS norm has neither mean nor shift.
+template <Norm norm, class Real, int Rows, int Vectors>
 static __global__ void __launch_bounds__(256, kKeepsTooMuch ? 2 : 0)
     layernorm_forward_kernel(Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1, const Real* inp2,
-                             const Real* weight, const Real* shift, int N, int C, int warps_per_row) {
+                             const Real* weight, const Real* shift, float eps, int N, int C, int warps_per_row) {
     LLMC_SHARED(float, exchange, [kTeamExchange]);
     RowTeam team = row_team(warps_per_row, exchange);
     const int first_row = team.index * Rows;
@@ -60,36 +62,36 @@ static __global__ void __launch_bounds__(256, kKeepsTooMuch ? 2 : 0)
     }
 
     float row_mean[Rows], row_rstd[Rows];
-    row_statistics(x, row_mean, row_rstd, C, team);
-    if (mean != nullptr && team.thread == 0) {
+    row_statistics<norm>(x, row_mean, row_rstd, eps, C, team);
+    if (rstd != nullptr && team.thread == 0) {
         LLMC_UNROLL
         for (int r = 0; r < Rows; r++) {
-            if (first_row + r < N) mean[first_row + r] = row_mean[r], rstd[first_row + r] = row_rstd[r];
+            if (first_row + r >= N) continue;
+            if constexpr (norm == Norm::layer) mean[first_row + r] = row_mean[r];
+            rstd[first_row + r] = row_rstd[r];
         }
     }
-    normalise_rows(x, row_mean, row_rstd, weight, shift, C, team);
+    normalise_rows<norm>(x, row_mean, row_rstd, weight, shift, C, team);
     store_rows(normed, x, first_row, N, C, team);
 }
 
-template <class Real>
-void layernorm_forward(Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1, const Real* inp2,
-                       const Real* weight, const Real* shift, int N, int C, stream_t stream) {
-    check_layernorm("layernorm_forward", N, C);
+template <Norm norm, class Real>
+static void launch_norm_forward(const char* launcher, Real* normed, float* mean, float* rstd, Real* residual,
+                                const Real* inp1, const Real* inp2, const Real* weight, const Real* shift, float eps,
+                                int N, int C, stream_t stream) {
+    check_norm(launcher, N, C);
     if ((inp2 != nullptr) != (residual != nullptr)) {
-        throw Error(ExitCode::failure, "layernorm_forward: inp2 and residual go together");
-    }
-    if ((mean != nullptr) != (rstd != nullptr)) {
-        throw Error(ExitCode::failure, "layernorm_forward: mean and rstd go together");
+        throw Error(ExitCode::failure, strprintf("%s: inp2 and residual go together", launcher));
     }
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
     auto run = [&]<int Rows, int Vectors>() {
         const int warps_per_row = div_up(C, Vectors * 256);
         const int teams = div_up(N, Rows), teams_per_block = warps_per_row == 1 ? 8 : 1;
         const int threads = warps_per_row == 1 ? 256 : 32 * warps_per_row;
-        launch<layernorm_forward_kernel<Real, Rows, Vectors>>(
+        launch<layernorm_forward_kernel<norm, Real, Rows, Vectors>>(
             {dim3(div_up(teams, teams_per_block)), dim3(threads), 0, stream}, out(normed, n), out(mean, rows),
-            out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n), in(weight, columns), in(shift, columns), N, C,
-            warps_per_row);
+            out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n), in(weight, columns), in(shift, columns), eps,
+            N, C, warps_per_row);
     };
     // Short rows come several to a warp: as many bytes in flight as long ones.
     if (C <= 256)
@@ -102,10 +104,31 @@ void layernorm_forward(Real* normed, float* mean, float* rstd, Real* residual, c
         run.template operator()<1, 8>();
 }
 
+template <class Real>
+void layernorm_forward(Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1, const Real* inp2,
+                       const Real* weight, const Real* shift, int N, int C, stream_t stream) {
+    if ((mean != nullptr) != (rstd != nullptr)) {
+        throw Error(ExitCode::failure, "layernorm_forward: mean and rstd go together");
+    }
+    launch_norm_forward<Norm::layer>("layernorm_forward", normed, mean, rstd, residual, inp1, inp2, weight, shift,
+                                     kLayerNormEpsilon, N, C, stream);
+}
+
+template <class Real>
+void rmsnorm_forward(Real* normed, float* rstd, Real* residual, const Real* inp1, const Real* inp2, const Real* weight,
+                     int N, int C, float eps, stream_t stream) {
+    launch_norm_forward<Norm::rms, Real>("rmsnorm_forward", normed, nullptr, rstd, residual, inp1, inp2, weight,
+                                         nullptr, eps, N, C, stream);
+}
+
 // ---- backward ------------------------------------------------------------------------------------------------------
 
+// What a norm's weights are: layer norm's weight and shift.
+template <Norm norm>
+constexpr int kGradientsOf = norm == Norm::layer ? 2 : 1;
+
 // One team a block. Rows are taken in groups, `gridDim.x` groups apart.
-template <class Real, int Rows, int Vectors>
+template <Norm norm, class Real, int Rows, int Vectors>
 static __global__ void __launch_bounds__(512)
     layernorm_backward_kernel(Real* dinp, const Real* dresidual, float* parts, const Real* dout, const Real* inp,
                               const Real* weight, const float* mean, const float* rstd, int N, int C) {
@@ -120,10 +143,10 @@ static __global__ void __launch_bounds__(512)
         LLMC_UNROLL
         for (int r = 0; r < Rows; r++) {
             const int row = first_row + r < N ? first_row + r : N - 1;
-            row_mean[r] = mean[row];
+            row_mean[r] = norm == Norm::layer ? mean[row] : 0.0f;
             row_rstd[r] = rstd[row];
         }
-        backward_rows(d, x, weight, row_mean, row_rstd, dweight, dshift, N - first_row, C, team);
+        backward_rows<norm>(d, x, weight, row_mean, row_rstd, dweight, dshift, N - first_row, C, team);
         if (dresidual != nullptr) {
             load_rows(x, dresidual, first_row, N, C, team);
             add_rows(d, x);
@@ -131,12 +154,15 @@ static __global__ void __launch_bounds__(512)
         store_rows(dinp, d, first_row, N, C, team);
     }
 
-    // The block's row of `parts`: C sums for dweight, then C for dshift.
-    float* part = parts + static_cast<size_t>(blockIdx.x) * 2 * C;
+    // The block's row of `parts`: C sums for dweight, then layer norm's C for dshift.
+    if (parts == nullptr) return;
+    float* part = parts + static_cast<size_t>(blockIdx.x) * kGradientsOf<norm> * C;
     LLMC_UNROLL
     for (int v = 0; v < Vectors; v++) {
         const int c = team.column(v);
-        if (c < C) store8(part + c, dweight[v]), store8(part + C + c, dshift[v]);
+        if (c >= C) continue;
+        store8(part + c, dweight[v]);
+        if constexpr (norm == Norm::layer) store8(part + C + c, dshift[v]);
     }
 }
 
@@ -157,31 +183,59 @@ struct BackwardPlan {
 }  // namespace
 
 size_t layernorm_backward_scratch(int N, int C) { return static_cast<size_t>(BackwardPlan(N, C).blocks) * 2 * C; }
+size_t rmsnorm_backward_scratch(int N, int C) { return static_cast<size_t>(BackwardPlan(N, C).blocks) * C; }
+
+// RMS norm has neither mean nor dshift; without a weight it has no dweight either.
+template <Norm norm, class Real>
+static void launch_norm_backward(const char* launcher, Real* dinp, const Real* dresidual, float* dweight, float* dshift,
+                                 float* scratch, const Real* dout, const Real* inp, const Real* weight,
+                                 const float* mean, const float* rstd, int N, int C, bool accumulate, stream_t stream) {
+    check_norm(launcher, N, C);
+    const BackwardPlan plan(N, C);
+    const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
+    const int gradients = kGradientsOf<norm> * C;
+    float* const parts = weight != nullptr ? scratch : nullptr;
+    const LaunchConfig config{dim3(plan.blocks), dim3(32 * plan.warps), 0, stream};
+    const auto run = [&]<auto kernel>() {
+        launch<kernel>(config, out(dinp, n), in(dresidual, n), out(parts, static_cast<size_t>(plan.blocks) * gradients),
+                       in(dout, n), in(inp, n), in(weight, columns), in(mean, rows), in(rstd, rows), N, C);
+    };
+    if (plan.wide)
+        run.template operator()<layernorm_backward_kernel<norm, Real, 1, 3>>();
+    else
+        run.template operator()<layernorm_backward_kernel<norm, Real, 4, 1>>();
+    if (parts != nullptr) reduce_column_parts(dweight, dshift, parts, plan.blocks, gradients, C, accumulate, stream);
+}
 
 template <class Real>
 void layernorm_backward(Real* dinp, const Real* dresidual, float* dweight, float* dshift, float* scratch,
                         const Real* dout, const Real* inp, const Real* weight, const float* mean, const float* rstd,
                         int N, int C, bool accumulate, stream_t stream) {
-    check_layernorm("layernorm_backward", N, C);
-    const BackwardPlan plan(N, C);
-    const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
-    const LaunchConfig config{dim3(plan.blocks), dim3(32 * plan.warps), 0, stream};
-    const auto run = [&]<auto kernel>() {
-        launch<kernel>(config, out(dinp, n), in(dresidual, n), out(scratch, plan.blocks * 2 * columns), in(dout, n),
-                       in(inp, n), in(weight, columns), in(mean, rows), in(rstd, rows), N, C);
-    };
-    if (plan.wide)
-        run.template operator()<layernorm_backward_kernel<Real, 1, 3>>();
-    else
-        run.template operator()<layernorm_backward_kernel<Real, 4, 1>>();
-    reduce_column_parts(dweight, dshift, scratch, plan.blocks, 2 * C, C, accumulate, stream);
+    launch_norm_backward<Norm::layer>("layernorm_backward", dinp, dresidual, dweight, dshift, scratch, dout, inp,
+                                      weight, mean, rstd, N, C, accumulate, stream);
+}
+
+template <class Real>
+void rmsnorm_backward(Real* dinp, const Real* dresidual, float* dweight, float* scratch, const Real* dout,
+                      const Real* inp, const Real* weight, const float* rstd, int N, int C, bool accumulate,
+                      stream_t stream) {
+    if ((weight != nullptr) != (dweight != nullptr)) {
+        throw Error(ExitCode::failure, "rmsnorm_backward: weight and dweight go together");
+    }
+    launch_norm_backward<Norm::rms>("rmsnorm_backward", dinp, dresidual, dweight, static_cast<float*>(nullptr), scratch,
+                                    dout, inp, weight, static_cast<const float*>(nullptr), rstd, N, C, accumulate,
+                                    stream);
 }
 
 #define LLMC_INSTANTIATE(Real)                                                                                        \
     template void layernorm_forward(Real*, float*, float*, Real*, const Real*, const Real*, const Real*, const Real*, \
                                     int, int, stream_t);                                                              \
     template void layernorm_backward(Real*, const Real*, float*, float*, float*, const Real*, const Real*,            \
-                                     const Real*, const float*, const float*, int, int, bool, stream_t);
+                                     const Real*, const float*, const float*, int, int, bool, stream_t);              \
+    template void rmsnorm_forward(Real*, float*, Real*, const Real*, const Real*, const Real*, int, int, float,       \
+                                  stream_t);                                                                          \
+    template void rmsnorm_backward(Real*, const Real*, float*, float*, const Real*, const Real*, const Real*,         \
+                                   const float*, int, int, bool, stream_t);
 LLMC_INSTANTIATE(float)
 LLMC_INSTANTIATE(bf16)
 #undef LLMC_INSTANTIATE

@@ -105,7 +105,7 @@ static __global__ void __launch_bounds__(512)
                 row_mean[r] = mean[first_row + r];
                 row_rstd[r] = rstd[first_row + r];
             }
-            backward_rows(d, x, weight, row_mean, row_rstd, dweight, dshift, kGroupRows, C, team);
+            backward_rows<Norm::layer>(d, x, weight, row_mean, row_rstd, dweight, dshift, kGroupRows, C, team);
             LLMC_UNROLL
             for (int r = 0; r < kGroupRows; r += 2) {
                 float pair[2][1][8];

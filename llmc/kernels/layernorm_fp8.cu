@@ -133,13 +133,13 @@ static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
             if (writes_fp8(pass)) store_rows(residual, x, first_row, N, C, team);
         }
         float row_mean[Rows], row_rstd[Rows];
-        row_statistics(x, row_mean, row_rstd, C, team);
+        row_statistics<Norm::layer>(x, row_mean, row_rstd, kLayerNormEpsilon, C, team);
         if (mean != nullptr && team.thread == 0) {
             LLMC_UNROLL
             for (int r = 0; r < Rows; r++) mean[first_row + r] = row_mean[r], rstd[first_row + r] = row_rstd[r];
         }
         if constexpr (!kKeepsTooMuch) forget_always(team.thread);  // where loads were, which is kept and would spill
-        normalise_rows(x, row_mean, row_rstd, weight, shift, C, team);
+        normalise_rows<Norm::layer>(x, row_mean, row_rstd, weight, shift, C, team);
         quantize_normed_rows(row, tile, tally, x, scale, first_row, local, stride, C, team, pass);
     }
     tallies[threadIdx.x] = tally;

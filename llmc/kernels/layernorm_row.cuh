@@ -1,4 +1,5 @@
-// Layer norm on rows that live in registers: the arithmetic that the plain kernels and the quantizing ones share.
+// Layer norm and RMS norm on rows that live in registers: the arithmetic that the plain kernels and the quantizing ones
+// share.
 //
 // A *team* is the threads that hold one group of rows: one warp, or all warps of the block when rows are long. Thread t
 // of the team holds columns 8t to 8t + 7 of every row, then 8 (t + threads) and so on: `Vectors` vectors of each of
@@ -8,6 +9,9 @@
 #include "llmc/device/registers.cuh"
 
 namespace llmc {
+
+// RMS norm is layer norm without the mean and without the shift; its weight may be nullptr (1).
+enum class Norm { layer, rms };
 
 constexpr float kLayerNormEpsilon = 1e-5f;
 constexpr int kTeamMaxWarps = 16;
@@ -119,27 +123,30 @@ LLMC_DEVICE void round_rows(float (&x)[Rows][Vectors][8]) {
     }
 }
 
-// Mean and 1 / sqrt(variance + eps) of each row, in two passes over the registers: sum(x^2) - mean^2 would cancel.
+// Mean and 1 / sqrt(variance + eps) of each row, in two passes over the registers: sum(x^2) - mean^2 would cancel. RMS
+// norm's mean is 0.
 //
 // The same bits in every kernel that calls it.
-template <int Rows, int Vectors>
+template <Norm norm, int Rows, int Vectors>
 LLMC_DEVICE_SAME_BITS void row_statistics(const float (&x)[Rows][Vectors][8], float (&mean)[Rows], float (&rstd)[Rows],
-                                          int C, RowTeam& team) {
-    LLMC_UNROLL
-    for (int r = 0; r < Rows; r++) {
-        float sums[8] = {};
-        LLMC_UNROLL
-        for (int v = 0; v < Vectors; v++) {
-            LLMC_UNROLL
-            for (int i = 0; i < 8; i++) sums[i] += x[r][v][i];
-        }
-        mean[r] = sum8(sums);
-    }
-    team_sum_each(mean, team);
+                                          float eps, int C, RowTeam& team) {
     const float scale = 1.0f / static_cast<float>(C);
+    if constexpr (norm == Norm::layer) {
+        LLMC_UNROLL
+        for (int r = 0; r < Rows; r++) {
+            float sums[8] = {};
+            LLMC_UNROLL
+            for (int v = 0; v < Vectors; v++) {
+                LLMC_UNROLL
+                for (int i = 0; i < 8; i++) sums[i] += x[r][v][i];
+            }
+            mean[r] = sum8(sums);
+        }
+        team_sum_each(mean, team);
+    }
     LLMC_UNROLL
     for (int r = 0; r < Rows; r++) {
-        mean[r] = multiply_rounded(mean[r], scale);
+        mean[r] = norm == Norm::layer ? multiply_rounded(mean[r], scale) : 0.0f;
         float sums[8] = {};
         LLMC_UNROLL
         for (int v = 0; v < Vectors; v++) {
@@ -155,11 +162,19 @@ LLMC_DEVICE_SAME_BITS void row_statistics(const float (&x)[Rows][Vectors][8], fl
     }
     team_sum_each(rstd, team);
     LLMC_UNROLL
-    for (int r = 0; r < Rows; r++) rstd[r] = reciprocal_sqrt(rstd[r] * scale + kLayerNormEpsilon), forget(mean[r]);
+    for (int r = 0; r < Rows; r++) rstd[r] = reciprocal_sqrt(rstd[r] * scale + eps), forget(mean[r]);
 }
 
-// x = (x - mean) * rstd * weight + shift.
-template <class Real, int Rows, int Vectors>
+// Eight weights from column c on.
+template <Norm norm, class Real>
+LLMC_DEVICE void load_weights(const Real* weight, int c, float (&w)[8]) {
+    if (norm == Norm::layer || weight != nullptr) return load8(weight + c, w);
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++) w[i] = 1.0f;
+}
+
+// x = (x - mean) * rstd * weight + shift; RMS norm: x * rstd * weight.
+template <Norm norm, class Real, int Rows, int Vectors>
 LLMC_DEVICE void normalise_rows(float (&x)[Rows][Vectors][8], const float (&mean)[Rows], const float (&rstd)[Rows],
                                 const Real* weight, const Real* shift, int C, const RowTeam& team) {
     LLMC_UNROLL
@@ -167,12 +182,17 @@ LLMC_DEVICE void normalise_rows(float (&x)[Rows][Vectors][8], const float (&mean
         const int c = team.column(v);
         if (c >= C) continue;
         float w[8], s[8];
-        load8(weight + c, w);
-        load8(shift + c, s);
+        load_weights<norm>(weight, c, w);
+        if constexpr (norm == Norm::layer) load8(shift + c, s);
         LLMC_UNROLL
         for (int r = 0; r < Rows; r++) {
             LLMC_UNROLL
-            for (int i = 0; i < 8; i++) x[r][v][i] = (x[r][v][i] - mean[r]) * rstd[r] * w[i] + s[i];
+            for (int i = 0; i < 8; i++) {
+                if constexpr (norm == Norm::layer)
+                    x[r][v][i] = (x[r][v][i] - mean[r]) * rstd[r] * w[i] + s[i];
+                else
+                    x[r][v][i] = x[r][v][i] * rstd[r] * w[i];
+            }
         }
     }
 }
@@ -183,7 +203,9 @@ LLMC_DEVICE void normalise_rows(float (&x)[Rows][Vectors][8], const float (&mean
 //
 //   norm = (x - mean) * rstd,   dnorm = dout * weight
 //   dinp = rstd * (dnorm - mean(dnorm) - norm * mean(dnorm * norm))
-template <class Real, int Rows, int Vectors>
+//
+// RMS norm: norm = x * rstd, no mean(dnorm), and dshift stays as it is.
+template <Norm kind, class Real, int Rows, int Vectors>
 LLMC_DEVICE void backward_rows(float (&d)[Rows][Vectors][8], float (&x)[Rows][Vectors][8], const Real* weight,
                                const float (&mean)[Rows], const float (&rstd)[Rows], float (&dweight)[Vectors][8],
                                float (&dshift)[Vectors][8], int valid_rows, int C, RowTeam& team) {
@@ -195,20 +217,21 @@ LLMC_DEVICE void backward_rows(float (&d)[Rows][Vectors][8], float (&x)[Rows][Ve
         // at the start as the compiler would like to, they would make long rows spill. Hence the compiler fence.
         if (v > 0) compiler_fence();
         float w[8] = {};
-        const auto load_weights = [&] {
-            if (c < C) load8(weight + c, w);
+        const auto load = [&] {
+            if (c < C) load_weights<kind>(weight, c, w);
         };
         if constexpr (kKeepsTooMuch && sizeof(Real) == 4 && Vectors > 1)
-            piece_by_piece(load_weights);
+            piece_by_piece(load);
         else
-            load_weights();
+            load();
         LLMC_UNROLL
         for (int r = 0; r < Rows; r++) {
             float product[8];
             LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
                 const float dout = d[r][v][i], norm = (x[r][v][i] - mean[r]) * rstd[r];
-                if (r < valid_rows) dweight[v][i] += dout * norm, dshift[v][i] += dout;
+                if (r < valid_rows) dweight[v][i] += dout * norm;
+                if (kind == Norm::layer && r < valid_rows) dshift[v][i] += dout;
                 x[r][v][i] = norm;
                 d[r][v][i] = dout * w[i];
                 product[i] = d[r][v][i] * norm;
@@ -221,7 +244,8 @@ LLMC_DEVICE void backward_rows(float (&d)[Rows][Vectors][8], float (&x)[Rows][Ve
     const float scale = 1.0f / static_cast<float>(C);
     LLMC_UNROLL
     for (int r = 0; r < Rows; r++) {
-        const float dnorm_mean = sums[2 * r] * scale, product_mean = sums[2 * r + 1] * scale;
+        const float dnorm_mean = kind == Norm::layer ? sums[2 * r] * scale : 0.0f;
+        const float product_mean = sums[2 * r + 1] * scale;
         LLMC_UNROLL
         for (int v = 0; v < Vectors; v++) {
             LLMC_UNROLL

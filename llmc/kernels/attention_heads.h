@@ -1,0 +1,21 @@
+// The heads of attention, and how a row of qkv holds them.
+#pragma once
+#include <cmath>
+
+namespace llmc {
+
+// A row of qkv is (NH + 2 NKV, HD), as the qkv product writes it: queries, then keys, then values. With NKV < NH
+// (grouped queries, arXiv 2305.13245) query head h reads keys and values of head h / (NH / NKV).
+struct AttentionHeads {
+    int NH, NKV, HD;
+    float scale = 0.0f;  // of scores; 0: HD^-0.5
+
+    static AttentionHeads multi_head(int NH, int HD) { return {NH, NH, HD}; }
+
+    int rows() const { return NH + 2 * NKV; }  // heads in a row of qkv
+    int width() const { return NH * HD; }      // channels of the output
+    int qkv_width() const { return (NH + 2 * NKV) * HD; }
+    float softmax_scale() const { return scale != 0.0f ? scale : 1.0f / std::sqrt(static_cast<float>(HD)); }
+};
+
+}  // namespace llmc

@@ -1,0 +1,351 @@
+// RoPE and QK-norm: see rope.h.
+#include "llmc/kernels/rope.h"
+
+#include <algorithm>
+
+#include "llmc/device/kernel.cuh"
+#include "llmc/kernels/column_sums.cuh"
+
+namespace llmc {
+
+// ---- tables --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Rounded to FP32 at once: g++ would fuse it with an addition.
+float product(float a, float b) { return static_cast<float>(static_cast<double>(a) * static_cast<double>(b)); }
+
+// As transformers' _compute_llama3_parameters() goes, where PyTorch divides a number by a tensor by multiplying with
+// the reciprocal.
+float llama3_frequency(float frequency, const RopeScaling& s) {
+    constexpr float kTwoPi = 6.283185307179586f;
+    const float old_context = static_cast<float>(s.old_context), wavelength = product(1.0f / frequency, kTwoPi);
+    if (wavelength > old_context / s.low_freq) return frequency / s.factor;
+    if (wavelength < old_context / s.high_freq) return frequency;
+    const float smooth = (product(1.0f / wavelength, old_context) - s.low_freq) / (s.high_freq - s.low_freq);
+    return product(1.0f - smooth, frequency) / s.factor + product(smooth, frequency);
+}
+
+}  // namespace
+
+RopeValues rope_values(float theta, const RopeScaling& scaling, int HD, int positions) {
+    const int half = HD / 2;
+    const size_t n = static_cast<size_t>(positions) * static_cast<size_t>(half);
+    RopeValues values{std::vector<float>(n), std::vector<float>(n)};
+    for (int i = 0; i < half; i++) {
+        float frequency = 1.0f / std::pow(theta, static_cast<float>(2 * i) / static_cast<float>(HD));
+        if (scaling.factor != 0.0f) frequency = llama3_frequency(frequency, scaling);
+        for (int position = 0; position < positions; position++) {
+            const float angle = product(static_cast<float>(position), frequency);
+            const size_t at = static_cast<size_t>(position) * static_cast<size_t>(half) + static_cast<size_t>(i);
+            values.cos[at] = std::cos(angle);
+            values.sin[at] = std::sin(angle);
+        }
+    }
+    return values;
+}
+
+// ---- one head ------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int kThreads = 256;
+
+// A thread's sixteen elements of a head: eight of the first half, and those of the second half that they turn with.
+template <int HD>
+struct HeadShare {
+    static constexpr int threads = HD / 16, heads_at_once = kThreads / threads;
+    int slot, column;  // which of the block's heads; the first element
+
+    LLMC_DEVICE HeadShare()
+        : slot(static_cast<int>(threadIdx.x) / threads), column(static_cast<int>(threadIdx.x) % threads * 8) {}
+
+    template <class Real>
+    LLMC_DEVICE void load(const Real* head, float (&x)[2][8]) const {
+        load8(head + column, x[0]);
+        load8(head + column + HD / 2, x[1]);
+    }
+    template <class Real>
+    LLMC_DEVICE void store(Real* head, const float (&x)[2][8]) const {
+        store8(head + column, x[0]);
+        store8(head + column + HD / 2, x[1]);
+    }
+    template <class Real>
+    LLMC_DEVICE void load_gain(const Real* gain, float (&w)[2][8]) const {
+        if (gain != nullptr) return load(gain, w);
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) w[0][i] = w[1][i] = 1.0f;
+    }
+    // By the angles of a position, or back.
+    template <bool Back>
+    LLMC_DEVICE void rotate(float (&x)[2][8], const float* cos, const float* sin, int position) const {
+        float c[8], s[8];
+        load8(cos + static_cast<size_t>(position) * (HD / 2) + column, c);
+        load8(sin + static_cast<size_t>(position) * (HD / 2) + column, s);
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const float sine = Back ? -s[i] : s[i], first = x[0][i], second = x[1][i];
+            x[0][i] = first * c[i] - second * sine;
+            x[1][i] = second * c[i] + first * sine;
+        }
+    }
+};
+
+// This thread's part of the sum of x * y.
+LLMC_DEVICE float dot16(const float (&x)[2][8], const float (&y)[2][8]) {
+    float sums[4] = {};
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++) {
+        sums[i % 2] += x[0][i] * y[0][i];
+        sums[2 + i % 2] += x[1][i] * y[1][i];
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Which heads of qkv a kernel goes through: `count` of each row, from `first` on.
+struct HeadRange {
+    int first, count, row_heads;
+};
+
+// The head that a thread works on: number `index` of the range's heads in all N rows.
+template <int HD>
+struct HeadPlace {
+    int row, head;
+    size_t at;
+    LLMC_DEVICE HeadPlace(unsigned index, const HeadRange& range) {
+        row = static_cast<int>(index / static_cast<unsigned>(range.count));
+        head = range.first + static_cast<int>(index % static_cast<unsigned>(range.count));
+        at = (static_cast<size_t>(row) * range.row_heads + head) * HD;
+    }
+};
+
+}  // namespace
+
+// ---- RoPE alone ----------------------------------------------------------------------------------------------------
+
+template <class Real, int HD, bool Back>
+static __global__ void __launch_bounds__(kThreads)
+    rope_kernel(Real* qkv, const float* cos, const float* sin, int first, int N, int T, HeadRange range) {
+    const HeadShare<HD> share;
+    const unsigned index = blockIdx.x * HeadShare<HD>::heads_at_once + static_cast<unsigned>(share.slot);
+    if (index >= static_cast<unsigned>(N) * range.count) return;
+    const HeadPlace<HD> place(index, range);
+    float x[2][8];
+    share.load(qkv + place.at, x);
+    share.template rotate<Back>(x, cos, sin, first + place.row % T);
+    share.store(qkv + place.at, x);
+}
+
+// ---- with QK-norm --------------------------------------------------------------------------------------------------
+
+template <class Real, int HD>
+static __global__ void __launch_bounds__(kThreads)
+    qk_norm_rope_forward_kernel(Real* out, const Real* qkv, const Real* query_gain, const Real* key_gain,
+                                const float* cos, const float* sin, int first, int N, int T, int NH, int NKV,
+                                HeadRange range, float eps) {
+    using Share = HeadShare<HD>;
+    const Share share;
+    const unsigned heads = static_cast<unsigned>(N) * range.count;
+    const unsigned index = blockIdx.x * Share::heads_at_once + static_cast<unsigned>(share.slot);
+    const HeadPlace<HD> place(index < heads ? index : heads - 1, range);  // all lanes take part in the sums
+    float x[2][8];
+    share.load(qkv + place.at, x);
+    float sum[1] = {dot16(x, x)};
+    group_sum_each<Share::threads>(sum);
+    if (place.head < NH + NKV) {
+        const float rstd = reciprocal_sqrt(sum[0] * (1.0f / HD) + eps);
+        float gain[2][8];
+        share.load_gain(place.head < NH ? query_gain : key_gain, gain);
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) x[0][i] = x[0][i] * rstd * gain[0][i], x[1][i] = x[1][i] * rstd * gain[1][i];
+        share.template rotate<false>(x, cos, sin, first + place.row % T);
+    }
+    if (index < heads) share.store(out + place.at, x);
+}
+
+// The block's heads of one range, queries or keys: their gradients in place, and the terms of dgain added up.
+template <class Real, int HD>
+LLMC_DEVICE void qk_norm_gradients(float (&dgain)[2][8], Real* dqkv, const Real* qkv, const Real* gain,
+                                   const float* cos, const float* sin, int first, int N, int T, const HeadRange& range,
+                                   float eps) {
+    using Share = HeadShare<HD>;
+    const Share share;
+    const unsigned heads = static_cast<unsigned>(N) * range.count;
+    float w[2][8];
+    share.load_gain(gain, w);
+    for (unsigned start = blockIdx.x * Share::heads_at_once; start < heads; start += gridDim.x * Share::heads_at_once) {
+        const unsigned index = start + static_cast<unsigned>(share.slot);
+        const HeadPlace<HD> place(index < heads ? index : heads - 1, range);
+        float x[2][8], d[2][8], g[2][8];
+        share.load(qkv + place.at, x);
+        share.load(dqkv + place.at, d);
+        share.template rotate<true>(d, cos, sin, first + place.row % T);
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) g[0][i] = d[0][i] * w[0][i], g[1][i] = d[1][i] * w[1][i];
+        float sums[2] = {dot16(x, x), dot16(g, x)};
+        group_sum_each<Share::threads>(sums);
+        if (index >= heads) continue;
+        const float rstd = reciprocal_sqrt(sums[0] * (1.0f / HD) + eps);
+        const float mean = sums[1] * (1.0f / HD) * rstd;  // of g * norm
+        LLMC_UNROLL
+        for (int half = 0; half < 2; half++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) {
+                const float norm = x[half][i] * rstd;
+                dgain[half][i] += d[half][i] * norm;
+                d[half][i] = rstd * (g[half][i] - norm * mean);
+            }
+        }
+        share.store(dqkv + place.at, d);
+    }
+}
+
+template <class Real, int HD>
+static __global__ void __launch_bounds__(kThreads)
+    qk_norm_rope_backward_kernel(Real* dqkv, float* parts, const Real* qkv, const Real* query_gain,
+                                 const Real* key_gain, const float* cos, const float* sin, int first, int N, int T,
+                                 int NH, int NKV, float eps) {
+    LLMC_SHARED(float, sums, [kThreads * 16]);  // (heads_at_once, HD)
+    const HeadShare<HD> share;
+    LLMC_UNROLL
+    for (int side = 0; side < 2; side++) {
+        const HeadRange range{side * NH, side == 0 ? NH : NKV, NH + 2 * NKV};
+        float dgain[2][8] = {};
+        qk_norm_gradients<Real, HD>(dgain, dqkv, qkv, side == 0 ? query_gain : key_gain, cos, sin, first, N, T, range,
+                                    eps);
+        if (parts == nullptr) continue;
+        if (side == 1) __syncthreads();  // the queries' sums have been read
+        share.store(&sums[share.slot * HD], dgain);
+        __syncthreads();
+        const int c = static_cast<int>(threadIdx.x);
+        if (c >= HD) continue;
+        float total = 0.0f;
+        for (int slot = 0; slot < HeadShare<HD>::heads_at_once; slot++) total += sums[slot * HD + c];
+        parts[(static_cast<size_t>(blockIdx.x) * 2 + side) * HD + c] = total;
+    }
+}
+
+// ---- launchers -----------------------------------------------------------------------------------------------------
+
+static void check_rope(const char* launcher, const RopeTable& table, int first, int N, int T,
+                       const AttentionHeads& heads) {
+    const auto refuse = [&](const std::string& what) {
+        throw Error(ExitCode::failure, strprintf("%s: %s", launcher, what.c_str()));
+    };
+    if (heads.HD != 32 && heads.HD != 64 && heads.HD != 128)
+        refuse(strprintf("head dimension %d is not supported; it must be 32, 64 or 128", heads.HD));
+    if (heads.NH < 1 || heads.NKV < 1 || heads.NH % heads.NKV != 0)
+        refuse(strprintf("%d query heads cannot share %d key heads evenly", heads.NH, heads.NKV));
+    if (N < 1 || T < 1 || first < 0 || first + std::min(N, T) > table.positions)
+        refuse(strprintf("%d rows of sequences of %d, from position %d on, and a table of %d positions", N, T, first,
+                         table.positions));
+    if (static_cast<size_t>(N) * static_cast<size_t>(heads.rows()) > 0x7fffffffu)
+        refuse(strprintf("%d rows of %d heads are too many; use a smaller micro-batch", N, heads.rows()));
+}
+
+// Calls f.template operator()<HD>().
+template <class F>
+static void with_rope_dimension(int HD, F&& f) {
+    if (HD == 32)
+        f.template operator()<32>();
+    else if (HD == 64)
+        f.template operator()<64>();
+    else
+        f.template operator()<128>();
+}
+
+static size_t table_size(const RopeTable& table, int HD) {
+    return static_cast<size_t>(table.positions) * static_cast<size_t>(HD) / 2;
+}
+static size_t qkv_size(int N, const AttentionHeads& heads) {
+    return static_cast<size_t>(N) * static_cast<size_t>(heads.qkv_width());
+}
+template <int HD>
+static dim3 grid_of_heads(int N, int heads) {
+    return dim3(static_cast<unsigned>(div_up<size_t>(static_cast<size_t>(N) * heads, HeadShare<HD>::heads_at_once)));
+}
+
+template <bool Back, class Real>
+static void launch_rope(const char* launcher, Real* qkv, const RopeTable& table, int first, int N, int T,
+                        const AttentionHeads& heads, stream_t stream) {
+    check_rope(launcher, table, first, N, T, heads);
+    const HeadRange range{0, heads.NH + heads.NKV, heads.rows()};
+    const size_t angles = table_size(table, heads.HD);
+    with_rope_dimension(heads.HD, [&]<int HD>() {
+        launch<rope_kernel<Real, HD, Back>>({grid_of_heads<HD>(N, range.count), dim3(kThreads), 0, stream},
+                                            inout(qkv, qkv_size(N, heads)), in(table.cos, angles),
+                                            in(table.sin, angles), first, N, T, range);
+    });
+}
+
+template <class Real>
+void rope_forward(Real* qkv, const RopeTable& table, int first, int N, int T, const AttentionHeads& heads,
+                  stream_t stream) {
+    launch_rope<false>("rope_forward", qkv, table, first, N, T, heads, stream);
+}
+template <class Real>
+void rope_backward(Real* dqkv, const RopeTable& table, int first, int N, int T, const AttentionHeads& heads,
+                   stream_t stream) {
+    launch_rope<true>("rope_backward", dqkv, table, first, N, T, heads, stream);
+}
+
+template <class Real>
+void qk_norm_rope_forward(Real* out, const Real* qkv, const QkGains<const Real>& gains, const RopeTable& table,
+                          int first, int N, int T, const AttentionHeads& heads, float eps, stream_t stream) {
+    check_rope("qk_norm_rope_forward", table, first, N, T, heads);
+    const HeadRange range{0, out == qkv ? heads.NH + heads.NKV : heads.rows(), heads.rows()};
+    const size_t n = qkv_size(N, heads), angles = table_size(table, heads.HD), columns = static_cast<size_t>(heads.HD);
+    with_rope_dimension(heads.HD, [&]<int HD>() {
+        launch<qk_norm_rope_forward_kernel<Real, HD>>(
+            {grid_of_heads<HD>(N, range.count), dim3(kThreads), 0, stream}, llmc::out(out, n), in(qkv, n),
+            in(gains.query, columns), in(gains.key, columns), in(table.cos, angles), in(table.sin, angles), first, N, T,
+            heads.NH, heads.NKV, range, eps);
+    });
+}
+
+// Blocks of the backward: a function of the shape alone, because each has a sum of its own.
+static int qk_norm_backward_blocks(int N, const AttentionHeads& heads) {
+    constexpr int kTurns = 8;  // at least: a block's sums cost as much memory traffic as some heads
+    const int heads_at_once = kThreads / (heads.HD / 16);
+    return static_cast<int>(std::min<size_t>(div_up<size_t>(static_cast<size_t>(N) * heads.NH, heads_at_once * kTurns),
+                                             static_cast<size_t>(blocks_at_once(kThreads / 32))));
+}
+size_t qk_norm_backward_scratch(int N, const AttentionHeads& heads) {
+    return static_cast<size_t>(qk_norm_backward_blocks(N, heads)) * 2 * static_cast<size_t>(heads.HD);
+}
+
+template <class Real>
+void qk_norm_rope_backward(Real* dqkv, const QkGains<float>& dgains, float* scratch, const Real* qkv,
+                           const QkGains<const Real>& gains, const RopeTable& table, int first, int N, int T,
+                           const AttentionHeads& heads, float eps, bool accumulate, stream_t stream) {
+    check_rope("qk_norm_rope_backward", table, first, N, T, heads);
+    const bool has_gains = gains.query != nullptr;
+    for (const bool given : {gains.key != nullptr, dgains.query != nullptr, dgains.key != nullptr, scratch != nullptr})
+        if (given != has_gains)
+            throw Error(ExitCode::failure, "qk_norm_rope_backward: gains, dgains and scratch go together");
+    const size_t n = qkv_size(N, heads), angles = table_size(table, heads.HD), columns = static_cast<size_t>(heads.HD);
+    const int blocks = qk_norm_backward_blocks(N, heads);
+    with_rope_dimension(heads.HD, [&]<int HD>() {
+        launch<qk_norm_rope_backward_kernel<Real, HD>>({dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream},
+                                                       inout(dqkv, n), out(scratch, qk_norm_backward_scratch(N, heads)),
+                                                       in(qkv, n), in(gains.query, columns), in(gains.key, columns),
+                                                       in(table.cos, angles), in(table.sin, angles), first, N, T,
+                                                       heads.NH, heads.NKV, eps);
+    });
+    if (has_gains)
+        reduce_column_parts(dgains.query, dgains.key, scratch, blocks, 2 * heads.HD, heads.HD, accumulate, stream);
+}
+
+#define LLMC_INSTANTIATE(Real)                                                                                         \
+    template void rope_forward(Real*, const RopeTable&, int, int, int, const AttentionHeads&, stream_t);               \
+    template void rope_backward(Real*, const RopeTable&, int, int, int, const AttentionHeads&, stream_t);              \
+    template void qk_norm_rope_forward(Real*, const Real*, const QkGains<const Real>&, const RopeTable&, int, int,     \
+                                       int, const AttentionHeads&, float, stream_t);                                   \
+    template void qk_norm_rope_backward(Real*, const QkGains<float>&, float*, const Real*, const QkGains<const Real>&, \
+                                        const RopeTable&, int, int, int, const AttentionHeads&, float, bool,           \
+                                        stream_t);
+LLMC_INSTANTIATE(float)
+LLMC_INSTANTIATE(bf16)
+#undef LLMC_INSTANTIATE
+
+}  // namespace llmc

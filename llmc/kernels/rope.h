@@ -1,0 +1,85 @@
+// Rotary position embedding (RoPE, arXiv 2104.09864) of queries and keys, alone or behind an RMS norm of every head
+// (QK-norm, arXiv 2302.05442).
+//
+//   (y1, y2) = (x1 cos - x2 sin, x2 cos + x1 sin),   x1 and x2 being elements i and i + HD / 2 of a head
+//
+// This is the order of Hugging Face's files ("half-rotated"). qkv: see attention_heads.h; values pass through.
+#pragma once
+#include <cstddef>
+#include <vector>
+
+#include "llmc/device/formats.cuh"
+#include "llmc/device/runtime.h"
+#include "llmc/kernels/attention_heads.h"
+
+namespace llmc {
+
+// ---- tables, on the host -------------------------------------------------------------------------------------------
+
+// Llama 3.1's way to longer contexts: long wavelengths are stretched by `factor`, those short of old_context /
+// high_freq stay, with a ramp between. factor 0: none.
+struct RopeScaling {
+    float factor = 0.0f, low_freq = 1.0f, high_freq = 4.0f;
+    int old_context = 8192;
+};
+
+// cos and sin (positions, HD / 2) of position * theta^(-2i / HD).
+struct RopeValues {
+    std::vector<float> cos, sin;
+};
+
+// In FP32 and in the order of operations of Hugging Face's transformers, so that a model trained elsewhere finds its
+// own angles: at position p an FP32 angle is off by up to 1.2e-7 p, and a better one would be another.
+RopeValues rope_values(float theta, const RopeScaling& scaling, int HD, int positions);
+
+// ---- kernels -------------------------------------------------------------------------------------------------------
+
+// The tables on the device.
+struct RopeTable {
+    const float *cos, *sin;  // (positions, HD / 2)
+    int positions;
+};
+
+// qkv (N, NH + 2 NKV, HD) Real, float or bf16, in place. Row n is position first + n % T: N rows of sequences of length
+// T, or with first > 0 rows that follow cached ones. HD is 32, 64 or 128. Moves 2 sizeof(Real) bytes an element of
+// queries and keys.
+template <class Real>
+void rope_forward(Real* qkv, const RopeTable& table, int first, int N, int T, const AttentionHeads& heads,
+                  stream_t stream);
+
+// The gradient of rope_forward's qkv from that of its result, in place: the inverse rotation.
+template <class Real>
+void rope_backward(Real* dqkv, const RopeTable& table, int first, int N, int T, const AttentionHeads& heads,
+                   stream_t stream);
+
+// The gains of QK-norm, (HD) each, shared by heads; both nullptr: 1.
+template <class T>
+struct QkGains {
+    T *query, *key;
+};
+
+// out = RoPE(RMS norm of each query and key head, times its gain), rounded once; values are copied. Without gains the
+// two commute, so this is also RMS norm behind RoPE.
+//
+//   out, qkv (N, NH + 2 NKV, HD) Real; out may be qkv, where no backward follows
+//
+// Moves 2 sizeof(Real) bytes an element.
+template <class Real>
+void qk_norm_rope_forward(Real* out, const Real* qkv, const QkGains<const Real>& gains, const RopeTable& table,
+                          int first, int N, int T, const AttentionHeads& heads, float eps, stream_t stream);
+
+// On entry dqkv is the gradient of qk_norm_rope_forward's out, on return that of its qkv. Nothing is kept from the
+// forward but qkv: norms are computed again.
+//
+//   dgains: (HD) float each, overwritten, or added to when `accumulate`; nullptr without gains
+//   scratch qk_norm_backward_scratch(N, heads) floats, contents irrelevant; nullptr without gains
+//
+// Moves 3 sizeof(Real) bytes an element of queries and keys. Deterministic: sums of gains in FP32, by blocks whose
+// number is a function of the shape (llmc/kernels/column_sums.cuh).
+template <class Real>
+void qk_norm_rope_backward(Real* dqkv, const QkGains<float>& dgains, float* scratch, const Real* qkv,
+                           const QkGains<const Real>& gains, const RopeTable& table, int first, int N, int T,
+                           const AttentionHeads& heads, float eps, bool accumulate, stream_t stream);
+size_t qk_norm_backward_scratch(int N, const AttentionHeads& heads);
+
+}  // namespace llmc
