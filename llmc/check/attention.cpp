@@ -30,7 +30,7 @@ std::string check_attention(const reference::AttentionShape& s, stream_t stream)
                  HD = static_cast<size_t>(s.HD);
     constexpr bool narrow = sizeof(Real) == 2;
     const double u = reference::attention_rounding(narrow);
-    const auto qkv = reference::random_normal<Real>(3 * s.elements(), 1.0f, 11),
+    const auto qkv = reference::random_normal<Real>(s.qkv_elements(), 1.0f, 11),
                dout = reference::random_normal<Real>(s.elements(), 1.0f, 12);
     const auto expected = reference::attention(s, reference::to_doubles(qkv), reference::to_doubles(dout), u,
                                                reference::attention_slack(narrow));
@@ -42,8 +42,8 @@ std::string check_attention(const reference::AttentionShape& s, stream_t stream)
     float *lse = trial.result<float>("lse", rows), *delta = trial.result<float>("delta", rows);
     Real* dqkv = trial.result<Real>("dqkv", {{"b", B}, {"t", T}, {"part", 3}, {"h", NH}, {"", HD}});
     trial.run_twice([&] {
-        attention_forward<Real>(out, low, lse, device_qkv, s.B, s.T, s.NH, s.HD, stream);
-        attention_backward<Real>(dqkv, delta, device_dout, device_qkv, out, low, lse, s.B, s.T, s.NH, s.HD, stream);
+        attention_forward<Real>(out, low, lse, device_qkv, s.B, s.T, s.heads(), stream);
+        attention_backward<Real>(dqkv, delta, device_dout, device_qkv, out, low, lse, s.B, s.T, s.heads(), stream);
     });
 
     trial.within(out, with_floor(expected.out, expected.out_bound));

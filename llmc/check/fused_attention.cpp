@@ -23,7 +23,7 @@ std::vector<Axis> elements(const AttentionShape& s, size_t parts = 1) {
 struct Inputs {
     std::vector<bf16> qkv, dout;
     explicit Inputs(const AttentionShape& s)
-        : qkv(reference::random_normal<bf16>(3 * s.elements(), 1.0f, 111)),
+        : qkv(reference::random_normal<bf16>(s.qkv_elements(), 1.0f, 111)),
           dout(reference::random_normal<bf16>(s.elements(), 0.1f, 112, 0.02f)) {}
 };
 
@@ -44,13 +44,13 @@ std::string check_forward(const AttentionShape& s, stream_t stream) {
         const Outputs fused(trial, s);
         const QuantizedResults<e4m3> to(trial, s.tokens(), s.width(), kOutputScale);
         trial.run_twice([&] {
-            attention_forward_fp8(to.both(), fused.out, fused.low, fused.lse, qkv, s.B, s.T, s.NH, s.HD, pass, stream);
+            attention_forward_fp8(to.both(), fused.out, fused.low, fused.lse, qkv, s.B, s.T, s.heads(), pass, stream);
         });
         Trial plain_trial(stream);
         const Outputs plain(plain_trial, s);
         const QuantizedResults<e4m3> expected(plain_trial, s.tokens(), s.width(), kOutputScale);
         plain_trial.run_twice([&] {
-            attention_forward<bf16>(plain.out, plain.low, plain.lse, qkv, s.B, s.T, s.NH, s.HD, stream);
+            attention_forward<bf16>(plain.out, plain.low, plain.lse, qkv, s.B, s.T, s.heads(), stream);
             quantize<e4m3>(expected.both(), nullptr, nullptr, plain.out, plain.low, s.tokens(), s.width(), false, pass,
                            stream);
         });
@@ -65,7 +65,7 @@ std::string check_forward(const AttentionShape& s, stream_t stream) {
 template <class F8>
 std::string check_backward(const AttentionShape& s, stream_t stream) {
     const Inputs inputs(s);
-    const int width = 3 * s.width();
+    const int width = s.qkv_width();
     const size_t channels = static_cast<size_t>(width);
     return each_pass(kWritingPasses, stream, [&](Trial& trial, QuantizePass pass) {
         const bf16 *qkv = trial.input(inputs.qkv), *dout = trial.input(inputs.dout);
@@ -75,18 +75,18 @@ std::string check_backward(const AttentionShape& s, stream_t stream) {
         float* plain_delta = plain_trial.result<float>("delta", {{"", s.rows()}});
         const QuantizedResults<F8> expected(plain_trial, s.tokens(), width, kGradientScale);
         plain_trial.run_twice([&] {
-            attention_forward<bf16>(forward.out, forward.low, forward.lse, qkv, s.B, s.T, s.NH, s.HD, stream);
+            attention_forward<bf16>(forward.out, forward.low, forward.lse, qkv, s.B, s.T, s.heads(), stream);
             attention_backward<bf16>(dqkv, plain_delta, dout, qkv, forward.out, forward.low, forward.lse, s.B, s.T,
-                                     s.NH, s.HD, stream);
+                                     s.heads(), stream);
             quantize<F8>(expected.both(), nullptr, nullptr, dqkv, nullptr, s.tokens(), width, false, pass, stream);
         });
         const QuantizedResults<F8> to(trial, s.tokens(), width, kGradientScale);
         float *delta = trial.result<float>("delta", {{"", s.rows()}}),
               *dbias = trial.result<float>("dbias", {{"", channels}});
-        float* scratch = trial.scratch<float>(attention_backward_fp8_scratch(s.B, s.T, s.NH, s.HD));
+        float* scratch = trial.scratch<float>(attention_backward_fp8_scratch(s.B, s.T, s.heads()));
         trial.run_twice([&] {
             attention_backward_fp8<F8>(to.both(), dbias, scratch, delta, dout, qkv, forward.out, forward.low,
-                                       forward.lse, s.B, s.T, s.NH, s.HD, false, pass, stream);
+                                       forward.lse, s.B, s.T, s.heads(), false, pass, stream);
         });
         trial.equal(delta, plain_trial.read(plain_delta));
         to.compare(expected);

@@ -22,11 +22,12 @@ void reference_row(Attention& r, const AttentionShape& s, const std::vector<doub
                    const std::vector<double>& dout, int b, int t, int h, double u, double slack) {
     const AttentionLayout at{s};
     const int HD = s.HD;
-    const double scale = 1 / std::sqrt(static_cast<double>(HD));
+    const double scale = s.scale != 0 ? s.scale : 1 / std::sqrt(static_cast<double>(HD));
+    const int kv = at.key_head(h);
     const double *q = &qkv[at.qkv(b, t, 0, h)], *gradient = &dout[at.out(b, t, h)];
     std::vector<double> p(static_cast<size_t>(t) + 1);
     double maximum = -1e300, sum = 0;
-    for (int k = 0; k <= t; k++) maximum = std::max(maximum, p[k] = scale * dot(q, &qkv[at.qkv(b, k, 1, h)], HD));
+    for (int k = 0; k <= t; k++) maximum = std::max(maximum, p[k] = scale * dot(q, &qkv[at.qkv(b, k, 1, kv)], HD));
     for (double& x : p) sum += x = std::exp(x - maximum);
     for (double& x : p) x /= sum;
     r.lse[at.row(b, t, h)] = maximum + std::log(sum);
@@ -34,7 +35,7 @@ void reference_row(Attention& r, const AttentionShape& s, const std::vector<doub
     double* out = &r.out[at.out(b, t, h)];
     std::vector<double> magnitude(HD);
     for (int k = 0; k <= t; k++) {
-        const double* v = &qkv[at.qkv(b, k, 2, h)];
+        const double* v = &qkv[at.qkv(b, k, 2, kv)];
         for (int c = 0; c < HD; c++) out[c] += p[k] * v[c], magnitude[c] += p[k] * std::fabs(v[c]);
     }
     double delta_error = 0, delta_magnitude = 0;
@@ -49,18 +50,18 @@ void reference_row(Attention& r, const AttentionShape& s, const std::vector<doub
     r.delta_bound[at.row(b, t, h)] = delta_error + slack * delta_magnitude;
 
     for (int k = 0; k <= t; k++) {
-        const double *key = &qkv[at.qkv(b, k, 1, h)], *v = &qkv[at.qkv(b, k, 2, h)];
+        const double *key = &qkv[at.qkv(b, k, 1, kv)], *v = &qkv[at.qkv(b, k, 2, kv)];
         const double ds = p[k] * (dot(gradient, v, HD) - delta) * scale;
         const double ds_error =
             u * std::fabs(ds) +
             scale * p[k] * (delta_error + slack * (dot_magnitudes(gradient, v, HD) + delta_magnitude));
         for (int c = 0; c < HD; c++) {
             r.dqkv[at.qkv(b, t, 0, h) + c] += ds * key[c];
-            r.dqkv[at.qkv(b, k, 1, h) + c] += ds * q[c];
-            r.dqkv[at.qkv(b, k, 2, h) + c] += p[k] * gradient[c];
+            r.dqkv[at.qkv(b, k, 1, kv) + c] += ds * q[c];
+            r.dqkv[at.qkv(b, k, 2, kv) + c] += p[k] * gradient[c];
             r.dqkv_bound[at.qkv(b, t, 0, h) + c] += ds_error * std::fabs(key[c]);
-            r.dqkv_bound[at.qkv(b, k, 1, h) + c] += ds_error * std::fabs(q[c]);
-            r.dqkv_bound[at.qkv(b, k, 2, h) + c] += (u + slack) * p[k] * std::fabs(gradient[c]);
+            r.dqkv_bound[at.qkv(b, k, 1, kv) + c] += ds_error * std::fabs(q[c]);
+            r.dqkv_bound[at.qkv(b, k, 2, kv) + c] += (u + slack) * p[k] * std::fabs(gradient[c]);
         }
     }
 }
@@ -72,7 +73,7 @@ Attention attention(const AttentionShape& s, const std::vector<double>& qkv, con
     Attention r;
     for (auto* x : {&r.out, &r.out_bound, &r.out_sum_bound}) x->assign(s.elements(), 0.0);
     for (auto* x : {&r.lse, &r.delta, &r.delta_bound}) x->assign(s.rows(), 0.0);
-    for (auto* x : {&r.dqkv, &r.dqkv_bound}) x->assign(3 * s.elements(), 0.0);
+    for (auto* x : {&r.dqkv, &r.dqkv_bound}) x->assign(s.qkv_elements(), 0.0);
     for (int b = 0; b < s.B; b++)
         for (int h = 0; h < s.NH; h++)
             for (int t = 0; t < s.T; t++) reference_row(r, s, qkv, dout, b, t, h, u, slack);
@@ -81,10 +82,11 @@ Attention attention(const AttentionShape& s, const std::vector<double>& qkv, con
 }
 
 std::vector<double> part_of_dqkv(const std::vector<double>& dqkv, const AttentionShape& s, int which) {
-    const size_t width = static_cast<size_t>(s.NH) * s.HD;
+    const size_t row = static_cast<size_t>(s.qkv_width()), first = AttentionLayout{s}.qkv(0, 0, which, 0);
+    const size_t width = static_cast<size_t>((which == 0 ? s.NH : s.NKV) * s.HD);
     std::vector<double> result;
-    for (size_t row = static_cast<size_t>(which); row * width < dqkv.size(); row += 3)
-        result.insert(result.end(), dqkv.begin() + row * width, dqkv.begin() + (row + 1) * width);
+    for (size_t at = first; at < dqkv.size(); at += row)
+        result.insert(result.end(), dqkv.begin() + at, dqkv.begin() + at + width);
     return result;
 }
 

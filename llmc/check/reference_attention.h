@@ -5,26 +5,37 @@
 #include <string>
 #include <vector>
 
+#include "llmc/kernels/attention_heads.h"
+
 namespace llmc::reference {
 
 struct AttentionShape {
     int B, T, NH, HD;
+    int NKV = NH;
+    float scale = 0;  // of scores; 0: HD^-0.5
+
+    AttentionHeads heads() const { return {NH, NKV, HD, scale}; }
     size_t rows() const { return static_cast<size_t>(B) * T * NH; }
     size_t elements() const { return rows() * HD; }
+    size_t qkv_elements() const { return static_cast<size_t>(tokens()) * heads().qkv_width(); }
     int tokens() const { return B * T; }
     int width() const { return NH * HD; }
+    int qkv_width() const { return heads().qkv_width(); }
     std::string text() const {
         return "B=" + std::to_string(B) + " T=" + std::to_string(T) + " NH=" + std::to_string(NH) +
-               " HD=" + std::to_string(HD);
+               " NKV=" + std::to_string(NKV) + " HD=" + std::to_string(HD);
     }
 };
 
-// Where a head's row begins in qkv (B, T, 3, NH, HD), out (B, T, NH, HD) and lse (B, NH, T).
+// Where a head's row begins in qkv (B, T, NH + 2 NKV, HD), out (B, T, NH, HD) and lse (B, NH, T). Of qkv: head h of the
+// queries (0), keys (1) or values (2).
 struct AttentionLayout {
     AttentionShape s;
     size_t qkv(int b, int t, int which, int h) const {
-        return (((static_cast<size_t>(b) * s.T + t) * 3 + which) * s.NH + h) * s.HD;
+        const int head = which == 0 ? h : s.NH + (which - 1) * s.NKV + h;
+        return ((static_cast<size_t>(b) * s.T + t) * (s.NH + 2 * s.NKV) + head) * s.HD;
     }
+    int key_head(int h) const { return h / (s.NH / s.NKV); }  // of query head h
     size_t out(int b, int t, int h) const { return ((static_cast<size_t>(b) * s.T + t) * s.NH + h) * s.HD; }
     size_t row(int b, int t, int h) const { return (static_cast<size_t>(b) * s.NH + h) * s.T + t; }
 };

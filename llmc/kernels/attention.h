@@ -1,15 +1,16 @@
 // Causal self-attention, forward and backward: out = softmax(Q K^T / sqrt(HD)) V, each query seeing the keys up to its
 // own position.
 //
-//   qkv, dqkv            (B, T, 3, NH, HD)   queries, keys and values side by side, as the qkv product writes them
+//   qkv, dqkv            (B, T, NH + 2 NKV, HD)   queries, keys and values side by side: see attention_heads.h
 //   out, out_low, dout   (B, T, NH, HD)
 //   lse, delta           (B, NH, T) float
 //
-// Any T >= 1; B and NH up to 65535; head dimensions 32, 64 and 128. Tensors start at 16-byte boundaries.
-// Deterministic.
+// Scores have another factor than HD^-0.5 where the heads say so. Any T >= 1; B and NH up to 65535; head dimensions 32,
+// 64 and 128. Tensors start at 16-byte boundaries. Deterministic.
 #pragma once
 #include "llmc/device/formats.cuh"
 #include "llmc/device/runtime.h"
+#include "llmc/kernels/attention_heads.h"
 
 namespace llmc {
 
@@ -22,12 +23,12 @@ namespace llmc {
 // written (inference).
 //
 // bf16: flash attention 2 (arXiv 2307.08691) on mma.sync: scores and probabilities never leave the registers; FP32
-// arithmetic, the probabilities rounded to BF16 for the second product. Moves 10 bytes a (B, T, NH, HD) element (6
-// read, 4 written) when a head's keys and values stay in L2.
+// arithmetic, the probabilities rounded to BF16 for the second product. With NKV = NH moves 10 bytes a (B, T, NH, HD)
+// element (6 read, 4 written) when a head's keys and values stay in L2.
 //
 // float: FP32 throughout, in plain loops; the reference, not meant to be fast. out_low is ignored (O is not rounded).
 template <class Real>
-void attention_forward(Real* out, Real* out_low, float* lse, const Real* qkv, int B, int T, int NH, int HD,
+void attention_forward(Real* out, Real* out_low, float* lse, const Real* qkv, int B, int T, const AttentionHeads& heads,
                        stream_t stream);
 
 // Backward. dqkv is overwritten; delta is scratch, rowsum(dout * (out + out_low)) afterwards. out, out_low and lse come
@@ -35,26 +36,29 @@ void attention_forward(Real* out, Real* out_low, float* lse, const Real* qkv, in
 //
 // bf16: three kernels and no atomics. delta; then a kernel that owns key tiles (dK, dV) and one that owns query tiles
 // (dQ), each recomputing scores and dP: 7 products instead of the 5 of a single kernel that adds dQ up in FP32 atomics,
-// and identical bits on every run. Scores, P, dP and dS stay in registers.
+// and identical bits on every run. Scores, P, dP and dS stay in registers. A key tile goes through the queries of its
+// group head by head: their sums meet in FP32, in registers too.
 template <class Real>
 void attention_backward(Real* dqkv, float* delta, const Real* dout, const Real* qkv, const Real* out,
-                        const Real* out_low, const float* lse, int B, int T, int NH, int HD, stream_t stream);
+                        const Real* out_low, const float* lse, int B, int T, const AttentionHeads& heads,
+                        stream_t stream);
 
 template <>
-void attention_forward<bf16>(bf16*, bf16*, float*, const bf16*, int, int, int, int, stream_t);
+void attention_forward<bf16>(bf16*, bf16*, float*, const bf16*, int, int, const AttentionHeads&, stream_t);
 template <>
-void attention_forward<float>(float*, float*, float*, const float*, int, int, int, int, stream_t);
+void attention_forward<float>(float*, float*, float*, const float*, int, int, const AttentionHeads&, stream_t);
 template <>
 void attention_backward<bf16>(bf16*, float*, const bf16*, const bf16*, const bf16*, const bf16*, const float*, int, int,
-                              int, int, stream_t);
+                              const AttentionHeads&, stream_t);
 template <>
 void attention_backward<float>(float*, float*, const float*, const float*, const float*, const float*, const float*,
-                               int, int, int, int, stream_t);
+                               int, int, const AttentionHeads&, stream_t);
 
 namespace attention {
 
 // Throws unless the attention kernels can run this shape.
-inline void check_shape(int B, int T, int NH, int HD) {
+inline void check_shape(int B, int T, const AttentionHeads& heads) {
+    const auto [NH, NKV, HD, scale] = heads;
     if (HD != 32 && HD != 64 && HD != 128)
         throw Error(ExitCode::failure,
                     strprintf("attention: head dimension %d is not supported; choose the number of heads so that "
@@ -65,11 +69,16 @@ inline void check_shape(int B, int T, int NH, int HD) {
                     strprintf("attention: batch %d, heads %d, length %d: batch and heads must be 1 to 65535, the "
                               "length at least 1",
                               B, NH, T));
+    if (NKV < 1 || NH % NKV != 0)
+        throw Error(ExitCode::failure, strprintf("attention: %d query heads cannot share %d key heads evenly; choose a "
+                                                 "divisor of the query heads",
+                                                 NH, NKV));
+    if (!(scale >= 0.0f)) throw Error(ExitCode::failure, strprintf("attention: scale %g must be positive", scale));
 }
 
-// Elements of (B, T, NH, HD); a third of qkv.
-inline size_t elements(int B, int T, int NH, int HD) {
-    return static_cast<size_t>(B) * static_cast<size_t>(T) * static_cast<size_t>(NH) * static_cast<size_t>(HD);
+// Elements of (B, T, rows of heads, HD).
+inline size_t elements(int B, int T, int heads, int HD) {
+    return static_cast<size_t>(B) * static_cast<size_t>(T) * static_cast<size_t>(heads) * static_cast<size_t>(HD);
 }
 
 constexpr float kLog2E = 1.4426950408889634f;

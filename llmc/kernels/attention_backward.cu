@@ -16,9 +16,9 @@ namespace attention {
 
 // ---- where the gradients go ---------------------------------------------------------------------------------------
 
-// Out is bf16 for dqkv (B, T, 3, NH, HD) as it is, or an FP8 type: then `transposed` starts at the first channel of the
-// kernel's own part of (3, NH, HD), and `parts` (blocks along the tokens of all sequences, 3, NH, HD) gets the sums
-// over a block's tokens. Any of the three pointers may be nullptr.
+// Out is bf16 for dqkv (B, T, NH + 2 NKV, HD) as it is, or an FP8 type: then `transposed` starts at the first channel
+// of the kernel's own part of (NH + 2 NKV, HD), and `parts` (blocks along the tokens of all sequences, NH + 2 NKV, HD)
+// gets the sums over a block's tokens. Any of the three pointers may be nullptr.
 template <class Out>
 struct Gradients {
     Out *row, *transposed;
@@ -29,33 +29,41 @@ struct Gradients {
 template <class Out>
 constexpr bool kIsFp8 = !std::is_same_v<Out, bf16>;
 
-// Quantizes the Count tiles of a block, which lie in shared memory, one after the other: sides (of queries, keys,
-// values) first_side on, of tokens first_token on. `scratch` is 64 bytes a thread, of any use until now.
+// The heads that a kernel writes: Count sides (queries; or keys and values) of `heads` each, from head `first` of the
+// `row` heads of qkv on.
+struct HeadPart {
+    int first, heads, row;
+};
+
+// Quantizes the Count tiles of a block, which lie in shared memory, one after the other: head h of each side, of tokens
+// first_token on. `scratch` is 64 bytes a thread, of any use until now.
 template <class F8, int HD, int Rows, int Threads, int Count>
 LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles)[Count], float* scratch,
-                                    int first_side, int first_token, int b, int h, int T, int NH) {
-    const size_t width = static_cast<size_t>(NH) * HD, tokens = static_cast<size_t>(gridDim.z) * T;
-    const size_t channel = static_cast<size_t>(h) * HD, token = static_cast<size_t>(b) * T;
+                                    const HeadPart& part, int first_token, int b, int h, int T) {
+    const size_t width = static_cast<size_t>(part.row) * HD, tokens = static_cast<size_t>(gridDim.z) * T;
+    const size_t side = static_cast<size_t>(part.heads) * HD, token = static_cast<size_t>(b) * T;
     const float scale = to.fp8->scale;
     QuantizeTally tally;
     LLMC_UNROLL
     for (int i = 0; i < Count; i++) {
         float sums[2][8] = {};
-        F8* const row = to.row ? to.row + token * 3 * width + (first_side + i) * width + channel : nullptr;
+        const size_t own = i * side + static_cast<size_t>(h) * HD;  // its first channel in the kernel's part
+        const size_t channel = static_cast<size_t>(part.first) * HD + own;
+        F8* const row = to.row ? to.row + token * width + channel : nullptr;
         __syncthreads();  // the tiles are there, and all threads are done with what `scratch` was
-        quantize_tile_rows<F8, HD, Rows, Threads>(row, 3 * width, tiles[i], nullptr, tally, sums, scale, first_token, T,
+        quantize_tile_rows<F8, HD, Rows, Threads>(row, width, tiles[i], nullptr, tally, sums, scale, first_token, T,
                                                   to.pass);
         if (to.parts) put_channel_sums<HD, Threads>(scratch, sums);
         if (i == Count - 1) {  // here: at the end nvcc for sm_90a would spill
             const bool counts_elements = blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0;
-            commit_tally(to.fp8, tally, counts_elements ? Count * tokens * width : 0, to.pass);
+            commit_tally(to.fp8, tally, counts_elements ? Count * tokens * side : 0, to.pass);
         }
         __syncthreads();
-        const size_t part = static_cast<size_t>(b) * gridDim.x + first_token / Rows;
-        if (to.parts) get_channel_sums<HD, Threads>(to.parts + (part * 3 + first_side + i) * width + channel, scratch);
+        const size_t row_of_parts = static_cast<size_t>(b) * gridDim.x + first_token / Rows;
+        if (to.parts) get_channel_sums<HD, Threads>(to.parts + row_of_parts * width + channel, scratch);
         if (to.transposed)
-            store_tile_columns<F8, HD, Rows, Threads>(to.transposed + (i * width + channel) * tokens + token, tokens,
-                                                      tiles[i], first_token, T);
+            store_tile_columns<F8, HD, Rows, Threads>(to.transposed + own * tokens + token, tokens, tiles[i],
+                                                      first_token, T);
     }
 }
 
@@ -115,7 +123,8 @@ constexpr bool two_blocks_fit(size_t shared_memory_per_block) {
 
 // ---- dK and dV -----------------------------------------------------------------------------------------------------
 
-// A block owns 128 keys (64 for HD 128), four warps of 32 (16) rows, and walks over the queries that see them. Products
+// A block owns 128 keys (64 for HD 128), four warps of 32 (16) rows, and walks over the queries that see them, head by
+// head of those that share the keys. Products
 // are transposed, keys down and queries across: S^T = K Q^T. The owned keys and values are read from shared memory anew
 // for every product; as fragments they would not fit into the registers beside dK and dV.
 template <int HD, Room room = Room::ample>
@@ -197,7 +206,8 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
     attention_key_gradient_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
                                   Fp8State* __restrict__ fp8, const bf16* __restrict__ dout,
                                   const bf16* __restrict__ qkv, const float* __restrict__ lse,
-                                  const float* __restrict__ delta, int T, int NH, float scale, QuantizePass pass) {
+                                  const float* __restrict__ delta, int T, int NH, int NKV, float scale,
+                                  QuantizePass pass) {
     using Tiles = KeyGradientTiles<HD, room>;
     constexpr int query_rows = Tiles::query_rows, threads = Tiles::threads, chunk = Tiles::chunk;
     constexpr int stages = Tiles::stages, stage_size = Tiles::stage_rows * kStride<HD>;
@@ -208,11 +218,14 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
     float* const statistics = reinterpret_cast<float*>(stage_tiles + stages * stage_size);
 
     const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x >> 5);
-    const int h = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
+    const int kv = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
     const int first_key = static_cast<int>(blockIdx.x) * Tiles::key_rows;  // the first keys are seen by most queries
     const int warp_key = first_key + warp * Tiles::warp_rows;
     const int warp_offset = warp * Tiles::warp_rows * kStride<HD>;
-    const Head head = head_of<HD>(qkv, b, h, T, NH);
+    // What is loaded next comes from this query head, the first of the group at the start.
+    int heads_left = NH / NKV;
+    const int h = kv * heads_left;
+    Head head = head_of<HD>(qkv, b, h, kv, T, NH, NKV);
     const bf16* head_dout = dout + head_offset<HD>(b, h, T, NH);
     const size_t dout_stride = static_cast<size_t>(NH) * HD;
 
@@ -220,7 +233,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
     const int statistic = static_cast<int>(threadIdx.x);
     const bool is_lse = statistic < query_rows;
     const float* row_statistics = (is_lse ? lse : delta) + row_statistics_offset(b, h, T, NH);
-    const auto load_statistic = [=](int stage_query) {
+    const auto load_statistic = [&](int stage_query) {
         const int query = stage_query + statistic % query_rows;
         if (is_lse) return query_lse_log2(row_statistics, query, T);
         return statistic < Tiles::stage_rows && query < T ? row_statistics[query] : 0.0f;
@@ -236,16 +249,21 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
     set_zero(dv);
 
     const float scale_log2 = scale * kLog2E;
-    for (int first_query = first_key, stage = 0; first_query < T; first_query += query_rows, stage ^= stages - 1) {
+    for (int first_query = first_key, stage = 0; heads_left > 0; stage ^= stages - 1) {
         // Load: this stage has arrived, for all threads; and all are done with the other one, which is filled next: a
         // single one after its products. The next lse and delta travel through a register, to be stored when they have
         // had time to arrive.
         cp_async_wait<0>();
         __syncthreads();
         const bf16* queries = stage_tiles + stage * stage_size;
-        const int next_query = first_query + query_rows;
+        int next_query = first_query + query_rows;
+        if (next_query >= T) {  // on with the group's next head
+            next_query = first_key;
+            head.query += HD, head_dout += HD, row_statistics += T;
+            heads_left--;
+        }
         float next_statistic = 0.0f;
-        if (next_query < T) {
+        if (heads_left > 0) {
             if (stages == 2)
                 load_queries<HD, query_rows, threads>(stage_tiles + (stage ^ 1) * stage_size, head, head_dout,
                                                       dout_stride, next_query, T);
@@ -270,11 +288,12 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
         }
         if (stages == 1) {
             __syncthreads();  // all are done with the stage
-            if (next_query < T)
+            if (heads_left > 0)
                 load_queries<HD, query_rows, threads>(stage_tiles, head, head_dout, dout_stride, next_query, T);
         }
         const int next_stage = stage ^ (stages - 1);
         if (statistic < Tiles::stage_rows) statistics[next_stage * Tiles::stage_rows + statistic] = next_statistic;
+        first_query = next_query;
     }
 
     // Store, by way of the warp's own rows of keys and values, which no other warp reads.
@@ -283,8 +302,8 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
     round_to_rows<HD>(values + warp_offset, dv, 1.0f);
     if constexpr (kIsFp8<Out>) {
         quantize_gradients<Out, HD, Tiles::key_rows, threads>({dqkv, transposed, parts, fp8, pass}, {keys, values},
-                                                              reinterpret_cast<float*>(stage_tiles), 1, first_key, b, h,
-                                                              T, NH);
+                                                              reinterpret_cast<float*>(stage_tiles),
+                                                              {NH, NKV, NH + 2 * NKV}, first_key, b, kv, T);
     } else {
         __syncwarp();
         bf16* dkey = dqkv + (head.key - qkv);
@@ -358,7 +377,8 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
     attention_query_gradient_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
                                     Fp8State* __restrict__ fp8, const bf16* __restrict__ dout,
                                     const bf16* __restrict__ qkv, const float* __restrict__ lse,
-                                    const float* __restrict__ delta, int T, int NH, float scale, QuantizePass pass) {
+                                    const float* __restrict__ delta, int T, int NH, int NKV, float scale,
+                                    QuantizePass pass) {
     using Tiles = QueryGradientTiles<HD, room>;
     constexpr int key_rows = Tiles::key_rows, threads = Tiles::threads, chunk = Tiles::chunk;
     constexpr int stage_size = Tiles::stage_rows * kStride<HD>;
@@ -372,7 +392,7 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
     const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::query_rows;  // longest first
     const int warp_query = first_query + warp * Tiles::warp_rows;
     const int warp_offset = warp * Tiles::warp_rows * kStride<HD>;
-    const Head head = head_of<HD>(qkv, b, h, T, NH);
+    const Head head = head_of<HD>(qkv, b, h, h / (NH / NKV), T, NH, NKV);
     const bf16* head_dout = dout + head_offset<HD>(b, h, T, NH);
     const size_t dout_stride = static_cast<size_t>(NH) * HD;
 
@@ -429,8 +449,8 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
     round_to_rows<HD>(queries + warp_offset, state.dq, scale);
     if constexpr (kIsFp8<Out>) {
         quantize_gradients<Out, HD, Tiles::query_rows, threads>({dqkv, transposed, parts, fp8, pass}, {queries},
-                                                                reinterpret_cast<float*>(stages), 0, first_query, b, h,
-                                                                T, NH);
+                                                                reinterpret_cast<float*>(stages), {0, NH, NH + 2 * NKV},
+                                                                first_query, b, h, T);
     } else {
         __syncwarp();
         store_rows<HD, Tiles::warp_rows>(dqkv + (head.query - qkv), head.stride, queries + warp_offset, warp_query, T);
@@ -453,80 +473,83 @@ struct BackwardInputs {
 };
 
 template <int HD, Room room, class Out>
-static void launch_backward(const Gradients<Out>& to, float* delta, const BackwardInputs& inputs, int B, int T, int NH,
-                            stream_t stream) {
+static void launch_backward(const Gradients<Out>& to, float* delta, const BackwardInputs& inputs, int B, int T,
+                            const AttentionHeads& heads, stream_t stream) {
     using KeyTiles = KeyGradientTiles<HD, room>;
     using QueryTiles = QueryGradientTiles<HD, room>;
     const auto [dout, qkv, result, result_low, lse] = inputs;
-    const size_t n = elements(B, T, NH, HD), rows = n / HD;
-    const float scale = 1.0f / std::sqrt(static_cast<float>(HD));
-    const dim3 grid(static_cast<unsigned>(token_tiles(T, HD)), static_cast<unsigned>(NH), static_cast<unsigned>(B));
-    const size_t part_count = static_cast<size_t>(grid.x) * grid.z * 3 * NH * HD;
+    const int NH = heads.NH, NKV = heads.NKV;
+    const size_t n = elements(B, T, NH, HD), rows = n / HD, keys = elements(B, T, NKV, HD), whole = n + 2 * keys;
+    const float scale = heads.softmax_scale();
+    const unsigned tiles = static_cast<unsigned>(token_tiles(T, HD)), batch = static_cast<unsigned>(B);
+    const dim3 key_grid(tiles, static_cast<unsigned>(NKV), batch), query_grid(tiles, static_cast<unsigned>(NH), batch);
+    const size_t part_count = static_cast<size_t>(tiles) * batch * heads.qkv_width();
     Out* const transposed_keys = to.transposed ? to.transposed + n : nullptr;
     launch<attention_delta_kernel<HD>>(
         {dim3(static_cast<unsigned>(div_up(rows, size_t{kDeltaRows}))), dim3(kDeltaThreads), 0, stream},
         out(delta, rows), in(dout, n), in(result, n), in(result_low, n), rows, T, NH);
     launch<attention_key_gradient_kernel<HD, room, Out>>(
-        {grid, dim3(KeyTiles::threads), KeyTiles::shared_bytes, stream}, out(to.row, 3 * n),
-        out(transposed_keys, 2 * n), out(to.parts, part_count), state_access(to.fp8, to.pass), in(dout, n),
-        in(qkv, 3 * n), in(lse, rows), in(delta, rows), T, NH, scale, to.pass);
+        {key_grid, dim3(KeyTiles::threads), KeyTiles::shared_bytes, stream}, out(to.row, whole),
+        out(transposed_keys, 2 * keys), out(to.parts, part_count), state_access(to.fp8, to.pass), in(dout, n),
+        in(qkv, whole), in(lse, rows), in(delta, rows), T, NH, NKV, scale, to.pass);
     launch<attention_query_gradient_kernel<HD, room, Out>>(
-        {grid, dim3(QueryTiles::threads), QueryTiles::shared_bytes, stream}, out(to.row, 3 * n), out(to.transposed, n),
-        out(to.parts, part_count), state_access(to.fp8, to.pass), in(dout, n), in(qkv, 3 * n), in(lse, rows),
-        in(delta, rows), T, NH, scale, to.pass);
+        {query_grid, dim3(QueryTiles::threads), QueryTiles::shared_bytes, stream}, out(to.row, whole),
+        out(to.transposed, n), out(to.parts, part_count), state_access(to.fp8, to.pass), in(dout, n), in(qkv, whole),
+        in(lse, rows), in(delta, rows), T, NH, NKV, scale, to.pass);
 }
 
 template <class Out>
-static void run_backward(const Gradients<Out>& to, float* delta, const BackwardInputs& inputs, int B, int T, int NH,
-                         int HD, stream_t stream) {
+static void run_backward(const Gradients<Out>& to, float* delta, const BackwardInputs& inputs, int B, int T,
+                         const AttentionHeads& heads, stream_t stream) {
     if (!inputs.out_low)
         throw Error(
             ExitCode::failure,
             "attention backward: out_low is missing; have the forward write it (a delta from the rounded output "
             "alone is biased)");
-    if (HD == 32)
-        launch_backward<32, Room::ample>(to, delta, inputs, B, T, NH, stream);
-    else if (HD == 128)
-        launch_backward<128, Room::ample>(to, delta, inputs, B, T, NH, stream);
+    if (heads.HD == 32)
+        launch_backward<32, Room::ample>(to, delta, inputs, B, T, heads, stream);
+    else if (heads.HD == 128)
+        launch_backward<128, Room::ample>(to, delta, inputs, B, T, heads, stream);
     else if (two_blocks_fit<KeyGradientTiles<64>>(shared_memory_per_block()))
-        launch_backward<64, Room::ample>(to, delta, inputs, B, T, NH, stream);
+        launch_backward<64, Room::ample>(to, delta, inputs, B, T, heads, stream);
     else
-        launch_backward<64, Room::scarce>(to, delta, inputs, B, T, NH, stream);
+        launch_backward<64, Room::scarce>(to, delta, inputs, B, T, heads, stream);
 }
 
 }  // namespace attention
 
 template <>
 void attention_backward<bf16>(bf16* dqkv, float* delta, const bf16* dout, const bf16* qkv, const bf16* out,
-                              const bf16* out_low, const float* lse, int B, int T, int NH, int HD, stream_t stream) {
-    attention::check_shape(B, T, NH, HD);
+                              const bf16* out_low, const float* lse, int B, int T, const AttentionHeads& heads,
+                              stream_t stream) {
+    attention::check_shape(B, T, heads);
     const attention::Gradients<bf16> to{dqkv, nullptr, nullptr, nullptr, QuantizePass::replay};
-    attention::run_backward(to, delta, {dout, qkv, out, out_low, lse}, B, T, NH, HD, stream);
+    attention::run_backward(to, delta, {dout, qkv, out, out_low, lse}, B, T, heads, stream);
 }
 
-size_t attention_backward_fp8_scratch(int B, int T, int NH, int HD) {
-    return static_cast<size_t>(B) * attention::token_tiles(T, HD) * 3 * NH * HD;
+size_t attention_backward_fp8_scratch(int B, int T, const AttentionHeads& heads) {
+    return static_cast<size_t>(B) * attention::token_tiles(T, heads.HD) * heads.qkv_width();
 }
 
 #if LLMC_ENABLE_FP8
 template <class F8>
 void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
                             const bf16* qkv, const bf16* out, const bf16* out_low, const float* lse, int B, int T,
-                            int NH, int HD, bool accumulate, QuantizePass pass, stream_t stream) {
-    attention::check_quantized("attention_backward_fp8", to.state, B, T, NH, HD, 3, kQuantizedAttentionTokens, pass);
+                            const AttentionHeads& heads, bool accumulate, QuantizePass pass, stream_t stream) {
+    const int channels = heads.qkv_width();
+    attention::check_quantized("attention_backward_fp8", to.state, B, T, heads, channels, pass);
     if (dbias && !scratch) throw Error(ExitCode::failure, "attention_backward_fp8: a bias gradient needs scratch");
     const attention::Gradients<F8> gradients{to.row, to.transposed, dbias ? scratch : nullptr, to.state, pass};
-    attention::run_backward(gradients, delta, {dout, qkv, out, out_low, lse}, B, T, NH, HD, stream);
-    const int channels = 3 * NH * HD;
+    attention::run_backward(gradients, delta, {dout, qkv, out, out_low, lse}, B, T, heads, stream);
     if (dbias)
-        reduce_column_parts(dbias, nullptr, scratch, B * attention::token_tiles(T, HD), channels, channels, accumulate,
-                            stream);
+        reduce_column_parts(dbias, nullptr, scratch, B * attention::token_tiles(T, heads.HD), channels, channels,
+                            accumulate, stream);
 }
 
-#define LLMC_INSTANTIATE(F8)                                                                                     \
-    template void attention_backward_fp8(const Quantized<F8>&, float*, float*, float*, const bf16*, const bf16*, \
-                                         const bf16*, const bf16*, const float*, int, int, int, int, bool,       \
-                                         QuantizePass, stream_t);
+#define LLMC_INSTANTIATE(F8)                                                                                      \
+    template void attention_backward_fp8(const Quantized<F8>&, float*, float*, float*, const bf16*, const bf16*,  \
+                                         const bf16*, const bf16*, const float*, int, int, const AttentionHeads&, \
+                                         bool, QuantizePass, stream_t);
 LLMC_INSTANTIATE(e4m3)
 LLMC_INSTANTIATE(e5m2)
 #undef LLMC_INSTANTIATE

@@ -20,12 +20,12 @@ constexpr size_t kDecodeBytes = 2 * kStageRows* kRowBytes<HD>;
 template <int HD>
 static __global__ void __launch_bounds__(32)
     attention_decode_kernel(bf16* __restrict__ out, bf16* __restrict__ out_low, const bf16* __restrict__ qkv, int first,
-                            int rows, int NH, float scale_log2) {
+                            int rows, int NH, int NKV, float scale_log2) {
     constexpr int stage_size = kStageRows * kStride<HD>;
     LLMC_DYNAMIC_SHARED(bf16, shared);
     const int lane = static_cast<int>(threadIdx.x), h = static_cast<int>(blockIdx.y), T = first + rows;
     const int row = static_cast<int>(blockIdx.x) * kDecodeRows, query = first + row;
-    const Head head = head_of<HD>(qkv, 0, h, T, NH);
+    const Head head = head_of<HD>(qkv, 0, h, h / (NH / NKV), T, NH, NKV);
 
     // Load: queries into registers by way of stage 1, and the first keys and values into stage 0.
     load_tile<HD, kDecodeRows, 32>(shared + stage_size, head.query, head.stride, query, T);
@@ -76,61 +76,65 @@ static __global__ void __launch_bounds__(32)
 template <int HD>
 static __global__ void __launch_bounds__(4 * kDecodeRows)
     attention_decode_fp32_kernel(float* __restrict__ out, const float* __restrict__ qkv, int first, int rows, int NH,
-                                 float scale_log2) {
-    const size_t width = static_cast<size_t>(NH) * HD, head = static_cast<size_t>(blockIdx.y) * HD;
+                                 int NKV, float scale_log2) {
+    const size_t h = blockIdx.y, head = h * HD, stride = static_cast<size_t>(NH + 2 * NKV) * HD;
+    const float* const keys = qkv + (NH + h / (NH / NKV)) * HD;
     const int row = static_cast<int>(blockIdx.x) * kDecodeRows + static_cast<int>(threadIdx.x >> 2), T = first + rows;
     const int query = first + row, last_of_warp = first + (row | (kWarpRows - 1));
     QuadRow<HD> state;
-    state.attend(qkv + head + static_cast<size_t>(query < T ? query : T - 1) * 3 * width, qkv + head + width,
-                 qkv + head + 2 * width, 3 * width, query, last_of_warp < T ? last_of_warp : T - 1, T, scale_log2);
+    state.attend(qkv + head + static_cast<size_t>(query < T ? query : T - 1) * stride, keys,
+                 keys + static_cast<size_t>(NKV) * HD, stride, query, last_of_warp < T ? last_of_warp : T - 1, T,
+                 scale_log2);
     if (row >= rows) return;
     state.output.scale(1.0f / state.sum);
-    state.output.store(out + head + static_cast<size_t>(row) * width);
+    state.output.store(out + head + static_cast<size_t>(row) * NH * HD);
 }
 
 // ---- launchers -----------------------------------------------------------------------------------------------------
 
 template <int HD>
-static void launch_decode(bf16* result, bf16* result_low, const bf16* qkv, int first, int rows, int NH, dim3 grid,
-                          float scale_log2, stream_t stream) {
-    const size_t n = elements(1, rows, NH, HD);
+static void launch_decode(bf16* result, bf16* result_low, const bf16* qkv, int first, int rows,
+                          const AttentionHeads& heads, dim3 grid, float scale_log2, stream_t stream) {
+    const size_t n = elements(1, rows, heads.NH, HD);
     launch<attention_decode_kernel<HD>>({grid, dim3(32), kDecodeBytes<HD>, stream}, out(result, n), out(result_low, n),
-                                        in(qkv, 3 * elements(1, first + rows, NH, HD)), first, rows, NH, scale_log2);
+                                        in(qkv, elements(1, first + rows, heads.rows(), HD)), first, rows, heads.NH,
+                                        heads.NKV, scale_log2);
 }
 template <int HD>
-static void launch_decode(float* result, float*, const float* qkv, int first, int rows, int NH, dim3 grid,
-                          float scale_log2, stream_t stream) {
+static void launch_decode(float* result, float*, const float* qkv, int first, int rows, const AttentionHeads& heads,
+                          dim3 grid, float scale_log2, stream_t stream) {
     launch<attention_decode_fp32_kernel<HD>>(
-        {grid, dim3(4 * kDecodeRows), 0, stream}, out(result, elements(1, rows, NH, HD)),
-        in(qkv, 3 * elements(1, first + rows, NH, HD)), first, rows, NH, scale_log2);
+        {grid, dim3(4 * kDecodeRows), 0, stream}, out(result, elements(1, rows, heads.NH, HD)),
+        in(qkv, elements(1, first + rows, heads.rows(), HD)), first, rows, heads.NH, heads.NKV, scale_log2);
 }
 
 template <class Real>
-static void decode(Real* out, Real* out_low, const Real* qkv, int first, int rows, int NH, int HD, stream_t stream) {
+static void decode(Real* out, Real* out_low, const Real* qkv, int first, int rows, const AttentionHeads& heads,
+                   stream_t stream) {
     if (first < 0 || rows < 1)
         throw Error(ExitCode::failure, strprintf("attention_decode: %d rows from row %d on", rows, first));
-    check_shape(1, first + rows, NH, HD);
-    const dim3 grid(static_cast<unsigned>(div_up(rows, kDecodeRows)), static_cast<unsigned>(NH), 1);
-    const float scale_log2 = 1.0f / std::sqrt(static_cast<float>(HD)) * kLog2E;
-    if (HD == 32)
-        launch_decode<32>(out, out_low, qkv, first, rows, NH, grid, scale_log2, stream);
-    else if (HD == 64)
-        launch_decode<64>(out, out_low, qkv, first, rows, NH, grid, scale_log2, stream);
+    check_shape(1, first + rows, heads);
+    const dim3 grid(static_cast<unsigned>(div_up(rows, kDecodeRows)), static_cast<unsigned>(heads.NH), 1);
+    const float scale_log2 = heads.softmax_scale() * kLog2E;
+    if (heads.HD == 32)
+        launch_decode<32>(out, out_low, qkv, first, rows, heads, grid, scale_log2, stream);
+    else if (heads.HD == 64)
+        launch_decode<64>(out, out_low, qkv, first, rows, heads, grid, scale_log2, stream);
     else
-        launch_decode<128>(out, out_low, qkv, first, rows, NH, grid, scale_log2, stream);
+        launch_decode<128>(out, out_low, qkv, first, rows, heads, grid, scale_log2, stream);
 }
 
 }  // namespace attention
 
 template <>
-void attention_decode<bf16>(bf16* out, bf16* out_low, const bf16* qkv, int first, int rows, int NH, int HD,
+void attention_decode<bf16>(bf16* out, bf16* out_low, const bf16* qkv, int first, int rows, const AttentionHeads& heads,
                             stream_t stream) {
-    attention::decode(out, out_low, qkv, first, rows, NH, HD, stream);
+    attention::decode(out, out_low, qkv, first, rows, heads, stream);
 }
 template <>
-void attention_decode<float>(float* out, float* out_low, const float* qkv, int first, int rows, int NH, int HD,
-                             stream_t stream) {
-    attention::decode(out, out_low, qkv, first, rows, NH, HD, stream);
+void attention_decode<float>(float* out, float* out_low, const float* qkv, int first, int rows,
+                             const AttentionHeads& heads, stream_t stream) {
+    attention::decode(out, out_low, qkv, first, rows, heads, stream);
 }
 
 }  // namespace llmc

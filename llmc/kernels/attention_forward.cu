@@ -50,7 +50,7 @@ template <int HD, bool kFp8>
 static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     attention_forward_kernel(bf16* __restrict__ out, bf16* __restrict__ out_low, float* __restrict__ lse,
                              const bf16* __restrict__ qkv, e4m3* __restrict__ row, e4m3* __restrict__ transposed,
-                             Fp8State* __restrict__ fp8, int T, int NH, float scale, QuantizePass pass) {
+                             Fp8State* __restrict__ fp8, int T, int NH, int NKV, float scale, QuantizePass pass) {
     using Tiles = ForwardTiles<HD>;
     constexpr int fragments = Tiles::fragments, key_rows = Tiles::key_rows, threads = Tiles::threads;
     constexpr int stage_size = Tiles::stage_rows * kStride<HD>;
@@ -60,7 +60,7 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     const int h = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
     const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::query_rows;  // longest first
     const int warp_query = first_query + warp * Tiles::warp_rows;
-    const Head head = head_of<HD>(qkv, b, h, T, NH);
+    const Head head = head_of<HD>(qkv, b, h, h / (NH / NKV), T, NH, NKV);
 
     // Load: queries into registers by way of stage 1, and the first keys and values into stage 0.
     load_tile<HD, Tiles::query_rows, threads>(shared + stage_size, head.query, head.stride, first_query, T);
@@ -128,15 +128,15 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
 
 template <int HD, bool kFp8>
 static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result_low, float* lse, const bf16* qkv,
-                           int B, int T, int NH, QuantizePass pass, stream_t stream) {
+                           int B, int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream) {
     using Tiles = ForwardTiles<HD>;
-    const size_t n = elements(B, T, NH, HD);
-    const dim3 grid(static_cast<unsigned>(div_up(T, Tiles::query_rows)), static_cast<unsigned>(NH),
+    const size_t n = elements(B, T, heads.NH, HD);
+    const dim3 grid(static_cast<unsigned>(div_up(T, Tiles::query_rows)), static_cast<unsigned>(heads.NH),
                     static_cast<unsigned>(B));
-    launch<attention_forward_kernel<HD, kFp8>>({grid, dim3(Tiles::threads), Tiles::shared_bytes, stream},
-                                               out(result, n), out(result_low, n), out(lse, n / HD), in(qkv, 3 * n),
-                                               out(to.row, n), out(to.transposed, n), state_access(to.state, pass), T,
-                                               NH, 1.0f / std::sqrt(static_cast<float>(HD)), pass);
+    launch<attention_forward_kernel<HD, kFp8>>(
+        {grid, dim3(Tiles::threads), Tiles::shared_bytes, stream}, out(result, n), out(result_low, n), out(lse, n / HD),
+        in(qkv, elements(B, T, heads.rows(), HD)), out(to.row, n), out(to.transposed, n), state_access(to.state, pass),
+        T, heads.NH, heads.NKV, heads.softmax_scale(), pass);
 }
 
 // Calls f.template operator()<HD>().
@@ -153,20 +153,20 @@ static void with_head_dimension(int HD, F&& f) {
 }  // namespace attention
 
 template <>
-void attention_forward<bf16>(bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B, int T, int NH, int HD,
-                             stream_t stream) {
-    attention::check_shape(B, T, NH, HD);
-    attention::with_head_dimension(HD, [&]<int kHD>() {
-        attention::launch_forward<kHD, false>({}, out, out_low, lse, qkv, B, T, NH, QuantizePass::replay, stream);
+void attention_forward<bf16>(bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B, int T,
+                             const AttentionHeads& heads, stream_t stream) {
+    attention::check_shape(B, T, heads);
+    attention::with_head_dimension(heads.HD, [&]<int kHD>() {
+        attention::launch_forward<kHD, false>({}, out, out_low, lse, qkv, B, T, heads, QuantizePass::replay, stream);
     });
 }
 
 #if LLMC_ENABLE_FP8
 void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B,
-                           int T, int NH, int HD, QuantizePass pass, stream_t stream) {
-    attention::check_quantized("attention_forward_fp8", to.state, B, T, NH, HD, 1, kQuantizedAttentionTokens, pass);
-    attention::with_head_dimension(HD, [&]<int kHD>() {
-        attention::launch_forward<kHD, true>(to, out, out_low, lse, qkv, B, T, NH, pass, stream);
+                           int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream) {
+    attention::check_quantized("attention_forward_fp8", to.state, B, T, heads, heads.width(), pass);
+    attention::with_head_dimension(heads.HD, [&]<int kHD>() {
+        attention::launch_forward<kHD, true>(to, out, out_low, lse, qkv, B, T, heads, pass, stream);
     });
 }
 #endif

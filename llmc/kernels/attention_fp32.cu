@@ -9,18 +9,20 @@ namespace attention {
 constexpr int kThreads = 128;
 constexpr int kBlockRows = kThreads / 4;
 
-// One head of qkv and of (B, T, NH, HD) tensors.
+// Query head h, head kv of keys and values in qkv, and what (B, T, NH, HD) tensors have of h.
 template <int HD>
 struct HeadRows {
-    size_t qkv, out, statistics;  // offsets of the head's first row
+    size_t query, key, value, out, statistics;  // offsets of the head's first row
     size_t qkv_stride, out_stride;
 
-    LLMC_DEVICE HeadRows(int T, int NH) {
-        const size_t b = blockIdx.z, h = blockIdx.y;
+    LLMC_DEVICE HeadRows(size_t h, size_t kv, int T, int NH, int NKV) {
+        const size_t b = blockIdx.z;
         out_stride = static_cast<size_t>(NH) * HD;
-        qkv_stride = 3 * out_stride;
+        qkv_stride = static_cast<size_t>(NH + 2 * NKV) * HD;
+        query = b * T * qkv_stride + h * HD;
+        key = b * T * qkv_stride + (NH + kv) * HD;
+        value = key + static_cast<size_t>(NKV) * HD;
         out = b * T * out_stride + h * HD;
-        qkv = b * T * qkv_stride + h * HD;
         statistics = (b * NH + h) * T;
     }
 };
@@ -28,18 +30,16 @@ struct HeadRows {
 template <int HD>
 static __global__ void __launch_bounds__(kThreads)
     attention_forward_fp32_kernel(float* __restrict__ out, float* __restrict__ lse, const float* __restrict__ qkv,
-                                  int T, int NH, float scale_log2) {
-    const HeadRows<HD> head(T, NH);
+                                  int T, int NH, int NKV, float scale_log2) {
+    const HeadRows<HD> head(blockIdx.y, blockIdx.y / (NH / NKV), T, NH, NKV);
     const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);  // longest first
     const int row = block * kBlockRows + static_cast<int>(threadIdx.x >> 2);
     const int last_row = (row | (kWarpRows - 1)) < T ? row | (kWarpRows - 1) : T - 1;  // of the warp
-    const float* queries = qkv + head.qkv;
-    const float* keys = queries + head.out_stride;
-    const float* values = keys + head.out_stride;
+    const float *keys = qkv + head.key, *values = qkv + head.value;
 
     QuadRow<HD> state;
-    state.attend(queries + static_cast<size_t>(row < T ? row : T - 1) * head.qkv_stride, keys, values, head.qkv_stride,
-                 row, last_row, T, scale_log2);
+    state.attend(qkv + head.query + static_cast<size_t>(row < T ? row : T - 1) * head.qkv_stride, keys, values,
+                 head.qkv_stride, row, last_row, T, scale_log2);
     if (row >= T) return;
     state.output.scale(1.0f / state.sum);
     state.output.store(out + head.out + static_cast<size_t>(row) * head.out_stride);
@@ -52,19 +52,17 @@ static __global__ void __launch_bounds__(kThreads)
     attention_query_gradient_fp32_kernel(float* __restrict__ dqkv, float* __restrict__ delta,
                                          const float* __restrict__ dout, const float* __restrict__ qkv,
                                          const float* __restrict__ out, const float* __restrict__ lse, int T, int NH,
-                                         float scale) {
+                                         int NKV, float scale) {
     constexpr int keys_at_once = HD == 128 ? 2 : 4;  // they stay in registers between their two uses
-    const HeadRows<HD> head(T, NH);
+    const HeadRows<HD> head(blockIdx.y, blockIdx.y / (NH / NKV), T, NH, NKV);
     const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);  // longest first
     const int row = block * kBlockRows + static_cast<int>(threadIdx.x >> 2);
     const int last_row = (row | (kWarpRows - 1)) < T ? row | (kWarpRows - 1) : T - 1;  // of the warp
     const size_t own = static_cast<size_t>(row < T ? row : T - 1);
-    const float* queries = qkv + head.qkv;
-    const float* keys = queries + head.out_stride;
-    const float* values = keys + head.out_stride;
+    const float *keys = qkv + head.key, *values = qkv + head.value;
 
     Quarter<HD> query, gradient, dq;
-    query.load(queries + own * head.qkv_stride);
+    query.load(qkv + head.query + own * head.qkv_stride);
     gradient.load(dout + head.out + own * head.out_stride);
     dq.load(out + head.out + own * head.out_stride);
     float row_delta[1] = {gradient.dot(dq)};
@@ -94,108 +92,115 @@ static __global__ void __launch_bounds__(kThreads)
     }
     if (row >= T) return;
     dq.scale(scale);
-    dq.store(dqkv + head.qkv + own * head.qkv_stride);
+    dq.store(dqkv + head.query + own * head.qkv_stride);
     if ((threadIdx.x & 3) == 0) delta[head.statistics + own] = row_delta[0];
 }
 
-// dK and dV. A quad owns a key.
+// dK and dV. A quad owns a key, and goes through the queries of its group head by head.
 template <int HD>
 static __global__ void __launch_bounds__(kThreads)
     attention_key_gradient_fp32_kernel(float* __restrict__ dqkv, const float* __restrict__ dout,
                                        const float* __restrict__ qkv, const float* __restrict__ lse,
-                                       const float* __restrict__ delta, int T, int NH, float scale) {
+                                       const float* __restrict__ delta, int T, int NH, int NKV, float scale) {
     constexpr int queries_at_once = HD == 128 ? 1 : 4;  // their rows and dout's stay in registers between two uses
-    const HeadRows<HD> head(T, NH);
-    const int row = static_cast<int>(blockIdx.x) * kBlockRows + static_cast<int>(threadIdx.x >> 2);
-    const size_t own = static_cast<size_t>(row < T ? row : T - 1);
-    const float* queries = qkv + head.qkv;
-    const float* gradients = dout + head.out;
+    const int group = NH / NKV, row = static_cast<int>(blockIdx.x) * kBlockRows + static_cast<int>(threadIdx.x >> 2);
+    const size_t own = static_cast<size_t>(row < T ? row : T - 1), kv = blockIdx.y;
+    const HeadRows<HD> first_head(kv * group, kv, T, NH, NKV);
 
     Quarter<HD> key, value, dk, dv;
-    key.load(queries + head.out_stride + own * head.qkv_stride);
-    value.load(queries + 2 * head.out_stride + own * head.qkv_stride);
+    key.load(qkv + first_head.key + own * first_head.qkv_stride);
+    value.load(qkv + first_head.value + own * first_head.qkv_stride);
     dk.clear();
     dv.clear();
     const float scale_log2 = scale * kLog2E;
-    for (int first = row & ~(kWarpRows - 1); first < T; first += queries_at_once) {  // from the warp's first row on
-        float products[2 * queries_at_once];                                         // scores, then dP
-        LLMC_UNROLL
-        for (int j = 0; j < queries_at_once; j++) {
-            const size_t at = static_cast<size_t>(first + j < T ? first + j : T - 1);
-            Quarter<HD> other;
-            other.load(queries + at * head.qkv_stride);
-            products[j] = key.dot(other);
-            other.load(gradients + at * head.out_stride);
-            products[queries_at_once + j] = value.dot(other);
-        }
-        quad_sum_each(products);
-        LLMC_UNROLL
-        for (int j = 0; j < queries_at_once; j++) {
-            const size_t at = static_cast<size_t>(first + j < T ? first + j : T - 1);
-            const bool visible = first + j < T && first + j >= row;
-            const float p = visible ? exp2_fast(products[j] * scale_log2 - lse[head.statistics + at] * kLog2E) : 0.0f;
-            Quarter<HD> other;
-            other.load(gradients + at * head.out_stride);
-            dv.add(p, other);
-            other.load(queries + at * head.qkv_stride);
-            dk.add(p * (products[queries_at_once + j] - delta[head.statistics + at]), other);
+    for (int h = 0; h < group; h++) {
+        const HeadRows<HD> head(kv * group + h, kv, T, NH, NKV);
+        const float *queries = qkv + head.query, *gradients = dout + head.out;
+        for (int first = row & ~(kWarpRows - 1); first < T; first += queries_at_once) {  // from the warp's first row on
+            float products[2 * queries_at_once];                                         // scores, then dP
+            LLMC_UNROLL
+            for (int j = 0; j < queries_at_once; j++) {
+                const size_t at = static_cast<size_t>(first + j < T ? first + j : T - 1);
+                Quarter<HD> other;
+                other.load(queries + at * head.qkv_stride);
+                products[j] = key.dot(other);
+                other.load(gradients + at * head.out_stride);
+                products[queries_at_once + j] = value.dot(other);
+            }
+            quad_sum_each(products);
+            LLMC_UNROLL
+            for (int j = 0; j < queries_at_once; j++) {
+                const size_t at = static_cast<size_t>(first + j < T ? first + j : T - 1);
+                const bool visible = first + j < T && first + j >= row;
+                const float p =
+                    visible ? exp2_fast(products[j] * scale_log2 - lse[head.statistics + at] * kLog2E) : 0.0f;
+                Quarter<HD> other;
+                other.load(gradients + at * head.out_stride);
+                dv.add(p, other);
+                other.load(queries + at * head.qkv_stride);
+                dk.add(p * (products[queries_at_once + j] - delta[head.statistics + at]), other);
+            }
         }
     }
     if (row >= T) return;
     dk.scale(scale);
-    dk.store(dqkv + head.qkv + head.out_stride + own * head.qkv_stride);
-    dv.store(dqkv + head.qkv + 2 * head.out_stride + own * head.qkv_stride);
+    dk.store(dqkv + first_head.key + own * first_head.qkv_stride);
+    dv.store(dqkv + first_head.value + own * first_head.qkv_stride);
 }
 
-static dim3 fp32_grid(int B, int T, int NH) {
-    return dim3(static_cast<unsigned>(div_up(T, kBlockRows)), static_cast<unsigned>(NH), static_cast<unsigned>(B));
+static dim3 fp32_grid(int B, int T, int heads) {
+    return dim3(static_cast<unsigned>(div_up(T, kBlockRows)), static_cast<unsigned>(heads), static_cast<unsigned>(B));
 }
 
 template <int HD>
-static void launch_forward_fp32(float* result, float* lse, const float* qkv, int B, int T, int NH, stream_t stream) {
-    const size_t n = elements(B, T, NH, HD);
-    launch<attention_forward_fp32_kernel<HD>>({fp32_grid(B, T, NH), dim3(kThreads), 0, stream}, out(result, n),
-                                              out(lse, n / HD), in(qkv, 3 * n), T, NH,
-                                              kLog2E / std::sqrt(static_cast<float>(HD)));
+static void launch_forward_fp32(float* result, float* lse, const float* qkv, int B, int T, const AttentionHeads& heads,
+                                stream_t stream) {
+    const size_t n = elements(B, T, heads.NH, HD);
+    // Divided, not multiplied: HD^-0.5 rounds once.
+    const float scale_log2 = heads.scale != 0.0f ? heads.scale * kLog2E : kLog2E / std::sqrt(static_cast<float>(HD));
+    launch<attention_forward_fp32_kernel<HD>>({fp32_grid(B, T, heads.NH), dim3(kThreads), 0, stream}, out(result, n),
+                                              out(lse, n / HD), in(qkv, elements(B, T, heads.rows(), HD)), T, heads.NH,
+                                              heads.NKV, scale_log2);
 }
 
 template <int HD>
 static void launch_backward_fp32(float* dqkv, float* delta, const float* dout, const float* qkv, const float* result,
-                                 const float* lse, int B, int T, int NH, stream_t stream) {
-    const size_t n = elements(B, T, NH, HD), rows = n / HD;
-    const float scale = 1.0f / std::sqrt(static_cast<float>(HD));
-    launch<attention_query_gradient_fp32_kernel<HD>>({fp32_grid(B, T, NH), dim3(kThreads), 0, stream}, out(dqkv, 3 * n),
-                                                     out(delta, rows), in(dout, n), in(qkv, 3 * n), in(result, n),
-                                                     in(lse, rows), T, NH, scale);
-    launch<attention_key_gradient_fp32_kernel<HD>>({fp32_grid(B, T, NH), dim3(kThreads), 0, stream}, out(dqkv, 3 * n),
-                                                   in(dout, n), in(qkv, 3 * n), in(lse, rows), in(delta, rows), T, NH,
-                                                   scale);
+                                 const float* lse, int B, int T, const AttentionHeads& heads, stream_t stream) {
+    const size_t n = elements(B, T, heads.NH, HD), whole = elements(B, T, heads.rows(), HD), rows = n / HD;
+    const float scale = heads.softmax_scale();
+    launch<attention_query_gradient_fp32_kernel<HD>>({fp32_grid(B, T, heads.NH), dim3(kThreads), 0, stream},
+                                                     out(dqkv, whole), out(delta, rows), in(dout, n), in(qkv, whole),
+                                                     in(result, n), in(lse, rows), T, heads.NH, heads.NKV, scale);
+    launch<attention_key_gradient_fp32_kernel<HD>>({fp32_grid(B, T, heads.NKV), dim3(kThreads), 0, stream},
+                                                   out(dqkv, whole), in(dout, n), in(qkv, whole), in(lse, rows),
+                                                   in(delta, rows), T, heads.NH, heads.NKV, scale);
 }
 
 }  // namespace attention
 
 template <>
-void attention_forward<float>(float* out, float*, float* lse, const float* qkv, int B, int T, int NH, int HD,
-                              stream_t stream) {
-    attention::check_shape(B, T, NH, HD);
-    if (HD == 32)
-        attention::launch_forward_fp32<32>(out, lse, qkv, B, T, NH, stream);
-    else if (HD == 64)
-        attention::launch_forward_fp32<64>(out, lse, qkv, B, T, NH, stream);
+void attention_forward<float>(float* out, float*, float* lse, const float* qkv, int B, int T,
+                              const AttentionHeads& heads, stream_t stream) {
+    attention::check_shape(B, T, heads);
+    if (heads.HD == 32)
+        attention::launch_forward_fp32<32>(out, lse, qkv, B, T, heads, stream);
+    else if (heads.HD == 64)
+        attention::launch_forward_fp32<64>(out, lse, qkv, B, T, heads, stream);
     else
-        attention::launch_forward_fp32<128>(out, lse, qkv, B, T, NH, stream);
+        attention::launch_forward_fp32<128>(out, lse, qkv, B, T, heads, stream);
 }
 
 template <>
 void attention_backward<float>(float* dqkv, float* delta, const float* dout, const float* qkv, const float* out,
-                               const float*, const float* lse, int B, int T, int NH, int HD, stream_t stream) {
-    attention::check_shape(B, T, NH, HD);
-    if (HD == 32)
-        attention::launch_backward_fp32<32>(dqkv, delta, dout, qkv, out, lse, B, T, NH, stream);
-    else if (HD == 64)
-        attention::launch_backward_fp32<64>(dqkv, delta, dout, qkv, out, lse, B, T, NH, stream);
+                               const float*, const float* lse, int B, int T, const AttentionHeads& heads,
+                               stream_t stream) {
+    attention::check_shape(B, T, heads);
+    if (heads.HD == 32)
+        attention::launch_backward_fp32<32>(dqkv, delta, dout, qkv, out, lse, B, T, heads, stream);
+    else if (heads.HD == 64)
+        attention::launch_backward_fp32<64>(dqkv, delta, dout, qkv, out, lse, B, T, heads, stream);
     else
-        attention::launch_backward_fp32<128>(dqkv, delta, dout, qkv, out, lse, B, T, NH, stream);
+        attention::launch_backward_fp32<128>(dqkv, delta, dout, qkv, out, lse, B, T, heads, stream);
 }
 
 }  // namespace llmc

@@ -4,6 +4,7 @@
 // token, writes them to the row-major output and over their own first 16 bytes in the tile. Stage 2, after a barrier:
 // it takes 4 channels of 16 tokens from there and writes them to the transposed output.
 #pragma once
+#include "llmc/kernels/attention_fp8.h"
 #include "llmc/kernels/attention_tiles.cuh"
 #include "llmc/kernels/quantize_values.cuh"
 
@@ -94,13 +95,13 @@ LLMC_DEVICE void get_channel_sums(float* part, const float* shared) {
 }
 
 // What the launchers check.
-inline void check_quantized(const char* launcher, const Fp8State* state, int B, int T, int NH, int HD, int sides,
-                            int tokens_at_once, QuantizePass pass) {
-    check_shape(B, T, NH, HD);
-    if (T % tokens_at_once != 0)
+inline void check_quantized(const char* launcher, const Fp8State* state, int B, int T, const AttentionHeads& heads,
+                            int channels, QuantizePass pass) {
+    check_shape(B, T, heads);
+    if (T % kQuantizedAttentionTokens != 0)
         throw Error(ExitCode::failure, strprintf("%s: T=%d is not a multiple of %d; quantize in a kernel of its own",
-                                                 launcher, T, tokens_at_once));
-    check_quantize(launcher, state, B * T, sides * NH * HD);
+                                                 launcher, T, kQuantizedAttentionTokens));
+    check_quantize(launcher, state, B * T, channels);
     if (!writes_fp8(pass))
         throw Error(ExitCode::failure, strprintf("%s: measures nothing on its own; use quantize()", launcher));
 }

@@ -23,11 +23,13 @@ struct Head {
     const bf16 *query, *key, *value;
     size_t stride;
 };
+// Query head h, and head kv of keys and values.
 template <int HD>
-LLMC_DEVICE Head head_of(const bf16* qkv, int b, int h, int T, int NH) {
-    const size_t width = static_cast<size_t>(NH) * HD;
-    const bf16* query = qkv + static_cast<size_t>(b) * T * 3 * width + static_cast<size_t>(h) * HD;
-    return {query, query + width, query + 2 * width, 3 * width};
+LLMC_DEVICE Head head_of(const bf16* qkv, int b, int h, int kv, int T, int NH, int NKV) {
+    const size_t stride = static_cast<size_t>(NH + 2 * NKV) * HD;
+    const bf16* const sequence = qkv + static_cast<size_t>(b) * T * stride;
+    const bf16* const key = sequence + static_cast<size_t>(NH + kv) * HD;
+    return {sequence + static_cast<size_t>(h) * HD, key, key + static_cast<size_t>(NKV) * HD, stride};
 }
 // Where head h of sequence b starts in (B, T, NH, HD), whose rows are NH * HD elements apart, and in (B, NH, T).
 template <int HD>

@@ -47,6 +47,7 @@ Gpt2Block<Real>::Gpt2Block(ModelContext<Real>& c, int layer)
     : config_(c.config),
       level_(c.recompute),
       kernels_(c.kernels),
+      heads_(AttentionHeads::multi_head(c.config.heads, c.config.head_dim())),
       qkv_(c.linear, block_prefix(layer) + "qkv", c.B * c.T,
            {.kind = "qkv",
             .recomputed = c.recompute >= Recompute::norm,
@@ -87,9 +88,10 @@ Gpt2Block<Real>::Gpt2Block(ModelContext<Real>& c, int layer)
 template <class Real>
 size_t Gpt2Block<Real>::scratch(const ModelConfig& config, int B, int T) {
     const int N = B * T, C = config.channels;
-    return std::max({layernorm_backward_scratch(N, C), gelu_backward_scratch(N, 4 * C), bias_gradient_scratch(N, 3 * C),
-                     quantize_scratch(N, 4 * C), layernorm_backward_fp8_scratch(N, C),
-                     attention_backward_fp8_scratch(B, T, config.heads, config.head_dim())});
+    return std::max(
+        {layernorm_backward_scratch(N, C), gelu_backward_scratch(N, 4 * C), bias_gradient_scratch(N, 3 * C),
+         quantize_scratch(N, 4 * C), layernorm_backward_fp8_scratch(N, C),
+         attention_backward_fp8_scratch(B, T, AttentionHeads::multi_head(config.heads, config.head_dim()))});
 }
 
 // ---- forward -------------------------------------------------------------------------------------------------------
@@ -120,8 +122,7 @@ ResidualStream<Real> Gpt2Block<Real>::decode(const ResidualStream<Real>& in, int
     const Real* const in_branch = in.branch ? in.branch + begin : nullptr;
     const Operand<Real> normed = ln1_.forward(qkv_, ln1_out_, residual, in.residual + begin, in_branch, pass);
     qkv_.forward(qkv_out_ + 3 * begin, normed, pass);
-    attention_decode<Real>(attention_, attention_low_, qkv_out_, first, pass.N(), config_.heads, config_.head_dim(),
-                           pass.stream);
+    attention_decode<Real>(attention_, attention_low_, qkv_out_, first, pass.N(), heads_, pass.stream);
     attn_proj_.forward(branch, attn_proj_.input(attention_, attention_low_, pass), pass);
     fc_.forward(fc_out_, ln2_.forward(fc_, ln2_out_, mid, residual, branch, pass), pass);
     fc_proj_.forward(branch, activate(pass), pass);
@@ -148,7 +149,6 @@ bool Gpt2Block<Real>::attention_casts(KernelVariant variant, const Pass& pass) c
 // Attention, for attn_proj. Backward wants the output too, unrounded.
 template <class Real>
 Operand<Real> Gpt2Block<Real>::attend(const Pass& pass) {
-    const int NH = config_.heads, HD = config_.head_dim();
     if constexpr (kCanBeFp8<Real>)
         if (attn_proj_.casts_at_once(pass) && attention_casts(KernelVariant::attention_fp8, pass)) {
             const bool backward_follows =
@@ -156,10 +156,10 @@ Operand<Real> Gpt2Block<Real>::attend(const Pass& pass) {
             Real* const out = backward_follows ? attention_ : nullptr;
             Real* const low = backward_follows ? attention_low_ : nullptr;
             return attn_proj_.cast_input(pass, [&](const auto& codes, QuantizePass cast) {
-                attention_forward_fp8(codes, out, low, lse_, qkv_out_, pass.B, pass.T, NH, HD, cast, pass.stream);
+                attention_forward_fp8(codes, out, low, lse_, qkv_out_, pass.B, pass.T, heads_, cast, pass.stream);
             });
         }
-    attention_forward<Real>(attention_, attention_low_, lse_, qkv_out_, pass.B, pass.T, NH, HD, pass.stream);
+    attention_forward<Real>(attention_, attention_low_, lse_, qkv_out_, pass.B, pass.T, heads_, pass.stream);
     return attn_proj_.input(attention_, attention_low_, pass);
 }
 
@@ -194,16 +194,15 @@ Gradient<Real> Gpt2Block<Real>::backward(const Gradient<Real>& dstream, Linear<R
 // From the gradient of attention's output, in dbranch_.
 template <class Real>
 Gradient<Real> Gpt2Block<Real>::attend_backward(const Pass& pass) {
-    const int NH = config_.heads, HD = config_.head_dim();
     if constexpr (kCanBeFp8<Real>)
         if (qkv_.casts_at_once(pass) && attention_casts(KernelVariant::attention_backward_fp8, pass))
             return qkv_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
                 attention_backward_fp8(codes, qkv_.dbias(), pass.scratch, delta_, dbranch_, qkv_out_, attention_,
-                                       attention_low_, lse_, pass.B, pass.T, NH, HD, pass.accumulate, cast,
+                                       attention_low_, lse_, pass.B, pass.T, heads_, pass.accumulate, cast,
                                        pass.stream);
             });
-    attention_backward<Real>(dhidden_, delta_, dbranch_, qkv_out_, attention_, attention_low_, lse_, pass.B, pass.T, NH,
-                             HD, pass.stream);
+    attention_backward<Real>(dhidden_, delta_, dbranch_, qkv_out_, attention_, attention_low_, lse_, pass.B, pass.T,
+                             heads_, pass.stream);
     return {dhidden_};
 }
 

@@ -1,6 +1,7 @@
 // A block of GPT-2 (Radford et al. 2019): pre-norm, causal attention and an MLP with GELU in its tanh form, biases
 // everywhere. Its tensors are in gpt2_table().
 #pragma once
+#include "llmc/kernels/attention_heads.h"
 #include "llmc/model/block.h"
 #include "llmc/model/norm.h"
 
@@ -34,6 +35,7 @@ private:
     const ModelConfig& config_;
     const Recompute level_;
     const KernelSet kernels_;
+    const AttentionHeads heads_;
     Linear<Real> qkv_, attn_proj_, fc_, fc_proj_;
     Norm<Real> ln1_, ln2_;
 

@@ -53,15 +53,15 @@ struct Run {
           dout(dout_values),
           out(s.elements()),
           out_low(s.elements()),
-          dqkv(3 * s.elements()),
+          dqkv(s.qkv_elements()),
           lse(s.rows()),
           delta(s.rows()) {}
 
     void forward() {
-        attention_forward<Real>(out, out_low, lse, qkv, shape.B, shape.T, shape.NH, shape.HD, test::test_stream());
+        attention_forward<Real>(out, out_low, lse, qkv, shape.B, shape.T, shape.heads(), test::test_stream());
     }
     void backward() {
-        attention_backward<Real>(dqkv, delta, dout, qkv, out, out_low, lse, shape.B, shape.T, shape.NH, shape.HD,
+        attention_backward<Real>(dqkv, delta, dout, qkv, out, out_low, lse, shape.B, shape.T, shape.heads(),
                                  test::test_stream());
     }
     // What the backward takes the output to be.
@@ -79,7 +79,7 @@ void check_against_reference(const Shape& shape, float deviation, uint32_t seed)
     INFO(shape.text(), " deviation ", deviation);
     constexpr bool narrow = sizeof(Real) == 2;
     const double u = reference::attention_rounding(narrow), slack = reference::attention_slack(narrow);
-    const std::vector<Real> qkv = random_normal<Real>(3 * shape.elements(), deviation, seed);
+    const std::vector<Real> qkv = random_normal<Real>(shape.qkv_elements(), deviation, seed);
     const std::vector<Real> dout = random_normal<Real>(shape.elements(), 1.0f, seed + 1);
     const Reference expected = reference::attention(shape, to_doubles(qkv), to_doubles(dout), u, slack);
     Run<Real> run(shape, qkv, dout);
@@ -115,7 +115,7 @@ std::vector<uint8_t> bytes_of(const DeviceArray<T>& array) {
 template <class Real>
 void check_repeatable(const Shape& shape) {
     INFO(shape.text());
-    const std::vector<Real> qkv = random_normal<Real>(3 * shape.elements(), 1.0f, 7);
+    const std::vector<Real> qkv = random_normal<Real>(shape.qkv_elements(), 1.0f, 7);
     const std::vector<Real> dout = random_normal<Real>(shape.elements(), 1.0f, 8);
     Run<Real> first(shape, qkv, dout), second(shape, qkv, dout);
     for (Run<Real>* run : {&first, &second}) run->forward(), run->backward();
@@ -126,6 +126,50 @@ void check_repeatable(const Shape& shape) {
     first.forward(), first.backward();  // over its own earlier results
     CHECK(bytes_of(first.out) == out);
     CHECK(bytes_of(first.dqkv) == dqkv);
+}
+
+// Against as many heads of keys and values as of queries, with the group's repeated: the forward's and dQ's arithmetic
+// is the same, and dK and dV are the group's sums, but for what FP32 and one rounding to Real lose.
+template <class Real>
+void check_repeated_keys(const Shape& s) {
+    INFO(s.text());
+    const Shape all{s.B, s.T, s.NH, s.HD};
+    const Layout at{s}, at_all{all};
+    const std::vector<Real> qkv = random_normal<Real>(s.qkv_elements(), 1.0f, 71);
+    const std::vector<Real> dout = random_normal<Real>(s.elements(), 1.0f, 72);
+    std::vector<Real> repeated(all.qkv_elements());
+    for (int b = 0; b < s.B; b++)
+        for (int t = 0; t < s.T; t++)
+            for (int which = 0; which < 3; which++)
+                for (int h = 0; h < s.NH; h++)
+                    std::copy_n(&qkv[at.qkv(b, t, which, which == 0 ? h : at.key_head(h))], s.HD,
+                                &repeated[at_all.qkv(b, t, which, h)]);
+    Run<Real> group(s, qkv, dout), whole(all, repeated, dout);
+    for (Run<Real>* run : {&group, &whole}) run->forward(), run->backward();
+    CHECK(bytes_of(group.out) == bytes_of(whole.out));
+    CHECK(bytes_of(group.lse) == bytes_of(whole.lse));
+    const std::vector<double> dqkv = to_doubles(group.dqkv.download()), parts = to_doubles(whole.dqkv.download());
+    CHECK(part_of_dqkv(dqkv, s, 0) == part_of_dqkv(parts, all, 0));
+    // P and dS are rounded alike: FP32's errors are left, in both.
+    const std::vector<double> bounds =
+        reference::attention(all, to_doubles(repeated), to_doubles(dout), 0, reference::attention_slack(false))
+            .dqkv_bound;
+    const double rounding = sizeof(Real) == 2 ? test::rounding_error<bf16>() : 0.0;
+    double worst = 0;  // in units of the bound
+    for (int b = 0; b < s.B; b++)
+        for (int t = 0; t < s.T; t++)
+            for (int which = 1; which < 3; which++)
+                for (int kv = 0; kv < s.NKV; kv++)
+                    for (int c = 0; c < s.HD; c++) {
+                        double sum = 0, bound = reference::kAttentionFloor;
+                        for (int h = kv * s.NH / s.NKV; h < (kv + 1) * s.NH / s.NKV; h++) {
+                            const size_t i = at_all.qkv(b, t, which, h) + c;
+                            sum += parts[i], bound += 2 * bounds[i] + rounding * std::fabs(parts[i]);
+                        }
+                        const double error = std::fabs(dqkv[at.qkv(b, t, which, kv) + c] - sum);
+                        worst = std::max(worst, error / (bound + rounding * std::fabs(sum)));
+                    }
+    CHECK(worst <= 1);
 }
 
 // A tensor in the middle of an array of NaN: reading beside it shows in the results, writing beside it in the margins.
@@ -156,17 +200,17 @@ struct Framed {
 template <class Real>
 void check_stays_inside(const Shape& s) {
     INFO(s.text());
-    const std::vector<Real> qkv_values = random_normal<Real>(3 * s.elements(), 1.0f, 17);
+    const std::vector<Real> qkv_values = random_normal<Real>(s.qkv_elements(), 1.0f, 17);
     const std::vector<Real> dout_values = random_normal<Real>(s.elements(), 1.0f, 18);
     Run<Real> expected(s, qkv_values, dout_values);
     expected.forward();
     expected.backward();
 
-    Framed<Real> qkv(qkv_values), dout(dout_values), out(s.elements()), out_low(s.elements()), dqkv(3 * s.elements());
+    Framed<Real> qkv(qkv_values), dout(dout_values), out(s.elements()), out_low(s.elements()), dqkv(s.qkv_elements());
     Framed<float> lse(s.rows()), delta(s.rows());
-    attention_forward<Real>(out.get(), out_low.get(), lse.get(), qkv.get(), s.B, s.T, s.NH, s.HD, test::test_stream());
+    attention_forward<Real>(out.get(), out_low.get(), lse.get(), qkv.get(), s.B, s.T, s.heads(), test::test_stream());
     attention_backward<Real>(dqkv.get(), delta.get(), dout.get(), qkv.get(), out.get(), out_low.get(), lse.get(), s.B,
-                             s.T, s.NH, s.HD, test::test_stream());
+                             s.T, s.heads(), test::test_stream());
     CHECK(to_doubles(out.values()) == to_doubles(expected.out.download()));
     CHECK(lse.values() == expected.lse.download());
     CHECK(delta.values() == expected.delta.download());
@@ -186,7 +230,7 @@ void check_stays_inside(const Shape& s) {
 void biased_inputs(const Shape& s, std::vector<bf16>& qkv, std::vector<bf16>& dout) {
     const Layout at{s};
     std::mt19937 engine(33);
-    qkv.resize(3 * s.elements());
+    qkv.resize(s.qkv_elements());
     dout = random_normal<bf16>(s.elements(), 0.5f, 32, 1.0f);
     for (int b = 0; b < s.B; b++)
         for (int h = 0; h < s.NH; h++) {
@@ -236,24 +280,41 @@ TEST_CASE("attention fp32: forward and backward against double precision") {
             check_against_reference<float>({B, T, NH, HD}, 1.5f, seed += 2);
 }
 
+TEST_CASE_TEMPLATE("attention: groups of query heads share keys and values", Real, float, bf16) {
+    uint32_t seed = 900;
+    for (int HD : {32, 64, 128})
+        for (const auto& [B, T, NH, NKV] :
+             {std::array{1, 1, 2, 1}, std::array{2, 17, 6, 2}, std::array{1, 65, 4, 1}, std::array{1, 140, 4, 2}})
+            check_against_reference<Real>({B, T, NH, HD, NKV}, 1.0f, seed += 2);
+    check_against_reference<Real>({1, 70, 4, 64, 2, 0.3f}, 0.7f, seed);  // another scale
+}
+
+TEST_CASE_TEMPLATE("attention: a group has the bits of heads with repeated keys and values", Real, float, bf16) {
+    for (int HD : {32, 64, 128}) check_repeated_keys<Real>({2, 100, 6, HD, 2});
+}
+
 TEST_CASE("attention: two runs give the same bits") {
     for (int HD : {32, 64, 128}) check_repeatable<bf16>({2, 150, 2, HD});
+    check_repeatable<bf16>({2, 150, 4, 64, 2});
+    check_repeatable<float>({2, 70, 4, 64, 1});
     check_repeatable<float>({2, 70, 2, 64});
 }
 
 TEST_CASE("attention: nothing outside the tensors is read or written") {
     for (int HD : {32, 64, 128}) {
         for (int T : {1, 65, 130}) check_stays_inside<bf16>({2, T, 2, HD});
+        check_stays_inside<bf16>({2, 65, 4, HD, 2});
         check_stays_inside<float>({2, 37, 2, HD});
+        check_stays_inside<float>({2, 37, 4, HD, 2});
     }
 }
 
 TEST_CASE("attention: without out_low the output is the same") {
     const Shape s{1, 70, 2, 64};
-    Run<bf16> run(s, random_normal<bf16>(3 * s.elements(), 1.0f, 27), random_normal<bf16>(s.elements(), 1.0f, 28));
+    Run<bf16> run(s, random_normal<bf16>(s.qkv_elements(), 1.0f, 27), random_normal<bf16>(s.elements(), 1.0f, 28));
     run.forward();
     const std::vector<uint8_t> out = bytes_of(run.out);
-    attention_forward<bf16>(run.out, nullptr, run.lse, run.qkv, s.B, s.T, s.NH, s.HD, test::test_stream());
+    attention_forward<bf16>(run.out, nullptr, run.lse, run.qkv, s.B, s.T, s.heads(), test::test_stream());
     CHECK(bytes_of(run.out) == out);
 }
 
@@ -280,7 +341,7 @@ TEST_CASE("attention: a component common to all values causes no score gradients
         const Shape s{1, 200, 2, HD};
         INFO(s.text());
         const Layout at{s};
-        std::vector<bf16> qkv = random_normal<bf16>(3 * s.elements(), 1.0f, 41);
+        std::vector<bf16> qkv = random_normal<bf16>(s.qkv_elements(), 1.0f, 41);
         const std::vector<bf16> dout = random_normal<bf16>(s.elements(), 1.0f, 42);
         std::vector<double> value(s.elements());
         for (int h = 0; h < s.NH; h++)
@@ -304,7 +365,7 @@ TEST_CASE("attention: scores of several thousand stay finite") {
     for (int HD : {32, 64, 128}) {
         const Shape s{1, 130, 1, HD};
         INFO(s.text());
-        const std::vector<bf16> qkv = random_normal<bf16>(3 * s.elements(), 30.0f, 51);
+        const std::vector<bf16> qkv = random_normal<bf16>(s.qkv_elements(), 30.0f, 51);
         const std::vector<bf16> dout = random_normal<bf16>(s.elements(), 1.0f, 52);
         const Reference exact = reference::attention(s, to_doubles(qkv), to_doubles(dout), 0, 0);
         Run<bf16> run(s, qkv, dout);
@@ -320,9 +381,9 @@ TEST_CASE("attention: scores of several thousand stay finite") {
 
 TEST_CASE("attention: unsupported shapes are refused, naming what is supported") {
     const Shape s{1, 4, 1, 64};
-    Run<bf16> run(s, random_normal<bf16>(3 * s.elements(), 1.0f, 61), random_normal<bf16>(s.elements(), 1.0f, 62));
+    Run<bf16> run(s, random_normal<bf16>(s.qkv_elements(), 1.0f, 61), random_normal<bf16>(s.elements(), 1.0f, 62));
     const auto forward = [&](int B, int T, int NH, int HD) {
-        attention_forward<bf16>(run.out, run.out_low, run.lse, run.qkv, B, T, NH, HD, test::test_stream());
+        attention_forward<bf16>(run.out, run.out_low, run.lse, run.qkv, B, T, {NH, NH, HD}, test::test_stream());
     };
     CHECK_THROWS_WITH_AS(forward(1, 4, 1, 48),
                          "attention: head dimension 48 is not supported; choose the number of heads so that channels / "
@@ -331,16 +392,20 @@ TEST_CASE("attention: unsupported shapes are refused, naming what is supported")
     CHECK_THROWS_AS(forward(1, 4, 65536, 64), Error);
     CHECK_THROWS_AS(forward(65536, 4, 1, 64), Error);
     CHECK_THROWS_AS(forward(1, 0, 1, 64), Error);
-    CHECK_THROWS_AS(attention_forward<float>(nullptr, nullptr, nullptr, nullptr, 1, 4, 1, 40, test::test_stream()),
+    for (const AttentionHeads& heads : {AttentionHeads{3, 2, 64}, AttentionHeads{2, 0, 64}, AttentionHeads{1, 2, 64},
+                                        AttentionHeads{1, 1, 64, -1.0f}})
+        CHECK_THROWS_AS(
+            attention_forward<bf16>(run.out, run.out_low, run.lse, run.qkv, 1, 4, heads, test::test_stream()), Error);
+    CHECK_THROWS_AS(attention_forward<float>(nullptr, nullptr, nullptr, nullptr, 1, 4, {1, 1, 40}, test::test_stream()),
                     Error);
-    CHECK_THROWS_AS(attention_backward<float>(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 1, 4, 1,
-                                              40, test::test_stream()),
+    CHECK_THROWS_AS(attention_backward<float>(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 1, 4,
+                                              {1, 1, 40}, test::test_stream()),
                     Error);
     CHECK_THROWS_AS(attention_backward<bf16>(run.dqkv, run.delta, run.dout, run.qkv, run.out, run.out_low, run.lse, 1,
-                                             4, 1, 256, test::test_stream()),
+                                             4, {1, 1, 256}, test::test_stream()),
                     Error);
     CHECK_THROWS_WITH_AS(attention_backward<bf16>(run.dqkv, run.delta, run.dout, run.qkv, run.out, nullptr, run.lse, 1,
-                                                  4, 1, 64, test::test_stream()),
+                                                  4, {1, 1, 64}, test::test_stream()),
                          doctest::Contains("out_low is missing"), Error);
 }
 

@@ -15,9 +15,11 @@ namespace {
 
 struct Shape {
     int first, rows, NH, HD;
+    int NKV = NH;
     size_t width() const { return static_cast<size_t>(NH) * HD; }
     size_t outputs() const { return static_cast<size_t>(rows) * width(); }
-    size_t inputs() const { return static_cast<size_t>(first + rows) * 3 * width(); }
+    AttentionHeads heads() const { return {NH, NKV, HD}; }
+    size_t inputs() const { return static_cast<size_t>((first + rows) * heads().qkv_width()); }
 };
 
 // The outputs in double, and how far a correct kernel may be from out + out_low: see the bounds of test/kernels/
@@ -29,8 +31,8 @@ struct Reference {
         for (int row = 0; row < s.rows; row++)
             for (int h = 0; h < s.NH; h++) {
                 const auto at = [&](int position, int which) {
-                    return &qkv[(static_cast<size_t>(position) * 3 + which) * s.width() +
-                                static_cast<size_t>(h) * s.HD];
+                    const int head = which == 0 ? h : s.NH + (which - 1) * s.NKV + h / (s.NH / s.NKV);
+                    return &qkv[static_cast<size_t>(position * s.heads().qkv_width() + head * s.HD)];
                 };
                 const int query = s.first + row;
                 std::vector<double> p(static_cast<size_t>(query) + 1);
@@ -65,7 +67,7 @@ Result<Real> run(const Shape& s, const std::vector<Real>& qkv) {
     std::vector<Real> values = all.download();
     std::copy_n(qkv.begin(), s.inputs(), values.begin() + kFrame);
     all.upload(values);
-    attention_decode<Real>(out.get() + kFrame, low.get() + kFrame, all.get() + kFrame, s.first, s.rows, s.NH, s.HD,
+    attention_decode<Real>(out.get() + kFrame, low.get() + kFrame, all.get() + kFrame, s.first, s.rows, s.heads(),
                            test::test_stream());
     const auto inside = [&](const DeviceArray<Real>& array) {
         const std::vector<Real> whole = array.download();
@@ -104,6 +106,7 @@ TEST_CASE_TEMPLATE("attention decode: against a double-precision reference", Rea
         for (const auto& [first, rows] : {std::pair{0, 1}, {0, 16}, {16, 16}, {48, 16}, {63, 1}, {64, 3}, {100, 29}})
             check_against_reference<Real>({first, rows, 2, HD}, 1.0f, seed++);
     check_against_reference<Real>({200, 16, 3, 64}, 3.0f, seed++);  // nearly one-hot
+    for (const int HD : {32, 64, 128}) check_against_reference<Real>({63, 20, 6, HD, 2}, 1.0f, seed++);
 }
 
 TEST_CASE_TEMPLATE("attention decode: a row has the same bits whichever rows come with it", Real, float, bf16) {
@@ -125,7 +128,7 @@ TEST_CASE_TEMPLATE("attention decode: a row has the same bits whichever rows com
 
 TEST_CASE("attention decode: shapes that are refused") {
     DeviceArray<float> out(64), qkv(3 * 64);
-    CHECK_THROWS_AS(attention_decode<float>(out, nullptr, qkv, -1, 1, 1, 64, test::test_stream()), Error);
-    CHECK_THROWS_AS(attention_decode<float>(out, nullptr, qkv, 0, 0, 1, 64, test::test_stream()), Error);
-    CHECK_THROWS_AS(attention_decode<float>(out, nullptr, qkv, 0, 1, 1, 48, test::test_stream()), Error);
+    CHECK_THROWS_AS(attention_decode<float>(out, nullptr, qkv, -1, 1, {1, 1, 64}, test::test_stream()), Error);
+    CHECK_THROWS_AS(attention_decode<float>(out, nullptr, qkv, 0, 0, {1, 1, 64}, test::test_stream()), Error);
+    CHECK_THROWS_AS(attention_decode<float>(out, nullptr, qkv, 0, 1, {1, 1, 48}, test::test_stream()), Error);
 }

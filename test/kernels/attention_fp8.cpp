@@ -25,6 +25,7 @@ std::vector<Shape> attention_shapes() {
              {std::array{1, 16, 1}, std::array{2, 8, 2}, std::array{2, 40, 3}, std::array{1, 80, 2},
               std::array{2, 72, 1}, std::array{1, 128, 1}, std::array{2, 136, 2}})
             shapes.push_back({B, T, NH, HD});
+    for (const int HD : {32, 64, 128}) shapes.push_back({1, 80, 4, HD, 2}), shapes.push_back({2, 136, 3, HD, 1});
     return shapes;
 }
 
@@ -36,17 +37,17 @@ struct Case {
 
     explicit Case(const Shape& s_, uint32_t seed = 7)
         : s(s_),
-          qkv(random_normal<bf16>(3 * s.elements(), 1.0f, seed)),
+          qkv(random_normal<bf16>(s.qkv_elements(), 1.0f, seed)),
           dout(random_normal<bf16>(s.elements(), 0.1f, seed + 1, 0.02f)),
           out(s.elements()),
           low(s.elements()),
-          dqkv(3 * s.elements()),
+          dqkv(s.qkv_elements()),
           lse(static_cast<size_t>(s.tokens()) * s.NH),
           delta(static_cast<size_t>(s.tokens()) * s.NH),
-          dbias(static_cast<size_t>(3 * s.width())),
-          scratch(attention_backward_fp8_scratch(s.B, s.T, s.NH, s.HD)) {
-        attention_forward<bf16>(out, low, lse, qkv, s.B, s.T, s.NH, s.HD, test_stream());
-        attention_backward<bf16>(dqkv, delta, dout, qkv, out, low, lse, s.B, s.T, s.NH, s.HD, test_stream());
+          dbias(static_cast<size_t>(s.qkv_width())),
+          scratch(attention_backward_fp8_scratch(s.B, s.T, s.heads())) {
+        attention_forward<bf16>(out, low, lse, qkv, s.B, s.T, s.heads(), test_stream());
+        attention_backward<bf16>(dqkv, delta, dout, qkv, out, low, lse, s.B, s.T, s.heads(), test_stream());
     }
     // O as the forward quantizes it, and dqkv.
     std::vector<float> output() const {
@@ -58,7 +59,7 @@ struct Case {
     template <class F8>
     void backward(const Quantized<F8>& to, QuantizePass pass, bool with_bias, bool accumulate = false) {
         attention_backward_fp8<F8>(to, with_bias ? dbias.get() : nullptr, with_bias ? scratch.get() : nullptr, delta,
-                                   dout.get(), qkv.get(), out.get(), low.get(), lse.get(), s.B, s.T, s.NH, s.HD,
+                                   dout.get(), qkv.get(), out.get(), low.get(), lse.get(), s.B, s.T, s.heads(),
                                    accumulate, pass, test_stream());
     }
 };
@@ -106,7 +107,7 @@ TEST_CASE("attention_forward_fp8 is attention_forward and quantize") {
         DeviceArray<bf16> out(s.elements()), low(s.elements());
         DeviceArray<float> lse(c.lse.size());
         check_passes<e4m3>(c.output(), s.tokens(), s.width(), 250.0f, [&](const auto& to, QuantizePass pass) {
-            attention_forward_fp8(to, out, low, lse, c.qkv, s.B, s.T, s.NH, s.HD, pass, test_stream());
+            attention_forward_fp8(to, out, low, lse, c.qkv, s.B, s.T, s.heads(), pass, test_stream());
             CHECK(same_bits(out.download(), c.out.download()));
             CHECK(same_bits(low.download(), c.low.download()));
             CHECK(same_bits(lse.download(), c.lse.download()));
@@ -115,7 +116,7 @@ TEST_CASE("attention_forward_fp8 is attention_forward and quantize") {
         QuantizedArrays<e4m3> with(s.elements(), used_state(64.0f)), without(s.elements(), used_state(64.0f));
         for (QuantizedArrays<e4m3>* to : {&with, &without})
             attention_forward_fp8(to->both(), to == &with ? out.get() : nullptr, to == &with ? low.get() : nullptr, lse,
-                                  c.qkv, s.B, s.T, s.NH, s.HD, QuantizePass::train, test_stream());
+                                  c.qkv, s.B, s.T, s.heads(), QuantizePass::train, test_stream());
         CHECK(same_bits(with.row.download(), without.row.download()));
         CHECK(same_bits(with.transposed.download(), without.transposed.download()));
     }
@@ -128,7 +129,7 @@ TEST_CASE_TEMPLATE("attention_backward_fp8 is attention_backward and quantize", 
         Case c(s);
         const auto delta = c.delta.download();
         const auto dqkv = to_floats(c.dqkv.download());
-        check_passes<F8>(dqkv, s.tokens(), 3 * s.width(), 2000.0f, [&](const auto& to, QuantizePass pass) {
+        check_passes<F8>(dqkv, s.tokens(), s.qkv_width(), 2000.0f, [&](const auto& to, QuantizePass pass) {
             c.backward<F8>(to, pass, false);
             CHECK(same_bits(c.delta.download(), delta));
         });
@@ -140,9 +141,9 @@ TEST_CASE("attention_backward_fp8 sums up the bias gradient") {
         CAPTURE(s.T);
         CAPTURE(s.HD);
         Case c(s);
-        const size_t channels = static_cast<size_t>(3 * s.width());
-        auto expected = column_sums(to_floats(c.dqkv.download()), 3 * s.width());
-        QuantizedArrays<e5m2> to(3 * s.elements(), used_state(64.0f));
+        const size_t channels = static_cast<size_t>(s.qkv_width());
+        auto expected = column_sums(to_floats(c.dqkv.download()), s.qkv_width());
+        QuantizedArrays<e5m2> to(s.qkv_elements(), used_state(64.0f));
         c.backward<e5m2>(to.both(), QuantizePass::train, true);
         const auto dbias = c.dbias.download();
         CHECK(max_relative_error(dbias, expected, 1.0) < 1e-6);
@@ -176,8 +177,8 @@ TEST_CASE("attention's backward of head dimension 64 fits a card with 99 KB a bl
         const auto dbias = quantized(expected);
         DeviceArray<bf16> again(dqkv.size());
         limit = 49 * 1024;
-        CHECK_NOTHROW(
-            attention_backward<bf16>(again, c.delta, c.dout, c.qkv, c.out, c.low, c.lse, B, T, NH, 64, test_stream()));
+        CHECK_NOTHROW(attention_backward<bf16>(again, c.delta, c.dout, c.qkv, c.out, c.low, c.lse, B, T, {NH, NH, 64},
+                                               test_stream()));
         CHECK(same_bits(again.download(), dqkv));
         CHECK(same_bits(c.delta.download(), delta));
         CHECK_NOTHROW(CHECK(same_bits(quantized(to), dbias)));
@@ -194,8 +195,8 @@ TEST_CASE("quantizing attention against FP64") {
         const Shape s{2, 72, 2, HD};
         Case c(s);
         const auto exact = reference::attention(s, to_doubles(c.qkv.download()), to_doubles(c.dout.download()), 0, 0);
-        QuantizedArrays<e4m3> o(s.elements(), used_state(100.0f)), dqkv(3 * s.elements(), used_state(500.0f));
-        attention_forward_fp8(o.both(), c.out, c.low, c.lse, c.qkv, s.B, s.T, s.NH, s.HD, QuantizePass::train,
+        QuantizedArrays<e4m3> o(s.elements(), used_state(100.0f)), dqkv(s.qkv_elements(), used_state(500.0f));
+        attention_forward_fp8(o.both(), c.out, c.low, c.lse, c.qkv, s.B, s.T, s.heads(), QuantizePass::train,
                               test_stream());
         c.backward<e4m3>(dqkv.both(), QuantizePass::train, false);
         // Half a unit of E4M3's three bits, 0.425 * 2^-4 in the mean square, and what is lost below its normal numbers.
@@ -210,15 +211,15 @@ TEST_CASE("quantizing attention counts what is not finite") {
     auto values = c.qkv.download();
     values[static_cast<size_t>(20 * 3 + 2) * s.width() + 5] = to_bf16(std::numeric_limits<float>::infinity());
     c.qkv.upload(values);
-    attention_forward<bf16>(c.out, c.low, c.lse, c.qkv, s.B, s.T, s.NH, s.HD, test_stream());
-    attention_backward<bf16>(c.dqkv, c.delta, c.dout, c.qkv, c.out, c.low, c.lse, s.B, s.T, s.NH, s.HD, test_stream());
+    attention_forward<bf16>(c.out, c.low, c.lse, c.qkv, s.B, s.T, s.heads(), test_stream());
+    attention_backward<bf16>(c.dqkv, c.delta, c.dout, c.qkv, c.out, c.low, c.lse, s.B, s.T, s.heads(), test_stream());
     const QuantizedReference<e4m3> o(c.output(), 8.0f);
     const QuantizedReference<e5m2> gradients(to_floats(c.dqkv.download()), 8.0f);
     REQUIRE(o.counted.nonfinite > 0);
     REQUIRE(gradients.counted.nonfinite > 0);
     QuantizedArrays<e4m3> to(s.elements(), used_state(8.0f));
-    QuantizedArrays<e5m2> dqkv(3 * s.elements(), used_state(8.0f));
-    attention_forward_fp8(to.both(), c.out, c.low, c.lse, c.qkv, s.B, s.T, s.NH, s.HD, QuantizePass::train,
+    QuantizedArrays<e5m2> dqkv(s.qkv_elements(), used_state(8.0f));
+    attention_forward_fp8(to.both(), c.out, c.low, c.lse, c.qkv, s.B, s.T, s.heads(), QuantizePass::train,
                           test_stream());
     c.backward<e5m2>(dqkv.both(), QuantizePass::train, false);
     CHECK(state_matches(to.state.download()[0], o.after(used_state(8.0f), QuantizePass::train), Known::exactly, 0));
@@ -231,7 +232,9 @@ TEST_CASE("quantizing attention refuses what it cannot do") {
     DeviceArray<float> f(4096);
     QuantizedArrays<e4m3> to(4096, used_state(1.0f));
     const auto forward = [&](int B, int T, int HD, QuantizePass pass) {
-        return refusal([&] { attention_forward_fp8(to.both(), x, x, f, x.get(), B, T, 1, HD, pass, test_stream()); });
+        return refusal([&] {
+            attention_forward_fp8(to.both(), x, x, f, x.get(), B, T, {1, 1, HD}, pass, test_stream());
+        });
     };
     CHECK(forward(4, 4, 32, QuantizePass::train).find("T=4 is not a multiple of 8") != std::string::npos);
     CHECK(forward(1, 24, 32, QuantizePass::train).find("N=24") != std::string::npos);
@@ -239,8 +242,8 @@ TEST_CASE("quantizing attention refuses what it cannot do") {
     CHECK(forward(1, 16, 32, QuantizePass::measure).find("measures nothing") != std::string::npos);
     const auto backward = [&](float* scratch, const bf16* low) {
         return refusal([&] {
-            attention_backward_fp8<e4m3>(to.both(), f, scratch, f, x.get(), x.get(), x.get(), low, f.get(), 1, 16, 1,
-                                         32, false, QuantizePass::train, test_stream());
+            attention_backward_fp8<e4m3>(to.both(), f, scratch, f, x.get(), x.get(), x.get(), low, f.get(), 1, 16,
+                                         {1, 1, 32}, false, QuantizePass::train, test_stream());
         });
     };
     CHECK(backward(nullptr, x).find("needs scratch") != std::string::npos);
