@@ -19,11 +19,11 @@ static __global__ void __launch_bounds__(256) embedding_forward_kernel(Real* out
     const int token = tokens[row];
     const bool known = token >= 0 && token < V;
     const Real* token_row = wte + static_cast<size_t>(known ? token : 0) * C;
-    const Real* position_row = wpe + static_cast<size_t>(row % T) * C;
+    const Real* position_row = wpe ? wpe + static_cast<size_t>(row % T) * C : nullptr;
     for (int c = threadIdx.x % 32 * 8; c < C; c += 256) {
-        float x[8], y[8];
+        float x[8], y[8] = {};
         load8(token_row + c, x);
-        load8(position_row + c, y);
+        if (position_row) load8(position_row + c, y);
         LLMC_UNROLL
         for (int i = 0; i < 8; i++) x[i] = known ? x[i] + y[i] : float_from_bits(kFloatMagnitudeMask);
         store8(out + static_cast<size_t>(row) * C + c, x);
@@ -48,7 +48,7 @@ void embedding_forward(Real* out, const int* tokens, const Real* wte, const Real
     const size_t n = static_cast<size_t>(rows) * C;
     launch<embedding_forward_kernel<Real>>({dim3(div_up(rows, 8)), dim3(256), 0, stream}, llmc::out(out, n),
                                            in(tokens, rows), in(wte, static_cast<size_t>(V) * C),
-                                           in(wpe, static_cast<size_t>(T) * C), rows, T, C, V);
+                                           in(wpe, wpe ? static_cast<size_t>(T) * C : 0), rows, T, C, V);
 }
 
 // ---- grouping the tokens (host) ------------------------------------------------------------------------------------
@@ -183,6 +183,7 @@ void embedding_backward(float* dwte, float* dwpe, const int* sorted, const Real*
     launch<embedding_backward_tokens_kernel<Real>>({dim3(div_up(rows, 8), slabs), dim3(256), 0, stream},
                                                    inout(dwte, static_cast<size_t>(V) * C),
                                                    in(sorted, token_sort_size(rows)), in(dout, n), rows, C, V);
+    if (!dwpe) return;
     launch<embedding_backward_positions_kernel<Real>>({dim3(div_up(T, 8), slabs), dim3(256), 0, stream},
                                                       inout(dwpe, static_cast<size_t>(T) * C), in(dout, n), B, T, C);
 }

@@ -7,7 +7,7 @@
 
 namespace llmc {
 
-// out[b][t] = wte[tokens[b][t]] + wpe[t]
+// out[b][t] = wte[tokens[b][t]] + wpe[t]; wpe == nullptr: without it
 //
 //   out    (B, T, C) Real, float or bf16; C % 8 == 0
 //   tokens (B, T) int in [0, V); any other token makes its row NaN, which the loss then shows
@@ -30,7 +30,7 @@ size_t token_sort_size(int n);  // ints in the array
 // negative.
 void sort_tokens(int* packed, const int* tokens, int n);
 
-// dwte[tokens[b][t]] += dout[b][t],   dwpe[t] += sum over b of dout[b][t]
+// dwte[tokens[b][t]] += dout[b][t],   dwpe[t] += sum over b of dout[b][t]; dwpe == nullptr: the first alone
 //
 //   dwte, dwpe  (V, C) and (T, C) float: always added to (dwte holds the tied head's gradient); the caller clears
 //   sorted      sort_tokens' array for the B * T tokens, on the device
