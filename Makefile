@@ -108,7 +108,7 @@ CXXFLAGS_SHARED = -std=c++20 -I. $(WARNINGS) -Werror=undef $(LEVEL) -fopenmp -MM
 CXXFLAGS_CUDA = $(COMMON) $(WARNINGS) $(LEVEL) -fopenmp -MMD -MP -DLLMC_CUDA=1 -I$(CUDA_HOME)/include
 # Flags, JSON and text take long to compile and run once; attention's backward pass gains nothing from -O3 on the host.
 LEVEL := -O3
-RUN_ONCE := run/%.o commands/%.o checkpoint/%.o data/shards.cpp.o comm/watchdog.cpp.o model/config.cpp.o
+RUN_ONCE := run/%.o commands/%.o checkpoint/%.o data/shards.cpp.o comm/watchdog.cpp.o $(addprefix model/,$(addsuffix .cpp.o,config gpt2_config llama_config model_fields model_file))
 $(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$(addprefix $d/llmc/,$(RUN_ONCE))) $(PLAIN_DIR)/train_gpt.cu.o $(SHARED_DIR)/%.o: LEVEL := -O1
 $(PLAIN_DIR)/llmc/kernels/attention_backward.cu.o: LEVEL := -O2
 # Tests run as long at -O1, but for formats.cu, which goes through all numbers of a format. At -O0 a file's copies of inline
@@ -141,9 +141,10 @@ WITHOUT_DEVICE := $(filter-out $(addprefix test/run/,fingerprint.cpp profile.cpp
 # Sources that are the same in every configuration, host, GPU or precision, and so are compiled once for all.
 SHARED_CHECKPOINT := $(addprefix checkpoint/,$(addsuffix .cpp,files finite hf_export hf_gpt2 llmc_model safetensors \
                      weight_files weight_source))
+SHARED_MODEL := $(addprefix model/,$(addsuffix .cpp,config gpt2_config llama_config model_fields model_file))
 SHARED := $(wildcard llmc/data/*.cpp test/data/*.cpp) $(addprefix llmc/,$(SHARED_CHECKPOINT)) $(addprefix test/,$(filter-out \
           checkpoint/weight_source.cpp,$(SHARED_CHECKPOINT))) dev/probe/result_file.cpp \
-          $(addprefix llmc/,kernels/variants.cpp model/config.cpp shard/table.cpp $(addprefix comm/,launch.cpp operation_log.cpp tcp_socket.cpp) \
+          $(addprefix llmc/,kernels/variants.cpp $(SHARED_MODEL) shard/table.cpp $(addprefix comm/,launch.cpp operation_log.cpp tcp_socket.cpp) \
           $(addprefix run/,inputs.cpp llmc_flags.cpp signals.cpp text.cpp) commands/export.cpp) \
           $(addprefix test/,kernels/variants.cpp model/config.cpp shard/table.cpp $(addprefix comm/,launch.cpp operation_log.cpp) \
           $(addprefix run/,llmc_flags.cpp options.cpp resolve.cpp signals.cpp text.cpp))
@@ -154,7 +155,7 @@ SHARED := $(wildcard llmc/data/*.cpp test/data/*.cpp) $(addprefix llmc/,$(SHARED
 WITH_THREADS := test/device/% test/comm/% test/model/traffic.cpp test/run/signals.cpp llmc/run/signals.cpp %.cu \
                 $(addprefix llmc/checkpoint/,saver.cpp state_file.cpp files.cpp) test/checkpoint/saver.cpp
 RUN_ALONE := $(wildcard $(addsuffix /*.cpp,llmc/run llmc/commands dev/probe) $(if $(filter thread,$(SANITIZE)), \
-             llmc/checkpoint/*.cpp llmc/model/config.cpp llmc/model/sampler.cpp llmc/data/tokenizer.cpp llmc/comm/launch.cpp))
+             llmc/checkpoint/*.cpp $(addprefix llmc/,$(SHARED_MODEL)) llmc/model/sampler.cpp llmc/data/tokenizer.cpp llmc/comm/launch.cpp))
 UNCHECKED := $(if $(SANITIZE),$(filter-out $(WITH_THREADS),$(TESTS) $(RUN_ALONE)) \
              $(addprefix test/comm/ranks/,main.cpp training.cpp residency.cpp) \
              $(if $(filter thread,$(SANITIZE)),$(wildcard llmc/kernels/*.cu llmc/check/*.cu test/kernels/*.cu)))

@@ -5,6 +5,7 @@
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/checkpoint/finite.h"
 #include "llmc/device/error.h"
+#include "llmc/model/model_file.h"
 
 namespace llmc {
 namespace {
@@ -23,6 +24,14 @@ ModelConfig model_of(const CheckpointReader& reader) {
     model.channels = number("channels");
     model.vocab = number("vocab");
     model.context = number("context");
+    // What the flags do not say: another architecture than GPT-2.
+    const nlohmann::ordered_json& run = reader.manifest().run;
+    if (run.contains("model")) try {
+            model = model_from_json(nlohmann::json(run["model"]), reader.directory());
+            model.name = "checkpoint";
+        } catch (const Error& error) {
+            throw Error(ExitCode::checkpoint, error.what());
+        }
     require_numbers(reader.directory(), model);
     return model;
 }

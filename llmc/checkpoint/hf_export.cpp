@@ -12,6 +12,7 @@
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/device/error.h"
 #include "llmc/device/formats.cuh"
+#include "llmc/model/model_file.h"
 
 namespace llmc {
 namespace {
@@ -30,23 +31,8 @@ nlohmann::ordered_json quantization_config() {
 }
 
 nlohmann::ordered_json hf_config(const ModelConfig& config, HfType type) {
-    nlohmann::ordered_json json = {
-        {"architectures", {"GPT2LMHeadModel"}},
-        {"model_type", "gpt2"},
-        {"n_layer", config.layers},
-        {"n_head", config.heads},
-        {"n_embd", config.channels},
-        {"n_positions", config.context},
-        {"n_ctx", config.context},
-        {"vocab_size", config.vocab},
-        {"activation_function", "gelu_new"},
-        {"layer_norm_epsilon", 1e-5},
-        {"tie_word_embeddings", true},
-        {"attn_pdrop", 0.0},
-        {"embd_pdrop", 0.0},
-        {"resid_pdrop", 0.0},
-        {"torch_dtype", type == HfType::fp32 ? "float32" : "bfloat16"},
-    };
+    nlohmann::ordered_json json = hf_model_json(config);
+    json["torch_dtype"] = type == HfType::fp32 ? "float32" : "bfloat16";
     // The defaults, GPT-2's <|endoftext|>, lie outside any smaller vocabulary.
     const nlohmann::ordered_json end_of_text = config.vocab == 50257 ? nlohmann::ordered_json(50256) : nullptr;
     json["bos_token_id"] = end_of_text;
@@ -62,22 +48,19 @@ void write_config(const std::string& folder, const ModelConfig& model, HfType ty
 // ---- files of tensors ----------------------------------------------------------------------------------------------
 
 struct Entry {
-    TensorRow row;
     HfTensor tensor;
     bool is_fp8() const { return tensor.spec.dtype == "F8_E4M3"; }
     TensorSpec scale() const { return {tensor.spec.name + "_scale", "F32", {1}}; }
     uint64_t bytes() const {
-        return static_cast<uint64_t>(row.count()) * dtype_bytes(tensor.spec.dtype) + (is_fp8() ? sizeof(float) : 0);
+        return tensor.elements() * dtype_bytes(tensor.spec.dtype) + (is_fp8() ? sizeof(float) : 0);
     }
 };
 
 std::vector<Entry> entries(const ModelConfig& model, HfType type) {
-    const std::vector<HfTensor> tensors = hf_tensors(model);
-    const std::vector<TensorRow> rows = all_tensors(model);
     std::vector<Entry> all;
-    for (size_t i = 0; i < rows.size(); i++) {
-        all.push_back({rows[i], tensors[i]});
-        const bool linear = rows[i].is_matrix() && rows[i].block >= 0;
+    for (const HfTensor& tensor : hf_tensors(model)) {
+        all.push_back({tensor});
+        const bool linear = tensor.row.is_matrix() && tensor.row.block >= 0;
         if (type != HfType::fp32) all.back().tensor.spec.dtype = type == HfType::fp8 && linear ? "F8_E4M3" : "BF16";
     }
     return all;
@@ -114,8 +97,8 @@ float scale_of(const std::vector<float>& values) {
 
 void write_entry(SafetensorsWriter& writer, const std::string& path, const Entry& entry, const FetchTensor& fetch) {
     std::vector<float> values;
-    fetch_exactly(path, entry.row, fetch, values);
-    if (entry.tensor.transposed) values = transpose(values, entry.row.rows, entry.row.columns);
+    fetch_exactly(path, entry.tensor.row, fetch, values);
+    values = entry.tensor.to_file(values);
     const TensorSpec& spec = entry.tensor.spec;
     if (spec.dtype == "F32") {
         writer.write(spec.name, values.data(), values.size() * sizeof(float));

@@ -1,4 +1,4 @@
-// Hugging Face GPT-2 files, read one parameter at a time: memory for the largest tensor, twice.
+// Hugging Face files, read one parameter at a time: memory for the largest tensor, twice.
 #include "llmc/checkpoint/hf_gpt2.h"
 
 #include <algorithm>
@@ -13,13 +13,11 @@ namespace llmc {
 
 namespace {
 
-const char* const kPrefix = "transformer.";
-
 // The file's name for a Hugging Face name: with the prefix, without it, or empty if it has neither.
 std::string name_in_file(const WeightFiles& file, const std::string& full_name) {
     if (file.contains(full_name)) return full_name;
-    const std::string bare = full_name.substr(std::strlen(kPrefix));
-    return file.contains(bare) ? bare : "";
+    const std::string bare = full_name.substr(full_name.find('.') + 1);
+    return !full_name.starts_with("lm_head") && file.contains(bare) ? bare : "";
 }
 
 bool is_ignored(const std::string& name) {
@@ -27,13 +25,15 @@ bool is_ignored(const std::string& name) {
         const size_t length = std::strlen(suffix);
         return name.size() >= length && name.compare(name.size() - length, length, suffix) == 0;
     };
-    return name == "lm_head.weight" || ends_with(".attn.bias") || ends_with(".attn.masked_bias");
+    return name == "lm_head.weight" || ends_with(".attn.bias") || ends_with(".attn.masked_bias") ||
+           ends_with(".rotary_emb.inv_freq");
 }
 
 // Names in the file, in the order of `tensors`. Every tensor is there in the right shape and type, and no other is.
 std::vector<std::string> match_tensors(const WeightFiles& file, const std::vector<HfTensor>& tensors) {
     std::vector<std::string> names;
-    for (const auto& [ours, spec, transposed] : tensors) {
+    for (const HfTensor& tensor : tensors) {
+        const TensorSpec& spec = tensor.spec;
         const std::string name = name_in_file(file, spec.name);
         const std::string wanted = shape_text(spec.shape);
         if (name.empty()) {
@@ -88,7 +88,7 @@ void check_tied(const WeightFiles& file, const std::vector<float>& wte) {
     const std::vector<float> head = file.read_floats("lm_head.weight");
     if (head.size() == wte.size() && std::memcmp(head.data(), wte.data(), wte.size() * sizeof(float)) == 0) return;
     throw Error(ExitCode::checkpoint,
-                strprintf("%s: lm_head.weight differs from wte; only tied heads are supported", file.path().c_str()));
+                strprintf("%s: lm_head.weight differs from wte; the model's head is tied to it", file.path().c_str()));
 }
 
 // The model of a directory's config.json; what it leaves out, wte and wpe say.
@@ -103,13 +103,15 @@ ModelConfig described_model(const WeightFiles& file) {
     } catch (const Error& error) {
         throw Error(ExitCode::checkpoint, error.what());
     }
-    const auto rows = [&](const char* full_name) {
-        const std::string name = name_in_file(file, full_name);
+    // Of the embedding's tensors, which come in this order.
+    const auto rows = [&](size_t i) {
+        const std::vector<TensorRow> embedding = model.table().embedding;
+        const std::string name = i < embedding.size() ? name_in_file(file, embedding[i].hf_name) : "";
         const std::vector<int64_t> shape = name.empty() ? std::vector<int64_t>{} : file.info(name).shape;
         return shape.empty() || shape[0] > std::numeric_limits<int>::max() ? 0 : static_cast<int>(shape[0]);
     };
-    if (model.vocab == 0) model.vocab = rows("transformer.wte.weight");
-    if (model.context == 0) model.context = rows("transformer.wpe.weight");
+    if (model.vocab == 0) model.vocab = rows(0);
+    if (model.context == 0) model.context = rows(1);
     return model;
 }
 
@@ -135,13 +137,42 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
     const bool transposes = config.table().hf_transposed;
     std::vector<HfTensor> tensors;
     for (const TensorRow& row : all_tensors(config)) {
-        HfTensor tensor{row.name, {kPrefix + row.hf_name, "F32", {row.rows}}, false};
-        if (row.is_matrix()) tensor.spec.shape.push_back(row.columns);
-        tensor.transposed = transposes && row.is_matrix() && row.block >= 0;
-        if (tensor.transposed) std::swap(tensor.spec.shape[0], tensor.spec.shape[1]);
-        tensors.push_back(tensor);
+        int first = 0;
+        const std::vector<HfPart> whole = {{row.hf_name, row.rows}};
+        for (const HfPart& part : row.hf_parts.empty() ? whole : row.hf_parts) {
+            HfTensor tensor{row, {part.name, "F32", {part.rows}}, false, first, part.rows, part.swapped_halves};
+            if (row.is_matrix()) tensor.spec.shape.push_back(row.columns);
+            tensor.transposed = transposes && row.is_matrix() && row.block >= 0;
+            if (tensor.transposed) std::swap(tensor.spec.shape[0], tensor.spec.shape[1]);
+            tensors.push_back(tensor);
+            first += part.rows;
+        }
     }
     return tensors;
+}
+
+namespace {
+
+// Exchanges the halves of every `group` rows.
+void swap_halves(std::vector<float>& values, int group, int64_t columns) {
+    const int64_t half = group / 2 * columns;
+    for (auto at = values.begin(); at != values.end(); at += 2 * half) std::swap_ranges(at, at + half, at + half);
+}
+
+}  // namespace
+
+std::vector<float> HfTensor::to_file(const std::vector<float>& ours) const {
+    const int64_t columns = row.count() / row.rows;
+    std::vector<float> part(ours.begin() + first_row * columns, ours.begin() + (first_row + rows) * columns);
+    if (swapped_halves > 0) swap_halves(part, swapped_halves, columns);
+    return transposed ? transpose(part, rows, columns) : part;
+}
+
+void HfTensor::from_file(const std::vector<float>& values, std::vector<float>& ours) const {
+    const int64_t columns = row.count() / row.rows;
+    std::vector<float> part = transposed ? transpose(values, columns, rows) : values;
+    if (swapped_halves > 0) swap_halves(part, swapped_halves, columns);
+    std::copy(part.begin(), part.end(), ours.begin() + first_row * columns);
 }
 
 HfWeights::HfWeights(const std::string& path) : files_(path), model_(described_model(files_)) { match(); }
@@ -156,18 +187,21 @@ void HfWeights::match() {
     require_numbers(files_.path(), model_);
     const std::vector<HfTensor> tensors = hf_tensors(model_);
     const std::vector<std::string> names = match_tensors(files_, tensors);
-    for (size_t i = 0; i < names.size(); ++i) tensors_[tensors[i].ours] = {names[i], tensors[i]};
+    for (size_t i = 0; i < names.size(); ++i) tensors_[tensors[i].row.name].emplace_back(names[i], tensors[i]);
 }
 
 std::vector<float> HfWeights::fetch(const std::string& name) const {
     const auto found = tensors_.find(name);
     if (found == tensors_.end())
         throw Error(ExitCode::checkpoint, strprintf("%s: has no tensor %s", files_.path().c_str(), name.c_str()));
-    const auto& [name_there, tensor] = found->second;
-    std::vector<float> values = files_.read_floats(name_there);
-    require_finite(files_.file_with(name_there).path(), name_there, tensor.spec.shape, values);
-    if (name == "wte") check_tied(files_, values);
-    return tensor.transposed ? transpose(values, tensor.spec.shape[0], tensor.spec.shape[1]) : values;
+    std::vector<float> ours(static_cast<size_t>(found->second.front().second.row.count()));
+    for (const auto& [name_there, tensor] : found->second) {
+        const std::vector<float> values = files_.read_floats(name_there);
+        require_finite(files_.file_with(name_there).path(), name_there, tensor.spec.shape, values);
+        if (name == "wte" && model_.tied) check_tied(files_, values);
+        tensor.from_file(values, ours);
+    }
+    return ours;
 }
 
 }  // namespace llmc

@@ -1,7 +1,8 @@
 // A model as Hugging Face stores it: names, shapes and layouts of model.safetensors, as its table has them
 // (model_table.h), and the way from them to ours (hf_export.h: the way back).
 // All our matrices are (out, in) row-major; Hugging Face's block matrices are (in, out), so they are transposed on the
-// way. Our wte may have padded rows; theirs has exactly vocab rows, and the head shares it.
+// way; other architectures' are (out, in), and theirs are parts of our qkv and fc. Our wte and head may have padded
+// rows; theirs have exactly vocab rows. A tied head is wte.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -16,11 +17,18 @@
 
 namespace llmc {
 
-// One tensor of model.safetensors (F32, Hugging Face's name and shape).
+// One tensor of model.safetensors (F32, Hugging Face's name and shape): one of ours, or rows of it.
 struct HfTensor {
-    std::string ours;  // "h.0.qkv.weight"
+    TensorRow row;  // "h.0.qkv.weight"
     TensorSpec spec;
-    bool transposed;  // stored as (columns, rows) of ours
+    bool transposed = false;  // stored as (columns, rows) of ours
+    int first_row = 0, rows = 0;
+    int swapped_halves = 0;  // see HfPart
+
+    uint64_t elements() const { return static_cast<uint64_t>(rows) * static_cast<uint64_t>(row.count() / row.rows); }
+    // Its part of our tensor's values, as the file has them; and back.
+    std::vector<float> to_file(const std::vector<float>& ours) const;
+    void from_file(const std::vector<float>& values, std::vector<float>& ours) const;
 };
 // All of the model's table, in its order.
 std::vector<HfTensor> hf_tensors(const ModelConfig& config);
@@ -29,8 +37,8 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& config);
 std::vector<float> transpose(const std::vector<float>& in, int64_t rows, int64_t columns);
 
 // A file or a Hugging Face directory (weight_files.h). Takes F32, BF16, F16 and F64, names with or without
-// "transformer.". All shapes are checked when it is opened. lm_head.weight is left out (an untied head, one that
-// differs from wte, is an Error), and so are the attn.bias masks.
+// "transformer." (or "model."). All shapes are checked when it is opened. A tied model's lm_head.weight is left out
+// (one that differs from wte is an Error), and so are the attn.bias masks.
 class HfWeights : public WeightSource {
 public:
     explicit HfWeights(const std::string& path);  // config.json says what it holds
@@ -45,7 +53,7 @@ private:
 
     WeightFiles files_;
     ModelConfig model_;
-    std::map<std::string, std::pair<std::string, HfTensor>> tensors_;  // by our name: the file's
+    std::map<std::string, std::vector<std::pair<std::string, HfTensor>>> tensors_;  // by our name: the file's
 };
 
 }  // namespace llmc

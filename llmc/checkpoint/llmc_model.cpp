@@ -148,6 +148,9 @@ void export_llmc(const std::string& path, const ModelConfig& model, LlmcType typ
                                          model.context,   model.vocab,
                                          model.layers,    model.heads,
                                          model.channels,  model.padded_vocab()};
+    if (model.architecture != &kGpt2)
+        fail(path, strprintf("llm.c's model files hold GPT-2; this model is of the architecture %s",
+                             model.architecture->name));
     AtomicFile file(system_calls(), path);
     file.append(header, sizeof header);
     std::vector<float> values;

@@ -1,9 +1,13 @@
 #include "llmc/checkpoint/weight_source.h"
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
 #include "llmc/checkpoint/checkpoint_weights.h"
 #include "llmc/checkpoint/hf_gpt2.h"
 #include "llmc/checkpoint/llmc_model.h"
 #include "llmc/device/error.h"
+#include "llmc/model/model_file.h"
 
 namespace llmc {
 
@@ -39,13 +43,19 @@ void fetch_exactly(const std::string& path, const TensorRow& row, const FetchTen
 void require_numbers(const std::string& path, const ModelConfig& model) {
     constexpr int kMost = 1 << 17;  // of layers and channels
     const bool positive = model.layers > 0 && model.channels > 0 && model.heads > 0 && model.vocab > 0 &&
-                          model.context > 0 && model.channels % model.heads == 0;
+                          model.context > 0 && (model.own_head_dim > 0 || model.channels % model.heads == 0);
     if (positive && model.layers <= kMost && model.channels <= kMost) return;
     throw Error(ExitCode::checkpoint,
                 strprintf("%s: layers=%d channels=%d heads=%d vocab=%d context=%d is no GPT-2: all must be positive "
                           "and channels a multiple of heads",
                           path.c_str(), model.layers, model.channels, model.heads, model.vocab, model.context));
 }
+
+namespace {
+
+const char* const kOfAll[] = {"layers", "heads", "channels", "vocab", "context"};
+
+}  // namespace
 
 std::string differences(const ModelConfig& there, const ModelConfig& here, const NamesOfNumbers& names) {
     const struct {
@@ -57,10 +67,23 @@ std::string differences(const ModelConfig& there, const ModelConfig& here, const
                    {names.context, there.context, here.context},
                    {names.vocab, there.vocab, here.vocab}};
     std::string text;
+    if (there.architecture != here.architecture)
+        text =
+            strprintf("the architecture is %s, this model has %s", there.architecture->name, here.architecture->name);
     for (const auto& number : numbers) {
         if (number.there == number.here || number.there == 0) continue;
         text += strprintf("%s%s is %d, this model has %d", text.empty() ? "" : "; ", number.name, number.there,
                           number.here);
+    }
+    if (there.architecture != here.architecture) return text;
+    const nlohmann::ordered_json ours = model_json(here), theirs = model_json(there);
+    for (const auto& [name, value] : theirs.items()) {
+        const bool is_number_above =
+            std::any_of(std::begin(kOfAll), std::end(kOfAll), [&](const char* n) { return name == n; });
+        const nlohmann::ordered_json mine = ours.value(name, nlohmann::ordered_json());
+        if (is_number_above || value == mine) continue;
+        text += strprintf("%s%s is %s, this model has %s", text.empty() ? "" : "; ", name.c_str(), value.dump().c_str(),
+                          mine.dump().c_str());
     }
     return text;
 }

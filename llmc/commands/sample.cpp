@@ -53,11 +53,14 @@ bool parse(const std::vector<std::string>& arguments, Request& request) {
     return true;
 }
 
+// What of a longer context is used: its rows are in memory from the start.
+constexpr int kMostRows = 8192;
+
 // One sequence as long as the model can take, or FP8 products can of it.
 void choose_shape(const ModelConfig& model, Options& o) {
     const int multiple = o.precision == "bf16" || o.precision == "fp32" ? 1 : model.context >= 128 ? 128 : 16;
     o.batch = 1;
-    o.seq = std::max(model.context / multiple * multiple, 1);
+    o.seq = std::max(std::min(model.context, kMostRows) / multiple * multiple, 1);
     o.recompute = "norm";  // keys and values stay, most of the rest does not
 }
 

@@ -131,6 +131,7 @@ public:
     int rows() const { return rows_; }
     bool is_fp8() const { return is_fp8_; }
     bool is_recomputed() const { return setup_.recomputed; }
+    const Real* weight() const { return layers_.weights_.weight(weight_); }
     // Whether its input exists in the activations' type, now or after the layer has left FP8.
     bool reads_values() const { return !is_fp8_ || layers_.fp8_->falls_back(); }
 
@@ -211,7 +212,6 @@ private:
     bool input_goes_through_source() const { return setup_.input_from_values || layers_.block_scales(); }
     // Its rows are what other ranks send.
     bool codes_travel() const { return !setup_.from_working_copy && layers_.codes_travel(); }
-    const Real* weight() const { return layers_.weights_.weight(weight_); }
     Quantized<e4m3> x_codes(const Pass& pass);
     Quantized<e4m3> w_codes() const;
     void keep_in_fp8();

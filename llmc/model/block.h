@@ -1,5 +1,5 @@
-// What a transformer is made of: a block reads the residual stream, adds a branch to it, and takes the gradient back. One
-// class an architecture (gpt2_block.h); a few virtual calls a block and pass, everything inside is direct.
+// What a transformer is made of: a block reads the residual stream, adds a branch to it, and takes the gradient back.
+// One class an architecture (gpt2_block.h); a few virtual calls a block and pass, everything inside is direct.
 #pragma once
 #include "llmc/model/context.h"
 

@@ -1,22 +1,18 @@
 #include "llmc/model/config.h"
 
 #include <filesystem>
-#include <fstream>
-#include <initializer_list>
-#include <nlohmann/json.hpp>
 
 #include "llmc/device/error.h"
+#include "llmc/model/model_file.h"
 
 namespace llmc {
 namespace {
-
-using nlohmann::json;
 
 // GPT-2 shapes (Radford et al. 2019) under llm.c's depth names and Hugging Face's, GPT-3 shapes (Brown et al. 2020,
 // table 2.1). The paper's 1.3B row (24 heads of 128 on 2048 channels) contradicts itself; 16 heads is what everybody
 // trains. 760m and 2.7b have head dimensions (96, 80) that no kernel here has: they are listed so that validate() can
 // say so.
-const ModelConfig kModels[] = {
+const ModelConfig kGpt2Models[] = {
     {"d6", 6, 6, 384, 50257, 1024},
     {"d12", 12, 12, 768, 50257, 1024},
     {"d24", 24, 16, 1024, 50257, 1024},
@@ -34,6 +30,52 @@ const ModelConfig kModels[] = {
     {"gpt3-6.7b", 32, 32, 4096, 50257, 2048},
 };
 
+// The others: Llama 3 (arXiv 2407.21783) and 3.2, TinyLlama (2401.02385), Qwen3 (2505.09388), as their files on Hugging
+// Face describe them; nano-dN has nanochat's shapes, 64 channels a layer.
+struct OtherModel {
+    const char* name;
+    const Architecture* architecture;
+    int layers, heads, kv_heads, channels, head_dim, hidden, vocab, context;
+    double rope_theta, rope_factor;
+    bool tied;
+};
+const OtherModel kOtherModels[] = {
+    {"llama3-8b", &kLlama, 32, 32, 8, 4096, 128, 14336, 128256, 8192, 5e5, 0, false},
+    {"llama3-70b", &kLlama, 80, 64, 8, 8192, 128, 28672, 128256, 8192, 5e5, 0, false},
+    {"llama3.1-8b", &kLlama, 32, 32, 8, 4096, 128, 14336, 128256, 131072, 5e5, 8, false},
+    {"llama3.2-1b", &kLlama, 16, 32, 8, 2048, 64, 8192, 128256, 131072, 5e5, 32, true},
+    {"llama3.2-3b", &kLlama, 28, 24, 8, 3072, 128, 8192, 128256, 131072, 5e5, 32, true},
+    {"tinyllama-1.1b", &kLlama, 22, 32, 4, 2048, 64, 5632, 32000, 2048, 1e4, 0, false},
+    {"qwen3-0.6b", &kQwen3, 28, 16, 8, 1024, 128, 3072, 151936, 40960, 1e6, 0, true},
+    {"qwen3-1.7b", &kQwen3, 28, 16, 8, 2048, 128, 6144, 151936, 40960, 1e6, 0, true},
+    {"qwen3-4b", &kQwen3, 36, 32, 8, 2560, 128, 9728, 151936, 40960, 1e6, 0, true},
+    {"qwen3-8b", &kQwen3, 36, 32, 8, 4096, 128, 12288, 151936, 40960, 1e6, 0, false},
+    {"nano-d8", &kNano, 8, 4, 4, 512, 128, 2048, 32768, 2048, 1e5, 0, false},
+    {"nano-d12", &kNano, 12, 6, 6, 768, 128, 3072, 32768, 2048, 1e5, 0, false},
+    {"nano-d20", &kNano, 20, 10, 10, 1280, 128, 5120, 32768, 2048, 1e5, 0, false},
+    {"nano-d32", &kNano, 32, 16, 16, 2048, 128, 8192, 32768, 2048, 1e5, 0, false},
+};
+
+const std::vector<ModelConfig>& models() {
+    static const std::vector<ModelConfig> all = [] {
+        std::vector<ModelConfig> models(std::begin(kGpt2Models), std::end(kGpt2Models));
+        for (const OtherModel& other : kOtherModels) {
+            ModelConfig m{other.name, other.layers, other.heads, other.channels, other.vocab, other.context};
+            m.architecture = other.architecture;
+            m.architecture->description->set_defaults(m);
+            m.kv_heads = other.kv_heads;
+            if (other.head_dim * other.heads != other.channels) m.own_head_dim = other.head_dim;
+            m.hidden = other.hidden;
+            m.tied = other.tied;
+            m.rope.theta = other.rope_theta;
+            m.rope.factor = other.rope_factor;
+            models.push_back(m);
+        }
+        return models;
+    }();
+    return all;
+}
+
 // Limits far above anything sensible: they catch slips of the keyboard before arithmetic overflows.
 constexpr int kMaxLayers = 1000, kMaxChannels = 1 << 16, kMaxVocab = 1 << 24, kMaxContext = 1 << 20;
 
@@ -41,7 +83,7 @@ constexpr int kMaxLayers = 1000, kMaxChannels = 1 << 16, kMaxVocab = 1 << 24, kM
 
 std::string joined_names() {
     std::string text;
-    for (const ModelConfig& model : kModels) text += (text.empty() ? "" : ", ") + model.name;
+    for (const ModelConfig& model : models()) text += (text.empty() ? "" : ", ") + model.name;
     return text;
 }
 
@@ -62,88 +104,12 @@ std::string possible_heads(int channels) {
     return text;
 }
 
-// Reads the first of `keys` that is present; `fallback` if none is.
-int read_field(const json& file, const std::string& path, std::initializer_list<const char*> keys, int fallback) {
-    for (const char* key : keys) {
-        if (!file.contains(key) || file[key].is_null()) continue;
-        const json& value = file[key];
-        if (!value.is_number_integer() || value.get<double>() < 1 || value.get<double>() > 1e9) {
-            refuse(strprintf("model file %s: \"%s\" is %s; it must be a positive whole number", path.c_str(), key,
-                             value.dump().c_str()));
-        }
-        return value.get<int>();
-    }
-    if (fallback >= 0) return fallback;
-    refuse(
-        strprintf("model file %s: \"%s\" is missing; the fields are layers, heads, channels, vocab and context "
-                  "(or Hugging Face's n_layer, n_head, n_embd, vocab_size, n_positions)",
-                  path.c_str(), *keys.begin()));
-}
-
-void require_value(const json& file, const std::string& path, const char* key, std::initializer_list<json> allowed) {
-    if (!file.contains(key) || file[key].is_null()) return;
-    for (const json& value : allowed) {
-        if (file[key] == value) return;
-    }
-    refuse(strprintf("model file %s: \"%s\" is %s, which is not the GPT-2 architecture (%s)", path.c_str(), key,
-                     file[key].dump().c_str(), allowed.begin()->dump().c_str()));
-}
-
-// Hugging Face files hold many settings; the ones that would make a different architecture must have GPT-2's value.
-void check_hugging_face_fields(const json& file, const std::string& path) {
-    require_value(file, path, "model_type", {"gpt2"});
-    require_value(file, path, "activation_function", {"gelu_new", "gelu_pytorch_tanh"});
-    require_value(file, path, "layer_norm_epsilon", {1e-5});
-    require_value(file, path, "tie_word_embeddings", {true});
-    require_value(file, path, "scale_attn_by_inverse_layer_idx", {false});
-    const int channels = read_field(file, path, {"n_embd", "channels"}, -1);
-    require_value(file, path, "n_inner", {4 * channels});
-}
-
-void check_own_fields(const json& file, const std::string& path) {
-    for (const auto& item : file.items()) {
-        const std::string& key = item.key();
-        if (key == "name" || key == "layers" || key == "heads" || key == "channels" || key == "vocab" ||
-            key == "context") {
-            continue;
-        }
-        refuse(
-            strprintf("model file %s: unknown field \"%s\"; the fields are name, layers, heads, channels, vocab and "
-                      "context",
-                      path.c_str(), key.c_str()));
-    }
-}
-
-ModelConfig read_model_file(const std::string& path) {
-    std::ifstream stream(path);
-    if (!stream) refuse(strprintf("cannot open the model file %s", path.c_str()));
-    const json file = json::parse(stream, nullptr, /*allow_exceptions=*/false);
-    if (!file.is_object()) refuse(strprintf("model file %s is not a JSON object", path.c_str()));
-
-    if (file.contains("n_layer") || file.contains("n_embd")) {
-        check_hugging_face_fields(file, path);
-    } else {
-        check_own_fields(file, path);
-    }
-    ModelConfig model;
-    const std::filesystem::path as_path(path);
-    const bool in_model_folder = as_path.filename() == "config.json" && as_path.has_parent_path();
-    model.name = in_model_folder ? as_path.parent_path().filename().string() : as_path.stem().string();
-    if (file.contains("name") && file["name"].is_string()) model.name = file["name"].get<std::string>();
-    model.layers = read_field(file, path, {"layers", "n_layer"}, -1);
-    model.heads = read_field(file, path, {"heads", "n_head"}, -1);
-    model.channels = read_field(file, path, {"channels", "n_embd"}, -1);
-    model.vocab = read_field(file, path, {"vocab", "vocab_size"}, 0);
-    model.context = read_field(file, path, {"context", "n_positions", "n_ctx"}, 0);
-    return model;
-}
-
 // What somebody who comes from llm.c probably meant by `name`.
 std::string hint_for_unknown(const std::string& name) {
     if (name.rfind("gpt2:", 0) == 0) return strprintf("; llm.c's %s is %s here", name.c_str(), name.c_str() + 5);
     if (name.rfind("gpt3:", 0) == 0) {
         const std::string width = name.substr(5);
-        for (const ModelConfig& m : kModels) {
+        for (const ModelConfig& m : models()) {
             if (m.name.rfind("gpt3", 0) == 0 && "c" + std::to_string(m.channels) == width) {
                 return strprintf("; llm.c's %s is %s here", name.c_str(), m.name.c_str());
             }
@@ -155,11 +121,25 @@ std::string hint_for_unknown(const std::string& name) {
     return "";
 }
 
+// Where a head has C / NH channels.
+void validate_heads(const ModelConfig& m) {
+    if (m.channels % m.heads != 0) {
+        refuse(strprintf("model %s: channels=%d cannot be divided by heads=%d; use %s", m.name.c_str(), m.channels,
+                         m.heads, possible_heads(m.channels).c_str()));
+    }
+    if (m.head_dim() != 32 && m.head_dim() != 64 && m.head_dim() != 128) {
+        refuse(
+            strprintf("model %s: %d channels / %d heads = head dimension %d; the attention kernels have 32, 64 and "
+                      "128. Use %s",
+                      m.name.c_str(), m.channels, m.heads, m.head_dim(), possible_heads(m.channels).c_str()));
+    }
+}
+
 }  // namespace
 
 int ModelConfig::padded_vocab() const { return (vocab + 127) / 128 * 128; }
 
-int ModelConfig::head_dim() const { return heads > 0 ? channels / heads : 0; }
+int ModelConfig::head_dim() const { return own_head_dim > 0 ? own_head_dim : heads > 0 ? channels / heads : 0; }
 
 int64_t ModelConfig::parameters() const {
     const ModelTable tensors = table();
@@ -169,14 +149,16 @@ int64_t ModelConfig::parameters() const {
     return sum;
 }
 
-int64_t ModelConfig::padded_parameters() const { return parameters() + int64_t{padded_vocab() - vocab} * channels; }
+int64_t ModelConfig::padded_parameters() const {
+    return parameters() + int64_t{padded_vocab() - vocab} * channels * (tied ? 1 : 2);
+}
 
 int64_t ModelConfig::matrix_parameters() const {
     return layers * table().block_matrix_parameters() + int64_t{vocab} * channels;
 }
 
 double ModelConfig::attention_flops_per_token(int T) const {
-    return table().attention ? 6.0 * layers * static_cast<double>(channels) * T : 0;
+    return table().attention ? 6.0 * layers * static_cast<double>(attention_channels()) * T : 0;
 }
 
 double ModelConfig::flops_per_token(int T) const {
@@ -194,33 +176,36 @@ void ModelConfig::validate() const {
         refuse(strprintf("model %s: channels=%d is not a multiple of 32; use --channels %d", name.c_str(), channels,
                          below > 0 && channels - below < above - channels ? below : above));
     }
-    if (channels % heads != 0) {
-        refuse(strprintf("model %s: channels=%d cannot be divided by heads=%d; use %s", name.c_str(), channels, heads,
-                         possible_heads(channels).c_str()));
-    }
-    if (head_dim() != 32 && head_dim() != 64 && head_dim() != 128) {
+    if (own_head_dim == 0) validate_heads(*this);
+    if (own_head_dim != 0 && own_head_dim != 32 && own_head_dim != 64 && own_head_dim != 128)
+        refuse(strprintf("model %s: head dimension %d; the attention kernels have 32, 64 and 128", name.c_str(),
+                         own_head_dim));
+    if (heads % key_value_heads() != 0)
         refuse(
-            strprintf("model %s: %d channels / %d heads = head dimension %d; the attention kernels have 32, 64 and "
-                      "128. Use %s",
-                      name.c_str(), channels, heads, head_dim(), possible_heads(channels).c_str()));
-    }
+            strprintf("model %s: %d heads cannot share %d heads of keys and values evenly; --heads must be a "
+                      "multiple of them",
+                      name.c_str(), heads, key_value_heads()));
+    check_range(*this, "hidden", mlp_channels(), 4 * kMaxChannels);
+    if (mlp_channels() % 32 != 0)
+        refuse(strprintf("model %s: %d channels inside the MLP are not a multiple of 32; make \"hidden\" %d",
+                         name.c_str(), mlp_channels(), (mlp_channels() + 31) / 32 * 32));
 }
 
 std::vector<std::string> model_names() {
     std::vector<std::string> names;
-    for (const ModelConfig& model : kModels) names.push_back(model.name);
+    for (const ModelConfig& model : models()) names.push_back(model.name);
     return names;
 }
 
 bool is_model_name(const std::string& name) {
-    for (const ModelConfig& model : kModels) {
+    for (const ModelConfig& model : models()) {
         if (model.name == name) return true;
     }
     return false;
 }
 
 ModelConfig find_model(const std::string& name_or_file) {
-    for (const ModelConfig& model : kModels) {
+    for (const ModelConfig& model : models()) {
         if (model.name == name_or_file) return model;
     }
     namespace fs = std::filesystem;

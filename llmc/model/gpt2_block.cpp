@@ -18,8 +18,8 @@ ModelTable gpt2_table(const ModelConfig& config) {
     const int C = config.channels;
     ModelTable table;
     table.embedding = {
-        {"wte", "wte.weight", config.vocab, C, Init::normal, config.padded_vocab()},
-        {"wpe", "wpe.weight", config.context, C, Init::normal},
+        {"wte", "transformer.wte.weight", config.vocab, C, Init::normal, config.padded_vocab()},
+        {"wpe", "transformer.wpe.weight", config.context, C, Init::normal},
     };
     table.block = {
         {"ln1.weight", "ln_1.weight", C, 0, Init::ones},
@@ -36,8 +36,8 @@ ModelTable gpt2_table(const ModelConfig& config) {
         {"fc_proj.bias", "mlp.c_proj.bias", C, 0, Init::zeros},
     };
     table.final = {
-        {"lnf.weight", "ln_f.weight", C, 0, Init::ones},
-        {"lnf.bias", "ln_f.bias", C, 0, Init::zeros},
+        {"lnf.weight", "transformer.ln_f.weight", C, 0, Init::ones},
+        {"lnf.bias", "transformer.ln_f.bias", C, 0, Init::zeros},
     };
     return table;
 }

@@ -67,7 +67,9 @@ std::vector<Unit> parameter_units(const ModelConfig& config) {
     std::vector<Unit> units{unit_of("embedding", "", table.embedding)};
     for (int l = 0; l < config.layers; l++)
         units.push_back(unit_of("block " + std::to_string(l), block_prefix(l), table.block));
-    units.push_back(unit_of("final norm", "", table.final));
+    const bool has_head =
+        std::any_of(table.final.begin(), table.final.end(), [](const TensorRow& row) { return row.is_matrix(); });
+    units.push_back(unit_of(has_head ? "final norm and head" : "final norm", "", table.final));
     return units;
 }
 
@@ -85,12 +87,33 @@ std::vector<TensorRow> all_tensors(const ModelConfig& config) {
     for (int l = 0; l < config.layers; l++)
         for (TensorRow row : table.block) {
             row.name = block_prefix(l) + row.name;
-            row.hf_name = block_prefix(l) + row.hf_name;
+            const std::string hf_prefix = table.hf_blocks + std::to_string(l) + ".";
+            row.hf_name = hf_prefix + row.hf_name;
+            for (HfPart& part : row.hf_parts) part.name = hf_prefix + part.name;
             row.block = l;
             all.push_back(row);
         }
     all.insert(all.end(), table.final.begin(), table.final.end());
     return all;
+}
+
+double initial_deviation(const ModelConfig& config, const TensorRow& row) {
+    switch (row.init) {
+        case Init::zeros:
+        case Init::ones:
+            return 0;
+        case Init::normal:
+            return 0.02;
+        case Init::residual:
+            return 0.02f / std::sqrt(2.0f * static_cast<float>(config.layers));
+        case Init::unit:
+            return 1;
+        case Init::fan_in:
+            return std::sqrt(0.33 / row.columns);
+        case Init::small:
+            return 0.001;
+    }
+    return 0;
 }
 
 std::vector<float> initial_values(const ModelConfig& config, const TensorRow& row, uint64_t seed) {
@@ -99,8 +122,7 @@ std::vector<float> initial_values(const ModelConfig& config, const TensorRow& ro
     const size_t used = static_cast<size_t>(row.rows) * columns;
     if (row.init == Init::ones) std::fill_n(values.begin(), used, 1.0f);
     if (row.init == Init::zeros || row.init == Init::ones) return values;
-    const float deviation =
-        row.init == Init::residual ? 0.02f / std::sqrt(2.0f * static_cast<float>(config.layers)) : 0.02f;
+    const float deviation = static_cast<float>(initial_deviation(config, row));
     const uint64_t key = mix(seed ^ hash_name(row.name));
 #pragma omp parallel for
     for (size_t i = 0; i < used; i++) values[i] = deviation * normal(key, i);

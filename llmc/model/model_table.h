@@ -17,25 +17,42 @@ enum class Init {
     ones,
     normal,    // N(0, 0.02)
     residual,  // N(0, 0.02 / sqrt(2L)): of layers whose output is added to the residual stream
+    unit,      // N(0, 1)
+    fan_in,    // N(0, sqrt(0.33 / columns))
+    small,     // N(0, 0.001)
+};
+
+// Rows of one of our tensors that Hugging Face's files have as a tensor of its own.
+struct HfPart {
+    std::string name;
+    int rows;
+    int swapped_halves = 0;  // of so many rows each, in their files (rotation the other way round); 0: none
 };
 
 struct TensorRow {
     std::string name;     // "qkv.weight"; in a block's unit it becomes "h.3.qkv.weight"
-    std::string hf_name;  // "attn.c_attn.weight"; in a block "h.3.attn.c_attn.weight"
+    std::string hf_name;  // "transformer.wte.weight"; in a block "attn.c_attn.weight", behind ModelTable::hf_blocks
     int rows, columns;    // (OC, C) of a linear layer's weight; columns 0: a vector
     Init init;
-    int padded_rows = 0;  // of the tensor in memory, where it has more: they are 0
-    int block = -1;       // of a block, in all_tensors()
+    int padded_rows = 0;                // of the tensor in memory, where it has more: they are 0
+    std::vector<HfPart> hf_parts = {};  // in place of hf_name, if there are any
+    int block = -1;                     // of a block, in all_tensors()
 
     bool is_matrix() const { return columns > 0; }
     int64_t count() const { return int64_t{rows} * (is_matrix() ? columns : 1); }
 };
 
+enum class Activation { gelu, swiglu, relu2 };
+
 // In the order of the model's forward pass, which is that of Hugging Face's files.
 struct ModelTable {
-    std::vector<TensorRow> embedding, block, final;  // wte first: it is the head too
-    bool attention = true;                           // blocks have causal attention over all channels
+    std::vector<TensorRow> embedding, block, final;  // wte first: it is the head too, unless `final` has lm_head.weight
+    std::string hf_blocks = "transformer.h.";        // in front of a block's number
+    bool attention = true;                           // blocks have causal attention
     bool hf_transposed = true;                       // Hugging Face stores blocks' matrices as (C, OC)
+    bool embedding_norm = false;                     // the stream begins with the RMS norm of the embedding
+    bool qk_norm = false;                            // queries and keys pass an RMS norm before RoPE
+    Activation activation = Activation::gelu;
 
     int64_t block_parameters() const;
     int64_t block_matrix_parameters() const;
@@ -43,7 +60,7 @@ struct ModelTable {
 
 // ---- what follows from a config's table ----
 
-// Units: 0 the embedding, 1 to L the blocks, L + 1 the final norm (the head is the embedding).
+// Units: 0 the embedding, 1 to L the blocks, L + 1 the final norm, and the head where it is not the embedding.
 inline size_t embedding_unit() { return 0; }
 inline size_t block_unit(int layer) { return static_cast<size_t>(layer) + 1; }
 size_t final_unit(const ModelConfig& config);
@@ -53,8 +70,11 @@ std::string block_prefix(int layer);  // "h.3.", of the names of a block's tenso
 // Names of a block's linear layers, without "h.3.".
 std::vector<std::string> linear_names(const ModelConfig& config);
 
-// All tensors with their whole names (hf_name too), in the table's order.
+// All tensors with their whole names (Hugging Face's too), in the table's order.
 std::vector<TensorRow> all_tensors(const ModelConfig& config);
+
+// The standard deviation that a tensor starts with.
+double initial_deviation(const ModelConfig& config, const TensorRow& row);
 
 // The tensor's values at step 0, with padding. A function of (seed, name, element) alone, computed on the host, so that
 // every device and every sharding starts from the same bits.

@@ -1,47 +1,74 @@
 #include "llmc/model/norm.h"
 
+#include <algorithm>
+
 #include "llmc/kernels/layernorm.h"
 #include "llmc/kernels/layernorm_backward_fp8.h"
 #include "llmc/kernels/layernorm_fp8.h"
+#include "llmc/kernels/rmsnorm.h"
 
 namespace llmc {
+
+namespace {
+
+std::optional<ParameterTable::Place> place_of(const ParameterTable& table, const std::string& name) {
+    if (!table.contains(name)) return std::nullopt;
+    return table.find(name);
+}
+
+}  // namespace
 
 template <class Real>
 Norm<Real>::Norm(ModelContext<Real>& context, const std::string& name, bool kept)
     : weights_(context.weights),
       gradients_(context.gradients),
       channels_(context.config.channels),
-      weight_(context.weights.table().find(name + ".weight")),
-      bias_(context.weights.table().find(name + ".bias")) {
+      eps_(static_cast<float>(context.config.norm_eps)),
+      weight_(place_of(context.weights.table(), name + ".weight")),
+      bias_(place_of(context.weights.table(), name + ".bias")) {
     const std::string kind = name.substr(name.rfind('.') + 1);
-    context.plan(kept, (kind + " mean").c_str(), &mean_, context.N());
+    if (bias_) context.plan(kept, (kind + " mean").c_str(), &mean_, context.N());
     context.plan(kept, (kind + " rstd").c_str(), &rstd_, context.N());
+}
+
+template <class Real>
+size_t Norm<Real>::scratch(int N, int C) {
+    return std::max(
+        {layernorm_backward_scratch(N, C), layernorm_backward_fp8_scratch(N, C), rmsnorm_backward_scratch(N, C)});
 }
 
 template <class Real>
 Operand<Real> Norm<Real>::forward(Linear<Real>& reader, Real* normed, Real* residual, const Real* inp1,
                                   const Real* inp2, const Pass& pass) {
-    const Real *weight = weights_.weight(weight_), *bias = weights_.weight(bias_);
     Real* const sum = inp2 ? residual : nullptr;
     return reader.input(
         normed, pass, [&](Real* out) { forward(out, residual, inp1, inp2, pass); },
         [&](const auto& codes, QuantizePass cast) {
-            layernorm_forward_fp8(codes, mean_, rstd_, sum, inp1, inp2, weight, bias, pass.N(), channels_, cast,
-                                  pass.stream);
+            layernorm_forward_fp8(codes, mean_, rstd_, sum, inp1, inp2, value(weight_), value(bias_), pass.N(),
+                                  channels_, cast, pass.stream);
         });
 }
 
 template <class Real>
 void Norm<Real>::forward(Real* normed, Real* residual, const Real* inp1, const Real* inp2, const Pass& pass) {
-    layernorm_forward<Real>(normed, mean_, rstd_, inp2 ? residual : nullptr, inp1, inp2, weights_.weight(weight_),
-                            weights_.weight(bias_), pass.N(), channels_, pass.stream);
+    Real* const sum = inp2 ? residual : nullptr;
+    if (bias_)
+        layernorm_forward<Real>(normed, mean_, rstd_, sum, inp1, inp2, value(weight_), value(bias_), pass.N(),
+                                channels_, pass.stream);
+    else
+        rmsnorm_forward<Real>(normed, rstd_, sum, inp1, inp2, value(weight_), pass.N(), channels_, eps_, pass.stream);
 }
 
 template <class Real>
 Gradient<Real> Norm<Real>::backward(Real* dinp, const Real* dresidual, const Real* dout, const Real* inp,
                                     Linear<Real>* added, const Pass& pass) {
-    const Real* weight = weights_.weight(weight_);
-    float *dweight = gradients_.gradient(weight_), *dbias = gradients_.gradient(bias_);
+    const Real* const weight = value(weight_);
+    float *const dweight = gradient(weight_), *const dbias = gradient(bias_);
+    if (!bias_) {
+        rmsnorm_backward<Real>(dinp, dresidual, dweight, weight ? pass.scratch : nullptr, dout, inp, weight, rstd_,
+                               pass.N(), channels_, pass.accumulate, pass.stream);
+        return {dinp};
+    }
     if (added && added->takes_gradient_from_norm())
         return added->gradient_from_norm(dinp, pass, [&](const auto& codes, float* bias_parts, QuantizePass cast) {
             layernorm_backward_fp8(codes, bias_parts, dinp, dresidual, dweight, dbias, pass.scratch, dout, inp, weight,

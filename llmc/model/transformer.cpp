@@ -1,7 +1,7 @@
 #include "llmc/model/transformer.h"
 
 #include <algorithm>
-#include <optional>
+#include <cmath>
 
 #include "llmc/comm/comm_range.h"
 #include "llmc/device/transfer.h"
@@ -16,8 +16,7 @@ int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit) {
 }
 
 template <class Real>
-Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, Gradients& gradients,
-                                      Matmul& matmul)
+Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul& matmul)
     : config_(setup.config),
       B_(setup.B),
       T_(setup.T),
@@ -35,11 +34,16 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
       }()),
       head_(linear_, kHeadLayer,
             logits_chunk(setup.B * setup.T, setup.config.padded_vocab(), sizeof(Real), setup.logits_bytes),
-            {.kind = kHeadLayer, .from_working_copy = true}, "wte"),
+            {.kind = kHeadLayer, .from_working_copy = true}, setup.config.tied ? "wte" : ""),
       final_norm_(context_, "lnf", true),
+      head_unit_(setup.config.tied ? embedding_unit() : final_unit(setup.config)),
       wte_(weights.table().find("wte")),
-      wpe_(weights.table().find("wpe")) {
+      wpe_(weights.table().contains("wpe") ? std::optional(weights.table().find("wpe")) : std::nullopt) {
     linear_.finish_planning();
+    if (config_.table().embedding_norm) {
+        embedding_norm_.emplace(context_, "embedding_norm", true);
+        activations_.plan(&embedded_, context_.N() * context_.C());
+    }
     const size_t N = context_.N(), C = context_.C();
     const int n = B_ * T_;
     for (Real** tensor : {&residual_final_, &lnf_, &dresidual_}) activations_.plan(tensor, N * C);
@@ -124,10 +128,19 @@ void Transformer<Real>::upload(const int* tokens, const int* targets, int n, boo
 
 // ---- forward -------------------------------------------------------------------------------------------------------
 
+// Of the rows from `first` on, which have so many positions each.
 template <class Real>
-void Transformer<Real>::embed(const Pass& pass) {
-    embedding_forward(blocks_.front()->residual(), tokens_, weights_.weight(wte_), weights_.weight(wpe_), pass.B, pass.T,
-                      config_.channels, config_.padded_vocab(), pass.stream);
+void Transformer<Real>::embed(int first, int positions, const Pass& pass) {
+    const size_t C = context_.C(), begin = static_cast<size_t>(first) * C;
+    Real* const residual = blocks_.front()->residual() + begin;
+    Real* const embedded = embedding_norm_ ? embedded_ + begin : residual;
+    const Real* const wpe = wpe_ ? weights_.weight(*wpe_) + begin : nullptr;
+    embedding_forward(embedded, tokens_, weights_.weight(wte_), wpe, pass.B, positions, config_.channels,
+                      config_.padded_vocab(), pass.stream);
+    const size_t rows = static_cast<size_t>(pass.B) * static_cast<size_t>(positions),
+                 all = static_cast<size_t>(pass.N());
+    if (rows < all) set_bytes(embedded + rows * C, 0, (all - rows) * C * sizeof(Real), pass.stream);
+    if (embedding_norm_) embedding_norm_->forward(residual, nullptr, embedded, nullptr, pass);
 }
 
 template <class Real>
@@ -139,7 +152,7 @@ void Transformer<Real>::forward(const Pass& pass) {
     weights_.gather(embedding, stream);
     {
         const ProfileRange range(forward_names_[embedding].c_str(), stream);
-        embed(pass);
+        embed(0, pass.T, pass);
     }
     weights_.release(embedding, stream);
 
@@ -167,8 +180,8 @@ template <class Real>
 void Transformer<Real>::loss_and_head_gradients(float loss_weight, const float* loss_scale, const Pass& pass) {
     const int V = config_.vocab, Vp = config_.padded_vocab();
     const bool training = pass.kind == PassKind::training;
-    weights_.gather(embedding_unit(), pass.stream);
-    if (training) gradients_.acquire(embedding_unit(), pass.stream);
+    weights_.gather(head_unit_, pass.stream);
+    if (training) gradients_.acquire(head_unit_, pass.stream);
     {
         const ProfileRange range("head and loss", pass.stream);
         for (int row = 0; row < pass.N(); row += head_.rows()) {
@@ -183,7 +196,7 @@ void Transformer<Real>::loss_and_head_gradients(float loss_weight, const float* 
             if (training) head_.backward(dlnf_ + begin, {logits_}, lnf, chunk);
         }
     }
-    weights_.release(embedding_unit(), pass.stream);
+    weights_.release(head_unit_, pass.stream);
 }
 
 // ---- backward ------------------------------------------------------------------------------------------------------
@@ -199,7 +212,8 @@ void Transformer<Real>::backward(const Pass& pass) {
     gradients_.acquire(final, stream);
     {
         const ProfileRange range(backward_names_[final].c_str(), stream);
-        dstream = final_norm_.backward(dresidual_, nullptr, dlnf_, residual_final_, &blocks_.back()->last_layer(), pass);
+        dstream =
+            final_norm_.backward(dresidual_, nullptr, dlnf_, residual_final_, &blocks_.back()->last_layer(), pass);
     }
     weights_.release(final, stream);
     gradients_.reduce(final, stream);
@@ -218,26 +232,32 @@ void Transformer<Real>::backward(const Pass& pass) {
         gradients_.reduce(block_unit(l), stream);
     }
 
+    gradients_.acquire(embedding, stream);
     {
         const ProfileRange range(backward_names_[embedding].c_str(), stream);
         embed_backward(pass);
     }
-    gradients_.reduce(embedding, stream);  // with the head's part, which was there first
+    gradients_.reduce(embedding, stream);  // with a tied head's part, which was there first
 }
 
 template <class Real>
 void Transformer<Real>::embed_backward(const Pass& pass) {
-    float* dwpe = gradients_.gradient(wpe_);
-    if (!pass.accumulate) set_bytes(dwpe, 0, weights_.table().tensor(wpe_).count() * sizeof(float), pass.stream);
-    embedding_backward(gradients_.gradient(wte_), dwpe, sorted_, dresidual_, pass.B, pass.T, config_.channels,
-                       config_.padded_vocab(), pass.stream);
+    float *const dwte = gradients_.gradient(wte_), *const dwpe = wpe_ ? gradients_.gradient(*wpe_) : nullptr;
+    const auto clear = [&](float* gradient, const ParameterTable::Place& place) {
+        set_bytes(gradient, 0, weights_.table().tensor(place).count() * sizeof(float), pass.stream);
+    };
+    if (!pass.accumulate && wpe_) clear(dwpe, *wpe_);
+    if (!pass.accumulate && !config_.tied) clear(dwte, wte_);
+    if (embedding_norm_) embedding_norm_->backward(dresidual_, nullptr, dresidual_, embedded_, nullptr, pass);
+    embedding_backward(dwte, dwpe, sorted_, dresidual_, pass.B, pass.T, config_.channels, config_.padded_vocab(),
+                       pass.stream);
 }
 
 // ---- what the trainer calls ----------------------------------------------------------------------------------------
 
 template <class Real>
 void Transformer<Real>::train_micro_step(const int* tokens, const int* targets, float loss_weight,
-                                                const float* loss_scale, bool first, stream_t stream, bool last) {
+                                         const float* loss_scale, bool first, stream_t stream, bool last) {
     forget_rows();
     const Pass training = pass(PassKind::training, B_, T_, !first && gradients_.layout().accumulates(), stream);
     gradients_.begin_micro_step(first, last);
@@ -283,16 +303,12 @@ int Transformer<Real>::piece_end(int first) const {
 // after the other. What the last block returns is for its last piece to be read.
 template <class Real>
 ResidualStream<Real> Transformer<Real>::decode(int first, int end, stream_t stream) {
-    const size_t C = context_.C(), begin = static_cast<size_t>(first) * C;
     ResidualStream<Real> x{blocks_.front()->residual(), nullptr};
     // The last piece may reach past the context, where no position has an embedding.
     const int positions = std::min(end, config_.context) - first;
-    const size_t embedded = static_cast<size_t>(positions) * C, rest = static_cast<size_t>(end - first) * C - embedded;
     weights_.gather(embedding_unit(), stream);
-    embedding_forward(blocks_.front()->residual() + begin, tokens_, weights_.weight(wte_), weights_.weight(wpe_) + begin,
-                      1, positions, config_.channels, config_.padded_vocab(), stream);
+    embed(first, positions, pass(PassKind::evaluation, 1, end - first, false, stream));
     weights_.release(embedding_unit(), stream);
-    if (rest > 0) set_bytes(blocks_.front()->residual() + begin + embedded, 0, rest * sizeof(Real), stream);
 
     for (int l = 0; l < config_.layers; l++) {
         weights_.gather(block_unit(l), stream);
@@ -343,12 +359,14 @@ std::vector<float> Transformer<Real>::next_token_logits(const int* tokens, int l
     final_norm_.forward(lnf_, residual_final_, x.residual + begin, x.branch + begin,
                         pass(PassKind::evaluation, 1, end - last, false, stream));
     weights_.release(final_unit(config_), stream);
-    weights_.gather(embedding_unit(), stream);
+    weights_.gather(head_unit_, stream);
     matmul_.template forward<Real>(logits_, lnf_ + static_cast<size_t>(length - 1 - last) * context_.C(),
-                                   weights_.weight(wte_), nullptr, 1, config_.channels, config_.padded_vocab(), stream);
-    weights_.release(embedding_unit(), stream);
+                                   head_.weight(), nullptr, 1, config_.channels, config_.padded_vocab(), stream);
+    weights_.release(head_unit_, stream);
+    const float cap = static_cast<float>(config_.logit_cap);
     std::vector<float> logits;
-    for (const Real x : read_back(logits_, static_cast<size_t>(config_.vocab), stream)) logits.push_back(to_float(x));
+    for (const Real x : read_back(logits_, static_cast<size_t>(config_.vocab), stream))
+        logits.push_back(cap > 0 ? cap * std::tanh(to_float(x) / cap) : to_float(x));
     return logits;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -98,7 +99,7 @@ private:
         return {kind, B, T, accumulate, scratch_, stream};
     }
     void upload(const int* tokens, const int* targets, int n, bool sort, stream_t stream);
-    void embed(const Pass& pass);
+    void embed(int first, int positions, const Pass& pass);
     void forward(const Pass& pass);
     int piece_end(int first) const;
     ResidualStream<Real> decode(int first, int end, stream_t stream);
@@ -119,19 +120,23 @@ private:
     std::vector<std::unique_ptr<Block<Real>>> blocks_;
     Linear<Real> head_;
     Norm<Real> final_norm_;
-    const ParameterTable::Place wte_, wpe_;  // (Vp, C), (context, C)
+    std::optional<Norm<Real>> embedding_norm_;
+    const size_t head_unit_;
+    const ParameterTable::Place wte_;                 // (Vp, C)
+    const std::optional<ParameterTable::Place> wpe_;  // (context, C)
 
-    Real* residual_final_;  // (N, C)
-    Real* lnf_;             // (N, C)
-    float* losses_;         // (N)
-    Real* dresidual_;       // (N, C)   gradient of the residual stream
-    Real* dlnf_;            // (N, C)
-    Real* logits_;          // (head_.rows(), Vp), and their gradient
-    float* scratch_;        // partial sums of bias and norm gradients
-    int* tokens_;           // (N)
-    int* targets_;          // (N)
-    int* sorted_;           // token_sort_size(N)
-    double* loss_sums_;     // {training, evaluation}
+    Real* embedded_ = nullptr;  // (N, C)   what the embedding's norm reads, where there is one
+    Real* residual_final_;      // (N, C)
+    Real* lnf_;                 // (N, C)
+    float* losses_;             // (N)
+    Real* dresidual_;           // (N, C)   gradient of the residual stream
+    Real* dlnf_;                // (N, C)
+    Real* logits_;              // (head_.rows(), Vp), and their gradient
+    float* scratch_;            // partial sums of bias and norm gradients
+    int* tokens_;               // (N)
+    int* targets_;              // (N)
+    int* sorted_;               // token_sort_size(N)
+    double* loss_sums_;         // {training, evaluation}
     int* loss_counts_;
     char* loss_workspace_;
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "llmc/check/findings.h"
+#include "llmc/model/model_file.h"
 #include "llmc/run/text.h"
 #include "llmc/run/versions.h"
 
@@ -87,6 +88,7 @@ Manifest Checkpoints<Real>::manifest() {
     position.files = directory_.sizes();
     m.run = position_json(position, options_, train_);
     m.run["kernels"] = options_.kernel_set.names();
+    if (options_.model_config.architecture != &kGpt2) m.run["model"] = model_json(options_.model_config);
     m.run["products"] = choices_json(trainer_.config().products);
     m.state = state_json(trainer_.read_state());
     m.tensors = trainer_.state_tensors();

@@ -67,7 +67,8 @@ const Flag kRows[] = {
 
     heading("Model"),
     flag('e', "model", "NAME|FILE", &Options::model, {.check = check_not_empty},
-         "d6 d12 d24 d36 d48, gpt2[-medium|-large|-xl], gpt3-125m ... gpt3-6.7b, or a JSON file (Hugging Face's "
+         "d6 d12 d24 d36 d48, gpt2[-medium|-large|-xl], gpt3-125m ... gpt3-6.7b, llama3-8b, qwen3-8b, nano-d12 and "
+         "others (README.md), or a JSON file (Hugging Face's "
          "config.json too)",
          "d12"),
     flag(0, "layers", "N", &Options::layers, {.min = 1}, "transformer blocks", "the model's"),

@@ -13,6 +13,7 @@
 
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/device/error.h"
+#include "llmc/model/model_file.h"
 #include "llmc/run/text.h"
 #include "llmc/run/versions.h"
 
@@ -286,6 +287,7 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
                     {"heads", m.heads},     {"channels", m.channels},
                     {"vocab", m.vocab},     {"padded_vocab", m.padded_vocab()},
                     {"context", m.context}, {"parameters", m.parameters()}};
+    if (m.architecture != &kGpt2) run["model"].update(model_json(m));
     run["micro_steps"] = options.micro_steps;
     run["weights_hash"] = facts.weights_hash;
     run["card_check"] = facts.card_check;

@@ -160,15 +160,16 @@ ParsedOptions parse_options(int argc, const char* const* argv);
 // What resolve() needs to know about the surroundings.
 struct ResolveInputs {
     int ranks = 1;
-    int data_vocab = 0;               // from the shards' sidecar; 0 = unknown
-    int64_t train_tokens = 0;         // for one epoch; 0 = unknown
-    std::vector<int64_t> val_tokens;  // of each validation set; empty: unknown
-    int64_t hellaswag_rows = 0;       // completions
-    bool host_device = false;         // the CPU build
-    bool bf16_supported = true;       // for --precision auto
-    bool fp8_supported = true;        // the card has FP8 tensor cores; the host device computes exactly
-    std::string device_name;          // for messages
-    std::optional<int> card;          // see variants.h; unset: of a plan
+    const ModelConfig* model = nullptr;  // of weights that are there, in place of --model's
+    int data_vocab = 0;                  // from the shards' sidecar; 0 = unknown
+    int64_t train_tokens = 0;            // for one epoch; 0 = unknown
+    std::vector<int64_t> val_tokens;     // of each validation set; empty: unknown
+    int64_t hellaswag_rows = 0;          // completions
+    bool host_device = false;            // the CPU build
+    bool bf16_supported = true;          // for --precision auto
+    bool fp8_supported = true;           // the card has FP8 tensor cores; the host device computes exactly
+    std::string device_name;             // for messages
+    std::optional<int> card;             // see variants.h; unset: of a plan
     // Why the card makes all products of an FP8 recipe in BF16; "", or unset: it does not.
     std::function<std::string(const std::string& recipe)> fp8_emulated_because;
 };

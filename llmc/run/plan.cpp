@@ -29,14 +29,16 @@ constexpr AttentionRates kHeadDim128 = {{423, 560}, {219, 346}};
 constexpr double kAttentionPeak = 989.4;  // of the card they were measured on
 
 // Bytes that element-wise kernels move per token and layer, in units of C, when all that can be fused into the products
-// is (bias, residual, GELU and its gradient, bias gradients).
-constexpr double kNormForward = 4;   // read 2, write 2
-constexpr double kNormBackward = 8;  // read dy, x and the residual gradient, write that
-constexpr double kGeluForward = 16;  // over 4C channels: read 2, write 2 each
+// is (bias, residual, GELU and its gradient, bias gradients). The activation's: in units of the channels that it reads
+// and writes (GELU: 4C each).
+constexpr double kNormForward = 4;        // read 2, write 2
+constexpr double kNormBackward = 8;       // read dy, x and the residual gradient, write that
+constexpr double kActivationForward = 2;  // read 2, write 2 each
 // In FP8 a layer's input and its output's gradient leave their producer in two layouts, one byte each: GELU and its
 // gradient become kernels of their own, and backward norms also write the quantized residual gradient. Attention's
 // outputs are quantized as they leave.
-constexpr double kGeluBackward = 24;  // over 4C channels: read dy and x, 2 each, write 1 + 1
+constexpr double kActivationBackward = 4;  // of what it read: read x, write 1 + 1; and dy, 2 of what it wrote
+constexpr double kRope = 8;                // of queries and keys, forward and backward: read 2, write 2
 constexpr double kNormBackwardFp8 = 2;
 constexpr double kEmbedding = 26;  // embedding forward, wte and wpe backward (FP32), final norm
 // Optimizer bytes a parameter: gradient twice (norm, update), master read and written, two moments read and written,
@@ -54,6 +56,9 @@ std::string model_section(const ModelConfig& m, int T) {
     std::string text =
         strprintf("Model %s: %d layers, %d heads of %d, %d channels, vocabulary %d (padded to %d), context %d\n",
                   m.name.c_str(), m.layers, m.heads, m.head_dim(), m.channels, m.vocab, m.padded_vocab(), m.context);
+    if (m.architecture != &kGpt2)
+        text += strprintf("  %s: %d heads of keys and values, %d channels in the MLP, %s head\n", m.architecture->name,
+                          m.key_value_heads(), m.mlp_channels(), m.tied ? "tied" : "untied");
     text += row("parameters", with_commas(m.parameters()),
                 strprintf("%.1f million", 1e-6 * static_cast<double>(m.parameters())));
     text += row(
@@ -130,6 +135,27 @@ std::string time_section(const ModelConfig& model, const PlanInputs& in, int sli
                in.gpu.bandwidth_gbs * kBandwidthFraction / 1e3);
 }
 
+// What differs between blocks, bytes a token and layer.
+struct ElementWise {
+    double activation_forward, activation_backward, rope = 0;
+    bool fuses;  // products can take the activation in
+
+    explicit ElementWise(const ModelConfig& model) {
+        const ModelTable table = model.table();
+        std::vector<TensorRow> matrices;
+        for (const TensorRow& row : table.block)
+            if (row.is_matrix()) matrices.push_back(row);
+        const double read = matrices.at(matrices.size() - 2).rows, written = matrices.back().columns;
+        activation_forward = kActivationForward * (read + written);
+        activation_backward = kActivationBackward * read + kActivationForward * written;
+        fuses = table.activation == Activation::gelu;
+        if (table.activation != Activation::gelu)
+            rope = kRope * (model.heads + model.key_value_heads()) * model.head_dim();
+    }
+    // Of the activations, the share that are kernels of their own.
+    double share_alone(double fp8_share) const { return fuses ? fp8_share : 1; }
+};
+
 }  // namespace
 
 StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const std::string& precision, int slices) {
@@ -153,13 +179,19 @@ StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const s
     const double at = std::clamp(std::log2(T / 1024.0), 0.0, 1.0);
     const auto attention = [&](int n, const double(&tflops)[2]) {
         const double rate = (tflops[0] + at * (tflops[1] - tflops[0])) / kAttentionPeak * peak;
-        return model.table().attention ? n * L * T * C / rate : 0;
+        return model.table().attention ? n * L * T * model.attention_channels() / rate : 0;
     };
     const double attention_forward = attention(2, rates.forward), attention_backward = attention(5, rates.backward);
-    const double forward = L * C * (2 * kNormForward + fp8_share * kGeluForward) / bytes;
-    double backward = L * C * (2 * kNormBackward + fp8_share * (2 * kNormBackwardFp8 + kGeluBackward)) / bytes;
+    const ElementWise bytes_of(model);
+    const double forward =
+        L * (C * 2 * kNormForward + bytes_of.rope / 2 + bytes_of.share_alone(fp8_share) * bytes_of.activation_forward) /
+        bytes;
+    double backward = L *
+                      (C * 2 * (kNormBackward + fp8_share * kNormBackwardFp8) + bytes_of.rope / 2 +
+                       bytes_of.share_alone(fp8_share) * bytes_of.activation_backward) /
+                      bytes;
     if (again) backward += forward;
-    if (in.recompute == "gelu" || in.recompute == "norm") backward += L * C * kGeluForward / bytes;
+    if (in.recompute == "gelu" || in.recompute == "norm") backward += L * bytes_of.activation_forward / bytes;
     if (in.recompute == "norm") backward += L * C * 2 * kNormForward / bytes;
     const double rest = (4.0 * model.padded_vocab() + C * kEmbedding) / bytes;  // logits are read and written in place
 

@@ -22,14 +22,14 @@ constexpr int kDefaultVocab = 50257;  // GPT-2's
 void resolve_model(Options& o, const ResolveInputs& inputs) {
     const bool own_shape = o.model.empty() && (o.layers > 0 || o.heads > 0 || o.channels > 0);
     if (o.model.empty()) o.model = "d12";
-    const ModelConfig base = find_model(o.model);
+    const ModelConfig base = inputs.model ? *inputs.model : find_model(o.model);
     ModelConfig m = base;
     if (o.layers > 0) m.layers = o.layers;
     if (o.heads > 0) m.heads = o.heads;
     if (o.channels > 0) m.channels = o.channels;
     if (m.layers != base.layers || m.heads != base.heads || m.channels != base.channels) m.name = "custom";
 
-    if (is_model_name(o.model)) m.vocab = inputs.data_vocab > 0 ? inputs.data_vocab : kDefaultVocab;
+    if (is_model_name(o.model) && inputs.data_vocab > 0) m.vocab = inputs.data_vocab;
     if (m.vocab == 0) m.vocab = inputs.data_vocab > 0 ? inputs.data_vocab : kDefaultVocab;
     if (o.vocab > 0) m.vocab = o.vocab;
     if (m.vocab < inputs.data_vocab) {

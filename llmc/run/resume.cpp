@@ -9,6 +9,7 @@
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/device/error.h"
+#include "llmc/model/model_file.h"
 #include "llmc/run/fingerprint.h"
 
 namespace llmc {
@@ -160,8 +161,17 @@ const std::set<std::string> kFixed = {"layers", "heads", "channels", "vocab", "c
 // Those that decide which data comes next.
 const std::set<std::string> kData = {"seq", "seed"};
 
+std::string described(const Json& model) { return model.is_null() ? kGpt2.name : model.dump(); }
+
 void compare_configurations(const Options& o, Resumed& resumed) {
     const Json then = resumed.checkpoint->manifest().config, now = Json::parse(config_json(o));
+    const Json no_model, model_then = resumed.checkpoint->manifest().run.value("model", no_model);
+    const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);
+    if (model_then != model_now)
+        fail(strprintf(
+            "%s holds another model: %s, this run has %s; a new run can start from its weights with "
+            "--init-from",
+            resumed.checkpoint->directory().c_str(), described(model_then).c_str(), described(model_now).c_str()));
     for (const auto& [name, value] : now.items()) {
         if (!then.contains(name) || then[name] == value || kFree.count(name)) continue;
         const std::string before = text_of(then[name]), after = text_of(value);

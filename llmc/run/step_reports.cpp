@@ -46,11 +46,13 @@ StepAgreement agree(StepAgreement mine, EnergyMeter& meter, const Comm& comm) {
     return agreed;
 }
 
-// Equal logits cost ln(V). Logits of C normed channels and weights from N(0, 0.02) have a variance of C * 0.02^2, and
-// cost half of that more.
+// Equal logits cost ln(V). Logits of C normed channels and a head from N(0, s), 0.02 in GPT-2, have a variance of C *
+// s^2, and cost half of that more.
 FreshLoss fresh_loss(const ModelConfig& model) {
     const double ln_vocab = std::log(model.vocab);
-    return {ln_vocab, ln_vocab + 0.5 * model.channels * 0.02 * 0.02};
+    const ModelTable table = model.table();
+    const double deviation = initial_deviation(model, model.tied ? table.embedding.front() : table.final.back());
+    return {ln_vocab, ln_vocab + 0.5 * model.channels * deviation * deviation};
 }
 
 StepReports::StepReports(const Options& options, const ProgressSetup& setup, const Fp8Registry* fp8, const Comm& comm,

@@ -20,8 +20,11 @@ Sharding sharding_of(const TrainerConfig& config, const ParameterTable& table) {
     const Fp8Layers layers = fp8_layers_of(config);
     for (const Unit& unit : table.units()) {
         sharding.fp8.emplace_back();
-        for (const ParameterTensor& tensor : unit.tensors)  // "h.3.fc.weight" of layer "h.3.fc"
-            sharding.fp8.back().push_back(tensor.decay && layers.is_fp8(tensor.name.substr(0, tensor.name.rfind('.'))));
+        for (const ParameterTensor& tensor : unit.tensors) {  // "h.3.fc.weight" of layer "h.3.fc"
+            const std::string layer = tensor.name.substr(0, tensor.name.rfind('.'));
+            // The head's codes come from its working copy, which travels.
+            sharding.fp8.back().push_back(tensor.decay && layer != kHeadLayer && layers.is_fp8(layer));
+        }
     }
     return sharding;
 }
@@ -219,8 +222,7 @@ void Trainer<Real>::see_gradients(Verified kind, bool again) {
 
 // This rank's slice of a unit, tensor by tensor.
 template <class Real>
-void Trainer<Real>::see_tensors(Verified kind, bool again, const std::string& what, size_t unit,
-                                       const float* slice) {
+void Trainer<Real>::see_tensors(Verified kind, bool again, const std::string& what, size_t unit, const float* slice) {
     const ShardLayout::Part held = layout_.slice(unit);
     const bool everywhere = !layout_.is_sliced() && kind != Verified::sums;  // which may be of this rank alone
     for (const ParameterTensor& tensor : table_.unit(unit).tensors) {

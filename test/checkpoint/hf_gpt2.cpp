@@ -30,8 +30,8 @@ Weights numbered_weights(const ModelConfig& config) {
     for (size_t i = 0; i < tensors.size(); ++i) {
         size_t count = 1;
         for (int64_t extent : tensors[i].spec.shape) count *= static_cast<size_t>(extent);
-        if (tensors[i].ours == "wte") count += static_cast<size_t>(config.channels);
-        std::vector<float>& values = weights[tensors[i].ours];
+        if (tensors[i].row.name == "wte") count += static_cast<size_t>(config.channels);
+        std::vector<float>& values = weights[tensors[i].row.name];
         for (size_t k = 0; k < count; ++k) {
             values.push_back(static_cast<float>(k) * (i % 2 ? 1.0f : -1.0f) *
                              std::ldexp(1.0f, static_cast<int>(i) - 16));
@@ -93,8 +93,8 @@ TEST_CASE("hf_gpt2: names and shapes are those of the published GPT-2") {
     std::map<std::string, std::string> names;
     std::set<std::string> transposed;
     for (const HfTensor& tensor : hf_tensors(d12)) {
-        names[tensor.ours] = tensor.spec.name;
-        if (tensor.transposed && tensor.ours.rfind("h.0.", 0) == 0) transposed.insert(tensor.ours);
+        names[tensor.row.name] = tensor.spec.name;
+        if (tensor.transposed && tensor.row.name.rfind("h.0.", 0) == 0) transposed.insert(tensor.row.name);
     }
     CHECK(names["wte"] == "transformer.wte.weight");
     CHECK(names["wpe"] == "transformer.wpe.weight");
@@ -194,7 +194,7 @@ TEST_CASE("hf_gpt2: export then import gives the same weights") {
                                 .vocab = fixture.integer("vocab"),
                                 .context = fixture.integer("context")};
     Weights reference;
-    for (const HfTensor& tensor : hf_tensors(config)) reference[tensor.ours] = fixture.weight(tensor.ours);
+    for (const HfTensor& tensor : hf_tensors(config)) reference[tensor.row.name] = fixture.weight(tensor.row.name);
     export_weights(folder.file("fixture.safetensors"), reference, config);
     CHECK(import_weights(folder.file("fixture.safetensors"), config) == reference);
 }
@@ -318,9 +318,11 @@ TEST_CASE("hf_gpt2: a config.json that says otherwise is refused, number by numb
                    "vocab_size is 7, this model has 9; choose"));
 
     nlohmann::json config = nlohmann::json::parse(read_bytes(folder.file("config.json")));
-    config["model_type"] = "llama";
+    config["model_type"] = "mistral";
     write_bytes(folder.file("config.json"), config.dump());
-    CHECK(mentions(refusal(kTiny), R"("model_type" is "llama", which is not the GPT-2 architecture)"));
+    CHECK(mentions(
+        refusal(kTiny),
+        R"("model_type" is "mistral", which is none of the architectures here (gpt2, llama, qwen3, nanochat))"));
     write_bytes(folder.file("config.json"), "{");
     CHECK(mentions(refusal(kTiny), "config.json is not a JSON object"));
     std::filesystem::remove(folder.file("config.json"));

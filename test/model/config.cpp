@@ -7,9 +7,11 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "llmc/device/error.h"
+#include "llmc/model/model_file.h"
 
 using namespace llmc;
 
@@ -137,7 +139,7 @@ TEST_CASE("model config: bad files and names") {
     CHECK(contains(message(R"({"layers": "2", "heads": 2, "channels": 64})"), "\"layers\" is \"2\""));
     CHECK(contains(message(R"({"layers": 0, "heads": 2, "channels": 64})"), "\"layers\" is 0"));
     CHECK(contains(message(R"({"layers": 2, "head": 2, "channels": 64})"), "unknown field \"head\""));
-    CHECK(contains(message(R"({"model_type": "llama", "n_layer": 2, "n_head": 2, "n_embd": 64})"), "\"llama\""));
+    CHECK(contains(message(R"({"model_type": "mistral", "n_layer": 2, "n_head": 2, "n_embd": 64})"), "\"mistral\""));
     CHECK(contains(message(R"({"n_inner": 100, "n_layer": 2, "n_head": 2, "n_embd": 64})"), "n_inner"));
     CHECK(contains(message(R"({"tie_word_embeddings": false, "n_layer": 2, "n_head": 2, "n_embd": 64})"), "tie_word"));
     CHECK(contains(refusal([] { find_model("no/such.json"); }), "cannot open the model file no/such.json"));
@@ -148,4 +150,89 @@ TEST_CASE("model config: bad files and names") {
     CHECK(contains(refusal([] { find_model("gpt2:d12"); }), "is d12 here"));
     CHECK(contains(refusal([] { find_model("gpt3:c2048"); }), "is gpt3-1.3b here"));
     CHECK(contains(refusal([] { find_model("gpt2_124M_bf16.bin"); }), "--init-from"));
+}
+
+TEST_CASE("model config: other architectures, published parameter counts") {
+    // Hugging Face's num_parameters() of meta-llama/Meta-Llama-3-8B, Llama-3.2-1B, TinyLlama and Qwen3.
+    CHECK(find_model("llama3-8b").parameters() == 8030261248);
+    CHECK(find_model("llama3.2-1b").parameters() == 1235814400);
+    CHECK(find_model("tinyllama-1.1b").parameters() == 1100048384);
+    CHECK(find_model("qwen3-0.6b").parameters() == 596049920);
+    CHECK(find_model("qwen3-8b").parameters() == 8190735360);
+    const ModelConfig llama = find_model("llama3-8b"), tied = find_model("llama3.2-1b"),
+                      qwen = find_model("qwen3-0.6b");
+    const int64_t block = int64_t{4096} * (4096 + 2 * 1024) + int64_t{4096} * 4096 + 3 * int64_t{4096} * 14336;
+    CHECK(llama.matrix_parameters() == 32 * block + int64_t{128256} * 4096);  // of embedding and head, the head
+    CHECK(llama.flops_per_token(8192) - llama.flops_per_token(4096) == 6.0 * 32 * 4096 * 4096);
+    CHECK(llama.padded_vocab() == 128256);
+    for (ModelConfig m : {llama, tied}) {
+        m.vocab = 257;
+        CHECK(m.padded_parameters() - m.parameters() == (384 - 257) * m.channels * (m.tied ? 1 : 2));
+    }
+    CHECK(qwen.head_dim() == 128);
+    CHECK(qwen.attention_channels() == 2 * qwen.channels);
+    CHECK(qwen.qkv_channels() == (16 + 2 * 8) * 128);
+}
+
+TEST_CASE("model config: Hugging Face's rotary positions of version 4 and 5, and what is refused by name") {
+    const nlohmann::json common = {{"model_type", "llama"},    {"hidden_size", 128},           {"num_hidden_layers", 2},
+                                   {"num_attention_heads", 4}, {"num_key_value_heads", 2},     {"vocab_size", 300},
+                                   {"intermediate_size", 256}, {"max_position_embeddings", 64}};
+    const auto read = [&](nlohmann::json more) {
+        nlohmann::json file = common;
+        file.update(more);
+        return model_from_json(file, "there");
+    };
+    nlohmann::json scaling = {{"factor", 32.0},
+                              {"low_freq_factor", 1.0},
+                              {"high_freq_factor", 4.0},
+                              {"original_max_position_embeddings", 8192}};
+    scaling["rope_type"] = "llama3";
+    const ModelConfig v4 = read({{"rope_theta", 500000.0}, {"rope_scaling", scaling}});
+    scaling["rope_theta"] = 500000.0;
+    const ModelConfig v5 = read({{"rope_parameters", scaling}});
+    CHECK(v4 == v5);
+    CHECK(v4.rope == RopeConfig{500000, 32, 1, 4, 8192});
+    CHECK(read({}).rope == RopeConfig{});
+    CHECK(read({}).kv_heads == 2);
+    CHECK(!read({}).tied);
+    CHECK(read({{"rms_norm_eps", 1e-5}}).norm_eps == 1e-5);
+    // Written, it has both.
+    const nlohmann::json written = hf_model_json(v4);
+    CHECK(written.at("architectures")[0] == "LlamaForCausalLM");
+    CHECK(written.at("rope_theta") == 500000.0);
+    CHECK(written.at("rope_scaling").at("factor") == 32.0);
+    CHECK(written.at("rope_parameters") == scaling);
+
+    const auto refused = [&](nlohmann::json more) { return refusal([&] { read(more); }); };
+    CHECK(contains(refused({{"rope_scaling", {{"rope_type", "yarn"}}}}), "of type \"yarn\""));
+    CHECK(contains(refused({{"attention_bias", true}}), "\"attention_bias\" is true"));
+    CHECK(contains(refused({{"mlp_bias", true}}), "\"mlp_bias\" is true"));
+    CHECK(contains(refused({{"hidden_act", "gelu"}}), "\"hidden_act\" is \"gelu\""));
+    CHECK(contains(refused({{"model_type", "mistral"}}), "gpt2, llama, qwen3, nanochat"));
+    CHECK(contains(refused({{"model_type", "qwen3"}, {"layer_types", {"sliding_attention"}}}), "sliding_attention"));
+    CHECK(contains(refused({{"model_type", "qwen3"}, {"use_sliding_window", true}}), "use_sliding_window"));
+    CHECK(contains(refused({{"model_type", "nanochat"}, {"hidden_act", "silu"}}), "\"hidden_act\" is \"silu\""));
+    CHECK(contains(refused({{"num_key_value_heads", 0}}), "\"num_key_value_heads\" is 0"));
+    CHECK(contains(refusal([&] { read({{"num_key_value_heads", 3}}).validate(); }), "cannot share 3 heads"));
+    CHECK(contains(refusal([&] { read({{"head_dim", 80}}).validate(); }), "head dimension 80"));
+}
+
+TEST_CASE("model config: our own fields of other architectures") {
+    const auto read = [](const char* text) { return model_from_json(nlohmann::json::parse(text), "there"); };
+    const ModelConfig llama = read(R"({"architecture": "llama", "layers": 2, "heads": 4, "channels": 128, "kv_heads": 2,
+        "rope_scaling": {"factor": 8}})");
+    CHECK(llama.architecture == &kLlama);
+    CHECK(llama.hidden == 512);  // 8 * 128 / 3, in whole 256
+    CHECK(llama.kv_heads == 2);
+    CHECK(llama.rope == RopeConfig{500000, 8, 1, 4, 8192});
+    for (const char* name : {"llama3.2-1b", "qwen3-0.6b", "nano-d12"}) {
+        const ModelConfig m = find_model(name);
+        ModelConfig again = model_from_json(nlohmann::json(model_json(m)), "there");
+        CHECK(model_json(again) == model_json(m));
+        CHECK(again.parameters() == m.parameters());
+    }
+    CHECK(contains(refusal([&] { read(R"({"architecture": "lama", "layers": 2})"); }), "gpt2, llama, qwen3, nano"));
+    CHECK(contains(refusal([&] { read(R"({"kv_heads": 2, "layers": 2, "heads": 4, "channels": 128})"); }),
+                   "\"kv_heads\" is not for the architecture gpt2"));
 }

@@ -11,6 +11,8 @@
 #include "llmc/kernels/layernorm_backward_fp8.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/model/block.h"
+#include "llmc/model/gpt2_config.h"
+#include "llmc/model/norm.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc::test {
@@ -92,7 +94,7 @@ private:
     Operand<Real> up_in_, down_in_;
 };
 
-inline constexpr Architecture kMlp = architecture_of<MlpBlock>("mlp", mlp_table);
+inline constexpr Architecture kMlp = architecture_of<MlpBlock>("mlp", mlp_table, &kGpt2Description);
 
 inline TrainerConfig mlp_config(const Fp8Config* fp8) {
     TrainerConfig config;

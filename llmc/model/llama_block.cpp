@@ -1,0 +1,298 @@
+#include "llmc/model/llama_block.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "llmc/device/transfer.h"
+#include "llmc/kernels/attention.h"
+#include "llmc/kernels/attention_decode.h"
+#include "llmc/kernels/quantize.h"
+#include "llmc/kernels/relu2.h"
+#include "llmc/kernels/swiglu.h"
+
+namespace llmc {
+
+// ---- tables --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// How the tensors of an architecture start.
+struct Starts {
+    Init embedding, inner, output, head;
+};
+
+// `gains`: the norms have them. `mlp`: fc's part or parts in Hugging Face's files; then fc_proj's name.
+ModelTable table_of(const ModelConfig& config, const Starts& starts, bool gains, const std::vector<HfPart>& mlp,
+                    const std::string& mlp_out, int swapped_halves) {
+    const int C = config.channels, HD = config.head_dim(), F = config.mlp_channels();
+    const int queries = config.attention_channels(), keys = config.key_value_heads() * HD;
+    int fc = 0;
+    for (const HfPart& part : mlp) fc += part.rows;
+    ModelTable table;
+    table.hf_blocks = "model.layers.";
+    table.hf_transposed = false;
+    const int padded = config.padded_vocab();
+    table.embedding = {{"wte", "model.embed_tokens.weight", config.vocab, C, starts.embedding, padded}};
+    const auto add_norm = [&](std::vector<TensorRow>& rows, const char* name, const char* hf_name, int count) {
+        if (gains) rows.push_back({name, hf_name, count, 0, Init::ones});
+    };
+    add_norm(table.block, "ln1.weight", "input_layernorm.weight", C);
+    const std::vector<HfPart> qkv = {{"self_attn.q_proj.weight", queries, swapped_halves},
+                                     {"self_attn.k_proj.weight", keys, swapped_halves},
+                                     {"self_attn.v_proj.weight", keys}};
+    table.block.push_back({"qkv.weight", "", queries + 2 * keys, C, starts.inner, 0, qkv});
+    table.block.push_back({"attn_proj.weight", "self_attn.o_proj.weight", C, queries, starts.output});
+    add_norm(table.block, "ln2.weight", "post_attention_layernorm.weight", C);
+    table.block.push_back({"fc.weight", "", fc, C, starts.inner, 0, mlp});
+    table.block.push_back({"fc_proj.weight", mlp_out, C, F, starts.output});
+    add_norm(table.final, "lnf.weight", "model.norm.weight", C);
+    if (!config.tied) table.final.push_back({"lm_head.weight", "lm_head.weight", config.vocab, C, starts.head, padded});
+    return table;
+}
+
+ModelTable gated_table(const ModelConfig& config, const Starts& starts) {
+    const int F = config.mlp_channels();
+    ModelTable table = table_of(config, starts, true, {{"mlp.gate_proj.weight", F}, {"mlp.up_proj.weight", F}},
+                                "mlp.down_proj.weight", 0);
+    table.activation = Activation::swiglu;
+    return table;
+}
+
+}  // namespace
+
+ModelTable llama_table(const ModelConfig& config) {
+    return gated_table(config, {Init::normal, Init::normal, Init::residual, Init::normal});
+}
+
+ModelTable qwen3_table(const ModelConfig& config) {
+    ModelTable table = gated_table(config, {Init::normal, Init::normal, Init::normal, Init::normal});
+    const int HD = config.head_dim();
+    const auto behind_qkv = std::find_if(table.block.begin(), table.block.end(),
+                                         [](const TensorRow& row) { return row.name == "attn_proj.weight"; });
+    table.block.insert(behind_qkv, {{"q_norm.weight", "self_attn.q_norm.weight", HD, 0, Init::ones},
+                                    {"k_norm.weight", "self_attn.k_norm.weight", HD, 0, Init::ones}});
+    table.qk_norm = true;
+    return table;
+}
+
+// nanochat turns queries and keys the other way: the same model with the halves of each head exchanged.
+ModelTable nano_table(const ModelConfig& config) {
+    ModelTable table = table_of(config, {Init::unit, Init::fan_in, Init::zeros, Init::small}, false,
+                                {{"mlp.fc1.weight", config.mlp_channels()}}, "mlp.fc2.weight", config.head_dim());
+    table.qk_norm = table.embedding_norm = true;
+    table.activation = Activation::relu2;
+    return table;
+}
+
+// ---- memory --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Generated text goes in pieces, the last of which may reach past the context by less than one.
+constexpr int kMostPiece = 128;
+
+std::optional<ParameterTable::Place> gain(const ParameterTable& table, const std::string& name) {
+    if (!table.contains(name)) return std::nullopt;
+    return table.find(name);
+}
+
+AttentionHeads heads_of(const ModelConfig& config) {
+    return {config.heads, config.key_value_heads(), config.head_dim()};
+}
+
+}  // namespace
+
+template <class Real>
+LlamaBlock<Real>::LlamaBlock(ModelContext<Real>& c, int layer)
+    : config_(c.config),
+      level_(c.recompute),
+      heads_(heads_of(c.config)),
+      has_qk_norm_(c.config.table().qk_norm),
+      is_gated_(c.config.table().activation == Activation::swiglu),
+      layer_(layer),
+      positions_(std::min(c.B * c.T, c.config.context + kMostPiece)),
+      weights_(c.weights),
+      gradients_(c.gradients),
+      qkv_(c.linear, block_prefix(layer) + "qkv", c.B * c.T,
+           {.kind = "qkv", .recomputed = c.recompute >= Recompute::norm, .input_from_values = true}),
+      attn_proj_(c.linear, block_prefix(layer) + "attn_proj", c.B * c.T,
+                 {.kind = "attn_proj", .recomputed = c.recompute >= Recompute::block}),
+      fc_(c.linear, block_prefix(layer) + "fc", c.B * c.T,
+          {.kind = "fc", .recomputed = c.recompute >= Recompute::norm, .input_from_values = true}),
+      fc_proj_(c.linear, block_prefix(layer) + "fc_proj", c.B * c.T,
+               {.kind = "fc_proj", .recomputed = c.recompute >= Recompute::gelu, .input_from_values = true}),
+      ln1_(c, block_prefix(layer) + "ln1", c.recompute < Recompute::block),
+      ln2_(c, block_prefix(layer) + "ln2", c.recompute < Recompute::block),
+      query_gain_(gain(c.weights.table(), block_prefix(layer) + "q_norm.weight")),
+      key_gain_(gain(c.weights.table(), block_prefix(layer) + "k_norm.weight")) {
+    const size_t N = c.N(), C = c.C(), heads = static_cast<size_t>(heads_.NH);
+    const size_t qkv = static_cast<size_t>(qkv_.outputs()), width = static_cast<size_t>(heads_.width());
+    const size_t hidden = static_cast<size_t>(fc_.outputs()), F = static_cast<size_t>(fc_proj_.inputs());
+    const bool keeps = level_ < Recompute::block;
+    c.activations.plan(&residual_, N * C);
+    if (qkv_.reads_values()) c.plan(level_ < Recompute::norm, "ln1", &ln1_out_, N * C);
+    if (has_qk_norm_) c.plan(keeps, "unrotated", &unrotated_, N * qkv);
+    c.plan(keeps, "qkv", &qkv_out_, N * qkv);
+    c.plan(keeps, "attention", &attention_, N * width);
+    if (!std::is_same_v<Real, float>) c.plan(keeps, "attention low", &attention_low_, N * width);
+    c.plan(keeps, "lse", &lse_, N * heads);
+    c.plan(keeps, "residual mid", &residual_mid_, N * C);
+    if (fc_.reads_values()) c.plan(level_ < Recompute::norm, "ln2", &ln2_out_, N * C);
+    c.plan(keeps, "fc", &fc_out_, N * hidden);
+    if (fc_proj_.reads_values()) c.plan(level_ < Recompute::gelu, "active", &active_, N * F);
+    c.plan(false, "branch", &branch_, N * C);
+    c.plan(false, "dbranch", &dbranch_, N * std::max(C, width));
+    c.plan(false, "dactive", &dactive_, N * F);
+    c.plan(false, "dhidden", &dhidden_, N * std::max(hidden, qkv));
+    c.plan(false, "delta", &delta_, N * heads);
+    const size_t angles = static_cast<size_t>(positions_) * static_cast<size_t>(heads_.HD / 2);
+    c.plan(false, "rope cos", &cos_, angles);
+    c.plan(false, "rope sin", &sin_, angles);
+}
+
+template <class Real>
+size_t LlamaBlock<Real>::scratch(const ModelConfig& config, int B, int T) {
+    const int N = B * T;
+    const int widest = std::max({config.channels, config.qkv_channels(), 2 * config.mlp_channels()});
+    return std::max({Norm<Real>::scratch(N, config.channels), quantize_scratch(N, widest),
+                     qk_norm_backward_scratch(N, heads_of(config))});
+}
+
+// The angles, which all blocks share.
+template <class Real>
+void LlamaBlock<Real>::allocated(stream_t stream) {
+    if (layer_ > 0) return;
+    const RopeConfig& rope = config_.rope;
+    const RopeScaling scaling{static_cast<float>(rope.factor), static_cast<float>(rope.low_freq),
+                              static_cast<float>(rope.high_freq), rope.old_context};
+    const RopeValues values = rope_values(static_cast<float>(rope.theta), scaling, heads_.HD, positions_);
+    write_through(cos_, values.cos.data(), values.cos.size(), stream);
+    write_through(sin_, values.sin.data(), values.sin.size(), stream);
+    synchronize(stream);  // the values go
+}
+
+// ---- forward -------------------------------------------------------------------------------------------------------
+
+template <class Real>
+ResidualStream<Real> LlamaBlock<Real>::forward(const ResidualStream<Real>& in, const Pass& pass) {
+    forward_to_activation(in, pass);
+    fc_proj_.forward(branch_, fc_proj_in_, pass);
+    return {residual_mid_, branch_};
+}
+
+template <class Real>
+void LlamaBlock<Real>::forward_to_activation(const ResidualStream<Real>& in, const Pass& pass) {
+    qkv_in_ = ln1_.forward(qkv_, ln1_out_, residual_, in.residual, in.branch, pass);
+    make_qkv(qkv_in_, 0, pass);
+    attention_forward<Real>(attention_, attention_low_, lse_, qkv_out_, pass.B, pass.T, heads_, pass.stream);
+    attn_proj_in_ = attn_proj_.input(attention_, attention_low_, pass);
+    attn_proj_.forward(branch_, attn_proj_in_, pass);
+    fc_in_ = ln2_.forward(fc_, ln2_out_, residual_mid_, residual_, branch_, pass);
+    fc_.forward(fc_out_, fc_in_, pass);
+    fc_proj_in_ = activate(pass);
+}
+
+// The cache of keys and values is what attention reads.
+template <class Real>
+ResidualStream<Real> LlamaBlock<Real>::decode(const ResidualStream<Real>& in, int first, const Pass& pass) {
+    const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(config_.channels);
+    Real *const residual = residual_ + begin, *const mid = residual_mid_ + begin, *const branch = branch_ + begin;
+    const Real* const in_branch = in.branch ? in.branch + begin : nullptr;
+    make_qkv(ln1_.forward(qkv_, ln1_out_, residual, in.residual + begin, in_branch, pass), first, pass);
+    attention_decode<Real>(attention_, attention_low_, qkv_out_, first, pass.N(), heads_, pass.stream);
+    attn_proj_.forward(branch, attn_proj_.input(attention_, attention_low_, pass), pass);
+    fc_.forward(fc_out_, ln2_.forward(fc_, ln2_out_, mid, residual, branch, pass), pass);
+    fc_proj_.forward(branch, activate(pass), pass);
+    return {residual_mid_, branch_};
+}
+
+// Queries, keys and values of the rows from `first` on, at their positions.
+template <class Real>
+void LlamaBlock<Real>::make_qkv(const Operand<Real>& normed, int first, const Pass& pass) {
+    const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(heads_.qkv_width());
+    Real* const out = qkv_out_ + begin;
+    if (!has_qk_norm_) {
+        qkv_.forward(out, normed, pass);
+        return rope_forward(out, rope(), first, pass.N(), pass.T, heads_, pass.stream);
+    }
+    qkv_.forward(unrotated_ + begin, normed, pass);
+    qk_norm_rope_forward<Real>(out, unrotated_ + begin, gains(), rope(), first, pass.N(), pass.T, heads_,
+                               static_cast<float>(config_.norm_eps), pass.stream);
+}
+
+template <class Real>
+QkGains<const Real> LlamaBlock<Real>::gains() const {
+    if (!query_gain_) return {nullptr, nullptr};
+    return {weights_.weight(*query_gain_), weights_.weight(*key_gain_)};
+}
+
+template <class Real>
+void LlamaBlock<Real>::recompute(const Pass& pass) {
+    if (level_ == Recompute::block) return forward_to_activation({residual_, nullptr}, pass);
+    if (level_ >= Recompute::norm) {
+        qkv_in_ = ln1_.forward(qkv_, ln1_out_, nullptr, residual_, nullptr, pass);
+        fc_in_ = ln2_.forward(fc_, ln2_out_, nullptr, residual_mid_, nullptr, pass);
+    }
+    if (level_ >= Recompute::gelu) fc_proj_in_ = activate(pass);
+}
+
+template <class Real>
+Operand<Real> LlamaBlock<Real>::activate(const Pass& pass) {
+    const int N = pass.N(), F = fc_proj_.inputs();
+    return fc_proj_.input(
+        active_, pass,
+        [&](Real* out) {
+            if (is_gated_)
+                swiglu_forward(out, fc_out_, N, F, pass.stream);
+            else
+                relu2_forward(out, fc_out_, static_cast<size_t>(N) * static_cast<size_t>(F), pass.stream);
+        },
+        [](const auto&, QuantizePass) {});
+}
+
+// ---- backward ------------------------------------------------------------------------------------------------------
+
+template <class Real>
+Gradient<Real> LlamaBlock<Real>::backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) {
+    Real* const dresidual = dstream.value;  // (N, C)
+
+    // The MLP's branch.
+    fc_proj_.backward(dactive_, dstream, fc_proj_in_, pass);
+    fc_.backward(dbranch_, {activate_backward(pass)}, fc_in_, pass);
+    const Gradient<Real> dmid = ln2_.backward(dresidual, dresidual, dbranch_, residual_mid_, &attn_proj_, pass);
+
+    // Attention's branch.
+    attn_proj_.backward(dbranch_, dmid, attn_proj_in_, pass);
+    attention_backward<Real>(dhidden_, delta_, dbranch_, qkv_out_, attention_, attention_low_, lse_, pass.B, pass.T,
+                             heads_, pass.stream);
+    rotate_back(pass);
+    qkv_.backward(dbranch_, {dhidden_}, qkv_in_, pass);
+    return ln1_.backward(dresidual, dresidual, dbranch_, residual_, before, pass);
+}
+
+// From the gradient of what attention reads to that of qkv's output, in dhidden_.
+template <class Real>
+void LlamaBlock<Real>::rotate_back(const Pass& pass) {
+    if (!has_qk_norm_) return rope_backward(dhidden_, rope(), 0, pass.N(), pass.T, heads_, pass.stream);
+    QkGains<float> dgains{nullptr, nullptr};
+    if (query_gain_) dgains = {gradients_.gradient(*query_gain_), gradients_.gradient(*key_gain_)};
+    qk_norm_rope_backward<Real>(dhidden_, dgains, query_gain_ ? pass.scratch : nullptr, unrotated_, gains(), rope(), 0,
+                                pass.N(), pass.T, heads_, static_cast<float>(config_.norm_eps), pass.accumulate,
+                                pass.stream);
+}
+
+// From the gradient of the activation's output, in dactive_, to that of fc's.
+template <class Real>
+Real* LlamaBlock<Real>::activate_backward(const Pass& pass) {
+    const int N = pass.N(), F = fc_proj_.inputs();
+    if (is_gated_)
+        swiglu_backward(dhidden_, dactive_, fc_out_, N, F, pass.stream);
+    else
+        relu2_backward(dhidden_, dactive_, fc_out_, static_cast<size_t>(N) * static_cast<size_t>(F), pass.stream);
+    return dhidden_;
+}
+
+template class LlamaBlock<float>;
+template class LlamaBlock<bf16>;
+
+}  // namespace llmc
