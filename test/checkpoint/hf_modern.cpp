@@ -1,0 +1,66 @@
+// The other architectures in Hugging Face's form: an export holds every value under their names, and comes back as it
+// was, in one file or several.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "llmc/checkpoint/hf_export.h"
+#include "llmc/checkpoint/hf_gpt2.h"
+#include "test/checkpoint/checkpoint_test_util.h"
+#include "test/model/modern_fixture.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+TEST_CASE("hf: the other architectures come back from an export, bit by bit") {
+    for (const char* name : kModernModels)
+        for (const uint64_t shard_bytes : {kHfShardBytes, uint64_t{50000}}) {
+            CAPTURE(name);
+            const ModelConfig config = modern_config(name);
+            const auto weights = modern_weights(config);
+            const TemporaryFolder folder;
+            const FetchTensor fetch = [&](const std::string& tensor, std::vector<float>& out) {
+                out = weights.at(tensor);
+                if (tensor == "wte") out.resize(out.size() + static_cast<size_t>(config.channels), 0.0f);  // padding
+            };
+            export_hf_directory(folder.file(""), config, HfType::fp32, fetch, shard_bytes);
+            CHECK(std::filesystem::exists(folder.file("model.safetensors")) == (shard_bytes == kHfShardBytes));
+            const WeightFiles files(folder.file(""));
+            for (const HfTensor& tensor : hf_tensors(config)) {
+                CAPTURE(tensor.spec.name);
+                CHECK(files.read_floats(tensor.spec.name) == modern_values(tensor));
+            }
+            const HfWeights back(folder.file(""));
+            ModelConfig described = back.model();
+            described.name = config.name;
+            CHECK(described == config);
+            CHECK(differences(described, config, {"", "", "", "", ""}) == "");
+            for (const auto& [tensor, values] : weights) CHECK(back.fetch(tensor) == values);
+        }
+}
+
+TEST_CASE("hf: another architecture, or other settings of it, are no model for these weights") {
+    const ModelConfig config = modern_config("llama");
+    const auto weights = modern_weights(config);
+    const TemporaryFolder folder;
+    export_hf_directory(folder.file(""), config, HfType::bf16,
+                        [&](const std::string& tensor, std::vector<float>& out) { out = weights.at(tensor); });
+    const auto refusal = [&](auto change) {
+        ModelConfig other = config;
+        change(other);
+        return error_of([&] { HfWeights(folder.file(""), other); });
+    };
+    const auto mentions = [](const std::string& text, const std::string& part) {
+        CAPTURE(text);
+        return text.find(part) != std::string::npos;
+    };
+    CHECK(mentions(refusal([](ModelConfig& m) { m.architecture = &kGpt2; }),
+                   "the architecture is llama, this model has"));
+    CHECK(
+        mentions(refusal([](ModelConfig& m) { m.rope.theta = 10000; }), "rope_theta is 500.0, this model has 10000.0"));
+    CHECK(mentions(refusal([](ModelConfig& m) { m.norm_eps = 1e-6; }), "norm_eps"));
+    CHECK(mentions(refusal([](ModelConfig& m) { m.tied = true; }), "tied is false, this model has true"));
+    CHECK(mentions(refusal([](ModelConfig& m) { m.kv_heads = 1; }), "kv_heads is 2, this model has 1"));
+    CHECK(refusal([](ModelConfig&) {}) == "<no error>");
+}

@@ -1,0 +1,74 @@
+// Llama, Qwen3 and nano over ranks: in every stage what one rank computes.
+#include <optional>
+
+#include "test/comm/ranks/ranks.h"
+#include "test/model/modern_fixture.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+struct Case {
+    const char* model;
+    std::optional<Fp8Recipe> recipe;
+    const char* fp8_layers = "all";
+};
+// The heads: untied, also in FP8; and tied, which is the embedding.
+const Case kCases[] = {
+    {"llama", Fp8Recipe::delayed, "all,+lm_head"}, {"qwen3", std::nullopt}, {"nano", Fp8Recipe::current}};
+
+// Losses of two steps of two micro-steps a rank, and the weights behind them.
+struct Result {
+    std::vector<double> losses;
+    std::vector<std::vector<float>> weights;
+};
+
+Result train(const Case& c, int stage, const Comm& comm, int micro_steps) {
+    Fp8Config fp8;
+    if (c.recipe) fp8.recipe = *c.recipe;
+    TrainerConfig config = modern_training(c.model, c.recipe ? &fp8 : nullptr, Recompute::norm);
+    config.fp8_layers = c.fp8_layers;
+    config.sharding.stage = stage;
+    config.micro_steps = micro_steps;
+    Trainer<bf16> trainer(config, comm);
+    trainer.allocate();
+    trainer.initialize(3);
+    Result result;
+    for (int step = 0; step < 2; step++) {
+        trainer.begin_step(false, true);
+        for (int m = 0; m < micro_steps; m++) {
+            const Batch batch = some_modern_batch((step * micro_steps + m) * comm.world() + comm.rank(), 128);
+            trainer.micro_step(batch.tokens.data(), batch.targets.data());
+        }
+        trainer.finish_step();
+        result.losses.push_back(trainer.take_result(0)->loss);
+    }
+    result.weights = all_weights(trainer.weights(), trainer.stream());
+    return result;
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("training");
+
+TEST_CASE("modern blocks: every stage trains as one rank does") {
+    const bool exact = world().reduce_order() == ReduceOrder::rank;
+    for (const Case& c : kCases) {
+        CAPTURE(c.model);
+        const Result alone = train(c, 0, Comm::self(world().reduce_order()), 2 * world().world());
+        for (int stage = 0; stage <= 3; stage++) {
+            CAPTURE(stage);
+            const Result all = train(c, stage, world(), 2);
+            for (size_t i = 0; i < alone.losses.size(); i++) {
+                if (exact)
+                    CHECK(all.losses[i] == alone.losses[i]);
+                else
+                    CHECK(all.losses[i] == doctest::Approx(alone.losses[i]).epsilon(1e-3));
+            }
+            if (exact) CHECK(same_bits(all.weights, alone.weights));
+        }
+    }
+}
+
+TEST_SUITE_END();
