@@ -192,6 +192,24 @@ LLMC_DEVICE float query_lse_log2(const float* lse, int query, int T) {
     return query < T ? lse[query] * kLog2E : float_from_bits(kFloatInfinityBits);
 }
 
+// Thread i < 2 Rows carries one number of a stage of Rows queries: lse of query i, or delta of query i - Rows.
+template <int Rows>
+struct StageStatistic {
+    int slot;
+    const float* rows;  // of the head
+
+    LLMC_DEVICE StageStatistic(const float* lse, const float* delta, size_t offset)
+        : slot(static_cast<int>(threadIdx.x)), rows((slot < Rows ? lse : delta) + offset) {}
+    LLMC_DEVICE float load(int first_query, int T) const {
+        const int query = first_query + slot % Rows;
+        if (slot < Rows) return query_lse_log2(rows, query, T);
+        return slot < 2 * Rows && query < T ? rows[query] : 0.0f;
+    }
+    LLMC_DEVICE void store(float* stage, float number) const {
+        if (slot < 2 * Rows) stage[slot] = number;
+    }
+};
+
 // Starts copying a stage: queries from first_query on, and their dout.
 template <int HD, int Rows, int Threads>
 LLMC_DEVICE void load_queries(bf16* stage, const Head& head, const bf16* dout, size_t dout_stride, int first_query,
@@ -229,21 +247,13 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
     const bf16* head_dout = dout + head_offset<HD>(b, h, T, NH);
     const size_t dout_stride = static_cast<size_t>(NH) * HD;
 
-    // Thread i < 2 query_rows carries one number of a stage: lse of query i, or delta of query i - query_rows.
-    const int statistic = static_cast<int>(threadIdx.x);
-    const bool is_lse = statistic < query_rows;
-    const float* row_statistics = (is_lse ? lse : delta) + row_statistics_offset(b, h, T, NH);
-    const auto load_statistic = [&](int stage_query) {
-        const int query = stage_query + statistic % query_rows;
-        if (is_lse) return query_lse_log2(row_statistics, query, T);
-        return statistic < Tiles::stage_rows && query < T ? row_statistics[query] : 0.0f;
-    };
+    StageStatistic<query_rows> statistic(lse, delta, row_statistics_offset(b, h, T, NH));
 
     // Load: the owned keys and values, and the first stage: queries from the diagonal on.
     load_tile<HD, Tiles::key_rows, threads>(keys, head.key, head.stride, first_key, T);
     load_tile<HD, Tiles::key_rows, threads>(values, head.value, head.stride, first_key, T);
     load_queries<HD, query_rows, threads>(stage_tiles, head, head_dout, dout_stride, first_key, T);
-    if (statistic < Tiles::stage_rows) statistics[statistic] = load_statistic(first_key);
+    statistic.store(statistics, statistic.load(first_key, T));
     float dk[Tiles::fragments][HD / 8][4], dv[Tiles::fragments][HD / 8][4];
     set_zero(dk);
     set_zero(dv);
@@ -259,15 +269,14 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
         int next_query = first_query + query_rows;
         if (next_query >= T) {  // on with the group's next head
             next_query = first_key;
-            head.query += HD, head_dout += HD, row_statistics += T;
-            heads_left--;
+            head.query += HD, head_dout += HD, statistic.rows += T, heads_left--;
         }
         float next_statistic = 0.0f;
         if (heads_left > 0) {
             if (stages == 2)
                 load_queries<HD, query_rows, threads>(stage_tiles + (stage ^ 1) * stage_size, head, head_dout,
                                                       dout_stride, next_query, T);
-            next_statistic = load_statistic(next_query);
+            next_statistic = statistic.load(next_query, T);
         }
         // Multiply, softmax, accumulate: chunk after chunk, except those before the diagonal or beyond the end.
         for (int row = 0; row < query_rows; row += chunk) {
@@ -277,22 +286,22 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
             const bf16* chunk_queries = queries + row * kStride<HD>;
             const bf16* chunk_dout = chunk_queries + query_rows * kStride<HD>;
             const float* chunk_statistics = statistics + stage * Tiles::stage_rows + row;
+            const auto multiply_chunk = [&]<bool Masked>() {
+                key_gradient_chunk<Masked, HD>(dk, dv, keys + warp_offset, values + warp_offset, chunk_queries,
+                                               chunk_dout, chunk_statistics, chunk_statistics + query_rows, scale_log2,
+                                               diagonal);
+            };
             if (query < warp_key + Tiles::warp_rows - 1)
-                key_gradient_chunk<true, HD>(dk, dv, keys + warp_offset, values + warp_offset, chunk_queries,
-                                             chunk_dout, chunk_statistics, chunk_statistics + query_rows, scale_log2,
-                                             diagonal);
+                multiply_chunk.template operator()<true>();
             else
-                key_gradient_chunk<false, HD>(dk, dv, keys + warp_offset, values + warp_offset, chunk_queries,
-                                              chunk_dout, chunk_statistics, chunk_statistics + query_rows, scale_log2,
-                                              diagonal);
+                multiply_chunk.template operator()<false>();
         }
         if (stages == 1) {
             __syncthreads();  // all are done with the stage
             if (heads_left > 0)
                 load_queries<HD, query_rows, threads>(stage_tiles, head, head_dout, dout_stride, next_query, T);
         }
-        const int next_stage = stage ^ (stages - 1);
-        if (statistic < Tiles::stage_rows) statistics[next_stage * Tiles::stage_rows + statistic] = next_statistic;
+        statistic.store(statistics + (stage ^ (stages - 1)) * Tiles::stage_rows, next_statistic);
         first_query = next_query;
     }
 
@@ -306,10 +315,8 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
                                                               {NH, NKV, NH + 2 * NKV}, first_key, b, kv, T);
     } else {
         __syncwarp();
-        bf16* dkey = dqkv + (head.key - qkv);
-        bf16* dvalue = dqkv + (head.value - qkv);
-        store_rows<HD, Tiles::warp_rows>(dkey, head.stride, keys + warp_offset, warp_key, T);
-        store_rows<HD, Tiles::warp_rows>(dvalue, head.stride, values + warp_offset, warp_key, T);
+        store_rows<HD, Tiles::warp_rows>(dqkv + (head.key - qkv), head.stride, keys + warp_offset, warp_key, T);
+        store_rows<HD, Tiles::warp_rows>(dqkv + (head.value - qkv), head.stride, values + warp_offset, warp_key, T);
     }
 }
 
