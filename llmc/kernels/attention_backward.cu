@@ -41,14 +41,13 @@ template <class F8, int HD, int Rows, int Threads, int Count>
 LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles)[Count], float* scratch,
                                     const HeadPart& part, int first_token, int b, int h, int T) {
     const size_t width = static_cast<size_t>(part.row) * HD, tokens = static_cast<size_t>(gridDim.z) * T;
-    const size_t side = static_cast<size_t>(part.heads) * HD, token = static_cast<size_t>(b) * T;
+    const size_t token = static_cast<size_t>(b) * T;
     const float scale = to.fp8->scale;
     QuantizeTally tally;
     LLMC_UNROLL
     for (int i = 0; i < Count; i++) {
         float sums[2][8] = {};
-        const size_t own = i * side + static_cast<size_t>(h) * HD;  // its first channel in the kernel's part
-        const size_t channel = static_cast<size_t>(part.first) * HD + own;
+        const int own = (i * part.heads + h) * HD, channel = part.first * HD + own;  // in the kernel's part, in a row
         F8* const row = to.row ? to.row + token * width + channel : nullptr;
         __syncthreads();  // the tiles are there, and all threads are done with what `scratch` was
         quantize_tile_rows<F8, HD, Rows, Threads>(row, width, tiles[i], nullptr, tally, sums, scale, first_token, T,
@@ -56,7 +55,7 @@ LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles
         if (to.parts) put_channel_sums<HD, Threads>(scratch, sums);
         if (i == Count - 1) {  // here: at the end nvcc for sm_90a would spill
             const bool counts_elements = blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0;
-            commit_tally(to.fp8, tally, counts_elements ? Count * tokens * side : 0, to.pass);
+            commit_tally(to.fp8, tally, counts_elements ? Count * tokens * (part.heads * HD) : 0, to.pass);
         }
         __syncthreads();
         const size_t row_of_parts = static_cast<size_t>(b) * gridDim.x + first_token / Rows;
@@ -196,26 +195,27 @@ LLMC_DEVICE float query_lse_log2(const float* lse, int query, int T) {
 template <int Rows>
 struct StageStatistic {
     int slot;
-    const float* rows;  // of the head
+    const float* rows;  // of the group's first head
 
     LLMC_DEVICE StageStatistic(const float* lse, const float* delta, size_t offset)
         : slot(static_cast<int>(threadIdx.x)), rows((slot < Rows ? lse : delta) + offset) {}
-    LLMC_DEVICE float load(int first_query, int T) const {
+    LLMC_DEVICE float load(int member, int first_query, int T) const {
         const int query = first_query + slot % Rows;
-        if (slot < Rows) return query_lse_log2(rows, query, T);
-        return slot < 2 * Rows && query < T ? rows[query] : 0.0f;
+        const float* const row = rows + static_cast<size_t>(member) * T;
+        if (slot < Rows) return query_lse_log2(row, query, T);
+        return slot < 2 * Rows && query < T ? row[query] : 0.0f;
     }
     LLMC_DEVICE void store(float* stage, float number) const {
         if (slot < 2 * Rows) stage[slot] = number;
     }
 };
 
-// Starts copying a stage: queries from first_query on, and their dout.
+// Starts copying a stage: queries from first_query on of a group's member, and their dout.
 template <int HD, int Rows, int Threads>
-LLMC_DEVICE void load_queries(bf16* stage, const Head& head, const bf16* dout, size_t dout_stride, int first_query,
-                              int T) {
-    load_tile<HD, Rows, Threads>(stage, head.query, head.stride, first_query, T);
-    load_tile<HD, Rows, Threads>(stage + Rows * kStride<HD>, dout, dout_stride, first_query, T);
+LLMC_DEVICE void load_queries(bf16* stage, const Head& head, const bf16* dout, size_t dout_stride, int member,
+                              int first_query, int T) {
+    load_tile<HD, Rows, Threads>(stage, head.query + member * HD, head.stride, first_query, T);
+    load_tile<HD, Rows, Threads>(stage + Rows * kStride<HD>, dout + member * HD, dout_stride, first_query, T);
     cp_async_commit();
 }
 
@@ -224,7 +224,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
     attention_key_gradient_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
                                   Fp8State* __restrict__ fp8, const bf16* __restrict__ dout,
                                   const bf16* __restrict__ qkv, const float* __restrict__ lse,
-                                  const float* __restrict__ delta, int T, int NH, int NKV, float scale,
+                                  const float* __restrict__ delta, int T, int NH, int NKV, int group, float scale,
                                   QuantizePass pass) {
     using Tiles = KeyGradientTiles<HD, room>;
     constexpr int query_rows = Tiles::query_rows, threads = Tiles::threads, chunk = Tiles::chunk;
@@ -240,26 +240,24 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
     const int first_key = static_cast<int>(blockIdx.x) * Tiles::key_rows;  // the first keys are seen by most queries
     const int warp_key = first_key + warp * Tiles::warp_rows;
     const int warp_offset = warp * Tiles::warp_rows * kStride<HD>;
-    // What is loaded next comes from this query head, the first of the group at the start.
-    int heads_left = NH / NKV;
-    const int h = kv * heads_left;
-    Head head = head_of<HD>(qkv, b, h, kv, T, NH, NKV);
+    const int h = kv * group;  // the group's first query head; others lie HD further, and T in lse and delta
+    const Head head = head_of<HD>(qkv, b, h, kv, T, NH, NKV);
     const bf16* head_dout = dout + head_offset<HD>(b, h, T, NH);
     const size_t dout_stride = static_cast<size_t>(NH) * HD;
 
-    StageStatistic<query_rows> statistic(lse, delta, row_statistics_offset(b, h, T, NH));
+    const StageStatistic<query_rows> statistic(lse, delta, row_statistics_offset(b, h, T, NH));
 
     // Load: the owned keys and values, and the first stage: queries from the diagonal on.
     load_tile<HD, Tiles::key_rows, threads>(keys, head.key, head.stride, first_key, T);
     load_tile<HD, Tiles::key_rows, threads>(values, head.value, head.stride, first_key, T);
-    load_queries<HD, query_rows, threads>(stage_tiles, head, head_dout, dout_stride, first_key, T);
-    statistic.store(statistics, statistic.load(first_key, T));
+    load_queries<HD, query_rows, threads>(stage_tiles, head, head_dout, dout_stride, 0, first_key, T);
+    statistic.store(statistics, statistic.load(0, first_key, T));
     float dk[Tiles::fragments][HD / 8][4], dv[Tiles::fragments][HD / 8][4];
     set_zero(dk);
     set_zero(dv);
 
     const float scale_log2 = scale * kLog2E;
-    for (int first_query = first_key, stage = 0; heads_left > 0; stage ^= stages - 1) {
+    for (int first_query = first_key, member = 0, stage = 0; member < group; stage ^= stages - 1) {
         // Load: this stage has arrived, for all threads; and all are done with the other one, which is filled next: a
         // single one after its products. The next lse and delta travel through a register, to be stored when they have
         // had time to arrive.
@@ -267,16 +265,13 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
         __syncthreads();
         const bf16* queries = stage_tiles + stage * stage_size;
         int next_query = first_query + query_rows;
-        if (next_query >= T) {  // on with the group's next head
-            next_query = first_key;
-            head.query += HD, head_dout += HD, statistic.rows += T, heads_left--;
-        }
+        if (next_query >= T) next_query = first_key, member++;  // on with the group's next head
         float next_statistic = 0.0f;
-        if (heads_left > 0) {
+        if (member < group) {
             if (stages == 2)
                 load_queries<HD, query_rows, threads>(stage_tiles + (stage ^ 1) * stage_size, head, head_dout,
-                                                      dout_stride, next_query, T);
-            next_statistic = statistic.load(next_query, T);
+                                                      dout_stride, member, next_query, T);
+            next_statistic = statistic.load(member, next_query, T);
         }
         // Multiply, softmax, accumulate: chunk after chunk, except those before the diagonal or beyond the end.
         for (int row = 0; row < query_rows; row += chunk) {
@@ -298,8 +293,8 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
         }
         if (stages == 1) {
             __syncthreads();  // all are done with the stage
-            if (heads_left > 0)
-                load_queries<HD, query_rows, threads>(stage_tiles, head, head_dout, dout_stride, next_query, T);
+            if (member < group)
+                load_queries<HD, query_rows, threads>(stage_tiles, head, head_dout, dout_stride, member, next_query, T);
         }
         statistic.store(statistics + (stage ^ (stages - 1)) * Tiles::stage_rows, next_statistic);
         first_query = next_query;
@@ -384,7 +379,7 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
     attention_query_gradient_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
                                     Fp8State* __restrict__ fp8, const bf16* __restrict__ dout,
                                     const bf16* __restrict__ qkv, const float* __restrict__ lse,
-                                    const float* __restrict__ delta, int T, int NH, int NKV, float scale,
+                                    const float* __restrict__ delta, int T, int NH, int NKV, int group, float scale,
                                     QuantizePass pass) {
     using Tiles = QueryGradientTiles<HD, room>;
     constexpr int key_rows = Tiles::key_rows, threads = Tiles::threads, chunk = Tiles::chunk;
@@ -399,7 +394,7 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
     const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::query_rows;  // longest first
     const int warp_query = first_query + warp * Tiles::warp_rows;
     const int warp_offset = warp * Tiles::warp_rows * kStride<HD>;
-    const Head head = head_of<HD>(qkv, b, h, h / (NH / NKV), T, NH, NKV);
+    const Head head = head_of<HD>(qkv, b, h, h / group, T, NH, NKV);
     const bf16* head_dout = dout + head_offset<HD>(b, h, T, NH);
     const size_t dout_stride = static_cast<size_t>(NH) * HD;
 
@@ -498,11 +493,11 @@ static void launch_backward(const Gradients<Out>& to, float* delta, const Backwa
     launch<attention_key_gradient_kernel<HD, room, Out>>(
         {key_grid, dim3(KeyTiles::threads), KeyTiles::shared_bytes, stream}, out(to.row, whole),
         out(transposed_keys, 2 * keys), out(to.parts, part_count), state_access(to.fp8, to.pass), in(dout, n),
-        in(qkv, whole), in(lse, rows), in(delta, rows), T, NH, NKV, scale, to.pass);
+        in(qkv, whole), in(lse, rows), in(delta, rows), T, NH, NKV, NH / NKV, scale, to.pass);
     launch<attention_query_gradient_kernel<HD, room, Out>>(
         {query_grid, dim3(QueryTiles::threads), QueryTiles::shared_bytes, stream}, out(to.row, whole),
         out(to.transposed, n), out(to.parts, part_count), state_access(to.fp8, to.pass), in(dout, n), in(qkv, whole),
-        in(lse, rows), in(delta, rows), T, NH, NKV, scale, to.pass);
+        in(lse, rows), in(delta, rows), T, NH, NKV, NH / NKV, scale, to.pass);
 }
 
 template <class Out>

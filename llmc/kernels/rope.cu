@@ -28,15 +28,23 @@ float llama3_frequency(float frequency, const RopeScaling& s) {
 
 }  // namespace
 
+std::vector<float> rope_frequencies(float theta, const RopeScaling& scaling, int HD) {
+    std::vector<float> frequencies;
+    for (int i = 0; i < HD / 2; i++) {
+        const float frequency = 1.0f / std::pow(theta, static_cast<float>(2 * i) / static_cast<float>(HD));
+        frequencies.push_back(scaling.factor != 0.0f ? llama3_frequency(frequency, scaling) : frequency);
+    }
+    return frequencies;
+}
+
 RopeValues rope_values(float theta, const RopeScaling& scaling, int HD, int positions) {
+    const std::vector<float> frequencies = rope_frequencies(theta, scaling, HD);
     const int half = HD / 2;
     const size_t n = static_cast<size_t>(positions) * static_cast<size_t>(half);
     RopeValues values{std::vector<float>(n), std::vector<float>(n)};
-    for (int i = 0; i < half; i++) {
-        float frequency = 1.0f / std::pow(theta, static_cast<float>(2 * i) / static_cast<float>(HD));
-        if (scaling.factor != 0.0f) frequency = llama3_frequency(frequency, scaling);
-        for (int position = 0; position < positions; position++) {
-            const float angle = product(static_cast<float>(position), frequency);
+    for (int position = 0; position < positions; position++) {
+        for (int i = 0; i < half; i++) {
+            const float angle = product(static_cast<float>(position), frequencies[static_cast<size_t>(i)]);
             const size_t at = static_cast<size_t>(position) * static_cast<size_t>(half) + static_cast<size_t>(i);
             values.cos[at] = std::cos(angle);
             values.sin[at] = std::sin(angle);

@@ -23,13 +23,16 @@ struct RopeScaling {
     int old_context = 8192;
 };
 
-// cos and sin (positions, HD / 2) of position * theta^(-2i / HD).
+// theta^(-2i / HD), scaled: radians a position. In FP32 and in the order of operations of Hugging Face's transformers,
+// as are the angles below, so that a model trained elsewhere finds its own: at position p they are off by up to 1.2e-7
+// p, and better ones would be others. (One frequency in a hundred is PyTorch's neighbour, whose powers err by up to 1
+// ulp.)
+std::vector<float> rope_frequencies(float theta, const RopeScaling& scaling, int HD);
+
+// cos and sin (positions, HD / 2) of position * frequency.
 struct RopeValues {
     std::vector<float> cos, sin;
 };
-
-// In FP32 and in the order of operations of Hugging Face's transformers, so that a model trained elsewhere finds its
-// own angles: at position p an FP32 angle is off by up to 1.2e-7 p, and a better one would be another.
 RopeValues rope_values(float theta, const RopeScaling& scaling, int HD, int positions);
 
 // ---- kernels -------------------------------------------------------------------------------------------------------
