@@ -11,11 +11,15 @@ namespace llmc {
 
 struct GeluValues {
     const bf16* inp;
+    int C;
     static constexpr bool kSumsColumns = false;
+    static constexpr int kHalves = 1;
     struct Inputs {
         Bf16x16 inp;
     };
-    LLMC_DEVICE void load(Inputs& inputs, size_t at) const { inputs.inp.load(inp + at); }
+    LLMC_DEVICE void load(Inputs& inputs, int row, int column) const {
+        inputs.inp.load(inp + static_cast<size_t>(row) * C + column);
+    }
     LLMC_DEVICE void finish(float (&x)[2][8], const Inputs& inputs) const {
         inputs.inp.get(x);
         LLMC_UNROLL
@@ -29,7 +33,7 @@ struct GeluValues {
 static __global__ void __launch_bounds__(kQuantizeThreads, 3)
     gelu_forward_fp8_kernel(e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int C,
                             QuantizePass pass) {
-    quantize_tile(row, transposed, nullptr, state, GeluValues{inp}, N, C, pass);
+    quantize_tile(row, transposed, nullptr, state, GeluValues{inp, C}, N, C, pass);
 }
 
 void gelu_forward_fp8(const Quantized<e4m3>& to, const bf16* inp, int N, int C, QuantizePass pass, stream_t stream) {
@@ -42,11 +46,14 @@ void gelu_forward_fp8(const Quantized<e4m3>& to, const bf16* inp, int N, int C, 
 
 struct GeluGradientValues {
     const bf16 *dout, *inp;
+    int C;
     static constexpr bool kSumsColumns = true;
+    static constexpr int kHalves = 1;
     struct Inputs {
         Bf16x16 dout, inp;
     };
-    LLMC_DEVICE void load(Inputs& inputs, size_t at) const {
+    LLMC_DEVICE void load(Inputs& inputs, int row, int column) const {
+        const size_t at = static_cast<size_t>(row) * C + column;
         inputs.dout.load(dout + at);
         inputs.inp.load(inp + at);
     }
@@ -66,7 +73,7 @@ template <class F8>
 static __global__ void __launch_bounds__(kQuantizeThreads, 3)
     gelu_backward_fp8_kernel(F8* row, F8* transposed, float* parts, Fp8State* state, const bf16* dout, const bf16* inp,
                              int N, int C, QuantizePass pass) {
-    quantize_tile(row, transposed, parts, state, GeluGradientValues{dout, inp}, N, C, pass);
+    quantize_tile(row, transposed, parts, state, GeluGradientValues{dout, inp, C}, N, C, pass);
 }
 
 template <class F8>

@@ -123,10 +123,6 @@ void rmsnorm_forward(Real* normed, float* rstd, Real* residual, const Real* inp1
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
-// What a norm's weights are: layer norm's weight and shift.
-template <Norm norm>
-constexpr int kGradientsOf = norm == Norm::layer ? 2 : 1;
-
 // One team a block. Rows are taken in groups, `gridDim.x` groups apart.
 template <Norm norm, class Real, int Rows, int Vectors>
 static __global__ void __launch_bounds__(512)

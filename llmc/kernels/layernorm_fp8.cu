@@ -1,10 +1,12 @@
-// Quantizing layer norm: see layernorm_fp8.h; the arithmetic on rows is in layernorm_row.cuh.
+// Quantizing layer norm and RMS norm: see layernorm_fp8.h and rmsnorm_fp8.h; the arithmetic on rows is in
+// layernorm_row.cuh.
 #include "llmc/kernels/layernorm_fp8.h"
 
 #include <algorithm>
 
 #include "llmc/kernels/layernorm_row.cuh"
 #include "llmc/kernels/quantize_values.cuh"
+#include "llmc/kernels/rmsnorm_fp8.h"
 
 #if LLMC_ENABLE_FP8
 namespace llmc {
@@ -62,8 +64,9 @@ LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const bf16* from,
     }
 }
 
-// One group of rows: read, added, normalised, cast; to the outputs in row order and to `tile`.
-template <int Rows, int Vectors>
+// One group of rows: read, added, normalised, cast; to the outputs in row order and to `tile`. RMS norm rounds to BF16
+// first, as the plain kernel and quantize() do.
+template <Norm norm, int Rows, int Vectors>
 LLMC_DEVICE void quantize_normed_rows(e4m3* row_codes, uint32_t* tile, QuantizeTally& tally,
                                       const float (&x)[Rows][Vectors][8], float scale, int first_row, int local_row,
                                       int stride, int C, const RowTeam& team, QuantizePass pass) {
@@ -76,7 +79,10 @@ LLMC_DEVICE void quantize_normed_rows(e4m3* row_codes, uint32_t* tile, QuantizeT
             if (c >= C) continue;
             if (v > 0) compiler_fence();
             uint32_t codes[2];
-            quantize_8<e4m3>(codes, tally, x[r][v], scale, pass);
+            float values[8];
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) values[i] = norm == Norm::rms ? to_float(to_bf16(x[r][v][i])) : x[r][v][i];
+            quantize_8<e4m3>(codes, tally, values, scale, pass);
             if (!writes_fp8(pass)) continue;
             const uint2 pair = make_uint2(codes[0], codes[1]);
             *reinterpret_cast<uint2*>(tile + code_word(local_row + r, c / 4, stride)) = pair;
@@ -106,11 +112,11 @@ LLMC_DEVICE void store_short_code_columns(e4m3* transposed, const uint32_t* tile
 
 // A block owns block_rows rows: its teams (layernorm_row.cuh) take groups of them in turn, then all threads write the
 // transposed codes.
-template <int Rows, int Vectors>
+template <Norm norm, int Rows, int Vectors>
 static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
     layernorm_forward_fp8_kernel(e4m3* row, e4m3* transposed, Fp8State* state, float* mean, float* rstd, bf16* residual,
-                                 const bf16* inp1, const bf16* inp2, const bf16* weight, const bf16* shift, int N,
-                                 int C, int warps_per_row, int block_rows, int stride, QuantizePass pass) {
+                                 const bf16* inp1, const bf16* inp2, const bf16* weight, const bf16* shift, float eps,
+                                 int N, int C, int warps_per_row, int block_rows, int stride, QuantizePass pass) {
     LLMC_DYNAMIC_SHARED(uint32_t, tile);  // (block_rows, stride)
     LLMC_SHARED(float, exchange, [kBlockTeams * kTeamExchange]);
     LLMC_SHARED(QuantizeTally, tallies, [kBlockWarps * 32]);
@@ -133,14 +139,18 @@ static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
             if (writes_fp8(pass)) store_rows(residual, x, first_row, N, C, team);
         }
         float row_mean[Rows], row_rstd[Rows];
-        row_statistics<Norm::layer>(x, row_mean, row_rstd, kLayerNormEpsilon, C, team);
-        if (mean != nullptr && team.thread == 0) {
+        row_statistics<norm>(x, row_mean, row_rstd, eps, C, team);
+        if (rstd != nullptr && team.thread == 0) {
             LLMC_UNROLL
-            for (int r = 0; r < Rows; r++) mean[first_row + r] = row_mean[r], rstd[first_row + r] = row_rstd[r];
+            for (int r = 0; r < Rows; r++) {
+                if constexpr (norm == Norm::layer) mean[first_row + r] = row_mean[r];
+                rstd[first_row + r] = row_rstd[r];
+            }
         }
-        if constexpr (!kKeepsTooMuch) forget_always(team.thread);  // where loads were, which is kept and would spill
-        normalise_rows<Norm::layer>(x, row_mean, row_rstd, weight, shift, C, team);
-        quantize_normed_rows(row, tile, tally, x, scale, first_row, local, stride, C, team, pass);
+        // Where loads were, which is kept and would spill; RMS norm spills where it is forgotten.
+        if constexpr (!kKeepsTooMuch && norm == Norm::layer) forget_always(team.thread);
+        normalise_rows<norm>(x, row_mean, row_rstd, weight, shift, C, team);
+        quantize_normed_rows<norm>(row, tile, tally, x, scale, first_row, local, stride, C, team, pass);
     }
     tallies[threadIdx.x] = tally;
     __syncthreads();
@@ -153,42 +163,35 @@ static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
         store_code_columns(transposed, tile, block_row, block_rows, stride, N, C);
 }
 
-static void check_layernorm_fp8(const float* mean, const float* rstd, const bf16* residual, const bf16* inp2, int C) {
-    if (C > 12288) {
-        throw Error(ExitCode::failure, strprintf("layernorm_forward_fp8: C=%d; the widest row it holds is 12288", C));
-    }
-    if ((inp2 != nullptr) != (residual != nullptr)) {
-        throw Error(ExitCode::failure, "layernorm_forward_fp8: inp2 and residual go together");
-    }
-    if ((mean != nullptr) != (rstd != nullptr)) {
-        throw Error(ExitCode::failure, "layernorm_forward_fp8: mean and rstd go together");
-    }
-}
-
-static void check_shared_bytes(const BlockPlan& plan, int C) {
+static void check_shared_bytes(const char* launcher, const BlockPlan& plan, int C) {
     if (plan.all_shared_bytes() <= shared_memory_per_block()) return;
-    throw Error(ExitCode::failure, strprintf("layernorm_forward_fp8: rows of C=%d need %zu bytes of shared memory, and "
-                                             "this device gives a block %zu; use --precision bf16",
-                                             C, plan.all_shared_bytes(), shared_memory_per_block()));
+    throw Error(ExitCode::failure,
+                strprintf("%s: rows of C=%d need %zu bytes of shared memory, and this device gives a "
+                          "block %zu; use --precision bf16",
+                          launcher, C, plan.all_shared_bytes(), shared_memory_per_block()));
 }
 
-void layernorm_forward_fp8(const Quantized<e4m3>& to, float* mean, float* rstd, bf16* residual, const bf16* inp1,
-                           const bf16* inp2, const bf16* weight, const bf16* shift, int N, int C, QuantizePass pass,
-                           stream_t stream) {
-    check_quantize("layernorm_forward_fp8", to.state, N, C);
-    check_layernorm_fp8(mean, rstd, residual, inp2, C);
+template <Norm norm>
+static void launch_norm_forward_fp8(const char* launcher, const Quantized<e4m3>& to, float* mean, float* rstd,
+                                    bf16* residual, const bf16* inp1, const bf16* inp2, const bf16* weight,
+                                    const bf16* shift, float eps, int N, int C, QuantizePass pass, stream_t stream) {
+    check_quantize(launcher, to.state, N, C);
+    if (C > 12288) throw Error(ExitCode::failure, strprintf("%s: C=%d; the widest row it holds is 12288", launcher, C));
+    if ((inp2 != nullptr) != (residual != nullptr)) {
+        throw Error(ExitCode::failure, strprintf("%s: inp2 and residual go together", launcher));
+    }
     const BlockPlan plan(C, shared_memory_per_block());
-    check_shared_bytes(plan, C);
+    check_shared_bytes(launcher, plan, C);
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
     if (!writes_fp8(pass)) residual = nullptr;
     e4m3* row = writes_fp8(pass) ? to.row : nullptr;
     e4m3* transposed = writes_fp8(pass) ? to.transposed : nullptr;
     const auto run = [&]<int Rows, int Vectors>() {
-        launch<layernorm_forward_fp8_kernel<Rows, Vectors>>(
+        launch<layernorm_forward_fp8_kernel<norm, Rows, Vectors>>(
             {dim3(static_cast<unsigned>(div_up(N, plan.rows))), dim3(static_cast<unsigned>(plan.threads())),
              plan.shared_bytes(), stream},
             out(row, n), out(transposed, n), state_access(to.state, pass), out(mean, rows), out(rstd, rows),
-            out(residual, n), in(inp1, n), in(inp2, n), in(weight, columns), in(shift, columns), N, C,
+            out(residual, n), in(inp1, n), in(inp2, n), in(weight, columns), in(shift, columns), eps, N, C,
             plan.warps_per_row, plan.rows, plan.stride, pass);
     };
     if (C <= 256)
@@ -199,6 +202,22 @@ void layernorm_forward_fp8(const Quantized<e4m3>& to, float* mean, float* rstd, 
         run.template operator()<2, 4>();
     else
         run.template operator()<1, 8>();
+}
+
+void layernorm_forward_fp8(const Quantized<e4m3>& to, float* mean, float* rstd, bf16* residual, const bf16* inp1,
+                           const bf16* inp2, const bf16* weight, const bf16* shift, int N, int C, QuantizePass pass,
+                           stream_t stream) {
+    if ((mean != nullptr) != (rstd != nullptr)) {
+        throw Error(ExitCode::failure, "layernorm_forward_fp8: mean and rstd go together");
+    }
+    launch_norm_forward_fp8<Norm::layer>("layernorm_forward_fp8", to, mean, rstd, residual, inp1, inp2, weight, shift,
+                                         kLayerNormEpsilon, N, C, pass, stream);
+}
+
+void rmsnorm_forward_fp8(const Quantized<e4m3>& to, float* rstd, bf16* residual, const bf16* inp1, const bf16* inp2,
+                         const bf16* weight, int N, int C, float eps, QuantizePass pass, stream_t stream) {
+    launch_norm_forward_fp8<Norm::rms>("rmsnorm_forward_fp8", to, nullptr, rstd, residual, inp1, inp2, weight, nullptr,
+                                       eps, N, C, pass, stream);
 }
 
 }  // namespace llmc

@@ -13,6 +13,10 @@ namespace llmc {
 // RMS norm is layer norm without the mean and without the shift; its weight may be nullptr (1).
 enum class Norm { layer, rms };
 
+// How many weights it has gradients for.
+template <Norm norm>
+constexpr int kGradientsOf = norm == Norm::layer ? 2 : 1;
+
 constexpr float kLayerNormEpsilon = 1e-5f;
 constexpr int kTeamMaxWarps = 16;
 constexpr int kTeamMaxSums = 8;
@@ -151,7 +155,7 @@ LLMC_DEVICE_SAME_BITS void row_statistics(const float (&x)[Rows][Vectors][8], fl
         LLMC_UNROLL
         for (int v = 0; v < Vectors; v++) {
             // A factor, not a branch: g++ 12 -O3 -march=znver3 if-converts the branch and then reads x[r][0] as zeros.
-            const float inside = team.column(v) < C ? 1.0f : 0.0f;
+            const float inside = norm == Norm::rms || team.column(v) < C ? 1.0f : 0.0f;
             LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
                 const float distance = (x[r][v][i] - mean[r]) * inside;

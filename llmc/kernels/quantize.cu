@@ -13,11 +13,14 @@ size_t quantize_scratch(int N, int C) { return static_cast<size_t>(div_up(N, kTi
 
 struct Bf16Values {
     const bf16 *inp, *inp_low;
+    int C;
     static constexpr bool kSumsColumns = true;
+    static constexpr int kHalves = 1;
     struct Inputs {
         Bf16x16 inp, low;
     };
-    LLMC_DEVICE void load(Inputs& inputs, size_t at) const {
+    LLMC_DEVICE void load(Inputs& inputs, int row, int column) const {
+        const size_t at = static_cast<size_t>(row) * C + column;
         inputs.inp.load(inp + at);
         if (inp_low != nullptr) inputs.low.load(inp_low + at);
     }
@@ -35,7 +38,7 @@ template <class F8>
 static __global__ void __launch_bounds__(kQuantizeThreads, 3)
     quantize_kernel(F8* row, F8* transposed, float* parts, Fp8State* state, const bf16* inp, const bf16* inp_low, int N,
                     int C, QuantizePass pass) {
-    quantize_tile(row, transposed, parts, state, Bf16Values{inp, inp_low}, N, C, pass);
+    quantize_tile(row, transposed, parts, state, Bf16Values{inp, inp_low, C}, N, C, pass);
 }
 
 template <class F8>

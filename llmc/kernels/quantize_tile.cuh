@@ -23,6 +23,15 @@ static_assert(kTileRows / 16 * kTileWords == kQuantizeThreads, "on the way out a
 // conflicts: eight threads writing a row's chunks, and eight threads reading words of one column 16 rows apart.
 LLMC_DEVICE int tile_word(int row, int chunk) { return row * kTileWords + ((chunk ^ (row / 16)) % kTileChunks) * 4; }
 
+// Where local column `local` of a block's tile lies in (N, C); C: beyond its edge. With two halves a tile has half of
+// its columns in the left half of C and those that belong to them in the right half.
+template <int Halves>
+LLMC_DEVICE int tile_column(int corner_column, int local, int C) {
+    constexpr int width = kTileColumns / Halves;
+    const int column = corner_column / Halves + local % width;
+    return column < C / Halves ? local / width * (C / Halves) + column : C;
+}
+
 struct TileCorner {
     int row, column;
     LLMC_DEVICE explicit TileCorner(int C) {
@@ -37,7 +46,8 @@ template <class F8, class Producer>
 LLMC_DEVICE void quantize_tile_rows(F8* row_codes, uint32_t* tile, QuantizeTally& tally, float (&sums)[2][8],
                                     float scale, const Producer& producer, int N, int C, QuantizePass pass) {
     const TileCorner corner(C);
-    const int chunk = static_cast<int>(threadIdx.x) % kTileChunks, column = corner.column + chunk * 16;
+    const int chunk = static_cast<int>(threadIdx.x) % kTileChunks;
+    const int column = tile_column<Producer::kHalves>(corner.column, chunk * 16, C);
     if (column >= C) return;
     constexpr int kAtOnce = 2;  // rows whose loads are in flight together
     LLMC_UNROLL
@@ -47,7 +57,7 @@ LLMC_DEVICE void quantize_tile_rows(F8* row_codes, uint32_t* tile, QuantizeTally
         LLMC_UNROLL
         for (int r = 0; r < kAtOnce; r++) {
             const int row = corner.row + first + r * kTilePassRows;  // past the end: the last row, which is not used
-            producer.load(inputs[r], static_cast<size_t>(row < N ? row : N - 1) * C + column);
+            producer.load(inputs[r], row < N ? row : N - 1, column);
         }
         LLMC_UNROLL
         for (int r = 0; r < kAtOnce; r++) {
@@ -76,16 +86,17 @@ LLMC_DEVICE void quantize_tile_rows(F8* row_codes, uint32_t* tile, QuantizeTally
 }
 
 // Stage 2 of a thread: 16 rows of 4 columns from `tile` to `transposed` (C, N). Eight neighbours write 128 bytes.
-template <class F8>
+template <int Halves = 1, class F8>
 LLMC_DEVICE void quantize_tile_columns(F8* transposed, const uint32_t* tile, int N, int C) {
     const TileCorner corner(C);
     const int piece = static_cast<int>(threadIdx.x) % (kTileRows / 16);
     const int word = static_cast<int>(threadIdx.x) / (kTileRows / 16);
-    if (corner.row + piece * 16 >= N || corner.column + word * 4 >= C) return;
+    const int column = tile_column<Halves>(corner.column, word * 4, C);
+    if (corner.row + piece * 16 >= N || column >= C) return;
     uint32_t rows[4][4];
     LLMC_UNROLL
     for (int i = 0; i < 16; i++) rows[i / 4][i % 4] = tile[tile_word(piece * 16 + i, word / 4) + word % 4];
-    store_columns(transposed + static_cast<size_t>(corner.column + word * 4) * N + corner.row + piece * 16, N, rows);
+    store_columns(transposed + static_cast<size_t>(column) * N + corner.row + piece * 16, N, rows);
 }
 
 // The column sums' way through shared memory: `put` before the block's barrier, `get` after it writes the tile's row of
@@ -115,17 +126,19 @@ LLMC_DEVICE void get_column_sums(float* parts, const float* shared, int C) {
     parts[static_cast<size_t>(corner.row / kTileRows) * C + column] = total;
 }
 
-// The kernel's body. A producer says what is quantized, 16 elements from flat index `at` at a time:
+// The kernel's body. A producer says what is quantized, 16 columns of a row at a time:
 //
-//   Producer::Inputs               what they are computed from
-//   producer.load(inputs, at)      reads it
-//   producer.finish(x, inputs)     computes float x[2][8]
-//   Producer::kSumsColumns         whether parts may be other than nullptr
+//   Producer::Inputs                     what they are computed from
+//   producer.load(inputs, row, column)   reads it
+//   producer.finish(x, inputs)           computes float x[2][8]
+//   Producer::kSumsColumns               whether parts may be other than nullptr; not with two halves
+//   Producer::kHalves                    2: columns c and c + C / 2 have their inputs in common, and a block has both
 //
 // Pointers that are nullptr are not written; pass `measure` must have row and transposed so, and parts too.
 template <class F8, class Producer>
 LLMC_DEVICE void quantize_tile(F8* row, F8* transposed, float* parts, Fp8State* state, const Producer& producer, int N,
                                int C, QuantizePass pass) {
+    static_assert(Producer::kHalves == 1 || !Producer::kSumsColumns);
     LLMC_SHARED(uint32_t, tile, [kTileRows * kTileWords]);
     LLMC_SHARED(QuantizeTally, tallies, [kQuantizeThreads]);
     float* shared_sums = nullptr;
@@ -141,7 +154,7 @@ LLMC_DEVICE void quantize_tile(F8* row, F8* transposed, float* parts, Fp8State* 
     __syncthreads();
     commit_tallies(state, tallies, static_cast<size_t>(N) * C, pass);
     if (Producer::kSumsColumns && parts != nullptr) get_column_sums(parts, shared_sums, C);
-    if (transposed != nullptr) quantize_tile_columns(transposed, tile, N, C);
+    if (transposed != nullptr) quantize_tile_columns<Producer::kHalves>(transposed, tile, N, C);
 }
 
 // ---- weights -------------------------------------------------------------------------------------------------------
