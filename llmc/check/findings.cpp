@@ -42,7 +42,8 @@ Json use_json(const KernelUse& u) {
             {"head_dim", u.head_dim},
             {"vocab", u.vocab},
             {"padded_vocab", u.padded_vocab},
-            {"several_ranks", u.several_ranks}};
+            {"several_ranks", u.several_ranks},
+            {"optimizer", static_cast<int>(u.optimizer)}};
 }
 KernelUse use_from_json(const Json& j) {
     KernelUse u;
@@ -57,6 +58,7 @@ KernelUse use_from_json(const Json& j) {
     u.vocab = j.at("vocab");
     u.padded_vocab = j.at("padded_vocab");
     u.several_ranks = j.at("several_ranks");
+    u.optimizer = static_cast<OptimizerKind>(j.at("optimizer").get<int>());
     return u;
 }
 

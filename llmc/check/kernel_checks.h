@@ -5,6 +5,7 @@
 
 #include "llmc/check/item.h"
 #include "llmc/kernels/fp8_state.h"
+#include "llmc/optim/config.h"
 
 namespace llmc {
 
@@ -18,6 +19,7 @@ struct KernelUse {
     int channels = 0, heads = 0, head_dim = 0;
     int vocab = 0, padded_vocab = 0;
     bool several_ranks = false;
+    OptimizerKind optimizer = OptimizerKind::adamw;
 };
 
 std::vector<CheckItem> kernel_checks(const KernelUse& use);

@@ -1,4 +1,5 @@
-// AdamW against FP64, with the working copy and the amax that it leaves, and that a skipped step changes nothing.
+// The optimizer's update against FP64, with the working copy and the amax that it leaves, and that a skipped step
+// changes nothing.
 #include "llmc/check/families.h"
 #include "llmc/check/reference_rows.h"
 #include "llmc/check/trial.h"
@@ -29,6 +30,24 @@ struct Before {
     }
 };
 
+// What all optimizers leave beside their own: the working copy of the new masters, and their amax.
+template <class Real>
+void compare_copies(Trial& trial, const float* master, const Real* working, const Fp8State* fp8, bool skip) {
+    const std::vector<float> after = trial.read(master);
+    std::vector<Real> rounded(kCount);
+    if (skip) std::memset(static_cast<void*>(rounded.data()), 0xFF, kCount * sizeof(Real));
+    for (size_t i = 0; i < kCount && !skip; i++)
+        if constexpr (sizeof(Real) == 2)
+            rounded[i] = reference::nearest_bf16(static_cast<double>(after[i]));
+        else
+            rounded[i] = after[i];
+    trial.equal(working, rounded);
+    if (!fp8) return;
+    Fp8State expected{};
+    for (const float weight : after) expected.amax_now = skip ? 0.0f : std::max(expected.amax_now, std::fabs(weight));
+    trial.note(wrong_state(trial.read(fp8)[0], {expected, expected}));
+}
+
 void compare_update(Trial& trial, const Before& before, const float* master, const float* m, const float* v) {
     const auto expected =
         reference::adamw(before.master, before.m, before.v, before.grad, kDecayCount, kConfig, example_state(false));
@@ -51,26 +70,45 @@ std::string check_adamw(bool skip, bool measured, stream_t stream) {
     trial.run_twice(
         [&] { adamw_update<Real>(master, m, v, working, fp8, grad, kCount, kDecayCount, kConfig, state, stream); });
 
-    std::vector<Real> rounded(kCount);
-    if (skip) {
+    if (skip)
         trial.equal(master, before.master), trial.equal(m, before.m), trial.equal(v, before.v);
-        std::memset(static_cast<void*>(rounded.data()), 0xFF, kCount * sizeof(Real));
-    } else {
+    else
         compare_update(trial, before, master, m, v);
-        const std::vector<float> after = trial.read(master);
-        for (size_t i = 0; i < kCount; i++)
-            if constexpr (sizeof(Real) == 2)
-                rounded[i] = reference::nearest_bf16(static_cast<double>(after[i]));
-            else
-                rounded[i] = after[i];
+    compare_copies(trial, master, working, fp8, skip);
+    return trial.problem();
+}
+
+constexpr LionConfig kLion{0.9, 0.99, 0.1};
+constexpr SgdConfig kSgd{0.9, true, 0.1};
+
+// Lion, or SGD.
+template <class Real>
+std::string check_one_moment(bool is_lion, bool skip, bool measured, stream_t stream) {
+    const Before before;
+    Trial trial(stream);
+    const float* grad = trial.input(before.grad);
+    const StepState* state = trial.input(std::vector<StepState>{example_state(skip)});
+    const std::vector<Axis> axes = {{"", kCount}};
+    float *master = trial.result("master", axes, before.master), *m = trial.result("m", axes, before.m);
+    Real* working = trial.result<Real>("working", axes);
+    Fp8State* fp8 = measured ? trial.result<Fp8State>("state", {{"", 1}}, std::vector<Fp8State>(1)) : nullptr;
+    trial.run_twice([&] {
+        if (is_lion)
+            lion_update<Real>(master, m, working, fp8, grad, kCount, kDecayCount, kLion, state, stream);
+        else
+            sgd_update<Real>(master, m, working, fp8, grad, kCount, kDecayCount, kSgd, state, stream);
+    });
+    if (skip) {
+        trial.equal(master, before.master), trial.equal(m, before.m);
+    } else {
+        const auto expected =
+            is_lion ? reference::lion(before.master, before.m, before.grad, kDecayCount, kLion, example_state(false))
+                    : reference::sgd(before.master, before.m, before.grad, kDecayCount, kSgd, example_state(false));
+        const double floor = is_lion ? reference::kFirstMomentFloor : reference::kSumMomentFloor;
+        trial.within(master, Bounded(expected.master, reference::kAdamWError, reference::kMasterFloor));
+        trial.within(m, Bounded(expected.m, reference::kAdamWError, floor));
     }
-    trial.equal(working, rounded);
-    if (measured) {
-        Fp8State expected{};
-        for (const float weight : trial.read(master))
-            expected.amax_now = skip ? 0.0f : std::max(expected.amax_now, std::fabs(weight));
-        trial.note(wrong_state(trial.read(fp8)[0], {expected, expected}));
-    }
+    compare_copies(trial, master, working, fp8, skip);
     return trial.problem();
 }
 
@@ -78,9 +116,18 @@ template <class Real>
 void add(Items& items, const KernelUse& use) {
     const bool measured = use.fp8 && use.scaling == Fp8Scaling::tensor;
     const std::string suffix = std::string(" ") + type_name<Real>() + (measured ? " with amax" : "");
-    for (const bool skip : {false, true})
-        items.push_back({(skip ? "adamw_update, skipped step," : "adamw_update") + suffix, "kernels", "",
-                         [skip, measured](stream_t s) { return check_adamw<Real>(skip, measured, s); }});
+    const auto add_both = [&](const char* name, const auto& check) {
+        for (const bool skip : {false, true})
+            items.push_back({name + (skip ? ", skipped step," + suffix : suffix), "kernels", "",
+                             [check, skip, measured](stream_t s) { return check(skip, measured, s); }});
+    };
+    const bool is_lion = use.optimizer == OptimizerKind::lion;
+    if (use.optimizer == OptimizerKind::adamw)
+        add_both("adamw_update", check_adamw<Real>);
+    else
+        add_both(is_lion ? "lion_update" : "sgd_update", [is_lion](bool skip, bool measures, stream_t s) {
+            return check_one_moment<Real>(is_lion, skip, measures, s);
+        });
 }
 
 }  // namespace

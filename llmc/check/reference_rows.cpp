@@ -113,4 +113,32 @@ AdamW adamw(const std::vector<float>& master, const std::vector<float>& m, const
     return after;
 }
 
+Updated lion(const std::vector<float>& master, const std::vector<float>& m, const std::vector<float>& grad,
+             size_t decay_count, const LionConfig& config, const StepState& state) {
+    Updated after;
+    for (size_t i = 0; i < master.size(); i++) {
+        const double g = static_cast<double>(grad[i]) * static_cast<double>(state.grad_scale);
+        const double before = static_cast<double>(m[i]), c = config.beta1 * before + (1 - config.beta1) * g;
+        double p = static_cast<double>(master[i]);
+        if (i < decay_count) p *= 1 - state.learning_rate * config.weight_decay;
+        after.master.push_back(p - state.learning_rate * ((c > 0) - (c < 0)));
+        after.m.push_back(config.beta2 * before + (1 - config.beta2) * g);
+    }
+    return after;
+}
+
+Updated sgd(const std::vector<float>& master, const std::vector<float>& m, const std::vector<float>& grad,
+            size_t decay_count, const SgdConfig& config, const StepState& state) {
+    Updated after;
+    for (size_t i = 0; i < master.size(); i++) {
+        const double g = static_cast<double>(grad[i]) * static_cast<double>(state.grad_scale);
+        const double sum = config.momentum * static_cast<double>(m[i]) + g;
+        double p = static_cast<double>(master[i]);
+        if (i < decay_count) p *= 1 - state.learning_rate * config.weight_decay;
+        after.master.push_back(p - state.learning_rate * (config.nesterov ? g + config.momentum * sum : sum));
+        after.m.push_back(sum);
+    }
+    return after;
+}
+
 }  // namespace llmc::reference

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "llmc/kernels/adamw.h"
+#include "llmc/kernels/lion.h"
+#include "llmc/kernels/sgd.h"
 
 namespace llmc::reference {
 
@@ -101,5 +103,16 @@ struct AdamW {
 AdamW adamw(const std::vector<float>& master, const std::vector<float>& m, const std::vector<float>& v,
             const std::vector<float>& grad, size_t decay_count, const AdamWConfig& config, const StepState& state);
 constexpr double kAdamWError = 3e-7, kMasterFloor = 1e-3, kFirstMomentFloor = 1e-2, kSecondMomentFloor = 1e-6;
+
+struct Updated {
+    std::vector<double> master, m;
+};
+// Lion, arXiv 2302.06675, and torch.optim.SGD's formula with decoupled decay. Errors as AdamW's, but for SGD's moment,
+// whose terms may cancel: relative to |value| + 1 where neither is above 1.
+Updated lion(const std::vector<float>& master, const std::vector<float>& m, const std::vector<float>& grad,
+             size_t decay_count, const LionConfig& config, const StepState& state);
+Updated sgd(const std::vector<float>& master, const std::vector<float>& m, const std::vector<float>& grad,
+            size_t decay_count, const SgdConfig& config, const StepState& state);
+constexpr double kSumMomentFloor = 1;
 
 }  // namespace llmc::reference

@@ -51,6 +51,7 @@ KernelUse use_of(const TrainerConfig& config, bool fp32, int ranks) {
     use.vocab = config.model.vocab;
     use.padded_vocab = config.model.padded_vocab();
     use.several_ranks = ranks > 1;
+    use.optimizer = config.optimizer.kind;
     return use;
 }
 

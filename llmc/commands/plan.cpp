@@ -27,8 +27,8 @@ GpuSpec required_card(const Options& o) {
 }
 
 PlanInputs inputs_of(const Options& o, const GpuSpec& gpu) {
-    return {gpu,    o.batch,        o.seq,       o.micro_steps, o.world > 1 ? o.world : 1,
-            o.zero, o.shard_within, o.precision, o.fp8_layers,  o.recompute};
+    return {gpu,         o.batch,      o.seq,       o.micro_steps, o.world > 1 ? o.world : 1, o.zero, o.shard_within,
+            o.precision, o.fp8_layers, o.recompute, o.optimizer};
 }
 
 StagePlan plan_stage(Options o, int ranks, int stage) {

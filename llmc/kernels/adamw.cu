@@ -1,44 +1,16 @@
 // Kernel and launcher of adamw.h.
 #include "llmc/kernels/adamw.h"
 
-#include "llmc/device/kernel.cuh"
+#include "llmc/kernels/update.cuh"
 
 namespace llmc {
 
-constexpr int kThreads = 256;
-constexpr int kPerThread = 8;
-constexpr int kMeasuredGroups = 4;
+constexpr int kThreads = kUpdateThreads, kPerThread = kUpdatePerThread, kMeasuredGroups = kUpdateMeasuredGroups;
 
 // AdamWConfig in the arithmetic's own format. The complements are rounded from double: 1 - 0.95f would be off by 2e-7.
 struct AdamWFactors {
     float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay;
 };
-
-// A thread's eight elements, two fours of its warp's 256 (vector.cuh), and how many elements there are from the first
-// of them on: the missing ones are zeros, and go through the same arithmetic.
-LLMC_DEVICE void load_group(const float* p, size_t left, float (&values)[8]) {
-    if (left >= kFoursApart + 4) {
-        load_fours(p, values);
-    } else {
-        LLMC_UNROLL
-        for (int i = 0; i < 8; i++) {
-            const size_t place = place_in_fours(i);
-            values[i] = place < left ? p[place] : 0.0f;
-        }
-    }
-}
-template <class T>
-LLMC_DEVICE void store_group(T* p, size_t left, const float (&values)[8]) {
-    if (left >= kFoursApart + 4) {
-        store_fours(p, values);
-    } else {
-        LLMC_UNROLL
-        for (int i = 0; i < 8; i++) {
-            const size_t place = place_in_fours(i);
-            if (place < left) p[place] = to<T>(values[i]);
-        }
-    }
-}
 
 // One group of eight, from the loads to the stores; returns the bits of the largest magnitude of the new weights,
 // infinity's if one of them is not finite.
@@ -68,17 +40,7 @@ LLMC_DEVICE uint32_t update_group(float* master, float* m_pointer, float* v_poin
     store_group(m_pointer, left, m);
     store_group(v_pointer, left, v);
     if (working) store_group(working, left, p);
-    uint32_t amax = 0;
-    if constexpr (kMeasures) {
-        LLMC_UNROLL
-        for (int i = 0; i < 8; i++) {
-            const bool valid = static_cast<size_t>(place_in_fours(i)) < left;
-            const uint32_t magnitude = valid ? float_bits(p[i]) & kFloatMagnitudeMask : 0u;
-            amax = magnitude > amax ? magnitude : amax;
-        }
-        amax = amax < kFloatInfinityBits ? amax : kFloatInfinityBits;
-    }
-    return amax;
+    return kMeasures ? largest_of_group(p, left) : 0;
 }
 
 // A block has kGroups * 2048 elements in a row. What is measured is reduced over the warp, hence several groups a

@@ -10,17 +10,22 @@ namespace llmc {
 
 template <class Real>
 Optimizer<Real>::Optimizer(Weights<Real>& weights, Gradients& gradients, const ScheduleConfig& schedule,
-                           const AdamWConfig& adamw, double clip, const LossScaleConfig& loss_scale, bool skip_spikes)
+                           const AdamWConfig& adamw, double clip, const LossScaleConfig& loss_scale, bool skip_spikes,
+                           const OptimizerConfig& config)
     : weights_(weights),
       gradients_(gradients),
       schedule_(schedule),
       adamw_(adamw),
       clip_(clip),
       loss_scale_config_(loss_scale),
-      skip_spikes_(skip_spikes) {
+      skip_spikes_(skip_spikes),
+      config_(config),
+      moments_(weights.layout()) {
     const ShardLayout& layout = weights.layout();
     for (size_t u = 0; u < layout.units(); u++) partial_count_ += global_norm_blocks(layout.share(u).count);
-    for (float** moment : {&m_, &v_}) moments_.plan(moment, layout.slice_total());
+    const bool keeps_none = config.kind == OptimizerKind::sgd && config.sgd.momentum == 0;
+    if (!keeps_none) m_ = moments_.add_everywhere("m");
+    if (config.kind == OptimizerKind::adamw) v_ = moments_.add_everywhere("v");
     arena_.plan(&partials_, partial_count_);
     arena_.plan(&state_, 1);
     arena_.plan(&loss_scale_, 1);
@@ -32,8 +37,7 @@ Optimizer<Real>::Optimizer(Weights<Real>& weights, Gradients& gradients, const S
 template <class Real>
 void Optimizer<Real>::allocate(stream_t stream) {
     arena_.allocate();
-    moments_.allocate();
-    for (float* moment : {m_, v_}) set_bytes(moment, 0, weights_.layout().slice_total() * sizeof(float), stream);
+    moments_.allocate(stream);
     set_bytes(state_, 0, sizeof(StepState), stream);
     reset_loss_scale(loss_scale_, loss_scale_config_, stream);
     reset_spikes(spikes_, stream);
@@ -66,17 +70,36 @@ void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream
     prepare_step(state_, partials_, partial_count_, loss_sum, loss_scale(), bad_flag, schedule_, adamw_, clip_,
                  {spikes_, skip_spikes_}, stream);
     update_spikes(spikes_, state_, stream);
-    for (size_t u = 0; u < weights_.layout().units(); u++) {
-        const auto slice = weights_.slice(u);
-        const float* gradient = gradients_.slice(u);
-        for (const auto& range : weights_.ranges(u)) {
-            const size_t at = range.begin, moments = weights_.layout().slice_index(u) + at;
-            Real* working = slice.working && !range.fp8 ? slice.working + at : nullptr;
-            adamw_update(slice.master + at, m_ + moments, v_ + moments, working, range.fp8, gradient + at, range.count,
-                         range.decay_count, adamw_, state_, stream);
+    for (size_t u = 0; u < weights_.layout().units(); u++) update_unit(u, stream);
+    update_loss_scale(loss_scale_, state_, loss_scale_config_, stream);
+}
+
+// This rank's slice, range by range.
+template <class Real>
+void Optimizer<Real>::update_unit(size_t unit, stream_t stream) {
+    const auto slice = weights_.slice(unit);
+    const size_t begin = weights_.layout().slice(unit).begin;
+    for (const auto& range : weights_.ranges(unit)) {
+        const size_t at = range.begin, count = range.count, decayed = range.decay_count;
+        const auto moment = [&](size_t index) { return moments_.at(index, unit, begin + at); };
+        float* const master = slice.master + at;
+        const float* const gradient = gradients_.slice(unit) + at;
+        Real* const working = slice.working && !range.fp8 ? slice.working + at : nullptr;
+        switch (config_.kind) {
+            case OptimizerKind::adamw:
+                adamw_update(master, moment(m_), moment(v_), working, range.fp8, gradient, count, decayed, adamw_,
+                             state_, stream);
+                break;
+            case OptimizerKind::lion:
+                lion_update(master, moment(m_), working, range.fp8, gradient, count, decayed, config_.lion, state_,
+                            stream);
+                break;
+            case OptimizerKind::sgd:
+                sgd_update(master, config_.sgd.momentum == 0 ? nullptr : moment(m_), working, range.fp8, gradient,
+                           count, decayed, config_.sgd, state_, stream);
+                break;
         }
     }
-    update_loss_scale(loss_scale_, state_, loss_scale_config_, stream);
 }
 
 template <class Real>

@@ -4,22 +4,25 @@
 #include <optional>
 #include <string>
 
+#include "llmc/optim/config.h"
 #include "llmc/optim/loss_scale.h"
+#include "llmc/optim/moments.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/shard/gradients.h"
 #include "llmc/shard/weights.h"
 
 namespace llmc {
 
-// Global norm, clipping, schedule and AdamW over all units. Everything is decided on the device (StepState): nothing
-// here waits for it.
+// Global norm, clipping, schedule and the optimizer's update over all units. Everything is decided on the device
+// (StepState): nothing here waits for it.
 struct OptimizerState;
 
 template <class Real>
 class Optimizer {
 public:
     Optimizer(Weights<Real>& weights, Gradients& gradients, const ScheduleConfig& schedule, const AdamWConfig& adamw,
-              double clip, const LossScaleConfig& loss_scale = {}, bool skip_spikes = false);
+              double clip, const LossScaleConfig& loss_scale = {}, bool skip_spikes = false,
+              const OptimizerConfig& config = {});
 
     size_t workspace_bytes() const { return arena_.bytes(); }
     size_t moment_bytes() const { return moments_.bytes(); }
@@ -37,12 +40,13 @@ public:
     const float* loss_scale() const { return &loss_scale_->scale; }
     const float* loss_scale_change() const { return &loss_scale_->change; }  // by the last update: 2, 1 or 1/2
 
-    // What is kept of every parameter: ShardLayout::slice_total() of each, a unit's from slice_index() on.
-    struct Moment {
-        const char* name;
-        float* values;
-    };
-    std::vector<Moment> moments() const { return {{"m", m_}, {"v", v_}}; }
+    // What is kept of the parameters: all of it, one array after the other, and of a tensor, see
+    // OptimizerMoments::of().
+    std::vector<OptimizerMoments::Moment> moments() const { return moments_.all(); }
+    std::vector<OptimizerMoments::Moment> moments_of(size_t unit, const ParameterTensor& tensor,
+                                                     size_t position) const {
+        return moments_.of(unit, tensor, position);
+    }
 
     // For checkpoints; both wait for the device. The loss scale goes on where both runs have a
     // dynamic one; otherwise it is as configured.
@@ -51,6 +55,7 @@ public:
 
 private:
     void sum_squares(stream_t stream);
+    void update_unit(size_t unit, stream_t stream);
 
     Weights<Real>& weights_;
     Gradients& gradients_;
@@ -59,10 +64,12 @@ private:
     const double clip_;
     const LossScaleConfig loss_scale_config_;
     const bool skip_spikes_;
-    Arena arena_{MemoryKind::workspace}, moments_{MemoryKind::optimizer};
-    float *m_ = nullptr, *v_ = nullptr;  // of this rank's slices of all units (slice_index())
-    double* partials_ = nullptr;         // sums of squares, every unit's blocks after each other
-    char* workspace_ = nullptr;          // of their sum over the ranks
+    const OptimizerConfig config_;
+    OptimizerMoments moments_;
+    size_t m_ = 0, v_ = 0;  // indices of moments
+    Arena arena_{MemoryKind::workspace};
+    double* partials_ = nullptr;  // sums of squares, every unit's blocks after each other
+    char* workspace_ = nullptr;   // of their sum over the ranks
     StepState* state_ = nullptr;
     LossScaleState* loss_scale_ = nullptr;
     SpikeState* spikes_ = nullptr;

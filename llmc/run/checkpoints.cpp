@@ -14,8 +14,10 @@ namespace {
 using llong = long long;
 
 // Bytes of a checkpoint, but for its headers.
-uint64_t checkpoint_bytes(const ParameterTable& table, size_t parts) {
-    return uint64_t{table.parameters()} * parts * sizeof(float);
+uint64_t checkpoint_bytes(const std::vector<StateTensor>& tensors) {
+    uint64_t bytes = 0;
+    for (const StateTensor& tensor : tensors) bytes += tensor.elements() * tensor.parts.size() * sizeof(float);
+    return bytes;
 }
 
 }  // namespace
@@ -31,7 +33,7 @@ Checkpoints<Real>::Checkpoints(const Options& options, const ShardSet& train, Tr
       last_saved_(position.saved) {
     if (options.out.empty() || (options.checkpoint_every == 0 && options.checkpoint_minutes == 0)) return;
     const Comm& comm = trainer.comm();
-    const uint64_t needed = checkpoint_bytes(trainer.table(), 1 + trainer.optimizer().moments().size());
+    const uint64_t needed = checkpoint_bytes(trainer.state_tensors());
     if (comm.is_main()) {
         const uint64_t room = free_bytes(directory.path());
         if (room < needed)

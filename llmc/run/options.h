@@ -59,9 +59,13 @@ struct Options {
     int64_t restart_factor = 1;
     std::string plateau = "off";  // see plateau_from_text()
     int64_t early_stop = 0;       // validations; 0 = off
+    std::string optimizer = "adamw";
     double weight_decay = 0.1;
-    double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-    double clip = 1.0;  // 0 = off
+    double beta1 = 0.9, eps = 1e-8;
+    double beta2 = -1;     // -1 = not given = 0.95, lion's 0.99
+    double momentum = -1;  // -1 = not given = 0.9
+    std::string nesterov;  // "" = not given = off
+    double clip = 1.0;     // 0 = off
 
     // Precision and memory
     std::string precision = default_precision();  // resolve() leaves fp32, bf16 or fp8

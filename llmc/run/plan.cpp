@@ -41,9 +41,9 @@ constexpr double kActivationBackward = 4;  // of what it read: read x, write 1 +
 constexpr double kRope = 8;                // of queries and keys, forward and backward: read 2, write 2
 constexpr double kNormBackwardFp8 = 2;
 constexpr double kEmbedding = 26;  // embedding forward, wte and wpe backward (FP32), final norm
-// Optimizer bytes a parameter: gradient twice (norm, update), master read and written, two moments read and written,
-// BF16 copy.
-constexpr double kOptimizer = 4 + 4 + 8 + 16 + 2;
+// Optimizer bytes a parameter: gradient twice (norm, update), master read and written, BF16 copy, and each moment read
+// and written, of which AdamW keeps two, the others one.
+double optimizer_bytes(const std::string& optimizer) { return 4 + 4 + 8 + 2 + 8 * (optimizer == "adamw" ? 2 : 1); }
 
 std::string row(const char* name, const std::string& value, const std::string& note = "") {
     std::string text = strprintf("  %-18s %14s   %s", name, value.c_str(), note.c_str());
@@ -78,7 +78,7 @@ std::string memory_section(const PlanInputs& in, const MemoryByKind& m, size_t r
     std::string text = in.ranks == 1 ? "Memory\n" : "Memory, each rank\n";
     text += row("weights", format_bytes(m.weights));
     text += row("gradients", format_bytes(m.gradients));
-    text += row("optimizer", format_bytes(m.optimizer));
+    text += row("optimizer", format_bytes(m.optimizer), in.optimizer);
     text += row("activations", format_bytes(m.activations), strprintf("-b %d, -r %s", in.batch, in.recompute.c_str()));
     text += row("workspace", format_bytes(m.workspace));
     text += row("libraries", format_bytes(reserve),
@@ -199,7 +199,7 @@ StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const s
     t.products = tokens * ((3 + again) * products + 3 * head);
     t.attention = tokens * ((1 + again) * attention_forward + attention_backward);
     t.elementwise = tokens * (forward + backward + rest);
-    t.optimizer = static_cast<double>(model.padded_parameters()) / slices * kOptimizer / bytes;
+    t.optimizer = static_cast<double>(model.padded_parameters()) / slices * optimizer_bytes(in.optimizer) / bytes;
     t.blocks_forward = tokens * (products + attention_forward + forward);
     t.blocks_backward = t.total() - t.optimizer - tokens * (3 * head + rest) - t.blocks_forward;
     return t;

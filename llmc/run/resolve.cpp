@@ -121,6 +121,12 @@ void resolve_validation(Options& o, const ResolveInputs& inputs) {
     if (batches) o.val_every = validation_interval(*batches, o.micro_steps);
 }
 
+void resolve_optimizer(Options& o) {
+    if (o.beta2 < 0) o.beta2 = o.optimizer == "lion" ? 0.99 : 0.95;
+    if (o.momentum < 0) o.momentum = 0.9;
+    if (o.nesterov.empty()) o.nesterov = "off";
+}
+
 void check_profiled_steps(const Options& o) {
     if (o.profile_steps.empty() || o.max_steps <= 0) return;
     const ProfileSteps steps = profile_steps_from_text(o.profile_steps);
@@ -204,6 +210,7 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_total_batch(options, inputs.ranks);
     if (options.zero < 0 || inputs.ranks == 1) options.zero = inputs.ranks > 1 ? 1 : 0;
     resolve_steps(options, inputs.train_tokens);
+    resolve_optimizer(options);
     resolve_validation(options, inputs);
     check_profiled_steps(options);
     check_resume(options);

@@ -156,15 +156,17 @@ const std::set<std::string> kFree = {"train",
                                      "hellaswag",
                                      "tensorboard",
                                      "prometheus"};
-// Those that make another model, or another meaning of a step.
-const std::set<std::string> kFixed = {"layers", "heads", "channels", "vocab", "context", "total-batch"};
+// Those that make another model or another state of it, or another meaning of a step.
+const std::set<std::string> kFixed = {"layers", "heads", "channels", "vocab", "context", "total-batch", "optimizer"};
 // Those that decide which data comes next.
 const std::set<std::string> kData = {"seq", "seed"};
 
 std::string described(const Json& model) { return model.is_null() ? kGpt2.name : model.dump(); }
 
 void compare_configurations(const Options& o, Resumed& resumed) {
-    const Json then = resumed.checkpoint->manifest().config, now = Json::parse(config_json(o));
+    Json then = resumed.checkpoint->manifest().config;
+    const Json now = Json::parse(config_json(o));
+    if (!then.contains("optimizer")) then["optimizer"] = "adamw";  // there was a time without the flag
     const Json no_model, model_then = resumed.checkpoint->manifest().run.value("model", no_model);
     const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);
     if (model_then != model_now)

@@ -33,6 +33,16 @@ Fp8Config fp8_config(const Options& o) {
     return config;
 }
 
+OptimizerConfig optimizer_config(const Options& o) {
+    OptimizerConfig config;
+    config.kind = meaning<OptimizerKind>(
+        "optimizer", o.optimizer,
+        {{"adamw", OptimizerKind::adamw}, {"lion", OptimizerKind::lion}, {"sgd", OptimizerKind::sgd}});
+    config.lion = {o.beta1, o.beta2, o.weight_decay};
+    config.sgd = {o.momentum, o.nesterov == "on", o.weight_decay};
+    return config;
+}
+
 }  // namespace
 
 TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
@@ -65,6 +75,7 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     config.schedule = {schedule,        o.lr, o.warmup, o.max_steps, o.final_lr_fraction, o.cooldown, o.restart_every,
                        o.restart_factor};
     config.adamw = {o.beta1, o.beta2, o.eps, o.weight_decay};
+    config.optimizer = optimizer_config(o);
     config.clip = o.clip;
     config.loss_scale = loss_scale_config(o.loss_scale);
     config.loss_scale.growth_interval = o.loss_scale_growth_interval;

@@ -65,7 +65,7 @@ Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)
       matmul_(config.tf32, config.fast_accumulation, config.fp8_scaling()),
       model_(model_setup(config_), weights_, gradients_, matmul_),
       optimizer_(weights_, gradients_, config.schedule, config.adamw, config.clip, config.loss_scale,
-                 config.skip_spikes) {
+                 config.skip_spikes, config.optimizer) {
     matmul_.choose(config.products);
     if (config.verify_every > 0)
         verification_.emplace(comm, checksums_of_step(table_), static_cast<size_t>(fp8() ? fp8()->count() : 0));
@@ -87,7 +87,10 @@ MemoryByKind Trainer<Real>::memory() const {
                        Matmul::planned_bytes(operand_type<Real>, model_.linear().shapes(), config_.fp8_scaling());
     if (verification_) memory.workspace += verification_->bytes();
     for (size_t u = 0; u < layout_.units(); u++)
-        memory.staging += layout_.share(u).count * (1 + optimizer_.moments().size()) * sizeof(float);
+        for (const ParameterTensor& tensor : table_.unit(u).tensors) {
+            const ShardLayout::Part part = ShardLayout::overlap(layout_.share(u), tensor);
+            memory.staging += part.count * (1 + optimizer_.moments_of(u, tensor, part.begin).size()) * sizeof(float);
+        }
     return memory;
 }
 
@@ -185,10 +188,15 @@ template <class Real>
 void Trainer<Real>::see_state(bool again) {
     const ProfileRange range("verify state", stream_);
     for (size_t u = 0; u < table_.units().size(); u++) {
-        const size_t begin = layout_.slice_index(u);
         see_tensors(Verified::state, again, "master of ", u, weights_.slice(u).master);
-        for (const auto& moment : optimizer_.moments())
-            see_tensors(Verified::state, again, moment.name + std::string(" of "), u, moment.values + begin);
+        const ShardLayout::Part held = layout_.slice(u);
+        for (const ParameterTensor& tensor : table_.unit(u).tensors) {
+            const ShardLayout::Part part = ShardLayout::overlap(held, tensor);
+            for (const auto& moment : optimizer_.moments_of(u, tensor, part.begin))
+                verification_->see(Verified::state, again,
+                                   {moment.name + (" of " + tensor.name), moment.values, part.count * sizeof(float)},
+                                   !layout_.is_sliced(), stream_);
+        }
     }
 }
 
@@ -296,11 +304,10 @@ std::vector<DeviceSlice> Trainer<Real>::slices_within(size_t unit, size_t begin,
         const ShardLayout::Part wanted = ShardLayout::overlap({begin, count}, tensor);
         if (wanted.count == 0) continue;
         const auto add = [&](const char* part, float* values) {
-            slices.push_back({{tensor.name, part, wanted.begin - tensor.offset, wanted.count},
-                              values + (wanted.begin - held.begin)});
+            slices.push_back({{tensor.name, part, wanted.begin - tensor.offset, wanted.count}, values});
         };
-        add("master", masters);
-        for (const auto& moment : optimizer_.moments()) add(moment.name, moment.values + layout_.slice_index(unit));
+        add("master", masters + (wanted.begin - held.begin));
+        for (const auto& moment : optimizer_.moments_of(unit, tensor, wanted.begin)) add(moment.name, moment.values);
     }
     return slices;
 }
@@ -318,12 +325,13 @@ std::vector<DeviceSlice> Trainer<Real>::state_slices() {
 
 template <class Real>
 std::vector<StateTensor> Trainer<Real>::state_tensors() const {
-    std::vector<std::string> parts = {"master"};
-    for (const auto& moment : optimizer_.moments()) parts.push_back(moment.name);
     std::vector<StateTensor> tensors;
-    for (const Unit& unit : table_.units())
-        for (const ParameterTensor& tensor : unit.tensors)
+    for (size_t u = 0; u < table_.units().size(); u++)
+        for (const ParameterTensor& tensor : table_.unit(u).tensors) {
+            std::vector<std::string> parts = {"master"};
+            for (const auto& moment : optimizer_.moments_of(u, tensor, tensor.offset)) parts.push_back(moment.name);
             tensors.push_back({tensor.name, {tensor.shape.begin(), tensor.shape.end()}, parts});
+        }
     return tensors;
 }
 

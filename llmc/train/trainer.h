@@ -43,7 +43,8 @@ struct TrainerConfig {
     Sharding sharding;                        // but for its `fp8`, which follows from the above
     ScheduleConfig schedule;
     AdamWConfig adamw;
-    double clip = 0;  // 0: off
+    OptimizerConfig optimizer;  // which, and what it takes beside that
+    double clip = 0;            // 0: off
     LossScaleConfig loss_scale;
     bool skip_spikes = false;
     ProductChoices products;    // as a card check has chosen

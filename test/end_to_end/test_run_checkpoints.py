@@ -411,6 +411,8 @@ class Refused(Case):
         self.save()
         self.refused(self.run_.run("--resume", "latest", "--layers", "2"), CHECKPOINT, "--layers 1", "--layers 2")
         self.refused(self.run_.run("--resume", "latest", "--total-batch", "128"), CHECKPOINT, "--total-batch")
+        self.refused(self.run_.run("--resume", "latest", "--optimizer", "lion"), CHECKPOINT,
+                     "was written with --optimizer adamw, this run has --optimizer lion", "--init-from")
 
     def test_other_data(self):
         self.save()

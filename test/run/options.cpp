@@ -80,7 +80,8 @@ TEST_CASE("options: defaults are the promised ones") {
     CHECK(o.final_lr_fraction == 0);
     CHECK(o.weight_decay == 0.1);
     CHECK(o.beta1 == 0.9);
-    CHECK(o.beta2 == 0.95);
+    CHECK(o.optimizer == "adamw");
+    CHECK(o.beta2 == -1);  // resolve() knows the optimizer's
     CHECK(o.eps == 1e-8);
     CHECK(o.clip == 1);
     CHECK(o.val_every == -1);

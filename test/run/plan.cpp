@@ -117,6 +117,16 @@ TEST_CASE("plan: recomputation, ranks and lengths") {
     CHECK(ideal_step_time(model, inputs(128, 512), "bf16", 1).attention == near(150.8236 / 2));
 }
 
+TEST_CASE("plan: an optimizer with one moment moves 8 bytes a parameter less than AdamW") {
+    const ModelConfig model = find_model("gpt2");
+    PlanInputs in = inputs(4, 1024);
+    const double adamw = ideal_step_time(model, in, "bf16", 1).optimizer;
+    for (const char* name : {"lion", "sgd"}) {
+        in.optimizer = name;
+        CHECK(ideal_step_time(model, in, "bf16", 1).optimizer == doctest::Approx(adamw * 26 / 34));
+    }
+}
+
 TEST_CASE("plan: what is printed") {
     const ModelConfig model = find_model("gpt2");
     const MemoryByKind memory = {237 * kMiB, 475 * kMiB, 1424 * kMiB, 20000 * kMiB, 64 * kMiB, 1500 * kMiB};

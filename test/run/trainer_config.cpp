@@ -68,6 +68,8 @@ TEST_CASE("trainer config: words become what they say") {
     CHECK(with(&Options::fp8_fast_accum, "forward").fast_accumulation == FastAccumulation::forward);
     CHECK(with(&Options::fp8_fast_accum, "all").fast_accumulation == FastAccumulation::all);
     CHECK(with(&Options::reduce, "fp32").sharding.wire == Wire::fp32);
+    CHECK(with(&Options::optimizer, "lion").optimizer.kind == OptimizerKind::lion);
+    CHECK(with(&Options::optimizer, "sgd").optimizer.kind == OptimizerKind::sgd);
     CHECK(with(&Options::reduce, "bf16").sharding.wire == Wire::bf16);
     Options o;
     CHECK(reduce_order(o) == ReduceOrder::any);
@@ -112,6 +114,17 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     CHECK(c.sharding.stage == 2);
     CHECK(c.sharding.within == 4);
     CHECK(c.kernels.names() == std::vector<std::string>{"gelu_fp8"});
+
+    CHECK(c.optimizer.kind == OptimizerKind::adamw);
+    o.optimizer = "lion", o.momentum = 0.625, o.nesterov = "on";
+    const OptimizerConfig optimizer = trainer_config(o).optimizer;
+    CHECK(optimizer.kind == OptimizerKind::lion);
+    CHECK(optimizer.lion.beta1 == 0.5);
+    CHECK(optimizer.lion.beta2 == 0.75);
+    CHECK(optimizer.lion.weight_decay == 0.2);
+    CHECK(optimizer.sgd.momentum == 0.625);
+    CHECK(optimizer.sgd.nesterov);
+    CHECK(optimizer.sgd.weight_decay == 0.2);
 
     // One switch at a time, so that none stands for another.
     for (const auto on : {&Options::tf32, &Options::fp8_pow2_scales, &Options::skip_spikes}) {

@@ -102,6 +102,38 @@ TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps", Real, float
     }
 }
 
+TEST_CASE("state: every optimizer goes on where it was, and keeps what it says") {
+    const auto config_with = [](OptimizerKind kind, double momentum) {
+        TrainerConfig config = config_of(nullptr);
+        config.optimizer.kind = kind;
+        config.optimizer.sgd.momentum = momentum;
+        return config;
+    };
+    const std::pair<TrainerConfig, std::vector<std::string>> cases[] = {
+        {config_with(OptimizerKind::adamw, 0.9), {"master", "m", "v"}},
+        {config_with(OptimizerKind::lion, 0.9), {"master", "m"}},
+        {config_with(OptimizerKind::sgd, 0.9), {"master", "m"}},
+        {config_with(OptimizerKind::sgd, 0), {"master"}},
+    };
+    std::vector<std::map<std::string, std::vector<float>>> results;
+    for (const auto& [config, parts] : cases) {
+        CAPTURE(results.size());
+        TestModel<bf16> whole(config), begun(config);
+        whole.trainer.initialize(1);
+        for (int i = 0; i < 3; i++) step(whole, i);
+        for (const StateTensor& tensor : whole.trainer.state_tensors()) CHECK(tensor.parts == parts);
+        CHECK(whole.trainer.memory().optimizer >= parts.size() * whole.trainer.table().parameters() * sizeof(float));
+        CHECK(whole.trainer.memory().optimizer <
+              (parts.size() + 1) * whole.trainer.table().parameters() * sizeof(float));
+        CHECK(restore(begun, whole));
+        for (int i = 3; i < 5; i++) step(whole, i), step(begun, i);
+        CHECK(slices_of(begun) == slices_of(whole));
+        for (const auto& other : results)
+            CHECK(slices_of(whole).at("h.0.fc.weight.master") != other.at("h.0.fc.weight.master"));
+        results.push_back(slices_of(whole));
+    }
+}
+
 #if LLMC_ENABLE_FP8
 TEST_CASE("state: FP8 scales are found anew where the recipe or the loss scale is another") {
     Fp8Config delayed, other;

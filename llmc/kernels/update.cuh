@@ -1,0 +1,115 @@
+// The frame of element-wise optimizer updates: a block walks over its part of master weights and of what an optimizer
+// keeps of them, writes both back with the working copy, and measures the largest new weight. What is computed of an
+// element is a Rule (lion.cu, sgd.cu, muon.cu); AdamW, which keeps two moments, has a kernel of its own (adamw.cu).
+#pragma once
+#include "llmc/device/kernel.cuh"
+#include "llmc/kernels/adamw.h"
+
+namespace llmc {
+
+constexpr int kUpdateThreads = 256;
+constexpr int kUpdatePerThread = 8;
+constexpr int kUpdateMeasuredGroups = 4;
+
+// A thread's eight elements, two fours of its warp's 256 (vector.cuh), and how many elements there are from the first
+// of them on: the missing ones are zeros, and go through the same arithmetic.
+template <class T>
+LLMC_DEVICE void load_group(const T* p, size_t left, float (&values)[8]) {
+    if (left >= kFoursApart + 4) {
+        load_fours(p, values);
+    } else {
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const size_t place = place_in_fours(i);
+            values[i] = place < left ? to_float(p[place]) : 0.0f;
+        }
+    }
+}
+template <class T>
+LLMC_DEVICE void store_group(T* p, size_t left, const float (&values)[8]) {
+    if (left >= kFoursApart + 4) {
+        store_fours(p, values);
+    } else {
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const size_t place = place_in_fours(i);
+            if (place < left) p[place] = to<T>(values[i]);
+        }
+    }
+}
+
+// The bits of the largest magnitude of a group's new weights, infinity's if one of them is not finite.
+LLMC_DEVICE uint32_t largest_of_group(const float (&p)[8], size_t left) {
+    uint32_t amax = 0;
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++) {
+        const bool valid = static_cast<size_t>(place_in_fours(i)) < left;
+        const uint32_t magnitude = valid ? float_bits(p[i]) & kFloatMagnitudeMask : 0u;
+        amax = magnitude > amax ? magnitude : amax;
+    }
+    return amax < kFloatInfinityBits ? amax : kFloatInfinityBits;
+}
+
+// Rule::operator()(p, m, x, decays, learning_rate, grad_scale) changes a weight p and, if it kKeepsMoment, its moment
+// m, by what comes in: a gradient, or a direction. A block has kGroups * 2048 elements in a row; what is measured is
+// reduced over the warp, hence several groups a thread there: one atomic for 1024 elements.
+template <class Rule, class Real, class Input, bool kMeasures>
+static __global__ void __launch_bounds__(kUpdateThreads, 4)
+    update_kernel(float* master, float* moment, Real* working, Fp8State* fp8, const Input* input, size_t count,
+                  size_t decay_count, Rule rule, const StepState* state) {
+    constexpr int kGroups = kMeasures ? kUpdateMeasuredGroups : 1;
+    if (state->skip) return;
+    const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
+    uint32_t amax = 0;
+    for (int group = 0; group < kGroups; group++) {
+        const size_t first = (static_cast<size_t>(blockIdx.x) * kGroups + group) * kUpdateThreads * kUpdatePerThread +
+                             first_of_fours(threadIdx.x);
+        if (first >= count) break;
+        const size_t left = count - first, decayed = decay_count <= first ? 0 : decay_count - first;
+        float p[8], m[8] = {}, x[8];
+        load_group(master + first, left, p);
+        load_group(input + first, left, x);
+        if constexpr (Rule::kKeepsMoment) load_group(moment + first, left, m);
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++)
+            rule(p[i], m[i], x[i], static_cast<size_t>(place_in_fours(i)) < decayed, learning_rate, grad_scale);
+        store_group(master + first, left, p);
+        if constexpr (Rule::kKeepsMoment) store_group(moment + first, left, m);
+        if (working) store_group(working + first, left, p);
+        if constexpr (kMeasures) {
+            const uint32_t seen = largest_of_group(p, left);
+            amax = seen > amax ? seen : amax;
+        }
+    }
+    if constexpr (kMeasures) {
+        const float largest = warp_max(float_from_bits(amax));
+        if (threadIdx.x % 32 == 0)
+            atomicMax(reinterpret_cast<int*>(&fp8->amax_now), static_cast<int>(float_bits(largest)));
+    }
+}
+
+// `moment` is nullptr for a Rule that keeps none; `working` and `fp8` may be.
+template <class Rule, class Real, class Input>
+void run_update(const char* name, float* master, float* moment, Real* working, Fp8State* fp8, const Input* input,
+                size_t count, size_t decay_count, const Rule& rule, const StepState* state, stream_t stream) {
+    if (count == 0) return;
+    if (decay_count > count)
+        throw Error(ExitCode::failure, strprintf("%s: %zu of %zu parameters to decay", name, decay_count, count));
+    for (const void* p : {static_cast<const void*>(master), static_cast<const void*>(moment),
+                          static_cast<const void*>(working), static_cast<const void*>(input)})
+        if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
+            throw Error(ExitCode::failure,
+                        strprintf("%s: pointer %p is not 16-byte aligned; pad slices to 16 bytes", name, p));
+    const auto run = [&]<auto kernel>(int groups) {
+        const size_t blocks = div_up<size_t>(count, static_cast<size_t>(groups) * kUpdateThreads * kUpdatePerThread);
+        launch<kernel>({dim3{static_cast<unsigned>(blocks)}, kUpdateThreads, 0, stream}, inout(master, count),
+                       inout(moment, count), out(working, count), inout(fp8, 1), in(input, count), count, decay_count,
+                       rule, in(state, 1));
+    };
+    if (fp8)
+        run.template operator()<update_kernel<Rule, Real, Input, true>>(kUpdateMeasuredGroups);
+    else
+        run.template operator()<update_kernel<Rule, Real, Input, false>>(1);
+}
+
+}  // namespace llmc

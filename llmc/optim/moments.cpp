@@ -1,0 +1,62 @@
+#include "llmc/optim/moments.h"
+
+#include <algorithm>
+
+namespace llmc {
+namespace {
+
+size_t overlap(const ShardLayout::Part& a, const ShardLayout::Part& b) {
+    const size_t begin = std::max(a.begin, b.begin), end = std::min(a.end(), b.end());
+    return end > begin ? end - begin : 0;
+}
+
+}  // namespace
+
+size_t OptimizerMoments::add(const char* name, std::vector<ShardLayout::Part> regions) {
+    Kept kept{name, std::move(regions), {}};
+    for (size_t u = 0; u < layout_.units(); u++) {
+        // As much as the rank with the most of it has, so that all plan alike.
+        const size_t slice = layout_.slice(u).count, slices = layout_.table().unit(u).count / slice;
+        size_t most = 0;
+        for (size_t s = 0; s < slices; s++) most = std::max(most, overlap({s * slice, slice}, kept.regions[u]));
+        kept.index.push_back(kept.count);
+        kept.count += most;
+    }
+    kept_.push_back(std::move(kept));
+    arena_.plan(&kept_.back().values, kept_.back().count);
+    return kept_.size() - 1;
+}
+
+size_t OptimizerMoments::add_everywhere(const char* name) {
+    std::vector<ShardLayout::Part> regions;
+    for (const Unit& unit : layout_.table().units()) regions.push_back({0, unit.count});
+    return add(name, std::move(regions));
+}
+
+void OptimizerMoments::allocate(stream_t stream) {
+    if (arena_.bytes() == 0) return;
+    arena_.allocate();
+    for (const Kept& kept : kept_) set_bytes(kept.values, 0, kept.count * sizeof(float), stream);
+}
+
+float* OptimizerMoments::at(size_t moment, size_t unit, size_t position) const {
+    const Kept& kept = kept_[moment];
+    return kept.values + kept.index[unit] + position - std::max(kept.regions[unit].begin, layout_.slice(unit).begin);
+}
+
+std::vector<OptimizerMoments::Moment> OptimizerMoments::of(size_t unit, const ParameterTensor& tensor,
+                                                           size_t position) const {
+    std::vector<Moment> moments;
+    for (size_t m = 0; m < kept_.size(); m++)
+        if (overlap({tensor.offset, tensor.count()}, kept_[m].regions[unit]) > 0)
+            moments.push_back({kept_[m].name, at(m, unit, position)});
+    return moments;
+}
+
+std::vector<OptimizerMoments::Moment> OptimizerMoments::all() const {
+    std::vector<Moment> moments;
+    for (const Kept& kept : kept_) moments.push_back({kept.name, kept.values});
+    return moments;
+}
+
+}  // namespace llmc
