@@ -67,8 +67,8 @@ SUFFIX   := $(if $(filter-out AUTO,$(PRECISION)),-$(PRECISION))$(if $(filter 0,$
 PLAIN_DIR := build/cpu-$(MARCH)$(SUFFIX)
 CPU_DIR  := build/cpu-$(MARCH)$(if $(SANITIZE),-$(SANITIZE))$(SUFFIX)
 CUDA_DIR := build/cuda-$(subst $(space),-,$(ARCH_NAMES))$(SUFFIX)$(if $(filter 0,$(USE_NCCL)),-nonccl)$(if $(filter 1,$(PTX)),-ptx)
-# What is the same in all of them.
-SHARED_DIR := build/shared
+# What is the same for both devices.
+SHARED_DIR := build/shared$(if $(filter-out AUTO,$(PRECISION)),-$(PRECISION))
 
 GIT_VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 # -march=native means another processor on another machine, which ccache would not see.
@@ -104,17 +104,20 @@ else
 CXXFLAGS_CPU = $(CXXFLAGS_PLAIN)
 endif
 # -Werror=undef: a file that asks for the device is not the same for all.
-CXXFLAGS_SHARED = -std=c++20 -I. $(WARNINGS) -Werror=undef $(LEVEL) -fopenmp -MMD -MP
+CXXFLAGS_SHARED = $(COMMON) $(WARNINGS) -Werror=undef $(LEVEL) -fopenmp -MMD -MP
 CXXFLAGS_CUDA = $(COMMON) $(WARNINGS) $(LEVEL) -fopenmp -MMD -MP -DLLMC_CUDA=1 -I$(CUDA_HOME)/include
 # Flags, JSON and text take long to compile and run once; attention's backward pass gains nothing from -O3 on the host.
 LEVEL := -O3
-RUN_ONCE := run/%.o commands/%.o checkpoint/%.o data/shards.cpp.o comm/watchdog.cpp.o $(addprefix model/,$(addsuffix .cpp.o,config gpt2_config llama_config model_fields model_file))
-$(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$(addprefix $d/llmc/,$(RUN_ONCE))) $(PLAIN_DIR)/train_gpt.cu.o $(SHARED_DIR)/%.o: LEVEL := -O1
+OBJECT_DIRS := $(PLAIN_DIR) $(CUDA_DIR) $(SHARED_DIR)
+in_object_dirs = $(foreach d,$(OBJECT_DIRS),$(addprefix $d/,$1))
+RUN_ONCE := run/%.o commands/%.o checkpoint/%.o data/%.o comm/watchdog.cpp.o comm/launch.cpp.o comm/tcp_socket.cpp.o \
+            $(addprefix model/,$(addsuffix .cpp.o,config gpt2_config llama_config model_fields model_file))
+$(call in_object_dirs,$(addprefix llmc/,$(RUN_ONCE)) train_gpt.cu.o): LEVEL := -O1
 $(PLAIN_DIR)/llmc/kernels/attention_backward.cu.o: LEVEL := -O2
 # Tests run as long at -O1, but for formats.cu, which goes through all numbers of a format. At -O0 a file's copies of inline
 # functions may become those of the whole program: only for files that share none with what computes.
-$(foreach d,$(PLAIN_DIR) $(CUDA_DIR),$(addprefix $d/,dev/probe/%.cpp.o test/%.o)): LEVEL := -O1
-$(foreach d,$(PLAIN_DIR) $(CUDA_DIR) $(SHARED_DIR),$(addprefix $d/test/,run/%.o checkpoint/%.o dev/%.o main.cpp.o)): LEVEL := -O0
+$(call in_object_dirs,dev/probe/%.cpp.o test/%.o): LEVEL := -O1
+$(call in_object_dirs,$(addprefix test/,run/%.o checkpoint/%.o dev/%.o main.cpp.o)): LEVEL := -O0
 $(PLAIN_DIR)/test/device/formats.cu.o: LEVEL := -O3
 ifeq ($(PTX),1)
 GENCODE := $(foreach arch,$(ARCHS),-gencode arch=$(arch:sm_%=compute_%)$(comma)code=[$(arch)$(comma)$(arch:sm_%=compute_%)]) --compress-mode=none
@@ -138,16 +141,17 @@ TESTS_HOST_ONLY := $(wildcard test/device/host/*.cpp test/device/host/*.cu)
 # Flags, files and reports know no device: test_gpu leaves their tests to test_cpu. WITHOUT_DEVICE= has them in both.
 WITHOUT_DEVICE := $(filter-out $(addprefix test/run/,fingerprint.cpp profile.cpp versions.cpp), \
                   $(wildcard $(addsuffix /*.cpp,test/run test/checkpoint test/data test/dev)))
-# Sources that are the same in every configuration, host, GPU or precision, and so are compiled once for all.
-SHARED_CHECKPOINT := $(addprefix checkpoint/,$(addsuffix .cpp,files finite hf_export hf_gpt2 llmc_model safetensors \
-                     weight_files weight_source))
-SHARED_MODEL := $(addprefix model/,$(addsuffix .cpp,config gpt2_config llama_config model_fields model_file))
-SHARED := $(wildcard llmc/data/*.cpp test/data/*.cpp) $(addprefix llmc/,$(SHARED_CHECKPOINT)) $(addprefix test/,$(filter-out \
-          checkpoint/weight_source.cpp,$(SHARED_CHECKPOINT))) dev/probe/result_file.cpp \
-          $(addprefix llmc/,kernels/variants.cpp $(SHARED_MODEL) shard/table.cpp $(addprefix comm/,launch.cpp operation_log.cpp tcp_socket.cpp) \
-          $(addprefix run/,inputs.cpp llmc_flags.cpp signals.cpp text.cpp) commands/export.cpp) \
-          $(addprefix test/,kernels/variants.cpp model/config.cpp shard/table.cpp $(addprefix comm/,launch.cpp operation_log.cpp) \
-          $(addprefix run/,llmc_flags.cpp options.cpp resolve.cpp signals.cpp text.cpp))
+# C++ that is the same for both devices is compiled once for them (SHARED): all but what asks for the device or an option of
+# the build (PER_BUILD), and loops that want this machine's vectors. What asks for them does not compile in SHARED.
+PER_BUILD := $(addprefix llmc/,linear/matmul_cuda.cpp linear/matmul_host.cpp linear/product_support.cpp comm/connect.cpp \
+             comm/exchange_host.cpp comm/exchange_staged.cpp comm/nccl_backend.cpp comm/transport_mpi.cpp \
+             commands/plan.cpp run/ranks.cpp run/versions.cpp) dev/probe/lt.cpp dev/probe/reference.cpp \
+             $(addprefix test/,check/known_products.cpp comm/backend.cpp comm/ranks/training.cpp \
+             comm/ranks/verification.cpp kernels/attention_fp8.cpp kernels/layernorm_backward_fp8.cpp \
+             kernels/layernorm_fp8.cpp model/gpt2_fp8_blocks.cpp model/gpt2_fp8_reference.cpp model/traffic.cpp \
+             run/versions.cpp train/verification.cpp)
+SHARED := train_gpt.cu test/main.cpp dev/gradients.cpp $(filter-out $(PER_BUILD) test/virtual_gpu/%, \
+          $(wildcard llmc/*/*.cpp dev/probe/*.cpp test/*/*.cpp test/comm/ranks/*.cpp))
 
 # A sanitizer's build takes from the ordinary one what it need not look at: test code that does no more than call llmc/,
 # flags and reports, the probe, and for ThreadSanitizer files that one thread reads, and kernels: the virtual GPU looks for
@@ -177,7 +181,12 @@ CPU_PROBE_OBJECTS  := $(call cpu_objects,$(PROBE_PARTS))
 CUDA_PROBE_OBJECTS := $(call objects_in,$(CUDA_DIR),$(PROBE_PARTS))
 RANK_TESTS := $(wildcard test/comm/ranks/*.cpp)
 CPU_RANK_TEST_OBJECTS  := $(call cpu_objects,$(RANK_TESTS))
-CUDA_RANK_TEST_OBJECTS := $(addprefix $(CUDA_DIR)/,$(addsuffix .o,$(RANK_TESTS)))
+CUDA_RANK_TEST_OBJECTS := $(call objects_in,$(CUDA_DIR),$(RANK_TESTS))
+# Files with a main().
+CPU_MAIN  := $(call cpu_objects,train_gpt.cu)
+CUDA_MAIN := $(SHARED_DIR)/train_gpt.cu.o
+PROBE_MAIN_OBJECT := $(SHARED_DIR)/$(PROBE_MAIN).o
+GRADIENTS_MAIN := $(SHARED_DIR)/dev/gradients.cpp.o
 
 # The virtual GPU (dev/virtual_gpu/README.md): programs of CUDA objects that keep their PTX, linked with it.
 VIRTUAL_DIR := build/virtual
@@ -271,7 +280,7 @@ build/fuzz/fuzz: $(FUZZED) $(wildcard llmc/checkpoint/*.h test/fuzz/*.h) Makefil
 	clang++ $(COMMON) -Wall -Wextra -DLLMC_CUDA=0 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
 	    $(FUZZED) -o $@
 
-$(CPU_DIR)/train_gpt_cpu: $(CPU_OBJECTS) $(CPU_DIR)/train_gpt.cu.o
+$(CPU_DIR)/train_gpt_cpu: $(CPU_OBJECTS) $(CPU_MAIN)
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
 $(CPU_DIR)/test_cpu: $(CPU_OBJECTS) $(CPU_TEST_OBJECTS) $(CPU_PROBE_OBJECTS)
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
@@ -284,13 +293,13 @@ $(CPU_DIR)/bench_cpu: $(CPU_DIR)/dev/bench_cpu.cu.o
 $(CPU_DIR)/bench_step: $(CPU_DIR)/dev/bench_step.cpp.o
 $(CPU_DIR)/bench_cpu $(CPU_DIR)/bench_step: $(CPU_OBJECTS)
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
-$(CUDA_DIR)/train_gpt: $(CUDA_OBJECTS) $(CUDA_DIR)/train_gpt.cu.o
+$(CUDA_DIR)/train_gpt: $(CUDA_OBJECTS) $(CUDA_MAIN)
 	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
 $(CUDA_DIR)/test_gpu: $(CUDA_OBJECTS) $(CUDA_TEST_OBJECTS) $(if $(WITHOUT_DEVICE),,$(CUDA_PROBE_OBJECTS))
 	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
-$(CPU_DIR)/probe_cpu: $(CPU_OBJECTS) $(CPU_PROBE_OBJECTS) $(CPU_DIR)/$(PROBE_MAIN).o
+$(CPU_DIR)/probe_cpu: $(CPU_OBJECTS) $(CPU_PROBE_OBJECTS) $(PROBE_MAIN_OBJECT)
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
-$(CUDA_DIR)/probe: $(CUDA_OBJECTS) $(CUDA_PROBE_OBJECTS) $(CUDA_DIR)/$(PROBE_MAIN).o
+$(CUDA_DIR)/probe: $(CUDA_OBJECTS) $(CUDA_PROBE_OBJECTS) $(PROBE_MAIN_OBJECT)
 	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
 
 # What computes wants the vectors of this machine; contractions would not be the instructions that are played.
@@ -308,20 +317,20 @@ $(VIRTUAL_DIR)/test_virtual_gpu: $(call virtual_objects,$(VIRTUAL_TESTS) $(VIRTU
 # -rdynamic, $$ORIGIN: libnccl.so.2 is loaded from beside the program, and calls it.
 link_virtual = $(CXX) -rdynamic -Wl,-rpath,'$$ORIGIN' $(filter %.o,$^) -o $@ $(LIBS_CPU) -ldl
 VIRTUAL_OBJECTS := $(call virtual_objects,$(VIRTUAL_GPU)) $(CUDA_OBJECTS)
-$(VIRTUAL_OUT)/train_gpt: $(VIRTUAL_OBJECTS) $(CUDA_DIR)/train_gpt.cu.o $(VIRTUAL_OUT)/libnccl.so.2
+$(VIRTUAL_OUT)/train_gpt: $(VIRTUAL_OBJECTS) $(CUDA_MAIN) $(VIRTUAL_OUT)/libnccl.so.2
 	$(link_virtual)
 $(VIRTUAL_OUT)/test_gpu: $(VIRTUAL_OBJECTS) $(CUDA_TEST_OBJECTS) $(if $(WITHOUT_DEVICE),,$(CUDA_PROBE_OBJECTS)) $(VIRTUAL_OUT)/libnccl.so.2
 	$(link_virtual)
 $(VIRTUAL_OUT)/test_ranks: $(VIRTUAL_OBJECTS) $(CUDA_RANK_TEST_OBJECTS) $(VIRTUAL_OUT)/libnccl.so.2
 	$(link_virtual)
-$(VIRTUAL_OUT)/probe: $(VIRTUAL_OBJECTS) $(CUDA_PROBE_OBJECTS) $(CUDA_DIR)/$(PROBE_MAIN).o
+$(VIRTUAL_OUT)/probe: $(VIRTUAL_OBJECTS) $(CUDA_PROBE_OBJECTS) $(PROBE_MAIN_OBJECT)
 	$(link_virtual)
-$(VIRTUAL_OUT)/gradients: $(VIRTUAL_OBJECTS) $(CUDA_DIR)/dev/gradients.cpp.o
+$(VIRTUAL_OUT)/gradients: $(VIRTUAL_OBJECTS) $(GRADIENTS_MAIN)
 	$(link_virtual)
 
-$(CPU_DIR)/gradients_cpu: $(CPU_OBJECTS) $(CPU_DIR)/dev/gradients.cpp.o
+$(CPU_DIR)/gradients_cpu: $(CPU_OBJECTS) $(GRADIENTS_MAIN)
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
-$(CUDA_DIR)/gradients: $(CUDA_OBJECTS) $(CUDA_DIR)/dev/gradients.cpp.o
+$(CUDA_DIR)/gradients: $(CUDA_OBJECTS) $(GRADIENTS_MAIN)
 	$(NVCC) $(filter %.o,$^) -o $@ $(LIBS_CUDA)
 # A library that the CUDA driver loads into a program: times of its kernels, from CUPTI.
 $(CUDA_DIR)/libkernel_times.so: dev/gpu/kernel_times.cpp Makefile
@@ -347,6 +356,9 @@ $(CPU_DIR)/%.cpp.o: %.cpp Makefile
 $(SHARED_DIR)/%.cpp.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	$(CCACHE) $(CXX) $(CXXFLAGS_SHARED) -c $< -o $@
+$(SHARED_DIR)/%.cu.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(CCACHE) $(CXX) $(CXXFLAGS_SHARED) -x c++ -c $< -o $@
 $(patsubst %,$(PLAIN_DIR)/%.o,$(filter-out $(SHARED),$(UNCHECKED))): $(PLAIN_DIR)/%.o: % Makefile
 	@mkdir -p $(@D)
 	$(CCACHE) $(CXX) $(CXXFLAGS_PLAIN) -c $< -o $@
@@ -394,7 +406,6 @@ gpu-build:
 clean:
 	rm -rf build train_gpt train_gpt_cpu
 
--include $(CPU_OBJECTS:.o=.d) $(CPU_TEST_OBJECTS:.o=.d) $(CPU_RANK_TEST_OBJECTS:.o=.d) $(CPU_DIR)/train_gpt.cu.d $(CPU_DIR)/dev/bench_cpu.cu.d $(CPU_DIR)/dev/bench_step.cpp.d
--include $(CUDA_OBJECTS:.o=.d) $(CUDA_TEST_OBJECTS:.o=.d) $(CUDA_RANK_TEST_OBJECTS:.o=.d) $(CUDA_DIR)/train_gpt.cu.d
--include $(CPU_PROBE_OBJECTS:.o=.d) $(CUDA_PROBE_OBJECTS:.o=.d) $(CPU_DIR)/$(PROBE_MAIN).d $(CUDA_DIR)/$(PROBE_MAIN).d $(CPU_DIR)/dev/gradients.cpp.d $(CUDA_DIR)/dev/gradients.cpp.d
--include $(patsubst %.o,%.d,$(call virtual_objects,$(VIRTUAL_GPU) $(VIRTUAL_NCCL) $(VIRTUAL_TESTS)))
+-include $(patsubst %.o,%.d,$(sort $(CPU_OBJECTS) $(CPU_TEST_OBJECTS) $(CPU_RANK_TEST_OBJECTS) $(CPU_PROBE_OBJECTS) $(CPU_MAIN) \
+    $(CUDA_OBJECTS) $(CUDA_TEST_OBJECTS) $(CUDA_RANK_TEST_OBJECTS) $(CUDA_PROBE_OBJECTS) $(CUDA_MAIN) $(PROBE_MAIN_OBJECT) \
+    $(GRADIENTS_MAIN) $(call virtual_objects,$(VIRTUAL_GPU) $(VIRTUAL_NCCL) $(VIRTUAL_TESTS))) $(addprefix $(CPU_DIR)/dev/,bench_cpu.cu.o bench_step.cpp.o))

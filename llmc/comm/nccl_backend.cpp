@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "llmc/device/cuda_calls.h"
+
 namespace llmc {
 
 bool built_with_nccl() { return true; }

@@ -14,7 +14,9 @@
 
 #include "llmc/device/keywords.cuh"
 #include "llmc/device/runtime.h"
-#if !LLMC_ON_GPU
+#if LLMC_ON_GPU
+#include "llmc/device/cuda_calls.h"
+#else
 #include "llmc/device/host/builtins.h"
 #include "llmc/device/host/runtime.h"
 #endif

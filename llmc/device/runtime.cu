@@ -10,6 +10,7 @@
 #include <mutex>
 #include <utility>
 
+#include "llmc/device/cuda_calls.h"
 #include "llmc/device/gpu_code.h"
 #include "llmc/device/memory_ledger.h"
 #include "llmc/device/pci.h"

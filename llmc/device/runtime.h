@@ -10,27 +10,14 @@
 #include "llmc/device/error.h"
 #include "llmc/device/faults.h"
 
-#if LLMC_CUDA
-#include <cuda_runtime_api.h>
-#endif
+// CUDA's names for what its streams and events point to; the host device defines them itself.
+struct CUstream_st;
+struct CUevent_st;
 
 namespace llmc {
 
-#if LLMC_CUDA
-using stream_t = cudaStream_t;
-using event_t = cudaEvent_t;
-void check_cuda(cudaError_t status, const char* what, const char* file, int line);
-#define LLMC_CHECK_CUDA(call) ::llmc::check_cuda((call), #call, __FILE__, __LINE__)
-// Before a launch of `kernel`: asks for the shared memory that it needs (shared_memory.h). Throws if the card has less.
-void provide_shared_memory(const void* kernel, size_t dynamic_bytes, const LaunchSite& site);
-#else
-namespace host {
-struct Stream;
-struct Event;
-}  // namespace host
-using stream_t = host::Stream*;
-using event_t = host::Event*;
-#endif
+using stream_t = CUstream_st*;
+using event_t = CUevent_st*;
 
 // A range of device memory that an operation reads or writes.
 struct Access {

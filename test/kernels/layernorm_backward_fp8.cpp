@@ -3,6 +3,7 @@
 #include "llmc/kernels/layernorm_backward_fp8.h"
 
 #include "test/kernels/quantized.h"
+#include "test/kernels/shared_memory.h"
 #include "test/suites.h"
 
 using namespace llmc;

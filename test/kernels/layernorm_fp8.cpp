@@ -7,6 +7,7 @@
 #endif
 #include "llmc/kernels/layernorm.h"
 #include "test/kernels/quantized.h"
+#include "test/kernels/shared_memory.h"
 
 using namespace llmc;
 using namespace llmc::test;

@@ -4,9 +4,6 @@
 #include <vector>
 
 #include "test/kernel_test.h"
-#if !LLMC_CUDA
-#include "llmc/device/host/shared_limits.h"
-#endif
 
 namespace llmc::test {
 
@@ -21,13 +18,6 @@ inline std::vector<RowShape> row_shapes() {
         for (int C : {8, 64, 128, 192, 768, 1600}) shapes.push_back({N, C});
     }
     return shapes;
-}
-
-// No launch has asked for shared memory yet. A GPU cannot forget what it has granted.
-inline void forget_shared_memory() {
-#if !LLMC_CUDA
-    host::SharedLimits::forget_all();
-#endif
 }
 
 template <class T>

@@ -24,8 +24,10 @@
 #include "llmc/device/pci.h"
 #include "llmc/device/vector.cuh"
 
-namespace llmc {
-namespace host {
+namespace llmc::host {
+
+using Stream = CUstream_st;
+using Event = CUevent_st;
 
 // One call of record(): a place in a stream's queue. The queues share it with the event, which may move on or be
 // destroyed before the mark is reached.
@@ -33,10 +35,6 @@ struct Mark {
     Stream* stream = nullptr;
     bool done = false;
     double time = 0;  // seconds, when it was reached
-};
-
-struct Event {
-    std::shared_ptr<Mark> last;  // the last record
 };
 
 struct Operation {
@@ -47,10 +45,19 @@ struct Operation {
     std::shared_ptr<Mark> mark;
 };
 
-struct Stream {
-    StreamPriority priority = StreamPriority::normal;
-    std::deque<Operation> queue;
+}  // namespace llmc::host
+
+struct CUstream_st {
+    llmc::StreamPriority priority = llmc::StreamPriority::normal;
+    std::deque<llmc::host::Operation> queue;
 };
+
+struct CUevent_st {
+    std::shared_ptr<llmc::host::Mark> last;  // the last record
+};
+
+namespace llmc {
+namespace host {
 
 namespace {
 
