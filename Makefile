@@ -111,7 +111,7 @@ LEVEL := -O3
 OBJECT_DIRS := $(PLAIN_DIR) $(CUDA_DIR) $(SHARED_DIR)
 in_object_dirs = $(foreach d,$(OBJECT_DIRS),$(addprefix $d/,$1))
 RUN_ONCE := run/%.o commands/%.o checkpoint/%.o data/%.o comm/watchdog.cpp.o comm/launch.cpp.o comm/tcp_socket.cpp.o \
-            $(addprefix model/,$(addsuffix .cpp.o,config gpt2_config llama_config model_fields model_file))
+            $(patsubst llmc/%,%.o,$(wildcard llmc/model/*config.cpp llmc/model/model_fi*.cpp))
 $(call in_object_dirs,$(addprefix llmc/,$(RUN_ONCE)) train_gpt.cu.o): LEVEL := -O1
 $(PLAIN_DIR)/llmc/kernels/attention_backward.cu.o: LEVEL := -O2
 # Tests run as long at -O1, but for formats.cu, which goes through all numbers of a format. At -O0 a file's copies of inline

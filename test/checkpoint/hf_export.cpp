@@ -111,7 +111,7 @@ TEST_CASE("hf_export: FP8 codes times their scale are the values to half a unit 
         std::vector<uint8_t> codes(info.bytes());
         file.read(name, codes.data(), codes.size());
         const std::vector<float> wanted =
-            transpose(weights.at(tensor.ours), tensor.spec.shape[1], tensor.spec.shape[0]);
+            transpose(weights.at(tensor.row.name), tensor.spec.shape[1], tensor.spec.shape[0]);
         double largest = 0;
         for (size_t i = 0; i < codes.size(); i++) {
             const double got = value_of_e4m3(codes[i]), scaled = wanted[i] / double{scale};
@@ -119,7 +119,7 @@ TEST_CASE("hf_export: FP8 codes times their scale are the values to half a unit 
             REQUIRE(std::fabs(got - scaled) <= half_ulp(scaled, 3, -6) + std::fabs(scaled) * 0x1p-23);
             largest = std::max(largest, std::fabs(got));
         }
-        CHECK(largest == (tensor.ours == "h.0.fc.weight" || tensor.ours == "h.1.fc.weight" ? 0 : 448));
+        CHECK(largest == (tensor.row.name == "h.0.fc.weight" || tensor.row.name == "h.1.fc.weight" ? 0 : 448));
         codes_seen += codes.size();
     }
     CHECK(codes_seen == 2 * 12 * 32 * 32);

@@ -114,7 +114,8 @@ TEST_CASE("hf_gpt2: names and shapes are those of the published GPT-2") {
 
     std::map<std::string, std::vector<int64_t>> shapes;
     int64_t total = 0;
-    for (const auto& [ours, spec, is_transposed] : hf_tensors(d12)) {
+    for (const HfTensor& tensor : hf_tensors(d12)) {
+        const TensorSpec& spec = tensor.spec;
         CHECK(spec.dtype == "F32");
         shapes[spec.name] = spec.shape;
         total += spec.shape[0] * (spec.shape.size() > 1 ? spec.shape[1] : 1);

@@ -340,10 +340,11 @@ TEST_CASE("fixture: gpt2_small holds what its README says") {
     const std::vector<HfTensor> tensors = hf_tensors(config);
     CHECK(fixture.file.tensors().size() == 2 * tensors.size() + 4);
     size_t not_bf16 = 0, zeros = 0;
-    for (const auto& [name, spec, transposed] : tensors) {
+    for (const HfTensor& tensor : tensors) {
+        const std::string& name = tensor.row.name;
         CAPTURE(name);
-        std::vector<int64_t> shape = spec.shape;
-        if (transposed) std::swap(shape[0], shape[1]);
+        std::vector<int64_t> shape = tensor.spec.shape;
+        if (tensor.transposed) std::swap(shape[0], shape[1]);
         CHECK(fixture.file.info(name).shape == shape);
         CHECK(fixture.file.info("grad." + name).shape == shape);
         for (float value : fixture.weight(name)) not_bf16 += (std::bit_cast<uint32_t>(value) & 0xffffu) != 0;
@@ -362,8 +363,8 @@ TEST_CASE("fixture: gpt2_small holds what its README says") {
 
     // grad.* and grad_norms come from different places of the script.
     double squares = 0;
-    for (const auto& [name, spec, transposed] : tensors) {
-        for (float value : fixture.gradient(name)) squares += static_cast<double>(value) * value;
+    for (const HfTensor& tensor : tensors) {
+        for (float value : fixture.gradient(tensor.row.name)) squares += static_cast<double>(value) * value;
     }
     CHECK(std::fabs(std::sqrt(squares) / fixture.grad_norms()[0] - 1) < 1e-7);
 }

@@ -193,9 +193,9 @@ TEST_CASE("model config: Hugging Face's rotary positions of version 4 and 5, and
     const ModelConfig v5 = read({{"rope_parameters", scaling}});
     CHECK(v4 == v5);
     CHECK(v4.rope == RopeConfig{500000, 32, 1, 4, 8192});
-    CHECK(read({}).rope == RopeConfig{});
-    CHECK(read({}).kv_heads == 2);
-    CHECK(!read({}).tied);
+    CHECK(read(nlohmann::json::object()).rope == RopeConfig{});
+    CHECK(read(nlohmann::json::object()).kv_heads == 2);
+    CHECK(!read(nlohmann::json::object()).tied);
     CHECK(read({{"rms_norm_eps", 1e-5}}).norm_eps == 1e-5);
     // Written, it has both.
     const nlohmann::json written = hf_model_json(v4);

@@ -123,6 +123,28 @@ TEST_CASE_TEMPLATE("modern blocks: every recompute level gives the same bits", R
     }
 }
 
+// A step's first micro-step overwrites what is there, the next adds to it.
+TEST_CASE("modern blocks: gradients of the first micro-step and of later ones") {
+    for (const char* name : kModernModels) {
+        CAPTURE(name);
+        const Batch batch = modern_batch(name);
+        const auto test = ran<float>(name, Recompute::gelu);
+        const auto again = [&](bool first) {
+            test->model.train_micro_step(batch.tokens.data(), batch.targets.data(),
+                                         1.0f / static_cast<float>(batch.tokens.size()), nullptr, first, test->stream);
+            return test->all_gradients();
+        };
+        const std::vector<std::vector<float>> once = test->all_gradients();
+        CHECK(same_bits(again(true), once));
+        const std::vector<std::vector<float>> twice = again(false);
+        for (size_t i = 0; i < once.size(); i++) {
+            std::vector<double> doubled(once[i].begin(), once[i].end());
+            for (double& x : doubled) x *= 2;
+            CHECK(relative_norm_error(twice[i], doubled) < 1e-5);
+        }
+    }
+}
+
 // The bounds of another block's training (transformer.cpp).
 TEST_CASE("modern blocks: train in every precision" * doctest::test_suite(kNotUnderTsan)) {
     const int steps = 20;

@@ -1,0 +1,91 @@
+"""Models of other architectures than GPT-2, from their description to text: training, resuming, exporting, evaluating."""
+
+import json
+import os
+import unittest
+
+from trainer import TINY_BATCH, corpus, new_path, read_safetensors, run
+
+FLAGS, CHECKPOINT = 2, 4
+SHAPE = {"layers": 2, "heads": 4, "kv_heads": 2, "channels": 64, "head_dim": 32, "hidden": 96, "context": 64}
+
+
+def described(architecture, **more):
+    """A model file."""
+    path = new_path() + ".json"
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"architecture": architecture, **SHAPE, **more}, file)
+    return path
+
+
+def flags(model, *more):
+    return ["--train", corpus().train, "-e", model, *TINY_BATCH, "--max-steps", "4", "--lr", "2e-3", *more]
+
+
+class Architectures(unittest.TestCase):
+    def succeeded(self, *arguments):
+        result = run(*arguments)
+        self.assertEqual(result.code, 0, result.out + result.err)
+        return result.out
+
+    def refused(self, code, arguments, *parts):
+        result = run(*arguments)
+        self.assertEqual(result.code, code, result.out + result.err)
+        for part in parts:
+            self.assertIn(part, result.err)
+
+    def check(self, model, hf_class, *more):
+        whole, parts = new_path(), new_path()
+        self.succeeded(*flags(model, "--out", whole, *more))
+        self.succeeded(*flags(model, "--out", parts, "--stop-after", "2", *more))
+        self.succeeded(*flags(model, "--out", parts, "--resume", "latest", *more))
+        with open(os.path.join(whole, "config.json"), encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["architectures"], [hf_class])
+        self.assertEqual(read_safetensors(os.path.join(parts, "model.safetensors")),
+                         read_safetensors(os.path.join(whole, "model.safetensors")))
+        # The same weights from a checkpoint, which says what it holds, and from Hugging Face's form of it.
+        checkpoint = os.path.join(parts, "checkpoints", sorted(os.listdir(os.path.join(parts, "checkpoints")))[-1])
+        directory = new_path()
+        self.succeeded("export", "--from", checkpoint, "--to", directory)
+        losses = [self.succeeded("eval", "--from", source, "--val", corpus().val, "-m", "2", "-b", "2", "-t", "32",
+                                 "--precision", "fp32").splitlines()[1:] for source in (checkpoint, directory)]
+        self.assertEqual(losses[0], losses[1])
+        texts = [self.succeeded("sample", "--from", directory, "--tokenizer", "bytes", "--prompt", "a", "-g", "20", *how)
+                 for how in ([], ["--no-cache"])]
+        self.assertEqual(texts[0], texts[1])
+        return parts
+
+    def test_llama(self):
+        run_directory = self.check(described("llama"), "LlamaForCausalLM", "--precision", "fp8")
+        self.refused(CHECKPOINT, flags(described("llama", rope_theta=1e4), "--precision", "fp8", "--out", run_directory,
+                                       "--resume", "latest"), "holds another model", '"rope_theta":10000.0')
+        self.refused(CHECKPOINT, flags(described("qwen3"), "--init-from", run_directory), "the architecture is llama")
+        self.refused(CHECKPOINT, ["export", "--from", run_directory, "--to", new_path(), "--format", "llmc"],
+                     "llm.c's model files hold GPT-2")
+
+    def test_qwen3(self):
+        self.check(described("qwen3", tied=True), "Qwen3ForCausalLM", "--precision", "bf16")
+
+    def test_nano(self):
+        self.check(described("nano"), "NanoChatForCausalLM", "--precision", "bf16")
+
+    def test_plans_published_shapes(self):
+        for name, head in (("llama3-8b", "untied"), ("qwen3-4b", "tied")):
+            text = self.succeeded("-e", name, "--dry-run", "--world", "8", "--gpu", "h100", "-b", "1", "-t", "4096",
+                                  "-r", "block", "-z", "3")
+            self.assertRegex(text, f"8 heads of keys and values, .* {head} head")
+            for kind in ("weights", "gradients", "optimizer", "activations", "workspace"):
+                self.assertRegex(text, rf"\n  {kind} +[0-9.]+ [GM]iB")
+
+    def test_what_is_not_there_is_refused_by_name(self):
+        directory = new_path()
+        os.mkdir(directory)
+        with open(os.path.join(directory, "config.json"), "w", encoding="utf-8") as file:
+            json.dump({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+                       "intermediate_size": 96, "vocab_size": 300, "attention_bias": True}, file)
+        self.refused(FLAGS, ["-e", directory, "--dry-run"], "attention_bias")
+        self.refused(FLAGS, ["-e", described("mamba"), "--dry-run"], 'unknown architecture "mamba"')
+
+
+if __name__ == "__main__":
+    unittest.main()
