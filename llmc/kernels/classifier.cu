@@ -12,6 +12,29 @@ constexpr int kIgnoredTarget = -1;
 LLMC_HD float not_a_number() { return float_from_bits(kFloatMagnitudeMask); }
 LLMC_HD float minus_infinity() { return float_from_bits(kFloatInfinityBits | 0x80000000u); }
 
+// cap * tanh(x / cap) and its derivative, both from e = exp(-2 |x| / cap): (1 - e) / (1 + e) and 4 e / (1 + e)^2. The
+// tanh errs by 8 * 2^-24 or less, the derivative by as much of itself. `x * 0` keeps an infinity from becoming a cap.
+template <bool Capped>
+struct SoftCap {
+    float cap;
+
+    LLMC_HD float operator()(float x, float& slope) const {
+        if constexpr (!Capped) {
+            slope = 1.0f;
+            return x;
+        }
+        const float e = exp2_fast(abs_float(x) * (-2.0f * kLog2E / cap)), inverse = divide_fast(1.0f, 1.0f + e);
+        slope = 4.0f * e * inverse * inverse;
+        const float tanh = (1.0f - e) * inverse;
+        return (x < 0.0f ? -tanh : tanh) * cap + x * 0.0f;
+    }
+    LLMC_HD void apply(float (&x)[8]) const {
+        float slope;
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) x[i] = (*this)(x[i], slope);
+    }
+};
+
 // max of the values and sum of exp(x - max); (-inf, 0) of none.
 struct SoftmaxResult {
     float max, sum;
@@ -77,10 +100,10 @@ LLMC_DEVICE SoftmaxResult combine_block(SoftmaxResult thread) {
 }
 
 // Two blocks of 768 threads fit a multiprocessor: their rows together stay in the L2 cache for the second pass.
-template <class Real, int Threads>
+template <class Real, int Threads, bool Capped>
 static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
     softmax_cross_entropy_kernel(Real* logits, float* losses, const int* targets, float dloss, const float* loss_scale,
-                                 int V, int padded_V, bool write_gradient) {
+                                 int V, int padded_V, bool write_gradient, SoftCap<Capped> cap, float z_loss) {
     const int row = gridDim.x - 1 - blockIdx.x, target = targets[row];
     Real* x_row = logits + static_cast<size_t>(row) * padded_V;
     if (target == kIgnoredTarget) {
@@ -90,13 +113,14 @@ static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
         return;
     }
     const bool known = target >= 0 && target < V;
-    float target_logit = not_a_number();
-    if (threadIdx.x == 0 && known) target_logit = to_float(x_row[target]);
+    float target_logit = not_a_number(), slope;
+    if (threadIdx.x == 0 && known) target_logit = cap(to_float(x_row[target]), slope);
 
     OnlineSoftmax softmax;
     for (int c = threadIdx.x * 8; c < V; c += Threads * 8) {
         float x[8];
         load8(x_row + c, x);
+        if constexpr (Capped) cap.apply(x);
         if (c + 8 <= V)
             softmax.add(x, 8);
         else
@@ -107,14 +131,18 @@ static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
     if (!write_gradient) return;
 
     const float gradient = !known ? not_a_number() : loss_scale != nullptr ? dloss * *loss_scale : dloss;
-    const float factor = gradient / sum;
+    const float factor = gradient * (1.0f + 2.0f * z_loss * (max + logf(sum))) / sum;
     for (int c = threadIdx.x * 8; c < padded_V; c += Threads * 8) {
         float x[8] = {};
         if (c < V) {
             load8(x_row + c, x);
             LLMC_UNROLL
-            for (int i = 0; i < 8; i++) x[i] = exp2_fast((x[i] - max) * kLog2E) * factor;
-            if (target >= c && target < c + 8) {
+            for (int i = 0; i < 8; i++) {
+                float p = exp2_fast((cap(x[i], slope) - max) * kLog2E) * factor;
+                if (Capped && c + i == target) p -= gradient;
+                x[i] = Capped ? p * slope : p;
+            }
+            if (!Capped && target >= c && target < c + 8) {
                 LLMC_UNROLL
                 for (int i = 0; i < 8; i++) x[i] -= c + i == target ? gradient : 0.0f;
             }
@@ -129,18 +157,30 @@ static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
 
 template <class Real>
 void softmax_cross_entropy(Real* logits, float* losses, const int* targets, float dloss, const float* loss_scale,
-                           int rows, int V, int padded_V, bool write_gradient, stream_t stream) {
+                           int rows, int V, int padded_V, bool write_gradient, stream_t stream,
+                           const LogitShaping& shaping) {
     check_rows("softmax_cross_entropy", rows, padded_V);
     if (V < 1 || V > padded_V) {
         throw Error(ExitCode::failure,
                     strprintf("softmax_cross_entropy: V=%d with padded_V=%d; needs 1 <= V <= padded_V", V, padded_V));
     }
+    if (!(shaping.soft_cap >= 0.0f && shaping.z_loss >= 0.0f)) {
+        throw Error(ExitCode::failure,
+                    strprintf("softmax_cross_entropy: soft cap %g, z-loss %g; both must be 0 or more", shaping.soft_cap,
+                              shaping.z_loss));
+    }
     const size_t n = static_cast<size_t>(rows) * padded_V, count = rows;
-    const auto run = [&]<int Threads>() {
+    const auto launch_with = [&]<int Threads, bool Capped>() {
         const Tensor<Real> read_and_perhaps_written{logits, n, true, write_gradient};
-        launch<softmax_cross_entropy_kernel<Real, Threads>>(
+        launch<softmax_cross_entropy_kernel<Real, Threads, Capped>>(
             {dim3(rows), dim3(Threads), 0, stream}, read_and_perhaps_written, out(losses, count), in(targets, count),
-            dloss, in(loss_scale, 1), V, padded_V, write_gradient);
+            dloss, in(loss_scale, 1), V, padded_V, write_gradient, SoftCap<Capped>{shaping.soft_cap}, shaping.z_loss);
+    };
+    const auto run = [&]<int Threads>() {
+        if (shaping.soft_cap > 0.0f)
+            launch_with.template operator()<Threads, true>();
+        else
+            launch_with.template operator()<Threads, false>();
     };
     // Small vocabularies: a warp a row, because on short rows the exchange between warps would dominate.
     if (V <= 1024)
@@ -151,8 +191,10 @@ void softmax_cross_entropy(Real* logits, float* losses, const int* targets, floa
         run.template operator()<768>();
 }
 
-template void softmax_cross_entropy(float*, float*, const int*, float, const float*, int, int, int, bool, stream_t);
-template void softmax_cross_entropy(bf16*, float*, const int*, float, const float*, int, int, int, bool, stream_t);
+template void softmax_cross_entropy(float*, float*, const int*, float, const float*, int, int, int, bool, stream_t,
+                                    const LogitShaping&);
+template void softmax_cross_entropy(bf16*, float*, const int*, float, const float*, int, int, int, bool, stream_t,
+                                    const LogitShaping&);
 
 // ---- sum of the losses ---------------------------------------------------------------------------------------------
 

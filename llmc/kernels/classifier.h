@@ -7,6 +7,12 @@
 
 namespace llmc {
 
+// What may come between the head's product and the loss.
+struct LogitShaping {
+    float soft_cap = 0.0f;  // logits become cap * tanh(logits / cap) (Gemma 2, arXiv 2408.00118); 0: they stay
+    float z_loss = 0.0f;    // adds z_loss * log(Z)^2 to what is trained, Z the sum of exp(logits) (arXiv 2204.02311)
+};
+
 // losses[row] = -log softmax(logits[row])[targets[row]]
 // and, with write_gradient, logits[row] = (softmax(logits[row]) - onehot(targets[row])) * dloss * *loss_scale
 //
@@ -18,13 +24,17 @@ namespace llmc {
 //              gradient NaN: an overflow before the softmax must be seen
 //   dloss      1 / number of targets, say; loss_scale one float on the device, or nullptr for 1
 //
+// `shaping`: with a cap the losses are those of the capped logits, and the gradient that of the logits before; z_loss
+// is in the gradient and not in the losses, which stay comparable.
+//
 // One block a row: an online softmax reads it (one exponential an element, and one per 8 while the maximum still
 // grows), a second pass reads it again from the L2 cache and writes the gradient. Moves 2 sizeof(Real) bytes an
 // element (4V a row in bf16), sizeof(Real) without gradient. Rows run backwards: the last ones are what the product
 // before left in the cache. Deterministic. After llm.c's fused classifier.
 template <class Real>
 void softmax_cross_entropy(Real* logits, float* losses, const int* targets, float dloss, const float* loss_scale,
-                           int rows, int V, int padded_V, bool write_gradient, stream_t stream);
+                           int rows, int V, int padded_V, bool write_gradient, stream_t stream,
+                           const LogitShaping& shaping = {});
 
 // total = sum of losses, count = number of targets that are not -1; added to what is there when `accumulate`. One
 // block, fixed order, in double. total and count are one value each; losses, targets (n); n may be 0.

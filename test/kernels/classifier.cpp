@@ -24,6 +24,7 @@ struct Classifier {
     std::vector<Real> logits;  // padding holds NaN: it must not be used
     std::vector<int> targets;
     std::vector<float> losses;
+    LogitShaping shaping;
 
     Classifier(ClassifierShape s, float deviation, uint32_t seed = 1)
         : rows(s.rows),
@@ -52,7 +53,7 @@ struct Classifier {
         DeviceArray<float> device_losses(rows);
         const DeviceArray<int> device_targets(targets);
         softmax_cross_entropy<Real>(device_logits, device_losses, device_targets.get(), dloss, loss_scale, rows, V,
-                                    padded_V, write_gradient, test_stream());
+                                    padded_V, write_gradient, test_stream(), shaping);
         losses = device_losses.download();
         logits = device_logits.download();
     }
@@ -135,6 +136,92 @@ TEST_CASE_TEMPLATE("softmax_cross_entropy of extreme logits", Real, float, bf16)
     }
 }
 
+namespace {
+
+// Loss and gradient of shaped logits in FP64. The loss leaves out the z-loss, the gradient has it.
+template <class Real>
+reference::CrossEntropy shaped_reference_of(const Classifier<Real>& c, double dloss) {
+    const double cap = c.shaping.soft_cap, z_loss = c.shaping.z_loss;
+    auto logits = to_doubles(c.logits);
+    std::vector<double> slope(logits.size(), 1.0);
+    for (size_t i = 0; i < logits.size() && cap > 0; i++) {
+        const double tanh = std::tanh(logits[i] / cap), cosh = std::cosh(logits[i] / cap);
+        logits[i] = cap * tanh;
+        slope[i] = 1 / (cosh * cosh);
+    }
+    auto expected = reference::cross_entropy(logits, c.targets, c.V, c.padded_V, dloss);
+    for (int row = 0; row < c.rows; row++) {
+        if (c.targets[row] < 0) continue;
+        const size_t at = static_cast<size_t>(row) * c.padded_V;
+        const double log_z = expected.losses[row] + logits[at + c.targets[row]];
+        for (int v = 0; v < c.V; v++) {
+            const double p = std::exp(logits[at + v] - log_z);
+            expected.gradient[at + v] = (expected.gradient[at + v] + dloss * 2 * z_loss * log_z * p) * slope[at + v];
+        }
+    }
+    return expected;
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("softmax_cross_entropy with a soft cap and z-loss", Real, float, bf16) {
+    for (const ClassifierShape& shape : {ClassifierShape{7, 257, 384}, {5, 3001, 3072}, {3, 50257, 50304}})
+        for (const LogitShaping& shaping :
+             {LogitShaping{15.0f, 0.0f}, LogitShaping{0.0f, 0.01f}, LogitShaping{30.0f, 1e-4f}}) {
+            CAPTURE(shape.V);
+            CAPTURE(shaping.soft_cap);
+            const float dloss = 1.0f / static_cast<float>(shape.rows);
+            Classifier<Real> c(shape, 10.0f);
+            c.shaping = shaping;
+            c.targets[1] = -1;
+            for (int v = 0; v < c.V; v++)  // far beyond any cap
+                c.at(2, v) = to<Real>(v % 3 == 0 ? 1e4f : v % 3 == 1 ? -1e4f : 0.5f);
+            const auto expected = shaped_reference_of(c, dloss);
+            const Classifier<Real> original = c;
+            c.run(dloss, nullptr, true);
+            // A capped logit errs by 10 * 2^-24 of the cap: twice, beside the maximum.
+            const double of_cap = 2 * 10 * 0x1p-24 * static_cast<double>(shaping.soft_cap);
+            CHECK(max_relative_error(c.losses, expected.losses, 1.0) < reference::kLossError + of_cap);
+            // What cancels at the target has an error of its terms, not of itself.
+            double largest = 0;
+            for (const double g : expected.gradient) largest = std::max(largest, std::fabs(g));
+            CHECK(max_relative_error(c.logits, expected.gradient, 1e-2 * largest) <
+                  rounding_error<Real>() + reference::kLogitGradientError + 2 * of_cap);
+            CHECK(c.losses[1] == 0.0f);
+            CHECK(c.zeros(1, 0, c.padded_V));
+            for (int row = 0; row < c.rows; row++) CHECK(c.zeros(row, c.V, c.padded_V));
+
+            Classifier<Real> again = original, evaluation = original, unscored = original;
+            again.run(dloss, nullptr, true);
+            CHECK(same_bits(again.logits, c.logits));
+            evaluation.run(dloss, nullptr, false);
+            CHECK(same_bits(evaluation.losses, c.losses));
+            unscored.shaping.z_loss = 0;  // z-loss is not reported
+            unscored.run(dloss, nullptr, true);
+            CHECK(same_bits(unscored.losses, c.losses));
+            CHECK(same_bits(unscored.logits, c.logits) == (shaping.z_loss == 0));
+        }
+}
+
+TEST_CASE("softmax_cross_entropy: gradient of cap and z-loss is the derivative of loss and z-loss") {
+    Classifier<float> c({1, 40, 40}, 8.0f);
+    c.shaping = {15.0f, 0.02f};
+    const auto objective = [&](int column, double step) {
+        auto x = to_doubles(c.logits);
+        x[static_cast<size_t>(column)] += step;
+        double sum = 0;
+        for (double& v : x) sum += std::exp(v = 15 * std::tanh(v / 15));
+        const double log_z = std::log(sum);
+        return log_z - x[static_cast<size_t>(c.targets[0])] + 0.02 * log_z * log_z;
+    };
+    Classifier<float> run = c;
+    run.run(1.0f, nullptr, true);
+    for (int column = 0; column < 40; column++) {
+        const double slope = (objective(column, 1e-5) - objective(column, -1e-5)) / 2e-5;
+        CHECK(std::fabs(static_cast<double>(run.logits[static_cast<size_t>(column)]) - slope) < 1e-6);
+    }
+}
+
 TEST_CASE_TEMPLATE("softmax_cross_entropy hides no logit that is not finite", Real, float, bf16) {
     for (const ClassifierShape& shape : {ClassifierShape{1, 257, 384}, {1, 3001, 3072}, {1, 50257, 50304}}) {
         for (float bad : {kNaN, kInfinity, -kInfinity}) {
@@ -142,13 +229,16 @@ TEST_CASE_TEMPLATE("softmax_cross_entropy hides no logit that is not finite", Re
                 CAPTURE(shape.V);
                 CAPTURE(bad);
                 CAPTURE(column);
-                Classifier<Real> c(shape, 1.0f);
-                c.targets = {11};
-                c.at(0, column) = to<Real>(bad);
-                c.run(1.0f, nullptr, true);
-                CHECK(!std::isfinite(c.losses[0]));
-                CHECK(all_nan(c.logits, 0, static_cast<size_t>(c.V)));
-                CHECK(c.zeros(0, c.V, c.padded_V));
+                for (const float cap : {0.0f, 15.0f}) {
+                    Classifier<Real> c(shape, 1.0f);
+                    c.shaping.soft_cap = cap;
+                    c.targets = {11};
+                    c.at(0, column) = to<Real>(bad);
+                    c.run(1.0f, nullptr, true);
+                    CHECK(!std::isfinite(c.losses[0]));
+                    CHECK(all_nan(c.logits, 0, static_cast<size_t>(c.V)));
+                    CHECK(c.zeros(0, c.V, c.padded_V));
+                }
             }
         }
         Classifier<Real> c(shape, 1.0f);
@@ -168,6 +258,10 @@ TEST_CASE("softmax_cross_entropy refuses impossible shapes") {
     CHECK_THROWS_AS(run(1, 7, 12), Error);
     CHECK_THROWS_AS(run(1, 9, 8), Error);
     CHECK_THROWS_AS(run(1, 0, 8), Error);
+    for (const LogitShaping& shaping : {LogitShaping{-1.0f, 0.0f}, LogitShaping{0.0f, -1.0f}, LogitShaping{kNaN, 0.0f}})
+        CHECK_THROWS_AS(
+            softmax_cross_entropy<float>(x, x, targets.get(), 1.0f, nullptr, 1, 8, 8, true, test_stream(), shaping),
+            Error);
 }
 
 TEST_CASE("sum_losses counts targets and sums in double") {
