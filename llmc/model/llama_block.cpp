@@ -6,9 +6,12 @@
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/attention_decode.h"
+#include "llmc/kernels/attention_fp8.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/relu2.h"
+#include "llmc/kernels/relu2_fp8.h"
 #include "llmc/kernels/swiglu.h"
+#include "llmc/kernels/swiglu_fp8.h"
 
 namespace llmc {
 
@@ -106,6 +109,7 @@ template <class Real>
 LlamaBlock<Real>::LlamaBlock(ModelContext<Real>& c, int layer)
     : config_(c.config),
       level_(c.recompute),
+      kernels_(c.kernels),
       heads_(heads_of(c.config)),
       has_qk_norm_(c.config.table().qk_norm),
       is_gated_(c.config.table().activation == Activation::swiglu),
@@ -114,13 +118,22 @@ LlamaBlock<Real>::LlamaBlock(ModelContext<Real>& c, int layer)
       weights_(c.weights),
       gradients_(c.gradients),
       qkv_(c.linear, block_prefix(layer) + "qkv", c.B * c.T,
-           {.kind = "qkv", .recomputed = c.recompute >= Recompute::norm, .input_from_values = true}),
+           {.kind = "qkv",
+            .recomputed = c.recompute >= Recompute::norm,
+            .input_from_values = !c.kernels.has(KernelVariant::layernorm_fp8)}),
       attn_proj_(c.linear, block_prefix(layer) + "attn_proj", c.B * c.T,
-                 {.kind = "attn_proj", .recomputed = c.recompute >= Recompute::block}),
+                 {.kind = "attn_proj",
+                  .recomputed = c.recompute >= Recompute::block,
+                  .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8)}),
       fc_(c.linear, block_prefix(layer) + "fc", c.B * c.T,
-          {.kind = "fc", .recomputed = c.recompute >= Recompute::norm, .input_from_values = true}),
+          {.kind = "fc",
+           .recomputed = c.recompute >= Recompute::norm,
+           .input_from_values = !c.kernels.has(KernelVariant::layernorm_fp8)}),
       fc_proj_(c.linear, block_prefix(layer) + "fc_proj", c.B * c.T,
-               {.kind = "fc_proj", .recomputed = c.recompute >= Recompute::gelu, .input_from_values = true}),
+               {.kind = "fc_proj",
+                .recomputed = c.recompute >= Recompute::gelu,
+                .input_from_values = !c.kernels.has(KernelVariant::gelu_fp8),
+                .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8)}),
       ln1_(c, block_prefix(layer) + "ln1", c.recompute < Recompute::block),
       ln2_(c, block_prefix(layer) + "ln2", c.recompute < Recompute::block),
       query_gain_(gain(c.weights.table(), block_prefix(layer) + "q_norm.weight")),
@@ -184,8 +197,7 @@ template <class Real>
 void LlamaBlock<Real>::forward_to_activation(const ResidualStream<Real>& in, const Pass& pass) {
     qkv_in_ = ln1_.forward(qkv_, ln1_out_, residual_, in.residual, in.branch, pass);
     make_qkv(qkv_in_, 0, pass);
-    attention_forward<Real>(attention_, attention_low_, lse_, qkv_out_, pass.B, pass.T, heads_, pass.stream);
-    attn_proj_in_ = attn_proj_.input(attention_, attention_low_, pass);
+    attn_proj_in_ = attend(pass);
     attn_proj_.forward(branch_, attn_proj_in_, pass);
     fc_in_ = ln2_.forward(fc_, ln2_out_, residual_mid_, residual_, branch_, pass);
     fc_.forward(fc_out_, fc_in_, pass);
@@ -236,6 +248,25 @@ void LlamaBlock<Real>::recompute(const Pass& pass) {
     if (level_ >= Recompute::gelu) fc_proj_in_ = activate(pass);
 }
 
+// Attention, for attn_proj: it casts its result itself where a sequence fills whole pieces of a transposed row.
+// Backward wants the output too, unrounded.
+template <class Real>
+Operand<Real> LlamaBlock<Real>::attend(const Pass& pass) {
+    if constexpr (kCanBeFp8<Real>)
+        if (attn_proj_.casts_at_once(pass) && kernels_.has(KernelVariant::attention_fp8) &&
+            pass.T % kQuantizedAttentionTokens == 0) {
+            const bool backward_follows =
+                pass.kind == PassKind::recompute || (pass.kind == PassKind::training && level_ < Recompute::block);
+            Real* const out = backward_follows ? attention_ : nullptr;
+            Real* const low = backward_follows ? attention_low_ : nullptr;
+            return attn_proj_.cast_input(pass, [&](const auto& codes, QuantizePass cast) {
+                attention_forward_fp8(codes, out, low, lse_, qkv_out_, pass.B, pass.T, heads_, cast, pass.stream);
+            });
+        }
+    attention_forward<Real>(attention_, attention_low_, lse_, qkv_out_, pass.B, pass.T, heads_, pass.stream);
+    return attn_proj_.input(attention_, attention_low_, pass);
+}
+
 template <class Real>
 Operand<Real> LlamaBlock<Real>::activate(const Pass& pass) {
     const int N = pass.N(), F = fc_proj_.inputs();
@@ -247,7 +278,12 @@ Operand<Real> LlamaBlock<Real>::activate(const Pass& pass) {
             else
                 relu2_forward(out, fc_out_, static_cast<size_t>(N) * static_cast<size_t>(F), pass.stream);
         },
-        [](const auto&, QuantizePass) {});
+        [&](const auto& codes, QuantizePass cast) {
+            if (is_gated_)
+                swiglu_forward_fp8(codes, fc_out_, N, F, cast, pass.stream);
+            else
+                relu2_forward_fp8(codes, fc_out_, N, F, cast, pass.stream);
+        });
 }
 
 // ---- backward ------------------------------------------------------------------------------------------------------
@@ -258,7 +294,7 @@ Gradient<Real> LlamaBlock<Real>::backward(const Gradient<Real>& dstream, Linear<
 
     // The MLP's branch.
     fc_proj_.backward(dactive_, dstream, fc_proj_in_, pass);
-    fc_.backward(dbranch_, {activate_backward(pass)}, fc_in_, pass);
+    fc_.backward(dbranch_, activate_backward(pass), fc_in_, pass);
     const Gradient<Real> dmid = ln2_.backward(dresidual, dresidual, dbranch_, residual_mid_, &attn_proj_, pass);
 
     // Attention's branch.
@@ -283,13 +319,21 @@ void LlamaBlock<Real>::rotate_back(const Pass& pass) {
 
 // From the gradient of the activation's output, in dactive_, to that of fc's.
 template <class Real>
-Real* LlamaBlock<Real>::activate_backward(const Pass& pass) {
+Gradient<Real> LlamaBlock<Real>::activate_backward(const Pass& pass) {
     const int N = pass.N(), F = fc_proj_.inputs();
+    if constexpr (kCanBeFp8<Real>)
+        if (kernels_.has(KernelVariant::gelu_backward_fp8) && fc_.casts_gradients())
+            return fc_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
+                if (is_gated_)
+                    swiglu_backward_fp8(codes, dactive_, fc_out_, N, F, cast, pass.stream);
+                else
+                    relu2_backward_fp8(codes, dactive_, fc_out_, N, F, cast, pass.stream);
+            });
     if (is_gated_)
         swiglu_backward(dhidden_, dactive_, fc_out_, N, F, pass.stream);
     else
         relu2_backward(dhidden_, dactive_, fc_out_, static_cast<size_t>(N) * static_cast<size_t>(F), pass.stream);
-    return dhidden_;
+    return {dhidden_};
 }
 
 template class LlamaBlock<float>;

@@ -37,13 +37,15 @@ private:
     void forward_to_activation(const ResidualStream<Real>& in, const Pass& pass);
     void make_qkv(const Operand<Real>& normed, int first, const Pass& pass);
     void rotate_back(const Pass& pass);
+    Operand<Real> attend(const Pass& pass);
     Operand<Real> activate(const Pass& pass);
-    Real* activate_backward(const Pass& pass);
+    Gradient<Real> activate_backward(const Pass& pass);
     QkGains<const Real> gains() const;
     RopeTable rope() const { return {cos_, sin_, positions_}; }
 
     const ModelConfig& config_;
     const Recompute level_;
+    const KernelSet kernels_;
     const AttentionHeads heads_;
     const bool has_qk_norm_, is_gated_;
     const int layer_, positions_;

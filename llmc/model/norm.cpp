@@ -6,6 +6,7 @@
 #include "llmc/kernels/layernorm_backward_fp8.h"
 #include "llmc/kernels/layernorm_fp8.h"
 #include "llmc/kernels/rmsnorm.h"
+#include "llmc/kernels/rmsnorm_fp8.h"
 
 namespace llmc {
 
@@ -33,8 +34,8 @@ Norm<Real>::Norm(ModelContext<Real>& context, const std::string& name, bool kept
 
 template <class Real>
 size_t Norm<Real>::scratch(int N, int C) {
-    return std::max(
-        {layernorm_backward_scratch(N, C), layernorm_backward_fp8_scratch(N, C), rmsnorm_backward_scratch(N, C)});
+    return std::max({layernorm_backward_scratch(N, C), layernorm_backward_fp8_scratch(N, C),
+                     rmsnorm_backward_scratch(N, C), rmsnorm_backward_fp8_scratch(N, C)});
 }
 
 template <class Real>
@@ -44,6 +45,9 @@ Operand<Real> Norm<Real>::forward(Linear<Real>& reader, Real* normed, Real* resi
     return reader.input(
         normed, pass, [&](Real* out) { forward(out, residual, inp1, inp2, pass); },
         [&](const auto& codes, QuantizePass cast) {
+            if (!bias_)
+                return rmsnorm_forward_fp8(codes, rstd_, sum, inp1, inp2, value(weight_), pass.N(), channels_, eps_,
+                                           cast, pass.stream);
             layernorm_forward_fp8(codes, mean_, rstd_, sum, inp1, inp2, value(weight_), value(bias_), pass.N(),
                                   channels_, cast, pass.stream);
         });
@@ -64,18 +68,21 @@ Gradient<Real> Norm<Real>::backward(Real* dinp, const Real* dresidual, const Rea
                                     Linear<Real>* added, const Pass& pass) {
     const Real* const weight = value(weight_);
     float *const dweight = gradient(weight_), *const dbias = gradient(bias_);
-    if (!bias_) {
-        rmsnorm_backward<Real>(dinp, dresidual, dweight, weight ? pass.scratch : nullptr, dout, inp, weight, rstd_,
-                               pass.N(), channels_, pass.accumulate, pass.stream);
-        return {dinp};
-    }
+    float* const scratch = weight ? pass.scratch : nullptr;  // for sums of gains and biases
     if (added && added->takes_gradient_from_norm())
         return added->gradient_from_norm(dinp, pass, [&](const auto& codes, float* bias_parts, QuantizePass cast) {
-            layernorm_backward_fp8(codes, bias_parts, dinp, dresidual, dweight, dbias, pass.scratch, dout, inp, weight,
+            if (!bias_)
+                return rmsnorm_backward_fp8(codes, dinp, dresidual, dweight, scratch, dout, inp, weight, rstd_,
+                                            pass.N(), channels_, pass.accumulate, cast, pass.stream);
+            layernorm_backward_fp8(codes, bias_parts, dinp, dresidual, dweight, dbias, scratch, dout, inp, weight,
                                    mean_, rstd_, pass.N(), channels_, pass.accumulate, cast, pass.stream);
         });
-    layernorm_backward<Real>(dinp, dresidual, dweight, dbias, pass.scratch, dout, inp, weight, mean_, rstd_, pass.N(),
-                             channels_, pass.accumulate, pass.stream);
+    if (bias_)
+        layernorm_backward<Real>(dinp, dresidual, dweight, dbias, scratch, dout, inp, weight, mean_, rstd_, pass.N(),
+                                 channels_, pass.accumulate, pass.stream);
+    else
+        rmsnorm_backward<Real>(dinp, dresidual, dweight, scratch, dout, inp, weight, rstd_, pass.N(), channels_,
+                               pass.accumulate, pass.stream);
     return {dinp};
 }
 

@@ -12,7 +12,7 @@ template <class Real>
 class Norm {
 public:
     // Tensors name.weight and name.bias: a layer norm; name.weight alone, or neither: an RMS norm with or without
-    // gains, whose readers take their input from values. `kept`: mean and rstd are kept until backward.
+    // gains. `kept`: mean and rstd are kept until backward.
     Norm(ModelContext<Real>& context, const std::string& name, bool kept);
     static size_t scratch(int N, int C);  // floats that backward needs for partial sums
 
