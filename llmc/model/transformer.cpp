@@ -192,7 +192,7 @@ void Transformer<Real>::loss_and_head_gradients(float loss_weight, const float* 
             const Operand<Real> lnf = head_.input(lnf_ + begin, nullptr, chunk);
             head_.forward(logits_, lnf, chunk);
             softmax_cross_entropy(logits_, losses_ + row, targets_ + row, loss_weight, loss_scale, rows, V, Vp,
-                                  training, pass.stream);
+                                  training, pass.stream, {.soft_cap = static_cast<float>(config_.logit_cap)});
             if (training) head_.backward(dlnf_ + begin, {logits_}, lnf, chunk);
         }
     }
