@@ -95,10 +95,10 @@ float scale_of(const std::vector<float>& values) {
     return amax == 0 ? 1.0f : std::max(amax / kE4M3Max, std::numeric_limits<float>::min());
 }
 
-void write_entry(SafetensorsWriter& writer, const std::string& path, const Entry& entry, const FetchTensor& fetch) {
-    std::vector<float> values;
-    fetch_exactly(path, entry.tensor.row, fetch, values);
-    values = entry.tensor.to_file(values);
+// `ours`: the tensor that the entry is, or is a part of.
+void write_entry(SafetensorsWriter& writer, const std::string& path, const Entry& entry,
+                 const std::vector<float>& ours) {
+    const std::vector<float> values = entry.tensor.to_file(ours);
     const TensorSpec& spec = entry.tensor.spec;
     if (spec.dtype == "F32") {
         writer.write(spec.name, values.data(), values.size() * sizeof(float));
@@ -121,7 +121,12 @@ void write_file(const std::string& path, const std::vector<Entry>& entries, HfTy
     std::map<std::string, std::string> metadata = {{"format", "pt"}};  // Hugging Face refuses a file without this entry
     if (type == HfType::fp8) metadata["fp8"] = "value = weight (F8_E4M3) * weight_scale (F32, one a tensor)";
     SafetensorsWriter writer(path, specs, metadata);
-    for (const Entry& entry : entries) write_entry(writer, path, entry, fetch);
+    // Once for all of its parts: on several ranks a fetch is a collective.
+    std::vector<float> ours;
+    for (const Entry& entry : entries) {
+        if (entry.tensor.first_row == 0 || ours.empty()) fetch_exactly(path, entry.tensor.row, fetch, ours);
+        write_entry(writer, path, entry, ours);
+    }
     writer.finish();
 }
 

@@ -7,7 +7,7 @@
 
 namespace llmc {
 
-// Writes `path` in F32 and config.json beside it.
+// Writes `path` in F32 and config.json beside it. Fetches every tensor once, in the table's order.
 void export_hf(const std::string& path, const ModelConfig& model, const FetchTensor& fetch);
 
 // What the files of a directory hold. fp8: the matrices of the blocks' linear layers as F8_E4M3 codes, each with a

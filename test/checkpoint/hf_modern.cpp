@@ -40,6 +40,22 @@ TEST_CASE("hf: the other architectures come back from an export, bit by bit") {
         }
 }
 
+// On several ranks all fetch together: the others go through the table.
+TEST_CASE("hf: a file of one piece takes every tensor once, in the table's order") {
+    for (const char* name : kModernModels) {
+        const ModelConfig config = modern_config(name);
+        const auto weights = modern_weights(config);
+        const TemporaryFolder folder;
+        std::vector<std::string> fetched, wanted;
+        for (const TensorRow& row : all_tensors(config)) wanted.push_back(row.name);
+        export_hf(folder.file("model.safetensors"), config, [&](const std::string& tensor, std::vector<float>& out) {
+            fetched.push_back(tensor);
+            out = weights.at(tensor);
+        });
+        CHECK(fetched == wanted);
+    }
+}
+
 TEST_CASE("hf: another architecture, or other settings of it, are no model for these weights") {
     const ModelConfig config = modern_config("llama");
     const auto weights = modern_weights(config);

@@ -4,6 +4,7 @@ import json
 import os
 import unittest
 
+from test_run_ranks import MPIRUN, run_ranks
 from trainer import TINY_BATCH, corpus, new_path, read_safetensors, run
 
 FLAGS, CHECKPOINT = 2, 4
@@ -68,6 +69,16 @@ class Architectures(unittest.TestCase):
 
     def test_nano(self):
         self.check(described("nano"), "NanoChatForCausalLM", "--precision", "bf16")
+
+    @unittest.skipUnless(MPIRUN, "no mpirun")
+    def test_two_processes_write_what_one_does(self):
+        directories = new_path(), new_path()
+        same = flags(described("llama"), "--precision", "fp8", "--fp8-layers", "all,+lm_head", "--reduce-order", "rank",
+                     "--total-batch", "512", "--verify-every", "2")
+        self.succeeded(*same, "--out", directories[0])
+        done = run_ranks(2, *same, "--zero", "3", "--out", directories[1], env={"OMP_NUM_THREADS": "1"})
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(*(read_safetensors(os.path.join(path, "model.safetensors")) for path in directories))
 
     def test_plans_published_shapes(self):
         for name, head in (("llama3-8b", "untied"), ("qwen3-4b", "tied")):
