@@ -1,6 +1,7 @@
 // Llama, Qwen3 and nano over ranks: in every stage what one rank computes.
 #include <optional>
 
+#include "llmc/run/sharding_plan.h"
 #include "test/comm/ranks/ranks.h"
 #include "test/model/modern_fixture.h"
 
@@ -35,6 +36,7 @@ Result train(const Case& c, int stage, const Comm& comm, int micro_steps) {
     trainer.allocate();
     trainer.initialize(3);
     Result result;
+    const Traffic before = trainer.weights().traffic();
     for (int step = 0; step < 2; step++) {
         trainer.begin_step(false, true);
         for (int m = 0; m < micro_steps; m++) {
@@ -43,6 +45,11 @@ Result train(const Case& c, int stage, const Comm& comm, int micro_steps) {
         }
         trainer.finish_step();
         result.losses.push_back(trainer.take_result(0)->loss);
+        // Every stage sends what the planner says: a head of its own goes with its unit.
+        if (step > 0 || comm.world() == 1) continue;
+        const auto calls = [](const Traffic& t) { return t.all_gather.calls + t.reduce_scatter.calls; };
+        CHECK(calls(trainer.weights().traffic()) - calls(before) ==
+              static_cast<uint64_t>(sent_in_step(trainer.layout(), micro_steps, sizeof(bf16)).weights.calls));
     }
     result.weights = all_weights(trainer.weights(), trainer.stream());
     return result;
