@@ -145,7 +145,8 @@ TEST_CASE("modern blocks: gradients of the first micro-step and of later ones") 
     }
 }
 
-// The bounds of another block's training (transformer.cpp). Llama's MLP is widened to what the recipe `block` takes.
+// The bounds of another block's training (transformer.cpp). Llama in every recipe, its MLP widened to
+// what `block` takes.
 TEST_CASE("modern blocks: train in every precision" * doctest::test_suite(kNotUnderTsan)) {
     const int steps = 20;
     for (const char* name : {"llama", "qwen3", "nano"}) {
@@ -160,7 +161,7 @@ TEST_CASE("modern blocks: train in every precision" * doctest::test_suite(kNotUn
         CHECK(fp32.back() < 0.8 * fp32.front());
         CHECK(train<bf16>(config(nullptr), steps).back() == doctest::Approx(fp32.back()).epsilon(0.02));
         for (const Fp8Recipe recipe : {Fp8Recipe::delayed, Fp8Recipe::current, Fp8Recipe::mxfp8, Fp8Recipe::block}) {
-            if (recipe == Fp8Recipe::block && !is_wide) continue;
+            if (!is_wide && recipe != Fp8Recipe::delayed) continue;
             CAPTURE(static_cast<int>(recipe));
             Fp8Config fp8;
             fp8.recipe = recipe;
