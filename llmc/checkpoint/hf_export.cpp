@@ -8,7 +8,7 @@
 
 #include "llmc/checkpoint/files.h"
 #include "llmc/checkpoint/finite.h"
-#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/device/error.h"
 #include "llmc/device/formats.cuh"

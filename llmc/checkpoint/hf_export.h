@@ -1,4 +1,5 @@
-// Writes models as Hugging Face stores them (hf_gpt2.h), one parameter at a time: memory for the largest tensor, twice.
+// Writes models as Hugging Face stores them (hf_weights.h), one parameter at a time: memory for the largest tensor,
+// twice.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/checkpoint/checkpoint_weights.h"
-#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/llmc_model.h"
 #include "llmc/device/error.h"
 #include "llmc/model/model_file.h"

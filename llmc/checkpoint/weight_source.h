@@ -1,6 +1,6 @@
-// Where the weights of a model come from, one tensor at a time, whatever holds them: Hugging Face's files (hf_gpt2.h)
-// or a model file of llm.c (llmc_model.h). What a source hands out has our names and our layout (model_table.h), has no
-// padded rows, and is finite.
+// Where the weights of a model come from, one tensor at a time, whatever holds them: Hugging Face's files
+// (hf_weights.h) or a model file of llm.c (llmc_model.h). What a source hands out has our names and our layout
+// (model_table.h), has no padded rows, and is finite.
 #pragma once
 #include <functional>
 #include <memory>

@@ -1,4 +1,5 @@
-// Hugging Face directories in FP32, BF16 and FP8, in one file and in several. hf_gpt2.cpp has what all of them share.
+// Hugging Face directories in FP32, BF16 and FP8, in one file and in several. hf_weights.cpp has what all of them
+// share.
 #include "llmc/checkpoint/hf_export.h"
 
 #include <doctest/doctest.h>
@@ -9,7 +10,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/hf_weights.h"
 #include "test/checkpoint/checkpoint_test_util.h"
 
 using namespace llmc;

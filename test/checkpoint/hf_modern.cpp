@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/checkpoint/hf_export.h"
-#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/hf_weights.h"
 #include "test/checkpoint/checkpoint_test_util.h"
 #include "test/model/modern_fixture.h"
 

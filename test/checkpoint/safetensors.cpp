@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <limits>
 
-#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/hf_weights.h"
 #include "test/checkpoint/checkpoint_test_util.h"
 #include "test/fixture.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/hf_weights.h"
 #include "llmc/model/model_file.h"
 #include "test/fixture.h"
 #include "test/model/gpt2_fixture.h"

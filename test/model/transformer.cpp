@@ -4,7 +4,7 @@
 
 #include <doctest/doctest.h>
 
-#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/hf_weights.h"
 #include "llmc/run/plan.h"
 #include "test/kernel_test.h"
 #include "test/model/mlp_block.h"

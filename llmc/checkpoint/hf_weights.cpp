@@ -1,5 +1,5 @@
 // Hugging Face files, read one parameter at a time: memory for the largest tensor, twice.
-#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/hf_weights.h"
 
 #include <algorithm>
 #include <cstring>

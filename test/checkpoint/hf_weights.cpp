@@ -1,5 +1,5 @@
 // GPT-2 in Hugging Face's form: names, shapes and transposition as published, both ways, and files that do not fit.
-#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/hf_weights.h"
 
 #include <doctest/doctest.h>
 
@@ -88,7 +88,7 @@ Raw& find_raw(std::vector<Raw>& tensors, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("hf_gpt2: names and shapes are those of the published GPT-2") {
+TEST_CASE("hf_weights: names and shapes are those of the published GPT-2") {
     const ModelConfig d12 = {.layers = 12, .heads = 12, .channels = 768, .vocab = 50257, .context = 1024};
     std::map<std::string, std::string> names;
     std::set<std::string> transposed;
@@ -136,7 +136,7 @@ TEST_CASE("hf_gpt2: names and shapes are those of the published GPT-2") {
     CHECK(shapes["transformer.ln_f.weight"] == Shape{768});
 }
 
-TEST_CASE("hf_gpt2: export writes (in, out) matrices, the vocabulary's rows alone, and config.json") {
+TEST_CASE("hf_weights: export writes (in, out) matrices, the vocabulary's rows alone, and config.json") {
     TemporaryFolder folder;
     const Weights weights = numbered_weights(kTiny);
     export_weights(folder.file("model.safetensors"), weights);
@@ -174,7 +174,7 @@ TEST_CASE("hf_gpt2: export writes (in, out) matrices, the vocabulary's rows alon
     CHECK(!std::filesystem::exists(folder.file("config.json.tmp")));
 }
 
-TEST_CASE("hf_gpt2: export then import gives the same weights") {
+TEST_CASE("hf_weights: export then import gives the same weights") {
     TemporaryFolder folder;
     const std::string path = folder.file("model.safetensors");
     const Weights weights = numbered_weights(kTiny);
@@ -200,7 +200,7 @@ TEST_CASE("hf_gpt2: export then import gives the same weights") {
     CHECK(import_weights(folder.file("fixture.safetensors"), config) == reference);
 }
 
-TEST_CASE("hf_gpt2: import takes bare names, BF16 and F16, a tied head and mask buffers") {
+TEST_CASE("hf_weights: import takes bare names, BF16 and F16, a tied head and mask buffers") {
     TemporaryFolder folder;
     const std::string path = folder.file("model.safetensors");
     const Weights weights = numbered_weights(kTiny);
@@ -232,7 +232,7 @@ TEST_CASE("hf_gpt2: import takes bare names, BF16 and F16, a tied head and mask 
     CHECK(import_weights(path)["lnf.bias"] == std::vector<float>{1.0f, -2.0f, 0.0f, 0.5f});
 }
 
-TEST_CASE("hf_gpt2: a file that does not fit the model is refused before anything is stored") {
+TEST_CASE("hf_weights: a file that does not fit the model is refused before anything is stored") {
     TemporaryFolder folder;
     const std::string path = folder.file("model.safetensors");
     export_weights(path, numbered_weights(kTiny));
@@ -278,7 +278,7 @@ TEST_CASE("hf_gpt2: a file that does not fit the model is refused before anythin
     CHECK(mentions(error_of([&] { import_weights(folder.file("none")); }), "No such file"));
 }
 
-TEST_CASE("hf_gpt2: import takes a directory, with shards too, names with and without the prefix") {
+TEST_CASE("hf_weights: import takes a directory, with shards too, names with and without the prefix") {
     TemporaryFolder folder;
     const Weights weights = numbered_weights(kTiny);
     export_weights(folder.file("model.safetensors"), weights);
@@ -304,7 +304,7 @@ TEST_CASE("hf_gpt2: import takes a directory, with shards too, names with and wi
                    "model-00002-of-00002.safetensors: tensor h.1.mlp.c_fc.bias is I32"));
 }
 
-TEST_CASE("hf_gpt2: a config.json that says otherwise is refused, number by number") {
+TEST_CASE("hf_weights: a config.json that says otherwise is refused, number by number") {
     TemporaryFolder folder;
     export_weights(folder.file("model.safetensors"), numbered_weights(kTiny));
     const auto refusal = [&](const ModelConfig& config, const char* path = "") {
@@ -330,7 +330,7 @@ TEST_CASE("hf_gpt2: a config.json that says otherwise is refused, number by numb
     CHECK(refusal(other_heads) == "<no error>");
 }
 
-TEST_CASE("hf_gpt2: a value that is not finite is refused, with its place in the file") {
+TEST_CASE("hf_weights: a value that is not finite is refused, with its place in the file") {
     TemporaryFolder folder;
     Weights weights = numbered_weights(kTiny);
     weights["h.1.fc.weight"][3 * 4 + 2] = NAN;  // (out 3, in 2) of ours
@@ -343,7 +343,7 @@ TEST_CASE("hf_gpt2: a value that is not finite is refused, with its place in the
     CHECK(mentions(error_of([&] { import_weights(folder.file("")); }), "transformer.ln_f.bias has Inf at element 1"));
 }
 
-TEST_CASE("hf_gpt2: a directory says itself what model it holds") {
+TEST_CASE("hf_weights: a directory says itself what model it holds") {
     TemporaryFolder folder;
     const std::string path = folder.file("model.safetensors");
     export_weights(path, numbered_weights(kTiny));
@@ -361,7 +361,7 @@ TEST_CASE("hf_gpt2: a directory says itself what model it holds") {
     CHECK(mentions(error_of([&] { open_weights(path); }), "there is no config.json beside the weights"));
 }
 
-TEST_CASE("hf_gpt2: an export that fails leaves nothing behind") {
+TEST_CASE("hf_weights: an export that fails leaves nothing behind") {
     TemporaryFolder folder;
     const std::string path = folder.file("model.safetensors");
     Weights weights = numbered_weights(kTiny);
