@@ -25,16 +25,17 @@ void reference_row(Attention& r, const AttentionShape& s, const std::vector<doub
     const double scale = s.scale != 0 ? s.scale : 1 / std::sqrt(static_cast<double>(HD));
     const int kv = at.key_head(h);
     const double *q = &qkv[at.qkv(b, t, 0, h)], *gradient = &dout[at.out(b, t, h)];
+    const int begin = s.first_key(t);
     std::vector<double> p(static_cast<size_t>(t) + 1);
     double maximum = -1e300, sum = 0;
-    for (int k = 0; k <= t; k++) maximum = std::max(maximum, p[k] = scale * dot(q, &qkv[at.qkv(b, k, 1, kv)], HD));
-    for (double& x : p) sum += x = std::exp(x - maximum);
+    for (int k = begin; k <= t; k++) maximum = std::max(maximum, p[k] = scale * dot(q, &qkv[at.qkv(b, k, 1, kv)], HD));
+    for (int k = begin; k <= t; k++) sum += p[k] = std::exp(p[k] - maximum);
     for (double& x : p) x /= sum;
     r.lse[at.row(b, t, h)] = maximum + std::log(sum);
 
     double* out = &r.out[at.out(b, t, h)];
     std::vector<double> magnitude(HD);
-    for (int k = 0; k <= t; k++) {
+    for (int k = begin; k <= t; k++) {
         const double* v = &qkv[at.qkv(b, k, 2, kv)];
         for (int c = 0; c < HD; c++) out[c] += p[k] * v[c], magnitude[c] += p[k] * std::fabs(v[c]);
     }
@@ -49,7 +50,7 @@ void reference_row(Attention& r, const AttentionShape& s, const std::vector<doub
     const double delta = r.delta[at.row(b, t, h)] = dot(gradient, out, HD);
     r.delta_bound[at.row(b, t, h)] = delta_error + slack * delta_magnitude;
 
-    for (int k = 0; k <= t; k++) {
+    for (int k = begin; k <= t; k++) {
         const double *key = &qkv[at.qkv(b, k, 1, kv)], *v = &qkv[at.qkv(b, k, 2, kv)];
         const double ds = p[k] * (dot(gradient, v, HD) - delta) * scale;
         const double ds_error =

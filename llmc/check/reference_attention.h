@@ -13,8 +13,10 @@ struct AttentionShape {
     int B, T, NH, HD;
     int NKV = NH;
     float scale = 0;  // of scores; 0: HD^-0.5
+    int window = 0;   // 0: all keys
 
-    AttentionHeads heads() const { return {NH, NKV, HD, scale}; }
+    AttentionHeads heads() const { return {NH, NKV, HD, scale, window}; }
+    int first_key(int query) const { return window > 0 && query >= window ? query - window + 1 : 0; }
     size_t rows() const { return static_cast<size_t>(B) * T * NH; }
     size_t elements() const { return rows() * HD; }
     size_t qkv_elements() const { return static_cast<size_t>(tokens()) * heads().qkv_width(); }
@@ -23,7 +25,7 @@ struct AttentionShape {
     int qkv_width() const { return heads().qkv_width(); }
     std::string text() const {
         return "B=" + std::to_string(B) + " T=" + std::to_string(T) + " NH=" + std::to_string(NH) +
-               " NKV=" + std::to_string(NKV) + " HD=" + std::to_string(HD);
+               " NKV=" + std::to_string(NKV) + " HD=" + std::to_string(HD) + " window=" + std::to_string(window);
     }
 };
 

@@ -5,8 +5,8 @@
 //   out, out_low, dout   (B, T, NH, HD)
 //   lse, delta           (B, NH, T) float
 //
-// Scores have another factor than HD^-0.5 where the heads say so. Any T >= 1; B and NH up to 65535; head dimensions 32,
-// 64 and 128. Tensors start at 16-byte boundaries. Deterministic.
+// Scores have another factor than HD^-0.5, and queries see a window of the last keys alone, where the heads say so. Any
+// T >= 1; B and NH up to 65535; head dimensions 32, 64 and 128. Tensors start at 16-byte boundaries. Deterministic.
 #pragma once
 #include "llmc/device/formats.cuh"
 #include "llmc/device/runtime.h"
@@ -58,7 +58,7 @@ namespace attention {
 
 // Throws unless the attention kernels can run this shape.
 inline void check_shape(int B, int T, const AttentionHeads& heads) {
-    const auto [NH, NKV, HD, scale] = heads;
+    const auto [NH, NKV, HD, scale, window] = heads;
     if (HD != 32 && HD != 64 && HD != 128)
         throw Error(ExitCode::failure,
                     strprintf("attention: head dimension %d is not supported; choose the number of heads so that "
@@ -73,7 +73,9 @@ inline void check_shape(int B, int T, const AttentionHeads& heads) {
         throw Error(ExitCode::failure, strprintf("attention: %d query heads cannot share %d key heads evenly; choose a "
                                                  "divisor of the query heads",
                                                  NH, NKV));
-    if (!(scale >= 0.0f)) throw Error(ExitCode::failure, strprintf("attention: scale %g must be positive", scale));
+    if (!(scale >= 0.0f && window >= 0))
+        throw Error(ExitCode::failure,
+                    strprintf("attention: scale %g and window %d must be positive, or 0 for the usual", scale, window));
 }
 
 // Elements of (B, T, rows of heads, HD).

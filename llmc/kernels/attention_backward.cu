@@ -148,11 +148,11 @@ struct KeyGradientTiles {
 };
 
 // S^T becomes P^T, and dP^T becomes dS^T (without the softmax scale, which is applied once at the end). A column is a
-// query; `diagonal` is (this lane's first key) - (its first query). `lse_log2` and `delta` start at the chunk's
-// queries.
+// query; `diagonal` is (this lane's first key) - (its first query); `window` as in the forward. `lse_log2` and `delta`
+// start at the chunk's queries.
 template <bool Masked, int F, int N>
 LLMC_DEVICE void score_gradients_transposed(float (&s)[F][N][4], float (&dp)[F][N][4], const float* lse_log2,
-                                            const float* delta, float scale_log2, int diagonal) {
+                                            const float* delta, float scale_log2, int diagonal, int window) {
     const int lane_column = static_cast<int>(threadIdx.x & 3) * 2;
     LLMC_UNROLL
     for (int j = 0; j < N; j++) {
@@ -164,7 +164,7 @@ LLMC_DEVICE void score_gradients_transposed(float (&s)[F][N][4], float (&dp)[F][
             LLMC_UNROLL
             for (int i = 0; i < 4; i++) {
                 float p = exp2_fast(s[f][j][i] * scale_log2 - row_lse[i & 1]);
-                if (Masked && 8 * j + (i & 1) < diagonal + 16 * f + 8 * (i >> 1)) p = 0.0f;
+                if (Masked && !in_window(8 * j + (i & 1) - diagonal - 16 * f - 8 * (i >> 1), window)) p = 0.0f;
                 s[f][j][i] = p;
                 dp[f][j][i] = p * (dp[f][j][i] - row_delta[i & 1]);
             }
@@ -176,12 +176,12 @@ LLMC_DEVICE void score_gradients_transposed(float (&s)[F][N][4], float (&dp)[F][
 template <bool Masked, int HD, int F>
 LLMC_DEVICE void key_gradient_chunk(float (&dk)[F][HD / 8][4], float (&dv)[F][HD / 8][4], const bf16* keys,
                                     const bf16* values, const bf16* queries, const bf16* dout, const float* lse_log2,
-                                    const float* delta, float scale_log2, int diagonal) {
+                                    const float* delta, float scale_log2, int diagonal, int window) {
     constexpr int chunk = KeyGradientTiles<HD>::chunk;
     float s[F][chunk / 8][4], dp[F][chunk / 8][4];
     multiply<HD>(s, keys, queries);
     multiply<HD>(dp, values, dout);
-    score_gradients_transposed<Masked>(s, dp, lse_log2, delta, scale_log2, diagonal);
+    score_gradients_transposed<Masked>(s, dp, lse_log2, delta, scale_log2, diagonal, window);
     accumulate<HD>(dv, s, dout);
     accumulate<HD>(dk, dp, queries);
 }
@@ -225,7 +225,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
                                   Fp8State* __restrict__ fp8, const bf16* __restrict__ dout,
                                   const bf16* __restrict__ qkv, const float* __restrict__ lse,
                                   const float* __restrict__ delta, int T, int NH, int NKV, int group, float scale,
-                                  QuantizePass pass) {
+                                  int window, QuantizePass pass) {
     using Tiles = KeyGradientTiles<HD, room>;
     constexpr int query_rows = Tiles::query_rows, threads = Tiles::threads, chunk = Tiles::chunk;
     constexpr int stages = Tiles::stages, stage_size = Tiles::stage_rows * kStride<HD>;
@@ -238,7 +238,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
     const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x >> 5);
     const int kv = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
     const int first_key = static_cast<int>(blockIdx.x) * Tiles::key_rows;  // the first keys are seen by most queries
-    const int warp_key = first_key + warp * Tiles::warp_rows;
+    const int warp_key = first_key + warp * Tiles::warp_rows, last_own = warp_key + Tiles::warp_rows - 1;
     const int warp_offset = warp * Tiles::warp_rows * kStride<HD>;
     const int h = kv * group;  // the group's first query head; others lie HD further, and T in lse and delta
     const Head head = head_of<HD>(qkv, b, h, kv, T, NH, NKV);
@@ -257,6 +257,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
     set_zero(dv);
 
     const float scale_log2 = scale * kLog2E;
+    const int last_key = first_key + Tiles::key_rows - 1;
     for (int first_query = first_key, member = 0, stage = 0; member < group; stage ^= stages - 1) {
         // Load: this stage has arrived, for all threads; and all are done with the other one, which is filled next: a
         // single one after its products. The next lse and delta travel through a register, to be stored when they have
@@ -265,7 +266,8 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
         __syncthreads();
         const bf16* queries = stage_tiles + stage * stage_size;
         int next_query = first_query + query_rows;
-        if (next_query >= T) next_query = first_key, member++;  // on with the group's next head
+        if (next_query >= T || next_query - last_key >= window)
+            next_query = first_key, member++;  // on with the group's next head
         float next_statistic = 0.0f;
         if (member < group) {
             if (stages == 2)
@@ -275,8 +277,8 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
         }
         // Multiply, softmax, accumulate: chunk after chunk, except those before the diagonal or beyond the end.
         for (int row = 0; row < query_rows; row += chunk) {
-            const int query = first_query + row;
-            if (query >= T || warp_key >= T || query + chunk - 1 < warp_key) continue;
+            const int query = first_query + row, last_query = query + chunk - 1;
+            if (query >= T || warp_key >= T || last_query < warp_key || query - last_own >= window) continue;
             const int diagonal = warp_key + (lane >> 2) - query - (lane & 3) * 2;
             const bf16* chunk_queries = queries + row * kStride<HD>;
             const bf16* chunk_dout = chunk_queries + query_rows * kStride<HD>;
@@ -284,9 +286,9 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads)
             const auto multiply_chunk = [&]<bool Masked>() {
                 key_gradient_chunk<Masked, HD>(dk, dv, keys + warp_offset, values + warp_offset, chunk_queries,
                                                chunk_dout, chunk_statistics, chunk_statistics + query_rows, scale_log2,
-                                               diagonal);
+                                               diagonal, window);
             };
-            if (query < warp_key + Tiles::warp_rows - 1)
+            if (query < last_own || last_query - warp_key >= window)
                 multiply_chunk.template operator()<true>();
             else
                 multiply_chunk.template operator()<false>();
@@ -339,7 +341,7 @@ struct QueryGradientTiles {
 // S becomes dS (without the softmax scale), as above with queries down and keys across. `diagonal` as in the forward.
 template <bool Masked, int F, int N>
 LLMC_DEVICE void score_gradients(float (&s)[F][N][4], const float (&dp)[F][N][4], const float (&lse_log2)[2 * F],
-                                 const float (&delta)[2 * F], float scale_log2, int diagonal) {
+                                 const float (&delta)[2 * F], float scale_log2, int diagonal, int window) {
     LLMC_UNROLL
     for (int f = 0; f < F; f++) {
         LLMC_UNROLL
@@ -347,7 +349,7 @@ LLMC_DEVICE void score_gradients(float (&s)[F][N][4], const float (&dp)[F][N][4]
             LLMC_UNROLL
             for (int i = 0; i < 4; i++) {
                 float p = exp2_fast(s[f][j][i] * scale_log2 - lse_log2[2 * f + (i >> 1)]);
-                if (Masked && 8 * j + (i & 1) > diagonal + 16 * f + 8 * (i >> 1)) p = 0.0f;
+                if (Masked && !in_window(diagonal + 16 * f + 8 * (i >> 1) - 8 * j - (i & 1), window)) p = 0.0f;
                 s[f][j][i] = p * (dp[f][j][i] - delta[2 * f + (i >> 1)]);
             }
         }
@@ -365,12 +367,12 @@ struct QueryGradientState {
 // One chunk of keys against a warp's queries.
 template <bool Masked, int HD>
 LLMC_DEVICE void query_gradient_chunk(QueryGradientState<HD>& state, const bf16* keys, const bf16* values,
-                                      float scale_log2, int diagonal) {
+                                      float scale_log2, int diagonal, int window) {
     constexpr int fragments = QueryGradientTiles<HD>::fragments, chunk = QueryGradientTiles<HD>::chunk;
     float s[fragments][chunk / 8][4], dp[fragments][chunk / 8][4];
     multiply<HD>(s, state.query, keys);
     multiply<HD>(dp, state.dout, values);
-    score_gradients<Masked>(s, dp, state.lse_log2, state.delta, scale_log2, diagonal);
+    score_gradients<Masked>(s, dp, state.lse_log2, state.delta, scale_log2, diagonal, window);
     accumulate<HD>(state.dq, s, keys);
 }
 
@@ -380,7 +382,7 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
                                     Fp8State* __restrict__ fp8, const bf16* __restrict__ dout,
                                     const bf16* __restrict__ qkv, const float* __restrict__ lse,
                                     const float* __restrict__ delta, int T, int NH, int NKV, int group, float scale,
-                                    QuantizePass pass) {
+                                    int window, QuantizePass pass) {
     using Tiles = QueryGradientTiles<HD, room>;
     constexpr int key_rows = Tiles::key_rows, threads = Tiles::threads, chunk = Tiles::chunk;
     constexpr int stage_size = Tiles::stage_rows * kStride<HD>;
@@ -392,7 +394,7 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
     const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x >> 5);
     const int h = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
     const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::query_rows;  // longest first
-    const int warp_query = first_query + warp * Tiles::warp_rows;
+    const int warp_query = first_query + warp * Tiles::warp_rows, last_own = warp_query + Tiles::warp_rows - 1;
     const int warp_offset = warp * Tiles::warp_rows * kStride<HD>;
     const Head head = head_of<HD>(qkv, b, h, h / group, T, NH, NKV);
     const bf16* head_dout = dout + head_offset<HD>(b, h, T, NH);
@@ -401,8 +403,9 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
     // Load: the owned rows, into registers, and the first keys and values.
     load_tile<HD, Tiles::query_rows, threads>(queries, head.query, head.stride, first_query, T);
     load_tile<HD, Tiles::query_rows, threads>(own_dout, head_dout, dout_stride, first_query, T);
-    load_tile<HD, key_rows, threads>(stages, head.key, head.stride, 0, T);
-    load_tile<HD, key_rows, threads>(stages + key_rows * kStride<HD>, head.value, head.stride, 0, T);
+    const int begin = first_seen_key(first_query, window, key_rows);
+    load_tile<HD, key_rows, threads>(stages, head.key, head.stride, begin, T);
+    load_tile<HD, key_rows, threads>(stages + key_rows * kStride<HD>, head.value, head.stride, begin, T);
     cp_async_commit();
     QueryGradientState<HD> state;
     LLMC_UNROLL
@@ -420,7 +423,7 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
 
     const float scale_log2 = scale * kLog2E;
     const int seen_keys = first_query + Tiles::query_rows < T ? first_query + Tiles::query_rows : T;
-    for (int first_key = 0, stage = 0; first_key < seen_keys; first_key += key_rows, stage ^= 1) {
+    for (int first_key = begin, stage = 0; first_key < seen_keys; first_key += key_rows, stage ^= 1) {
         // Load: this stage has arrived, for all threads; and all are done with what lies in the other one, which is
         // filled next.
         cp_async_wait<0>();
@@ -435,15 +438,15 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
         }
         // Multiply, softmax, accumulate: chunk after chunk up to the diagonal.
         for (int row = 0; row < key_rows; row += chunk) {
-            const int key = first_key + row;
-            if (warp_query >= T || key > warp_query + Tiles::warp_rows - 1) continue;
+            const int key = first_key + row, last_key = key + chunk - 1;
+            if (warp_query >= T || key > last_own || warp_query - last_key >= window) continue;
             const int diagonal = warp_query + (lane >> 2) - key - (lane & 3) * 2;
             const bf16* chunk_keys = keys + row * kStride<HD>;
             const bf16* chunk_values = chunk_keys + key_rows * kStride<HD>;
-            if (key + chunk - 1 > warp_query)
-                query_gradient_chunk<true>(state, chunk_keys, chunk_values, scale_log2, diagonal);
+            if (last_key > warp_query || last_own - key >= window)
+                query_gradient_chunk<true>(state, chunk_keys, chunk_values, scale_log2, diagonal, window);
             else
-                query_gradient_chunk<false>(state, chunk_keys, chunk_values, scale_log2, diagonal);
+                query_gradient_chunk<false>(state, chunk_keys, chunk_values, scale_log2, diagonal, window);
         }
     }
 
@@ -493,11 +496,11 @@ static void launch_backward(const Gradients<Out>& to, float* delta, const Backwa
     launch<attention_key_gradient_kernel<HD, room, Out>>(
         {key_grid, dim3(KeyTiles::threads), KeyTiles::shared_bytes, stream}, out(to.row, whole),
         out(transposed_keys, 2 * keys), out(to.parts, part_count), state_access(to.fp8, to.pass), in(dout, n),
-        in(qkv, whole), in(lse, rows), in(delta, rows), T, NH, NKV, NH / NKV, scale, to.pass);
+        in(qkv, whole), in(lse, rows), in(delta, rows), T, NH, NKV, NH / NKV, scale, heads.window_in(T), to.pass);
     launch<attention_query_gradient_kernel<HD, room, Out>>(
         {query_grid, dim3(QueryTiles::threads), QueryTiles::shared_bytes, stream}, out(to.row, whole),
         out(to.transposed, n), out(to.parts, part_count), state_access(to.fp8, to.pass), in(dout, n), in(qkv, whole),
-        in(lse, rows), in(delta, rows), T, NH, NKV, NH / NKV, scale, to.pass);
+        in(lse, rows), in(delta, rows), T, NH, NKV, NH / NKV, scale, heads.window_in(T), to.pass);
 }
 
 template <class Out>

@@ -20,7 +20,7 @@ constexpr size_t kDecodeBytes = 2 * kStageRows* kRowBytes<HD>;
 template <int HD>
 static __global__ void __launch_bounds__(32)
     attention_decode_kernel(bf16* __restrict__ out, bf16* __restrict__ out_low, const bf16* __restrict__ qkv, int first,
-                            int rows, int NH, int NKV, float scale_log2) {
+                            int rows, int NH, int NKV, float scale_log2, int window) {
     constexpr int stage_size = kStageRows * kStride<HD>;
     LLMC_DYNAMIC_SHARED(bf16, shared);
     const int lane = static_cast<int>(threadIdx.x), h = static_cast<int>(blockIdx.y), T = first + rows;
@@ -29,8 +29,9 @@ static __global__ void __launch_bounds__(32)
 
     // Load: queries into registers by way of stage 1, and the first keys and values into stage 0.
     load_tile<HD, kDecodeRows, 32>(shared + stage_size, head.query, head.stride, query, T);
-    load_tile<HD, kKeyRows, 32>(shared, head.key, head.stride, 0, T);
-    load_tile<HD, kKeyRows, 32>(shared + kKeyRows * kStride<HD>, head.value, head.stride, 0, T);
+    const int begin = first_seen_key(query, window, kKeyRows);
+    load_tile<HD, kKeyRows, 32>(shared, head.key, head.stride, begin, T);
+    load_tile<HD, kKeyRows, 32>(shared + kKeyRows * kStride<HD>, head.value, head.stride, begin, T);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
@@ -43,12 +44,12 @@ static __global__ void __launch_bounds__(32)
     }
 
     const int seen_keys = query + kDecodeRows < T ? query + kDecodeRows : T;
-    const int tiles = (seen_keys + kKeyRows - 1) / kKeyRows;
+    const int tiles = (seen_keys - begin + kKeyRows - 1) / kKeyRows;
     for (int tile = 0; tile < tiles; tile++) {
         // Load: this tile has arrived, and the warp is done with the other stage, which is filled next.
         cp_async_wait<0>();
         __syncthreads();
-        const int first_key = tile * kKeyRows;
+        const int first_key = begin + tile * kKeyRows;
         const bf16* stage = shared + (tile & 1) * stage_size;
         if (tile + 1 < tiles) {
             bf16* next = shared + (~tile & 1) * stage_size;
@@ -58,7 +59,7 @@ static __global__ void __launch_bounds__(32)
             cp_async_commit();
         }
         // Multiply, softmax, accumulate.
-        forward_tile<true>(state, stage, scale_log2, query + (lane >> 2) - first_key - (lane & 3) * 2);
+        forward_tile<true>(state, stage, scale_log2, query + (lane >> 2) - first_key - (lane & 3) * 2, window);
     }
 
     // Store, through shared memory for 16-byte accesses.
@@ -76,15 +77,15 @@ static __global__ void __launch_bounds__(32)
 template <int HD>
 static __global__ void __launch_bounds__(4 * kDecodeRows)
     attention_decode_fp32_kernel(float* __restrict__ out, const float* __restrict__ qkv, int first, int rows, int NH,
-                                 int NKV, float scale_log2) {
+                                 int NKV, float scale_log2, int window) {
     const size_t h = blockIdx.y, head = h * HD, stride = static_cast<size_t>(NH + 2 * NKV) * HD;
     const float* const keys = qkv + (NH + h / (NH / NKV)) * HD;
     const int row = static_cast<int>(blockIdx.x) * kDecodeRows + static_cast<int>(threadIdx.x >> 2), T = first + rows;
     const int query = first + row, last_of_warp = first + (row | (kWarpRows - 1));
     QuadRow<HD> state;
     state.attend(qkv + head + static_cast<size_t>(query < T ? query : T - 1) * stride, keys,
-                 keys + static_cast<size_t>(NKV) * HD, stride, query, last_of_warp < T ? last_of_warp : T - 1, T,
-                 scale_log2);
+                 keys + static_cast<size_t>(NKV) * HD, stride, query, first + (row & ~(kWarpRows - 1)),
+                 last_of_warp < T ? last_of_warp : T - 1, T, scale_log2, window);
     if (row >= rows) return;
     state.output.scale(1.0f / state.sum);
     state.output.store(out + head + static_cast<size_t>(row) * NH * HD);
@@ -98,14 +99,15 @@ static void launch_decode(bf16* result, bf16* result_low, const bf16* qkv, int f
     const size_t n = elements(1, rows, heads.NH, HD);
     launch<attention_decode_kernel<HD>>({grid, dim3(32), kDecodeBytes<HD>, stream}, out(result, n), out(result_low, n),
                                         in(qkv, elements(1, first + rows, heads.rows(), HD)), first, rows, heads.NH,
-                                        heads.NKV, scale_log2);
+                                        heads.NKV, scale_log2, heads.window_in(first + rows));
 }
 template <int HD>
 static void launch_decode(float* result, float*, const float* qkv, int first, int rows, const AttentionHeads& heads,
                           dim3 grid, float scale_log2, stream_t stream) {
-    launch<attention_decode_fp32_kernel<HD>>(
-        {grid, dim3(4 * kDecodeRows), 0, stream}, out(result, elements(1, rows, heads.NH, HD)),
-        in(qkv, elements(1, first + rows, heads.rows(), HD)), first, rows, heads.NH, heads.NKV, scale_log2);
+    launch<attention_decode_fp32_kernel<HD>>({grid, dim3(4 * kDecodeRows), 0, stream},
+                                             out(result, elements(1, rows, heads.NH, HD)),
+                                             in(qkv, elements(1, first + rows, heads.rows(), HD)), first, rows,
+                                             heads.NH, heads.NKV, scale_log2, heads.window_in(first + rows));
 }
 
 template <class Real>

@@ -50,7 +50,8 @@ template <int HD, bool kFp8>
 static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     attention_forward_kernel(bf16* __restrict__ out, bf16* __restrict__ out_low, float* __restrict__ lse,
                              const bf16* __restrict__ qkv, e4m3* __restrict__ row, e4m3* __restrict__ transposed,
-                             Fp8State* __restrict__ fp8, int T, int NH, int NKV, float scale, QuantizePass pass) {
+                             Fp8State* __restrict__ fp8, int T, int NH, int NKV, float scale, int window,
+                             QuantizePass pass) {
     using Tiles = ForwardTiles<HD>;
     constexpr int fragments = Tiles::fragments, key_rows = Tiles::key_rows, threads = Tiles::threads;
     constexpr int stage_size = Tiles::stage_rows * kStride<HD>;
@@ -60,12 +61,13 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     const int h = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
     const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::query_rows;  // longest first
     const int warp_query = first_query + warp * Tiles::warp_rows;
+    const int begin = first_seen_key(first_query, window, key_rows);
     const Head head = head_of<HD>(qkv, b, h, h / (NH / NKV), T, NH, NKV);
 
     // Load: queries into registers by way of stage 1, and the first keys and values into stage 0.
     load_tile<HD, Tiles::query_rows, threads>(shared + stage_size, head.query, head.stride, first_query, T);
-    load_tile<HD, key_rows, threads>(shared, head.key, head.stride, 0, T);
-    load_tile<HD, key_rows, threads>(shared + key_rows * kStride<HD>, head.value, head.stride, 0, T);
+    load_tile<HD, key_rows, threads>(shared, head.key, head.stride, begin, T);
+    load_tile<HD, key_rows, threads>(shared + key_rows * kStride<HD>, head.value, head.stride, begin, T);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
@@ -80,12 +82,12 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
 
     const float scale_log2 = scale * kLog2E;
     const int seen_keys = first_query + Tiles::query_rows < T ? first_query + Tiles::query_rows : T;
-    const int tiles = (seen_keys + key_rows - 1) / key_rows;
+    const int tiles = (seen_keys - begin + key_rows - 1) / key_rows;
     for (int tile = 0; tile < tiles; tile++) {
         // Load: this tile has arrived, for all threads; and all are done with the other stage, which is filled next.
         cp_async_wait<0>();
         __syncthreads();
-        const int first_key = tile * key_rows;
+        const int first_key = begin + tile * key_rows, last_key = first_key + key_rows - 1;
         const bf16* stage = shared + (tile & 1) * stage_size;
         if (tile + 1 < tiles) {
             bf16* next = shared + (~tile & 1) * stage_size;
@@ -94,14 +96,15 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
                                              first_key + key_rows, T);
             cp_async_commit();
         }
-        // Multiply, softmax, accumulate. Only tiles that cross the diagonal are masked, and of a block's warps the
-        // upper ones skip a tile that lies beyond it.
-        if (warp_query >= T || first_key > warp_query + Tiles::warp_rows - 1) continue;
+        // Multiply, softmax, accumulate. Only tiles that cross the diagonal or the window's edge are masked, and of a
+        // block's warps the upper ones skip a tile that lies beyond the one, the lower ones one before the other.
+        const int last_query = warp_query + Tiles::warp_rows - 1;
+        if (warp_query >= T || first_key > last_query || warp_query - last_key >= window) continue;
         const int diagonal = warp_query + (lane >> 2) - first_key - (lane & 3) * 2;
-        if (first_key + key_rows - 1 > warp_query)
-            forward_tile<true>(state, stage, scale_log2, diagonal);
+        if (last_key > warp_query || last_query - first_key >= window)
+            forward_tile<true>(state, stage, scale_log2, diagonal, window);
         else
-            forward_tile<false>(state, stage, scale_log2, diagonal);
+            forward_tile<false>(state, stage, scale_log2, diagonal, window);
     }
 
     // Store, through shared memory for 16-byte accesses.
@@ -136,7 +139,7 @@ static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result
     launch<attention_forward_kernel<HD, kFp8>>(
         {grid, dim3(Tiles::threads), Tiles::shared_bytes, stream}, out(result, n), out(result_low, n), out(lse, n / HD),
         in(qkv, elements(B, T, heads.rows(), HD)), out(to.row, n), out(to.transposed, n), state_access(to.state, pass),
-        T, heads.NH, heads.NKV, heads.softmax_scale(), pass);
+        T, heads.NH, heads.NKV, heads.softmax_scale(), heads.window_in(T), pass);
 }
 
 // Calls f.template operator()<HD>().

@@ -30,7 +30,7 @@ struct HeadRows {
 template <int HD>
 static __global__ void __launch_bounds__(kThreads)
     attention_forward_fp32_kernel(float* __restrict__ out, float* __restrict__ lse, const float* __restrict__ qkv,
-                                  int T, int NH, int NKV, float scale_log2) {
+                                  int T, int NH, int NKV, float scale_log2, int window) {
     const HeadRows<HD> head(blockIdx.y, blockIdx.y / (NH / NKV), T, NH, NKV);
     const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);  // longest first
     const int row = block * kBlockRows + static_cast<int>(threadIdx.x >> 2);
@@ -39,7 +39,7 @@ static __global__ void __launch_bounds__(kThreads)
 
     QuadRow<HD> state;
     state.attend(qkv + head.query + static_cast<size_t>(row < T ? row : T - 1) * head.qkv_stride, keys, values,
-                 head.qkv_stride, row, last_row, T, scale_log2);
+                 head.qkv_stride, row, row & ~(kWarpRows - 1), last_row, T, scale_log2, window);
     if (row >= T) return;
     state.output.scale(1.0f / state.sum);
     state.output.store(out + head.out + static_cast<size_t>(row) * head.out_stride);
@@ -52,7 +52,7 @@ static __global__ void __launch_bounds__(kThreads)
     attention_query_gradient_fp32_kernel(float* __restrict__ dqkv, float* __restrict__ delta,
                                          const float* __restrict__ dout, const float* __restrict__ qkv,
                                          const float* __restrict__ out, const float* __restrict__ lse, int T, int NH,
-                                         int NKV, float scale) {
+                                         int NKV, float scale, int window) {
     constexpr int keys_at_once = HD == 128 ? 2 : 4;  // they stay in registers between their two uses
     const HeadRows<HD> head(blockIdx.y, blockIdx.y / (NH / NKV), T, NH, NKV);
     const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);  // longest first
@@ -69,7 +69,8 @@ static __global__ void __launch_bounds__(kThreads)
     quad_sum_each(row_delta);
     dq.clear();
     const float scale_log2 = scale * kLog2E, lse_log2 = lse[head.statistics + own] * kLog2E;
-    for (int first = 0; first <= last_row; first += keys_at_once) {
+    for (int first = first_seen_key(row & ~(kWarpRows - 1), window, keys_at_once); first <= last_row;
+         first += keys_at_once) {
         float products[2 * keys_at_once];  // scores, then dP
         LLMC_UNROLL
         for (int j = 0; j < keys_at_once; j++) {
@@ -84,7 +85,8 @@ static __global__ void __launch_bounds__(kThreads)
         LLMC_UNROLL
         for (int j = 0; j < keys_at_once; j++) {
             const size_t at = static_cast<size_t>(first + j < T ? first + j : T - 1) * head.qkv_stride;
-            const float p = first + j <= row ? exp2_fast(products[j] * scale_log2 - lse_log2) : 0.0f;
+            const bool visible = first + j <= row && row - first - j < window;
+            const float p = visible ? exp2_fast(products[j] * scale_log2 - lse_log2) : 0.0f;
             Quarter<HD> key;
             key.load(keys + at);
             dq.add(p * (products[keys_at_once + j] - row_delta[0]), key);
@@ -101,7 +103,8 @@ template <int HD>
 static __global__ void __launch_bounds__(kThreads)
     attention_key_gradient_fp32_kernel(float* __restrict__ dqkv, const float* __restrict__ dout,
                                        const float* __restrict__ qkv, const float* __restrict__ lse,
-                                       const float* __restrict__ delta, int T, int NH, int NKV, float scale) {
+                                       const float* __restrict__ delta, int T, int NH, int NKV, float scale,
+                                       int window) {
     constexpr int queries_at_once = HD == 128 ? 1 : 4;  // their rows and dout's stay in registers between two uses
     const int group = NH / NKV, row = static_cast<int>(blockIdx.x) * kBlockRows + static_cast<int>(threadIdx.x >> 2);
     const size_t own = static_cast<size_t>(row < T ? row : T - 1), kv = blockIdx.y;
@@ -113,11 +116,13 @@ static __global__ void __launch_bounds__(kThreads)
     dk.clear();
     dv.clear();
     const float scale_log2 = scale * kLog2E;
+    const int last_key = row | (kWarpRows - 1), end = T - window > last_key ? last_key + window : T;  // of the warp
     for (int h = 0; h < group; h++) {
         const HeadRows<HD> head(kv * group + h, kv, T, NH, NKV);
         const float *queries = qkv + head.query, *gradients = dout + head.out;
-        for (int first = row & ~(kWarpRows - 1); first < T; first += queries_at_once) {  // from the warp's first row on
-            float products[2 * queries_at_once];                                         // scores, then dP
+        for (int first = row & ~(kWarpRows - 1); first < end;
+             first += queries_at_once) {          // from the warp's first row on
+            float products[2 * queries_at_once];  // scores, then dP
             LLMC_UNROLL
             for (int j = 0; j < queries_at_once; j++) {
                 const size_t at = static_cast<size_t>(first + j < T ? first + j : T - 1);
@@ -131,7 +136,7 @@ static __global__ void __launch_bounds__(kThreads)
             LLMC_UNROLL
             for (int j = 0; j < queries_at_once; j++) {
                 const size_t at = static_cast<size_t>(first + j < T ? first + j : T - 1);
-                const bool visible = first + j < T && first + j >= row;
+                const bool visible = first + j < T && first + j >= row && first + j - row < window;
                 const float p =
                     visible ? exp2_fast(products[j] * scale_log2 - lse[head.statistics + at] * kLog2E) : 0.0f;
                 Quarter<HD> other;
@@ -160,7 +165,7 @@ static void launch_forward_fp32(float* result, float* lse, const float* qkv, int
     const float scale_log2 = heads.scale != 0.0f ? heads.scale * kLog2E : kLog2E / std::sqrt(static_cast<float>(HD));
     launch<attention_forward_fp32_kernel<HD>>({fp32_grid(B, T, heads.NH), dim3(kThreads), 0, stream}, out(result, n),
                                               out(lse, n / HD), in(qkv, elements(B, T, heads.rows(), HD)), T, heads.NH,
-                                              heads.NKV, scale_log2);
+                                              heads.NKV, scale_log2, heads.window_in(T));
 }
 
 template <int HD>
@@ -168,12 +173,12 @@ static void launch_backward_fp32(float* dqkv, float* delta, const float* dout, c
                                  const float* lse, int B, int T, const AttentionHeads& heads, stream_t stream) {
     const size_t n = elements(B, T, heads.NH, HD), whole = elements(B, T, heads.rows(), HD), rows = n / HD;
     const float scale = heads.softmax_scale();
-    launch<attention_query_gradient_fp32_kernel<HD>>({fp32_grid(B, T, heads.NH), dim3(kThreads), 0, stream},
-                                                     out(dqkv, whole), out(delta, rows), in(dout, n), in(qkv, whole),
-                                                     in(result, n), in(lse, rows), T, heads.NH, heads.NKV, scale);
+    launch<attention_query_gradient_fp32_kernel<HD>>(
+        {fp32_grid(B, T, heads.NH), dim3(kThreads), 0, stream}, out(dqkv, whole), out(delta, rows), in(dout, n),
+        in(qkv, whole), in(result, n), in(lse, rows), T, heads.NH, heads.NKV, scale, heads.window_in(T));
     launch<attention_key_gradient_fp32_kernel<HD>>({fp32_grid(B, T, heads.NKV), dim3(kThreads), 0, stream},
                                                    out(dqkv, whole), in(dout, n), in(qkv, whole), in(lse, rows),
-                                                   in(delta, rows), T, heads.NH, heads.NKV, scale);
+                                                   in(delta, rows), T, heads.NH, heads.NKV, scale, heads.window_in(T));
 }
 
 }  // namespace attention

@@ -9,12 +9,15 @@ namespace llmc {
 struct AttentionHeads {
     int NH, NKV, HD;
     float scale = 0.0f;  // of scores; 0: HD^-0.5
+    int window = 0;      // how many keys a query sees, its own and those before it; 0: all
 
     static AttentionHeads multi_head(int NH, int HD) { return {NH, NH, HD}; }
 
     int rows() const { return NH + 2 * NKV; }  // heads in a row of qkv
     int width() const { return NH * HD; }      // channels of the output
     int qkv_width() const { return (NH + 2 * NKV) * HD; }
+    // At most T: as many as a query of a sequence of T can see.
+    int window_in(int T) const { return window > 0 && window < T ? window : T; }
     float softmax_scale() const { return scale != 0.0f ? scale : 1.0f / std::sqrt(static_cast<float>(HD)); }
 };
 

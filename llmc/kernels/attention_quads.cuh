@@ -4,6 +4,7 @@
 #pragma once
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/attention.h"
+#include "llmc/kernels/attention_window.cuh"
 
 namespace llmc::attention {
 
@@ -61,15 +62,16 @@ struct QuadRow {
     float maximum = float_from_bits(0xff800000u);  // in base 2
     float sum = 0.0f;
 
-    // Of the query at position `row`, over keys and values 0 to `last_row`, the last that a query of this warp sees;
-    // those from T on do not exist. A row may lie beyond T, and is nothing then.
+    // Of the query at position `row`, over keys and values up to `last_row`, the last that a query of this warp sees;
+    // those from T on do not exist. `first_row`: the warp's first query. A row may lie beyond T, and is nothing then.
     LLMC_DEVICE void attend(const float* query_row, const float* keys, const float* values, size_t stride, int row,
-                            int last_row, int T, float scale_log2) {
+                            int first_row, int last_row, int T, float scale_log2, int window) {
         constexpr int keys_at_once = 8;
         Quarter<HD> query;
         query.load(query_row);
         output.clear();
-        for (int first = 0; first <= last_row; first += keys_at_once) {
+        const float minus_infinity = float_from_bits(0xff800000u);
+        for (int first = first_seen_key(first_row, window, keys_at_once); first <= last_row; first += keys_at_once) {
             float p[keys_at_once];
             LLMC_UNROLL
             for (int j = 0; j < keys_at_once; j++) {
@@ -78,13 +80,16 @@ struct QuadRow {
                 p[j] = query.dot(key);
             }
             quad_sum_each(p);
-            float new_maximum = maximum;  // finite from the first round on: every row sees key 0
+            float new_maximum = maximum;
             LLMC_UNROLL
             for (int j = 0; j < keys_at_once; j++) {
-                p[j] = first + j <= row ? p[j] * scale_log2 : float_from_bits(0xff800000u);
+                p[j] = in_window(row - first - j, window) ? p[j] * scale_log2 : minus_infinity;
                 new_maximum = max_float(new_maximum, p[j]);
             }
-            const float correction = exp2_fast(maximum - new_maximum);
+            // A row that has seen no key yet, because its window begins behind that of the warp's first: 0 in its
+            // place.
+            const float base = new_maximum == minus_infinity ? 0.0f : new_maximum;
+            const float correction = exp2_fast(maximum - base);
             maximum = new_maximum;
             sum *= correction;
             output.scale(correction);
@@ -92,7 +97,7 @@ struct QuadRow {
             for (int j = 0; j < keys_at_once; j++) {
                 Quarter<HD> value;
                 value.load(values + static_cast<size_t>(first + j < T ? first + j : T - 1) * stride);
-                p[j] = exp2_fast(p[j] - maximum);
+                p[j] = exp2_fast(p[j] - base);
                 sum += p[j];
                 output.add(p[j], value);
             }

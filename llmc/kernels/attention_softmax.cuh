@@ -1,7 +1,7 @@
 // The arithmetic of BF16 attention's forward, a tile of keys and values at a time: an online softmax between two
 // products, in a warp's registers (flash attention 2, arXiv 2307.08691). A query's result depends on its own row and
-// the keys that it sees, taken from the first on in tiles of kKeyRows, and on nothing else that a block or a batch
-// holds.
+// the keys that it sees, taken in tiles of kKeyRows that start at multiples of it, and on nothing else that a block or
+// a batch holds.
 #pragma once
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/attention_tiles.cuh"
@@ -23,10 +23,12 @@ struct ForwardState {
 };
 
 // Softmax: turns raw scores into probabilities relative to the row's maximum so far, in base 2, and rescales what was
-// accumulated under the previous maximum. `diagonal` is (this lane's first query) - (its first key). The first key of
-// all is visible to every query, so a maximum is finite from the first tile on and -infinity needs no special case.
+// accumulated under the previous maximum. `diagonal` is (this lane's first query) - (its first key); visible are keys 0
+// to window - 1 places before the query. Rows that have seen no key yet, which a window leaves in a masked tile, keep
+// the maximum -infinity, and 0 takes its place.
 template <bool Masked, int HD, int F, int N>
-LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N][4], float scale_log2, int diagonal) {
+LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N][4], float scale_log2, int diagonal,
+                                int window) {
     const float minus_infinity = float_from_bits(0xff800000u);
     float maximum[2 * F];
     LLMC_UNROLL
@@ -38,7 +40,8 @@ LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N
             LLMC_UNROLL
             for (int i = 0; i < 4; i++) {
                 float& score = scores[f][j][i];
-                if (Masked && 8 * j + (i & 1) > diagonal + 16 * f + 8 * (i >> 1)) score = minus_infinity;
+                if (Masked && !in_window(diagonal + 16 * f + 8 * (i >> 1) - 8 * j - (i & 1), window))
+                    score = minus_infinity;
                 maximum[2 * f + (i >> 1)] = max_float(maximum[2 * f + (i >> 1)], score);
             }
         }
@@ -50,8 +53,9 @@ LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N
         LLMC_UNROLL
         for (int half = 0; half < 2; half++) {
             const int row = 2 * f + half;
-            correction[half] = exp2_fast((state.maximum[row] - maximum[row]) * scale_log2);
-            offset[half] = maximum[row] * scale_log2;
+            const float base = Masked && maximum[row] == minus_infinity ? 0.0f : maximum[row];
+            correction[half] = exp2_fast((state.maximum[row] - base) * scale_log2);
+            offset[half] = base * scale_log2;
             state.maximum[row] = maximum[row];
             state.sum[row] *= correction[half];
         }
@@ -72,10 +76,11 @@ LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N
 
 // One tile of keys, and their values behind it.
 template <bool Masked, int HD, int F>
-LLMC_DEVICE void forward_tile(ForwardState<HD, F>& state, const bf16* keys, float scale_log2, int diagonal) {
+LLMC_DEVICE void forward_tile(ForwardState<HD, F>& state, const bf16* keys, float scale_log2, int diagonal,
+                              int window) {
     float scores[F][kKeyRows / 8][4];
     multiply<HD>(scores, state.query, keys);
-    online_softmax<Masked>(state, scores, scale_log2, diagonal);
+    online_softmax<Masked>(state, scores, scale_log2, diagonal, window);
     accumulate<HD>(state.output, scores, keys + kKeyRows * kStride<HD>);
 }
 

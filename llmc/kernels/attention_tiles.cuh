@@ -10,6 +10,7 @@
 // and t = lane % 4, element i of column tile j of fragment f is row 16f + g + 8(i / 2), column 8j + 2t + i % 2.
 #pragma once
 #include "llmc/device/kernel.cuh"
+#include "llmc/kernels/attention_window.cuh"
 
 namespace llmc::attention {
 

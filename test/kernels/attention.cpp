@@ -289,6 +289,41 @@ TEST_CASE_TEMPLATE("attention: groups of query heads share keys and values", Rea
     check_against_reference<Real>({1, 70, 4, 64, 2, 0.3f}, 0.7f, seed);  // another scale
 }
 
+TEST_CASE_TEMPLATE("attention: a query sees a window of the last keys", Real, float, bf16) {
+    uint32_t seed = 1100;
+    for (int HD : {32, 64, 128})
+        for (const int window : {1, 7, 64, 65, 130})
+            check_against_reference<Real>({1, 210, 2, HD, 1, 0, window}, 1.0f, seed += 2);
+}
+
+TEST_CASE_TEMPLATE("attention: a window that covers all keys changes no bit, and one of a key gives its value", Real,
+                   float, bf16) {
+    for (int HD : {32, 64, 128}) {
+        const Shape all{2, 140, 4, HD, 2};
+        INFO(all.text());
+        const std::vector<Real> qkv = random_normal<Real>(all.qkv_elements(), 1.0f, 81);
+        const std::vector<Real> dout = random_normal<Real>(all.elements(), 1.0f, 82);
+        Run<Real> full(all, qkv, dout);
+        full.forward(), full.backward();
+        for (const int window : {140, 1000, 1 << 30}) {
+            Run<Real> run({2, 140, 4, HD, 2, 0, window}, qkv, dout);
+            run.forward(), run.backward();
+            CHECK(bytes_of(run.out) == bytes_of(full.out));
+            CHECK(bytes_of(run.lse) == bytes_of(full.lse));
+            CHECK(bytes_of(run.dqkv) == bytes_of(full.dqkv));
+        }
+        const Shape single{2, 140, 4, HD, 2, 0, 1};
+        Run<Real> own(single, qkv, dout);
+        own.forward();
+        const std::vector<Real> out = own.out.download();
+        const Layout at{single};
+        for (int t = 0; t < 140; t++)
+            for (int h = 0; h < 4; h++)
+                for (int c = 0; c < HD; c++)
+                    REQUIRE(to_float(out[at.out(1, t, h) + c]) == to_float(qkv[at.qkv(1, t, 2, h / 2) + c]));
+    }
+}
+
 TEST_CASE_TEMPLATE("attention: a group has the bits of heads with repeated keys and values", Real, float, bf16) {
     for (int HD : {32, 64, 128}) check_repeated_keys<Real>({2, 100, 6, HD, 2});
 }
@@ -296,6 +331,7 @@ TEST_CASE_TEMPLATE("attention: a group has the bits of heads with repeated keys 
 TEST_CASE("attention: two runs give the same bits") {
     for (int HD : {32, 64, 128}) check_repeatable<bf16>({2, 150, 2, HD});
     check_repeatable<bf16>({2, 150, 4, 64, 2});
+    check_repeatable<bf16>({1, 150, 2, 64, 2, 0, 40});
     check_repeatable<float>({2, 70, 4, 64, 1});
     check_repeatable<float>({2, 70, 2, 64});
 }
@@ -393,7 +429,7 @@ TEST_CASE("attention: unsupported shapes are refused, naming what is supported")
     CHECK_THROWS_AS(forward(65536, 4, 1, 64), Error);
     CHECK_THROWS_AS(forward(1, 0, 1, 64), Error);
     for (const AttentionHeads& heads : {AttentionHeads{3, 2, 64}, AttentionHeads{2, 0, 64}, AttentionHeads{1, 2, 64},
-                                        AttentionHeads{1, 1, 64, -1.0f}})
+                                        AttentionHeads{1, 1, 64, -1.0f}, AttentionHeads{1, 1, 64, 0.0f, -1}})
         CHECK_THROWS_AS(
             attention_forward<bf16>(run.out, run.out_low, run.lse, run.qkv, 1, 4, heads, test::test_stream()), Error);
     CHECK_THROWS_AS(attention_forward<float>(nullptr, nullptr, nullptr, nullptr, 1, 4, {1, 1, 40}, test::test_stream()),

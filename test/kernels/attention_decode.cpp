@@ -15,10 +15,10 @@ namespace {
 
 struct Shape {
     int first, rows, NH, HD;
-    int NKV = NH;
+    int NKV = NH, window = 0;
     size_t width() const { return static_cast<size_t>(NH) * HD; }
     size_t outputs() const { return static_cast<size_t>(rows) * width(); }
-    AttentionHeads heads() const { return {NH, NKV, HD}; }
+    AttentionHeads heads() const { return {NH, NKV, HD, 0, window}; }
     size_t inputs() const { return static_cast<size_t>((first + rows) * heads().qkv_width()); }
 };
 
@@ -34,17 +34,17 @@ struct Reference {
                     const int head = which == 0 ? h : s.NH + (which - 1) * s.NKV + h / (s.NH / s.NKV);
                     return &qkv[static_cast<size_t>(position * s.heads().qkv_width() + head * s.HD)];
                 };
-                const int query = s.first + row;
+                const int query = s.first + row, begin = s.window > 0 ? std::max(0, query - s.window + 1) : 0;
                 std::vector<double> p(static_cast<size_t>(query) + 1);
                 double largest = -1e300, sum = 0;
-                for (int k = 0; k <= query; k++) {
+                for (int k = begin; k <= query; k++) {
                     for (int c = 0; c < s.HD; c++) p[k] += at(query, 0)[c] * at(k, 1)[c] / std::sqrt(s.HD);
                     largest = std::max(largest, p[k]);
                 }
-                for (double& x : p) sum += x = std::exp(x - largest);
+                for (int k = begin; k <= query; k++) sum += p[k] = std::exp(p[k] - largest);
                 for (int c = 0; c < s.HD; c++) {
                     double o = 0, magnitude = 0;
-                    for (int k = 0; k <= query; k++)
+                    for (int k = begin; k <= query; k++)
                         o += p[k] / sum * at(k, 2)[c], magnitude += p[k] / sum * std::fabs(at(k, 2)[c]);
                     out.push_back(o);
                     bound.push_back((u + slack) * (magnitude + std::fabs(o)) + 1e-6);
@@ -107,6 +107,7 @@ TEST_CASE_TEMPLATE("attention decode: against a double-precision reference", Rea
             check_against_reference<Real>({first, rows, 2, HD}, 1.0f, seed++);
     check_against_reference<Real>({200, 16, 3, 64}, 3.0f, seed++);  // nearly one-hot
     for (const int HD : {32, 64, 128}) check_against_reference<Real>({63, 20, 6, HD, 2}, 1.0f, seed++);
+    for (const int window : {1, 5, 64, 70}) check_against_reference<Real>({150, 35, 2, 64, 1, window}, 1.0f, seed++);
 }
 
 TEST_CASE_TEMPLATE("attention decode: a row has the same bits whichever rows come with it", Real, float, bf16) {

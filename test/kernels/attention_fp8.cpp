@@ -25,7 +25,7 @@ std::vector<Shape> attention_shapes() {
              {std::array{1, 16, 1}, std::array{2, 8, 2}, std::array{2, 40, 3}, std::array{1, 80, 2},
               std::array{2, 72, 1}, std::array{1, 128, 1}, std::array{2, 136, 2}})
             shapes.push_back({B, T, NH, HD});
-    for (const int HD : {32, 64, 128}) shapes.push_back({1, 80, 4, HD, 2}), shapes.push_back({2, 136, 3, HD, 1});
+    for (const int HD : {32, 64, 128}) shapes.push_back({1, 80, 4, HD, 2}), shapes.push_back({2, 136, 3, HD, 1, 0, 50});
     return shapes;
 }
 
