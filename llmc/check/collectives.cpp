@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 
 #include "llmc/check/guarded_array.h"
 #include "llmc/comm/agreement.h"
@@ -46,6 +47,7 @@ public:
           mine_(values_of(comm_.rank(), 0, count * world_), stream_),
           gathered_(count * world_, stream_),
           exchanged_(count * world_, stream_),
+          uneven_(elements(bytes_between(false)), stream_),
           sent_(values_of(comm_.rank(), 0, count), stream_),
           sum_(count, stream_),
           added_(std::vector<float>(count, 1.0f), stream_),
@@ -63,6 +65,7 @@ public:
         const size_t bytes = count_ * sizeof(float);
         comm_.all_gather(gathered_, mine_, bytes, stream_);
         comm_.all_to_all(exchanged_, mine_, bytes, stream_);
+        comm_.all_to_all_v(uneven_, bytes_between(false), mine_, bytes_between(true), stream_);
         comm_.broadcast(sent_, bytes, comm_.world() - 1, stream_);
         reduce_scatter(sum_, Wire::fp32, false);
         reduce_scatter(added_, Wire::bf16, true);
@@ -92,6 +95,7 @@ public:
         };
         look("all_gather", gathered_, gathered);
         look("all_to_all", exchanged_, exchanged);
+        look("all_to_all_v", uneven_, uneven());
         look("broadcast", sent_, values_of(world - 1, 0, count_));
         look("reduce_scatter", sum_, sum);
         look("reduce_scatter in bf16, accumulating", added_, added);
@@ -101,6 +105,27 @@ public:
     }
 
 private:
+    // What rank `from` has for `to` in all_to_all_v: nothing, half or all of a row.
+    size_t between(int from, int to) const { return count_ * static_cast<size_t>((from + 2 * to) % 3) / 2; }
+    std::vector<size_t> bytes_between(bool sent) const {
+        std::vector<size_t> sizes;
+        for (int r = 0; r < comm_.world(); r++)
+            sizes.push_back((sent ? between(comm_.rank(), r) : between(r, comm_.rank())) * sizeof(float));
+        return sizes;
+    }
+    static size_t elements(const std::vector<size_t>& bytes) {
+        return std::accumulate(bytes.begin(), bytes.end(), size_t{0}) / sizeof(float);
+    }
+    std::vector<float> uneven() const {
+        std::vector<float> expected;
+        for (int from = 0; from < comm_.world(); from++) {
+            size_t begin = 0;
+            for (int to = 0; to < comm_.rank(); to++) begin += between(from, to);
+            const std::vector<float> piece = values_of(from, begin, between(from, comm_.rank()));
+            expected.insert(expected.end(), piece.begin(), piece.end());
+        }
+        return expected;
+    }
     void reduce_scatter(GuardedArray<float>& out, Wire wire, bool accumulate) {
         comm_.reduce_scatter(out, mine_, count_, wire, accumulate, workspace_.data(), stream_);
     }
@@ -115,7 +140,7 @@ private:
     const Comm comm_;
     const size_t count_, world_;
     const stream_t stream_;
-    GuardedArray<float> mine_, gathered_, exchanged_, sent_, sum_, added_, reduced_;
+    GuardedArray<float> mine_, gathered_, exchanged_, uneven_, sent_, sum_, added_, reduced_;
     GuardedArray<uint32_t> largest_;
     GuardedMemory workspace_;
 };

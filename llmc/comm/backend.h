@@ -21,6 +21,8 @@ public:
     virtual int world() const = 0;
     virtual void all_gather(void* out, const void* in, size_t bytes) = 0;  // in place where in == out + rank * bytes
     virtual void all_to_all(void* out, const void* in, size_t bytes) = 0;
+    virtual void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in,
+                              const std::vector<size_t>& send) = 0;
     virtual void broadcast(void* data, size_t bytes, int root) = 0;
     virtual void barrier() = 0;
     virtual std::shared_ptr<Transport> split(int color) = 0;
@@ -36,6 +38,9 @@ public:
     virtual const char* name() const = 0;
     virtual void all_gather(void* out, const void* in, size_t bytes, const char* what, stream_t stream) = 0;
     virtual void all_to_all(void* out, const void* in, size_t bytes, const char* what, stream_t stream) = 0;
+    // Sizes may be 0.
+    virtual void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in,
+                              const std::vector<size_t>& send, stream_t stream) = 0;
     virtual void broadcast(void* data, size_t bytes, int root, stream_t stream) = 0;
     // Reductions in an order that the library chooses; NCCL alone has them.
     virtual void reduce_scatter(float*, const float*, size_t, stream_t) {}

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <exception>
 #include <map>
+#include <numeric>
 #include <sstream>
 #include <type_traits>
 #include <utility>
@@ -234,6 +235,24 @@ void Comm::all_to_all(void* out, const void* in, size_t bytes, stream_t stream) 
         copy_on_device(out, in, bytes, stream);
     else
         s.device().all_to_all(out, in, bytes, "all_to_all", stream);
+}
+
+void Comm::all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in, const std::vector<size_t>& send,
+                        stream_t stream) const {
+    State& s = *state_;
+    const size_t ranks = static_cast<size_t>(s.world), me = static_cast<size_t>(s.rank);
+    if (receive.size() != ranks || send.size() != ranks || receive[me] != send[me])
+        throw Error(ExitCode::failure,
+                    strprintf("all_to_all_v: sizes of %zu and %zu pieces, own ones of %zu and %zu bytes, for %zu ranks",
+                              receive.size(), send.size(), receive.size() > me ? receive[me] : 0,
+                              send.size() > me ? send[me] : 0, ranks));
+    const size_t total = std::accumulate(send.begin(), send.end(), size_t{0});
+    if (out == in && total) throw Error(ExitCode::failure, "all_to_all_v cannot work in place");
+    s.count(s.traffic.all_to_all, total - send[me]);
+    if (s.world > 1)
+        s.device().all_to_all_v(out, receive, in, send, stream);
+    else if (total > 0)
+        copy_on_device(out, in, total, stream);
 }
 
 void Comm::broadcast(void* data, size_t bytes, int root, stream_t stream) const {

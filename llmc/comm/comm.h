@@ -26,7 +26,8 @@ enum class Wire { fp32, bf16 };        // what reduce_scatter sends; sums are FP
 enum class ReduceOrder { any, rank };  // the library's order of summation, or ((r0 + r1) + r2) + ... always
 
 // What collectives this rank issued, and how many bytes it had to get to other ranks: for (N ranks, slices of n bytes)
-// (N - 1) * n for all_gather, reduce_scatter, all_to_all and the root of a broadcast; for all_reduce of n bytes
+// (N - 1) * n for all_gather, reduce_scatter, all_to_all and the root of a broadcast; all pieces but its own for
+// all_to_all_v, which counts as all_to_all; for all_reduce of n bytes
 // 2 * (N - 1) / N * n where the library reduces, (N - 1) * n where all gather and sum in rank order.
 struct Traffic {
     struct Count {
@@ -65,6 +66,10 @@ public:
     void all_gather(void* out, const void* in, size_t bytes, stream_t stream) const;
     // Row r of out (world, bytes) = row `rank` of rank r's in (world, bytes). Not in place.
     void all_to_all(void* out, const void* in, size_t bytes, stream_t stream) const;
+    // The same with pieces of any size: in `in` the piece for each rank, `send` bytes of it, in `out` that of each
+    // rank, `receive` bytes, all in the order of the ranks and without gaps. What one rank sends another has to expect.
+    void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in, const std::vector<size_t>& send,
+                      stream_t stream) const;
     void broadcast(void* data, size_t bytes, int root, stream_t stream) const;
     // out (count) = row `rank` of in (world, count), summed over the ranks in FP32, or with `accumulate` out + that
     // sum, in rank order (out + r0) + r1 ... With Wire::bf16 every rank's values are rounded to BF16 first. out may be

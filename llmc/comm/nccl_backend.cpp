@@ -15,6 +15,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -166,6 +167,22 @@ public:
                 char* to = static_cast<char*>(out) + r * bytes;
                 check(nccl_.Send(from, bytes, ncclUint8, peer, comm_, stream), "ncclSend");
                 check(nccl_.Recv(to, bytes, ncclUint8, peer, comm_, stream), "ncclRecv");
+            }
+            check(nccl_.GroupEnd(), "ncclGroupEnd");
+        });
+    }
+    void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in, const std::vector<size_t>& send,
+                      stream_t stream) override {
+        const size_t sent = std::accumulate(send.begin(), send.end(), size_t{0}) - send[rank_];
+        issue("all_to_all_v", sent, stream, [&] {
+            check(nccl_.GroupStart(), "ncclGroupStart");
+            const char* from = static_cast<const char*>(in);
+            char* to = static_cast<char*>(out);
+            for (size_t r = 0; r < world_; r++) {
+                const int peer = static_cast<int>(r);
+                if (send[r]) check(nccl_.Send(from, send[r], ncclUint8, peer, comm_, stream), "ncclSend");
+                if (receive[r]) check(nccl_.Recv(to, receive[r], ncclUint8, peer, comm_, stream), "ncclRecv");
+                from += send[r], to += receive[r];
             }
             check(nccl_.GroupEnd(), "ncclGroupEnd");
         });

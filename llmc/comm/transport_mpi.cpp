@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace llmc {
 
@@ -56,6 +57,28 @@ public:
         const size_t own = static_cast<size_t>(rank_) * bytes;
         std::memcpy(static_cast<char*>(out) + own, static_cast<const char*>(in) + own, bytes);
         exchange_pairwise(out, in, bytes, bytes);
+    }
+    // Pair by pair: sizes that MPI's own has no room for, its counts and places being ints, differ between ranks.
+    void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in,
+                      const std::vector<size_t>& send) override {
+        check_thread();
+        const auto place = [](const std::vector<size_t>& sizes, int rank) {
+            return std::accumulate(sizes.begin(), sizes.begin() + rank, size_t{0});
+        };
+        for (int s = 0; s < world_; s++) {
+            const int to = (rank_ + s) % world_, from = (rank_ - s + world_) % world_;
+            const char* source = static_cast<const char*>(in) + place(send, to);
+            char* target = static_cast<char*>(out) + place(receive, from);
+            const size_t sent = send[static_cast<size_t>(to)], received = receive[static_cast<size_t>(from)];
+            for (size_t at = 0; at < std::max(sent, received); at += largest_) {
+                const size_t n = at < sent ? std::min(largest_, sent - at) : 0;
+                const size_t m = at < received ? std::min(largest_, received - at) : 0;
+                LLMC_CHECK_MPI(MPI_Sendrecv(source + std::min(at, sent), static_cast<int>(n), MPI_BYTE,
+                                            n ? to : MPI_PROC_NULL, 0, target + std::min(at, received),
+                                            static_cast<int>(m), MPI_BYTE, m ? from : MPI_PROC_NULL, 0, comm_,
+                                            MPI_STATUS_IGNORE));
+            }
+        }
     }
     void broadcast(void* data, size_t bytes, int root) override {
         check_thread();

@@ -6,6 +6,7 @@
 // is: ranks out of step are reported, not mixed up.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -15,11 +16,11 @@
 namespace llmc {
 namespace {
 
-enum class Kind : uint32_t { all_gather = 1, all_to_all, broadcast, barrier, failed };
+enum class Kind : uint32_t { all_gather = 1, all_to_all, broadcast, barrier, failed, all_to_all_v };
 
 const char* kind_name(uint32_t kind) {
-    static const char* const names[] = {"all_gather", "all_to_all", "broadcast", "barrier", "failed"};
-    return kind >= 1 && kind <= 5 ? names[kind - 1] : "nothing known";
+    static const char* const names[] = {"all_gather", "all_to_all", "broadcast", "barrier", "failed", "all_to_all_v"};
+    return kind >= 1 && kind <= 6 ? names[kind - 1] : "nothing known";
 }
 
 struct Header {
@@ -88,6 +89,49 @@ public:
         const auto spoke = [&] {
             send(0, Kind::all_to_all, in, row);
             receive(0, Kind::all_to_all, out, row);
+        };
+        run(hub, spoke);
+    }
+
+    // A rank tells the hub how much it has for each, and what each is to get follows.
+    void all_to_all_v(void* out, const std::vector<size_t>& receive_sizes, const void* in,
+                      const std::vector<size_t>& send_sizes) override {
+        const auto total = [](const std::vector<size_t>& sizes) {
+            return std::accumulate(sizes.begin(), sizes.end(), size_t{0});
+        };
+        const size_t table_bytes = as_size(world_) * sizeof(size_t);
+        const auto hub = [&] {
+            std::vector<std::vector<size_t>> sizes(as_size(world_), send_sizes);  // by sender
+            std::vector<std::vector<char>> rows(as_size(world_));
+            rows[0].assign(static_cast<const char*>(in), static_cast<const char*>(in) + total(send_sizes));
+            for (int r = 1; r < world_; r++) {
+                receive(r, Kind::all_to_all_v, sizes[as_size(r)].data(), table_bytes);
+                rows[as_size(r)].resize(total(sizes[as_size(r)]));
+                receive(r, Kind::all_to_all_v, rows[as_size(r)].data(), rows[as_size(r)].size());
+            }
+            std::vector<size_t> sent(as_size(world_));
+            for (int to = 0; to < world_; to++) {
+                std::vector<char> column;
+                for (size_t from = 0; from < as_size(world_); from++) {
+                    const auto begin = rows[from].begin() + static_cast<ptrdiff_t>(sent[from]);
+                    const size_t bytes = sizes[from][as_size(to)];
+                    column.insert(column.end(), begin, begin + static_cast<ptrdiff_t>(bytes));
+                    sent[from] += bytes;
+                }
+                if (to > 0)
+                    send(to, Kind::all_to_all_v, column.data(), column.size());
+                else if (column.size() == total(receive_sizes))
+                    std::copy(column.begin(), column.end(), static_cast<char*>(out));
+                else
+                    throw Error(ExitCode::communication,
+                                strprintf("ranks are out of step: they have %zu bytes for rank 0, which expects %zu",
+                                          column.size(), total(receive_sizes)));
+            }
+        };
+        const auto spoke = [&] {
+            send(0, Kind::all_to_all_v, send_sizes.data(), table_bytes);
+            send(0, Kind::all_to_all_v, in, total(send_sizes));
+            receive(0, Kind::all_to_all_v, out, total(receive_sizes));
         };
         run(hub, spoke);
     }

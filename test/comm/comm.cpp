@@ -29,6 +29,10 @@ TEST_CASE("comm: one rank is a world whose collectives copy") {
     DeviceArray<float> again(77);
     comm.all_to_all(again, in, 77 * sizeof(float), test_stream());
     CHECK(again.download() == values);
+    DeviceArray<float> uneven(77);
+    comm.all_to_all_v(uneven, {77 * sizeof(float)}, in, {77 * sizeof(float)}, test_stream());
+    CHECK(uneven.download() == values);
+    CHECK_THROWS_AS(comm.all_to_all_v(in, {4}, in, {4}, test_stream()), Error);
     DeviceArray<float> sum(77);
     comm.reduce_scatter(sum, in, 77, Wire::bf16, false, nullptr, test_stream());  // nothing sent, nothing rounded
     CHECK(sum.download() == values);

@@ -20,7 +20,8 @@ PROGRAM = os.path.abspath(os.environ.get("TEST_RANKS", os.path.join(ROOT, "build
 MPIRUN = shutil.which("mpirun")
 LIMIT = 1.25  # seconds of the watchdog
 PATIENCE = 5  # what may pass beyond it
-OPERATIONS = ["all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast", "barrier", "host_max", "split"]
+OPERATIONS = ["all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "all_reduce", "broadcast", "barrier", "host_max",
+              "split"]
 
 # What a launcher above us may have left.
 FOREIGN = re.compile(r"OMPI_|PMI|SLURM_|RANK$|WORLD_SIZE$|MASTER_|TORCHELASTIC_")

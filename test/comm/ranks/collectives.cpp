@@ -118,6 +118,34 @@ TEST_CASE("ranks: all_to_all") {
     });
 }
 
+TEST_CASE("ranks: all_to_all_v") {
+    for_each_communicator([](const Comm& comm) {
+        for (const size_t unit : odd_counts()) {
+            CAPTURE(unit);
+            const size_t ranks = as_size(comm.world()), me = as_size(comm.rank());
+            const auto bytes = [&](size_t from, size_t to) { return unit * ((from + 2 * to) % 3); };  // some have none
+            std::vector<size_t> send, receive;
+            for (size_t r = 0; r < ranks; r++) send.push_back(bytes(me, r)), receive.push_back(bytes(r, me));
+            const auto values = random_by_rank<uint8_t>(comm.world(), 2 * unit * ranks);
+            std::vector<uint8_t> expected;
+            for (size_t r = 0; r < ranks; r++) {
+                size_t begin = 0;
+                for (size_t to = 0; to < me; to++) begin += bytes(r, to);
+                for (size_t i = 0; i < bytes(r, me); i++) expected.push_back(values[r][begin + i]);
+            }
+            DeviceArray<uint8_t> in(values[me]), out(expected.size());
+            const uint64_t before = comm.traffic().all_to_all.bytes;
+            comm.all_to_all_v(out, receive, in, send, test_stream());
+            CHECK(same(out.download(), expected));
+            size_t to_others = 0;
+            for (size_t r = 0; r < ranks; r++) to_others += r == me ? 0 : send[r];
+            CHECK(comm.traffic().all_to_all.bytes - before == to_others);
+            send.push_back(0);
+            CHECK_THROWS_AS(comm.all_to_all_v(out, receive, in, send, test_stream()), Error);
+        }
+    });
+}
+
 TEST_CASE("ranks: broadcast, from every rank") {
     for_each_communicator([](const Comm& comm) {
         for (int root = 0; root < comm.world(); root++) {

@@ -89,6 +89,8 @@ public:
         stream_t stream = test_stream();
         if (name_ == "all_gather") comm_.all_gather(large_.get(), small_.get(), kBytes, stream);
         if (name_ == "all_to_all") comm_.all_to_all(large_.get(), other_.get(), kBytes, stream);
+        const std::vector<size_t> sizes(static_cast<size_t>(comm_.world()), kBytes);
+        if (name_ == "all_to_all_v") comm_.all_to_all_v(large_.get(), sizes, other_.get(), sizes, stream);
         if (name_ == "reduce_scatter")
             comm_.reduce_scatter(small_.get(), large_.get(), kCount, Wire::fp32, false, workspace_.get(), stream);
         if (name_ == "all_reduce")
