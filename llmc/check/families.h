@@ -17,6 +17,7 @@ void add_gelu(Items& items, const KernelUse& use);
 void add_classifier(Items& items, const KernelUse& use);
 void add_sums(Items& items, const KernelUse& use);  // bias gradients, norms, sums over ranks
 void add_optimizer(Items& items, const KernelUse& use);
+void add_muon(Items& items, const KernelUse& use);
 void add_step(Items& items, const KernelUse& use);
 void add_quantize(Items& items, const KernelUse& use);  // one scale a tensor
 void add_quantize_blocks(Items& items, const KernelUse& use);

@@ -122,7 +122,7 @@ void add(Items& items, const KernelUse& use) {
                              [check, skip, measured](stream_t s) { return check(skip, measured, s); }});
     };
     const bool is_lion = use.optimizer == OptimizerKind::lion;
-    if (use.optimizer == OptimizerKind::adamw)
+    if (use.optimizer == OptimizerKind::adamw || is_muon(use.optimizer))
         add_both("adamw_update", check_adamw<Real>);
     else
         add_both(is_lion ? "lion_update" : "sgd_update", [is_lion](bool skip, bool measures, stream_t s) {

@@ -27,8 +27,9 @@ GpuSpec required_card(const Options& o) {
 }
 
 PlanInputs inputs_of(const Options& o, const GpuSpec& gpu) {
-    return {gpu,         o.batch,      o.seq,       o.micro_steps, o.world > 1 ? o.world : 1, o.zero, o.shard_within,
-            o.precision, o.fp8_layers, o.recompute, o.optimizer};
+    return {gpu,         o.batch,        o.seq,       o.micro_steps, o.world > 1 ? o.world : 1,
+            o.zero,      o.shard_within, o.precision, o.fp8_layers,  o.recompute,
+            o.optimizer, o.muon_ns};
 }
 
 StagePlan plan_stage(Options o, int ranks, int stage) {
@@ -83,8 +84,13 @@ StagePlan plan_rank_of(const Options& o, const Comm& comm) {
     plan.memory = trainer.memory();
     plan.products = trainer.model().linear().products(o.batch * o.seq);
     plan.sent = sent_in_step(layout, o.micro_steps, sizeof(Real));
+    if (const Muon<Real>* muon = trainer.optimizer().muon()) {
+        plan.sent.optimizer = {muon->sent_in_step().calls, muon->sent_in_step().bytes};
+        for (const Product& product : muon->products()) plan.products[product].insert(o.optimizer);
+    }
     plan.slices = layout.is_sliced() ? plan.sent.group : 1;
-    plan.reserve = memory_reserve(nccl_communicators(comm.world(), static_cast<int>(layout.group_size())));
+    plan.reserve = memory_reserve(nccl_communicators(comm.world(), static_cast<int>(layout.group_size())) +
+                                  (trainer.optimizer().muon() && comm.world() > 1 ? 1 : 0));
     return plan;
 }
 

@@ -113,8 +113,12 @@ void check_shape(const Product& product) {
 }
 
 void check_tensors(const Product& product, const ProductTensors& t) {
-    for (const void* p :
-         {static_cast<const void*>(t.result), t.first, t.second, t.bias, t.first_scale_inv, t.second_scale_inv})
+    const bool is_combined = t.addend || t.factor != 1.0f || t.addend_factor != 0.0f;
+    if (is_combined && (is_fp8(product.type) || product.kind == Product::wgrad || product.bias || product.accumulate ||
+                        t.addend == t.result || !t.addend))
+        refuse(product, "this product cannot be scaled and added to another matrix");
+    for (const void* p : {static_cast<const void*>(t.result), t.first, t.second, t.bias, t.first_scale_inv,
+                          t.second_scale_inv, t.addend})
         if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
             refuse(product, strprintf("pointer %p is not 16-byte aligned", p));
     if (!t.result || !t.first || !t.second) refuse(product, "a tensor is null");

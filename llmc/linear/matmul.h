@@ -90,6 +90,10 @@ struct ProductTensors {
     void* result;
     const void *first, *second, *bias = nullptr;
     const void *first_scale_inv = nullptr, *second_scale_inv = nullptr;
+    // result = factor * product + addend_factor * addend, summed in FP32 and rounded once. `addend` lies as the result
+    // does, elsewhere. For BF16 and FP32 products without bias that do not accumulate.
+    const void* addend = nullptr;
+    float factor = 1, addend_factor = 0;
 };
 
 // The same product as result (rows, columns) = op(first) * op(second), every matrix row-major as it lies in memory:

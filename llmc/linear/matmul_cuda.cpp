@@ -404,12 +404,13 @@ bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
         return true;
     }
     Plan& plan = b.plan_for(product, choice.algorithm);
-    const float host_factors[] = {1.0f, product.accumulate ? 1.0f : 0.0f};
+    const float host_factors[] = {t.factor, product.accumulate ? 1.0f : t.addend_factor};
+    const void* const addend = t.addend ? t.addend : t.result;
     const float* factors = has_device_factors(product) ? b.factors : host_factors;
     const auto attempt = [&](int i) {
         set_pointers(plan, product, t.bias, t.second_scale_inv, t.first_scale_inv);
         const cublasStatus_t status = cublasLtMatmul(
-            b.handle, plan.operation, factors, t.second, plan.a, t.first, plan.b, factors + 1, t.result, plan.result,
+            b.handle, plan.operation, factors, t.second, plan.a, t.first, plan.b, factors + 1, addend, plan.result,
             t.result, plan.result, &plan.algorithms[static_cast<size_t>(i)], b.workspace, kLtWorkspaceBytes, stream);
         if (!is_refusal(status)) check_lt(status, "cublasLtMatmul", product.describe(), __FILE__, __LINE__);
         plan.refusal = status;

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <vector>
 
 #include "llmc/device/host/runtime.h"
@@ -79,6 +80,12 @@ void add_bias(float* result, const float* bias, const Gemm& g) {
     }
 }
 
+// result = BF16(values + factor * addend): rounded once.
+void round_with_addend(bf16* result, const float* values, const bf16* addend, float factor, const Gemm& g) {
+#pragma omp parallel for schedule(static) if (g.result_size() >= kParallelElements)
+    for (size_t i = 0; i < g.result_size(); i++) result[i] = to_bf16(values[i] + factor * to_float(addend[i]));
+}
+
 // result = BF16(values + bias): rounded once, after the bias.
 void round_with_bias(bf16* result, const float* values, const bf16* bias, const Gemm& g) {
 #pragma omp parallel for schedule(static) if (g.result_size() >= kParallelElements)
@@ -91,16 +98,18 @@ void round_with_bias(bf16* result, const float* values, const bf16* bias, const 
     }
 }
 
-void sgemm(float* result, const float* first, const float* second, const Gemm& g, float scale, bool accumulate) {
+void sgemm(float* result, const float* first, const float* second, const Gemm& g, float scale, float beta) {
     cblas_sgemm(CblasRowMajor, g.transpose_first ? CblasTrans : CblasNoTrans,
                 g.transpose_second ? CblasTrans : CblasNoTrans, g.rows, g.columns, g.inner, scale, first,
-                g.first_columns, second, g.second_columns, accumulate ? 1.0f : 0.0f, result, g.columns);
+                g.first_columns, second, g.second_columns, beta, result, g.columns);
 }
 
 void multiply_fp32(const Product& product, const ProductTensors& t) {
     const Gemm g(product);
     float* result = static_cast<float*>(t.result);
-    sgemm(result, static_cast<const float*>(t.first), static_cast<const float*>(t.second), g, 1.0f, product.accumulate);
+    if (t.addend) std::memcpy(result, t.addend, g.result_size() * sizeof(float));
+    sgemm(result, static_cast<const float*>(t.first), static_cast<const float*>(t.second), g, t.factor,
+          product.accumulate ? 1.0f : t.addend_factor);
     if (t.bias) add_bias(result, static_cast<const float*>(t.bias), g);
 }
 
@@ -130,7 +139,7 @@ struct Matmul::Backend {
 
     void multiply_narrow(const Product& product, const ProductTensors& t) {
         const Gemm g(product);
-        float scale = 1.0f;
+        float scale = t.factor;
         if (product.has_block_scales()) {
             widen_blocks(first.data(), static_cast<const e4m3*>(t.first), t.first_scale_inv, product.first_scales(),
                          g.rows, g.inner);
@@ -143,9 +152,13 @@ struct Matmul::Backend {
             widen(second.data(), t.second, product.second_element(), g.second_size());
         }
         if (product.kind == Product::wgrad) {
-            sgemm(static_cast<float*>(t.result), first.data(), second.data(), g, scale, product.accumulate);
+            sgemm(static_cast<float*>(t.result), first.data(), second.data(), g, scale,
+                  product.accumulate ? 1.0f : 0.0f);
         } else {
-            sgemm(result.data(), first.data(), second.data(), g, scale, false);
+            sgemm(result.data(), first.data(), second.data(), g, scale, 0.0f);
+            if (t.addend)
+                return round_with_addend(static_cast<bf16*>(t.result), result.data(),
+                                         static_cast<const bf16*>(t.addend), t.addend_factor, g);
             round_with_bias(static_cast<bf16*>(t.result), result.data(), static_cast<const bf16*>(t.bias), g);
         }
     }
@@ -220,6 +233,7 @@ bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
                  {in(static_cast<const char*>(t.first), g.first_size() * bytes_of(product.first_element())),
                   in(static_cast<const char*>(t.second), g.second_size() * bytes_of(product.second_element())),
                   in(static_cast<const char*>(t.bias), g.columns * result_bytes),
+                  in(static_cast<const char*>(t.addend), g.result_size() * result_bytes),
                   scales(t.first_scale_inv, &Product::first_scales, g.rows),
                   scales(t.second_scale_inv, &Product::second_scales, g.columns), written},
                  {product.name(), __FILE__, __LINE__}, [=, &b] {

@@ -39,6 +39,7 @@ Unit unit_of(const std::string& name, const std::string& prefix, const std::vect
             if (row.is_matrix() != decay) continue;
             ParameterTensor tensor{prefix + row.name, {std::max(row.rows, row.padded_rows)}, decay};
             if (row.is_matrix()) tensor.shape.push_back(row.columns);
+            tensor.matrix_rows = row.matrix_rows;
             unit.tensors.push_back(tensor);
         }
     return unit;

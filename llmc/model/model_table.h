@@ -37,6 +37,7 @@ struct TensorRow {
     int padded_rows = 0;                // of the tensor in memory, where it has more: they are 0
     std::vector<HfPart> hf_parts = {};  // in place of hf_name, if there are any
     int block = -1;                     // of a block, in all_tensors()
+    std::vector<int> matrix_rows = {};  // of the matrices that it consists of, one below the other; empty: it is one
 
     bool is_matrix() const { return columns > 0; }
     int64_t count() const { return int64_t{rows} * (is_matrix() ? columns : 1); }

@@ -93,4 +93,15 @@ void prepare_step(StepState* state, const double* partials, size_t n_partials, c
                                 spikes);
 }
 
+static __global__ void scale_rates_kernel(StepState* states, const StepState* state, GroupRates rates) {
+    for (int i = 0; i < kRateGroups; i++) {
+        states[i] = *state;
+        states[i].learning_rate *= rates.of[i];
+    }
+}
+
+void scale_rates(StepState* states, const StepState* state, const GroupRates& rates, stream_t stream) {
+    launch<scale_rates_kernel>({1, 1, 0, stream}, out(states, kRateGroups), in(state, 1), rates);
+}
+
 }  // namespace llmc

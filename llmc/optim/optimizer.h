@@ -35,4 +35,11 @@ void prepare_step(StepState* state, const double* partials, size_t n_partials, c
                   const float* loss_scale, const int* bad_flag, const ScheduleConfig& schedule,
                   const AdamWConfig& adamw, double clip, const SpikeCheck& spikes, stream_t stream);
 
+// states[i] = *state, with its learning rate times rates.of[i]: for parameters that have rates of their own.
+constexpr int kRateGroups = 3;
+struct GroupRates {
+    double of[kRateGroups];
+};
+void scale_rates(StepState* states, const StepState* state, const GroupRates& rates, stream_t stream);
+
 }  // namespace llmc

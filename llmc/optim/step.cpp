@@ -1,5 +1,7 @@
 #include "llmc/optim/step.h"
 
+#include <algorithm>
+
 #include "llmc/comm/comm_range.h"
 #include "llmc/device/formats.cuh"
 #include "llmc/device/transfer.h"
@@ -11,7 +13,7 @@ namespace llmc {
 template <class Real>
 Optimizer<Real>::Optimizer(Weights<Real>& weights, Gradients& gradients, const ScheduleConfig& schedule,
                            const AdamWConfig& adamw, double clip, const LossScaleConfig& loss_scale, bool skip_spikes,
-                           const OptimizerConfig& config)
+                           const OptimizerConfig& config, Matmul* matmul)
     : weights_(weights),
       gradients_(gradients),
       schedule_(schedule),
@@ -26,6 +28,16 @@ Optimizer<Real>::Optimizer(Weights<Real>& weights, Gradients& gradients, const S
     const bool keeps_none = config.kind == OptimizerKind::sgd && config.sgd.momentum == 0;
     if (!keeps_none) m_ = moments_.add_everywhere("m");
     if (config.kind == OptimizerKind::adamw) v_ = moments_.add_everywhere("v");
+    if (is_muon(config.kind)) {
+        std::vector<ShardLayout::Part> rest;
+        for (size_t u = 0; u < layout.units(); u++) {
+            const MuonRegion region = muon_region(layout.table(), u);
+            rest.push_back({region.count, layout.table().unit(u).count - region.count});
+        }
+        v_ = moments_.add("v", std::move(rest));
+        muon_.emplace(weights, gradients, *matmul, config);
+        arena_.plan(&group_states_, kRateGroups);
+    }
     arena_.plan(&partials_, partial_count_);
     arena_.plan(&state_, 1);
     arena_.plan(&loss_scale_, 1);
@@ -38,6 +50,7 @@ template <class Real>
 void Optimizer<Real>::allocate(stream_t stream) {
     arena_.allocate();
     moments_.allocate(stream);
+    if (muon_) muon_->allocate(stream);
     set_bytes(state_, 0, sizeof(StepState), stream);
     reset_loss_scale(loss_scale_, loss_scale_config_, stream);
     reset_spikes(spikes_, stream);
@@ -70,7 +83,12 @@ void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream
     prepare_step(state_, partials_, partial_count_, loss_sum, loss_scale(), bad_flag, schedule_, adamw_, clip_,
                  {spikes_, skip_spikes_}, stream);
     update_spikes(spikes_, state_, stream);
-    for (size_t u = 0; u < weights_.layout().units(); u++) update_unit(u, stream);
+    if (muon_) {
+        const MuonConfig& muon = config_.muon;
+        scale_rates(group_states_, state_, {{muon.embedding_rate, muon.head_rate, muon.vector_rate}}, stream);
+        muon_->update(moments_, m_, state_, stream);
+    }
+    for (size_t u = 0; u < weights_.layout().units(); u++) muon_ ? update_rest(u, stream) : update_unit(u, stream);
     update_loss_scale(loss_scale_, state_, loss_scale_config_, stream);
 }
 
@@ -98,7 +116,32 @@ void Optimizer<Real>::update_unit(size_t unit, stream_t stream) {
                 sgd_update(master, config_.sgd.momentum == 0 ? nullptr : moment(m_), working, range.fp8, gradient,
                            count, decayed, config_.sgd, state_, stream);
                 break;
+            case OptimizerKind::muon:
+            case OptimizerKind::normuon:
+                break;  // update_rest()
         }
+    }
+}
+
+// What Muon leaves to AdamW of this rank's slice: matrices outside of the blocks, and vectors.
+template <class Real>
+void Optimizer<Real>::update_rest(size_t unit, stream_t stream) {
+    const Unit& info = weights_.table().unit(unit);
+    const auto slice = weights_.slice(unit);
+    const size_t first = weights_.layout().slice(unit).begin, muon = muon_region(weights_.table(), unit).count;
+    const StepState* const matrices = group_states_ + (unit == 0 ? 0 : 1);  // the embedding's, the head's
+    const auto update = [&](size_t begin, size_t end, const auto& range, const StepState* state) {
+        if (begin >= end) return;
+        const size_t at = begin - first, count = end - begin;
+        adamw_update(slice.master + at, moments_.at(m_, unit, begin), moments_.at(v_, unit, begin),
+                     slice.working && !range.fp8 ? slice.working + at : nullptr, range.fp8, gradients_.slice(unit) + at,
+                     count, begin < info.decay_count ? count : 0, adamw_, state, stream);
+    };
+    for (const auto& range : weights_.ranges(unit)) {
+        const size_t begin = std::max(first + range.begin, muon), end = first + range.begin + range.count;
+        const size_t cut = std::clamp(info.decay_count, begin, std::max(begin, end));
+        update(begin, std::min(cut, end), range, matrices);
+        update(cut, end, range, group_states_ + 2);
     }
 }
 

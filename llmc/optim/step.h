@@ -7,6 +7,7 @@
 #include "llmc/optim/config.h"
 #include "llmc/optim/loss_scale.h"
 #include "llmc/optim/moments.h"
+#include "llmc/optim/muon.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/shard/gradients.h"
 #include "llmc/shard/weights.h"
@@ -22,11 +23,12 @@ class Optimizer {
 public:
     Optimizer(Weights<Real>& weights, Gradients& gradients, const ScheduleConfig& schedule, const AdamWConfig& adamw,
               double clip, const LossScaleConfig& loss_scale = {}, bool skip_spikes = false,
-              const OptimizerConfig& config = {});
+              const OptimizerConfig& config = {}, Matmul* matmul = nullptr);  // which Muon needs
 
-    size_t workspace_bytes() const { return arena_.bytes(); }
-    size_t moment_bytes() const { return moments_.bytes(); }
-    void allocate(stream_t stream);  // moments start at 0
+    size_t workspace_bytes() const { return arena_.bytes() + (muon_ ? muon_->workspace_bytes() : 0); }
+    size_t moment_bytes() const { return moments_.bytes() + (muon_ ? muon_->state_bytes() : 0); }
+    const Muon<Real>* muon() const { return muon_ ? &*muon_ : nullptr; }  // nullptr: another optimizer
+    void allocate(stream_t stream);                                       // moments start at 0
 
     // Uses the gradients, which are loss_scale() times the true ones. A non-finite loss sum or gradient
     // norm, or *bad_flag (nullptr: none), skips the update, and so does a spike if asked; the loss scale follows.
@@ -56,6 +58,7 @@ public:
 private:
     void sum_squares(stream_t stream);
     void update_unit(size_t unit, stream_t stream);
+    void update_rest(size_t unit, stream_t stream);
 
     Weights<Real>& weights_;
     Gradients& gradients_;
@@ -67,6 +70,8 @@ private:
     const OptimizerConfig config_;
     OptimizerMoments moments_;
     size_t m_ = 0, v_ = 0;  // indices of moments
+    std::optional<Muon<Real>> muon_;
+    StepState* group_states_ = nullptr;  // (kRateGroups), of what Muon leaves to AdamW
     Arena arena_{MemoryKind::workspace};
     double* partials_ = nullptr;  // sums of squares, every unit's blocks after each other
     char* workspace_ = nullptr;   // of their sum over the ranks

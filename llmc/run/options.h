@@ -63,9 +63,12 @@ struct Options {
     double weight_decay = 0.1;
     double beta1 = 0.9, eps = 1e-8;
     double beta2 = -1;     // -1 = not given = 0.95, lion's 0.99
-    double momentum = -1;  // -1 = not given = 0.9
-    std::string nesterov;  // "" = not given = off
-    double clip = 1.0;     // 0 = off
+    double momentum = -1;  // -1 = not given = 0.9, muon's 0.95
+    std::string nesterov;  // "" = not given = off, with muon on
+    std::string muon_ns = "k", muon_scale = "rms";
+    double adamw_lr = -1, embedding_lr = -1, head_lr = -1, vector_lr = -1;  // -1 = not given = the one before, or lr
+    double adamw_weight_decay = -1;                                         // -1 = not given = weight_decay
+    double clip = 1.0;                                                      // 0 = off
 
     // Precision and memory
     std::string precision = default_precision();  // resolve() leaves fp32, bf16 or fp8

@@ -41,9 +41,25 @@ constexpr double kActivationBackward = 4;  // of what it read: read x, write 1 +
 constexpr double kRope = 8;                // of queries and keys, forward and backward: read 2, write 2
 constexpr double kNormBackwardFp8 = 2;
 constexpr double kEmbedding = 26;  // embedding forward, wte and wpe backward (FP32), final norm
-// Optimizer bytes a parameter: gradient twice (norm, update), master read and written, BF16 copy, and each moment read
-// and written, of which AdamW keeps two, the others one.
-double optimizer_bytes(const std::string& optimizer) { return 4 + 4 + 8 + 2 + 8 * (optimizer == "adamw" ? 2 : 1); }
+// Optimizer bytes a parameter: gradient twice (norm, update), master read and written, BF16 copy, a moment read and
+// written. And for AdamW another moment, for Muon directions that are written and read twice in BF16.
+double optimizer_bytes(const std::string& optimizer) {
+    return 4 + 4 + 8 + 2 + 8 + (optimizer == "lion" || optimizer == "sgd" ? 0 : 8);
+}
+bool is_muon(const std::string& optimizer) { return optimizer == "muon" || optimizer == "normuon"; }
+
+// FLOPs of a step of Newton-Schulz, of all matrices.
+double newton_schulz_flops(const ModelConfig& model) {
+    double flops = 0;
+    for (const TensorRow& row : all_tensors(model)) {
+        if (row.block < 0 || !row.is_matrix()) continue;
+        for (const int rows : row.matrix_rows.empty() ? std::vector<int>{row.rows} : row.matrix_rows) {
+            const double m = std::min(rows, row.columns), n = std::max(rows, row.columns);
+            flops += 4 * m * m * n + 2 * m * m * m;
+        }
+    }
+    return flops;
+}
 
 std::string row(const char* name, const std::string& value, const std::string& note = "") {
     std::string text = strprintf("  %-18s %14s   %s", name, value.c_str(), note.c_str());
@@ -200,6 +216,8 @@ StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const s
     t.attention = tokens * ((1 + again) * attention_forward + attention_backward);
     t.elementwise = tokens * (forward + backward + rest);
     t.optimizer = static_cast<double>(model.padded_parameters()) / slices * optimizer_bytes(in.optimizer) / bytes;
+    const int newton_schulz_steps = in.muon_ns == "s" ? 12 : 5;
+    if (is_muon(in.optimizer)) t.optimizer += newton_schulz_steps * newton_schulz_flops(model) / flops[0] / slices;
     t.blocks_forward = tokens * (products + attention_forward + forward);
     t.blocks_backward = t.total() - t.optimizer - tokens * (3 * head + rest) - t.blocks_forward;
     return t;

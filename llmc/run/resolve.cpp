@@ -123,8 +123,23 @@ void resolve_validation(Options& o, const ResolveInputs& inputs) {
 
 void resolve_optimizer(Options& o) {
     if (o.beta2 < 0) o.beta2 = o.optimizer == "lion" ? 0.99 : 0.95;
-    if (o.momentum < 0) o.momentum = 0.9;
-    if (o.nesterov.empty()) o.nesterov = "off";
+    const bool muon = o.optimizer == "muon" || o.optimizer == "normuon";
+    if (o.momentum < 0) o.momentum = muon ? 0.95 : 0.9;
+    if (o.nesterov.empty()) o.nesterov = muon ? "on" : "off";
+    for (const auto& [name, rate] : {std::pair{"--adamw-lr", &Options::adamw_lr},
+                                     {"--embedding-lr", &Options::embedding_lr},
+                                     {"--head-lr", &Options::head_lr},
+                                     {"--vector-lr", &Options::vector_lr},
+                                     {"--adamw-weight-decay", &Options::adamw_weight_decay}})
+        if (!muon && o.*rate >= 0)
+            refuse(strprintf("%s %g is about what muon leaves to AdamW, and this run has --optimizer %s; use %s", name,
+                             o.*rate, o.optimizer.c_str(),
+                             rate == &Options::adamw_weight_decay ? "--weight-decay" : "--lr"));
+    if (!muon) return;
+    if (o.adamw_lr < 0) o.adamw_lr = o.lr;
+    for (double* rate : {&o.embedding_lr, &o.head_lr, &o.vector_lr})
+        if (*rate < 0) *rate = o.adamw_lr;
+    if (o.adamw_weight_decay < 0) o.adamw_weight_decay = o.weight_decay;
 }
 
 void check_profiled_steps(const Options& o) {

@@ -112,7 +112,9 @@ StepPrediction predict_step(const ModelConfig& model, const PlanInputs& in, cons
     const double alone = sent.first * (weights / passes + gradients);
     const double compute =
         (sent.forwards * ideal.blocks_forward + sent.backwards * ideal.blocks_backward) / in.micro_steps;
-    return {ideal.total(), alone + std::max(0.0, weights + gradients - alone - compute)};
+    // Nothing hides the optimizer's.
+    const double directions = milliseconds(sent.optimizer, sent.group, in_node, true, in.gpu);
+    return {ideal.total(), directions + alone + std::max(0.0, weights + gradients - alone - compute)};
 }
 
 std::string no_prediction_because(const PlanInputs& in) {

@@ -21,11 +21,12 @@ struct Sent {
     };
     Kind weights, gradients;          // among ranks that share slices
     Kind between_groups;              // of gradients, where there are several such groups (--shard-within)
+    Kind optimizer;                   // Muon's directions, among ranks that share slices
     double first = 0;                 // the part of all that is the embedding and the first block
     int group = 1, groups = 1;        // ranks that share slices; how many such groups
     bool exchanged = false;           // gradients go from every rank to every other, instead of round a ring
     int forwards = 0, backwards = 0;  // passes of a step in which something travels
-    double bytes() const { return weights.bytes + gradients.bytes + between_groups.bytes; }
+    double bytes() const { return weights.bytes + gradients.bytes + between_groups.bytes + optimizer.bytes; }
 };
 // `element`: bytes of a working weight.
 Sent sent_in_step(const ShardLayout& layout, int micro_steps, size_t element);

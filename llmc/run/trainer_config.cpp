@@ -35,11 +35,24 @@ Fp8Config fp8_config(const Options& o) {
 
 OptimizerConfig optimizer_config(const Options& o) {
     OptimizerConfig config;
-    config.kind = meaning<OptimizerKind>(
-        "optimizer", o.optimizer,
-        {{"adamw", OptimizerKind::adamw}, {"lion", OptimizerKind::lion}, {"sgd", OptimizerKind::sgd}});
+    config.kind = meaning<OptimizerKind>("optimizer", o.optimizer,
+                                         {{"adamw", OptimizerKind::adamw},
+                                          {"lion", OptimizerKind::lion},
+                                          {"sgd", OptimizerKind::sgd},
+                                          {"muon", OptimizerKind::muon},
+                                          {"normuon", OptimizerKind::normuon}});
     config.lion = {o.beta1, o.beta2, o.weight_decay};
     config.sgd = {o.momentum, o.nesterov == "on", o.weight_decay};
+    config.muon.momentum = o.momentum;
+    config.muon.nesterov = o.nesterov == "on";
+    config.muon.newton_schulz = meaning<char>("muon-ns", o.muon_ns, {{"k", 'k'}, {"p", 'p'}, {"q", 'q'}, {"s", 's'}});
+    config.muon.scale =
+        meaning<MuonScale>("muon-scale", o.muon_scale, {{"rms", MuonScale::rms}, {"spectral", MuonScale::spectral}});
+    config.muon.weight_decay = o.weight_decay;
+    const auto factor = [&](double rate) { return rate > 0 ? rate / o.lr : 1.0; };
+    config.muon.embedding_rate = factor(o.embedding_lr);
+    config.muon.head_rate = factor(o.head_lr);
+    config.muon.vector_rate = factor(o.vector_lr);
     return config;
 }
 
@@ -76,6 +89,7 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
                        o.restart_factor};
     config.adamw = {o.beta1, o.beta2, o.eps, o.weight_decay};
     config.optimizer = optimizer_config(o);
+    if (is_muon(config.optimizer.kind)) config.adamw.weight_decay = o.adamw_weight_decay;
     config.clip = o.clip;
     config.loss_scale = loss_scale_config(o.loss_scale);
     config.loss_scale.growth_interval = o.loss_scale_growth_interval;

@@ -13,9 +13,10 @@ namespace llmc {
 
 struct ParameterTensor {
     std::string name;
-    std::vector<int> shape;  // (rows, columns) or (length)
-    bool decay;              // subject to weight decay: matrices
-    size_t offset = 0;       // elements from the start of its unit
+    std::vector<int> shape;             // (rows, columns) or (length)
+    bool decay;                         // subject to weight decay: matrices
+    size_t offset = 0;                  // elements from the start of its unit
+    std::vector<int> matrix_rows = {};  // of the matrices that it consists of, one below the other; empty: it is one
     size_t count() const;
 };
 

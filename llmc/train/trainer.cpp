@@ -65,15 +65,25 @@ Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)
       matmul_(config.tf32, config.fast_accumulation, config.fp8_scaling()),
       model_(model_setup(config_), weights_, gradients_, matmul_),
       optimizer_(weights_, gradients_, config.schedule, config.adamw, config.clip, config.loss_scale,
-                 config.skip_spikes, config.optimizer) {
+                 config.skip_spikes, config.optimizer, &matmul_) {
     matmul_.choose(config.products);
     if (config.verify_every > 0)
-        verification_.emplace(comm, checksums_of_step(table_), static_cast<size_t>(fp8() ? fp8()->count() : 0));
+        verification_.emplace(comm, checksums_of_step(table_) + second_moments().size(),
+                              static_cast<size_t>(fp8() ? fp8()->count() : 0));
 }
 
 template <class Real>
 Trainer<Real>::~Trainer() {
     if (results_) tear_down([this] { destroy_stream(stream_); });
+}
+
+// Of all products: the model's layers', and the optimizer's.
+template <class Real>
+std::vector<Matmul::LinearShape> Trainer<Real>::product_shapes() const {
+    std::vector<Matmul::LinearShape> shapes = model_.linear().shapes();
+    if (optimizer_.muon() && !config_.forward_only)
+        shapes.insert(shapes.end(), optimizer_.muon()->shapes().begin(), optimizer_.muon()->shapes().end());
+    return shapes;
 }
 
 template <class Real>
@@ -84,7 +94,7 @@ MemoryByKind Trainer<Real>::memory() const {
     memory.optimizer = weights_.master_bytes() + (config_.forward_only ? 0 : optimizer_.moment_bytes());
     memory.activations = model_.activation_bytes() + model_.linear().activation_bytes();
     memory.workspace = model_.workspace_bytes() + (config_.forward_only ? 0 : optimizer_.workspace_bytes()) +
-                       Matmul::planned_bytes(operand_type<Real>, model_.linear().shapes(), config_.fp8_scaling());
+                       Matmul::planned_bytes(operand_type<Real>, product_shapes(), config_.fp8_scaling());
     if (verification_) memory.workspace += verification_->bytes();
     for (size_t u = 0; u < layout_.units(); u++)
         for (const ParameterTensor& tensor : table_.unit(u).tensors) {
@@ -198,6 +208,10 @@ void Trainer<Real>::see_state(bool again) {
                                    !layout_.is_sliced(), stream_);
         }
     }
+    for (const auto& [slice, values] : second_moments())
+        verification_->see(Verified::state, again,
+                           {slice.part + " of " + slice.tensor, values, values ? slice.count * sizeof(float) : 0},
+                           false, stream_);
 }
 
 template <class Real>
@@ -312,6 +326,16 @@ std::vector<DeviceSlice> Trainer<Real>::slices_within(size_t unit, size_t begin,
     return slices;
 }
 
+// NorMuon's, of all matrices: without values where another rank has them.
+template <class Real>
+std::vector<DeviceSlice> Trainer<Real>::second_moments() const {
+    std::vector<DeviceSlice> slices;
+    if (!optimizer_.muon()) return slices;
+    for (const auto& moment : optimizer_.muon()->second_moments())
+        slices.push_back({{moment.matrix, "second", 0, moment.lines}, moment.values});
+    return slices;
+}
+
 template <class Real>
 std::vector<DeviceSlice> Trainer<Real>::state_slices() {
     std::vector<DeviceSlice> slices;
@@ -320,6 +344,9 @@ std::vector<DeviceSlice> Trainer<Real>::state_slices() {
         const std::vector<DeviceSlice> more = slices_within(u, share.begin, share.count);
         slices.insert(slices.end(), more.begin(), more.end());
     }
+    const bool is_first_group = static_cast<size_t>(comm_.rank()) < layout_.group_size();
+    for (const DeviceSlice& slice : second_moments())
+        if (is_first_group && slice.values) slices.push_back(slice);
     return slices;
 }
 
@@ -332,6 +359,8 @@ std::vector<StateTensor> Trainer<Real>::state_tensors() const {
             for (const auto& moment : optimizer_.moments_of(u, tensor, tensor.offset)) parts.push_back(moment.name);
             tensors.push_back({tensor.name, {tensor.shape.begin(), tensor.shape.end()}, parts});
         }
+    for (const auto& [slice, values] : second_moments())
+        tensors.push_back({slice.tensor, {static_cast<int64_t>(slice.count)}, {slice.part}});
     return tensors;
 }
 
@@ -362,6 +391,12 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
                     write_through(part.values + at, values.data(), values.size(), stream_);
             }
         }
+    }
+    for (const auto& [slice, moments] : second_moments()) {
+        if (!moments) continue;
+        values.resize(slice.count);
+        read(slice.tensor, slice.part, 0, slice.count, values.data());
+        write_through(moments, values.data(), values.size(), stream_);
     }
     step_ = state.step;
     optimizer_.restore(state.optimizer, stream_);

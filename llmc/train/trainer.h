@@ -124,6 +124,8 @@ public:
 
 private:
     std::vector<DeviceSlice> slices_within(size_t unit, size_t begin, size_t count);
+    std::vector<DeviceSlice> second_moments() const;
+    std::vector<Matmul::LinearShape> product_shapes() const;
 
     // Of a step that is verified.
     bool verifies(int64_t step) const { return verification_ && step % config_.verify_every == 0; }

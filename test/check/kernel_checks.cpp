@@ -61,6 +61,30 @@ TEST_CASE("every kernel of a run is right") {
     check_all_right(use);
 }
 
+TEST_CASE("every optimizer's kernels are right, and are checked only where they are used") {
+    const std::pair<OptimizerKind, std::string> kinds[] = {{OptimizerKind::adamw, "adamw_update"},
+                                                           {OptimizerKind::lion, "lion_update"},
+                                                           {OptimizerKind::sgd, "sgd_update"},
+                                                           {OptimizerKind::muon, "muon_"},
+                                                           {OptimizerKind::normuon, "muon_"}};
+    for (const auto& [kind, name] : kinds)
+        for (const bool fp8 : {false, true}) {
+            KernelUse use = tiny_gpt();
+            use.optimizer = kind;
+            use.fp8 = use.bf16 = fp8;
+            int found = 0;
+            for (const CheckItem& item : kernel_checks(use)) {
+                const bool update = item.name.find("_update") != std::string::npos || item.name.rfind("muon_", 0) == 0;
+                if (!update || item.name.find("loss_scale") != std::string::npos) continue;
+                CAPTURE(item.name);
+                CHECK((item.name.rfind(name, 0) == 0 || (is_muon(kind) && item.name.rfind("adamw_update", 0) == 0)));
+                CHECK(item.run(test_stream()) == "");
+                found++;
+            }
+            CHECK(found >= 2);
+        }
+}
+
 // ---- lies ----------------------------------------------------------------------------------------------------------
 
 namespace {
@@ -163,6 +187,15 @@ TEST_CASE("every result of every check is compared" * doctest::test_suite(kOnce)
             if (item.name.find("quantize_") != std::string::npos) lies += check_every_result_is_compared(item);
     }
     CHECK(lies > 140);
+    size_t of_optimizers = 0;
+    for (const OptimizerKind kind : {OptimizerKind::lion, OptimizerKind::sgd, OptimizerKind::muon}) {
+        use = tiny_gpt();
+        use.fp8 = true, use.optimizer = kind;
+        for (const CheckItem& item : kernel_checks(use))
+            if (item.name.find("lion") == 0 || item.name.find("sgd") == 0 || item.name.find("muon") == 0)
+                of_optimizers += check_every_result_is_compared(item);
+    }
+    CHECK(of_optimizers >= 2 * 8 + 9);  // master, m, working copy and amax, twice each; Muon's
 }
 
 TEST_CASE("a kernel that writes beside its results, leaves elements out, or is not repeatable") {

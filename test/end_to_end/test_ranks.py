@@ -165,6 +165,14 @@ class Training(unittest.TestCase):
         self.assertRegex(ended.output, r"test cases:\s+2 \|\s+2 passed", ended)
 
     @needs_mpi
+    def test_muon_on_any_number_of_ranks(self):
+        for ranks in (1, 2, 5, 8):  # with three it is among the others
+            with self.subTest(ranks=ranks):
+                ended = mpirun(ranks, "--training", "--order", "rank", "--test-case=muon*", limit=120)
+                self.assertEqual(set(ended.codes.values()), {0}, ended)
+                self.assertRegex(ended.output, r"test cases:\s+2 \|\s+2 passed", ended)
+
+    @needs_mpi
     def test_odd_sizes_on_seven_ranks(self):
         ended = mpirun(7, "--training", "--test-case=a hundred tensors*", limit=120, env={"LLMC_STREAMS": "random"})
         self.assertEqual(set(ended.codes.values()), {0}, ended)

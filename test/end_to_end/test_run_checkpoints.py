@@ -335,14 +335,22 @@ class Ranks(Case):
             some = (1, 2, 3, 4, 8)
             pairs = [((n, a), (m, b)) for n in some for m in some for a in range(4) for b in range(4)
                      if (n > 1 or a == 0) and (m > 1 or b == 0)]
+        self.check_pairs(pairs, self.FLAGS)
+
+    def test_what_one_rank_keeps_of_a_whole_matrix(self):
+        """NorMuon's second moments belong to the owner of a matrix, which another number of ranks changes."""
+        self.check_pairs([((3, 2), (1, 0)), ((1, 0), (2, 3))], [*self.FLAGS, "--optimizer", "normuon"])
+
+    def check_pairs(self, pairs, flags):
+        """Saved by (ranks, stage) and resumed by others: everything is as in a run on one rank."""
         whole = Directory()
-        self.succeeds(whole.run(*self.FLAGS, ranks=1))
+        self.succeeds(whole.run(*flags, ranks=1))
         for (n, stage), (m, other) in pairs:
             with self.subTest(save=(n, stage), load=(m, other)):
                 run_ = Directory()
-                self.succeeds(run_.run(*self.FLAGS, "--zero", str(stage), "--stop-after", "5", ranks=n))
+                self.succeeds(run_.run(*flags, "--zero", str(stage), "--stop-after", "5", ranks=n))
                 self.assertEqual(run_.manifest(5)["world"], n)
-                self.succeeds(run_.run(*self.FLAGS, "--zero", str(other), "--resume", "latest", ranks=m))
+                self.succeeds(run_.run(*flags, "--zero", str(other), "--resume", "latest", ranks=m))
                 self.assertEqual(run_.state(12), whole.state(12))
                 for field in ("loss", "norm", "batch_hash"):
                     self.assertEqual([r[field] for r in run_.records() if "loss" in r],

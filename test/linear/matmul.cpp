@@ -51,6 +51,39 @@ void check_products(int N, int C, int OC) {
 
 }  // namespace
 
+TEST_CASE_TEMPLATE("a product is scaled and added to another matrix, and rounded once", Real, float, bf16) {
+    const int N = 40, C = 24, OC = 56;
+    const size_t out_size = static_cast<size_t>(N) * OC;
+    const std::vector<Real> inp = random_normal<Real>(static_cast<size_t>(N) * C, 1.0f, 1),
+                            weight = random_normal<Real>(static_cast<size_t>(OC) * C, 1.0f, 2),
+                            addend = random_normal<Real>(out_size, 100.0f, 3);
+    Matmul matmul(false);
+    matmul.reserve(N, C, OC);
+    DeviceArray<Real> d_inp(inp), d_weight(weight), d_addend(addend), out(out_size);
+    const Product product{Product::forward, operand_type<Real>, N, C, OC, false, false};
+    ProductTensors tensors{out.get(), d_inp.get(), d_weight.get()};
+    tensors.addend = d_addend.get(), tensors.factor = 2.0f, tensors.addend_factor = -3.0f;
+    matmul.multiply(product, tensors, test_stream());
+    // Twice the product is exact, and so is three times a BF16 number in FP32.
+    std::vector<double> doubled = to_doubles(weight), tripled = to_doubles(addend);
+    for (double& x : doubled) x *= 2;
+    for (double& x : tripled) x *= -3;
+    const ExactSums sums(to_doubles(inp), doubled, C);
+    CHECK(part_of_allowed(out.download(), sums.plus(tripled), 2 * fp32_unit()) <= 1);
+    CHECK(part_of_allowed(out.download(), sums, 2 * fp32_unit()) > 1);
+    CHECK(same_bits(d_addend.download(), addend));
+
+    const auto refused = [&](const Product& p, const ProductTensors& t) {
+        CHECK_THROWS_AS(matmul.multiply(p, t, test_stream()), Error);
+    };
+    ProductTensors wrong = tensors;
+    wrong.addend = out.get();
+    refused(product, wrong);
+    wrong.addend = nullptr;
+    refused(product, wrong);
+    refused({Product::wgrad, operand_type<Real>, N, C, OC, false, true}, tensors);
+}
+
 TEST_CASE("FP32 products of any shape equal FP64") {
     for (const int N : {1, 7, 100}) {
         check_products<float>(N, 48, 64);

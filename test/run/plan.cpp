@@ -127,6 +127,20 @@ TEST_CASE("plan: an optimizer with one moment moves 8 bytes a parameter less tha
     }
 }
 
+TEST_CASE("plan: Muon's products are those of 300 C^3 a block, divided among slices") {
+    const ModelConfig model = find_model("gpt2");  // 12 blocks of 768 channels
+    PlanInputs in = inputs(4, 1024);
+    const double adamw = ideal_step_time(model, in, "bf16", 1).optimizer;
+    const double five = 12 * 300.0 * 768 * 768 * 768 / (750e12 * 1e-3);
+    for (const char* name : {"muon", "normuon"}) {
+        in.optimizer = name, in.muon_ns = "k";
+        CHECK(ideal_step_time(model, in, "bf16", 1).optimizer == doctest::Approx(adamw + five).epsilon(1e-3));
+        CHECK(ideal_step_time(model, in, "bf16", 8).optimizer == doctest::Approx((adamw + five) / 8).epsilon(1e-3));
+        in.muon_ns = "s";
+        CHECK(ideal_step_time(model, in, "bf16", 1).optimizer == doctest::Approx(adamw + five * 12 / 5).epsilon(1e-3));
+    }
+}
+
 TEST_CASE("plan: what is printed") {
     const ModelConfig model = find_model("gpt2");
     const MemoryByKind memory = {237 * kMiB, 475 * kMiB, 1424 * kMiB, 20000 * kMiB, 64 * kMiB, 1500 * kMiB};

@@ -70,6 +70,12 @@ TEST_CASE("trainer config: words become what they say") {
     CHECK(with(&Options::reduce, "fp32").sharding.wire == Wire::fp32);
     CHECK(with(&Options::optimizer, "lion").optimizer.kind == OptimizerKind::lion);
     CHECK(with(&Options::optimizer, "sgd").optimizer.kind == OptimizerKind::sgd);
+    CHECK(with(&Options::optimizer, "muon").optimizer.kind == OptimizerKind::muon);
+    CHECK(with(&Options::optimizer, "normuon").optimizer.kind == OptimizerKind::normuon);
+    CHECK(with(&Options::muon_scale, "rms").optimizer.muon.scale == MuonScale::rms);
+    CHECK(with(&Options::muon_scale, "spectral").optimizer.muon.scale == MuonScale::spectral);
+    for (const char* set : {"k", "p", "q", "s"})
+        CHECK(with(&Options::muon_ns, set).optimizer.muon.newton_schulz == *set);
     CHECK(with(&Options::reduce, "bf16").sharding.wire == Wire::bf16);
     Options o;
     CHECK(reduce_order(o) == ReduceOrder::any);
@@ -125,6 +131,27 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     CHECK(optimizer.sgd.momentum == 0.625);
     CHECK(optimizer.sgd.nesterov);
     CHECK(optimizer.sgd.weight_decay == 0.2);
+    Options muon;
+    muon.optimizer = "normuon", muon.lr = 2e-3, muon.weight_decay = 0.3, muon.muon_ns = "q",
+    muon.muon_scale = "spectral";
+    muon.adamw_lr = 1e-3, muon.embedding_lr = 4e-3, muon.vector_lr = 6e-3, muon.adamw_weight_decay = 0.01;
+    resolve(muon, {});
+    const TrainerConfig with_muon = trainer_config(muon);
+    CHECK(with_muon.optimizer.kind == OptimizerKind::normuon);
+    CHECK(with_muon.optimizer.muon.momentum == 0.95);
+    CHECK(with_muon.optimizer.muon.nesterov);
+    CHECK(with_muon.optimizer.muon.newton_schulz == 'q');
+    CHECK(with_muon.optimizer.muon.scale == MuonScale::spectral);
+    CHECK(with_muon.optimizer.muon.weight_decay == 0.3);
+    CHECK(with_muon.optimizer.muon.embedding_rate == doctest::Approx(2));
+    CHECK(with_muon.optimizer.muon.head_rate == doctest::Approx(0.5));
+    CHECK(with_muon.optimizer.muon.vector_rate == doctest::Approx(3));
+    CHECK(with_muon.adamw.weight_decay == 0.01);
+    muon.optimizer = "adamw";
+    CHECK_THROWS_WITH_AS(resolve(muon, {}),
+                         "--adamw-lr 0.001 is about what muon leaves to AdamW, and this run has --optimizer adamw; use "
+                         "--lr",
+                         Error);
 
     // One switch at a time, so that none stands for another.
     for (const auto on : {&Options::tf32, &Options::fp8_pow2_scales, &Options::skip_spikes}) {

@@ -114,6 +114,8 @@ TEST_CASE("state: every optimizer goes on where it was, and keeps what it says")
         {config_with(OptimizerKind::lion, 0.9), {"master", "m"}},
         {config_with(OptimizerKind::sgd, 0.9), {"master", "m"}},
         {config_with(OptimizerKind::sgd, 0), {"master"}},
+        {config_with(OptimizerKind::muon, 0), {}},  // by tensor
+        {config_with(OptimizerKind::normuon, 0), {}},
     };
     std::vector<std::map<std::string, std::vector<float>>> results;
     for (const auto& [config, parts] : cases) {
@@ -121,10 +123,23 @@ TEST_CASE("state: every optimizer goes on where it was, and keeps what it says")
         TestModel<bf16> whole(config), begun(config);
         whole.trainer.initialize(1);
         for (int i = 0; i < 3; i++) step(whole, i);
-        for (const StateTensor& tensor : whole.trainer.state_tensors()) CHECK(tensor.parts == parts);
-        CHECK(whole.trainer.memory().optimizer >= parts.size() * whole.trainer.table().parameters() * sizeof(float));
-        CHECK(whole.trainer.memory().optimizer <
-              (parts.size() + 1) * whole.trainer.table().parameters() * sizeof(float));
+        size_t kept = 0, lines = 0;  // elements
+        for (const StateTensor& tensor : whole.trainer.state_tensors()) {
+            kept += tensor.parts.size() * tensor.elements();
+            const bool matrix = tensor.name.starts_with("h.") && tensor.shape.size() == 2;
+            if (tensor.name.find(".lines.") != std::string::npos) {
+                CHECK(tensor.parts == std::vector<std::string>{"second"});
+                lines += tensor.elements();
+            } else if (is_muon(config.optimizer.kind)) {
+                CHECK(tensor.parts == (matrix ? std::vector<std::string>{"master", "m"}
+                                              : std::vector<std::string>{"master", "m", "v"}));
+            } else {
+                CHECK(tensor.parts == parts);
+            }
+        }
+        CHECK(lines == (config.optimizer.kind == OptimizerKind::normuon ? 3 * 64 + 64 + 2 * 256u : 0));
+        CHECK(whole.trainer.memory().optimizer >= kept * sizeof(float));
+        CHECK(whole.trainer.memory().optimizer < (kept + kept / 8) * sizeof(float));
         CHECK(restore(begun, whole));
         for (int i = 3; i < 5; i++) step(whole, i), step(begun, i);
         CHECK(slices_of(begun) == slices_of(whole));

@@ -57,11 +57,15 @@ TEST_CASE("trainer: a step has as many micro-steps as were asked for") {
 }
 
 TEST_CASE_TEMPLATE("trainer: takes the memory that it has planned", Real, float, bf16) {
-    for (const auto& [fp8, kernels] :
-         {std::pair{false, KernelSet::common()}, {true, KernelSet::common()}, {true, {}}}) {
+    for (const auto& [fp8, kernels, optimizer] : {std::tuple{false, KernelSet::common(), OptimizerKind::adamw},
+                                                  {true, KernelSet::common(), OptimizerKind::adamw},
+                                                  {true, {}, OptimizerKind::adamw},
+                                                  {false, KernelSet::common(), OptimizerKind::lion},
+                                                  {false, KernelSet::common(), OptimizerKind::normuon}}) {
         if (fp8 && std::is_same_v<Real, float>) continue;
         TrainerConfig config = small_config(fp8, 1);
         config.kernels = kernels;
+        config.optimizer.kind = optimizer;
         const MemoryByKind planned = Trainer<Real>(config, Comm::self()).memory();
         size_t before[kMemoryKinds];
         for (size_t kind = 0; kind < kMemoryKinds; kind++) before[kind] = device_memory_use(MemoryKind(kind)).bytes;

@@ -1,0 +1,248 @@
+// Kernels and launchers of muon.h.
+#include "llmc/kernels/muon.h"
+
+#include "llmc/kernels/update.cuh"
+
+namespace llmc {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr double kSmallestNorm = 1e-7;     // torch.optim.Muon's eps
+constexpr float kSmallestSecond = 1e-10f;  // as the published code has it
+constexpr int kTile = 32;
+
+// ---- momentum ------------------------------------------------------------------------------------------------------
+
+template <class Real>
+static __global__ void __launch_bounds__(kThreads)
+    muon_momentum_kernel(float* m_pointer, Real* u_pointer, const float* grad, size_t count, float momentum,
+                         float one_minus_momentum, bool nesterov, const StepState* state) {
+    const size_t first = static_cast<size_t>(blockIdx.x) * kThreads * kUpdatePerThread + first_of_fours(threadIdx.x);
+    if (first >= count) return;
+    const size_t left = count - first;
+    float m[8], g[8], u[8];
+    load_group(m_pointer + first, left, m);
+    load_group(grad + first, left, g);
+    const float grad_scale = state->grad_scale;
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++) {
+        const float gradient = g[i] * grad_scale;
+        m[i] = momentum * m[i] + one_minus_momentum * gradient;
+        u[i] = nesterov ? one_minus_momentum * gradient + momentum * m[i] : m[i];
+    }
+    if (!state->skip) store_group(m_pointer + first, left, m);
+    store_group(u_pointer + first, left, u);
+}
+
+template <class Real>
+void muon_momentum(float* m, Real* u, const float* grad, size_t count, double momentum, bool nesterov,
+                   const StepState* state, stream_t stream) {
+    if (count == 0) return;
+    for (const void* p : {static_cast<const void*>(m), static_cast<const void*>(u), static_cast<const void*>(grad)})
+        if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
+            throw Error(ExitCode::failure, strprintf("muon_momentum: pointer %p is not 16-byte aligned", p));
+    const size_t blocks = div_up<size_t>(count, kThreads * kUpdatePerThread);
+    launch<muon_momentum_kernel<Real>>({dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream}, inout(m, count),
+                                       out(u, count), in(grad, count), count, static_cast<float>(momentum),
+                                       static_cast<float>(1.0 - momentum), nesterov, in(state, 1));
+}
+
+// ---- norm ----------------------------------------------------------------------------------------------------------
+
+// The block's sum, in the order of its threads' places in a tree; good in thread 0.
+LLMC_DEVICE double block_sum(double (&sums)[kThreads], double mine) {
+    const int thread = static_cast<int>(threadIdx.x);
+    sums[thread] = mine;
+    __syncthreads();
+    for (int half = kThreads / 2; half > 0; half /= 2) {
+        if (thread < half) sums[thread] += sums[thread + half];
+        __syncthreads();
+    }
+    return sums[0];
+}
+
+constexpr size_t kNormPerBlock = kThreads * 64;
+size_t muon_norm_blocks(size_t count) { return div_up<size_t>(count, kNormPerBlock); }
+
+template <class Real>
+static __global__ void __launch_bounds__(kThreads) muon_norm_kernel(double* partials, const Real* x, size_t count) {
+    LLMC_SHARED(double, sums, [kThreads]);
+    const size_t begin = static_cast<size_t>(blockIdx.x) * kNormPerBlock;
+    double sum = 0;
+    for (size_t i = begin + threadIdx.x; i < begin + kNormPerBlock && i < count; i += kThreads) {
+        const double value = static_cast<double>(to_float(x[i]));
+        sum += value * value;
+    }
+    sum = block_sum(sums, sum);
+    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+static __global__ void __launch_bounds__(kThreads)
+    muon_inverse_norm_kernel(float* inverse, const double* partials, size_t blocks, double factor) {
+    LLMC_SHARED(double, sums, [kThreads]);
+    double sum = 0;
+    for (size_t i = threadIdx.x; i < blocks; i += kThreads) sum += partials[i];
+    sum = block_sum(sums, sum);
+    if (threadIdx.x != 0) return;
+    const double norm = factor * sqrt(sum);
+    *inverse = static_cast<float>(1.0 / (norm > kSmallestNorm ? norm : kSmallestNorm));
+}
+
+template <class Real>
+void muon_inverse_norm(float* inverse, double* partials, const Real* x, size_t count, double factor, stream_t stream) {
+    const size_t blocks = muon_norm_blocks(count);
+    launch<muon_norm_kernel<Real>>({dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream}, out(partials, blocks),
+                                   in(x, count), count);
+    launch<muon_inverse_norm_kernel>({1, kThreads, 0, stream}, out(inverse, 1), in(partials, blocks), blocks, factor);
+}
+
+// ---- orientation ---------------------------------------------------------------------------------------------------
+
+// A tile of 32 x 32 a block, through shared memory, so that both sides are read and written along rows.
+template <class Real>
+static __global__ void __launch_bounds__(kThreads)
+    copy_matrix_kernel(Real* out, const Real* inp, int rows, int columns, bool transpose, const float* factors,
+                       FactorOf factor_of) {
+    LLMC_SHARED(float, tile, [kTile][kTile + 1]);
+    const int lane = static_cast<int>(threadIdx.x) % kTile, warp = static_cast<int>(threadIdx.x) / kTile;
+    const int first_row = static_cast<int>(blockIdx.y) * kTile, first_column = static_cast<int>(blockIdx.x) * kTile;
+    for (int r = warp; r < kTile; r += kWarps) {
+        const int row = first_row + r, column = first_column + lane;
+        if (row >= rows || column >= columns) continue;
+        float factor = 1.0f;
+        if (factor_of != FactorOf::none)
+            factor = factors[factor_of == FactorOf::row ? row : factor_of == FactorOf::column ? column : 0];
+        tile[r][lane] = to_float(inp[static_cast<size_t>(row) * columns + column]) * factor;
+    }
+    __syncthreads();
+    for (int r = warp; r < kTile; r += kWarps) {
+        const int row = transpose ? first_row + lane : first_row + r;
+        const int column = transpose ? first_column + r : first_column + lane;
+        if (row >= rows || column >= columns) continue;
+        const size_t place =
+            transpose ? static_cast<size_t>(column) * rows + row : static_cast<size_t>(row) * columns + column;
+        out[place] = to<Real>(transpose ? tile[lane][r] : tile[r][lane]);
+    }
+}
+
+template <class Real>
+void copy_matrix(Real* out, const Real* inp, int rows, int columns, bool transpose, const float* factors,
+                 FactorOf factor_of, stream_t stream) {
+    const size_t count = static_cast<size_t>(rows) * columns;
+    const int n_factors = factor_of == FactorOf::none     ? 0
+                          : factor_of == FactorOf::matrix ? 1
+                          : factor_of == FactorOf::row    ? rows
+                                                          : columns;
+    const dim3 grid{static_cast<unsigned>(div_up(columns, kTile)), static_cast<unsigned>(div_up(rows, kTile))};
+    launch<copy_matrix_kernel<Real>>({grid, kThreads, 0, stream}, llmc::out(out, count), in(inp, count), rows, columns,
+                                     transpose, in(n_factors > 0 ? factors : nullptr, n_factors), factor_of);
+}
+
+// ---- NorMuon -------------------------------------------------------------------------------------------------------
+
+// The mean square of each row: a warp a row.
+template <class Real>
+static __global__ void __launch_bounds__(kThreads)
+    row_squares_kernel(float* squares, const Real* x, int rows, int columns) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    const int row = static_cast<int>(blockIdx.x) * kWarps + warp;
+    if (row >= rows) return;
+    float sum = 0;
+    for (int c = lane; c < columns; c += 32) {
+        const float value = to_float(x[static_cast<size_t>(row) * columns + c]);
+        sum += value * value;
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) squares[row] = sum / static_cast<float>(columns);
+}
+
+// And of each column: 32 columns a block, every warp some of the rows.
+template <class Real>
+static __global__ void __launch_bounds__(kThreads)
+    column_squares_kernel(float* squares, const Real* x, int rows, int columns) {
+    LLMC_SHARED(float, sums, [kWarps][32]);
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    const int column = static_cast<int>(blockIdx.x) * 32 + lane;
+    float sum = 0;
+    for (int r = warp; r < rows && column < columns; r += kWarps) {
+        const float value = to_float(x[static_cast<size_t>(r) * columns + column]);
+        sum += value * value;
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp != 0 || column >= columns) return;
+    float total = 0;
+    for (int w = 0; w < kWarps; w++) total += sums[w][lane];
+    squares[column] = total / static_cast<float>(rows);
+}
+
+// One block for all lines.
+static __global__ void __launch_bounds__(kThreads)
+    normuon_factors_kernel(float* factors, float* second, const float* squares, int lines, float beta2,
+                           float one_minus_beta2, const StepState* state) {
+    LLMC_SHARED(double, sums, [kThreads]);
+    LLMC_SHARED(float, ratio, [1]);
+    double before = 0, after = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < lines; i += kThreads) {
+        const float average = beta2 * second[i] + one_minus_beta2 * squares[i];
+        const float factor = 1.0f / sqrtf(average > kSmallestSecond ? average : kSmallestSecond);
+        if (!state->skip) second[i] = average;
+        factors[i] = factor;
+        before += static_cast<double>(squares[i]);
+        after += static_cast<double>(squares[i]) * factor * factor;
+    }
+    before = block_sum(sums, before);
+    __syncthreads();
+    after = block_sum(sums, after);
+    if (threadIdx.x == 0) ratio[0] = after > 0 ? static_cast<float>(sqrt(before / after)) : 0.0f;
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < lines; i += kThreads) factors[i] *= ratio[0];
+}
+
+template <class Real>
+void normuon_factors(float* factors, float* second, float* squares, const Real* x, int rows, int columns, bool by_rows,
+                     double beta2, const StepState* state, stream_t stream) {
+    const size_t count = static_cast<size_t>(rows) * columns;
+    const int lines = by_rows ? rows : columns;
+    if (by_rows)
+        launch<row_squares_kernel<Real>>({dim3{static_cast<unsigned>(div_up(rows, kWarps))}, kThreads, 0, stream},
+                                         out(squares, rows), in(x, count), rows, columns);
+    else
+        launch<column_squares_kernel<Real>>({dim3{static_cast<unsigned>(div_up(columns, 32))}, kThreads, 0, stream},
+                                            out(squares, columns), in(x, count), rows, columns);
+    launch<normuon_factors_kernel>({1, kThreads, 0, stream}, out(factors, lines), inout(second, lines),
+                                   in(squares, lines), lines, static_cast<float>(beta2),
+                                   static_cast<float>(1.0 - beta2), in(state, 1));
+}
+
+// ---- update --------------------------------------------------------------------------------------------------------
+
+struct MuonRule {
+    static constexpr bool kKeepsMoment = false;
+    float scale, weight_decay;
+
+    LLMC_DEVICE void operator()(float& p, float&, float direction, bool, float learning_rate, float) const {
+        p -= learning_rate * (weight_decay * p + scale * direction);
+    }
+};
+
+template <class Real>
+void muon_update(float* master, Real* working, Fp8State* fp8, const Real* o, size_t count, const MuonUpdate& update,
+                 const StepState* state, stream_t stream) {
+    const MuonRule rule{static_cast<float>(update.scale), static_cast<float>(update.weight_decay)};
+    run_update("muon_update", master, nullptr, working, fp8, o, count, count, rule, state, stream);
+}
+
+#define LLMC_INSTANTIATE(Real)                                                                                         \
+    template void muon_momentum<Real>(float*, Real*, const float*, size_t, double, bool, const StepState*, stream_t);  \
+    template void muon_inverse_norm<Real>(float*, double*, const Real*, size_t, double, stream_t);                     \
+    template void copy_matrix<Real>(Real*, const Real*, int, int, bool, const float*, FactorOf, stream_t);             \
+    template void normuon_factors<Real>(float*, float*, float*, const Real*, int, int, bool, double, const StepState*, \
+                                        stream_t);                                                                     \
+    template void muon_update<Real>(float*, Real*, Fp8State*, const Real*, size_t, const MuonUpdate&,                  \
+                                    const StepState*, stream_t)
+LLMC_INSTANTIATE(float);
+LLMC_INSTANTIATE(bf16);
+#undef LLMC_INSTANTIATE
+
+}  // namespace llmc

@@ -1,0 +1,54 @@
+// What Muon does beside matrix products: momentum, the norm that a matrix is divided by, its way into the orientation
+// in which it is multiplied and back, NorMuon's second moment, and the update of the weights.
+#pragma once
+#include "llmc/kernels/adamw.h"
+
+namespace llmc {
+
+// For `count` parameters (Jordan et al., https://kellerjordan.github.io/posts/muon; an average, as torch.optim.Muon):
+//
+//   g = grad * grad_scale
+//   m = momentum * m + (1 - momentum) * g
+//   u = (1 - momentum) * g + momentum * m with Nesterov's, else m                    rounded to Real
+//
+// With state->skip set m stays, and u is anything. 16-byte aligned; any count; element by element. Read 8 bytes an
+// element, written 4 + sizeof(Real).
+template <class Real>
+void muon_momentum(float* m, Real* u, const float* grad, size_t count, double momentum, bool nesterov,
+                   const StepState* state, stream_t stream);
+
+// *inverse = 1 / max(factor * ||x||, 1e-7), the Frobenius norm of count elements: squares summed in FP64 in a fixed
+// order. partials: muon_norm_blocks(count) doubles. x times a power of two gives exactly its inverse times *inverse.
+size_t muon_norm_blocks(size_t count);
+template <class Real>
+void muon_inverse_norm(float* inverse, double* partials, const Real* x, size_t count, double factor, stream_t stream);
+
+// out = inp (rows, columns), or with `transpose` its transpose (columns, rows), each element multiplied, before it is
+// rounded, by factors[0], or by that of its row or column in `inp`. Not in place. 2 * sizeof(Real) bytes an element.
+enum class FactorOf { none, matrix, row, column };
+template <class Real>
+void copy_matrix(Real* out, const Real* inp, int rows, int columns, bool transpose, const float* factors,
+                 FactorOf factor_of, stream_t stream);
+
+// NorMuon (arXiv 2510.05491). Of x (rows, columns) each row (by_rows), or each column, is a line:
+//
+//   second     = beta2 * second + (1 - beta2) * mean of the line's squares           one a line
+//   factors    = ||x|| / ||x / sqrt(second)|| / sqrt(second)
+//
+// With state->skip set `second` stays. squares: one float a line, for use here alone. In a fixed order.
+template <class Real>
+void normuon_factors(float* factors, float* second, float* squares, const Real* x, int rows, int columns, bool by_rows,
+                     double beta2, const StepState* state, stream_t stream);
+
+struct MuonUpdate {
+    double scale;  // of the direction
+    double weight_decay;
+};
+
+// master -= learning_rate * (weight_decay * master + scale * o); decay does not know `scale`. All decay. Everything
+// else as adamw_update() has it.
+template <class Real>
+void muon_update(float* master, Real* working, Fp8State* fp8, const Real* o, size_t count, const MuonUpdate& update,
+                 const StepState* state, stream_t stream);
+
+}  // namespace llmc

@@ -1,0 +1,39 @@
+#include "llmc/optim/config.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "llmc/device/error.h"
+
+namespace llmc {
+
+NewtonSchulzSteps newton_schulz_steps(char set) {
+    switch (set) {
+        case 'k':
+            return {std::vector<NewtonSchulzStep>(5, {3.4445, -4.7750, 2.0315})};
+        case 'p':  // the first coefficients allow for a norm that is a little too small
+            return {{{8.156554524902461, -22.48329292557795, 15.878769915207462},
+                     {4.042929935166739, -2.808917465908714, 0.5000178451051316},
+                     {3.8916678022926607, -2.772484153217685, 0.5060648178503393},
+                     {3.285753657755655, -2.3681294933425376, 0.46449024233003106},
+                     {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}},
+                    1.02};
+        case 'q':
+            return {{{4.0848, -6.8946, 2.9270},
+                     {3.9505, -6.3029, 2.6377},
+                     {3.7418, -5.5913, 2.3037},
+                     {2.8769, -3.1427, 1.2046},
+                     {2.8366, -3.0525, 1.2012}}};
+        case 's':
+            return {std::vector<NewtonSchulzStep>(12, {2.0, -1.5, 0.5})};
+        default:
+            throw Error(ExitCode::failure, strprintf("no Newton-Schulz steps are called '%c'", set));
+    }
+}
+
+double muon_scale(MuonScale scale, int rows, int columns) {
+    if (scale == MuonScale::rms) return 0.2 * std::sqrt(std::max(rows, columns));
+    return std::sqrt(std::max(1.0, static_cast<double>(rows) / columns));
+}
+
+}  // namespace llmc

@@ -1,0 +1,307 @@
+#include "llmc/optim/muon.h"
+
+#include <algorithm>
+
+#include "llmc/comm/comm_range.h"
+#include "llmc/device/trace.h"
+#include "llmc/kernels/muon.h"
+
+namespace llmc {
+namespace {
+
+constexpr size_t kNone = ~size_t{0};
+
+// Elements that a piece takes among others: each begins on 16 bytes.
+size_t padded(size_t count) { return (count + 7) / 8 * 8; }
+
+std::vector<Matmul::LinearShape> shapes_of(const std::vector<MuonMatrix>& matrices) {
+    std::vector<Matmul::LinearShape> shapes;
+    for (const MuonMatrix& m : matrices) {
+        const Matmul::LinearShape shape = NewtonSchulz<float>::shape(m.smaller(), m.larger());
+        if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
+    }
+    return shapes;
+}
+
+std::vector<size_t> in_bytes(std::vector<size_t> elements, size_t element) {
+    for (size_t& n : elements) n *= element;
+    return elements;
+}
+
+}  // namespace
+
+template <class Real>
+size_t Muon<Real>::elements_of(const std::vector<Piece>& pieces) {
+    size_t elements = 0;
+    for (const Piece& piece : pieces) elements += padded(piece.count);
+    return elements;
+}
+
+// ---- who does what -------------------------------------------------------------------------------------------------
+
+template <class Real>
+Muon<Real>::Muon(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, const OptimizerConfig& config)
+    : weights_(weights),
+      gradients_(gradients),
+      matmul_(matmul),
+      config_(config),
+      layout_(weights.layout()),
+      ranks_(layout_.group_size()),
+      rank_(static_cast<size_t>(layout_.comm().rank()) % ranks_),
+      matrices_(plan_muon(layout_.table(), static_cast<int>(ranks_))),
+      shapes_(shapes_of(matrices_)),
+      newton_schulz_(newton_schulz_steps(config.muon.newton_schulz), shapes_),
+      second_at_(matrices_.size(), kNone) {
+    if (matrices_.empty())
+        throw Error(ExitCode::bad_flags, "--optimizer muon: the model has no matrices in its blocks");
+    plan_rounds();
+    plan_memory();
+}
+
+// visit(rank, piece) for every rank that holds a part of a matrix.
+template <class Real>
+template <class Visit>
+void Muon<Real>::for_each_holder(size_t matrix, Visit&& visit) const {
+    const MuonMatrix& m = matrices_[matrix];
+    const size_t slice = layout_.slice(m.unit).count;
+    if (!layout_.is_sliced())
+        for (size_t rank = 0; rank < ranks_; rank++) visit(rank, Piece{matrix, m.begin, m.count()});
+    for (size_t rank = m.begin / slice; layout_.is_sliced() && rank * slice < m.end(); rank++) {
+        const size_t begin = std::max(m.begin, rank * slice), end = std::min(m.end(), (rank + 1) * slice);
+        visit(rank, Piece{matrix, begin, end - begin});
+    }
+}
+
+template <class Real>
+void Muon<Real>::plan_rounds() {
+    rounds_.resize(matrices_.back().round + 1);
+    std::vector<std::vector<Piece>> held(ranks_), owned(ranks_);  // of a round, by owner and by holder
+    for (size_t i = 0; i < matrices_.size(); i++) {
+        const MuonMatrix& m = matrices_[i];
+        const size_t owner = static_cast<size_t>(m.owner);
+        Round& round = rounds_[m.round];
+        if (owner == rank_) round.matrices.push_back(i);
+        for_each_holder(i, [&](size_t rank, const Piece& piece) {
+            if (rank == rank_) held[owner].push_back(piece);
+            if (owner == rank_ && exchanges()) owned[rank].push_back(piece);
+        });
+        if (i + 1 < matrices_.size() && matrices_[i + 1].round == m.round) continue;
+        const auto join = [](std::vector<std::vector<Piece>>& parts, std::vector<Piece>& all,
+                             std::vector<size_t>& sizes) {
+            for (std::vector<Piece>& part : parts) {
+                sizes.push_back(elements_of(part));
+                all.insert(all.end(), part.begin(), part.end());
+                part.clear();
+            }
+        };
+        join(held, round.held, round.to_owner);
+        join(owned, round.owned, round.to_holder);
+    }
+}
+
+template <class Real>
+void Muon<Real>::plan_memory() {
+    size_t held = 0, owned = 0, largest = 0, longest = 0;
+    for (const MuonMatrix& m : matrices_) {
+        largest = std::max(largest, m.count());
+        longest = std::max(longest, static_cast<size_t>(m.larger()));
+    }
+    std::vector<size_t> lines(ranks_);  // by owner
+    for (size_t i = 0; i < matrices_.size(); i++) {
+        size_t& count = lines[static_cast<size_t>(matrices_[i].owner)];
+        if (static_cast<size_t>(matrices_[i].owner) == rank_) second_at_[i] = count;
+        count += static_cast<size_t>(matrices_[i].larger());
+    }
+    // As much as the rank with the most of it needs, so that all plan alike.
+    std::vector<size_t> in_slices(ranks_), in_matrices(ranks_);  // of a round
+    for (size_t i = 0; i < matrices_.size(); i++) {
+        if (i == 0 || matrices_[i].round != matrices_[i - 1].round)
+            in_slices.assign(ranks_, 0), in_matrices.assign(ranks_, 0);
+        for_each_holder(i, [&](size_t rank, const Piece& piece) {
+            size_t& whole = in_matrices[static_cast<size_t>(matrices_[i].owner)];
+            held = std::max(held, in_slices[rank] += padded(piece.count));
+            owned = std::max(owned, whole += padded(piece.count));
+        });
+    }
+    arena_.plan(&held_, held);
+    if (exchanges()) arena_.plan(&owned_, owned), arena_.plan(&whole_, largest);
+    newton_schulz_.plan(arena_);
+    arena_.plan(&partials_, muon_norm_blocks(largest));
+    arena_.plan(&inverse_norm_, 1);
+    if (config_.kind != OptimizerKind::normuon) return;
+    for (float** numbers : {&factors_, &squares_}) arena_.plan(numbers, longest);
+    state_arena_.plan(&second_, *std::max_element(lines.begin(), lines.end()));
+}
+
+template <class Real>
+std::vector<Product> Muon<Real>::products() const {
+    std::vector<Product> all;
+    for (const Matmul::LinearShape& shape : shapes_)
+        for (const Product& product : NewtonSchulz<Real>::products(shape.N, shape.C))
+            if (std::find(all.begin(), all.end(), product) == all.end()) all.push_back(product);
+    return all;
+}
+
+template <class Real>
+void Muon<Real>::allocate(stream_t stream) {
+    arena_.allocate();
+    newton_schulz_.reserve(matmul_);
+    if (state_arena_.bytes() > 0) {
+        state_arena_.allocate();
+        set_bytes(second_, 0, state_arena_.bytes(), stream);
+    }
+    if (layout_.comm().world() == 1) return;
+    comm_ = layout_.comm().neighbours(static_cast<int>(ranks_), "optimizer");
+    layout_.comm().require_equal("division of Muon's work", describe(matrices_));
+}
+
+// ---- a step --------------------------------------------------------------------------------------------------------
+
+template <class Real>
+void Muon<Real>::update(const OptimizerMoments& moments, size_t moment, const StepState* state, stream_t stream) {
+    for (const Round& round : rounds_) {
+        find_directions(round, moments, moment, state, stream);
+        orthogonalize(round, state, stream);
+        return_directions(round, stream);
+        apply(round, state, stream);
+    }
+}
+
+template <class Real>
+void Muon<Real>::find_directions(const Round& round, const OptimizerMoments& moments, size_t moment,
+                                 const StepState* state, stream_t stream) {
+    {
+        const ProfileRange range("momentum", stream);
+        size_t at = 0;
+        for (const Piece& piece : round.held) {
+            const size_t unit = matrices_[piece.matrix].unit;
+            muon_momentum(moments.at(moment, unit, piece.begin), held_ + at,
+                          gradients_.slice(unit) + piece.begin - layout_.slice(unit).begin, piece.count,
+                          config_.muon.momentum, config_.muon.nesterov, state, stream);
+            at += padded(piece.count);
+        }
+    }
+    if (!exchanges()) return;
+    const CommRange range("directions to owners", comm_, stream);
+    comm_.all_to_all_v(owned_, in_bytes(round.to_holder, sizeof(Real)), held_, in_bytes(round.to_owner, sizeof(Real)),
+                       stream);
+}
+
+template <class Real>
+void Muon<Real>::orthogonalize(const Round& round, const StepState* state, stream_t stream) {
+    const ProfileRange range("orthogonalize", stream);
+    for (const size_t matrix : round.matrices) {
+        const auto copy_pieces = [&](const std::vector<Piece>& pieces, Real* from, bool back) {
+            size_t at = 0;
+            for (const Piece& piece : pieces) {
+                Real* const in_matrix = whole_ + piece.begin - matrices_[matrix].begin;
+                const size_t bytes = piece.count * sizeof(Real);
+                if (piece.matrix == matrix)
+                    copy_on_device(back ? from + at : in_matrix, back ? in_matrix : from + at, bytes, stream);
+                at += padded(piece.count);
+            }
+        };
+        if (exchanges()) {
+            copy_pieces(round.owned, owned_, false);
+            orthogonalize(matrix, whole_, state, stream);
+            copy_pieces(round.owned, owned_, true);
+            continue;
+        }
+        size_t at = 0;  // whole where it is
+        for (const Piece& piece : round.held) {
+            if (piece.matrix == matrix) break;
+            at += padded(piece.count);
+        }
+        orthogonalize(matrix, held_ + at, state, stream);
+    }
+}
+
+// In place. Of X, which is never higher than wide, NorMuon's lines are rows or columns of the matrix.
+template <class Real>
+void Muon<Real>::orthogonalize(size_t matrix, Real* values, const StepState* state, stream_t stream) {
+    const MuonMatrix& m = matrices_[matrix];
+    const bool transposed = m.rows > m.columns;
+    const int rows = m.smaller(), columns = m.larger();
+    muon_inverse_norm(inverse_norm_, partials_, values, m.count(), newton_schulz_.safety(), stream);
+    copy_matrix(newton_schulz_.input(), values, m.rows, m.columns, transposed, inverse_norm_, FactorOf::matrix, stream);
+    const Real* const x = newton_schulz_.run(matmul_, rows, columns, stream);
+    FactorOf factor_of = FactorOf::none;
+    if (config_.kind == OptimizerKind::normuon) {
+        const bool lines_are_rows = m.rows == m.columns;
+        normuon_factors(factors_, second_ + second_at_[matrix], squares_, x, rows, columns, lines_are_rows,
+                        config_.muon.normuon_beta2, state, stream);
+        factor_of = lines_are_rows ? FactorOf::row : FactorOf::column;
+    }
+    copy_matrix(values, x, rows, columns, transposed, factors_, factor_of, stream);
+}
+
+template <class Real>
+void Muon<Real>::return_directions(const Round& round, stream_t stream) {
+    if (ranks_ == 1) return;
+    const CommRange range("directions back", comm_, stream);
+    if (exchanges()) {
+        comm_.all_to_all_v(held_, in_bytes(round.to_owner, sizeof(Real)), owned_,
+                           in_bytes(round.to_holder, sizeof(Real)), stream);
+        return;
+    }
+    const Comm::Group group(comm_);
+    size_t at = 0;
+    for (size_t owner = 0; owner < ranks_; owner++) {
+        comm_.broadcast(held_ + at, round.to_owner[owner] * sizeof(Real), static_cast<int>(owner), stream);
+        at += round.to_owner[owner];
+    }
+}
+
+template <class Real>
+void Muon<Real>::apply(const Round& round, const StepState* state, stream_t stream) {
+    const ProfileRange profile("update matrices", stream);
+    size_t at = 0;
+    for (const Piece& piece : round.held) {
+        const MuonMatrix& m = matrices_[piece.matrix];
+        const auto slice = weights_.slice(m.unit);
+        const size_t begin = piece.begin - layout_.slice(m.unit).begin;
+        Fp8State* fp8 = nullptr;  // a tensor in FP8 is a range, as far as it lies in the slice
+        for (const auto& range : weights_.ranges(m.unit))
+            if (range.begin <= begin && begin < range.begin + range.count) fp8 = range.fp8;
+        const MuonUpdate update{muon_scale(config_.muon.scale, m.rows, m.columns), config_.muon.weight_decay};
+        muon_update(slice.master + begin, slice.working && !fp8 ? slice.working + begin : nullptr, fp8, held_ + at,
+                    piece.count, update, state, stream);
+        at += padded(piece.count);
+    }
+}
+
+// ---- what others ask -----------------------------------------------------------------------------------------------
+
+template <class Real>
+typename Muon<Real>::Sent Muon<Real>::sent_in_step() const {
+    Sent sent;
+    if (ranks_ == 1) return sent;
+    double bytes = 0;
+    for (size_t i = 0; i < matrices_.size(); i++)
+        for_each_holder(i, [&](size_t rank, const Piece& piece) {
+            if (rank != static_cast<size_t>(matrices_[i].owner))
+                bytes += static_cast<double>(padded(piece.count) * sizeof(Real));
+        });
+    const double calls = exchanges() ? 2 : static_cast<double>(ranks_);  // there and back, or from every owner
+    sent.calls = calls * static_cast<double>(rounds_.size());
+    sent.bytes = (exchanges() ? 2 : 1) * bytes / static_cast<double>(ranks_);
+    return sent;
+}
+
+template <class Real>
+std::vector<typename Muon<Real>::SecondMoments> Muon<Real>::second_moments() const {
+    std::vector<SecondMoments> all;
+    if (config_.kind != OptimizerKind::normuon) return all;
+    for (size_t i = 0, of_tensor = 0; i < matrices_.size(); i++) {
+        const MuonMatrix& m = matrices_[i];
+        of_tensor = i > 0 && matrices_[i - 1].unit == m.unit && matrices_[i - 1].tensor == m.tensor ? of_tensor + 1 : 0;
+        all.push_back({layout_.table().unit(m.unit).tensors[m.tensor].name + ".lines." + std::to_string(of_tensor),
+                       static_cast<size_t>(m.larger()), second_at_[i] == kNone ? nullptr : second_ + second_at_[i]});
+    }
+    return all;
+}
+
+template class Muon<float>;
+template class Muon<bf16>;
+
+}  // namespace llmc

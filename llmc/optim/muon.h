@@ -1,0 +1,102 @@
+// Muon (Jordan et al., https://kellerjordan.github.io/posts/muon; arXiv 2502.16982) and NorMuon (arXiv 2510.05491) on
+// the ranks' slices of the parameters:
+//
+//   momentum    in the slice, element by element: U, in the type of the activations
+//   exchange    U to the rank that owns each matrix (muon_plan.h); where all ranks have everything, none
+//   orthogonalize  whole matrices by their owners, one at a time: O
+//   exchange    O back to whoever holds a part of it
+//   update      in the slice
+//
+// A matrix's bits depend on neither ranks nor slices: momentum and update go element by element, Newton-Schulz sees the
+// whole matrix, and what travels is BF16 already (in FP32 runs FP32). Groups of --shard-within repeat the work.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "llmc/comm/comm.h"
+#include "llmc/optim/moments.h"
+#include "llmc/optim/muon_plan.h"
+#include "llmc/optim/newton_schulz.h"
+#include "llmc/shard/gradients.h"
+#include "llmc/shard/weights.h"
+
+namespace llmc {
+
+template <class Real>
+class Muon {
+public:
+    Muon(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, const OptimizerConfig& config);
+
+    size_t workspace_bytes() const { return arena_.bytes(); }
+    size_t state_bytes() const { return state_arena_.bytes(); }  // NorMuon's second moments, on the rank with the most
+    const std::vector<Matmul::LinearShape>& shapes() const { return shapes_; }
+    std::vector<Product> products() const;
+    void allocate(stream_t stream);
+
+    // Updates all matrices, whose momentum is `moment` of `moments`. With state->skip set nothing is changed.
+    void update(const OptimizerMoments& moments, size_t moment, const StepState* state, stream_t stream);
+
+    // What a rank sends to others in a step, the mean of all: calls, and bytes.
+    struct Sent {
+        double calls = 0, bytes = 0;
+    };
+    Sent sent_in_step() const;
+    const Comm& comm() const { return comm_; }
+
+    // NorMuon's second moments, one number a line of a matrix, which its owner has.
+    struct SecondMoments {
+        std::string matrix;  // "h.0.qkv.weight.lines.2": of the tensor's third
+        size_t lines;
+        float* values;  // nullptr: another rank's
+    };
+    std::vector<SecondMoments> second_moments() const;
+
+private:
+    // The part of a matrix that lies in one rank's slices.
+    struct Piece {
+        size_t matrix;
+        size_t begin, count;  // in the unit
+    };
+    struct Round {
+        std::vector<size_t> matrices;             // that this rank owns
+        std::vector<Piece> held, owned;           // by owner, and by holder, in the order in which they lie
+        std::vector<size_t> to_owner, to_holder;  // elements of them, by rank
+    };
+
+    bool exchanges() const { return layout_.is_sliced() && ranks_ > 1; }
+    static size_t elements_of(const std::vector<Piece>& pieces);
+    template <class Visit>
+    void for_each_holder(size_t matrix, Visit&& visit) const;
+    void plan_rounds();
+    void plan_memory();
+
+    void find_directions(const Round& round, const OptimizerMoments& moments, size_t moment, const StepState* state,
+                         stream_t stream);
+    void orthogonalize(const Round& round, const StepState* state, stream_t stream);
+    void orthogonalize(size_t matrix, Real* values, const StepState* state, stream_t stream);
+    void return_directions(const Round& round, stream_t stream);
+    void apply(const Round& round, const StepState* state, stream_t stream);
+
+    Weights<Real>& weights_;
+    Gradients& gradients_;
+    Matmul& matmul_;
+    const OptimizerConfig config_;
+    const ShardLayout layout_;
+    const size_t ranks_;  // that share the work
+    const size_t rank_;
+    const std::vector<MuonMatrix> matrices_;
+    const std::vector<Matmul::LinearShape> shapes_;
+    NewtonSchulz<Real> newton_schulz_;
+    std::vector<Round> rounds_;
+    Comm comm_ = Comm::self();
+
+    Arena arena_{MemoryKind::workspace}, state_arena_{MemoryKind::optimizer};
+    Real *held_ = nullptr, *owned_ = nullptr;  // a round's pieces: U, then O
+    Real* whole_ = nullptr;                    // one matrix
+    double* partials_ = nullptr;
+    float* inverse_norm_ = nullptr;
+    float *second_ = nullptr, *factors_ = nullptr, *squares_ = nullptr;  // NorMuon: of all owned matrices, of one
+    std::vector<size_t> second_at_;                                      // by matrix
+};
+
+}  // namespace llmc

@@ -1,0 +1,136 @@
+// Muon over ranks: the bits of one rank's weights on any number of ranks and in every stage, wherever slices cut the
+// matrices, and as many bytes on the wire as were planned.
+#include <random>
+
+#include "llmc/device/transfer.h"
+#include "llmc/optim/step.h"
+#include "test/comm/ranks/ranks.h"
+#include "test/model/all_weights.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+constexpr size_t kBlocks = 5;
+constexpr int kSteps = 2;
+
+std::vector<Unit> units() {
+    std::vector<Unit> all(kBlocks + 2);
+    all[0] = {"embedding", {{"wte", {72, 24}, true}}};
+    for (size_t u = 1; u <= kBlocks; u++) {
+        const std::string name = std::to_string(u);
+        all[u] = {"block " + name,
+                  {{name + ".qkv", {72, 24}, true, 0, {24, 24, 24}},
+                   {name + ".fc", {96, 24}, true},
+                   {name + ".proj", {24, 96}, true},
+                   {name + ".norm", {24}, false}}};
+    }
+    all[kBlocks + 1] = {"final", {{"last", {24}, false}}};
+    return all;
+}
+
+// Multiples of 2^-10 below one: sums over a few ranks are exact in any order.
+std::vector<float> gradient_of(int rank, int step, size_t unit, size_t tensor, size_t count) {
+    std::seed_seq seed{rank, step, static_cast<int>(unit), static_cast<int>(tensor)};
+    std::mt19937 engine(seed);
+    std::vector<float> values(count);
+    for (float& value : values) value = (static_cast<float>(engine() % 2048) - 1024) / 1024;
+    return values;
+}
+
+struct Result {
+    std::vector<std::vector<float>> weights;
+    double bytes = 0, planned = 0, calls = 0, planned_calls = 0;  // of a step, the mean of the ranks
+};
+
+template <class Real>
+Result train(const Comm& comm, OptimizerKind kind, int stage, int within, int ranks) {
+    const stream_t stream = test_stream();
+    const ParameterTable table(units(), comm.world());
+    Sharding sharding;
+    sharding.stage = stage;
+    sharding.within = within;
+    const ShardLayout layout(table, comm, sharding);
+    Weights<Real> weights(layout);
+    Gradients gradients(layout);
+    Matmul matmul(false);
+    OptimizerConfig config;
+    config.kind = kind;
+    Optimizer<Real> optimizer(weights, gradients, {ScheduleKind::constant, 1e-2, 0, 100, 0}, {0.9, 0.95, 1e-8, 0.1}, 1,
+                              {}, false, config, &matmul);
+    weights.allocate(stream);
+    gradients.allocate(stream);
+    optimizer.allocate(stream);
+    for (size_t u = 0; u < table.units().size(); u++)
+        for (size_t t = 0; t < table.unit(u).tensors.size(); t++)
+            weights.set_tensor(u, t, gradient_of(-1, 0, u, t, table.unit(u).tensors[t].count()), stream);
+    weights.publish(stream);
+    double* loss_sum = static_cast<double*>(device_malloc(sizeof(double)));
+    write_through(loss_sum, 1.0, stream);
+    for (int step = 0; step < kSteps; step++) {
+        gradients.begin_micro_step(true, true);
+        for (size_t u = 0; u < table.units().size(); u++) {
+            gradients.acquire(u, stream);
+            for (size_t t = 0; t < table.unit(u).tensors.size(); t++) {
+                const size_t count = table.unit(u).tensors[t].count();
+                std::vector<float> sum = gradient_of(comm.rank(), step, u, t, count);
+                for (int r = 1; r < ranks && comm.world() == 1; r++) {
+                    const std::vector<float> more = gradient_of(r, step, u, t, count);
+                    for (size_t i = 0; i < count; i++) sum[i] += more[i];
+                }
+                write_through(gradients.gradient(u, t), sum.data(), count, stream);
+            }
+            gradients.reduce(u, stream);
+        }
+        optimizer.update(loss_sum, nullptr, stream);
+        weights.publish(stream);
+    }
+    Result result;
+    result.weights = all_weights(weights, stream);
+    const Traffic& traffic = optimizer.muon()->comm().traffic();
+    const uint64_t mine[] = {traffic.bytes(), traffic.all_to_all.calls + traffic.broadcast.calls};
+    std::vector<uint64_t> all(2 * as_size(comm.world()));
+    comm.host_all_gather(all.data(), mine, sizeof mine);
+    for (size_t r = 0; r < as_size(comm.world()); r++)
+        result.bytes += static_cast<double>(all[2 * r]) / kSteps / comm.world();
+    result.calls = static_cast<double>(mine[1]) / kSteps;
+    result.planned = optimizer.muon()->sent_in_step().bytes,
+    result.planned_calls = optimizer.muon()->sent_in_step().calls;
+    synchronize(stream);
+    device_free(loss_sum);
+    return result;
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("training");
+
+TEST_CASE_TEMPLATE("muon on any number of ranks", Real, float, bf16) {
+    const int ranks = world().world();
+    for (const OptimizerKind kind : {OptimizerKind::muon, OptimizerKind::normuon}) {
+        CAPTURE(static_cast<int>(kind));
+        const Result expected = train<Real>(Comm::self(), kind, 0, 0, ranks);
+        CHECK(expected.bytes == 0);
+        CHECK(expected.planned == 0);
+        for (int stage = 0; stage <= 3; stage++) {
+            if (kind == OptimizerKind::normuon && stage % 2 == 1) continue;
+            CAPTURE(stage);
+            const Result result = train<Real>(world(), kind, stage, 0, ranks);
+            CHECK(same_bits(result.weights, expected.weights));
+            CHECK(result.bytes == doctest::Approx(result.planned).epsilon(1e-12));
+            CHECK(result.calls == result.planned_calls);
+            // A slice's directions to owners and back, but for what a rank owns itself.
+            const double parameters = kBlocks * (72 * 24 + 2 * 96 * 24.0);
+            const double most = stage == 0 ? parameters : 2 * parameters / ranks;
+            CHECK(result.bytes <= most * sizeof(Real));
+            if (ranks > 2) CHECK(result.bytes > most * sizeof(Real) / 4);
+        }
+        if (ranks % 2 == 0 && kind == OptimizerKind::muon)
+            CHECK(same_bits(train<Real>(world(), kind, 1, ranks / 2, ranks).weights, expected.weights));
+    }
+    const auto other = train<Real>(Comm::self(), OptimizerKind::muon, 0, 0, ranks + 1);  // another gradient is seen
+    CHECK(!same_bits(other.weights, train<Real>(world(), OptimizerKind::muon, 1, 0, ranks).weights));
+}
+
+TEST_SUITE_END();
