@@ -1,6 +1,6 @@
 """Do two builds of the program compute the same, to the last bit? For changes that move code and must not move numbers:
-short runs over precisions, recipes, recompute levels, stages of sharding and ranks, each reduced to a fingerprint of its
-losses, norms, learning rates, products, FP8 scales and counts, validation losses and final weights.
+short runs over precisions, recipes, recompute levels, stages of sharding, ranks and optimizers, each reduced to a
+fingerprint of its losses, norms, learning rates, products, FP8 scales and counts, validation losses and final weights.
 
     python3 dev/fingerprints.py record before.json ./train_gpt_cpu     # of the build before the change
     python3 dev/fingerprints.py compare before.json ./train_gpt_cpu    # after it; exit code 1 where they part
@@ -64,6 +64,8 @@ def cases():
     for name in ("bf16", "delayed"):
         for more in (["--reduce-order", "rank"], ["--reduce", "bf16"]):
             all_cases[f"{name} 3 ranks, {' '.join(more)}"] = (3, [*PRECISIONS[name], "--zero", "2", *more])
+        for optimizer in ("lion", "sgd", "muon", "normuon"):
+            all_cases[f"{name} 3 ranks, {optimizer}"] = (3, [*PRECISIONS[name], "--zero", "2", "--optimizer", optimizer])
         all_cases[f"{name} 4 ranks, groups of 2"] = (4, [*PRECISIONS[name], "--zero", "3", "--shard-within", "2"])
     return all_cases
 

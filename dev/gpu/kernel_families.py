@@ -16,7 +16,7 @@ FAMILIES = [
     ("norms", r"layernorm"),
     ("GELU, SwiGLU, ReLU squared", r"gelu|swiglu|relu2"),
     ("positions", r"rope"),
-    ("optimizer", r"adamw|global_norm|loss_scale|prepare_step|spike"),
+    ("optimizer", r"adamw|update_kernel|muon_|copy_matrix|_squares|rates_kernel|global_norm|loss_scale|prepare_step|spike"),
     ("communication", r"pieces|nccl"),
     ("verification", r"checksum"),
     ("quantization", r"quantize|dequantize|product_factors|transpose_codes|scale|amax|fp8"),

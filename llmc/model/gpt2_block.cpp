@@ -24,7 +24,7 @@ ModelTable gpt2_table(const ModelConfig& config) {
     table.block = {
         {"ln1.weight", "ln_1.weight", C, 0, Init::ones},
         {"ln1.bias", "ln_1.bias", C, 0, Init::zeros},
-        {"qkv.weight", "attn.c_attn.weight", 3 * C, C, Init::normal, 0, -1, {C, C, C}},
+        {"qkv.weight", "attn.c_attn.weight", 3 * C, C, Init::normal, 0, {}, -1, {C, C, C}},
         {"qkv.bias", "attn.c_attn.bias", 3 * C, 0, Init::zeros},
         {"attn_proj.weight", "attn.c_proj.weight", C, C, Init::residual},
         {"attn_proj.bias", "attn.c_proj.bias", C, 0, Init::zeros},

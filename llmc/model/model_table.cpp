@@ -39,13 +39,20 @@ Unit unit_of(const std::string& name, const std::string& prefix, const std::vect
             if (row.is_matrix() != decay) continue;
             ParameterTensor tensor{prefix + row.name, {std::max(row.rows, row.padded_rows)}, decay};
             if (row.is_matrix()) tensor.shape.push_back(row.columns);
-            tensor.matrix_rows = row.matrix_rows;
+            tensor.matrix_rows = row.matrices();
             unit.tensors.push_back(tensor);
         }
     return unit;
 }
 
 }  // namespace
+
+std::vector<int> TensorRow::matrices() const {
+    std::vector<int> rows_of = matrix_rows;
+    if (rows_of.empty())
+        for (const HfPart& part : hf_parts) rows_of.push_back(part.rows);
+    return rows_of;
+}
 
 int64_t ModelTable::block_parameters() const {
     int64_t sum = 0;

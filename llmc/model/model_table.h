@@ -37,9 +37,12 @@ struct TensorRow {
     int padded_rows = 0;                // of the tensor in memory, where it has more: they are 0
     std::vector<HfPart> hf_parts = {};  // in place of hf_name, if there are any
     int block = -1;                     // of a block, in all_tensors()
-    std::vector<int> matrix_rows = {};  // of the matrices that it consists of, one below the other; empty: it is one
+    std::vector<int> matrix_rows = {};  // see matrices()
 
     bool is_matrix() const { return columns > 0; }
+    // Rows of the matrices that it consists of, one below the other: those of hf_parts where it has no others. Empty:
+    // it is one.
+    std::vector<int> matrices() const;
     int64_t count() const { return int64_t{rows} * (is_matrix() ? columns : 1); }
 };
 

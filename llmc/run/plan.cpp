@@ -53,7 +53,8 @@ double newton_schulz_flops(const ModelConfig& model) {
     double flops = 0;
     for (const TensorRow& row : all_tensors(model)) {
         if (row.block < 0 || !row.is_matrix()) continue;
-        for (const int rows : row.matrix_rows.empty() ? std::vector<int>{row.rows} : row.matrix_rows) {
+        const std::vector<int> matrices = row.matrices();
+        for (const int rows : matrices.empty() ? std::vector<int>{row.rows} : matrices) {
             const double m = std::min(rows, row.columns), n = std::max(rows, row.columns);
             flops += 4 * m * m * n + 2 * m * m * m;
         }
@@ -217,7 +218,8 @@ StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const s
     t.elementwise = tokens * (forward + backward + rest);
     t.optimizer = static_cast<double>(model.padded_parameters()) / slices * optimizer_bytes(in.optimizer) / bytes;
     const int newton_schulz_steps = in.muon_ns == "s" ? 12 : 5;
-    if (is_muon(in.optimizer)) t.optimizer += newton_schulz_steps * newton_schulz_flops(model) / flops[0] / slices;
+    const int sharing = in.shard_within > 0 ? in.shard_within : in.ranks;  // the matrices, in every stage
+    if (is_muon(in.optimizer)) t.optimizer += newton_schulz_steps * newton_schulz_flops(model) / flops[0] / sharing;
     t.blocks_forward = tokens * (products + attention_forward + forward);
     t.blocks_backward = t.total() - t.optimizer - tokens * (3 * head + rest) - t.blocks_forward;
     return t;

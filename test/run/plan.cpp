@@ -127,7 +127,7 @@ TEST_CASE("plan: an optimizer with one moment moves 8 bytes a parameter less tha
     }
 }
 
-TEST_CASE("plan: Muon's products are those of 300 C^3 a block, divided among slices") {
+TEST_CASE("plan: Muon's products are those of 300 C^3 a block, divided among the ranks that share") {
     const ModelConfig model = find_model("gpt2");  // 12 blocks of 768 channels
     PlanInputs in = inputs(4, 1024);
     const double adamw = ideal_step_time(model, in, "bf16", 1).optimizer;
@@ -135,7 +135,12 @@ TEST_CASE("plan: Muon's products are those of 300 C^3 a block, divided among sli
     for (const char* name : {"muon", "normuon"}) {
         in.optimizer = name, in.muon_ns = "k";
         CHECK(ideal_step_time(model, in, "bf16", 1).optimizer == doctest::Approx(adamw + five).epsilon(1e-3));
+        in.ranks = 8;
         CHECK(ideal_step_time(model, in, "bf16", 8).optimizer == doctest::Approx((adamw + five) / 8).epsilon(1e-3));
+        CHECK(ideal_step_time(model, in, "bf16", 1).optimizer == doctest::Approx(adamw + five / 8).epsilon(1e-3));
+        in.shard_within = 4;
+        CHECK(ideal_step_time(model, in, "bf16", 4).optimizer == doctest::Approx((adamw + five) / 4).epsilon(1e-3));
+        in.ranks = 1, in.shard_within = 0;
         in.muon_ns = "s";
         CHECK(ideal_step_time(model, in, "bf16", 1).optimizer == doctest::Approx(adamw + five * 12 / 5).epsilon(1e-3));
     }

@@ -112,6 +112,29 @@ TEST_CASE("verification: leaves no trace" * doctest::test_suite(kNotUnderTsan)) 
     check_no_trace<bf16>("block", 2, Recompute::gelu);
 }
 
+TEST_CASE("verification: Muon's momentum and NorMuon's second moments") {
+    TrainerConfig config = config_of(nullptr, true);
+    config.optimizer.kind = OptimizerKind::normuon;
+    const auto difference_after = [&](auto&& flip) {
+        Run<bf16> run(config);
+        run.step();
+        flip(run);
+        return run.difference_in_next_step();
+    };
+    CHECK(difference_after([](Run<bf16>&) {}).empty());
+    const std::string momentum = difference_after([](Run<bf16>& run) {
+        const ParameterTable::Place place = run.table.find("h.1.fc.weight");
+        const ParameterTensor& tensor = run.table.tensor(place);
+        run.flip(run.optimizer.moments_of(place.unit, tensor, tensor.offset)[0].values, tensor.count(), 2);
+    });
+    CHECK(momentum.find("m of h.1.fc.weight had checksum ") != std::string::npos);
+    const std::string second = difference_after([](Run<bf16>& run) {
+        const auto lines = run.optimizer.muon()->second_moments()[2];  // V's of the first block
+        run.flip(lines.values, lines.lines, 2);
+    });
+    CHECK(second.find("second of h.0.qkv.weight.lines.2 had checksum ") != std::string::npos);
+}
+
 TEST_CASE("verification: a bit of the masters or moments that flips between two steps") {
     for (const char* moment : {"master", "m", "v"}) {
         CAPTURE(moment);
