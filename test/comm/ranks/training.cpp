@@ -121,6 +121,32 @@ double largest_gap(const std::vector<double>& a, const std::vector<double>& b) {
     return largest;
 }
 
+// What training leaves on the host.
+struct Outcome {
+    std::vector<double> losses, norms;
+    size_t left = 0;
+    std::vector<std::vector<float>> weights;
+};
+
+template <class T>
+void share(std::vector<T>& values) {  // those of rank 0
+    world().host_broadcast(values.data(), values.size() * sizeof(T), 0);
+}
+
+// What one rank that does all the micro-batches comes to. Rank 0 trains it for all.
+template <class Real>
+Outcome trained_alone(const RunConfig& config) {
+    ShardedRun<Real> run(config, Comm::self(world().reduce_order()));
+    if (world().rank() == 0) run.train();
+    run.losses.resize(kSteps), run.norms.resize(kSteps);
+    std::vector<size_t> left = {run.left};
+    Outcome outcome{run.losses, run.norms, 0, run.weights()};
+    share(outcome.losses), share(outcome.norms), share(left);
+    outcome.left = left[0];
+    for (std::vector<float>& tensor : outcome.weights) share(tensor);
+    return outcome;
+}
+
 // All stages against one rank that does all the micro-batches: to the bit with gradients summed in rank order, unless
 // groups sum on their own first, and within the bounds in NCCL's order.
 template <class Real>
@@ -132,10 +158,9 @@ void check_stages(RunConfig config, double loss_bound, double norm_bound,
         RunConfig alone = config;
         alone.stage = alone.within = 0;
         alone.micro_steps = micro_steps * ranks;
-        ShardedRun<Real> reference(alone, Comm::self(world().reduce_order()));
-        reference.train();
+        const Outcome reference = trained_alone<Real>(alone);
         REQUIRE(reference.losses.front() > reference.losses.back() * 1.01);  // it learns
-        std::vector<std::vector<float>> first_weights = reference.weights();
+        std::vector<std::vector<float>> first_weights = reference.weights;
         const int first_stage = config.within > 0 ? 1 : 0;
         for (int stage = first_stage; stage <= 3; stage++) {
             CAPTURE(stage);
@@ -268,7 +293,7 @@ void check_traffic(const RunConfig& config) {
 TEST_CASE("bytes between ranks are those of the planner's formula, and FP8 halves the weights'") {
     if (world().world() == 1) return;
     for (int stage = 0; stage <= 3; stage++)
-        for (const int micro_steps : {1, 2, 3}) {
+        for (const int micro_steps : {1, 3}) {
             CAPTURE(stage);
             CAPTURE(micro_steps);
             RunConfig config;
