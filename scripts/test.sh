@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds and runs the tests. Ends with "N passed, N failed, N skipped" and exit code 0 or 1.
 #
-#   ./scripts/test.sh           what a change wants to know first: the host build, its tests in four orders of threads and
+#   ./scripts/test.sh           what a change wants to know first: the host build, its tests in three orders of threads and
 #                               streams, several ranks, the program end to end
 #   ./scripts/test.sh --all     and the sanitizers, and, where there is nvcc, the CUDA builds on the virtual GPU
 #   CI=true ./scripts/test.sh   the same, and nvcc is required
@@ -39,7 +39,7 @@ host() {
 
 stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu test-ranks-binary probe-cpu gradients-cpu
 queue stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
-queue stage "FP8 follows BF16, 300 steps" unittest env COMPARE_RECIPES=delayed \
+queue stage "FP8 follows BF16, 150 steps" unittest env COMPARE_RECIPES=delayed COMPARE_STEPS=150 \
     .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16 Refused
 queue stage "host: threads ascending" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors
 for file in test/end_to_end/test_run_*.py; do
@@ -49,9 +49,8 @@ done
 queue stage "end to end: card check" unittest python3 test/end_to_end/test_card_check.py OnHost
 queue stage "watching runs" unittest .venv/bin/python test/end_to_end/test_watching.py
 queue stage "report of runs" unittest .venv/bin/python test/end_to_end/test_report.py
-host "host: threads descending" LLMC_ORDER=descending
 host "host: threads and streams in random order" LLMC_ORDER=random LLMC_STREAMS=random
-host "host: lazy streams, guarded memory" LLMC_STREAMS=lazy LLMC_GUARD=1
+host "host: descending, lazy, guarded memory" LLMC_ORDER=descending LLMC_STREAMS=lazy LLMC_GUARD=1
 drain
 demo=$(mktemp -d)
 stage "demo, 20 steps" check ./scripts/demo.sh --max-steps 20 --out "$demo/run"

@@ -4,9 +4,9 @@ judged by scripts/compare_runs.py, and runs that it must refuse.
     python3 test/end_to_end/test_precisions.py
     COMPARE_SEEDS="1 2 3" COMPARE_RECIPES=all TINYSHAKESPEARE=DIR python3 test/end_to_end/test_precisions.py
 
-COMPARE_SEEDS, COMPARE_RECIPES: a run of each recipe for each seed. COMPARE_BATCH: sequences of 128 tokens a step.
-TINYSHAKESPEARE: the folder with the shards that `data/prepare/tinyshakespeare.py` makes; without it those runs are
-skipped.
+COMPARE_SEEDS, COMPARE_RECIPES: a run of each recipe for each seed. COMPARE_STEPS: of a run; COMPARE_BATCH: sequences of
+128 tokens a step. TINYSHAKESPEARE: the folder with the shards that `data/prepare/tinyshakespeare.py` makes; without it
+those runs are skipped.
 """
 
 import functools
@@ -22,7 +22,7 @@ RECIPES = os.environ.get("COMPARE_RECIPES", " ".join(TENSOR_RECIPES)).split()
 if RECIPES == ["all"]:
     RECIPES = FP8_RECIPES
 SHAKESPEARE = os.path.abspath(os.environ["TINYSHAKESPEARE"]) if os.environ.get("TINYSHAKESPEARE") else None
-STEPS = 300
+STEPS = int(os.environ.get("COMPARE_STEPS", "300"))
 LIMIT = 900  # seconds a run, on a busy machine
 MAX_GAP = 0.005
 # 0.84 M parameters, 512 tokens a step (make soak: 1024).
@@ -31,7 +31,8 @@ MODEL = ["--layers", "4", "--channels", "128", "--heads", "4", "--context", "128
 # Gentle: at higher rates this model's gradient begins to ring at a loss of about 2.1, in BF16 as in FP8, with norms that
 # leap from 2 to 14 and back, and from there on runs part that differ in nothing but rounding: with 1e-3 (seed 1337) BF16
 # in two micro-steps instead of one ends 0.37 % away from BF16 and is 2.3 % away at step 150; FP32 0.16 %, FP8 0.05 %.
-TRAINING = ["--max-steps", STEPS, "--lr", "1.2e-4", "--warmup", "30", "--val-every", "150", "--val-batches", "40"]
+TRAINING = ["--max-steps", STEPS, "--lr", "1.2e-4", "--warmup", "30", "--val-every", STEPS // 2,
+            "--val-batches", "40"]
 
 
 @functools.cache
