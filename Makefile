@@ -154,15 +154,18 @@ SHARED := train_gpt.cu test/main.cpp dev/gradients.cpp $(filter-out $(PER_BUILD)
           $(wildcard llmc/*/*.cpp dev/probe/*.cpp test/*/*.cpp test/comm/ranks/*.cpp))
 
 # A sanitizer's build takes from the ordinary one what it need not look at: test code that does no more than call llmc/,
-# flags and reports, the probe, and for ThreadSanitizer files that one thread reads, and kernels: the virtual GPU looks for
+# flags and reports, the card check, the probe. ThreadSanitizer is there for the program's threads (the loader's, the saver's,
+# the watchdog's) and for the host device: it also leaves out what one thread does, and all kernels: the virtual GPU looks for
 # their races. UNCHECKED= looks at everything.
-WITH_THREADS := test/device/% test/comm/% test/model/traffic.cpp test/run/signals.cpp llmc/run/signals.cpp %.cu \
-                $(addprefix llmc/checkpoint/,saver.cpp state_file.cpp files.cpp) test/checkpoint/saver.cpp
-RUN_ALONE := $(wildcard $(addsuffix /*.cpp,llmc/run llmc/commands dev/probe) $(if $(filter thread,$(SANITIZE)), \
-             llmc/checkpoint/*.cpp $(addprefix llmc/,$(SHARED_MODEL)) llmc/model/sampler.cpp llmc/data/tokenizer.cpp llmc/comm/launch.cpp))
-UNCHECKED := $(if $(SANITIZE),$(filter-out $(WITH_THREADS),$(TESTS) $(RUN_ALONE)) \
-             $(addprefix test/comm/ranks/,main.cpp training.cpp residency.cpp) \
-             $(if $(filter thread,$(SANITIZE)),$(wildcard llmc/kernels/*.cu llmc/check/*.cu test/kernels/*.cu)))
+WITH_THREADS := $(wildcard test/comm/*.cpp) test/device/host/% $(addprefix test/,comm/ranks/collectives.cpp \
+                comm/ranks/scenario.cpp checkpoint/saver.cpp device/async_copy.cu device/launch.cu device/warp.cu \
+                model/traffic.cpp run/signals.cpp)
+CALLERS := $(filter-out $(WITH_THREADS),$(TESTS) $(wildcard test/comm/ranks/*.cpp)) $(filter-out llmc/run/signals.cpp, \
+           $(wildcard $(addsuffix /*.cpp,llmc/run llmc/commands llmc/check dev/probe) llmc/check/*.cu dev/probe/*.cu))
+ONE_THREAD := $(filter-out $(addprefix llmc/,checkpoint/saver.cpp checkpoint/state_file.cpp checkpoint/files.cpp \
+              data/loader.cpp data/shards.cpp), llmc/comm/launch.cpp \
+              $(wildcard $(foreach d,checkpoint data fp8 kernels linear model optim shard,llmc/$d/*.cpp llmc/$d/*.cu)))
+UNCHECKED := $(if $(SANITIZE),$(CALLERS) $(if $(filter thread,$(SANITIZE)),$(ONE_THREAD)))
 objects_in = $(patsubst %,$1/%.o,$(filter-out $(SHARED),$2)) $(patsubst %,$(SHARED_DIR)/%.o,$(filter $(SHARED),$2))
 ifeq ($(SANITIZE),)
 cpu_objects = $(call objects_in,$(CPU_DIR),$1)
