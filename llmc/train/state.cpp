@@ -2,7 +2,9 @@
 
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 
+#include "llmc/checkpoint/manifest.h"
 #include "llmc/device/error.h"
 
 namespace llmc {

@@ -1,6 +1,8 @@
 // Verified steps: they leave no trace in training, and a flipped bit of every kind is found and named.
 #include "llmc/train/verification.h"
 
+#include <nlohmann/json.hpp>
+
 #if !LLMC_CUDA
 #include "llmc/device/host/runtime.h"
 #endif

@@ -2,6 +2,7 @@
 #include "llmc/train/verification.h"
 
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "llmc/train/trainer.h"
 #include "test/comm/ranks/ranks.h"

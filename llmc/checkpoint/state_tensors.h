@@ -1,0 +1,34 @@
+// What the state of a run is made of (manifest.h has the whole): tensors, their slices, the files with these.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace llmc {
+
+// Elements [start, start + count) of a flattened tensor's part, FP32.
+struct StateSlice {
+    std::string tensor, part;
+    uint64_t start = 0, count = 0;
+    std::string name() const { return tensor + "." + part; }  // in its file
+    bool operator==(const StateSlice&) const = default;
+};
+
+struct StateTensor {
+    std::string name;
+    std::vector<int64_t> shape;
+    std::vector<std::string> parts;
+    uint64_t elements() const;
+    bool operator==(const StateTensor&) const = default;
+};
+
+// A safetensors file (F32) of one rank.
+struct StateFile {
+    std::string name;
+    uint64_t bytes = 0;
+    std::vector<uint64_t> checksums;  // XXH3-64 of each `chunk_bytes` of the file; the last chunk may be shorter
+    std::vector<StateSlice> slices;   // in file order
+    bool operator==(const StateFile&) const = default;
+};
+
+}  // namespace llmc
