@@ -220,8 +220,9 @@ TEST_CASE("rope: interleaved pairs are permuted channels, and -theta is exchange
     for (float& s : reversed.sin) s = -s;
     const Table back(HD, N, reversed);
     const auto exchange = [=](int c) { return (c + half) % HD; };
-    CHECK(same_bits(rotated(halves, back.device()),
-                    permuted(rotated(permuted(halves, exchange), table.device()), exchange)));
+    const auto exchanged = permuted(rotated(permuted(halves, exchange), table.device()), exchange);
+    // A GPU fuses another product of the two with the sum.
+    CHECK(max_relative_error(rotated(halves, back.device()), to_doubles(exchanged), 1.0) < 1e-6);
 }
 
 // ---- QK-norm -------------------------------------------------------------------------------------------------------
