@@ -9,9 +9,9 @@ namespace llmc {
 void rmsnorm_forward_fp8(const Quantized<e4m3>& out, float* rstd, bf16* residual, const bf16* inp1, const bf16* inp2,
                          const bf16* weight, int N, int C, float eps, QuantizePass pass, stream_t stream);
 
-// What rmsnorm_backward<bf16> writes, dweight but for the order of its sums, and dinp quantized to `out`. weight,
-// dweight and scratch, of rmsnorm_backward_fp8_scratch(N, C) floats, are nullptr together. N % 16 == 0, C % 16 == 0 and
-// C <= kWidestFusedGradient (layernorm_backward_fp8.h, whose kernel it is); passes `train`, `train_counted` and
+// What rmsnorm_backward<bf16> computes, to the last bits of FP32; `out` is dinp as rounded to BF16, byte by byte.
+// weight, dweight and scratch, of rmsnorm_backward_fp8_scratch(N, C) floats, are nullptr together. N % 16 == 0, C % 16
+// == 0 and C <= kWidestFusedGradient (layernorm_backward_fp8.h, whose kernel it is); passes `train`, `train_counted`,
 // `measure`.
 template <class F8>
 void rmsnorm_backward_fp8(const Quantized<F8>& out, bf16* dinp, const bf16* dresidual, float* dweight, float* scratch,
