@@ -16,9 +16,10 @@ size_t OptimizerMoments::add(const char* name, std::vector<ShardLayout::Part> re
     Kept kept{name, std::move(regions), {}};
     for (size_t u = 0; u < layout_.units(); u++) {
         // As much as the rank with the most of it has, so that all plan alike.
-        const size_t slice = layout_.slice(u).count, slices = layout_.table().unit(u).count / slice;
+        const size_t slice = layout_.slice(u).count, all = layout_.table().unit(u).count;  // 0: a unit without tensors
         size_t most = 0;
-        for (size_t s = 0; s < slices; s++) most = std::max(most, overlap({s * slice, slice}, kept.regions[u]));
+        for (size_t begin = 0; begin < all; begin += slice)
+            most = std::max(most, overlap({begin, slice}, kept.regions[u]));
         kept.index.push_back(kept.count);
         kept.count += most;
     }

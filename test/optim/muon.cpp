@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "llmc/kernels/muon.h"
+#include "llmc/model/config.h"
+#include "llmc/model/model_table.h"
 #include "llmc/optim/step.h"
 #include "test/kernel_test.h"
 
@@ -456,6 +458,30 @@ TEST_CASE_TEMPLATE("Q, K and V, gate and up are updated as if they were tensors 
             CHECK((a[u].size() == b[u].size() && std::memcmp(a[u].data(), b[u].data(), a[u].size() * 4) == 0));
         CHECK(plan_muon(ParameterTable(units_of(true), 1), 1).size() == 12);
     }
+}
+
+TEST_CASE("fused tensors are split in every architecture, and every matrix of the blocks is there") {
+    for (const auto& [name, matrices] : {std::pair{"gpt2", 6u}, {"llama3.2-1b", 7u}}) {
+        CAPTURE(name);
+        ModelConfig config = find_model(name);
+        config.vocab = 512;
+        const ParameterTable table(parameter_units(config), 1);
+        const std::vector<MuonMatrix> plan = plan_muon(table, 1);
+        CHECK(plan.size() == matrices * static_cast<size_t>(config.layers));
+        size_t elements = 0;
+        for (const MuonMatrix& m : plan) elements += m.unit == 1 ? m.count() : 0;
+        CHECK(elements == static_cast<size_t>(config.table().block_matrix_parameters()));
+    }
+}
+
+TEST_CASE("moments: a unit without tensors keeps nothing") {
+    std::vector<Unit> units = units_of(true);
+    units.push_back({"empty", {}});
+    const ParameterTable table(units, 1);
+    REQUIRE(table.unit(4).count == 0);
+    OptimizerMoments moments{ShardLayout(table, Comm::self())};
+    moments.add_everywhere("m");
+    CHECK(moments.bytes() >= table.count() * sizeof(float));
 }
 
 TEST_CASE("Muon's plan: all ranks have work, no more than their part and one matrix, and bad tables are refused") {
