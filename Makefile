@@ -148,8 +148,8 @@ PER_BUILD := $(addprefix llmc/,linear/matmul_cuda.cpp linear/matmul_host.cpp lin
              commands/plan.cpp run/ranks.cpp run/versions.cpp) dev/probe/lt.cpp dev/probe/reference.cpp \
              $(addprefix test/,check/known_products.cpp comm/backend.cpp comm/ranks/training.cpp \
              comm/ranks/verification.cpp kernels/attention_fp8.cpp kernels/layernorm_backward_fp8.cpp \
-             kernels/layernorm_fp8.cpp model/gpt2_fp8_blocks.cpp model/gpt2_fp8_reference.cpp model/traffic.cpp \
-             run/versions.cpp train/verification.cpp)
+             kernels/layernorm_fp8.cpp kernels/rmsnorm_fp8.cpp model/gpt2_fp8_blocks.cpp model/gpt2_fp8_reference.cpp \
+             model/traffic.cpp run/versions.cpp train/verification.cpp)
 SHARED := train_gpt.cu test/main.cpp dev/gradients.cpp $(filter-out $(PER_BUILD) test/virtual_gpu/%, \
           $(wildcard llmc/*/*.cpp dev/probe/*.cpp test/*/*.cpp test/comm/ranks/*.cpp))
 

@@ -4,6 +4,7 @@
 #include "llmc/check/reference_rms.h"
 #include "llmc/kernels/rmsnorm.h"
 #include "test/kernels/quantized.h"
+#include "test/kernels/shared_memory.h"
 
 using namespace llmc;
 using namespace llmc::test;
