@@ -184,15 +184,21 @@ class OnVirtualGpu(unittest.TestCase):
         self.assertEqual(begun.losses, whole.losses)
 
     def test_ranks(self):
-        def ranks(fault="", *flags):
+        def ranks(fault="", *flags, env=None):
             with mock.patch.object(test_run_ranks, "PROGRAM", VIRTUAL):
                 return test_run_ranks.run_ranks(
                     RANKS, *tiny_flags(*recipe_flags("delayed"), *QUICK, "--zero", "2", *flags),
-                    env={**cache(), "VIRTUAL_GPU_DEVICES": str(RANKS), "VIRTUAL_GPU_FAULT": fault})
+                    env={**cache(), "VIRTUAL_GPU_DEVICES": str(RANKS), "VIRTUAL_GPU_FAULT": fault, **(env or {})})
 
-        honest = ranks()
-        self.assertEqual(honest.returncode, 0, honest.stderr)
-        self.assertIn("checked between ranks: all_gather", honest.stdout)
+        directory = {"XDG_CACHE_HOME": new_path("cache")}
+        honest, kept = (ranks(env=directory) for _ in range(2))
+        for done, known in ((honest, False), (kept, True)):
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("checked between ranks: all_gather", done.stdout)
+            self.assertEqual("(known;" in done.stdout, known)
+        losses = [re.findall(r"^step .* loss (\S+)", done.stdout, re.MULTILINE) for done in (honest, kept)]
+        self.assertEqual(len(losses[0]), 5)
+        self.assertEqual(losses[0], losses[1])
         for operation, call in (("all_gather", "ncclAllGather"), ("reduce_scatter", "ncclReduceScatter")):
             with self.subTest(operation):
                 lying = ranks(f"corrupt:{call}")
