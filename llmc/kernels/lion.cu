@@ -12,10 +12,10 @@ struct LionRule {
     LLMC_DEVICE void operator()(float& p, float& m, float grad, bool decays, float learning_rate,
                                 float grad_scale) const {
         const float g = grad * grad_scale;
-        const float c = beta1 * m + one_minus_beta1 * g;
+        const float c = fmaf(beta1, m, one_minus_beta1 * g);
         const float sign = c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : 0.0f;
-        p -= learning_rate * ((decays ? weight_decay * p : 0.0f) + sign);
-        m = beta2 * m + one_minus_beta2 * g;
+        p = fmaf(-learning_rate, fmaf(decays ? weight_decay : 0.0f, p, sign), p);
+        m = fmaf(beta2, m, one_minus_beta2 * g);
     }
 };
 

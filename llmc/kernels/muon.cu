@@ -26,9 +26,10 @@ static __global__ void __launch_bounds__(kThreads)
     const float grad_scale = state->grad_scale;
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
-        const float gradient = g[i] * grad_scale;
-        m[i] = momentum * m[i] + one_minus_momentum * gradient;
-        u[i] = nesterov ? one_minus_momentum * gradient + momentum * m[i] : m[i];
+        // Spelled out: a compiler may fuse either product of a sum, and another one in another of the eight places.
+        const float gradient = one_minus_momentum * (g[i] * grad_scale);
+        m[i] = fmaf(momentum, m[i], gradient);
+        u[i] = nesterov ? fmaf(momentum, m[i], gradient) : m[i];
     }
     if (!state->skip) store_group(m_pointer + first, left, m);
     store_group(u_pointer + first, left, u);
@@ -222,7 +223,7 @@ struct MuonRule {
     float scale, weight_decay;
 
     LLMC_DEVICE void operator()(float& p, float&, float direction, bool, float learning_rate, float) const {
-        p -= learning_rate * (weight_decay * p + scale * direction);
+        p = fmaf(-learning_rate, fmaf(weight_decay, p, scale * direction), p);
     }
 };
 

@@ -14,9 +14,9 @@ struct SgdRule {
     LLMC_DEVICE void operator()(float& p, float& m, float grad, bool decays, float learning_rate,
                                 float grad_scale) const {
         const float g = grad * grad_scale;
-        m = momentum * m + g;
-        const float direction = nesterov ? g + momentum * m : m;
-        p -= learning_rate * ((decays ? weight_decay * p : 0.0f) + direction);
+        m = fmaf(momentum, m, g);
+        const float direction = nesterov ? fmaf(momentum, m, g) : m;
+        p = fmaf(-learning_rate, fmaf(decays ? weight_decay : 0.0f, p, direction), p);
     }
 };
 

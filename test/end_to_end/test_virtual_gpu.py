@@ -106,11 +106,11 @@ class Ranks(unittest.TestCase):
     FLAGS = ["--total-batch", "384", "--batch", "2", "--max-steps", "4", "--lr", "1e-3", "--warmup", "2",
              "--reduce-order", "rank"]
 
-    def check_stages(self, precision, stages):
-        flags = [*self.FLAGS, *flags_of(precision)]
+    def check_stages(self, precision, stages, *more):
+        flags = [*self.FLAGS, *flags_of(precision), *more]
         one = virtual_run(*flags)
         for stage in stages:
-            with self.subTest(precision=precision, stage=stage):
+            with self.subTest(precision=precision, stage=stage, more=more):
                 three = virtual_ranks(*flags, "--zero", stage)
                 self.assertIn(f"{RANKS} ranks over nccl, --zero {stage}", three.result.stdout)
                 test_run_ranks.check_same_run(self, three, one)
@@ -119,13 +119,17 @@ class Ranks(unittest.TestCase):
         self.check_stages("bf16", [0, 3])
         self.check_stages("delayed", [1, 2, 3])
 
+    def test_other_optimizers(self):
+        """A slice may begin at any of a thread's eight places, where nvcc could have fused other products."""
+        for optimizer in ("muon", "normuon", "lion", "sgd"):
+            self.check_stages("fp32", [1], "--optimizer", optimizer)
+
     def test_lazy_and_random_streams(self):
         flags = [*self.FLAGS, *flags_of("delayed"), "--zero", "3"]
         first = virtual_ranks(*flags)
         for streams in ("lazy", "random"):
             with self.subTest(streams=streams):
                 test_run_ranks.check_same_run(self, virtual_ranks(*flags, env={"VIRTUAL_GPU_STREAMS": streams}), first)
-
 
     def test_collectives(self):
         """Every collective of the project, by test_ranks."""
