@@ -6,6 +6,7 @@ The programs are those of `make virtual train_gpt_cpu gradients-cpu`."""
 
 import contextlib
 import json
+import json
 import os
 import subprocess
 import unittest
@@ -58,6 +59,18 @@ class FollowsHost(unittest.TestCase):
                 self.assertEqual([s["batch_hash"] for s in virtual.steps], [s["batch_hash"] for s in host.steps])
                 self.assertLess(test_run_ranks.worst(virtual.losses, host.losses), bound)
                 self.assertIn("NVIDIA H100", virtual.result.out)
+
+    def test_other_architectures(self):
+        model = new_path() + ".json"
+        for architecture, precision in (("llama", "delayed"), ("qwen3", "bf16"), ("nano", "delayed"), ("nano", "fp32")):
+            with self.subTest(architecture=architecture, precision=precision):
+                with open(model, "w", encoding="utf-8") as file:
+                    json.dump({"architecture": architecture, "layers": 2, "heads": 2, "kv_heads": 1, "channels": 64,
+                               "head_dim": 32, "hidden": 96, "context": 64}, file)
+                flags = ["-e", model, *flags_of(precision), "--lr", "1e-3", "--max-steps", "5"]
+                host, virtual = FinishedRun(*flags, env=ONE_THREAD), virtual_run(*flags)
+                self.assertEqual(len(virtual.losses), 5)
+                self.assertLess(test_run_ranks.worst(virtual.losses, host.losses), BOUNDS[precision])
 
     def test_gradients_of_every_tensor(self):
         # By its norm and by its projection on a fixed direction, as fractions of the norm. BF16 has 8 bits, FP8 4 or 3;
