@@ -220,7 +220,7 @@ LLMC_DEVICE void load_queries(bf16* stage, const Head& head, const bf16* dout, s
 }
 
 template <int HD, Room room, class Out>
-static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, 2)
+static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32 ? 2 : 1)
     attention_key_gradient_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
                                   Fp8State* __restrict__ fp8, const bf16* __restrict__ dout,
                                   const bf16* __restrict__ qkv, const float* __restrict__ lse,
