@@ -155,9 +155,10 @@ static __global__ void __launch_bounds__(kThreads)
     const Share share;
     const unsigned heads = static_cast<unsigned>(N) * range.count;
     const unsigned index = blockIdx.x * Share::heads_at_once + static_cast<unsigned>(share.slot);
-    const HeadPlace<HD> place(index < heads ? index : heads - 1, range);  // all lanes take part in the sums
-    float x[2][8];
-    share.load(qkv + place.at, x);
+    // All lanes take part in the sums; those without a head do not touch another's, which may be written meanwhile.
+    const HeadPlace<HD> place(index < heads ? index : heads - 1, range);
+    float x[2][8] = {};
+    if (index < heads) share.load(qkv + place.at, x);
     float sum[1] = {dot16(x, x)};
     group_sum_each<Share::threads>(sum);
     if (place.head < NH + NKV) {
@@ -184,9 +185,8 @@ LLMC_DEVICE void qk_norm_gradients(float (&dgain)[2][8], Real* dqkv, const Real*
     for (unsigned start = blockIdx.x * Share::heads_at_once; start < heads; start += gridDim.x * Share::heads_at_once) {
         const unsigned index = start + static_cast<unsigned>(share.slot);
         const HeadPlace<HD> place(index < heads ? index : heads - 1, range);
-        float x[2][8], d[2][8], g[2][8];
-        share.load(qkv + place.at, x);
-        share.load(dqkv + place.at, d);
+        float x[2][8] = {}, d[2][8] = {}, g[2][8];
+        if (index < heads) share.load(qkv + place.at, x), share.load(dqkv + place.at, d);
         share.template rotate<true>(d, cos, sin, first + place.row % T);
         LLMC_UNROLL
         for (int i = 0; i < 8; i++) g[0][i] = d[0][i] * w[0][i], g[1][i] = d[1][i] * w[1][i];
