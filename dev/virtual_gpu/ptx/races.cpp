@@ -12,9 +12,10 @@ namespace virtual_gpu {
 bool Races::wanted() { return options().races; }
 
 void Races::start_launch() {
-    launch_++;
-    if (global_) return;
-    global_ = static_cast<Word*>(reserve(kDeviceSpace / 4 * sizeof(Word), PROT_READ | PROT_WRITE));
+    constexpr size_t kBytes = kDeviceSpace / 4 * sizeof(Word);
+    if (!global_) global_ = static_cast<Word*>(reserve(kBytes, PROT_READ | PROT_WRITE));
+    // What earlier launches have left means nothing any more; its memory is given back now and then.
+    if (launch_++ % 64 == 63) madvise(global_, kBytes, MADV_DONTNEED);
 }
 
 void Races::start_block(const Block& block) {
