@@ -217,7 +217,7 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
     : layers_(layers), name_(name), rows_(rows), setup_(setup) {
     const ParameterTable& table = layers.weights_.table();
     weight_ = table.find(weight.empty() ? name + ".weight" : weight);
-    if (table.contains(name + ".bias")) bias_ = table.find(name + ".bias");
+    bias_ = table.look_up(name + ".bias");
     const std::vector<int>& shape = table.tensor(weight_).shape;
     outputs_ = shape.at(0);
     inputs_ = shape.at(1);

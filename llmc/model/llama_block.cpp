@@ -1,12 +1,8 @@
 #include "llmc/model/llama_block.h"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "llmc/device/transfer.h"
-#include "llmc/kernels/attention.h"
-#include "llmc/kernels/attention_decode.h"
-#include "llmc/kernels/attention_fp8.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/relu2.h"
 #include "llmc/kernels/relu2_fp8.h"
@@ -94,11 +90,6 @@ namespace {
 // Generated text goes in pieces, the last of which may reach past the context by less than one.
 constexpr int kMostPiece = 128;
 
-std::optional<ParameterTable::Place> gain(const ParameterTable& table, const std::string& name) {
-    if (!table.contains(name)) return std::nullopt;
-    return table.find(name);
-}
-
 AttentionHeads heads_of(const ModelConfig& config) {
     return {config.heads, config.key_value_heads(), config.head_dim()};
 }
@@ -107,57 +98,17 @@ AttentionHeads heads_of(const ModelConfig& config) {
 
 template <class Real>
 LlamaBlock<Real>::LlamaBlock(ModelContext<Real>& c, int layer)
-    : config_(c.config),
-      level_(c.recompute),
-      kernels_(c.kernels),
-      heads_(heads_of(c.config)),
+    : Base(c, layer, heads_of(c.config), false),
       has_qk_norm_(c.config.table().qk_norm),
       is_gated_(c.config.table().activation == Activation::swiglu),
       layer_(layer),
       positions_(std::min(c.B * c.T, c.config.context + kMostPiece)),
       weights_(c.weights),
       gradients_(c.gradients),
-      qkv_(c.linear, block_prefix(layer) + "qkv", c.B * c.T,
-           {.kind = "qkv",
-            .recomputed = c.recompute >= Recompute::norm,
-            .input_from_values = !c.kernels.has(KernelVariant::layernorm_fp8)}),
-      attn_proj_(c.linear, block_prefix(layer) + "attn_proj", c.B * c.T,
-                 {.kind = "attn_proj",
-                  .recomputed = c.recompute >= Recompute::block,
-                  .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8)}),
-      fc_(c.linear, block_prefix(layer) + "fc", c.B * c.T,
-          {.kind = "fc",
-           .recomputed = c.recompute >= Recompute::norm,
-           .input_from_values = !c.kernels.has(KernelVariant::layernorm_fp8)}),
-      fc_proj_(c.linear, block_prefix(layer) + "fc_proj", c.B * c.T,
-               {.kind = "fc_proj",
-                .recomputed = c.recompute >= Recompute::gelu,
-                .input_from_values = !c.kernels.has(KernelVariant::gelu_fp8),
-                .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8)}),
-      ln1_(c, block_prefix(layer) + "ln1", c.recompute < Recompute::block),
-      ln2_(c, block_prefix(layer) + "ln2", c.recompute < Recompute::block),
-      query_gain_(gain(c.weights.table(), block_prefix(layer) + "q_norm.weight")),
-      key_gain_(gain(c.weights.table(), block_prefix(layer) + "k_norm.weight")) {
-    const size_t N = c.N(), C = c.C(), heads = static_cast<size_t>(heads_.NH);
-    const size_t qkv = static_cast<size_t>(qkv_.outputs()), width = static_cast<size_t>(heads_.width());
-    const size_t hidden = static_cast<size_t>(fc_.outputs()), F = static_cast<size_t>(fc_proj_.inputs());
-    const bool keeps = level_ < Recompute::block;
-    c.activations.plan(&residual_, N * C);
-    if (qkv_.reads_values()) c.plan(level_ < Recompute::norm, "ln1", &ln1_out_, N * C);
-    if (has_qk_norm_) c.plan(keeps, "unrotated", &unrotated_, N * qkv);
-    c.plan(keeps, "qkv", &qkv_out_, N * qkv);
-    c.plan(keeps, "attention", &attention_, N * width);
-    if (!std::is_same_v<Real, float>) c.plan(keeps, "attention low", &attention_low_, N * width);
-    c.plan(keeps, "lse", &lse_, N * heads);
-    c.plan(keeps, "residual mid", &residual_mid_, N * C);
-    if (fc_.reads_values()) c.plan(level_ < Recompute::norm, "ln2", &ln2_out_, N * C);
-    c.plan(keeps, "fc", &fc_out_, N * hidden);
-    if (fc_proj_.reads_values()) c.plan(level_ < Recompute::gelu, "active", &active_, N * F);
-    c.plan(false, "branch", &branch_, N * C);
-    c.plan(false, "dbranch", &dbranch_, N * std::max(C, width));
-    c.plan(false, "dactive", &dactive_, N * F);
-    c.plan(false, "dhidden", &dhidden_, N * std::max(hidden, qkv));
-    c.plan(false, "delta", &delta_, N * heads);
+      query_gain_(c.weights.table().look_up(block_prefix(layer) + "q_norm.weight")),
+      key_gain_(c.weights.table().look_up(block_prefix(layer) + "k_norm.weight")) {
+    const size_t qkv = static_cast<size_t>(qkv_.outputs());
+    if (has_qk_norm_) c.plan(this->keeps_rows(), "unrotated", &unrotated_, c.N() * qkv);
     const size_t angles = static_cast<size_t>(positions_) * static_cast<size_t>(heads_.HD / 2);
     c.plan(false, "rope cos", &cos_, angles);
     c.plan(false, "rope sin", &sin_, angles);
@@ -186,38 +137,6 @@ void LlamaBlock<Real>::allocated(stream_t stream) {
 
 // ---- forward -------------------------------------------------------------------------------------------------------
 
-template <class Real>
-ResidualStream<Real> LlamaBlock<Real>::forward(const ResidualStream<Real>& in, const Pass& pass) {
-    forward_to_activation(in, pass);
-    fc_proj_.forward(branch_, fc_proj_in_, pass);
-    return {residual_mid_, branch_};
-}
-
-template <class Real>
-void LlamaBlock<Real>::forward_to_activation(const ResidualStream<Real>& in, const Pass& pass) {
-    qkv_in_ = ln1_.forward(qkv_, ln1_out_, residual_, in.residual, in.branch, pass);
-    make_qkv(qkv_in_, 0, pass);
-    attn_proj_in_ = attend(pass);
-    attn_proj_.forward(branch_, attn_proj_in_, pass);
-    fc_in_ = ln2_.forward(fc_, ln2_out_, residual_mid_, residual_, branch_, pass);
-    fc_.forward(fc_out_, fc_in_, pass);
-    fc_proj_in_ = activate(pass);
-}
-
-// The cache of keys and values is what attention reads.
-template <class Real>
-ResidualStream<Real> LlamaBlock<Real>::decode(const ResidualStream<Real>& in, int first, const Pass& pass) {
-    const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(config_.channels);
-    Real *const residual = residual_ + begin, *const mid = residual_mid_ + begin, *const branch = branch_ + begin;
-    const Real* const in_branch = in.branch ? in.branch + begin : nullptr;
-    make_qkv(ln1_.forward(qkv_, ln1_out_, residual, in.residual + begin, in_branch, pass), first, pass);
-    attention_decode<Real>(attention_, attention_low_, qkv_out_, first, pass.N(), heads_, pass.stream);
-    attn_proj_.forward(branch, attn_proj_.input(attention_, attention_low_, pass), pass);
-    fc_.forward(fc_out_, ln2_.forward(fc_, ln2_out_, mid, residual, branch, pass), pass);
-    fc_proj_.forward(branch, activate(pass), pass);
-    return {residual_mid_, branch_};
-}
-
 // Queries, keys and values of the rows from `first` on, at their positions.
 template <class Real>
 void LlamaBlock<Real>::make_qkv(const Operand<Real>& normed, int first, const Pass& pass) {
@@ -239,39 +158,10 @@ QkGains<const Real> LlamaBlock<Real>::gains() const {
 }
 
 template <class Real>
-void LlamaBlock<Real>::recompute(const Pass& pass) {
-    if (level_ == Recompute::block) return forward_to_activation({residual_, nullptr}, pass);
-    if (level_ >= Recompute::norm) {
-        qkv_in_ = ln1_.forward(qkv_, ln1_out_, nullptr, residual_, nullptr, pass);
-        fc_in_ = ln2_.forward(fc_, ln2_out_, nullptr, residual_mid_, nullptr, pass);
-    }
-    if (level_ >= Recompute::gelu) fc_proj_in_ = activate(pass);
-}
-
-// Attention, for attn_proj: it casts its result itself where a sequence fills whole pieces of a transposed row.
-// Backward wants the output too, unrounded.
-template <class Real>
-Operand<Real> LlamaBlock<Real>::attend(const Pass& pass) {
-    if constexpr (kCanBeFp8<Real>)
-        if (attn_proj_.casts_at_once(pass) && kernels_.has(KernelVariant::attention_fp8) &&
-            pass.T % kQuantizedAttentionTokens == 0) {
-            const bool backward_follows =
-                pass.kind == PassKind::recompute || (pass.kind == PassKind::training && level_ < Recompute::block);
-            Real* const out = backward_follows ? attention_ : nullptr;
-            Real* const low = backward_follows ? attention_low_ : nullptr;
-            return attn_proj_.cast_input(pass, [&](const auto& codes, QuantizePass cast) {
-                attention_forward_fp8(codes, out, low, lse_, qkv_out_, pass.B, pass.T, heads_, cast, pass.stream);
-            });
-        }
-    attention_forward<Real>(attention_, attention_low_, lse_, qkv_out_, pass.B, pass.T, heads_, pass.stream);
-    return attn_proj_.input(attention_, attention_low_, pass);
-}
-
-template <class Real>
 Operand<Real> LlamaBlock<Real>::activate(const Pass& pass) {
     const int N = pass.N(), F = fc_proj_.inputs();
     return fc_proj_.input(
-        active_, pass,
+        this->active_, pass,
         [&](Real* out) {
             if (is_gated_)
                 swiglu_forward(out, fc_out_, N, F, pass.stream);
@@ -289,21 +179,10 @@ Operand<Real> LlamaBlock<Real>::activate(const Pass& pass) {
 // ---- backward ------------------------------------------------------------------------------------------------------
 
 template <class Real>
-Gradient<Real> LlamaBlock<Real>::backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) {
-    Real* const dresidual = dstream.value;  // (N, C)
-
-    // The MLP's branch.
-    fc_proj_.backward(dactive_, dstream, fc_proj_in_, pass);
-    fc_.backward(dbranch_, activate_backward(pass), fc_in_, pass);
-    const Gradient<Real> dmid = ln2_.backward(dresidual, dresidual, dbranch_, residual_mid_, &attn_proj_, pass);
-
-    // Attention's branch.
-    attn_proj_.backward(dbranch_, dmid, attn_proj_in_, pass);
-    attention_backward<Real>(dhidden_, delta_, dbranch_, qkv_out_, attention_, attention_low_, lse_, pass.B, pass.T,
-                             heads_, pass.stream);
+Gradient<Real> LlamaBlock<Real>::attend_backward(const Pass& pass) {
+    this->attention_backward_to_hidden(pass);
     rotate_back(pass);
-    qkv_.backward(dbranch_, {dhidden_}, qkv_in_, pass);
-    return ln1_.backward(dresidual, dresidual, dbranch_, residual_, before, pass);
+    return {dhidden_};
 }
 
 // From the gradient of what attention reads to that of qkv's output, in dhidden_.
@@ -317,7 +196,6 @@ void LlamaBlock<Real>::rotate_back(const Pass& pass) {
                                 pass.stream);
 }
 
-// From the gradient of the activation's output, in dactive_, to that of fc's.
 template <class Real>
 Gradient<Real> LlamaBlock<Real>::activate_backward(const Pass& pass) {
     const int N = pass.N(), F = fc_proj_.inputs();

@@ -10,23 +10,14 @@
 
 namespace llmc {
 
-namespace {
-
-std::optional<ParameterTable::Place> place_of(const ParameterTable& table, const std::string& name) {
-    if (!table.contains(name)) return std::nullopt;
-    return table.find(name);
-}
-
-}  // namespace
-
 template <class Real>
 Norm<Real>::Norm(ModelContext<Real>& context, const std::string& name, bool kept)
     : weights_(context.weights),
       gradients_(context.gradients),
       channels_(context.config.channels),
       eps_(static_cast<float>(context.config.norm_eps)),
-      weight_(place_of(context.weights.table(), name + ".weight")),
-      bias_(place_of(context.weights.table(), name + ".bias")) {
+      weight_(context.weights.table().look_up(name + ".weight")),
+      bias_(context.weights.table().look_up(name + ".bias")) {
     const std::string kind = name.substr(name.rfind('.') + 1);
     if (bias_) context.plan(kept, (kind + " mean").c_str(), &mean_, context.N());
     context.plan(kept, (kind + " rstd").c_str(), &rstd_, context.N());

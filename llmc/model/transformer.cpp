@@ -38,7 +38,7 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
       final_norm_(context_, "lnf", true),
       head_unit_(setup.config.tied ? embedding_unit() : final_unit(setup.config)),
       wte_(weights.table().find("wte")),
-      wpe_(weights.table().contains("wpe") ? std::optional(weights.table().find("wpe")) : std::nullopt) {
+      wpe_(weights.table().look_up("wpe")) {
     linear_.finish_planning();
     if (config_.table().embedding_norm) {
         embedding_norm_.emplace(context_, "embedding_norm", true);

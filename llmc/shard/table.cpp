@@ -37,17 +37,15 @@ ParameterTable::ParameterTable(std::vector<Unit> units, int world) : units_(std:
     }
 }
 
-bool ParameterTable::contains(const std::string& name) const {
-    for (const Unit& unit : units_)
-        for (const ParameterTensor& tensor : unit.tensors)
-            if (tensor.name == name) return true;
-    return false;
+std::optional<ParameterTable::Place> ParameterTable::look_up(const std::string& name) const {
+    for (size_t u = 0; u < units_.size(); u++)
+        for (size_t t = 0; t < units_[u].tensors.size(); t++)
+            if (units_[u].tensors[t].name == name) return Place{u, t};
+    return std::nullopt;
 }
 
 ParameterTable::Place ParameterTable::find(const std::string& name) const {
-    for (size_t u = 0; u < units_.size(); u++)
-        for (size_t t = 0; t < units_[u].tensors.size(); t++)
-            if (units_[u].tensors[t].name == name) return {u, t};
+    if (const std::optional<Place> place = look_up(name)) return *place;
     throw Error(ExitCode::failure, "no parameter tensor is called " + name);
 }
 

@@ -6,6 +6,7 @@
 // every rank owns an equal, aligned slice.
 #pragma once
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,7 @@ public:
     };
     // Where the tensor of this name is; throws for an unknown name.
     Place find(const std::string& name) const;
-    bool contains(const std::string& name) const;
+    std::optional<Place> look_up(const std::string& name) const;  // nothing for an unknown name
     const ParameterTensor& tensor(const Place& place) const { return units_[place.unit].tensors[place.tensor]; }
 
 private:

@@ -1,0 +1,155 @@
+#include "llmc/model/decoder_block.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "llmc/kernels/attention.h"
+#include "llmc/kernels/attention_decode.h"
+#include "llmc/kernels/attention_fp8.h"
+
+namespace llmc {
+namespace {
+
+// Of a layer that reads a norm.
+template <class Real>
+LinearSetup behind_norm(const ModelContext<Real>& c, const char* kind) {
+    return {.kind = kind,
+            .recomputed = c.recompute >= Recompute::norm,
+            .input_from_values = !c.kernels.has(KernelVariant::layernorm_fp8)};
+}
+
+}  // namespace
+
+template <class Real>
+DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const AttentionHeads& heads,
+                                 bool activation_in_place)
+    : config_(c.config),
+      level_(c.recompute),
+      kernels_(c.kernels),
+      heads_(heads),
+      qkv_(c.linear, block_prefix(layer) + "qkv", c.B * c.T, behind_norm(c, "qkv")),
+      attn_proj_(c.linear, block_prefix(layer) + "attn_proj", c.B * c.T,
+                 {.kind = "attn_proj",
+                  .recomputed = c.recompute >= Recompute::block,
+                  .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8)}),
+      fc_(c.linear, block_prefix(layer) + "fc", c.B * c.T, behind_norm(c, "fc")),
+      fc_proj_(c.linear, block_prefix(layer) + "fc_proj", c.B * c.T,
+               {.kind = "fc_proj",
+                .recomputed = c.recompute >= Recompute::gelu,
+                .input_from_values = !c.kernels.has(KernelVariant::gelu_fp8),
+                .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8)}),
+      ln1_(c, block_prefix(layer) + "ln1", c.recompute < Recompute::block),
+      ln2_(c, block_prefix(layer) + "ln2", c.recompute < Recompute::block) {
+    const size_t N = c.N(), C = c.C(), rows_of_lse = N * static_cast<size_t>(heads_.NH);
+    const size_t qkv = static_cast<size_t>(qkv_.outputs()), width = static_cast<size_t>(heads_.width());
+    const size_t hidden = static_cast<size_t>(fc_.outputs()), F = static_cast<size_t>(fc_proj_.inputs());
+    const bool keeps = level_ < Recompute::block;
+    c.activations.plan(&residual_, N * C);
+    if (qkv_.reads_values()) c.plan(level_ < Recompute::norm, "ln1", &ln1_out_, N * C);
+    c.plan(keeps, "qkv", &qkv_out_, N * qkv);
+    c.plan(keeps, "attention", &attention_, N * width);
+    if (!std::is_same_v<Real, float>) c.plan(keeps, "attention low", &attention_low_, N * width);
+    c.plan(keeps, "lse", &lse_, rows_of_lse);
+    c.plan(keeps, "residual mid", &residual_mid_, N * C);
+    if (fc_.reads_values()) c.plan(level_ < Recompute::norm, "ln2", &ln2_out_, N * C);
+    c.plan(keeps, "fc", &fc_out_, N * hidden);
+    if (fc_proj_.reads_values()) c.plan(level_ < Recompute::gelu, "active", &active_, N * F);
+    c.plan(false, "branch", &branch_, N * C);
+    c.plan(false, "dbranch", &dbranch_, N * std::max(C, width));
+    c.plan(false, activation_in_place ? "dhidden" : "dactive", &dactive_, N * F);
+    c.plan(false, "dhidden", &dhidden_, N * std::max(hidden, qkv));
+    c.plan(false, "delta", &delta_, rows_of_lse);
+}
+
+// ---- forward -------------------------------------------------------------------------------------------------------
+
+template <class Real>
+ResidualStream<Real> DecoderBlock<Real>::forward(const ResidualStream<Real>& in, const Pass& pass) {
+    forward_to_activation(in, pass);
+    fc_proj_.forward(branch_, fc_proj_in_, pass);
+    return {residual_mid_, branch_};
+}
+
+template <class Real>
+void DecoderBlock<Real>::forward_to_activation(const ResidualStream<Real>& in, const Pass& pass) {
+    qkv_in_ = ln1_.forward(qkv_, ln1_out_, residual_, in.residual, in.branch, pass);
+    make_qkv(qkv_in_, 0, pass);
+    attn_proj_in_ = attend(pass);
+    attn_proj_.forward(branch_, attn_proj_in_, pass);
+    fc_in_ = ln2_.forward(fc_, ln2_out_, residual_mid_, residual_, branch_, pass);
+    fc_.forward(fc_out_, fc_in_, pass);
+    fc_proj_in_ = activate(pass);
+}
+
+template <class Real>
+ResidualStream<Real> DecoderBlock<Real>::decode(const ResidualStream<Real>& in, int first, const Pass& pass) {
+    const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(config_.channels);
+    Real *const residual = residual_ + begin, *const mid = residual_mid_ + begin, *const branch = branch_ + begin;
+    const Real* const in_branch = in.branch ? in.branch + begin : nullptr;
+    make_qkv(ln1_.forward(qkv_, ln1_out_, residual, in.residual + begin, in_branch, pass), first, pass);
+    attention_decode<Real>(attention_, attention_low_, qkv_out_, first, pass.N(), heads_, pass.stream);
+    attn_proj_.forward(branch, attn_proj_.input(attention_, attention_low_, pass), pass);
+    fc_.forward(fc_out_, ln2_.forward(fc_, ln2_out_, mid, residual, branch, pass), pass);
+    fc_proj_.forward(branch, activate(pass), pass);
+    return {residual_mid_, branch_};
+}
+
+template <class Real>
+void DecoderBlock<Real>::recompute(const Pass& pass) {
+    if (level_ == Recompute::block) return forward_to_activation({residual_, nullptr}, pass);
+    if (level_ >= Recompute::norm) {
+        qkv_in_ = ln1_.forward(qkv_, ln1_out_, nullptr, residual_, nullptr, pass);
+        fc_in_ = ln2_.forward(fc_, ln2_out_, nullptr, residual_mid_, nullptr, pass);
+    }
+    if (level_ >= Recompute::gelu) fc_proj_in_ = activate(pass);
+}
+
+template <class Real>
+bool DecoderBlock<Real>::attention_casts(KernelVariant variant, const Pass& pass) const {
+    return kernels_.has(variant) && pass.T % kQuantizedAttentionTokens == 0;
+}
+
+// Attention, for attn_proj. Backward wants the output too, unrounded.
+template <class Real>
+Operand<Real> DecoderBlock<Real>::attend(const Pass& pass) {
+    if constexpr (kCanBeFp8<Real>)
+        if (attn_proj_.casts_at_once(pass) && attention_casts(KernelVariant::attention_fp8, pass)) {
+            const bool backward_follows =
+                pass.kind == PassKind::recompute || (pass.kind == PassKind::training && level_ < Recompute::block);
+            Real* const out = backward_follows ? attention_ : nullptr;
+            Real* const low = backward_follows ? attention_low_ : nullptr;
+            return attn_proj_.cast_input(pass, [&](const auto& codes, QuantizePass cast) {
+                attention_forward_fp8(codes, out, low, lse_, qkv_out_, pass.B, pass.T, heads_, cast, pass.stream);
+            });
+        }
+    attention_forward<Real>(attention_, attention_low_, lse_, qkv_out_, pass.B, pass.T, heads_, pass.stream);
+    return attn_proj_.input(attention_, attention_low_, pass);
+}
+
+// ---- backward ------------------------------------------------------------------------------------------------------
+
+template <class Real>
+Gradient<Real> DecoderBlock<Real>::backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) {
+    Real* const dresidual = dstream.value;  // (N, C)
+
+    // The MLP's branch.
+    fc_proj_.backward(dactive_, dstream, fc_proj_in_, pass);
+    fc_.backward(dbranch_, activate_backward(pass), fc_in_, pass);
+    const Gradient<Real> dmid = ln2_.backward(dresidual, dresidual, dbranch_, residual_mid_, &attn_proj_, pass);
+
+    // Attention's branch.
+    attn_proj_.backward(dbranch_, dmid, attn_proj_in_, pass);
+    qkv_.backward(dbranch_, attend_backward(pass), qkv_in_, pass);
+    return ln1_.backward(dresidual, dresidual, dbranch_, residual_, before, pass);
+}
+
+template <class Real>
+void DecoderBlock<Real>::attention_backward_to_hidden(const Pass& pass) {
+    attention_backward<Real>(dhidden_, delta_, dbranch_, qkv_out_, attention_, attention_low_, lse_, pass.B, pass.T,
+                             heads_, pass.stream);
+}
+
+template class DecoderBlock<float>;
+template class DecoderBlock<bf16>;
+
+}  // namespace llmc
