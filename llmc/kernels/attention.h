@@ -58,24 +58,16 @@ namespace attention {
 
 // Throws unless the attention kernels can run this shape.
 inline void check_shape(int B, int T, const AttentionHeads& heads) {
-    const auto [NH, NKV, HD, scale, window] = heads;
-    if (HD != 32 && HD != 64 && HD != 128)
-        throw Error(ExitCode::failure,
-                    strprintf("attention: head dimension %d is not supported; choose the number of heads so that "
-                              "channels / heads is 32, 64 or 128",
-                              HD));
-    if (B < 1 || B > 65535 || NH < 1 || NH > 65535 || T < 1)
+    check_heads("attention", heads);
+    if (B < 1 || B > 65535 || heads.NH > 65535 || T < 1)
         throw Error(ExitCode::failure,
                     strprintf("attention: batch %d, heads %d, length %d: batch and heads must be 1 to 65535, the "
                               "length at least 1",
-                              B, NH, T));
-    if (NKV < 1 || NH % NKV != 0)
-        throw Error(ExitCode::failure, strprintf("attention: %d query heads cannot share %d key heads evenly; choose a "
-                                                 "divisor of the query heads",
-                                                 NH, NKV));
-    if (!(scale >= 0.0f && window >= 0))
+                              B, heads.NH, T));
+    if (!(heads.scale >= 0.0f && heads.window >= 0))
         throw Error(ExitCode::failure,
-                    strprintf("attention: scale %g and window %d must be positive, or 0 for the usual", scale, window));
+                    strprintf("attention: scale %g and window %d must be positive, or 0 for the usual", heads.scale,
+                              heads.window));
 }
 
 // Elements of (B, T, rows of heads, HD).

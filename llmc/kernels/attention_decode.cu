@@ -118,12 +118,9 @@ static void decode(Real* out, Real* out_low, const Real* qkv, int first, int row
     check_shape(1, first + rows, heads);
     const dim3 grid(static_cast<unsigned>(div_up(rows, kDecodeRows)), static_cast<unsigned>(heads.NH), 1);
     const float scale_log2 = heads.softmax_scale() * kLog2E;
-    if (heads.HD == 32)
-        launch_decode<32>(out, out_low, qkv, first, rows, heads, grid, scale_log2, stream);
-    else if (heads.HD == 64)
-        launch_decode<64>(out, out_low, qkv, first, rows, heads, grid, scale_log2, stream);
-    else
-        launch_decode<128>(out, out_low, qkv, first, rows, heads, grid, scale_log2, stream);
+    with_head_dimension(heads.HD, [&]<int HD>() {
+        launch_decode<HD>(out, out_low, qkv, first, rows, heads, grid, scale_log2, stream);
+    });
 }
 
 }  // namespace attention

@@ -142,24 +142,13 @@ static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result
         T, heads.NH, heads.NKV, heads.softmax_scale(), heads.window_in(T), pass);
 }
 
-// Calls f.template operator()<HD>().
-template <class F>
-static void with_head_dimension(int HD, F&& f) {
-    if (HD == 32)
-        f.template operator()<32>();
-    else if (HD == 64)
-        f.template operator()<64>();
-    else
-        f.template operator()<128>();
-}
-
 }  // namespace attention
 
 template <>
 void attention_forward<bf16>(bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B, int T,
                              const AttentionHeads& heads, stream_t stream) {
     attention::check_shape(B, T, heads);
-    attention::with_head_dimension(heads.HD, [&]<int kHD>() {
+    with_head_dimension(heads.HD, [&]<int kHD>() {
         attention::launch_forward<kHD, false>({}, out, out_low, lse, qkv, B, T, heads, QuantizePass::replay, stream);
     });
 }
@@ -168,7 +157,7 @@ void attention_forward<bf16>(bf16* out, bf16* out_low, float* lse, const bf16* q
 void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B,
                            int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream) {
     attention::check_quantized("attention_forward_fp8", to.state, B, T, heads, heads.width(), pass);
-    attention::with_head_dimension(heads.HD, [&]<int kHD>() {
+    with_head_dimension(heads.HD, [&]<int kHD>() {
         attention::launch_forward<kHD, true>(to, out, out_low, lse, qkv, B, T, heads, pass, stream);
     });
 }

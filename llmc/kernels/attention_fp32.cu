@@ -187,12 +187,8 @@ template <>
 void attention_forward<float>(float* out, float*, float* lse, const float* qkv, int B, int T,
                               const AttentionHeads& heads, stream_t stream) {
     attention::check_shape(B, T, heads);
-    if (heads.HD == 32)
-        attention::launch_forward_fp32<32>(out, lse, qkv, B, T, heads, stream);
-    else if (heads.HD == 64)
-        attention::launch_forward_fp32<64>(out, lse, qkv, B, T, heads, stream);
-    else
-        attention::launch_forward_fp32<128>(out, lse, qkv, B, T, heads, stream);
+    with_head_dimension(heads.HD,
+                        [&]<int HD>() { attention::launch_forward_fp32<HD>(out, lse, qkv, B, T, heads, stream); });
 }
 
 template <>
@@ -200,12 +196,9 @@ void attention_backward<float>(float* dqkv, float* delta, const float* dout, con
                                const float*, const float* lse, int B, int T, const AttentionHeads& heads,
                                stream_t stream) {
     attention::check_shape(B, T, heads);
-    if (heads.HD == 32)
-        attention::launch_backward_fp32<32>(dqkv, delta, dout, qkv, out, lse, B, T, heads, stream);
-    else if (heads.HD == 64)
-        attention::launch_backward_fp32<64>(dqkv, delta, dout, qkv, out, lse, B, T, heads, stream);
-    else
-        attention::launch_backward_fp32<128>(dqkv, delta, dout, qkv, out, lse, B, T, heads, stream);
+    with_head_dimension(heads.HD, [&]<int HD>() {
+        attention::launch_backward_fp32<HD>(dqkv, delta, dout, qkv, out, lse, B, T, heads, stream);
+    });
 }
 
 }  // namespace llmc

@@ -237,29 +237,15 @@ static __global__ void __launch_bounds__(kThreads)
 
 static void check_rope(const char* launcher, const RopeTable& table, int first, int N, int T,
                        const AttentionHeads& heads) {
+    check_heads(launcher, heads);
     const auto refuse = [&](const std::string& what) {
         throw Error(ExitCode::failure, strprintf("%s: %s", launcher, what.c_str()));
     };
-    if (heads.HD != 32 && heads.HD != 64 && heads.HD != 128)
-        refuse(strprintf("head dimension %d is not supported; it must be 32, 64 or 128", heads.HD));
-    if (heads.NH < 1 || heads.NKV < 1 || heads.NH % heads.NKV != 0)
-        refuse(strprintf("%d query heads cannot share %d key heads evenly", heads.NH, heads.NKV));
     if (N < 1 || T < 1 || first < 0 || first + std::min(N, T) > table.positions)
         refuse(strprintf("%d rows of sequences of %d, from position %d on, and a table of %d positions", N, T, first,
                          table.positions));
     if (static_cast<size_t>(N) * static_cast<size_t>(heads.rows()) > 0x7fffffffu)
         refuse(strprintf("%d rows of %d heads are too many; use a smaller micro-batch", N, heads.rows()));
-}
-
-// Calls f.template operator()<HD>().
-template <class F>
-static void with_rope_dimension(int HD, F&& f) {
-    if (HD == 32)
-        f.template operator()<32>();
-    else if (HD == 64)
-        f.template operator()<64>();
-    else
-        f.template operator()<128>();
 }
 
 static size_t table_size(const RopeTable& table, int HD) {
@@ -279,7 +265,7 @@ static void launch_rope(const char* launcher, Real* qkv, const RopeTable& table,
     check_rope(launcher, table, first, N, T, heads);
     const HeadRange range{0, heads.NH + heads.NKV, heads.rows()};
     const size_t angles = table_size(table, heads.HD);
-    with_rope_dimension(heads.HD, [&]<int HD>() {
+    with_head_dimension(heads.HD, [&]<int HD>() {
         launch<rope_kernel<Real, HD, Back>>({grid_of_heads<HD>(N, range.count), dim3(kThreads), 0, stream},
                                             inout(qkv, qkv_size(N, heads)), in(table.cos, angles),
                                             in(table.sin, angles), first, N, T, range);
@@ -303,7 +289,7 @@ void qk_norm_rope_forward(Real* out, const Real* qkv, const QkGains<const Real>&
     check_rope("qk_norm_rope_forward", table, first, N, T, heads);
     const HeadRange range{0, out == qkv ? heads.NH + heads.NKV : heads.rows(), heads.rows()};
     const size_t n = qkv_size(N, heads), angles = table_size(table, heads.HD), columns = static_cast<size_t>(heads.HD);
-    with_rope_dimension(heads.HD, [&]<int HD>() {
+    with_head_dimension(heads.HD, [&]<int HD>() {
         launch<qk_norm_rope_forward_kernel<Real, HD>>(
             {grid_of_heads<HD>(N, range.count), dim3(kThreads), 0, stream}, llmc::out(out, n), in(qkv, n),
             in(gains.query, columns), in(gains.key, columns), in(table.cos, angles), in(table.sin, angles), first, N, T,
@@ -333,7 +319,7 @@ void qk_norm_rope_backward(Real* dqkv, const QkGains<float>& dgains, float* scra
             throw Error(ExitCode::failure, "qk_norm_rope_backward: gains, dgains and scratch go together");
     const size_t n = qkv_size(N, heads), angles = table_size(table, heads.HD), columns = static_cast<size_t>(heads.HD);
     const int blocks = qk_norm_backward_blocks(N, heads);
-    with_rope_dimension(heads.HD, [&]<int HD>() {
+    with_head_dimension(heads.HD, [&]<int HD>() {
         launch<qk_norm_rope_backward_kernel<Real, HD>>({dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream},
                                                        inout(dqkv, n), out(scratch, qk_norm_backward_scratch(N, heads)),
                                                        in(qkv, n), in(gains.query, columns), in(gains.key, columns),
