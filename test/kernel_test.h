@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <limits>
 #include <string>
@@ -74,6 +75,17 @@ private:
 
 using reference::random_normal, reference::rounding_error, reference::to_doubles;
 
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+template <class T>
+bool same_bits(const std::vector<std::vector<T>>& a, const std::vector<std::vector<T>>& b) {
+    bool same = a.size() == b.size();
+    for (size_t i = 0; same && i < a.size(); i++) same = same_bits(a[i], b[i]);
+    return same;
+}
+
 // Largest |actual - expected| / (|expected| + floor); infinite if anything is NaN or the sizes differ.
 template <class Real>
 double max_relative_error(const std::vector<Real>& actual, const std::vector<double>& expected, double floor) {
@@ -82,6 +94,21 @@ double max_relative_error(const std::vector<Real>& actual, const std::vector<dou
     for (size_t i = 0; i < actual.size(); i++) {
         const double error =
             std::fabs(static_cast<double>(to_float(actual[i])) - expected[i]) / (std::fabs(expected[i]) + floor);
+        if (!(error <= worst)) worst = error == error ? error : std::numeric_limits<double>::infinity();
+    }
+    return worst;
+}
+
+// Largest |actual - expected| in units of its bound, which one rounding to Real widens; infinite if anything is NaN.
+template <class Real>
+double worst_of_bounds(const std::vector<Real>& actual, const std::vector<double>& expected,
+                       const std::vector<double>& bounds) {
+    REQUIRE(actual.size() == expected.size());
+    REQUIRE(actual.size() == bounds.size());
+    double worst = 0;
+    for (size_t i = 0; i < actual.size(); i++) {
+        const double rounding = sizeof(Real) == 2 ? rounding_error<bf16>() * (std::fabs(expected[i]) + bounds[i]) : 0.0;
+        const double error = std::fabs(static_cast<double>(to_float(actual[i])) - expected[i]) / (bounds[i] + rounding);
         if (!(error <= worst)) worst = error == error ? error : std::numeric_limits<double>::infinity();
     }
     return worst;

@@ -2,10 +2,8 @@
 // position.
 #include "llmc/kernels/adamw.h"
 
-#include <cstring>
-
 #include "llmc/kernels/quantize.h"
-#include "test/kernel_test.h"
+#include "test/kernels/updates.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -24,7 +22,7 @@ StepState example_state() {
     return state;
 }
 
-// The tensors of one update on the device, with 16 elements of poison behind each.
+// The tensors of one update on the device, with poison behind each.
 template <class Real>
 struct Tensors {
     std::vector<float> master, m, v, grad;
@@ -37,34 +35,20 @@ struct Tensors {
           m(random_normal<float>(n, 0.01f, 2)),
           v(n),
           grad(random_normal<float>(n, 0.2f, 4)),
-          device_master(padded(master)),
-          device_m(padded(m)),
-          device_v(n + 16),
-          device_grad(padded(grad)),
-          working(n + 16) {
+          device_master(poisoned_behind(master)),
+          device_m(poisoned_behind(m)),
+          device_v(n + kPoison),
+          device_grad(poisoned_behind(grad)),
+          working(n + kPoison) {
         for (size_t i = 0; i < n; i++) v[i] = 1e-4f + grad[i] * grad[i] * 0.01f;
-        device_v.upload(padded(v));
+        device_v.upload(poisoned_behind(v));
         state.upload({example_state()});
-    }
-    static std::vector<float> padded(std::vector<float> values) {
-        values.resize(values.size() + 16, NAN);
-        return values;
     }
     void update(size_t count, size_t decay_count, size_t offset = 0, Fp8State* fp8 = nullptr) {
         adamw_update<Real>(device_master + offset, device_m + offset, device_v + offset, working + offset, fp8,
                            device_grad + offset, count, decay_count, kConfig, state, test_stream());
     }
 };
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
-
-std::vector<float> first(std::vector<float> values, size_t n) {
-    values.resize(n);
-    return values;
-}
 
 }  // namespace
 
@@ -84,16 +68,7 @@ TEST_CASE_TEMPLATE("adamw_update equals PyTorch's formula in FP64", Real, float,
             CHECK(error(master, expected.master, reference::kMasterFloor) < reference::kAdamWError);
             CHECK(error(t.device_m.download(), expected.m, reference::kFirstMomentFloor) < reference::kAdamWError);
             CHECK(error(after_v, expected.v, reference::kSecondMomentFloor) < reference::kAdamWError);
-            const std::vector<Real> working = t.working.download();
-            for (size_t i = 0; i < n; i++) {
-                const Real rounded = to<Real>(master[i]);
-                REQUIRE(std::memcmp(&working[i], &rounded, sizeof(Real)) == 0);
-            }
-            for (size_t i = n; i < n + 16; i++) {  // nothing behind the end was written
-                REQUIRE(to_float(working[i]) != to_float(working[i]));
-                REQUIRE(master[i] != master[i]);
-                REQUIRE(after_v[i] != after_v[i]);
-            }
+            check_copy_and_tail(t.working.download(), master, after_v, n);
         }
     }
 }
@@ -152,7 +127,7 @@ TEST_CASE("the largest new weight is measured, whoever holds it, and nothing els
         for (const size_t largest : {size_t{0}, n / 2, n - 1}) {
             auto master = plain.master;
             master[largest] = -5.0f - static_cast<float>(n);
-            for (Tensors<bf16>* t : {&plain, &measured}) t->device_master.upload(Tensors<bf16>::padded(master));
+            for (Tensors<bf16>* t : {&plain, &measured}) t->device_master.upload(poisoned_behind(master));
             Fp8State before{};
             before.scale = 3.0f, before.amax = 0.5f, before.amax_now = 0.25f, before.elements = 7;
             DeviceArray<Fp8State> fp8(std::vector<Fp8State>{before});
@@ -189,7 +164,7 @@ TEST_CASE("a weight that is not finite makes the amax infinite; a skipped step d
         Tensors<bf16> t(n);
         auto master = t.master;
         master[2077] = bad;
-        t.device_master.upload(Tensors<bf16>::padded(master));
+        t.device_master.upload(poisoned_behind(master));
         DeviceArray<Fp8State> fp8(std::vector<Fp8State>(1));
         t.update(n, n, 0, fp8);
         CHECK(fp8.download()[0].amax_now == INFINITY);

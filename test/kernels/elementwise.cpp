@@ -1,8 +1,6 @@
 // Tests of llmc/kernels/elementwise: every size around a group of eight and around a block, exact results.
 #include "llmc/kernels/elementwise.h"
 
-#include <cstring>
-
 #include "test/kernel_test.h"
 
 using namespace llmc;
@@ -12,11 +10,6 @@ namespace {
 
 // One element, a part of a group, whole groups, whole blocks, and one more than each.
 const size_t kSizes[] = {1, 7, 8, 9, 2048, 2049, 5003};
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
 
 // Nothing beyond the first n elements of a poisoned array was written.
 template <class T>

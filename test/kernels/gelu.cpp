@@ -11,21 +11,6 @@ namespace {
 using GeluReference = reference::Gelu;
 using reference::column_additions, reference::kUnit;
 
-// The largest error in units of its bound, which one rounding to Real widens; infinite if anything is NaN.
-template <class Real>
-double worst_of_bounds(const std::vector<Real>& actual, const std::vector<double>& expected,
-                       const std::vector<double>& bounds) {
-    REQUIRE(actual.size() == expected.size());
-    REQUIRE(actual.size() == bounds.size());
-    double worst = 0;
-    for (size_t i = 0; i < actual.size(); i++) {
-        const double rounding = sizeof(Real) == 2 ? rounding_error<bf16>() * (std::fabs(expected[i]) + bounds[i]) : 0.0;
-        const double error = std::fabs(static_cast<double>(to_float(actual[i])) - expected[i]) / (bounds[i] + rounding);
-        if (!(error <= worst)) worst = error == error ? error : std::numeric_limits<double>::infinity();
-    }
-    return worst;
-}
-
 // n values from -10 to 10.
 template <class Real>
 std::vector<Real> ramp(size_t n) {

@@ -8,12 +8,6 @@ using namespace llmc::test;
 
 namespace {
 
-std::vector<RowShape> layernorm_shapes() {
-    std::vector<RowShape> shapes = row_shapes();
-    for (RowShape s : {RowShape{9, 512}, {6, 2056}, {5, 4096}, {5, 5000}, {3, 12288}}) shapes.push_back(s);
-    return shapes;
-}
-
 // Device arrays for one forward call, outputs poisoned.
 template <class Real>
 struct Forward {
@@ -58,7 +52,7 @@ struct Forward {
 }  // namespace
 
 TEST_CASE_TEMPLATE("layernorm_forward, with and without residual", Real, float, bf16) {
-    for (const auto [N, C] : layernorm_shapes()) {
+    for (const auto [N, C] : norm_shapes()) {
         CAPTURE(N);
         CAPTURE(C);
         Forward<Real> f(N, C);
@@ -97,22 +91,7 @@ TEST_CASE("layernorm_forward keeps its precision far from zero") {
     CHECK(max_relative_error(f.rstd.download(), reference::row_statistics(x, 5, 768).rstd, 0.0) < 1e-5);
 }
 
-TEST_CASE("layernorm_forward keeps a NaN in its row") {
-    const int N = 9;
-    for (int C : {64, 768, 2304}) {
-        Forward<bf16> clean(N, C), dirty(N, C);
-        auto x = dirty.inp1.download();
-        x[static_cast<size_t>(4) * C + C / 2] = to<bf16>(std::numeric_limits<float>::quiet_NaN());
-        dirty.inp1.upload(x);
-        clean.normalise(clean.inp1);
-        dirty.normalise(dirty.inp1);
-        auto good = clean.normed.download(), bad = dirty.normed.download();
-        const size_t begin = static_cast<size_t>(4) * C, end = begin + C;
-        CHECK(all_nan(bad, begin, end));
-        std::copy(good.begin() + begin, good.begin() + end, bad.begin() + begin);
-        CHECK(same_bits(good, bad));
-    }
-}
+TEST_CASE("layernorm_forward keeps a NaN in its row") { check_nan_stays_in_its_row<Forward<bf16>>(); }
 
 TEST_CASE("layernorm_forward refuses what it cannot do") {
     DeviceArray<float> x(12304);
@@ -182,7 +161,7 @@ struct Backward {
 }  // namespace
 
 TEST_CASE_TEMPLATE("layernorm_backward, all optional parts", Real, float, bf16) {
-    for (const auto [N, C] : layernorm_shapes()) {
+    for (const auto [N, C] : norm_shapes()) {
         CAPTURE(N);
         CAPTURE(C);
         Backward<Real> b(N, C);
@@ -229,12 +208,7 @@ TEST_CASE("layernorm_backward is the derivative of layernorm_forward") {
         }
         return sum;
     };
-    for (size_t i = 0; i < b.n; i += 17) {
-        auto up = to_doubles(b.x), down = up;
-        up[i] += 1e-4;
-        down[i] -= 1e-4;
-        CHECK((loss(up) - loss(down)) / 2e-4 == doctest::Approx(gradient[i]).epsilon(1e-3).scale(0.1));
-    }
+    check_derivative(to_doubles(b.x), gradient, loss);
 }
 
 TEST_CASE("layernorm_backward refuses what it cannot do") {

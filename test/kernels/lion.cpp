@@ -1,7 +1,7 @@
 // Tests of Lion's kernel: one update against the definition in FP64, and what every update promises.
 #include "llmc/kernels/lion.h"
 
-#include "test/kernels/one_moment.h"
+#include "test/kernels/updates.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -39,8 +39,8 @@ TEST_CASE_TEMPLATE("lion_update equals the published algorithm in FP64", Real, f
 
 TEST_CASE("lion_update: where average and gradient are 0 nothing but decay happens") {
     OneMoment<float> t(64);
-    t.device_m.upload(OneMoment<float>::padded(std::vector<float>(64, 0.0f)));
-    t.device_grad.upload(OneMoment<float>::padded(std::vector<float>(64, 0.0f)));
+    t.device_m.upload(poisoned_behind(std::vector<float>(64, 0.0f)));
+    t.device_grad.upload(poisoned_behind(std::vector<float>(64, 0.0f)));
     kUpdate(t, 64, 32, 0, nullptr);
     const std::vector<float> after = t.device_master.download();
     for (size_t i = 0; i < 64; i++)

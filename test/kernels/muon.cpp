@@ -1,7 +1,7 @@
 // Tests of Muon's kernels one by one, against FP64 or element by element; the whole step is in test/optim/muon.cpp.
 #include "llmc/kernels/muon.h"
 
-#include "test/kernels/one_moment.h"
+#include "test/kernels/updates.h"
 
 using namespace llmc;
 using namespace llmc::test;

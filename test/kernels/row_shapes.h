@@ -1,4 +1,4 @@
-// What the tests of row kernels share: the shapes they try, and a comparison of bits.
+// What the tests of row kernels share: the shapes they try, where a NaN may go, and derivatives.
 #pragma once
 #include <cstring>
 #include <vector>
@@ -20,9 +20,11 @@ inline std::vector<RowShape> row_shapes() {
     return shapes;
 }
 
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+// Of norms: and rows of every number of warps, and the widest.
+inline std::vector<RowShape> norm_shapes() {
+    std::vector<RowShape> shapes = row_shapes();
+    for (RowShape s : {RowShape{9, 512}, {6, 2056}, {5, 4096}, {5, 5000}, {3, 12288}}) shapes.push_back(s);
+    return shapes;
 }
 
 template <class Real>
@@ -31,6 +33,37 @@ bool all_nan(const std::vector<Real>& values, size_t begin, size_t end) {
         if (!std::isnan(to_float(values[i]))) return false;
     }
     return true;
+}
+
+// Forward(N, C) has inp1, normed, and normalise(inp).
+template <class Forward>
+void check_nan_stays_in_its_row() {
+    const int N = 9;
+    for (const int C : {64, 768, 2304}) {
+        CAPTURE(C);
+        Forward clean(N, C), dirty(N, C);
+        const size_t begin = static_cast<size_t>(4) * C, end = begin + C;
+        auto x = dirty.inp1.download();
+        x[begin + C / 2] = to<bf16>(std::numeric_limits<float>::quiet_NaN());
+        dirty.inp1.upload(x);
+        clean.normalise(clean.inp1);
+        dirty.normalise(dirty.inp1);
+        auto good = clean.normed.download(), bad = dirty.normed.download();
+        CHECK(all_nan(bad, begin, end));
+        std::copy(good.begin() + begin, good.begin() + end, bad.begin() + begin);
+        CHECK(same_bits(good, bad));
+    }
+}
+
+// Of loss(x) at x, in FP64 by central differences, at some of its places.
+template <class Loss>
+void check_derivative(const std::vector<double>& x, const std::vector<float>& gradient, const Loss& loss) {
+    for (size_t i = 0; i < x.size(); i += 17) {
+        auto up = x, down = x;
+        up[i] += 1e-4;
+        down[i] -= 1e-4;
+        CHECK((loss(up) - loss(down)) / 2e-4 == doctest::Approx(gradient[i]).epsilon(1e-3).scale(0.1));
+    }
 }
 
 }  // namespace llmc::test

@@ -2,7 +2,7 @@
 // what every update promises.
 #include "llmc/kernels/sgd.h"
 
-#include "test/kernels/one_moment.h"
+#include "test/kernels/updates.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -28,7 +28,7 @@ TEST_CASE_TEMPLATE("sgd_update equals PyTorch's formula in FP64, with and withou
             OneMoment<Real> t(n);
             std::vector<float> master = t.master,
                                m(n, 0.0f);  // PyTorch's first buffer is the gradient: from 0 it is too
-            t.device_m.upload(OneMoment<Real>::padded(m));
+            t.device_m.upload(poisoned_behind(m));
             for (int step = 0; step < 3; step++) {
                 update_with(config)(t, n, n / 2, 0, nullptr);
                 const auto expected = reference::sgd(master, m, t.grad, n / 2, config, example_step());

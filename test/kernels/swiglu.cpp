@@ -9,20 +9,6 @@ using namespace llmc::test;
 
 namespace {
 
-// The largest error in units of its bound, which one rounding to Real widens; infinite if anything is NaN.
-template <class Real>
-double worst_of_bounds(const std::vector<Real>& actual, const std::vector<double>& expected,
-                       const std::vector<double>& bounds) {
-    REQUIRE(actual.size() == expected.size());
-    double worst = 0;
-    for (size_t i = 0; i < actual.size(); i++) {
-        const double rounding = sizeof(Real) == 2 ? rounding_error<bf16>() * (std::fabs(expected[i]) + bounds[i]) : 0.0;
-        const double error = std::fabs(static_cast<double>(to_float(actual[i])) - expected[i]) / (bounds[i] + rounding);
-        if (!(error <= worst)) worst = error == error ? error : std::numeric_limits<double>::infinity();
-    }
-    return worst;
-}
-
 // inp (N, 2F): gates of all sizes, from -100 to 100.
 template <class Real>
 std::vector<Real> gates_and_ups(int N, int F) {

@@ -1,19 +1,12 @@
 // Tests of the matrix products against FP64 sums: odd shapes, both operand types, bias, accumulation, counts, refusals.
 #include "llmc/linear/matmul.h"
 
-#include <cstring>
-
 #include "test/linear/sums.h"
 
 using namespace llmc;
 using namespace llmc::test;
 
 namespace {
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
 
 template <class Real>
 void check_products(int N, int C, int OC) {

@@ -3,7 +3,6 @@
 #include "llmc/optim/optimizer.h"
 
 #include <cmath>
-#include <cstring>
 #include <tuple>
 
 #include "llmc/kernels/global_norm.h"
@@ -18,11 +17,6 @@ namespace {
 
 constexpr AdamWConfig kAdamW{0.9, 0.95, 1e-8, 0.1};
 const ScheduleConfig kSchedule{ScheduleKind::cosine, 1e-2, 5, 20, 0.1};
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
 
 // Two tensors (units) of parameters with their optimizer, driven as a trainer would.
 struct Trainer {
@@ -121,12 +115,6 @@ std::vector<std::vector<float>> all_tensors(const Trainer& t) {
     return all;
 }
 
-bool all_same_bits(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
-    bool same = a.size() == b.size();
-    for (size_t i = 0; same && i < a.size(); i++) same = same_bits(a[i], b[i]);
-    return same;
-}
-
 }  // namespace
 
 TEST_CASE("20 steps equal a simulation in FP64, with clipping on, off and too high to matter" *
@@ -173,7 +161,7 @@ TEST_CASE("one NaN or Inf among the gradients skips the step and leaves every te
                 CHECK(!std::isfinite(state.norm));
                 CHECK(state.learning_rate == learning_rate(kSchedule, 1));
             }
-    CHECK(all_same_bits(all_tensors(trainer), before));
+    CHECK(same_bits(all_tensors(trainer), before));
 }
 
 TEST_CASE("a non-finite loss skips the step too, and a run goes on after skips as if they had not been") {
@@ -190,7 +178,7 @@ TEST_CASE("a non-finite loss skips the step too, and a run goes on after skips a
     CHECK(state.skip == 0);
     CHECK(state.applied == 2);
     CHECK(state.skipped == 2);
-    CHECK(all_same_bits(all_tensors(skipping), all_tensors(plain)));
+    CHECK(same_bits(all_tensors(skipping), all_tensors(plain)));
 }
 
 TEST_CASE("weights and norm have the same bits at any loss scale") {
@@ -208,7 +196,7 @@ TEST_CASE("weights and norm have the same bits at any loss scale") {
             CHECK(a.norm == b.norm);
             CHECK(a.grad_scale == b.grad_scale * 65536.0f);
         }
-        CHECK(all_same_bits(all_tensors(plain), all_tensors(scaled)));
+        CHECK(same_bits(all_tensors(plain), all_tensors(scaled)));
     }
 }
 
@@ -227,7 +215,7 @@ TEST_CASE("a value that was not finite before its cast to FP8 skips the step, th
         CHECK(state.consecutive_skips == skips);
         CHECK(std::isfinite(state.norm));
     }
-    CHECK(all_same_bits(all_tensors(trainer), before));
+    CHECK(same_bits(all_tensors(trainer), before));
     bad.upload({0});
     const StepState state = trainer.step(gradient(0, 1), gradient(1, 1));
     CHECK(state.applied == 2);
@@ -250,7 +238,7 @@ TEST_CASE("a spike that is to be skipped leaves every tensor as it was; one that
         CHECK(state.spike == kLossSpike);
         CHECK(state.skip == skip);
         CHECK(state.applied == (skip ? 1 : 2));
-        CHECK(all_same_bits(all_tensors(trainer), before) == skip);
+        CHECK(same_bits(all_tensors(trainer), before) == skip);
         if (skip) CHECK(state.learning_rate == learning_rate(kSchedule, 1));
     }
 }
@@ -278,7 +266,7 @@ TEST_CASE("a run with a dynamic loss scale has the bits of one without, but for 
         CHECK(state.applied == (clean += !overflow));
         update_loss_scale(scaling, scaled.state, config, test_stream());
     }
-    CHECK(all_same_bits(all_tensors(plain), all_tensors(scaled)));
+    CHECK(same_bits(all_tensors(plain), all_tensors(scaled)));
 }
 
 TEST_CASE("clipping starts where the norm passes the limit") {

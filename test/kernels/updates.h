@@ -1,4 +1,4 @@
-// What tests of optimizers with one moment share: the tensors of an update, and what every such kernel promises.
+// What tests of updates share: tensors with poison behind them, and what every kernel with one moment promises.
 #pragma once
 #include <cstring>
 
@@ -15,16 +15,33 @@ inline StepState example_step() {
     return state;
 }
 
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+// Elements behind the tensors of an update that it must leave as they are.
+constexpr size_t kPoison = 16;
+
+inline std::vector<float> poisoned_behind(std::vector<float> values) {
+    values.resize(values.size() + kPoison, NAN);
+    return values;
 }
 inline std::vector<float> first(std::vector<float> values, size_t n) {
     values.resize(n);
     return values;
 }
 
-// On the device, with 16 elements of poison behind each.
+// The working copy is the master, rounded, and nothing behind the n elements was written.
+template <class Real>
+void check_copy_and_tail(const std::vector<Real>& working, const std::vector<float>& master,
+                         const std::vector<float>& moment, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const Real rounded = to<Real>(master[i]);
+        REQUIRE(std::memcmp(&working[i], &rounded, sizeof(Real)) == 0);
+    }
+    for (size_t i = n; i < n + kPoison; i++) {
+        REQUIRE(to_float(working[i]) != to_float(working[i]));
+        REQUIRE(master[i] != master[i]);
+        REQUIRE(moment[i] != moment[i]);
+    }
+}
+
 template <class Real>
 struct OneMoment {
     std::vector<float> master, m, grad;
@@ -36,14 +53,10 @@ struct OneMoment {
         : master(random_normal<float>(n, 0.5f, 1)),
           m(random_normal<float>(n, 0.01f, 2)),
           grad(random_normal<float>(n, 0.2f, 4)),
-          device_master(padded(master)),
-          device_m(padded(m)),
-          device_grad(padded(grad)),
-          working(n + 16) {}
-    static std::vector<float> padded(std::vector<float> values) {
-        values.resize(values.size() + 16, NAN);
-        return values;
-    }
+          device_master(poisoned_behind(master)),
+          device_m(poisoned_behind(m)),
+          device_grad(poisoned_behind(grad)),
+          working(n + kPoison) {}
 };
 
 // update(tensors, count, decay_count, offset, fp8) runs the kernel on some of the tensors.
@@ -53,17 +66,7 @@ void check_tails_and_copies(const Update& update) {
         CAPTURE(n);
         OneMoment<Real> t(n);
         update(t, n, n / 2, 0, nullptr);
-        const std::vector<float> master = t.device_master.download(), m = t.device_m.download();
-        const std::vector<Real> working = t.working.download();
-        for (size_t i = 0; i < n; i++) {
-            const Real rounded = to<Real>(master[i]);
-            REQUIRE(std::memcmp(&working[i], &rounded, sizeof(Real)) == 0);
-        }
-        for (size_t i = n; i < n + 16; i++) {  // nothing behind the end was written
-            REQUIRE(to_float(working[i]) != to_float(working[i]));
-            REQUIRE(master[i] != master[i]);
-            REQUIRE(m[i] != m[i]);
-        }
+        check_copy_and_tail(t.working.download(), t.device_master.download(), t.device_m.download(), n);
     }
 }
 
@@ -94,7 +97,7 @@ void check_promises(const Update& update) {
 
     auto master = measured.master;
     master[2077] = -9.0f;
-    measured.device_master.upload(OneMoment<bf16>::padded(master));
+    measured.device_master.upload(poisoned_behind(master));
     update(measured, n, 0, 0, fp8);
     CHECK(fp8.download()[0].amax_now == std::fabs(measured.device_master.download()[2077]));
 
