@@ -1,10 +1,8 @@
 // Muon over ranks: the bits of one rank's weights on any number of ranks and in every stage, wherever slices cut the
 // matrices, and as many bytes on the wire as were planned.
-#include <random>
-
 #include "llmc/device/transfer.h"
 #include "llmc/optim/step.h"
-#include "test/comm/ranks/ranks.h"
+#include "test/comm/ranks/exact_gradients.h"
 #include "test/model/all_weights.h"
 
 using namespace llmc;
@@ -28,15 +26,6 @@ std::vector<Unit> units() {
     }
     all[kBlocks + 1] = {"final", {{"last", {24}, false}}};
     return all;
-}
-
-// Multiples of 2^-10 below one: sums over a few ranks are exact in any order.
-std::vector<float> gradient_of(int rank, int step, size_t unit, size_t tensor, size_t count) {
-    std::seed_seq seed{rank, step, static_cast<int>(unit), static_cast<int>(tensor)};
-    std::mt19937 engine(seed);
-    std::vector<float> values(count);
-    for (float& value : values) value = (static_cast<float>(engine() % 2048) - 1024) / 1024;
-    return values;
 }
 
 struct Result {
@@ -64,7 +53,7 @@ Result train(const Comm& comm, OptimizerKind kind, int stage, int within, int ra
     optimizer.allocate(stream);
     for (size_t u = 0; u < table.units().size(); u++)
         for (size_t t = 0; t < table.unit(u).tensors.size(); t++)
-            weights.set_tensor(u, t, gradient_of(-1, 0, u, t, table.unit(u).tensors[t].count()), stream);
+            weights.set_tensor(u, t, exact_values(-1, 0, u, t, table.unit(u).tensors[t].count()), stream);
     weights.publish(stream);
     double* loss_sum = static_cast<double*>(device_malloc(sizeof(double)));
     write_through(loss_sum, 1.0, stream);
@@ -72,15 +61,7 @@ Result train(const Comm& comm, OptimizerKind kind, int stage, int within, int ra
         gradients.begin_micro_step(true, true);
         for (size_t u = 0; u < table.units().size(); u++) {
             gradients.acquire(u, stream);
-            for (size_t t = 0; t < table.unit(u).tensors.size(); t++) {
-                const size_t count = table.unit(u).tensors[t].count();
-                std::vector<float> sum = gradient_of(comm.rank(), step, u, t, count);
-                for (int r = 1; r < ranks && comm.world() == 1; r++) {
-                    const std::vector<float> more = gradient_of(r, step, u, t, count);
-                    for (size_t i = 0; i < count; i++) sum[i] += more[i];
-                }
-                write_through(gradients.gradient(u, t), sum.data(), count, stream);
-            }
+            write_exact_gradients(gradients, table.unit(u), u, comm, step, ranks, stream);
             gradients.reduce(u, stream);
         }
         optimizer.update(loss_sum, nullptr, stream);

@@ -5,7 +5,7 @@
 #include "llmc/device/formats.cuh"
 #include "llmc/device/transfer.h"
 #include "llmc/optim/step.h"
-#include "test/comm/ranks/ranks.h"
+#include "test/comm/ranks/exact_gradients.h"
 #include "test/model/all_weights.h"
 
 using namespace llmc;
@@ -30,15 +30,6 @@ std::vector<Unit> odd_units() {
     return units;
 }
 
-// Multiples of 2^-10 below one: sums over a few ranks are exact in any order.
-std::vector<float> gradient_of(int rank, int step, size_t unit, size_t tensor, size_t count) {
-    std::seed_seq seed{rank, step, static_cast<int>(unit), static_cast<int>(tensor)};
-    std::mt19937 engine(seed);
-    std::vector<float> values(count);
-    for (float& value : values) value = (static_cast<float>(engine() % 2048) - 1024) / 1024;
-    return values;
-}
-
 // Some steps; `ranks` gradients are summed, those of this rank alone where there are several.
 template <class Real>
 std::vector<std::vector<float>> weights_after(const Comm& comm, int stage, int ranks) {
@@ -55,7 +46,7 @@ std::vector<std::vector<float>> weights_after(const Comm& comm, int stage, int r
     optimizer.allocate(stream);
     for (size_t u = 0; u < kUnits; u++)
         for (size_t t = 0; t < kTensors; t++)
-            model.set_tensor(u, t, gradient_of(-1, 0, u, t, table.unit(u).tensors[t].count()), stream);
+            model.set_tensor(u, t, exact_values(-1, 0, u, t, table.unit(u).tensors[t].count()), stream);
     model.publish(stream);
     double* loss_sum = static_cast<double*>(device_malloc(sizeof(double)));
     write_through(loss_sum, 1.0, stream);
@@ -64,15 +55,7 @@ std::vector<std::vector<float>> weights_after(const Comm& comm, int stage, int r
         for (size_t u = 0; u < kUnits; u++) {
             model.gather(u, stream);
             gradients.acquire(u, stream);
-            for (size_t t = 0; t < kTensors; t++) {
-                const size_t count = table.unit(u).tensors[t].count();
-                std::vector<float> sum = gradient_of(comm.rank(), step, u, t, count);
-                for (int r = 1; r < ranks && comm.world() == 1; r++) {
-                    const std::vector<float> more = gradient_of(r, step, u, t, count);
-                    for (size_t i = 0; i < count; i++) sum[i] += more[i];
-                }
-                write_through(gradients.gradient(u, t), sum.data(), count, stream);
-            }
+            write_exact_gradients(gradients, table.unit(u), u, comm, step, ranks, stream);
             model.release(u, stream);
             gradients.reduce(u, stream);
         }
