@@ -71,6 +71,12 @@ void read_common(const ModelFields& file, const char* architecture, ModelConfig&
     read_rope(file, config.rope);
 }
 
+// 0 where heads share the channels.
+int own_head_dim(const ModelFields& file, const ModelConfig& config, int usual) {
+    const int head_dim = file.positive({"head_dim"}, usual);
+    return head_dim * config.heads == config.channels ? 0 : head_dim;
+}
+
 void write_common(nlohmann::ordered_json& file, const ModelConfig& config, const char* activation) {
     file.update({{"num_hidden_layers", config.layers},
                  {"num_attention_heads", config.heads},
@@ -96,8 +102,7 @@ int swiglu_hidden(int channels) { return (8 * channels / 3 + 255) / 256 * 256; }
 void read_llama(const ModelFields& file, ModelConfig& config) {
     read_common(file, "Llama", config);
     file.require("hidden_act", {"silu"}, "Llama");
-    config.own_head_dim = file.positive({"head_dim"}, 0);
-    if (config.own_head_dim * config.heads == config.channels) config.own_head_dim = 0;
+    config.own_head_dim = own_head_dim(file, config, 0);
 }
 
 void write_llama(nlohmann::ordered_json& file, const ModelConfig& config) {
@@ -114,8 +119,7 @@ void default_llama(ModelConfig& config) {
 void read_qwen3(const ModelFields& file, ModelConfig& config) {
     read_common(file, "Qwen3", config);
     file.require("hidden_act", {"silu"}, "Qwen3");
-    config.own_head_dim = file.positive({"head_dim"}, 128);
-    if (config.own_head_dim * config.heads == config.channels) config.own_head_dim = 0;
+    config.own_head_dim = own_head_dim(file, config, 128);
 }
 
 void write_qwen3(nlohmann::ordered_json& file, const ModelConfig& config) {
@@ -136,8 +140,7 @@ void read_nano(const ModelFields& file, ModelConfig& config) {
     read_common(file, "NanoChat", config);
     file.require("hidden_act", {"relu2"}, "NanoChat");
     file.require("tie_word_embeddings", {false}, "NanoChat");
-    const int head_dim = file.positive({"head_dim"}, 0);
-    config.own_head_dim = head_dim * config.heads == config.channels ? 0 : head_dim;
+    config.own_head_dim = own_head_dim(file, config, 0);
     const bool given = file.json().contains("final_logit_softcapping");
     config.logit_cap = given && !file.has("final_logit_softcapping") ? 0 : file.number("final_logit_softcapping", 15);
 }
