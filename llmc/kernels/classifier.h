@@ -7,12 +7,17 @@
 
 namespace llmc {
 
-// What may come between the head's product and the loss.
-struct LogitShaping {
-    float soft_cap = 0.0f;  // logits become cap * tanh(logits / cap) (Gemma 2, arXiv 2408.00118); 0: they stay
-    float z_loss = 0.0f;    // adds z_loss * log(Z)^2 to what is trained, Z the sum of exp(logits) (arXiv 2204.02311)
+// What is trained beside the cross-entropy.
+struct TrainedLoss {
+    float z_loss = 0.0f;           // adds z_loss * log(Z)^2, Z the sum of exp(logits) (PaLM, arXiv 2204.02311)
+    float label_smoothing = 0.0f;  // spreads so much of the target over all V (arXiv 1512.00567)
 };
 
+// What comes between the head's product and the loss.
+struct LogitShaping {
+    float soft_cap = 0.0f;  // logits become cap * tanh(logits / cap) (Gemma 2, arXiv 2408.00118); 0: they stay
+    TrainedLoss trained;
+};
 // losses[row] = -log softmax(logits[row])[targets[row]]
 // and, with write_gradient, logits[row] = (softmax(logits[row]) - onehot(targets[row])) * dloss * *loss_scale
 //
@@ -24,8 +29,8 @@ struct LogitShaping {
 //              gradient NaN: an overflow before the softmax must be seen
 //   dloss      1 / number of targets, say; loss_scale one float on the device, or nullptr for 1
 //
-// `shaping`: with a cap the losses are those of the capped logits, and the gradient that of the logits before; z_loss
-// is in the gradient and not in the losses, which stay comparable.
+// `shaping`: with a cap the losses are those of the capped logits, and the gradient that of the logits before; z-loss
+// and label smoothing are in the gradient and not in the losses, which stay comparable.
 //
 // One block a row: an online softmax reads it (one exponential an element, and one per 8 while the maximum still
 // grows), a second pass reads it again from the L2 cache and writes the gradient. Moves 2 sizeof(Real) bytes an

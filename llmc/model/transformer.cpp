@@ -18,6 +18,7 @@ int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit) {
 template <class Real>
 Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul& matmul)
     : config_(setup.config),
+      loss_(setup.loss),
       B_(setup.B),
       T_(setup.T),
       recompute_(setup.recompute),
@@ -192,7 +193,7 @@ void Transformer<Real>::loss_and_head_gradients(float loss_weight, const float* 
             const Operand<Real> lnf = head_.input(lnf_ + begin, nullptr, chunk);
             head_.forward(logits_, lnf, chunk);
             softmax_cross_entropy(logits_, losses_ + row, targets_ + row, loss_weight, loss_scale, rows, V, Vp,
-                                  training, pass.stream, {.soft_cap = static_cast<float>(config_.logit_cap)});
+                                  training, pass.stream, {static_cast<float>(config_.logit_cap), loss_});
             if (training) head_.backward(dlnf_ + begin, {logits_}, lnf, chunk);
         }
     }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/kernels/classifier.h"
 #include "llmc/model/block.h"
 #include "llmc/model/norm.h"
 
@@ -28,6 +29,7 @@ struct ModelSetup {
     Fp8Layers fp8_layers;
     size_t logits_bytes = kLogitsBytes;
     KernelSet kernels = KernelSet::common();
+    TrainedLoss loss;
 };
 
 template <class Real>
@@ -109,6 +111,7 @@ private:
     void share_losses(int which, stream_t stream);
 
     const ModelConfig config_;
+    const TrainedLoss loss_;
     const int B_, T_;
     const Recompute recompute_;
     Weights<Real>& weights_;

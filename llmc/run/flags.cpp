@@ -143,6 +143,10 @@ const Flag kRows[] = {
     flag(0, "adamw-weight-decay", "X", &Options::adamw_weight_decay, {},
          "with muon, weight decay of embeddings and head", "--weight-decay"),
     flag(0, "clip", "X", &Options::clip, {}, "largest global gradient norm; 0: no clipping"),
+    flag(0, "z-loss", "X", &Options::z_loss, {},
+         "train X log(Z)^2 too, Z the softmax's sum (PaLM's is 1e-4); losses are reported without it"),
+    flag(0, "label-smoothing", "X", &Options::label_smoothing, {.max = 1, .max_open = true},
+         "train with so much of each target spread over all tokens; losses are reported without it"),
 
     heading("Precision and memory"),
     flag(0, "precision", "NAME", &Options::precision, {.words = {"fp8", "bf16", "fp32", "auto"}},

@@ -91,6 +91,7 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     config.optimizer = optimizer_config(o);
     if (is_muon(config.optimizer.kind)) config.adamw.weight_decay = o.adamw_weight_decay;
     config.clip = o.clip;
+    config.loss = {static_cast<float>(o.z_loss), static_cast<float>(o.label_smoothing)};
     config.loss_scale = loss_scale_config(o.loss_scale);
     config.loss_scale.growth_interval = o.loss_scale_growth_interval;
     config.skip_spikes = o.skip_spikes;

@@ -37,7 +37,8 @@ ModelSetup model_setup(const TrainerConfig& config) {
             config.fp8 ? &*config.fp8 : nullptr,
             fp8_layers_of(config),
             config.logits_bytes,
-            config.kernels};
+            config.kernels,
+            config.loss};
 }
 
 // At most: of each tensor master, m, v, two of the working copy, the gradient and two of its sums; of each unit its

@@ -41,6 +41,7 @@ struct TrainerConfig {
     size_t logits_bytes = kLogitsBytes;
     KernelSet kernels = KernelSet::common();  // the counterparts do the work of the others
     Sharding sharding;                        // but for its `fp8`, which follows from the above
+    TrainedLoss loss;
     ScheduleConfig schedule;
     AdamWConfig adamw;
     OptimizerConfig optimizer;  // which, and what it takes beside that

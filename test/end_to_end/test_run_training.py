@@ -31,6 +31,18 @@ class Learning(unittest.TestCase):
         run = FinishedRun("--train", shard, "--vocab", VOCAB, "--batch", "2", "--max-steps", "120", "--lr", "3e-3")
         self.assertGreater(run.losses[0], 5)
         self.assertLess(run.losses[-1], 0.1)
+        # What the loss then is, is known where the target is to have a probability of 1 - 0.2 + 0.2 / V.
+        smoothed = FinishedRun("--train", shard, "--vocab", VOCAB, "--batch", "2", "--max-steps", "120", "--lr", "3e-3",
+                               "--label-smoothing", "0.2")
+        self.assertEqual(smoothed.losses[0], run.losses[0], "the loss is reported without it")
+        self.assertLess(abs(smoothed.losses[-1] + math.log(0.8 + 0.2 / VOCAB)), 0.05)
+
+    def test_z_loss_is_trained_and_not_reported(self):
+        without, with_it = (FinishedRun("--max-steps", "2", *flags).steps for flags in ([], ["--z-loss", "1"]))
+        self.assertEqual(with_it[0]["loss"], without[0]["loss"])
+        # Of fresh weights log Z is about log V: the term's gradient is larger than the loss's own.
+        self.assertGreater(with_it[0]["norm"], 2 * without[0]["norm"])
+        self.assertNotEqual(with_it[1]["loss"], without[1]["loss"])
 
 
 class SameNumbers(unittest.TestCase):

@@ -138,10 +138,11 @@ TEST_CASE_TEMPLATE("softmax_cross_entropy of extreme logits", Real, float, bf16)
 
 namespace {
 
-// Loss and gradient of shaped logits in FP64. The loss leaves out the z-loss, the gradient has it.
+// Loss and gradient of shaped logits in FP64. The loss leaves out z-loss and label smoothing, the gradient has them.
 template <class Real>
 reference::CrossEntropy shaped_reference_of(const Classifier<Real>& c, double dloss) {
-    const double cap = c.shaping.soft_cap, z_loss = c.shaping.z_loss;
+    const double cap = c.shaping.soft_cap, z_loss = c.shaping.trained.z_loss,
+                 smoothing = c.shaping.trained.label_smoothing;
     auto logits = to_doubles(c.logits);
     std::vector<double> slope(logits.size(), 1.0);
     for (size_t i = 0; i < logits.size() && cap > 0; i++) {
@@ -156,7 +157,9 @@ reference::CrossEntropy shaped_reference_of(const Classifier<Real>& c, double dl
         const double log_z = expected.losses[row] + logits[at + c.targets[row]];
         for (int v = 0; v < c.V; v++) {
             const double p = std::exp(logits[at + v] - log_z);
-            expected.gradient[at + v] = (expected.gradient[at + v] + dloss * 2 * z_loss * log_z * p) * slope[at + v];
+            const double moved = smoothing * ((v == c.targets[row] ? 1.0 : 0.0) - 1.0 / c.V);
+            expected.gradient[at + v] =
+                (expected.gradient[at + v] + dloss * (2 * z_loss * log_z * p + moved)) * slope[at + v];
         }
     }
     return expected;
@@ -164,12 +167,14 @@ reference::CrossEntropy shaped_reference_of(const Classifier<Real>& c, double dl
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("softmax_cross_entropy with a soft cap and z-loss", Real, float, bf16) {
+TEST_CASE_TEMPLATE("softmax_cross_entropy with a soft cap, z-loss and label smoothing", Real, float, bf16) {
     for (const ClassifierShape& shape : {ClassifierShape{7, 257, 384}, {5, 3001, 3072}, {3, 50257, 50304}})
         for (const LogitShaping& shaping :
-             {LogitShaping{15.0f, 0.0f}, LogitShaping{0.0f, 0.01f}, LogitShaping{30.0f, 1e-4f}}) {
+             {LogitShaping{15.0f, {}}, {0, {0.01f}}, {30.0f, {1e-4f}}, {0, {0, 0.2f}}, {15.0f, {1e-4f, 0.1f}}}) {
             CAPTURE(shape.V);
             CAPTURE(shaping.soft_cap);
+            CAPTURE(shaping.trained.z_loss);
+            CAPTURE(shaping.trained.label_smoothing);
             const float dloss = 1.0f / static_cast<float>(shape.rows);
             Classifier<Real> c(shape, 10.0f);
             c.shaping = shaping;
@@ -196,23 +201,24 @@ TEST_CASE_TEMPLATE("softmax_cross_entropy with a soft cap and z-loss", Real, flo
             CHECK(same_bits(again.logits, c.logits));
             evaluation.run(dloss, nullptr, false);
             CHECK(same_bits(evaluation.losses, c.losses));
-            unscored.shaping.z_loss = 0;  // z-loss is not reported
+            unscored.shaping.trained = {};  // is not reported
             unscored.run(dloss, nullptr, true);
             CHECK(same_bits(unscored.losses, c.losses));
-            CHECK(same_bits(unscored.logits, c.logits) == (shaping.z_loss == 0));
+            CHECK(same_bits(unscored.logits, c.logits) ==
+                  (shaping.trained.z_loss == 0 && shaping.trained.label_smoothing == 0));
         }
 }
 
-TEST_CASE("softmax_cross_entropy: gradient of cap and z-loss is the derivative of loss and z-loss") {
+TEST_CASE("softmax_cross_entropy: the gradient is the derivative of capped, smoothed loss and z-loss") {
     Classifier<float> c({1, 40, 40}, 8.0f);
-    c.shaping = {15.0f, 0.02f};
+    c.shaping = {15.0f, {0.02f, 0.25f}};
     const auto objective = [&](int column, double step) {
         auto x = to_doubles(c.logits);
         x[static_cast<size_t>(column)] += step;
-        double sum = 0;
-        for (double& v : x) sum += std::exp(v = 15 * std::tanh(v / 15));
+        double sum = 0, mean = 0;
+        for (double& v : x) sum += std::exp(v = 15 * std::tanh(v / 15)), mean += v / 40;
         const double log_z = std::log(sum);
-        return log_z - x[static_cast<size_t>(c.targets[0])] + 0.02 * log_z * log_z;
+        return log_z - 0.75 * x[static_cast<size_t>(c.targets[0])] - 0.25 * mean + 0.02 * log_z * log_z;
     };
     Classifier<float> run = c;
     run.run(1.0f, nullptr, true);

@@ -89,6 +89,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     o.batch = 2, o.seq = 64, o.total_batch = 384, o.max_steps = 100;
     o.lr = 1e-3, o.warmup = 5, o.final_lr_fraction = 0.25;
     o.beta1 = 0.5, o.beta2 = 0.75, o.eps = 1e-6, o.weight_decay = 0.2, o.clip = 3;
+    o.z_loss = 1e-4, o.label_smoothing = 0.1;
     o.fp8_layers = "all,-first", o.fp8_history = 7, o.fp8_margin = 2, o.fp8_fallback = "0.25,0.5,3";
     o.loss_scale = "256", o.loss_scale_growth_interval = 11, o.shard_within = 4;
     o.kernels = "gelu_fp8";
@@ -108,6 +109,8 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     CHECK(c.adamw.eps == 1e-6);
     CHECK(c.adamw.weight_decay == 0.2);
     CHECK(c.clip == 3);
+    CHECK(c.loss.z_loss == 1e-4f);
+    CHECK(c.loss.label_smoothing == 0.1f);
     CHECK(c.fp8_layers == "all,-first");
     CHECK(c.fp8->history == 7);
     CHECK(c.fp8->margin == 2);
