@@ -13,12 +13,20 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-const char* const kOfAll[] = {"name", "architecture", "layers", "heads", "channels", "vocab", "context"};
+const char* const kOfAll[] = {"architecture", "name", "layers", "heads", "channels", "vocab", "context"};
 const char* const kBeyondGpt2[] = {"kv_heads", "head_dim",   "hidden",       "tied",
                                    "norm_eps", "rope_theta", "rope_scaling", "logit_cap"};
 
 bool is_one_of(const std::string& key, const auto& keys) {
     return std::find(std::begin(keys), std::end(keys), key) != std::end(keys);
+}
+
+std::string fields_of(const Architecture& architecture) {
+    std::vector<const char*> fields(std::begin(kOfAll), std::end(kOfAll));
+    if (&architecture != &kGpt2) fields.insert(fields.end(), std::begin(kBeyondGpt2), std::end(kBeyondGpt2));
+    std::string text;
+    for (const char* field : fields) text += (text.empty() ? "" : ", ") + std::string(field);
+    return text;
 }
 
 const Architecture* architecture_by(const std::string& word, const char* (*name_of)(const Architecture&)) {
@@ -47,10 +55,8 @@ void read_own_fields(const ModelFields& file, ModelConfig& config) {
         if (is_one_of(item.key(), kBeyondGpt2))
             file.refuse(strprintf("\"%s\" is not for the architecture gpt2; add \"architecture\", one of %s",
                                   item.key().c_str(), names(own_name).c_str()));
-        file.refuse(
-            strprintf("unknown field \"%s\"; the fields are name, layers, heads, channels, vocab and "
-                      "context",
-                      item.key().c_str()));
+        file.refuse(strprintf("unknown field \"%s\"; the fields are %s", item.key().c_str(),
+                              fields_of(*config.architecture).c_str()));
     }
     config.layers = file.positive({"layers"});
     config.heads = file.positive({"heads"});

@@ -138,7 +138,11 @@ TEST_CASE("model config: bad files and names") {
     CHECK(contains(message(R"({"heads": 2, "channels": 64})"), "\"layers\" is missing"));
     CHECK(contains(message(R"({"layers": "2", "heads": 2, "channels": 64})"), "\"layers\" is \"2\""));
     CHECK(contains(message(R"({"layers": 0, "heads": 2, "channels": 64})"), "\"layers\" is 0"));
-    CHECK(contains(message(R"({"layers": 2, "head": 2, "channels": 64})"), "unknown field \"head\""));
+    CHECK(
+        contains(message(R"({"layers": 2, "head": 2, "channels": 64})"),
+                 "unknown field \"head\"; the fields are architecture, name, layers, heads, channels, vocab, context"));
+    CHECK(contains(message(R"({"architecture": "llama", "layers": 2, "head": 2, "channels": 64})"),
+                   "context, kv_heads, head_dim"));
     CHECK(contains(message(R"({"model_type": "mistral", "n_layer": 2, "n_head": 2, "n_embd": 64})"), "\"mistral\""));
     CHECK(contains(message(R"({"n_inner": 100, "n_layer": 2, "n_head": 2, "n_embd": 64})"), "n_inner"));
     CHECK(contains(message(R"({"tie_word_embeddings": false, "n_layer": 2, "n_head": 2, "n_embd": 64})"), "tie_word"));
