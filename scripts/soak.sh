@@ -91,6 +91,9 @@ stage "AddressSanitizer, UBSan: end to end" unittest env TRAIN_GPT=$NATIVE-addre
 stage "fuzzing with AddressSanitizer" check env TRAIN_GPT=$NATIVE-address/train_gpt_cpu \
     python3 test/end_to_end/fuzz.py --cases "$FUZZ" --seed "$RANDOM"
 
+stage "Hugging Face's transformers, where they are installed" unittest \
+    .venv/bin/python test/end_to_end/test_transformers.py
+
 if command -v clang++ >/dev/null; then
     stage "libFuzzer: checkpoints, shards, tokenizers" check make -s fuzz FUZZ_SECONDS=600
 else

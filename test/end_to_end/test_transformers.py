@@ -1,0 +1,81 @@
+"""Hugging Face's transformers beside this program: what one has written gives the other the same losses.
+
+Needs the Python packages torch and transformers, which scripts/setup.sh does not install; skipped without them."""
+
+import importlib.util
+import json
+import os
+import struct
+import unittest
+
+from test_run_architectures import described, flags
+from trainer import corpus, new_path, run
+
+BATCH, LENGTH = 4, 32
+PACKAGES = ("torch", "transformers")
+
+# Sums of at most some hundred terms of order 1, added in two orders: each errs by 2^-24 times their number at most.
+SAME = 2e-5
+
+
+@unittest.skipUnless(all(map(importlib.util.find_spec, PACKAGES)), "torch and transformers are not installed")
+class Transformers(unittest.TestCase):
+    def succeeded(self, *arguments):
+        result = run(*arguments)
+        self.assertEqual(result.code, 0, result.out + result.err)
+
+    def our_loss(self, directory):
+        path = new_path() + ".json"
+        self.succeeded("eval", "--from", directory, "--val", corpus().val, "-m", "1", "-b", BATCH, "-t", LENGTH,
+                       "--precision", "fp32", "--out", path)
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)["val_loss"]
+
+    def their_model(self, directory):
+        import transformers
+        return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()
+
+    def their_loss(self, model):
+        import torch
+        with open(corpus().val, "rb") as file:
+            tokens = struct.unpack(f"<{BATCH * LENGTH + 1}H", file.read(1024 + 2 * (BATCH * LENGTH + 1))[1024:])
+        inputs, targets = (torch.tensor(part).view(BATCH, LENGTH) for part in (tokens[:-1], tokens[1:]))
+        with torch.no_grad():
+            logits = model(input_ids=inputs).logits.double()
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
+
+    def check(self, name, model):
+        trained, back = new_path(), new_path()
+        self.succeeded(*flags(model, "--out", trained, "--precision", "fp32"))
+        for dtype in ("fp32", "bf16"):
+            exported = new_path()
+            self.succeeded("export", "--from", trained, "--to", exported, "--dtype", dtype)
+            theirs = self.their_model(exported)
+            self.assertEqual(type(theirs).__name__, name)
+            self.assertLess(abs(self.their_loss(theirs) - self.our_loss(exported)), SAME)
+        theirs.save_pretrained(back)
+        self.assertIn("model.safetensors", os.listdir(back))
+        self.assertLess(abs(self.their_loss(theirs) - self.our_loss(back)), SAME)
+        # What was trained, not what a fresh model of the shape would be.
+        fresh = type(theirs)(theirs.config)
+        self.assertGreater(abs(self.their_loss(fresh) - self.their_loss(theirs)), 100 * SAME)
+
+    def test_gpt2(self):
+        path = new_path() + ".json"
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"layers": 2, "heads": 2, "channels": 64, "context": 64}, file)
+        self.check("GPT2LMHeadModel", path)
+
+    def test_llama(self):
+        scaling = {"factor": 8, "low_freq": 1, "high_freq": 4, "old_context": 32}
+        self.check("LlamaForCausalLM", described("llama", rope_scaling=scaling))
+
+    def test_qwen3(self):
+        self.check("Qwen3ForCausalLM", described("qwen3", tied=True))
+
+    def test_nano(self):
+        self.check("NanoChatForCausalLM", described("nano", kv_heads=4))
+
+
+if __name__ == "__main__":
+    unittest.main()
