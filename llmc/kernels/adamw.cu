@@ -31,10 +31,11 @@ LLMC_DEVICE uint32_t update_group(float* master, float* m_pointer, float* v_poin
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
         const float gradient = g[i] * grad_scale;
-        m[i] = factors.beta1 * m[i] + factors.one_minus_beta1 * gradient;
-        v[i] = factors.beta2 * v[i] + factors.one_minus_beta2 * gradient * gradient;
+        // Which product of a sum is fused is said here, so that all eight places do the same: see update.cuh.
+        m[i] = fmaf(factors.beta1, m[i], factors.one_minus_beta1 * gradient);
+        v[i] = fmaf(factors.one_minus_beta2 * gradient, gradient, factors.beta2 * v[i]);
         const float decay = (i & 3) < decayed_fours[i / 4] ? factors.weight_decay * p[i] : 0.0f;
-        p[i] -= learning_rate * (decay + m[i] * correction1 / (sqrtf(v[i] * correction2) + factors.eps));
+        p[i] = fmaf(-learning_rate, decay + m[i] * correction1 / (sqrtf(v[i] * correction2) + factors.eps), p[i]);
     }
     store_group(master, left, p);
     store_group(m_pointer, left, m);

@@ -54,8 +54,9 @@ LLMC_DEVICE uint32_t largest_of_group(const float (&p)[8], size_t left) {
 // m, by what comes in: a gradient, or a direction. Sums of products are spelled fmaf(): left to a compiler, one of the
 // eight places of a thread may fuse another product than the next, and an element's bits depend on its place in a
 // slice.
-//  A block has kGroups * 2048 elements in a row; what is measured is
-// reduced over the warp, hence several groups a thread there: one atomic for 1024 elements.
+//
+// A block has kGroups * 2048 elements in a row; what is measured is reduced over the warp, hence several groups a
+// thread there: one atomic for 1024 elements.
 template <class Rule, class Real, class Input, bool kMeasures>
 static __global__ void __launch_bounds__(kUpdateThreads, 4)
     update_kernel(float* master, float* moment, Real* working, Fp8State* fp8, const Input* input, size_t count,
