@@ -32,7 +32,7 @@ std::string check_momentum(stream_t stream) {
     const StepState* state = trial.input(std::vector<StepState>{example_state()});
     float* m = trial.result("m", {{"", kCount}}, before);
     Real* u = trial.result<Real>("u", {{"", kCount}});
-    trial.run_twice([&] { muon_momentum(m, u, grad, kCount, kMomentum, true, state, stream); });
+    trial.run_twice([&] { muon_momentum(m, u, grad, kCount, {kMomentum}, true, state, stream); });
     Bounded momentum, direction;
     for (size_t i = 0; i < kCount; i++) {
         const double old = kMomentum * static_cast<double>(before[i]), g = 0.25 * static_cast<double>(gradient[i]);

@@ -15,8 +15,8 @@ constexpr int kTile = 32;
 
 template <class Real>
 static __global__ void __launch_bounds__(kThreads)
-    muon_momentum_kernel(float* m_pointer, Real* u_pointer, const float* grad, size_t count, float momentum,
-                         float one_minus_momentum, bool nesterov, const StepState* state) {
+    muon_momentum_kernel(float* m_pointer, Real* u_pointer, const float* grad, size_t count, MuonMomentum config,
+                         bool nesterov, const StepState* state) {
     const size_t first = static_cast<size_t>(blockIdx.x) * kThreads * kUpdatePerThread + first_of_fours(threadIdx.x);
     if (first >= count) return;
     const size_t left = count - first;
@@ -24,6 +24,9 @@ static __global__ void __launch_bounds__(kThreads)
     load_group(m_pointer + first, left, m);
     load_group(grad + first, left, g);
     const float grad_scale = state->grad_scale;
+    // A skipped step is not counted in `applied`, and its momentum is not used.
+    const double exact = momentum_at(config, state->applied > 0 ? state->applied - 1 : 0);
+    const float momentum = static_cast<float>(exact), one_minus_momentum = static_cast<float>(1.0 - exact);
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
         // Spelled out: a compiler may fuse either product of a sum, and another one in another of the eight places.
@@ -36,7 +39,7 @@ static __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Real>
-void muon_momentum(float* m, Real* u, const float* grad, size_t count, double momentum, bool nesterov,
+void muon_momentum(float* m, Real* u, const float* grad, size_t count, const MuonMomentum& momentum, bool nesterov,
                    const StepState* state, stream_t stream) {
     if (count == 0) return;
     for (const void* p : {static_cast<const void*>(m), static_cast<const void*>(u), static_cast<const void*>(grad)})
@@ -44,8 +47,7 @@ void muon_momentum(float* m, Real* u, const float* grad, size_t count, double mo
             throw Error(ExitCode::failure, strprintf("muon_momentum: pointer %p is not 16-byte aligned", p));
     const size_t blocks = div_up<size_t>(count, kThreads * kUpdatePerThread);
     launch<muon_momentum_kernel<Real>>({dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream}, inout(m, count),
-                                       out(u, count), in(grad, count), count, static_cast<float>(momentum),
-                                       static_cast<float>(1.0 - momentum), nesterov, in(state, 1));
+                                       out(u, count), in(grad, count), count, momentum, nesterov, in(state, 1));
 }
 
 // ---- norm ----------------------------------------------------------------------------------------------------------
@@ -221,21 +223,25 @@ void normuon_factors(float* factors, float* second, float* squares, const Real* 
 struct MuonRule {
     static constexpr bool kKeepsMoment = false;
     float scale, weight_decay;
+    bool cautious;
 
     LLMC_DEVICE void operator()(float& p, float&, float direction, bool, float learning_rate, float) const {
-        p = fmaf(-learning_rate, fmaf(weight_decay, p, scale * direction), p);
+        // By signs: the product of two small numbers would be 0.
+        const bool against = (direction > 0 && p < 0) || (direction < 0 && p > 0);
+        p = fmaf(-learning_rate, fmaf(cautious && against ? 0.0f : weight_decay, p, scale * direction), p);
     }
 };
 
 template <class Real>
 void muon_update(float* master, Real* working, Fp8State* fp8, const Real* o, size_t count, const MuonUpdate& update,
                  const StepState* state, stream_t stream) {
-    const MuonRule rule{static_cast<float>(update.scale), static_cast<float>(update.weight_decay)};
+    const MuonRule rule{static_cast<float>(update.scale), static_cast<float>(update.weight_decay), update.cautious};
     run_update("muon_update", master, nullptr, working, fp8, o, count, count, rule, state, stream);
 }
 
 #define LLMC_INSTANTIATE(Real)                                                                                         \
-    template void muon_momentum<Real>(float*, Real*, const float*, size_t, double, bool, const StepState*, stream_t);  \
+    template void muon_momentum<Real>(float*, Real*, const float*, size_t, const MuonMomentum&, bool,                  \
+                                      const StepState*, stream_t);                                                     \
     template void muon_inverse_norm<Real>(float*, double*, const Real*, size_t, double, stream_t);                     \
     template void copy_matrix<Real>(Real*, const Real*, int, int, bool, const float*, FactorOf, stream_t);             \
     template void normuon_factors<Real>(float*, float*, float*, const Real*, int, int, bool, double, const StepState*, \

@@ -1,11 +1,31 @@
 // What Muon does beside matrix products: momentum, the norm that a matrix is divided by, its way into the orientation
 // in which it is multiplied and back, NorMuon's second moment, and the update of the weights.
 #pragma once
+#include <math.h>
+
+#include <cstdint>
+
 #include "llmc/kernels/adamw.h"
 
 namespace llmc {
 
-// For `count` parameters (Jordan et al., https://kellerjordan.github.io/posts/muon; an average, as torch.optim.Muon):
+// A momentum that grows in a line over the first `warmup` updates, to `momentum`; 0: there from the first on. Averages
+// of few gradients then follow them sooner (Jordan's modded-nanogpt has 300 such updates, nanochat 400).
+constexpr double kFirstMuonMomentum = 0.85;
+struct MuonMomentum {
+    double momentum = 0.95;
+    int64_t warmup = 0;
+};
+
+// Of the update after `applied` others (0 for the first); the same bits on the device and on the host.
+LLMC_HD double momentum_at(const MuonMomentum& config, int64_t applied) {
+    if (applied >= config.warmup) return config.momentum;
+    const double part = static_cast<double>(applied) / static_cast<double>(config.warmup);
+    return fma(part, config.momentum - kFirstMuonMomentum, kFirstMuonMomentum);
+}
+
+// For `count` parameters (Jordan et al., https://kellerjordan.github.io/posts/muon; an average, as torch.optim.Muon),
+// with the momentum of this update, which state->applied counts in:
 //
 //   g = grad * grad_scale
 //   m = momentum * m + (1 - momentum) * g
@@ -14,7 +34,7 @@ namespace llmc {
 // With state->skip set m stays, and u is anything. 16-byte aligned; any count; element by element. Read 8 bytes an
 // element, written 4 + sizeof(Real).
 template <class Real>
-void muon_momentum(float* m, Real* u, const float* grad, size_t count, double momentum, bool nesterov,
+void muon_momentum(float* m, Real* u, const float* grad, size_t count, const MuonMomentum& momentum, bool nesterov,
                    const StepState* state, stream_t stream);
 
 // *inverse = 1 / max(factor * ||x||, 1e-7), the Frobenius norm of count elements: squares summed in FP64 in a fixed
@@ -43,10 +63,12 @@ void normuon_factors(float* factors, float* second, float* squares, const Real* 
 struct MuonUpdate {
     double scale;  // of the direction
     double weight_decay;
+    bool cautious = false;
 };
 
-// master -= learning_rate * (weight_decay * master + scale * o); decay does not know `scale`. All decay. Everything
-// else as adamw_update() has it.
+// master -= learning_rate * (weight_decay * master + scale * o); decay does not know `scale`. All decay; if `cautious`
+// only those do whose o takes them towards 0 as well, or nowhere (o * master >= 0: cautious weight decay, arXiv
+// 2510.12402). Everything else as adamw_update() has it.
 template <class Real>
 void muon_update(float* master, Real* working, Fp8State* fp8, const Real* o, size_t count, const MuonUpdate& update,
                  const StepState* state, stream_t stream);

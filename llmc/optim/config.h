@@ -5,6 +5,7 @@
 
 #include "llmc/kernels/adamw.h"
 #include "llmc/kernels/lion.h"
+#include "llmc/kernels/muon.h"
 #include "llmc/kernels/sgd.h"
 
 namespace llmc {
@@ -38,11 +39,12 @@ double muon_scale(MuonScale scale, int rows, int columns);
 
 // Muon for matrices of the blocks; the rest is AdamW's, with rates of its own, as multiples of the schedule's.
 struct MuonConfig {
-    double momentum = 0.95;
+    MuonMomentum momentum = {};
     bool nesterov = true;
     char newton_schulz = 'k';
     MuonScale scale = MuonScale::rms;
     double weight_decay = 0.1;
+    bool cautious_decay = false;
     double normuon_beta2 = 0.9;
     double embedding_rate = 1, head_rate = 1, vector_rate = 1;
 };

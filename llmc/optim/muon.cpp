@@ -263,7 +263,8 @@ void Muon<Real>::apply(const Round& round, const StepState* state, stream_t stre
         Fp8State* fp8 = nullptr;  // a tensor in FP8 is a range, as far as it lies in the slice
         for (const auto& range : weights_.ranges(m.unit))
             if (range.begin <= begin && begin < range.begin + range.count) fp8 = range.fp8;
-        const MuonUpdate update{muon_scale(config_.muon.scale, m.rows, m.columns), config_.muon.weight_decay};
+        const MuonUpdate update{muon_scale(config_.muon.scale, m.rows, m.columns), config_.muon.weight_decay,
+                                config_.muon.cautious_decay};
         muon_update(slice.master + begin, slice.working && !fp8 ? slice.working + begin : nullptr, fp8, held_ + at,
                     piece.count, update, state, stream);
         at += padded(piece.count);

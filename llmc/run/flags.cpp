@@ -134,6 +134,10 @@ const Flag kRows[] = {
     flag(0, "muon-scale", "NAME", &Options::muon_scale, {.words = {"rms", "spectral"}},
          "size of muon's update of an A x B matrix: rms (0.2 sqrt(max(A, B)): AdamW's --lr serves) or spectral "
          "(sqrt(max(1, A/B)): --lr about 0.02)"),
+    flag(0, "muon-momentum-warmup", "N", &Options::muon_momentum_warmup, {},
+         "steps in which muon's momentum grows, in a line, from 0.85 to --momentum; 0: it does not"),
+    flag(0, "muon-cautious-decay", "", &Options::muon_cautious_decay, {},
+         "let muon's weight decay leave out weights whose update goes the other way, away from 0"),
     flag(0, "adamw-lr", "X", &Options::adamw_lr, {.min_open = true},
          "with muon, peak learning rate of what AdamW updates; --schedule and --warmup as for --lr", "--lr"),
     flag(0, "embedding-lr", "X", &Options::embedding_lr, {.min_open = true}, "with muon, of the embeddings",

@@ -5,6 +5,7 @@
 
 #include "llmc/device/error.h"
 #include "llmc/fp8/recipe.h"
+#include "llmc/kernels/muon.h"
 #include "llmc/run/options.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/text.h"
@@ -135,7 +136,14 @@ void resolve_optimizer(Options& o) {
             refuse(strprintf("%s %g is about what muon leaves to AdamW, and this run has --optimizer %s; use %s", name,
                              o.*rate, o.optimizer.c_str(),
                              rate == &Options::adamw_weight_decay ? "--weight-decay" : "--lr"));
+    if (!muon && (o.muon_momentum_warmup > 0 || o.muon_cautious_decay))
+        refuse(strprintf("--%s is about muon, and this run has --optimizer %s; leave it out or use --optimizer muon",
+                         o.muon_momentum_warmup > 0 ? "muon-momentum-warmup" : "muon-cautious-decay",
+                         o.optimizer.c_str()));
     if (!muon) return;
+    if (o.muon_momentum_warmup > 0 && o.momentum < kFirstMuonMomentum)
+        refuse(strprintf("--momentum %g is below %g, where --muon-momentum-warmup begins; leave the warm-up out",
+                         o.momentum, kFirstMuonMomentum));
     if (o.adamw_lr < 0) o.adamw_lr = o.lr;
     for (double* rate : {&o.embedding_lr, &o.head_lr, &o.vector_lr})
         if (*rate < 0) *rate = o.adamw_lr;

@@ -43,12 +43,13 @@ OptimizerConfig optimizer_config(const Options& o) {
                                           {"normuon", OptimizerKind::normuon}});
     config.lion = {o.beta1, o.beta2, o.weight_decay};
     config.sgd = {o.momentum, o.nesterov == "on", o.weight_decay};
-    config.muon.momentum = o.momentum;
+    config.muon.momentum = {o.momentum, o.muon_momentum_warmup};
     config.muon.nesterov = o.nesterov == "on";
     config.muon.newton_schulz = meaning<char>("muon-ns", o.muon_ns, {{"k", 'k'}, {"p", 'p'}, {"q", 'q'}, {"s", 's'}});
     config.muon.scale =
         meaning<MuonScale>("muon-scale", o.muon_scale, {{"rms", MuonScale::rms}, {"spectral", MuonScale::spectral}});
     config.muon.weight_decay = o.weight_decay;
+    config.muon.cautious_decay = o.muon_cautious_decay;
     const auto factor = [&](double rate) { return rate > 0 ? rate / o.lr : 1.0; };
     config.muon.embedding_rate = factor(o.embedding_lr);
     config.muon.head_rate = factor(o.head_lr);

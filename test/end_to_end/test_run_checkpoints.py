@@ -338,8 +338,10 @@ class Ranks(Case):
         self.check_pairs(pairs, self.FLAGS)
 
     def test_what_one_rank_keeps_of_a_whole_matrix(self):
-        """NorMuon's second moments belong to the owner of a matrix, which another number of ranks changes."""
-        self.check_pairs([((3, 2), (1, 0)), ((1, 0), (2, 3))], [*self.FLAGS, "--optimizer", "normuon"])
+        """NorMuon's second moments belong to the owner of a matrix, which another number of ranks changes. The momentum
+        goes on growing where it was."""
+        self.check_pairs([((3, 2), (1, 0)), ((1, 0), (2, 3))],
+                         [*self.FLAGS, "--optimizer", "normuon", "--muon-momentum-warmup", "8", "--muon-cautious-decay"])
 
     def check_pairs(self, pairs, flags):
         """Saved by (ranks, stage) and resumed by others: everything is as in a run on one rank."""

@@ -13,7 +13,7 @@ TEST_CASE_TEMPLATE("muon_momentum is an average, with and without Nesterov's, an
             CAPTURE(nesterov);
             CAPTURE(n);
             OneMoment<Real> t(n);
-            muon_momentum(t.device_m.get(), t.working.get(), t.device_grad.get(), n, 0.95, nesterov, t.state.get(),
+            muon_momentum(t.device_m.get(), t.working.get(), t.device_grad.get(), n, {0.95}, nesterov, t.state.get(),
                           test_stream());
             std::vector<double> m, u;
             for (size_t i = 0; i < n; i++) {
@@ -32,10 +32,42 @@ TEST_CASE_TEMPLATE("muon_momentum is an average, with and without Nesterov's, an
             skip.skip = 1;
             t.state.upload({skip});
             const auto before = t.device_m.download();
-            muon_momentum(t.device_m.get(), t.working.get(), t.device_grad.get(), n, 0.95, nesterov, t.state.get(),
+            muon_momentum(t.device_m.get(), t.working.get(), t.device_grad.get(), n, {0.95}, nesterov, t.state.get(),
                           test_stream());
             CHECK(same_bits(t.device_m.download(), before));
         }
+}
+
+TEST_CASE("muon_momentum grows from 0.85 over the updates of its warm-up, by the count of those applied") {
+    const size_t n = 2051;
+    const auto relative_error = [&](const MuonMomentum& config, int64_t applied, double momentum) {
+        OneMoment<float> t(n);
+        StepState state = example_step();
+        state.applied = applied;
+        t.state.upload({state});
+        muon_momentum(t.device_m.get(), t.working.get(), t.device_grad.get(), n, config, true, t.state.get(),
+                      test_stream());
+        std::vector<double> m;
+        for (size_t i = 0; i < n; i++)
+            m.push_back(momentum * static_cast<double>(t.m[i]) +
+                        (1 - momentum) * 0.25 * static_cast<double>(t.grad[i]));
+        return max_relative_error(first(t.device_m.download(), n), m, 0.1);
+    };
+    // The published schedules, by (it / N) with `it` from 0 on.
+    const struct {
+        MuonMomentum config;
+        int64_t applied;
+        double momentum;
+    } cases[] = {
+        {{0.95, 300}, 1, 0.85},   {{0.95, 300}, 151, 0.90},  {{0.95, 300}, 300, 0.85 * 1 / 300 + 0.95 * 299 / 300},
+        {{0.95, 300}, 301, 0.95}, {{0.95, 300}, 5000, 0.95}, {{0.97, 400}, 101, 0.88},
+        {{0.95, 0}, 1, 0.95},     {{0.95, 1}, 1, 0.85},      {{0.95, 1}, 2, 0.95}};
+    for (const auto& [config, applied, momentum] : cases) {
+        CAPTURE(applied);
+        CHECK(std::fabs(momentum_at(config, applied - 1) - momentum) < 1e-15);
+        CHECK(relative_error(config, applied, momentum) < 2e-7);
+        CHECK(relative_error(config, applied + 1, momentum + 1e-4) > 2e-7);  // another momentum is seen
+    }
 }
 
 namespace {
@@ -80,6 +112,31 @@ TEST_CASE_TEMPLATE("muon_update takes the scaled direction and decays, as all up
         skipped.state.upload({skip});
         update(skipped, o, n, 0, nullptr);
         CHECK(same_bits(first(skipped.device_master.download(), n), skipped.master));
+    }
+}
+
+TEST_CASE_TEMPLATE("muon_update, cautious: what moves away from 0 does not decay", Real, float, bf16) {
+    // Small ones too, whose product is 0 in FP32.
+    const std::vector<float> weights = {2, 2, -2, -2, 0, 2, -2, 1e-30f, -1e-30f, 3},
+                             directions = {1, -1, 1, -1, 1, 0, 0, -0x1p-100f, 0x1p-100f, 0.5f};
+    const std::vector<bool> decays = {true, false, false, true, true, true, true, false, false, true};
+    const size_t n = weights.size();
+    std::vector<Real> rounded;
+    for (const float x : directions) rounded.push_back(to<Real>(x));
+    const DeviceArray<Real> o(rounded);
+    const DeviceArray<StepState> state(std::vector<StepState>{example_step()});
+    for (const bool cautious : {false, true}) {
+        DeviceArray<float> master(weights);
+        muon_update<Real>(master.get(), nullptr, nullptr, o.get(), n, {0.5, 100, cautious}, state.get(), test_stream());
+        const std::vector<float> after = master.download();
+        for (size_t i = 0; i < n; i++) {
+            CAPTURE(i);
+            const double p = weights[i], decay = !cautious || decays[i] ? 100 : 0;
+            const double expected = p * (1 - 2e-3 * decay) - 2e-3 * 0.5 * static_cast<double>(directions[i]);
+            // FP32's roundings: of the rate, which takes a fifth of p, of the sum of both, and of the result.
+            CHECK(std::fabs(static_cast<double>(after[i]) - expected) <=
+                  4 * 0x1p-24 * (std::fabs(p) + 2e-3 * std::fabs(static_cast<double>(directions[i]))));
+        }
     }
 }
 

@@ -340,7 +340,9 @@ void simulate_matrix(const MuonMatrix& m, const StepOptions& o, std::vector<doub
     std::vector<double> second(static_cast<size_t>(m.larger()), 0.0);
     for (int step = 0; step < o.steps; step++) {
         const auto grads = gradient_of(step, m.unit, unit.size());
-        const double rate = learning_rate(kSchedule, step), mu = o.muon.momentum;
+        const MuonMomentum& warmup = o.muon.momentum;
+        const double part = warmup.warmup > 0 ? std::min(1.0, static_cast<double>(step) / warmup.warmup) : 1;
+        const double rate = learning_rate(kSchedule, step), mu = (1 - part) * 0.85 + part * warmup.momentum;
         Matrix u(m.rows, m.columns);
         for (size_t i = 0; i < m.count(); i++) {
             const double g = grads[m.begin + i];
@@ -365,8 +367,10 @@ void simulate_matrix(const MuonMatrix& m, const StepOptions& o, std::vector<doub
         }
         for (size_t i = 0; i < m.count(); i++) {
             double& p = unit[m.begin + i];
-            p = p * (1 - rate * o.muon.weight_decay) -
-                rate * muon_scale(o.muon.scale, m.rows, m.columns) * direction.values[i];
+            const double agreement = direction.values[i] * p;
+            if (o.muon.cautious_decay) REQUIRE(std::fabs(agreement) > 1e-7);  // no sign hangs on a rounding
+            const double decay = o.muon.cautious_decay && agreement < 0 ? 0 : o.muon.weight_decay;
+            p = p * (1 - rate * decay) - rate * muon_scale(o.muon.scale, m.rows, m.columns) * direction.values[i];
         }
     }
 }
@@ -431,7 +435,9 @@ TEST_CASE("Muon's whole step is the published one, with every setting") {
         change(o);
         all.push_back(o);
     };
-    add([](StepOptions& o) { o.muon.momentum = 0.5; });
+    add([](StepOptions& o) { o.muon.momentum = {0.5}; });
+    add([](StepOptions& o) { o.muon.momentum = {0.95, 3}; });
+    add([](StepOptions& o) { o.muon.cautious_decay = true; });
     add([](StepOptions& o) { o.muon.nesterov = false; });
     add([](StepOptions& o) { o.muon.scale = MuonScale::spectral; });
     add([](StepOptions& o) { o.muon.weight_decay = 10; });

@@ -137,11 +137,14 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     Options muon;
     muon.optimizer = "normuon", muon.lr = 2e-3, muon.weight_decay = 0.3, muon.muon_ns = "q",
     muon.muon_scale = "spectral";
+    muon.muon_momentum_warmup = 300, muon.muon_cautious_decay = true;
     muon.adamw_lr = 1e-3, muon.embedding_lr = 4e-3, muon.vector_lr = 6e-3, muon.adamw_weight_decay = 0.01;
     resolve(muon, {});
     const TrainerConfig with_muon = trainer_config(muon);
     CHECK(with_muon.optimizer.kind == OptimizerKind::normuon);
-    CHECK(with_muon.optimizer.muon.momentum == 0.95);
+    CHECK(with_muon.optimizer.muon.momentum.momentum == 0.95);
+    CHECK(with_muon.optimizer.muon.momentum.warmup == 300);
+    CHECK(with_muon.optimizer.muon.cautious_decay);
     CHECK(with_muon.optimizer.muon.nesterov);
     CHECK(with_muon.optimizer.muon.newton_schulz == 'q');
     CHECK(with_muon.optimizer.muon.scale == MuonScale::spectral);
@@ -154,6 +157,21 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     CHECK_THROWS_WITH_AS(resolve(muon, {}),
                          "--adamw-lr 0.001 is about what muon leaves to AdamW, and this run has --optimizer adamw; use "
                          "--lr",
+                         Error);
+    for (const bool warmup : {true, false}) {
+        Options other;
+        (warmup ? other.muon_momentum_warmup = 5 : other.muon_cautious_decay = true);
+        const std::string name = warmup ? "--muon-momentum-warmup" : "--muon-cautious-decay";
+        CHECK_THROWS_WITH_AS(resolve(other, {}),
+                             (name + " is about muon, and this run has --optimizer adamw; leave it out or use "
+                                     "--optimizer muon")
+                                 .c_str(),
+                             Error);
+    }
+    Options low;
+    low.optimizer = "muon", low.momentum = 0.8, low.muon_momentum_warmup = 5;
+    CHECK_THROWS_WITH_AS(resolve(low, {}),
+                         "--momentum 0.8 is below 0.85, where --muon-momentum-warmup begins; leave the warm-up out",
                          Error);
 
     // One switch at a time, so that none stands for another.
