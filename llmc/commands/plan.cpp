@@ -50,7 +50,10 @@ void dry_run(const Options& o) {
     const std::optional<GpuSpec> gpu = card_to_plan_for(o);
     const PlanInputs in = inputs_of(o, gpu ? *gpu : *find_gpu_by_short_name("h200"));
     const StagePlan plan = plan_rank(o, planned_ranks(o, in.ranks));
-    std::string text = describe_plan(o.model_config, in, plan.memory, plan.reserve, plan.slices);
+    std::string text;
+    for (const std::string& note : o.notes)
+        if (note.starts_with("--depth")) text += "note: " + note + "\n";  // others are of the machine at hand
+    text += describe_plan(o.model_config, in, plan.memory, plan.reserve, plan.slices);
     if (in.ranks > 1) {
         std::vector<StagePlan> stages;
         for (int stage = 0; stage <= 3; stage++) stages.push_back(plan_stage(o, in.ranks, stage));

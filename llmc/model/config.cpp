@@ -31,7 +31,7 @@ const ModelConfig kGpt2Models[] = {
 };
 
 // The others: Llama 3 (arXiv 2407.21783) and 3.2, TinyLlama (2401.02385), Qwen3 (2505.09388), as their files on Hugging
-// Face describe them; nano-dN has nanochat's shapes, 64 channels a layer.
+// Face describe them.
 struct OtherModel {
     const char* name;
     const Architecture* architecture;
@@ -50,11 +50,26 @@ const OtherModel kOtherModels[] = {
     {"qwen3-1.7b", &kQwen3, 28, 16, 8, 2048, 128, 6144, 151936, 40960, 1e6, 0, true},
     {"qwen3-4b", &kQwen3, 36, 32, 8, 2560, 128, 9728, 151936, 40960, 1e6, 0, true},
     {"qwen3-8b", &kQwen3, 36, 32, 8, 4096, 128, 12288, 151936, 40960, 1e6, 0, false},
-    {"nano-d8", &kNano, 8, 4, 4, 512, 128, 2048, 32768, 2048, 1e5, 0, false},
-    {"nano-d12", &kNano, 12, 6, 6, 768, 128, 3072, 32768, 2048, 1e5, 0, false},
-    {"nano-d20", &kNano, 20, 10, 10, 1280, 128, 5120, 32768, 2048, 1e5, 0, false},
-    {"nano-d32", &kNano, 32, 16, 16, 2048, 128, 8192, 32768, 2048, 1e5, 0, false},
 };
+
+constexpr int kMaxLayers = 1000;
+
+// nano-dN: nanochat's shapes, 64 channels a layer and no fewer than whole heads of 128 take.
+ModelConfig nano_model(int depth) {
+    const int heads = (64 * depth + 127) / 128;
+    ModelConfig m{"nano-d" + std::to_string(depth), depth, heads, 128 * heads, 32768, 2048};
+    m.architecture = &kNano;
+    m.architecture->description->set_defaults(m);
+    m.kv_heads = heads;
+    return m;
+}
+
+// The N of "nano-dN"; 0: another name.
+int nano_depth(const std::string& name) {
+    if (name.size() > 10 || !name.starts_with("nano-d")) return 0;
+    const int depth = std::atoi(name.c_str() + 6);
+    return depth >= 1 && depth <= kMaxLayers && name == "nano-d" + std::to_string(depth) ? depth : 0;
+}
 
 const std::vector<ModelConfig>& models() {
     static const std::vector<ModelConfig> all = [] {
@@ -71,13 +86,14 @@ const std::vector<ModelConfig>& models() {
             m.rope.factor = other.rope_factor;
             models.push_back(m);
         }
+        for (const int depth : {8, 12, 20, 32}) models.push_back(nano_model(depth));
         return models;
     }();
     return all;
 }
 
 // Limits far above anything sensible: they catch slips of the keyboard before arithmetic overflows.
-constexpr int kMaxLayers = 1000, kMaxChannels = 1 << 16, kMaxVocab = 1 << 24, kMaxContext = 1 << 20;
+constexpr int kMaxChannels = 1 << 16, kMaxVocab = 1 << 24, kMaxContext = 1 << 20;
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, message); }
 
@@ -201,13 +217,14 @@ bool is_model_name(const std::string& name) {
     for (const ModelConfig& model : models()) {
         if (model.name == name) return true;
     }
-    return false;
+    return nano_depth(name) > 0;
 }
 
 ModelConfig find_model(const std::string& name_or_file) {
     for (const ModelConfig& model : models()) {
         if (model.name == name_or_file) return model;
     }
+    if (const int depth = nano_depth(name_or_file)) return nano_model(depth);
     namespace fs = std::filesystem;
     std::error_code ignored;
     if (fs::is_directory(name_or_file, ignored))

@@ -71,6 +71,11 @@ const Flag kRows[] = {
          "others (README.md), or a JSON file (Hugging Face's "
          "config.json too)",
          "d12"),
+    flag(0, "depth", "N", &Options::depth, {.min = 1, .max = 1000},
+         "nanochat's dial: its model of N layers, with tokens, batch and rates for it (printed as flags). Those that "
+         "you "
+         "give win, and others follow them; with another model or adamw it is refused",
+         "off"),
     flag(0, "layers", "N", &Options::layers, {.min = 1}, "transformer blocks", "the model's"),
     flag(0, "heads", "N", &Options::heads, {.min = 1}, "attention heads; channels / heads must be 32, 64 or 128",
          "the model's"),
@@ -462,6 +467,8 @@ std::vector<std::string> set_flags(std::vector<std::string> arguments, Options& 
     } catch (const CLI::ParseError& error) {
         refuse(error.what());
     }
+    for (const Flag& flag : all_flags())
+        if (app.count("--" + flag.long_name) > 0) options.given.insert(flag.long_name);
     return app.remaining();
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,7 @@ struct Options {
 
     // Model
     std::string model;                        // name or file; "" = not given = d12
+    int depth = 0;                            // 0 = not given; else see depth.h
     int layers = 0, heads = 0, channels = 0;  // 0 = not given
     int vocab = 0, context = 0;               // 0 = not given
     std::string init_from;                    // "": random weights
@@ -147,8 +149,9 @@ struct Options {
     std::string config_file;    // where --config values came from
     std::string profile_steps;  // "N" or "A:B" (profile.h); "": none
 
-    bool checking = false;     // train_gpt check: no run
-    std::string command_line;  // as given, quoted for a shell
+    std::set<std::string> given;  // long names of flags that the command line or --config has
+    bool checking = false;        // train_gpt check: no run
+    std::string command_line;     // as given, quoted for a shell
 
     // Filled by resolve()
     ModelConfig model_config;

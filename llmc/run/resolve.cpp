@@ -6,6 +6,7 @@
 #include "llmc/device/error.h"
 #include "llmc/fp8/recipe.h"
 #include "llmc/kernels/muon.h"
+#include "llmc/run/depth.h"
 #include "llmc/run/options.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/text.h"
@@ -228,7 +229,9 @@ int64_t validation_interval(int64_t batches, int64_t micro_steps) {
 }
 
 void resolve(Options& options, const ResolveInputs& inputs) {
+    resolve_depth_model(options);
     resolve_model(options, inputs);
+    resolve_depth(options);
     resolve_seq(options);
     resolve_total_batch(options, inputs.ranks);
     if (options.zero < 0 || inputs.ranks == 1) options.zero = inputs.ranks > 1 ? 1 : 0;

@@ -222,6 +222,33 @@ TEST_CASE("model config: Hugging Face's rotary positions of version 4 and 5, and
     CHECK(contains(refusal([&] { read({{"head_dim", 80}}).validate(); }), "head dimension 80"));
 }
 
+TEST_CASE("model config: nano-dN for every depth, nanochat's 64 channels a layer in whole heads of 128") {
+    const int shapes[][3] = {{1, 1, 128}, {8, 4, 512}, {10, 5, 640}, {11, 6, 768}, {12, 6, 768}, {26, 13, 1664}};
+    for (const auto& [depth, heads, channels] : shapes) {
+        const std::string name = "nano-d" + std::to_string(depth);
+        CAPTURE(name);
+        CHECK(is_model_name(name));
+        const ModelConfig m = find_model(name);
+        CHECK(m.name == name);
+        CHECK(m.architecture == &kNano);
+        CHECK(m.layers == depth);
+        CHECK(m.heads == heads);
+        CHECK(m.key_value_heads() == heads);
+        CHECK(m.channels == channels);
+        CHECK(m.head_dim() == 128);
+        CHECK(m.mlp_channels() == 4 * channels);
+        CHECK(!m.tied);
+        CHECK(m.vocab == 32768);
+        CHECK(m.context == 2048);
+        CHECK(m.logit_cap == 15);
+        CHECK(m.rope.theta == 100000);
+    }
+    for (const char* name : {"nano-d", "nano-d0", "nano-d012", "nano-d-1", "nano-d1001", "nano-d12x", "nano-d1e1"}) {
+        CHECK(!is_model_name(name));
+        CHECK(contains(refusal([&] { find_model(name); }), std::string("unknown model \"") + name));
+    }
+}
+
 TEST_CASE("model config: our own fields of other architectures") {
     const auto read = [](const char* text) { return model_from_json(nlohmann::json::parse(text), "there"); };
     const ModelConfig llama = read(R"({"architecture": "llama", "layers": 2, "heads": 4, "channels": 128, "kv_heads": 2,
