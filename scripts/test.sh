@@ -55,6 +55,8 @@ drain
 demo=$(mktemp -d)
 stage "demo, 20 steps" check ./scripts/demo.sh --max-steps 20 --out "$demo/run"
 stage "demo, picture" check test -s "$demo/run/compare.png"
+stage "demo of newer blocks, 10 steps" check ./scripts/demo.sh --modern --max-steps 10 --out "$demo/modern"
+stage "demo of newer blocks, picture" check test -s "$demo/modern/steps.png"
 stage "tour from text to a model, 10 steps" check ./scripts/tour.sh --steps 10 --vocab 300 --text 'dev/*.md' --out "$demo/tour"
 stage "tour, report" check test -s "$demo/tour/report.html"
 rm -rf "$demo"

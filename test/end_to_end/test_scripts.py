@@ -582,6 +582,60 @@ class Comparing(InDirectory):
         self.assertEqual([window(n) for n in (1, 9, 20, 40, 300, 600, 20000)], [1, 1, 2, 5, 20, 50, 2000])
 
 
+class StepsToLoss(InDirectory):
+    """scripts/steps_to_loss.py: when made-up runs, whose validation losses are 5.5 / step times a factor, reach which loss.
+    Picture.test_steps_to_loss has it draw."""
+
+    def reached(self, *arguments, code=0):
+        """{loss: [cell of a run, ...]}, or what it says where it fails."""
+        module = load("steps_to_loss")
+        module.draw = lambda *_: None
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            self.assertEqual(module.main(list(map(str, arguments))), code, out.getvalue() + err.getvalue())
+        self.text = out.getvalue()
+        if code == 2:
+            return err.getvalue()
+        table = self.text.split("Steps to a validation loss\n")[1].split("\n\n")[0].splitlines()[1:]
+        return {line.split()[0]: re.split(" {2,}", line)[1:] for line in table}
+
+    def setUp(self):
+        super().setUp()
+        self.a = write_run(self, "a", optimizer="adamw", lr=3e-4)
+
+    def test_losses_of_the_first_run(self):
+        sooner = write_run(self, "sooner", factor=0.5, weights="v", optimizer="muon", lr=0.02)
+        later = write_run(self, "later", factor=2, weights="u")
+        self.assertEqual(self.reached(self.a, sooner, later),
+                         {"0.5500": ["10", "10 (1.00 times)", "20 (2.00 times)"],
+                          "0.2750": ["20", "10 (0.50 times)", "40 (2.00 times)"],
+                          "0.1375": ["40", "20 (0.50 times)", "not reached"]})
+        for part in ("adamw", "muon", "0.0003", "0.02", "12,345"):
+            self.assertIn(part, self.text)
+        self.assertEqual(self.reached(sooner, self.a)["0.0688"], ["40", "not reached"])
+
+    def test_losses_that_are_asked_for(self):
+        b = write_run(self, "b", factor=0.5)
+        self.assertEqual(self.reached(self.a, b, "--loss", "0.2", "--loss", "0.3", "--loss", "0.01"),
+                         {"0.3000": ["20", "10 (0.50 times)"], "0.2000": ["30", "20 (0.67 times)"],
+                          "0.0100": ["not reached", "not reached"]})
+        self.assertEqual(self.reached(self.a, b, "--loss", "0.1"), {"0.1000": ["not reached", "30"]})
+
+    def test_other_batches_fail(self):
+        self.reached(self.a, write_run(self, "b", batch="other{step}"), code=1)
+        self.assertIn("FAILED: b did not train on the batches of a, from step 1 on", self.text)
+
+    def test_a_loss_that_is_not_finite_reaches_none(self):
+        records = [dict(step=10, val_loss=None, nonfinite=dict(val_loss="nan")), dict(step=20, val_loss=0.25)]
+        b = os.path.dirname(write_records(self, "b", [dict(step=1, loss=1.0, ms=1.0), *records]))
+        self.assertEqual(self.reached(self.a, b, "--loss", "0.3"), {"0.3000": ["20", "20 (1.00 times)"]})
+
+    def test_without_validations(self):
+        b = os.path.dirname(write_records(self, "b", [dict(step=1, loss=1.0)]))
+        self.assertIn("steps_to_loss: b has no validation losses (train with --val)", self.reached(self.a, b, code=2))
+        self.assertIn("holds no metrics.jsonl", self.reached(self.directory, code=2))
+
+
 @unittest.skipIf(importlib.util.find_spec("matplotlib") is None, "matplotlib is in .venv alone")
 class Picture(InDirectory):
     def run_directory(self, name, steps=20, shard=None):
@@ -642,6 +696,12 @@ class Picture(InDirectory):
         for some in (runs[:1], runs):
             self.assertEqual(load("compare_runs").main([*some, "-o", out, "--published", "llmc-124M"]), 0)
             self.assert_picture(out)
+
+    def test_steps_to_loss(self):
+        runs = [write_run(self, "a"), write_run(self, "b", factor=0.5), write_run(self, "never", factor=9)]
+        out = os.path.join(self.directory, "steps.png")
+        self.assertEqual(load("steps_to_loss").main([*runs, "--loss", "0.2", "--loss", "0.001", "-o", out]), 0)
+        self.assert_picture(out)
 
     def test_no_run(self):
         with self.assertRaisesRegex(SystemExit, "holds no metrics.jsonl"):

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""How many steps do runs need to reach the same loss? For runs that differ in what is learned sooner (optimizer, model,
+learning rate), where compare_runs.py is for runs that should be alike.
+
+    .venv/bin/python scripts/steps_to_loss.py runs/adamw runs/muon
+    .venv/bin/python scripts/steps_to_loss.py runs/adamw runs/muon --loss 3.4 --loss 3.3 -o steps.png
+
+Losses are those that the first run had after an eighth, a quarter, a half and all of its steps, or what --loss says.
+A run has reached one at its first validation at or below it, so --val-every is how finely this counts. Prints a table and
+draws the curves.
+
+Exit code 1, with a line that says why, when runs did not train on the same batches; 2 when there is nothing to compare.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+
+from compare_runs import Comparison, loss_text, precision_text, print_table, read_runs
+from runs import RunError
+
+
+def validations(run):
+    """[(step, loss)] of the first validation set."""
+    points = [(step, loss) for step, loss in next(iter(run.val.values()), []) if loss is not None]
+    if not points:
+        raise RunError(f"{run.name} has no validation losses (train with --val)")
+    return points
+
+
+def losses_on_the_way(points):
+    """The losses at the last validations until an eighth, a quarter, a half and all of the steps, the highest first."""
+    last = points[-1][0]
+    until = [[loss for step, loss in points if 0 < step <= last / part] for part in (8, 4, 2, 1)]
+    return sorted({losses[-1] for losses in until if losses}, reverse=True)
+
+
+def step_of(points, loss):
+    """The first step with this loss or a lower one, or None."""
+    return next((step for step, value in points if value <= loss), None)
+
+
+def facts(run):
+    config, times = run.config, [r["ms"] for r in run.steps[1:] if r.get("ms")]
+    return {
+        "model": run.info.get("model", {}).get("architecture", "gpt2"),
+        "parameters": f"{run.info.get('model', {}).get('parameters', 0):,}",
+        "optimizer": config.get("optimizer", "not recorded"),
+        "peak learning rate": f"{config.get('lr', 0):g}",
+        "precision": precision_text(run),
+        "steps": f"{run.steps[-1]['step']:,}" if run.steps else "-",
+        "ms a step, median": f"{statistics.median(times):.1f}" if times else "-",
+        "validation loss, last": loss_text(validations(run)[-1][1]),
+    }
+
+
+def reached_text(points, loss, reference):
+    step = step_of(points, loss)
+    if step is None:
+        return "not reached"
+    return f"{step:,} ({step / reference:.2f} times)" if reference else f"{step:,}"
+
+
+def print_report(runs, losses):
+    heads, columns = [run.name for run in runs], [facts(run) for run in runs]
+    print_table(heads, [(name, [column[name] for column in columns]) for name in columns[0]])
+    print("\nSteps to a validation loss")
+    rows = []
+    for loss in losses:
+        reference = step_of(validations(runs[0]), loss)
+        rows.append((loss_text(loss), [reached_text(validations(run), loss, reference if i else None)
+                                       for i, run in enumerate(runs)]))
+    print_table(heads, rows)
+
+
+def draw(runs, losses, out):
+    import plot_run as plot
+
+    plot.plt.rcParams.update(plot.STYLE)
+    figure, axes = plot.plt.subplots(figsize=(9, 5), layout="constrained")
+    floors = [run.floor for run in runs if run.floor is not None]
+    plot.draw_loss(axes, runs, floors[0] if floors else None, lambda run, step: step)
+    for loss in losses:
+        reached = [step_of(validations(run), loss) for run in runs]
+        steps = [step for step in reached if step is not None]
+        axes.plot(steps, [loss] * len(steps), color="#777777", linewidth=0.9, zorder=1)
+        for i, (step, colour) in enumerate(zip(reached, plot.COLOURS * len(runs))):
+            if step is not None:  # of every other run below the curve, so that neighbours can be read
+                axes.annotate(f"{step:,}", (step, loss), xytext=(0, 7 if i % 2 == 0 else -16), ha="center", color=colour,
+                              textcoords="offset points", fontsize=9)
+    axes.set_xlabel("optimizer step")
+    axes.set_xlim(left=0)
+    axes.set_title("Steps to the same loss", loc="left", fontweight="bold")
+    figure.savefig(out, dpi=130)
+    plot.plt.close(figure)
+
+
+def other_batches(runs):
+    """A line for every run whose batches are not the first one's."""
+    for run in runs[1:]:
+        step = Comparison(runs[0], run, None).first_other_batch()
+        if step:
+            yield (f"{run.name} did not train on the batches of {runs[0].name}, from step {step} on (batch_hash: the data, "
+                   "--seed or the batch size differ)")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog=__doc__.split("\n\n", 2)[2],
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories (train_gpt --out); the first is the reference")
+    parser.add_argument("--loss", type=float, action="append", metavar="X", help="steps to this loss (may be repeated)")
+    parser.add_argument("-o", "--out", metavar="FILE", help="the picture; default: steps.png in the first run's directory")
+    args = parser.parse_args(argv)
+    try:
+        runs = read_runs(args.runs)
+        losses = sorted(args.loss or losses_on_the_way(validations(runs[0])), reverse=True)
+        print_report(runs, losses)
+    except RunError as error:
+        print(f"steps_to_loss: {error}", file=sys.stderr)
+        return 2
+    out = args.out or os.path.join(args.runs[0], "steps.png")
+    try:
+        draw(runs, losses, out)
+        print(f"\ncurves drawn to {out}")
+    except ModuleNotFoundError:
+        print("\nno picture: matplotlib is missing (scripts/setup.sh installs it into .venv)")
+    reasons = list(other_batches(runs))
+    for reason in reasons:
+        print(f"FAILED: {reason}")
+    return 1 if reasons else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
