@@ -88,7 +88,8 @@ def draw(runs, losses, out):
         for i, (step, colour) in enumerate(zip(reached, plot.COLOURS * len(runs))):
             if step is not None:  # of every other run below the curve, so that neighbours can be read
                 axes.annotate(f"{step:,}", (step, loss), xytext=(0, 7 if i % 2 == 0 else -16), ha="center", color=colour,
-                              textcoords="offset points", fontsize=9)
+                              textcoords="offset points", fontsize=9,
+                              bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8})
     axes.set_xlabel("optimizer step")
     axes.set_xlim(left=0)
     axes.set_title("Steps to the same loss", loc="left", fontweight="bold")
