@@ -172,9 +172,14 @@ LLMC_DEVICE_SAME_BITS void row_statistics(const float (&x)[Rows][Vectors][8], fl
 // Eight weights from column c on.
 template <Norm norm, class Real>
 LLMC_DEVICE void load_weights(const Real* weight, int c, float (&w)[8]) {
-    if (norm == Norm::layer || weight != nullptr) return load8(weight + c, w);
-    LLMC_UNROLL
-    for (int i = 0; i < 8; i++) w[i] = 1.0f;
+    if constexpr (norm == Norm::rms) {
+        if (weight == nullptr) {
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) w[i] = 1.0f;
+            return;
+        }
+    }
+    load8(weight + c, w);
 }
 
 // x = (x - mean) * rstd * weight + shift; RMS norm: x * rstd * weight.
