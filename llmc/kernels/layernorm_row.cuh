@@ -190,6 +190,7 @@ LLMC_DEVICE void normalise_rows(float (&x)[Rows][Vectors][8], const float (&mean
     for (int v = 0; v < Vectors; v++) {
         const int c = team.column(v);
         if (c >= C) continue;
+        if constexpr (norm == Norm::rms && kLoadsTooEarly) compiler_fence();  // not all vectors' weights at once
         float w[8], s[8];
         load_weights<norm>(weight, c, w);
         if constexpr (norm == Norm::layer) load8(shift + c, s);

@@ -1,6 +1,7 @@
 // Quantizing SwiGLU: see swiglu_fp8.h; the kernel's body is in quantize_tile.cuh.
 #include "llmc/kernels/swiglu_fp8.h"
 
+#include "llmc/device/registers.cuh"
 #include "llmc/kernels/quantize_tile.cuh"
 #include "llmc/kernels/swiglu.cuh"
 
@@ -18,6 +19,7 @@ struct SwigluValues {
         Bf16x16 gate, up;
     };
     LLMC_DEVICE void load(Inputs& inputs, int row, int column) const {
+        forget(row);  // or the places of all rows are kept
         const bf16* const gate = inp + static_cast<size_t>(row) * 2 * F + column;
         inputs.gate.load(gate);
         inputs.up.load(gate + F);
