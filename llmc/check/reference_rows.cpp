@@ -61,8 +61,20 @@ Gelu::Gelu(double x) {
                        kVanishing;
 }
 
-CrossEntropy cross_entropy(const std::vector<double>& logits, const std::vector<int>& targets, int V, int padded_V,
-                           double dloss) {
+// Caps logits in place; the derivative of each by what it was.
+static std::vector<double> cap_logits(std::vector<double>& logits, double cap) {
+    std::vector<double> slope(logits.size(), 1.0);
+    for (size_t i = 0; i < logits.size() && cap > 0; i++) {
+        const double tanh = std::tanh(logits[i] / cap), cosh = std::cosh(logits[i] / cap);
+        logits[i] = cap * tanh;
+        slope[i] = 1 / (cosh * cosh);
+    }
+    return slope;
+}
+
+CrossEntropy cross_entropy(std::vector<double> logits, const std::vector<int>& targets, int V, int padded_V,
+                           double dloss, const LogitShaping& shaping) {
+    const std::vector<double> slope = cap_logits(logits, static_cast<double>(shaping.soft_cap));
     CrossEntropy e{{}, std::vector<double>(logits.size())};
     for (size_t row = 0; row < targets.size(); row++) {
         const size_t at = row * static_cast<size_t>(padded_V);
@@ -70,9 +82,14 @@ CrossEntropy cross_entropy(const std::vector<double>& logits, const std::vector<
         for (int v = 0; v < V; v++) max = std::max(max, logits[at + v]);
         for (int v = 0; v < V; v++) sum += std::exp(logits[at + v] - max);
         const int target = targets[row];
-        e.losses.push_back(target < 0 ? 0.0 : max + std::log(sum) - logits[at + target]);
-        for (int v = 0; v < V && target >= 0; v++)
-            e.gradient[at + v] = (std::exp(logits[at + v] - max) / sum - (v == target)) * dloss;
+        const double log_z = max + std::log(sum), z_gradient = 2 * static_cast<double>(shaping.trained.z_loss) * log_z;
+        const double smoothing = static_cast<double>(shaping.trained.label_smoothing);
+        e.losses.push_back(target < 0 ? 0.0 : log_z - logits[at + target]);
+        for (int v = 0; v < V && target >= 0; v++) {
+            const double p = std::exp(logits[at + v] - max) / sum;
+            const double wanted = (1 - smoothing) * (v == target) + smoothing / V;
+            e.gradient[at + v] = (p * (1 + z_gradient) - wanted) * dloss * slope[at + v];
+        }
     }
     return e;
 }

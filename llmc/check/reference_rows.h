@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "llmc/kernels/adamw.h"
+#include "llmc/kernels/classifier.h"
 #include "llmc/kernels/lion.h"
 #include "llmc/kernels/sgd.h"
 
@@ -75,14 +76,19 @@ inline int column_additions(int N, int C) { return std::min(N, 32 + std::max(8, 
 struct CrossEntropy {
     std::vector<double> losses, gradient;
 };
-// logits (rows, padded_V) in FP64; targets below 0 are ignored.
-CrossEntropy cross_entropy(const std::vector<double>& logits, const std::vector<int>& targets, int V, int padded_V,
-                           double dloss);
+// logits (rows, padded_V) in FP64; targets below 0 are ignored. The losses leave out z-loss and label smoothing,
+// the gradient has them.
+CrossEntropy cross_entropy(std::vector<double> logits, const std::vector<int>& targets, int V, int padded_V,
+                           double dloss, const LogitShaping& shaping = {});
 // Of losses, relative to |loss| + 1. Of gradients, relative to each value, down to 1e-6 of the largest, before the
 // rounding to Real: in units of u = 2^-24: 3u |x - max| from the exponent, 14 or less above that floor; 5u for
 // ex2.approx.f32 (2 ulp from correctly rounded, says the PTX ISA), as much for the sum's terms; some 50u for its
 // additions: 6e-6.
 constexpr double kLossError = 2e-6, kLogitGradientError = 1e-5, kLogitGradientFloor = 1e-6;
+// On top of both errors where logits are capped: a capped one errs by 10u of the cap (classifier.cu: the tanh by 8u,
+// then two roundings), and stands beside the largest, which does, too. A gradient has that error twice, of its own
+// exponential and of the sum.
+constexpr double soft_cap_error(double cap) { return 2 * 10 * 0x1p-24 * cap; }
 
 // Gradients on top of what dwte and dwpe hold.
 struct EmbeddingGradient {

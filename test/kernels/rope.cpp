@@ -4,6 +4,7 @@
 #include <array>
 
 #include "llmc/check/reference_rms.h"
+#include "llmc/check/reference_rope.h"
 #include "test/kernels/row_shapes.h"
 
 using namespace llmc;
@@ -23,62 +24,33 @@ double exact_frequency(double theta, const RopeScaling& s, int HD, int i) {
     return (1 - smooth) * f / static_cast<double>(s.factor) + smooth * f;
 }
 
-// Tables on the device and in double.
+// A table here and on the device.
 struct Table {
-    int positions, HD;
+    int positions;
     RopeValues values;
     DeviceArray<float> cos, sin;
 
-    Table(int HD_, int positions_, RopeValues v) : positions(positions_), HD(HD_), values(v), cos(v.cos), sin(v.sin) {}
-    Table(int HD_, int positions_, float theta = 1e4f)
-        : Table(HD_, positions_, rope_values(theta, {}, HD_, positions_)) {}
+    Table(int positions_, RopeValues v) : positions(positions_), values(v), cos(v.cos), sin(v.sin) {}
+    Table(int HD, int positions_, float theta = 1e4f) : Table(positions_, rope_values(theta, {}, HD, positions_)) {}
     RopeTable device() const { return {cos.get(), sin.get(), positions}; }
-
-    // A head's HD values turned by a position's angles, or back; `magnitude`: what FP32 errors are relative to.
-    void rotate(double* x, double* magnitude, int position, bool back) const {
-        for (int i = 0; i < HD / 2; i++) {
-            const size_t at = static_cast<size_t>(position) * (HD / 2) + i;
-            const double c = values.cos[at], s = back ? -values.sin[at] : values.sin[at], a = x[i], b = x[i + HD / 2];
-            x[i] = a * c - b * s;
-            x[i + HD / 2] = b * c + a * s;
-            magnitude[i] = std::fabs(a * c) + std::fabs(b * s);
-            magnitude[i + HD / 2] = std::fabs(b * c) + std::fabs(a * s);
-        }
-    }
+    reference::RopeRows rows(const AttentionHeads& heads, int first, int T) const { return {heads, first, T, values}; }
 };
 
-// qkv in double, and how large the terms of each value are.
-struct Rotated {
-    std::vector<double> x, magnitude;
-
-    Rotated(const std::vector<double>& qkv, const Table& table, int first, int T, const AttentionHeads& heads,
-            bool back = false)
-        : x(qkv), magnitude(qkv.size()) {
-        const size_t HD = static_cast<size_t>(heads.HD), row = static_cast<size_t>(heads.rows());
-        for (size_t at = 0; at < x.size(); at += HD) {
-            const size_t n = at / HD / row, head = at / HD % row;
-            if (head < static_cast<size_t>(heads.NH + heads.NKV))
-                table.rotate(&x[at], &magnitude[at], first + static_cast<int>(n) % T, back);
-        }
-    }
-};
-
-// The largest error relative to |expected| * rounding + magnitude * slack; infinite if anything is NaN.
+// The largest error in units of its bound, which one rounding to Real widens where something was computed; infinite if
+// anything is NaN.
 template <class Real>
-double worst_error(const std::vector<Real>& actual, const std::vector<double>& expected,
-                   const std::vector<double>& magnitude, double slack) {
-    REQUIRE(actual.size() == expected.size());
-    const double rounding = sizeof(Real) == 2 ? rounding_error<bf16>() : 0.0;
+double worst_error(const std::vector<Real>& actual, const reference::Rotated& expected) {
+    REQUIRE(actual.size() == expected.values.size());
     double worst = 0;
     for (size_t i = 0; i < actual.size(); i++) {
-        const double bound = rounding * std::fabs(expected[i]) + slack * (1 + rounding) * magnitude[i] + 1e-30;
-        const double error = std::fabs(static_cast<double>(to_float(actual[i])) - expected[i]) / bound;
+        const double value = expected.values[i], exact = expected.bounds[i];
+        const double rounding =
+            sizeof(Real) == 2 && exact > 0 ? rounding_error<bf16>() * (std::fabs(value) + exact) : 0.0;
+        const double error = std::fabs(static_cast<double>(to_float(actual[i])) - value) / (exact + rounding + 1e-30);
         if (!(error <= worst)) worst = error == error ? error : std::numeric_limits<double>::infinity();
     }
     return worst;
 }
-// Two products and a sum.
-constexpr double kRotationError = 2 * 0x1.01p-24;
 
 constexpr AttentionHeads kHeads[] = {{2, 2, 64}, {4, 2, 128}, {6, 1, 32}, {3, 3, 128}};
 
@@ -135,10 +107,9 @@ TEST_CASE_TEMPLATE("rope_forward and rope_backward turn queries and keys alone",
             DeviceArray<Real> qkv(x), dqkv(x);
             rope_forward<Real>(qkv, table.device(), first, N, T, heads, test_stream());
             rope_backward<Real>(dqkv, table.device(), first, N, T, heads, test_stream());
-            const Rotated forward(to_doubles(x), table, first, T, heads);
-            const Rotated backward(to_doubles(x), table, first, T, heads, true);
-            CHECK(worst_error(qkv.download(), forward.x, forward.magnitude, kRotationError) <= 1);
-            CHECK(worst_error(dqkv.download(), backward.x, backward.magnitude, kRotationError) <= 1);
+            const reference::RopeRows rows = table.rows(heads, first, T);
+            CHECK(worst_error(qkv.download(), reference::rope(rows, to_doubles(x), false)) <= 1);
+            CHECK(worst_error(dqkv.download(), reference::rope(rows, to_doubles(x), true)) <= 1);
 
             // Back where it came from, but for the first result's rounding, which meets |cos| + |sin| <= 1.42, and the
             // second's.
@@ -218,7 +189,7 @@ TEST_CASE("rope: interleaved pairs are permuted channels, and -theta is exchange
 
     RopeValues reversed = table.values;
     for (float& s : reversed.sin) s = -s;
-    const Table back(HD, N, reversed);
+    const Table back(N, reversed);
     const auto exchange = [=](int c) { return (c + half) % HD; };
     const auto exchanged = permuted(rotated(permuted(halves, exchange), table.device()), exchange);
     // A GPU fuses another product of the two with the sum.
@@ -230,8 +201,6 @@ TEST_CASE("rope: interleaved pairs are permuted channels, and -theta is exchange
 namespace {
 
 constexpr float kEps = 1e-6f;
-// As layer norm's arithmetic (reference_rows.h), and the rotation's.
-constexpr double kNormError = reference::kLayernormError + kRotationError;
 
 template <class Real>
 struct QkNorm {
@@ -240,7 +209,7 @@ struct QkNorm {
     Table table;
     std::vector<Real> x;
     DeviceArray<Real> qkv, out, query_gain, key_gain;
-    std::vector<double> gains[2];  // empty: none
+    reference::QkNormGains gains;  // empty: none
 
     QkNorm(const AttentionHeads& h, int N_, int T_, int first_, bool with_gains)
         : heads(h),
@@ -274,16 +243,7 @@ struct QkNorm {
     void forward(Real* to, const Real* from) {
         qk_norm_rope_forward<Real>(to, from, device_gains(), table.device(), first, N, T, heads, kEps, test_stream());
     }
-    // f(side, its head's elements from `at` on), for all heads of queries and keys.
-    template <class F>
-    void each_head(F&& f) const {
-        for (int n = 0; n < N; n++)
-            for (int h = 0; h < heads.NH + heads.NKV; h++)
-                f(h < heads.NH ? 0 : 1, static_cast<size_t>(n) * heads.qkv_width() + h * heads.HD, first + n % T);
-    }
-    std::vector<double> head(const std::vector<double>& all, size_t at) const {
-        return {all.begin() + at, all.begin() + at + heads.HD};
-    }
+    reference::RopeRows rows() const { return table.rows(heads, first, T); }
 };
 
 }  // namespace
@@ -296,26 +256,24 @@ TEST_CASE_TEMPLATE("qk_norm_rope_forward, with and without gains", Real, float, 
             QkNorm<Real> q(heads, 22, 11, 3, with_gains);
             q.forward(q.out, q.qkv);
             const auto x = to_doubles(q.x);
-            std::vector<double> expected = x, magnitude(x.size()), norm_last(x);
-            q.each_head([&](int side, size_t at, int position) {
-                const auto row = q.head(x, at);
-                const auto rstd = reference::rms_rstd(row, 1, heads.HD, static_cast<double>(kEps));
-                const auto y = reference::rms_rows(row, rstd, q.gains[side], heads.HD);
-                std::copy(y.begin(), y.end(), expected.begin() + at);
-                q.table.rotate(&expected[at], &magnitude[at], position, false);
-                // nanochat's order: rotated first.
-                std::vector<double> unused(row.size());
-                q.table.rotate(&norm_last[at], unused.data(), position, false);
-                const auto turned = q.head(norm_last, at);
-                const auto z = reference::rms_rows(
-                    turned, reference::rms_rstd(turned, 1, heads.HD, static_cast<double>(kEps)), {}, heads.HD);
-                std::copy(z.begin(), z.end(), norm_last.begin() + at);
-            });
+            reference::Rotated expected = reference::qk_norm_rope(q.rows(), x, q.gains, static_cast<double>(kEps));
             const auto y = q.out.download();
-            CHECK(worst_error(y, expected, magnitude, kNormError) <= 1);
-            if (!with_gains) {
-                for (double& m : magnitude) m += 1e-5;  // the table's cos^2 + sin^2 is 1 to FP32 alone
-                CHECK(worst_error(y, norm_last, magnitude, 1e-6 + kNormError) <= 1);
+            CHECK(worst_error(y, expected) <= 1);
+            if (!with_gains) {  // nanochat's order: rotated first
+                const reference::RopeRows rows = q.rows();
+                expected.values = x;
+                rows.each_head(x.size(), [&](int, size_t at, int position) {
+                    std::vector<double> head(&x[at], &x[at] + heads.HD), unused(head.size());
+                    rows.rotate(head.data(), unused.data(), position, false);
+                    const auto rstd = reference::rms_rstd(head, 1, heads.HD, static_cast<double>(kEps));
+                    const auto normed = reference::rms_rows(head, rstd, {}, heads.HD);
+                    std::copy(normed.begin(), normed.end(), &expected.values[at]);
+                    // The table's cos^2 + sin^2 is 1 to FP32 alone.
+                    const double more = 1 + 1e-6 / reference::kQkNormError;
+                    for (size_t c = at; c < at + head.size(); c++)
+                        expected.bounds[c] = more * (expected.bounds[c] + 1e-5 * reference::kQkNormError);
+                });
+                CHECK(worst_error(y, expected) <= 1);
             }
             q.forward(q.qkv, q.qkv);  // in place
             CHECK(same_bits(q.qkv.download(), y));
@@ -340,36 +298,17 @@ TEST_CASE_TEMPLATE("qk_norm_rope_backward, with and without gains", Real, float,
             };
             run(false);
 
-            const auto x = to_doubles(q.x);
-            std::vector<double> expected = to_doubles(g), magnitude(x.size()), dgain[2], dgain_size[2];
-            for (int side = 0; side < 2; side++) dgain[side].resize(heads.HD), dgain_size[side].resize(heads.HD);
-            q.each_head([&](int side, size_t at, int position) {
-                std::vector<double> unused(static_cast<size_t>(heads.HD));
-                q.table.rotate(&expected[at], unused.data(), position, true);
-                const auto row = q.head(x, at), d = q.head(expected, at);
-                const auto rstd = reference::rms_rstd(row, 1, heads.HD, static_cast<double>(kEps));
-                const auto gradient = reference::rms_gradient(row, d, rstd, q.gains[side], heads.HD);
-                double largest = 0;
-                for (int c = 0; c < heads.HD; c++) {
-                    const double w = with_gains ? q.gains[side][c] : 1.0;
-                    largest = std::max(largest, std::fabs(d[c] * w));
-                    dgain[side][c] += gradient.dweight[c];
-                    dgain_size[side][c] += (std::fabs(d[c]) + unused[c]) * std::fabs(row[c] * rstd[0]);
-                }
-                std::copy(gradient.dinp.begin(), gradient.dinp.end(), expected.begin() + at);
-                // dx = rstd (g - norm mean(g norm)): |norm| <= sqrt(HD), and the mean is at most the largest |g|.
-                for (int c = 0; c < heads.HD; c++)
-                    magnitude[at + c] = rstd[0] * largest * (1 + std::fabs(row[c] * rstd[0]));
-            });
+            const auto expected = reference::qk_norm_rope_gradient(q.rows(), to_doubles(q.x), to_doubles(g), q.gains,
+                                                                   static_cast<double>(kEps));
             const auto y = dqkv.download();
-            CHECK(worst_error(y, expected, magnitude, kNormError) <= 1);
+            CHECK(worst_error(y, expected.dqkv) <= 1);
             const auto check_gains = [&](const std::vector<float>& before) {
                 const auto both = {dquery.download(), dkey.download()};
                 for (int side = 0; side < 2; side++)
                     for (int c = 0; c < heads.HD; c++) {
-                        const double sum = dgain[side][c] + before[c];
+                        const double sum = expected.dgains[side][c] + before[c];
                         CHECK(std::fabs(both.begin()[side][c] - sum) <=
-                              1e-5 * dgain_size[side][c] + 1e-6 * std::fabs(before[c]));
+                              expected.dgains_bounds[side][c] + 1e-6 * std::fabs(before[c]));
                     }
             };
             if (!with_gains) continue;
