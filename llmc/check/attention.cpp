@@ -8,7 +8,7 @@
 namespace llmc::check {
 namespace {
 
-constexpr int kBatch = 2, kMostHeads = 3;
+constexpr int kBatch = 2;
 constexpr int kLength = 149;  // two tiles of 64 and a part, one of 128 and a part
 
 Bounded with_floor(const std::vector<double>& values, const std::vector<double>& bounds) {
@@ -40,7 +40,8 @@ std::string check_attention(const reference::AttentionShape& s, stream_t stream)
                             rows = {{"b", B}, {"h", NH}, {"t", T}};
     Real *out = trial.result<Real>("out", elements), *low = narrow ? trial.result<Real>("out_low", elements) : nullptr;
     float *lse = trial.result<float>("lse", rows), *delta = trial.result<float>("delta", rows);
-    Real* dqkv = trial.result<Real>("dqkv", {{"b", B}, {"t", T}, {"part", 3}, {"h", NH}, {"", HD}});
+    Real* dqkv =
+        trial.result<Real>("dqkv", {{"b", B}, {"t", T}, {"head", static_cast<size_t>(s.heads().rows())}, {"", HD}});
     trial.run_twice([&] {
         attention_forward<Real>(out, low, lse, device_qkv, s.B, s.T, s.heads(), stream);
         attention_backward<Real>(dqkv, delta, device_dout, device_qkv, out, low, lse, s.B, s.T, s.heads(), stream);
@@ -64,8 +65,9 @@ std::string check_attention(const reference::AttentionShape& s, stream_t stream)
 
 template <class Real>
 void add(Items& items, const KernelUse& use) {
-    const reference::AttentionShape s{kBatch, kLength, std::min(use.heads, kMostHeads), use.head_dim};
-    items.push_back({strprintf("attention %s HD=%d NH=%d", type_name<Real>(), s.HD, s.NH), "kernels", "",
+    const AttentionHeads heads = few_heads(use);
+    const reference::AttentionShape s{kBatch, kLength, heads.NH, heads.HD, heads.NKV};
+    items.push_back({strprintf("attention %s %s", type_name<Real>(), name_of(heads).c_str()), "kernels", "",
                      [s](stream_t stream) { return check_attention<Real>(s, stream); }});
 }
 

@@ -14,9 +14,9 @@ constexpr float kLossGradient = 1.0f / kRows, kLossScale = 4096.0f;
 
 // Padding holds NaN: it must not be used.
 template <class Real>
-std::vector<Real> example_logits(int V, int padded_V) {
+std::vector<Real> example_logits(int V, int padded_V, float cap) {
     const size_t width = static_cast<size_t>(padded_V);
-    auto logits = reference::random_normal<Real>(kRows * width, 3.0f, 61);
+    auto logits = reference::random_normal<Real>(kRows * width, cap > 0 ? cap / 2 : 3.0f, 61);  // many near the cap
     for (size_t row = 0; row < kRows; row++)
         for (size_t v = static_cast<size_t>(V); v < width; v++) logits[row * width + v] = to<Real>(std::nanf(""));
     logits[kBadRow * width + static_cast<size_t>(V) / 3] = to<Real>(std::nanf(""));
@@ -29,14 +29,15 @@ std::vector<int> example_targets(int V) {
 }
 
 template <class Real>
-std::string check_cross_entropy(int V, int padded_V, stream_t stream) {
+std::string check_cross_entropy(int V, int padded_V, const LogitShaping& shaping, stream_t stream) {
     const size_t width = static_cast<size_t>(padded_V);
-    const auto before = example_logits<Real>(V, padded_V);
+    const auto before = example_logits<Real>(V, padded_V, shaping.soft_cap);
     const auto targets = example_targets(V);
     const double dloss = static_cast<double>(kLossGradient) * static_cast<double>(kLossScale);
-    const auto expected = reference::cross_entropy(reference::to_doubles(before), targets, V, padded_V, dloss);
-    Bounded losses(expected.losses, reference::kLossError, 1.0);
-    Bounded gradient(expected.gradient, reference::rounding_error<Real>() + reference::kLogitGradientError,
+    const auto expected = reference::cross_entropy(reference::to_doubles(before), targets, V, padded_V, dloss, shaping);
+    const double of_cap = reference::soft_cap_error(static_cast<double>(shaping.soft_cap));
+    Bounded losses(expected.losses, reference::kLossError + of_cap, 1.0);
+    Bounded gradient(expected.gradient, reference::rounding_error<Real>() + reference::kLogitGradientError + 2 * of_cap,
                      reference::kLogitGradientFloor * dloss);
     losses.values[kBadRow] = std::nan("");
     for (size_t v = 0; v < width; v++)
@@ -56,9 +57,9 @@ std::string check_cross_entropy(int V, int padded_V, stream_t stream) {
     float* evaluated = trial.result<float>("evaluated loss", {{"row", kRows}});
     trial.run_twice([&] {
         softmax_cross_entropy<Real>(dlogits, loss, device_targets, kLossGradient, scale, kRows, V, padded_V, true,
-                                    stream);
-        softmax_cross_entropy<Real>(logits, evaluated, device_targets, 1.0f, nullptr, kRows, V, padded_V, false,
-                                    stream);
+                                    stream, shaping);
+        softmax_cross_entropy<Real>(logits, evaluated, device_targets, 1.0f, nullptr, kRows, V, padded_V, false, stream,
+                                    shaping);
     });
     trial.within(loss, losses);
     trial.within(evaluated, losses);
@@ -99,8 +100,10 @@ std::string check_sum_losses(stream_t stream) {
 template <class Real>
 void add(Items& items, const KernelUse& use) {
     const int V = use.vocab, padded_V = use.padded_vocab;
-    items.push_back({strprintf("softmax_cross_entropy %s V=%d/%d", type_name<Real>(), V, padded_V), "kernels", "",
-                     [V, padded_V](stream_t s) { return check_cross_entropy<Real>(V, padded_V, s); }});
+    const LogitShaping shaping{.soft_cap = use.logit_cap};
+    const std::string cap = use.logit_cap > 0 ? strprintf(" capped at %g", use.logit_cap) : "";
+    items.push_back({strprintf("softmax_cross_entropy %s V=%d/%d%s", type_name<Real>(), V, padded_V, cap.c_str()),
+                     "kernels", "", [=](stream_t s) { return check_cross_entropy<Real>(V, padded_V, shaping, s); }});
     items.push_back({"sum_losses", "kernels", "", check_sum_losses});
 }
 

@@ -1,7 +1,7 @@
 // Comparisons of the card check. Each returns what is wrong, "" if nothing is, and names the first wrong element's
 // place:
 //
-//   dqkv[b=1,t=70,part=0,h=0,17] is 0.0312, expected 0.0521 within 0.0004 (12 of 57216 wrong)
+//   dqkv[b=1,t=70,head=0,17] is 0.0312, expected 0.0521 within 0.0004 (12 of 57216 wrong)
 //
 // No NaN passes for a number, and no number for a NaN.
 #pragma once
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "llmc/check/reference_quantize.h"
+#include "llmc/check/reference_rows.h"
 #include "llmc/device/error.h"
 #include "llmc/device/formats.cuh"
 
@@ -50,6 +51,12 @@ struct Bounded {
     // With one more rounding, of `relative`, and `absolute` on top.
     Bounded widened(double relative, double absolute = 0) const;
 };
+
+// One rounding to Real on top: FP32's is in the bounds.
+template <class Real>
+Bounded rounded(const Bounded& exact) {
+    return sizeof(Real) == 2 ? exact.widened(reference::rounding_error<bf16>()) : exact;
+}
 
 // Counts wrong elements, and keeps the first one's message.
 class Wrong {

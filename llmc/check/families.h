@@ -12,8 +12,12 @@ void add_casts(Items& items, const KernelUse& use);
 void add_tensor_cores(Items& items, const KernelUse& use);
 void add_embedding(Items& items, const KernelUse& use);
 void add_layernorm(Items& items, const KernelUse& use);
+void add_rmsnorm(Items& items, const KernelUse& use);
+void add_rope(Items& items, const KernelUse& use);  // with QK-norm
 void add_attention(Items& items, const KernelUse& use);
 void add_gelu(Items& items, const KernelUse& use);
+void add_swiglu(Items& items, const KernelUse& use);
+void add_relu2(Items& items, const KernelUse& use);
 void add_classifier(Items& items, const KernelUse& use);
 void add_sums(Items& items, const KernelUse& use);  // bias gradients, norms, sums over ranks
 void add_optimizer(Items& items, const KernelUse& use);
@@ -23,7 +27,13 @@ void add_quantize(Items& items, const KernelUse& use);  // one scale a tensor
 void add_quantize_blocks(Items& items, const KernelUse& use);
 void add_fused_attention(Items& items, const KernelUse& use);
 void add_fused_layernorm(Items& items, const KernelUse& use);
+void add_fused_rmsnorm(Items& items, const KernelUse& use);
 void add_fused_gelu(Items& items, const KernelUse& use);
+void add_fused_activation(Items& items, const KernelUse& use);  // SwiGLU or ReLU squared
+
+// The run's heads, as few as show how they are told apart: three, or two that are read by up to four others each.
+AttentionHeads few_heads(const KernelUse& use);
+std::string name_of(const AttentionHeads& heads);  // "HD=64 NH=8 NKV=2", or without NKV where it is NH
 
 template <class Real>
 const char* type_name() {

@@ -37,13 +37,24 @@ Json use_json(const KernelUse& u) {
             {"scaling", static_cast<int>(u.scaling)},
             {"e4m3_gradients", u.e4m3_gradients},
             {"current_scaling", u.current_scaling},
+            {"several_ranks", u.several_ranks},
+            {"optimizer", static_cast<int>(u.optimizer)},
             {"channels", u.channels},
             {"heads", u.heads},
+            {"kv_heads", u.kv_heads},
             {"head_dim", u.head_dim},
+            {"hidden", u.hidden},
             {"vocab", u.vocab},
             {"padded_vocab", u.padded_vocab},
-            {"several_ranks", u.several_ranks},
-            {"optimizer", static_cast<int>(u.optimizer)}};
+            {"layer_norm", u.layer_norm},
+            {"rms_norm", u.rms_norm},
+            {"rms_norm_without_gains", u.rms_norm_without_gains},
+            {"biases", u.biases},
+            {"position_embedding", u.position_embedding},
+            {"qk_norm", u.qk_norm},
+            {"qk_gains", u.qk_gains},
+            {"activation", static_cast<int>(u.activation)},
+            {"logit_cap", u.logit_cap}};
 }
 KernelUse use_from_json(const Json& j) {
     KernelUse u;
@@ -52,13 +63,24 @@ KernelUse use_from_json(const Json& j) {
     u.scaling = static_cast<Fp8Scaling>(j.at("scaling").get<int>());
     u.e4m3_gradients = j.at("e4m3_gradients");
     u.current_scaling = j.at("current_scaling");
-    u.channels = j.at("channels");
-    u.heads = j.at("heads");
-    u.head_dim = j.at("head_dim");
-    u.vocab = j.at("vocab");
-    u.padded_vocab = j.at("padded_vocab");
     u.several_ranks = j.at("several_ranks");
     u.optimizer = static_cast<OptimizerKind>(j.at("optimizer").get<int>());
+    u.channels = j.at("channels");
+    u.heads = j.at("heads");
+    u.kv_heads = j.at("kv_heads");
+    u.head_dim = j.at("head_dim");
+    u.hidden = j.at("hidden");
+    u.vocab = j.at("vocab");
+    u.padded_vocab = j.at("padded_vocab");
+    u.layer_norm = j.at("layer_norm");
+    u.rms_norm = j.at("rms_norm");
+    u.rms_norm_without_gains = j.at("rms_norm_without_gains");
+    u.biases = j.at("biases");
+    u.position_embedding = j.at("position_embedding");
+    u.qk_norm = j.at("qk_norm");
+    u.qk_gains = j.at("qk_gains");
+    u.activation = static_cast<Activation>(j.at("activation").get<int>());
+    u.logit_cap = j.at("logit_cap");
     return u;
 }
 

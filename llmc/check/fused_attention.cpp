@@ -12,12 +12,12 @@ namespace {
 
 using reference::AttentionShape;
 
-constexpr int kBatch = 2, kMostHeads = 3;
+constexpr int kBatch = 2;
 constexpr int kLength = 152;  // fills no tile, but pieces of 8 tokens; 304 tokens are a multiple of 16
 constexpr float kOutputScale = 250.0f, kGradientScale = 2000.0f;
 
-std::vector<Axis> elements(const AttentionShape& s, size_t parts = 1) {
-    return {{"b", static_cast<size_t>(s.B)}, {"t", static_cast<size_t>(s.T)}, {"", parts * s.width()}};
+std::vector<Axis> elements(const AttentionShape& s, int width) {
+    return {{"b", static_cast<size_t>(s.B)}, {"t", static_cast<size_t>(s.T)}, {"", static_cast<size_t>(width)}};
 }
 
 struct Inputs {
@@ -32,8 +32,8 @@ struct Outputs {
     bf16 *out, *low;
     float* lse;
     Outputs(Trial& trial, const AttentionShape& s)
-        : out(trial.result<bf16>("out", elements(s))),
-          low(trial.result<bf16>("out_low", elements(s))),
+        : out(trial.result<bf16>("out", elements(s, s.width()))),
+          low(trial.result<bf16>("out_low", elements(s, s.width()))),
           lse(trial.result<float>("lse", {{"", s.rows()}})) {}
 };
 
@@ -71,7 +71,7 @@ std::string check_backward(const AttentionShape& s, stream_t stream) {
         const bf16 *qkv = trial.input(inputs.qkv), *dout = trial.input(inputs.dout);
         Trial plain_trial(stream);
         const Outputs forward(plain_trial, s);
-        bf16* dqkv = plain_trial.result<bf16>("dqkv", elements(s, 3));
+        bf16* dqkv = plain_trial.result<bf16>("dqkv", elements(s, width));
         float* plain_delta = plain_trial.result<float>("delta", {{"", s.rows()}});
         const QuantizedResults<F8> expected(plain_trial, s.tokens(), width, kGradientScale);
         plain_trial.run_twice([&] {
@@ -102,10 +102,12 @@ std::string check_backward(const AttentionShape& s, stream_t stream) {
 void add_fused_attention([[maybe_unused]] Items& items, [[maybe_unused]] const KernelUse& use) {
 #if LLMC_ENABLE_FP8
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor || use.current_scaling) return;
-    const AttentionShape s{kBatch, kLength, std::min(use.heads, kMostHeads), use.head_dim};
-    const std::string suffix = strprintf(" HD=%d NH=%d", s.HD, s.NH);
+    const AttentionHeads heads = few_heads(use);
+    const AttentionShape s{kBatch, kLength, heads.NH, heads.HD, heads.NKV};
+    const std::string suffix = " " + name_of(heads);
     items.push_back({"attention_forward_fp8" + suffix, "kernels", "attention_fp8",
                      [s](stream_t stream) { return check_forward(s, stream); }});
+    if (!use.position_embedding) return;  // the gradient is turned back before it is cast
     if (use.e4m3_gradients)
         items.push_back({"attention_backward_fp8 e4m3" + suffix, "kernels", "attention_backward_fp8",
                          [s](stream_t stream) { return check_backward<e4m3>(s, stream); }});

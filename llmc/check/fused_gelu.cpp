@@ -52,8 +52,8 @@ std::string check_backward(int hidden, stream_t stream) {
 
 void add_fused_gelu([[maybe_unused]] Items& items, [[maybe_unused]] const KernelUse& use) {
 #if LLMC_ENABLE_FP8
-    if (!use.fp8 || use.scaling != Fp8Scaling::tensor) return;
-    const int C = 4 * use.channels;
+    if (!use.fp8 || use.scaling != Fp8Scaling::tensor || use.activation != Activation::gelu) return;
+    const int C = use.hidden;
     items.push_back({strprintf("gelu_forward_fp8 C=%d", C), "kernels", "gelu_fp8",
                      [C](stream_t s) { return check_forward(C, s); }});
     if (use.e4m3_gradients)

@@ -42,7 +42,7 @@ std::string check_backward(int hidden, stream_t stream) {
 
 template <class Real>
 void add(Items& items, const KernelUse& use) {
-    const int C = 4 * use.channels;
+    const int C = use.hidden;
     const std::string suffix = strprintf(" %s C=%d", type_name<Real>(), C);
     items.push_back({"gelu_forward" + suffix, "kernels", "", [C](stream_t s) { return check_forward<Real>(C, s); }});
     items.push_back({"gelu_backward" + suffix, "kernels", "", [C](stream_t s) { return check_backward<Real>(C, s); }});
@@ -50,6 +50,8 @@ void add(Items& items, const KernelUse& use) {
 
 }  // namespace
 
-void add_gelu(Items& items, const KernelUse& use) { use.bf16 ? add<bf16>(items, use) : add<float>(items, use); }
+void add_gelu(Items& items, const KernelUse& use) {
+    if (use.activation == Activation::gelu) use.bf16 ? add<bf16>(items, use) : add<float>(items, use);
+}
 
 }  // namespace llmc::check

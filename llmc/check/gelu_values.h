@@ -7,12 +7,6 @@
 
 namespace llmc::check {
 
-// One rounding to Real on top.
-template <class Real>
-Bounded rounded(const Bounded& exact) {
-    return sizeof(Real) == 2 ? exact.widened(reference::rounding_error<bf16>()) : exact;
-}
-
 template <class Real>
 Bounded gelu_values(const std::vector<Real>& inp) {
     Bounded result(0);

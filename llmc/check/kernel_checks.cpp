@@ -1,6 +1,7 @@
 // The list of checks of what a run uses (kernel_checks.h).
 #include "llmc/check/kernel_checks.h"
 
+#include <algorithm>
 #include <set>
 
 #include "llmc/check/families.h"
@@ -11,16 +12,73 @@ namespace {
 
 std::vector<CheckItem> all_checks(const KernelUse& use) {
     check::Items items;
-    for (const auto add :
-         {check::add_casts, check::add_tensor_cores, check::add_embedding, check::add_layernorm, check::add_attention,
-          check::add_gelu, check::add_classifier, check::add_sums, check::add_optimizer, check::add_muon,
-          check::add_step, check::add_quantize, check::add_quantize_blocks, check::add_fused_attention,
-          check::add_fused_layernorm, check::add_fused_gelu})
+    for (const auto add : {check::add_casts,
+                           check::add_tensor_cores,
+                           check::add_embedding,
+                           check::add_layernorm,
+                           check::add_rmsnorm,
+                           check::add_rope,
+                           check::add_attention,
+                           check::add_gelu,
+                           check::add_swiglu,
+                           check::add_relu2,
+                           check::add_classifier,
+                           check::add_sums,
+                           check::add_optimizer,
+                           check::add_muon,
+                           check::add_step,
+                           check::add_quantize,
+                           check::add_quantize_blocks,
+                           check::add_fused_attention,
+                           check::add_fused_layernorm,
+                           check::add_fused_rmsnorm,
+                           check::add_fused_gelu,
+                           check::add_fused_activation})
         add(items, use);
     return items;
 }
 
+bool has(const std::vector<TensorRow>& rows, const std::string& name) {
+    return std::any_of(rows.begin(), rows.end(), [&](const TensorRow& row) { return row.name == name; });
+}
+
 }  // namespace
+
+namespace check {
+
+AttentionHeads few_heads(const KernelUse& use) {
+    const int group = use.heads / use.kv_heads, kv_heads = std::min(use.kv_heads, group > 1 ? 2 : 3);
+    return {std::min(group, 4) * kv_heads, kv_heads, use.head_dim};
+}
+
+std::string name_of(const AttentionHeads& heads) {
+    return strprintf("HD=%d NH=%d", heads.HD, heads.NH) + (heads.NKV < heads.NH ? strprintf(" NKV=%d", heads.NKV) : "");
+}
+
+}  // namespace check
+
+void KernelUse::set_model(const ModelConfig& model) {
+    channels = model.channels, heads = model.heads, kv_heads = model.key_value_heads(), head_dim = model.head_dim();
+    hidden = model.mlp_channels();
+    vocab = model.vocab, padded_vocab = model.padded_vocab();
+    logit_cap = static_cast<float>(model.logit_cap);
+
+    // A norm, a linear layer and the model itself look for tensors by these names, too.
+    const ModelTable table = model.table();
+    layer_norm = rms_norm = rms_norm_without_gains = false;
+    const auto add_norm = [&](const std::vector<TensorRow>& rows, const std::string& name) {
+        const bool shifted = has(rows, name + ".bias"), weighted = has(rows, name + ".weight");
+        (shifted ? layer_norm : weighted ? rms_norm : rms_norm_without_gains) = true;
+    };
+    add_norm(table.block, "ln1"), add_norm(table.block, "ln2"), add_norm(table.final, "lnf");
+    if (table.embedding_norm) add_norm(table.embedding, "embedding_norm");
+    biases = false;
+    for (const std::string& name : linear_names(model)) biases |= has(table.block, name + ".bias");
+    position_embedding = has(table.embedding, "wpe");
+    qk_norm = table.qk_norm;
+    qk_gains = has(table.block, "q_norm.weight");
+    activation = table.activation;
+}
 
 std::vector<CheckItem> kernel_checks(const KernelUse& use) {
     std::vector<CheckItem> items = all_checks(use);

@@ -4,7 +4,9 @@
 #include <vector>
 
 #include "llmc/check/item.h"
+#include "llmc/kernels/attention_heads.h"
 #include "llmc/kernels/fp8_state.h"
+#include "llmc/model/config.h"
 #include "llmc/optim/config.h"
 
 namespace llmc {
@@ -16,10 +18,25 @@ struct KernelUse {
     Fp8Scaling scaling = Fp8Scaling::tensor;
     bool e4m3_gradients = false;
     bool current_scaling = false;  // measured first, then written
-    int channels = 0, heads = 0, head_dim = 0;
-    int vocab = 0, padded_vocab = 0;
     bool several_ranks = false;
     OptimizerKind optimizer = OptimizerKind::adamw;
+
+    // Of the model; GPT-2's where nothing is said.
+    int channels = 0, heads = 0, kv_heads = 0, head_dim = 0;
+    int hidden = 0;  // channels inside the MLP, behind the activation
+    int vocab = 0, padded_vocab = 0;
+    bool layer_norm = true, rms_norm = false, rms_norm_without_gains = false;
+    bool biases = true;              // of linear layers
+    bool position_embedding = true;  // else positions are rotary
+    bool qk_norm = false, qk_gains = false;
+    Activation activation = Activation::gelu;
+    float logit_cap = 0;  // 0: none
+
+    // Takes the shape and what follows from the table of a model's tensors.
+    void set_model(const ModelConfig& model);
+
+    AttentionHeads attention_heads() const { return {heads, kv_heads, head_dim}; }
+    int fc_channels() const { return activation == Activation::swiglu ? 2 * hidden : hidden; }
 };
 
 std::vector<CheckItem> kernel_checks(const KernelUse& use);

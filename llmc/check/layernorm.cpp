@@ -92,6 +92,8 @@ void add(Items& items, const KernelUse& use) {
 
 }  // namespace
 
-void add_layernorm(Items& items, const KernelUse& use) { use.bf16 ? add<bf16>(items, use) : add<float>(items, use); }
+void add_layernorm(Items& items, const KernelUse& use) {
+    if (use.layer_norm) use.bf16 ? add<bf16>(items, use) : add<float>(items, use);
+}
 
 }  // namespace llmc::check

@@ -2,6 +2,8 @@
 // gradients in all passes, bias gradients, weights whole and in slices.
 #include "llmc/kernels/quantize.h"
 
+#include <set>
+
 #include "llmc/check/families.h"
 #include "llmc/check/quantized_results.h"
 #include "llmc/check/reference_rows.h"
@@ -31,7 +33,7 @@ std::string check_activation(int C, stream_t stream) {
 }
 
 template <class F8>
-std::string check_gradient(int columns, stream_t stream) {
+std::string check_gradient(int columns, bool bias, stream_t stream) {
     const size_t C = static_cast<size_t>(columns), n = kRows * C;
     const auto values = reference::random_normal<bf16>(n, 1.0f, 93, 0.2f);
     const float scale = std::is_same_v<F8, e4m3> ? 300.0f : 40000.0f;  // some saturate
@@ -42,11 +44,12 @@ std::string check_gradient(int columns, stream_t stream) {
     return each_pass(kAllPasses, stream, [&](Trial& trial, QuantizePass pass) {
         const bf16* inp = trial.input(values);
         const QuantizedResults<F8> to(trial, kRows, columns, scale);
-        float* dbias = trial.result("dbias", {{"", C}}, before);
-        float* scratch = trial.scratch<float>(quantize_scratch(kRows, columns));
+        float* dbias = bias ? trial.result("dbias", {{"", C}}, before) : nullptr;
+        float* scratch = bias ? trial.scratch<float>(quantize_scratch(kRows, columns)) : nullptr;
         trial.run_twice(
             [&] { quantize<F8>(to.both(), dbias, scratch, inp, nullptr, kRows, columns, true, pass, stream); });
         to.compare(expected, pass);
+        if (!bias) return;
         if (pass == QuantizePass::measure)
             trial.equal(dbias, before);
         else
@@ -86,9 +89,10 @@ std::string check_weight_slices(int C, stream_t stream) {
 
 template <class F8>
 void add_gradients(Items& items, const KernelUse& use, const char* format) {
-    for (const int width : {use.channels, 3 * use.channels, 4 * use.channels})
-        items.push_back({strprintf("quantize %s with bias gradient C=%d", format, width), "kernels", "",
-                         [width](stream_t s) { return check_gradient<F8>(width, s); }});
+    const bool bias = use.biases;
+    for (const int width : std::set{use.channels, use.attention_heads().qkv_width(), use.fc_channels()})
+        items.push_back({strprintf("quantize %s %s C=%d", format, bias ? "with bias gradient" : "of gradients", width),
+                         "kernels", "", [=](stream_t s) { return check_gradient<F8>(width, bias, s); }});
 }
 
 }  // namespace
@@ -97,9 +101,9 @@ void add_gradients(Items& items, const KernelUse& use, const char* format) {
 void add_quantize([[maybe_unused]] Items& items, [[maybe_unused]] const KernelUse& use) {
 #if LLMC_ENABLE_FP8
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor) return;
-    const int C = use.channels;
-    items.push_back(
-        {strprintf("quantize e4m3 C=%d", C), "kernels", "", [C](stream_t s) { return check_activation(C, s); }});
+    const int C = use.channels, width = use.attention_heads().width();
+    items.push_back({strprintf("quantize e4m3 C=%d", width), "kernels", "",
+                     [width](stream_t s) { return check_activation(width, s); }});
     use.e4m3_gradients ? add_gradients<e4m3>(items, use, "e4m3") : add_gradients<e5m2>(items, use, "e5m2");
     items.push_back(
         {strprintf("quantize_weight C=%d", C), "kernels", "", [C](stream_t s) { return check_weight(C, s); }});

@@ -1,6 +1,8 @@
 // Quantization with a scale for every block, at the run's width, against the definition of block and cast; and back.
 #include "llmc/kernels/quantize_blocks.h"
 
+#include <set>
+
 #include "llmc/check/families.h"
 #include "llmc/check/quantized_results.h"
 #include "llmc/check/reference_rows.h"
@@ -139,12 +141,16 @@ void add_quantize_blocks([[maybe_unused]] Items& items, [[maybe_unused]] const K
     if (!use.fp8 || use.scaling == Fp8Scaling::tensor) return;
     const bool mx = use.scaling == Fp8Scaling::mx;
     const char* const name = mx ? "mx" : "block";
-    const BlockShape narrow{mx ? 160 : 256, use.channels, use.scaling}, wide{narrow.N, 4 * use.channels, use.scaling};
-    for (const BlockShape& s : {narrow, wide})
-        items.push_back({strprintf("quantize_blocks %s with bias gradient C=%d", name, s.C), "kernels", "",
-                         [s](stream_t stream) { return check_bias_gradient(s, stream); }});
-    items.push_back({strprintf("quantize_blocks %s C=%d", name, narrow.C), "kernels", "",
-                     [narrow](stream_t stream) { return check_blocks(narrow, stream); }});
+    const BlockShape narrow{mx ? 160 : 256, use.channels, use.scaling};
+    for (const int C : std::set{use.channels, use.fc_channels()}) {
+        const BlockShape s{narrow.N, C, use.scaling};
+        if (use.biases)
+            items.push_back({strprintf("quantize_blocks %s with bias gradient C=%d", name, C), "kernels", "",
+                             [s](stream_t stream) { return check_bias_gradient(s, stream); }});
+        if (!use.biases || C == narrow.C)
+            items.push_back({strprintf("quantize_blocks %s C=%d", name, C), "kernels", "",
+                             [s](stream_t stream) { return check_blocks(s, stream); }});
+    }
     items.push_back({strprintf("dequantize_blocks %s C=%d", name, narrow.C), "kernels", "",
                      [narrow](stream_t stream) { return check_dequantize(narrow, stream); }});
     if (!mx)

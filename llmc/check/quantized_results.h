@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "llmc/check/trial.h"
+#include "llmc/kernels/quantize.h"
 
 namespace llmc::check {
 
@@ -71,6 +72,15 @@ struct QuantizedResults {
         trial.equal(row, plain.trial.read(plain.row));
         trial.equal(transposed, plain.trial.read(plain.transposed));
         same_state(plain);
+    }
+    // Byte by byte against what quantize() makes of values (N, C).
+    void compare_with_cast(const bf16* values, QuantizePass pass) const {
+        Trial plain_trial(trial.stream());
+        const QuantizedResults plain(plain_trial, N, C, before.scale);
+        plain_trial.run_twice(
+            [&] { quantize<F8>(plain.both(), nullptr, nullptr, values, nullptr, N, C, false, pass, trial.stream()); });
+        compare(plain);
+        trial.note(plain_trial.problem());
     }
     void same_state(const QuantizedResults& plain) const {
         const Fp8State expected = plain.trial.read(plain.state)[0];

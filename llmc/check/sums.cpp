@@ -1,5 +1,6 @@
 // Sums: biases and their gradients at the run's widths, squares of gradients, and pieces of several ranks.
 #include <algorithm>
+#include <set>
 
 #include "llmc/check/families.h"
 #include "llmc/check/reference_rows.h"
@@ -114,10 +115,11 @@ std::string check_add(stream_t stream) {
 
 template <class Real>
 void add_biases(Items& items, const KernelUse& use) {
-    for (const int width : {use.channels, 3 * use.channels, 4 * use.channels})
+    const int qkv = use.attention_heads().qkv_width();
+    for (const int width : std::set{use.channels, qkv, use.fc_channels()})
         items.push_back({strprintf("add_bias %s C=%d", type_name<Real>(), width), "kernels", "",
                          [width](stream_t s) { return check_add_bias<Real>(width, s); }});
-    for (const int width : {use.channels, 3 * use.channels})
+    for (const int width : std::set{use.channels, qkv})
         items.push_back({strprintf("bias_gradient %s C=%d", type_name<Real>(), width), "kernels", "",
                          [width](stream_t s) { return check_bias_gradient<Real>(width, s); }});
 }
@@ -125,7 +127,7 @@ void add_biases(Items& items, const KernelUse& use) {
 }  // namespace
 
 void add_sums(Items& items, const KernelUse& use) {
-    use.bf16 ? add_biases<bf16>(items, use) : add_biases<float>(items, use);
+    if (use.biases) use.bf16 ? add_biases<bf16>(items, use) : add_biases<float>(items, use);
     items.push_back({"global_norm_partials", "kernels", "", check_global_norm});
     if (!use.several_ranks) return;
     items.push_back({"sum_pieces fp32", "kernels", "", check_sum_pieces<float>});

@@ -45,13 +45,9 @@ KernelUse use_of(const TrainerConfig& config, bool fp32, int ranks) {
     use.scaling = config.fp8_scaling();
     use.e4m3_gradients = config.fp8 && config.fp8->e4m3_gradients;
     use.current_scaling = config.fp8 && config.fp8->recipe == Fp8Recipe::current;
-    use.channels = config.model.channels;
-    use.heads = config.model.heads;
-    use.head_dim = config.model.head_dim();
-    use.vocab = config.model.vocab;
-    use.padded_vocab = config.model.padded_vocab();
     use.several_ranks = ranks > 1;
     use.optimizer = config.optimizer.kind;
+    use.set_model(config.model);
     return use;
 }
 

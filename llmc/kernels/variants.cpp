@@ -13,15 +13,18 @@ using V = KernelVariant;
 // In the order of the enumeration.
 constexpr KernelVariantEntry kEntries[] = {
     {V::layernorm_fp8, "layernorm_fp8", kOldestCard, kAnyLaterCard, true, true,
-     "sum, mean and rstd to the bit; codes of the norm that is not rounded to BF16", "layernorm_forward and quantize"},
-    {V::gelu_fp8, "gelu_fp8", kOldestCard, kAnyLaterCard, true, true, "codes of the GELU that is not rounded to BF16",
-     "gelu_forward and quantize"},
+     "sum and statistics to the bit; codes of the layer norm that is not rounded to BF16, RMS norm's to the bit",
+     "the plain norm and quantize"},
+    {V::gelu_fp8, "gelu_fp8", kOldestCard, kAnyLaterCard, true, true,
+     "codes of the GELU that is not rounded to BF16, SwiGLU's and squared ReLU's to the bit",
+     "the plain activation and quantize"},
     {V::attention_fp8, "attention_fp8", kOldestCard, kAnyLaterCard, true, true, "everything to the bit",
      "attention_forward and quantize"},
     {V::layernorm_backward_fp8, "layernorm_backward_fp8", kOldestCard, kAnyLaterCard, true, true,
-     "codes of the gradient that it writes; sums over rows in another order", "layernorm_backward and quantize"},
+     "codes of the gradient that it writes; sums over rows in another order", "the plain norm's gradient and quantize"},
     {V::gelu_backward_fp8, "gelu_backward_fp8", kOldestCard, kAnyLaterCard, true, true,
-     "codes of the gradient that is not rounded to BF16; its bias's in another order", "gelu_backward and quantize"},
+     "codes of GELU's gradient that is not rounded to BF16, its bias's in another order; the others' to the bit",
+     "the plain activation's gradient and quantize"},
     {V::attention_backward_fp8, "attention_backward_fp8", kOldestCard, kAnyLaterCard, true, true,
      "codes and delta to the bit; sums over tokens in another order", "attention_backward and quantize"},
 };

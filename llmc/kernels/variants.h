@@ -10,7 +10,8 @@
 
 namespace llmc {
 
-enum class KernelVariant {  // rows of the table in variants.cpp
+// Rows of the table in variants.cpp. A layer norm's are an RMS norm's too, GELU's those of any activation.
+enum class KernelVariant {
     layernorm_fp8,
     gelu_fp8,
     attention_fp8,

@@ -41,12 +41,16 @@ TEST_CASE("Findings and requests survive JSON") {
     request.use.channels = 768;
     request.use.fp8 = true;
     request.use.scaling = Fp8Scaling::mx;
+    request.use.activation = Activation::relu2;
+    request.use.logit_cap = 15;
     request.products = {{Product::wgrad, OperandType::e5m2_e4m3, 16, 32, 48, false, true, Fp8Scaling::tensor}};
     request.preferred = {{"matmul", "01"}};
     request.found = some_findings();
     const CheckRequest again = request_from_json(Json::parse(request_json(request).dump()));
     CHECK(request_json(again) == request_json(request));
     CHECK(again.products == request.products);
+    CHECK(again.use.activation == Activation::relu2);
+    CHECK(again.use.logit_cap == 15);
     const ProductChoices choices = {{"a", {"00", false, true}}, {"b", {}}};
     CHECK(choices_from_json(choices_json(choices)) == choices);
 }

@@ -6,7 +6,9 @@
 #include <cmath>
 #include <set>
 
+#include "llmc/check/families.h"
 #include "llmc/check/trial.h"
+#include "llmc/kernels/variants.h"
 #include "test/kernel_test.h"
 #include "test/suites.h"
 
@@ -15,12 +17,19 @@ using namespace llmc::test;
 
 namespace {
 
-KernelUse tiny_gpt(int channels = 64, int heads = 2) {
+KernelUse tiny_model(const Architecture& architecture, int channels, int heads, int kv_heads) {
+    ModelConfig model;
+    model.architecture = &architecture;
+    model.layers = 2, model.channels = channels, model.vocab = 509, model.context = 64;
+    model.heads = heads, model.kv_heads = kv_heads;
+    architecture.description->set_defaults(model);
+    if (model.hidden > 0) model.hidden = channels;
+    model.validate();
     KernelUse use;
-    use.channels = channels, use.heads = heads, use.head_dim = channels / heads;
-    use.vocab = 509, use.padded_vocab = 512;
+    use.set_model(model);
     return use;
 }
+KernelUse tiny_gpt(int channels = 64, int heads = 2) { return tiny_model(kGpt2, channels, heads, heads); }
 
 void check_all_right(const KernelUse& use) {
     for (const CheckItem& item : kernel_checks(use)) {
@@ -56,6 +65,40 @@ TEST_CASE("every kernel of a run is right") {
     SUBCASE("fp32") { use.bf16 = false; }
     SUBCASE("fp32, head dimension 128") {
         use = tiny_gpt(128, 1);
+        use.bf16 = false;
+    }
+    SUBCASE("Llama, bf16, grouped queries") { use = tiny_model(kLlama, 128, 4, 2); }
+    SUBCASE("Llama, fp8 delayed") {
+        use = tiny_model(kLlama, 64, 2, 1);
+        use.fp8 = true;
+    }
+    SUBCASE("Llama, fp8 block") {
+        use = tiny_model(kLlama, 128, 2, 1);
+        use.fp8 = use.e4m3_gradients = true;
+        use.scaling = Fp8Scaling::block;
+    }
+    SUBCASE("Qwen3, fp8 delayed, E4M3 gradients, head dimension 128") {
+        use = tiny_model(kQwen3, 256, 2, 1);
+        use.fp8 = use.e4m3_gradients = true;
+    }
+    SUBCASE("Qwen3, fp32") {
+        use = tiny_model(kQwen3, 64, 2, 1);
+        use.bf16 = false;
+    }
+    SUBCASE("nano, fp8 current") {
+        use = tiny_model(kNano, 64, 2, 2);
+        use.fp8 = use.current_scaling = true;
+    }
+    SUBCASE("nano, E4M3 gradients, fp8 delayed, head dimension 64") {
+        use = tiny_model(kNano, 128, 2, 2);
+        use.fp8 = use.e4m3_gradients = true;
+    }
+    SUBCASE("Llama, fp32") {
+        use = tiny_model(kLlama, 64, 2, 1);
+        use.bf16 = false;
+    }
+    SUBCASE("nano, fp32") {
+        use = tiny_model(kNano, 64, 2, 2);
         use.bf16 = false;
     }
     check_all_right(use);
@@ -196,6 +239,19 @@ TEST_CASE("every result of every check is compared" * doctest::test_suite(kOnce)
                 of_optimizers += check_every_result_is_compared(item);
     }
     CHECK(of_optimizers >= 2 * 8 + 9);  // master, m, working copy and amax, twice each; Muon's
+    std::set<std::string> seen;
+    for (const CheckItem& item : kernel_checks(tiny_gpt())) seen.insert(item.name);
+    size_t of_models = 0;
+    for (const Architecture* architecture : {&kLlama, &kQwen3, &kNano}) {
+        use = tiny_model(*architecture, 64, 2, 1);
+        use.fp8 = true;
+        for (const CheckItem& item : kernel_checks(use))
+            if (item.family == "kernels" && seen.insert(item.name).second)
+                of_models += check_every_result_is_compared(item);
+    }
+    // rmsnorm 4 + 3 and 5 + 5, swiglu 2, relu2 2, rope 2, qk_norm_rope 4 and 2, fused ones 13 each for two norms and
+    // two activations, softmax_cross_entropy 4, attention 5.
+    CHECK(of_models > 100);
 }
 
 TEST_CASE("a kernel that writes beside its results, leaves elements out, or is not repeatable") {
@@ -213,11 +269,11 @@ TEST_CASE("a kernel that writes beside its results, leaves elements out, or is n
           "beside lse: writes 2 bytes before its result");
     CHECK(told("dqkv", [](char* data, size_t, int, stream_t stream) {
               set_bytes(data + 2 * 17, 0xFF, 2, stream);
-          }).find("dqkv[b=0,t=0,part=0,h=0,17] is nan, expected ") == 0);
+          }).find("dqkv[b=0,t=0,head=0,17] is nan, expected ") == 0);
     CHECK(told("dqkv", [](char* data, size_t, int run, stream_t stream) {
               const char low_byte = static_cast<char>(read_back(data, stream) ^ run);
               write_through(data, low_byte, stream);
-          }) == "dqkv[b=0,t=0,part=0,h=0,0] differs between two runs on the same inputs (1 of 57216 wrong)");
+          }) == "dqkv[b=0,t=0,head=0,0] differs between two runs on the same inputs (1 of 57216 wrong)");
 }
 
 TEST_CASE("numbers that are 1 % off in one tile") {
@@ -267,7 +323,104 @@ TEST_CASE("a check needs no more than the run has") {
     }
     CHECK(names(use).count("quantize_weight_tiles C=64") == 1);
     CHECK(names(use).count("bf16 to e5m2, all values") == 0);
-    use = tiny_gpt();
-    use.bf16 = false;
-    for (const std::string& name : names(use)) CHECK(name.find("bf16") == std::string::npos);
+    for (const Architecture* architecture : architectures()) {
+        use = tiny_model(*architecture, 64, 2, 1);
+        use.bf16 = false;
+        for (const std::string& name : names(use)) CHECK(name.find("bf16") == std::string::npos);
+    }
+}
+
+// Of words that tell architectures apart, those that a name of an item has.
+TEST_CASE("a check needs what the model's table says, and nothing else") {
+    using Words = std::set<std::string>;
+    const Words all = {"layernorm_forward bf16",
+                       "layernorm_backward bf16",
+                       "rmsnorm_forward bf16",
+                       "rmsnorm_backward bf16",
+                       "gelu_forward bf16",
+                       "gelu_backward bf16",
+                       "swiglu bf16",
+                       "relu2 bf16",
+                       "qk_norm_rope bf16 HD=32 NH=2",
+                       " NKV=1",
+                       "without gains",
+                       "without positions",
+                       "add_bias",
+                       "with bias gradient",
+                       "of gradients",
+                       "capped at 15",
+                       "layernorm_forward_fp8",
+                       "layernorm_backward_fp8 e5m2",
+                       "rmsnorm_forward_fp8",
+                       "rmsnorm_backward_fp8 e5m2",
+                       "gelu_forward_fp8",
+                       "gelu_backward_fp8 e5m2",
+                       "swiglu_forward_fp8",
+                       "swiglu_backward_fp8 e5m2",
+                       "relu2_forward_fp8",
+                       "relu2_backward_fp8 e5m2",
+                       "attention_forward_fp8",
+                       "attention_backward_fp8"};
+    const auto words_of = [&](const Architecture& architecture, int kv_heads) {
+        KernelUse use = tiny_model(architecture, 64, 2, kv_heads);
+        use.fp8 = true;
+        Words found;
+        for (const CheckItem& item : kernel_checks(use)) {
+            for (const std::string& word : all)
+                if (item.name.find(word) != std::string::npos) found.insert(word);
+            if (item.name.rfind("rope bf16", 0) == 0) found.insert("rope");
+            if (item.variant == "attention_backward_fp8") CHECK(&architecture == &kGpt2);
+        }
+        return found;
+    };
+    CHECK(words_of(kGpt2, 2) == Words{"layernorm_forward bf16", "layernorm_backward bf16", "gelu_forward bf16",
+                                      "gelu_backward bf16", "add_bias", "with bias gradient", "layernorm_forward_fp8",
+                                      "layernorm_backward_fp8 e5m2", "gelu_forward_fp8", "gelu_backward_fp8 e5m2",
+                                      "attention_forward_fp8", "attention_backward_fp8"});
+    Words llama = {"rmsnorm_forward bf16",
+                   "rmsnorm_backward bf16",
+                   "swiglu bf16",
+                   " NKV=1",
+                   "without positions",
+                   "of gradients",
+                   "rmsnorm_forward_fp8",
+                   "rope",
+                   "rmsnorm_backward_fp8 e5m2",
+                   "swiglu_forward_fp8",
+                   "swiglu_backward_fp8 e5m2",
+                   "attention_forward_fp8"};
+    CHECK(words_of(kLlama, 1) == llama);
+    llama.erase("rope"), llama.insert("qk_norm_rope bf16 HD=32 NH=2");
+    CHECK(words_of(kQwen3, 1) == llama);
+    CHECK(words_of(kNano, 2) ==
+          Words{"rmsnorm_forward bf16", "rmsnorm_backward bf16", "relu2 bf16", "qk_norm_rope bf16 HD=32 NH=2",
+                "without gains", "without positions", "of gradients", "capped at 15", "rmsnorm_forward_fp8",
+                "rmsnorm_backward_fp8 e5m2", "relu2_forward_fp8", "relu2_backward_fp8 e5m2", "attention_forward_fp8"});
+}
+
+TEST_CASE("fused kernels of all architectures give way alike") {
+    for (const Architecture* architecture : architectures()) {
+        KernelUse use = tiny_model(*architecture, 64, 2, 1);
+        use.fp8 = true;
+        std::set<std::string> variants;
+        for (const CheckItem& item : kernel_checks(use)) variants.insert(item.variant);
+        for (const char* variant :
+             {"layernorm_fp8", "layernorm_backward_fp8", "gelu_fp8", "gelu_backward_fp8", "attention_fp8"})
+            CHECK(variants.count(variant) == 1);
+        for (const std::string& variant : variants)
+            if (!variant.empty() && variant != kAllOfFp8) kernel_variant(variant);  // or it throws
+    }
+}
+
+TEST_CASE("heads of a check: grouped as the run's, and few") {
+    const auto heads = [](int NH, int NKV) {
+        KernelUse use;
+        use.heads = NH, use.kv_heads = NKV, use.head_dim = 64;
+        return check::name_of(check::few_heads(use));
+    };
+    CHECK(heads(12, 12) == "HD=64 NH=3");
+    CHECK(heads(1, 1) == "HD=64 NH=1");
+    CHECK(heads(32, 8) == "HD=64 NH=8 NKV=2");
+    CHECK(heads(6, 3) == "HD=64 NH=4 NKV=2");
+    CHECK(heads(32, 1) == "HD=64 NH=4 NKV=1");
 }

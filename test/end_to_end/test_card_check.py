@@ -121,7 +121,7 @@ class OnVirtualGpu(unittest.TestCase):
 
     # fault: what is said of it
     GIVES_WAY = {
-        "wrong-kernel:gelu_forward_fp8_kernel": r"gelu_fp8 gives way to gelu_forward and quantize",
+        "wrong-kernel:gelu_forward_fp8_kernel": r"gelu_fp8 gives way to the plain activation and quantize",
         "unsteady-kernel:layernorm_forward_fp8": r"layernorm_fp8 gives way to",
         "stray:gelu_backward_fp8_kernel": r"gelu_backward_fp8 gives way to",
         "stray-fault:gelu_backward_fp8_kernel": r"gelu_backward_fp8 gives way to",
