@@ -32,6 +32,15 @@ def check(*flags, fault="", env=None, program=VIRTUAL):
                            env={**cache(), "VIRTUAL_GPU_FAULT": fault, **(env or {})})
 
 
+def tiny(architecture):
+    """Flags of a tiny model of another architecture, with grouped queries."""
+    path = new_path("model") + ".json"
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"architecture": architecture, "layers": 2, "heads": 2, "kv_heads": 1, "channels": 64, "head_dim": 32,
+                   "hidden": 96, "context": 64}, file)
+    return ["-e", path]
+
+
 def counts(text):
     """(right, all, fell back) of the last line."""
     return tuple(int(n) for n in re.search(r"(\d+) of (\d+) right, (\d+) fell back", text).groups())
@@ -157,6 +166,52 @@ class OnVirtualGpu(unittest.TestCase):
                 done = check(*recipe_flags("delayed"), "--timeout-check", "3", fault=fault)
                 self.assertEqual(done.code, code, done.out + done.err)
                 self.assertRegex(done.err, said)
+
+    # architecture: {fault of a fused kernel: (item that finds it, what gives way)}, {fault of a plain one: item}
+    MODERN = {
+        "llama": ({"wrong-kernel:layernorm_forward_fp8": ("rmsnorm_forward_fp8 C=64:", "layernorm_fp8"),
+                   "wrong-kernel:layernorm_backward_fp8": ("rmsnorm_backward_fp8 e5m2 C=64:", "layernorm_backward_fp8"),
+                   "stray:swiglu_forward_fp8": ("swiglu_forward_fp8 F=96:", "gelu_fp8"),
+                   "wrong-kernel:swiglu_backward_fp8": ("swiglu_backward_fp8 e5m2 F=96:", "gelu_backward_fp8")},
+                  {"wrong-kernel:layernorm_forward_kernel": "rmsnorm_forward bf16 C=64:",
+                   "wrong-kernel:layernorm_backward_kernel": "rmsnorm_backward bf16 C=64:",
+                   "wrong-kernel:rope_kernel": "rope bf16 HD=32 NH=2 NKV=1:",
+                   "stray:swiglu_forward_kernel": "swiglu bf16 F=96:",
+                   "stray:attention_key_gradient": "attention bf16 HD=32 NH=2 NKV=1:",
+                   "wrong-kernel:embedding_forward": "embedding_forward bf16 C=64 V=251 without positions:"}),
+        "nano": ({"wrong-kernel:layernorm_forward_fp8": ("rmsnorm_forward_fp8 C=64 without gains:", "layernorm_fp8"),
+                  "wrong-kernel:relu2_fp8_kernel<llmc::e4m3": ("relu2_forward_fp8 F=96:", "gelu_fp8"),
+                  "stray:relu2_fp8_kernel<llmc::e5m2": ("relu2_backward_fp8 e5m2 F=96:", "gelu_backward_fp8")},
+                 {"wrong-kernel:qk_norm_rope_backward": "qk_norm_rope bf16 HD=32 NH=2 NKV=1 without gains:",
+                  "wrong-kernel:relu2_forward_kernel": "relu2 bf16 F=96:",
+                  "wrong-kernel:softmax_cross_entropy": "softmax_cross_entropy bf16 V=257/384 capped at 15:"}),
+    }
+
+    def test_other_architectures(self):
+        """Several faults in one check: each is found by its own item."""
+        for architecture, (fused, plain) in self.MODERN.items():
+            flags = [*tiny(architecture), *recipe_flags("delayed")]
+            honest, lying, hopeless = (check(*flags, fault=",".join(faults)) for faults in ({}, fused, plain))
+            with self.subTest(architecture):
+                self.assertEqual((honest.code, lying.code, hopeless.code), (0, 0, 5), lying.err + hopeless.out)
+                right, items, fell_back = counts(honest.out)
+                self.assertEqual((right, fell_back), (items, 0), honest.out)
+                self.assertEqual(counts(lying.out)[2], len(fused), lying.out)
+                for item, variant in fused.values():
+                    self.assertIn(f"note: card check: {item} ", lying.out)
+                    self.assertIn(f"note: card check: {variant} gives way to the plain ", lying.out)
+                self.assertIn("this run needs what is not right on this card:", hopeless.err)
+                for item in plain.values():
+                    self.assertIn(f"\n  {item} ", hopeless.err)
+
+    def test_a_run_with_what_gave_way(self):
+        """SwiGLU's plain kernels and quantize() give the codes of the fused ones: the same run."""
+        flags = [*tiny("llama"), *recipe_flags("delayed"), *QUICK]
+        whole = run(*flags, "--card-check", "off", env=cache())
+        fault = "wrong-kernel:swiglu_forward_fp8,wrong-kernel:swiglu_backward_fp8"
+        lying = run(*flags, env={**cache(), "VIRTUAL_GPU_FAULT": fault})
+        self.assertEqual(json.loads(lying.read("run.json"))["card_check"]["fell_back"], 2)
+        self.assertEqual(lying.losses, whole.losses)
 
     def test_strict(self):
         done = check(*recipe_flags("delayed"), "--strict", fault="wrong-kernel:gelu_forward_fp8_kernel")
