@@ -204,6 +204,27 @@ class OnVirtualGpu(unittest.TestCase):
                 for item in plain.values():
                     self.assertIn(f"\n  {item} ", hopeless.err)
 
+    # Kernels that set numbers at the start, and what counts spikes of the loss.
+    UNCHECKED = {"fp8_reset_kernel", "reset_loss_scale_kernel", "reset_spikes_kernel", "update_spikes_kernel"}
+
+    def test_everything_that_a_run_uses_is_checked(self):
+        """The kernels that a run's steps launch, as the virtual GPU counts them, were launched by its check."""
+        def launched(path):
+            with open(path, encoding="utf-8") as file:
+                return {count["kernel"] for count in map(json.loads, file) if "kernel" in count}
+
+        for architecture, flags in (("gpt2", recipe_flags("delayed")), ("llama", recipe_flags("delayed")),
+                                    ("qwen3", ["--precision", "bf16"]), ("nano", recipe_flags("current"))):
+            with self.subTest(architecture):
+                flags = [*([] if architecture == "gpt2" else tiny(architecture)), *flags]
+                of_check, of_run = new_path("counts"), new_path("counts")
+                self.assertEqual(check(*flags, env={"VIRTUAL_GPU_COUNTS": of_check}).code, 0)
+                run(*flags, "--card-check", "off", "--max-steps", "2", env={**cache(), "VIRTUAL_GPU_COUNTS": of_run})
+                left = {name for name in launched(of_run) - launched(of_check)
+                        if not any(kernel in name for kernel in self.UNCHECKED)}
+                self.assertGreater(len(launched(of_run)), 20)
+                self.assertEqual(left, set())
+
     def test_a_run_with_what_gave_way(self):
         """SwiGLU's plain kernels and quantize() give the codes of the fused ones: the same run."""
         flags = [*tiny("llama"), *recipe_flags("delayed"), *QUICK]
