@@ -57,7 +57,8 @@ def files_in(directory):
 
 class OnHost(unittest.TestCase):
     def test_every_precision(self):
-        for flags in (["--precision", "fp32"], ["--precision", "bf16"], recipe_flags("delayed"), recipe_flags("mxfp8")):
+        for flags in (["--precision", "fp32"], ["--precision", "bf16"], recipe_flags("delayed"), recipe_flags("mxfp8"),
+                      [*tiny("llama"), *recipe_flags("delayed")], [*tiny("nano"), "--precision", "fp32"]):
             with self.subTest(flags):
                 done = check(*flags, "--card-check", "force", program=trainer.PROGRAM)
                 self.assertEqual(done.code, 0, done.err)
