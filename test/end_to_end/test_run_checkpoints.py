@@ -353,7 +353,10 @@ class Ranks(Case):
                 self.succeeds(run_.run(*flags, "--zero", str(stage), "--stop-after", "5", ranks=n))
                 self.assertEqual(run_.manifest(5)["world"], n)
                 self.succeeds(run_.run(*flags, "--zero", str(other), "--resume", "latest", ranks=m))
-                self.assertEqual(run_.state(12), whole.state(12))
+                state, expected = run_.state(12), whole.state(12)
+                self.assertEqual(state.keys(), expected.keys())
+                # By name: unittest would take minutes to show how two long values differ.
+                self.assertEqual([name for name in state if state[name] != expected[name]], [])
                 for field in ("loss", "norm", "batch_hash"):
                     self.assertEqual([r[field] for r in run_.records() if "loss" in r],
                                      [r[field] for r in whole.records() if "loss" in r])
