@@ -25,7 +25,7 @@ void reference_row(Attention& r, const AttentionShape& s, const std::vector<doub
     const double scale = s.scale != 0 ? s.scale : 1 / std::sqrt(static_cast<double>(HD));
     const int kv = at.key_head(h);
     const double *q = &qkv[at.qkv(b, t, 0, h)], *gradient = &dout[at.out(b, t, h)];
-    const int begin = s.first_key(t);
+    const int begin = s.first_key(b, t);
     std::vector<double> p(static_cast<size_t>(t) + 1);
     double maximum = -1e300, sum = 0;
     for (int k = begin; k <= t; k++) maximum = std::max(maximum, p[k] = scale * dot(q, &qkv[at.qkv(b, k, 1, kv)], HD));

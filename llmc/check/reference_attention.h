@@ -1,6 +1,7 @@
 // Causal attention in FP64, forward and backward, with how far a correct kernel may be from it. For the card check and
 // for tests.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -12,11 +13,15 @@ namespace llmc::reference {
 struct AttentionShape {
     int B, T, NH, HD;
     int NKV = NH;
-    float scale = 0;  // of scores; 0: HD^-0.5
-    int window = 0;   // 0: all keys
+    float scale = 0;                  // of scores; 0: HD^-0.5
+    int window = 0;                   // 0: all keys
+    std::vector<int> documents = {};  // (B, T) as in llmc/kernels/attention.h; empty: none
 
     AttentionHeads heads() const { return {NH, NKV, HD, scale, window}; }
-    int first_key(int query) const { return window > 0 && query >= window ? query - window + 1 : 0; }
+    int first_key(int b, int query) const {
+        const int of_window = window > 0 && query >= window ? query - window + 1 : 0;
+        return documents.empty() ? of_window : std::max(of_window, documents[static_cast<size_t>(b) * T + query]);
+    }
     size_t rows() const { return static_cast<size_t>(B) * T * NH; }
     size_t elements() const { return rows() * HD; }
     size_t qkv_elements() const { return static_cast<size_t>(tokens()) * heads().qkv_width(); }

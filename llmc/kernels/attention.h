@@ -4,6 +4,9 @@
 //   qkv, dqkv            (B, T, NH + 2 NKV, HD)   queries, keys and values side by side: see attention_heads.h
 //   out, out_low, dout   (B, T, NH, HD)
 //   lse, delta           (B, NH, T) float
+//   documents            (B, T) int     where each token's document begins: a place in its row, never behind the
+//                                       token's own, and never going back. A query sees its document's keys alone.
+//                                       nullptr: a row is one document
 //
 // Scores have another factor than HD^-0.5, and queries see a window of the last keys alone, where the heads say so. Any
 // T >= 1; B and NH up to 65535; head dimensions 32, 64 and 128. Tensors start at 16-byte boundaries. Deterministic.
@@ -29,7 +32,7 @@ namespace llmc {
 // float: FP32 throughout, in plain loops; the reference, not meant to be fast. out_low is ignored (O is not rounded).
 template <class Real>
 void attention_forward(Real* out, Real* out_low, float* lse, const Real* qkv, int B, int T, const AttentionHeads& heads,
-                       stream_t stream);
+                       stream_t stream, const int* documents = nullptr);
 
 // Backward. dqkv is overwritten; delta is scratch, rowsum(dout * (out + out_low)) afterwards. out, out_low and lse come
 // from attention_forward.
@@ -41,18 +44,19 @@ void attention_forward(Real* out, Real* out_low, float* lse, const Real* qkv, in
 template <class Real>
 void attention_backward(Real* dqkv, float* delta, const Real* dout, const Real* qkv, const Real* out,
                         const Real* out_low, const float* lse, int B, int T, const AttentionHeads& heads,
-                        stream_t stream);
+                        stream_t stream, const int* documents = nullptr);
 
 template <>
-void attention_forward<bf16>(bf16*, bf16*, float*, const bf16*, int, int, const AttentionHeads&, stream_t);
+void attention_forward<bf16>(bf16*, bf16*, float*, const bf16*, int, int, const AttentionHeads&, stream_t, const int*);
 template <>
-void attention_forward<float>(float*, float*, float*, const float*, int, int, const AttentionHeads&, stream_t);
+void attention_forward<float>(float*, float*, float*, const float*, int, int, const AttentionHeads&, stream_t,
+                              const int*);
 template <>
 void attention_backward<bf16>(bf16*, float*, const bf16*, const bf16*, const bf16*, const bf16*, const float*, int, int,
-                              const AttentionHeads&, stream_t);
+                              const AttentionHeads&, stream_t, const int*);
 template <>
 void attention_backward<float>(float*, float*, const float*, const float*, const float*, const float*, const float*,
-                               int, int, const AttentionHeads&, stream_t);
+                               int, int, const AttentionHeads&, stream_t, const int*);
 
 namespace attention {
 
@@ -74,6 +78,8 @@ inline void check_shape(int B, int T, const AttentionHeads& heads) {
 inline size_t elements(int B, int T, int heads, int HD) {
     return static_cast<size_t>(B) * static_cast<size_t>(T) * static_cast<size_t>(heads) * static_cast<size_t>(HD);
 }
+
+inline size_t tokens(int B, int T) { return static_cast<size_t>(B) * static_cast<size_t>(T); }
 
 constexpr float kLog2E = 1.4426950408889634f;
 

@@ -46,12 +46,12 @@ LLMC_DEVICE void quantize_output(e4m3* row, e4m3* transposed, Fp8State* state, b
 }
 
 // kFp8: the output goes to `row` and `transposed` too.
-template <int HD, bool kFp8>
+template <int HD, bool kDocuments, bool kFp8>
 static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     attention_forward_kernel(bf16* __restrict__ out, bf16* __restrict__ out_low, float* __restrict__ lse,
                              const bf16* __restrict__ qkv, e4m3* __restrict__ row, e4m3* __restrict__ transposed,
                              Fp8State* __restrict__ fp8, int T, int NH, int NKV, float scale, int window,
-                             QuantizePass pass) {
+                             QuantizePass pass, const int* __restrict__ documents) {
     using Tiles = ForwardTiles<HD>;
     constexpr int fragments = Tiles::fragments, key_rows = Tiles::key_rows, threads = Tiles::threads;
     constexpr int stage_size = Tiles::stage_rows * kStride<HD>;
@@ -61,7 +61,8 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     const int h = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
     const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::query_rows;  // longest first
     const int warp_query = first_query + warp * Tiles::warp_rows;
-    const int begin = first_seen_key(first_query, window, key_rows);
+    const Windows<kDocuments> windows{window, documents + (kDocuments ? static_cast<size_t>(b) * T : 0), T};
+    const int begin = first_seen_key(first_query, windows(first_query), key_rows);
     const Head head = head_of<HD>(qkv, b, h, h / (NH / NKV), T, NH, NKV);
 
     // Load: queries into registers by way of stage 1, and the first keys and values into stage 0.
@@ -80,6 +81,9 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
         state.sum[row] = 0.0f;
     }
 
+    const RowWindows<kDocuments, 2 * fragments> row_windows(windows, warp_query);
+    const int last_query = warp_query + Tiles::warp_rows - 1;
+    const int first_window = windows(warp_query), last_window = windows(last_query);
     const float scale_log2 = scale * kLog2E;
     const int seen_keys = first_query + Tiles::query_rows < T ? first_query + Tiles::query_rows : T;
     const int tiles = (seen_keys - begin + key_rows - 1) / key_rows;
@@ -96,15 +100,14 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
                                              first_key + key_rows, T);
             cp_async_commit();
         }
-        // Multiply, softmax, accumulate. Only tiles that cross the diagonal or the window's edge are masked, and of a
+        // Multiply, softmax, accumulate. Only tiles that cross the diagonal or a window's edge are masked, and of a
         // block's warps the upper ones skip a tile that lies beyond the one, the lower ones one before the other.
-        const int last_query = warp_query + Tiles::warp_rows - 1;
-        if (warp_query >= T || first_key > last_query || warp_query - last_key >= window) continue;
+        if (warp_query >= T || first_key > last_query || warp_query - last_key >= first_window) continue;
         const int diagonal = warp_query + (lane >> 2) - first_key - (lane & 3) * 2;
-        if (last_key > warp_query || last_query - first_key >= window)
-            forward_tile<true>(state, stage, scale_log2, diagonal, window);
+        if (last_key > warp_query || last_query - first_key >= last_window)
+            forward_tile<true>(state, stage, scale_log2, diagonal, row_windows);
         else
-            forward_tile<false>(state, stage, scale_log2, diagonal, window);
+            forward_tile<false>(state, stage, scale_log2, diagonal, row_windows);
     }
 
     // Store, through shared memory for 16-byte accesses.
@@ -131,34 +134,40 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
 
 template <int HD, bool kFp8>
 static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result_low, float* lse, const bf16* qkv,
-                           int B, int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream) {
+                           int B, int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream,
+                           const int* documents) {
     using Tiles = ForwardTiles<HD>;
     const size_t n = elements(B, T, heads.NH, HD);
     const dim3 grid(static_cast<unsigned>(div_up(T, Tiles::query_rows)), static_cast<unsigned>(heads.NH),
                     static_cast<unsigned>(B));
-    launch<attention_forward_kernel<HD, kFp8>>(
-        {grid, dim3(Tiles::threads), Tiles::shared_bytes, stream}, out(result, n), out(result_low, n), out(lse, n / HD),
-        in(qkv, elements(B, T, heads.rows(), HD)), out(to.row, n), out(to.transposed, n), state_access(to.state, pass),
-        T, heads.NH, heads.NKV, heads.softmax_scale(), heads.window_in(T), pass);
+    with_documents(documents, [&]<bool kDocuments>() {
+        launch<attention_forward_kernel<HD, kDocuments, kFp8>>(
+            {grid, dim3(Tiles::threads), Tiles::shared_bytes, stream}, out(result, n), out(result_low, n),
+            out(lse, n / HD), in(qkv, elements(B, T, heads.rows(), HD)), out(to.row, n), out(to.transposed, n),
+            state_access(to.state, pass), T, heads.NH, heads.NKV, heads.softmax_scale(), heads.window_in(T), pass,
+            in(documents, tokens(B, T)));
+    });
 }
 
 }  // namespace attention
 
 template <>
 void attention_forward<bf16>(bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B, int T,
-                             const AttentionHeads& heads, stream_t stream) {
+                             const AttentionHeads& heads, stream_t stream, const int* documents) {
     attention::check_shape(B, T, heads);
     with_head_dimension(heads.HD, [&]<int kHD>() {
-        attention::launch_forward<kHD, false>({}, out, out_low, lse, qkv, B, T, heads, QuantizePass::replay, stream);
+        attention::launch_forward<kHD, false>({}, out, out_low, lse, qkv, B, T, heads, QuantizePass::replay, stream,
+                                              documents);
     });
 }
 
 #if LLMC_ENABLE_FP8
 void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B,
-                           int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream) {
+                           int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream,
+                           const int* documents) {
     attention::check_quantized("attention_forward_fp8", to.state, B, T, heads, heads.width(), pass);
     with_head_dimension(heads.HD, [&]<int kHD>() {
-        attention::launch_forward<kHD, true>(to, out, out_low, lse, qkv, B, T, heads, pass, stream);
+        attention::launch_forward<kHD, true>(to, out, out_low, lse, qkv, B, T, heads, pass, stream, documents);
     });
 }
 #endif

@@ -27,19 +27,21 @@ struct HeadRows {
     }
 };
 
-template <int HD>
+template <int HD, bool kDocuments>
 static __global__ void __launch_bounds__(kThreads)
     attention_forward_fp32_kernel(float* __restrict__ out, float* __restrict__ lse, const float* __restrict__ qkv,
-                                  int T, int NH, int NKV, float scale_log2, int window) {
+                                  int T, int NH, int NKV, float scale_log2, int window,
+                                  const int* __restrict__ documents) {
     const HeadRows<HD> head(blockIdx.y, blockIdx.y / (NH / NKV), T, NH, NKV);
     const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);  // longest first
     const int row = block * kBlockRows + static_cast<int>(threadIdx.x >> 2);
     const int last_row = (row | (kWarpRows - 1)) < T ? row | (kWarpRows - 1) : T - 1;  // of the warp
     const float *keys = qkv + head.key, *values = qkv + head.value;
 
+    const Windows<kDocuments> windows{window, documents + (kDocuments ? static_cast<size_t>(blockIdx.z) * T : 0), T};
     QuadRow<HD> state;
     state.attend(qkv + head.query + static_cast<size_t>(row < T ? row : T - 1) * head.qkv_stride, keys, values,
-                 head.qkv_stride, row, row & ~(kWarpRows - 1), last_row, T, scale_log2, window);
+                 head.qkv_stride, row, row & ~(kWarpRows - 1), last_row, scale_log2, windows);
     if (row >= T) return;
     state.output.scale(1.0f / state.sum);
     state.output.store(out + head.out + static_cast<size_t>(row) * head.out_stride);
@@ -47,12 +49,12 @@ static __global__ void __launch_bounds__(kThreads)
 }
 
 // dQ, and delta on the way. A quad owns a query.
-template <int HD>
+template <int HD, bool kDocuments>
 static __global__ void __launch_bounds__(kThreads)
     attention_query_gradient_fp32_kernel(float* __restrict__ dqkv, float* __restrict__ delta,
                                          const float* __restrict__ dout, const float* __restrict__ qkv,
                                          const float* __restrict__ out, const float* __restrict__ lse, int T, int NH,
-                                         int NKV, float scale, int window) {
+                                         int NKV, float scale, int window, const int* __restrict__ documents) {
     constexpr int keys_at_once = HD == 128 ? 2 : 4;  // they stay in registers between their two uses
     const HeadRows<HD> head(blockIdx.y, blockIdx.y / (NH / NKV), T, NH, NKV);
     const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);  // longest first
@@ -69,7 +71,9 @@ static __global__ void __launch_bounds__(kThreads)
     quad_sum_each(row_delta);
     dq.clear();
     const float scale_log2 = scale * kLog2E, lse_log2 = lse[head.statistics + own] * kLog2E;
-    for (int first = first_seen_key(row & ~(kWarpRows - 1), window, keys_at_once); first <= last_row;
+    const Windows<kDocuments> windows{window, documents + (kDocuments ? static_cast<size_t>(blockIdx.z) * T : 0), T};
+    const int first_row = row & ~(kWarpRows - 1), row_window = windows(row);
+    for (int first = first_seen_key(first_row, windows(first_row), keys_at_once); first <= last_row;
          first += keys_at_once) {
         float products[2 * keys_at_once];  // scores, then dP
         LLMC_UNROLL
@@ -85,7 +89,7 @@ static __global__ void __launch_bounds__(kThreads)
         LLMC_UNROLL
         for (int j = 0; j < keys_at_once; j++) {
             const size_t at = static_cast<size_t>(first + j < T ? first + j : T - 1) * head.qkv_stride;
-            const bool visible = first + j <= row && row - first - j < window;
+            const bool visible = first + j <= row && row - first - j < row_window;
             const float p = visible ? exp2_fast(products[j] * scale_log2 - lse_log2) : 0.0f;
             Quarter<HD> key;
             key.load(keys + at);
@@ -99,12 +103,12 @@ static __global__ void __launch_bounds__(kThreads)
 }
 
 // dK and dV. A quad owns a key, and goes through the queries of its group head by head.
-template <int HD>
+template <int HD, bool kDocuments>
 static __global__ void __launch_bounds__(kThreads)
     attention_key_gradient_fp32_kernel(float* __restrict__ dqkv, const float* __restrict__ dout,
                                        const float* __restrict__ qkv, const float* __restrict__ lse,
-                                       const float* __restrict__ delta, int T, int NH, int NKV, float scale,
-                                       int window) {
+                                       const float* __restrict__ delta, int T, int NH, int NKV, float scale, int window,
+                                       const int* __restrict__ documents) {
     constexpr int queries_at_once = HD == 128 ? 1 : 4;  // their rows and dout's stay in registers between two uses
     const int group = NH / NKV, row = static_cast<int>(blockIdx.x) * kBlockRows + static_cast<int>(threadIdx.x >> 2);
     const size_t own = static_cast<size_t>(row < T ? row : T - 1), kv = blockIdx.y;
@@ -117,12 +121,14 @@ static __global__ void __launch_bounds__(kThreads)
     dv.clear();
     const float scale_log2 = scale * kLog2E;
     const int last_key = row | (kWarpRows - 1), end = T - window > last_key ? last_key + window : T;  // of the warp
+    const Windows<kDocuments> windows{window, documents + (kDocuments ? static_cast<size_t>(blockIdx.z) * T : 0), T};
     for (int h = 0; h < group; h++) {
         const HeadRows<HD> head(kv * group + h, kv, T, NH, NKV);
         const float *queries = qkv + head.query, *gradients = dout + head.out;
         for (int first = row & ~(kWarpRows - 1); first < end;
-             first += queries_at_once) {          // from the warp's first row on
-            float products[2 * queries_at_once];  // scores, then dP
+             first += queries_at_once) {                                  // from the warp's first row on
+            if (kDocuments && first - last_key >= windows(first)) break;  // in front of other documents
+            float products[2 * queries_at_once];                          // scores, then dP
             LLMC_UNROLL
             for (int j = 0; j < queries_at_once; j++) {
                 const size_t at = static_cast<size_t>(first + j < T ? first + j : T - 1);
@@ -136,7 +142,7 @@ static __global__ void __launch_bounds__(kThreads)
             LLMC_UNROLL
             for (int j = 0; j < queries_at_once; j++) {
                 const size_t at = static_cast<size_t>(first + j < T ? first + j : T - 1);
-                const bool visible = first + j < T && first + j >= row && first + j - row < window;
+                const bool visible = first + j < T && first + j >= row && first + j - row < windows(first + j);
                 const float p =
                     visible ? exp2_fast(products[j] * scale_log2 - lse[head.statistics + at] * kLog2E) : 0.0f;
                 Quarter<HD> other;
@@ -159,45 +165,53 @@ static dim3 fp32_grid(int B, int T, int heads) {
 
 template <int HD>
 static void launch_forward_fp32(float* result, float* lse, const float* qkv, int B, int T, const AttentionHeads& heads,
-                                stream_t stream) {
+                                stream_t stream, const int* documents) {
     const size_t n = elements(B, T, heads.NH, HD);
     // Divided, not multiplied: HD^-0.5 rounds once.
     const float scale_log2 = heads.scale != 0.0f ? heads.scale * kLog2E : kLog2E / std::sqrt(static_cast<float>(HD));
-    launch<attention_forward_fp32_kernel<HD>>({fp32_grid(B, T, heads.NH), dim3(kThreads), 0, stream}, out(result, n),
-                                              out(lse, n / HD), in(qkv, elements(B, T, heads.rows(), HD)), T, heads.NH,
-                                              heads.NKV, scale_log2, heads.window_in(T));
+    with_documents(documents, [&]<bool kDocuments>() {
+        launch<attention_forward_fp32_kernel<HD, kDocuments>>(
+            {fp32_grid(B, T, heads.NH), dim3(kThreads), 0, stream}, out(result, n), out(lse, n / HD),
+            in(qkv, elements(B, T, heads.rows(), HD)), T, heads.NH, heads.NKV, scale_log2, heads.window_in(T),
+            in(documents, tokens(B, T)));
+    });
 }
 
 template <int HD>
 static void launch_backward_fp32(float* dqkv, float* delta, const float* dout, const float* qkv, const float* result,
-                                 const float* lse, int B, int T, const AttentionHeads& heads, stream_t stream) {
+                                 const float* lse, int B, int T, const AttentionHeads& heads, stream_t stream,
+                                 const int* documents) {
     const size_t n = elements(B, T, heads.NH, HD), whole = elements(B, T, heads.rows(), HD), rows = n / HD;
     const float scale = heads.softmax_scale();
-    launch<attention_query_gradient_fp32_kernel<HD>>(
-        {fp32_grid(B, T, heads.NH), dim3(kThreads), 0, stream}, out(dqkv, whole), out(delta, rows), in(dout, n),
-        in(qkv, whole), in(result, n), in(lse, rows), T, heads.NH, heads.NKV, scale, heads.window_in(T));
-    launch<attention_key_gradient_fp32_kernel<HD>>({fp32_grid(B, T, heads.NKV), dim3(kThreads), 0, stream},
-                                                   out(dqkv, whole), in(dout, n), in(qkv, whole), in(lse, rows),
-                                                   in(delta, rows), T, heads.NH, heads.NKV, scale, heads.window_in(T));
+    with_documents(documents, [&]<bool kDocuments>() {
+        launch<attention_query_gradient_fp32_kernel<HD, kDocuments>>(
+            {fp32_grid(B, T, heads.NH), dim3(kThreads), 0, stream}, out(dqkv, whole), out(delta, rows), in(dout, n),
+            in(qkv, whole), in(result, n), in(lse, rows), T, heads.NH, heads.NKV, scale, heads.window_in(T),
+            in(documents, tokens(B, T)));
+        launch<attention_key_gradient_fp32_kernel<HD, kDocuments>>(
+            {fp32_grid(B, T, heads.NKV), dim3(kThreads), 0, stream}, out(dqkv, whole), in(dout, n), in(qkv, whole),
+            in(lse, rows), in(delta, rows), T, heads.NH, heads.NKV, scale, heads.window_in(T),
+            in(documents, tokens(B, T)));
+    });
 }
 
 }  // namespace attention
 
 template <>
 void attention_forward<float>(float* out, float*, float* lse, const float* qkv, int B, int T,
-                              const AttentionHeads& heads, stream_t stream) {
+                              const AttentionHeads& heads, stream_t stream, const int* documents) {
     attention::check_shape(B, T, heads);
-    with_head_dimension(heads.HD,
-                        [&]<int HD>() { attention::launch_forward_fp32<HD>(out, lse, qkv, B, T, heads, stream); });
+    with_head_dimension(
+        heads.HD, [&]<int HD>() { attention::launch_forward_fp32<HD>(out, lse, qkv, B, T, heads, stream, documents); });
 }
 
 template <>
 void attention_backward<float>(float* dqkv, float* delta, const float* dout, const float* qkv, const float* out,
                                const float*, const float* lse, int B, int T, const AttentionHeads& heads,
-                               stream_t stream) {
+                               stream_t stream, const int* documents) {
     attention::check_shape(B, T, heads);
     with_head_dimension(heads.HD, [&]<int HD>() {
-        attention::launch_backward_fp32<HD>(dqkv, delta, dout, qkv, out, lse, B, T, heads, stream);
+        attention::launch_backward_fp32<HD>(dqkv, delta, dout, qkv, out, lse, B, T, heads, stream, documents);
     });
 }
 

@@ -17,7 +17,8 @@ constexpr int kQuantizedAttentionTokens = 8;
 //
 // Moves 12 bytes a (B, T, NH, HD) element (6 read, 6 written), 8 without out and out_low.
 void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B,
-                           int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream);
+                           int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream,
+                           const int* documents = nullptr);
 
 // to (B * T, qkv's width): dqkv rounded to BF16, as attention_backward() writes it. dbias (qkv's width): its sums over
 // tokens, added to dbias when `accumulate`; scratch: attention_backward_fp8_scratch() floats; both nullptr: not wanted.
@@ -25,7 +26,8 @@ void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, 
 template <class F8>
 void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
                             const bf16* qkv, const bf16* out, const bf16* out_low, const float* lse, int B, int T,
-                            const AttentionHeads& heads, bool accumulate, QuantizePass pass, stream_t stream);
+                            const AttentionHeads& heads, bool accumulate, QuantizePass pass, stream_t stream,
+                            const int* documents = nullptr);
 size_t attention_backward_fp8_scratch(int B, int T, const AttentionHeads& heads);
 
 }  // namespace llmc

@@ -64,14 +64,17 @@ struct QuadRow {
 
     // Of the query at position `row`, over keys and values up to `last_row`, the last that a query of this warp sees;
     // those from T on do not exist. `first_row`: the warp's first query. A row may lie beyond T, and is nothing then.
+    template <bool kDocuments>
     LLMC_DEVICE void attend(const float* query_row, const float* keys, const float* values, size_t stride, int row,
-                            int first_row, int last_row, int T, float scale_log2, int window) {
+                            int first_row, int last_row, float scale_log2, const Windows<kDocuments>& windows) {
         constexpr int keys_at_once = 8;
         Quarter<HD> query;
         query.load(query_row);
         output.clear();
         const float minus_infinity = float_from_bits(0xff800000u);
-        for (int first = first_seen_key(first_row, window, keys_at_once); first <= last_row; first += keys_at_once) {
+        const int T = windows.T, window = windows(row);
+        for (int first = first_seen_key(first_row, windows(first_row), keys_at_once); first <= last_row;
+             first += keys_at_once) {
             float p[keys_at_once];
             LLMC_UNROLL
             for (int j = 0; j < keys_at_once; j++) {

@@ -17,6 +17,12 @@ namespace {
 
 using Shape = reference::AttentionShape;
 
+// Documents of so many tokens each.
+Shape with_documents(Shape s, int length) {
+    for (int t = 0; t < s.tokens(); t++) s.documents.push_back(t % s.T / length * length);
+    return s;
+}
+
 // Less than a tile, whole tiles and not; pieces of 8 tokens that do not make 16 in a sequence.
 std::vector<Shape> attention_shapes() {
     std::vector<Shape> shapes;
@@ -26,6 +32,7 @@ std::vector<Shape> attention_shapes() {
               std::array{2, 72, 1}, std::array{1, 128, 1}, std::array{2, 136, 2}})
             shapes.push_back({B, T, NH, HD});
     for (const int HD : {32, 64, 128}) shapes.push_back({1, 80, 4, HD, 2}), shapes.push_back({2, 136, 3, HD, 1, 0, 50});
+    for (const int HD : {32, 64, 128}) shapes.push_back(with_documents({2, 136, 3, HD, 1, 0, 50}, 37));
     return shapes;
 }
 
@@ -34,6 +41,8 @@ struct Case {
     Shape s;
     DeviceArray<bf16> qkv, dout, out, low, dqkv;
     DeviceArray<float> lse, delta, dbias, scratch;
+    DeviceArray<int> document_starts;
+    const int* documents;
 
     explicit Case(const Shape& s_, uint32_t seed = 7)
         : s(s_),
@@ -45,9 +54,11 @@ struct Case {
           lse(static_cast<size_t>(s.tokens()) * s.NH),
           delta(static_cast<size_t>(s.tokens()) * s.NH),
           dbias(static_cast<size_t>(s.qkv_width())),
-          scratch(attention_backward_fp8_scratch(s.B, s.T, s.heads())) {
-        attention_forward<bf16>(out, low, lse, qkv, s.B, s.T, s.heads(), test_stream());
-        attention_backward<bf16>(dqkv, delta, dout, qkv, out, low, lse, s.B, s.T, s.heads(), test_stream());
+          scratch(attention_backward_fp8_scratch(s.B, s.T, s.heads())),
+          document_starts(s.documents.empty() ? std::vector<int>(1) : s.documents),
+          documents(s.documents.empty() ? nullptr : document_starts.get()) {
+        attention_forward<bf16>(out, low, lse, qkv, s.B, s.T, s.heads(), test_stream(), documents);
+        attention_backward<bf16>(dqkv, delta, dout, qkv, out, low, lse, s.B, s.T, s.heads(), test_stream(), documents);
     }
     // O as the forward quantizes it, and dqkv.
     std::vector<float> output() const {
@@ -60,7 +71,7 @@ struct Case {
     void backward(const Quantized<F8>& to, QuantizePass pass, bool with_bias, bool accumulate = false) {
         attention_backward_fp8<F8>(to, with_bias ? dbias.get() : nullptr, with_bias ? scratch.get() : nullptr, delta,
                                    dout.get(), qkv.get(), out.get(), low.get(), lse.get(), s.B, s.T, s.heads(),
-                                   accumulate, pass, test_stream());
+                                   accumulate, pass, test_stream(), documents);
     }
 };
 
@@ -107,7 +118,7 @@ TEST_CASE("attention_forward_fp8 is attention_forward and quantize") {
         DeviceArray<bf16> out(s.elements()), low(s.elements());
         DeviceArray<float> lse(c.lse.size());
         check_passes<e4m3>(c.output(), s.tokens(), s.width(), 250.0f, [&](const auto& to, QuantizePass pass) {
-            attention_forward_fp8(to, out, low, lse, c.qkv, s.B, s.T, s.heads(), pass, test_stream());
+            attention_forward_fp8(to, out, low, lse, c.qkv, s.B, s.T, s.heads(), pass, test_stream(), c.documents);
             CHECK(same_bits(out.download(), c.out.download()));
             CHECK(same_bits(low.download(), c.low.download()));
             CHECK(same_bits(lse.download(), c.lse.download()));
@@ -116,7 +127,7 @@ TEST_CASE("attention_forward_fp8 is attention_forward and quantize") {
         QuantizedArrays<e4m3> with(s.elements(), used_state(64.0f)), without(s.elements(), used_state(64.0f));
         for (QuantizedArrays<e4m3>* to : {&with, &without})
             attention_forward_fp8(to->both(), to == &with ? out.get() : nullptr, to == &with ? low.get() : nullptr, lse,
-                                  c.qkv, s.B, s.T, s.heads(), QuantizePass::train, test_stream());
+                                  c.qkv, s.B, s.T, s.heads(), QuantizePass::train, test_stream(), c.documents);
         CHECK(same_bits(with.row.download(), without.row.download()));
         CHECK(same_bits(with.transposed.download(), without.transposed.download()));
     }
@@ -163,10 +174,11 @@ TEST_CASE("attention_backward_fp8 sums up the bias gradient") {
 TEST_CASE("attention's backward of head dimension 64 fits a card with 99 KB a block twice, and gives the same bits") {
     size_t& limit = host::settings().shared_limit;
     const size_t usual = limit;
-    for (const auto& [B, T, NH] : {std::array{2, 8, 1}, std::array{1, 144, 2}, std::array{1, 208, 1}}) {
-        CAPTURE(T);
+    for (const Shape& s :
+         {Shape{2, 8, 1, 64}, Shape{1, 144, 2, 64}, Shape{1, 208, 1, 64}, with_documents({1, 208, 1, 64}, 70)}) {
+        CAPTURE(s.T);
         limit = 227 * 1024;
-        Case c({B, T, NH, 64});
+        Case c(s);
         const auto delta = c.delta.download();
         const auto dqkv = c.dqkv.download();
         const auto quantized = [&](QuantizedArrays<e5m2>& to) {
@@ -177,8 +189,8 @@ TEST_CASE("attention's backward of head dimension 64 fits a card with 99 KB a bl
         const auto dbias = quantized(expected);
         DeviceArray<bf16> again(dqkv.size());
         limit = 49 * 1024;
-        CHECK_NOTHROW(attention_backward<bf16>(again, c.delta, c.dout, c.qkv, c.out, c.low, c.lse, B, T, {NH, NH, 64},
-                                               test_stream()));
+        CHECK_NOTHROW(attention_backward<bf16>(again, c.delta, c.dout, c.qkv, c.out, c.low, c.lse, s.B, s.T, s.heads(),
+                                               test_stream(), c.documents));
         CHECK(same_bits(again.download(), dqkv));
         CHECK(same_bits(c.delta.download(), delta));
         CHECK_NOTHROW(CHECK(same_bits(quantized(to), dbias)));

@@ -1,0 +1,166 @@
+// Attention that does not cross documents: against double precision, against each document by itself, and against the
+// kernels without documents.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "llmc/kernels/attention_fp8.h"
+#include "test/kernels/attention_run.h"
+
+namespace llmc {
+namespace {
+
+using test::random_normal;
+using test::to_doubles;
+using test::attention::bytes_of;
+using test::attention::check_against_reference;
+using test::attention::Run;
+
+using Layout = reference::AttentionLayout;
+using Shape = reference::AttentionShape;
+
+// The `documents` of rows of T tokens, from the lengths of each row's documents; what they leave is one more.
+std::vector<int> documents_of(int T, const std::vector<std::vector<int>>& rows) {
+    std::vector<int> documents;
+    for (const std::vector<int>& lengths : rows) {
+        const size_t end = documents.size() + static_cast<size_t>(T);
+        int begin = 0;
+        for (const int length : lengths)
+            documents.insert(documents.end(), static_cast<size_t>(length), begin), begin += length;
+        documents.resize(end, begin);
+    }
+    return documents;
+}
+
+// Documents of a token, of less than a tile and of several; boundaries on the edges of tiles (of 8, 32, 64 and 128),
+// one before and one behind them, and rows without any.
+const std::vector<std::vector<int>> kCuts[] = {
+    {{64, 64, 32, 1, 1, 40}}, {{1, 1, 30, 31, 66}}, {{128}}, {{127, 2, 3}}, {{205, 4}}, {{}},
+};
+
+template <class Real>
+struct Inputs {
+    std::vector<Real> qkv, dout;
+    explicit Inputs(const Shape& s)
+        : qkv(random_normal<Real>(s.qkv_elements(), 1.0f, 91)), dout(random_normal<Real>(s.elements(), 1.0f, 92)) {}
+};
+
+template <class Real>
+void run(Run<Real>& r) {
+    r.forward();
+    r.backward();
+}
+
+template <class Real>
+void check_same_bits(const Run<Real>& a, const Run<Real>& b) {
+    CHECK(bytes_of(a.out) == bytes_of(b.out));
+    CHECK(bytes_of(a.lse) == bytes_of(b.lse));
+    CHECK(bytes_of(a.delta) == bytes_of(b.delta));
+    CHECK(bytes_of(a.dqkv) == bytes_of(b.dqkv));
+    if (sizeof(Real) == 2) CHECK(bytes_of(a.out_low) == bytes_of(b.out_low));
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("attention documents: forward and backward against double precision", Real, float, bf16) {
+    uint32_t seed = 1300;
+    constexpr int T = 210;
+    for (const int HD : {32, 64, 128})
+        for (const auto& cuts : kCuts)
+            check_against_reference<Real>({1, T, 2, HD, 1, 0, 0, documents_of(T, cuts)}, 1.0f, seed += 2);
+    for (const int HD : {32, 64, 128})
+        for (const int window : {1, 7, 65})
+            check_against_reference<Real>({1, T, 2, HD, 2, 0, window, documents_of(T, kCuts[0])}, 1.0f, seed += 2);
+    // Each row has its own.
+    check_against_reference<Real>({3, 70, 4, 64, 2, 0.3f, 0, documents_of(70, {{5}, {64, 1}, {}})}, 1.0f, seed);
+}
+
+TEST_CASE_TEMPLATE("attention documents: one document a row changes no bit", Real, float, bf16) {
+    for (const int HD : {32, 64, 128})
+        for (const int window : {0, 40}) {
+            const Shape none{2, 140, 4, HD, 2, 0, window};
+            Shape one = none;
+            one.documents = documents_of(140, {{}, {}});
+            INFO(none.text());
+            const Inputs<Real> in(none);
+            Run<Real> plain(none, in.qkv, in.dout), masked(one, in.qkv, in.dout);
+            run(plain), run(masked);
+            check_same_bits(plain, masked);
+        }
+}
+
+// Tiles begin at multiples of at most 128: there a document is worked on as it would be by itself.
+TEST_CASE_TEMPLATE("attention documents: at the edges of tiles, each has the bits of a row of its own", Real, float,
+                   bf16) {
+    for (const int HD : {32, 64, 128}) {
+        const Shape packed{1, 384, 2, HD, 1, 0, 0, documents_of(384, {{128, 128}})}, apart{3, 128, 2, HD, 1};
+        INFO(packed.text());
+        const Inputs<Real> in(packed);
+        Run<Real> together(packed, in.qkv, in.dout), alone(apart, in.qkv, in.dout);
+        run(together), run(alone);
+        CHECK(bytes_of(together.out) == bytes_of(alone.out));
+        CHECK(bytes_of(together.dqkv) == bytes_of(alone.dqkv));
+        // (B, NH, T)
+        const std::vector<float> lse = together.lse.download(), rows = alone.lse.download();
+        const Layout at{packed}, row{apart};
+        for (int t = 0; t < 384; t++)
+            for (int h = 0; h < 2; h++) REQUIRE(lse[at.row(0, t, h)] == rows[row.row(t / 128, t % 128, h)]);
+    }
+}
+
+TEST_CASE_TEMPLATE("attention documents: a token alone gives its value, and no scores", Real, float, bf16) {
+    for (const int HD : {32, 64, 128}) {
+        constexpr int T = 140;
+        const Shape s{1, T, 4, HD, 2, 0, 0, documents_of(T, {std::vector<int>(T, 1)})};
+        const Inputs<Real> in(s);
+        Run<Real> r(s, in.qkv, in.dout);
+        run(r);
+        const std::vector<double> out = to_doubles(r.out.download()), qkv = to_doubles(in.qkv);
+        const Layout at{s};
+        for (int t = 0; t < T; t++)
+            for (int h = 0; h < 4; h++)
+                for (int c = 0; c < HD; c++) REQUIRE(out[at.out(0, t, h) + c] == qkv[at.qkv(0, t, 2, h / 2) + c]);
+        // dS = dP - delta, sums of the same HD products in different orders: 2 HD of them rounded in FP32, of some 3
+        // each.
+        const std::vector<double> dqkv = to_doubles(r.dqkv.download());
+        for (const int which : {0, 1})
+            for (const double x : reference::part_of_dqkv(dqkv, s, which)) REQUIRE(std::fabs(x) < 1e-3);
+    }
+}
+
+TEST_CASE_TEMPLATE("attention documents: no bit of one depends on the tokens of another", Real, float, bf16) {
+    for (const int HD : {32, 64, 128}) {
+        constexpr int T = 210, begin = 67, end = 150;
+        const Shape s{1, T, 2, HD, 1, 0, 0, documents_of(T, {{begin, end - begin}})};
+        INFO(s.text());
+        const Layout at{s};
+        Inputs<Real> in(s);
+        Run<Real> before(s, in.qkv, in.dout);
+        run(before);
+        std::fill(&in.qkv[at.qkv(0, begin, 0, 0)], &in.qkv[at.qkv(0, end, 0, 0)], to<Real>(30.0f));
+        std::fill(&in.dout[at.out(0, begin, 0)], &in.dout[at.out(0, end, 0)], to<Real>(-7.0f));
+        Run<Real> after(s, in.qkv, in.dout);
+        run(after);
+        const auto same = [&](const std::vector<double>& a, const std::vector<double>& b, size_t from, size_t to) {
+            return std::equal(a.begin(), a.begin() + static_cast<long>(from), b.begin()) &&
+                   std::equal(a.begin() + static_cast<long>(to), a.end(), b.begin() + static_cast<long>(to));
+        };
+        CHECK(same(to_doubles(before.out.download()), to_doubles(after.out.download()), at.out(0, begin, 0),
+                   at.out(0, end, 0)));
+        CHECK(same(to_doubles(before.dqkv.download()), to_doubles(after.dqkv.download()), at.qkv(0, begin, 0, 0),
+                   at.qkv(0, end, 0, 0)));
+    }
+}
+
+TEST_CASE("attention documents: two runs give the same bits") {
+    constexpr int T = 210;
+    for (const int HD : {32, 64, 128}) {
+        const Shape s{1, T, 4, HD, 2, 0, 50, documents_of(T, kCuts[1])};
+        const Inputs<bf16> in(s);
+        Run<bf16> first(s, in.qkv, in.dout), second(s, in.qkv, in.dout);
+        run(first), run(second), run(second);  // the last one over its own results
+        check_same_bits(first, second);
+    }
+}
+
+}  // namespace llmc
