@@ -129,6 +129,7 @@ Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
         read_field(object, "documents", sidecar.documents);
         read_field(object, "tokens", sidecar.tokens);
         read_field(object, "bytes", sidecar.bytes);
+        read_field(object, "end_token", sidecar.end_token);
         read_field(object, "checksum", sidecar.checksum);
         read_field(object, "entropy_floor", sidecar.entropy_floor);
     } catch (const nlohmann::json::exception& error) {
@@ -240,6 +241,15 @@ std::optional<double> ShardSet::bytes_per_token() const {
     }
     if (bytes <= 0 || total_tokens_ == 0) return std::nullopt;
     return bytes / static_cast<double>(total_tokens_);
+}
+
+std::optional<int64_t> ShardSet::end_token() const {
+    const Sidecar& known = sidecar();
+    if (known.end_token) return known.end_token;
+    if (!known.tokenizer) return token_bytes_ == 2 ? 50256 : 128000;
+    if (*known.tokenizer == "bytes") return 256;
+    if (*known.tokenizer == "gpt2") return 50256;
+    return std::nullopt;
 }
 
 uint64_t ShardSet::fingerprint() const {

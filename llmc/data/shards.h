@@ -23,6 +23,7 @@ struct Sidecar {
     std::optional<int64_t> documents;
     std::optional<int64_t> tokens;
     std::optional<int64_t> bytes;         // of the text that the tokens stand for
+    std::optional<int64_t> end_token;     // begins every document
     std::optional<std::string> checksum;  // of the token bytes; for people and tools, not verified here
     std::optional<double> entropy_floor;  // nats per token: no model can have a lower expected loss
 };
@@ -48,6 +49,10 @@ public:
 
     // Bytes of text that a token stands for, over all shards; nothing unless every sidecar knows its bytes.
     std::optional<double> bytes_per_token() const;
+
+    // The token that begins every document: as the first shard's sidecar says, or its tokenizer's name (bytes, gpt2);
+    // without either llm.c's, GPT-2's in tokens of 2 bytes and Llama 3's in those of 4. Nothing: another tokenizer.
+    std::optional<int64_t> end_token() const;
 
     // Of what is in the shards and in which order, whatever their names are: their lengths, and their first and last
     // tokens.

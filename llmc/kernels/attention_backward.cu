@@ -148,27 +148,27 @@ struct KeyGradientTiles {
 };
 
 // S^T becomes P^T, and dP^T becomes dS^T (without the softmax scale, which is applied once at the end). A column is a
-// query, the first one `query`; `diagonal` is (this lane's first key) - (its first query). `lse_log2` and `delta` start
-// at the chunk's queries.
+// query; `diagonal` is (this lane's first key) - (its first query), and `windows` begin with that key's. `lse_log2` and
+// `delta` start at the chunk's queries.
 template <bool Masked, int F, int N, bool kDocuments>
 LLMC_DEVICE void score_gradients_transposed(float (&s)[F][N][4], float (&dp)[F][N][4], const float* lse_log2,
-                                            const float* delta, float scale_log2, int diagonal, int query,
-                                            const Windows<kDocuments>& windows) {
+                                            const float* delta, float scale_log2, int diagonal,
+                                            const RowWindows<kDocuments>& windows) {
     const int lane_column = static_cast<int>(threadIdx.x & 3) * 2;
+    if constexpr (Masked && kDocuments) mask_rows<true>(s, -diagonal, windows);
     LLMC_UNROLL
     for (int j = 0; j < N; j++) {
         const float* lse_pair = lse_log2 + 8 * j + lane_column;
         const float* delta_pair = delta + 8 * j + lane_column;
         const float row_lse[2] = {lse_pair[0], lse_pair[1]}, row_delta[2] = {delta_pair[0], delta_pair[1]};
-        int window[2];
-        LLMC_UNROLL
-        for (int i = 0; i < 2; i++) window[i] = Masked ? windows(query + 8 * j + lane_column + i) : 0;
         LLMC_UNROLL
         for (int f = 0; f < F; f++) {
             LLMC_UNROLL
             for (int i = 0; i < 4; i++) {
                 float p = exp2_fast(s[f][j][i] * scale_log2 - row_lse[i & 1]);
-                if (Masked && !in_window(8 * j + (i & 1) - diagonal - 16 * f - 8 * (i >> 1), window[i & 1])) p = 0.0f;
+                if (Masked && !kDocuments &&
+                    !in_window(8 * j + (i & 1) - diagonal - 16 * f - 8 * (i >> 1), windows.window))
+                    p = 0.0f;
                 s[f][j][i] = p;
                 dp[f][j][i] = p * (dp[f][j][i] - row_delta[i & 1]);
             }
@@ -180,13 +180,13 @@ LLMC_DEVICE void score_gradients_transposed(float (&s)[F][N][4], float (&dp)[F][
 template <bool Masked, int HD, int F, bool kDocuments>
 LLMC_DEVICE void key_gradient_chunk(float (&dk)[F][HD / 8][4], float (&dv)[F][HD / 8][4], const bf16* keys,
                                     const bf16* values, const bf16* queries, const bf16* dout, const float* lse_log2,
-                                    const float* delta, float scale_log2, int diagonal, int query,
-                                    const Windows<kDocuments>& windows) {
+                                    const float* delta, float scale_log2, int diagonal,
+                                    const RowWindows<kDocuments>& windows) {
     constexpr int chunk = KeyGradientTiles<HD>::chunk;
     float s[F][chunk / 8][4], dp[F][chunk / 8][4];
     multiply<HD>(s, keys, queries);
     multiply<HD>(dp, values, dout);
-    score_gradients_transposed<Masked>(s, dp, lse_log2, delta, scale_log2, diagonal, query, windows);
+    score_gradients_transposed<Masked>(s, dp, lse_log2, delta, scale_log2, diagonal, windows);
     accumulate<HD>(dv, s, dout);
     accumulate<HD>(dk, dp, queries);
 }
@@ -250,7 +250,11 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
     const bf16* head_dout = dout + head_offset<HD>(b, h, T, NH);
     const size_t dout_stride = static_cast<size_t>(NH) * HD;
 
-    const Windows<kDocuments> windows{window, documents + (kDocuments ? static_cast<size_t>(b) * T : 0), T};
+    const Windows<kDocuments> windows{window, documents, b * T, T};
+    const RowWindows<kDocuments> block_windows =
+        row_windows<Tiles::key_rows, threads>(reinterpret_cast<int*>(statistics + stages * Tiles::stage_rows), windows,
+                                              [&](int row) { return windows.of_key(first_key + row); });
+    const RowWindows<kDocuments> warp_windows = block_windows.from(warp * Tiles::warp_rows);
     const StageStatistic<query_rows> statistic(lse, delta, row_statistics_offset(b, h, T, NH));
 
     // Load: the owned keys and values, and the first stage: queries from the diagonal on.
@@ -272,7 +276,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
         __syncthreads();
         const bf16* queries = stage_tiles + stage * stage_size;
         int next_query = first_query + query_rows;
-        if (next_query >= T || next_query - last_key >= windows(next_query))
+        if (next_query >= T || next_query - last_key >= block_windows[Tiles::key_rows - 1])
             next_query = first_key, member++;  // on with the group's next head
         float next_statistic = 0.0f;
         if (member < group) {
@@ -285,7 +289,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
         for (int row = 0; row < query_rows; row += chunk) {
             const int query = first_query + row, last_query = query + chunk - 1;
             if (query >= T || warp_key >= T || last_query < warp_key) continue;
-            if (query - last_own >= windows(query)) continue;
+            if (query - last_own >= warp_windows[Tiles::warp_rows - 1]) continue;
             const int diagonal = warp_key + (lane >> 2) - query - (lane & 3) * 2;
             const bf16* chunk_queries = queries + row * kStride<HD>;
             const bf16* chunk_dout = chunk_queries + query_rows * kStride<HD>;
@@ -293,9 +297,9 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
             const auto multiply_chunk = [&]<bool Masked>() {
                 key_gradient_chunk<Masked, HD>(dk, dv, keys + warp_offset, values + warp_offset, chunk_queries,
                                                chunk_dout, chunk_statistics, chunk_statistics + query_rows, scale_log2,
-                                               diagonal, query, windows);
+                                               diagonal, warp_windows.from(lane >> 2));
             };
-            if (query < last_own || last_query - warp_key >= windows(last_query))
+            if (query < last_own || last_query - warp_key >= warp_windows[0])
                 multiply_chunk.template operator()<true>();
             else
                 multiply_chunk.template operator()<false>();
@@ -345,12 +349,13 @@ struct QueryGradientTiles {
     static_assert(stage_rows * kRowBytes<HD> >= 64 * threads, "scratch of quantize_gradients");
 };
 
-// S becomes dS (without the softmax scale), as above with queries down and keys across. `diagonal` and `windows` as in
-// the forward.
+// S becomes dS (without the softmax scale), as above with queries down and keys across. `diagonal` and
+// `windows` as in the forward.
 template <bool Masked, int F, int N, bool kDocuments>
 LLMC_DEVICE void score_gradients(float (&s)[F][N][4], const float (&dp)[F][N][4], const float (&lse_log2)[2 * F],
                                  const float (&delta)[2 * F], float scale_log2, int diagonal,
-                                 const RowWindows<kDocuments, 2 * F>& windows) {
+                                 const RowWindows<kDocuments>& windows) {
+    if constexpr (Masked && kDocuments) mask_rows<false>(s, diagonal, windows);
     LLMC_UNROLL
     for (int f = 0; f < F; f++) {
         LLMC_UNROLL
@@ -358,7 +363,8 @@ LLMC_DEVICE void score_gradients(float (&s)[F][N][4], const float (&dp)[F][N][4]
             LLMC_UNROLL
             for (int i = 0; i < 4; i++) {
                 float p = exp2_fast(s[f][j][i] * scale_log2 - lse_log2[2 * f + (i >> 1)]);
-                if (Masked && !in_window(diagonal + 16 * f + 8 * (i >> 1) - 8 * j - (i & 1), windows[2 * f + (i >> 1)]))
+                if (Masked && !kDocuments &&
+                    !in_window(diagonal + 16 * f + 8 * (i >> 1) - 8 * j - (i & 1), windows.window))
                     p = 0.0f;
                 s[f][j][i] = p * (dp[f][j][i] - delta[2 * f + (i >> 1)]);
             }
@@ -375,9 +381,9 @@ struct QueryGradientState {
 };
 
 // One chunk of keys against a warp's queries.
-template <bool Masked, int HD, class LaneWindows>
+template <bool Masked, int HD, bool kDocuments>
 LLMC_DEVICE void query_gradient_chunk(QueryGradientState<HD>& state, const bf16* keys, const bf16* values,
-                                      float scale_log2, int diagonal, const LaneWindows& windows) {
+                                      float scale_log2, int diagonal, const RowWindows<kDocuments>& windows) {
     constexpr int fragments = QueryGradientTiles<HD>::fragments, chunk = QueryGradientTiles<HD>::chunk;
     float s[fragments][chunk / 8][4], dp[fragments][chunk / 8][4];
     multiply<HD>(s, state.query, keys);
@@ -387,7 +393,7 @@ LLMC_DEVICE void query_gradient_chunk(QueryGradientState<HD>& state, const bf16*
 }
 
 template <int HD, Room room, bool kDocuments, class Out>
-static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
+static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads, kDocuments&& HD == 32 ? 2 : 1)
     attention_query_gradient_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
                                     Fp8State* __restrict__ fp8, const bf16* __restrict__ dout,
                                     const bf16* __restrict__ qkv, const float* __restrict__ lse,
@@ -413,7 +419,11 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
     // Load: the owned rows, into registers, and the first keys and values.
     load_tile<HD, Tiles::query_rows, threads>(queries, head.query, head.stride, first_query, T);
     load_tile<HD, Tiles::query_rows, threads>(own_dout, head_dout, dout_stride, first_query, T);
-    const Windows<kDocuments> windows{window, documents + (kDocuments ? static_cast<size_t>(b) * T : 0), T};
+    const Windows<kDocuments> windows{window, documents, b * T, T};
+    const RowWindows<kDocuments> warp_windows =
+        row_windows<Tiles::query_rows, threads>(reinterpret_cast<int*>(own_dout + Tiles::query_rows * kStride<HD>),
+                                                windows, [&](int row) { return windows(first_query + row); })
+            .from(warp * Tiles::warp_rows);
     const int begin = first_seen_key(first_query, windows(first_query), key_rows);
     load_tile<HD, key_rows, threads>(stages, head.key, head.stride, begin, T);
     load_tile<HD, key_rows, threads>(stages + key_rows * kStride<HD>, head.value, head.stride, begin, T);
@@ -432,8 +442,6 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
     load_fragments<HD>(state.query, queries + warp_offset);
     load_fragments<HD>(state.dout, own_dout + warp_offset);
 
-    const RowWindows<kDocuments, 2 * Tiles::fragments> row_windows(windows, warp_query);
-    const int first_window = windows(warp_query), last_window = windows(last_own);
     const float scale_log2 = scale * kLog2E;
     const int seen_keys = first_query + Tiles::query_rows < T ? first_query + Tiles::query_rows : T;
     for (int first_key = begin, stage = 0; first_key < seen_keys; first_key += key_rows, stage ^= 1) {
@@ -452,14 +460,16 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads)
         // Multiply, softmax, accumulate: chunk after chunk up to the diagonal.
         for (int row = 0; row < key_rows; row += chunk) {
             const int key = first_key + row, last_key = key + chunk - 1;
-            if (warp_query >= T || key > last_own || warp_query - last_key >= first_window) continue;
+            if (warp_query >= T || key > last_own || warp_query - last_key >= warp_windows[0]) continue;
             const int diagonal = warp_query + (lane >> 2) - key - (lane & 3) * 2;
             const bf16* chunk_keys = keys + row * kStride<HD>;
             const bf16* chunk_values = chunk_keys + key_rows * kStride<HD>;
-            if (last_key > warp_query || last_own - key >= last_window)
-                query_gradient_chunk<true>(state, chunk_keys, chunk_values, scale_log2, diagonal, row_windows);
+            if (last_key > warp_query || last_own - key >= warp_windows[Tiles::warp_rows - 1])
+                query_gradient_chunk<true>(state, chunk_keys, chunk_values, scale_log2, diagonal,
+                                           warp_windows.from(lane >> 2));
             else
-                query_gradient_chunk<false>(state, chunk_keys, chunk_values, scale_log2, diagonal, row_windows);
+                query_gradient_chunk<false>(state, chunk_keys, chunk_values, scale_log2, diagonal,
+                                            warp_windows.from(lane >> 2));
         }
     }
 
@@ -494,8 +504,6 @@ struct BackwardInputs {
 template <int HD, Room room, class Out>
 static void launch_backward(const Gradients<Out>& to, float* delta, const BackwardInputs& inputs, int B, int T,
                             const AttentionHeads& heads, stream_t stream) {
-    using KeyTiles = KeyGradientTiles<HD, room>;
-    using QueryTiles = QueryGradientTiles<HD, room>;
     const int NH = heads.NH, NKV = heads.NKV;
     const size_t n = elements(B, T, NH, HD), rows = n / HD, keys = elements(B, T, NKV, HD), whole = n + 2 * keys;
     const float scale = heads.softmax_scale();
@@ -507,16 +515,23 @@ static void launch_backward(const Gradients<Out>& to, float* delta, const Backwa
         {dim3(static_cast<unsigned>(div_up(rows, size_t{kDeltaRows}))), dim3(kDeltaThreads), 0, stream},
         out(delta, rows), in(inputs.dout, n), in(inputs.out, n), in(inputs.out_low, n), rows, T, NH);
     with_documents(inputs.documents, [&]<bool kDocuments>() {
-        launch<attention_key_gradient_kernel<HD, room, kDocuments, Out>>(
-            {key_grid, dim3(KeyTiles::threads), KeyTiles::shared_bytes, stream}, out(to.row, whole),
-            out(transposed_keys, 2 * keys), out(to.parts, part_count), state_access(to.fp8, to.pass),
+        // With both stages nvcc would spill.
+        constexpr Room with_room = kDocuments && HD == 64 ? Room::scarce : room;
+        using KeyTiles = KeyGradientTiles<HD, with_room>;
+        using QueryTiles = QueryGradientTiles<HD, with_room>;
+        launch<attention_key_gradient_kernel<HD, with_room, kDocuments, Out>>(
+            {key_grid, dim3(KeyTiles::threads),
+             KeyTiles::shared_bytes + kRowWindowBytes<kDocuments, KeyTiles::key_rows>, stream},
+            out(to.row, whole), out(transposed_keys, 2 * keys), out(to.parts, part_count),
+            state_access(to.fp8, to.pass), in(inputs.dout, n), in(inputs.qkv, whole), in(inputs.lse, rows),
+            in(delta, rows), T, NH, NKV, NH / NKV, scale, heads.window_in(T), to.pass,
+            in(inputs.documents, tokens(B, T)));
+        launch<attention_query_gradient_kernel<HD, with_room, kDocuments, Out>>(
+            {query_grid, dim3(QueryTiles::threads),
+             QueryTiles::shared_bytes + kRowWindowBytes<kDocuments, QueryTiles::query_rows>, stream},
+            out(to.row, whole), out(to.transposed, n), out(to.parts, part_count), state_access(to.fp8, to.pass),
             in(inputs.dout, n), in(inputs.qkv, whole), in(inputs.lse, rows), in(delta, rows), T, NH, NKV, NH / NKV,
             scale, heads.window_in(T), to.pass, in(inputs.documents, tokens(B, T)));
-        launch<attention_query_gradient_kernel<HD, room, kDocuments, Out>>(
-            {query_grid, dim3(QueryTiles::threads), QueryTiles::shared_bytes, stream}, out(to.row, whole),
-            out(to.transposed, n), out(to.parts, part_count), state_access(to.fp8, to.pass), in(inputs.dout, n),
-            in(inputs.qkv, whole), in(inputs.lse, rows), in(delta, rows), T, NH, NKV, NH / NKV, scale,
-            heads.window_in(T), to.pass, in(inputs.documents, tokens(B, T)));
     });
 }
 

@@ -35,7 +35,7 @@ static __global__ void __launch_bounds__(32)
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
-    const RowWindows<false, 2> windows({window, nullptr, T}, query);
+    const RowWindows<false> windows{window, nullptr};
     ForwardState<HD, 1> state;
     load_fragments<HD>(state.query, shared + stage_size);
     set_zero(state.output);
@@ -86,7 +86,7 @@ static __global__ void __launch_bounds__(4 * kDecodeRows)
     QuadRow<HD> state;
     state.attend(qkv + head + static_cast<size_t>(query < T ? query : T - 1) * stride, keys,
                  keys + static_cast<size_t>(NKV) * HD, stride, query, first + (row & ~(kWarpRows - 1)),
-                 last_of_warp < T ? last_of_warp : T - 1, scale_log2, Windows<false>{window, nullptr, T});
+                 last_of_warp < T ? last_of_warp : T - 1, scale_log2, Windows<false>{window, nullptr, 0, T});
     if (row >= rows) return;
     state.output.scale(1.0f / state.sum);
     state.output.store(out + head + static_cast<size_t>(row) * NH * HD);

@@ -18,7 +18,7 @@ struct ForwardTiles {
     static constexpr int key_rows = kKeyRows;
     // Shared memory, in rows of a tile: [stage 0: keys 64, values 64] [stage 1: keys 64, values 64].
     // Before the loop stage 1 holds the queries; after it stage 0 holds out and stage 1 out_low, on their way to
-    // memory, and stage 0 then the codes.
+    // memory, and stage 0 then the codes. With documents the queries' windows lie behind.
     static constexpr int stage_rows = 2 * key_rows;
     static constexpr size_t shared_bytes = 2 * stage_rows * kRowBytes<HD>;
     static_assert(query_rows == stage_rows);
@@ -61,7 +61,11 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     const int h = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
     const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::query_rows;  // longest first
     const int warp_query = first_query + warp * Tiles::warp_rows;
-    const Windows<kDocuments> windows{window, documents + (kDocuments ? static_cast<size_t>(b) * T : 0), T};
+    const Windows<kDocuments> windows{window, documents, b * T, T};
+    const RowWindows<kDocuments> warp_windows =
+        row_windows<Tiles::query_rows, threads>(reinterpret_cast<int*>(shared + 2 * stage_size), windows, [&](int row) {
+            return windows(first_query + row);
+        }).from(warp * Tiles::warp_rows);
     const int begin = first_seen_key(first_query, windows(first_query), key_rows);
     const Head head = head_of<HD>(qkv, b, h, h / (NH / NKV), T, NH, NKV);
 
@@ -81,9 +85,6 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
         state.sum[row] = 0.0f;
     }
 
-    const RowWindows<kDocuments, 2 * fragments> row_windows(windows, warp_query);
-    const int last_query = warp_query + Tiles::warp_rows - 1;
-    const int first_window = windows(warp_query), last_window = windows(last_query);
     const float scale_log2 = scale * kLog2E;
     const int seen_keys = first_query + Tiles::query_rows < T ? first_query + Tiles::query_rows : T;
     const int tiles = (seen_keys - begin + key_rows - 1) / key_rows;
@@ -102,12 +103,13 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
         }
         // Multiply, softmax, accumulate. Only tiles that cross the diagonal or a window's edge are masked, and of a
         // block's warps the upper ones skip a tile that lies beyond the one, the lower ones one before the other.
-        if (warp_query >= T || first_key > last_query || warp_query - last_key >= first_window) continue;
+        const int last_query = warp_query + Tiles::warp_rows - 1;
+        if (warp_query >= T || first_key > last_query || warp_query - last_key >= warp_windows[0]) continue;
         const int diagonal = warp_query + (lane >> 2) - first_key - (lane & 3) * 2;
-        if (last_key > warp_query || last_query - first_key >= last_window)
-            forward_tile<true>(state, stage, scale_log2, diagonal, row_windows);
+        if (last_key > warp_query || last_query - first_key >= warp_windows[Tiles::warp_rows - 1])
+            forward_tile<true>(state, stage, scale_log2, diagonal, warp_windows.from(lane >> 2));
         else
-            forward_tile<false>(state, stage, scale_log2, diagonal, row_windows);
+            forward_tile<false>(state, stage, scale_log2, diagonal, warp_windows.from(lane >> 2));
     }
 
     // Store, through shared memory for 16-byte accesses.
@@ -142,10 +144,10 @@ static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result
                     static_cast<unsigned>(B));
     with_documents(documents, [&]<bool kDocuments>() {
         launch<attention_forward_kernel<HD, kDocuments, kFp8>>(
-            {grid, dim3(Tiles::threads), Tiles::shared_bytes, stream}, out(result, n), out(result_low, n),
-            out(lse, n / HD), in(qkv, elements(B, T, heads.rows(), HD)), out(to.row, n), out(to.transposed, n),
-            state_access(to.state, pass), T, heads.NH, heads.NKV, heads.softmax_scale(), heads.window_in(T), pass,
-            in(documents, tokens(B, T)));
+            {grid, dim3(Tiles::threads), Tiles::shared_bytes + kRowWindowBytes<kDocuments, Tiles::query_rows>, stream},
+            out(result, n), out(result_low, n), out(lse, n / HD), in(qkv, elements(B, T, heads.rows(), HD)),
+            out(to.row, n), out(to.transposed, n), state_access(to.state, pass), T, heads.NH, heads.NKV,
+            heads.softmax_scale(), heads.window_in(T), pass, in(documents, tokens(B, T)));
     });
 }
 

@@ -38,7 +38,7 @@ static __global__ void __launch_bounds__(kThreads)
     const int last_row = (row | (kWarpRows - 1)) < T ? row | (kWarpRows - 1) : T - 1;  // of the warp
     const float *keys = qkv + head.key, *values = qkv + head.value;
 
-    const Windows<kDocuments> windows{window, documents + (kDocuments ? static_cast<size_t>(blockIdx.z) * T : 0), T};
+    const Windows<kDocuments> windows{window, documents, static_cast<int>(blockIdx.z) * T, T};
     QuadRow<HD> state;
     state.attend(qkv + head.query + static_cast<size_t>(row < T ? row : T - 1) * head.qkv_stride, keys, values,
                  head.qkv_stride, row, row & ~(kWarpRows - 1), last_row, scale_log2, windows);
@@ -71,7 +71,7 @@ static __global__ void __launch_bounds__(kThreads)
     quad_sum_each(row_delta);
     dq.clear();
     const float scale_log2 = scale * kLog2E, lse_log2 = lse[head.statistics + own] * kLog2E;
-    const Windows<kDocuments> windows{window, documents + (kDocuments ? static_cast<size_t>(blockIdx.z) * T : 0), T};
+    const Windows<kDocuments> windows{window, documents, static_cast<int>(blockIdx.z) * T, T};
     const int first_row = row & ~(kWarpRows - 1), row_window = windows(row);
     for (int first = first_seen_key(first_row, windows(first_row), keys_at_once); first <= last_row;
          first += keys_at_once) {
@@ -121,7 +121,7 @@ static __global__ void __launch_bounds__(kThreads)
     dv.clear();
     const float scale_log2 = scale * kLog2E;
     const int last_key = row | (kWarpRows - 1), end = T - window > last_key ? last_key + window : T;  // of the warp
-    const Windows<kDocuments> windows{window, documents + (kDocuments ? static_cast<size_t>(blockIdx.z) * T : 0), T};
+    const Windows<kDocuments> windows{window, documents, static_cast<int>(blockIdx.z) * T, T};
     for (int h = 0; h < group; h++) {
         const HeadRows<HD> head(kv * group + h, kv, T, NH, NKV);
         const float *queries = qkv + head.query, *gradients = dout + head.out;

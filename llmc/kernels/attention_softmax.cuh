@@ -23,13 +23,14 @@ struct ForwardState {
 };
 
 // Softmax: turns raw scores into probabilities relative to the row's maximum so far, in base 2, and rescales what was
-// accumulated under the previous maximum. `diagonal` is (this lane's first query) - (its first key); visible are keys 0
-// to windows[row] - 1 places before the query. Rows that have seen no key yet, which a window leaves in a masked tile,
-// keep the maximum -infinity, and 0 takes its place.
+// accumulated under the previous maximum. `diagonal` is (this lane's first query) - (its first key), and `windows`
+// begin with that query's: visible are keys 0 to windows[row] - 1 places before the query. Rows that have seen no key
+// yet, which a window leaves in a masked tile, keep the maximum -infinity, and 0 takes its place.
 template <bool Masked, int HD, int F, int N, bool kDocuments>
 LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N][4], float scale_log2, int diagonal,
-                                const RowWindows<kDocuments, 2 * F>& windows) {
+                                const RowWindows<kDocuments>& windows) {
     const float minus_infinity = float_from_bits(0xff800000u);
+    if constexpr (Masked && kDocuments) mask_rows<false>(scores, diagonal, windows);
     float maximum[2 * F];
     LLMC_UNROLL
     for (int f = 0; f < F; f++) {
@@ -40,7 +41,8 @@ LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N
             LLMC_UNROLL
             for (int i = 0; i < 4; i++) {
                 float& score = scores[f][j][i];
-                if (Masked && !in_window(diagonal + 16 * f + 8 * (i >> 1) - 8 * j - (i & 1), windows[2 * f + (i >> 1)]))
+                if (Masked && !kDocuments &&
+                    !in_window(diagonal + 16 * f + 8 * (i >> 1) - 8 * j - (i & 1), windows.window))
                     score = minus_infinity;
                 maximum[2 * f + (i >> 1)] = max_float(maximum[2 * f + (i >> 1)], score);
             }
@@ -77,7 +79,7 @@ LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N
 // One tile of keys, and their values behind it.
 template <bool Masked, int HD, int F, bool kDocuments>
 LLMC_DEVICE void forward_tile(ForwardState<HD, F>& state, const bf16* keys, float scale_log2, int diagonal,
-                              const RowWindows<kDocuments, 2 * F>& windows) {
+                              const RowWindows<kDocuments>& windows) {
     float scores[F][kKeyRows / 8][4];
     multiply<HD>(scores, state.query, keys);
     online_softmax<Masked>(state, scores, scale_log2, diagonal, windows);

@@ -147,6 +147,27 @@ LLMC_DEVICE void accumulate(float (&sums)[F][N][4], const float (&weights)[F][W]
     }
 }
 
+// ---- mask ----------------------------------------------------------------------------------------------------------
+
+// Minus infinity for the scores of a masked tile that documents and windows leave out. Rows are the block's own ones,
+// queries or keys; `diagonal` is (a lane's first query) - (its first key), and `windows` begin with its first row. A
+// pass of its own, a row after the other: beside what softmax keeps there are no registers for all windows.
+template <bool kOwnKeys, int F, int N>
+LLMC_DEVICE void mask_rows(float (&scores)[F][N][4], int diagonal, const RowWindows<true>& windows) {
+    LLMC_UNROLL
+    for (int row = 0; row < 2 * F; row++) {
+        const int place = 16 * (row >> 1) + 8 * (row & 1), window = windows[place];
+        LLMC_UNROLL
+        for (int column = 0; column < 2 * N; column++) {
+            const int other = 8 * (column >> 1) + (column & 1);
+            const int distance = diagonal + (kOwnKeys ? other - place : place - other);
+            if (!in_window(distance, window))
+                scores[row >> 1][column >> 1][2 * (row & 1) + (column & 1)] = float_from_bits(0xff800000u);
+        }
+    }
+    __syncwarp();  // what comes behind is not to be mixed with it
+}
+
 // ---- store ---------------------------------------------------------------------------------------------------------
 
 // Rounds a warp's accumulators, times `factor`, into its 16 F rows of a tile. Conflict-free: see the top.

@@ -19,29 +19,48 @@ LLMC_HD int first_seen_key(int query, int window, int rows) {
 template <bool kDocuments>
 struct Windows {
     int window;
-    const int* documents;  // (T) of the sequence, see attention.h; not read without kDocuments
-    int T;
+    const int* documents;  // (B, T), see attention.h; not read without kDocuments
+    int first, T;          // of the sequence in `documents`, and its length
 
     LLMC_DEVICE int operator()(int query) const {
         if constexpr (!kDocuments) return window;
-        const int of_document = query + 1 - documents[query < T ? query : T - 1];
-        return of_document < window ? of_document : window;
+        return narrower(query + 1 - documents[first + (query < T ? query : T - 1)]);
     }
+    // The same from a key: how many queries see it, its own and those behind it.
+    LLMC_DEVICE int of_key(int key) const {
+        if constexpr (!kDocuments) return window;
+        int end = key + 1, beyond = T;  // the document's end lies between them
+        while (end < beyond) {
+            const int middle = end + (beyond - end) / 2;
+            if (documents[first + middle] <= key)
+                end = middle + 1;
+            else
+                beyond = middle;
+        }
+        return narrower(end - key);
+    }
+    LLMC_DEVICE int narrower(int of_document) const { return of_document < window ? of_document : window; }
 };
 
-// The windows of the rows whose results a lane holds: rows g and g + 8 of each fragment of a warp's queries.
-template <bool kDocuments, int Rows>
+// The windows of a block's own rows. With documents they lie in shared memory: there are no registers to keep them in.
+template <bool kDocuments>
 struct RowWindows {
-    int of_row[kDocuments ? Rows : 1];
+    int window;
+    const int* rows;
 
-    LLMC_DEVICE RowWindows(const Windows<kDocuments>& windows, int warp_query) {
-        const int g = static_cast<int>(threadIdx.x & 31) >> 2;
-        LLMC_UNROLL
-        for (int row = 0; row < (kDocuments ? Rows : 1); row++)
-            of_row[row] = windows(warp_query + 16 * (row >> 1) + 8 * (row & 1) + g);
-    }
-    LLMC_DEVICE int operator[](int row) const { return of_row[kDocuments ? row : 0]; }
+    LLMC_DEVICE RowWindows from(int row) const { return {window, kDocuments ? rows + row : nullptr}; }
+    LLMC_DEVICE int operator[](int row) const { return kDocuments ? rows[row] : window; }
 };
+template <bool kDocuments, int Rows>
+constexpr size_t kRowWindowBytes = kDocuments ? Rows * sizeof(int) : 0;
+
+// Fills the shared memory of a block's `Rows` rows. They are there behind the next barrier.
+template <int Rows, int Threads, bool kDocuments, class WindowOf>
+LLMC_DEVICE RowWindows<kDocuments> row_windows(int* rows, const Windows<kDocuments>& windows, WindowOf&& window_of) {
+    if constexpr (kDocuments)
+        for (int row = static_cast<int>(threadIdx.x); row < Rows; row += Threads) rows[row] = window_of(row);
+    return {windows.window, rows};
+}
 
 // Calls f.template operator()<kDocuments>().
 template <class F>

@@ -13,6 +13,7 @@ struct Pass {
     bool accumulate;  // gradients are added to what is there
     float* scratch;   // for partial sums of gradients; of the model
     stream_t stream;
+    const int* documents = nullptr;  // (B, T) for attention; nullptr: a row is one document
 
     int N() const { return B * T; }
     Pass as(PassKind other) const {

@@ -119,10 +119,12 @@ Operand<Real> DecoderBlock<Real>::attend(const Pass& pass) {
             Real* const out = backward_follows ? attention_ : nullptr;
             Real* const low = backward_follows ? attention_low_ : nullptr;
             return attn_proj_.cast_input(pass, [&](const auto& codes, QuantizePass cast) {
-                attention_forward_fp8(codes, out, low, lse_, qkv_out_, pass.B, pass.T, heads_, cast, pass.stream);
+                attention_forward_fp8(codes, out, low, lse_, qkv_out_, pass.B, pass.T, heads_, cast, pass.stream,
+                                      pass.documents);
             });
         }
-    attention_forward<Real>(attention_, attention_low_, lse_, qkv_out_, pass.B, pass.T, heads_, pass.stream);
+    attention_forward<Real>(attention_, attention_low_, lse_, qkv_out_, pass.B, pass.T, heads_, pass.stream,
+                            pass.documents);
     return attn_proj_.input(attention_, attention_low_, pass);
 }
 
@@ -146,7 +148,7 @@ Gradient<Real> DecoderBlock<Real>::backward(const Gradient<Real>& dstream, Linea
 template <class Real>
 void DecoderBlock<Real>::attention_backward_to_hidden(const Pass& pass) {
     attention_backward<Real>(dhidden_, delta_, dbranch_, qkv_out_, attention_, attention_low_, lse_, pass.B, pass.T,
-                             heads_, pass.stream);
+                             heads_, pass.stream, pass.documents);
 }
 
 template class DecoderBlock<float>;

@@ -7,6 +7,7 @@
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/classifier.h"
 #include "llmc/kernels/embedding.h"
+#include "llmc/model/documents.h"
 
 namespace llmc {
 
@@ -22,6 +23,7 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
       B_(setup.B),
       T_(setup.T),
       recompute_(setup.recompute),
+      end_token_(setup.end_token),
       weights_(weights),
       gradients_(gradients),
       matmul_(matmul),
@@ -54,6 +56,7 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
     workspace_.plan(&scratch_, config_.architecture->scratch(config_, B_, T_));
     for (int** tensor : {&tokens_, &targets_}) workspace_.plan(tensor, N);
     workspace_.plan(&sorted_, token_sort_size(n));
+    if (end_token_) workspace_.plan(&documents_, N);
     workspace_.plan(&loss_sums_, 2);
     workspace_.plan(&loss_counts_, 2);
     workspace_.plan(&loss_workspace_, weights.layout().comm().template all_reduce_workspace<double>(1));
@@ -81,7 +84,7 @@ void Transformer<Real>::allocate(stream_t stream) {
     for (const auto& block : blocks_) block->allocated(stream);
     const size_t sorted = token_sort_size(B_ * T_);
     for (Staging& staging : staging_) {
-        staging.memory = static_cast<int*>(pinned_malloc((2 * context_.N() + sorted) * sizeof(int)));
+        staging.memory = static_cast<int*>(pinned_malloc((3 * context_.N() + sorted) * sizeof(int)));
         staging.copied = create_event();
     }
 }
@@ -120,9 +123,14 @@ void Transformer<Real>::upload(const int* tokens, const int* targets, int n, boo
         std::copy(targets, targets + n, staging.memory + count);
         copy_to_device(targets_, staging.memory + count, count * sizeof(int), stream);
     }
+    if (targets && end_token_) {
+        int* const documents = staging.memory + 2 * count;
+        mark_documents(documents, tokens, n / T_, T_, *end_token_);
+        copy_to_device(documents_, documents, count * sizeof(int), stream);
+    }
     if (sort) {
-        sort_tokens(staging.memory + 2 * count, tokens, n);
-        copy_to_device(sorted_, staging.memory + 2 * count, token_sort_size(n) * sizeof(int), stream);
+        sort_tokens(staging.memory + 3 * count, tokens, n);
+        copy_to_device(sorted_, staging.memory + 3 * count, token_sort_size(n) * sizeof(int), stream);
     }
     record(staging.copied, stream);
 }

@@ -30,6 +30,8 @@ struct ModelSetup {
     size_t logits_bytes = kLogitsBytes;
     KernelSet kernels = KernelSet::common();
     TrainedLoss loss;
+    // Attention does not cross the documents that it begins (documents.h); nothing: it does.
+    std::optional<int> end_token;
 };
 
 template <class Real>
@@ -89,6 +91,7 @@ public:
     void forget_rows() { decoded_.clear(); }
 
     const ModelConfig& config() const { return config_; }
+    std::optional<int> end_token() const { return end_token_; }  // see ModelSetup
     LinearLayers<Real>& linear() { return linear_; }
     const LinearLayers<Real>& linear() const { return linear_; }
     Fp8Registry* fp8() { return linear_.fp8(); }  // nullptr: none
@@ -98,7 +101,7 @@ public:
 
 private:
     Pass pass(PassKind kind, int B, int T, bool accumulate, stream_t stream) const {
-        return {kind, B, T, accumulate, scratch_, stream};
+        return {kind, B, T, accumulate, scratch_, stream, documents_};
     }
     void upload(const int* tokens, const int* targets, int n, bool sort, stream_t stream);
     void embed(int first, int positions, const Pass& pass);
@@ -114,6 +117,7 @@ private:
     const TrainedLoss loss_;
     const int B_, T_;
     const Recompute recompute_;
+    const std::optional<int> end_token_;
     Weights<Real>& weights_;
     Gradients& gradients_;
     Matmul& matmul_;
@@ -138,6 +142,7 @@ private:
     float* scratch_;            // partial sums of bias and norm gradients
     int* tokens_;               // (N)
     int* targets_;              // (N)
+    int* documents_ = nullptr;  // (N), see mark_documents(); nullptr without end_token_
     int* sorted_;               // token_sort_size(N)
     double* loss_sums_;         // {training, evaluation}
     int* loss_counts_;
@@ -149,7 +154,7 @@ private:
 
     // Staging of tokens: two slots, so that the next micro-batch is prepared while the last one's copy may still run.
     struct Staging {
-        int* memory = nullptr;  // tokens, targets, sorted
+        int* memory = nullptr;  // tokens, targets, documents, sorted
         event_t copied = nullptr;
     };
     Staging staging_[2];

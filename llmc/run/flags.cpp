@@ -92,6 +92,9 @@ const Flag kRows[] = {
     heading("Batch and length"),
     flag('b', "batch", "N", &Options::batch, {.min = 1}, "sequences per micro-step and rank"),
     flag('t', "seq", "N", &Options::seq, {.min = 1}, "tokens per sequence", "1024, or the context"),
+    flag(0, "doc-mask", "", &Options::doc_mask, {},
+         "attention does not cross documents: a token sees those of its own alone, which its shard's end-of-text token "
+         "begins"),
     flag('d', "total-batch", "N", &Options::total_batch, {.min = 1},
          "tokens per optimizer step over all ranks; more than b*t*ranks accumulates gradients", "b*t*ranks"),
     flag('x', "max-steps", "N", &Options::max_steps,
@@ -259,7 +262,7 @@ const Flag kRows[] = {
     once(flag(0, "skip-data", "N", &Options::skip_data, {},
               "with --resume: leave out the data of N steps, for example that which a run diverged on")),
     once(flag(0, "new-data", "", &Options::new_data, {},
-              "with --resume: take other training data, another -t or another --seed than the checkpoint's run")),
+              "with --resume: take other training data, another -t, --seed or --doc-mask than the checkpoint's run")),
 
     heading("Validation and samples"),
     flag('v', "val-every", "N", &Options::val_every,

@@ -46,6 +46,7 @@ struct Options {
     // Batch and length
     int batch = 4;            // B, sequences per micro-step and rank
     int seq = 0;              // T; 0 = not given = 1024, or the context where that is shorter
+    bool doc_mask = false;    // attention does not cross documents
     int64_t total_batch = 0;  // tokens per step over all ranks; 0 = not given = B*T*ranks
     int64_t max_steps = -1;   // -1 = one epoch; stays -1 when the training set's size is not known
     int64_t stop_after = 0;   // 0 = off
@@ -156,6 +157,7 @@ struct Options {
     // Filled by resolve()
     ModelConfig model_config;
     KernelSet kernel_set;            // that --kernels means on this card
+    int end_token = -1;              // begins every document, for doc_mask; -1: there is no data
     int micro_steps = 0;             // per step: total_batch / (B*T*ranks)
     std::vector<std::string> notes;  // worth telling the user once
 
@@ -175,6 +177,7 @@ struct ResolveInputs {
     int ranks = 1;
     const ModelConfig* model = nullptr;  // of weights that are there, in place of --model's
     int data_vocab = 0;                  // from the shards' sidecar; 0 = unknown
+    int end_token = -1;                  // of the shards; -1 = unknown
     int64_t train_tokens = 0;            // for one epoch; 0 = unknown
     std::vector<int64_t> val_tokens;     // of each validation set; empty: unknown
     int64_t hellaswag_rows = 0;          // completions

@@ -44,6 +44,7 @@ void resolve_model(Options& o, const ResolveInputs& inputs) {
     if (m.context == 0) m.context = o.seq > 0 ? o.seq : kDefaultSeq;
     m.validate();
     o.model_config = m;
+    o.end_token = inputs.end_token;
     o.layers = m.layers, o.heads = m.heads, o.channels = m.channels, o.vocab = m.vocab, o.context = m.context;
 }
 

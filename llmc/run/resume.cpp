@@ -159,14 +159,16 @@ const std::set<std::string> kFree = {"train",
 // Those that make another model or another state of it, or another meaning of a step.
 const std::set<std::string> kFixed = {"layers", "heads", "channels", "vocab", "context", "total-batch", "optimizer"};
 // Those that decide which data comes next.
-const std::set<std::string> kData = {"seq", "seed"};
+const std::set<std::string> kData = {"seq", "seed", "doc-mask"};
 
 std::string described(const Json& model) { return model.is_null() ? kGpt2.name : model.dump(); }
 
 void compare_configurations(const Options& o, Resumed& resumed) {
     Json then = resumed.checkpoint->manifest().config;
     const Json now = Json::parse(config_json(o));
-    if (!then.contains("optimizer")) then["optimizer"] = "adamw";  // there was a time without the flag
+    // There was a time without the flags.
+    if (!then.contains("optimizer")) then["optimizer"] = "adamw";
+    if (!then.contains("doc-mask")) then["doc-mask"] = false;
     const Json no_model, model_then = resumed.checkpoint->manifest().run.value("model", no_model);
     const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);
     if (model_then != model_now)

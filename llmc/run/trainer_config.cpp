@@ -69,6 +69,7 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     config.recompute = meaning<Recompute>(
         "recompute", o.recompute,
         {{"none", Recompute::none}, {"gelu", Recompute::gelu}, {"norm", Recompute::norm}, {"block", Recompute::block}});
+    if (o.doc_mask) config.end_token = o.end_token;
     config.tf32 = o.tf32;
     config.kernels = o.kernel_set;
     config.fast_accumulation = meaning<FastAccumulation>(

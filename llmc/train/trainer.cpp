@@ -38,7 +38,8 @@ ModelSetup model_setup(const TrainerConfig& config) {
             fp8_layers_of(config),
             config.logits_bytes,
             config.kernels,
-            config.loss};
+            config.loss,
+            config.end_token};
 }
 
 // At most: of each tensor master, m, v, two of the working copy, the gradient and two of its sums; of each unit its

@@ -133,6 +133,22 @@ TEST_CASE("sidecars: read, absent, partial, contradicting, broken") {
     check_error(ExitCode::bad_data, {"a.bin.json", "not valid"}, [&] { ShardSet({path}); });
 }
 
+TEST_CASE("the token that begins documents: the sidecar's, its tokenizer's, or llm.c's") {
+    const TempDir dir;
+    const std::string path = write_shard(dir / "a.bin", counting(0, 100));
+    const auto end_token = [&](const std::string& sidecar) {
+        write_file(path + ".json", sidecar);
+        return ShardSet({path}).end_token();
+    };
+    CHECK(ShardSet({path}).end_token() == 50256);
+    CHECK(ShardSet({write_shard(dir / "wide.bin", std::vector<uint32_t>{1, 2, 3})}).end_token() == 128000);
+    CHECK(end_token(R"({"tokenizer": "bytes"})") == 256);
+    CHECK(end_token(R"({"tokenizer": "gpt2"})") == 50256);
+    CHECK(end_token(R"({"tokenizer": "mine.json"})") == std::nullopt);
+    CHECK(end_token(R"({"tokenizer": "mine.json", "end_token": 3})") == 3);
+    CHECK(end_token(R"({"end_token": 0})") == 0);
+}
+
 TEST_CASE("bytes per token: of all shards together, where every sidecar knows them") {
     TempDir dir;
     write_shard<uint16_t>(dir / "a.bin", counting(0, 10));
