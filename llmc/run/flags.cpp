@@ -68,13 +68,11 @@ const Flag kRows[] = {
     heading("Model"),
     flag('e', "model", "NAME|FILE", &Options::model, {.check = check_not_empty},
          "d6 d12 d24 d36 d48, gpt2[-medium|-large|-xl], gpt3-125m ... gpt3-6.7b, llama3-8b, qwen3-8b, nano-d12 and "
-         "others (README.md), or a JSON file (Hugging Face's "
-         "config.json too)",
+         "others (README.md), or a JSON file (Hugging Face's config.json too)",
          "d12"),
     flag(0, "depth", "N", &Options::depth, {.min = 1, .max = 1000},
-         "nanochat's dial: its model of N layers, with tokens, batch and rates for it (printed as flags). Those that "
-         "you "
-         "give win, and others follow them; with another model or adamw it is refused",
+         "nanochat's dial: its model of N layers, with tokens, batch and rates for it (printed as flags). Flags that are "
+         "given win, and others follow them; with another model or adamw it is refused",
          "off"),
     flag(0, "layers", "N", &Options::layers, {.min = 1}, "transformer blocks", "the model's"),
     flag(0, "heads", "N", &Options::heads, {.min = 1}, "attention heads; channels / heads must be 32, 64 or 128",
@@ -85,8 +83,7 @@ const Flag kRows[] = {
          "the model's; -t for a shape of your own"),
     flag(0, "init-from", "PATH", &Options::init_from, {},
          "weights to start from: a checkpoint, or a run that has one; a .safetensors file or a Hugging Face directory; "
-         "or a "
-         "model file (.bin) of llm.c",
+         "or a model file (.bin) of llm.c",
          "random"),
 
     heading("Batch and length"),
