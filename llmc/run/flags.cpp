@@ -71,7 +71,7 @@ const Flag kRows[] = {
          "others (README.md), or a JSON file (Hugging Face's config.json too)",
          "d12"),
     flag(0, "depth", "N", &Options::depth, {.min = 1, .max = 1000},
-         "nanochat's dial: its model of N layers, with tokens, batch and rates for it (printed as flags). Flags that are "
+         "nanochat's dial: its model of N layers, with tokens, batch and rates for it (printed as flags). What is "
          "given win, and others follow them; with another model or adamw it is refused",
          "off"),
     flag(0, "layers", "N", &Options::layers, {.min = 1}, "transformer blocks", "the model's"),
