@@ -6,9 +6,10 @@
 namespace llmc::check {
 namespace {
 
+constexpr double kSafety = 1.02, kBeta2 = 0.9;
+
 constexpr int kRows = 72, kColumns = 209;
 constexpr size_t kCount = static_cast<size_t>(kRows) * kColumns;
-constexpr double kMomentum = 0.95, kSafety = 1.02, kBeta2 = 0.9;
 constexpr double kUnit = 0x1p-24;  // of FP32, to nearest
 constexpr MuonUpdate kUpdate{2.5, 0.1};
 
@@ -29,15 +30,20 @@ std::string check_momentum(stream_t stream) {
     const auto before = reference::random_normal<float>(kCount, 0.01f, 91);
     const auto gradient = reference::random_normal<float>(kCount, 0.2f, 92);
     const float* grad = trial.input(gradient);
-    const StepState* state = trial.input(std::vector<StepState>{example_state()});
+    // A quarter of the way from 0.85 to 0.95: of 400 updates 100 have gone before this one.
+    const MuonMomentum config{0.95, 400};
+    const double beta = 0.875;
+    StepState host_state = example_state();
+    host_state.applied = 101;
+    const StepState* state = trial.input(std::vector<StepState>{host_state});
     float* m = trial.result("m", {{"", kCount}}, before);
     Real* u = trial.result<Real>("u", {{"", kCount}});
-    trial.run_twice([&] { muon_momentum(m, u, grad, kCount, {kMomentum}, true, state, stream); });
+    trial.run_twice([&] { muon_momentum(m, u, grad, kCount, config, true, state, stream); });
     Bounded momentum, direction;
     for (size_t i = 0; i < kCount; i++) {
-        const double old = kMomentum * static_cast<double>(before[i]), g = 0.25 * static_cast<double>(gradient[i]);
-        const double now = old + (1 - kMomentum) * g, terms = std::fabs(old) + std::fabs(g);
-        const double ahead = (1 - kMomentum) * g + kMomentum * now;
+        const double old = beta * static_cast<double>(before[i]), g = 0.25 * static_cast<double>(gradient[i]);
+        const double now = old + (1 - beta) * g, terms = std::fabs(old) + std::fabs(g);
+        const double ahead = (1 - beta) * g + beta * now;
         momentum.push_back(now, 4 * kUnit * terms);
         direction.push_back(ahead, 8 * kUnit * terms + kRounding<Real> * std::fabs(ahead));
     }

@@ -72,7 +72,7 @@ const Flag kRows[] = {
          "d12"),
     flag(0, "depth", "N", &Options::depth, {.min = 1, .max = 1000},
          "nanochat's dial: its model of N layers, with tokens, batch and rates for it (printed as flags). What is "
-         "given win, and others follow them; with another model or adamw it is refused",
+         "given wins, and the rest follows it; with another model or adamw it is refused",
          "off"),
     flag(0, "layers", "N", &Options::layers, {.min = 1}, "transformer blocks", "the model's"),
     flag(0, "heads", "N", &Options::heads, {.min = 1}, "attention heads; channels / heads must be 32, 64 or 128",
