@@ -166,8 +166,7 @@ LLMC_DEVICE void score_gradients_transposed(float (&s)[F][N][4], float (&dp)[F][
             LLMC_UNROLL
             for (int i = 0; i < 4; i++) {
                 float p = exp2_fast(s[f][j][i] * scale_log2 - row_lse[i & 1]);
-                if (Masked && !kDocuments &&
-                    !in_window(8 * j + (i & 1) - diagonal - 16 * f - 8 * (i >> 1), windows.window))
+                if (Masked && !kDocuments && !in_window(8 * j + (i & 1) - diagonal - 16 * f - 8 * (i >> 1), windows[0]))
                     p = 0.0f;
                 s[f][j][i] = p;
                 dp[f][j][i] = p * (dp[f][j][i] - row_delta[i & 1]);
@@ -276,7 +275,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
         __syncthreads();
         const bf16* queries = stage_tiles + stage * stage_size;
         int next_query = first_query + query_rows;
-        if (next_query >= T || next_query - last_key >= block_windows[Tiles::key_rows - 1])
+        if (next_query >= T || next_query - last_key >= (kDocuments ? block_windows[Tiles::key_rows - 1] : window))
             next_query = first_key, member++;  // on with the group's next head
         float next_statistic = 0.0f;
         if (member < group) {
@@ -288,8 +287,9 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
         // Multiply, softmax, accumulate: chunk after chunk, except those before the diagonal or beyond the end.
         for (int row = 0; row < query_rows; row += chunk) {
             const int query = first_query + row, last_query = query + chunk - 1;
-            if (query >= T || warp_key >= T || last_query < warp_key) continue;
-            if (query - last_own >= warp_windows[Tiles::warp_rows - 1]) continue;
+            if (query >= T || warp_key >= T || last_query < warp_key ||
+                query - last_own >= (kDocuments ? warp_windows[Tiles::warp_rows - 1] : window))
+                continue;
             const int diagonal = warp_key + (lane >> 2) - query - (lane & 3) * 2;
             const bf16* chunk_queries = queries + row * kStride<HD>;
             const bf16* chunk_dout = chunk_queries + query_rows * kStride<HD>;
@@ -299,7 +299,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
                                                chunk_dout, chunk_statistics, chunk_statistics + query_rows, scale_log2,
                                                diagonal, warp_windows.from(lane >> 2));
             };
-            if (query < last_own || last_query - warp_key >= warp_windows[0])
+            if (query < last_own || last_query - warp_key >= (kDocuments ? warp_windows[0] : window))
                 multiply_chunk.template operator()<true>();
             else
                 multiply_chunk.template operator()<false>();
@@ -363,8 +363,7 @@ LLMC_DEVICE void score_gradients(float (&s)[F][N][4], const float (&dp)[F][N][4]
             LLMC_UNROLL
             for (int i = 0; i < 4; i++) {
                 float p = exp2_fast(s[f][j][i] * scale_log2 - lse_log2[2 * f + (i >> 1)]);
-                if (Masked && !kDocuments &&
-                    !in_window(diagonal + 16 * f + 8 * (i >> 1) - 8 * j - (i & 1), windows.window))
+                if (Masked && !kDocuments && !in_window(diagonal + 16 * f + 8 * (i >> 1) - 8 * j - (i & 1), windows[0]))
                     p = 0.0f;
                 s[f][j][i] = p * (dp[f][j][i] - delta[2 * f + (i >> 1)]);
             }
@@ -393,7 +392,7 @@ LLMC_DEVICE void query_gradient_chunk(QueryGradientState<HD>& state, const bf16*
 }
 
 template <int HD, Room room, bool kDocuments, class Out>
-static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads, kDocuments&& HD == 32 ? 2 : 1)
+static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads, (kDocuments && HD == 32 ? 2 : 0))
     attention_query_gradient_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
                                     Fp8State* __restrict__ fp8, const bf16* __restrict__ dout,
                                     const bf16* __restrict__ qkv, const float* __restrict__ lse,

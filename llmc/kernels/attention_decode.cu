@@ -35,7 +35,7 @@ static __global__ void __launch_bounds__(32)
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
-    const RowWindows<false> windows{window, nullptr};
+    const RowWindows<false> windows{window};
     ForwardState<HD, 1> state;
     load_fragments<HD>(state.query, shared + stage_size);
     set_zero(state.output);

@@ -104,9 +104,12 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
         // Multiply, softmax, accumulate. Only tiles that cross the diagonal or a window's edge are masked, and of a
         // block's warps the upper ones skip a tile that lies beyond the one, the lower ones one before the other.
         const int last_query = warp_query + Tiles::warp_rows - 1;
-        if (warp_query >= T || first_key > last_query || warp_query - last_key >= warp_windows[0]) continue;
+        if (warp_query >= T || first_key > last_query ||
+            warp_query - last_key >= (kDocuments ? warp_windows[0] : window))
+            continue;
         const int diagonal = warp_query + (lane >> 2) - first_key - (lane & 3) * 2;
-        if (last_key > warp_query || last_query - first_key >= warp_windows[Tiles::warp_rows - 1])
+        if (last_key > warp_query ||
+            last_query - first_key >= (kDocuments ? warp_windows[Tiles::warp_rows - 1] : window))
             forward_tile<true>(state, stage, scale_log2, diagonal, warp_windows.from(lane >> 2));
         else
             forward_tile<false>(state, stage, scale_log2, diagonal, warp_windows.from(lane >> 2));

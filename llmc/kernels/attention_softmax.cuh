@@ -41,8 +41,7 @@ LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N
             LLMC_UNROLL
             for (int i = 0; i < 4; i++) {
                 float& score = scores[f][j][i];
-                if (Masked && !kDocuments &&
-                    !in_window(diagonal + 16 * f + 8 * (i >> 1) - 8 * j - (i & 1), windows.window))
+                if (Masked && !kDocuments && !in_window(diagonal + 16 * f + 8 * (i >> 1) - 8 * j - (i & 1), windows[0]))
                     score = minus_infinity;
                 maximum[2 * f + (i >> 1)] = max_float(maximum[2 * f + (i >> 1)], score);
             }

@@ -43,13 +43,21 @@ struct Windows {
 };
 
 // The windows of a block's own rows. With documents they lie in shared memory: there are no registers to keep them in.
+// (Conditions of loops say `kDocuments ? windows[row] : window`: so the kernels without documents keep their machine
+// code.)
 template <bool kDocuments>
 struct RowWindows {
-    int window;
     const int* rows;
 
-    LLMC_DEVICE RowWindows from(int row) const { return {window, kDocuments ? rows + row : nullptr}; }
-    LLMC_DEVICE int operator[](int row) const { return kDocuments ? rows[row] : window; }
+    LLMC_DEVICE RowWindows from(int row) const { return {rows + row}; }
+    LLMC_DEVICE int operator[](int row) const { return rows[row]; }
+};
+template <>
+struct RowWindows<false> {
+    int window;
+
+    LLMC_DEVICE RowWindows from(int) const { return *this; }
+    LLMC_DEVICE int operator[](int) const { return window; }
 };
 template <bool kDocuments, int Rows>
 constexpr size_t kRowWindowBytes = kDocuments ? Rows * sizeof(int) : 0;
@@ -57,9 +65,12 @@ constexpr size_t kRowWindowBytes = kDocuments ? Rows * sizeof(int) : 0;
 // Fills the shared memory of a block's `Rows` rows. They are there behind the next barrier.
 template <int Rows, int Threads, bool kDocuments, class WindowOf>
 LLMC_DEVICE RowWindows<kDocuments> row_windows(int* rows, const Windows<kDocuments>& windows, WindowOf&& window_of) {
-    if constexpr (kDocuments)
+    if constexpr (kDocuments) {
         for (int row = static_cast<int>(threadIdx.x); row < Rows; row += Threads) rows[row] = window_of(row);
-    return {windows.window, rows};
+        return {rows};
+    } else {
+        return {windows.window};
+    }
 }
 
 // Calls f.template operator()<kDocuments>().
