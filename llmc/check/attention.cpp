@@ -36,6 +36,7 @@ std::string check_attention(const reference::AttentionShape& s, stream_t stream)
                                                reference::attention_slack(narrow));
     Trial trial(stream);
     const Real *device_qkv = trial.input(qkv), *device_dout = trial.input(dout);
+    const int* documents = trial.input_or_none(s.documents);
     const std::vector<Axis> elements = {{"b", B}, {"t", T}, {"h", NH}, {"", HD}},
                             rows = {{"b", B}, {"h", NH}, {"t", T}};
     Real *out = trial.result<Real>("out", elements), *low = narrow ? trial.result<Real>("out_low", elements) : nullptr;
@@ -43,8 +44,9 @@ std::string check_attention(const reference::AttentionShape& s, stream_t stream)
     Real* dqkv =
         trial.result<Real>("dqkv", {{"b", B}, {"t", T}, {"head", static_cast<size_t>(s.heads().rows())}, {"", HD}});
     trial.run_twice([&] {
-        attention_forward<Real>(out, low, lse, device_qkv, s.B, s.T, s.heads(), stream);
-        attention_backward<Real>(dqkv, delta, device_dout, device_qkv, out, low, lse, s.B, s.T, s.heads(), stream);
+        attention_forward<Real>(out, low, lse, device_qkv, s.B, s.T, s.heads(), stream, documents);
+        attention_backward<Real>(dqkv, delta, device_dout, device_qkv, out, low, lse, s.B, s.T, s.heads(), stream,
+                                 documents);
     });
 
     trial.within(out, with_floor(expected.out, expected.out_bound));
@@ -66,9 +68,11 @@ std::string check_attention(const reference::AttentionShape& s, stream_t stream)
 template <class Real>
 void add(Items& items, const KernelUse& use) {
     const AttentionHeads heads = few_heads(use);
-    const reference::AttentionShape s{kBatch, kLength, heads.NH, heads.HD, heads.NKV};
-    items.push_back({strprintf("attention %s %s", type_name<Real>(), name_of(heads).c_str()), "kernels", "",
-                     [s](stream_t stream) { return check_attention<Real>(s, stream); }});
+    const reference::AttentionShape s{kBatch,    kLength, heads.NH, heads.HD,
+                                      heads.NKV, 0,       0,        example_documents(use, kBatch, kLength)};
+    items.push_back({strprintf("attention %s %s%s", type_name<Real>(), name_of(heads).c_str(),
+                               use.documents ? " in documents" : ""),
+                     "kernels", "", [s](stream_t stream) { return check_attention<Real>(s, stream); }});
 }
 
 }  // namespace

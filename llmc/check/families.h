@@ -35,6 +35,10 @@ void add_fused_activation(Items& items, const KernelUse& use);  // SwiGLU or ReL
 AttentionHeads few_heads(const KernelUse& use);
 std::string name_of(const AttentionHeads& heads);  // "HD=64 NH=8 NKV=2", or without NKV where it is NH
 
+// (B, T) as attention reads them (llmc/kernels/attention.h), of all lengths from one token on; empty if the run has
+// none.
+std::vector<int> example_documents(const KernelUse& use, int B, int T);
+
 template <class Real>
 const char* type_name() {
     return sizeof(Real) == sizeof(float) ? "fp32" : "bf16";

@@ -54,7 +54,8 @@ Json use_json(const KernelUse& u) {
             {"qk_norm", u.qk_norm},
             {"qk_gains", u.qk_gains},
             {"activation", static_cast<int>(u.activation)},
-            {"logit_cap", u.logit_cap}};
+            {"logit_cap", u.logit_cap},
+            {"documents", u.documents}};
 }
 KernelUse use_from_json(const Json& j) {
     KernelUse u;
@@ -81,6 +82,7 @@ KernelUse use_from_json(const Json& j) {
     u.qk_gains = j.at("qk_gains");
     u.activation = static_cast<Activation>(j.at("activation").get<int>());
     u.logit_cap = j.at("logit_cap");
+    u.documents = j.at("documents");
     return u;
 }
 

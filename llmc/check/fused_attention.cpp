@@ -41,16 +41,18 @@ std::string check_forward(const AttentionShape& s, stream_t stream) {
     const Inputs inputs(s);
     return each_pass(kWritingPasses, stream, [&](Trial& trial, QuantizePass pass) {
         const bf16* qkv = trial.input(inputs.qkv);
+        const int* documents = trial.input_or_none(s.documents);
         const Outputs fused(trial, s);
         const QuantizedResults<e4m3> to(trial, s.tokens(), s.width(), kOutputScale);
         trial.run_twice([&] {
-            attention_forward_fp8(to.both(), fused.out, fused.low, fused.lse, qkv, s.B, s.T, s.heads(), pass, stream);
+            attention_forward_fp8(to.both(), fused.out, fused.low, fused.lse, qkv, s.B, s.T, s.heads(), pass, stream,
+                                  documents);
         });
         Trial plain_trial(stream);
         const Outputs plain(plain_trial, s);
         const QuantizedResults<e4m3> expected(plain_trial, s.tokens(), s.width(), kOutputScale);
         plain_trial.run_twice([&] {
-            attention_forward<bf16>(plain.out, plain.low, plain.lse, qkv, s.B, s.T, s.heads(), stream);
+            attention_forward<bf16>(plain.out, plain.low, plain.lse, qkv, s.B, s.T, s.heads(), stream, documents);
             quantize<e4m3>(expected.both(), nullptr, nullptr, plain.out, plain.low, s.tokens(), s.width(), false, pass,
                            stream);
         });
@@ -69,15 +71,16 @@ std::string check_backward(const AttentionShape& s, stream_t stream) {
     const size_t channels = static_cast<size_t>(width);
     return each_pass(kWritingPasses, stream, [&](Trial& trial, QuantizePass pass) {
         const bf16 *qkv = trial.input(inputs.qkv), *dout = trial.input(inputs.dout);
+        const int* documents = trial.input_or_none(s.documents);
         Trial plain_trial(stream);
         const Outputs forward(plain_trial, s);
         bf16* dqkv = plain_trial.result<bf16>("dqkv", elements(s, width));
         float* plain_delta = plain_trial.result<float>("delta", {{"", s.rows()}});
         const QuantizedResults<F8> expected(plain_trial, s.tokens(), width, kGradientScale);
         plain_trial.run_twice([&] {
-            attention_forward<bf16>(forward.out, forward.low, forward.lse, qkv, s.B, s.T, s.heads(), stream);
+            attention_forward<bf16>(forward.out, forward.low, forward.lse, qkv, s.B, s.T, s.heads(), stream, documents);
             attention_backward<bf16>(dqkv, plain_delta, dout, qkv, forward.out, forward.low, forward.lse, s.B, s.T,
-                                     s.heads(), stream);
+                                     s.heads(), stream, documents);
             quantize<F8>(expected.both(), nullptr, nullptr, dqkv, nullptr, s.tokens(), width, false, pass, stream);
         });
         const QuantizedResults<F8> to(trial, s.tokens(), width, kGradientScale);
@@ -86,7 +89,7 @@ std::string check_backward(const AttentionShape& s, stream_t stream) {
         float* scratch = trial.scratch<float>(attention_backward_fp8_scratch(s.B, s.T, s.heads()));
         trial.run_twice([&] {
             attention_backward_fp8<F8>(to.both(), dbias, scratch, delta, dout, qkv, forward.out, forward.low,
-                                       forward.lse, s.B, s.T, s.heads(), false, pass, stream);
+                                       forward.lse, s.B, s.T, s.heads(), false, pass, stream, documents);
         });
         trial.equal(delta, plain_trial.read(plain_delta));
         to.compare(expected);
@@ -103,8 +106,9 @@ void add_fused_attention([[maybe_unused]] Items& items, [[maybe_unused]] const K
 #if LLMC_ENABLE_FP8
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor || use.current_scaling) return;
     const AttentionHeads heads = few_heads(use);
-    const AttentionShape s{kBatch, kLength, heads.NH, heads.HD, heads.NKV};
-    const std::string suffix = " " + name_of(heads);
+    const AttentionShape s{kBatch,    kLength, heads.NH, heads.HD,
+                           heads.NKV, 0,       0,        example_documents(use, kBatch, kLength)};
+    const std::string suffix = " " + name_of(heads) + (use.documents ? " in documents" : "");
     items.push_back({"attention_forward_fp8" + suffix, "kernels", "attention_fp8",
                      [s](stream_t stream) { return check_forward(s, stream); }});
     if (!use.position_embedding) return;  // the gradient is turned back before it is cast

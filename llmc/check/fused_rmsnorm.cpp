@@ -31,7 +31,7 @@ struct Forward {
     Forward(Trial& trial, size_t C, bool gains)
         : inp1(trial.input(reference::random_normal<bf16>(kRowCount * C, 1.0f, 172, 0.5f))),
           inp2(trial.input(reference::random_normal<bf16>(kRowCount * C, 0.7f, 173))),
-          weight(gains ? trial.input(example_gains(C, gains)) : nullptr),
+          weight(trial.input_or_none(example_gains(C, gains))),
           residual(trial.result<bf16>("residual", elements(C))),
           rstd(trial.result<float>("rstd", {{"n", kRowCount}})) {}
 };
@@ -75,7 +75,7 @@ std::string check_backward(int channels, bool gains, stream_t stream) {
     const float scale = std::is_same_v<F8, e4m3> ? 300.0f : 30000.0f;  // some saturate
     constexpr QuantizePass passes[] = {QuantizePass::train, QuantizePass::train_counted, QuantizePass::measure};
     return each_pass(passes, stream, [&](Trial& trial, QuantizePass pass) {
-        const bf16 *inp = trial.input(x), *dout = trial.input(g), *weight = gains ? trial.input(w) : nullptr;
+        const bf16 *inp = trial.input(x), *dout = trial.input(g), *weight = trial.input_or_none(w);
         const float* rstd = trial.input(std::vector<float>(statistics.begin(), statistics.end()));
         bf16* dinp = trial.result("dinp", elements(C), r);  // over the residual's gradient
         float* dweight = gains ? trial.result<float>("dweight", {{"", C}}) : nullptr;

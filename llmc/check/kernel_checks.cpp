@@ -55,6 +55,14 @@ std::string name_of(const AttentionHeads& heads) {
     return strprintf("HD=%d NH=%d", heads.HD, heads.NH) + (heads.NKV < heads.NH ? strprintf(" NKV=%d", heads.NKV) : "");
 }
 
+std::vector<int> example_documents(const KernelUse& use, int B, int T) {
+    std::vector<int> begins;
+    for (int b = 0; use.documents && b < B; b++)
+        for (int begin = 0, length = 1; begin < T; begin += length * length * (b + 1), length++)
+            begins.resize(static_cast<size_t>(b * T + std::min(T, begin + length * length * (b + 1))), begin);
+    return begins;
+}
+
 }  // namespace check
 
 void KernelUse::set_model(const ModelConfig& model) {

@@ -20,6 +20,7 @@ struct KernelUse {
     bool current_scaling = false;  // measured first, then written
     bool several_ranks = false;
     OptimizerKind optimizer = OptimizerKind::adamw;
+    bool documents = false;  // attention stays inside them
 
     // Of the model; GPT-2's where nothing is said.
     int channels = 0, heads = 0, kv_heads = 0, head_dim = 0;

@@ -25,7 +25,7 @@ std::string check_forward(int channels, bool gains, stream_t stream) {
     const auto a = reference::random_normal<Real>(n, 1.0f, 161, 1.0f), b = reference::random_normal<Real>(n, 0.7f, 162),
                w = example_gains<Real>(C, gains);
     Trial trial(stream);
-    const Real *inp1 = trial.input(a), *inp2 = trial.input(b), *weight = gains ? trial.input(w) : nullptr;
+    const Real *inp1 = trial.input(a), *inp2 = trial.input(b), *weight = trial.input_or_none(w);
     const std::vector<Axis> axes = {{"n", kRowCount}, {"", C}};
     Real *residual = trial.result<Real>("residual", axes), *normed = trial.result<Real>("normed", axes);
     float* rstd = trial.result<float>("rstd", {{"n", kRowCount}});
@@ -58,7 +58,7 @@ std::string check_backward(int channels, bool gains, stream_t stream) {
     auto expected =
         reference::rms_gradient(xd, reference::to_doubles(g), statistics, reference::to_doubles(w), channels);
     Trial trial(stream);
-    const Real *inp = trial.input(x), *dout = trial.input(g), *weight = gains ? trial.input(w) : nullptr;
+    const Real *inp = trial.input(x), *dout = trial.input(g), *weight = trial.input_or_none(w);
     const float* rstd = trial.input(std::vector<float>(statistics.begin(), statistics.end()));
     const std::vector<Axis> axes = {{"n", kRowCount}, {"", C}};
     Real *alone = trial.result<Real>("dinp without dresidual", axes), *dinp = trial.result("dinp", axes, r);

@@ -23,6 +23,10 @@ public:
         restore(*arrays_.back());
         return array;
     }
+    template <class T>
+    const T* input_or_none(const std::vector<T>& values) {
+        return values.empty() ? nullptr : input(values);
+    }
     // NaN before each run.
     template <class T>
     T* result(const char* name, std::vector<Axis> axes) {

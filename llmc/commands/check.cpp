@@ -47,6 +47,7 @@ KernelUse use_of(const TrainerConfig& config, bool fp32, int ranks) {
     use.current_scaling = config.fp8 && config.fp8->recipe == Fp8Recipe::current;
     use.several_ranks = ranks > 1;
     use.optimizer = config.optimizer.kind;
+    use.documents = config.end_token.has_value();
     use.set_model(config.model);
     return use;
 }

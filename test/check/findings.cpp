@@ -43,6 +43,7 @@ TEST_CASE("Findings and requests survive JSON") {
     request.use.scaling = Fp8Scaling::mx;
     request.use.activation = Activation::relu2;
     request.use.logit_cap = 15;
+    request.use.documents = true;
     request.products = {{Product::wgrad, OperandType::e5m2_e4m3, 16, 32, 48, false, true, Fp8Scaling::tensor}};
     request.preferred = {{"matmul", "01"}};
     request.found = some_findings();
@@ -51,6 +52,7 @@ TEST_CASE("Findings and requests survive JSON") {
     CHECK(again.products == request.products);
     CHECK(again.use.activation == Activation::relu2);
     CHECK(again.use.logit_cap == 15);
+    CHECK(again.use.documents);
     const ProductChoices choices = {{"a", {"00", false, true}}, {"b", {}}};
     CHECK(choices_from_json(choices_json(choices)) == choices);
 }

@@ -62,6 +62,10 @@ TEST_CASE("every kernel of a run is right") {
         use.fp8 = use.e4m3_gradients = true;
         use.scaling = Fp8Scaling::mx;
     }
+    SUBCASE("fp8 delayed, documents, head dimension 64") {
+        use = tiny_gpt(128, 2);
+        use.fp8 = use.documents = true;
+    }
     SUBCASE("fp32") { use.bf16 = false; }
     SUBCASE("fp32, head dimension 128") {
         use = tiny_gpt(128, 1);
@@ -93,9 +97,10 @@ TEST_CASE("every kernel of a run is right") {
         use = tiny_model(kNano, 128, 2, 2);
         use.fp8 = use.e4m3_gradients = true;
     }
-    SUBCASE("Llama, fp32") {
+    SUBCASE("Llama, fp32, documents") {
         use = tiny_model(kLlama, 64, 2, 1);
         use.bf16 = false;
+        use.documents = true;
     }
     SUBCASE("nano, fp32") {
         use = tiny_model(kNano, 64, 2, 2);
@@ -410,6 +415,17 @@ TEST_CASE("fused kernels of all architectures give way alike") {
         for (const std::string& variant : variants)
             if (!variant.empty() && variant != kAllOfFp8) kernel_variant(variant);  // or it throws
     }
+}
+
+TEST_CASE("documents of a check: of all lengths, to the end of each row, and none where the run has none") {
+    KernelUse use = tiny_gpt();
+    CHECK(check::example_documents(use, 2, 149).empty());
+    use.documents = true;
+    const std::vector<int> begins = check::example_documents(use, 2, 8);
+    CHECK(begins == std::vector<int>{0, 1, 1, 1, 1, 5, 5, 5, 0, 0, 2, 2, 2, 2, 2, 2});
+    CHECK(check::example_documents(use, 2, 149).size() == 298);
+    for (const CheckItem& item : kernel_checks(use))
+        CHECK((item.name.rfind("attention", 0) == 0) == (item.name.find(" in documents") != std::string::npos));
 }
 
 TEST_CASE("heads of a check: grouped as the run's, and few") {
