@@ -37,8 +37,10 @@ std::string check_cross_entropy(int V, int padded_V, const LogitShaping& shaping
     const auto expected = reference::cross_entropy(reference::to_doubles(before), targets, V, padded_V, dloss, shaping);
     const double of_cap = reference::soft_cap_error(static_cast<double>(shaping.soft_cap));
     Bounded losses(expected.losses, reference::kLossError + of_cap, 1.0);
+    // What smoothing takes off may leave next to nothing.
+    const double of_all = static_cast<double>(shaping.trained.label_smoothing) / V;
     Bounded gradient(expected.gradient, reference::rounding_error<Real>() + reference::kLogitGradientError + 2 * of_cap,
-                     reference::kLogitGradientFloor * dloss);
+                     (reference::kLogitGradientFloor + of_all) * dloss);
     losses.values[kBadRow] = std::nan("");
     for (size_t v = 0; v < width; v++)
         if (v < static_cast<size_t>(V)) gradient.values[kBadRow * width + v] = std::nan("");
@@ -100,10 +102,13 @@ std::string check_sum_losses(stream_t stream) {
 template <class Real>
 void add(Items& items, const KernelUse& use) {
     const int V = use.vocab, padded_V = use.padded_vocab;
-    const LogitShaping shaping{.soft_cap = use.logit_cap};
-    const std::string cap = use.logit_cap > 0 ? strprintf(" capped at %g", use.logit_cap) : "";
-    items.push_back({strprintf("softmax_cross_entropy %s V=%d/%d%s", type_name<Real>(), V, padded_V, cap.c_str()),
-                     "kernels", "", [=](stream_t s) { return check_cross_entropy<Real>(V, padded_V, shaping, s); }});
+    const LogitShaping shaping{use.logit_cap, use.loss};
+    std::string name = strprintf("softmax_cross_entropy %s V=%d/%d", type_name<Real>(), V, padded_V);
+    if (use.logit_cap > 0) name += strprintf(" capped at %g", use.logit_cap);
+    if (use.loss.z_loss > 0) name += strprintf(" with z-loss %g", use.loss.z_loss);
+    if (use.loss.label_smoothing > 0) name += strprintf(" with labels smoothed by %g", use.loss.label_smoothing);
+    items.push_back(
+        {name, "kernels", "", [=](stream_t s) { return check_cross_entropy<Real>(V, padded_V, shaping, s); }});
     items.push_back({"sum_losses", "kernels", "", check_sum_losses});
 }
 

@@ -55,7 +55,9 @@ Json use_json(const KernelUse& u) {
             {"qk_gains", u.qk_gains},
             {"activation", static_cast<int>(u.activation)},
             {"logit_cap", u.logit_cap},
-            {"documents", u.documents}};
+            {"documents", u.documents},
+            {"z_loss", u.loss.z_loss},
+            {"label_smoothing", u.loss.label_smoothing}};
 }
 KernelUse use_from_json(const Json& j) {
     KernelUse u;
@@ -83,6 +85,7 @@ KernelUse use_from_json(const Json& j) {
     u.activation = static_cast<Activation>(j.at("activation").get<int>());
     u.logit_cap = j.at("logit_cap");
     u.documents = j.at("documents");
+    u.loss = {j.at("z_loss"), j.at("label_smoothing")};
     return u;
 }
 

@@ -5,6 +5,7 @@
 
 #include "llmc/check/item.h"
 #include "llmc/kernels/attention_heads.h"
+#include "llmc/kernels/classifier.h"
 #include "llmc/kernels/fp8_state.h"
 #include "llmc/model/config.h"
 #include "llmc/optim/config.h"
@@ -21,6 +22,7 @@ struct KernelUse {
     bool several_ranks = false;
     OptimizerKind optimizer = OptimizerKind::adamw;
     bool documents = false;  // attention stays inside them
+    TrainedLoss loss;
 
     // Of the model; GPT-2's where nothing is said.
     int channels = 0, heads = 0, kv_heads = 0, head_dim = 0;

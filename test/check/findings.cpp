@@ -44,6 +44,7 @@ TEST_CASE("Findings and requests survive JSON") {
     request.use.activation = Activation::relu2;
     request.use.logit_cap = 15;
     request.use.documents = true;
+    request.use.loss = {1e-4f, 0.1f};
     request.products = {{Product::wgrad, OperandType::e5m2_e4m3, 16, 32, 48, false, true, Fp8Scaling::tensor}};
     request.preferred = {{"matmul", "01"}};
     request.found = some_findings();
@@ -53,6 +54,8 @@ TEST_CASE("Findings and requests survive JSON") {
     CHECK(again.use.activation == Activation::relu2);
     CHECK(again.use.logit_cap == 15);
     CHECK(again.use.documents);
+    CHECK(again.use.loss.z_loss == 1e-4f);
+    CHECK(again.use.loss.label_smoothing == 0.1f);
     const ProductChoices choices = {{"a", {"00", false, true}}, {"b", {}}};
     CHECK(choices_from_json(choices_json(choices)) == choices);
 }
