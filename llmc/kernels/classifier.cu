@@ -99,12 +99,14 @@ LLMC_DEVICE SoftmaxResult combine_block(SoftmaxResult thread) {
     return combine_lanes(result);
 }
 
+// The target has `target_share` of what is wanted, and every token `share_of_all`.
+//
 // Two blocks of 768 threads fit a multiprocessor: their rows together stay in the L2 cache for the second pass.
 template <class Real, int Threads, bool Capped>
 static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
     softmax_cross_entropy_kernel(Real* logits, float* losses, const int* targets, float dloss, const float* loss_scale,
                                  int V, int padded_V, bool write_gradient, SoftCap<Capped> cap, float z_loss,
-                                 float label_smoothing) {
+                                 float target_share, float share_of_all) {
     const int row = gridDim.x - 1 - blockIdx.x, target = targets[row];
     Real* x_row = logits + static_cast<size_t>(row) * padded_V;
     if (target == kIgnoredTarget) {
@@ -133,7 +135,7 @@ static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
 
     const float gradient = !known ? not_a_number() : loss_scale != nullptr ? dloss * *loss_scale : dloss;
     const float factor = gradient * (1.0f + 2.0f * z_loss * (max + logf(sum))) / sum;
-    const float of_target = gradient * (1.0f - label_smoothing), of_all = gradient * (label_smoothing / V);
+    const float of_target = gradient * target_share, of_all = gradient * share_of_all;
     for (int c = threadIdx.x * 8; c < padded_V; c += Threads * 8) {
         float x[8] = {};
         if (c < V) {
@@ -179,7 +181,8 @@ void softmax_cross_entropy(Real* logits, float* losses, const int* targets, floa
         const Tensor<Real> read_and_perhaps_written{logits, n, true, write_gradient};
         launch<softmax_cross_entropy_kernel<Real, Threads, Capped>>(
             {dim3(rows), dim3(Threads), 0, stream}, read_and_perhaps_written, out(losses, count), in(targets, count),
-            dloss, in(loss_scale, 1), V, padded_V, write_gradient, SoftCap<Capped>{soft_cap}, z_loss, label_smoothing);
+            dloss, in(loss_scale, 1), V, padded_V, write_gradient, SoftCap<Capped>{soft_cap}, z_loss,
+            1.0f - label_smoothing, label_smoothing / static_cast<float>(V));
     };
     const auto run = [&]<int Threads>() {
         if (shaping.soft_cap > 0.0f)
