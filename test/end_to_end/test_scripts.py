@@ -21,12 +21,11 @@ def load(name):
     scripts = os.path.join(ROOT, "scripts")
     if scripts not in sys.path:
         sys.path.insert(0, scripts)
-    path = os.path.join(ROOT, "scripts", name + ".py")
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    # All of them anew: one that is kept would know other classes of its neighbours than this one does.
+    for other, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(scripts + os.sep):
+            del sys.modules[other]
+    return importlib.import_module(name)
 
 
 class InDirectory(unittest.TestCase):
