@@ -1,5 +1,7 @@
 #include "llmc/check/findings.h"
 
+#include <type_traits>
+
 namespace llmc {
 namespace {
 
@@ -31,62 +33,57 @@ Product product_from_json(const Json& j) {
             static_cast<Fp8Scaling>(j.at(7).get<int>())};
 }
 
-Json use_json(const KernelUse& u) {
-    return {{"bf16", u.bf16},
-            {"fp8", u.fp8},
-            {"scaling", static_cast<int>(u.scaling)},
-            {"e4m3_gradients", u.e4m3_gradients},
-            {"current_scaling", u.current_scaling},
-            {"several_ranks", u.several_ranks},
-            {"optimizer", static_cast<int>(u.optimizer)},
-            {"channels", u.channels},
-            {"heads", u.heads},
-            {"kv_heads", u.kv_heads},
-            {"head_dim", u.head_dim},
-            {"hidden", u.hidden},
-            {"vocab", u.vocab},
-            {"padded_vocab", u.padded_vocab},
-            {"layer_norm", u.layer_norm},
-            {"rms_norm", u.rms_norm},
-            {"rms_norm_without_gains", u.rms_norm_without_gains},
-            {"biases", u.biases},
-            {"position_embedding", u.position_embedding},
-            {"qk_norm", u.qk_norm},
-            {"qk_gains", u.qk_gains},
-            {"activation", static_cast<int>(u.activation)},
-            {"logit_cap", u.logit_cap},
-            {"documents", u.documents},
-            {"z_loss", u.loss.z_loss},
-            {"label_smoothing", u.loss.label_smoothing}};
+// f(name, field) for every field of a KernelUse, or of a const one.
+template <class Use, class F>
+void each_field(Use& u, F&& f) {
+    f("bf16", u.bf16);
+    f("fp8", u.fp8);
+    f("scaling", u.scaling);
+    f("e4m3_gradients", u.e4m3_gradients);
+    f("current_scaling", u.current_scaling);
+    f("several_ranks", u.several_ranks);
+    f("optimizer", u.optimizer);
+    f("channels", u.channels);
+    f("heads", u.heads);
+    f("kv_heads", u.kv_heads);
+    f("head_dim", u.head_dim);
+    f("hidden", u.hidden);
+    f("vocab", u.vocab);
+    f("padded_vocab", u.padded_vocab);
+    f("layer_norm", u.layer_norm);
+    f("rms_norm", u.rms_norm);
+    f("rms_norm_without_gains", u.rms_norm_without_gains);
+    f("biases", u.biases);
+    f("position_embedding", u.position_embedding);
+    f("qk_norm", u.qk_norm);
+    f("qk_gains", u.qk_gains);
+    f("activation", u.activation);
+    f("logit_cap", u.logit_cap);
+    f("documents", u.documents);
+    f("z_loss", u.loss.z_loss);
+    f("label_smoothing", u.loss.label_smoothing);
 }
-KernelUse use_from_json(const Json& j) {
-    KernelUse u;
-    u.bf16 = j.at("bf16");
-    u.fp8 = j.at("fp8");
-    u.scaling = static_cast<Fp8Scaling>(j.at("scaling").get<int>());
-    u.e4m3_gradients = j.at("e4m3_gradients");
-    u.current_scaling = j.at("current_scaling");
-    u.several_ranks = j.at("several_ranks");
-    u.optimizer = static_cast<OptimizerKind>(j.at("optimizer").get<int>());
-    u.channels = j.at("channels");
-    u.heads = j.at("heads");
-    u.kv_heads = j.at("kv_heads");
-    u.head_dim = j.at("head_dim");
-    u.hidden = j.at("hidden");
-    u.vocab = j.at("vocab");
-    u.padded_vocab = j.at("padded_vocab");
-    u.layer_norm = j.at("layer_norm");
-    u.rms_norm = j.at("rms_norm");
-    u.rms_norm_without_gains = j.at("rms_norm_without_gains");
-    u.biases = j.at("biases");
-    u.position_embedding = j.at("position_embedding");
-    u.qk_norm = j.at("qk_norm");
-    u.qk_gains = j.at("qk_gains");
-    u.activation = static_cast<Activation>(j.at("activation").get<int>());
-    u.logit_cap = j.at("logit_cap");
-    u.documents = j.at("documents");
-    u.loss = {j.at("z_loss"), j.at("label_smoothing")};
-    return u;
+
+Json use_json(const KernelUse& use) {
+    Json json;
+    each_field(use, [&](const char* name, const auto& field) {
+        if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(field)>>)
+            json[name] = static_cast<int>(field);
+        else
+            json[name] = field;
+    });
+    return json;
+}
+KernelUse use_from_json(const Json& json) {
+    KernelUse use;
+    each_field(use, [&](const char* name, auto& field) {
+        using Field = std::remove_cvref_t<decltype(field)>;
+        if constexpr (std::is_enum_v<Field>)
+            field = static_cast<Field>(json.at(name).get<int>());
+        else
+            field = json.at(name).get<Field>();
+    });
+    return use;
 }
 
 }  // namespace

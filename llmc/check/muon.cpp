@@ -7,7 +7,6 @@ namespace llmc::check {
 namespace {
 
 constexpr double kSafety = 1.02, kBeta2 = 0.9;
-
 constexpr int kRows = 72, kColumns = 209;
 constexpr size_t kCount = static_cast<size_t>(kRows) * kColumns;
 constexpr double kUnit = 0x1p-24;  // of FP32, to nearest
