@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds and runs the tests. Ends with "N passed, N failed, N skipped" and exit code 0 or 1.
 #
-#   ./scripts/test.sh           what a change wants to know first: the host build, its tests in three orders of threads and
+#   ./scripts/test.sh           what a change wants to know first: the host build, its tests in two orders of threads and
 #                               streams, several ranks, the program end to end
-#   ./scripts/test.sh --all     and the sanitizers, and, where there is nvcc, the CUDA builds on the virtual GPU
+#   ./scripts/test.sh --all     and the sanitizers, in a third order, and, where there is nvcc, CUDA builds on the virtual GPU
 #   CI=true ./scripts/test.sh   the same, and nvcc is required
 #
 # scripts/soak.sh has the long ones. README says how long these take. JOBS: how many at a time.
@@ -33,10 +33,6 @@ drain
 # ---- host device ---------------------------------------------------------------------------------------------------
 
 # Suites that are left out here and there are marked in the tests (test/suites.h).
-host() {
-    queue stage "$1" doctest env "${@:2}" $NATIVE/test_cpu --no-colors --test-suite-exclude=once
-}
-
 stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu test-ranks-binary probe-cpu gradients-cpu
 queue stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
 queue stage "FP8 follows BF16, 150 steps" unittest env COMPARE_RECIPES=delayed COMPARE_STEPS=150 \
@@ -49,8 +45,8 @@ done
 queue stage "end to end: card check" unittest python3 test/end_to_end/test_card_check.py OnHost
 queue stage "watching runs" unittest .venv/bin/python test/end_to_end/test_watching.py
 queue stage "report of runs" unittest .venv/bin/python test/end_to_end/test_report.py
-host "host: threads and streams in random order" LLMC_ORDER=random LLMC_STREAMS=random
-host "host: descending, lazy, guarded memory" LLMC_ORDER=descending LLMC_STREAMS=lazy LLMC_GUARD=1
+queue stage "host: threads and streams in random order, guarded memory" doctest \
+    env LLMC_ORDER=random LLMC_STREAMS=random LLMC_GUARD=1 $NATIVE/test_cpu --no-colors --test-suite-exclude=once
 drain
 demo=$(mktemp -d)
 stage "demo, 20 steps" check ./scripts/demo.sh --max-steps 20 --out "$demo/run"
@@ -70,8 +66,8 @@ fi
 
 # ---- sanitizers ----------------------------------------------------------------------------------------------------
 
-# Leaks are not looked for: fibers' stacks hide pointers from it.
-asan=(env ASAN_OPTIONS=detect_leaks=0)
+# Leaks are not looked for: fibers' stacks hide pointers from it. The third order of threads and streams.
+asan=(env ASAN_OPTIONS=detect_leaks=0 LLMC_ORDER=descending LLMC_STREAMS=lazy)
 # gcc 12's ThreadSanitizer does not know the address spaces of systems that randomise more than 28 bits of them.
 tsan=(env "TSAN_OPTIONS=halt_on_error=1 atexit_sleep_ms=0")
 if setarch "$(uname -m)" -R true 2>/dev/null; then tsan+=(setarch "$(uname -m)" -R); fi
