@@ -56,10 +56,10 @@ stage "checkpoints: every call, recipe and pair of ranks" unittest env CHECKPOIN
     python3 test/end_to_end/test_run_checkpoints.py
 stage "checkpoints: a save cut at every byte" doctest env CHECKPOINT_MATRIX=1 $NATIVE/test_cpu --no-colors \
     "--test-case=saver: *"
-stage "FP8 follows BF16, three seeds" unittest env COMPARE_SEEDS="1337 1 2" COMPARE_BATCH=8 COMPARE_RECIPES=all \
+stage "FP8 follows BF16, three seeds" unittest env COMPARE_SEEDS="1337 1 2" COMPARE_BATCH=8 COMPARE_RECIPES=all COMPARE_MODELS=all \
     .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16
 if [[ -n ${TINYSHAKESPEARE:-} ]]; then
-    stage "FP8 follows BF16, tinyshakespeare" unittest env COMPARE_BATCH=8 COMPARE_RECIPES=all \
+    stage "FP8 follows BF16, tinyshakespeare" unittest env COMPARE_BATCH=8 COMPARE_RECIPES=all COMPARE_MODELS=all \
         .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16OnText
 else
     skip "FP8 follows BF16, tinyshakespeare" "TINYSHAKESPEARE names no folder with its shards"
