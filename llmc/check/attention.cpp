@@ -67,12 +67,9 @@ std::string check_attention(const reference::AttentionShape& s, stream_t stream)
 
 template <class Real>
 void add(Items& items, const KernelUse& use) {
-    const AttentionHeads heads = few_heads(use);
-    const reference::AttentionShape s{kBatch,    kLength, heads.NH, heads.HD,
-                                      heads.NKV, 0,       0,        example_documents(use, kBatch, kLength)};
-    items.push_back({strprintf("attention %s %s%s", type_name<Real>(), name_of(heads).c_str(),
-                               use.documents ? " in documents" : ""),
-                     "kernels", "", [s](stream_t stream) { return check_attention<Real>(s, stream); }});
+    for (const reference::AttentionShape& s : example_shapes(use, kBatch, kLength))
+        items.push_back({strprintf("attention %s %s", type_name<Real>(), name_of(s).c_str()), "kernels", "",
+                         [s](stream_t stream) { return check_attention<Real>(s, stream); }});
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "llmc/check/kernel_checks.h"
+#include "llmc/check/reference_attention.h"
 
 namespace llmc::check {
 
@@ -34,6 +35,10 @@ void add_fused_activation(Items& items, const KernelUse& use);  // SwiGLU or ReL
 // The run's heads, as few as show how they are told apart: three, or two that are read by up to four others each.
 AttentionHeads few_heads(const KernelUse& use);
 std::string name_of(const AttentionHeads& heads);  // "HD=64 NH=8 NKV=2", or without NKV where it is NH
+
+// Attention of B rows of T tokens as the run has it: over all keys, and also in a window if some layers have one.
+std::vector<reference::AttentionShape> example_shapes(const KernelUse& use, int B, int T);
+std::string name_of(const reference::AttentionShape& shape);  // that of its heads, and " window=37 in documents"
 
 // (B, T) as attention reads them (llmc/kernels/attention.h), of all lengths from one token on; empty if the run has
 // none.

@@ -33,35 +33,39 @@ Product product_from_json(const Json& j) {
             static_cast<Fp8Scaling>(j.at(7).get<int>())};
 }
 
-// f(name, field) for every field of a KernelUse, or of a const one.
+// f(name, field) for every field of a KernelUse, or of a const one: one more does not compile before it is named here.
 template <class Use, class F>
-void each_field(Use& u, F&& f) {
-    f("bf16", u.bf16);
-    f("fp8", u.fp8);
-    f("scaling", u.scaling);
-    f("e4m3_gradients", u.e4m3_gradients);
-    f("current_scaling", u.current_scaling);
-    f("several_ranks", u.several_ranks);
-    f("optimizer", u.optimizer);
-    f("channels", u.channels);
-    f("heads", u.heads);
-    f("kv_heads", u.kv_heads);
-    f("head_dim", u.head_dim);
-    f("hidden", u.hidden);
-    f("vocab", u.vocab);
-    f("padded_vocab", u.padded_vocab);
-    f("layer_norm", u.layer_norm);
-    f("rms_norm", u.rms_norm);
-    f("rms_norm_without_gains", u.rms_norm_without_gains);
-    f("biases", u.biases);
-    f("position_embedding", u.position_embedding);
-    f("qk_norm", u.qk_norm);
-    f("qk_gains", u.qk_gains);
-    f("activation", u.activation);
-    f("logit_cap", u.logit_cap);
-    f("documents", u.documents);
-    f("z_loss", u.loss.z_loss);
-    f("label_smoothing", u.loss.label_smoothing);
+void each_field(Use& use, F&& f) {
+    auto& [bf16, fp8, scaling, e4m3_gradients, current_scaling, several_ranks, optimizer, documents, loss, channels,
+           heads, kv_heads, head_dim, window, hidden, vocab, padded_vocab, layer_norm, rms_norm, rms_norm_without_gains,
+           biases, position_embedding, qk_norm, qk_gains, activation, logit_cap] = use;
+    f("bf16", bf16);
+    f("fp8", fp8);
+    f("scaling", scaling);
+    f("e4m3_gradients", e4m3_gradients);
+    f("current_scaling", current_scaling);
+    f("several_ranks", several_ranks);
+    f("optimizer", optimizer);
+    f("documents", documents);
+    f("z_loss", loss.z_loss);
+    f("label_smoothing", loss.label_smoothing);
+    f("channels", channels);
+    f("heads", heads);
+    f("kv_heads", kv_heads);
+    f("head_dim", head_dim);
+    f("window", window);
+    f("hidden", hidden);
+    f("vocab", vocab);
+    f("padded_vocab", padded_vocab);
+    f("layer_norm", layer_norm);
+    f("rms_norm", rms_norm);
+    f("rms_norm_without_gains", rms_norm_without_gains);
+    f("biases", biases);
+    f("position_embedding", position_embedding);
+    f("qk_norm", qk_norm);
+    f("qk_gains", qk_gains);
+    f("activation", activation);
+    f("logit_cap", logit_cap);
 }
 
 Json use_json(const KernelUse& use) {

@@ -105,19 +105,18 @@ std::string check_backward(const AttentionShape& s, stream_t stream) {
 void add_fused_attention([[maybe_unused]] Items& items, [[maybe_unused]] const KernelUse& use) {
 #if LLMC_ENABLE_FP8
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor || use.current_scaling) return;
-    const AttentionHeads heads = few_heads(use);
-    const AttentionShape s{kBatch,    kLength, heads.NH, heads.HD,
-                           heads.NKV, 0,       0,        example_documents(use, kBatch, kLength)};
-    const std::string suffix = " " + name_of(heads) + (use.documents ? " in documents" : "");
-    items.push_back({"attention_forward_fp8" + suffix, "kernels", "attention_fp8",
-                     [s](stream_t stream) { return check_forward(s, stream); }});
-    if (!use.position_embedding) return;  // the gradient is turned back before it is cast
-    if (use.e4m3_gradients)
-        items.push_back({"attention_backward_fp8 e4m3" + suffix, "kernels", "attention_backward_fp8",
-                         [s](stream_t stream) { return check_backward<e4m3>(s, stream); }});
-    else
-        items.push_back({"attention_backward_fp8 e5m2" + suffix, "kernels", "attention_backward_fp8",
-                         [s](stream_t stream) { return check_backward<e5m2>(s, stream); }});
+    for (const AttentionShape& s : example_shapes(use, kBatch, kLength)) {
+        const std::string suffix = " " + name_of(s);
+        items.push_back({"attention_forward_fp8" + suffix, "kernels", "attention_fp8",
+                         [s](stream_t stream) { return check_forward(s, stream); }});
+        if (!use.position_embedding) continue;  // the gradient is turned back before it is cast
+        if (use.e4m3_gradients)
+            items.push_back({"attention_backward_fp8 e4m3" + suffix, "kernels", "attention_backward_fp8",
+                             [s](stream_t stream) { return check_backward<e4m3>(s, stream); }});
+        else
+            items.push_back({"attention_backward_fp8 e5m2" + suffix, "kernels", "attention_backward_fp8",
+                             [s](stream_t stream) { return check_backward<e5m2>(s, stream); }});
+    }
 #endif
 }
 

@@ -55,6 +55,20 @@ std::string name_of(const AttentionHeads& heads) {
     return strprintf("HD=%d NH=%d", heads.HD, heads.NH) + (heads.NKV < heads.NH ? strprintf(" NKV=%d", heads.NKV) : "");
 }
 
+std::vector<reference::AttentionShape> example_shapes(const KernelUse& use, int B, int T) {
+    const AttentionHeads heads = few_heads(use);
+    std::vector<reference::AttentionShape> shapes;
+    for (const int window : {0, std::min(use.window, T / 4)})
+        if (window > 0 || shapes.empty())
+            shapes.push_back({B, T, heads.NH, heads.HD, heads.NKV, 0, window, example_documents(use, B, T)});
+    return shapes;
+}
+
+std::string name_of(const reference::AttentionShape& shape) {
+    return name_of(shape.heads()) + (shape.window > 0 ? strprintf(" window=%d", shape.window) : "") +
+           (shape.documents.empty() ? "" : " in documents");
+}
+
 std::vector<int> example_documents(const KernelUse& use, int B, int T) {
     std::vector<int> begins;
     for (int b = 0; use.documents && b < B; b++)
@@ -67,6 +81,8 @@ std::vector<int> example_documents(const KernelUse& use, int B, int T) {
 
 void KernelUse::set_model(const ModelConfig& model) {
     channels = model.channels, heads = model.heads, kv_heads = model.key_value_heads(), head_dim = model.head_dim();
+    window = 0;
+    for (int layer = 0; layer < model.layers; layer++) window = std::max(window, model.window_of(layer));
     hidden = model.mlp_channels();
     vocab = model.vocab, padded_vocab = model.padded_vocab();
     logit_cap = static_cast<float>(model.logit_cap);

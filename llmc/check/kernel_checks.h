@@ -26,6 +26,7 @@ struct KernelUse {
 
     // Of the model; GPT-2's where nothing is said.
     int channels = 0, heads = 0, kv_heads = 0, head_dim = 0;
+    int window = 0;  // of attention's short layers; 0: there is none
     int hidden = 0;  // channels inside the MLP, behind the activation
     int vocab = 0, padded_vocab = 0;
     bool layer_norm = true, rms_norm = false, rms_norm_without_gains = false;

@@ -151,6 +151,19 @@ void validate_heads(const ModelConfig& m) {
     }
 }
 
+// Of the architectures here, Qwen3 alone has a class that knows windows: another one's weights would be read as a model
+// that sees all keys.
+void validate_window(const ModelConfig& m) {
+    if (m.window == 0 && m.window_layers.empty()) return;
+    if (m.architecture != &kQwen3)
+        refuse(strprintf("model %s: \"window\" is for the architecture %s, whose published class has windows, not %s",
+                         m.name.c_str(), kQwen3.name, m.architecture->name));
+    check_range(m, "window", m.window, kMaxContext);
+    if (m.window_layers.find_first_not_of("SL") != std::string::npos)
+        refuse(strprintf("model %s: \"window_layers\" is \"%s\"; it has S (the window) and L (all keys), as in SSSL",
+                         m.name.c_str(), m.window_layers.c_str()));
+}
+
 }  // namespace
 
 int ModelConfig::padded_vocab() const { return (vocab + 127) / 128 * 128; }
@@ -173,8 +186,20 @@ int64_t ModelConfig::matrix_parameters() const {
     return layers * table().block_matrix_parameters() + int64_t{vocab} * channels;
 }
 
+int ModelConfig::window_of(int layer) const {
+    return window_layers.empty() || window_layers[static_cast<size_t>(layer) % window_layers.size()] == 'S' ? window
+                                                                                                            : 0;
+}
+
 double ModelConfig::attention_flops_per_token(int T) const {
-    return table().attention ? 6.0 * layers * static_cast<double>(attention_channels()) * T : 0;
+    if (!table().attention) return 0;
+    double whole_layers = 0;
+    for (int layer = 0; layer < layers; layer++) {
+        const int w = window_of(layer);
+        const double seen = w > 0 && w < T ? static_cast<double>(w) / T : 1;
+        whole_layers += seen * (2 - seen);
+    }
+    return 6.0 * whole_layers * static_cast<double>(attention_channels()) * T;
 }
 
 double ModelConfig::flops_per_token(int T) const {
@@ -201,6 +226,7 @@ void ModelConfig::validate() const {
             strprintf("model %s: %d heads cannot share %d heads of keys and values evenly; --heads must be a "
                       "multiple of them",
                       name.c_str(), heads, key_value_heads()));
+    validate_window(*this);
     check_range(*this, "hidden", mlp_channels(), 4 * kMaxChannels);
     if (mlp_channels() % 32 != 0)
         refuse(strprintf("model %s: %d channels inside the MLP are not a multiple of 32; make \"hidden\" %d",

@@ -36,6 +36,8 @@ struct ModelConfig {
     double norm_eps = 1e-5;
     RopeConfig rope = {};
     double logit_cap = 0;  // logits are cap * tanh(logits / cap); 0: as they are
+    int window = 0;        // keys that a query sees in short layers, its own and those before it; 0: no layer is short
+    std::string window_layers = {};  // S (short) or L (long: all keys) a layer, begun anew until all have one; empty: S
 
     ModelTable table() const { return architecture->table(*this); }
 
@@ -45,6 +47,7 @@ struct ModelConfig {
     int mlp_channels() const { return hidden > 0 ? hidden : 4 * channels; }
     int attention_channels() const { return heads * head_dim(); }                      // C where HD is C / NH
     int qkv_channels() const { return (heads + 2 * key_value_heads()) * head_dim(); }  // 3C where NKV is NH, too
+    int window_of(int layer) const;                                                    // 0: all keys
 
     // Elements of all tensors with V rows in embedding and head, as exported; padded_parameters() counts Vp rows, as
     // trained.
@@ -57,8 +60,8 @@ struct ModelConfig {
 
     // Useful FLOPs to train on one token in sequences of T: 6 a matrix parameter (2 forward, 4 backward), and
     // 6*L*NH*HD*T for attention. Its two forward products cost 4*NH*HD*T a layer on the full square; a causal mask
-    // needs half of it, and the backward twice as much again. Recomputation and the padded vocabulary are not useful
-    // work and not counted.
+    // needs half of it, a window of W the part W/T (2 - W/T) of that, and the backward twice as much again.
+    // Recomputation and the padded vocabulary are not useful work and not counted.
     double flops_per_token(int T) const;
     double attention_flops_per_token(int T) const;  // of them
 

@@ -90,15 +90,18 @@ namespace {
 // Generated text goes in pieces, the last of which may reach past the context by less than one.
 constexpr int kMostPiece = 128;
 
-AttentionHeads heads_of(const ModelConfig& config) {
-    return {config.heads, config.key_value_heads(), config.head_dim()};
+AttentionHeads heads_of(const ModelConfig& config, int layer) {
+    return {.NH = config.heads,
+            .NKV = config.key_value_heads(),
+            .HD = config.head_dim(),
+            .window = config.window_of(layer)};
 }
 
 }  // namespace
 
 template <class Real>
 LlamaBlock<Real>::LlamaBlock(ModelContext<Real>& c, int layer)
-    : Base(c, layer, heads_of(c.config), false),
+    : Base(c, layer, heads_of(c.config, layer), false),
       has_qk_norm_(c.config.table().qk_norm),
       is_gated_(c.config.table().activation == Activation::swiglu),
       layer_(layer),
@@ -119,7 +122,7 @@ size_t LlamaBlock<Real>::scratch(const ModelConfig& config, int B, int T) {
     const int N = B * T;
     const int widest = std::max({config.channels, config.qkv_channels(), 2 * config.mlp_channels()});
     return std::max({Norm<Real>::scratch(N, config.channels), quantize_scratch(N, widest),
-                     qk_norm_backward_scratch(N, heads_of(config))});
+                     qk_norm_backward_scratch(N, heads_of(config, 0))});
 }
 
 // The angles, which all blocks share.

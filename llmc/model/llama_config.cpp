@@ -2,12 +2,15 @@
 
 #include <algorithm>
 
+#include "llmc/device/error.h"
 #include "llmc/model/model_fields.h"
 
 namespace llmc {
 namespace {
 
 using nlohmann::json;
+
+const char *const kFull = "full_attention", *const kSliding = "sliding_attention";
 
 // ---- rotary positions: transformers 5 has them in rope_parameters, 4 in rope_theta and rope_scaling ----------------
 
@@ -50,15 +53,37 @@ void write_rope(nlohmann::ordered_json& file, const RopeConfig& rope) {
 
 // ---- what all have in common ---------------------------------------------------------------------------------------
 
+// "layer_types" has a layer's kind; an older file has the window from layer max_window_layers on.
+void read_windows(const ModelFields& file, ModelConfig& config) {
+    const bool windows = file.boolean("use_sliding_window", false) && file.has("sliding_window");
+    std::string layers;
+    if (file.has("layer_types")) {
+        for (const json& type : file.json()["layer_types"]) {
+            if (type != kFull && type != kSliding)
+                file.refuse(strprintf("\"layer_types\" has %s; there are \"%s\" and \"%s\"", type.dump().c_str(), kFull,
+                                      kSliding));
+            layers += type == kSliding ? 'S' : 'L';
+        }
+        if (static_cast<int>(layers.size()) != config.layers)
+            file.refuse(strprintf("\"layer_types\" has %zu layers of %d", layers.size(), config.layers));
+    } else if (windows) {
+        const json first = file.json().value("max_window_layers", json(28));
+        if (!first.is_number_integer() || first < 0)
+            file.refuse("\"max_window_layers\" is " + first.dump() + "; it counts layers");
+        for (size_t layer = 0; layer < static_cast<size_t>(config.layers); layer++) layers += layer < first ? 'L' : 'S';
+    }
+    if (layers.find('S') == std::string::npos) return;
+    if (!windows)
+        file.refuse(strprintf("\"layer_types\" has \"%s\", but \"use_sliding_window\" and \"sliding_window\" no window",
+                              kSliding));
+    config.window = file.positive({"sliding_window"});
+    config.window_layers = layers;
+}
+
 void read_common(const ModelFields& file, const char* architecture, ModelConfig& config) {
     file.require("attention_bias", {false}, architecture);
     file.require("mlp_bias", {false}, architecture);
-    file.require("use_sliding_window", {false}, architecture);
     file.require("partial_rotary_factor", {1, 1.0}, architecture);
-    if (file.has("layer_types"))
-        for (const json& type : file.json()["layer_types"])
-            if (type != "full_attention")
-                file.refuse("\"layer_types\" has " + type.dump() + "; all attention here is \"full_attention\"");
     config.layers = file.positive({"num_hidden_layers"});
     config.heads = file.positive({"num_attention_heads"});
     config.channels = file.positive({"hidden_size"});
@@ -69,6 +94,7 @@ void read_common(const ModelFields& file, const char* architecture, ModelConfig&
     config.norm_eps = file.number("rms_norm_eps", 1e-6);
     config.tied = file.boolean("tie_word_embeddings", false);
     read_rope(file, config.rope);
+    read_windows(file, config);
 }
 
 // 0 where heads share the channels.
@@ -124,9 +150,12 @@ void read_qwen3(const ModelFields& file, ModelConfig& config) {
 
 void write_qwen3(nlohmann::ordered_json& file, const ModelConfig& config) {
     write_common(file, config, "silu");
-    file["use_sliding_window"] = false;
-    file["sliding_window"] = nullptr;
-    file["layer_types"] = std::vector<std::string>(static_cast<size_t>(config.layers), "full_attention");
+    std::vector<std::string> types;
+    for (int layer = 0; layer < config.layers; layer++) types.push_back(config.window_of(layer) > 0 ? kSliding : kFull);
+    file["use_sliding_window"] = config.window > 0;
+    file["sliding_window"] =
+        config.window > 0 ? nlohmann::ordered_json(config.window) : nlohmann::ordered_json(nullptr);
+    file["layer_types"] = types;
 }
 
 void default_qwen3(ModelConfig& config) {

@@ -14,8 +14,8 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 const char* const kOfAll[] = {"architecture", "name", "layers", "heads", "channels", "vocab", "context"};
-const char* const kBeyondGpt2[] = {"kv_heads", "head_dim",   "hidden",       "tied",
-                                   "norm_eps", "rope_theta", "rope_scaling", "logit_cap"};
+const char* const kBeyondGpt2[] = {"kv_heads",   "head_dim",     "hidden",    "tied",   "norm_eps",
+                                   "rope_theta", "rope_scaling", "logit_cap", "window", "window_layers"};
 
 bool is_one_of(const std::string& key, const auto& keys) {
     return std::find(std::begin(keys), std::end(keys), key) != std::end(keys);
@@ -71,6 +71,8 @@ void read_own_fields(const ModelFields& file, ModelConfig& config) {
     config.norm_eps = file.number("norm_eps", config.norm_eps);
     config.rope.theta = file.number("rope_theta", config.rope.theta);
     config.logit_cap = file.number("logit_cap", config.logit_cap);
+    config.window = file.positive({"window"}, config.window);
+    config.window_layers = file.text("window_layers", config.window_layers);
     if (!file.has("rope_scaling")) return;
     const ModelFields scaling = file.inside("rope_scaling");
     config.rope.factor = scaling.number("factor", 8);
@@ -134,6 +136,8 @@ ordered_json model_json(const ModelConfig& config) {
                                 {"high_freq", config.rope.high_freq},
                                 {"old_context", config.rope.old_context}};
     if (config.logit_cap > 0) file["logit_cap"] = config.logit_cap;
+    if (config.window > 0) file["window"] = config.window;
+    if (!config.window_layers.empty()) file["window_layers"] = config.window_layers;
     return file;
 }
 

@@ -68,14 +68,21 @@ std::string row(const char* name, const std::string& value, const std::string& n
     return text + "\n";
 }
 
+std::string windows(const ModelConfig& m) {
+    int layers = 0;
+    for (int layer = 0; layer < m.layers; layer++) layers += m.window_of(layer) > 0;
+    return layers == 0 ? "" : strprintf(", windows of %d tokens in %d of %d layers", m.window, layers, m.layers);
+}
+
 std::string model_section(const ModelConfig& m, int T) {
     const double attention = m.attention_flops_per_token(T);
     std::string text =
         strprintf("Model %s: %d layers, %d heads of %d, %d channels, vocabulary %d (padded to %d), context %d\n",
                   m.name.c_str(), m.layers, m.heads, m.head_dim(), m.channels, m.vocab, m.padded_vocab(), m.context);
     if (m.architecture != &kGpt2)
-        text += strprintf("  %s: %d heads of keys and values, %d channels in the MLP, %s head\n", m.architecture->name,
-                          m.key_value_heads(), m.mlp_channels(), m.tied ? "tied" : "untied");
+        text +=
+            strprintf("  %s: %d heads of keys and values, %d channels in the MLP, %s head%s\n", m.architecture->name,
+                      m.key_value_heads(), m.mlp_channels(), m.tied ? "tied" : "untied", windows(m).c_str());
     text += row("parameters", with_commas(m.parameters()),
                 strprintf("%.1f million", 1e-6 * static_cast<double>(m.parameters())));
     text += row(

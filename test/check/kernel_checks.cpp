@@ -429,6 +429,31 @@ TEST_CASE("documents of a check: of all lengths, to the end of each row, and non
         CHECK((item.name.rfind("attention", 0) == 0) == (item.name.find(" in documents") != std::string::npos));
 }
 
+TEST_CASE("windows of a check: in one more item of attention, where the run has some") {
+    const auto names = [](int window) {
+        KernelUse use = tiny_model(kQwen3, 64, 2, 1);
+        use.window = window;
+        std::vector<std::string> names;
+        for (const CheckItem& item : kernel_checks(use))
+            if (item.name.rfind("attention bf16", 0) == 0) names.push_back(item.name);
+        return names;
+    };
+    using Names = std::vector<std::string>;
+    CHECK(names(0) == Names{"attention bf16 HD=32 NH=2 NKV=1"});
+    CHECK(names(5) == Names{"attention bf16 HD=32 NH=2 NKV=1", "attention bf16 HD=32 NH=2 NKV=1 window=5"});
+    CHECK(names(4096)[1] == "attention bf16 HD=32 NH=2 NKV=1 window=37");
+
+    ModelConfig model;
+    model.architecture = &kQwen3;
+    model.layers = 3, model.heads = 2, model.channels = 64, model.vocab = 101, model.context = 64;
+    KernelUse use;
+    for (const auto& [layers, window] : {std::pair{"LLL", 0}, {"LLS", 7}, {"", 7}}) {
+        model.window = 7, model.window_layers = layers;
+        use.set_model(model);
+        CHECK(use.window == window);
+    }
+}
+
 TEST_CASE("heads of a check: grouped as the run's, and few") {
     const auto heads = [](int NH, int NKV) {
         KernelUse use;

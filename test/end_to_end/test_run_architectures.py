@@ -69,7 +69,12 @@ class Architectures(unittest.TestCase):
                      "llm.c's model files hold GPT-2")
 
     def test_qwen3(self):
-        self.check(described("qwen3", tied=True), "Qwen3ForCausalLM", "--precision", "bf16")
+        model = described("qwen3", tied=True, window=8, window_layers="SL")
+        run_directory = self.check(model, "Qwen3ForCausalLM", "--precision", "bf16")
+        with open(os.path.join(run_directory, "config.json"), encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["layer_types"], ["sliding_attention", "full_attention"])
+        self.assertIn("tied head, windows of 8 tokens in 1 of 2 layers\n",
+                      self.succeeded(*flags(model), "--dry-run", "--gpu", "h100"))
 
     def test_nano(self):
         self.check(described("nano"), "NanoChatForCausalLM", "--precision", "bf16")

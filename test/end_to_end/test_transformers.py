@@ -73,6 +73,9 @@ class Transformers(unittest.TestCase):
     def test_qwen3(self):
         self.check("Qwen3ForCausalLM", described("qwen3", tied=True))
 
+    def test_qwen3_in_windows(self):
+        self.check("Qwen3ForCausalLM", described("qwen3", tied=True, window=8, window_layers="SL"))
+
     def test_nano(self):
         self.check("NanoChatForCausalLM", described("nano", kv_heads=4))
 

@@ -214,12 +214,72 @@ TEST_CASE("model config: Hugging Face's rotary positions of version 4 and 5, and
     CHECK(contains(refused({{"mlp_bias", true}}), "\"mlp_bias\" is true"));
     CHECK(contains(refused({{"hidden_act", "gelu"}}), "\"hidden_act\" is \"gelu\""));
     CHECK(contains(refused({{"model_type", "mistral"}}), "gpt2, llama, qwen3, nanochat"));
-    CHECK(contains(refused({{"model_type", "qwen3"}, {"layer_types", {"sliding_attention"}}}), "sliding_attention"));
-    CHECK(contains(refused({{"model_type", "qwen3"}, {"use_sliding_window", true}}), "use_sliding_window"));
     CHECK(contains(refused({{"model_type", "nanochat"}, {"hidden_act", "silu"}}), "\"hidden_act\" is \"silu\""));
     CHECK(contains(refused({{"num_key_value_heads", 0}}), "\"num_key_value_heads\" is 0"));
     CHECK(contains(refusal([&] { read({{"num_key_value_heads", 3}}).validate(); }), "cannot share 3 heads"));
     CHECK(contains(refusal([&] { read({{"head_dim", 80}}).validate(); }), "head dimension 80"));
+}
+
+TEST_CASE("model config: windows, as Qwen3's file has them and as ours has") {
+    const auto read = [](nlohmann::json more) {
+        nlohmann::json file = {{"model_type", "qwen3"},    {"num_hidden_layers", 4},  {"num_attention_heads", 2},
+                               {"hidden_size", 64},        {"intermediate_size", 96}, {"max_position_embeddings", 64},
+                               {"num_key_value_heads", 1}, {"head_dim", 32},          {"vocab_size", 101}};
+        file.update(more);
+        ModelConfig model = model_from_json(file, "config.json");
+        model.validate();
+        return model;
+    };
+    const auto windows = [](const ModelConfig& model) {
+        std::vector<int> of_layers;
+        for (int layer = 0; layer < model.layers; layer++) of_layers.push_back(model.window_of(layer));
+        return of_layers;
+    };
+    using Windows = std::vector<int>;
+    const nlohmann::json on = {{"use_sliding_window", true}, {"sliding_window", 8}};
+    const auto with = [&](nlohmann::json more) {
+        more.update(on);
+        return more;
+    };
+    const nlohmann::json types = {"sliding_attention", "sliding_attention", "full_attention", "sliding_attention"};
+    CHECK(windows(read(with({{"layer_types", types}}))) == Windows{8, 8, 0, 8});
+    CHECK(windows(read(with({{"max_window_layers", 3}}))) == Windows{0, 0, 0, 8});
+    // What the file calls full is full, and what it says of windows without using them is nothing.
+    CHECK(read(with({{"max_window_layers", 4}})).window == 0);
+    CHECK(read({{"use_sliding_window", false}, {"sliding_window", 8}}).window == 0);
+
+    // Ours, there and back, and in the other's form.
+    ModelConfig model = read(nlohmann::json::object());
+    model.window = 8, model.window_layers = "SL";
+    CHECK(windows(model) == Windows{8, 0, 8, 0});
+    CHECK(model_from_json(model_json(model), "").window_layers == "SL");
+    const nlohmann::json written = hf_model_json(model);
+    CHECK(written.at("use_sliding_window") == true);
+    CHECK(written.at("sliding_window") == 8);
+    CHECK(written.at("layer_types")[1] == "full_attention");
+    CHECK(windows(read(written)) == windows(model));
+    model.window_layers = "";
+    CHECK(windows(model) == Windows(4, 8));
+
+    // Useful work: a query of W of T keys, at 4 NH HD each and layer in the forward pass, but for the first W queries,
+    // which have fewer; as a full layer is counted, half a key more or less is left out.
+    model.window_layers = "LLSL";
+    const double full = 6.0 * 64 * 64, one = 12.0 * 64 * (8 - 8.0 * 8 / (2 * 64));
+    CHECK(model.attention_flops_per_token(64) == doctest::Approx(3 * full + one));
+    CHECK(model.attention_flops_per_token(8) == doctest::Approx(4 * 6.0 * 64 * 8));  // all see all
+
+    const auto refused = [&](nlohmann::json more) { return refusal([&] { read(more); }); };
+    CHECK(contains(refused(with({{"layer_types", {"sliding_attention"}}})), "has 1 layers of 4"));
+    CHECK(contains(refused(with({{"layer_types", {"linear_attention"}}})), "has \"linear_attention\""));
+    CHECK(contains(refused({{"layer_types", types}}), "no window"));
+    CHECK(contains(refused(with({{"max_window_layers", "all"}})), "\"max_window_layers\" is \"all\""));
+    CHECK(contains(refused({{"use_sliding_window", true}, {"sliding_window", 0}, {"max_window_layers", 0}}),
+                   "\"sliding_window\" is 0"));
+    CHECK(contains(refused(with({{"model_type", "llama"}, {"max_window_layers", 0}})), "for the architecture qwen3"));
+    model.window_layers = "SLX";
+    CHECK(contains(refusal([&] { model.validate(); }), "\"SLX\""));
+    model.window = 0, model.window_layers = "SL";
+    CHECK(contains(refusal([&] { model.validate(); }), "window is 0"));
 }
 
 TEST_CASE("model config: nano-dN for every depth, nanochat's 64 channels a layer in whole heads of 128") {

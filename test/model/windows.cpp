@@ -1,0 +1,85 @@
+// Attention in windows, layer by layer: what a token's loss knows of, in training and in generation.
+#include "llmc/model/generate.h"
+#include "test/model/modern_fixture.h"
+#include "test/suites.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+constexpr int kTokens = 32;
+
+ModelConfig with_windows(int window, const std::string& layers) {
+    ModelConfig config = modern_config("qwen3");
+    config.window = window, config.window_layers = layers;
+    config.validate();
+    return config;
+}
+
+template <class Real>
+std::unique_ptr<TestModel<Real>> loaded(const ModelConfig& config) {
+    auto test = std::make_unique<TestModel<Real>>(trainer_config(config, 1, kTokens, Recompute::norm));
+    for (const auto& [name, values] : modern_weights(config)) test->trainer.set_weight(name, values);
+    test->trainer.weights_are_set();
+    return test;
+}
+
+template <class Real>
+std::vector<float> losses_of(const ModelConfig& config, const Batch& batch) {
+    const auto test = loaded<Real>(config);
+    return test->trainer.token_losses(batch.tokens.data(), batch.targets.data());
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("windows: a token's loss knows as far back as layers reach, and no further", Real, float, bf16) {
+    constexpr int changed = 7;
+    const Batch batch = some_modern_batch(1, kTokens);
+    Batch other = batch;
+    other.tokens[changed] = (other.tokens[changed] + 50) % 101;
+    // Two layers: each of W keys reaches W - 1 tokens further back than what is above it.
+    const struct {
+        int window;
+        const char* layers;
+        int reach;
+    } cases[] = {{1, "", 0},         {2, "", 2},         {3, "", 4},        {5, "S", 8},
+                 {3, "SL", kTokens}, {3, "LS", kTokens}, {3, "LL", kTokens}};
+    for (const auto& [window, layers, reach] : cases) {
+        CAPTURE(window);
+        CAPTURE(layers);
+        const ModelConfig config = with_windows(window, layers);
+        const std::vector<float> before = losses_of<Real>(config, batch), after = losses_of<Real>(config, other);
+        int last = -1;
+        for (int t = 0; t < kTokens; t++)
+            if (before[static_cast<size_t>(t)] != after[static_cast<size_t>(t)]) last = t;
+        for (int t = 0; t < changed; t++) CHECK(before[static_cast<size_t>(t)] == after[static_cast<size_t>(t)]);
+        CHECK(before[changed] != after[changed]);
+        CHECK(last == std::min(changed + reach, kTokens - 1));
+    }
+}
+
+TEST_CASE("windows: as wide as the sequence, the bits of none; narrower, others") {
+    const Batch batch = some_modern_batch(2, kTokens);
+    const std::vector<float> whole = losses_of<bf16>(modern_config("qwen3"), batch);
+    CHECK(losses_of<bf16>(with_windows(kTokens, ""), batch) == whole);
+    CHECK(losses_of<bf16>(with_windows(2, "LL"), batch) == whole);
+    CHECK(losses_of<bf16>(with_windows(kTokens - 1, ""), batch) != whole);
+}
+
+// As for models without (test/model/modern.cpp).
+TEST_CASE("windows: generation's logits are those of the ordinary forward") {
+    const Batch batch = some_modern_batch(3, kTokens);
+    for (const char* layers : {"S", "SL", "LS"}) {
+        CAPTURE(layers);
+        const auto test = loaded<float>(with_windows(5, layers));
+        const std::vector<float> losses = test->trainer.token_losses(batch.tokens.data(), batch.targets.data());
+        for (int t = 0; t < kTokens; t++) {
+            const std::vector<float> logits = test->model.next_token_logits(batch.tokens.data(), t + 1, test->stream);
+            double sum = 0;
+            for (const float x : logits) sum += std::exp(double{x});
+            const double loss = std::log(sum) - logits[static_cast<size_t>(batch.targets[static_cast<size_t>(t)])];
+            CHECK(std::fabs(loss - losses[static_cast<size_t>(t)]) < 1e-4);
+        }
+    }
+}
