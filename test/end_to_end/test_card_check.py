@@ -13,6 +13,9 @@ import test_run_ranks
 import trainer
 from trainer import FinishedRun, new_path, recipe_flags, tiny_flags
 
+# Of the card that is played. One without FP8 is checked for a run in BF16.
+HAS_FP8 = os.environ.get("VIRTUAL_GPU_CARD", "sm_90a") not in ("sm_80", "sm_86")
+needs_fp8 = unittest.skipUnless(HAS_FP8, "the card that is played has no FP8")
 VIRTUAL = os.path.join(trainer.ROOT, os.environ.get("VIRTUAL_PROGRAMS", "build/virtual"), "train_gpt")
 RANKS = 3
 SHAPE = [*trainer.TINY_MODEL, *trainer.TINY_BATCH, "--vocab", "257"]
@@ -25,19 +28,26 @@ def cache():
     return {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": new_path("cache")}
 
 
+def card_flags(recipe):
+    """Flags of a run with the recipe, or of one in BF16 where the card that is played has no FP8."""
+    if not HAS_FP8:
+        return ["--precision", "bf16"]
+    return [*recipe_flags(recipe), *(["--fp8-emulation"] if recipe == "mxfp8" else [])]
+
+
 def check(*flags, fault="", env=None, program=VIRTUAL):
     """`train_gpt check` for a tiny model; nothing is kept from other checks."""
     with mock.patch.object(trainer, "PROGRAM", program):
-        return trainer.run("check", *SHAPE, *QUICK, *(flags or recipe_flags("delayed")),
+        return trainer.run("check", *SHAPE, *QUICK, *flags,
                            env={**cache(), "VIRTUAL_GPU_FAULT": fault, **(env or {})})
 
 
-def tiny(architecture):
+def tiny(architecture, **more):
     """Flags of a tiny model of another architecture, with grouped queries."""
     path = new_path("model") + ".json"
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"architecture": architecture, "layers": 2, "heads": 2, "kv_heads": 1, "channels": 64, "head_dim": 32,
-                   "hidden": 96, "context": 64}, file)
+                   "hidden": 96, "context": 64, **more}, file)
     return ["-e", path]
 
 
@@ -58,7 +68,9 @@ def files_in(directory):
 class OnHost(unittest.TestCase):
     def test_every_precision(self):
         for flags in (["--precision", "fp32"], ["--precision", "bf16"], recipe_flags("delayed"), recipe_flags("mxfp8"),
-                      [*tiny("llama"), *recipe_flags("delayed")], [*tiny("nano"), "--precision", "fp32"]):
+                      [*tiny("llama"), *recipe_flags("delayed")],
+                      [*tiny("qwen3", window=40, window_layers="SL"), *recipe_flags("delayed")],
+                      [*tiny("nano"), "--precision", "fp32"]):
             with self.subTest(flags):
                 done = check(*flags, "--card-check", "force", program=trainer.PROGRAM)
                 self.assertEqual(done.code, 0, done.err)
@@ -121,10 +133,9 @@ class OnHost(unittest.TestCase):
 @unittest.skipUnless(os.path.exists(VIRTUAL), "no virtual GPU: make virtual")
 class OnVirtualGpu(unittest.TestCase):
     def test_an_honest_card(self):
-        for recipe in trainer.FP8_RECIPES:
-            flags = [*recipe_flags(recipe), *(["--fp8-emulation"] if recipe == "mxfp8" else [])]
+        for recipe in trainer.FP8_RECIPES if HAS_FP8 else ["bf16"]:
             with self.subTest(recipe):
-                done = check(*flags)
+                done = check(*card_flags(recipe))
                 self.assertEqual(done.code, 0, done.err)
                 right, items, fell_back = counts(done.out)
                 self.assertEqual((right, fell_back), (items, 0), done.out)
@@ -145,11 +156,12 @@ class OnVirtualGpu(unittest.TestCase):
         f"refuse:{FC} TN e4m3*e4m3": r"layers fc go on in BF16",
     }
 
+    @needs_fp8
     def test_what_gives_way(self):
         for fault, said in self.GIVES_WAY.items():
             with self.subTest(fault):
                 limit = ["--timeout-check", "3"] if fault.startswith("hang") else []
-                done = check(*recipe_flags("delayed"), *limit, fault=fault)
+                done = check(*card_flags("delayed"), *limit, fault=fault)
                 self.assertEqual(done.code, 0, done.out + done.err)
                 self.assertRegex(done.out, said)
 
@@ -164,7 +176,7 @@ class OnVirtualGpu(unittest.TestCase):
     def test_nothing_right_is_left(self):
         for fault, (code, said) in self.NOTHING_IS_LEFT.items():
             with self.subTest(fault):
-                done = check(*recipe_flags("delayed"), "--timeout-check", "3", fault=fault)
+                done = check(*card_flags("delayed"), "--timeout-check", "3", fault=fault)
                 self.assertEqual(done.code, code, done.out + done.err)
                 self.assertRegex(done.err, said)
 
@@ -188,10 +200,11 @@ class OnVirtualGpu(unittest.TestCase):
                   "wrong-kernel:softmax_cross_entropy": "softmax_cross_entropy bf16 V=257/384 capped at 15:"}),
     }
 
+    @needs_fp8
     def test_other_architectures(self):
         """Several faults in one check: each is found by its own item."""
         for architecture, (fused, plain) in self.MODERN.items():
-            flags = [*tiny(architecture), *recipe_flags("delayed")]
+            flags = [*tiny(architecture), *card_flags("delayed")]
             honest, lying, hopeless = (check(*flags, fault=",".join(faults)) for faults in ({}, fused, plain))
             with self.subTest(architecture):
                 self.assertEqual((honest.code, lying.code, hopeless.code), (0, 0, 5), lying.err + hopeless.out)
@@ -214,8 +227,8 @@ class OnVirtualGpu(unittest.TestCase):
             with open(path, encoding="utf-8") as file:
                 return {count["kernel"] for count in map(json.loads, file) if "kernel" in count}
 
-        for architecture, flags in (("gpt2", recipe_flags("delayed")), ("llama", recipe_flags("delayed")),
-                                    ("qwen3", ["--precision", "bf16"]), ("nano", recipe_flags("current"))):
+        for architecture, flags in (("gpt2", card_flags("delayed")), ("llama", card_flags("delayed")),
+                                    ("qwen3", ["--precision", "bf16"]), ("nano", card_flags("current"))):
             with self.subTest(architecture):
                 flags = [*([] if architecture == "gpt2" else tiny(architecture)), *flags]
                 of_check, of_run = new_path("counts"), new_path("counts")
@@ -226,23 +239,25 @@ class OnVirtualGpu(unittest.TestCase):
                 self.assertGreater(len(launched(of_run)), 20)
                 self.assertEqual(left, set())
 
+    @needs_fp8
     def test_a_run_with_what_gave_way(self):
         """SwiGLU's plain kernels and quantize() give the codes of the fused ones: the same run."""
-        flags = [*tiny("llama"), *recipe_flags("delayed"), *QUICK]
+        flags = [*tiny("llama"), *card_flags("delayed"), *QUICK]
         whole = run(*flags, "--card-check", "off", env=cache())
         fault = "wrong-kernel:swiglu_forward_fp8,wrong-kernel:swiglu_backward_fp8"
         lying = run(*flags, env={**cache(), "VIRTUAL_GPU_FAULT": fault})
         self.assertEqual(json.loads(lying.read("run.json"))["card_check"]["fell_back"], 2)
         self.assertEqual(lying.losses, whole.losses)
 
+    @needs_fp8
     def test_strict(self):
-        done = check(*recipe_flags("delayed"), "--strict", fault="wrong-kernel:gelu_forward_fp8_kernel")
+        done = check(*card_flags("delayed"), "--strict", fault="wrong-kernel:gelu_forward_fp8_kernel")
         self.assertEqual(done.code, 5, done.out)
         self.assertRegex(done.err, r"--strict.*\n.*gelu_forward_fp8")
 
     def test_bits(self):
         """What was found, what was kept, the library's own choice where that is right: the same run."""
-        env, flags = cache(), [*recipe_flags("delayed"), *QUICK]
+        env, flags = cache(), [*card_flags("delayed"), *QUICK]
         found, kept, off = (run(*flags, *more, env=env) for more in ([], [], ["--card-check", "off"]))
         self.assertIn("(known;", kept.result.out)
         self.assertEqual(found.losses, kept.losses)
@@ -264,7 +279,7 @@ class OnVirtualGpu(unittest.TestCase):
         def ranks(fault="", *flags, env=None):
             with mock.patch.object(test_run_ranks, "PROGRAM", VIRTUAL):
                 return test_run_ranks.run_ranks(
-                    RANKS, *tiny_flags(*recipe_flags("delayed"), *QUICK, "--zero", "2", *flags),
+                    RANKS, *tiny_flags(*card_flags("delayed"), *QUICK, "--zero", "2", *flags),
                     env={**cache(), "VIRTUAL_GPU_DEVICES": str(RANKS), "VIRTUAL_GPU_FAULT": fault, **(env or {})})
 
         directory = {"XDG_CACHE_HOME": new_path("cache")}
