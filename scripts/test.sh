@@ -45,7 +45,7 @@ done
 queue stage "end to end: card check" unittest python3 test/end_to_end/test_card_check.py OnHost
 queue stage "watching runs" unittest .venv/bin/python test/end_to_end/test_watching.py
 queue stage "report of runs" unittest .venv/bin/python test/end_to_end/test_report.py
-queue stage "host: threads and streams in random order, guarded memory" doctest \
+queue stage "host: random order, guarded memory" doctest \
     env LLMC_ORDER=random LLMC_STREAMS=random LLMC_GUARD=1 $NATIVE/test_cpu --no-colors --test-suite-exclude=once
 drain
 demo=$(mktemp -d)
