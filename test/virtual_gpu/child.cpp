@@ -30,8 +30,10 @@ Child run_child(const std::map<std::string, std::string>& variables) {
     std::vector<std::string> arguments{"/proc/self/exe",
                                        std::string("--test-case=") + doctest::getContextOptions()->currentTest->m_name};
     std::vector<std::string> environment{std::string(kMark) + "=1"};
-    for (char** entry = environ; *entry; entry++)
-        if (std::strncmp(*entry, "VIRTUAL_GPU_", 12) != 0) environment.push_back(*entry);
+    for (char** entry = environ; *entry; entry++) {
+        const std::string name(*entry, std::strcspn(*entry, "="));
+        if (!name.starts_with("VIRTUAL_GPU_") && !variables.contains(name)) environment.push_back(*entry);
+    }
     for (const auto& [name, value] : variables) environment.push_back(name + "=" + value);
 
     int ends[2];

@@ -103,6 +103,8 @@ TEST_CASE("virtual_gpu cublaslt algorithms: each has bits of its own and the sam
     for (const char* arithmetic : {"fp32", "hopper"}) {
         if (!is_child()) {
             expect_child({{"VIRTUAL_GPU_ARITHMETIC", arithmetic}});
+            // A core of OpenBLAS that every x86-64 has, and that takes 256 elements apart into halves.
+            expect_child({{"VIRTUAL_GPU_ARITHMETIC", arithmetic}, {"OPENBLAS_CORETYPE", "Prescott"}});
             continue;
         }
         Uneven p;

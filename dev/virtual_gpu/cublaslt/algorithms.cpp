@@ -115,10 +115,13 @@ cublasStatus_t restore(const cublasLtMatmulAlgo_t& bytes, const Product& p, Algo
     return CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
+// OpenBLAS takes a long sum apart on its own, into parts that never grow along k (its cores differ in how long they
+// are): here the first is a unit shorter than the second, so that no way has the bits of another on any core.
 std::vector<uint64_t> part_bounds(const Product& p, const Way& way) {
     const uint64_t units = units_of(p), parts = std::min(static_cast<uint64_t>(way.parts), units);
-    std::vector<uint64_t> bounds;
-    for (uint64_t i = 0; i < parts; i++) bounds.push_back(units * i / parts * unit_of(p));
+    const uint64_t shorter = units >= 2 * parts ? 1 : 0;
+    std::vector<uint64_t> bounds = {0};
+    for (uint64_t i = 1; i < parts; i++) bounds.push_back((units * i / parts - shorter) * unit_of(p));
     bounds.push_back(p.k());
     return bounds;
 }
