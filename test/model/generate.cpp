@@ -123,13 +123,10 @@ TEST_CASE_TEMPLATE("generate: logits are those of the ordinary forward", Real, f
     const Batch batch = some_batch(T);
     const std::vector<float> losses = test.trainer.token_losses(batch.tokens.data(), batch.targets.data());
     double mean = 0, expected = 0, worst = 0;
-    for (int t = 0; t < T; t++) {
-        const std::vector<float> logits = test.model.next_token_logits(batch.tokens.data(), t + 1, test.stream);
-        double sum = 0;
-        for (const float x : logits) sum += std::exp(static_cast<double>(x));
-        const double loss = std::log(sum) - logits[static_cast<size_t>(batch.targets[static_cast<size_t>(t)])];
-        mean += loss / T, expected += losses[static_cast<size_t>(t)] / T;
-        worst = std::max(worst, std::fabs(loss - losses[static_cast<size_t>(t)]));
+    const std::vector<double> generated = generation_losses(test, batch);
+    for (size_t t = 0; t < generated.size(); t++) {
+        mean += generated[t] / T, expected += losses[t] / T;
+        worst = std::max(worst, std::fabs(generated[t] - losses[t]));
     }
     CHECK(expected > 1);
     CHECK(mean == doctest::Approx(expected).epsilon(0.01));

@@ -1,5 +1,6 @@
 // A small GPT-2 with the fixture's weights, on the device, for the tests of model/ and optim/.
 #pragma once
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -126,5 +127,19 @@ struct TestModel {
     }
     double mean_eval_loss() { return read(model.eval_loss_sum()) / static_cast<double>(read(model.eval_loss_count())); }
 };
+
+// -log p of every next token of one sequence, by generation's logits.
+template <class Real>
+std::vector<double> generation_losses(TestModel<Real>& test, const Batch& batch) {
+    std::vector<double> losses;
+    for (size_t t = 0; t < batch.tokens.size(); t++) {
+        const std::vector<float> logits =
+            test.model.next_token_logits(batch.tokens.data(), static_cast<int>(t) + 1, test.stream);
+        double sum = 0;
+        for (const float x : logits) sum += std::exp(double{x});
+        losses.push_back(std::log(sum) - logits[static_cast<size_t>(batch.targets[t])]);
+    }
+    return losses;
+}
 
 }  // namespace llmc::test

@@ -10,20 +10,12 @@ using namespace llmc::test;
 
 namespace {
 
-template <class Real>
-std::unique_ptr<TestModel<Real>> loaded(const std::string& name, int B, int T, Recompute recompute) {
-    auto test = std::make_unique<TestModel<Real>>(modern_config(name), B, T, recompute);
-    for (const auto& [tensor, values] : modern_weights(test->config)) test->trainer.set_weight(tensor, values);
-    test->trainer.weights_are_set();
-    return test;
-}
-
 // Loss and gradients of the fixture's sequence.
 template <class Real>
 std::unique_ptr<TestModel<Real>> ran(const std::string& name, Recompute recompute) {
     const Batch batch = modern_batch(name);
     const int T = static_cast<int>(batch.tokens.size());
-    auto test = loaded<Real>(name, 1, T, recompute);
+    auto test = loaded<Real>(modern_config(name), 1, T, recompute);
     test->model.train_micro_step(batch.tokens.data(), batch.targets.data(), 1.0f / static_cast<float>(T), nullptr, true,
                                  test->stream);
     return test;
@@ -94,7 +86,7 @@ TEST_CASE("modern blocks: logits against Hugging Face's classes") {
         CAPTURE(name);
         const Batch batch = modern_batch(name);
         const int T = static_cast<int>(batch.tokens.size());
-        const auto test = loaded<float>(name, 1, T, Recompute::norm);
+        const auto test = loaded<float>(modern_config(name), 1, T, Recompute::norm);
         const std::vector<float> logits = test->model.next_token_logits(batch.tokens.data(), T, test->stream);
         const std::vector<double> expected = modern_fixture().at(name).at("logits");
         for (size_t i = 0; i < expected.size(); i++) CHECK(std::fabs(logits[i] - expected[i]) < 1e-4);
@@ -232,8 +224,8 @@ TEST_CASE_TEMPLATE("modern blocks: the cache changes no bit of a logit" * doctes
                    float, bf16) {
     for (const char* name : kModernModels) {
         CAPTURE(name);
-        const auto with = loaded<Real>(name, 1, 40, Recompute::norm),
-                   without = loaded<Real>(name, 1, 40, Recompute::norm);
+        const auto with = loaded<Real>(modern_config(name), 1, 40, Recompute::norm),
+                   without = loaded<Real>(modern_config(name), 1, 40, Recompute::norm);
         std::vector<int> tokens = {3, 50, 7};
         while (tokens.size() < 36) {
             const int length = static_cast<int>(tokens.size()), begin = window_begin(length, with->model.most_tokens());
@@ -255,14 +247,9 @@ TEST_CASE("modern blocks: generation's logits are those of the ordinary forward"
         CAPTURE(name);
         const Batch batch = modern_batch(name);
         const int T = static_cast<int>(batch.tokens.size());
-        const auto test = loaded<float>(name, 1, T, Recompute::norm);
+        const auto test = loaded<float>(modern_config(name), 1, T, Recompute::norm);
         const std::vector<float> losses = test->trainer.token_losses(batch.tokens.data(), batch.targets.data());
-        for (int t = 0; t < T; t++) {
-            const std::vector<float> logits = test->model.next_token_logits(batch.tokens.data(), t + 1, test->stream);
-            double sum = 0;
-            for (const float x : logits) sum += std::exp(double{x});
-            const double loss = std::log(sum) - logits[static_cast<size_t>(batch.targets[static_cast<size_t>(t)])];
-            CHECK(std::fabs(loss - losses[static_cast<size_t>(t)]) < 1e-4);
-        }
+        const std::vector<double> generated = generation_losses(*test, batch);
+        for (size_t t = 0; t < generated.size(); t++) CHECK(std::fabs(generated[t] - losses[t]) < 1e-4);
     }
 }

@@ -2,6 +2,7 @@
 // (dev/reference/make_modern_fixture.py), and their weights.
 #pragma once
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -55,6 +56,14 @@ inline std::map<std::string, std::vector<float>> modern_weights(const ModelConfi
         tensor.from_file(modern_values(tensor), ours);
     }
     return weights;
+}
+
+template <class Real>
+std::unique_ptr<TestModel<Real>> loaded(const ModelConfig& config, int B, int T, Recompute recompute) {
+    auto test = std::make_unique<TestModel<Real>>(config, B, T, recompute);
+    for (const auto& [name, values] : modern_weights(config)) test->trainer.set_weight(name, values);
+    test->trainer.weights_are_set();
+    return test;
 }
 
 // One sequence.

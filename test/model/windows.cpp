@@ -18,16 +18,8 @@ ModelConfig with_windows(int window, const std::string& layers) {
 }
 
 template <class Real>
-std::unique_ptr<TestModel<Real>> loaded(const ModelConfig& config) {
-    auto test = std::make_unique<TestModel<Real>>(trainer_config(config, 1, kTokens, Recompute::norm));
-    for (const auto& [name, values] : modern_weights(config)) test->trainer.set_weight(name, values);
-    test->trainer.weights_are_set();
-    return test;
-}
-
-template <class Real>
 std::vector<float> losses_of(const ModelConfig& config, const Batch& batch) {
-    const auto test = loaded<Real>(config);
+    const auto test = loaded<Real>(config, 1, kTokens, Recompute::norm);
     return test->trainer.token_losses(batch.tokens.data(), batch.targets.data());
 }
 
@@ -72,14 +64,9 @@ TEST_CASE("windows: generation's logits are those of the ordinary forward") {
     const Batch batch = some_modern_batch(3, kTokens);
     for (const char* layers : {"S", "SL", "LS"}) {
         CAPTURE(layers);
-        const auto test = loaded<float>(with_windows(5, layers));
+        const auto test = loaded<float>(with_windows(5, layers), 1, kTokens, Recompute::norm);
         const std::vector<float> losses = test->trainer.token_losses(batch.tokens.data(), batch.targets.data());
-        for (int t = 0; t < kTokens; t++) {
-            const std::vector<float> logits = test->model.next_token_logits(batch.tokens.data(), t + 1, test->stream);
-            double sum = 0;
-            for (const float x : logits) sum += std::exp(double{x});
-            const double loss = std::log(sum) - logits[static_cast<size_t>(batch.targets[static_cast<size_t>(t)])];
-            CHECK(std::fabs(loss - losses[static_cast<size_t>(t)]) < 1e-4);
-        }
+        const std::vector<double> generated = generation_losses(*test, batch);
+        for (size_t t = 0; t < generated.size(); t++) CHECK(std::fabs(generated[t] - losses[t]) < 1e-4);
     }
 }
