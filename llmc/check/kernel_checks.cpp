@@ -58,9 +58,8 @@ std::string name_of(const AttentionHeads& heads) {
 std::vector<reference::AttentionShape> example_shapes(const KernelUse& use, int B, int T) {
     const AttentionHeads heads = few_heads(use);
     std::vector<reference::AttentionShape> shapes;
-    for (const int window : {0, std::min(use.window, T / 4)})
-        if (window > 0 || shapes.empty())
-            shapes.push_back({B, T, heads.NH, heads.HD, heads.NKV, 0, window, example_documents(use, B, T)});
+    for (const int window : std::set{0, std::min(use.window, T / 4)})
+        shapes.push_back({B, T, heads.NH, heads.HD, heads.NKV, 0, window, example_documents(use, B, T)});
     return shapes;
 }
 
@@ -81,8 +80,7 @@ std::vector<int> example_documents(const KernelUse& use, int B, int T) {
 
 void KernelUse::set_model(const ModelConfig& model) {
     channels = model.channels, heads = model.heads, kv_heads = model.key_value_heads(), head_dim = model.head_dim();
-    window = 0;
-    for (int layer = 0; layer < model.layers; layer++) window = std::max(window, model.window_of(layer));
+    window = model.short_layers() > 0 ? model.window : 0;
     hidden = model.mlp_channels();
     vocab = model.vocab, padded_vocab = model.padded_vocab();
     logit_cap = static_cast<float>(model.logit_cap);

@@ -1,5 +1,6 @@
 #include "llmc/model/config.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "llmc/device/error.h"
@@ -191,14 +192,16 @@ int ModelConfig::window_of(int layer) const {
                                                                                                             : 0;
 }
 
+int ModelConfig::short_layers() const {
+    int count = 0;
+    for (int layer = 0; layer < layers; layer++) count += window_of(layer) > 0;
+    return count;
+}
+
 double ModelConfig::attention_flops_per_token(int T) const {
     if (!table().attention) return 0;
-    double whole_layers = 0;
-    for (int layer = 0; layer < layers; layer++) {
-        const int w = window_of(layer);
-        const double seen = w > 0 && w < T ? static_cast<double>(w) / T : 1;
-        whole_layers += seen * (2 - seen);
-    }
+    const double seen = std::min(1.0, static_cast<double>(window) / T);  // by a query of a short layer
+    const double whole_layers = layers - short_layers() * (1 - seen * (2 - seen));
     return 6.0 * whole_layers * static_cast<double>(attention_channels()) * T;
 }
 

@@ -69,9 +69,8 @@ std::string row(const char* name, const std::string& value, const std::string& n
 }
 
 std::string windows(const ModelConfig& m) {
-    int layers = 0;
-    for (int layer = 0; layer < m.layers; layer++) layers += m.window_of(layer) > 0;
-    return layers == 0 ? "" : strprintf(", windows of %d tokens in %d of %d layers", m.window, layers, m.layers);
+    if (m.short_layers() == 0) return "";
+    return strprintf(", windows of %d tokens in %d of %d layers", m.window, m.short_layers(), m.layers);
 }
 
 std::string model_section(const ModelConfig& m, int T) {
