@@ -90,17 +90,17 @@ CXXFLAGS_HOST := $(COMMON) $(WARNINGS) -fopenmp -fno-math-errno -march=$(MARCH) 
 # g++ would peel the kernels' loops over the 8 elements of a vector access completely before it vectorises them: with a
 # lower limit they become vector instructions, and kernels up to twice as fast.
 CXXFLAGS_PLAIN = $(CXXFLAGS_HOST) $(LEVEL) $(if $(findstring clang,$(CXX)),,--param max-completely-peel-times=7)
-# Line numbers for the sanitizers' reports, relative to the checkout, so that ccache knows them in every clone. With
-# sanitizers g++ takes its own AVX-512 headers for uninitialised.
-DEBUG_LINES := -g1 -fdebug-prefix-map=$(CURDIR)=. -Wno-maybe-uninitialized
+# With a sanitizer: line numbers for its reports, relative to the checkout, so that ccache knows them in every clone. And g++
+# then takes its own AVX-512 headers for uninitialised.
+SANITIZED := -g1 -fdebug-prefix-map=$(CURDIR)=. -Wno-maybe-uninitialized
 ifeq ($(SANITIZE),address)
 # Without the checks of UBSan that take as long to compile as all others together: some see what AddressSanitizer sees, and
 # alignment matters in kernels alone. Pointers that wrap around are looked for where everything is (UNCHECKED=).
-CXXFLAGS_CPU = $(CXXFLAGS_HOST) -O1 $(DEBUG_LINES) -fno-omit-frame-pointer -fsanitize=address,undefined \
+CXXFLAGS_CPU = $(CXXFLAGS_HOST) -O1 $(SANITIZED) -fno-omit-frame-pointer -fsanitize=address,undefined \
                 -fno-sanitize-recover=undefined -fno-sanitize=vptr,null,object-size$(if $(UNCHECKED),$(comma)pointer-overflow)
 $(CPU_DIR)/%.cpp.o: CXXFLAGS_CPU += -fno-sanitize=alignment
 else ifeq ($(SANITIZE),thread)
-CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 $(DEBUG_LINES) -fsanitize=thread -Wno-tsan
+CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 $(SANITIZED) -fsanitize=thread -Wno-tsan
 else
 CXXFLAGS_CPU = $(CXXFLAGS_PLAIN)
 endif

@@ -32,7 +32,6 @@ drain
 
 # ---- host device ---------------------------------------------------------------------------------------------------
 
-# Suites that are left out here and there are marked in the tests (test/suites.h).
 stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu test-ranks-binary probe-cpu gradients-cpu
 queue stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
 queue stage "FP8 follows BF16, 150 steps" unittest env COMPARE_RECIPES=delayed COMPARE_STEPS=150 \
@@ -45,6 +44,7 @@ done
 queue stage "end to end: card check" unittest python3 test/end_to_end/test_card_check.py OnHost
 queue stage "watching runs" unittest .venv/bin/python test/end_to_end/test_watching.py
 queue stage "report of runs" unittest .venv/bin/python test/end_to_end/test_report.py
+# Suites that are left out here and below are marked in the tests (test/suites.h).
 queue stage "host: random order, guarded memory" doctest \
     env LLMC_ORDER=random LLMC_STREAMS=random LLMC_GUARD=1 $NATIVE/test_cpu --no-colors --test-suite-exclude=once
 drain
