@@ -9,8 +9,6 @@ namespace llmc::test {
 
 // Long, and no order of threads or streams changes anything: in one way alone, and under no sanitizer.
 constexpr const char* kOnce = "once";
-// Too long under either sanitizer.
-constexpr const char* kNotUnderAsan = "not under AddressSanitizer";
 // Too long under ThreadSanitizer: whole models, whose kernels have tests of their own.
 constexpr const char* kNotUnderTsan = "not under ThreadSanitizer";
 

@@ -40,7 +40,7 @@ void check_all_right(const KernelUse& use) {
 
 }  // namespace
 
-TEST_CASE("every kernel of a run is right") {
+TEST_CASE("every kernel of a run is right" * doctest::test_suite(kOnce)) {
     KernelUse use = tiny_gpt();
     SUBCASE("bf16") {}
     SUBCASE("bf16, several ranks, head dimension 64") {

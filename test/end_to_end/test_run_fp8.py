@@ -69,7 +69,7 @@ class Fp8(unittest.TestCase):
 
     def test_loss_scale_changes_no_bit(self):
         for kind in (["--precision", "bf16"], *map(recipe_flags, FP8_RECIPES)):
-            flags = [*kind, "--max-steps", "25", "--lr", "3e-3", "--warmup", "5"]
+            flags = [*kind, "--max-steps", "10", "--lr", "3e-3", "--warmup", "5"]
             plain = FinishedRun(*flags, "--loss-scale", "1")
             for scale in ("65536", "dynamic"):
                 with self.subTest(kind=kind, scale=scale):
@@ -81,7 +81,7 @@ class Fp8(unittest.TestCase):
 
     def test_gradient_accumulation_nearly_equals_the_large_batch(self):
         # Scales may differ: current scaling has its own for every micro-batch, delayed scaling in the first step.
-        flags = ["--total-batch", "1024", "--max-steps", "10", "--lr", "1e-3"]
+        flags = ["--total-batch", "1024", "--max-steps", "5", "--lr", "1e-3"]
         for recipe in FP8_RECIPES:
             with self.subTest(recipe=recipe):
                 large, small = (FinishedRun(*flags, *recipe_flags(recipe), "--batch", batch) for batch in (16, 4))

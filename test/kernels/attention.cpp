@@ -210,28 +210,28 @@ TEST_CASE_TEMPLATE("attention: a query sees a window of the last keys", Real, fl
 TEST_CASE_TEMPLATE("attention: a window that covers all keys changes no bit, and one of a key gives its value", Real,
                    float, bf16) {
     for (int HD : {32, 64, 128}) {
-        const Shape all{2, 140, 4, HD, 2};
+        const Shape all{1, 140, 2, HD, 1};
         INFO(all.text());
         const std::vector<Real> qkv = random_normal<Real>(all.qkv_elements(), 1.0f, 81);
         const std::vector<Real> dout = random_normal<Real>(all.elements(), 1.0f, 82);
         Run<Real> full(all, qkv, dout);
         full.forward(), full.backward();
-        for (const int window : {140, 1000, 1 << 30}) {
-            Run<Real> run({2, 140, 4, HD, 2, 0, window}, qkv, dout);
+        for (const int window : {140, 1 << 30}) {
+            Run<Real> run({1, 140, 2, HD, 1, 0, window}, qkv, dout);
             run.forward(), run.backward();
             CHECK(bytes_of(run.out) == bytes_of(full.out));
             CHECK(bytes_of(run.lse) == bytes_of(full.lse));
             CHECK(bytes_of(run.dqkv) == bytes_of(full.dqkv));
         }
-        const Shape single{2, 140, 4, HD, 2, 0, 1};
+        const Shape single{1, 140, 2, HD, 1, 0, 1};
         Run<Real> own(single, qkv, dout);
         own.forward();
         const std::vector<Real> out = own.out.download();
         const Layout at{single};
         for (int t = 0; t < 140; t++)
-            for (int h = 0; h < 4; h++)
+            for (int h = 0; h < 2; h++)
                 for (int c = 0; c < HD; c++)
-                    REQUIRE(to_float(out[at.out(1, t, h) + c]) == to_float(qkv[at.qkv(1, t, 2, h / 2) + c]));
+                    REQUIRE(to_float(out[at.out(0, t, h) + c]) == to_float(qkv[at.qkv(0, t, 2, 0) + c]));
     }
 }
 

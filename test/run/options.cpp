@@ -15,6 +15,7 @@
 #include "llmc/device/error.h"
 #include "llmc/run/flags.h"
 #include "llmc/run/versions.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using nlohmann::json;
@@ -163,7 +164,7 @@ Arguments beside(const std::string& flag) {
 }  // namespace
 
 // Sets the field that its row names; test_house.py sees that rows name the right ones.
-TEST_CASE("options: every long flag reaches its variable, and no other") {
+TEST_CASE("options: every long flag reaches its variable, and no other" * doctest::test_suite(test::kOnce)) {
     const ConfigFile empty("{}");
     for (const Flag& flag : all_flags()) {
         CAPTURE(flag.long_name);
@@ -381,7 +382,8 @@ TEST_CASE("options: bad values") {
     CHECK(!parse({"--print-config"}).text);
 }
 
-TEST_CASE("options: a whole number is kept as it is or refused with its flag and range") {
+TEST_CASE("options: a whole number is kept as it is or refused with its flag and range" *
+          doctest::test_suite(test::kOnce)) {
     const char* const numbers[] = {"0",
                                    "-1",
                                    "2147483648",

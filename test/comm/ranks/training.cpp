@@ -293,7 +293,7 @@ void check_traffic(const RunConfig& config) {
 TEST_CASE("bytes between ranks are those of the planner's formula, and FP8 halves the weights'") {
     if (world().world() == 1) return;
     for (int stage = 0; stage <= 3; stage++)
-        for (const int micro_steps : {1, 3}) {
+        for (const int micro_steps : {1, 2}) {
             CAPTURE(stage);
             CAPTURE(micro_steps);
             RunConfig config;

@@ -103,15 +103,14 @@ void check_says(const std::string& found, const std::string& what) {
 TEST_SUITE_BEGIN("training");
 
 TEST_CASE("verified steps leave no trace in any stage") {
-    for (int stage = 0; stage <= 3; stage++) {
-        check_no_trace<float>(stage, nullptr, 2);
-        check_no_trace<bf16>(stage, nullptr, 1);
-        check_no_trace<bf16>(stage, "delayed", 1);
-        check_no_trace<bf16>(stage, "delayed", 2);
-    }
+    for (int stage = 0; stage <= 3; stage++) check_no_trace<bf16>(stage, "delayed", 1 + stage % 2);
+    check_no_trace<float>(0, nullptr, 2);
     check_no_trace<bf16>(0, "block", 2);
+    check_no_trace<bf16>(1, nullptr, 1);
     check_no_trace<bf16>(1, "current", 2);
+    check_no_trace<bf16>(2, nullptr, 2);
     check_no_trace<bf16>(2, "mxfp8", 2);
+    check_no_trace<float>(3, nullptr, 2);
     check_no_trace<bf16>(3, "current", 1);
 }
 
