@@ -20,7 +20,8 @@ LLMC_DEVICE uint64_t mix(uint64_t word, size_t place) {
     return x ^ x >> 31;
 }
 
-static __global__ void __launch_bounds__(kThreads) checksum_kernel(uint64_t* sum, const uint8_t* data, size_t bytes) {
+static __global__ void __launch_bounds__(kThreads, 8)
+    checksum_kernel(uint64_t* sum, const uint8_t* data, size_t bytes) {
     LLMC_SHARED(uint64_t, sums, [kThreads]);
     const uint64_t* words = reinterpret_cast<const uint64_t*>(data);
     const size_t whole = bytes / 8, stride = static_cast<size_t>(gridDim.x) * kThreads;

@@ -44,7 +44,7 @@ LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const Real* from,
 }
 
 // RMS norm has neither mean nor shift.
-template <Norm norm, class Real, int Rows, int Vectors>
+template <NormKind norm, class Real, int Rows, int Vectors>
 static __global__ void __launch_bounds__(256, kKeepsTooMuch ? 2 : 0)
     layernorm_forward_kernel(Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1, const Real* inp2,
                              const Real* weight, const Real* shift, float eps, int N, int C, int warps_per_row) {
@@ -67,7 +67,7 @@ static __global__ void __launch_bounds__(256, kKeepsTooMuch ? 2 : 0)
         LLMC_UNROLL
         for (int r = 0; r < Rows; r++) {
             if (first_row + r >= N) continue;
-            if constexpr (norm == Norm::layer) mean[first_row + r] = row_mean[r];
+            if constexpr (norm == NormKind::layer) mean[first_row + r] = row_mean[r];
             rstd[first_row + r] = row_rstd[r];
         }
     }
@@ -75,7 +75,7 @@ static __global__ void __launch_bounds__(256, kKeepsTooMuch ? 2 : 0)
     store_rows(normed, x, first_row, N, C, team);
 }
 
-template <Norm norm, class Real>
+template <NormKind norm, class Real>
 static void launch_norm_forward(const char* launcher, Real* normed, float* mean, float* rstd, Real* residual,
                                 const Real* inp1, const Real* inp2, const Real* weight, const Real* shift, float eps,
                                 int N, int C, stream_t stream) {
@@ -110,21 +110,21 @@ void layernorm_forward(Real* normed, float* mean, float* rstd, Real* residual, c
     if ((mean != nullptr) != (rstd != nullptr)) {
         throw Error(ExitCode::failure, "layernorm_forward: mean and rstd go together");
     }
-    launch_norm_forward<Norm::layer>("layernorm_forward", normed, mean, rstd, residual, inp1, inp2, weight, shift,
-                                     kLayerNormEpsilon, N, C, stream);
+    launch_norm_forward<NormKind::layer>("layernorm_forward", normed, mean, rstd, residual, inp1, inp2, weight, shift,
+                                         kLayerNormEpsilon, N, C, stream);
 }
 
 template <class Real>
 void rmsnorm_forward(Real* normed, float* rstd, Real* residual, const Real* inp1, const Real* inp2, const Real* weight,
                      int N, int C, float eps, stream_t stream) {
-    launch_norm_forward<Norm::rms, Real>("rmsnorm_forward", normed, nullptr, rstd, residual, inp1, inp2, weight,
-                                         nullptr, eps, N, C, stream);
+    launch_norm_forward<NormKind::rms, Real>("rmsnorm_forward", normed, nullptr, rstd, residual, inp1, inp2, weight,
+                                             nullptr, eps, N, C, stream);
 }
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
 // One team a block. Rows are taken in groups, `gridDim.x` groups apart.
-template <Norm norm, class Real, int Rows, int Vectors>
+template <NormKind norm, class Real, int Rows, int Vectors>
 static __global__ void __launch_bounds__(512)
     layernorm_backward_kernel(Real* dinp, const Real* dresidual, float* parts, const Real* dout, const Real* inp,
                               const Real* weight, const float* mean, const float* rstd, int N, int C) {
@@ -139,7 +139,7 @@ static __global__ void __launch_bounds__(512)
         LLMC_UNROLL
         for (int r = 0; r < Rows; r++) {
             const int row = first_row + r < N ? first_row + r : N - 1;
-            row_mean[r] = norm == Norm::layer ? mean[row] : 0.0f;
+            row_mean[r] = norm == NormKind::layer ? mean[row] : 0.0f;
             row_rstd[r] = rstd[row];
         }
         backward_rows<norm>(d, x, weight, row_mean, row_rstd, dweight, dshift, N - first_row, C, team);
@@ -158,7 +158,7 @@ static __global__ void __launch_bounds__(512)
         const int c = team.column(v);
         if (c >= C) continue;
         store8(part + c, dweight[v]);
-        if constexpr (norm == Norm::layer) store8(part + C + c, dshift[v]);
+        if constexpr (norm == NormKind::layer) store8(part + C + c, dshift[v]);
     }
 }
 
@@ -182,7 +182,7 @@ size_t layernorm_backward_scratch(int N, int C) { return static_cast<size_t>(Bac
 size_t rmsnorm_backward_scratch(int N, int C) { return static_cast<size_t>(BackwardPlan(N, C).blocks) * C; }
 
 // RMS norm has neither mean nor dshift; without a weight it has no dweight either.
-template <Norm norm, class Real>
+template <NormKind norm, class Real>
 static void launch_norm_backward(const char* launcher, Real* dinp, const Real* dresidual, float* dweight, float* dshift,
                                  float* scratch, const Real* dout, const Real* inp, const Real* weight,
                                  const float* mean, const float* rstd, int N, int C, bool accumulate, stream_t stream) {
@@ -207,8 +207,8 @@ template <class Real>
 void layernorm_backward(Real* dinp, const Real* dresidual, float* dweight, float* dshift, float* scratch,
                         const Real* dout, const Real* inp, const Real* weight, const float* mean, const float* rstd,
                         int N, int C, bool accumulate, stream_t stream) {
-    launch_norm_backward<Norm::layer>("layernorm_backward", dinp, dresidual, dweight, dshift, scratch, dout, inp,
-                                      weight, mean, rstd, N, C, accumulate, stream);
+    launch_norm_backward<NormKind::layer>("layernorm_backward", dinp, dresidual, dweight, dshift, scratch, dout, inp,
+                                          weight, mean, rstd, N, C, accumulate, stream);
 }
 
 template <class Real>
@@ -218,9 +218,9 @@ void rmsnorm_backward(Real* dinp, const Real* dresidual, float* dweight, float* 
     if ((weight != nullptr) != (dweight != nullptr)) {
         throw Error(ExitCode::failure, "rmsnorm_backward: weight and dweight go together");
     }
-    launch_norm_backward<Norm::rms>("rmsnorm_backward", dinp, dresidual, dweight, static_cast<float*>(nullptr), scratch,
-                                    dout, inp, weight, static_cast<const float*>(nullptr), rstd, N, C, accumulate,
-                                    stream);
+    launch_norm_backward<NormKind::rms>("rmsnorm_backward", dinp, dresidual, dweight, static_cast<float*>(nullptr),
+                                        scratch, dout, inp, weight, static_cast<const float*>(nullptr), rstd, N, C,
+                                        accumulate, stream);
 }
 
 #define LLMC_INSTANTIATE(Real)                                                                                        \

@@ -52,7 +52,7 @@ LLMC_DEVICE void store_sums(float* block_sums, const float (&sums)[8]) {
 // Two rows from the layer norm's gradient to dinp, and on to `row`, to `tile`, to the tally and to the bias gradient's
 // sums: this thread's eight columns, in shared memory because registers are short. They lie in two planes of four
 // floats a thread, free of bank conflicts. RMS norm's linear layers have no bias.
-template <Norm norm, class F8>
+template <NormKind norm, class F8>
 LLMC_DEVICE void finish_rows(F8* row, uint32_t* tile, QuantizeTally& tally, float* bias_sums, bf16* dinp,
                              const bf16* dresidual, float (&d)[2][1][8], float scale, int first_row, int local_row,
                              int stride, int N, int C, const RowTeam& team, QuantizePass pass) {
@@ -66,13 +66,13 @@ LLMC_DEVICE void finish_rows(F8* row, uint32_t* tile, QuantizeTally& tally, floa
     const int c = team.column(0);
     if (c >= C) return;
     float sums[8];
-    if constexpr (norm == Norm::layer) load_sums(bias_sums, sums);
+    if constexpr (norm == NormKind::layer) load_sums(bias_sums, sums);
     LLMC_UNROLL
     for (int r = 0; r < 2; r++) {
         uint32_t codes[2];
         quantize_8<F8, true>(codes, tally, d[r][0], scale, pass);
         if (!writes_fp8(pass)) continue;
-        if constexpr (norm == Norm::layer) {
+        if constexpr (norm == NormKind::layer) {
             LLMC_UNROLL
             for (int i = 0; i < 8; i++) sums[i] += d[r][0][i];
         }
@@ -80,10 +80,10 @@ LLMC_DEVICE void finish_rows(F8* row, uint32_t* tile, QuantizeTally& tally, floa
         *reinterpret_cast<uint2*>(tile + code_word(local_row + r, c / 4, stride)) = pair;
         if (row != nullptr) *reinterpret_cast<uint2*>(row + static_cast<size_t>(first_row + r) * C + c) = pair;
     }
-    if constexpr (norm == Norm::layer) store_sums(bias_sums, sums);
+    if constexpr (norm == NormKind::layer) store_sums(bias_sums, sums);
 }
 
-template <Norm norm, class F8>
+template <NormKind norm, class F8>
 static __global__ void __launch_bounds__(512)
     layernorm_backward_fp8_kernel(F8* row, F8* transposed, Fp8State* state, float* bias_parts, bf16* dinp,
                                   const bf16* dresidual, float* parts, const bf16* dout, const bf16* inp,
@@ -96,7 +96,7 @@ static __global__ void __launch_bounds__(512)
     QuantizeTally tally;
     float dweight[1][8] = {}, dshift[1][8] = {}, zeros[8] = {};
     float* const bias_sums = reinterpret_cast<float*>(tile + tile_rows * stride);
-    if constexpr (norm == Norm::layer) store_sums(bias_sums, zeros);
+    if constexpr (norm == NormKind::layer) store_sums(bias_sums, zeros);
 
     for (int tile_row = static_cast<int>(blockIdx.x) * tile_rows; tile_row < N;
          tile_row += static_cast<int>(gridDim.x) * tile_rows) {
@@ -107,7 +107,7 @@ static __global__ void __launch_bounds__(512)
             load_rows(d, dout, first_row, N, C, team);
             LLMC_UNROLL
             for (int r = 0; r < kGroupRows; r++) {
-                row_mean[r] = norm == Norm::layer ? mean[first_row + r] : 0.0f;
+                row_mean[r] = norm == NormKind::layer ? mean[first_row + r] : 0.0f;
                 row_rstd[r] = rstd[first_row + r];
             }
             backward_rows<norm>(d, x, weight, row_mean, row_rstd, dweight, dshift, kGroupRows, C, team);
@@ -136,7 +136,7 @@ static __global__ void __launch_bounds__(512)
     if (c >= C || parts == nullptr) return;
     float* part = parts + static_cast<size_t>(blockIdx.x) * kGradientsOf<norm> * C + c;
     store8(part, dweight[0]);
-    if constexpr (norm == Norm::layer) {
+    if constexpr (norm == NormKind::layer) {
         store8(part + C, dshift[0]);
         if (bias_parts == nullptr) return;
         float sums[8];
@@ -145,7 +145,7 @@ static __global__ void __launch_bounds__(512)
     }
 }
 
-template <Norm norm, class F8>
+template <NormKind norm, class F8>
 static void launch_norm_backward_fp8(const char* launcher, const Quantized<F8>& to, float* bias_parts, bf16* dinp,
                                      const bf16* dresidual, float* dweight, float* dshift, float* scratch,
                                      const bf16* dout, const bf16* inp, const bf16* weight, const float* mean,
@@ -166,7 +166,7 @@ static void launch_norm_backward_fp8(const char* launcher, const Quantized<F8>& 
     if (!writes) bias_parts = nullptr;
     float* const parts = weight != nullptr ? scratch : nullptr;
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N, gradients = kGradientsOf<norm> * columns;
-    const int stride = code_stride(C), sums = norm == Norm::layer ? plan.warps * 32 * 32 : 0;
+    const int stride = code_stride(C), sums = norm == NormKind::layer ? plan.warps * 32 * 32 : 0;
     const size_t shared_bytes = static_cast<size_t>(plan.rows) * stride * 4 + static_cast<size_t>(sums);
     launch<layernorm_backward_fp8_kernel<norm, F8>>(
         {dim3(static_cast<unsigned>(plan.blocks)), dim3(static_cast<unsigned>(32 * plan.warps)), shared_bytes, stream},
@@ -182,8 +182,9 @@ void layernorm_backward_fp8(const Quantized<F8>& to, float* bias_parts, bf16* di
                             float* dweight, float* dshift, float* scratch, const bf16* dout, const bf16* inp,
                             const bf16* weight, const float* mean, const float* rstd, int N, int C, bool accumulate,
                             QuantizePass pass, stream_t stream) {
-    launch_norm_backward_fp8<Norm::layer>("layernorm_backward_fp8", to, bias_parts, dinp, dresidual, dweight, dshift,
-                                          scratch, dout, inp, weight, mean, rstd, N, C, accumulate, pass, stream);
+    launch_norm_backward_fp8<NormKind::layer>("layernorm_backward_fp8", to, bias_parts, dinp, dresidual, dweight,
+                                              dshift, scratch, dout, inp, weight, mean, rstd, N, C, accumulate, pass,
+                                              stream);
 }
 
 template <class F8>
@@ -193,8 +194,8 @@ void rmsnorm_backward_fp8(const Quantized<F8>& to, bf16* dinp, const bf16* dresi
     if ((weight != nullptr) != (dweight != nullptr)) {
         throw Error(ExitCode::failure, "rmsnorm_backward_fp8: weight and dweight go together");
     }
-    launch_norm_backward_fp8<Norm::rms>("rmsnorm_backward_fp8", to, nullptr, dinp, dresidual, dweight, nullptr, scratch,
-                                        dout, inp, weight, nullptr, rstd, N, C, accumulate, pass, stream);
+    launch_norm_backward_fp8<NormKind::rms>("rmsnorm_backward_fp8", to, nullptr, dinp, dresidual, dweight, nullptr,
+                                            scratch, dout, inp, weight, nullptr, rstd, N, C, accumulate, pass, stream);
 }
 
 #define LLMC_INSTANTIATE(F8)                                                                                          \

@@ -66,7 +66,7 @@ LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const bf16* from,
 
 // One group of rows: read, added, normalised, cast; to the outputs in row order and to `tile`. RMS norm rounds to BF16
 // first, as the plain kernel and quantize() do.
-template <Norm norm, int Rows, int Vectors>
+template <NormKind norm, int Rows, int Vectors>
 LLMC_DEVICE void quantize_normed_rows(e4m3* row_codes, uint32_t* tile, QuantizeTally& tally,
                                       const float (&x)[Rows][Vectors][8], float scale, int first_row, int local_row,
                                       int stride, int C, const RowTeam& team, QuantizePass pass) {
@@ -81,7 +81,7 @@ LLMC_DEVICE void quantize_normed_rows(e4m3* row_codes, uint32_t* tile, QuantizeT
             uint32_t codes[2];
             float values[8];
             LLMC_UNROLL
-            for (int i = 0; i < 8; i++) values[i] = norm == Norm::rms ? to_float(to_bf16(x[r][v][i])) : x[r][v][i];
+            for (int i = 0; i < 8; i++) values[i] = norm == NormKind::rms ? to_float(to_bf16(x[r][v][i])) : x[r][v][i];
             quantize_8<e4m3>(codes, tally, values, scale, pass);
             if (!writes_fp8(pass)) continue;
             const uint2 pair = make_uint2(codes[0], codes[1]);
@@ -112,7 +112,7 @@ LLMC_DEVICE void store_short_code_columns(e4m3* transposed, const uint32_t* tile
 
 // A block owns block_rows rows: its teams (layernorm_row.cuh) take groups of them in turn, then all threads write the
 // transposed codes.
-template <Norm norm, int Rows, int Vectors>
+template <NormKind norm, int Rows, int Vectors>
 static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
     layernorm_forward_fp8_kernel(e4m3* row, e4m3* transposed, Fp8State* state, float* mean, float* rstd, bf16* residual,
                                  const bf16* inp1, const bf16* inp2, const bf16* weight, const bf16* shift, float eps,
@@ -143,12 +143,12 @@ static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
         if (rstd != nullptr && team.thread == 0) {
             LLMC_UNROLL
             for (int r = 0; r < Rows; r++) {
-                if constexpr (norm == Norm::layer) mean[first_row + r] = row_mean[r];
+                if constexpr (norm == NormKind::layer) mean[first_row + r] = row_mean[r];
                 rstd[first_row + r] = row_rstd[r];
             }
         }
         // Where loads were, which is kept and would spill; RMS norm spills where it is forgotten.
-        if constexpr (!kKeepsTooMuch && norm == Norm::layer) forget_always(team.thread);
+        if constexpr (!kKeepsTooMuch && norm == NormKind::layer) forget_always(team.thread);
         normalise_rows<norm>(x, row_mean, row_rstd, weight, shift, C, team);
         quantize_normed_rows<norm>(row, tile, tally, x, scale, first_row, local, stride, C, team, pass);
     }
@@ -171,7 +171,7 @@ static void check_shared_bytes(const char* launcher, const BlockPlan& plan, int 
                           launcher, C, plan.all_shared_bytes(), shared_memory_per_block()));
 }
 
-template <Norm norm>
+template <NormKind norm>
 static void launch_norm_forward_fp8(const char* launcher, const Quantized<e4m3>& to, float* mean, float* rstd,
                                     bf16* residual, const bf16* inp1, const bf16* inp2, const bf16* weight,
                                     const bf16* shift, float eps, int N, int C, QuantizePass pass, stream_t stream) {
@@ -210,14 +210,14 @@ void layernorm_forward_fp8(const Quantized<e4m3>& to, float* mean, float* rstd, 
     if ((mean != nullptr) != (rstd != nullptr)) {
         throw Error(ExitCode::failure, "layernorm_forward_fp8: mean and rstd go together");
     }
-    launch_norm_forward_fp8<Norm::layer>("layernorm_forward_fp8", to, mean, rstd, residual, inp1, inp2, weight, shift,
-                                         kLayerNormEpsilon, N, C, pass, stream);
+    launch_norm_forward_fp8<NormKind::layer>("layernorm_forward_fp8", to, mean, rstd, residual, inp1, inp2, weight,
+                                             shift, kLayerNormEpsilon, N, C, pass, stream);
 }
 
 void rmsnorm_forward_fp8(const Quantized<e4m3>& to, float* rstd, bf16* residual, const bf16* inp1, const bf16* inp2,
                          const bf16* weight, int N, int C, float eps, QuantizePass pass, stream_t stream) {
-    launch_norm_forward_fp8<Norm::rms>("rmsnorm_forward_fp8", to, nullptr, rstd, residual, inp1, inp2, weight, nullptr,
-                                       eps, N, C, pass, stream);
+    launch_norm_forward_fp8<NormKind::rms>("rmsnorm_forward_fp8", to, nullptr, rstd, residual, inp1, inp2, weight,
+                                           nullptr, eps, N, C, pass, stream);
 }
 
 }  // namespace llmc

@@ -11,11 +11,11 @@
 namespace llmc {
 
 // RMS norm is layer norm without the mean and without the shift; its weight may be nullptr (1).
-enum class Norm { layer, rms };
+enum class NormKind { layer, rms };
 
 // How many weights it has gradients for.
-template <Norm norm>
-constexpr int kGradientsOf = norm == Norm::layer ? 2 : 1;
+template <NormKind norm>
+constexpr int kGradientsOf = norm == NormKind::layer ? 2 : 1;
 
 constexpr float kLayerNormEpsilon = 1e-5f;
 constexpr int kTeamMaxWarps = 16;
@@ -131,11 +131,11 @@ LLMC_DEVICE void round_rows(float (&x)[Rows][Vectors][8]) {
 // norm's mean is 0.
 //
 // The same bits in every kernel that calls it.
-template <Norm norm, int Rows, int Vectors>
+template <NormKind norm, int Rows, int Vectors>
 LLMC_DEVICE_SAME_BITS void row_statistics(const float (&x)[Rows][Vectors][8], float (&mean)[Rows], float (&rstd)[Rows],
                                           float eps, int C, RowTeam& team) {
     const float scale = 1.0f / static_cast<float>(C);
-    if constexpr (norm == Norm::layer) {
+    if constexpr (norm == NormKind::layer) {
         LLMC_UNROLL
         for (int r = 0; r < Rows; r++) {
             float sums[8] = {};
@@ -150,12 +150,12 @@ LLMC_DEVICE_SAME_BITS void row_statistics(const float (&x)[Rows][Vectors][8], fl
     }
     LLMC_UNROLL
     for (int r = 0; r < Rows; r++) {
-        mean[r] = norm == Norm::layer ? multiply_rounded(mean[r], scale) : 0.0f;
+        mean[r] = norm == NormKind::layer ? multiply_rounded(mean[r], scale) : 0.0f;
         float sums[8] = {};
         LLMC_UNROLL
         for (int v = 0; v < Vectors; v++) {
             // A factor, not a branch: g++ 12 -O3 -march=znver3 if-converts the branch and then reads x[r][0] as zeros.
-            const float inside = norm == Norm::rms || team.column(v) < C ? 1.0f : 0.0f;
+            const float inside = norm == NormKind::rms || team.column(v) < C ? 1.0f : 0.0f;
             LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
                 const float distance = (x[r][v][i] - mean[r]) * inside;
@@ -170,9 +170,9 @@ LLMC_DEVICE_SAME_BITS void row_statistics(const float (&x)[Rows][Vectors][8], fl
 }
 
 // Eight weights from column c on.
-template <Norm norm, class Real>
+template <NormKind norm, class Real>
 LLMC_DEVICE void load_weights(const Real* weight, int c, float (&w)[8]) {
-    if constexpr (norm == Norm::rms) {
+    if constexpr (norm == NormKind::rms) {
         if (weight == nullptr) {
             LLMC_UNROLL
             for (int i = 0; i < 8; i++) w[i] = 1.0f;
@@ -183,22 +183,22 @@ LLMC_DEVICE void load_weights(const Real* weight, int c, float (&w)[8]) {
 }
 
 // x = (x - mean) * rstd * weight + shift; RMS norm: x * rstd * weight.
-template <Norm norm, class Real, int Rows, int Vectors>
+template <NormKind norm, class Real, int Rows, int Vectors>
 LLMC_DEVICE void normalise_rows(float (&x)[Rows][Vectors][8], const float (&mean)[Rows], const float (&rstd)[Rows],
                                 const Real* weight, const Real* shift, int C, const RowTeam& team) {
     LLMC_UNROLL
     for (int v = 0; v < Vectors; v++) {
         const int c = team.column(v);
         if (c >= C) continue;
-        if constexpr (norm == Norm::rms && kLoadsTooEarly) compiler_fence();  // not all vectors' weights at once
+        if constexpr (norm == NormKind::rms && kLoadsTooEarly) compiler_fence();  // not all vectors' weights at once
         float w[8], s[8];
         load_weights<norm>(weight, c, w);
-        if constexpr (norm == Norm::layer) load8(shift + c, s);
+        if constexpr (norm == NormKind::layer) load8(shift + c, s);
         LLMC_UNROLL
         for (int r = 0; r < Rows; r++) {
             LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
-                if constexpr (norm == Norm::layer)
+                if constexpr (norm == NormKind::layer)
                     x[r][v][i] = (x[r][v][i] - mean[r]) * rstd[r] * w[i] + s[i];
                 else
                     x[r][v][i] = x[r][v][i] * rstd[r] * w[i];
@@ -215,7 +215,7 @@ LLMC_DEVICE void normalise_rows(float (&x)[Rows][Vectors][8], const float (&mean
 //   dinp = rstd * (dnorm - mean(dnorm) - norm * mean(dnorm * norm))
 //
 // RMS norm: norm = x * rstd, no mean(dnorm), and dshift stays as it is.
-template <Norm kind, class Real, int Rows, int Vectors>
+template <NormKind kind, class Real, int Rows, int Vectors>
 LLMC_DEVICE void backward_rows(float (&d)[Rows][Vectors][8], float (&x)[Rows][Vectors][8], const Real* weight,
                                const float (&mean)[Rows], const float (&rstd)[Rows], float (&dweight)[Vectors][8],
                                float (&dshift)[Vectors][8], int valid_rows, int C, RowTeam& team) {
@@ -241,7 +241,7 @@ LLMC_DEVICE void backward_rows(float (&d)[Rows][Vectors][8], float (&x)[Rows][Ve
             for (int i = 0; i < 8; i++) {
                 const float dout = d[r][v][i], norm = (x[r][v][i] - mean[r]) * rstd[r];
                 if (r < valid_rows) dweight[v][i] += dout * norm;
-                if (kind == Norm::layer && r < valid_rows) dshift[v][i] += dout;
+                if (kind == NormKind::layer && r < valid_rows) dshift[v][i] += dout;
                 x[r][v][i] = norm;
                 d[r][v][i] = dout * w[i];
                 product[i] = d[r][v][i] * norm;
@@ -254,7 +254,7 @@ LLMC_DEVICE void backward_rows(float (&d)[Rows][Vectors][8], float (&x)[Rows][Ve
     const float scale = 1.0f / static_cast<float>(C);
     LLMC_UNROLL
     for (int r = 0; r < Rows; r++) {
-        const float dnorm_mean = kind == Norm::layer ? sums[2 * r] * scale : 0.0f;
+        const float dnorm_mean = kind == NormKind::layer ? sums[2 * r] * scale : 0.0f;
         const float product_mean = sums[2 * r + 1] * scale;
         LLMC_UNROLL
         for (int v = 0; v < Vectors; v++) {

@@ -132,7 +132,7 @@ struct HeadPlace {
 // ---- RoPE alone ----------------------------------------------------------------------------------------------------
 
 template <class Real, int HD, bool Back>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kThreads, sizeof(Real) == 2 ? 8 : 0)  // sm_100: FP32 wants 42 registers
     rope_kernel(Real* qkv, const float* cos, const float* sin, int first, int N, int T, HeadRange range) {
     const HeadShare<HD> share;
     const unsigned index = blockIdx.x * HeadShare<HD>::heads_at_once + static_cast<unsigned>(share.slot);
