@@ -52,7 +52,7 @@ ExitCode train(const Options& o, const Admission& admission, const Inputs& input
     Evaluation<Real> evaluation(o, inputs, trainer, ranks.watchdog);
     StepReports reports(o,
                         {last_step, static_cast<double>(o.total_batch), o.model_config.flops_per_token(o.seq),
-                         peak_tflops(ranks.device, o.precision), comm.world()},
+                         peak_tflops(ranks.device, o.precision, admission), comm.world()},
                         trainer.fp8(), comm, directory);
     StopReason stop = StopReason::none;
     // Whether anything came between two steps. A stop leaves the rest to who goes on from here.

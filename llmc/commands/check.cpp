@@ -9,6 +9,7 @@
 #include "llmc/comm/connect.h"
 #include "llmc/commands/plan.h"
 #include "llmc/kernels/variants.h"
+#include "llmc/run/gpu_table.h"
 #include "llmc/run/trainer_config.h"
 #include "llmc/run/versions.h"
 
@@ -230,8 +231,8 @@ void print_notes(const Checked& checked) {
         std::printf("note: the card check's results are not kept: %s\n", checked.result.keeping_problem.c_str());
 }
 
-// The most that a product reached, by its type.
-std::string rates_text(const CheckRequest& request, const Findings& findings) {
+// The most that a product reached, in TFLOP/s, by its type.
+std::map<std::string, double> best_rates(const CheckRequest& request, const Findings& findings) {
     std::map<std::string, double> best;
     for (const Product& product : request.products) {
         for (const ProductTrial& trial : findings.at(request.key(product)).trials) {
@@ -240,6 +241,10 @@ std::string rates_text(const CheckRequest& request, const Findings& findings) {
             rate = std::max(rate, 2.0 * product.N * product.C * product.OC / (trial.ms * 1e9));
         }
     }
+    return best;
+}
+
+std::string rates_text(const std::map<std::string, double>& best) {
     std::string text;
     for (const auto& [type, rate] : best) text += strprintf("%s%s %.3g", text.empty() ? "" : ", ", type.c_str(), rate);
     return text.empty() ? "" : "   up to TFLOP/s: " + text;
@@ -257,6 +262,12 @@ void print_rates(const LinkRates& rates, const Comm& comm) {
                     rates.all_gather / 1e9, rates.reduce_scatter / 1e9);
 }
 
+std::optional<double> peak_tflops(const DeviceInfo& device, const std::string& precision, const Admission& admission) {
+    if (const std::optional<double> peak = peak_tflops(device, precision)) return peak;
+    const auto measured = admission.tflops.find(precision);
+    return measured == admission.tflops.end() ? std::nullopt : std::optional(measured->second);
+}
+
 Admission admit(Options& o, Ranks& ranks, const Resumed* resumed) {
     Admission admission;
     if (!checks_cards(o, ranks.device)) {
@@ -272,12 +283,23 @@ Admission admit(Options& o, Ranks& ranks, const Resumed* resumed) {
     compare_kernels(o, resumed, checked.notes);
     admission.products = checked.result.choices;
     admission.findings = findings_json(checked.result.findings);
-    admission.summary = {
-        {"right", checked.result.right},        {"items", checked.result.items}, {"fell_back", checked.fallbacks.count},
-        {"fallbacks", checked.fallbacks.lines}, {"notes", checked.notes},        {"results", checked.path}};
+    admission.tflops = best_rates(checked.request, checked.result.findings);
+    admission.summary = {{"right", checked.result.right},
+                         {"items", checked.result.items},
+                         {"fell_back", checked.fallbacks.count},
+                         {"fallbacks", checked.fallbacks.lines},
+                         {"notes", checked.notes},
+                         {"tflops", admission.tflops},
+                         {"results", checked.path}};
     if (ranks.comm.is_main()) {
         print_notes(checked);
         std::fputs(summary_line(checked, ranks.device).c_str(), stdout);
+        const std::optional<double> peak = peak_tflops(ranks.device, o.precision, admission);
+        if (peak && !peak_tflops(ranks.device, o.precision))
+            std::printf(
+                "note: no data sheet of this card is known here: MFU is the share of %.3g TFLOP/s, the most "
+                "that the check saw a product reach\n",
+                *peak);
     }
     return admission;
 }
@@ -291,9 +313,10 @@ ExitCode check_cards(Options& o, Ranks& ranks) {
         families[finding.family].first += finding.problem.empty();
         families[finding.family].second++;
     }
+    const std::string rates = rates_text(best_rates(checked.request, checked.result.findings));
     for (const auto& [family, count] : families)
         std::printf("  %-14s %3d of %3d right%s\n", family.c_str(), count.first, count.second,
-                    family == kProductFamily ? rates_text(checked.request, checked.result.findings).c_str() : "");
+                    family == kProductFamily ? rates.c_str() : "");
     print_notes(checked);
     std::fputs(summary_line(checked, ranks.device).c_str(), stdout);
     return ExitCode::ok;

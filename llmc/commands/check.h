@@ -2,7 +2,9 @@
 // gives way to what is. Kernels to their plain counterparts, products to other algorithms or to a bias of their own,
 // layers to BF16; if nothing right is left, there is no run. All of it is said.
 #pragma once
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "llmc/check/card_check.h"
@@ -18,7 +20,13 @@ struct Admission {
     ProductChoices products;          // how they are to be made
     nlohmann::ordered_json summary;   // for run.json; null: nothing was checked
     nlohmann::ordered_json findings;  // for check.json: of this rank's card
+    // The most that a product reached on this rank's card, by its type; empty: nothing was timed.
+    std::map<std::string, double> tflops;
 };
+
+// What MFU is a share of: the data sheet's peak (gpu_table.h), or for a card that is in no table the most that the
+// check saw a product of this precision reach.
+std::optional<double> peak_tflops(const DeviceInfo& device, const std::string& precision, const Admission& admission);
 
 // Whether this run is one that is checked.
 bool checks_cards(const Options& options, const DeviceInfo& device);

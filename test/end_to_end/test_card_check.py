@@ -124,6 +124,20 @@ class OnHost(unittest.TestCase):
         self.assertEqual(len(json.loads(checked.read("check.json"))), summary["items"])
         self.assertNotIn("checked on", plain.result.out)
 
+    def test_mfu_of_a_card_in_no_table(self):
+        """It is the share of what the check measured."""
+        done = FinishedRun("--precision", "bf16", "--card-check", "force", env=cache())
+        measured = json.loads(done.read("run.json"))["card_check"]["tflops"]["bf16"]
+        self.assertIn(f"MFU is the share of {measured:.3g} TFLOP/s", done.result.out)
+        # Two layers of 64 channels, 64 tokens of context and 257 in the vocabulary: weights, then attention.
+        flops_per_token = 6 * (2 * 12 * 64 * 64 + 257 * 64) + 6 * 2 * 64 * 64
+        shown = re.findall(r"([\d,]+) tok/s \| MFU ([\d.]+)%", done.result.out)
+        self.assertGreater(len(shown), 2)
+        for speed, mfu in shown:
+            expected = 100 * flops_per_token * float(speed.replace(",", "")) / (measured * 1e12)
+            self.assertAlmostEqual(float(mfu), expected, delta=0.06 + 1e-3 * expected)
+        self.assertNotIn("MFU", FinishedRun("--precision", "bf16", env=cache()).result.out)
+
     def test_ranks(self):
         done = test_run_ranks.run_ranks(RANKS, *tiny_flags("--card-check", "force", *QUICK), env=cache())
         self.assertEqual(done.returncode, 0, done.stderr)
