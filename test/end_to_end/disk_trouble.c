@@ -6,6 +6,7 @@
 //   DISK_SLOW=SECONDS  makes every fsync() of a rank's file take so long
 //   DISK_HIDE=1        shows no directory's names, and no manifest
 //   DISK_COUNT=FILE    writes the number of calls there at the end
+//   DISK_OPENED=FILE   writes there what is opened to be written to, a path a line
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -46,6 +47,14 @@ __attribute__((destructor)) static void report(void) {
     fclose(file);
 }
 
+static void note_opened(const char* path) {
+    const char* list = getenv("DISK_OPENED");
+    FILE* file = list ? fopen(list, "a") : NULL;
+    if (!file) return;
+    fprintf(file, "%s\n", path);
+    fclose(file);
+}
+
 enum { OTHER_FILE = 1, RANK_FILE = 2 };
 static int watch(int fd, int kind) {
     if (fd >= 0 && fd < (int)sizeof watched) watched[fd] = (char)kind;
@@ -58,6 +67,7 @@ static int open_file(int (*real)(const char*, int, ...), const char* path, int f
     const int yes = concerns(path), writes = (flags & O_ACCMODE) != O_RDONLY;
     if (yes && setting("DISK_HIDE") && strstr(path, "manifest.json")) return errno = ENOENT, -1;
     if (yes && writes && meet()) return -1;
+    if (yes && writes) note_opened(path);
     return watch(real(path, flags, mode), yes ? (strstr(path, "rank_") ? RANK_FILE : OTHER_FILE) : 0);
 }
 int open(const char* path, int flags, ...) {

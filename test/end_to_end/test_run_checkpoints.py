@@ -7,6 +7,7 @@ CHECKPOINT_MATRIX=1 (make soak) kills more often, at every system call, with eve
 import array
 import errno
 import functools
+import itertools
 import json
 import os
 import random
@@ -372,6 +373,22 @@ class Ranks(Case):
                               capture_output=True, text=True, timeout=120, cwd=workspace(), env=ENVIRONMENT)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("step 3 is done", done.stdout)
+
+    def test_no_two_ranks_write_to_one_file(self):
+        """Which NFS makes wait for each other for a day (NeMo-RL#3504)."""
+        flags = micro_flags("--out", Directory().path, *self.FLAGS, "--zero", "2", "-n", "2", "--stop-after", "4")
+        lists = [new_path("opened") for _ in range(3)]
+        ranks = [["-np", "1", "env", f"LD_PRELOAD={disk_trouble()}", f"DISK_OPENED={path}", PROGRAM, *flags] for path in lists]
+        done = subprocess.run([*LAUNCH, *ranks[0], ":", *ranks[1], ":", *ranks[2]], capture_output=True, text=True,
+                              timeout=120, cwd=workspace(), env=ENVIRONMENT)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        opened = []
+        for path in lists:
+            with open(path, encoding="utf-8") as file:
+                opened.append(set(file.read().split()))
+        self.assertEqual([sum("rank" in os.path.basename(path) for path in paths) for paths in opened], [2, 2, 2], opened)
+        for one, other in itertools.combinations(opened, 2):
+            self.assertEqual(one & other, set())
 
     def test_a_failure_of_one_is_a_failure_of_all(self):
         """Rank 1's disk is full: no checkpoint, and the run goes on; or stops."""
