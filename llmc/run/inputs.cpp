@@ -1,6 +1,7 @@
 #include "llmc/run/inputs.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 
 #include "llmc/device/error.h"
@@ -25,6 +26,15 @@ void check_end_token(const ShardSet& set, const Options& o) {
                          o.end_token));
 }
 
+// A file of both, by whatever paths; "": there is none.
+std::string shared_file(const ShardSet& a, const ShardSet& b) {
+    std::error_code ignored;
+    for (int i = 0; i < a.shards(); i++)
+        for (int j = 0; j < b.shards(); j++)
+            if (std::filesystem::equivalent(a.path(i), b.path(j), ignored)) return b.path(j);
+    return "";
+}
+
 }  // namespace
 
 Inputs::Inputs(const Options& options) {
@@ -35,13 +45,13 @@ Inputs::Inputs(const Options& options) {
 }
 
 void Inputs::check(const Options& o) const {
-    const int vocab = o.model_config.vocab;
-    if (train) train->check_vocabulary(vocab);
-    for (const auto& [name, set] : val) set->check_vocabulary(vocab);
-    if (o.doc_mask && train) check_end_token(*train, o);
-    for (const auto& [name, set] : val)
-        if (o.doc_mask) check_end_token(*set, o);
-    check_choices(hellaswag, vocab, o.seq, o.hellaswag);
+    const auto check_set = [&](const ShardSet& set) {
+        set.check_vocabulary(o.model_config.vocab);
+        if (o.doc_mask) check_end_token(set, o);
+    };
+    if (train) check_set(*train);
+    for (const auto& [name, set] : val) check_set(*set);
+    check_choices(hellaswag, o.model_config.vocab, o.seq, o.hellaswag);
 }
 
 void Inputs::describe(ResolveInputs& surroundings) const {
@@ -53,7 +63,10 @@ void Inputs::describe(ResolveInputs& surroundings) const {
     const ShardSet* const first = train ? train.get() : val.empty() ? nullptr : val.front().second.get();
     const int64_t end_token = first ? first->end_token().value_or(-1) : -1;
     if (end_token == static_cast<int>(end_token)) surroundings.end_token = static_cast<int>(end_token);
-    for (const auto& [name, set] : val) surroundings.val_tokens.push_back(set->total_tokens());
+    for (const auto& [name, set] : val) {
+        surroundings.val_tokens.push_back(set->total_tokens());
+        if (train && surroundings.trained_on.empty()) surroundings.trained_on = shared_file(*train, *set);
+    }
     for (const Choices& example : hellaswag)
         surroundings.hellaswag_rows += static_cast<int64_t>(example.completions.size());
 }

@@ -180,6 +180,7 @@ struct ResolveInputs {
     int end_token = -1;                  // of the shards; -1 = unknown
     int64_t train_tokens = 0;            // for one epoch; 0 = unknown
     std::vector<int64_t> val_tokens;     // of each validation set; empty: unknown
+    std::string trained_on;              // a shard of --val that is one of --train, too; "": there is none
     int64_t hellaswag_rows = 0;          // completions
     bool host_device = false;            // the CPU build
     bool bf16_supported = true;          // for --precision auto

@@ -239,6 +239,8 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_steps(options, inputs.train_tokens);
     resolve_optimizer(options);
     resolve_validation(options, inputs);
+    if (!inputs.trained_on.empty())
+        add_note(options, inputs.trained_on + " is a shard of -i and of -j: its validation loss is not of unseen text");
     check_profiled_steps(options);
     check_resume(options);
     resolve_precision(options, inputs);

@@ -119,6 +119,17 @@ class BadData(BadInput):
             file.write('{"tokens": 7}')
         self.refused_shard(path, "says 7 tokens, its shard has 1000")
 
+    def test_validation_on_what_is_trained_on(self):
+        """It may be meant, as a set of its own beside another: said, not refused."""
+        link = new_path("link") + ".bin"
+        os.symlink(corpus().train, link)
+        for *flags, val in ([corpus().train], [link], ["--val", f"unseen={corpus().val}", f"trained={link}"]):
+            with self.subTest(val):
+                done = run(*tiny_flags("--max-steps", "1", *flags, "--val", val))
+                self.assertEqual(done.code, 0, done.err)
+                self.assertIn(f"note: {val.split('=')[-1]} is a shard of -i and of -j", done.out)
+        self.assertNotIn("is a shard of", run(*tiny_flags("--max-steps", "1", "--val", corpus().val)).out)
+
 
 class BadShape(BadInput):
     def test_sequence_above_the_context(self):
