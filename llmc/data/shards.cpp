@@ -70,6 +70,7 @@ void pread_all(int fd, const std::string& path, int64_t offset, int64_t bytes, v
 struct Header {
     int token_bytes;
     int64_t tokens;
+    std::pair<uint64_t, uint64_t> file;  // device and number there
 };
 
 Header read_header(int fd, const std::string& path) {
@@ -103,7 +104,7 @@ Header read_header(int fd, const std::string& path) {
                       "%lld; write or copy it again",
                       path.c_str(), size < expected ? "truncated" : "too long", head[2], token_bytes, llong{expected},
                       llong{size}));
-    return {token_bytes, head[2]};
+    return {token_bytes, head[2], {status.st_dev, status.st_ino}};
 }
 
 template <typename Value>
@@ -210,7 +211,7 @@ void ShardSet::close_files() {
 void ShardSet::add_shard(const std::string& path) {
     File file(path);
     const Header header = read_header(file.fd, path);
-    Shard shard{path, -1, header.tokens, read_sidecar(path, header.tokens)};
+    Shard shard{path, -1, header.tokens, header.file, read_sidecar(path, header.tokens)};
     if (!shards_.empty()) {
         const Shard& first = shards_[0];
         if (header.token_bytes != token_bytes_)
@@ -231,6 +232,14 @@ void ShardSet::add_shard(const std::string& path) {
     total_tokens_ += header.tokens;
     shards_.push_back(std::move(shard));
     if (shards() <= max_open_files) shards_.back().fd = file.release();
+}
+
+std::string ShardSet::shared_file(const ShardSet& other) const {
+    std::set<std::pair<uint64_t, uint64_t>> files;
+    for (const Shard& shard : shards_) files.insert(shard.file);
+    for (const Shard& shard : other.shards_)
+        if (files.contains(shard.file)) return shard.path;
+    return "";
 }
 
 std::optional<double> ShardSet::bytes_per_token() const {

@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace llmc {
@@ -54,6 +55,9 @@ public:
     // without either llm.c's, GPT-2's in tokens of 2 bytes and Llama 3's in those of 4. Nothing: another tokenizer.
     std::optional<int64_t> end_token() const;
 
+    // The first of the other set's files that is one of these, by whatever path; "": none is.
+    std::string shared_file(const ShardSet& other) const;
+
     // Of what is in the shards and in which order, whatever their names are: their lengths, and their first and last
     // tokens.
     uint64_t fingerprint() const;
@@ -75,6 +79,7 @@ private:
         std::string path;
         int fd = -1;  // -1: opened for each read, see max_open_files
         int64_t tokens = 0;
+        std::pair<uint64_t, uint64_t> file;  // device and number there
         Sidecar sidecar;
     };
 

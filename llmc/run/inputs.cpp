@@ -1,7 +1,6 @@
 #include "llmc/run/inputs.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <limits>
 
 #include "llmc/device/error.h"
@@ -24,15 +23,6 @@ void check_end_token(const ShardSet& set, const Options& o) {
     if (id != o.end_token)
         refuse(strprintf("the documents of %s begin with token %lld, those of the first set with %d", path.c_str(), id,
                          o.end_token));
-}
-
-// A file of both, by whatever paths; "": there is none.
-std::string shared_file(const ShardSet& a, const ShardSet& b) {
-    std::error_code ignored;
-    for (int i = 0; i < a.shards(); i++)
-        for (int j = 0; j < b.shards(); j++)
-            if (std::filesystem::equivalent(a.path(i), b.path(j), ignored)) return b.path(j);
-    return "";
 }
 
 }  // namespace
@@ -65,7 +55,7 @@ void Inputs::describe(ResolveInputs& surroundings) const {
     if (end_token == static_cast<int>(end_token)) surroundings.end_token = static_cast<int>(end_token);
     for (const auto& [name, set] : val) {
         surroundings.val_tokens.push_back(set->total_tokens());
-        if (train && surroundings.trained_on.empty()) surroundings.trained_on = shared_file(*train, *set);
+        if (train && surroundings.trained_on.empty()) surroundings.trained_on = train->shared_file(*set);
     }
     for (const Choices& example : hellaswag)
         surroundings.hellaswag_rows += static_cast<int64_t>(example.completions.size());
