@@ -160,7 +160,7 @@ SHARED := train_gpt.cu test/main.cpp dev/gradients.cpp $(filter-out $(PER_BUILD)
 # their races. UNCHECKED= looks at everything.
 WITH_THREADS := $(wildcard test/comm/*.cpp) test/device/host/% $(addprefix test/,comm/ranks/collectives.cpp \
                 comm/ranks/scenario.cpp checkpoint/saver.cpp device/async_copy.cu device/launch.cu device/warp.cu \
-                model/traffic.cpp run/signals.cpp)
+                run/signals.cpp)
 CALLERS := $(filter-out $(WITH_THREADS),$(TESTS) $(wildcard test/comm/ranks/*.cpp)) $(filter-out llmc/run/signals.cpp, \
            $(wildcard $(addsuffix /*.cpp,llmc/run llmc/commands llmc/check dev/probe) llmc/check/*.cu dev/probe/*.cu))
 ONE_THREAD := $(filter-out $(addprefix llmc/,checkpoint/saver.cpp checkpoint/state_file.cpp checkpoint/files.cpp \

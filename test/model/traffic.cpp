@@ -78,10 +78,9 @@ Fp8Config recipe(Fp8Recipe kind) {
 }
 
 }  // namespace
-TEST_SUITE_BEGIN(kNotUnderTsan);
+TEST_SUITE_BEGIN(kOnce);
 
-TEST_CASE("traffic: element-wise kernels move 76 C bytes a token and layer under delayed scaling" *
-          doctest::test_suite(kOnce)) {
+TEST_CASE("traffic: element-wise kernels move 76 C bytes a token and layer under delayed scaling") {
     // Two norms forward: 2 residual terms and the sum, FP8 twice (8 each); GELU (16) and its gradient (24); two norms
     // backward: gradient, input, residual's gradient in and out, FP8 twice (10 each). Beyond: statistics, partial sums
     // of weights' and biases' gradients, which shrink with longer micro-batches.
@@ -96,7 +95,7 @@ TEST_CASE("traffic: element-wise kernels move 76 C bytes a token and layer under
     CHECK(per_token_and_layer(&current) > 100.0);
 }
 
-TEST_CASE("traffic: under delayed scaling every tensor is cast by its producer" * doctest::test_suite(kOnce)) {
+TEST_CASE("traffic: under delayed scaling every tensor is cast by its producer") {
     const int layers = 3;
     const Fp8Config delayed = recipe(Fp8Recipe::delayed);
     const RecordedStep step(layers, &delayed);
@@ -119,8 +118,7 @@ TEST_CASE("traffic: under delayed scaling every tensor is cast by its producer" 
     CHECK(static_cast<double>(forward.bytes_read) == doctest::Approx(6 * elements).epsilon(0.03));
 }
 
-TEST_CASE("traffic: a variant that is left out gives way to its counterpart and a cast, and all others run on" *
-          doctest::test_suite(kOnce)) {
+TEST_CASE("traffic: a variant that is left out gives way to its counterpart and a cast, and all others run on") {
     using Name = std::pair<const char*, const char*>;  // what a kernel's name contains and how it ends
     const struct {
         KernelVariant variant;
@@ -167,7 +165,7 @@ TEST_CASE("traffic: a variant that is left out gives way to its counterpart and 
     }
 }
 
-TEST_CASE("traffic: FP8 weights are read once and never written in BF16" * doctest::test_suite(kOnce)) {
+TEST_CASE("traffic: FP8 weights are read once and never written in BF16") {
     const int layers = 3;
     const Fp8Config delayed = recipe(Fp8Recipe::delayed);
     const RecordedStep step(layers, &delayed), bf16_step(layers, nullptr);
@@ -181,7 +179,7 @@ TEST_CASE("traffic: FP8 weights are read once and never written in BF16" * docte
     CHECK(saved == doctest::Approx(2 * matrices).epsilon(0.01));
 }
 
-TEST_CASE("traffic: inputs of FP8 layers have no BF16 buffers" * doctest::test_suite(kOnce)) {
+TEST_CASE("traffic: inputs of FP8 layers have no BF16 buffers") {
     const int layers = 3;
     const Fp8Config delayed = recipe(Fp8Recipe::delayed);
     for (const Recompute level : {Recompute::none, Recompute::gelu, Recompute::norm, Recompute::block}) {
