@@ -368,9 +368,7 @@ class Ranks(Case):
         flags = ["--total-batch", "384", "--zero", "2"]
         self.succeeds(run_.run(*flags, "--stop-after", "3", ranks=2))
         flags = micro_flags("--out", run_.path, *flags, "--resume", "latest")
-        hidden = ["env", f"LD_PRELOAD={disk_trouble()}", "DISK_HIDE=1"]
-        done = subprocess.run([*LAUNCH, "-np", "1", PROGRAM, *flags, ":", "-np", "1", *hidden, PROGRAM, *flags],
-                              capture_output=True, text=True, timeout=120, cwd=workspace(), env=ENVIRONMENT)
+        done = run_with_disks(flags, None, "DISK_HIDE=1")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("step 3 is done", done.stdout)
 
@@ -378,9 +376,7 @@ class Ranks(Case):
         """Which NFS makes wait for each other for a day (NeMo-RL#3504)."""
         flags = micro_flags("--out", Directory().path, *self.FLAGS, "--zero", "2", "-n", "2", "--stop-after", "4")
         lists = [new_path("opened") for _ in range(3)]
-        ranks = [["-np", "1", "env", f"LD_PRELOAD={disk_trouble()}", f"DISK_OPENED={path}", PROGRAM, *flags] for path in lists]
-        done = subprocess.run([*LAUNCH, *ranks[0], ":", *ranks[1], ":", *ranks[2]], capture_output=True, text=True,
-                              timeout=120, cwd=workspace(), env=ENVIRONMENT)
+        done = run_with_disks(flags, *(f"DISK_OPENED={path}" for path in lists))
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         opened = []
         for path in lists:
@@ -397,10 +393,7 @@ class Ranks(Case):
                 run_ = Directory()
                 flags = micro_flags("--out", run_.path, "--total-batch", "384", "-n", "4", "--on-save-error", policy,
                                     "--stop-after", "11")
-                shim = ["env", f"LD_PRELOAD={disk_trouble()}", "DISK_FAIL_AT=3", f"DISK_ERRNO={errno.ENOSPC}"]
-                mixed = [*LAUNCH, "-np", "1", PROGRAM, *flags, ":", "-np", "1", *shim, PROGRAM, *flags]
-                done = subprocess.run(mixed, capture_output=True, text=True, timeout=120, cwd=workspace(),
-                                      env=ENVIRONMENT)
+                done = run_with_disks(flags, None, f"DISK_FAIL_AT=3 DISK_ERRNO={errno.ENOSPC}")
                 text = done.stdout + done.stderr
                 self.assertIn("rank 1: ", text)
                 self.assertIn(os.strerror(errno.ENOSPC), text)
@@ -632,6 +625,15 @@ def disk_trouble():
     source = os.path.join(ROOT, "test", "end_to_end", "disk_trouble.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
     return library
+
+
+def run_with_disks(flags, *disks):
+    """A rank for each of `disks`: what disk_trouble.c is to do to it, or None."""
+    command_line = list(LAUNCH)
+    for disk in disks:
+        settings = ["env", f"LD_PRELOAD={disk_trouble()}", *disk.split()] if disk else []
+        command_line += ["-np", "1", *settings, PROGRAM, *flags, ":"]
+    return subprocess.run(command_line[:-1], capture_output=True, text=True, timeout=120, cwd=workspace(), env=ENVIRONMENT)
 
 
 class Disk(Case):
