@@ -262,6 +262,7 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
     if (facts.resumed_at >= 0 && fs::exists(path)) {
         ordered_json run = ordered_json::parse(std::ifstream(path), nullptr, false);
         if (!run.is_object()) run = ordered_json::object();
+        if (!run["resumed"].is_array()) run["resumed"] = ordered_json::array();  // not yet there, or of other hands
         run["resumed"].push_back({{"date", utc_now()},
                                   {"step", facts.resumed_at},
                                   {"command", options.command_line},

@@ -225,6 +225,22 @@ TEST_CASE("run directory: run.json") {
     CHECK(!fs::exists(base / "a/run.json.tmp"));
 }
 
+TEST_CASE("run directory: run.json of a run that is resumed, whatever has become of it") {
+    for (const std::string before : {"", "[]", "{\"resumed\": \"yes\"}", "{\"resumed\": [{\"step\": 2}]}"}) {
+        CAPTURE(before);
+        TemporaryDirectory base;
+        BegunDirectory run(base / "a", false);
+        std::ofstream(base / "a/run.json") << before;
+        RunFacts facts;
+        facts.resumed_at = 4;
+        run.write_run_json({}, facts);
+        const json file = json::parse(read_file(base / "a/run.json"));
+        CHECK(file["resumed"].back()["step"] == 4);
+        CHECK(file["resumed"].size() == (before.ends_with("]}") ? 2 : 1));
+        CHECK(file["config"]["lr"] == 3e-4);
+    }
+}
+
 TEST_CASE("run directory: a run is not replaced unless asked") {
     for (const char* precious : {"run.json", "metrics.jsonl", "model.safetensors"}) {
         CAPTURE(precious);
