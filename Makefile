@@ -161,10 +161,11 @@ SHARED := train_gpt.cu test/main.cpp dev/gradients.cpp $(filter-out $(PER_BUILD)
 WITH_THREADS := $(wildcard test/comm/*.cpp) test/device/host/% $(addprefix test/,comm/ranks/collectives.cpp \
                 comm/ranks/scenario.cpp checkpoint/saver.cpp device/async_copy.cu device/launch.cu device/warp.cu \
                 run/signals.cpp)
-CALLERS := $(filter-out $(WITH_THREADS),$(TESTS) $(wildcard test/comm/ranks/*.cpp)) $(filter-out llmc/run/signals.cpp, \
+CALLERS := $(filter-out $(WITH_THREADS),$(TESTS) $(wildcard test/comm/ranks/*.cpp)) \
+           $(filter-out llmc/run/options.cpp llmc/run/signals.cpp, \
            $(wildcard $(addsuffix /*.cpp,llmc/run llmc/commands llmc/check dev/probe) llmc/check/*.cu dev/probe/*.cu))
 ONE_THREAD := $(filter-out $(addprefix llmc/,checkpoint/saver.cpp checkpoint/state_file.cpp checkpoint/files.cpp \
-              data/loader.cpp data/shards.cpp), llmc/comm/launch.cpp \
+              data/loader.cpp data/shards.cpp), llmc/comm/launch.cpp llmc/run/options.cpp \
               $(wildcard $(foreach d,checkpoint data fp8 kernels linear model optim shard,llmc/$d/*.cpp llmc/$d/*.cu)))
 UNCHECKED := $(if $(SANITIZE),$(CALLERS) $(if $(filter thread,$(SANITIZE)),$(ONE_THREAD)))
 objects_in = $(patsubst %,$1/%.o,$(filter-out $(SHARED),$2)) $(patsubst %,$(SHARED_DIR)/%.o,$(filter $(SHARED),$2))
@@ -267,7 +268,7 @@ soak:
 # Each target for FUZZ_SECONDS; what libFuzzer has found of each lies in build/fuzz/.
 FUZZ_SECONDS ?= 120
 fuzz: build/fuzz/fuzz
-	for target in manifest state safetensors shard tokenizer choices; do \
+	for target in manifest state safetensors shard sidecar tokenizer choices run model; do \
 	    build/fuzz/fuzz $$target build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 \
 	        -artifact_prefix=build/fuzz/$$target- -print_final_stats=1 || exit 1; \
 	done
@@ -277,12 +278,19 @@ bench-cpu: $(CPU_DIR)/bench_cpu $(CPU_DIR)/bench_step
 	$(CPU_DIR)/bench_cpu
 	$(CPU_DIR)/bench_step
 
-FUZZED := test/fuzz/libfuzzer/main.cpp test/fuzz/targets.cpp llmc/data/choices.cpp llmc/data/shards.cpp llmc/data/tokenizer.cpp llmc/train/state.cpp \
-    $(patsubst %,llmc/checkpoint/%.cpp,files safetensors manifest state_file checkpoint_reader checkpoint_directory)
-build/fuzz/fuzz: $(FUZZED) $(wildcard llmc/checkpoint/*.h test/fuzz/*.h) Makefile
+# Clang compiles the readers, with libFuzzer's marks; what they call beside comes from the ordinary build.
+FUZZED := test/fuzz/targets.cpp $(addprefix llmc/,data/choices.cpp data/shards.cpp data/tokenizer.cpp train/state.cpp \
+          $(patsubst %,model/%.cpp,config gpt2_config llama_config model_fields model_file) \
+          $(patsubst %,run/%.cpp,depth flags options resolve)) \
+          $(patsubst %,llmc/checkpoint/%.cpp,files safetensors manifest state_file checkpoint_reader checkpoint_directory)
+build/fuzz/%.o: %
 	@mkdir -p $(@D)
-	clang++ $(COMMON) -Wall -Wextra -DLLMC_CUDA=0 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-	    $(FUZZED) -o $@
+	$(CCACHE) clang++ $(COMMON) -MMD -MP -Wall -Wextra -DLLMC_CUDA=0 -g -O1 -fsanitize=fuzzer,address,undefined \
+	    -fno-sanitize-recover=undefined -c $< -o $@
+FUZZED_OBJECTS := $(patsubst %,build/fuzz/%.o,test/fuzz/libfuzzer/main.cpp $(FUZZED))
+build/fuzz/fuzz: $(FUZZED_OBJECTS) $(filter-out $(patsubst %,\%/%.o,$(FUZZED)),$(CPU_OBJECTS))
+	rm -f $@.a && ar rcs $@.a $(filter-out build/fuzz/%,$^)
+	clang++ -fsanitize=fuzzer,address,undefined $(FUZZED_OBJECTS) $@.a -o $@ $(subst -fopenmp,-lgomp,$(LIBS_CPU))
 
 $(CPU_DIR)/train_gpt_cpu: $(CPU_OBJECTS) $(CPU_MAIN)
 	$(CXX) $(CXXFLAGS_CPU) $^ -o $@ $(LIBS_CPU)
@@ -410,6 +418,6 @@ gpu-build:
 clean:
 	rm -rf build train_gpt train_gpt_cpu
 
--include $(patsubst %.o,%.d,$(sort $(CPU_OBJECTS) $(CPU_TEST_OBJECTS) $(CPU_RANK_TEST_OBJECTS) $(CPU_PROBE_OBJECTS) $(CPU_MAIN) \
+-include $(patsubst %.o,%.d,$(sort $(FUZZED_OBJECTS) $(CPU_OBJECTS) $(CPU_TEST_OBJECTS) $(CPU_RANK_TEST_OBJECTS) $(CPU_PROBE_OBJECTS) $(CPU_MAIN) \
     $(CUDA_OBJECTS) $(CUDA_TEST_OBJECTS) $(CUDA_RANK_TEST_OBJECTS) $(CUDA_PROBE_OBJECTS) $(CUDA_MAIN) $(PROBE_MAIN_OBJECT) \
     $(GRADIENTS_MAIN) $(call virtual_objects,$(VIRTUAL_GPU) $(VIRTUAL_NCCL) $(VIRTUAL_TESTS))) $(addprefix $(CPU_DIR)/dev/,bench_cpu.cu.o bench_step.cpp.o))

@@ -95,9 +95,9 @@ stage "Hugging Face's transformers, where they are installed" unittest \
     .venv/bin/python test/end_to_end/test_transformers.py
 
 if command -v clang++ >/dev/null; then
-    stage "libFuzzer: checkpoints, shards, tokenizers" check make -s fuzz FUZZ_SECONDS=600
+    stage "libFuzzer: every kind of file that is read" check make -s fuzz FUZZ_SECONDS=600
 else
-    skip "libFuzzer: checkpoints, shards, tokenizers" "no clang++"
+    skip "libFuzzer: every kind of file that is read" "no clang++"
 fi
 
 stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread UNCHECKED= test-cpu \

@@ -146,35 +146,6 @@ void append_entry(const std::string& key, const ordered_json& value, std::vector
     }
 }
 
-Options read_config_file(const std::string& path) {
-    std::ifstream stream(path);
-    if (!stream) refuse(strprintf("cannot open the configuration file %s", path.c_str()));
-    ordered_json file;
-    try {
-        file = ordered_json::parse(stream);
-    } catch (const nlohmann::json::exception& error) {
-        const std::string what = error.what();
-        const size_t end_of_code = what.find("] ");
-        refuse(strprintf("configuration file %s is not JSON: %s", path.c_str(),
-                         what.substr(end_of_code == std::string::npos ? 0 : end_of_code + 2).c_str()));
-    }
-    // A run.json keeps the configuration under "config", beside what else is known about the run.
-    if (file.is_object() && file.contains("config") && file["config"].is_object()) {
-        const ordered_json inner = file["config"];
-        file = inner;
-    }
-    if (!file.is_object()) refuse(strprintf("configuration file %s is not a JSON object", path.c_str()));
-    try {
-        Options options;
-        std::vector<std::string> arguments;
-        for (const auto& item : file.items()) append_entry(item.key(), item.value(), arguments);
-        set_flags(arguments, options);
-        return options;
-    } catch (const Error& error) {
-        refuse(strprintf("configuration file %s: %s", path.c_str(), error.what()));
-    }
-}
-
 // --overwrite removes the run in --out, so the weights to start from must not be there.
 void check_weights_survive(const Options& options) {
     if (!options.overwrite || options.init_from.empty() || options.out.empty()) return;
@@ -206,6 +177,35 @@ void check_complete(const Options& options) {
 }
 
 }  // namespace
+
+Options read_config_file(const std::string& path) {
+    std::ifstream stream(path);
+    if (!stream) refuse(strprintf("cannot open the configuration file %s", path.c_str()));
+    ordered_json file;
+    try {
+        file = ordered_json::parse(stream);
+    } catch (const nlohmann::json::exception& error) {
+        const std::string what = error.what();
+        const size_t end_of_code = what.find("] ");
+        refuse(strprintf("configuration file %s is not JSON: %s", path.c_str(),
+                         what.substr(end_of_code == std::string::npos ? 0 : end_of_code + 2).c_str()));
+    }
+    // A run.json keeps the configuration under "config", beside what else is known about the run.
+    if (file.is_object() && file.contains("config") && file["config"].is_object()) {
+        const ordered_json inner = file["config"];
+        file = inner;
+    }
+    if (!file.is_object()) refuse(strprintf("configuration file %s is not a JSON object", path.c_str()));
+    try {
+        Options options;
+        std::vector<std::string> arguments;
+        for (const auto& item : file.items()) append_entry(item.key(), item.value(), arguments);
+        set_flags(arguments, options);
+        return options;
+    } catch (const Error& error) {
+        refuse(strprintf("configuration file %s: %s", path.c_str(), error.what()));
+    }
+}
 
 std::string default_precision() {
     std::string name;

@@ -202,6 +202,7 @@ std::string config_json(const Options& options);
 std::string collective_flags(const Options& options);
 
 // The pieces, for tests.
+Options read_config_file(const std::string& path);
 std::string help_text(const std::string& program);
 std::string version_text();  // what --version prints
 ValSet parse_val_set(const std::string& text);

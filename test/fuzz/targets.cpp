@@ -13,8 +13,11 @@
 #include "llmc/data/shards.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/device/error.h"
+#include "llmc/model/model_file.h"
+#include "llmc/run/options.h"
 #include "llmc/train/state.h"
 #include "test/checkpoint/state_fixture.h"
+#include "test/temporary_directory.h"
 
 namespace llmc::test {
 namespace {
@@ -85,6 +88,30 @@ void read_shard(const std::string& bytes) {
     });
 }
 
+template <class Token>
+std::string shard(int32_t magic, int32_t version) {
+    constexpr int32_t count = 40;
+    std::string bytes(1024 + count * sizeof(Token), '\0');
+    const int32_t head[] = {magic, version, count};
+    std::memcpy(bytes.data(), head, sizeof head);
+    for (int i = 0; i < count; i++) bytes[1024 + static_cast<size_t>(i) * sizeof(Token)] = static_cast<char>(i * 5);
+    return bytes;
+}
+
+// Of a shard as it should be.
+void read_sidecar(const std::string& bytes) {
+    static const TemporaryDirectory directory;
+    const std::string path = directory / "shard.bin";
+    if (std::filesystem::create_directory(directory.path))
+        std::ofstream(path, std::ios::binary) << shard<uint16_t>(20240520, 1);
+    std::ofstream(path + ".json", std::ios::binary) << bytes;
+    expect_no_more_than_errors([&] {
+        const ShardSet set({path});
+        set.check_vocabulary(300);
+        set.fingerprint();
+    });
+}
+
 void read_tokenizer(const std::string& bytes) {
     const MemoryFile file(bytes);
     expect_no_more_than_errors([&] {
@@ -97,6 +124,28 @@ void read_tokenizer(const std::string& bytes) {
 void read_choice_file(const std::string& bytes) {
     const MemoryFile file(bytes);
     expect_no_more_than_errors([&] { check_choices(read_choices(file.path()), 300, 64, file.path()); });
+}
+
+// A run.json, or a configuration alone: with what follows from its values, and written again.
+void read_run_json(const std::string& bytes) {
+    const MemoryFile file(bytes);
+    ResolveInputs inputs;
+    inputs.ranks = 2, inputs.train_tokens = 1000, inputs.val_tokens = {100};
+    expect_no_more_than_errors([&] {
+        Options options = read_config_file(file.path());
+        resolve(options, inputs);
+        config_json(options);
+    });
+}
+
+void read_model(const std::string& bytes) {
+    const MemoryFile file(bytes);
+    expect_no_more_than_errors([&] {
+        const ModelConfig config = read_model_file(file.path());
+        config.validate();
+        hf_model_json(config).dump();
+        model_from_json(nlohmann::json::parse(model_json(config).dump()), "what was written").validate();
+    });
 }
 
 // ---- files as they should be ---------------------------------------------------------------------------------------
@@ -124,15 +173,6 @@ std::vector<std::string> safetensors() {
     return {layout.head + std::string(layout.bytes() - layout.head.size(), 'x')};
 }
 
-template <class Token>
-std::string shard(int32_t magic, int32_t version) {
-    constexpr int32_t count = 40;
-    std::string bytes(1024 + count * sizeof(Token), '\0');
-    const int32_t head[] = {magic, version, count};
-    std::memcpy(bytes.data(), head, sizeof head);
-    for (int i = 0; i < count; i++) bytes[1024 + static_cast<size_t>(i) * sizeof(Token)] = static_cast<char>(i * 5);
-    return bytes;
-}
 std::vector<std::string> shards() { return {shard<uint16_t>(20240520, 1), shard<uint32_t>(20240801, 7)}; }
 
 std::vector<std::string> tokenizers() {
@@ -149,13 +189,42 @@ std::vector<std::string> choice_files() {
     return {bytes + std::string(reinterpret_cast<const char*>(words), sizeof words)};
 }
 
+std::vector<std::string> sidecars() {
+    return {R"({"tokenizer": "bytes", "tokenizer_hash": "0123456789abcdef", "vocab": 257, "max_token": 256,
+                "documents": 1, "tokens": 40, "bytes": 39, "end_token": 256, "checksum": "0123456789abcdef",
+                "entropy_floor": 1.5})"};
+}
+
+std::vector<std::string> run_jsons() {
+    Options options;
+    options.train = "data/train*.bin";
+    options.val = {{"", "data/val*.bin"}, {"other", "data/other*.bin"}};
+    options.model = "llama3.2-1b";
+    const std::string config = config_json(options);
+    resolve(options, {});
+    return {config, "{\"run_id\": \"20240520\", \"world\": 2, \"config\": " + config_json(options) + "}"};
+}
+
+std::vector<std::string> models() {
+    std::vector<std::string> files;
+    for (const char* name : {"d12", "llama3-8b", "qwen3-8b", "nano-d4"})
+        for (const auto& json : {model_json(find_model(name)), hf_model_json(find_model(name))})
+            files.push_back(json.dump());
+    return files;
+}
+
 }  // namespace
 
 const std::vector<FuzzTarget>& fuzz_targets() {
-    static const std::vector<FuzzTarget> targets = {
-        {"manifest", read_manifest, manifests},         {"state", read_state, states},
-        {"safetensors", read_safetensors, safetensors}, {"shard", read_shard, shards},
-        {"tokenizer", read_tokenizer, tokenizers},      {"choices", read_choice_file, choice_files}};
+    static const std::vector<FuzzTarget> targets = {{"manifest", read_manifest, manifests},
+                                                    {"state", read_state, states},
+                                                    {"safetensors", read_safetensors, safetensors},
+                                                    {"shard", read_shard, shards},
+                                                    {"tokenizer", read_tokenizer, tokenizers},
+                                                    {"choices", read_choice_file, choice_files},
+                                                    {"sidecar", read_sidecar, sidecars},
+                                                    {"run", read_run_json, run_jsons},
+                                                    {"model", read_model, models}};
     return targets;
 }
 
