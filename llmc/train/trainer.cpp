@@ -42,12 +42,12 @@ ModelSetup model_setup(const TrainerConfig& config) {
             config.end_token};
 }
 
-// At most: of each tensor master, m, v, two of the working copy, the gradient and two of its sums; of each unit its
-// output; the losses and their sum; and the head's codes in FP8.
+// At most: of each tensor master, m, v, the working copy and two of its FP8 codes, the gradient and two of its sums; of
+// each unit its output; the losses and their sum; and the head's codes in FP8.
 size_t checksums_of_step(const ParameterTable& table) {
     size_t tensors = 0;
     for (const Unit& unit : table.units()) tensors += unit.tensors.size();
-    return 8 * tensors + table.units().size() + 4;
+    return 9 * tensors + table.units().size() + 4;
 }
 
 }  // namespace

@@ -8,6 +8,9 @@ import subprocess
 import unittest
 
 from test_ranks import ENVIRONMENT
+from test_run_architectures import described
+from test_run_architectures import flags as architecture_flags
+from test_run_ranks import run_ranks
 from trainer import PROGRAM, VOCAB, FinishedRun, new_path, run, tiny_flags, workspace
 
 MPIRUN = shutil.which("mpirun")
@@ -85,6 +88,17 @@ class Verification(unittest.TestCase):
                 self.assertEqual(done.returncode, 6, done.stderr)
                 self.assertRegex(done.stderr, r"rank \d: " + FOUND.replace("rank 0 on", "rank 1 on"))
                 self.assertNotIn("step_00000004", checkpoints(directory))
+
+
+@unittest.skipUnless(MPIRUN, "no mpirun")
+class EveryChecksum(unittest.TestCase):
+    """Most of them for each tensor: matrices alone, codes of all weights beside working copies, and sums over ranks."""
+
+    def test_blocks_of_codes_over_ranks(self):
+        model = described("nano", channels=128, hidden=128)
+        result = run_ranks(2, *architecture_flags(model, "--precision", "fp8", "--fp8-recipe", "mxfp8", "--zero", "0",
+                                                  "--batch", "2", "--reduce-order", "rank", "--verify-every", "2"))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
 
 class FreshWeights(unittest.TestCase):
