@@ -53,6 +53,9 @@ const std::vector<Flag>& all_flags();
 const Flag* find_flag(std::string_view name);
 const Flag* find_flag(char name);
 
+// What is wrong with a text as the flag's value, "" for nothing; a number becomes plain decimal (flag_values.cpp).
+std::string mistake_in(std::string& text, const Flag& flag);
+
 // Sets the fields that the arguments name; throws Error(bad_flags): "--batch: '4x' is not a whole number". Returns what
 // no flag takes: unknown flags, and from the first argument that is neither a flag nor a value on, all that follows.
 std::vector<std::string> set_flags(std::vector<std::string> arguments, Options& options);

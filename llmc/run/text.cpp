@@ -98,6 +98,12 @@ std::string wrap(const std::string& text, size_t indent, size_t width) {
     return result;
 }
 
+std::string joined(const std::vector<std::string>& words) {
+    std::string text;
+    for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+    return text;
+}
+
 std::string pattern_of(const std::vector<std::string>& words) {
     std::string begin = words.at(0);
     for (const std::string& word : words)

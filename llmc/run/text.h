@@ -26,6 +26,8 @@ std::optional<std::string> nearest(const std::string& word, const std::vector<st
 // than a line stay whole.
 std::string wrap(const std::string& text, size_t indent, size_t width);
 
+std::string joined(const std::vector<std::string>& words);  // "a, b, c"
+
 // A pattern that all these words match: how they begin, *, how they end. Words without anything in common: data/*.bin.
 std::string pattern_of(const std::vector<std::string>& words);
 
