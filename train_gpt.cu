@@ -44,14 +44,15 @@ ExitCode train(const Options& o, const Admission& admission, const Inputs& input
     Checkpoints<Real> checkpoints(o, *inputs.train, trainer, directory, position);
     enter_directory(directory, trainer, o, admission.summary, ranks, position);
 
-    TrainLoader loader(*inputs.train, o.batch, o.seq, o.micro_steps, comm.rank(), comm.world(), o.seed,
-                       position.data_step, o.model_config.vocab);
+    const int64_t micro_batch = int64_t{o.batch} * o.seq * comm.world();  // tokens of all ranks
+    TrainLoader loader(*inputs.train, o.batch, o.seq, comm.rank(), comm.world(), o.seed,
+                       o.batches.tokens_until(position.data_step) / micro_batch, o.model_config.vocab);
     std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
     int64_t last_step = o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps;
     if (position.watch.is_over(o.early_stop)) last_step = position.step;
     Evaluation<Real> evaluation(o, inputs, trainer, ranks.watchdog);
     StepReports reports(o,
-                        {last_step, static_cast<double>(o.total_batch), o.model_config.flops_per_token(o.seq),
+                        {last_step, o.model_config.flops_per_token(o.seq),
                          peak_tflops(ranks.device, o.precision, admission), comm.world()},
                         trainer.fp8(), comm, directory);
     StopReason stop = StopReason::none;
@@ -76,9 +77,10 @@ ExitCode train(const Options& o, const Admission& admission, const Inputs& input
         step++, position.data_step++;
         ranks.watchdog.begin_step(step);
         interrupted |= profiler.begin_step(step);
-        trainer.begin_step(!interrupted, records_fp8_after(step, o, trainer));
+        const int micro_steps = static_cast<int>(o.batches.tokens_of(step) / micro_batch);
+        trainer.begin_step(!interrupted, records_fp8_after(step, o, trainer), micro_steps);
         BatchFingerprint batch;
-        for (int m = 0; m < o.micro_steps; m++) {
+        for (int m = 0; m < micro_steps; m++) {
             {
                 const ProfileRange range("load a batch");
                 loader.next(tokens.data(), targets.data());

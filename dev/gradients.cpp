@@ -37,7 +37,7 @@ ordered_json measure(const Options& o, const ShardSet& shards) {
     trainer.allocate();
     trainer.initialize(o.seed);
 
-    TrainLoader loader(shards, o.batch, o.seq, 1, 0, 1, o.seed, 0, o.model_config.vocab);
+    TrainLoader loader(shards, o.batch, o.seq, 0, 1, o.seed, 0, o.model_config.vocab);
     std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
     loader.next(tokens.data(), targets.data());
     trainer.begin_step(false, false);

@@ -9,12 +9,12 @@
 namespace llmc {
 namespace {
 
-void check_shape(int B, int micro_steps, int rank, int world, int vocab) {
-    if (B < 1 || micro_steps < 1 || world < 1 || rank < 0 || rank >= world || vocab < 1)
+void check_shape(int B, int rank, int world, int vocab) {
+    if (B < 1 || world < 1 || rank < 0 || rank >= world || vocab < 1)
         throw Error(ExitCode::bad_flags,
-                    strprintf("a loader needs B, micro-steps, ranks and vocabulary of at least 1 and a rank below the "
-                              "ranks; it got B=%d, micro-steps=%d, rank=%d of %d, vocab=%d",
-                              B, micro_steps, rank, world, vocab));
+                    strprintf("a loader needs B, ranks and vocabulary of at least 1 and a rank below the ranks; it got "
+                              "B=%d, rank=%d of %d, vocab=%d",
+                              B, rank, world, vocab));
 }
 
 // A sample's T+1 tokens as inputs and as targets one place further.
@@ -25,8 +25,8 @@ void split_sample(const int32_t* sample, int T, int32_t* tokens, int32_t* target
 
 }  // namespace
 
-TrainLoader::TrainLoader(const ShardSet& shards, int B, int T, int micro_steps, int rank, int world, uint64_t seed,
-                         int64_t first_step, int vocab)
+TrainLoader::TrainLoader(const ShardSet& shards, int B, int T, int rank, int world, uint64_t seed, int64_t first_batch,
+                         int vocab)
     : shards_(shards),
       B_(B),
       T_(T),
@@ -34,11 +34,12 @@ TrainLoader::TrainLoader(const ShardSet& shards, int B, int T, int micro_steps, 
       world_(world),
       seed_(seed),
       samples_(shards.samples(T)),
-      first_batch_(first_step * micro_steps),
+      first_batch_(first_batch),
       vocab_(vocab) {
-    check_shape(B, micro_steps, rank, world, vocab);
-    if (first_step < 0)
-        throw Error(ExitCode::bad_flags, strprintf("first_step=%lld is negative", static_cast<long long>(first_step)));
+    check_shape(B, rank, world, vocab);
+    if (first_batch < 0)
+        throw Error(ExitCode::bad_flags,
+                    strprintf("first_batch=%lld is negative", static_cast<long long>(first_batch)));
     for (auto& rows : ring_) rows.resize(static_cast<size_t>(B) * (T + 1));
     thread_ = std::thread(&TrainLoader::prefetch, this);
 }
@@ -78,7 +79,6 @@ void TrainLoader::prefetch() {
 }
 
 void TrainLoader::read_batch(int64_t micro_batch, std::vector<int32_t>& rows) const {
-    // s * S + (m * world + r) * B with micro_batch = s * micro_steps + m.
     const int64_t first = (micro_batch * world_ + rank_) * B_;
     for (int64_t b = 0; b < B_; ++b) {
         const uint64_t sample = sample_at(first + b, samples_, seed_);
@@ -103,7 +103,7 @@ void TrainLoader::next(int32_t* tokens, int32_t* targets) {
 
 EvalLoader::EvalLoader(const ShardSet& shards, int B, int T, int rank, int world, int64_t max_batches, int vocab)
     : shards_(shards), B_(B), T_(T), rank_(rank), world_(world), vocab_(vocab), samples_(shards.samples(T)) {
-    check_shape(B, 1, rank, world, vocab);
+    check_shape(B, rank, world, vocab);
     if (max_batches < -1)
         throw Error(ExitCode::bad_flags,
                     strprintf("%lld validation batches: use -1 for all of them", static_cast<long long>(max_batches)));

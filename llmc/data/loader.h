@@ -12,17 +12,18 @@
 
 namespace llmc {
 
-// Row b of micro-step m of step s on rank r is the sample at position
+// Row b of a run's micro-batch k on rank r is the sample at position
 //
-//   s * S + (m * world + r) * B + b,   S = micro_steps * world * B samples a step,
+//   (k * world + r) * B + b
 //
-// of the endless order of order.h. So a step's samples depend on S, the seed and the data alone, not on how S is split
-// into ranks, micro-steps and rows; every sample is used once a pass; and first_step is all the state there is.
+// of the endless order of order.h. So a step's samples depend on how many samples the steps before it took, and it
+// takes, on the seed and the data alone, not on how they are split into ranks, micro-steps and rows; every sample is
+// used once a pass; and first_batch is all the state there is.
 class TrainLoader {
 public:
-    // `shards` must outlive the loader. The first next() is micro-step 0 of first_step (0 = a new run).
-    TrainLoader(const ShardSet& shards, int B, int T, int micro_steps, int rank, int world, uint64_t seed,
-                int64_t first_step, int vocab);
+    // `shards` must outlive the loader. The first next() is micro-batch first_batch (0 = a new run).
+    TrainLoader(const ShardSet& shards, int B, int T, int rank, int world, uint64_t seed, int64_t first_batch,
+                int vocab);
     ~TrainLoader();
     TrainLoader(const TrainLoader&) = delete;
     TrainLoader& operator=(const TrainLoader&) = delete;

@@ -12,6 +12,7 @@
 
 #include "llmc/kernels/variants.h"
 #include "llmc/model/config.h"
+#include "llmc/run/batch_schedule.h"
 
 namespace llmc {
 
@@ -44,13 +45,14 @@ struct Options {
     std::string init_from;                    // "": random weights
 
     // Batch and length
-    int batch = 4;            // B, sequences per micro-step and rank
-    int seq = 0;              // T; 0 = not given = 1024, or the context where that is shorter
-    bool doc_mask = false;    // attention does not cross documents
-    int64_t total_batch = 0;  // tokens per step over all ranks; 0 = not given = B*T*ranks
-    int64_t max_steps = -1;   // -1 = one epoch; stays -1 when the training set's size is not known
-    int64_t stop_after = 0;   // 0 = off
-    double max_minutes = 0;   // 0 = off
+    int batch = 4;                       // B, sequences per micro-step and rank
+    int seq = 0;                         // T; 0 = not given = 1024, or the context where that is shorter
+    bool doc_mask = false;               // attention does not cross documents
+    int64_t total_batch = 0;             // tokens per step over all ranks; 0 = not given = B*T*ranks
+    std::string batch_schedule = "off";  // see batch_stages_from_text()
+    int64_t max_steps = -1;              // -1 = one epoch; stays -1 when the training set's size is not known
+    int64_t stop_after = 0;              // 0 = off
+    double max_minutes = 0;              // 0 = off
 
     // Optimization
     double lr = 3e-4;
@@ -159,6 +161,7 @@ struct Options {
     KernelSet kernel_set;            // that --kernels means on this card
     int end_token = -1;              // begins every document, for doc_mask; -1: there is no data
     int micro_steps = 0;             // per step: total_batch / (B*T*ranks)
+    BatchSchedule batches;           // of total_batch and batch_schedule
     std::vector<std::string> notes;  // worth telling the user once
 
     bool operator==(const Options&) const = default;

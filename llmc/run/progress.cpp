@@ -120,7 +120,7 @@ Progress::Progress(std::FILE* out, const ProgressSetup& setup)
     : out_(out), colour_(use_colour(isatty(fileno(out)) != 0, std::getenv)), setup_(setup) {}
 
 void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
-    throughput_.add(setup_.tokens_per_step, record.ms);
+    throughput_.add(record.tokens_per_s * record.ms * 1e-3, record.ms);
     ProgressLine line;
     line.step = record.step;
     line.last_step = setup_.last_step;

@@ -82,14 +82,33 @@ void resolve_total_batch(Options& o, int ranks) {
     o.micro_steps = static_cast<int>(micro_steps);
 }
 
+void resolve_batch_schedule(Options& o, int ranks) {
+    const int64_t unit = int64_t{o.batch} * o.seq * ranks;
+    std::string text;
+    int64_t end = 0;
+    o.batches = {batch_stages_from_text(o.batch_schedule), o.total_batch};
+    for (const auto& [tokens, steps] : o.batches.stages()) {
+        if (tokens % unit != 0 || tokens >= o.total_batch)
+            refuse(strprintf(
+                "--batch-schedule %s: %lld tokens a step are no multiple, below -d %lld, of the "
+                "micro-step's %lld (-b %d x -t %d x %d %s)",
+                o.batch_schedule.c_str(), static_cast<long long>(tokens), static_cast<long long>(o.total_batch),
+                static_cast<long long>(unit), o.batch, o.seq, ranks, ranks == 1 ? "rank" : "ranks"));
+        end += steps;
+        text +=
+            strprintf("%s tokens a step up to step %lld, ", with_commas(tokens).c_str(), static_cast<long long>(end));
+    }
+    if (end > 0) o.notes.push_back("--batch-schedule: " + text + "then " + with_commas(o.total_batch));
+}
+
 void resolve_steps(Options& o, int64_t train_tokens) {
     if (o.max_steps == -1 && train_tokens > 0) {
-        o.max_steps = (train_tokens - 1) / o.total_batch;  // the last target needs one token more
+        o.max_steps = o.batches.steps_within(train_tokens - 1);  // the last target needs one token more
         if (o.max_steps == 0) {
             refuse(strprintf(
                 "the training set has %s tokens, one step takes %s (-d) and one more; use a smaller -d, -b or "
                 "-t, or set -x to go over the data several times",
-                with_commas(train_tokens).c_str(), with_commas(o.total_batch).c_str()));
+                with_commas(train_tokens).c_str(), with_commas(o.batches.tokens_of(1)).c_str()));
         }
     }
     if ((o.plateau != "off" || o.early_stop > 0) && (o.val.empty() || o.val_every == 0 || o.val_batches == 0))
@@ -235,6 +254,7 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_depth(options);
     resolve_seq(options);
     resolve_total_batch(options, inputs.ranks);
+    resolve_batch_schedule(options, inputs.ranks);
     if (options.zero < 0 || inputs.ranks == 1) options.zero = inputs.ranks > 1 ? 1 : 0;
     resolve_steps(options, inputs.train_tokens);
     resolve_optimizer(options);

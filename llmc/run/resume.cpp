@@ -157,7 +157,8 @@ const std::set<std::string> kFree = {"train",
                                      "tensorboard",
                                      "prometheus"};
 // Those that make another model or another state of it, or another meaning of a step.
-const std::set<std::string> kFixed = {"layers", "heads", "channels", "vocab", "context", "total-batch", "optimizer"};
+const std::set<std::string> kFixed = {"layers",  "heads",       "channels",       "vocab",
+                                      "context", "total-batch", "batch-schedule", "optimizer"};
 // Those that decide which data comes next.
 const std::set<std::string> kData = {"seq", "seed", "doc-mask"};
 
@@ -169,6 +170,7 @@ void compare_configurations(const Options& o, Resumed& resumed) {
     // There was a time without the flags.
     if (!then.contains("optimizer")) then["optimizer"] = "adamw";
     if (!then.contains("doc-mask")) then["doc-mask"] = false;
+    if (!then.contains("batch-schedule")) then["batch-schedule"] = "off";
     const Json no_model, model_then = resumed.checkpoint->manifest().run.value("model", no_model);
     const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);
     if (model_then != model_now)
@@ -214,6 +216,8 @@ void read_position(const Options& o, const ShardSet& train, Resumed& resumed) {
     }
     position.run_id = checkpoint.manifest().run_id;
     position.step = checkpoint.manifest().step;
+    if (o.skip_data > 0 && o.batches.grows_after(position.step))
+        fail("--skip-data counts steps of --total-batch tokens, which --batch-schedule has not yet come to");
     if (fingerprint == fingerprint_text(train.fingerprint())) return;
     if (!o.new_data)
         fail(
@@ -227,7 +231,7 @@ void read_position(const Options& o, const ShardSet& train, Resumed& resumed) {
 }  // namespace
 
 Json position_json(const RunPosition& p, const Options& o, const ShardSet& train) {
-    const int64_t samples = train.samples(o.seq), at = p.data_step * (o.total_batch / o.seq);
+    const int64_t samples = train.samples(o.seq), at = o.batches.tokens_until(p.data_step) / o.seq;
     return {{"data",
              {{"fingerprint", fingerprint_text(train.fingerprint())},
               {"tokens", train.total_tokens()},

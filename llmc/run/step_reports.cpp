@@ -76,16 +76,17 @@ void StepReports::report(const StepResult& result) {
     record.loss = static_cast<float>(result.loss);
     record.lr = static_cast<float>(result.state.learning_rate);
     record.norm = static_cast<float>(result.state.norm);
-    record.tokens = result.step * options_.total_batch;
+    const double tokens = static_cast<double>(options_.batches.tokens_of(result.step));
+    record.tokens = options_.batches.tokens_until(result.step);
     record.ms = result.ms;
-    record.tokens_per_s = static_cast<double>(options_.total_batch) / result.ms * 1e3;
+    record.tokens_per_s = tokens / result.ms * 1e3;
     record.products = of_host->second.products;
     record.skipped = result.state.skipped;
     record.loss_scale = result.loss_scale;
     record.batch_hash = fingerprint_text(of_host->second.batch_hash);
     if (const Energy& energy = of_host->second.energy; std::isfinite(energy.watts)) {
         record.watts = energy.watts;
-        record.joules_per_token = energy.joules / static_cast<double>(options_.total_batch);
+        record.joules_per_token = energy.joules / tokens;
     }
     if (result.state.spike & kLossSpike) record.spike.loss_limit = static_cast<float>(result.loss_limit);
     if (result.state.spike & kNormSpike) record.spike.norm_limit = result.state.norm_limit;

@@ -145,18 +145,19 @@ std::vector<float> Trainer<Real>::get_weight(const std::string& name) const {
 }
 
 template <class Real>
-void Trainer<Real>::begin_step(bool continues, bool count_losses) {
+void Trainer<Real>::begin_step(bool continues, bool count_losses, int micro_steps) {
     results_->begin(continues, stream_);
     matmul_.reset_counts();
     if (fp8()) fp8()->count_losses(count_losses);
     micro_step_ = 0;
+    micro_steps_ = micro_steps ? micro_steps : config_.micro_steps;
     if (verifies(step_ + 1) && !verification_->has_begun()) begin_verification();
 }
 
 template <class Real>
 void Trainer<Real>::micro_step(const int* tokens, const int* targets, float weight) {
-    const int64_t total = int64_t{config_.batch} * config_.seq * config_.micro_steps * comm_.world();
-    const bool first = micro_step_ == 0, last = ++micro_step_ == config_.micro_steps;
+    const int64_t total = int64_t{config_.batch} * config_.seq * micro_steps_ * comm_.world();
+    const bool first = micro_step_ == 0, last = ++micro_step_ == micro_steps_;
     const auto make = [&] {
         model_.train_micro_step(tokens, targets, weight / static_cast<float>(total), optimizer_.loss_scale(), first,
                                 stream_, last);
@@ -169,11 +170,11 @@ void Trainer<Real>::micro_step(const int* tokens, const int* targets, float weig
 
 template <class Real>
 std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
-    if (micro_step_ != config_.micro_steps)
+    if (micro_step_ != micro_steps_)
         throw Error(ExitCode::failure,
-                    strprintf("a step of %d micro-steps was finished after %d", config_.micro_steps, micro_step_));
+                    strprintf("a step of %d micro-steps was finished after %d", micro_steps_, micro_step_));
     const ProductCounts& all = matmul_.counts();
-    const int64_t n = config_.micro_steps;
+    const int64_t n = micro_steps_;
     products_ = {all.fp8 / n, all.bf16 / n, all.fp32 / n, all.emulated / n};
     if (fp8()) fp8()->check(stream_);
     if (verifies(step_ + 1)) end_verification();

@@ -54,7 +54,7 @@ std::vector<int> training_order(const ShardSet& set, int B, int micro_steps, int
                                 uint64_t seed) {
     std::vector<std::unique_ptr<TrainLoader>> ranks;
     for (int rank = 0; rank < world; ++rank)
-        ranks.push_back(std::make_unique<TrainLoader>(set, B, T, micro_steps, rank, world, seed, first_step, vocab));
+        ranks.push_back(std::make_unique<TrainLoader>(set, B, T, rank, world, seed, first_step * micro_steps, vocab));
     std::vector<int32_t> tokens(B * T), targets(B * T);
     std::vector<int> order;
     for (int micro_step = 0; micro_step < steps * micro_steps; ++micro_step)
@@ -127,14 +127,14 @@ TEST_CASE("an error of the prefetch thread reaches next(), after the batches bef
     tokens[bad] = 999;
     const std::string path = write_shard<uint16_t>(dir / "a.bin", tokens);
     const ShardSet set({path});
-    TrainLoader loader(set, 1, T, 1, 0, 1, 6, 0, 999);
+    TrainLoader loader(set, 1, T, 0, 1, 6, 0, 999);
     int32_t inputs[T], targets[T];
     for (int i = 0; i < good; ++i) loader.next(inputs, targets);
     for (int again = 0; again < 3; ++again)
         check_error(ExitCode::bad_data, {path, strprintf("token %d ", bad), "id 999", "999 ids"},
                     [&] { loader.next(inputs, targets); });
 
-    TrainLoader fine(set, 1, T, 1, 0, 1, 6, 0, 1000);
+    TrainLoader fine(set, 1, T, 0, 1, 6, 0, 1000);
     for (int i = 0; i < 100; ++i) CHECK_NOTHROW(fine.next(inputs, targets));
 }
 
@@ -143,7 +143,7 @@ TEST_CASE("a shard cut while training stops the loader with its name") {
     const std::string path = write_shard<uint16_t>(dir / "a.bin", counting(0, 3001));
     const ShardSet set({path});
     std::filesystem::resize_file(path, 2000);
-    TrainLoader loader(set, 4, T, 1, 0, 1, 1, 0, vocab);
+    TrainLoader loader(set, 4, T, 0, 1, 1, 0, vocab);
     std::vector<int32_t> inputs(4 * T), targets(4 * T);
     check_error(ExitCode::bad_data, {path, "ends at byte"}, [&] {
         for (int i = 0; i < 100; ++i) loader.next(inputs.data(), targets.data());
@@ -154,11 +154,11 @@ TEST_CASE("loaders stop at once, read or not, and prefetch does not run ahead of
     const CountingSet data({100});
     int32_t inputs[T], targets[T];
     for (int i = 0; i < 50; ++i) {
-        TrainLoader loader(data.set, 1, T, 1, 0, 1, 1, 0, vocab);
+        TrainLoader loader(data.set, 1, T, 0, 1, 1, 0, vocab);
         for (int k = 0; k < i % 7; ++k) loader.next(inputs, targets);
     }
     // A slot may be overwritten only after it was delivered: a slow reader still sees the order.
-    TrainLoader slow(data.set, 1, T, 1, 0, 1, 9, 0, vocab);
+    TrainLoader slow(data.set, 1, T, 0, 1, 9, 0, vocab);
     for (int i = 0; i < 20; ++i) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
         slow.next(inputs, targets);
@@ -168,10 +168,10 @@ TEST_CASE("loaders stop at once, read or not, and prefetch does not run ahead of
 
 TEST_CASE("loaders refuse nonsense") {
     const CountingSet data({100});
-    check_error(ExitCode::bad_flags, {"B=0"}, [&] { TrainLoader(data.set, 0, T, 1, 0, 1, 1, 0, vocab); });
-    check_error(ExitCode::bad_flags, {"rank=2 of 2"}, [&] { TrainLoader(data.set, 1, T, 1, 2, 2, 1, 0, vocab); });
-    check_error(ExitCode::bad_flags, {"-5"}, [&] { TrainLoader(data.set, 1, T, 1, 0, 1, 1, -5, vocab); });
-    check_error(ExitCode::bad_data, {"T=100"}, [&] { TrainLoader(data.set, 1, 100, 1, 0, 1, 1, 0, vocab); });
+    check_error(ExitCode::bad_flags, {"B=0"}, [&] { TrainLoader(data.set, 0, T, 0, 1, 1, 0, vocab); });
+    check_error(ExitCode::bad_flags, {"rank=2 of 2"}, [&] { TrainLoader(data.set, 1, T, 2, 2, 1, 0, vocab); });
+    check_error(ExitCode::bad_flags, {"-5"}, [&] { TrainLoader(data.set, 1, T, 0, 1, 1, -5, vocab); });
+    check_error(ExitCode::bad_data, {"T=100"}, [&] { TrainLoader(data.set, 1, 100, 0, 1, 1, 0, vocab); });
     check_error(ExitCode::bad_flags, {"B=0"}, [&] { EvalLoader(data.set, 0, T, 0, 1, -1, vocab); });
     check_error(ExitCode::bad_flags, {"-2"}, [&] { EvalLoader(data.set, 1, T, 0, 1, -2, vocab); });
 }

@@ -4,7 +4,8 @@ import math
 import random
 import unittest
 
-from trainer import VOCAB, FinishedRun, corpus, run, tiny_flags, write_shard
+from test_run_ranks import MPIRUN, ONE_THREAD, RankRun, check_same_run, run_ranks
+from trainer import VOCAB, FinishedRun, corpus, new_path, run, tiny_flags, write_shard
 
 
 def relative(a, b):
@@ -154,6 +155,41 @@ class Skips(unittest.TestCase):
                 self.assertEqual(result.code, 6)
                 self.assertIn("3 steps in a row were skipped; in the last, step 4, " + culprit, result.err)
                 self.assertIn("--max-skips", result.err)
+
+
+class BatchSchedule(unittest.TestCase):
+    # Two steps of 256 tokens, one of 512, then 768.
+    FLAGS = ["--batch", "2", "--total-batch", "768", "--max-steps", "6", "--schedule", "constant", "--lr", "1e-3"]
+    STAGES = ["--batch-schedule", "256:2,512:1"]
+
+    def test_each_step_is_that_of_a_run_with_its_batch(self):
+        grown = FinishedRun(*self.FLAGS, *self.STAGES)
+        self.assertEqual([s["tokens"] for s in grown.steps], [256, 512, 1024, 1792, 2560, 3328])
+        self.assertIn("256 tokens a step up to step 2, 512 tokens a step up to step 3, then 768", grown.result.out)
+        # The samples go on where they are: those of the second step of 512, after two of 256.
+        small, middle = (FinishedRun(*self.FLAGS, "--total-batch", tokens, "--stop-after", "2") for tokens in (256, 512))
+        self.assertEqual(grown.losses[:2], small.losses)
+        self.assertEqual([s["norm"] for s in grown.steps][:2], [s["norm"] for s in small.steps])
+        self.assertEqual(grown.steps[2]["batch_hash"], middle.steps[1]["batch_hash"])
+
+    @unittest.skipUnless(MPIRUN, "no mpirun")
+    def test_over_ranks_and_resumed(self):
+        flags = [*self.FLAGS, *self.STAGES, "--batch", "1", "--reduce-order", "rank"]
+        whole = FinishedRun(*flags, env=ONE_THREAD)
+        for stop in ("1", "3"):
+            with self.subTest(stop=stop):
+                part = RankRun(2, *flags, "--stop-after", stop)
+                done = run_ranks(1, *tiny_flags("--out", part.directory, *flags, "--resume", "latest"))
+                self.assertEqual(done.returncode, 0, done.stderr)
+                check_same_run(self, part, whole)
+        for stop, more, message in (("4", ["--batch-schedule", "256:3"], "--batch-schedule 256:2,512:1, this run has"),
+                                    ("2", ["--skip-data", "1"], "which --batch-schedule has not yet come to"),
+                                    ("3", ["--skip-data", "1"], "")):
+            with self.subTest(stop=stop, more=more):
+                begun = FinishedRun(*flags, "--stop-after", stop)
+                done = run(*tiny_flags("--out", begun.directory, *flags, "--resume", "latest", *more))
+                self.assertEqual(done.code, 4 if message else 0, done.err)
+                self.assertIn(message, done.err)
 
 
 class NearlySameNumbers(unittest.TestCase):

@@ -119,7 +119,6 @@ TEST_CASE("progress: steps as they are written") {
     REQUIRE(file != nullptr);
     ProgressSetup setup;
     setup.last_step = 10;
-    setup.tokens_per_step = 1000;
     setup.flops_per_token = 1e9;
     setup.peak_tflops = 100.0;
     Progress progress(file, setup);
@@ -128,6 +127,7 @@ TEST_CASE("progress: steps as they are written") {
     for (int step = 1; step <= 4; step++) {
         record.step = step;
         record.ms = step == 1 ? 5000 : 1000;
+        record.tokens_per_s = 1e6 / record.ms;
         record.skipped = step >= 3 ? 1 : 0;
         progress.step(record, std::nullopt);
     }

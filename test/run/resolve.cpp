@@ -141,6 +141,25 @@ TEST_CASE("resolve: the total batch is whole micro-steps on all ranks") {
     CHECK(!contains(refusal(o), "-d 0"));
 }
 
+TEST_CASE("resolve: stages of a batch schedule are whole micro-steps, below the total batch") {
+    Options o;
+    o.batch = 2, o.seq = 512, o.total_batch = 8192, o.batch_schedule = "2048:10,4096:5";
+    CHECK(resolved(o, with_ranks(2)).batches.tokens_until(16) == 10 * 2048 + 5 * 4096 + 8192);
+    CHECK(contains(refusal(o, with_ranks(4)),
+                   "2048 tokens a step are no multiple, below -d 8192, of the micro-step's 4096"));
+    o.total_batch = 4096;
+    CHECK(contains(refusal(o), "4096 tokens a step are no multiple, below -d 4096"));
+    // One epoch of 21 steps: 10 of 2048, 5 of 4096, and 6 of 8192, the last of which needs a token more.
+    o.total_batch = 8192;
+    ResolveInputs inputs;
+    for (const auto& [tokens, steps] : {std::pair{90113, 21}, {90112, 20}, {2049, 1}}) {
+        inputs.train_tokens = tokens;
+        CHECK(resolved(o, inputs).max_steps == steps);
+    }
+    inputs.train_tokens = 2048;
+    CHECK(contains(refusal(o, inputs), "one step takes 2,048"));
+}
+
 TEST_CASE("resolve: a micro-batch's tokens can be counted") {
     Options o;
     o.batch = 2097151;  // 2^31 - 1024 tokens
