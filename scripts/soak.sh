@@ -94,6 +94,8 @@ stage "fuzzing with AddressSanitizer" check env TRAIN_GPT=$NATIVE-address/train_
 stage "Hugging Face's transformers, where they are installed" unittest \
     .venv/bin/python test/end_to_end/test_transformers.py
 
+stage "combinations of flags at random" check python3 test/end_to_end/combinations.py --cases "$FUZZ" --seed "$RANDOM"
+
 if command -v clang++ >/dev/null; then
     stage "libFuzzer: every kind of file that is read" check make -s fuzz FUZZ_SECONDS=600
 else

@@ -11,10 +11,12 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <type_traits>
 #include <utility>
 
 #include "llmc/data/llmc_magic.h"
@@ -110,7 +112,13 @@ Header read_header(int fd, const std::string& path) {
 template <typename Value>
 void read_field(const nlohmann::json& object, const char* name, std::optional<Value>& field) {
     const auto found = object.find(name);
-    if (found != object.end() && !found->is_null()) field = found->get<Value>();
+    if (found == object.end() || found->is_null()) return;
+    // nlohmann would cut a fraction off, and wrap a number that is too large around.
+    if constexpr (std::is_same_v<Value, int64_t>)
+        if (!found->is_number_integer() || std::abs(found->get<double>()) > 1e15)
+            throw nlohmann::json::type_error::create(
+                302, strprintf("%s is %s, which is no whole number", name, found->dump().c_str()), nullptr);
+    field = found->get<Value>();
 }
 
 Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {

@@ -17,8 +17,9 @@ ModelFields ModelFields::inside(const char* key) const {
 int ModelFields::positive(std::initializer_list<const char*> keys, int fallback) const {
     for (const char* key : keys) {
         if (!has(key)) continue;
+        constexpr double kMost = 1e8;  // far above all there is, and what follows from it fits an int
         const nlohmann::json& value = json_[key];
-        if (!value.is_number_integer() || value.get<double>() < 1 || value.get<double>() > 1e9)
+        if (!value.is_number_integer() || value.get<double>() < 1 || value.get<double>() > kMost)
             refuse(strprintf("\"%s\" is %s; it must be a positive whole number", key, value.dump().c_str()));
         return value.get<int>();
     }

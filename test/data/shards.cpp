@@ -129,8 +129,11 @@ TEST_CASE("sidecars: read, absent, partial, contradicting, broken") {
     check_error(ExitCode::bad_data, {"a.bin.json", "10 tokens", "has 9"}, [&] { ShardSet({path}); });
     write_file(path + ".json", R"({"tokens": )");
     check_error(ExitCode::bad_data, {"a.bin.json", "not valid"}, [&] { ShardSet({path}); });
-    write_file(path + ".json", R"({"tokens": "nine"})");
-    check_error(ExitCode::bad_data, {"a.bin.json", "not valid"}, [&] { ShardSet({path}); });
+    for (const char* tokens : {"\"nine\"", "9.5", "9e40", "18446744073709551625"}) {
+        CAPTURE(tokens);
+        write_file(path + ".json", strprintf(R"({"tokens": %s})", tokens));
+        check_error(ExitCode::bad_data, {"a.bin.json", "not valid", "tokens is"}, [&] { ShardSet({path}); });
+    }
 }
 
 TEST_CASE("the token that begins documents: the sidecar's, its tokenizer's, or llm.c's") {

@@ -138,6 +138,9 @@ TEST_CASE("model config: bad files and names") {
     CHECK(contains(message(R"({"heads": 2, "channels": 64})"), "\"layers\" is missing"));
     CHECK(contains(message(R"({"layers": "2", "heads": 2, "channels": 64})"), "\"layers\" is \"2\""));
     CHECK(contains(message(R"({"layers": 0, "heads": 2, "channels": 64})"), "\"layers\" is 0"));
+    // Eight times as many, of which SwiGLU's width is a third, are no int.
+    CHECK(contains(message(R"({"architecture": "llama", "layers": 2, "heads": 2, "channels": 409128256})"),
+                   "\"channels\" is 409128256"));
     CHECK(
         contains(message(R"({"layers": 2, "head": 2, "channels": 64})"),
                  "unknown field \"head\"; the fields are architecture, name, layers, heads, channels, vocab, context"));

@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Draws runs at random, and what must not change their bits: ranks, stages of ZeRO, a stop and a resumption, streams and
+threads in other orders, guarded memory, recomputation, verification, profiling. Each is compared with one process that
+does it in one go: losses, norms, validations, FP8's amaxes and scales, and weights have the same bits.
+
+    python3 test/end_to_end/combinations.py --cases 200 --seed 1        # one of them again: --first N --cases 1
+
+What two flags forbid each other is no failure, but has to be said with exit code 2.
+"""
+
+import argparse
+import collections
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+
+from test_run_architectures import SHAPE, described
+from test_run_ranks import ENVIRONMENT, ONE_THREAD, command
+from trainer import BLOCK_RECIPES, FP8_RECIPES, PROGRAM, TENSOR_RECIPES, corpus, new_path, read_safetensors, workspace
+
+SAMPLES = 6  # a step: 1, 2 and 3 ranks share them
+
+
+class Draw(random.Random):
+    def maybe(self, chance, *flags):
+        return list(flags) if self.random() < chance else []
+
+    def flag(self, chance, name, *values):
+        return [name, self.choice(values)] if self.random() < chance else []
+
+
+def model(draw, wide):
+    architecture = draw.choice(["gpt2", "llama", "qwen3", "nano"])
+    heads = 4 if wide else draw.choice([1, 2, 4])
+    channels = 128 if wide else max(64, 32 * heads)
+    layers = draw.choice([1, 2, 3])
+    if architecture == "gpt2":
+        return ["--layers", layers, "--heads", heads, "--channels", channels, "--context", 64]
+    shape = dict(SHAPE, layers=layers, heads=heads, channels=channels, hidden=256 if wide else draw.choice([96, 128]),
+                 kv_heads=draw.choice([n for n in (1, 2, 4) if heads % n == 0]),
+                 head_dim=64 if wide else draw.choice([32, 64]))
+    if architecture != "nano":
+        shape["tied"] = draw.random() < 0.5
+    if architecture == "qwen3" and draw.random() < 0.5:
+        shape.update(window=draw.choice([4, 8]), window_layers=draw.choice(["S", "SL", "SSL"]))
+    return ["-e", described(architecture, **shape)]
+
+
+def fp8(draw, recipe):
+    flags = ["--fp8-recipe", recipe, *draw.flag(0.3, "--fp8-grad", "e4m3"), *draw.maybe(0.3, "--fp8-pow2-scales"),
+             *draw.flag(0.2, "--fp8-margin", 1)]
+    if recipe == "delayed":
+        flags += [*draw.flag(0.3, "--fp8-history", 1, 2, 5), *draw.flag(0.3, "--fp8-amax-algo", "most_recent", "ema")]
+    layers = ["all,-first", "-fc_proj", "none,block0.qkv"]
+    if recipe in TENSOR_RECIPES:
+        flags += draw.flag(0.2, "--fp8-fallback", "0.0001,0.0001,1", "0.01,0.001,2")
+        layers += ["all,+lm_head", "all,-last,+lm_head"]
+    return flags + draw.flag(0.4, "--fp8-layers", *layers)
+
+
+def training(draw):
+    """Flags of a run, its steps, and the most that --zero can be."""
+    precision = draw.choice(["fp32", "bf16", "fp8", "fp8", "fp8"])
+    recipe = draw.choice(FP8_RECIPES) if precision == "fp8" else None
+    blocks = recipe in BLOCK_RECIPES
+    seq, batch = 64 if blocks else 16, 2 if blocks else draw.choice([1, 2])
+    step, steps = SAMPLES * batch * seq, draw.choice([5, 7])
+    flags = [*model(draw, blocks), "--precision", precision, *(fp8(draw, recipe) if recipe else []),
+             "--seq", seq, "--batch", batch, "--total-batch", step, "--max-steps", steps,
+             "--lr", draw.choice(["1e-3", "5e-3"]), "--seed", draw.randrange(99),
+             *draw.maybe(0.3, "--total-batch", 2 * step, "--batch-schedule", f"{step}:2"),
+             *draw.flag(0.4, "--optimizer", "lion", "sgd", "muon", "normuon"), *draw.flag(0.3, "--warmup", 2),
+             *draw.flag(0.3, "--schedule", "linear", "constant", "wsd", "wsd-linear"),
+             *draw.flag(0.2, "--clip", 0, 0.01), *draw.flag(0.2, "--z-loss", "1e-3"),
+             *draw.flag(0.2, "--label-smoothing", "0.1"), *draw.maybe(0.3, "--doc-mask"),
+             *draw.flag(0.2, "--kernels", "portable"), *draw.maybe(0.2, "--skip-spikes"),
+             *draw.flag(0.2, "--plateau", "0.5,0"), *draw.flag(0.5, "--recompute", "none", "norm", "block")]
+    if precision != "fp32":
+        flags += [*draw.flag(0.3, "--loss-scale", "dynamic", "1024", "off"), "--loss-scale-growth-interval", 2]
+    return flags, steps, {"block": 0, "mxfp8": 2}.get(recipe, 3)
+
+
+def change(draw, most_zero, whole):
+    """(ranks, flags, environment) under which a run has the same bits."""
+    ranks = draw.choice([1, 2, 3])
+    flags = ["--val-batches", SAMPLES // ranks, *draw.flag(0.3, "--recompute", "none", "gelu", "norm", "block"),
+             *draw.flag(0.3, "--verify-every", 1, 2)]
+    if ranks > 1:
+        flags += ["--zero", draw.randrange(most_zero + 1)]
+    if whole:
+        flags += draw.flag(0.3, "--profile-steps", "1:2", "2:4")
+    environment = dict([*draw.maybe(0.5, ("LLMC_STREAMS", draw.choice(["lazy", "random"]))),
+                        *draw.maybe(0.5, ("LLMC_ORDER", draw.choice(["descending", "random"]))),
+                        *draw.maybe(0.3, ("LLMC_GUARD", "1"))])
+    return ranks, flags, environment
+
+
+def run(directory, ranks, flags, environment):
+    flags = ["--train", corpus().train, "--val", corpus().val, "--val-every", 2, "--fp8-log-every", 2,
+             "--reduce-order", "rank", "--out", directory, *flags]
+    line = command(ranks, *flags) if ranks > 1 else [PROGRAM, *map(str, flags)]
+    return subprocess.run(line, capture_output=True, text=True, errors="replace", timeout=300, cwd=workspace(),
+                          env={**ENVIRONMENT, **ONE_THREAD, **environment})
+
+
+def numbers(directory):
+    """What two runs must have in common, by name."""
+    found = {}
+    with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
+        for record in map(json.loads, file):
+            for key in ("loss", "norm", "lr", "tokens", "skipped", "loss_scale", "batch_hash"):
+                if key in record:
+                    found[f"{key} of step {record['step']}"] = record[key]
+            if "val_loss" in record and record["step"] % 2 == 0:  # a stop adds one of its own
+                found[f"validation of step {record['step']}"] = record["val_loss"]
+            for tensor in record.get("fp8", []):
+                found[f"{tensor['tensor']} in step {record['step']}"] = tensor["amax"], tensor["scale"]
+    found.update(read_safetensors(os.path.join(directory, "model.safetensors")))
+    return found
+
+
+def check(draw):
+    """("equal" or "refused", "") or (what is wrong, the runs)."""
+    flags, steps, most_zero = training(draw)
+    one, other = new_path(), new_path()
+    done = run(one, 1, ["--val-batches", SAMPLES, *flags], {})
+    if done.returncode == 2 and done.stderr.startswith("train_gpt: "):
+        return "refused", ""
+    if done.returncode != 0:
+        return f"exit code {done.returncode}", f"{flags}\n{done.stderr}"
+    runs = [flags]
+    stop = draw.choice([None, *range(1, steps)])
+    parts = [[]] if stop is None else [["--stop-after", stop], ["--resume", draw.choice(["latest", "auto"])]]
+    for part in parts:
+        ranks, more, environment = change(draw, most_zero, stop is None)
+        runs.append((ranks, [*more, *part], environment))
+        done = run(other, ranks, [*flags, *more, *part], environment)
+        if done.returncode != 0:
+            return f"exit code {done.returncode}", f"{runs}\n{done.stderr}"
+    first, second = numbers(one), numbers(other)
+    different = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+    return (f"{different[0]} and {len(different) - 1} others differ", str(runs)) if different else ("equal", "")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--cases", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    print(f"seed {args.seed}", flush=True)
+    results = collections.Counter()
+    for number in range(args.first, args.first + args.cases):
+        result, runs = check(Draw(f"{args.seed} {number}"))
+        results[result if not runs else "failed"] += 1
+        if runs:
+            print(f"case {number}: {result}\n{runs}", flush=True)
+        for name in os.listdir(workspace()):
+            if name.startswith("run"):
+                shutil.rmtree(os.path.join(workspace(), name), ignore_errors=True)
+    print(f"{args.cases} cases: {dict(results)}")
+    # A generator whose runs are mostly refused looks at nothing.
+    return 1 if results["failed"] or results["refused"] > results["equal"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
