@@ -34,12 +34,12 @@ void print_stop(int64_t step, StopReason stop) {
 // ---- the training loop ---------------------------------------------------------------------------------------------
 
 template <class Real>
-ExitCode train(const Options& o, const Admission& admission, const Inputs& inputs, Ranks& ranks,
-               RunDirectory& directory, std::optional<Resumed>& resumed) {
+ExitCode train(const Options& o, Admission& admission, const Inputs& inputs, Ranks& ranks, RunDirectory& directory,
+               std::optional<Resumed>& resumed) {
     const Comm& comm = ranks.comm;
     Trainer<Real> trainer(trainer_config(o, admission.products), comm);
     trainer.allocate();
-    check_communicators(o, trainer, ranks);
+    check_communicators(o, trainer, ranks, admission);
     RunPosition position = start(trainer, o, ranks, resumed);
     Checkpoints<Real> checkpoints(o, *inputs.train, trainer, directory, position);
     enter_directory(directory, trainer, o, admission.summary, ranks, position);
@@ -167,7 +167,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
 
     RunDirectory directory(comm.is_main() ? o.out : "");
     std::optional<Resumed> resumed = find_checkpoint(o, *inputs.train, ranks);
-    const Admission admission = admit(o, ranks, resumed ? &*resumed : nullptr);
+    Admission admission = admit(o, ranks, resumed ? &*resumed : nullptr);
     open_directory(directory, o, resumed);
     if (directory.active() && !admission.findings.is_null())
         write_file(directory.file("check.json"), admission.findings.dump(1) + "\n");

@@ -11,8 +11,9 @@
 namespace llmc {
 namespace {
 
-constexpr size_t kFew = 1031;                // elements a rank: a prime, so that no kernel's pieces fit
-constexpr size_t kMany = size_t{256} << 10;  // 1 MiB a rank of floats
+constexpr size_t kFew = 1031;  // elements a rank: a prime, so that no kernel's pieces fit
+// Floats that are timed: 1 MiB a rank; or over NCCL, whose links are slow with little, 64 MiB on all ranks together.
+constexpr size_t kMany = size_t{256} << 10, kManyOverNccl = size_t{16} << 20;
 constexpr int kWarmUp = 1, kTimed = 4;
 
 // Whole numbers from 0 to 15 of rank r, so that sums over 1000 ranks are exact in FP32 and each is a BF16 number.
@@ -169,20 +170,21 @@ double rate_of(const Comm& comm, size_t bytes, stream_t stream, Operation&& oper
     return kTimed * static_cast<double>(bytes) * (comm.world() - 1) / seconds;
 }
 
-LinkRates measure(const Comm& comm) {
+Rates measure(const Comm& comm) {
     const size_t world = static_cast<size_t>(comm.world());
+    const size_t count = std::string(comm.name()) == "nccl" ? std::max(kMany, kManyOverNccl / world) : kMany;
     const stream_t stream = create_stream(StreamPriority::communication);
-    LinkRates rates;
+    Rates rates;
     {
-        const GuardedArray<float> whole(std::vector<float>(kMany * world), stream), part(kMany, stream);
-        const GuardedMemory workspace(std::max<size_t>(1, comm.reduce_scatter_workspace(kMany, Wire::fp32, false)),
+        const GuardedArray<float> whole(std::vector<float>(count * world), stream), part(count, stream);
+        const GuardedMemory workspace(std::max<size_t>(1, comm.reduce_scatter_workspace(count, Wire::fp32, false)),
                                       stream);
-        rates.all_gather = rate_of(comm, kMany * sizeof(float), stream, [&] {
-            comm.all_gather(whole, whole.data() + static_cast<size_t>(comm.rank()) * kMany, kMany * sizeof(float),
+        rates["all_gather"] = rate_of(comm, count * sizeof(float), stream, [&] {
+            comm.all_gather(whole, whole.data() + static_cast<size_t>(comm.rank()) * count, count * sizeof(float),
                             stream);
         });
-        rates.reduce_scatter = rate_of(comm, kMany * sizeof(float), stream, [&] {
-            comm.reduce_scatter(part, whole, kMany, Wire::fp32, false, workspace.data(), stream);
+        rates["reduce_scatter"] = rate_of(comm, count * sizeof(float), stream, [&] {
+            comm.reduce_scatter(part, whole, count, Wire::fp32, false, workspace.data(), stream);
         });
     }
     destroy_stream(stream);
@@ -191,7 +193,7 @@ LinkRates measure(const Comm& comm) {
 
 }  // namespace
 
-LinkRates check_collectives(const std::vector<NamedComm>& comms, const Comm& world) {
+Rates check_collectives(const std::vector<NamedComm>& comms, const Comm& world) {
     if (comms.empty()) return {};
     for (const NamedComm& named : comms)
         for (const size_t count : {size_t{1}, kFew}) {
@@ -205,7 +207,7 @@ LinkRates check_collectives(const std::vector<NamedComm>& comms, const Comm& wor
     do_together(world, [&] {
         for (const auto& patterns : together) look_at(*patterns, world, ", all communicators at once");
     });
-    const LinkRates rates = measure(comms.front().comm);
+    const Rates rates = measure(comms.front().comm);
     for (const NamedComm& named : comms) named.comm.reset_traffic();  // which counts what training sends
     return rates;
 }

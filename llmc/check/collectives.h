@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/check/findings.h"
 #include "llmc/comm/comm.h"
 
 namespace llmc {
@@ -14,12 +15,8 @@ struct NamedComm {
     Comm comm;
 };
 
-struct LinkRates {
-    double all_gather = 0, reduce_scatter = 0;  // bytes a second that a rank gets to others; 0: not measured
-};
-
 // A collective of all ranks. Throws Error(communication) on every rank: which operation, of which communicator, on
 // which rank, and the first byte that is wrong. Returns the rates of the first communicator.
-LinkRates check_collectives(const std::vector<NamedComm>& comms, const Comm& world);
+Rates check_collectives(const std::vector<NamedComm>& comms, const Comm& world);
 
 }  // namespace llmc

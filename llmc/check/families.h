@@ -11,6 +11,7 @@ using Items = std::vector<CheckItem>;
 
 void add_casts(Items& items, const KernelUse& use);
 void add_tensor_cores(Items& items, const KernelUse& use);
+void add_memory(Items& items, const KernelUse& use);
 void add_embedding(Items& items, const KernelUse& use);
 void add_layernorm(Items& items, const KernelUse& use);
 void add_rmsnorm(Items& items, const KernelUse& use);

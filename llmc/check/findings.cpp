@@ -1,5 +1,6 @@
 #include "llmc/check/findings.h"
 
+#include <algorithm>
 #include <type_traits>
 
 namespace llmc {
@@ -110,6 +111,7 @@ Json findings_json(const Findings& findings) {
         if (!f.problem.empty()) json["problem"] = f.problem;
         json["seconds"] = f.seconds;
         for (const ProductTrial& trial : f.trials) json["ways"].push_back(trial_json(trial));
+        if (!f.rates.empty()) json["rates"] = f.rates;
     }
     return all;
 }
@@ -123,8 +125,18 @@ Findings findings_from_json(const Json& json) {
         f.problem = value.value("problem", "");
         f.seconds = value.value("seconds", 0.0);
         for (const Json& trial : value.value("ways", Json::array())) f.trials.push_back(trial_from_json(trial));
+        f.rates = value.value("rates", Rates{});
     }
     return findings;
+}
+
+bool is_of_products(const std::string& rate) { return rate == "fp32" || rate == "bf16" || rate == "fp8"; }
+
+Rates rates_of(const Findings& findings) {
+    Rates highest;
+    for (const auto& [item, finding] : findings)
+        for (const auto& [name, rate] : finding.rates) highest[name] = std::max(highest[name], rate);
+    return highest;
 }
 
 Json request_json(const CheckRequest& r) {

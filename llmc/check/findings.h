@@ -11,13 +11,21 @@
 
 namespace llmc {
 
+// What was reached a second, by name: "fp32", "bf16" and "fp8" are the FLOPs of products, "copy" the bytes that a copy
+// of memory reads and writes, "all_gather" and "reduce_scatter" the bytes that a rank gets to others.
+using Rates = std::map<std::string, double>;
+bool is_of_products(const std::string& rate);
+
 struct Finding {
     std::string family, variant;  // of the item; see item.h
     std::string problem;          // "": it is right
     double seconds = 0;
     std::vector<ProductTrial> trials;  // of a product
+    Rates rates = {};
 };
 using Findings = std::map<std::string, Finding>;  // by the item's name
+
+Rates rates_of(const Findings& findings);  // the highest of each
 
 // Everything that a run will use, on one card.
 struct CheckRequest {

@@ -21,6 +21,8 @@ struct CheckItem {
     std::string variant;
     // What is wrong, with place, found and expected numbers; "" if all is right. Errors of the device may be thrown.
     std::function<std::string(stream_t)> run;
+    // What it reaches a second, where that is worth knowing; 0: it could not be timed.
+    std::function<double(stream_t)> rate = {};
 };
 
 }  // namespace llmc

@@ -24,7 +24,7 @@ public:
     std::string add(const Findings& findings) const;
 
 private:
-    const nlohmann::ordered_json identity_;
+    nlohmann::ordered_json identity_;
     std::string path_;
 };
 

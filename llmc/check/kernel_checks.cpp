@@ -14,6 +14,7 @@ std::vector<CheckItem> all_checks(const KernelUse& use) {
     check::Items items;
     for (const auto add : {check::add_casts,
                            check::add_tensor_cores,
+                           check::add_memory,
                            check::add_embedding,
                            check::add_layernorm,
                            check::add_rmsnorm,

@@ -29,12 +29,19 @@ void finish(const std::string& name, Finding finding, Clock::time_point begin) {
     say({{"end", name}, {"finding", findings_json({{name, finding}})}});
 }
 
+bool is_timed(const CheckRequest& request) { return request.tune > 1; }
+
 void make_items(const CheckRequest& request, stream_t stream) {
     for (const CheckItem& item : kernel_checks(request.use)) {
         if (request.found.count(item.name)) continue;
         const Clock::time_point begin = Clock::now();
         say({{"begin", item.name}});
-        finish(item.name, {item.family, item.variant, item.run(stream), 0, {}}, begin);
+        Finding finding{item.family, item.variant, item.run(stream), 0, {}};
+        if (item.rate && finding.problem.empty() && is_timed(request)) {
+            const double rate = item.rate(stream);
+            if (rate > 0) finding.rates = {{item.name, rate}};
+        }
+        finish(item.name, finding, begin);
     }
 }
 
@@ -53,11 +60,16 @@ Finding try_product(const CheckRequest& request, ProductChecks& checks, const Pr
         if (std::any_of(over.begin(), over.end(), [&](const ProductTrial& trial) { return trial.way == way; }))
             continue;
         say({{"begin", key}, {"way", trial_json({way, "", 0})}});
-        finding.trials.push_back(checks.hold(product, way, request.tune > 1));
+        finding.trials.push_back(checks.hold(product, way, is_timed(request)));
         say({{"trial", key}, {"way", trial_json(finding.trials.back())}});
         tried++;
         found = found || is_right(finding.trials.back());
         if (is_right(finding.trials.back()) && !wanted.empty() && way.algorithm == wanted) break;
+    }
+    for (const ProductTrial& trial : finding.trials) {
+        if (trial.ms <= 0 || !trial.problem.empty()) continue;
+        double& rate = finding.rates[is_fp8(product.type) ? "fp8" : name_of(product.type)];
+        rate = std::max(rate, 2e3 * product.N * product.C * product.OC / trial.ms);
     }
     if (!found) finding.problem = finding.trials.empty() ? "cuBLASLt has no algorithm" : finding.trials.front().problem;
     return finding;

@@ -165,7 +165,7 @@ struct Checked {
     double seconds = 0;  // that it took
     Fallbacks fallbacks;
     std::vector<std::string> notes;
-    std::string path;  // where results are kept
+    std::optional<KeptResults> kept_in;
 };
 
 std::string summary_line(const Checked& checked, const DeviceInfo& device) {
@@ -173,7 +173,7 @@ std::string summary_line(const Checked& checked, const DeviceInfo& device) {
     return strprintf("checked on %s: %d of %d right, %d fell back (%s%s)\n", device_text(device).c_str(), result.right,
                      result.items, checked.fallbacks.count,
                      checked.kept ? "known" : strprintf("%.1f s", checked.seconds).c_str(),
-                     checked.path.empty() ? "" : ("; " + checked.path).c_str());
+                     checked.kept_in->path().empty() ? "" : ("; " + checked.kept_in->path()).c_str());
 }
 
 // Checks and gives way until what is left is right. `device` is this rank's.
@@ -185,7 +185,7 @@ Checked check_until_right(Options& o, Ranks& ranks, const Resumed* resumed) {
     check.program = kThisProgram;
     check.alive = [&] { ranks.watchdog.alive(); };
     check.force = o.card_check == "force";
-    checked.path = KeptResults(check.cache, check.identity).path();
+    checked.kept_in.emplace(check.cache, check.identity);
     const std::map<std::string, std::string> preferred = algorithms_of(products_of(resumed, checked.notes));
     for (;;) {
         const StagePlan plan = plan_rank(o, ranks.comm);
@@ -231,23 +231,24 @@ void print_notes(const Checked& checked) {
         std::printf("note: the card check's results are not kept: %s\n", checked.result.keeping_problem.c_str());
 }
 
-// The most that a product reached, in TFLOP/s, by its type.
-std::map<std::string, double> best_rates(const CheckRequest& request, const Findings& findings) {
-    std::map<std::string, double> best;
-    for (const Product& product : request.products) {
-        for (const ProductTrial& trial : findings.at(request.key(product)).trials) {
-            if (trial.ms <= 0 || !trial.problem.empty()) continue;
-            double& rate = best[is_fp8(product.type) ? "fp8" : name_of(product.type)];
-            rate = std::max(rate, 2.0 * product.N * product.C * product.OC / (trial.ms * 1e9));
-        }
-    }
-    return best;
+// Of products, in TFLOP/s; of what moves bytes, in GB/s.
+Json rates_json(const Rates& rates, bool of_products) {
+    Json json = Json::object();
+    for (const auto& [name, rate] : rates)
+        if (is_of_products(name) == of_products) json[name] = rate / (of_products ? 1e12 : 1e9);
+    return json;
 }
 
-std::string rates_text(const std::map<std::string, double>& best) {
+// "   up to TFLOP/s: bf16 612, fp8 1190", or "   GB/s: copy 4120".
+std::string rates_text(const Rates& rates) {
     std::string text;
-    for (const auto& [type, rate] : best) text += strprintf("%s%s %.3g", text.empty() ? "" : ", ", type.c_str(), rate);
-    return text.empty() ? "" : "   up to TFLOP/s: " + text;
+    for (const bool of_products : {true, false}) {
+        const Json json = rates_json(rates, of_products);
+        for (const auto& [name, rate] : json.items())
+            text += (text.empty() ? of_products ? "   up to TFLOP/s: " : "   GB/s: " : ", ") + name +
+                    strprintf(" %.3g", rate.get<double>());
+    }
+    return text;
 }
 
 }  // namespace
@@ -256,16 +257,23 @@ bool checks_cards(const Options& o, const DeviceInfo& device) {
     return o.card_check == "force" || (o.card_check == "auto" && !device.is_host);
 }
 
-void print_rates(const LinkRates& rates, const Comm& comm) {
-    if (comm.is_main() && rates.all_gather > 0)
+void note_links(const Rates& rates, const Comm& comm, Admission& admission) {
+    if (rates.empty()) return;
+    if (comm.is_main())
         std::printf("checked between ranks: all_gather %.3g GB/s, reduce_scatter %.3g GB/s a rank\n",
-                    rates.all_gather / 1e9, rates.reduce_scatter / 1e9);
+                    rates.at("all_gather") / 1e9, rates.at("reduce_scatter") / 1e9);
+    for (const auto& [name, rate] : rates) admission.rates[name] = rate;
+    admission.summary["gb_per_s"] = rates_json(admission.rates, false);
+    bool one_node = true;
+    for (int rank = 1; rank < comm.world(); rank++) one_node &= comm.host(rank) == comm.host(0);
+    if (one_node && std::string(comm.name()) == "nccl")  // or these are no rates of the card's links
+        admission.kept->add({{strprintf("links of %d ranks", comm.world()), {"between ranks", "", "", 0, {}, rates}}});
 }
 
 std::optional<double> peak_tflops(const DeviceInfo& device, const std::string& precision, const Admission& admission) {
     if (const std::optional<double> peak = peak_tflops(device, precision)) return peak;
-    const auto measured = admission.tflops.find(precision);
-    return measured == admission.tflops.end() ? std::nullopt : std::optional(measured->second);
+    const auto measured = admission.rates.find(precision);
+    return measured == admission.rates.end() ? std::nullopt : std::optional(measured->second * 1e-12);
 }
 
 Admission admit(Options& o, Ranks& ranks, const Resumed* resumed) {
@@ -283,14 +291,16 @@ Admission admit(Options& o, Ranks& ranks, const Resumed* resumed) {
     compare_kernels(o, resumed, checked.notes);
     admission.products = checked.result.choices;
     admission.findings = findings_json(checked.result.findings);
-    admission.tflops = best_rates(checked.request, checked.result.findings);
+    admission.rates = rates_of(checked.result.findings);
     admission.summary = {{"right", checked.result.right},
                          {"items", checked.result.items},
                          {"fell_back", checked.fallbacks.count},
                          {"fallbacks", checked.fallbacks.lines},
                          {"notes", checked.notes},
-                         {"tflops", admission.tflops},
-                         {"results", checked.path}};
+                         {"tflops", rates_json(admission.rates, true)},
+                         {"gb_per_s", rates_json(admission.rates, false)},
+                         {"results", checked.kept_in->path()}};
+    admission.kept = checked.kept_in;
     if (ranks.comm.is_main()) {
         print_notes(checked);
         std::fputs(summary_line(checked, ranks.device).c_str(), stdout);
@@ -306,17 +316,19 @@ Admission admit(Options& o, Ranks& ranks, const Resumed* resumed) {
 
 ExitCode check_cards(Options& o, Ranks& ranks) {
     const Checked checked = check_until_right(o, ranks, nullptr);
-    if (ranks.comm.world() > 1) print_rates(check_collectives({{"the world", ranks.comm}}, ranks.comm), ranks.comm);
+    Admission admission;
+    admission.kept = checked.kept_in;
+    if (ranks.comm.world() > 1)
+        note_links(check_collectives({{"the world", ranks.comm}}, ranks.comm), ranks.comm, admission);
     if (!ranks.comm.is_main()) return ExitCode::ok;
-    std::map<std::string, std::pair<int, int>> families;  // right, all
-    for (const auto& [name, finding] : checked.result.findings) {
-        families[finding.family].first += finding.problem.empty();
-        families[finding.family].second++;
+    std::map<std::string, Findings> families;
+    for (const auto& [name, finding] : checked.result.findings) families[finding.family].emplace(name, finding);
+    for (const auto& [family, findings] : families) {
+        const auto right = std::count_if(findings.begin(), findings.end(),
+                                         [](const auto& finding) { return finding.second.problem.empty(); });
+        std::printf("  %-14s %3d of %3d right%s\n", family.c_str(), static_cast<int>(right),
+                    static_cast<int>(findings.size()), rates_text(rates_of(findings)).c_str());
     }
-    const std::string rates = rates_text(best_rates(checked.request, checked.result.findings));
-    for (const auto& [family, count] : families)
-        std::printf("  %-14s %3d of %3d right%s\n", family.c_str(), count.first, count.second,
-                    family == kProductFamily ? rates.c_str() : "");
     print_notes(checked);
     std::fputs(summary_line(checked, ranks.device).c_str(), stdout);
     return ExitCode::ok;

@@ -17,11 +17,11 @@
 namespace llmc {
 
 struct Admission {
+    std::optional<KeptResults> kept;  // where results are kept; nothing: nothing was checked
     ProductChoices products;          // how they are to be made
     nlohmann::ordered_json summary;   // for run.json; null: nothing was checked
     nlohmann::ordered_json findings;  // for check.json: of this rank's card
-    // The most that a product reached on this rank's card, by its type; empty: nothing was timed.
-    std::map<std::string, double> tflops;
+    Rates rates;                      // that were reached on this rank's card; empty: nothing was timed
 };
 
 // What MFU is a share of: the data sheet's peak (gpu_table.h), or for a card that is in no table the most that the
@@ -30,7 +30,8 @@ std::optional<double> peak_tflops(const DeviceInfo& device, const std::string& p
 
 // Whether this run is one that is checked.
 bool checks_cards(const Options& options, const DeviceInfo& device);
-void print_rates(const LinkRates& rates, const Comm& comm);
+// Said, and kept where the card's other results are.
+void note_links(const Rates& rates, const Comm& comm, Admission& admission);
 
 // A collective. Changes `options` where something has to give way. `resumed`: its products are made as they were, if
 // that is right here. Error(no_resources): nothing right is left, or with --strict something would have had to give
@@ -39,7 +40,7 @@ Admission admit(Options& options, Ranks& ranks, const Resumed* resumed);
 
 // The communicators of a run with several ranks, before its first step. A collective.
 template <class Real>
-void check_communicators(const Options& options, Trainer<Real>& trainer, const Ranks& ranks) {
+void check_communicators(const Options& options, Trainer<Real>& trainer, const Ranks& ranks, Admission& admission) {
     if (trainer.comm().world() == 1 || !checks_cards(options, ranks.device)) return;
     std::vector<NamedComm> comms;
     const auto add = [&](const char* name, const Comm& comm) {
@@ -49,7 +50,7 @@ void check_communicators(const Options& options, Trainer<Real>& trainer, const R
     add("weights", trainer.weights().comm());
     add("gradients", trainer.gradients().comm());
     add("gradients of all groups", trainer.gradients().groups_comm());
-    print_rates(check_collectives(comms, trainer.comm()), trainer.comm());
+    note_links(check_collectives(comms, trainer.comm()), trainer.comm(), admission);
 }
 
 // train_gpt check: the same for a run with these flags, as a table.

@@ -26,7 +26,10 @@ Findings some_findings() {
     findings["gelu C=64"] = {"kernels", "", "", 0.25, {}};
     findings["gelu fp8"] = {"kernels", "gelu_fp8", "out[3] is 1, must be 2", 0.5, {}};
     findings["matmul"] = {
-        kProductFamily, "", "", 1.5, {{{"00ff", false, false}, "refused", 0}, {{"01", false, true}, "", 0.125}}};
+        kProductFamily, "", "", 1.5, {{{"00ff", false, false}, "refused", 0}, {{"01", false, true}, "", 0.125}},
+        {{"fp8", 3e14}}};
+    findings["another matmul"] = {kProductFamily, "", "", 1.5, {}, {{"fp8", 5e14}, {"bf16", 2e14}}};
+    findings["copy"] = {"memory", "", "", 0.1, {}, {{"copy", 4e12}}};
     return findings;
 }
 
@@ -60,6 +63,11 @@ TEST_CASE("Findings and requests survive JSON") {
     CHECK(choices_from_json(choices_json(choices)) == choices);
 }
 
+TEST_CASE("Rates of findings are the highest of each") {
+    CHECK(rates_of(some_findings()) == Rates{{"bf16", 2e14}, {"fp8", 5e14}, {"copy", 4e12}});
+    CHECK(rates_of({{"gelu", {}}}).empty());
+}
+
 TEST_CASE("Kept results: added to what is there, found again, and those of something else are not") {
     const std::string directory = empty_directory("kept");
     const KeptResults kept(directory, {{"device", "A"}}), other(directory, {{"device", "B"}});
@@ -68,7 +76,7 @@ TEST_CASE("Kept results: added to what is there, found again, and those of somet
     CHECK(findings_json(kept.load()) == findings_json(some_findings()));
     CHECK(other.load().empty());
     CHECK(kept.add({{"gelu fp8", {"kernels", "gelu_fp8", "", 0.5, {}}}}) == "");
-    CHECK(kept.load().size() == 3);
+    CHECK(kept.load().size() == 5);
     CHECK(kept.load()["gelu fp8"].problem == "");
     // Another identity with the same name of a file, and a file that is damaged, are as good as none.
     std::filesystem::copy_file(kept.path(), other.path());
@@ -76,7 +84,7 @@ TEST_CASE("Kept results: added to what is there, found again, and those of somet
     std::ofstream(kept.path()) << "{\"identity\": ";
     CHECK(kept.load().empty());
     CHECK(kept.add(some_findings()) == "");
-    CHECK(kept.load().size() == 3);
+    CHECK(kept.load().size() == 5);
     CHECK(KeptResults("", {}).add({}) != "");
     CHECK(KeptResults("/proc/no/such/place", {}).add({}) != "");
     std::filesystem::remove_all(directory);

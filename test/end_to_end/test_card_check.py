@@ -13,9 +13,12 @@ import test_run_ranks
 import trainer
 from trainer import FinishedRun, new_path, recipe_flags, tiny_flags
 
-# Of the card that is played. One without FP8 is checked for a run in BF16.
-HAS_FP8 = os.environ.get("VIRTUAL_GPU_CARD", "sm_90a") not in ("sm_80", "sm_86")
-needs_fp8 = unittest.skipUnless(HAS_FP8, "the card that is played has no FP8")
+# The card that is played. One without FP8 is checked for a run in BF16.
+CARD = os.environ.get("VIRTUAL_GPU_CARD", "sm_90a")
+HAS_FP8 = CARD not in ("sm_80", "sm_86")
+needs_fp8 = unittest.skipUnless(HAS_FP8, f"{CARD}, the card that is played, has no FP8")
+# The cards whose products have these recipes' scales.
+NATIVE = {"block": ["sm_90a"], "mxfp8": ["sm_100", "sm_120"]}
 VIRTUAL = os.path.join(trainer.ROOT, os.environ.get("VIRTUAL_PROGRAMS", "build/virtual"), "train_gpt")
 RANKS = 3
 SHAPE = [*trainer.TINY_MODEL, *trainer.TINY_BATCH, "--vocab", "257"]
@@ -32,7 +35,8 @@ def card_flags(recipe):
     """Flags of a run with the recipe, or of one in BF16 where the card that is played has no FP8."""
     if not HAS_FP8:
         return ["--precision", "bf16"]
-    return [*recipe_flags(recipe), *(["--fp8-emulation"] if recipe == "mxfp8" else [])]
+    native = recipe not in NATIVE or CARD in NATIVE[recipe]
+    return [*recipe_flags(recipe), *([] if native else ["--fp8-emulation"])]
 
 
 def check(*flags, fault="", env=None, program=VIRTUAL):
@@ -78,6 +82,24 @@ class OnHost(unittest.TestCase):
                 self.assertEqual((right, fell_back), (items, 0))
                 self.assertRegex(done.out, r"kernels +\d+ of")
                 self.assertRegex(done.out, r"products +\d+ of")
+
+    def test_rates(self):
+        """What was measured stands in the table, in check.json and, for a run, in run.json; without --tune nothing is."""
+        table = check("--card-check", "force", "--tune", "2", program=trainer.PROGRAM).out
+        self.assertRegex(table, r"memory +1 of +1 right   GB/s: copy [\d.e+]+\n")
+        self.assertRegex(table, r"products .* right   up to TFLOP/s: bf16 [\d.e-]+, fp8 [\d.e-]+\n")
+        for tune in ("0", "2"):
+            done = FinishedRun("--precision", "bf16", "--card-check", "force", "--tune", tune, env=cache())
+            summary, findings = json.loads(done.read("run.json"))["card_check"], json.loads(done.read("check.json"))
+            measured = {"copy": findings["copy"].get("rates", {}).get("copy", 0) / 1e9} if tune == "2" else {}
+            self.assertEqual(summary["gb_per_s"], measured)
+            self.assertEqual(set(summary["tflops"]), {"bf16"} if tune == "2" else set())
+            self.assertTrue(all(rate > 0 for rate in measured.values()), measured)
+
+    def test_a_copy_that_goes_wrong(self):
+        done = check("--card-check", "force", program=trainer.PROGRAM, env={"LLMC_FLIP": "copy_on_device:1"})
+        self.assertEqual(done.code, 5, done.out)
+        self.assertIn("\n  copy: copy[", done.err)
 
     def test_nothing_is_chosen_where_there_is_no_choice(self):
         """The host device has one way of making a product: a run that resumes has nothing to say about it."""
