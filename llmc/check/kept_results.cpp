@@ -55,14 +55,29 @@ KeptResults::KeptResults(const std::string& directory, const Json& identity) : i
                 strprintf("/check-%016llx.json", static_cast<unsigned long long>(checksum(text.data(), text.size())));
 }
 
-Findings KeptResults::load() const {
+// The file of this identity; null where there is none.
+Json KeptResults::read() const {
     if (path_.empty()) return {};
+    const Json json = Json::parse(read_whole(path_, kLargestFile));
+    return json.at("identity") == identity_ ? json : Json();
+}
+
+Findings KeptResults::load() const {
     try {
-        const Json json = Json::parse(read_whole(path_, kLargestFile));
-        if (json.at("identity") == identity_) return findings_from_json(json.at("findings"));
+        const Json json = read();
+        if (!json.is_null()) return findings_from_json(json.at("findings"));
     } catch (const std::exception&) {  // as if there were none: it is written anew
     }
     return {};
+}
+
+std::string KeptResults::date() const {
+    try {
+        const Json json = read();
+        if (!json.is_null()) return json.at("changed");
+    } catch (const std::exception&) {
+    }
+    return "";
 }
 
 std::string KeptResults::add(const Findings& findings) const {

@@ -20,10 +20,14 @@ public:
     const std::string& path() const { return path_; }
     // What is kept; nothing where there is no such file, or one that cannot be read or is of something else.
     Findings load() const;
+    // The day on which something was added last; "" where load() has nothing.
+    std::string date() const;
     // Adds findings, newer ones in place of older ones. Returns what went wrong, in words: a run goes on without.
     std::string add(const Findings& findings) const;
 
 private:
+    nlohmann::ordered_json read() const;
+
     nlohmann::ordered_json identity_;
     std::string path_;
 };

@@ -253,6 +253,11 @@ std::string rates_text(const Rates& rates) {
 
 }  // namespace
 
+MeasuredRates kept_rates(const DeviceInfo& device) {
+    const KeptResults kept(cache_directory(), identity_of(device));
+    return {rates_of(kept.load()), kept.date()};
+}
+
 bool checks_cards(const Options& o, const DeviceInfo& device) {
     return o.card_check == "force" || (o.card_check == "auto" && !device.is_host);
 }

@@ -9,6 +9,7 @@
 
 #include "llmc/check/card_check.h"
 #include "llmc/check/collectives.h"
+#include "llmc/run/card_rates.h"
 #include "llmc/run/options.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/resume.h"
@@ -27,6 +28,9 @@ struct Admission {
 // What MFU is a share of: the data sheet's peak (gpu_table.h), or for a card that is in no table the most that the
 // check saw a product of this precision reach.
 std::optional<double> peak_tflops(const DeviceInfo& device, const std::string& precision, const Admission& admission);
+
+// What earlier checks have measured of this card and kept.
+MeasuredRates kept_rates(const DeviceInfo& device);
 
 // Whether this run is one that is checked.
 bool checks_cards(const Options& options, const DeviceInfo& device);

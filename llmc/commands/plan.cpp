@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "llmc/commands/check.h"
 #include "llmc/device/error.h"
 #include "llmc/run/metrics.h"
 #include "llmc/run/ranks.h"
@@ -12,24 +13,33 @@
 namespace llmc {
 namespace {
 
-// The card that --gpu names, or the one found.
-std::optional<GpuSpec> card_to_plan_for(const Options& o) {
-    if (!o.gpu.empty()) return find_gpu_by_short_name(o.gpu);
+struct PlannedCard {
+    GpuSpec gpu;
+    MeasuredRates measured = {};
+};
+
+// The card that --gpu names, or the one found, with what was measured of it.
+std::optional<PlannedCard> card_to_plan_for(const Options& o) {
+    if (!o.gpu.empty()) return PlannedCard{*find_gpu_by_short_name(o.gpu)};
     if (LLMC_CUDA == 0 || device_count() == 0) return std::nullopt;
-    return find_gpu(device_info().name);
+    const DeviceInfo device = device_info();
+    const MeasuredRates measured = kept_rates(device);
+    std::optional<GpuSpec> gpu = find_gpu(device.name);
+    if (!gpu) gpu = measured_card(device, measured);
+    return gpu ? std::optional(PlannedCard{*gpu, measured}) : std::nullopt;
 }
 
-GpuSpec required_card(const Options& o) {
-    if (const std::optional<GpuSpec> gpu = card_to_plan_for(o)) return *gpu;
+PlannedCard required_card(const Options& o) {
+    if (const std::optional<PlannedCard> card = card_to_plan_for(o)) return *card;
     std::string names;
     for (const std::string& name : gpu_short_names()) names += (names.empty() ? "" : ", ") + name;
     throw Error(ExitCode::bad_flags, "--estimate-scaling: no card of the table is here; name one with --gpu: " + names);
 }
 
-PlanInputs inputs_of(const Options& o, const GpuSpec& gpu) {
-    return {gpu,         o.batch,        o.seq,       o.micro_steps, o.world > 1 ? o.world : 1,
-            o.zero,      o.shard_within, o.precision, o.fp8_layers,  o.recompute,
-            o.optimizer, o.muon_ns};
+PlanInputs inputs_of(const Options& o, const PlannedCard& card) {
+    return {card.gpu,    o.batch,        o.seq,        o.micro_steps, o.world > 1 ? o.world : 1,
+            o.zero,      o.shard_within, o.precision,  o.fp8_layers,  o.recompute,
+            o.optimizer, o.muon_ns,      card.measured};
 }
 
 StagePlan plan_stage(Options o, int ranks, int stage) {
@@ -47,8 +57,8 @@ StagePlan plan_stage(Options o, int ranks, int stage) {
 }
 
 void dry_run(const Options& o) {
-    const std::optional<GpuSpec> gpu = card_to_plan_for(o);
-    const PlanInputs in = inputs_of(o, gpu ? *gpu : *find_gpu_by_short_name("h200"));
+    const std::optional<PlannedCard> card = card_to_plan_for(o);
+    const PlanInputs in = inputs_of(o, card ? *card : PlannedCard{*find_gpu_by_short_name("h200")});
     const StagePlan plan = plan_rank(o, planned_ranks(o, in.ranks));
     std::string text;
     for (const std::string& note : o.notes)

@@ -12,13 +12,6 @@
 namespace llmc {
 namespace {
 
-// Of the data sheet's peak, what the best public kernels reach on an H200: 750 of 989.4 TFLOP/s in large BF16 products
-// (cuBLASLt, power-limited), 1350 of 1978.9 in FP8 ones, 4.2 of 4.8 TB/s in streaming kernels. Other cards are assumed
-// to reach the same fractions.
-constexpr double kProductFraction = 750.0 / 989.4;
-constexpr double kFp8ProductFraction = 1350.0 / 1978.9;
-constexpr double kBandwidthFraction = 4200.0 / 4800.0;
-
 // Causal attention with FlashAttention-3 on H100, TFLOP/s (counting half the square) at T = 1024 and 2048. Between them
 // the rate grows about linearly with log T; it is held outside.
 struct AttentionRates {
@@ -128,9 +121,9 @@ std::string time_section(const ModelConfig& model, const PlanInputs& in, int sli
     std::vector<std::string> precisions = {"bf16"};
     if (in.gpu.fp8_tflops > 0) precisions.push_back("fp8");
     std::vector<StepTime> times;
-    std::string text =
-        strprintf("Predicted step time on %s: each kernel alone at the best public rate for its kind\n%18s",
-                  in.gpu.match.c_str(), "");
+    const CardRates card(in.gpu, in.measured);
+    std::string text = strprintf("Predicted step time on %s: each kernel alone at the best %s for its kind\n%18s",
+                                 in.gpu.match.c_str(), in.measured.rates.empty() ? "public rate" : "rate known", "");
     for (const std::string& precision : precisions) {
         times.push_back(ideal_step_time(model, in, precision, slices));
         text += strprintf(" %14s", precision.c_str());
@@ -154,8 +147,8 @@ std::string time_section(const ModelConfig& model, const PlanInputs& in, int sli
                "  Products at %.0f TFLOP/s in bf16 and %.0f in fp8, attention at FlashAttention-3's share of the\n"
                "  peak, the rest at %.1f TB/s. Without gaps, overlap or communication, and not measured: real\n"
                "  runs are slower.\n",
-               in.gpu.bf16_tflops * kProductFraction, in.gpu.fp8_tflops * kFp8ProductFraction,
-               in.gpu.bandwidth_gbs * kBandwidthFraction / 1e3);
+               card.bf16_tflops, card.fp8_tflops, card.bandwidth_gbs / 1e3) +
+           "  " + wrap(describe_rates(in.measured, in.gpu.fp8_tflops > 0), 2, 110) + "\n";
 }
 
 // What differs between blocks, bytes a token and layer.
@@ -184,8 +177,9 @@ struct ElementWise {
 StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const std::string& precision, int slices) {
     const double L = model.layers, C = model.channels, T = in.seq;
     const double tokens = T * in.batch * in.micro_steps;  // of a step, on this rank
-    const double peak = in.gpu.bf16_tflops * 1e9, bytes = in.gpu.bandwidth_gbs * 1e6 * kBandwidthFraction;  // a ms
-    const double flops[2] = {peak * kProductFraction, in.gpu.fp8_tflops * 1e9 * kFp8ProductFraction};
+    const CardRates card(in.gpu, in.measured);
+    const double peak = card.peak_tflops * 1e9, bytes = card.bandwidth_gbs * 1e6;  // a ms
+    const double flops[2] = {card.bf16_tflops * 1e9, card.fp8_tflops * 1e9};
     const std::vector<std::string> linear = linear_names(model);
     const Fp8Layers fp8(precision == "fp8" ? in.fp8_layers : "none", model.layers, linear);
     const bool fp8_head = fp8.is_fp8(kHeadLayer), again = in.recompute == "block";

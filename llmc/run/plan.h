@@ -7,6 +7,7 @@
 
 #include "llmc/fp8/recipe.h"
 #include "llmc/model/config.h"
+#include "llmc/run/card_rates.h"
 #include "llmc/run/gpu_table.h"
 #include "llmc/train/memory_by_kind.h"
 
@@ -40,13 +41,14 @@ struct PlanInputs {
     std::string fp8_layers = "all";  // which linear layers an FP8 step has in FP8
     std::string recompute = "gelu";
     std::string optimizer = "adamw", muon_ns = "k";
+    MeasuredRates measured = {};
     int64_t tokens() const { return int64_t{batch} * seq * micro_steps * ranks; }  // of a step
     size_t available() const { return static_cast<size_t>(gpu.memory_gib * (size_t{1} << 30)); }
 };
 
-// Milliseconds of one optimizer step on one rank, with every kernel alone at the best rate published for its kind:
-// products at their FLOPs, attention at FlashAttention-3's rates, everything else at its bytes. No gaps, no overlap, no
-// communication. Recomputation is in the kinds that it repeats.
+// Milliseconds of one optimizer step on one rank, with every kernel alone at the rate that is known for its kind
+// (card_rates.h): products at their FLOPs, attention at FlashAttention-3's rates, everything else at its bytes. No
+// gaps, no overlap, no communication. Recomputation is in the kinds that it repeats.
 struct StepTime {
     double products = 0, attention = 0, elementwise = 0, optimizer = 0;
     double blocks_forward = 0, blocks_backward = 0;  // of the above, what communication can hide behind

@@ -30,9 +30,10 @@ std::vector<ScalingPoint> estimate_scaling(const ModelConfig& model, PlanInputs 
 std::string describe_scaling(const ModelConfig& model, const PlanInputs& in, const std::vector<ScalingPoint>& points) {
     const std::string within = in.shard_within > 0 ? strprintf(" --shard-within %d", in.shard_within) : "";
     std::string text = strprintf(
-        "Predicted scaling of %s on %s, %s, --zero %d%s: nothing here is measured\n"
+        "Predicted scaling of %s on %s, %s, --zero %d%s: %s\n"
         "  Every GPU takes %d sequences x %d tokens x %d micro-step%s a step, however many there are (weak scaling)\n",
-        model.name.c_str(), in.gpu.match.c_str(), in.precision.c_str(), in.zero, within.c_str(), in.batch, in.seq,
+        model.name.c_str(), in.gpu.match.c_str(), in.precision.c_str(), in.zero, within.c_str(),
+        in.measured.rates.empty() ? "nothing here is measured" : "from rates that were measured", in.batch, in.seq,
         in.micro_steps, in.micro_steps == 1 ? "" : "s");
     text += strprintf("  %5s %13s %12s %12s %11s %10s %10s   %s\n", "GPUs", "tokens/s", "efficiency", "compute",
                       "waits", "sent", "memory", "fits");
@@ -46,8 +47,9 @@ std::string describe_scaling(const ModelConfig& model, const PlanInputs& in, con
         std::string(in.zero > 0 ? "; slices of the optimizer's work can lift it above 100 %" : "") +
         ". compute: the predicted step time of --dry-run. waits: for other ranks, what does not hide behind the "
         "blocks' "
-        "compute. sent: by each GPU in a step. Links are assumed: " +
-        describe_links(in.gpu) + ". Real kernels are slower: tokens/s is an upper bound, and slower kernels hide more";
+        "compute. sent: by each GPU in a step. " +
+        describe_rates(in.measured, in.gpu.fp8_tflops > 0) + " " + describe_links(in.gpu, in.measured) +
+        ". Real kernels are slower: tokens/s is an upper bound, and slower kernels hide more";
     return text + "  " + wrap(notes, 2, 110) + "\n";
 }
 
@@ -62,7 +64,7 @@ std::string scaling_json(const ModelConfig& model, const PlanInputs& in, const s
         {"batch", in.batch},
         {"seq", in.seq},
         {"micro_steps", in.micro_steps},
-        {"link_bytes_per_s", link_rate(in.gpu)},
+        {"link_bytes_per_s", CardRates(in.gpu, in.measured).all_gather_gbs * 1e9},
         {"nic_bytes_per_s", kNicRate},
         {"node_gpus", kNodeGpus},
         {"points", nlohmann::ordered_json::array()},

@@ -1,5 +1,5 @@
 // --estimate-scaling: what the plan predicts of the same run on 1 to 1024 GPUs, each with the same batch (weak
-// scaling). Nothing in it is measured.
+// scaling).
 #pragma once
 #include <functional>
 

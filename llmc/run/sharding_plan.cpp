@@ -9,28 +9,21 @@
 namespace llmc {
 namespace {
 
-// Of a link's data-sheet rate, what NCCL reaches with large messages. NVLink: 350 of an H100's 450 GB/s, as estimates
-// in public use; assumed for other cards. PCIe: the middle of the one range that is published, 35 to 45 of 64 GB/s
-// between eight H100 PCIe; assumed for other cards, and too high for GeForce cards, which reach each other through host
-// memory alone.
-constexpr double kNvlinkFraction = 350.0 / 450;
-constexpr double kPcieFraction = 40.0 / 64;
-
 // The lowest latencies of NCCL's own model of a ring, seconds: of a call, and of a step over each link (LL in tuning.cc
 // of 2.28).
 constexpr double kCallLatency = 6.6e-6, kNvlinkLatency = 0.6e-6, kPcieLatency = 1.0e-6, kNetLatency = 2.7e-6;
 
 constexpr double kAsGood = 1.01;  // steps so much longer count as equal
 
-// Milliseconds of collectives among `size` ranks, `per_node` of them in a node. Round a ring every byte comes into a
-// node once, through all its NICs; exchanged, every rank's bytes leave through its own.
-double milliseconds(const Sent::Kind& sent, int size, int per_node, bool exchanged, const GpuSpec& gpu) {
+// Milliseconds of collectives among `size` ranks, `per_node` of them in a node, whose links have this rate. Round a
+// ring every byte comes into a node once, through all its NICs; exchanged, every rank's bytes leave through its own.
+double milliseconds(const Sent::Kind& sent, int size, int per_node, bool exchanged, Link link, double gbs) {
     if (size == 1) return 0;
     const int nodes = (size + per_node - 1) / per_node;
-    const double in_node = gpu.link == Link::nvlink ? kNvlinkLatency : kPcieLatency;
+    const double in_node = link == Link::nvlink ? kNvlinkLatency : kPcieLatency;
     const double steps = (size - nodes) * in_node + (nodes - 1) * kNetLatency;
     const double latency = exchanged ? std::max(in_node, nodes > 1 ? kNetLatency : 0) : steps;
-    const double rate = nodes == 1 ? link_rate(gpu) : std::min(link_rate(gpu), (exchanged ? 1 : per_node) * kNicRate);
+    const double rate = nodes == 1 ? gbs * 1e9 : std::min(gbs * 1e9, (exchanged ? 1 : per_node) * kNicRate);
     return 1e3 * (sent.calls * (kCallLatency + latency) + sent.bytes / rate);
 }
 
@@ -89,31 +82,22 @@ Sent sent_in_step(const ShardLayout& layout, int micro_steps, size_t element) {
     return sent;
 }
 
-double link_rate(const GpuSpec& gpu) {
-    return gpu.link_gbs * 1e9 * (gpu.link == Link::nvlink ? kNvlinkFraction : kPcieFraction);
-}
-
-std::string describe_links(const GpuSpec& gpu) {
-    return strprintf(
-        "%s at %.0f GB/s a direction (%.0f %% of %.0f) in nodes of %d GPUs; between nodes a NIC of %.0f GB/s for every "
-        "GPU; the lowest latencies of NCCL's own model of a ring",
-        gpu.link == Link::nvlink ? "NVLink" : "PCIe", link_rate(gpu) / 1e9, link_rate(gpu) / gpu.link_gbs / 1e7,
-        gpu.link_gbs, kNodeGpus, kNicRate / 1e9);
-}
-
 StepPrediction predict_step(const ModelConfig& model, const PlanInputs& in, const StagePlan& plan) {
     const StepTime ideal = ideal_step_time(model, in, in.precision, plan.slices);
     const Sent& sent = plan.sent;
     const int in_node = std::min(sent.group, kNodeGpus), of_groups = std::clamp(kNodeGpus / sent.group, 1, sent.groups);
-    const double weights = milliseconds(sent.weights, sent.group, in_node, false, in.gpu);
-    const double gradients = milliseconds(sent.gradients, sent.group, in_node, sent.exchanged, in.gpu) +
-                             milliseconds(sent.between_groups, sent.groups, of_groups, sent.exchanged, in.gpu);
+    const CardRates card(in.gpu, in.measured);
+    const double gathers = card.all_gather_gbs, reduces = card.reduce_scatter_gbs;
+    const double weights = milliseconds(sent.weights, sent.group, in_node, false, in.gpu.link, gathers);
+    const double gradients =
+        milliseconds(sent.gradients, sent.group, in_node, sent.exchanged, in.gpu.link, reduces) +
+        milliseconds(sent.between_groups, sent.groups, of_groups, sent.exchanged, in.gpu.link, reduces);
     const int passes = plan.stage == 3 ? sent.forwards + sent.backwards : 1;  // in which weights are gathered
     const double alone = sent.first * (weights / passes + gradients);
     const double compute =
         (sent.forwards * ideal.blocks_forward + sent.backwards * ideal.blocks_backward) / in.micro_steps;
     // Nothing hides the optimizer's.
-    const double directions = milliseconds(sent.optimizer, sent.group, in_node, true, in.gpu);
+    const double directions = milliseconds(sent.optimizer, sent.group, in_node, true, in.gpu.link, gathers);
     return {ideal.total(), directions + alone + std::max(0.0, weights + gradients - alone - compute)};
 }
 
@@ -149,8 +133,8 @@ std::string describe_sharding(const ModelConfig& model, const PlanInputs& in, co
     const std::string notes =
         why.empty()
             ? "sent: to other ranks in a step. waits: predicted, what does not hide behind the blocks' compute. "
-              "step: the predicted step time and waits. Links are assumed: " +
-                  describe_links(in.gpu)
+              "step: the predicted step time and waits. " +
+                  describe_links(in.gpu, in.measured)
             : "sent: to other ranks in a step. No times: " + why;
     return text + "  " + wrap(notes, 2, 110) + "\n";
 }

@@ -1,5 +1,5 @@
 // The stages of --zero beside each other, for --dry-run: a rank's memory, what it sends in a step, how long it would
-// wait for that on a card's links, and which stage to take. Of times nothing is measured.
+// wait for that on a card's links, and which stage to take. Times are predicted.
 #pragma once
 #include <map>
 #include <optional>
@@ -57,12 +57,6 @@ std::string no_prediction_because(const PlanInputs& inputs);
 // Of the stages that run and fit, the lowest whose step takes at most 1 % longer than the shortest.
 std::optional<int> recommend_stage(const ModelConfig& model, const PlanInputs& inputs,
                                    const std::vector<StagePlan>& stages);
-
-// What a card reaches, in bytes a second and direction, in nodes of eight.
-constexpr int kNodeGpus = 8;
-constexpr double kNicRate = 50e9;  // to other nodes: 400 Gb/s, a NIC's line rate, for every GPU
-double link_rate(const GpuSpec& gpu);
-std::string describe_links(const GpuSpec& gpu);  // the assumptions, in a sentence
 
 std::string describe_sharding(const ModelConfig& model, const PlanInputs& inputs, const std::vector<StagePlan>& stages);
 

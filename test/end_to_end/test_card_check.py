@@ -65,6 +65,11 @@ def run(*flags, env, code=0):
         return FinishedRun(*flags, env=env, code=code)
 
 
+def read_json(path):
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
 def files_in(directory):
     return [os.path.join(directory, name) for name in sorted(os.listdir(directory)) if name.endswith(".json")]
 
@@ -123,8 +128,7 @@ class OnHost(unittest.TestCase):
         self.assertEqual([again(), again(), again("--batch", "2"), again("--batch", "2"), again("--card-check", "force")],
                          [False, True, False, True, False])
         path, = files_in(directory)
-        with open(path, encoding="utf-8") as file:
-            kept = json.load(file)
+        kept = read_json(path)
         self.assertTrue(all(finding["right"] for finding in kept["findings"].values()))
         self.assertIn("program", kept["identity"])
         with open(path, "w", encoding="utf-8") as file:
@@ -299,6 +303,32 @@ class OnVirtualGpu(unittest.TestCase):
         self.assertEqual(found.losses, kept.losses)
         self.assertEqual(found.losses, off.losses)
 
+    def test_plans_go_by_what_was_measured(self):
+        """Rates that are kept for this card take the place of the table's, those of a card that is named do not."""
+        env, measured = cache(), {"bf16": 6e14, "copy": 4e12, "all_gather": 2e11, "reduce_scatter": 1e11}
+
+        def plan(*flags):
+            with mock.patch.object(trainer, "PROGRAM", VIRTUAL):
+                done = trainer.run("--dry-run", *SHAPE, "--precision", "bf16", "--world", "8", *flags, env=env)
+            self.assertEqual(done.code, 0, done.err)
+            return " ".join(done.out.split())
+
+        self.assertEqual(check("--precision", "bf16", env=env).code, 0)
+        table = plan()
+        self.assertIn("The card's rates are from the table of cards.", table)
+        self.assertIn("Links are assumed", table)
+        path, = files_in(os.path.join(env["XDG_CACHE_HOME"], "train_gpt"))
+        kept = read_json(path)
+        kept["findings"]["copy"]["rates"] = measured
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({**kept, "changed": "2026-01-02"}, file)
+        text = plan()
+        for said in ("Measured by the card check on this card (2026-01-02): products in bf16, memory.",
+                     "Products at 600 TFLOP/s in bf16", "the rest at 4.0 TB/s",
+                     "all_gather 200 GB/s, reduce_scatter 100 GB/s a rank"):
+            self.assertIn(said, text)
+        self.assertIn("The card's rates are from the table of cards.", plan("--gpu", "h200"))
+
     def test_a_resumed_run_keeps_its_products(self):
         """Where the library proposes other algorithms first, whose sums have other bits."""
         other = {"VIRTUAL_GPU_HEURISTIC": "reversed"}
@@ -324,6 +354,9 @@ class OnVirtualGpu(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("checked between ranks: all_gather", done.stdout)
             self.assertEqual("(known;" in done.stdout, known)
+        for path in files_in(os.path.join(directory["XDG_CACHE_HOME"], "train_gpt")):  # a card's each
+            links = read_json(path)["findings"][f"links of {RANKS} ranks"]
+            self.assertEqual(set(links["rates"]), {"all_gather", "reduce_scatter"})
         losses = [re.findall(r"^step .* loss (\S+)", done.stdout, re.MULTILINE) for done in (honest, kept)]
         self.assertEqual(len(losses[0]), 5)
         self.assertEqual(losses[0], losses[1])
