@@ -13,7 +13,7 @@ long planned_fault(const char* kind);
 bool lies(const char* kind, const std::string& name);
 
 // Of a fault of products: whether it hits the shape that came as the `shape`-th, or whose description WHERE is a part
-// of, with this algorithm.
+// of, with this algorithm; wrong-workspace: with an algorithm that takes so many MiB.
 bool lies(const char* kind, uint64_t shape, const std::string& description, int algorithm);
 
 // For what differs from run to run: counts, from another number in each process.

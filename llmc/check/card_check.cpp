@@ -70,8 +70,8 @@ const ProductTrial* best_way(const Finding& finding, const std::string& preferre
     for (const ProductTrial& trial : finding.trials) {
         if (!trial.problem.empty() || std::find(refused.begin(), refused.end(), trial.way) != refused.end()) continue;
         if (!preferred.empty() && trial.way.algorithm == preferred) return &trial;
-        const bool falls_back = best && trial.way.separate_bias && !best->way.separate_bias;
-        if (!best || (!falls_back && trial.ms > 0 && trial.ms < kWorthChanging * best->ms)) best = &trial;
+        const bool worse = best && falls_back(trial.way) && !falls_back(best->way);
+        if (!best || (!worse && trial.ms > 0 && trial.ms < kWorthChanging * best->ms)) best = &trial;
     }
     return best;
 }

@@ -13,10 +13,13 @@ Json way_json(const ProductChoice& way) {
     if (!way.algorithm.empty()) json["algorithm"] = way.algorithm;
     if (way.emulated) json["emulated"] = true;
     if (way.separate_bias) json["separate_bias"] = true;
+    if (way.workspace) json["workspace"] = *way.workspace;
     return json;
 }
 ProductChoice way_from_json(const Json& json) {
-    return {json.value("algorithm", ""), json.value("emulated", false), json.value("separate_bias", false)};
+    ProductChoice way{json.value("algorithm", ""), json.value("emulated", false), json.value("separate_bias", false)};
+    if (json.contains("workspace")) way.workspace = json["workspace"].get<size_t>();
+    return way;
 }
 
 Json product_json(const Product& p) {

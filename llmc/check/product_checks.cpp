@@ -91,11 +91,14 @@ std::vector<ProductChoice> ProductChecks::ways(const Product& product, const std
     if (matmul_.emulates(product)) return {{"", true, false}};
     std::vector<ProductChoice> ways;
     const auto add = [&](const Product& made, const std::string& wanted, bool separate_bias) {
-        std::vector<std::string> algorithms;
-        if (!wanted.empty() && matmul_.has_algorithm(made, wanted)) algorithms.push_back(wanted);
-        for (const std::string& proposal : matmul_.proposals(made, limit))
-            if (proposal != wanted || algorithms.empty()) algorithms.push_back(proposal);
-        for (const std::string& algorithm : algorithms) ways.push_back({algorithm, false, separate_bias});
+        const std::vector<size_t> workspaces = matmul_.workspaces();
+        if (!wanted.empty() && matmul_.has_algorithm(made, wanted)) ways.push_back({wanted, false, separate_bias});
+        for (const size_t workspace : workspaces)
+            for (const std::string& algorithm : matmul_.proposals(made, limit, workspace)) {
+                ProductChoice way{algorithm, false, separate_bias};
+                if (workspace < workspaces.front()) way.workspace = workspace;
+                if (std::find(ways.begin(), ways.end(), way) == ways.end()) ways.push_back(way);
+            }
     };
     add(product, preferred, false);
     if (product.bias) {

@@ -11,6 +11,9 @@
 
 namespace llmc {
 
+// Whether a way is for want of better ones alone.
+inline bool falls_back(const ProductChoice& way) { return way.separate_bias || way.emulated || way.workspace; }
+
 // A way of making a product, tried.
 struct ProductTrial {
     ProductChoice way;
@@ -25,8 +28,8 @@ public:
     ~ProductChecks();
 
     // In the order in which they are to be tried, the most wanted first: `preferred`, what the library proposes, at
-    // most `limit`; then, where the product has a bias, that without one and a kernel that adds it. Or the one way of
-    // products that this card makes with BF16 units.
+    // most `limit`; what it proposes for smaller workspaces; then, where the product has a bias, all of that without
+    // one and a kernel that adds it. Or the one way of products that this card makes with BF16 units.
     std::vector<ProductChoice> ways(const Product& product, const std::string& preferred, int limit);
     // Holds one way against what is known. Faults of the device are thrown, all else is in `problem`.
     ProductTrial hold(const Product& product, const ProductChoice& way, bool timed);

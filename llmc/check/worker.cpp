@@ -55,8 +55,7 @@ Finding try_product(const CheckRequest& request, ProductChecks& checks, const Pr
     bool found = std::any_of(over.begin(), over.end(), is_right);
     int tried = static_cast<int>(over.size());
     for (const ProductChoice& way : checks.ways(product, wanted, std::max(request.tune, kFewestProposals))) {
-        const bool falls_back = way.separate_bias || way.emulated;
-        if (found && (falls_back || tried >= request.tune)) break;
+        if (found && (falls_back(way) || tried >= request.tune)) break;
         if (std::any_of(over.begin(), over.end(), [&](const ProductTrial& trial) { return trial.way == way; }))
             continue;
         say({{"begin", key}, {"way", trial_json({way, "", 0})}});

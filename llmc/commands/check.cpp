@@ -10,6 +10,7 @@
 #include "llmc/commands/plan.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/run/gpu_table.h"
+#include "llmc/run/text.h"
 #include "llmc/run/trainer_config.h"
 #include "llmc/run/versions.h"
 
@@ -212,9 +213,13 @@ Checked check_until_right(Options& o, Ranks& ranks, const Resumed* resumed) {
         check.force = false;  // what is right by now need not be looked at again
     }
     for (const auto& [key, choice] : checked.result.choices) {
-        if (!choice.separate_bias) continue;
-        checked.fallbacks.lines.push_back(key + ": the bias is added by a kernel of its own");
-        checked.fallbacks.count++;
+        if (choice.separate_bias) checked.fallbacks.lines.push_back(key + ": the bias is added by a kernel of its own");
+        if (choice.workspace)
+            checked.fallbacks.lines.push_back(
+                key + (*choice.workspace == 0
+                           ? ": an algorithm without workspace"
+                           : ": an algorithm with at most " + format_bytes(*choice.workspace) + " of workspace"));
+        checked.fallbacks.count += choice.separate_bias || choice.workspace;
     }
     if (o.strict && checked.fallbacks.count > 0) {
         std::string text = "card check, with --strict: not everything is right as it is:";

@@ -16,7 +16,9 @@
 
 namespace llmc {
 
-constexpr size_t kLtWorkspaceBytes = size_t{32} << 20;  // what cuBLAS recommends for Hopper
+// What cuBLAS recommends for Hopper; and where there is no memory for that, or no algorithm is right with it, less.
+constexpr size_t kLtWorkspaces[] = {size_t{32} << 20, size_t{4} << 20, 0};
+constexpr size_t kLtWorkspaceBytes = kLtWorkspaces[0];
 // Algorithms are asked for with this alignment, whatever a pointer really has: the choice then depends on the shape
 // alone, and a recomputed product in another buffer has the same bits. Hopper's copies (TMA) need no more.
 constexpr uint32_t kLtAlignment = 16;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -74,7 +75,11 @@ struct ProductChoice {
     std::string algorithm;       // one of Matmul::proposals(), in this process or another; "": the library's first
     bool emulated = false;       // FP8 values multiplied by BF16 units
     bool separate_bias = false;  // by a kernel of our own, behind the product without bias
-    bool operator==(const ProductChoice&) const = default;
+    // Bytes that the algorithm was sought within, because none of those with more was right. Says why, not how.
+    std::optional<size_t> workspace = {};
+    bool operator==(const ProductChoice& other) const {
+        return algorithm == other.algorithm && emulated == other.emulated && separate_bias == other.separate_bias;
+    }
 };
 using ProductChoices = std::map<std::string, ProductChoice>;  // by Matmul::key()
 
@@ -133,7 +138,8 @@ public:
     Matmul(const Matmul&) = delete;
     Matmul& operator=(const Matmul&) = delete;
 
-    // Takes the library's handle and workspace, which planning does without; otherwise the first use does.
+    // Takes the library's handle and workspace, which planning does without; otherwise the first use does. A workspace
+    // that there is no memory for is a smaller one, which is said on stderr.
     void allocate() { backend(); }
 
     // What a product is called where choices are kept: its describe(), and what of this object changes its result.
@@ -142,9 +148,11 @@ public:
     // this library does not have is named on stderr, and the product is made as if it were not named.
     void choose(ProductChoices choices);
     const ProductChoices& choices() const { return choices_; }
-    // The algorithms that the library has for a product, at most `limit`, the best by its own judgement first: texts,
-    // good for any process with the same library. The host device has but one, "".
-    std::vector<std::string> proposals(const Product& product, int limit);
+    // The algorithms that the library has for a product within so many bytes of workspace, at most `limit`, the best by
+    // its own judgement first: texts, good for any process with the same library. The host device has but one, "".
+    std::vector<std::string> proposals(const Product& product, int limit, size_t workspace);
+    // What may be asked for: all that there is, then less. The host device has none.
+    std::vector<size_t> workspaces();
     // Whether this device makes a product with BF16 units, because it has no such FP8 product.
     bool emulates(const Product& product);
     // Whether an algorithm is one of those that the library can make this product with.

@@ -208,24 +208,25 @@ void find_algorithms(Plan& plan, const Product& product, cublasLtHandle_t handle
 }
 
 // The plan with one algorithm, if that is one of this library's.
-bool take_algorithm(Plan& plan, cublasLtHandle_t handle, const std::string& text) {
+bool take_algorithm(Plan& plan, cublasLtHandle_t handle, size_t workspace, const std::string& text) {
     const std::optional<cublasLtMatmulAlgo_t> algorithm = algorithm_of(text);
     cublasLtMatmulHeuristicResult_t result = {};
     if (!algorithm ||
         cublasLtMatmulAlgoCheck(handle, plan.operation, plan.a, plan.b, plan.result, plan.result, &*algorithm,
                                 &result) != CUBLAS_STATUS_SUCCESS ||
-        result.workspaceSize > kLtWorkspaceBytes)
+        result.workspaceSize > workspace)
         return false;
     plan.algorithms = {*algorithm};
     return true;
 }
-bool take_chosen(Plan& plan, const Product& product, cublasLtHandle_t handle, const std::string& chosen) {
+bool take_chosen(Plan& plan, const Product& product, cublasLtHandle_t handle, size_t workspace,
+                 const std::string& chosen) {
     if (chosen.empty()) return false;
-    if (take_algorithm(plan, handle, chosen)) return true;
+    if (take_algorithm(plan, handle, workspace, chosen)) return true;
     std::fprintf(stderr,
-                 "note: %s: the algorithm that was chosen for it is none of cuBLASLt %s; the library's own choice is "
-                 "taken\n",
-                 product.describe().c_str(), lt_version_text(cublasLtGetVersion()).c_str());
+                 "note: %s: the algorithm that was chosen for it is none of cuBLASLt %s with %zu MiB of workspace; the "
+                 "library's own choice is taken\n",
+                 product.describe().c_str(), lt_version_text(cublasLtGetVersion()).c_str(), workspace >> 20);
     return false;
 }
 
@@ -246,6 +247,7 @@ struct Matmul::Backend {
     const bool lacks_scales;  // of blocks: all products with them are emulated
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;
+    size_t workspace_bytes = 0;
     std::map<Product, Plan> plans;
     EmulationSizes room;
     bf16 *first = nullptr, *second = nullptr;  // dequantized operands
@@ -254,7 +256,7 @@ struct Matmul::Backend {
     Backend(bool tf32, FastAccumulation fast_accumulation, Fp8Scaling scaling)
         : allow_tf32(tf32), fast(fast_accumulation), lacks_scales(card_lacks(scaling)) {
         LLMC_CHECK_LT(cublasLtCreate(&handle), "matrix products");
-        workspace = device_malloc(kLtWorkspaceBytes);
+        allocate_workspace();
     }
     ~Backend() {
         try {
@@ -264,6 +266,24 @@ struct Matmul::Backend {
         }
         plans.clear();
         cublasLtDestroy(handle);
+    }
+
+    // As much as there is memory for.
+    void allocate_workspace() {
+        for (const size_t bytes : kLtWorkspaces) {
+            try {
+                workspace = bytes > 0 ? device_malloc(bytes) : nullptr;
+                workspace_bytes = bytes;
+                break;
+            } catch (const Error& error) {
+                if (error.code() != ExitCode::no_resources) throw;
+            }
+        }
+        if (workspace_bytes < kLtWorkspaceBytes)
+            std::fprintf(stderr,
+                         "note: matrix products have %zu MiB of workspace instead of %zu, for want of GPU memory: they "
+                         "may be slower, and their bits may be others\n",
+                         workspace_bytes >> 20, kLtWorkspaceBytes >> 20);
     }
 
     void free_room() {
@@ -285,7 +305,7 @@ struct Matmul::Backend {
         make_operation(plan, product, allow_tf32, fast);
         // The heuristic wants to see that there will be a bias and scales, and how they are aligned: as little as is
         // promised of any pointer.
-        const void* example = static_cast<char*>(workspace) + kLtAlignment;
+        const void* example = reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(workspace) + kLtAlignment);
         set_pointers(plan, product, example, example, example);
     }
     Plan& plan_for(const Product& product, const std::string& chosen) {
@@ -294,8 +314,8 @@ struct Matmul::Backend {
         if (!is_new) return plan;
         try {
             describe(plan, product);
-            if (!take_chosen(plan, product, handle, chosen))
-                find_algorithms(plan, product, handle, kLtWorkspaceBytes, kLtProposals);
+            if (!take_chosen(plan, product, handle, workspace_bytes, chosen))
+                find_algorithms(plan, product, handle, workspace_bytes, kLtProposals);
             const bool can_be_emulated = LLMC_ENABLE_FP8 && is_fp8(product.type) && !product.emulated;
             plan.way = {static_cast<int>(plan.algorithms.size()), can_be_emulated};
         } catch (...) {
@@ -315,21 +335,20 @@ Matmul::Backend& Matmul::backend() {
     return *backend_;
 }
 
-// Those that need no workspace come last: what the library would not have proposed first, but may be right where others
-// are not.
-std::vector<std::string> Matmul::proposals(const Product& product, int limit) {
+std::vector<std::string> Matmul::proposals(const Product& product, int limit, size_t workspace) {
+    Plan plan;
+    backend().describe(plan, product);
+    find_algorithms(plan, product, backend().handle, workspace, limit);
     std::vector<std::string> texts;
-    for (const size_t workspace : {kLtWorkspaceBytes, size_t{0}}) {
-        Plan plan;
-        backend().describe(plan, product);
-        find_algorithms(plan, product, backend().handle, workspace, limit);
-        for (const cublasLtMatmulAlgo_t& algorithm : plan.algorithms) {
-            const std::string text = text_of(algorithm);
-            if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(text);
-        }
-    }
-    texts.resize(std::min(texts.size(), static_cast<size_t>(limit)));
+    for (const cublasLtMatmulAlgo_t& algorithm : plan.algorithms) texts.push_back(text_of(algorithm));
     return texts;
+}
+
+std::vector<size_t> Matmul::workspaces() {
+    std::vector<size_t> sizes;
+    for (const size_t bytes : kLtWorkspaces)
+        if (bytes <= backend().workspace_bytes) sizes.push_back(bytes);
+    return sizes;
 }
 
 bool Matmul::emulates(const Product& product) { return product.has_block_scales() && backend().lacks_scales; }
@@ -337,7 +356,7 @@ bool Matmul::emulates(const Product& product) { return product.has_block_scales(
 bool Matmul::has_algorithm(const Product& product, const std::string& algorithm) {
     Plan plan;
     backend().describe(plan, product);
-    return take_algorithm(plan, backend().handle, algorithm);
+    return take_algorithm(plan, backend().handle, backend().workspace_bytes, algorithm);
 }
 
 void Matmul::forget_plans() {
@@ -349,12 +368,12 @@ std::string Matmul::emulated_because(Fp8Scaling scaling) {
 }
 
 void Matmul::reserve(int N, int C, int OC) {
-    if (!backend().lacks_scales) return;
-    EmulationSizes sizes = backend_->room;
+    if (!card_lacks(scaling_)) return;
+    EmulationSizes sizes = backend().room;
     sizes.cover(N, C, OC);
     backend_->allocate_room(sizes);
 }
-size_t Matmul::reserved_bytes() const { return backend_ ? kLtWorkspaceBytes + backend_->room.bytes() : 0; }
+size_t Matmul::reserved_bytes() const { return backend_ ? backend_->workspace_bytes + backend_->room.bytes() : 0; }
 size_t Matmul::planned_bytes(OperandType, const std::vector<LinearShape>& shapes, Fp8Scaling scaling) {
     EmulationSizes room;
     if (card_lacks(scaling))
@@ -411,7 +430,7 @@ bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
         set_pointers(plan, product, t.bias, t.second_scale_inv, t.first_scale_inv);
         const cublasStatus_t status = cublasLtMatmul(
             b.handle, plan.operation, factors, t.second, plan.a, t.first, plan.b, factors + 1, addend, plan.result,
-            t.result, plan.result, &plan.algorithms[static_cast<size_t>(i)], b.workspace, kLtWorkspaceBytes, stream);
+            t.result, plan.result, &plan.algorithms[static_cast<size_t>(i)], b.workspace, b.workspace_bytes, stream);
         if (!is_refusal(status)) check_lt(status, "cublasLtMatmul", product.describe(), __FILE__, __LINE__);
         plan.refusal = status;
         if (waits_after_work()) after_work(stream, {product.describe().c_str(), "", 0});

@@ -181,7 +181,8 @@ Matmul::~Matmul() {
     }
 }
 
-std::vector<std::string> Matmul::proposals(const Product&, int) { return {""}; }
+std::vector<std::string> Matmul::proposals(const Product&, int, size_t) { return {""}; }
+std::vector<size_t> Matmul::workspaces() { return {0}; }
 bool Matmul::emulates(const Product&) { return false; }
 bool Matmul::has_algorithm(const Product&, const std::string& algorithm) { return algorithm.empty(); }
 void Matmul::forget_plans() {}

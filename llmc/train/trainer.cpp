@@ -110,12 +110,12 @@ template <class Real>
 void Trainer<Real>::allocate() {
     stream_ = create_stream();
     results_.emplace();
-    matmul_.allocate();
     weights_.allocate(stream_);
     if (!config_.forward_only) gradients_.allocate(stream_);
     model_.allocate(stream_);
     if (!config_.forward_only) optimizer_.allocate(stream_);
     if (verification_) verification_->allocate();
+    matmul_.allocate();  // last: it can do with less
 }
 
 template <class Real>

@@ -59,8 +59,12 @@ TEST_CASE("Findings and requests survive JSON") {
     CHECK(again.use.documents);
     CHECK(again.use.loss.z_loss == 1e-4f);
     CHECK(again.use.loss.label_smoothing == 0.1f);
-    const ProductChoices choices = {{"a", {"00", false, true}}, {"b", {}}};
-    CHECK(choices_from_json(choices_json(choices)) == choices);
+    const ProductChoices choices = {
+        {"a", {"00", false, true}}, {"b", {}}, {"c", {"01", false, false, size_t{1} << 22}}};
+    const ProductChoices read = choices_from_json(choices_json(choices));
+    CHECK(read == choices);
+    CHECK(read.at("c").workspace == size_t{1} << 22);
+    CHECK(!read.at("a").workspace);
 }
 
 TEST_CASE("Rates of findings are the highest of each") {

@@ -89,7 +89,7 @@ class OnHost(unittest.TestCase):
                 self.assertRegex(done.out, r"products +\d+ of")
 
     def test_rates(self):
-        """What was measured stands in the table, in check.json and, for a run, in run.json; without --tune nothing is."""
+        """What was measured stands in the table, in check.json and in run.json; without --tune nothing is."""
         table = check("--card-check", "force", "--tune", "2", program=trainer.PROGRAM).out
         self.assertRegex(table, r"memory +1 of +1 right   GB/s: copy [\d.e+]+\n")
         self.assertRegex(table, r"products .* right   up to TFLOP/s: bf16 [\d.e-]+, fp8 [\d.e-]+\n")
@@ -191,6 +191,8 @@ class OnVirtualGpu(unittest.TestCase):
         "cast:quantize": r"FP8 gives way to BF16 altogether",
         f"wrong-product:{FC} TN e4m3*e4m3->bf16 bias": r"must be \S+ \(\d+ of \d+ samples are wrong\)",
         f"unsteady-product:{FC} TN e4m3*e4m3->bf16 bias": r"samples are wrong|differ when it is made again",
+        f"wrong-workspace:{FC} TN e4m3*e4m3->bf16 bias@4": r": an algorithm with at most 4.0 MiB of workspace\n",
+        f"wrong-workspace:{FC} TN e4m3*e4m3->bf16 bias@all": r": an algorithm without workspace\n",
         f"wrong-product:{FC} TN e4m3*e4m3->bf16 bias@all": r"the bias is added by a kernel of its own",
         f"wrong-product:{FC} TN e4m3*e4m3->bf16@all": r"layers fc go on in BF16",
         f"refuse:{FC} TN e4m3*e4m3": r"layers fc go on in BF16",
@@ -204,6 +206,24 @@ class OnVirtualGpu(unittest.TestCase):
                 done = check(*card_flags("delayed"), *limit, fault=fault)
                 self.assertEqual(done.code, 0, done.out + done.err)
                 self.assertRegex(done.out, said)
+
+    def test_a_smaller_workspace(self):
+        """Where no algorithm with the whole workspace is right, one with less is used, and counted."""
+        flags, fault = ["--precision", "bf16", *QUICK], f"wrong-workspace:{FC} TN bf16*bf16->bf16 bias@4"
+        lying = run(*flags, env={**cache(), "VIRTUAL_GPU_FAULT": fault})
+        whole = run(*flags, "--card-check", "off", env=cache())
+        product = "matmul forward bf16 N=256 C=64 OC=256 with bias"
+        summary = json.loads(lying.read("run.json"))["card_check"]
+        self.assertEqual(summary["fell_back"], 1)
+        self.assertEqual(summary["fallbacks"], [f"{product}: an algorithm with at most 4.0 MiB of workspace"])
+        self.assertEqual(json.loads(lying.read("run.json"))["products"][product]["workspace"], 4 << 20)
+        ways = json.loads(lying.read("check.json"))[product]["ways"]
+        self.assertEqual([("problem" in way, way.get("workspace")) for way in ways[-2:]],
+                         [(True, None), (False, 4 << 20)])
+        self.assertEqual(lying.losses, whole.losses)  # the same sums
+        strict = check(*flags, "--strict", fault=fault)
+        self.assertEqual(strict.code, 5, strict.out)
+        self.assertRegex(strict.err, r"--strict.*\n.*way 1: ")
 
     # fault: code, what is said of it
     NOTHING_IS_LEFT = {

@@ -244,6 +244,7 @@ TEST_CASE("planned_bytes foretells reserved_bytes") {
     for (const OperandType type : {OperandType::bf16, OperandType::e4m3, OperandType::e5m2_e4m3}) {
         Matmul matmul(false);
         for (const Matmul::LinearShape& s : shapes) matmul.reserve(s.N, s.C, s.OC);
+        matmul.allocate();
         CHECK(Matmul::planned_bytes(type, shapes) == matmul.reserved_bytes());
     }
     if (device_info().is_host) {

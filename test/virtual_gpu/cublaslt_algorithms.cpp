@@ -99,6 +99,30 @@ cublasStatus_t check(LtCall& call, const cublasLtMatmulAlgo_t& algo, cublasLtMat
 
 }  // namespace
 
+TEST_CASE(
+    "virtual_gpu cublaslt algorithms: they take all the workspace there is and are wrong with more than so much") {
+    constexpr size_t kMiB = 1 << 20;
+    if (!is_child()) {
+        expect_child({{"VIRTUAL_GPU_FAULT", "wrong-workspace:64x32x256 TN bf16"}, {"TEST_RIGHT", "1"}});
+        expect_child({{"VIRTUAL_GPU_FAULT", "wrong-workspace:1@4"}, {"TEST_RIGHT", "4"}});
+        return expect_child({{"VIRTUAL_GPU_FAULT", "wrong-workspace:@all"}, {"TEST_RIGHT", "0"}});
+    }
+    const size_t right = static_cast<size_t>(std::atoi(std::getenv("TEST_RIGHT"))) * kMiB;
+    Uneven p;
+    p.call.reductions = CUBLASLT_REDUCTION_SCHEME_NONE;
+    p.call.workspace_bytes = 0;
+    CHECK(p.call.find() == kSuccess);
+    const std::vector<float> expected = p.run_with(0);
+    lt_free({p.call.workspace});
+    p.call.workspace = static_cast<char*>(lt_device(nullptr, 32 * kMiB));
+    for (const size_t bytes : {32 * kMiB, 4 * kMiB, kMiB, size_t{0}}) {
+        p.call.workspace_bytes = bytes;
+        CHECK(p.call.find() == kSuccess);
+        for (int i = 0; i < p.call.count; i++) CHECK(p.call.found[i].workspaceSize == bytes);
+        CHECK((p.run_with(0) == expected) == (bytes <= right));
+    }
+}
+
 TEST_CASE("virtual_gpu cublaslt algorithms: each has bits of its own and the same ones again") {
     for (const char* arithmetic : {"fp32", "hopper"}) {
         if (!is_child()) {

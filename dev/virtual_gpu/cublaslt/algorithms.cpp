@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <tuple>
 
 #include "dev/virtual_gpu/card.h"
+#include "dev/virtual_gpu/fault.h"
 #include "dev/virtual_gpu/options.h"
+#include "dev/virtual_gpu/planned_faults.h"
 
 namespace virtual_gpu {
 namespace {
@@ -88,10 +91,12 @@ const Way* way_of(const Algorithm& algorithm) {
 }
 
 std::vector<Algorithm> proposals(const Product& p, const Preference& wish) {
+    const bool takes_all = lies("wrong-workspace", number_of(p), describe(p), std::numeric_limits<int>::max());
     std::vector<Algorithm> all;
     for (const Way& way : kWays)
         if (has(p, way, wish))
-            all.push_back(algorithm_of(p, way, workspace_of(p, way, wish.workspace), wish.alignment));
+            all.push_back(algorithm_of(p, way, takes_all ? wish.workspace : workspace_of(p, way, wish.workspace),
+                                       wish.alignment));
     if (options().heuristic == kReversed)
         std::reverse(all.begin(), all.end());
     else
@@ -124,6 +129,16 @@ std::vector<uint64_t> part_bounds(const Product& p, const Way& way) {
     for (uint64_t i = 1; i < parts; i++) bounds.push_back((units * i / parts - shorter) * unit_of(p));
     bounds.push_back(p.k());
     return bounds;
+}
+
+std::string describe(const Product& p) {
+    const Operation& o = p.operation;
+    const auto letter = [](int32_t turned) { return turned == CUBLAS_OP_T ? 'T' : 'N'; };
+    const bool tf32 = o.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    return format("%llux%llux%llu %c%c %s*%s->%s%s", static_cast<unsigned long long>(p.m()),
+                  static_cast<unsigned long long>(p.n()), static_cast<unsigned long long>(p.k()), letter(o.transa),
+                  letter(o.transb), tf32 ? "tf32" : name_of(p.a.type), tf32 ? "tf32" : name_of(p.b.type),
+                  name_of(p.d.type), o.epilogue == CUBLASLT_EPILOGUE_BIAS ? " bias" : "");
 }
 
 uint64_t number_of(const Product& p) {

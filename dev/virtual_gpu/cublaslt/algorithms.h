@@ -47,7 +47,9 @@ cublasStatus_t restore(const cublasLtMatmulAlgo_t& bytes, const Product& product
 // Where the parts of the sum begin, and k.
 std::vector<uint64_t> part_bounds(const Product& product, const Way& way);
 
-// Shapes are counted as they come.
+// For VIRTUAL_GPU_FAULT: m x n x k, the operands' layouts and types, D's type, the bias; and shapes, counted as they
+// come.
+std::string describe(const Product& product);
 uint64_t number_of(const Product& product);
 
 }  // namespace virtual_gpu

@@ -44,17 +44,6 @@ cublasStatus_t set(T& field, const void* value, size_t bytes) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// For VIRTUAL_GPU_FAULT: m x n x k, the operands' layouts and types, D's type, the bias.
-std::string describe(const Product& p) {
-    const Operation& o = p.operation;
-    const auto letter = [](int32_t turned) { return turned == CUBLAS_OP_T ? 'T' : 'N'; };
-    const bool tf32 = o.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
-    return format("%llux%llux%llu %c%c %s*%s->%s%s", static_cast<unsigned long long>(p.m()),
-                  static_cast<unsigned long long>(p.n()), static_cast<unsigned long long>(p.k()), letter(o.transa),
-                  letter(o.transb), tf32 ? "tf32" : name_of(p.a.type), tf32 ? "tf32" : name_of(p.b.type),
-                  name_of(p.d.type), o.epilogue == CUBLASLT_EPILOGUE_BIAS ? " bias" : "");
-}
-
 // INVALID_VALUE or NOT_SUPPORTED, or success.
 cublasStatus_t check(const Product& p, const uint32_t (&alignment)[4]) {
     if (!is_product(p)) return invalid("matrices that do not go together");
@@ -101,11 +90,14 @@ cublasStatus_t algorithm_of(const Product& p, const cublasLtMatmulAlgo_t* given,
     return status == CUBLAS_STATUS_SUCCESS ? status : refuse(status, why);
 }
 
-Lie lie_of(const Product& p, int algorithm) {
+Lie lie_of(const Product& p, const Algorithm& algorithm) {
     static std::atomic<long> products{0};
     if (++products == planned_fault("wrong")) return Lie::element;
-    if (lies("wrong-product", number_of(p), describe(p), algorithm)) return Lie::tile;
-    return lies("unsteady-product", number_of(p), describe(p), algorithm) ? Lie::unsteady : Lie::none;
+    if (lies("wrong-product", number_of(p), describe(p), algorithm.id)) return Lie::tile;
+    constexpr uint64_t kMiB = 1 << 20;
+    const auto mib = static_cast<int>((algorithm.workspace + kMiB - 1) / kMiB);
+    if (lies("wrong-workspace", number_of(p), describe(p), mib)) return Lie::tile;
+    return lies("unsteady-product", number_of(p), describe(p), algorithm.id) ? Lie::unsteady : Lie::none;
 }
 
 // What is told of an algorithm beside its bytes.
@@ -369,7 +361,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     call.rounds_parts = way.reduction == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
     status = check_pointers(call, algorithm, workspace_bytes);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    call.lie = lie_of(call.product, algorithm.id);
+    call.lie = lie_of(call.product, algorithm);
     const Product& p = call.product;
     const std::string what = format("cublasLtMatmul %llu x %llu x %llu", static_cast<unsigned long long>(p.m()),
                                     static_cast<unsigned long long>(p.n()), static_cast<unsigned long long>(p.k()));
