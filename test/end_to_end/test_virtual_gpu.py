@@ -6,8 +6,8 @@ The programs are those of `make virtual train_gpt_cpu gradients-cpu`."""
 
 import contextlib
 import json
-import json
 import os
+import re
 import subprocess
 import unittest
 from unittest import mock
@@ -217,6 +217,17 @@ class Faults(unittest.TestCase):
         result = self.run_with("memory:1")
         self.assertEqual(result.code, 5)
         self.assertIn("has 1.0 MiB", result.err)
+
+    def test_a_workspace_that_there_is_no_memory_for(self):
+        """Products are made with a smaller one, or none, which is said. (A run that has so little is refused before.)"""
+        for left, workspace in ((4096, None), (24, 4), (3, 0)):
+            result = subprocess.run(
+                [os.path.join(VIRTUAL, "test_gpu"), "--no-colors", "-tc=An algorithm that the library does not have*"],
+                env={**os.environ, **ONE_THREAD, "VIRTUAL_GPU_FAULT": f"memory:{left}"}, text=True, capture_output=True,
+                check=False)
+            self.assertIn("1 passed | 0 failed", result.stdout)
+            said = re.findall(r"note: matrix products have (\d+) MiB of workspace instead of 32", result.stderr)
+            self.assertEqual(said, [] if workspace is None else [str(workspace)])
 
     def test_a_product_that_is_refused(self):
         """BF16 units take its place, and that is said."""
