@@ -8,14 +8,9 @@
 #include <bit>
 #include <cstdint>
 
-namespace llmc {
+#include "llmc/device/random.cuh"
 
-// The finalizer of splitmix64: a bijection in which every input bit moves every output bit.
-inline uint64_t mix64(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
+namespace llmc {
 
 // Key of one pass over the data.
 inline uint64_t order_key(uint64_t seed, uint64_t epoch) {

@@ -1,0 +1,18 @@
+// Random bits without a state: a function of a counter, so that they depend on neither ranks nor the order of work.
+#pragma once
+#include <cstdint>
+
+#include "llmc/device/keywords.cuh"
+
+namespace llmc {
+
+// The finalizer of splitmix64 (by D. Stafford): a bijection in which every input bit moves every output bit. Of
+// consecutive multiples of 0x9e3779b97f4a7c15 it gives the sequence of splitmix64 (Steele, Lea, Flood, "Fast splittable
+// pseudorandom number generators").
+LLMC_HD uint64_t mix64(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+}  // namespace llmc
