@@ -60,7 +60,11 @@ class Checkpoint:
                     (length,) = struct.unpack("<Q", data.read(8))
                     begin, end = json.loads(data.read(length))[f"{tensor}.{part}"]["data_offsets"]
                     data.seek(8 + length + begin)
-                    values[s["start"]] = array.array("f", data.read(end - begin))
+                    stored = data.read(end - begin)
+                    if s.get("dtype") == "BF16":  # an F32's upper half
+                        halves = array.array("H", stored)
+                        stored = array.array("I", [half << 16 for half in halves]).tobytes()
+                    values[s["start"]] = array.array("f", stored)
         return [x for start in sorted(values) for x in values[start]]
 
 

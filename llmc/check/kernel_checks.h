@@ -21,6 +21,7 @@ struct KernelUse {
     bool current_scaling = false;  // measured first, then written
     bool several_ranks = false;
     OptimizerKind optimizer = OptimizerKind::adamw;
+    MomentFormat adam_moments = MomentFormat::fp32;
     bool documents = false;  // attention stays inside them
     TrainedLoss loss;
 

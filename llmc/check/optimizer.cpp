@@ -48,30 +48,66 @@ void compare_copies(Trial& trial, const float* master, const Real* working, cons
     trial.note(wrong_state(trial.read(fp8)[0], {expected, expected}));
 }
 
-void compare_update(Trial& trial, const Before& before, const float* master, const float* m, const float* v) {
+constexpr MomentRounding kRounding{12345, 4096};
+
+// To one of its neighbours in BF16: away from 0 where what is lost and `random` / 65536 make up a step.
+double rounded_by(double x, uint32_t random) {
+    if (x == 0) return 0;
+    const double step = std::ldexp(1.0, std::max(std::ilogb(x), -126) - 7), steps = std::fabs(x) / step;
+    const double lost = steps - std::floor(steps);
+    return std::copysign((std::floor(steps) + (lost + random / 65536.0 >= 1)) * step, x);
+}
+
+// What a moment, known within bounds, is in its format. `shift`: of its random bits among an element's.
+template <class Moment>
+Bounded stored(const Bounded& exact, int shift) {
+    if (std::is_same_v<Moment, float>) return exact;
+    Bounded range;
+    for (size_t i = 0; i < exact.values.size(); i++) {
+        const uint64_t bits = moment_bits(kRounding.key, example_state(false).applied, kRounding.first + i / 2 * 2);
+        const uint32_t random = bits >> (static_cast<int>(i % 2) * 32 + shift) & 0xffff;
+        const double low = rounded_by(exact.values[i] - exact.bounds[i], random);
+        const double high = rounded_by(exact.values[i] + exact.bounds[i], random);
+        range.push_back((low + high) / 2, (high - low) / 2);
+    }
+    return range;
+}
+
+template <class Moment>
+void compare_update(Trial& trial, const Before& before, const float* master, const Moment* m, const Moment* v) {
     const auto expected =
         reference::adamw(before.master, before.m, before.v, before.grad, kDecayCount, kConfig, example_state(false));
     trial.within(master, Bounded(expected.master, reference::kAdamWError, reference::kMasterFloor));
-    trial.within(m, Bounded(expected.m, reference::kAdamWError, reference::kFirstMomentFloor));
-    trial.within(v, Bounded(expected.v, reference::kAdamWError, reference::kSecondMomentFloor));
+    trial.within(m, stored<Moment>(Bounded(expected.m, reference::kAdamWError, reference::kFirstMomentFloor), 0));
+    trial.within(v, stored<Moment>(Bounded(expected.v, reference::kAdamWError, reference::kSecondMomentFloor), 16));
 }
 
-template <class Real>
+// Values that Moment has, here as FP32.
+template <class Moment>
+std::vector<Moment> narrowed(std::vector<float>& values) {
+    std::vector<Moment> narrow;
+    for (float& value : values) narrow.push_back(to<Moment>(value)), value = to_float(narrow.back());
+    return narrow;
+}
+
+template <class Real, class Moment>
 std::string check_adamw(bool skip, bool measured, stream_t stream) {
-    const Before before;
+    Before before;
+    const std::vector<Moment> m_before = narrowed<Moment>(before.m), v_before = narrowed<Moment>(before.v);
     Trial trial(stream);
     const float* grad = trial.input(before.grad);
     const StepState* state = trial.input(std::vector<StepState>{example_state(skip)});
     const std::vector<Axis> axes = {{"", kCount}};
-    float *master = trial.result("master", axes, before.master), *m = trial.result("m", axes, before.m),
-          *v = trial.result("v", axes, before.v);
+    float* master = trial.result("master", axes, before.master);
+    Moment *m = trial.result("m", axes, m_before), *v = trial.result("v", axes, v_before);
     Real* working = trial.result<Real>("working", axes);
     Fp8State* fp8 = measured ? trial.result<Fp8State>("state", {{"", 1}}, std::vector<Fp8State>(1)) : nullptr;
-    trial.run_twice(
-        [&] { adamw_update<Real>(master, m, v, working, fp8, grad, kCount, kDecayCount, kConfig, state, stream); });
+    trial.run_twice([&] {
+        adamw_update(master, m, v, working, fp8, grad, kCount, kDecayCount, kConfig, state, stream, kRounding);
+    });
 
     if (skip)
-        trial.equal(master, before.master), trial.equal(m, before.m), trial.equal(v, before.v);
+        trial.equal(master, before.master), trial.equal(m, m_before), trial.equal(v, v_before);
     else
         compare_update(trial, before, master, m, v);
     compare_copies(trial, master, working, fp8, skip);
@@ -125,8 +161,11 @@ void add(Items& items, const KernelUse& use) {
         }
     };
     const bool is_lion = use.optimizer == OptimizerKind::lion;
-    if (use.optimizer == OptimizerKind::adamw || is_muon(use.optimizer))
-        add_both("adamw_update", check_adamw<Real>);
+    const bool is_adamw = use.optimizer == OptimizerKind::adamw || is_muon(use.optimizer);
+    if (is_adamw && use.adam_moments == MomentFormat::bf16)
+        add_both("adamw_update, moments bf16,", check_adamw<Real, bf16>);
+    else if (is_adamw)
+        add_both("adamw_update", check_adamw<Real, float>);
     else
         add_both(is_lion ? "lion_update" : "sgd_update", [is_lion](bool skip, bool measures, stream_t s) {
             return check_one_moment<Real>(is_lion, skip, measures, s);

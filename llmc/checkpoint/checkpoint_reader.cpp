@@ -8,6 +8,7 @@
 
 #include "llmc/checkpoint/files.h"
 #include "llmc/device/error.h"
+#include "llmc/device/formats.cuh"
 
 namespace llmc {
 namespace {
@@ -35,7 +36,7 @@ CheckpointReader::CheckpointReader(const std::string& directory, const std::stri
 void CheckpointReader::index_slices() {
     for (size_t f = 0; f < manifest_.files.size(); f++)
         for (const StateSlice& slice : manifest_.files[f].slices)
-            places_[slice.name()].push_back({f, slice.start, slice.count});
+            places_[slice.name()].push_back({f, slice.start, slice.count, slice.dtype == "BF16"});
     for (auto& [name, places] : places_)
         std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) { return a.start < b.start; });
 }
@@ -69,10 +70,10 @@ const SafetensorsFile& CheckpointReader::open(size_t index) const {
              strprintf("holds %zu tensors, the manifest lists %zu", candidate->tensors().size(), file.slices.size()));
     for (const StateSlice& slice : file.slices) {
         const TensorInfo& info = candidate->info(slice.name());
-        if (info.dtype != "F32" || info.bytes() != slice.count * sizeof(float))
-            fail(path(file), strprintf("%s is %s %s, the manifest lists %llu values in F32", slice.name().c_str(),
+        if (info.dtype != slice.dtype || info.bytes() != slice.bytes())
+            fail(path(file), strprintf("%s is %s %s, the manifest lists %llu values in %s", slice.name().c_str(),
                                        info.dtype.c_str(), shape_text(info.shape).c_str(),
-                                       static_cast<unsigned long long>(slice.count)));
+                                       static_cast<unsigned long long>(slice.count), slice.dtype.c_str()));
     }
     opened = std::move(candidate);
     open_files_++;
@@ -136,9 +137,16 @@ void CheckpointReader::read(const std::string& tensor_name, const std::string& p
     for (const Place& place : found->second) {
         const uint64_t from = std::max(start, place.start), to = std::min(start + count, place.start + place.count);
         if (from >= to) continue;
-        open(place.file)
-            .read_range(wanted.name(), (from - place.start) * sizeof(float), values + (from - start),
-                        static_cast<size_t>(to - from) * sizeof(float));
+        const SafetensorsFile& file = open(place.file);
+        float* const out = values + (from - start);
+        const size_t n = static_cast<size_t>(to - from);
+        if (!place.bf16) {
+            file.read_range(wanted.name(), (from - place.start) * sizeof(float), out, n * sizeof(float));
+            continue;
+        }
+        std::vector<bf16> narrow(n);
+        file.read_range(wanted.name(), (from - place.start) * sizeof(bf16), narrow.data(), n * sizeof(bf16));
+        for (size_t i = 0; i < n; i++) out[i] = to_float(narrow[i]);
     }
 }
 

@@ -33,13 +33,15 @@ public:
     void verify(
         Verify how, size_t first = 0, size_t stride = 1, const Alive& alive = [] {}) const;
 
-    // Elements [start, start + count) of a flattened part, from whichever files have them.
+    // Elements [start, start + count) of a flattened part, from whichever files have them, in FP32 whatever they are
+    // there.
     void read(const std::string& tensor, const std::string& part, uint64_t start, uint64_t count, float* values) const;
 
 private:
     struct Place {
         size_t file;
         uint64_t start, count;
+        bool bf16;
     };
     std::string path(const StateFile& file) const { return directory_ + "/" + file.name; }
     uint64_t size_of(const StateFile& file) const;  // which must be a regular file

@@ -96,10 +96,16 @@ public:
         if (file.checksums.size() != (file.bytes + chunk_bytes - 1) / chunk_bytes)
             fail(strprintf("has %zu checksums for the %llu bytes of %s", file.checksums.size(),
                            static_cast<unsigned long long>(file.bytes), file.name.c_str()));
-        for (const Json& slice : list(entry, "slices"))
+        for (const Json& slice : list(entry, "slices")) {
             file.slices.push_back({text(slice, "tensor"), text(slice, "part"),
                                    number(slice, "start", 0, uint64_t{1} << 60),
                                    number(slice, "count", 1, uint64_t{1} << 60)});
+            if (!slice.contains("dtype")) continue;
+            const std::string dtype = file.slices.back().dtype = text(slice, "dtype");
+            if (dtype != "F32" && dtype != "BF16")
+                fail(file.name + " holds " + file.slices.back().name() + " in " + dtype +
+                     ", where F32 or BF16 belongs");
+        }
         return file;
     }
 
@@ -191,9 +197,11 @@ std::string manifest_text(const Manifest& m) {
     for (const StateFile& file : m.files) {
         Json sums = Json::array(), slices = Json::array();
         for (const uint64_t sum : file.checksums) sums.push_back(hex(sum));
-        for (const StateSlice& slice : file.slices)
+        for (const StateSlice& slice : file.slices) {
             slices.push_back(
                 {{"tensor", slice.tensor}, {"part", slice.part}, {"start", slice.start}, {"count", slice.count}});
+            if (slice.dtype != "F32") slices.back()["dtype"] = slice.dtype;
+        }
         body["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"checksums", sums}, {"slices", slices}});
     }
     // Paths in the configuration may hold bytes that are not UTF-8.

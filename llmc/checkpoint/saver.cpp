@@ -15,13 +15,13 @@ double seconds_now() {
 
 Json file_json(const StateFile& file) {
     Json slices = Json::array();
-    for (const StateSlice& s : file.slices) slices.push_back({s.tensor, s.part, s.start, s.count});
+    for (const StateSlice& s : file.slices) slices.push_back({s.tensor, s.part, s.start, s.count, s.dtype});
     return {{"name", file.name}, {"bytes", file.bytes}, {"checksums", file.checksums}, {"slices", slices}};
 }
 
 StateFile file_from_json(const Json& json) {
     StateFile file{json["name"], json["bytes"], json["checksums"], {}};
-    for (const Json& s : json["slices"]) file.slices.push_back({s[0], s[1], s[2], s[3]});
+    for (const Json& s : json["slices"]) file.slices.push_back({s[0], s[1], s[2], s[3], s[4]});
     return file;
 }
 

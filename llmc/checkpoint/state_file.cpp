@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <map>
 
 #include "llmc/checkpoint/safetensors.h"
 
@@ -12,7 +13,8 @@ namespace {
 
 SafetensorsLayout layout_of(const std::string& path, const std::vector<StateSlice>& slices) {
     std::vector<TensorSpec> specs;
-    for (const StateSlice& slice : slices) specs.push_back({slice.name(), "F32", {static_cast<int64_t>(slice.count)}});
+    for (const StateSlice& slice : slices)
+        specs.push_back({slice.name(), slice.dtype, {static_cast<int64_t>(slice.count)}});
     return lay_out_safetensors(path, specs, {});
 }
 
@@ -50,21 +52,26 @@ uint64_t state_file_bytes(const std::vector<StateSlice>& slices) { return layout
 
 StateFile write_state_file(FileCalls& calls, const std::string& directory, int rank,
                            const std::vector<StateSlice>& slices, const SliceBytes& values, size_t piece_bytes) {
-    StateFile result{state_file_name(rank), 0, {}, slices};
+    StateFile result{state_file_name(rank), 0, {}, {}};
     const std::string path = directory + "/" + result.name;
     const SafetensorsLayout layout = layout_of(path, slices);
     NewFile file(calls, path);
     ChunkSums sums;
+    std::map<std::string, size_t> index;
+    for (size_t s = 0; s < slices.size(); s++) index[slices[s].name()] = s;
     const auto append = [&](const void* data, size_t bytes) {
         sums.add(data, bytes);
         file.append(data, bytes);
     };
     append(layout.head.data(), layout.head.size());
-    for (size_t s = 0; s < slices.size(); s++)  // all of one type, so in the order given
-        for (uint64_t at = 0, all = slices[s].count * sizeof(float); at < all; at += piece_bytes) {
+    for (const TensorInfo& tensor : layout.tensors) {
+        const size_t s = index.at(tensor.name);
+        result.slices.push_back(slices[s]);
+        for (uint64_t at = 0, all = slices[s].bytes(); at < all; at += piece_bytes) {
             const size_t bytes = static_cast<size_t>(std::min<uint64_t>(piece_bytes, all - at));
             append(values(s, at, bytes), bytes);
         }
+    }
     file.finish();
     result.bytes = file.bytes();
     result.checksums = sums.finish();

@@ -16,8 +16,8 @@ using SliceBytes = std::function<const void*(size_t slice, uint64_t offset, size
 
 // Bytes that write_state_file() will write.
 uint64_t state_file_bytes(const std::vector<StateSlice>& slices);
-// Returns with the file on the disk. `rank` gives it its name in `directory`. Values are asked for slice after slice,
-// in pieces of at most `piece_bytes`.
+// Returns with the file on the disk. `rank` gives it its name in `directory`. Values are asked for slice after slice
+// in the file's order, FP32 before BF16, in pieces of at most `piece_bytes`.
 StateFile write_state_file(FileCalls& calls, const std::string& directory, int rank,
                            const std::vector<StateSlice>& slices, const SliceBytes& values,
                            size_t piece_bytes = kChunkBytes);

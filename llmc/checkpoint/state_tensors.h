@@ -6,10 +6,12 @@
 
 namespace llmc {
 
-// Elements [start, start + count) of a flattened tensor's part, FP32.
+// Elements [start, start + count) of a flattened tensor's part.
 struct StateSlice {
     std::string tensor, part;
     uint64_t start = 0, count = 0;
+    std::string dtype = "F32";  // or "BF16": safetensors' names
+    uint64_t bytes() const { return count * (dtype == "BF16" ? 2 : 4); }
     std::string name() const { return tensor + "." + part; }  // in its file
     bool operator==(const StateSlice&) const = default;
 };
@@ -22,7 +24,7 @@ struct StateTensor {
     bool operator==(const StateTensor&) const = default;
 };
 
-// A safetensors file (F32) of one rank.
+// A safetensors file of one rank.
 struct StateFile {
     std::string name;
     uint64_t bytes = 0;

@@ -49,6 +49,7 @@ KernelUse use_of(const TrainerConfig& config, bool fp32, int ranks) {
     use.current_scaling = config.fp8 && config.fp8->recipe == Fp8Recipe::current;
     use.several_ranks = ranks > 1;
     use.optimizer = config.optimizer.kind;
+    use.adam_moments = config.optimizer.adam_moments;
     use.documents = config.end_token.has_value();
     use.loss = config.loss;
     use.set_model(config.model);

@@ -12,11 +12,39 @@ struct AdamWFactors {
     float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay;
 };
 
+// A group's moments to values that BF16 has.
+LLMC_DEVICE void round_moments(float (&m)[8], float (&v)[8], uint64_t key, int64_t applied, size_t place) {
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i += 2) {
+        const uint64_t bits = moment_bits(key, applied, place + static_cast<size_t>(place_in_fours(i)));
+        const uint32_t low = static_cast<uint32_t>(bits), high = static_cast<uint32_t>(bits >> 32);
+        m[i] = to_float(to_bf16_stochastic(m[i], low));
+        v[i] = to_float(to_bf16_stochastic(v[i], low >> 16));
+        m[i + 1] = to_float(to_bf16_stochastic(m[i + 1], high));
+        v[i + 1] = to_float(to_bf16_stochastic(v[i + 1], high >> 16));
+    }
+}
+
+// What an update is given of each element, from the first of a call or of a group on.
+template <class Real, class Moment>
+struct AdamWTensors {
+    float* master;
+    Moment *m, *v;
+    Real* working;  // or nullptr
+    const float* grad;
+    MomentRounding rounding;
+
+    LLMC_DEVICE AdamWTensors from(size_t i) const {
+        return {
+            master + i, m + i, v + i, working ? working + i : nullptr, grad + i, {rounding.key, rounding.first + i}};
+    }
+};
+
 // One group of eight, from the loads to the stores; returns the bits of the largest magnitude of the new weights,
 // infinity's if one of them is not finite.
-template <class Real, bool kMeasures>
-LLMC_DEVICE uint32_t update_group(float* master, float* m_pointer, float* v_pointer, Real* working, const float* grad,
-                                  size_t left, size_t decayed, const AdamWFactors& factors, const StepState& state) {
+template <bool kMeasures, class Real, class Moment>
+LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, Moment>& at, size_t left, size_t decayed,
+                                  const AdamWFactors& factors, const StepState& state) {
     const float learning_rate = static_cast<float>(state.learning_rate), grad_scale = state.grad_scale;
     const float correction1 = state.bias_correction1, correction2 = state.bias_correction2;
     // Of either four, the first so many decay.
@@ -24,10 +52,10 @@ LLMC_DEVICE uint32_t update_group(float* master, float* m_pointer, float* v_poin
         static_cast<int>(decayed < 4 ? decayed : 4),
         decayed < kFoursApart ? 0 : static_cast<int>(decayed < kFoursApart + 4 ? decayed - kFoursApart : 4)};
     float p[8], g[8], m[8], v[8];
-    load_group(master, left, p);
-    load_group(grad, left, g);
-    load_group(m_pointer, left, m);
-    load_group(v_pointer, left, v);
+    load_group(at.master, left, p);
+    load_group(at.grad, left, g);
+    load_group(at.m, left, m);
+    load_group(at.v, left, v);
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
         const float gradient = g[i] * grad_scale;
@@ -37,19 +65,20 @@ LLMC_DEVICE uint32_t update_group(float* master, float* m_pointer, float* v_poin
         const float decay = (i & 3) < decayed_fours[i / 4] ? factors.weight_decay * p[i] : 0.0f;
         p[i] = fmaf(-learning_rate, decay + m[i] * correction1 / (sqrtf(v[i] * correction2) + factors.eps), p[i]);
     }
-    store_group(master, left, p);
-    store_group(m_pointer, left, m);
-    store_group(v_pointer, left, v);
-    if (working) store_group(working, left, p);
+    if constexpr (std::is_same_v<Moment, bf16>) round_moments(m, v, at.rounding.key, state.applied, at.rounding.first);
+    store_group(at.master, left, p);
+    store_group(at.m, left, m);
+    store_group(at.v, left, v);
+    if (at.working) store_group(at.working, left, p);
     return kMeasures ? largest_of_group(p, left) : 0;
 }
 
 // A block has kGroups * 2048 elements in a row. What is measured is reduced over the warp, hence several groups a
 // thread there: one atomic for 1024 elements.
-template <class Real, bool kMeasures>
+template <class Real, class Moment, bool kMeasures>
 static __global__ void __launch_bounds__(kThreads, 4)  // 64 registers: sm_80 would take a few more, and fit three
-    adamw_kernel(float* master, float* m, float* v, Real* working, Fp8State* fp8, const float* grad, size_t count,
-                 size_t decay_count, AdamWFactors factors, const StepState* state) {
+    adamw_kernel(AdamWTensors<Real, Moment> tensors, Fp8State* fp8, size_t count, size_t decay_count,
+                 AdamWFactors factors, const StepState* state) {
     constexpr int kGroups = kMeasures ? kMeasuredGroups : 1;
     if (state->skip) return;
     uint32_t amax = 0;
@@ -58,9 +87,7 @@ static __global__ void __launch_bounds__(kThreads, 4)  // 64 registers: sm_80 wo
             (static_cast<size_t>(blockIdx.x) * kGroups + group) * kThreads * kPerThread + first_of_fours(threadIdx.x);
         if (first >= count) break;
         const size_t left = count - first, decayed = decay_count <= first ? 0 : decay_count - first;
-        const uint32_t seen =
-            update_group<Real, kMeasures>(master + first, m + first, v + first, working ? working + first : nullptr,
-                                          grad + first, left, decayed, factors, *state);
+        const uint32_t seen = update_group<kMeasures>(tensors.from(first), left, decayed, factors, *state);
         amax = seen > amax ? seen : amax;
     }
     if constexpr (kMeasures) {
@@ -70,9 +97,10 @@ static __global__ void __launch_bounds__(kThreads, 4)  // 64 registers: sm_80 wo
     }
 }
 
-template <class Real>
-void adamw_update(float* master, float* m, float* v, Real* working, Fp8State* fp8, const float* grad, size_t count,
-                  size_t decay_count, const AdamWConfig& config, const StepState* state, stream_t stream) {
+template <class Real, class Moment>
+void adamw_update(float* master, Moment* m, Moment* v, Real* working, Fp8State* fp8, const float* grad, size_t count,
+                  size_t decay_count, const AdamWConfig& config, const StepState* state, stream_t stream,
+                  const MomentRounding& rounding) {
     if (count == 0) return;
     if (decay_count > count)
         throw Error(ExitCode::failure, strprintf("adamw_update: %zu of %zu parameters to decay", decay_count, count));
@@ -81,24 +109,32 @@ void adamw_update(float* master, float* m, float* v, Real* working, Fp8State* fp
         if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
             throw Error(ExitCode::failure,
                         strprintf("adamw_update: pointer %p is not 16-byte aligned; pad slices to 16 bytes", p));
+    if (rounding.first % 4 != 0)
+        throw Error(ExitCode::failure, strprintf("adamw_update: place %zu is no multiple of 4", rounding.first));
     const AdamWFactors factors{static_cast<float>(config.beta1), static_cast<float>(1.0 - config.beta1),
                                static_cast<float>(config.beta2), static_cast<float>(1.0 - config.beta2),
                                static_cast<float>(config.eps),   static_cast<float>(config.weight_decay)};
+    const AdamWTensors<Real, Moment> tensors{master, m, v, working, grad, rounding};
     const auto run = [&]<auto kernel>(int groups) {
         const size_t blocks = div_up<size_t>(count, static_cast<size_t>(groups) * kThreads * kPerThread);
-        launch<kernel>({dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream}, inout(master, count),
-                       inout(m, count), inout(v, count), out(working, count), inout(fp8, 1), in(grad, count), count,
-                       decay_count, factors, in(state, 1));
+        launch<kernel>({dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream},
+                       {inout(master, count), inout(m, count), inout(v, count), out(working, count), inout(fp8, 1),
+                        in(grad, count), in(state, 1)},
+                       tensors, fp8, count, decay_count, factors, state);
     };
     if (fp8)
-        run.template operator()<adamw_kernel<Real, true>>(kMeasuredGroups);
+        run.template operator()<adamw_kernel<Real, Moment, true>>(kMeasuredGroups);
     else
-        run.template operator()<adamw_kernel<Real, false>>(1);
+        run.template operator()<adamw_kernel<Real, Moment, false>>(1);
 }
 
-template void adamw_update<float>(float*, float*, float*, float*, Fp8State*, const float*, size_t, size_t,
-                                  const AdamWConfig&, const StepState*, stream_t);
-template void adamw_update<bf16>(float*, float*, float*, bf16*, Fp8State*, const float*, size_t, size_t,
-                                 const AdamWConfig&, const StepState*, stream_t);
+template void adamw_update<float, float>(float*, float*, float*, float*, Fp8State*, const float*, size_t, size_t,
+                                         const AdamWConfig&, const StepState*, stream_t, const MomentRounding&);
+template void adamw_update<float, bf16>(float*, bf16*, bf16*, float*, Fp8State*, const float*, size_t, size_t,
+                                        const AdamWConfig&, const StepState*, stream_t, const MomentRounding&);
+template void adamw_update<bf16, float>(float*, float*, float*, bf16*, Fp8State*, const float*, size_t, size_t,
+                                        const AdamWConfig&, const StepState*, stream_t, const MomentRounding&);
+template void adamw_update<bf16, bf16>(float*, bf16*, bf16*, bf16*, Fp8State*, const float*, size_t, size_t,
+                                       const AdamWConfig&, const StepState*, stream_t, const MomentRounding&);
 
 }  // namespace llmc

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "llmc/device/formats.cuh"
+#include "llmc/device/random.cuh"
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/fp8_state.h"
 
@@ -39,6 +40,21 @@ struct StepState {
 
 constexpr int32_t kLossSpike = 1, kNormSpike = 2;
 
+// Where the random bits come from by which BF16 moments are rounded: those of an element are a function of `key`, of
+// the update's number and of the element's place, which is `first` for the first of a call. `key`: of the run's seed
+// and of the tensors that count from one place 0.
+struct MomentRounding {
+    uint64_t key = 0;
+    size_t first = 0;  // a multiple of 4
+};
+
+// 64 bits for the elements `place` and `place` + 1, an even one, in the update that is the `applied`-th: from the low
+// end on 16 each for m and v of the one, and for m and v of the other.
+LLMC_HD uint64_t moment_bits(uint64_t key, int64_t applied, uint64_t place) {
+    constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
+    return mix64(mix64(key + static_cast<uint64_t>(applied) * golden) + place / 2 * golden);
+}
+
 // One AdamW update of `count` parameters (Loshchilov and Hutter, arXiv 1711.05101, in PyTorch's form):
 //
 //   g       = grad * grad_scale
@@ -55,8 +71,14 @@ constexpr int32_t kLossSpike = 1, kNormSpike = 2;
 // be 16-byte aligned; any count. An element's result does not depend on where in the range it lies, so that the slices
 // of several ranks give the bits of one. Read 16 bytes an element, written 12 and sizeof(Real) for the working copy; 8
 // elements a thread at a time.
-template <class Real>
-void adamw_update(float* master, float* m, float* v, Real* working, Fp8State* fp8, const float* grad, size_t count,
-                  size_t decay_count, const AdamWConfig& config, const StepState* state, stream_t stream);
+//
+// Moment is float or bf16. In BF16 m and v are used as computed, in FP32, and stored rounded to one of their two
+// neighbours, to either with the probability that keeps the mean (to_bf16_stochastic): rounded to nearest, v would
+// stand still as soon as (1 - beta2) |g^2 - v| is below half a step of its format. Then 12 bytes an element are read
+// and 8 written, beside the working copy. `rounding` matters then alone.
+template <class Real, class Moment>
+void adamw_update(float* master, Moment* m, Moment* v, Real* working, Fp8State* fp8, const float* grad, size_t count,
+                  size_t decay_count, const AdamWConfig& config, const StepState* state, stream_t stream,
+                  const MomentRounding& rounding = {});
 
 }  // namespace llmc

@@ -1,6 +1,8 @@
 // Which optimizer updates the weights (--optimizer), and the numbers of those beside AdamW.
 #pragma once
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "llmc/kernels/adamw.h"
@@ -12,6 +14,10 @@ namespace llmc {
 
 enum class OptimizerKind { adamw, lion, sgd, muon, normuon };
 constexpr bool is_muon(OptimizerKind kind) { return kind == OptimizerKind::muon || kind == OptimizerKind::normuon; }
+
+// What AdamW keeps its moments in (--adam-moments); bf16 is rounded stochastically (adamw.h). Other moments are FP32.
+enum class MomentFormat { fp32, bf16 };
+constexpr size_t bytes_of(MomentFormat format) { return format == MomentFormat::bf16 ? 2 : 4; }
 
 // Newton-Schulz steps: X <- a X + (b A + c A A) X with A = X X^T, after X has been divided by `safety` times its norm.
 struct NewtonSchulzStep {
@@ -54,6 +60,8 @@ struct OptimizerConfig {
     LionConfig lion;
     SgdConfig sgd;
     MuonConfig muon;
+    MomentFormat adam_moments = MomentFormat::fp32;
+    uint64_t rounding_seed = 0;  // of the bits by which BF16 moments are rounded
 };
 
 }  // namespace llmc

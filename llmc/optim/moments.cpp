@@ -12,8 +12,8 @@ size_t overlap(const ShardLayout::Part& a, const ShardLayout::Part& b) {
 
 }  // namespace
 
-size_t OptimizerMoments::add(const char* name, std::vector<ShardLayout::Part> regions) {
-    Kept kept{name, std::move(regions), {}};
+size_t OptimizerMoments::add(const char* name, std::vector<ShardLayout::Part> regions, MomentFormat format) {
+    Kept kept{name, std::move(regions), {}, format};
     for (size_t u = 0; u < layout_.units(); u++) {
         // As much as the rank with the most of it has, so that all plan alike.
         const size_t slice = layout_.slice(u).count, all = layout_.table().unit(u).count;  // 0: a unit without tensors
@@ -24,25 +24,26 @@ size_t OptimizerMoments::add(const char* name, std::vector<ShardLayout::Part> re
         kept.count += most;
     }
     kept_.push_back(std::move(kept));
-    arena_.plan(&kept_.back().values, kept_.back().count);
+    arena_.plan(&kept_.back().values, kept_.back().count * bytes_of(format));
     return kept_.size() - 1;
 }
 
-size_t OptimizerMoments::add_everywhere(const char* name) {
+size_t OptimizerMoments::add_everywhere(const char* name, MomentFormat format) {
     std::vector<ShardLayout::Part> regions;
     for (const Unit& unit : layout_.table().units()) regions.push_back({0, unit.count});
-    return add(name, std::move(regions));
+    return add(name, std::move(regions), format);
 }
 
 void OptimizerMoments::allocate(stream_t stream) {
     if (arena_.bytes() == 0) return;
     arena_.allocate();
-    for (const Kept& kept : kept_) set_bytes(kept.values, 0, kept.count * sizeof(float), stream);
+    for (const Kept& kept : kept_) set_bytes(kept.values, 0, kept.count * bytes_of(kept.format), stream);
 }
 
-float* OptimizerMoments::at(size_t moment, size_t unit, size_t position) const {
+char* OptimizerMoments::place(size_t moment, size_t unit, size_t position) const {
     const Kept& kept = kept_[moment];
-    return kept.values + kept.index[unit] + position - std::max(kept.regions[unit].begin, layout_.slice(unit).begin);
+    const size_t begin = std::max(kept.regions[unit].begin, layout_.slice(unit).begin);
+    return kept.values + (kept.index[unit] + position - begin) * bytes_of(kept.format);
 }
 
 std::vector<OptimizerMoments::Moment> OptimizerMoments::of(size_t unit, const ParameterTensor& tensor,
@@ -50,13 +51,13 @@ std::vector<OptimizerMoments::Moment> OptimizerMoments::of(size_t unit, const Pa
     std::vector<Moment> moments;
     for (size_t m = 0; m < kept_.size(); m++)
         if (overlap({tensor.offset, tensor.count()}, kept_[m].regions[unit]) > 0)
-            moments.push_back({kept_[m].name, at(m, unit, position)});
+            moments.push_back({kept_[m].name, place(m, unit, position), kept_[m].format});
     return moments;
 }
 
 std::vector<OptimizerMoments::Moment> OptimizerMoments::all() const {
     std::vector<Moment> moments;
-    for (const Kept& kept : kept_) moments.push_back({kept.name, kept.values});
+    for (const Kept& kept : kept_) moments.push_back({kept.name, kept.values, kept.format});
     return moments;
 }
 

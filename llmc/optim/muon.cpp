@@ -175,7 +175,7 @@ void Muon<Real>::find_directions(const Round& round, const OptimizerMoments& mom
         size_t at = 0;
         for (const Piece& piece : round.held) {
             const size_t unit = matrices_[piece.matrix].unit;
-            muon_momentum(moments.at(moment, unit, piece.begin), held_ + at,
+            muon_momentum(moments.at<float>(moment, unit, piece.begin), held_ + at,
                           gradients_.slice(unit) + piece.begin - layout_.slice(unit).begin, piece.count,
                           config_.muon.momentum, config_.muon.nesterov, state, stream);
             at += padded(piece.count);

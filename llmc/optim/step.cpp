@@ -26,17 +26,15 @@ Optimizer<Real>::Optimizer(Weights<Real>& weights, Gradients& gradients, const S
     const ShardLayout& layout = weights.layout();
     for (size_t u = 0; u < layout.units(); u++) partial_count_ += global_norm_blocks(layout.share(u).count);
     const bool keeps_none = config.kind == OptimizerKind::sgd && config.sgd.momentum == 0;
-    if (!keeps_none) m_ = moments_.add_everywhere("m");
-    if (config.kind == OptimizerKind::adamw) v_ = moments_.add_everywhere("v");
     if (is_muon(config.kind)) {
-        std::vector<ShardLayout::Part> rest;
-        for (size_t u = 0; u < layout.units(); u++) {
-            const MuonRegion region = muon_region(layout.table(), u);
-            rest.push_back({region.count, layout.table().unit(u).count - region.count});
-        }
-        v_ = moments_.add("v", std::move(rest));
+        add_muon_moments();
         muon_.emplace(weights, gradients, *matmul, config);
         arena_.plan(&group_states_, kRateGroups);
+    } else if (config.kind == OptimizerKind::adamw) {
+        m_ = moments_.add_everywhere("m", config.adam_moments);
+        v_ = moments_.add_everywhere("v", config.adam_moments);
+    } else if (!keeps_none) {
+        m_ = moments_.add_everywhere("m");
     }
     arena_.plan(&partials_, partial_count_);
     arena_.plan(&state_, 1);
@@ -44,6 +42,25 @@ Optimizer<Real>::Optimizer(Weights<Real>& weights, Gradients& gradients, const S
     arena_.plan(&spikes_, 1);
     if (layout.comm().world() > 1)
         arena_.plan(&workspace_, layout.comm().template all_reduce_workspace<double>(partial_count_));
+}
+
+// Muon's momentum is FP32: where AdamW's moments are not, m is two arrays.
+template <class Real>
+void Optimizer<Real>::add_muon_moments() {
+    const ParameterTable& table = weights_.table();
+    std::vector<ShardLayout::Part> matrices, rest;
+    for (size_t u = 0; u < table.units().size(); u++) {
+        const size_t count = muon_region(table, u).count;
+        matrices.push_back({0, count});
+        rest.push_back({count, table.unit(u).count - count});
+    }
+    if (config_.adam_moments == MomentFormat::fp32) {
+        muon_m_ = m_ = moments_.add_everywhere("m");
+    } else {
+        muon_m_ = moments_.add("m", std::move(matrices));
+        m_ = moments_.add("m", rest, config_.adam_moments);
+    }
+    v_ = moments_.add("v", std::move(rest), config_.adam_moments);
 }
 
 template <class Real>
@@ -86,10 +103,27 @@ void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream
     if (muon_) {
         const MuonConfig& muon = config_.muon;
         scale_rates(group_states_, state_, {{muon.embedding_rate, muon.head_rate, muon.vector_rate}}, stream);
-        muon_->update(moments_, m_, state_, stream);
+        muon_->update(moments_, muon_m_, state_, stream);
     }
     for (size_t u = 0; u < weights_.layout().units(); u++) muon_ ? update_rest(u, stream) : update_unit(u, stream);
     update_loss_scale(loss_scale_, state_, loss_scale_config_, stream);
+}
+
+// AdamW of a part of the unit that lies in one range of this rank's slice. The first `decayed` elements decay.
+template <class Real>
+void Optimizer<Real>::update_adamw(size_t unit, Fp8State* fp8, ShardLayout::Part part, size_t decayed,
+                                   const StepState* state, stream_t stream) {
+    const auto slice = weights_.slice(unit);
+    const size_t at = part.begin - weights_.layout().slice(unit).begin;
+    const auto update = [&]<class Moment>(Moment* m, Moment* v) {
+        adamw_update(slice.master + at, m, v, slice.working && !fp8 ? slice.working + at : nullptr, fp8,
+                     gradients_.slice(unit) + at, part.count, decayed, adamw_, state, stream,
+                     {mix64(config_.rounding_seed) + unit, part.begin});
+    };
+    if (config_.adam_moments == MomentFormat::bf16)
+        update(moments_.at<bf16>(m_, unit, part.begin), moments_.at<bf16>(v_, unit, part.begin));
+    else
+        update(moments_.at<float>(m_, unit, part.begin), moments_.at<float>(v_, unit, part.begin));
 }
 
 // This rank's slice, range by range.
@@ -99,22 +133,21 @@ void Optimizer<Real>::update_unit(size_t unit, stream_t stream) {
     const size_t begin = weights_.layout().slice(unit).begin;
     for (const auto& range : weights_.ranges(unit)) {
         const size_t at = range.begin, count = range.count, decayed = range.decay_count;
-        const auto moment = [&](size_t index) { return moments_.at(index, unit, begin + at); };
+        const auto moment = [&] { return moments_.at<float>(m_, unit, begin + at); };
         float* const master = slice.master + at;
         const float* const gradient = gradients_.slice(unit) + at;
         Real* const working = slice.working && !range.fp8 ? slice.working + at : nullptr;
         switch (config_.kind) {
             case OptimizerKind::adamw:
-                adamw_update(master, moment(m_), moment(v_), working, range.fp8, gradient, count, decayed, adamw_,
-                             state_, stream);
+                update_adamw(unit, range.fp8, {begin + at, count}, decayed, state_, stream);
                 break;
             case OptimizerKind::lion:
-                lion_update(master, moment(m_), working, range.fp8, gradient, count, decayed, config_.lion, state_,
+                lion_update(master, moment(), working, range.fp8, gradient, count, decayed, config_.lion, state_,
                             stream);
                 break;
             case OptimizerKind::sgd:
-                sgd_update(master, config_.sgd.momentum == 0 ? nullptr : moment(m_), working, range.fp8, gradient,
-                           count, decayed, config_.sgd, state_, stream);
+                sgd_update(master, config_.sgd.momentum == 0 ? nullptr : moment(), working, range.fp8, gradient, count,
+                           decayed, config_.sgd, state_, stream);
                 break;
             case OptimizerKind::muon:
             case OptimizerKind::normuon:
@@ -127,21 +160,18 @@ void Optimizer<Real>::update_unit(size_t unit, stream_t stream) {
 template <class Real>
 void Optimizer<Real>::update_rest(size_t unit, stream_t stream) {
     const Unit& info = weights_.table().unit(unit);
-    const auto slice = weights_.slice(unit);
     const size_t first = weights_.layout().slice(unit).begin, muon = muon_region(weights_.table(), unit).count;
     const StepState* const matrices = group_states_ + (unit == 0 ? 0 : 1);  // the embedding's, the head's
-    const auto update = [&](size_t begin, size_t end, const auto& range, const StepState* state) {
+    const auto update = [&](size_t begin, size_t end, Fp8State* fp8, const StepState* state) {
         if (begin >= end) return;
-        const size_t at = begin - first, count = end - begin;
-        adamw_update(slice.master + at, moments_.at(m_, unit, begin), moments_.at(v_, unit, begin),
-                     slice.working && !range.fp8 ? slice.working + at : nullptr, range.fp8, gradients_.slice(unit) + at,
-                     count, begin < info.decay_count ? count : 0, adamw_, state, stream);
+        const size_t count = end - begin;
+        update_adamw(unit, fp8, {begin, count}, begin < info.decay_count ? count : 0, state, stream);
     };
     for (const auto& range : weights_.ranges(unit)) {
         const size_t begin = std::max(first + range.begin, muon), end = first + range.begin + range.count;
         const size_t cut = std::clamp(info.decay_count, begin, std::max(begin, end));
-        update(begin, std::min(cut, end), range, matrices);
-        update(cut, end, range, group_states_ + 2);
+        update(begin, std::min(cut, end), range.fp8, matrices);
+        update(cut, end, range.fp8, group_states_ + 2);
     }
 }
 

@@ -57,6 +57,9 @@ public:
 
 private:
     void sum_squares(stream_t stream);
+    void add_muon_moments();
+    void update_adamw(size_t unit, Fp8State* fp8, ShardLayout::Part part, size_t decayed, const StepState* state,
+                      stream_t stream);
     void update_unit(size_t unit, stream_t stream);
     void update_rest(size_t unit, stream_t stream);
 
@@ -69,7 +72,7 @@ private:
     const bool skip_spikes_;
     const OptimizerConfig config_;
     OptimizerMoments moments_;
-    size_t m_ = 0, v_ = 0;  // indices of moments
+    size_t m_ = 0, v_ = 0, muon_m_ = 0;  // indices of moments
     std::optional<Muon<Real>> muon_;
     StepState* group_states_ = nullptr;  // (kRateGroups), of what Muon leaves to AdamW
     Arena arena_{MemoryKind::workspace};

@@ -126,6 +126,8 @@ const Flag kRows[] = {
     flag(0, "beta2", "X", &Options::beta2, {.max = 1, .max_open = true},
          "AdamW's decay of the second moment; Lion's of its moment", "0.95; lion 0.99"),
     flag(0, "eps", "X", &Options::eps, {.min_open = true}, "AdamW epsilon"),
+    flag(0, "adam-moments", "NAME", &Options::adam_moments, {.words = {"fp32", "bf16"}},
+         "what AdamW keeps its moments in: fp32, or bf16 (rounded stochastically; half the memory)"),
     flag(0, "momentum", "X", &Options::momentum, {.max = 1, .max_open = true}, "of sgd (0: none) and muon",
          "0.9; muon 0.95"),
     flag(0, "nesterov", "on|off", &Options::nesterov, {.words = {"on", "off"}}, "Nesterov's momentum in sgd and muon",

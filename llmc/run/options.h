@@ -67,6 +67,7 @@ struct Options {
     std::string optimizer = "adamw";
     double weight_decay = 0.1;
     double beta1 = 0.9, eps = 1e-8;
+    std::string adam_moments = "fp32";
     double beta2 = -1;     // -1 = not given = 0.95, lion's 0.99
     double momentum = -1;  // -1 = not given = 0.9, muon's 0.95
     std::string nesterov;  // "" = not given = off, with muon on

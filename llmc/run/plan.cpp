@@ -35,9 +35,11 @@ constexpr double kRope = 8;                // of queries and keys, forward and b
 constexpr double kNormBackwardFp8 = 2;
 constexpr double kEmbedding = 26;  // embedding forward, wte and wpe backward (FP32), final norm
 // Optimizer bytes a parameter: gradient twice (norm, update), master read and written, BF16 copy, a moment read and
-// written. And for AdamW another moment, for Muon directions that are written and read twice in BF16.
-double optimizer_bytes(const std::string& optimizer) {
-    return 4 + 4 + 8 + 2 + 8 + (optimizer == "lion" || optimizer == "sgd" ? 0 : 8);
+// written. And for AdamW another moment, for Muon directions that are written and read twice in BF16. AdamW's moments
+// in BF16 are half as large.
+double optimizer_bytes(const PlanInputs& in) {
+    if (in.optimizer == "adamw" && in.adam_moments == "bf16") return 4 + 4 + 8 + 2 + 2 * 4;
+    return 4 + 4 + 8 + 2 + 8 + (in.optimizer == "lion" || in.optimizer == "sgd" ? 0 : 8);
 }
 bool is_muon(const std::string& optimizer) { return optimizer == "muon" || optimizer == "normuon"; }
 
@@ -94,7 +96,8 @@ std::string memory_section(const PlanInputs& in, const MemoryByKind& m, size_t r
     std::string text = in.ranks == 1 ? "Memory\n" : "Memory, each rank\n";
     text += row("weights", format_bytes(m.weights));
     text += row("gradients", format_bytes(m.gradients));
-    text += row("optimizer", format_bytes(m.optimizer), in.optimizer);
+    text +=
+        row("optimizer", format_bytes(m.optimizer), in.optimizer + (in.adam_moments == "bf16" ? ", moments BF16" : ""));
     text += row("activations", format_bytes(m.activations), strprintf("-b %d, -r %s", in.batch, in.recompute.c_str()));
     text += row("workspace", format_bytes(m.workspace));
     text += row("libraries", format_bytes(reserve),
@@ -216,7 +219,7 @@ StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const s
     t.products = tokens * ((3 + again) * products + 3 * head);
     t.attention = tokens * ((1 + again) * attention_forward + attention_backward);
     t.elementwise = tokens * (forward + backward + rest);
-    t.optimizer = static_cast<double>(model.padded_parameters()) / slices * optimizer_bytes(in.optimizer) / bytes;
+    t.optimizer = static_cast<double>(model.padded_parameters()) / slices * optimizer_bytes(in) / bytes;
     const int newton_schulz_steps = in.muon_ns == "s" ? 12 : 5;
     const int sharing = in.shard_within > 0 ? in.shard_within : in.ranks;  // the matrices, in every stage
     if (is_muon(in.optimizer)) t.optimizer += newton_schulz_steps * newton_schulz_flops(model) / flops[0] / sharing;

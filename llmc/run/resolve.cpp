@@ -146,6 +146,11 @@ void resolve_validation(Options& o, const ResolveInputs& inputs) {
 void resolve_optimizer(Options& o) {
     if (o.beta2 < 0) o.beta2 = o.optimizer == "lion" ? 0.99 : 0.95;
     const bool muon = o.optimizer == "muon" || o.optimizer == "normuon";
+    if (o.adam_moments != "fp32" && !muon && o.optimizer != "adamw")
+        refuse(
+            strprintf("--adam-moments %s is about AdamW, and this run has --optimizer %s, whose moment is FP32; leave "
+                      "it out or use --optimizer adamw, muon or normuon",
+                      o.adam_moments.c_str(), o.optimizer.c_str()));
     if (o.momentum < 0) o.momentum = muon ? 0.95 : 0.9;
     if (o.nesterov.empty()) o.nesterov = muon ? "on" : "off";
     for (const auto& [name, rate] : {std::pair{"--adamw-lr", &Options::adamw_lr},

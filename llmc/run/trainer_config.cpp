@@ -41,6 +41,9 @@ OptimizerConfig optimizer_config(const Options& o) {
                                           {"sgd", OptimizerKind::sgd},
                                           {"muon", OptimizerKind::muon},
                                           {"normuon", OptimizerKind::normuon}});
+    config.adam_moments = meaning<MomentFormat>("adam-moments", o.adam_moments,
+                                                {{"fp32", MomentFormat::fp32}, {"bf16", MomentFormat::bf16}});
+    config.rounding_seed = o.seed;
     config.lion = {o.beta1, o.beta2, o.weight_decay};
     config.sgd = {o.momentum, o.nesterov == "on", o.weight_decay};
     config.muon.momentum = {o.momentum, o.muon_momentum_warmup};

@@ -15,8 +15,6 @@
 namespace llmc {
 namespace {
 
-uint64_t bytes_of(const StateSlice& slice) { return slice.count * sizeof(float); }
-
 // A number in a file that has nothing else; the largest there is for anything else, such as "max".
 size_t number_in(const std::string& path) {
     std::ifstream file(path);
@@ -44,7 +42,7 @@ Staging::Staging(std::vector<DeviceSlice> slices, const std::string& local, size
     : slices_(std::move(slices)), local_(local) {
     for (const DeviceSlice& part : slices_) {
         names_.push_back(part.slice);
-        bytes_ += bytes_of(part.slice);
+        bytes_ += part.slice.bytes();
     }
     if (!local_.empty() || bytes_ == 0) return;
     if (bytes_ > memory) {
@@ -71,7 +69,7 @@ SliceBytes Staging::take(stream_t stream) {
 SliceBytes Staging::from_device(stream_t stream) {
     return [this, stream](size_t slice, uint64_t offset, size_t bytes) {
         buffer_.resize(bytes);
-        read_bytes(buffer_.data(), reinterpret_cast<const char*>(slices_[slice].values) + offset, bytes, stream);
+        read_bytes(buffer_.data(), static_cast<const char*>(slices_[slice].values) + offset, bytes, stream);
         return buffer_.data();
     };
 }
@@ -80,9 +78,9 @@ SliceBytes Staging::from_memory(stream_t stream) {
     std::vector<const char*> at;
     char* next = memory_;
     for (const DeviceSlice& part : slices_) {
-        copy_to_host(next, part.values, bytes_of(part.slice), stream);
+        copy_to_host(next, part.values, part.slice.bytes(), stream);
         at.push_back(next);
-        next += bytes_of(part.slice);
+        next += part.slice.bytes();
     }
     synchronize(stream);
     return [at](size_t slice, uint64_t offset, size_t) { return at[slice] + offset; };

@@ -28,7 +28,7 @@ TrainerState state_from_json(const nlohmann::ordered_json& json);
 // Values of a slice on the device.
 struct DeviceSlice {
     StateSlice slice;
-    float* values;
+    void* values;  // of the slice's dtype
 };
 
 }  // namespace llmc

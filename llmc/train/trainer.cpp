@@ -42,6 +42,19 @@ ModelSetup model_setup(const TrainerConfig& config) {
             config.end_token};
 }
 
+const char* dtype_of(MomentFormat format) { return format == MomentFormat::bf16 ? "BF16" : "F32"; }
+
+// To the part's elements from `at` on. In BF16 to nearest, which keeps what was BF16.
+void write_moment(const DeviceSlice& part, size_t at, const std::vector<float>& values, stream_t stream) {
+    if (part.slice.dtype == dtype_of(MomentFormat::fp32)) {
+        write_through(static_cast<float*>(part.values) + at, values.data(), values.size(), stream);
+        return;
+    }
+    std::vector<bf16> rounded;
+    for (const float value : values) rounded.push_back(to_bf16(value));
+    write_through(static_cast<bf16*>(part.values) + at, rounded.data(), rounded.size(), stream);
+}
+
 // At most: of each tensor master, m, v, the working copy and two of its FP8 codes, the gradient and two of its sums; of
 // each unit its output; the losses and their sum; and the head's codes in FP8.
 size_t checksums_of_step(const ParameterTable& table) {
@@ -101,7 +114,9 @@ MemoryByKind Trainer<Real>::memory() const {
     for (size_t u = 0; u < layout_.units(); u++)
         for (const ParameterTensor& tensor : table_.unit(u).tensors) {
             const ShardLayout::Part part = ShardLayout::overlap(layout_.share(u), tensor);
-            memory.staging += part.count * (1 + optimizer_.moments_of(u, tensor, part.begin).size()) * sizeof(float);
+            memory.staging += part.count * sizeof(float);
+            for (const auto& moment : optimizer_.moments_of(u, tensor, part.begin))
+                memory.staging += part.count * bytes_of(moment.format);
         }
     return memory;
 }
@@ -206,9 +221,10 @@ void Trainer<Real>::see_state(bool again) {
         for (const ParameterTensor& tensor : table_.unit(u).tensors) {
             const ShardLayout::Part part = ShardLayout::overlap(held, tensor);
             for (const auto& moment : optimizer_.moments_of(u, tensor, part.begin))
-                verification_->see(Verified::state, again,
-                                   {moment.name + (" of " + tensor.name), moment.values, part.count * sizeof(float)},
-                                   !layout_.is_sliced(), stream_);
+                verification_->see(
+                    Verified::state, again,
+                    {moment.name + (" of " + tensor.name), moment.values, part.count * bytes_of(moment.format)},
+                    !layout_.is_sliced(), stream_);
         }
     }
     for (const auto& [slice, values] : second_moments())
@@ -320,11 +336,13 @@ std::vector<DeviceSlice> Trainer<Real>::slices_within(size_t unit, size_t begin,
     for (const ParameterTensor& tensor : table_.unit(unit).tensors) {
         const ShardLayout::Part wanted = ShardLayout::overlap({begin, count}, tensor);
         if (wanted.count == 0) continue;
-        const auto add = [&](const char* part, float* values) {
-            slices.push_back({{tensor.name, part, wanted.begin - tensor.offset, wanted.count}, values});
+        const auto add = [&](const char* part, void* values, MomentFormat format) {
+            slices.push_back(
+                {{tensor.name, part, wanted.begin - tensor.offset, wanted.count, dtype_of(format)}, values});
         };
-        add("master", masters + (wanted.begin - held.begin));
-        for (const auto& moment : optimizer_.moments_of(unit, tensor, wanted.begin)) add(moment.name, moment.values);
+        add("master", masters + (wanted.begin - held.begin), MomentFormat::fp32);
+        for (const auto& moment : optimizer_.moments_of(unit, tensor, wanted.begin))
+            add(moment.name, moment.values, moment.format);
     }
     return slices;
 }
@@ -391,7 +409,7 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
                 if (slice.part == "master")
                     weights_.set_master(u, in_unit + at, values.data(), values.size(), stream_);
                 else
-                    write_through(part.values + at, values.data(), values.size(), stream_);
+                    write_moment(part, at, values, stream_);
             }
         }
     }
@@ -399,7 +417,7 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
         if (!moments) continue;
         values.resize(slice.count);
         read(slice.tensor, slice.part, 0, slice.count, values.data());
-        write_through(moments, values.data(), values.size(), stream_);
+        write_through(static_cast<float*>(moments), values.data(), values.size(), stream_);
     }
     step_ = state.step;
     optimizer_.restore(state.optimizer, stream_);

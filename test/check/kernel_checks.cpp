@@ -117,9 +117,13 @@ TEST_CASE("every optimizer's kernels are right, and are checked only where they 
                                                            {OptimizerKind::muon, "muon_"},
                                                            {OptimizerKind::normuon, "muon_"}};
     for (const auto& [kind, name] : kinds)
-        for (const bool fp8 : {false, true}) {
+        for (const auto& [fp8, moments] : {std::pair{false, MomentFormat::fp32},
+                                           {true, MomentFormat::fp32},
+                                           {false, MomentFormat::bf16},
+                                           {true, MomentFormat::bf16}}) {
             KernelUse use = tiny_gpt();
             use.optimizer = kind;
+            use.adam_moments = moments;
             use.fp8 = use.bf16 = fp8;
             int found = 0;
             for (const CheckItem& item : kernel_checks(use)) {
@@ -128,6 +132,8 @@ TEST_CASE("every optimizer's kernels are right, and are checked only where they 
                 CAPTURE(item.name);
                 CHECK((item.name.rfind(name, 0) == 0 || (is_muon(kind) && item.name.rfind("adamw_update", 0) == 0)));
                 CHECK(item.run(test_stream()) == "");
+                if (item.name.rfind("adamw", 0) == 0)
+                    CHECK((item.name.find("moments bf16") != std::string::npos) == (moments == MomentFormat::bf16));
                 found++;
             }
             CHECK(found >= 2);

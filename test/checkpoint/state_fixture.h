@@ -2,6 +2,7 @@
 // belong.
 #pragma once
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -11,13 +12,20 @@
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/checkpoint/saver.h"
 #include "llmc/checkpoint/state_file.h"
+#include "llmc/device/formats.cuh"
 
 namespace llmc::test {
 
 inline const std::vector<StateTensor> kStateTensors = {{"wte", {7, 5}, {"master", "m", "v"}},
                                                        {"h.0.fc.bias", {3}, {"master", "m", "v"}}};
 
+// The second moment of the one is BF16, everything else FP32.
+inline std::string state_dtype(const std::string& tensor, const std::string& part) {
+    return tensor == "wte" && part == "v" ? "BF16" : "F32";
+}
+
 inline float state_value(const std::string& tensor, const std::string& part, uint64_t i, int64_t step) {
+    if (state_dtype(tensor, part) == "BF16") return static_cast<float>(static_cast<uint64_t>(step) % 200 + i);
     return static_cast<float>(step) * 1000 + (tensor == "wte" ? 0.0f : 500.0f) + static_cast<float>(i) +
            (part == "master" ? 0.0f
             : part == "m"    ? 0.25f
@@ -30,17 +38,21 @@ inline std::vector<StateSlice> state_slices(int rank, int world) {
     for (const StateTensor& tensor : kStateTensors) {
         const uint64_t all = tensor.elements(), from = all * rank / world, to = all * (rank + 1) / world;
         for (const std::string& part : tensor.parts)
-            if (from < to) slices.push_back({tensor.name, part, from, to - from});
+            if (from < to) slices.push_back({tensor.name, part, from, to - from, state_dtype(tensor.name, part)});
     }
     return slices;
 }
 
 inline SliceBytes state_values(const std::vector<StateSlice>& slices, int64_t step) {
-    return [slices, step, values = std::vector<float>()](size_t s, uint64_t offset, size_t bytes) mutable {
-        values.resize(bytes / sizeof(float));
-        for (size_t i = 0; i < values.size(); i++)
-            values[i] =
-                state_value(slices[s].tensor, slices[s].part, slices[s].start + offset / sizeof(float) + i, step);
+    return [slices, step, values = std::vector<char>()](size_t s, uint64_t offset, size_t bytes) mutable {
+        const StateSlice& slice = slices[s];
+        const size_t size = slice.bytes() / slice.count;
+        values.resize(bytes);
+        for (size_t at = 0; at < bytes; at += size) {
+            const float value = state_value(slice.tensor, slice.part, slice.start + (offset + at) / size, step);
+            const bf16 narrow = to_bf16(value);
+            std::memcpy(values.data() + at, size == 2 ? static_cast<const void*>(&narrow) : &value, size);
+        }
         return static_cast<const void*>(values.data());
     };
 }

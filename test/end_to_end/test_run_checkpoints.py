@@ -135,6 +135,7 @@ class Resume(Case):
         accumulation."""
         kinds = [["--precision", "fp32"], ["--precision", "bf16"]]
         kinds += [[*recipe_flags(r), "--batch", "8"] for r in FP8_RECIPES]
+        kinds.append(["--precision", "bf16", "--adam-moments", "bf16"])
         kinds.append(["--precision", "fp8", "--fp8-fallback", "0.5,0.0001,3", "--total-batch", "128", "--skip-spikes"])
         for kind in kinds:
             with self.subTest(kind=kind):
@@ -300,6 +301,10 @@ class Resume(Case):
         self.assertEqual(checkpoint.manifest, whole_run().manifest(12))
         for (tensor, part), data in whole_run().state(12).items():
             self.assertEqual(array.array("f", checkpoint.read(tensor, part)).tobytes(), data)
+        narrow = whole_run("--adam-moments", "bf16")
+        values = Checkpoint(newest(narrow.path)).read("h.0.fc.weight", "v")
+        self.assertEqual(array.array("f", values).tobytes()[2::4] + array.array("f", values).tobytes()[3::4],
+                         (data := narrow.state(12)["h.0.fc.weight", "v"])[::2] + data[1::2])
 
     def test_exported_weights_are_those_of_the_end(self):
         run_ = Directory()
@@ -342,7 +347,12 @@ class Ranks(Case):
         """NorMuon's second moments belong to the owner of a matrix, which another number of ranks changes. The momentum
         goes on growing where it was."""
         self.check_pairs([((3, 2), (1, 0)), ((1, 0), (2, 3))],
-                         [*self.FLAGS, "--optimizer", "normuon", "--muon-momentum-warmup", "8", "--muon-cautious-decay"])
+                         [*self.FLAGS, "--optimizer", "normuon", "--muon-momentum-warmup", "8", "--muon-cautious-decay",
+                          "--adam-moments", "bf16"])
+
+    def test_random_bits_belong_to_elements(self):
+        """Not to where a rank has them: moments in BF16 are rounded alike everywhere."""
+        self.check_pairs([((3, 1), (2, 3))], [*self.FLAGS, "--adam-moments", "bf16"])
 
     def check_pairs(self, pairs, flags):
         """Saved by (ranks, stage) and resumed by others: everything is as in a run on one rank."""
@@ -449,6 +459,17 @@ class Refused(Case):
         self.save()
         result = self.succeeds(self.run_.run("--resume", "latest", "--lr", "1e-4", "--stop-after", "7"))
         self.assertIn("--lr 0.0001 from here on; until now it was 0.001", result.out)
+
+    def test_moments_in_another_format(self):
+        """They are converted, and that is said. From BF16 to FP32 nothing is lost."""
+        self.save()
+        result = self.succeeds(self.run_.run("--resume", "latest", "--adam-moments", "bf16", "--stop-after", "7"))
+        self.assertIn("--adam-moments bf16 from here on; until now it was fp32", result.out)
+        name = "h.0.fc.weight", "v"
+        self.assertEqual(2 * len(self.run_.state(7)[name]), len(self.run_.state(6)[name]))
+        result = self.succeeds(self.run_.run("--resume", "latest", "--stop-after", "8"))
+        self.assertIn("--adam-moments fp32 from here on; until now it was bf16", result.out)
+        self.assertEqual(len(self.run_.state(8)[name]), len(self.run_.state(6)[name]))
 
     def test_damaged_checkpoints_are_passed_over(self):
         """A cut file (Lightning#688, metaseq#53), a missing one (cosmos-rl#550), a flipped bit, a link (unsloth#6796); and

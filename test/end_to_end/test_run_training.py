@@ -216,6 +216,14 @@ class NearlySameNumbers(unittest.TestCase):
         self.assertEqual(len(fp32.losses), 50)
         self.assertEqual([r["lr"] for r in bf16.steps], [r["lr"] for r in fp32.steps])
 
+    def test_moments_in_bf16_follow_fp32(self):
+        """A moment errs by 2^-7 at most, and on average by nothing: less than what computing in BF16 changes."""
+        flags = ["--max-steps", "50", "--lr", "1e-3", "--warmup", "5", "--batch", "8", "--precision", "fp32"]
+        bf16, fp32 = (FinishedRun(*flags, "--adam-moments", moments) for moments in ("bf16", "fp32"))
+        self.assertEqual(bf16.losses[0], fp32.losses[0])
+        self.assertNotEqual(bf16.losses, fp32.losses)
+        self.assertLess(max(relative(a, b) for a, b in zip(bf16.losses, fp32.losses)), 0.01)
+
 
 if __name__ == "__main__":
     unittest.main()

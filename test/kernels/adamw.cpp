@@ -45,8 +45,8 @@ struct Tensors {
         state.upload({example_state()});
     }
     void update(size_t count, size_t decay_count, size_t offset = 0, Fp8State* fp8 = nullptr) {
-        adamw_update<Real>(device_master + offset, device_m + offset, device_v + offset, working + offset, fp8,
-                           device_grad + offset, count, decay_count, kConfig, state, test_stream());
+        adamw_update<Real, float>(device_master + offset, device_m + offset, device_v + offset, working + offset, fp8,
+                                  device_grad + offset, count, decay_count, kConfig, state, test_stream());
     }
 };
 
@@ -113,8 +113,8 @@ TEST_CASE("adamw_update needs no working copy, and refuses misaligned tensors") 
     const size_t n = 100;
     Tensors<float> with(n), without(n);
     with.update(n, 50);
-    adamw_update<float>(without.device_master, without.device_m, without.device_v, nullptr, nullptr,
-                        without.device_grad, n, 50, kConfig, without.state, test_stream());
+    adamw_update<float, float>(without.device_master, without.device_m, without.device_v, nullptr, nullptr,
+                               without.device_grad, n, 50, kConfig, without.state, test_stream());
     CHECK(same_bits(first(with.device_master.download(), n), first(without.device_master.download(), n)));
     CHECK_THROWS_AS(with.update(8, 0, 1), Error);
     CHECK_THROWS_AS(with.update(8, 9), Error);

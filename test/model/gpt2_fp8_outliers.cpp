@@ -53,8 +53,9 @@ void check_outlier(const char* name, const char* tensor) {
 // Master weights and both moments, bit by bit.
 std::vector<std::vector<float>> training_state(Fp8Training& run) {
     std::vector<std::vector<float>> all = run.weights();
-    for (const float* moments : {run.optimizer.moments()[0].values, run.optimizer.moments()[1].values})
-        all.push_back(read_back(moments, run.test.weights.layout().slice_total(), run.test.stream));
+    for (const auto& moment : run.optimizer.moments())
+        all.push_back(read_back(static_cast<const float*>(moment.values), run.test.weights.layout().slice_total(),
+                                run.test.stream));
     return all;
 }
 

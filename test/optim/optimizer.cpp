@@ -52,8 +52,8 @@ struct Trainer {
         }
         prepare_step(state, partials, offset, loss, scale, bad_flag, schedule, kAdamW, clip, spikes, test_stream());
         for (int u = 0; u < 2; u++)
-            adamw_update<bf16>(units[u].master, units[u].m, units[u].v, units[u].working, nullptr, units[u].grad,
-                               kSizes[u], kDecayed[u], kAdamW, state, test_stream());
+            adamw_update<bf16, float>(units[u].master, units[u].m, units[u].v, units[u].working, nullptr, units[u].grad,
+                                      kSizes[u], kDecayed[u], kAdamW, state, test_stream());
         return state.download()[0];
     }
 };

@@ -117,6 +117,16 @@ TEST_CASE("plan: recomputation, ranks and lengths") {
     CHECK(ideal_step_time(model, inputs(128, 512), "bf16", 1).attention == near(150.8236 / 2));
 }
 
+TEST_CASE("plan: AdamW's moments in BF16 move 8 bytes a parameter less") {
+    const ModelConfig model = find_model("d12");
+    PlanInputs in;
+    in.gpu = *find_gpu_by_short_name("h200");
+    const double fp32 = ideal_step_time(model, in, "bf16", 1).optimizer;
+    in.adam_moments = "bf16";
+    CHECK(ideal_step_time(model, in, "bf16", 1).optimizer == doctest::Approx(fp32 * 26 / 34));
+    CHECK(describe_plan(model, in, {}, 0, 1).find("adamw, moments BF16\n") != std::string::npos);
+}
+
 TEST_CASE("plan: an optimizer with one moment moves 8 bytes a parameter less than AdamW") {
     const ModelConfig model = find_model("gpt2");
     PlanInputs in = inputs(4, 1024);

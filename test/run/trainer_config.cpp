@@ -168,6 +168,21 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
                                  .c_str(),
                              Error);
     }
+    for (const char* optimizer : {"adamw", "muon", "normuon", "lion", "sgd"}) {
+        Options narrow;
+        narrow.optimizer = optimizer, narrow.adam_moments = "bf16", narrow.seed = 77;
+        if (optimizer == std::string("lion") || optimizer == std::string("sgd")) {
+            const std::string message =
+                std::string("--adam-moments bf16 is about AdamW, and this run has --optimizer ") + optimizer +
+                ", whose moment is FP32; leave it out or use --optimizer adamw, muon or normuon";
+            CHECK_THROWS_WITH_AS(resolve(narrow, {}), message.c_str(), Error);
+            continue;
+        }
+        resolve(narrow, {});
+        CHECK(trainer_config(narrow).optimizer.adam_moments == MomentFormat::bf16);
+        CHECK(trainer_config(narrow).optimizer.rounding_seed == 77);
+        CHECK(trainer_config(o).optimizer.adam_moments == MomentFormat::fp32);
+    }
     Options low;
     low.optimizer = "muon", low.momentum = 0.8, low.muon_momentum_warmup = 5;
     CHECK_THROWS_WITH_AS(resolve(low, {}),

@@ -39,12 +39,21 @@ void step(TestModel<Real>& test, int index) {
     test.finish_step();
 }
 
+template <class T>
+std::vector<float> widened(const DeviceSlice& part, stream_t stream) {
+    std::vector<float> values;
+    for (const T value : read_back(static_cast<const T*>(part.values), part.slice.count, stream))
+        values.push_back(to_float(value));
+    return values;
+}
+
 // {"h.0.fc.weight.m": values}
 template <class Real>
 std::map<std::string, std::vector<float>> slices_of(TestModel<Real>& test) {
     std::map<std::string, std::vector<float>> values;
     for (const DeviceSlice& part : test.trainer.state_slices())
-        values[part.slice.name()] = read_back<float>(part.values, part.slice.count, test.stream);
+        values[part.slice.name()] =
+            part.slice.dtype == "BF16" ? widened<bf16>(part, test.stream) : widened<float>(part, test.stream);
     return values;
 }
 
@@ -94,8 +103,8 @@ TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps", Real, float
         const auto parts = other.trainer.state_slices();
         for (const DeviceSlice& part : parts)
             if (part.slice.part == "v")
-                write_through(part.values, std::vector<float>(part.slice.count, 1.0f).data(), part.slice.count,
-                              other.stream);
+                write_through(static_cast<float*>(part.values), std::vector<float>(part.slice.count, 1.0f).data(),
+                              part.slice.count, other.stream);
         step(whole, 8);
         step(other, 8);
         CHECK(slices_of(other) != slices_of(whole));
@@ -103,10 +112,11 @@ TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps", Real, float
 }
 
 TEST_CASE("state: every optimizer goes on where it was, and keeps what it says") {
-    const auto config_with = [](OptimizerKind kind, double momentum) {
+    const auto config_with = [](OptimizerKind kind, double momentum, MomentFormat format = MomentFormat::fp32) {
         TrainerConfig config = config_of(nullptr);
         config.optimizer.kind = kind;
         config.optimizer.sgd.momentum = momentum;
+        config.optimizer.adam_moments = format;
         return config;
     };
     const std::pair<TrainerConfig, std::vector<std::string>> cases[] = {
@@ -116,6 +126,8 @@ TEST_CASE("state: every optimizer goes on where it was, and keeps what it says")
         {config_with(OptimizerKind::sgd, 0), {"master"}},
         {config_with(OptimizerKind::muon, 0), {}},  // by tensor
         {config_with(OptimizerKind::normuon, 0), {}},
+        {config_with(OptimizerKind::adamw, 0.9, MomentFormat::bf16), {"master", "m", "v"}},
+        {config_with(OptimizerKind::muon, 0, MomentFormat::bf16), {}},
     };
     std::vector<std::map<std::string, std::vector<float>>> results;
     for (const auto& [config, parts] : cases) {
@@ -123,7 +135,9 @@ TEST_CASE("state: every optimizer goes on where it was, and keeps what it says")
         TestModel<bf16> whole(config), begun(config);
         whole.trainer.initialize(1);
         for (int i = 0; i < 3; i++) step(whole, i);
-        size_t kept = 0, lines = 0;  // elements
+        size_t kept = 0, narrow = 0, lines = 0;  // elements; bytes in BF16; elements
+        for (const DeviceSlice& part : whole.trainer.state_slices())
+            narrow += part.slice.dtype == "BF16" ? part.slice.bytes() : 0;
         for (const StateTensor& tensor : whole.trainer.state_tensors()) {
             kept += tensor.parts.size() * tensor.elements();
             const bool matrix = tensor.name.starts_with("h.") && tensor.shape.size() == 2;
@@ -138,8 +152,10 @@ TEST_CASE("state: every optimizer goes on where it was, and keeps what it says")
             }
         }
         CHECK(lines == (config.optimizer.kind == OptimizerKind::normuon ? 3 * 64 + 64 + 2 * 256u : 0));
-        CHECK(whole.trainer.memory().optimizer >= kept * sizeof(float));
-        CHECK(whole.trainer.memory().optimizer < (kept + kept / 8) * sizeof(float));
+        const size_t moments = kept * sizeof(float) - narrow;
+        CHECK((narrow > 0) == (config.optimizer.adam_moments == MomentFormat::bf16));
+        CHECK(whole.trainer.memory().optimizer >= moments);
+        CHECK(whole.trainer.memory().optimizer < moments + moments / 8);
         CHECK(restore(begun, whole));
         for (int i = 3; i < 5; i++) step(whole, i), step(begun, i);
         CHECK(slices_of(begun) == slices_of(whole));
@@ -147,6 +163,30 @@ TEST_CASE("state: every optimizer goes on where it was, and keeps what it says")
             CHECK(slices_of(whole).at("h.0.fc.weight.master") != other.at("h.0.fc.weight.master"));
         results.push_back(slices_of(whole));
     }
+}
+
+TEST_CASE("state: moments in BF16 go on in FP32, and the other way round") {
+    TrainerConfig narrow_config = config_of(nullptr);
+    narrow_config.optimizer.adam_moments = MomentFormat::bf16;
+    TestModel<bf16> wide(config_of(nullptr)), narrow(narrow_config), back(config_of(nullptr)), again(narrow_config);
+    wide.trainer.initialize(1);
+    for (int i = 0; i < 3; i++) step(wide, i);
+    CHECK(restore(narrow, wide));
+    CHECK(restore(back, narrow));
+    CHECK(restore(again, back));
+    CHECK(slices_of(back) == slices_of(narrow));  // as FP32
+    CHECK(slices_of(again) == slices_of(narrow));
+    for (const auto& [name, values] : slices_of(wide)) {
+        const std::vector<float> found = slices_of(narrow).at(name);
+        const bool is_master = name.ends_with(".master");
+        size_t wrong = 0;
+        for (size_t i = 0; i < values.size(); i++)
+            wrong += found[i] != (is_master ? values[i] : to_float(to_bf16(values[i])));
+        CHECK(wrong == 0);
+    }
+    for (TestModel<bf16>* test : {&wide, &narrow, &back, &again}) step(*test, 3);
+    CHECK(slices_of(again) == slices_of(narrow));
+    CHECK(slices_of(narrow).at("h.0.fc.weight.v") != slices_of(back).at("h.0.fc.weight.v"));
 }
 
 #if LLMC_ENABLE_FP8

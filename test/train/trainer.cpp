@@ -79,14 +79,19 @@ TEST_CASE_TEMPLATE("trainer: takes the memory that it has planned", Real, float,
 
 // Validation, samples and reading weights, between two steps and between two micro-steps.
 TEST_CASE("trainer: the copy of a checkpoint has what is saved") {
-    Trainer<bf16> trainer(small_config(false, 1), Comm::self());
-    const size_t planned = trainer.memory().staging;
-    trainer.allocate();
-    size_t saved = 0;
-    for (const DeviceSlice& part : trainer.state_slices()) saved += part.slice.count * sizeof(float);
-    CHECK(planned == saved);
-    // Master and two moments, FP32, of every parameter.
-    CHECK(planned == 12 * static_cast<size_t>(trainer.config().model.padded_parameters()));
+    for (const MomentFormat moments : {MomentFormat::fp32, MomentFormat::bf16}) {
+        TrainerConfig config = small_config(false, 1);
+        config.optimizer.adam_moments = moments;
+        Trainer<bf16> trainer(config, Comm::self());
+        const size_t planned = trainer.memory().staging;
+        trainer.allocate();
+        size_t saved = 0;
+        for (const DeviceSlice& part : trainer.state_slices()) saved += part.slice.bytes();
+        CHECK(planned == saved);
+        // Master and two moments of every parameter.
+        const size_t bytes = moments == MomentFormat::fp32 ? 12 : 8;
+        CHECK(planned == bytes * static_cast<size_t>(trainer.config().model.padded_parameters()));
+    }
 }
 
 TEST_CASE("trainer: what does not train changes nothing" * doctest::test_suite(kNotUnderTsan)) {

@@ -126,7 +126,8 @@ TEST_CASE("verification: Muon's momentum and NorMuon's second moments") {
     const std::string momentum = difference_after([](Run<bf16>& run) {
         const ParameterTable::Place place = run.table.find("h.1.fc.weight");
         const ParameterTensor& tensor = run.table.tensor(place);
-        run.flip(run.optimizer.moments_of(place.unit, tensor, tensor.offset)[0].values, tensor.count(), 2);
+        const auto momentum = run.optimizer.moments_of(place.unit, tensor, tensor.offset)[0];
+        run.flip(static_cast<const float*>(momentum.values), tensor.count(), 2);
     });
     CHECK(momentum.find("m of h.1.fc.weight had checksum ") != std::string::npos);
     const std::string second = difference_after([](Run<bf16>& run) {
@@ -147,7 +148,7 @@ TEST_CASE("verification: a bit of the masters or moments that flips between two 
             const size_t at = r.trainer.layout().slice_index(place.unit) + tensor.offset;
             const float* memory = r.weights.master(place.unit, place.tensor);
             for (const auto& m : r.optimizer.moments())
-                if (m.name == std::string(moment)) memory = m.values + at;
+                if (m.name == std::string(moment)) memory = static_cast<const float*>(m.values) + at;
             r.flip(memory, tensor.count(), master ? 0 : 2);
         };
         for (Run<bf16>* r : {&run, &blind, &clean}) r->step();
@@ -162,6 +163,20 @@ TEST_CASE("verification: a bit of the masters or moments that flips between two 
         clean.step();
         CHECK(!same_bits(all_weights(blind.weights, blind.stream), all_weights(clean.weights, clean.stream)));
     }
+}
+
+TEST_CASE("verification: moments in BF16 are seen to their last element") {
+    TrainerConfig config = config_of(nullptr, true);
+    config.optimizer.adam_moments = MomentFormat::bf16;
+    Run<bf16> run(config);
+    run.step();
+    CHECK(run.difference_in_next_step().empty());
+    run.step();
+    const ParameterTable::Place place = run.table.find("h.1.fc.weight");
+    const ParameterTensor& tensor = run.table.tensor(place);
+    const auto v = run.optimizer.moments_of(place.unit, tensor, tensor.offset)[1];
+    run.flip(static_cast<const bf16*>(v.values) + tensor.count() - 1, 1);
+    CHECK(run.difference_in_next_step().find("v of h.1.fc.weight had checksum ") != std::string::npos);
 }
 
 TEST_CASE("verification: a bit of a working copy that flips between two steps") {

@@ -46,6 +46,8 @@ Result train(const Comm& comm, OptimizerKind kind, int stage, int within, int ra
     Matmul matmul(false);
     OptimizerConfig config;
     config.kind = kind;
+    // NorMuon beside AdamW with its moments in BF16, Muon with those in FP32.
+    config.adam_moments = kind == OptimizerKind::normuon ? MomentFormat::bf16 : MomentFormat::fp32;
     Optimizer<Real> optimizer(weights, gradients, {ScheduleKind::constant, 1e-2, 0, 100, 0}, {0.9, 0.95, 1e-8, 0.1}, 1,
                               {}, false, config, &matmul);
     weights.allocate(stream);

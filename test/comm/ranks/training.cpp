@@ -37,6 +37,7 @@ struct RunConfig {
     int within = 0;
     int blocks = 3;
     KernelSet kernels = KernelSet::common();
+    MomentFormat moments = MomentFormat::fp32;
 };
 
 TrainerConfig trainer_config(const RunConfig& c) {
@@ -56,6 +57,7 @@ TrainerConfig trainer_config(const RunConfig& c) {
     config.schedule = {ScheduleKind::constant, 2e-3, 0, 100, 0};
     config.adamw = {0.9, 0.95, 1e-8, 0.1};
     config.clip = 1.0;
+    config.optimizer.adam_moments = c.moments;
     config.loss_scale = loss_scale_config(c.recipe ? "dynamic" : "off");
     return config;
 }
@@ -187,6 +189,12 @@ TEST_SUITE_BEGIN("training");
 TEST_CASE("sharded training in FP32 equals one rank's") { check_stages<float>({}, 1e-5, 1e-4, {1, 2}); }
 
 TEST_CASE("sharded training in BF16 equals one rank's") { check_stages<bf16>({}, 1e-3, 2e-2, {1, 2}); }
+
+TEST_CASE("sharded training with moments in BF16 equals one rank's: random bits belong to elements") {
+    RunConfig config;
+    config.moments = MomentFormat::bf16;
+    check_stages<bf16>(config, 1e-3, 2e-2);
+}
 
 TEST_CASE("sharded training in FP8 equals one rank's, with the same scales on every rank") {
     for (const char* recipe : {"delayed", "current"}) {

@@ -1,0 +1,191 @@
+// Tests of AdamW with moments in BF16: what they are rounded to, by which random bits, and that nothing is lost on
+// average.
+#include "llmc/kernels/adamw.h"
+#include "test/kernels/updates.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+constexpr AdamWConfig kConfig{0.9, 0.95, 1e-8, 0.1};
+constexpr uint64_t kKey = 0x123456789abcdef0u;
+
+StepState state_of(int64_t applied) {
+    StepState state = example_step();
+    state.applied = applied;
+    state.bias_correction1 = state.bias_correction2 = 1.5f;
+    return state;
+}
+
+// The tensors of one update, with poison behind each. Values that BF16 has, so that one start serves both formats.
+template <class Real, class Moment>
+struct Tensors {
+    size_t n;
+    DeviceArray<float> master, grad;
+    DeviceArray<Moment> m, v;
+    DeviceArray<Real> working;
+    DeviceArray<StepState> state{std::vector<StepState>{state_of(3)}};
+    DeviceArray<Fp8State> fp8{std::vector<Fp8State>(1)};
+
+    explicit Tensors(size_t count)
+        : n(count),
+          master(poisoned_behind(random_normal<float>(n, 0.5f, 1))),
+          grad(poisoned_behind(random_normal<float>(n, 0.2f, 4))),
+          m(n + kPoison),
+          v(n + kPoison),
+          working(n + kPoison) {
+        set(random_normal<bf16>(n, 0.01f, 2), random_normal<bf16>(n, 1e-3f, 3, 1e-2f));
+    }
+    void set(const std::vector<bf16>& first, const std::vector<bf16>& second) {
+        for (const auto& [array, values] : {std::pair{&m, &first}, {&v, &second}}) {
+            std::vector<Moment> all;
+            for (const bf16 value : *values) all.push_back(to<Moment>(std::fabs(to_float(value))));
+            all.resize(n + kPoison, to<Moment>(NAN));
+            array->upload(all);
+        }
+    }
+    void update(size_t begin, size_t count, bool measured = false, uint64_t key = kKey, size_t place = 0) {
+        adamw_update<Real, Moment>(master + begin, m + begin, v + begin, working + begin,
+                                   measured ? fp8.get() : nullptr, grad + begin, count, count / 2, kConfig, state,
+                                   test_stream(), {key, place + begin});
+    }
+};
+
+// One of the neighbours of x in BF16: away from 0 if the part of a step that is lost and `random` / 65536 make up one.
+double rounded(double x, uint32_t random) {
+    if (x == 0) return 0;
+    const double step = std::ldexp(1.0, std::max(std::ilogb(x), -126) - 7), steps = std::fabs(x) / step;
+    const double lost = steps - std::floor(steps);
+    return std::copysign((std::floor(steps) + (lost + random / 65536.0 >= 1)) * step, x);
+}
+// Of moment 0 (m) or 1 (v).
+uint32_t bits_of(int moment, size_t place, int64_t applied = 3, uint64_t key = kKey) {
+    return moment_bits(key, applied, place & ~size_t{1}) >> (place % 2 * 32 + static_cast<size_t>(moment) * 16) &
+           0xffff;
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("BF16 moments are FP32's, rounded, and the weights are those of FP32 moments", Real, float, bf16) {
+    for (const size_t n : {size_t{1}, size_t{7}, size_t{8}, size_t{2048}, size_t{9101}})
+        for (const bool measured : {false, true}) {
+            CAPTURE(n);
+            Tensors<Real, float> wide(n);
+            Tensors<Real, bf16> narrow(n);
+            wide.update(0, n, measured);
+            narrow.update(0, n, measured, kKey, 4000);
+            const std::vector<float> exact[2] = {wide.m.download(), wide.v.download()};
+            const std::vector<bf16> found[2] = {narrow.m.download(), narrow.v.download()};
+            CHECK(same_bits(narrow.master.download(), wide.master.download()));
+            CHECK(same_bits(narrow.working.download(), wide.working.download()));
+            CHECK(same_bits(narrow.fp8.download(), wide.fp8.download()));
+            for (const int moment : {0, 1}) {
+                size_t wrong = 0;
+                for (size_t i = 0; i < n; i++)
+                    wrong += static_cast<double>(to_float(found[moment][i])) !=
+                             rounded(static_cast<double>(exact[moment][i]), bits_of(moment, 4000 + i));
+                CHECK(wrong == 0);
+                for (size_t i = n; i < n + kPoison; i++) REQUIRE(std::isnan(to_float(found[moment][i])));
+            }
+        }
+}
+
+TEST_CASE("BF16 moments: slices give the bits of the whole, and a skipped step writes nothing") {
+    const size_t n = 4101, cut = 1000;  // a slice starts on 16 bytes
+    Tensors<bf16, bf16> whole(n), sliced(n), skipped(n);
+    whole.update(0, n);
+    sliced.update(0, cut);
+    sliced.update(cut, n - cut);
+    CHECK(same_bits(sliced.m.download(), whole.m.download()));
+    CHECK(same_bits(sliced.v.download(), whole.v.download()));
+    Tensors<bf16, bf16> elsewhere(n), later(n), other(n);  // controls: another place, step or key is seen
+    elsewhere.update(0, n, false, kKey, 8);
+    later.state.upload({state_of(4)});
+    later.update(0, n);
+    other.update(0, n, false, kKey + 1);
+    for (auto* t : {&elsewhere, &later, &other}) {
+        CHECK(!same_bits(t->m.download(), whole.m.download()));
+        CHECK(!same_bits(t->v.download(), whole.v.download()));
+    }
+    StepState state = state_of(3);
+    state.skip = 1;
+    skipped.state.upload({state});
+    const auto m = skipped.m.download(), v = skipped.v.download();
+    skipped.update(0, n);
+    CHECK(same_bits(skipped.m.download(), m));
+    CHECK(same_bits(skipped.v.download(), v));
+    CHECK_THROWS_AS(whole.update(4, 8), Error);  // 8 bytes
+    CHECK_THROWS_AS(whole.update(0, 8, false, kKey, 2), Error);
+}
+
+// n draws of something between 0 and 1 have a mean within 6 sigma of what is expected, sigma <= 0.5 / sqrt(n): chance
+// misses that once in 10^8, and these seeds stay as they are.
+bool is_mean(double sum, double expected, double n) { return std::fabs(sum - expected) < 3 * std::sqrt(n); }
+
+TEST_CASE("BF16 moments keep their mean, whatever part of a step is lost") {
+    constexpr int kBins = 16;
+    const size_t n = 4096;
+    Tensors<float, float> wide(n);
+    wide.update(0, n);
+    const std::vector<float> exact[2] = {wide.m.download(), wide.v.download()};
+    double sums[2][kBins] = {}, expected[2][kBins] = {}, counts[2][kBins] = {};
+    for (uint64_t key = 0; key < 16; key++) {
+        Tensors<float, bf16> narrow(n);
+        narrow.update(0, n, false, key);
+        const std::vector<bf16> found[2] = {narrow.m.download(), narrow.v.download()};
+        for (const int moment : {0, 1})
+            for (size_t i = 0; i < n; i++) {
+                const uint32_t bits = float_bits(exact[moment][i]), lost = bits & 0xffff, bin = lost * kBins >> 16;
+                const uint32_t up = found[moment][i].bits - (bits >> 16);  // 1: away from 0
+                REQUIRE(up <= 1);
+                sums[moment][bin] += up, expected[moment][bin] += lost / 65536.0, counts[moment][bin]++;
+            }
+    }
+    for (const auto moment : {0, 1})
+        for (int bin = 0; bin < kBins; bin++) {
+            CAPTURE(bin);
+            REQUIRE(counts[moment][bin] > 1000);
+            CHECK(is_mean(sums[moment][bin], expected[moment][bin], counts[moment][bin]));
+        }
+}
+
+TEST_CASE("random bits of moments, elements, steps and keys have nothing in common") {
+    const auto uniform = [](uint32_t bits) { return (bits + 0.5) / 65536 - 0.5; };
+    const size_t n = 20000;
+    double mean = 0, products[5] = {};
+    for (size_t i = 0; i < n; i++) {
+        const double x = uniform(bits_of(0, i));
+        const double others[5] = {uniform(bits_of(1, i)), uniform(bits_of(0, i + 1)), uniform(bits_of(0, i + 2)),
+                                  uniform(bits_of(0, i, 4)), uniform(bits_of(0, i, 3, kKey + 1))};
+        mean += x;
+        for (int k = 0; k < 5; k++) products[k] += x * others[k];
+    }
+    const double sigma = std::sqrt(n / 12.0);
+    CHECK(std::fabs(mean) < 6 * sigma);
+    for (const double product : products) CHECK(std::fabs(product) < 6 * sigma / std::sqrt(12.0));
+}
+
+// v = 1.5 with g^2 = 1.45: a step goes by 0.0025, less than half of BF16's 2^-7 there, so that rounding to nearest
+// would leave it where it is. On average it follows FP32's: each step's rounding errs by at most 2^-7, with variance of
+// at most a quarter of its square, and 0.95 of that remains a step later.
+TEST_CASE("v in BF16 moves by less than its format has") {
+    const size_t n = 4096;
+    const int steps = 60;
+    Tensors<float, bf16> t(n);
+    const bf16 start = to_bf16(1.5f);
+    t.set(std::vector<bf16>(n, start), std::vector<bf16>(n, start));
+    t.grad.upload(poisoned_behind(std::vector<float>(n, 4 * std::sqrt(1.45f))));  // grad_scale is 1/4
+    for (int step = 1; step <= steps; step++) {
+        t.state.upload({state_of(step)});
+        t.update(0, n);
+    }
+    double mean = 0;
+    const std::vector<bf16> v = t.v.download();
+    for (size_t i = 0; i < n; i++) mean += static_cast<double>(to_float(v[i])) / n;
+    const double expected = 1.45 + 0.05 * std::pow(0.95, steps);
+    const double sigma = 0.5 * 0x1p-7 / std::sqrt((1 - 0.95 * 0.95) * n);
+    CHECK(to_float(to_bf16(0.95f * 1.5f + 0.05f * 1.45f)) == 1.5f);
+    CHECK(std::fabs(mean - expected) < 6 * sigma);
+    CHECK(6 * sigma < (1.5 - expected) / 20);
+}
