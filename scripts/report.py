@@ -121,6 +121,21 @@ def fp8_charts(runs):
     return charts
 
 
+def outlier_charts(runs):
+    charts = []
+    for quantity, title, scale in (("kurtosis", "FP8, inputs: kurtosis (3: normal)", "log"),
+                                   ("largest_alignment", "FP8, gate and up: largest |cos| of a layer's rows", "linear")):
+        curves = []
+        for i, run in enumerate(runs):
+            found = [(record["step"], [t[quantity] for t in record["fp8"] if quantity in t]) for record in run.fp8]
+            for name, of, style in (("median", statistics.median, "line"), ("largest", max, "dotted")):
+                points = [(step, of(values)) for step, values in found if values]
+                if points:
+                    curves.append(curve(i, name, *map(list, zip(*points)), style=style))
+        charts.append(chart(quantity.replace("_", "-"), title, "", curves, scale=scale))
+    return charts
+
+
 def chart(name, title, unit, curves, *, scale="linear", **more):
     return {"name": name, "title": title, "unit": unit, "scale": scale, "curves": curves, **more}
 
@@ -142,6 +157,7 @@ def charts_of(runs, comparisons):
         chart("power", "Power of all cards", "W", recorded(runs, "watts", "watts")),
         chart("energy", "Energy", "J/token", recorded(runs, "joules_per_token", "joules per token")),
         *fp8_charts(runs),
+        *outlier_charts(runs),
     ]
     return [c for c in found if c["curves"]]
 

@@ -30,6 +30,7 @@ std::vector<CheckItem> all_checks(const KernelUse& use) {
                            check::add_step,
                            check::add_quantize,
                            check::add_quantize_blocks,
+                           check::add_outliers,
                            check::add_fused_attention,
                            check::add_fused_layernorm,
                            check::add_fused_rmsnorm,

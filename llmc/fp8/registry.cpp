@@ -58,6 +58,7 @@ void Fp8Registry::plan(Arena& arena) {
     arena.plan(&evaluation_, n);
     arena.plan(&history_, n * static_cast<size_t>(config_.history));
     arena.plan(&bad_flag_, 1);
+    outliers_.plan(arena, layers());
     if (comm_.world() > 1) {
         arena.plan(&packed_, 2 * n);
         arena.plan(&workspace_, comm_.all_reduce_workspace<float>(2 * n));
@@ -74,6 +75,7 @@ void Fp8Registry::allocate(stream_t stream) {
     if (count() == 0) return;
     fp8_reset(states_, history_, count(), config_, stream);
     fp8_reset(evaluation_, history_, count(), config_, stream);
+    outliers_.clear(stream);
     if (!falls_back()) return;
     const size_t n = static_cast<size_t>(count());
     set_bytes(watches_, 0, n * sizeof(Fp8Watch), stream);
@@ -153,6 +155,7 @@ void Fp8Registry::clear_counts(stream_t stream) {
     if (count() == 0) return;
     if (falls_back()) fp8_keep_watched_counts(watches_, states_, count(), stream);
     fp8_clear_counts(states_, count(), stream);
+    outliers_.clear(stream);
 }
 
 void Fp8Registry::put_aside(Fp8State* copy, stream_t stream) const {

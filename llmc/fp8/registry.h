@@ -8,6 +8,7 @@
 
 #include "llmc/comm/comm.h"
 #include "llmc/fp8/fallback.h"
+#include "llmc/fp8/outliers.h"
 #include "llmc/fp8/scaling.h"
 #include "llmc/shard/arena.h"
 
@@ -66,9 +67,18 @@ public:
     // Whether casts of training passes count what they lose, until told otherwise: it costs them time, so only for a
     // record that somebody takes. At first they do not, with a fallback rule always. Values that are not finite are
     // always counted.
-    void count_losses(bool on) { count_losses_ = on || falls_back(); }
+    void count_losses(bool on) {
+        count_losses_ = on || falls_back();
+        looks_for_outliers_ = on;
+    }
     QuantizePass train_pass() const { return count_losses_ ? QuantizePass::train_counted : QuantizePass::train; }
     QuantizePass write_pass() const { return count_losses_ ? QuantizePass::write_counted : QuantizePass::write; }
+
+    // Whether training passes note kurtosis and alignment too, for that record.
+    bool looks_for_outliers() const { return looks_for_outliers_; }
+    const Fp8OutlierSums& outlier_sums() const { return outliers_; }
+    // Since the counts were last cleared, by layer: a collective that waits for the device.
+    std::vector<Fp8Outliers> read_outliers(stream_t stream) const { return outliers_.read(comm_, stream); }
 
     // On the device, `count()` of them.
     const Fp8State* states() const { return states_; }
@@ -120,7 +130,8 @@ private:
     std::vector<std::string> names_;
     std::vector<bool> left_;
     bool calibrated_ = false;
-    bool count_losses_ = falls_back();
+    bool count_losses_ = falls_back(), looks_for_outliers_ = false;
+    Fp8OutlierSums outliers_;
 
     Fp8State* states_ = nullptr;      // (layers, 3)
     Fp8State* evaluation_ = nullptr;  // (layers, 3)

@@ -5,6 +5,7 @@
 #include "llmc/device/trace.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/layernorm_backward_fp8.h"
+#include "llmc/kernels/outliers.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
 #include "llmc/kernels/quantize_flat.h"
@@ -52,6 +53,8 @@ void Linear<Real>::plan_codes() {
         activations.plan_shared("x transposed of " + setup_.kind, &x_transposed_->transposed, N * C);
     else
         activations.plan(&own_x_.transposed, N * C);
+    activations.plan_shared("moment parts", &layers_.moment_parts_, moment_parts(N * C));
+    if (setup_.gated) activations.plan_shared("cosines", &layers_.cosines_, OC / 2);
     const bool whole = setup_.from_working_copy || layers_.weights_.layout().keeps_whole_weights();
     w_transposed_ = whole ? &own_w_ : &layers_.gathered_[setup_.kind];
     if (!codes_travel()) weights.plan(&own_w_.row, C * OC);
@@ -183,6 +186,7 @@ Operand<Real> Linear<Real>::input(const Real* value, [[maybe_unused]] const Real
         if (is_fp8_ && layers_.block_scales()) {
             const Quantized<e4m3> codes = x_codes(pass);
             const bool leaves_traces = pass.kind == PassKind::training;
+            note_outliers(value, nullptr, pass);
             quantize_blocks(codes, nullptr, nullptr, value, pass.N(), inputs_, layers_.fp8_->scaling(), false,
                             leaves_traces ? layers_.fp8_->train_pass() : QuantizePass::replay, pass.stream);
             return {nullptr, codes};
@@ -203,12 +207,40 @@ void Linear<Real>::check_holds(const Shared& shared, const char* what) const {
                                              shared.holder < 0 ? "nobody" : fp8.layer_name(shared.holder).c_str()));
 }
 
+// For records: of x as the product reads it, or, with scales for blocks, before it is cast.
+template <class Real>
+template <class T>
+void Linear<Real>::note_outliers(const T* x, const Fp8State* state, const Pass& pass) {
+    const Fp8Registry& fp8 = *layers_.fp8_;
+    if (!fp8.looks_for_outliers() || pass.kind != PassKind::training) return;
+    const ProfileRange range("outliers", pass.stream);
+    const size_t n = static_cast<size_t>(pass.N()) * static_cast<size_t>(inputs_);
+    add_moments(fp8.outlier_sums().moments(tensors_), layers_.moment_parts_, x, n, state, pass.stream);
+    if (setup_.gated) note_alignment(pass.stream);
+}
+
+// The same of each micro-step and rank. With one scale, the codes do; else what they are made from.
+template <class Real>
+void Linear<Real>::note_alignment(stream_t stream) {
+    const Fp8Registry& fp8 = *layers_.fp8_;
+    const auto measure = [&](const auto* weight) {
+        gate_alignment(fp8.outlier_sums().alignment(tensors_), layers_.cosines_, weight, outputs_ / 2, inputs_, stream);
+    };
+    if (!layers_.block_scales())
+        measure(w_codes().row);
+    else if (fp8.scaling() == Fp8Scaling::mx)
+        measure(weight());
+    else
+        measure(layers_.weights_.master(weight_.unit, weight_.tensor));
+}
+
 template <class Real>
 void Linear<Real>::forward(Real* out, const Operand<Real>& x, const Pass& pass) {
     const Real* bias = bias_ ? layers_.weights_.weight(*bias_) : nullptr;
     if constexpr (kCanBeFp8<Real>)
         if (is_fp8_) {
             check_holds(layers_.x_, "x");
+            if (!layers_.block_scales()) note_outliers(x.codes.row, x.codes.state, pass);
             const Quantized<e4m3> w = w_codes();
             return layers_.matmul_.forward_fp8(out, x.codes.row, x.codes.row_scale_inv(), w.row, w.row_scale_inv(),
                                                bias, pass.N(), inputs_, outputs_, pass.stream);

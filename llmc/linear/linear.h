@@ -101,8 +101,10 @@ private:
     Shared dout_;  // in the format of gradients
     // By kind: transposed codes of inputs that are made again, and of weights that are gathered before each use.
     std::map<std::string, Shared> recomputed_, gathered_;
-    bf16* source_ = nullptr;       // what producers that do not cast write, and both layouts are quantized from
-    float* bias_parts_ = nullptr;  // of the bias gradient, from the norm that makes the output's gradient
+    bf16* source_ = nullptr;          // what producers that do not cast write, and both layouts are quantized from
+    float* bias_parts_ = nullptr;     // of the bias gradient, from the norm that makes the output's gradient
+    double* moment_parts_ = nullptr;  // see add_moments()
+    float* cosines_ = nullptr;        // see gate_alignment()
 };
 
 // What a layer is, beside its parameters.
@@ -111,6 +113,7 @@ struct LinearSetup {
     bool recomputed = false;          // backward makes the input again
     bool input_from_values = false;   // the input's producer casts nothing
     bool gradient_from_norm = false;  // a norm's backward makes the output's gradient, and casts it
+    bool gated = false;               // its outputs are a gate and as many values that it opens
     // The FP8 copies come from the working copy, which every rank has, instead of the master weights.
     bool from_working_copy = false;
 };
@@ -221,6 +224,9 @@ private:
     void write_from_working_copy(bool again, stream_t stream);
     void transpose_weight(stream_t stream);
     void check_holds(const Shared& shared, const char* what) const;
+    template <class T>
+    void note_outliers(const T* x, const Fp8State* state, const Pass& pass);
+    void note_alignment(stream_t stream);
     template <class F8>
     void backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gradient<Real>& dout, const Operand<Real>& x,
                       const Pass& pass);

@@ -12,10 +12,11 @@ namespace {
 
 // Of a layer that reads a norm.
 template <class Real>
-LinearSetup behind_norm(const ModelContext<Real>& c, const char* kind) {
+LinearSetup behind_norm(const ModelContext<Real>& c, const char* kind, bool gated = false) {
     return {.kind = kind,
             .recomputed = c.recompute >= Recompute::norm,
-            .input_from_values = !c.kernels.has(KernelVariant::layernorm_fp8)};
+            .input_from_values = !c.kernels.has(KernelVariant::layernorm_fp8),
+            .gated = gated};
 }
 
 }  // namespace
@@ -32,7 +33,8 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
                  {.kind = "attn_proj",
                   .recomputed = c.recompute >= Recompute::block,
                   .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8)}),
-      fc_(c.linear, block_prefix(layer) + "fc", c.B * c.T, behind_norm(c, "fc")),
+      fc_(c.linear, block_prefix(layer) + "fc", c.B * c.T,
+          behind_norm(c, "fc", c.config.table().activation == Activation::swiglu)),
       fc_proj_(c.linear, block_prefix(layer) + "fc_proj", c.B * c.T,
                {.kind = "fc_proj",
                 .recomputed = c.recompute >= Recompute::gelu,

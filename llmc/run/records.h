@@ -15,7 +15,8 @@ namespace llmc {
 // them though nobody asked for that: such a run would be a slower BF16 run under a wrong name.
 void require_fp8_products(const Products& products, int64_t expected, bool emulation_allowed);
 
-// Amax, scale and counts of every tensor in FP8, counted over all ranks since the last such line; waits for the device.
+// Amax, scale and counts of every tensor in FP8, counted over all ranks since the last such line, and how outliers
+// grow; waits for the device.
 void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& directory);
 
 void record_sample(int64_t step, const std::string& text, RunDirectory& directory);

@@ -96,6 +96,7 @@ class Contents(unittest.TestCase):
         expected |= {f"gap/{names[1]}/training", f"gap/{names[1]}/validation"}
         expected |= {f"lost-{role}/{names[1]}/{count}" for role in ROLES for count in ("saturated", "underflowed")}
         expected |= {f"scale-{role}/{names[1]}/{which}" for role in ROLES for which in ("smallest", "median", "largest")}
+        expected |= {f"kurtosis/{names[1]}/{which}" for which in ("median", "largest")}
         self.assertEqual(curves.keys(), expected)
         for run, name in zip(runs, names):
             loss = curves[f"loss/{name}/training"]
@@ -110,6 +111,8 @@ class Contents(unittest.TestCase):
         elements = [sum(t["elements"] for t in r["fp8"] if t["tensor"].endswith(".x")) for r in fp8]
         self.assertEqual(curves[f"lost-x/{names[1]}/saturated"]["y"],
                          [float(f"{s / e:.6g}") for s, e in zip(saturated, elements)])
+        self.assertEqual(curves[f"kurtosis/{names[1]}/largest"]["y"],
+                         [float(f"{max(t.get('kurtosis', 0) for t in r['fp8']):.6g}") for r in fp8])
 
     def test_a_long_run_keeps_its_spikes_and_the_page_stays_small(self):
         tensors = [f"h.{i}.{layer}.{role}" for i in range(12) for layer in ("qkv", "attn_proj", "fc", "fc_proj")

@@ -1,9 +1,12 @@
 """Training in FP8: it follows BF16 and is not BF16, repeats bit for bit, and says what it did."""
 
 import json
+import os
 import unittest
 
-from trainer import BLOCK_RECIPES, FP8_RECIPES, FinishedRun, corpus, recipe_flags, run, tiny_flags
+from test_run_ranks import MPIRUN, run_ranks
+from trainer import (BLOCK_RECIPES, FP8_RECIPES, TINY_BATCH, FinishedRun, corpus, new_path, recipe_flags, run,
+                     tiny_flags)
 
 LINEAR_LAYERS = 2 * 4  # of the tiny model
 
@@ -122,6 +125,47 @@ class Fp8(unittest.TestCase):
                     self.assertLess(tensor["saturated"], tensor["elements"] * 0.01)
         x = records[1]["fp8"][0]
         self.assertEqual(x["elements"], 4 * 64 * 64)  # B * T * C of this step; the two before it counted nothing
+
+    def test_records_of_outliers(self):
+        shape = new_path() + ".json"
+        with open(shape, "w", encoding="utf-8") as file:
+            json.dump({"architecture": "llama", "layers": 2, "heads": 4, "kv_heads": 2, "channels": 128, "hidden": 128,
+                       "context": 64}, file)
+        flags = ["--train", corpus().train, "--model", shape, *TINY_BATCH, "--total-batch", "512", "--max-steps", "4",
+                 "--fp8-log-every", "2"]
+
+        def outliers(directory):
+            with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
+                records = [record["fp8"] for record in map(json.loads, file) if "fp8" in record]
+            return [{(t["tensor"], name): t[name] for t in record for name in NAMES if name in t} for record in records]
+
+        NAMES = ("kurtosis", "alignment", "largest_alignment")
+        for recipe in FP8_RECIPES:
+            with self.subTest(recipe=recipe):
+                directory = new_path()
+                result = run(*flags, "--out", directory, "--fp8-recipe", recipe)
+                self.assertEqual(result.code, 0, result.err)
+                for record in outliers(directory):
+                    linears = [f"h.{l}.{linear}" for l in (0, 1) for linear in ("qkv", "attn_proj", "fc", "fc_proj")]
+                    self.assertEqual(set(record), {(l + ".x", "kurtosis") for l in linears} |
+                                     {(f"h.{l}.fc.w", name) for l in (0, 1) for name in NAMES[1:]})
+                    for (tensor, name), value in record.items():
+                        self.assertGreater(value, 1 if name == "kurtosis" else 0, tensor)
+                    for l in (0, 1):
+                        mean, largest = (record[f"h.{l}.fc.w", name] for name in NAMES[1:])
+                        self.assertLess(mean, largest)
+                        self.assertLess(largest, 0.7)  # of 128 random pairs in 128 dimensions
+                    # SwiGLU's products have heavier tails than the normed stream.
+                    self.assertGreater(record["h.0.fc_proj.x", "kurtosis"], record["h.0.fc.x", "kurtosis"])
+        if not MPIRUN:
+            return
+        directories = [new_path(), new_path()]  # of one rank and of two
+        for ranks, directory in enumerate(directories, 1):
+            result = run_ranks(ranks, *flags, "--reduce-order", "rank", "--out", directory)
+            self.assertEqual(result.returncode, 0, result.stderr)
+        for one, two in zip(*map(outliers, directories), strict=True):
+            for key, value in one.items():
+                self.assertAlmostEqual(two[key] / value, 1, delta=1e-12, msg=key)
 
     def test_layers_leave_fp8(self):
         # A margin of 12 makes every tensor underflow here and there.

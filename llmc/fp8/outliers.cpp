@@ -1,0 +1,37 @@
+#include "llmc/fp8/outliers.h"
+
+#include <cmath>
+
+#include "llmc/device/transfer.h"
+
+namespace llmc {
+
+void Fp8OutlierSums::plan(Arena& arena, int layers) {
+    layers_ = static_cast<size_t>(layers);
+    arena.plan(&moments_, 3 * layers_);
+    arena.plan(&alignments_, 2 * layers_);
+}
+
+void Fp8OutlierSums::clear(stream_t stream) {
+    set_bytes(moments_, 0, 3 * layers_ * sizeof(double), stream);
+    set_bytes(alignments_, 0xFF, 2 * layers_ * sizeof(float), stream);  // NaN
+}
+
+// Ranks' sums are added in the order of the ranks; weights are the same on all.
+std::vector<Fp8Outliers> Fp8OutlierSums::read(const Comm& comm, stream_t stream) const {
+    const std::vector<double> mine = read_back(moments_, 3 * layers_, stream);
+    const std::vector<float> alignments = read_back(alignments_, 2 * layers_, stream);
+    std::vector<double> all(mine.size() * static_cast<size_t>(comm.world()));
+    comm.host_all_gather(all.data(), mine.data(), mine.size() * sizeof(double));
+    std::vector<Fp8Outliers> outliers;
+    for (size_t layer = 0; layer < layers_; layer++) {
+        double sums[3] = {};
+        for (size_t i = 0; i < all.size(); i += mine.size())
+            for (size_t k = 0; k < 3; k++) sums[k] += all[i + 3 * layer + k];
+        const double kurtosis = sums[0] * sums[2] / (sums[1] * sums[1]);  // of zeros, as of nothing: NaN
+        outliers.push_back({kurtosis, alignments[2 * layer], alignments[2 * layer + 1]});
+    }
+    return outliers;
+}
+
+}  // namespace llmc

@@ -1,0 +1,157 @@
+// Kernels and launchers of outliers.h.
+#include "llmc/kernels/outliers.h"
+
+#include <algorithm>
+
+#include "llmc/device/kernel.cuh"
+#include "llmc/kernels/check_shape.h"
+
+namespace llmc {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kMoments = 2;  // of x^2 and of x^4
+// As of the global norm: enough for each block to do, and enough blocks for any GPU.
+constexpr size_t kElementsPerBlock = 32768, kMaxBlocks = 1024;
+
+size_t moment_blocks(size_t n) { return std::min(div_up(n, kElementsPerBlock), kMaxBlocks); }
+
+}  // namespace
+
+size_t moment_parts(size_t n) { return kMoments * moment_blocks(n); }
+
+// ---- device functions ----------------------------------------------------------------------------------------------
+
+LLMC_DEVICE void load_values(const bf16* p, float (&x)[8]) { load8(p, x); }
+LLMC_DEVICE void load_values(const float* p, float (&x)[8]) { load8(p, x); }
+LLMC_DEVICE void load_values(const e4m3* p, float (&x)[8]) {
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++) x[i] = to_float(e4m3{static_cast<uint8_t>(load_word(p + (i & 4)) >> (8 * (i & 3)))});
+}
+
+// The sum of all threads' values, in a fixed order; thread 0 gets it. `shared` has room for kThreads.
+LLMC_DEVICE double block_total(double value, double* shared) {
+    __syncthreads();
+    shared[threadIdx.x] = value;
+    __syncthreads();
+    for (unsigned half = kThreads / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
+        __syncthreads();
+    }
+    return shared[0];
+}
+
+// ---- kurtosis ------------------------------------------------------------------------------------------------------
+
+template <class T>
+static __global__ void __launch_bounds__(kThreads) moments_kernel(double* parts, const T* values, size_t n) {
+    LLMC_SHARED(double, shared, [kThreads]);
+    const size_t stride = static_cast<size_t>(gridDim.x) * kThreads * 8;
+    double squares = 0, fourths = 0;
+    for (size_t i = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * 8; i < n; i += stride) {
+        float x[8];
+        load_values(values + i, x);
+        LLMC_UNROLL
+        for (int k = 0; k < 8; k++) {
+            const double square = static_cast<double>(x[k]) * static_cast<double>(x[k]);
+            squares += square;
+            fourths += square * square;
+        }
+    }
+    squares = block_total(squares, shared);
+    fourths = block_total(fourths, shared);
+    if (threadIdx.x != 0) return;
+    parts[kMoments * blockIdx.x] = squares;
+    parts[kMoments * blockIdx.x + 1] = fourths;
+}
+
+static __global__ void __launch_bounds__(kThreads)
+    add_moments_kernel(double* sums, const double* parts, int count, size_t n, const Fp8State* state) {
+    LLMC_SHARED(double, shared, [kThreads]);
+    double squares = 0, fourths = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+        squares += parts[kMoments * i];
+        fourths += parts[kMoments * i + 1];
+    }
+    squares = block_total(squares, shared);
+    fourths = block_total(fourths, shared);
+    if (threadIdx.x != 0) return;
+    const double scale = state != nullptr ? static_cast<double>(state->scale_inv) : 1.0, scale2 = scale * scale;
+    sums[0] += static_cast<double>(n);
+    sums[1] = fma(squares, scale2, sums[1]);
+    sums[2] = fma(fourths, scale2 * scale2, sums[2]);
+}
+
+template <class T>
+void add_moments(double* sums, double* parts, const T* values, size_t n, const Fp8State* state, stream_t stream) {
+    if (n == 0) return;
+    if (n % 8 != 0) throw Error(ExitCode::failure, strprintf("add_moments: %zu values are not a multiple of 8", n));
+    const size_t blocks = moment_blocks(n);
+    launch<moments_kernel<T>>({dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream},
+                              out(parts, kMoments * blocks), in(values, n), n);
+    launch<add_moments_kernel>({dim3(1), dim3(kThreads), 0, stream}, inout(sums, size_t{3}),
+                               in(parts, kMoments * blocks), static_cast<int>(blocks), n, in(state, 1));
+}
+
+template void add_moments(double*, double*, const e4m3*, size_t, const Fp8State*, stream_t);
+template void add_moments(double*, double*, const bf16*, size_t, const Fp8State*, stream_t);
+
+// ---- alignment -----------------------------------------------------------------------------------------------------
+
+// A warp takes one row of gate and the same of up.
+template <class T>
+static __global__ void __launch_bounds__(kThreads) cosines_kernel(float* cosines, const T* weight, int F, int C) {
+    const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (row >= F) return;
+    const T* const gate = weight + static_cast<size_t>(row) * C;
+    const T* const up = gate + static_cast<size_t>(F) * C;
+    float sums[3] = {};  // gate up, gate^2, up^2
+    for (int c = lane * 8; c < C; c += 32 * 8) {
+        float g[8], u[8];
+        load_values(gate + c, g);
+        load_values(up + c, u);
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) {
+            sums[0] = fmaf(g[i], u[i], sums[0]);
+            sums[1] = fmaf(g[i], g[i], sums[1]);
+            sums[2] = fmaf(u[i], u[i], sums[2]);
+        }
+    }
+    warp_sum_each(sums);
+    if (lane != 0) return;
+    const float norms = sqrtf(sums[1]) * sqrtf(sums[2]);
+    cosines[row] = norms > 0.0f ? sums[0] / norms : 0.0f;
+}
+
+static __global__ void __launch_bounds__(kThreads) alignment_kernel(float* alignment, const float* cosines, int F) {
+    LLMC_SHARED(double, shared, [kThreads]);
+    LLMC_SHARED(float, scratch, [32]);
+    double sum = 0;
+    float largest = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < F; i += kThreads) {
+        const float magnitude = abs_float(cosines[i]);
+        sum += static_cast<double>(magnitude);
+        largest = max_float(largest, magnitude);
+    }
+    sum = block_total(sum, shared);
+    largest = block_max(largest, scratch);
+    if (threadIdx.x != 0) return;
+    alignment[0] = static_cast<float>(sum / static_cast<double>(F));
+    alignment[1] = largest;
+}
+
+template <class T>
+void gate_alignment(float* alignment, float* cosines, const T* weight, int F, int C, stream_t stream) {
+    check_rows("gate_alignment", F, C);
+    const size_t rows = static_cast<size_t>(F), elements = 2 * rows * static_cast<size_t>(C);
+    launch<cosines_kernel<T>>({dim3(static_cast<unsigned>(div_up(F, kWarps))), dim3(kThreads), 0, stream},
+                              out(cosines, rows), in(weight, elements), F, C);
+    launch<alignment_kernel>({dim3(1), dim3(kThreads), 0, stream}, out(alignment, size_t{2}), in(cosines, rows), F);
+}
+
+template void gate_alignment(float*, float*, const e4m3*, int, int, stream_t);
+template void gate_alignment(float*, float*, const bf16*, int, int, stream_t);
+template void gate_alignment(float*, float*, const float*, int, int, stream_t);
+
+}  // namespace llmc
