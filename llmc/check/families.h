@@ -28,6 +28,7 @@ void add_step(Items& items, const KernelUse& use);
 void add_quantize(Items& items, const KernelUse& use);  // one scale a tensor
 void add_quantize_blocks(Items& items, const KernelUse& use);
 void add_outliers(Items& items, const KernelUse& use);  // of FP8's records
+void add_smooth(Items& items, const KernelUse& use);    // of --fp8-smooth
 void add_fused_attention(Items& items, const KernelUse& use);
 void add_fused_layernorm(Items& items, const KernelUse& use);
 void add_fused_rmsnorm(Items& items, const KernelUse& use);

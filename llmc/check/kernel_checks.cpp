@@ -31,6 +31,7 @@ std::vector<CheckItem> all_checks(const KernelUse& use) {
                            check::add_quantize,
                            check::add_quantize_blocks,
                            check::add_outliers,
+                           check::add_smooth,
                            check::add_fused_attention,
                            check::add_fused_layernorm,
                            check::add_fused_rmsnorm,

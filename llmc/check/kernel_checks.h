@@ -19,6 +19,7 @@ struct KernelUse {
     Fp8Scaling scaling = Fp8Scaling::tensor;
     bool e4m3_gradients = false;
     bool current_scaling = false;  // measured first, then written
+    bool smooth = false;           // channels of SwiGLU's output have factors
     bool several_ranks = false;
     OptimizerKind optimizer = OptimizerKind::adamw;
     MomentFormat adam_moments = MomentFormat::fp32;

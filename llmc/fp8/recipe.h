@@ -39,6 +39,7 @@ struct Fp8Config {
     AmaxAlgorithm algorithm = AmaxAlgorithm::max;
     bool pow2_scales = false;     // round scales down to powers of two
     bool e4m3_gradients = false;  // E4M3 instead of E5M2 for output gradients; blocks always are
+    bool smooth = false;          // inputs whose layers ask for it get a factor for each channel (smoothing.h)
     Fp8FallbackRule fallback;
 };
 constexpr int kMaxAmaxHistory = 1024;

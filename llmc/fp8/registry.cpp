@@ -15,6 +15,10 @@ Fp8Config resolved(Fp8Config config) {
         throw Error(ExitCode::bad_flags,
                     "--fp8-fallback needs --fp8-recipe delayed or current: with scales for "
                     "blocks, an outlier costs its own block alone");
+    if (config.smooth)
+        throw Error(ExitCode::bad_flags,
+                    "--fp8-smooth needs --fp8-recipe delayed or current: with scales for blocks, an outlier costs its "
+                    "own block alone");
     config.e4m3_gradients = config.pow2_scales = true;
     config.algorithm = AmaxAlgorithm::most_recent;
     config.history = 1;
@@ -39,7 +43,12 @@ Fp8Registry::~Fp8Registry() {
 int Fp8Registry::add(const std::string& layer) {
     names_.push_back(layer);
     left_.push_back(false);
+    smooth_.push_back(-1);
     return layers() - 1;
+}
+
+void Fp8Registry::smooth(int layer, int channels) {
+    if (config_.smooth) smooth_[static_cast<size_t>(layer)] = smoothing_.add(channels);
 }
 
 std::string Fp8Registry::name(int tensor) const {
@@ -59,6 +68,7 @@ void Fp8Registry::plan(Arena& arena) {
     arena.plan(&history_, n * static_cast<size_t>(config_.history));
     arena.plan(&bad_flag_, 1);
     outliers_.plan(arena, layers());
+    smoothing_.plan(arena, comm_);
     if (comm_.world() > 1) {
         arena.plan(&packed_, 2 * n);
         arena.plan(&workspace_, comm_.all_reduce_workspace<float>(2 * n));
@@ -76,6 +86,7 @@ void Fp8Registry::allocate(stream_t stream) {
     fp8_reset(states_, history_, count(), config_, stream);
     fp8_reset(evaluation_, history_, count(), config_, stream);
     outliers_.clear(stream);
+    smoothing_.allocate(stream);
     if (!falls_back()) return;
     const size_t n = static_cast<size_t>(count());
     set_bytes(watches_, 0, n * sizeof(Fp8Watch), stream);
@@ -134,6 +145,7 @@ void Fp8Registry::finish_step(const float* change, stream_t stream) {
     if (falls_back()) watch(stream);
     const ProfileRange range("FP8 scales", stream);
     fp8_finish_step(states_, history_, count(), config_, change, stream);
+    smoothing_.finish_step(comm_, stream);
 }
 
 std::vector<Fp8Fallback> Fp8Registry::take_fallbacks() {
@@ -169,9 +181,10 @@ void Fp8Registry::put_back(const Fp8State* copy, stream_t stream) {
 
 std::string Fp8Registry::rule() const {
     const char* const algorithms[] = {"max", "most_recent", "ema"};
-    return strprintf("%s %s margin %d%s history %d dout %s", kFp8Recipes[static_cast<size_t>(config_.recipe)],
+    return strprintf("%s %s margin %d%s%s history %d dout %s", kFp8Recipes[static_cast<size_t>(config_.recipe)],
                      algorithms[static_cast<size_t>(config_.algorithm)], config_.margin,
-                     config_.pow2_scales ? " pow2" : "", config_.history, config_.e4m3_gradients ? "e4m3" : "e5m2");
+                     config_.pow2_scales ? " pow2" : "", config_.smooth ? " smooth" : "", config_.history,
+                     config_.e4m3_gradients ? "e4m3" : "e5m2");
 }
 
 Fp8Saved Fp8Registry::read_state(stream_t stream) const {
@@ -198,6 +211,9 @@ Fp8Saved Fp8Registry::read_state(stream_t stream) const {
         tensor.history.assign(history.data() + i * length, history.data() + (i + 1) * length);
         tensor.watch = watches[i];
         if (saved.watched) tensor.verdict = slot.values[i];
+        const int layer = static_cast<int>(i) / kFp8Roles;
+        if (is_smooth(layer) && role_of(static_cast<int>(i)) == Fp8Role::x)
+            tensor.smoothing = smoothing_.text(place_of(layer), stream);
     }
     return saved;
 }
@@ -237,15 +253,34 @@ void Fp8Registry::mark_left(const std::vector<std::string>& layers_left) {
             if (layer_name(l) == layer) left_[static_cast<size_t>(l)] = true;
 }
 
+// Whether these are the tensors of this run, with scales made as here.
+bool Fp8Registry::is_of(const Fp8Saved& saved) const {
+    if (saved.rule != rule() || saved.tensors.size() != static_cast<size_t>(count())) return false;
+    for (int i = 0; i < count(); i++)
+        if (saved.tensors[static_cast<size_t>(i)].name != name(i)) return false;
+    return true;
+}
+
+// Before the weights' codes are made; where the tensors are others, factors begin anew.
+void Fp8Registry::restore_smoothing(const Fp8Saved& saved, stream_t stream) {
+    if (!is_of(saved)) return;
+    for (int layer = 0; layer < layers(); layer++) {
+        if (!is_smooth(layer)) continue;
+        const Fp8SavedTensor& x = saved.tensors[static_cast<size_t>(tensor(layer, Fp8Role::x))];
+        if (!smoothing_.set(place_of(layer), x.smoothing, stream))
+            throw Error(ExitCode::checkpoint, x.name + ": the checkpoint's smoothing is not of its channels");
+    }
+}
+
 bool Fp8Registry::restore(const Fp8Saved& saved, stream_t stream) {
     const size_t n = static_cast<size_t>(count()), length = static_cast<size_t>(config_.history);
-    if (saved.rule != rule() || saved.tensors.size() != n) return false;
+    if (!is_of(saved)) return false;
     std::vector<Fp8State> states(n);
     std::vector<Fp8Watch> watches(n);
     std::vector<float> history;
     for (size_t i = 0; i < n; i++) {
         const Fp8SavedTensor& tensor = saved.tensors[i];
-        if (tensor.name != name(static_cast<int>(i)) || tensor.history.size() != length) return false;
+        if (tensor.history.size() != length) return false;
         states[i] = tensor.state;
         watches[i] = tensor.watch;
         if (!comm_.is_main()) {  // the counts of all ranks go on with the first

@@ -10,6 +10,7 @@
 #include "llmc/fp8/fallback.h"
 #include "llmc/fp8/outliers.h"
 #include "llmc/fp8/scaling.h"
+#include "llmc/fp8/smoothing.h"
 #include "llmc/shard/arena.h"
 
 namespace llmc {
@@ -27,6 +28,7 @@ struct Fp8SavedTensor {
     std::string name;  // "h.3.fc_proj.dout"
     Fp8State state{};
     std::vector<float> history;  // amaxes, the oldest first; 0: none
+    std::string smoothing;       // factors of its channels (Fp8Smoothing::text()); "": none
     Fp8Watch watch{};
     Fp8Verdict verdict{};  // of the last step, which take_fallbacks() has not seen yet
 };
@@ -46,6 +48,8 @@ public:
 
     // All layers first, in the order in which forward comes to them; then the memory. Returns the layer's number.
     int add(const std::string& layer);
+    // The input of a layer that has been added gets factors for its channels, if the recipe has any.
+    void smooth(int layer, int channels);
     void plan(Arena& arena);
     void allocate(stream_t stream);  // after the arena
 
@@ -86,6 +90,11 @@ public:
     // What an evaluation with current scaling uses, which training never sees.
     Fp8State* evaluation_state(int layer, Fp8Role role) const { return evaluation_ + tensor(layer, role); }
 
+    // Of the channels of a layer's input: its factors, and what they are to be made from. nullptr: it has none.
+    bool is_smooth(int layer) const { return smooth_[static_cast<size_t>(layer)] >= 0; }
+    const float* factors(int layer) const { return is_smooth(layer) ? smoothing_.factors(place_of(layer)) : nullptr; }
+    float* channel_amax(int layer) const { return is_smooth(layer) ? smoothing_.amax(place_of(layer)) : nullptr; }
+
     // scale from what has been measured of this tensor.
     void set_scale(int layer, Fp8Role role, stream_t stream);
     void set_evaluation_scale(int layer, Fp8Role role, stream_t stream);
@@ -111,17 +120,20 @@ public:
     void put_back(const Fp8State* copy, stream_t stream);
 
     // For checkpoints; they wait for the device. read_state() is a collective. A restored run first marks the layers
-    // that have left, then sets the weights, then restores the rest, with the weights' counts. False where the tensors
-    // are not those of the run that was saved, or its amaxes are not what this one wants: then the next step
-    // calibrates.
+    // that have left, and has the factors again, then sets the weights, then restores the rest, with their counts.
+    // False where the tensors are not those of the run that was saved, or its amaxes are not what this one wants: then
+    // the next step calibrates.
     Fp8Saved read_state(stream_t stream) const;
     std::string rule() const;
     void mark_left(const std::vector<std::string>& layers);
+    void restore_smoothing(const Fp8Saved& saved, stream_t stream);
     bool restore(const Fp8Saved& saved, stream_t stream);
 
 private:
     void watch(stream_t stream);
     void share(bool now, stream_t stream);
+    bool is_of(const Fp8Saved& saved) const;
+    int place_of(int layer) const { return smooth_[static_cast<size_t>(layer)]; }
     void add_counts(std::vector<Fp8State>& states, std::vector<Fp8Watch>& watches) const;
 
     const Comm comm_;
@@ -129,9 +141,11 @@ private:
     const Fp8Scaling scaling_;
     std::vector<std::string> names_;
     std::vector<bool> left_;
+    std::vector<int> smooth_;  // by layer: its place in smoothing_; -1: none
     bool calibrated_ = false;
     bool count_losses_ = falls_back(), looks_for_outliers_ = false;
     Fp8OutlierSums outliers_;
+    Fp8Smoothing smoothing_;
 
     Fp8State* states_ = nullptr;      // (layers, 3)
     Fp8State* evaluation_ = nullptr;  // (layers, 3)

@@ -54,15 +54,17 @@ void quantize(const Quantized<F8>& to, float* dbias, float* scratch, const bf16*
 // ---- weights -------------------------------------------------------------------------------------------------------
 
 static __global__ void __launch_bounds__(kQuantizeThreads, 3)
-    quantize_weight_kernel(e4m3* row, e4m3* transposed, Fp8State* state, const float* master, int R, int C,
-                           QuantizePass pass) {
-    quantize_weight_tile(row, transposed, state, state->scale, master, R, C, pass);
+    quantize_weight_kernel(e4m3* row, e4m3* transposed, Fp8State* state, const float* master, const float* factors,
+                           int R, int C, QuantizePass pass) {
+    quantize_weight_tile(row, transposed, state, state->scale, master, factors, R, C, pass);
 }
 
-void quantize_weight(const Quantized<e4m3>& to, const float* master, int R, int C, QuantizePass pass, stream_t stream) {
+void quantize_weight(const Quantized<e4m3>& to, const float* master, int R, int C, QuantizePass pass, stream_t stream,
+                     const float* factors) {
     const QuantizeLaunch<e4m3> l("quantize_weight", to, nullptr, nullptr, R, C, pass, stream);
     launch<quantize_weight_kernel>(l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-                                   state_access(to.state, pass), in(master, l.elements), R, C, pass);
+                                   state_access(to.state, pass), in(master, l.elements),
+                                   in(factors, static_cast<size_t>(C)), R, C, pass);
 }
 
 #define LLMC_INSTANTIATE(F8)                                                                               \

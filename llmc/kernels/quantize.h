@@ -28,7 +28,9 @@ void quantize(const Quantized<F8>& out, float* dbias, float* scratch, const bf16
               int C, bool accumulate, QuantizePass pass, stream_t stream);
 size_t quantize_scratch(int N, int C);
 
-// x = master (R, C) float, both multiples of 16. Moves 6 bytes an element; 4 in pass `measure`.
-void quantize_weight(const Quantized<e4m3>& out, const float* master, int R, int C, QuantizePass pass, stream_t stream);
+// x = master (R, C) float, both multiples of 16; times factors (C), if not nullptr. Moves 6 bytes an element; 4 in pass
+// `measure`.
+void quantize_weight(const Quantized<e4m3>& out, const float* master, int R, int C, QuantizePass pass, stream_t stream,
+                     const float* factors = nullptr);
 
 }  // namespace llmc

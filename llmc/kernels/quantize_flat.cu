@@ -12,7 +12,8 @@ constexpr int kPerThread = 16;
 }
 
 static __global__ void __launch_bounds__(kQuantizeThreads)
-    quantize_flat_kernel(e4m3* codes, const float* master, size_t count, Fp8State* state, QuantizePass pass) {
+    quantize_flat_kernel(e4m3* codes, const float* master, size_t count, Fp8State* state, QuantizePass pass,
+                         const float* factors, size_t columns, size_t begin) {
     LLMC_SHARED(QuantizeTally, tallies, [kQuantizeThreads]);
     QuantizeTally tally;
     const float scale = state->scale;
@@ -29,6 +30,13 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
             for (int i = 0; i < 8; i++) {
                 const size_t place = first + static_cast<size_t>(place_in_fours(i));
                 x[i] = place < count ? master[place] : 0.0f;
+            }
+        }
+        if (factors != nullptr) {
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) {
+                const size_t place = first + static_cast<size_t>(place_in_fours(i));
+                x[i] *= factors[(begin + place) % columns];
             }
         }
         uint32_t words[2] = {};
@@ -68,8 +76,8 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
     quantize_tile_columns(transposed, tile, R, C);
 }
 
-void quantize_flat(e4m3* codes, const float* master, size_t count, Fp8State* state, QuantizePass pass,
-                   stream_t stream) {
+void quantize_flat(e4m3* codes, const float* master, size_t count, Fp8State* state, QuantizePass pass, stream_t stream,
+                   const ColumnFactors& of) {
     if (count == 0) return;
     if ((writes_fp8(pass) && raises_amax(pass)) || state == nullptr || reinterpret_cast<uintptr_t>(master) % 16 != 0 ||
         reinterpret_cast<uintptr_t>(codes) % 4 != 0)
@@ -77,7 +85,8 @@ void quantize_flat(e4m3* codes, const float* master, size_t count, Fp8State* sta
     e4m3* target = writes_fp8(pass) ? codes : nullptr;
     const unsigned blocks = static_cast<unsigned>(div_up(count, static_cast<size_t>(kQuantizeThreads) * kPerThread));
     launch<quantize_flat_kernel>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(target, count),
-                                 in(master, count), count, state_access(state, pass), pass);
+                                 in(master, count), count, state_access(state, pass), pass, in(of.factors, of.columns),
+                                 of.columns, of.first);
 }
 
 void transpose_codes(e4m3* transposed, const e4m3* codes, int R, int C, stream_t stream) {

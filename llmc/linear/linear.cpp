@@ -9,6 +9,7 @@
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
 #include "llmc/kernels/quantize_flat.h"
+#include "llmc/kernels/smooth.h"
 
 namespace llmc {
 namespace {
@@ -33,6 +34,7 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
     is_fp8_ = layers.fp8_ && layers.wanted_.is_fp8(name);
     if (!is_fp8_) return;
     tensors_ = layers.fp8_->add(name);
+    if (setup.smooth) layers.fp8_->smooth(tensors_, inputs_);
     plan_codes();
     if (layers.block_scales()) plan_scales();
     if (takes_gradient_from_norm())
@@ -96,14 +98,16 @@ Quantized<e4m3> Linear<Real>::w_codes() const {
 template <class Real>
 void Linear<Real>::keep_in_fp8() {
     if (!is_fp8_ || setup_.from_working_copy || layers_.fp8_->scaling() == Fp8Scaling::mx) return;
-    layers_.weights_.keep_in_fp8(weight_.unit, weight_.tensor, layers_.fp8_->state(tensors_, Fp8Role::w));
+    layers_.weights_.keep_in_fp8(weight_.unit, weight_.tensor, layers_.fp8_->state(tensors_, Fp8Role::w),
+                                 layers_.fp8_->factors(tensors_));
 }
 
+// Weights are measured as they are: no factor is above 1, so their scale does for what they are multiplied to.
 template <class Real>
 void Linear<Real>::quantize_master([[maybe_unused]] QuantizePass pass, [[maybe_unused]] stream_t stream) {
     if constexpr (kCanBeFp8<Real>)
         quantize_weight(w_codes(), layers_.weights_.master(weight_.unit, weight_.tensor), outputs_, inputs_, pass,
-                        stream);
+                        stream, pass == QuantizePass::measure ? nullptr : layers_.fp8_->factors(tensors_));
 }
 
 // Both layouts of a weight that this rank has whole.
@@ -207,7 +211,18 @@ void Linear<Real>::check_holds(const Shared& shared, const char* what) const {
                                              shared.holder < 0 ? "nobody" : fp8.layer_name(shared.holder).c_str()));
 }
 
-// For records: of x as the product reads it, or, with scales for blocks, before it is cast.
+// --fp8-smooth: the input's channels are divided by their factors, before they are cast. Factors hold for a whole step.
+template <class Real>
+void Linear<Real>::smooth_source([[maybe_unused]] const Pass& pass) {
+    if constexpr (kCanBeFp8<Real>) {
+        const Fp8Registry& fp8 = *layers_.fp8_;
+        note_outliers(layers_.source_, nullptr, pass);
+        float* const amax = pass.kind == PassKind::training ? fp8.channel_amax(tensors_) : nullptr;
+        scale_columns(layers_.source_, amax, fp8.factors(tensors_), true, pass.N(), inputs_, pass.stream);
+    }
+}
+
+// For records: of x as the product reads it, or, smoothed or with scales for blocks, before.
 template <class Real>
 template <class T>
 void Linear<Real>::note_outliers(const T* x, const Fp8State* state, const Pass& pass) {
@@ -240,7 +255,7 @@ void Linear<Real>::forward(Real* out, const Operand<Real>& x, const Pass& pass) 
     if constexpr (kCanBeFp8<Real>)
         if (is_fp8_) {
             check_holds(layers_.x_, "x");
-            if (!layers_.block_scales()) note_outliers(x.codes.row, x.codes.state, pass);
+            if (!layers_.block_scales() && !is_smooth()) note_outliers(x.codes.row, x.codes.state, pass);
             const Quantized<e4m3> w = w_codes();
             return layers_.matmul_.forward_fp8(out, x.codes.row, x.codes.row_scale_inv(), w.row, w.row_scale_inv(),
                                                bias, pass.N(), inputs_, outputs_, pass.stream);
@@ -295,11 +310,16 @@ void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gr
     check_holds(*x_transposed_, "x, transposed");
     if (w_transposed_->holder != tensors_) transpose_weight(pass.stream);
     const Quantized<e4m3> w = w_codes();
-    layers_.matmul_.wgrad_fp8(layers_.gradients_.gradient(weight_), codes.transposed, codes.transposed_scale_inv(),
-                              x.codes.transposed, x.codes.transposed_scale_inv(), N, inputs_, outputs_, pass.accumulate,
-                              pass.stream);
+    const float* const factors = fp8.factors(tensors_);
+    float* const dweight = layers_.gradients_.gradient(weight_);
+    // The product is of x divided by its factors, and of weights multiplied by them.
+    if (factors && pass.accumulate) scale_columns(dweight, nullptr, factors, true, outputs_, inputs_, pass.stream);
+    layers_.matmul_.wgrad_fp8(dweight, codes.transposed, codes.transposed_scale_inv(), x.codes.transposed,
+                              x.codes.transposed_scale_inv(), N, inputs_, outputs_, pass.accumulate, pass.stream);
+    if (factors) scale_columns(dweight, nullptr, factors, false, outputs_, inputs_, pass.stream);
     layers_.matmul_.dgrad_fp8(dinp, codes.row, codes.row_scale_inv(), w.transposed, w.transposed_scale_inv(), N,
                               inputs_, outputs_, pass.stream);
+    if (factors) scale_columns(dinp, nullptr, factors, true, N, inputs_, pass.stream);
 }
 
 template class Linear<float>;

@@ -114,6 +114,7 @@ struct LinearSetup {
     bool input_from_values = false;   // the input's producer casts nothing
     bool gradient_from_norm = false;  // a norm's backward makes the output's gradient, and casts it
     bool gated = false;               // its outputs are a gate and as many values that it opens
+    bool smooth = false;              // its input's channels get factors, if the recipe has any
     // The FP8 copies come from the working copy, which every rank has, instead of the master weights.
     bool from_working_copy = false;
 };
@@ -148,6 +149,7 @@ public:
             if (is_fp8_ && !input_goes_through_source()) return cast_input(pass, cast);
             if (is_fp8_) {
                 write(layers_.source_);
+                if (is_smooth()) smooth_source(pass);
                 return input(layers_.source_, nullptr, pass);
             }
         }
@@ -212,7 +214,9 @@ private:
 
     void plan_codes();
     void plan_scales();
-    bool input_goes_through_source() const { return setup_.input_from_values || layers_.block_scales(); }
+    bool is_smooth() const { return is_fp8_ && layers_.fp8_->is_smooth(tensors_); }
+    void smooth_source(const Pass& pass);
+    bool input_goes_through_source() const { return setup_.input_from_values || layers_.block_scales() || is_smooth(); }
     // Its rows are what other ranks send.
     bool codes_travel() const { return !setup_.from_working_copy && layers_.codes_travel(); }
     Quantized<e4m3> x_codes(const Pass& pass);

@@ -39,7 +39,8 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
                {.kind = "fc_proj",
                 .recomputed = c.recompute >= Recompute::gelu,
                 .input_from_values = !c.kernels.has(KernelVariant::gelu_fp8),
-                .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8)}),
+                .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8),
+                .smooth = c.config.table().activation == Activation::swiglu}),
       ln1_(c, block_prefix(layer) + "ln1", c.recompute < Recompute::block),
       ln2_(c, block_prefix(layer) + "ln2", c.recompute < Recompute::block) {
     const size_t N = c.N(), C = c.C(), rows_of_lse = N * static_cast<size_t>(heads_.NH);

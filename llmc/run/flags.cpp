@@ -199,6 +199,7 @@ const Flag kRows[] = {
     flag(0, "fp8-amax-algo", "NAME", &Options::fp8_amax_algo, {.words = {"max", "most_recent", "ema"}},
          "what the window gives: max, most_recent or ema"),
     flag(0, "fp8-pow2-scales", "", &Options::fp8_pow2_scales, {}, "round scales down to powers of two"),
+    flag(0, "fp8-smooth", "", &Options::fp8_smooth, {}, "even out the channels of SwiGLU's output by powers of two"),
     flag(0, "fp8-fast-accum", "NAME", &Options::fp8_fast_accum, {.words = {"forward", "none", "all"}},
          "products that sum with fewer bits, faster: forward, none or all (GPU only)"),
     flag(0, "fp8-emulation", "", &Options::fp8_emulation, {},

@@ -98,6 +98,7 @@ struct Options {
     std::string fp8_amax_algo = "max";
     bool fp8_pow2_scales = false;
     std::string fp8_fast_accum = "forward";
+    bool fp8_smooth = false;           // factors of SwiGLU's channels
     bool fp8_emulation = false;        // on a GPU
     int64_t fp8_log_every = 10;        // 0 = never
     std::string fp8_fallback = "off";  // off, or "SATURATED,UNDERFLOWED,STEPS": see Fp8FallbackRule

@@ -46,6 +46,9 @@ void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& d
         tensor["saturated"] = state.saturated;
         tensor["underflowed"] = state.underflowed;
         tensor["nonfinite"] = state.nonfinite;
+        const std::string& smoothing = now.tensors[static_cast<size_t>(i)].smoothing;
+        if (!smoothing.empty())
+            tensor["smallest_factor"] = std::ldexp(1.0, 'a' - *std::max_element(smoothing.begin(), smoothing.end()));
         put_outliers(tensor, role_of(i), outliers[static_cast<size_t>(i / kFp8Roles)]);
         record["fp8"].push_back(tensor);
     }

@@ -229,6 +229,8 @@ void resolve_precision(Options& o, const ResolveInputs& inputs) {
                           o.batch, o.seq, static_cast<long long>(int64_t{o.batch} * o.seq), (o.seq + 15) / 16 * 16));
     }
     if (o.precision == "fp8") resolve_emulation(o, inputs);
+    if (o.precision == "fp8" && o.fp8_smooth && o.model_config.table().activation != Activation::swiglu)
+        refuse("--fp8-smooth is about SwiGLU, which the model does not have: leave it out");
     if (!o.tf32) return;
     if (inputs.host_device) {
         add_note(o, "--tf32 is ignored: the CPU build has no tensor cores");

@@ -29,6 +29,7 @@ Fp8Config fp8_config(const Options& o) {
         {{"max", AmaxAlgorithm::max}, {"most_recent", AmaxAlgorithm::most_recent}, {"ema", AmaxAlgorithm::ema}});
     config.pow2_scales = o.fp8_pow2_scales;
     config.e4m3_gradients = meaning<bool>("fp8-grad", o.fp8_grad, {{"e5m2", false}, {"e4m3", true}});
+    config.smooth = o.fp8_smooth;
     config.fallback = fp8_fallback_from_text(o.fp8_fallback);
     return config;
 }

@@ -22,6 +22,7 @@ Weights<Real>::Weights(const ShardLayout& layout)
       pieces_(layout.units()) {
     for (const Unit& unit : table().units()) {
         fp8_states_.emplace_back(unit.tensors.size(), nullptr);
+        column_factors_.emplace_back(unit.tensors.size(), nullptr);
         names_.push_back("gather " + unit.name);
     }
     for (size_t u = 0; u < layout_.units(); u++) {
@@ -230,7 +231,7 @@ void Weights<Real>::publish(stream_t stream, [[maybe_unused]] QuantizePass pass)
             const float* master = master_slice(u) + range.begin;
 #if LLMC_ENABLE_FP8
             if (range.fp8) {
-                quantize_flat(fp8_slice(u) + range.begin, master, range.count, range.fp8, pass, stream);
+                quantize_flat(fp8_slice(u) + range.begin, master, range.count, range.fp8, pass, stream, range.columns);
                 continue;
             }
 #endif
@@ -295,18 +296,19 @@ void Weights<Real>::cut_into_ranges(size_t unit) {
     std::vector<Range>& ranges = ranges_[unit];
     ranges.clear();
     const size_t first = layout_.slice(unit).begin, last = layout_.slice(unit).end();
-    const auto add = [&](size_t from, size_t to, Fp8State* fp8) {
+    const auto add = [&](size_t from, size_t to, Fp8State* fp8, const ColumnFactors& columns = {}) {
         const size_t begin = std::clamp(from, first, last), end = std::clamp(to, first, last);
         if (begin == end) return;
         const size_t decayed = std::clamp(u.decay_count, begin, end) - begin;
-        ranges.push_back({begin - first, end - begin, decayed, fp8});
+        ranges.push_back({begin - first, end - begin, decayed, fp8, {columns.factors, columns.columns, begin - from}});
     };
     size_t at = 0;
     for (size_t t = 0; t < u.tensors.size(); t++) {
         if (!fp8_states_[unit][t]) continue;
         const size_t begin = u.tensors[t].offset, end = begin + u.tensors[t].count();
         add(at, begin, nullptr);
-        add(begin, end, fp8_states_[unit][t]);
+        add(begin, end, fp8_states_[unit][t],
+            {column_factors_[unit][t], static_cast<size_t>(u.tensors[t].shape.back())});
         at = end;
     }
     add(at, u.count, nullptr);
@@ -334,12 +336,13 @@ void Weights<Real>::cut_into_pieces(size_t unit) {
 }
 
 template <class Real>
-void Weights<Real>::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state) {
+void Weights<Real>::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state, const float* factors) {
     if (fp8_states_[unit][tensor] == state) return;
     if (layout_.is_sliced() && (travels_in_fp8_.empty() || !travels_in_fp8_[unit][tensor]))
         throw Error(ExitCode::failure,
                     "tensor " + table().unit(unit).tensors[tensor].name + " was not planned to travel as FP8");
     fp8_states_[unit][tensor] = state;
+    column_factors_[unit][tensor] = factors;
     to_be_measured_ = true;
     cut_into_ranges(unit);
 }

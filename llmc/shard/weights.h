@@ -8,6 +8,7 @@
 // model.
 #pragma once
 #include "llmc/kernels/fp8_state.h"
+#include "llmc/kernels/quantize_flat.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/layout.h"
 #include "llmc/shard/named_memory.h"
@@ -47,12 +48,14 @@ public:
     struct Range {
         size_t begin, count, decay_count;  // in the slice
         Fp8State* fp8;                     // the optimizer measures these weights; nobody reads their working copy
+        ColumnFactors columns;             // of their codes
     };
     const std::vector<Range>& ranges(size_t unit) const { return ranges_[unit]; }
 
     // The model reads this tensor in FP8 alone, made from the master weights: from now on the optimizer leaves its
-    // working copy as it is, and raises state->amax_now to the new weights' largest magnitude. To be repeated at will.
-    void keep_in_fp8(size_t unit, size_t tensor, Fp8State* state);
+    // working copy as it is, and raises state->amax_now to the new weights' largest magnitude. `factors`, none above 1:
+    // what the matrix's columns are multiplied by when they are cast. To be repeated at will.
+    void keep_in_fp8(size_t unit, size_t tensor, Fp8State* state, const float* factors = nullptr);
     // The model reads this tensor's working copy again, from the next publish() on. On every rank at the same step.
     void leave_fp8(size_t unit, size_t tensor, stream_t stream);
     // Whether a tensor in FP8 has changed by other hands than the optimizer's, so that it must be measured.
@@ -128,9 +131,10 @@ private:
     event_t slices_cast_ = nullptr;
     std::vector<event_t> published_;  // stages 1 and 2, by unit
 
-    std::vector<std::vector<Fp8State*>> fp8_states_;  // by unit and tensor; nullptr: not in FP8
-    std::vector<std::vector<Range>> ranges_;          // by unit
-    std::vector<std::vector<Piece>> pieces_;          // by unit
+    std::vector<std::vector<Fp8State*>> fp8_states_;         // by unit and tensor; nullptr: not in FP8
+    std::vector<std::vector<const float*>> column_factors_;  // the same; nullptr: none
+    std::vector<std::vector<Range>> ranges_;                 // by unit
+    std::vector<std::vector<Piece>> pieces_;                 // by unit
     bool to_be_measured_ = true, to_be_cast_ = true;
 };
 

@@ -102,23 +102,25 @@ SpikeState spikes_from_json(const Json& json) {
 Json tensor_json(const Fp8SavedTensor& t) {
     Json history = Json::array();
     for (const float amax : t.history) history.push_back(number(amax));
-    return {{"name", t.name},
-            {"scale", number(t.state.scale)},
-            {"scale_inv", number(t.state.scale_inv)},
-            {"amax", number(t.state.amax)},
-            {"last_amax", number(t.state.last_amax)},
-            {"elements", t.state.elements},
-            {"saturated", t.state.saturated},
-            {"underflowed", t.state.underflowed},
-            {"nonfinite", t.state.nonfinite},
-            {"watched_elements", t.watch.elements},
-            {"watched_saturated", t.watch.saturated},
-            {"watched_underflowed", t.watch.underflowed},
-            {"saturating", t.watch.saturating},
-            {"underflowing", t.watch.underflowing},
-            {"verdict", t.verdict.reason},
-            {"verdict_fraction", number(t.verdict.fraction)},
-            {"history", history}};
+    Json json{{"name", t.name},
+              {"scale", number(t.state.scale)},
+              {"scale_inv", number(t.state.scale_inv)},
+              {"amax", number(t.state.amax)},
+              {"last_amax", number(t.state.last_amax)},
+              {"elements", t.state.elements},
+              {"saturated", t.state.saturated},
+              {"underflowed", t.state.underflowed},
+              {"nonfinite", t.state.nonfinite},
+              {"watched_elements", t.watch.elements},
+              {"watched_saturated", t.watch.saturated},
+              {"watched_underflowed", t.watch.underflowed},
+              {"saturating", t.watch.saturating},
+              {"underflowing", t.watch.underflowing},
+              {"verdict", t.verdict.reason},
+              {"verdict_fraction", number(t.verdict.fraction)},
+              {"history", history}};
+    if (!t.smoothing.empty()) json["smoothing"] = t.smoothing;
+    return json;
 }
 
 Fp8SavedTensor tensor_from_json(const Json& json) {
@@ -140,6 +142,7 @@ Fp8SavedTensor tensor_from_json(const Json& json) {
     t.verdict.reason = static_cast<int>(count(json, "verdict"));
     t.verdict.fraction = real32(json, "verdict_fraction");
     for (const Json& amax : list(json, "history")) t.history.push_back(as_float(real(amax)));
+    if (json.contains("smoothing")) t.smoothing = text(json["smoothing"]);
     return t;
 }
 

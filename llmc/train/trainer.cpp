@@ -426,6 +426,7 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
         return true;
     }
     if (state.fp8) fp8()->mark_left(state.fp8->left);
+    if (state.fp8) fp8()->restore_smoothing(*state.fp8, stream_);
     model_.fall_back(stream_);
     weights_are_set();
     // Gradients, and the scales made for them, are multiples of the loss scale.

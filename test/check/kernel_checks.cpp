@@ -72,9 +72,9 @@ TEST_CASE("every kernel of a run is right" * doctest::test_suite(kOnce)) {
         use.bf16 = false;
     }
     SUBCASE("Llama, bf16, grouped queries") { use = tiny_model(kLlama, 128, 4, 2); }
-    SUBCASE("Llama, fp8 delayed") {
+    SUBCASE("Llama, fp8 delayed, smooth") {
         use = tiny_model(kLlama, 64, 2, 1);
-        use.fp8 = true;
+        use.fp8 = use.smooth = true;
     }
     SUBCASE("Llama, fp8 block") {
         use = tiny_model(kLlama, 128, 2, 1);
@@ -256,7 +256,7 @@ TEST_CASE("every result of every check is compared" * doctest::test_suite(kOnce)
     size_t of_models = 0;
     for (const Architecture* architecture : {&kLlama, &kQwen3, &kNano}) {
         use = tiny_model(*architecture, 64, 2, 1);
-        use.fp8 = true;
+        use.fp8 = use.smooth = true;
         for (const CheckItem& item : kernel_checks(use))
             if (item.family == "kernels" && seen.insert(item.name).second)
                 of_models += check_every_result_is_compared(item);

@@ -126,13 +126,16 @@ class Fp8(unittest.TestCase):
         x = records[1]["fp8"][0]
         self.assertEqual(x["elements"], 4 * 64 * 64)  # B * T * C of this step; the two before it counted nothing
 
-    def test_records_of_outliers(self):
+    def llama_flags(self):
         shape = new_path() + ".json"
         with open(shape, "w", encoding="utf-8") as file:
             json.dump({"architecture": "llama", "layers": 2, "heads": 4, "kv_heads": 2, "channels": 128, "hidden": 128,
                        "context": 64}, file)
-        flags = ["--train", corpus().train, "--model", shape, *TINY_BATCH, "--total-batch", "512", "--max-steps", "4",
-                 "--fp8-log-every", "2"]
+        return ["--train", corpus().train, "--model", shape, *TINY_BATCH, "--total-batch", "512", "--max-steps", "4",
+                "--fp8-log-every", "2"]
+
+    def test_records_of_outliers(self):
+        flags = self.llama_flags()
 
         def outliers(directory):
             with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
@@ -167,6 +170,45 @@ class Fp8(unittest.TestCase):
             for key, value in one.items():
                 self.assertAlmostEqual(two[key] / value, 1, delta=1e-12, msg=key)
 
+    def test_smooth(self):
+        """Other bits, near BF16's losses; the same ones after a restart, and from any number of ranks in any stage."""
+        flags = [*self.llama_flags(), "--lr", "2e-3", "--reduce-order", "rank"]
+
+        def trained(*more, ranks=1, out=None):
+            out = out or new_path()
+            if ranks > 1:
+                code = run_ranks(ranks, *flags, "--out", out, *more).returncode
+            else:
+                code = run(*flags, "--out", out, *more).code
+            self.assertEqual(code, 0, more)
+            return out
+
+        def records(directory):
+            with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
+                return [json.loads(line) for line in file]
+
+        def weights(directory):
+            with open(os.path.join(directory, "model.safetensors"), "rb") as file:
+                return file.read()
+
+        smooth, plain, bf16 = trained("--fp8-smooth"), trained(), trained("--precision", "bf16")
+        self.assertNotEqual(weights(smooth), weights(plain))
+        for a, b in zip(*([r["loss"] for r in records(d) if "loss" in r] for d in (smooth, bf16)), strict=True):
+            self.assertLess(abs(a / b - 1), 0.0025)
+        found = [{t["tensor"]: t["smallest_factor"] for t in r["fp8"] if "smallest_factor" in t} for r in records(smooth)
+                 if "fp8" in r]
+        self.assertEqual([set(factors) for factors in found], [{"h.0.fc_proj.x", "h.1.fc_proj.x"}] * 2)
+        self.assertLess(min(found[0].values()), 1)
+        self.assertEqual(found, [{t["tensor"]: t["smallest_factor"] for t in r["fp8"] if "smallest_factor" in t}
+                                 for r in records(trained("--fp8-smooth", "--recompute", "block")) if "fp8" in r])
+        parts = trained("--fp8-smooth", "--stop-after", "2")
+        trained("--fp8-smooth", "--resume", "latest", out=parts)
+        self.assertEqual(weights(parts), weights(smooth))
+        for stage in range(4) if MPIRUN else ():
+            with self.subTest(stage=stage):
+                self.assertEqual(weights(trained("--fp8-smooth", "--zero", str(stage), ranks=2)), weights(smooth))
+        self.assertEqual(weights(trained("--fp8-smooth", "--verify-every", "2")), weights(smooth))
+
     def test_layers_leave_fp8(self):
         # A margin of 12 makes every tensor underflow here and there.
         flags = ["--precision", "fp8", "--max-steps", "8", "--fp8-margin", "12", "--fp8-fallback", "1,0.00001,3",
@@ -187,6 +229,7 @@ class Fp8(unittest.TestCase):
     def test_refusals(self):
         for flags, part in ((["--fp8-fallback", "0.1,0.5,0"], "optimizer steps from 1 on"),
                             (["--fp8-recipe", "mxfp8", "--fp8-fallback", "0.1,0.5,9"], "--fp8-recipe delayed or current"),
+                            (["--fp8-smooth"], "about SwiGLU, which the model does not have"),
                             (["--fp8-layers", "all,-block9"], "block9"),
                             (["--fp8-layers", "everything"], "everything"),
                             (["--fp8-recipe", "tensorwise"], "delayed, current, block, mxfp8"),
@@ -199,6 +242,10 @@ class Fp8(unittest.TestCase):
                 self.assertEqual(result.code, 2, result.err)
                 self.assertIn(part, result.err)
                 self.assertEqual(result.out, "")
+        for recipe in BLOCK_RECIPES:
+            result = run(*self.llama_flags(), "--fp8-smooth", "--fp8-recipe", recipe)
+            self.assertEqual(result.code, 2, result.err)
+            self.assertIn("--fp8-smooth needs --fp8-recipe delayed or current", result.err)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     o.loss_scale = "256", o.loss_scale_growth_interval = 11, o.shard_within = 4;
     o.kernels = "gelu_fp8";
     resolve(o, {});
-    o.zero = 2;  // as among several ranks
+    o.zero = 2, o.fp8_smooth = true;  // as among several ranks, and with SwiGLU
     const TrainerConfig c = trainer_config(o);
     CHECK(c.model == o.model_config);
     CHECK(c.batch == 2);
@@ -117,6 +117,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     CHECK(c.fp8->fallback.saturated == 0.25f);
     CHECK(c.fp8->fallback.underflowed == 0.5f);
     CHECK(c.fp8->fallback.steps == 3);
+    CHECK(c.fp8->smooth);
     CHECK(!c.loss_scale.dynamic);
     CHECK(c.loss_scale.initial == 256);
     CHECK(c.loss_scale.growth_interval == 11);

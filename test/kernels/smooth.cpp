@@ -1,0 +1,185 @@
+// Factors of channels, what they do to values, and what that is worth to an FP8 product.
+#include "llmc/kernels/smooth.h"
+
+#include "llmc/check/compare.h"
+#include "llmc/check/reference_smooth.h"
+#include "llmc/kernels/quantize.h"
+#include "llmc/kernels/quantize_flat.h"
+#include "llmc/linear/matmul.h"
+#include "test/kernels/quantized.h"
+#include "test/linear/sums.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+TEST_CASE_TEMPLATE("scale_columns: there and back gives the bits of before", Real, bf16, float) {
+    const std::pair<int, int> shapes[] = {{1, 8}, {300, 24}, {33, 520}};
+    for (const auto& [N, C] : shapes) {
+        CAPTURE(N);
+        CAPTURE(C);
+        const size_t columns = static_cast<size_t>(C);
+        auto values = random_normal<Real>(static_cast<size_t>(N) * columns, 1.0f, 3);
+        values[0] = to<Real>(INFINITY);
+        std::vector<float> powers(columns), largest(columns, 0.25f);
+        for (size_t c = 0; c < columns; c++) powers[c] = std::ldexp(1.0f, -static_cast<int>(c % 21));
+        for (size_t i = 1; i < values.size(); i++)
+            largest[i % columns] = std::max(largest[i % columns], std::fabs(to_float(values[i])));
+        DeviceArray<Real> device(values);
+        DeviceArray<float> factors(powers), amax(std::vector<float>(columns, 0.25f));
+        scale_columns<Real>(device, amax, factors, true, N, C, test_stream());
+        CHECK(same_bits(amax.download(), largest));
+        const auto divided = device.download();
+        for (size_t i = 0; i < values.size(); i++)
+            REQUIRE(to_float(divided[i]) == to_float(values[i]) / powers[i % columns]);
+        scale_columns<Real>(device, nullptr, factors, false, N, C, test_stream());
+        CHECK(same_bits(device.download(), values));
+    }
+    DeviceArray<Real> one(8);
+    DeviceArray<float> factors(8);
+    CHECK_THROWS_AS(scale_columns<Real>(one, nullptr, factors, true, 1, 7, test_stream()), Error);
+}
+
+TEST_CASE("smoothing_factors: half of an outlier's distance; quiet channels as those in the middle") {
+    const auto factors_of = [](const std::vector<float>& seen) {
+        DeviceArray<float> factors(std::vector<float>(seen.size(), 0.5f)), amax(seen);
+        smoothing_factors(factors, amax, 1, static_cast<int>(seen.size()), test_stream());
+        CHECK(amax.download() == std::vector<float>(seen.size(), 0.0f));
+        const std::vector<float> found = factors.download(), before(seen.size(), 0.5f);
+        CHECK(not_equal({"factors", {{"", seen.size()}}}, found, reference::smoothing(seen, before)) == "");
+        return found;
+    };
+    const std::vector<float> ones(8, 1.0f), unchanged(8, 0.5f);
+    CHECK(factors_of({1, 1, 1, 1, 1, 1, 1, 1.9f}) == ones);
+    CHECK(factors_of(std::vector<float>(8, 0.0f)) == unchanged);
+    CHECK(factors_of({1, 1, 1, 1, 1, 1, 1, 1024}) ==
+          std::vector<float>{1 / 32.f, 1 / 32.f, 1 / 32.f, 1 / 32.f, 1 / 32.f, 1 / 32.f, 1 / 32.f, 1});
+    CHECK(factors_of({0, 0, 0, 0x1p-9f, 1, 2, 64, 128}) ==
+          std::vector<float>{1 / 8.f, 1 / 8.f, 1 / 8.f, 1 / 8.f, 1 / 8.f, 1 / 8.f, 1, 1});
+    CHECK(factors_of({0x1p-100f, 0x1p-100f, 0x1p-100f, 0x1p-100f, 0x1p-100f, 1, 1, 1})[0] == 0x1p-20f);
+    // No channel gets above the largest one's power of two, so that the tensor's scale does for what is divided.
+    std::vector<float> seen;
+    for (const float x : random_normal<float>(512, 6.0f, 9)) seen.push_back(std::exp2(x * x / 8));
+    const std::vector<float> factors = factors_of(seen);
+    const float largest = *std::max_element(seen.begin(), seen.end());
+    for (size_t c = 0; c < seen.size(); c++) {
+        CHECK(seen[c] / factors[c] <= largest);
+        CHECK(factors[c] <= 1);
+    }
+}
+
+#if LLMC_ENABLE_FP8
+namespace {
+
+constexpr int kN = 32, kC = 64, kOC = 48;
+constexpr size_t kLoud = 5;  // the channel that is so many times as large as the others
+
+// x (N, C) of +-[1, 2), but for the loud channel; weight (OC, C) of +-[1, 2), 0 for the loud channel in every other
+// row, which there tells nothing of the others' loss.
+struct Outlier {
+    std::vector<bf16> x;
+    std::vector<float> weight;
+    explicit Outlier(float times) {
+        const auto some = [](size_t i) {
+            const float value = 1.0f + static_cast<float>(i * 37 % 64) / 64;
+            return i * 11 % 7 < 3 ? -value : value;
+        };
+        for (size_t i = 0; i < kN * kC; i++) x.push_back(to_bf16(some(i) * (i % kC == kLoud ? times : 1.0f)));
+        for (size_t i = 0; i < kOC * kC; i++) weight.push_back(i % kC == kLoud && i / kC % 2 == 0 ? 0.0f : some(i));
+    }
+};
+
+// How far the product of the codes is from x weight^T, in units of what it may be if every number keeps E4M3's relative
+// precision: of sum |x| |weight| 2^-4 for each of the two, 2^-8 for the result in BF16, and what the sum itself may err
+// by.
+double worst_error(const Outlier& of, const std::vector<float>& factors) {
+    DeviceArray<bf16> x(of.x), out(kN * kOC);
+    DeviceArray<float> master(of.weight), powers(factors);
+    scale_columns<bf16>(x, nullptr, powers, true, kN, kC, test_stream());
+    const auto scale_for = [](const std::vector<double>& values) {
+        double amax = 0;
+        for (const double value : values) amax = std::max(amax, std::fabs(value));
+        return static_cast<float>(448 / amax);
+    };
+    QuantizedArrays<e4m3> x_codes(kN * kC, used_state(scale_for(to_doubles(of.x)))),
+        w_codes(kOC * kC, used_state(scale_for(to_doubles(of.weight))));
+    quantize<e4m3>(x_codes.both(), nullptr, nullptr, x, nullptr, kN, kC, false, QuantizePass::write, test_stream());
+    quantize_weight(w_codes.both(), master, kOC, kC, QuantizePass::write, test_stream(), powers);
+    Matmul matmul(false, FastAccumulation::none);
+    matmul.reserve(kN, kC, kOC);
+    const auto scale_inv = [](QuantizedArrays<e4m3>& codes) { return codes.both().row_scale_inv(); };
+    matmul.forward_fp8(out, x_codes.row.get(), scale_inv(x_codes), w_codes.row.get(), scale_inv(w_codes), nullptr, kN,
+                       kC, kOC, test_stream());
+    const auto product = to_doubles(out.download());
+    double worst = 0;
+    for (size_t n = 0; n < kN; n++)
+        for (size_t o = 0; o < kOC; o++) {
+            double exact = 0, magnitudes = 0;
+            for (size_t c = 0; c < kC; c++) {
+                const double term = to_float(of.x[n * kC + c]) * double{of.weight[o * kC + c]};
+                exact += term, magnitudes += std::fabs(term);
+            }
+            const double allowed = ((1 + 0x1p-4) * (1 + 0x1p-4) - 1 + 0x1p-8 + kC * fp8_unit()) * magnitudes;
+            worst = std::max(worst, std::fabs(product[n * kOC + o] - exact) / allowed);
+        }
+    return worst;
+}
+
+std::vector<float> smoothed(const Outlier& of) {
+    std::vector<float> seen(kC, 0.0f);
+    for (size_t i = 0; i < of.x.size(); i++) seen[i % kC] = std::max(seen[i % kC], std::fabs(to_float(of.x[i])));
+    return reference::smoothing(seen, seen);
+}
+
+}  // namespace
+
+// E4M3's normal numbers reach from 448 down to 2^-6, 2^14.8; below 2^-10, 2^18.8 under the largest, all becomes 0. At
+// 2^10 all numbers are normal either way. At 2^21 the others all vanish, and the rows that do not see the loud channel
+// are lost altogether; shared out, they are 2^11 and 2^12 under it on one side and 2^11 on the other.
+TEST_CASE("smoothing: a product keeps the precision of E4M3 beside a channel that would drown the others") {
+    test_stream();
+    if (!device_info().has_fp8) return;
+    const std::vector<float> ones(kC, 1.0f);
+    for (const float times : {1.0f, 1000.0f, 0x1p21f}) {
+        CAPTURE(times);
+        const Outlier of(times);
+        CHECK(worst_error(of, smoothed(of)) <= 1);
+        const double without = worst_error(of, ones);
+        if (times < 0x1p12f)
+            CHECK(without <= 1);
+        else
+            CHECK(without > 5);  // of 2^-3 and a bit: nothing of the result is left
+    }
+}
+
+// Whole numbers up to 8 times powers of two that E4M3 has exactly: with one factor or another, the product's bits stay.
+TEST_CASE("smoothing: where nothing is rounded, nothing changes") {
+    test_stream();
+    if (!device_info().has_fp8) return;
+    std::vector<bf16> x;
+    std::vector<float> weight, powers(kC);
+    for (size_t i = 0; i < kN * kC; i++) x.push_back(to_bf16(static_cast<float>(i * 5 % 17) - 8));
+    for (size_t i = 0; i < kOC * kC; i++) weight.push_back(static_cast<float>(i * 7 % 15) - 7);
+    for (size_t c = 0; c < kC; c++) powers[c] = std::ldexp(1.0f, -static_cast<int>(c % 4));
+    const auto products = [&](const std::vector<float>& of) {
+        DeviceArray<bf16> values(x), out(kN * kOC);
+        DeviceArray<float> master(weight), factors(of), dweight(kOC * kC);
+        scale_columns<bf16>(values, nullptr, factors, true, kN, kC, test_stream());
+        QuantizedArrays<e4m3> x_codes(kN * kC, used_state(1.0f)), w_codes(kOC * kC, used_state(1.0f));
+        quantize<e4m3>(x_codes.both(), nullptr, nullptr, values, nullptr, kN, kC, false, QuantizePass::write,
+                       test_stream());
+        quantize_weight(w_codes.both(), master, kOC, kC, QuantizePass::write, test_stream(), factors);
+        DeviceArray<e4m3> flat(kOC * kC);
+        Fp8State* const state = w_codes.state.get();
+        quantize_flat(flat, master, 1000, state, QuantizePass::write, test_stream(), {factors, kC, 0});
+        quantize_flat(flat.get() + 1000, master.get() + 1000, kOC * kC - 1000, state, QuantizePass::write,
+                      test_stream(), {factors, kC, 1000});
+        CHECK(same_bits(flat.download(), w_codes.row.download()));
+        Matmul matmul(false, FastAccumulation::none);
+        matmul.reserve(kN, kC, kOC);
+        matmul.forward_fp8(out, x_codes.row.get(), x_codes.both().row_scale_inv(), w_codes.row.get(),
+                           w_codes.both().row_scale_inv(), nullptr, kN, kC, kOC, test_stream());
+        return out.download();
+    };
+    CHECK(same_bits(products(powers), products(std::vector<float>(kC, 1.0f))));
+}
+#endif
