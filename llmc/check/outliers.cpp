@@ -61,7 +61,8 @@ CheckItem alignment_item(const char* type, int C) {
 void add_outliers(Items& items, const KernelUse& use) {
     if (!use.fp8) return;
     const bool codes = use.scaling == Fp8Scaling::tensor;
-    items.push_back({"add_moments", "kernels", "", codes ? check_moments<e4m3> : check_moments<bf16>});
+    if (codes) items.push_back({"add_moments e4m3", "kernels", "", check_moments<e4m3>});
+    if (!codes || use.smooth) items.push_back({"add_moments bf16", "kernels", "", check_moments<bf16>});
     if (use.activation != Activation::swiglu) return;
     items.push_back(codes                              ? alignment_item<e4m3>("e4m3", use.channels)
                     : use.scaling == Fp8Scaling::block ? alignment_item<float>("fp32", use.channels)

@@ -278,8 +278,9 @@ class OnVirtualGpu(unittest.TestCase):
                 for item in plain.values():
                     self.assertIn(f"\n  {item} ", hopeless.err)
 
-    # Kernels that set numbers at the start, and what counts spikes of the loss.
-    UNCHECKED = {"fp8_reset_kernel", "reset_loss_scale_kernel", "reset_spikes_kernel", "update_spikes_kernel"}
+    # Kernels that set numbers to what they start from, and what counts spikes of the loss.
+    UNCHECKED = {"fp8_reset_kernel", "fp8_clear_counts_kernel", "reset_loss_scale_kernel", "reset_spikes_kernel",
+                 "update_spikes_kernel"}
 
     def test_everything_that_a_run_uses_is_checked(self):
         """The kernels that a run's steps launch, as the virtual GPU counts them, were launched by its check."""
@@ -287,9 +288,11 @@ class OnVirtualGpu(unittest.TestCase):
             with open(path, encoding="utf-8") as file:
                 return {count["kernel"] for count in map(json.loads, file) if "kernel" in count}
 
-        for architecture, flags in (("gpt2", card_flags("delayed")), ("llama", card_flags("delayed")),
+        records = ["--fp8-log-every", "1"]
+        for architecture, flags in (("gpt2", card_flags("delayed")), ("llama", [*card_flags("delayed"), *records]),
+                                    ("llama", [*card_flags("current"), *records, "--fp8-smooth"]),
                                     ("qwen3", ["--precision", "bf16"]), ("nano", card_flags("current"))):
-            with self.subTest(architecture):
+            with self.subTest(architecture, flags=flags):
                 flags = [*([] if architecture == "gpt2" else tiny(architecture)), *flags]
                 of_check, of_run = new_path("counts"), new_path("counts")
                 self.assertEqual(check(*flags, env={"VIRTUAL_GPU_COUNTS": of_check}).code, 0)
