@@ -62,7 +62,8 @@ def cases():
                 all_cases[f"{name} 3 ranks, stage {stage}, recompute {level}"] = (
                     3, [*flags, "--zero", str(stage), "--recompute", level])
     for name in ("bf16", "delayed"):
-        for more in (["--reduce-order", "rank"], ["--reduce", "bf16"]):
+        for more in (["--reduce-order", "rank"], ["--reduce", "bf16"], ["--adam-moments", "bf16"],
+                     ["--clip", "0.02", "--clip-kind", "tensor"], ["--clip", "1e-4", "--clip-kind", "value"]):
             all_cases[f"{name} 3 ranks, {' '.join(more)}"] = (3, [*PRECISIONS[name], "--zero", "2", *more])
         for optimizer in ("lion", "sgd", "muon", "normuon"):
             all_cases[f"{name} 3 ranks, {optimizer}"] = (3, [*PRECISIONS[name], "--zero", "2", "--optimizer", optimizer])

@@ -41,9 +41,9 @@ Product product_from_json(const Json& j) {
 template <class Use, class F>
 void each_field(Use& use, F&& f) {
     auto& [bf16, fp8, scaling, e4m3_gradients, current_scaling, smooth, several_ranks, optimizer, adam_moments,
-           documents, loss, channels, heads, kv_heads, head_dim, window, hidden, vocab, padded_vocab, layer_norm,
-           rms_norm, rms_norm_without_gains, biases, position_embedding, qk_norm, qk_gains, activation, logit_cap] =
-        use;
+           clip_kind, documents, loss, channels, heads, kv_heads, head_dim, window, hidden, vocab, padded_vocab,
+           layer_norm, rms_norm, rms_norm_without_gains, biases, position_embedding, qk_norm, qk_gains, activation,
+           logit_cap] = use;
     f("bf16", bf16);
     f("fp8", fp8);
     f("scaling", scaling);
@@ -53,6 +53,7 @@ void each_field(Use& use, F&& f) {
     f("several_ranks", several_ranks);
     f("optimizer", optimizer);
     f("adam_moments", adam_moments);
+    f("clip_kind", clip_kind);
     f("documents", documents);
     f("z_loss", loss.z_loss);
     f("label_smoothing", loss.label_smoothing);

@@ -23,6 +23,7 @@ struct KernelUse {
     bool several_ranks = false;
     OptimizerKind optimizer = OptimizerKind::adamw;
     MomentFormat adam_moments = MomentFormat::fp32;
+    ClipKind clip_kind = ClipKind::norm;
     bool documents = false;  // attention stays inside them
     TrainedLoss loss;
 

@@ -1,8 +1,9 @@
-// The optimizer's update against FP64, with the working copy and the amax that it leaves, and that a skipped step
-// changes nothing.
+// Clipping, and the optimizer's update against FP64, with the working copy and the amax that it leaves, and that a
+// skipped step changes nothing.
 #include "llmc/check/families.h"
 #include "llmc/check/reference_rows.h"
 #include "llmc/check/trial.h"
+#include "llmc/kernels/clip.h"
 
 namespace llmc::check {
 namespace {
@@ -148,8 +149,55 @@ std::string check_one_moment(bool is_lion, bool skip, bool measured, stream_t st
     return trial.problem();
 }
 
+// ---- clipping ------------------------------------------------------------------------------------------------------
+
+constexpr double kClip = 0.2;
+constexpr float kLossScale = 1024.0f;
+
+std::string check_clip_values(stream_t stream) {
+    const auto before = reference::random_normal<float>(kCount, 200.0f, 84);
+    Trial trial(stream);
+    const float* scale = trial.input(std::vector<float>{kLossScale});
+    float* grad = trial.result<float>("gradient", {{"", kCount}}, before);
+    trial.run_twice([&] { clip_values(grad, kCount, kClip, scale, stream); });
+    const float limit = static_cast<float>(kClip) * kLossScale;
+    std::vector<float> expected;
+    for (const float g : before) expected.push_back(std::clamp(g, -limit, limit));
+    trial.equal(grad, expected);
+    return trial.problem();
+}
+
+// A norm below the bound, and one above it; `parts` of a sum add up to it.
+std::string check_clip_tensors(stream_t stream) {
+    const size_t parts = 700;
+    for (const double size : {0.4, 3.0}) {  // of the bound
+        const auto before = reference::random_normal<float>(kCount, 1.0f, 85);
+        const double norm = size * kClip * kLossScale;
+        Trial trial(stream);
+        const float* scale = trial.input(std::vector<float>{kLossScale});
+        const double* partials = trial.input(std::vector<double>(parts, norm * norm / static_cast<double>(parts)));
+        double* square = trial.result<double>("square", {{"", 1}});
+        float* factor = trial.result<float>("factor", {{"", 1}});
+        float* grad = trial.result<float>("gradient", {{"", kCount}}, before);
+        trial.run_twice([&] {
+            add_partials(square, partials, parts, stream);
+            clip_factors(factor, square, 1, kClip, scale, stream);
+            scale_gradient(grad, kCount, factor, stream);
+        });
+        Bounded expected;  // the norm and the factor are rounded to FP32, the gradient too
+        for (const float g : before)
+            expected.push_back(static_cast<double>(g) / std::max(size, 1.0),
+                               size < 1 ? 0 : 4 * reference::kUnit * std::fabs(static_cast<double>(g)));
+        trial.within(grad, expected);
+        if (!trial.problem().empty()) return trial.problem();
+    }
+    return "";
+}
+
 template <class Real>
 void add(Items& items, const KernelUse& use) {
+    if (use.clip_kind == ClipKind::value) items.push_back({"clip_values", "kernels", "", check_clip_values});
+    if (use.clip_kind == ClipKind::tensor) items.push_back({"clip_tensors", "kernels", "", check_clip_tensors});
     const auto add_both = [&](const char* name, const auto& check) {
         for (const bool measured : {false, true}) {
             if (measured && !(use.fp8 && use.scaling == Fp8Scaling::tensor))

@@ -51,6 +51,7 @@ KernelUse use_of(const TrainerConfig& config, bool fp32, int ranks) {
     use.several_ranks = ranks > 1;
     use.optimizer = config.optimizer.kind;
     use.adam_moments = config.optimizer.adam_moments;
+    use.clip_kind = config.optimizer.clip_kind;
     use.documents = config.end_token.has_value();
     use.loss = config.loss;
     use.set_model(config.model);

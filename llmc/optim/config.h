@@ -19,6 +19,10 @@ constexpr bool is_muon(OptimizerKind kind) { return kind == OptimizerKind::muon 
 enum class MomentFormat { fp32, bf16 };
 constexpr size_t bytes_of(MomentFormat format) { return format == MomentFormat::bf16 ? 2 : 4; }
 
+// What --clip bounds (--clip-kind): the norm of all gradients, each tensor's norm (a tensor of the table: qkv is one),
+// or each gradient's magnitude.
+enum class ClipKind { norm, tensor, value };
+
 // Newton-Schulz steps: X <- a X + (b A + c A A) X with A = X X^T, after X has been divided by `safety` times its norm.
 struct NewtonSchulzStep {
     double a, b, c;
@@ -61,6 +65,7 @@ struct OptimizerConfig {
     SgdConfig sgd;
     MuonConfig muon;
     MomentFormat adam_moments = MomentFormat::fp32;
+    ClipKind clip_kind = ClipKind::norm;
     uint64_t rounding_seed = 0;  // of the bits by which BF16 moments are rounded
 };
 

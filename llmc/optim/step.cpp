@@ -18,7 +18,8 @@ Optimizer<Real>::Optimizer(Weights<Real>& weights, Gradients& gradients, const S
       gradients_(gradients),
       schedule_(schedule),
       adamw_(adamw),
-      clip_(clip),
+      clip_(config.clip_kind == ClipKind::norm ? clip : 0),
+      clipping_(gradients, config.clip_kind, clip),
       loss_scale_config_(loss_scale),
       skip_spikes_(skip_spikes),
       config_(config),
@@ -66,6 +67,7 @@ void Optimizer<Real>::add_muon_moments() {
 template <class Real>
 void Optimizer<Real>::allocate(stream_t stream) {
     arena_.allocate();
+    clipping_.allocate();
     moments_.allocate(stream);
     if (muon_) muon_->allocate(stream);
     set_bytes(state_, 0, sizeof(StepState), stream);
@@ -100,6 +102,7 @@ void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream
     prepare_step(state_, partials_, partial_count_, loss_sum, loss_scale(), bad_flag, schedule_, adamw_, clip_,
                  {spikes_, skip_spikes_}, stream);
     update_spikes(spikes_, state_, stream);
+    clipping_.apply(loss_scale(), stream);
     if (muon_) {
         const MuonConfig& muon = config_.muon;
         scale_rates(group_states_, state_, {{muon.embedding_rate, muon.head_rate, muon.vector_rate}}, stream);

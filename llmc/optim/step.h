@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "llmc/optim/clipping.h"
 #include "llmc/optim/config.h"
 #include "llmc/optim/loss_scale.h"
 #include "llmc/optim/moments.h"
@@ -25,7 +26,9 @@ public:
               double clip, const LossScaleConfig& loss_scale = {}, bool skip_spikes = false,
               const OptimizerConfig& config = {}, Matmul* matmul = nullptr);  // which Muon needs
 
-    size_t workspace_bytes() const { return arena_.bytes() + (muon_ ? muon_->workspace_bytes() : 0); }
+    size_t workspace_bytes() const {
+        return arena_.bytes() + clipping_.bytes() + (muon_ ? muon_->workspace_bytes() : 0);
+    }
     size_t moment_bytes() const { return moments_.bytes() + (muon_ ? muon_->state_bytes() : 0); }
     const Muon<Real>* muon() const { return muon_ ? &*muon_ : nullptr; }  // nullptr: another optimizer
     void allocate(stream_t stream);                                       // moments start at 0
@@ -67,7 +70,8 @@ private:
     Gradients& gradients_;
     ScheduleConfig schedule_;
     const AdamWConfig adamw_;
-    const double clip_;
+    const double clip_;  // of the norm of all; 0: none
+    Clipping clipping_;
     const LossScaleConfig loss_scale_config_;
     const bool skip_spikes_;
     const OptimizerConfig config_;

@@ -150,7 +150,10 @@ const Flag kRows[] = {
     flag(0, "vector-lr", "X", &Options::vector_lr, {.min_open = true}, "with muon, of norms and biases", "--adamw-lr"),
     flag(0, "adamw-weight-decay", "X", &Options::adamw_weight_decay, {},
          "with muon, weight decay of embeddings and head", "--weight-decay"),
-    flag(0, "clip", "X", &Options::clip, {}, "largest global gradient norm; 0: no clipping"),
+    flag(0, "clip", "X", &Options::clip, {}, "largest gradient norm, or what --clip-kind says; 0: no clipping"),
+    flag(0, "clip-kind", "NAME", &Options::clip_kind, {.words = {"norm", "tensor", "value"}},
+         "what --clip bounds: norm (of all gradients together), tensor (the norm of each tensor's) or value (the "
+         "magnitude of each)"),
     flag(0, "z-loss", "X", &Options::z_loss, {},
          "train X log(Z)^2 too, Z the softmax's sum (PaLM's is 1e-4); losses are reported without it"),
     flag(0, "label-smoothing", "X", &Options::label_smoothing, {.max = 1, .max_open = true},

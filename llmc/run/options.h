@@ -77,6 +77,7 @@ struct Options {
     double adamw_lr = -1, embedding_lr = -1, head_lr = -1, vector_lr = -1;  // -1 = not given = the one before, or lr
     double adamw_weight_decay = -1;                                         // -1 = not given = weight_decay
     double clip = 1.0;                                                      // 0 = off
+    std::string clip_kind = "norm";
     double z_loss = 0, label_smoothing = 0;
 
     // Precision and memory

@@ -151,6 +151,9 @@ void resolve_optimizer(Options& o) {
             strprintf("--adam-moments %s is about AdamW, and this run has --optimizer %s, whose moment is FP32; leave "
                       "it out or use --optimizer adamw, muon or normuon",
                       o.adam_moments.c_str(), o.optimizer.c_str()));
+    if (o.clip_kind != "norm" && o.clip == 0)
+        refuse("--clip-kind " + o.clip_kind +
+               " is about what --clip bounds, and --clip 0 bounds nothing; give --clip X");
     if (o.momentum < 0) o.momentum = muon ? 0.95 : 0.9;
     if (o.nesterov.empty()) o.nesterov = muon ? "on" : "off";
     for (const auto& [name, rate] : {std::pair{"--adamw-lr", &Options::adamw_lr},

@@ -172,6 +172,7 @@ void compare_configurations(const Options& o, Resumed& resumed) {
     if (!then.contains("doc-mask")) then["doc-mask"] = false;
     if (!then.contains("batch-schedule")) then["batch-schedule"] = "off";
     if (!then.contains("adam-moments")) then["adam-moments"] = "fp32";
+    if (!then.contains("clip-kind")) then["clip-kind"] = "norm";
     const Json no_model, model_then = resumed.checkpoint->manifest().run.value("model", no_model);
     const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);
     if (model_then != model_now)

@@ -45,6 +45,8 @@ OptimizerConfig optimizer_config(const Options& o) {
     config.adam_moments = meaning<MomentFormat>("adam-moments", o.adam_moments,
                                                 {{"fp32", MomentFormat::fp32}, {"bf16", MomentFormat::bf16}});
     config.rounding_seed = o.seed;
+    config.clip_kind = meaning<ClipKind>(
+        "clip-kind", o.clip_kind, {{"norm", ClipKind::norm}, {"tensor", ClipKind::tensor}, {"value", ClipKind::value}});
     config.lion = {o.beta1, o.beta2, o.weight_decay};
     config.sgd = {o.momentum, o.nesterov == "on", o.weight_decay};
     config.muon.momentum = {o.momentum, o.muon_momentum_warmup};

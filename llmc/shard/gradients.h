@@ -45,6 +45,7 @@ public:
     // The sums of what this rank updates of a unit, ShardLayout::slice(); and of its ShardLayout::share(), for the
     // norm: the same cut in every stage, so that all give one result.
     const float* slice(size_t unit) const { return sums(unit, layout_.slice(unit)); }
+    float* slice(size_t unit) { return sums(unit, layout_.slice(unit)); }
     const float* share(size_t unit) const { return sums(unit, layout_.share(unit)); }
 
     // The stream that gradients travel on, null on one rank, and what went to other ranks, by operation: within this

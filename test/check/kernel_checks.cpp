@@ -140,6 +140,22 @@ TEST_CASE("every optimizer's kernels are right, and are checked only where they 
         }
 }
 
+TEST_CASE("clipping's kernels are right, and are checked only where they are used") {
+    for (const auto& [kind, name] :
+         {std::pair{ClipKind::norm, "none"}, {ClipKind::tensor, "clip_tensors"}, {ClipKind::value, "clip_values"}}) {
+        KernelUse use = tiny_gpt();
+        use.clip_kind = kind;
+        int found = 0;
+        for (const CheckItem& item : kernel_checks(use)) {
+            if (item.name.rfind("clip_", 0) != 0) continue;
+            CHECK(item.name == name);
+            CHECK(item.run(test_stream()) == "");
+            found++;
+        }
+        CHECK(found == (kind != ClipKind::norm));
+    }
+}
+
 // ---- lies ----------------------------------------------------------------------------------------------------------
 
 namespace {

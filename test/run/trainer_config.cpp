@@ -184,6 +184,14 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
         CHECK(trainer_config(narrow).optimizer.rounding_seed == 77);
         CHECK(trainer_config(o).optimizer.adam_moments == MomentFormat::fp32);
     }
+    CHECK(with(&Options::clip_kind, "norm").optimizer.clip_kind == ClipKind::norm);
+    CHECK(with(&Options::clip_kind, "tensor").optimizer.clip_kind == ClipKind::tensor);
+    CHECK(with(&Options::clip_kind, "value").optimizer.clip_kind == ClipKind::value);
+    Options unclipped;
+    unclipped.clip_kind = "value", unclipped.clip = 0;
+    CHECK_THROWS_WITH_AS(resolve(unclipped, {}),
+                         "--clip-kind value is about what --clip bounds, and --clip 0 bounds nothing; give --clip X",
+                         Error);
     Options low;
     low.optimizer = "muon", low.momentum = 0.8, low.muon_momentum_warmup = 5;
     CHECK_THROWS_WITH_AS(resolve(low, {}),

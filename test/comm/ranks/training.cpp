@@ -38,6 +38,8 @@ struct RunConfig {
     int blocks = 3;
     KernelSet kernels = KernelSet::common();
     MomentFormat moments = MomentFormat::fp32;
+    ClipKind clip_kind = ClipKind::norm;
+    double clip = 1.0;
 };
 
 TrainerConfig trainer_config(const RunConfig& c) {
@@ -56,7 +58,8 @@ TrainerConfig trainer_config(const RunConfig& c) {
     config.sharding.within = c.within;
     config.schedule = {ScheduleKind::constant, 2e-3, 0, 100, 0};
     config.adamw = {0.9, 0.95, 1e-8, 0.1};
-    config.clip = 1.0;
+    config.clip = c.clip;
+    config.optimizer.clip_kind = c.clip_kind;
     config.optimizer.adam_moments = c.moments;
     config.loss_scale = loss_scale_config(c.recipe ? "dynamic" : "off");
     return config;
@@ -194,6 +197,18 @@ TEST_CASE("sharded training with moments in BF16 equals one rank's: random bits 
     RunConfig config;
     config.moments = MomentFormat::bf16;
     check_stages<bf16>(config, 1e-3, 2e-2);
+}
+
+TEST_CASE("sharded training with tensors' norms clipped, or values, equals one rank's") {
+    for (const auto& [kind, clip] : {std::pair{ClipKind::tensor, 0.02}, {ClipKind::value, 1e-3}}) {
+        RunConfig config;
+        config.clip_kind = kind, config.clip = clip;
+        check_stages<float>(config, 1e-5, 1e-4, {1});
+        ShardedRun<float> clipped(config, world()), other({}, world());
+        clipped.train(), other.train();
+        CHECK(clipped.norms.front() == other.norms.front());
+        CHECK(!same_bits(clipped.weights(), other.weights()));
+    }
 }
 
 TEST_CASE("sharded training in FP8 equals one rank's, with the same scales on every rank") {

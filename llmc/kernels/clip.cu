@@ -1,0 +1,88 @@
+// Kernels and launchers of clip.h.
+#include "llmc/kernels/clip.h"
+
+#include "llmc/kernels/update.cuh"
+
+namespace llmc {
+
+constexpr int kThreads = 256, kPerThread = 8;
+
+// change(x) of every element, eight a thread.
+template <class Change>
+LLMC_DEVICE void change_elements(float* grad, size_t n, const Change& change) {
+    const size_t first = static_cast<size_t>(blockIdx.x) * kThreads * kPerThread + first_of_fours(threadIdx.x);
+    if (first >= n) return;
+    float x[8];
+    load_group(grad + first, n - first, x);
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++) x[i] = change(x[i]);
+    store_group(grad + first, n - first, x);
+}
+
+static __global__ void __launch_bounds__(kThreads)
+    clip_values_kernel(float* grad, size_t n, float clip, const float* loss_scale) {
+    const float limit = clip * *loss_scale;
+    change_elements(grad, n, [limit](float x) { return fminf(fmaxf(x, -limit), limit); });
+}
+
+static __global__ void __launch_bounds__(kThreads) scale_gradient_kernel(float* grad, size_t n, const float* factor) {
+    const float by = *factor;
+    if (by == 1) return;
+    change_elements(grad, n, [by](float x) { return x * by; });
+}
+
+static __global__ void __launch_bounds__(kThreads) add_partials_kernel(double* sum, const double* partials, size_t n) {
+    LLMC_SHARED(double, sums, [kThreads]);
+    double mine = 0;
+    for (size_t i = threadIdx.x; i < n; i += kThreads) mine += partials[i];
+    sums[threadIdx.x] = mine;
+    __syncthreads();
+    for (unsigned half = kThreads / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) *sum = sums[0];
+}
+
+static __global__ void __launch_bounds__(kThreads)
+    clip_factors_kernel(float* factors, const double* squares, size_t n, double clip, const float* loss_scale) {
+    const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+    if (i >= n) return;
+    const double norm = static_cast<float>(sqrt(squares[i]) / static_cast<double>(*loss_scale));
+    factors[i] = static_cast<float>(norm > clip ? clip / norm : 1.0);
+}
+
+static void require_aligned(const char* name, const float* grad) {
+    if (reinterpret_cast<uintptr_t>(grad) % 16 != 0)
+        throw Error(ExitCode::failure,
+                    strprintf("%s: gradient pointer %p is not 16-byte aligned", name, static_cast<const void*>(grad)));
+}
+
+static dim3 blocks_for(size_t n, size_t per_block) { return dim3{static_cast<unsigned>(div_up(n, per_block))}; }
+
+void clip_values(float* grad, size_t n, double clip, const float* loss_scale, stream_t stream) {
+    if (n == 0) return;
+    require_aligned("clip_values", grad);
+    launch<clip_values_kernel>({blocks_for(n, kThreads * kPerThread), kThreads, 0, stream}, inout(grad, n), n,
+                               static_cast<float>(clip), in(loss_scale, 1));
+}
+
+void add_partials(double* sum, const double* partials, size_t n, stream_t stream) {
+    launch<add_partials_kernel>({1, kThreads, 0, stream}, out(sum, 1), in(partials, n), n);
+}
+
+void clip_factors(float* factors, const double* squares, size_t n, double clip, const float* loss_scale,
+                  stream_t stream) {
+    if (n == 0) return;
+    launch<clip_factors_kernel>({blocks_for(n, kThreads), kThreads, 0, stream}, out(factors, n), in(squares, n), n,
+                                clip, in(loss_scale, 1));
+}
+
+void scale_gradient(float* grad, size_t n, const float* factor, stream_t stream) {
+    if (n == 0) return;
+    require_aligned("scale_gradient", grad);
+    launch<scale_gradient_kernel>({blocks_for(n, kThreads * kPerThread), kThreads, 0, stream}, inout(grad, n), n,
+                                  in(factor, 1));
+}
+
+}  // namespace llmc
