@@ -65,18 +65,25 @@ LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, Moment>& at, size_t l
         const float decay = (i & 3) < decayed_fours[i / 4] ? factors.weight_decay * p[i] : 0.0f;
         p[i] = fmaf(-learning_rate, decay + m[i] * correction1 / (sqrtf(v[i] * correction2) + factors.eps), p[i]);
     }
-    if constexpr (std::is_same_v<Moment, bf16>) round_moments(m, v, at.rounding.key, state.applied, at.rounding.first);
+    // The weights leave first: rounding the moments takes the registers.
     store_group(at.master, left, p);
+    if (at.working) store_group(at.working, left, p);
+    const uint32_t amax = kMeasures ? largest_of_group(p, left) : 0;
+    if constexpr (std::is_same_v<Moment, bf16>) round_moments(m, v, at.rounding.key, state.applied, at.rounding.first);
     store_group(at.m, left, m);
     store_group(at.v, left, v);
-    if (at.working) store_group(at.working, left, p);
-    return kMeasures ? largest_of_group(p, left) : 0;
+    return amax;
 }
+
+// Blocks a multiprocessor: 64 registers are enough for four (sm_80 would take a few more, and fit three), but where
+// groups follow each other and moments are rounded it is 72, or spills.
+template <class Moment, bool kMeasures>
+constexpr int blocks_at_once = kMeasures&& std::is_same_v<Moment, bf16> ? 3 : 4;
 
 // A block has kGroups * 2048 elements in a row. What is measured is reduced over the warp, hence several groups a
 // thread there: one atomic for 1024 elements.
 template <class Real, class Moment, bool kMeasures>
-static __global__ void __launch_bounds__(kThreads, 4)  // 64 registers: sm_80 would take a few more, and fit three
+static __global__ void __launch_bounds__(kThreads, blocks_at_once<Moment, kMeasures>)
     adamw_kernel(AdamWTensors<Real, Moment> tensors, Fp8State* fp8, size_t count, size_t decay_count,
                  AdamWFactors factors, const StepState* state) {
     constexpr int kGroups = kMeasures ? kMeasuredGroups : 1;
