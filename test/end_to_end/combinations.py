@@ -32,8 +32,7 @@ class Draw(random.Random):
         return [name, self.choice(values)] if self.random() < chance else []
 
 
-def model(draw, wide):
-    architecture = draw.choice(["gpt2", "llama", "qwen3", "nano"])
+def model(draw, architecture, wide):
     heads = 4 if wide else draw.choice([1, 2, 4])
     channels = 128 if wide else max(64, 32 * heads)
     layers = draw.choice([1, 2, 3])
@@ -49,7 +48,7 @@ def model(draw, wide):
     return ["-e", described(architecture, **shape)]
 
 
-def fp8(draw, recipe):
+def fp8(draw, recipe, gated):
     flags = ["--fp8-recipe", recipe, *draw.flag(0.3, "--fp8-grad", "e4m3"), *draw.maybe(0.3, "--fp8-pow2-scales"),
              *draw.flag(0.2, "--fp8-margin", 1)]
     if recipe == "delayed":
@@ -58,7 +57,16 @@ def fp8(draw, recipe):
     if recipe in TENSOR_RECIPES:
         flags += draw.flag(0.2, "--fp8-fallback", "0.0001,0.0001,1", "0.01,0.001,2")
         layers += ["all,+lm_head", "all,-last,+lm_head"]
+        flags += draw.maybe(0.3 * gated, "--fp8-smooth")
     return flags + draw.flag(0.4, "--fp8-layers", *layers)
+
+
+def optimizer(draw):
+    name = draw.choice(["adamw", "adamw", "adamw", "lion", "sgd", "muon", "normuon"])
+    flags = ["--optimizer", name, *draw.choice([[], [], ["--clip", 0], ["--clip", 0.01, "--clip-kind", "norm"],
+                                                ["--clip", 0.01, "--clip-kind", "tensor"],
+                                                ["--clip", "1e-4", "--clip-kind", "value"]])]
+    return flags if name in ("lion", "sgd") else flags + draw.flag(0.3, "--adam-moments", "bf16")
 
 
 def training(draw):
@@ -68,13 +76,15 @@ def training(draw):
     blocks = recipe in BLOCK_RECIPES
     seq, batch = 64 if blocks else 16, 2 if blocks else draw.choice([1, 2])
     step, steps = SAMPLES * batch * seq, draw.choice([5, 7])
-    flags = [*model(draw, blocks), "--precision", precision, *(fp8(draw, recipe) if recipe else []),
+    architecture = draw.choice(["gpt2", "llama", "qwen3", "nano"])
+    gated = architecture in ("llama", "qwen3")
+    flags = [*model(draw, architecture, blocks), "--precision", precision, *(fp8(draw, recipe, gated) if recipe else []),
              "--seq", seq, "--batch", batch, "--total-batch", step, "--max-steps", steps,
              "--lr", draw.choice(["1e-3", "5e-3"]), "--seed", draw.randrange(99),
              *draw.maybe(0.3, "--total-batch", 2 * step, "--batch-schedule", f"{step}:2"),
-             *draw.flag(0.4, "--optimizer", "lion", "sgd", "muon", "normuon"), *draw.flag(0.3, "--warmup", 2),
+             *optimizer(draw), *draw.flag(0.3, "--warmup", 2),
              *draw.flag(0.3, "--schedule", "linear", "constant", "wsd", "wsd-linear"),
-             *draw.flag(0.2, "--clip", 0, 0.01), *draw.flag(0.2, "--z-loss", "1e-3"),
+             *draw.flag(0.2, "--z-loss", "1e-3"),
              *draw.flag(0.2, "--label-smoothing", "0.1"), *draw.maybe(0.3, "--doc-mask"),
              *draw.flag(0.2, "--kernels", "portable"), *draw.maybe(0.2, "--skip-spikes"),
              *draw.flag(0.2, "--plateau", "0.5,0"), *draw.flag(0.5, "--recompute", "none", "norm", "block")]
