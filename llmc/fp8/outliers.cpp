@@ -1,6 +1,6 @@
 #include "llmc/fp8/outliers.h"
 
-#include <cmath>
+#include <iterator>
 
 #include "llmc/device/transfer.h"
 
@@ -23,15 +23,25 @@ std::vector<Fp8Outliers> Fp8OutlierSums::read(const Comm& comm, stream_t stream)
     const std::vector<float> alignments = read_back(alignments_, 2 * layers_, stream);
     std::vector<double> all(mine.size() * static_cast<size_t>(comm.world()));
     comm.host_all_gather(all.data(), mine.data(), mine.size() * sizeof(double));
-    std::vector<Fp8Outliers> outliers;
+    std::vector<Fp8Outliers> outliers(layers_);
     for (size_t layer = 0; layer < layers_; layer++) {
-        double sums[3] = {};
         for (size_t i = 0; i < all.size(); i += mine.size())
-            for (size_t k = 0; k < 3; k++) sums[k] += all[i + 3 * layer + k];
-        const double kurtosis = sums[0] * sums[2] / (sums[1] * sums[1]);  // of zeros, as of nothing: NaN
-        outliers.push_back({kurtosis, alignments[2 * layer], alignments[2 * layer + 1]});
+            for (size_t k = 0; k < 3; k++) outliers[layer].moments[k] += all[i + 3 * layer + k];
+        for (size_t k = 0; k < 2; k++) outliers[layer].alignment[k] = alignments[2 * layer + k];
     }
     return outliers;
+}
+
+// The first rank has the sums of all: the others begin with none.
+void Fp8OutlierSums::restore(const std::vector<Fp8Outliers>& outliers, const Comm& comm, stream_t stream) {
+    std::vector<double> moments;
+    std::vector<float> alignments;
+    for (const Fp8Outliers& layer : outliers) {
+        for (const double sum : layer.moments) moments.push_back(comm.is_main() ? sum : 0.0);
+        alignments.insert(alignments.end(), std::begin(layer.alignment), std::end(layer.alignment));
+    }
+    write_through(moments_, moments.data(), moments.size(), stream);
+    write_through(alignments_, alignments.data(), alignments.size(), stream);
 }
 
 }  // namespace llmc

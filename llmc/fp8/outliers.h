@@ -1,6 +1,7 @@
 // What records tell of the outliers in FP8 layers, beside what their casts lost: sums on the device, a layer a row,
 // made only in steps that are recorded.
 #pragma once
+#include <limits>
 #include <vector>
 
 #include "llmc/comm/comm.h"
@@ -8,10 +9,15 @@
 
 namespace llmc {
 
-// Of one layer. NaN: not measured.
+// Of one layer and all ranks. NaN: not measured.
 struct Fp8Outliers {
-    double kurtosis;                     // of x: n sum x^4 / (sum x^2)^2, of all ranks; 3 for a normal distribution
-    float alignment, largest_alignment;  // mean and largest |cos| of gate's and up's rows, of a weight that has both
+    double moments[3]{};  // of x: see add_moments()
+    float alignment[2]{kUnmeasured, kUnmeasured};  // of a weight with gate and up: see gate_alignment()
+
+    static constexpr float kUnmeasured = std::numeric_limits<float>::quiet_NaN();
+
+    // n sum x^4 / (sum x^2)^2: 3 for a normal distribution.
+    double kurtosis() const { return moments[0] * moments[2] / (moments[1] * moments[1]); }
 };
 
 class Fp8OutlierSums {
@@ -22,8 +28,10 @@ public:
     double* moments(int layer) const { return moments_ + 3 * layer; }
     float* alignment(int layer) const { return alignments_ + 2 * layer; }
 
-    // Since the last clear(): a collective that waits for the device.
+    // Since the last clear(), a layer an element: a collective that waits for the device.
     std::vector<Fp8Outliers> read(const Comm& comm, stream_t stream) const;
+    // What was read goes on, on any number of ranks.
+    void restore(const std::vector<Fp8Outliers>& outliers, const Comm& comm, stream_t stream);
 
 private:
     size_t layers_ = 0;

@@ -215,6 +215,7 @@ Fp8Saved Fp8Registry::read_state(stream_t stream) const {
         if (is_smooth(layer) && role_of(static_cast<int>(i)) == Fp8Role::x)
             tensor.smoothing = smoothing_.text(place_of(layer), stream);
     }
+    saved.outliers = outliers_.read(comm_, stream);
     return saved;
 }
 
@@ -293,6 +294,7 @@ bool Fp8Registry::restore(const Fp8Saved& saved, stream_t stream) {
     if (n == 0) return true;
     write_through(states_, states.data(), n, stream);
     write_through(history_, history.data(), history.size(), stream);
+    if (saved.outliers.size() == static_cast<size_t>(layers())) outliers_.restore(saved.outliers, comm_, stream);
     if (!falls_back()) return true;
     write_through(watches_, watches.data(), n, stream);
     if (!saved.watched) return true;

@@ -37,6 +37,7 @@ struct Fp8Saved {
     bool calibrated = false, watched = false;  // watched: there are verdicts
     std::vector<std::string> left;             // layers that go on in BF16
     std::vector<Fp8SavedTensor> tensors;
+    std::vector<Fp8Outliers> outliers;  // by layer, since the last record
 };
 
 class Fp8Registry {
@@ -81,8 +82,6 @@ public:
     // Whether training passes note kurtosis and alignment too, for that record.
     bool looks_for_outliers() const { return looks_for_outliers_; }
     const Fp8OutlierSums& outlier_sums() const { return outliers_; }
-    // Since the counts were last cleared, by layer: a collective that waits for the device.
-    std::vector<Fp8Outliers> read_outliers(stream_t stream) const { return outliers_.read(comm_, stream); }
 
     // On the device, `count()` of them.
     const Fp8State* states() const { return states_; }

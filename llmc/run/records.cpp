@@ -24,17 +24,16 @@ void require_fp8_products(const Products& products, int64_t expected, bool emula
                               static_cast<long long>(expected)));
 }
 
-// What was measured; after a restart between a step and its record, nothing was.
+// What was measured: of zeros, kurtosis is none.
 static void put_outliers(nlohmann::ordered_json& tensor, Fp8Role role, const Fp8Outliers& outliers) {
-    if (role == Fp8Role::x && std::isfinite(outliers.kurtosis)) tensor["kurtosis"] = outliers.kurtosis;
-    if (role != Fp8Role::w || !std::isfinite(outliers.alignment)) return;
-    tensor["alignment"] = outliers.alignment;
-    tensor["largest_alignment"] = outliers.largest_alignment;
+    if (role == Fp8Role::x && std::isfinite(outliers.kurtosis())) tensor["kurtosis"] = outliers.kurtosis();
+    if (role != Fp8Role::w || !std::isfinite(outliers.alignment[0])) return;
+    tensor["alignment"] = outliers.alignment[0];
+    tensor["largest_alignment"] = outliers.alignment[1];
 }
 
 void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& directory) {
     const Fp8Saved now = fp8.read_state(stream);
-    const std::vector<Fp8Outliers> outliers = fp8.read_outliers(stream);
     nlohmann::ordered_json record{{"step", step}, {"fp8", nlohmann::ordered_json::array()}};
     for (int i = 0; i < fp8.count(); i++) {
         if (fp8.has_left(i / kFp8Roles)) continue;
@@ -49,7 +48,7 @@ void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& d
         const std::string& smoothing = now.tensors[static_cast<size_t>(i)].smoothing;
         if (!smoothing.empty())
             tensor["smallest_factor"] = std::ldexp(1.0, 'a' - *std::max_element(smoothing.begin(), smoothing.end()));
-        put_outliers(tensor, role_of(i), outliers[static_cast<size_t>(i / kFp8Roles)]);
+        put_outliers(tensor, role_of(i), now.outliers[static_cast<size_t>(i / kFp8Roles)]);
         record["fp8"].push_back(tensor);
     }
     directory.append(record);

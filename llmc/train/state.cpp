@@ -1,6 +1,7 @@
 #include "llmc/train/state.h"
 
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -146,14 +147,33 @@ Fp8SavedTensor tensor_from_json(const Json& json) {
     return t;
 }
 
+Json outliers_json(const Fp8Outliers& layer) {
+    Json json = Json::array();
+    for (const double sum : layer.moments) json.push_back(number(sum));
+    for (const float alignment : layer.alignment) json.push_back(number(alignment));
+    return json;
+}
+
+Fp8Outliers outliers_from_json(const Json& json) {
+    Fp8Outliers layer;
+    if (!json.is_array() || json.size() != std::size(layer.moments) + std::size(layer.alignment))
+        fail("has other numbers in \"outliers\" than three sums and two alignments of each layer");
+    for (size_t i = 0; i < std::size(layer.moments); i++) layer.moments[i] = real(json[i]);
+    for (size_t i = 0; i < std::size(layer.alignment); i++)
+        layer.alignment[i] = as_float(real(json[std::size(layer.moments) + i]));
+    return layer;
+}
+
 Json fp8_json(const Fp8Saved& fp8) {
-    Json tensors = Json::array();
+    Json tensors = Json::array(), outliers = Json::array();
     for (const Fp8SavedTensor& tensor : fp8.tensors) tensors.push_back(tensor_json(tensor));
+    for (const Fp8Outliers& layer : fp8.outliers) outliers.push_back(outliers_json(layer));
     return {{"rule", fp8.rule},
             {"calibrated", fp8.calibrated},
             {"watched", fp8.watched},
             {"left", fp8.left},
-            {"tensors", tensors}};
+            {"tensors", tensors},
+            {"outliers", outliers}};
 }
 
 Fp8Saved fp8_from_json(const Json& json) {
@@ -163,6 +183,8 @@ Fp8Saved fp8_from_json(const Json& json) {
     fp8.watched = yes(json, "watched");
     for (const Json& layer : list(json, "left")) fp8.left.push_back(text(layer));
     for (const Json& tensor : list(json, "tensors")) fp8.tensors.push_back(tensor_from_json(tensor));
+    if (!json.contains("outliers")) return fp8;  // saved before there were any
+    for (const Json& layer : list(json, "outliers")) fp8.outliers.push_back(outliers_from_json(layer));
     return fp8;
 }
 

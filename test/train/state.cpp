@@ -225,7 +225,7 @@ TEST_CASE("state: numbers that JSON cannot hold, and all others, keep their bits
     tensor.watch = {18446744073709551614u, 1, 2, 3, 4};
     tensor.verdict = {1, 0.1f};
     tensor.history = {0.0f, 1e-45f, 3.4e38f};
-    state.fp8 = Fp8Saved{"rule", true, true, {"h.1.qkv"}, {tensor}};
+    state.fp8 = Fp8Saved{"rule", true, true, {"h.1.qkv"}, {tensor}, {{{1e30, 1.0 / 3, 5e-324}, {0.1f, 1.0f / 3}}, {}}};
     const std::string text = state_json(state).dump();
     const TrainerState back = state_from_json(nlohmann::ordered_json::parse(text));
     CHECK(state_json(back).dump() == text);
@@ -234,6 +234,10 @@ TEST_CASE("state: numbers that JSON cannot hold, and all others, keep their bits
     CHECK(back.fp8->tensors[0].history == tensor.history);
     CHECK(back.fp8->tensors[0].watch.elements == 18446744073709551614u);
     CHECK(back.fp8->left == state.fp8->left);
+    REQUIRE(back.fp8->outliers.size() == 2);
+    CHECK(back.fp8->outliers[0].moments[2] == 5e-324);
+    CHECK(back.fp8->outliers[0].alignment[1] == 1.0f / 3);
+    CHECK(std::isnan(back.fp8->outliers[1].alignment[0]));  // not measured
 }
 
 TEST_CASE("state: what is missing or of another kind is named") {
@@ -256,6 +260,11 @@ TEST_CASE("state: what is missing or of another kind is named") {
     nlohmann::ordered_json changed = good;
     changed["spikes"]["loss"].erase(0);
     CHECK(mentions(error_of([&] { state_from_json(changed); }), "127 losses"));
+    changed = good;
+    changed["fp8"]["outliers"].push_back({1, 2, 3, 4});
+    CHECK(mentions(error_of([&] { state_from_json(changed); }), "three sums and two alignments"));
+    changed["fp8"].erase("outliers");  // of a program that had none
+    CHECK(state_from_json(changed).fp8->outliers.empty());
 }
 
 TEST_CASE("staging: memory, none of it, or a local file give the same bytes") {
