@@ -76,9 +76,9 @@ LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, Moment>& at, size_t l
 }
 
 // Blocks a multiprocessor: 64 registers are enough for four (sm_80 would take a few more, and fit three), but where
-// groups follow each other and moments are rounded it is 72, or spills.
+// groups follow each other, or moments are rounded, sm_80 and sm_89 would spill.
 template <class Moment, bool kMeasures>
-constexpr int blocks_at_once = kMeasures&& std::is_same_v<Moment, bf16> ? 3 : 4;
+constexpr int blocks_at_once = kMeasures || std::is_same_v<Moment, bf16> ? 3 : 4;
 
 // A block has kGroups * 2048 elements in a row. What is measured is reduced over the warp, hence several groups a
 // thread there: one atomic for 1024 elements.
