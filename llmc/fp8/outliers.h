@@ -11,7 +11,7 @@ namespace llmc {
 
 // Of one layer and all ranks. NaN: not measured.
 struct Fp8Outliers {
-    double moments[3]{};  // of x: see add_moments()
+    double moments[3]{};                           // of x: see add_moments()
     float alignment[2]{kUnmeasured, kUnmeasured};  // of a weight with gate and up: see gate_alignment()
 
     static constexpr float kUnmeasured = std::numeric_limits<float>::quiet_NaN();

@@ -168,12 +168,8 @@ Json fp8_json(const Fp8Saved& fp8) {
     Json tensors = Json::array(), outliers = Json::array();
     for (const Fp8SavedTensor& tensor : fp8.tensors) tensors.push_back(tensor_json(tensor));
     for (const Fp8Outliers& layer : fp8.outliers) outliers.push_back(outliers_json(layer));
-    return {{"rule", fp8.rule},
-            {"calibrated", fp8.calibrated},
-            {"watched", fp8.watched},
-            {"left", fp8.left},
-            {"tensors", tensors},
-            {"outliers", outliers}};
+    return {{"rule", fp8.rule}, {"calibrated", fp8.calibrated}, {"watched", fp8.watched},
+            {"left", fp8.left}, {"tensors", tensors},           {"outliers", outliers}};
 }
 
 Fp8Saved fp8_from_json(const Json& json) {
