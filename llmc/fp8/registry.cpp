@@ -174,7 +174,9 @@ void Fp8Registry::put_aside(Fp8State* copy, stream_t stream) const {
     if (count() > 0) copy_on_device(copy, states_, static_cast<size_t>(count()) * sizeof(Fp8State), stream);
 }
 void Fp8Registry::put_back(const Fp8State* copy, stream_t stream) {
-    if (count() > 0) copy_on_device(states_, copy, static_cast<size_t>(count()) * sizeof(Fp8State), stream);
+    if (count() == 0) return;
+    copy_on_device(states_, copy, static_cast<size_t>(count()) * sizeof(Fp8State), stream);
+    outliers_.clear(stream);  // they are of one step, and this was its first micro-step
 }
 
 // ---- checkpoints ---------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ public:
     std::vector<Fp8Fallback> take_fallbacks();
     bool has_left(int layer) const { return left_[static_cast<size_t>(layer)]; }
     void clear_counts(stream_t stream);
-    // What casts change (count() states), aside and back: for a micro-step that is made twice.
+    // What casts change (count() states), aside and back: for a step's first micro-step that is made twice.
     void put_aside(Fp8State* copy, stream_t stream) const;
     void put_back(const Fp8State* copy, stream_t stream);
 

@@ -62,8 +62,8 @@ class Verification(unittest.TestCase):
         self.assertEqual(checkpoints(blind.directory)[-1], "step_00000005")
 
     def test_no_trace(self):
-        clean = FinishedRun(*self.FLAGS, "--precision", "fp8", "--fp8-log-every", "2")
-        verified = FinishedRun(*self.FLAGS, "--precision", "fp8", "--fp8-log-every", "2", "--verify-every", "2")
+        flags = [*self.FLAGS, "--precision", "fp8", "--fp8-log-every", "2", "--total-batch", "512"]  # 2 micro-steps
+        clean, verified = FinishedRun(*flags), FinishedRun(*flags, "--verify-every", "2")
         self.assertEqual([s.get("verified") for s in verified.steps], [None, True, None, True, None])
         for step in (verified.steps[1], verified.steps[3]):
             self.assertGreater(step["verify_ms"], 0)
