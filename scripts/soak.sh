@@ -41,7 +41,7 @@ for core in $(python3 test/end_to_end/core_types.py); do
         stage "as $core, $threads threads: end to end" unittest "${played[@]}" \
             python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
         stage "as $core, $threads threads: FP8 follows BF16" unittest "${played[@]}" COMPARE_RECIPES=all \
-            .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16
+            .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16.test_sample_corpus
     done
 done
 for kilobytes in 163 99; do
@@ -57,10 +57,10 @@ stage "checkpoints: every call, recipe and pair of ranks" unittest env CHECKPOIN
 stage "checkpoints: a save cut at every byte" doctest env CHECKPOINT_MATRIX=1 $NATIVE/test_cpu --no-colors \
     "--test-case=saver: *"
 stage "FP8 follows BF16, three seeds" unittest env COMPARE_SEEDS="1337 1 2" COMPARE_BATCH=8 COMPARE_RECIPES=all COMPARE_MODELS=all \
-    .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16
+    .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16.test_sample_corpus
 if [[ -n ${TINYSHAKESPEARE:-} ]]; then
-    stage "FP8 follows BF16, tinyshakespeare" unittest env COMPARE_BATCH=8 COMPARE_RECIPES=all COMPARE_MODELS=all \
-        .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16OnText
+    stage "FP8 follows BF16, tinyshakespeare, three seeds" unittest env COMPARE_SEEDS="1337 1 2" COMPARE_BATCH=8 COMPARE_RECIPES=all \
+        COMPARE_MODELS=all .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16.test_tinyshakespeare
 else
     skip "FP8 follows BF16, tinyshakespeare" "TINYSHAKESPEARE names no folder with its shards"
 fi

@@ -35,7 +35,7 @@ drain
 stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu test-ranks-binary probe-cpu gradients-cpu
 queue stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
 queue stage "FP8 follows BF16, 100 steps" unittest env COMPARE_RECIPES=delayed COMPARE_STEPS=100 \
-    .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16 Refused
+    .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16.test_sample_corpus Refused
 queue stage "host: threads ascending" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors
 for file in test/end_to_end/test_run_*.py; do
     name=$(basename "$file" .py)

@@ -62,6 +62,10 @@ int Fp8Registry::find(const std::string& wanted) const {
 }
 
 void Fp8Registry::plan(Arena& arena) {
+    if (config_.smooth && smoothing_.layers() == 0)
+        throw Error(ExitCode::bad_flags,
+                    "--fp8-smooth: no layer that reads SwiGLU's output (fc_proj) is in FP8; leave it out, or change "
+                    "--fp8-layers");
     const size_t n = static_cast<size_t>(count());
     arena.plan(&states_, n);
     arena.plan(&evaluation_, n);

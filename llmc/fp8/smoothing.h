@@ -12,6 +12,7 @@ class Fp8Smoothing {
 public:
     // Returns the layer's place. All have as many channels.
     int add(int channels);
+    int layers() const { return layers_; }
     void plan(Arena& arena, const Comm& comm);
     void allocate(stream_t stream);  // all factors 1
 

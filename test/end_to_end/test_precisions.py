@@ -5,8 +5,8 @@ judged by scripts/compare_runs.py, and runs that it must refuse.
     COMPARE_SEEDS="1 2 3" COMPARE_RECIPES=all TINYSHAKESPEARE=DIR python3 test/end_to_end/test_precisions.py
 
 COMPARE_SEEDS, COMPARE_RECIPES: a run of each recipe for each seed. COMPARE_MODELS: gpt2, llama, qwen3 or nano, several or
-all. COMPARE_STEPS: of a run; COMPARE_BATCH: sequences of 128 tokens a step. TINYSHAKESPEARE: the folder with the shards that `data/prepare/tinyshakespeare.py` makes; without it
-those runs are skipped.
+all. COMPARE_STEPS: of a run; COMPARE_BATCH: sequences of 128 tokens a step. TINYSHAKESPEARE: the folder with the shards that
+`data/prepare/tinyshakespeare.py` makes; without it those runs are skipped.
 """
 
 import functools
@@ -72,8 +72,8 @@ def precision_flags(kind):
 
 
 @functools.cache
-def trained(model, kind, seed):
-    return FinishedRun(*demo_corpus(), *model_flags(model), *TRAINING, *precision_flags(kind), "--seed", seed, limit=LIMIT)
+def trained(corpus, model, kind, seed):
+    return FinishedRun(*corpus(), *model_flags(model), *TRAINING, *precision_flags(kind), "--seed", seed, limit=LIMIT)
 
 
 def compare(*arguments):
@@ -84,31 +84,25 @@ def compare(*arguments):
     return result.returncode, result.stdout + result.stderr
 
 
-class Following(unittest.TestCase):
-    def check_run(self, bf16, fp8, model, steps):
-        self.assertNotEqual(fp8.validations[steps], bf16.validations[steps], "it is BF16 under another name")
+class FollowsBf16(unittest.TestCase):
+    def check_run(self, bf16, fp8, model):
+        self.assertNotEqual(fp8.validations[STEPS], bf16.validations[STEPS], "it is BF16 under another name")
         self.assertEqual({s["products"]["fp8"] for s in fp8.steps}, {12 * LAYERS[model]})
         self.assertEqual({s["products"]["fp8"] for s in bf16.steps}, {0})
-        code, text = compare(bf16.directory, fp8.directory, "--max-gap", MAX_GAP, "--from", steps)
+        code, text = compare(bf16.directory, fp8.directory, "--max-gap", MAX_GAP, "--from", STEPS)
         self.assertEqual(code, 0, text)
 
-
-class FollowsBf16(Following):
-    def test_sample_corpus(self):
+    def check_corpus(self, corpus):
         for model, seed, recipe in itertools.product(MODELS, SEEDS, RECIPES):
             with self.subTest(model=model, seed=seed, recipe=recipe):
-                self.check_run(trained(model, "bf16", seed), trained(model, recipe, seed), model, STEPS)
+                self.check_run(trained(corpus, model, "bf16", seed), trained(corpus, model, recipe, seed), model)
 
+    def test_sample_corpus(self):
+        self.check_corpus(demo_corpus)
 
-@unittest.skipIf(SHAKESPEARE is None, "TINYSHAKESPEARE names no folder")
-class FollowsBf16OnText(Following):
+    @unittest.skipIf(SHAKESPEARE is None, "TINYSHAKESPEARE names no folder")
     def test_tinyshakespeare(self):
-        for model in MODELS:
-            flags = [*shakespeare(), *model_flags(model), *TRAINING, "--max-steps", "200"]
-            bf16 = FinishedRun(*flags, *precision_flags("bf16"), limit=LIMIT)
-            for recipe in RECIPES:
-                with self.subTest(model=model, recipe=recipe):
-                    self.check_run(bf16, FinishedRun(*flags, *precision_flags(recipe), limit=LIMIT), model, 200)
+        self.check_corpus(shakespeare)
 
 
 class Refused(unittest.TestCase):

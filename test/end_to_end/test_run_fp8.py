@@ -242,10 +242,13 @@ class Fp8(unittest.TestCase):
                 self.assertEqual(result.code, 2, result.err)
                 self.assertIn(part, result.err)
                 self.assertEqual(result.out, "")
-        for recipe in BLOCK_RECIPES:
-            result = run(*self.llama_flags(), "--fp8-smooth", "--fp8-recipe", recipe)
-            self.assertEqual(result.code, 2, result.err)
-            self.assertIn("--fp8-smooth needs --fp8-recipe delayed or current", result.err)
+        smooth = [(["--fp8-recipe", recipe], "--fp8-smooth needs --fp8-recipe delayed") for recipe in BLOCK_RECIPES]
+        smooth.append((["--fp8-layers", "all,-fc_proj"], "no layer that reads SwiGLU's output (fc_proj) is in FP8"))
+        for flags, part in smooth:
+            for what in ([], ["--dry-run"]):
+                result = run(*self.llama_flags(), "--fp8-smooth", *flags, *what)
+                self.assertEqual(result.code, 2, result.err)
+                self.assertIn(part, result.err)
 
 
 if __name__ == "__main__":
