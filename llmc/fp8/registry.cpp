@@ -174,13 +174,13 @@ void Fp8Registry::clear_counts(stream_t stream) {
     outliers_.clear(stream);
 }
 
-void Fp8Registry::put_aside(Fp8State* copy, stream_t stream) const {
+void Fp8Registry::put_aside(Fp8State* copy, stream_t stream) {
+    is_rehearsal_ = true;
     if (count() > 0) copy_on_device(copy, states_, static_cast<size_t>(count()) * sizeof(Fp8State), stream);
 }
 void Fp8Registry::put_back(const Fp8State* copy, stream_t stream) {
-    if (count() == 0) return;
-    copy_on_device(states_, copy, static_cast<size_t>(count()) * sizeof(Fp8State), stream);
-    outliers_.clear(stream);  // they are of one step, and this was its first micro-step
+    is_rehearsal_ = false;
+    if (count() > 0) copy_on_device(states_, copy, static_cast<size_t>(count()) * sizeof(Fp8State), stream);
 }
 
 // ---- checkpoints ---------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ struct Fp8Saved {
     bool calibrated = false, watched = false;  // watched: there are verdicts
     std::vector<std::string> left;             // layers that go on in BF16
     std::vector<Fp8SavedTensor> tensors;
-    std::vector<Fp8Outliers> outliers;  // by layer, since the last record
+    std::vector<Fp8Outliers> outliers{};  // by layer, since the last record
 };
 
 class Fp8Registry {
@@ -80,7 +80,7 @@ public:
     QuantizePass write_pass() const { return count_losses_ ? QuantizePass::write_counted : QuantizePass::write; }
 
     // Whether training passes note kurtosis and alignment too, for that record.
-    bool looks_for_outliers() const { return looks_for_outliers_; }
+    bool looks_for_outliers() const { return looks_for_outliers_ && !is_rehearsal_; }
     const Fp8OutlierSums& outlier_sums() const { return outliers_; }
 
     // On the device, `count()` of them.
@@ -114,8 +114,9 @@ public:
     std::vector<Fp8Fallback> take_fallbacks();
     bool has_left(int layer) const { return left_[static_cast<size_t>(layer)]; }
     void clear_counts(stream_t stream);
-    // What casts change (count() states), aside and back: for a step's first micro-step that is made twice.
-    void put_aside(Fp8State* copy, stream_t stream) const;
+    // What casts change (count() states), aside and back: for a micro-step that is made twice. Between the two nothing
+    // is noted for records.
+    void put_aside(Fp8State* copy, stream_t stream);
     void put_back(const Fp8State* copy, stream_t stream);
 
     // For checkpoints; they wait for the device. read_state() is a collective. A restored run first marks the layers
@@ -142,7 +143,7 @@ private:
     std::vector<bool> left_;
     std::vector<int> smooth_;  // by layer: its place in smoothing_; -1: none
     bool calibrated_ = false;
-    bool count_losses_ = falls_back(), looks_for_outliers_ = false;
+    bool count_losses_ = falls_back(), looks_for_outliers_ = false, is_rehearsal_ = false;
     Fp8OutlierSums outliers_;
     Fp8Smoothing smoothing_;
 
