@@ -51,10 +51,8 @@ ExitCode train(const Options& o, Admission& admission, const Inputs& inputs, Ran
     int64_t last_step = o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps;
     if (position.watch.is_over(o.early_stop)) last_step = position.step;
     Evaluation<Real> evaluation(o, inputs, trainer, ranks.watchdog);
-    StepReports reports(o,
-                        {last_step, o.model_config.flops_per_token(o.seq),
-                         peak_tflops(ranks.device, o.precision, admission), comm.world()},
-                        trainer.fp8(), comm, directory);
+    StepReports reports(o, {last_step, peak_tflops(ranks.device, o.precision, admission), comm.world()}, trainer.fp8(),
+                        comm, directory);
     StopReason stop = StopReason::none;
     // Whether anything came between two steps. A stop leaves the rest to who goes on from here.
     const auto look = [&](int64_t step) {
@@ -78,7 +76,8 @@ ExitCode train(const Options& o, Admission& admission, const Inputs& inputs, Ran
         ranks.watchdog.begin_step(step);
         interrupted |= profiler.begin_step(step);
         const int micro_steps = static_cast<int>(o.batches.tokens_of(step) / micro_batch);
-        trainer.begin_step(!interrupted, records_fp8_after(step, o, trainer), micro_steps);
+        const int length = static_cast<int>(o.sequences.tokens_of(step));
+        trainer.begin_step(!interrupted, records_fp8_after(step, o, trainer), micro_steps, length);
         BatchFingerprint batch;
         for (int m = 0; m < micro_steps; m++) {
             {

@@ -53,7 +53,9 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
     activations_.plan_shared("dbranch", &dlnf_, N * C);  // the blocks' backward comes behind it
     activations_.plan(&losses_, N);
     workspace_.plan(&logits_, static_cast<size_t>(head_.rows()) * static_cast<size_t>(config_.padded_vocab()));
-    workspace_.plan(&scratch_, config_.architecture->scratch(config_, B_, T_));
+    const int shortest = setup.shortest > 0 ? setup.shortest : T_;
+    const auto scratch = config_.architecture->scratch;
+    workspace_.plan(&scratch_, std::max(scratch(config_, B_, T_), scratch(config_, n / shortest, shortest)));
     for (int** tensor : {&tokens_, &targets_}) workspace_.plan(tensor, N);
     workspace_.plan(&sorted_, token_sort_size(n));
     if (end_token_) workspace_.plan(&documents_, N);
@@ -110,9 +112,12 @@ int64_t Transformer<Real>::fp8_products() const {
     return products;
 }
 
-// Tokens go through pinned memory; their counting sort, which the embedding's backward reads, is made here on the host.
+// tokens, targets (pass.B, pass.T), which go through pinned memory. The counting sort of the tokens, which the
+// embedding's backward reads, is made here on the host.
 template <class Real>
-void Transformer<Real>::upload(const int* tokens, const int* targets, int n, bool sort, stream_t stream) {
+void Transformer<Real>::upload(const int* tokens, const int* targets, const Pass& pass) {
+    const int n = pass.N();
+    const stream_t stream = pass.stream;
     Staging& staging = staging_[next_staging_];
     next_staging_ ^= 1;
     synchronize(staging.copied);  // the copy of two micro-batches ago
@@ -125,10 +130,10 @@ void Transformer<Real>::upload(const int* tokens, const int* targets, int n, boo
     }
     if (targets && end_token_) {
         int* const documents = staging.memory + 2 * count;
-        mark_documents(documents, tokens, n / T_, T_, *end_token_);
+        mark_documents(documents, tokens, pass.B, pass.T, *end_token_);
         copy_to_device(documents_, documents, count * sizeof(int), stream);
     }
-    if (sort) {
+    if (pass.kind == PassKind::training) {
         sort_tokens(staging.memory + 3 * count, tokens, n);
         copy_to_device(sorted_, staging.memory + 3 * count, token_sort_size(n) * sizeof(int), stream);
     }
@@ -266,13 +271,14 @@ void Transformer<Real>::embed_backward(const Pass& pass) {
 
 template <class Real>
 void Transformer<Real>::train_micro_step(const int* tokens, const int* targets, float loss_weight,
-                                         const float* loss_scale, bool first, stream_t stream, bool last) {
+                                         const float* loss_scale, bool first, stream_t stream, bool last, int length) {
     forget_rows();
-    const Pass training = pass(PassKind::training, B_, T_, !first && gradients_.layout().accumulates(), stream);
+    const int T = length > 0 ? length : T_, B = B_ * T_ / T;
+    const Pass training = pass(PassKind::training, B, T, !first && gradients_.layout().accumulates(), stream);
     gradients_.begin_micro_step(first, last);
     {
         const ProfileRange range("upload tokens", stream);
-        upload(tokens, targets, training.N(), true, stream);
+        upload(tokens, targets, training);
     }
     forward(training);
     loss_and_head_gradients(loss_weight, loss_scale, training);
@@ -294,7 +300,7 @@ template <class Real>
 void Transformer<Real>::evaluate(const int* tokens, const int* targets, bool first, stream_t stream) {
     forget_rows();
     const Pass evaluation = pass(PassKind::evaluation, B_, T_, false, stream);
-    upload(tokens, targets, evaluation.N(), false, stream);
+    upload(tokens, targets, evaluation);
     forward(evaluation);
     loss_and_head_gradients(0.0f, nullptr, evaluation);
     sum_losses(loss_sums_ + 1, loss_counts_ + 1, losses_, targets_, evaluation.N(), !first, stream);
@@ -359,7 +365,7 @@ std::vector<float> Transformer<Real>::next_token_logits(const int* tokens, int l
     std::vector<int> padded(tokens + first, tokens + length);
     padded.resize(static_cast<size_t>(end - first), 0);
     decoded_.clear();
-    upload(padded.data(), nullptr, end - first, false, stream);
+    upload(padded.data(), nullptr, pass(PassKind::evaluation, 1, end - first, false, stream));
     const ResidualStream<Real> x = decode(first, end, stream);
     if (blocks_.front()->keeps_rows()) decoded_.assign(tokens, tokens + length);
 

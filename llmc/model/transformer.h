@@ -24,6 +24,7 @@ int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit = k
 struct ModelSetup {
     ModelConfig config;
     int B = 1, T = 0;  // sequences and tokens of a micro-batch
+    int shortest = 0;  // of the pieces that training may cut them into, in tokens; 0: none
     Recompute recompute = Recompute::gelu;
     const Fp8Config* fp8 = nullptr;  // of bf16 models; nullptr: none
     Fp8Layers fp8_layers;
@@ -58,9 +59,10 @@ public:
 
     // A micro-batch of training: forward, loss and gradients. `first` overwrites the gradients and the loss sum, later
     // micro-steps add to them; with the `last` one of a step both become sums over all ranks. The gradient is that of
-    // sum(losses) * loss_weight * *loss_scale (on the device; nullptr: 1).
+    // sum(losses) * loss_weight * *loss_scale (on the device; nullptr: 1). `length`: sequences are cut into pieces of
+    // so many tokens, each a sequence by itself; 0: they stay whole.
     void train_micro_step(const int* tokens, const int* targets, float loss_weight, const float* loss_scale, bool first,
-                          stream_t stream, bool last = true);
+                          stream_t stream, bool last = true, int length = 0);
     // The loss alone; targets of -1 count as nothing.
     void evaluate(const int* tokens, const int* targets, bool first, stream_t stream);
     // After the last evaluate(): its sums become those over all ranks.
@@ -103,7 +105,7 @@ private:
     Pass pass(PassKind kind, int B, int T, bool accumulate, stream_t stream) const {
         return {kind, B, T, accumulate, scratch_, stream, documents_};
     }
-    void upload(const int* tokens, const int* targets, int n, bool sort, stream_t stream);
+    void upload(const int* tokens, const int* targets, const Pass& pass);
     void embed(int first, int positions, const Pass& pass);
     void forward(const Pass& pass);
     int piece_end(int first) const;

@@ -91,6 +91,10 @@ const Flag kRows[] = {
          "tokens per optimizer step over all ranks; more than b*t*ranks accumulates gradients", "b*t*ranks"),
     flag(0, "batch-schedule", "LIST", &Options::batch_schedule, {.check = batch_stages_from_text},
          "TOKENS:STEPS,... smaller steps to begin with: TOKENS each for so many STEPS, and so on, then -d", "off"),
+    flag(0, "seq-schedule", "LIST", &Options::seq_schedule, {.check = seq_stages_from_text},
+         "TOKENS:STEPS,... shorter sequences to begin with: those of -t tokens are cut into pieces of TOKENS, which "
+         "attention does not cross, for so many STEPS, and so on",
+         "off"),
     flag('x', "max-steps", "N", &Options::max_steps,
          {.min = 1, .word = "-1", .word_means = -1, .answers = {{"0", " (-1: one epoch)"}}},
          "length of the schedule in steps; -1: one epoch"),

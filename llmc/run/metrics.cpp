@@ -100,6 +100,7 @@ ordered_json json_of(const StepRecord& r) {
     put_number(line, "lr", r.lr);
     put_number(line, "norm", r.norm);
     line["tokens"] = r.tokens;
+    if (r.seq > 0) line["seq"] = r.seq;
     put_number(line, "ms", r.ms);
     put_number(line, "tokens_per_s", r.tokens_per_s);
     line["products"] = {{"fp8", r.products.fp8}, {"bf16", r.products.bf16}, {"fp32", r.products.fp32}};

@@ -36,8 +36,10 @@ struct StepRecord {
     int64_t step = 0;
     float loss = 0;
     float lr = 0;
-    float norm = 0;      // of the gradient, before clipping, unscaled
-    int64_t tokens = 0;  // cumulative, all ranks
+    float norm = 0;              // of the gradient, before clipping, unscaled
+    int64_t tokens = 0;          // cumulative, all ranks
+    int64_t seq = 0;             // tokens of a sequence, where --seq-schedule cuts them; 0: not written
+    double flops_per_token = 0;  // ModelConfig::flops_per_token(); not written
     double ms = 0;
     double tokens_per_s = 0;
     Products products;

@@ -12,7 +12,7 @@
 
 #include "llmc/kernels/variants.h"
 #include "llmc/model/config.h"
-#include "llmc/run/batch_schedule.h"
+#include "llmc/run/token_schedule.h"
 
 namespace llmc {
 
@@ -50,6 +50,7 @@ struct Options {
     bool doc_mask = false;               // attention does not cross documents
     int64_t total_batch = 0;             // tokens per step over all ranks; 0 = not given = B*T*ranks
     std::string batch_schedule = "off";  // see batch_stages_from_text()
+    std::string seq_schedule = "off";    // see seq_stages_from_text()
     int64_t max_steps = -1;              // -1 = one epoch; stays -1 when the training set's size is not known
     int64_t stop_after = 0;              // 0 = off
     double max_minutes = 0;              // 0 = off
@@ -164,7 +165,8 @@ struct Options {
     KernelSet kernel_set;            // that --kernels means on this card
     int end_token = -1;              // begins every document, for doc_mask; -1: there is no data
     int micro_steps = 0;             // per step: total_batch / (B*T*ranks)
-    BatchSchedule batches;           // of total_batch and batch_schedule
+    TokenSchedule batches;           // of total_batch and batch_schedule
+    TokenSchedule sequences;         // of seq and seq_schedule
     std::vector<std::string> notes;  // worth telling the user once
 
     bool operator==(const Options&) const = default;

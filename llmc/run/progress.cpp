@@ -131,7 +131,7 @@ void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
     line.tokens_per_s = throughput_.tokens_per_s();
     if (line.tokens_per_s && setup_.peak_tflops) {
         line.mfu =
-            model_flops_utilization(setup_.flops_per_token, *line.tokens_per_s, *setup_.peak_tflops, setup_.ranks);
+            model_flops_utilization(record.flops_per_token, *line.tokens_per_s, *setup_.peak_tflops, setup_.ranks);
     }
     line.memory = memory;
     if (const auto ms = throughput_.ms_per_step(); ms && setup_.last_step >= record.step) {

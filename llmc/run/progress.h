@@ -52,8 +52,7 @@ private:
 };
 
 struct ProgressSetup {
-    int64_t last_step = -1;  // min(max_steps, stop_after); -1 = not known
-    double flops_per_token = 0;
+    int64_t last_step = -1;             // min(max_steps, stop_after); -1 = not known
     std::optional<double> peak_tflops;  // of one card, in the run's precision
     int ranks = 1;
 };

@@ -101,6 +101,21 @@ void resolve_batch_schedule(Options& o, int ranks) {
     if (end > 0) o.notes.push_back("--batch-schedule: " + text + "then " + with_commas(o.total_batch));
 }
 
+void resolve_seq_schedule(Options& o) {
+    std::string text;
+    int64_t end = 0;
+    o.sequences = {seq_stages_from_text(o.seq_schedule), o.seq};
+    for (const auto& [tokens, steps] : o.sequences.stages()) {
+        if (tokens >= o.seq || o.seq % tokens != 0)
+            refuse(strprintf("--seq-schedule %s: sequences of -t %d tokens cannot be cut into pieces of %lld",
+                             o.seq_schedule.c_str(), o.seq, static_cast<long long>(tokens)));
+        end += steps;
+        text += strprintf("sequences of %lld tokens up to step %lld, ", static_cast<long long>(tokens),
+                          static_cast<long long>(end));
+    }
+    if (end > 0) o.notes.push_back(strprintf("--seq-schedule: %sthen of %d", text.c_str(), o.seq));
+}
+
 void resolve_steps(Options& o, int64_t train_tokens) {
     if (o.max_steps == -1 && train_tokens > 0) {
         o.max_steps = o.batches.steps_within(train_tokens - 1);  // the last target needs one token more
@@ -265,6 +280,7 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_seq(options);
     resolve_total_batch(options, inputs.ranks);
     resolve_batch_schedule(options, inputs.ranks);
+    resolve_seq_schedule(options);
     if (options.zero < 0 || inputs.ranks == 1) options.zero = inputs.ranks > 1 ? 1 : 0;
     resolve_steps(options, inputs.train_tokens);
     resolve_optimizer(options);

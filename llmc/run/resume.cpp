@@ -157,8 +157,8 @@ const std::set<std::string> kFree = {"train",
                                      "tensorboard",
                                      "prometheus"};
 // Those that make another model or another state of it, or another meaning of a step.
-const std::set<std::string> kFixed = {"layers",  "heads",       "channels",       "vocab",
-                                      "context", "total-batch", "batch-schedule", "optimizer"};
+const std::set<std::string> kFixed = {"layers",      "heads",          "channels",     "vocab",    "context",
+                                      "total-batch", "batch-schedule", "seq-schedule", "optimizer"};
 // Those that decide which data comes next.
 const std::set<std::string> kData = {"seq", "seed", "doc-mask"};
 
@@ -171,6 +171,7 @@ void compare_configurations(const Options& o, Resumed& resumed) {
     if (!then.contains("optimizer")) then["optimizer"] = "adamw";
     if (!then.contains("doc-mask")) then["doc-mask"] = false;
     if (!then.contains("batch-schedule")) then["batch-schedule"] = "off";
+    if (!then.contains("seq-schedule")) then["seq-schedule"] = "off";
     if (!then.contains("adam-moments")) then["adam-moments"] = "fp32";
     if (!then.contains("clip-kind")) then["clip-kind"] = "norm";
     const Json no_model, model_then = resumed.checkpoint->manifest().run.value("model", no_model);

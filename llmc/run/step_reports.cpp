@@ -78,6 +78,9 @@ void StepReports::report(const StepResult& result) {
     record.norm = static_cast<float>(result.state.norm);
     const double tokens = static_cast<double>(options_.batches.tokens_of(result.step));
     record.tokens = options_.batches.tokens_until(result.step);
+    const int64_t length = options_.sequences.tokens_of(result.step);
+    if (!options_.sequences.stages().empty()) record.seq = length;
+    record.flops_per_token = options_.model_config.flops_per_token(static_cast<int>(length));
     record.ms = result.ms;
     record.tokens_per_s = tokens / result.ms * 1e3;
     record.products = of_host->second.products;

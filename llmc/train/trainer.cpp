@@ -30,16 +30,10 @@ Sharding sharding_of(const TrainerConfig& config, const ParameterTable& table) {
 }
 
 ModelSetup model_setup(const TrainerConfig& config) {
-    return {config.model,
-            config.batch,
-            config.seq,
-            config.recompute,
-            config.fp8 ? &*config.fp8 : nullptr,
-            fp8_layers_of(config),
-            config.logits_bytes,
-            config.kernels,
-            config.loss,
-            config.end_token};
+    return {config.model,          config.batch,        config.seq,
+            config.shortest_piece, config.recompute,    config.fp8 ? &*config.fp8 : nullptr,
+            fp8_layers_of(config), config.logits_bytes, config.kernels,
+            config.loss,           config.end_token};
 }
 
 const char* dtype_of(MomentFormat format) { return format == MomentFormat::bf16 ? "BF16" : "F32"; }
@@ -160,12 +154,13 @@ std::vector<float> Trainer<Real>::get_weight(const std::string& name) const {
 }
 
 template <class Real>
-void Trainer<Real>::begin_step(bool continues, bool count_losses, int micro_steps) {
+void Trainer<Real>::begin_step(bool continues, bool count_losses, int micro_steps, int length) {
     results_->begin(continues, stream_);
     matmul_.reset_counts();
     if (fp8()) fp8()->count_losses(count_losses);
     micro_step_ = 0;
     micro_steps_ = micro_steps ? micro_steps : config_.micro_steps;
+    length_ = length;
     if (verifies(step_ + 1) && !verification_->has_begun()) begin_verification();
 }
 
@@ -175,7 +170,7 @@ void Trainer<Real>::micro_step(const int* tokens, const int* targets, float weig
     const bool first = micro_step_ == 0, last = ++micro_step_ == micro_steps_;
     const auto make = [&] {
         model_.train_micro_step(tokens, targets, weight / static_cast<float>(total), optimizer_.loss_scale(), first,
-                                stream_, last);
+                                stream_, last, length_);
     };
     if (first && verifies(step_ + 1))
         make_twice(make);

@@ -32,6 +32,7 @@ namespace llmc {
 struct TrainerConfig {
     ModelConfig model;
     int batch = 1, seq = 0;  // B sequences of T tokens a micro-batch of one rank
+    int shortest_piece = 0;  // in tokens, of the sequences that begin_step() may cut; 0: it cuts none
     int micro_steps = 1;     // a step
     Recompute recompute = Recompute::gelu;
     bool tf32 = false;
@@ -75,8 +76,9 @@ public:
     std::vector<float> get_weight(const std::string& name) const;
 
     // `continues`: nothing has run since the step before. `count_losses`: casts to FP8 count what they lose.
-    // `micro_steps`: of this step; 0: as many as TrainerConfig says.
-    void begin_step(bool continues, bool count_losses, int micro_steps = 0);
+    // `micro_steps`: of this step; 0: as many as TrainerConfig says. `length`: into pieces of so many tokens its
+    // sequences are cut, which are sequences by themselves, none below shortest_piece; 0: they are whole.
+    void begin_step(bool continues, bool count_losses, int micro_steps = 0, int length = 0);
     // See Optimizer.
     void scale_rate(double factor) { optimizer_.scale_rate(factor); }
     // tokens, targets (B, T), on the host. `weight`: of this micro-batch in the step's loss, beside the others.
@@ -152,8 +154,8 @@ private:
     Matmul matmul_;
     Transformer<Real> model_;
     Optimizer<Real> optimizer_;
-    std::optional<StepResults> results_;    // and the stream: once allocated
-    int micro_step_ = 0, micro_steps_ = 0;  // of this step
+    std::optional<StepResults> results_;                 // and the stream: once allocated
+    int micro_step_ = 0, micro_steps_ = 0, length_ = 0;  // of this step
     int64_t step_ = 0;
     ProductCounts products_;
     std::optional<Verification> verification_;

@@ -82,6 +82,7 @@ def training(draw):
              "--seq", seq, "--batch", batch, "--total-batch", step, "--max-steps", steps,
              "--lr", draw.choice(["1e-3", "5e-3"]), "--seed", draw.randrange(99),
              *draw.maybe(0.3, "--total-batch", 2 * step, "--batch-schedule", f"{step}:2"),
+             *draw.flag(0.2, "--seq-schedule", f"{seq // 2}:2"),
              *optimizer(draw), *draw.flag(0.3, "--warmup", 2),
              *draw.flag(0.3, "--schedule", "linear", "constant", "wsd", "wsd-linear"),
              *draw.flag(0.2, "--z-loss", "1e-3"),

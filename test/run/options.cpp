@@ -126,10 +126,14 @@ std::string sample_text(const Flag& flag) {
     const std::string by_default = default_text(flag);
     for (const std::string& word : flag.values.words)
         if (word != by_default) return word;
-    const std::map<std::string, std::string> checked = {
-        {"fp8-fallback", "0.01,0.5,10"},      {"loss-scale", "256"}, {"plateau", "0.5,3"},
-        {"batch-schedule", "65536:1000"},     {"gpu", "h100"},       {"profile-steps", "5"},
-        {"kernels", "gelu_fp8,attention_fp8"}};
+    const std::map<std::string, std::string> checked = {{"fp8-fallback", "0.01,0.5,10"},
+                                                        {"loss-scale", "256"},
+                                                        {"plateau", "0.5,3"},
+                                                        {"batch-schedule", "65536:1000"},
+                                                        {"seq-schedule", "128:1000"},
+                                                        {"gpu", "h100"},
+                                                        {"profile-steps", "5"},
+                                                        {"kernels", "gelu_fp8,attention_fp8"}};
     return checked.contains(flag.long_name) ? checked.at(flag.long_name) : "a \"text\" of " + flag.long_name;
 }
 

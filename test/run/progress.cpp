@@ -119,11 +119,11 @@ TEST_CASE("progress: steps as they are written") {
     REQUIRE(file != nullptr);
     ProgressSetup setup;
     setup.last_step = 10;
-    setup.flops_per_token = 1e9;
     setup.peak_tflops = 100.0;
     Progress progress(file, setup);
     StepRecord record;
     record.loss = 2;
+    record.flops_per_token = 1e9;
     for (int step = 1; step <= 4; step++) {
         record.step = step;
         record.ms = step == 1 ? 5000 : 1000;

@@ -160,6 +160,19 @@ TEST_CASE("resolve: stages of a batch schedule are whole micro-steps, below the 
     CHECK(contains(refusal(o, inputs), "one step takes 2,048"));
 }
 
+TEST_CASE("resolve: sequences are cut into equal pieces") {
+    Options o;
+    o.seq = 512, o.seq_schedule = "64:10,256:5";
+    const Options done = resolved(o);
+    CHECK(done.sequences.tokens_of(10) == 64);
+    CHECK(done.sequences.tokens_of(15) == 256);
+    CHECK(done.sequences.tokens_of(16) == 512);
+    for (const char* text : {"96:10", "256:5,512:5", "1024:5"}) {
+        o.seq_schedule = text;
+        CHECK(contains(refusal(o), std::string("--seq-schedule ") + text + ": sequences of -t 512 tokens cannot"));
+    }
+}
+
 TEST_CASE("resolve: a micro-batch's tokens can be counted") {
     Options o;
     o.batch = 2097151;  // 2^31 - 1024 tokens

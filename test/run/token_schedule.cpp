@@ -1,5 +1,6 @@
-// Stages of --batch-schedule: what a step takes, what all steps so far took, and texts that are none.
-#include "llmc/run/batch_schedule.h"
+// Stages of --batch-schedule and --seq-schedule: what a step takes, what all steps so far took, and texts that are
+// none.
+#include "llmc/run/token_schedule.h"
 
 #include <doctest/doctest.h>
 
@@ -7,10 +8,10 @@
 
 using namespace llmc;
 
-TEST_CASE("batch schedule: tokens of a step, of all steps up to it, and steps that tokens suffice for") {
+TEST_CASE("token schedule: tokens of a step, of all steps up to it, and steps that tokens suffice for") {
     for (const char* text : {"off", "3:2", "3:2,5:1,6:4"}) {
         CAPTURE(text);
-        const BatchSchedule batches(batch_stages_from_text(text), 7);
+        const TokenSchedule batches(batch_stages_from_text(text), 7);
         std::vector<int64_t> expected;
         for (const auto& [tokens, steps] : batches.stages()) expected.insert(expected.end(), steps, tokens);
         const size_t staged = expected.size();
@@ -28,7 +29,7 @@ TEST_CASE("batch schedule: tokens of a step, of all steps up to it, and steps th
     }
 }
 
-TEST_CASE("batch schedule: texts that are none") {
+TEST_CASE("token schedule: texts that are none") {
     for (const char* text :
          {"", "on", "3", "3:", ":3", "3:2,", ",3:2", "3:2,3:1", "5:2,3:1", "0:2", "3:0", "-3:2", "3:2 ", "3:2x",
           "3:2:1", "3.5:2", "300000000:1", "1:300000000", "99999999999999999999:1"}) {
@@ -40,5 +41,6 @@ TEST_CASE("batch schedule: texts that are none") {
             CHECK(error.code() == ExitCode::bad_flags);
             CHECK(std::string(error.what()).starts_with(std::string("--batch-schedule ") + text + ": "));
         }
+        CHECK_THROWS_AS(seq_stages_from_text(text), Error);
     }
 }

@@ -1,4 +1,4 @@
-#include "llmc/run/batch_schedule.h"
+#include "llmc/run/token_schedule.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -7,7 +7,7 @@
 
 namespace llmc {
 
-int64_t BatchSchedule::tokens_of(int64_t step) const {
+int64_t TokenSchedule::tokens_of(int64_t step) const {
     for (const Stage& stage : stages_) {
         if (step <= stage.steps) return stage.tokens;
         step -= stage.steps;
@@ -15,7 +15,7 @@ int64_t BatchSchedule::tokens_of(int64_t step) const {
     return last_;
 }
 
-int64_t BatchSchedule::tokens_until(int64_t step) const {
+int64_t TokenSchedule::tokens_until(int64_t step) const {
     int64_t tokens = 0;
     for (const Stage& stage : stages_) {
         const int64_t steps = std::min(step, stage.steps);
@@ -25,7 +25,7 @@ int64_t BatchSchedule::tokens_until(int64_t step) const {
     return tokens + step * last_;
 }
 
-int64_t BatchSchedule::steps_within(int64_t tokens) const {
+int64_t TokenSchedule::steps_within(int64_t tokens) const {
     int64_t all = 0;
     for (const Stage& stage : stages_) {
         const int64_t steps = std::min(tokens / stage.tokens, stage.steps);
@@ -35,14 +35,14 @@ int64_t BatchSchedule::steps_within(int64_t tokens) const {
     return all + tokens / last_;
 }
 
-std::vector<BatchSchedule::Stage> batch_stages_from_text(const std::string& text) {
-    std::vector<BatchSchedule::Stage> stages;
+static std::vector<TokenSchedule::Stage> stages_from_text(const char* flag, const char* example,
+                                                          const std::string& text) {
+    std::vector<TokenSchedule::Stage> stages;
     if (text == "off") return stages;
     const auto refuse = [&](const std::string& problem) {
         throw Error(ExitCode::bad_flags,
-                    "--batch-schedule " + text + ": " + problem +
-                        "; expected off, or TOKENS:STEPS,... with growing numbers of tokens, as in "
-                        "65536:1000,131072:2000");
+                    strprintf("%s %s: %s; expected off, or TOKENS:STEPS,... with growing numbers of tokens, as in %s",
+                              flag, text.c_str(), problem.c_str(), example));
     };
     constexpr long long kMost = 1LL << 28;  // of each: their products can still be added up
     for (size_t at = 0; at <= text.size();) {
@@ -59,6 +59,13 @@ std::vector<BatchSchedule::Stage> batch_stages_from_text(const std::string& text
         at = end + 1;
     }
     return stages;
+}
+
+std::vector<TokenSchedule::Stage> batch_stages_from_text(const std::string& text) {
+    return stages_from_text("--batch-schedule", "65536:1000,131072:2000", text);
+}
+std::vector<TokenSchedule::Stage> seq_stages_from_text(const std::string& text) {
+    return stages_from_text("--seq-schedule", "128:1000,512:2000", text);
 }
 
 }  // namespace llmc

@@ -1,0 +1,41 @@
+// How many tokens an optimizer step takes, and a sequence has. Large runs begin with small batches, as GPT-3's (arXiv
+// 2005.14165) and DeepSeek-V3's (arXiv 2412.19437) did: early gradients agree, and a small batch learns as much from
+// fewer tokens. Short sequences to begin with make early steps cheaper and steadier (arXiv 2108.06084).
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace llmc {
+
+// In the first stages so many tokens, of a step or a sequence, as each says; then as many as the whole run has.
+class TokenSchedule {
+public:
+    struct Stage {
+        int64_t tokens, steps;
+        bool operator==(const Stage&) const = default;
+    };
+
+    TokenSchedule() = default;
+    TokenSchedule(std::vector<Stage> stages, int64_t last) : stages_(std::move(stages)), last_(last) {}
+
+    const std::vector<Stage>& stages() const { return stages_; }
+    int64_t tokens_of(int64_t step) const;  // steps are counted from 1
+    // Where they are those of a step: of steps 1 to `step` together, and how many steps take no more than `tokens`.
+    int64_t tokens_until(int64_t step) const;
+    int64_t steps_within(int64_t tokens) const;
+    bool grows_after(int64_t step) const { return tokens_of(step + 1) != last_; }
+
+    bool operator==(const TokenSchedule&) const = default;
+
+private:
+    std::vector<Stage> stages_;
+    int64_t last_ = 1;
+};
+
+// --batch-schedule and --seq-schedule TOKENS:STEPS,..., each stage with more tokens than the one before; "off": none.
+// Throw Error(bad_flags).
+std::vector<TokenSchedule::Stage> batch_stages_from_text(const std::string& text);
+std::vector<TokenSchedule::Stage> seq_stages_from_text(const std::string& text);
+
+}  // namespace llmc
