@@ -16,7 +16,8 @@ constexpr size_t kFew = 1031;  // elements a rank: a prime, so that no kernel's 
 constexpr size_t kMany = size_t{256} << 10, kManyOverNccl = size_t{16} << 20;
 constexpr int kWarmUp = 1, kTimed = 4;
 
-// Whole numbers from 0 to 15 of rank r, so that sums over 1000 ranks are exact in FP32 and each is a BF16 number.
+// Whole numbers from 0 to 15 of rank r, so that sums over 1000 ranks are exact in FP32 and each is a BF16 number,
+// and an E4M3 one.
 float value_of(int rank, size_t i) { return static_cast<float>((i * 7 + static_cast<size_t>(rank) * 5) % 16); }
 
 std::vector<float> values_of(int rank, size_t begin, size_t count) {
@@ -52,6 +53,7 @@ public:
           sent_(values_of(comm_.rank(), 0, count), stream_),
           sum_(count, stream_),
           added_(std::vector<float>(count, 1.0f), stream_),
+          added_in_fp8_(std::vector<float>(count, 1.0f), stream_),
           reduced_(values_of(comm_.rank(), 0, count), stream_),
           largest_(std::vector<uint32_t>(count, static_cast<uint32_t>(comm_.rank()) + 7u), stream_),
           workspace_(workspace_bytes(), stream_) {}
@@ -70,6 +72,7 @@ public:
         comm_.broadcast(sent_, bytes, comm_.world() - 1, stream_);
         reduce_scatter(sum_, Wire::fp32, false);
         reduce_scatter(added_, Wire::bf16, true);
+        reduce_scatter(added_in_fp8_, Wire::fp8, true);
         comm_.all_reduce(reduced_.data(), count_, ReduceOp::sum, workspace_.data(), stream_);
         comm_.all_reduce(largest_.data(), count_, ReduceOp::max, workspace_.data(), stream_);
     }
@@ -100,6 +103,7 @@ public:
         look("broadcast", sent_, values_of(world - 1, 0, count_));
         look("reduce_scatter", sum_, sum);
         look("reduce_scatter in bf16, accumulating", added_, added);
+        look("reduce_scatter in fp8, accumulating", added_in_fp8_, added);
         look("all_reduce", reduced_, reduced);
         look("all_reduce of maxima", largest_, std::vector<uint32_t>(count_, static_cast<uint32_t>(world - 1) + 7u));
         return text.empty() ? "" : strprintf("%s over %s: %s", name_.c_str(), comm_.name(), text.c_str());
@@ -133,6 +137,7 @@ private:
     size_t workspace_bytes() const {
         return std::max({comm_.reduce_scatter_workspace(count_, Wire::fp32, false),
                          comm_.reduce_scatter_workspace(count_, Wire::bf16, true),
+                         comm_.reduce_scatter_workspace(count_, Wire::fp8, true),
                          comm_.all_reduce_workspace<float>(count_), comm_.all_reduce_workspace<uint32_t>(count_),
                          size_t{1}});
     }
@@ -141,7 +146,7 @@ private:
     const Comm comm_;
     const size_t count_, world_;
     const stream_t stream_;
-    GuardedArray<float> mine_, gathered_, exchanged_, uneven_, sent_, sum_, added_, reduced_;
+    GuardedArray<float> mine_, gathered_, exchanged_, uneven_, sent_, sum_, added_, added_in_fp8_, reduced_;
     GuardedArray<uint32_t> largest_;
     GuardedMemory workspace_;
 };

@@ -21,7 +21,8 @@ void add_gelu(Items& items, const KernelUse& use);
 void add_swiglu(Items& items, const KernelUse& use);
 void add_relu2(Items& items, const KernelUse& use);
 void add_classifier(Items& items, const KernelUse& use);
-void add_sums(Items& items, const KernelUse& use);  // bias gradients, norms, sums over ranks
+void add_sums(Items& items, const KernelUse& use);      // bias gradients, norms, sums over ranks
+void add_fp8_wire(Items& items, const KernelUse& use);  // gradients between ranks
 void add_optimizer(Items& items, const KernelUse& use);
 void add_muon(Items& items, const KernelUse& use);
 void add_step(Items& items, const KernelUse& use);

@@ -40,10 +40,10 @@ Product product_from_json(const Json& j) {
 // f(name, field) for every field of a KernelUse, or of a const one: one more does not compile before it is named here.
 template <class Use, class F>
 void each_field(Use& use, F&& f) {
-    auto& [bf16, fp8, scaling, e4m3_gradients, current_scaling, smooth, several_ranks, optimizer, adam_moments,
-           clip_kind, documents, loss, channels, heads, kv_heads, head_dim, window, hidden, vocab, padded_vocab,
-           layer_norm, rms_norm, rms_norm_without_gains, biases, position_embedding, qk_norm, qk_gains, activation,
-           logit_cap] = use;
+    auto& [bf16, fp8, scaling, e4m3_gradients, current_scaling, smooth, several_ranks, fp8_wire, optimizer,
+           adam_moments, clip_kind, documents, loss, channels, heads, kv_heads, head_dim, window, hidden, vocab,
+           padded_vocab, layer_norm, rms_norm, rms_norm_without_gains, biases, position_embedding, qk_norm, qk_gains,
+           activation, logit_cap] = use;
     f("bf16", bf16);
     f("fp8", fp8);
     f("scaling", scaling);
@@ -51,6 +51,7 @@ void each_field(Use& use, F&& f) {
     f("current_scaling", current_scaling);
     f("smooth", smooth);
     f("several_ranks", several_ranks);
+    f("fp8_wire", fp8_wire);
     f("optimizer", optimizer);
     f("adam_moments", adam_moments);
     f("clip_kind", clip_kind);

@@ -25,6 +25,7 @@ std::vector<CheckItem> all_checks(const KernelUse& use) {
                            check::add_relu2,
                            check::add_classifier,
                            check::add_sums,
+                           check::add_fp8_wire,
                            check::add_optimizer,
                            check::add_muon,
                            check::add_step,

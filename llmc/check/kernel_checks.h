@@ -21,6 +21,7 @@ struct KernelUse {
     bool current_scaling = false;  // measured first, then written
     bool smooth = false;           // channels of SwiGLU's output have factors
     bool several_ranks = false;
+    bool fp8_wire = false;  // between them
     OptimizerKind optimizer = OptimizerKind::adamw;
     MomentFormat adam_moments = MomentFormat::fp32;
     ClipKind clip_kind = ClipKind::norm;

@@ -21,6 +21,8 @@ struct StateTensor {
     std::vector<int64_t> shape;
     std::vector<std::string> parts;
     uint64_t elements() const;
+    // What a rank owes of its gradients (llmc/comm/fp8_wire.h): belongs to the ranks, and not to the model.
+    bool is_residual() const { return parts == std::vector<std::string>{"residual"}; }
     bool operator==(const StateTensor&) const = default;
 };
 

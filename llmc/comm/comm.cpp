@@ -86,6 +86,12 @@ std::string host_name() {
 
 size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
+// Of a piece as it is sent.
+size_t piece_bytes(size_t count, Wire wire) {
+    if (wire == Wire::fp8) return Fp8Piece{count}.bytes();
+    return count * (wire == Wire::bf16 ? sizeof(bf16) : sizeof(float));
+}
+
 }  // namespace
 
 // ---- making one ----------------------------------------------------------------------------------------------------
@@ -266,17 +272,17 @@ void Comm::broadcast(void* data, size_t bytes, int root, stream_t stream) const 
 size_t Comm::reduce_scatter_workspace(size_t count, Wire wire, bool accumulate) const {
     const State& s = *state_;
     if (s.world == 1 || count == 0) return 0;
-    const size_t values = count * static_cast<size_t>(s.world);
-    if (wire == Wire::bf16) return 2 * aligned(values * sizeof(bf16));  // as sent, as received
+    const size_t pieces = aligned(piece_bytes(count, wire) * static_cast<size_t>(s.world));
+    if (wire != Wire::fp32) return 2 * pieces;  // as sent, as received
     if (s.library_reduces()) return accumulate ? aligned(count * sizeof(float)) : 0;
-    return aligned(values * sizeof(float));
+    return pieces;
 }
 
 void Comm::reduce_scatter(float* out, const float* in, size_t count, Wire wire, bool accumulate, void* workspace,
-                          stream_t stream) const {
+                          stream_t stream, const Feedback& feedback) const {
     State& s = *state_;
-    const size_t element = wire == Wire::bf16 ? sizeof(bf16) : sizeof(float);
-    s.count(s.traffic.reduce_scatter, s.others() * count * element);
+    const size_t bytes = piece_bytes(count, wire);
+    s.count(s.traffic.reduce_scatter, s.others() * bytes);
     if (count == 0) return;
     if (s.world == 1) {
         if (accumulate)
@@ -296,16 +302,22 @@ void Comm::reduce_scatter(float* out, const float* in, size_t count, Wire wire, 
     s.refuse_group("a reduction in rank order");
     if (wire == Wire::fp32) {
         float* pieces = static_cast<float*>(workspace);
-        s.device().all_to_all(pieces, in, count * element, "reduce_scatter", stream);
+        s.device().all_to_all(pieces, in, bytes, "reduce_scatter", stream);
         sum_pieces(out, pieces, s.world, count, accumulate, stream);
         return;
     }
-    const size_t values = count * static_cast<size_t>(s.world);
-    bf16* sent = static_cast<bf16*>(workspace);
-    bf16* pieces = sent + aligned(values * sizeof(bf16)) / sizeof(bf16);
-    cast<bf16, float>(sent, in, values, stream);
-    s.device().all_to_all(pieces, sent, count * element, "reduce_scatter", stream);
-    sum_pieces(out, pieces, s.world, count, accumulate, stream);
+    const size_t ranks = static_cast<size_t>(s.world);
+    uint8_t* sent = static_cast<uint8_t*>(workspace);
+    uint8_t* pieces = sent + aligned(bytes * ranks);
+    if (wire == Wire::fp8)
+        cast_pieces(sent, in, s.world, count, feedback, stream);
+    else
+        cast<bf16, float>(reinterpret_cast<bf16*>(sent), in, count * ranks, stream);
+    s.device().all_to_all(pieces, sent, bytes, "reduce_scatter", stream);
+    if (wire == Wire::fp8)
+        sum_fp8_pieces(out, pieces, s.world, count, accumulate, stream);
+    else
+        sum_pieces(out, reinterpret_cast<const bf16*>(pieces), s.world, count, accumulate, stream);
 }
 
 template <class T>

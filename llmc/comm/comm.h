@@ -16,19 +16,20 @@
 #include <string>
 #include <vector>
 
+#include "llmc/comm/fp8_wire.h"
 #include "llmc/comm/operation_log.h"
 #include "llmc/device/runtime.h"
 
 namespace llmc {
 
 enum class ReduceOp { sum, max };
-enum class Wire { fp32, bf16 };        // what reduce_scatter sends; sums are FP32 always
+enum class Wire { fp32, bf16, fp8 };   // what reduce_scatter sends; sums are FP32 always
 enum class ReduceOrder { any, rank };  // the library's order of summation, or ((r0 + r1) + r2) + ... always
 
 // What collectives this rank issued, and how many bytes it had to get to other ranks: for (N ranks, slices of n bytes)
-// (N - 1) * n for all_gather, reduce_scatter, all_to_all and the root of a broadcast; all pieces but its own for
-// all_to_all_v, which counts as all_to_all; for all_reduce of n bytes
-// 2 * (N - 1) / N * n where the library reduces, (N - 1) * n where all gather and sum in rank order.
+// (N - 1) * n for all_gather, reduce_scatter (n: of slices as they are sent), all_to_all and the root of a broadcast;
+// all pieces but its own for all_to_all_v, which counts as all_to_all; for all_reduce of n bytes 2 * (N - 1) / N * n
+// where the library reduces, (N - 1) * n where all gather and sum in rank order.
 struct Traffic {
     struct Count {
         uint64_t calls = 0, bytes = 0;
@@ -72,11 +73,12 @@ public:
                       stream_t stream) const;
     void broadcast(void* data, size_t bytes, int root, stream_t stream) const;
     // out (count) = row `rank` of in (world, count), summed over the ranks in FP32, or with `accumulate` out + that
-    // sum, in rank order (out + r0) + r1 ... With Wire::bf16 every rank's values are rounded to BF16 first. out may be
-    // that row of `in`, unless it accumulates. The sum is not scaled: scale the loss. Back-ends other than NCCL always
-    // sum in rank order. One rank: a copy, or an addition.
+    // sum, in rank order (out + r0) + r1 ... With Wire::bf16 every rank's values are rounded to BF16 first, with
+    // Wire::fp8 they are cast as cast_pieces() does, with `feedback`, which other wires do not look at. out may be that
+    // row of `in`, unless it accumulates. The sum is not scaled: scale the loss. Back-ends other than NCCL always sum
+    // in rank order, and so do all but with Wire::fp32. One rank: a copy, or an addition.
     void reduce_scatter(float* out, const float* in, size_t count, Wire wire, bool accumulate, void* workspace,
-                        stream_t stream) const;
+                        stream_t stream, const Feedback& feedback = {}) const;
     // data (count) = its sum or maximum over the ranks, in place. T: float, double, int32_t, uint32_t, uint64_t. For
     // scalars and vectors such as amaxes: what is large goes through reduce_scatter and all_gather. A maximum of floats
     // must not meet NaN (which rank's survives is open): carry that in an integer.

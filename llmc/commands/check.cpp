@@ -49,6 +49,7 @@ KernelUse use_of(const TrainerConfig& config, bool fp32, int ranks) {
     use.current_scaling = config.fp8 && config.fp8->recipe == Fp8Recipe::current;
     use.smooth = config.fp8 && config.fp8->smooth;
     use.several_ranks = ranks > 1;
+    use.fp8_wire = ranks > 1 && config.sharding.wire == Wire::fp8;
     use.optimizer = config.optimizer.kind;
     use.adam_moments = config.optimizer.adam_moments;
     use.clip_kind = config.optimizer.clip_kind;

@@ -39,7 +39,7 @@ PlannedCard required_card(const Options& o) {
 PlanInputs inputs_of(const Options& o, const PlannedCard& card) {
     return {card.gpu,    o.batch,        o.seq,          o.micro_steps, o.world > 1 ? o.world : 1,
             o.zero,      o.shard_within, o.precision,    o.fp8_layers,  o.recompute,
-            o.optimizer, o.muon_ns,      o.adam_moments, card.measured};
+            o.optimizer, o.muon_ns,      o.adam_moments, o.reduce,      card.measured};
 }
 
 StagePlan plan_stage(Options o, int ranks, int stage) {

@@ -16,7 +16,8 @@ using llong = long long;
 // Bytes of a checkpoint, but for its headers.
 uint64_t checkpoint_bytes(const std::vector<StateTensor>& tensors) {
     uint64_t bytes = 0;
-    for (const StateTensor& tensor : tensors) bytes += tensor.elements() * tensor.parts.size() * sizeof(float);
+    for (const StateTensor& tensor : tensors)
+        bytes += tensor.elements() * tensor.parts.size() * (tensor.is_residual() ? sizeof(bf16) : sizeof(float));
     return bytes;
 }
 

@@ -233,8 +233,9 @@ const Flag kRows[] = {
          "shard among N neighbouring ranks, a node's for example, and replicate over such groups; 0: among all ranks"),
     flag(0, "comm", "NAME", &Options::comm, {.words = {"auto", "self", "mpi", "tcp", "nccl"}},
          "how ranks talk: auto, self, mpi, tcp or nccl"),
-    flag(0, "reduce", "NAME", &Options::reduce, {.words = {"fp32", "bf16"}},
-         "what gradients travel as: fp32 or bf16 (sums are FP32)"),
+    flag(0, "reduce", "NAME", &Options::reduce, {.words = {"fp32", "bf16", "fp8"}},
+         "what gradients travel as: fp32, bf16, or fp8, of which every rank keeps what was lost for the next (sums are "
+         "FP32)"),
     flag(0, "reduce-order", "NAME", &Options::reduce_order, {.words = {"any", "rank"}},
          "order of gradients' sums: any (the library's; NCCL's may change from run to run) or rank (the same bits "
          "every time, on any number of ranks)"),

@@ -41,6 +41,7 @@ struct PlanInputs {
     std::string fp8_layers = "all";  // which linear layers an FP8 step has in FP8
     std::string recompute = "gelu";
     std::string optimizer = "adamw", muon_ns = "k", adam_moments = "fp32";
+    std::string reduce = "fp32";
     MeasuredRates measured = {};
     int64_t tokens() const { return int64_t{batch} * seq * micro_steps * ranks; }  // of a step
     size_t available() const { return static_cast<size_t>(gpu.memory_gib * (size_t{1} << 30)); }

@@ -283,8 +283,12 @@ std::optional<Resumed> find_checkpoint(const Options& o, const ShardSet& train, 
 
 void require_tensors(const CheckpointReader& checkpoint, const std::vector<StateTensor>& tensors) {
     std::map<std::string, const StateTensor*> there;
-    for (const StateTensor& tensor : checkpoint.manifest().tensors) there[tensor.name] = &tensor;
+    size_t needed = 0;
+    for (const StateTensor& tensor : checkpoint.manifest().tensors)
+        if (!tensor.is_residual()) there[tensor.name] = &tensor;
     for (const StateTensor& tensor : tensors) {
+        if (tensor.is_residual()) continue;
+        needed++;
         const auto found = there.find(tensor.name);
         if (found == there.end() || found->second->shape != tensor.shape || found->second->parts != tensor.parts)
             fail(strprintf("%s %s: it holds another model, or the state of another optimizer",
@@ -293,9 +297,9 @@ void require_tensors(const CheckpointReader& checkpoint, const std::vector<State
                                                  : "has " + tensor.name + " with another shape or other parts")
                                .c_str()));
     }
-    if (there.size() != tensors.size())
+    if (there.size() != needed)
         fail(strprintf("%s has %zu tensors, the model has %zu: it holds another model", checkpoint.directory().c_str(),
-                       there.size(), tensors.size()));
+                       there.size(), needed));
 }
 
 }  // namespace llmc

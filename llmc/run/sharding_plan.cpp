@@ -27,6 +27,12 @@ double milliseconds(const Sent::Kind& sent, int size, int per_node, bool exchang
     return 1e3 * (sent.calls * (kCallLatency + latency) + sent.bytes / rate);
 }
 
+// Of so many elements that go to one rank.
+double wire_bytes(size_t count, Wire wire) {
+    if (wire == Wire::fp8) return static_cast<double>(Fp8Piece{count}.bytes());
+    return static_cast<double>(count) * (wire == Wire::bf16 ? sizeof(bf16) : sizeof(float));
+}
+
 std::string stage_row(const ModelConfig& model, const PlanInputs& in, const StagePlan& plan, bool advised) {
     std::string text = strprintf("  %-6d", plan.stage);
     if (!plan.refused.empty()) return text + "   " + wrap(plan.refused, 11, 110) + "\n";
@@ -52,11 +58,10 @@ Sent sent_in_step(const ShardLayout& layout, int micro_steps, size_t element) {
     const ParameterTable& table = layout.table();
     const Sharding& sharding = layout.sharding();
     const size_t blocks = layout.units() - 2;  // units: embedding, blocks from 1 on, final norm
-    const double value = sharding.wire == Wire::bf16 ? 2 : 4, groups = static_cast<double>(layout.groups()),
-                 others = static_cast<double>(layout.group_size()) - 1;
+    const double groups = static_cast<double>(layout.groups()), others = static_cast<double>(layout.group_size()) - 1;
     sent.group = static_cast<int>(layout.group_size());
     sent.groups = static_cast<int>(layout.groups());
-    sent.exchanged = sharding.wire == Wire::bf16 || layout.comm().reduce_order() == ReduceOrder::rank;
+    sent.exchanged = sharding.wire != Wire::fp32 || layout.comm().reduce_order() == ReduceOrder::rank;
     sent.first = static_cast<double>(table.unit(0).count + table.unit(1).count) / static_cast<double>(table.count());
     sent.forwards = layout.stage() == 3 ? micro_steps : layout.is_sliced();
     sent.backwards = layout.accumulates() ? 1 : micro_steps;
@@ -73,10 +78,10 @@ Sent sent_in_step(const ShardLayout& layout, int micro_steps, size_t element) {
         if (layout.stage() == 3 && u > 2 && u <= blocks) gathers += micro_steps - 1;
         if (layout.stage() == 3 && u > 0 && u + 1 < blocks) gathers += micro_steps;
         add(sent.weights, gathers, others * ((fp8 > 0 ? slice : 0) + (slice - fp8) * static_cast<double>(element)));
-        add(sent.gradients, sent.backwards, others * slice * value);
+        add(sent.gradients, sent.backwards, others * wire_bytes(layout.summed(u).count, sharding.wire));
         if (!layout.is_sliced()) add(sent.gradients, 1, others * slice * sizeof(float));
         if (groups == 1) continue;
-        add(sent.between_groups, 1, share * value);
+        add(sent.between_groups, 1, share * wire_bytes(1, layout.wire_between_groups()));
         add(sent.between_groups, 1, share * sizeof(float));
     }
     return sent;

@@ -52,6 +52,8 @@ void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
                 m.world == trainer.comm().world() ? "" : strprintf(", on %d ranks", m.world).c_str(),
                 format_bytes(m.bytes()).c_str(), seconds);
     for (const std::string& note : resumed.notes) std::printf("note: %s\n", note.c_str());
+    if (trainer.gradients().residuals() && state.residuals != trainer.comm().world())
+        std::printf("note: --reduce fp8 owes nothing yet: the checkpoint has residuals of %d ranks\n", state.residuals);
     if (!same_scales)
         std::printf("note: FP8 scales are measured anew in the next step: the recipe or the loss scale changed\n");
 }

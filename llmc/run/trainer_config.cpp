@@ -87,7 +87,8 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     config.fp8_layers = o.fp8_layers;
     config.sharding.stage = o.zero;
     config.sharding.within = o.shard_within;
-    config.sharding.wire = meaning<Wire>("reduce", o.reduce, {{"fp32", Wire::fp32}, {"bf16", Wire::bf16}});
+    config.sharding.wire =
+        meaning<Wire>("reduce", o.reduce, {{"fp32", Wire::fp32}, {"bf16", Wire::bf16}, {"fp8", Wire::fp8}});
     const ScheduleKind schedule = meaning<ScheduleKind>("schedule", o.schedule,
                                                         {{"cosine", ScheduleKind::cosine},
                                                          {"linear", ScheduleKind::linear},

@@ -21,12 +21,20 @@ void Gradients::plan() {
     if (comm.world() == 1) return;
     size_t largest = 0;  // of what one rank sums up
     for (size_t u = 0; u < layout_.units(); u++) largest = std::max(largest, layout_.summed(u).count);
-    const auto workspace = [&](size_t ranks, size_t count, bool accumulate) {
+    const auto workspace = [&](size_t ranks, size_t count, Wire wire, bool accumulate) {
         const Comm part = Comm::planned(static_cast<int>(ranks), comm.name(), comm.reduce_order());
-        return part.reduce_scatter_workspace(count, layout_.sharding().wire, accumulate);
+        return part.reduce_scatter_workspace(count, wire, accumulate);
     };
-    arena_.plan(&workspace_, std::max(workspace(layout_.group_size(), largest, !layout_.accumulates()),
-                                      workspace(layout_.groups(), largest / layout_.groups(), false)));
+    arena_.plan(
+        &workspace_,
+        std::max(workspace(layout_.group_size(), largest, layout_.sharding().wire, !layout_.accumulates()),
+                 workspace(layout_.groups(), largest / layout_.groups(), layout_.wire_between_groups(), false)));
+    if (residual_count() > 0) arena_.plan(&residuals_, residual_count());
+}
+
+size_t Gradients::residual_count() const {
+    const bool casts = layout_.sharding().wire == Wire::fp8 && layout_.group_size() > 1;
+    return casts ? layout_.table().count() : 0;
 }
 
 void Gradients::allocate(stream_t stream) {
@@ -37,6 +45,7 @@ void Gradients::allocate(stream_t stream) {
     const int group = static_cast<int>(layout_.group_size());
     comm_ = comm.neighbours(group, "gradients");
     if (layout_.groups() > 1) groups_comm_ = comm.counterparts(group, "gradients of all groups");
+    if (residuals_) set_bytes(residuals_, 0, residual_count() * sizeof(bf16), stream);
     reduce_stream_ = create_stream(StreamPriority::communication);
     computed_ = create_event();
     reduced_ = create_event();
@@ -102,7 +111,7 @@ void Gradients::reduce(size_t unit, stream_t stream) {
     wait(reduce_stream_, computed_);
     const CommRange range(names_[unit].c_str(), comm_, reduce_stream_);
     comm_.reduce_scatter(sum, whole(unit), part.count, layout_.sharding().wire, !accumulates && !first_, workspace_,
-                         reduce_stream_);
+                         reduce_stream_, feedback(unit));
     if (!accumulates) record(slots_[slot].reduced, reduce_stream_);
     if (layout_.groups() > 1 && last_) sum_over_groups(unit);
     if (!layout_.is_sliced() && last_)
@@ -110,12 +119,20 @@ void Gradients::reduce(size_t unit, stream_t stream) {
     record(reduced_, reduce_stream_);
 }
 
+// The first that a unit sends in a step looks whether the step before was skipped; what follows adds to that.
+Feedback Gradients::feedback(size_t unit) const {
+    if (!residuals_) return {};
+    const bool begins = first_ || layout_.accumulates();
+    return {residuals_ + layout_.table().unit(unit).begin, loss_scale_, begins ? skips_ : nullptr, keep_residuals_};
+}
+
 // Every group's sum of the slice: each rank sums the share that the norm takes from it, and all gather.
 void Gradients::sum_over_groups(size_t unit) {
     const CommRange range("sum over groups", groups_comm_, reduce_stream_);
     const ShardLayout::Part share = layout_.share(unit);
     float *sum = sums(unit, layout_.summed(unit)), *mine = sums(unit, share);
-    groups_comm_.reduce_scatter(mine, sum, share.count, layout_.sharding().wire, false, workspace_, reduce_stream_);
+    groups_comm_.reduce_scatter(mine, sum, share.count, layout_.wire_between_groups(), false, workspace_,
+                                reduce_stream_);
     groups_comm_.all_gather(sum, mine, share.count * sizeof(float), reduce_stream_);
 }
 

@@ -10,6 +10,11 @@
 // keep: micro-step by micro-step, and within one rank by rank. The loader deals out micro-batches in the same order, so
 // the sums of a step, and with them the whole run, have the same bits on any number of ranks, one included, and in any
 // stage, as long as each micro-batch has as many rows. (Groups of --shard-within sum on their own first.)
+//
+// With Wire::fp8 a rank keeps what its casts have lost (Feedback): residuals in BF16, one for each element of the table
+// whatever the stage, because it sends all of its gradient. They are part of a run's state. A skipped step leaves none;
+// a micro-step adds to those of the one before where each is sent. Between groups gradients travel in BF16, for which
+// nothing is kept.
 #pragma once
 #include <functional>
 
@@ -42,6 +47,14 @@ public:
     // The stream waits until all gradients are summed.
     void finish_reduce(stream_t stream);
 
+    // Of Wire::fp8 (see Feedback): what the model's gradients are multiples of, and whether the step before was
+    // skipped; both on the device.
+    void feed_back(const float* loss_scale, const int32_t* skips) { loss_scale_ = loss_scale, skips_ = skips; }
+    // Whether what is reduced changes residuals: not where it is only tried.
+    void keep_residuals(bool keep) { keep_residuals_ = keep; }
+    bf16* residuals() const { return residuals_; }  // nullptr: none
+    size_t residual_count() const;
+
     // The sums of what this rank updates of a unit, ShardLayout::slice(); and of its ShardLayout::share(), for the
     // norm: the same cut in every stage, so that all give one result.
     const float* slice(size_t unit) const { return sums(unit, layout_.slice(unit)); }
@@ -68,6 +81,7 @@ private:
     void plan();
     size_t kept() const { return layout_.accumulates() ? layout_.table().count() : layout_.slice_total(); }
     float* whole(size_t unit) const;
+    Feedback feedback(size_t unit) const;
     float* sums(size_t unit, const ShardLayout::Part& part) const;
     void sum_over_groups(size_t unit);
 
@@ -79,6 +93,10 @@ private:
     std::vector<Slot> slots_;
     std::vector<size_t> acquired_;  // and not reduced, by slot, in every stage
     char* workspace_ = nullptr;     // of reduce_scatter
+    bf16* residuals_ = nullptr;
+    const float* loss_scale_ = nullptr;
+    const int32_t* skips_ = nullptr;
+    bool keep_residuals_ = true;
     bool first_ = true, last_ = true;
     Observer observer_;
     stream_t reduce_stream_{};

@@ -49,6 +49,8 @@ public:
     // are.
     size_t group_size() const { return group_size_; }
     size_t groups() const { return static_cast<size_t>(comm_.world()) / group_size_; }
+    // What groups' sums travel as: a cast to FP8 would need residuals of its own.
+    Wire wire_between_groups() const { return sharding_.wire == Wire::fp8 ? Wire::bf16 : sharding_.wire; }
 
     struct Part {
         size_t begin, count;  // elements, in the unit

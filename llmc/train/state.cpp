@@ -194,6 +194,7 @@ Json state_json(const TrainerState& state) {
               {"loss_scale", {{"dynamic", o.dynamic}, {"scale", number(o.loss_scale)}, {"clean_steps", o.clean_steps}}},
               {"spikes", spikes_json(o.spikes)}};
     if (state.fp8) json["fp8"] = fp8_json(*state.fp8);
+    if (state.residuals > 0) json["residuals"] = state.residuals;
     return json;
 }
 
@@ -209,6 +210,7 @@ TrainerState state_from_json(const Json& json) {
     o.dynamic = yes(scale, "dynamic");
     o.spikes = spikes_from_json(field(json, "spikes"));
     if (json.contains("fp8")) state.fp8 = fp8_from_json(json["fp8"]);
+    if (json.contains("residuals")) state.residuals = static_cast<int>(count(json, "residuals"));
     return state;
 }
 

@@ -18,6 +18,7 @@ struct TrainerState {
     int64_t step = 0;  // finished
     OptimizerState optimizer;
     std::optional<Fp8Saved> fp8;
+    int residuals = 0;  // of so many ranks (Feedback), a set each
 };
 
 // Floats keep all their bits; those that are not finite become text.

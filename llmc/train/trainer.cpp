@@ -36,6 +36,11 @@ ModelSetup model_setup(const TrainerConfig& config) {
             config.loss,           config.end_token};
 }
 
+constexpr size_t kPiece = size_t{4} << 20;  // elements on the host at a time, of a state that is read
+
+// A tensor of the state: what a rank owes, all units behind each other.
+std::string residuals_of(int rank) { return strprintf("gradients.%d", rank); }
+
 const char* dtype_of(MomentFormat format) { return format == MomentFormat::bf16 ? "BF16" : "F32"; }
 
 // To the part's elements from `at` on. In BF16 to nearest, which keeps what was BF16.
@@ -105,6 +110,7 @@ MemoryByKind Trainer<Real>::memory() const {
     memory.workspace = model_.workspace_bytes() + (config_.forward_only ? 0 : optimizer_.workspace_bytes()) +
                        Matmul::planned_bytes(operand_type<Real>, product_shapes(), config_.fp8_scaling());
     if (verification_) memory.workspace += verification_->bytes();
+    memory.staging += gradients_.residual_count() * sizeof(bf16);
     for (size_t u = 0; u < layout_.units(); u++)
         for (const ParameterTensor& tensor : table_.unit(u).tensors) {
             const ShardLayout::Part part = ShardLayout::overlap(layout_.share(u), tensor);
@@ -122,7 +128,10 @@ void Trainer<Real>::allocate() {
     weights_.allocate(stream_);
     if (!config_.forward_only) gradients_.allocate(stream_);
     model_.allocate(stream_);
-    if (!config_.forward_only) optimizer_.allocate(stream_);
+    if (!config_.forward_only) {
+        optimizer_.allocate(stream_);
+        gradients_.feed_back(optimizer_.loss_scale(), &optimizer_.state()->consecutive_skips);
+    }
     if (verification_) verification_->allocate();
     matmul_.allocate();  // last: it can do with less
 }
@@ -269,7 +278,8 @@ void Trainer<Real>::see_tensors(Verified kind, bool again, const std::string& wh
     }
 }
 
-// The first time leaves no trace: gradients and sums of losses are overwritten, the states of FP8 tensors put back.
+// The first time leaves no trace: gradients and sums of losses are overwritten, the states of FP8 tensors put back,
+// residuals left as they are.
 // Between the two, working copies are made again: where they were wrong, the results differ too.
 template <class Real>
 template <class MicroStep>
@@ -282,6 +292,7 @@ void Trainer<Real>::make_twice(MicroStep&& micro_step) {
                     {"gradient of " + tensor.name, gradient + tensor.offset, tensor.count() * sizeof(float)}, false,
                     stream_);
         });
+        gradients_.keep_residuals(again);
         micro_step();
         gradients_.observe({});
     };
@@ -363,6 +374,8 @@ std::vector<DeviceSlice> Trainer<Real>::state_slices() {
     const bool is_first_group = static_cast<size_t>(comm_.rank()) < layout_.group_size();
     for (const DeviceSlice& slice : second_moments())
         if (is_first_group && slice.values) slices.push_back(slice);
+    if (gradients_.residuals())
+        slices.push_back({{residuals_of(comm_.rank()), "residual", 0, table_.count(), "BF16"}, gradients_.residuals()});
     return slices;
 }
 
@@ -377,6 +390,8 @@ std::vector<StateTensor> Trainer<Real>::state_tensors() const {
         }
     for (const auto& [slice, values] : second_moments())
         tensors.push_back({slice.tensor, {static_cast<int64_t>(slice.count)}, {slice.part}});
+    for (int r = 0; r < comm_.world() && gradients_.residual_count() > 0; r++)
+        tensors.push_back({residuals_of(r), {static_cast<int64_t>(table_.count())}, {"residual"}});
     return tensors;
 }
 
@@ -386,12 +401,28 @@ TrainerState Trainer<Real>::read_state() {
     state.step = step_;
     state.optimizer = optimizer_.read_state(stream_);
     if (fp8()) state.fp8 = fp8()->read_state(stream_);
+    if (gradients_.residuals()) state.residuals = comm_.world();
     return state;
+}
+
+// This rank's own; of other ranks than these they would be those of other micro-batches, and of another table.
+template <class Real>
+void Trainer<Real>::restore_residuals(const TrainerState& state, const ReadState& read) {
+    bf16* const residuals = gradients_.residuals();
+    if (!residuals) return;
+    set_bytes(residuals, 0, table_.count() * sizeof(bf16), stream_);
+    if (state.residuals != comm_.world()) return;
+    const DeviceSlice part{{residuals_of(comm_.rank()), "residual", 0, table_.count(), "BF16"}, residuals};
+    std::vector<float> values;
+    for (size_t at = 0; at < part.slice.count; at += kPiece) {
+        values.resize(std::min<size_t>(kPiece, part.slice.count - at));
+        read(part.slice.tensor, part.slice.part, at, values.size(), values.data());
+        write_moment(part, at, values, stream_);
+    }
 }
 
 template <class Real>
 bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
-    constexpr size_t kPiece = size_t{4} << 20;  // elements on the host at a time
     std::vector<float> values;
     for (size_t u = 0; u < table_.units().size(); u++) {
         const ShardLayout::Part held = layout_.slice(u);
@@ -414,6 +445,7 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
         read(slice.tensor, slice.part, 0, slice.count, values.data());
         write_through(static_cast<float*>(moments), values.data(), values.size(), stream_);
     }
+    restore_residuals(state, read);
     step_ = state.step;
     optimizer_.restore(state.optimizer, stream_);
     if (!fp8()) {

@@ -130,6 +130,7 @@ public:
 private:
     std::vector<DeviceSlice> slices_within(size_t unit, size_t begin, size_t count);
     std::vector<DeviceSlice> second_moments() const;
+    void restore_residuals(const TrainerState& state, const ReadState& read);
     std::vector<Matmul::LinearShape> product_shapes() const;
 
     // Of a step that is verified.

@@ -45,7 +45,7 @@ TEST_CASE("every kernel of a run is right" * doctest::test_suite(kOnce)) {
     SUBCASE("bf16") {}
     SUBCASE("bf16, several ranks, head dimension 64") {
         use = tiny_gpt(128, 2);
-        use.several_ranks = true;
+        use.several_ranks = use.fp8_wire = true;
     }
     SUBCASE("fp8 delayed, several ranks") { use.fp8 = use.several_ranks = true; }
     SUBCASE("fp8 delayed, E4M3 gradients, head dimension 128") {
@@ -336,6 +336,11 @@ TEST_CASE("a check needs no more than the run has") {
     CHECK(names(use).count("sum_pieces fp32") == 0);
     use.several_ranks = true;
     CHECK(names(use).count("sum_pieces fp32") == 1);
+    CHECK(names(use).count("cast_pieces fp8") == 0);
+    use.fp8_wire = true;
+    CHECK(names(use).count("cast_pieces fp8") == 1);
+    CHECK(names(use).count("sum_fp8_pieces") == 1);
+    use.fp8_wire = false;
     use.fp8 = true;
     CHECK(variants(use) == std::set<std::string>{"", kAllOfFp8, "layernorm_fp8", "gelu_fp8", "attention_fp8",
                                                  "layernorm_backward_fp8", "gelu_backward_fp8",

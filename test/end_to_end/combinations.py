@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws runs at random, and what must not change their bits: ranks, stages of ZeRO, a stop and a resumption, streams and
-threads in other orders, guarded memory, recomputation, verification, profiling. Each is compared with one process that
-does it in one go: losses, norms, validations, FP8's amaxes and scales, and weights have the same bits.
+threads in other orders, guarded memory, recomputation, verification, profiling. Each is compared with one process (with
+gradients in FP8: as many, at stage 0) that does it in one go: losses, norms, validations, FP8's amaxes and scales, and weights have the same bits.
 
     python3 test/end_to_end/combinations.py --cases 200 --seed 1        # one of them again: --first N --cases 1
 
@@ -94,9 +94,9 @@ def training(draw):
     return flags, steps, {"block": 0, "mxfp8": 2}.get(recipe, 3)
 
 
-def change(draw, most_zero, whole):
+def change(draw, most_zero, whole, choices):
     """(ranks, flags, environment) under which a run has the same bits."""
-    ranks = draw.choice([1, 2, 3])
+    ranks = draw.choice(choices)
     flags = ["--val-batches", SAMPLES // ranks, *draw.flag(0.3, "--recompute", "none", "gelu", "norm", "block"),
              *draw.flag(0.3, "--verify-every", 1, 2)]
     if ranks > 1:
@@ -137,7 +137,10 @@ def check(draw):
     """("equal" or "refused", "") or (what is wrong, the runs)."""
     flags, steps, most_zero = training(draw)
     one, other = new_path(), new_path()
-    done = run(one, 1, ["--val-batches", SAMPLES, *flags], {})
+    # In FP8 gradients depend on how many ranks send them, and on nothing else.
+    sender = draw.choice([2, 3]) if draw.random() < 0.2 else None
+    flags += ["--reduce", "fp8"] if sender else []
+    done = run(one, sender or 1, ["--val-batches", SAMPLES // (sender or 1), *flags, *(["--zero", 0] if sender else [])], {})
     if done.returncode == 2 and done.stderr.startswith("train_gpt: "):
         return "refused", ""
     if done.returncode != 0:
@@ -146,7 +149,7 @@ def check(draw):
     stop = draw.choice([None, *range(1, steps)])
     parts = [[]] if stop is None else [["--stop-after", stop], ["--resume", draw.choice(["latest", "auto"])]]
     for part in parts:
-        ranks, more, environment = change(draw, most_zero, stop is None)
+        ranks, more, environment = change(draw, most_zero, stop is None, [sender] if sender else [1, 2, 3])
         runs.append((ranks, [*more, *part], environment))
         done = run(other, ranks, [*flags, *more, *part], environment)
         if done.returncode != 0:

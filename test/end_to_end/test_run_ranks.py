@@ -207,6 +207,12 @@ class Planning(unittest.TestCase):
             return float(amount) * {"MiB": 1, "GiB": 1024}[unit]
         self.assertGreater(sent("--precision", "bf16"), sent() + 50)
         self.assertLess(sent("--reduce", "bf16"), sent() - 200)
+        # A byte, and 1/128 for scales, in place of two: of 7/8 of the parameters' gradients.
+        padded = 124475904
+        self.assertAlmostEqual(sent("--reduce", "bf16") - sent("--reduce", "fp8"), padded * 7 / 8 * (1 - 1 / 128) / 2**20,
+                               delta=0.5)
+        memory = self.plan(*flags, "--reduce", "fp8")
+        self.assertIn("with 2 bytes a parameter, on every rank, that --reduce fp8 owes", memory)
         self.assertGreater(float(self.rows(self.plan(*flags, "--world", "16", "--reduce", "bf16"))[2][5]),
                            float(self.rows(self.plan(*flags, "--reduce", "bf16"))[2][5]))  # between nodes
         self.assertIn("whole weights", self.plan(*flags, "--zero", "0", "--fp8-recipe", "block").split("Sharding")[1])

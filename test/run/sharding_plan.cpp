@@ -96,6 +96,9 @@ TEST_CASE("sharding plan: bytes and calls of the stages, by hand") {
     CHECK(one.weights.calls == 5);
     CHECK(one.gradients.bytes == 10752);
     CHECK(sent(stage(1, Wire::bf16)).gradients.bytes == 10752 / 2);
+    // Codes, and 16 bytes for a piece's scales: of 256, 192 (three times) and 64 elements.
+    CHECK(sent(stage(1, Wire::fp8)).gradients.bytes == 3 * (272 + 3 * 208 + 80));
+    CHECK(sent(stage(1, Wire::fp8)).exchanged);
 
     const Sent two = sent(stage(2), 3);
     CHECK(two.weights.bytes == 5376);
@@ -129,6 +132,8 @@ TEST_CASE("sharding plan: groups of ranks that share slices") {
     CHECK(half.between_groups.bytes == 2 * 0.5 * 1792 * 4);
     CHECK(half.between_groups.calls == 10);
     CHECK(sent(stage(1, Wire::bf16, 2)).between_groups.bytes == 0.5 * 1792 * (2 + 4));
+    CHECK(sent(stage(1, Wire::fp8, 2)).gradients.bytes == 528 + 3 * 400 + 144);
+    CHECK(sent(stage(1, Wire::fp8, 2)).between_groups.bytes == 0.5 * 1792 * (2 + 4));
     const Sent steps = sent(stage(3, Wire::fp32, 2), 2);  // between groups once a step
     CHECK(steps.gradients.bytes == 4 * 3584);
     CHECK(steps.between_groups.bytes == half.between_groups.bytes);

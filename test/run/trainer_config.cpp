@@ -39,7 +39,7 @@ TEST_CASE("trainer config: every word that a flag takes means something, and no 
     for (const auto field : {&Options::precision, &Options::recompute, &Options::schedule, &Options::fp8_recipe,
                              &Options::fp8_grad, &Options::fp8_amax_algo, &Options::fp8_fast_accum, &Options::reduce})
         CHECK_THROWS_AS(with(field, "auto"), Error);  // resolve() leaves none
-    CHECK_THROWS_WITH_AS(with(&Options::reduce, "fp16"), "--reduce fp16: expected one of fp32, bf16", Error);
+    CHECK_THROWS_WITH_AS(with(&Options::reduce, "fp16"), "--reduce fp16: expected one of fp32, bf16, fp8", Error);
     Options o;
     o.reduce_order = "ranks";
     CHECK_THROWS_AS(reduce_order(o), Error);
@@ -77,6 +77,7 @@ TEST_CASE("trainer config: words become what they say") {
     for (const char* set : {"k", "p", "q", "s"})
         CHECK(with(&Options::muon_ns, set).optimizer.muon.newton_schulz == *set);
     CHECK(with(&Options::reduce, "bf16").sharding.wire == Wire::bf16);
+    CHECK(with(&Options::reduce, "fp8").sharding.wire == Wire::fp8);
     Options o;
     CHECK(reduce_order(o) == ReduceOrder::any);
     o.reduce_order = "rank";

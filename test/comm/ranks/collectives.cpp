@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "llmc/check/reference_fp8_wire.h"
 #include "llmc/kernels/elementwise.h"
 #include "test/comm/ranks/ranks.h"
 
@@ -197,6 +198,42 @@ TEST_CASE("ranks: reduce_scatter") {
                                                whole.begin() + static_cast<long>((me + 1) * count));
                 CHECK(same(slice, actual));
             }
+        }
+    });
+}
+
+// The pieces that the ranks cast for this one, summed: onto what is there, and twice, with what the first time owed.
+TEST_CASE("ranks: reduce_scatter in FP8") {
+    for_each_communicator([](const Comm& comm) {
+        for (const size_t count : odd_counts()) {
+            CAPTURE(count);
+            const size_t ranks = as_size(comm.world()), me = as_size(comm.rank());
+            const auto values = random_by_rank<float>(comm.world(), count * ranks);
+            std::vector<std::vector<bf16>> owed(ranks, std::vector<bf16>(count * ranks));
+            DeviceArray<float> in(values[me]), out(std::vector<float>(count, 1.0f));
+            DeviceArray<bf16> residual(owed[me]);
+            Workspace workspace(comm.reduce_scatter_workspace(count, Wire::fp8, true));
+            std::vector<float> expected(count, 1.0f);
+            const uint64_t before = comm.traffic().reduce_scatter.bytes;
+            for (int time = 0; time < 2; time++) {
+                comm.reduce_scatter(out, in, count, Wire::fp8, true, workspace.get(), test_stream(), {residual});
+                const Fp8Piece piece{count};
+                std::vector<uint8_t> mine;
+                for (size_t r = 0; r < ranks; r++) {
+                    const auto cast = reference::cast_pieces(values[r], owed[r], comm.world(), count, 1);
+                    if (ranks > 1) owed[r] = cast.residual;  // one rank sends nothing
+                    const auto begin = cast.pieces.begin() + static_cast<long>(me * piece.bytes());
+                    mine.insert(mine.end(), begin, begin + static_cast<long>(piece.bytes()));
+                }
+                if (ranks > 1)
+                    expected = reference::sum_fp8_pieces(mine, comm.world(), count, expected);
+                else
+                    for (size_t i = 0; i < count; i++) expected[i] += values[0][i];
+                CHECK(same(out.download(), expected));
+                CHECK(same(residual.download(), owed[me]));
+            }
+            CHECK(comm.traffic().reduce_scatter.bytes - before == 2 * (ranks - 1) * Fp8Piece{count}.bytes());
+            CHECK(same(in.download(), values[me]));
         }
     });
 }

@@ -325,6 +325,8 @@ TEST_CASE("bytes between ranks are those of the planner's formula, and FP8 halve
             check_traffic<float>(config);
             config.wire = Wire::bf16;
             check_traffic<bf16>(config);
+            config.wire = Wire::fp8;
+            check_traffic<bf16>(config);
             config.recipe = "delayed";
             check_traffic<bf16>(config);
             config.layers = "all,-first,-block1.fc";
@@ -348,6 +350,8 @@ TEST_CASE("bytes between ranks are those of the planner's formula, and FP8 halve
                 config.stage = stage, config.micro_steps = micro_steps, config.within = within;
                 check_traffic<float>(config);
                 config.recipe = "delayed", config.wire = Wire::bf16;
+                check_traffic<bf16>(config);
+                config.wire = Wire::fp8;
                 check_traffic<bf16>(config);
             }
     // And in bytes by hand: every matrix of a block once as FP8, everything else as BF16.

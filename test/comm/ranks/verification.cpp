@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kT = 32;
 
-TrainerConfig config_of(int stage, const char* recipe, int micro_steps, bool verified) {
+TrainerConfig config_of(int stage, const char* recipe, int micro_steps, bool verified, Wire wire) {
     TrainerConfig config;
     config.model.name = "small";
     const bool block = recipe && recipe == std::string("block");  // which wants 128 channels and tokens
@@ -28,6 +28,7 @@ TrainerConfig config_of(int stage, const char* recipe, int micro_steps, bool ver
     config.micro_steps = micro_steps;
     if (recipe) config.fp8.emplace().recipe = fp8_recipe_from_name(recipe);
     config.sharding.stage = stage;
+    config.sharding.wire = wire;
     config.schedule = {ScheduleKind::constant, 2e-3, 0, 100, 0};
     config.adamw = {0.9, 0.95, 1e-8, 0.1};
     config.clip = 1.0;
@@ -41,8 +42,8 @@ struct Run {
     Trainer<Real> trainer;
     std::vector<double> numbers;
 
-    Run(int stage, const char* recipe, int micro_steps, bool verified)
-        : trainer(config_of(stage, recipe, micro_steps, verified), world()) {
+    Run(int stage, const char* recipe, int micro_steps, bool verified, Wire wire = Wire::fp32)
+        : trainer(config_of(stage, recipe, micro_steps, verified, wire), world()) {
         trainer.allocate();
         trainer.initialize(7);
     }
@@ -78,11 +79,11 @@ struct Run {
 };
 
 template <class Real>
-void check_no_trace(int stage, const char* recipe, int micro_steps) {
+void check_no_trace(int stage, const char* recipe, int micro_steps, Wire wire = Wire::fp32) {
     CAPTURE(stage);
     CAPTURE(micro_steps);
-    Run<Real> plain(stage, recipe, micro_steps, false), verified(stage, recipe, micro_steps, true);
-    for (int i = 0; i < 2; i++) {  // that which calibrates, and one with histories
+    Run<Real> plain(stage, recipe, micro_steps, false, wire), verified(stage, recipe, micro_steps, true, wire);
+    for (int i = 0; i < 2; i++) {  // that which calibrates, and one with histories and residuals
         plain.step();
         CHECK(verified.step() == "");
     }
@@ -112,6 +113,10 @@ TEST_CASE("verified steps leave no trace in any stage") {
     check_no_trace<bf16>(2, "mxfp8", 2);
     check_no_trace<float>(3, nullptr, 2);
     check_no_trace<bf16>(3, "current", 1);
+}
+
+TEST_CASE("verified steps leave no trace in what is owed of gradients in FP8") {
+    for (int stage = 0; stage <= 3; stage++) check_no_trace<bf16>(stage, nullptr, 1 + stage / 2 % 2, Wire::fp8);
 }
 
 TEST_CASE("verified steps name the rank whose memory went wrong") {

@@ -1,0 +1,129 @@
+// Kernels and launchers of fp8_wire.h.
+#include "llmc/comm/fp8_wire.h"
+
+#include "llmc/device/fp8_cast.cuh"
+#include "llmc/device/kernel.cuh"
+#include "llmc/kernels/block_scales.h"
+
+namespace llmc {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;  // a warp casts a block, a lane four elements of it
+static_assert(Fp8Piece::kBlock == 32 * 4 && Fp8Piece::kBlock % 16 == 0);
+constexpr int kPerThread = 8;  // of a sum
+
+bool is_aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+}  // namespace
+
+// x[i] = values[first + i], or 0 beyond `count`. `whole`: all four are there, in one access.
+template <class T>
+LLMC_DEVICE void load_four(float (&x)[4], const T* values, size_t first, size_t count, bool whole) {
+    if (whole) return load4(values + first, x);
+    LLMC_UNROLL
+    for (size_t i = 0; i < 4; i++) x[i] = first + i < count ? to_float(values[first + i]) : 0.0f;
+}
+
+// A row of blocks for each piece. `vector`: every piece and its residuals begin where four are read at once.
+template <bool vector>
+static __global__ void __launch_bounds__(kThreads)
+    cast_pieces_kernel(uint8_t* pieces, bf16* residual, const float* in, size_t count, Feedback feedback) {
+    const Fp8Piece piece{count};
+    const size_t block = static_cast<size_t>(blockIdx.x) * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (block >= piece.blocks()) return;
+    const size_t first = block * Fp8Piece::kBlock + lane * 4, start = blockIdx.y * count;
+    const bool whole = vector && first + 4 <= count;
+    const float loss_scale = feedback.loss_scale != nullptr ? *feedback.loss_scale : 1.0f;
+    float x[4], owed[4] = {};
+    load_four(x, in + start, first, count, whole);
+    if (residual != nullptr && (feedback.skips == nullptr || *feedback.skips == 0))
+        load_four(owed, residual + start, first, count, whole);
+
+    float largest = 0.0f;
+    LLMC_UNROLL
+    for (int i = 0; i < 4; i++) {
+        x[i] += owed[i] * loss_scale;
+        largest = max_float(largest, is_finite(x[i]) ? abs_float(x[i]) : 0.0f);
+    }
+    const int exponent = block_exponent(warp_max(largest));
+    const float scale = power_of_two(-exponent), scale_inv = power_of_two(exponent);
+    uint32_t codes = 0;
+    LLMC_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const bool finite = is_finite(x[i]);
+        const uint8_t code = finite ? to_e4m3(x[i] * scale).bits : kFp8NaN;
+        codes |= static_cast<uint32_t>(code) << (8 * i);
+        owed[i] = finite ? (x[i] - to_float(e4m3{code}) * scale_inv) / loss_scale : 0.0f;
+    }
+
+    uint8_t* to = pieces + blockIdx.y * piece.bytes();
+    if (first < piece.scales_begin()) store_word(to + first, codes);
+    to += piece.scales_begin();
+    if (lane == 0) to[block] = static_cast<uint8_t>(exponent + 127);
+    if (block + 1 == piece.blocks() && lane > 0 && lane <= (16 - piece.blocks() % 16) % 16) to[block + lane] = 0;
+    if (residual == nullptr || !feedback.store) return;
+    if (whole) return store4(residual + start + first, owed);
+    for (size_t i = 0; i < 4 && first + i < count; i++) residual[start + first + i] = to_bf16(owed[i]);
+}
+
+void cast_pieces(uint8_t* pieces, const float* inp, int world, size_t count, const Feedback& feedback,
+                 stream_t stream) {
+    if (count == 0) return;
+    if (!is_aligned(pieces, 16)) throw Error(ExitCode::failure, "cast_pieces: pieces begin at multiples of 16 bytes");
+    const size_t values = count * static_cast<size_t>(world);
+    const Fp8Piece piece{count};
+    const LaunchConfig config(
+        dim3(static_cast<unsigned>(div_up<size_t>(piece.blocks(), kWarps)), static_cast<unsigned>(world)),
+        dim3(kThreads), 0, stream);
+    const Access to = out(pieces, piece.bytes() * static_cast<size_t>(world)), from = in(inp, values),
+                 residual =
+                     feedback.store ? Access(inout(feedback.residual, values)) : Access(in(feedback.residual, values)),
+                 loss_scale = in(feedback.loss_scale, 1), skips = in(feedback.skips, 1);
+    if (count % 4 == 0 && is_aligned(inp, 16) && is_aligned(feedback.residual, 8))
+        launch<cast_pieces_kernel<true>>(config, {to, from, residual, loss_scale, skips}, pieces, feedback.residual,
+                                         inp, count, feedback);
+    else
+        launch<cast_pieces_kernel<false>>(config, {to, from, residual, loss_scale, skips}, pieces, feedback.residual,
+                                          inp, count, feedback);
+}
+
+// Eight elements a thread, which lie in one block.
+static __global__ void __launch_bounds__(kThreads)
+    sum_fp8_pieces_kernel(float* out, const uint8_t* pieces, int world, size_t count, bool accumulate, bool vector) {
+    const Fp8Piece piece{count};
+    const size_t first = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * kPerThread;
+    if (first >= count) return;
+    const bool whole = vector && first + kPerThread <= count;
+    float sum[8] = {};
+    if (accumulate) {
+        if (whole) load8(out + first, sum);
+        for (size_t i = 0; !whole && i < 8; i++) sum[i] = first + i < count ? out[first + i] : 0.0f;
+    }
+    for (int r = 0; r < world; r++) {
+        const uint8_t* from = pieces + static_cast<size_t>(r) * piece.bytes();
+        const float scale_inv = power_of_two(from[piece.scales_begin() + first / Fp8Piece::kBlock] - 127);
+        const uint32_t codes[2] = {load_word(from + first), load_word(from + first + 4)};  // a piece ends in zeros
+        float x[8];
+        uncast_8<e4m3>(x, codes);
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const float value = x[i] * scale_inv;
+            sum[i] = r > 0 || accumulate ? sum[i] + value : value;
+        }
+    }
+    if (whole) return store8(out + first, sum);
+    for (size_t i = 0; i < 8 && first + i < count; i++) out[first + i] = sum[i];
+}
+
+void sum_fp8_pieces(float* to, const uint8_t* pieces, int world, size_t count, bool accumulate, stream_t stream) {
+    if (count == 0) return;
+    const bool vector = is_aligned(to, 16);
+    launch<sum_fp8_pieces_kernel>(
+        {static_cast<unsigned>(div_up<size_t>(count, kThreads * kPerThread)), kThreads, 0, stream},
+        {accumulate ? inout(to, count) : out(to, count),
+         in(pieces, Fp8Piece{count}.bytes() * static_cast<size_t>(world))},
+        to, pieces, world, count, accumulate, vector);
+}
+
+}  // namespace llmc

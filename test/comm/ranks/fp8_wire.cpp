@@ -1,0 +1,270 @@
+// Training with gradients in FP8 between ranks: the same bits in every stage, an error that follows from the cast,
+// steps that are skipped, and a state that goes on elsewhere.
+#include "llmc/comm/fp8_wire.h"
+
+#include <cmath>
+#include <map>
+
+#include "llmc/device/transfer.h"
+#include "llmc/train/trainer.h"
+#include "test/comm/ranks/ranks.h"
+#include "test/model/all_weights.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+constexpr int kT = 32;
+
+TrainerConfig config_of(int stage, Wire wire, int micro_steps = 1, int within = 0) {
+    TrainerConfig config;
+    config.model.name = "small";  // sizes that no number of ranks divides
+    config.model.layers = 3, config.model.heads = 3, config.model.channels = 96;
+    config.model.vocab = 101, config.model.context = kT;
+    config.batch = 1, config.seq = kT;
+    config.micro_steps = micro_steps;
+    config.sharding.stage = stage, config.sharding.wire = wire, config.sharding.within = within;
+    config.schedule = {ScheduleKind::constant, 2e-3, 0, 100, 0};
+    config.adamw = {0.9, 0.95, 1e-8, 0.1};
+    config.clip = 1.0;
+    config.loss_scale = loss_scale_config("dynamic");
+    config.loss_scale.growth_interval = 2;
+    return config;
+}
+
+template <class Real>
+struct Run {
+    Trainer<Real> trainer;
+    std::vector<double> losses, norms;
+
+    explicit Run(const TrainerConfig& config) : trainer(config, world()) {
+        trainer.allocate();
+        trainer.initialize(7);
+    }
+    ~Run() { synchronize(trainer.stream()); }
+
+    void micro_step(int position) {
+        std::vector<int> tokens, targets;
+        for (int i = 0; i < kT; i++) tokens.push_back((position * 37 + i * i + 5) % 101);
+        for (const int token : tokens) targets.push_back((3 * token + 7) % 101);
+        trainer.micro_step(tokens.data(), targets.data());
+    }
+    StepResult step(int index) {
+        trainer.begin_step(false, true);
+        const int n = trainer.config().micro_steps;
+        for (int m = 0; m < n; m++) micro_step((index * n + m) * world().world() + world().rank());
+        trainer.finish_step();
+        const StepResult result = *trainer.take_result(0);
+        losses.push_back(result.loss), norms.push_back(result.state.norm);
+        return result;
+    }
+    // The last rank's loss scale alone is infinite for a moment: so are its gradients.
+    void skip() {
+        float* scale = const_cast<float*>(trainer.optimizer().loss_scale());
+        const float good = read_back(scale, trainer.stream());
+        if (world().rank() + 1 == world().world()) write_through(scale, INFINITY, trainer.stream());
+        trainer.begin_step(false, true);
+        micro_step(100 + world().rank());
+        write_through(scale, good, trainer.stream());
+        trainer.finish_step();
+        CHECK(trainer.take_result(0)->state.skip == 1);
+    }
+    std::vector<std::vector<float>> weights() { return all_weights(trainer.weights(), trainer.stream()); }
+    std::vector<bf16> residuals() {
+        return read_back(trainer.gradients().residuals(), trainer.gradients().residual_count(), trainer.stream());
+    }
+    void forget_residuals() {
+        set_bytes(trainer.gradients().residuals(), 0, trainer.gradients().residual_count() * sizeof(bf16),
+                  trainer.stream());
+        synchronize(trainer.stream());
+    }
+};
+
+double norm_of(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
+    double sum = 0;
+    for (size_t t = 0; t < a.size(); t++)
+        for (size_t i = 0; i < a[t].size(); i++) sum += std::pow(static_cast<double>(a[t][i]) - b[t][i], 2);
+    return std::sqrt(sum);
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("training");
+
+TEST_CASE("gradients in FP8: the same bits in every stage, with what is owed") {
+    const bool ordered = world().reduce_order() == ReduceOrder::rank;
+    for (const int micro_steps : {1, 2}) {
+        std::vector<std::vector<float>> first_weights;
+        std::vector<bf16> first_residuals;
+        std::vector<double> first_losses;
+        for (int stage = 0; stage <= 3; stage++) {
+            CAPTURE(stage);
+            CAPTURE(micro_steps);
+            Run<bf16> run(config_of(stage, Wire::fp8, micro_steps));
+            for (int i = 0; i < 5; i++) run.step(i);
+            CHECK(run.losses.front() > run.losses.back() * 1.01);  // it learns
+            if (world().world() == 1) {
+                CHECK(run.trainer.gradients().residuals() == nullptr);
+                continue;
+            }
+            const std::vector<bf16> residuals = run.residuals();
+            CHECK(!same_bits(residuals, std::vector<bf16>(residuals.size())));
+            // Otherwise stages 0 and 1 add micro-steps up before they send, 2 and 3 send each.
+            if (stage > 0 && (ordered || micro_steps == 1 || stage % 2 == 1)) {
+                CHECK(same_bits(run.weights(), first_weights));
+                CHECK(same_bits(residuals, first_residuals));
+                CHECK(run.losses == first_losses);
+            }
+            first_weights = run.weights(), first_residuals = residuals, first_losses = run.losses;
+        }
+    }
+}
+
+TEST_CASE("gradients in FP8: memory of residuals is planned, and is the same in every stage") {
+    for (int stage = 0; stage <= 3; stage++) {
+        Trainer<bf16> half(config_of(stage, Wire::bf16), world()), eighth(config_of(stage, Wire::fp8), world());
+        const size_t residuals = eighth.table().count() * sizeof(bf16);
+        if (world().world() == 1) {
+            CHECK(eighth.memory().gradients == half.memory().gradients);
+            continue;
+        }
+        CHECK(eighth.gradients().residual_count() == eighth.table().count());
+        CHECK(eighth.memory().staging - half.memory().staging == residuals);
+        size_t largest = 0;  // of what is summed
+        for (size_t u = 0; u < eighth.layout().units(); u++)
+            largest = std::max(largest, eighth.layout().summed(u).count);
+        const auto workspace = [&](Wire wire) { return world().reduce_scatter_workspace(largest, wire, stage > 1); };
+        const auto planned = [](size_t bytes) { return div_up(bytes, device_alignment()) * device_alignment(); };
+        CHECK(eighth.memory().gradients - planned(residuals) - planned(workspace(Wire::fp8)) ==
+              half.memory().gradients - planned(workspace(Wire::bf16)));
+        CHECK(workspace(Wire::fp8) < 0.6 * static_cast<double>(workspace(Wire::bf16)));
+    }
+}
+
+// One step of SGD: weights part by the rate times what the ranks' casts have lost. A code is off by 2^-4 of its value
+// at most, or by half of the smallest step, 2^-10, where the block's largest value is beyond 224: 128 of those are less
+// than 5.1e-5 of the block's norm. Updates are rounded to FP32: 2^-24 of a weight, and of its change.
+TEST_CASE("gradients in FP8: after one step of SGD weights are as close to FP32's as the cast's error says") {
+    if (world().world() == 1) return;
+    constexpr double rate = 0.5;
+    std::map<Wire, std::vector<std::vector<float>>> weights;
+    double norms = 0;  // of the ranks' gradients, added
+    for (const Wire wire : {Wire::fp32, Wire::bf16, Wire::fp8}) {
+        TrainerConfig config = config_of(2, wire);
+        config.optimizer.kind = OptimizerKind::sgd, config.optimizer.sgd = {0, false, 0};
+        config.schedule.lr = rate, config.clip = 0, config.loss_scale = loss_scale_config("off");
+        Run<float> run(config);
+        double squares = 0;
+        run.trainer.gradients().observe([&](size_t unit, const float* gradient) {
+            for (const float g : read_back(gradient, run.trainer.table().unit(unit).count, run.trainer.stream()))
+                squares += static_cast<double>(g) * static_cast<double>(g);
+        });
+        run.step(0);
+        weights[wire] = run.weights();
+        std::vector<double> all(as_size(world().world()));
+        squares = std::sqrt(squares);
+        world().host_all_gather(all.data(), &squares, sizeof squares);
+        norms = 0;
+        for (const double norm : all) norms += norm;
+    }
+    const std::vector<std::vector<float>>& exact = weights[Wire::fp32];
+    const std::vector<std::vector<float>> zeros = [&] {
+        std::vector<std::vector<float>> all = exact;
+        for (std::vector<float>& tensor : all) std::fill(tensor.begin(), tensor.end(), 0.0f);
+        return all;
+    }();
+    const double rounding = std::ldexp(norm_of(exact, zeros), -22);
+    const double eighth = norm_of(weights[Wire::fp8], exact), half = norm_of(weights[Wire::bf16], exact);
+    CHECK(eighth <= rate * norms * (std::ldexp(1, -4) + 5.1e-5) + rounding);
+    CHECK(half <= rate * norms * std::ldexp(1, -8) + rounding);
+    CHECK(eighth > 4 * half);  // it was FP8 that travelled
+}
+
+TEST_CASE("gradients in FP8: a step that is not finite is skipped everywhere, and nothing of it is owed") {
+    if (world().world() == 1) return;
+    for (int stage = 0; stage <= 3; stage++) {
+        CAPTURE(stage);
+        Run<bf16> skipped(config_of(stage, Wire::fp8)), fresh(config_of(stage, Wire::fp8)),
+            other(config_of(stage, Wire::fp8));
+        for (Run<bf16>* run : {&skipped, &fresh, &other}) run->step(0);
+        const auto before = skipped.weights();
+        skipped.skip(), fresh.skip();
+        CHECK(same_bits(skipped.weights(), before));
+        for (const bf16 owed : skipped.residuals())
+            if (!is_finite(to_float(owed))) FAIL_CHECK("a residual is not finite");
+        fresh.forget_residuals();
+        skipped.step(1), fresh.step(1);
+        CHECK(same_bits(skipped.weights(), fresh.weights()));
+        CHECK(same_bits(skipped.residuals(), fresh.residuals()));
+        // A control: after a step that was not skipped they do count.
+        Run<bf16> forgetful(config_of(stage, Wire::fp8));
+        forgetful.step(0);
+        forgetful.forget_residuals();
+        forgetful.step(1), other.step(1);
+        CHECK(!same_bits(forgetful.weights(), other.weights()));
+    }
+}
+
+TEST_CASE(
+    "gradients in FP8: a run that begins from a saved state has the residuals, and the bits, of one that went on") {
+    if (world().world() == 1) return;
+    for (const bool with_residuals : {true, false}) {
+        Run<bf16> whole(config_of(1, Wire::fp8)), begun(config_of(3, Wire::fp8));
+        for (int i = 0; i < 3; i++) whole.step(i);
+        // Every rank reads everything: what the others have goes to it.
+        std::map<std::string, std::vector<float>> values;
+        for (const StateTensor& tensor : whole.trainer.state_tensors())
+            for (const std::string& part : tensor.parts)
+                values[tensor.name + "." + part].resize(as_size(static_cast<int>(tensor.elements())));
+        std::vector<float> mine, all;
+        for (auto& [name, tensor] : values) {
+            mine.assign(tensor.size(), 0.0f);
+            for (const DeviceSlice& slice : whole.trainer.state_slices()) {
+                if (slice.slice.name() != name) continue;
+                float* to = mine.data() + slice.slice.start;
+                if (slice.slice.dtype == "F32")
+                    for (const float value :
+                         read_back(static_cast<const float*>(slice.values), slice.slice.count, whole.trainer.stream()))
+                        *to++ = value;
+                else
+                    for (const bf16 value :
+                         read_back(static_cast<const bf16*>(slice.values), slice.slice.count, whole.trainer.stream()))
+                        *to++ = to_float(value);
+            }
+            all.resize(mine.size() * as_size(world().world()));
+            world().host_all_gather(all.data(), mine.data(), mine.size() * sizeof(float));
+            for (size_t i = 0; i < all.size(); i++) tensor[i % mine.size()] += all[i];  // one rank has each
+        }
+        TrainerState state = whole.trainer.read_state();
+        CHECK(state.residuals == world().world());
+        state.step = whole.trainer.steps();
+        if (!with_residuals) state.residuals = world().world() + 1;  // of other ranks: they are dropped
+        begun.trainer.restore(
+            state, [&](const std::string& tensor, const std::string& part, uint64_t start, uint64_t count, float* out) {
+                std::copy_n(values.at(tensor + "." + part).begin() + static_cast<ptrdiff_t>(start), count, out);
+            });
+        for (int i = 3; i < 5; i++) whole.step(i), begun.step(i);
+        CHECK(same_bits(whole.weights(), begun.weights()) == with_residuals);
+        CHECK(same_bits(whole.residuals(), begun.residuals()) == with_residuals);
+    }
+}
+
+TEST_CASE("gradients in FP8: groups of ranks have the same weights") {
+    for (int within = 1; within < world().world(); within++) {
+        if (world().world() % within != 0) continue;
+        CAPTURE(within);
+        Run<bf16> run(config_of(3, Wire::fp8, 2, within));
+        for (int i = 0; i < 4; i++) run.step(i);
+        CHECK(run.losses.front() > run.losses.back() * 1.01);
+        CHECK((run.trainer.gradients().residuals() == nullptr) == (within == 1));
+        double sum = 0;
+        for (const std::vector<float>& tensor : run.weights())
+            for (const float value : tensor) sum = 1.000001 * sum + value;
+        std::vector<double> sums(as_size(world().world()));
+        world().host_all_gather(sums.data(), &sum, sizeof sum);
+        for (const double other : sums) CHECK(other == sum);
+    }
+}
+
+TEST_SUITE_END();
