@@ -78,7 +78,8 @@ ExitCode train(const Options& o, Admission& admission, const Inputs& inputs, Ran
         ranks.watchdog.begin_step(step);
         interrupted |= profiler.begin_step(step);
         const int micro_steps = static_cast<int>(o.batches.tokens_of(step) / micro_batch);
-        trainer.begin_step(!interrupted, records_fp8_after(step, o, trainer), micro_steps);
+        trainer.begin_step(!interrupted, records_fp8_after(step, o, trainer), micro_steps,
+                           probes_fp8_in(step, o, trainer));
         BatchFingerprint batch;
         for (int m = 0; m < micro_steps; m++) {
             {

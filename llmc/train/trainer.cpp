@@ -160,11 +160,12 @@ std::vector<float> Trainer<Real>::get_weight(const std::string& name) const {
 }
 
 template <class Real>
-void Trainer<Real>::begin_step(bool continues, bool count_losses, int micro_steps) {
+void Trainer<Real>::begin_step(bool continues, bool count_losses, int micro_steps, bool probes) {
     results_->begin(continues, stream_);
     matmul_.reset_counts();
     if (fp8()) fp8()->count_losses(count_losses);
-    micro_step_ = 0;
+    if (fp8() && probes) fp8()->clear_probed(stream_);
+    micro_step_ = 0, probes_ = probes;
     micro_steps_ = micro_steps ? micro_steps : config_.micro_steps;
     if (verifies(step_ + 1) && !verification_->has_begun()) begin_verification();
 }
@@ -174,6 +175,7 @@ void Trainer<Real>::micro_step(const int* tokens, const int* targets, float weig
     const int64_t total = int64_t{config_.batch} * config_.seq * micro_steps_ * comm_.world();
     const bool first = micro_step_ == 0, last = ++micro_step_ == micro_steps_;
     const auto make = [&] {
+        if (fp8()) fp8()->probe(probes_ && first);
         model_.train_micro_step(tokens, targets, weight / static_cast<float>(total), optimizer_.loss_scale(), first,
                                 stream_, last);
     };
@@ -295,7 +297,9 @@ void Trainer<Real>::make_twice(MicroStep&& micro_step) {
         const ProfileRange range("verify: the first time", stream_);
         if (fp8()) fp8()->put_aside(verification_->fp8_aside(), stream_);
         see_weights(false);
+        if (fp8()) fp8()->note(false);
         make(false);
+        if (fp8()) fp8()->note(true);
         see_results(false);
         if (fp8()) fp8()->put_back(verification_->fp8_aside(), stream_);
         matmul_.reset_counts();

@@ -75,8 +75,8 @@ public:
     std::vector<float> get_weight(const std::string& name) const;
 
     // `continues`: nothing has run since the step before. `count_losses`: casts to FP8 count what they lose.
-    // `micro_steps`: of this step; 0: as many as TrainerConfig says.
-    void begin_step(bool continues, bool count_losses, int micro_steps = 0);
+    // `micro_steps`: of this step; 0: as many as TrainerConfig says. `probes`: the first one is probed (linear.h).
+    void begin_step(bool continues, bool count_losses, int micro_steps = 0, bool probes = false);
     // See Optimizer.
     void scale_rate(double factor) { optimizer_.scale_rate(factor); }
     // tokens, targets (B, T), on the host. `weight`: of this micro-batch in the step's loss, beside the others.
@@ -154,6 +154,7 @@ private:
     Optimizer<Real> optimizer_;
     std::optional<StepResults> results_;    // and the stream: once allocated
     int micro_step_ = 0, micro_steps_ = 0;  // of this step
+    bool probes_ = false;
     int64_t step_ = 0;
     ProductCounts products_;
     std::optional<Verification> verification_;
