@@ -126,8 +126,8 @@ def layer_charts(runs):
     for quantity, title, scale in (("kurtosis", "FP8, inputs: kurtosis (3: normal)", "log"),
                                    ("largest_alignment", "FP8, gate and up: largest |cos| of a layer's rows", "linear"),
                                    ("forward_error", "FP8, outputs: relative error of a product", "log"),
-                                   ("input_gradient_error", "FP8, input gradients: relative error of a product", "log"),
-                                   ("weight_gradient_error", "FP8, weight gradients: relative error of a product", "log")):
+                                   ("dgrad_error", "FP8, input gradients: relative error of a product", "log"),
+                                   ("wgrad_error", "FP8, weight gradients: relative error of a product", "log")):
         curves = []
         for i, run in enumerate(runs):
             found = [(record["step"], [t[quantity] for t in record.get("fp8", record.get("fp8_errors", [])) if quantity in t])

@@ -41,10 +41,10 @@ struct Fp8Saved {
     std::vector<Fp8RankSums::Row> probed{};  // by layer and product, of the last probed step; none without a probe
 };
 
-// The products of a layer that a probe makes in BF16 as well, by their results.
-enum class Fp8Probed { forward, input_gradient, weight_gradient };
+// The products of a layer, which a probe makes in BF16 as well.
+enum class Fp8Probed { forward, dgrad, wgrad };
 constexpr int kFp8Probed = 3;
-constexpr const char* kFp8ProbedNames[] = {"forward_error", "input_gradient_error", "weight_gradient_error"};
+constexpr const char* kFp8ProbedNames[] = {"forward_error", "dgrad_error", "wgrad_error"};
 // ||FP8 - BF16|| / ||BF16|| from the sums of add_differences(): of zeros, as of nothing, NaN.
 double probed_error(const Fp8RankSums::Row& sums);
 

@@ -78,11 +78,11 @@ void Linear<Real>::probe_backward([[maybe_unused]] const Real* dinp, [[maybe_unu
         auto& probe = layers_.probe_;
         layers_.matmul_.dgrad(reinterpret_cast<bf16*>(probe.result), dout.value, probed_weight(pass.stream), N, C, OC,
                               pass.stream);
-        note_difference(Fp8Probed::input_gradient, dinp, static_cast<size_t>(N) * static_cast<size_t>(C), pass);
+        note_difference(Fp8Probed::dgrad, dinp, static_cast<size_t>(N) * static_cast<size_t>(C), pass);
         if (!pass.accumulate && (x.value != probe.x || probe.holder == tensors_)) {
             layers_.matmul_.wgrad(reinterpret_cast<float*>(probe.result), dout.value, x.value, N, C, OC, false,
                                   pass.stream);
-            note_difference(Fp8Probed::weight_gradient, static_cast<const float*>(layers_.gradients_.gradient(weight_)),
+            note_difference(Fp8Probed::wgrad, static_cast<const float*>(layers_.gradients_.gradient(weight_)),
                             static_cast<size_t>(OC) * static_cast<size_t>(C), pass);
         }
         layers_.matmul_.reset_counts(counts);

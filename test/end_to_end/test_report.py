@@ -97,7 +97,7 @@ class Contents(unittest.TestCase):
         expected |= {f"lost-{role}/{names[1]}/{count}" for role in ROLES for count in ("saturated", "underflowed")}
         expected |= {f"scale-{role}/{names[1]}/{which}" for role in ROLES for which in ("smallest", "median", "largest")}
         expected |= {f"{kind}/{names[1]}/{which}" for which in ("median", "largest") for kind in (
-            "kurtosis", "forward-error", "input-gradient-error", "weight-gradient-error")}
+            "kurtosis", "forward-error", "dgrad-error", "wgrad-error")}
         self.assertEqual(curves.keys(), expected)
         for run, name in zip(runs, names):
             loss = curves[f"loss/{name}/training"]

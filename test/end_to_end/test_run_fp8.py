@@ -172,7 +172,7 @@ class Fp8(unittest.TestCase):
 
     def test_probe(self):
         """Errors of every layer's products, and all bits of the run as without; the same ones from every stage."""
-        PRODUCTS = ("forward_error", "input_gradient_error", "weight_gradient_error")
+        PRODUCTS = ("forward_error", "dgrad_error", "wgrad_error")
         LAYERS = [f"h.{l}.{linear}" for l in (0, 1) for linear in ("qkv", "attn_proj", "fc", "fc_proj")]
 
         def trained(*flags, ranks=1, products=(24, 3, 0)):

@@ -155,9 +155,8 @@ TEST_CASE("fp8 probe: errors are those of FP64 products of the same operands") {
             return transposed(values, rows, channels);
         };
         check_error(run.error(Fp8Probed::forward), {x8, w8, C}, {x, w, C}, true);
-        check_error(run.error(Fp8Probed::input_gradient), {dout8, columns(w8, OC, C), OC},
-                    {dout, columns(w, OC, C), OC}, true);
-        check_error(run.error(Fp8Probed::weight_gradient), {columns(dout8, N, OC), columns(x8, N, C), N},
+        check_error(run.error(Fp8Probed::dgrad), {dout8, columns(w8, OC, C), OC}, {dout, columns(w, OC, C), OC}, true);
+        check_error(run.error(Fp8Probed::wgrad), {columns(dout8, N, OC), columns(x8, N, C), N},
                     {columns(dout, N, OC), columns(x, N, C), N}, false);
     }
 }
@@ -169,8 +168,8 @@ TEST_CASE("fp8 probe: errors of random operands are as large as the formats say"
         run.run();
         const int gradient_bits = scaling_of(recipe) == Fp8Scaling::tensor ? 2 : 3;
         CHECK(Range(3, 3).has(run.error(Fp8Probed::forward)));
-        CHECK(Range(gradient_bits, 3).has(run.error(Fp8Probed::input_gradient)));
-        CHECK(Range(gradient_bits, 3).has(run.error(Fp8Probed::weight_gradient)));
+        CHECK(Range(gradient_bits, 3).has(run.error(Fp8Probed::dgrad)));
+        CHECK(Range(gradient_bits, 3).has(run.error(Fp8Probed::wgrad)));
     }
 }
 
