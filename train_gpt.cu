@@ -76,8 +76,11 @@ ExitCode train(const Options& o, Admission& admission, const Inputs& inputs, Ran
         ranks.watchdog.begin_step(step);
         interrupted |= profiler.begin_step(step);
         const int micro_steps = static_cast<int>(o.batches.tokens_of(step) / micro_batch);
-        const int length = static_cast<int>(o.sequences.tokens_of(step));
-        trainer.begin_step(!interrupted, records_fp8_after(step, o, trainer), micro_steps, length);
+        trainer.begin_step({.continues = !interrupted,
+                            .count_losses = records_fp8_after(step, o, trainer),
+                            .probes = probes_fp8_in(step, o, trainer),
+                            .micro_steps = micro_steps,
+                            .length = static_cast<int>(o.sequences.tokens_of(step))});
         BatchFingerprint batch;
         for (int m = 0; m < micro_steps; m++) {
             {

@@ -121,13 +121,17 @@ def fp8_charts(runs):
     return charts
 
 
-def outlier_charts(runs):
+def layer_charts(runs):
     charts = []
     for quantity, title, scale in (("kurtosis", "FP8, inputs: kurtosis (3: normal)", "log"),
-                                   ("largest_alignment", "FP8, gate and up: largest |cos| of a layer's rows", "linear")):
+                                   ("largest_alignment", "FP8, gate and up: largest |cos| of a layer's rows", "linear"),
+                                   ("forward_error", "FP8, outputs: relative error of a product", "log"),
+                                   ("dgrad_error", "FP8, input gradients: relative error of a product", "log"),
+                                   ("wgrad_error", "FP8, weight gradients: relative error of a product", "log")):
         curves = []
         for i, run in enumerate(runs):
-            found = [(record["step"], [t[quantity] for t in record["fp8"] if quantity in t]) for record in run.fp8]
+            found = [(record["step"], [t[quantity] for t in record.get("fp8", record.get("fp8_errors", [])) if quantity in t])
+                     for record in [*run.fp8, *run.other]]
             for name, of, style in (("median", statistics.median, "line"), ("largest", max, "dotted")):
                 points = [(step, of(values)) for step, values in found if values]
                 if points:
@@ -157,7 +161,7 @@ def charts_of(runs, comparisons):
         chart("power", "Power of all cards", "W", recorded(runs, "watts", "watts")),
         chart("energy", "Energy", "J/token", recorded(runs, "joules_per_token", "joules per token")),
         *fp8_charts(runs),
-        *outlier_charts(runs),
+        *layer_charts(runs),
     ]
     return [c for c in found if c["curves"]]
 

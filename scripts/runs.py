@@ -72,7 +72,7 @@ def read_records(path):
 
 
 def scalars(record):
-    """{name: number} of a record's step: its own, those of "products" and of every FP8 tensor, named as --tensorboard
+    """{name: number} of a record's step: its own, those of "products", of every FP8 tensor and of a probe's layers, named as --tensorboard
     names them. What is not finite (null, with its word in "nonfinite") is NaN or infinite here."""
     def numbers(prefix, values):
         words = values.get("nonfinite")  # a count in an FP8 tensor
@@ -83,6 +83,8 @@ def scalars(record):
     found = numbers("", record) | numbers("products/", record.get("products", {}))
     for tensor in record.get("fp8", []):
         found |= numbers(f"fp8/{tensor['tensor']}/", tensor)
+    for layer in record.get("fp8_errors", []):
+        found |= numbers(f"fp8/{layer['layer']}/", layer)
     return found
 
 

@@ -19,7 +19,7 @@ FAMILIES = [
     ("optimizer", r"adamw|update_kernel|muon_|copy_matrix|_squares|rates_kernel|global_norm|clip_|add_partials|loss_scale|prepare_step|spike"),
     ("communication", r"pieces|nccl"),
     ("verification", r"checksum"),
-    ("records of FP8", r"moments_kernel|cosines_kernel|alignment_kernel"),
+    ("records of FP8", r"moments_kernel|differences_kernel|cosines_kernel|alignment_kernel"),
     ("quantization", r"quantize|dequantize|product_factors|transpose_codes|smoothing|scale|amax|fp8"),
     ("biases and their gradients, column sums", r"bias|column"),
     ("loss", r"softmax_cross_entropy|sum_losses"),

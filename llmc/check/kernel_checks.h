@@ -20,6 +20,7 @@ struct KernelUse {
     bool e4m3_gradients = false;
     bool current_scaling = false;  // measured first, then written
     bool smooth = false;           // channels of SwiGLU's output have factors
+    bool probe = false;            // products in FP8 are compared with BF16's
     bool several_ranks = false;
     bool fp8_wire = false;  // between them
     OptimizerKind optimizer = OptimizerKind::adamw;

@@ -33,6 +33,22 @@ std::string check_moments(stream_t stream) {
 }
 
 template <class T>
+std::string check_differences(stream_t stream) {
+    std::vector<T> actual(kCount), expected(kCount);
+    const auto numbers = reference::random_normal<float>(kCount, 3.0f, 213);
+    const auto errors = reference::random_normal<float>(kCount, 0.1f, 214);
+    for (size_t i = 0; i < kCount; i++) expected[i] = to<T>(numbers[i]), actual[i] = to<T>(numbers[i] + errors[i]);
+    Trial trial(stream);
+    const T *a = trial.input(actual), *e = trial.input(expected);
+    double* parts = trial.scratch<double>(moment_parts(kCount));
+    double* sums = trial.result("sums", {{"", 3}}, std::vector<double>(3, 0.0));
+    trial.run_twice([&] { add_differences(sums, parts, a, e, kCount, stream); });
+    trial.note(not_within(trial.shape_of(sums), trial.read(sums),
+                          reference::differences(reference::to_doubles(actual), reference::to_doubles(expected))));
+    return trial.problem();
+}
+
+template <class T>
 std::string check_alignment(int channels, stream_t stream) {
     constexpr size_t F = 77;
     const size_t C = static_cast<size_t>(channels);
@@ -63,6 +79,10 @@ void add_outliers(Items& items, const KernelUse& use) {
     const bool codes = use.scaling == Fp8Scaling::tensor;
     if (codes) items.push_back({"add_moments e4m3", "kernels", "", check_moments<e4m3>});
     if (!codes || use.smooth) items.push_back({"add_moments bf16", "kernels", "", check_moments<bf16>});
+    if (use.probe) {
+        items.push_back({"add_differences bf16", "kernels", "", check_differences<bf16>});
+        items.push_back({"add_differences fp32", "kernels", "", check_differences<float>});
+    }
     if (use.activation != Activation::swiglu) return;
     items.push_back(codes                              ? alignment_item<e4m3>("e4m3", use.channels)
                     : use.scaling == Fp8Scaling::block ? alignment_item<float>("fp32", use.channels)

@@ -1,4 +1,4 @@
-// Kurtosis and alignment (llmc/kernels/outliers.h) in FP64. For the card check and for tests.
+// Kurtosis, differences and alignment (llmc/kernels/outliers.h) in FP64. For the card check and for tests.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -13,6 +13,17 @@ inline Bounded moments(const std::vector<double>& x) {
     const double n = static_cast<double>(x.size());
     std::vector<double> sums = {n, 0, 0};
     for (const double value : x) sums[1] += value * value, sums[2] += value * value * value * value;
+    return Bounded(sums, 2 * (n + 8) * 0x1p-53, 0);
+}
+
+// n, the sum of (actual - expected)^2, the sum of expected^2: differences may round, before they are squared.
+inline Bounded differences(const std::vector<double>& actual, const std::vector<double>& expected) {
+    const double n = static_cast<double>(expected.size());
+    std::vector<double> sums = {n, 0, 0};
+    for (size_t i = 0; i < expected.size(); i++) {
+        const double difference = actual[i] - expected[i];
+        sums[1] += difference * difference, sums[2] += expected[i] * expected[i];
+    }
     return Bounded(sums, 2 * (n + 8) * 0x1p-53, 0);
 }
 

@@ -48,6 +48,7 @@ KernelUse use_of(const TrainerConfig& config, bool fp32, int ranks) {
     use.e4m3_gradients = config.fp8 && config.fp8->e4m3_gradients;
     use.current_scaling = config.fp8 && config.fp8->recipe == Fp8Recipe::current;
     use.smooth = config.fp8 && config.fp8->smooth;
+    use.probe = config.fp8 && config.fp8->probe;
     use.several_ranks = ranks > 1;
     use.fp8_wire = ranks > 1 && config.sharding.wire == Wire::fp8;
     use.optimizer = config.optimizer.kind;

@@ -4,14 +4,13 @@
 #include <limits>
 #include <vector>
 
-#include "llmc/comm/comm.h"
-#include "llmc/shard/arena.h"
+#include "llmc/fp8/rank_sums.h"
 
 namespace llmc {
 
 // Of one layer and all ranks. NaN: not measured.
 struct Fp8Outliers {
-    double moments[3]{};                           // of x: see add_moments()
+    Fp8RankSums::Row moments{};                    // of x: see add_moments()
     float alignment[2]{kUnmeasured, kUnmeasured};  // of a weight with gate and up: see gate_alignment()
 
     static constexpr float kUnmeasured = std::numeric_limits<float>::quiet_NaN();
@@ -25,7 +24,7 @@ public:
     void plan(Arena& arena, int layers);
     void clear(stream_t stream);
 
-    double* moments(int layer) const { return moments_ + 3 * layer; }
+    double* moments(int layer) const { return moments_.row(static_cast<size_t>(layer)); }
     float* alignment(int layer) const { return alignments_ + 2 * layer; }
 
     // Since the last clear(), a layer an element: a collective that waits for the device.
@@ -35,7 +34,7 @@ public:
 
 private:
     size_t layers_ = 0;
-    double* moments_ = nullptr;    // (layers, 3): see add_moments()
+    Fp8RankSums moments_;          // a layer a row: see add_moments()
     float* alignments_ = nullptr;  // (layers, 2): see gate_alignment()
 };
 

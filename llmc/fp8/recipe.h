@@ -41,6 +41,7 @@ struct Fp8Config {
     bool e4m3_gradients = false;  // E4M3 instead of E5M2 for output gradients; blocks always are
     bool smooth = false;          // inputs whose layers ask for it get a factor for each channel (smoothing.h)
     Fp8FallbackRule fallback;
+    bool probe = false;  // some micro-steps make products in BF16 as well (Fp8Registry::probe())
 };
 constexpr int kMaxAmaxHistory = 1024;
 

@@ -1,5 +1,7 @@
 #include "llmc/fp8/registry.h"
 
+#include <cmath>
+
 #include "llmc/comm/comm_range.h"
 #include "llmc/device/trace.h"
 #include "llmc/device/transfer.h"
@@ -27,6 +29,8 @@ Fp8Config resolved(Fp8Config config) {
 }
 
 }  // namespace
+
+double probed_error(const Fp8RankSums::Row& sums) { return std::sqrt(sums[1] / sums[2]); }
 
 Fp8Registry::Fp8Registry(const Fp8Config& config, const Comm& comm)
     : comm_(comm), config_(resolved(config)), scaling_(scaling_of(config.recipe)) {}
@@ -73,6 +77,7 @@ void Fp8Registry::plan(Arena& arena) {
     arena.plan(&bad_flag_, 1);
     outliers_.plan(arena, layers());
     smoothing_.plan(arena, comm_);
+    if (config_.probe) probed_.plan(arena, static_cast<size_t>(layers()) * kFp8Probed);
     if (comm_.world() > 1) {
         arena.plan(&packed_, 2 * n);
         arena.plan(&workspace_, comm_.all_reduce_workspace<float>(2 * n));
@@ -90,6 +95,7 @@ void Fp8Registry::allocate(stream_t stream) {
     fp8_reset(states_, history_, count(), config_, stream);
     fp8_reset(evaluation_, history_, count(), config_, stream);
     outliers_.clear(stream);
+    probed_.clear(stream);
     smoothing_.allocate(stream);
     if (!falls_back()) return;
     const size_t n = static_cast<size_t>(count());
@@ -174,12 +180,10 @@ void Fp8Registry::clear_counts(stream_t stream) {
     outliers_.clear(stream);
 }
 
-void Fp8Registry::put_aside(Fp8State* copy, stream_t stream) {
-    is_rehearsal_ = true;
+void Fp8Registry::put_aside(Fp8State* copy, stream_t stream) const {
     if (count() > 0) copy_on_device(copy, states_, static_cast<size_t>(count()) * sizeof(Fp8State), stream);
 }
 void Fp8Registry::put_back(const Fp8State* copy, stream_t stream) {
-    is_rehearsal_ = false;
     if (count() > 0) copy_on_device(states_, copy, static_cast<size_t>(count()) * sizeof(Fp8State), stream);
 }
 
@@ -222,6 +226,7 @@ Fp8Saved Fp8Registry::read_state(stream_t stream) const {
             tensor.smoothing = smoothing_.text(place_of(layer), stream);
     }
     saved.outliers = outliers_.read(comm_, stream);
+    saved.probed = probed_.read(comm_, stream);
     return saved;
 }
 
@@ -301,6 +306,7 @@ bool Fp8Registry::restore(const Fp8Saved& saved, stream_t stream) {
     write_through(states_, states.data(), n, stream);
     write_through(history_, history.data(), history.size(), stream);
     if (saved.outliers.size() == static_cast<size_t>(layers())) outliers_.restore(saved.outliers, comm_, stream);
+    if (saved.probed.size() == probed_.rows()) probed_.restore(saved.probed, comm_, stream);
     if (!falls_back()) return true;
     write_through(watches_, watches.data(), n, stream);
     if (!saved.watched) return true;

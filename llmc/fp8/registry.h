@@ -37,8 +37,16 @@ struct Fp8Saved {
     bool calibrated = false, watched = false;  // watched: there are verdicts
     std::vector<std::string> left;             // layers that go on in BF16
     std::vector<Fp8SavedTensor> tensors;
-    std::vector<Fp8Outliers> outliers{};  // by layer, since the last record
+    std::vector<Fp8Outliers> outliers{};     // by layer, since the last record
+    std::vector<Fp8RankSums::Row> probed{};  // by layer and product, of the last probed step; none without a probe
 };
+
+// The products of a layer, which a probe makes in BF16 as well.
+enum class Fp8Probed { forward, dgrad, wgrad };
+constexpr int kFp8Probed = 3;
+constexpr const char* kFp8ProbedNames[] = {"forward_error", "dgrad_error", "wgrad_error"};
+// ||FP8 - BF16|| / ||BF16|| from the sums of add_differences(): of zeros, as of nothing, NaN.
+double probed_error(const Fp8RankSums::Row& sums);
 
 class Fp8Registry {
 public:
@@ -80,8 +88,22 @@ public:
     QuantizePass write_pass() const { return count_losses_ ? QuantizePass::write_counted : QuantizePass::write; }
 
     // Whether training passes note kurtosis and alignment too, for that record.
-    bool looks_for_outliers() const { return looks_for_outliers_ && !is_rehearsal_; }
+    bool looks_for_outliers() const { return looks_for_outliers_ && notes_; }
     const Fp8OutlierSums& outlier_sums() const { return outliers_; }
+
+    // Whether training passes make the products in BF16 as well, and sum up how far theirs are from those, until told
+    // otherwise; in runs that are planned with a probe.
+    void probe(bool on) { probes_ = on && config_.probe; }
+    bool probes() const { return probes_ && notes_; }
+    // Off: neither a probe nor outliers are noted, in a micro-step that will be made again.
+    void note(bool on) { notes_ = on; }
+    double* probed_sums(int layer, Fp8Probed product) const { return probed_.row(probed_row(layer, product)); }
+    // By layer and product, since they were last cleared: a collective that waits for the device.
+    std::vector<Fp8RankSums::Row> read_probed(stream_t stream) const { return probed_.read(comm_, stream); }
+    void clear_probed(stream_t stream) { probed_.clear(stream); }
+    static size_t probed_row(int layer, Fp8Probed product) {
+        return static_cast<size_t>(layer) * kFp8Probed + static_cast<size_t>(product);
+    }
 
     // On the device, `count()` of them.
     const Fp8State* states() const { return states_; }
@@ -114,9 +136,8 @@ public:
     std::vector<Fp8Fallback> take_fallbacks();
     bool has_left(int layer) const { return left_[static_cast<size_t>(layer)]; }
     void clear_counts(stream_t stream);
-    // What casts change (count() states), aside and back: for a micro-step that is made twice. Between the two nothing
-    // is noted for records.
-    void put_aside(Fp8State* copy, stream_t stream);
+    // What casts change (count() states), aside and back: for a micro-step that is made twice.
+    void put_aside(Fp8State* copy, stream_t stream) const;
     void put_back(const Fp8State* copy, stream_t stream);
 
     // For checkpoints; they wait for the device. read_state() is a collective. A restored run first marks the layers
@@ -143,9 +164,11 @@ private:
     std::vector<bool> left_;
     std::vector<int> smooth_;  // by layer: its place in smoothing_; -1: none
     bool calibrated_ = false;
-    bool count_losses_ = falls_back(), looks_for_outliers_ = false, is_rehearsal_ = false;
+    bool count_losses_ = falls_back(), looks_for_outliers_ = false;
+    bool probes_ = false, notes_ = true;
     Fp8OutlierSums outliers_;
     Fp8Smoothing smoothing_;
+    Fp8RankSums probed_;
 
     Fp8State* states_ = nullptr;      // (layers, 3)
     Fp8State* evaluation_ = nullptr;  // (layers, 3)

@@ -74,7 +74,7 @@ void gelu_backward(Real* dinp, float* dbias, float* scratch, const Real* dout, c
     const size_t n = static_cast<size_t>(N) * C;
     launch<gelu_backward_kernel<Real>>({plan.grid(), dim3(kColumnSumThreads), 0, stream}, out(dinp, n),
                                        out(scratch, plan.scratch(C)), in(dout, n), in(inp, n), N, C, plan.lanes);
-    reduce_column_parts(dbias, nullptr, scratch, plan.parts, C, C, accumulate, stream);
+    if (dbias) reduce_column_parts(dbias, nullptr, scratch, plan.parts, C, C, accumulate, stream);
 }
 
 template void gelu_forward(float*, const float*, size_t, stream_t);

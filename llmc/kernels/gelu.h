@@ -16,7 +16,7 @@ void gelu_forward(Real* out, const Real* inp, size_t n, stream_t stream);
 // dbias[c] = sum over n of the FP32 values before they are rounded to dinp; added to dbias when `accumulate`.
 //
 //   dinp, dout, inp (N, C) Real; dinp may be dout (or inp). N >= 1, C % 8 == 0
-//   dbias           (C) float
+//   dbias           (C) float; nullptr: not wanted
 //   scratch         gelu_backward_scratch(N, C) floats, contents irrelevant
 //
 // Moves 3 sizeof(Real) bytes an element (6 in bf16): the bias gradient costs no pass of its own. Deterministic

@@ -10,7 +10,7 @@ namespace llmc {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kMoments = 2;  // of x^2 and of x^4
+constexpr int kMoments = 2;  // of x^2 and of x^4, or of differences' squares and of values'
 // As of the global norm: enough for each block to do, and enough blocks for any GPU.
 constexpr size_t kElementsPerBlock = 32768, kMaxBlocks = 1024;
 
@@ -65,6 +65,30 @@ static __global__ void __launch_bounds__(kThreads) moments_kernel(double* parts,
     parts[kMoments * blockIdx.x + 1] = fourths;
 }
 
+template <class T>
+static __global__ void __launch_bounds__(kThreads)
+    differences_kernel(double* parts, const T* actual, const T* expected, size_t n) {
+    LLMC_SHARED(double, shared, [kThreads]);
+    const size_t stride = static_cast<size_t>(gridDim.x) * kThreads * 8;
+    double differences = 0, squares = 0;
+    for (size_t i = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * 8; i < n; i += stride) {
+        float x[8], y[8];
+        load_values(actual + i, x);
+        load_values(expected + i, y);
+        LLMC_UNROLL
+        for (int k = 0; k < 8; k++) {
+            const double difference = static_cast<double>(x[k]) - static_cast<double>(y[k]);
+            differences += difference * difference;
+            squares += static_cast<double>(y[k]) * static_cast<double>(y[k]);
+        }
+    }
+    differences = block_total(differences, shared);
+    squares = block_total(squares, shared);
+    if (threadIdx.x != 0) return;
+    parts[kMoments * blockIdx.x] = differences;
+    parts[kMoments * blockIdx.x + 1] = squares;
+}
+
 static __global__ void __launch_bounds__(kThreads)
     add_moments_kernel(double* sums, const double* parts, int count, size_t n, const Fp8State* state) {
     LLMC_SHARED(double, shared, [kThreads]);
@@ -82,11 +106,15 @@ static __global__ void __launch_bounds__(kThreads)
     sums[2] = fma(fourths, scale2 * scale2, sums[2]);
 }
 
+static size_t checked_blocks(const char* what, size_t n) {
+    if (n % 8 != 0) throw Error(ExitCode::failure, strprintf("%s: %zu values are not a multiple of 8", what, n));
+    return moment_blocks(n);
+}
+
 template <class T>
 void add_moments(double* sums, double* parts, const T* values, size_t n, const Fp8State* state, stream_t stream) {
     if (n == 0) return;
-    if (n % 8 != 0) throw Error(ExitCode::failure, strprintf("add_moments: %zu values are not a multiple of 8", n));
-    const size_t blocks = moment_blocks(n);
+    const size_t blocks = checked_blocks("add_moments", n);
     launch<moments_kernel<T>>({dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream},
                               out(parts, kMoments * blocks), in(values, n), n);
     launch<add_moments_kernel>({dim3(1), dim3(kThreads), 0, stream}, inout(sums, size_t{3}),
@@ -95,6 +123,20 @@ void add_moments(double* sums, double* parts, const T* values, size_t n, const F
 
 template void add_moments(double*, double*, const e4m3*, size_t, const Fp8State*, stream_t);
 template void add_moments(double*, double*, const bf16*, size_t, const Fp8State*, stream_t);
+
+template <class T>
+void add_differences(double* sums, double* parts, const T* actual, const T* expected, size_t n, stream_t stream) {
+    if (n == 0) return;
+    const size_t blocks = checked_blocks("add_differences", n);
+    launch<differences_kernel<T>>({dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream},
+                                  out(parts, kMoments * blocks), in(actual, n), in(expected, n), n);
+    launch<add_moments_kernel>({dim3(1), dim3(kThreads), 0, stream}, inout(sums, size_t{3}),
+                               in(parts, kMoments * blocks), static_cast<int>(blocks), n,
+                               in(static_cast<const Fp8State*>(nullptr), 1));
+}
+
+template void add_differences(double*, double*, const bf16*, const bf16*, size_t, stream_t);
+template void add_differences(double*, double*, const float*, const float*, size_t, stream_t);
 
 // ---- alignment -----------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
     if (setup.smooth) layers.fp8_->smooth(tensors_, inputs_);
     plan_codes();
     if (layers.block_scales()) plan_scales();
+    if (layers.fp8_->config().probe) plan_probe();
     if (takes_gradient_from_norm())
         layers.activations_.plan_shared("bias parts", &layers.bias_parts_,
                                         layernorm_backward_fp8_bias_parts(rows, outputs_));
@@ -193,12 +194,15 @@ Operand<Real> Linear<Real>::input(const Real* value, [[maybe_unused]] const Real
             note_outliers(value, nullptr, pass);
             quantize_blocks(codes, nullptr, nullptr, value, pass.N(), inputs_, layers_.fp8_->scaling(), false,
                             leaves_traces ? layers_.fp8_->train_pass() : QuantizePass::replay, pass.stream);
-            return {nullptr, codes};
+            return {value, codes};
         }
-        if (is_fp8_)
-            return cast_input(pass, [&](const Quantized<e4m3>& codes, QuantizePass cast) {
+        if (is_fp8_) {
+            Operand<Real> x = cast_input(pass, [&](const Quantized<e4m3>& codes, QuantizePass cast) {
                 quantize<e4m3>(codes, nullptr, nullptr, value, low, pass.N(), inputs_, false, cast, pass.stream);
             });
+            x.value = value;
+            return x;
+        }
     }
     return {value, {}};
 }
@@ -257,8 +261,10 @@ void Linear<Real>::forward(Real* out, const Operand<Real>& x, const Pass& pass) 
             check_holds(layers_.x_, "x");
             if (!layers_.block_scales() && !is_smooth()) note_outliers(x.codes.row, x.codes.state, pass);
             const Quantized<e4m3> w = w_codes();
-            return layers_.matmul_.forward_fp8(out, x.codes.row, x.codes.row_scale_inv(), w.row, w.row_scale_inv(),
-                                               bias, pass.N(), inputs_, outputs_, pass.stream);
+            layers_.matmul_.forward_fp8(out, x.codes.row, x.codes.row_scale_inv(), w.row, w.row_scale_inv(), bias,
+                                        pass.N(), inputs_, outputs_, pass.stream);
+            if (probes(pass)) probe_forward(out, x, bias, pass);
+            return;
         }
     layers_.matmul_.forward(out, x.value, weight(), bias, pass.N(), inputs_, outputs_, pass.stream);
 }
@@ -320,6 +326,7 @@ void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gr
     layers_.matmul_.dgrad_fp8(dinp, codes.row, codes.row_scale_inv(), w.transposed, w.transposed_scale_inv(), N,
                               inputs_, outputs_, pass.stream);
     if (factors) scale_columns(dinp, nullptr, factors, true, N, inputs_, pass.stream);
+    if (probes(pass)) probe_backward(dinp, dout, x, pass);
 }
 
 template class Linear<float>;

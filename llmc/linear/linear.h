@@ -11,6 +11,9 @@
 // A layer in FP8 has x, w and dout, each stored row-major and transposed, because products on Hopper take both operands
 // along their inner dimension. Row codes of x and both layouts of dout live until the next product, in memory that all
 // layers share; transposed codes of x are kept for the weight gradient, or shared where backward makes them again.
+//
+// A probed micro-step (Fp8Registry::probe()) makes the three products of each layer in FP8 once more in BF16, from what
+// their operands were cast from, and sums up how far the two are apart. Nothing that training reads changes.
 #pragma once
 #include <map>
 #include <memory>
@@ -51,7 +54,7 @@ public:
     // What Matmul has to be prepared for.
     std::vector<Matmul::LinearShape> shapes() const;
     // The products of a micro-step of N tokens, with the kinds of the layers that make them; also those of layers that
-    // may leave FP8.
+    // may leave FP8, and of a probe.
     std::map<Product, std::set<std::string>> products(int N) const;
 
     // nullptr: no FP8
@@ -83,6 +86,15 @@ private:
         int holder = kNobody;  // a layer's number in the registry
     };
 
+    // Of a probe; what all layers use in turns.
+    struct Probe {
+        bf16 *x = nullptr, *weight = nullptr;  // (N, C), (OC, C)
+        char* result = nullptr;                // of a product in BF16
+        float* master = nullptr;               // (OC, C), where no rank has it whole
+        char* workspace = nullptr;             // of its collection
+        int holder = kNobody;                  // whose input is in x
+    };
+
     bool block_scales() const { return fp8_ && fp8_->has_block_scales(); }
     // Weights are sent as FP8 codes, and transposed where they are needed.
     bool codes_travel() const { return fp8_ && weights_.layout().is_sliced() && !block_scales(); }
@@ -103,8 +115,9 @@ private:
     std::map<std::string, Shared> recomputed_, gathered_;
     bf16* source_ = nullptr;          // what producers that do not cast write, and both layouts are quantized from
     float* bias_parts_ = nullptr;     // of the bias gradient, from the norm that makes the output's gradient
-    double* moment_parts_ = nullptr;  // see add_moments()
+    double* moment_parts_ = nullptr;  // see add_moments(), add_differences()
     float* cosines_ = nullptr;        // see gate_alignment()
+    Probe probe_;
 };
 
 // What a layer is, beside its parameters.
@@ -146,16 +159,28 @@ public:
     template <class Write, class Cast>
     Operand<Real> input(Real* value, const Pass& pass, Write&& write, Cast&& cast) {
         if constexpr (kCanBeFp8<Real>) {
-            if (is_fp8_ && !input_goes_through_source()) return cast_input(pass, cast);
             if (is_fp8_) {
-                write(layers_.source_);
-                if (is_smooth()) smooth_source(pass);
-                return input(layers_.source_, nullptr, pass);
+                Operand<Real> x;
+                remember_input(x, pass, write);  // first: what else it writes is as the cast leaves it
+                x.codes = make_codes(pass, write, cast);
+                return x;
             }
         }
         write(value);
         return {value, {}};
     }
+    // For a probe of the weight gradient, before backward() reads x: its values again.
+    template <class Write>
+    void remember_input(Operand<Real>& x, const Pass& pass, Write&& write) {
+        if constexpr (kCanBeFp8<Real>)
+            if (probes(pass)) {
+                write(layers_.probe_.x);
+                layers_.probe_.holder = tensors_;
+                x.value = layers_.probe_.x;
+            }
+    }
+    // Whether this pass makes the products in BF16 as well, for which an Operand or a Gradient has its value too.
+    bool probes(const Pass& pass) const { return is_fp8_ && layers_.fp8_->probes() && pass.kind == PassKind::training; }
     // The input as it is; `low`: what rounding has lost of it, or nullptr.
     Operand<Real> input(const Real* value, const Real* low, const Pass& pass);
     // Whether a producer runs but once, so that it need not read its own inputs twice: then cast_input() may take the
@@ -214,6 +239,7 @@ private:
 
     void plan_codes();
     void plan_scales();
+    void plan_probe();
     bool is_smooth() const { return is_fp8_ && layers_.fp8_->is_smooth(tensors_); }
     void smooth_source(const Pass& pass);
     bool input_goes_through_source() const { return setup_.input_from_values || layers_.block_scales() || is_smooth(); }
@@ -227,7 +253,20 @@ private:
     void write_weight(bool again, stream_t stream);
     void write_from_working_copy(bool again, stream_t stream);
     void transpose_weight(stream_t stream);
+    // Of an input whose producer is given as to input().
+    template <class Write, class Cast>
+    Quantized<e4m3> make_codes(const Pass& pass, Write&& write, Cast&& cast) {
+        if (!input_goes_through_source()) return cast_input(pass, cast).codes;
+        write(layers_.source_);
+        if (is_smooth()) smooth_source(pass);
+        return input(layers_.source_, nullptr, pass).codes;
+    }
     void check_holds(const Shared& shared, const char* what) const;
+    const bf16* probed_weight(stream_t stream);
+    template <class T>
+    void note_difference(Fp8Probed product, const T* made, size_t n, const Pass& pass);
+    void probe_forward(const Real* out, const Operand<Real>& x, const Real* bias, const Pass& pass);
+    void probe_backward(const Real* dinp, const Gradient<Real>& dout, const Operand<Real>& x, const Pass& pass);
     template <class T>
     void note_outliers(const T* x, const Fp8State* state, const Pass& pass);
     void note_alignment(stream_t stream);

@@ -118,7 +118,7 @@ std::map<Product, std::set<std::string>> LinearLayers<Real>::products(int N) con
         if (layer->is_fp8())
             add(*layer, OperandType::e4m3, fp8_->config().e4m3_gradients ? OperandType::e4m3 : OperandType::e5m2_e4m3,
                 fp8_->scaling());
-        if (!layer->is_fp8() || fp8_->falls_back())
+        if (!layer->is_fp8() || fp8_->falls_back() || fp8_->config().probe)
             add(*layer, operand_type<Real>, operand_type<Real>, Fp8Scaling::tensor);
     }
     return products;

@@ -220,7 +220,8 @@ public:
     static std::string emulated_because(Fp8Scaling scaling);
 
     const ProductCounts& counts() const { return counts_; }
-    void reset_counts() { counts_ = {}; }
+    // `to`: as they were, of products that are not to be counted.
+    void reset_counts(const ProductCounts& to = {}) { counts_ = to; }
 
 private:
     struct Backend;  // each device's own

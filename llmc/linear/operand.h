@@ -9,8 +9,10 @@ namespace llmc {
 // the next operand is made (Linear checks that).
 template <class Real>
 struct Operand {
-    const Real* value = nullptr;  // nullptr where it exists in FP8 alone
-    Quantized<e4m3> codes;        // of a layer in FP8
+    // nullptr where it exists in FP8 alone. Beside codes it is for probes, which share memory for it: see
+    // Linear::remember_input().
+    const Real* value = nullptr;
+    Quantized<e4m3> codes;  // of a layer in FP8
 };
 
 // The gradient of a layer's output, dout (N, OC), and how far its producer has got with what the layer needs of it. The

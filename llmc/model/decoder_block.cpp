@@ -117,14 +117,17 @@ template <class Real>
 Operand<Real> DecoderBlock<Real>::attend(const Pass& pass) {
     if constexpr (kCanBeFp8<Real>)
         if (attn_proj_.casts_at_once(pass) && attention_casts(KernelVariant::attention_fp8, pass)) {
-            const bool backward_follows =
-                pass.kind == PassKind::recompute || (pass.kind == PassKind::training && level_ < Recompute::block);
-            Real* const out = backward_follows ? attention_ : nullptr;
-            Real* const low = backward_follows ? attention_low_ : nullptr;
-            return attn_proj_.cast_input(pass, [&](const auto& codes, QuantizePass cast) {
+            const bool somebody_reads =
+                pass.kind == PassKind::recompute ||
+                (pass.kind == PassKind::training && (level_ < Recompute::block || attn_proj_.probes(pass)));
+            Real* const out = somebody_reads ? attention_ : nullptr;
+            Real* const low = somebody_reads ? attention_low_ : nullptr;
+            Operand<Real> x = attn_proj_.cast_input(pass, [&](const auto& codes, QuantizePass cast) {
                 attention_forward_fp8(codes, out, low, lse_, qkv_out_, pass.B, pass.T, heads_, cast, pass.stream,
                                       pass.documents);
             });
+            x.value = out;
+            return x;
         }
     attention_forward<Real>(attention_, attention_low_, lse_, qkv_out_, pass.B, pass.T, heads_, pass.stream,
                             pass.documents);
@@ -138,12 +141,15 @@ Gradient<Real> DecoderBlock<Real>::backward(const Gradient<Real>& dstream, Linea
     Real* const dresidual = dstream.value;  // (N, C)
 
     // The MLP's branch.
+    fc_proj_.remember_input(fc_proj_in_, pass, [&](Real* out) { write_activation(out, pass); });
     fc_proj_.backward(dactive_, dstream, fc_proj_in_, pass);
+    fc_.remember_input(fc_in_, pass, [&](Real* out) { ln2_.forward(out, nullptr, residual_mid_, nullptr, pass); });
     fc_.backward(dbranch_, activate_backward(pass), fc_in_, pass);
     const Gradient<Real> dmid = ln2_.backward(dresidual, dresidual, dbranch_, residual_mid_, &attn_proj_, pass);
 
     // Attention's branch.
     attn_proj_.backward(dbranch_, dmid, attn_proj_in_, pass);
+    qkv_.remember_input(qkv_in_, pass, [&](Real* out) { ln1_.forward(out, nullptr, residual_, nullptr, pass); });
     qkv_.backward(dbranch_, attend_backward(pass), qkv_in_, pass);
     return ln1_.backward(dresidual, dresidual, dbranch_, residual_, before, pass);
 }

@@ -29,6 +29,7 @@ protected:
     virtual Gradient<Real> attend_backward(const Pass& pass) = 0;
     // From fc_out_ to fc_proj's input.
     virtual Operand<Real> activate(const Pass& pass) = 0;
+    virtual void write_activation(Real* out, const Pass& pass) = 0;  // its value
     // From the gradient of the activation's output, in dactive_, to that of fc's.
     virtual Gradient<Real> activate_backward(const Pass& pass) = 0;
 

@@ -64,11 +64,15 @@ void Gpt2Block<Real>::make_qkv(const Operand<Real>& normed, int first, const Pas
 }
 
 template <class Real>
+void Gpt2Block<Real>::write_activation(Real* out, const Pass& pass) {
+    gelu_forward(out, fc_out_, static_cast<size_t>(pass.N()) * static_cast<size_t>(fc_.outputs()), pass.stream);
+}
+
+template <class Real>
 Operand<Real> Gpt2Block<Real>::activate(const Pass& pass) {
     const int N = pass.N(), OC = fc_.outputs();
     return fc_proj_.input(
-        this->active_, pass,
-        [&](Real* out) { gelu_forward(out, fc_out_, static_cast<size_t>(N) * static_cast<size_t>(OC), pass.stream); },
+        this->active_, pass, [&](Real* out) { write_activation(out, pass); },
         [&](const auto& codes, QuantizePass cast) { gelu_forward_fp8(codes, fc_out_, N, OC, cast, pass.stream); });
 }
 
@@ -77,12 +81,17 @@ Operand<Real> Gpt2Block<Real>::activate(const Pass& pass) {
 template <class Real>
 Gradient<Real> Gpt2Block<Real>::attend_backward(const Pass& pass) {
     if constexpr (kCanBeFp8<Real>)
-        if (qkv_.casts_at_once(pass) && this->attention_casts(KernelVariant::attention_backward_fp8, pass))
-            return qkv_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
+        if (qkv_.casts_at_once(pass) && this->attention_casts(KernelVariant::attention_backward_fp8, pass)) {
+            Gradient<Real> dqkv = qkv_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
                 attention_backward_fp8(codes, qkv_.dbias(), pass.scratch, this->delta_, dbranch_, qkv_out_,
                                        this->attention_, this->attention_low_, this->lse_, pass.B, pass.T, heads_,
                                        pass.accumulate, cast, pass.stream, pass.documents);
             });
+            if (!qkv_.probes(pass)) return dqkv;
+            this->attention_backward_to_hidden(pass);
+            dqkv.value = dhidden_;
+            return dqkv;
+        }
     this->attention_backward_to_hidden(pass);
     return {dhidden_};
 }
@@ -91,11 +100,16 @@ template <class Real>
 Gradient<Real> Gpt2Block<Real>::activate_backward(const Pass& pass) {
     const int N = pass.N(), OC = fc_.outputs();
     if constexpr (kCanBeFp8<Real>)
-        if (kernels_.has(KernelVariant::gelu_backward_fp8) && fc_.casts_gradients())
-            return fc_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
+        if (kernels_.has(KernelVariant::gelu_backward_fp8) && fc_.casts_gradients()) {
+            Gradient<Real> dfc = fc_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
                 gelu_backward_fp8(codes, fc_.dbias(), pass.scratch, dactive_, fc_out_, N, OC, pass.accumulate, cast,
                                   pass.stream);
             });
+            if (!fc_.probes(pass)) return dfc;
+            gelu_backward<Real>(dhidden_, nullptr, pass.scratch, dactive_, fc_out_, N, OC, false, pass.stream);
+            dfc.value = dhidden_;
+            return dfc;
+        }
     gelu_backward<Real>(dhidden_, fc_.dbias(), pass.scratch, dactive_, fc_out_, N, OC, pass.accumulate, pass.stream);
     return {dhidden_, Gradient<Real>::Codes::none, Gradient<Real>::Bias::done};
 }

@@ -21,6 +21,7 @@ private:
     void make_qkv(const Operand<Real>& normed, int first, const Pass& pass) override;
     Gradient<Real> attend_backward(const Pass& pass) override;
     Operand<Real> activate(const Pass& pass) override;
+    void write_activation(Real* out, const Pass& pass) override;
     Gradient<Real> activate_backward(const Pass& pass) override;
 };
 

@@ -161,16 +161,19 @@ QkGains<const Real> LlamaBlock<Real>::gains() const {
 }
 
 template <class Real>
+void LlamaBlock<Real>::write_activation(Real* out, const Pass& pass) {
+    const int N = pass.N(), F = fc_proj_.inputs();
+    if (is_gated_)
+        swiglu_forward(out, fc_out_, N, F, pass.stream);
+    else
+        relu2_forward(out, fc_out_, static_cast<size_t>(N) * static_cast<size_t>(F), pass.stream);
+}
+
+template <class Real>
 Operand<Real> LlamaBlock<Real>::activate(const Pass& pass) {
     const int N = pass.N(), F = fc_proj_.inputs();
     return fc_proj_.input(
-        this->active_, pass,
-        [&](Real* out) {
-            if (is_gated_)
-                swiglu_forward(out, fc_out_, N, F, pass.stream);
-            else
-                relu2_forward(out, fc_out_, static_cast<size_t>(N) * static_cast<size_t>(F), pass.stream);
-        },
+        this->active_, pass, [&](Real* out) { write_activation(out, pass); },
         [&](const auto& codes, QuantizePass cast) {
             if (is_gated_)
                 swiglu_forward_fp8(codes, fc_out_, N, F, cast, pass.stream);
@@ -199,21 +202,33 @@ void LlamaBlock<Real>::rotate_back(const Pass& pass) {
                                 pass.stream);
 }
 
+// Into dhidden_.
+template <class Real>
+void LlamaBlock<Real>::write_activation_gradient(const Pass& pass) {
+    const int N = pass.N(), F = fc_proj_.inputs();
+    if (is_gated_)
+        swiglu_backward(dhidden_, dactive_, fc_out_, N, F, pass.stream);
+    else
+        relu2_backward(dhidden_, dactive_, fc_out_, static_cast<size_t>(N) * static_cast<size_t>(F), pass.stream);
+}
+
 template <class Real>
 Gradient<Real> LlamaBlock<Real>::activate_backward(const Pass& pass) {
     const int N = pass.N(), F = fc_proj_.inputs();
     if constexpr (kCanBeFp8<Real>)
-        if (kernels_.has(KernelVariant::gelu_backward_fp8) && fc_.casts_gradients())
-            return fc_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
+        if (kernels_.has(KernelVariant::gelu_backward_fp8) && fc_.casts_gradients()) {
+            Gradient<Real> dfc = fc_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
                 if (is_gated_)
                     swiglu_backward_fp8(codes, dactive_, fc_out_, N, F, cast, pass.stream);
                 else
                     relu2_backward_fp8(codes, dactive_, fc_out_, N, F, cast, pass.stream);
             });
-    if (is_gated_)
-        swiglu_backward(dhidden_, dactive_, fc_out_, N, F, pass.stream);
-    else
-        relu2_backward(dhidden_, dactive_, fc_out_, static_cast<size_t>(N) * static_cast<size_t>(F), pass.stream);
+            if (!fc_.probes(pass)) return dfc;
+            write_activation_gradient(pass);
+            dfc.value = dhidden_;
+            return dfc;
+        }
+    write_activation_gradient(pass);
     return {dhidden_};
 }
 

@@ -31,8 +31,10 @@ private:
     void make_qkv(const Operand<Real>& normed, int first, const Pass& pass) override;
     Gradient<Real> attend_backward(const Pass& pass) override;
     Operand<Real> activate(const Pass& pass) override;
+    void write_activation(Real* out, const Pass& pass) override;
     Gradient<Real> activate_backward(const Pass& pass) override;
     void rotate_back(const Pass& pass);
+    void write_activation_gradient(const Pass& pass);
     QkGains<const Real> gains() const;
     RopeTable rope() const { return {cos_, sin_, positions_}; }
 

@@ -21,16 +21,21 @@ bool records_fp8_after(int64_t step, const Options& o, Trainer<Real>& trainer) {
     return trainer.fp8() && !o.out.empty() && o.fp8_log_every > 0 && step > 0 && step % o.fp8_log_every == 0;
 }
 
+template <class Real>
+bool probes_fp8_in(int64_t step, const Options& o, Trainer<Real>& trainer) {
+    return trainer.fp8() && !o.out.empty() && o.fp8_probe_every > 0 && step > 0 && step % o.fp8_probe_every == 0;
+}
+
 enum class Look { none, taken, told_to_stop, stops_early };
 
-// Validation, a sample, records of FP8's tensors: what there is after a step. A collective. Being told to stop
-// leaves out the rest.
+// Validation, a sample, records of FP8's tensors and errors: what there is after a step. A collective. Being told to
+// stop leaves out the rest.
 template <class Real>
 Look look_at_model(const Options& o, int64_t step, bool last, Trainer<Real>& trainer, Evaluation<Real>& evaluation,
                    StepReports& reports, RunDirectory& directory, ValidationWatch& watch) {
     const bool validates = evaluation.validates_after(step, last), samples = evaluation.samples_after(step, last);
-    const bool records = records_fp8_after(step, o, trainer);
-    if (!validates && !samples && !records) return Look::none;
+    const bool records = records_fp8_after(step, o, trainer), probed = probes_fp8_in(step, o, trainer);
+    if (!validates && !samples && !records && !probed) return Look::none;
     report_all_but(reports, trainer, 0);
     const ProfileRange range("look at the model");
     Look look = Look::taken;
@@ -48,6 +53,7 @@ Look look_at_model(const Options& o, int64_t step, bool last, Trainer<Real>& tra
     }
     if (samples) record_sample(step, evaluation.print_sample(step), directory);
     if (records) record_fp8(step, *trainer.fp8(), trainer.stream(), directory);
+    if (probed) record_fp8_errors(step, *trainer.fp8(), trainer.stream(), directory);
     return look;
 }
 

@@ -212,6 +212,9 @@ const Flag kRows[] = {
     flag(0, "fp8-emulation", "", &Options::fp8_emulation, {},
          "let a GPU without the recipe's FP8 products make them in BF16, from the same values and more slowly"),
     flag(0, "fp8-log-every", "N", &Options::fp8_log_every, {}, "steps between records of every FP8 tensor; 0: never"),
+    flag(0, "fp8-probe-every", "N", &Options::fp8_probe_every, {},
+         "steps between those whose first micro-step makes FP8 layers' products in BF16 too, to record their errors; "
+         "0: never"),
     flag(0, "fp8-fallback", "RULE", &Options::fp8_fallback, {.check = fp8_fallback_from_text},
          "SATURATED,UNDERFLOWED,STEPS, as in 0.01,0.5,10: a layer goes on in BF16 once more than these fractions of "
          "one of its tensors saturated or underflowed for so many steps in a row; off: none does"),

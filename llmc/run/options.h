@@ -103,6 +103,7 @@ struct Options {
     bool fp8_smooth = false;           // factors of SwiGLU's channels
     bool fp8_emulation = false;        // on a GPU
     int64_t fp8_log_every = 10;        // 0 = never
+    int64_t fp8_probe_every = 0;       // 0 = never
     std::string fp8_fallback = "off";  // off, or "SATURATED,UNDERFLOWED,STEPS": see Fp8FallbackRule
     std::string loss_scale;            // "" = not given = dynamic in fp8, else off
     int loss_scale_growth_interval = 1000;

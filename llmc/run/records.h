@@ -19,6 +19,9 @@ void require_fp8_products(const Products& products, int64_t expected, bool emula
 // grow; waits for the device.
 void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& directory);
 
+// How far the products of layers in FP8 were from BF16's in a probed step; waits for the device.
+void record_fp8_errors(int64_t step, const Fp8Registry& fp8, stream_t stream, RunDirectory& directory);
+
 void record_sample(int64_t step, const std::string& text, RunDirectory& directory);
 
 // Memory by kind: the plan, and the least and the most that a rank has taken of it at any time.

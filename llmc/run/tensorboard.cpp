@@ -117,6 +117,9 @@ std::vector<std::pair<std::string, double>> scalars_of(const ordered_json& recor
     if (record.contains("fp8"))
         for (const ordered_json& tensor : record["fp8"])
             add_numbers(scalars, "fp8/" + tensor.value("tensor", "") + "/", tensor);
+    if (record.contains("fp8_errors"))
+        for (const ordered_json& layer : record["fp8_errors"])
+            add_numbers(scalars, "fp8/" + layer.value("layer", "") + "/", layer);
     return scalars;
 }
 

@@ -31,6 +31,7 @@ Fp8Config fp8_config(const Options& o) {
     config.e4m3_gradients = meaning<bool>("fp8-grad", o.fp8_grad, {{"e5m2", false}, {"e4m3", true}});
     config.smooth = o.fp8_smooth;
     config.fallback = fp8_fallback_from_text(o.fp8_fallback);
+    config.probe = o.fp8_probe_every > 0;
     return config;
 }
 

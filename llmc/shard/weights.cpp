@@ -142,6 +142,19 @@ const float* Weights<Real>::master(size_t unit, size_t tensor) const {
     return master_ + table().unit(unit).begin + table().unit(unit).tensors[tensor].offset;
 }
 
+// Each rank gives its share, and zeros: one number of a sum is not zero, so no order of ranks rounds it.
+template <class Real>
+void Weights<Real>::collect_master(float* out, size_t unit, size_t tensor, void* workspace, stream_t stream) const {
+    const ParameterTensor& of = table().unit(unit).tensors[tensor];
+    const ShardLayout::Part share = ShardLayout::overlap(layout_.share(unit), of);
+    set_bytes(out, 0, of.count() * sizeof(float), stream);
+    if (share.count > 0)
+        copy_on_device(out + share.begin - of.offset, master_slice(unit) + share.begin - layout_.slice(unit).begin,
+                       share.count * sizeof(float), stream);
+    const CommRange range("collect masters", layout_.comm(), stream);
+    layout_.comm().all_reduce(out, of.count(), ReduceOp::sum, workspace, stream);
+}
+
 template <class Real>
 typename Weights<Real>::Slice Weights<Real>::slice(size_t unit) {
     return {master_slice(unit), master_is_working() ? nullptr : working_slice(unit)};

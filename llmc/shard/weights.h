@@ -63,6 +63,9 @@ public:
     void set_measured() { to_be_measured_ = false; }
     // The whole tensor; not with slices.
     const float* master(size_t unit, size_t tensor) const;
+    // With slices: the whole tensor in `out`, from those of all ranks; a collective. `workspace`: of the layout's
+    // communicator, for an all_reduce of as many floats.
+    void collect_master(float* out, size_t unit, size_t tensor, void* workspace, stream_t stream) const;
 
     // With slices. measure: every FP8 tensor's part raises its state->amax_now. publish: after every change of the
     // master weights (and of their scales), casts the slices to what travels, and sends it unless that is gather()'s;

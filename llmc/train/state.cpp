@@ -164,12 +164,22 @@ Fp8Outliers outliers_from_json(const Json& json) {
     return layer;
 }
 
+Fp8RankSums::Row probed_from_json(const Json& json) {
+    Fp8RankSums::Row sums;
+    if (!json.is_array() || json.size() != sums.size())
+        fail("has other numbers in \"probed\" than three sums of each product");
+    for (size_t i = 0; i < sums.size(); i++) sums[i] = real(json[i]);
+    return sums;
+}
+
 Json fp8_json(const Fp8Saved& fp8) {
-    Json tensors = Json::array(), outliers = Json::array();
+    Json tensors = Json::array(), outliers = Json::array(), probed = Json::array();
     for (const Fp8SavedTensor& tensor : fp8.tensors) tensors.push_back(tensor_json(tensor));
     for (const Fp8Outliers& layer : fp8.outliers) outliers.push_back(outliers_json(layer));
-    return {{"rule", fp8.rule}, {"calibrated", fp8.calibrated}, {"watched", fp8.watched},
-            {"left", fp8.left}, {"tensors", tensors},           {"outliers", outliers}};
+    for (const Fp8RankSums::Row& product : fp8.probed)
+        probed.push_back({number(product[0]), number(product[1]), number(product[2])});
+    return {{"rule", fp8.rule},   {"calibrated", fp8.calibrated}, {"watched", fp8.watched}, {"left", fp8.left},
+            {"tensors", tensors}, {"outliers", outliers},         {"probed", probed}};
 }
 
 Fp8Saved fp8_from_json(const Json& json) {
@@ -179,8 +189,10 @@ Fp8Saved fp8_from_json(const Json& json) {
     fp8.watched = yes(json, "watched");
     for (const Json& layer : list(json, "left")) fp8.left.push_back(text(layer));
     for (const Json& tensor : list(json, "tensors")) fp8.tensors.push_back(tensor_from_json(tensor));
-    if (!json.contains("outliers")) return fp8;  // saved before there were any
-    for (const Json& layer : list(json, "outliers")) fp8.outliers.push_back(outliers_from_json(layer));
+    if (json.contains("outliers"))  // older states have neither
+        for (const Json& layer : list(json, "outliers")) fp8.outliers.push_back(outliers_from_json(layer));
+    if (json.contains("probed"))
+        for (const Json& product : list(json, "probed")) fp8.probed.push_back(probed_from_json(product));
     return fp8;
 }
 

@@ -163,23 +163,25 @@ std::vector<float> Trainer<Real>::get_weight(const std::string& name) const {
 }
 
 template <class Real>
-void Trainer<Real>::begin_step(bool continues, bool count_losses, int micro_steps, int length) {
-    results_->begin(continues, stream_);
-    matmul_.reset_counts();
-    if (fp8()) fp8()->count_losses(count_losses);
+void Trainer<Real>::begin_step(const StepKind& kind) {
+    kind_ = kind;
+    if (kind_.micro_steps == 0) kind_.micro_steps = config_.micro_steps;
     micro_step_ = 0;
-    micro_steps_ = micro_steps ? micro_steps : config_.micro_steps;
-    length_ = length;
+    results_->begin(kind.continues, stream_);
+    matmul_.reset_counts();
+    if (fp8()) fp8()->count_losses(kind.count_losses);
+    if (fp8() && kind.probes) fp8()->clear_probed(stream_);
     if (verifies(step_ + 1) && !verification_->has_begun()) begin_verification();
 }
 
 template <class Real>
 void Trainer<Real>::micro_step(const int* tokens, const int* targets, float weight) {
-    const int64_t total = int64_t{config_.batch} * config_.seq * micro_steps_ * comm_.world();
-    const bool first = micro_step_ == 0, last = ++micro_step_ == micro_steps_;
+    const int64_t total = int64_t{config_.batch} * config_.seq * kind_.micro_steps * comm_.world();
+    const bool first = micro_step_ == 0, last = ++micro_step_ == kind_.micro_steps;
     const auto make = [&] {
+        if (fp8()) fp8()->probe(kind_.probes && first);
         model_.train_micro_step(tokens, targets, weight / static_cast<float>(total), optimizer_.loss_scale(), first,
-                                stream_, last, length_);
+                                stream_, last, kind_.length);
     };
     if (first && verifies(step_ + 1))
         make_twice(make);
@@ -189,11 +191,11 @@ void Trainer<Real>::micro_step(const int* tokens, const int* targets, float weig
 
 template <class Real>
 std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
-    if (micro_step_ != micro_steps_)
+    if (micro_step_ != kind_.micro_steps)
         throw Error(ExitCode::failure,
-                    strprintf("a step of %d micro-steps was finished after %d", micro_steps_, micro_step_));
+                    strprintf("a step of %d micro-steps was finished after %d", kind_.micro_steps, micro_step_));
     const ProductCounts& all = matmul_.counts();
-    const int64_t n = micro_steps_;
+    const int64_t n = kind_.micro_steps;
     products_ = {all.fp8 / n, all.bf16 / n, all.fp32 / n, all.emulated / n};
     if (fp8()) fp8()->check(stream_);
     if (verifies(step_ + 1)) end_verification();
@@ -301,7 +303,9 @@ void Trainer<Real>::make_twice(MicroStep&& micro_step) {
         const ProfileRange range("verify: the first time", stream_);
         if (fp8()) fp8()->put_aside(verification_->fp8_aside(), stream_);
         see_weights(false);
+        if (fp8()) fp8()->note(false);
         make(false);
+        if (fp8()) fp8()->note(true);
         see_results(false);
         if (fp8()) fp8()->put_back(verification_->fp8_aside(), stream_);
         matmul_.reset_counts();

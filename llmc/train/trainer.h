@@ -6,7 +6,7 @@
 //   trainer.allocate();
 //   trainer.initialize(seed);                 // or set_weight() of every tensor; then weights_are_set()
 //   for (...) {
-//       trainer.begin_step(continues);
+//       trainer.begin_step(kind);
 //       for (int m = 0; m < config.micro_steps; m++) trainer.micro_step(tokens, targets);
 //       trainer.finish_step();
 //       while (auto result = trainer.take_result(1)) ...   // of the step before: the device goes on meanwhile
@@ -57,6 +57,17 @@ struct TrainerConfig {
     Fp8Scaling fp8_scaling() const { return fp8 ? scaling_of(fp8->recipe) : Fp8Scaling::tensor; }
 };
 
+// One step, beside its data.
+struct StepKind {
+    bool continues = false;     // nothing has run since the step before
+    bool count_losses = false;  // casts to FP8 count what they lose
+    bool probes = false;        // the products of its first micro-step are made in BF16 as well (linear.h)
+    int micro_steps = 0;        // 0: as many as TrainerConfig says
+    // Its sequences are cut into pieces of so many tokens, which are sequences by themselves, none below
+    // shortest_piece; 0: they are whole.
+    int length = 0;
+};
+
 template <class Real>
 class Trainer {
 public:
@@ -75,10 +86,7 @@ public:
     void weights_are_set();
     std::vector<float> get_weight(const std::string& name) const;
 
-    // `continues`: nothing has run since the step before. `count_losses`: casts to FP8 count what they lose.
-    // `micro_steps`: of this step; 0: as many as TrainerConfig says. `length`: into pieces of so many tokens its
-    // sequences are cut, which are sequences by themselves, none below shortest_piece; 0: they are whole.
-    void begin_step(bool continues, bool count_losses, int micro_steps = 0, int length = 0);
+    void begin_step(const StepKind& kind);
     // See Optimizer.
     void scale_rate(double factor) { optimizer_.scale_rate(factor); }
     // tokens, targets (B, T), on the host. `weight`: of this micro-batch in the step's loss, beside the others.
@@ -155,8 +163,9 @@ private:
     Matmul matmul_;
     Transformer<Real> model_;
     Optimizer<Real> optimizer_;
-    std::optional<StepResults> results_;                 // and the stream: once allocated
-    int micro_step_ = 0, micro_steps_ = 0, length_ = 0;  // of this step
+    std::optional<StepResults> results_;  // and the stream: once allocated
+    StepKind kind_;                       // of this step
+    int micro_step_ = 0;
     int64_t step_ = 0;
     ProductCounts products_;
     std::optional<Verification> verification_;

@@ -98,7 +98,7 @@ def change(draw, most_zero, whole, choices):
     """(ranks, flags, environment) under which a run has the same bits."""
     ranks = draw.choice(choices)
     flags = ["--val-batches", SAMPLES // ranks, *draw.flag(0.3, "--recompute", "none", "gelu", "norm", "block"),
-             *draw.flag(0.3, "--verify-every", 1, 2)]
+             *draw.flag(0.3, "--verify-every", 1, 2), *draw.flag(0.3, "--fp8-probe-every", 1, 2)]
     if ranks > 1:
         flags += ["--zero", draw.randrange(most_zero + 1)]
     if whole:

@@ -71,7 +71,7 @@ def step(number, **more):
 def real_runs():
     """A BF16 and an FP8 run of the program, with validations and samples."""
     flags = ["--val", corpus().val, "--val-every", 10, "--val-batches", 1, "--sample-every", 15, "--sample-tokens", 8,
-             "--max-steps", 30]
+             "--max-steps", 30, "--fp8-probe-every", 10]
     return [FinishedRun(*flags, "--precision", precision) for precision in ("bf16", "fp8")]
 
 
@@ -96,7 +96,8 @@ class Contents(unittest.TestCase):
         expected |= {f"gap/{names[1]}/training", f"gap/{names[1]}/validation"}
         expected |= {f"lost-{role}/{names[1]}/{count}" for role in ROLES for count in ("saturated", "underflowed")}
         expected |= {f"scale-{role}/{names[1]}/{which}" for role in ROLES for which in ("smallest", "median", "largest")}
-        expected |= {f"kurtosis/{names[1]}/{which}" for which in ("median", "largest")}
+        expected |= {f"{kind}/{names[1]}/{which}" for which in ("median", "largest") for kind in (
+            "kurtosis", "forward-error", "dgrad-error", "wgrad-error")}
         self.assertEqual(curves.keys(), expected)
         for run, name in zip(runs, names):
             loss = curves[f"loss/{name}/training"]
@@ -113,6 +114,9 @@ class Contents(unittest.TestCase):
                          [float(f"{s / e:.6g}") for s, e in zip(saturated, elements)])
         self.assertEqual(curves[f"kurtosis/{names[1]}/largest"]["y"],
                          [float(f"{max(t.get('kurtosis', 0) for t in r['fp8']):.6g}") for r in fp8])
+        probed = [r["fp8_errors"] for r in runs[1].records if "fp8_errors" in r]
+        self.assertEqual(curves[f"forward-error/{names[1]}/largest"]["y"],
+                         [float(f"{max(layer['forward_error'] for layer in layers):.6g}") for layers in probed])
 
     def test_a_long_run_keeps_its_spikes_and_the_page_stays_small(self):
         tensors = [f"h.{i}.{layer}.{role}" for i in range(12) for layer in ("qkv", "attn_proj", "fc", "fc_proj")

@@ -143,7 +143,7 @@ class Resume(Case):
         """In every precision; FP8's histories come back (Megatron-Bridge#1730, TransformerEngine#982), with
         accumulation."""
         kinds = [["--precision", "fp32"], ["--precision", "bf16"]]
-        kinds += [[*recipe_flags(r), "--batch", "8"] for r in FP8_RECIPES]
+        kinds += [[*recipe_flags(r), "--batch", "8", "--fp8-probe-every", "1"] for r in FP8_RECIPES]
         kinds.append(["--precision", "bf16", "--adam-moments", "bf16"])
         kinds.append(["--precision", "fp8", "--fp8-fallback", "0.5,0.0001,3", "--total-batch", "128", "--skip-spikes",
                       "--model", llama()])  # whose records have gate and up, too

@@ -170,6 +170,75 @@ class Fp8(unittest.TestCase):
             for key, value in one.items():
                 self.assertAlmostEqual(two[key] / value, 1, delta=1e-12, msg=key)
 
+    def test_probe(self):
+        """Errors of every layer's products, and all bits of the run as without; the same ones from every stage."""
+        PRODUCTS = ("forward_error", "dgrad_error", "wgrad_error")
+        LAYERS = [f"h.{l}.{linear}" for l in (0, 1) for linear in ("qkv", "attn_proj", "fc", "fc_proj")]
+
+        def trained(*flags, ranks=1, products=(24, 3, 0)):
+            """Errors by step and layer; what training came to; memory."""
+            out = new_path()
+            if ranks > 1:
+                result = run_ranks(ranks, *flags, "--out", out)
+                self.assertEqual(result.returncode, 0, result.stderr)
+            else:
+                result = run(*flags, "--out", out)
+                self.assertEqual(result.code, 0, result.err)
+            with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
+                records = [json.loads(line) for line in file]
+            with open(os.path.join(out, "model.safetensors"), "rb") as file:
+                weights = file.read()
+            steps = [(r["loss"], r["norm"]) for r in records if "loss" in r]
+            self.assertEqual({tuple(r["products"].values()) for r in records if "loss" in r}, {products})
+            return ({r["step"]: {layer.pop("layer"): layer for layer in r["fp8_errors"]}
+                     for r in records if "fp8_errors" in r},
+                    (steps, [r["fp8"] for r in records if "fp8" in r], weights),
+                    next(r["memory"]["activations"] for r in records if "memory" in r))
+
+        probe = ["--fp8-probe-every", "2"]
+        llama, gpt2 = self.llama_flags(), [*self.llama_flags(), "--layers", "2", "--heads", "4", "--channels", "128"]
+        del gpt2[gpt2.index("--model"):gpt2.index("--model") + 2]
+        kinds = [(shape, ["--fp8-recipe", recipe]) for shape in (gpt2, llama) for recipe in FP8_RECIPES]
+        kinds += [(gpt2, ["--fp8-layers", "all,+lm_head"]), (gpt2, ["--kernels", "portable"]), (llama, ["--fp8-smooth"])]
+        for shape, more in kinds:
+            with self.subTest(shape="gpt2" if shape is gpt2 else "llama", more=more):
+                flags = [*shape, *more]
+                products = (27, 0, 0) if "all,+lm_head" in more else (24, 3, 0)
+                nothing, without, less = trained(*flags, products=products)
+                errors, training, memory = trained(*flags, *probe, products=products)
+                self.assertEqual(nothing, {})
+                self.assertTrue(training == without)
+                self.assertGreater(memory["planned"], less["planned"])
+                self.assertEqual(memory["planned"], memory["most_peak"])
+                self.assertEqual(list(errors), [2, 4])
+                for layers in errors.values():
+                    self.assertEqual(list(layers), [*LAYERS, "lm_head"] if "all,+lm_head" in more else LAYERS)
+                    for layer, found in layers.items():
+                        self.assertEqual(tuple(found), PRODUCTS)
+                        for product, error in found.items():  # E4M3 of random operands: 0.026 to 0.051
+                            self.assertTrue(0.004 < error < 0.15, (layer, product, error))
+        errors, training, _ = trained(*llama, *probe)
+        for more in (["--recompute", "block"], ["--recompute", "none"], ["--verify-every", "2"]):
+            with self.subTest(more=more):
+                products = (30 if "block" in more else 24, 3, 0)
+                again = trained(*llama, *probe, *more, products=products)
+                self.assertEqual(again[0], errors)
+                self.assertTrue(again[1] == training)
+        if not MPIRUN:
+            return
+        ranks = ["--batch", "2", "--total-batch", "768", "--reduce-order", "rank"]
+        one, first = trained(*llama, *ranks), None
+        for stage in range(4):
+            with self.subTest(stage=stage):
+                errors, training, _ = trained(*llama, *ranks, *probe, "--zero", str(stage), ranks=3)
+                self.assertEqual(training[0], one[1][0])
+                self.assertTrue(training[2] == one[1][2])
+                first = first or errors
+                self.assertEqual(errors, first)
+        # One rank's micro-batch is what three have together: only how rows are summed is another.
+        for layer, products in trained(*llama, *ranks, "--batch", "6", *probe)[0][2].items():
+            self.assertAlmostEqual(first[2][layer]["forward_error"] / products["forward_error"], 1, delta=0.02, msg=layer)
+
     def test_smooth(self):
         """Other bits, near BF16's losses; the same ones after a restart, and from any number of ranks in any stage."""
         flags = [*self.llama_flags(), "--lr", "2e-3", "--reduce-order", "rank"]

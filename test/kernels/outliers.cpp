@@ -1,4 +1,4 @@
-// Kurtosis of activations and alignment of gate and up against FP64.
+// Kurtosis of activations, differences of products, and alignment of gate and up against FP64.
 #include "llmc/kernels/outliers.h"
 
 #include "llmc/check/reference_outliers.h"
@@ -64,6 +64,33 @@ TEST_CASE("add_moments: kurtosis is 1 of equal magnitudes and n of a single one,
     DeviceArray<bf16> device(values);
     DeviceArray<double> sums(3), parts(moment_parts(n));
     CHECK_THROWS_AS(add_moments<bf16>(sums, parts, device, 12, nullptr, test_stream()), Error);
+}
+
+TEST_CASE_TEMPLATE("add_differences: sums over products", T, bf16, float) {
+    for (const size_t n : {size_t{8}, size_t{4096}, size_t{70000}}) {
+        CAPTURE(n);
+        DeviceArray<double> sums(std::vector<double>(3, 0.0)), parts(moment_parts(n));
+        std::vector<double> all_actual, all_expected;
+        for (const float size : {1.0f, 0x1p-20f}) {
+            const auto expected = stored<T>(random_normal<float>(n, size, static_cast<uint32_t>(n)));
+            const auto actual = stored<T>(random_normal<float>(n, 1.5f * size, static_cast<uint32_t>(n) + 1));
+            DeviceArray<T> a(actual), e(expected);
+            add_differences<T>(sums, parts, a, e, n, test_stream());
+            for (const double x : to_doubles(actual)) all_actual.push_back(x);
+            for (const double x : to_doubles(expected)) all_expected.push_back(x);
+        }
+        CHECK(problem_of(sums.download(), reference::differences(all_actual, all_expected)) == "");
+    }
+}
+
+TEST_CASE("add_differences: what is equal has none, and n is a multiple of 8") {
+    const auto values = stored<bf16>(random_normal<float>(512, 1.0f, 7));
+    DeviceArray<bf16> a(values), b(values);
+    DeviceArray<double> sums(std::vector<double>(3, 0.0)), parts(moment_parts(512));
+    add_differences<bf16>(sums, parts, a, b, 512, test_stream());
+    CHECK(sums.download()[1] == 0);
+    CHECK(sums.download()[2] > 0);
+    CHECK_THROWS_AS(add_differences<bf16>(sums, parts, a, b, 12, test_stream()), Error);
 }
 
 TEST_CASE_TEMPLATE("gate_alignment", T, e4m3, bf16, float) {

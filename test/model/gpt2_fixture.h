@@ -94,7 +94,7 @@ struct TestModel {
         trainer.micro_step(batch.tokens.data(), batch.targets.data(), weight);
         return finish_step();
     }
-    void begin_step(bool count_losses = true) { trainer.begin_step(false, count_losses); }
+    void begin_step(bool count_losses = true) { trainer.begin_step({.count_losses = count_losses}); }
     StepResult finish_step() {
         left_fp8 = trainer.finish_step();
         return *trainer.take_result(0);

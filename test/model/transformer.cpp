@@ -25,7 +25,7 @@ std::vector<double> train(const TrainerConfig& config, int steps) {
     std::vector<double> losses;
     for (int step = 0; step < steps; step++) {
         fill_batch(step, tokens.data(), targets.data(), static_cast<int>(tokens.size()));
-        trainer.begin_step(false, true);
+        trainer.begin_step({.count_losses = true});
         trainer.micro_step(tokens.data(), targets.data());
         trainer.finish_step();
         losses.push_back(trainer.take_result(0)->loss);
@@ -45,7 +45,7 @@ TEST_CASE("transformer: gradients of another block are those of its loss") {
     trainer.initialize(3);
     std::vector<int> tokens(64), targets(64);
     fill_batch(0, tokens.data(), targets.data(), 64);
-    trainer.begin_step(false, false);
+    trainer.begin_step({});
     trainer.micro_step(tokens.data(), targets.data());
     const auto loss = [&] {
         trainer.weights_are_set();

@@ -64,7 +64,8 @@ TEST_CASE("tensorboard: names of scalars") {
     const auto record = ordered_json::parse(R"({"step": 3, "loss": 2.5, "norm": null, "nonfinite": {"norm": "inf"},
         "batch_hash": "7", "products": {"fp8": 24}, "memory": {"weights": {"planned": 1}},
         "fp8": [{"tensor": "h.0.fc.x", "amax": null, "scale": 4, "nonfinite": {"amax": "nan"}},
-                {"tensor": "h.0.fc.w", "saturated": 2, "nonfinite": 5}]})");
+                {"tensor": "h.0.fc.w", "saturated": 2, "nonfinite": 5}],
+        "fp8_errors": [{"layer": "h.0.fc", "forward_error": 0.03}]})");
     const auto found = scalars_of(record);
     const std::vector<std::string> names = {"loss",
                                             "norm",
@@ -72,7 +73,8 @@ TEST_CASE("tensorboard: names of scalars") {
                                             "fp8/h.0.fc.x/amax",
                                             "fp8/h.0.fc.x/scale",
                                             "fp8/h.0.fc.w/saturated",
-                                            "fp8/h.0.fc.w/nonfinite"};
+                                            "fp8/h.0.fc.w/nonfinite",
+                                            "fp8/h.0.fc/forward_error"};
     REQUIRE(found.size() == names.size());
     for (size_t i = 0; i < names.size(); i++) CHECK(found[i].first == names[i]);
     CHECK(found[0].second == 2.5);

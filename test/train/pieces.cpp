@@ -23,7 +23,7 @@ std::vector<std::vector<float>> trained(TrainerConfig config, int batch, int seq
     TestModel<Real> test(config);
     test.trainer.initialize(1);
     for (size_t i = 0; i < lengths.size(); i++) {
-        test.trainer.begin_step(false, true, 1, lengths[i]);
+        test.trainer.begin_step({.length = lengths[i]});
         const Batch tokens = batch_of(static_cast<int>(i), batch * seq);
         test.trainer.micro_step(tokens.tokens.data(), tokens.targets.data());
         test.finish_step();

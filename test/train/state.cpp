@@ -225,7 +225,13 @@ TEST_CASE("state: numbers that JSON cannot hold, and all others, keep their bits
     tensor.watch = {18446744073709551614u, 1, 2, 3, 4};
     tensor.verdict = {1, 0.1f};
     tensor.history = {0.0f, 1e-45f, 3.4e38f};
-    state.fp8 = Fp8Saved{"rule", true, true, {"h.1.qkv"}, {tensor}, {{{1e30, 1.0 / 3, 5e-324}, {0.1f, 1.0f / 3}}, {}}};
+    state.fp8 = Fp8Saved{"rule",
+                         true,
+                         true,
+                         {"h.1.qkv"},
+                         {tensor},
+                         {{{1e30, 1.0 / 3, 5e-324}, {0.1f, 1.0f / 3}}, {}},
+                         {{1e30, 1.0 / 7, 5e-324}}};
     const std::string text = state_json(state).dump();
     const TrainerState back = state_from_json(nlohmann::ordered_json::parse(text));
     CHECK(state_json(back).dump() == text);
@@ -238,6 +244,7 @@ TEST_CASE("state: numbers that JSON cannot hold, and all others, keep their bits
     CHECK(back.fp8->outliers[0].moments[2] == 5e-324);
     CHECK(back.fp8->outliers[0].alignment[1] == 1.0f / 3);
     CHECK(std::isnan(back.fp8->outliers[1].alignment[0]));  // not measured
+    CHECK(back.fp8->probed == state.fp8->probed);
 }
 
 TEST_CASE("state: what is missing or of another kind is named") {
@@ -263,7 +270,10 @@ TEST_CASE("state: what is missing or of another kind is named") {
     changed = good;
     changed["fp8"]["outliers"].push_back({1, 2, 3, 4});
     CHECK(mentions(error_of([&] { state_from_json(changed); }), "three sums and two alignments"));
-    changed["fp8"].erase("outliers");  // of a program that had none
+    changed = good;
+    changed["fp8"]["probed"].push_back({1, 2});
+    CHECK(mentions(error_of([&] { state_from_json(changed); }), "three sums of each product"));
+    changed["fp8"].erase("outliers"), changed["fp8"].erase("probed");  // of a program that had none
     CHECK(state_from_json(changed).fp8->outliers.empty());
 }
 

@@ -51,7 +51,7 @@ struct Run {
         trainer.micro_step(tokens.data(), targets.data());
     }
     StepResult step(int index) {
-        trainer.begin_step(false, true);
+        trainer.begin_step({.count_losses = true});
         const int n = trainer.config().micro_steps;
         for (int m = 0; m < n; m++) micro_step((index * n + m) * world().world() + world().rank());
         trainer.finish_step();
@@ -64,7 +64,7 @@ struct Run {
         float* scale = const_cast<float*>(trainer.optimizer().loss_scale());
         const float good = read_back(scale, trainer.stream());
         if (world().rank() + 1 == world().world()) write_through(scale, INFINITY, trainer.stream());
-        trainer.begin_step(false, true);
+        trainer.begin_step({.count_losses = true});
         micro_step(100 + world().rank());
         write_through(scale, good, trainer.stream());
         trainer.finish_step();

@@ -38,7 +38,7 @@ Result train(const Case& c, int stage, const Comm& comm, int micro_steps) {
     Result result;
     const Traffic before = trainer.weights().traffic();
     for (int step = 0; step < 2; step++) {
-        trainer.begin_step(false, true);
+        trainer.begin_step({.count_losses = true});
         for (int m = 0; m < micro_steps; m++) {
             const Batch batch = some_modern_batch((step * micro_steps + m) * comm.world() + comm.rank(), 128);
             trainer.micro_step(batch.tokens.data(), batch.targets.data());

@@ -100,7 +100,7 @@ struct ShardedRun {
         return *trainer.take_result(0);
     }
     void step(int index) {
-        trainer.begin_step(false, true);
+        trainer.begin_step({.count_losses = true});
         const int micro_steps = trainer.config().micro_steps;
         for (int m = 0; m < micro_steps; m++) micro_step((index * micro_steps + m) * comm.world() + comm.rank());
         const StepResult result = finish_step();
@@ -438,7 +438,7 @@ TEST_CASE("another type of block shards like GPT-2's") {
         std::vector<int> tokens(64), targets(64);
         std::vector<double> losses;
         for (int step = 0; step < kSteps; step++) {
-            trainer.begin_step(false, true);
+            trainer.begin_step({.count_losses = true});
             for (int m = 0; m < micro_steps; m++) {
                 const int position = (step * micro_steps + m) * comm.world() + comm.rank();
                 fill_batch(position, tokens.data(), targets.data(), 64);
@@ -472,7 +472,7 @@ TEST_CASE("an overflow on one rank skips the step on all") {
             float* scale = const_cast<float*>(run.optimizer.loss_scale());
             const float good = run.read(scale);
             if (world().rank() + 1 == world().world()) write_through(scale, INFINITY, run.stream);
-            run.trainer.begin_step(false, true);
+            run.trainer.begin_step({.count_losses = true});
             run.micro_step(100 + world().rank());
             write_through(scale, good, run.stream);
             CHECK(run.finish_step().state.skip == 1);

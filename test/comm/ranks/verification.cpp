@@ -51,7 +51,7 @@ struct Run {
 
     // `late` comes before the optimizer. What was found, the same on every rank.
     std::string step(const std::function<void()>& late = [] {}) {
-        trainer.begin_step(false, true);
+        trainer.begin_step({.count_losses = true});
         const int n = trainer.config().micro_steps, N = trainer.config().batch * kT;
         for (int m = 0; m < n; m++) {
             const int first = (static_cast<int>(trainer.steps()) * n + m) * world().world() + world().rank();
