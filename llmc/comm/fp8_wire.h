@@ -12,9 +12,8 @@
 
 namespace llmc {
 
-// What a rank sends to one other: its codes, a byte each, then the scales' exponents, a byte for each block (UE8M0:
-// 2^(b
-// - 127), what a code is multiplied by). Both are followed by zeros to a multiple of 16 bytes. The last block of a
+// What a rank sends to one other: its codes, a byte each, then the scales' exponents, a byte b for each block (UE8M0:
+// its codes are multiplied by 2^(b - 127)). Both are followed by zeros to a multiple of 16 bytes. The last block of a
 // piece may be shorter.
 struct Fp8Piece {
     static constexpr size_t kBlock = 128;

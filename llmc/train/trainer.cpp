@@ -281,8 +281,8 @@ void Trainer<Real>::see_tensors(Verified kind, bool again, const std::string& wh
 }
 
 // The first time leaves no trace: gradients and sums of losses are overwritten, the states of FP8 tensors put back,
-// residuals left as they are.
-// Between the two, working copies are made again: where they were wrong, the results differ too.
+// residuals left as they are. Between the two, working copies are made again: where they were wrong, the results differ
+// too.
 template <class Real>
 template <class MicroStep>
 void Trainer<Real>::make_twice(MicroStep&& micro_step) {
