@@ -66,7 +66,7 @@ void run(const char* precision, bool with_fp8, int steps) {
     for (size_t i = 0; i < tokens.size(); i++) tokens[i] = static_cast<int>(i * 7919 % 257);
     for (size_t i = 0; i < tokens.size(); i++) targets[i] = tokens[(i + 1) % tokens.size()];
     auto step = [&] {
-        trainer.begin_step(true, false);
+        trainer.begin_step({.continues = true});
         trainer.micro_step(tokens.data(), targets.data());
         trainer.finish_step();
         trainer.take_result(0);

@@ -40,7 +40,7 @@ ordered_json measure(const Options& o, const ShardSet& shards) {
     TrainLoader loader(shards, o.batch, o.seq, 0, 1, o.seed, 0, o.model_config.vocab);
     std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
     loader.next(tokens.data(), targets.data());
-    trainer.begin_step(false, false);
+    trainer.begin_step({});
     trainer.micro_step(tokens.data(), targets.data());
     Transformer<Real>& model = trainer.model();
     const stream_t stream = trainer.stream();

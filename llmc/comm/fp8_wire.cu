@@ -43,7 +43,7 @@ static __global__ void __launch_bounds__(kThreads)
     float largest = 0.0f;
     LLMC_UNROLL
     for (int i = 0; i < 4; i++) {
-        x[i] += owed[i] * loss_scale;
+        x[i] = fmaf(owed[i], loss_scale, x[i]);
         largest = max_float(largest, is_finite(x[i]) ? abs_float(x[i]) : 0.0f);
     }
     const int exponent = block_exponent(warp_max(largest));
@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(kThreads)
         const bool finite = is_finite(x[i]);
         const uint8_t code = finite ? to_e4m3(x[i] * scale).bits : kFp8NaN;
         codes |= static_cast<uint32_t>(code) << (8 * i);
-        owed[i] = finite ? (x[i] - to_float(e4m3{code}) * scale_inv) / loss_scale : 0.0f;
+        owed[i] = finite ? fmaf(-to_float(e4m3{code}), scale_inv, x[i]) / loss_scale : 0.0f;
     }
 
     uint8_t* to = pieces + blockIdx.y * piece.bytes();
