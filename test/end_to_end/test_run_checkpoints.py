@@ -162,6 +162,7 @@ class Resume(Case):
         kinds = [["--precision", "fp8", "--total-batch", "128"]]
         if MATRIX:
             kinds = [["--precision", "bf16", "--total-batch", "192"]]
+            kinds.append([*kinds[0], "--reduce", "fp8"])
             kinds += [[*recipe_flags(r), "--batch", "8", "--total-batch", "384"] for r in FP8_RECIPES]
         for kind in kinds:
             for ranks in (1, 3) if MATRIX and MPIRUN else (1,):

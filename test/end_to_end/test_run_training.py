@@ -193,26 +193,24 @@ class BatchSchedule(unittest.TestCase):
 
 
 class SequenceSchedule(unittest.TestCase):
-    FLAGS = ["--batch", "2", "--max-steps", "4", "--seq-schedule", "16:1,32:2", "--schedule", "constant", "--lr", "1e-3"]
+    FLAGS = ["--batch", "2", "--max-steps", "4", "--seq-schedule", "16:1,32:2", "--schedule", "constant", "--lr", "1e-3",
+             "--precision", "fp8"]
 
     def test_each_step_is_that_of_a_run_with_its_sequences(self):
         """From the same weights and tokens: the first step of a run that cuts is that of one with shorter sequences."""
-        for precision in ("fp32", "bf16", "fp8"):
-            with self.subTest(precision=precision):
-                grown = FinishedRun(*self.FLAGS, "--precision", precision)
-                self.assertEqual([s["seq"] for s in grown.steps], [16, 32, 32, 64])
-                self.assertIn("sequences of 16 tokens up to step 1, sequences of 32 tokens up to step 3, then of 64",
-                              grown.result.out)
-                whole = FinishedRun(*self.FLAGS, "--precision", precision, "--seq-schedule", "off")
-                self.assertNotIn("seq", whole.steps[0])
-                self.assertEqual([s["batch_hash"] for s in grown.steps], [s["batch_hash"] for s in whole.steps])
-                self.assertNotEqual(grown.losses[0], whole.losses[0])
-                always = FinishedRun(*self.FLAGS, "--precision", precision, "--seq-schedule", "16:4")
-                self.assertEqual(grown.losses[:1], always.losses[:1])
-                self.assertNotEqual(grown.losses[1:], always.losses[1:])
+        grown = FinishedRun(*self.FLAGS)
+        self.assertEqual([s["seq"] for s in grown.steps], [16, 32, 32, 64])
+        self.assertIn("sequences of 16 tokens up to step 1, sequences of 32 tokens up to step 3, then of 64",
+                      grown.result.out)
+        whole, always = (FinishedRun(*self.FLAGS, "--seq-schedule", stages) for stages in ("off", "16:4"))
+        self.assertNotIn("seq", whole.steps[0])
+        self.assertEqual([s["batch_hash"] for s in grown.steps], [s["batch_hash"] for s in whole.steps])
+        self.assertNotEqual(grown.losses[0], whole.losses[0])
+        self.assertEqual(grown.losses[:1], always.losses[:1])
+        self.assertNotEqual(grown.losses[1:], always.losses[1:])
 
     def test_resumed(self):
-        flags = [*self.FLAGS, "--precision", "fp8"]
+        flags = self.FLAGS
         whole, part = FinishedRun(*flags, env=ONE_THREAD), FinishedRun(*flags, "--stop-after", "2", env=ONE_THREAD)
         for more, code, message in ((["--seq-schedule", "16:1"], 4, "--seq-schedule 16:1,32:2, this run has"),
                                     ([], 0, "")):
