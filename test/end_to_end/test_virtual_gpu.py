@@ -138,7 +138,8 @@ class Ranks(unittest.TestCase):
             self.check_stages("fp32", [1], "--optimizer", optimizer)
 
     def test_lazy_and_random_streams(self):
-        flags = [*self.FLAGS, *flags_of("delayed"), "--zero", "3"]
+        """With gradients in FP8, what ranks owe, and a probe, whose collectives come between those of weights."""
+        flags = [*self.FLAGS, *flags_of("delayed"), "--zero", "3", "--reduce", "fp8", "--fp8-probe-every", "1"]
         first = virtual_ranks(*flags)
         for streams in ("lazy", "random"):
             with self.subTest(streams=streams):
