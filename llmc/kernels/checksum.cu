@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "llmc/device/block_sum.cuh"
 #include "llmc/device/kernel.cuh"
 
 namespace llmc {
@@ -33,13 +34,8 @@ static __global__ void __launch_bounds__(kThreads, 8)
         for (size_t i = 0; i < bytes % 8; i++) last |= static_cast<uint64_t>(data[whole * 8 + i]) << (8 * i);
         mine += mix(last, whole);
     }
-    sums[threadIdx.x] = mine;
-    __syncthreads();
-    for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) atomic_add(sum, sums[0]);
+    mine = block_sum(sums, threadIdx.x, mine);
+    if (threadIdx.x == 0) atomic_add(sum, mine);
 }
 
 void checksum(uint64_t* sum, const void* data, size_t bytes, stream_t stream) {

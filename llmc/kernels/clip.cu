@@ -1,6 +1,7 @@
 // Kernels and launchers of clip.h.
 #include "llmc/kernels/clip.h"
 
+#include "llmc/device/block_sum.cuh"
 #include "llmc/kernels/update.cuh"
 
 namespace llmc {
@@ -35,13 +36,8 @@ static __global__ void __launch_bounds__(kThreads) add_partials_kernel(double* s
     LLMC_SHARED(double, sums, [kThreads]);
     double mine = 0;
     for (size_t i = threadIdx.x; i < n; i += kThreads) mine += partials[i];
-    sums[threadIdx.x] = mine;
-    __syncthreads();
-    for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) *sum = sums[0];
+    mine = block_sum(sums, threadIdx.x, mine);
+    if (threadIdx.x == 0) *sum = mine;
 }
 
 static __global__ void __launch_bounds__(kThreads)

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "llmc/device/block_sum.cuh"
 #include "llmc/device/kernel.cuh"
 
 namespace llmc {
@@ -36,13 +37,9 @@ static __global__ void __launch_bounds__(kThreads) global_norm_kernel(double* pa
         const bool odd = lane % 2 != 0;
         sum += (odd ? fours[1] : fours[0]) + __shfl_xor_sync(0xffffffffu, odd ? fours[0] : fours[1], 1);
     }
-    sums[warp_first + lane / 2 + lane % 2 * 16] = sum;  // in the order of the eights
-    __syncthreads();
-    for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) partials[blockIdx.x] = sums[0];
+    const unsigned eight = static_cast<unsigned>(warp_first + lane / 2 + lane % 2 * 16);  // in the order of the eights
+    sum = block_sum(sums, eight, sum);
+    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
 void global_norm_partials(double* partials, const float* grad, size_t n, stream_t stream) {

@@ -1,6 +1,7 @@
 // Kernels and launchers of muon.h.
 #include "llmc/kernels/muon.h"
 
+#include "llmc/device/block_sum.cuh"
 #include "llmc/kernels/update.cuh"
 
 namespace llmc {
@@ -52,18 +53,6 @@ void muon_momentum(float* m, Real* u, const float* grad, size_t count, const Muo
 
 // ---- norm ----------------------------------------------------------------------------------------------------------
 
-// The block's sum, in the order of its threads' places in a tree; good in thread 0.
-LLMC_DEVICE double block_sum(double (&sums)[kThreads], double mine) {
-    const int thread = static_cast<int>(threadIdx.x);
-    sums[thread] = mine;
-    __syncthreads();
-    for (int half = kThreads / 2; half > 0; half /= 2) {
-        if (thread < half) sums[thread] += sums[thread + half];
-        __syncthreads();
-    }
-    return sums[0];
-}
-
 constexpr size_t kNormPerBlock = kThreads * 64;
 size_t muon_norm_blocks(size_t count) { return div_up<size_t>(count, kNormPerBlock); }
 
@@ -76,7 +65,7 @@ static __global__ void __launch_bounds__(kThreads) muon_norm_kernel(double* part
         const double value = static_cast<double>(to_float(x[i]));
         sum += value * value;
     }
-    sum = block_sum(sums, sum);
+    sum = block_sum(sums, threadIdx.x, sum);
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
@@ -85,7 +74,7 @@ static __global__ void __launch_bounds__(kThreads)
     LLMC_SHARED(double, sums, [kThreads]);
     double sum = 0;
     for (size_t i = threadIdx.x; i < blocks; i += kThreads) sum += partials[i];
-    sum = block_sum(sums, sum);
+    sum = block_sum(sums, threadIdx.x, sum);
     if (threadIdx.x != 0) return;
     const double norm = factor * sqrt(sum);
     *inverse = static_cast<float>(1.0 / (norm > kSmallestNorm ? norm : kSmallestNorm));
@@ -194,9 +183,9 @@ static __global__ void __launch_bounds__(kThreads)
         before += static_cast<double>(squares[i]);
         after += static_cast<double>(squares[i]) * factor * factor;
     }
-    before = block_sum(sums, before);
+    before = block_sum(sums, threadIdx.x, before);
     __syncthreads();
-    after = block_sum(sums, after);
+    after = block_sum(sums, threadIdx.x, after);
     if (threadIdx.x == 0) ratio[0] = after > 0 ? static_cast<float>(sqrt(before / after)) : 0.0f;
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < lines; i += kThreads) factors[i] *= ratio[0];

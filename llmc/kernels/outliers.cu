@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "llmc/device/block_sum.cuh"
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/check_shape.h"
 
@@ -29,18 +30,6 @@ LLMC_DEVICE void load_values(const e4m3* p, float (&x)[8]) {
     for (int i = 0; i < 8; i++) x[i] = to_float(e4m3{static_cast<uint8_t>(load_word(p + (i & 4)) >> (8 * (i & 3)))});
 }
 
-// The sum of all threads' values, in a fixed order; thread 0 gets it. `shared` has room for kThreads.
-LLMC_DEVICE double block_total(double value, double* shared) {
-    __syncthreads();
-    shared[threadIdx.x] = value;
-    __syncthreads();
-    for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-        if (threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
-        __syncthreads();
-    }
-    return shared[0];
-}
-
 // ---- kurtosis ------------------------------------------------------------------------------------------------------
 
 template <class T>
@@ -58,8 +47,9 @@ static __global__ void __launch_bounds__(kThreads) moments_kernel(double* parts,
             fourths += square * square;
         }
     }
-    squares = block_total(squares, shared);
-    fourths = block_total(fourths, shared);
+    squares = block_sum(shared, threadIdx.x, squares);
+    __syncthreads();
+    fourths = block_sum(shared, threadIdx.x, fourths);
     if (threadIdx.x != 0) return;
     parts[kMoments * blockIdx.x] = squares;
     parts[kMoments * blockIdx.x + 1] = fourths;
@@ -82,8 +72,9 @@ static __global__ void __launch_bounds__(kThreads)
             squares += static_cast<double>(y[k]) * static_cast<double>(y[k]);
         }
     }
-    differences = block_total(differences, shared);
-    squares = block_total(squares, shared);
+    differences = block_sum(shared, threadIdx.x, differences);
+    __syncthreads();
+    squares = block_sum(shared, threadIdx.x, squares);
     if (threadIdx.x != 0) return;
     parts[kMoments * blockIdx.x] = differences;
     parts[kMoments * blockIdx.x + 1] = squares;
@@ -97,8 +88,9 @@ static __global__ void __launch_bounds__(kThreads)
         squares += parts[kMoments * i];
         fourths += parts[kMoments * i + 1];
     }
-    squares = block_total(squares, shared);
-    fourths = block_total(fourths, shared);
+    squares = block_sum(shared, threadIdx.x, squares);
+    __syncthreads();
+    fourths = block_sum(shared, threadIdx.x, fourths);
     if (threadIdx.x != 0) return;
     const double scale = state != nullptr ? static_cast<double>(state->scale_inv) : 1.0, scale2 = scale * scale;
     sums[0] += static_cast<double>(n);
@@ -176,7 +168,7 @@ static __global__ void __launch_bounds__(kThreads) alignment_kernel(float* align
         sum += static_cast<double>(magnitude);
         largest = max_float(largest, magnitude);
     }
-    sum = block_total(sum, shared);
+    sum = block_sum(shared, threadIdx.x, sum);
     largest = block_max(largest, scratch);
     if (threadIdx.x != 0) return;
     alignment[0] = static_cast<float>(sum / static_cast<double>(F));
