@@ -1,6 +1,6 @@
 // Sums over a block in a fixed order.
 #pragma once
-#include "llmc/device/keywords.cuh"
+#include "llmc/device/kernel.cuh"
 
 namespace llmc {
 
