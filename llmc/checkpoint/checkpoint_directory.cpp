@@ -102,10 +102,11 @@ void abort_checkpoint(FileCalls& calls, const std::string& directory, int64_t st
 }
 
 void remove_checkpoint(FileCalls& calls, const std::string& path) {
-    const std::string manifest = path + "/" + kManifestName;
-    if (calls.unlink(manifest.c_str()) != 0 && errno != ENOENT) fail_to_write(manifest, "delete it");
-    sync_directory(calls, path);
-    remove_directory(calls, path);
+    const std::string removed = path + kUnfinished;
+    if (exists(removed)) remove_directory(calls, removed);
+    if (calls.rename(path.c_str(), removed.c_str()) != 0) fail_to_write(path, "rename it for deletion");
+    sync_directory(calls, fs::path(path).parent_path().string());
+    remove_directory(calls, removed);
 }
 
 std::string set_aside(FileCalls& calls, const std::string& path) {

@@ -40,7 +40,7 @@ void begin_checkpoint(FileCalls& calls, const std::string& directory, int64_t st
 void commit_checkpoint(FileCalls& calls, const std::string& directory, int64_t step, const std::string& manifest_text);
 void abort_checkpoint(FileCalls& calls, const std::string& directory, int64_t step);
 
-// The manifest first.
+// Takes its name away first: what a removal cut short has left, the next save removes.
 void remove_checkpoint(FileCalls& calls, const std::string& path);
 // Renames it so that nobody takes it for a checkpoint.
 std::string set_aside(FileCalls& calls, const std::string& path);

@@ -221,7 +221,7 @@ RunFileSizes RunDirectory::sizes() const {
 
 std::string RunDirectory::file(const std::string& name) const { return (fs::path(path_) / name).string(); }
 
-// With the traces of --profile-steps, of however many ranks. Of a checkpoint its manifest goes first.
+// With the traces of --profile-steps, of however many ranks.
 void RunDirectory::remove_run() const {
     for (const FoundCheckpoint& checkpoint : find_checkpoints(checkpoints()))
         remove_checkpoint(system_calls(), checkpoint.path);

@@ -225,6 +225,20 @@ int64_t newest_whole(const std::string& directory) {
     return newest;
 }
 
+// Names in the directory that are neither a checkpoint of these steps nor the directory in the way of the third.
+std::vector<std::string> left_over(const std::string& directory, const std::vector<int64_t>& steps) {
+    std::vector<std::string> names;
+    const std::string in_the_way = fs::path(checkpoint_path(directory, 3)).filename().string();
+    for (const auto& entry : fs::directory_iterator(directory)) {
+        const std::string path = entry.path().string(), name = entry.path().filename().string();
+        const bool kept = std::any_of(steps.begin(), steps.end(),
+                                      [&](int64_t step) { return path == checkpoint_path(directory, step); });
+        const bool incomplete = !fs::exists(path + "/manifest.json");
+        if (!kept && !(incomplete && (name == in_the_way || name == in_the_way + ".set_aside"))) names.push_back(name);
+    }
+    return names;
+}
+
 bool in_every_place() { return std::getenv("CHECKPOINT_MATRIX") != nullptr; }
 
 }  // namespace
@@ -243,7 +257,9 @@ TEST_CASE("saver: steps come and go") {
     CHECK(newest_whole(directory) == 4);
 }
 
-TEST_CASE("saver: a crash at any point leaves the newest complete checkpoint, and nothing that only looks like one") {
+TEST_CASE(
+    "saver: a crash at any point leaves the newest complete checkpoint, and nothing that only looks like one, "
+    "and the next save clears up") {
     TemporaryFolder folder;
     Recorder recorder(folder.file(""));
     const std::string directory = folder.file("checkpoints");
@@ -278,6 +294,8 @@ TEST_CASE("saver: a crash at any point leaves the newest complete checkpoint, an
                 const int64_t newest = newest_whole(after.file("checkpoints"));
                 const int64_t least = done > second_done ? 2 : -1;
                 CHECK((newest >= least && newest <= 3));
+                save(after.file("checkpoints"), {4});
+                CHECK(left_over(after.file("checkpoints"), {4, newest}) == std::vector<std::string>{});
                 points++;
             }
         }

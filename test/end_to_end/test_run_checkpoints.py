@@ -186,7 +186,8 @@ class Resume(Case):
                     self.assertTrue(killed.checkpoints, "some of it was done by runs that were killed")
                     self.succeeds(killed.run(*flags, "--resume", "auto", ranks=ranks))
                     self.same_run(killed, whole, 40)
-                    self.assertLessEqual(len(killed.checkpoints), 3)
+                    names = os.listdir(killed.file("checkpoints"))
+                    self.assertLessEqual(len(names), 3, names)  # the last kill may come before the last removal
 
     def test_later_epochs(self):
         """In a later epoch (transformers#40691), exactly at an epoch's end (verl#7401), and the place counted once
@@ -725,7 +726,8 @@ class Disk(Case):
         for line in process.stdout:
             lines.append(line)
             seen[line[:10]] = time.monotonic()
-        self.assertEqual(process.wait(), 0, process.stderr.read())
+        err = process.communicate()[1]
+        self.assertEqual(process.returncode, 0, err)
         self.assertIn("step 4: no checkpoint, because the last one is still being written\n", lines)
         # The lines of steps 3 to 6 come while the file of step 2 is on its way to the disk.
         self.assertLess(seen["step     6"] - seen["step     2"], slow)
