@@ -1,6 +1,6 @@
 // What the card can do at most: bytes a second of a plain copy, operations a second of mma.sync alone.
 #pragma once
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "llmc/device/runtime.h"
 

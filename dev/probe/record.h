@@ -1,6 +1,6 @@
 // One case and its outcome as JSON, and who measured it.
 #pragma once
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "dev/probe/runner.h"
 

@@ -1,7 +1,7 @@
 // The probe's file of results: a JSON object whose last member, "records", is an array with one record a line. It is
 // valid JSON after every record, so a run that is killed leaves what it has, and the next one continues.
 #pragma once
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <set>
 #include <string>
 

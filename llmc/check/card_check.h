@@ -3,6 +3,7 @@
 // used on none, and products are made on all in the way that rank 0 has found fastest, so that all sum alike.
 #pragma once
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>

@@ -1,6 +1,7 @@
 #include "llmc/check/findings.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <type_traits>
 
 namespace llmc {

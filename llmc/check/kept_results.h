@@ -2,6 +2,7 @@
 // and program, in $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt. Several processes, and several machines with one
 // home directory, may write at the same time: what each has found is added to what is there.
 #pragma once
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "llmc/check/findings.h"

@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -7,7 +7,7 @@
 #include <charconv>
 #include <filesystem>
 
-#include "llmc/checkpoint/manifest.h"
+#include "llmc/checkpoint/state_tensors.h"
 
 namespace llmc {
 namespace {

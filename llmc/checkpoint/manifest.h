@@ -5,7 +5,6 @@
 // padding, and nothing else that depends on how many ranks there were, is in a slice, so any number of ranks can read
 // it.
 #pragma once
-#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -30,11 +29,6 @@ struct Manifest {
 };
 
 constexpr int kCheckpointVersion = 1;
-constexpr const char* kManifestName = "manifest.json";
-constexpr uint64_t kChunkBytes = uint64_t{8} << 20;
-
-uint64_t checksum(const void* data, size_t bytes);  // XXH3-64
-std::string state_file_name(int rank);              // "rank_00003.safetensors"
 
 // The text of manifest.json, which carries a checksum of itself; and back. A text that is not what was written, or
 // describes what cannot be (a part that is not covered exactly once, a path out of the directory, ...), is

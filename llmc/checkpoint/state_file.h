@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "llmc/checkpoint/files.h"
-#include "llmc/checkpoint/manifest.h"
+#include "llmc/checkpoint/state_tensors.h"
 
 namespace llmc {
 

@@ -1,5 +1,6 @@
 // What the state of a run is made of (manifest.h has the whole): tensors, their slices, the files with these.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -34,5 +35,11 @@ struct StateFile {
     std::vector<StateSlice> slices;   // in file order
     bool operator==(const StateFile&) const = default;
 };
+
+constexpr const char* kManifestName = "manifest.json";
+constexpr uint64_t kChunkBytes = uint64_t{8} << 20;  // of files that are written now
+
+uint64_t checksum(const void* data, size_t bytes);  // XXH3-64
+std::string state_file_name(int rank);              // "rank_00003.safetensors"
 
 }  // namespace llmc

@@ -1,5 +1,7 @@
 #include "llmc/model/gpt2_config.h"
 
+#include <nlohmann/json.hpp>
+
 #include "llmc/model/model_fields.h"
 
 namespace llmc {

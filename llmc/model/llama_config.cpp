@@ -1,6 +1,7 @@
 #include "llmc/model/llama_config.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "llmc/device/error.h"
 #include "llmc/model/model_fields.h"

@@ -1,8 +1,12 @@
 #include "llmc/model/model_fields.h"
 
+#include <nlohmann/json.hpp>
+
 #include "llmc/device/error.h"
 
 namespace llmc {
+
+bool ModelFields::has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
 
 void ModelFields::refuse(const std::string& problem) const {
     throw Error(ExitCode::bad_flags, strprintf("model file %s: %s", path_.c_str(), problem.c_str()));

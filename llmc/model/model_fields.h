@@ -1,7 +1,7 @@
 // The fields of a JSON file that describes a model, with refusals that name the file and the field.
 #pragma once
 #include <initializer_list>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "llmc/model/config.h"
@@ -12,7 +12,7 @@ class ModelFields {
 public:
     ModelFields(const nlohmann::json& json, const std::string& path) : json_(json), path_(path) {}
 
-    bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
+    bool has(const char* key) const;            // and not null
     ModelFields inside(const char* key) const;  // of an object in this one
 
     // The first of `keys` that is there; `fallback` if none is, and -1: there must be one.

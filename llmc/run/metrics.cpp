@@ -14,6 +14,7 @@
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/device/error.h"
 #include "llmc/model/model_file.h"
+#include "llmc/run/run_facts.h"
 #include "llmc/run/text.h"
 #include "llmc/run/versions.h"
 

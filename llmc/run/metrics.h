@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,6 +16,8 @@
 #include "llmc/run/options.h"
 
 namespace llmc {
+
+struct RunFacts;  // run_facts.h
 
 // Matrix products of one training micro-step; `emulated` is written when there are any.
 using Products = ProductCounts;
@@ -94,16 +96,6 @@ std::string metrics_line(const ValRecord& record);
 std::string main_log_line(const StepRecord& record);
 // The first set only, for the format has no names; and a line of its own for HellaSwag, by llm.c's number.
 std::string main_log_line(const ValRecord& record);
-
-// What run.json says beside the options.
-struct RunFacts {
-    int world = 1;
-    std::string device;                                     // "NVIDIA H200", "host (2 threads)"
-    std::string weights_hash;                               // of the weights at the start (fingerprint.h)
-    std::string run_id;                                     // the same in every checkpoint of the run
-    int64_t resumed_at = -1;                                // step; -1: a new run
-    nlohmann::ordered_json card_check = {}, products = {};  // what it came to, and how products are made
-};
 
 // A whole file, under a temporary name until it is complete. What is in the way is Error(no_resources) or
 // Error(failure).

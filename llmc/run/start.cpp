@@ -9,6 +9,7 @@
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/run/fingerprint.h"
 #include "llmc/run/prometheus.h"
+#include "llmc/run/run_facts.h"
 #include "llmc/run/tensorboard.h"
 #include "llmc/run/text.h"
 #include "llmc/train/weights.h"

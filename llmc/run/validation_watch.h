@@ -1,7 +1,7 @@
 // What a run concludes from validation losses that get no better: a lower learning rate, or an end.
 #pragma once
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 

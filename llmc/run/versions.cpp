@@ -1,5 +1,7 @@
 #include "llmc/run/versions.h"
 
+#include <nlohmann/json.hpp>
+
 #if LLMC_CUDA
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>

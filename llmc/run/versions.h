@@ -1,7 +1,7 @@
 // What this program was built from and what it runs on: for run.json, so that a run can be explained later, and for
 // --version.
 #pragma once
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
 #include <vector>

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/device/error.h"
+#include "llmc/run/run_facts.h"
 #include "llmc/run/versions.h"
 #include "test/temporary_directory.h"
 

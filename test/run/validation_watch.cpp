@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "llmc/device/error.h"

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "llmc/train/staging.h"
 #include "test/checkpoint/checkpoint_test_util.h"
