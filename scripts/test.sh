@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds and runs the tests. Ends with "N passed, N failed, N skipped" and exit code 0 or 1.
 #
-#   ./scripts/test.sh           what a change wants to know first: the host build, its tests in two orders of threads and
-#                               streams, several ranks, the program end to end
-#   ./scripts/test.sh --all     and the sanitizers, in a third order, and, where there is nvcc, CUDA builds on the virtual GPU
+#   ./scripts/test.sh           what a change wants to know first: the host build, its tests, several ranks, the program end
+#                               to end
+#   ./scripts/test.sh --all     and the tests in two more orders of threads and streams, with guarded memory and under the
+#                               sanitizers, and, where there is nvcc, CUDA builds on the virtual GPU
 #   CI=true ./scripts/test.sh   the same, and nvcc is required
 #
 # scripts/soak.sh has the long ones. README says how long these take. JOBS: how many at a time.
@@ -32,21 +33,26 @@ drain
 
 # ---- host device ---------------------------------------------------------------------------------------------------
 
-stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu test-ranks-binary probe-cpu gradients-cpu
+host=(train_gpt_cpu test-cpu test-ranks-binary) steps=60
+if [[ -n $ALL ]]; then host+=(probe-cpu gradients-cpu) steps=100; fi  # for the GPU session's tests, among others
+stage "host: build" check make -s -j"$JOBS" "${host[@]}"
 queue stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
-queue stage "FP8 follows BF16, 100 steps" unittest env COMPARE_RECIPES=delayed COMPARE_STEPS=100 \
+queue stage "FP8 follows BF16, $steps steps" unittest env COMPARE_RECIPES=delayed COMPARE_STEPS=$steps \
     .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16.test_sample_corpus Refused
 queue stage "host: threads ascending" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors
 for file in test/end_to_end/test_run_*.py; do
     name=$(basename "$file" .py)
+    if [[ -z $ALL && $name == test_run_gpu_session ]]; then continue; fi
     queue stage "end to end: ${name#test_run_}" unittest python3 "$file"
 done
 queue stage "end to end: card check" unittest python3 test/end_to_end/test_card_check.py OnHost
 queue stage "watching runs" unittest .venv/bin/python test/end_to_end/test_watching.py
 queue stage "report of runs" unittest .venv/bin/python test/end_to_end/test_report.py
 # Suites that are left out here and below are marked in the tests (test/suites.h).
-queue stage "host: random order, guarded memory" doctest \
-    env LLMC_ORDER=random LLMC_STREAMS=random LLMC_GUARD=1 $NATIVE/test_cpu --no-colors --test-suite-exclude=once
+if [[ -n $ALL ]]; then
+    queue stage "host: random order, guarded memory" doctest \
+        env LLMC_ORDER=random LLMC_STREAMS=random LLMC_GUARD=1 $NATIVE/test_cpu --no-colors --test-suite-exclude=once
+fi
 drain
 demo=$(mktemp -d)
 stage "demo, 20 steps" check ./scripts/demo.sh --max-steps 20 --out "$demo/run"
@@ -58,7 +64,8 @@ stage "tour, report" check test -s "$demo/tour/report.html"
 rm -rf "$demo"
 
 if [[ -z $ALL ]]; then
-    echo "Not run: AddressSanitizer, ThreadSanitizer, the CUDA builds on the virtual GPU (./scripts/test.sh --all);"
+    echo "Not run: random order with guarded memory, sanitizers, the GPU session's rehearsal, CUDA builds on the virtual GPU"
+    echo "(./scripts/test.sh --all);"
     echo "and, hours long (make soak), every order, recipe, matrix of builds and ranks, core type, mutation, fuzzing."
     finish
     exit
@@ -78,7 +85,7 @@ kernels='*test/kernels/*'
 
 stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address test-cpu $NATIVE-address/train_gpt_cpu \
     test-ranks-binary
-asan_tests=("${asan[@]}" $NATIVE-address/test_cpu --no-colors "--test-suite-exclude=once")
+asan_tests=("${asan[@]}" $NATIVE-address/test_cpu --no-colors "--test-suite-exclude=once,not under sanitizers")
 # Without tests of what this build takes from the ordinary one (UNCHECKED in the Makefile); make soak has them.
 queue stage "AddressSanitizer, UBSan: other tests" doctest "${asan_tests[@]}" \
     "--source-file-exclude=$kernels,*test/check/*,*test/dev/*,*test/run/*,*test/device/formats.cu,*test/device/math.cu"
@@ -98,7 +105,7 @@ stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread test-cpu 
 tsan_tests=("${tsan[@]}" $NATIVE-thread/test_cpu --no-colors
     "--source-file=*test/comm/*,*test/data/loader*,*test/checkpoint/saver*,*test/run/signals*,*test/train/*,*test/device/*"
     "--source-file-exclude=*test/device/formats.cu,*test/device/math.cu"
-    "--test-suite-exclude=once,not under ThreadSanitizer")
+    "--test-suite-exclude=once,not under sanitizers,not under ThreadSanitizer")
 queue stage "ThreadSanitizer: tests" doctest "${tsan_tests[@]}"
 queue stage "ThreadSanitizer: several ranks" unittest "${tsan[@]}" env TEST_RANKS=$NATIVE-thread/test_ranks "${rank_tests[@]}"
 queue stage "ThreadSanitizer: training" check "${tsan[@]}" \

@@ -9,7 +9,9 @@ namespace llmc::test {
 
 // Long, and no order of threads or streams changes anything: in one way alone, and under no sanitizer.
 constexpr const char* kOnce = "once";
-// Too long under ThreadSanitizer: whole models, whose kernels have tests of their own.
+// Long under sanitizers, which see the same code in other tests.
+constexpr const char* kNotUnderSanitizers = "not under sanitizers";
+// Too long under ThreadSanitizer: training, on one thread of the host.
 constexpr const char* kNotUnderTsan = "not under ThreadSanitizer";
 
 }  // namespace llmc::test

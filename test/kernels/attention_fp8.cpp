@@ -9,6 +9,7 @@
 #endif
 #include "llmc/check/reference_attention.h"
 #include "test/kernels/quantized.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -142,7 +143,9 @@ TEST_CASE("attention_forward_fp8 is attention_forward and quantize") {
     }
 }
 
-TEST_CASE_TEMPLATE("attention_backward_fp8 is attention_backward and quantize", F8, e4m3, e5m2) {
+TEST_CASE_TEMPLATE("attention_backward_fp8 is attention_backward and quantize" *
+                       doctest::test_suite(kNotUnderSanitizers),
+                   F8, e4m3, e5m2) {
     size_t number = 0;
     for (const Shape& s : attention_shapes()) {
         CAPTURE(s.T);
@@ -158,7 +161,7 @@ TEST_CASE_TEMPLATE("attention_backward_fp8 is attention_backward and quantize", 
     }
 }
 
-TEST_CASE("attention_backward_fp8 sums up the bias gradient") {
+TEST_CASE("attention_backward_fp8 sums up the bias gradient" * doctest::test_suite(kNotUnderSanitizers)) {
     for (const Shape& s : attention_shapes()) {
         CAPTURE(s.T);
         CAPTURE(s.HD);

@@ -5,6 +5,7 @@
 #include "llmc/check/reference_quantize.h"
 #include "test/linear/sums.h"
 #include "test/model/fp8_training.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -140,7 +141,8 @@ struct Range {
 
 }  // namespace
 
-TEST_CASE("fp8 probe: errors are those of FP64 products of the same operands") {
+TEST_CASE("fp8 probe: errors are those of FP64 products of the same operands" *
+          doctest::test_suite(kNotUnderSanitizers)) {
     for (const bool e4m3_gradients : {false, true}) {
         CAPTURE(e4m3_gradients);
         ProbedLayer run(probed(Fp8Recipe::current, e4m3_gradients));

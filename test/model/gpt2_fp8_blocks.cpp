@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "test/model/gpt2_fixture.h"
-#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -92,7 +91,6 @@ struct BlockTraining {
 };
 
 }  // namespace
-TEST_SUITE_BEGIN(kNotUnderTsan);
 
 TEST_CASE("gpt2 fp8 blocks: loss and gradients are those of the simulation, and no other recipe's") {
     for (const Fp8Recipe recipe : kRecipes) {

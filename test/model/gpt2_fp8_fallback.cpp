@@ -36,7 +36,7 @@ void check_working_copies(Fp8Training& run) {
 }
 
 }  // namespace
-TEST_SUITE_BEGIN(kNotUnderTsan);
+TEST_SUITE_BEGIN(kNotUnderSanitizers);
 
 TEST_CASE("gpt2 fp8 fallback: an outlier that stays moves its layer to BF16 after as many steps as were asked for") {
     const int kSteps = 3;

@@ -68,7 +68,7 @@ double final_loss(const Fp8Config* fp8, const char* tensor = "", Tamper tamper =
 }
 
 }  // namespace
-TEST_SUITE_BEGIN(kNotUnderTsan);
+TEST_SUITE_BEGIN(kNotUnderSanitizers);
 
 TEST_CASE("gpt2 fp8: follows BF16, but not with one scale wrong by 2^8" * doctest::test_suite(kOnce)) {
     const double bf16_loss = final_loss(nullptr);

@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "test/model/fp8_training.h"
-#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -72,7 +71,6 @@ double relative_gap(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 }  // namespace
-TEST_SUITE_BEGIN(kNotUnderTsan);
 
 // Against the same model with a head in BF16, whose gradients gpt2.cpp compares with PyTorch's.
 TEST_CASE("gpt2 fp8 head: gradients are those of a head in BF16, up to the rounding of its operands") {

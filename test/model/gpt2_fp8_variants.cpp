@@ -73,7 +73,7 @@ bool same_states(Fp8Training& a, Fp8Training& b) {
 }
 
 }  // namespace
-TEST_SUITE_BEGIN(kNotUnderTsan);
+TEST_SUITE_BEGIN(kNotUnderSanitizers);
 
 TEST_CASE("gpt2 fp8 variants: attention that does not cast gives the same bits, on every level of recomputation") {
     for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current})

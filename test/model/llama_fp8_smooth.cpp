@@ -1,6 +1,7 @@
 // --fp8-smooth in a model: gradients beside a channel of SwiGLU's output that would drown the others.
 #include "test/model/fp8_training.h"
 #include "test/model/modern_fixture.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -63,7 +64,8 @@ double apart(TestModel<bf16>& test, TestModel<bf16>& reference, const std::strin
 
 // Roundings to E4M3 and E5M2 are 2^-4 and 2^-3 of a number at most, and mostly cancel in sums: an eighth of the norm.
 // A factor that is missing somewhere is 2^5 or more.
-TEST_CASE("llama fp8 smooth: gradients are BF16's, where without factors the other channels' are lost") {
+TEST_CASE("llama fp8 smooth: gradients are BF16's, where without factors the other channels' are lost" *
+          doctest::test_suite(kNotUnderSanitizers)) {
     test_stream();
     if (!device_info().has_fp8) return;
     for (const Fp8Recipe how : {Fp8Recipe::delayed, Fp8Recipe::current}) {

@@ -196,7 +196,7 @@ TEST_CASE("modern blocks: take the memory that is planned") {
 // Kernels that cast as they go, and the plain ones with quantize() behind them. Sums of gains come in another order:
 // nano has none, so all of its bits are the same, but for the norm's gradient, of which a GPU's compiler fuses a
 // product with a sum in one of the two.
-TEST_CASE("modern blocks: without fused kernels the same bits" * doctest::test_suite(kNotUnderTsan)) {
+TEST_CASE("modern blocks: without fused kernels the same bits" * doctest::test_suite(kNotUnderSanitizers)) {
     for (const char* name : {"nano", "qwen3"})
         for (const Fp8Recipe recipe : {Fp8Recipe::delayed, Fp8Recipe::current}) {
             CAPTURE(name);
@@ -222,8 +222,8 @@ TEST_CASE("modern blocks: without fused kernels the same bits" * doctest::test_s
 }
 
 // As test/model/generate.cpp has it for GPT-2: past the first piece, and past the context.
-TEST_CASE_TEMPLATE("modern blocks: the cache changes no bit of a logit" * doctest::test_suite(kNotUnderTsan), Real,
-                   float, bf16) {
+TEST_CASE_TEMPLATE("modern blocks: the cache changes no bit of a logit" * doctest::test_suite(kNotUnderSanitizers),
+                   Real, float, bf16) {
     for (const char* name : kModernModels) {
         CAPTURE(name);
         const auto with = loaded<Real>(modern_config(name), 1, 40, Recompute::norm),

@@ -77,7 +77,7 @@ TEST_CASE("transformer: gradients of another block are those of its loss") {
     }
 }
 
-TEST_CASE("transformer: another block trains in every precision" * doctest::test_suite(kNotUnderTsan)) {
+TEST_CASE("transformer: another block trains in every precision" * doctest::test_suite(kNotUnderSanitizers)) {
     const int steps = 40;
     const std::vector<double> fp32 = train<float>(mlp_config(nullptr), steps);
     CHECK(fp32.back() < 0.8 * fp32.front());
@@ -117,7 +117,7 @@ TEST_CASE("transformer: layers, units, exports and the planner know another bloc
 
 // What the shared codes of another layer would do to a gradient nobody would see.
 TEST_CASE("transformer: a layer that reads codes which another has overwritten is an error" *
-          doctest::test_suite(kNotUnderTsan)) {
+          doctest::test_suite(kNotUnderSanitizers)) {
     const Fp8Config fp8;
     Trainer<bf16> trainer(mlp_config(&fp8), Comm::self());
     trainer.allocate();

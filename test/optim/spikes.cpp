@@ -59,7 +59,7 @@ void fill(Detector& detector, int steps) {
 }
 
 }  // namespace
-TEST_SUITE_BEGIN(kNotUnderTsan);
+TEST_SUITE_BEGIN(kNotUnderSanitizers);
 
 TEST_CASE("spikes: limits are mean + 6 sigma of the last 128 values, none below 64") {
     Detector detector(false);

@@ -1,5 +1,6 @@
 // Sequences that are cut into pieces (--seq-schedule) are so many shorter ones.
 #include "test/model/modern_fixture.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -51,13 +52,15 @@ TrainerConfig small(const char* architecture, int layers, int context, const Fp8
 
 }  // namespace
 
-TEST_CASE("pieces of sequences: each is a sequence by itself, with positions of its own") {
+TEST_CASE("pieces of sequences: each is a sequence by itself, with positions of its own" *
+          doctest::test_suite(kNotUnderTsan)) {
     check_pieces<float>(small(nullptr, 2, 32, nullptr), 16);
     check_pieces<bf16>(small("llama", 2, 32, nullptr), 16);
 }
 
 #if LLMC_ENABLE_FP8
-TEST_CASE("pieces of sequences: in FP8, with attention that casts and that does not") {
+TEST_CASE("pieces of sequences: in FP8, with attention that casts and that does not" *
+          doctest::test_suite(kNotUnderTsan)) {
     const Fp8Config delayed;
     for (const int seq : {16, 128}) check_pieces<bf16>(small(nullptr, 1, 2 * seq, &delayed), seq);
 }

@@ -10,6 +10,7 @@
 #include "llmc/train/staging.h"
 #include "test/checkpoint/checkpoint_test_util.h"
 #include "test/model/gpt2_fixture.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -77,7 +78,8 @@ std::string state_text(TestModel<Real>& test) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps", Real, float, bf16) {
+TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps" * doctest::test_suite(kNotUnderTsan), Real, float,
+                   bf16) {
     Fp8Config delayed, current;
     current.recipe = Fp8Recipe::current;
     delayed.fallback = {1.0f, 1e-6f, 2};  // some layer leaves FP8 on the way
@@ -112,7 +114,7 @@ TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps", Real, float
     }
 }
 
-TEST_CASE("state: every optimizer goes on where it was, and keeps what it says") {
+TEST_CASE("state: every optimizer goes on where it was, and keeps what it says" * doctest::test_suite(kNotUnderTsan)) {
     const auto config_with = [](OptimizerKind kind, double momentum, MomentFormat format = MomentFormat::fp32) {
         TrainerConfig config = config_of(nullptr);
         config.optimizer.kind = kind;

@@ -101,9 +101,9 @@ void check_no_trace(const char* recipe, int micro_steps, Recompute recompute) {
 
 }  // namespace
 
-TEST_SUITE_BEGIN(kNotUnderTsan);
+TEST_SUITE_BEGIN(kNotUnderSanitizers);
 
-TEST_CASE("verification: leaves no trace" * doctest::test_suite(kNotUnderTsan)) {
+TEST_CASE("verification: leaves no trace" * doctest::test_suite(kNotUnderSanitizers)) {
     check_no_trace<float>(nullptr, 1, Recompute::gelu);
     check_no_trace<bf16>(nullptr, 2, Recompute::none);
     check_no_trace<bf16>("delayed", 1, Recompute::block);
