@@ -34,7 +34,11 @@ drain
 # ---- host device ---------------------------------------------------------------------------------------------------
 
 host=(train_gpt_cpu test-cpu test-ranks-binary) steps=60
-if [[ -n $ALL ]]; then host+=(probe-cpu gradients-cpu) steps=100; fi  # for the GPU session's tests, among others
+if [[ -n $ALL ]]; then
+    host+=(probe-cpu gradients-cpu) steps=100  # for the GPU session's tests, among others
+else
+    export BRIEF=1  # fewer recipes and shardings: what is marked so in the tests
+fi
 stage "host: build" check make -s -j"$JOBS" "${host[@]}"
 queue stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
 queue stage "FP8 follows BF16, $steps steps" unittest env COMPARE_RECIPES=delayed COMPARE_STEPS=$steps \
@@ -64,8 +68,8 @@ stage "tour, report" check test -s "$demo/tour/report.html"
 rm -rf "$demo"
 
 if [[ -z $ALL ]]; then
-    echo "Not run: random order with guarded memory, sanitizers, the GPU session's rehearsal, CUDA builds on the virtual GPU"
-    echo "(./scripts/test.sh --all);"
+    echo "Not run: some recipes and shardings, random order with guarded memory, sanitizers, the GPU session's rehearsal, CUDA"
+    echo "builds on the virtual GPU (./scripts/test.sh --all);"
     echo "and, hours long (make soak), every order, recipe, matrix of builds and ranks, core type, mutation, fuzzing."
     finish
     exit

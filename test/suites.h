@@ -14,4 +14,7 @@ constexpr const char* kNotUnderSanitizers = "not under sanitizers";
 // Too long under ThreadSanitizer: training, on one thread of the host.
 constexpr const char* kNotUnderTsan = "not under ThreadSanitizer";
 
+// Of test_ranks --training: left out without --all.
+constexpr const char* kTrainingLong = "training, long";
+
 }  // namespace llmc::test

@@ -18,6 +18,7 @@ import unittest
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 PROGRAM = os.path.abspath(os.environ.get("TEST_RANKS", os.path.join(ROOT, "build", "cpu-native", "test_ranks")))
 MPIRUN = shutil.which("mpirun")
+BRIEF = ["--test-suite-exclude=*long"] if os.environ.get("BRIEF") else []  # scripts/test.sh without --all
 LIMIT = 1.25  # seconds of the watchdog
 PATIENCE = 5  # what may pass beyond it
 HANGS = 240  # seconds after which a run is one that hangs, on a busy machine too
@@ -159,7 +160,7 @@ class Training(unittest.TestCase):
         launch = mpirun if "TRAINING_RANKS" in os.environ else tcp
         for ranks in map(int, os.environ.get("TRAINING_RANKS", "3").split()):
             with self.subTest(ranks=ranks):
-                ended = launch(ranks, "--training", "--order", "rank", limit=600,
+                ended = launch(ranks, "--training", "--order", "rank", *BRIEF, limit=600,
                                env={"LLMC_STREAMS": "random", "LLMC_ORDER": "random"})
                 self.assertEqual(set(ended.codes.values()), {0}, ended)
                 self.assertGreater(int(re.search(r"assertions:\s+(\d+)", ended.output).group(1)), 300, ended)

@@ -30,9 +30,11 @@ TINY_BATCH = ["--batch", "4", "--seq", "64"]
 # Threads that wait asleep: the tests may share the cores.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
 TIME_FIELDS = ("ms", "tokens_per_s", "watts", "joules_per_token")
+# scripts/test.sh without --all: fewer of what --all has beside these.
+BRIEF = bool(os.environ.get("BRIEF"))
 # Every --fp8-recipe: what is tested of one is tested of all.
-TENSOR_RECIPES = ("delayed", "current")  # a scale a tensor
-BLOCK_RECIPES = ("block", "mxfp8")  # scales for blocks; `block` needs channels in multiples of 128
+TENSOR_RECIPES = ("delayed", "current")[:1 if BRIEF else 2]  # a scale a tensor
+BLOCK_RECIPES = ("mxfp8", "block")[:1 if BRIEF else 2]  # scales for blocks; `block` needs channels in multiples of 128
 FP8_RECIPES = TENSOR_RECIPES + BLOCK_RECIPES
 
 

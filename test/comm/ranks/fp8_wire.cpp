@@ -9,6 +9,7 @@
 #include "llmc/train/trainer.h"
 #include "test/comm/ranks/ranks.h"
 #include "test/model/all_weights.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -181,7 +182,8 @@ TEST_CASE("gradients in FP8: after one step of SGD weights are as close to FP32'
     CHECK(eighth > 4 * half);  // it was FP8 that travelled
 }
 
-TEST_CASE("gradients in FP8: a step that is not finite is skipped everywhere, and nothing of it is owed") {
+TEST_CASE("gradients in FP8: a step that is not finite is skipped everywhere, and nothing of it is owed" *
+          doctest::test_suite(kTrainingLong)) {
     if (world().world() == 1) return;
     for (int stage = 0; stage <= 3; stage++) {
         CAPTURE(stage);

@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
         // Whole training steps take longer than all collectives: they are a run of their own.
         bool training = false;
         for (int i = 1; i < argc; i++) training |= std::strcmp(argv[i], "--training") == 0;
-        context.addFilter(training ? "test-suite" : "test-suite-exclude", "training");
+        context.addFilter(training ? "test-suite" : "test-suite-exclude", "training*");
         context.setOption("no-colors", true);
         context.setOption("no-intro", true);
         if (!comm.is_main()) context.setOption("minimal", true);    // failures alone

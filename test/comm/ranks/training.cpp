@@ -12,6 +12,7 @@
 #include "test/comm/ranks/ranks.h"
 #include "test/model/all_weights.h"
 #include "test/model/mlp_block.h"
+#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -241,7 +242,8 @@ TEST_CASE("sharded training in FP8 equals one rank's, with the same scales on ev
     }
 }
 
-TEST_CASE("sharded FP8: some layers in BF16, the head, portable kernels, whole-block recomputation, BF16 wire, mxfp8") {
+TEST_CASE("sharded FP8: some layers in BF16, the head, portable kernels, whole-block recomputation, BF16 wire, mxfp8" *
+          doctest::test_suite(kTrainingLong)) {
     RunConfig config;
     config.recipe = "delayed";
     config.layers = "all,-first,-block1.fc";
@@ -313,7 +315,8 @@ void check_traffic(const RunConfig& config) {
           (config.recipe && config.stage > 0 && config.within != 1));
 }
 
-TEST_CASE("bytes between ranks are those of the planner's formula, and FP8 halves the weights'") {
+TEST_CASE("bytes between ranks are those of the planner's formula, and FP8 halves the weights'" *
+          doctest::test_suite(kTrainingLong)) {
     if (world().world() == 1) return;
     for (int stage = 0; stage <= 3; stage++)
         for (const int micro_steps : {1, 2}) {

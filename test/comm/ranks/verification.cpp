@@ -7,6 +7,7 @@
 #include "llmc/train/trainer.h"
 #include "test/comm/ranks/ranks.h"
 #include "test/model/all_weights.h"
+#include "test/suites.h"
 #if !LLMC_CUDA
 #include "llmc/device/host/runtime.h"
 #endif
@@ -103,7 +104,7 @@ void check_says(const std::string& found, const std::string& what) {
 
 TEST_SUITE_BEGIN("training");
 
-TEST_CASE("verified steps leave no trace in any stage") {
+TEST_CASE("verified steps leave no trace in any stage" * doctest::test_suite(kTrainingLong)) {
     for (int stage = 0; stage <= 3; stage++) check_no_trace<bf16>(stage, "delayed", 1 + stage % 2);
     check_no_trace<float>(0, nullptr, 2);
     check_no_trace<bf16>(0, "block", 2);
@@ -119,7 +120,7 @@ TEST_CASE("verified steps leave no trace in what is owed of gradients in FP8") {
     for (int stage = 0; stage <= 3; stage++) check_no_trace<bf16>(stage, nullptr, 1 + stage / 2 % 2, Wire::fp8);
 }
 
-TEST_CASE("verified steps name the rank whose memory went wrong") {
+TEST_CASE("verified steps name the rank whose memory went wrong" * doctest::test_suite(kTrainingLong)) {
     if (world().world() == 1) return;
     for (int stage = 0; stage <= 3; stage++)
         for (const char* recipe : {static_cast<const char*>(nullptr), "delayed"}) {
@@ -158,7 +159,8 @@ TEST_CASE("verified steps name a rank that has other masters or sums of gradient
 }
 
 #if !LLMC_CUDA
-TEST_CASE("verified steps name the rank that went wrong in a micro-step, and what first") {
+TEST_CASE("verified steps name the rank that went wrong in a micro-step, and what first" *
+          doctest::test_suite(kTrainingLong)) {
     if (world().world() == 1) return;
     for (int stage = 0; stage <= 3; stage++) {
         CAPTURE(stage);
