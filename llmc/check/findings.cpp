@@ -42,9 +42,9 @@ Product product_from_json(const Json& j) {
 template <class Use, class F>
 void each_field(Use& use, F&& f) {
     auto& [bf16, fp8, scaling, e4m3_gradients, current_scaling, smooth, probe, several_ranks, fp8_wire, optimizer,
-           adam_moments, clip_kind, documents, loss, channels, heads, kv_heads, head_dim, window, hidden, vocab,
-           padded_vocab, layer_norm, rms_norm, rms_norm_without_gains, biases, position_embedding, qk_norm, qk_gains,
-           activation, logit_cap] = use;
+           adam_moments, clip_kind, documents, document_positions, loss, channels, heads, kv_heads, head_dim, window,
+           hidden, vocab, padded_vocab, layer_norm, rms_norm, rms_norm_without_gains, biases, position_embedding,
+           qk_norm, qk_gains, activation, logit_cap] = use;
     f("bf16", bf16);
     f("fp8", fp8);
     f("scaling", scaling);
@@ -58,6 +58,7 @@ void each_field(Use& use, F&& f) {
     f("adam_moments", adam_moments);
     f("clip_kind", clip_kind);
     f("documents", documents);
+    f("document_positions", document_positions);
     f("z_loss", loss.z_loss);
     f("label_smoothing", loss.label_smoothing);
     f("channels", channels);

@@ -27,6 +27,7 @@ struct KernelUse {
     MomentFormat adam_moments = MomentFormat::fp32;
     ClipKind clip_kind = ClipKind::norm;
     bool documents = false;  // attention stays inside them
+    bool document_positions = false;
     TrainedLoss loss;
 
     // Of the model; GPT-2's where nothing is said.

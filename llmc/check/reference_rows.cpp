@@ -95,13 +95,16 @@ CrossEntropy cross_entropy(std::vector<double> logits, const std::vector<int>& t
 }
 
 EmbeddingGradient embedding_gradient(const std::vector<float>& dwte, const std::vector<float>& dwpe,
-                                     const std::vector<int>& tokens, const std::vector<double>& dout, int T, int C) {
+                                     const std::vector<int>& tokens, const std::vector<double>& dout, int T, int C,
+                                     const std::vector<int>& documents) {
     EmbeddingGradient g{{dwte.begin(), dwte.end()}, {dwpe.begin(), dwpe.end()}};
     for (size_t n = 0; n < tokens.size(); n++)
         for (int c = 0; c < C; c++) {
             const double d = dout[n * C + c];
             g.dwte[static_cast<size_t>(tokens[n]) * C + c] += d;
-            g.dwpe[n % static_cast<size_t>(T) * C + c] += d;
+            const size_t position =
+                n % static_cast<size_t>(T) - static_cast<size_t>(documents.empty() ? 0 : documents[n]);
+            g.dwpe[position * static_cast<size_t>(C) + static_cast<size_t>(c)] += d;
         }
     return g;
 }

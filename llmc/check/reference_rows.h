@@ -95,7 +95,8 @@ struct EmbeddingGradient {
     std::vector<double> dwte, dwpe;
 };
 EmbeddingGradient embedding_gradient(const std::vector<float>& dwte, const std::vector<float>& dwpe,
-                                     const std::vector<int>& tokens, const std::vector<double>& dout, int T, int C);
+                                     const std::vector<int>& tokens, const std::vector<double>& dout, int T, int C,
+                                     const std::vector<int>& documents = {});
 
 constexpr double kEmbeddingSumError = 2e-6;  // relative to |sum| + what its terms may have in common
 

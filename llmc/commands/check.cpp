@@ -55,6 +55,7 @@ KernelUse use_of(const TrainerConfig& config, bool fp32, int ranks) {
     use.adam_moments = config.optimizer.adam_moments;
     use.clip_kind = config.optimizer.clip_kind;
     use.documents = config.end_token.has_value();
+    use.document_positions = config.document_positions;
     use.loss = config.loss;
     use.set_model(config.model);
     return use;

@@ -29,8 +29,8 @@ bool parse(const std::vector<std::string>& arguments, Request& request) {
     o.precision = "bf16";
     o.val_batches = -1;
     add_flags(app,
-              {"val", "hellaswag", "val-batches", "batch", "seq", "doc-mask", "precision", "tf32", "fp8-recipe",
-               "fp8-layers", "fp8-emulation", "zero", "comm", "timeout-start", "timeout-step"},
+              {"val", "hellaswag", "val-batches", "batch", "seq", "doc-mask", "doc-positions", "precision", "tf32",
+               "fp8-recipe", "fp8-layers", "fp8-emulation", "zero", "comm", "timeout-start", "timeout-step"},
               o);
     if (!parse_arguments(app, arguments)) return false;
     if (o.val.empty() && o.hellaswag.empty()) refuse("nothing to evaluate on; add --val 'GLOB' or --hellaswag FILE");

@@ -7,16 +7,17 @@
 
 namespace llmc {
 
-// out[b][t] = wte[tokens[b][t]] + wpe[t]; wpe == nullptr: without it
+// out[b][t] = wte[tokens[b][t]] + wpe[t - documents[b][t]]; wpe == nullptr: without it
 //
-//   out    (B, T, C) Real, float or bf16; C % 8 == 0
-//   tokens (B, T) int in [0, V); any other token makes its row NaN, which the loss then shows
-//   wte    (V, C) Real;  wpe (T or more, C) Real
+//   out       (B, T, C) Real, float or bf16; C % 8 == 0
+//   tokens    (B, T) int in [0, V); any other token makes its row NaN, which the loss then shows
+//   wte       (V, C) Real;  wpe (T or more, C) Real
+//   documents (B, T) int: where a token's document begins in its row, where positions begin anew; nullptr: they do not
 //
 // Moves 2 sizeof(Real) bytes an element (4 in bf16): rows of wte are read, out is written, wpe stays in the cache.
 template <class Real>
 void embedding_forward(Real* out, const int* tokens, const Real* wte, const Real* wpe, int B, int T, int C, int V,
-                       stream_t stream);
+                       stream_t stream, const int* documents = nullptr);
 
 // The tokens of a batch grouped by value, in one int array, so that the backward needs no atomics:
 //
@@ -35,12 +36,13 @@ void sort_tokens(int* packed, const int* tokens, int n);
 //   dwte, dwpe  (V, C) and (T, C) float: always added to (dwte holds the tied head's gradient); the caller clears
 //   sorted      sort_tokens' array for the B * T tokens, on the device
 //   dout        (B, T, C) Real
+//   sorted_positions  sort_tokens' array for t - documents[b][t], for which then dwpe's rows are; nullptr: for t
 //
 // Reads 2 sizeof(Real) bytes an element (4 in bf16), and reads and writes 4 bytes an element of the distinct tokens'
 // rows. Deterministic: rows are added in order, by one warp per token and 256 columns, or, above 64 occurrences, by
 // eight. The grid depends on B * T alone (blocks past D end at once). Ids outside [0, V) are left out.
 template <class Real>
 void embedding_backward(float* dwte, float* dwpe, const int* sorted, const Real* dout, int B, int T, int C, int V,
-                        stream_t stream);
+                        stream_t stream, const int* sorted_positions = nullptr);
 
 }  // namespace llmc

@@ -24,6 +24,7 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
       T_(setup.T),
       recompute_(setup.recompute),
       end_token_(setup.end_token),
+      document_positions_(setup.end_token && setup.document_positions),
       weights_(weights),
       gradients_(gradients),
       matmul_(matmul),
@@ -59,6 +60,7 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
     for (int** tensor : {&tokens_, &targets_}) workspace_.plan(tensor, N);
     workspace_.plan(&sorted_, token_sort_size(n));
     if (end_token_) workspace_.plan(&documents_, N);
+    if (document_positions_) workspace_.plan(&sorted_positions_, token_sort_size(n));
     workspace_.plan(&loss_sums_, 2);
     workspace_.plan(&loss_counts_, 2);
     workspace_.plan(&loss_workspace_, weights.layout().comm().template all_reduce_workspace<double>(1));
@@ -84,9 +86,9 @@ void Transformer<Real>::allocate(stream_t stream) {
     workspace_.allocate();
     linear_.allocate(stream);
     for (const auto& block : blocks_) block->allocated(stream);
-    const size_t sorted = token_sort_size(B_ * T_);
+    const size_t sorted = token_sort_size(B_ * T_), positions = document_positions_ ? context_.N() + sorted : 0;
     for (Staging& staging : staging_) {
-        staging.memory = static_cast<int*>(pinned_malloc((3 * context_.N() + sorted) * sizeof(int)));
+        staging.memory = static_cast<int*>(pinned_malloc((3 * context_.N() + sorted + positions) * sizeof(int)));
         staging.copied = create_event();
     }
 }
@@ -112,8 +114,8 @@ int64_t Transformer<Real>::fp8_products() const {
     return products;
 }
 
-// tokens, targets (pass.B, pass.T), which go through pinned memory. The counting sort of the tokens, which the
-// embedding's backward reads, is made here on the host.
+// tokens, targets (pass.B, pass.T), which go through pinned memory. The sort of the tokens (and of positions that
+// depend on documents), which the embedding's backward reads, is made here on the host.
 template <class Real>
 void Transformer<Real>::upload(const int* tokens, const int* targets, const Pass& pass) {
     const int n = pass.N();
@@ -128,29 +130,38 @@ void Transformer<Real>::upload(const int* tokens, const int* targets, const Pass
         std::copy(targets, targets + n, staging.memory + count);
         copy_to_device(targets_, staging.memory + count, count * sizeof(int), stream);
     }
+    int* const documents = staging.memory + 2 * count;
     if (targets && end_token_) {
-        int* const documents = staging.memory + 2 * count;
         mark_documents(documents, tokens, pass.B, pass.T, *end_token_);
         copy_to_device(documents_, documents, count * sizeof(int), stream);
     }
     if (pass.kind == PassKind::training) {
-        sort_tokens(staging.memory + 3 * count, tokens, n);
-        copy_to_device(sorted_, staging.memory + 3 * count, token_sort_size(n) * sizeof(int), stream);
+        const auto send_sorted = [&](int* to, int* packed, const int* values) {
+            sort_tokens(packed, values, n);
+            copy_to_device(to, packed, token_sort_size(n) * sizeof(int), stream);
+        };
+        int* const sorted = documents + count;
+        send_sorted(sorted_, sorted, tokens);
+        if (document_positions_) {
+            int* const positions = sorted + token_sort_size(n);
+            for (int i = 0; i < n; i++) positions[i] = i % pass.T - documents[i];
+            send_sorted(sorted_positions_, positions + count, positions);
+        }
     }
     record(staging.copied, stream);
 }
 
 // ---- forward -------------------------------------------------------------------------------------------------------
 
-// Of the rows from `first` on, which have so many positions each.
+// Of the rows from `first` on, which have so many positions each; `documents`: which begin anew there.
 template <class Real>
-void Transformer<Real>::embed(int first, int positions, const Pass& pass) {
+void Transformer<Real>::embed(int first, int positions, const int* documents, const Pass& pass) {
     const size_t C = context_.C(), begin = static_cast<size_t>(first) * C;
     Real* const residual = blocks_.front()->residual() + begin;
     Real* const embedded = embedding_norm_ ? embedded_ + begin : residual;
     const Real* const wpe = wpe_ ? weights_.weight(*wpe_) + begin : nullptr;
     embedding_forward(embedded, tokens_, weights_.weight(wte_), wpe, pass.B, positions, config_.channels,
-                      config_.padded_vocab(), pass.stream);
+                      config_.padded_vocab(), pass.stream, documents);
     const size_t rows = static_cast<size_t>(pass.B) * static_cast<size_t>(positions),
                  all = static_cast<size_t>(pass.N());
     if (rows < all) set_bytes(embedded + rows * C, 0, (all - rows) * C * sizeof(Real), pass.stream);
@@ -166,7 +177,7 @@ void Transformer<Real>::forward(const Pass& pass) {
     weights_.gather(embedding, stream);
     {
         const ProfileRange range(forward_names_[embedding].c_str(), stream);
-        embed(0, pass.T, pass);
+        embed(0, pass.T, document_positions_ ? documents_ : nullptr, pass);
     }
     weights_.release(embedding, stream);
 
@@ -264,7 +275,7 @@ void Transformer<Real>::embed_backward(const Pass& pass) {
     if (!pass.accumulate && !config_.tied) clear(dwte, wte_);
     if (embedding_norm_) embedding_norm_->backward(dresidual_, nullptr, dresidual_, embedded_, nullptr, pass);
     embedding_backward(dwte, dwpe, sorted_, dresidual_, pass.B, pass.T, config_.channels, config_.padded_vocab(),
-                       pass.stream);
+                       pass.stream, sorted_positions_);
 }
 
 // ---- what the trainer calls ----------------------------------------------------------------------------------------
@@ -322,7 +333,7 @@ ResidualStream<Real> Transformer<Real>::decode(int first, int end, stream_t stre
     // The last piece may reach past the context, where no position has an embedding.
     const int positions = std::min(end, config_.context) - first;
     weights_.gather(embedding_unit(), stream);
-    embed(first, positions, pass(PassKind::evaluation, 1, end - first, false, stream));
+    embed(first, positions, nullptr, pass(PassKind::evaluation, 1, end - first, false, stream));
     weights_.release(embedding_unit(), stream);
 
     for (int l = 0; l < config_.layers; l++) {

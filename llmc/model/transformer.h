@@ -33,6 +33,7 @@ struct ModelSetup {
     TrainedLoss loss;
     // Attention does not cross the documents that it begins (documents.h); nothing: it does.
     std::optional<int> end_token;
+    bool document_positions = false;  // learned positions begin anew with every document
 };
 
 template <class Real>
@@ -106,7 +107,7 @@ private:
         return {kind, B, T, accumulate, scratch_, stream, documents_};
     }
     void upload(const int* tokens, const int* targets, const Pass& pass);
-    void embed(int first, int positions, const Pass& pass);
+    void embed(int first, int positions, const int* documents, const Pass& pass);
     void forward(const Pass& pass);
     int piece_end(int first) const;
     ResidualStream<Real> decode(int first, int end, stream_t stream);
@@ -120,6 +121,7 @@ private:
     const int B_, T_;
     const Recompute recompute_;
     const std::optional<int> end_token_;
+    const bool document_positions_;
     Weights<Real>& weights_;
     Gradients& gradients_;
     Matmul& matmul_;
@@ -134,19 +136,20 @@ private:
     const ParameterTable::Place wte_;                 // (Vp, C)
     const std::optional<ParameterTable::Place> wpe_;  // (context, C)
 
-    Real* embedded_ = nullptr;  // (N, C)   what the embedding's norm reads, where there is one
-    Real* residual_final_;      // (N, C)
-    Real* lnf_;                 // (N, C)
-    float* losses_;             // (N)
-    Real* dresidual_;           // (N, C)   gradient of the residual stream
-    Real* dlnf_;                // (N, C)
-    Real* logits_;              // (head_.rows(), Vp), and their gradient
-    float* scratch_;            // partial sums of bias and norm gradients
-    int* tokens_;               // (N)
-    int* targets_;              // (N)
-    int* documents_ = nullptr;  // (N), see mark_documents(); nullptr without end_token_
-    int* sorted_;               // token_sort_size(N)
-    double* loss_sums_;         // {training, evaluation}
+    Real* embedded_ = nullptr;         // (N, C)   what the embedding's norm reads, where there is one
+    Real* residual_final_;             // (N, C)
+    Real* lnf_;                        // (N, C)
+    float* losses_;                    // (N)
+    Real* dresidual_;                  // (N, C)   gradient of the residual stream
+    Real* dlnf_;                       // (N, C)
+    Real* logits_;                     // (head_.rows(), Vp), and their gradient
+    float* scratch_;                   // partial sums of bias and norm gradients
+    int* tokens_;                      // (N)
+    int* targets_;                     // (N)
+    int* documents_ = nullptr;         // (N), see mark_documents(); nullptr without end_token_
+    int* sorted_;                      // token_sort_size(N)
+    int* sorted_positions_ = nullptr;  // token_sort_size(N), of document_positions_
+    double* loss_sums_;                // {training, evaluation}
     int* loss_counts_;
     char* loss_workspace_;
 
@@ -156,7 +159,7 @@ private:
 
     // Staging of tokens: two slots, so that the next micro-batch is prepared while the last one's copy may still run.
     struct Staging {
-        int* memory = nullptr;  // tokens, targets, documents, sorted
+        int* memory = nullptr;  // tokens, targets, documents, sorted; positions in documents, sorted
         event_t copied = nullptr;
     };
     Staging staging_[2];

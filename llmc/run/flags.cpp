@@ -87,6 +87,8 @@ const Flag kRows[] = {
     flag(0, "doc-mask", "", &Options::doc_mask, {},
          "attention does not cross documents: a token sees those of its own alone, which its shard's end-of-text token "
          "begins"),
+    flag(0, "doc-positions", "", &Options::doc_positions, {},
+         "with --doc-mask: learned positions begin anew with every document"),
     flag('d', "total-batch", "N", &Options::total_batch, {.min = 1},
          "tokens per optimizer step over all ranks; more than b*t*ranks accumulates gradients", "b*t*ranks"),
     flag(0, "batch-schedule", "LIST", &Options::batch_schedule, {.check = batch_stages_from_text},
@@ -270,7 +272,8 @@ const Flag kRows[] = {
     once(flag(0, "skip-data", "N", &Options::skip_data, {},
               "with --resume: leave out the data of N steps, for example that which a run diverged on")),
     once(flag(0, "new-data", "", &Options::new_data, {},
-              "with --resume: take other training data, another -t, --seed or --doc-mask than the checkpoint's run")),
+              "with --resume: take other training data, another -t, --seed, --doc-mask or --doc-positions than the "
+              "checkpoint's run")),
 
     heading("Validation and samples"),
     flag('v', "val-every", "N", &Options::val_every,

@@ -48,6 +48,7 @@ struct Options {
     int batch = 4;                       // B, sequences per micro-step and rank
     int seq = 0;                         // T; 0 = not given = 1024, or the context where that is shorter
     bool doc_mask = false;               // attention does not cross documents
+    bool doc_positions = false;          // positions begin anew with each
     int64_t total_batch = 0;             // tokens per step over all ranks; 0 = not given = B*T*ranks
     std::string batch_schedule = "off";  // see batch_stages_from_text()
     std::string seq_schedule = "off";    // see seq_stages_from_text()

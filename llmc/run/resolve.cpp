@@ -57,6 +57,16 @@ void resolve_seq(Options& o) {
     }
 }
 
+void check_positions(const Options& o) {
+    if (!o.doc_positions) return;
+    if (!o.doc_mask) refuse("--doc-positions needs --doc-mask, which says where documents begin");
+    for (const TensorRow& row : o.model_config.table().embedding)
+        if (row.name == "wpe") return;
+    refuse(
+        "--doc-positions is about learned positions; the model's are rotary, which act by distance alone: leave it "
+        "out");
+}
+
 void resolve_total_batch(Options& o, int ranks) {
     constexpr int64_t kMostTokens = std::numeric_limits<int>::max();  // kernels count them in an int
     if (int64_t{o.batch} * o.seq > kMostTokens)
@@ -278,6 +288,7 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_model(options, inputs);
     resolve_depth(options);
     resolve_seq(options);
+    check_positions(options);
     resolve_total_batch(options, inputs.ranks);
     resolve_batch_schedule(options, inputs.ranks);
     resolve_seq_schedule(options);

@@ -161,7 +161,7 @@ const std::set<std::string> kFree = {"train",
 const std::set<std::string> kFixed = {"layers",      "heads",          "channels",     "vocab",    "context",
                                       "total-batch", "batch-schedule", "seq-schedule", "optimizer"};
 // Those that decide which data comes next.
-const std::set<std::string> kData = {"seq", "seed", "doc-mask"};
+const std::set<std::string> kData = {"seq", "seed", "doc-mask", "doc-positions"};
 
 std::string described(const Json& model) { return model.is_null() ? kGpt2.name : model.dump(); }
 
@@ -170,7 +170,8 @@ void compare_configurations(const Options& o, Resumed& resumed) {
     const Json now = Json::parse(config_json(o));
     // There was a time without the flags.
     if (!then.contains("optimizer")) then["optimizer"] = "adamw";
-    if (!then.contains("doc-mask")) then["doc-mask"] = false;
+    for (const char* name : {"doc-mask", "doc-positions"})
+        if (!then.contains(name)) then[name] = false;
     if (!then.contains("batch-schedule")) then["batch-schedule"] = "off";
     if (!then.contains("seq-schedule")) then["seq-schedule"] = "off";
     if (!then.contains("adam-moments")) then["adam-moments"] = "fp32";

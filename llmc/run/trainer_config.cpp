@@ -77,6 +77,7 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
         "recompute", o.recompute,
         {{"none", Recompute::none}, {"gelu", Recompute::gelu}, {"norm", Recompute::norm}, {"block", Recompute::block}});
     if (o.doc_mask) config.end_token = o.end_token;
+    config.document_positions = o.doc_positions;
     config.tf32 = o.tf32;
     if (!o.sequences.stages().empty()) config.shortest_piece = static_cast<int>(o.sequences.stages().front().tokens);
     config.kernels = o.kernel_set;

@@ -33,7 +33,7 @@ ModelSetup model_setup(const TrainerConfig& config) {
     return {config.model,          config.batch,        config.seq,
             config.shortest_piece, config.recompute,    config.fp8 ? &*config.fp8 : nullptr,
             fp8_layers_of(config), config.logits_bytes, config.kernels,
-            config.loss,           config.end_token};
+            config.loss,           config.end_token,    config.document_positions};
 }
 
 constexpr size_t kPiece = size_t{4} << 20;  // elements on the host at a time, of a state that is read

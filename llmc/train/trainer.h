@@ -41,6 +41,7 @@ struct TrainerConfig {
     std::string fp8_layers = "all";  // see Fp8Layers
     size_t logits_bytes = kLogitsBytes;
     std::optional<int> end_token;             // attention does not cross documents: see ModelSetup
+    bool document_positions = false;          // nor do positions
     KernelSet kernels = KernelSet::common();  // the counterparts do the work of the others
     Sharding sharding;                        // but for its `fp8`, which follows from the above
     TrainedLoss loss;

@@ -64,7 +64,7 @@ TEST_CASE("every kernel of a run is right" * doctest::test_suite(kOnce)) {
     }
     SUBCASE("fp8 delayed, documents, head dimension 64") {
         use = tiny_gpt(128, 2);
-        use.fp8 = use.documents = true;
+        use.fp8 = use.documents = use.document_positions = true;
     }
     SUBCASE("fp32") { use.bf16 = false; }
     SUBCASE("fp32, head dimension 128") {

@@ -86,7 +86,8 @@ def training(draw):
              *optimizer(draw), *draw.flag(0.3, "--warmup", 2),
              *draw.flag(0.3, "--schedule", "linear", "constant", "wsd", "wsd-linear"),
              *draw.flag(0.2, "--z-loss", "1e-3"),
-             *draw.flag(0.2, "--label-smoothing", "0.1"), *draw.maybe(0.3, "--doc-mask"),
+             *draw.flag(0.2, "--label-smoothing", "0.1"),
+             *draw.maybe(0.3, "--doc-mask", *draw.maybe(0.5 if architecture == "gpt2" else 0, "--doc-positions")),
              *draw.flag(0.2, "--kernels", "portable"), *draw.maybe(0.2, "--skip-spikes"),
              *draw.flag(0.2, "--plateau", "0.5,0"), *draw.flag(0.5, "--recompute", "none", "norm", "block")]
     if precision != "fp32":

@@ -59,6 +59,26 @@ class Documents(unittest.TestCase):
         for word in words:
             self.assertIn(word, result.err)
 
+    def test_learned_positions(self):
+        """They begin anew on request, while training, in validation, and in `eval`; in a model that has them."""
+        flags = ["--doc-mask", "--val", corpus().val, "--val-batches", "3", "--precision", "fp32"]
+        anew = FinishedRun(*flags, "--doc-positions")
+        self.assertNotEqual(anew.losses[0], self.masked.losses[0])
+        path = new_path() + ".json"
+        configuration = json.loads(anew.read("run.json"))["config"]
+        done = run("eval", "--from", anew.directory, "--val", corpus().val, "--val-batches", "3", "-b",
+                   configuration["batch"], "-t", configuration["seq"], "--doc-mask", "--doc-positions", "--precision", "fp32",
+                   "-o", path)
+        self.assertEqual(done.code, 0, done.err)
+        with open(path, encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["val_loss"], anew.validations[5])
+        for words, wrong in (("--doc-positions needs --doc-mask", tiny_flags("--doc-positions")),
+                             ("act by distance alone: leave it out", ["-e", "qwen3-0.6b", "--doc-mask", "--doc-positions",
+                                                                      "--dry-run", "--gpu", "h100"])):
+            result = run(*wrong)
+            self.assertEqual(result.code, 2, result.err)
+            self.assertIn(words, result.err)
+
     def test_unknown_end_tokens_are_refused(self):
         tokens = [i % 200 for i in range(4000)]
         llmc = shard(tokens)

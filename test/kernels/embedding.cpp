@@ -29,6 +29,18 @@ std::vector<int> sorted_tokens(const std::vector<int>& tokens) {
     return packed;
 }
 
+// Where the document of each token begins: documents of 1 to 17 tokens.
+std::vector<int> random_documents(int B, int T, uint32_t seed) {
+    std::mt19937 engine(seed);
+    std::vector<int> begins;
+    for (int b = 0; b < B; b++)
+        for (int t = 0, begin = 0, end = 0; t < T; t++) {
+            if (t == end) begin = t, end = t + 1 + static_cast<int>(engine() % 17);
+            begins.push_back(begin);
+        }
+    return begins;
+}
+
 struct EmbeddingShape {
     int B, T, C, V;
 };
@@ -81,6 +93,41 @@ TEST_CASE_TEMPLATE("embedding_forward", Real, float, bf16) {
         DeviceArray<Real> out(expected.size());
         embedding_forward<Real>(out, tokens.get(), device_wte.get(), device_wpe.get(), B, T, C, V, test_stream());
         CHECK(max_relative_error(out.download(), expected, 1e-3) < rounding_error<Real>());
+    }
+}
+
+TEST_CASE_TEMPLATE("embedding: positions begin anew with every document", Real, float, bf16) {
+    for (const auto [B, T, C, V] : kShapes) {
+        CAPTURE(C);
+        const auto ids = random_tokens(B * T, V, 9), begins = random_documents(B, T, 10);
+        const auto wte = random_normal<Real>(static_cast<size_t>(V) * C, 1.0f, 1),
+                   wpe = random_normal<Real>(static_cast<size_t>(T) * C, 0.5f, 2),
+                   g = random_normal<Real>(static_cast<size_t>(B) * T * C, 1.0f, 3, 0.25f);
+        std::vector<int> positions;
+        std::vector<double> expected;
+        for (int n = 0; n < B * T; n++) {
+            positions.push_back(n % T - begins[static_cast<size_t>(n)]);
+            for (int c = 0; c < C; c++)
+                expected.push_back(static_cast<double>(to_float(wte[static_cast<size_t>(ids[n]) * C + c])) +
+                                   to_float(wpe[static_cast<size_t>(positions.back()) * C + c]));
+        }
+        const DeviceArray<Real> device_wte(wte), device_wpe(wpe), dout(g);
+        const DeviceArray<int> tokens(ids), documents(begins), sorted(sorted_tokens(ids)),
+            sorted_positions(sorted_tokens(positions));
+        DeviceArray<Real> out(expected.size());
+        embedding_forward<Real>(out, tokens.get(), device_wte.get(), device_wpe.get(), B, T, C, V, test_stream(),
+                                documents.get());
+        CHECK(max_relative_error(out.download(), expected, 1e-3) < rounding_error<Real>());
+        const auto dwte = random_normal<float>(static_cast<size_t>(V) * C, 1.0f, 1),
+                   dwpe = random_normal<float>(static_cast<size_t>(T) * C, 1.0f, 2);
+        const auto gradients = reference::embedding_gradient(dwte, dwpe, ids, to_doubles(g), T, C, begins);
+        DeviceArray<float> token_gradient(dwte), position_gradient(dwpe);
+        embedding_backward<Real>(token_gradient, position_gradient, sorted.get(), dout.get(), B, T, C, V, test_stream(),
+                                 sorted_positions.get());
+        CHECK(max_relative_error(token_gradient.download(), gradients.dwte, 1.0 + 0.25 * B * T) <
+              reference::kEmbeddingSumError);
+        CHECK(max_relative_error(position_gradient.download(), gradients.dwpe, 1.0 + 0.25 * B * T) <
+              reference::kEmbeddingSumError);
     }
 }
 

@@ -28,8 +28,8 @@ Batch part_of(const Batch& batch, int begin, int end) {
             {batch.targets.begin() + begin, batch.targets.begin() + end}};
 }
 
-// GPT-2's positions go on over documents: without position embeddings there are none to tell a row's end from its
-// beginning.
+// GPT-2's positions go on over documents if they are not told otherwise: without position embeddings there are none to
+// tell a row's end from its beginning.
 ModelConfig config_of(const std::string& name) {
     if (name != "gpt2") return modern_config(name);
     ModelConfig config;
@@ -44,16 +44,20 @@ struct Trained {
     std::vector<std::vector<float>> gradients;
 
     // Of `batch`, B rows, with the loss weight of `weighed` tokens.
+    // `own_positions`: learned ones begin anew with each document. Otherwise they are 0, and their gradient left out.
     Trained(const std::string& name, const Batch& batch, int B, float weighed, std::optional<int> end_token,
-            Recompute recompute = Recompute::gelu) {
+            Recompute recompute = Recompute::gelu, bool own_positions = false) {
         const size_t count = batch.tokens.size();
         TrainerConfig config = trainer_config(config_of(name), B, static_cast<int>(count) / B, recompute);
         config.end_token = end_token;
+        config.document_positions = own_positions;
         TestModel<Real> test(config);
         for (const TensorRow& row : all_tensors(test.config)) {
             std::vector<float> values;
             for (const double x : pattern(row.name, static_cast<size_t>(row.count())))
-                values.push_back(static_cast<float>(row.name == "wpe" ? 0 : row.is_matrix() ? x / 8 : 1 + x / 4));
+                values.push_back(static_cast<float>(row.name == "wpe" && !own_positions ? 0
+                                                    : row.is_matrix()                   ? x / 8
+                                                                                        : 1 + x / 4));
             test.trainer.set_weight(row.name, values);
         }
         test.trainer.weights_are_set();
@@ -61,7 +65,8 @@ struct Trained {
         losses = read_back(test.model.losses(), count, test.stream);
         gradients = test.all_gradients();
         const auto wpe = test.table.look_up("wpe");
-        if (wpe) gradients.erase(gradients.begin() + static_cast<long>(wpe->tensor));  // of other rows
+        if (wpe && !own_positions)
+            gradients.erase(gradients.begin() + static_cast<long>(wpe->tensor));  // of other rows
     }
 };
 
@@ -116,6 +121,22 @@ TEST_CASE_TEMPLATE("documents: a row of two has the losses and the gradients of 
     }
 }
 
+TEST_CASE_TEMPLATE("documents: with learned positions that begin anew a row of two is two rows", Real, float, bf16) {
+    constexpr int T = 32, cut = 13;
+    const double bound = 2 * (sizeof(Real) == 4 ? 1e-4 : 3e-2);
+    const Batch row = packed_row(T, cut);
+    const auto trained = [](const Batch& batch, std::optional<int> end_token, bool own_positions) {
+        return Trained<Real>("gpt2", batch, 1, T, end_token, Recompute::gelu, own_positions);
+    };
+    // A row of its own has positions of its own, whatever is said.
+    const Trained<Real> first = trained(part_of(row, 0, cut), kEnd, true),
+                        second = trained(part_of(row, cut, T), kEnd, true);
+    const Distance<Real> anew(trained(row, kEnd, true), first, second);
+    CHECK(anew.losses < bound);
+    CHECK(anew.gradients < bound);
+    CHECK(first.gradients.size() == all_tensors(config_of("gpt2")).size());  // wpe's is among them
+}
+
 TEST_CASE_TEMPLATE("documents: rows without an end token inside have the bits of a model without documents", Real,
                    float, bf16) {
     const Batch row = packed_row(32, 0);
@@ -124,6 +145,16 @@ TEST_CASE_TEMPLATE("documents: rows without an end token inside have the bits of
         CHECK(same_bits(with.losses, without.losses));
         CHECK(same_bits(with.gradients, without.gradients));
     }
+    TrainerConfig config = trainer_config(config_of("gpt2"), 2, 16, Recompute::gelu);
+    std::vector<std::vector<std::vector<float>>> trained;
+    for (const bool own_positions : {false, true}) {
+        config.end_token = kEnd, config.document_positions = own_positions;
+        TestModel<Real> test(config);
+        test.trainer.initialize(5);
+        test.step(row);
+        trained.push_back(test.all_gradients());
+    }
+    CHECK(same_bits(trained[0], trained[1]));
 }
 
 TEST_CASE_TEMPLATE("documents: every recompute level gives the same bits", Real, float, bf16) {
