@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "llmc/check/kernel_checks.h"
+#include "llmc/check/random_values.h"
 #include "llmc/check/reference_attention.h"
 
 namespace llmc::check {
@@ -47,6 +48,12 @@ std::string name_of(const reference::AttentionShape& shape);  // that of its hea
 // (B, T) as attention reads them (llmc/kernels/attention.h), of all lengths from one token on; empty if the run has
 // none.
 std::vector<int> example_documents(const KernelUse& use, int B, int T);
+
+// Of an RMS norm; empty: it has none.
+template <class Real>
+std::vector<Real> example_gains(size_t C, bool gains) {
+    return gains ? reference::random_normal<Real>(C, 0.3f, 164, 1.0f) : std::vector<Real>();
+}
 
 template <class Real>
 const char* type_name() {

@@ -19,11 +19,6 @@ constexpr float kEps = 0.01f, kForwardScale = 100.0f;  // some saturate
 
 std::vector<Axis> elements(size_t C) { return {{"n", kRowCount}, {"", C}}; }
 
-// Empty: none.
-std::vector<bf16> example_gains(size_t C, bool gains) {
-    return gains ? reference::random_normal<bf16>(C, 0.3f, 171, 1.0f) : std::vector<bf16>();
-}
-
 struct Forward {
     const bf16 *inp1, *inp2, *weight;
     bf16* residual;
@@ -31,7 +26,7 @@ struct Forward {
     Forward(Trial& trial, size_t C, bool gains)
         : inp1(trial.input(reference::random_normal<bf16>(kRowCount * C, 1.0f, 172, 0.5f))),
           inp2(trial.input(reference::random_normal<bf16>(kRowCount * C, 0.7f, 173))),
-          weight(trial.input_or_none(example_gains(C, gains))),
+          weight(trial.input_or_none(example_gains<bf16>(C, gains))),
           residual(trial.result<bf16>("residual", elements(C))),
           rstd(trial.result<float>("rstd", {{"n", kRowCount}})) {}
 };
@@ -66,7 +61,7 @@ std::string check_backward(int channels, bool gains, stream_t stream) {
     const size_t C = static_cast<size_t>(channels), n = kRowCount * C;
     const auto x = reference::random_normal<bf16>(n, 2.0f, 174, 0.5f),
                g = reference::random_normal<bf16>(n, 1.0f, 175, 0.2f),
-               r = reference::random_normal<bf16>(n, 1.0f, 176, 0.3f), w = example_gains(C, gains);
+               r = reference::random_normal<bf16>(n, 1.0f, 176, 0.3f), w = example_gains<bf16>(C, gains);
     const auto xd = reference::to_doubles(x);
     const auto statistics = reference::rms_rstd(xd, kRows, channels, static_cast<double>(kEps));
     auto expected =

@@ -13,12 +13,6 @@ constexpr int kRows = 149;
 constexpr size_t kRowCount = kRows;
 constexpr float kEps = 0.01f;  // large enough for its absence to show
 
-// Empty: none.
-template <class Real>
-std::vector<Real> example_gains(size_t C, bool gains) {
-    return gains ? reference::random_normal<Real>(C, 0.3f, 164, 1.0f) : std::vector<Real>();
-}
-
 template <class Real>
 std::string check_forward(int channels, bool gains, stream_t stream) {
     const size_t C = static_cast<size_t>(channels), n = kRowCount * C;

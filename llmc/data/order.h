@@ -14,8 +14,7 @@ namespace llmc {
 
 // Key of one pass over the data.
 inline uint64_t order_key(uint64_t seed, uint64_t epoch) {
-    constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
-    return mix64(mix64(seed + golden) + (epoch + 1) * golden);
+    return mix64(mix64(seed + kGolden64) + (epoch + 1) * kGolden64);
 }
 
 // The index-th value of the permutation of [0, n) named by key; index < n.

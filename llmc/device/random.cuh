@@ -6,8 +6,11 @@
 
 namespace llmc {
 
+// 2^64 over the golden ratio.
+constexpr uint64_t kGolden64 = 0x9e3779b97f4a7c15u;
+
 // The finalizer of splitmix64 (by D. Stafford): a bijection in which every input bit moves every output bit. Of
-// consecutive multiples of 0x9e3779b97f4a7c15 it gives the sequence of splitmix64 (Steele, Lea, Flood, "Fast splittable
+// consecutive multiples of kGolden64 it gives the sequence of splitmix64 (Steele, Lea, Flood, "Fast splittable
 // pseudorandom number generators").
 LLMC_HD uint64_t mix64(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

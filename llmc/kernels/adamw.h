@@ -51,8 +51,7 @@ struct MomentRounding {
 // 64 bits for the elements `place` and `place` + 1, an even one, in the update that is the `applied`-th: from the low
 // end on 16 each for m and v of the one, and for m and v of the other.
 LLMC_HD uint64_t moment_bits(uint64_t key, int64_t applied, uint64_t place) {
-    constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
-    return mix64(mix64(key + static_cast<uint64_t>(applied) * golden) + place / 2 * golden);
+    return mix64(mix64(key + static_cast<uint64_t>(applied) * kGolden64) + place / 2 * kGolden64);
 }
 
 // One AdamW update of `count` parameters (Loshchilov and Hutter, arXiv 1711.05101, in PyTorch's form):

@@ -5,6 +5,7 @@
 
 #include "llmc/device/block_sum.cuh"
 #include "llmc/device/kernel.cuh"
+#include "llmc/device/random.cuh"
 
 namespace llmc {
 
@@ -14,12 +15,7 @@ constexpr int kThreads = 256;
 constexpr size_t kWordsPerBlock = 16 * kThreads;
 constexpr size_t kMaxBlocks = 1024;
 
-LLMC_DEVICE uint64_t mix(uint64_t word, size_t place) {
-    uint64_t x = word + (place + 1) * 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
+LLMC_DEVICE uint64_t mix(uint64_t word, size_t place) { return mix64(word + (place + 1) * kGolden64); }
 
 static __global__ void __launch_bounds__(kThreads, 8)
     checksum_kernel(uint64_t* sum, const uint8_t* data, size_t bytes) {

@@ -3,18 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "llmc/device/random.cuh"
 #include "llmc/model/config.h"
 
 namespace llmc {
 namespace {
 
-// splitmix64: a bijective mix of 64 bits (Steele, Lea, Flood, "Fast splittable pseudorandom number generators").
-uint64_t mix(uint64_t z) {
-    z += 0x9E3779B97F4A7C15ull;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-}
+uint64_t mix(uint64_t z) { return mix64(z + kGolden64); }
 
 uint64_t hash_name(const std::string& name) {
     uint64_t h = 0xCBF29CE484222325ull;  // FNV-1a

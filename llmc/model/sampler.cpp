@@ -4,15 +4,14 @@
 #include <cmath>
 #include <numeric>
 
+#include "llmc/device/random.cuh"
+
 namespace llmc {
 namespace {
 
-// Uniform in [0, 1) from (seed, position): splitmix64's mix, 53 bits.
+// Uniform in [0, 1) from (seed, position), 53 bits.
 double uniform(uint64_t seed, uint64_t position) {
-    uint64_t z = seed + 0x9E3779B97F4A7C15ull * (position + 1);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
+    return static_cast<double>(mix64(seed + kGolden64 * (position + 1)) >> 11) * 0x1p-53;
 }
 
 }  // namespace
