@@ -9,12 +9,12 @@
 //         --filter TEXT               cases whose name contains TEXT
 //         --shapes layers|tiny        tiny: a test of this program, in a second on the host device
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "dev/probe/ceilings.h"

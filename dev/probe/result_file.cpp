@@ -2,11 +2,11 @@
 
 #include <fcntl.h>
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "llmc/device/error.h"
 

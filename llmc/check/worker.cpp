@@ -2,13 +2,13 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 
 namespace llmc {
 namespace {

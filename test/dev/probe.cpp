@@ -1,9 +1,9 @@
 // The probe's own parts: its list of cases, its reference, its comparison (which must see a broken result), its file.
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "dev/probe/ceilings.h"

@@ -116,8 +116,7 @@ TEST_CASE("transformer: layers, units, exports and the planner know another bloc
 }
 
 // What the shared codes of another layer would do to a gradient nobody would see.
-TEST_CASE("transformer: a layer that reads codes which another has overwritten is an error" *
-          doctest::test_suite(kNotUnderSanitizers)) {
+TEST_CASE("transformer: a layer that reads codes which another has overwritten is an error") {
     const Fp8Config fp8;
     Trainer<bf16> trainer(mlp_config(&fp8), Comm::self());
     trainer.allocate();

@@ -9,7 +9,6 @@
 #include "llmc/optim/loss_scale.h"
 #include "llmc/optim/optimizer.h"
 #include "test/kernel_test.h"
-#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -59,7 +58,6 @@ void fill(Detector& detector, int steps) {
 }
 
 }  // namespace
-TEST_SUITE_BEGIN(kNotUnderSanitizers);
 
 TEST_CASE("spikes: limits are mean + 6 sigma of the last 128 values, none below 64") {
     Detector detector(false);

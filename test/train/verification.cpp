@@ -101,7 +101,7 @@ void check_no_trace(const char* recipe, int micro_steps, Recompute recompute) {
 
 }  // namespace
 
-TEST_SUITE_BEGIN(kNotUnderSanitizers);
+TEST_SUITE_BEGIN(kNotUnderTsan);
 
 TEST_CASE("verification: leaves no trace" * doctest::test_suite(kNotUnderSanitizers)) {
     check_no_trace<float>(nullptr, 1, Recompute::gelu);
@@ -179,7 +179,8 @@ TEST_CASE("verification: moments in BF16 are seen to their last element") {
     CHECK(run.difference_in_next_step().find("v of h.1.fc.weight had checksum ") != std::string::npos);
 }
 
-TEST_CASE("verification: a bit of a working copy that flips between two steps") {
+TEST_CASE("verification: a bit of a working copy that flips between two steps" *
+          doctest::test_suite(kNotUnderSanitizers)) {
     const auto found_in = [](const char* recipe, const char* layers, const char* name) {
         TrainerConfig config = config_of(recipe, true);
         config.fp8_layers = layers;
@@ -238,7 +239,8 @@ std::string found_after_flip(const char* recipe, const char* work, uint64_t n, i
 
 }  // namespace
 
-TEST_CASE("verification: a bit of an activation or a gradient that flips in one of two micro-steps") {
+TEST_CASE("verification: a bit of an activation or a gradient that flips in one of two micro-steps" *
+          doctest::test_suite(kNotUnderSanitizers)) {
     const auto says = [](const std::string& found, const std::string& what) {
         CAPTURE(found);
         CHECK(found.find("): " + what + " had checksum ") != std::string::npos);
