@@ -120,10 +120,11 @@ $(PLAIN_DIR)/llmc/kernels/attention_backward.cu.o: LEVEL := -O2
 # functions may become those of the whole program: only for files that share none with what computes.
 $(call in_object_dirs,$(addprefix test/,run/%.o checkpoint/%.o comm/%.o data/%.o dev/%.o main.cpp.o)): LEVEL := -O0
 $(PLAIN_DIR)/test/device/formats.cu.o: LEVEL := -O3
+# Not -gencode: ccache would take it for -g, and what one clone has compiled for another program in the next.
 ifeq ($(PTX),1)
-GENCODE := $(foreach arch,$(ARCHS),-gencode arch=$(arch:sm_%=compute_%)$(comma)code=[$(arch)$(comma)$(arch:sm_%=compute_%)]) --compress-mode=none
+GENCODE := $(foreach arch,$(ARCHS),--generate-code=arch=$(arch:sm_%=compute_%)$(comma)code=[$(arch)$(comma)$(arch:sm_%=compute_%)]) --compress-mode=none
 else
-GENCODE := $(foreach arch,$(ARCHS),-gencode arch=$(arch:sm_%=compute_%)$(comma)code=$(arch))
+GENCODE := $(foreach arch,$(ARCHS),--generate-code=arch=$(arch:sm_%=compute_%)$(comma)code=$(arch))
 endif
 NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 $(GENCODE) -Xptxas -v \
              --expt-relaxed-constexpr -Xcompiler -fopenmp,-Wall

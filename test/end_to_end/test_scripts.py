@@ -198,7 +198,7 @@ class GpuArch(InDirectory):
     FAILURE = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
 
     def make(self, *arguments, printed="", code=0):
-        """The directory of the CUDA build and nvcc's -gencode flags, with a nvidia-smi that prints this."""
+        """The directory of the CUDA build and nvcc's --generate-code flags, with a nvidia-smi that prints this."""
         self.write("bin/nvidia-smi", f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\nexit {code}\n", executable=True)
         unset = ("GPU_ARCH", "PRECISION", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES")
         environment = {k: v for k, v in os.environ.items() if k not in unset}
@@ -214,7 +214,7 @@ class GpuArch(InDirectory):
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         found, flags, directory = result.stdout.split("\n")[:3]
         self.assertIn(found, ("", directory))
-        return re.findall(r"-gencode (\S+)", flags), directory, bool(found)
+        return re.findall(r"--generate-code=(\S+)", flags), directory, bool(found)
 
     def test_the_gpu_found(self):
         hopper = ["arch=compute_90a,code=sm_90a"]
