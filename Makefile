@@ -126,7 +126,8 @@ GENCODE := $(foreach arch,$(ARCHS),--generate-code=arch=$(arch:sm_%=compute_%)$(
 else
 GENCODE := $(foreach arch,$(ARCHS),--generate-code=arch=$(arch:sm_%=compute_%)$(comma)code=$(arch))
 endif
-NVCCFLAGS := $(COMMON) -O3 -DLLMC_CUDA=1 $(GENCODE) -Xptxas -v \
+# -O1 is for the host: device code has -O3 in any case.
+NVCCFLAGS := $(COMMON) -O1 -DLLMC_CUDA=1 $(GENCODE) -Xptxas -v \
              --expt-relaxed-constexpr -Xcompiler -fopenmp,-Wall
 
 # One thread pool in the process: the OpenMP build of OpenBLAS. Its pthread build would fight with libgomp for the cores.

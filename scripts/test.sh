@@ -33,15 +33,15 @@ drain
 
 # ---- host device ---------------------------------------------------------------------------------------------------
 
-host=(train_gpt_cpu test-cpu test-ranks-binary) steps=60
+host=(train_gpt_cpu test-cpu test-ranks-binary)
 if [[ -n $ALL ]]; then
-    host+=(probe-cpu gradients-cpu) steps=100  # for the GPU session's tests, among others
+    host+=(probe-cpu gradients-cpu)  # for the GPU session's tests, among others
 else
     export BRIEF=1  # fewer recipes and shardings: what is marked so in the tests
 fi
 stage "host: build" check make -s -j"$JOBS" "${host[@]}"
 queue stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
-queue stage "FP8 follows BF16, $steps steps" unittest env COMPARE_RECIPES=delayed COMPARE_STEPS=$steps \
+queue stage "FP8 follows BF16, 60 steps" unittest env COMPARE_RECIPES=delayed COMPARE_STEPS=60 \
     .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16.test_sample_corpus Refused
 queue stage "host: threads ascending" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors
 for file in test/end_to_end/test_run_*.py; do
@@ -54,26 +54,28 @@ queue stage "watching runs" unittest .venv/bin/python test/end_to_end/test_watch
 queue stage "report of runs" unittest .venv/bin/python test/end_to_end/test_report.py
 # Suites that are left out here and below are marked in the tests (test/suites.h).
 if [[ -n $ALL ]]; then
+    # Tests of what launches kernels itself; whole models have other orders of threads and streams below.
     queue stage "host: random order, guarded memory" doctest \
-        env LLMC_ORDER=random LLMC_STREAMS=random LLMC_GUARD=1 $NATIVE/test_cpu --no-colors --test-suite-exclude=once
+        env LLMC_ORDER=random LLMC_STREAMS=random LLMC_GUARD=1 $NATIVE/test_cpu --no-colors --test-suite-exclude=once \
+        "--source-file=$(printf '*test/%s/*,' kernels device fp8 linear optim shard train)"
 fi
-drain
 demo=$(mktemp -d)
-stage "demo, 20 steps" check ./scripts/demo.sh --max-steps 20 --out "$demo/run"
-stage "demo, picture" check test -s "$demo/run/compare.png"
-stage "demo of newer blocks, 10 steps" check ./scripts/demo.sh --modern --max-steps 10 --out "$demo/modern"
-stage "demo of newer blocks, picture" check test -s "$demo/modern/steps.png"
-stage "tour from text to a model, 10 steps" check ./scripts/tour.sh --steps 10 --vocab 300 --text 'dev/*.md' --out "$demo/tour"
-stage "tour, report" check test -s "$demo/tour/report.html"
-rm -rf "$demo"
+trap 'rm -rf "$demo"' EXIT
+queue stage "demo, 20 steps" check bash -c './scripts/demo.sh --max-steps 20 --out "$0" && test -s "$0/compare.png"' "$demo/run"
+queue stage "demo of newer blocks, 10 steps" check \
+    bash -c './scripts/demo.sh --modern --max-steps 10 --out "$0" && test -s "$0/steps.png"' "$demo/modern"
+queue stage "tour from text to a model, 10 steps" check \
+    bash -c './scripts/tour.sh --steps 10 --vocab 300 --text "dev/*.md" --out "$0" && test -s "$0/report.html"' "$demo/tour"
 
 if [[ -z $ALL ]]; then
+    drain
     echo "Not run: some recipes and shardings, random order with guarded memory, sanitizers, the GPU session's rehearsal, CUDA"
     echo "builds on the virtual GPU (./scripts/test.sh --all);"
     echo "and, hours long (make soak), every order, recipe, matrix of builds and ranks, core type, mutation, fuzzing."
     finish
     exit
 fi
+# All tests wait for the last build: no core is idle then until the last of them.
 
 # ---- sanitizers ----------------------------------------------------------------------------------------------------
 
@@ -83,8 +85,7 @@ asan=(env ASAN_OPTIONS=detect_leaks=0 LLMC_ORDER=descending LLMC_STREAMS=lazy)
 tsan=(env "TSAN_OPTIONS=halt_on_error=1 atexit_sleep_ms=0")
 if setarch "$(uname -m)" -R true 2>/dev/null; then tsan+=(setarch "$(uname -m)" -R); fi
 # Over TCP: MPI's own library is not instrumented.
-rank_tests=(python3 test/end_to_end/test_ranks.py Collectives.test_tcp
-    Collectives.test_tcp_with_lazy_streams_and_guarded_memory Faults.test_tcp_rank_killed)
+rank_tests=(python3 test/end_to_end/test_ranks.py Collectives.test_tcp Faults.test_tcp_rank_killed)
 kernels='*test/kernels/*'
 
 stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address test-cpu $NATIVE-address/train_gpt_cpu \
@@ -97,10 +98,9 @@ queue stage "AddressSanitizer, UBSan: kernels" doctest "${asan_tests[@]}" "--sou
 queue stage "AddressSanitizer, UBSan: broken files" check "${asan[@]}" \
     TRAIN_GPT=$NATIVE-address/train_gpt_cpu python3 test/end_to_end/fuzz.py --cases 60
 queue stage "AddressSanitizer, UBSan: several ranks" unittest "${asan[@]}" \
-    TEST_RANKS=$NATIVE-address/test_ranks "${rank_tests[@]}"
+    TEST_RANKS=$NATIVE-address/test_ranks "${rank_tests[@]}" Collectives.test_tcp_with_lazy_streams_and_guarded_memory
 queue stage "AddressSanitizer, UBSan: training" check "${asan[@]}" \
     python3 test/end_to_end/trainer.py --short-run $NATIVE-address/train_gpt_cpu
-drain
 
 # One OS thread: the GPU's threads are contexts of their own, and OpenMP's runtime is not instrumented.
 stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread test-cpu $NATIVE-thread/train_gpt_cpu \
@@ -114,7 +114,6 @@ queue stage "ThreadSanitizer: tests" doctest "${tsan_tests[@]}"
 queue stage "ThreadSanitizer: several ranks" unittest "${tsan[@]}" env TEST_RANKS=$NATIVE-thread/test_ranks "${rank_tests[@]}"
 queue stage "ThreadSanitizer: training" check "${tsan[@]}" \
     python3 test/end_to_end/trainer.py --short-run $NATIVE-thread/train_gpt_cpu
-drain
 
 # ---- CUDA build ----------------------------------------------------------------------------------------------------
 
@@ -135,12 +134,12 @@ if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]
     queue stage "virtual GPU: card check" unittest python3 test/end_to_end/test_card_check.py OnVirtualGpu
     queue stage "virtual GPU: counts of kernels" check python3 dev/virtual_gpu/kernel_counts.py --check
     queue stage "virtual GPU: contracts" doctest $virtual/test_virtual_gpu --no-colors
-    drain
 else
     require "CUDA: build for sm_90a" "no nvcc"
     require "CUDA: registers and spills" "no nvcc"
     require "virtual GPU" "no nvcc"
 fi
+drain
 gpu_build=$(make -s gpu-build)
 if [[ -n $gpu_build ]]; then
     stage "GPU: build" check make -s -j"$JOBS" train_gpt test-gpu test-ranks-gpu

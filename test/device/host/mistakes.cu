@@ -82,12 +82,12 @@ std::string message_of_launch(const Shape& shape) {
     return message_of([&] { launch<kernel>(config, {inout(memory.get(), memory.size())}, memory.get()); });
 }
 
-template <auto kernel>
-void expect_report(const Shape& shape, const char* name, const std::vector<std::string>& texts) {
+void expect_message(std::string (*message_of_launch)(const Shape&), const Shape& shape, const char* name,
+                    const std::vector<std::string>& texts) {
     KeepSettings keep;
     for (const host::Order order : kOrders) {
         host::settings().order = order;
-        const std::string message = message_of_launch<kernel>(shape);
+        const std::string message = message_of_launch(shape);
         CAPTURE(message);
         for (const std::string& text : texts) CHECK_MESSAGE(holds(message, text), text);
         CHECK_MESSAGE(holds(message, name), name);
@@ -99,6 +99,11 @@ void expect_report(const Shape& shape, const char* name, const std::vector<std::
         }
         check_still_works();
     }
+}
+
+template <auto kernel>
+void expect_report(const Shape& shape, const char* name, const std::vector<std::string>& texts) {
+    expect_message(message_of_launch<kernel>, shape, name, texts);
 }
 
 // ---- barriers -------------------------------------------------------------------------------------------------------
