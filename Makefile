@@ -108,14 +108,13 @@ endif
 CXXFLAGS_SHARED = $(COMMON) $(WARNINGS) -Werror=undef $(LEVEL) -fopenmp -MMD -MP
 CXXFLAGS_CUDA = $(COMMON) $(WARNINGS) $(LEVEL) -fopenmp -MMD -MP -DLLMC_CUDA=1 -I$(CUDA_HOME)/include
 # C++ around the kernels runs once a launch or less, and compiles in two thirds of the time at -O1. What goes through numbers
-# by itself is a kernel, or stands here. Attention's backward pass gains nothing from -O3 on the host.
+# by itself is a kernel, or stands here.
 LEVEL := -O1
 OBJECT_DIRS := $(PLAIN_DIR) $(CUDA_DIR) $(SHARED_DIR)
 in_object_dirs = $(foreach d,$(OBJECT_DIRS),$(addprefix $d/,$1))
 COMPUTES := check/reference_%.cpp comm/exchange_host.cpp device/host/%.cpp linear/matmul_host.cpp model/model_table.cpp \
             model/sampler.cpp
 $(PLAIN_DIR)/llmc/%.cu.o $(PLAIN_DIR)/dev/bench_cpu.cu.o $(call in_object_dirs,$(patsubst %,llmc/%.o,$(COMPUTES))): LEVEL := -O3
-$(PLAIN_DIR)/llmc/kernels/attention_backward.cu.o: LEVEL := -O2
 # Tests run as long so, but for formats.cu, which goes through all numbers of a format. At -O0 a file's copies of inline
 # functions may become those of the whole program: only for files that share none with what computes.
 $(call in_object_dirs,$(addprefix test/,run/%.o checkpoint/%.o comm/%.o data/%.o dev/%.o main.cpp.o)): LEVEL := -O0
