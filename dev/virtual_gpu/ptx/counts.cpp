@@ -1,5 +1,7 @@
 #include "dev/virtual_gpu/ptx/counts.h"
 
+#include <sys/file.h>
+
 #include <array>
 #include <cstdio>
 #include <map>
@@ -135,13 +137,14 @@ nlohmann::json words(const Kernel& kernel, const KernelCounts& k) {
 
 }  // namespace
 
-// Appends, since several processes may write one file.
+// Appends, since several processes may write one file: each all of its lines in one go.
 void write_counts(const std::string& path) {
     std::FILE* const file = std::fopen(path.c_str(), "a");
     if (!file) {
         std::fprintf(stderr, "virtual GPU: cannot write %s\n", path.c_str());
         return;
     }
+    flock(fileno(file), LOCK_EX);
     for (const auto& [kernel, counts] : all())
         if (kernel->code) std::fprintf(file, "%s\n", words(*kernel, counts).dump().c_str());
     write_work(file);
