@@ -26,11 +26,6 @@ using namespace llmc;
 
 namespace {
 
-void print_stop(int64_t step, StopReason stop) {
-    if (stop != StopReason::none)
-        std::printf("stopping after step %lld: %s\n", static_cast<long long>(step), stop_text(stop));
-}
-
 // ---- the training loop ---------------------------------------------------------------------------------------------
 
 template <class Real>
@@ -149,10 +144,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     const int zero = o.zero;
     Ranks ranks(o, launch);
     const bool planning = o.dry_run || o.estimate_scaling || o.print_config;  // works on a machine without a GPU
-    if (planning)
-        ranks.plan(o);
-    else
-        ranks.connect(o, launch);
+    planning ? ranks.plan(o) : ranks.connect(o, launch);
     ResolveInputs surroundings;
     inputs.describe(surroundings);
     ranks.describe(surroundings);

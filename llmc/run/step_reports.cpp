@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -24,9 +25,11 @@ StopReason stop_reason(const Deadline& deadline) {
     return deadline && std::chrono::steady_clock::now() > *deadline ? StopReason::out_of_time : StopReason::none;
 }
 
-const char* stop_text(StopReason reason) {
-    if (reason == StopReason::out_of_time) return "--max-minutes reached";
-    return stop_requested() ? stop_signal_name() : "another rank was told to";
+void print_stop(int64_t step, StopReason reason) {
+    if (reason == StopReason::none) return;
+    const char* const told = stop_requested() ? stop_signal_name() : "another rank was told to";
+    std::printf("stopping after step %lld: %s\n", static_cast<long long>(step),
+                reason == StopReason::out_of_time ? "--max-minutes reached" : told);
 }
 
 StepAgreement agree(StepAgreement mine, EnergyMeter& meter, const Comm& comm) {

@@ -26,7 +26,7 @@ using Deadline = std::optional<std::chrono::steady_clock::time_point>;
 Deadline deadline_after(double minutes);  // 0: none
 // What this rank has to say.
 StopReason stop_reason(const Deadline& deadline);
-const char* stop_text(StopReason reason);
+void print_stop(int64_t step, StopReason reason);  // none: nothing
 
 // What the ranks tell each other once at the end of a step: a stop anywhere is a stop everywhere, after the same step.
 struct StepAgreement {
