@@ -103,8 +103,10 @@ else
 fi
 
 stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread UNCHECKED= test-cpu \
-    $NATIVE-thread/train_gpt_cpu
+    $NATIVE-thread/train_gpt_cpu test-ranks-binary
 stage "ThreadSanitizer: all tests" doctest "${tsan[@]}" $NATIVE-thread/test_cpu --no-colors
+stage "ThreadSanitizer: several ranks, lazy streams" unittest "${tsan[@]}" env TEST_RANKS=$NATIVE-thread/test_ranks \
+    python3 test/end_to_end/test_ranks.py Collectives.test_tcp_with_lazy_streams_and_guarded_memory
 stage "ThreadSanitizer: training" check "${tsan[@]}" \
     python3 test/end_to_end/trainer.py --short-run $NATIVE-thread/train_gpt_cpu
 
