@@ -9,6 +9,7 @@
 #include "llmc/commands/command.h"
 #include "llmc/commands/plan.h"
 #include "llmc/data/loader.h"
+#include "llmc/device/json.h"
 #include "llmc/run/between_steps.h"
 #include "llmc/run/checkpoints.h"
 #include "llmc/run/fingerprint.h"
@@ -164,7 +165,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     Admission admission = admit(o, ranks, resumed ? &*resumed : nullptr);
     open_directory(directory, o, resumed);
     if (directory.active() && !admission.findings.is_null())
-        write_file(directory.file("check.json"), admission.findings.dump(1) + "\n");
+        write_file(directory.file("check.json"), json_text(admission.findings, 1) + "\n");
     if (ranks.comm.is_main()) std::fputs(describe_start(o, ranks).c_str(), stdout);
     const ExitCode code = o.precision == "fp32" ? train<float>(o, admission, inputs, ranks, directory, resumed)
                                                 : train<bf16>(o, admission, inputs, ranks, directory, resumed);

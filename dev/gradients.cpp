@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/data/loader.h"
+#include "llmc/device/json.h"
 #include "llmc/device/math.cuh"
 #include "llmc/device/transfer.h"
 #include "llmc/run/trainer_config.h"
@@ -74,7 +75,7 @@ void run(int argc, char** argv) {
     resolve(o, surroundings);
     const ordered_json result = o.precision == "fp32" ? measure<float>(o, shards) : measure<bf16>(o, shards);
     std::ofstream file(o.out);
-    file << result.dump(1) << "\n";
+    file << json_text(result, 1) << "\n";
     if (!file.flush()) throw Error(ExitCode::failure, o.out + " cannot be written");
 }
 

@@ -20,6 +20,7 @@
 #include "dev/probe/ceilings.h"
 #include "dev/probe/record.h"
 #include "dev/probe/result_file.h"
+#include "llmc/device/json.h"
 
 using namespace llmc;
 using namespace llmc::probe;
@@ -142,7 +143,7 @@ bool run_case(Runner& runner, const Case& c, ResultFile& results, Tally& tally) 
     results.append(record);
     tally.add(record);
     if (record["supported"].is_null() || record.value("right", true) == false)
-        std::printf("%s\n", record.dump().c_str());
+        std::printf("%s\n", json_text(record).c_str());
     return alive;
 }
 

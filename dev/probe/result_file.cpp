@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 
 namespace llmc::probe {
 namespace {
@@ -23,7 +24,7 @@ constexpr const char* kEnd = "\n]}\n";
 // "{...,"records":[" from the header's object.
 std::string opening(ordered_json header) {
     header["records"] = ordered_json::array();
-    const std::string text = header.dump();
+    const std::string text = json_text(header);
     return text.substr(0, text.size() - 2);  // without "]}"
 }
 
@@ -35,19 +36,19 @@ ResultFile::ResultFile(const std::string& path, const ordered_json& header, cons
     std::string first = opening(header), line;
     std::vector<std::string> records;
     if (std::ifstream old(path); old && std::getline(old, line)) {
-        const ordered_json found = ordered_json::parse(line + "]}", nullptr, false);
-        if (found.is_discarded() || !found.contains("records")) refuse(path, "is not a file of results; name another");
+        const ordered_json found = parse_json_or_null<ordered_json>(line + "]}");
+        if (!found.contains("records")) refuse(path, "is not a file of results; name another");
         for (const std::string& field : same)
             if (found.value(field, ordered_json()) != header.value(field, ordered_json()))
                 refuse(path, strprintf("has results with %s %s, and this is %s; name another file", field.c_str(),
-                                       found.value(field, ordered_json()).dump().c_str(),
-                                       header.value(field, ordered_json()).dump().c_str()));
+                                       json_text(found.value(field, ordered_json())).c_str(),
+                                       json_text(header.value(field, ordered_json())).c_str()));
         first = line;
         continued_ = true;
         while (std::getline(old, line)) {
             if (!line.empty() && line.back() == ',') line.pop_back();
-            const ordered_json record = ordered_json::parse(line, nullptr, false);
-            if (record.is_discarded() || !record.contains("case")) break;
+            const ordered_json record = parse_json_or_null<ordered_json>(line);
+            if (!record.contains("case")) break;
             if (keys_.insert(record["case"].get<std::string>()).second) records.push_back(line);
         }
     }
@@ -74,7 +75,7 @@ void ResultFile::write_at_end(const std::string& text) {
 }
 
 void ResultFile::append(const ordered_json& record) {
-    write_at_end((keys_.empty() ? "\n" : ",\n") + record.dump());
+    write_at_end((keys_.empty() ? "\n" : ",\n") + json_text(record));
     keys_.insert(record.at("case").get<std::string>());
 }
 

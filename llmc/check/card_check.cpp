@@ -5,6 +5,7 @@
 
 #include "llmc/check/worker.h"
 #include "llmc/comm/agreement.h"
+#include "llmc/device/json.h"
 
 namespace llmc {
 namespace {
@@ -120,15 +121,15 @@ Proposal agree_on_products(const CardCheck& check, const Comm& comm, CardCheckRe
     for (;;) {
         Proposal proposal;
         if (comm.is_main()) proposal = propose(check.request, result.findings, refused);
-        const Json told = Json::parse(broadcast_text(
-            comm, Json{{"choices", choices_json(proposal.choices)}, {"hopeless", proposal.hopeless}}.dump()));
+        const Json told = parse_json<Json>(broadcast_text(
+            comm, json_text(Json{{"choices", choices_json(proposal.choices)}, {"hopeless", proposal.hopeless}})));
         proposal.choices = choices_from_json(told["choices"]);
         proposal.hopeless = told["hopeless"].get<std::set<std::string>>();
         std::vector<std::string> mine;
         do_together(comm, [&] { mine = objections(check, proposal.choices, result); });
         bool all_agree = true;
-        for (const std::string& text : gather_texts(comm, Json(mine).dump()))
-            for (const std::string key : Json::parse(text)) {
+        for (const std::string& text : gather_texts(comm, json_text(Json(mine))))
+            for (const std::string key : parse_json<Json>(text)) {
                 refused[key].push_back(proposal.choices.at(key));
                 all_agree = false;
             }
@@ -139,8 +140,8 @@ Proposal agree_on_products(const CardCheck& check, const Comm& comm, CardCheckRe
 // Lines of all ranks, those that several have but once.
 std::vector<std::string> gather_lines(const Comm& comm, const std::vector<std::string>& mine) {
     std::vector<std::string> all;
-    for (const std::string& text : gather_texts(comm, Json(mine).dump()))
-        for (const std::string line : Json::parse(text))
+    for (const std::string& text : gather_texts(comm, json_text(Json(mine))))
+        for (const std::string line : parse_json<Json>(text))
             if (std::find(all.begin(), all.end(), line) == all.end()) all.push_back(line);
     return all;
 }

@@ -10,6 +10,7 @@
 
 #include "llmc/checkpoint/files.h"
 #include "llmc/checkpoint/manifest.h"
+#include "llmc/device/json.h"
 
 namespace llmc {
 namespace {
@@ -49,7 +50,7 @@ std::string cache_directory() {
 }
 
 KeptResults::KeptResults(const std::string& directory, const Json& identity) : identity_(identity) {
-    const std::string text = identity.dump();
+    const std::string text = json_text(identity);
     if (!directory.empty())
         path_ = directory +
                 strprintf("/check-%016llx.json", static_cast<unsigned long long>(checksum(text.data(), text.size())));
@@ -58,7 +59,7 @@ KeptResults::KeptResults(const std::string& directory, const Json& identity) : i
 // The file of this identity; null where there is none.
 Json KeptResults::read() const {
     if (path_.empty()) return {};
-    const Json json = Json::parse(read_whole(path_, kLargestFile));
+    const Json json = parse_json<Json>(read_whole(path_, kLargestFile));
     return json.at("identity") == identity_ ? json : Json();
 }
 
@@ -88,7 +89,7 @@ std::string KeptResults::add(const Findings& findings) const {
         Findings all = load();
         for (const auto& [name, finding] : findings) all[name] = finding;
         const Json json = {{"identity", identity_}, {"changed", today()}, {"findings", findings_json(all)}};
-        write_synced(system_calls(), path_, json.dump(1) + "\n");
+        write_synced(system_calls(), path_, json_text(json, 1) + "\n");
         return "";
     } catch (const std::exception& error) {
         return error.what();

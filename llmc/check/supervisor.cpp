@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "llmc/check/worker.h"
+#include "llmc/device/json.h"
 
 extern char** environ;
 
@@ -144,7 +145,7 @@ struct Progress {
     bool done = false;
 
     void take(const std::string& line) {
-        const Json json = Json::parse(line);
+        const Json json = parse_json<Json>(line);
         if (json.contains("begin")) {
             item = json["begin"];
             way.reset();
@@ -184,7 +185,7 @@ Findings supervise(const CheckRequest& request, const std::string& program, cons
     std::map<std::string, CheckItem> items;
     for (CheckItem& item : kernel_checks(request.use)) items.emplace(item.name, item);
     for (;;) {
-        Worker worker(program, request_json(rest).dump());
+        Worker worker(program, json_text(request_json(rest)));
         Progress progress{rest.found, items, "", {}, false};
         std::string line;
         Worker::Read read;

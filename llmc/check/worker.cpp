@@ -1,4 +1,5 @@
 #include "llmc/check/worker.h"
+#include "llmc/device/json.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -19,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kFewestProposals = 8;  // that are looked for while none is right
 
 void say(const Json& line) {
-    std::printf("%s\n", line.dump().c_str());
+    std::printf("%s\n", json_text(line).c_str());
     std::fflush(stdout);
 }
 
@@ -97,7 +98,7 @@ void make_products(const CheckRequest& request, stream_t stream) {
 ExitCode check_worker() {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // whoever asked is gone: nobody wants to know
     const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
-    const CheckRequest request = request_from_json(Json::parse(text));
+    const CheckRequest request = request_from_json(parse_json<Json>(text));
     open_device(request.device);
     const stream_t stream = create_stream();
     say({{"device", device_info().name}});

@@ -12,6 +12,7 @@
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/device/error.h"
 #include "llmc/device/formats.cuh"
+#include "llmc/device/json.h"
 #include "llmc/model/model_file.h"
 
 namespace llmc {
@@ -42,7 +43,7 @@ nlohmann::ordered_json hf_config(const ModelConfig& config, HfType type) {
 }
 
 void write_config(const std::string& folder, const ModelConfig& model, HfType type) {
-    write_synced(system_calls(), folder + "config.json", hf_config(model, type).dump(2) + "\n");
+    write_synced(system_calls(), folder + "config.json", json_text(hf_config(model, type), 2) + "\n");
 }
 
 // ---- files of tensors ----------------------------------------------------------------------------------------------
@@ -141,7 +142,7 @@ void write_index(const std::string& folder, const std::vector<std::vector<Entry>
             total += entry.bytes();
         }
     index["metadata"]["total_size"] = total;
-    write_synced(system_calls(), folder + "model.safetensors.index.json", index.dump(2) + "\n");
+    write_synced(system_calls(), folder + "model.safetensors.index.json", json_text(index, 2) + "\n");
 }
 
 }  // namespace

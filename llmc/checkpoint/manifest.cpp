@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 
 namespace llmc {
 namespace {
@@ -23,7 +24,6 @@ constexpr const char* kBeforeChecksum = "{\"checksum\": \"";
 constexpr const char* kBeforeBody = "\",\n\"manifest\": ";
 constexpr const char* kBehindBody = "}\n";
 constexpr size_t kHexDigits = 16;
-constexpr int kDeepest = 32;  // copies and destructors of JSON recurse
 
 std::string hex(uint64_t value) { return strprintf("%016llx", static_cast<unsigned long long>(value)); }
 
@@ -204,8 +204,7 @@ std::string manifest_text(const Manifest& m) {
         }
         body["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"checksums", sums}, {"slices", slices}});
     }
-    // Paths in the configuration may hold bytes that are not UTF-8.
-    const std::string text = body.dump(1, ' ', false, Json::error_handler_t::replace);
+    const std::string text = json_text(body, 1);
     return kBeforeChecksum + hex(checksum(text.data(), text.size())) + kBeforeBody + text + kBehindBody;
 }
 
@@ -221,13 +220,9 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
         parser.fail("is damaged: its checksum does not match");
 
     Json json;
-    const auto check_depth = [&](int depth, Json::parse_event_t, Json&) {
-        if (depth > kDeepest) parser.fail("is nested too deeply");
-        return true;
-    };
     try {
-        json = Json::parse(body, check_depth);
-    } catch (const Json::exception& error) {
+        json = parse_json<Json>(body);
+    } catch (const JsonError& error) {
         parser.fail(strprintf("is not valid JSON (%s)", error.what()));
     }
     if (parser.text(json, "format") != kFormat) parser.fail("is no manifest of a checkpoint");

@@ -17,6 +17,7 @@
 
 #include "llmc/checkpoint/files.h"
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 
 namespace llmc {
 
@@ -48,28 +49,10 @@ bool tensor_bytes(const std::vector<int64_t>& shape, size_t element_bytes, uint6
     return true;
 }
 
-// nlohmann::json keeps the last of two equal keys without a word; a file that names a tensor twice is malformed.
-Json parse_unique(const std::string& path, const std::string& header) {
-    std::set<std::string> seen;
-    auto check = [&](int depth, Json::parse_event_t event, Json& parsed) {
-        constexpr int kDeepest = 32;  // copies and destructors of JSON recurse
-        if (depth > kDeepest) fail(path, "its header is nested too deeply");
-        if (depth == 1 && event == Json::parse_event_t::key && !seen.insert(parsed.get<std::string>()).second) {
-            fail(path, strprintf("tensor %s is listed twice", parsed.get<std::string>().c_str()));
-        }
-        return true;
-    };
-    try {
-        return Json::parse(header, check);
-    } catch (const Json::exception& error) {
-        fail(path, strprintf("its header is not valid JSON (%s)", error.what()));
-    }
-}
-
 uint64_t unsigned_field(const std::string& path, const std::string& name, const char* field, const Json& value) {
     if (!value.is_number_unsigned()) {
         fail(path, strprintf("tensor %s: %s holds %s, which is not a whole number >= 0", name.c_str(), field,
-                             value.dump().c_str()));
+                             json_text(value).c_str()));
     }
     return value.get<uint64_t>();
 }
@@ -85,7 +68,8 @@ TensorInfo parse_tensor(const std::string& path, const std::string& name, const 
     for (const Json& extent : entry["shape"]) {
         const uint64_t value = unsigned_field(path, name, "shape", extent);
         if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-            fail(path, strprintf("tensor %s: shape holds %s, which is too large", name.c_str(), extent.dump().c_str()));
+            fail(path,
+                 strprintf("tensor %s: shape holds %s, which is too large", name.c_str(), json_text(extent).c_str()));
         }
         tensor.shape.push_back(static_cast<int64_t>(value));
     }
@@ -196,7 +180,12 @@ std::string SafetensorsFile::read_header() {
 }
 
 void SafetensorsFile::parse_header(const std::string& header) {
-    const Json root = parse_unique(path_, header);
+    Json root;
+    try {
+        root = parse_json<Json>(header);
+    } catch (const JsonError& error) {
+        fail(path_, strprintf("its header is not valid JSON (%s)", error.what()));
+    }
     if (!root.is_object()) fail(path_, "its header is not a JSON object");
     for (const auto& [name, entry] : root.items()) {
         if (name != kMetadataKey) {
@@ -331,7 +320,7 @@ SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector
     }
     std::string header;
     try {
-        header = root.dump();
+        header = root.dump();  // unlike json_text() it throws
     } catch (const Json::exception& error) {
         fail(path, strprintf("cannot write its header: a name or metadata text is not UTF-8 (%s)", error.what()));
     }

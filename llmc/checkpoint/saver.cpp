@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 
 namespace llmc {
 namespace {
@@ -96,8 +97,8 @@ std::optional<SaveOutcome> CheckpointSaver::end_of_writing() {
         clean_up(step);
         return outcome(failure);
     }
-    for (const std::string& text : gather_texts(comm_, file_json(file_).dump()))
-        job_.manifest.files.push_back(file_from_json(Json::parse(text)));
+    for (const std::string& text : gather_texts(comm_, json_text(file_json(file_))))
+        job_.manifest.files.push_back(file_from_json(parse_json<Json>(text)));
     phase_ = Phase::committing;
     if (!comm_.is_main()) return std::nullopt;
     working_ = true;

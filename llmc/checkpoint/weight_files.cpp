@@ -7,6 +7,7 @@
 #include <set>
 
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 
 namespace llmc {
 
@@ -30,7 +31,7 @@ bool is_there(const fs::path& path) {
 // {tensor: file name} of an index.
 std::map<std::string, std::string> read_index(const std::string& path) {
     std::ifstream stream(path);
-    const nlohmann::json index = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
+    const nlohmann::json index = parse_json_or_null<nlohmann::json>(stream);
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
         fail(path, "is no index of weights: a JSON object with weight_map is needed");
     std::map<std::string, std::string> files;
@@ -38,7 +39,7 @@ std::map<std::string, std::string> read_index(const std::string& path) {
         const std::string name = file.is_string() ? file.get<std::string>() : "";
         if (name.empty() || name == ".." || fs::path(name).filename() != name)
             fail(path, strprintf("says that tensor %s is in %s, which is not the name of a file beside it",
-                                 tensor.c_str(), file.dump().c_str()));
+                                 tensor.c_str(), json_text(file).c_str()));
         files[tensor] = name;
     }
     return files;

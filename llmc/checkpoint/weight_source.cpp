@@ -7,6 +7,7 @@
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/llmc_model.h"
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 #include "llmc/model/model_file.h"
 
 namespace llmc {
@@ -82,8 +83,8 @@ std::string differences(const ModelConfig& there, const ModelConfig& here, const
             std::any_of(std::begin(kOfAll), std::end(kOfAll), [&](const char* n) { return name == n; });
         const nlohmann::ordered_json mine = ours.value(name, nlohmann::ordered_json());
         if (is_number_above || value == mine) continue;
-        text += strprintf("%s%s is %s, this model has %s", text.empty() ? "" : "; ", name.c_str(), value.dump().c_str(),
-                          mine.dump().c_str());
+        text += strprintf("%s%s is %s, this model has %s", text.empty() ? "" : "; ", name.c_str(),
+                          json_text(value).c_str(), json_text(mine).c_str());
     }
     return text;
 }

@@ -1,4 +1,5 @@
 #include "llmc/comm/watchdog.h"
+#include "llmc/device/json.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -176,7 +177,7 @@ void Watchdog::leave(const std::string& problem) {
         const std::string temporary = path + ".tmp";  // another rank's end may be this one's: no half reports
         const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
         if (file >= 0) {
-            write_all(file, report.dump(1) + "\n");
+            write_all(file, json_text(report, 1) + "\n");
             fsync(file);
             close(file);
             std::rename(temporary.c_str(), path.c_str());

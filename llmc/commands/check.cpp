@@ -8,6 +8,7 @@
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/comm/connect.h"
 #include "llmc/commands/plan.h"
+#include "llmc/device/json.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/run/gpu_table.h"
 #include "llmc/run/text.h"
@@ -73,8 +74,8 @@ void compare_kernels(const Options& o, const Resumed* resumed, std::vector<std::
     const Json then = resumed->checkpoint->manifest().run.value("kernels", Json());
     const Json now = o.kernel_set.names();
     if (then.is_array() && then != now)
-        notes.push_back(strprintf("the checkpoint's run had the kernels %s, this one has %s", then.dump().c_str(),
-                                  now.dump().c_str()));
+        notes.push_back(strprintf("the checkpoint's run had the kernels %s, this one has %s", json_text(then).c_str(),
+                                  json_text(now).c_str()));
 }
 
 // The products of the checkpoint's run, if they were made by this version of the library.

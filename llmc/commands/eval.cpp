@@ -6,6 +6,7 @@
 
 #include "llmc/commands/loaded_model.h"
 #include "llmc/commands/parse.h"
+#include "llmc/device/json.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/flags.h"
 #include "llmc/run/text.h"
@@ -65,10 +66,10 @@ void print(const Request& request, const ModelConfig& model, const Ranks& ranks,
 // The names of metrics.jsonl.
 void write_json(const Request& request, const ValRecord& record) {
     nlohmann::ordered_json json{{"from", request.from}, {"precision", request.options.precision}};
-    json.update(nlohmann::ordered_json::parse(metrics_line(record)));
+    json.update(parse_json<nlohmann::ordered_json>(metrics_line(record)));
     json.erase("step");
     if (record.hellaswag) json["hellaswag_examples"] = record.hellaswag->examples;
-    write_file(request.out, json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+    write_file(request.out, json_text(json, 2) + "\n");
 }
 
 }  // namespace

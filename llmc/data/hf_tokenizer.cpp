@@ -7,6 +7,7 @@
 
 #include "llmc/data/tokenizer.h"
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 
 namespace llmc {
 namespace {
@@ -119,10 +120,10 @@ void write_hf_tokenizer(const std::string& tokenizer, int vocab, int context, co
         if (decoder.vocab() > vocab)
             refuse(tokenizer,
                    strprintf("it has %d tokens, the model %d: it is another model's", decoder.vocab(), vocab));
-        write(to / "tokenizer.json", tokenizer_json(decoder, tokenizer).dump(1) + "\n");
+        write(to / "tokenizer.json", json_text(tokenizer_json(decoder, tokenizer), 1) + "\n");
         if (decoder.end_token() >= 0) config["bos_token"] = config["eos_token"] = kEnd;
     }
-    write(to / "tokenizer_config.json", config.dump(2) + "\n");
+    write(to / "tokenizer_config.json", json_text(config, 2) + "\n");
 }
 
 }  // namespace llmc

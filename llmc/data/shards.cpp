@@ -21,6 +21,7 @@
 
 #include "llmc/data/llmc_magic.h"
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 
 namespace llmc {
 namespace {
@@ -116,8 +117,7 @@ void read_field(const nlohmann::json& object, const char* name, std::optional<Va
     // nlohmann would cut a fraction off, and wrap a number that is too large around.
     if constexpr (std::is_same_v<Value, int64_t>)
         if (!found->is_number_integer() || std::abs(found->get<double>()) > 1e15)
-            throw nlohmann::json::type_error::create(
-                302, strprintf("%s is %s, which is no whole number", name, found->dump().c_str()), nullptr);
+            throw JsonError(strprintf("%s is %s, which is no whole number", name, json_text(*found).c_str()));
     field = found->get<Value>();
 }
 
@@ -130,7 +130,7 @@ Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
     }
     Sidecar sidecar;
     try {
-        const nlohmann::json object = nlohmann::json::parse(file);
+        const nlohmann::json object = parse_json<nlohmann::json>(file);
         read_field(object, "tokenizer", sidecar.tokenizer);
         read_field(object, "tokenizer_hash", sidecar.tokenizer_hash);
         read_field(object, "vocab", sidecar.vocab);
@@ -141,7 +141,7 @@ Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
         read_field(object, "end_token", sidecar.end_token);
         read_field(object, "checksum", sidecar.checksum);
         read_field(object, "entropy_floor", sidecar.entropy_floor);
-    } catch (const nlohmann::json::exception& error) {
+    } catch (const std::exception& error) {
         bad_data(strprintf("the sidecar %s is not valid: %s; prepare the shard again or remove the sidecar",
                            path.c_str(), error.what()));
     }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 #include "llmc/model/model_fields.h"
 
 namespace llmc {
@@ -61,8 +62,8 @@ void read_windows(const ModelFields& file, ModelConfig& config) {
     if (file.has("layer_types")) {
         for (const json& type : file.json()["layer_types"]) {
             if (type != kFull && type != kSliding)
-                file.refuse(strprintf("\"layer_types\" has %s; there are \"%s\" and \"%s\"", type.dump().c_str(), kFull,
-                                      kSliding));
+                file.refuse(strprintf("\"layer_types\" has %s; there are \"%s\" and \"%s\"", json_text(type).c_str(),
+                                      kFull, kSliding));
             layers += type == kSliding ? 'S' : 'L';
         }
         if (static_cast<int>(layers.size()) != config.layers)
@@ -70,7 +71,7 @@ void read_windows(const ModelFields& file, ModelConfig& config) {
     } else if (windows) {
         const json first = file.json().value("max_window_layers", json(28));
         if (!first.is_number_integer() || first < 0)
-            file.refuse("\"max_window_layers\" is " + first.dump() + "; it counts layers");
+            file.refuse("\"max_window_layers\" is " + json_text(first) + "; it counts layers");
         for (size_t layer = 0; layer < static_cast<size_t>(config.layers); layer++) layers += layer < first ? 'L' : 'S';
     }
     if (layers.find('S') == std::string::npos) return;

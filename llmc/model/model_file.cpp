@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 #include "llmc/model/model_fields.h"
 
 namespace llmc {
@@ -106,7 +107,12 @@ ModelConfig model_from_json(const json& json, const std::string& path) {
 ModelConfig read_model_file(const std::string& path) {
     std::ifstream stream(path);
     if (!stream) throw Error(ExitCode::bad_flags, strprintf("cannot open the model file %s", path.c_str()));
-    const json file = json::parse(stream, nullptr, /*allow_exceptions=*/false);
+    json file;
+    try {
+        file = parse_json<json>(stream);
+    } catch (const JsonError& error) {
+        throw Error(ExitCode::bad_flags, strprintf("model file %s is not JSON: %s", path.c_str(), error.what()));
+    }
     if (!file.is_object())
         throw Error(ExitCode::bad_flags, strprintf("model file %s is not a JSON object", path.c_str()));
     ModelConfig config = model_from_json(file, path);

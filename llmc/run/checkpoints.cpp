@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "llmc/check/findings.h"
+#include "llmc/device/json.h"
 #include "llmc/model/model_file.h"
 #include "llmc/run/text.h"
 #include "llmc/run/versions.h"
@@ -85,7 +86,7 @@ Manifest Checkpoints<Real>::manifest() {
     m.step = position_.step;
     m.world = trainer_.comm().world();
     m.zero = trainer_.layout().stage();
-    m.config = nlohmann::ordered_json::parse(config_json(options_));
+    m.config = parse_json<nlohmann::ordered_json>(config_json(options_));
     m.versions = versions_json();
     RunPosition position = position_;
     position.files = directory_.sizes();

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 #include "llmc/run/flags.h"
 #include "llmc/run/text.h"
 
@@ -40,7 +41,7 @@ public:
         const Flag& flag = *find_flag(name);
         text_ += flag.short_name ? strprintf(" -%c", flag.short_name) : strprintf(" --%s", name);
         const nlohmann::ordered_json json = flag_json(flag, options_);
-        if (!flag.is_switch()) text_ += " " + (json.is_string() ? json.get<std::string>() : json.dump());
+        if (!flag.is_switch()) text_ += " " + (json.is_string() ? json.get<std::string>() : json_text(json));
     }
     const std::string& text() const { return text_; }
 

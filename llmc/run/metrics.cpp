@@ -13,6 +13,7 @@
 
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 #include "llmc/model/model_file.h"
 #include "llmc/run/run_facts.h"
 #include "llmc/run/text.h"
@@ -43,11 +44,6 @@ std::string utc_now() {
     char text[32];
     std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
     return text;
-}
-
-std::string text_of(const ordered_json& json, int indent) {
-    // Paths and prompts may hold bytes that are not UTF-8; they must not end a run.
-    return json.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
 }
 
 }  // namespace
@@ -143,8 +139,8 @@ ordered_json json_of(const ValRecord& r) {
 
 }  // namespace
 
-std::string metrics_line(const StepRecord& r) { return text_of(json_of(r), -1); }
-std::string metrics_line(const ValRecord& r) { return text_of(json_of(r), -1); }
+std::string metrics_line(const StepRecord& r) { return json_text(json_of(r)); }
+std::string metrics_line(const ValRecord& r) { return json_text(json_of(r)); }
 
 std::string main_log_line(const StepRecord& r) {
     return strprintf("s:%lld trl:%.4f lr:%.6f norm:%.2f", static_cast<long long>(r.step - 1), unsigned_nan(r.loss),
@@ -262,7 +258,8 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
     const ordered_json versions = versions_json();
     const std::string path = file("run.json");
     if (facts.resumed_at >= 0 && fs::exists(path)) {
-        ordered_json run = ordered_json::parse(std::ifstream(path), nullptr, false);
+        std::ifstream before(path);
+        ordered_json run = parse_json_or_null<ordered_json>(before);
         if (!run.is_object()) run = ordered_json::object();
         if (!run["resumed"].is_array()) run["resumed"] = ordered_json::array();  // not yet there, or of other hands
         run["resumed"].push_back({{"date", utc_now()},
@@ -275,8 +272,8 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
                                   {"weights_hash", facts.weights_hash},
                                   {"card_check", facts.card_check},
                                   {"products", facts.products}});
-        run["config"] = ordered_json::parse(config_json(options));
-        return write_file(path, text_of(run, 2) + "\n");
+        run["config"] = parse_json<ordered_json>(config_json(options));
+        return write_file(path, json_text(run, 2) + "\n");
     }
     ordered_json run;
     run["run_id"] = facts.run_id;
@@ -295,8 +292,8 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
     run["weights_hash"] = facts.weights_hash;
     run["card_check"] = facts.card_check;
     run["products"] = facts.products;
-    run["config"] = ordered_json::parse(config_json(options));
-    write_file(path, text_of(run, 2) + "\n");
+    run["config"] = parse_json<ordered_json>(config_json(options));
+    write_file(path, json_text(run, 2) + "\n");
 }
 
 void RunDirectory::record(const StepRecord& r) {
@@ -311,7 +308,7 @@ void RunDirectory::record(const ValRecord& r) {
 }
 
 void RunDirectory::append(const ordered_json& r) {
-    if (active()) write_line(metrics_, "metrics.jsonl", text_of(r, -1));
+    if (active()) write_line(metrics_, "metrics.jsonl", json_text(r));
     for (const Watcher& watcher : watchers_) watcher(r);
 }
 

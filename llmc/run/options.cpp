@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 #include "llmc/run/flags.h"
 #include "llmc/run/llmc_flags.h"
 #include "llmc/run/text.h"
@@ -134,15 +135,15 @@ void append_entry(const std::string& key, const ordered_json& value, std::vector
     if (value.is_null()) return;  // "not given"
     if (flag->is_switch()) {
         if (!value.is_boolean())
-            refuse(strprintf("\"%s\" is %s; it must be true or false", key.c_str(), value.dump().c_str()));
-        arguments.push_back("--" + key + "=" + value.dump());
+            refuse(strprintf("\"%s\" is %s; it must be true or false", key.c_str(), json_text(value).c_str()));
+        arguments.push_back("--" + key + "=" + json_text(value));
         return;
     }
     const bool list = key == "val" && value.is_array();
     for (const ordered_json& item : list ? value : ordered_json::array({value})) {
         if (!item.is_string() && !item.is_number())
-            refuse(strprintf("\"%s\" is %s; it must be a number or a string", key.c_str(), item.dump().c_str()));
-        arguments.insert(arguments.end(), {"--" + key, item.is_string() ? item.get<std::string>() : item.dump()});
+            refuse(strprintf("\"%s\" is %s; it must be a number or a string", key.c_str(), json_text(item).c_str()));
+        arguments.insert(arguments.end(), {"--" + key, item.is_string() ? item.get<std::string>() : json_text(item)});
     }
 }
 
@@ -183,12 +184,9 @@ Options read_config_file(const std::string& path) {
     if (!stream) refuse(strprintf("cannot open the configuration file %s", path.c_str()));
     ordered_json file;
     try {
-        file = ordered_json::parse(stream);
-    } catch (const nlohmann::json::exception& error) {
-        const std::string what = error.what();
-        const size_t end_of_code = what.find("] ");
-        refuse(strprintf("configuration file %s is not JSON: %s", path.c_str(),
-                         what.substr(end_of_code == std::string::npos ? 0 : end_of_code + 2).c_str()));
+        file = parse_json<ordered_json>(stream);
+    } catch (const JsonError& error) {
+        refuse(strprintf("configuration file %s is not JSON: %s", path.c_str(), error.what()));
     }
     // A run.json keeps the configuration under "config", beside what else is known about the run.
     if (file.is_object() && file.contains("config") && file["config"].is_object()) {
@@ -257,7 +255,7 @@ std::string config_json(const Options& options) {
     for (const Flag& flag : all_flags())
         if (!flag.command_line_only) config[flag.long_name] = flag_json(flag, options);
     // Paths and prompts may hold bytes that are not UTF-8.
-    return config.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+    return json_text(config, 2) + "\n";
 }
 
 std::string collective_flags(const Options& o) {

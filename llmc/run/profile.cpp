@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 #include "llmc/run/metrics.h"
 
 namespace llmc {
@@ -78,9 +79,7 @@ std::string microseconds(int64_t ns) {
                      static_cast<long long>(std::abs(ns) % 1000));
 }
 
-std::string quoted(const std::string& text) {
-    return ordered_json(text).dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-}
+std::string quoted(const std::string& text) { return json_text(ordered_json(text)); }
 
 std::string name_event(const char* what, int process, size_t line, const std::string& name) {
     return strprintf(R"({"ph":"M","pid":%d,"tid":%zu,"name":"%s","args":{"name":%s}})", process, line, what,

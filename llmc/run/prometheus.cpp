@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 #include "llmc/run/metrics.h"
 #include "llmc/run/text.h"
 
@@ -40,8 +41,7 @@ constexpr Metric kMetrics[] = {
 
 std::string escaped(const std::string& text) {
     // Labels are UTF-8, which a path need not be.
-    const std::string valid =
-        ordered_json::parse(ordered_json(text).dump(-1, ' ', false, ordered_json::error_handler_t::replace));
+    const std::string valid = parse_json<ordered_json>(json_text(ordered_json(text)));
     std::string label;
     for (const char c : valid) {
         if (c == '\\' || c == '"') label += '\\';

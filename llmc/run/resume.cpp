@@ -9,6 +9,7 @@
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 #include "llmc/model/model_file.h"
 #include "llmc/run/fingerprint.h"
 
@@ -113,7 +114,7 @@ std::unique_ptr<CheckpointReader> newest(const std::vector<std::string>& paths, 
 
 // ---- whether it fits -----------------------------------------------------------------------------------------------
 
-std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : json_text(value); }
 
 // Flags that say nothing about what a step computes.
 const std::set<std::string> kFree = {"train",
@@ -163,11 +164,11 @@ const std::set<std::string> kFixed = {"layers",      "heads",          "channels
 // Those that decide which data comes next.
 const std::set<std::string> kData = {"seq", "seed", "doc-mask", "doc-positions"};
 
-std::string described(const Json& model) { return model.is_null() ? kGpt2.name : model.dump(); }
+std::string described(const Json& model) { return model.is_null() ? kGpt2.name : json_text(model); }
 
 void compare_configurations(const Options& o, Resumed& resumed) {
     Json then = resumed.checkpoint->manifest().config;
-    const Json now = Json::parse(config_json(o));
+    const Json now = parse_json<Json>(config_json(o));
     // There was a time without the flags.
     if (!then.contains("optimizer")) then["optimizer"] = "adamw";
     for (const char* name : {"doc-mask", "doc-positions"})

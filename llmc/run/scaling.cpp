@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 #include "llmc/run/text.h"
 
 namespace llmc {
@@ -77,7 +78,7 @@ std::string scaling_json(const ModelConfig& model, const PlanInputs& in, const s
                                   {"exposed_ms", p.step.waits},
                                   {"memory_bytes", p.plan.bytes()},
                                   {"fits", p.fits}});
-    return json.dump(2) + "\n";
+    return json_text(json, 2) + "\n";
 }
 
 }  // namespace llmc

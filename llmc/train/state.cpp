@@ -7,6 +7,7 @@
 
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 
 namespace llmc {
 namespace {
@@ -33,7 +34,7 @@ double real(const Json& value) {
     if (value == "inf") return infinity;
     if (value == "-inf") return -infinity;
     if (value == "nan") return std::numeric_limits<double>::quiet_NaN();
-    fail(strprintf("holds %s where a number belongs", value.dump().substr(0, 40).c_str()));
+    fail(strprintf("holds %s where a number belongs", json_text(value).substr(0, 40).c_str()));
 }
 double real(const Json& object, const char* name) { return real(field(object, name)); }
 float as_float(double value) {

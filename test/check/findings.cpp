@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "llmc/check/kept_results.h"
+#include "llmc/device/json.h"
 
 namespace llmc::test {
 namespace {
@@ -37,7 +38,7 @@ Findings some_findings() {
 
 TEST_CASE("Findings and requests survive JSON") {
     const Json json = findings_json(some_findings());
-    CHECK(findings_json(findings_from_json(Json::parse(json.dump()))) == json);
+    CHECK(findings_json(findings_from_json(parse_json<Json>(json_text(json)))) == json);
     CHECK(json["gelu fp8"]["right"] == false);
     CHECK(json["matmul"]["ways"][1]["separate_bias"] == true);
     CheckRequest request;
@@ -51,7 +52,7 @@ TEST_CASE("Findings and requests survive JSON") {
     request.products = {{Product::wgrad, OperandType::e5m2_e4m3, 16, 32, 48, false, true, Fp8Scaling::tensor}};
     request.preferred = {{"matmul", "01"}};
     request.found = some_findings();
-    const CheckRequest again = request_from_json(Json::parse(request_json(request).dump()));
+    const CheckRequest again = request_from_json(parse_json<Json>(json_text(request_json(request))));
     CHECK(request_json(again) == request_json(request));
     CHECK(again.products == request.products);
     CHECK(again.use.activation == Activation::relu2);

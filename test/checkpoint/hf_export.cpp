@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/checkpoint/hf_weights.h"
+#include "llmc/device/json.h"
 #include "test/checkpoint/checkpoint_test_util.h"
 
 using namespace llmc;
@@ -63,7 +64,7 @@ double half_ulp(double value, int fraction_bits, int smallest_exponent) {
 }
 
 nlohmann::json config_in(const std::string& folder) {
-    return nlohmann::json::parse(read_bytes(folder + "/config.json"));
+    return parse_json<nlohmann::json>(read_bytes(folder + "/config.json"));
 }
 
 }  // namespace
@@ -135,7 +136,7 @@ TEST_CASE("hf_export: what is larger than a file may be goes into several, with 
     const Weights weights = weights_of(kSmall);
     export_as(folder.file(""), HfType::fp32, weights, 20'000);
     CHECK(!std::filesystem::exists(folder.file("model.safetensors")));
-    const nlohmann::json index = nlohmann::json::parse(read_bytes(folder.file("model.safetensors.index.json")));
+    const nlohmann::json index = parse_json<nlohmann::json>(read_bytes(folder.file("model.safetensors.index.json")));
     CHECK(index["metadata"]["total_size"] == 4 * kSmall.parameters());
     CHECK(index["weight_map"].size() == hf_tensors(kSmall).size());
     size_t shards = 0, tensors = 0;
@@ -159,7 +160,7 @@ TEST_CASE("hf_export: what is larger than a file may be goes into several, with 
 
     TemporaryFolder other;
     export_as(other.file(""), HfType::fp8, weights, 9'000);
-    const nlohmann::json fp8 = nlohmann::json::parse(read_bytes(other.file("model.safetensors.index.json")));
+    const nlohmann::json fp8 = parse_json<nlohmann::json>(read_bytes(other.file("model.safetensors.index.json")));
     const std::string name = "transformer.h.1.mlp.c_fc.weight";
     CHECK(fp8["weight_map"][name] == fp8["weight_map"][name + "_scale"]);
     CHECK(fp8["metadata"]["total_size"] == 2 * kSmall.parameters() - 2 * 12 * 32 * 32 + 8 * 4);

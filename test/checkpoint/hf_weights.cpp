@@ -12,6 +12,7 @@
 #include <set>
 
 #include "llmc/checkpoint/hf_export.h"
+#include "llmc/device/json.h"
 #include "test/checkpoint/checkpoint_test_util.h"
 #include "test/fixture.h"
 
@@ -159,7 +160,7 @@ TEST_CASE("hf_weights: export writes (in, out) matrices, the vocabulary's rows a
     CHECK(wte.size() == 28);
     CHECK(std::equal(wte.begin(), wte.end(), weights.at("wte").begin()));
 
-    const nlohmann::json config = nlohmann::json::parse(read_bytes(folder.file("config.json")));
+    const nlohmann::json config = parse_json<nlohmann::json>(read_bytes(folder.file("config.json")));
     CHECK(config["model_type"] == "gpt2");
     CHECK(config["architectures"][0] == "GPT2LMHeadModel");
     CHECK(config["n_layer"] == 2);
@@ -295,7 +296,7 @@ TEST_CASE("hf_weights: import takes a directory, with shards too, names with and
     std::filesystem::remove(folder.file("model.safetensors"));
     for (size_t i = 0; i < 2; ++i)
         save_raw(folder.file(strprintf("model-%05zu-of-00002.safetensors", i + 1)), shards[i]);
-    write_bytes(folder.file("model.safetensors.index.json"), index.dump());
+    write_bytes(folder.file("model.safetensors.index.json"), json_text(index));
     CHECK(import_weights(folder.file("")) == unpadded(weights));
 
     find_raw(shards[1], "h.1.mlp.c_fc.bias").spec.dtype = "I32";
@@ -318,13 +319,15 @@ TEST_CASE("hf_weights: a config.json that says otherwise is refused, number by n
                    "n_layer is 2, this model has 3; n_embd is 4, this model has 8; n_positions is 5, this model has 6; "
                    "vocab_size is 7, this model has 9; choose"));
 
-    nlohmann::json config = nlohmann::json::parse(read_bytes(folder.file("config.json")));
+    nlohmann::json config = parse_json<nlohmann::json>(read_bytes(folder.file("config.json")));
     config["model_type"] = "mistral";
-    write_bytes(folder.file("config.json"), config.dump());
+    write_bytes(folder.file("config.json"), json_text(config));
     CHECK(mentions(
         refusal(kTiny),
         R"("model_type" is "mistral", which is none of the architectures here (gpt2, llama, qwen3, nanochat))"));
     write_bytes(folder.file("config.json"), "{");
+    CHECK(mentions(refusal(kTiny), "config.json is not JSON: parse error at line 1"));
+    write_bytes(folder.file("config.json"), "[]");
     CHECK(mentions(refusal(kTiny), "config.json is not a JSON object"));
     std::filesystem::remove(folder.file("config.json"));
     CHECK(refusal(other_heads) == "<no error>");
@@ -350,11 +353,11 @@ TEST_CASE("hf_weights: a directory says itself what model it holds") {
     CHECK(differences(open_weights(folder.file(""))->model(), kTiny, {"", "", "", "", ""}) == "");
     CHECK(open_weights(path)->fetch("h.1.qkv.weight") == numbered_weights(kTiny)["h.1.qkv.weight"]);
 
-    nlohmann::json config = nlohmann::json::parse(read_bytes(folder.file("config.json")));
+    nlohmann::json config = parse_json<nlohmann::json>(read_bytes(folder.file("config.json")));
     config.erase("vocab_size");
     config.erase("n_positions");
     config.erase("n_ctx");
-    write_bytes(folder.file("config.json"), config.dump());
+    write_bytes(folder.file("config.json"), json_text(config));
     CHECK(HfWeights(path).model().vocab == 7);
     CHECK(HfWeights(path).model().context == 5);
     std::filesystem::remove(folder.file("config.json"));

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "llmc/device/json.h"
 #include "state_fixture.h"
 
 using namespace llmc;
@@ -21,9 +22,9 @@ Manifest example(int world) {
 std::string refusal(const std::function<void(nlohmann::ordered_json&)>& change, int world = 2) {
     const std::string text = manifest_text(example(world));
     const size_t at = text.find("\"manifest\": ") + 12;
-    nlohmann::ordered_json body = nlohmann::ordered_json::parse(text.substr(at, text.size() - at - 2));
+    nlohmann::ordered_json body = parse_json<nlohmann::ordered_json>(text.substr(at, text.size() - at - 2));
     change(body);
-    const std::string changed = body.dump(1);
+    const std::string changed = json_text(body, 1);
     const std::string whole = strprintf("{\"checksum\": \"%016llx\",\n\"manifest\": ",
                                         static_cast<unsigned long long>(checksum(changed.data(), changed.size()))) +
                               changed + "}\n";
@@ -43,7 +44,7 @@ TEST_CASE("manifest: reads back, and is JSON") {
     CHECK(back.config == m.config);
     CHECK(back.state == m.state);
     CHECK(back.bytes() == 300);
-    CHECK(nlohmann::json::parse(manifest_text(m))["manifest"]["step"] == 20);
+    CHECK(parse_json<nlohmann::json>(manifest_text(m))["manifest"]["step"] == 20);
     CHECK(refusal([](auto&) {}) == "<no error>");  // the helper changes nothing by itself
 }
 

@@ -10,6 +10,7 @@
 #include "dev/probe/record.h"
 #include "dev/probe/reference.h"
 #include "dev/probe/result_file.h"
+#include "llmc/device/json.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;
@@ -102,7 +103,7 @@ TEST_CASE("probe: the products of training are right, and repeatable") {
     for (const Case& c : cases) {
         if (!can_run(c)) continue;
         const Outcome outcome = runner.run(c);
-        CAPTURE(record_of(c, outcome).dump());
+        CAPTURE(json_text(record_of(c, outcome)));
         CHECK(outcome.right(c));
         CHECK(outcome.repeatable);
         CHECK(outcome.us > 0);
@@ -183,10 +184,10 @@ TEST_CASE("probe: a file of results is JSON after every record, and is continued
     {
         ResultFile results(file.path, header, {"card"});
         CHECK_FALSE(results.continued());
-        CHECK(nlohmann::json::parse(file.read())["records"].empty());
+        CHECK(parse_json<nlohmann::json>(file.read())["records"].empty());
         for (int i = 0; i < 3; i++) {
             results.append({{"case", strprintf("case %d", i)}, {"i", i}});
-            CHECK(nlohmann::json::parse(file.read())["records"].size() == static_cast<size_t>(i) + 1);
+            CHECK(parse_json<nlohmann::json>(file.read())["records"].size() == static_cast<size_t>(i) + 1);
         }
         CHECK(results.has("case 2"));
         CHECK_FALSE(results.has("case 3"));
@@ -201,7 +202,7 @@ TEST_CASE("probe: a file of results is JSON after every record, and is continued
         CHECK_FALSE(results.has("case 2"));
         results.append({{"case", "case 2"}});
     }
-    const nlohmann::json all = nlohmann::json::parse(file.read());
+    const nlohmann::json all = parse_json<nlohmann::json>(file.read());
     CHECK(all["date"] == "today");
     CHECK(all["records"].size() == 3);
     CHECK_THROWS_AS(ResultFile(file.path, {{"card", "B"}}, {"card"}), Error);

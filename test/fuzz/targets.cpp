@@ -13,6 +13,7 @@
 #include "llmc/data/shards.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 #include "llmc/model/model_file.h"
 #include "llmc/run/options.h"
 #include "llmc/train/state.h"
@@ -61,9 +62,9 @@ void read_manifest(const std::string& bytes) {
 }
 
 void read_state(const std::string& bytes) {
-    const auto json = nlohmann::ordered_json::parse(bytes, nullptr, false);
-    if (json.is_discarded()) return;
-    expect_no_more_than_errors([&] { state_json(state_from_json(json)).dump(); });
+    const auto json = parse_json_or_null<nlohmann::ordered_json>(bytes);
+    if (json.is_null()) return;
+    expect_no_more_than_errors([&] { json_text(state_json(state_from_json(json))); });
 }
 
 void read_safetensors(const std::string& bytes) {
@@ -143,8 +144,8 @@ void read_model(const std::string& bytes) {
     expect_no_more_than_errors([&] {
         const ModelConfig config = read_model_file(file.path());
         config.validate();
-        hf_model_json(config).dump();
-        model_from_json(nlohmann::json::parse(model_json(config).dump()), "what was written").validate();
+        json_text(hf_model_json(config));
+        model_from_json(parse_json<nlohmann::json>(json_text(model_json(config))), "what was written").validate();
     });
 }
 
@@ -164,7 +165,7 @@ std::vector<std::string> manifests() {
 }
 
 std::vector<std::string> states() {
-    return {state_json({20, {}, Fp8Saved{"rule", true, true, {"h.0.fc"}, {Fp8SavedTensor{}}}}).dump()};
+    return {json_text(state_json({20, {}, Fp8Saved{"rule", true, true, {"h.0.fc"}, {Fp8SavedTensor{}}}}))};
 }
 
 std::vector<std::string> safetensors() {
@@ -209,7 +210,7 @@ std::vector<std::string> models() {
     std::vector<std::string> files;
     for (const char* name : {"d12", "llama3-8b", "qwen3-8b", "nano-d4"})
         for (const auto& json : {model_json(find_model(name)), hf_model_json(find_model(name))})
-            files.push_back(json.dump());
+            files.push_back(json_text(json));
     return files;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "llmc/checkpoint/hf_weights.h"
+#include "llmc/device/json.h"
 #include "llmc/model/model_file.h"
 #include "test/fixture.h"
 #include "test/model/gpt2_fixture.h"
@@ -15,7 +16,10 @@
 namespace llmc::test {
 
 inline const nlohmann::json& modern_fixture() {
-    static const nlohmann::json file = nlohmann::json::parse(std::ifstream(fixture_path("modern.json")));
+    static const nlohmann::json file = [] {
+        std::ifstream stream(fixture_path("modern.json"));
+        return parse_json<nlohmann::json>(stream);
+    }();
     return file;
 }
 constexpr const char* kModernModels[] = {"llama", "llama_tied", "qwen3", "nano"};

@@ -1,5 +1,6 @@
 // The run directory: what it refuses, what it writes, and that every number reads back.
 #include "llmc/run/metrics.h"
+#include "llmc/device/json.h"
 
 #include <doctest/doctest.h>
 
@@ -53,7 +54,7 @@ StepRecord example() {
 }  // namespace
 
 TEST_CASE("metrics: a step record has the promised fields") {
-    const json line = json::parse(metrics_line(example()));
+    const json line = parse_json<json>(metrics_line(example()));
     CHECK(line["step"] == 7);
     CHECK(line["tokens"] == 28672);
     CHECK(line["ms"] == 82.125);
@@ -61,7 +62,7 @@ TEST_CASE("metrics: a step record has the promised fields") {
     CHECK(line["products"] == json{{"fp8", 0}, {"bf16", 150}, {"fp32", 3}});
     StepRecord emulated = example();
     emulated.products = {48, 3, 0, 40};
-    CHECK(json::parse(metrics_line(emulated))["products"] ==
+    CHECK(parse_json<json>(metrics_line(emulated))["products"] ==
           json{{"fp8", 48}, {"bf16", 3}, {"fp32", 0}, {"emulated", 40}});
     CHECK(line["skipped"] == 2);
     CHECK(line["loss_scale"] == 65536);
@@ -69,8 +70,8 @@ TEST_CASE("metrics: a step record has the promised fields") {
     StepRecord measured = example();
     measured.watts = 700.5;
     measured.joules_per_token = 0.25;
-    CHECK(json::parse(metrics_line(measured))["watts"] == 700.5);
-    CHECK(json::parse(metrics_line(measured))["joules_per_token"] == 0.25);
+    CHECK(parse_json<json>(metrics_line(measured))["watts"] == 700.5);
+    CHECK(parse_json<json>(metrics_line(measured))["joules_per_token"] == 0.25);
     CHECK(!line.contains("nonfinite"));
     CHECK(metrics_line(example()).find('\n') == std::string::npos);
     CHECK(metrics_line(example()).rfind("{\"step\":7,\"loss\":", 0) == 0);
@@ -79,28 +80,28 @@ TEST_CASE("metrics: a step record has the promised fields") {
 TEST_CASE("metrics: a verified step, and the first of fresh weights") {
     StepRecord record = example();
     for (const char* key : {"verified", "verify_ms", "fresh_weights"})
-        CHECK(!json::parse(metrics_line(record)).contains(key));
+        CHECK(!parse_json<json>(metrics_line(record)).contains(key));
     record.verified = true;
     record.verify_ms = 12.5;
     record.fresh = FreshLoss{10.75, 11.0};
-    const json line = json::parse(metrics_line(record));
+    const json line = parse_json<json>(metrics_line(record));
     CHECK(line["verified"] == true);
     CHECK(line["verify_ms"] == 12.5);
     CHECK(line["fresh_weights"] == json{{"ln_vocab", 10.75}, {"expected_loss", 11.0}});
     record.verified = false;
-    CHECK(json::parse(metrics_line(record))["verified"] == false);
+    CHECK(parse_json<json>(metrics_line(record))["verified"] == false);
 }
 
 TEST_CASE("metrics: the batch's fingerprint, and a spike only where there was one") {
     StepRecord record = example();
-    CHECK(!json::parse(metrics_line(record)).contains("batch_hash"));
-    CHECK(!json::parse(metrics_line(record)).contains("spike"));
+    CHECK(!parse_json<json>(metrics_line(record)).contains("batch_hash"));
+    CHECK(!parse_json<json>(metrics_line(record)).contains("spike"));
     record.batch_hash = "00000000000001fe";
     record.spike.norm_limit = 0.5f;
-    CHECK(json::parse(metrics_line(record))["batch_hash"] == "00000000000001fe");
-    CHECK(json::parse(metrics_line(record))["spike"] == json{{"norm", 0.5}});
+    CHECK(parse_json<json>(metrics_line(record))["batch_hash"] == "00000000000001fe");
+    CHECK(parse_json<json>(metrics_line(record))["spike"] == json{{"norm", 0.5}});
     record.spike.loss_limit = 4.5f;
-    CHECK(json::parse(metrics_line(record))["spike"] == json{{"loss", 4.5}, {"norm", 0.5}});
+    CHECK(parse_json<json>(metrics_line(record))["spike"] == json{{"loss", 4.5}, {"norm", 0.5}});
 }
 
 TEST_CASE("metrics: floats read back to the same bits") {
@@ -112,7 +113,7 @@ TEST_CASE("metrics: floats read back to the same bits") {
         if (!std::isfinite(value)) continue;
         StepRecord record = example();
         record.loss = value;
-        const float back = static_cast<float>(json::parse(metrics_line(record))["loss"].get<double>());
+        const float back = static_cast<float>(parse_json<json>(metrics_line(record))["loss"].get<double>());
         if (std::memcmp(&back, &value, sizeof value) != 0) FAIL("loss of bits " << bits << " reads back as " << back);
     }
 }
@@ -121,24 +122,25 @@ TEST_CASE("metrics: what is not finite is null and named") {
     StepRecord record = example();
     record.loss = -NAN;
     record.norm = INFINITY;
-    const json line = json::parse(metrics_line(record));
+    const json line = parse_json<json>(metrics_line(record));
     CHECK(line["loss"].is_null());
     CHECK(line["norm"].is_null());
     CHECK(line["nonfinite"] == json{{"loss", "nan"}, {"norm", "inf"}});
-    const json val = json::parse(metrics_line(ValRecord{3, {{"a", -INFINITY}}}));
+    const json val = parse_json<json>(metrics_line(ValRecord{3, {{"a", -INFINITY}}}));
     CHECK(val["nonfinite"] == json{{"val_loss_a", "-inf"}});
     CHECK(val["val_perplexity_a"] == 0.0);
     CHECK(main_log_line(record) == "s:6 trl:nan lr:0.000300 norm:inf");
 }
 
 TEST_CASE("metrics: numbers of a record, whatever they are") {
-    const auto record = nlohmann::ordered_json::parse(
+    const auto record = parse_json<nlohmann::ordered_json>(
         R"({"a": 2.5, "b": null, "c": "7", "d": null, "nonfinite": {"b": "-inf"}, "e": true, "f": 3})");
     CHECK(get_number(record, "a") == 2.5);
     CHECK(get_number(record, "b") == -INFINITY);
     CHECK(get_number(record, "f") == 3);
     for (const char* none : {"c", "d", "e", "g", "nonfinite"}) CHECK(!get_number(record, none));
-    CHECK(std::isnan(*get_number(nlohmann::ordered_json::parse(metrics_line(ValRecord{1, {{"", NAN}}})), "val_loss")));
+    CHECK(std::isnan(
+        *get_number(parse_json<nlohmann::ordered_json>(metrics_line(ValRecord{1, {{"", NAN}}})), "val_loss")));
 }
 
 TEST_CASE("run directory: watchers see every record, without a directory too") {
@@ -146,7 +148,7 @@ TEST_CASE("run directory: watchers see every record, without a directory too") {
     for (const std::string& path : {std::string(), base / "a"}) {
         BegunDirectory run(path, false);
         std::vector<std::string> seen;
-        run.watch([&](const nlohmann::ordered_json& record) { seen.push_back(record.dump()); });
+        run.watch([&](const nlohmann::ordered_json& record) { seen.push_back(json_text(record)); });
         run.record(example());
         run.record(ValRecord{1, {{"", 1.0f}}});
         run.append({{"step", 1}, {"sample", "x"}});
@@ -157,16 +159,16 @@ TEST_CASE("run directory: watchers see every record, without a directory too") {
 
 TEST_CASE("metrics: validation records and llm.c's log lines") {
     const ValRecord val = {20, {{"", 3.25f}, {"code", 2.5f, 1.75}}};
-    CHECK(json::parse(metrics_line(val)) == json{{"step", 20},
-                                                 {"val_loss", 3.25},
-                                                 {"val_perplexity", std::exp(3.25)},
-                                                 {"val_loss_code", 2.5},
-                                                 {"val_perplexity_code", std::exp(2.5)},
-                                                 {"val_bpb_code", 1.75}});
+    CHECK(parse_json<json>(metrics_line(val)) == json{{"step", 20},
+                                                      {"val_loss", 3.25},
+                                                      {"val_perplexity", std::exp(3.25)},
+                                                      {"val_loss_code", 2.5},
+                                                      {"val_perplexity_code", std::exp(2.5)},
+                                                      {"val_bpb_code", 1.75}});
     CHECK(main_log_line(val) == "s:20 tel:3.2500");
     const ValRecord scored = {20, {{"", 3.25f}}, ChoiceScores{8, 0.25, 0.375}};
-    CHECK(json::parse(metrics_line(scored))["hellaswag_acc"] == 0.25);
-    CHECK(json::parse(metrics_line(scored))["hellaswag_acc_norm"] == 0.375);
+    CHECK(parse_json<json>(metrics_line(scored))["hellaswag_acc"] == 0.25);
+    CHECK(parse_json<json>(metrics_line(scored))["hellaswag_acc_norm"] == 0.375);
     CHECK(main_log_line(scored) == "s:20 tel:3.2500\ns:20 eval:0.3750");
     CHECK(main_log_line(ValRecord{20, {}, ChoiceScores{8, 0.25, 0.375}}) == "s:20 eval:0.3750");
     CHECK(main_log_line(example()) == "s:6 trl:10.9877 lr:0.000300 norm:1.23");  // llm.c counts steps from 0
@@ -207,7 +209,7 @@ TEST_CASE("run directory: run.json") {
     resolve(options, {});
     BegunDirectory run(base / "a", false);
     run.write_run_json(options, {4, "NVIDIA H200", "0123456789abcdef", "feedbeef", -1});
-    const json file = json::parse(read_file(base / "a/run.json"));
+    const json file = parse_json<json>(read_file(base / "a/run.json"));
     CHECK(file["world"] == 4);
     CHECK(file["device"] == "NVIDIA H200");
     CHECK(file["command"] == options.command_line);
@@ -235,7 +237,7 @@ TEST_CASE("run directory: run.json of a run that is resumed, whatever has become
         RunFacts facts;
         facts.resumed_at = 4;
         run.write_run_json({}, facts);
-        const json file = json::parse(read_file(base / "a/run.json"));
+        const json file = parse_json<json>(read_file(base / "a/run.json"));
         CHECK(file["resumed"].back()["step"] == 4);
         CHECK(file["resumed"].size() == (before.ends_with("]}") ? 2 : 1));
         CHECK(file["config"]["lr"] == 3e-4);

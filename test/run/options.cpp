@@ -1,5 +1,6 @@
 // The command line and configuration files: every value reaches its variable, every mistake is answered.
 #include "llmc/run/options.h"
+#include "llmc/device/json.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -189,8 +190,8 @@ TEST_CASE("options: every long flag reaches its variable, and no other" * doctes
         CHECK(given == sample.expected);
 
         // The configuration has it under the flag's name, and reads it back.
-        const json before = json::parse(config_json(parse(beside(flag.long_name)).options));
-        const json after = json::parse(config_json(given));
+        const json before = parse_json<json>(config_json(parse(beside(flag.long_name)).options));
+        const json after = parse_json<json>(config_json(given));
         json changed = before;
         if (!flag.command_line_only) changed[flag.long_name] = after[flag.long_name];
         CHECK(changed == after);
@@ -416,7 +417,7 @@ TEST_CASE("options: a whole number is kept as it is or refused with its flag and
                 const std::string message = refusal(sources[source]);
                 if (contains(message, "nothing was thrown")) {
                     const auto value = flag_json(flag, parse(sources[source]).options);
-                    CHECK(value.dump() == number);
+                    CHECK(json_text(value) == number);
                     continue;
                 }
                 // JSON's own numbers end where the largest types do.
@@ -535,7 +536,7 @@ TEST_CASE("options: a printed configuration is accepted and prints the same") {
         CHECK(second.model_config == first.model_config);
         CHECK(second.micro_steps == first.micro_steps);
         // A run.json holds the same under "config".
-        const ConfigFile run(json{{"world", 1}, {"config", json::parse(printed)}}.dump());
+        const ConfigFile run(json_text(json{{"world", 1}, {"config", parse_json<json>(printed)}}));
         CHECK(config_json(parse({"--config", run.path.c_str()}).options) == printed);
     }
 }
@@ -545,7 +546,7 @@ TEST_CASE("options: the printed configuration has every flag that a file may hol
     for (const Flag& flag : all_flags()) {
         if (!flag.command_line_only) in_flags.insert(flag.long_name);
     }
-    const json printed = json::parse(config_json(options({})));
+    const json printed = parse_json<json>(config_json(options({})));
     for (const auto& item : printed.items()) in_json.insert(item.key());
     CHECK(in_flags == in_json);
 }

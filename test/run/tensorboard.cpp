@@ -1,5 +1,6 @@
 // Event files for TensorBoard: checksums, names and framing. test_watching.py reads whole runs back with TensorBoard.
 #include "llmc/run/tensorboard.h"
+#include "llmc/device/json.h"
 
 #include <doctest/doctest.h>
 
@@ -61,7 +62,7 @@ TEST_CASE("tensorboard: CRC-32C") {
 }
 
 TEST_CASE("tensorboard: names of scalars") {
-    const auto record = ordered_json::parse(R"({"step": 3, "loss": 2.5, "norm": null, "nonfinite": {"norm": "inf"},
+    const auto record = parse_json<ordered_json>(R"({"step": 3, "loss": 2.5, "norm": null, "nonfinite": {"norm": "inf"},
         "batch_hash": "7", "products": {"fp8": 24}, "memory": {"weights": {"planned": 1}},
         "fp8": [{"tensor": "h.0.fc.x", "amax": null, "scale": 4, "nonfinite": {"amax": "nan"}},
                 {"tensor": "h.0.fc.w", "saturated": 2, "nonfinite": 5}],

@@ -1,5 +1,6 @@
 // What follows from validation losses: PyTorch's ReduceLROnPlateau and an early end, worked out by hand.
 #include "llmc/run/validation_watch.h"
+#include "llmc/device/json.h"
 
 #include <doctest/doctest.h>
 
@@ -65,7 +66,8 @@ TEST_CASE("validation watch: goes on from what a checkpoint holds") {
         const auto split = losses.begin() + static_cast<long>(at);
         const std::vector<Verdict> expected = verdicts(whole, losses, "0.5,1", 5);
         std::vector<Verdict> seen = verdicts(begun, {losses.begin(), split}, "0.5,1", 5);
-        ValidationWatch rest = ValidationWatch::from_json(nlohmann::ordered_json::parse(begun.to_json().dump()));
+        ValidationWatch rest =
+            ValidationWatch::from_json(parse_json<nlohmann::ordered_json>(json_text(begun.to_json())));
         for (const Verdict verdict : verdicts(rest, {split, losses.end()}, "0.5,1", 5)) seen.push_back(verdict);
         CHECK(seen == expected);
         CHECK(rest.to_json() == whole.to_json());

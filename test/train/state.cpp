@@ -1,6 +1,7 @@
 // What a trainer remembers between two steps: it goes through text and files without losing a bit, and a trainer that
 // begins from it makes the steps that would have come.
 #include "llmc/train/state.h"
+#include "llmc/device/json.h"
 
 #include <cmath>
 #include <limits>
@@ -62,8 +63,8 @@ std::map<std::string, std::vector<float>> slices_of(TestModel<Real>& test) {
 template <class Real>
 bool restore(TestModel<Real>& to, TestModel<Real>& from) {
     const auto values = slices_of(from);
-    const std::string text = state_json(from.trainer.read_state()).dump();
-    TrainerState state = state_from_json(nlohmann::ordered_json::parse(text));
+    const std::string text = json_text(state_json(from.trainer.read_state()));
+    TrainerState state = state_from_json(parse_json<nlohmann::ordered_json>(text));
     state.step = from.trainer.steps();
     return to.trainer.restore(
         state, [&](const std::string& tensor, const std::string& part, uint64_t start, uint64_t count, float* out) {
@@ -73,7 +74,7 @@ bool restore(TestModel<Real>& to, TestModel<Real>& from) {
 
 template <class Real>
 std::string state_text(TestModel<Real>& test) {
-    return state_json(test.trainer.read_state()).dump();
+    return json_text(state_json(test.trainer.read_state()));
 }
 
 }  // namespace
@@ -235,9 +236,9 @@ TEST_CASE("state: numbers that JSON cannot hold, and all others, keep their bits
                          {tensor},
                          {{{1e30, 1.0 / 3, 5e-324}, {0.1f, 1.0f / 3}}, {}},
                          {{1e30, 1.0 / 7, 5e-324}}};
-    const std::string text = state_json(state).dump();
-    const TrainerState back = state_from_json(nlohmann::ordered_json::parse(text));
-    CHECK(state_json(back).dump() == text);
+    const std::string text = json_text(state_json(state));
+    const TrainerState back = state_from_json(parse_json<nlohmann::ordered_json>(text));
+    CHECK(json_text(state_json(back)) == text);
     CHECK(back.optimizer.spikes.loss_limit == spikes.loss_limit);
     CHECK(back.optimizer.spikes.loss[100] == spikes.loss[100]);
     CHECK(back.fp8->tensors[0].history == tensor.history);
@@ -252,7 +253,7 @@ TEST_CASE("state: numbers that JSON cannot hold, and all others, keep their bits
 
 TEST_CASE("state: what is missing or of another kind is named") {
     const TrainerState state{0, {}, Fp8Saved{"r", true, false, {}, {Fp8SavedTensor{}}}};
-    const nlohmann::ordered_json good = nlohmann::ordered_json::parse(state_json(state).dump());
+    const nlohmann::ordered_json good = parse_json<nlohmann::ordered_json>(json_text(state_json(state)));
     CHECK_NOTHROW(state_from_json(good));
     for (const auto& [name, value] : good.items()) {
         for (const nlohmann::ordered_json& bad : {nlohmann::ordered_json(), nlohmann::ordered_json("x"),
@@ -263,7 +264,7 @@ TEST_CASE("state: what is missing or of another kind is named") {
             else
                 changed[name] = bad;
             if (name == "fp8" && bad.is_null()) continue;  // a run without
-            CAPTURE(changed.dump());
+            CAPTURE(json_text(changed));
             CHECK(mentions(error_of([&] { state_from_json(changed); }), "manifest.json: its \"state\""));
         }
     }
