@@ -65,7 +65,8 @@ endif
 # ---- configurations ------------------------------------------------------------------------------------------------
 SUFFIX   := $(if $(filter-out AUTO,$(PRECISION)),-$(PRECISION))$(if $(filter 0,$(USE_MPI)),-nompi)
 PLAIN_DIR := build/cpu-$(MARCH)$(SUFFIX)
-CPU_DIR  := build/cpu-$(MARCH)$(if $(SANITIZE),-$(SANITIZE))$(SUFFIX)
+WHOLE    := $(if $(filter command,$(origin UNCHECKED)),-whole)
+CPU_DIR  := build/cpu-$(MARCH)$(if $(SANITIZE),-$(SANITIZE)$(WHOLE))$(SUFFIX)
 CUDA_DIR := build/cuda-$(subst $(space),-,$(ARCH_NAMES))$(SUFFIX)$(if $(filter 0,$(USE_NCCL)),-nonccl)$(if $(filter 1,$(PTX)),-ptx)
 # What is the same for both devices.
 SHARED_DIR := build/shared$(if $(filter-out AUTO,$(PRECISION)),-$(PRECISION))
@@ -94,11 +95,14 @@ CXXFLAGS_PLAIN = $(CXXFLAGS_HOST) $(LEVEL) $(if $(findstring clang,$(CXX)),,--pa
 # then takes its own AVX-512 headers for uninitialised.
 SANITIZED := -g1 -fdebug-prefix-map=$(CURDIR)=. -Wno-maybe-uninitialized
 ifeq ($(SANITIZE),address)
-# Without the checks of UBSan that take as long to compile as all others together: some see what AddressSanitizer sees, and
-# alignment matters in kernels alone. Pointers that wrap around are looked for where everything is (UNCHECKED=).
-CXXFLAGS_CPU = $(CXXFLAGS_HOST) -O1 $(SANITIZED) -fno-omit-frame-pointer -fsanitize=address,undefined \
-                -fno-sanitize-recover=undefined -fno-sanitize=vptr,null,object-size$(if $(UNCHECKED),$(comma)pointer-overflow)
+# UNCHECKED= looks at everything. Else kernels have UBSan alone: what they touch the virtual GPU holds against its allocations
+# to the byte, and their accesses' alignment too, in the very code that a card runs. And UBSan is without the checks that take
+# as long to compile as all others together, some of which see what AddressSanitizer sees.
+SANITIZERS := address,undefined
+CXXFLAGS_CPU = $(CXXFLAGS_HOST) -O1 $(SANITIZED) -fno-omit-frame-pointer -fsanitize=$(SANITIZERS) -fno-sanitize-recover=undefined \
+                -fno-sanitize=vptr,null,object-size$(if $(UNCHECKED),$(comma)pointer-overflow$(comma)alignment)
 $(CPU_DIR)/%.cpp.o: CXXFLAGS_CPU += -fno-sanitize=alignment
+$(CPU_DIR)/llmc/kernels/%.cu.o: SANITIZERS = $(if $(UNCHECKED),,address$(comma))undefined
 else ifeq ($(SANITIZE),thread)
 CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 $(SANITIZED) -fsanitize=thread -Wno-tsan
 else

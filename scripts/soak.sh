@@ -48,7 +48,7 @@ for kilobytes in 163 99; do
     stage "host: kernels, $kilobytes KB of shared memory a block" doctest env LLMC_SHARED_KB=$kilobytes \
         $NATIVE/test_cpu --no-colors "--source-file=*test/kernels/*,*test/linear/*,*test/fp8/*,*test/model/*"
 done
-stage "several ranks: every stage of sharding, 1 to 8 ranks" unittest env TRAINING_RANKS="1 2 3 4 8" \
+stage "several ranks: every stage of sharding, 1 to 8 ranks" unittest env TRAINING_RANKS="1 2 3 4 8" LLMC_ORDER=random \
     TEST_RANKS=$NATIVE/test_ranks python3 test/end_to_end/test_ranks.py Training
 stage "the program as 1 to 8 ranks, 20 steps" unittest env RANK_MATRIX="1 2 3 4 8" \
     python3 test/end_to_end/test_run_ranks.py Matrix
@@ -81,14 +81,14 @@ for core in $(python3 test/end_to_end/core_types.py); do
 done
 
 stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address UNCHECKED= test-cpu \
-    $NATIVE-address/train_gpt_cpu
+    $NATIVE-address-whole/train_gpt_cpu
 for order in ascending descending random; do
     stage "AddressSanitizer, UBSan: $order" doctest \
-        env LLMC_ORDER=$order LLMC_STREAMS=lazy LLMC_GUARD=1 $NATIVE-address/test_cpu --no-colors
+        env LLMC_ORDER=$order LLMC_STREAMS=lazy LLMC_GUARD=1 $NATIVE-address-whole/test_cpu --no-colors
 done
-stage "AddressSanitizer, UBSan: end to end" unittest env TRAIN_GPT=$NATIVE-address/train_gpt_cpu \
+stage "AddressSanitizer, UBSan: end to end" unittest env TRAIN_GPT=$NATIVE-address-whole/train_gpt_cpu \
     python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
-stage "fuzzing with AddressSanitizer" check env TRAIN_GPT=$NATIVE-address/train_gpt_cpu \
+stage "fuzzing with AddressSanitizer" check env TRAIN_GPT=$NATIVE-address-whole/train_gpt_cpu \
     python3 test/end_to_end/fuzz.py --cases "$FUZZ" --seed "$RANDOM"
 
 stage "Hugging Face's transformers, where they are installed" unittest \
@@ -103,12 +103,12 @@ else
 fi
 
 stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread UNCHECKED= test-cpu \
-    $NATIVE-thread/train_gpt_cpu test-ranks-binary
-stage "ThreadSanitizer: all tests" doctest "${tsan[@]}" $NATIVE-thread/test_cpu --no-colors
-stage "ThreadSanitizer: several ranks, lazy streams" unittest "${tsan[@]}" env TEST_RANKS=$NATIVE-thread/test_ranks \
+    $NATIVE-thread-whole/train_gpt_cpu test-ranks-binary
+stage "ThreadSanitizer: all tests" doctest "${tsan[@]}" $NATIVE-thread-whole/test_cpu --no-colors
+stage "ThreadSanitizer: several ranks, lazy streams" unittest "${tsan[@]}" env TEST_RANKS=$NATIVE-thread-whole/test_ranks \
     python3 test/end_to_end/test_ranks.py Collectives.test_tcp_with_lazy_streams_and_guarded_memory
 stage "ThreadSanitizer: training" check "${tsan[@]}" \
-    python3 test/end_to_end/trainer.py --short-run $NATIVE-thread/train_gpt_cpu
+    python3 test/end_to_end/trainer.py --short-run $NATIVE-thread-whole/train_gpt_cpu
 
 stage "mutation: every barrier and wait is needed" check make mutation
 

@@ -94,7 +94,7 @@ asan_tests=("${asan[@]}" $NATIVE-address/test_cpu --no-colors "--test-suite-excl
 # Without tests of what this build takes from the ordinary one (UNCHECKED in the Makefile); make soak has them.
 queue stage "AddressSanitizer, UBSan: other tests" doctest "${asan_tests[@]}" \
     "--source-file-exclude=$kernels,*test/check/*,*test/dev/*,*test/run/*,*test/device/formats.cu,*test/device/math.cu"
-queue stage "AddressSanitizer, UBSan: kernels" doctest "${asan_tests[@]}" "--source-file=$kernels"
+queue stage "UBSan: kernels" doctest "${asan_tests[@]}" "--source-file=$kernels"
 queue stage "AddressSanitizer, UBSan: broken files" check "${asan[@]}" \
     TRAIN_GPT=$NATIVE-address/train_gpt_cpu python3 test/end_to_end/fuzz.py --cases 60
 queue stage "AddressSanitizer, UBSan: several ranks" unittest "${asan[@]}" \
@@ -126,14 +126,15 @@ if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]
     # Without the test that has a GPU convert all floats there are.
     virtual_tests=(OMP_NUM_THREADS=1 $virtual/test_gpu --no-colors --test-suite-exclude=once
         "--test-case-exclude=*conversions of floats*")
-    queue stage "virtual GPU: CUDA tests, lazy streams" doctest env VIRTUAL_GPU_STREAMS=lazy "${virtual_tests[@]}" \
-        "--source-file-exclude=$kernels"
+    # The longest first: these end the queue.
     queue stage "virtual GPU: kernels, races" doctest env VIRTUAL_GPU_RACES=1 VIRTUAL_GPU_ORDER=random VIRTUAL_GPU_MULTIPROCESSORS=2 \
         "${virtual_tests[@]}" "--source-file=$kernels,*test/fp8/scaling.cpp,*test/optim/*"
-    queue stage "virtual GPU: end to end" unittest .venv/bin/python test/end_to_end/test_virtual_gpu.py
+    queue stage "virtual GPU: CUDA tests, lazy streams" doctest env VIRTUAL_GPU_STREAMS=lazy "${virtual_tests[@]}" \
+        "--source-file-exclude=$kernels"
     queue stage "virtual GPU: card check" unittest python3 test/end_to_end/test_card_check.py OnVirtualGpu
-    queue stage "virtual GPU: counts of kernels" check python3 dev/virtual_gpu/kernel_counts.py --check
+    queue stage "virtual GPU: end to end" unittest .venv/bin/python test/end_to_end/test_virtual_gpu.py
     queue stage "virtual GPU: contracts" doctest $virtual/test_virtual_gpu --no-colors
+    queue stage "virtual GPU: counts of kernels" check python3 dev/virtual_gpu/kernel_counts.py --check
 else
     require "CUDA: build for sm_90a" "no nvcc"
     require "CUDA: registers and spills" "no nvcc"

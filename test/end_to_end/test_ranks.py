@@ -161,7 +161,7 @@ class Training(unittest.TestCase):
         for ranks in map(int, os.environ.get("TRAINING_RANKS", "3").split()):
             with self.subTest(ranks=ranks):
                 ended = launch(ranks, "--training", "--order", "rank", *BRIEF, limit=600,
-                               env={"LLMC_STREAMS": "random", "LLMC_ORDER": "random"})
+                               env={"LLMC_STREAMS": "random"})
                 self.assertEqual(set(ended.codes.values()), {0}, ended)
                 self.assertGreater(int(re.search(r"assertions:\s+(\d+)", ended.output).group(1)), 300, ended)
 

@@ -33,7 +33,10 @@ std::vector<Shape> attention_shapes() {
               std::array{2, 72, 1}, std::array{1, 128, 1}, std::array{2, 136, 2}})
             shapes.push_back({B, T, NH, HD});
     for (const int HD : {32, 64, 128}) shapes.push_back({1, 80, 4, HD, 2}), shapes.push_back({2, 136, 3, HD, 1, 0, 50});
-    for (const int HD : {32, 64, 128}) shapes.push_back(with_documents({2, 136, 3, HD, 1, 0, 50}, 37));
+    for (const int HD : {32, 64, 128}) {
+        shapes.push_back(with_documents({2, 136, 3, HD, 1, 0, 50}, 37));
+        shapes.push_back(with_documents({1, 208, 1, HD}, 136));  // with tiles inside a document
+    }
     return shapes;
 }
 
@@ -161,23 +164,26 @@ TEST_CASE_TEMPLATE("attention_backward_fp8 is attention_backward and quantize" *
     }
 }
 
-TEST_CASE("attention_backward_fp8 sums up the bias gradient" * doctest::test_suite(kNotUnderSanitizers)) {
+TEST_CASE_TEMPLATE("attention_backward_fp8 sums up the bias gradient" * doctest::test_suite(kNotUnderSanitizers), F8,
+                   e4m3, e5m2) {
+    size_t number = std::is_same_v<F8, e4m3>;
     for (const Shape& s : attention_shapes()) {
+        if (s.documents.empty() && ++number % 2) continue;  // every other one
         CAPTURE(s.T);
         CAPTURE(s.HD);
         Case c(s);
         const size_t channels = static_cast<size_t>(s.qkv_width());
         auto expected = column_sums(to_floats(c.dqkv.download()), s.qkv_width());
-        QuantizedArrays<e5m2> to(s.qkv_elements(), used_state(64.0f));
-        c.backward<e5m2>(to.both(), QuantizePass::train, true);
+        QuantizedArrays<F8> to(s.qkv_elements(), used_state(64.0f));
+        c.backward<F8>(to.both(), QuantizePass::train, true);
         const auto dbias = c.dbias.download();
         CHECK(max_relative_error(dbias, expected, 1.0) < 1e-6);
-        c.backward<e5m2>({nullptr, nullptr, to.state.get()}, QuantizePass::write, true);  // the sums alone
+        c.backward<F8>({nullptr, nullptr, to.state.get()}, QuantizePass::write, true);  // the sums alone
         CHECK(same_bits(c.dbias.download(), dbias));
         const auto before = random_normal<float>(channels, 3.0f, 5);
         c.dbias.upload(before);
         for (size_t i = 0; i < channels; i++) expected[i] += static_cast<double>(before[i]);
-        c.backward<e5m2>(to.both(), QuantizePass::train, true, true);
+        c.backward<F8>(to.both(), QuantizePass::train, true, true);
         CHECK(max_relative_error(c.dbias.download(), expected, 3.0) < 1e-6);
     }
 }

@@ -20,10 +20,11 @@ inline std::vector<RowShape> row_shapes() {
     return shapes;
 }
 
-// Of norms: and rows of every number of warps, and the widest.
+// Of norms: and rows that fill one, two, four and eight vectors a thread, of every number of warps, and the widest.
 inline std::vector<RowShape> norm_shapes() {
     std::vector<RowShape> shapes = row_shapes();
-    for (RowShape s : {RowShape{9, 512}, {6, 2056}, {5, 4096}, {5, 5000}, {3, 12288}}) shapes.push_back(s);
+    for (RowShape s : {RowShape{9, 256}, {9, 512}, {9, 1024}, {6, 2048}, {6, 2056}, {5, 4096}, {5, 5000}, {3, 12288}})
+        shapes.push_back(s);
     return shapes;
 }
 
