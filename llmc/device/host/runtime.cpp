@@ -299,7 +299,7 @@ DeviceInfo device_info() {
     require_device("device_info");
     DeviceInfo info;
     info.multiprocessors = omp_get_max_threads();
-    info.name = strprintf("host device (%d threads)", info.multiprocessors);
+    info.name = strprintf("host device (%d thread%s)", info.multiprocessors, info.multiprocessors == 1 ? "" : "s");
     info.total_memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
     info.free_memory = available_memory();
     info.is_host = true;
