@@ -60,6 +60,7 @@ TEST_CASE_TEMPLATE("sgd_update writes what it should and nothing more", Real, fl
 TEST_CASE("sgd_update keeps the promises of all updates") {
     check_promises(update_with({0.9, true, 0.1}));
     check_promises(update_with({0.9, false, 0.1}));
+    check_promises(update_with({0, false, 0.1}));
 }
 
 TEST_CASE("sgd_update without momentum needs no moment") {
