@@ -102,6 +102,7 @@ SANITIZERS := address,undefined
 CXXFLAGS_CPU = $(CXXFLAGS_HOST) -O1 $(SANITIZED) -fno-omit-frame-pointer -fsanitize=$(SANITIZERS) -fno-sanitize-recover=undefined \
                 -fno-sanitize=vptr,null,object-size$(if $(UNCHECKED),$(comma)pointer-overflow$(comma)alignment)
 $(CPU_DIR)/%.cpp.o: CXXFLAGS_CPU += -fno-sanitize=alignment
+$(CPU_DIR)/test/device/%.cu.o: CXXFLAGS_CPU += -fsanitize=alignment
 $(CPU_DIR)/llmc/kernels/%.cu.o: SANITIZERS = $(if $(UNCHECKED),,address$(comma))undefined
 else ifeq ($(SANITIZE),thread)
 CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 $(SANITIZED) -fsanitize=thread -Wno-tsan

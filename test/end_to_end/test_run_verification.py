@@ -16,7 +16,7 @@ from trainer import PROGRAM, VOCAB, FinishedRun, new_path, run, tiny_flags, work
 MPIRUN = shutil.which("mpirun")
 # Two norms a block and the last one: step 3 has 5, and step 4, which is verified, 10.
 FLIPPED = {"LLMC_FLIP": "layernorm_forward:8"}
-FOUND = (r"step 4: bits went bad: rank 0 on \S+ \(host device \(\d+ threads\)\): output of block 1 had checksum "
+FOUND = (r"step 4: bits went bad: rank 0 on \S+ \(host device \(\d+ threads?\)\): output of block 1 had checksum "
          r"[0-9a-f]{16} in the first micro-step, and [0-9a-f]{16} when it was made again\. Nothing was saved from this step "
          r"on: leave that card out, or test it, and go on with --resume latest")
 
