@@ -95,14 +95,15 @@ CXXFLAGS_PLAIN = $(CXXFLAGS_HOST) $(LEVEL) $(if $(findstring clang,$(CXX)),,--pa
 # then takes its own AVX-512 headers for uninitialised.
 SANITIZED := -g1 -fdebug-prefix-map=$(CURDIR)=. -Wno-maybe-uninitialized
 ifeq ($(SANITIZE),address)
-# UNCHECKED= looks at everything. Else kernels have UBSan alone: what they touch the virtual GPU holds against its allocations
-# to the byte, and their accesses' alignment too, in the very code that a card runs. And UBSan is without the checks that take
-# as long to compile as all others together, some of which see what AddressSanitizer sees.
+# UNCHECKED= looks at everything. Else kernels have UBSan alone, and device code is without its check of alignment: what they
+# touch, and how it is aligned, the virtual GPU holds against its allocations to the byte, in the very code that a card runs.
+# And UBSan is without the checks that take as long to compile as all others together, some of which see what
+# AddressSanitizer sees.
 SANITIZERS := address,undefined
 CXXFLAGS_CPU = $(CXXFLAGS_HOST) -O1 $(SANITIZED) -fno-omit-frame-pointer -fsanitize=$(SANITIZERS) -fno-sanitize-recover=undefined \
-                -fno-sanitize=vptr,null,object-size$(if $(UNCHECKED),$(comma)pointer-overflow$(comma)alignment)
+                -fno-sanitize=vptr,null,object-size$(if $(UNCHECKED),$(comma)pointer-overflow)
 $(CPU_DIR)/%.cpp.o: CXXFLAGS_CPU += -fno-sanitize=alignment
-$(CPU_DIR)/test/device/%.cu.o: CXXFLAGS_CPU += -fsanitize=alignment
+$(CPU_DIR)/llmc/%.cu.o: CXXFLAGS_CPU += $(if $(UNCHECKED),-fno-sanitize=alignment)
 $(CPU_DIR)/llmc/kernels/%.cu.o: SANITIZERS = $(if $(UNCHECKED),,address$(comma))undefined
 else ifeq ($(SANITIZE),thread)
 CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 $(SANITIZED) -fsanitize=thread -Wno-tsan
