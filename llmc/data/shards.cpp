@@ -128,6 +128,10 @@ Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
         if (::access(path.c_str(), F_OK) == 0) bad_data(strprintf("cannot read the sidecar %s", path.c_str()));
         return {};
     }
+    const auto invalid = [&](const std::exception& error) {
+        bad_data(strprintf("the sidecar %s is not valid: %s; prepare the shard again or remove the sidecar",
+                           path.c_str(), error.what()));
+    };
     Sidecar sidecar;
     try {
         const nlohmann::json object = parse_json<nlohmann::json>(file);
@@ -141,9 +145,10 @@ Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
         read_field(object, "end_token", sidecar.end_token);
         read_field(object, "checksum", sidecar.checksum);
         read_field(object, "entropy_floor", sidecar.entropy_floor);
-    } catch (const std::exception& error) {
-        bad_data(strprintf("the sidecar %s is not valid: %s; prepare the shard again or remove the sidecar",
-                           path.c_str(), error.what()));
+    } catch (const JsonError& error) {
+        invalid(error);
+    } catch (const nlohmann::json::exception& error) {  // a field of another type
+        invalid(error);
     }
     if (sidecar.tokens && *sidecar.tokens != tokens)
         bad_data(
