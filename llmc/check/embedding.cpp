@@ -1,6 +1,8 @@
 // Embeddings at the run's width: tokens that are rare, and one that is long enough for a whole block.
 #include "llmc/kernels/embedding.h"
 
+#include <random>
+
 #include "llmc/check/families.h"
 #include "llmc/check/reference_rows.h"
 #include "llmc/check/trial.h"

@@ -1,8 +1,6 @@
-// Seeded inputs for the card check and for tests.
+// Seeded inputs for the card check and for tests. Real: float, bf16, e4m3 or e5m2.
 #pragma once
-#include <cmath>
 #include <cstdint>
-#include <random>
 #include <vector>
 
 #include "llmc/device/formats.cuh"
@@ -10,44 +8,15 @@
 namespace llmc::reference {
 
 template <class Real>
-std::vector<Real> random_normal(size_t count, float deviation, uint32_t seed, float mean = 0.0f) {
-    std::mt19937 engine(seed);
-    std::normal_distribution<float> normal(mean, deviation);
-    std::vector<Real> values(count);
-    for (Real& v : values) v = to<Real>(normal(engine));
-    return values;
-}
+std::vector<Real> random_normal(size_t count, float deviation, uint32_t seed, float mean = 0.0f);
 
 // Values over 24 binary orders of magnitude, some zero, some not to be told from zero after the cast.
 template <class Real>
-std::vector<Real> wide_values(size_t count, uint32_t seed) {
-    std::mt19937 engine(seed);
-    std::normal_distribution<float> normal;
-    std::vector<Real> values(count);
-    for (Real& v : values) {
-        const int exponent = static_cast<int>(engine() % 25) - 18;
-        v = to<Real>(engine() % 16 == 0 ? (engine() % 2 ? 0.0f : -0.0f) : std::ldexp(normal(engine), exponent));
-    }
-    return values;
-}
+std::vector<Real> wide_values(size_t count, uint32_t seed);
 
 // A matrix whose blocks are of very different sizes, some all zero.
 template <class Real>
-std::vector<Real> uneven_values(int R, int K, uint32_t seed) {
-    std::vector<Real> values = random_normal<Real>(static_cast<size_t>(R) * K, 1.0f, seed);
-    std::mt19937 engine(seed + 1);
-    std::vector<int> row_power(static_cast<size_t>(R)), column_power(static_cast<size_t>(K));
-    for (int& p : row_power) p = static_cast<int>(engine() % 40) - 20;
-    for (int& p : column_power) p = static_cast<int>(engine() % 24) - 12;
-    for (int r = 0; r < R; r++)
-        for (int k = 0; k < K; k++) {
-            Real& v = values[static_cast<size_t>(r) * K + k];
-            v = to<Real>(to_float(v) *
-                         std::ldexp(1.0f, row_power[static_cast<size_t>(r)] + column_power[static_cast<size_t>(k)]));
-            if (r % 7 == 3 && k / 32 % 3 == 1) v = to<Real>(0.0f);
-        }
-    return values;
-}
+std::vector<Real> uneven_values(int R, int K, uint32_t seed);
 
 template <class Real>
 std::vector<double> to_doubles(const std::vector<Real>& values) {

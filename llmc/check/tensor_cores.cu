@@ -1,5 +1,7 @@
 // One warp's product by way of cp.async, ldmatrix and mma, as attention computes its scores and its output: on small
 // integers, whose sums are exact in every order.
+#include <random>
+
 #include "llmc/check/families.h"
 #include "llmc/check/trial.h"
 #include "llmc/device/kernel.cuh"

@@ -4,6 +4,7 @@
 #include "llmc/device/mma.cuh"
 
 #include <cmath>
+#include <random>
 #include <vector>
 
 #include "llmc/device/kernel.cuh"

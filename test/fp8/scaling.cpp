@@ -5,6 +5,7 @@
 #include <cfloat>
 #include <cstring>
 #include <deque>
+#include <random>
 #include <set>
 
 #include "test/kernel_test.h"

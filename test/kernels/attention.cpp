@@ -2,6 +2,7 @@
 // reference_attention.h.
 #include <algorithm>
 #include <array>
+#include <random>
 #include <string>
 #include <vector>
 

@@ -2,6 +2,7 @@
 #include "llmc/kernels/checksum.h"
 
 #include <cstring>
+#include <random>
 
 #include "test/kernel_test.h"
 

@@ -1,6 +1,8 @@
 // Softmax cross-entropy against FP64, and what it must do with targets and logits that are not ordinary.
 #include "llmc/kernels/classifier.h"
 
+#include <random>
+
 #include "test/kernels/row_shapes.h"
 
 using namespace llmc;

@@ -2,6 +2,8 @@
 // gradients, what the state notes, the scale layouts by cuBLASLt's documentation, and exact dequantization.
 #include "llmc/kernels/quantize_blocks.h"
 
+#include <random>
+
 #include "llmc/kernels/quantize.h"
 #include "test/kernels/quantized.h"
 

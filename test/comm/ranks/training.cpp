@@ -2,6 +2,7 @@
 // and all stages give the same bits where sums are made in the order of ranks.
 #include <cstring>
 #include <map>
+#include <random>
 
 #if !LLMC_CUDA
 #include "llmc/device/host/settings.h"
