@@ -119,17 +119,21 @@ double initial_deviation(const ModelConfig& config, const TensorRow& row) {
     return 0;
 }
 
-std::vector<float> initial_values(const ModelConfig& config, const TensorRow& row, uint64_t seed) {
-    const size_t columns = static_cast<size_t>(std::max(row.columns, 1));
-    std::vector<float> values(static_cast<size_t>(std::max(row.rows, row.padded_rows)) * columns, 0.0f);
-    const size_t used = static_cast<size_t>(row.rows) * columns;
-    if (row.init == Init::ones) std::fill_n(values.begin(), used, 1.0f);
+std::vector<float> initial_values(const ModelConfig& config, const TensorRow& row, uint64_t seed, size_t begin,
+                                  size_t end) {
+    std::vector<float> values(end - begin, 0.0f);
+    const size_t used_end = std::clamp(static_cast<size_t>(row.count()), begin, end);  // behind it: padding
+    if (row.init == Init::ones) std::fill_n(values.begin(), used_end - begin, 1.0f);
     if (row.init == Init::zeros || row.init == Init::ones) return values;
     const float deviation = static_cast<float>(initial_deviation(config, row));
     const uint64_t key = mix(seed ^ hash_name(row.name));
 #pragma omp parallel for
-    for (size_t i = 0; i < used; i++) values[i] = deviation * normal(key, i);
+    for (size_t i = begin; i < used_end; i++) values[i - begin] = deviation * normal(key, i);
     return values;
+}
+
+std::vector<float> initial_values(const ModelConfig& config, const TensorRow& row, uint64_t seed) {
+    return initial_values(config, row, seed, 0, static_cast<size_t>(row.padded_count()));
 }
 
 }  // namespace llmc

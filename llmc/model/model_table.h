@@ -2,6 +2,7 @@
 // else one needs to know of an architecture's parameters follows from it: units, weight decay, linear layers, FLOPs,
 // what is imported and exported, and the planner's numbers.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -44,6 +45,7 @@ struct TensorRow {
     // it is one.
     std::vector<int> matrices() const;
     int64_t count() const { return int64_t{rows} * (is_matrix() ? columns : 1); }
+    int64_t padded_count() const { return int64_t{std::max(rows, padded_rows)} * (is_matrix() ? columns : 1); }
 };
 
 enum class Activation { gelu, swiglu, relu2 };
@@ -80,8 +82,10 @@ std::vector<TensorRow> all_tensors(const ModelConfig& config);
 // The standard deviation that a tensor starts with.
 double initial_deviation(const ModelConfig& config, const TensorRow& row);
 
-// The tensor's values at step 0, with padding. A function of (seed, name, element) alone, computed on the host, so that
-// every device and every sharding starts from the same bits.
-std::vector<float> initial_values(const ModelConfig& config, const TensorRow& row, uint64_t seed);
+// Elements [begin, end) of the tensor at step 0, padding among them. Functions of (seed, name, element) alone, computed
+// on the host, so that every device and every sharding starts from the same bits.
+std::vector<float> initial_values(const ModelConfig& config, const TensorRow& row, uint64_t seed, size_t begin,
+                                  size_t end);
+std::vector<float> initial_values(const ModelConfig& config, const TensorRow& row, uint64_t seed);  // all
 
 }  // namespace llmc

@@ -97,7 +97,8 @@ template <class Real>
 void Transformer<Real>::initialize(uint64_t seed, stream_t stream) {
     for (const TensorRow& row : all_tensors(config_)) {
         const ParameterTable::Place place = weights_.table().find(row.name);
-        weights_.set_tensor(place.unit, place.tensor, initial_values(config_, row, seed), stream);
+        const auto values_of = [&](size_t begin, size_t end) { return initial_values(config_, row, seed, begin, end); };
+        weights_.fill_tensor(place.unit, place.tensor, values_of, stream);
     }
 }
 

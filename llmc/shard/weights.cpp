@@ -388,20 +388,44 @@ void Weights<Real>::set_tensor(size_t unit, size_t tensor, const std::vector<flo
 }
 
 template <class Real>
+void Weights<Real>::fill_tensor(size_t unit, size_t tensor, const ValuesOf& values_of, stream_t stream) {
+    const ParameterTensor& info = table().unit(unit).tensors[tensor];
+    mark_changed(unit, info.offset, info.count());
+    const ShardLayout::Part part = held(unit, info.offset, info.count());
+    if (part.count > 0)
+        write_master(unit, part, values_of(part.begin - info.offset, part.end() - info.offset).data(), stream);
+}
+
+template <class Real>
 void Weights<Real>::set_master(size_t unit, size_t from, const float* values, size_t count, stream_t stream) {
+    mark_changed(unit, from, count);
+    const ShardLayout::Part part = held(unit, from, count);
+    if (part.count > 0) write_master(unit, part, values + part.begin - from, stream);
+}
+
+template <class Real>
+void Weights<Real>::mark_changed(size_t unit, size_t from, size_t count) {
     for (size_t t = 0; t < fp8_states_[unit].size(); t++) {
         const ParameterTensor& info = table().unit(unit).tensors[t];
         const bool changes = from < info.offset + info.count() && info.offset < from + count;
         to_be_measured_ |= changes && fp8_states_[unit][t];
     }
     to_be_cast_ = true;
-    const size_t first = layout_.slice(unit).begin, last = layout_.slice(unit).end();
-    const size_t begin = std::clamp(from, first, last), end = std::clamp(from + count, first, last);
-    if (begin == end) return;
-    float* master = master_slice(unit) + begin - first;
-    write_through(master, values + begin - from, end - begin, stream);
+}
+
+template <class Real>
+ShardLayout::Part Weights<Real>::held(size_t unit, size_t from, size_t count) const {
+    const ShardLayout::Part slice = layout_.slice(unit);
+    const size_t begin = std::clamp(from, slice.begin, slice.end());
+    return {begin, std::clamp(from + count, slice.begin, slice.end()) - begin};
+}
+
+template <class Real>
+void Weights<Real>::write_master(size_t unit, const ShardLayout::Part& part, const float* values, stream_t stream) {
+    float* master = master_slice(unit) + part.begin - layout_.slice(unit).begin;
+    write_through(master, values, part.count, stream);
     if constexpr (!std::is_same_v<Real, float>)
-        if (!layout_.is_sliced()) cast(whole(unit).working + begin, master, end - begin, stream);
+        if (!layout_.is_sliced()) cast(whole(unit).working + part.begin, master, part.count, stream);
 }
 
 template <class Real>

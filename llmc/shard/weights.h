@@ -7,6 +7,8 @@
 // On one rank all three cost nothing. With several, weights travel on a stream of their own, one unit ahead of the
 // model.
 #pragma once
+#include <functional>
+
 #include "llmc/kernels/fp8_state.h"
 #include "llmc/kernels/quantize_flat.h"
 #include "llmc/shard/arena.h"
@@ -86,6 +88,10 @@ public:
     // Host access for initialisation, import and export; synchronises. set_tensor() wants the same values on every
     // rank; get_tensor() is a collective.
     void set_tensor(size_t unit, size_t tensor, const std::vector<float>& values, stream_t stream);
+    // The same with elements [begin, end) of the tensor from values_of(begin, end), which makes those alone that this
+    // rank holds.
+    using ValuesOf = std::function<std::vector<float>(size_t begin, size_t end)>;
+    void fill_tensor(size_t unit, size_t tensor, const ValuesOf& values_of, stream_t stream);
     // Master weights [begin, begin + count) of the unit, as far as this rank holds them.
     void set_master(size_t unit, size_t begin, const float* values, size_t count, stream_t stream);
     std::vector<float> get_tensor(size_t unit, size_t tensor, stream_t stream) const;
@@ -110,6 +116,10 @@ private:
     void check_resident(size_t unit, size_t tensor) const;
     bool has_fp8(size_t unit) const;
     bool master_is_working() const;
+    // Elements of a unit that come from outside: on all ranks, whatever each holds of them.
+    void mark_changed(size_t unit, size_t from, size_t count);
+    ShardLayout::Part held(size_t unit, size_t from, size_t count) const;
+    void write_master(size_t unit, const ShardLayout::Part& part, const float* values, stream_t stream);
     float* master_slice(size_t unit) const { return master_ + layout_.slice_index(unit); }
     Whole whole(size_t unit) const;
     Real* working_slice(size_t unit) const;

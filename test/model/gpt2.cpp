@@ -177,4 +177,12 @@ TEST_CASE("gpt2: initial values depend on the seed and the name alone, and have 
     REQUIRE(wte.size() == 384 * 128);
     for (size_t i = 257 * 128; i < wte.size(); i++) REQUIRE(wte[i] == 0.0f);
     CHECK(wte[257 * 128 - 1] != 0.0f);
+    // A rank makes those of its slices alone: within the used rows, across their end, in the padding, none.
+    const TensorRow row = all_tensors(config).front();
+    const size_t used = 257 * 128;
+    for (const auto& [begin, end] :
+         {std::pair(size_t{1000}, size_t{1003}), {used - 2, used + 5}, {used + 3, used + 9}, {used, used}})
+        CHECK(
+            initial_values(config, row, 1337, begin, end) ==
+            std::vector<float>(wte.begin() + static_cast<ptrdiff_t>(begin), wte.begin() + static_cast<ptrdiff_t>(end)));
 }
