@@ -5,6 +5,9 @@
 #include <cstdlib>
 #include <thread>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "llmc/comm/backend.h"
 
 namespace llmc {
@@ -13,14 +16,13 @@ Comm connect_transport(std::shared_ptr<Transport> transport, bool nccl, ReduceOr
 
 namespace {
 
-// FNV-1a of this program's file: ranks with different builds train different models.
+// Of this program's file: ranks with different builds train different models.
 std::string program_hash() {
-    uint64_t hash = 14695981039346656037ull;
     std::FILE* f = std::fopen("/proc/self/exe", "rb");
     if (!f) return "unknown";
+    XXH64_hash_t hash = 0;
     static unsigned char buffer[1 << 16];
-    for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, f)) > 0;)
-        for (size_t i = 0; i < n; i++) hash = (hash ^ buffer[i]) * 1099511628211ull;
+    for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, f)) > 0;) hash = XXH64(buffer, n, hash);
     std::fclose(f);
     return strprintf("%016llx", static_cast<unsigned long long>(hash));
 }
