@@ -113,13 +113,13 @@ endif
 # -Werror=undef: a file that asks for the device is not the same for all.
 CXXFLAGS_SHARED = $(COMMON) $(WARNINGS) -Werror=undef $(LEVEL) -fopenmp -MMD -MP
 CXXFLAGS_CUDA = $(COMMON) $(WARNINGS) $(LEVEL) -fopenmp -MMD -MP -DLLMC_CUDA=1 -I$(CUDA_HOME)/include
-# C++ around the kernels runs once a launch or less, and compiles in two thirds of the time at -O1. What goes through numbers
-# by itself is a kernel, or stands here.
-LEVEL := -O1
+# C++ around the kernels runs once a launch or less, and compiles in half the time at -Og. What goes through numbers by itself
+# is a kernel, or stands here.
+LEVEL := -Og
 OBJECT_DIRS := $(PLAIN_DIR) $(CUDA_DIR) $(SHARED_DIR)
 in_object_dirs = $(foreach d,$(OBJECT_DIRS),$(addprefix $d/,$1))
-COMPUTES := check/reference_%.cpp comm/exchange_host.cpp device/host/%.cpp linear/matmul_host.cpp model/model_table.cpp \
-            model/sampler.cpp
+COMPUTES := check/random_values.cpp check/reference_%.cpp checkpoint/manifest.cpp checkpoint/state_file.cpp comm/exchange_host.cpp \
+            data/shards.cpp device/host/%.cpp linear/matmul_host.cpp model/model_table.cpp model/sampler.cpp run/fingerprint.cpp
 $(PLAIN_DIR)/llmc/%.cu.o $(PLAIN_DIR)/dev/bench_cpu.cu.o $(call in_object_dirs,$(patsubst %,llmc/%.o,$(COMPUTES))): LEVEL := -O3
 # Tests run as long so, but for formats.cu, which goes through all numbers of a format. At -O0 a file's copies of inline
 # functions may become those of the whole program: only for files that share none with what computes.
