@@ -100,13 +100,13 @@ ifeq ($(SANITIZE),address)
 # And UBSan is without the checks that take as long to compile as all others together, some of which see what
 # AddressSanitizer sees.
 SANITIZERS := address,undefined
-CXXFLAGS_CPU = $(CXXFLAGS_HOST) -O1 $(SANITIZED) -fno-omit-frame-pointer -fsanitize=$(SANITIZERS) -fno-sanitize-recover=undefined \
+CXXFLAGS_CPU = $(CXXFLAGS_HOST) $(LEVEL) $(SANITIZED) -fno-omit-frame-pointer -fsanitize=$(SANITIZERS) -fno-sanitize-recover=undefined \
                 -fno-sanitize=vptr,null,object-size$(if $(UNCHECKED),$(comma)pointer-overflow)
 $(CPU_DIR)/%.cpp.o: CXXFLAGS_CPU += -fno-sanitize=alignment
 $(CPU_DIR)/llmc/%.cu.o: CXXFLAGS_CPU += $(if $(UNCHECKED),-fno-sanitize=alignment)
 $(CPU_DIR)/llmc/kernels/%.cu.o: SANITIZERS = $(if $(UNCHECKED),,address$(comma))undefined
 else ifeq ($(SANITIZE),thread)
-CXXFLAGS_CPU := $(CXXFLAGS_HOST) -O1 $(SANITIZED) -fsanitize=thread -Wno-tsan
+CXXFLAGS_CPU = $(CXXFLAGS_HOST) $(LEVEL) $(SANITIZED) -fsanitize=thread -Wno-tsan
 else
 CXXFLAGS_CPU = $(CXXFLAGS_PLAIN)
 endif
@@ -121,6 +121,9 @@ in_object_dirs = $(foreach d,$(OBJECT_DIRS),$(addprefix $d/,$1))
 COMPUTES := check/random_values.cpp check/reference_%.cpp checkpoint/manifest.cpp checkpoint/state_file.cpp comm/exchange_host.cpp \
             data/shards.cpp device/host/%.cpp linear/matmul_host.cpp model/model_table.cpp model/sampler.cpp run/fingerprint.cpp
 $(PLAIN_DIR)/llmc/%.cu.o $(PLAIN_DIR)/dev/bench_cpu.cu.o $(call in_object_dirs,$(patsubst %,llmc/%.o,$(COMPUTES))): LEVEL := -O3
+ifneq ($(SANITIZE),)  # the sanitizer's own objects
+$(CPU_DIR)/%.cu.o $(patsubst %,$(CPU_DIR)/llmc/%.o,$(COMPUTES)): LEVEL := -O1
+endif
 # Tests run as long so, but for formats.cu, which goes through all numbers of a format. At -O0 a file's copies of inline
 # functions may become those of the whole program: only for files that share none with what computes.
 $(call in_object_dirs,$(addprefix test/,run/%.o checkpoint/%.o comm/%.o data/%.o dev/%.o main.cpp.o)): LEVEL := -O0
