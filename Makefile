@@ -113,8 +113,8 @@ endif
 # -Werror=undef: a file that asks for the device is not the same for all.
 CXXFLAGS_SHARED = $(COMMON) $(WARNINGS) -Werror=undef $(LEVEL) -fopenmp -MMD -MP
 CXXFLAGS_CUDA = $(COMMON) $(WARNINGS) $(LEVEL) -fopenmp -MMD -MP -DLLMC_CUDA=1 -I$(CUDA_HOME)/include
-# C++ around the kernels runs once a launch or less, and compiles in half the time at -Og. What goes through numbers by itself
-# is a kernel, or stands here.
+# C++ around the kernels runs once a launch or less, and compiles in three fifths of the time at -Og. What goes through numbers
+# by itself is a kernel, or stands here.
 LEVEL := -Og
 OBJECT_DIRS := $(PLAIN_DIR) $(CUDA_DIR) $(SHARED_DIR)
 in_object_dirs = $(foreach d,$(OBJECT_DIRS),$(addprefix $d/,$1))
