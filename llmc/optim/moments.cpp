@@ -3,14 +3,6 @@
 #include <algorithm>
 
 namespace llmc {
-namespace {
-
-size_t overlap(const ShardLayout::Part& a, const ShardLayout::Part& b) {
-    const size_t begin = std::max(a.begin, b.begin), end = std::min(a.end(), b.end());
-    return end > begin ? end - begin : 0;
-}
-
-}  // namespace
 
 size_t OptimizerMoments::add(const char* name, std::vector<ShardLayout::Part> regions, MomentFormat format) {
     Kept kept{name, std::move(regions), {}, format};
@@ -19,7 +11,7 @@ size_t OptimizerMoments::add(const char* name, std::vector<ShardLayout::Part> re
         const size_t slice = layout_.slice(u).count, all = layout_.table().unit(u).count;  // 0: a unit without tensors
         size_t most = 0;
         for (size_t begin = 0; begin < all; begin += slice)
-            most = std::max(most, overlap({begin, slice}, kept.regions[u]));
+            most = std::max(most, ShardLayout::overlap(kept.regions[u], {begin, slice}).count);
         kept.index.push_back(kept.count);
         kept.count += most;
     }
@@ -50,7 +42,7 @@ std::vector<OptimizerMoments::Moment> OptimizerMoments::of(size_t unit, const Pa
                                                            size_t position) const {
     std::vector<Moment> moments;
     for (size_t m = 0; m < kept_.size(); m++)
-        if (overlap({tensor.offset, tensor.count()}, kept_[m].regions[unit]) > 0)
+        if (ShardLayout::overlap(kept_[m].regions[unit], tensor).count > 0)
             moments.push_back({kept_[m].name, place(m, unit, position), kept_[m].format});
     return moments;
 }

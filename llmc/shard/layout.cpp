@@ -52,9 +52,13 @@ ShardLayout::Part ShardLayout::share(size_t unit) const {
     return {whole.begin + count * (static_cast<size_t>(comm_.rank()) / group_size_), count};
 }
 
+ShardLayout::Part ShardLayout::overlap(const Part& part, const Part& other) {
+    const size_t begin = std::clamp(other.begin, part.begin, part.end());
+    return {begin, std::clamp(other.end(), part.begin, part.end()) - begin};
+}
+
 ShardLayout::Part ShardLayout::overlap(const Part& part, const ParameterTensor& tensor) {
-    const size_t begin = std::clamp(tensor.offset, part.begin, part.end());
-    return {begin, std::clamp(tensor.offset + tensor.count(), part.begin, part.end()) - begin};
+    return overlap(part, Part{tensor.offset, tensor.count()});
 }
 
 size_t ShardLayout::slot_of(size_t unit) const { return unit == 0 ? 0 : unit + 1 == units() ? 1 : 2 + unit % 2; }

@@ -62,7 +62,8 @@ public:
     Part summed(size_t unit) const;
     // What it alone answers for, in every stage and with groups too: the shares of all ranks are the unit.
     Part share(size_t unit) const;
-    // What of a tensor lies in a part of its unit; a count of 0 where nothing does.
+    // What of another part, or of a tensor, lies in a part of the same unit; a count of 0 where nothing does.
+    static Part overlap(const Part& part, const Part& other);
     static Part overlap(const Part& part, const ParameterTensor& tensor);
     // Arrays that hold this rank's slices of all units: where a unit's begins, and elements of all, padding included.
     size_t slice_index(size_t unit) const { return table().unit(unit).begin / slices(); }

@@ -391,7 +391,7 @@ template <class Real>
 void Weights<Real>::fill_tensor(size_t unit, size_t tensor, const ValuesOf& values_of, stream_t stream) {
     const ParameterTensor& info = table().unit(unit).tensors[tensor];
     mark_changed(unit, info.offset, info.count());
-    const ShardLayout::Part part = held(unit, info.offset, info.count());
+    const ShardLayout::Part part = ShardLayout::overlap(layout_.slice(unit), info);
     if (part.count > 0)
         write_master(unit, part, values_of(part.begin - info.offset, part.end() - info.offset).data(), stream);
 }
@@ -399,7 +399,7 @@ void Weights<Real>::fill_tensor(size_t unit, size_t tensor, const ValuesOf& valu
 template <class Real>
 void Weights<Real>::set_master(size_t unit, size_t from, const float* values, size_t count, stream_t stream) {
     mark_changed(unit, from, count);
-    const ShardLayout::Part part = held(unit, from, count);
+    const ShardLayout::Part part = ShardLayout::overlap(layout_.slice(unit), {from, count});
     if (part.count > 0) write_master(unit, part, values + part.begin - from, stream);
 }
 
@@ -411,13 +411,6 @@ void Weights<Real>::mark_changed(size_t unit, size_t from, size_t count) {
         to_be_measured_ |= changes && fp8_states_[unit][t];
     }
     to_be_cast_ = true;
-}
-
-template <class Real>
-ShardLayout::Part Weights<Real>::held(size_t unit, size_t from, size_t count) const {
-    const ShardLayout::Part slice = layout_.slice(unit);
-    const size_t begin = std::clamp(from, slice.begin, slice.end());
-    return {begin, std::clamp(from + count, slice.begin, slice.end()) - begin};
 }
 
 template <class Real>

@@ -118,7 +118,6 @@ private:
     bool master_is_working() const;
     // Elements of a unit that come from outside: on all ranks, whatever each holds of them.
     void mark_changed(size_t unit, size_t from, size_t count);
-    ShardLayout::Part held(size_t unit, size_t from, size_t count) const;
     void write_master(size_t unit, const ShardLayout::Part& part, const float* values, stream_t stream);
     float* master_slice(size_t unit) const { return master_ + layout_.slice_index(unit); }
     Whole whole(size_t unit) const;

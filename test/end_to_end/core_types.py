@@ -12,7 +12,8 @@ import sys
 from trainer import run, tiny_flags
 
 # Of x86-64, from the oldest on. Some CPUs cannot play some: they lack the instructions.
-CANDIDATES = ("Prescott", "Core2", "Nehalem", "Sandybridge", "Haswell", "Zen", "SkylakeX", "Cooperlake", "SapphireRapids")
+WITHOUT_AVX = ("Prescott", "Core2", "Nehalem")
+CANDIDATES = (*WITHOUT_AVX, "Sandybridge", "Haswell", "Zen", "SkylakeX", "Cooperlake", "SapphireRapids")
 
 
 def core_of(name):
@@ -32,10 +33,9 @@ def core_types():
 
 
 def fastest():
-    """This machine's own; the newest where OpenBLAS is older than the CPU, which it then takes for one without AVX."""
-    own, *played = core_types() or [""]
-    with_avx = [name for name in played if name in CANDIDATES[3:]]
-    return own if own not in CANDIDATES[:3] or not with_avx else with_avx[-1]
+    """This machine's own; the newest that it can play where OpenBLAS is older than the CPU and takes it for one without AVX."""
+    own = core_of(None)
+    return core_types()[-1] if own in WITHOUT_AVX else own or ""
 
 
 if __name__ == "__main__":
