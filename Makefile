@@ -85,9 +85,11 @@ MPI_LIBS  := $(filter-out -lmpi_cxx -lmpicxx -lmpichcxx,$(filter -L% -l% -Wl$(co
 NCCL_LIB  := $(abspath $(filter .venv/% $(NCCL_HOME)/%,$(NCCL_INCLUDE:include=lib)))
 NCCL_COMPILE := $(if $(filter 1,$(USE_NCCL)),-DLLMC_USE_NCCL=1 -I$(NCCL_INCLUDE))
 WARNINGS := -Wall -Wextra -Wno-restrict  # -Wrestrict: false alarms of g++ 12 on std::string
-# No -ffast-math: it would break NaN poison and the rounding tricks. -fno-math-errno lets sqrt vectorise.
+# No -ffast-math: it would break NaN poison and the rounding tricks. -fno-math-errno lets sqrt vectorise. No contractions but
+# those that are spelled fma(): which others g++ makes depends on the loop and on the processor that it tunes for, so that
+# instantiations of one kernel would have different bits.
 COMMON   := -std=c++20 -I. $(DEFINES)
-CXXFLAGS_HOST := $(COMMON) $(WARNINGS) -fopenmp -fno-math-errno -march=$(MARCH) -MMD -MP -DLLMC_CUDA=0
+CXXFLAGS_HOST := $(COMMON) $(WARNINGS) -fopenmp -fno-math-errno -ffp-contract=off -march=$(MARCH) -MMD -MP -DLLMC_CUDA=0
 # g++ would peel the kernels' loops over the 8 elements of a vector access completely before it vectorises them: with a
 # lower limit they become vector instructions, and kernels up to twice as fast.
 CXXFLAGS_PLAIN = $(CXXFLAGS_HOST) $(LEVEL) $(if $(findstring clang,$(CXX)),,--param max-completely-peel-times=7)
