@@ -127,7 +127,8 @@ class Build:
         self.folder.mkdir(parents=True)
         kernels = sorted(str(p.relative_to(tree)) for p in (tree / "llmc/kernels").glob("*.cu"))
         base = sorted(str(p.relative_to(tree)) for pattern in ("device/host/*.cpp", "device/faults.cpp", "device/transfer.cpp",
-                                                               "check/reference_*.cpp", "check/compare.cpp", "kernels/*.cpp",
+                                                               "check/reference_*.cpp", "check/compare.cpp",
+                                                               "check/random_values.cpp", "kernels/*.cpp",
                                                                "linear/matmul.cpp", "linear/matmul_host.cpp")
                       for p in (tree / "llmc").glob(pattern)) + ["test/main.cpp"]
         self.tests = sorted(str(p.relative_to(tree)) for p in (tree / "test/kernels").glob("*.cpp")) + ["test/device/warp.cu"]
