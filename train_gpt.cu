@@ -10,6 +10,7 @@
 #include "llmc/commands/plan.h"
 #include "llmc/data/loader.h"
 #include "llmc/device/json.h"
+#include "llmc/run/bench.h"
 #include "llmc/run/between_steps.h"
 #include "llmc/run/checkpoints.h"
 #include "llmc/run/fingerprint.h"
@@ -114,6 +115,7 @@ ExitCode train(const Options& o, Admission& admission, const Inputs& inputs, Ran
         interrupted = true;
     }
     report_all_but(reports, trainer, 0);
+    reports.print_bench();
     if (comm.is_main()) print_stop(step, stop);
     finish_profile(profiler, step, comm, directory);  // of a run that was stopped before the last profiled step
     ranks.watchdog.begin(Watchdog::Phase::save);
@@ -140,8 +142,9 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     ParsedOptions parsed = parse_options(argc, argv);
     if (parsed.text) return print(*parsed.text);
     Options& o = parsed.options;
+    if (o.bench) only_bench(o);
     install_signal_handlers();
-    const Inputs inputs(o);
+    Inputs inputs(o);
     const int zero = o.zero;
     Ranks ranks(o, launch);
     const bool planning = o.dry_run || o.estimate_scaling || o.print_config;  // works on a machine without a GPU
@@ -153,6 +156,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     inputs.check(o);
     if (o.print_config) return print(config_json(o) + "\n");
     if (planning) return plan_run(o, zero);
+    if (!inputs.train && o.bench) inputs.train = std::make_unique<ShardSet>(bench_tokens(o));
     const MemoryByKind memory = plan_rank(o, ranks.comm).memory;  // or says why there is no such run
     const Comm& comm = ranks.comm;
     comm.require_equal("configuration", config_json(o));

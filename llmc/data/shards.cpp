@@ -4,6 +4,7 @@
 #define XXH_INLINE_ALL
 #include <fcntl.h>
 #include <glob.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -22,6 +23,7 @@
 #include "llmc/data/llmc_magic.h"
 #include "llmc/device/error.h"
 #include "llmc/device/json.h"
+#include "llmc/device/random.cuh"
 
 namespace llmc {
 namespace {
@@ -42,6 +44,7 @@ using llong = long long;  // what %lld wants; int64_t is long on Linux
 // A descriptor that closes itself.
 struct File {
     int fd;
+    explicit File(int open) : fd(open) {}
     explicit File(const std::string& path) : fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
         if (fd < 0) bad_data(strprintf("cannot open the token shard %s: %s", path.c_str(), std::strerror(errno)));
     }
@@ -200,6 +203,29 @@ ShardSet::ShardSet(const std::vector<std::string>& patterns) {
         close_files();
         throw;
     }
+}
+
+ShardSet ShardSet::random(int vocab, int64_t tokens, uint64_t seed) {
+    const bool wide = vocab > 65536;
+    const int32_t header[header_bytes / 4] = {wide ? magic_uint32 : magic_uint16,
+                                              wide ? version_uint32 : version_uint16, static_cast<int32_t>(tokens)};
+    std::vector<char> bytes(header_bytes + static_cast<size_t>(tokens) * (wide ? 4 : 2));
+    std::memcpy(bytes.data(), header, header_bytes);
+    for (int64_t i = 0; i < tokens; i++) {
+        const uint64_t random = mix64(mix64(seed) + static_cast<uint64_t>(i + 1) * kGolden64);
+        const auto token = static_cast<uint32_t>(random % static_cast<uint64_t>(vocab));
+        std::memcpy(&bytes[header_bytes + static_cast<size_t>(i) * (wide ? 4 : 2)], &token, wide ? 4 : 2);
+    }
+    const File memory(::memfd_create("random tokens", MFD_CLOEXEC));
+    for (size_t written = 0; written < bytes.size();) {
+        const ssize_t done = ::write(memory.fd, &bytes[written], bytes.size() - written);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) bad_data(strprintf("no memory for random tokens: %s", std::strerror(errno)));
+        written += static_cast<size_t>(done);
+    }
+    ShardSet set;
+    set.add_shard(strprintf("/proc/self/fd/%d", memory.fd));
+    return set;
 }
 
 ShardSet::~ShardSet() { close_files(); }

@@ -36,6 +36,8 @@ public:
 
     // Opens and validates every file that matches any of the patterns, in the order of the patterns.
     explicit ShardSet(const std::vector<std::string>& patterns);
+    // One shard in memory, of random tokens below `vocab`; the same for the same seed.
+    static ShardSet random(int vocab, int64_t tokens, uint64_t seed);
     ~ShardSet();
     ShardSet(ShardSet&&) noexcept;
     ShardSet& operator=(ShardSet&&) noexcept;
@@ -83,6 +85,7 @@ private:
         Sidecar sidecar;
     };
 
+    ShardSet() = default;
     void add_shard(const std::string& path);
     void read_tokens(const Shard& shard, int64_t first, int64_t count, uint32_t* out) const;
     void scan_vocabulary(const Shard& shard, int64_t vocab) const;

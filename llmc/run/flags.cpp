@@ -308,6 +308,9 @@ const Flag kRows[] = {
     once(flag(0, "estimate-scaling", "", &Options::estimate_scaling, {},
               "print the tokens per second predicted for 1 to 1024 GPUs with this batch each, and leave (with -o DIR: "
               "also DIR/scaling.json); needs no GPU")),
+    once(flag(0, "bench", "", &Options::bench, {},
+              "time 25 steps (or --stop-after N) of such a run, on random tokens where there is no --train; nothing is "
+              "validated, sampled or written")),
     once(flag(0, "gpu", "NAME", &Options::gpu, {.check = check_gpu},
               "the card to plan for: h100, h200, a100, l40s, rtx4090, ...", "the one found; --dry-run: else h200")),
     once(flag(0, "profile-steps", "N|A:B", &Options::profile_steps, {.check = profile_steps_from_text},

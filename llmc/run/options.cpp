@@ -170,10 +170,13 @@ void check_complete(const Options& options) {
         refuse("--profile-steps writes its traces into the run directory; add --out DIR");
     if (options.tensorboard && options.out.empty())
         refuse("--tensorboard writes into the run directory; add --out DIR");
-    if (options.train.empty() && !planning && !options.print_config && !options.checking) {
+    if (options.bench && !options.profile_steps.empty()) refuse("--bench writes nothing, and no --profile-steps");
+    if (options.bench && options.train.empty() && options.doc_mask)
+        refuse("--bench: random tokens have no documents for --doc-mask; add --train GLOB");
+    if (options.train.empty() && !options.bench && !planning && !options.print_config && !options.checking) {
         refuse(
             "no training data: give --train 'GLOB', for example -i 'data/tinyshakespeare_train*.bin' (--help lists all "
-            "flags)");
+            "flags; --bench needs none)");
     }
 }
 
@@ -259,8 +262,8 @@ std::string config_json(const Options& options) {
 }
 
 std::string collective_flags(const Options& o) {
-    return strprintf("--profile-steps %s\n--resume %s\n--rewind %lld\n--skip-data %lld\n--new-data %d\n",
-                     o.profile_steps.c_str(), o.resume.c_str(), static_cast<long long>(o.rewind),
+    return strprintf("--bench %d\n--profile-steps %s\n--resume %s\n--rewind %lld\n--skip-data %lld\n--new-data %d\n",
+                     o.bench, o.profile_steps.c_str(), o.resume.c_str(), static_cast<long long>(o.rewind),
                      static_cast<long long>(o.skip_data), o.new_data);
 }
 

@@ -152,6 +152,7 @@ struct Options {
     bool print_config = false;
     bool dry_run = false;
     bool estimate_scaling = false;
+    bool bench = false;
     bool help = false, version = false;
     int world = 0;              // ranks to plan for; 0 = not given
     std::string gpu;            // short name of the card to plan for

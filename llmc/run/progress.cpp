@@ -139,16 +139,17 @@ void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
     }
     line.skipped = record.skipped > skipped_before_;
     skipped_before_ = record.skipped;
-    std::fprintf(out_, "%s\n", format_progress(line, colour_).c_str());
-    if (record.spike) std::fprintf(out_, "%s\n", format_spike(record, line.skipped).c_str());
-    if (const std::string note = record.fresh ? format_fresh_loss(record) : ""; !note.empty())
-        std::fprintf(out_, "%s\n", note.c_str());
-    std::fflush(out_);
+    print(format_progress(line, colour_));
+    if (record.spike) print(format_spike(record, line.skipped));
+    if (const std::string note = record.fresh ? format_fresh_loss(record) : ""; !note.empty()) print(note);
 }
 
 void Progress::validation(const ValRecord& record) {
-    if (record.empty()) return;
-    std::fprintf(out_, "%s\n", format_validation(record, colour_).c_str());
+    if (!record.empty()) print(format_validation(record, colour_));
+}
+
+void Progress::print(const std::string& line) {
+    std::fprintf(out_, "%s\n", line.c_str());
     std::fflush(out_);
 }
 

@@ -62,6 +62,7 @@ public:
     Progress(std::FILE* out, const ProgressSetup& setup);  // colour as `out` and the environment allow
     void step(const StepRecord& record, std::optional<size_t> memory);
     void validation(const ValRecord& record);
+    void print(const std::string& line);
 
 private:
     std::FILE* out_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "llmc/device/error.h"
+#include "llmc/run/bench.h"
 #include "llmc/run/fingerprint.h"
 #include "llmc/run/signals.h"
 #include "llmc/run/skips.h"
@@ -64,6 +65,7 @@ StepReports::StepReports(const Options& options, const ProgressSetup& setup, con
       fp8_(fp8),
       directory_(directory),
       nowhere_(std::fopen("/dev/null", "w"), std::fclose),
+      setup_(setup),
       progress_(comm.is_main() ? stdout : nowhere_.get(), setup) {}
 
 void StepReports::expect(int64_t step, const Products& products, const StepAgreement& agreed) {
@@ -104,6 +106,7 @@ void StepReports::report(const StepResult& result) {
     expected_.erase(of_host);
     directory_.record(record);
     progress_.step(record, device_bytes_in_use());
+    if (options_.bench) benched_.push_back(record);
     if (result.verified) check_bits(result);
     check_skips(result, options_.max_skips, fp8_);
 }
@@ -123,6 +126,10 @@ void StepReports::check_bits(const StepResult& result) {
 void StepReports::report(const ValRecord& record) {
     directory_.record(record);
     progress_.validation(record);
+}
+
+void StepReports::print_bench() {
+    if (options_.bench) progress_.print(format_bench(benched_, setup_, device_bytes_in_use()));
 }
 
 }  // namespace llmc

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "llmc/comm/comm.h"
 #include "llmc/fp8/registry.h"
@@ -51,6 +52,8 @@ public:
     // What the device has found. Throws Error(bad_numbers) when too many steps in a row were skipped, or bits went bad.
     void report(const StepResult& result);
     void report(const ValRecord& record);
+    // Of --bench, at the end.
+    void print_bench();
 
 private:
     void check_bits(const StepResult& result);
@@ -65,7 +68,9 @@ private:
     const Fp8Registry* const fp8_;
     RunDirectory& directory_;
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> nowhere_;
+    const ProgressSetup setup_;
     Progress progress_;
+    std::vector<StepRecord> benched_;  // with --bench, all steps
     std::map<int64_t, OfHost> expected_;
 };
 

@@ -1,6 +1,8 @@
 // Shards: both token widths, every way a file can be malformed, sidecars, vocabulary checks, files beyond 2 and 4 GiB.
 #include "llmc/data/shards.h"
 
+#include <cmath>
+
 #include "test/data/shard_files.h"
 
 using namespace llmc;
@@ -48,6 +50,26 @@ TEST_CASE("uint32 shards keep large ids") {
     int32_t out[5];
     set.read_sample(0, 4, out);
     CHECK(std::vector<int32_t>(out, out + 5) == std::vector<int32_t>{1, 128000, 70000, 0x7fffffff, 5});
+}
+
+TEST_CASE("random tokens: of the whole vocabulary in either width, the same for a seed") {
+    const auto tokens_of = [](int vocab, uint64_t seed) {
+        const ShardSet set = ShardSet::random(vocab, 4097, seed);
+        CHECK(set.token_bytes() == (vocab > 65536 ? 4 : 2));
+        CHECK(set.samples(1024) == 4);
+        std::vector<int32_t> tokens(4097);
+        for (int i = 0; i < 4; i++) set.read_sample(i, 1024, &tokens[static_cast<size_t>(i) * 1024], vocab);
+        return tokens;
+    };
+    for (const int vocab : {1, 50257, 65536, 65537, 1 << 30}) {
+        CAPTURE(vocab);
+        const std::vector<int32_t> tokens = tokens_of(vocab, 7);
+        CHECK(tokens == tokens_of(vocab, 7));
+        CHECK((tokens == tokens_of(vocab, 8)) == (vocab == 1));
+        double mean = 0;  // within 8 deviations of that of 4097 draws
+        for (const int32_t token : tokens) mean += (token + 0.5) / vocab / 4097;
+        CHECK(std::fabs(mean - 0.5) < 8 / std::sqrt(12 * 4097.0));
+    }
 }
 
 TEST_CASE("no sample of T tokens is an error") {

@@ -1,11 +1,13 @@
 """Training itself: it learns, repeats bit for bit, and what must not change the numbers does not."""
 
 import math
+import os
 import random
+import re
 import unittest
 
 from test_run_ranks import MPIRUN, ONE_THREAD, RankRun, check_same_run, run_ranks
-from trainer import VOCAB, FinishedRun, corpus, new_path, run, tiny_flags, write_shard
+from trainer import TINY_MODEL, VOCAB, FinishedRun, corpus, new_path, run, tiny_flags, write_shard
 
 
 def relative(a, b):
@@ -99,6 +101,47 @@ class SameNumbers(unittest.TestCase):
                     self.assertEqual(run.losses, plain.losses)
                     self.assertEqual([r["norm"] for r in run.steps], [r["norm"] for r in plain.steps])
                     self.assertEqual(run.read("model.safetensors"), plain.read("model.safetensors"))
+
+
+class Bench(unittest.TestCase):
+    """--bench behind any command: steps are timed, and nothing else is done."""
+
+    LINE = re.compile(r"^bench: ([\d.]+) ms a step \(median of (\d+) after 5 of warm-up; ([\d.]+) to ([\d.]+)\), "
+                      r"([\d,]+) tok/s(.*), mem \d", re.MULTILINE)
+
+    def figures(self, out):
+        """Steps that were timed, tokens a second, and what follows them."""
+        median, count, least, most, rate, rest = self.LINE.search(out).groups()
+        self.assertLessEqual(float(least), float(median))
+        self.assertLessEqual(float(median), float(most))
+        return int(count), float(rate.replace(",", "")) * float(median) / 1000, rest
+
+    def test_a_command_as_it_stands(self):
+        directory = new_path()
+        flags = tiny_flags("--out", directory, "--val", corpus().val, "-s", "1", "-n", "2", "--max-steps", "200", "--bench",
+                           "--stop-after", "9")
+        result = run(*flags)
+        self.assertEqual(result.code, 0, result.err)
+        count, tokens, rest = self.figures(result.out)
+        self.assertEqual((count, rest), (4, ""))
+        self.assertLess(abs(tokens / 256 - 1), 0.2, "of the median step; printed times are rounded")
+        self.assertFalse(os.path.exists(directory))
+        for word in ("val", "sample", "checkpoint"):
+            self.assertNotIn(word, result.out)
+        trained = run(*flags[:-3], "--overwrite", "--stop-after", "9").out
+        self.assertEqual(*(re.findall(r"^step +9.*?(loss [\d.]+)", out, re.MULTILINE) for out in (result.out, trained)))
+
+    def test_random_tokens_on_one_rank_and_two(self):
+        flags = [*TINY_MODEL, "-b", "1", "-t", "32", "--vocab", "70000", "--precision", "fp8", "--bench", "--stop-after", "8"]
+        one = run(*flags)
+        self.assertEqual(one.code, 0, one.err)
+        self.assertEqual(self.figures(one.out)[0], 3)
+        loss = float(re.search(r"^step +1\D.*?loss ([\d.]+)", one.out, re.MULTILINE).group(1))
+        self.assertLess(abs(loss - math.log(70000)), 0.1, "tokens of the whole vocabulary, about alike")
+        if MPIRUN:
+            two = run_ranks(2, *flags)
+            self.assertEqual(two.returncode, 0, two.stderr)
+            self.assertRegex(self.figures(two.stdout)[2], r", [\d,]+ of each of 2 ranks")
 
 
 class Spikes(unittest.TestCase):

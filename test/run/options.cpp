@@ -355,6 +355,8 @@ TEST_CASE("options: bad values") {
         {{"--loss-scale", "0.5"}, "power of two"},
         {{"--precision", "BF16"}, "'BF16' is not one of"},
         {{"--gpu", "h300", "--dry-run"}, "'h300' is not in the table: a100"},
+        {{"--bench", "-o", "x", "--profile-steps", "3"}, "--bench writes nothing"},
+        {{"--bench", "--doc-mask"}, "random tokens have no documents"},
         {{"--gpu", "h200", "-i", "x"}, "add --dry-run or --estimate-scaling"},
         {{"--gpu", "h300", "--estimate-scaling"}, "'h300' is not in the table: a100"},
         {{"--profile-steps", "3", "-i", "x"}, "add --out"},
@@ -478,7 +480,7 @@ TEST_CASE("options: bad configuration files") {
     CHECK(contains(config_refusal(R"({"batch": true})"), "must be a number or a string"));
     CHECK(contains(config_refusal(R"({"tf32": "yes"})"), "must be true or false"));
     for (const char* key : {"dry-run", "estimate-scaling", "print-config", "config", "overwrite", "gpu",
-                            "profile-steps", "help", "version"}) {
+                            "profile-steps", "bench", "help", "version"}) {
         CAPTURE(key);
         CHECK(contains(config_refusal(std::string("{\"") + key + "\": true}"), "belongs on the command line"));
     }
