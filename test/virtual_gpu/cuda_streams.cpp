@@ -281,6 +281,25 @@ TEST_CASE("virtual_gpu streams: lazy runs what somebody waits for") {
     CHECK(seen);
 }
 
+TEST_CASE("virtual_gpu streams: lazy leaves alone what nobody waits for as long as the device has work") {
+    if (!is_child()) return expect_child({{"VIRTUAL_GPU_STREAMS", "lazy"}});
+    Stream a, c;
+    bool seen = false;
+    for (int attempt = 0; attempt < 20 && !seen; attempt++) {  // a busy machine may stand still, too
+        Log log;
+        CHECK(submit(c, "c", log.entry('c')) == cudaSuccess);
+        for (int i = 0; i < 5; i++)
+            CHECK(submit(a, "a", [entry = log.entry('a')] {
+                      std::this_thread::sleep_for(std::chrono::milliseconds(30));  // together longer than its patience
+                      entry();
+                  }) == cudaSuccess);
+        drain(a);
+        seen = log.text() == "aaaaa";
+        CHECK(eventually([&] { return log.text().size() == 6; }));
+    }
+    CHECK(seen);
+}
+
 TEST_CASE("virtual_gpu streams: a stream belongs to its device") {
     if (!is_child()) return expect_child({{"VIRTUAL_GPU_DEVICES", "2"}});
     Stream here;

@@ -13,7 +13,8 @@ namespace {
 
 using std::chrono::microseconds, std::chrono::milliseconds, std::chrono::seconds;
 
-// Ranks wait for each other, and a host thread may poll: what nobody waits for runs after this time all the same.
+// Ranks wait for each other, and a host thread may poll: once nothing has come or run for this time, all that is there
+// does.
 constexpr milliseconds kLazyPatience{100};
 constexpr microseconds kFirstPause{20}, kLongestPause{1000};
 constexpr microseconds kLongestPostponement{300};
@@ -74,7 +75,7 @@ uint64_t DeviceThread::enqueue(CUstream_st* stream, Work work) {
     const std::lock_guard lock(mutex_);
     if (device_error() != cudaSuccess) return stream->last;  // it was lost just now
     work.number = stream->last = ++count_;
-    work.enqueued = Clock::now();
+    last_move_ = Clock::now();
     if (work.records) {
         work.records->stream = stream;
         work.records->number = work.number;
@@ -193,11 +194,17 @@ void DeviceThread::pass_wishes_on() {
     }
 }
 
+// A device that has stood still goes on as if somebody waited for all of it.
+void DeviceThread::lose_patience(Clock::time_point now) {
+    if (last_move_ + kLazyPatience > now) return;
+    for (CUstream_st* stream : streams_) stream->wanted = std::max(stream->wanted, stream->last);
+}
+
 // Whether the policy lets the first work of a stream go; otherwise wake_ is when it will.
 bool DeviceThread::chosen(CUstream_st& stream, Clock::time_point now) {
     Work& first = stream.queue.front();
     Clock::time_point from = now;
-    if (options().streams == Streams::lazy && stream.wanted < first.number) from = first.enqueued + kLazyPatience;
+    if (options().streams == Streams::lazy && stream.wanted < first.number) from = last_move_ + kLazyPatience;
     if (options().streams == Streams::random) {
         if (!first.considered) {
             first.considered = true;
@@ -212,17 +219,20 @@ bool DeviceThread::chosen(CUstream_st& stream, Clock::time_point now) {
 }
 
 std::vector<CUstream_st*> DeviceThread::candidates(Clock::time_point now) {
-    if (options().streams == Streams::lazy) pass_wishes_on();
+    if (options().streams == Streams::lazy) {
+        lose_patience(now);
+        pass_wishes_on();
+    }
     wake_ = Clock::time_point::max();
     std::vector<CUstream_st*> streams;
     for (CUstream_st* stream : streams_)
         if (!stream->queue.empty() && !blocker_of(*stream).stream && chosen(*stream, now)) streams.push_back(stream);
-    if (options().streams == Streams::random)
-        std::shuffle(streams.begin(), streams.end(), random_);
-    else
-        std::sort(streams.begin(), streams.end(), [](const CUstream_st* a, const CUstream_st* b) {
-            return a->queue.front().number < b->queue.front().number;
-        });
+    std::sort(streams.begin(), streams.end(), [](const CUstream_st* a, const CUstream_st* b) {
+        return a->queue.front().number < b->queue.front().number;
+    });
+    if (options().streams == Streams::random) std::shuffle(streams.begin(), streams.end(), random_);
+    // The newest first: a stream that should wait for another and does not runs ahead of it.
+    if (options().streams == Streams::lazy) std::reverse(streams.begin(), streams.end());
     return streams;
 }
 
@@ -282,6 +292,7 @@ void DeviceThread::run_first_of(CUstream_st& stream, std::unique_lock<std::mutex
         work.records->done = true;
         work.records->time = Clock::now();
     }
+    last_move_ = Clock::now();
     stream.done = work.number;
     stream.queue.pop_front();
     if (stream.destroyed && stream.queue.empty()) streams_.erase(&stream);

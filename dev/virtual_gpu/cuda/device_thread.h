@@ -38,8 +38,8 @@ struct Work {
     std::function<bool()> ready;  // none: always
     std::shared_ptr<Recording> waits_for, records;
     uint64_t number = 0;
-    Clock::time_point enqueued, not_before;  // not_before: of VIRTUAL_GPU_STREAMS=random
-    bool considered = false;                 // not_before is set
+    Clock::time_point not_before;  // of VIRTUAL_GPU_STREAMS=random
+    bool considered = false;       // not_before is set
 };
 
 }  // namespace virtual_gpu
@@ -102,6 +102,7 @@ private:
     std::vector<CUstream_st*> candidates(Clock::time_point now);
     bool chosen(CUstream_st& stream, Clock::time_point now);
     Blocker blocker_of(const CUstream_st& stream) const;
+    void lose_patience(Clock::time_point now);
     void pass_wishes_on();
     void run_first_of(CUstream_st& stream, std::unique_lock<std::mutex>& lock);
     void drop_all(std::unique_lock<std::mutex>& lock);
@@ -116,6 +117,7 @@ private:
     bool started_ = false, stopping_ = false, stopped_ = false;
     std::chrono::microseconds pause_{0};  // until work that was not ready is asked again
     Clock::time_point wake_;              // when the policy lets the next work go
+    Clock::time_point last_move_;         // when work last came or ended
     std::mt19937_64 random_;
 };
 
