@@ -297,6 +297,18 @@ TEST_CASE("virtual_gpu cublaslt: operands that were never written") {
     CHECK(cudaDeviceSynchronize() == cudaErrorLaunchFailure);
 }
 
+TEST_CASE("virtual_gpu cublaslt: a workspace that is smaller than the call says") {
+    if (!is_child()) return expect_child({}, {"the workspace: ", "bytes past an allocation of 2097152 bytes"});
+    LtMatrix a = lt_matrix(CUDA_R_16BF, 32, 32, 1), b = lt_matrix(CUDA_R_16BF, 32, 32, 2), d = a;
+    LtCall call(a, b, d, false, false);
+    CHECK(call.find() == kSuccess);
+    CHECK(call.run() == kSuccess);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    call.workspace_bytes++;  // more than any algorithm takes
+    CHECK(call.run() == kSuccess);
+    CHECK(cudaDeviceSynchronize() == cudaErrorIllegalAddress);
+}
+
 TEST_CASE("virtual_gpu cublaslt: results are written and what beta 0 does not read need not be") {
     LtMatrix a = lt_matrix(CUDA_R_16BF, 32, 32, 1), b = lt_matrix(CUDA_R_16BF, 32, 32, 2), d = a;
     d.device = lt_device(nullptr, 32 * 32 * 2);

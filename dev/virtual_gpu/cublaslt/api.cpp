@@ -56,7 +56,7 @@ cublasStatus_t check(const Product& p, const uint32_t (&alignment)[4]) {
 
 bool is_aligned(const void* p, size_t bytes) { return reinterpret_cast<uint64_t>(p) % bytes == 0; }
 
-cublasStatus_t check_pointers(const ProductCall& call, const Algorithm& algorithm, size_t workspace_bytes) {
+cublasStatus_t check_pointers(const ProductCall& call, const Algorithm& algorithm) {
     const Product& p = call.product;
     const Operation& o = p.operation;
     const void* const matrices[] = {call.a, call.b, call.c ? call.c : call.d, call.d};
@@ -72,7 +72,7 @@ cublasStatus_t check_pointers(const ProductCall& call, const Algorithm& algorith
     if (reads_c && !call.c) return invalid("no address of C, which is added");
     if (reads_c && call.c == call.d && !(p.c == p.d)) return invalid("C in D's place, but described otherwise");
     if (!is_aligned(call.workspace, 256)) return invalid("a workspace that is not aligned to 256 bytes");
-    if (workspace_bytes < algorithm.workspace || (algorithm.workspace && !call.workspace))
+    if (call.workspace_bytes < algorithm.workspace || (algorithm.workspace && !call.workspace))
         return invalid("a workspace smaller than the algorithm needs");
     const int version = options().cublas_version;
     if (!is_aligned(o.a_scale, scale_alignment(o.a_mode, version)) ||
@@ -355,11 +355,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
         std::memcpy(&call.beta, beta, sizeof call.beta);
     }
     call.workspace = workspace;
-    call.workspace_bytes = algorithm.workspace;
+    call.workspace_bytes = workspace_bytes;
+    call.workspace_written = algorithm.workspace;
     const Way& way = *way_of(algorithm);
     call.bounds = part_bounds(call.product, way);
     call.rounds_parts = way.reduction == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
-    status = check_pointers(call, algorithm, workspace_bytes);
+    status = check_pointers(call, algorithm);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     call.lie = lie_of(call.product, algorithm);
     const Product& p = call.product;

@@ -213,12 +213,18 @@ void make_tf32(std::vector<float>& values) {
     for (float& x : values) x = cut ? tf32_truncated(x) : tf32_of(x);
 }
 
-// Who relies on the workspace's contents meets NaN. Its ends stand for all of it, which may be large.
-void overwrite(void* workspace, size_t bytes) {
-    if (!workspace || bytes == 0) return;
-    const size_t part = std::min<size_t>(bytes, 4096);
-    char* const last = static_cast<char*>(workspace) + bytes - part;
-    for (void* at : {workspace, static_cast<void*>(last)})
+// There are as many bytes as the call says, whatever the algorithm takes. Who relies on their contents meets NaN; the
+// ends of what is taken stand for all of it, which may be large.
+void overwrite_workspace(const ProductCall& call) {
+    Range range;
+    const uint64_t begin = reinterpret_cast<uint64_t>(call.workspace);
+    if (call.workspace && !Memory::get().find(begin, call.workspace_bytes, range))
+        fault("the workspace: %zu bytes at %p: %s", call.workspace_bytes, call.workspace,
+              Memory::get().describe(begin, call.workspace_bytes).c_str());
+    if (!call.workspace || call.workspace_written == 0) return;
+    const size_t part = std::min<size_t>(call.workspace_written, 4096);
+    char* const last = static_cast<char*>(call.workspace) + call.workspace_written - part;
+    for (void* at : {call.workspace, static_cast<void*>(last)})
         std::memset(Memory::get().writable(at, part, "the workspace"), 0xFF, part);
 }
 
@@ -324,7 +330,7 @@ void run_product(ProductCall call) {
     }
     Operand a(call.a, p.a, o.transa == CUBLAS_OP_T, o.a_scale, o.a_mode, "A", "A's scales");
     Operand b(call.b, p.b, o.transb == CUBLAS_OP_N, o.b_scale, o.b_mode, "B", "B's scales");
-    overwrite(call.workspace, call.workspace_bytes);
+    overwrite_workspace(call);
     if (o.compute == CUBLAS_COMPUTE_32F_FAST_TF32) {
         make_tf32(a.values);
         make_tf32(b.values);

@@ -22,7 +22,8 @@ struct ProductCall {
     float alpha = 1, beta = 0;                           // of the host
     const void *alpha_at = nullptr, *beta_at = nullptr;  // on the device, with CUBLASLT_POINTER_MODE_DEVICE
     void* workspace = nullptr;
-    size_t workspace_bytes = 0;
+    size_t workspace_bytes = 0;    // that there are
+    size_t workspace_written = 0;  // that the algorithm takes
     std::vector<uint64_t> bounds;  // of the parts that the sum over k is taken apart into
     bool rounds_parts = false;     // to D's type
     Lie lie = Lie::none;
