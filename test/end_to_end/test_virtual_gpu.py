@@ -138,12 +138,16 @@ class Ranks(unittest.TestCase):
             self.check_stages("fp32", [1], "--optimizer", optimizer)
 
     def test_lazy_and_random_streams(self):
-        """With gradients in FP8, what ranks owe, and a probe, whose collectives come between those of weights."""
-        flags = [*self.FLAGS, *flags_of("delayed"), "--zero", "3", "--reduce", "fp8", "--fp8-probe-every", "1"]
-        first = virtual_ranks(*flags)
-        for streams in ("lazy", "random"):
-            with self.subTest(streams=streams):
-                test_run_ranks.check_same_run(self, virtual_ranks(*flags, env={"VIRTUAL_GPU_STREAMS": streams}), first)
+        """Four layers share two places for weights, and for gradients. First with gradients in FP8, what ranks owe, and a
+        probe, whose collectives come between those of weights; then with none but the gradients' in a backward pass."""
+        flags = [*self.FLAGS, "--layers", "4"]
+        for more, orders in (([*flags_of("delayed"), "--zero", "3", "--reduce", "fp8", "--fp8-probe-every", "1"],
+                              ("lazy", "random")), ([*flags_of("bf16"), "--zero", "2"], ("lazy",))):
+            first = virtual_ranks(*flags, *more)
+            for streams in orders:
+                with self.subTest(streams=streams, more=more):
+                    check = virtual_ranks(*flags, *more, env={"VIRTUAL_GPU_STREAMS": streams})
+                    test_run_ranks.check_same_run(self, check, first)
 
     def test_collectives(self):
         """Every collective of the project, by test_ranks."""

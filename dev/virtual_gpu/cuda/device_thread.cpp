@@ -182,14 +182,22 @@ DeviceThread::Blocker DeviceThread::blocker_of(const CUstream_st& stream) const 
 
 // Who waits for work waits for what keeps it from running.
 void DeviceThread::pass_wishes_on() {
+    const auto pass_on = [](CUstream_st& stream, uint64_t number) {
+        if (stream.wanted >= number) return false;
+        stream.wanted = number;
+        return true;
+    };
     for (bool changed = true; changed;) {
         changed = false;
         for (const CUstream_st* stream : streams_) {
             if (stream->queue.empty() || stream->wanted < stream->queue.front().number) continue;
             const Blocker blocker = blocker_of(*stream);
-            if (!blocker.stream || blocker.stream->wanted >= blocker.number) continue;
-            blocker.stream->wanted = blocker.number;
-            changed = true;
+            if (blocker.stream) changed |= pass_on(*blocker.stream, blocker.number);
+            if (!stream->queue.front().ready) continue;
+            for (CUstream_st* other : streams_)  // collectives start behind those that were enqueued before them
+                for (const Work& work : other->queue)
+                    if (work.ready && work.number < stream->queue.front().number)
+                        changed |= pass_on(*other, work.number);
         }
     }
 }
