@@ -53,8 +53,6 @@ void Gradients::allocate(stream_t stream) {
         set_bytes(slots_[s].memory, 0, layout_.slot_count(s) * sizeof(float), stream);
         slots_[s].reduced = create_event();
     }
-    record(computed_, stream);  // what is set above comes before what the other stream does
-    wait(reduce_stream_, computed_);
 }
 
 Gradients::~Gradients() {

@@ -67,8 +67,6 @@ void Weights<Real>::allocate(stream_t stream) {
     }
     if (layout_.is_sliced() && layout_.keeps_whole_weights())
         for (size_t u = 0; u < layout_.units(); u++) published_.push_back(create_event());
-    record(slices_cast_, stream);  // what is set above comes before what the other stream does
-    wait(gather_stream_, slices_cast_);
 }
 
 template <class Real>
