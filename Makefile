@@ -231,7 +231,7 @@ help:
 	@echo "make test            everything that needs no GPU (scripts/test.sh); make soak: what takes long"
 	@echo "make test-cpu        the test binary for the host device; SANITIZE=address or thread"
 	@echo "make test-gpu        the test binary for a GPU; make test-ranks-gpu: that of several processes"
-	@echo "make kernels         the device code alone, for scripts/check_kernels.py"
+	@echo "make kernels         the device code alone, for dev/check_kernels.py"
 	@echo "make test-ranks      several processes: collectives, launches, lost ranks (needs mpirun)"
 	@echo "make probe           asks a GPU for every matrix product (dev/gpu/README.md); make probe-cpu: on the host device"
 	@echo "make gradients       writes a micro-batch's gradients for comparing devices; make gradients-cpu; make kernel-times"
@@ -276,7 +276,7 @@ test-ranks: $(CPU_DIR)/test_ranks
 test:
 	./scripts/test.sh
 soak:
-	./scripts/soak.sh
+	./dev/soak.sh
 # Each target for FUZZ_SECONDS; what libFuzzer has found of each lies in build/fuzz/.
 FUZZ_SECONDS ?= 120
 fuzz: build/fuzz/fuzz
@@ -404,7 +404,7 @@ $(CUDA_DIR)/%.cu.o: %.cu Makefile
 PREFIX       ?= /usr/local
 DIST_OPTIONS ?= GPU_ARCH=all USE_MPI=0 MARCH=x86-64-v3
 PACKAGED := README.md LICENSE data dev/gaps.md dev/packages.md dev/run_directory.md llmc/checkpoint/README.md \
-            $(addprefix scripts/,multi_node pretrain published report) $(filter-out scripts/check_kernels.py,$(wildcard scripts/*.py))
+            $(addprefix scripts/,multi_node pretrain published report) $(wildcard scripts/*.py)
 VERSION  := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' llmc/run/versions.cpp)
 DIST     := train_gpt-$(VERSION)-linux-$(shell uname -m)
 package = mkdir -p $1 && cp -R --parents --remove-destination $2 $(PACKAGED) $1 && find $1 -name __pycache__ -prune -exec rm -r {} +

@@ -7,7 +7,7 @@
 #                               sanitizers, and, where there is nvcc, CUDA builds on the virtual GPU
 #   CI=true ./scripts/test.sh   the same, and nvcc is required
 #
-# scripts/soak.sh has the long ones. README says how long these take. JOBS: how many at a time.
+# dev/soak.sh has the long ones. README says how long these take. JOBS: how many at a time.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -20,7 +20,7 @@ case "${1:-}" in
 esac
 
 ./scripts/setup.sh || exit 1
-source scripts/stages.sh
+source dev/stages.sh
 NATIVE=build/cpu-native
 
 # ---- cheap checks first --------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ queue stage "ThreadSanitizer: training" check "${tsan[@]}" \
 if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
     cuda=(PTX=1 GPU_ARCH=sm_90a)
     stage "CUDA: build for sm_90a" check make -s -j"$JOBS" train_gpt test-gpu test-ranks-gpu probe gradients "${cuda[@]}"
-    stage "CUDA: registers and spills" check python3 scripts/check_kernels.py build/cuda-sm_90a-ptx
+    stage "CUDA: registers and spills" check python3 dev/check_kernels.py build/cuda-sm_90a-ptx
     virtual=build/virtual
     stage "virtual GPU: build" check make -s -j"$JOBS" virtual test-virtual "${cuda[@]}"
     # Without the test that has a GPU convert all floats there are.

@@ -2,7 +2,7 @@
 //
 //   TEST_CASE("name" * doctest::test_suite(kOnce)) { ... }
 //
-// scripts/soak.sh leaves out none.
+// dev/soak.sh leaves out none.
 #pragma once
 
 namespace llmc::test {

@@ -16,12 +16,12 @@ import unittest
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
 
-def load(name):
-    """A script as a module. It finds its neighbours as it does when it is run."""
-    scripts = os.path.join(ROOT, "scripts")
+def load(name, folder="scripts"):
+    """Imports a script as a module, with its neighbours, as it is when it is run."""
+    scripts = os.path.join(ROOT, folder)
     if scripts not in sys.path:
         sys.path.insert(0, scripts)
-    # All of them anew: one that is kept would know other classes of its neighbours than this one does.
+    # Import all of them again: a neighbour that was kept would have other classes than the new module expects.
     for other, module in list(sys.modules.items()):
         if (getattr(module, "__file__", None) or "").startswith(scripts + os.sep):
             del sys.modules[other]
@@ -45,10 +45,10 @@ class InDirectory(unittest.TestCase):
 
 
 class Stages(InDirectory):
-    """scripts/stages.sh with commands that print what real ones would."""
+    """dev/stages.sh with commands that print what real ones would."""
 
     def stages(self, script, **environment):
-        text = f'source "{ROOT}/scripts/stages.sh"\n{script}\nfinish\n'
+        text = f'source "{ROOT}/dev/stages.sh"\n{script}\nfinish\n'
         environment = {k: v for k, v in os.environ.items() if k != "CI"} | environment
         result = subprocess.run(["bash", "-c", text], cwd=self.directory, capture_output=True, text=True,
                                 env=environment)
@@ -270,7 +270,7 @@ class KernelReport(InDirectory):
 
     def setUp(self):
         super().setUp()
-        self.module = load("check_kernels")
+        self.module = load("check_kernels", "dev")
 
     def test_names(self):
         name = self.module.base_name

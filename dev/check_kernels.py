@@ -2,8 +2,8 @@
 """Checks what ptxas reported about the kernels: none may spill registers, and those in dev/kernel_resources.txt must be
 there and stay within their registers.
 
-    python3 scripts/check_kernels.py build/cuda-sm_90a build/cuda-sm_80-BF16
-    python3 scripts/check_kernels.py --list build/cuda-sm_90a      # all kernels and what they use
+    python3 dev/check_kernels.py build/cuda-sm_90a build/cuda-sm_80-BF16
+    python3 dev/check_kernels.py --list build/cuda-sm_90a      # all kernels and what they use
 
 The CUDA build leaves the report of `ptxas -v` beside each object, as *.ptxas.
 """
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections import namedtuple
 
-TABLE = os.path.join(os.path.dirname(__file__), "..", "dev", "kernel_resources.txt")
+TABLE = os.path.join(os.path.dirname(__file__), "kernel_resources.txt")
 
 Kernel = namedtuple("Kernel", "mangled arch file registers stack spilled")
 

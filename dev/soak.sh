@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 ./scripts/setup.sh || exit 1
 STAGE_LIMIT=${STAGE_LIMIT:-36000}
-source scripts/stages.sh
+source dev/stages.sh
 
 SEEDS=${SEEDS:-20}
 FUZZ=${FUZZ:-2000}
@@ -119,7 +119,7 @@ done
 if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
     for arch in sm_80 sm_89 sm_90a sm_100 sm_120; do
         stage "CUDA: build for $arch" check make -s -j"$JOBS" WITHOUT_DEVICE= test-gpu virtual test-virtual GPU_ARCH=$arch PTX=1
-        stage "CUDA: registers and spills on $arch" check python3 scripts/check_kernels.py build/cuda-$arch-ptx
+        stage "CUDA: registers and spills on $arch" check python3 dev/check_kernels.py build/cuda-$arch-ptx
         programs=build/virtual-$arch
         if [[ $arch == sm_90a ]]; then programs=build/virtual; fi
         for streams in now lazy random; do
@@ -134,7 +134,7 @@ if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]
     done
     stage "CUDA: build for sm_80, BF16 only" check make -s -j"$JOBS" \
         build/cuda-sm_80-BF16/train_gpt GPU_ARCH=sm_80 PRECISION=BF16
-    stage "CUDA: registers and spills on sm_80, BF16 only" check python3 scripts/check_kernels.py build/cuda-sm_80-BF16
+    stage "CUDA: registers and spills on sm_80, BF16 only" check python3 dev/check_kernels.py build/cuda-sm_80-BF16
 else
     require "CUDA: builds" "no nvcc"
 fi
