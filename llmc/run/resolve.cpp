@@ -1,12 +1,14 @@
 // The second half of options.h: values checked against each other, derived ones filled in.
 #include <algorithm>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "llmc/device/error.h"
 #include "llmc/fp8/recipe.h"
 #include "llmc/kernels/muon.h"
 #include "llmc/run/depth.h"
+#include "llmc/run/flags.h"
 #include "llmc/run/options.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/text.h"
@@ -227,17 +229,23 @@ void add_note(Options& o, const std::string& note) {
     if (std::find(o.notes.begin(), o.notes.end(), note) == o.notes.end()) o.notes.push_back(note);
 }
 
+void resolve_zero(Options& o, int ranks) {
+    if (ranks == 1 && o.zero > 0)
+        add_note(o, strprintf("-z %d has no effect in one process; start several with mpirun or srun", o.zero));
+    if (o.zero < 0 || ranks == 1) o.zero = ranks > 1 ? 1 : 0;
+}
+
 // An FP8 run on BF16 units would be a slower BF16 run under a wrong name. A CPU has no faster units to promise.
 void resolve_emulation(Options& o, const ResolveInputs& inputs) {
-    if (inputs.host_device) add_note(o, "--precision fp8 on a CPU: the products of FP8 values are made in FP32");
+    if (inputs.host_device) add_note(o, "FP8 is emulated on the CPU: matmuls of FP8 values run in FP32");
     const std::string because = inputs.fp8_emulated_because ? inputs.fp8_emulated_because(o.fp8_recipe) : "";
     if (because.empty()) return;
     if (!o.fp8_emulation)
-        refuse(
-            strprintf("--fp8-recipe %s: %s. Use another recipe or --precision bf16; --fp8-emulation makes the products "
-                      "in BF16, from the same values and more slowly than --precision bf16",
-                      o.fp8_recipe.c_str(), because.c_str()));
-    add_note(o, "--fp8-emulation: all FP8 products are made in BF16, more slowly than --precision bf16: " + because);
+        refuse(strprintf(
+            "--fp8-recipe %s: %s. Use another recipe or --precision bf16; --fp8-emulation runs the matmuls in "
+            "BF16 on the same FP8 values, slower than --precision bf16",
+            o.fp8_recipe.c_str(), because.c_str()));
+    add_note(o, "--fp8-emulation: all FP8 matmuls run in BF16, slower than --precision bf16: " + because);
 }
 
 void resolve_precision(Options& o, const ResolveInputs& inputs) {
@@ -267,6 +275,18 @@ void resolve_precision(Options& o, const ResolveInputs& inputs) {
     }
 }
 
+// Notes FP8 flags with another value than the default in a run without FP8. A run.json holds the defaults as well.
+void note_fp8_flags_without_effect(Options& o) {
+    if (o.precision == "fp8") return;
+    std::vector<std::string> names;
+    for (const Flag& flag : all_flags())
+        if (flag.long_name.starts_with("fp8-") && flag_json(flag, o) != flag_json(flag, Options()))
+            names.push_back("--" + flag.long_name);
+    if (!names.empty())
+        add_note(o,
+                 joined(names) + (names.size() == 1 ? " has" : " have") + " no effect with --precision " + o.precision);
+}
+
 void resolve_kernels(Options& o, const ResolveInputs& inputs) {
     const bool fp8 = o.precision == "fp8" && scaling_of(fp8_recipe_from_name(o.fp8_recipe)) == Fp8Scaling::tensor;
     o.kernel_set = kernel_set_from_text(o.kernels, inputs.card, fp8);
@@ -292,7 +312,7 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_total_batch(options, inputs.ranks);
     resolve_batch_schedule(options, inputs.ranks);
     resolve_seq_schedule(options);
-    if (options.zero < 0 || inputs.ranks == 1) options.zero = inputs.ranks > 1 ? 1 : 0;
+    resolve_zero(options, inputs.ranks);
     resolve_steps(options, inputs.train_tokens);
     resolve_optimizer(options);
     resolve_validation(options, inputs);
@@ -301,6 +321,7 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     check_profiled_steps(options);
     check_resume(options);
     resolve_precision(options, inputs);
+    note_fp8_flags_without_effect(options);
     resolve_kernels(options, inputs);
 }
 

@@ -260,6 +260,17 @@ TEST_CASE("resolve: precision and its notes") {
     CHECK(contains(resolved(o).notes.at(0), "--precision fp32"));
 }
 
+TEST_CASE("resolve: a ZeRO stage in one process is noted, and has no effect") {
+    Options o;
+    o.zero = 3;
+    CHECK(contains(resolved(o).notes.at(0), "-z 3 has no effect in one process"));
+    CHECK(resolved(o).zero == 0);
+    CHECK(resolved(o, with_ranks(2)).notes.empty());
+    CHECK(resolved(o, with_ranks(2)).zero == 3);
+    o.zero = 0;
+    CHECK(resolved(o).notes.empty());
+}
+
 TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unless they are asked for") {
     ResolveInputs ada;
     ada.fp8_emulated_because = [](const std::string& recipe) {
@@ -271,20 +282,24 @@ TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unles
     o.fp8_recipe = "block";
     CHECK(contains(refusal(o, ada),
                    "--fp8-recipe block: it is no Hopper. Use another recipe or --precision bf16; "
-                   "--fp8-emulation makes the products in BF16"));
+                   "--fp8-emulation runs the matmuls in BF16"));
     CHECK_NOTHROW(resolved(o));
     o.fp8_emulation = true;
-    CHECK(contains(resolved(o, ada).notes.at(0), "all FP8 products are made in BF16"));
+    CHECK(contains(resolved(o, ada).notes.at(0), "all FP8 matmuls run in BF16"));
     CHECK(contains(resolved(o, ada).notes.at(0), "it is no Hopper"));
     o.precision = "bf16";
+    CHECK(resolved(o, ada).notes ==
+          std::vector<std::string>{"--fp8-recipe, --fp8-emulation have no effect with --precision bf16"});
     o.fp8_emulation = false;
+    CHECK(resolved(o, ada).notes == std::vector<std::string>{"--fp8-recipe has no effect with --precision bf16"});
+    o.fp8_recipe = "delayed";
     CHECK(resolved(o, ada).notes.empty());
 
-    // On a CPU it is said, and needs no flag.
+    // A CPU needs no flag, and a note says it.
     ResolveInputs host;
     host.host_device = true;
     o.precision = "fp8";
-    CHECK(contains(resolved(o, host).notes.at(0), "--precision fp8 on a CPU"));
+    CHECK(contains(resolved(o, host).notes.at(0), "FP8 is emulated on the CPU"));
 }
 
 TEST_CASE("resolve: --kernels means what the card and the precision have use for") {

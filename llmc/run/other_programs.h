@@ -1,0 +1,30 @@
+// Answers for people who come from other programs: flags and commands that have another name here, mean something else,
+// or do not exist.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace llmc {
+
+// The answer to llm.c's `flag` ("-y", "-ge") followed by `value`; nothing if it is a flag of this program as well.
+std::optional<std::string> answer_llmc_flag(const std::string& flag, const std::string& value);
+
+// A flag that the program, or one of its commands, has.
+struct FlagName {
+    std::string name;   // "batch"
+    std::string shown;  // "-b, --batch"
+    std::string help;
+};
+
+// "unknown flag --batch-size; here it is -b, --batch (sequences per micro-step and rank)", or "unknown flag --bacth;
+// did you mean --batch?", or only the first words. `argument` may have a value: --batch-size=4.
+std::string unknown_flag_text(const std::string& argument, const std::vector<FlagName>& known);
+
+// "unknown command 'evaluate'; did you mean eval? Commands are ...".
+std::string unknown_command_text(const std::string& command);
+
+// Names in the table behind unknown_flag_text() and the flags that they stand for, for tests.
+std::vector<std::pair<std::string, std::string>> other_names();
+
+}  // namespace llmc
