@@ -27,8 +27,8 @@ std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelC
 
 // What open_weights() takes, for --help.
 constexpr const char* kWeightsHelp =
-    "a checkpoint, or a run, whose newest is taken; a Hugging Face directory or .safetensors file with its "
-    "config.json; or a model file (.bin) of llm.c";
+    "a checkpoint, a run (its newest checkpoint is used), a Hugging Face directory, a .safetensors file next to its "
+    "config.json, or an llm.c model file (.bin)";
 
 // Hands over every parameter once.
 using StoreTensor = std::function<void(const std::string& name, const std::vector<float>& values)>;

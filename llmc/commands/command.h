@@ -1,4 +1,4 @@
-// What the program does beside training, by the word in front of the flags: eval, export, sample.
+// The commands other than training and its check, by the word in front of the flags: eval, export, sample.
 #pragma once
 #include <optional>
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace llmc {
 
-// Runs the command that the first argument names; nothing where it names none of these. `launch` becomes that of this
-// process, for a command that runs on several ranks.
+// Runs the command that the first argument names, or --help-markdown; returns nothing if it names neither. Sets
+// `launch` for a command that runs on several ranks.
 std::optional<ExitCode> run_command(const std::vector<std::string>& arguments, LaunchInfo& launch);
 
 }  // namespace llmc

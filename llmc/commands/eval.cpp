@@ -21,11 +21,11 @@ struct Request {
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, "eval: " + message); }
 
-// False: help was asked for, and printed.
+// Returns false if help was asked for, and printed.
 bool parse(const std::vector<std::string>& arguments, Request& request) {
-    CLI::App app("Evaluates the weights of a model on validation sets and HellaSwag.", "train_gpt eval");
-    app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required();
-    app.add_option("-o,--out", request.out, "write the numbers as JSON to this file too")->type_name("FILE");
+    CLI::App app("Prints the loss of a model on validation sets, and its HellaSwag scores.", "train_gpt eval");
+    app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required()->type_name("PATH");
+    app.add_option("-o,--out", request.out, "also write the numbers to this file, as JSON")->type_name("FILE");
     Options& o = request.options;
     o.precision = "bf16";
     o.val_batches = -1;
@@ -35,7 +35,7 @@ bool parse(const std::vector<std::string>& arguments, Request& request) {
               o);
     if (!parse_arguments(app, arguments)) return false;
     if (o.val.empty() && o.hellaswag.empty()) refuse("nothing to evaluate on; add --val 'GLOB' or --hellaswag FILE");
-    o.recompute = "block";  // what a backward pass would want is not kept
+    o.recompute = "block";  // keeps nothing for a backward pass
     return true;
 }
 

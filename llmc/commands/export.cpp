@@ -22,27 +22,32 @@ struct Request {
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, "export: " + message); }
 
-// False: help was asked for, and printed.
+// Returns false if help was asked for, and printed.
 bool parse(const std::vector<std::string>& arguments, Request& request) {
     CLI::App app("Writes the weights of a model for other programs, or for --init-from.", "train_gpt export");
-    app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required();
-    app.add_option("--to", request.to, "the directory to write; with --format llmc also a file called .bin")
-        ->required();
-    app.add_option("--format", request.format, "hf: what from_pretrained() loads; llmc: a model file of llm.c")
-        ->check(CLI::IsMember({"hf", "llmc"}))
+    app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required()->type_name("PATH");
+    app.add_option("--to", request.to, "directory to write, or with --format llmc also a file named *.bin")
+        ->required()
+        ->type_name("PATH");
+    app.add_option("--format", request.format,
+                   "hf (a Hugging Face directory for from_pretrained()) or llmc (a model file of llm.c)")
+        ->type_name("NAME")
+        ->check(one_of({"hf", "llmc"}))
         ->capture_default_str();
     app.add_option("--dtype", request.dtype,
-                   "fp32, bf16, or fp8 (hf alone): E4M3 codes of the linear layers with a scale each, the rest in bf16")
-        ->check(CLI::IsMember({"fp32", "bf16", "fp8"}))
+                   "fp32, bf16 or, for hf only, fp8 (E4M3 codes with one scale per linear layer, the rest in bf16)")
+        ->type_name("NAME")
+        ->check(one_of({"fp32", "bf16", "fp8"}))
         ->capture_default_str();
-    app.add_option("--tokenizer", request.tokenizer,
-                   "hf alone: the tokenizer's files go beside the model, from what train_gpt sample takes or from "
-                   "Hugging Face's files (a directory, or tokenizer.json)");
+    app.add_option(
+           "--tokenizer", request.tokenizer,
+           "for hf only: also write this tokenizer's files; it is one that train_gpt sample accepts, or Hugging "
+           "Face's (a directory or tokenizer.json)")
+        ->type_name("FILE");
     app.footer(
-        "What lm-evaluation-harness says of such a directory, with --tokenizer and without a network but for its "
-        "tasks' "
-        "data:\n  lm_eval --model hf --model_args pretrained=DIR --tasks hellaswag,lambada_openai,piqa");
-    app.add_flag("--overwrite", request.overwrite, "replace the model that is there");
+        "To run lm-evaluation-harness on a model exported with --tokenizer:\n"
+        "  lm_eval --model hf --model_args pretrained=DIR \\\n      --tasks hellaswag,lambada_openai,piqa");
+    app.add_flag("--overwrite", request.overwrite, "replace the model that --to already holds");
     if (!parse_arguments(app, arguments)) return false;
     if (request.format == "llmc" && request.dtype == "fp8")
         refuse("--dtype fp8 needs --format hf; llm.c's files have fp32 and bf16");

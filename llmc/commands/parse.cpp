@@ -1,21 +1,123 @@
 #include "llmc/commands/parse.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cstdio>
 
 #include "llmc/device/error.h"
+#include "llmc/run/help.h"
+#include "llmc/run/other_programs.h"
+#include "llmc/run/text.h"
 
 namespace llmc {
+namespace {
+
+// "-g, --tokens"
+std::string names_of(const CLI::Option& option) {
+    std::vector<std::string> names;
+    for (const std::string& name : option.get_snames()) names.push_back("-" + name);
+    for (const std::string& name : option.get_lnames()) names.push_back("--" + name);
+    return joined(names);
+}
+
+// "--from PATH"
+std::string with_value(const CLI::Option& option) {
+    return "--" + option.get_lnames().at(0) +
+           (option.get_items_expected_max() == 0 ? "" : " " + option.get_type_name());
+}
+
+std::vector<HelpRow> rows_of(const CLI::App& app) {
+    std::vector<HelpRow> rows;
+    for (const CLI::Option* option : app.get_options()) {
+        if (option->get_group().empty()) continue;  // hidden
+        const bool is_switch = option->get_items_expected_max() == 0;
+        rows.push_back({names_of(*option) + (is_switch ? "" : " " + option->get_type_name()), option->get_description(),
+                        option->get_required() ? "required" : option->get_default_str()});
+    }
+    std::rotate(rows.begin(), rows.begin() + 1, rows.end());  // CLI11 has --help first
+    return rows;
+}
+
+std::string help_of(const CLI::App& app) {
+    const size_t width = help_width();
+    std::string text = "Usage: " + app.get_name();
+    for (const CLI::Option* option : app.get_options())
+        if (option->get_required()) text += " " + with_value(*option);
+    text += " [FLAGS]\n\n" + wrap(app.get_description(), 0, width) + "\n\n" + help_rows(rows_of(app), width);
+    return app.get_footer().empty() ? text : text + "\n" + app.get_footer() + "\n";
+}
+
+[[noreturn]] void refuse_plainly(const CLI::App& app, const std::string& text) {
+    const std::string command = app.get_name().substr(app.get_name().rfind(' ') + 1);
+    throw Error(ExitCode::bad_flags, command + ": " + text);
+}
+
+[[noreturn]] void refuse(const CLI::App& app, const std::string& text) {
+    refuse_plainly(app, text + " (" + app.get_name() + " --help)");
+}
+
+// Refuses the first argument that is no flag or value of the command.
+[[noreturn]] void refuse_rest(const CLI::App& app) {
+    const std::vector<std::string> rest = app.remaining();
+    const auto flag = std::find_if(rest.begin(), rest.end(), [](const auto& word) { return word.starts_with("-"); });
+    if (flag == rest.end()) refuse(app, "unexpected argument '" + rest.at(0) + "'; flags start with -");
+    std::vector<FlagName> known;
+    for (const CLI::Option* option : app.get_options())
+        for (const std::string& name : option->get_lnames())
+            known.push_back({name, names_of(*option), option->get_description()});
+    refuse_plainly(app, unknown_flag_text(*flag, known, app.get_name() + " --help lists all"));
+}
+
+}  // namespace
+
+CLI::Validator one_of(const std::vector<std::string>& words) {
+    const auto mistake = [words](const std::string& text) {
+        const bool known = std::find(words.begin(), words.end(), text) != words.end();
+        return known ? "" : "'" + text + "' is not one of " + joined(words);
+    };
+    return CLI::Validator(mistake, "");
+}
+
+CLI::Validator whole_number_from(int lowest) {
+    const auto mistake = [lowest](const std::string& text) {
+        int value = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+        if (error == std::errc::invalid_argument || end != text.data() + text.size())
+            return "'" + text + "' is not a whole number";
+        const bool in_range = error == std::errc{} && value >= lowest;
+        return in_range ? "" : strprintf("%s is out of range; it must be from %d on", text.c_str(), lowest);
+    };
+    return CLI::Validator(mistake, "");
+}
 
 bool parse_arguments(CLI::App& app, const std::vector<std::string>& arguments) {
+    app.get_help_ptr()->description("print this and exit");
+    if (arguments == std::vector<std::string>{"--help-markdown"}) {
+        std::printf("\n## %s\n\n%s\n\n%s", app.get_name().c_str(), app.get_description().c_str(),
+                    markdown_table(rows_of(app)).c_str());
+        return false;
+    }
     try {
-        app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11 takes them from the back
+        app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11 takes them last first
         return true;
     } catch (const CLI::CallForHelp&) {
-        std::fputs(app.help().c_str(), stdout);
+        std::fputs(help_of(app).c_str(), stdout);
         return false;
+    } catch (const CLI::ExtrasError&) {
+        refuse_rest(app);
+    } catch (const CLI::RequiredError&) {
+        if (app.remaining_size() > 0) refuse_rest(app);
+        for (const CLI::Option* option : app.get_options())
+            if (option->get_required() && option->count() == 0)
+                refuse(app, with_value(*option) + " is missing: " + option->get_description());
+        throw;
+    } catch (const CLI::ArgumentMismatch&) {
+        for (const CLI::Option* option : app.get_options())
+            if (!arguments.empty() && option->check_name(arguments.back()))
+                refuse(app, names_of(*option) + " needs a value: " + with_value(*option));
+        refuse(app, "a flag lacks its value");
     } catch (const CLI::ParseError& error) {
-        const std::string command = app.get_name().substr(app.get_name().rfind(' ') + 1);
-        throw Error(ExitCode::bad_flags, command + ": " + error.what() + " (" + app.get_name() + " --help)");
+        refuse(app, error.what());
     }
 }
 

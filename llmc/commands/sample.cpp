@@ -25,21 +25,24 @@ struct Request {
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, "sample: " + message); }
 
-// False: help was asked for, and printed.
+// Returns false if help was asked for, and printed.
 bool parse(const std::vector<std::string>& arguments, Request& request) {
     CLI::App app(
-        "Writes text with a model, token by token. Without --prompt, prompts are read from the terminal, a line each "
-        "(Ctrl-D ends it); where standard input is none, a document is begun.",
+        "Generates text with a model. Without --prompt, it asks for prompts on the terminal (Ctrl-D ends it); if "
+        "standard input is not a terminal, the text begins a new document.",
         "train_gpt sample");
-    app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required();
-    app.add_option("-g,--tokens", request.tokens, "most tokens of a sample; it ends earlier where a document does")
-        ->check(CLI::Range(1, 1 << 30))
+    app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required()->type_name("PATH");
+    app.add_option("-g,--tokens", request.tokens,
+                   "largest number of tokens per sample; a sample ends earlier at an end-of-text token")
+        ->type_name("N")
+        ->check(whole_number_from(1))
         ->capture_default_str();
-    app.add_option("--num-samples", request.num_samples, "samples of each prompt, with seeds that follow each other")
-        ->check(CLI::Range(1, 1 << 30))
+    app.add_option("--num-samples", request.num_samples, "samples per prompt, each with the next seed")
+        ->type_name("N")
+        ->check(whole_number_from(1))
         ->capture_default_str();
     app.add_flag("--no-cache", request.no_cache,
-                 "compute keys and values of all tokens again for each new one: the same text, more slowly");
+                 "recompute the keys and values of all tokens for each new one: the same text, slower");
     Options& o = request.options;
     o.precision = "bf16";
     add_flags(app,

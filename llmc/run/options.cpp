@@ -8,7 +8,8 @@
 #include "llmc/device/error.h"
 #include "llmc/device/json.h"
 #include "llmc/run/flags.h"
-#include "llmc/run/llmc_flags.h"
+#include "llmc/run/help.h"
+#include "llmc/run/other_programs.h"
 #include "llmc/run/text.h"
 #include "llmc/run/versions.h"
 
@@ -30,42 +31,40 @@ bool is_number(const std::string& text) {
     return digits != std::string::npos && text[digits] >= '0' && text[digits] <= '9';
 }
 
-// `format` with the known word that is most like this one; "" where none is like it.
+// `format` with the known word that resembles `word` most; "" if none resembles it.
 std::string guess(const char* format, const std::string& word, const std::vector<std::string>& known) {
     const std::optional<std::string> found = nearest(word, known);
     return found ? strprintf(format, found->c_str()) : "";
 }
 
-// Null where `argument` is no flag: "--lr", "--lr=1e-3", "-l" or "-l=1e-3" are.
+// The flag that `argument` names, as in "--lr", "--lr=1e-3", "-l" or "-l=1e-3"; null if it is no flag.
 const Flag* flag_in(const std::string& argument) {
     const std::string name = argument.substr(0, argument.find('='));
     if (name.size() > 2 && name.starts_with("--")) return find_flag(std::string_view(name).substr(2));
     return name.size() == 2 && name[0] == '-' ? find_flag(name[1]) : nullptr;
 }
 
-// Letters attached to a letter are no value but somebody's two-letter flag, or a long one behind a single dash.
+// Refuses letters after a single dash: a flag of two letters, such as llm.c has, or a long flag that lacks a dash.
 void check_letters(const std::string& argument) {
     const bool one_dash = argument.size() > 1 && argument[0] == '-' && (argument[1] != '-' || argument == "--");
     if (!one_dash || is_number(argument)) return;
     const Flag* flag = find_flag(argument[1]);
     if (flag && !flag->is_switch() && is_number(argument.substr(2))) return;  // -b4
     refuse("unknown flag " + argument + (flag_in("-" + argument) ? "; did you mean -" + argument + "?" : "") +
-           " (--help lists all)");
+           " (--help-all lists all)");
 }
 
-// `train` in front of the flags says nothing, `help` is --help.
+// Removes `train` or `check` in front of the flags; `help` becomes --help.
 std::vector<std::string> without_command(std::vector<std::string> arguments) {
     if (arguments.empty() || arguments[0].empty() || arguments[0][0] == '-') return arguments;
     if (arguments[0] == "help") return {"--help"};
-    if (arguments[0] != "train" && arguments[0] != "check")
-        refuse("unknown command '" + arguments[0] +
-               "'; commands are check, eval, sample, export, and train, which may be left out (--help)");
+    if (arguments[0] != "train" && arguments[0] != "check") refuse(unknown_command_text(arguments[0]));
     arguments.erase(arguments.begin());
     return arguments;
 }
 
-// The command line as CLI11 is to read it, which knows neither -b=4 nor the empty value of --prompt=, and would take
-// -ge for -g e and a flag for the value that is missing in front of it.
+// Rewrites the command line for CLI11, which does not know -b=4 or the empty value of --prompt=, would read -ge as
+// -g e, and would take the next flag as the value of a flag that lacks one.
 std::vector<std::string> prepare(const std::vector<std::string>& given) {
     std::vector<std::string> arguments;
     for (size_t i = 0; i < given.size(); i++) {
@@ -77,11 +76,14 @@ std::vector<std::string> prepare(const std::vector<std::string>& given) {
         if (flag == nullptr) {
             check_letters(argument);
             arguments.push_back(argument);
-        } else if (flag->long_name == "help" || flag->long_name == "version") {
-            return {"--" + flag->long_name};  // above everything else
+        } else if (flag->long_name == "help" || flag->long_name == "help-all" || flag->long_name == "version") {
+            return {"--" + flag->long_name};  // whatever else was given
         } else if (flag->is_switch()) {
             if (equals != std::string::npos && !argument.ends_with("=true") && !argument.ends_with("=false"))
-                refuse(argument + ": a switch is on by itself, or takes =true or =false");
+                refuse(argument + ": this switch takes no value but =true or =false");
+            if (equals == std::string::npos && !next.empty() && next[0] != '-')
+                refuse(strprintf("%s takes no value, and '%s' follows it; use --%s, or --%s=false to switch it off",
+                                 argument.c_str(), next.c_str(), flag->long_name.c_str(), flag->long_name.c_str()));
             arguments.push_back(argument);
         } else if (equals != std::string::npos) {
             arguments.insert(arguments.end(), {argument.substr(0, equals), argument.substr(equals + 1)});
@@ -95,19 +97,18 @@ std::vector<std::string> prepare(const std::vector<std::string>& given) {
     return arguments;
 }
 
-// `rest`: what no flag takes. After a pattern of files it is most likely what the shell has made of it.
+// Refuses `rest`, which set_flags() could not use. After a pattern of files it is probably the shell's expansion.
 [[noreturn]] void refuse_rest(const std::vector<std::string>& arguments, const std::vector<std::string>& rest) {
     if (rest[0].starts_with("--")) {
-        const std::string name = rest[0].substr(0, rest[0].find('='));
-        std::vector<std::string> known;
-        for (const Flag& flag : all_flags()) known.push_back("--" + flag.long_name);
-        refuse("unknown flag " + name + guess("; did you mean %s?", name, known) + " (--help lists all)");
+        std::vector<FlagName> known;
+        for (const Flag& flag : all_flags()) known.push_back({flag.long_name, names_text(flag), flag.help});
+        refuse(unknown_flag_text(rest[0], known, "--help-all lists all"));
     }
     const size_t at = arguments.size() - rest.size();
     const Flag* flag = at < 2 || rest[0].starts_with("-") ? nullptr : flag_in(arguments[at - 2]);
     const std::string flag_name = flag ? flag->long_name : "";
     if (flag_name != "train" && flag_name != "val")
-        refuse(strprintf("unexpected argument '%s'; flags start with - (--help lists all)", rest[0].c_str()));
+        refuse(strprintf("unexpected argument '%s'; flags start with - (--help-all lists all)", rest[0].c_str()));
     std::vector<std::string> words = {arguments[at - 1]};
     for (size_t i = 0; i < rest.size() && rest[i][0] != '-'; i++) words.push_back(rest[i]);
     std::string name = flag_name == "val" ? parse_val_set(words[0]).name : "";
@@ -170,13 +171,14 @@ void check_complete(const Options& options) {
         refuse("--profile-steps writes its traces into the run directory; add --out DIR");
     if (options.tensorboard && options.out.empty())
         refuse("--tensorboard writes into the run directory; add --out DIR");
-    if (options.bench && !options.profile_steps.empty()) refuse("--bench writes nothing, and no --profile-steps");
+    if (options.bench && !options.profile_steps.empty())
+        refuse("--bench writes nothing, so it cannot be combined with --profile-steps");
     if (options.bench && options.train.empty() && options.doc_mask)
         refuse("--bench: random tokens have no documents for --doc-mask; add --train GLOB");
     if (options.train.empty() && !options.bench && !planning && !options.print_config && !options.checking) {
         refuse(
-            "no training data: give --train 'GLOB', for example -i 'data/tinyshakespeare_train*.bin' (--help lists all "
-            "flags; --bench needs none)");
+            "no training data: give --train 'GLOB', for example -i 'data/*train_*.bin' (python3 -m data.prepare makes "
+            "such files, --bench needs none, and --help explains the flags)");
     }
 }
 
@@ -191,7 +193,7 @@ Options read_config_file(const std::string& path) {
     } catch (const JsonError& error) {
         refuse(strprintf("configuration file %s is not JSON: %s", path.c_str(), error.what()));
     }
-    // A run.json keeps the configuration under "config", beside what else is known about the run.
+    // A run.json has the configuration under "config", next to other facts about the run.
     if (file.is_object() && file.contains("config") && file["config"].is_object()) {
         const ordered_json inner = file["config"];
         file = inner;
@@ -234,15 +236,16 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
     const std::vector<std::string> arguments = prepare(without_command({argv + std::min(argc, 1), argv + argc}));
     const std::vector<std::string> rest = set_flags(arguments, options);
     if (!rest.empty()) refuse_rest(arguments, rest);
-    if (options.help) {
-        parsed.text = help_text(argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "train_gpt");
+    if (options.help || options.help_all) {
+        const std::string program = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "train_gpt";
+        parsed.text = help_text(program, options.help_all, help_width());
     } else if (options.version) {
         parsed.text = version_text();
     } else {
         if (!options.config_file.empty()) {
             const bool model_given = !options.model.empty();
             options = read_config_file(options.config_file);
-            // Another model means its own shape, not the one the file spells out for the model it names.
+            // Another --model replaces the shape that the file has for its own model.
             if (model_given) options.layers = options.heads = options.channels = options.context = 0;
             set_flags(arguments, options);
         }
@@ -271,40 +274,6 @@ std::string version_text() {
     std::string text =
         strprintf("train_gpt %s (default precision %s)\n", version_number().c_str(), default_precision().c_str());
     for (const auto& [name, version] : build_and_library_versions()) text += name + ": " + version + "\n";
-    return text;
-}
-
-std::string help_text(const std::string& program) {
-    constexpr size_t kIndent = 30, kWidth = 100;
-    std::string text = strprintf(
-        "%s: pretrains GPTs from files of tokens.\n\n"
-        "usage: %s [train] FLAGS\n"
-        "  %s -i 'data/*_train*.bin' -j 'data/*_val*.bin' -o runs/first\n"
-        "  %s -i 'data/*_train*.bin' -e d12 -b 64 -d 524288 -x 20000 -u 700 -l 6e-4\n"
-        "  %s -e gpt2-xl -b 16 -r block --dry-run --gpu h200\n"
-        "       %s check FLAGS (is what such a run would use right on this card?)\n"
-        "       %s eval --help (a model's loss and HellaSwag)\n"
-        "       %s sample --help (text from a model)\n"
-        "       %s export --help (weights for other programs)\n\n"
-        "Every flag takes a value unless none is shown. Defaults are in [brackets].\n",
-        program.c_str(), program.c_str(), program.c_str(), program.c_str(), program.c_str(), program.c_str(),
-        program.c_str(), program.c_str(), program.c_str());
-    std::string group;
-    for (const Flag& flag : all_flags()) {
-        if (flag.group != group) {
-            group = flag.group;
-            text += "\n" + group + "\n";
-        }
-        std::string left = flag.short_name ? strprintf("  -%c, ", flag.short_name) : std::string(6, ' ');
-        left += "--" + flag.long_name + (flag.is_switch() ? "" : " " + flag.value);
-        left += left.size() + 2 > kIndent ? "\n" + std::string(kIndent, ' ') : std::string(kIndent - left.size(), ' ');
-        const std::string by_default = default_text(flag);
-        text += left + wrap(flag.help + (by_default.empty() ? "" : " [" + by_default + "]"), kIndent, kWidth) + "\n";
-    }
-    text +=
-        "\nExit codes: 0 done, 1 other failure, 2 flags or configuration, 3 data, 4 checkpoint,\n"
-        "5 not enough memory or disk, or no usable device, 6 numbers went bad, 7 communication lost,\n"
-        "75 stopped by a signal or a limit after saving.\n";
     return text;
 }
 

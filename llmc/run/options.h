@@ -153,7 +153,7 @@ struct Options {
     bool dry_run = false;
     bool estimate_scaling = false;
     bool bench = false;
-    bool help = false, version = false;
+    bool help = false, help_all = false, help_markdown = false, version = false;
     int world = 0;              // ranks to plan for; 0 = not given
     std::string gpu;            // short name of the card to plan for
     std::string config_file;    // where --config values came from
@@ -175,7 +175,7 @@ struct Options {
     bool operator==(const Options&) const = default;
 };
 
-// `text`: what to print before leaving with code 0 (--help, --version); absent for a run.
+// `text`: printed by --help or --version, after which the program exits with code 0; absent for a run.
 struct ParsedOptions {
     Options options;
     std::optional<std::string> text;
@@ -214,7 +214,6 @@ std::string collective_flags(const Options& options);
 
 // The pieces, for tests.
 Options read_config_file(const std::string& path);
-std::string help_text(const std::string& program);
 std::string version_text();  // what --version prints
 ValSet parse_val_set(const std::string& text);
 // The interval in steps at which validating on so many batches (of a rank) takes less than 5 % of the time of the steps

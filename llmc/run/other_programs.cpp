@@ -160,7 +160,7 @@ std::optional<std::string> answer_llmc_flag(const std::string& flag, const std::
     return std::nullopt;
 }
 
-std::string unknown_flag_text(const std::string& argument, const std::vector<FlagName>& known) {
+std::string unknown_flag_text(const std::string& argument, const std::vector<FlagName>& known, const std::string& see) {
     const std::string typed = argument.substr(0, argument.find('='));
     std::string text = "unknown flag " + typed, name = typed.substr(typed.find_first_not_of('-'));
     std::replace(name.begin(), name.end(), '_', '-');
@@ -173,7 +173,7 @@ std::string unknown_flag_text(const std::string& argument, const std::vector<Fla
     for (const auto& [theirs, answer] : kAnswersInWords)
         if (has_word(theirs, name)) return text + "; " + answer;
     const std::optional<std::string> found = nearest(name, names);
-    return found ? text + "; did you mean --" + *found + "?" : text;
+    return text + (found ? "; did you mean --" + *found + "?" : "") + " (" + see + ")";
 }
 
 std::string unknown_command_text(const std::string& command) {

@@ -18,8 +18,8 @@ struct FlagName {
 };
 
 // "unknown flag --batch-size; here it is -b, --batch (sequences per micro-step and rank)", or "unknown flag --bacth;
-// did you mean --batch?", or only the first words. `argument` may have a value: --batch-size=4.
-std::string unknown_flag_text(const std::string& argument, const std::vector<FlagName>& known);
+// did you mean --batch? (SEE)", or "unknown flag --bacth (SEE)". `argument` may have a value: --batch-size=4.
+std::string unknown_flag_text(const std::string& argument, const std::vector<FlagName>& known, const std::string& see);
 
 // "unknown command 'evaluate'; did you mean eval? Commands are ...".
 std::string unknown_command_text(const std::string& command);

@@ -67,10 +67,11 @@ int edit_distance(std::string_view a, std::string_view b) {
 
 std::optional<std::string> nearest(const std::string& word, const std::vector<std::string>& candidates) {
     std::optional<std::string> best;
-    int best_distance = std::max<int>(2, static_cast<int>(word.size()) / 3) + 1;
+    // Short words are alike by chance: "steps" is two changes away from "eps".
+    int best_distance = std::max<int>(1, static_cast<int>(word.size()) / 3) + 1;
     for (const std::string& candidate : candidates) {
         int distance = edit_distance(word, candidate);
-        // A word that only lacks the rest ("--warm", "--max") means the longer one.
+        // The beginning of a longer word ("warm", "max") stands for that word.
         if (word.size() >= 3 && candidate.compare(0, word.size(), word) == 0) distance = std::min(distance, 1);
         if (distance < best_distance && distance < static_cast<int>(word.size())) {
             best = candidate;
@@ -96,6 +97,10 @@ std::string wrap(const std::string& text, size_t indent, size_t width) {
         column += word.size();
     }
     return result;
+}
+
+std::string plural(int64_t count, const std::string& noun) {
+    return with_commas(count) + " " + noun + (count == 1 ? "" : noun.ends_with("ch") ? "es" : "s");
 }
 
 std::string joined(const std::vector<std::string>& words) {

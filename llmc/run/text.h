@@ -9,17 +9,19 @@
 
 namespace llmc {
 
-std::string with_commas(int64_t number);      // 1234567 -> "1,234,567"
-std::string format_bytes(size_t bytes);       // "512 B", "3.2 KiB", "1.2 GiB"
-std::string format_duration(double seconds);  // "0:32", "1:02:03", "2d 03:04"
-std::string format_scaled(double number);     // 124439808 -> "124.4 M": thousands as k, M, G, T
+std::string with_commas(int64_t number);                     // 1234567 -> "1,234,567"
+std::string plural(int64_t count, const std::string& noun);  // "1 step", "2,000 steps", "2 batches"
+std::string format_bytes(size_t bytes);                      // "512 B", "3.2 KiB", "1.2 GiB"
+std::string format_duration(double seconds);                 // "0:32", "1:02:03", "2d 03:04"
+std::string format_scaled(double number);                    // 124439808 -> "124.4 M": thousands as k, M, G, T
 
 // The same number, but a NaN without a sign: printf shows the other kind as "-nan".
 double unsigned_nan(double number);
 
-int edit_distance(std::string_view a, std::string_view b);  // insertions, deletions, changes, swaps of neighbours
+// Insertions, deletions, changes, and swaps of neighbours that turn `a` into `b`.
+int edit_distance(std::string_view a, std::string_view b);
 
-// The candidate most like `word`, if one is like it at all.
+// The candidate that resembles `word` most; nothing if none is within a third of its letters.
 std::optional<std::string> nearest(const std::string& word, const std::vector<std::string>& candidates);
 
 // `text` in lines of at most `width` characters, the second and later ones indented by `indent` spaces. Words longer
@@ -28,7 +30,7 @@ std::string wrap(const std::string& text, size_t indent, size_t width);
 
 std::string joined(const std::vector<std::string>& words);  // "a, b, c"
 
-// A pattern that all these words match: how they begin, *, how they end. Words without anything in common: data/*.bin.
+// A pattern that matches all words: their common beginning, *, their common end. It is data/*.bin if they have neither.
 std::string pattern_of(const std::vector<std::string>& words);
 
 // One argument as a shell would need it: quoted only when it must be.

@@ -212,8 +212,8 @@ class Export(unittest.TestCase):
         for part in ("train_gpt export", "--from", "--to", "--format", "--dtype", "--overwrite", "--tokenizer", "lm_eval --model hf"):
             self.assertIn(part, result.out)
         both = ["--from", self.trained.directory, "--to", new_path()]
-        self.refused(FLAGS, [], "--from is required", "train_gpt export --help")
-        self.refused(FLAGS, both[:2], "--to is required")
+        self.refused(FLAGS, [], "--from PATH is missing", "train_gpt export --help")
+        self.refused(FLAGS, both[:2], "--to PATH is missing")
         self.refused(FLAGS, [*both, "--format", "gguf"], "--format", "gguf")
         self.refused(FLAGS, [*both, "--dtype", "fp16"], "--dtype", "fp16")
         self.refused(FLAGS, [*both, "--format", "llmc", "--dtype", "fp8"], "--dtype fp8 needs --format hf")

@@ -391,57 +391,58 @@ class Planning(unittest.TestCase):
 
     def test_help_and_version(self):
         text = run("--help").out
-        for flag in ("--train", "--precision", "--dry-run", "Exit codes"):
+        for flag in ("--train", "--precision", "--dry-run", "--help-all", "Exit codes"):
             self.assertIn(flag, text)
+        self.assertIn("--muon-ns", run("--help-all").out)
         self.assertEqual(run("-h").out, text)
         self.assertRegex(run("--version").out, r"^train_gpt \d+\.\d+")
 
 
-def flags_in_help(text):
-    """[[names of a group's flags]], a short name before its long one."""
-    groups = []
-    for line in text.splitlines():
-        flag = re.match(r"  (?:(-\w), |    )(--[a-z0-9-]+)", line)
-        if not line:
-            groups.append([])
-        elif flag:
-            groups[-1] += [name for name in flag.groups() if name]
-    return [group for group in groups if group]
+class FlagsPage(unittest.TestCase):
+    """dev/guide/flags.md is what --help-markdown prints."""
+
+    def test_is_current(self):
+        if "(default precision fp8)" not in run("--version").out:
+            self.skipTest("a build with another default precision")
+        with open(os.path.join(ROOT, "dev", "guide", "flags.md"), encoding="utf-8") as file:
+            page = file.read()
+        text = run("--help-markdown").out
+        self.maxDiff = None
+        self.assertEqual(page, text, "./train_gpt_cpu --help-markdown >dev/guide/flags.md")
+        self.assertGreater(text.count("\n| `"), 130)
+        for part in ("# Flags\n", "\n## Data and output\n", "\n## train_gpt export\n", "| `-b, --batch N` | 4 | ",
+                     "--resume latest\\|auto\\|PATH"):
+            self.assertIn(part, text)
+        for line in text.splitlines():
+            if line.startswith("|"):
+                self.assertEqual(len(re.findall(r"(?<!\\)\|", line)), 4, line)
 
 
-def flags_in_readme(text):
-    """The same, of the table's rows."""
-    table = text.split("\n## Flags\n")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| [^|]+ \| (`-.*) \|$", table, re.MULTILINE)
-    return [re.findall(r"(?<![\w-])(-\w\b|--[a-z0-9-]+)", row) for row in rows]
+class HelpOfCommands(unittest.TestCase):
+    """Has the layout of --help, and refusals have the style of training's."""
 
+    def test_help_fits(self):
+        for command in ("eval", "sample", "export"):
+            for columns in ("80", "120"):
+                result = run(command, "--help", env={"COLUMNS": columns})
+                self.assertEqual(result.code, 0, result.err)
+                self.assertTrue(result.out.startswith(f"Usage: train_gpt {command} --from PATH"))
+                self.assertLessEqual(max(map(len, result.out.splitlines())), int(columns))
+                self.assertNotRegex(result.out, r"(?<!prompt )TEXT|REQUIRED|OPTIONS|:\{")
 
-class Readme(unittest.TestCase):
-    """Its table of flags is that of --help."""
-
-    @classmethod
-    def setUpClass(cls):
-        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
-            cls.readme = file.read()
-        cls.help = run("--help").out
-
-    def test_flags(self):
-        known = flags_in_help(self.help)
-        self.assertGreater(sum(len(group) for group in known), 80)
-        for group, row in zip(known, flags_in_readme(self.readme), strict=True):
-            self.assertEqual(row, group, "README's row of these flags should have: " + " ".join(group))
-
-    def test_choices(self):
-        choices = re.findall(r"(--[a-z0-9-]+) ((?:[a-z0-9]+\\\|)+[a-z0-9]+)`", self.readme)
-        self.assertGreater(len(choices), 5)
-        for flag, words in choices:
-            known = run(flag, "?").err.strip().split(" is not one of ")[-1]
-            self.assertEqual(words.replace("\\|", ", "), known, flag)
-
-    def test_differences_are_seen(self):
-        missing = self.readme.replace("`--tf32`, ", "")
-        self.assertLess(len(missing), len(self.readme))
-        self.assertNotEqual(flags_in_readme(missing), flags_in_help(self.help))
+    def test_refusals(self):
+        for arguments, message in (
+                (["sample", "--max_new_tokens", "5"], "sample: unknown flag --max_new_tokens; here it is -g, --tokens ("),
+                (["export", "--form", "x"], "export: unknown flag --form; did you mean --from? (train_gpt export --help"),
+                (["export", "--from", "x", "--to", "y", "--dtype", "fp16"], "'fp16' is not one of fp32, bf16, fp8"),
+                (["export"], "export: --from PATH is missing: a checkpoint"),
+                (["export", "--from"], "needs a value: --from PATH"),
+                (["eval", "--from", "x", "y"], "eval: unexpected argument 'y'; flags start with -"),
+                (["sample", "--from", "x", "-g", "0"], "--tokens: 0 is out of range; it must be from 1 on"),
+                (["sample", "--from", "x", "-g", "4x"], "--tokens: '4x' is not a whole number")):
+            result = run(*arguments)
+            self.assertEqual(result.code, 2, arguments)
+            self.assertIn(message, result.err)
 
 
 class Sampling(unittest.TestCase):

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -12,9 +13,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "llmc/device/error.h"
 #include "llmc/run/flags.h"
+#include "llmc/run/help.h"
 #include "llmc/run/versions.h"
 #include "test/suites.h"
 
@@ -171,7 +174,8 @@ TEST_CASE("options: every long flag reaches its variable, and no other" * doctes
     const ConfigFile empty("{}");
     for (const Flag& flag : all_flags()) {
         CAPTURE(flag.long_name);
-        if (flag.long_name == "help" || flag.long_name == "version") continue;  // a text and no options
+        if (flag.long_name == "help" || flag.long_name == "help-all" || flag.long_name == "version")
+            continue;  // a text and no options
         for (const Flag& other : all_flags()) CHECK((&other == &flag || other.field != flag.field));
 
         Sample sample;
@@ -256,6 +260,12 @@ TEST_CASE("options: unknown flags name the nearest") {
     CHECK(contains(refusal({"--bacth", "4"}), "did you mean --batch?"));
     CHECK(contains(refusal({"--warm", "4"}), "did you mean --warmup?"));
     CHECK(contains(refusal({"--total_batch=4"}), "did you mean --total-batch?"));
+    CHECK(contains(refusal({"--steps", "4"}), "here it is -x, --max-steps"));
+    CHECK(contains(refusal({"evaluate"}), "did you mean eval?"));
+    CHECK(contains(refusal({"-i", "x", "--doc-mask", "true"}),
+                   "--doc-mask takes no value, and 'true' follows it; use --doc-mask, or --doc-mask=false"));
+    CHECK(contains(refusal({"-i", "x", "--resume", "lastest"}), "did you mean latest?"));
+    CHECK(parse({"-i", "x", "--resume", "runs/d12/checkpoints/step_000100"}).options.resume.ends_with("step_000100"));
     CHECK(contains(refusal({"-batch", "4"}), "did you mean --batch?"));
     CHECK(contains(refusal({"-seq", "4"}), "did you mean --seq?"));
     CHECK(!contains(refusal({"--completely-different"}), "did you mean"));
@@ -559,15 +569,38 @@ TEST_CASE("options: help and version win over everything else") {
           Arguments{"-b", "4", "--help", "--unknown"}, Arguments{"-h", "-b"}}) {
         const ParsedOptions parsed = parse(arguments);
         REQUIRE(parsed.text);
-        CHECK(*parsed.text == help_text("train_gpt"));
+        CHECK(*parsed.text == help_text("train_gpt", false, help_width()));
     }
+    CHECK(*parse({"--help-all"}).text == help_text("train_gpt", true, help_width()));
     CHECK(contains(*parse({"--version"}).text, "train_gpt " + version_number()));
     CHECK(contains(*parse({"--version"}).text, default_precision()));
 }
 
-TEST_CASE("options: help shows every flag with its true default, in lines that fit") {
-    const std::string help = help_text("train_gpt_cpu");
-    CHECK(contains(help, "usage: train_gpt_cpu [train] FLAGS"));
+namespace {
+
+size_t longest_line(const std::string& text) {
+    size_t longest = 0;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) longest = std::max(longest, line.size());
+    return longest;
+}
+
+// The lines of `help` that begin with a flag.
+std::vector<std::string> flags_in(const std::string& help) {
+    std::vector<std::string> flags;
+    std::istringstream lines(help);
+    for (std::string line; std::getline(lines, line);)
+        if (line.starts_with("  -") || line.starts_with("      --"))
+            if (!contains(line, "--layers 4 ")) flags.push_back(line);  // an example
+    return flags;
+}
+
+}  // namespace
+
+TEST_CASE("options: --help-all shows every flag with its true default") {
+    const std::string help = help_text("train_gpt_cpu", true, 100);
+    CHECK(contains(help, "Usage: train_gpt_cpu [COMMAND] FLAGS"));
+    CHECK(flags_in(help).size() == all_flags().size());
     const Options defaults;
     std::set<std::string> long_names;
     std::set<char> short_names;
@@ -575,6 +608,7 @@ TEST_CASE("options: help shows every flag with its true default, in lines that f
         CAPTURE(flag.long_name);
         CHECK(contains(help, "--" + flag.long_name));
         CHECK(contains(help, "\n" + flag.group + "\n"));
+        CHECK(contains(help_markdown(), "--" + flag.long_name));
         CHECK(long_names.insert(flag.long_name).second);
         if (flag.short_name != 0) CHECK(short_names.insert(flag.short_name).second);
     }
@@ -587,11 +621,39 @@ TEST_CASE("options: help shows every flag with its true default, in lines that f
     CHECK(default_text(*find_flag("top-p")) == "1");
     CHECK(default_text(*find_flag("batch")) == "4");
     CHECK(default_text(*find_flag("recompute")) == "gelu");
-    size_t start = 0;
-    while (start < help.size()) {
-        const size_t end = help.find('\n', start);
-        CHECK(end - start <= 100);
-        CHECK((end == start || help[end - 1] != ' '));
-        start = end + 1;
+}
+
+TEST_CASE("options: --help shows the flags that matter most, on little more than a page") {
+    const std::string help = help_text("train_gpt", false, 100);
+    size_t common = 0;
+    for (const Flag& flag : all_flags()) common += flag.common;
+    CHECK(flags_in(help).size() == common);
+    CHECK(common >= 15);
+    CHECK(common <= 26);
+    CHECK(std::count(help.begin(), help.end(), '\n') < 85);
+    for (const char* part : {"--train GLOB", "--model", "--batch", "--precision", "--zero", "--resume", "--val-every",
+                             "--dry-run", "\nSeveral GPUs", "sample --help", "--help-all", "Exit codes: 0 done"})
+        CHECK(contains(help, part));
+    CHECK(!contains(help, "--muon-ns"));
+}
+
+TEST_CASE("options: help fits the width of the terminal") {
+    for (const bool all : {false, true})
+        for (const size_t width : {80, 100, 120}) {
+            const std::string help = help_text("train_gpt_cpu", all, width);
+            CHECK(longest_line(help) <= width);
+            CHECK(longest_line(help) + 10 > width);
+            CHECK(!contains(help, " \n"));
+        }
+    CHECK(help_rows({{"-b, --batch N", "aaa bbb", "4"}, {"--a-very-long-name-of-a-flag N", "ccc", ""}}, 60) ==
+          "  -b, --batch N             aaa bbb [4]\n      --a-very-long-name-of-a-flag N\n                            "
+          "ccc\n");
+    const char* const before = std::getenv("COLUMNS");
+    const std::string kept = before ? before : "";
+    const std::map<const char*, size_t> widths = {{"100", 100}, {"20", 60}, {"500", 120}, {"-3", 80}, {"x", 80}};
+    for (const auto& [columns, width] : widths) {
+        setenv("COLUMNS", columns, 1);
+        if (isatty(STDOUT_FILENO) == 0 || width != 80) CHECK(help_width() == width);
     }
+    before ? setenv("COLUMNS", kept.c_str(), 1) : unsetenv("COLUMNS");
 }

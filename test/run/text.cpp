@@ -16,6 +16,11 @@ TEST_CASE("text: numbers") {
     CHECK(with_commas(-1000) == "-1,000");
     CHECK(with_commas(-100) == "-100");
 
+    CHECK(plural(1, "step") == "1 step");
+    CHECK(plural(0, "step") == "0 steps");
+    CHECK(plural(2000, "step") == "2,000 steps");
+    CHECK(plural(2, "batch") == "2 batches");
+
     CHECK(format_bytes(0) == "0 B");
     CHECK(format_bytes(1023) == "1023 B");
     CHECK(format_bytes(1024) == "1.0 KiB");
@@ -65,6 +70,9 @@ TEST_CASE("text: nearest word") {
     CHECK(nearest("--max", words) == "--max-steps");
     CHECK(nearest("--learning-rate-of-adam", words) == std::nullopt);
     CHECK(nearest("a", {"b"}) == std::nullopt);  // everything would be near
+    CHECK(nearest("steps", {"eps"}) == std::nullopt);
+    CHECK(nearest("bacth", {"batch"}) == "batch");
+    CHECK(nearest("lastest", {"latest", "auto"}) == "latest");
 }
 
 TEST_CASE("text: wrapping and quoting") {
