@@ -242,7 +242,7 @@ help:
 	@echo "make mutation        drops every barrier and wait in the kernels in turn and reports which losses go unseen"
 	@echo "make bench-cpu       what the host device costs, kernel by kernel"
 	@echo "make install         what is built, into PREFIX=$(PREFIX) (and DESTDIR); make uninstall"
-	@echo "make dist            build/dist/$(DIST).tar.gz: programs for all GPUs, without MPI (dev/packages.md)"
+	@echo "make dist            build/dist/$(DIST).tar.gz: programs for all GPUs, without MPI (dev/guide/packages.md)"
 	@echo "make clean"
 	@echo "Options: PRECISION=AUTO|FP32|BF16  GPU_ARCH=sm_80|sm_89|sm_90a|sm_100|sm_120|all  MARCH=native  USE_MPI=0|1  USE_NCCL=0|1"
 
@@ -399,11 +399,11 @@ $(CUDA_DIR)/%.cu.o: %.cu Makefile
 	@$(CCACHE) $(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
 	@grep -E "warning|error" $@.ptxas || true
 
-# ---- packages (dev/packages.md) --------------------------------------------------------------------------------------
+# ---- packages (dev/guide/packages.md) --------------------------------------------------------------------------------------
 # The programs that there are, and what users run beside them, as they lie here.
 PREFIX       ?= /usr/local
 DIST_OPTIONS ?= GPU_ARCH=all USE_MPI=0 MARCH=x86-64-v3
-PACKAGED := README.md LICENSE data dev/gaps.md dev/packages.md dev/run_directory.md llmc/checkpoint/README.md \
+PACKAGED := README.md LICENSE data dev/guide dev/notes dev/pictures llmc/checkpoint/README.md \
             $(addprefix scripts/,multi_node pretrain published report) $(wildcard scripts/*.py)
 VERSION  := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' llmc/run/versions.cpp)
 DIST     := train_gpt-$(VERSION)-linux-$(shell uname -m)

@@ -91,7 +91,7 @@ control_process=
 trap 'interrupted=yes; [[ -z $control_process ]] || kill -TERM $control_process 2>/dev/null' INT TERM
 runs=()
 
-# What --modern compares. Each has the best of the rates that were tried (dev/models.md), and both the same schedule. The
+# What --modern compares. Each has the best of the rates that were tried (dev/guide/optimizers.md), and both the same schedule. The
 # MLP of the second is narrower than usual, for it has a head of its own: 114,816 parameters beside 118,592.
 MODERN=(--precision fp8 --batch 16 --seq 32 --max-steps "$steps" --warmup $((steps / 15)) --weight-decay 0.1)
 modern_gpt2() {
@@ -162,7 +162,7 @@ In the lower table: after how many steps each model first had the validation los
 a half and all of its steps. $out/steps.png has the curves, with these steps beside them.
 What is compared is blocks and optimizer together: layer norms, learned positions, GELU and AdamW; or RMS norms, rotary
 positions, norms of queries and keys, squared ReLU, capped logits and Muon. Both have about as many parameters and
-saw the same tokens, each at the best of the learning rates tried (dev/models.md), with one seed. So small a language is
+saw the same tokens, each at the best of the learning rates tried (dev/guide/optimizers.md), with one seed. So small a language is
 learned within a hundred steps; how much is gained in a large model this does not say. Nor do the milliseconds: a CPU
 emulates FP8.
 END

@@ -69,7 +69,7 @@ trap 'rm -rf "$demo"' EXIT
 queue stage "demos, 20 and 10 steps" check bash -c './scripts/demo.sh --max-steps 20 --out "$0" && test -s "$0/compare.png" &&
     ./scripts/demo.sh --modern --max-steps 10 --out "$0/modern" && test -s "$0/modern/steps.png"' "$demo/run"
 queue stage "tour from text to a model, 10 steps" check \
-    bash -c './scripts/tour.sh --steps 10 --vocab 300 --text "dev/*.md" --out "$0" && test -s "$0/report.html"' "$demo/tour"
+    bash -c './scripts/tour.sh --steps 10 --vocab 300 --text "dev/notes/*.md" --out "$0" && test -s "$0/report.html"' "$demo/tour"
 
 if [[ -z $ALL ]]; then
     drain

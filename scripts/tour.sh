@@ -41,7 +41,7 @@ if [[ -z $text ]]; then
     mkdir -p "$out/text"
     # Licences that many packages share are there once.
     find /usr/share/doc -name copyright -type f -size +2k 2>/dev/null | sort | head -n 400 | xargs -r cat >"$out/text/documentation.txt"
-    cat README.md dev/*.md llmc/*/README.md >>"$out/text/documentation.txt"
+    cat README.md dev/*/*.md llmc/*/README.md >>"$out/text/documentation.txt"
     text=$out/text
 fi
 run "${prepare[@]}" train-tokenizer "$text" --vocab "$vocab" --out "$out/tokenizer.json"
