@@ -43,6 +43,11 @@ void install_signal_handlers() {
     action.sa_flags = SA_RESTART;  // reads and writes under way continue
     sigemptyset(&action.sa_mask);
     for (int signal_number : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaction(signal_number, &action, nullptr);
+    struct sigaction hangup {};
+    sigaction(SIGHUP, nullptr, &hangup);
+    if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // nohup ignores it
+    action.sa_handler = SIG_IGN;
+    for (int signal_number : {SIGPIPE, SIGXFSZ}) sigaction(signal_number, &action, nullptr);
 }
 
 bool stop_requested() { return stop; }
@@ -55,6 +60,8 @@ const char* stop_signal_name() {
             return "SIGINT";
         case SIGTERM:
             return "SIGTERM";
+        case SIGHUP:
+            return "SIGHUP";
         case SIGUSR1:
             return "SIGUSR1";
         case SIGUSR2:

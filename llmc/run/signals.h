@@ -1,7 +1,10 @@
-// Stopping a run from outside. SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 (one of which Slurm sends before a time limit) to
-// any rank ask for a clean stop after the current step. A second one ends the process at once, with the exit code that
-// shells expect of it (128 + its number); within two seconds it only does if both are SIGINT, because launchers and
-// batch systems may deliver one order in two ways.
+// Stopping a run from outside. SIGINT, SIGTERM, SIGHUP (a terminal that is closed), SIGUSR1 and SIGUSR2 (one of which
+// Slurm sends before a time limit) to any rank ask for a clean stop after the current step. A second one ends the
+// process at once, with the exit code that shells expect of it (128 + its number); within two seconds it only does if
+// both are SIGINT, because launchers and batch systems may deliver one order in two ways.
+//
+// SIGPIPE and SIGXFSZ are ignored, so that the call that writes fails instead of the process: a run whose output nobody
+// reads any more goes on, and a file above the limit of `ulimit -f` is reported with its name.
 #pragma once
 
 namespace llmc {

@@ -37,9 +37,9 @@ constexpr bool kSignalsAreLate = false;
 }  // namespace
 
 TEST_CASE("signals: the first one asks for a stop") {
-    const int stopping[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
-    const std::string names[] = {"SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"};
-    for (int i = 0; i < 4; i++) {
+    const int stopping[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
+    const std::string names[] = {"SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"};
+    for (int i = 0; i < 5; i++) {
         CHECK(in_child([&] {
                   if (stop_requested() || stop_signal() != 0 || std::string(stop_signal_name()) != "none") return 1;
                   raise(stopping[i]);
@@ -67,6 +67,23 @@ TEST_CASE("signals: a second one ends the process, unless it may be the first ag
               raise(SIGTERM);
               return 0;
           }) == 128 + SIGTERM);
+}
+
+TEST_CASE("signals: a pipe that nobody reads and a file that grows too large are errors of the call that writes") {
+    CHECK(in_child([] {
+              raise(SIGPIPE);
+              raise(SIGXFSZ);
+              return stop_requested() ? 1 : 7;
+          }) == 7);
+}
+
+TEST_CASE("signals: nohup's choice stands") {
+    CHECK(in_child([] {
+              signal(SIGHUP, SIG_IGN);
+              install_signal_handlers();
+              raise(SIGHUP);
+              return stop_requested() ? 1 : 7;
+          }) == 7);
 }
 
 TEST_CASE("signals: a limit of the program's own") {
