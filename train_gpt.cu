@@ -21,6 +21,7 @@
 #include "llmc/run/signals.h"
 #include "llmc/run/start.h"
 #include "llmc/run/step_reports.h"
+#include "llmc/run/summary.h"
 #include "llmc/run/trainer_config.h"
 #include "llmc/train/weights.h"
 
@@ -48,8 +49,9 @@ ExitCode train(const Options& o, Admission& admission, const Inputs& inputs, Ran
     int64_t last_step = o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps;
     if (position.watch.is_over(o.early_stop)) last_step = position.step;
     Evaluation<Real> evaluation(o, inputs, trainer, ranks.watchdog);
-    StepReports reports(o, {last_step, peak_tflops(ranks.device, o.precision, admission), comm.world()}, trainer.fp8(),
-                        comm, directory);
+    StepReports reports(o, {last_step, peak_tflops(ranks.device, o.precision, admission), comm.world(), o.log_every},
+                        {inputs.train->samples(o.seq) * o.seq, position.data_step - position.step}, trainer.fp8(), comm,
+                        directory);
     StopReason stop = StopReason::none;
     // Whether anything came between two steps. A stop leaves the rest to who goes on from here.
     const auto look = [&](int64_t step) {
@@ -121,14 +123,14 @@ ExitCode train(const Options& o, Admission& admission, const Inputs& inputs, Ran
     ranks.watchdog.begin(Watchdog::Phase::save);
     const Failure unsaved = checkpoints.finish();
     if (!o.out.empty()) record_memory(step, trainer.memory(), comm, directory);
-    if (!o.out.empty() && (stop == StopReason::none || !checkpoints.enabled())) {
+    if (!o.out.empty() && (stop == StopReason::none || !checkpoints.enabled()))
         save_weights(trainer, directory.active() ? directory.file("model.safetensors") : "");
-        if (comm.is_main()) std::printf("weights written to %s\n", directory.file("model.safetensors").c_str());
-    }
     synchronize_device();  // what fails behind the last result fails the run
     evaluation.print_floor();
     if (unsaved) throw Error(unsaved.code, unsaved.text);
-    return stop == StopReason::none ? ExitCode::ok : ExitCode::stopped;
+    const RunEnd end{first_step, step, stop, checkpoints.enabled(), seconds_since_start(), reports.results()};
+    if (comm.is_main()) print_end(o, end);
+    return exit_code_of(end);
 }
 
 // ---- from flags to a run -------------------------------------------------------------------------------------------
@@ -157,11 +159,11 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     if (o.print_config) return print(config_json(o) + "\n");
     if (planning) return plan_run(o, zero);
     if (!inputs.train && o.bench) inputs.train = std::make_unique<ShardSet>(bench_tokens(o));
-    const MemoryByKind memory = plan_rank(o, ranks.comm).memory;  // or says why there is no such run
+    const StagePlan plan = plan_rank(o, ranks.comm);  // or says why there is no such run
     const Comm& comm = ranks.comm;
     comm.require_equal("configuration", config_json(o));
     comm.require_equal("command line", collective_flags(o));
-    check_memory(memory, ranks.libraries_to_come(o), ranks.device.free_memory, ranks.device.name);
+    check_memory(plan.memory, ranks.libraries_to_come(o), ranks.device.free_memory, ranks.device.name);
     if (o.checking) return check_cards(o, ranks);
 
     RunDirectory directory(comm.is_main() ? o.out : "");
@@ -170,7 +172,9 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     open_directory(directory, o, resumed);
     if (directory.active() && !admission.findings.is_null())
         write_file(directory.file("check.json"), json_text(admission.findings, 1) + "\n");
-    if (ranks.comm.is_main()) std::fputs(describe_start(o, ranks).c_str(), stdout);
+    const RunOutlook outlook{surroundings.train_tokens, resumed ? resumed->position.step + 1 : 1,
+                             predicted_seconds(o, plan, comm, ranks.device)};
+    if (comm.is_main()) std::fputs(describe_start(o, ranks, outlook).c_str(), stdout);
     const ExitCode code = o.precision == "fp32" ? train<float>(o, admission, inputs, ranks, directory, resumed)
                                                 : train<bf16>(o, admission, inputs, ranks, directory, resumed);
     ranks.watchdog.stop();
@@ -182,6 +186,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
 
 int main(int argc, char** argv) {
     prepare_process(argv);
+    std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // a person may be reading a log file or a pipe
     LaunchInfo launch;
     const auto fail = [&](const Error& error) {
         std::fflush(stdout);

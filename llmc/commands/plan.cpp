@@ -8,6 +8,7 @@
 #include "llmc/run/metrics.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/scaling.h"
+#include "llmc/run/summary.h"
 #include "llmc/run/trainer_config.h"
 
 namespace llmc {
@@ -111,6 +112,16 @@ StagePlan plan_rank_of(const Options& o, const Comm& comm) {
 
 StagePlan plan_rank(const Options& o, const Comm& comm) {
     return o.precision == "fp32" ? plan_rank_of<float>(o, comm) : plan_rank_of<bf16>(o, comm);
+}
+
+std::optional<double> predicted_seconds(const Options& o, const StagePlan& plan, const Comm& comm,
+                                        const DeviceInfo& device) {
+    if (device.is_host) return predicted_cpu_seconds(o, device.multiprocessors * comm.world());
+    const std::optional<PlannedCard> card = card_to_plan_for(o);
+    if (!card || o.precision == "fp32" || (o.precision == "fp8" && card->gpu.fp8_tflops == 0)) return std::nullopt;
+    PlanInputs in = inputs_of(o, *card);
+    in.ranks = comm.world();
+    return 1e-3 * ideal_step_time(o.model_config, in, o.precision, plan.slices).total();
 }
 
 ExitCode plan_run(const Options& o, int zero) {

@@ -20,6 +20,7 @@ void only_bench(Options& o) {
     o.checkpoint_minutes = 0;
     o.plateau = "off";
     o.rewind = o.skip_data = 0;
+    if (o.train.empty()) o.epochs = 0;
     o.new_data = o.tensorboard = false;
     for (std::string Options::*path :
          {&Options::out, &Options::hellaswag, &Options::resume, &Options::prometheus, &Options::checkpoint_local})

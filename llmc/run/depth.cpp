@@ -89,7 +89,8 @@ void resolve_depth(Options& o) {
     fill("total-batch", &Options::total_batch, int64_t{1} << std::lround(std::log2(batch)));
     const double batch_rate = std::sqrt(static_cast<double>(o.total_batch) / kReferenceBatch);
     const double width_rate = batch_rate / std::sqrt(m.channels / kReferenceChannels);
-    fill("max-steps", &Options::max_steps, static_cast<int64_t>(tokens) / o.total_batch);
+    if (!o.given.contains("epochs"))
+        fill("max-steps", &Options::max_steps, static_cast<int64_t>(tokens) / o.total_batch);
     fill("lr", &Options::lr, kMatrixRate * batch_rate);
     fill("schedule", &Options::schedule, "wsd-linear");
     fill("warmup", &Options::warmup, 40);

@@ -70,7 +70,7 @@ const Flag kRows[] = {
                 "training data: shards of tokens; quote the pattern")),
     common(flag('j', "val", "GLOB", &Options::val, {.check = check_not_empty},
                 "validation data; several sets: --val NAME=GLOB for each, logged as val_loss_NAME")),
-    common(flag('o', "out", "DIR", &Options::out, {},
+    common(flag('o', "out", "DIR", &Options::out, {.check = check_not_empty},
                 "run directory for configuration, metrics, log, checkpoints and weights", "none: nothing is written")),
     once(flag(0, "overwrite", "", &Options::overwrite, {}, "replace the run that --out DIR already holds")),
     flag(0, "tensorboard", "", &Options::tensorboard, {}, "write TensorBoard event files into DIR/tensorboard"),
@@ -106,6 +106,8 @@ const Flag kRows[] = {
     common(flag('x', "max-steps", "N", &Options::max_steps,
                 {.min = 1, .word = "-1", .word_means = -1, .answers = {{"0", " (-1: one epoch)"}}},
                 "training steps; -1: one epoch")),
+    flag(0, "epochs", "N", &Options::epochs, {.min = 1, .max = 1e6}, "instead of -x: passes over the training data",
+         "-x"),
     flag(0, "stop-after", "N", &Options::stop_after, {},
          "stop cleanly after step N; the learning rate still follows --max-steps", "off"),
     flag(0, "max-minutes", "M", &Options::max_minutes, {},
@@ -274,7 +276,8 @@ const Flag kRows[] = {
                 "save a checkpoint every N steps; 0: by time only")),
     common(once(flag('y', "resume", "latest|auto|PATH", &Options::resume, {.check = check_resume},
                      "continue from the newest intact checkpoint in --out (latest), or start a new run if there never "
-                     "was one (auto), or from this checkpoint or run (PATH)",
+                     "was one (auto), or from this checkpoint or run (PATH); without --train and --config, with the "
+                     "configuration of the run in --out",
                      "none"))),
     flag(0, "checkpoint-minutes", "M", &Options::checkpoint_minutes, {},
          "also save when the last checkpoint is M minutes old; 0: never by time. A run also saves at its end and when "
@@ -317,6 +320,8 @@ const Flag kRows[] = {
 
     heading("Running and planning"),
     flag(0, "seed", "N", &Options::seed, {}, "seed of everything random"),
+    flag(0, "log-every", "N", &Options::log_every, {.min = 1},
+         "print every N-th step; metrics.jsonl and main.log have all of them"),
     flag(0, "verify-every", "N", &Options::verify_every, {},
          "every N steps, check for silent data corruption: compute the first micro-step twice and compare the bits, as "
          "well as those of weights and optimizer state; 0: never"),
@@ -327,6 +332,7 @@ const Flag kRows[] = {
     common(once(flag(0, "dry-run", "", &Options::dry_run, {},
                      "print parameters, memory and predicted step time (with --world: for all ZeRO stages) and exit; "
                      "needs no GPU"))),
+    once(flag(0, "json", "", &Options::json, {}, "with --dry-run: print the plan as one JSON object")),
     once(flag(0, "world", "N", &Options::world, {.min = 1, .max = 65536}, "number of ranks to plan for", "1")),
     common(once(flag(0, "gpu", "NAME", &Options::gpu, {.check = check_gpu},
                      "card to plan for: h100, h200, a100, l40s, rtx4090, ...", "the one found; --dry-run: else h200"))),

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <ctime>
@@ -29,7 +30,9 @@ using nlohmann::ordered_json;
 const char* const kRunFiles[] = {"run.json", "metrics.jsonl", "model.safetensors", "checkpoints", "main.log"};
 constexpr int kPreciousFiles = 4;
 
-bool disk_is_full(int error) { return error == ENOSPC || error == EDQUOT; }
+bool disk_is_full(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
+
+const auto process_start = std::chrono::steady_clock::now();
 
 [[noreturn]] void fail_to_prepare(const std::string& path, int error) {
     throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::bad_flags,
@@ -47,6 +50,10 @@ std::string utc_now() {
 }
 
 }  // namespace
+
+double seconds_since_start() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - process_start).count();
+}
 
 void fail_to_write(const std::string& file, int error) {
     throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::failure,
@@ -308,7 +315,12 @@ void RunDirectory::record(const ValRecord& r) {
 }
 
 void RunDirectory::append(const ordered_json& r) {
-    if (active()) write_line(metrics_, "metrics.jsonl", json_text(r));
+    if (active()) {
+        ordered_json line = r;
+        line["time"] = utc_now();
+        line["elapsed"] = std::round(1e3 * seconds_since_start()) / 1e3;
+        write_line(metrics_, "metrics.jsonl", json_text(line));
+    }
     for (const Watcher& watcher : watchers_) watcher(r);
 }
 

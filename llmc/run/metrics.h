@@ -97,6 +97,9 @@ std::string main_log_line(const StepRecord& record);
 // The first set only, for the format has no names; and a line of its own for HellaSwag, by llm.c's number.
 std::string main_log_line(const ValRecord& record);
 
+// Of this process.
+double seconds_since_start();
+
 // A whole file, under a temporary name until it is complete. What is in the way is Error(no_resources) or
 // Error(failure).
 void write_file(const std::string& file, const std::string& text);
@@ -134,7 +137,9 @@ public:
     void write_run_json(const Options& options, const RunFacts& facts);
     void record(const StepRecord& record);
     void record(const ValRecord& record);
-    void append(const nlohmann::ordered_json& record);  // any other line of metrics.jsonl
+    // Any other line of metrics.jsonl. Every line ends with "time" (ISO 8601, UTC) and "elapsed",
+    // seconds_since_start().
+    void append(const nlohmann::ordered_json& record);
     // Why the run ends in this step, for main.log: in its form, "s:19 end:1" and the text.
     void record_end(int64_t step, const std::string& why);
 

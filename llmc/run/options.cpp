@@ -162,6 +162,15 @@ void check_weights_survive(const Options& options) {
     }
 }
 
+// The default of --checkpoint-minutes is no wish for checkpoints.
+void check_checkpoints_have_a_place(const Options& o) {
+    if (!o.out.empty()) return;
+    const bool by_time = o.checkpoint_minutes > 0 && o.checkpoint_minutes != Options().checkpoint_minutes;
+    if (o.checkpoint_every == 0 && !by_time) return;
+    refuse(strprintf("%s: checkpoints are written into the run directory; add --out DIR",
+                     by_time ? "--checkpoint-minutes" : "-n, --checkpoint-every"));
+}
+
 void check_complete(const Options& options) {
     check_weights_survive(options);
     const bool planning = options.dry_run || options.estimate_scaling;
@@ -171,6 +180,7 @@ void check_complete(const Options& options) {
         refuse("--profile-steps writes its traces into the run directory; add --out DIR");
     if (options.tensorboard && options.out.empty())
         refuse("--tensorboard writes into the run directory; add --out DIR");
+    if (!options.bench && !planning && !options.checking) check_checkpoints_have_a_place(options);
     if (options.bench && !options.profile_steps.empty())
         refuse("--bench writes nothing, so it cannot be combined with --profile-steps");
     if (options.bench && options.train.empty() && options.doc_mask)
@@ -182,32 +192,78 @@ void check_complete(const Options& options) {
     }
 }
 
-}  // namespace
-
-Options read_config_file(const std::string& path) {
+ordered_json read_json(const std::string& path) {
     std::ifstream stream(path);
     if (!stream) refuse(strprintf("cannot open the configuration file %s", path.c_str()));
-    ordered_json file;
     try {
-        file = parse_json<ordered_json>(stream);
+        const auto file = parse_json<ordered_json>(stream);
+        if (file.is_object()) return file;
     } catch (const JsonError& error) {
         refuse(strprintf("configuration file %s is not JSON: %s", path.c_str(), error.what()));
     }
-    // A run.json has the configuration under "config", next to other facts about the run.
-    if (file.is_object() && file.contains("config") && file["config"].is_object()) {
-        const ordered_json inner = file["config"];
-        file = inner;
-    }
-    if (!file.is_object()) refuse(strprintf("configuration file %s is not a JSON object", path.c_str()));
+    refuse(strprintf("configuration file %s is not a JSON object", path.c_str()));
+}
+
+// `path`: of the configuration's file, for messages.
+Options options_of(const ordered_json& config, const std::string& path) {
     try {
         Options options;
         std::vector<std::string> arguments;
-        for (const auto& item : file.items()) append_entry(item.key(), item.value(), arguments);
+        for (const auto& item : config.items()) append_entry(item.key(), item.value(), arguments);
         set_flags(arguments, options);
         return options;
     } catch (const Error& error) {
         refuse(strprintf("configuration file %s: %s", path.c_str(), error.what()));
     }
+}
+
+// The run.json whose configuration --resume continues with; "" if there is none. A command with --train says everything
+// itself.
+std::string run_json_to_resume(const Options& o) {
+    if (o.resume.empty() || o.out.empty() || !o.train.empty()) return "";
+    const std::filesystem::path path = std::filesystem::path(o.out) / "run.json";
+    std::error_code ignored;
+    return std::filesystem::exists(path, ignored) ? path.string() : "";
+}
+
+// Left out are the limits of the last command, and -z of a run on one rank, where it has no meaning.
+Options read_run_config(const std::string& path) {
+    try {
+        const ordered_json run = read_json(path);
+        ordered_json config = run.at("config");
+        for (const char* name : {"stop-after", "max-minutes"}) config.erase(name);
+        const ordered_json* last = &run;
+        if (run.contains("resumed") && !run["resumed"].empty()) last = &run["resumed"].back();
+        if (last->at("world") == 1) config.erase("zero");
+        Options options = options_of(config, path);
+        options.notes.push_back("the configuration is that of " + path + ", and flags of this command override it");
+        return options;
+    } catch (const ordered_json::exception& error) {
+        refuse(strprintf("%s is damaged (%s); give the run's flags with --config FILE", path.c_str(), error.what()));
+    } catch (const Error& error) {
+        refuse(strprintf("--resume: %s; give the run's flags with --config FILE", error.what()));
+    }
+}
+
+// The configuration file under the command line, whose flags `line` has. Another model means its own shape, not the one
+// that the file spells out for the model it names; -x and --epochs replace each other.
+Options with_config(const Options& line) {
+    const std::string run_json = line.config_file.empty() ? run_json_to_resume(line) : "";
+    if (line.config_file.empty() && run_json.empty()) return {};
+    Options options = run_json.empty() ? read_config_file(line.config_file) : read_run_config(run_json);
+    if (!line.model.empty()) options.layers = options.heads = options.channels = options.context = 0;
+    if (line.given.contains("max-steps") && options.given.erase("epochs")) options.epochs = 0;
+    if (line.given.contains("epochs") && options.given.erase("max-steps")) options.max_steps = -1;
+    return options;
+}
+
+}  // namespace
+
+Options read_config_file(const std::string& path) {
+    const ordered_json file = read_json(path);
+    // A run.json keeps the configuration under "config", next to other facts about the run.
+    const bool of_run = file.contains("config") && file["config"].is_object();
+    return options_of(of_run ? file["config"] : file, path);
 }
 
 std::string default_precision() {
@@ -242,16 +298,12 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
     } else if (options.version) {
         parsed.text = version_text();
     } else {
-        if (!options.config_file.empty()) {
-            const bool model_given = !options.model.empty();
-            options = read_config_file(options.config_file);
-            // Another --model replaces the shape that the file has for its own model.
-            if (model_given) options.layers = options.heads = options.channels = options.context = 0;
-            set_flags(arguments, options);
-        }
+        options = with_config(options);
+        set_flags(arguments, options);
         options.checking = checking;
         check_complete(options);
     }
+    if (argc > 0) options.program = shell_quote(argv[0]);
     for (int i = 0; i < argc; i++) options.command_line += (i > 0 ? " " : "") + shell_quote(argv[i]);
     return parsed;
 }

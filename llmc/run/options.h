@@ -53,6 +53,7 @@ struct Options {
     std::string batch_schedule = "off";  // see batch_stages_from_text()
     std::string seq_schedule = "off";    // see seq_stages_from_text()
     int64_t max_steps = -1;              // -1 = one epoch; stays -1 when the training set's size is not known
+    int64_t epochs = 0;                  // 0 = not given; resolve() turns it into max_steps and leaves 0
     int64_t stop_after = 0;              // 0 = off
     double max_minutes = 0;              // 0 = off
 
@@ -148,9 +149,11 @@ struct Options {
 
     // Running and planning
     uint64_t seed = 1337;
+    int64_t log_every = 1;     // steps
     int64_t verify_every = 0;  // steps; 0 = never
     bool print_config = false;
     bool dry_run = false;
+    bool json = false;  // the plan of --dry-run as JSON
     bool estimate_scaling = false;
     bool bench = false;
     bool help = false, help_all = false, help_markdown = false, version = false;
@@ -162,6 +165,7 @@ struct Options {
     std::set<std::string> given;  // long names of flags that the command line or --config has
     bool checking = false;        // train_gpt check: no run
     std::string command_line;     // as given, quoted for a shell
+    std::string program;          // its first word
 
     // Filled by resolve()
     ModelConfig model_config;

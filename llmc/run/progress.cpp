@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
@@ -134,14 +135,28 @@ void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
             model_flops_utilization(record.flops_per_token, *line.tokens_per_s, *setup_.peak_tflops, setup_.ranks);
     }
     line.memory = memory;
-    if (const auto ms = throughput_.ms_per_step(); ms && setup_.last_step >= record.step) {
-        line.seconds_left = static_cast<double>(setup_.last_step - record.step) * *ms / 1000;
+    if (!first_report_) {
+        first_report_ = Clock::now();
+    } else {
+        steps_since_++;
+        ms_since_ += record.ms;
     }
+    if (const auto ms = throughput_.ms_per_step(); ms && setup_.last_step >= record.step)
+        line.seconds_left = seconds_left(record.step, *ms);
     line.skipped = record.skipped > skipped_before_;
     skipped_before_ = record.skipped;
-    print(format_progress(line, colour_));
+    const bool unusual = line.skipped || record.spike || !std::isfinite(record.loss) || !std::isfinite(record.norm);
+    if (record.step % setup_.log_every == 0 || steps_since_ == 0 || record.step == setup_.last_step || unusual)
+        print(format_progress(line, colour_));
     if (record.spike) print(format_spike(record, line.skipped));
     if (const std::string note = record.fresh ? format_fresh_loss(record) : ""; !note.empty()) print(note);
+}
+
+// Validations, samples and saves so far are spread over the steps that they came between.
+double Progress::seconds_left(int64_t step, double ms_per_step) const {
+    const double ms = std::chrono::duration<double, std::milli>(Clock::now() - *first_report_).count();
+    const double between = steps_since_ > 0 ? std::max(0.0, ms - ms_since_) / static_cast<double>(steps_since_) : 0;
+    return static_cast<double>(setup_.last_step - step) * (ms_per_step + between) / 1000;
 }
 
 void Progress::validation(const ValRecord& record) {

@@ -1,6 +1,7 @@
 // What a person sees while a run goes on: one line a step with loss, speed and time left. The formatting functions are
 // pure; Progress keeps the running averages and writes.
 #pragma once
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -55,6 +56,7 @@ struct ProgressSetup {
     int64_t last_step = -1;             // min(max_steps, stop_after); -1 = not known
     std::optional<double> peak_tflops;  // of one card, in the run's precision
     int ranks = 1;
+    int64_t log_every = 1;  // steps
 };
 
 class Progress {
@@ -68,8 +70,14 @@ private:
     std::FILE* out_;
     bool colour_;
     ProgressSetup setup_;
+    double seconds_left(int64_t step, double ms_per_step) const;
+
     Throughput throughput_;
     int64_t skipped_before_ = 0;
+    using Clock = std::chrono::steady_clock;
+    std::optional<Clock::time_point> first_report_;
+    int64_t steps_since_ = 0;  // the first report
+    double ms_since_ = 0;      // of these steps
 };
 
 }  // namespace llmc

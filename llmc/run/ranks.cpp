@@ -15,19 +15,6 @@ Comm planned_ranks(const Options& o, int world) {
     return Comm::planned(world, backend, reduce_order(o));
 }
 
-std::string describe_start(const Options& o, const Ranks& ranks) {
-    const Comm& comm = ranks.comm;
-    std::string text;
-    for (const std::string& note : o.notes) text += "note: " + note + "\n";
-    if (comm.world() > 1)
-        text += strprintf("%d ranks over %s, --zero %d%s\n", comm.world(), comm.name(), o.zero,
-                          o.shard_within > 0 ? strprintf(" --shard-within %d", o.shard_within).c_str() : "");
-    return text + strprintf("%s on %s, %s: %lld parameters, %lld tokens a step in %d micro-steps, %lld steps\n",
-                            o.model_config.name.c_str(), ranks.device.name.c_str(), o.precision.c_str(),
-                            static_cast<long long>(o.model_config.parameters()), static_cast<long long>(o.total_batch),
-                            o.micro_steps, static_cast<long long>(o.max_steps));
-}
-
 Ranks::Ranks(const Options& o, const LaunchInfo& launch)
     : watchdog({o.timeout_start, o.timeout_step, o.timeout_save}, launch.rank) {}
 

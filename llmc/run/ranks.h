@@ -32,9 +32,6 @@ private:
     bool planned_ = false;
 };
 
-// "d12 on NVIDIA H100, fp8: 124,475,904 parameters, ...", how many ranks there are, and what is worth telling once.
-std::string describe_start(const Options& options, const Ranks& ranks);
-
 // Whether a signal has told some rank to stop. A collective. Asked between so many batches of a validation.
 bool told_to_stop(const Comm& comm);
 constexpr int kBatchesBetweenStops = 8;

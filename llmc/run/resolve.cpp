@@ -128,7 +128,31 @@ void resolve_seq_schedule(Options& o) {
     if (end > 0) o.notes.push_back(strprintf("--seq-schedule: %sthen of %d", text.c_str(), o.seq));
 }
 
+// A step of more tokens than the whole training set has is rarely meant.
+void note_large_batch(Options& o, int64_t train_tokens) {
+    const int64_t tokens = o.batches.tokens_of(o.max_steps);
+    if (train_tokens <= 0 || tokens < train_tokens) return;
+    o.notes.push_back(strprintf("a step takes %s tokens, and the training set has %s: every step goes over all of it",
+                                with_commas(tokens).c_str(), with_commas(train_tokens).c_str()));
+}
+
+void resolve_epochs(Options& o, int64_t train_tokens) {
+    if (o.epochs == 0) return;
+    if (o.max_steps != -1) refuse("--epochs and -x both say how long the run is; use one of them");
+    if (train_tokens == 0) refuse("--epochs counts passes over the training data; add --train 'GLOB', or use -x");
+    if (o.epochs > std::numeric_limits<int64_t>::max() / train_tokens)
+        refuse(strprintf("--epochs %lld of %s tokens are too many", static_cast<long long>(o.epochs),
+                         with_commas(train_tokens).c_str()));
+    o.max_steps = o.batches.steps_within(o.epochs * (train_tokens - 1));
+    if (o.max_steps == 0)
+        refuse(strprintf("--epochs %lld: %s tokens are less than one step (%s tokens, -d); use a smaller -d, -b or -t",
+                         static_cast<long long>(o.epochs), with_commas(o.epochs * train_tokens).c_str(),
+                         with_commas(o.batches.tokens_of(1)).c_str()));
+    o.epochs = 0;
+}
+
 void resolve_steps(Options& o, int64_t train_tokens) {
+    resolve_epochs(o, train_tokens);
     if (o.max_steps == -1 && train_tokens > 0) {
         o.max_steps = o.batches.steps_within(train_tokens - 1);  // the last target needs one token more
         if (o.max_steps == 0) {
@@ -138,6 +162,7 @@ void resolve_steps(Options& o, int64_t train_tokens) {
                 with_commas(train_tokens).c_str(), with_commas(o.batches.tokens_of(1)).c_str()));
         }
     }
+    if (o.max_steps > 0) note_large_batch(o, train_tokens);
     if ((o.plateau != "off" || o.early_stop > 0) && (o.val.empty() || o.val_every == 0 || o.val_batches == 0))
         refuse("--plateau and --early-stop go by validation losses: they need -j, and neither -v 0 nor -m 0");
     if (o.restart_every > 0 && o.schedule != "cosine")

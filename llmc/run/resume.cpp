@@ -132,6 +132,7 @@ const std::set<std::string> kFree = {"train",
                                      "timeout-start",
                                      "timeout-step",
                                      "timeout-save",
+                                     "log-every",
                                      "checkpoint-every",
                                      "checkpoint-minutes",
                                      "keep",
@@ -161,6 +162,7 @@ const std::set<std::string> kFree = {"train",
 // Those that make another model or another state of it, or another meaning of a step.
 const std::set<std::string> kFixed = {"layers",      "heads",          "channels",     "vocab",    "context",
                                       "total-batch", "batch-schedule", "seq-schedule", "optimizer"};
+const std::set<std::string> kShape = {"layers", "heads", "channels", "vocab", "context"};  // of these
 // Those that decide which data comes next.
 const std::set<std::string> kData = {"seq", "seed", "doc-mask", "doc-positions"};
 
@@ -181,19 +183,21 @@ void compare_configurations(const Options& o, Resumed& resumed) {
     const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);
     if (model_then != model_now)
         fail(strprintf(
-            "%s holds another model: %s, this run has %s; a new run can start from its weights with "
-            "--init-from",
+            "%s holds another model: %s, this run has %s; leave out the flags that choose the model to continue that "
+            "run, or start a new run of another model in another --out",
             resumed.checkpoint->directory().c_str(), described(model_then).c_str(), described(model_now).c_str()));
     for (const auto& [name, value] : now.items()) {
         if (!then.contains(name) || then[name] == value || kFree.count(name)) continue;
         const std::string before = text_of(then[name]), after = text_of(value);
         const bool is_data = kData.count(name) > 0;
         if (kFixed.count(name) || (is_data && !o.new_data))
-            fail(strprintf("%s was written with --%s %s, this run has --%s %s%s",
-                           resumed.checkpoint->directory().c_str(), name.c_str(), before.c_str(), name.c_str(),
-                           after.c_str(),
-                           is_data ? ", which is other data; --new-data takes it all the same"
-                                   : "; a new run can start from its weights with --init-from"));
+            fail(strprintf(
+                "%s was written with --%s %s, this run has --%s %s%s", resumed.checkpoint->directory().c_str(),
+                name.c_str(), before.c_str(), name.c_str(), after.c_str(),
+                is_data                 ? ", which is other data; --new-data takes it all the same"
+                : kShape.contains(name) ? "; its weights fit that shape alone: leave the flag out, or start a "
+                                          "new run in another --out"
+                                        : "; a new run can start from its weights with --init-from"));
         resumed.notes.push_back("--" + name + " " + after + " from here on; until now it was " + before);
     }
 }

@@ -28,9 +28,20 @@ StopReason stop_reason(const Deadline& deadline) {
 
 void print_stop(int64_t step, StopReason reason) {
     if (reason == StopReason::none) return;
-    const char* const told = stop_requested() ? stop_signal_name() : "another rank was told to";
-    std::printf("stopping after step %lld: %s\n", static_cast<long long>(step),
-                reason == StopReason::out_of_time ? "--max-minutes reached" : told);
+    std::printf("stopping after step %lld: %s\n", static_cast<long long>(step), stop_name(reason).c_str());
+}
+
+std::string stop_name(StopReason reason) {
+    if (reason == StopReason::out_of_time) return "--max-minutes reached";
+    return stop_requested() ? stop_signal_name() : "another rank was told to";
+}
+
+std::string describe_pass_end(const TokenSchedule& batches, int64_t tokens_per_pass, int64_t step, int64_t data_step) {
+    if (tokens_per_pass <= batches.tokens_of(data_step)) return "";
+    const int64_t passes = batches.tokens_until(data_step) / tokens_per_pass;
+    if (passes == batches.tokens_until(data_step - 1) / tokens_per_pass) return "";
+    return strprintf("step %lld: pass %lld over the training data is complete", static_cast<long long>(step),
+                     static_cast<long long>(passes));
 }
 
 StepAgreement agree(StepAgreement mine, EnergyMeter& meter, const Comm& comm) {
@@ -59,13 +70,14 @@ FreshLoss fresh_loss(const ModelConfig& model) {
     return {ln_vocab, ln_vocab + 0.5 * model.channels * deviation * deviation};
 }
 
-StepReports::StepReports(const Options& options, const ProgressSetup& setup, const Fp8Registry* fp8, const Comm& comm,
-                         RunDirectory& directory)
+StepReports::StepReports(const Options& options, const ProgressSetup& setup, const PassOverData& pass,
+                         const Fp8Registry* fp8, const Comm& comm, RunDirectory& directory)
     : options_(options),
       fp8_(fp8),
       directory_(directory),
       nowhere_(std::fopen("/dev/null", "w"), std::fclose),
       setup_(setup),
+      pass_(pass),
       progress_(comm.is_main() ? stdout : nowhere_.get(), setup) {}
 
 void StepReports::expect(int64_t step, const Products& products, const StepAgreement& agreed) {
@@ -106,6 +118,11 @@ void StepReports::report(const StepResult& result) {
     expected_.erase(of_host);
     directory_.record(record);
     progress_.step(record, device_bytes_in_use());
+    results_.train = {record.step, record.loss};
+    if (const std::string note =
+            describe_pass_end(options_.batches, pass_.tokens, record.step, record.step + pass_.steps_ahead);
+        !note.empty())
+        progress_.print(note);
     if (options_.bench) benched_.push_back(record);
     if (result.verified) check_bits(result);
     check_skips(result, options_.max_skips, fp8_);
@@ -126,6 +143,9 @@ void StepReports::check_bits(const StepResult& result) {
 void StepReports::report(const ValRecord& record) {
     directory_.record(record);
     progress_.validation(record);
+    if (record.losses.empty()) return;
+    results_.val = {record.step, record.losses[0].loss};
+    if (!results_.best_val || results_.val->loss < results_.best_val->loss) results_.best_val = results_.val;
 }
 
 void StepReports::print_bench() {

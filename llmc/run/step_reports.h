@@ -28,6 +28,7 @@ Deadline deadline_after(double minutes);  // 0: none
 // What this rank has to say.
 StopReason stop_reason(const Deadline& deadline);
 void print_stop(int64_t step, StopReason reason);  // none: nothing
+std::string stop_name(StopReason reason);          // "SIGTERM", "--max-minutes reached"
 
 // What the ranks tell each other once at the end of a step: a stop anywhere is a stop everywhere, after the same step.
 struct StepAgreement {
@@ -41,11 +42,30 @@ StepAgreement agree(StepAgreement mine, EnergyMeter& meter, const Comm& comm);
 
 FreshLoss fresh_loss(const ModelConfig& model);
 
+struct SeenLoss {
+    int64_t step = 0;
+    double loss = 0;
+};
+// The losses that a run ends with. Validation losses are those of the first set.
+struct RunResults {
+    std::optional<SeenLoss> train, val, best_val;
+};
+
+// Where the training data is read again from its start.
+struct PassOverData {
+    int64_t tokens = 0;       // of a pass; 0: not known
+    int64_t steps_ahead = 0;  // of the steps that are counted, after --skip-data
+};
+
+// "step 120: pass 1 over the training data is complete"; "" if no pass ends in the step that takes the data of
+// `data_step` (from 1), or if a step takes a whole pass.
+std::string describe_pass_end(const TokenSchedule& batches, int64_t tokens_per_pass, int64_t step, int64_t data_step);
+
 class StepReports {
 public:
     // `fp8`: of the run, to name tensors; nullptr: none.
-    StepReports(const Options& options, const ProgressSetup& setup, const Fp8Registry* fp8, const Comm& comm,
-                RunDirectory& directory);
+    StepReports(const Options& options, const ProgressSetup& setup, const PassOverData& pass, const Fp8Registry* fp8,
+                const Comm& comm, RunDirectory& directory);
 
     // What the host knows of step `step`, on every rank.
     void expect(int64_t step, const Products& products, const StepAgreement& agreed);
@@ -54,6 +74,7 @@ public:
     void report(const ValRecord& record);
     // Of --bench, at the end.
     void print_bench();
+    const RunResults& results() const { return results_; }
 
 private:
     void check_bits(const StepResult& result);
@@ -69,6 +90,8 @@ private:
     RunDirectory& directory_;
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> nowhere_;
     const ProgressSetup setup_;
+    const PassOverData pass_;
+    RunResults results_;
     Progress progress_;
     std::vector<StepRecord> benched_;  // with --bench, all steps
     std::map<int64_t, OfHost> expected_;

@@ -19,6 +19,19 @@ std::string with_commas(int64_t number) {
     return digits;
 }
 
+std::string format_count(int64_t number) {
+    const char* const units[] = {"M", "B", "T"};
+    if (number < 1000000) return with_commas(number);
+    double value = static_cast<double>(number) / 1e6;
+    int unit = 0;
+    for (; value >= 999.5 && unit < 2; unit++) value /= 1000;
+    return strprintf(value < 9.995 ? "%.2f %s" : value < 99.95 ? "%.1f %s" : "%.0f %s", value, units[unit]);
+}
+
+std::string counted(int64_t number, const std::string& noun) {
+    return number < 100000000 ? plural(number, noun) : format_count(number) + " " + noun + "s";
+}
+
 std::string format_bytes(size_t bytes) {
     const char* const units[] = {"KiB", "MiB", "GiB", "TiB"};
     if (bytes < 1024) return strprintf("%zu B", bytes);

@@ -21,7 +21,7 @@ import unittest
 
 from test_ranks import ENVIRONMENT
 from test_run_ranks import LAUNCH, MPIRUN, ONE_THREAD, command
-from trainer import (FP8_RECIPES, PROGRAM, ROOT, corpus, new_path, read_safetensors, recipe_flags, run,
+from trainer import (FP8_RECIPES, PROGRAM, ROOT, TIME_FIELDS, corpus, new_path, read_safetensors, recipe_flags, run,
                      workspace, write_shard)
 
 MATRIX = bool(os.environ.get("CHECKPOINT_MATRIX"))
@@ -84,7 +84,7 @@ class Directory:
         """What a run has to say of its numbers, and nothing of clocks."""
         with open(self.file("metrics.jsonl"), encoding="utf-8") as file:
             records = [json.loads(line) for line in file]
-        return [{k: v for k, v in r.items() if k not in ("ms", "tokens_per_s")} for r in records if "memory" not in r]
+        return [{k: v for k, v in r.items() if k not in TIME_FIELDS} for r in records if "memory" not in r]
 
     def log(self):
         with open(self.file("main.log"), encoding="utf-8") as file:
@@ -214,6 +214,16 @@ class Resume(Case):
         before = done.records()
         self.succeeds(done.run("--max-steps", "3", "--resume", "latest"))
         self.assertEqual(done.records(), before)
+
+    def test_with_the_configuration_of_its_run_json(self):
+        """`-o RUN --resume latest` alone is the same run."""
+        stopped = Directory()
+        self.succeeds(stopped.run("--stop-after", "5"))
+        result = self.succeeds(run("-o", stopped.path, "--resume", "latest", env=ONE_THREAD))
+        self.assertIn(f"the configuration is that of {stopped.file('run.json')}", result.out)
+        self.same_run(stopped, whole_run())
+        result = self.succeeds(run("-o", stopped.path, "--resume", "auto", "--max-steps", "7", env=ONE_THREAD))
+        self.assertIn("nothing to do: step 12 is past --max-steps 7", result.out)
 
     def test_state_does_not_grow(self):
         """With steps (TransformerEngine#231); and a resumed run takes no more memory than a new one (nanoGPT#236)."""
@@ -455,7 +465,9 @@ class Refused(Case):
 
     def test_another_model(self):
         self.save()
-        self.refused(self.run_.run("--resume", "latest", "--layers", "2"), CHECKPOINT, "--layers 1", "--layers 2")
+        result = self.run_.run("--resume", "latest", "--layers", "2")
+        self.refused(result, CHECKPOINT, "--layers 1", "--layers 2", "in another --out")
+        self.assertNotIn("--init-from", result.err, "weights of another shape are of no use to it")
         self.refused(self.run_.run("--resume", "latest", "--total-batch", "128"), CHECKPOINT, "--total-batch")
         self.refused(self.run_.run("--resume", "latest", "--optimizer", "lion"), CHECKPOINT,
                      "was written with --optimizer adamw, this run has --optimizer lion", "--init-from")
@@ -600,9 +612,9 @@ class Signals(Case):
         return run_, out
 
     def test_every_signal(self):
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             with self.subTest(number=number):
-                run_, out = self.stop("step ", number, "--val-every", "0")
+                run_, out = self.stop("step     1/", number, "--val-every", "0")
                 (step,) = run_.checkpoints
                 self.assertIn(f"stopping after step {step}: {signal.Signals(number).name}", out)
                 self.assertEqual(run_.records()[-1]["step"], step)

@@ -28,9 +28,10 @@ class Files(unittest.TestCase):
     def test_training_records(self):
         names = ["step", "loss", "lr", "norm", "tokens", "ms", "tokens_per_s", "products", "skipped", "loss_scale",
                  "batch_hash"]
+        times = ["time", "elapsed"]
         self.assertEqual([r["step"] for r in self.done.steps], list(range(1, 8)))
         for record in self.done.steps:
-            self.assertEqual(list(record), names + ["fresh_weights"] * (record["step"] == 1))
+            self.assertEqual(list(record), names + ["fresh_weights"] * (record["step"] == 1) + times)
             self.assertEqual(record["tokens"], 512 * record["step"])
             self.assertEqual((record["skipped"], record["loss_scale"]), (0, 1))
             for name in ("loss", "norm", "ms", "tokens_per_s"):
@@ -61,7 +62,7 @@ class Files(unittest.TestCase):
         self.assertEqual(list(self.done.validations), [0, 3, 6, 7])
         for record in self.done.records:
             if "val_loss" in record:
-                self.assertEqual(list(record), ["step", "val_loss", "val_perplexity", "val_bpb"])
+                self.assertEqual(list(record), ["step", "val_loss", "val_perplexity", "val_bpb", "time", "elapsed"])
 
     def test_records_in_order_of_steps(self):
         steps = [r["step"] for r in self.done.records]
@@ -178,8 +179,8 @@ class Files(unittest.TestCase):
         several = FinishedRun("--val", f"a={corpus().val}", "--val", f"b={corpus().train}", "--val-batches", "1",
                               "--max-steps", "1")
         record = several.records[0]
-        self.assertEqual(list(record), ["step"] + [f"val_{key}_{name}" for name in "ab"
-                                                   for key in ("loss", "perplexity", "bpb")])
+        self.assertEqual(list(record), ["step", *(f"val_{key}_{name}" for name in "ab"
+                                                  for key in ("loss", "perplexity", "bpb")), "time", "elapsed"])
         self.assertNotEqual(record["val_loss_a"], record["val_loss_b"])
         with open(corpus().val + ".json", encoding="utf-8") as file:
             sidecar = json.load(file)
@@ -506,6 +507,37 @@ class Endings(unittest.TestCase):
         self.assertIn("--max-minutes", run_.result.out)
         self.assertGreaterEqual(len(run_.steps), 1)
         self.assertTrue(os.path.exists(run_.path("checkpoints")))
+
+    def test_stopped_without_out(self):
+        """It saved nothing, so nothing may queue it again."""
+        result = run(*tiny_flags("--max-steps", "1000000", "--max-minutes", "0.01"))
+        self.assertEqual(result.code, 1)
+        self.assertIn("(--max-minutes reached); nothing was saved because the run has no --out", result.err)
+        self.assertIn("nothing will be saved: no --out", result.out)
+        self.assertEqual(run(*tiny_flags("--stop-after", "1")).code, 0)
+
+    def test_weights_that_are_not_finite_any_more(self):
+        run_ = FinishedRun("--max-steps", "9", "--lr", "1e30", "--optimizer", "sgd", "--clip", "0", code=6)
+        self.assertIn("the last training loss is nan", run_.result.err)
+        self.assertIn("weights written", run_.result.out)
+
+    def test_output_comes_line_by_line(self):
+        """A person may be looking at a pipe."""
+        with subprocess.Popen([PROGRAM, *tiny_flags("--max-steps", "1000000")], stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, cwd=workspace(), env=ENVIRONMENT) as process:
+            first = os.read(process.stdout.fileno(), 1 << 16)
+            process.kill()
+        self.assertNotIn(b"step     1/", first)
+
+    def test_a_reader_that_leaves(self):
+        """The run goes on when its `tee` has died."""
+        out = new_path()
+        with subprocess.Popen([PROGRAM, *tiny_flags("--max-steps", "40", "--out", out)], stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, cwd=workspace(), env=ENVIRONMENT) as process:
+            process.stdout.readline()
+            process.stdout.close()
+        self.assertEqual(process.returncode, 0)
+        self.assertIn("model.safetensors", os.listdir(out))
 
     def stop_by(self, signal_number):
         out = new_path()

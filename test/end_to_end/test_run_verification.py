@@ -11,7 +11,7 @@ from test_ranks import ENVIRONMENT
 from test_run_architectures import described
 from test_run_architectures import flags as architecture_flags
 from test_run_ranks import run_ranks
-from trainer import PROGRAM, VOCAB, FinishedRun, new_path, run, tiny_flags, workspace
+from trainer import PROGRAM, TIME_FIELDS, VOCAB, FinishedRun, new_path, run, tiny_flags, workspace
 
 MPIRUN = shutil.which("mpirun")
 # Two norms a block and the last one: step 3 has 5, and step 4, which is verified, 10.
@@ -67,7 +67,7 @@ class Verification(unittest.TestCase):
         self.assertEqual([s.get("verified") for s in verified.steps], [None, True, None, True, None])
         for step in (verified.steps[1], verified.steps[3]):
             self.assertGreater(step["verify_ms"], 0)
-        times = ("ms", "tokens_per_s", "verified", "verify_ms")
+        times = (*TIME_FIELDS, "verified", "verify_ms")
         plain = [[{k: v for k, v in record.items() if k not in times} for record in r.records if "memory" not in record]
                  for r in (clean, verified)]
         self.assertEqual(*plain)

@@ -29,7 +29,7 @@ TINY_MODEL = ["--layers", "2", "--channels", "64", "--heads", "2", "--context", 
 TINY_BATCH = ["--batch", "4", "--seq", "64"]
 # Threads that wait asleep: the tests may share the cores.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
-TIME_FIELDS = ("ms", "tokens_per_s", "watts", "joules_per_token")
+TIME_FIELDS = ("ms", "tokens_per_s", "time", "elapsed", "watts", "joules_per_token")
 # scripts/test.sh without --all: fewer of what --all has beside these.
 BRIEF = bool(os.environ.get("BRIEF"))
 # Every --fp8-recipe: what is tested of one is tested of all.

@@ -20,6 +20,7 @@
 #include "llmc/run/help.h"
 #include "llmc/run/versions.h"
 #include "test/suites.h"
+#include "test/temporary_directory.h"
 
 using namespace llmc;
 using nlohmann::json;
@@ -163,7 +164,9 @@ void set_sample(const Flag& flag, T& field, Sample& sample) {
 Arguments beside(const std::string& flag) {
     Arguments arguments = {"-i", "data"};
     if (flag == "gpu") arguments.push_back("--dry-run");
-    if (flag == "profile-steps" || flag == "tensorboard") arguments.insert(arguments.end(), {"-o", "dir"});
+    const std::set<std::string> need_a_place = {"profile-steps", "tensorboard", "checkpoint-every",
+                                                "checkpoint-minutes"};
+    if (need_a_place.contains(flag)) arguments.insert(arguments.end(), {"-o", "dir"});
     return arguments;
 }
 
@@ -422,8 +425,8 @@ TEST_CASE("options: a whole number is kept as it is or refused with its flag and
             CAPTURE(number);
             const std::string name = "--" + flag.long_name, entry = "{\"" + flag.long_name + "\": " + number + "}";
             const ConfigFile file(entry);
-            Arguments sources[] = {{"-i", "x", name.c_str(), number.c_str()},
-                                   {"-i", "x", "--config", file.path.c_str()}};
+            Arguments sources[] = {{"-i", "x", "-o", "dir", name.c_str(), number.c_str()},
+                                   {"-i", "x", "-o", "dir", "--config", file.path.c_str()}};
             for (int source = 0; source < (in_files ? 2 : 1); source++) {
                 CAPTURE(source);
                 const std::string message = refusal(sources[source]);
@@ -466,6 +469,63 @@ TEST_CASE("options: configuration files, and flags over them") {
     CHECK(over.lr == 1e-3);
     CHECK(over.val == std::vector<ValSet>{{"", "z"}});
     CHECK(!over.tf32);
+}
+
+TEST_CASE("options: checkpoints need a run directory") {
+    CHECK(contains(refusal({"-i", "x", "-n", "5"}), "add --out DIR"));
+    CHECK(contains(refusal({"-i", "x", "--checkpoint-minutes", "5"}), "--checkpoint-minutes: checkpoints are written"));
+    CHECK(contains(refusal({"-i", "x", "-o", ""}), "--out: the value is empty"));
+    CHECK_NOTHROW(parse({"-i", "x", "-n", "5", "--bench"}));
+    CHECK_NOTHROW(parse({"-i", "x", "-n", "5", "--dry-run"}));
+    CHECK_NOTHROW(parse({"-i", "x", "-n", "0", "--checkpoint-minutes", "0"}));
+    const ConfigFile printed(config_json(parse({"-i", "x"}).options));
+    CHECK_NOTHROW(parse({"--config", printed.path.c_str()}));
+}
+
+TEST_CASE("options: --resume continues with the configuration of the run's run.json") {
+    const test::TemporaryDirectory run;
+    std::filesystem::create_directories(run.path);
+    const std::string out = run.path.string();
+    const auto write = [&](const char* extra) {
+        std::ofstream(run.path / "run.json")
+            << R"({"world": 1, "config": {"train": "t", "batch": 8, "lr": 1e-3, "zero": 0,
+            "out": "old place", "stop-after": 3, "max-minutes": 2, "checkpoint-minutes": 7}
+            )"
+            << extra << "}";
+    };
+    write("");
+    const Options o = parse({"-o", out.c_str(), "--resume", "latest", "--lr", "2e-3"}).options;
+    CHECK(o.train == "t");
+    CHECK(o.batch == 8);
+    CHECK(o.lr == 2e-3);  // flags win
+    CHECK(o.out == out);
+    CHECK(o.stop_after == 0);  // limits of the last command
+    CHECK(o.max_minutes == 0);
+    CHECK(o.zero == -1);  // on one rank it meant nothing
+    CHECK(o.checkpoint_minutes == 7);
+    CHECK(contains(o.notes.at(0), out + "/run.json"));
+    write(R"(, "resumed": [{"world": 2}])");
+    CHECK(parse({"-o", out.c_str(), "--resume", "auto"}).options.zero == 0);
+    // Not used: by a new run, with --config, and by a command that has training data.
+    CHECK(parse({"-o", out.c_str(), "-i", "x"}).options.batch == 4);
+    const ConfigFile config("{\"train\": \"u\"}");
+    CHECK(parse({"-o", out.c_str(), "--resume", "latest", "--config", config.path.c_str()}).options.batch == 4);
+    CHECK(parse({"-o", out.c_str(), "-i", "x", "--resume", "latest"}).options.batch == 4);
+    for (const char* damaged : {"{", "{}", R"({"world": 1, "config": 3})", R"({"config": {}, "resumed": [3]})"}) {
+        CAPTURE(damaged);
+        std::ofstream(run.path / "run.json") << damaged;
+        CHECK(contains(refusal({"-o", out.c_str(), "--resume", "latest"}), "--config FILE"));
+    }
+}
+
+TEST_CASE("options: -x and --epochs replace each other") {
+    const ConfigFile steps(R"({"train": "t", "max-steps": 30})"), epochs(R"({"train": "t", "epochs": 3})");
+    const Options by_epochs = parse({"--config", steps.path.c_str(), "--epochs", "2"}).options;
+    CHECK(by_epochs.max_steps == -1);
+    CHECK(by_epochs.epochs == 2);
+    const Options by_steps = parse({"--config", epochs.path.c_str(), "-x", "2"}).options;
+    CHECK(by_steps.max_steps == 2);
+    CHECK(by_steps.epochs == 0);
 }
 
 TEST_CASE("options: another model does not inherit the file's shape") {

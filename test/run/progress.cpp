@@ -149,6 +149,30 @@ TEST_CASE("progress: steps as they are written") {
     CHECK(lines[4] == "val      4 | val_loss 2.5000\n");
 }
 
+TEST_CASE("progress: --log-every leaves out steps, but none that is unusual") {
+    std::FILE* file = std::tmpfile();
+    REQUIRE(file != nullptr);
+    ProgressSetup setup;
+    setup.last_step = 23;
+    setup.log_every = 10;
+    Progress progress(file, setup);
+    for (int step = 1; step <= 23; step++) {
+        StepRecord record;
+        record.step = step;
+        record.loss = step == 4 ? NAN : 2.0f;
+        record.skipped = step >= 6;
+        if (step == 8) record.spike.loss_limit = 1.0f;
+        progress.step(record, std::nullopt);
+    }
+    std::rewind(file);
+    std::string steps;
+    char buffer[512];
+    while (std::fgets(buffer, sizeof buffer, file) != nullptr)
+        if (int step = 0; std::sscanf(buffer, "step %d/", &step) == 1) steps += std::to_string(step) + " ";
+    std::fclose(file);
+    CHECK(steps == "1 4 6 8 10 20 23 ");
+}
+
 TEST_CASE("progress: fresh weights whose loss is not that of weights that know nothing") {
     StepRecord record;
     record.step = 1;

@@ -380,3 +380,30 @@ TEST_CASE("resolve: how often a run validates by itself") {
     sized.val_batches = 0;
     CHECK_NOTHROW(resolved(sized, inputs));
 }
+
+TEST_CASE("resolve: --epochs is a number of steps") {
+    Options o;
+    o.seq = 64;
+    o.epochs = 3;
+    const Options three = resolved(o, with_data(257, 2561));  // 10 steps of 256 tokens, and the last target
+    CHECK(three.max_steps == 30);
+    CHECK(three.epochs == 0);  // run.json says it in steps alone
+    CHECK(contains(refusal(o), "--epochs counts passes over the training data; add --train"));
+    CHECK(contains(refusal(o, with_data(257, 50)), "less than one step"));
+    o.max_steps = 5;
+    CHECK(contains(refusal(o, with_data(257, 2561)), "--epochs and -x both say"));
+}
+
+TEST_CASE("resolve: a step larger than the training set is noted") {
+    Options o;
+    o.seq = 64;
+    o.max_steps = 5;
+    const auto is_noted = [&](int64_t tokens) {
+        for (const std::string& note : resolved(o, with_data(257, tokens)).notes)
+            if (contains(note, "every step goes over all of it")) return true;
+        return false;
+    };
+    CHECK(is_noted(256));
+    CHECK(!is_noted(257));
+    CHECK(!is_noted(0));  // not known
+}

@@ -20,6 +20,17 @@ TEST_CASE("text: numbers") {
     CHECK(plural(0, "step") == "0 steps");
     CHECK(plural(2000, "step") == "2,000 steps");
     CHECK(plural(2, "batch") == "2 batches");
+    CHECK(format_count(999999) == "999,999");
+    CHECK(format_count(1000000) == "1.00 M");
+    CHECK(format_count(124475904) == "124 M");
+    CHECK(format_count(999600000) == "1.00 B");
+    CHECK(format_count(1557611200) == "1.56 B");
+    CHECK(format_count(10484736000) == "10.5 B");
+    CHECK(format_count(15600000000000) == "15.6 T");
+    CHECK(counted(1, "sequence") == "1 sequence");
+    CHECK(counted(0, "step") == "0 steps");
+    CHECK(counted(20000, "step") == "20,000 steps");
+    CHECK(counted(1557611200, "token") == "1.56 B tokens");
 
     CHECK(format_bytes(0) == "0 B");
     CHECK(format_bytes(1023) == "1023 B");

@@ -1,0 +1,44 @@
+// What a run tells a person at its start and at its end: its size and length, what came out of it, where that is, and
+// which commands to try next. And the exit code that says the same to a script.
+#pragma once
+#include <optional>
+#include <string>
+
+#include "llmc/run/options.h"
+#include "llmc/run/ranks.h"
+#include "llmc/run/step_reports.h"
+
+namespace llmc {
+
+// What is known before the first step, next to the options.
+struct RunOutlook {
+    int64_t train_tokens = 0;                     // of the training set
+    int64_t first_step = 1;                       // above 1: the run continues
+    std::optional<double> seconds_per_step = {};  // predicted
+};
+
+// "d12 on NVIDIA H100, fp8: 124,475,904 parameters", the length of the run in steps, tokens and passes over the data,
+// the predicted time, and the notes. Several lines.
+std::string describe_start(const Options& options, const Ranks& ranks, const RunOutlook& outlook);
+
+// At 50 GFLOP/s for each thread, which a CPU's matmuls reach at best.
+double predicted_cpu_seconds(const Options& options, int threads);
+
+// How a run ended.
+struct RunEnd {
+    int64_t first_step = 1, step = 0;  // the steps that this process made; none if `step` is below `first_step`
+    StopReason stop = StopReason::none;
+    bool resumable = false;  // there are checkpoints to continue from
+    double seconds = 0;      // of this process
+    RunResults results = {};
+};
+
+// Several lines for the terminal.
+std::string describe_end(const Options& options, const RunEnd& end);
+// What went wrong with a run that made all its steps, or was stopped and cannot be continued; "" if nothing did.
+std::string problem_of(const Options& options, const RunEnd& end);
+ExitCode exit_code_of(const RunEnd& end);
+// The former on stdout, the latter on stderr.
+void print_end(const Options& options, const RunEnd& end);
+
+}  // namespace llmc

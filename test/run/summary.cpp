@@ -1,0 +1,129 @@
+// What a run says at its start and its end, and the exit code that goes with it.
+#include "llmc/run/summary.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <set>
+
+using namespace llmc;
+
+namespace {
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+Options options() {
+    Options o;
+    o.seq = 64;
+    o.max_steps = 300;
+    o.out = "runs/a b";
+    o.program = "./train_gpt";
+    resolve(o, {});
+    return o;
+}
+
+RunEnd finished() {
+    RunEnd end;
+    end.step = 300;
+    end.resumable = true;
+    end.seconds = 3723;
+    end.results = {{{300, 3.25}}, {{300, 3.5}}, {{250, 3.4}}};
+    return end;
+}
+
+std::string start(const Options& o, const DeviceInfo& device, const RunOutlook& outlook) {
+    Ranks ranks(o, LaunchInfo());
+    ranks.device = device;
+    return describe_start(o, ranks, outlook);
+}
+
+}  // namespace
+
+TEST_CASE("summary: the start says how large and how long the run is") {
+    Options o = options();
+    DeviceInfo cpu, gpu;
+    cpu.is_host = true;
+    cpu.multiprocessors = 2;
+    cpu.name = "the host";
+    const std::string text = start(o, cpu, {.train_tokens = 38400});
+    CHECK(contains(text, "d12 on the host, " + o.precision + ": 124 M parameters\n"));
+    CHECK(contains(text,
+                   "300 steps of 256 tokens in 1 micro-step each: 76,800 tokens, 2.0 passes over the 38,400 tokens"));
+    CHECK(!contains(text, "nothing will be saved"));
+    CHECK(!contains(text, "predicted"));
+    o.out.clear();
+    CHECK(contains(start(o, cpu, {}), "nothing will be saved: no --out"));
+    o.bench = true;
+    CHECK(!contains(start(o, cpu, {}), "nothing will be saved"));
+
+    CHECK(!contains(start(o, cpu, {.seconds_per_step = 5}), "predicted"));
+    CHECK(
+        contains(start(o, cpu, {.seconds_per_step = 90}), "124 M parameters on 2 CPU threads: predicted 1.5 minutes"));
+    CHECK(contains(start(o, gpu, {.first_step = 201, .seconds_per_step = 0.5}),
+                   "predicted: at least 500.0 ms per step, 0:50 for 100 steps"));
+}
+
+TEST_CASE("summary: a run that is resumed at its end or past it has nothing to do") {
+    Options o = options();
+    const DeviceInfo gpu;
+    CHECK(contains(start(o, gpu, {.first_step = 301}), "nothing to do: all 300 steps are done"));
+    CHECK(contains(start(o, gpu, {.first_step = 411}), "nothing to do: step 410 is past --max-steps 300"));
+    CHECK(!contains(start(o, gpu, {.first_step = 300}), "nothing to do"));
+    o.stop_after = 100;
+    CHECK(contains(start(o, gpu, {.first_step = 111}), "nothing to do: step 110 is past --stop-after 100"));
+}
+
+TEST_CASE("summary: passes over the data end where the data is read again") {
+    const TokenSchedule batches({}, 100);
+    std::set<int64_t> ends;
+    for (int64_t step = 1; step <= 10; step++)
+        if (!describe_pass_end(batches, 250, step, step).empty()) ends.insert(step);
+    CHECK(ends == std::set<int64_t>{3, 5, 8, 10});
+    CHECK(describe_pass_end(batches, 250, 4, 5) ==
+          "step 4: pass 2 over the training data is complete");  // --skip-data 1
+    CHECK(describe_pass_end(batches, 100, 1, 1).empty());        // each step is a pass
+}
+
+TEST_CASE("summary: the end says what came out, where it is and what to try next") {
+    const Options o = options();
+    const std::string text = describe_end(o, finished());
+    CHECK(contains(text, "300 steps (76,800 tokens) in 1:02:03, last loss 3.2500\n"));
+    CHECK(contains(text, "validation loss 3.5000 after step 300, best 3.4000 after step 250\n"));
+    CHECK(contains(text, "weights written to runs/a b/model.safetensors\n"));
+    CHECK(contains(text, "next: ./train_gpt sample --from 'runs/a b'\n"));
+    RunEnd stopped = finished();
+    stopped.stop = StopReason::out_of_time;
+    CHECK(contains(describe_end(o, stopped), "continue with: ./train_gpt -o 'runs/a b' --resume latest\n"));
+    CHECK(!contains(describe_end(o, stopped), "weights"));
+}
+
+TEST_CASE("summary: 75 is only for a run that can be continued") {
+    Options o = options();
+    RunEnd end = finished();
+    CHECK(exit_code_of(end) == ExitCode::ok);
+    CHECK(problem_of(o, end).empty());
+    end.stop = StopReason::out_of_time;
+    CHECK(exit_code_of(end) == ExitCode::stopped);
+    CHECK(problem_of(o, end).empty());
+    end.resumable = false;
+    CHECK(exit_code_of(end) == ExitCode::failure);
+    CHECK(contains(problem_of(o, end), "-n and --checkpoint-minutes are 0"));
+    o.out.clear();
+    CHECK(problem_of(o, end) ==
+          "stopped after step 300 (--max-minutes reached); nothing was saved because the run has no --out");
+}
+
+TEST_CASE("summary: a run whose numbers went bad at its end has failed") {
+    const Options o = options();
+    RunEnd end = finished();
+    end.results.train->loss = NAN;
+    CHECK(exit_code_of(end) == ExitCode::ok);  // a skipped step: the weights were validated after it
+    end.results.val->step = 250;
+    CHECK(exit_code_of(end) == ExitCode::bad_numbers);
+    CHECK(contains(problem_of(o, end), "the last training loss is nan"));
+    CHECK(!contains(describe_end(o, end), "next:"));
+    end = finished();
+    end.results.val->loss = INFINITY;
+    CHECK(exit_code_of(end) == ExitCode::bad_numbers);
+    CHECK(contains(problem_of(o, end), "the last validation loss is inf"));
+}
