@@ -385,8 +385,8 @@ def draw(reference, comparisons, out, max_gap, published=None):
     plot.draw_loss(loss, runs, floors[0] if floors else None, lambda run, step: step)
     if published:
         draw_published(loss, None if comparisons else gap, published, reference)
-    beside = [c.run.name for c in comparisons]
-    title = f"{', '.join(beside)} beside {reference.name}" if beside else f"{reference.name} beside {published.name}"
+    compared = ", ".join(c.run.name for c in comparisons)
+    title = f"{compared} compared with {reference.name}" if compared else f"{reference.name} compared with {published.name}"
     loss.set_title(title, loc="left", fontweight="bold", pad=22 if reference.title else 8)
     if reference.title:
         loss.text(0, 1.025, f"{reference.name}: {reference.title}", transform=loss.transAxes, fontsize=9, color="#555555")
@@ -439,7 +439,7 @@ def parse(argv):
     parser.add_argument("reference", metavar="A", help="the reference: a run directory (train_gpt --out) or metrics.jsonl")
     parser.add_argument("others", nargs="*", metavar="B", help="what is compared with it")
     parser.add_argument("--published", metavar="NAME",
-                        help="lay a published curve of validation losses beside them, by tokens: "
+                        help="also draw a published curve of validation losses, by tokens: "
                              f"{', '.join(published_names())}, or a file like those in scripts/published")
     parser.add_argument("--max-gap", type=fraction, metavar="X",
                         help="largest gap allowed, either way, as a fraction or in percent: 0.005 or 0.5%%")

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Shows that FP8 training follows BF16: installs what is missing, builds, makes a corpus of a made-up language, trains a
 # small GPT on it in BF16 and in FP8, from the same weights on the same batches, and compares the runs in a table and a
-# picture. A third run, the control, is the BF16 one again, rounded otherwise. Everything lands in out/demo/.
+# picture. A third run, the control, is BF16 again with different rounding. Everything lands in out/demo/.
 #
-# With --modern it shows what newer blocks and Muon change instead: GPT-2 with AdamW beside a nanochat-like model with Muon,
-# both in FP8, of about as many parameters and on the same batches, in out/demo/modern/.
+# With --modern it compares older and newer recipes instead: GPT-2 with AdamW and a nanochat-like model with Muon, both in
+# FP8, with about as many parameters and on the same batches, in out/demo/modern/.
 #
 #   ./scripts/demo.sh                    under four minutes on two CPU cores
 #   ./scripts/demo.sh --modern           less
@@ -51,7 +51,7 @@ if [[ -n $modern ]]; then kinds="gpt2 nano"; fi
 steps=$(flag_value --max-steps -x "$@")
 if ! [[ $steps =~ ^[1-9][0-9]*$ ]]; then steps=$([[ -n $modern ]] && echo 300 || echo 600); fi
 # A long warm-up: without it the loss leaps for a step when the model has just learned how frequent each byte is. At higher
-# rates runs part that differ in rounding alone.
+# rates even runs that differ only in rounding diverge from each other.
 TRAINING=(--batch 16 --max-steps "$steps" --lr 2e-3 --warmup $((steps / 8)) --weight-decay 0.1)
 # The same samples a step in two halves: another order of sums, and nothing else. Not for batches that the flags choose.
 CONTROL=(--precision bf16 --batch 8 --total-batch 512 --sample-every 0)
@@ -91,8 +91,8 @@ control_process=
 trap 'interrupted=yes; [[ -z $control_process ]] || kill -TERM $control_process 2>/dev/null' INT TERM
 runs=()
 
-# What --modern compares. Each has the best of the rates that were tried (dev/guide/optimizers.md), and both the same schedule. The
-# MLP of the second is narrower than usual, for it has a head of its own: 114,816 parameters beside 118,592.
+# The two recipes of --modern. Each has the best of the rates that were tried (dev/guide/optimizers.md), and both the same schedule. The
+# MLP of the second is narrower than usual, to make up for its untied head: 114,816 and 118,592 parameters.
 MODERN=(--precision fp8 --batch 16 --seq 32 --max-steps "$steps" --warmup $((steps / 15)) --weight-decay 0.1)
 modern_gpt2() {
     TRAINING=("${MODERN[@]}" --optimizer adamw --lr 8e-3)
@@ -113,7 +113,7 @@ train() {
 }
 
 if [[ -n $control ]]; then
-    say "Training in BF16 once more, as a control, beside the others: two micro-steps a step (out/demo/control.log)"
+    say "Training a control in the background: BF16 with two micro-steps per step (out/demo/control.log)"
     train control "${CONTROL[@]}"
     "${command[@]}" >out/demo/control.log 2>&1 &
     control_process=$!
@@ -158,13 +158,13 @@ case ${modern:+modern }${#runs[@]} in
         cat <<END
 
 == What to look at
-In the lower table: after how many steps each model first had the validation losses that GPT-2 had after an eighth, a quarter,
-a half and all of its steps. $out/steps.png has the curves, with these steps beside them.
-What is compared is blocks and optimizer together: layer norms, learned positions, GELU and AdamW; or RMS norms, rotary
+In the lower table: after how many steps each model first reached the validation losses that GPT-2 had after an eighth, a
+quarter, a half and all of its steps. $out/steps.png has the curves, with these steps next to them.
+Blocks and optimizer are compared together: layer norms, learned positions, GELU and AdamW with RMS norms, rotary
 positions, norms of queries and keys, squared ReLU, capped logits and Muon. Both have about as many parameters and
 saw the same tokens, each at the best of the learning rates tried (dev/guide/optimizers.md), with one seed. So small a language is
-learned within a hundred steps; how much is gained in a large model this does not say. Nor do the milliseconds: a CPU
-emulates FP8.
+learned within a hundred steps, so this does not say how much a large model gains. The milliseconds mean nothing for a
+GPU: a CPU emulates FP8.
 END
         ;;
     *)
@@ -174,13 +174,13 @@ END
 
 == What to look at
 In the table, under "gap, last validation": how far a run's loss is from BF16's at the end. The control's gap is chance:
-it is BF16 too, on the same samples, and rounds otherwise. FP8's should be no larger than half a percent. "products a
-micro-step" shows that the linear layers of the blocks ran in FP8, and "weights at the start" and "batches" that nothing but
-the precision differs.
-In the picture, $out/compare.png: the loss curves lie on each other and come down towards the dotted
-line, below which no model can get; the lower panels show what the casts to FP8 lost.
+it is BF16 too, on the same samples, with different rounding. FP8's gap should be at most half a percent. "products a
+micro-step" counts matmuls by type: the linear layers of the blocks ran in FP8. "weights at the start" and "batches" show that
+nothing but the precision differs.
+In the picture, $out/compare.png: the loss curves lie on each other and fall towards the dotted line, which no
+model can beat. The lower panels show what the casts to FP8 lost.
 The samples above are sentences of the made-up language: compare the first ones with the last.
-On a CPU FP8 is emulated, and slower than BF16; its speed is for a GPU to show.
+A CPU emulates FP8, so the times say nothing about a GPU.
 END
         ;;
 esac

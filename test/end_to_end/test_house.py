@@ -252,26 +252,98 @@ class Flags(unittest.TestCase):
         self.assertEqual(wrong_fields(rows_of_flags(text)), [("beta1", "beta2")])
 
 
-class Readme(unittest.TestCase):
-    """What the README names exists."""
+def without_code(text):
+    """A page without its blocks of code."""
+    return re.sub(r"^    [^\n]*$|^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors_of(text):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)", without_code(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def broken_links(path, text):
+    """Relative links of a page that lead nowhere."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(text)):
+        place, _, anchor = link.partition("#")
+        target = os.path.normpath(os.path.join(os.path.dirname(path), place)) if place else path
+        if not place.startswith("http") and not (os.path.exists(os.path.join(ROOT, target)) and
+                                                 (not anchor or anchor in anchors_of(read(target)))):
+            broken.append(link)
+    return broken
+
+
+def quoted_code(text):
+    """(file, lines) of the blocks of code that begin with the name of the file they are from."""
+    for block in re.findall(r"^ *```cpp\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL):
+        first, *lines = [line.strip() for line in block.splitlines()]
+        yield first.removeprefix("// "), lines
+
+
+def named_flags(text):
+    return set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", text))
+
+
+class Pages(unittest.TestCase):
+    """README, guides and notes: what they name exists."""
+
+    @classmethod
+    def setUpClass(cls):
+        try:
+            cls.files = project_files()
+        except (OSError, subprocess.CalledProcessError):
+            raise unittest.SkipTest("not a git checkout")
+        cls.pages = {path: read(path) for path in cls.files if path.endswith(".md")}
+
+    def test_length(self):
+        self.assertLessEqual(len(self.pages["README.md"].splitlines()), 130)
+        for path, text in self.pages.items():
+            if path.startswith(("dev/guide/", "dev/notes/")) and path != "dev/guide/flags.md":
+                self.assertLessEqual(len(text.splitlines()), 200, path)
+
+    def test_links(self):
+        for path, text in self.pages.items():
+            self.assertEqual(broken_links(path, text), [], path)
+
+    def test_broken_links_are_found(self):
+        text = "[a](nowhere.md) [b](README.md) [c](README.md#no-such-heading) [d](https://a.org)\n    [code](no.md)\n"
+        self.assertEqual(broken_links("README.md", text), ["nowhere.md", "README.md#no-such-heading"])
 
     def test_flags(self):
-        known = {name for name, _ in rows_of_flags(read("llmc/run/flags.cpp"))}
-        for path in os.listdir(os.path.join(ROOT, "llmc", "commands")):
-            known |= set(re.findall(r'[",]--([a-z-]+)', read("llmc/commands/" + path)))
-        named = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", read("README.md")))
-        others_own = {"test-case", "max-gap", "from", "all", "modern", "published", "tasks"}
-        self.assertGreater(len(named & known), 10)
-        self.assertEqual(named - known - others_own, set())
+        """Those of the program are in dev/guide/flags.md; others belong to this project's scripts, or to other programs."""
+        known = named_flags(self.pages["dev/guide/flags.md"]) | {"help-all", "help-markdown"}
+        for path in self.files:
+            if path.startswith(("scripts/", "data/", "dev/")) and path.endswith((".py", ".sh")):
+                known |= named_flags(read(path).replace('"', " ").replace("'", " "))
+        other_programs = {"bind-to", "oversubscribe", "map-by", "mca", "mpi", "signal", "gpus", "ipc", "no-python",
+                          "nproc-per-node", "model", "tasks", "trace", "test-case"}
+        for path, text in self.pages.items():
+            if path == "README.md" or path.startswith(("dev/guide/", "scripts/", "data/")):
+                self.assertEqual(named_flags(text) - known - other_programs, set(), path)
+        self.assertNotIn("no-such-flag", known)
 
     def test_files_and_folders(self):
-        for path in re.findall(r"`((?:llmc|data|dev|scripts|test|\.ci)/[\w./-]*)`", read("README.md")):
-            self.assertTrue(os.path.exists(os.path.join(ROOT, path)), path)
+        for path, text in self.pages.items():
+            if path == "README.md" or path.startswith(("dev/README", "dev/guide/", "dev/notes/", "llmc/")):
+                for name in re.findall(r"`((?:llmc|data|dev|scripts|test|\.ci)/[\w./-]*)`", text):
+                    if "NAME" not in name:
+                        self.assertTrue(os.path.exists(os.path.join(ROOT, name)), f"{path}: {name}")
+
+    def test_quoted_code(self):
+        """Code in notes is code of the project as it is."""
+        quotes = [(path, *quote) for path in self.pages for quote in quoted_code(self.pages[path])]
+        self.assertGreater(len(quotes), 3)
+        for path, source, lines in quotes:
+            code = {line.strip() for line in read(source).splitlines()}
+            self.assertEqual([line for line in lines if line not in code], [], f"{path} quotes {source}")
 
     def test_make_targets(self):
         makefile = read("Makefile")
-        for target in re.findall(r"make ([a-z][a-z_-]+)", read("README.md")):
-            self.assertRegex(makefile, rf"(?m)^{re.escape(target)}( \w+)*:", target)
+        for path in ("README.md", "dev/README.md"):
+            for target in re.findall(r"make ([a-z][a-z_-]+)", self.pages[path]):
+                self.assertRegex(makefile, rf"(?m)^{re.escape(target)}( \w+)*:", target)
 
 
 if __name__ == "__main__":
