@@ -252,6 +252,10 @@ class BadFlag(BadInput):
 
     def test_environment_of_the_host_device(self):
         self.refused(FLAGS, [], "LLMC_ORDER=sideways", "ascending, descending, random", env={"LLMC_ORDER": "sideways"})
+        for name, value, bounds in (("OMP_NUM_THREADS", "100000", "from 1 to 1024"),
+                                    ("LLMC_STACK_KB", "1", "from 32 to 1048576"),
+                                    ("LLMC_STACK_KB", "x", "from 32 to 1048576")):
+            self.refused(FLAGS, [], f"{name}={value}", f"a whole number {bounds}", env={name: value})
 
 
 class BadFile(BadInput):

@@ -249,7 +249,10 @@ namespace {
 
 // Ranks on one machine share its cores: each takes its part unless OMP_NUM_THREADS says otherwise.
 void choose_thread_count() {
-    if (std::getenv("OMP_NUM_THREADS")) return;
+    if (std::getenv("OMP_NUM_THREADS")) {
+        number_from_environment("OMP_NUM_THREADS", 1, 1024);  // libgomp ends without a word where it cannot start them
+        return;
+    }
     int ranks = 1;
     for (const char* name :
          {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"})

@@ -25,6 +25,16 @@ int choice(const char* name, std::initializer_list<const char*> choices) {
 
 }  // namespace
 
+long number_from_environment(const char* name, long least, long most) {
+    const char* value = std::getenv(name);
+    char* end = nullptr;
+    const long number = std::strtol(value, &end, 10);
+    if (end == value || *end != '\0' || number < least || number > most)
+        throw Error(ExitCode::bad_flags, strprintf("%s=%s in the environment: expected a whole number from %ld to %ld",
+                                                   name, value, least, most));
+    return number;
+}
+
 Settings::Settings() : stack_bytes((LLMC_ASAN ? 256 : 64) << 10) {
     order = static_cast<Order>(choice("LLMC_ORDER", {"ascending", "descending", "random"}));
     poison = choice("LLMC_POISON", {"1", "0"}) == 0;
@@ -37,7 +47,8 @@ Settings::Settings() : stack_bytes((LLMC_ASAN ? 256 : 64) << 10) {
     if (const char* s = std::getenv("LLMC_FAULT")) fault = std::strtoull(s, nullptr, 10);
     if (const char* s = std::getenv("LLMC_FLIP")) flip = s;
     if (const char* s = std::getenv("LLMC_SEED")) seed = static_cast<uint32_t>(std::strtoul(s, nullptr, 10));
-    if (const char* s = std::getenv("LLMC_STACK_KB")) stack_bytes = std::strtoul(s, nullptr, 10) << 10;
+    if (std::getenv("LLMC_STACK_KB"))
+        stack_bytes = static_cast<size_t>(number_from_environment("LLMC_STACK_KB", 32, 1 << 20)) << 10;
 }
 
 Settings& settings() {
