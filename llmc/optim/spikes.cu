@@ -5,12 +5,17 @@
 
 namespace llmc {
 
+// Nothing is a spike until there are values again.
+LLMC_DEVICE void start_windows(SpikeState* spikes) {
+    spikes->accepted = spikes->in_a_row = 0;
+    spikes->loss_limit = spikes->norm_limit = static_cast<double>(float_from_bits(0x7f800000u));
+}
+
 static __global__ void reset_spikes_kernel(SpikeState* spikes) {
     const int i = static_cast<int>(threadIdx.x);
     spikes->loss[i] = spikes->norm[i] = 0.0;
     if (i != 0) return;
-    spikes->accepted = 0;
-    spikes->loss_limit = spikes->norm_limit = static_cast<double>(float_from_bits(0x7f800000u));
+    start_windows(spikes);
 }
 
 // The sum of values[0 .. kSpikeWindow) in values[0], for both halves of the block by themselves.
@@ -29,6 +34,7 @@ static __global__ void __launch_bounds__(2 * kSpikeWindow)
     const int half = static_cast<int>(threadIdx.x) / kSpikeWindow;
     const int place = static_cast<int>(threadIdx.x) % kSpikeWindow;
     const int64_t accepted = spikes->accepted;
+    if (step->spike && threadIdx.x == 0 && ++spikes->in_a_row == kSpikesOfNewLevel) start_windows(spikes);
     if (step->skip || step->spike) return;  // all threads alike; the limits stay
 
     double* window = half == 0 ? spikes->loss : spikes->norm;
@@ -46,9 +52,11 @@ static __global__ void __launch_bounds__(2 * kSpikeWindow)
     sums[place] = place < count ? (value - mean) * (value - mean) : 0.0;
     sum_window(sums, place);
     if (place != 0) return;
-    if (count >= kSpikeMinimum)
-        (half == 0 ? spikes->loss_limit : spikes->norm_limit) = mean + kSpikeSigmas * sqrt(sums[0] / count);
-    if (half == 0) spikes->accepted = accepted + 1;  // every thread has read it: barriers are in between
+    const double sigma = fmax(sqrt(sums[0] / count), kSpikeLeastSigma * fabs(mean));
+    if (count >= kSpikeMinimum) (half == 0 ? spikes->loss_limit : spikes->norm_limit) = mean + kSpikeSigmas * sigma;
+    if (half != 0) return;
+    spikes->accepted = accepted + 1;  // every thread has read it: barriers are in between
+    spikes->in_a_row = 0;
 }
 
 void reset_spikes(SpikeState* spikes, stream_t stream) {

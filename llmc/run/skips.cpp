@@ -18,8 +18,8 @@ std::string why_skipped(const StepResult& result, const Fp8Registry* fp8) {
     if (bad_loss) return strprintf("the loss was %f", unsigned_nan(result.loss));
     if (!std::isfinite(state.norm)) return strprintf("the gradient norm was %f", unsigned_nan(state.norm));
     if (state.spike & kLossSpike)
-        return strprintf("the loss was a spike, %.4f where %.4f is the limit", result.loss, result.loss_limit);
-    return strprintf("the gradient norm was a spike, %.4f where %.4f is the limit", state.norm,
+        return strprintf("the loss was a spike, %.6g where %.6g is the limit", result.loss, result.loss_limit);
+    return strprintf("the gradient norm was a spike, %.6g where %.6g is the limit", state.norm,
                      static_cast<double>(state.norm_limit));
 }
 

@@ -77,6 +77,7 @@ Json spikes_json(const SpikeState& spikes) {
         norm.push_back(number(spikes.norm[i]));
     }
     return {{"accepted", spikes.accepted},
+            {"in_a_row", spikes.in_a_row},
             {"loss_limit", number(spikes.loss_limit)},
             {"norm_limit", number(spikes.norm_limit)},
             {"loss", loss},
@@ -86,6 +87,7 @@ Json spikes_json(const SpikeState& spikes) {
 SpikeState spikes_from_json(const Json& json) {
     SpikeState spikes{};
     spikes.accepted = count(json, "accepted");
+    if (json.contains("in_a_row")) spikes.in_a_row = count(json, "in_a_row");  // older checkpoints lack it
     spikes.loss_limit = real(json, "loss_limit");
     spikes.norm_limit = real(json, "norm_limit");
     const Json &loss = list(json, "loss"), &norm = list(json, "norm");

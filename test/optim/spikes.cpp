@@ -45,7 +45,13 @@ double limit(std::vector<double> values) {
     double mean = 0, square = 0;
     for (const double v : values) mean += v / static_cast<double>(values.size());
     for (const double v : values) square += (v - mean) * (v - mean) / static_cast<double>(values.size());
-    return mean + 6 * std::sqrt(square);
+    return mean + 6 * std::max(std::sqrt(square), 0.01 * std::fabs(mean));
+}
+
+// Whether the windows and their limits are the same.
+bool same_windows(const SpikeState& a, const SpikeState& b) {
+    return std::memcmp(a.loss, b.loss, sizeof a.loss) == 0 && std::memcmp(a.norm, b.norm, sizeof a.norm) == 0 &&
+           a.accepted == b.accepted && a.loss_limit == b.loss_limit && a.norm_limit == b.norm_limit;
 }
 
 // Values around 4 and 1 in turn, so that mean and deviation are exact: limits 4 + 6 * 0.25 and 1 + 6 * 0.125.
@@ -120,12 +126,43 @@ TEST_CASE("spikes: reported without --skip-spikes, skipped with it, and never wh
             CHECK(state.consecutive_skips == (skip ? i : 0));
             CHECK(state.applied == 100 + (skip ? 0 : i));
         }
-        const SpikeState after = detector.window();
-        CHECK(std::memcmp(&before, &after, sizeof before) == 0);
+        CHECK(same_windows(before, detector.window()));
         const StepState fine = detector.step(4, 1);
         CHECK(fine.spike == 0);
         CHECK(fine.consecutive_skips == 0);
         CHECK(detector.window().accepted == 101);
+    }
+}
+
+TEST_CASE("spikes: values that hardly differ have limits of 6 % above their mean") {
+    Detector detector(true);
+    for (int i = 0; i < 100; i++) CHECK(detector.step(1e-4f, 2e-4f).skip == 0);
+    CHECK(std::fabs(detector.window().loss_limit / 1.06e-4 - 1) < 1e-6);
+    CHECK(std::fabs(detector.window().norm_limit / 2.12e-4 - 1) < 1e-6);
+    CHECK(detector.step(1.05e-4f, 2e-4f).skip == 0);
+    CHECK(detector.step(1.10e-4f, 2e-4f).spike == kLossSpike);
+}
+
+TEST_CASE("spikes: ten in a row are a new level, from which the windows start again") {
+    for (const bool skip : {false, true}) {
+        Detector detector(skip);
+        fill(detector, 100);
+        for (int i = 0; i < 9; i++) detector.step(100, 1);
+        CHECK(detector.step(kNaN, 1).spike == 0);          // neither one more nor the end of the row
+        CHECK(detector.step(100, 1).spike == kLossSpike);  // the tenth
+        CHECK(detector.window().accepted == 0);
+        for (int i = 0; i < 70; i++) {
+            const StepState state = detector.step(100 + 0.5f * static_cast<float>(i % 2), 1);
+            CHECK(state.spike == 0);
+            CHECK(state.skip == 0);
+        }
+        CHECK(detector.window().loss_limit < 110);
+        CHECK(detector.step(150, 1).spike == kLossSpike);
+        // Nine, a value that is fine, and nine again are spikes of the same level.
+        Detector other(skip);
+        fill(other, 100);
+        for (int i = 0; i < 19; i++) CHECK(other.step(i == 9 ? 4 : 100, 1).spike == (i == 9 ? 0 : kLossSpike));
+        CHECK(other.window().accepted == 101);
     }
 }
 
@@ -143,8 +180,7 @@ TEST_CASE("spikes: what is not finite is no spike, is skipped as ever, and stays
         CHECK(cast.spike == 0);
         CHECK(cast.skip == 1);
         CHECK(cast.bad_tensor == 7);
-        const SpikeState after = detector.window();
-        CHECK(std::memcmp(&before, &after, sizeof before) == 0);
+        CHECK(same_windows(before, detector.window()));
         CHECK(detector.step(4, 1).bad_tensor == 0);
     }
 }

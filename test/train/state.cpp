@@ -219,6 +219,7 @@ TEST_CASE("state: numbers that JSON cannot hold, and all others, keep their bits
     SpikeState& spikes = state.optimizer.spikes;
     for (int i = 0; i < kSpikeWindow; i++) spikes.loss[i] = std::exp(i * 0.77) / 3, spikes.norm[i] = 1.0 / (i + 3);
     spikes.accepted = 1000;
+    spikes.in_a_row = 7;
     spikes.loss_limit = std::numeric_limits<double>::infinity();
     spikes.norm_limit = -std::numeric_limits<double>::infinity();
     Fp8SavedTensor tensor;
