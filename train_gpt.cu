@@ -41,6 +41,7 @@ ExitCode train(const Options& o, Admission& admission, const Inputs& inputs, Ran
     RunPosition position = start(trainer, o, ranks, resumed);
     Checkpoints<Real> checkpoints(o, *inputs.train, trainer, directory, position);
     enter_directory(directory, trainer, o, admission.summary, ranks, position);
+    inputs.keep_tokenizer(directory);
 
     const int64_t micro_batch = int64_t{o.batch} * o.seq * comm.world();  // tokens of all ranks
     TrainLoader loader(*inputs.train, o.batch, o.seq, comm.rank(), comm.world(), o.seed,
@@ -124,7 +125,7 @@ ExitCode train(const Options& o, Admission& admission, const Inputs& inputs, Ran
     const Failure unsaved = checkpoints.finish();
     if (!o.out.empty()) record_memory(step, trainer.memory(), comm, directory);
     if (!o.out.empty() && (stop == StopReason::none || !checkpoints.enabled()))
-        save_weights(trainer, directory.active() ? directory.file("model.safetensors") : "");
+        save_weights(trainer, directory.active() ? directory.file("model.safetensors") : "", o.end_token);
     synchronize_device();  // what fails behind the last result fails the run
     evaluation.print_floor();
     if (unsaved) throw Error(unsaved.code, unsaved.text);

@@ -59,6 +59,12 @@ CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const ModelC
     model_ = model;
 }
 
+int CheckpointWeights::end_token() const {
+    const auto data = reader_.manifest().run.find("data");
+    const bool known = data != reader_.manifest().run.end() && data->is_object() && data->contains("end_token");
+    return known && data->at("end_token").is_number_unsigned() ? data->at("end_token").get<int>() : -1;
+}
+
 // With padded rows.
 std::vector<float> CheckpointWeights::fetch(const std::string& name) const {
     std::vector<float> values(reader_.tensor(name).elements());

@@ -21,6 +21,7 @@ public:
 
     const ModelConfig& model() const override { return model_; }
     std::vector<float> fetch(const std::string& name) const override;
+    int end_token() const override;
 
 private:
     const CheckpointReader reader_;

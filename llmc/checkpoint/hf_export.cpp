@@ -31,19 +31,30 @@ nlohmann::ordered_json quantization_config() {
             {"ignore", {"lm_head"}}};
 }
 
-nlohmann::ordered_json hf_config(const ModelConfig& config, HfType type) {
+// The id of the token between documents, or null. A vocabulary of GPT-2's size has GPT-2's <|endoftext|>.
+nlohmann::ordered_json end_token_id(const ModelConfig& model, int end_token) {
+    if (end_token >= 0 && end_token < model.vocab) return end_token;
+    return model.vocab == 50257 ? nlohmann::ordered_json(50256) : nullptr;
+}
+
+nlohmann::ordered_json hf_config(const ModelConfig& config, const HfFormat& format) {
     nlohmann::ordered_json json = hf_model_json(config);
-    json["torch_dtype"] = type == HfType::fp32 ? "float32" : "bfloat16";
-    // The defaults, GPT-2's <|endoftext|>, lie outside any smaller vocabulary.
-    const nlohmann::ordered_json end_of_text = config.vocab == 50257 ? nlohmann::ordered_json(50256) : nullptr;
-    json["bos_token_id"] = end_of_text;
-    json["eos_token_id"] = end_of_text;
-    if (type == HfType::fp8) json["quantization_config"] = quantization_config();
+    json["torch_dtype"] = format.type == HfType::fp32 ? "float32" : "bfloat16";
+    // Null too: transformers' default is GPT-2's id, which is outside a smaller vocabulary.
+    json["bos_token_id"] = json["eos_token_id"] = end_token_id(config, format.end_token);
+    if (format.type == HfType::fp8) json["quantization_config"] = quantization_config();
     return json;
 }
 
-void write_config(const std::string& folder, const ModelConfig& model, HfType type) {
-    write_synced(system_calls(), folder + "config.json", json_text(hf_config(model, type), 2) + "\n");
+void write_config(const std::string& folder, const ModelConfig& model, const HfFormat& format) {
+    write_synced(system_calls(), folder + "config.json", json_text(hf_config(model, format), 2) + "\n");
+}
+
+void write_generation_config(const std::string& folder, const ModelConfig& model, int end_token) {
+    const nlohmann::ordered_json id = end_token_id(model, end_token);
+    if (id.is_null()) return;
+    const nlohmann::ordered_json json{{"bos_token_id", id}, {"eos_token_id", id}};
+    write_synced(system_calls(), folder + "generation_config.json", json_text(json, 2) + "\n");
 }
 
 // ---- files of tensors ----------------------------------------------------------------------------------------------
@@ -147,26 +158,27 @@ void write_index(const std::string& folder, const std::vector<std::vector<Entry>
 
 }  // namespace
 
-void export_hf(const std::string& path, const ModelConfig& model, const FetchTensor& fetch) {
+void export_hf(const std::string& path, const ModelConfig& model, int end_token, const FetchTensor& fetch) {
     require_numbers(path, model);
     write_file(path, entries(model, HfType::fp32), HfType::fp32, fetch);
     const size_t slash = path.rfind('/');
-    write_config(slash == std::string::npos ? "" : path.substr(0, slash + 1), model, HfType::fp32);
+    write_config(slash == std::string::npos ? "" : path.substr(0, slash + 1), model, {HfType::fp32, end_token});
 }
 
-void export_hf_directory(const std::string& directory, const ModelConfig& model, HfType type, const FetchTensor& fetch,
-                         uint64_t shard_bytes) {
+void export_hf_directory(const std::string& directory, const ModelConfig& model, const HfFormat& format,
+                         const FetchTensor& fetch) {
     require_numbers(directory, model);
     const std::string folder = directory + "/";
-    const std::vector<std::vector<Entry>> shards = split(entries(model, type), shard_bytes);
+    const std::vector<std::vector<Entry>> shards = split(entries(model, format.type), format.shard_bytes);
     std::vector<std::string> names;
     for (size_t i = 0; i < shards.size(); i++) {
         names.push_back(shards.size() == 1 ? "model.safetensors"
                                            : strprintf("model-%05zu-of-%05zu.safetensors", i + 1, shards.size()));
-        write_file(folder + names.back(), shards[i], type, fetch);
+        write_file(folder + names.back(), shards[i], format.type, fetch);
     }
     if (shards.size() > 1) write_index(folder, shards, names);
-    write_config(folder, model, type);
+    write_generation_config(folder, model, format.end_token);
+    write_config(folder, model, format);
 }
 
 }  // namespace llmc

@@ -8,8 +8,9 @@
 
 namespace llmc {
 
-// Writes `path` in F32 and config.json beside it. Fetches every tensor once, in the table's order.
-void export_hf(const std::string& path, const ModelConfig& model, const FetchTensor& fetch);
+// Writes `path` in F32 and config.json next to it. Fetches every tensor once, in the table's order. `end_token`: the
+// token between documents, -1 if unknown.
+void export_hf(const std::string& path, const ModelConfig& model, int end_token, const FetchTensor& fetch);
 
 // What the files of a directory hold. fp8: the matrices of the blocks' linear layers as F8_E4M3 codes, each with a
 // tensor of its name and "_scale" behind it (F32, one element), and
@@ -22,9 +23,15 @@ enum class HfType { fp32, bf16, fp8 };
 
 constexpr uint64_t kHfShardBytes = 5'000'000'000;  // more is split into several files, as Hugging Face does
 
+struct HfFormat {
+    HfType type = HfType::fp32;
+    int end_token = -1;  // between documents; -1 if unknown
+    uint64_t shard_bytes = kHfShardBytes;
+};
+
 // Writes a directory that from_pretrained() can load: model.safetensors, or shards and model.safetensors.index.json,
-// and config.json last. `directory` exists.
-void export_hf_directory(const std::string& directory, const ModelConfig& model, HfType type, const FetchTensor& fetch,
-                         uint64_t shard_bytes = kHfShardBytes);
+// then generation_config.json, which makes generate() stop at the end token, and config.json last. `directory` exists.
+void export_hf_directory(const std::string& directory, const ModelConfig& model, const HfFormat& format,
+                         const FetchTensor& fetch);
 
 }  // namespace llmc

@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "llmc/checkpoint/finite.h"
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 
 namespace llmc {
 
@@ -188,6 +191,15 @@ void HfWeights::match() {
     const std::vector<HfTensor> tensors = hf_tensors(model_);
     const std::vector<std::string> names = match_tensors(files_, tensors);
     for (size_t i = 0; i < names.size(); ++i) tensors_[tensors[i].row.name].emplace_back(names[i], tensors[i]);
+}
+
+int HfWeights::end_token() const {
+    if (files_.config_path().empty()) return -1;
+    std::ifstream file(files_.config_path());
+    const auto config = parse_json_or_null<nlohmann::json>(file);
+    nlohmann::json end = config.is_object() ? config.value("eos_token_id", nlohmann::json()) : nlohmann::json();
+    if (end.is_array() && !end.empty()) end = nlohmann::json(end[0]);  // chat models have several
+    return end.is_number_unsigned() && end < model_.vocab ? end.get<int>() : -1;
 }
 
 std::vector<float> HfWeights::fetch(const std::string& name) const {

@@ -47,6 +47,7 @@ public:
 
     const ModelConfig& model() const override { return model_; }
     std::vector<float> fetch(const std::string& name) const override;
+    int end_token() const override;  // config.json's eos_token_id
 
 private:
     void match();

@@ -17,6 +17,8 @@ public:
     virtual const ModelConfig& model() const = 0;
     // "h.0.qkv.weight"; of all_tensors(model()).
     virtual std::vector<float> fetch(const std::string& name) const = 0;
+    // The token that begins every document of the training data; -1 if unknown.
+    virtual int end_token() const { return -1; }
 };
 
 // The source that the path names: a training checkpoint or the run that has one (its newest), a file that begins with

@@ -78,7 +78,7 @@ ExitCode evaluate_weights(const std::vector<std::string>& arguments, const Launc
     Request request;
     if (!parse(arguments, request)) return ExitCode::ok;
     Options& o = request.options;
-    const Inputs inputs(o);
+    Inputs inputs(o);
     const std::unique_ptr<WeightSource> weights = open_weights(request.from);
     Ranks ranks(o, launch);
     ranks.connect(o, launch);

@@ -7,6 +7,7 @@
 #include "llmc/checkpoint/hf_export.h"
 #include "llmc/checkpoint/llmc_model.h"
 #include "llmc/checkpoint/weight_source.h"
+#include "llmc/commands/loaded_model.h"
 #include "llmc/commands/parse.h"
 #include "llmc/data/hf_tokenizer.h"
 
@@ -41,11 +42,11 @@ bool parse(const std::vector<std::string>& arguments, Request& request) {
         ->capture_default_str();
     app.add_option(
            "--tokenizer", request.tokenizer,
-           "for hf only: also write this tokenizer's files; it is one that train_gpt sample accepts, or Hugging "
-           "Face's (a directory or tokenizer.json)")
+           "for hf only: also write this tokenizer's files; a tokenizer.json, .tiktoken or llm.c tokenizer.bin, or a "
+           "directory with one of them (default: the one found with the weights or the training data)")
         ->type_name("FILE");
     app.footer(
-        "To run lm-evaluation-harness on a model exported with --tokenizer:\n"
+        "To run lm-evaluation-harness on an exported model with a tokenizer:\n"
         "  lm_eval --model hf --model_args pretrained=DIR \\\n      --tasks hellaswag,lambada_openai,piqa");
     app.add_flag("--overwrite", request.overwrite, "replace the model that --to already holds");
     if (!parse_arguments(app, arguments)) return false;
@@ -64,7 +65,8 @@ bool is_same_place(const fs::path& a, const fs::path& b) {
 // What an earlier export, or a run, has left of a model.
 bool is_model_file(const std::string& name) {
     const bool shard = name.starts_with("model-") && name.ends_with(".safetensors");
-    return shard || name == "model.safetensors" || name == "model.safetensors.index.json" || name == "config.json";
+    return shard || name == "model.safetensors" || name == "model.safetensors.index.json" || name == "config.json" ||
+           name == "generation_config.json";
 }
 
 // The directory, empty of models. config.json goes first: without it nobody takes what is left for a model.
@@ -100,6 +102,20 @@ std::string llmc_file(const Request& request) {
     return file.string();
 }
 
+// Writes the tokenizer's files if there is a tokenizer. Returns the id of the token between documents, or -1.
+int write_tokenizer(const Request& request, const WeightSource& source) {
+    HfTokenizerTarget target{request.to, source.model().vocab, source.model().context, source.end_token()};
+    std::string tokenizer = request.tokenizer;
+    if (tokenizer.empty()) {
+        const TokenizerSearch search = find_tokenizer("", request.from, source);
+        if (search.tokenizer) tokenizer = search.tokenizer->name();
+        if (!search.tokenizer)
+            std::printf("note: the export has no tokenizer, because %s; --tokenizer FILE adds one\n",
+                        search.problem.c_str());
+    }
+    return tokenizer.empty() ? target.end_token : write_hf_tokenizer(tokenizer, target);
+}
+
 }  // namespace
 
 ExitCode export_weights(const std::vector<std::string>& arguments) {
@@ -116,9 +132,8 @@ ExitCode export_weights(const std::vector<std::string>& arguments) {
         const HfType type = request.dtype == "fp32"   ? HfType::fp32
                             : request.dtype == "bf16" ? HfType::bf16
                                                       : HfType::fp8;
-        if (!request.tokenizer.empty())
-            write_hf_tokenizer(request.tokenizer, source->model().vocab, source->model().context, request.to);
-        export_hf_directory(request.to, source->model(), type, fetch);
+        const int end_token = write_tokenizer(request, *source);
+        export_hf_directory(request.to, source->model(), {type, end_token}, fetch);
     }
     std::printf("%lld parameters in %s written to %s\n", static_cast<long long>(source->model().parameters()),
                 request.dtype.c_str(), written.c_str());

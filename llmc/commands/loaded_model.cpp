@@ -1,6 +1,46 @@
 #include "llmc/commands/loaded_model.h"
 
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "llmc/device/json.h"
+
 namespace llmc {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The directory of the weights, the run directory that a checkpoint belongs to, and the directory of its shards.
+std::vector<std::string> directories_of(const std::string& from) {
+    std::error_code ignored;
+    const fs::path path = fs::absolute(from, ignored).lexically_normal();
+    const fs::path directory = fs::is_directory(path, ignored) && path.has_filename() ? path : path.parent_path();
+    std::vector<std::string> directories{directory.string()};
+    if (directory.parent_path().filename() == "checkpoints")
+        directories.push_back(directory.parent_path().parent_path().string());
+    std::ifstream file(fs::path(directories.back()) / "run.json");
+    const auto run = parse_json_or_null<nlohmann::json>(file);
+    const auto train = nlohmann::json::json_pointer("/config/train");
+    if (run.is_object() && run.contains(train) && run[train].is_string())
+        directories.push_back(fs::path(run[train].get<std::string>()).parent_path().string());
+    return directories;
+}
+
+}  // namespace
+
+TokenizerSearch find_tokenizer(const std::string& given, const std::string& from, const WeightSource& weights) {
+    const int vocab = weights.model().vocab;
+    TokenizerSearch search;
+    if (given.empty()) {
+        search = find_tokenizer(directories_of(from), vocab);
+    } else {
+        search.tokenizer = TokenDecoder::open(given);
+        require_tokens_fit(given, search.tokenizer->vocab(), vocab);
+    }
+    if (search.tokenizer && weights.end_token() >= 0) search.tokenizer->set_end_token(weights.end_token());
+    return search;
+}
 
 void resolve_for(const ModelConfig& model, Options& o, ResolveInputs surroundings, const Ranks& ranks) {
     o.layers = model.layers, o.heads = model.heads, o.channels = model.channels;

@@ -1,13 +1,19 @@
-// A model for a command that trains nothing: its weights from whatever holds them, and the shape with them.
+// A model for a command that does not train: its weights, its shape and its tokenizer.
 #pragma once
 #include <memory>
 
 #include "llmc/checkpoint/weight_source.h"
+#include "llmc/data/tokenizer.h"
 #include "llmc/run/plan.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/trainer_config.h"
 
 namespace llmc {
+
+// The tokenizer `given` with --tokenizer, or the one found with the weights: in the run directory, the Hugging Face
+// directory or the directory of the file that `from` names, or next to the training data of the run. Its end token is
+// the one of the training data.
+TokenizerSearch find_tokenizer(const std::string& given, const std::string& from, const WeightSource& weights);
 
 // resolve() for the model that the weights are of; `surroundings` beside the ranks'.
 void resolve_for(const ModelConfig& model, Options& options, ResolveInputs surroundings, const Ranks& ranks);

@@ -29,7 +29,8 @@ struct Request {
 bool parse(const std::vector<std::string>& arguments, Request& request) {
     CLI::App app(
         "Generates text with a model. Without --prompt, it asks for prompts on the terminal (Ctrl-D ends it); if "
-        "standard input is not a terminal, the text begins a new document.",
+        "standard input is not a terminal, the text begins a new document. The tokenizer is found with the weights or "
+        "the training data; without one, prompts and text are token ids.",
         "train_gpt sample");
     app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required()->type_name("PATH");
     app.add_option("-g,--tokens", request.tokens,
@@ -51,8 +52,6 @@ bool parse(const std::vector<std::string>& arguments, Request& request) {
               o);
     if (!parse_arguments(app, arguments)) return false;
     request.has_prompt = app.count("--prompt") > 0;
-    if (o.tokenizer.empty())
-        refuse("--tokenizer is needed to read and write text: a .tiktoken file, an llm.c tokenizer .bin, or bytes");
     return true;
 }
 
@@ -98,10 +97,9 @@ public:
             prompt.empty() ? std::vector<int>{std::max(decoder_.end_token(), 0)} : decoder_.encode(prompt);
         for (const int token : tokens)
             if (token >= trainer_.config().model.vocab)
-                throw Error(
-                    ExitCode::bad_data,
-                    strprintf("the prompt has token %d, the model %d of them: --tokenizer %s is not the model's", token,
-                              trainer_.config().model.vocab, request_.options.tokenizer.c_str()));
+                throw Error(ExitCode::bad_data,
+                            strprintf("the prompt has token id %d, which is outside the model's vocabulary of %d",
+                                      token, trainer_.config().model.vocab));
         for (int i = 0; i < request_.num_samples; i++) {
             if (i > 0) std::puts("---");
             write_one(tokens, echo ? prompt : "");
@@ -160,8 +158,14 @@ ExitCode sample_text(const std::vector<std::string>& arguments) {
     if (const int world = launch_environment().world; world > 1)
         refuse(strprintf("runs in one process, not in %d; start it without mpirun or srun", world));
     Options& o = request.options;
-    const TokenDecoder decoder = TokenDecoder::open(o.tokenizer);
     const std::unique_ptr<WeightSource> weights = open_weights(request.from);
+    const TokenizerSearch search = find_tokenizer(o.tokenizer, request.from, *weights);
+    TokenDecoder decoder = search.tokenizer.value_or(TokenDecoder::token_ids());
+    if (!search.tokenizer) {
+        decoder.set_end_token(weights->end_token());
+        std::fprintf(stderr, "note: text is token ids, because %s; --tokenizer FILE gives text\n",
+                     search.problem.c_str());
+    }
     choose_shape(weights->model(), o);
     Ranks ranks(o, {});
     ranks.connect(o, {});

@@ -1,17 +1,27 @@
-// A tokenizer as Hugging Face's programs read it: tokenizer.json (of the tokenizers package) and tokenizer_config.json,
-// which transformers and lm-evaluation-harness want beside a model.
+// A tokenizer in the files that Hugging Face's programs read: tokenizer.json (of the tokenizers package) and
+// tokenizer_config.json, which transformers and lm-evaluation-harness expect next to a model. TokenDecoder::open()
+// reads tokenizer.json.
 #pragma once
 #include <string>
 
 namespace llmc {
 
-// Writes them into `directory`, from
+// The model that the tokenizer's files are written for.
+struct HfTokenizerTarget {
+    std::string directory;
+    int vocab = 0, context = 0;
+    int end_token = -1;  // begins every document of the training data; -1 if unknown
+};
+
+// Writes the files, from
 //
-//   a directory or tokenizer.json of Hugging Face's: its files, as they are;
-//   anything that TokenDecoder::open() takes: a byte-level BPE with that vocabulary, which cuts words as GPT-2 does.
+//   a Hugging Face directory or tokenizer.json: the files are copied, and tokenizer_config.json gets an eos_token and a
+//   bos_token if it has no eos_token;
+//   anything else that TokenDecoder::open() takes: a byte-level BPE with that vocabulary, which splits words as GPT-2
+//   does.
 //
-// Throws Error(bad_data) where `tokenizer` is none of these, or has more than `vocab` tokens (those of Hugging Face
-// are not looked into), or its tokens are no merges of two earlier ones.
-void write_hf_tokenizer(const std::string& tokenizer, int vocab, int context, const std::string& directory);
+// Returns the id of the end token, or -1 if it is unknown. Throws Error(bad_data) if `tokenizer` is none of these, has
+// more tokens than the model's vocabulary, or has tokens that are not merges of two earlier ones.
+int write_hf_tokenizer(const std::string& tokenizer, const HfTokenizerTarget& target);
 
 }  // namespace llmc

@@ -1,10 +1,12 @@
-// Reading tokenizer files, decoding, and a plain byte-pair encoder for prompts.
+// Finding and reading tokenizer files, decoding, and a plain byte-pair encoder for prompts. hf_tokenizer.cpp has
+// Hugging Face's format.
 #include "llmc/data/tokenizer.h"
 
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string_view>
@@ -106,25 +108,83 @@ std::string sanitize(const std::string& text) {
     return clean;
 }
 
+void require_tokens_fit(const std::string& tokenizer, int tokens, int vocab, int fewest) {
+    if (tokens > vocab || tokens < fewest)
+        bad_file(tokenizer, strprintf("it has %d tokens, but the vocabulary has %d: it belongs to a different model; "
+                                      "give the tokenizer that the training data was made with",
+                                      tokens, vocab));
+}
+
+std::vector<std::string> tokenizer_files(const std::string& directory) {
+    namespace fs = std::filesystem;
+    const fs::path folder(directory.empty() ? "." : directory);
+    std::vector<std::string> files, tables;
+    std::error_code ignored;
+    for (const char* name : {"tokenizer.json", "tokenizer.bin", "gpt2_tokenizer.bin"})
+        if (fs::is_regular_file(folder / name, ignored)) files.push_back((folder / name).string());
+    for (const auto& entry : fs::directory_iterator(folder, ignored))
+        if (entry.path().extension() == ".tiktoken" && entry.is_regular_file(ignored))
+            tables.push_back(entry.path().string());
+    std::sort(tables.begin(), tables.end());
+    files.insert(files.end(), tables.begin(), tables.end());
+    return files;
+}
+
+TokenizerSearch find_tokenizer(const std::vector<std::string>& directories, int vocab, int fewest) {
+    TokenizerSearch search;
+    for (const std::string& directory : directories)
+        for (const std::string& file : tokenizer_files(directory)) try {
+                TokenDecoder tokenizer = TokenDecoder::open(file);
+                require_tokens_fit(file, tokenizer.vocab(), vocab, fewest);
+                return {tokenizer, ""};
+            } catch (const Error& error) {
+                if (search.problem.empty()) search.problem = error.what();
+            }
+    if (search.problem.empty())
+        search.problem = "there is no tokenizer.json, tokenizer.bin or .tiktoken file in " +
+                         (directories.empty() || directories[0].empty() ? "." : directories[0]);
+    return search;
+}
+
 TokenDecoder TokenDecoder::byte_vocabulary() {
-    TokenDecoder decoder;
+    TokenDecoder decoder("bytes");
     for (int byte = 0; byte < 256; ++byte) decoder.pieces_.emplace_back(1, static_cast<char>(byte));
     decoder.pieces_.emplace_back("\n");
     decoder.end_token_ = 256;
     return decoder;
 }
 
+TokenDecoder TokenDecoder::token_ids() { return TokenDecoder("token ids"); }
+
 TokenDecoder TokenDecoder::open(const std::string& name) {
     if (name == "bytes") return byte_vocabulary();
+    std::error_code ignored;
+    if (std::filesystem::is_directory(name, ignored)) {
+        const std::vector<std::string> files = tokenizer_files(name);
+        if (files.empty()) bad_file(name, "is a directory without a tokenizer.json, tokenizer.bin or .tiktoken file");
+        return open(files[0]);
+    }
     std::ifstream file(name, std::ios::binary);
     if (!file)
         bad_file(name,
-                 "cannot be read; give a tiktoken file, an llm.c tokenizer .bin, or the word bytes for the byte "
-                 "vocabulary");
+                 "cannot be read; give a .tiktoken file, an llm.c tokenizer.bin, a tokenizer.json, a directory with "
+                 "one of them, or the word bytes for the byte vocabulary");
     const std::string content{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     int32_t magic = 0;
     if (content.size() >= sizeof magic) std::memcpy(&magic, content.data(), sizeof magic);
-    return magic == magic_llmc ? from_llmc(content, name) : from_tiktoken(content, name);
+    if (magic == magic_llmc) return from_llmc(content, name);
+    return content.starts_with('{') ? from_hf(content, name) : from_tiktoken(content, name);
+}
+
+void TokenDecoder::require_same(const TokenDecoder& other) const {
+    for (int id = 0; id < std::min(vocab(), other.vocab()); id++) {
+        const std::string &mine = pieces_[id], &theirs = other.pieces_[id];
+        const bool both_end = id == end_token_ && id == other.end_token_;  // formats name it in different ways
+        if (mine == theirs || mine.empty() || theirs.empty() || both_end) continue;
+        bad_file(name_, strprintf("token %d is '%s', but '%s' in %s: they are different tokenizers; give the tokenizer "
+                                  "that the training data was made with",
+                                  id, sanitize(mine).c_str(), sanitize(theirs).c_str(), other.name_.c_str()));
+    }
 }
 
 // int32 head[256] = {magic, version, tokens, end token (version 2)}, then {uint8 length, bytes} a token.
@@ -137,7 +197,7 @@ TokenDecoder TokenDecoder::from_llmc(const std::string& content, const std::stri
         bad_file(path, strprintf("has version %d; versions 1 and 2 can be read", version));
     if (count < 1 || count > max_vocab) bad_file(path, strprintf("claims %d tokens", count));
 
-    TokenDecoder decoder;
+    TokenDecoder decoder(path);
     decoder.end_token_ = version == 2 ? head[3] : 50256;  // version 1 was only written for GPT-2
     if (decoder.end_token_ < 0 || decoder.end_token_ >= count)
         bad_file(path, strprintf("its end token %d is not one of its %d tokens", decoder.end_token_, count));
@@ -147,7 +207,7 @@ TokenDecoder TokenDecoder::from_llmc(const std::string& content, const std::stri
         if (at >= content.size() || content.size() - at - 1 < length)
             bad_file(path, strprintf("ends inside token %d of %d: it is truncated", id, count));
         decoder.pieces_.push_back(content.substr(at + 1, length));
-        if (id != decoder.end_token_ && length > 0) decoder.ranks_.emplace(decoder.pieces_.back(), id);
+        if (id != decoder.end_token_ && length > 0) decoder.tokens_.emplace(decoder.pieces_.back(), Token{id, id});
         at += 1 + length;
     }
     if (at != content.size()) bad_file(path, strprintf("has %zu bytes after its last token", content.size() - at));
@@ -155,7 +215,7 @@ TokenDecoder TokenDecoder::from_llmc(const std::string& content, const std::stri
 }
 
 TokenDecoder TokenDecoder::from_tiktoken(const std::string& content, const std::string& path) {
-    TokenDecoder decoder;
+    TokenDecoder decoder(path);
     std::string_view rest = content;
     for (int line_number = 1; !rest.empty(); ++line_number) {
         std::string_view line = rest.substr(0, rest.find('\n'));
@@ -169,15 +229,15 @@ TokenDecoder TokenDecoder::from_tiktoken(const std::string& content, const std::
         if (space == line.npos || !decode_base64(line.substr(0, space), bytes) ||
             std::from_chars(line.data() + space + 1, end, id).ptr != end || id < 0 || id >= max_vocab)
             bad_file(path,
-                     strprintf("line %d is not `base64 rank`, and the file is no llm.c tokenizer either (its magic "
-                               "is not %d)",
+                     strprintf("line %d is not `base64 rank`, and the file is neither an llm.c tokenizer (magic %d) "
+                               "nor a tokenizer.json",
                                line_number, magic_llmc));
         if (decoder.pieces_.size() <= static_cast<size_t>(id)) decoder.pieces_.resize(id + 1);
         decoder.pieces_[id] = bytes;
-        if (!decoder.ranks_.emplace(bytes, id).second)
+        if (!decoder.tokens_.emplace(bytes, Token{id, id}).second)
             bad_file(path, strprintf("line %d repeats the bytes of an earlier token", line_number));
     }
-    if (decoder.ranks_.empty()) bad_file(path, "is empty");
+    if (decoder.tokens_.empty()) bad_file(path, "is empty");
     // The file lacks special tokens. GPT-2's end token and Llama 3's begin token, which start documents in llm.c's
     // shards, follow the last rank.
     const int ranks = decoder.vocab();
@@ -188,14 +248,49 @@ TokenDecoder TokenDecoder::from_tiktoken(const std::string& content, const std::
     return decoder;
 }
 
+std::string TokenDecoder::as_llmc() const {
+    int32_t head[256] = {magic_llmc, 2, vocab(), end_token_};
+    std::string content(reinterpret_cast<const char*>(head), sizeof head);
+    for (const std::string& piece : pieces_) {
+        if (piece.size() > 255) bad_file(name_, "has a token of more than 255 bytes, the most in llm.c's format");
+        content += static_cast<char>(piece.size()) + piece;
+    }
+    return content;
+}
+
 std::string TokenDecoder::decode(const std::vector<int>& tokens) const {
     std::string text;
-    for (int token : tokens) text += token >= 0 && token < vocab() ? pieces_[token] : strprintf("<|%d|>", token);
+    for (int token : tokens)
+        text += pieces_.empty()                 ? strprintf("%d ", token)
+                : token >= 0 && token < vocab() ? pieces_[token]
+                                                : strprintf("<|%d|>", token);
     return text;
 }
 
+// Token ids between spaces.
+static std::vector<int> numbers_in(const std::string& prompt) {
+    std::vector<int> ids;
+    const char *at = prompt.data(), *const end = at + prompt.size();
+    while (at < end) {
+        if (*at == ' ') {
+            at++;
+            continue;
+        }
+        int id = -1;
+        const auto [after, error] = std::from_chars(at, end, id);
+        if (error != std::errc() || id < 0 || (after < end && *after != ' '))
+            throw Error(ExitCode::bad_flags,
+                        "--prompt needs a tokenizer, and none was found; give --tokenizer FILE, or a prompt of token "
+                        "ids like '464 3290'");
+        ids.push_back(id);
+        at = after;
+    }
+    return ids;
+}
+
 std::vector<int> TokenDecoder::encode(const std::string& prompt) const {
-    if (ranks_.empty()) return encode_bytes(prompt);
+    if (pieces_.empty()) return numbers_in(prompt);
+    if (tokens_.empty()) return encode_bytes(prompt);
     std::vector<int> tokens;
     // A word starts at the space before it: "a  b" is "a", " ", " b".
     for (size_t start = 0; start < prompt.size();) {
@@ -213,11 +308,13 @@ std::vector<int> TokenDecoder::encode(const std::string& prompt) const {
 }
 
 std::vector<std::string> TokenDecoder::parts_of(int token) const {
-    return merged(pieces_[static_cast<size_t>(token)], token);
+    const std::string& piece = pieces_[static_cast<size_t>(token)];
+    const auto found = tokens_.find(piece);
+    return merged(piece, found == tokens_.end() ? 0 : found->second.rank);
 }
 
-// Merges the neighbours whose union has the lowest rank until no union is a token below `below`. Quadratic; words are
-// short.
+// Merges the neighbours whose union has the lowest rank, until no union has a rank below `below`. Quadratic in the
+// length of a word, which is short.
 std::vector<std::string> TokenDecoder::merged(const std::string& word, int below) const {
     std::vector<std::string> parts;
     for (char byte : word) parts.emplace_back(1, byte);
@@ -225,8 +322,10 @@ std::vector<std::string> TokenDecoder::merged(const std::string& word, int below
         size_t best = parts.size();
         int best_rank = below;
         for (size_t i = 0; i + 1 < parts.size(); ++i) {
-            const auto found = ranks_.find(parts[i] + parts[i + 1]);
-            if (found != ranks_.end() && found->second < best_rank) best = i, best_rank = found->second;
+            const auto found = tokens_.find(parts[i] + parts[i + 1]);
+            if (found == tokens_.end() || found->second.rank >= best_rank) continue;
+            best = i;
+            best_rank = found->second.rank;
         }
         if (best == parts.size()) return parts;
         parts[best] += parts[best + 1];
@@ -236,11 +335,11 @@ std::vector<std::string> TokenDecoder::merged(const std::string& word, int below
 
 void TokenDecoder::encode_word(const std::string& word, std::vector<int>& tokens) const {
     for (const std::string& part : merged(word, max_vocab)) {
-        const auto found = ranks_.find(part);
-        if (found == ranks_.end())
+        const auto found = tokens_.find(part);
+        if (found == tokens_.end())
             throw Error(ExitCode::bad_data, strprintf("the tokenizer has no token for the prompt's byte 0x%02x",
                                                       static_cast<unsigned char>(part[0])));
-        tokens.push_back(found->second);
+        tokens.push_back(found->second.id);
     }
 }
 

@@ -1,5 +1,7 @@
-// From tokens to text, for samples, and from a prompt to tokens. Training never needs this: shards hold tokens.
+// Tokenizers: text from tokens for samples, and tokens from a prompt. Training itself only needs shards, which hold
+// tokens.
 #pragma once
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -9,47 +11,80 @@ namespace llmc {
 
 class TokenDecoder {
 public:
-    // Ids 0..255 are bytes, 256 ends a document and is printed as a newline: what data/demo_corpus.py and
-    // `prepare --tokenizer bytes` write.
+    // Ids 0..255 are bytes. 256 ends a document and is printed as a newline. data/demo_corpus.py and
+    // `data.prepare --tokenizer bytes` write such shards.
     static TokenDecoder byte_vocabulary();
 
-    // `name` is "bytes" or a file, recognized by its content: a tiktoken file (a line `base64 rank` a token) or an
-    // llm.c tokenizer (magic 20240328, version 1 or 2).
+    // Stands in for an unknown tokenizer: text is token ids, separated by spaces ("464 3290"). vocab() is 0.
+    static TokenDecoder token_ids();
+
+    // `name` is "bytes", a file, or a directory with one of tokenizer_files() in it. The content tells the format:
+    //   - a tiktoken file (one line `base64 rank` per token)
+    //   - an llm.c tokenizer (magic 20240328, version 1 or 2)
+    //   - a tokenizer.json of Hugging Face that is a byte-level BPE, as those of GPT-2, Llama 3 and Qwen are
     static TokenDecoder open(const std::string& name);
 
+    const std::string& name() const { return name_; }  // what open() was called with; "bytes", "token ids"
     int vocab() const { return static_cast<int>(pieces_.size()); }
-    int end_token() const { return end_token_; }  // begins every document; -1: not known
+    int end_token() const { return end_token_; }  // begins every document; -1 if unknown
+    void set_end_token(int token) { end_token_ = token; }
+
+    // Throws Error(bad_data) if a token of both is not the same text in the two.
+    void require_same(const TokenDecoder& other) const;
 
     // The bytes of the tokens. Ids outside the vocabulary (a model's padded columns) become "<|id|>".
     std::string decode(const std::vector<int>& tokens) const;
 
     // Tokens of a prompt. Byte vocabulary: its bytes. Otherwise byte-pair encoding by rank inside words, where a word
-    // takes the one space before it along. The official pre-tokenizer of GPT-2 is a regular expression that also cuts
-    // between letters, digits, punctuation, contractions ('s, 'll) and kinds of white space. As almost no token of its
-    // vocabulary crosses such a cut, the results agree on ordinary text; they may differ around contractions and runs
-    // of mixed white space. Prepare training data with data/prepare, which uses the official one.
+    // includes the one space before it. The official pre-tokenizer of GPT-2 is a regular expression that also cuts
+    // between letters, digits, punctuation, contractions ('s, 'll) and kinds of white space. Almost no token of its
+    // vocabulary crosses such a cut, so the results agree on ordinary text. They may differ around contractions and
+    // runs of mixed white space. Prepare training data with data/prepare, which uses the official one.
     std::vector<int> encode(const std::string& prompt) const;
 
-    // The two tokens' bytes that byte-pair encoding merges into this one; or more, where tokens before it do not give
-    // it.
+    // The bytes of the two tokens that byte-pair encoding merges into this one; more than two if earlier tokens do not
+    // lead to it.
     std::vector<std::string> parts_of(int token) const;
 
+    // The tokenizer in llm.c's format (version 2). Throws Error(bad_data) if a token is longer than its 255 bytes.
+    std::string as_llmc() const;
+
 private:
-    TokenDecoder() = default;
+    struct Token {
+        int rank, id;  // the pair of neighbours with the lowest rank is merged first
+    };
+
+    explicit TokenDecoder(const std::string& name) : name_(name) {}
     static TokenDecoder from_llmc(const std::string& content, const std::string& path);
     static TokenDecoder from_tiktoken(const std::string& content, const std::string& path);
+    static TokenDecoder from_hf(const std::string& content, const std::string& path);  // hf_tokenizer.cpp
     void encode_word(const std::string& word, std::vector<int>& tokens) const;
     std::vector<std::string> merged(const std::string& word, int below) const;
 
-    std::vector<std::string> pieces_;             // bytes of token id
-    std::unordered_map<std::string, int> ranks_;  // id of bytes, without the end token; empty: byte vocabulary
+    std::string name_;
+    std::vector<std::string> pieces_;                // bytes of each id; empty: token ids are printed
+    std::unordered_map<std::string, Token> tokens_;  // by bytes, without special tokens; empty: byte vocabulary
     int end_token_ = -1;
 };
+
+// Throws Error(bad_data) if a tokenizer with so many tokens does not belong to a vocabulary of `vocab` ids: it has
+// more, or fewer than `fewest`.
+void require_tokens_fit(const std::string& tokenizer, int tokens, int vocab, int fewest = 0);
+
+// Tokenizer files in a directory, best first: tokenizer.json, tokenizer.bin, gpt2_tokenizer.bin, *.tiktoken.
+std::vector<std::string> tokenizer_files(const std::string& directory);
+
+struct TokenizerSearch {
+    std::optional<TokenDecoder> tokenizer;
+    std::string problem;  // why there is none
+};
+// The first of the directories' tokenizer files that can be read and passes require_tokens_fit().
+TokenizerSearch find_tokenizer(const std::vector<std::string>& directories, int vocab, int fewest = 0);
 
 // The prompt's bytes as tokens of the byte vocabulary.
 std::vector<int> encode_bytes(const std::string& prompt);
 
-// Bytes of `text` up to its last whole character: what it ends with may be the beginning of one more.
+// Number of bytes of `text` up to its last whole character. The bytes after it may be the beginning of another one.
 size_t complete_utf8(std::string_view text);
 
 // Text that cannot disturb a terminal: printable UTF-8, newlines and tabs stay; control characters (escape sequences,

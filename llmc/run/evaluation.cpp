@@ -17,8 +17,13 @@ template <class Real>
 Evaluation<Real>::Evaluation(const Options& options, const Inputs& inputs, Trainer<Real>& trainer, Watchdog& watchdog)
     : options_(options), inputs_(inputs), trainer_(trainer), watchdog_(watchdog) {
     if (options.sample_every == 0 || options.sample_tokens == 0) return;
-    const std::string tokenizer = inputs.train->sidecar().tokenizer.value_or("");
-    decoder_ = TokenDecoder::open(!options.tokenizer.empty() ? options.tokenizer : tokenizer);
+    decoder_ = inputs.tokenizer.tokenizer;
+    if (decoder_) return;
+    decoder_ = TokenDecoder::token_ids();
+    decoder_->set_end_token(options.end_token < options.model_config.vocab ? options.end_token : -1);
+    if (trainer.comm().is_main())
+        std::printf("note: samples are printed as token ids, because %s; --tokenizer FILE gives text\n",
+                    inputs.tokenizer.problem.c_str());
 }
 
 template <class Real>

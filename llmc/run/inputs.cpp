@@ -1,12 +1,17 @@
 #include "llmc/run/inputs.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <limits>
 
 #include "llmc/device/error.h"
 
 namespace llmc {
 namespace {
+
+namespace fs = std::filesystem;
 
 // Documents of all sets begin with one token, which the vocabulary has.
 void check_end_token(const ShardSet& set, const Options& o) {
@@ -25,6 +30,33 @@ void check_end_token(const ShardSet& set, const Options& o) {
                          o.end_token));
 }
 
+// The tokenizer that --tokenizer names, or the one that the shards were made with: a tokenizer file in their directory,
+// or the byte vocabulary if their sidecar names it. A resumed run also looks in its own directory. A given tokenizer
+// that differs from theirs is refused.
+TokenizerSearch tokenizer_of(const ShardSet& shards, const Options& o) {
+    const Sidecar& sidecar = shards.sidecar();
+    // A .tiktoken file lacks the special tokens, which are at most 256 in the usual tokenizers.
+    const int64_t ids = sidecar.vocab.value_or(o.model_config.vocab);
+    const int vocab = static_cast<int>(std::min<int64_t>(ids, std::numeric_limits<int>::max()));
+    const int fewest = sidecar.vocab ? vocab - 256 : 0;
+    std::vector<std::string> directories{fs::path(shards.path(0)).parent_path().string()};
+    if (!o.resume.empty() && !o.out.empty()) directories.push_back(o.out);
+    TokenizerSearch search;
+    if (sidecar.tokenizer == "bytes")
+        search.tokenizer = TokenDecoder::byte_vocabulary();
+    else
+        search = find_tokenizer(directories, vocab, fewest);
+    if (!o.tokenizer.empty()) {
+        TokenDecoder given = TokenDecoder::open(o.tokenizer);
+        require_tokens_fit(o.tokenizer, given.vocab(), vocab, fewest);
+        if (search.tokenizer) given.require_same(*search.tokenizer);
+        search.tokenizer = given;
+    }
+    if (search.tokenizer && o.end_token >= 0 && o.end_token < search.tokenizer->vocab())
+        search.tokenizer->set_end_token(o.end_token);
+    return search;
+}
+
 }  // namespace
 
 Inputs::Inputs(const Options& options) {
@@ -34,12 +66,13 @@ Inputs::Inputs(const Options& options) {
     if (!options.hellaswag.empty()) hellaswag = read_choices(options.hellaswag);
 }
 
-void Inputs::check(const Options& o) const {
+void Inputs::check(const Options& o) {
     const auto check_set = [&](const ShardSet& set) {
         set.check_vocabulary(o.model_config.vocab);
         if (o.doc_mask) check_end_token(set, o);
     };
     if (train) check_set(*train);
+    if (train) tokenizer = tokenizer_of(*train, o);
     for (const auto& [name, set] : val) check_set(*set);
     check_choices(hellaswag, o.model_config.vocab, o.seq, o.hellaswag);
 }
@@ -59,6 +92,23 @@ void Inputs::describe(ResolveInputs& surroundings) const {
     }
     for (const Choices& example : hellaswag)
         surroundings.hellaswag_rows += static_cast<int64_t>(example.completions.size());
+}
+
+void Inputs::keep_tokenizer(const RunDirectory& directory) const {
+    if (!directory.active() || !tokenizer.tokenizer) return;
+    const TokenDecoder& decoder = *tokenizer.tokenizer;
+    const fs::path from(decoder.name());
+    const bool is_bytes = decoder.name() == "bytes";
+    const std::string to = directory.file(is_bytes || from.extension() == ".bin" ? "tokenizer.bin"
+                                          : from.extension() == ".json"          ? "tokenizer.json"
+                                                                                 : "tokenizer.tiktoken");
+    std::error_code ignored;
+    if (!is_bytes && fs::equivalent(from, to, ignored)) return;
+    for (const char* old : {"tokenizer.json", "tokenizer.bin", "tokenizer.tiktoken"})
+        fs::remove(directory.file(old), ignored);
+    if (is_bytes) return write_file(to, decoder.as_llmc());
+    std::ifstream file(from, std::ios::binary);
+    write_file(to, {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()});
 }
 
 }  // namespace llmc

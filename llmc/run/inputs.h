@@ -1,4 +1,4 @@
-// The token shards of a run, opened before anything is allocated.
+// The token shards of a run and their tokenizer, opened before anything is allocated.
 #pragma once
 #include <memory>
 #include <string>
@@ -7,6 +7,8 @@
 
 #include "llmc/data/choices.h"
 #include "llmc/data/shards.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/run/metrics.h"
 #include "llmc/run/options.h"
 
 namespace llmc {
@@ -15,10 +17,14 @@ struct Inputs {
     std::unique_ptr<ShardSet> train;                                     // nullptr: none given
     std::vector<std::pair<std::string, std::unique_ptr<ShardSet>>> val;  // by name
     std::vector<Choices> hellaswag;                                      // empty: none given
+    TokenizerSearch tokenizer;                                           // of the training set, from check() on
 
     explicit Inputs(const Options& options);
-    // Throws Error(bad_data) where a token, or an example, does not fit what the resolved options say.
-    void check(const Options& options) const;
+    // Finds the tokenizer: --tokenizer, or a file next to the training shards. Throws Error(bad_data) if a token, an
+    // example or the given tokenizer does not fit the resolved options.
+    void check(const Options& options);
+    // Copies the tokenizer's file into the run directory, so that samples and exports need nothing outside of it.
+    void keep_tokenizer(const RunDirectory& directory) const;
     // What the shards tell resolve(). The rest of ResolveInputs is as it was.
     void describe(ResolveInputs& surroundings) const;
 };

@@ -247,7 +247,8 @@ Json position_json(const RunPosition& p, const Options& o, const ShardSet& train
               {"tokens", train.total_tokens()},
               {"next_step", p.data_step},
               {"epoch", at / samples},
-              {"sample", at % samples}}},
+              {"sample", at % samples},
+              {"end_token", o.end_token}}},
             {"reports_due", p.reports_due},
             {"validation", p.watch.to_json()},
             {"files", {{"metrics.jsonl", p.files.metrics}, {"main.log", p.files.main_log}}}};

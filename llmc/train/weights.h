@@ -9,8 +9,8 @@ namespace llmc {
 // Every rank reads; then the trainer is ready.
 template <class Real>
 void load_weights(Trainer<Real>& trainer, const std::string& path);
-// Every rank takes part; the first one writes, and it alone needs `path`.
+// Every rank takes part; the first one writes, and only it needs `path`. `end_token`: between documents, -1 if unknown.
 template <class Real>
-void save_weights(const Trainer<Real>& trainer, const std::string& path);
+void save_weights(const Trainer<Real>& trainer, const std::string& path, int end_token);
 
 }  // namespace llmc

@@ -38,9 +38,8 @@ Weights weights_of(const ModelConfig& model) {
 }
 
 void export_as(const std::string& folder, HfType type, const Weights& weights, uint64_t shard_bytes = kHfShardBytes) {
-    export_hf_directory(
-        folder, kSmall, type, [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); },
-        shard_bytes);
+    export_hf_directory(folder, kSmall, {type, -1, shard_bytes},
+                        [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
 }
 
 Weights import_from(const std::string& path) {

@@ -24,7 +24,7 @@ TEST_CASE("hf: the other architectures come back from an export, bit by bit") {
                 out = weights.at(tensor);
                 if (tensor == "wte") out.resize(out.size() + static_cast<size_t>(config.channels), 0.0f);  // padding
             };
-            export_hf_directory(folder.file(""), config, HfType::fp32, fetch, shard_bytes);
+            export_hf_directory(folder.file(""), config, {HfType::fp32, -1, shard_bytes}, fetch);
             CHECK(std::filesystem::exists(folder.file("model.safetensors")) == (shard_bytes == kHfShardBytes));
             const WeightFiles files(folder.file(""));
             for (const HfTensor& tensor : hf_tensors(config)) {
@@ -48,10 +48,11 @@ TEST_CASE("hf: a file of one piece takes every tensor once, in the table's order
         const TemporaryFolder folder;
         std::vector<std::string> fetched, wanted;
         for (const TensorRow& row : all_tensors(config)) wanted.push_back(row.name);
-        export_hf(folder.file("model.safetensors"), config, [&](const std::string& tensor, std::vector<float>& out) {
-            fetched.push_back(tensor);
-            out = weights.at(tensor);
-        });
+        export_hf(folder.file("model.safetensors"), config, -1,
+                  [&](const std::string& tensor, std::vector<float>& out) {
+                      fetched.push_back(tensor);
+                      out = weights.at(tensor);
+                  });
         CHECK(fetched == wanted);
     }
 }
@@ -60,7 +61,7 @@ TEST_CASE("hf: another architecture, or other settings of it, are no model for t
     const ModelConfig config = modern_config("llama");
     const auto weights = modern_weights(config);
     const TemporaryFolder folder;
-    export_hf_directory(folder.file(""), config, HfType::bf16,
+    export_hf_directory(folder.file(""), config, {HfType::bf16},
                         [&](const std::string& tensor, std::vector<float>& out) { out = weights.at(tensor); });
     const auto refusal = [&](auto change) {
         ModelConfig other = config;

@@ -42,7 +42,7 @@ Weights numbered_weights(const ModelConfig& config) {
 }
 
 void export_weights(const std::string& path, const Weights& weights, const ModelConfig& config = kTiny) {
-    export_hf(path, config, [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
+    export_hf(path, config, -1, [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
 }
 
 Weights import_weights(const std::string& path, const ModelConfig& config = kTiny) {

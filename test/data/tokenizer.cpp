@@ -1,6 +1,7 @@
 // Tokenizers: the three kinds of vocabulary, broken files, byte-pair merges by hand, and terminal safety.
 #include "llmc/data/tokenizer.h"
 
+#include "llmc/data/hf_tokenizer.h"
 #include "test/data/shard_files.h"
 
 using namespace llmc;
@@ -110,6 +111,86 @@ TEST_CASE("broken tokenizer files") {
     refused(llmc_tokenizer(3, 0, {"a"}), {"version 3"});
     refused(llmc_tokenizer(2, 2, {"a", "bc"}), {"end token 2"});
     refused(llmc_tokenizer(2, 0, {}), {"0 tokens"});
+}
+
+// A tokenizer.json in which "é" is one token of two bytes. The ids do not follow the order of the merges.
+static std::string small_json(const std::string& merges, const std::string& more = "") {
+    return R"({"version": "1.0", "added_tokens": [{"id": 9, "content": "<|endoftext|>", "special": true}],
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Split"}, {"type": "ByteLevel"}]},
+        "model": {)" +
+           more +
+           R"("vocab": {"a": 0, "b": 1, "c": 2, "Ġ": 3, "ab": 4, "bc": 5, "Ã": 6, "©": 7, "Ã©": 8, "Ġab": 10},
+        "merges": )" +
+           merges + "}}";
+}
+
+TEST_CASE("tokenizer.json: both spellings of merges, by rank") {
+    TempDir dir;
+    for (const char* merges :
+         {R"(["Ã ©", "b c", "a b", "Ġ ab"])", R"([["Ã","©"], ["b","c"], ["a","b"], ["Ġ","ab"]])"}) {
+        const TokenDecoder decoder = TokenDecoder::open(write_file(dir / "tokenizer.json", small_json(merges)));
+        CHECK(decoder.vocab() == 11);
+        CHECK(decoder.end_token() == 9);
+        CHECK(decoder.decode({10, 8, 9, 3}) == " abé<|endoftext|> ");
+        CHECK(decoder.encode("abc é ab") == std::vector<int>{0, 5, 3, 8, 10});  // bc (rank 1) before ab (rank 2)
+        CHECK(TokenDecoder::open(dir / "").encode("ab") == std::vector<int>{4});
+    }
+    const auto refused = [&](const std::string& content, const std::vector<std::string>& words) {
+        const std::string path = write_file(dir / "other.json", content);
+        check_error(ExitCode::bad_data, words, [&] { TokenDecoder::open(path); });
+    };
+    refused(small_json("[]", R"("type": "Unigram", )"), {"other.json", "Unigram", "byte-level BPE"});
+    refused(small_json("[]", R"("type": "WordPiece", )"), {"WordPiece"});
+    refused(R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})", {"characters, not bytes"});
+    refused(R"({"model": {"layers": 2}})", {"not a tokenizer.json"});
+    refused("{", {"other.json", "line 1"});
+    refused(small_json("[]", R"("type": "\u001b[31m", )"), {R"(it is a \x1b[31m model)"});
+    refused(small_json(R"(["a c"])"), {"ac"});
+}
+
+TEST_CASE("tokenizer.json: an export is read back as the table that it came from") {
+    TempDir dir;
+    std::vector<std::string> pieces;
+    for (int byte = 255; byte >= 0; byte--) pieces.emplace_back(1, static_cast<char>(byte));
+    for (const char* piece : {"th", "the", " the", "\xc3\xa4", "\n\n"}) pieces.emplace_back(piece);
+    pieces.insert(pieces.begin() + 258, "");
+    pieces[258] = "<|endoftext|>";
+    const TokenDecoder table = TokenDecoder::open(write_file(dir / "t.bin", llmc_tokenizer(2, 258, pieces)));
+    CHECK(table.as_llmc() == llmc_tokenizer(2, 258, pieces));
+    CHECK(write_hf_tokenizer(dir / "t.bin", {dir / "", 300, 64}) == 258);
+    const TokenDecoder back = TokenDecoder::open(dir / "tokenizer.json");
+    CHECK(back.vocab() == table.vocab());
+    CHECK(back.end_token() == 258);
+    CHECK_NOTHROW(back.require_same(table));
+    for (int id = 0; id < table.vocab(); id++) CHECK(back.decode({id}) == table.decode({id}));
+    for (const char* text : {"the other\n\n the", "\xc3\xa4\xff 7"}) CHECK(back.encode(text) == table.encode(text));
+    std::swap(pieces[3], pieces[4]);
+    const TokenDecoder other = TokenDecoder::open(write_file(dir / "o.bin", llmc_tokenizer(2, 258, pieces)));
+    check_error(ExitCode::bad_data, {"o.bin", "token 3", "tokenizer.json"}, [&] { other.require_same(back); });
+}
+
+TEST_CASE("token ids stand in for an unknown tokenizer") {
+    const TokenDecoder decoder = TokenDecoder::token_ids();
+    CHECK(decoder.decode({464, 3290}) == "464 3290 ");
+    CHECK(decoder.encode(" 464  3290") == std::vector<int>{464, 3290});
+    for (const char* text : {"hello", "4x", "-1", "99999999999"})
+        check_error(ExitCode::bad_flags, {"--prompt", "--tokenizer FILE"}, [&] { decoder.encode(text); });
+}
+
+TEST_CASE("find_tokenizer: the first file that can be read and fits") {
+    TempDir dir;
+    CHECK(find_tokenizer({dir / ""}, 300).problem.find("tokenizer.json, tokenizer.bin or .tiktoken") !=
+          std::string::npos);
+    check_error(ExitCode::bad_data, {"directory without"}, [&] { TokenDecoder::open(dir / ""); });
+    write_file(dir / "b.tiktoken", "YQ== 0\n");
+    write_file(dir / "c.tiktoken", "YQ== 500\n");
+    CHECK(find_tokenizer({dir / "none", dir / ""}, 300).tokenizer->name().ends_with("b.tiktoken"));
+    write_file(dir / "tokenizer.bin", llmc_tokenizer(2, 0, {"a", "bc"}));
+    CHECK(find_tokenizer({dir / ""}, 300).tokenizer->vocab() == 2);
+    CHECK(find_tokenizer({dir / ""}, 600, 400).tokenizer->vocab() == 501);
+    const TokenizerSearch none = find_tokenizer({dir / ""}, 900, 800);
+    CHECK(!none.tokenizer);
+    CHECK(none.problem.find("it has 2 tokens, but the vocabulary has 900") != std::string::npos);
 }
 
 TEST_CASE("sanitize keeps text and disarms everything else") {

@@ -9,6 +9,7 @@ import unittest
 from trainer import (VOCAB, FinishedRun, llmc_tensors, new_path, read_safetensors, run, tiny_flags, write_llmc_model)
 
 FLAGS, DATA, CHECKPOINT = 2, 3, 4
+TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json"]
 SHAPE = dict(context=64, vocab=VOCAB, layers=2, heads=2, channels=64)
 
 
@@ -56,8 +57,9 @@ class Export(unittest.TestCase):
 
     def test_there_and_back(self):
         directory = self.export(self.trained.directory)
-        self.assertEqual(sorted(os.listdir(directory)), ["config.json", "model.safetensors"])
-        for name in os.listdir(directory):
+        self.assertEqual(sorted(os.listdir(directory)), ["config.json", "generation_config.json", "model.safetensors",
+                                                         *TOKENIZER_FILES])
+        for name in ("config.json", "model.safetensors"):
             self.assertEqual(read(os.path.join(directory, name)), self.trained.read(name), name)
 
         expected = read(self.llmc_file())
@@ -67,7 +69,8 @@ class Export(unittest.TestCase):
         self.assertEqual(read(os.path.join(inside, "model.bin")), expected)
         back = self.export(path)
         self.assertEqual(read_safetensors(os.path.join(back, "model.safetensors")), self.tensors)
-        self.assertEqual(json.loads(read(os.path.join(back, "config.json"))), json.loads(self.trained.read("config.json")))
+        ours = dict(json.loads(self.trained.read("config.json")), bos_token_id=None, eos_token_id=None)  # llm.c has none
+        self.assertEqual(json.loads(read(os.path.join(back, "config.json"))), ours)
 
     def test_bf16(self):
         directory = self.export(self.llmc_file(), "--dtype", "bf16")
@@ -132,7 +135,8 @@ class Export(unittest.TestCase):
             with open(os.path.join(directory, name), "w", encoding="utf-8") as file:
                 file.write("old")
         self.export(self.trained.directory, "--dtype", "bf16", "--overwrite", to=directory)
-        self.assertEqual(sorted(os.listdir(directory)), ["config.json", "model.safetensors", "notes.txt"])
+        self.assertEqual(sorted(os.listdir(directory)), ["config.json", "generation_config.json", "model.safetensors",
+                                                         "notes.txt", *TOKENIZER_FILES])
         self.assertLess(os.path.getsize(os.path.join(directory, "model.safetensors")), len(before))
 
         path = self.export(directory, "--format", "llmc", to=new_path() + ".bin")
@@ -196,15 +200,49 @@ class Export(unittest.TestCase):
         self.assertEqual(read(os.path.join(alone, "tokenizer.json")), read(os.path.join(directory, "tokenizer.json")))
 
         self.refused(FLAGS, ["--from", model, "--to", new_path(), "--format", "llmc", "--tokenizer", table], "--format hf")
-        for wrong, parts in ((self.trained.path("run.json"), ["line 1"]), (self.trained.directory, ["no tokenizer.json"]),
+        for wrong, parts in ((self.trained.path("run.json"), ["not a tokenizer.json"]), (new_path(), ["cannot be read"]),
                              ("nowhere", ["cannot be read"])):
             self.refused(DATA, ["--from", model, "--to", new_path(), "--tokenizer", wrong], *parts)
         self.refused(DATA, ["--from", self.trained.directory, "--to", new_path(), "--tokenizer", table],
-                     "has 268 tokens, the model 257")
+                     "has 268 tokens, but the vocabulary has 257")
+        other = os.path.join(alone, "tokenizer.json")
+        self.refused(DATA, ["--from", self.trained.directory, "--to", new_path(), "--tokenizer", other],
+                     "has 268 tokens, but the vocabulary has 257")
         with open(table, "r+b") as file:
             file.seek(1024 + 2 * 256)
             file.write(b"\2zq")  # "lo", of which neither part comes later
         self.refused(DATA, ["--from", model, "--to", new_path(), "--tokenizer", table], "token 257", "no merge of two")
+
+    def test_end_token(self):
+        """generate() stops at the token between documents: as the run's data says, or the tokenizer, or its name."""
+        def ends(directory, *texts):
+            ids = [json.loads(read(os.path.join(directory, name)))[key] for key in ("eos_token_id", "bos_token_id")
+                   for name in ("config.json", "generation_config.json")]
+            config = json.loads(read(os.path.join(directory, "tokenizer_config.json")))
+            self.assertEqual((config["eos_token"], config["bos_token"]), texts)
+            return set(ids)
+
+        (checkpoint,) = os.listdir(self.trained.path("checkpoints"))
+        for source in (self.trained.directory, self.trained.path("checkpoints/" + checkpoint)):
+            self.assertEqual(ends(self.export(source), "<|endoftext|>", "<|endoftext|>"), {256})
+        self.assertEqual(json.loads(self.trained.read("config.json"))["eos_token_id"], 256)
+        # Hugging Face's files: the id of the name; and the run's data count more than what a file says.
+        model, exported = self.llmc_file(), os.path.join(self.export(self.trained.directory), "tokenizer.json")
+        tokenizer = json.loads(read(exported))
+        tokenizer["added_tokens"].append(dict(tokenizer["added_tokens"][0], id=7, content="<|im_end|>"))
+        directory = new_path()
+        os.makedirs(directory)
+        with open(os.path.join(directory, "tokenizer.json"), "w", encoding="utf-8") as file:
+            json.dump(tokenizer, file)
+        self.assertEqual(ends(self.export(model, "--tokenizer", directory), "<|endoftext|>", "<|endoftext|>"), {256})
+        with open(os.path.join(directory, "tokenizer_config.json"), "w", encoding="utf-8") as file:
+            json.dump({"eos_token": {"content": "<|im_end|>"}, "bos_token": "<|im_end|>"}, file)
+        of_file = self.export(model, "--tokenizer", os.path.join(directory, "tokenizer.json"))
+        self.assertEqual(read(os.path.join(of_file, "tokenizer_config.json")),
+                         read(os.path.join(directory, "tokenizer_config.json")))
+        self.assertEqual(json.loads(read(os.path.join(of_file, "config.json")))["eos_token_id"], 7)
+        of_run = self.export(self.trained.directory, "--tokenizer", directory)
+        self.assertEqual(ends(of_run, "<|endoftext|>", "<|im_end|>"), {256})
 
     def test_flags(self):
         result = run("export", "--help")

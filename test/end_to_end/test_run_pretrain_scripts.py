@@ -10,7 +10,7 @@ import trainer
 from trainer import ROOT, new_path
 
 SCRIPTS = os.path.join(ROOT, "scripts", "pretrain")
-SMALL = [*trainer.TINY_MODEL, "--context", "16", "-t", "16", "-d", "64", "-b", "1", "-m", "1", "-x", "2", "-u", "0", "-s", "0"]
+SMALL = [*trainer.TINY_MODEL, "--context", "16", "-t", "16", "-d", "64", "-b", "1", "-m", "1", "-x", "2", "-u", "0"]
 
 spec = importlib.util.spec_from_file_location("pretrain_table", os.path.join(ROOT, "dev", "pretrain_table.py"))
 pretrain_table = importlib.util.module_from_spec(spec)
@@ -76,6 +76,9 @@ class Pretraining(unittest.TestCase):
             out = new_path()
             done = start("gpt2_350M.sh", *SMALL, "--reduce-order", "rank", GPUS=ranks, DATA=data, OUT=out)
             self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stdout, r"samples are printed as token ids, because there is no tokenizer\.json.*\.tiktoken")
+            self.assertRegex(done.stdout, r"sample after step 2:\n\d+ \d+ ")
+            self.assertRegex(done.stdout, r"\nval +2 \| val_loss ")
             with open(os.path.join(out, "run.json"), encoding="utf-8") as file:
                 self.assertEqual(json.load(file)["world"], int(ranks))
             with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:

@@ -1,12 +1,15 @@
 """train_gpt sample: the same text with the cache and without it, from every kind of weights; a terminal's prompts; and
 what is refused."""
 
+import json
 import os
 import pty
+import shutil
+import struct
 import subprocess
 import unittest
 
-from trainer import ENVIRONMENT, PROGRAM, FinishedRun, new_path, run, workspace
+from trainer import ENVIRONMENT, PROGRAM, FinishedRun, corpus, new_path, run, tiny_flags, workspace
 
 FLAGS, DATA, CHECKPOINT = 2, 3, 4
 PRECISIONS = ("fp32", "bf16", "fp8")
@@ -85,7 +88,6 @@ class Sample(unittest.TestCase):
     def test_refused(self):
         source = ["--from", self.trained.directory, "--prompt", "a"]
         self.refused(FLAGS, [], "--from is required")
-        self.refused(FLAGS, source, "--tokenizer is needed")
         source += ["--tokenizer", "bytes"]
         self.refused(FLAGS, [*source, "--tokens", "0"], "--tokens")
         self.refused(FLAGS, source, "in one process, not in 2", env=dict(RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost"))
@@ -96,7 +98,96 @@ class Sample(unittest.TestCase):
         table = new_path() + ".tiktoken"
         with open(table, "w", encoding="ascii") as file:
             file.write("YQ== 300\n")
-        self.refused(DATA, [*source[:-1], table], "token 300", "257")
+        self.refused(DATA, [*source[:-1], table], "301 tokens", "257")
+
+    def test_the_tokenizer_is_found(self):
+        """In the run, in a checkpoint's run, in a Hugging Face directory, next to the training data; or ids are printed."""
+        flags = ["--prompt", "dan ", "--tokens", "20", "--temperature", "0"]
+        expected = self.sample(*flags).out
+        exported = new_path()
+        self.assertEqual(run("export", "--from", self.trained.directory, "--to", exported).code, 0)
+        (checkpoint,) = os.listdir(self.trained.path("checkpoints"))
+        for source in (self.trained.directory, self.trained.path("model.safetensors"), exported,
+                       self.trained.path("checkpoints/" + checkpoint), self.trained.path("checkpoints/" + checkpoint + "/")):
+            result = run("sample", "--from", source, *flags)
+            self.assertEqual((result.code, result.out), (0, expected), result.err)
+
+        bare = new_path()
+        shutil.copytree(exported, bare, ignore=shutil.ignore_patterns("tokenizer*"))
+        ids = " ".join(str(byte) for byte in b"dan ")
+        result = run("sample", "--from", bare, "--prompt", ids, *flags[2:])
+        self.assertEqual(result.code, 0, result.err)
+        self.assertRegex(result.err, r"^note: text is token ids, because there is no tokenizer\.json.* --tokenizer FILE")
+        numbers = result.out.removeprefix(ids).split()
+        self.assertEqual(bytes(map(int, numbers)).decode(errors="replace"), expected.removeprefix("dan ").removesuffix("\n"))
+        self.refused(FLAGS, ["--from", bare, *flags], "--prompt needs a tokenizer", "token ids like")
+        result = run("sample", "--from", bare, *flags[2:])
+        self.assertEqual((result.code, len(result.out.split())), (0, 20), result.err)
+
+
+def table(pieces, end):
+    """llm.c's tokenizer file."""
+    head = struct.pack("<4i", 20240328, 2, len(pieces), end).ljust(1024, b"\0")
+    return head + b"".join(bytes([len(piece)]) + piece for piece in pieces)
+
+
+BYTES = [*(bytes([byte]) for byte in range(256)), b"\n"]
+
+
+class WhileTraining(unittest.TestCase):
+    """Samples of a run whose shards were not made with the byte vocabulary."""
+
+    def shards(self, **files):
+        """A folder with the corpus and these files; its sidecar names a tokenizer.json that is not there."""
+        folder = new_path("data")
+        os.makedirs(folder)
+        os.symlink(corpus().train, os.path.join(folder, "train_000000.bin"))
+        files["train_000000.bin.json"] = json.dumps(dict(tokenizer="tok.json", vocab=257, end_token=256)).encode()
+        for name, content in files.items():
+            with open(os.path.join(folder, name.replace("_bin", ".bin").replace("_json", ".json")), "wb") as file:
+                file.write(content)
+        return folder
+
+    def train(self, folder, *flags):
+        return FinishedRun("--train", os.path.join(folder, "train_*.bin"), "--max-steps", "2", "--sample-every", "2",
+                           "--sample-tokens", "10", *flags)
+
+    def test_without_a_tokenizer(self):
+        trained = self.train(self.shards())
+        self.assertRegex(trained.result.out, r"note: samples are printed as token ids, because there is no tokenizer\.json"
+                                             r".*\.tiktoken file in .*data\d+; --tokenizer FILE gives text")
+        ((_, text),) = trained.result.samples
+        self.assertRegex(text, r"^(\d+ ){10}$")
+        unigram = json.dumps({"model": {"type": "Unigram", "vocab": [["a", 0]]}}).encode()
+        trained = self.train(self.shards(tokenizer_json=unigram))
+        self.assertRegex(trained.result.out, r"token ids, because .*tokenizer\.json: it is a Unigram model")
+        self.assertRegex(trained.result.samples[0][1], r"^(\d+ ){10}$")
+
+    def test_next_to_the_shards(self):
+        """The same text as with the tokenizer given. The run keeps it, and goes on with its copy."""
+        expected = self.train(self.shards(), "--tokenizer", "bytes").result.samples[0][1]
+        folder = self.shards(tokenizer_bin=table(BYTES, 256))
+        trained = self.train(folder)
+        self.assertEqual(trained.result.samples, [(2, expected)])
+        self.assertNotIn("token ids", trained.result.out)
+        self.assertEqual(trained.read("tokenizer.bin"), table(BYTES, 256))
+        os.remove(os.path.join(folder, "tokenizer.bin"))
+        result = run(*tiny_flags("--train", os.path.join(folder, "train_*.bin"), "--out", trained.directory, "--resume",
+                                 "latest", "--max-steps", "4", "--sample-every", "4", "--sample-tokens", "10"))
+        self.assertEqual(result.code, 0, result.err)
+        self.assertNotIn("token ids", result.out)
+
+    def test_another_tokenizer_is_refused(self):
+        folder, path = self.shards(tokenizer_bin=table(BYTES, 256)), new_path() + ".bin"
+        swapped = [*BYTES[:97], b"b", b"a", *BYTES[99:]]
+        for pieces, parts in ((swapped, ["token 97 is 'b', but 'a' in", "tokenizer.bin", "different tokenizers"]),
+                              ([*BYTES, b"ab"], ["it has 258 tokens, but the vocabulary has 257", "different model"])):
+            with open(path, "wb") as file:
+                file.write(table(pieces, 256))
+            result = run(*tiny_flags("--train", os.path.join(folder, "train_*.bin"), "--tokenizer", path, "--sample-every", "1"))
+            self.assertEqual(result.code, DATA, result.out)
+            for part in [path, *parts]:
+                self.assertIn(part, result.err)
 
 
 if __name__ == "__main__":
