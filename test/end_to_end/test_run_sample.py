@@ -87,7 +87,7 @@ class Sample(unittest.TestCase):
 
     def test_refused(self):
         source = ["--from", self.trained.directory, "--prompt", "a"]
-        self.refused(FLAGS, [], "--from is required")
+        self.refused(FLAGS, [], "--from PATH is missing")
         source += ["--tokenizer", "bytes"]
         self.refused(FLAGS, [*source, "--tokens", "0"], "--tokens")
         self.refused(FLAGS, source, "in one process, not in 2", env=dict(RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost"))
