@@ -176,8 +176,14 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     const RunOutlook outlook{surroundings.train_tokens, resumed ? resumed->position.step + 1 : 1,
                              predicted_seconds(o, plan, comm, ranks.device)};
     if (comm.is_main()) std::fputs(describe_start(o, ranks, outlook).c_str(), stdout);
-    const ExitCode code = o.precision == "fp32" ? train<float>(o, admission, inputs, ranks, directory, resumed)
-                                                : train<bf16>(o, admission, inputs, ranks, directory, resumed);
+    ExitCode code = ExitCode::failure;
+    try {
+        code = o.precision == "fp32" ? train<float>(o, admission, inputs, ranks, directory, resumed)
+                                     : train<bf16>(o, admission, inputs, ranks, directory, resumed);
+    } catch (const Error& error) {
+        ranks.watchdog.report_loss(error);
+        throw;
+    }
     ranks.watchdog.stop();
     comm.finish();
     return code;

@@ -88,6 +88,8 @@ for order in ascending descending random; do
 done
 stage "AddressSanitizer, UBSan: end to end" unittest env TRAIN_GPT=$NATIVE-address-whole/train_gpt_cpu \
     python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
+stage "strangers and lying ranks, AddressSanitizer" check env TRAIN_GPT=$NATIVE-address-whole/train_gpt_cpu \
+    python3 test/end_to_end/hostile_peers.py --seed "$RANDOM"
 stage "fuzzing with AddressSanitizer" check env TRAIN_GPT=$NATIVE-address-whole/train_gpt_cpu \
     python3 test/end_to_end/fuzz.py --cases "$FUZZ" --seed "$RANDOM"
 

@@ -2,13 +2,30 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 namespace llmc {
+namespace {
+
+// Checkpoint manifests of large runs have some MiB. What another rank says is longer than this is a mistake or an
+// attack.
+constexpr int64_t kLongestText = int64_t{64} << 20;
+
+int64_t longest_text(const Comm& comm, size_t mine) {
+    const int64_t longest = comm.host_max(static_cast<int64_t>(mine));
+    if (longest < 0 || longest > kLongestText)
+        throw Error(ExitCode::communication,
+                    strprintf("ranks exchange a text of %lld bytes, and %lld is the most",
+                              static_cast<long long>(longest), static_cast<long long>(kLongestText)));
+    return longest;
+}
+
+}  // namespace
 
 std::vector<std::string> gather_texts(const Comm& comm, const std::string& mine) {
     const size_t world = static_cast<size_t>(comm.world());
-    const int64_t longest = comm.host_max(static_cast<int64_t>(mine.size()));
+    const int64_t longest = longest_text(comm, mine.size());
     const size_t row = sizeof(uint64_t) + static_cast<size_t>(longest);
     std::vector<char> padded(row, '\0'), all(row * world);
     const uint64_t length = mine.size();
@@ -19,14 +36,19 @@ std::vector<std::string> gather_texts(const Comm& comm, const std::string& mine)
     for (size_t r = 0; r < world; r++) {
         uint64_t bytes;
         std::memcpy(&bytes, all.data() + r * row, sizeof bytes);
+        if (bytes > static_cast<uint64_t>(longest))
+            throw Error(ExitCode::communication,
+                        strprintf("rank %zu announces a text of %llu bytes, and the longest of all ranks has %lld", r,
+                                  static_cast<unsigned long long>(bytes), static_cast<long long>(longest)));
         texts.emplace_back(all.data() + r * row + sizeof bytes, bytes);
     }
     return texts;
 }
 
 std::string broadcast_text(const Comm& comm, const std::string& text) {
-    const int64_t bytes = comm.host_max(comm.is_main() ? static_cast<int64_t>(text.size()) : 0);
-    std::string received = comm.is_main() ? text : std::string(static_cast<size_t>(bytes), '\0');
+    const int64_t bytes = longest_text(comm, comm.is_main() ? text.size() : 0);
+    std::string received = comm.is_main() ? text : "";
+    received.resize(static_cast<size_t>(bytes));
     if (bytes > 0) comm.host_broadcast(received.data(), static_cast<size_t>(bytes), 0);
     return received;
 }
@@ -38,7 +60,9 @@ Failure first_failure(const Comm& comm, const Failure& mine) {
     for (size_t r = 0; r < texts.size(); r++) {
         if (texts[r].empty()) continue;
         const std::string rank = texts.size() > 1 ? strprintf("rank %zu: ", r) : "";
-        return {static_cast<ExitCode>(std::stoi(texts[r])), rank + texts[r].substr(texts[r].find(' ') + 1)};
+        const int code = std::atoi(texts[r].c_str());
+        return {code > 0 && code < 256 ? static_cast<ExitCode>(code) : ExitCode::failure,
+                rank + texts[r].substr(texts[r].find(' ') + 1)};
     }
     return {};
 }

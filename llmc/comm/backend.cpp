@@ -1,13 +1,21 @@
-// What the back-ends of a process have in common: the order of their collectives, and who asks how they are.
+// Code that all back-ends share: the order of their collectives, the query for their failures, texts from other ranks.
 #include "llmc/comm/backend.h"
 
 #include <cstdlib>
+#include <cstring>
 
 namespace llmc {
 
 bool nccl_keeps_order(int version, const char* order) {
     constexpr int kFirst = 22600;  // NCCL_VERSION_CODE of 2.26
     return version >= kFirst && order && std::atoi(order) != 0;
+}
+
+std::string peer_text(const char* data, size_t capacity) {
+    std::string text(data, strnlen(data, capacity));
+    for (char& c : text)
+        if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = '?';
+    return text;
 }
 
 void BackendList::add(const std::shared_ptr<Backend>& backend) {

@@ -122,7 +122,19 @@ struct TcpAddress {
     std::string host;
     int port = 0;
 };
-// Rank 0 listens at address.port, the others connect to it; for at most `timeout` seconds.
-std::shared_ptr<Transport> make_tcp_transport(int rank, int world, const TcpAddress& address, double timeout);
+// What all ranks of a run over TCP have in common. Rank 0 listens at the address, the others connect to it.
+struct TcpMeeting {
+    TcpAddress address;
+    int world = 1;
+    std::string program;     // hash of the executable; at most 31 characters
+    std::string secret;      // a rank must know it to be let in; "": every process may come
+    double timeout = 600;    // seconds to wait for the other ranks
+    double hello_limit = 5;  // seconds from accepting a connection to its complete hello
+};
+std::shared_ptr<Transport> make_tcp_transport(int rank, const TcpMeeting& meeting);
+
+// A text in memory that another rank filled: it ends at the first NUL or after `capacity` bytes, and control
+// characters, which could change what a terminal shows, become '?'.
+std::string peer_text(const char* data, size_t capacity);
 
 }  // namespace llmc

@@ -2,9 +2,11 @@
 // algorithm, are an exchange of pieces and a sum in rank order (rank_reduce.h).
 #include "llmc/comm/comm.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <exception>
 #include <map>
@@ -13,6 +15,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "llmc/comm/agreement.h"
 #include "llmc/comm/backend.h"
 #include "llmc/comm/rank_reduce.h"
 #include "llmc/device/pci.h"
@@ -23,7 +26,8 @@ namespace llmc {
 struct Comm::State {
     int rank = 0, world = 1;
     int local_rank = 0, local_world = 1;
-    std::vector<std::string> hosts;  // by rank
+    std::vector<std::string> hosts;                 // by rank
+    std::vector<std::pair<int, pid_t>> neighbours;  // MPI: other ranks of this machine, and their process ids
     std::string group = "world";
     const char* planned = nullptr;  // the back-end planned for; its collectives throw
     bool nccl = false;              // attach_device() is to create it
@@ -67,6 +71,7 @@ struct Comm::State {
         function(transport_ref);
         log->end(sequence);
     }
+    void meet_neighbours(Transport& transport);
     void attach() {
         if (nccl && !backend && world > 1) {
             backend = make_nccl_backend(control(), log, group, chain);
@@ -113,27 +118,50 @@ Comm Comm::planned(int world, const std::string& backend, ReduceOrder order) {
     return comm;
 }
 
-// Who shares a machine with whom. The boot id tells apart machines whose names are alike, as containers' often are.
-static void exchange_hosts(Transport& transport, int& local_rank, int& local_world, std::vector<std::string>& hosts) {
-    struct Identity {
-        char host[256];
-        char boot[64];
-    };
+namespace {
+
+// A process, as other processes of its machine see it.
+struct Identity {
+    char host[256];
+    char boot[64];           // boot id: tells machines with equal names apart, as containers often have
+    char pid_namespace[64];  // process ids mean something only within one
+    int64_t pid;
+};
+
+Identity own_identity() {
     Identity mine = {};
     std::snprintf(mine.host, sizeof mine.host, "%s", host_name().c_str());
     if (std::FILE* f = std::fopen("/proc/sys/kernel/random/boot_id", "r")) {
         if (!std::fgets(mine.boot, sizeof mine.boot, f)) mine.boot[0] = 0;
         std::fclose(f);
     }
+    if (readlink("/proc/self/ns/pid", mine.pid_namespace, sizeof mine.pid_namespace - 1) > 0) mine.pid = getpid();
+    return mine;
+}
+
+template <size_t N>
+bool same_text(const char (&a)[N], const char (&b)[N]) {
+    return strncmp(a, b, N) == 0;
+}
+
+}  // namespace
+
+// Finds the ranks that share this machine.
+void Comm::State::meet_neighbours(Transport& transport) {
+    const Identity mine = own_identity();
+    const bool mpi = std::strcmp(transport.name(), "mpi") == 0;
     std::vector<Identity> all(static_cast<size_t>(transport.world()));
     transport.all_gather(all.data(), &mine, sizeof mine);
     local_rank = local_world = 0;
+    hosts.clear();
     for (int r = 0; r < transport.world(); r++) {
         const Identity& other = all[static_cast<size_t>(r)];
-        hosts.emplace_back(other.host);
-        if (std::strcmp(other.host, mine.host) != 0 || std::strcmp(other.boot, mine.boot) != 0) continue;
+        hosts.push_back(peer_text(other.host, sizeof other.host));
+        if (!same_text(other.host, mine.host) || !same_text(other.boot, mine.boot)) continue;
         local_world++;
         if (r < transport.rank()) local_rank++;
+        if (mpi && r != transport.rank() && other.pid > 0 && same_text(other.pid_namespace, mine.pid_namespace))
+            neighbours.emplace_back(r, static_cast<pid_t>(other.pid));
     }
 }
 
@@ -141,7 +169,7 @@ Comm connect_transport(std::shared_ptr<Transport> transport, bool nccl, ReduceOr
     auto state = std::make_shared<Comm::State>();
     state->rank = transport->rank();
     state->world = transport->world();
-    exchange_hosts(*transport, state->local_rank, state->local_world, state->hosts);
+    state->meet_neighbours(*transport);
     state->order = order;
     state->nccl = nccl;
     state->exchange = std::make_shared<HostExchange>();
@@ -170,8 +198,7 @@ Comm Comm::split(int color, const std::string& label) const {
     part->exchange = s.exchange;
     part->chain = s.chain;
     part->backends = s.backends;
-    part->hosts.clear();
-    exchange_hosts(*part->transport, part->local_rank, part->local_world, part->hosts);
+    part->meet_neighbours(*part->transport);
     if (!s.nccl)
         part->backend = make_host_backend(part->transport, part->exchange, part->log, label);
     else if (s.backend)
@@ -424,12 +451,7 @@ std::string first_difference(const std::string& a, const std::string& b) {
 
 void Comm::require_equal(const std::string& what, const std::string& text) const {
     if (world() == 1) return;
-    uint64_t length = text.size();
-    host_broadcast(&length, sizeof length, 0);
-    std::string reference(length, '\0');
-    if (is_main()) reference = text;
-    host_broadcast(reference.data(), length, 0);
-
+    const std::string reference = broadcast_text(*this, text);
     char mine[1024] = "";
     if (text != reference)
         std::snprintf(mine, sizeof mine, "rank %d on %s has another %s than rank 0: %s", rank(), host(rank()).c_str(),
@@ -437,14 +459,13 @@ void Comm::require_equal(const std::string& what, const std::string& text) const
     std::vector<char> all(sizeof mine * static_cast<size_t>(world()));
     host_all_gather(all.data(), mine, sizeof mine);
     int different = 0;
-    const char* first = nullptr;
+    std::string message;
     for (int r = 0; r < world(); r++) {
         const char* one = all.data() + sizeof mine * static_cast<size_t>(r);
         if (!*one) continue;
-        if (!different++) first = one;
+        if (!different++) message = peer_text(one, sizeof mine);
     }
     if (!different) return;
-    std::string message = first;
     if (different > 1) message += strprintf(" (and %d more ranks)", different - 1);
     throw Error(ExitCode::bad_flags, message + "; start every rank with the same program and the same flags");
 }
@@ -460,7 +481,7 @@ void Comm::attach_device() const {
         host_all_gather(all.data(), mine, sizeof mine);
         std::map<std::string, int> owners;
         for (int r = 0; r < s.world; r++) {
-            const std::string gpu = all.data() + sizeof mine * static_cast<size_t>(r);
+            const std::string gpu = peer_text(all.data() + sizeof mine * static_cast<size_t>(r), sizeof mine);
             const auto [other, fresh] = owners.emplace(host(r) + " GPU " + gpu, r);
             if (!fresh)
                 throw Error(ExitCode::bad_flags,
@@ -488,6 +509,15 @@ std::string Comm::failure() const {
     if (const int lost = s.transport->lost_peer(); lost >= 0)
         return strprintf("rank %d on %s is gone: its connection was closed", lost, host(lost).c_str());
     return s.backends->failure();
+}
+
+std::string Comm::ended_neighbour() const {
+    const State& s = *state_;
+    if (!s.transport || s.log->finishing()) return {};
+    for (const auto& [rank, pid] : s.neighbours)
+        if (kill(pid, 0) != 0 && errno == ESRCH)
+            return strprintf("rank %d on %s is gone: its process %d has ended", rank, host(rank).c_str(), pid);
+    return {};
 }
 
 }  // namespace llmc

@@ -137,6 +137,10 @@ public:
     // From any thread: what is known to have gone wrong ("rank 3 on node7 is gone"), with this communicator or another
     // that came of the same connect(); "" if nothing.
     std::string failure() const;
+    // From any thread: the rank on this machine whose process has ended, as a sentence; "" if there is none. For MPI,
+    // which reports no such thing before mpirun, a second later, ends all ranks. Over TCP failure() notices the closed
+    // connection.
+    std::string ended_neighbour() const;
 
     struct State;
 

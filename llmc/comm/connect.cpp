@@ -16,7 +16,7 @@ Comm connect_transport(std::shared_ptr<Transport> transport, bool nccl, ReduceOr
 
 namespace {
 
-// Of this program's file: ranks with different builds train different models.
+// Hash of this program's file: ranks with different builds would train different models.
 std::string program_hash() {
     std::FILE* f = std::fopen("/proc/self/exe", "rb");
     if (!f) return "unknown";
@@ -55,7 +55,11 @@ Comm connect(const ConnectOptions& options, const LaunchInfo& launch) {
             check_mpi_world(launch, transport->world());
             break;
         case CommChoice::Transport::tcp:
-            transport = make_tcp_transport(launch.rank, launch.world, {launch.address, launch.port}, options.timeout);
+            transport = make_tcp_transport(launch.rank, {.address = {launch.address, launch.port},
+                                                         .world = launch.world,
+                                                         .program = program_hash(),
+                                                         .secret = launch.secret,
+                                                         .timeout = options.timeout});
             break;
     }
     // Several streams carry collectives: NCCL is to start them in the order of the calls. What is older than 2.26 does

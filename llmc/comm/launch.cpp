@@ -73,6 +73,21 @@ bool in_srun_step(const Environment& e) {
                                      e.number("SLURM_PROCID").value_or(0) > 0);
 }
 
+// A job id keeps runs apart that meet at the same port by accident. It is no secret on a shared cluster, where
+// everybody can list it; LLMC_SECRET is one.
+std::string read_secret(const std::string& launcher, const Environment& e) {
+    if (e.has("LLMC_SECRET")) return e.text("LLMC_SECRET");
+    if (e.has("TORCHELASTIC_RUN_ID") && e.text("TORCHELASTIC_RUN_ID") != "none")
+        return "torchrun " + e.text("TORCHELASTIC_RUN_ID");
+    if (launcher == "mpirun")
+        for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"})
+            if (e.has(name)) return "mpirun " + e.text(name);
+    // Only srun's own tasks are all of one step: other launchers may use a step for each machine.
+    const std::string step = e.has("SLURM_STEP_ID") ? e.text("SLURM_STEP_ID") : e.text("SLURM_STEPID");
+    if (e.has("SLURM_JOB_ID")) return "slurm " + e.text("SLURM_JOB_ID") + (launcher == "srun" ? "." + step : "");
+    return {};
+}
+
 }  // namespace
 
 LaunchInfo launch_environment(const std::function<const char*(const char*)>& get) {
@@ -97,6 +112,7 @@ LaunchInfo launch_environment(const std::function<const char*(const char*)>& get
     } else {
         read_rank(info, e);
     }
+    info.secret = read_secret(info.launcher, e);
     return info;
 }
 

@@ -13,6 +13,7 @@ struct LaunchInfo {
     bool mpi = false;     // the launcher speaks to MPI
     std::string address;  // MASTER_ADDR, "" if not set
     int port = 29500;     // MASTER_PORT
+    std::string secret;   // LLMC_SECRET, or the launcher's job id, or "" if neither is known
 
     bool alone() const { return launcher == "none"; }
 };

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "llmc/comm/operation_log.h"
@@ -19,6 +20,8 @@
 
 namespace llmc {
 namespace {
+
+constexpr const char* kClosed = "it closed the connection";
 
 int milliseconds_until(double deadline) {
     return static_cast<int>(std::clamp((deadline - monotonic_seconds()) * 1e3, 0.0, 1e6));
@@ -28,14 +31,33 @@ void set_option(int descriptor, int level, int name, int value) {
     setsockopt(descriptor, level, name, &value, sizeof value);
 }
 
-// One attempt at one address; what failed, "" for success.
+std::string numeric(const sockaddr_storage& address, socklen_t size) {
+    char text[NI_MAXHOST] = "";
+    if (getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST))
+        return {};
+    // IPv4 seen through an IPv6 socket.
+    return std::strncmp(text, "::ffff:", 7) == 0 ? text + 7 : text;
+}
+
+using AddressList = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+
+// The addresses of a name. If there are none, the list is empty and `error` says why.
+AddressList resolve(const std::string& host, int port, std::string& error) {
+    addrinfo hints = {}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+    if (status != 0) error = gai_strerror(status);
+    return {status == 0 ? found : nullptr, freeaddrinfo};
+}
+
+// One attempt at one address. Returns what failed, or "" for success.
 std::string try_connect(int descriptor, const addrinfo& address, double deadline) {
     const int flags = fcntl(descriptor, F_GETFL);
     fcntl(descriptor, F_SETFL, flags | O_NONBLOCK);
     int status = ::connect(descriptor, address.ai_addr, address.ai_addrlen);
     if (status != 0 && errno == EINPROGRESS) {
         pollfd wanted = {descriptor, POLLOUT, 0};
-        // An address that swallows packets is given five seconds, so that others have their turn.
+        // An address that swallows packets gets five seconds, so that the other addresses have their turn.
         status = poll(&wanted, 1, std::min(5000, milliseconds_until(deadline)));
         if (status == 0) return "no answer";
         int error = 0;
@@ -92,7 +114,7 @@ bool TcpSocket::receive(void* data, size_t bytes) {
         const ssize_t n = recv(descriptor_, p, bytes, 0);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) {
-            error_ = n == 0 ? "it closed the connection" : std::strerror(errno);
+            error_ = n == 0 ? kClosed : std::strerror(errno);
             return false;
         }
         p += n;
@@ -105,11 +127,27 @@ void TcpSocket::send_without_waiting(const void* data, size_t bytes) {
     [[maybe_unused]] const ssize_t n = ::send(descriptor_, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-void TcpSocket::limit_receive(double seconds) {
-    timeval limit = {};
-    limit.tv_sec = static_cast<time_t>(seconds);
-    limit.tv_usec = static_cast<suseconds_t>((seconds - static_cast<double>(limit.tv_sec)) * 1e6);
-    setsockopt(descriptor_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+bool TcpSocket::receive_until(double deadline, void* data, size_t bytes) {
+    char* p = static_cast<char*>(data);
+    while (bytes > 0) {
+        pollfd wanted = {descriptor_, POLLIN, 0};
+        const int ready = poll(&wanted, 1, milliseconds_until(deadline));
+        if (ready < 0 && errno == EINTR) continue;
+        if (ready == 0) error_ = "it does not answer";
+        const ptrdiff_t n = ready > 0 ? receive_available(p, bytes) : -1;
+        if (n < 0) return false;
+        p += n;
+        bytes -= static_cast<size_t>(n);
+    }
+    return true;
+}
+
+ptrdiff_t TcpSocket::receive_available(void* data, size_t bytes) {
+    const ssize_t n = recv(descriptor_, data, bytes, MSG_DONTWAIT);
+    if (n > 0) return n;
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
+    error_ = n == 0 ? kClosed : std::strerror(errno);
+    return -1;
 }
 
 bool TcpSocket::peer_closed() const {
@@ -120,50 +158,61 @@ bool TcpSocket::peer_closed() const {
 std::string TcpSocket::peer_address() const {
     sockaddr_storage address = {};
     socklen_t size = sizeof address;
-    char text[NI_MAXHOST] = "";
-    if (getpeername(descriptor_, reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
-        getnameinfo(reinterpret_cast<sockaddr*>(&address), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0)
-        return {};
-    // IPv4 seen through an IPv6 socket.
-    return std::strncmp(text, "::ffff:", 7) == 0 ? text + 7 : text;
+    if (getpeername(descriptor_, reinterpret_cast<sockaddr*>(&address), &size) != 0) return {};
+    return numeric(address, size);
+}
+
+std::string TcpSocket::local_address() const {
+    sockaddr_storage address = {};
+    socklen_t size = sizeof address;
+    if (getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &size) != 0) return {};
+    return numeric(address, size);
 }
 
 bool TcpSocket::peer_is_this_machine() const {
-    sockaddr_storage own = {};
-    socklen_t size = sizeof own;
-    char text[NI_MAXHOST] = "";
-    getsockname(descriptor_, reinterpret_cast<sockaddr*>(&own), &size);
-    getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
-    const std::string mine = std::strncmp(text, "::ffff:", 7) == 0 ? text + 7 : text, peer = peer_address();
-    return peer == mine || peer == "::1" || peer.starts_with("127.");
+    const std::string peer = peer_address();
+    return peer == local_address() || is_loopback(peer);
 }
 
-TcpSocket TcpSocket::listen(int port) {
-    // One IPv6 socket hears IPv4 as well; machines without IPv6 get an IPv4 one.
-    for (const int family : {AF_INET6, AF_INET}) {
-        TcpSocket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-        if (!socket.open()) continue;
-        set_option(socket.descriptor_, SOL_SOCKET, SO_REUSEADDR, 1);
-        sockaddr_storage address = {};
-        socklen_t size = 0;
-        if (family == AF_INET6) {
-            set_option(socket.descriptor_, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-            sockaddr_in6& a = reinterpret_cast<sockaddr_in6&>(address);
-            a.sin6_family = AF_INET6, a.sin6_addr = in6addr_any, a.sin6_port = htons(static_cast<uint16_t>(port));
-            size = sizeof a;
-        } else {
-            sockaddr_in& a = reinterpret_cast<sockaddr_in&>(address);
-            a.sin_family = AF_INET, a.sin_addr.s_addr = INADDR_ANY, a.sin_port = htons(static_cast<uint16_t>(port));
-            size = sizeof a;
-        }
-        if (bind(socket.descriptor_, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-            ::listen(socket.descriptor_, 1024) == 0)
-            return socket;
-        if (family == AF_INET6 && errno == EADDRNOTAVAIL) continue;
+bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
+
+bool TcpSocket::listen_at(const sockaddr* address, unsigned size) {
+    TcpSocket socket(::socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!socket.open()) return false;
+    set_option(socket.descriptor_, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (address->sa_family == AF_INET6) set_option(socket.descriptor_, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    if (bind(socket.descriptor_, address, size) != 0 || ::listen(socket.descriptor_, 1024) != 0) return false;
+    *this = std::move(socket);
+    return true;
+}
+
+TcpSocket TcpSocket::listen(const std::string& host, int port) {
+    TcpSocket listener;
+    const auto try_address = [&](const sockaddr* address, unsigned size) {
+        if (listener.listen_at(address, size)) return true;
+        if (errno == EADDRNOTAVAIL || errno == EAFNOSUPPORT) return false;
         throw Error(
             ExitCode::communication,
             strprintf("rank 0 cannot listen on port %d: %s; choose another MASTER_PORT", port, std::strerror(errno)));
+    };
+    std::string ignored;
+    const AddressList found = resolve(host, port, ignored);
+    for (const addrinfo* a = found.get(); a; a = a->ai_next) {
+        // Debian's /etc/hosts maps a machine's own name to 127.0.1.1, where no other machine could connect.
+        sockaddr_storage address = {};
+        std::memcpy(&address, a->ai_addr, a->ai_addrlen);
+        if (is_loopback(numeric(address, a->ai_addrlen)) && !is_loopback(host)) continue;
+        if (try_address(a->ai_addr, a->ai_addrlen)) return listener;
     }
+    // An IPv6 socket accepts IPv4 connections as well; the second attempt is for machines without IPv6.
+    sockaddr_in6 any6 = {};
+    any6.sin6_family = AF_INET6;
+    any6.sin6_port = htons(static_cast<uint16_t>(port));
+    if (try_address(reinterpret_cast<sockaddr*>(&any6), sizeof any6)) return listener;
+    sockaddr_in any4 = {};
+    any4.sin_family = AF_INET;
+    any4.sin_port = any6.sin6_port;
+    if (try_address(reinterpret_cast<sockaddr*>(&any4), sizeof any4)) return listener;
     throw Error(ExitCode::communication, "this machine allows no TCP sockets");
 }
 
@@ -175,35 +224,23 @@ int TcpSocket::port() const {
                                                : reinterpret_cast<sockaddr_in&>(address).sin_port);
 }
 
-TcpSocket TcpSocket::accept(double deadline) {
-    while (true) {
-        pollfd wanted = {descriptor_, POLLIN, 0};
-        const int ready = poll(&wanted, 1, milliseconds_until(deadline));
-        if (ready < 0 && errno == EINTR) continue;
-        if (ready <= 0) return TcpSocket();
-        TcpSocket socket(accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC));
-        if (!socket.open()) continue;
-        socket.set_options();
-        return socket;
-    }
+TcpSocket TcpSocket::accept() {
+    TcpSocket socket(accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC));
+    if (socket.open()) socket.set_options();
+    return socket;
 }
 
 TcpSocket TcpSocket::connect(const std::string& host, int port, double deadline, std::string& error) {
     do {
-        addrinfo hints = {}, *found = nullptr;
-        hints.ai_socktype = SOCK_STREAM;
-        const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-        if (status != 0) error = gai_strerror(status);
-        for (const addrinfo* a = found; a; a = a->ai_next) {
+        const AddressList found = resolve(host, port, error);
+        for (const addrinfo* a = found.get(); a; a = a->ai_next) {
             TcpSocket socket(::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
             if (!socket.open()) continue;
             error = try_connect(socket.descriptor_, *a, deadline);
             if (!error.empty()) continue;
             socket.set_options();
-            freeaddrinfo(found);
             return socket;
         }
-        if (found) freeaddrinfo(found);
         usleep(100'000);
     } while (monotonic_seconds() < deadline);
     return TcpSocket();

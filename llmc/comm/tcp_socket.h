@@ -1,7 +1,9 @@
-// Blocking TCP sockets, with deadlines where a peer may not be there yet.
+// TCP sockets. They block, except where a function says otherwise.
 #pragma once
 #include <cstddef>
 #include <string>
+
+struct sockaddr;
 
 namespace llmc {
 
@@ -16,30 +18,40 @@ public:
     bool open() const { return descriptor_ >= 0; }
     void close();
 
-    // False when the peer is gone; error() says how.
+    // False if the peer is gone; error() says why.
     [[nodiscard]] bool send(const void* data, size_t bytes);
     [[nodiscard]] bool receive(void* data, size_t bytes);
-    // As much as goes at once; for a last word to a peer that may not listen.
+    // The same, but also false if not everything has arrived at `deadline` (monotonic_seconds()).
+    [[nodiscard]] bool receive_until(double deadline, void* data, size_t bytes);
+    // Takes what has already arrived, at most `bytes`. Returns how much that is, or -1 if the peer is gone.
+    ptrdiff_t receive_available(void* data, size_t bytes);
+    // Sends as much as fits into the socket's buffer: the last message to a peer that may no longer read.
     void send_without_waiting(const void* data, size_t bytes);
-    void limit_receive(double seconds);  // 0: none
     const std::string& error() const { return error_; }
 
-    bool peer_closed() const;          // from any thread
-    std::string peer_address() const;  // numeric
+    bool peer_closed() const;           // from any thread
+    std::string peer_address() const;   // numeric
+    std::string local_address() const;  // numeric; "::" or "0.0.0.0" for a listener on all interfaces
     bool peer_is_this_machine() const;
+    int descriptor() const { return descriptor_; }
 
-    // Listens on all interfaces; port 0: any free one. Throws Error(communication).
-    static TcpSocket listen(int port);
+    // Listens on the interface that has `host`'s address, or on all interfaces if no interface of this machine has it.
+    // Port 0 takes any free port. Throws Error(communication).
+    static TcpSocket listen(const std::string& host, int port);
     int port() const;
-    // The next connection, or a closed socket when `deadline` (monotonic_seconds()) has passed.
-    TcpSocket accept(double deadline);
-    // A connection, tried again and again until the deadline; then `error` says what was wrong last.
+    // The next connection, or a closed socket if none is waiting.
+    TcpSocket accept();
+    // Retries until the deadline. If that passes, the socket is closed and `error` says what failed last.
     static TcpSocket connect(const std::string& host, int port, double deadline, std::string& error);
 
 private:
     void set_options();
+    bool listen_at(const sockaddr* address, unsigned size);
     int descriptor_ = -1;
     std::string error_;
 };
+
+// True for "localhost", ::1 and 127.x.x.x.
+bool is_loopback(const std::string& host);
 
 }  // namespace llmc

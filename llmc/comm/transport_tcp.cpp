@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "llmc/comm/backend.h"
-#include "llmc/comm/tcp_socket.h"
+#include "llmc/comm/tcp_meeting.h"
 
 namespace llmc {
 namespace {
@@ -30,11 +30,6 @@ struct Header {
     uint64_t bytes = 0;
 };
 
-struct Hello {
-    char magic[8] = {'L', 'L', 'M', 'C', 'r', 'k', '0', '1'};
-    int32_t rank = 0, world = 0;
-};
-
 struct Address {
     char host[64] = "";
     int32_t port = 0;
@@ -44,7 +39,7 @@ size_t as_size(int n) { return static_cast<size_t>(n); }
 
 class TcpTransport final : public Transport {
 public:
-    TcpTransport(int rank, int world, double timeout) : rank_(rank), world_(world), timeout_(timeout) {}
+    TcpTransport(int rank, TcpMeeting meeting) : rank_(rank), world_(meeting.world), meeting_(std::move(meeting)) {}
 
     const char* name() const override { return "tcp"; }
     int rank() const override { return rank_; }
@@ -52,10 +47,11 @@ public:
 
     // ---- meeting ----
 
-    void meet_as_hub(TcpSocket listener);
-    void meet_as_spoke(const TcpAddress& address);
-    // How the others can reach each rank: as the hub sees it, and the hub itself by the address it was called by.
-    void share_addresses(const std::string& hub_address);
+    // Rank 0 brings the listener to which the others connect.
+    void meet(TcpSocket listener);
+    // Tells all ranks how each can be reached: at the address that the hub sees, and the hub at the address of the
+    // meeting. Also draws the secret with which parts of this communicator meet.
+    void prepare_split();
 
     // ---- collectives ----
 
@@ -106,8 +102,8 @@ public:
             rows[0].assign(static_cast<const char*>(in), static_cast<const char*>(in) + total(send_sizes));
             for (int r = 1; r < world_; r++) {
                 receive(r, Kind::all_to_all_v, sizes[as_size(r)].data(), table_bytes);
-                rows[as_size(r)].resize(total(sizes[as_size(r)]));
-                receive(r, Kind::all_to_all_v, rows[as_size(r)].data(), rows[as_size(r)].size());
+                require_possible(r, sizes[as_size(r)], receive_sizes[as_size(r)]);
+                receive_row(r, Kind::all_to_all_v, rows[as_size(r)], total(sizes[as_size(r)]));
             }
             std::vector<size_t> sent(as_size(world_));
             for (int to = 0; to < world_; to++) {
@@ -120,12 +116,8 @@ public:
                 }
                 if (to > 0)
                     send(to, Kind::all_to_all_v, column.data(), column.size());
-                else if (column.size() == total(receive_sizes))
-                    std::copy(column.begin(), column.end(), static_cast<char*>(out));
                 else
-                    throw Error(ExitCode::communication,
-                                strprintf("ranks are out of step: they have %zu bytes for rank 0, which expects %zu",
-                                          column.size(), total(receive_sizes)));
+                    std::copy(column.begin(), column.end(), static_cast<char*>(out));
             }
         };
         const auto spoke = [&] {
@@ -193,13 +185,41 @@ private:
     }
 
     void receive(int from, Kind kind, void* data, size_t bytes) {
+        receive_header(from, kind, bytes);
+        if (!peers_[as_size(from)].receive(data, bytes)) lost(from, kind);
+    }
+
+    // The sender says how large the row is: memory grows with what arrives, not with what was announced.
+    void receive_row(int from, Kind kind, std::vector<char>& row, size_t bytes) {
+        receive_header(from, kind, bytes);
+        for (size_t at = 0; at < bytes; at = row.size()) {
+            row.resize(std::min(bytes, at + (size_t{16} << 20)));
+            if (!peers_[as_size(from)].receive(row.data() + at, row.size() - at)) lost(from, kind);
+        }
+    }
+
+    // Sizes that rank `from` announces: `to_hub` for rank 0, and no sum that wraps.
+    static void require_possible(int from, const std::vector<size_t>& sizes, size_t to_hub) {
+        constexpr size_t kMost = size_t{1} << 44;  // bytes a rank may send at once
+        size_t sum = 0;
+        for (const size_t bytes : sizes) sum = std::min(kMost, bytes) + std::min(kMost, sum);
+        if (sizes[0] != to_hub || sum >= kMost)
+            throw Error(
+                ExitCode::communication,
+                strprintf("ranks are out of step: rank %d has %zu bytes for rank 0, which expects %zu, and %s%zu "
+                          "bytes in all",
+                          from, sizes[0], to_hub, sum >= kMost ? "at least " : "", std::min(sum, kMost)));
+    }
+
+    void receive_header(int from, Kind kind, size_t bytes) {
         Header header;
         TcpSocket& peer = peers_[as_size(from)];
         if (!peer.receive(&header, sizeof header)) lost(from, kind);
         if (header.magic == Header{}.magic && header.kind == static_cast<uint32_t>(Kind::failed)) {
-            std::string text(std::min<uint64_t>(header.bytes, 1000), '\0');
-            if (!peer.receive(text.data(), text.size())) lost(from, kind);
-            throw Error(ExitCode::communication, text);
+            char text[1000] = "";
+            const size_t size = std::min<uint64_t>(header.bytes, sizeof text);
+            if (!peer.receive(text, size)) lost(from, kind);
+            throw Error(ExitCode::communication, peer_text(text, size));
         }
         if (header.magic != Header{}.magic || header.kind != static_cast<uint32_t>(kind) ||
             header.sequence != sequence_ || header.bytes != bytes)
@@ -210,7 +230,6 @@ private:
                           rank_, kind_name(static_cast<uint32_t>(kind)), static_cast<unsigned long long>(sequence_),
                           bytes, from, kind_name(header.kind), static_cast<unsigned long long>(header.sequence),
                           static_cast<unsigned long long>(header.bytes)));
-        if (!peer.receive(data, bytes)) lost(from, kind);
     }
 
     [[noreturn]] void lost(int rank, Kind kind) {
@@ -228,78 +247,36 @@ private:
     }
 
     int rank_, world_;
-    double timeout_;
+    TcpMeeting meeting_;
     uint64_t sequence_ = 0;
     std::vector<TcpSocket> peers_;    // hub: of every other rank; others: [0] alone
     std::vector<Address> addresses_;  // of every rank
 };
 
-std::string list_missing(const std::vector<TcpSocket>& peers) {
-    std::string text;
-    int missing = 0;
-    for (size_t r = 1; r < peers.size(); r++)
-        if (!peers[r].open() && missing++ < 16) text += strprintf("%s%zu", text.empty() ? "" : ", ", r);
-    if (missing > 16) text += strprintf(" and %d more", missing - 16);
-    return (missing == 1 ? "rank " : "ranks ") + text;
-}
-
-void TcpTransport::meet_as_hub(TcpSocket listener) {
-    const double start = monotonic_seconds();
-    peers_.resize(as_size(world_));
-    for (int present = 1; present < world_;) {
-        TcpSocket socket = listener.accept(start + timeout_);
-        if (!socket.open()) {
-            const std::string text =
-                strprintf("rank 0 waited %.1f s at port %d, and %s did not come", monotonic_seconds() - start,
-                          listener.port(), list_missing(peers_).c_str());
-            tell_failure(text);
-            throw Error(ExitCode::communication, text);
-        }
-        Hello hello;
-        const Hello ours;
-        // Strangers at the port say nothing, or something else.
-        socket.limit_receive(5);
-        if (!socket.receive(&hello, sizeof hello) || std::memcmp(hello.magic, ours.magic, sizeof ours.magic) != 0)
-            continue;
-        socket.limit_receive(0);
-        if (hello.world != world_ || hello.rank < 1 || hello.rank >= world_ || peers_[as_size(hello.rank)].open()) {
-            const std::string text = strprintf(
-                "a process came as rank %d of %d where rank 0 expects %d ranks, each once; "
-                "RANK, WORLD_SIZE or MASTER_PORT is wrong",
-                hello.rank, hello.world, world_);
-            peers_.push_back(std::move(socket));
-            tell_failure(text);
-            throw Error(ExitCode::bad_flags, text);
-        }
-        peers_[as_size(hello.rank)] = std::move(socket);
-        present++;
+void TcpTransport::meet(TcpSocket listener) {
+    if (rank_ != 0) {
+        peers_.push_back(meet_as_spoke(rank_, meeting_));
+        return;
+    }
+    try {
+        meet_as_hub(std::move(listener), meeting_, peers_);
+    } catch (const Error& error) {
+        tell_failure(error.what());
+        throw;
     }
 }
 
-void TcpTransport::meet_as_spoke(const TcpAddress& address) {
-    const double start = monotonic_seconds();
-    std::string error;
-    peers_.resize(1);
-    peers_[0] = TcpSocket::connect(address.host, address.port, start + timeout_, error);
-    Hello hello;
-    hello.rank = rank_;
-    hello.world = world_;
-    if (!peers_[0].open() || !peers_[0].send(&hello, sizeof hello))
-        throw Error(
-            ExitCode::communication,
-            strprintf("rank %d could not reach rank 0 at %s, port %d: waited %.1f s, %s; is rank 0 running there, "
-                      "are MASTER_ADDR and MASTER_PORT right, does a firewall block the port?",
-                      rank_, address.host.c_str(), address.port, monotonic_seconds() - start, error.c_str()));
-}
-
-void TcpTransport::share_addresses(const std::string& hub_address) {
+void TcpTransport::prepare_split() {
     addresses_.resize(as_size(world_));
     for (int r = 0; r < world_ && rank_ == 0; r++) {
         const TcpSocket& peer = peers_[as_size(r)];
-        const std::string host = r == 0 || peer.peer_is_this_machine() ? hub_address : peer.peer_address();
+        const std::string host = r == 0 || peer.peer_is_this_machine() ? meeting_.address.host : peer.peer_address();
         std::snprintf(addresses_[as_size(r)].host, sizeof Address::host, "%s", host.c_str());
     }
     broadcast(addresses_.data(), sizeof(Address) * addresses_.size(), 0);
+    std::string drawn = random_bytes(32);
+    broadcast(drawn.data(), drawn.size(), 0);
+    meeting_.secret += drawn;
 }
 
 // The lowest rank of each color becomes the hub of a star of its own.
@@ -313,30 +290,47 @@ std::shared_ptr<Transport> TcpTransport::split(int color) {
     TcpSocket listener;
     Address mine = addresses_[as_size(rank_)];
     if (place == 0) {
-        listener = TcpSocket::listen(0);
+        listener = TcpSocket::listen(peer_text(mine.host, sizeof mine.host), 0);
         mine.port = listener.port();
     }
     std::vector<Address> all(as_size(world_));
     all_gather(all.data(), &mine, sizeof mine);
-    auto part = std::make_shared<TcpTransport>(place, static_cast<int>(members.size()), timeout_);
-    for (const int member : members) part->addresses_.push_back(addresses_[as_size(member)]);
     const Address& hub = all[as_size(members[0])];
-    if (place == 0)
-        part->meet_as_hub(std::move(listener));
-    else
-        part->meet_as_spoke({hub.host, hub.port});
+    TcpMeeting meeting = meeting_;
+    meeting.world = static_cast<int>(members.size());
+    meeting.address = {peer_text(hub.host, sizeof hub.host), hub.port};
+    auto part = std::make_shared<TcpTransport>(place, std::move(meeting));
+    for (const int member : members) part->addresses_.push_back(addresses_[as_size(member)]);
+    part->meet(std::move(listener));
     return part;
+}
+
+void warn_of_strangers(const TcpMeeting& meeting, const TcpSocket& listener) {
+    const std::string address = listener.local_address();
+    if (address == "::" || address == "0.0.0.0")
+        std::fprintf(stderr,
+                     "warning: MASTER_ADDR=%s does not name a network interface of this machine, so rank 0 listens on "
+                     "all of them\n",
+                     meeting.address.host.c_str());
+    if (meeting.secret.empty() && !is_loopback(address))
+        std::fprintf(
+            stderr,
+            "warning: every process that reaches port %d of this machine can join the run; set LLMC_SECRET to the "
+            "same text on all ranks to keep others out\n",
+            meeting.address.port);
 }
 
 }  // namespace
 
-std::shared_ptr<Transport> make_tcp_transport(int rank, int world, const TcpAddress& address, double timeout) {
-    auto transport = std::make_shared<TcpTransport>(rank, world, timeout);
-    if (rank == 0)
-        transport->meet_as_hub(TcpSocket::listen(address.port));
-    else
-        transport->meet_as_spoke(address);
-    transport->share_addresses(address.host);
+std::shared_ptr<Transport> make_tcp_transport(int rank, const TcpMeeting& meeting) {
+    TcpSocket listener;
+    if (rank == 0) {
+        listener = TcpSocket::listen(meeting.address.host, meeting.address.port);
+        warn_of_strangers(meeting, listener);
+    }
+    auto transport = std::make_shared<TcpTransport>(rank, meeting);
+    transport->meet(std::move(listener));
+    transport->prepare_split();
     return transport;
 }
 

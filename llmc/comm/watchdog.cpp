@@ -12,9 +12,11 @@
 namespace llmc {
 namespace {
 
-constexpr double kInterval = 0.2;   // seconds between two looks
-constexpr double kGrace = 1.0;      // for the main thread to report a lost rank itself, knowing more
-constexpr double kLastWords = 3.0;  // what printing and writing may take: the terminal or the disk may hang as well
+// Seconds.
+constexpr double kInterval = 0.2;      // between two looks
+constexpr double kGrace = 1.0;         // for the main thread to report a lost rank itself, with more detail
+constexpr double kMeetingGrace = 8.0;  // for connect() to end by itself, for example while a name server is silent
+constexpr double kLastWords = 3.0;     // for printing and writing: the terminal or the disk may hang as well
 
 const char* phase_name(Watchdog::Phase phase) {
     switch (phase) {
@@ -119,6 +121,7 @@ void Watchdog::run() {
 std::string Watchdog::problem() {
     const double now = monotonic_seconds();
     if (comm_) {
+        if (const std::string ended = comm_->ended_neighbour(); !ended.empty()) return ended;
         if (const std::string failure = comm_->failure(); failure.empty())
             failed_since_ = 0;
         else if (failed_since_ == 0)
@@ -126,7 +129,7 @@ std::string Watchdog::problem() {
         else if (now - failed_since_ > kGrace)
             return failure;
     }
-    const double limit = limit_of(limits_, phase_);
+    const double limit = limit_of(limits_, phase_), grace = comm_ ? 0 : kMeetingGrace;
     const double sign = std::max(last_sign_, comm_ ? comm_->log().last_activity() : 0.0);
     if (sign > last_seen_sign_)
         waited_ = std::min(now - sign, kInterval);
@@ -134,11 +137,11 @@ std::string Watchdog::problem() {
         waited_ += std::min(now - last_look_, 2 * kInterval);
     last_seen_sign_ = sign;
     last_look_ = now;
-    if (limit <= 0 || waited_ <= limit) return {};
+    if (limit <= 0 || waited_ <= limit + grace) return {};
     leave_soon();  // a device that hangs may not answer either
     if (comm_) comm_->log().look();
     return strprintf("nothing moved for %.1f s (--timeout-%s %g): %s", waited_, phase_name(phase_), limit,
-                     standstill_reason(comm_ ? comm_->log().unfinished() : OperationEntry{}));
+                     comm_ ? standstill_reason(comm_->log().unfinished()) : "the ranks have not met yet");
 }
 
 void Watchdog::leave_soon() {
@@ -150,41 +153,59 @@ void Watchdog::leave_soon() {
     }).detach();
 }
 
-// Called with mutex_ held: whoever of the main thread still moves waits here, and reports nothing beside this.
+// Called with mutex_ held: a main thread that still moves waits for it and reports nothing itself.
 void Watchdog::leave(const std::string& problem) {
     constexpr int code = static_cast<int>(ExitCode::communication);
     leave_soon();
-    const double now = monotonic_seconds();
-    OperationEntry last = comm_ ? comm_->log().unfinished() : OperationEntry{};
-    if (comm_ && last.sequence == 0) last = comm_->log().last();
-    const std::string host = comm_ ? comm_->host(comm_->rank()) : "this machine";
     write_all(STDERR_FILENO,
               strprintf("rank %d on %s: %s; step %lld, last operation: %s. Leaving with exit code %d\n", rank_,
-                        host.c_str(), problem.c_str(), static_cast<long long>(step_), last.describe().c_str(), code));
-    if (!directory_.empty()) {
-        nlohmann::json report = {
-            {"rank", rank_},    {"world", comm_->world()},     {"host", host},
-            {"pid", getpid()},  {"backend", comm_->name()},    {"problem", problem},
-            {"step", step_},    {"phase", phase_name(phase_)}, {"limit_seconds", limit_of(limits_, phase_)},
-            {"exit_code", code}};
-        report["unix_time"] =
-            std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-        report["last_operation"] = to_json(last, now);
-        report["recent_operations"] = nlohmann::json::array();
-        for (const OperationEntry& entry : comm_->log().recent())
-            report["recent_operations"].push_back(to_json(entry, now));
-        const std::string path = strprintf("%s/watchdog_rank%05d.json", directory_.c_str(), rank_);
-        const std::string temporary = path + ".tmp";  // another rank's end may be this one's: no half reports
-        const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-        if (file >= 0) {
-            write_all(file, json_text(report, 1) + "\n");
-            fsync(file);
-            close(file);
-            std::rename(temporary.c_str(), path.c_str());
-        }
-    }
+                        comm_ ? comm_->host(comm_->rank()).c_str() : "this machine", problem.c_str(),
+                        static_cast<long long>(step_), last_operation().describe().c_str(), code));
+    write_report(problem);
     std::fflush(stdout);
+    // mpirun ends all ranks when the first one leaves: the others get the time to notice the problem and report it.
+    std::this_thread::sleep_for(std::chrono::duration<double>(2 * kInterval));
     _exit(code);
+}
+
+void Watchdog::report_loss(const Error& error) {
+    stop();
+    if (error.code() == ExitCode::communication) write_report(error.what());
+}
+
+// The operation that has not finished, or else the last one.
+OperationEntry Watchdog::last_operation() const {
+    if (!comm_) return {};
+    const OperationEntry unfinished = comm_->log().unfinished();
+    return unfinished.sequence ? unfinished : comm_->log().last();
+}
+
+void Watchdog::write_report(const std::string& problem) const {
+    if (directory_.empty()) return;
+    const double now = monotonic_seconds();
+    nlohmann::json report = {{"rank", rank_},
+                             {"world", comm_->world()},
+                             {"host", comm_->host(comm_->rank())},
+                             {"pid", getpid()},
+                             {"backend", comm_->name()},
+                             {"problem", problem},
+                             {"step", step_},
+                             {"phase", phase_name(phase_)},
+                             {"limit_seconds", limit_of(limits_, phase_)},
+                             {"exit_code", static_cast<int>(ExitCode::communication)}};
+    report["unix_time"] = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+    report["last_operation"] = to_json(last_operation(), now);
+    report["recent_operations"] = nlohmann::json::array();
+    for (const OperationEntry& entry : comm_->log().recent())
+        report["recent_operations"].push_back(to_json(entry, now));
+    const std::string path = strprintf("%s/watchdog_rank%05d.json", directory_.c_str(), rank_);
+    const std::string temporary = path + ".tmp";  // this process may be killed while it writes: no half reports
+    const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (file < 0) return;
+    write_all(file, json_text(report, 1) + "\n");
+    std::rename(temporary.c_str(), path.c_str());
+    fsync(file);
+    close(file);
 }
 
 }  // namespace llmc

@@ -16,11 +16,13 @@
 #include <thread>
 
 #include "llmc/comm/comm.h"
+#include "llmc/device/error.h"
 
 namespace llmc {
 
 // Seconds without a sign of life (a collective that begins or ends, or a call below); 0: no limit. Time in which the
-// machine did not run this process (suspended, or starved by others) does not count.
+// machine did not run this process (suspended, or starved by others) does not count. Before watch(), the watchdog waits
+// some seconds longer than `start`: connect() has the same limit and knows better what is missing.
 struct WatchdogLimits {
     double start = 600, step = 300, save = 900;
 };
@@ -42,13 +44,18 @@ public:
     void begin(Phase phase);
     void begin_step(int64_t step);
     void alive();
-    void stop();  // watches no more
+    void stop();  // ends the watch
+    // Ends the watch and writes a report if `error` says that another rank was lost. For the main thread, which then
+    // prints the error itself.
+    void report_loss(const Error& error);
 
 private:
     void run();
     std::string problem();  // "" while all is well
     [[noreturn]] void leave(const std::string& problem);
     void leave_soon();
+    OperationEntry last_operation() const;
+    void write_report(const std::string& problem) const;
 
     const WatchdogLimits limits_;
     const int rank_;

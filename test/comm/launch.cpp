@@ -111,6 +111,19 @@ TEST_CASE("launch: srun") {
     CHECK(launched({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "8"}}).world == 8);
 }
 
+TEST_CASE("launch: the secret is LLMC_SECRET, or else the launcher's job id") {
+    CHECK(launched(kTorchrun).secret == "");
+    CHECK(launched(with(kTorchrun, {{"LLMC_SECRET", "x"}, {"SLURM_JOB_ID", "7"}})).secret == "x");
+    CHECK(launched(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "none"}})).secret == "");
+    CHECK(launched(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "r1"}, {"SLURM_JOB_ID", "7"}})).secret == "torchrun r1");
+    const Variables job = {{"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "2"}};
+    CHECK(launched(with(kSrun, {{"SLURM_JOB_ID", "7"}})).secret == "slurm 7.0");
+    // A script may start each machine's ranks as a step of its own.
+    CHECK(launched(with(kTorchrun, job)).secret == "slurm 7");
+    CHECK(launched(with(kMpirun, {{"PMIX_NAMESPACE", "42"}, {"SLURM_JOB_ID", "7"}})).secret == "mpirun 42");
+    CHECK(launched(with(kTorchrun, {{"PMIX_NAMESPACE", "42"}})).secret == "");
+}
+
 TEST_CASE("launch: contradictions are refused") {
     CHECK(says(refusal_of({{"RANK", "1"}}), "RANK but no WORLD_SIZE"));
     CHECK(says(refusal_of({{"WORLD_SIZE", "4"}}), "WORLD_SIZE but no RANK"));

@@ -208,6 +208,15 @@ class Faults(unittest.TestCase):
             found[report["rank"]] = report
         return found
 
+    def check_reports_of_loss(self, victim):
+        """How many ranks have left a report which says that another one was lost."""
+        reports = self.reports()
+        for rank, report in reports.items():
+            self.assertNotEqual(rank, victim)
+            self.assertRegex(report["problem"], rf"rank {victim} (was lost|on \S+ is gone)")
+            self.assertEqual((report["exit_code"], report["step"]), (7, 5))
+        return len(reports)
+
     def assert_stuck_in(self, ended, operation):
         """The lines and reports of ranks that waited for another one."""
         self.assertRegex(ended.output, rf"rank \d on \S+: nothing moved for \d\.\d s \(--timeout-step {LIMIT}\): it waits for "
@@ -242,6 +251,9 @@ class Faults(unittest.TestCase):
                 ended = mpirun(3, *self.scenario("--victim", victim, "--action", "kill"))
                 self.assertNotEqual(ended.code, 0, ended)
                 self.assertRegex(ended.output, f"rank {victim} .*exited on signal 9")
+                self.assertRegex(ended.output, rf"rank \d on \S+: rank {victim} on \S+ is gone: its process \d+ has ended; step 5")
+                self.assertEqual(ended.code, 128 + signal.SIGKILL)  # mpirun's choice, whatever the others leave with
+                self.assertGreater(self.check_reports_of_loss(victim), 0)
                 self.assert_left_in_time(ended)
 
     @needs_mpi
@@ -312,6 +324,7 @@ class Faults(unittest.TestCase):
                 self.assertEqual(ended.codes.pop(victim), -signal.SIGKILL, ended)
                 self.assertEqual(set(ended.codes.values()), {7}, ended)
                 self.assertRegex(ended.output, rf"rank 1: rank {victim} was lost during \w+ #\d+: ", ended)
+                self.assertEqual(self.check_reports_of_loss(victim), 2)
                 self.assert_left_in_time(ended)
 
     def test_tcp_rank_killed_while_the_others_do_something_else(self):
@@ -350,18 +363,19 @@ class Starts(unittest.TestCase):
     def test_rank_0_cannot_be_reached(self):
         ended = self.start(RANK="1", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=str(free_port()))
         self.assertEqual(ended.code, 7, ended)
-        self.assertRegex(ended.output, r"could not reach rank 0 at localhost, port \d+: waited 1\.\d s, Connection refused")
+        self.assertRegex(ended.output, r"rank 1: could not reach rank 0 at localhost:\d+ within 1.5 s \(--timeout-start\): "
+                         r"Connection refused; are MASTER_ADDR and MASTER_PORT right")
         self.assertLess(ended.seconds, 5)
 
     def test_name_that_does_not_exist(self):
         ended = self.start(RANK="1", WORLD_SIZE="2", MASTER_ADDR="no-such-host.invalid", MASTER_PORT="1")
         self.assertEqual(ended.code, 7, ended)
-        self.assertRegex(ended.output, r"could not reach rank 0 at no-such-host\.invalid, port 1: waited \d+\.\d s")
+        self.assertIn("rank 1: could not reach rank 0 at no-such-host.invalid:1 within 1.5 s", ended.output)
 
     def test_ranks_that_do_not_come(self):
         ended = self.start(RANK="0", WORLD_SIZE="3", MASTER_ADDR="localhost", MASTER_PORT=str(free_port()))
         self.assertEqual(ended.code, 7, ended)
-        self.assertRegex(ended.output, r"rank 0 waited 1\.\d s at port \d+, and ranks 1, 2 did not come")
+        self.assertRegex(ended.output, r"^rank 0: ranks 1, 2 did not connect to localhost:\d+ within 1.5 s \(--timeout-start\)\n$")
 
     def test_port_in_use(self):
         with socket.socket(socket.AF_INET6) as taken:
@@ -375,7 +389,7 @@ class Starts(unittest.TestCase):
     def test_a_stranger_at_the_port(self):
         port = free_port()
         processes = [subprocess.Popen([PROGRAM, "--scenario", "loop"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                      env={**ENVIRONMENT, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+                                      env={**ENVIRONMENT, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                                            "MASTER_PORT": str(port)})]
         with socket.socket() as stranger:
             deadline = time.monotonic() + 5
@@ -385,19 +399,40 @@ class Starts(unittest.TestCase):
             processes.append(subprocess.Popen([PROGRAM, "--scenario", "loop"], stdout=subprocess.PIPE,
                                               stderr=subprocess.STDOUT,
                                               env={**ENVIRONMENT, "RANK": "1", "WORLD_SIZE": "2",
-                                                   "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}))
+                                                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}))
             outputs = [p.communicate(timeout=30)[0] for p in processes]
         self.assertEqual([p.returncode for p in processes], [0, 0], outputs)
 
     def test_same_rank_twice(self):
         ended = tcp(3, "--scenario", "loop", "--timeout", "3", variables={2: {"RANK": "1"}})
-        self.assertEqual(ended.codes[0], 2, ended)
-        self.assertIn("a process came as rank 1 of 3 where rank 0 expects 3 ranks, each once", ended.output)
+        self.assertEqual(ended.codes.pop(0), 7, ended)
+        self.assertEqual(sorted(ended.codes.values()), [2, 7], ended)
+        self.assertRegex(ended.output, r"rank 1: rank 0 at localhost:\d+ refuses this process: rank 1 has already connected")
+        self.assertRegex(ended.output, r"rank 0: rank 2 did not connect .*; dropped 127\.0\.0\.1: rank 1 has already")
 
     def test_world_sizes_that_differ(self):
         ended = tcp(2, "--scenario", "loop", "--timeout", "3", variables={1: {"WORLD_SIZE": "4"}})
-        self.assertEqual(ended.codes[0], 2, ended)
-        self.assertIn("a process came as rank 1 of 4 where rank 0 expects 2 ranks", ended.output)
+        self.assertEqual(ended.codes, {0: 7, 1: 2}, ended)
+        self.assertIn("refuses this process: it is rank 1 of 4, but rank 0 expects 2 ranks", ended.output)
+        self.assertRegex(ended.output, r"rank 0: rank 1 did not connect .*; dropped 127\.0\.0\.1: it is rank 1 of 4")
+
+    def test_secrets_that_differ(self):
+        for secret in ("theirs", ""):
+            ended = tcp(2, "--scenario", "loop", "--timeout", "3",
+                        variables={0: {"LLMC_SECRET": "ours"}, 1: {"LLMC_SECRET": secret}})
+            self.assertEqual(ended.codes, {0: 7, 1: 2}, ended)
+            self.assertIn("set LLMC_SECRET to the same text on all ranks", ended.output)
+            self.assertNotIn("ours", ended.output)
+        self.assertEqual(tcp(2, "--scenario", "loop", env={"LLMC_SECRET": "ours"}).codes, {0: 0, 1: 0})
+
+    def test_without_a_secret_on_a_network(self):
+        """A warning, once, unless all ranks are on this machine or know a secret."""
+        warning = "warning: every process that reaches port"
+        network = {r: {"MASTER_ADDR": socket.gethostname()} for r in range(2)}
+        for expected, variables, env in ((1, network, {}), (0, network, {"LLMC_SECRET": "ours"}), (0, {}, {})):
+            ended = tcp(2, "--scenario", "loop", variables=variables, env=env)
+            self.assertEqual(ended.codes, {0: 0, 1: 0}, ended)
+            self.assertEqual(ended.output.count(warning), expected, ended)
 
     def test_tasks_of_srun_that_know_nothing_of_each_other(self):
         ended = self.start(SLURM_NTASKS="4", SLURM_PROCID="2", SLURM_STEP_ID="0")

@@ -3,6 +3,7 @@ that all agree on; and starts that are refused."""
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -10,7 +11,8 @@ import subprocess
 import time
 import unittest
 
-from test_ranks import ENVIRONMENT, FOREIGN
+import hostile_peers
+from test_ranks import ENVIRONMENT, FOREIGN, free_port
 from trainer import PROGRAM, FinishedRun, corpus, new_path, tiny_flags, workspace
 
 MPIRUN = shutil.which("mpirun")
@@ -170,6 +172,57 @@ class Matrix(unittest.TestCase):
         for ranks in map(int, os.environ["RANK_MATRIX"].split()):
             for precision in self.BOUNDS:
                 self.check(ranks, precision)
+
+
+class OverTcp(unittest.TestCase):
+    """Ranks that meet with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+
+    def start(self, rank, port, directory, *flags, address="127.0.0.1"):
+        own = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        process = subprocess.Popen([PROGRAM, *map(str, tiny_flags("--out", directory, *flags))], text=True,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=workspace(),
+                                   env={**ENVIRONMENT, **own})
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def test_strangers_at_the_port(self):
+        hostile_peers.check_strangers(random.Random(1), ["all of them"])
+        hostile_peers.check_secret()
+
+    def test_rank_that_lies(self):
+        hostile_peers.check_lie(0, "text without an end", random.Random(1))
+
+    def test_ranks_that_do_not_meet(self):
+        """The meeting says what is wrong before the watchdog, which has the same limit, says that nothing moves."""
+        for rank, address, message in (
+                (1, "no.such.host.invalid", "rank 1: could not reach rank 0 at no.such.host.invalid:"),
+                (1, "127.0.0.1", "Connection refused; are MASTER_ADDR and MASTER_PORT right"),
+                (0, "127.0.0.1", "rank 0: rank 1 did not connect to 127.0.0.1:")):
+            with self.subTest(rank=rank, address=address):
+                process = self.start(rank, free_port(), new_path(), "--timeout-start", "1", address=address)
+                _, error = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, 7, error)
+                self.assertIn(message, error)
+                self.assertNotIn("nothing moved", error)
+
+    def test_rank_killed(self):
+        """The other one ends with code 7, a line that names it, and a report."""
+        directory, port = new_path(), free_port()
+        ranks = [self.start(rank, port, directory, "--max-steps", "1000000") for rank in range(2)]
+        deadline = time.monotonic() + 60
+        metrics = os.path.join(directory, "metrics.jsonl")
+        while not (os.path.exists(metrics) and os.path.getsize(metrics) > 500) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        ranks[1].kill()
+        _, error = ranks[0].communicate(timeout=60)
+        self.assertEqual(ranks[0].returncode, 7, error)
+        self.assertRegex(error, r"rank 0(: rank 1 was lost during| on \S+: rank 1 on \S+ is gone)")
+        with open(os.path.join(directory, "watchdog_rank00000.json"), encoding="utf-8") as file:
+            report = json.load(file)
+        self.assertRegex(report["problem"], "rank 1 (was lost|on .* is gone)")
+        self.assertGreater(report["step"], 0)
 
 
 class Planning(unittest.TestCase):

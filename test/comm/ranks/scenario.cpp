@@ -117,7 +117,7 @@ int run_scenario(int argc, char** argv) {
     const LaunchInfo launch = launch_environment();
     const double limit =
         arguments.number(strprintf("limit%d", launch.rank), arguments.number("limit", 2));  // of this rank, or of all
-    Watchdog watchdog({arguments.number("timeout", 10) + 5, limit, limit}, launch.rank);
+    Watchdog watchdog({arguments.number("timeout", 10), limit, limit}, launch.rank);
     ConnectOptions options;
     options.backend = arguments.text("comm", "auto");
     options.timeout = arguments.number("timeout", 10);
@@ -131,12 +131,17 @@ int run_scenario(int argc, char** argv) {
     const bool victim = comm.rank() == static_cast<int>(arguments.number("victim", -1));
     const int64_t steps = static_cast<int64_t>(arguments.number("steps", 10));
     const int64_t at = static_cast<int64_t>(arguments.number("at", 5));
-    for (int64_t step = 1; step <= steps; step++) {
-        watchdog.begin_step(step);
-        if (!victim && step == at) misbehave(arguments.text("others", "none"), comm, watchdog);
-        if (victim && step == at) misbehave(arguments.text("action", "none"), comm, watchdog);
-        collectives.run();
-        compute(arguments.number("compute", 0));
+    try {
+        for (int64_t step = 1; step <= steps; step++) {
+            watchdog.begin_step(step);
+            if (!victim && step == at) misbehave(arguments.text("others", "none"), comm, watchdog);
+            if (victim && step == at) misbehave(arguments.text("action", "none"), comm, watchdog);
+            collectives.run();
+            compute(arguments.number("compute", 0));
+        }
+    } catch (const Error& error) {
+        watchdog.report_loss(error);
+        throw;
     }
     watchdog.stop();
     comm.finish();

@@ -1,0 +1,281 @@
+// The messages of a meeting, all of fixed size:
+//
+//   hub -> spoke   Challenge   a magic number and random bytes, sent when the connection is accepted
+//   spoke -> hub   Hello       rank, world size, program, and a hash of these, the random bytes and the secret
+//   hub -> spoke   Verdict     empty: welcome; else the reason of the refusal
+//
+// The secret itself is never sent. The hash is XXH3, which is not a cryptographic one: it keeps out other runs, port
+// scanners and strangers on a shared network. It does not protect against an attacker who can read or change the
+// traffic, which is neither encrypted nor authenticated after the meeting either.
+#include "llmc/comm/tcp_meeting.h"
+
+#include <poll.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <utility>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "llmc/comm/operation_log.h"
+
+namespace llmc {
+namespace {
+
+constexpr size_t kMostGuests = 128;   // connections without a hello that are held at once
+constexpr size_t kMostWarnings = 12;  // about connections that were turned away
+constexpr char kMagic[8] = {'L', 'L', 'M', 'C', 'r', 'k', '0', '2'};
+
+struct Challenge {
+    char magic[8];
+    char random[16];
+};
+
+struct Hello {
+    char magic[8];
+    int32_t rank, world;
+    char program[32];
+    unsigned char proof[16];
+};
+
+struct Verdict {
+    char refusal[256];
+};
+
+void prove(Hello& hello, const std::string& secret, const Challenge& challenge) {
+    std::string text = secret;
+    text.append(reinterpret_cast<const char*>(&challenge), sizeof challenge);
+    text.append(reinterpret_cast<const char*>(&hello), offsetof(Hello, proof));
+    text += secret;
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits(text.data(), text.size()));
+    static_assert(sizeof canonical == sizeof hello.proof);
+    std::memcpy(hello.proof, &canonical, sizeof canonical);
+}
+
+// In a time that does not depend on where they differ.
+bool same_proof(const Hello& a, const Hello& b) {
+    unsigned different = 0;
+    for (size_t i = 0; i < sizeof a.proof; i++) different |= static_cast<unsigned>(a.proof[i] ^ b.proof[i]);
+    return different == 0;
+}
+
+class Hub {
+public:
+    Hub(TcpSocket listener, const TcpMeeting& meeting, std::vector<TcpSocket>& peers)
+        : listener_(std::move(listener)), meeting_(meeting), peers_(peers) {
+        peers_.clear();
+        peers_.resize(static_cast<size_t>(meeting.world));
+    }
+
+    void wait_for_all() {
+        const double deadline = monotonic_seconds() + meeting_.timeout;
+        while (missing() > 0) {
+            if (monotonic_seconds() >= deadline) give_up();
+            wait_for_something(guests_.empty() ? deadline : std::min(deadline, guests_.front().deadline));
+            accept_guests();
+            hear_guests();
+            forget_lost_peers();
+        }
+    }
+
+private:
+    // A connection that has not said yet who it is.
+    struct Guest {
+        TcpSocket socket;
+        std::string address;
+        double deadline = 0;
+        Challenge challenge = {};
+        Hello hello = {};
+        size_t received = 0;
+    };
+
+    int missing() const {
+        return static_cast<int>(std::count_if(peers_.begin() + 1, peers_.end(), [](auto& p) { return !p.open(); }));
+    }
+
+    void wait_for_something(double deadline) const {
+        std::vector<pollfd> wanted = {{listener_.descriptor(), POLLIN, 0}};
+        for (const Guest& guest : guests_) wanted.push_back({guest.socket.descriptor(), POLLIN, 0});
+        for (const TcpSocket& peer : peers_)
+            if (peer.open()) wanted.push_back({peer.descriptor(), POLLRDHUP, 0});
+        const double seconds = std::clamp(deadline - monotonic_seconds(), 0.0, 60.0);
+        poll(wanted.data(), wanted.size(), static_cast<int>(seconds * 1e3) + 1);
+    }
+
+    void accept_guests() {
+        while (true) {
+            Guest guest;
+            guest.socket = listener_.accept();
+            if (!guest.socket.open()) {
+                // Out of descriptors, perhaps: without this pause the loop would keep a core busy.
+                if (errno != EAGAIN && errno != EWOULDBLOCK) usleep(10'000);
+                return;
+            }
+            if (guests_.size() >= kMostGuests) {
+                turn_away(guests_.front(), "too many connections that do not say which rank they are");
+                guests_.pop_front();
+            }
+            std::memcpy(guest.challenge.magic, kMagic, sizeof kMagic);
+            random_bytes(sizeof guest.challenge.random).copy(guest.challenge.random, sizeof guest.challenge.random);
+            guest.socket.send_without_waiting(&guest.challenge, sizeof guest.challenge);
+            guest.address = guest.socket.peer_address();
+            guest.deadline = monotonic_seconds() + meeting_.hello_limit;
+            guests_.push_back(std::move(guest));
+        }
+    }
+
+    void hear_guests() {
+        std::deque<Guest> silent;
+        for (Guest& guest : guests_) {
+            char* const hello = reinterpret_cast<char*>(&guest.hello);
+            const ptrdiff_t n = guest.socket.receive_available(hello + guest.received, sizeof(Hello) - guest.received);
+            guest.received += static_cast<size_t>(std::max<ptrdiff_t>(n, 0));
+            if (std::memcmp(hello, kMagic, std::min(guest.received, sizeof kMagic)) != 0)
+                turn_away(guest, "it is not a rank of this program");
+            else if (guest.received == sizeof(Hello))
+                judge(guest);
+            else if (n < 0)
+                turn_away(guest, "it left without saying which rank it is");
+            else if (monotonic_seconds() >= guest.deadline)
+                turn_away(guest, strprintf("it did not say within %g s which rank it is", meeting_.hello_limit));
+            else
+                silent.push_back(std::move(guest));
+        }
+        guests_ = std::move(silent);
+    }
+
+    void judge(Guest& guest) {
+        Verdict verdict = {};
+        const std::string refusal = refusal_of(guest);
+        std::snprintf(verdict.refusal, sizeof verdict.refusal, "%s", refusal.c_str());
+        guest.socket.send_without_waiting(&verdict, sizeof verdict);
+        if (!refusal.empty()) return turn_away(guest, refusal);
+        peers_[static_cast<size_t>(guest.hello.rank)] = std::move(guest.socket);
+    }
+
+    // Why the guest is no missing rank of this run, "" if it is one. Nothing it says is looked at before its proof.
+    std::string refusal_of(const Guest& guest) const {
+        const Hello& hello = guest.hello;
+        Hello expected = hello;
+        prove(expected, meeting_.secret, guest.challenge);
+        if (!same_proof(hello, expected))
+            return "its secret is not rank 0's: set LLMC_SECRET to the same text on all ranks (without it, the job id "
+                   "of "
+                   "Slurm, mpirun or torchrun is the secret), or MASTER_PORT is another run's";
+        if (hello.world != meeting_.world || hello.rank < 1 || hello.rank >= meeting_.world)
+            return strprintf(
+                "it is rank %d of %d, but rank 0 expects %d ranks; RANK, WORLD_SIZE or MASTER_PORT is wrong",
+                hello.rank, hello.world, meeting_.world);
+        if (peer_text(hello.program, sizeof hello.program) != meeting_.program)
+            return strprintf("rank %d runs another build of the program than rank 0; start the same file on all ranks",
+                             hello.rank);
+        if (const TcpSocket& other = peers_[static_cast<size_t>(hello.rank)]; other.open())
+            return strprintf(
+                "rank %d has already connected, from %s; two processes have RANK=%d, or MASTER_PORT is "
+                "another run's",
+                hello.rank, other.peer_address().c_str(), hello.rank);
+        return {};
+    }
+
+    // Each problem of an address is printed once, and after kMostWarnings of them no further one.
+    void turn_away(Guest& guest, const std::string& why) {
+        const std::string text = guest.address + ": " + why;
+        guest.socket.close();
+        if (turned_away_.size() >= kMostWarnings || std::count(turned_away_.begin(), turned_away_.end(), text)) return;
+        turned_away_.push_back(text);
+        std::fprintf(stderr, "warning: rank 0 dropped a connection from %s\n", text.c_str());
+    }
+
+    // A rank that is started again may take the place.
+    void forget_lost_peers() {
+        for (size_t r = 1; r < peers_.size(); r++) {
+            if (!peers_[r].open() || !peers_[r].peer_closed()) continue;
+            std::fprintf(stderr,
+                         "warning: rank %zu (%s) has left before all ranks had connected; waiting for it again\n", r,
+                         peers_[r].peer_address().c_str());
+            peers_[r].close();
+        }
+    }
+
+    [[noreturn]] void give_up() const {
+        std::string text;
+        const int count = missing();
+        int listed = 0;
+        for (size_t r = 1; r < peers_.size() && listed < 16; r++)
+            if (!peers_[r].open()) text += strprintf("%s%zu", listed++ ? ", " : "", r);
+        if (count > listed) text += strprintf(" and %d more", count - listed);
+        text = strprintf("rank%s %s did not connect to %s:%d within %g s (--timeout-start)", count == 1 ? "" : "s",
+                         text.c_str(), meeting_.address.host.c_str(), listener_.port(), meeting_.timeout);
+        for (const std::string& one : turned_away_) text += "; dropped " + one;
+        throw Error(ExitCode::communication, text);
+    }
+
+    TcpSocket listener_;
+    const TcpMeeting& meeting_;
+    std::vector<TcpSocket>& peers_;
+    std::deque<Guest> guests_;  // oldest first
+    std::vector<std::string> turned_away_;
+};
+
+// "" if this process is welcome; else why the connection was of no use. Throws if rank 0 refuses it.
+std::string introduce(TcpSocket& socket, int rank, const TcpMeeting& meeting, double deadline) {
+    Challenge challenge;
+    if (!socket.receive_until(deadline, &challenge, sizeof challenge))
+        return "of what listens there: " + socket.error();
+    if (std::memcmp(challenge.magic, kMagic, sizeof kMagic) != 0) return "what listens there is another program";
+    Hello hello = {};
+    std::memcpy(hello.magic, kMagic, sizeof kMagic);
+    hello.rank = rank;
+    hello.world = meeting.world;
+    std::snprintf(hello.program, sizeof hello.program, "%s", meeting.program.c_str());
+    prove(hello, meeting.secret, challenge);
+    Verdict verdict;
+    if (!socket.send(&hello, sizeof hello) || !socket.receive_until(deadline, &verdict, sizeof verdict))
+        return socket.error();
+    const std::string refusal = peer_text(verdict.refusal, sizeof verdict.refusal);
+    if (!refusal.empty())
+        throw Error(ExitCode::bad_flags,
+                    strprintf("rank 0 at %s:%d refuses this process: %s", meeting.address.host.c_str(),
+                              meeting.address.port, refusal.c_str()));
+    return {};
+}
+
+}  // namespace
+
+std::string random_bytes(size_t count) {
+    std::string bytes(count, '\0');
+    if (getrandom(bytes.data(), count, 0) != static_cast<ssize_t>(count))
+        throw Error(ExitCode::failure, "the operating system gives no random bytes (getrandom)");
+    return bytes;
+}
+
+void meet_as_hub(TcpSocket listener, const TcpMeeting& meeting, std::vector<TcpSocket>& peers) {
+    Hub(std::move(listener), meeting, peers).wait_for_all();
+}
+
+TcpSocket meet_as_spoke(int rank, const TcpMeeting& meeting) {
+    const TcpAddress& address = meeting.address;
+    const double deadline = monotonic_seconds() + meeting.timeout;
+    std::string problem;
+    do {
+        TcpSocket socket = TcpSocket::connect(address.host, address.port, deadline, problem);
+        if (!socket.open()) break;
+        problem = introduce(socket, rank, meeting, std::min(deadline, monotonic_seconds() + 2 * meeting.hello_limit));
+        if (problem.empty()) return socket;
+        usleep(100'000);
+    } while (monotonic_seconds() < deadline);
+    throw Error(
+        ExitCode::communication,
+        strprintf("could not reach rank 0 at %s:%d within %g s (--timeout-start): %s; are MASTER_ADDR and MASTER_PORT "
+                  "right, is rank 0 running there, does a firewall block the port?",
+                  address.host.c_str(), address.port, meeting.timeout, problem.c_str()));
+}
+
+}  // namespace llmc

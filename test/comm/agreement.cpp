@@ -1,0 +1,97 @@
+// Texts and lengths from another rank that does not keep to the rules.
+#include "llmc/comm/agreement.h"
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+
+#include "llmc/comm/backend.h"
+
+namespace llmc {
+Comm connect_transport(std::shared_ptr<Transport> transport, bool nccl, ReduceOrder order);  // comm.cpp
+}
+
+using namespace llmc;
+
+namespace {
+
+// Two ranks, of which this is rank 0. Rank 1's part of every all_gather is what `lie` makes of rank 0's.
+class Liar final : public Transport {
+public:
+    std::function<void(char* data, size_t bytes)> lie = [](char*, size_t) {};
+
+    const char* name() const override { return "liar"; }
+    int rank() const override { return 0; }
+    int world() const override { return 2; }
+    void all_gather(void* out, const void* in, size_t bytes) override {
+        std::memcpy(out, in, bytes);
+        std::memcpy(static_cast<char*>(out) + bytes, in, bytes);
+        lie(static_cast<char*>(out) + bytes, bytes);
+    }
+    void all_to_all(void*, const void*, size_t) override {}
+    void all_to_all_v(void*, const std::vector<size_t>&, const void*, const std::vector<size_t>&) override {}
+    void broadcast(void*, size_t, int) override {}
+    void barrier() override {}
+    std::shared_ptr<Transport> split(int) override { return nullptr; }
+    void finish() override {}
+};
+
+void fill(char* data, size_t bytes) { std::memset(data, 'x', bytes); }
+
+}  // namespace
+
+TEST_CASE("peer_text: ends at the first NUL or at the capacity, and has no control characters") {
+    CHECK(peer_text("abc\0def", 7) == "abc");
+    CHECK(peer_text("abcdef", 3) == "abc");
+    CHECK(peer_text("", 1) == "");
+    CHECK(peer_text("a\033[2Jb\n\x7f", 8) == "a?[2Jb??");
+    CHECK(peer_text("\xc3\xa9", 2) == "\xc3\xa9");
+}
+
+TEST_CASE("comm: a host name without an end, and a difference of configurations without one") {
+    const auto liar = std::make_shared<Liar>();
+    liar->lie = fill;
+    const Comm comm = connect_transport(liar, false, ReduceOrder::any);
+    CHECK(comm.host(1) == std::string(256, 'x'));
+    liar->lie = [](char* data, size_t bytes) {
+        if (bytes == 1024) fill(data, bytes);
+    };
+    try {
+        comm.require_equal("configuration", "anything");
+        FAIL("accepted");
+    } catch (const Error& error) {
+        CHECK(error.code() == ExitCode::bad_flags);
+        CHECK(std::string(error.what()) ==
+              std::string(1024, 'x') + "; start every rank with the same program and the same flags");
+    }
+}
+
+TEST_CASE("agreement: lengths of texts are bounded by what all ranks announced") {
+    const auto liar = std::make_shared<Liar>();
+    const Comm comm = connect_transport(liar, false, ReduceOrder::any);
+    CHECK(gather_texts(comm, "text") == std::vector<std::string>{"text", "text"});
+    for (const uint64_t length : {uint64_t{5}, uint64_t{1} << 20, ~uint64_t{0}}) {
+        liar->lie = [=](char* data, size_t bytes) {
+            if (bytes == sizeof length + 4) std::memcpy(data, &length, sizeof length);
+        };
+        CHECK_THROWS_WITH_AS(gather_texts(comm, "text"), doctest::Contains("rank 1 announces a text of"), Error);
+    }
+    for (const int64_t longest : {int64_t{1} << 40, (int64_t{64} << 20) + 1}) {
+        liar->lie = [=](char* data, size_t) { std::memcpy(data, &longest, sizeof longest); };
+        CHECK_THROWS_WITH_AS(gather_texts(comm, "text"), doctest::Contains("67108864 is the most"), Error);
+        CHECK_THROWS_WITH_AS(broadcast_text(comm, "text"), doctest::Contains("67108864 is the most"), Error);
+    }
+}
+
+TEST_CASE("agreement: a failure whose exit code is no number is still a failure") {
+    const auto liar = std::make_shared<Liar>();
+    const Comm comm = connect_transport(liar, false, ReduceOrder::any);
+    liar->lie = [](char* data, size_t bytes) {
+        const int64_t one = 1;
+        if (bytes == sizeof one) std::memcpy(data, &one, sizeof one);  // "I have failed", or the length of its text
+        if (bytes == sizeof(uint64_t) + 1) std::memcpy(data, &one, sizeof one), data[sizeof one] = '?';
+    };
+    const Failure failure = first_failure(comm, {});
+    CHECK(failure.code == ExitCode::failure);
+    CHECK(failure.text == "rank 1: ?");
+}

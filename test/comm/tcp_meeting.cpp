@@ -1,0 +1,246 @@
+// The meeting of ranks over TCP, with strangers at the port and processes that are not the ranks they should be; and
+// what a rank that was let in may send afterwards.
+#include "llmc/comm/tcp_meeting.h"
+
+#include <doctest/doctest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <thread>
+
+#include "llmc/comm/operation_log.h"
+
+using namespace llmc;
+
+namespace {
+
+bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// What the call throws, as "CODE text"; "" if it returns.
+std::string error_of(const std::function<void()>& call) {
+    try {
+        call();
+    } catch (const Error& error) {
+        return std::to_string(static_cast<int>(error.code())) + " " + error.what();
+    }
+    return {};
+}
+
+TcpMeeting meeting_of(int world, int port, double timeout = 20) {
+    return {.address = {"127.0.0.1", port},
+            .world = world,
+            .program = "0123456789abcdef",
+            .secret = "secret",
+            .timeout = timeout,
+            .hello_limit = 0.4};
+}
+
+// Rank 0 in a thread of its own, waiting for the others from the start.
+class HubThread {
+public:
+    explicit HubThread(int world, double timeout = 20)
+        : listener_(TcpSocket::listen("127.0.0.1", 0)), meeting_(meeting_of(world, listener_.port(), timeout)) {
+        thread_ =
+            std::thread([this] { error_ = error_of([this] { meet_as_hub(std::move(listener_), meeting_, peers_); }); });
+    }
+    ~HubThread() {
+        if (thread_.joinable()) thread_.join();
+    }
+    const TcpMeeting& meeting() const { return meeting_; }
+    // How the meeting ended: "" if all ranks have come.
+    const std::string& error() {
+        if (thread_.joinable()) thread_.join();
+        return error_;
+    }
+    std::vector<TcpSocket>& peers() { return peers_; }
+
+private:
+    TcpSocket listener_;
+    TcpMeeting meeting_;
+    std::vector<TcpSocket> peers_;
+    std::string error_;
+    std::thread thread_;
+};
+
+TcpSocket stranger(const TcpMeeting& meeting) {
+    std::string error;
+    TcpSocket socket = TcpSocket::connect(meeting.address.host, meeting.address.port, monotonic_seconds() + 5, error);
+    REQUIRE(socket.open());
+    return socket;
+}
+
+}  // namespace
+
+TEST_CASE("meeting: the listener serves the interface of MASTER_ADDR alone") {
+    CHECK(TcpSocket::listen("127.0.0.1", 0).local_address() == "127.0.0.1");
+    CHECK(is_loopback(TcpSocket::listen("localhost", 0).local_address()));
+    // Not this machine's address, and a name that nobody knows: MASTER_ADDR may be known to the other machines only.
+    for (const char* host : {"192.0.2.1", "no-such-host.invalid"}) {
+        const std::string address = TcpSocket::listen(host, 0).local_address();
+        CHECK((address == "::" || address == "0.0.0.0"));
+    }
+}
+
+TEST_CASE("meeting: silent connections delay nobody, however many there are") {
+    HubThread hub(2);
+    std::vector<TcpSocket> silent;
+    for (int i = 0; i < 300; i++) silent.push_back(stranger(hub.meeting()));
+    const double start = monotonic_seconds();
+    const TcpSocket rank_1 = meet_as_spoke(1, hub.meeting());
+    CHECK(hub.error() == "");
+    CHECK(monotonic_seconds() - start < 5);
+    CHECK(hub.peers()[1].open());
+}
+
+TEST_CASE("meeting: a connection that talks slowly is dropped when its time is over") {
+    HubThread hub(2);
+    TcpSocket slow = stranger(hub.meeting());
+    const double start = monotonic_seconds();
+    const std::string hello = "LLMCrk02" + std::string(56, 'x');
+    size_t sent = 0;
+    while (sent < hello.size() && slow.send(&hello[sent], 1) && !slow.peer_closed()) {
+        usleep(100'000);
+        sent++;
+    }
+    CHECK(sent < hello.size());
+    CHECK(monotonic_seconds() - start < 3);
+    const TcpSocket rank_1 = meet_as_spoke(1, hub.meeting());
+    CHECK(hub.error() == "");
+}
+
+TEST_CASE("meeting: strangers that say something else, and leave at once") {
+    HubThread hub(2);
+    for (const std::string& text : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100'000, '\xff'),
+                                    std::string("LLMCrk02") + std::string(56, '\1'), std::string("LLMCrk02"),
+                                    std::string("LLMCrk01\1\0\0\0\3\0\0\0", 16), std::string()}) {
+        TcpSocket socket = stranger(hub.meeting());
+        socket.send_without_waiting(text.data(), text.size());
+    }
+    const TcpSocket rank_1 = meet_as_spoke(1, hub.meeting());
+    CHECK(hub.error() == "");
+}
+
+TEST_CASE("meeting: a process that is not a missing rank of this run is told why, and the run waits on") {
+    HubThread hub(3);
+    const auto refusal = [&](int rank, const std::function<void(TcpMeeting&)>& change) {
+        TcpMeeting other = hub.meeting();
+        change(other);
+        return error_of([&] { meet_as_spoke(rank, other); });
+    };
+    CHECK(says(refusal(1, [](TcpMeeting& m) { m.secret = "guessed"; }), "2 rank 0 at 127.0.0.1:"));
+    CHECK(
+        says(refusal(1, [](TcpMeeting& m) { m.secret = "guessed"; }), "set LLMC_SECRET to the same text on all ranks"));
+    CHECK(says(refusal(1, [](TcpMeeting& m) { m.secret = ""; }), "its secret is not rank 0's"));
+    CHECK(says(refusal(1, [](TcpMeeting& m) { m.world = 4; }), "it is rank 1 of 4, but rank 0 expects 3 ranks"));
+    CHECK(says(refusal(3, [](TcpMeeting&) {}), "it is rank 3 of 3"));
+    CHECK(says(refusal(0, [](TcpMeeting&) {}), "it is rank 0 of 3"));
+    CHECK(says(refusal(-7, [](TcpMeeting&) {}), "it is rank -7 of 3"));
+    CHECK(says(refusal(1, [](TcpMeeting& m) { m.program = "another"; }), "another build of the program"));
+    const TcpSocket rank_1 = meet_as_spoke(1, hub.meeting());
+    CHECK(says(refusal(1, [](TcpMeeting&) {}),
+               "rank 1 has already connected, from 127.0.0.1; two processes have RANK=1"));
+    const TcpSocket rank_2 = meet_as_spoke(2, hub.meeting());
+    CHECK(hub.error() == "");
+}
+
+TEST_CASE("meeting: a rank that leaves before all have connected may come again") {
+    HubThread hub(3);
+    meet_as_spoke(1, hub.meeting()).close();
+    std::optional<TcpSocket> again;
+    for (int i = 0; i < 50 && !again; i++) {  // until rank 0 has noticed
+        usleep(50'000);
+        const std::string refused = error_of([&] { again = meet_as_spoke(1, hub.meeting()); });
+        CHECK((refused.empty() || says(refused, "already connected")));
+    }
+    REQUIRE(again);
+    const TcpSocket rank_2 = meet_as_spoke(2, hub.meeting());
+    CHECK(hub.error() == "");
+}
+
+TEST_CASE("meeting: rank 0 names the ranks that are missing and the connections it dropped") {
+    HubThread hub(4, 1.5);
+    const TcpSocket rank_2 = meet_as_spoke(2, hub.meeting());
+    TcpMeeting other = hub.meeting();
+    other.world = 5;
+    CHECK_THROWS_AS(meet_as_spoke(1, other), Error);
+    CHECK(says(hub.error(), "7 ranks 1, 3 did not connect to 127.0.0.1:"));
+    CHECK(says(hub.error(), "within 1.5 s (--timeout-start); dropped 127.0.0.1: it is rank 1 of 5"));
+    CHECK_FALSE(says(hub.error(), "rank 0 waited"));
+}
+
+TEST_CASE("meeting: no listener, and a listener of another program") {
+    int port = 0;
+    { port = TcpSocket::listen("127.0.0.1", 0).port(); }
+    CHECK(says(
+        error_of([&] { meet_as_spoke(1, meeting_of(2, port, 0.3)); }),
+        strprintf("7 could not reach rank 0 at 127.0.0.1:%d within 0.3 s (--timeout-start): Connection refused; are "
+                  "MASTER_ADDR and MASTER_PORT right",
+                  port)));
+    TcpSocket other = TcpSocket::listen("127.0.0.1", 0);
+    CHECK(says(error_of([&] { meet_as_spoke(1, meeting_of(2, other.port(), 0.3)); }), "it does not answer"));
+}
+
+// ---- after the meeting ---------------------------------------------------------------------------------------------
+
+namespace {
+
+// As transport_tcp.cpp sends it.
+struct Header {
+    uint32_t magic = 0x4C4D4D43;
+    uint32_t kind = 0;
+    uint64_t sequence = 0, bytes = 0;
+};
+constexpr uint32_t kAllToAllV = 6;
+
+// Rank 0's all_to_all_v with a rank 1 that announces these sizes, and what rank 0 says then.
+std::string exchange_with_liar(const std::vector<size_t>& announced) {
+    std::string error;
+    int port = 0;
+    { port = TcpSocket::listen("127.0.0.1", 0).port(); }
+    std::thread rank_0([&] {
+        error = error_of([&] {
+            const auto transport = make_tcp_transport(0, meeting_of(2, port));
+            std::vector<char> in(16), out(16);
+            transport->all_to_all_v(out.data(), {8, 8}, in.data(), {8, 8});
+        });
+    });
+    TcpSocket liar = meet_as_spoke(1, meeting_of(2, port));
+    const auto skip_message = [&] {
+        Header header;
+        REQUIRE(liar.receive(&header, sizeof header));
+        std::string ignored(header.bytes, '\0');
+        REQUIRE(liar.receive(ignored.data(), ignored.size()));
+    };
+    skip_message();  // addresses
+    skip_message();  // secret of parts
+    const Header sizes{Header{}.magic, kAllToAllV, 3, announced.size() * sizeof(size_t)};
+    REQUIRE(liar.send(&sizes, sizeof sizes));
+    REQUIRE(liar.send(announced.data(), sizes.bytes));
+    const Header row{Header{}.magic, kAllToAllV, 3, announced[0] + announced[1]};
+    liar.send_without_waiting(&row, sizeof row);
+    const std::string data(16, 'x');
+    liar.send_without_waiting(data.data(), data.size());
+    Header answer;
+    const bool answered = liar.receive_until(monotonic_seconds() + 1, &answer, sizeof answer);
+    liar.close();
+    rank_0.join();
+    CHECK(answered != says(error, "was lost"));
+    return error;
+}
+
+}  // namespace
+
+TEST_CASE("tcp: sizes of all_to_all_v that another rank announces are checked before they are used") {
+    CHECK(exchange_with_liar({8, 8}) == "");
+    CHECK(says(exchange_with_liar({size_t{1} << 63, (size_t{1} << 63) + 16}), "7 ranks are out of step"));
+    CHECK(says(exchange_with_liar({8, ~size_t{0} - 7}),
+               "7 ranks are out of step: rank 1 has 8 bytes for rank 0, which expects 8, "
+               "and at least"));
+    CHECK(says(exchange_with_liar({9, 7}), "7 ranks are out of step"));
+    // A size that could be true: memory is taken for what arrives, and the rank is lost before the rest.
+    CHECK(says(exchange_with_liar({8, size_t{1} << 40}), "7 rank 1 was lost during all_to_all_v"));
+}
