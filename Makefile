@@ -291,7 +291,7 @@ bench-cpu: $(CPU_DIR)/bench_cpu $(CPU_DIR)/bench_step
 	$(CPU_DIR)/bench_step
 
 # Clang compiles the readers, with libFuzzer's marks; what they call beside comes from the ordinary build.
-FUZZED := test/fuzz/targets.cpp $(addprefix llmc/,data/choices.cpp data/shards.cpp data/tokenizer.cpp device/json.cpp train/state.cpp \
+FUZZED := test/fuzz/targets.cpp $(addprefix llmc/,data/choices.cpp data/shards.cpp data/tokenizer.cpp device/input_file.cpp device/json.cpp train/state.cpp \
           $(patsubst %,model/%.cpp,config gpt2_config llama_config model_fields model_file) \
           $(patsubst %,run/%.cpp,depth flags options resolve)) \
           $(patsubst %,llmc/checkpoint/%.cpp,files safetensors manifest state_file checkpoint_reader checkpoint_directory)

@@ -9,6 +9,7 @@
 #include "llmc/commands/command.h"
 #include "llmc/commands/plan.h"
 #include "llmc/data/loader.h"
+#include "llmc/data/tokenizer.h"
 #include "llmc/device/json.h"
 #include "llmc/run/bench.h"
 #include "llmc/run/between_steps.h"
@@ -195,7 +196,8 @@ int main(int argc, char** argv) {
     prepare_process(argv);
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // a person may be reading a log file or a pipe
     LaunchInfo launch;
-    const auto fail = [&](const Error& error) {
+    const auto fail = [&](const Error& failure) {
+        const Error error(failure.code(), sanitize(failure.what()));  // it may quote a file that nobody has checked
         std::fflush(stdout);
         if (!launch.alone()) leave(launch, error);
         std::fprintf(stderr, "train_gpt: %s\n", error.what());

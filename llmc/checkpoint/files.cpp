@@ -11,6 +11,8 @@
 #include <cstring>
 #include <filesystem>
 
+#include "llmc/device/input_file.h"
+
 namespace llmc {
 namespace {
 
@@ -134,20 +136,6 @@ std::vector<std::string> names_in(const std::string& directory) {
     return names;
 }
 
-size_t read_at(int fd, const std::string& path, uint64_t offset, void* to, size_t bytes, const std::string& action) {
-    char* const target = static_cast<char*>(to);
-    size_t done = 0;
-    while (done < bytes) {
-        const ssize_t got =
-            ::pread(fd, target + done, std::min(bytes - done, kMostIoBytes), static_cast<off_t>(offset + done));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) fail_to_read(path, action);
-        if (got == 0) break;
-        done += static_cast<size_t>(got);
-    }
-    return done;
-}
-
 // O_NONBLOCK: the other end of a pipe is not waited for.
 RegularFile::RegularFile(const std::string& path)
     : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)) {
@@ -168,8 +156,9 @@ RegularFile::RegularFile(const std::string& path)
 RegularFile::~RegularFile() { ::close(fd_); }
 
 void RegularFile::read(uint64_t offset, void* to, size_t bytes) const {
-    if (read_at(fd_, path_, offset, to, bytes) < bytes)
-        throw Error(ExitCode::checkpoint, path_ + ": was cut while it was read");
+    const ssize_t got = pread_fully(fd_, to, bytes, offset);
+    if (got < 0) fail_to_read(path_, "read it");
+    if (static_cast<size_t>(got) < bytes) throw Error(ExitCode::checkpoint, path_ + ": was cut while it was read");
 }
 
 std::string read_whole(const std::string& path, uint64_t limit) {

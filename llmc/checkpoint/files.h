@@ -80,10 +80,6 @@ void write_synced(FileCalls& calls, const std::string& path, const std::string& 
 // The names in a directory, sorted; none where that is no directory.
 std::vector<std::string> names_in(const std::string& directory);
 
-// Reads `bytes` bytes from `offset` on, fewer where the file ends; returns how many. `action`: for the message where
-// that fails.
-size_t read_at(int fd, const std::string& path, uint64_t offset, void* to, size_t bytes,
-               const std::string& action = "read it");
 // A regular file, no symbolic link, opened for reading. Closes itself.
 class RegularFile {
 public:

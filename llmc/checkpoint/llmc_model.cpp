@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -21,6 +20,7 @@ static_assert(std::endian::native == std::endian::little, "model files are littl
 constexpr int kHeaderInts = 256;
 constexpr int64_t kHeaderBytes = kHeaderInts * 4;
 constexpr int32_t kVersionFp32 = 3, kVersionBf16 = 5;
+constexpr InputKind kLlmcFile = {"weights", "a model file (.bin) of llm.c", ExitCode::checkpoint};
 constexpr NamesOfNumbers kNames = {"layers", "heads", "channels", "context", "vocab"};
 
 using llong = long long;  // what %lld wants
@@ -59,8 +59,7 @@ std::vector<Slice> slices(const ModelConfig& model, int64_t padded_vocab) {
 
 int32_t first_number(const std::string& path) {
     int32_t number = 0;
-    std::ifstream file(path, std::ios::binary);
-    return file.read(reinterpret_cast<char*>(&number), sizeof number) ? number : 0;
+    return InputFile(path, kLlmcFile).read_at(0, &number, sizeof number) == sizeof number ? number : 0;
 }
 
 }  // namespace
@@ -72,7 +71,7 @@ bool is_llmc_file(const std::string& path) {
     return std::filesystem::path(path).extension() == ".bin" || first_number(path) == kLlmcModelMagic;
 }
 
-LlmcWeights::LlmcWeights(const std::string& path) : path_(path), file_(path, std::ios::binary) {
+LlmcWeights::LlmcWeights(const std::string& path) : path_(path), file_(path, kLlmcFile) {
     read_header();
     check_size();
 }
@@ -87,10 +86,8 @@ LlmcWeights::LlmcWeights(const std::string& path, const ModelConfig& model) : Ll
 }
 
 void LlmcWeights::read_header() {
-    if (!file_) fail(path_, strprintf("cannot open it: %s", std::strerror(errno)));
     int32_t header[kHeaderInts] = {};
-    file_.read(reinterpret_cast<char*>(header), sizeof header);
-    const llong got = file_.gcount();
+    const llong got = static_cast<llong>(file_.read_at(0, header, sizeof header));
     if (got < 4 || header[0] != kLlmcModelMagic)
         fail(path_, strprintf("is no model file of llm.c: its magic is %d%s, a model's is %d", header[0],
                               name_of_magic(header[0]), kLlmcModelMagic));
@@ -115,8 +112,7 @@ void LlmcWeights::read_header() {
 void LlmcWeights::check_size() {
     const Slice last = slices(model_, padded_vocab_).back();
     const int64_t needed = kHeaderBytes + (last.first + last.elements) * static_cast<int64_t>(element_bytes_);
-    file_.seekg(0, std::ios::end);
-    const int64_t size = file_.tellg();
+    const int64_t size = static_cast<int64_t>(file_.bytes());
     if (size == needed) return;
     fail(path_,
          strprintf("is %s: a model of %d layers, %d channels, a context of %d and a vocabulary of %d (%lld padded) "
@@ -131,10 +127,10 @@ std::vector<float> LlmcWeights::fetch(const std::string& name) const {
     if (found == all.end()) fail(path_, "has no tensor " + name);
     std::vector<float> values(static_cast<size_t>(found->row.count()));
     std::vector<bf16> halves(element_bytes_ == sizeof(bf16) ? values.size() : 0);
-    char* const to = halves.empty() ? reinterpret_cast<char*>(values.data()) : reinterpret_cast<char*>(halves.data());
-    file_.clear();
-    file_.seekg(kHeaderBytes + found->first * static_cast<int64_t>(element_bytes_));
-    if (!file_.read(to, static_cast<std::streamsize>(values.size() * element_bytes_)))
+    void* const to = halves.empty() ? static_cast<void*>(values.data()) : static_cast<void*>(halves.data());
+    const uint64_t offset = static_cast<uint64_t>(kHeaderBytes) + static_cast<uint64_t>(found->first) * element_bytes_;
+    const size_t bytes = values.size() * element_bytes_;
+    if (file_.read_at(offset, to, bytes) < bytes)
         fail(path_, "ended inside tensor " + name + ": it was cut while open");
     std::transform(halves.begin(), halves.end(), values.begin(), [](bf16 half) { return to_float(half); });
     std::vector<int64_t> shape = {found->row.rows};

@@ -5,11 +5,11 @@
 // read.
 #pragma once
 #include <cstdint>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "llmc/checkpoint/weight_source.h"
+#include "llmc/device/input_file.h"
 
 namespace llmc {
 
@@ -30,7 +30,7 @@ private:
     void check_size();
 
     std::string path_;
-    mutable std::ifstream file_;
+    InputFile file_;
     ModelConfig model_;
     size_t element_bytes_ = 0;
     int64_t padded_vocab_ = 0;

@@ -2,13 +2,8 @@
 // a header of at most 100 MB, unique names, offsets inside the data, no overlap, no gap, no bytes left over.
 #include "llmc/checkpoint/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -30,14 +25,11 @@ using Json = nlohmann::json;
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 const char* const kMetadataKey = "__metadata__";
+constexpr InputKind kSafetensorsFile = {"weights", "a .safetensors file, or a directory that holds some",
+                                        ExitCode::checkpoint};
 
 [[noreturn]] void fail(const std::string& path, const std::string& problem) {
     throw Error(ExitCode::checkpoint, path + ": " + problem);
-}
-
-// A system call failed while reading.
-[[noreturn]] void fail_read(const std::string& path, const char* action) {
-    fail(path, strprintf("cannot %s: %s", action, std::strerror(errno)));
 }
 
 // Bytes of a tensor, or false where shape and type do not give a size that fits 64 bits.
@@ -137,44 +129,25 @@ int64_t TensorInfo::elements() const { return static_cast<int64_t>(bytes() / dty
 // ----------------------------------------------------------------------------------------------------------------
 // Reading
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
-    try {
-        parse_header(read_header());
-        check_layout();
-    } catch (...) {
-        if (fd_ >= 0) ::close(fd_);
-        throw;
-    }
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), file_(path, kSafetensorsFile) {
+    parse_header(read_header());
+    check_layout();
 }
 
-SafetensorsFile::~SafetensorsFile() { ::close(fd_); }
-
-// Opens the file, finds where its data starts and returns the JSON text before it.
+// Finds where the data starts and returns the JSON text before it.
 std::string SafetensorsFile::read_header() {
-    fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd_ < 0) fail_read(path_, "open it");
-    struct stat status = {};
-    if (::fstat(fd_, &status) != 0) fail_read(path_, "read its size");
-    if (!S_ISREG(status.st_mode)) fail(path_, "is not a regular file");
-    file_bytes_ = static_cast<uint64_t>(status.st_size);
-    if (file_bytes_ < kLengthBytes) {
-        fail(path_,
-             strprintf("has %llu bytes, too few for a safetensors file", static_cast<unsigned long long>(file_bytes_)));
-    }
+    using ull = unsigned long long;
+    const uint64_t file_bytes = file_.bytes();
     uint64_t length = 0;
-    if (::pread(fd_, &length, kLengthBytes, 0) != static_cast<ssize_t>(kLengthBytes)) {
-        fail_read(path_, "read its header length");
-    }
-    if (length > file_bytes_ - kLengthBytes || length > kMaxHeaderBytes) {
+    if (file_.read_at(0, &length, kLengthBytes) < kLengthBytes)
+        fail(path_, strprintf("has %llu bytes, too few for a safetensors file", ull{file_bytes}));
+    if (length > file_bytes - kLengthBytes || length > kMaxHeaderBytes) {
         fail(path_, strprintf("says its header has %llu bytes, the file has %llu (and the format allows %llu); it is "
                               "cut, or no safetensors file",
-                              static_cast<unsigned long long>(length), static_cast<unsigned long long>(file_bytes_),
-                              static_cast<unsigned long long>(kMaxHeaderBytes)));
+                              ull{length}, ull{file_bytes}, ull{kMaxHeaderBytes}));
     }
     std::string header(length, '\0');
-    if (::pread(fd_, header.data(), length, kLengthBytes) != static_cast<ssize_t>(length)) {
-        fail_read(path_, "read its header");
-    }
+    if (file_.read_at(kLengthBytes, header.data(), length) < length) fail(path_, "was cut while it was read");
     data_start_ = kLengthBytes + length;
     return header;
 }
@@ -202,7 +175,7 @@ void SafetensorsFile::parse_header(const std::string& header) {
 
 // The tensors tile the data section: in file order each begins where the one before it ends.
 void SafetensorsFile::check_layout() {
-    const uint64_t data_bytes = file_bytes_ - data_start_;
+    const uint64_t data_bytes = file_.bytes() - data_start_;
     for (const TensorInfo& tensor : tensors_) check_tensor(path_, tensor, data_bytes);
     std::stable_sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
         return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
@@ -249,8 +222,7 @@ void SafetensorsFile::read_range(const std::string& name, uint64_t offset, void*
                               static_cast<unsigned long long>(tensor.bytes()), bytes,
                               static_cast<unsigned long long>(offset)));
     }
-    const std::string action = strprintf("read tensor %s", name.c_str());
-    if (read_at(fd_, path_, data_start_ + tensor.begin + offset, dst, bytes, action) < bytes)
+    if (file_.read_at(data_start_ + tensor.begin + offset, dst, bytes) < bytes)
         fail(path_, strprintf("ended inside tensor %s: it was cut while open", name.c_str()));
 }
 

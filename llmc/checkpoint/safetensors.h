@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "llmc/checkpoint/files.h"
+#include "llmc/device/input_file.h"
 
 namespace llmc {
 
@@ -42,9 +43,6 @@ class SafetensorsFile {
 public:
     // Opens the file and checks its header against its size; no tensor is read yet.
     explicit SafetensorsFile(const std::string& path);
-    ~SafetensorsFile();
-    SafetensorsFile(const SafetensorsFile&) = delete;
-    SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
     const std::string& path() const { return path_; }
     const std::vector<TensorInfo>& tensors() const { return tensors_; }  // in file order
@@ -66,8 +64,8 @@ private:
     void check_layout();
 
     std::string path_;
-    int fd_ = -1;
-    uint64_t file_bytes_ = 0, data_start_ = 0;
+    InputFile file_;
+    uint64_t data_start_ = 0;
     std::vector<TensorInfo> tensors_;
     std::map<std::string, size_t> index_;
     std::map<std::string, std::string> metadata_;

@@ -2,11 +2,11 @@
 #include "llmc/checkpoint/weight_files.h"
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "llmc/device/error.h"
+#include "llmc/device/input_file.h"
 #include "llmc/device/json.h"
 
 namespace llmc {
@@ -18,6 +18,7 @@ namespace {
 const char* const kSingle = "model.safetensors";
 const char* const kIndex = "model.safetensors.index.json";
 const char* const kConfig = "config.json";
+constexpr InputKind kIndexFile = {"index of weights", "a Hugging Face directory", ExitCode::checkpoint, 256};
 
 [[noreturn]] void fail(const std::string& path, const std::string& problem) {
     throw Error(ExitCode::checkpoint, path + ": " + problem);
@@ -30,8 +31,8 @@ bool is_there(const fs::path& path) {
 
 // {tensor: file name} of an index.
 std::map<std::string, std::string> read_index(const std::string& path) {
-    std::ifstream stream(path);
-    const nlohmann::json index = parse_json_or_null<nlohmann::json>(stream);
+    const std::string content = read_input(path, kIndexFile);
+    const nlohmann::json index = parse_json_or_null<nlohmann::json>(content);
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
         fail(path, "is no index of weights: a JSON object with weight_map is needed");
     std::map<std::string, std::string> files;

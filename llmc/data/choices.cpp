@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 
 #include "llmc/data/llmc_magic.h"
 #include "llmc/device/error.h"
+#include "llmc/device/input_file.h"
 
 namespace llmc {
 namespace {
@@ -14,6 +13,9 @@ namespace {
 constexpr int32_t kMagic = 20240522, kVersion = 1;
 constexpr size_t kHeaderBytes = 1024;
 constexpr uint16_t kStart = 65535;
+constexpr InputKind kChoicesFile = {"file of multiple-choice examples",
+                                    "what `python3 -m data.prepare hellaswag` or llm.c's dev/data/hellaswag.py writes",
+                                    ExitCode::bad_data, 1024};
 
 // The words of one file, read in order; where they end too early, the message says in which example.
 class Words {
@@ -70,13 +72,7 @@ Choices read_example(Words& words) {
 }  // namespace
 
 std::vector<Choices> read_choices(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    if (!file)
-        throw Error(ExitCode::bad_data,
-                    path +
-                        " cannot be read; give a file of multiple-choice examples as llm.c's dev/data/hellaswag.py "
-                        "writes it");
-    const std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    const std::string bytes = read_input(path, kChoicesFile);
     int32_t head[4] = {};
     std::memcpy(head, bytes.data(), std::min(bytes.size(), sizeof head));
     if (bytes.size() < kHeaderBytes || head[0] != kMagic)

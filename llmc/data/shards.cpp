@@ -14,7 +14,6 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <type_traits>
@@ -22,6 +21,7 @@
 
 #include "llmc/data/llmc_magic.h"
 #include "llmc/device/error.h"
+#include "llmc/device/input_file.h"
 #include "llmc/device/json.h"
 #include "llmc/device/random.cuh"
 
@@ -41,36 +41,28 @@ constexpr int max_open_files = 256;
 
 using llong = long long;  // what %lld wants; int64_t is long on Linux
 
-// A descriptor that closes itself.
-struct File {
-    int fd;
-    explicit File(int open) : fd(open) {}
-    explicit File(const std::string& path) : fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-        if (fd < 0) bad_data(strprintf("cannot open the token shard %s: %s", path.c_str(), std::strerror(errno)));
-    }
-    ~File() {
-        if (fd >= 0) ::close(fd);
-    }
-    File(const File&) = delete;
-    File& operator=(const File&) = delete;
-    int release() { return std::exchange(fd, -1); }
-};
+constexpr InputKind kShard = {"token shard", "a shard, or a quoted pattern like 'data/train_*.bin'",
+                              ExitCode::bad_data};
+constexpr InputKind kSidecar = {"sidecar", "the .json file that data.prepare wrote for this shard, or remove it",
+                                ExitCode::bad_data, 16};
 
 void pread_all(int fd, const std::string& path, int64_t offset, int64_t bytes, void* out) {
-    auto* at = static_cast<char*>(out);
-    while (bytes > 0) {
-        const ssize_t got = ::pread(fd, at, static_cast<size_t>(bytes), static_cast<off_t>(offset));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0)
-            bad_data(
-                strprintf("reading %s at byte %lld failed: %s", path.c_str(), llong{offset}, std::strerror(errno)));
-        if (got == 0)
-            bad_data(
-                strprintf("%s ends at byte %lld, %lld bytes early: it was cut after it was opened; restore it "
-                          "and resume",
-                          path.c_str(), llong{offset}, llong{bytes}));
-        at += got, offset += got, bytes -= got;
-    }
+    const ssize_t got = pread_fully(fd, out, static_cast<size_t>(bytes), static_cast<uint64_t>(offset));
+    if (got < 0)
+        bad_data(strprintf("reading %s from byte %lld failed: %s", path.c_str(), llong{offset}, std::strerror(errno)));
+    if (got < bytes)
+        bad_data(
+            strprintf("%s ends at byte %lld, %lld bytes early: it was cut after it was opened; restore it and resume",
+                      path.c_str(), llong{offset} + got, llong{bytes} - got));
+}
+
+// A hint for a file that begins with `magic` and is not a shard; "" if nothing is known about it.
+std::string hint_for(int32_t magic) {
+    if (const std::string known = name_of_magic(magic); !known.empty()) return known;
+    char bytes[sizeof magic];
+    std::memcpy(bytes, &magic, sizeof magic);
+    const bool text = std::all_of(bytes, bytes + sizeof bytes, [](char c) { return c >= ' ' && c < 127; });
+    return text ? " (it looks like text: `python3 -m data.prepare text` makes shards of text)" : "";
 }
 
 struct Header {
@@ -82,7 +74,6 @@ struct Header {
 Header read_header(int fd, const std::string& path) {
     struct stat status;
     if (::fstat(fd, &status) != 0) bad_data(strprintf("cannot stat %s: %s", path.c_str(), std::strerror(errno)));
-    if (!S_ISREG(status.st_mode)) bad_data(strprintf("%s is not a regular file; token shards are", path.c_str()));
     const int64_t size = status.st_size;
     if (size < header_bytes)
         bad_data(
@@ -95,7 +86,7 @@ Header read_header(int fd, const std::string& path) {
     const bool wide = head[0] == magic_uint32;
     if (!wide && head[0] != magic_uint16)
         bad_data(strprintf("%s is not a token shard: its magic is %d%s, a shard's is %d (uint16 tokens) or %d (uint32)",
-                           path.c_str(), head[0], name_of_magic(head[0]), magic_uint16, magic_uint32));
+                           path.c_str(), head[0], hint_for(head[0]).c_str(), magic_uint16, magic_uint32));
     const int32_t version = wide ? version_uint32 : version_uint16;
     if (head[1] != version)
         bad_data(strprintf("%s has shard version %d; magic %d is read in version %d only", path.c_str(), head[1],
@@ -126,18 +117,14 @@ void read_field(const nlohmann::json& object, const char* name, std::optional<Va
 
 Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
     const std::string path = shard_path + ".json";
-    std::ifstream file(path);
-    if (!file) {
-        if (::access(path.c_str(), F_OK) == 0) bad_data(strprintf("cannot read the sidecar %s", path.c_str()));
-        return {};
-    }
+    if (::access(path.c_str(), F_OK) != 0) return {};
     const auto invalid = [&](const std::exception& error) {
         bad_data(strprintf("the sidecar %s is not valid: %s; prepare the shard again or remove the sidecar",
                            path.c_str(), error.what()));
     };
     Sidecar sidecar;
     try {
-        const nlohmann::json object = parse_json<nlohmann::json>(file);
+        const nlohmann::json object = parse_json<nlohmann::json>(read_input(path, kSidecar));
         read_field(object, "tokenizer", sidecar.tokenizer);
         read_field(object, "tokenizer_hash", sidecar.tokenizer_hash);
         read_field(object, "vocab", sidecar.vocab);
@@ -216,15 +203,16 @@ ShardSet ShardSet::random(int vocab, int64_t tokens, uint64_t seed) {
         const auto token = static_cast<uint32_t>(random % static_cast<uint64_t>(vocab));
         std::memcpy(&bytes[header_bytes + static_cast<size_t>(i) * (wide ? 4 : 2)], &token, wide ? 4 : 2);
     }
-    const File memory(::memfd_create("random tokens", MFD_CLOEXEC));
+    const int memory = ::memfd_create("random tokens", MFD_CLOEXEC);
     for (size_t written = 0; written < bytes.size();) {
-        const ssize_t done = ::write(memory.fd, &bytes[written], bytes.size() - written);
+        const ssize_t done = ::write(memory, &bytes[written], bytes.size() - written);
         if (done < 0 && errno == EINTR) continue;
         if (done <= 0) bad_data(strprintf("no memory for random tokens: %s", std::strerror(errno)));
         written += static_cast<size_t>(done);
     }
     ShardSet set;
-    set.add_shard(strprintf("/proc/self/fd/%d", memory.fd));
+    set.add_shard(strprintf("/proc/self/fd/%d", memory));
+    ::close(memory);
     return set;
 }
 
@@ -248,8 +236,8 @@ void ShardSet::close_files() {
 }
 
 void ShardSet::add_shard(const std::string& path) {
-    File file(path);
-    const Header header = read_header(file.fd, path);
+    InputFile file(path, kShard);
+    const Header header = read_header(file.fd(), path);
     Shard shard{path, -1, header.tokens, header.file, read_sidecar(path, header.tokens)};
     if (!shards_.empty()) {
         const Shard& first = shards_[0];
@@ -331,9 +319,9 @@ int64_t ShardSet::samples(int T) const {
 }
 
 void ShardSet::read_tokens(const Shard& shard, int64_t first, int64_t count, uint32_t* out) const {
-    std::optional<File> opened;
-    if (shard.fd < 0) opened.emplace(shard.path);
-    const int fd = opened ? opened->fd : shard.fd;
+    std::optional<InputFile> opened;
+    if (shard.fd < 0) opened.emplace(shard.path, kShard);
+    const int fd = opened ? opened->fd() : shard.fd;
     const int64_t offset = header_bytes + first * token_bytes_;
     if (token_bytes_ == 4) return pread_all(fd, shard.path, offset, count * 4, out);
     std::vector<uint16_t> narrow(static_cast<size_t>(count));

@@ -7,17 +7,21 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string_view>
 
 #include "llmc/device/error.h"
+#include "llmc/device/input_file.h"
 
 namespace llmc {
 namespace {
 
 constexpr int32_t magic_llmc = 20240328;
 constexpr int max_vocab = 1 << 24;  // far beyond any tokenizer; stops a corrupt file from filling the memory
+
+constexpr InputKind kTokenizerFile = {"tokenizer file",
+                                      "a .tiktoken file, an llm.c tokenizer.bin, a tokenizer.json, a directory with "
+                                      "one of them, or the word bytes for the byte vocabulary",
+                                      ExitCode::bad_data, 256};
 
 [[noreturn]] void bad_file(const std::string& path, const std::string& reason) {
     throw Error(ExitCode::bad_data, strprintf("the tokenizer file %s: %s", path.c_str(), reason.c_str()));
@@ -164,12 +168,7 @@ TokenDecoder TokenDecoder::open(const std::string& name) {
         if (files.empty()) bad_file(name, "is a directory without a tokenizer.json, tokenizer.bin or .tiktoken file");
         return open(files[0]);
     }
-    std::ifstream file(name, std::ios::binary);
-    if (!file)
-        bad_file(name,
-                 "cannot be read; give a .tiktoken file, an llm.c tokenizer.bin, a tokenizer.json, a directory with "
-                 "one of them, or the word bytes for the byte vocabulary");
-    const std::string content{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    const std::string content = read_input(name, kTokenizerFile);
     int32_t magic = 0;
     if (content.size() >= sizeof magic) std::memcpy(&magic, content.data(), sizeof magic);
     if (magic == magic_llmc) return from_llmc(content, name);

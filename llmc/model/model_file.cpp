@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "llmc/data/tokenizer.h"
 #include "llmc/device/error.h"
+#include "llmc/device/input_file.h"
 #include "llmc/device/json.h"
 #include "llmc/model/model_fields.h"
 
@@ -18,6 +19,9 @@ using nlohmann::ordered_json;
 const char* const kOfAll[] = {"architecture", "name", "layers", "heads", "channels", "vocab", "context"};
 const char* const kBeyondGpt2[] = {"kv_heads",   "head_dim",     "hidden",    "tied",   "norm_eps",
                                    "rope_theta", "rope_scaling", "logit_cap", "window", "window_layers"};
+
+constexpr InputKind kModelFile = {"model file", "a JSON file that describes a model, such as config.json",
+                                  ExitCode::bad_flags, 16};
 
 bool is_one_of(const std::string& key, const auto& keys) {
     return std::find(std::begin(keys), std::end(keys), key) != std::end(keys);
@@ -105,11 +109,10 @@ ModelConfig model_from_json(const json& json, const std::string& path) {
 }
 
 ModelConfig read_model_file(const std::string& path) {
-    std::ifstream stream(path);
-    if (!stream) throw Error(ExitCode::bad_flags, strprintf("cannot open the model file %s", path.c_str()));
+    const std::string content = read_input(path, kModelFile);
     json file;
     try {
-        file = parse_json<json>(stream);
+        file = parse_json<json>(content);
     } catch (const JsonError& error) {
         throw Error(ExitCode::bad_flags, strprintf("model file %s is not JSON: %s", path.c_str(), error.what()));
     }
@@ -120,6 +123,7 @@ ModelConfig read_model_file(const std::string& path) {
     const bool in_model_folder = as_path.filename() == "config.json" && as_path.has_parent_path();
     config.name = in_model_folder ? as_path.parent_path().filename().string() : as_path.stem().string();
     if (file.contains("name") && file["name"].is_string()) config.name = file["name"].get<std::string>();
+    config.name = sanitize(config.name);  // runs print it
     return config;
 }
 

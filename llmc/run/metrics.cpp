@@ -14,6 +14,7 @@
 
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/device/error.h"
+#include "llmc/device/input_file.h"
 #include "llmc/device/json.h"
 #include "llmc/model/model_file.h"
 #include "llmc/run/run_facts.h"
@@ -265,8 +266,8 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
     const ordered_json versions = versions_json();
     const std::string path = file("run.json");
     if (facts.resumed_at >= 0 && fs::exists(path)) {
-        std::ifstream before(path);
-        ordered_json run = parse_json_or_null<ordered_json>(before);
+        constexpr InputKind kind = {"description of the run", "the run.json of this run", ExitCode::checkpoint, 16};
+        ordered_json run = parse_json_or_null<ordered_json>(read_input(path, kind));
         if (!run.is_object()) run = ordered_json::object();
         if (!run["resumed"].is_array()) run["resumed"] = ordered_json::array();  // not yet there, or of other hands
         run["resumed"].push_back({{"date", utc_now()},

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "llmc/device/error.h"
+#include "llmc/device/input_file.h"
 #include "llmc/device/json.h"
 #include "llmc/run/flags.h"
 #include "llmc/run/help.h"
@@ -193,10 +193,10 @@ void check_complete(const Options& options) {
 }
 
 ordered_json read_json(const std::string& path) {
-    std::ifstream stream(path);
-    if (!stream) refuse(strprintf("cannot open the configuration file %s", path.c_str()));
+    constexpr InputKind kind = {"configuration file", "a JSON file of flags, or a run.json", ExitCode::bad_flags, 16};
+    const std::string content = read_input(path, kind);
     try {
-        const auto file = parse_json<ordered_json>(stream);
+        const auto file = parse_json<ordered_json>(content);
         if (file.is_object()) return file;
     } catch (const JsonError& error) {
         refuse(strprintf("configuration file %s is not JSON: %s", path.c_str(), error.what()));

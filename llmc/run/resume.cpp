@@ -8,6 +8,7 @@
 
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/comm/agreement.h"
+#include "llmc/data/tokenizer.h"
 #include "llmc/device/error.h"
 #include "llmc/device/json.h"
 #include "llmc/model/model_file.h"
@@ -103,7 +104,8 @@ std::unique_ptr<CheckpointReader> newest(const std::vector<std::string>& paths, 
             if (error.code() != ExitCode::checkpoint) throw;
             problems += std::string("\n  ") + error.what();
             if (comm.is_main())
-                std::fprintf(stderr, "train_gpt: %s is damaged and passed over: %s\n", path.c_str(), error.what());
+                std::fprintf(stderr, "train_gpt: %s is damaged and passed over: %s\n", path.c_str(),
+                             sanitize(error.what()).c_str());
         }
     }
     if (left_out > 0)

@@ -59,7 +59,7 @@ TEST_CASE("choices: what is no such file, or does not fit") {
     check_error(ExitCode::bad_data, {"20240520 (a token shard"}, [&] { read_choices(path); });
     write_words(path, 2, kWords, 20240522, 2);
     check_error(ExitCode::bad_data, {"has version 2"}, [&] { read_choices(path); });
-    check_error(ExitCode::bad_data, {"nowhere", "cannot be read"}, [&] { read_choices(dir / "nowhere"); });
+    check_error(ExitCode::bad_data, {"cannot open", "nowhere", "hellaswag"}, [&] { read_choices(dir / "nowhere"); });
 
     const std::vector<Choices> examples = read_choices(write_words(path, 2, kWords));
     CHECK_NOTHROW(check_choices(examples, 10, 3, path));

@@ -92,7 +92,7 @@ TEST_CASE("broken tokenizer files") {
         write_file(path, content);
         check_error(ExitCode::bad_data, words, [&] { TokenDecoder::open(path); });
     };
-    check_error(ExitCode::bad_data, {path, "cannot be read"}, [&] { TokenDecoder::open(path); });
+    check_error(ExitCode::bad_data, {"cannot open the tokenizer file " + path}, [&] { TokenDecoder::open(path); });
     refused("", {path, "empty"});
     refused("YQ== 0\nYg==1\n", {"line 2"});
     refused("YQ== 0\nY*== 1\n", {"line 2"});

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Feeds broken files to the trainer: shards, sidecars, weights and configurations with bytes changed at random.
+"""Feeds broken files to the trainer: shards, sidecars, weights and configurations with bytes changed at random, and pipes,
+directories and devices in their places.
 
     TRAIN_GPT=build/cpu-native-address/train_gpt_cpu python3 test/end_to_end/fuzz.py --cases 200 --seed 1
 
@@ -65,9 +66,16 @@ class Cases:
         assert exported.code == 0, exported.err
         self.llmc = read(llmc)
         self.config = run(*tiny_flags("--print-config")).out.encode()
+        self.pipe = new_path("pipe")
+        os.mkfifo(self.pipe)
 
     def flags(self, rng):
-        kind = rng.choice(["shard", "sidecar", "weights", "llmc", "config"])
+        kind = rng.choice(["shard", "sidecar", "weights", "llmc", "config", "no file"])
+        if kind == "no file":
+            path = new_path()
+            os.symlink(rng.choice([self.pipe, "/dev/zero", "/dev/full", os.path.dirname(path)]), path)
+            return kind, [rng.choice(["--train", "--val", "--init-from", "--config", "--model", "--tokenizer"]), path,
+                          "--sample-every", "1"]
         if kind == "shard":
             return kind, ["--train", write(break_bytes(rng, self.shard, 12), ".bin"), "--vocab", "257"]
         if kind == "sidecar":

@@ -1,5 +1,6 @@
 """Bad input: each ends with its exit code and a message that names the value and what to do, before any training."""
 
+import json
 import math
 import os
 import re
@@ -7,7 +8,7 @@ import struct
 import unittest
 
 from trainer import (VOCAB, corpus, llmc_tensors, new_path, read_safetensors, run, tiny_flags, write_llmc_model,
-                     write_safetensors, write_shard)
+                     workspace, write_safetensors, write_shard)
 
 FLAGS, DATA, CHECKPOINT, RESOURCES = 2, 3, 4, 5
 TRAINED = re.compile("^step ", re.MULTILINE)
@@ -65,13 +66,16 @@ class BadData(BadInput):
         self.assertIn("--train", result.err)
 
     def test_directory(self):
-        self.refused_shard(os.path.dirname(corpus().train), "is not a regular file")
+        self.refused_shard(os.path.dirname(corpus().train), "it is a directory")
 
     def test_wrong_magic(self):
         self.refused_shard(write_shard(SOME_TOKENS, magic=12345), "its magic is 12345", "20240520")
 
     def test_a_file_of_llm_c_that_is_no_shard(self):
         self.refused_shard(write_shard(SOME_TOKENS, magic=20240328), "tokenizer", "--tokenizer")
+
+    def test_text(self):
+        self.refused_shard(write_file("Once upon a time\n" * 99), "it looks like text: `python3 -m data.prepare text`")
 
     def test_wrong_version(self):
         self.refused_shard(write_shard(SOME_TOKENS, version=9), "shard version 9", "version 1")
@@ -356,6 +360,38 @@ class BadFile(BadInput):
         self.refused(FLAGS, ["--config", write_file("{")], "is not JSON")
         self.refused(FLAGS, ["--config", write_file('{"bacth": 4}')], 'unknown key "bacth"', 'did you mean "batch"')
         self.refused(FLAGS, ["--config", write_file('{"batch": 0}')], "--batch", "0 is out of range")
+
+    def test_pipes_directories_and_devices(self):
+        pipe, shard = new_path("pipe"), write_shard(SOME_TOKENS)
+        os.mkfifo(pipe)
+        os.symlink(pipe, shard + ".json")
+        small = tiny_flags()[2:]  # without --train
+        for flags, code, name in ((["--train", pipe, "--vocab", VOCAB], DATA, "token shard"),
+                                  (["--train", shard], DATA, "sidecar"),
+                                  (["--init-from", pipe, "--train", corpus().train], CHECKPOINT, "weights"),
+                                  (["--model", pipe, "--dry-run"], FLAGS, "model file"),
+                                  (["--config", pipe], FLAGS, "configuration file"),
+                                  (["--tokenizer", pipe, "--sample-every", "1", "--train", corpus().train], DATA,
+                                   "tokenizer file")):
+            for path, kind in ((pipe, "a pipe"), ("/dev/zero", "a device"), (workspace(), "a directory")):
+                given = [path if flag == pipe else flag for flag in flags]
+                if name == "sidecar":
+                    os.remove(shard + ".json")
+                    os.symlink(path, shard + ".json")
+                if path == workspace() and name in ("weights", "model file"):
+                    continue  # directories of Hugging Face are fine
+                with self.subTest(file=name, kind=kind):
+                    result = run(*small, *given, limit=20)
+                    self.assertEqual(result.code, code, result.err)
+                    self.assertRegex(result.err, f"^train_gpt: cannot open the {name} .*: it is {kind}, not a regular "
+                                     "file; give ")
+
+    def test_what_files_say_cannot_disturb_a_terminal(self):
+        model = new_path()
+        header = json.dumps({"\x1b]0;mine\x07\x9b": {"dtype": "F1", "shape": [], "data_offsets": [0, 0]}}).encode()
+        with open(model, "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header)
+        self.refused(CHECKPOINT, ["--init-from", model], r"tensor \x1b]0;mine\x07\xc2\x9b has the unknown dtype F1")
 
     def test_tokenizer(self):
         self.refused(DATA, ["--tokenizer", "nowhere.tiktoken", "--sample-every", "1"], "nowhere.tiktoken")

@@ -200,8 +200,9 @@ class Export(unittest.TestCase):
         self.assertEqual(read(os.path.join(alone, "tokenizer.json")), read(os.path.join(directory, "tokenizer.json")))
 
         self.refused(FLAGS, ["--from", model, "--to", new_path(), "--format", "llmc", "--tokenizer", table], "--format hf")
-        for wrong, parts in ((self.trained.path("run.json"), ["not a tokenizer.json"]), (new_path(), ["cannot be read"]),
-                             ("nowhere", ["cannot be read"])):
+        for wrong, parts in ((self.trained.path("run.json"), ["not a tokenizer.json"]),
+                             (new_path(), ["cannot open the tokenizer file"]),
+                             ("nowhere", ["cannot open the tokenizer file"])):
             self.refused(DATA, ["--from", model, "--to", new_path(), "--tokenizer", wrong], *parts)
         self.refused(DATA, ["--from", self.trained.directory, "--to", new_path(), "--tokenizer", table],
                      "has 268 tokens, but the vocabulary has 257")

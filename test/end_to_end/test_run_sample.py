@@ -93,7 +93,7 @@ class Sample(unittest.TestCase):
         self.refused(FLAGS, source, "in one process, not in 2", env=dict(RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost"))
         self.refused(FLAGS, [*source, "--temperature", "-1"], "--temperature", "at least 0")
         self.refused(FLAGS, [*source, "--tokns", "1"], "--tokns")
-        self.refused(DATA, [*source[:-1], "nowhere"], "nowhere", "cannot be read")
+        self.refused(DATA, [*source[:-1], "nowhere"], "cannot open the tokenizer file nowhere: No such")
         self.refused(CHECKPOINT, ["--from", "nowhere", *source[2:]], "nowhere")
         table = new_path() + ".tiktoken"
         with open(table, "w", encoding="ascii") as file:

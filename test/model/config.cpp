@@ -150,7 +150,8 @@ TEST_CASE("model config: bad files and names") {
     CHECK(contains(message(R"({"model_type": "mistral", "n_layer": 2, "n_head": 2, "n_embd": 64})"), "\"mistral\""));
     CHECK(contains(message(R"({"n_inner": 100, "n_layer": 2, "n_head": 2, "n_embd": 64})"), "n_inner"));
     CHECK(contains(message(R"({"tie_word_embeddings": false, "n_layer": 2, "n_head": 2, "n_embd": 64})"), "tie_word"));
-    CHECK(contains(refusal([] { find_model("no/such.json"); }), "cannot open the model file no/such.json"));
+    CHECK(
+        contains(refusal([] { find_model("no/such.json"); }), "cannot open the model file no/such.json: No such file"));
 
     const std::string unknown = refusal([] { find_model("gpt4"); });
     CHECK(contains(unknown, "unknown model \"gpt4\""));

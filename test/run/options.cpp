@@ -383,7 +383,7 @@ TEST_CASE("options: bad values") {
         {{"-b"}, "--batch needs a value"},
         {{"-b", "-t", "8"}, "--batch needs a value"},
         {{"-i", "--val", "x"}, "--train needs a value"},
-        {{"--config", "no/such/file"}, "cannot open the configuration file no/such/file"},
+        {{"--config", "no/such/file"}, "cannot open the configuration file no/such/file: No such file"},
         {{}, "no training data"},
         {{"-b", "8"}, "no training data"},
     };
