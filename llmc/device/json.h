@@ -1,7 +1,6 @@
-// JSON from text and to text. nlohmann's parser and printer are what takes longest to compile of it, and are compiled
-// here alone; values are nlohmann's own.
+// JSON from text and to text. Values are nlohmann's own; its parser and printer take long to compile, so json.cpp alone
+// includes them.
 #pragma once
-#include <iosfwd>
 #include <nlohmann/json_fwd.hpp>
 #include <stdexcept>
 #include <string>
@@ -9,26 +8,23 @@
 
 namespace llmc {
 
-// What is wrong with a text that should have been JSON, for a message that says which text.
+// Says what is wrong with a text that should have been JSON. The caller's message adds which text it is.
 struct JsonError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-constexpr int kDeepestJson = 64;  // levels: copies of values recurse
+constexpr int kDeepestJson = 64;  // levels: copying a value recurses
 
-// Json: nlohmann::json, whose objects are sorted by name, or nlohmann::ordered_json, whose objects are as in the text.
-// Throws JsonError if the text is not JSON, is nested deeper than kDeepestJson, or an object has a name twice, of which
-// nlohmann would keep the last without a word.
+// Json is nlohmann::json, which sorts the names of an object, or nlohmann::ordered_json, which keeps their order.
+// Throws JsonError if the text is not JSON, is nested deeper than kDeepestJson, or if an object has a name twice: the
+// first value would be lost. Takes time in proportion to the text (n log n for nlohmann::json).
 template <class Json>
 Json parse_json(std::string_view text);
 template <class Json>
-Json parse_json(std::istream& stream);  // all of it
-template <class Json>
-Json parse_json_or_null(std::string_view text);  // null where parse_json throws
-template <class Json>
-Json parse_json_or_null(std::istream& stream);
+Json parse_json_or_null(std::string_view text);  // null if parse_json() would throw
 
-// On one line, or with `indent` spaces a level. Bytes that are not UTF-8, as paths and prompts may have, become U+FFFD.
+// On one line, or with `indent` spaces per level. Bytes that are not UTF-8, as paths and prompts may have, become
+// U+FFFD.
 template <class Json>
 std::string json_text(const Json& json, int indent = -1);
 

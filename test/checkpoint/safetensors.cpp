@@ -181,7 +181,7 @@ TEST_CASE("safetensors: a malformed file is refused with its reason") {
     CHECK(mentions(refusal(raw_file("[1]", "")), "not a JSON object"));
     CHECK(mentions(refusal(raw_file("{\"__metadata__\":3}", "")), "__metadata__ is not"));
     CHECK(mentions(refusal(raw_file("{\"__metadata__\":{\"step\":3}}", "")), "__metadata__ step is not a string"));
-    CHECK(mentions(refusal(raw_file("{" + good + "," + good + "}", data)), "\"a\" stands there twice"));
+    CHECK(mentions(refusal(raw_file("{" + good + "," + good + "}", data)), "the name \"a\" twice"));
     for (const char* incomplete :
          {"3", "{}", "{\"dtype\":\"F32\",\"shape\":[2]}", "{\"dtype\":\"F32\",\"data_offsets\":[0,8]}",
           "{\"shape\":[2],\"data_offsets\":[0,8]}", "{\"dtype\":1,\"shape\":[2],\"data_offsets\":[0,8]}",

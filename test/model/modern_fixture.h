@@ -12,13 +12,13 @@
 #include "llmc/model/model_file.h"
 #include "test/fixture.h"
 #include "test/model/gpt2_fixture.h"
+#include "test/temporary_directory.h"
 
 namespace llmc::test {
 
 inline const nlohmann::json& modern_fixture() {
     static const nlohmann::json file = [] {
-        std::ifstream stream(fixture_path("modern.json"));
-        return parse_json<nlohmann::json>(stream);
+        return parse_json<nlohmann::json>(read_file(fixture_path("modern.json")));
     }();
     return file;
 }

@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 
 #include "test/kernel_test.h"
+#include "test/temporary_directory.h"
 
 using namespace llmc;
 
@@ -153,8 +153,7 @@ TEST_CASE("profile: begins and ends with its steps") {
     };
     const auto names = [&] {
         std::vector<std::string> result;
-        std::ifstream file(directory / "trace-rank0.json");
-        const nlohmann::json trace = parse_json<nlohmann::json>(file);
+        const nlohmann::json trace = parse_json<nlohmann::json>(test::read_file(directory / "trace-rank0.json"));
         for (const nlohmann::json& event : trace["traceEvents"])
             if (event["ph"] == "X") result.push_back(event["name"]);
         std::filesystem::remove_all(directory);
