@@ -181,7 +181,7 @@ class Eval(unittest.TestCase):
     def test_refused(self):
         source = ["--from", self.trained.directory]
         good = write_choices([(0, *self.examples[0])])
-        self.refused(FLAGS, [], "--from is required")
+        self.refused(FLAGS, [], "--from PATH is missing")
         self.refused(FLAGS, source, "nothing to evaluate on", "--hellaswag FILE")
         self.refused(FLAGS, [*source, "--val", corpus().val, "--batch", "0"], "--batch", "out of range")
         self.refused(FLAGS, [*source, "--val", corpus().val, "-t", "65"], "context 64")
