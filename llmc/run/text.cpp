@@ -32,15 +32,6 @@ std::string counted(int64_t number, const std::string& noun) {
     return number < 100000000 ? plural(number, noun) : format_count(number) + " " + noun + "s";
 }
 
-std::string format_bytes(size_t bytes) {
-    const char* const units[] = {"KiB", "MiB", "GiB", "TiB"};
-    if (bytes < 1024) return strprintf("%zu B", bytes);
-    double value = static_cast<double>(bytes) / 1024;
-    int unit = 0;
-    for (; value >= 1023.95 && unit < 3; unit++) value /= 1024;  // 1023.95 would print as 1024.0
-    return strprintf("%.1f %s", value, units[unit]);
-}
-
 std::string format_duration(double seconds) {
     if (!(seconds >= 0) || seconds > 1e10) return "?";
     const long long total = std::llround(seconds);

@@ -7,13 +7,14 @@
 #include <string_view>
 #include <vector>
 
+#include "llmc/device/text.h"  // format_bytes()
+
 namespace llmc {
 
 std::string with_commas(int64_t number);                       // 1234567 -> "1,234,567"
 std::string format_count(int64_t number);                      // 999999 -> "999,999", 1557000000 -> "1.56 B"
 std::string plural(int64_t count, const std::string& noun);    // "1 step", "2,000 steps", "2 batches"
 std::string counted(int64_t number, const std::string& noun);  // the same, but "1.56 B tokens" from 100 million on
-std::string format_bytes(size_t bytes);                        // "512 B", "3.2 KiB", "1.2 GiB"
 std::string format_duration(double seconds);                   // "0:32", "1:02:03", "2d 03:04"
 std::string format_scaled(double number);                      // 124439808 -> "124.4 M": thousands as k, M, G, T
 

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "llmc/comm/agreement.h"
+#include "llmc/device/text.h"
 #include "llmc/device/transfer.h"
 
 namespace llmc {
@@ -46,8 +47,8 @@ Staging::Staging(std::vector<DeviceSlice> slices, const std::string& local, size
     }
     if (!local_.empty() || bytes_ == 0) return;
     if (bytes_ > memory) {
-        note_ = strprintf("saving a checkpoint in the background takes %.2f GB of host memory, %.2f GB are to be had",
-                          static_cast<double>(bytes_) / 1e9, static_cast<double>(memory) / 1e9);
+        note_ = strprintf("saving a checkpoint in the background takes %s of host memory, and %s are available",
+                          format_bytes(bytes_).c_str(), format_bytes(memory).c_str());
         return;
     }
     try {
