@@ -1,11 +1,13 @@
 #include "llmc/checkpoint/checkpoint_directory.h"
 
-#include <unistd.h>
+#include <fcntl.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <filesystem>
+#include <optional>
 
 #include "llmc/checkpoint/state_tensors.h"
 
@@ -16,9 +18,66 @@ namespace fs = std::filesystem;
 
 const std::string kPrefix = "step_", kUnfinished = ".tmp", kSetAside = ".set_aside";
 
-// The step of "step_00001234"; -1 for any other name.
-int64_t step_of(const std::string& name) {
+void warn(const std::string& text) { std::fprintf(stderr, "train_gpt: %s\n", text.c_str()); }
+
+fs::file_type type_of(const std::string& path) {
+    std::error_code ignored;
+    return fs::symlink_status(path, ignored).type();
+}
+bool exists(const std::string& path) { return type_of(path) != fs::file_type::not_found; }
+bool is_link(const std::string& path) { return type_of(path) == fs::file_type::symlink; }
+
+void make_directory(FileCalls& calls, const std::string& path) {
+    if (calls.mkdir(path.c_str(), 0777) == 0) return;
+    if (errno != EEXIST) fail_to_write(path, "create the directory");
+}
+
+void remove_link(FileCalls& calls, const std::string& path) {
+    if (calls.unlink(path.c_str()) != 0 && errno != ENOENT) fail_to_write(path, "delete the link");
+}
+
+bool is_written_by_saves(const std::string& name) {
+    return name.starts_with(kManifestName) || (name.starts_with("rank_") && name.ends_with(".safetensors"));
+}
+
+// Deletes the files that saves write, then the directory. Returns false if the directory stays because something else
+// is in it. Deletes by the open directory, so that a link that takes its place in the meantime is not followed.
+bool remove_directory(FileCalls& calls, const std::string& path) {
+    const int fd = calls.open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (fd < 0 && errno == ENOENT) return true;
+    if (fd < 0 && errno == ENOTDIR) return false;
+    if (fd < 0) fail_to_write(path, "open it to delete it");
+    std::string stays;
+    int error = 0;
+    for (const std::string& name : names_in(path)) {
+        if (!is_written_by_saves(name) || calls.unlink_at(fd, name.c_str()) == 0) continue;
+        if (errno == ENOENT || errno == EISDIR) continue;
+        stays = path + "/" + name, error = errno;
+        break;
+    }
+    calls.close(fd);
+    errno = error;
+    if (!stays.empty()) fail_to_write(stays, "delete it");
+    if (calls.rmdir(path.c_str()) == 0 || errno == ENOENT) return true;
+    if (errno == ENOTEMPTY || errno == EEXIST) return false;
+    fail_to_write(path, "delete the directory");
+}
+
+// Removes a leftover, or sets aside what is left of it.
+void clear(FileCalls& calls, const std::string& path) {
+    if (is_link(path)) {
+        remove_link(calls, path);
+        warn(path + " was a link: it is removed, and the files that it led to are not touched");
+    } else if (!remove_directory(calls, path)) {
+        warn(path + " is more than a checkpoint: renamed to " + set_aside(calls, path));
+    }
+}
+
+}  // namespace
+
+int64_t step_in_name(const std::string& path) {
     constexpr size_t kMostDigits = 18;
+    const std::string name = path.substr(path.find_last_of('/') + 1);
     if (!name.starts_with(kPrefix)) return -1;
     const char *begin = name.data() + kPrefix.size(), *end = name.data() + name.size();
     if (begin == end || static_cast<size_t>(end - begin) > kMostDigits) return -1;
@@ -27,31 +86,6 @@ int64_t step_of(const std::string& name) {
     std::from_chars(begin, end, step);
     return step;
 }
-
-bool exists(const std::string& path) {
-    std::error_code ignored;
-    return fs::symlink_status(path, ignored).type() != fs::file_type::not_found;
-}
-bool is_directory(const std::string& path) {
-    std::error_code ignored;
-    return fs::symlink_status(path, ignored).type() == fs::file_type::directory;
-}
-
-// A directory of plain files.
-void remove_directory(FileCalls& calls, const std::string& path) {
-    for (const std::string& name : names_in(path)) {
-        const std::string file = path + "/" + name;
-        if (calls.unlink(file.c_str()) != 0 && errno != ENOENT) fail_to_write(file, "delete it");
-    }
-    if (calls.rmdir(path.c_str()) != 0 && errno != ENOENT) fail_to_write(path, "delete the directory");
-}
-
-void make_directory(FileCalls& calls, const std::string& path) {
-    if (calls.mkdir(path.c_str(), 0777) == 0) return;
-    if (errno != EEXIST) fail_to_write(path, "create the directory");
-}
-
-}  // namespace
 
 std::string checkpoint_path(const std::string& directory, int64_t step) {
     return directory + "/" + kPrefix + strprintf("%08lld", static_cast<long long>(step));
@@ -64,18 +98,30 @@ std::string unfinished_path(const std::string& directory, int64_t step) {
 std::vector<FoundCheckpoint> find_checkpoints(const std::string& directory) {
     std::vector<FoundCheckpoint> found;
     for (const std::string& name : names_in(directory)) {
-        const int64_t step = step_of(name);
+        const int64_t step = step_in_name(name);
         const std::string path = directory + "/" + name;
-        if (step < 0 || !is_directory(path)) continue;
-        found.push_back({step, path, exists(path + "/" + kManifestName)});
+        const fs::file_type type = type_of(path);
+        const bool is_link = type == fs::file_type::symlink;
+        if (step < 0 || (type != fs::file_type::directory && !is_link)) continue;
+        found.push_back({step, path, is_link, exists(path + "/" + kManifestName)});
     }
     std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step > b.step; });
     return found;
 }
 
 void remove_unfinished(FileCalls& calls, const std::string& directory) {
-    for (const std::string& name : names_in(directory))
-        if (name.starts_with(kPrefix) && name.ends_with(kUnfinished)) remove_directory(calls, directory + "/" + name);
+    try {
+        for (const std::string& name : names_in(directory)) {
+            if (!name.starts_with(kPrefix) || !name.ends_with(kUnfinished)) continue;
+            try {
+                clear(calls, directory + "/" + name);
+            } catch (const Error& error) {
+                warn(std::string("a leftover of an interrupted save stays: ") + error.what());
+            }
+        }
+    } catch (const Error& error) {
+        warn(error.what());
+    }
 }
 
 void begin_checkpoint(FileCalls& calls, const std::string& directory, int64_t step) {
@@ -84,7 +130,6 @@ void begin_checkpoint(FileCalls& calls, const std::string& directory, int64_t st
     const fs::path run = fs::path(directory).parent_path();
     if (is_new) sync_directory(calls, run.string());
     if (is_new && run.has_parent_path()) sync_directory(calls, run.parent_path().string());  // may be new as well
-    remove_unfinished(calls, directory);
     make_directory(calls, unfinished_path(directory, step));
 }
 
@@ -98,15 +143,32 @@ void commit_checkpoint(FileCalls& calls, const std::string& directory, int64_t s
 }
 
 void abort_checkpoint(FileCalls& calls, const std::string& directory, int64_t step) {
-    remove_directory(calls, unfinished_path(directory, step));
+    clear(calls, unfinished_path(directory, step));
 }
 
 void remove_checkpoint(FileCalls& calls, const std::string& path) {
-    const std::string removed = path + kUnfinished;
-    if (exists(removed)) remove_directory(calls, removed);
+    const std::string removed = path + kUnfinished, parent = fs::path(path).parent_path().string();
+    if (is_link(path)) {
+        clear(calls, path);
+        return sync_directory(calls, parent);
+    }
+    if (exists(removed)) clear(calls, removed);
     if (calls.rename(path.c_str(), removed.c_str()) != 0) fail_to_write(path, "rename it for deletion");
-    sync_directory(calls, fs::path(path).parent_path().string());
-    remove_directory(calls, removed);
+    sync_directory(calls, parent);
+    clear(calls, removed);
+}
+
+void remove_all_checkpoints(FileCalls& calls, const std::string& directory) {
+    for (const FoundCheckpoint& found : find_checkpoints(directory)) remove_checkpoint(calls, found.path);
+    for (const std::string& name : names_in(directory)) {
+        const std::string path = directory + "/" + name;
+        if (!name.starts_with(kPrefix)) continue;
+        if (is_link(path))
+            remove_link(calls, path);
+        else if (!remove_directory(calls, path))
+            warn(path + " stays, because it holds files that no save wrote");
+    }
+    if (!is_link(directory)) calls.rmdir(directory.c_str());  // stays if somebody's files are in it
 }
 
 std::string set_aside(FileCalls& calls, const std::string& path) {
@@ -121,17 +183,23 @@ std::vector<std::string> prune_checkpoints(FileCalls& calls, const std::string& 
                                            const CheckpointRetention& retention, int64_t in_use) {
     std::vector<std::string> removed;
     if (retention.keep == 0) return removed;
-    int64_t newer = 0;  // complete ones seen so far
+    std::optional<Error> problem;  // the first one
+    int64_t newer = 0;             // complete ones seen so far
     for (const FoundCheckpoint& checkpoint : find_checkpoints(directory)) {
-        if (!checkpoint.has_manifest) continue;  // to be looked at by a person
+        if (!checkpoint.has_manifest) continue;  // a person may want to look at it
         const bool newest = newer < retention.keep;
         const bool by_step = retention.keep_every > 0 && checkpoint.step % retention.keep_every == 0;
         const bool used = checkpoint.step == in_use && newer < 2;
         newer++;
         if (newest || by_step || used) continue;
-        remove_checkpoint(calls, checkpoint.path);
-        removed.push_back(checkpoint.path);
+        try {
+            remove_checkpoint(calls, checkpoint.path);
+            removed.push_back(checkpoint.path);
+        } catch (const Error& error) {
+            if (!problem) problem = error;
+        }
     }
+    if (problem) throw *problem;
     return removed;
 }
 

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/checkpoint/files.h"
 #include "llmc/device/error.h"
 #include "llmc/device/formats.cuh"
@@ -30,6 +31,11 @@ CheckpointReader::CheckpointReader(const std::string& directory, const std::stri
       text_(manifest_text),
       manifest_(parse_manifest(directory + "/" + kManifestName, manifest_text)),
       open_(manifest_.files.size()) {
+    const int64_t step = step_in_name(directory);
+    if (step >= 0 && step != manifest_.step)
+        fail(directory,
+             strprintf("holds step %lld, which its name does not say; rename it to %s",
+                       static_cast<long long>(manifest_.step), checkpoint_path("", manifest_.step).c_str() + 1));
     index_slices();
 }
 

@@ -17,7 +17,7 @@ enum class Verify { none, size, full };  // what is looked at before a checkpoin
 
 class CheckpointReader {
 public:
-    // Reads the manifest alone.
+    // Reads the manifest alone. A directory called step_N must hold step N.
     explicit CheckpointReader(const std::string& directory);
     // The manifest as another rank has read it.
     CheckpointReader(const std::string& directory, const std::string& manifest_text);

@@ -23,20 +23,6 @@ constexpr size_t kMostIoBytes = size_t{1} << 30;  // one call moves less than 2 
                 strprintf("%s: cannot %s: %s", path.c_str(), action.c_str(), std::strerror(errno)));
 }
 
-// EINVAL: it need not, as some file systems answer.
-void sync_path(FileCalls& calls, const std::string& path, int flags, const char* open, const char* sync) {
-    const int fd = calls.open(path.c_str(), O_RDONLY | flags, 0);
-    if (fd < 0) fail_to_write(path, open);
-    int result;
-    do {
-        result = calls.fsync(fd);
-    } while (result != 0 && errno == EINTR);
-    const int error = errno;
-    calls.close(fd);
-    errno = error;
-    if (result != 0 && errno != EINVAL) fail_to_write(path, sync);
-}
-
 }  // namespace
 
 int FileCalls::open(const char* path, int flags, int mode) { return ::open(path, flags | O_CLOEXEC, mode); }
@@ -48,6 +34,7 @@ int FileCalls::close(int fd) { return ::close(fd); }
 int FileCalls::rename(const char* from, const char* to) { return std::rename(from, to); }
 int FileCalls::mkdir(const char* path, int mode) { return ::mkdir(path, static_cast<mode_t>(mode)); }
 int FileCalls::unlink(const char* path) { return ::unlink(path); }
+int FileCalls::unlink_at(int directory, const char* name) { return ::unlinkat(directory, name, 0); }
 int FileCalls::rmdir(const char* path) { return ::rmdir(path); }
 
 FileCalls& system_calls() {
@@ -96,10 +83,17 @@ void NewFile::finish() {
 }
 
 void sync_directory(FileCalls& calls, const std::string& path) {
-    sync_path(calls, path, O_DIRECTORY, "open the directory", "bring the directory to the disk");
-}
-void sync_file(FileCalls& calls, const std::string& path) {
-    sync_path(calls, path, 0, "open it", "bring it to the disk");
+    const int fd = calls.open(path.c_str(), O_RDONLY | O_DIRECTORY, 0);
+    if (fd < 0) fail_to_write(path, "open the directory");
+    int result;
+    do {
+        result = calls.fsync(fd);
+    } while (result != 0 && errno == EINTR);
+    const int error = errno;
+    calls.close(fd);
+    errno = error;
+    // EINVAL: some file systems have nothing to do for a directory.
+    if (result != 0 && errno != EINVAL) fail_to_write(path, "bring the directory to the disk");
 }
 
 AtomicFile::AtomicFile(FileCalls& calls, const std::string& path)

@@ -27,6 +27,7 @@ public:
     virtual int rename(const char* from, const char* to);
     virtual int mkdir(const char* path, int mode);
     virtual int unlink(const char* path);
+    virtual int unlink_at(int directory, const char* name);  // `directory`: of open()
     virtual int rmdir(const char* path);
 };
 FileCalls& system_calls();
@@ -56,7 +57,6 @@ private:
 };
 
 void sync_directory(FileCalls& calls, const std::string& path);
-void sync_file(FileCalls& calls, const std::string& path);
 
 // A file that appears whole or not at all: written beside its place as PATH.tmp, then renamed. Unfinished, it removes
 // that, and what was at PATH before is still there.

@@ -4,6 +4,7 @@
 
 #include "llmc/device/error.h"
 #include "llmc/device/json.h"
+#include "llmc/device/text.h"
 
 namespace llmc {
 namespace {
@@ -44,8 +45,8 @@ void CheckpointSaver::check_room() const {
     const uint64_t needed = elements * sizeof(float), room = free_bytes(directory_);
     if (room >= needed) return;
     throw Error(ExitCode::no_resources,
-                strprintf("%s: a checkpoint takes %.3f GB, and %.3f GB are free; free space there, or see --keep",
-                          directory_.c_str(), static_cast<double>(needed) / 1e9, static_cast<double>(room) / 1e9));
+                strprintf("%s: a checkpoint takes %s, and %s are free; free space there, or see --keep",
+                          directory_.c_str(), format_bytes(needed).c_str(), format_bytes(room).c_str()));
 }
 
 std::optional<SaveOutcome> CheckpointSaver::begin(SaveJob job) {
@@ -104,7 +105,7 @@ std::optional<SaveOutcome> CheckpointSaver::end_of_writing() {
     working_ = true;
     thread_ = std::thread([this, step] {
         failure_ = failure_of([&] {
-            for (const std::string& path : job_.sync) sync_file(calls_, path);
+            if (job_.before_manifest) job_.before_manifest();
             commit_checkpoint(calls_, directory_, step, manifest_text(job_.manifest));
         });
         removed_.clear(), prune_problem_.clear();

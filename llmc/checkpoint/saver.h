@@ -11,6 +11,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <thread>
@@ -25,11 +26,12 @@
 namespace llmc {
 
 struct SaveJob {
-    Manifest manifest;                // but for its files
-    std::vector<StateSlice> slices;   // of this rank
-    SliceBytes values;                // read by the thread until is_working() is false
-    bool in_background = true;        // else begin() writes this rank's file itself
-    std::vector<std::string> sync;    // files that have to be on the disk before the manifest is; rank 0
+    Manifest manifest;               // but for its files
+    std::vector<StateSlice> slices;  // of this rank
+    SliceBytes values;               // read by the thread until is_working() is false
+    bool in_background = true;       // else begin() writes this rank's file itself
+    std::function<void()>
+        before_manifest;              // called on rank 0, in the thread, before the manifest is written; may be empty
     std::vector<uint64_t> checksums;  // that the file has to have; empty: not known
     Failure failure;                  // of this rank, before begin()
 };

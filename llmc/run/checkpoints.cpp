@@ -37,7 +37,7 @@ Checkpoints<Real>::Checkpoints(const Options& options, const ShardSet& train, Tr
     const Comm& comm = trainer.comm();
     const uint64_t needed = checkpoint_bytes(trainer.state_tensors());
     if (comm.is_main()) {
-        const uint64_t room = free_bytes(directory.path());
+        const uint64_t room = free_bytes(directory.checkpoints());
         if (room < needed)
             throw Error(ExitCode::no_resources,
                         strprintf("%s: a checkpoint takes %s, and %s are free; free space there, choose another --out, "
@@ -109,7 +109,7 @@ void Checkpoints<Real>::begin(bool last) {
     job.in_background = staging_->is_apart();
     job.failure = failure_of([&] { job.values = staging_->take(trainer_.stream()); });
     job.checksums = staging_->checksums();
-    if (directory_.active()) job.sync = {directory_.file("metrics.jsonl"), directory_.file("main.log")};
+    job.before_manifest = directory_.synchronizer();
     if (const std::optional<SaveOutcome> outcome = saver_->begin(std::move(job))) report(*outcome, last);
 }
 
@@ -140,6 +140,7 @@ void Checkpoints<Real>::report(const SaveOutcome& outcome, bool last) {
     const bool is_main = trainer_.comm().is_main();
     if (outcome.problem.empty()) {
         last_saved_ = outcome.step;
+        directory_.note_checkpoint(outcome.step);
         if (is_main)
             std::printf("checkpoint of step %lld written to %s (%s in %.2f s)\n", llong{outcome.step},
                         outcome.path.c_str(), format_bytes(outcome.bytes).c_str(), outcome.seconds);

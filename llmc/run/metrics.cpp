@@ -1,22 +1,24 @@
 #include "llmc/run/metrics.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/device/error.h"
 #include "llmc/device/input_file.h"
 #include "llmc/device/json.h"
 #include "llmc/model/model_file.h"
+#include "llmc/run/earlier_run.h"
 #include "llmc/run/run_facts.h"
 #include "llmc/run/text.h"
 #include "llmc/run/versions.h"
@@ -26,10 +28,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
-
-// The files that make up a run; the first ones are what must not be lost to another run in the same place.
-const char* const kRunFiles[] = {"run.json", "metrics.jsonl", "model.safetensors", "checkpoints", "main.log"};
-constexpr int kPreciousFiles = 4;
 
 bool disk_is_full(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
 
@@ -179,7 +177,11 @@ RunDirectory::~RunDirectory() {
 // A lock of the open file, which ends with the process however that ends, and which network file systems know.
 void RunDirectory::lock() {
     const std::string name = file("lock");
-    lock_ = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    lock_ = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (lock_ < 0 && errno == ELOOP)
+        throw Error(ExitCode::bad_flags, name +
+                                             " is a symbolic link, and the file that it leads to would be "
+                                             "overwritten; delete the link, or choose another directory with --out");
     if (lock_ < 0) fail_to_prepare(path_, errno);
     struct flock whole {};
     whole.l_type = F_WRLCK;
@@ -199,66 +201,55 @@ void RunDirectory::lock() {
     if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, text.data(), text.size(), 0) < 0) fail_to_prepare(path_, errno);
 }
 
-void RunDirectory::begin(bool overwrite) {
+// Two runs in one directory are possible after somebody deleted the lock.
+void RunDirectory::check_lock() {
+    struct stat named {
+    }, held{};
+    if (lock_ < 0 || ::fstat(lock_, &held) != 0) return;
+    if (::stat(file("lock").c_str(), &named) == 0 && named.st_ino == held.st_ino) return;
+    std::fprintf(stderr, "train_gpt: %s was deleted or replaced: nothing keeps another run out of this directory\n",
+                 file("lock").c_str());
+    ::close(std::exchange(lock_, -1));
+}
+
+void RunDirectory::begin(bool overwrite, bool restart) {
     if (!active()) return;
-    std::error_code error;
-    for (int i = 0; i < kPreciousFiles && !overwrite; i++) {
-        if (!fs::exists(file(kRunFiles[i]), error)) continue;
+    if (overwrite) {
+        remove_earlier_run(path_);
+        return go_on({});
+    }
+    const EarlierRun earlier = find_earlier_run(path_);
+    if (!earlier.somebody_elses.empty())
+        throw Error(ExitCode::bad_flags,
+                    strprintf("the run directory %s holds files that no run has written and that this one would "
+                              "replace (%s); choose another with --out, or replace them with --overwrite",
+                              path_.c_str(), earlier.somebody_elses.c_str()));
+    std::string sign = earlier.why_not_restart();
+    if (!restart && sign.empty()) sign = earlier.steps;
+    if (!sign.empty())
         throw Error(ExitCode::bad_flags, strprintf("the run directory %s already holds a run (%s); choose another with "
                                                    "--out, go on with that run with --resume latest, or replace it "
                                                    "with --overwrite",
-                                                   path_.c_str(), kRunFiles[i]));
-    }
-    if (overwrite) remove_run();
+                                                   path_.c_str(), sign.c_str()));
+    if (const std::string aside = move_records_aside(path_); !aside.empty())
+        std::printf("note: the records of an earlier run, which wrote no checkpoint, are now in %s\n", aside.c_str());
     go_on({});
 }
 
 void RunDirectory::go_on(const RunFileSizes& sizes) {
     if (!active()) return;
-    metrics_ = open_for_lines("metrics.jsonl", sizes.metrics);
-    main_log_ = open_for_lines("main.log", sizes.main_log);
+    metrics_.open(file("metrics.jsonl"), sizes.metrics);
+    main_log_.open(file("main.log"), sizes.main_log);
 }
 
-RunFileSizes RunDirectory::sizes() const {
+RunFileSizes RunDirectory::sizes() const { return {metrics_.size(), main_log_.size()}; }
+
+std::function<void()> RunDirectory::synchronizer() const {
     if (!active()) return {};
-    return {std::ftell(metrics_.get()), std::ftell(main_log_.get())};
+    return [metrics = metrics_.synchronizer(), main_log = main_log_.synchronizer()] { metrics(), main_log(); };
 }
 
 std::string RunDirectory::file(const std::string& name) const { return (fs::path(path_) / name).string(); }
-
-// With the traces of --profile-steps, of however many ranks.
-void RunDirectory::remove_run() const {
-    for (const FoundCheckpoint& checkpoint : find_checkpoints(checkpoints()))
-        remove_checkpoint(system_calls(), checkpoint.path);
-    std::error_code ignored;
-    fs::remove_all(checkpoints(), ignored);
-    fs::remove_all(file("tensorboard"), ignored);
-    std::vector<std::string> files(std::begin(kRunFiles), std::end(kRunFiles));
-    std::error_code error;
-    for (const fs::directory_entry& entry : fs::directory_iterator(path_, error))
-        if (const std::string name = entry.path().filename().string(); name.starts_with("trace-rank"))
-            files.push_back(name);
-    for (const std::string& name : files) {
-        fs::remove(file(name), error);
-        if (error) fail_to_prepare(path_, error.value());
-    }
-}
-
-// What is behind `bytes` is cut off.
-RunDirectory::File RunDirectory::open_for_lines(const std::string& name, int64_t bytes) const {
-    File stream(std::fopen(file(name).c_str(), "a"));
-    if (!stream || std::fseek(stream.get(), 0, SEEK_END) != 0) fail_to_prepare(path_, errno);
-    if (std::ftell(stream.get()) <= bytes) return stream;
-    if (::ftruncate(::fileno(stream.get()), bytes) != 0 || std::fseek(stream.get(), 0, SEEK_END) != 0)
-        fail_to_prepare(path_, errno);
-    return stream;
-}
-
-void RunDirectory::write_line(File& stream, const std::string& name, const std::string& line) {
-    errno = 0;
-    const bool written = std::fprintf(stream.get(), "%s\n", line.c_str()) >= 0 && std::fflush(stream.get()) == 0;
-    if (!written) fail_to_write(file(name), errno);
-}
 
 void RunDirectory::write_run_json(const Options& options, const RunFacts& facts) {
     if (!active()) return;
@@ -280,11 +271,13 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
                                   {"weights_hash", facts.weights_hash},
                                   {"card_check", facts.card_check},
                                   {"products", facts.products}});
+        if (run["first_checkpoint"].is_null()) run["first_checkpoint"] = facts.resumed_at;
         run["config"] = parse_json<ordered_json>(config_json(options));
         return write_file(path, json_text(run, 2) + "\n");
     }
     ordered_json run;
     run["run_id"] = facts.run_id;
+    run["first_checkpoint"] = nullptr;  // its step; note_checkpoint()
     run["date"] = utc_now();
     run["command"] = options.command_line;
     run["world"] = facts.world;
@@ -304,15 +297,32 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
     write_file(path, json_text(run, 2) + "\n");
 }
 
+void RunDirectory::note_checkpoint(int64_t step) {
+    if (!active()) return;
+    check_lock();
+    if (noted_) return;
+    try {
+        std::ifstream before(file("run.json"));
+        auto run = parse_json_or_null<ordered_json>(before);
+        if (run.is_object() && run["first_checkpoint"].is_null()) {
+            run["first_checkpoint"] = step;
+            write_file(file("run.json"), json_text(run, 2) + "\n");
+        }
+        noted_ = true;
+    } catch (const Error& error) {
+        std::fprintf(stderr, "train_gpt: cannot note the checkpoint in run.json: %s\n", error.what());
+    }
+}
+
 void RunDirectory::record(const StepRecord& r) {
     append(json_of(r));
-    if (active()) write_line(main_log_, "main.log", main_log_line(r));
+    main_log_.append(main_log_line(r));
 }
 
 void RunDirectory::record(const ValRecord& r) {
     if (r.empty()) return;
     append(json_of(r));
-    if (active()) write_line(main_log_, "main.log", main_log_line(r));
+    main_log_.append(main_log_line(r));
 }
 
 void RunDirectory::append(const ordered_json& r) {
@@ -320,13 +330,13 @@ void RunDirectory::append(const ordered_json& r) {
         ordered_json line = r;
         line["time"] = utc_now();
         line["elapsed"] = std::round(1e3 * seconds_since_start()) / 1e3;
-        write_line(metrics_, "metrics.jsonl", json_text(line));
+        metrics_.append(json_text(line));
     }
     for (const Watcher& watcher : watchers_) watcher(r);
 }
 
 void RunDirectory::record_end(int64_t step, const std::string& why) {
-    if (active()) write_line(main_log_, "main.log", strprintf("s:%lld end:1 ", static_cast<long long>(step - 1)) + why);
+    main_log_.append(strprintf("s:%lld end:1 ", static_cast<long long>(step - 1)) + why);
 }
 
 }  // namespace llmc

@@ -1,11 +1,8 @@
 // The run directory: run.json (what was run), metrics.jsonl (what happened, for programs) and main.log (the same in
-// llm.c's format, for its plotting scripts). Every line is flushed as it is written. Only rank 0 holds one that is
-// active.
+// llm.c's format, for its plotting scripts). Only rank 0 has one that is active.
 #pragma once
 #include <cstdint>
-#include <cstdio>
 #include <functional>
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -13,6 +10,7 @@
 #include <vector>
 
 #include "llmc/linear/matmul.h"
+#include "llmc/run/log_file.h"
 #include "llmc/run/options.h"
 
 namespace llmc {
@@ -121,10 +119,11 @@ public:
     RunDirectory(const RunDirectory&) = delete;
     RunDirectory& operator=(const RunDirectory&) = delete;
 
-    // One of these comes before anything is written. A new run: Error(bad_flags) if there is one already, unless
-    // `overwrite`, which removes it with its checkpoints and its exported model. Or the one that is there goes on from
-    // the point where its files were so long.
-    void begin(bool overwrite);
+    // Either begin() or go_on() must be called before anything is written. begin() starts a new run. If a run that got
+    // somewhere is there already, or files that are not a run's, it throws Error(bad_flags). `overwrite` replaces that
+    // run, with its checkpoints and its exported model. `restart`: a run that wrote no checkpoint may be begun again;
+    // its records are moved aside. go_on() continues the run in the directory, whose logs had these sizes.
+    void begin(bool overwrite, bool restart = false);
     void go_on(const RunFileSizes& sizes);
 
     bool active() const { return !path_.empty(); }
@@ -132,9 +131,14 @@ public:
     std::string file(const std::string& name) const;  // path()/name
     std::string checkpoints() const { return file("checkpoints"); }
     RunFileSizes sizes() const;
+    // Brings both logs to the disk; for any thread.
+    std::function<void()> synchronizer() const;
 
-    // Of a run that goes on, what is new is added under "resumed", with the step.
+    // A run that goes on adds an entry to "resumed".
     void write_run_json(const Options& options, const RunFacts& facts);
+    // Notes in run.json that there is a checkpoint, so that a restart which cannot see it does not begin from step 1.
+    // Also warns if the directory is not locked any more. Neither can fail a run.
+    void note_checkpoint(int64_t step);
     void record(const StepRecord& record);
     void record(const ValRecord& record);
     // Any other line of metrics.jsonl. Every line ends with "time" (ISO 8601, UTC) and "elapsed",
@@ -148,19 +152,13 @@ public:
     void watch(Watcher watcher) { watchers_.push_back(std::move(watcher)); }
 
 private:
-    struct Close {
-        void operator()(std::FILE* file) const { std::fclose(file); }
-    };
-    using File = std::unique_ptr<std::FILE, Close>;
-
     void lock();
-    void remove_run() const;
-    File open_for_lines(const std::string& name, int64_t bytes) const;
-    void write_line(File& stream, const std::string& name, const std::string& line);
+    void check_lock();
 
     std::string path_;
     int lock_ = -1;
-    File metrics_, main_log_;
+    bool noted_ = false;  // the first checkpoint, in run.json
+    LogFile metrics_, main_log_;
     std::vector<Watcher> watchers_;
 };
 

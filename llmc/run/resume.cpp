@@ -12,6 +12,7 @@
 #include "llmc/device/error.h"
 #include "llmc/device/json.h"
 #include "llmc/model/model_file.h"
+#include "llmc/run/earlier_run.h"
 #include "llmc/run/fingerprint.h"
 
 namespace llmc {
@@ -28,17 +29,18 @@ bool is_directory(const std::string& path) {
     return fs::is_directory(path, ignored);
 }
 
-std::string lines_of(const std::vector<std::string>& texts) {
+// Paths in one text: each ends with a zero byte, which alone cannot be in a path.
+std::string packed(const std::vector<std::string>& paths) {
     std::string text;
-    for (const std::string& line : texts) text += line + "\n";
+    for (const std::string& path : paths) text += path + '\0';
     return text;
 }
 
-std::vector<std::string> split_lines(const std::string& text) {
-    std::vector<std::string> lines;
-    for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1)
-        lines.push_back(text.substr(at, end - at));
-    return lines;
+std::vector<std::string> unpacked(const std::string& text) {
+    std::vector<std::string> paths;
+    for (size_t at = 0, end; (end = text.find('\0', at)) != std::string::npos; at = end + 1)
+        paths.push_back(text.substr(at, end - at));
+    return paths;
 }
 
 // ---- which one -----------------------------------------------------------------------------------------------------
@@ -67,14 +69,27 @@ Candidates candidates_for(const Options& o, const std::string& out) {
         candidates.all++;
         if (found.has_manifest)
             candidates.paths.push_back(found.path);
+        else if (found.is_link && !is_directory(found.path))
+            std::fprintf(stderr, "train_gpt: skipping %s: it is a link that leads nowhere\n", found.path.c_str());
         else
-            std::fprintf(stderr, "train_gpt: %s is not complete, it has no %s: passed over\n", found.path.c_str(),
+            std::fprintf(stderr, "train_gpt: skipping %s: it has no %s, so it is not complete\n", found.path.c_str(),
                          kManifestName);
     }
     return candidates;
 }
 
-// What one candidate is; throws on every rank if it cannot be used.
+// With --resume auto and no checkpoint: refuses to begin a new run if there may be checkpoints that cannot be seen.
+void require_no_run(const std::string& out) {
+    const std::string sign = find_earlier_run(out).why_not_restart();
+    if (sign.empty()) return;
+    fail(
+        strprintf("--resume auto found no checkpoint in %s/checkpoints, but a run was here: %s. Nothing was changed. "
+                  "Bring the checkpoints back (mount their disk, repair the link, rename a .set_aside directory), "
+                  "or begin a new run with --overwrite or another --out",
+                  out.c_str(), sign.c_str()));
+}
+
+// Opens and checks one candidate; throws on every rank if it cannot be used.
 std::unique_ptr<CheckpointReader> open_candidate(const std::string& path, const Options& o, Ranks& ranks) {
     const Comm& comm = ranks.comm;
     std::string text;
@@ -104,7 +119,7 @@ std::unique_ptr<CheckpointReader> newest(const std::vector<std::string>& paths, 
             if (error.code() != ExitCode::checkpoint) throw;
             problems += std::string("\n  ") + error.what();
             if (comm.is_main())
-                std::fprintf(stderr, "train_gpt: %s is damaged and passed over: %s\n", path.c_str(),
+                std::fprintf(stderr, "train_gpt: skipping %s: it is damaged: %s\n", path.c_str(),
                              sanitize(error.what()).c_str());
         }
     }
@@ -263,9 +278,11 @@ std::optional<Resumed> find_checkpoint(const Options& o, const ShardSet& train, 
     const std::string directory = o.out.empty() ? "" : o.out + "/checkpoints";
     Candidates mine;
     do_together(comm, [&] {
-        if (comm.is_main()) mine = candidates_for(o, directory);
+        if (!comm.is_main()) return;
+        mine = candidates_for(o, directory);
+        if (o.resume == "auto" && mine.all == 0) require_no_run(o.out);
     });
-    const std::vector<std::string> paths = split_lines(broadcast_text(comm, lines_of(mine.paths)));
+    const std::vector<std::string> paths = unpacked(broadcast_text(comm, packed(mine.paths)));
     const bool ever_written = comm.host_max(static_cast<int64_t>(mine.all)) > 0 || !paths.empty();
     if (!ever_written && o.resume == "auto") return std::nullopt;
     if (!ever_written)

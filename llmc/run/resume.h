@@ -38,8 +38,8 @@ struct Resumed {
 };
 
 // A collective. The first rank looks, and all check the files together. Nothing: a new run is to begin. What cannot be
-// resumed is Error(checkpoint) on all ranks; checkpoints that are damaged or incomplete are passed over, and said on
-// stderr. `directory`: DIR/checkpoints of --out.
+// resumed is Error(checkpoint) on all ranks; checkpoints that are damaged or incomplete are skipped, with a line on
+// stderr. --resume auto begins a new run only where nothing says that a run saved a checkpoint.
 std::optional<Resumed> find_checkpoint(const Options& options, const ShardSet& train, Ranks& ranks);
 
 // Throws unless the checkpoint holds exactly these tensors.

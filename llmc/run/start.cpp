@@ -7,6 +7,7 @@
 
 #include "llmc/check/findings.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
+#include "llmc/run/earlier_run.h"
 #include "llmc/run/fingerprint.h"
 #include "llmc/run/prometheus.h"
 #include "llmc/run/run_facts.h"
@@ -56,18 +57,16 @@ void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
     if (trainer.gradients().residuals() && state.residuals != trainer.comm().world())
         std::printf("note: --reduce fp8 owes nothing yet: the checkpoint has residuals of %d ranks\n", state.residuals);
     if (!same_scales)
-        std::printf("note: FP8 scales are measured anew in the next step: the recipe or the loss scale changed\n");
+        std::printf("note: FP8 scales are measured again in the next step: the recipe or the loss scale changed\n");
 }
 
 }  // namespace
 
 void open_directory(RunDirectory& directory, const Options& o, const std::optional<Resumed>& resumed) {
     if (!directory.active()) return;
+    require_checkpoint_directory(directory.checkpoints());
+    if (!resumed || !resumed->in_place) directory.begin(o.overwrite, o.resume == "auto");
     remove_unfinished(system_calls(), directory.checkpoints());
-    if (resumed && resumed->in_place) return;
-    // --resume auto, and no checkpoint was ever written: what is there is a run's beginning, not its end.
-    const bool began = o.resume == "auto" && !std::filesystem::exists(directory.file("model.safetensors"));
-    directory.begin(o.overwrite || began);
 }
 
 template <class Real>
@@ -99,11 +98,11 @@ void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, cons
     trainer.comm().require_equal("weights to start from", weights);
     if (!directory.active()) return;
     if (position.saved >= 0) {
-        // Newer ones would be what the next --resume takes, and their steps are to be made again.
+        // The next --resume would take newer ones, and this run does their steps again.
         for (const FoundCheckpoint& found : find_checkpoints(directory.checkpoints()))
             if (found.step > position.step)
-                std::printf("note: %s is set aside as %s\n", found.path.c_str(),
-                            set_aside(system_calls(), found.path).c_str());
+                std::printf("note: %s is newer than the step that the run goes on from: renamed to %s\n",
+                            found.path.c_str(), set_aside(system_calls(), found.path).c_str());
         directory.go_on(position.files);
         std::error_code ignored;
         std::filesystem::remove(directory.file("model.safetensors"), ignored);  // of an earlier step

@@ -115,6 +115,16 @@ TEST_CASE("checkpoint: files that are missing, cut, longer, or something else") 
     CHECK(mentions(error_of([&] { CheckpointReader reader(path); }), "manifest.json: cannot open it"));
 }
 
+TEST_CASE("checkpoint: a directory holds the step that its name says") {
+    TemporaryFolder folder;
+    const std::string path = write_checkpoint(folder.file("c"), 7, 1), wrong = folder.file("c/step_00000099");
+    fs::rename(path, wrong);
+    CHECK(error_of([&] { CheckpointReader reader(wrong); }) ==
+          wrong + ": holds step 7, which its name does not say; rename it to step_00000007");
+    fs::rename(wrong, folder.file("c/best"));
+    CHECK(CheckpointReader(folder.file("c/best")).manifest().step == 7);
+}
+
 TEST_CASE("checkpoint: a file of another manifest is not read, even unchecked") {
     TemporaryFolder folder;
     const std::string path = write_checkpoint(folder.file("c"), 7, 2);

@@ -66,6 +66,10 @@ public:
         changes.push_back({Change::unlink, below(path), "", 0, ""});
         return FileCalls::unlink(path);
     }
+    int unlink_at(int directory, const char* name) override {
+        changes.push_back({Change::unlink, paths_[directory] + "/" + name, "", 0, ""});
+        return FileCalls::unlink_at(directory, name);
+    }
     int rmdir(const char* path) override {
         changes.push_back({Change::remove_directory, below(path), "", 0, ""});
         return FileCalls::rmdir(path);
@@ -335,6 +339,9 @@ public:
     int rename(const char* from, const char* to) override { return fails() ? -1 : FileCalls::rename(from, to); }
     int mkdir(const char* path, int mode) override { return fails() ? -1 : FileCalls::mkdir(path, mode); }
     int unlink(const char* path) override { return fails() ? -1 : FileCalls::unlink(path); }
+    int unlink_at(int directory, const char* name) override {
+        return fails() ? -1 : FileCalls::unlink_at(directory, name);
+    }
     int rmdir(const char* path) override { return fails() ? -1 : FileCalls::rmdir(path); }
 
 private:
@@ -412,6 +419,89 @@ TEST_CASE("saver: one save at a time; a rank's own trouble before it ends it") {
     CHECK(!saver.begin(std::move(other)));
     CHECK(mentions(saver.wait()->problem, "its values changed on their way"));
     CHECK(newest_whole(folder.file("c")) == 1);
+}
+
+namespace {
+
+// Checkpoints of steps 1 and 2, and somebody's folder with a text.
+struct WithFolder : TemporaryFolder {
+    WithFolder() {
+        save(directory, {1, 2});
+        fs::create_directory(file("somebodys"));
+        write_bytes(thesis, "a thesis");
+        write_bytes(file("somebodys/rank_00000.safetensors"), "numbers");
+        write_bytes(file("somebodys/manifest.json"), "a list");
+    }
+    const std::string directory = file("c"), thesis = file("somebodys/thesis");
+    std::vector<std::string> names() const { return names_in(directory); }
+    bool is_untouched() const { return names_in(file("somebodys")).size() == 3 && read_bytes(thesis) == "a thesis"; }
+};
+
+using Names = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("checkpoint directory: a leftover that is a link loses itself, and never what it leads to") {
+    WithFolder folder;
+    fs::create_directory_symlink(folder.file("somebodys"), folder.directory + "/step_00000003.tmp");
+    fs::create_symlink(folder.thesis, folder.directory + "/step_00000009.tmp");
+    CHECK(save(folder.directory, {3})[0].problem == "");
+    CHECK(folder.is_untouched());
+    CHECK(folder.names() == Names{"step_00000002", "step_00000003"});
+    fs::create_directory_symlink(folder.file("somebodys"), folder.directory + "/step_00000009.tmp");
+    remove_all_checkpoints(system_calls(), folder.directory);
+    CHECK(folder.is_untouched());
+    CHECK(!fs::exists(folder.directory));
+}
+
+TEST_CASE("checkpoint directory: a leftover that is no checkpoint is set aside, and saves go on") {
+    WithFolder folder;
+    write_bytes(folder.directory + "/step_00000003.tmp", "a file");
+    fs::create_directories(folder.directory + "/step_00000004.tmp/inside");
+    fs::create_directories(folder.directory + "/step_00000005.tmp/rank_00000.safetensors");
+    fs::create_directories(folder.directory + "/step_00000006.tmp");
+    write_bytes(folder.directory + "/step_00000006.tmp/notes", "mine");
+    write_bytes(folder.directory + "/step_00000006.tmp/rank_00000.safetensors", "half of it");
+    CHECK(save(folder.directory, {3, 4})[0].problem == "");
+    CHECK(folder.names() == Names{"step_00000003", "step_00000003.tmp.set_aside", "step_00000004",
+                                  "step_00000004.tmp.set_aside", "step_00000005.tmp.set_aside",
+                                  "step_00000006.tmp.set_aside"});
+    CHECK(names_in(folder.directory + "/step_00000006.tmp.set_aside") == Names{"notes"});
+    remove_all_checkpoints(system_calls(), folder.directory);
+    CHECK(read_bytes(folder.directory + "/step_00000006.tmp.set_aside/notes") == "mine");
+}
+
+TEST_CASE("checkpoint directory: checkpoints behind links are read, and stay when the links are removed") {
+    WithFolder folder;
+    for (const int64_t step : {1, 2}) {
+        const std::string path = checkpoint_path(folder.directory, step);
+        fs::rename(path, folder.file("moved" + std::to_string(step)));
+        fs::create_directory_symlink(folder.file("moved" + std::to_string(step)), path);
+    }
+    fs::create_directory_symlink("/nowhere", checkpoint_path(folder.directory, 7));
+    const std::vector<FoundCheckpoint> found = find_checkpoints(folder.directory);
+    REQUIRE(found.size() == 3);
+    CHECK((found[0].is_link && !found[0].has_manifest));
+    CHECK((found[1].is_link && found[1].has_manifest));
+    CHECK(newest_whole(folder.directory) == 2);
+    CHECK(save(folder.directory, {3})[0].removed == Names{checkpoint_path(folder.directory, 1)});
+    CHECK(folder.names() == Names{"step_00000002", "step_00000003", "step_00000007"});
+    for (const char* moved : {"moved1", "moved2"})
+        CHECK_NOTHROW(CheckpointReader(folder.file(moved)).verify(Verify::full));
+}
+
+TEST_CASE("checkpoint directory: all removals that can be done are done") {
+    WithFolder folder;
+    save(folder.directory, {3, 4});
+    for (const int64_t step : {1, 2}) write_checkpoint(folder.directory, step, 1);
+    // The directory of step 2 cannot be renamed, so it stays.
+    struct Stubborn : FileCalls {
+        int rename(const char* from, const char* to) override {
+            return mentions(from, "step_00000002") ? (errno = EACCES, -1) : FileCalls::rename(from, to);
+        }
+    } calls;
+    CHECK(mentions(error_of([&] { prune_checkpoints(calls, folder.directory, {2, 0}, -1); }), "step_00000002"));
+    CHECK(folder.names() == Names{"step_00000002", "step_00000003", "step_00000004"});
 }
 
 TEST_CASE("checkpoint directory: what is kept") {

@@ -117,6 +117,10 @@ int unlink(const char* path) {
     if (concerns(path) && meet()) return -1;
     return REAL(unlink)(path);
 }
+int unlinkat(int directory, const char* name, int flags) {
+    if (directory >= 0 && directory < (int)sizeof watched && watched[directory] && meet()) return -1;
+    return REAL(unlinkat)(directory, name, flags);
+}
 int rmdir(const char* path) {
     if (concerns(path) && meet()) return -1;
     return REAL(rmdir)(path);

@@ -12,6 +12,7 @@
 #include <regex>
 
 #include "llmc/device/error.h"
+#include "llmc/run/earlier_run.h"
 #include "llmc/run/run_facts.h"
 #include "llmc/run/versions.h"
 #include "test/temporary_directory.h"
@@ -284,11 +285,178 @@ TEST_CASE("run directory: places that cannot be written") {
     CHECK(code_of([&] { BegunDirectory(base / "dir", true); }) == ExitCode::bad_flags);
 }
 
-TEST_CASE("run directory: a full disk has its own exit code") {
+namespace {
+
+// Runs in a directory, as begin() sees them.
+struct Place : TemporaryDirectory {
+    Place() { fs::create_directories(path); }
+    void put(const char* name, const std::string& text) const {
+        fs::create_directories(fs::path(*this / name).parent_path());
+        std::ofstream(*this / name) << text;
+    }
+    ExitCode start(bool restart = false) const {
+        return code_of([&] {
+            RunDirectory run(path.string());
+            run.begin(false, restart);
+        });
+    }
+};
+
+const std::string kStep = metrics_line(example()) + "\n";
+const char* const kNeverSaved = R"({"run_id": "7", "first_checkpoint": null})";
+
+}  // namespace
+
+TEST_CASE("run directory: a run that died before its first step is begun again") {
+    Place place;
+    place.put("run.json", kNeverSaved);
+    place.put("metrics.jsonl", "");
+    place.put("main.log", "");
+    fs::create_directory(place / "checkpoints");
+    CHECK(place.start() == ExitCode::ok);
+    place.put("metrics.jsonl", metrics_line(ValRecord{0, {{"", 11.0f}}}) + "\n");
+    CHECK(place.start() == ExitCode::ok);
+    CHECK(read_file(place / "before-1/metrics.jsonl") == metrics_line(ValRecord{0, {{"", 11.0f}}}) + "\n");
+    CHECK(read_file(place / "before-1/run.json") == kNeverSaved);
+    CHECK(read_file(place / "metrics.jsonl") == "");
+}
+
+TEST_CASE("run directory: a restart begins again only a run that never saved, and keeps its records") {
+    Place place;
+    for (const int round : {1, 2}) {
+        place.put("run.json", kNeverSaved);
+        place.put("metrics.jsonl", kStep);
+        CHECK(place.start() == ExitCode::bad_flags);
+        CHECK(place.start(true) == ExitCode::ok);
+        CHECK(read_file(place / strprintf("before-%d/metrics.jsonl", round).c_str()) == kStep);
+    }
+    for (const char* run : {R"({"run_id": "7", "first_checkpoint": 60})", R"({"run_id": "7", "resumed": [{}]})",
+                            R"({"run_id": "of an earlier version"})", ""}) {
+        CAPTURE(run);
+        place.put("run.json", run);
+        place.put("metrics.jsonl", kStep);
+        CHECK(find_earlier_run(place.path.string()).why_not_restart() != "");
+        CHECK(place.start(true) == ExitCode::bad_flags);
+        CHECK(read_file(place / "metrics.jsonl") == kStep);
+    }
+}
+
+TEST_CASE("run directory: a place for checkpoints that says that there were some") {
+    const auto sign = [](auto make) {
+        Place place;
+        place.put("run.json", kNeverSaved);
+        make(place / "checkpoints", place.path);
+        return find_earlier_run(place.path.string()).why_not_restart();
+    };
+    CHECK(sign([](const auto&, const auto&) {}) == "");
+    CHECK(sign([](const auto& path, const auto&) { fs::create_directories(path + "/step_00000003.tmp"); }) == "");
+    CHECK(sign([](const auto& path, const auto& there) { fs::create_directory_symlink(there / ".", path); }) ==
+          "checkpoints/checkpoints is there");
+    for (const char* name : {"step_00000003", "step_00000003.set_aside", "mine"})
+        CHECK(sign([&](const auto& path, const auto&) { fs::create_directories(path + "/" + name); }) ==
+              strprintf("checkpoints/%s is there", name));
+    CHECK(sign([](const auto& path, const auto&) { fs::create_symlink("/nowhere", path); }) ==
+          "checkpoints is a link that leads nowhere");
+    CHECK(sign([](const auto& path, const auto&) { std::ofstream(path) << "x"; }) == "checkpoints is a file");
+}
+
+TEST_CASE("run directory: files of somebody else are not replaced unless asked, and others never deleted") {
+    for (const char* name : {"config.json", "main.log", "metrics.jsonl", "run.json", "model.safetensors",
+                             "model-00001-of-00002.safetensors", "model.safetensors.index.json"}) {
+        CAPTURE(name);
+        Place place;
+        place.put(name, "mine");
+        place.put("notes.txt", "mine too");
+        CHECK(place.start() == ExitCode::bad_flags);
+        CHECK(place.start(true) == ExitCode::bad_flags);
+        CHECK(read_file(place / name) == "mine");
+        CHECK_NOTHROW(BegunDirectory(place.path.string(), true));
+        CHECK(read_file(place / "notes.txt") == "mine too");
+        CHECK(read_file(place / "model-00001-of-00002.safetensors") ==
+              (std::string(name).starts_with("model-") ? "mine" : ""));
+    }
+}
+
+TEST_CASE("run directory: a link to where checkpoints go survives --overwrite") {
+    Place place;
+    place.put("big/step_00000003/manifest.json", "{}");
+    place.put("big/notes", "mine");
+    fs::create_directory_symlink(place / "big", place / "checkpoints");
+    BegunDirectory run(place.path.string(), true);
+    CHECK(fs::is_symlink(place / "checkpoints"));
+    CHECK(fs::is_directory(place / "checkpoints"));
+    CHECK(!fs::exists(place / "big/step_00000003"));
+    CHECK(read_file(place / "big/notes") == "mine");
+    CHECK_NOTHROW(require_checkpoint_directory(place / "checkpoints"));
+    CHECK_NOTHROW(require_checkpoint_directory(place / "none"));
+    fs::remove_all(place / "big");
+    CHECK(code_of([&] { require_checkpoint_directory(place / "checkpoints"); }) == ExitCode::checkpoint);
+}
+
+TEST_CASE("run directory: the lock is no link, and a lost lock is harmless") {
+    Place place;
+    place.put("thesis", "mine");
+    fs::create_symlink("thesis", place / "lock");
+    CHECK(place.start() == ExitCode::bad_flags);
+    CHECK(read_file(place / "thesis") == "mine");
+    fs::remove(place / "lock");
+    BegunDirectory run(place.path.string(), false);
+    place.put("run.json", kNeverSaved);
+    fs::remove(place / "lock");
+    run.note_checkpoint(7);
+    run.note_checkpoint(8);
+    CHECK(parse_json<json>(read_file(place / "run.json"))["first_checkpoint"] == 7);
+}
+
+TEST_CASE("log file: a disk that takes nothing does not end the run, and lines come later") {
+    Place place;
     if (!fs::exists("/dev/full")) return;
-    TemporaryDirectory base;
-    fs::create_directories(base.path);
-    fs::create_symlink("/dev/full", base / "main.log");
-    BegunDirectory run(base.path.string(), false);
-    CHECK(code_of([&] { run.record(example()); }) == ExitCode::no_resources);
+    fs::create_symlink("/dev/full", place / "log");
+    {
+        LogFile log;
+        log.open(place / "log", 0);
+        log.append("one");
+        log.append("two");
+        CHECK(log.size() == 8);
+        log.synchronizer()();
+        fs::remove(place / "log");  // there is room again
+        log.append("three");
+        CHECK(read_file(place / "log") == "one\ntwo\nthree\n");
+        CHECK(log.size() == 14);
+    }
+    CHECK(read_file(place / "log") == "one\ntwo\nthree\n");
+}
+
+TEST_CASE("log file: lines follow the name when the file is moved away or cut") {
+    Place place;
+    LogFile log;
+    log.open(place / "log", 0);
+    log.append("one");
+    fs::rename(place / "log", place / "log.1");
+    const auto synchronize = log.synchronizer();
+    log.append("two");
+    synchronize();
+    CHECK(read_file(place / "log.1") == "one\n");
+    CHECK(read_file(place / "log") == "two\n");
+    CHECK(log.size() == 4);
+    fs::resize_file(place / "log", 0);
+    log.append("three");
+    CHECK(read_file(place / "log") == "three\n");
+}
+
+TEST_CASE("log file: going on cuts at the checkpoint's length, and copes with another file of that name") {
+    Place place;
+    const auto after = [&](const char* before, int64_t bytes) {
+        place.put("log", before);
+        LogFile log;
+        log.open(place / "log", bytes);
+        log.append("new");
+        return read_file(place / "log");
+    };
+    CHECK(after("one\ntwo\n", 4) == "one\nnew\n");
+    CHECK(after("one\ntwo\n", 0) == "new\n");
+    CHECK(after("one\n", 100) == "one\nnew\n");
+    CHECK(after("one\ntw", 4) == "one\nnew\n");
+    CHECK(after("one\ntw", 100) == "one\ntw\nnew\n");
+    CHECK(after("one\ntwo\n", 6) == "one\ntwo\nnew\n");
 }

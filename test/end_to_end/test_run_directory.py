@@ -1,0 +1,205 @@
+"""A run loses nothing that a user has: checkpoints on another disk, links, other programs' files, logs that are moved."""
+
+import os
+import shutil
+import signal
+import unittest
+
+from test_run_checkpoints import CHECKPOINT, FLAGS_CODE, STOPPED, Case, Directory, damage
+from trainer import new_path, workspace
+
+
+class RunDirectory(Case):
+    @classmethod
+    def setUpClass(cls):
+        """A run with checkpoints of steps 3 and 6, and without model.safetensors, which a killed run does not have."""
+        cls.whole = Directory()
+        result = cls.whole.run("-n", "3", "--stop-after", "6")
+        assert result.code == 0, result.err
+        os.remove(cls.whole.file("model.safetensors"))
+
+    def setUp(self):
+        self.run_ = Directory(shutil.copytree(self.whole.path, new_path(), symlinks=True))
+        self.elsewhere = new_path("elsewhere")
+
+    def files(self):
+        """{path: contents} of all files and links."""
+        found = {}
+        for parent, directories, names in os.walk(self.run_.path):
+            for path in (os.path.join(parent, name) for name in directories + names):
+                if os.path.islink(path):
+                    found[path] = os.readlink(path)
+                elif os.path.isfile(path) and not path.endswith("/lock"):
+                    with open(path, "rb") as file:
+                        found[path] = file.read()
+        return found
+
+    def move_checkpoints(self):
+        shutil.move(self.run_.file("checkpoints"), self.elsewhere)
+
+    def somebodys(self):
+        """A folder with a text."""
+        folder = new_path("somebodys")
+        os.mkdir(folder)
+        with open(os.path.join(folder, "thesis"), "w", encoding="utf-8") as file:
+            file.write("mine")
+        return folder
+
+    def assert_untouched(self, folder):
+        with open(os.path.join(folder, "thesis"), encoding="utf-8") as file:
+            self.assertEqual(file.read(), "mine")
+
+
+class Auto(RunDirectory):
+    """--resume auto begins a new run only where nothing says that there was a checkpoint."""
+
+    def refuses(self, *words):
+        before = self.files()
+        self.refused(self.run_.run("--resume", "auto"), CHECKPOINT, *words)
+        self.assertEqual(self.files(), before)
+
+    def test_a_disk_that_is_not_mounted(self):
+        self.move_checkpoints()
+        os.symlink("/not/mounted", self.run_.file("checkpoints"))
+        self.refuses("a link that leads nowhere", "mount their disk", "Nothing was changed")
+        os.remove(self.run_.file("checkpoints"))
+        self.refuses("run.json says that a checkpoint was written", "--overwrite")
+        os.remove(self.run_.file("run.json"))
+        self.refuses("metrics.jsonl has steps")
+        os.remove(self.run_.file("metrics.jsonl"))
+        self.refuses("main.log has steps")
+
+    def test_links_to_steps_that_lead_nowhere(self):
+        self.move_checkpoints()
+        os.mkdir(self.run_.file("checkpoints"))
+        os.symlink("/not/mounted", self.run_.file("checkpoints", "step_00000006"))
+        self.refuses("step_00000006: it is a link that leads nowhere")
+
+    def test_only_some_that_were_set_aside(self):
+        for step, path in self.run_.checkpoints.items():
+            os.rename(path, path + ".set_aside") if step == 6 else shutil.rmtree(path)
+        self.refuses("checkpoints/step_00000006.set_aside is there", "rename a .set_aside directory")
+
+    def test_killed_before_the_first_checkpoint(self):
+        """Only the records of steps were lost anyhow, and they are kept."""
+        self.run_ = Directory()
+        process = self.run_.start("--max-steps", "100000", "--checkpoint-minutes", "0", "-n", "90000")
+        while not process.stdout.readline().startswith("step     2/"):
+            self.assertIsNone(process.poll())
+        process.kill()
+        process.communicate()
+        self.refused(self.run_.run(), FLAGS_CODE, "already holds a run (metrics.jsonl has steps)")
+        result = self.succeeds(self.run_.run("--resume", "auto", "--stop-after", "1"))
+        self.assertIn("the records of an earlier run, which wrote no checkpoint, are now in", result.out)
+        with open(self.run_.file("before-1", "metrics.jsonl"), encoding="utf-8") as file:
+            self.assertIn('"step":2,"loss"', file.read())
+
+    def test_a_start_that_failed_is_not_in_the_way(self):
+        for fault, kept in (("20", []), ("60", []), ("100", ["before-1"])):  # before, after run.json; after a validation
+            self.run_ = Directory()
+            self.succeeds(self.run_.run(env={"LLMC_FAULT": fault}), 1)
+            self.assertEqual(os.path.exists(self.run_.file("run.json")), fault != "20")
+            self.succeeds(self.run_.run("--stop-after", "1"))
+            self.assertEqual([name for name in os.listdir(self.run_.path) if name.startswith("before")], kept)
+
+
+class Links(RunDirectory):
+    def test_a_checkpoint_on_another_disk(self):
+        """It is read through its link, and retention removes the link alone."""
+        shutil.move(self.run_.checkpoints[6], self.elsewhere)
+        os.symlink(self.elsewhere, self.run_.file("checkpoints", "step_00000006"))
+        result = self.succeeds(self.run_.run("--resume", "latest", "-n", "1", "--keep", "1", "--stop-after", "9"))
+        self.assertIn("step 6 is done", result.out)
+        self.assertIn("step_00000006 was a link", result.err)
+        self.assertEqual(list(self.run_.checkpoints), [9])
+        self.assertEqual(sorted(os.listdir(self.elsewhere)), ["manifest.json", "rank_00000.safetensors"])
+        self.assertEqual(self.run_.records()[-1]["step"], 9)
+
+    def test_leftovers_that_are_links_or_hold_more(self):
+        folder = self.somebodys()
+        os.symlink(folder, self.run_.file("checkpoints", "step_9.tmp"))
+        shutil.copytree(folder, self.run_.file("checkpoints", "step_00000009.tmp", "inside"))
+        result = self.succeeds(self.run_.run("--resume", "latest", "-n", "1", "--stop-after", "9"))
+        self.assert_untouched(folder)
+        self.assert_untouched(self.run_.file("checkpoints", "step_00000009.tmp.set_aside", "inside"))
+        self.assertIn("step_9.tmp was a link", result.err)
+        self.assertIn("is more than a checkpoint: renamed to", result.err)
+
+    def test_overwrite_keeps_a_link_to_a_larger_disk(self):
+        self.move_checkpoints()
+        os.symlink(self.elsewhere, self.run_.file("checkpoints"))
+        self.succeeds(self.run_.run("--overwrite", "--stop-after", "2"))
+        self.assertEqual(os.listdir(self.elsewhere), ["step_00000002"])
+        os.rename(self.elsewhere, self.elsewhere + ".gone")
+        for flags in (["--overwrite"], ["--resume", "latest"]):
+            self.refused(self.run_.run(*flags), CHECKPOINT, self.run_.file("checkpoints"))
+
+    def test_a_lock_that_is_a_link(self):
+        folder = self.somebodys()
+        shutil.copy(os.path.join(folder, "thesis"), self.run_.path)
+        os.remove(self.run_.file("lock"))
+        os.symlink("thesis", self.run_.file("lock"))
+        self.refused(self.run_.run("--resume", "latest"), FLAGS_CODE, "lock is a symbolic link")
+        self.assert_untouched(self.run_.path)
+
+
+class Names(RunDirectory):
+    def test_a_name_that_promises_another_step(self):
+        shutil.copytree(self.run_.checkpoints[3], self.run_.file("checkpoints", "step_99999999"))
+        damage(os.path.join(self.run_.checkpoints[3], "rank_00000.safetensors"))
+        result = self.succeeds(self.run_.run("--resume", "latest", "--stop-after", "7"))
+        self.assertIn("skipping " + self.run_.file("checkpoints", "step_99999999"), result.err)
+        self.assertIn("rename it to step_00000003", result.err)
+        self.assertIn("step 6 is done", result.out)
+
+    def test_a_newline_in_the_path(self):
+        self.run_ = Directory(os.path.join(workspace(), "new\nline"))
+        self.succeeds(self.run_.run("--stop-after", "2"))
+        self.assertIn("step 2 is done", self.succeeds(self.run_.run("--resume", "latest", "--stop-after", "3")).out)
+
+    def test_files_of_another_program(self):
+        folder = self.somebodys()
+        self.succeeds(Directory(folder).run("--stop-after", "1"))  # nothing there has a name of ours
+        self.assert_untouched(folder)
+        for name in ("config.json", "main.log", "model-00001-of-00002.safetensors"):
+            self.run_ = Directory(self.somebodys())
+            shutil.copy(self.run_.file("thesis"), self.run_.file(name))
+            before = self.files()
+            self.refused(self.run_.run(), FLAGS_CODE, "no run has written", name, "--overwrite")
+            self.assertEqual(self.files(), before)
+            self.succeeds(self.run_.run("--overwrite", "--stop-after", "1"))
+            self.assert_untouched(self.run_.path)
+
+
+class Logs(RunDirectory):
+    def test_moved_away_during_a_run(self):
+        """Checkpoints are written all the same, and later records go to a new file."""
+        process = self.run_.start("--max-steps", "100000", "-n", "5", "--resume", "latest")
+        self.addCleanup(process.kill)
+
+        def wait_for(*texts):
+            line = ""
+            while not all(text in line for text in texts):
+                line = process.stdout.readline()
+                self.assertTrue(line, process.poll())
+        wait_for("checkpoint of step")
+        for name in ("metrics.jsonl", "main.log"):
+            os.rename(self.run_.file(name), self.run_.file(name + ".1"))
+        for _ in range(3):
+            wait_for("checkpoint of step")
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, STOPPED, out + err)
+        self.assertEqual(err.count("was moved or deleted"), 2, err)
+        records = self.run_.records()
+        self.assertGreater(records[0]["step"], 6)
+        last = records[-1]["step"]
+        # Moved away after the last checkpoint, as rotation may do, the new file is shorter than that checkpoint says.
+        os.rename(self.run_.file("metrics.jsonl"), self.run_.file("metrics.jsonl.2"))
+        result = self.succeeds(self.run_.run("--max-steps", "100000", "--resume", "latest", "--stop-after", str(last + 2)))
+        self.assertIn("metrics.jsonl has 0 B, where the checkpoint's run had written", result.err)
+        self.assertEqual([r["step"] for r in self.run_.records() if "loss" in r], [last + 1, last + 2])
+
+
+if __name__ == "__main__":
+    unittest.main()
