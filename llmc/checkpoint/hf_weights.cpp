@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -195,8 +194,8 @@ void HfWeights::match() {
 
 int HfWeights::end_token() const {
     if (files_.config_path().empty()) return -1;
-    std::ifstream file(files_.config_path());
-    const auto config = parse_json_or_null<nlohmann::json>(file);
+    constexpr InputKind kind = {"model file", "the config.json of a Hugging Face model", ExitCode::checkpoint, 16};
+    const auto config = read_json_or_null<nlohmann::json>(files_.config_path(), kind);
     nlohmann::json end = config.is_object() ? config.value("eos_token_id", nlohmann::json()) : nlohmann::json();
     if (end.is_array() && !end.empty()) end = nlohmann::json(end[0]);  // chat models have several
     return end.is_number_unsigned() && end < model_.vocab ? end.get<int>() : -1;

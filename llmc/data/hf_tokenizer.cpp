@@ -10,6 +10,7 @@
 
 #include "llmc/data/tokenizer.h"
 #include "llmc/device/error.h"
+#include "llmc/device/input_file.h"
 #include "llmc/device/json.h"
 
 namespace llmc {
@@ -207,10 +208,10 @@ void copy_to(const fs::path& from, const fs::path& to) {
                                                       to.string().c_str(), error.message().c_str()));
 }
 
-ordered_json read_json(const fs::path& path) {
-    std::ifstream file(path);
-    return parse_json_or_null<ordered_json>(file);
-}
+constexpr InputKind kTokenizerFile = {"tokenizer file", "a JSON file of a Hugging Face tokenizer", ExitCode::bad_data,
+                                      256};
+
+ordered_json read_json(const fs::path& path) { return read_json_or_null<ordered_json>(path.string(), kTokenizerFile); }
 
 bool has_hf_files(const fs::path& directory) {
     std::error_code ignored;
@@ -221,9 +222,9 @@ bool has_hf_files(const fs::path& directory) {
 // The ids of a tokenizer.json's added tokens by their text. Refuses one with more than `vocab` tokens.
 std::map<std::string, int> added_tokens(const fs::path& path, int vocab) {
     std::map<std::string, int> ids;
-    std::ifstream file(path);
-    if (!file) return ids;  // a directory with vocab.json and merges.txt alone
-    const ordered_json tokenizer = parse_json<ordered_json>(file);
+    std::error_code ignored;
+    if (!fs::exists(path, ignored)) return ids;  // a directory with vocab.json and merges.txt alone
+    const ordered_json tokenizer = parse_json<ordered_json>(read_input(path.string(), kTokenizerFile));
     require_tokenizer(tokenizer);
     const auto added = tokenizer.find("added_tokens");
     size_t count = tokenizer.at("model").at("vocab").size();

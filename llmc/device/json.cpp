@@ -1,5 +1,6 @@
 #include "llmc/device/json.h"
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 #include <utility>
@@ -101,6 +102,12 @@ Json parse_json_or_null(std::string_view text) {
 }
 
 template <class Json>
+Json read_json_or_null(const std::string& path, const InputKind& kind) {
+    std::error_code ignored;
+    return std::filesystem::exists(path, ignored) ? parse_json_or_null<Json>(read_input(path, kind)) : Json();
+}
+
+template <class Json>
 std::string json_text(const Json& json, int indent) {
     return json.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
@@ -109,6 +116,8 @@ template nlohmann::json parse_json(std::string_view);
 template nlohmann::ordered_json parse_json(std::string_view);
 template nlohmann::json parse_json_or_null(std::string_view);
 template nlohmann::ordered_json parse_json_or_null(std::string_view);
+template nlohmann::json read_json_or_null(const std::string&, const InputKind&);
+template nlohmann::ordered_json read_json_or_null(const std::string&, const InputKind&);
 template std::string json_text(const nlohmann::json&, int);
 template std::string json_text(const nlohmann::ordered_json&, int);
 

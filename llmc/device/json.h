@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "llmc/device/input_file.h"
+
 namespace llmc {
 
 // Says what is wrong with a text that should have been JSON. The caller's message adds which text it is.
@@ -22,6 +24,9 @@ template <class Json>
 Json parse_json(std::string_view text);
 template <class Json>
 Json parse_json_or_null(std::string_view text);  // null if parse_json() would throw
+// The JSON in a file, or null if the file does not exist or is not JSON. Error if it is something else than a file.
+template <class Json>
+Json read_json_or_null(const std::string& path, const InputKind& kind);
 
 // On one line, or with `indent` spaces per level. Bytes that are not UTF-8, as paths and prompts may have, become
 // U+FFFD.

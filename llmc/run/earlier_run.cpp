@@ -78,8 +78,8 @@ EarlierRun find_earlier_run(const std::string& directory) {
     const Log main_log = look_at_log(dir + "main.log", "s:", " trl:");
     found.steps = metrics.has_steps ? "metrics.jsonl has steps" : main_log.has_steps ? "main.log has steps" : "";
 
-    std::ifstream file(dir + "run.json");
-    const auto run = parse_json_or_null<ordered_json>(file);
+    constexpr InputKind kind = {"description of the run", "the run.json of a run", ExitCode::checkpoint, 16};
+    const auto run = read_json_or_null<ordered_json>(dir + "run.json", kind);
     const bool is_run = run.is_object() && run.contains("run_id");
     const bool is_ours = is_run || metrics.is_ours || main_log.is_ours;
     const auto says = [&](bool true_here, const char* text) {

@@ -11,7 +11,6 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "llmc/device/error.h"
@@ -25,6 +24,8 @@
 
 namespace llmc {
 namespace {
+
+constexpr InputKind kRunFile = {"description of the run", "the run.json of this run", ExitCode::checkpoint, 16};
 
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
@@ -257,8 +258,7 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
     const ordered_json versions = versions_json();
     const std::string path = file("run.json");
     if (facts.resumed_at >= 0 && fs::exists(path)) {
-        constexpr InputKind kind = {"description of the run", "the run.json of this run", ExitCode::checkpoint, 16};
-        ordered_json run = parse_json_or_null<ordered_json>(read_input(path, kind));
+        ordered_json run = read_json_or_null<ordered_json>(path, kRunFile);
         if (!run.is_object()) run = ordered_json::object();
         if (!run["resumed"].is_array()) run["resumed"] = ordered_json::array();  // not yet there, or of other hands
         run["resumed"].push_back({{"date", utc_now()},
@@ -302,8 +302,7 @@ void RunDirectory::note_checkpoint(int64_t step) {
     check_lock();
     if (noted_) return;
     try {
-        std::ifstream before(file("run.json"));
-        auto run = parse_json_or_null<ordered_json>(before);
+        auto run = read_json_or_null<ordered_json>(file("run.json"), kRunFile);
         if (run.is_object() && run["first_checkpoint"].is_null()) {
             run["first_checkpoint"] = step;
             write_file(file("run.json"), json_text(run, 2) + "\n");

@@ -6,6 +6,8 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "test/temporary_directory.h"
+
 using namespace llmc;
 using nlohmann::json;
 using nlohmann::ordered_json;
@@ -74,6 +76,19 @@ TEST_CASE("JSON: parsing takes time in proportion to the text") {
     // Quadratic time would be 16 times as long.
     CHECK(time_to_parse<json>(16000) / time_to_parse<json>(4000) < 8);
     CHECK(time_to_parse<ordered_json>(16000) / time_to_parse<ordered_json>(4000) < 8);
+}
+
+TEST_CASE("JSON: a file that does not exist or is not JSON is null") {
+    const test::TemporaryDirectory directory;
+    std::filesystem::create_directory(directory.path);
+    const InputKind kind = {"recipe", "a recipe", ExitCode::bad_data};
+    const std::string path = directory / "a";
+    CHECK(read_json_or_null<json>(path, kind).is_null());
+    std::ofstream(path) << "[1]";
+    CHECK(read_json_or_null<json>(path, kind) == json{1});
+    std::ofstream(path) << "[1";
+    CHECK(read_json_or_null<json>(path, kind).is_null());
+    CHECK_THROWS_AS(read_json_or_null<json>(directory.path, kind), Error);
 }
 
 TEST_CASE("JSON: bytes that are not UTF-8 do not end a run") {
