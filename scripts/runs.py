@@ -78,7 +78,7 @@ def scalars(record):
         words = values.get("nonfinite")  # a count in an FP8 tensor
         words = words if isinstance(words, dict) else {}
         return {prefix + key: float(words[key] if value is None else value) for key, value in values.items()
-                if key != "step" and (isinstance(value, (int, float)) or value is None and key in words)}
+                if key not in ("step", "elapsed") and (isinstance(value, (int, float)) or value is None and key in words)}
 
     found = numbers("", record) | numbers("products/", record.get("products", {}))
     for tensor in record.get("fp8", []):
