@@ -194,7 +194,7 @@ def rows_of_a_run(run, last_steps):
         "validation loss, last": f"{loss_text(val[-1][1])} (step {val[-1][0]})" if val else "-",
         "  mean": loss_text(mean([loss for _, loss in val])) if val else "-",
         "tokens/s, median": f"{statistics.median(r['tokens_per_s'] for r in run.steps):,.0f}" if last else "-",
-        "products a micro-step": products_text(run),
+        "matmuls per micro-step": products_text(run),
         "steps skipped / spikes": f"{skipped} / {spikes}",
         "FP8 saturated, at most": worst_fraction(run, "saturated"),
         "FP8 underflowed, at most": worst_fraction(run, "underflowed"),
@@ -213,7 +213,7 @@ def rows_of_a_comparison(c, start):
         "gap, last window": percent(c.windows[-1].relative) if c.windows else "-",
         "gap, largest" + (f" from step {start}" if start else ""):
             f"{percent(worst.relative)} ({worst.place})" if worst else "-",
-        "tokens/s of reference's": f"{ratio:.2f} times" if ratio else "-",
+        "speed vs. reference": f"{ratio:.2f} times" if ratio else "-",
         "weights at the start": known_text(c.same_weights(), "the same", "DIFFERENT"),
         "batches": known_text(None if other is None else not other, f"the same, {len(c.steps)} steps",
                               f"DIFFERENT from step {other}"),

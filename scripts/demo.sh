@@ -174,8 +174,8 @@ END
 
 == What to look at
 In the table, under "gap, last validation": how far a run's loss is from BF16's at the end. The control's gap is chance:
-it is BF16 too, on the same samples, with different rounding. FP8's gap should be at most half a percent. "products a
-micro-step" counts matmuls by type: the linear layers of the blocks ran in FP8. "weights at the start" and "batches" show that
+it is BF16 too, on the same samples, with different rounding. FP8's gap should be at most half a percent. "matmuls per
+micro-step" counts them by type: the linear layers of the blocks ran in FP8. "weights at the start" and "batches" show that
 nothing but the precision differs.
 In the picture, $out/compare.png: the loss curves lie on each other and fall towards the dotted line, which no
 model can beat. The lower panels show what the casts to FP8 lost.

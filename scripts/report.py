@@ -230,7 +230,7 @@ def warnings_of(run):
         if outside.get("taken", 0) > outside.get("reserved", 0):
             yield f"libraries have taken {size_text(outside['taken'])} where {size_text(outside['reserved'])} were reserved"
     if last.get("products", {}).get("emulated"):
-        yield f"{last['products']['emulated']} FP8 products a micro-step were made by BF16 units"
+        yield f"{last['products']['emulated']} FP8 matmuls per micro-step ran on BF16 units"
     for resumed in run.info.get("resumed", []):
         yield f"resumed at step {resumed.get('step')} on {resumed.get('date')}"
     planned = run.config.get("max-steps")
