@@ -174,18 +174,21 @@ def main(argv=None):
     parser, args = parse(argv)
     if argv is None:
         go_on_in_venv()
+    from .report import printable
     from .tokenizers import PrepareError
     try:
         run(parser, args)
     except (PrepareError, ValueError) as error:
-        print(f"prepare: {error}", file=sys.stderr)
+        print(f"prepare: {printable(error)}", file=sys.stderr)
         return 1
     except OSError as error:
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        print(f"prepare: {error}" + "; free some space and give the same command again" * full, file=sys.stderr)
+        print(f"prepare: {printable(text)}" + "; free some space and give the same command again" * full,
+              file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("prepare: stopped; the same command goes on from here", file=sys.stderr)
+        print("prepare: stopped; the same command continues from here", file=sys.stderr)
         return 130
     return 0
 

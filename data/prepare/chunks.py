@@ -2,11 +2,12 @@
 are asked for. A chunk's documents go into block files, and its counts into a file that is there once they are complete.
 """
 
-import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import threading
@@ -15,10 +16,10 @@ import time
 import numpy
 
 from . import duplicates, readers, rules
-from .shard import write_atomically
+from .shard import parse_json, write_atomically
 from .tokenizers import PrepareError, open_tokenizer
 
-VERSION = 1  # of what a chunk's files hold and how they come about: a run does not go on with those of another one
+VERSION = 2  # of what a chunk's files hold and how they come about: a run does not go on with those of another one
 CHUNK_BYTES = 4 << 20
 BLOCK_TOKENS = 1 << 24  # a chunk is written in blocks, so that memory does not grow with the inputs
 DROPPED, TRAIN, VAL = range(3)
@@ -72,7 +73,7 @@ class Worker:
                 return json.load(file) | {"earlier": True}
         started = time.perf_counter()
         self.counts = {"index": index, "blocks": 0, "documents": 0, "tokens": 0, "replaced_documents": 0, "replaced": 0,
-                       "dropped": {}, "bad": [], "tokenizer_seconds": 0.0}
+                       "replaced_in": [], "dropped": {}, "bad": [], "tokenizer_seconds": 0.0}
         self.block = []
         for part in chunk.parts:
             for raw in readers.read(part, self.format):
@@ -97,8 +98,10 @@ class Worker:
             return self.drop("unreadable", raw.message)
         text, replaced = readers.decode(raw)
         if text is None:
-            return self.drop("binary", part.path)
+            return self.drop("UTF-16 text" if readers.is_utf16(part.path) else "binary", part.path)
         if replaced:
+            if part.path not in counts["replaced_in"] and len(counts["replaced_in"]) < 3:
+                counts["replaced_in"].append(part.path)
             counts["replaced_documents"] += 1
             counts["replaced"] += replaced
         if options.normalize != "none":
@@ -146,69 +149,110 @@ def evaluation_set(name):
     """The records of an evaluation set: whole JSON objects, or texts."""
     for path in readers.expand(name):
         if path.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")):
-            yield from (json.loads(line) for line in readers.split_at(b"\n", readers.blocks(path)) if line.strip())
+            for number, line in enumerate(readers.split_at(b"\n", readers.blocks(path)), 1):
+                try:
+                    if line is None or line.strip():
+                        yield parse_json(line or "")
+                except ValueError as error:
+                    raise PrepareError(f"{path}, line {number}: not JSON ({error})") from None
         else:
             yield from readers.texts([path], readers.Format())
 
 
 def strings(value):
-    """All texts in a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (list, dict)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from strings(inner)
+    """All texts in a JSON value, in order."""
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, (list, dict)):
+            pending += reversed(list(value.values() if isinstance(value, dict) else value))
 
 
-worker = None  # of this process
-
-
-def start_worker(options, folder):
-    global worker
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it at once; what to say of it the first process knows
-    # A worker that outlives the process that started it would wait for work for ever.
+def work(pipe, options, folder):
+    """A worker process: makes the chunks that arrive in the pipe, and sends back its counts or the error."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it at once; the first process says why
+    # A worker that outlives the process that started it could write the same chunk as one of the next run.
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-    worker = Worker(options, folder)
+    here = None
+    try:
+        while True:
+            index, chunk = pipe.recv()
+            here = here or Worker(options, folder)
+            pipe.send((index, here.run(index, chunk)))
+    except EOFError:
+        pass
+    except Exception as error:
+        pipe.send((None, error))
 
 
-def run_chunk(index, chunk):
-    return worker.run(index, chunk)
+@contextlib.contextmanager
+def started_workers(count, options, folder):
+    """Pipes to `count` processes."""
+    # Not forked: tokenizers and pyarrow have threads. Pipes alone: the queues of a process pool need named semaphores,
+    # which stay in /dev/shm if all the processes are killed at once.
+    context = multiprocessing.get_context("spawn")
+    processes, pipes = [], []
+    try:
+        for _ in range(count):
+            here, there = context.Pipe()
+            process = context.Process(target=work, args=(there, options, folder), daemon=True)
+            process.start()
+            there.close()
+            processes.append(process)
+            pipes.append(here)
+        yield pipes
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def results_of_workers(chunks, options, folder, workers):
+    """(index, what it counted) of each chunk, as they are done."""
+    todo = iter(enumerate(chunks))
+    try:
+        with started_workers(min(workers, len(chunks)), options, folder) as pipes:
+            for pipe in pipes:
+                pipe.send(next(todo))
+            for _ in chunks:
+                ready = multiprocessing.connection.wait(pipes)[0]
+                index, result = ready.recv()
+                if isinstance(result, Exception):
+                    raise result
+                if (following := next(todo, None)) is not None:
+                    ready.send(following)
+                yield index, result
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise PrepareError("a worker was killed, perhaps for lack of memory; the same command continues where this one "
+                           "stopped, with fewer --workers if need be") from None
 
 
 def run_chunks(chunks, options, folder, tokenizer, workers, progress):
     """What each chunk counted, in order."""
-    results = [None] * len(chunks)
     if workers == 1:
         here = Worker(options, folder, tokenizer)
-        for index, chunk in enumerate(chunks):
-            results[index] = here.run(index, chunk)
-            progress.update(sum(part.bytes for part in chunk.parts))
-        return results
-    # Not forked: tokenizers and pyarrow have threads.
-    with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), start_worker,
-                                                (options, folder)) as pool:
-        try:
-            futures = {pool.submit(run_chunk, index, chunk): index for index, chunk in enumerate(chunks)}
-            for future in concurrent.futures.as_completed(futures):
-                results[futures[future]] = future.result()
-                progress.update(sum(part.bytes for part in chunks[futures[future]].parts))
-        except concurrent.futures.process.BrokenProcessPool:
-            raise PrepareError("a worker was killed, by lack of memory perhaps; the same command goes on where this "
-                               "one stopped, with fewer --workers if need be") from None
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        done = ((index, here.run(index, chunk)) for index, chunk in enumerate(chunks))
+    else:
+        done = results_of_workers(chunks, options, folder, workers)
+    results = [None] * len(chunks)
+    for index, result in done:
+        results[index] = result
+        progress.update(sum(part.bytes for part in chunks[index].parts))
     return results
 
 
 # ---- the plan ------------------------------------------------------------------------------------------------------
 
 
-def plan_chunks(options):
+def plan_chunks(options, is_output=lambda path: False):
+    """The chunks, and whether their place decides the split. Leaves out the outputs of an earlier run that are in a
+    directory of the inputs."""
     format = options.format()
-    sources = [[part for path in readers.expand(name) for part in readers.plan(path, format)]
-               for name, _ in options.inputs]
+    sources = [[part for path in readers.expand(name) if path == name or not is_output(path)
+                for part in readers.plan(path, format)] for name, _ in options.inputs]
     parts = [part for source in sources for part in source]
     by_place = options.val_split == "start" or options.val_split == "auto" and len(parts) < FEW_DOCUMENTS and all(
         part.kind == "text" for part in parts)

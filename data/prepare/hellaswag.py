@@ -11,7 +11,7 @@ import os
 import struct
 import sys
 
-from .shard import write_atomically
+from .shard import parse_json, write_atomically
 from .tinyshakespeare import read_or_download
 from .tokenizers import PrepareError
 
@@ -28,7 +28,7 @@ def read_examples(content, where):
         if not line.strip():
             continue
         try:
-            example = json.loads(line)
+            example = parse_json(line)
             context, endings, label = example["ctx"], example["endings"], int(example["label"])
         except (ValueError, TypeError, KeyError) as error:
             raise PrepareError(f"{where}, line {number}: not an example of HellaSwag ({type(error).__name__}: {error})"

@@ -14,6 +14,7 @@ import dataclasses
 import fcntl
 import glob
 import os
+import re
 import shutil
 import sys
 
@@ -121,6 +122,13 @@ def old_shards(out):
             glob.glob(os.path.join(glob.escape(out), f"{split}_[0-9][0-9][0-9][0-9][0-9][0-9].bin*"))]
 
 
+def is_output(path, out):
+    """Tells if `path` is what a run with --out `out` writes."""
+    folder, name = os.path.split(os.path.abspath(path))
+    ours = re.fullmatch(r"(train|val)_\d{6}\.bin(\.json)?|tokenizer\.(bin|json)|report\.(json|txt|png)", name)
+    return ours is not None and os.path.realpath(folder) == os.path.realpath(out)
+
+
 def publish(folder, out):
     """A new run that writes fewer shards must not leave old ones for a pattern to find."""
     for path in old_shards(out):
@@ -154,6 +162,35 @@ def check(options):
         raise PrepareError(f"--max-epochs {options.max_epochs} is not above 0")
 
 
+def clear(work, *kept):
+    for name in os.listdir(work):
+        path = os.path.join(work, name)
+        if name not in kept:
+            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+
+
+def remove_work(work):
+    """Removes the work of a run whose output is in its place; finish_earlier_run() continues if this is killed."""
+    os.replace(os.path.join(work, "plan"), os.path.join(work, "done"))
+    clear(work, "done")
+    shutil.rmtree(work)
+
+
+def finish_earlier_run(work, mark, overwrite):
+    """Returns True if an earlier run of these very chunks was killed after its output was in its place."""
+    try:
+        with open(os.path.join(work, "done")) as file:
+            same = file.read() == mark
+    except FileNotFoundError:
+        return False
+    if same and not overwrite:
+        clear(work, "done")
+        shutil.rmtree(work)
+        return True
+    clear(work, "lock")
+    return False
+
+
 def begin(work, mark, overwrite):
     """Makes the work directory of these very chunks. Returns how many a run that was stopped has done, or None."""
     plan, chunks = os.path.join(work, "plan"), os.path.join(work, "chunks")
@@ -163,35 +200,38 @@ def begin(work, mark, overwrite):
             if file.read() == mark:
                 return done
         if done and not overwrite:
-            raise PrepareError(f"{work} holds what is done of a run with other flags or inputs, which was stopped; go "
-                               "on with that one, or drop it with --overwrite")
+            raise PrepareError(f"{work} holds the chunks of a stopped run with other flags or inputs; give the flags of "
+                               "that run to continue it, or drop it with --overwrite")
     elif not overwrite and (old := old_shards(os.path.dirname(work))):
+        shutil.rmtree(work)
         raise PrepareError(f"{os.path.dirname(work)} already holds shards ({os.path.basename(old[0])}); choose another "
                            "--out or replace them with --overwrite")
-    for name in os.listdir(work):
-        if name != "lock":
-            path = os.path.join(work, name)
-            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+    clear(work, "lock")
     os.makedirs(chunks)
     write_atomically(plan, mark.encode())
     return None
 
 
 def prepare(options, out, workers=1, overwrite=False):
-    """Writes the shards and the report into `out` and returns the report."""
+    """Writes the shards and the report into `out` and returns the report, or None if an earlier run wrote them."""
     check(options)
     tokenizer = open_tokenizer(options.tokenizer, options.end_token)
-    chunks, by_place = plan_chunks(options)
+    chunks, by_place = plan_chunks(options, lambda path: is_output(path, out))
     work = os.path.join(out, WORK)
     os.makedirs(work, exist_ok=True)
     with locked(work):
-        done = begin(work, fingerprint(options, chunks, tokenizer), overwrite)
+        mark = fingerprint(options, chunks, tokenizer)
+        if finish_earlier_run(work, mark, overwrite):
+            print(f"prepare: {out} is already complete", file=sys.stderr)
+            return None
+        done = begin(work, mark, overwrite)
         folder, shards = os.path.join(work, "chunks"), os.path.join(work, "shards")
         if done is not None:
-            print(f"prepare: goes on with {done} of {len(chunks)} chunks done", file=sys.stderr)
+            print(f"prepare: continues with {done} of {len(chunks)} chunks done", file=sys.stderr)
         shutil.rmtree(shards, ignore_errors=True)
         os.makedirs(shards)
-        stats = report.Report(options, tokenizer, workers, by_place)
+        files = len({part.path for chunk in chunks for part in chunk.parts})
+        stats = report.Report(options, tokenizer, workers, by_place, files)
         with report.progress_bar(sum(part.bytes for chunk in chunks for part in chunk.parts)) as progress:
             results = run_chunks(chunks, options, folder, tokenizer, workers, progress)
         for result in results:
@@ -211,5 +251,5 @@ def prepare(options, out, workers=1, overwrite=False):
             write_atomically(os.path.join(shards, "tokenizer.json"), tokenizer.content)
         stats.write(shards)
         publish(shards, out)
-        shutil.rmtree(work)
+        remove_work(work)
     return stats

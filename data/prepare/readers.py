@@ -8,14 +8,15 @@ import dataclasses
 import functools
 import glob
 import gzip
-import json
 import os
 import re
 import zlib
 
+from .shard import open_regular, parse_json
 from .tokenizers import PrepareError, missing
 
-DOCUMENT_BYTES = 16 << 20  # a longer text file is cut at ends of lines into documents of this size
+DOCUMENT_BYTES = 16 << 20  # a longer text file is cut into documents of about this size, at the end of a line
+RECORD_BYTES = 64 << 20  # a longer line of JSON lines, or text between separators, counts as unreadable
 PART_BYTES = 4 << 20  # about what a part of a file with many documents has
 # perldoc -X, -B: more than a third of a file's characters are odd: it is binary.
 BINARY_FRACTION = 1 / 3
@@ -106,17 +107,28 @@ def plan_text(path, size):
 
 
 def find_line_end(path, offset):
-    """The place after the first newline at or after `offset`, or the end of the file."""
-    with open(path, "rb") as file:
+    """The place after the first newline at or after `offset`, or the end of the file. Without a newline in the next
+    DOCUMENT_BYTES, it is the end of the last whole character there."""
+    with open_regular(path) as file:
         file.seek(offset)
-        file.readline()
-        return file.tell()
+        line = file.readline(DOCUMENT_BYTES)
+        return offset + (whole_characters(line) if len(line) == DOCUMENT_BYTES else len(line))
+
+
+def whole_characters(data):
+    """The length of `data` without a character of UTF-8 that may be cut at its end."""
+    for back in range(1, min(4, len(data)) + 1):
+        if data[-back] & 0xc0 != 0x80:  # the first byte of a character
+            return len(data) - (back if data[-back] >= 0x80 else 0)
+    return len(data)
 
 
 def blocks(path):
-    """The content of a file in pieces, unpacked if its name says that it is packed."""
-    with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
-        pieces = iter(lambda: file.read(1 << 20), b"")
+    """The content of a file in pieces of at most 32 MiB, unpacked if its name says that it is packed."""
+    # 4 bytes of zstd can stand for 128 KiB of text, so a small piece of it is unpacked at once.
+    size = 1 << 10 if path.endswith(".zst") else 1 << 20
+    with open_regular(path) as raw, gzip.open(raw) if path.endswith(".gz") else raw as file:
+        pieces = iter(lambda: file.read(size), b"")
         yield from unpack_zstd(pieces, path) if path.endswith(".zst") else pieces
 
 
@@ -139,37 +151,74 @@ def unpack_zstd(pieces, path):
 
 
 def read_text(part, format):
-    with open(part.path, "rb") as file:
+    with open_regular(part.path) as file:
         file.seek(part.start)
         yield file.read(part.stop - part.start)
 
 
 def read_packed_text(part, format):
-    yield b"".join(blocks(part.path))
+    """The documents that plan_text() would make of the unpacked file."""
+    pending, first = bytearray(), True
+    for piece in blocks(part.path):
+        pending += piece
+        while len(pending) > DOCUMENT_BYTES:
+            stop = pending.find(b"\n", DOCUMENT_BYTES, 2 * DOCUMENT_BYTES) + 1
+            if stop == 0 and len(pending) < 2 * DOCUMENT_BYTES:
+                break
+            stop = stop or DOCUMENT_BYTES + whole_characters(pending[DOCUMENT_BYTES:2 * DOCUMENT_BYTES])
+            yield bytes(pending[:stop])
+            del pending[:stop]
+            first = False
+    if pending or first:
+        yield bytes(pending)
 
 
 def split_at(separator, pieces):
-    """What lies between the separators."""
-    pending = b""
+    """The records between the separators; None for a record of more than RECORD_BYTES."""
+    pending, skipping = bytearray(), False
     for piece in pieces:
-        *whole, pending = (pending + piece).split(separator)
-        yield from whole
-    if pending:
-        yield pending
+        start = max(len(pending) - len(separator) + 1, 0)
+        pending += piece
+        if pending.find(separator, start) < 0:
+            if len(pending) > RECORD_BYTES:
+                skipping = True
+                del pending[:len(pending) - len(separator) + 1]  # the separator may have begun
+            continue
+        *whole, pending = pending.split(separator)
+        for record in whole:
+            yield None if skipping or len(record) > RECORD_BYTES else bytes(record)
+            skipping = False
+    if skipping or pending:
+        yield None if skipping or len(pending) > RECORD_BYTES else bytes(pending)
+
+
+def too_long(where):
+    return Bad(f"{where}: more than {RECORD_BYTES >> 20} MiB")
 
 
 def read_separated(part, format):
-    yield from split_at(format.separator, blocks(part.path))
+    for number, text in enumerate(split_at(format.separator, blocks(part.path)), 1):
+        yield too_long(f"{part.path}, document {number}") if text is None else text
 
 
 def read_lines(part, format):
     """The lines that begin in this range of bytes."""
-    with open(part.path, "rb") as file:
+    with open_regular(part.path) as file:
         if part.start > 0:
             file.seek(part.start - 1)
-            file.readline()
+            skip_line(file, part.stop)
         while (at := file.tell()) < part.stop:
-            yield from read_record(file.readline(), format, f"{part.path}, at byte {at}")
+            line = file.readline(RECORD_BYTES + 1)
+            if len(line) > RECORD_BYTES:
+                skip_line(file, part.stop)
+                line = None
+            yield from read_record(line, format, f"{part.path}, at byte {at}")
+
+
+def skip_line(file, stop):
+    """Goes to the start of the next line, or beyond `stop` if no line begins before it."""
+    while (at := file.tell()) < stop and not file.readline(stop - at).endswith(b"\n"):
+        pass
 
 
 def read_packed_lines(part, format):
@@ -178,11 +227,15 @@ def read_packed_lines(part, format):
 
 
 def read_record(line, format, where):
+    """The text of a JSON line, or Bad. `line` is None if it is longer than RECORD_BYTES."""
+    if line is None:
+        yield too_long(where)
+        return
     if not line.strip():
         return
     try:
-        # Bytes that are no UTF-8 become lone surrogates, which are replaced and counted with all others.
-        record = json.loads(line.decode("utf-8", errors="surrogateescape"))
+        # Bytes that are not valid UTF-8 become lone surrogates, which are replaced and counted with all others.
+        record = parse_json(line.decode("utf-8", errors="surrogateescape"))
     except ValueError as error:
         yield Bad(f"{where}: not JSON ({error})")
         return
@@ -306,8 +359,13 @@ def read(part, format):
         yield Bad(f"cannot read {part.path}: {getattr(error, 'strerror', None) or error}")
 
 
+def is_utf16(path):
+    """Tells if a file begins with a byte order mark of UTF-16."""
+    return next(blocks(path), b"")[:2] in (b"\xff\xfe", b"\xfe\xff")
+
+
 def decode(raw):
-    """(text, how many characters had to be replaced because they are no Unicode); (None, 0) for a binary file."""
+    """(text, how many characters had to be replaced because they are not valid Unicode); (None, 0) for a binary file."""
     if isinstance(raw, str):
         try:
             raw.encode()

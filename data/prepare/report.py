@@ -13,6 +13,18 @@ from .tokenizers import PrepareError
 SPLITS = {1: "train", 2: "val"}  # the pipeline's TRAIN and VAL
 
 
+UTF16_HINT = "iconv -f UTF-16 -t UTF-8 FILE > NEW converts UTF-16 text"
+
+
+def plural(count, noun):
+    return f"{count} {noun}" + "s" * (count != 1)
+
+
+def printable(text):
+    """The text without characters that could disturb a terminal, such as those of escape sequences or newlines."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
 def progress_bar(total):
     """tqdm's on a terminal; elsewhere, and without tqdm, none."""
     try:
@@ -34,12 +46,13 @@ class NoProgress:
 
 
 class Report:
-    def __init__(self, options, tokenizer, workers, by_place):
-        self.options, self.tokenizer, self.workers, self.by_place = options, tokenizer, workers, by_place
+    def __init__(self, options, tokenizer, workers, by_place, files):
+        self.options, self.tokenizer, self.workers = options, tokenizer, workers
+        self.by_place, self.files = by_place, files
         self.started = time.perf_counter()
         self.documents = self.replaced_documents = self.replaced = 0
         self.documents_now = self.tokens_now = 0  # not by a run that was stopped and that this one goes on with
-        self.dropped, self.bad = {}, []
+        self.dropped, self.bad, self.replaced_in = {}, [], []
         self.seconds = self.tokenizer_seconds = 0.0
         self.train_tokens = [0] * len(options.inputs)  # by source, before the mixture
         self.documents_of = {"train": 0, "val": 0}
@@ -53,6 +66,7 @@ class Report:
         for reason, count in counts["dropped"].items():
             self.drop(reason, count)
         self.bad += counts["bad"]
+        self.replaced_in += [path for path in counts["replaced_in"] if path not in self.replaced_in]
         if not counts.get("earlier"):
             self.documents_now += counts["documents"]
             self.tokens_now += counts["tokens"]
@@ -71,16 +85,17 @@ class Report:
 
     def check_splits(self):
         train, val = self.documents_of["train"], self.documents_of["val"]
-        why = "; ".join(f"{reason}: {count}" for reason, count in sorted(self.dropped.items()))
+        reasons = sorted(self.dropped.items())
         if train + val == 0:
-            raise PrepareError(f"no document is left of {self.documents}" + (f" ({why})" if why else "")
-                               + ("; the files are empty" if not set(self.dropped) - {"empty"} else ""))
+            why = "; ".join(f"{reason}: {count}" if len(reasons) > 1 else reason for reason, count in reasons)
+            raise PrepareError(f"no document is left of {plural(self.files, 'file')}" + (f" ({why})" if why else "")
+                               + (f"; {UTF16_HINT}" if "UTF-16 text" in self.dropped else ""))
         if train == 0:
-            raise PrepareError(f"--val-fraction {self.options.val_fraction} leaves nothing for training of {val} "
-                               "documents")
+            raise PrepareError(f"--val-fraction {self.options.val_fraction}: too little text ({plural(val, 'document')}) "
+                               "to leave anything for training; --val-fraction 0 makes no validation set")
         if val == 0 and self.options.val_fraction > 0:
-            raise PrepareError(f"none of {train} documents fell into the validation set of --val-fraction "
-                               f"{self.options.val_fraction}: make it larger, or 0 for none")
+            raise PrepareError(f"none of {plural(train, 'document')} fell into the validation set of --val-fraction "
+                               f"{self.options.val_fraction}; use a larger fraction, or 0 for no validation set")
 
     def add_shards(self, name, sidecars):
         self.shards[name] = {"shards": len(sidecars), "tokens": sum(s["tokens"] for s in sidecars),
@@ -104,14 +119,17 @@ class Report:
         }
 
     def text(self, facts):
-        lines = [f"{facts['documents']} documents in, {facts['kept']} kept"]
+        lines = [f"{plural(facts['documents'], 'document')} in, {facts['kept']} kept"]
         lines += [f"  {count:>10} dropped: {reason}" for reason, count in facts["dropped"].items()]
-        lines += [f"  {'':>10}   {message}" for message in self.bad[:5]]
+        lines += [f"  {'':>10}   {printable(message)}" for message in self.bad[:5]]
+        if "UTF-16 text" in facts["dropped"]:
+            lines.append(f"  {'':>10}   {UTF16_HINT}")
         if self.replaced_documents:
-            lines.append(f"  {self.replaced_documents:>10} had bytes that are no UTF-8: {self.replaced} replaced")
+            lines.append(f"  {self.replaced_documents:>10} had bytes that are not valid UTF-8: {self.replaced} replaced")
+            lines += [f"  {'':>10}   {printable(path)}" for path in self.replaced_in[:5]]
         for name, shards in self.shards.items():
-            lines.append(f"{name}: {shards['tokens']} tokens, {shards['documents']} documents, "
-                         f"{shards['shards']} shards")
+            lines.append(f"{name}: {plural(shards['tokens'], 'token')}, {plural(shards['documents'], 'document')}, "
+                         f"{plural(shards['shards'], 'shard')}")
         lines.append(f"{facts['bytes_per_token']:.3f} bytes per token ({facts['tokenizer']}, vocabulary "
                      f"{facts['vocab']})")
         lines.append("documents by their length in tokens:")
@@ -119,7 +137,7 @@ class Report:
         for length, count in facts["lengths"].items():
             lines.append(f"  from {length:>8}: {count:>9} " + "#" * -(-50 * count // most))
         speed = facts["speed"]
-        lines.append(f"{speed['seconds']:.1f} s, {speed['workers']} workers: {speed['documents_per_s']:.0f} "
+        lines.append(f"{speed['seconds']:.1f} s, {plural(speed['workers'], 'worker')}: {speed['documents_per_s']:.0f} "
                      f"documents/s, {speed['tokens_per_s']:.0f} tokens/s; the tokenizer alone took "
                      f"{100 * speed['of_the_tokenizer_alone']:.0f} % of the workers' time")
         return "\n".join(lines) + "\n"

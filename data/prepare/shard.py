@@ -7,9 +7,11 @@ text.
 """
 
 import array
+import errno
 import hashlib
 import json
 import os
+import stat
 import struct
 import sys
 
@@ -30,6 +32,25 @@ def checked_array(vocab, tokens):
     except OverflowError:
         wrong = next(token for token in tokens if not 0 <= token < vocab)
         raise ValueError(f"token {wrong} is not below the vocabulary of {vocab}") from None
+
+
+def open_regular(path):
+    """Opens a file for reading bytes. A pipe would block and a device may have no end, so both are an OSError."""
+    def opener(name, flags):
+        descriptor = os.open(name, flags | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "it is not a regular file", path)
+        return descriptor
+    return open(path, "rb", opener=opener)
+
+
+def parse_json(text):
+    """The value of a JSON text; ValueError for anything else, as well as for text nested deeper than Python can read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def write_atomically(path, data):
@@ -142,8 +163,8 @@ def write_shards(chunks, path_of, *, tokenizer, vocab, end_token, shard_tokens=M
 
 def read_shard(path):
     """The tokens of a shard and its sidecar ({} without one). Checks sizes and the checksum; for tests and tools."""
-    with open(path, "rb") as file:
-        header = struct.unpack("<256i", file.read(HEADER_BYTES))
+    with open_regular(path) as file:
+        header = struct.unpack("<256i", file.read(HEADER_BYTES).ljust(HEADER_BYTES, b"\0"))
         data = file.read()
     if header[:2] not in (UINT16, UINT32):
         raise ValueError(f"{path}: magic {header[0]}, version {header[1]} is not a token shard's")
@@ -155,8 +176,14 @@ def read_shard(path):
         tokens.byteswap()
     sidecar = {}
     if os.path.exists(path + ".json"):
-        with open(path + ".json") as file:
-            sidecar = json.load(file)
+        with open_regular(path + ".json") as file:
+            content = file.read()
+        try:
+            sidecar = parse_json(content)
+        except ValueError as error:
+            raise ValueError(f"{path}.json is not JSON: {error}") from None
+        if not isinstance(sidecar, dict):
+            raise ValueError(f"{path}.json is not a JSON object")
         checksum = "sha256:" + hashlib.sha256(data).hexdigest()
         if sidecar.get("checksum", checksum) != checksum:
             raise ValueError(f"{path}: its bytes do not match the checksum of its sidecar")

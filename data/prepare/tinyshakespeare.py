@@ -7,7 +7,7 @@ import os
 import urllib.error
 import urllib.request
 
-from .shard import token_array, write_shards
+from .shard import open_regular, token_array, write_shards
 from .tokenizers import PrepareError
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -28,7 +28,7 @@ def read_or_download(file, url, instead="--text FILE"):
     if file is None:
         return download(url, instead)
     try:
-        with open(file, "rb") as stream:
+        with open_regular(file) as stream:
             return stream.read()
     except OSError as error:
         raise PrepareError(f"cannot read {file}: {error.strerror}") from None

@@ -13,6 +13,8 @@ import struct
 
 import numpy
 
+from .shard import open_regular
+
 GPT2_END = 50256
 GPT2_FILE = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"  # GPT-2's ranks
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
@@ -91,7 +93,7 @@ class Json:
         except ImportError:
             raise missing("tokenizers", path) from None
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 content = file.read()
             self.tokenizer = tokenizers.Tokenizer.from_str(content.decode())
         except OSError as error:
@@ -154,7 +156,7 @@ def piece_of_spaces(token):
 def read_ranks(path, count=None):
     """{bytes: rank} of a tiktoken file: a line `base64 rank` a token."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             ranks = {base64.b64decode(token, validate=True): int(rank)
                      for token, rank in (line.split() for line in file if line.strip())}
     except OSError as error:
@@ -194,7 +196,7 @@ def encoding_from(name, path):
 
     def load(url, expected_hash=None):
         ranks = read_ranks(path)
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             if expected_hash and hashlib.sha256(file.read()).hexdigest() != expected_hash:
                 raise PrepareError(f"{path} is not the table of {name}: {url} is")
         return ranks
@@ -242,7 +244,7 @@ def table_bytes(tokenizer):
 
 def read_table(path):
     """(pieces, end token) of llm.c's tokenizer file."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         content = file.read()
     if len(content) < 1024 or struct.unpack_from("<2i", content) != (TABLE_MAGIC, TABLE_VERSION):
         raise PrepareError(f"{path} is not a tokenizer file of llm.c, version {TABLE_VERSION}")

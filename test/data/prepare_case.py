@@ -58,7 +58,7 @@ class TestCase(unittest.TestCase):
     def refused(self, *args):
         """The message, of one line, of a command that must fail."""
         code, _, error = self.prepare(*args)
-        if error.startswith("prepare: goes on"):
+        if error.startswith("prepare: continues"):
             error = error.split("\n", 1)[1]
         self.assertEqual(code, 1, error)
         self.assertEqual(error.count("\n"), 1, error)

@@ -8,11 +8,13 @@ import errno
 import functools
 import gzip
 import hashlib
+import io
 import json
 import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -177,6 +179,75 @@ class Read(TestCase):
         self.assertEqual(facts["dropped"], {"unreadable": 4})
 
 
+class LongInput(TestCase):
+    """Memory does not grow with lines, documents or what archives unpack to."""
+
+    def setUp(self):
+        super().setUp()
+        for name, size in (("DOCUMENT_BYTES", 500), ("RECORD_BYTES", 2000), ("PART_BYTES", 1000)):
+            patch = mock.patch.object(readers, name, size)
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def parts(self, path, separator=None):
+        format = readers.Format(separator=separator)
+        return [raw for part in readers.plan(path, format) for raw in readers.read(part, format)]
+
+    def test_packed_text_becomes_the_documents_of_the_unpacked_file(self):
+        rng = random.Random(3)
+        for name, content in (("lines", "".join(f"line {i}\n" for i in range(900)).encode()), ("empty", b""),
+                              ("one line", ("\u00e4\u4e2d" * 3000).encode()), ("short", b"x" * 499), ("long", b"x" * 1000),
+                              ("mixed", "\n".join("\u4e2d" * rng.choice([1, 100, 900]) for _ in range(60)).encode())):
+            with self.subTest(name):
+                plain = self.parts(self.path("plain.txt", content))
+                self.assertEqual(self.parts(self.path("packed.txt.gz", gzip.compress(content))), plain)
+                self.assertEqual(b"".join(plain), content)
+                self.assertLessEqual(max(map(len, plain)), 1000)
+                for part in plain:
+                    part.decode()  # no character is cut
+
+    def test_long_lines(self):
+        lines = [b'{"text": "one"}\n', b'{"text": "' + b"x" * 9000 + b'"}\n', b'{"text": "two"}\n', b"y" * 5000]
+        for content in (b"".join(lines), b"".join(lines) + b"\n"):
+            for path, where in ((self.path("a.jsonl", content), f"at byte {len(lines[0])}"),
+                                (self.path("a.jsonl.gz", gzip.compress(content)), "line 2")):
+                with self.subTest(path):
+                    one, long, two, last = self.parts(path)
+                    self.assertEqual((one, two), ("one", "two"))
+                    self.assertEqual(long.message, f"{path}, {where}: more than 0 MiB")
+                    self.assertIsInstance(last, readers.Bad)
+
+    def test_long_documents_between_separators(self):
+        documents = [b"one", b"x" * 9000, b"", b"two", b"y" * 3000]
+        for size in (1, 7, 1 << 20):  # the separator may lie across two pieces
+            content = b"<|end|>".join(documents)
+            pieces = [content[i:i + size] for i in range(0, len(content), size)]
+            self.assertEqual(list(readers.split_at(b"<|end|>", pieces)), [b"one", None, b"", b"two", None])
+
+    def test_a_long_line_is_read_once(self):
+        path = self.path("a.jsonl", b"x" * 200_000 + b'\n{"text": "after"}\n')
+        read = []
+
+        class Counting(io.BufferedReader):
+            def readline(self, size=-1):
+                read.append(len(line := super().readline(size)))
+                return line
+
+        with mock.patch.object(readers, "open_regular", lambda path: Counting(io.FileIO(path))):
+            found = self.parts(path)
+        self.assertEqual(found[1:], ["after"])
+        self.assertLess(max(read), 5000)
+        self.assertLess(sum(read), 500_000)  # 200 parts that skip the whole line would read 20 MB
+
+    @needs("zstandard")
+    def test_a_zstd_bomb_is_unpacked_in_pieces(self):
+        import zstandard
+        packed = zstandard.compress(b"a" * (300 << 20))
+        sizes = [len(piece) for piece in readers.blocks(self.path("a.txt.zst", packed))]
+        self.assertEqual(sum(sizes), 300 << 20)
+        self.assertLessEqual(max(sizes), 33 << 20)
+
+
 class BadInput(TestCase):
     def text(self, *args):
         return self.refused("text", *args, "--out", self.path("out"))
@@ -187,13 +258,16 @@ class BadInput(TestCase):
         for args, words in [
                 ((self.path("none"),), "none is not a file, a directory, a pattern that files match, hf:NAME or one of "
                                        "tinystories"), ((self.path("directory"),), "directory has no files"),
-                ((empty,), "no document is left of 1 (empty: 1); the files are empty"),
+                ((empty,), "no document is left of 1 file (empty)"),
                 (("tinyshakespeare",), "prepare tinyshakespeare is a command of its own"),
-                ((self.path("binary", b"\x7fELF\0\0"),), "no document is left of 1 (binary: 1)"),
-                ((self.path("latin", b"\xe9\xe8\xff\xfe" * 9 + b"abc"),), "binary: 1"),
+                ((self.path("binary", b"\x7fELF\0\0"),), "no document is left of 1 file (binary)"),
+                ((self.path("latin", b"\xe9\xe8\xff\xfe" * 9 + b"abc"), empty),
+                 "no document is left of 2 files (binary: 1; empty: 1)"),
+                ((self.path("wide", "text\n".encode("utf-16")),),
+                 "no document is left of 1 file (UTF-16 text); iconv -f UTF-16 -t UTF-8"),
                 ((some, "--val-fraction", "1"), "--val-fraction 1"),
-                ((some, "--val-fraction", "0.5"), "leaves nothing for training"),
-                ((some, "--val-fraction", "0.01", "--val-split", "hash"), "none of 1 documents fell into the val"),
+                ((some, "--val-fraction", "0.5"), "too little text (1 document) to leave anything for training; --val-frac"),
+                ((some, "--val-fraction", "0.01", "--val-split", "hash"), "none of 1 document fell into the val"),
                 ((some, "--shard-tokens", "0"), "--shard-tokens 0"), ((some, "--max-epochs", "0"), "--max-epochs 0"),
                 ((some + "@0.5", empty), "give each input a weight (INPUT@WEIGHT), or none"),
                 ((some + "@1", empty + "@1", "--val-fraction", "0"), "empty is left for training"),
@@ -225,7 +299,62 @@ class BadInput(TestCase):
         self.assertEqual(self.documents("train"), [
             "caf\ufffd and \ufffd\ufffd in a text that is long enough", "with \u00e4 and \ufffd", "bad \ufffd byte",
             "half \ufffd pair", "fine \U0001f600"])
-        self.assertIn("3 had bytes that are no UTF-8: 5 replaced", output)
+        self.assertIn("3 had bytes that are not valid UTF-8: 5 replaced", output)
+
+    def test_files_with_invalid_utf8_are_named(self):
+        self.path("in/latin.txt", "d\u00e9j\u00e0 vu".encode("latin-1"))
+        self.path("in/fine.txt", b"fine")
+        self.path("in/wide.txt", "wide".encode("utf-16"))
+        output = self.prepared("text", self.path("in"), "--out", self.path("out"), "--val-fraction", 0)
+        self.assertRegex(output, r"1 had bytes that are not valid UTF-8: 2 replaced\n +\S+/in/latin.txt\n")
+        self.assertRegex(output, r"1 dropped: UTF-16 text\n +\S+/in/wide.txt\n +iconv -f UTF-16 -t UTF-8")
+
+    def test_deeply_nested_json(self):
+        deep = b'{"text": ' + b"[" * 200_000 + b"]" * 200_000 + b"}\n"
+        path = self.path("deep.jsonl", deep + b'{"text": "fine"}\n')
+        self.assertIn("deep.jsonl, at byte 0: not JSON (it is nested too deeply); --skip-bad", self.text(path))
+        self.prepared("text", path, "--out", self.path("out"), "--val-fraction", 0, "--skip-bad")
+        self.assertEqual(self.documents("train"), ["fine"])
+        some = self.path("some", b"text\n")
+        self.assertIn("deep.jsonl, line 1: not JSON (it is nested too deeply)",
+                      self.text(some, "--overwrite", "--decontaminate", path))
+        half = self.path("half.jsonl", b'{"a": ' + b"[" * 900 + b'"x"' + b"]" * 900 + b', "b": "y"}')
+        self.assertEqual(list(chunks.strings(next(chunks.evaluation_set(half)))), ["x", "y"])
+        self.assertIn("line 1: not an example", self.refused("hellaswag", "--tokenizer", "bytes", "--input", path,
+                                                             "--out", self.path("h.bin")))
+
+    def test_pipes(self):
+        def too_late(*_):
+            raise TimeoutError("it waits for the other end of the pipe")
+
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, too_late))
+        pipe, some = self.path("pipe"), self.path("some", b"text\n")
+        os.mkfifo(pipe)
+        os.mkfifo(pipe + ".json")
+        for args in (("text", pipe, "--out", self.path("out")),
+                     ("text", some, "--tokenizer", pipe, "--out", self.path("out")),
+                     ("text", some, "--tokenizer", pipe + ".json", "--out", self.path("out")),
+                     ("text", some, "--decontaminate", pipe, "--out", self.path("out")),
+                     ("tinyshakespeare", "--tokenizer", "bytes", "--text", pipe, "--out", self.path("out")),
+                     ("hellaswag", "--tokenizer", "bytes", "--input", pipe, "--out", self.path("out")),
+                     ("inspect", pipe), ("validate", pipe)):
+            with self.subTest(args):
+                signal.alarm(20)
+                self.assertRegex(self.refused(*args), "pipe.* is not a (regular )?file")
+                signal.alarm(0)
+
+    def test_what_files_say_cannot_disturb_a_terminal(self):
+        path = self.path("a.jsonl", json.dumps({"\x1b[31m\u202e": 1}).encode() + b'\n{"text": "fine"}\n')
+        self.assertIn(r"its fields: \x1b[31m\u202e (", self.text(path))
+        output = self.prepared("text", path, "--out", self.path("out"), "--val-fraction", 0, "--skip-bad")
+        self.assertIn(r"its fields: \x1b[31m\u202e (", output)
+
+    def test_shards_that_are_none(self):
+        good = self.path("good.bin", struct.pack("<256i", 20240520, 1, 0, *[0] * 253))
+        for content in (b"[1]", b"[" * 10000, b"x"):
+            self.path("good.bin.json", content)
+            self.assertIn("good.bin", self.refused("inspect", good))
+        self.assertIn("magic", self.refused("inspect", self.path("short", b"abc")))
 
     def test_full_disk(self):
         """Linux's full device stands in for the file, in each of the steps that write."""
@@ -234,14 +363,26 @@ class BadInput(TestCase):
         args = ("text", self.path("a", b"text\n" * 9000), "--out", self.path("out"), "--val-fraction", "0")
         real = open
         for ending in (".npz.tmp", ".json.tmp", ".bin.tmp", ".bin.json.tmp", "report.txt"):
-            def opened(path, *rest, ending=ending):
-                return real("/dev/full" if str(path).endswith(ending) else path, *rest)
+            def opened(path, *rest, ending=ending, **more):
+                return real("/dev/full" if str(path).endswith(ending) else path, *rest, **more)
             with self.subTest(ending), mock.patch("builtins.open", opened):
                 self.assertRegex(self.refused(*args), "No space left on device.*; free some space and give the same")
             self.assertFalse(os.path.exists(self.path("out/train_000000.bin")))
-        self.assertIn("goes on with 1 of 1 chunks done", self.prepared(*args))
+        self.assertIn("continues with 1 of 1 chunks done", self.prepared(*args))
         self.assertEqual(self.documents("train"), ["text\n" * 9000])
         self.assertFalse(os.path.exists(self.path("out/.prepare")))
+
+    def test_output_inside_the_input_is_not_read(self):
+        self.path("in/a.txt", b"first text\n")
+        self.path("in/report-of-mine.txt", b"second text\n")
+        for out in ("in", "in/out"):
+            args = ("text", self.path("in"), "--val-fraction", 0, "--out", self.path(out))
+            self.prepared(*args)
+            before = self.read(out + "/train_000000.bin")
+            self.assertIn("2 documents in, 2 kept", self.prepared(*args, "--overwrite"))
+            self.assertEqual(self.read(out + "/train_000000.bin"), before)
+            for name in ("train_000000.bin", "train_000000.bin.json", "tokenizer.bin", "report.json", "report.txt"):
+                os.remove(self.path(f"{out}/{name}"))
 
     def test_old_shards_are_not_mixed_with_new_ones(self):
         args = ("text", self.path("a", b"abc\n" * 100), "--out", self.path("out"), "--shard-tokens")
@@ -331,7 +472,7 @@ class Workers(TestCase):
         while self.killed_at(count, f"out{count}"):
             out = f"out{count}"
             self.assertFalse(os.path.exists(self.path(out + "/report.json")) and count < 20)
-            resumed += "goes on with" in self.prepared(*self.args, "--out", self.path(out))
+            resumed += "continues with" in self.prepared(*self.args, "--out", self.path(out))
             self.assertEqual(self.digest(out), whole, f"killed before file {count}")
             self.assertEqual(os.listdir(self.path(out)).count(pipeline.WORK), 0)
             count += 6
@@ -339,6 +480,37 @@ class Workers(TestCase):
         speed = json.loads(self.read(f"out{count - 6}/report.json"))["speed"]
         self.assertEqual(speed["documents_per_s"], 0)  # all of them had been done by the run that was killed
         self.assertGreaterEqual(resumed, count // 6 - 1)  # all but where the plan itself was not there yet
+
+    def test_killed_while_it_cleans_up(self):
+        """The output is in its place; the same command says so, and removes what is left of the work."""
+        self.prepared(*self.args, "--out", self.path("whole"))
+        whole, finished, count = self.digest("whole"), 0, 1
+
+        def dies(call, number):
+            calls = iter(range(1, number))
+            return lambda *args, **more: call(*args, **more) if next(calls, None) else os.kill(os.getpid(), signal.SIGKILL)
+
+        alive = False
+        while not alive:
+            out = f"out{count}"
+            sys.stdout.flush()
+            child = os.fork()
+            if child == 0:
+                calls = dies(lambda call, *args, **more: call(*args, **more), count)
+                for name in ("remove", "unlink", "rmdir"):
+                    setattr(os, name, functools.partial(calls, getattr(os, name)))
+                self.prepare(*self.args, "--out", self.path(out))
+                os._exit(0)
+            alive = os.WIFEXITED(os.waitpid(child, 0)[1])
+            if not alive:
+                output = self.prepared(*self.args, "--out", self.path(out))
+                finished += "is already complete" in output
+                self.assertEqual(self.digest(out), whole, f"killed before it removed file {count}")
+                self.assertEqual(os.listdir(self.path(out)).count(pipeline.WORK), 0)
+            count += 7
+        self.assertGreater(finished, 2)
+        self.assertIn("already holds shards", self.refused(*self.args, "--out", self.path("whole")))
+        self.assertEqual(os.listdir(self.path("whole")).count(pipeline.WORK), 0)
 
     def test_killed_workers_go_too(self):
         script = ("import sys; from prepare import chunks, readers, __main__; chunks.CHUNK_BYTES = 1000;"
@@ -352,6 +524,12 @@ class Workers(TestCase):
             with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
                 children = file.read().split()
             time.sleep(0.005)
+        # A semaphore with a name would stay if all processes were killed at once.
+        with open(f"/proc/{process.pid}/maps") as file:
+            mapped = {int(line.split()[4]) for line in file if "/dev/shm/sem" in line}
+        named = [entry.name for entry in os.scandir("/dev/shm") if entry.name.startswith("sem.")
+                 and entry.inode() in mapped]
+        self.assertEqual(named, [])
         process.kill()
         self.assertEqual(process.wait(), -signal.SIGKILL)
         self.assertGreater(len(children), 1)
@@ -360,13 +538,13 @@ class Workers(TestCase):
             self.assertLess(time.monotonic(), patience, "a worker lives on")
             time.sleep(0.01)
         with mock.patch.object(chunks, "CHUNK_BYTES", 1000), mock.patch.object(readers, "PART_BYTES", 1000):
-            self.assertIn("goes on with", self.prepared(*self.args, "--out", self.path("out"), "--workers", "2"))
+            self.assertIn("continues with", self.prepared(*self.args, "--out", self.path("out"), "--workers", "2"))
         self.prepared(*self.args, "--out", self.path("whole"))
         self.assertEqual(self.digest("out"), self.digest("whole"))
 
     def test_an_interrupted_run_is_not_mixed_with_another(self):
         self.assertTrue(self.killed_at(9, "out"))
-        self.assertIn("holds what is done of a run with other flags or inputs",
+        self.assertIn("holds the chunks of a stopped run with other flags or inputs",
                       self.refused(*self.args, "--out", self.path("out"), "--normalize", "nfc"))
         self.path("in/0000.txt", b"x" + self.read("in/0000.txt")[1:])  # of the same size
         self.assertIn("with other flags or inputs", self.refused(*self.args, "--out", self.path("out")))
