@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares runs with the first one, the reference: does FP8 follow BF16?
 
-    .venv/bin/python scripts/compare_runs.py runs/bf16 runs/fp8
-    .venv/bin/python scripts/compare_runs.py runs/bf16 runs/fp8 runs/current --max-gap 0.5% --from 1000 -o gap.png
+    python3 scripts/compare_runs.py runs/bf16 runs/fp8
+    python3 scripts/compare_runs.py runs/bf16 runs/fp8 runs/current --max-gap 0.5% --from 1000 -o gap.png
 
 Prints a table (losses, gaps, speed, products by type, FP8 counters) and draws the curves, their gaps and the counters.
 A gap is loss / reference's loss - 1, of the mean training loss of a window of steps (--window) and of every validation.
@@ -19,7 +19,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 
-from runs import RunError, published_names, read_published, read_run
+from runs import RunError, continue_in_venv, print_notes, printable, published_names, read_published, read_run
 
 ROLES = {"x": "layer inputs (x)", "w": "weights (w)", "dout": "output gradients (dout)"}
 
@@ -36,8 +36,8 @@ class Gap:
 
     @property
     def relative(self):
-        finite = math.isfinite(self.loss) and math.isfinite(self.reference)
-        return self.loss / self.reference - 1 if finite else math.inf
+        comparable = math.isfinite(self.loss) and math.isfinite(self.reference) and self.reference != 0
+        return self.loss / self.reference - 1 if comparable else math.inf
 
     @property
     def place(self):
@@ -48,6 +48,12 @@ class Gap:
 def mean(values):
     """NaN where one of them was not finite (null in the file)."""
     return math.nan if any(v is None for v in values) else statistics.fmean(values)
+
+
+def median_speed(records):
+    """The median of tokens a second, or None if no record has it."""
+    speeds = [r["tokens_per_s"] for r in records if r.get("tokens_per_s") is not None]
+    return statistics.median(speeds) if speeds else None
 
 
 def by_step(run):
@@ -94,10 +100,8 @@ class Comparison:
 
     def speed_ratio(self):
         """Median of tokens a second over the reference's; the first step warms up."""
-        if len(self.pairs) < 2:
-            return None
-        ours, theirs = (statistics.median(pair[i]["tokens_per_s"] for pair in self.pairs[1:]) for i in (1, 0))
-        return ours / theirs
+        theirs, ours = (median_speed(pair[i] for pair in self.pairs[1:]) for i in (0, 1))
+        return ours / theirs if ours and theirs else None
 
     def same_weights(self):
         """True, False, or None when it is not known."""
@@ -158,6 +162,13 @@ def loss_text(loss):
     return "not finite" if loss is None or not math.isfinite(loss) else f"{loss:.4f}"
 
 
+def time_text(seconds):
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
 def precision_text(run):
     precision = run.config.get("precision", "not known")
     if precision != "fp8":
@@ -185,15 +196,19 @@ def rows_of_a_run(run, last_steps):
     last = run.steps[-1] if run.steps else {}
     val = run.val.get("val_loss") or next(iter(run.val.values()), [])
     skipped, spikes = last.get("skipped", 0), sum("spike" in r for r in run.steps)
+    best = min(val, key=lambda point: point[1], default=None)
+    speed = median_speed(run.steps)
     return {
+        "date": str(run.info.get("date", "-")),
+        "time in steps": time_text(sum(r.get("ms") or 0 for r in run.steps) / 1000),
         "precision": precision_text(run),
         "steps": f"{last.get('step', 0):,}",
         "tokens": f"{last.get('tokens', 0):,}",
         "training loss, last step": loss_text(last.get("loss")) if last else "-",
         "  mean of the last window": loss_text(mean([r["loss"] for r in run.steps[-last_steps:]])) if last else "-",
         "validation loss, last": f"{loss_text(val[-1][1])} (step {val[-1][0]})" if val else "-",
-        "  mean": loss_text(mean([loss for _, loss in val])) if val else "-",
-        "tokens/s, median": f"{statistics.median(r['tokens_per_s'] for r in run.steps):,.0f}" if last else "-",
+        "  best": f"{loss_text(best[1])} (step {best[0]})" if best else "-",
+        "tokens/s, median": "-" if speed is None else f"{speed:,.0f}",
         "matmuls per micro-step": products_text(run),
         "steps skipped / spikes": f"{skipped} / {spikes}",
         "FP8 saturated, at most": worst_fraction(run, "saturated"),
@@ -222,6 +237,7 @@ def rows_of_a_comparison(c, start):
 
 def print_table(heads, rows):
     """rows: [(label, [cell, ...])]"""
+    heads, rows = [printable(head) for head in heads], [(name, [printable(c) for c in cells]) for name, cells in rows]
     widths = [max(len(str(cells[i])) for _, cells in [("", heads), *rows]) for i in range(len(heads))]
     label = max(len(name) for name, _ in rows)
     for name, cells in [("", heads), *rows]:
@@ -457,6 +473,8 @@ def parse(argv):
 
 def main(argv=None):
     args = parse(argv)
+    if argv is None:
+        continue_in_venv("matplotlib")  # without it there is a table and no picture
     try:
         reference, *others = read_runs([args.reference, *args.others])
         comparisons = [Comparison(reference, run, args.window) for run in others]
@@ -467,6 +485,7 @@ def main(argv=None):
     except RunError as error:
         print(f"compare_runs: {error}", file=sys.stderr)
         return 2
+    print_notes([reference, *others])
     print_report(reference, comparisons, args.start)
     if published:
         print_published(published, [reference, *others])

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Draws the curves of one or more runs: training and validation loss, learning rate, gradient norm.
 
-    .venv/bin/python scripts/plot_run.py out/demo
-    .venv/bin/python scripts/plot_run.py runs/bf16 runs/fp32 --out comparison.png --x tokens
+    python3 scripts/plot_run.py out/demo
+    python3 scripts/plot_run.py runs/bf16 runs/fp32 --out comparison.png --x tokens
 
 Reads metrics.jsonl and run.json of each run directory. Where a run's validation shards say what loss no model can get
 below (the demo corpus does), that floor is drawn too; --floor sets it.
@@ -12,13 +12,15 @@ import argparse
 import os
 import sys
 
+from runs import RunError, continue_in_venv, gaps, print_notes, read_run, smooth
+
+if __name__ == "__main__":
+    continue_in_venv("matplotlib", needed=True)
 import matplotlib
 
 matplotlib.use("Agg")  # needs no display
 import matplotlib.pyplot as plt
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator, ScalarFormatter
-
-from runs import RunError, gaps, read_run, smooth
 
 COLOURS = ["#2563a8", "#c4572c", "#2f8554", "#7d4fa3", "#a07916", "#4d4d4d"]
 MARKERS = "osD^vP"
@@ -99,6 +101,7 @@ def main(argv=None):
         runs = [read_run(directory) for directory in args.runs]
     except RunError as error:
         raise SystemExit(str(error)) from error
+    print_notes(runs)
     floors = [run.floor for run in runs if run.floor is not None]
     floor = args.floor if args.floor is not None else floors[0] if floors else None
     out = args.out or os.path.join(args.runs[0], "loss.png")

@@ -2,8 +2,8 @@
 """Draws predicted scaling: tokens per second and where a step's time goes, from 1 to 1024 GPUs.
 
     ./train_gpt -e d12 -b 32 --estimate-scaling --gpu h200 -o out/zero1
-    .venv/bin/python scripts/plot_scaling.py out/zero1
-    .venv/bin/python scripts/plot_scaling.py out/zero1 out/zero3 --out scaling.png
+    python3 scripts/plot_scaling.py out/zero1
+    python3 scripts/plot_scaling.py out/zero1 out/zero3 --out scaling.png
 
 Reads the scaling.json that --estimate-scaling leaves in each directory. Nothing in it is measured, and the picture says
 so.
@@ -13,8 +13,11 @@ import argparse
 import os
 import sys
 
+from runs import RunError, continue_in_venv, read_scaling
+
+if __name__ == "__main__":
+    continue_in_venv("matplotlib", needed=True)
 from plot_run import COLOURS, MARKERS, STYLE, plt
-from runs import RunError, read_scaling
 
 
 def draw_speed(axes, estimates):

@@ -130,7 +130,8 @@ def layer_charts(runs):
                                    ("wgrad_error", "FP8, weight gradients: relative error of a product", "log")):
         curves = []
         for i, run in enumerate(runs):
-            found = [(record["step"], [t[quantity] for t in record.get("fp8", record.get("fp8_errors", [])) if quantity in t])
+            found = [(record["step"], [t[quantity] for t in record.get("fp8", record.get("fp8_errors", []))
+                                        if isinstance(t.get(quantity), (int, float))])
                      for record in [*run.fp8, *run.other]]
             for name, of, style in (("median", statistics.median, "line"), ("largest", max, "dotted")):
                 points = [(step, of(values)) for step, values in found if values]
@@ -210,6 +211,7 @@ def some(steps, most=5):
 
 
 def warnings_of(run):
+    yield from run.notes
     last = run.steps[-1] if run.steps else {}
     bad = [r["step"] for r in run.steps if r["loss"] is None or r.get("norm", 0) is None]
     if bad:
@@ -382,7 +384,8 @@ def page(runs, comparisons):
     parts = {"TITLE": cell(title), "STYLE": read_part("page.css"), "SECTIONS": "\n".join(filter(None, sections)),
              "DATA": text, "SCRIPT": read_part("page.js")}
     shell = read_part("page.html").split("{{")
-    return shell[0] + "".join(parts[name] + rest for name, rest in (piece.split("}}", 1) for piece in shell[1:]))
+    text = shell[0] + "".join(parts[name] + rest for name, rest in (piece.split("}}", 1) for piece in shell[1:]))
+    return text.encode(errors="replace").decode()  # half of a pair of surrogates, which JSON allows, is no text
 
 
 def main(argv=None):

@@ -1,19 +1,102 @@
-"""What train_gpt left behind, for the scripts that draw and compare: metrics.jsonl and run.json of a run, and
-scaling.json of an estimate."""
+"""A library for the scripts that draw and compare runs. It reads metrics.jsonl and run.json of a run, and scaling.json of
+an estimate. Use report.py, compare_runs.py, plot_run.py, steps_to_loss.py or plot_scaling.py instead."""
 
 import bisect
 import glob
+import importlib.util
 import json
+import math
 import os
 import re
+import sys
 from dataclasses import dataclass, field
 
 
-PUBLISHED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "published")
+SCRIPTS = os.path.dirname(os.path.abspath(__file__))
+PUBLISHED = os.path.join(SCRIPTS, "published")
 
 
 class RunError(Exception):
     """A run that cannot be read, with the reason for a person."""
+
+
+def continue_in_venv(package, needed=False):
+    """Starts this script again with the Python of .venv, where setup.sh installs packages, if this Python lacks one.
+    Without .venv the script ends if it needs the package."""
+    if importlib.util.find_spec(package):
+        return
+    python = os.path.join(os.path.dirname(SCRIPTS), ".venv", "bin", "python")
+    if sys.orig_argv[0] != python and os.access(python, os.X_OK):
+        os.execv(python, [python, *sys.orig_argv[1:]])
+    if needed:
+        sys.exit(f"{os.path.basename(sys.argv[0])} needs the Python package {package}; scripts/setup.sh installs it into "
+                 ".venv")
+
+
+def printable(text):
+    """The text without characters that could disturb a terminal, such as those of escape sequences."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+# ---- the shape of records: a file may be damaged, or written by another program ----------------------------------------
+
+def is_number(value):
+    """True for a number, and for null, which stands for one that is not finite."""
+    return value is None or is_count(value) or isinstance(value, float) and abs(value) < 1e300
+
+
+def is_amount(value):
+    return is_number(value) and not (value and value < 0)
+
+
+def is_count(value):
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def is_step(value):
+    return is_count(value) and value > 0
+
+
+def is_name(value):
+    return isinstance(value, str) and value.isprintable()
+
+
+def is_text(value):
+    return isinstance(value, str)
+
+
+# Fields that the scripts use, and what they hold: a function that is true for it, [shape of each], or {key: shape}, where
+# "*" stands for each key.
+TRAINING = {"step": is_step, "loss": is_number}
+RECORD = {"tokens": is_count, "lr": is_number, "norm": is_number, "ms": is_number, "tokens_per_s": is_number,
+          "skipped": is_count, "loss_scale": is_number, "watts": is_number, "joules_per_token": is_number,
+          "products": {"*": is_count}, "nonfinite": {"*": is_name}, "sample": is_text,
+          "fp8": [{"tensor": is_name, "amax": is_amount, "scale": is_amount, "elements": is_count, "saturated": is_count,
+                   "underflowed": is_count, "nonfinite": is_count}],
+          "fp8_errors": [{"layer": is_name}],
+          "fp8_fallback": [{"layer": is_name, "tensor": is_name, "reason": is_name}],
+          "memory": {"*": {"planned": is_count, "least_peak": is_count, "most_peak": is_count}},
+          "memory_outside": {"*": is_count}}
+MODEL = {"layers": is_count, "channels": is_count, "heads": is_count, "parameters": is_count}
+
+
+def fits(value, shape):
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(fits(inner, shape[0]) for inner in value)
+    if isinstance(shape, dict):
+        if "*" in shape:
+            return isinstance(value, dict) and all(fits(inner, shape["*"]) for inner in value.values())
+        return isinstance(value, dict) and all(key in value and fits(value[key], inner) for key, inner in shape.items())
+    return shape(value)
+
+
+def misfit(record):
+    """The first field of a record that does not hold what it should, or None."""
+    for key, value in record.items():
+        shape = RECORD.get(key, is_number if key.startswith("val_loss") else None)
+        if shape and not fits(value, shape):
+            return key
+    return next((key for key, shape in TRAINING.items() if "loss" in record and not fits(record[key], shape)), None)
 
 
 @dataclass
@@ -26,6 +109,7 @@ class Run:
     val: dict = field(default_factory=dict)  # "val_loss" or "val_loss_NAME": [(step, loss)]
     fp8: list = field(default_factory=list)  # records of FP8 tensors in order
     other: list = field(default_factory=list)  # samples, memory, layers that left FP8, ... in order
+    notes: list = field(default_factory=list)  # what was wrong with its files
 
     @property
     def config(self):
@@ -47,7 +131,8 @@ class Run:
 
     def tokens_at(self, step):
         """Tokens consumed after a step: every step takes the same number."""
-        return step * self.steps[0]["tokens"] / self.steps[0]["step"] if self.steps else step
+        known = next((r for r in self.steps if r.get("tokens")), {"tokens": 1, "step": 1})
+        return step * known["tokens"] / known["step"]
 
 
 def read_records(path):
@@ -61,11 +146,11 @@ def read_records(path):
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 break
             raise RunError(f"{path}:{number} is not JSON: {error}") from error
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        if not isinstance(record, dict) or not is_count(record.get("step")):
             raise RunError(f"{path}:{number} is not a record: it has no step")
         records.append(record)
     return records
@@ -88,20 +173,47 @@ def scalars(record):
     return found
 
 
+def read_object(path):
+    """The JSON object in a file, or None if there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and not is_deep(value) else None
+
+
+def is_deep(value, most=50):
+    """True if values are nested more than `most` levels deep."""
+    level = [value]
+    for _ in range(most):
+        level = [inner for outer in level if isinstance(outer, (dict, list))
+                 for inner in (outer.values() if isinstance(outer, dict) else outer)]
+    return bool(level)
+
+
+def read_info(directory):
+    """run.json without the parts that are not as they should be."""
+    info = read_object(os.path.join(directory, "run.json")) or {}
+    for key, shape in (("model", MODEL), ("config", {}), ("resumed", [{}])):
+        if key in info and not fits(info[key], shape):
+            del info[key]
+    return info
+
+
 def find_floor(config):
     """The entropy floor in the sidecar of the first validation (or training) shard, or None."""
     val = config.get("val") or []
     first = val[0] if isinstance(val, list) and val else val
-    named = re.fullmatch(r"[\w-]+=(.+)", first) if first else None  # NAME=GLOB
+    named = re.fullmatch(r"[\w-]+=(.+)", first) if isinstance(first, str) else None  # NAME=GLOB
     for pattern in (named[1] if named else first, config.get("train")):
-        if not pattern:
+        if not isinstance(pattern, str):
             continue
         for shard in sorted(glob.glob(pattern)):
-            try:
-                with open(shard + ".json", encoding="utf-8") as file:
-                    return json.load(file).get("entropy_floor")
-            except (OSError, json.JSONDecodeError):
-                continue
+            sidecar = read_object(shard + ".json")
+            if sidecar is not None:
+                floor = sidecar.get("entropy_floor")
+                return floor if isinstance(floor, float) and math.isfinite(floor) else None
     return None
 
 
@@ -125,8 +237,11 @@ def read_run(path):
         raise RunError(f"{path} {reason}; give the --out directory of a run")
     directory = os.path.dirname(os.path.abspath(metrics))
     run = Run(os.path.basename(directory))
-    val = {}
+    val, broken = {}, []
     for record in without_repeats(read_records(metrics)):
+        if key := misfit(record):
+            broken.append(f"step {record['step']}: {printable(key)}")
+            continue
         if "loss" in record:
             run.steps.append(record)
         if "fp8" in record:
@@ -139,11 +254,10 @@ def read_run(path):
     run.val = {key: sorted(points.items()) for key, points in val.items()}
     if not run.steps and not run.val:
         raise RunError(f"{metrics} has no step yet")
-    try:
-        with open(os.path.join(directory, "run.json"), encoding="utf-8") as file:
-            run.info = json.load(file)
-    except (OSError, json.JSONDecodeError):
-        pass  # the curves stand by themselves
+    if broken:
+        records = f"{len(broken)} record" + "s" * (len(broken) > 1)
+        run.notes.append(f"{records} of metrics.jsonl skipped, with values that cannot be right ({broken[0]})")
+    run.info = read_info(directory)
     return run
 
 
@@ -230,6 +344,12 @@ def read_scaling(path):
         raise RunError(f"{file_path} is not what --estimate-scaling writes: {error!r}") from error
 
 
+def print_notes(runs):
+    for run in runs:
+        for note in run.notes:
+            print(f"note: {printable(run.name)}: {note}", file=sys.stderr)
+
+
 def smooth(values, width):
     """Mean over a centred window, narrower at the ends; what is not finite (null in the file) is left out."""
     smoothed = []
@@ -242,3 +362,7 @@ def smooth(values, width):
 
 def gaps(values):
     return [float("nan") if v is None else v for v in values]
+
+
+if __name__ == "__main__":
+    sys.exit(__doc__)

@@ -2,8 +2,8 @@
 """How many steps do runs need to reach the same loss? For runs that differ in what is learned sooner (optimizer, model,
 learning rate), where compare_runs.py is for runs that should be alike.
 
-    .venv/bin/python scripts/steps_to_loss.py runs/adamw runs/muon
-    .venv/bin/python scripts/steps_to_loss.py runs/adamw runs/muon --loss 3.4 --loss 3.3 -o steps.png
+    python3 scripts/steps_to_loss.py runs/adamw runs/muon
+    python3 scripts/steps_to_loss.py runs/adamw runs/muon --loss 3.4 --loss 3.3 -o steps.png
 
 Losses are those that the first run had after an eighth, a quarter, a half and all of its steps, or what --loss says.
 A run has reached one at its first validation at or below it, so --val-every is how finely this counts. Prints a table and
@@ -18,7 +18,7 @@ import statistics
 import sys
 
 from compare_runs import Comparison, loss_text, precision_text, print_table, read_runs
-from runs import RunError
+from runs import RunError, continue_in_venv, print_notes
 
 
 def validations(run):
@@ -47,7 +47,7 @@ def facts(run):
         "model": run.info.get("model", {}).get("architecture", "gpt2"),
         "parameters": f"{run.info.get('model', {}).get('parameters', 0):,}",
         "optimizer": config.get("optimizer", "not recorded"),
-        "peak learning rate": f"{config.get('lr', 0):g}",
+        "peak learning rate": str(config.get("lr", "not recorded")),
         "precision": precision_text(run),
         "steps": f"{run.steps[-1]['step']:,}" if run.steps else "-",
         "ms a step, median": f"{statistics.median(times):.1f}" if times else "-",
@@ -113,8 +113,11 @@ def main(argv=None):
     parser.add_argument("--loss", type=float, action="append", metavar="X", help="steps to this loss (may be repeated)")
     parser.add_argument("-o", "--out", metavar="FILE", help="the picture; default: steps.png in the first run's directory")
     args = parser.parse_args(argv)
+    if argv is None:
+        continue_in_venv("matplotlib")  # without it there is a table and no picture
     try:
         runs = read_runs(args.runs)
+        print_notes(runs)
         losses = sorted(args.loss or losses_on_the_way(validations(runs[0])), reverse=True)
         print_report(runs, losses)
     except RunError as error:
