@@ -1,14 +1,18 @@
 #include "llmc/commands/plan.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "llmc/commands/check.h"
 #include "llmc/device/error.h"
+#include "llmc/device/json.h"
 #include "llmc/run/metrics.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/scaling.h"
 #include "llmc/run/summary.h"
+#include "llmc/run/text.h"
 #include "llmc/run/trainer_config.h"
 
 namespace llmc {
@@ -57,20 +61,170 @@ StagePlan plan_stage(Options o, int ranks, int stage) {
     }
 }
 
-void dry_run(const Options& o) {
+// ---- a run that does not fit ---------------------------------------------------------------------------------------
+
+// Flags with which a rank of the run would take `bytes`.
+struct Remedy {
+    std::string flags;
+    size_t bytes = 0;
+};
+
+// Finds changes of the options that make a rank fit into `available` bytes.
+class Remedies {
+public:
+    Remedies(const Options& options, int ranks, size_t available)
+        : options_(options), ranks_(ranks), available_(available) {}
+
+    std::vector<Remedy> find() {
+        recompute();
+        smaller_batch(options_, "");
+        smaller_moments(options_, "");
+        if (found_.empty()) {
+            Options all = options_;
+            all.recompute = "block";
+            smaller_batch(all, "-r block ") || smaller_moments(all, "-r block ");
+        }
+        more_ranks();
+        return found_;
+    }
+
+private:
+    bool fits(Options o, int ranks, const std::string& flags) {
+        o.micro_steps = static_cast<int>(std::max<int64_t>(1, o.total_batch / (int64_t{o.batch} * o.seq * ranks)));
+        const StagePlan plan = plan_stage(o, ranks, o.zero);
+        if (!plan.refused.empty() || plan.bytes() > available_) return false;
+        found_.push_back({flags, plan.bytes()});
+        return true;
+    }
+    // The least that is enough.
+    void recompute() {
+        bool more = false;
+        for (const char* level : {"none", "gelu", "norm", "block"}) {
+            Options o = options_;
+            o.recompute = level;
+            if (more && fits(o, ranks_, std::string("-r ") + level)) return;
+            more |= options_.recompute == level;
+        }
+    }
+    // The largest that fits, with as many tokens a step.
+    bool smaller_batch(Options o, const std::string& flags) {
+        const std::string total = strprintf(" -d %lld", static_cast<long long>(o.total_batch));
+        while (--o.batch > 0) {
+            if (o.total_batch % (int64_t{o.batch} * o.seq * ranks_) != 0) continue;
+            if (fits(o, ranks_, flags + "-b " + std::to_string(o.batch) + total)) return true;
+        }
+        return false;
+    }
+    bool smaller_moments(Options o, const std::string& flags) {
+        if (o.adam_moments == "bf16" || (o.optimizer != "adamw" && o.optimizer.find("muon") == std::string::npos))
+            return false;
+        o.adam_moments = "bf16";
+        return fits(o, ranks_, flags + "--adam-moments bf16");
+    }
+    void more_ranks() {
+        Options o = options_;
+        o.zero = 3;
+        for (int ranks = options_.zero == 3 ? 2 * ranks_ : std::max(2, ranks_); ranks <= 1024; ranks *= 2)
+            if (fits(o, ranks, strprintf("--world %d -z 3", ranks))) return;
+    }
+
+    const Options& options_;
+    const int ranks_;
+    const size_t available_;
+    std::vector<Remedy> found_;
+};
+
+std::string describe_remedies(const std::vector<Remedy>& remedies) {
+    if (remedies.empty()) return "Nothing that -r, -b, --adam-moments and up to 1024 ranks can change makes it fit.\n";
+    std::string text = "What would fit, each by itself\n";
+    for (const Remedy& remedy : remedies)
+        text += strprintf("  %-32s %s\n", remedy.flags.c_str(), format_bytes(remedy.bytes).c_str());
+    return text;
+}
+
+// ---- --dry-run -----------------------------------------------------------------------------------------------------
+
+RunLength length_of(const Options& o, const PlanInputs& in, const StagePlan& plan) {
+    RunLength length;
+    if (o.max_steps <= 0) return length;
+    length.steps = o.max_steps;
+    length.tokens = o.batches.tokens_until(o.max_steps);
+    if (!no_prediction_because(in).empty()) return length;
+    const double ms = in.ranks > 1 ? predict_step(o.model_config, in, plan).step()
+                                   : ideal_step_time(o.model_config, in, in.precision, plan.slices).total();
+    length.hours = ms * static_cast<double>(length.tokens) / static_cast<double>(in.tokens()) / 3.6e6;
+    return length;
+}
+
+nlohmann::ordered_json memory_json(const StagePlan& plan) {
+    nlohmann::ordered_json memory;
+    for (size_t kind = 0; kind < kMemoryKinds; kind++) memory[kMemoryKindNames[kind]] = plan.memory[MemoryKind(kind)];
+    memory["libraries"] = plan.reserve;
+    memory["total"] = plan.bytes();
+    return memory;
+}
+
+// Bytes, milliseconds and hours. Times are predicted.
+std::string plan_json(const Options& o, const PlanInputs& in, const StagePlan& plan,
+                      const std::vector<StagePlan>& stages, const std::vector<Remedy>& remedies) {
+    const ModelConfig& m = o.model_config;
+    const bool known = no_prediction_because(in).empty();
+    nlohmann::ordered_json json = {{"model", m.name},
+                                   {"parameters", m.parameters()},
+                                   {"flops_per_token", m.flops_per_token(in.seq)},
+                                   {"gpu", in.gpu.match},
+                                   {"precision", in.precision},
+                                   {"ranks", in.ranks},
+                                   {"zero", plan.stage},
+                                   {"batch", in.batch},
+                                   {"seq", in.seq},
+                                   {"micro_steps", in.micro_steps},
+                                   {"tokens_per_step", in.tokens()},
+                                   {"memory", memory_json(plan)},
+                                   {"available", in.available()},
+                                   {"fits", plan.bytes() <= in.available()}};
+    if (known) {
+        const double ms =
+            in.ranks > 1 ? predict_step(m, in, plan).step() : ideal_step_time(m, in, in.precision, plan.slices).total();
+        json["step_ms"] = ms;
+        json["tokens_per_s"] = 1e3 * static_cast<double>(in.tokens()) / ms;
+    }
+    if (const RunLength length = length_of(o, in, plan); length.steps > 0) {
+        json["steps"] = length.steps;
+        json["tokens"] = length.tokens;
+        if (length.hours) json["hours"] = *length.hours, json["gpu_hours"] = length.gpu_hours(in.ranks);
+    }
+    for (const StagePlan& stage : stages)
+        if (stage.refused.empty()) json["stages"].push_back({{"zero", stage.stage}, {"memory", memory_json(stage)}});
+    for (const Remedy& remedy : remedies)
+        json["would_fit"].push_back({{"flags", remedy.flags}, {"total", remedy.bytes}});
+    return json_text(json, 2) + "\n";
+}
+
+// Returns no_resources if the run does not fit.
+ExitCode dry_run(const Options& o) {
     const std::optional<PlannedCard> card = card_to_plan_for(o);
     const PlanInputs in = inputs_of(o, card ? *card : PlannedCard{*find_gpu_by_short_name("h200")});
     const StagePlan plan = plan_rank(o, planned_ranks(o, in.ranks));
+    std::vector<StagePlan> stages;
+    for (int stage = 0; stage <= 3 && in.ranks > 1; stage++) stages.push_back(plan_stage(o, in.ranks, stage));
+    const bool fits = plan.bytes() <= in.available();
+    std::vector<Remedy> remedies;
+    if (!fits) remedies = Remedies(o, in.ranks, in.available()).find();
     std::string text;
-    for (const std::string& note : o.notes)
-        if (note.starts_with("--depth")) text += "note: " + note + "\n";  // others are of the machine at hand
-    text += describe_plan(o.model_config, in, plan.memory, plan.reserve, plan.slices);
-    if (in.ranks > 1) {
-        std::vector<StagePlan> stages;
-        for (int stage = 0; stage <= 3; stage++) stages.push_back(plan_stage(o, in.ranks, stage));
-        text += describe_sharding(o.model_config, in, stages);
+    if (o.json) {
+        text = plan_json(o, in, plan, stages, remedies);
+    } else {
+        for (const std::string& note : o.notes)
+            if (note.starts_with("--depth")) text += "note: " + note + "\n";  // others are of the machine at hand
+        text += describe_plan(o.model_config, in, plan.memory, plan.reserve, plan.slices);
+        if (const RunLength length = length_of(o, in, plan); length.steps > 0)
+            text += describe_length(length, in.ranks);
+        if (!stages.empty()) text += describe_sharding(o.model_config, in, stages);
+        if (!fits) text += describe_remedies(remedies);
     }
     std::fputs(text.c_str(), stdout);
+    return fits ? ExitCode::ok : ExitCode::no_resources;
 }
 
 void print_scaling(const Options& o, int zero) {
@@ -125,9 +279,9 @@ std::optional<double> predicted_seconds(const Options& o, const StagePlan& plan,
 }
 
 ExitCode plan_run(const Options& o, int zero) {
-    if (o.dry_run) dry_run(o);
+    const ExitCode code = o.dry_run ? dry_run(o) : ExitCode::ok;
     if (o.estimate_scaling) print_scaling(o, zero);
-    return ExitCode::ok;
+    return code;
 }
 
 }  // namespace llmc

@@ -17,6 +17,7 @@ std::optional<double> predicted_seconds(const Options& options, const StagePlan&
                                         const DeviceInfo& device);
 
 // `options` are resolved for --world ranks; `zero` is what was asked for before that, -1 for nothing.
+// Returns no_resources if the run of --dry-run does not fit.
 ExitCode plan_run(const Options& options, int zero);
 
 }  // namespace llmc

@@ -176,6 +176,7 @@ void check_complete(const Options& options) {
     const bool planning = options.dry_run || options.estimate_scaling;
     if (!options.gpu.empty() && !planning)
         refuse("--gpu names the card to plan for; add --dry-run or --estimate-scaling");
+    if (options.json && !options.dry_run) refuse("--json prints the plan of --dry-run; add --dry-run");
     if (!options.profile_steps.empty() && options.out.empty())
         refuse("--profile-steps writes its traces into the run directory; add --out DIR");
     if (options.tensorboard && options.out.empty())

@@ -77,18 +77,18 @@ std::string model_section(const ModelConfig& m, int T) {
         text +=
             strprintf("  %s: %d heads of keys and values, %d channels in the MLP, %s head%s\n", m.architecture->name,
                       m.key_value_heads(), m.mlp_channels(), m.tied ? "tied" : "untied", windows(m).c_str());
-    text += row("parameters", with_commas(m.parameters()),
-                strprintf("%.1f million", 1e-6 * static_cast<double>(m.parameters())));
+    text +=
+        row("parameters", with_commas(m.parameters()), m.parameters() < 1000000 ? "" : format_count(m.parameters()));
     text += row(
-        "work a token", format_scaled(m.flops_per_token(T)) + "FLOP",
+        "FLOPs per token", format_scaled(m.flops_per_token(T)) + "FLOP",
         strprintf("forward and backward at T=%d; %.0f%% of it attention", T, 100 * attention / m.flops_per_token(T)));
     return text;
 }
 
 std::string batch_section(const PlanInputs& in) {
-    return strprintf("Step: %s tokens\n  %d sequences x %d tokens x %d %s x %d %s\n", with_commas(in.tokens()).c_str(),
-                     in.batch, in.seq, in.ranks, in.ranks == 1 ? "rank" : "ranks", in.micro_steps,
-                     in.micro_steps == 1 ? "micro-step" : "micro-steps");
+    return strprintf("Step: %s\n  %s x %s x %s x %s\n", plural(in.tokens(), "token").c_str(),
+                     plural(in.batch, "sequence").c_str(), plural(in.seq, "token").c_str(),
+                     plural(in.ranks, "rank").c_str(), plural(in.micro_steps, "micro-step").c_str());
 }
 
 std::string memory_section(const PlanInputs& in, const MemoryByKind& m, size_t reserve) {
@@ -137,7 +137,7 @@ std::string time_section(const ModelConfig& model, const PlanInputs& in, int sli
         text += strprintf("\n  %-18s", name);
         for (const StepTime& t : times) text += strprintf(" %11.1f ms", std::invoke(part, t));
     };
-    line("products", &StepTime::products);
+    line("matmuls", &StepTime::products);
     line("attention", &StepTime::attention);
     line("element-wise", &StepTime::elementwise);
     line("optimizer", &StepTime::optimizer);
@@ -149,7 +149,7 @@ std::string time_section(const ModelConfig& model, const PlanInputs& in, int sli
                           in.precision == "fp8" ? ": use --precision bf16 there" : "");
     return text +
            strprintf(
-               "  Products at %.0f TFLOP/s in bf16 and %.0f in fp8, attention at FlashAttention-3's share of the\n"
+               "  Matmuls at %.0f TFLOP/s in bf16 and %.0f in fp8, attention at FlashAttention-3's share of the\n"
                "  peak, the rest at %.1f TB/s. Without gaps, overlap or communication, and not measured: real\n"
                "  runs are slower.\n",
                card.bf16_tflops, card.fp8_tflops, card.bandwidth_gbs / 1e3) +
@@ -236,6 +236,15 @@ std::string describe_plan(const ModelConfig& model, const PlanInputs& in, const 
            time_section(model, in, slices);
 }
 
+std::string describe_length(const RunLength& length, int ranks) {
+    std::string text = "Run: " + plural(length.steps, "step") + ", " + counted(length.tokens, "token") + "\n";
+    if (length.hours)
+        text += row("predicted", format_duration(3600 * *length.hours),
+                    strprintf("%.3g GPU-hours on %s; real runs are slower", length.gpu_hours(ranks),
+                              plural(ranks, "GPU").c_str()));
+    return text;
+}
+
 int nccl_communicators(int ranks, int shard_ranks) {
     if (ranks <= 1) return 0;
     const int group = shard_ranks > 0 ? shard_ranks : ranks;
@@ -254,7 +263,8 @@ void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, 
     const std::string libraries = reserve > 0 ? ", libraries (estimated) " + format_bytes(reserve) : "";
     const char* advice =
         fixed > available
-            ? "the model's own state is too large whatever the batch: use a smaller model or a larger device"
+            ? "the model's own state is too large for any -b: share it among more ranks with -z 3, halve AdamW's with "
+              "--adam-moments bf16, or use a smaller model or a larger device"
             : "reduce -b, or recompute more with -r norm or -r block";
     throw Error(ExitCode::no_resources,
                 strprintf("this run needs %s and %s has %s: weights %s, gradients %s, optimizer %s, activations %s, "

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "llmc/fp8/recipe.h"
@@ -60,6 +61,14 @@ struct StepTime {
 // quantized, in both layouts, by the kernels that produce them; attention and lm_head are as in BF16. `slices`: of the
 // optimizer's work, of which a rank does one.
 StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& inputs, const std::string& precision, int slices);
+
+// How long a run is. `hours` are predicted; absent if they cannot be.
+struct RunLength {
+    int64_t steps = 0, tokens = 0;
+    std::optional<double> hours;
+    double gpu_hours(int ranks) const { return hours.value_or(0) * ranks; }
+};
+std::string describe_length(const RunLength& length, int ranks);
 
 std::string describe_plan(const ModelConfig& model, const PlanInputs& inputs, const MemoryByKind& memory,
                           size_t reserve, int slices);

@@ -347,7 +347,7 @@ class Fingerprints(unittest.TestCase):
 class Planning(unittest.TestCase):
     def plan(self, *flags):
         result = run(*flags, "--dry-run")
-        self.assertEqual(result.code, 0, result.err)
+        self.assertEqual(result.code, 5 if "DOES NOT FIT" in result.out else 0, result.err)
         return result.out
 
     def test_named_models_and_cards_without_data(self):
@@ -370,6 +370,31 @@ class Planning(unittest.TestCase):
         self.assertIn("DOES NOT FIT into RTX 4090", self.plan(*flags, "--gpu", "rtx4090"))
         self.assertIn("fits into H200", self.plan(*flags, "--gpu", "h200"))
 
+    def test_what_would_fit(self):
+        """Each remedy is a run that fits, and takes what it says."""
+        length = ["--max-steps", "300"]
+        for flags, kinds in ((["--model", "gpt2-xl", "--batch", "64"], {"-r", "-b"}),
+                             (["--model", "gpt3-6.7b", "--batch", "4"], {"--world"}),
+                             (["--model", "d24", "--batch", "48", "--gpu", "rtx4090"], {"-r", "-b"})):
+            flags = ["--gpu", "h100", *flags, *length]
+            plan, text = json.loads(self.plan_json(5, *flags)), self.plan(*flags)
+            self.assertFalse(plan["fits"])
+            self.assertEqual(plan["tokens"], 300 * plan["tokens_per_step"])
+            self.assertAlmostEqual(plan["hours"], 300 * plan["step_ms"] / 3.6e6, delta=1e-9)
+            self.assertRegex(text, r"Run: 300 steps, [\d.,]+ .*tokens\n +predicted +[\d:]+ +[\d.]+ GPU-hours on 1 GPU")
+            self.assertLessEqual(kinds, {remedy["flags"].split()[0] for remedy in plan["would_fit"]})
+            for remedy in plan["would_fit"]:
+                with self.subTest(remedy=remedy):
+                    self.assertIn(remedy["flags"], text)
+                    better = json.loads(self.plan_json(0, *flags, *remedy["flags"].split()))
+                    self.assertTrue(better["fits"])
+                    self.assertEqual(better["memory"]["total"], remedy["total"])
+
+    def plan_json(self, code, *flags):
+        result = run(*flags, "--dry-run", "--json")
+        self.assertEqual(result.code, code, result.err)
+        return result.out
+
     def test_recomputation_saves_activations(self):
         def activations(level):
             text = self.plan("--model", "gpt2", "--batch", "32", "--recompute", level)
@@ -379,6 +404,15 @@ class Planning(unittest.TestCase):
         sizes = [activations(level) for level in ("none", "gelu", "norm", "block")]
         self.assertEqual(sizes, sorted(sizes, reverse=True))
         self.assertLess(sizes[-1], 0.5 * sizes[0])
+
+    def test_example_configurations(self):
+        directory = os.path.join(ROOT, "scripts", "configs")
+        for name in sorted(os.listdir(directory)):
+            with self.subTest(name=name):
+                self.assertIn("fits into H100", self.plan("--config", os.path.join(directory, name), "--world", "8",
+                                                          "--gpu", "h100"))
+        config = os.path.join(directory, "tiny_cpu.json")
+        self.assertEqual(run("--config", config, "-i", corpus().train, "--stop-after", "1").code, 0)
 
     def test_with_data_and_the_demo_model(self):
         text = self.plan(*tiny_flags("--layers", "4", "--channels", "128", "--heads", "4", "--context", "128"))

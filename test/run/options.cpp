@@ -163,7 +163,7 @@ void set_sample(const Flag& flag, T& field, Sample& sample) {
 // What a flag asks for beside itself.
 Arguments beside(const std::string& flag) {
     Arguments arguments = {"-i", "data"};
-    if (flag == "gpu") arguments.push_back("--dry-run");
+    if (flag == "gpu" || flag == "json") arguments.push_back("--dry-run");
     const std::set<std::string> need_a_place = {"profile-steps", "tensorboard", "checkpoint-every",
                                                 "checkpoint-minutes"};
     if (need_a_place.contains(flag)) arguments.insert(arguments.end(), {"-o", "dir"});
@@ -370,6 +370,7 @@ TEST_CASE("options: bad values") {
         {{"--gpu", "h300", "--dry-run"}, "'h300' is not in the table: a100"},
         {{"--bench", "-o", "x", "--profile-steps", "3"}, "--bench writes nothing"},
         {{"--bench", "--doc-mask"}, "random tokens have no documents"},
+        {{"--json", "-i", "x"}, "add --dry-run"},
         {{"--gpu", "h200", "-i", "x"}, "add --dry-run or --estimate-scaling"},
         {{"--gpu", "h300", "--estimate-scaling"}, "'h300' is not in the table: a100"},
         {{"--profile-steps", "3", "-i", "x"}, "add --out"},

@@ -164,10 +164,10 @@ TEST_CASE("plan: what is printed") {
     for (const std::string part : {"12 layers",
                                    "12 heads of 64",
                                    "124,439,808",
-                                   "124.4 million",
+                                   "124 M",
                                    "797.8 MFLOP",
                                    "524,288 tokens",
-                                   "64 sequences x 1024 tokens x 1 rank x 8 micro-steps",
+                                   "64 sequences x 1,024 tokens x 1 rank x 8 micro-steps",
                                    "weights",
                                    "237.0 MiB",
                                    "activations",
@@ -177,7 +177,7 @@ TEST_CASE("plan: what is printed") {
                                    "22.7 GiB",
                                    "host memory               1.5 GiB   pinned",
                                    "fits into H200, which has 139.8 GiB",
-                                   "products                 518.3 ms",
+                                   "matmuls                  518.3 ms",
                                    "750 TFLOP/s in bf16 and 1350 in fp8",
                                    "4.2 TB/s",
                                    "725.3 ms",
@@ -192,11 +192,22 @@ TEST_CASE("plan: what is printed") {
     const size_t left = in.available() - memory.total();
     CHECK(contains(text(left), "  fits into H200"));
     CHECK(contains(text(left + 1), "DOES NOT FIT into H200, which has 139.8 GiB"));
+    in.batch = 1;
+    CHECK(contains(text(), "  1 sequence x 1,024 tokens"));
     in.precision = "fp32";
     CHECK(contains(text(), "only known for bf16 and fp8 (this is fp32)"));
     in = inputs(64, 1024, "a100");
     in.precision = "fp8";
     CHECK(contains(text(), "A100-SXM4-80GB has no FP8: use --precision bf16 there"));
+}
+
+TEST_CASE("plan: how long a run is") {
+    const RunLength length{20000, 10485760000, 2.5};
+    CHECK(length.gpu_hours(8) == 20);
+    const std::string text = describe_length(length, 8);
+    CHECK(contains(text, "Run: 20,000 steps, 10.5 B tokens\n"));
+    CHECK(contains(text, "2:30:00   20 GPU-hours on 8 GPUs; real runs are slower\n"));
+    CHECK(describe_length({1, 1024, {}}, 1) == "Run: 1 step, 1,024 tokens\n");
 }
 
 TEST_CASE("plan: memory check") {
@@ -217,10 +228,10 @@ TEST_CASE("plan: memory check") {
     CHECK(contains(message(49 * kGiB - 1), "needs 49.0 GiB and card has"));
     CHECK(contains(message(48 * kGiB), "activations 30.0 GiB"));
     CHECK(contains(message(48 * kGiB), "reduce -b"));
-    CHECK(contains(message(10 * kGiB), "smaller model"));
+    CHECK(contains(message(10 * kGiB), "more ranks with -z 3"));
     CHECK(contains(message(50 * kGiB - 1, kGiB), "needs 50.0 GiB and card has"));
     CHECK(contains(message(50 * kGiB - 1, kGiB), "libraries (estimated) 1.0 GiB"));
-    CHECK(contains(message(18 * kGiB, kGiB), "smaller model"));  // weights, gradients, moments and libraries: 19
+    CHECK(contains(message(18 * kGiB, kGiB), "more ranks with -z 3"));  // weights, gradients, moments and libraries: 19
 }
 
 TEST_CASE("plan: what libraries take beside the plan") {
