@@ -14,6 +14,9 @@ namespace {
 // trains. 760m and 2.7b have head dimensions (96, 80) that no kernel here has: they are listed so that validate() can
 // say so.
 const ModelConfig kGpt2Models[] = {
+    {"tiny", 4, 4, 128, 50257, 256},  // for a CPU: a run of minutes
+    {"d2", 2, 2, 128, 50257, 1024},
+    {"d4", 4, 4, 256, 50257, 1024},
     {"d6", 6, 6, 384, 50257, 1024},
     {"d12", 12, 12, 768, 50257, 1024},
     {"d24", 24, 16, 1024, 50257, 1024},

@@ -52,6 +52,9 @@ TEST_CASE("model config: published parameter counts") {
     CHECK(find_model("gpt2-xl").parameters() == 1557611200);
     CHECK(find_model("d12").padded_parameters() == 124475904);  // llm.c's num_parameters, 50304 rows
     CHECK(find_model("d6").channels == 384);
+    CHECK(find_model("d4") == ModelConfig{"d4", 4, 4, 256, 50257, 1024});
+    CHECK(find_model("d2") == ModelConfig{"d2", 2, 2, 128, 50257, 1024});
+    CHECK(find_model("tiny") == ModelConfig{"tiny", 4, 4, 128, 50257, 256});
     CHECK(find_model("d36").heads == 20);
     CHECK(find_model("gpt3-6.7b").head_dim() == 128);
     CHECK(find_model("gpt3-1.3b").context == 2048);
@@ -83,7 +86,7 @@ TEST_CASE("model config: every table entry either validates or names its head di
             CHECK(contains(message, "--heads " + std::to_string(m.channels / 64)));
         } else {
             CHECK_NOTHROW(m.validate());
-            CHECK((m.head_dim() == 64 || m.head_dim() == 128));
+            CHECK((m.head_dim() == 32 || m.head_dim() == 64 || m.head_dim() == 128));
         }
     }
     CHECK(!is_model_name("d13"));
