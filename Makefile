@@ -121,7 +121,7 @@ LEVEL := -Og
 OBJECT_DIRS := $(PLAIN_DIR) $(CUDA_DIR) $(SHARED_DIR)
 in_object_dirs = $(foreach d,$(OBJECT_DIRS),$(addprefix $d/,$1))
 COMPUTES := check/random_values.cpp check/reference_%.cpp checkpoint/manifest.cpp checkpoint/state_file.cpp comm/exchange_host.cpp \
-            data/shards.cpp device/host/%.cpp linear/matmul_host.cpp model/model_table.cpp model/sampler.cpp run/fingerprint.cpp
+            data/shards.cpp device/host/%.cpp kernels/host/%.cpp linear/matmul_host.cpp model/model_table.cpp model/sampler.cpp run/fingerprint.cpp
 $(PLAIN_DIR)/llmc/%.cu.o $(PLAIN_DIR)/dev/bench_cpu.cu.o $(call in_object_dirs,$(patsubst %,llmc/%.o,$(COMPUTES))): LEVEL := -O3
 ifneq ($(SANITIZE),)  # the sanitizer's own objects
 $(CPU_DIR)/%.cu.o $(patsubst %,$(CPU_DIR)/llmc/%.o,$(COMPUTES)): LEVEL := -O1
@@ -147,7 +147,7 @@ LIBS_CUDA := -L$(CUDA_HOME)/lib64 -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64 -l
 
 # ---- sources -------------------------------------------------------------------------------------------------------
 LLMC      := $(wildcard llmc/*/*.cpp llmc/*/*.cu) build/git_version.cpp
-HOST_ONLY := $(wildcard llmc/device/host/*.cpp)
+HOST_ONLY := $(wildcard llmc/device/host/*.cpp llmc/kernels/host/*.cpp)
 # A test with device code is a .cu file and runs on both devices; test/device/host/ is about the host device itself.
 TESTS     := test/main.cpp $(filter-out test/virtual_gpu/%,$(wildcard test/*/*.cpp test/*/*.cu))
 TESTS_HOST_ONLY := $(wildcard test/device/host/*.cpp test/device/host/*.cu)

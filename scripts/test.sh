@@ -47,6 +47,8 @@ if [[ -n $core ]]; then export OPENBLAS_CORETYPE=$core; fi
 queue stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
 queue stage "FP8 follows BF16, 60 steps" unittest env COMPARE_RECIPES=delayed COMPARE_STEPS=60 \
     .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16.test_sample_corpus Refused
+queue stage "host: loops beside kernels" doctest env LLMC_LOOPS=compare OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors \
+    "--source-file=*test/kernels/*"
 queue stage "host: threads ascending" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors
 for file in test/end_to_end/test_run_*.py; do
     name=$(basename "$file" .py)

@@ -15,6 +15,7 @@
 #include "llmc/device/memory_ledger.h"
 #include "llmc/device/pci.h"
 #include "llmc/device/shared_memory.h"
+#include "llmc/device/stream_kernels.h"
 
 namespace llmc {
 
@@ -223,6 +224,8 @@ StreamPriority stream_priority(stream_t stream) {
     LLMC_CHECK_CUDA(cudaStreamGetPriority(stream, &priority));
     return priority < least ? StreamPriority::communication : StreamPriority::normal;
 }
+void set_stream_kernels(stream_t, uint64_t) {}
+uint64_t stream_kernels(stream_t) { return 0; }
 void destroy_stream(stream_t stream) { LLMC_CHECK_CUDA(cudaStreamDestroy(stream)); }
 void synchronize(stream_t stream) { LLMC_CHECK_CUDA(cudaStreamSynchronize(stream)); }
 void synchronize_device() { LLMC_CHECK_CUDA(cudaDeviceSynchronize()); }

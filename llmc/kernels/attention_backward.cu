@@ -10,6 +10,7 @@
 #include "llmc/kernels/attention_fp8.h"
 #include "llmc/kernels/attention_quantize.cuh"
 #include "llmc/kernels/column_sums.cuh"
+#include "llmc/kernels/host/loops.h"
 
 namespace llmc {
 namespace attention {
@@ -510,7 +511,8 @@ static void launch_backward(const Gradients<Out>& to, float* delta, const Backwa
     const dim3 key_grid(tiles, static_cast<unsigned>(NKV), batch), query_grid(tiles, static_cast<unsigned>(NH), batch);
     const size_t part_count = static_cast<size_t>(tiles) * batch * heads.qkv_width();
     Out* const transposed_keys = to.transposed ? to.transposed + n : nullptr;
-    launch<attention_delta_kernel<HD>>(
+    host::launch_or_loop<attention_delta_kernel<HD>, host::attention_delta<HD>>(
+        KernelVariant::host_attention,
         {dim3(static_cast<unsigned>(div_up(rows, size_t{kDeltaRows}))), dim3(kDeltaThreads), 0, stream},
         out(delta, rows), in(inputs.dout, n), in(inputs.out, n), in(inputs.out_low, n), rows, T, NH);
     with_documents(inputs.documents, [&]<bool kDocuments>() {
@@ -518,14 +520,18 @@ static void launch_backward(const Gradients<Out>& to, float* delta, const Backwa
         constexpr Room with_room = kDocuments && HD == 64 ? Room::scarce : room;
         using KeyTiles = KeyGradientTiles<HD, with_room>;
         using QueryTiles = QueryGradientTiles<HD, with_room>;
-        launch<attention_key_gradient_kernel<HD, with_room, kDocuments, Out>>(
+        host::launch_or_loop<attention_key_gradient_kernel<HD, with_room, kDocuments, Out>,
+                             host::attention_key_gradient<HD, Out>>(
+            KernelVariant::host_attention,
             {key_grid, dim3(KeyTiles::threads),
              KeyTiles::shared_bytes + kRowWindowBytes<kDocuments, KeyTiles::key_rows>, stream},
             out(to.row, whole), out(transposed_keys, 2 * keys), out(to.parts, part_count),
             state_access(to.fp8, to.pass), in(inputs.dout, n), in(inputs.qkv, whole), in(inputs.lse, rows),
             in(delta, rows), T, NH, NKV, NH / NKV, scale, heads.window_in(T), to.pass,
             in(inputs.documents, tokens(B, T)));
-        launch<attention_query_gradient_kernel<HD, with_room, kDocuments, Out>>(
+        host::launch_or_loop<attention_query_gradient_kernel<HD, with_room, kDocuments, Out>,
+                             host::attention_query_gradient<HD, Out>>(
+            KernelVariant::host_attention,
             {query_grid, dim3(QueryTiles::threads),
              QueryTiles::shared_bytes + kRowWindowBytes<kDocuments, QueryTiles::query_rows>, stream},
             out(to.row, whole), out(to.transposed, n), out(to.parts, part_count), state_access(to.fp8, to.pass),

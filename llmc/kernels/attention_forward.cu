@@ -2,6 +2,7 @@
 #include "llmc/kernels/attention_fp8.h"
 #include "llmc/kernels/attention_quantize.cuh"
 #include "llmc/kernels/attention_softmax.cuh"
+#include "llmc/kernels/host/loops.h"
 
 namespace llmc {
 namespace attention {
@@ -146,7 +147,8 @@ static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result
     const dim3 grid(static_cast<unsigned>(div_up(T, Tiles::query_rows)), static_cast<unsigned>(heads.NH),
                     static_cast<unsigned>(B));
     with_documents(documents, [&]<bool kDocuments>() {
-        launch<attention_forward_kernel<HD, kDocuments, kFp8>>(
+        host::launch_or_loop<attention_forward_kernel<HD, kDocuments, kFp8>, host::attention_forward<HD>>(
+            KernelVariant::host_attention,
             {grid, dim3(Tiles::threads), Tiles::shared_bytes + kRowWindowBytes<kDocuments, Tiles::query_rows>, stream},
             out(result, n), out(result_low, n), out(lse, n / HD), in(qkv, elements(B, T, heads.rows(), HD)),
             out(to.row, n), out(to.transposed, n), state_access(to.state, pass), T, heads.NH, heads.NKV,

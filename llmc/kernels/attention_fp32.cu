@@ -2,6 +2,7 @@
 //
 // Quads own rows (attention_quads.cuh); a warp walks over the other dimension with eight rows at once.
 #include "llmc/kernels/attention_quads.cuh"
+#include "llmc/kernels/host/loops.h"
 
 namespace llmc {
 namespace attention {
@@ -170,10 +171,10 @@ static void launch_forward_fp32(float* result, float* lse, const float* qkv, int
     // Divided, not multiplied: HD^-0.5 rounds once.
     const float scale_log2 = heads.scale != 0.0f ? heads.scale * kLog2E : kLog2E / std::sqrt(static_cast<float>(HD));
     with_documents(documents, [&]<bool kDocuments>() {
-        launch<attention_forward_fp32_kernel<HD, kDocuments>>(
-            {fp32_grid(B, T, heads.NH), dim3(kThreads), 0, stream}, out(result, n), out(lse, n / HD),
-            in(qkv, elements(B, T, heads.rows(), HD)), T, heads.NH, heads.NKV, scale_log2, heads.window_in(T),
-            in(documents, tokens(B, T)));
+        host::launch_or_loop<attention_forward_fp32_kernel<HD, kDocuments>, host::attention_forward_fp32<HD>>(
+            KernelVariant::host_attention, {fp32_grid(B, T, heads.NH), dim3(kThreads), 0, stream}, out(result, n),
+            out(lse, n / HD), in(qkv, elements(B, T, heads.rows(), HD)), T, heads.NH, heads.NKV, scale_log2,
+            heads.window_in(T), in(documents, tokens(B, T)));
     });
 }
 
@@ -184,14 +185,15 @@ static void launch_backward_fp32(float* dqkv, float* delta, const float* dout, c
     const size_t n = elements(B, T, heads.NH, HD), whole = elements(B, T, heads.rows(), HD), rows = n / HD;
     const float scale = heads.softmax_scale();
     with_documents(documents, [&]<bool kDocuments>() {
-        launch<attention_query_gradient_fp32_kernel<HD, kDocuments>>(
-            {fp32_grid(B, T, heads.NH), dim3(kThreads), 0, stream}, out(dqkv, whole), out(delta, rows), in(dout, n),
-            in(qkv, whole), in(result, n), in(lse, rows), T, heads.NH, heads.NKV, scale, heads.window_in(T),
-            in(documents, tokens(B, T)));
-        launch<attention_key_gradient_fp32_kernel<HD, kDocuments>>(
-            {fp32_grid(B, T, heads.NKV), dim3(kThreads), 0, stream}, out(dqkv, whole), in(dout, n), in(qkv, whole),
-            in(lse, rows), in(delta, rows), T, heads.NH, heads.NKV, scale, heads.window_in(T),
-            in(documents, tokens(B, T)));
+        host::launch_or_loop<attention_query_gradient_fp32_kernel<HD, kDocuments>,
+                             host::attention_query_gradient_fp32<HD>>(
+            KernelVariant::host_attention, {fp32_grid(B, T, heads.NH), dim3(kThreads), 0, stream}, out(dqkv, whole),
+            out(delta, rows), in(dout, n), in(qkv, whole), in(result, n), in(lse, rows), T, heads.NH, heads.NKV, scale,
+            heads.window_in(T), in(documents, tokens(B, T)));
+        host::launch_or_loop<attention_key_gradient_fp32_kernel<HD, kDocuments>, host::attention_key_gradient_fp32<HD>>(
+            KernelVariant::host_attention, {fp32_grid(B, T, heads.NKV), dim3(kThreads), 0, stream}, out(dqkv, whole),
+            in(dout, n), in(qkv, whole), in(lse, rows), in(delta, rows), T, heads.NH, heads.NKV, scale,
+            heads.window_in(T), in(documents, tokens(B, T)));
     });
 }
 

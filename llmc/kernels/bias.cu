@@ -5,6 +5,7 @@
 
 #include "llmc/kernels/check_shape.h"
 #include "llmc/kernels/column_sums.cuh"
+#include "llmc/kernels/host/loops.h"
 
 namespace llmc {
 
@@ -69,8 +70,9 @@ template <class Real>
 void bias_gradient(float* dbias, float* scratch, const Real* dout, int N, int C, bool accumulate, stream_t stream) {
     check_rows("bias_gradient", N, C);
     const ColumnSumPlan plan(N, C);
-    launch<bias_gradient_kernel<Real>>({plan.grid(), dim3(kColumnSumThreads), 0, stream}, out(scratch, plan.scratch(C)),
-                                       in(dout, static_cast<size_t>(N) * C), N, C, plan.lanes);
+    host::launch_or_loop<bias_gradient_kernel<Real>, host::bias_gradient<Real>>(
+        KernelVariant::host_sums, {plan.grid(), dim3(kColumnSumThreads), 0, stream}, out(scratch, plan.scratch(C)),
+        in(dout, static_cast<size_t>(N) * C), N, C, plan.lanes);
     reduce_column_parts(dbias, nullptr, scratch, plan.parts, C, C, accumulate, stream);
 }
 

@@ -3,6 +3,7 @@
 
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/check_shape.h"
+#include "llmc/kernels/host/loops.h"
 
 namespace llmc {
 
@@ -105,8 +106,9 @@ LLMC_DEVICE SoftmaxResult combine_block(SoftmaxResult thread) {
 template <class Real, int Threads, bool Capped>
 static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
     softmax_cross_entropy_kernel(Real* logits, float* losses, const int* targets, float dloss, const float* loss_scale,
-                                 int V, int padded_V, bool write_gradient, SoftCap<Capped> cap, float z_loss,
+                                 int V, int padded_V, bool write_gradient, float soft_cap, float z_loss,
                                  float target_share, float share_of_all) {
+    const SoftCap<Capped> cap{soft_cap};
     const int row = gridDim.x - 1 - blockIdx.x, target = targets[row];
     Real* x_row = logits + static_cast<size_t>(row) * padded_V;
     if (target == kIgnoredTarget) {
@@ -179,10 +181,11 @@ void softmax_cross_entropy(Real* logits, float* losses, const int* targets, floa
     const size_t n = static_cast<size_t>(rows) * padded_V, count = rows;
     const auto launch_with = [&]<int Threads, bool Capped>() {
         const Tensor<Real> read_and_perhaps_written{logits, n, true, write_gradient};
-        launch<softmax_cross_entropy_kernel<Real, Threads, Capped>>(
-            {dim3(rows), dim3(Threads), 0, stream}, read_and_perhaps_written, out(losses, count), in(targets, count),
-            dloss, in(loss_scale, 1), V, padded_V, write_gradient, SoftCap<Capped>{soft_cap}, z_loss,
-            1.0f - label_smoothing, label_smoothing / static_cast<float>(V));
+        host::launch_or_loop<softmax_cross_entropy_kernel<Real, Threads, Capped>,
+                             host::softmax_cross_entropy<Real, Threads, Capped>>(
+            KernelVariant::host_classifier, {dim3(rows), dim3(Threads), 0, stream}, read_and_perhaps_written,
+            out(losses, count), in(targets, count), dloss, in(loss_scale, 1), V, padded_V, write_gradient, soft_cap,
+            z_loss, 1.0f - label_smoothing, label_smoothing / static_cast<float>(V));
     };
     const auto run = [&]<int Threads>() {
         if (shaping.soft_cap > 0.0f)

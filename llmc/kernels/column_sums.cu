@@ -1,5 +1,6 @@
 // The second half of deterministic column sums: choosing the number of parts, and adding them.
 #include "llmc/kernels/column_sums.cuh"
+#include "llmc/kernels/host/loops.h"
 
 #include <algorithm>
 
@@ -57,11 +58,11 @@ static __global__ void __launch_bounds__(256)
 void reduce_column_parts(float* first, float* second, const float* parts, int count, int columns, int split,
                          bool accumulate, stream_t stream) {
     const size_t first_size = split, second_size = columns - split;
-    launch<reduce_column_parts_kernel>({dim3(div_up(columns, kReduceColumns)), dim3(256), 0, stream},
-                                       accumulate ? inout(first, first_size) : out(first, first_size),
-                                       accumulate ? inout(second, second_size) : out(second, second_size),
-                                       in(parts, static_cast<size_t>(count) * columns), count, columns, split,
-                                       accumulate);
+    host::launch_or_loop<reduce_column_parts_kernel, host::reduce_column_parts>(
+        KernelVariant::host_sums, {dim3(div_up(columns, kReduceColumns)), dim3(256), 0, stream},
+        accumulate ? inout(first, first_size) : out(first, first_size),
+        accumulate ? inout(second, second_size) : out(second, second_size),
+        in(parts, static_cast<size_t>(count) * columns), count, columns, split, accumulate);
 }
 
 }  // namespace llmc

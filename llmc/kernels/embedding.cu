@@ -6,6 +6,7 @@
 
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/check_shape.h"
+#include "llmc/kernels/host/loops.h"
 
 namespace llmc {
 
@@ -48,10 +49,10 @@ void embedding_forward(Real* out, const int* tokens, const Real* wte, const Real
                        stream_t stream, const int* documents) {
     const int rows = check_embedding("embedding_forward", B, T, C, V);
     const size_t n = static_cast<size_t>(rows) * C;
-    launch<embedding_forward_kernel<Real>>({dim3(div_up(rows, 8)), dim3(256), 0, stream}, llmc::out(out, n),
-                                           in(tokens, rows), in(wte, static_cast<size_t>(V) * C),
-                                           in(wpe, wpe ? static_cast<size_t>(T) * C : 0),
-                                           in(documents, documents ? rows : 0), rows, T, C, V);
+    host::launch_or_loop<embedding_forward_kernel<Real>, host::embedding_forward<Real>>(
+        KernelVariant::host_embedding, {dim3(div_up(rows, 8)), dim3(256), 0, stream}, llmc::out(out, n),
+        in(tokens, rows), in(wte, static_cast<size_t>(V) * C), in(wpe, wpe ? static_cast<size_t>(T) * C : 0),
+        in(documents, documents ? rows : 0), rows, T, C, V);
 }
 
 // ---- grouping the tokens (host) ------------------------------------------------------------------------------------
@@ -185,15 +186,17 @@ void embedding_backward(float* dwte, float* dwpe, const int* sorted, const Real*
     const size_t n = static_cast<size_t>(rows) * C;
     const unsigned slabs = div_up(C, 256);
     const auto add_rows = [&](float* gradient, const int* groups, int ids) {
-        launch<embedding_backward_tokens_kernel<Real>>({dim3(div_up(rows, 8), slabs), dim3(256), 0, stream},
-                                                       inout(gradient, static_cast<size_t>(ids) * C),
-                                                       in(groups, token_sort_size(rows)), in(dout, n), rows, C, ids);
+        host::launch_or_loop<embedding_backward_tokens_kernel<Real>, host::embedding_backward_tokens<Real>>(
+            KernelVariant::host_embedding, {dim3(div_up(rows, 8), slabs), dim3(256), 0, stream},
+            inout(gradient, static_cast<size_t>(ids) * C), in(groups, token_sort_size(rows)), in(dout, n), rows, C,
+            ids);
     };
     add_rows(dwte, sorted, V);
     if (!dwpe) return;
     if (sorted_positions) return add_rows(dwpe, sorted_positions, T);
-    launch<embedding_backward_positions_kernel<Real>>({dim3(div_up(T, 8), slabs), dim3(256), 0, stream},
-                                                      inout(dwpe, static_cast<size_t>(T) * C), in(dout, n), B, T, C);
+    host::launch_or_loop<embedding_backward_positions_kernel<Real>, host::embedding_backward_positions<Real>>(
+        KernelVariant::host_embedding, {dim3(div_up(T, 8), slabs), dim3(256), 0, stream},
+        inout(dwpe, static_cast<size_t>(T) * C), in(dout, n), B, T, C);
 }
 
 #define LLMC_INSTANTIATE(Real)                                                                                 \

@@ -4,6 +4,7 @@
 #include "llmc/kernels/check_shape.h"
 #include "llmc/kernels/column_sums.cuh"
 #include "llmc/kernels/gelu.cuh"
+#include "llmc/kernels/host/loops.h"
 
 namespace llmc {
 
@@ -34,8 +35,9 @@ void gelu_forward(Real* out, const Real* inp, size_t n, stream_t stream) {
         throw Error(ExitCode::failure, strprintf("gelu_forward: n=%zu is not a multiple of 8 (16-byte accesses)", n));
     }
     const size_t blocks = div_up<size_t>(n, kGeluVectors * 256 * 8);
-    launch<gelu_forward_kernel<Real>>({dim3(static_cast<unsigned>(blocks)), dim3(256), 0, stream}, llmc::out(out, n),
-                                      in(inp, n), n);
+    host::launch_or_loop<gelu_forward_kernel<Real>, host::gelu_forward<Real>>(
+        KernelVariant::host_activation, {dim3(static_cast<unsigned>(blocks)), dim3(256), 0, stream}, llmc::out(out, n),
+        in(inp, n), n);
 }
 
 // ---- backward, with the bias gradient ------------------------------------------------------------------------------
@@ -72,8 +74,9 @@ void gelu_backward(Real* dinp, float* dbias, float* scratch, const Real* dout, c
     check_rows("gelu_backward", N, C);
     const ColumnSumPlan plan(N, C);
     const size_t n = static_cast<size_t>(N) * C;
-    launch<gelu_backward_kernel<Real>>({plan.grid(), dim3(kColumnSumThreads), 0, stream}, out(dinp, n),
-                                       out(scratch, plan.scratch(C)), in(dout, n), in(inp, n), N, C, plan.lanes);
+    host::launch_or_loop<gelu_backward_kernel<Real>, host::gelu_backward<Real>>(
+        KernelVariant::host_activation, {plan.grid(), dim3(kColumnSumThreads), 0, stream}, out(dinp, n),
+        out(scratch, plan.scratch(C)), in(dout, n), in(inp, n), N, C, plan.lanes);
     if (dbias) reduce_column_parts(dbias, nullptr, scratch, plan.parts, C, C, accumulate, stream);
 }
 

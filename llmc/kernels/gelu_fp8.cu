@@ -2,6 +2,7 @@
 #include "llmc/kernels/gelu_fp8.h"
 
 #include "llmc/kernels/gelu.cuh"
+#include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/quantize_tile.cuh"
 
 #if LLMC_ENABLE_FP8
@@ -38,8 +39,9 @@ static __global__ void __launch_bounds__(kQuantizeThreads, 3)
 
 void gelu_forward_fp8(const Quantized<e4m3>& to, const bf16* inp, int N, int C, QuantizePass pass, stream_t stream) {
     const QuantizeLaunch<e4m3> l("gelu_forward_fp8", to, nullptr, nullptr, N, C, pass, stream);
-    launch<gelu_forward_fp8_kernel>(l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-                                    state_access(to.state, pass), in(inp, l.elements), N, C, pass);
+    host::launch_or_loop<gelu_forward_fp8_kernel, host::gelu_forward_fp8>(
+        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+        state_access(to.state, pass), in(inp, l.elements), N, C, pass);
 }
 
 // ---- backward ------------------------------------------------------------------------------------------------------
@@ -80,9 +82,10 @@ template <class F8>
 void gelu_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, const bf16* dout, const bf16* inp, int N,
                        int C, bool accumulate, QuantizePass pass, stream_t stream) {
     const QuantizeLaunch<F8> l("gelu_backward_fp8", to, dbias, scratch, N, C, pass, stream);
-    launch<gelu_backward_fp8_kernel<F8>>(l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-                                         out(l.parts, l.part_elements), state_access(to.state, pass),
-                                         in(dout, l.elements), in(inp, l.elements), N, C, pass);
+    host::launch_or_loop<gelu_backward_fp8_kernel<F8>, host::gelu_backward_fp8<F8>>(
+        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+        out(l.parts, l.part_elements), state_access(to.state, pass), in(dout, l.elements), in(inp, l.elements), N, C,
+        pass);
     l.finish_bias(dbias, C, accumulate);
 }
 

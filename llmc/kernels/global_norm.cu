@@ -5,6 +5,7 @@
 
 #include "llmc/device/block_sum.cuh"
 #include "llmc/device/kernel.cuh"
+#include "llmc/kernels/host/loops.h"
 
 namespace llmc {
 
@@ -48,8 +49,9 @@ void global_norm_partials(double* partials, const float* grad, size_t n, stream_
         throw Error(ExitCode::failure, strprintf("global_norm_partials: gradient pointer %p is not 16-byte aligned",
                                                  static_cast<const void*>(grad)));
     const size_t blocks = global_norm_blocks(n);
-    launch<global_norm_kernel>({dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream}, out(partials, blocks),
-                               in(grad, n), n);
+    host::launch_or_loop<global_norm_kernel, host::global_norm>(
+        KernelVariant::host_sums, {dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream}, out(partials, blocks),
+        in(grad, n), n);
 }
 
 }  // namespace llmc

@@ -5,6 +5,7 @@
 
 #include "llmc/kernels/check_shape.h"
 #include "llmc/kernels/column_sums.cuh"
+#include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/layernorm_row.cuh"
 #include "llmc/kernels/rmsnorm.h"
 
@@ -88,10 +89,11 @@ static void launch_norm_forward(const char* launcher, Real* normed, float* mean,
         const int warps_per_row = div_up(C, Vectors * 256);
         const int teams = div_up(N, Rows), teams_per_block = warps_per_row == 1 ? 8 : 1;
         const int threads = warps_per_row == 1 ? 256 : 32 * warps_per_row;
-        launch<layernorm_forward_kernel<norm, Real, Rows, Vectors>>(
-            {dim3(div_up(teams, teams_per_block)), dim3(threads), 0, stream}, out(normed, n), out(mean, rows),
-            out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n), in(weight, columns), in(shift, columns), eps,
-            N, C, warps_per_row);
+        host::launch_or_loop<layernorm_forward_kernel<norm, Real, Rows, Vectors>,
+                             host::norm_forward<norm == NormKind::layer, Real>>(
+            KernelVariant::host_norm, {dim3(div_up(teams, teams_per_block)), dim3(threads), 0, stream}, out(normed, n),
+            out(mean, rows), out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n), in(weight, columns),
+            in(shift, columns), eps, N, C, warps_per_row);
     };
     // Short rows come several to a warp: as many bytes in flight as long ones.
     if (C <= 256)
@@ -192,14 +194,17 @@ static void launch_norm_backward(const char* launcher, Real* dinp, const Real* d
     const int gradients = kGradientsOf<norm> * C;
     float* const parts = weight != nullptr ? scratch : nullptr;
     const LaunchConfig config{dim3(plan.blocks), dim3(32 * plan.warps), 0, stream};
-    const auto run = [&]<auto kernel>() {
-        launch<kernel>(config, out(dinp, n), in(dresidual, n), out(parts, static_cast<size_t>(plan.blocks) * gradients),
-                       in(dout, n), in(inp, n), in(weight, columns), in(mean, rows), in(rstd, rows), N, C);
+    const auto run = [&]<auto kernel, auto loop>() {
+        host::launch_or_loop<kernel, loop>(KernelVariant::host_norm, config, out(dinp, n), in(dresidual, n),
+                                           out(parts, static_cast<size_t>(plan.blocks) * gradients), in(dout, n),
+                                           in(inp, n), in(weight, columns), in(mean, rows), in(rstd, rows), N, C);
     };
     if (plan.wide)
-        run.template operator()<layernorm_backward_kernel<norm, Real, 1, 3>>();
+        run.template operator()<layernorm_backward_kernel<norm, Real, 1, 3>,
+                                host::norm_backward<norm == NormKind::layer, 1, Real>>();
     else
-        run.template operator()<layernorm_backward_kernel<norm, Real, 4, 1>>();
+        run.template operator()<layernorm_backward_kernel<norm, Real, 4, 1>,
+                                host::norm_backward<norm == NormKind::layer, 4, Real>>();
     if (parts != nullptr) reduce_column_parts(dweight, dshift, parts, plan.blocks, gradients, C, accumulate, stream);
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "llmc/kernels/column_sums.cuh"
+#include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/layernorm_row.cuh"
 #include "llmc/kernels/quantize_values.cuh"
 #include "llmc/kernels/rmsnorm_fp8.h"
@@ -168,7 +169,8 @@ static void launch_norm_backward_fp8(const char* launcher, const Quantized<F8>& 
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N, gradients = kGradientsOf<norm> * columns;
     const int stride = code_stride(C), sums = norm == NormKind::layer ? plan.warps * 32 * 32 : 0;
     const size_t shared_bytes = static_cast<size_t>(plan.rows) * stride * 4 + static_cast<size_t>(sums);
-    launch<layernorm_backward_fp8_kernel<norm, F8>>(
+    host::launch_or_loop<layernorm_backward_fp8_kernel<norm, F8>, host::norm_backward_fp8<norm == NormKind::layer, F8>>(
+        KernelVariant::host_norm,
         {dim3(static_cast<unsigned>(plan.blocks)), dim3(static_cast<unsigned>(32 * plan.warps)), shared_bytes, stream},
         out(row, n), out(transposed, n), state_access(to.state, pass), out(bias_parts, plan.parts() * columns),
         out(dinp, n), in(dresidual, n), out(parts, plan.parts() * gradients), in(dout, n), in(inp, n),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/layernorm_row.cuh"
 #include "llmc/kernels/quantize_values.cuh"
 #include "llmc/kernels/rmsnorm_fp8.h"
@@ -187,7 +188,9 @@ static void launch_norm_forward_fp8(const char* launcher, const Quantized<e4m3>&
     e4m3* row = writes_fp8(pass) ? to.row : nullptr;
     e4m3* transposed = writes_fp8(pass) ? to.transposed : nullptr;
     const auto run = [&]<int Rows, int Vectors>() {
-        launch<layernorm_forward_fp8_kernel<norm, Rows, Vectors>>(
+        host::launch_or_loop<layernorm_forward_fp8_kernel<norm, Rows, Vectors>,
+                             host::norm_forward_fp8<norm == NormKind::layer>>(
+            KernelVariant::host_norm,
             {dim3(static_cast<unsigned>(div_up(N, plan.rows))), dim3(static_cast<unsigned>(plan.threads())),
              plan.shared_bytes(), stream},
             out(row, n), out(transposed, n), state_access(to.state, pass), out(mean, rows), out(rstd, rows),

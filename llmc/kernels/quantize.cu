@@ -1,6 +1,7 @@
 // Plain quantization: see quantize.h; the kernel's body is in quantize_tile.cuh.
 #include "llmc/kernels/quantize.h"
 
+#include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/quantize_tile.cuh"
 
 namespace llmc {
@@ -45,9 +46,10 @@ template <class F8>
 void quantize(const Quantized<F8>& to, float* dbias, float* scratch, const bf16* inp, const bf16* inp_low, int N, int C,
               bool accumulate, QuantizePass pass, stream_t stream) {
     const QuantizeLaunch<F8> l("quantize", to, dbias, scratch, N, C, pass, stream);
-    launch<quantize_kernel<F8>>(l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-                                out(l.parts, l.part_elements), state_access(to.state, pass), in(inp, l.elements),
-                                in(inp_low, l.elements), N, C, pass);
+    host::launch_or_loop<quantize_kernel<F8>, host::quantize<F8>>(
+        KernelVariant::host_quantize, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+        out(l.parts, l.part_elements), state_access(to.state, pass), in(inp, l.elements), in(inp_low, l.elements), N, C,
+        pass);
     l.finish_bias(dbias, C, accumulate);
 }
 
@@ -62,9 +64,9 @@ static __global__ void __launch_bounds__(kQuantizeThreads, 3)
 void quantize_weight(const Quantized<e4m3>& to, const float* master, int R, int C, QuantizePass pass, stream_t stream,
                      const float* factors) {
     const QuantizeLaunch<e4m3> l("quantize_weight", to, nullptr, nullptr, R, C, pass, stream);
-    launch<quantize_weight_kernel>(l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-                                   state_access(to.state, pass), in(master, l.elements),
-                                   in(factors, static_cast<size_t>(C)), R, C, pass);
+    host::launch_or_loop<quantize_weight_kernel, host::quantize_weight>(
+        KernelVariant::host_quantize, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+        state_access(to.state, pass), in(master, l.elements), in(factors, static_cast<size_t>(C)), R, C, pass);
 }
 
 #define LLMC_INSTANTIATE(F8)                                                                               \

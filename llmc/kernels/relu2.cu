@@ -2,6 +2,7 @@
 #include "llmc/kernels/relu2.h"
 
 #include "llmc/device/kernel.cuh"
+#include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/relu2.cuh"
 
 namespace llmc {
@@ -42,14 +43,16 @@ static dim3 relu2_grid(const char* launcher, size_t n) {
 
 template <class Real>
 void relu2_forward(Real* out, const Real* inp, size_t n, stream_t stream) {
-    launch<relu2_forward_kernel<Real>>({relu2_grid("relu2_forward", n), dim3(kThreads), 0, stream}, llmc::out(out, n),
-                                       in(inp, n), n);
+    host::launch_or_loop<relu2_forward_kernel<Real>, host::relu2_forward<Real>>(
+        KernelVariant::host_activation, {relu2_grid("relu2_forward", n), dim3(kThreads), 0, stream}, llmc::out(out, n),
+        in(inp, n), n);
 }
 
 template <class Real>
 void relu2_backward(Real* dinp, const Real* dout, const Real* inp, size_t n, stream_t stream) {
-    launch<relu2_backward_kernel<Real>>({relu2_grid("relu2_backward", n), dim3(kThreads), 0, stream}, out(dinp, n),
-                                        in(dout, n), in(inp, n), n);
+    host::launch_or_loop<relu2_backward_kernel<Real>, host::relu2_backward<Real>>(
+        KernelVariant::host_activation, {relu2_grid("relu2_backward", n), dim3(kThreads), 0, stream}, out(dinp, n),
+        in(dout, n), in(inp, n), n);
 }
 
 template void relu2_forward(float*, const float*, size_t, stream_t);

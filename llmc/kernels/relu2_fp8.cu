@@ -1,6 +1,7 @@
 // Quantizing ReLU squared: see relu2_fp8.h; the kernel's body is in quantize_tile.cuh.
 #include "llmc/kernels/relu2_fp8.h"
 
+#include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/quantize_tile.cuh"
 #include "llmc/kernels/relu2.cuh"
 
@@ -44,18 +45,18 @@ static __global__ void __launch_bounds__(kQuantizeThreads, 3)
 
 void relu2_forward_fp8(const Quantized<e4m3>& to, const bf16* inp, int N, int C, QuantizePass pass, stream_t stream) {
     const QuantizeLaunch<e4m3> l("relu2_forward_fp8", to, nullptr, nullptr, N, C, pass, stream);
-    launch<relu2_fp8_kernel<e4m3, false>>(l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-                                          state_access(to.state, pass), in(static_cast<const bf16*>(nullptr), 0),
-                                          in(inp, l.elements), N, C, pass);
+    host::launch_or_loop<relu2_fp8_kernel<e4m3, false>, host::relu2_fp8<e4m3, false>>(
+        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+        state_access(to.state, pass), in(static_cast<const bf16*>(nullptr), 0), in(inp, l.elements), N, C, pass);
 }
 
 template <class F8>
 void relu2_backward_fp8(const Quantized<F8>& to, const bf16* dout, const bf16* inp, int N, int C, QuantizePass pass,
                         stream_t stream) {
     const QuantizeLaunch<F8> l("relu2_backward_fp8", to, nullptr, nullptr, N, C, pass, stream);
-    launch<relu2_fp8_kernel<F8, true>>(l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-                                       state_access(to.state, pass), in(dout, l.elements), in(inp, l.elements), N, C,
-                                       pass);
+    host::launch_or_loop<relu2_fp8_kernel<F8, true>, host::relu2_fp8<F8, true>>(
+        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+        state_access(to.state, pass), in(dout, l.elements), in(inp, l.elements), N, C, pass);
 }
 
 template void relu2_backward_fp8(const Quantized<e4m3>&, const bf16*, const bf16*, int, int, QuantizePass, stream_t);

@@ -3,6 +3,7 @@
 
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/check_shape.h"
+#include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/swiglu.cuh"
 
 namespace llmc {
@@ -63,15 +64,17 @@ static dim3 swiglu_grid(const char* launcher, int N, int F) {
 template <class Real>
 void swiglu_forward(Real* out, const Real* inp, int N, int F, stream_t stream) {
     const size_t n = static_cast<size_t>(N) * F;
-    launch<swiglu_forward_kernel<Real>>({swiglu_grid("swiglu_forward", N, F), dim3(kThreads), 0, stream},
-                                        llmc::out(out, n), in(inp, 2 * n), N, F);
+    host::launch_or_loop<swiglu_forward_kernel<Real>, host::swiglu_forward<Real>>(
+        KernelVariant::host_activation, {swiglu_grid("swiglu_forward", N, F), dim3(kThreads), 0, stream},
+        llmc::out(out, n), in(inp, 2 * n), N, F);
 }
 
 template <class Real>
 void swiglu_backward(Real* dinp, const Real* dout, const Real* inp, int N, int F, stream_t stream) {
     const size_t n = static_cast<size_t>(N) * F;
-    launch<swiglu_backward_kernel<Real>>({swiglu_grid("swiglu_backward", N, F), dim3(kThreads), 0, stream},
-                                         out(dinp, 2 * n), in(dout, n), in(inp, 2 * n), N, F);
+    host::launch_or_loop<swiglu_backward_kernel<Real>, host::swiglu_backward<Real>>(
+        KernelVariant::host_activation, {swiglu_grid("swiglu_backward", N, F), dim3(kThreads), 0, stream},
+        out(dinp, 2 * n), in(dout, n), in(inp, 2 * n), N, F);
 }
 
 template void swiglu_forward(float*, const float*, int, int, stream_t);

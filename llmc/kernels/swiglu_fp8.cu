@@ -2,6 +2,7 @@
 #include "llmc/kernels/swiglu_fp8.h"
 
 #include "llmc/device/registers.cuh"
+#include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/quantize_tile.cuh"
 #include "llmc/kernels/swiglu.cuh"
 
@@ -44,8 +45,9 @@ static __global__ void __launch_bounds__(kQuantizeThreads, 3)
 
 void swiglu_forward_fp8(const Quantized<e4m3>& to, const bf16* inp, int N, int F, QuantizePass pass, stream_t stream) {
     const QuantizeLaunch<e4m3> l("swiglu_forward_fp8", to, nullptr, nullptr, N, F, pass, stream);
-    launch<swiglu_forward_fp8_kernel>(l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-                                      state_access(to.state, pass), in(inp, 2 * l.elements), N, F, pass);
+    host::launch_or_loop<swiglu_forward_fp8_kernel, host::swiglu_forward_fp8>(
+        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+        state_access(to.state, pass), in(inp, 2 * l.elements), N, F, pass);
 }
 
 // ---- backward: a block has the same columns of dgate and of dup ----------------------------------------------------
@@ -96,9 +98,9 @@ void swiglu_backward_fp8(const Quantized<F8>& to, const bf16* dout, const bf16* 
                          stream_t stream) {
     check_quantize("swiglu_backward_fp8", to.state, N, F);
     const QuantizeLaunch<F8> l("swiglu_backward_fp8", to, nullptr, nullptr, N, 2 * F, pass, stream);
-    launch<swiglu_backward_fp8_kernel<F8>>(l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-                                           state_access(to.state, pass), in(dout, l.elements / 2), in(inp, l.elements),
-                                           N, F, pass);
+    host::launch_or_loop<swiglu_backward_fp8_kernel<F8>, host::swiglu_backward_fp8<F8>>(
+        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+        state_access(to.state, pass), in(dout, l.elements / 2), in(inp, l.elements), N, F, pass);
 }
 
 template void swiglu_backward_fp8(const Quantized<e4m3>&, const bf16*, const bf16*, int, int, QuantizePass, stream_t);

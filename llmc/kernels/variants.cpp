@@ -4,11 +4,14 @@
 #include <sstream>
 
 #include "llmc/device/error.h"
+#include "llmc/device/stream_kernels.h"
 
 namespace llmc {
 namespace {
 
 using V = KernelVariant;
+
+constexpr const char* kSameBits = "everything to the bit";
 
 // In the order of the enumeration.
 constexpr KernelVariantEntry kEntries[] = {
@@ -27,6 +30,16 @@ constexpr KernelVariantEntry kEntries[] = {
      "the plain activation's gradient and quantize"},
     {V::attention_backward_fp8, "attention_backward_fp8", kOldestCard, kAnyLaterCard, true, true,
      "codes and delta to the bit; sums over tokens in another order", "attention_backward and quantize"},
+    {V::host_attention, "host_attention", kHostDevice, kHostDevice, true, false, kSameBits, "attention's kernels"},
+    {V::host_classifier, "host_classifier", kHostDevice, kHostDevice, true, false, kSameBits,
+     "the classifier's kernel"},
+    {V::host_norm, "host_norm", kHostDevice, kHostDevice, true, false, kSameBits, "the norms' kernels"},
+    {V::host_activation, "host_activation", kHostDevice, kHostDevice, true, false, kSameBits,
+     "the activations' kernels"},
+    {V::host_quantize, "host_quantize", kHostDevice, kHostDevice, true, false, kSameBits, "the quantizing kernels"},
+    {V::host_embedding, "host_embedding", kHostDevice, kHostDevice, true, false, kSameBits, "the embedding's kernels"},
+    {V::host_optimizer, "host_optimizer", kHostDevice, kHostDevice, true, false, kSameBits, "the optimizers' kernels"},
+    {V::host_sums, "host_sums", kHostDevice, kHostDevice, true, false, kSameBits, "the kernels of sums and norms"},
 };
 
 std::string all_names() {
@@ -45,6 +58,7 @@ std::vector<std::string> split(const std::string& text) {
 }  // namespace
 
 std::string KernelVariantEntry::cards() const {
+    if (last_card == kHostDevice) return "the host device";
     std::string text = strprintf("compute capability %d.%d", first_card / 10, first_card % 10);
     if (last_card == kAnyLaterCard)
         text += " and later";
@@ -78,6 +92,8 @@ std::vector<std::string> KernelSet::names() const {
     return names;
 }
 
+void choose_kernels(stream_t stream, const KernelSet& kernels) { set_stream_kernels(stream, kernels.bits()); }
+
 void check_kernel_names(const std::string& text) {
     if (text == "portable" || text == "auto") return;
     for (const std::string& name : split(text)) kernel_variant(name);
@@ -89,7 +105,7 @@ KernelSet kernel_set_from_text(const std::string& text, std::optional<int> card,
     std::vector<V> wanted;
     if (text == "auto") {
         for (const KernelVariantEntry& entry : kEntries)
-            if (!card || entry.runs_on(*card)) wanted.push_back(entry.variant);
+            if (card ? entry.runs_on(*card) : entry.last_card != kHostDevice) wanted.push_back(entry.variant);
     } else {
         for (const std::string& name : split(text)) wanted.push_back(kernel_variant(name).variant);
     }

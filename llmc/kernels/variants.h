@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "llmc/device/runtime.h"
+
 namespace llmc {
 
 // Rows of the table in variants.cpp. A layer norm's are an RMS norm's too, GELU's those of any activation.
@@ -18,6 +20,15 @@ enum class KernelVariant {
     layernorm_backward_fp8,
     gelu_backward_fp8,
     attention_backward_fp8,
+    // Families of the host device's own loops (host/launch.h).
+    host_attention,
+    host_classifier,
+    host_norm,
+    host_activation,
+    host_quantize,
+    host_embedding,
+    host_optimizer,
+    host_sums,
 };
 
 // Cards are known by their compute capability, 90 for 9.0.
@@ -29,7 +40,7 @@ struct KernelVariantEntry {
     KernelVariant variant;
     const char* name;           // for --kernels
     int first_card, last_card;  // that it runs on
-    bool on_host;               // and on the host device
+    bool on_host;               // and on the host device; kHostDevice as first and last card: there alone
     bool fp8;                   // makes FP8 with one scale a tensor: no other run has use for it
     const char* right_when;     // what the card check holds it to, beside the counterpart
     const char* counterpart;    // the kernels that take its place, in their order
@@ -54,10 +65,17 @@ public:
     std::vector<std::string> names() const;
     bool operator==(const KernelSet&) const = default;
 
+    // For a stream to remember.
+    uint64_t bits() const { return members_; }
+    static bool has(uint64_t bits, KernelVariant variant) { return (bits & bit(variant)) != 0; }
+
 private:
     static constexpr uint64_t bit(KernelVariant variant) { return uint64_t{1} << static_cast<int>(variant); }
     uint64_t members_ = 0;
 };
+
+// Launches on the stream run the loops of the set's families, where the host device has them.
+void choose_kernels(stream_t stream, const KernelSet& kernels);
 
 // From --kernels: "portable" (none), "auto" (all that the card runs), or names with commas between them. Without a
 // card, for plans, all run. `fp8`: the run makes FP8 with one scale a tensor. Throws Error(bad_flags) for unknown

@@ -124,6 +124,7 @@ MemoryByKind Trainer<Real>::memory() const {
 template <class Real>
 void Trainer<Real>::allocate() {
     stream_ = create_stream();
+    choose_kernels(stream_, config_.kernels);
     results_.emplace();
     weights_.allocate(stream_);
     if (!config_.forward_only) gradients_.allocate(stream_);

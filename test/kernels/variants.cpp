@@ -52,9 +52,13 @@ TEST_CASE("variants: a set holds what was put into it") {
 TEST_CASE("variants: portable, auto, and lists") {
     CHECK(kernel_set_from_text("portable", 90, true) == KernelSet());
     const KernelSet all = kernel_set_from_text("auto", 90, true);
-    CHECK(all.names().size() == kernel_variants().size());
     CHECK(KernelSet::common() == all);
-    CHECK(kernel_set_from_text("auto", kHostDevice, true) == all);
+    const KernelSet on_host = kernel_set_from_text("auto", kHostDevice, true);
+    CHECK(on_host.names().size() == kernel_variants().size());
+    CHECK(on_host.has(KernelVariant::attention_fp8));
+    CHECK(on_host.has(KernelVariant::host_attention));
+    CHECK(!all.has(KernelVariant::host_attention));
+    CHECK(kernel_set_from_text("auto", kHostDevice, false).has(KernelVariant::host_attention));
     CHECK(kernel_set_from_text("auto", std::nullopt, true) == all);
     CHECK(kernel_set_from_text("auto", 75, true) == KernelSet());  // older than all
     CHECK(kernel_set_from_text("auto", 90, false) == KernelSet());
@@ -67,7 +71,8 @@ TEST_CASE("variants: portable, auto, and lists") {
 TEST_CASE("variants: names that are none are answered with those that are") {
     const std::string all =
         "auto, portable, layernorm_fp8, gelu_fp8, attention_fp8, layernorm_backward_fp8, gelu_backward_fp8, "
-        "attention_backward_fp8";
+        "attention_backward_fp8, host_attention, host_classifier, host_norm, host_activation, host_quantize, "
+        "host_embedding, host_optimizer, host_sums";
     CHECK(refusal("gleu_fp8") == "--kernels 'gleu_fp8' is none of " + all);
     for (const char* text : {"gelu_fp8,", "", ",", "gelu_fp8,auto", "Auto", "gelu_fp8, layernorm_fp8"}) {
         CAPTURE(text);
@@ -79,6 +84,8 @@ TEST_CASE("variants: names that are none are answered with those that are") {
     CHECK(refusal("gelu_fp8", 75) ==
           "--kernels gelu_fp8: it is for compute capability 8.0 and later, and the host device, and this is a card of "
           "7.5; use --kernels auto");
+    CHECK(refusal("host_norm", 90) ==
+          "--kernels host_norm: it is for the host device, and this is a card of 9.0; use --kernels auto");
 }
 
 TEST_CASE("variants: which cards an entry is for") {

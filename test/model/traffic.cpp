@@ -148,7 +148,7 @@ TEST_CASE("traffic: a variant that is left out gives way to its counterpart and 
     };
     const Fp8Config delayed = recipe(Fp8Recipe::delayed);
     const RecordedStep all(1, &delayed);
-    REQUIRE(std::size(rows) == kernel_variants().size());
+    REQUIRE(std::size(rows) == KernelSet::common().names().size());
     for (const auto& left_out : rows) {
         KernelSet kernels = KernelSet::common();
         kernels.remove(left_out.variant);
@@ -162,6 +162,21 @@ TEST_CASE("traffic: a variant that is left out gives way to its counterpart and 
             CHECK(count(step, row.fused) == row.runs - moved);
             CHECK(count(step, row.plain) == count(all, row.plain) + moved);
         }
+    }
+}
+
+TEST_CASE("traffic: loops are declared and recorded as the kernels whose work they do") {
+    const Fp8Config delayed = recipe(Fp8Recipe::delayed);
+    const RecordedStep kernels(1, &delayed);
+    const RecordedStep loops(1, &delayed, Recompute::none, kernel_set_from_text("auto", kHostDevice, true));
+    REQUIRE(kernels.operations.size() == loops.operations.size());
+    for (const auto& [name, row] : kernels.operations) {
+        CAPTURE(name);
+        REQUIRE(loops.operations.count(name) == 1);
+        const host::OperationRecord& loop = loops.operations.at(name);
+        CHECK(loop.count == row.count);
+        CHECK(loop.bytes_read == row.bytes_read);
+        CHECK(loop.bytes_written == row.bytes_written);
     }
 }
 

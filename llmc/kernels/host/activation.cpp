@@ -1,0 +1,76 @@
+// The activations' loops, element by element; those that sum up a bias gradient are in sums.cpp.
+#include "llmc/kernels/host/activation.h"
+
+#include "llmc/kernels/host/loops.h"
+
+namespace llmc::host {
+namespace {
+
+// Calls each(first, n) for vectors of elements; the last may be short.
+template <class Each>
+void for_each_vector(size_t n, const Each& each) {
+#pragma omp parallel for schedule(static) if (n > 16384)
+    for (size_t i = 0; i < n; i += kLanes) each(i, static_cast<int>(std::min<size_t>(kLanes, n - i)));
+}
+// The same for the rows of (N, F).
+template <class Each>
+void for_each_vector_of_rows(int N, int F, const Each& each) {
+#pragma omp parallel for schedule(static) if (static_cast <size_t>(N) * F > 16384)
+    for (int row = 0; row < N; row++)
+        for (int c = 0; c < F; c += kLanes)
+            each(static_cast<size_t>(row), static_cast<size_t>(c), std::min(kLanes, F - c));
+}
+
+}  // namespace
+
+template <class Real>
+void gelu_forward(const Grid&, Real* out, const Real* inp, size_t n) {
+    for_each_vector(n, [=](size_t i, int left) { store_first(out + i, gelu_of(load_first(inp + i, left)), left); });
+}
+
+template <class Real>
+void swiglu_forward(const Grid&, Real* out, const Real* inp, int N, int F) {
+    for_each_vector_of_rows(N, F, [=](size_t row, size_t c, int left) {
+        const Real* gate = inp + row * 2 * F + c;
+        store_first(out + row * F + c, swiglu_of(load_first(gate, left), load_first(gate + F, left)), left);
+    });
+}
+
+template <class Real>
+void swiglu_backward(const Grid&, Real* dinp, const Real* dout, const Real* inp, int N, int F) {
+    for_each_vector_of_rows(N, F, [=](size_t row, size_t c, int left) {
+        const size_t at = row * 2 * F + c;
+        const Floats gate = load_first(inp + at, left), up = load_first(inp + at + F, left);
+        const Floats d = load_first(dout + row * F + c, left);
+        store_first(dinp + at, swiglu_gate_gradient(d, gate, up), left);
+        store_first(dinp + at + F, swiglu_up_gradient(d, gate), left);
+    });
+}
+
+template <class Real>
+void relu2_forward(const Grid&, Real* out, const Real* inp, size_t n) {
+    for_each_vector(n, [=](size_t i, int left) {
+        const Floats x = relu_of(load_first(inp + i, left));
+        store_first(out + i, x * x, left);
+    });
+}
+
+template <class Real>
+void relu2_backward(const Grid&, Real* dinp, const Real* dout, const Real* inp, size_t n) {
+    for_each_vector(n, [=](size_t i, int left) {
+        const Floats d = load_first(dout + i, left) * (2.0f * relu_of(load_first(inp + i, left)));
+        store_first(dinp + i, d, left);
+    });
+}
+
+#define LLMC_INSTANTIATE(Real)                                                             \
+    template void gelu_forward(const Grid&, Real*, const Real*, size_t);                   \
+    template void swiglu_forward(const Grid&, Real*, const Real*, int, int);               \
+    template void swiglu_backward(const Grid&, Real*, const Real*, const Real*, int, int); \
+    template void relu2_forward(const Grid&, Real*, const Real*, size_t);                  \
+    template void relu2_backward(const Grid&, Real*, const Real*, const Real*, size_t);
+LLMC_INSTANTIATE(float)
+LLMC_INSTANTIATE(bf16)
+#undef LLMC_INSTANTIATE
+
+}  // namespace llmc::host

@@ -1,0 +1,161 @@
+// The classifier's loop: a task a row. The softmax is built up like a block's, whose threads have eights of logits.
+#include <cmath>
+#include <vector>
+
+#include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/host/vectors.h"
+
+namespace llmc::host {
+namespace {
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kIgnoredTarget = -1;
+
+float minus_infinity() { return float_from_bits(kFloatInfinityBits | 0x80000000u); }
+
+// SoftCap of a vector.
+template <bool kCapped>
+LLMC_INLINE Floats capped(Floats x, float cap, Floats& slope) {
+    slope = splat(1.0f);
+    if (!kCapped) return x;
+    const Floats magnitude = from_bits(bits_of(x) & kFloatMagnitudeMask);
+    const Floats e = exp2_of(magnitude * (-2.0f * kLog2E / cap)), inverse = 1.0f / (1.0f + e);
+    slope = 4.0f * e * inverse * inverse;
+    const Floats tanh = (1.0f - e) * inverse;
+    return (x < 0.0f ? -tanh : tanh) * cap + x * 0.0f;
+}
+
+// Each lane gets the largest of its group of eight, in the order of OnlineSoftmax::add().
+LLMC_INLINE Floats max_of_eights(Floats x) {
+#if defined(__AVX512F__)
+    x = max_of(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+    x = max_of(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    return max_of(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+#else
+    x = max_of(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6));
+    x = max_of(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5));
+    return max_of(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
+#endif
+}
+
+// The softmaxes of a block's threads: lane 8 t + i has sum i of thread t, and its maximum.
+struct Threads {
+    std::vector<float> max, sum;
+    void clear(int threads) {
+        max.assign(static_cast<size_t>(threads) * 8, minus_infinity());
+        sum.assign(static_cast<size_t>(threads) * 8, 0.0f);
+    }
+    // Adds `valid` logits (a short eight is whole but for its end, and counts as its first logit beyond).
+    LLMC_INLINE void add(int at, Floats x, int valid) {
+        Floats filled = x;
+        if (valid < kLanes)
+            for (int i = valid; i < kLanes; i++)
+                filled[i] = i / 8 == valid / 8 && valid % 8 ? x[valid / 8 * 8] : minus_infinity();
+        const Floats largest = max_of_eights(filled);
+        Floats best = load(max.data() + at), total = load(sum.data() + at);
+        const Ints higher = largest > best;
+        if (any_lane(higher)) {
+            const Floats factor = exp2_of((best - largest) * kLog2E);
+            total = higher ? total * factor : total;
+            best = higher ? largest : best;
+            store(max.data() + at, best);
+        }
+        const Floats term = exp2_of((x - best) * kLog2E) + x * 0.0f;
+        store(sum.data() + at, total + (valid < kLanes ? first_lanes(term, valid) : term));
+    }
+};
+
+struct Softmax {
+    float max, sum;
+};
+// combine_lanes() of 32 lanes.
+Softmax combine(const Softmax* lanes) {
+    float max = lanes[0].max, sums[32];
+    for (int i = 1; i < 32; i++) max = max > lanes[i].max ? max : lanes[i].max;
+    for (int i = 0; i < 32; i++) {
+        const Floats factor = exp2_of(splat((lanes[i].max - max) * kLog2E));
+        sums[i] = lanes[i].sum * factor[0];
+    }
+    return {max, butterfly(sums)};
+}
+Softmax combine(const Threads& threads, int warps) {
+    Softmax of_warps[32];
+    std::fill(of_warps, of_warps + 32, Softmax{minus_infinity(), 0.0f});
+    for (int w = 0; w < warps; w++) {
+        Softmax lanes[32];
+        for (int i = 0; i < 32; i++) {
+            const size_t at = static_cast<size_t>(w * 32 + i) * 8;
+            const float* s = threads.sum.data() + at;
+            lanes[i] = {threads.max[at], ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]))};
+        }
+        of_warps[w] = combine(lanes);
+    }
+    return warps == 1 ? of_warps[0] : combine(of_warps);
+}
+
+}  // namespace
+
+template <class Real, int kThreads, bool kCapped>
+void softmax_cross_entropy(const Grid& grid, Real* logits, float* losses, const int* targets, float dloss,
+                           const float* loss_scale, int V, int padded_V, bool write_gradient, float cap, float z_loss,
+                           float target_share, float share_of_all) {
+    const int rows = static_cast<int>(grid.grid.x);
+#pragma omp parallel if (static_cast <size_t>(rows) * V > 8192)
+    {
+        thread_local Threads threads;
+#pragma omp for schedule(static)
+        for (int row = 0; row < rows; row++) {
+            const int target = targets[row];
+            Real* const x = logits + static_cast<size_t>(row) * padded_V;
+            if (target == kIgnoredTarget) {
+                losses[row] = 0.0f;
+                if (write_gradient) std::memset(static_cast<void*>(x), 0, static_cast<size_t>(padded_V) * sizeof(Real));
+                continue;
+            }
+            const bool known = target >= 0 && target < V;
+            const float nan = float_from_bits(kFloatMagnitudeMask);
+            Floats slope;
+            const float target_logit = known ? capped<kCapped>(splat(to_float(x[target])), cap, slope)[0] : nan;
+            const float target_slope = known ? slope[0] : 1.0f;
+
+            threads.clear(kThreads);
+            for (int c = 0; c < V; c += kLanes)
+                threads.add(c % (kThreads * 8), capped<kCapped>(load_first(x + c, padded_V - c), cap, slope),
+                            std::min(kLanes, V - c));
+            const auto [max, sum] = combine(threads, kThreads / 32);
+            losses[row] = (max - target_logit) + logf(sum);
+            if (!write_gradient) continue;
+
+            const float gradient = !known ? nan : loss_scale ? dloss * *loss_scale : dloss;
+            const float factor = gradient * (1.0f + 2.0f * z_loss * (max + logf(sum))) / sum;
+            const float of_target = gradient * target_share, of_all = gradient * share_of_all;
+            const float of_softmax =
+                known ? (exp2_of(splat((target_logit - max) * kLog2E)) * factor - of_all)[0] - of_target : 0.0f;
+            for (int c = 0; c < V; c += kLanes) {
+                const Floats logit = capped<kCapped>(load_first(x + c, padded_V - c), cap, slope);
+                Floats d = exp2_of((logit - max) * kLog2E) * factor - of_all;
+                if (kCapped) d *= slope;
+                if (c + kLanes > V) d = first_lanes(d, V - c);
+                store_first(x + c, d, padded_V - c);
+            }
+            for (int c = V; c < padded_V; c++) x[c] = to<Real>(0.0f);
+            if (known) x[target] = to<Real>(kCapped ? of_softmax * target_slope : of_softmax);
+        }
+    }
+}
+
+#define LLMC_INSTANTIATE(Real, kThreads, kCapped)                 \
+    template void softmax_cross_entropy<Real, kThreads, kCapped>( \
+        const Grid&, Real*, float*, const int*, float, const float*, int, int, bool, float, float, float, float);
+#define LLMC_INSTANTIATE_THREADS(Real, kThreads) \
+    LLMC_INSTANTIATE(Real, kThreads, false) LLMC_INSTANTIATE(Real, kThreads, true)
+LLMC_INSTANTIATE_THREADS(float, 32)
+LLMC_INSTANTIATE_THREADS(float, 128)
+LLMC_INSTANTIATE_THREADS(float, 768)
+LLMC_INSTANTIATE_THREADS(bf16, 32)
+LLMC_INSTANTIATE_THREADS(bf16, 128)
+LLMC_INSTANTIATE_THREADS(bf16, 768)
+#undef LLMC_INSTANTIATE_THREADS
+#undef LLMC_INSTANTIATE
+
+}  // namespace llmc::host

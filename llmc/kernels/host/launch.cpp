@@ -1,0 +1,84 @@
+// Which loops run, and the comparison of loops with their kernels: see launch.h.
+#include "llmc/kernels/host/launch.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "llmc/device/formats.cuh"
+#include "llmc/device/stream_kernels.h"
+
+namespace llmc::host {
+
+bool compares_loops() {
+    static const bool compares = [] {
+        const char* text = std::getenv("LLMC_LOOPS");
+        if (!text || !*text) return false;
+        if (std::strcmp(text, "compare") == 0) return true;
+        throw Error(ExitCode::bad_flags, strprintf("LLMC_LOOPS=%s: the only value is compare", text));
+    }();
+    return compares;
+}
+
+bool runs_loops(stream_t stream, KernelVariant family) {
+    return compares_loops() || KernelSet::has(stream_kernels(stream), family);
+}
+
+namespace {
+
+using Bytes = std::vector<char>;
+
+std::vector<Bytes> copies_of(const std::vector<Access>& accesses) {
+    std::vector<Bytes> copies;
+    for (const Access& a : accesses) {
+        const char* from = static_cast<const char*>(a.address);
+        copies.push_back(a.writes && from ? Bytes(from, from + a.bytes) : Bytes());
+    }
+    return copies;
+}
+
+// Which of several NaNs a sum hands on is nobody's promise: bytes may differ where both are NaNs, of FP32 or of BF16.
+bool same_number(const char* a, const char* b) {
+    uint32_t x, y;
+    std::memcpy(&x, a, 4), std::memcpy(&y, b, 4);
+    const auto nan = [](uint32_t bits) { return (bits & kFloatMagnitudeMask) > kFloatInfinityBits; };
+    const auto same_half = [&](uint32_t p, uint32_t q) { return p == q || (nan(p << 16) && nan(q << 16)); };
+    return x == y || (nan(x) && nan(y)) || (same_half(x & 0xffffu, y & 0xffffu) && same_half(x >> 16, y >> 16));
+}
+
+// The first byte of `actual` that is not as expected, and how many words differ.
+struct Difference {
+    size_t first = 0, words = 0;
+    Difference(const Bytes& actual, const Bytes& expected) {
+        const size_t whole = actual.size() / 4 * 4;
+        if (std::memcmp(actual.data() + whole, expected.data() + whole, actual.size() - whole) != 0)
+            first = whole, words = 1;
+        for (size_t at = whole; at > 0; at -= 4)
+            if (!same_number(&actual[at - 4], &expected[at - 4])) first = at - 4, words++;
+    }
+};
+
+}  // namespace
+
+void run_both(const std::vector<Access>& accesses, const LaunchSite& site, const std::function<void()>& kernel,
+              const std::function<void()>& loop) {
+    const std::vector<Bytes> before = copies_of(accesses);
+    kernel();
+    const std::vector<Bytes> expected = copies_of(accesses);
+    for (size_t i = 0; i < accesses.size(); i++)
+        if (!before[i].empty()) std::memcpy(const_cast<void*>(accesses[i].address), before[i].data(), before[i].size());
+    loop();
+    const std::vector<Bytes> actual = copies_of(accesses);
+    for (size_t i = 0; i < accesses.size(); i++) {
+        if (actual[i] == expected[i]) continue;
+        const Difference difference(actual[i], expected[i]);
+        if (difference.words == 0) continue;
+        throw Error(
+            ExitCode::failure,
+            strprintf("the loop writes other numbers than the kernel: %zu words of %zu in tensor %zu, from byte "
+                      "%zu on [kernel %s launched at %s:%d]",
+                      difference.words, (actual[i].size() + 3) / 4, i, difference.first, site.kernel, site.file,
+                      site.line));
+    }
+}
+
+}  // namespace llmc::host

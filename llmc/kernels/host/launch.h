@@ -1,0 +1,62 @@
+// How a launcher offers a loop of the CPU's own in place of a kernel: launch_or_loop<kernel, loop>(family, config,
+// ...).
+//
+// A loop is a function that does the work of a whole grid. It has the kernel's parameters behind the shape of the grid,
+// so that a launch names, declares and passes everything once, for both. A loop gives the same bits as the kernel, for
+// any number of OpenMP threads. It runs on streams for which choose_kernels() has chosen its family. LLMC_LOOPS=compare
+// runs kernel and loop on every stream, and fails where they write different bytes.
+#pragma once
+#include <type_traits>
+
+#include "llmc/device/launch.cuh"
+#include "llmc/kernels/variants.h"
+
+namespace llmc::host {
+
+struct Grid {
+    dim3 grid, block;
+};
+
+template <class Kernel>
+struct LoopOf;
+template <class... P>
+struct LoopOf<void (*)(P...)> {
+    using Type = void (*)(const Grid&, P...);
+};
+
+#if !LLMC_ON_GPU
+bool runs_loops(stream_t stream, KernelVariant family);
+bool compares_loops();
+// Runs the kernel, and then the loop on what the kernel found; throws if a byte that they write differs.
+void run_both(const std::vector<Access>& accesses, const LaunchSite& site, const std::function<void()>& kernel,
+              const std::function<void()>& loop);
+
+template <auto kernel, auto loop, class... P>
+void submit_loop(void (*)(P...), const LaunchConfig& c, std::initializer_list<Access> accesses,
+                 std::type_identity_t<P>... arguments) {
+    const LaunchSite site{kernel_name<kernel>(), c.file, c.line};
+    const auto run_loop = [=, grid = Grid{c.grid, c.block}] { loop(grid, arguments...); };
+    if (!compares_loops()) return submit(c.stream, accesses, site, run_loop);
+    const auto call = [](void* tuple) { std::apply(kernel, *static_cast<std::tuple<P...>*>(tuple)); };
+    prepare_launch(c.grid, c.block, c.shared_bytes, call, site);
+    submit(c.stream, accesses, site, [=, written = std::vector<Access>(accesses)] {
+        const auto run_kernel = [=] {
+            std::tuple<P...> copied(arguments...);
+            run_grid(c.grid, c.block, c.shared_bytes, call, &copied, site);
+        };
+        run_both(written, site, run_kernel, run_loop);
+    });
+}
+#endif
+
+template <auto kernel, auto loop, class... A>
+void launch_or_loop([[maybe_unused]] KernelVariant family, const LaunchConfig& config, const A&... arguments) {
+    static_assert(std::is_same_v<decltype(loop), typename LoopOf<decltype(kernel)>::Type>);
+#if !LLMC_ON_GPU
+    if (runs_loops(config.stream, family))
+        return submit_loop<kernel, loop>(kernel, config, {detail::access_of(arguments)...}, arguments...);
+#endif
+    launch<kernel>(config, arguments...);
+}
+
+}  // namespace llmc::host

@@ -1,0 +1,118 @@
+// The loops of the CPU's own, a family after the other; what each computes is written at the kernel whose parameters it
+// has. See launch.h.
+#pragma once
+#include "llmc/kernels/fp8_state.h"
+#include "llmc/kernels/host/launch.h"
+
+namespace llmc::host {
+
+// ---- attention.cpp --------------------------------------------------------------------------------------------------
+
+template <int HD>
+void attention_forward(const Grid&, bf16* out, bf16* out_low, float* lse, const bf16* qkv, e4m3* row, e4m3* transposed,
+                       Fp8State* fp8, int T, int NH, int NKV, float scale, int window, QuantizePass pass,
+                       const int* documents);
+template <int HD>
+void attention_forward_fp32(const Grid&, float* out, float* lse, const float* qkv, int T, int NH, int NKV,
+                            float scale_log2, int window, const int* documents);
+template <int HD>
+void attention_delta(const Grid&, float* delta, const bf16* dout, const bf16* out, const bf16* out_low, size_t rows,
+                     int T, int NH);
+template <int HD, class Out>
+void attention_key_gradient(const Grid&, Out* dqkv, Out* transposed, float* parts, Fp8State* fp8, const bf16* dout,
+                            const bf16* qkv, const float* lse, const float* delta, int T, int NH, int NKV, int group,
+                            float scale, int window, QuantizePass pass, const int* documents);
+template <int HD, class Out>
+void attention_query_gradient(const Grid&, Out* dqkv, Out* transposed, float* parts, Fp8State* fp8, const bf16* dout,
+                              const bf16* qkv, const float* lse, const float* delta, int T, int NH, int NKV, int group,
+                              float scale, int window, QuantizePass pass, const int* documents);
+template <int HD>
+void attention_query_gradient_fp32(const Grid&, float* dqkv, float* delta, const float* dout, const float* qkv,
+                                   const float* out, const float* lse, int T, int NH, int NKV, float scale, int window,
+                                   const int* documents);
+template <int HD>
+void attention_key_gradient_fp32(const Grid&, float* dqkv, const float* dout, const float* qkv, const float* lse,
+                                 const float* delta, int T, int NH, int NKV, float scale, int window,
+                                 const int* documents);
+
+// ---- norm.cpp -------------------------------------------------------------------------------------------------------
+
+template <bool kLayer, class Real>
+void norm_forward(const Grid&, Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1,
+                  const Real* inp2, const Real* weight, const Real* shift, float eps, int N, int C, int warps_per_row);
+template <bool kLayer>
+void norm_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, float* mean, float* rstd,
+                      bf16* residual, const bf16* inp1, const bf16* inp2, const bf16* weight, const bf16* shift,
+                      float eps, int N, int C, int warps_per_row, int block_rows, int stride, QuantizePass pass);
+// kGroup: the kernel's Rows.
+template <bool kLayer, int kGroup, class Real>
+void norm_backward(const Grid&, Real* dinp, const Real* dresidual, float* parts, const Real* dout, const Real* inp,
+                   const Real* weight, const float* mean, const float* rstd, int N, int C);
+template <bool kLayer, class F8>
+void norm_backward_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, float* bias_parts, bf16* dinp,
+                       const bf16* dresidual, float* parts, const bf16* dout, const bf16* inp, const bf16* weight,
+                       const float* mean, const float* rstd, int N, int C, int tile_rows, int stride,
+                       QuantizePass pass);
+
+// ---- activation.cpp -------------------------------------------------------------------------------------------------
+
+template <class Real>
+void gelu_forward(const Grid&, Real* out, const Real* inp, size_t n);
+template <class Real>
+void swiglu_forward(const Grid&, Real* out, const Real* inp, int N, int F);
+template <class Real>
+void swiglu_backward(const Grid&, Real* dinp, const Real* dout, const Real* inp, int N, int F);
+template <class Real>
+void relu2_forward(const Grid&, Real* out, const Real* inp, size_t n);
+template <class Real>
+void relu2_backward(const Grid&, Real* dinp, const Real* dout, const Real* inp, size_t n);
+
+// ---- quantize.cpp ---------------------------------------------------------------------------------------------------
+
+template <class F8>
+void quantize(const Grid&, F8* row, F8* transposed, float* parts, Fp8State* state, const bf16* inp, const bf16* inp_low,
+              int N, int C, QuantizePass pass);
+void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const float* master,
+                     const float* factors, int R, int C, QuantizePass pass);
+void gelu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int C,
+                      QuantizePass pass);
+template <class F8>
+void gelu_backward_fp8(const Grid&, F8* row, F8* transposed, float* parts, Fp8State* state, const bf16* dout,
+                       const bf16* inp, int N, int C, QuantizePass pass);
+void swiglu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int F,
+                        QuantizePass pass);
+template <class F8>
+void swiglu_backward_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp,
+                         int N, int F, QuantizePass pass);
+template <class F8, bool kBackward>
+void relu2_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp, int N, int C,
+               QuantizePass pass);
+
+// ---- classifier.cpp -------------------------------------------------------------------------------------------------
+
+template <class Real, int kThreads, bool kCapped>
+void softmax_cross_entropy(const Grid&, Real* logits, float* losses, const int* targets, float dloss,
+                           const float* loss_scale, int V, int padded_V, bool write_gradient, float cap, float z_loss,
+                           float target_share, float share_of_all);
+
+// ---- embedding.cpp --------------------------------------------------------------------------------------------------
+
+template <class Real>
+void embedding_forward(const Grid&, Real* out, const int* tokens, const Real* wte, const Real* wpe,
+                       const int* documents, int rows, int T, int C, int V);
+template <class Real>
+void embedding_backward_tokens(const Grid&, float* dwte, const int* sorted, const Real* dout, int n, int C, int V);
+template <class Real>
+void embedding_backward_positions(const Grid&, float* dwpe, const Real* dout, int B, int T, int C);
+
+// ---- sums.cpp -------------------------------------------------------------------------------------------------------
+
+template <class Real>
+void bias_gradient(const Grid&, float* parts, const Real* dout, int N, int C, int lanes);
+template <class Real>
+void gelu_backward(const Grid&, Real* dinp, float* parts, const Real* dout, const Real* inp, int N, int C, int lanes);
+void reduce_column_parts(const Grid&, float* first, float* second, const float* parts, int count, int columns,
+                         int split, bool accumulate);
+void global_norm(const Grid&, double* partials, const float* grad, size_t n);
+
+}  // namespace llmc::host

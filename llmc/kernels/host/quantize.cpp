@@ -1,0 +1,263 @@
+// The quantizing loops, and what they share with attention and the norms: the cast of rows of values to FP8 codes, and
+// the turn of codes from rows to columns. A task owns 128 x 128 values, as a block of the kernels does
+// (quantize_tile.cuh).
+#include "llmc/kernels/host/quantize.h"
+
+#include "llmc/kernels/host/activation.h"
+#include "llmc/kernels/host/loops.h"
+
+namespace llmc::host {
+namespace {
+
+template <class F8>
+struct FormatOf;
+template <>
+struct FormatOf<e4m3> {
+    using Type = E4M3Format;
+};
+template <>
+struct FormatOf<e5m2> {
+    using Type = E5M2Format;
+};
+
+// fp8_nearest() of each lane.
+template <class Format>
+LLMC_INLINE Bytes codes_of(Floats value) {
+    const Words bits = bits_of(value), magnitude = bits & kFloatMagnitudeMask, sign = bits >> 24 & 0x80u;
+    const Words round_bias = ((1u << (Format::dropped_bits - 1)) - 1u) + ((magnitude >> Format::dropped_bits) & 1u);
+    const Words normal = ((magnitude + round_bias) >> Format::dropped_bits) - Format::code_offset;
+    const Words subnormal =
+        bits_of(from_bits(magnitude) + float_from_bits(Format::rounding_magic)) - Format::rounding_magic;
+    Words code = magnitude < Format::smallest_normal ? subnormal : normal;
+    code = code > Format::largest_code ? Words{} + Format::largest_code : code;
+    code = magnitude > kFloatInfinityBits ? Words{} + kFp8NaN : code | sign;
+    return __builtin_convertvector(code, Bytes);
+}
+
+template <class F8>
+void note_each(Tally& tally, const float* x, int n, float scale) {
+    for (int i = 0; i < n; i++) {
+        const uint32_t magnitude = float_bits(x[i]) & kFloatMagnitudeMask;
+        const bool finite = magnitude < kFloatInfinityBits;
+        tally.amax = finite && magnitude > tally.amax ? magnitude : tally.amax;
+        tally.nonfinite += finite ? 0 : 1;
+        const float scaled = float_from_bits(float_bits(x[i] * scale) & kFloatMagnitudeMask);
+        tally.saturated += scaled > Fp8Limits<F8>::largest ? 1 : 0;
+        tally.underflowed += scaled <= Fp8Limits<F8>::to_zero && x[i] != 0.0f ? 1 : 0;
+    }
+}
+
+template <class F8>
+void note_row(Tally& tally, const float* x, int n, float scale, QuantizePass pass) {
+    Words amax{};
+    for (int i = 0; i < n; i += kLanes) {
+        const Words magnitude = bits_of(load(x + i)) & kFloatMagnitudeMask;
+        amax = magnitude > amax ? magnitude : amax;
+    }
+    uint32_t largest = 0;
+    for (int i = 0; i < kLanes; i++) largest = std::max(largest, static_cast<uint32_t>(amax[i]));
+    if (largest >= kFloatInfinityBits || counts_losses(pass))
+        note_each<F8>(tally, x, n, scale);
+    else
+        tally.amax = std::max(tally.amax, largest);
+}
+
+// Eight rows of sixteen codes become sixteen columns of eight: three rounds of interleaving.
+LLMC_INLINE void turn(uint8_t* to, size_t to_pitch, const uint8_t* from, size_t pitch) {
+    typedef uint8_t Sixteen __attribute__((vector_size(16)));
+    Sixteen r[8], s[8];
+    for (int i = 0; i < 8; i++) std::memcpy(&r[i], from + i * pitch, 16);
+    const auto interleave = [](Sixteen(&y)[8], const Sixteen(&x)[8]) {
+        for (int i = 0; i < 4; i++) {
+            y[2 * i] = __builtin_shufflevector(x[i], x[i + 4], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            y[2 * i + 1] =
+                __builtin_shufflevector(x[i], x[i + 4], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        }
+    };
+    interleave(s, r), interleave(r, s), interleave(s, r);
+    for (int i = 0; i < 16; i++) std::memcpy(to + i * to_pitch, reinterpret_cast<uint8_t*>(&s[i / 2]) + i % 2 * 8, 8);
+}
+
+}  // namespace
+
+void commit(Fp8State* state, const Tally& t, size_t elements, QuantizePass pass) {
+    if (!changes_state(pass)) return;
+#pragma omp critical(llmc_fp8_state)
+    {
+        if (counts_losses(pass)) state->elements += elements;
+        if (raises_amax(pass) && t.amax > 0) {
+            float& target = writes_fp8(pass) ? state->amax : state->amax_now;
+            target = std::max(target, float_from_bits(t.amax));
+        }
+        if (t.nonfinite > 0) state->bad |= 1u;
+        if (writes_fp8(pass)) state->nonfinite += t.nonfinite;
+        if (writes_fp8(pass) && counts_losses(pass)) {
+            state->saturated += t.saturated;
+            state->underflowed += t.underflowed;
+        }
+    }
+}
+
+template <class F8>
+void quantize_rows(const CodeTarget<F8>& to, Tally& tally, const float* values, size_t stride, int rows, int columns,
+                   float scale, QuantizePass pass) {
+    thread_local std::vector<uint8_t> codes;
+    codes.resize(static_cast<size_t>(rows) * static_cast<size_t>(columns));
+    for (int r = 0; r < rows; r++) {
+        const float* x = values + static_cast<size_t>(r) * stride;
+        if (changes_state(pass)) note_row<F8>(tally, x, columns, scale, pass);
+        if (!writes_fp8(pass)) continue;
+        uint8_t* line = codes.data() + static_cast<size_t>(r) * columns;
+        for (int i = 0; i < columns; i += kLanes) {
+            const Bytes cast = codes_of<typename FormatOf<F8>::Type>(load(x + i) * scale);
+            std::memcpy(line + i, &cast, sizeof cast);
+        }
+        if (to.row) std::memcpy(to.row + static_cast<size_t>(r) * to.row_pitch, line, static_cast<size_t>(columns));
+    }
+    if (!writes_fp8(pass) || !to.transposed) return;
+    for (int c = 0; c < columns; c += 16)
+        for (int r = 0; r < rows; r += 8)
+            turn(reinterpret_cast<uint8_t*>(to.transposed) + static_cast<size_t>(c) * to.transposed_pitch + r,
+                 to.transposed_pitch, codes.data() + static_cast<size_t>(r) * columns + c,
+                 static_cast<size_t>(columns));
+}
+
+// ---- tiles ----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int kTile = 128;  // rows and columns
+
+// What is quantized: (N, C) values, of which produce(row, column) gives a vector.
+template <class F8>
+struct TileCall {
+    F8 *row, *transposed;
+    float* parts;  // sums of columns of each tile; or nullptr
+    Fp8State* state;
+    int N, C;
+    QuantizePass pass;
+};
+
+// Sums of a tile's columns, n of them: the threads of a block have rows 32 apart.
+void sum_tile(float* part, const float* values, int rows, int n) {
+    constexpr int kAtOnce = 32;
+    for (int c = 0; c < n; c += kLanes) {
+        Floats total{};
+        for (int first = 0; first < kAtOnce; first++) {
+            Floats sum{};
+            for (int r = first; r < rows; r += kAtOnce) sum += load(values + r * kTile + c);
+            total += sum;
+        }
+        store(part + c, total);
+    }
+}
+
+template <class F8, class Produce>
+void quantize_tiles(const TileCall<F8>& t, const Produce& produce) {
+    const int across = (t.C + kTile - 1) / kTile, tasks = (t.N + kTile - 1) / kTile * across;
+    const size_t N = static_cast<size_t>(t.N), C = static_cast<size_t>(t.C);
+    const float scale = t.state->scale;
+#pragma omp parallel if (tasks > 1)
+    {
+        Tally tally;
+#pragma omp for schedule(static)
+        for (int task = 0; task < tasks; task++) {
+            const int first_row = task / across * kTile, first_column = task % across * kTile;
+            const int rows = std::min(kTile, t.N - first_row), columns = std::min(kTile, t.C - first_column);
+            alignas(64) float values[kTile * kTile];
+            for (int r = 0; r < rows; r++)
+                for (int c = 0; c < columns; c += kLanes)
+                    store(values + r * kTile + c,
+                          produce(static_cast<size_t>(first_row + r), static_cast<size_t>(first_column + c)));
+            const size_t row = static_cast<size_t>(first_row), column = static_cast<size_t>(first_column);
+            quantize_rows<F8>({t.row ? t.row + row * C + column : nullptr, C,
+                               t.transposed ? t.transposed + column * N + row : nullptr, N},
+                              tally, values, kTile, rows, columns, scale, t.pass);
+            if (t.parts) sum_tile(t.parts + row / kTile * C + column, values, rows, columns);
+        }
+        commit(t.state, tally, 0, t.pass);
+    }
+    commit(t.state, {}, N * C, t.pass);
+}
+
+}  // namespace
+
+template <class F8>
+void quantize(const Grid&, F8* row, F8* transposed, float* parts, Fp8State* state, const bf16* inp, const bf16* inp_low,
+              int N, int C, QuantizePass pass) {
+    quantize_tiles<F8>({row, transposed, parts, state, N, C, pass}, [=](size_t r, size_t c) {
+        const size_t at = r * C + c;
+        return inp_low ? load(inp + at) + load(inp_low + at) : load(inp + at);
+    });
+}
+
+void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const float* master,
+                     const float* factors, int R, int C, QuantizePass pass) {
+    quantize_tiles<e4m3>({row, transposed, nullptr, state, R, C, pass}, [=](size_t r, size_t c) {
+        const Floats x = load(master + r * C + c);
+        return factors ? x * load(factors + c) : x;
+    });
+}
+
+void gelu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int C,
+                      QuantizePass pass) {
+    quantize_tiles<e4m3>({row, transposed, nullptr, state, N, C, pass},
+                         [=](size_t r, size_t c) { return gelu_of(load(inp + r * C + c)); });
+}
+
+template <class F8>
+void gelu_backward_fp8(const Grid&, F8* row, F8* transposed, float* parts, Fp8State* state, const bf16* dout,
+                       const bf16* inp, int N, int C, QuantizePass pass) {
+    quantize_tiles<F8>({row, transposed, parts, state, N, C, pass}, [=](size_t r, size_t c) {
+        const size_t at = r * C + c;
+        return load(dout + at) * gelu_derivative_of(load(inp + at));
+    });
+}
+
+void swiglu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int F,
+                        QuantizePass pass) {
+    quantize_tiles<e4m3>({row, transposed, nullptr, state, N, F, pass}, [=](size_t r, size_t c) {
+        const bf16* gate = inp + r * 2 * F + c;
+        return rounded_to<bf16>(swiglu_of(load(gate), load(gate + F)));
+    });
+}
+
+template <class F8>
+void swiglu_backward_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp,
+                         int N, int F, QuantizePass pass) {
+    quantize_tiles<F8>({row, transposed, nullptr, state, N, 2 * F, pass}, [=](size_t r, size_t c) {
+        const size_t width = static_cast<size_t>(F), own = c < width ? c : c - width;
+        const bf16* gate = inp + r * 2 * width + own;
+        const Floats d = load(dout + r * width + own);
+        return rounded_to<bf16>(c < width ? swiglu_gate_gradient(d, load(gate), load(gate + width))
+                                          : swiglu_up_gradient(d, load(gate)));
+    });
+}
+
+template <class F8, bool kBackward>
+void relu2_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp, int N, int C,
+               QuantizePass pass) {
+    quantize_tiles<F8>({row, transposed, nullptr, state, N, C, pass}, [=](size_t r, size_t c) {
+        const Floats x = relu_of(load(inp + r * C + c));
+        if constexpr (kBackward) return rounded_to<bf16>(load(dout + r * C + c) * (2.0f * x));
+        return rounded_to<bf16>(x * x);
+    });
+}
+
+#define LLMC_INSTANTIATE(F8)                                                                                         \
+    template void quantize_rows(const CodeTarget<F8>&, Tally&, const float*, size_t, int, int, float, QuantizePass); \
+    template void quantize(const Grid&, F8*, F8*, float*, Fp8State*, const bf16*, const bf16*, int, int,             \
+                           QuantizePass);                                                                            \
+    template void gelu_backward_fp8(const Grid&, F8*, F8*, float*, Fp8State*, const bf16*, const bf16*, int, int,    \
+                                    QuantizePass);                                                                   \
+    template void swiglu_backward_fp8(const Grid&, F8*, F8*, Fp8State*, const bf16*, const bf16*, int, int,          \
+                                      QuantizePass);                                                                 \
+    template void relu2_fp8<F8, true>(const Grid&, F8*, F8*, Fp8State*, const bf16*, const bf16*, int, int,          \
+                                      QuantizePass);
+LLMC_INSTANTIATE(e4m3)
+LLMC_INSTANTIATE(e5m2)
+#undef LLMC_INSTANTIATE
+template void relu2_fp8<e4m3, false>(const Grid&, e4m3*, e4m3*, Fp8State*, const bf16*, const bf16*, int, int,
+                                     QuantizePass);
+
+}  // namespace llmc::host

@@ -1,0 +1,181 @@
+// Vectors of floats for the CPU's own kernels, in the compiler's vector types: sixteen floats with AVX-512, else eight.
+//
+// The number of lanes never decides the order of a sum, so results have the same bits on every CPU. The arithmetic is
+// that of llmc/device/math.cuh and formats.cuh, function by function.
+#pragma once
+#include <algorithm>
+#include <cstring>
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+#include "llmc/device/formats.cuh"
+
+#define LLMC_INLINE inline __attribute__((always_inline))
+
+namespace llmc::host {
+
+// g++ 12 makes slow code of vectors that are wider than the CPU's registers.
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#else
+constexpr int kLanes = 8;
+#endif
+constexpr int kEights = kLanes / 8;  // groups of eight in a vector
+
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+
+LLMC_INLINE Floats splat(float x) { return Floats{} + x; }
+LLMC_INLINE Words bits_of(Floats x) { return reinterpret_cast<Words>(x); }
+LLMC_INLINE Floats from_bits(Words x) { return reinterpret_cast<Floats>(x); }
+LLMC_INLINE Ints lane_numbers() {
+    Ints numbers;
+    for (int i = 0; i < kLanes; i++) numbers[i] = i;
+    return numbers;
+}
+
+LLMC_INLINE bool any_lane(Ints condition) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(condition), reinterpret_cast<__m512i>(condition)) != 0;
+#else
+    int32_t any = 0;
+    for (int i = 0; i < kLanes; i++) any |= condition[i];
+    return any != 0;
+#endif
+}
+
+// ---- memory ---------------------------------------------------------------------------------------------------------
+
+LLMC_INLINE Floats load(const float* p) {
+    Floats v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+LLMC_INLINE Floats load(const bf16* p) {
+    Halves v;
+    std::memcpy(&v, p, sizeof v);
+    return from_bits(__builtin_convertvector(v, Words) << 16);
+}
+LLMC_INLINE Words bf16_bits(Floats x) {
+    const Words bits = bits_of(x), rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return (bits & kFloatMagnitudeMask) > kFloatInfinityBits ? Words{} + 0x7fffu : rounded;
+}
+LLMC_INLINE void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
+LLMC_INLINE void store(bf16* p, Floats x) {
+    const Halves v = __builtin_convertvector(bf16_bits(x), Halves);
+    std::memcpy(static_cast<void*>(p), &v, sizeof v);
+}
+// As it reads back after being stored as Real.
+template <class Real>
+LLMC_INLINE Floats rounded_to(Floats x) {
+    if constexpr (sizeof(Real) == 4) return x;
+    return from_bits(bf16_bits(x) << 16);
+}
+// The first n lanes, of which there may be fewer than kLanes; the others are zeros.
+template <class Real>
+LLMC_INLINE Floats load_first(const Real* p, int n) {
+    if (n >= kLanes) return load(p);
+    Real values[kLanes] = {};
+    std::memcpy(static_cast<void*>(values), p, static_cast<size_t>(n) * sizeof(Real));
+    return load(values);
+}
+template <class Real>
+LLMC_INLINE void store_first(Real* p, Floats v, int n) {
+    if (n >= kLanes) return store(p, v);
+    Real values[kLanes];
+    store(values, v);
+    std::memcpy(static_cast<void*>(p), values, static_cast<size_t>(n) * sizeof(Real));
+}
+
+// ---- arithmetic -----------------------------------------------------------------------------------------------------
+
+LLMC_INLINE Floats max_of(Floats a, Floats b) { return a > b ? a : b; }
+
+// a * b + c, where the product is exact: with or without a fused instruction the result has the same bits.
+LLMC_INLINE Floats add_exact_product(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Floats>(_mm512_fmadd_ps(a, b, c));
+#elif defined(__FMA__)
+    return reinterpret_cast<Floats>(_mm256_fmadd_ps(a, b, c));
+#else
+    return a * b + c;
+#endif
+}
+
+// exp2_fast() of each lane.
+LLMC_INLINE Floats exp2_of(Floats x) {
+    Floats clamped = x < -126.0f ? splat(-126.0f) : x;
+    clamped = clamped > 128.0f ? splat(128.0f) : clamped;
+    const Floats shifted = clamped + 12582912.0f;
+    const Floats fraction = clamped - (shifted - 12582912.0f);
+    Floats p = 1.5401e-4f * fraction + 1.33908e-3f;
+    p = p * fraction + 9.6180e-3f;
+    p = p * fraction + 5.550357e-2f;
+    p = p * fraction + 2.40226507e-1f;
+    p = p * fraction + 6.93147180e-1f;
+    p = p * fraction + 1.0f;
+    const Floats result = from_bits(bits_of(p) + (bits_of(shifted) << 23));
+    const Floats not_nan = x < -126.0f ? splat(0.0f) : result;
+    return x != x ? x : not_nan;
+}
+
+// Rows become columns, in rounds that interleave the first half of the rows with the second.
+LLMC_INLINE void transpose(Floats (&x)[kLanes]) {
+    for (int round = 1; round < kLanes; round *= 2) {
+        Floats y[kLanes];
+        for (int i = 0; i < kLanes / 2; i++) {
+            const Floats a = x[i], b = x[i + kLanes / 2];
+#if defined(__AVX512F__)
+            y[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            y[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#else
+            y[2 * i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+            y[2 * i + 1] = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#endif
+        }
+        for (int i = 0; i < kLanes; i++) x[i] = y[i];
+    }
+}
+
+// Zeros in the lanes from n on.
+LLMC_INLINE Floats first_lanes(Floats x, int n) {
+    const Ints inside = lane_numbers() < n;
+    return inside ? x : Floats{};
+}
+
+// ---- sums over lanes ------------------------------------------------------------------------------------------------
+
+// Each lane gets the sum of its group of eight: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
+LLMC_INLINE Floats sum_of_eights(Floats x) {
+#if defined(__AVX512F__)
+    x += __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return x + __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+#else
+    x += __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6);
+    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5);
+    return x + __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3);
+#endif
+}
+
+// What warp_sum() gives, a butterfly over lanes 16, 8, 4, 2 and 1 apart, where lane t of the warp has the value of all
+// elements 8 t to 8 t + 7 of x (256 floats). Those from `count` on are zeros, whatever they hold.
+LLMC_INLINE float warp_sum(Floats* x, int count) {
+    constexpr int kVectors = 256 / kLanes;
+    for (int i = std::min((count + kLanes - 1) / kLanes, kVectors); i < kVectors; i++) x[i] = Floats{};
+    for (int half = kVectors / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) x[i] += x[i + half];
+    return kEights == 2 ? x[0][0] + x[0][kLanes - 8] : x[0][0];
+}
+// The same for 32 lanes' values.
+inline float butterfly(float (&lanes)[32]) {
+    for (int offset = 16; offset > 0; offset /= 2)
+        for (int i = 0; i < offset; i++) lanes[i] += lanes[i + offset];
+    return lanes[0];
+}
+
+}  // namespace llmc::host
