@@ -180,8 +180,8 @@ void describe_products(const CheckRequest& request, const Comm& comm, const Prop
         for (size_t i = 0; i < finding.trials.size(); i++) {
             const ProductTrial& trial = finding.trials[i];
             if (!trial.problem.empty())
-                notes.push_back(strprintf("%s%s, way %zu%s: %s", who(comm).c_str(), key.c_str(), i + 1,
-                                          trial.way.separate_bias ? ", bias by a kernel of its own" : "",
+                notes.push_back(strprintf("%s%s, attempt %zu%s: %s", who(comm).c_str(), key.c_str(), i + 1,
+                                          trial.way.separate_bias ? ", bias added by a separate kernel" : "",
                                           trial.problem.c_str()));
         }
         if (finding.trials.empty()) notes.push_back(who(comm) + key + ": " + finding.problem);

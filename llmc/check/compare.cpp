@@ -56,7 +56,7 @@ std::string norm_not_within(const ArrayShape& shape, const std::vector<double>& 
     }
     const double error = std::sqrt(difference / norm);
     if (actual.size() == expected.size() && error <= limit) return "";
-    return strprintf("%s errs by %.3g of its norm, expected at most %.3g", shape.name.c_str(), error, limit);
+    return strprintf("%s is off by %.3g of its norm, expected at most %.3g", shape.name.c_str(), error, limit);
 }
 
 std::string not_repeated(const ArrayShape& shape, const std::vector<char>& first, const std::vector<char>& second) {
@@ -91,7 +91,7 @@ std::string wrong_state(const Fp8State& actual, const StateRange& expected) {
     rest.amax = least.amax, rest.amax_now = least.amax_now, rest.bad = least.bad;
     rest.elements = least.elements, rest.saturated = least.saturated;
     rest.underflowed = least.underflowed, rest.nonfinite = least.nonfinite;
-    return std::memcmp(&rest, &least, sizeof rest) == 0 ? "" : "state: the scale or what is reserved was changed";
+    return std::memcmp(&rest, &least, sizeof rest) == 0 ? "" : "state: the scale or a reserved field was changed";
 }
 
 }  // namespace llmc

@@ -33,7 +33,7 @@ public:
         const std::vector<char> before = read_back(memory_, kGuard, stream_),
                                 behind = read_back(memory_ + kGuard + bytes_, kGuard, stream_);
         for (size_t i = 0; i < kGuard; i++)
-            if (behind[i] != '\xFF') return strprintf("writes %zu bytes behind the end of its result", i + 1);
+            if (behind[i] != '\xFF') return strprintf("writes %zu bytes past the end of its result", i + 1);
         for (size_t i = 0; i < kGuard; i++)
             if (before[i] != '\xFF') return strprintf("writes %zu bytes before its result", kGuard - i);
         return "";

@@ -82,7 +82,7 @@ std::string KeptResults::date() const {
 }
 
 std::string KeptResults::add(const Findings& findings) const {
-    if (path_.empty()) return "there is no home directory to keep them in";
+    if (path_.empty()) return "there is no home directory to store them in";
     try {
         std::filesystem::create_directories(std::filesystem::path(path_).parent_path());
         const Lock lock(path_ + ".lock");

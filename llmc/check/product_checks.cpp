@@ -124,7 +124,7 @@ ProductTrial ProductChecks::hold(const Product& product, const ProductChoice& wa
     Product made = product;
     made.bias = product.bias && !way.separate_bias;
     if (!way.emulated && !matmul_.has_algorithm(made, way.algorithm)) {
-        trial.problem = "this is none of cuBLASLt's algorithms for it";
+        trial.problem = "cuBLASLt does not list this algorithm for it";
         return trial;
     }
     const Operands& o = operands_of(product);
@@ -195,7 +195,7 @@ std::string ProductChecks::problem_of(const Product& product, bool separate_bias
     multiply();
     find_difference(place, o.again.data(), o.result.data(), element, o.gemm.result_size(), stream_);
     if (const std::vector<uint32_t> other = count_at(); other[0] > 0)
-        return strprintf("%u of %zu elements differ when it is made again, the first is %s", other[0],
+        return strprintf("%u of %zu elements differ when it is computed again, the first is %s", other[0],
                          o.gemm.result_size(), place_text(other[1]).c_str());
     return "";
 }

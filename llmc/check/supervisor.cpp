@@ -101,7 +101,7 @@ public:
 
 private:
     [[noreturn]] static void fail(const char* call) {
-        throw Error(ExitCode::failure, strprintf("card check: %s failed: %s; --card-check off does without it", call,
+        throw Error(ExitCode::failure, strprintf("card check: %s failed: %s; --card-check off skips the check", call,
                                                  std::strerror(errno)));
     }
     // A worker that is gone already is noticed when it is read.
@@ -199,7 +199,7 @@ Findings supervise(const CheckRequest& request, const std::string& program, cons
                                         : worker.how_it_ended();
         if (progress.item.empty())
             throw Error(ExitCode::no_resources, "card check: the worker " + problem +
-                                                    " before it had begun anything; --card-check off does without it");
+                                                    " before its first check; --card-check off skips the check");
         progress.lose(problem);
     }
 }

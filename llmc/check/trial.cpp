@@ -24,7 +24,7 @@ void Trial::restore(const Array& array) const {
 // What an array holds after a run, with what can be wrong about it whatever the kernel.
 std::vector<char> Trial::take(const Array& array) {
     const std::string trespass = array.memory.trespass();
-    if (!trespass.empty()) note("beside " + array.shape.name + ": " + trespass);
+    if (!trespass.empty()) note("next to " + array.shape.name + ": " + trespass);
     std::vector<char> bytes = read_back(array.memory.data(), array.memory.bytes(), stream_);
     if (array.kind == Kind::input && bytes != array.before) note("an input was changed");
     return bytes;

@@ -75,7 +75,7 @@ void NewFile::write_at(uint64_t offset, const void* data, size_t bytes) {
 
 void NewFile::finish() {
     while (calls_.fsync(fd_) != 0)
-        if (errno != EINTR) fail_to_write(path_, "bring it to the disk");
+        if (errno != EINTR) fail_to_write(path_, "flush it to disk");
     const int fd = fd_;
     fd_ = -1;
     // Network file systems tell of a failed write here. After EINTR the descriptor is closed all the same.
@@ -93,7 +93,7 @@ void sync_directory(FileCalls& calls, const std::string& path) {
     calls.close(fd);
     errno = error;
     // EINVAL: some file systems have nothing to do for a directory.
-    if (result != 0 && errno != EINVAL) fail_to_write(path, "bring the directory to the disk");
+    if (result != 0 && errno != EINVAL) fail_to_write(path, "flush the directory to disk");
 }
 
 AtomicFile::AtomicFile(FileCalls& calls, const std::string& path)
@@ -152,14 +152,15 @@ RegularFile::~RegularFile() { ::close(fd_); }
 void RegularFile::read(uint64_t offset, void* to, size_t bytes) const {
     const ssize_t got = pread_fully(fd_, to, bytes, offset);
     if (got < 0) fail_to_read(path_, "read it");
-    if (static_cast<size_t>(got) < bytes) throw Error(ExitCode::checkpoint, path_ + ": was cut while it was read");
+    if (static_cast<size_t>(got) < bytes)
+        throw Error(ExitCode::checkpoint, path_ + ": was truncated while it was read");
 }
 
 std::string read_whole(const std::string& path, uint64_t limit) {
     const RegularFile file(path);
     if (file.bytes() > limit)
         throw Error(ExitCode::checkpoint,
-                    strprintf("%s: has %llu bytes, %llu are the most there should be", path.c_str(),
+                    strprintf("%s: has %llu bytes; it should have at most %llu", path.c_str(),
                               static_cast<unsigned long long>(file.bytes()), static_cast<unsigned long long>(limit)));
     std::string text(file.bytes(), '\0');
     file.read(0, text.data(), text.size());
@@ -170,7 +171,7 @@ uint64_t free_bytes(const std::string& path) {
     struct statvfs status;
     std::filesystem::path at = path;
     while (::statvfs(at.empty() ? "." : at.c_str(), &status) != 0) {
-        if (errno != ENOENT || at.empty()) fail_to_read(path, "find out how much room there is");
+        if (errno != ENOENT || at.empty()) fail_to_read(path, "read the free space");
         at = at.parent_path();
     }
     return static_cast<uint64_t>(status.f_bavail) * status.f_frsize;

@@ -18,8 +18,9 @@ void require_finite(const std::string& path, const std::string& tensor, const st
                                   ? strprintf("element %lld", static_cast<long long>(at))
                                   : strprintf("row %lld, column %lld", static_cast<long long>(at / columns),
                                               static_cast<long long>(at % columns));
-    throw Error(ExitCode::checkpoint, strprintf("%s: %s has %s at %s; a run that starts from it would see nothing else",
-                                                path.c_str(), tensor.c_str(), what, place.c_str()));
+    throw Error(ExitCode::checkpoint,
+                strprintf("%s: %s has %s at %s; a run that starts from it would compute nothing but NaN", path.c_str(),
+                          tensor.c_str(), what, place.c_str()));
 }
 
 }  // namespace llmc

@@ -96,9 +96,10 @@ void check_tied(const WeightFiles& file, const std::vector<float>& wte) {
 // The model of a directory's config.json; what it leaves out, wte and wpe say.
 ModelConfig described_model(const WeightFiles& file) {
     if (file.config_path().empty())
-        throw Error(ExitCode::checkpoint,
-                    strprintf("%s: there is no config.json beside the weights, which says how many heads the model has",
-                              file.path().c_str()));
+        throw Error(
+            ExitCode::checkpoint,
+            strprintf("%s: there is no config.json next to the weights, which says how many heads the model has",
+                      file.path().c_str()));
     ModelConfig model;
     try {
         model = find_model(file.config_path());

@@ -89,7 +89,7 @@ void LlmcWeights::read_header() {
     int32_t header[kHeaderInts] = {};
     const llong got = static_cast<llong>(file_.read_at(0, header, sizeof header));
     if (got < 4 || header[0] != kLlmcModelMagic)
-        fail(path_, strprintf("is no model file of llm.c: its magic is %d%s, a model's is %d", header[0],
+        fail(path_, strprintf("is not an llm.c model file: its magic is %d%s, a model's is %d", header[0],
                               name_of_magic(header[0]), kLlmcModelMagic));
     if (got < kHeaderBytes)
         fail(path_,
@@ -131,7 +131,7 @@ std::vector<float> LlmcWeights::fetch(const std::string& name) const {
     const uint64_t offset = static_cast<uint64_t>(kHeaderBytes) + static_cast<uint64_t>(found->first) * element_bytes_;
     const size_t bytes = values.size() * element_bytes_;
     if (file_.read_at(offset, to, bytes) < bytes)
-        fail(path_, "ended inside tensor " + name + ": it was cut while open");
+        fail(path_, "ended inside tensor " + name + ": it was truncated while open");
     std::transform(halves.begin(), halves.end(), values.begin(), [](bf16 half) { return to_float(half); });
     std::vector<int64_t> shape = {found->row.rows};
     if (found->row.is_matrix()) shape.push_back(found->row.columns);

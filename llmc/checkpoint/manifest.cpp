@@ -42,11 +42,11 @@ public:
     }
     std::string text(const Json& object, const char* name) const {
         const Json& value = field(object, name);
-        if (!value.is_string()) fail(strprintf("\"%s\" is no text", name));
+        if (!value.is_string()) fail(strprintf("\"%s\" is not text", name));
         return value.get<std::string>();
     }
     uint64_t number(const Json& value, const char* name) const {
-        if (!value.is_number_unsigned()) fail(strprintf("\"%s\" is no whole number from 0 on", name));
+        if (!value.is_number_unsigned()) fail(strprintf("\"%s\" is not a whole number of 0 or more", name));
         const uint64_t n = value.get<uint64_t>();
         if (n > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
             fail(strprintf("\"%s\" is too large", name));
@@ -59,12 +59,12 @@ public:
     }
     const Json& list(const Json& object, const char* name) const {
         const Json& value = field(object, name);
-        if (!value.is_array()) fail(strprintf("\"%s\" is no list", name));
+        if (!value.is_array()) fail(strprintf("\"%s\" is not a list", name));
         return value;
     }
     const Json& object(const Json& parent, const char* name) const {
         const Json& value = field(parent, name);
-        if (!value.is_object()) fail(strprintf("\"%s\" is no object", name));
+        if (!value.is_object()) fail(strprintf("\"%s\" is not an object", name));
         return value;
     }
 
@@ -78,7 +78,7 @@ public:
             tensor.shape.push_back(static_cast<int64_t>(n));
         }
         for (const Json& part : list(entry, "parts")) {
-            if (!part.is_string()) fail("tensor " + tensor.name + " has a part that is no text");
+            if (!part.is_string()) fail("tensor " + tensor.name + " has a part that is not text");
             tensor.parts.push_back(part.get<std::string>());
         }
         return tensor;
@@ -152,7 +152,7 @@ private:
     uint64_t checksum_of(const Json& value, const std::string& file) const {
         const std::string digits = value.is_string() ? value.get<std::string>() : "";
         if (digits.size() != kHexDigits || digits.find_first_not_of("0123456789abcdef") != std::string::npos)
-            fail("a checksum of " + file + " is no 16 hexadecimal digits");
+            fail("a checksum of " + file + " is not 16 hexadecimal digits");
         return std::stoull(digits, nullptr, 16);
     }
 
@@ -214,7 +214,7 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
     const size_t body_at = before.size() + kHexDigits + between.size();
     if (text.size() < body_at + behind.size() || !text.starts_with(before) ||
         text.compare(before.size() + kHexDigits, between.size(), between) != 0 || !text.ends_with(behind))
-        parser.fail("is no manifest of a checkpoint, or not a whole one");
+        parser.fail("is not a checkpoint manifest, or is incomplete");
     const std::string body = text.substr(body_at, text.size() - body_at - behind.size());
     if (text.substr(before.size(), kHexDigits) != hex(checksum(body.data(), body.size())))
         parser.fail("is damaged: its checksum does not match");
@@ -225,7 +225,7 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
     } catch (const JsonError& error) {
         parser.fail(strprintf("is not valid JSON (%s)", error.what()));
     }
-    if (parser.text(json, "format") != kFormat) parser.fail("is no manifest of a checkpoint");
+    if (parser.text(json, "format") != kFormat) parser.fail("is not a checkpoint manifest");
     const uint64_t version = parser.number(parser.field(json, "version"), "version");
     if (version != kCheckpointVersion)
         parser.fail(strprintf("has format version %llu, this program reads version %d; use the program that wrote it",

@@ -76,9 +76,10 @@ void check_tensor(const std::string& path, const TensorInfo& tensor, uint64_t da
     const size_t element_bytes = dtype_bytes(tensor.dtype);
     if (element_bytes == 0) fail(path, strprintf("tensor %s has the unknown dtype %s", name, tensor.dtype.c_str()));
     if (tensor.begin > tensor.end || tensor.end > data_bytes) {
-        fail(path, strprintf("tensor %s claims bytes %llu to %llu of %llu bytes of data; the file is cut or damaged",
-                             name, static_cast<unsigned long long>(tensor.begin),
-                             static_cast<unsigned long long>(tensor.end), static_cast<unsigned long long>(data_bytes)));
+        fail(path,
+             strprintf("tensor %s claims bytes %llu to %llu of %llu bytes of data; the file is truncated or damaged",
+                       name, static_cast<unsigned long long>(tensor.begin), static_cast<unsigned long long>(tensor.end),
+                       static_cast<unsigned long long>(data_bytes)));
     }
     uint64_t needed = 0;
     const std::string shape = shape_text(tensor.shape);
@@ -143,11 +144,11 @@ std::string SafetensorsFile::read_header() {
         fail(path_, strprintf("has %llu bytes, too few for a safetensors file", ull{file_bytes}));
     if (length > file_bytes - kLengthBytes || length > kMaxHeaderBytes) {
         fail(path_, strprintf("says its header has %llu bytes, the file has %llu (and the format allows %llu); it is "
-                              "cut, or no safetensors file",
+                              "truncated or not a safetensors file",
                               ull{length}, ull{file_bytes}, ull{kMaxHeaderBytes}));
     }
     std::string header(length, '\0');
-    if (file_.read_at(kLengthBytes, header.data(), length) < length) fail(path_, "was cut while it was read");
+    if (file_.read_at(kLengthBytes, header.data(), length) < length) fail(path_, "was truncated while it was read");
     data_start_ = kLengthBytes + length;
     return header;
 }
@@ -223,7 +224,7 @@ void SafetensorsFile::read_range(const std::string& name, uint64_t offset, void*
                               static_cast<unsigned long long>(offset)));
     }
     if (file_.read_at(data_start_ + tensor.begin + offset, dst, bytes) < bytes)
-        fail(path_, strprintf("ended inside tensor %s: it was cut while open", name.c_str()));
+        fail(path_, strprintf("ended inside tensor %s: it was truncated while open", name.c_str()));
 }
 
 std::vector<float> SafetensorsFile::read_floats(const std::string& name) const {

@@ -50,7 +50,7 @@ void CheckpointSaver::check_room() const {
 }
 
 std::optional<SaveOutcome> CheckpointSaver::begin(SaveJob job) {
-    if (is_active()) throw Error(ExitCode::failure, "a save was begun while another one was active");
+    if (is_active()) throw Error(ExitCode::failure, "a save was started while another one was active");
     job_ = std::move(job);
     began_ = seconds_now();
     const int64_t step = job_.manifest.step;
@@ -67,7 +67,7 @@ std::optional<SaveOutcome> CheckpointSaver::begin(SaveJob job) {
         failure_ = failure_of([&] {
             file_ = write_state_file(calls_, unfinished_path(directory_, step), comm_.rank(), job_.slices, job_.values);
             if (!job_.checksums.empty() && job_.checksums != file_.checksums)
-                throw Error(ExitCode::checkpoint, file_.name + ": its values changed on their way");
+                throw Error(ExitCode::checkpoint, file_.name + ": its values changed while they were copied");
         });
         working_ = false;
     };

@@ -34,12 +34,12 @@ std::map<std::string, std::string> read_index(const std::string& path) {
     const std::string content = read_input(path, kIndexFile);
     const nlohmann::json index = parse_json_or_null<nlohmann::json>(content);
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-        fail(path, "is no index of weights: a JSON object with weight_map is needed");
+        fail(path, "is not an index of weights: a JSON object with weight_map is needed");
     std::map<std::string, std::string> files;
     for (const auto& [tensor, file] : index["weight_map"].items()) {
         const std::string name = file.is_string() ? file.get<std::string>() : "";
         if (name.empty() || name == ".." || fs::path(name).filename() != name)
-            fail(path, strprintf("says that tensor %s is in %s, which is not the name of a file beside it",
+            fail(path, strprintf("says that tensor %s is in %s, which is not the name of a file next to it",
                                  tensor.c_str(), json_text(file).c_str()));
         files[tensor] = name;
     }
@@ -79,7 +79,7 @@ void WeightFiles::open_shards(const std::string& index_path) {
     std::set<std::string> names;
     for (const auto& [tensor, file] : placed) names.insert(file);
     for (const std::string& name : names)
-        if (!is_there(folder / name)) fail(index_path, strprintf("names %s, which is not there", name.c_str()));
+        if (!is_there(folder / name)) fail(index_path, strprintf("names %s, which does not exist", name.c_str()));
     for (const std::string& name : names) add_file((folder / name).string());
     for (const auto& [tensor, file] : placed)
         if (!contains(tensor) || file_with(tensor).path() != (folder / file).string())

@@ -47,7 +47,7 @@ void require_numbers(const std::string& path, const ModelConfig& model) {
                           model.context > 0 && (model.own_head_dim > 0 || model.channels % model.heads == 0);
     if (positive && model.layers <= kMost && model.channels <= kMost) return;
     throw Error(ExitCode::checkpoint,
-                strprintf("%s: layers=%d channels=%d heads=%d vocab=%d context=%d is no GPT-2: all must be positive "
+                strprintf("%s: layers=%d channels=%d heads=%d vocab=%d context=%d is not a GPT-2: all must be positive "
                           "and channels a multiple of heads",
                           path.c_str(), model.layers, model.channels, model.heads, model.vocab, model.context));
 }

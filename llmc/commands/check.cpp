@@ -74,8 +74,9 @@ void compare_kernels(const Options& o, const Resumed* resumed, std::vector<std::
     const Json then = resumed->checkpoint->manifest().run.value("kernels", Json());
     const Json now = o.kernel_set.names();
     if (then.is_array() && then != now)
-        notes.push_back(strprintf("the checkpoint's run had the kernels %s, this one has %s", json_text(then).c_str(),
-                                  json_text(now).c_str()));
+        notes.push_back(
+            strprintf("the checkpoint's run used the kernels %s, this run uses %s; results may round differently",
+                      json_text(then).c_str(), json_text(now).c_str()));
 }
 
 // The products of the checkpoint's run, if they were made by this version of the library.
@@ -86,7 +87,7 @@ ProductChoices products_of(const Resumed* resumed, std::vector<std::string>& not
     if (choices.empty()) return {};
     const std::string now = versions_json().value("cublaslt", ""), then = manifest.versions.value("cublaslt", "");
     if (!now.empty() && then == now) return choices;
-    notes.push_back(strprintf("the checkpoint's products were made by cuBLASLt %s; with this one their bits may differ",
+    notes.push_back(strprintf("the checkpoint's matmuls ran in cuBLASLt %s; with this version their bits may differ",
                               then.c_str()));
     return {};
 }
@@ -104,13 +105,13 @@ void leave_out_kernels(Options& o, const std::set<std::string>& wrong, Fallbacks
         const KernelVariantEntry& entry = kernel_variant(name);
         if (!o.kernel_set.has(entry.variant)) continue;
         o.kernel_set.remove(entry.variant);
-        fallbacks.lines.push_back(strprintf("%s gives way to %s", entry.name, entry.counterpart));
+        fallbacks.lines.push_back(strprintf("%s falls back to %s", entry.name, entry.counterpart));
         fallbacks.count++;
     }
 }
 
 void go_on_in_bf16(Options& o, int card, Fallbacks& fallbacks) {
-    fallbacks.lines.push_back("FP8 gives way to BF16 altogether: --precision bf16");
+    fallbacks.lines.push_back("FP8 falls back to BF16 altogether: --precision bf16");
     fallbacks.count++;
     o.precision = "bf16";
     o.kernel_set = kernel_set_from_text(o.kernels, card, false);
@@ -128,7 +129,7 @@ bool give_way(Options& o, const CardCheckResult& result, const StagePlan& plan, 
     for (const Product& product : result.wrong_products)
         if (is_fp8(product.type)) kinds.insert(plan.products.at(product).begin(), plan.products.at(product).end());
     for (const std::string& kind : kinds) {
-        fallbacks.lines.push_back("layers " + kind + " go on in BF16");
+        fallbacks.lines.push_back("layers " + kind + " fall back to BF16");
         fallbacks.count++;
         o.fp8_layers += ",-" + kind;
     }
@@ -145,10 +146,10 @@ bool give_way(Options& o, const CardCheckResult& result, const StagePlan& plan, 
 }
 
 void require_what_nothing_replaces(const CardCheckResult& result) {
-    if (!result.refusals.empty()) refuse(result, "this run needs what is not right on this card:");
+    if (!result.refusals.empty()) refuse(result, "this run needs kernels that are wrong on this card:");
     for (const Product& product : result.wrong_products) {
         if (is_fp8(product.type)) continue;
-        std::string text = product.describe() + " is not right on this card in any way:";
+        std::string text = product.describe() + " is wrong on this card with every algorithm:";
         for (const std::string& note : result.notes) text += "\n  " + note;
         refuse(result, text);
     }
@@ -220,16 +221,17 @@ Checked check_until_right(Options& o, Ranks& ranks, const Resumed* resumed) {
         check.force = false;  // what is right by now need not be looked at again
     }
     for (const auto& [key, choice] : checked.result.choices) {
-        if (choice.separate_bias) checked.fallbacks.lines.push_back(key + ": the bias is added by a kernel of its own");
+        if (choice.separate_bias)
+            checked.fallbacks.lines.push_back(key + ": falls back to a separate kernel for the bias");
         if (choice.workspace)
-            checked.fallbacks.lines.push_back(
-                key + (*choice.workspace == 0
-                           ? ": an algorithm without workspace"
-                           : ": an algorithm with at most " + format_bytes(*choice.workspace) + " of workspace"));
+            checked.fallbacks.lines.push_back(key + (*choice.workspace == 0
+                                                         ? ": falls back to an algorithm without workspace"
+                                                         : ": falls back to an algorithm with at most " +
+                                                               format_bytes(*choice.workspace) + " of workspace"));
         checked.fallbacks.count += choice.separate_bias || choice.workspace;
     }
     if (o.strict && checked.fallbacks.count > 0) {
-        std::string text = "card check, with --strict: not everything is right as it is:";
+        std::string text = "card check: --strict allows no fallback, and these are needed:";
         for (const std::string& note : checked.notes) text += "\n  " + note;
         throw Error(ExitCode::no_resources, text);
     }
@@ -240,7 +242,7 @@ void print_notes(const Checked& checked) {
     for (const std::string& note : checked.notes) std::printf("note: card check: %s\n", note.c_str());
     for (const std::string& line : checked.fallbacks.lines) std::printf("note: card check: %s\n", line.c_str());
     if (!checked.result.keeping_problem.empty())
-        std::printf("note: the card check's results are not kept: %s\n", checked.result.keeping_problem.c_str());
+        std::printf("note: the card check's results cannot be stored: %s\n", checked.result.keeping_problem.c_str());
 }
 
 // Of products, in TFLOP/s; of what moves bytes, in GB/s.
@@ -277,7 +279,7 @@ bool checks_cards(const Options& o, const DeviceInfo& device) {
 void note_links(const Rates& rates, const Comm& comm, Admission& admission) {
     if (rates.empty()) return;
     if (comm.is_main())
-        std::printf("checked between ranks: all_gather %.3g GB/s, reduce_scatter %.3g GB/s a rank\n",
+        std::printf("checked between ranks: all_gather %.3g GB/s, reduce_scatter %.3g GB/s per rank\n",
                     rates.at("all_gather") / 1e9, rates.at("reduce_scatter") / 1e9);
     for (const auto& [name, rate] : rates) admission.rates[name] = rate;
     admission.summary["gb_per_s"] = rates_json(admission.rates, false);
@@ -324,8 +326,8 @@ Admission admit(Options& o, Ranks& ranks, const Resumed* resumed) {
         const std::optional<double> peak = peak_tflops(ranks.device, o.precision, admission);
         if (peak && !peak_tflops(ranks.device, o.precision))
             std::printf(
-                "note: no data sheet of this card is known here: MFU is the share of %.3g TFLOP/s, the most "
-                "that the check saw a product reach\n",
+                "note: this card is not in the table of cards, so MFU is relative to %.3g TFLOP/s, the highest matmul "
+                "rate that the card check measured\n",
                 *peak);
     }
     return admission;
@@ -343,7 +345,8 @@ ExitCode check_cards(Options& o, Ranks& ranks) {
     for (const auto& [family, findings] : families) {
         const auto right = std::count_if(findings.begin(), findings.end(),
                                          [](const auto& finding) { return finding.second.problem.empty(); });
-        std::printf("  %-14s %3d of %3d right%s\n", family.c_str(), static_cast<int>(right),
+        const std::string name = family == "products" ? "matmuls" : family;
+        std::printf("  %-14s %3d of %3d right%s\n", name.c_str(), static_cast<int>(right),
                     static_cast<int>(findings.size()), rates_text(rates_of(findings)).c_str());
     }
     print_notes(checked);

@@ -53,7 +53,7 @@ private:
 Choices read_example(Words& words) {
     const size_t begin = words.at();
     if (const int start = words.next(); start != kStart)
-        words.fail(strprintf("begins with %d in place of %d", start, kStart));
+        words.fail(strprintf("begins with %d instead of %d", start, kStart));
     const int bytes = words.next();
     words.next();  // the index
     Choices example;

@@ -94,7 +94,7 @@ Fp8FallbackRule fp8_fallback_from_text(const std::string& text) {
         throw Error(ExitCode::bad_flags,
                     "--fp8-fallback " + text +
                         ": expected off or SATURATED,UNDERFLOWED,STEPS, two fractions above 0 and up to 1 and a number "
-                        "of optimizer steps from 1 on, as in 0.01,0.5,10");
+                        "of optimizer steps of at least 1, such as 0.01,0.5,10");
     return rule;
 }
 

@@ -15,12 +15,12 @@ Fp8Config resolved(Fp8Config config) {
     if (scaling_of(config.recipe) == Fp8Scaling::tensor) return config;
     if (config.fallback.steps > 0)
         throw Error(ExitCode::bad_flags,
-                    "--fp8-fallback needs --fp8-recipe delayed or current: with scales for "
-                    "blocks, an outlier costs its own block alone");
+                    "--fp8-fallback needs --fp8-recipe delayed or current: with block scales, an outlier affects only "
+                    "its own block");
     if (config.smooth)
         throw Error(ExitCode::bad_flags,
-                    "--fp8-smooth needs --fp8-recipe delayed or current: with scales for blocks, an outlier costs its "
-                    "own block alone");
+                    "--fp8-smooth needs --fp8-recipe delayed or current: with block scales, an outlier affects only "
+                    "its own block");
     config.e4m3_gradients = config.pow2_scales = true;
     config.algorithm = AmaxAlgorithm::most_recent;
     config.history = 1;
@@ -280,7 +280,8 @@ void Fp8Registry::restore_smoothing(const Fp8Saved& saved, stream_t stream) {
         if (!is_smooth(layer)) continue;
         const Fp8SavedTensor& x = saved.tensors[static_cast<size_t>(tensor(layer, Fp8Role::x))];
         if (!smoothing_.set(place_of(layer), x.smoothing, stream))
-            throw Error(ExitCode::checkpoint, x.name + ": the checkpoint's smoothing is not of its channels");
+            throw Error(ExitCode::checkpoint,
+                        x.name + ": the checkpoint's smoothing factors are for another number of channels");
     }
 }
 

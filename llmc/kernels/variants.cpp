@@ -64,7 +64,7 @@ std::string KernelVariantEntry::cards() const {
         text += " and later";
     else if (last_card != first_card)
         text += strprintf(" to %d.%d", last_card / 10, last_card % 10);
-    return text + (on_host ? ", and the host device" : "");
+    return text + (on_host ? ", and CPUs" : "");
 }
 
 std::span<const KernelVariantEntry> kernel_variants() { return kEntries; }
@@ -74,7 +74,7 @@ const KernelVariantEntry& kernel_variant(KernelVariant variant) { return kEntrie
 const KernelVariantEntry& kernel_variant(const std::string& name) {
     for (const KernelVariantEntry& entry : kEntries)
         if (name == entry.name) return entry;
-    throw Error(ExitCode::bad_flags, "--kernels '" + name + "' is none of " + all_names());
+    throw Error(ExitCode::bad_flags, "--kernels '" + name + "' is not one of " + all_names());
 }
 
 KernelSet KernelSet::common() {
@@ -112,8 +112,9 @@ KernelSet kernel_set_from_text(const std::string& text, std::optional<int> card,
     for (const V variant : wanted) {
         const KernelVariantEntry& entry = kernel_variant(variant);
         if (card && !entry.runs_on(*card)) {
-            const std::string here =
-                *card == kHostDevice ? "the host device" : strprintf("a card of %d.%d", *card / 10, *card % 10);
+            const std::string here = *card == kHostDevice
+                                         ? "a CPU"
+                                         : strprintf("a card of compute capability %d.%d", *card / 10, *card % 10);
             throw Error(ExitCode::bad_flags, strprintf("--kernels %s: it is for %s, and this is %s; use --kernels auto",
                                                        entry.name, entry.cards().c_str(), here.c_str()));
         }

@@ -35,7 +35,7 @@ std::string Product::describe() const {
 }
 
 std::string emulation_note(const Product& product, const std::string& refusal) {
-    return strprintf("note: %s: %s; BF16 units multiply the same values instead, counted as `emulated`",
+    return strprintf("note: %s: %s; the same values are multiplied in BF16 instead, counted as `emulated`",
                      product.describe().c_str(), refusal.c_str());
 }
 
@@ -99,7 +99,7 @@ void check_shape(const Product& product) {
         for (const auto& d : dimensions)
             if (d.value % multiple != 0)
                 refuse(product,
-                       strprintf("%s=%d is not a multiple of %d, as these FP8 products need; change the shape or run "
+                       strprintf("%s=%d is not a multiple of %d, as these FP8 matmuls need; change the shape or run "
                                  "this layer in BF16",
                                  d.name, d.value, multiple));
     if (product.has_block_scales() && product.type != OperandType::e4m3)

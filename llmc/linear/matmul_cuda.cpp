@@ -224,17 +224,17 @@ bool take_chosen(Plan& plan, const Product& product, cublasLtHandle_t handle, si
     if (chosen.empty()) return false;
     if (take_algorithm(plan, handle, workspace, chosen)) return true;
     std::fprintf(stderr,
-                 "note: %s: the algorithm that was chosen for it is none of cuBLASLt %s with %zu MiB of workspace; the "
-                 "library's own choice is taken\n",
+                 "note: %s: cuBLASLt %s does not list the chosen algorithm with %zu MiB of workspace; using the "
+                 "library's own choice\n",
                  product.describe().c_str(), lt_version_text(cublasLtGetVersion()).c_str(), workspace >> 20);
     return false;
 }
 
 std::string refusal_of(const Plan& plan) {
     if (plan.algorithms.empty())
-        return strprintf("cuBLASLt %s has no algorithm for this product on this GPU (%s)",
+        return strprintf("cuBLASLt %s has no algorithm for this matmul on this GPU (%s)",
                          lt_version_text(cublasLtGetVersion()).c_str(), cublasLtGetStatusName(plan.refusal));
-    return strprintf("cuBLASLt %s refuses the %zu algorithms that it proposes for this product on this GPU (%s)",
+    return strprintf("cuBLASLt %s refuses the %zu algorithms that it proposes for this matmul on this GPU (%s)",
                      lt_version_text(cublasLtGetVersion()).c_str(), plan.algorithms.size(),
                      cublasLtGetStatusName(plan.refusal));
 }
@@ -255,7 +255,7 @@ struct Matmul::Backend {
 
     Backend(bool tf32, FastAccumulation fast_accumulation, Fp8Scaling scaling)
         : allow_tf32(tf32), fast(fast_accumulation), lacks_scales(card_lacks(scaling)) {
-        LLMC_CHECK_LT(cublasLtCreate(&handle), "matrix products");
+        LLMC_CHECK_LT(cublasLtCreate(&handle), "matmuls");
         allocate_workspace();
     }
     ~Backend() {
@@ -281,8 +281,8 @@ struct Matmul::Backend {
         }
         if (workspace_bytes < kLtWorkspaceBytes)
             std::fprintf(stderr,
-                         "note: matrix products have %zu MiB of workspace instead of %zu, for want of GPU memory: they "
-                         "may be slower, and their bits may be others\n",
+                         "note: GPU memory is short: matmuls have %zu MiB of workspace instead of %zu; they may be "
+                         "slower, and their bits may differ\n",
                          workspace_bytes >> 20, kLtWorkspaceBytes >> 20);
     }
 

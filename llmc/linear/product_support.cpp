@@ -18,10 +18,10 @@ struct Row {
 };
 constexpr int kAny = 1 << 20;
 constexpr Row kRows[] = {
-    {Fp8Scaling::tensor, "FP8 products", "GPUs from compute capability 8.9 on (Ada)", 89, kAny, 120000, 120800},
-    {Fp8Scaling::block, "FP8 products with scales of 128 elements", "GPUs of compute capability 9.0 (Hopper)", 90, 90,
-     120900, 120900},
-    {Fp8Scaling::mx, "FP8 products with MX scales", "GPUs from compute capability 10.0 on (Blackwell)", 100, kAny,
+    {Fp8Scaling::tensor, "FP8 matmuls", "GPUs from compute capability 8.9 on (Ada)", 89, kAny, 120000, 120800},
+    {Fp8Scaling::block, "FP8 matmuls with one scale per 128 elements", "GPUs of compute capability 9.0 (Hopper)", 90,
+     90, 120900, 120900},
+    {Fp8Scaling::mx, "FP8 matmuls with MX scales", "GPUs from compute capability 10.0 on (Blackwell)", 100, kAny,
      120800, 120800},
 };
 

@@ -20,7 +20,7 @@ void read_scaling(const ModelFields& file, RopeConfig& rope) {
     const std::string type = file.text("rope_type", file.text("type", "default"));
     if (type == "default") return;
     if (type != "llama3")
-        file.refuse("its rotary positions are of type \"" + type + "\"; there are \"default\" and \"llama3\"");
+        file.refuse("its rotary positions are of type \"" + type + "\"; supported are \"default\" and \"llama3\"");
     rope.factor = file.number("factor", 8);
     rope.low_freq = file.number("low_freq_factor", 1);
     rope.high_freq = file.number("high_freq_factor", 4);
@@ -76,8 +76,8 @@ void read_windows(const ModelFields& file, ModelConfig& config) {
     }
     if (layers.find('S') == std::string::npos) return;
     if (!windows)
-        file.refuse(strprintf("\"layer_types\" has \"%s\", but \"use_sliding_window\" and \"sliding_window\" no window",
-                              kSliding));
+        file.refuse(strprintf(
+            "\"layer_types\" has \"%s\", but \"use_sliding_window\" and \"sliding_window\" set no window", kSliding));
     config.window = file.positive({"sliding_window"});
     config.window_layers = layers;
 }

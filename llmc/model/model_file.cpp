@@ -91,8 +91,8 @@ void read_hf_fields(const ModelFields& file, ModelConfig& config) {
     const std::string type = file.text("model_type", kGpt2.description->hf_type);
     config.architecture = architecture_by(type, hf_name);
     if (!config.architecture)
-        file.refuse(strprintf("\"model_type\" is \"%s\", which is none of the architectures here (%s)", type.c_str(),
-                              names(hf_name).c_str()));
+        file.refuse(strprintf("\"model_type\" is \"%s\", which is not one of the supported architectures (%s)",
+                              type.c_str(), names(hf_name).c_str()));
     config.architecture->description->read_hf(file, config);
 }
 

@@ -49,8 +49,8 @@ std::string describe_rates(const MeasuredRates& measured, bool has_fp8) {
         std::string& text = knows(measured, name) ? here : table;
         text += (text.empty() ? "" : ", ") + std::string(what);
     };
-    add("bf16", "products in bf16");
-    if (has_fp8) add("fp8", "products in fp8");
+    add("bf16", "matmuls in bf16");
+    if (has_fp8) add("fp8", "matmuls in fp8");
     add("copy", "memory");
     if (here.empty()) return "The card's rates are from the table of cards.";
     return strprintf("Measured by the card check on this card (%s): %s.", measured.date.c_str(), here.c_str()) +
@@ -65,8 +65,7 @@ std::string describe_links(const GpuSpec& gpu, const MeasuredRates& measured) {
     if (knows(measured, "all_gather") && knows(measured, "reduce_scatter"))
         return strprintf(
                    "Links were measured by the card check on this card (%s): all_gather %.3g GB/s, reduce_scatter %.3g "
-                   "GB/s "
-                   "a rank, in nodes of %d GPUs; the rest is assumed: ",
+                   "GB/s per rank, in nodes of %d GPUs; the rest is assumed: ",
                    measured.date.c_str(), rates.all_gather_gbs, rates.reduce_scatter_gbs, kNodeGpus) +
                rest;
     return strprintf("Links are assumed: %s at %.0f GB/s a direction (%.0f %% of %.0f) in nodes of %d GPUs; ",

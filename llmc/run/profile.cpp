@@ -117,7 +117,7 @@ ProfileSteps profile_steps_from_text(const std::string& text) {
     if (steps.last - steps.first >= kMostSteps)
         throw Error(
             ExitCode::bad_flags,
-            strprintf("'%s' asks for %lld steps; at most %lld can be profiled, and a few say as much", text.c_str(),
+            strprintf("'%s' asks for %lld steps; at most %lld can be profiled, and a few are enough", text.c_str(),
                       static_cast<long long>(steps.last - steps.first + 1), static_cast<long long>(kMostSteps)));
     return steps;
 }

@@ -68,8 +68,8 @@ std::string format_fresh_loss(const StepRecord& record) {
     const FreshLoss& fresh = *record.fresh;
     if (std::abs(record.loss - fresh.expected) <= kFreshLossMargin) return "";
     return strprintf(
-        "note: step %lld: loss %.2f of fresh weights, where %.2f was expected (ln(V) = %.2f): the model's "
-        "first pass went wrong, or the data is not what it seems",
+        "note: step %lld: the loss of freshly initialised weights is %.2f, expected was %.2f (ln(V) = %.2f): the "
+        "model's first pass went wrong, or the data is not what it seems",
         static_cast<long long>(record.step), unsigned_nan(record.loss), fresh.expected, fresh.ln_vocab);
 }
 

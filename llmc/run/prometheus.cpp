@@ -25,17 +25,17 @@ struct Metric {
 constexpr char kValidation[] = "val_loss";
 constexpr char kTime[] = "time";
 constexpr Metric kMetrics[] = {
-    {"step", "step", "gauge", "Optimizer steps made."},
+    {"step", "step", "gauge", "Optimizer steps taken."},
     {"loss", "loss", "gauge", "Training loss of the last step, nats per token."},
     {kValidation, "validation_loss", "gauge", "Loss of the last validation, nats per token."},
     {"lr", "learning_rate", "gauge", "Learning rate of the last step."},
     {"norm", "gradient_norm", "gauge", "Global gradient norm of the last step, before clipping."},
     {"tokens", "tokens_total", "counter", "Training tokens consumed, over all ranks."},
     {"tokens_per_s", "tokens_per_second", "gauge", "Training tokens per second of the last step, over all ranks."},
-    {"skipped", "skipped_steps_total", "counter", "Steps skipped because of numbers that were not finite, or spikes."},
+    {"skipped", "skipped_steps_total", "counter", "Steps skipped because of non-finite numbers or spikes."},
     {"loss_scale", "loss_scale", "gauge", "Loss scale of the last step."},
     {"watts", "power_watts", "gauge", "Power of all ranks' cards over the last step."},
-    {"joules_per_token", "joules_per_token", "gauge", "Energy of all ranks' cards a training token, last step."},
+    {"joules_per_token", "joules_per_token", "gauge", "Energy of all ranks' cards per training token, last step."},
     {kTime, "last_record_timestamp_seconds", "gauge", "When the newest of these numbers was written, Unix time."},
 };
 

@@ -15,12 +15,12 @@ namespace llmc {
 void require_fp8_products(const Products& products, int64_t expected, bool emulation_allowed) {
     if (products.fp8 != expected)
         throw Error(ExitCode::bad_numbers,
-                    strprintf("a micro-step made %lld FP8 products, not the %lld of its FP8 layers",
+                    strprintf("a micro-step ran %lld FP8 matmuls instead of the %lld of its FP8 layers",
                               static_cast<long long>(products.fp8), static_cast<long long>(expected)));
     if (expected > 0 && products.emulated == expected && !emulation_allowed)
         throw Error(ExitCode::bad_numbers,
-                    strprintf("cuBLASLt refused all %lld FP8 products of a micro-step on this GPU, so BF16 units made "
-                              "them: use --precision bf16, which is faster, or --fp8-emulation to go on all the same",
+                    strprintf("cuBLASLt refused all %lld FP8 matmuls of a micro-step on this GPU, so they ran in BF16: "
+                              "use --precision bf16, which does less work, or --fp8-emulation to continue like this",
                               static_cast<long long>(expected)));
 }
 
@@ -106,12 +106,12 @@ void report_verdict(int64_t step, ValidationWatch::Verdict verdict, const Valida
                     RunDirectory& directory, const Comm& comm) {
     if (verdict == ValidationWatch::Verdict::none || !comm.is_main()) return;
     const bool stops = verdict == ValidationWatch::Verdict::stop;
-    std::printf(
-        "step %lld: no better validation loss in %lld validations: %s\n", static_cast<long long>(step),
-        static_cast<long long>(watch.since_best()),
-        stops
-            ? "the run ends here (--early-stop)"
-            : strprintf("the learning rate goes on at %g of the schedule's (--plateau)", watch.rate_factor()).c_str());
+    std::printf("step %lld: no better validation loss in %s: %s\n", static_cast<long long>(step),
+                plural(watch.since_best(), "validation").c_str(),
+                stops
+                    ? "the run ends here (--early-stop)"
+                    : strprintf("the learning rate continues at %g times the schedule (--plateau)", watch.rate_factor())
+                          .c_str());
     if (!stops) directory.append({{"step", step}, {"rate_factor", watch.rate_factor()}});
 }
 
@@ -121,10 +121,9 @@ void report_fallback(int64_t step, const Fp8Fallback& fallback, const Fp8Registr
     const char* role = name_of(fallback.role);
     const char* reason = fallback.reason == Fp8Reason::saturated ? "saturated" : "underflowed";
     if (comm.is_main())
-        std::printf(
-            "step %lld: %s goes on in BF16: its %s %s in %.3g %% of its elements, above the limit for %d steps\n",
-            static_cast<long long>(step), layer.c_str(), role, reason, 100.0 * fallback.fraction,
-            fp8.config().fallback.steps);
+        std::printf("step %lld: %s falls back to BF16: its %s %s in %.3g %% of its elements, above the limit for %s\n",
+                    static_cast<long long>(step), layer.c_str(), role, reason, 100.0 * fallback.fraction,
+                    plural(fp8.config().fallback.steps, "step").c_str());
     nlohmann::ordered_json entry{{"layer", layer}, {"tensor", role}, {"reason", reason}};
     put_number(entry, "fraction", fallback.fraction);
     directory.append({{"step", step}, {"fp8_fallback", nlohmann::ordered_json::array({entry})}});

@@ -64,17 +64,15 @@ void check_positions(const Options& o) {
     if (!o.doc_mask) refuse("--doc-positions needs --doc-mask, which says where documents begin");
     for (const TensorRow& row : o.model_config.table().embedding)
         if (row.name == "wpe") return;
-    refuse(
-        "--doc-positions is about learned positions; the model's are rotary, which act by distance alone: leave it "
-        "out");
+    refuse("--doc-positions needs learned positions, and this model's are rotary; leave it out");
 }
 
 void resolve_total_batch(Options& o, int ranks) {
     constexpr int64_t kMostTokens = std::numeric_limits<int>::max();  // kernels count them in an int
     if (int64_t{o.batch} * o.seq > kMostTokens)
-        refuse(strprintf("-b %d x -t %d = %lld tokens per micro-batch are more than the %lld that can be; use -b %lld",
-                         o.batch, o.seq, static_cast<long long>(int64_t{o.batch} * o.seq),
-                         static_cast<long long>(kMostTokens), static_cast<long long>(kMostTokens / o.seq)));
+        refuse(strprintf("-b %d x -t %d = %lld tokens per micro-batch exceed the limit of %lld; use -b %lld", o.batch,
+                         o.seq, static_cast<long long>(int64_t{o.batch} * o.seq), static_cast<long long>(kMostTokens),
+                         static_cast<long long>(kMostTokens / o.seq)));
     const int64_t unit = int64_t{o.batch} * o.seq * ranks;
     if (o.total_batch == 0) o.total_batch = unit;
     if (o.total_batch % unit != 0) {
@@ -82,13 +80,13 @@ void resolve_total_batch(Options& o, int ranks) {
         const std::string choices =
             below == 0 ? strprintf("-d %lld", static_cast<long long>(above))
                        : strprintf("-d %lld or -d %lld", static_cast<long long>(below), static_cast<long long>(above));
-        refuse(strprintf("-d %lld is not a multiple of the micro-step's %lld tokens (-b %d x -t %d x %d %s); use %s",
-                         static_cast<long long>(o.total_batch), static_cast<long long>(unit), o.batch, o.seq, ranks,
-                         ranks == 1 ? "rank" : "ranks", choices.c_str()));
+        refuse(strprintf("-d %lld is not a multiple of the micro-step's %lld tokens (-b %d x -t %d x %s); use %s",
+                         static_cast<long long>(o.total_batch), static_cast<long long>(unit), o.batch, o.seq,
+                         plural(ranks, "rank").c_str(), choices.c_str()));
     }
     const int64_t micro_steps = o.total_batch / unit;
     if (micro_steps > (1 << 24)) {
-        refuse(strprintf("-d %lld makes %lld micro-steps a step; use a larger -b or a smaller -d",
+        refuse(strprintf("-d %lld makes %lld micro-steps per step; use a larger -b or a smaller -d",
                          static_cast<long long>(o.total_batch), static_cast<long long>(micro_steps)));
     }
     o.micro_steps = static_cast<int>(micro_steps);
@@ -102,13 +100,13 @@ void resolve_batch_schedule(Options& o, int ranks) {
     for (const auto& [tokens, steps] : o.batches.stages()) {
         if (tokens % unit != 0 || tokens >= o.total_batch)
             refuse(strprintf(
-                "--batch-schedule %s: %lld tokens a step are no multiple, below -d %lld, of the "
-                "micro-step's %lld (-b %d x -t %d x %d %s)",
+                "--batch-schedule %s: %lld tokens per step must be below -d %lld and a multiple of the micro-step's "
+                "%lld (-b %d x -t %d x %s)",
                 o.batch_schedule.c_str(), static_cast<long long>(tokens), static_cast<long long>(o.total_batch),
-                static_cast<long long>(unit), o.batch, o.seq, ranks, ranks == 1 ? "rank" : "ranks"));
+                static_cast<long long>(unit), o.batch, o.seq, plural(ranks, "rank").c_str()));
         end += steps;
         text +=
-            strprintf("%s tokens a step up to step %lld, ", with_commas(tokens).c_str(), static_cast<long long>(end));
+            strprintf("%s tokens per step up to step %lld, ", with_commas(tokens).c_str(), static_cast<long long>(end));
     }
     if (end > 0) o.notes.push_back("--batch-schedule: " + text + "then " + with_commas(o.total_batch));
 }
@@ -157,18 +155,18 @@ void resolve_steps(Options& o, int64_t train_tokens) {
         o.max_steps = o.batches.steps_within(train_tokens - 1);  // the last target needs one token more
         if (o.max_steps == 0) {
             refuse(strprintf(
-                "the training set has %s tokens, one step takes %s (-d) and one more; use a smaller -d, -b or "
+                "the training set has %s tokens, and one step needs %s (-d) plus one; use a smaller -d, -b or "
                 "-t, or set -x to go over the data several times",
                 with_commas(train_tokens).c_str(), with_commas(o.batches.tokens_of(1)).c_str()));
         }
     }
     if (o.max_steps > 0) note_large_batch(o, train_tokens);
     if ((o.plateau != "off" || o.early_stop > 0) && (o.val.empty() || o.val_every == 0 || o.val_batches == 0))
-        refuse("--plateau and --early-stop go by validation losses: they need -j, and neither -v 0 nor -m 0");
+        refuse("--plateau and --early-stop follow the validation loss: add -j, and leave out -v 0 and -m 0");
     if (o.restart_every > 0 && o.schedule != "cosine")
-        refuse("--restart-every is of --schedule cosine, not of " + o.schedule);
+        refuse("--restart-every needs --schedule cosine; this run has --schedule " + o.schedule);
     if (o.max_steps > 0 && o.warmup >= o.max_steps) {
-        refuse(strprintf("--warmup %lld leaves nothing of the %lld steps (-x%s); use a smaller -u",
+        refuse(strprintf("--warmup %lld leaves none of the %lld steps (-x%s) after it; use a smaller -u",
                          static_cast<long long>(o.warmup), static_cast<long long>(o.max_steps),
                          train_tokens > 0 ? ", or one epoch" : ""));
     }
@@ -200,12 +198,11 @@ void resolve_optimizer(Options& o) {
     const bool muon = o.optimizer == "muon" || o.optimizer == "normuon";
     if (o.adam_moments != "fp32" && !muon && o.optimizer != "adamw")
         refuse(
-            strprintf("--adam-moments %s is about AdamW, and this run has --optimizer %s, whose moment is FP32; leave "
-                      "it out or use --optimizer adamw, muon or normuon",
+            strprintf("--adam-moments %s needs AdamW, and this run has --optimizer %s, whose moment is FP32; leave it "
+                      "out or use --optimizer adamw, muon or normuon",
                       o.adam_moments.c_str(), o.optimizer.c_str()));
     if (o.clip_kind != "norm" && o.clip == 0)
-        refuse("--clip-kind " + o.clip_kind +
-               " is about what --clip bounds, and --clip 0 bounds nothing; give --clip X");
+        refuse("--clip-kind " + o.clip_kind + " has no effect with --clip 0, which turns clipping off; give --clip X");
     if (o.momentum < 0) o.momentum = muon ? 0.95 : 0.9;
     if (o.nesterov.empty()) o.nesterov = muon ? "on" : "off";
     for (const auto& [name, rate] : {std::pair{"--adamw-lr", &Options::adamw_lr},
@@ -214,11 +211,11 @@ void resolve_optimizer(Options& o) {
                                      {"--vector-lr", &Options::vector_lr},
                                      {"--adamw-weight-decay", &Options::adamw_weight_decay}})
         if (!muon && o.*rate >= 0)
-            refuse(strprintf("%s %g is about what muon leaves to AdamW, and this run has --optimizer %s; use %s", name,
-                             o.*rate, o.optimizer.c_str(),
-                             rate == &Options::adamw_weight_decay ? "--weight-decay" : "--lr"));
+            refuse(strprintf(
+                "%s %g is for the parameters that muon leaves to AdamW, and this run has --optimizer %s; use %s", name,
+                o.*rate, o.optimizer.c_str(), rate == &Options::adamw_weight_decay ? "--weight-decay" : "--lr"));
     if (!muon && (o.muon_momentum_warmup > 0 || o.muon_cautious_decay))
-        refuse(strprintf("--%s is about muon, and this run has --optimizer %s; leave it out or use --optimizer muon",
+        refuse(strprintf("--%s needs muon, and this run has --optimizer %s; leave it out or use --optimizer muon",
                          o.muon_momentum_warmup > 0 ? "muon-momentum-warmup" : "muon-cautious-decay",
                          o.optimizer.c_str()));
     if (!muon) return;
@@ -243,11 +240,12 @@ void check_profiled_steps(const Options& o) {
 
 void check_resume(const Options& o) {
     const bool newest = o.resume == "latest" || o.resume == "auto";
-    if (newest && o.out.empty()) refuse("--resume " + o.resume + " looks into the run directory; add --out DIR");
+    if (newest && o.out.empty())
+        refuse("--resume " + o.resume + " looks for a checkpoint in the run directory; add --out DIR");
     if (!o.resume.empty() && o.overwrite)
-        refuse("--overwrite removes the run that --resume would go on with; use one of them");
+        refuse("--overwrite removes the run that --resume would continue; use one of them");
     if (o.resume.empty() && (o.rewind > 0 || o.skip_data > 0 || o.new_data))
-        refuse("--rewind, --skip-data and --new-data are about a checkpoint; add --resume latest");
+        refuse("--rewind, --skip-data and --new-data need a checkpoint; add --resume latest");
 }
 
 void add_note(Options& o, const std::string& note) {
@@ -291,12 +289,12 @@ void resolve_precision(Options& o, const ResolveInputs& inputs) {
     }
     if (o.precision == "fp8") resolve_emulation(o, inputs);
     if (o.precision == "fp8" && o.fp8_smooth && o.model_config.table().activation != Activation::swiglu)
-        refuse("--fp8-smooth is about SwiGLU, which the model does not have: leave it out");
+        refuse("--fp8-smooth needs SwiGLU, which this model does not have; leave it out");
     if (!o.tf32) return;
     if (inputs.host_device) {
         add_note(o, "--tf32 is ignored: the CPU build has no tensor cores");
     } else if (o.precision != "fp32") {
-        add_note(o, "--tf32 is ignored: it is about --precision fp32, and this run is " + o.precision);
+        add_note(o, "--tf32 is ignored: it needs --precision fp32, and this run has " + o.precision);
     }
 }
 
@@ -342,7 +340,7 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_optimizer(options);
     resolve_validation(options, inputs);
     if (!inputs.trained_on.empty())
-        add_note(options, inputs.trained_on + " is a shard of -i and of -j: its validation loss is not of unseen text");
+        add_note(options, inputs.trained_on + " is in both -i and -j: its validation loss is not on unseen text");
     check_profiled_steps(options);
     check_resume(options);
     resolve_precision(options, inputs);

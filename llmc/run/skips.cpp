@@ -26,8 +26,8 @@ std::string why_skipped(const StepResult& result, const Fp8Registry* fp8) {
 void check_skips(const StepResult& result, int max_skips, const Fp8Registry* fp8) {
     if (max_skips == 0 || result.state.consecutive_skips < max_skips) return;
     throw Error(ExitCode::bad_numbers,
-                strprintf("%d steps in a row were skipped; in the last, step %lld, %s; lower -l, or see --max-skips",
-                          result.state.consecutive_skips, static_cast<long long>(result.step),
+                strprintf("%s skipped in a row; in the last, step %lld, %s; lower -l, or see --max-skips",
+                          plural(result.state.consecutive_skips, "step").c_str(), static_cast<long long>(result.step),
                           why_skipped(result, fp8).c_str()));
 }
 

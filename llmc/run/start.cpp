@@ -51,11 +51,12 @@ void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
         resumed.seconds + std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     std::printf("resumed from %s: step %lld is done%s (%s checked and read in %.2f s)\n",
                 checkpoint.directory().c_str(), llong{m.step},
-                m.world == trainer.comm().world() ? "" : strprintf(", on %d ranks", m.world).c_str(),
+                m.world == trainer.comm().world() ? "" : (", on " + plural(m.world, "rank")).c_str(),
                 format_bytes(m.bytes()).c_str(), seconds);
     for (const std::string& note : resumed.notes) std::printf("note: %s\n", note.c_str());
     if (trainer.gradients().residuals() && state.residuals != trainer.comm().world())
-        std::printf("note: --reduce fp8 owes nothing yet: the checkpoint has residuals of %d ranks\n", state.residuals);
+        std::printf("note: --reduce fp8 starts without residuals: the checkpoint has those of %d ranks\n",
+                    state.residuals);
     if (!same_scales)
         std::printf("note: FP8 scales are measured again in the next step: the recipe or the loss scale changed\n");
 }

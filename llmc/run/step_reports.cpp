@@ -132,8 +132,8 @@ void StepReports::check_bits(const StepResult& result) {
     const std::string& difference = result.verified->difference;
     if (difference.empty()) return;
     const std::string text = strprintf(
-        "step %lld: bits went bad: %s. Nothing was saved from this step on: leave that card out, or test it, "
-        "and go on with --resume latest",
+        "step %lld: silent data corruption: %s. Nothing was saved from this step on: test or replace that card, and "
+        "continue with --resume latest",
         static_cast<long long>(result.step), difference.c_str());
     directory_.append({{"step", result.step}, {"corruption", difference}});
     directory_.record_end(result.step, text);

@@ -53,7 +53,7 @@ static std::vector<TokenSchedule::Stage> stages_from_text(const char* flag, cons
         const bool read = std::sscanf(word.c_str(), "%15lld:%15lld%n", &tokens, &steps, &used) == 2;
         if (!read || static_cast<size_t>(used) != word.size() || std::min(tokens, steps) < 1 ||
             std::max(tokens, steps) > kMost)
-            refuse("'" + word + "' is no stage");
+            refuse("'" + word + "' is not a stage");
         if (!stages.empty() && tokens <= stages.back().tokens) refuse("'" + word + "' has no more tokens than before");
         stages.push_back({tokens, steps});
         at = end + 1;

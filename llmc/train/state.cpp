@@ -39,14 +39,14 @@ double real(const Json& value) {
 double real(const Json& object, const char* name) { return real(field(object, name)); }
 float as_float(double value) {
     const bool fits = !std::isfinite(value) || std::abs(value) <= std::numeric_limits<float>::max();
-    if (!fits) fail(strprintf("holds %g, which is no float", value));
+    if (!fits) fail(strprintf("holds %g, which is not a float", value));
     return static_cast<float>(value);
 }
 float real32(const Json& object, const char* name) { return as_float(real(object, name)); }
 
 uint64_t whole(const Json& object, const char* name) {
     const Json& value = field(object, name);
-    if (!value.is_number_unsigned()) fail(strprintf("has \"%s\", which is no whole number from 0 on", name));
+    if (!value.is_number_unsigned()) fail(strprintf("has \"%s\", which is not a whole number of 0 or more", name));
     return value.get<uint64_t>();
 }
 // Of steps: as many as a run can have, so that one more is a number too.
@@ -60,11 +60,11 @@ bool yes(const Json& object, const char* name) {
     return field(object, name).get<bool>();
 }
 std::string text(const Json& value) {
-    if (!value.is_string()) fail("has a name that is no text");
+    if (!value.is_string()) fail("has a name that is not text");
     return value.get<std::string>();
 }
 const Json& list(const Json& object, const char* name) {
-    if (!field(object, name).is_array()) fail(strprintf("has \"%s\", which is no list", name));
+    if (!field(object, name).is_array()) fail(strprintf("has \"%s\", which is not a list", name));
     return field(object, name);
 }
 

@@ -17,10 +17,10 @@ struct Moments {
 };
 constexpr Moments kMoments[kVerifiedKinds] = {
     {"", "after the optimizer of the step before", "before that of this step"},
-    {"weights ", "in memory", "made again from the masters"},
-    {"", "in the first micro-step", "when it was made again"},
-    {"", "in the first micro-step", "when it was made again"},
-    {"sum of ", "in the first micro-step", "when it was made again"},
+    {"weights ", "in memory", "recomputed from the masters"},
+    {"", "in the first micro-step", "when it was computed again"},
+    {"", "in the first micro-step", "when it was computed again"},
+    {"sum of ", "in the first micro-step", "when it was computed again"},
     {"sum of ", "", "before the optimizer"},
 };
 
@@ -140,7 +140,7 @@ std::string Verification::find(Verified kind, const Row& row, const std::vector<
     for (int rank = comm_.world() - 1; rank >= 0; rank--)
         if (of(rank).second != of(most).second) other = rank;
     if (other < 0) return "";
-    const std::string tie = 2 * alike(most) > comm_.world() ? "" : " (which of them is wrong, nobody can tell)";
+    const std::string tie = 2 * alike(most) > comm_.world() ? "" : " (it is unknown which of them is wrong)";
     return strprintf("%s: %s%s had checksum %s %s, where %d of %d ranks, %d among them, had %s%s",
                      rank_and_card(other).c_str(), moments.what, row.name.c_str(), text_of(of(other).second).c_str(),
                      moments.second, alike(most), comm_.world(), most, text_of(of(most).second).c_str(), tie.c_str());

@@ -55,7 +55,7 @@ TEST_CASE("errors that are small in every element are not small together") {
     auto off = values;
     for (size_t i = 0; i < 2000; i++) off[i] *= 1.01;
     CHECK(norm_not_within({"out", {}}, values, values, 0.002) == "");
-    CHECK(norm_not_within({"out", {}}, off, values, 0.002).find("out errs by 0.00") == 0);
+    CHECK(norm_not_within({"out", {}}, off, values, 0.002).find("out is off by 0.00") == 0);
     off[7] = std::nan("");
     CHECK(norm_not_within({"out", {}}, off, values, 0.002) != "");
 }
@@ -111,7 +111,7 @@ TEST_CASE("codes of values that are known exactly: one code each, and one state"
     CHECK(wrong_state(lie, after) != "");
     lie = state;
     lie.scale_inv *= 2;
-    CHECK(wrong_state(lie, after) == "state: the scale or what is reserved was changed");
+    CHECK(wrong_state(lie, after) == "state: the scale or a reserved field was changed");
 }
 
 TEST_CASE("codes of values that are known up to bounds: the ends' codes and all between") {

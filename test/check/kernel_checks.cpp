@@ -292,9 +292,9 @@ TEST_CASE("a kernel that writes beside its results, leaves elements out, or is n
         return attention.run(test_stream());
     };
     CHECK(told("lse", [](char* data, size_t bytes, int, stream_t stream) { set_bytes(data + bytes, 0, 1, stream); }) ==
-          "beside lse: writes 1 bytes behind the end of its result");
+          "next to lse: writes 1 bytes past the end of its result");
     CHECK(told("lse", [](char* data, size_t, int, stream_t stream) { set_bytes(data - 2, 0, 1, stream); }) ==
-          "beside lse: writes 2 bytes before its result");
+          "next to lse: writes 2 bytes before its result");
     CHECK(told("dqkv", [](char* data, size_t, int, stream_t stream) {
               set_bytes(data + 2 * 17, 0xFF, 2, stream);
           }).find("dqkv[b=0,t=0,head=0,17] is nan, expected ") == 0);

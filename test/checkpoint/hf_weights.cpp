@@ -324,7 +324,7 @@ TEST_CASE("hf_weights: a config.json that says otherwise is refused, number by n
     write_bytes(folder.file("config.json"), json_text(config));
     CHECK(mentions(
         refusal(kTiny),
-        R"("model_type" is "mistral", which is none of the architectures here (gpt2, llama, qwen3, nanochat))"));
+        R"("model_type" is "mistral", which is not one of the supported architectures (gpt2, llama, qwen3, nanochat))"));
     write_bytes(folder.file("config.json"), "{");
     CHECK(mentions(refusal(kTiny), "config.json is not JSON: parse error at line 1"));
     write_bytes(folder.file("config.json"), "[]");
@@ -361,7 +361,7 @@ TEST_CASE("hf_weights: a directory says itself what model it holds") {
     CHECK(HfWeights(path).model().vocab == 7);
     CHECK(HfWeights(path).model().context == 5);
     std::filesystem::remove(folder.file("config.json"));
-    CHECK(mentions(error_of([&] { open_weights(path); }), "there is no config.json beside the weights"));
+    CHECK(mentions(error_of([&] { open_weights(path); }), "there is no config.json next to the weights"));
 }
 
 TEST_CASE("hf_weights: an export that fails leaves nothing behind") {

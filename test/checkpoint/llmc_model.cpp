@@ -138,7 +138,7 @@ TEST_CASE("llmc_model: what is no such file, or not of this model, is refused") 
         return bytes;
     };
     CHECK(refusal(good) == "<no error>");
-    CHECK(mentions(refusal(""), "is no model file of llm.c: its magic is 0, a model's is 20240326"));
+    CHECK(mentions(refusal(""), "is not an llm.c model file: its magic is 0, a model's is 20240326"));
     CHECK(mentions(refusal(with(0, 20240520)), "its magic is 20240520 (a token shard: give it to --train)"));
     CHECK(mentions(refusal(with(0, 20240527)), "20240527 (an llm.c training state)"));
     CHECK(mentions(refusal("PK\3\4"), "pytorch_model.bin"));
@@ -146,8 +146,8 @@ TEST_CASE("llmc_model: what is no such file, or not of this model, is refused") 
     CHECK(mentions(refusal(with(1, 1)), "is of version 1; 3 (FP32) and 5 (BF16)"));
     CHECK(mentions(refusal(with(1, 4)), "is of version 4"));
     for (const size_t at : {2, 3, 4, 5, 6})
-        for (const int32_t value : {0, -3}) CHECK(mentions(refusal(with(at, value)), "is no GPT-2"));
-    CHECK(mentions(refusal(with(4, 1 << 30)), "is no GPT-2"));
+        for (const int32_t value : {0, -3}) CHECK(mentions(refusal(with(at, value)), "is not a GPT-2"));
+    CHECK(mentions(refusal(with(4, 1 << 30)), "is not a GPT-2"));
     CHECK(mentions(refusal(with(5, 3)), "channels a multiple of heads"));
     CHECK(mentions(refusal(with(7, 6)), "pads a vocabulary of 7 to 6"));
     CHECK(mentions(refusal(with(7, 256)),

@@ -69,7 +69,7 @@ TEST_CASE("manifest: what cannot be is refused") {
         CHECK(mentions(message, "dir/manifest.json: "));
     };
     says("format version 2", [](auto& m) { m["version"] = 2; });
-    says("no manifest of a checkpoint", [](auto& m) { m["format"] = "something"; });
+    says("is not a checkpoint manifest", [](auto& m) { m["format"] = "something"; });
     for (const char* name : {"version", "run_id", "step", "world", "zero", "config", "versions", "run", "state",
                              "tensors", "chunk_bytes", "files"})
         says(name, [&](auto& m) { m.erase(name); });
@@ -95,6 +95,6 @@ TEST_CASE("manifest: what cannot be is refused") {
     says("\"count\"", [](auto& m) { m["files"][1]["slices"][0]["count"] = 0; });
     says("which is not listed", [](auto& m) { m["files"][0]["slices"][0]["tensor"] = "other"; });
     says("twice", [](auto& m) { m["files"][0]["slices"].push_back(m["files"][0]["slices"][0]); });
-    says("no list", [](auto& m) { m["files"] = 3; });
-    says("no object", [](auto& m) { m["state"] = nullptr; });
+    says("is not a list", [](auto& m) { m["files"] = 3; });
+    says("is not an object", [](auto& m) { m["state"] = nullptr; });
 }

@@ -406,7 +406,8 @@ TEST_CASE("saver: one save at a time; a rank's own trouble before it ends it") {
     CheckpointSaver saver(Comm::self(), folder.file("c"), {}, -1);
     CHECK(!saver.begin(job(1)));
     CHECK(saver.is_active());
-    CHECK(error_of([&] { saver.begin(job(2)); }, ExitCode::failure) == "a save was begun while another one was active");
+    CHECK(error_of([&] { saver.begin(job(2)); }, ExitCode::failure) ==
+          "a save was started while another one was active");
     CHECK(saver.wait()->problem == "");
     SaveJob late = job(2);
     late.failure = {ExitCode::no_resources, "no memory"};
@@ -417,7 +418,7 @@ TEST_CASE("saver: one save at a time; a rank's own trouble before it ends it") {
     SaveJob other = job(3);
     other.checksums = {1};
     CHECK(!saver.begin(std::move(other)));
-    CHECK(mentions(saver.wait()->problem, "its values changed on their way"));
+    CHECK(mentions(saver.wait()->problem, "its values changed while they were copied"));
     CHECK(newest_whole(folder.file("c")) == 1);
 }
 

@@ -65,7 +65,7 @@ TEST_CASE("weight_files: shards and their index") {
     CHECK(files.file_with("b").path() == folder.file("model-00002-of-00002.safetensors"));
 
     std::filesystem::remove(folder.file("model-00002-of-00002.safetensors"));
-    CHECK(refusal(folder) == folder.file(kIndex) + ": names model-00002-of-00002.safetensors, which is not there");
+    CHECK(refusal(folder) == folder.file(kIndex) + ": names model-00002-of-00002.safetensors, which does not exist");
 }
 
 TEST_CASE("weight_files: an index that does not fit is refused") {
@@ -90,6 +90,6 @@ TEST_CASE("weight_files: an index that does not fit is refused") {
     CHECK(mentions(refusal(folder), "holds tensor a, which"));
     for (const char* no_index : {"", "{", "[]", "{}", R"({"weight_map": []})"}) {
         write_bytes(folder.file(kIndex), no_index);
-        CHECK(mentions(refusal(folder), "is no index of weights"));
+        CHECK(mentions(refusal(folder), "is not an index of weights"));
     }
 }

@@ -48,7 +48,7 @@ TEST_CASE("choices: what is no such file, or does not fit") {
     check({"example 0", "says 20 bytes, but has 22"}, 2, one_wrong(1, 20));
     check({"example 2", "ends inside"}, 3, kWords);
     check({"after its last example, number 0"}, 1, kWords);
-    check({"example 1", "begins with 3 in place of 65535"}, 2, one_wrong(11, 3));
+    check({"example 1", "begins with 3 instead of 65535"}, 2, one_wrong(11, 3));
     check({"example 0", "its label is 2, but it has 2 completions"}, 2, one_wrong(3, 2));
     check({"example 0", "has 1 completions"}, 2, one_wrong(4, 1));
     check({"example 0", "without tokens"}, 2, one_wrong(5, 0));

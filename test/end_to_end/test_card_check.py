@@ -86,13 +86,13 @@ class OnHost(unittest.TestCase):
                 right, items, fell_back = counts(done.out)
                 self.assertEqual((right, fell_back), (items, 0))
                 self.assertRegex(done.out, r"kernels +\d+ of")
-                self.assertRegex(done.out, r"products +\d+ of")
+                self.assertRegex(done.out, r"matmuls +\d+ of")
 
     def test_rates(self):
         """What was measured stands in the table, in check.json and in run.json; without --tune nothing is."""
         table = check("--card-check", "force", "--tune", "2", program=trainer.PROGRAM).out
         self.assertRegex(table, r"memory +1 of +1 right   GB/s: copy [\d.e+]+\n")
-        self.assertRegex(table, r"products .* right   up to TFLOP/s: bf16 [\d.e-]+, fp8 [\d.e-]+\n")
+        self.assertRegex(table, r"matmuls .* right   up to TFLOP/s: bf16 [\d.e-]+, fp8 [\d.e-]+\n")
         for tune in ("0", "2"):
             done = FinishedRun("--precision", "bf16", "--card-check", "force", "--tune", tune, env=cache())
             summary, findings = json.loads(done.read("run.json"))["card_check"], json.loads(done.read("check.json"))
@@ -144,7 +144,7 @@ class OnHost(unittest.TestCase):
         plain = FinishedRun(env=cache())
         checked = FinishedRun("--card-check", "force", env=cache())
         self.assertEqual(checked.losses, plain.losses)
-        self.assertRegex(checked.result.out, r"checked on host device.*: (\d+) of \1 right, 0 fell back")
+        self.assertRegex(checked.result.out, r"checked on CPU.*: (\d+) of \1 right, 0 fell back")
         summary = json.loads(checked.read("run.json"))["card_check"]
         self.assertEqual(summary["right"], summary["items"])
         self.assertEqual(len(json.loads(checked.read("check.json"))), summary["items"])
@@ -154,7 +154,7 @@ class OnHost(unittest.TestCase):
         """It is the share of what the check measured."""
         done = FinishedRun("--precision", "bf16", "--card-check", "force", env=cache())
         measured = json.loads(done.read("run.json"))["card_check"]["tflops"]["bf16"]
-        self.assertIn(f"MFU is the share of {measured:.3g} TFLOP/s", done.result.out)
+        self.assertIn(f"MFU is relative to {measured:.3g} TFLOP/s", done.result.out)
         # Two layers of 64 channels, 64 tokens of context and 257 in the vocabulary: weights, then attention.
         flops_per_token = 6 * (2 * 12 * 64 * 64 + 257 * 64) + 6 * 2 * 64 * 64
         shown = re.findall(r"([\d,]+) tok/s \| MFU ([\d.]+)%", done.result.out)
@@ -182,20 +182,20 @@ class OnVirtualGpu(unittest.TestCase):
 
     # fault: what is said of it
     GIVES_WAY = {
-        "wrong-kernel:gelu_forward_fp8_kernel": r"gelu_fp8 gives way to the plain activation and quantize",
-        "unsteady-kernel:layernorm_forward_fp8": r"layernorm_fp8 gives way to",
-        "stray:gelu_backward_fp8_kernel": r"gelu_backward_fp8 gives way to",
-        "stray-fault:gelu_backward_fp8_kernel": r"gelu_backward_fp8 gives way to",
-        "fail-kernel:layernorm_backward_fp8": r"layernorm_backward_fp8 gives way to",
+        "wrong-kernel:gelu_forward_fp8_kernel": r"gelu_fp8 falls back to the plain activation and quantize",
+        "unsteady-kernel:layernorm_forward_fp8": r"layernorm_fp8 falls back to",
+        "stray:gelu_backward_fp8_kernel": r"gelu_backward_fp8 falls back to",
+        "stray-fault:gelu_backward_fp8_kernel": r"gelu_backward_fp8 falls back to",
+        "fail-kernel:layernorm_backward_fp8": r"layernorm_backward_fp8 falls back to",
         "hang-kernel:gelu_forward_fp8_kernel": r"did not end within 3 s",
-        "cast:quantize": r"FP8 gives way to BF16 altogether",
+        "cast:quantize": r"FP8 falls back to BF16 altogether",
         f"wrong-product:{FC} TN e4m3*e4m3->bf16 bias": r"must be \S+ \(\d+ of \d+ samples are wrong\)",
-        f"unsteady-product:{FC} TN e4m3*e4m3->bf16 bias": r"samples are wrong|differ when it is made again",
-        f"wrong-workspace:{FC} TN e4m3*e4m3->bf16 bias@4": r": an algorithm with at most 4.0 MiB of workspace\n",
-        f"wrong-workspace:{FC} TN e4m3*e4m3->bf16 bias@all": r": an algorithm without workspace\n",
-        f"wrong-product:{FC} TN e4m3*e4m3->bf16 bias@all": r"the bias is added by a kernel of its own",
-        f"wrong-product:{FC} TN e4m3*e4m3->bf16@all": r"layers fc go on in BF16",
-        f"refuse:{FC} TN e4m3*e4m3": r"layers fc go on in BF16",
+        f"unsteady-product:{FC} TN e4m3*e4m3->bf16 bias": r"samples are wrong|differ when it is computed again",
+        f"wrong-workspace:{FC} TN e4m3*e4m3->bf16 bias@4": r": falls back to an algorithm with at most 4.0 MiB of workspace\n",
+        f"wrong-workspace:{FC} TN e4m3*e4m3->bf16 bias@all": r": falls back to an algorithm without workspace\n",
+        f"wrong-product:{FC} TN e4m3*e4m3->bf16 bias@all": r"falls back to a separate kernel for the bias",
+        f"wrong-product:{FC} TN e4m3*e4m3->bf16@all": r"layers fc fall back to BF16",
+        f"refuse:{FC} TN e4m3*e4m3": r"layers fc fall back to BF16",
     }
 
     @needs_fp8
@@ -215,7 +215,7 @@ class OnVirtualGpu(unittest.TestCase):
         product = "matmul forward bf16 N=256 C=64 OC=256 with bias"
         summary = json.loads(lying.read("run.json"))["card_check"]
         self.assertEqual(summary["fell_back"], 1)
-        self.assertEqual(summary["fallbacks"], [f"{product}: an algorithm with at most 4.0 MiB of workspace"])
+        self.assertEqual(summary["fallbacks"], [f"{product}: falls back to an algorithm with at most 4.0 MiB of workspace"])
         self.assertEqual(json.loads(lying.read("run.json"))["products"][product]["workspace"], 4 << 20)
         ways = json.loads(lying.read("check.json"))[product]["ways"]
         self.assertEqual([("problem" in way, way.get("workspace")) for way in ways[-2:]],
@@ -223,13 +223,13 @@ class OnVirtualGpu(unittest.TestCase):
         self.assertEqual(lying.losses, whole.losses)  # the same sums
         strict = check(*flags, "--strict", fault=fault)
         self.assertEqual(strict.code, 5, strict.out)
-        self.assertRegex(strict.err, r"--strict.*\n.*way 1: ")
+        self.assertRegex(strict.err, r"--strict.*\n.*attempt 1: ")
 
     # fault: code, what is said of it
     NOTHING_IS_LEFT = {
         "wrong-kernel:adamw_kernel": (5, r"adamw_update"),
         "hang-kernel:embedding_forward": (5, r"embedding_forward.*did not end within 3 s"),
-        "wrong-product:bf16*bf16->bf16@all": (5, r"is not right on this card in any way"),
+        "wrong-product:bf16*bf16->bf16@all": (5, r"is wrong on this card with every algorithm"),
         "memory:1": (5, r"has 1.0 MiB"),
     }
 
@@ -273,8 +273,8 @@ class OnVirtualGpu(unittest.TestCase):
                 self.assertEqual(counts(lying.out)[2], len(fused), lying.out)
                 for item, variant in fused.values():
                     self.assertIn(f"note: card check: {item} ", lying.out)
-                    self.assertIn(f"note: card check: {variant} gives way to the plain ", lying.out)
-                self.assertIn("this run needs what is not right on this card:", hopeless.err)
+                    self.assertIn(f"note: card check: {variant} falls back to the plain ", lying.out)
+                self.assertIn("this run needs kernels that are wrong on this card:", hopeless.err)
                 for item in plain.values():
                     self.assertIn(f"\n  {item} ", hopeless.err)
 
@@ -346,9 +346,9 @@ class OnVirtualGpu(unittest.TestCase):
         with open(path, "w", encoding="utf-8") as file:
             json.dump({**kept, "changed": "2026-01-02"}, file)
         text = plan()
-        for said in ("Measured by the card check on this card (2026-01-02): products in bf16, memory.",
+        for said in ("Measured by the card check on this card (2026-01-02): matmuls in bf16, memory.",
                      "Products at 600 TFLOP/s in bf16", "the rest at 4.0 TB/s",
-                     "all_gather 200 GB/s, reduce_scatter 100 GB/s a rank"):
+                     "all_gather 200 GB/s, reduce_scatter 100 GB/s per rank"):
             self.assertIn(said, text)
         self.assertIn("The card's rates are from the table of cards.", plan("--gpu", "h200"))
 

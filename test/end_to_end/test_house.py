@@ -346,5 +346,86 @@ class Pages(unittest.TestCase):
                 self.assertRegex(makefile, rf"(?m)^{re.escape(target)}( \w+)*:", target)
 
 
+WITHOUT_COMMAND = {"README.md", "flags.md", "robustness.md"}  # guides that answer no "how do I" with one command
+
+# Turns of phrase that a reader has to decode, and what to write instead.
+DIALECT = {
+    r"aloud": "with a message",
+    r"anew": "again",
+    r"in place of": "instead of",
+    r"(?:is|are|was|were) to be had": "is available",
+    r"g[ia]ves? way": "falls back",
+    r"so (?:much|many) of": "the number",
+    r"passed over": "skipped",
+    r"whoever": "the reader, the program",
+    r"for ever": "forever",
+    r"beside": "next to",
+    r"and leave(?=[.;,]|$)": "and exit",
+}
+
+
+def dialect_in(text):
+    """(line, words, what to write) for each turn of phrase in `text`."""
+    return [(text.count("\n", 0, found.start()) + 1, found[0], plain) for words, plain in DIALECT.items()
+            for found in re.finditer(rf"\b(?:{words})(?![\w-])", text)]
+
+
+def printed_texts(text):
+    """The string literals of a C++ file that have a space, split ones joined."""
+    text = re.sub(r"//[^\n]*", "", text)
+    for found in re.finditer(r'"(?:\\.|[^"\\\n])*"(?:\s*"(?:\\.|[^"\\\n])*")*', text):
+        literal = "".join(re.findall(r'"((?:\\.|[^"\\\n])*)"', found[0]))
+        if " " in literal:
+            yield literal
+
+
+def first_command(page):
+    """The line of the first block of code, counted from 1; none: the page has no code."""
+    for number, line in enumerate(page.splitlines(), 1):
+        if line.startswith(("    ", "```")):
+            return number
+    return None
+
+
+class Words(unittest.TestCase):
+    """Help, messages and guides are in plain English, and guides begin with what to type."""
+
+    def guides(self):
+        folder = os.path.join("dev", "guide")
+        return {name: read(os.path.join(folder, name)) for name in sorted(os.listdir(os.path.join(ROOT, folder)))
+                if name.endswith(".md")}
+
+    def test_guides_have_no_dialect(self):
+        for name, page in {**self.guides(), "the README": read("README.md")}.items():
+            self.assertEqual(dialect_in(page), [], name)
+
+    def test_printed_texts_have_no_dialect(self):
+        seen = 0
+        for path in project_files():
+            if path == "train_gpt.cu" or re.fullmatch(r"llmc/.*\.(cpp|cu|h|cuh)", path):
+                for literal in printed_texts(read(path)):
+                    seen += 1
+                    self.assertEqual(dialect_in(literal), [], path)
+        self.assertGreater(seen, 1000)
+
+    def test_dialect_is_found(self):
+        text = "It fails aloud.\nA run that gives way, anew, to whoever is beside it; is to be had"
+        self.assertEqual(sorted((line, words) for line, words, _ in dialect_in(text)),
+                         [(1, "aloud"), (2, "anew"), (2, "beside"), (2, "gives way"), (2, "is to be had"), (2, "whoever")])
+        self.assertEqual(dialect_in("besides, an allowed renewal of a place"), [])
+        self.assertEqual(list(printed_texts('f("one", "passed "\n "over: %s"); // "no text"')), ["passed over: %s"])
+
+    def test_guides_begin_with_a_title_and_a_command(self):
+        for name, page in self.guides().items():
+            self.assertRegex(page, r"\A# \S", name)
+            if name not in WITHOUT_COMMAND:
+                self.assertLessEqual(first_command(page) or 99, 15, name)
+
+    def test_the_first_command_is_found(self):
+        self.assertEqual(first_command("# T\n\n    make\n"), 3)
+        self.assertEqual(first_command("# T\n```\nmake\n"), 2)
+        self.assertIsNone(first_command("# T\nwords\n"))
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -131,7 +131,7 @@ class BadData(BadInput):
             with self.subTest(val):
                 done = run(*tiny_flags("--max-steps", "1", *flags, "--val", val))
                 self.assertEqual(done.code, 0, done.err)
-                self.assertIn(f"note: {val.split('=')[-1]} is a shard of -i and of -j", done.out)
+                self.assertIn(f"note: {val.split('=')[-1]} is in both -i and -j", done.out)
         self.assertNotIn("is a shard of", run(*tiny_flags("--max-steps", "1", "--val", corpus().val)).out)
 
 
@@ -171,7 +171,7 @@ class BadShape(BadInput):
 
     def test_not_enough_memory(self):
         gpt3 = ["--layers", "96", "--channels", "12288", "--heads", "96", "--precision", "fp32"]
-        self.refused(RESOURCES, gpt3, "this run needs", "host device", " has ", "weights", "activations", "optimizer",
+        self.refused(RESOURCES, gpt3, "this run needs", "CPU (", " has ", "weights", "activations", "optimizer",
                      "smaller model or a larger device")
         self.refused(RESOURCES, ["--batch", "16777216"], "this run needs", "activations", "reduce -b")
 
@@ -216,7 +216,7 @@ class BadValue(BadInput):
         (["--precision", "fp16"], ["--precision", "'fp16' is not one of", "bf16"]),
         (["--schedule", "cosin"], ["--schedule", "'cosin' is not one of", "cosine"]),
         (["--recompute", "1"], ["--recompute", "-r gelu"]),
-        (["--kernels", "gelu_fp8,hopper"], ["--kernels", "'hopper' is none of auto, portable, layernorm_fp8"]),
+        (["--kernels", "gelu_fp8,hopper"], ["--kernels", "'hopper' is not one of auto, portable, layernorm_fp8"]),
         (["--max-steps"], ["--max-steps needs a value"]),
     ]
 
@@ -353,7 +353,7 @@ class BadFile(BadInput):
         with open(os.path.join(directory, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
             file.write('{"weight_map": {"wte.weight": "model-00001-of-00002.safetensors"}}')
         self.refused(CHECKPOINT, ["--init-from", directory],
-                     "names model-00001-of-00002.safetensors, which is not there")
+                     "names model-00001-of-00002.safetensors, which does not exist")
 
     def test_configuration_file(self):
         self.refused(FLAGS, ["--config", "nowhere.json"], "nowhere.json")

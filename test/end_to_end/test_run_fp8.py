@@ -302,7 +302,7 @@ class Fp8(unittest.TestCase):
         for step, layer in records:
             self.assertEqual(layer["reason"], "underflowed")
             self.assertGreater(layer["fraction"], 0.00001)
-            self.assertIn(f"step {step}: {layer['layer']} goes on in BF16: its {layer['tensor']} underflowed", done.result.out)
+            self.assertIn(f"step {step}: {layer['layer']} falls back to BF16: its {layer['tensor']} underflowed", done.result.out)
         for step in done.steps:  # what is found at the end of a step is done one step later
             left = sum(1 for found, _ in records if found + 2 <= step["step"])
             self.assertEqual(step["products"]["fp8"], 3 * (LINEAR_LAYERS - left))

@@ -196,7 +196,7 @@ class Skips(unittest.TestCase):
             with self.subTest(precision=precision):
                 result = run(*tiny_flags("--precision", precision, "--lr", "1e30", "--max-skips", "3", "--max-steps", "20"))
                 self.assertEqual(result.code, 6)
-                self.assertIn("3 steps in a row were skipped; in the last, step 4, " + culprit, result.err)
+                self.assertIn("3 steps skipped in a row; in the last, step 4, " + culprit, result.err)
                 self.assertIn("--max-skips", result.err)
 
 
@@ -208,7 +208,7 @@ class BatchSchedule(unittest.TestCase):
     def test_each_step_is_that_of_a_run_with_its_batch(self):
         grown = FinishedRun(*self.FLAGS, *self.STAGES)
         self.assertEqual([s["tokens"] for s in grown.steps], [256, 512, 1024, 1792, 2560, 3328])
-        self.assertIn("256 tokens a step up to step 2, 512 tokens a step up to step 3, then 768", grown.result.out)
+        self.assertIn("256 tokens per step up to step 2, 512 tokens per step up to step 3, then 768", grown.result.out)
         # The samples go on where they are: those of the second step of 512, after two of 256.
         small, middle = (FinishedRun(*self.FLAGS, "--total-batch", tokens, "--stop-after", "2") for tokens in (256, 512))
         self.assertEqual(grown.losses[:2], small.losses)

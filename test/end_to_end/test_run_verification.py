@@ -16,9 +16,9 @@ from trainer import PROGRAM, TIME_FIELDS, VOCAB, FinishedRun, new_path, run, tin
 MPIRUN = shutil.which("mpirun")
 # Two norms a block and the last one: step 3 has 5, and step 4, which is verified, 10.
 FLIPPED = {"LLMC_FLIP": "layernorm_forward:8"}
-FOUND = (r"step 4: bits went bad: rank 0 on \S+ \(host device \(\d+ threads?\)\): output of block 1 had checksum "
-         r"[0-9a-f]{16} in the first micro-step, and [0-9a-f]{16} when it was made again\. Nothing was saved from this step "
-         r"on: leave that card out, or test it, and go on with --resume latest")
+FOUND = (r"step 4: silent data corruption: rank 0 on \S+ \(CPU \(\d+ threads?\)\): output of block 1 had checksum "
+         r"[0-9a-f]{16} in the first micro-step, and [0-9a-f]{16} when it was computed again\. Nothing was saved from this step "
+         r"on: test or replace that card, and continue with --resume latest")
 
 
 def checkpoints(directory):

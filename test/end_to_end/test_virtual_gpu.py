@@ -231,7 +231,7 @@ class Faults(unittest.TestCase):
                 env={**os.environ, **ONE_THREAD, "VIRTUAL_GPU_FAULT": f"memory:{left}"}, text=True, capture_output=True,
                 check=False)
             self.assertIn("1 passed | 0 failed", result.stdout)
-            said = re.findall(r"note: matrix products have (\d+) MiB of workspace instead of 32", result.stderr)
+            said = re.findall(r"note: GPU memory is short: matmuls have (\d+) MiB of workspace instead of 32", result.stderr)
             self.assertEqual(said, [] if workspace is None else [str(workspace)])
 
     def test_a_product_that_is_refused(self):

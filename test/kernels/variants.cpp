@@ -73,19 +73,19 @@ TEST_CASE("variants: names that are none are answered with those that are") {
         "auto, portable, layernorm_fp8, gelu_fp8, attention_fp8, layernorm_backward_fp8, gelu_backward_fp8, "
         "attention_backward_fp8, host_attention, host_classifier, host_norm, host_activation, host_quantize, "
         "host_embedding, host_optimizer, host_sums";
-    CHECK(refusal("gleu_fp8") == "--kernels 'gleu_fp8' is none of " + all);
+    CHECK(refusal("gleu_fp8") == "--kernels 'gleu_fp8' is not one of " + all);
     for (const char* text : {"gelu_fp8,", "", ",", "gelu_fp8,auto", "Auto", "gelu_fp8, layernorm_fp8"}) {
         CAPTURE(text);
-        CHECK(refusal(text).find(" is none of " + all) != std::string::npos);
+        CHECK(refusal(text).find(" is not one of " + all) != std::string::npos);
         CHECK_THROWS_AS(check_kernel_names(text), Error);
     }
     for (const char* text : {"portable", "auto", "gelu_fp8", "gelu_fp8,attention_fp8"})
         CHECK_NOTHROW(check_kernel_names(text));
     CHECK(refusal("gelu_fp8", 75) ==
-          "--kernels gelu_fp8: it is for compute capability 8.0 and later, and the host device, and this is a card of "
-          "7.5; use --kernels auto");
+          "--kernels gelu_fp8: it is for compute capability 8.0 and later, and CPUs, and this is a card of compute "
+          "capability 7.5; use --kernels auto");
     CHECK(refusal("host_norm", 90) ==
-          "--kernels host_norm: it is for the host device, and this is a card of 9.0; use --kernels auto");
+          "--kernels host_norm: it is for CPUs, and this is a card of compute capability 9.0; use --kernels auto");
 }
 
 TEST_CASE("variants: which cards an entry is for") {

@@ -199,7 +199,7 @@ TEST_CASE("what an FP8 product cannot do is refused with the value, and not coun
     matmul.reserve(n, n, n);
     CHECK_THROWS_WITH(
         forward(24, n, n, one.inv(), one.inv()),
-        "matmul forward e4m3 N=24 C=32 OC=32: N=24 is not a multiple of 16, as these FP8 products need; change "
+        "matmul forward e4m3 N=24 C=32 OC=32: N=24 is not a multiple of 16, as these FP8 matmuls need; change "
         "the shape or run this layer in BF16");
     CHECK_THROWS_WITH(forward(n, 8, n, one.inv(), one.inv()), doctest::Contains("C=8 is not a multiple of 16"));
     CHECK_THROWS_WITH(forward(n, n, 17, one.inv(), one.inv()), doctest::Contains("OC=17 is not a multiple of 16"));

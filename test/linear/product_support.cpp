@@ -38,22 +38,23 @@ TEST_CASE("product support: blocks of 128 are Hopper's from CUDA 12.9 on, MX is 
 }
 
 TEST_CASE("product support: header and library both have to have it, and the reason names what is missing") {
-    CHECK(why_not_native(Fp8Scaling::block, {130100, 130100}, 89) ==
-          "cuBLASLt has FP8 products with scales of 128 elements on GPUs of compute capability 9.0 (Hopper); this one "
-          "has 8.9");
+    CHECK(
+        why_not_native(Fp8Scaling::block, {130100, 130100}, 89) ==
+        "cuBLASLt has FP8 matmuls with one scale per 128 elements on GPUs of compute capability 9.0 (Hopper); this one "
+        "has 8.9");
     CHECK(why_not_native(Fp8Scaling::block, {120900, 120604}, 90) ==
-          "cuBLASLt has FP8 products with scales of 128 elements on this GPU from CUDA 12.9 on; the library found here "
+          "cuBLASLt has FP8 matmuls with one scale per 128 elements on this GPU from CUDA 12.9 on; the library found "
+          "here "
           "is 12.6.4");
     CHECK(why_not_native(Fp8Scaling::mx, {120604, 120900}, 100) ==
-          "cuBLASLt has FP8 products with MX scales on this GPU from CUDA 12.8 on; this program was built with the "
+          "cuBLASLt has FP8 matmuls with MX scales on this GPU from CUDA 12.8 on; this program was built with the "
           "headers of 12.6.4");
     CHECK(lt_version_text(120903) == "12.9.3");
 }
 
 TEST_CASE("product support: the note on a refused product names shape, types and what is done") {
     const Product product{Product::dgrad, OperandType::e5m2_e4m3, 1024, 768, 2304, false, false};
-    CHECK(
-        emulation_note(product, "cuBLASLt refuses it") ==
-        "note: matmul dgrad e5m2 x e4m3 N=1024 C=768 OC=2304: cuBLASLt refuses it; BF16 units multiply the same values "
-        "instead, counted as `emulated`");
+    CHECK(emulation_note(product, "cuBLASLt refuses it") ==
+          "note: matmul dgrad e5m2 x e4m3 N=1024 C=768 OC=2304: cuBLASLt refuses it; the same values are multiplied in "
+          "BF16 instead, counted as `emulated`");
 }

@@ -118,7 +118,7 @@ TEST_CASE("traffic: under delayed scaling every tensor is cast by its producer")
     CHECK(static_cast<double>(forward.bytes_read) == doctest::Approx(6 * elements).epsilon(0.03));
 }
 
-TEST_CASE("traffic: a variant that is left out gives way to its counterpart and a cast, and all others run on") {
+TEST_CASE("traffic: a variant that is left out falls back to its counterpart and a cast, and all others run on") {
     using Name = std::pair<const char*, const char*>;  // what a kernel's name contains and how it ends
     const struct {
         KernelVariant variant;

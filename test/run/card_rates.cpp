@@ -67,13 +67,11 @@ TEST_CASE("card rates: a step takes the time that follows from them, and the pla
     const auto said = [&](const Rates& rates) { return describe_plan(model, inputs(rates), {}, 0, 1); };
     CHECK(contains(said({}), " The card's rates are from the table of cards.\n"));
     CHECK(contains(said({}), "best public rate"));
-    CHECK(
-        contains(said(kAll),
-                 "Measured by the card check on this card (2026-01-02): products in bf16, products in fp8, memory.\n"));
+    CHECK(contains(said(kAll),
+                   "Measured by the card check on this card (2026-01-02): matmuls in bf16, matmuls in fp8, memory.\n"));
     CHECK(contains(said(kAll), "Products at 600 TFLOP/s in bf16 and 900 in fp8"));
     CHECK(contains(said(kAll), "4.0 TB/s"));
-    CHECK(
-        contains(said({{"copy", 4e12}}), "(2026-01-02): memory. From the table of cards: products in bf16, products"));
+    CHECK(contains(said({{"copy", 4e12}}), "(2026-01-02): memory. From the table of cards: matmuls in bf16, matmuls"));
     PlanInputs old = inputs({{"copy", 4e12}, {"bf16", 6e14}});
     old.gpu = *find_gpu_by_short_name("a100");
     CHECK(!contains(describe_plan(model, old, {}, 0, 1), "From the table of cards"));  // it has no FP8
@@ -95,7 +93,7 @@ TEST_CASE("card rates: waits for other ranks") {
     CHECK(waits(0, 35e9, kAll) == doctest::Approx(350));
     const GpuSpec gpu = inputs({}).gpu;
     CHECK(contains(describe_links(gpu, {}), "Links are assumed: NVLink at 350 GB/s"));
-    CHECK(contains(describe_links(gpu, {kAll, "2026-01-02"}), "all_gather 200 GB/s, reduce_scatter 100 GB/s a rank"));
+    CHECK(contains(describe_links(gpu, {kAll, "2026-01-02"}), "all_gather 200 GB/s, reduce_scatter 100 GB/s per rank"));
     CHECK(!contains(describe_links(gpu, {kAll, "2026-01-02"}), "Links are assumed"));
     const auto title = [&](const Rates& rates) { return describe_scaling(model, inputs(rates), {}); };
     CHECK(contains(title({}), "nothing here is measured"));

@@ -93,6 +93,8 @@ TEST_CASE("other programs: their flags are answered with ours") {
         {"--num-attention-heads", "--heads"},
         {"--resume_from_checkpoint", "-y, --resume"},
         {"--max_new_tokens", "-g, --sample-tokens"},
+        {"--num_train_epochs", "--epochs"},
+        {"--log_interval", "--log-every"},
     };
     for (const auto& [theirs, ours] : cases) {
         CAPTURE(theirs);

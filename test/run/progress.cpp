@@ -187,7 +187,8 @@ TEST_CASE("progress: fresh weights whose loss is not that of weights that know n
     }
     record.loss = 12.5f;
     CHECK(format_fresh_loss(record) ==
-          "note: step 1: loss 12.50 of fresh weights, where 10.98 was expected (ln(V) = 10.82): the model's first pass "
+          "note: step 1: the loss of freshly initialised weights is 12.50, expected was 10.98 (ln(V) = 10.82): the "
+          "model's first pass "
           "went wrong, or the data is not what it seems");
 }
 

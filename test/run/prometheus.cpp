@@ -35,7 +35,7 @@ TEST_CASE("prometheus: the newest of every number") {
     prometheus.write({{"step", 2}, {"val_loss_code", 3.5}});
     const std::string text = read_file(file);
     CHECK(contains(text,
-                   "# HELP train_gpt_step Optimizer steps made.\n# TYPE train_gpt_step gauge\n"
+                   "# HELP train_gpt_step Optimizer steps taken.\n# TYPE train_gpt_step gauge\n"
                    "train_gpt_step{run=\"runs/a\"} 2\n"));
     CHECK(contains(text, "train_gpt_loss{run=\"runs/a\"} 0.10000000000000001\n"));
     CHECK(contains(text, "# TYPE train_gpt_tokens_total counter\ntrain_gpt_tokens_total{run=\"runs/a\"} 8192\n"));

@@ -146,9 +146,9 @@ TEST_CASE("resolve: stages of a batch schedule are whole micro-steps, below the 
     o.batch = 2, o.seq = 512, o.total_batch = 8192, o.batch_schedule = "2048:10,4096:5";
     CHECK(resolved(o, with_ranks(2)).batches.tokens_until(16) == 10 * 2048 + 5 * 4096 + 8192);
     CHECK(contains(refusal(o, with_ranks(4)),
-                   "2048 tokens a step are no multiple, below -d 8192, of the micro-step's 4096"));
+                   "2048 tokens per step must be below -d 8192 and a multiple of the micro-step's 4096"));
     o.total_batch = 4096;
-    CHECK(contains(refusal(o), "4096 tokens a step are no multiple, below -d 4096"));
+    CHECK(contains(refusal(o), "4096 tokens per step must be below -d 4096"));
     // One epoch of 21 steps: 10 of 2048, 5 of 4096, and 6 of 8192, the last of which needs a token more.
     o.total_batch = 8192;
     ResolveInputs inputs;
@@ -157,7 +157,7 @@ TEST_CASE("resolve: stages of a batch schedule are whole micro-steps, below the 
         CHECK(resolved(o, inputs).max_steps == steps);
     }
     inputs.train_tokens = 2048;
-    CHECK(contains(refusal(o, inputs), "one step takes 2,048"));
+    CHECK(contains(refusal(o, inputs), "one step needs 2,048"));
 }
 
 TEST_CASE("resolve: sequences are cut into equal pieces") {
@@ -216,7 +216,7 @@ TEST_CASE("resolve: steps of one epoch, and warm-up") {
     CHECK(contains(refusal(o, with_data(0, 1001)), "one epoch"));
     CHECK_NOTHROW(resolved(o));  // length not known yet
     o.max_steps = 10;
-    CHECK(contains(refusal(o), "--warmup 10 leaves nothing of the 10 steps"));
+    CHECK(contains(refusal(o), "--warmup 10 leaves none of the 10 steps"));
     o.max_steps = 11;
     CHECK(resolved(o, with_data(0, 1001)).max_steps == 11);  // given: not an epoch
 }

@@ -60,9 +60,8 @@ TEST_CASE("skips: too many in a row stop the run") {
             FAIL("nothing was thrown");
         } catch (const Error& error) {
             CHECK(error.code() == ExitCode::bad_numbers);
-            CHECK(
-                std::string(error.what()) ==
-                "20 steps in a row were skipped; in the last, step 37, the loss was nan; lower -l, or see --max-skips");
+            CHECK(std::string(error.what()) ==
+                  "20 steps skipped in a row; in the last, step 37, the loss was nan; lower -l, or see --max-skips");
         }
     }
     StepResult fine = result;

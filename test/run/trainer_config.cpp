@@ -156,16 +156,17 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     CHECK(with_muon.optimizer.muon.vector_rate == doctest::Approx(3));
     CHECK(with_muon.adamw.weight_decay == 0.01);
     muon.optimizer = "adamw";
-    CHECK_THROWS_WITH_AS(resolve(muon, {}),
-                         "--adamw-lr 0.001 is about what muon leaves to AdamW, and this run has --optimizer adamw; use "
-                         "--lr",
-                         Error);
+    CHECK_THROWS_WITH_AS(
+        resolve(muon, {}),
+        "--adamw-lr 0.001 is for the parameters that muon leaves to AdamW, and this run has --optimizer adamw; use "
+        "--lr",
+        Error);
     for (const bool warmup : {true, false}) {
         Options other;
         (warmup ? other.muon_momentum_warmup = 5 : other.muon_cautious_decay = true);
         const std::string name = warmup ? "--muon-momentum-warmup" : "--muon-cautious-decay";
         CHECK_THROWS_WITH_AS(resolve(other, {}),
-                             (name + " is about muon, and this run has --optimizer adamw; leave it out or use "
+                             (name + " needs muon, and this run has --optimizer adamw; leave it out or use "
                                      "--optimizer muon")
                                  .c_str(),
                              Error);
@@ -175,7 +176,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
         narrow.optimizer = optimizer, narrow.adam_moments = "bf16", narrow.seed = 77;
         if (optimizer == std::string("lion") || optimizer == std::string("sgd")) {
             const std::string message =
-                std::string("--adam-moments bf16 is about AdamW, and this run has --optimizer ") + optimizer +
+                std::string("--adam-moments bf16 needs AdamW, and this run has --optimizer ") + optimizer +
                 ", whose moment is FP32; leave it out or use --optimizer adamw, muon or normuon";
             CHECK_THROWS_WITH_AS(resolve(narrow, {}), message.c_str(), Error);
             continue;
@@ -191,7 +192,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     Options unclipped;
     unclipped.clip_kind = "value", unclipped.clip = 0;
     CHECK_THROWS_WITH_AS(resolve(unclipped, {}),
-                         "--clip-kind value is about what --clip bounds, and --clip 0 bounds nothing; give --clip X",
+                         "--clip-kind value has no effect with --clip 0, which turns clipping off; give --clip X",
                          Error);
     Options low;
     low.optimizer = "muon", low.momentum = 0.8, low.muon_momentum_warmup = 5;

@@ -304,7 +304,7 @@ DeviceInfo device_info() {
     require_device("device_info");
     DeviceInfo info;
     info.multiprocessors = omp_get_max_threads();
-    info.name = strprintf("host device (%d thread%s)", info.multiprocessors, info.multiprocessors == 1 ? "" : "s");
+    info.name = strprintf("CPU (%d thread%s)", info.multiprocessors, info.multiprocessors == 1 ? "" : "s");
     info.total_memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
     info.free_memory = available_memory();
     info.is_host = true;
