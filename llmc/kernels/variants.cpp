@@ -58,7 +58,7 @@ std::vector<std::string> split(const std::string& text) {
 }  // namespace
 
 std::string KernelVariantEntry::cards() const {
-    if (last_card == kHostDevice) return "the host device";
+    if (last_card == kHostDevice) return "CPUs";
     std::string text = strprintf("compute capability %d.%d", first_card / 10, first_card % 10);
     if (last_card == kAnyLaterCard)
         text += " and later";
