@@ -73,7 +73,7 @@ class Documents(unittest.TestCase):
         with open(path, encoding="utf-8") as file:
             self.assertEqual(json.load(file)["val_loss"], anew.validations[5])
         for words, wrong in (("--doc-positions needs --doc-mask", tiny_flags("--doc-positions")),
-                             ("act by distance alone: leave it out", ["-e", "qwen3-0.6b", "--doc-mask", "--doc-positions",
+                             ("needs learned positions, and this model's are rotary", ["-e", "qwen3-0.6b", "--doc-mask", "--doc-positions",
                                                                       "--dry-run", "--gpu", "h100"])):
             result = run(*wrong)
             self.assertEqual(result.code, 2, result.err)

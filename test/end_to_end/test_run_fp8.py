@@ -308,9 +308,9 @@ class Fp8(unittest.TestCase):
             self.assertEqual(step["products"]["fp8"], 3 * (LINEAR_LAYERS - left))
 
     def test_refusals(self):
-        for flags, part in ((["--fp8-fallback", "0.1,0.5,0"], "optimizer steps from 1 on"),
+        for flags, part in ((["--fp8-fallback", "0.1,0.5,0"], "optimizer steps of at least 1"),
                             (["--fp8-recipe", "mxfp8", "--fp8-fallback", "0.1,0.5,9"], "--fp8-recipe delayed or current"),
-                            (["--fp8-smooth"], "about SwiGLU, which the model does not have"),
+                            (["--fp8-smooth"], "needs SwiGLU, which this model does not have"),
                             (["--fp8-layers", "all,-block9"], "block9"),
                             (["--fp8-layers", "everything"], "everything"),
                             (["--fp8-recipe", "tensorwise"], "delayed, current, block, mxfp8"),

@@ -52,7 +52,7 @@ class Checkpoints(Case):
                 self.assertEqual(state.keys(), expected.keys())
                 self.assertEqual([name for name in state if state[name] != expected[name]], [])
         # Others begin without, and say so; one rank, and other wires, owe nothing.
-        for ranks, wire, note in ((2, "fp8", "owes nothing yet: the checkpoint has residuals of 3 ranks"),
+        for ranks, wire, note in ((2, "fp8", "starts without residuals: the checkpoint has those of 3 ranks"),
                                   (1, "fp8", "on 3 ranks"), (3, "bf16", "--reduce bf16 from here on")):
             with self.subTest(ranks=ranks, wire=wire):
                 moved = Directory()

@@ -47,7 +47,7 @@ class Pretraining(unittest.TestCase):
                     self.assertEqual(done.returncode, 2, done.stdout)
                     continue
                 self.assertIn("Step: 524,288 tokens", done.stdout)
-                self.assertIn(f"{batch} sequences x 1024 tokens x {ranks} rank", done.stdout)
+                self.assertIn(f"{batch} sequences x 1,024 tokens x {ranks} rank", done.stdout)
                 self.assertEqual(config(GPUS=str(ranks))["val-batches"] * batch * 1024 * ranks, 10485760)
         self.assertIn("too few for 1024 ranks", start("gpt2_124M.sh", "--dry-run", GPUS="1024").stderr)
 
