@@ -1,10 +1,13 @@
 #include "llmc/train/staging.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -21,6 +24,40 @@ size_t number_in(const std::string& path) {
     std::ifstream file(path);
     size_t value = 0;
     return file >> value ? value : std::numeric_limits<size_t>::max();
+}
+
+// Opens one new file in a directory, whatever the path, and takes its name away at once: however the process ends,
+// nothing stays. It can be read by path() until it is closed.
+class UnnamedFile : public FileCalls {
+public:
+    explicit UnnamedFile(const std::string& directory) : directory_(directory) {}
+    ~UnnamedFile() override {
+        if (kept_ >= 0) ::close(kept_);
+    }
+    int open(const char*, int, int) override {
+        std::string name = directory_ + "/checkpoint-XXXXXX";
+        const int fd = ::mkostemp(name.data(), O_CLOEXEC);
+        if (fd < 0 || ::unlink(name.c_str()) != 0) return fd;
+        kept_ = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+        return fd;
+    }
+    std::string path() const { return strprintf("/proc/self/fd/%d", kept_); }
+
+private:
+    const std::string directory_;
+    int kept_ = -1;
+};
+
+void require_writable(const std::string& directory) {
+    std::error_code ignored;
+    std::filesystem::create_directories(directory, ignored);
+    UnnamedFile calls(directory);
+    const int fd = calls.open("", 0, 0);
+    if (fd >= 0) return static_cast<void>(::close(fd));
+    throw Error(errno == ENOSPC || errno == EDQUOT ? ExitCode::no_resources : ExitCode::bad_flags,
+                strprintf("--checkpoint-local %s: cannot create a file in it: %s; name a directory on a disk of this "
+                          "machine",
+                          directory.c_str(), std::strerror(errno)));
 }
 
 }  // namespace
@@ -45,6 +82,7 @@ Staging::Staging(std::vector<DeviceSlice> slices, const std::string& local, size
         names_.push_back(part.slice);
         bytes_ += part.slice.bytes();
     }
+    if (!local_.empty()) require_writable(local_);
     if (!local_.empty() || bytes_ == 0) return;
     if (bytes_ > memory) {
         note_ = strprintf("saving a checkpoint in the background takes %s of host memory, and %s are available",
@@ -87,21 +125,11 @@ SliceBytes Staging::from_memory(stream_t stream) {
     return [at](size_t slice, uint64_t offset, size_t) { return at[slice] + offset; };
 }
 
-// The same file twice: here at once, where it belongs behind training.
 SliceBytes Staging::from_local_file(stream_t stream) {
     local_file_.reset();
-    std::error_code ignored;
-    std::filesystem::create_directories(local_, ignored);
-    std::string directory = local_ + "/checkpoint-XXXXXX";  // of this rank and save alone
-    if (!::mkdtemp(directory.data())) fail_to_write(local_, "create a directory in it");
-    // Without a name nothing is left behind, however the process ends; open, it can still be read.
-    const Failure failure = failure_of([&] {
-        const StateFile written = write_state_file(system_calls(), directory, 0, names_, from_device(stream));
-        checksums_ = written.checksums;
-        local_file_ = std::make_unique<SafetensorsFile>(directory + "/" + written.name);
-    });
-    std::filesystem::remove_all(directory, ignored);
-    if (failure) throw Error(failure.code, failure.text);
+    UnnamedFile calls(local_);
+    checksums_ = write_state_file(calls, local_, 0, names_, from_device(stream)).checksums;
+    local_file_ = std::make_unique<SafetensorsFile>(calls.path());
     return [this](size_t slice, uint64_t offset, size_t bytes) {
         buffer_.resize(bytes);
         local_file_->read_range(names_[slice].name(), offset, buffer_.data(), bytes);

@@ -14,22 +14,22 @@ namespace llmc {
 
 class Staging {
 public:
-    // `slices`: of Trainer::state_slices(). `local`: a directory on this machine, to be used in place of memory; "":
-    // none. `memory`: how much host memory there may be used.
+    // `slices`: of Trainer::state_slices(). `local`: a directory on a disk of this machine, which is used instead of
+    // memory; "": none. Throws if no file can be created there. `memory`: bytes of host memory that may be used.
     Staging(std::vector<DeviceSlice> slices, const std::string& local, size_t memory);
     ~Staging();
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
 
     const std::vector<StateSlice>& slices() const { return names_; }
-    // Whether take() leaves the device alone afterwards.
+    // True if the device is not needed any more after take().
     bool is_apart() const { return memory_ || !local_.empty(); }
-    // Why not, where it was to be; "".
+    // Why the device is still needed, although a copy was wanted; "" otherwise.
     const std::string& note() const { return note_; }
 
     // The values that the device has now; waits for it. Valid until the next take().
     SliceBytes take(stream_t stream);
-    // Of the file that these values make; empty where that is not known yet.
+    // Checksums of the file that these values make; empty if they are not known yet.
     const std::vector<uint64_t>& checksums() const { return checksums_; }
 
 private:

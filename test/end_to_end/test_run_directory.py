@@ -1,11 +1,13 @@
 """A run loses nothing that a user has: checkpoints on another disk, links, other programs' files, logs that are moved."""
 
+import errno
 import os
 import shutil
 import signal
+import time
 import unittest
 
-from test_run_checkpoints import CHECKPOINT, FLAGS_CODE, STOPPED, Case, Directory, damage
+from test_run_checkpoints import CHECKPOINT, FLAGS_CODE, STOPPED, Case, Directory, damage, disk_trouble
 from trainer import new_path, workspace
 
 
@@ -169,6 +171,27 @@ class Names(RunDirectory):
             self.assertEqual(self.files(), before)
             self.succeeds(self.run_.run("--overwrite", "--stop-after", "1"))
             self.assert_untouched(self.run_.path)
+
+
+class LocalDisk(Case):
+    """--checkpoint-local: nothing has a name there while it is written, so that nothing can be left behind by a kill."""
+
+    def test_nothing_has_a_name_there(self):
+        run_, seen = Directory(), 0
+        local = run_.file("checkpoints-local")  # as disk_trouble.c watches
+        process = run_.start("-n", "2", "--stop-after", "4", "--checkpoint-local", local,
+                             env={"LD_PRELOAD": disk_trouble(), "DISK_SLOW": "1"})
+        while process.poll() is None:
+            seen += os.path.isdir(local) and bool(os.listdir(local))
+            time.sleep(0.01)
+        out, err = process.communicate()
+        self.assertEqual(process.returncode, 0, out + err)
+        self.assertLessEqual(seen, 1, "a name is there for microseconds")
+
+    def test_a_place_that_cannot_be_written(self):
+        local = shutil.copy(__file__, new_path("file"))
+        self.refused(Directory().run("--checkpoint-local", local), FLAGS_CODE, f"--checkpoint-local {local}: cannot",
+                     os.strerror(errno.ENOTDIR))
 
 
 class Logs(RunDirectory):

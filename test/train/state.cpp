@@ -309,4 +309,9 @@ TEST_CASE("staging: memory, none of it, or a local file give the same bytes") {
         }
     }
     CHECK(available_host_memory() > size_t{1} << 20);
+    CHECK(std::filesystem::is_empty(folder.file("local")));  // although it is in use
+    write_bytes(folder.file("text"), "mine");
+    for (const std::string& place : {folder.file("text"), folder.file("text/below"), std::string("/proc")})
+        CHECK(mentions(error_of([&] { Staging(test.trainer.state_slices(), place, 0); }, ExitCode::bad_flags),
+                       "--checkpoint-local " + place + ": cannot create a file in it: "));
 }
