@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The long tests, for hours in which nobody waits: every order and setting, whole matrices of builds, fuzzing, and a
 # mutation run that removes barriers and waits one by one and must see each loss. scripts/test.sh runs one of each.
-# SEEDS=20 and FUZZ=2000 say how much. TINYSHAKESPEARE=DIR: a folder with that text's shards, to train on them too.
+# SEEDS=20, FUZZ=2000 and LIVES=400 say how much. TINYSHAKESPEARE=DIR: a folder with that text's shards, to train on them too.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -11,6 +11,7 @@ source dev/stages.sh
 
 SEEDS=${SEEDS:-20}
 FUZZ=${FUZZ:-2000}
+LIVES=${LIVES:-400}
 NATIVE=build/cpu-native
 fixed_addresses=()
 if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_addresses=(setarch "$(uname -m)" -R); fi
@@ -97,6 +98,7 @@ stage "Hugging Face's transformers, where they are installed" unittest \
     .venv/bin/python test/end_to_end/test_transformers.py
 
 stage "combinations of flags at random" check python3 test/end_to_end/combinations.py --cases "$FUZZ" --seed "$RANDOM"
+stage "runs that die at random moments" check python3 test/end_to_end/lives.py --lives "$LIVES" --seed "$RANDOM"
 
 if command -v clang++ >/dev/null; then
     stage "libFuzzer: every kind of file that is read" check make -s fuzz FUZZ_SECONDS=600
