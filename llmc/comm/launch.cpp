@@ -155,7 +155,7 @@ CommChoice choose_comm(const std::string& requested, const LaunchInfo& launch, c
         refuse(strprintf("--comm %s: expected auto, self, mpi, tcp or nccl", requested.c_str()));
     if (requested == "mpi" && !build.mpi) refuse(strprintf("--comm mpi: this build has no MPI; %s", kGetMpi));
     if (requested == "nccl" && !build.cuda)
-        refuse("--comm nccl: NCCL joins GPUs, and this is the host device; use --comm auto, or build train_gpt");
+        refuse("--comm nccl: NCCL connects GPUs, and this build runs on the CPU; use --comm auto, or build train_gpt");
     if (requested == "nccl" && !build.nccl) refuse(strprintf("--comm nccl: this build has no NCCL; %s", kGetNccl));
 
     if (requested == "self") {

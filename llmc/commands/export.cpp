@@ -77,7 +77,7 @@ void make_directory(const Request& request) {
     if ((is_folder || is_model_file(from.filename().string())) &&
         is_same_place((is_folder ? from : from.parent_path()) / "x", to / "x"))
         refuse("--to " + request.to + " would replace the model that --from reads");
-    if (fs::exists(to, error) && !fs::is_directory(to, error)) refuse(request.to + " is no directory");
+    if (fs::exists(to, error) && !fs::is_directory(to, error)) refuse(request.to + " is not a directory");
     fs::create_directories(to, error);
     std::vector<fs::path> there;
     for (const auto& entry : fs::directory_iterator(to, error)) there.push_back(entry.path());

@@ -237,7 +237,7 @@ void print_scaling(const Options& o, int zero) {
     std::error_code ignored;
     std::filesystem::create_directories(o.out, ignored);
     if (!std::filesystem::is_directory(o.out, ignored))
-        throw Error(ExitCode::bad_flags, "cannot write into " + o.out + ": it is no directory");
+        throw Error(ExitCode::bad_flags, "cannot write into " + o.out + ": it is not a directory");
     const std::string path = o.out + "/scaling.json";
     write_file(path, scaling_json(o.model_config, in, points));
     std::printf("written to %s; scripts/plot_scaling.py draws it\n", path.c_str());

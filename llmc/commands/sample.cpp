@@ -129,7 +129,7 @@ private:
         }
         text.finish();
         const std::chrono::duration<double> start = first - begin, rest = Clock::now() - first;
-        std::fprintf(stderr, "%zu tokens of prompt and the first new one in %.3f s", prompt_tokens, start.count());
+        std::fprintf(stderr, "%zu tokens of prompt and the first new token in %.3f s", prompt_tokens, start.count());
         if (made > 1) std::fprintf(stderr, ", then %d at %.1f tokens/s", made - 1, (made - 1) / rest.count());
         std::fprintf(stderr, request_.no_cache ? " without cache\n" : "\n");
     }

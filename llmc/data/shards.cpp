@@ -111,7 +111,7 @@ void read_field(const nlohmann::json& object, const char* name, std::optional<Va
     // nlohmann would cut a fraction off, and wrap a number that is too large around.
     if constexpr (std::is_same_v<Value, int64_t>)
         if (!found->is_number_integer() || std::abs(found->get<double>()) > 1e15)
-            throw JsonError(strprintf("%s is %s, which is no whole number", name, json_text(*found).c_str()));
+            throw JsonError(strprintf("%s is %s, which is not a whole number", name, json_text(*found).c_str()));
     field = found->get<Value>();
 }
 

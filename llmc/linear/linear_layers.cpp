@@ -73,7 +73,7 @@ void LinearLayers<Real>::check_recipe() const {
                               recipe == Fp8Recipe::block ? "mxfp8, " : ""));
     if (!odd_rows.empty())
         throw Error(ExitCode::bad_flags,
-                    strprintf("--fp8-recipe %s: %d tokens a micro-batch (batch * seq) are not a multiple of %d, the "
+                    strprintf("--fp8-recipe %s: %d tokens per micro-batch (batch * seq) are not a multiple of %d, the "
                               "length of a block, which the weight gradients of %s need; change --batch or --seq, or "
                               "use --fp8-recipe current or delayed",
                               name, rows, length, enumeration(odd_rows).c_str()));

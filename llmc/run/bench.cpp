@@ -40,9 +40,10 @@ std::string format_bench(const std::vector<StepRecord>& steps, const ProgressSet
     if (timed.empty()) return "bench: it ended before the warm-up did";
     std::sort(timed.begin(), timed.end(), [](const StepRecord& a, const StepRecord& b) { return a.ms < b.ms; });
     const StepRecord& median = timed[timed.size() / 2];
-    std::string text = strprintf("bench: %.1f ms a step (median of %zu after %lld of warm-up; %.1f to %.1f), %s tok/s",
-                                 median.ms, timed.size(), static_cast<long long>(kBenchWarmup), timed.front().ms,
-                                 timed.back().ms, with_commas(std::llround(median.tokens_per_s)).c_str());
+    std::string text =
+        strprintf("bench: %.1f ms per step (median of %zu after %lld of warm-up; %.1f to %.1f), %s tok/s", median.ms,
+                  timed.size(), static_cast<long long>(kBenchWarmup), timed.front().ms, timed.back().ms,
+                  with_commas(std::llround(median.tokens_per_s)).c_str());
     if (setup.ranks > 1)
         text += strprintf(", %s of each of %d ranks",
                           with_commas(std::llround(median.tokens_per_s / setup.ranks)).c_str(), setup.ranks);
@@ -51,7 +52,7 @@ std::string format_bench(const std::vector<StepRecord>& steps, const ProgressSet
             ", MFU %.1f%% of %.0f TFLOP/s",
             100 * model_flops_utilization(median.flops_per_token, median.tokens_per_s, *setup.peak_tflops, setup.ranks),
             *setup.peak_tflops);
-    if (median.joules_per_token) text += strprintf(", %.3g J a token", *median.joules_per_token);
+    if (median.joules_per_token) text += strprintf(", %.3g J per token", *median.joules_per_token);
     return text + ", mem " + format_bytes(memory);
 }
 

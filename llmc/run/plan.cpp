@@ -95,9 +95,10 @@ std::string memory_section(const PlanInputs& in, const MemoryByKind& m, size_t r
     const size_t total = m.total() + reserve;
     std::string text = in.ranks == 1 ? "Memory\n" : "Memory, each rank\n";
     text += row("weights", format_bytes(m.weights));
-    text += row(
-        "gradients", format_bytes(m.gradients),
-        in.reduce == "fp8" && in.ranks > 1 ? "with 2 bytes a parameter, on every rank, that --reduce fp8 owes" : "");
+    text += row("gradients", format_bytes(m.gradients),
+                in.reduce == "fp8" && in.ranks > 1
+                    ? "with the residuals of --reduce fp8: 2 bytes per parameter on every rank"
+                    : "");
     text +=
         row("optimizer", format_bytes(m.optimizer), in.optimizer + (in.adam_moments == "bf16" ? ", moments BF16" : ""));
     text += row("activations", format_bytes(m.activations), strprintf("-b %d, -r %s", in.batch, in.recompute.c_str()));

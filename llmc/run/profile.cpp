@@ -219,7 +219,7 @@ std::optional<ordered_json> Profiler::finish(int64_t step) {
 std::string describe_profile(const ordered_json& record) {
     const ordered_json& p = record["profile"];
     std::string text =
-        strprintf("profile of steps %lld to %lld: %.1f ms of compute a step", p["first_step"].get<long long>(),
+        strprintf("profile of steps %lld to %lld: %.1f ms of compute per step", p["first_step"].get<long long>(),
                   record["step"].get<long long>(), p["compute_ms"].get<double>());
     if (p["hidden"].is_null()) return text + ", no communication";
     return text + strprintf(", %.1f ms of communication, %.1f %% of it hidden behind compute",

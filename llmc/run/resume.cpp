@@ -211,7 +211,7 @@ void compare_configurations(const Options& o, Resumed& resumed) {
             fail(strprintf(
                 "%s was written with --%s %s, this run has --%s %s%s", resumed.checkpoint->directory().c_str(),
                 name.c_str(), before.c_str(), name.c_str(), after.c_str(),
-                is_data                 ? ", which is other data; --new-data takes it all the same"
+                is_data                 ? ", which is other data; --new-data accepts it"
                 : kShape.contains(name) ? "; its weights fit that shape alone: leave the flag out, or start a "
                                           "new run in another --out"
                                         : "; a new run can start from its weights with --init-from"));
@@ -252,7 +252,7 @@ void read_position(const Options& o, const ShardSet& train, Resumed& resumed) {
                       "with --new-data",
                       checkpoint.directory().c_str(), o.train.c_str()));
     resumed.notes.push_back(
-        "--new-data: the training data is not what it was; it goes on at the same place of its order");
+        "--new-data: the training data has changed; the run continues at the same place in its order");
 }
 
 }  // namespace
@@ -288,7 +288,7 @@ std::optional<Resumed> find_checkpoint(const Options& o, const ShardSet& train, 
     if (!ever_written)
         fail(strprintf("--resume %s: there is no checkpoint in %s%s", o.resume.c_str(),
                        comm.is_main() ? mine.directory.c_str() : "the run directory",
-                       o.resume == "latest" ? "; --resume auto begins a new run where there is none" : ""));
+                       o.resume == "latest" ? "; --resume auto starts a new run if there is none" : ""));
     std::string problems;
     Resumed resumed;
     resumed.checkpoint = newest(paths, o, ranks, problems);

@@ -32,10 +32,10 @@ std::string describe_scaling(const ModelConfig& model, const PlanInputs& in, con
     const std::string within = in.shard_within > 0 ? strprintf(" --shard-within %d", in.shard_within) : "";
     std::string text = strprintf(
         "Predicted scaling of %s on %s, %s, --zero %d%s: %s\n"
-        "  Every GPU takes %d sequences x %d tokens x %d micro-step%s a step, however many there are (weak scaling)\n",
+        "  Every GPU takes %s x %d tokens x %s per step, however many there are (weak scaling)\n",
         model.name.c_str(), in.gpu.match.c_str(), in.precision.c_str(), in.zero, within.c_str(),
-        in.measured.rates.empty() ? "nothing here is measured" : "from rates that were measured", in.batch, in.seq,
-        in.micro_steps, in.micro_steps == 1 ? "" : "s");
+        in.measured.rates.empty() ? "nothing here is measured" : "from rates that were measured",
+        plural(in.batch, "sequence").c_str(), in.seq, plural(in.micro_steps, "micro-step").c_str());
     text += strprintf("  %5s %13s %12s %12s %11s %10s %10s   %s\n", "GPUs", "tokens/s", "efficiency", "compute",
                       "waits", "sent", "memory", "fits");
     for (const ScalingPoint& p : points)
@@ -46,9 +46,8 @@ std::string describe_scaling(const ModelConfig& model, const PlanInputs& in, con
     const std::string notes =
         "efficiency: tokens/s of each GPU, over those of one GPU alone" +
         std::string(in.zero > 0 ? "; slices of the optimizer's work can lift it above 100 %" : "") +
-        ". compute: the predicted step time of --dry-run. waits: for other ranks, what does not hide behind the "
-        "blocks' "
-        "compute. sent: by each GPU in a step. " +
+        ". compute: the predicted step time of --dry-run. waits: for other ranks, not hidden behind the blocks' "
+        "compute. sent: by each GPU per step. " +
         describe_rates(in.measured, in.gpu.fp8_tflops > 0) + " " + describe_links(in.gpu, in.measured) +
         ". Real kernels are slower: tokens/s is an upper bound, and slower kernels hide more";
     return text + "  " + wrap(notes, 2, 110) + "\n";

@@ -137,10 +137,9 @@ std::string describe_sharding(const ModelConfig& model, const PlanInputs& in, co
     if (!advised) text += "  no stage fits: use a smaller -b, more recomputation (-r block) or more ranks\n";
     const std::string notes =
         why.empty()
-            ? "sent: to other ranks in a step. waits: predicted, what does not hide behind the blocks' compute. "
-              "step: the predicted step time and waits. " +
+            ? "sent: to other ranks per step. waits: predicted, not hidden behind the blocks' compute. step: the predicted step time and waits. " +
                   describe_links(in.gpu, in.measured)
-            : "sent: to other ranks in a step. No times: " + why;
+            : "sent: to other ranks per step. No times: " + why;
     return text + "  " + wrap(notes, 2, 110) + "\n";
 }
 

@@ -102,7 +102,7 @@ void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, cons
         // The next --resume would take newer ones, and this run does their steps again.
         for (const FoundCheckpoint& found : find_checkpoints(directory.checkpoints()))
             if (found.step > position.step)
-                std::printf("note: %s is newer than the step that the run goes on from: renamed to %s\n",
+                std::printf("note: %s is newer than the step that the run continues from: renamed to %s\n",
                             found.path.c_str(), set_aside(system_calls(), found.path).c_str());
         directory.go_on(position.files);
         std::error_code ignored;

@@ -433,7 +433,7 @@ class Ranks(Case):
                 self.assertEqual(run_.checkpoints, {})
                 self.assertEqual(done.returncode, NO_RESOURCES, text)  # the last one could not be written either
                 if policy == "continue":
-                    self.assertIn("training goes on", text)
+                    self.assertIn("training continues", text)
                     self.assertEqual(len([r for r in run_.records() if "loss" in r]), 11)
 
 

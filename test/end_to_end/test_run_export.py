@@ -257,7 +257,7 @@ class Export(unittest.TestCase):
         self.refused(FLAGS, [*both, "--dtype", "fp16"], "--dtype", "fp16")
         self.refused(FLAGS, [*both, "--format", "llmc", "--dtype", "fp8"], "--dtype fp8 needs --format hf")
         self.refused(FLAGS, [*both, "--fromm", "x"], "--fromm")
-        self.refused(FLAGS, ["--from", self.trained.directory, "--to", self.trained.path("run.json")], "is no directory")
+        self.refused(FLAGS, ["--from", self.trained.directory, "--to", self.trained.path("run.json")], "is not a directory")
         self.refused(CHECKPOINT, ["--from", "nowhere", "--to", new_path()], "nowhere")
         self.refused(CHECKPOINT, ["--from", self.trained.path("run.json"), "--to", new_path()], "run.json")
         self.assertFalse(os.path.exists(both[3]))

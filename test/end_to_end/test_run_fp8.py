@@ -315,7 +315,7 @@ class Fp8(unittest.TestCase):
                             (["--fp8-layers", "everything"], "everything"),
                             (["--fp8-recipe", "tensorwise"], "delayed, current, block, mxfp8"),
                             (["--fp8-recipe", "block"], "64 channels are not a multiple of 128"),
-                            (["--fp8-recipe", "mxfp8", "--seq", "48", "--batch", "1"], "48 tokens a micro-batch"),
+                            (["--fp8-recipe", "mxfp8", "--seq", "48", "--batch", "1"], "48 tokens per micro-batch"),
                             (["--batch", "1", "--seq", "20"], "multiple of 16"),
                             (["--loss-scale", "3"], "power of two")):
             with self.subTest(flags=flags):

@@ -265,7 +265,7 @@ class Planning(unittest.TestCase):
         self.assertAlmostEqual(sent("--reduce", "bf16") - sent("--reduce", "fp8"), padded * 7 / 8 * (1 - 1 / 128) / 2**20,
                                delta=0.5)
         memory = self.plan(*flags, "--reduce", "fp8")
-        self.assertIn("with 2 bytes a parameter, on every rank, that --reduce fp8 owes", memory)
+        self.assertIn("with the residuals of --reduce fp8: 2 bytes per parameter on every rank", memory)
         self.assertGreater(float(self.rows(self.plan(*flags, "--world", "16", "--reduce", "bf16"))[2][5]),
                            float(self.rows(self.plan(*flags, "--reduce", "bf16"))[2][5]))  # between nodes
         self.assertIn("whole weights", self.plan(*flags, "--zero", "0", "--fp8-recipe", "block").split("Sharding")[1])

@@ -34,7 +34,7 @@ class Sample(unittest.TestCase):
                 cached, again = self.sample(*flags), self.sample("--no-cache", *flags)
                 self.assertEqual(cached.out, again.out)
                 self.assertTrue(cached.out.startswith("dan "))
-                self.assertRegex(cached.err, r"^4 tokens of prompt and the first new one in \d+\.\d{3} s, then \d+ at "
+                self.assertRegex(cached.err, r"^4 tokens of prompt and the first new token in \d+\.\d{3} s, then \d+ at "
                                              r"\d+\.\d tokens/s\n$")
                 self.assertRegex(again.err, r"tokens/s without cache\n$")
         seeds = {self.sample("--prompt", "dan ", "--seed", str(seed), "-g", "40").out for seed in range(4)}

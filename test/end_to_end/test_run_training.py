@@ -106,7 +106,7 @@ class SameNumbers(unittest.TestCase):
 class Bench(unittest.TestCase):
     """--bench behind any command: steps are timed, and nothing else is done."""
 
-    LINE = re.compile(r"^bench: ([\d.]+) ms a step \(median of (\d+) after 5 of warm-up; ([\d.]+) to ([\d.]+)\), "
+    LINE = re.compile(r"^bench: ([\d.]+) ms per step \(median of (\d+) after 5 of warm-up; ([\d.]+) to ([\d.]+)\), "
                       r"([\d,]+) tok/s(.*), mem \d", re.MULTILINE)
 
     def figures(self, out):

@@ -28,14 +28,14 @@ std::vector<StepRecord> steps_of(const std::vector<double>& ms) {
 TEST_CASE("bench: the median of the steps after the warm-up") {
     ProgressSetup setup;
     CHECK(format_bench(steps_of({120, 100, 90, 3000, 80}), setup, size_t{3} << 30) ==
-          "bench: 100.0 ms a step (median of 5 after 5 of warm-up; 80.0 to 3000.0), 10,000 tok/s, mem 3.0 GiB");
+          "bench: 100.0 ms per step (median of 5 after 5 of warm-up; 80.0 to 3000.0), 10,000 tok/s, mem 3.0 GiB");
     setup.peak_tflops = 20;
     setup.ranks = 2;
     std::vector<StepRecord> steps = steps_of({100});
     steps.back().joules_per_token = 0.0125;
     CHECK(format_bench(steps, setup, size_t{3} << 30) ==
-          "bench: 100.0 ms a step (median of 1 after 5 of warm-up; 100.0 to 100.0), 10,000 tok/s, 5,000 of each of 2 "
-          "ranks, MFU 25.0% of 20 TFLOP/s, 0.0125 J a token, mem 3.0 GiB");
+          "bench: 100.0 ms per step (median of 1 after 5 of warm-up; 100.0 to 100.0), 10,000 tok/s, 5,000 of each of 2 "
+          "ranks, MFU 25.0% of 20 TFLOP/s, 0.0125 J per token, mem 3.0 GiB");
     CHECK(format_bench(steps_of({}), setup, 0) == "bench: it ended before the warm-up did");
 }
 

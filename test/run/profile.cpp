@@ -203,6 +203,6 @@ TEST_CASE("profile: in words") {
                                           {"hidden_ms", 4.1},
                                           {"hidden", 0.899}}}};
     CHECK(describe_profile(record) ==
-          "profile of steps 3 to 5: 12.3 ms of compute a step, 4.6 ms of communication, 89.9 % of it hidden behind "
+          "profile of steps 3 to 5: 12.3 ms of compute per step, 4.6 ms of communication, 89.9 % of it hidden behind "
           "compute");
 }
