@@ -1,6 +1,8 @@
 // Kernel and launcher of adamw.h.
 #include "llmc/kernels/adamw.h"
 
+#include <algorithm>
+
 #include "llmc/kernels/update.cuh"
 
 namespace llmc {
@@ -104,6 +106,61 @@ static __global__ void __launch_bounds__(kThreads, blocks_at_once<Moment, kMeasu
     }
 }
 
+// The kernel's work as a loop of the host device (host/launch.h), with the arithmetic of update_group().
+namespace host {
+
+template <class Real, class Moment, bool kMeasures>
+static void adamw([[maybe_unused]] const Grid&, AdamWTensors<Real, Moment> t, Fp8State* fp8, size_t count,
+                  size_t decay_count, AdamWFactors f, const StepState* state) {
+#if !LLMC_ON_GPU
+    if (state->skip) return;
+    const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
+    const float correction1 = state->bias_correction1, correction2 = state->bias_correction2;
+#pragma omp parallel for schedule(static) if (count > kUpdateTask)
+    for (size_t begin = 0; begin < count; begin += kUpdateTask) {
+        const size_t end = std::min(begin + kUpdateTask, count);
+        uint32_t largest = 0;
+        float new_m[kUpdateTask], new_v[kUpdateTask];
+        for (size_t i = begin; i < end; i++) {
+            const float gradient = t.grad[i] * grad_scale, p = t.master[i];
+            const float m = fmaf(f.beta1, to_float(t.m[i]), f.one_minus_beta1 * gradient);
+            const float v = fmaf(f.one_minus_beta2 * gradient, gradient, f.beta2 * to_float(t.v[i]));
+            const float decay = i < decay_count ? f.weight_decay * p : 0.0f;
+            const float q = fmaf(-learning_rate, decay + m * correction1 / (sqrtf(v * correction2) + f.eps), p);
+            const uint32_t magnitude = float_bits(q) & kFloatMagnitudeMask;
+            largest = magnitude > largest ? magnitude : largest;
+            t.master[i] = q;
+            new_m[i - begin] = m;
+            new_v[i - begin] = v;
+        }
+        if (t.working)
+            for (size_t i = begin; i < end; i++) t.working[i] = to<Real>(t.master[i]);
+        if constexpr (std::is_same_v<Moment, float>) {
+            std::copy(new_m, new_m + (end - begin), t.m + begin);
+            std::copy(new_v, new_v + (end - begin), t.v + begin);
+        } else {
+            for (size_t i = begin; i < end; i++) {  // two neighbours share their random bits
+                const uint64_t bits = moment_bits(t.rounding.key, state->applied, t.rounding.first + i / 2 * 2);
+                const uint32_t random = static_cast<uint32_t>(i % 2 == 0 ? bits : bits >> 32);
+                t.m[i] = to_bf16_stochastic(new_m[i - begin], random);
+                t.v[i] = to_bf16_stochastic(new_v[i - begin], random >> 16);
+            }
+        }
+        if (kMeasures) raise_amax(fp8, largest);
+    }
+#endif
+}
+
+#if !LLMC_ON_GPU
+void raise_amax(Fp8State* fp8, uint32_t largest) {
+    const float amax = float_from_bits(std::min(largest, kFloatInfinityBits));
+#pragma omp critical(llmc_fp8_state)
+    fp8->amax_now = std::max(fp8->amax_now, amax);
+}
+#endif
+
+}  // namespace host
+
 template <class Real, class Moment>
 void adamw_update(float* master, Moment* m, Moment* v, Real* working, Fp8State* fp8, const float* grad, size_t count,
                   size_t decay_count, const AdamWConfig& config, const StepState* state, stream_t stream,
@@ -122,17 +179,18 @@ void adamw_update(float* master, Moment* m, Moment* v, Real* working, Fp8State* 
                                static_cast<float>(config.beta2), static_cast<float>(1.0 - config.beta2),
                                static_cast<float>(config.eps),   static_cast<float>(config.weight_decay)};
     const AdamWTensors<Real, Moment> tensors{master, m, v, working, grad, rounding};
-    const auto run = [&]<auto kernel>(int groups) {
+    const auto run = [&]<auto kernel, auto loop>(int groups) {
         const size_t blocks = div_up<size_t>(count, static_cast<size_t>(groups) * kThreads * kPerThread);
-        launch<kernel>({dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream},
-                       {inout(master, count), inout(m, count), inout(v, count), out(working, count), inout(fp8, 1),
-                        in(grad, count), in(state, 1)},
-                       tensors, fp8, count, decay_count, factors, state);
+        host::launch_or_loop<kernel, loop>(KernelVariant::host_optimizer,
+                                           {dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream},
+                                           {inout(master, count), inout(m, count), inout(v, count), out(working, count),
+                                            inout(fp8, 1), in(grad, count), in(state, 1)},
+                                           tensors, fp8, count, decay_count, factors, state);
     };
     if (fp8)
-        run.template operator()<adamw_kernel<Real, Moment, true>>(kMeasuredGroups);
+        run.template operator()<adamw_kernel<Real, Moment, true>, host::adamw<Real, Moment, true>>(kMeasuredGroups);
     else
-        run.template operator()<adamw_kernel<Real, Moment, false>>(1);
+        run.template operator()<adamw_kernel<Real, Moment, false>, host::adamw<Real, Moment, false>>(1);
 }
 
 template void adamw_update<float, float>(float*, float*, float*, float*, Fp8State*, const float*, size_t, size_t,

@@ -4,6 +4,7 @@
 #include "llmc/kernels/quantize_blocks.h"
 
 #include "llmc/device/registers.cuh"
+#include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/quantize_tile.cuh"
 
 namespace llmc {
@@ -328,10 +329,10 @@ template <Fp8Scaling S>
 void launch_quantize_blocks(const Quantized<e4m3>& to, const QuantizeLaunch<e4m3>& l, const bf16* inp, int N, int C,
                             QuantizePass pass) {
     constexpr ScaleLayout layout = S == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::vectors;
-    launch<quantize_blocks_kernel<S>>(l.config, out(l.row, l.elements), scales_written(to.row_scales, layout, N, C),
-                                      out(l.transposed, l.elements), scales_written(to.transposed_scales, layout, C, N),
-                                      out(l.parts, l.part_elements), state_access(to.state, pass), in(inp, l.elements),
-                                      N, C, pass);
+    host::launch_or_loop<quantize_blocks_kernel<S>, host::quantize_blocks<S>>(
+        KernelVariant::host_quantize, l.config, out(l.row, l.elements), scales_written(to.row_scales, layout, N, C),
+        out(l.transposed, l.elements), scales_written(to.transposed_scales, layout, C, N),
+        out(l.parts, l.part_elements), state_access(to.state, pass), in(inp, l.elements), N, C, pass);
 }
 
 }  // namespace
@@ -356,10 +357,11 @@ void quantize_weight_tiles(const Quantized<e4m3>& to, const float* master, int R
     if (!to.row || !to.transposed || !to.row_scales || !to.transposed_scales || pass == QuantizePass::measure)
         throw Error(ExitCode::failure, "quantize_weight_tiles: both layouts and their scales are needed");
     const QuantizeLaunch<e4m3> l("quantize_weight_tiles", to, nullptr, nullptr, R, C, pass, stream);
-    launch<quantize_weight_tiles_kernel>(
-        l.config, out(l.row, l.elements), scales_written<float>(to.row_scales, ScaleLayout::tiles, R, C),
-        out(l.transposed, l.elements), scales_written<float>(to.transposed_scales, ScaleLayout::tiles, C, R),
-        state_access(to.state, pass), in(master, l.elements), R, C, pass);
+    host::launch_or_loop<quantize_weight_tiles_kernel, host::quantize_weight_tiles>(
+        KernelVariant::host_quantize, l.config, out(l.row, l.elements),
+        scales_written<float>(to.row_scales, ScaleLayout::tiles, R, C), out(l.transposed, l.elements),
+        scales_written<float>(to.transposed_scales, ScaleLayout::tiles, C, R), state_access(to.state, pass),
+        in(master, l.elements), R, C, pass);
 }
 
 void dequantize_blocks(bf16* to, const e4m3* codes, const void* scales, ScaleLayout layout, int rows, int K,

@@ -5,6 +5,7 @@
 
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/column_sums.cuh"
+#include "llmc/kernels/host/loops.h"
 
 namespace llmc {
 
@@ -110,10 +111,7 @@ LLMC_DEVICE float dot16(const float (&x)[2][8], const float (&y)[2][8]) {
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-// Which heads of qkv a kernel goes through: `count` of each row, from `first` on.
-struct HeadRange {
-    int first, count, row_heads;
-};
+using host::HeadRange;
 
 // The head that a thread works on: number `index` of the range's heads in all N rows.
 template <int HD>
@@ -266,9 +264,9 @@ static void launch_rope(const char* launcher, Real* qkv, const RopeTable& table,
     const HeadRange range{0, heads.NH + heads.NKV, heads.rows()};
     const size_t angles = table_size(table, heads.HD);
     with_head_dimension(heads.HD, [&]<int HD>() {
-        launch<rope_kernel<Real, HD, Back>>({grid_of_heads<HD>(N, range.count), dim3(kThreads), 0, stream},
-                                            inout(qkv, qkv_size(N, heads)), in(table.cos, angles),
-                                            in(table.sin, angles), first, N, T, range);
+        host::launch_or_loop<rope_kernel<Real, HD, Back>, host::rope<Real, HD, Back>>(
+            KernelVariant::host_rope, {grid_of_heads<HD>(N, range.count), dim3(kThreads), 0, stream},
+            inout(qkv, qkv_size(N, heads)), in(table.cos, angles), in(table.sin, angles), first, N, T, range);
     });
 }
 
@@ -290,10 +288,10 @@ void qk_norm_rope_forward(Real* out, const Real* qkv, const QkGains<const Real>&
     const HeadRange range{0, out == qkv ? heads.NH + heads.NKV : heads.rows(), heads.rows()};
     const size_t n = qkv_size(N, heads), angles = table_size(table, heads.HD), columns = static_cast<size_t>(heads.HD);
     with_head_dimension(heads.HD, [&]<int HD>() {
-        launch<qk_norm_rope_forward_kernel<Real, HD>>(
-            {grid_of_heads<HD>(N, range.count), dim3(kThreads), 0, stream}, llmc::out(out, n), in(qkv, n),
-            in(gains.query, columns), in(gains.key, columns), in(table.cos, angles), in(table.sin, angles), first, N, T,
-            heads.NH, heads.NKV, range, eps);
+        host::launch_or_loop<qk_norm_rope_forward_kernel<Real, HD>, host::qk_norm_rope_forward<Real, HD>>(
+            KernelVariant::host_rope, {grid_of_heads<HD>(N, range.count), dim3(kThreads), 0, stream}, llmc::out(out, n),
+            in(qkv, n), in(gains.query, columns), in(gains.key, columns), in(table.cos, angles), in(table.sin, angles),
+            first, N, T, heads.NH, heads.NKV, range, eps);
     });
 }
 
@@ -320,11 +318,11 @@ void qk_norm_rope_backward(Real* dqkv, const QkGains<float>& dgains, float* scra
     const size_t n = qkv_size(N, heads), angles = table_size(table, heads.HD), columns = static_cast<size_t>(heads.HD);
     const int blocks = qk_norm_backward_blocks(N, heads);
     with_head_dimension(heads.HD, [&]<int HD>() {
-        launch<qk_norm_rope_backward_kernel<Real, HD>>({dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream},
-                                                       inout(dqkv, n), out(scratch, qk_norm_backward_scratch(N, heads)),
-                                                       in(qkv, n), in(gains.query, columns), in(gains.key, columns),
-                                                       in(table.cos, angles), in(table.sin, angles), first, N, T,
-                                                       heads.NH, heads.NKV, eps);
+        host::launch_or_loop<qk_norm_rope_backward_kernel<Real, HD>, host::qk_norm_rope_backward<Real, HD>>(
+            KernelVariant::host_rope, {dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream}, inout(dqkv, n),
+            out(scratch, qk_norm_backward_scratch(N, heads)), in(qkv, n), in(gains.query, columns),
+            in(gains.key, columns), in(table.cos, angles), in(table.sin, angles), first, N, T, heads.NH, heads.NKV,
+            eps);
     });
     if (has_gains)
         reduce_column_parts(dgains.query, dgains.key, scratch, blocks, 2 * heads.HD, heads.HD, accumulate, stream);

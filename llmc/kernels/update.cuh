@@ -4,6 +4,7 @@
 #pragma once
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/adamw.h"
+#include "llmc/kernels/host/launch.h"
 
 namespace llmc {
 
@@ -92,6 +93,42 @@ static __global__ void __launch_bounds__(kUpdateThreads, 4)
     }
 }
 
+namespace host {
+
+// What a loop has measured of a part of the new weights, to fp8: see largest_of_group().
+void raise_amax(Fp8State* fp8, uint32_t largest);
+
+constexpr size_t kUpdateTask = 16384;  // elements
+
+// update_kernel's work as a loop: a task has some elements in a row.
+template <class Rule, class Real, class Input, bool kMeasures>
+void update([[maybe_unused]] const Grid&, float* master, float* moment, Real* working, Fp8State* fp8,
+            const Input* input, size_t count, size_t decay_count, Rule rule, const StepState* state) {
+#if !LLMC_ON_GPU
+    if (state->skip) return;
+    const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
+#pragma omp parallel for schedule(static) if (count > kUpdateTask)
+    for (size_t begin = 0; begin < count; begin += kUpdateTask) {
+        const size_t end = begin + kUpdateTask < count ? begin + kUpdateTask : count;
+        uint32_t largest = 0;
+        for (size_t i = begin; i < end; i++) {
+            float p = master[i], m = 0.0f;
+            if constexpr (Rule::kKeepsMoment) m = moment[i];
+            rule(p, m, to_float(input[i]), i < decay_count, learning_rate, grad_scale);
+            master[i] = p;
+            if constexpr (Rule::kKeepsMoment) moment[i] = m;
+            const uint32_t magnitude = float_bits(p) & kFloatMagnitudeMask;
+            largest = magnitude > largest ? magnitude : largest;
+        }
+        if (working)
+            for (size_t i = begin; i < end; i++) working[i] = to<Real>(master[i]);
+        if (kMeasures) raise_amax(fp8, largest);
+    }
+#endif
+}
+
+}  // namespace host
+
 // `moment` is nullptr for a Rule that keeps none; `working` and `fp8` may be.
 template <class Rule, class Real, class Input>
 void run_update(const char* name, float* master, float* moment, Real* working, Fp8State* fp8, const Input* input,
@@ -104,16 +141,18 @@ void run_update(const char* name, float* master, float* moment, Real* working, F
         if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
             throw Error(ExitCode::failure,
                         strprintf("%s: pointer %p is not 16-byte aligned; pad slices to 16 bytes", name, p));
-    const auto run = [&]<auto kernel>(int groups) {
+    const auto run = [&]<auto kernel, auto loop>(int groups) {
         const size_t blocks = div_up<size_t>(count, static_cast<size_t>(groups) * kUpdateThreads * kUpdatePerThread);
-        launch<kernel>({dim3{static_cast<unsigned>(blocks)}, kUpdateThreads, 0, stream}, inout(master, count),
-                       inout(moment, count), out(working, count), inout(fp8, 1), in(input, count), count, decay_count,
-                       rule, in(state, 1));
+        host::launch_or_loop<kernel, loop>(KernelVariant::host_optimizer,
+                                           {dim3{static_cast<unsigned>(blocks)}, kUpdateThreads, 0, stream},
+                                           inout(master, count), inout(moment, count), out(working, count),
+                                           inout(fp8, 1), in(input, count), count, decay_count, rule, in(state, 1));
     };
     if (fp8)
-        run.template operator()<update_kernel<Rule, Real, Input, true>>(kUpdateMeasuredGroups);
+        run.template operator()<update_kernel<Rule, Real, Input, true>, host::update<Rule, Real, Input, true>>(
+            kUpdateMeasuredGroups);
     else
-        run.template operator()<update_kernel<Rule, Real, Input, false>>(1);
+        run.template operator()<update_kernel<Rule, Real, Input, false>, host::update<Rule, Real, Input, false>>(1);
 }
 
 }  // namespace llmc

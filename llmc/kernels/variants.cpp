@@ -36,6 +36,7 @@ constexpr KernelVariantEntry kEntries[] = {
     {V::host_norm, "host_norm", kHostDevice, kHostDevice, true, false, kSameBits, "the norms' kernels"},
     {V::host_activation, "host_activation", kHostDevice, kHostDevice, true, false, kSameBits,
      "the activations' kernels"},
+    {V::host_rope, "host_rope", kHostDevice, kHostDevice, true, false, kSameBits, "the kernels of rotary positions"},
     {V::host_quantize, "host_quantize", kHostDevice, kHostDevice, true, false, kSameBits, "the quantizing kernels"},
     {V::host_embedding, "host_embedding", kHostDevice, kHostDevice, true, false, kSameBits, "the embedding's kernels"},
     {V::host_optimizer, "host_optimizer", kHostDevice, kHostDevice, true, false, kSameBits, "the optimizers' kernels"},

@@ -25,6 +25,7 @@ enum class KernelVariant {
     host_classifier,
     host_norm,
     host_activation,
+    host_rope,
     host_quantize,
     host_embedding,
     host_optimizer,

@@ -71,7 +71,8 @@ TEST_CASE("variants: portable, auto, and lists") {
 TEST_CASE("variants: names that are none are answered with those that are") {
     const std::string all =
         "auto, portable, layernorm_fp8, gelu_fp8, attention_fp8, layernorm_backward_fp8, gelu_backward_fp8, "
-        "attention_backward_fp8, host_attention, host_classifier, host_norm, host_activation, host_quantize, "
+        "attention_backward_fp8, host_attention, host_classifier, host_norm, host_activation, host_rope, "
+        "host_quantize, "
         "host_embedding, host_optimizer, host_sums";
     CHECK(refusal("gleu_fp8") == "--kernels 'gleu_fp8' is not one of " + all);
     for (const char* text : {"gelu_fp8,", "", ",", "gelu_fp8,auto", "Auto", "gelu_fp8, layernorm_fp8"}) {

@@ -59,4 +59,15 @@ void launch_or_loop([[maybe_unused]] KernelVariant family, const LaunchConfig& c
     launch<kernel>(config, arguments...);
 }
 
+// The same with accesses in a list of their own.
+template <auto kernel, auto loop, class... A>
+void launch_or_loop([[maybe_unused]] KernelVariant family, const LaunchConfig& config,
+                    std::initializer_list<Access> accesses, const A&... arguments) {
+    static_assert(std::is_same_v<decltype(loop), typename LoopOf<decltype(kernel)>::Type>);
+#if !LLMC_ON_GPU
+    if (runs_loops(config.stream, family)) return submit_loop<kernel, loop>(kernel, config, accesses, arguments...);
+#endif
+    launch<kernel>(config, accesses, arguments...);
+}
+
 }  // namespace llmc::host

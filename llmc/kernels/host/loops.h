@@ -3,6 +3,7 @@
 #pragma once
 #include "llmc/kernels/fp8_state.h"
 #include "llmc/kernels/host/launch.h"
+#include "llmc/kernels/muon.h"
 
 namespace llmc::host {
 
@@ -88,6 +89,14 @@ template <class F8, bool kBackward>
 void relu2_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp, int N, int C,
                QuantizePass pass);
 
+// ---- quantize_blocks.cpp --------------------------------------------------------------------------------------------
+
+template <Fp8Scaling S>
+void quantize_blocks(const Grid&, e4m3* row, void* row_scales, e4m3* transposed, void* transposed_scales, float* parts,
+                     Fp8State* state, const bf16* inp, int N, int C, QuantizePass pass);
+void quantize_weight_tiles(const Grid&, e4m3* row, float* row_scales, e4m3* transposed, float* transposed_scales,
+                           Fp8State* state, const float* master, int R, int C, QuantizePass pass);
+
 // ---- classifier.cpp -------------------------------------------------------------------------------------------------
 
 template <class Real, int kThreads, bool kCapped>
@@ -104,6 +113,38 @@ template <class Real>
 void embedding_backward_tokens(const Grid&, float* dwte, const int* sorted, const Real* dout, int n, int C, int V);
 template <class Real>
 void embedding_backward_positions(const Grid&, float* dwpe, const Real* dout, int B, int T, int C);
+
+// ---- rope.cpp -------------------------------------------------------------------------------------------------------
+
+// Which heads of qkv a kernel goes through: `count` of each row, from `first` on.
+struct HeadRange {
+    int first, count, row_heads;
+};
+template <class Real, int HD, bool kBack>
+void rope(const Grid&, Real* qkv, const float* cos, const float* sin, int first, int N, int T, HeadRange range);
+template <class Real, int HD>
+void qk_norm_rope_forward(const Grid&, Real* out, const Real* qkv, const Real* query_gain, const Real* key_gain,
+                          const float* cos, const float* sin, int first, int N, int T, int NH, int NKV, HeadRange range,
+                          float eps);
+template <class Real, int HD>
+void qk_norm_rope_backward(const Grid&, Real* dqkv, float* parts, const Real* qkv, const Real* query_gain,
+                           const Real* key_gain, const float* cos, const float* sin, int first, int N, int T, int NH,
+                           int NKV, float eps);
+
+// ---- muon.cpp -------------------------------------------------------------------------------------------------------
+
+template <class Real>
+void muon_momentum(const Grid&, float* m, Real* u, const float* grad, size_t count, MuonMomentum config, bool nesterov,
+                   const StepState* state);
+template <class Real>
+void muon_norm(const Grid&, double* partials, const Real* x, size_t count);
+template <class Real>
+void copy_matrix(const Grid&, Real* out, const Real* inp, int rows, int columns, bool transpose, const float* factors,
+                 FactorOf factor_of);
+template <class Real>
+void row_squares(const Grid&, float* squares, const Real* x, int rows, int columns);
+template <class Real>
+void column_squares(const Grid&, float* squares, const Real* x, int rows, int columns);
 
 // ---- sums.cpp -------------------------------------------------------------------------------------------------------
 
