@@ -41,7 +41,7 @@ Product product_from_json(const Json& j) {
 // f(name, field) for every field of a KernelUse, or of a const one: one more does not compile before it is named here.
 template <class Use, class F>
 void each_field(Use& use, F&& f) {
-    auto& [bf16, fp8, scaling, e4m3_gradients, current_scaling, smooth, probe, several_ranks, fp8_wire, optimizer,
+    auto& [bf16, fp8, scaling, e4m3_gradients, current_scaling, loops, smooth, probe, several_ranks, fp8_wire, optimizer,
            adam_moments, clip_kind, documents, document_positions, loss, channels, heads, kv_heads, head_dim, window,
            hidden, vocab, padded_vocab, layer_norm, rms_norm, rms_norm_without_gains, biases, position_embedding,
            qk_norm, qk_gains, activation, logit_cap] = use;
@@ -50,6 +50,7 @@ void each_field(Use& use, F&& f) {
     f("scaling", scaling);
     f("e4m3_gradients", e4m3_gradients);
     f("current_scaling", current_scaling);
+    f("loops", loops);
     f("smooth", smooth);
     f("probe", probe);
     f("several_ranks", several_ranks);

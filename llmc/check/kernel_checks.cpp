@@ -2,43 +2,77 @@
 #include "llmc/check/kernel_checks.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "llmc/check/families.h"
+#include "llmc/kernels/variants.h"
 
 namespace llmc {
 
 namespace {
 
+using V = KernelVariant;
+
+// What adds the items of a family of kernels, and the family's loops on the host device.
+struct Family {
+    void (*add)(check::Items&, const KernelUse&);
+    std::optional<V> loops = {};
+};
+constexpr Family kFamilies[] = {{check::add_casts},
+                                {check::add_tensor_cores},
+                                {check::add_memory},
+                                {check::add_embedding, V::host_embedding},
+                                {check::add_layernorm, V::host_norm},
+                                {check::add_rmsnorm, V::host_norm},
+                                {check::add_rope, V::host_rope},
+                                {check::add_attention, V::host_attention},
+                                {check::add_gelu, V::host_activation},
+                                {check::add_swiglu, V::host_activation},
+                                {check::add_relu2, V::host_activation},
+                                {check::add_classifier, V::host_classifier},
+                                {check::add_sums, V::host_sums},
+                                {check::add_fp8_wire},
+                                {check::add_optimizer, V::host_optimizer},
+                                {check::add_muon, V::host_optimizer},
+                                {check::add_step},
+                                {check::add_quantize, V::host_quantize},
+                                {check::add_quantize_blocks, V::host_quantize},
+                                {check::add_outliers},
+                                {check::add_smooth},
+                                {check::add_fused_attention, V::host_attention},
+                                {check::add_fused_layernorm, V::host_norm},
+                                {check::add_fused_rmsnorm, V::host_norm},
+                                {check::add_fused_gelu, V::host_activation},
+                                {check::add_fused_activation, V::host_activation}};
+
+// The same item once more, of the loops that take the kernels' place.
+CheckItem in_loops(const CheckItem& item, V loops) {
+    CheckItem with_loops = item;
+    with_loops.name += " in loops";
+    with_loops.variant = kernel_variant(loops).name;
+    with_loops.rate = {};
+    with_loops.run = [run = item.run](stream_t stream) {
+        struct Chosen {
+            stream_t stream;
+            explicit Chosen(stream_t s) : stream(s) {
+                choose_kernels(s, kernel_set_from_text("auto", kHostDevice, true));
+            }
+            ~Chosen() { choose_kernels(stream, {}); }
+        } chosen(stream);
+        return run(stream);
+    };
+    return with_loops;
+}
+
 std::vector<CheckItem> all_checks(const KernelUse& use) {
     check::Items items;
-    for (const auto add : {check::add_casts,
-                           check::add_tensor_cores,
-                           check::add_memory,
-                           check::add_embedding,
-                           check::add_layernorm,
-                           check::add_rmsnorm,
-                           check::add_rope,
-                           check::add_attention,
-                           check::add_gelu,
-                           check::add_swiglu,
-                           check::add_relu2,
-                           check::add_classifier,
-                           check::add_sums,
-                           check::add_fp8_wire,
-                           check::add_optimizer,
-                           check::add_muon,
-                           check::add_step,
-                           check::add_quantize,
-                           check::add_quantize_blocks,
-                           check::add_outliers,
-                           check::add_smooth,
-                           check::add_fused_attention,
-                           check::add_fused_layernorm,
-                           check::add_fused_rmsnorm,
-                           check::add_fused_gelu,
-                           check::add_fused_activation})
-        add(items, use);
+    for (const Family& family : kFamilies) {
+        const size_t first = items.size();
+        family.add(items, use);
+        if (!use.loops || !family.loops) continue;
+        for (size_t i = first, end = items.size(); i < end; i++) items.push_back(in_loops(items[i], *family.loops));
+    }
     return items;
 }
 

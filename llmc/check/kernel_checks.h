@@ -19,6 +19,7 @@ struct KernelUse {
     Fp8Scaling scaling = Fp8Scaling::tensor;
     bool e4m3_gradients = false;
     bool current_scaling = false;  // measured first, then written
+    bool loops = false;            // the host device's own loops do the work of kernels
     bool smooth = false;           // channels of SwiGLU's output have factors
     bool probe = false;            // products in FP8 are compared with BF16's
     bool several_ranks = false;

@@ -114,7 +114,7 @@ const ProductChecks::Operands& ProductChecks::operands_of(const Product& product
         operands_.reset();  // first: both may not fit
         operands_ = std::make_unique<Operands>(product, stream_);
         made_for_ = product;
-        matmul_.reserve(product.N, product.C, product.OC);
+        matmul_.reserve(product.N, product.C, product.OC, is_fp8(product.type));
     }
     return *operands_;
 }

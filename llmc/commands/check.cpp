@@ -50,6 +50,8 @@ KernelUse use_of(const TrainerConfig& config, bool fp32, int ranks) {
     use.current_scaling = config.fp8 && config.fp8->recipe == Fp8Recipe::current;
     use.smooth = config.fp8 && config.fp8->smooth;
     use.probe = config.fp8 && config.fp8->probe;
+    for (const KernelVariantEntry& entry : kernel_variants())
+        use.loops |= entry.last_card == kHostDevice && config.kernels.has(entry.variant);
     use.several_ranks = ranks > 1;
     use.fp8_wire = ranks > 1 && config.sharding.wire == Wire::fp8;
     use.optimizer = config.optimizer.kind;

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "llmc/check/families.h"
@@ -107,7 +108,28 @@ TEST_CASE("every kernel of a run is right" * doctest::test_suite(kOnce)) {
         use = tiny_model(kNano, 64, 2, 2);
         use.bf16 = false;
     }
+    use.loops = device_info().is_host;
     check_all_right(use);
+}
+
+TEST_CASE("loops are held to what their kernels are held to, and a wrong one is left out by its family") {
+    KernelUse use = tiny_gpt();
+    use.fp8 = true;
+    std::map<std::string, std::string> variants;  // by item
+    for (const CheckItem& item : kernel_checks(use)) variants[item.name] = item.variant;
+    use.loops = true;
+    size_t loops = 0;
+    for (const CheckItem& item : kernel_checks(use)) {
+        const size_t end = item.name.rfind(" in loops");
+        if (end == std::string::npos) {
+            CHECK(variants.at(item.name) == item.variant);
+            continue;
+        }
+        CHECK(variants.count(item.name.substr(0, end)) == 1);
+        CHECK(kernel_variant(item.variant).last_card == kHostDevice);
+        loops++;
+    }
+    CHECK(loops > 15);
 }
 
 TEST_CASE("every optimizer's kernels are right, and are checked only where they are used") {
