@@ -62,8 +62,14 @@ ifeq ($(USE_MPI)$(MPICXX),1)
 $(error USE_MPI=1 needs mpicxx in PATH: install Open MPI (libopenmpi-dev, openmpi-bin) or MPICH; scripts/setup.sh does)
 endif
 
+# BF16 and FP8 products on CPUs that have instructions for BF16.
+USE_ONEDNN ?= $(if $(wildcard /usr/include/dnnl.hpp),1,0)
+ifeq ($(USE_ONEDNN)$(filter train_gpt_cpu,$(MAKECMDGOALS)),0train_gpt_cpu)
+$(info note: without oneDNN (libdnnl-dev; scripts/setup.sh installs it) BF16 and FP8 products are slower on new CPUs)
+endif
+
 # ---- configurations ------------------------------------------------------------------------------------------------
-SUFFIX   := $(if $(filter-out AUTO,$(PRECISION)),-$(PRECISION))$(if $(filter 0,$(USE_MPI)),-nompi)
+SUFFIX   := $(if $(filter-out AUTO,$(PRECISION)),-$(PRECISION))$(if $(filter 0,$(USE_MPI)),-nompi)$(if $(filter command,$(origin USE_ONEDNN)),-onednn$(USE_ONEDNN))
 PLAIN_DIR := build/cpu-$(MARCH)$(SUFFIX)
 WHOLE    := $(if $(filter command,$(origin UNCHECKED)),-whole)
 CPU_DIR  := build/cpu-$(MARCH)$(if $(SANITIZE),-$(SANITIZE)$(WHOLE))$(SUFFIX)
@@ -121,7 +127,7 @@ LEVEL := -Og
 OBJECT_DIRS := $(PLAIN_DIR) $(CUDA_DIR) $(SHARED_DIR)
 in_object_dirs = $(foreach d,$(OBJECT_DIRS),$(addprefix $d/,$1))
 COMPUTES := check/random_values.cpp check/reference_%.cpp checkpoint/manifest.cpp checkpoint/state_file.cpp comm/exchange_host.cpp \
-            data/shards.cpp device/host/%.cpp kernels/host/%.cpp linear/matmul_host.cpp model/model_table.cpp model/sampler.cpp run/fingerprint.cpp
+            data/shards.cpp device/host/%.cpp kernels/host/%.cpp linear/matmul_host.cpp linear/onednn_host.cpp model/model_table.cpp model/sampler.cpp run/fingerprint.cpp
 $(PLAIN_DIR)/llmc/%.cu.o $(PLAIN_DIR)/dev/bench_cpu.cu.o $(call in_object_dirs,$(patsubst %,llmc/%.o,$(COMPUTES))): LEVEL := -O3
 ifneq ($(SANITIZE),)  # the sanitizer's own objects
 $(CPU_DIR)/%.cu.o $(patsubst %,$(CPU_DIR)/llmc/%.o,$(COMPUTES)): LEVEL := -O1
@@ -142,7 +148,7 @@ NVCCFLAGS := $(COMMON) -O1 -DLLMC_CUDA=1 $(GENCODE) -Xptxas -v \
 
 # One thread pool in the process: the OpenMP build of OpenBLAS. Its pthread build would fight with libgomp for the cores.
 BLAS_DIR := $(firstword $(wildcard /usr/lib/*/openblas-openmp))
-LIBS_CPU := $(if $(BLAS_DIR),-L$(BLAS_DIR) -Wl$(comma)-rpath$(comma)$(BLAS_DIR)) -lopenblas -fopenmp -lpthread $(MPI_LIBS)
+LIBS_CPU := $(if $(filter 1,$(USE_ONEDNN)),-ldnnl )$(if $(BLAS_DIR),-L$(BLAS_DIR) -Wl$(comma)-rpath$(comma)$(BLAS_DIR)) -lopenblas -fopenmp -lpthread $(MPI_LIBS)
 LIBS_CUDA := -L$(CUDA_HOME)/lib64 -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64 -lcublasLt -lgomp -lpthread -ldl $(addprefix -Xlinker -rpath -Xlinker ,$(NCCL_LIB)) $(subst -Wl$(comma),-Xlinker ,$(MPI_LIBS))
 
 # ---- sources -------------------------------------------------------------------------------------------------------
@@ -156,7 +162,7 @@ WITHOUT_DEVICE := $(filter-out $(addprefix test/run/,fingerprint.cpp profile.cpp
                   $(wildcard $(addsuffix /*.cpp,test/run test/checkpoint test/data test/dev)))
 # C++ that is the same for both devices is compiled once for them (SHARED): all but what asks for the device or an option of
 # the build (PER_BUILD), and loops that want this machine's vectors. What asks for them does not compile in SHARED.
-PER_BUILD := $(addprefix llmc/,linear/matmul_cuda.cpp linear/matmul_host.cpp linear/product_support.cpp comm/connect.cpp \
+PER_BUILD := $(addprefix llmc/,linear/matmul_cuda.cpp linear/matmul_host.cpp linear/onednn_host.cpp linear/product_support.cpp model/model_table.cpp comm/connect.cpp \
              comm/exchange_host.cpp comm/exchange_staged.cpp comm/nccl_backend.cpp comm/transport_mpi.cpp \
              commands/plan.cpp run/ranks.cpp run/versions.cpp) dev/probe/lt.cpp dev/probe/reference.cpp \
              $(addprefix test/,check/known_products.cpp comm/backend.cpp comm/ranks/training.cpp \
@@ -369,6 +375,7 @@ build/git_version.cpp: FORCE
 FORCE:
 
 $(CPU_DIR)/llmc/comm/transport_mpi.cpp.o: CXXFLAGS_CPU += $(MPI_COMPILE)
+$(CPU_DIR)/llmc/linear/onednn_host.cpp.o $(PLAIN_DIR)/llmc/linear/onednn_host.cpp.o: CXXFLAGS_HOST += $(if $(filter 1,$(USE_ONEDNN)),-DLLMC_USE_ONEDNN=1)
 $(CUDA_DIR)/llmc/comm/transport_mpi.cpp.o: CXXFLAGS_CUDA += $(MPI_COMPILE)
 $(CUDA_DIR)/llmc/comm/nccl_backend.cpp.o: CXXFLAGS_CUDA += $(NCCL_COMPILE)
 $(CUDA_DIR)/llmc/device/runtime.cu.o: NVCCFLAGS += -DLLMC_GPU_ARCHS='"$(ARCHS)"'

@@ -1,5 +1,5 @@
-// Matrix products: the three that a linear layer needs. cuBLASLt on a GPU (matmul_cuda.cpp), OpenBLAS on the host
-// device (matmul_host.cpp).
+// Matrix products: the three that a linear layer needs. cuBLASLt on a GPU (matmul_cuda.cpp), oneDNN
+// and OpenBLAS on the host device (matmul_host.cpp).
 //
 // All matrices are row-major. A linear layer is out = inp * weight^T + bias with weight (OC, C), as PyTorch and llm.c
 // store it, and N tokens. Products of FP8 operands exist on Hopper only with both operands stored along the dimension
@@ -126,6 +126,7 @@ class Matmul {
 public:
     struct LinearShape {
         int N, C, OC;
+        bool fp8 = true;  // its products may be FP8
         bool operator==(const LinearShape&) const = default;
     };
 
@@ -161,10 +162,11 @@ public:
     void multiply(const Product& product, const ProductTensors& tensors, stream_t stream);
 
     // Prepares for BF16 and FP8 products up to this size, each of N, C and OC together; call it for every linear layer
-    // before training. Products allocate nothing: one that was not prepared for is refused. (The host device holds the
-    // operands widened to FP32; a GPU needs nothing beyond the workspace of 32 MiB, and the operands of products that
-    // it emulates. Those of a product that cuBLASLt refuses are allocated when it does, at its first run.)
-    void reserve(int N, int C, int OC);
+    // before training. Products allocate no tensors: one that was not prepared for is refused. (The host device holds
+    // FP8 operands widened to BF16, or without oneDNN all operands widened to FP32; a GPU needs nothing beyond the
+    // workspace of 32 MiB, and the operands of products that it emulates. Those of a product that cuBLASLt refuses are
+    // allocated when it does, at its first run.)
+    void reserve(int N, int C, int OC, bool fp8 = true);
     size_t reserved_bytes() const;  // of device memory or, on the host device, of memory
     // What reserved_bytes() will be when these layers are reserved; for FP32 alone nothing needs to be.
     static size_t planned_bytes(OperandType type, const std::vector<LinearShape>& shapes,

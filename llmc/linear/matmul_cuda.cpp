@@ -367,7 +367,7 @@ std::string Matmul::emulated_because(Fp8Scaling scaling) {
     return why_not_native(scaling, lt_versions(), compute_capability());
 }
 
-void Matmul::reserve(int N, int C, int OC) {
+void Matmul::reserve(int N, int C, int OC, bool) {
     if (!card_lacks(scaling_)) return;
     EmulationSizes sizes = backend().room;
     sizes.cover(N, C, OC);

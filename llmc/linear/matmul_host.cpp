@@ -1,8 +1,10 @@
-// Matrix products on the host device: OpenBLAS, on BF16 or FP8 operands widened to FP32.
+// Matrix products on the host device. FP32 products are OpenBLAS's. BF16 products are oneDNN's where the CPU has
+// instructions for them (onednn_host.h), and FP8 operands become BF16 ones, which have all their values. On other CPUs
+// BF16 and FP8 operands are widened to FP32 for OpenBLAS.
 //
-// The product of two BF16 or FP8 values is exact in FP32, so this differs from a tensor core in how it sums up alone.
-// The widening and rounding loops use the same OpenMP threads as OpenBLAS: link its OpenMP build, a pool of its own
-// would fight with ours for the cores.
+// The product of two BF16 or FP8 values is exact in FP32, so all of this differs from a tensor core in how it sums up
+// alone. The libraries and the loops here share their OpenMP threads: link the OpenMP build of OpenBLAS, because a pool
+// of its own would fight with ours for the cores.
 #include "llmc/linear/matmul.h"
 
 #if !LLMC_CUDA
@@ -15,6 +17,7 @@
 
 #include "llmc/device/host/runtime.h"
 #include "llmc/device/memory_ledger.h"
+#include "llmc/linear/onednn_host.h"
 
 namespace llmc {
 
@@ -57,6 +60,51 @@ void widen(float* to, const void* from, Product::Element element, size_t n) {
         case Product::Element::fp32:
             return;  // FP32 operands are used as they are
     }
+}
+
+// FP8 to BF16, which has every value of both formats. The bits move up; subnormals come from a table of the first
+// codes, and Inf and NaN from comparisons.
+template <class F8>
+void widen_to_bf16(bf16* to, const F8* from, size_t n) {
+    typedef uint16_t u16x32 __attribute__((vector_size(64)));
+    typedef uint8_t u8x32 __attribute__((vector_size(32)));
+    constexpr bool kE4M3 = std::is_same_v<F8, e4m3>;
+    constexpr uint16_t kSubnormals = kE4M3 ? 8 : 4, kShift = kE4M3 ? 4 : 5, kOffset = kE4M3 ? 120 << 7 : 112 << 7;
+    u16x32 table{};
+    for (int code = 0; code < kSubnormals; code++)
+        table[code] = static_cast<uint16_t>(float_bits(to_float(F8{static_cast<uint8_t>(code)})) >> 16);
+    const size_t vectors = n / 32;
+#pragma omp parallel for schedule(static) if (n >= kParallelElements)
+    for (size_t v = 0; v < vectors; v++) {
+        u8x32 codes;
+        std::memcpy(&codes, from + v * 32, sizeof codes);
+        const u16x32 wide = __builtin_convertvector(codes, u16x32), magnitude = wide & 0x7f, sign = (wide & 0x80) << 8;
+        u16x32 result = (magnitude << kShift) + kOffset;
+        result = magnitude < kSubnormals ? __builtin_shuffle(table, magnitude & 31) : result;
+        if (kE4M3) {
+            result = magnitude == 0x7f ? u16x32{} + 0x7fff : result | sign;
+        } else {
+            result = magnitude == 0x7c ? u16x32{} + 0x7f80 : result;
+            result = magnitude > 0x7c ? u16x32{} + 0x7fff : result | sign;
+        }
+        std::memcpy(static_cast<void*>(to + v * 32), &result, sizeof result);
+    }
+    for (size_t i = vectors * 32; i < n; i++) to[i].bits = static_cast<uint16_t>(float_bits(to_float(from[i])) >> 16);
+}
+
+// The same with block scales, which are powers of two, so that results are BF16 numbers too (unless they are below
+// 2^-126 and lose bits).
+void widen_to_bf16(bf16* to, const e4m3* from, const void* scales, ScaleLayout layout, int rows, int K) {
+    const float* values = code_values<e4m3>().data();
+    constexpr int kStep = kMxVector;  // elements that share a scale in every layout
+#pragma omp parallel for schedule(static) if (static_cast <size_t>(rows) * K >= kParallelElements)
+    for (int r = 0; r < rows; r++)
+        for (int first = 0; first < K; first += kStep) {
+            const float scale_inv = block_scale_inv(scales, layout, rows, K, r, first);
+            const size_t start = static_cast<size_t>(r) * K + first;
+            for (int i = 0; i < kStep; i++)
+                to[start + i].bits = static_cast<uint16_t>(float_bits(values[from[start + i].bits] * scale_inv) >> 16);
+        }
 }
 
 // The values of an FP8 matrix (rows, K) with block scales.
@@ -113,31 +161,113 @@ void multiply_fp32(const Product& product, const ProductTensors& t) {
     if (t.bias) add_bias(result, static_cast<const float*>(t.bias), g);
 }
 
-// Elements of the buffers for widened operands, and for the result before it is rounded. The layouts of BF16 and FP8
-// differ, their sizes do not.
-struct BufferSizes {
+// The widest operands and results that products were reserved for, in elements. The layouts of BF16 and FP8 differ,
+// their sizes do not.
+struct ProductSizes {
     size_t first = 0, second = 0, result = 0;
+    size_t fp8_first = 0, fp8_second = 0;  // of products that may be FP8
 
     void cover(const Product& product) {
         const Gemm g(product);
         first = std::max(first, g.first_size());
         second = std::max(second, g.second_size());
         if (product.result_element() != Product::Element::fp32) result = std::max(result, g.result_size());
+        if (!is_fp8(product.type)) return;
+        fp8_first = std::max(fp8_first, g.first_size());
+        fp8_second = std::max(fp8_second, g.second_size());
     }
-    void cover_layer(int N, int C, int OC) {
+    void cover_layer(const Matmul::LinearShape& s) {
         for (const Product::Kind kind : {Product::forward, Product::dgrad, Product::wgrad})
-            cover({kind, OperandType::bf16, N, C, OC, false, false});
+            cover({kind, s.fp8 ? OperandType::e4m3 : OperandType::bf16, s.N, s.C, s.OC, false, false});
+    }
+    bool holds(const ProductSizes& other) const {
+        return first >= other.first && second >= other.second && result >= other.result &&
+               fp8_first >= other.fp8_first && fp8_second >= other.fp8_second;
     }
 };
+
+host::Bf16Product bf16_product(const Product& product, const ProductTensors& t, bool scaled) {
+    const Gemm g(product);
+    const float kept = product.accumulate ? 1.0f : t.addend ? t.addend_factor : 0.0f;
+    return {g.rows,
+            g.columns,
+            g.inner,
+            g.transpose_first,
+            g.transpose_second,
+            product.result_element() == Product::Element::fp32,
+            scaled,
+            product.bias,
+            kept};
+}
+
+// Calls each(product) for all kinds of products of a layer that oneDNN makes.
+template <class Each>
+void for_each_bf16_product(const Matmul::LinearShape& s, const Each& each) {
+    for (const OperandType operands : {OperandType::bf16, OperandType::e4m3}) {
+        if (is_fp8(operands) && !s.fp8) continue;
+        for (const bool more : {false, true}) {
+            const Product products[] = {{Product::forward, operands, s.N, s.C, s.OC, more, false},
+                                        {Product::dgrad, operands, s.N, s.C, s.OC, false, false},
+                                        {Product::wgrad, operands, s.N, s.C, s.OC, false, more}};
+            for (const Product& product : products) each(bf16_product(product, {}, is_fp8(operands)));
+        }
+    }
+}
 
 }  // namespace
 
 struct Matmul::Backend {
-    std::vector<float> first, second, result;
+    ProductSizes sizes;
+    std::vector<float> first, second, result;       // operands widened to FP32, and the result before it is rounded
+    std::vector<bf16> narrow_first, narrow_second;  // FP8 operands as BF16
+    host::Bf16Products bf16_products;
 
-    BufferSizes sizes() const { return {first.size(), second.size(), result.size()}; }
+    void reserve(const LinearShape& s) {
+        sizes.cover_layer(s);
+        if (!host::Bf16Products::available()) {
+            first.resize(sizes.first), second.resize(sizes.second), result.resize(sizes.result);
+            return;
+        }
+        narrow_first.resize(sizes.fp8_first), narrow_second.resize(sizes.fp8_second);
+        for_each_bf16_product(s, [&](const host::Bf16Product& p) { bf16_products.reserve(p); });
+    }
+    size_t bytes() const {
+        return (first.size() + second.size() + result.size()) * sizeof(float) +
+               (narrow_first.size() + narrow_second.size()) * sizeof(bf16) + bf16_products.reserved_bytes();
+    }
 
-    void multiply_narrow(const Product& product, const ProductTensors& t) {
+    static const bf16* as_bf16(std::vector<bf16>& own, const void* from, Product::Element element, size_t n) {
+        if (element == Product::Element::bf16) return static_cast<const bf16*>(from);
+        if (element == Product::Element::e4m3)
+            widen_to_bf16(own.data(), static_cast<const e4m3*>(from), n);
+        else
+            widen_to_bf16(own.data(), static_cast<const e5m2*>(from), n);
+        return own.data();
+    }
+
+    void multiply_bf16(const Product& product, const ProductTensors& t) {
+        const Gemm g(product);
+        const bf16 *a = narrow_first.data(), *b = narrow_second.data();
+        float scale = t.factor;
+        if (product.has_block_scales()) {
+            widen_to_bf16(narrow_first.data(), static_cast<const e4m3*>(t.first), t.first_scale_inv,
+                          product.first_scales(), g.rows, g.inner);
+            widen_to_bf16(narrow_second.data(), static_cast<const e4m3*>(t.second), t.second_scale_inv,
+                          product.second_scales(), g.columns, g.inner);
+        } else {
+            if (is_fp8(product.type))
+                scale = *static_cast<const float*>(t.first_scale_inv) * *static_cast<const float*>(t.second_scale_inv);
+            a = as_bf16(narrow_first, t.first, product.first_element(), g.first_size());
+            b = as_bf16(narrow_second, t.second, product.second_element(), g.second_size());
+        }
+        if (t.addend) std::memcpy(t.result, t.addend, g.result_size() * bytes_of(product.result_element()));
+        const bool scaled = is_fp8(product.type) ? !product.has_block_scales() : scale != 1.0f;
+        bf16_products.multiply(bf16_product(product, t, scaled), t.result, a, b, static_cast<const bf16*>(t.bias),
+                               scale);
+    }
+
+    // On a CPU without BF16 instructions.
+    void multiply_widened(const Product& product, const ProductTensors& t) {
         const Gemm g(product);
         float scale = t.factor;
         if (product.has_block_scales()) {
@@ -188,37 +318,35 @@ bool Matmul::has_algorithm(const Product&, const std::string& algorithm) { retur
 void Matmul::forget_plans() {}
 std::string Matmul::emulated_because(Fp8Scaling) { return ""; }
 
-void Matmul::reserve(int N, int C, int OC) {
+void Matmul::reserve(int N, int C, int OC, bool fp8) {
     synchronize_device();  // queued products hold no pointer into the buffers, but may be using them
-    BufferSizes sizes = backend().sizes();
-    sizes.cover_layer(N, C, OC);
-    backend_->first.resize(sizes.first);
-    backend_->second.resize(sizes.second);
-    backend_->result.resize(sizes.result);
+    backend().reserve({N, C, OC, fp8});
     MemoryLedger::instance().remove(backend_.get());  // host memory, which is this device's
     MemoryLedger::instance().add(backend_.get(), reserved_bytes(), MemoryKind::workspace);
 }
 
-size_t Matmul::reserved_bytes() const {
-    if (!backend_) return 0;
-    const BufferSizes sizes = backend_->sizes();
-    return (sizes.first + sizes.second + sizes.result) * sizeof(float);
-}
+size_t Matmul::reserved_bytes() const { return backend_ ? backend_->bytes() : 0; }
 
 size_t Matmul::planned_bytes(OperandType type, const std::vector<LinearShape>& shapes, Fp8Scaling) {
     if (type == OperandType::fp32) return 0;
-    BufferSizes sizes;
-    for (const LinearShape& s : shapes) sizes.cover_layer(s.N, s.C, s.OC);
-    return (sizes.first + sizes.second + sizes.result) * sizeof(float);
+    ProductSizes sizes;
+    for (const LinearShape& s : shapes) sizes.cover_layer(s);
+    if (!host::Bf16Products::available()) return (sizes.first + sizes.second + sizes.result) * sizeof(float);
+    size_t workspace = 0;
+    for (const LinearShape& s : shapes)
+        for_each_bf16_product(s, [&](const host::Bf16Product& p) {
+            workspace = std::max(workspace, host::Bf16Products::workspace_bytes(p));
+        });
+    return workspace + (sizes.fp8_first + sizes.fp8_second) * sizeof(bf16);
 }
 
 bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {
     const Gemm g(product);
     const bool narrow = product.type != OperandType::fp32;
     Backend& b = backend();
-    BufferSizes needed;
+    ProductSizes needed;
     needed.cover(product);
-    if (narrow && (b.first.size() < needed.first || b.second.size() < needed.second || b.result.size() < needed.result))
+    if (narrow && !b.sizes.holds(needed))
         throw Error(ExitCode::failure, strprintf("%s: call Matmul::reserve(%d, %d, %d) before training",
                                                  product.describe().c_str(), product.N, product.C, product.OC));
     const size_t result_bytes = bytes_of(product.result_element());
@@ -238,10 +366,12 @@ bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
                   scales(t.first_scale_inv, &Product::first_scales, g.rows),
                   scales(t.second_scale_inv, &Product::second_scales, g.columns), written},
                  {product.name(), __FILE__, __LINE__}, [=, &b] {
-                     if (narrow)
-                         b.multiply_narrow(product, t);
-                     else
+                     if (!narrow)
                          multiply_fp32(product, t);
+                     else if (host::Bf16Products::available())
+                         b.multiply_bf16(product, t);
+                     else
+                         b.multiply_widened(product, t);
                  });
     return false;
 }

@@ -31,7 +31,7 @@ void NewtonSchulz<Real>::plan(Arena& arena) {
 template <class Real>
 void NewtonSchulz<Real>::reserve(Matmul& matmul) const {
     if constexpr (std::is_same_v<Real, float>) return;  // FP32 products need nothing
-    for (const Matmul::LinearShape& s : shapes_) matmul.reserve(s.N, s.C, s.OC);
+    for (const Matmul::LinearShape& s : shapes_) matmul.reserve(s.N, s.C, s.OC, s.fp8);
 }
 
 template <class Real>

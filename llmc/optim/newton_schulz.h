@@ -18,7 +18,7 @@ public:
     NewtonSchulz(NewtonSchulzSteps steps, std::vector<Matmul::LinearShape> shapes);
 
     // Shapes (m, n), as Matmul's planning takes them, and the products that a matrix of such a shape takes.
-    static Matmul::LinearShape shape(int m, int n) { return {m, n, m}; }
+    static Matmul::LinearShape shape(int m, int n) { return {m, n, m, false}; }
     static std::vector<Product> products(int m, int n);
     void plan(Arena& arena);
     void reserve(Matmul& matmul) const;

@@ -10,6 +10,8 @@
 #include <fstream>
 #else
 #include <cblas.h>
+
+#include "llmc/linear/onednn_host.h"
 #endif
 
 #ifndef LLMC_VERSION
@@ -56,6 +58,8 @@ void add_libraries(Versions& versions) {
 void add_libraries(Versions& versions) {
     versions.emplace_back("openblas", openblas_get_config());
     versions.emplace_back("openblas_core", openblas_get_corename());
+    const std::string onednn = host::Bf16Products::version();
+    if (!onednn.empty()) versions.emplace_back("onednn", onednn);
 }
 
 #endif

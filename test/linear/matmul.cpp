@@ -148,7 +148,7 @@ TEST_CASE("what a product cannot do is refused with its shape, and not counted")
     }
     matmul.reserve(n, n, n);
     matmul.allocate();
-    CHECK(matmul.reserved_bytes() >= 3 * n * n * sizeof(float));
+    CHECK(matmul.reserved_bytes() >= 2 * n * n * sizeof(bf16));
     CHECK_THROWS_AS(matmul.forward<bf16>(y, x + 1, x, nullptr, n, n, n, test_stream()), Error);
     CHECK_THROWS_AS(matmul.forward<bf16>(y, x, nullptr, nullptr, n, n, n, test_stream()), Error);
     CHECK_THROWS_AS(matmul.forward<bf16>(y, x, x, nullptr, n, 0, n, test_stream()), Error);

@@ -1,0 +1,190 @@
+// See onednn_host.h. Written for oneDNN 2 (Debian 12) and 3 (later systems), which differ in how a primitive is
+// described.
+#include "llmc/linear/onednn_host.h"
+
+#if !LLMC_CUDA
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "llmc/device/error.h"
+#if LLMC_USE_ONEDNN
+#include <dnnl.hpp>
+#endif
+
+namespace llmc::host {
+
+#if LLMC_USE_ONEDNN
+
+namespace {
+
+using dnnl::memory;
+using Type = memory::data_type;
+
+// With FP32 results oneDNN 2 may cut longer sums into parts for threads (seen from 4096 on, with 16 threads or more),
+// so that their number would change bits. We add up pieces that it leaves whole.
+constexpr int kLongestSum = 2048;
+
+dnnl::engine& engine() {
+    static dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+    return cpu;
+}
+
+// (rows, columns), of which one step along rows, or along columns if it is transposed, is `stride` elements.
+memory::desc matrix(int rows, int columns, int stride, bool transposed, Type type) {
+    return {{rows, columns}, type, transposed ? memory::dims{1, stride} : memory::dims{stride, 1}};
+}
+memory::desc row(int columns, Type type) { return matrix(1, columns, columns, false, type); }
+
+// Some terms of the sums of a product; all but the first piece add to the result.
+struct Piece {
+    Bf16Product product;
+    int terms;
+    auto operator<=>(const Piece&) const = default;
+};
+
+// How a piece is made. The scale comes before the bias and what is kept.
+dnnl::matmul::primitive_desc describe(const Piece& piece) {
+    const Bf16Product& p = piece.product;
+    const memory::desc first =
+        matrix(p.rows, piece.terms, p.transpose_first ? p.rows : p.inner, p.transpose_first, Type::bf16);
+    const memory::desc second =
+        matrix(piece.terms, p.columns, p.transpose_second ? p.inner : p.columns, p.transpose_second, Type::bf16);
+    const memory::desc result = matrix(p.rows, p.columns, p.columns, false, p.fp32_result ? Type::f32 : Type::bf16);
+    dnnl::post_ops after;
+    if (p.scaled) after.append_binary(dnnl::algorithm::binary_mul, row(1, Type::f32));
+    if (p.bias) after.append_binary(dnnl::algorithm::binary_add, row(p.columns, Type::bf16));
+    if (p.kept != 0.0f) after.append_sum(p.kept);
+    dnnl::primitive_attr attributes;
+    attributes.set_post_ops(after);
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+#if DNNL_VERSION_MAJOR >= 3
+    return {engine(), first, second, result, attributes};
+#else
+    return {dnnl::matmul::desc(first, second, result), attributes, engine()};
+#endif
+}
+
+// Calls each(piece, first term) in order.
+template <class Each>
+void for_each_piece(Bf16Product product, const Each& each) {
+    const int longest = product.fp32_result ? std::min(product.inner, kLongestSum) : product.inner;
+    for (int begin = 0; begin < product.inner; begin += longest) {
+        if (begin > 0) product.kept = 1.0f;
+        each(Piece{product, std::min(longest, product.inner - begin)}, begin);
+    }
+}
+
+}  // namespace
+
+struct Bf16Products::Primitives {
+    struct alignas(64) Line {
+        char bytes[64];
+    };
+    struct Entry {
+        dnnl::matmul primitive;
+        std::unordered_map<int, memory> arguments;
+        int scale, bias;  // where they are among the arguments
+    };
+    dnnl::stream stream{engine()};
+    std::map<Piece, Entry> entries;
+    std::vector<Line> workspace;
+    float scale = 1.0f;
+
+    void reserve(size_t bytes) { workspace.resize(std::max(workspace.size(), (bytes + 63) / 64)); }
+    Entry& entry(const Piece& piece) {
+        if (const auto at = entries.find(piece); at != entries.end()) return at->second;
+        const dnnl::matmul::primitive_desc how = describe(piece);
+        const Bf16Product& p = piece.product;
+        const int scale = DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1;
+        const int bias = DNNL_ARG_ATTR_MULTIPLE_POST_OP(p.scaled ? 1 : 0) | DNNL_ARG_SRC_1;
+        Entry e{dnnl::matmul(how), {}, scale, bias};
+        const auto add = [&](int name, const memory::desc& desc) {
+            e.arguments[name] = memory(desc, engine(), nullptr);
+        };
+        add(DNNL_ARG_SRC, how.src_desc());
+        add(DNNL_ARG_WEIGHTS, how.weights_desc());
+        add(DNNL_ARG_DST, how.dst_desc());
+        add(DNNL_ARG_SCRATCHPAD, how.scratchpad_desc());
+        if (p.scaled) add(scale, row(1, Type::f32));
+        if (p.bias) add(bias, row(p.columns, Type::bf16));
+        reserve(how.scratchpad_desc().get_size());
+        return entries.emplace(piece, std::move(e)).first->second;
+    }
+    void run(const Piece& piece, void* result, const bf16* first, const bf16* second, const bf16* bias) {
+        Entry& e = entry(piece);
+        const Bf16Product& p = piece.product;
+        const auto set = [&](int name, const void* data) {
+            e.arguments[name].set_data_handle(const_cast<void*>(data));
+        };
+        set(DNNL_ARG_SRC, first);
+        set(DNNL_ARG_WEIGHTS, second);
+        set(DNNL_ARG_DST, result);
+        set(DNNL_ARG_SCRATCHPAD, workspace.data());
+        if (p.scaled) set(e.scale, &scale);
+        if (p.bias) set(e.bias, bias);
+        e.primitive.execute(stream, e.arguments);
+        stream.wait();
+    }
+};
+
+bool Bf16Products::available() {
+    static const bool has = [] {
+        const auto wanted = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
+        return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
+    }();
+    return has;
+}
+
+std::string Bf16Products::version() {
+    if (!available()) return "";
+    const dnnl_version_t* v = dnnl_version();
+    const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+    const auto amx = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_amx);
+    return strprintf("%d.%d.%d, %s", v->major, v->minor, v->patch, (isa & amx) == amx ? "AMX" : "AVX512-BF16");
+}
+
+size_t Bf16Products::workspace_bytes(const Bf16Product& product) {
+    size_t bytes = 0;
+    for_each_piece(product, [&](const Piece& piece, int) {
+        bytes = std::max(bytes, (describe(piece).scratchpad_desc().get_size() + 63) / 64 * 64);
+    });
+    return bytes;
+}
+
+void Bf16Products::reserve(const Bf16Product& product) {
+    if (!primitives_) primitives_ = std::make_unique<Primitives>();
+    primitives_->reserve(workspace_bytes(product));
+}
+
+size_t Bf16Products::reserved_bytes() const { return primitives_ ? primitives_->workspace.size() * 64 : 0; }
+
+void Bf16Products::multiply(const Bf16Product& p, void* result, const bf16* first, const bf16* second, const bf16* bias,
+                            float scale) {
+    if (!primitives_) primitives_ = std::make_unique<Primitives>();
+    primitives_->scale = scale;
+    // A piece of an operand is some of its columns or, where it is transposed, of its rows.
+    for_each_piece(p, [&](const Piece& piece, int begin) {
+        const size_t of_first = static_cast<size_t>(begin) * (p.transpose_first ? p.rows : 1);
+        const size_t of_second = static_cast<size_t>(begin) * (p.transpose_second ? 1 : p.columns);
+        primitives_->run(piece, result, first + of_first, second + of_second, bias);
+    });
+}
+
+#else
+
+struct Bf16Products::Primitives {};
+bool Bf16Products::available() { return false; }
+std::string Bf16Products::version() { return ""; }
+size_t Bf16Products::workspace_bytes(const Bf16Product&) { return 0; }
+void Bf16Products::reserve(const Bf16Product&) {}
+size_t Bf16Products::reserved_bytes() const { return 0; }
+void Bf16Products::multiply(const Bf16Product&, void*, const bf16*, const bf16*, const bf16*, float) {}
+
+#endif
+
+Bf16Products::Bf16Products() = default;
+Bf16Products::~Bf16Products() = default;
+
+}  // namespace llmc::host
+#endif

@@ -1,0 +1,43 @@
+// Products of BF16 matrices on the host device by oneDNN, for CPUs that have instructions for them (AVX512-BF16, AMX).
+#pragma once
+#include <compare>
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "llmc/device/formats.cuh"
+
+namespace llmc::host {
+
+// result (rows, columns) = op(first) op(second), then what the other members say; summed up in FP32, rounded once.
+struct Bf16Product {
+    int rows, columns, inner;
+    bool transpose_first, transpose_second;
+    bool fp32_result;
+    bool scaled = false;  // times a number that is given with each product
+    bool bias = false;    // plus a row of BF16 numbers
+    float kept = 0.0f;    // plus this many times what the result holds
+    auto operator<=>(const Bf16Product&) const = default;
+};
+
+// oneDNN's primitives, one for each kind and shape of product, made at its first run, and the memory that they work in.
+// The bits of a product do not depend on the number of threads.
+class Bf16Products {
+public:
+    Bf16Products();
+    ~Bf16Products();
+    static bool
+    available();  // the build has oneDNN, and this CPU has BF16 instructions (ONEDNN_MAX_CPU_ISA may hide them)
+    static std::string version();  // of the library, and the instructions that it uses; "" if it is not available
+    static size_t workspace_bytes(const Bf16Product& product);  // that it needs while it runs
+    void reserve(const Bf16Product& product);                   // its workspace
+    size_t reserved_bytes() const;
+    void multiply(const Bf16Product& product, void* result, const bf16* first, const bf16* second, const bf16* bias,
+                  float scale);
+
+private:
+    struct Primitives;
+    std::unique_ptr<Primitives> primitives_;
+};
+
+}  // namespace llmc::host
