@@ -1,6 +1,7 @@
 // The whole model against PyTorch in FP64 (dev/reference/), and against itself: recompute levels, accumulation, chunks.
 #include "llmc/model/transformer.h"
 
+#include "llmc/device/random.cuh"
 #include "test/model/gpt2_fixture.h"
 #include "test/suites.h"
 
@@ -185,4 +186,26 @@ TEST_CASE("gpt2: initial values depend on the seed and the name alone, and have 
         CHECK(
             initial_values(config, row, 1337, begin, end) ==
             std::vector<float>(wte.begin() + static_cast<ptrdiff_t>(begin), wte.begin() + static_cast<ptrdiff_t>(end)));
+}
+
+TEST_CASE(
+    "gpt2: initial values are Box-Muller's with the C library's logarithm and cosine, to a unit in the last place") {
+    ModelConfig config;
+    config.layers = 1, config.heads = 2, config.channels = 256, config.vocab = 1024, config.context = 64;
+    const TensorRow row = all_tensors(config).front();
+    const std::vector<float> values = initial_values(config, row, 1337);
+    const auto mix = [](uint64_t z) { return mix64(z + kGolden64); };
+    uint64_t name = 0xCBF29CE484222325ull;
+    for (const char c : row.name) name = (name ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
+    const uint64_t key = mix(1337 ^ name);
+    size_t other_bits = 0;
+    for (size_t i = 0; i < static_cast<size_t>(row.count()); i++) {
+        const uint64_t bits = mix(key ^ mix(i));
+        const double u = (static_cast<double>(bits >> 32) + 0.5) * 0x1p-32;
+        const double angle = static_cast<double>(bits & 0xffffffffu) * (0x1p-32 * 6.283185307179586);
+        const float expected = 0.02f * static_cast<float>(std::sqrt(-2.0 * std::log(u)) * std::cos(angle));
+        other_bits += values[i] != expected ? 1 : 0;
+        REQUIRE(std::fabs(values[i] - expected) <= std::fabs(expected) * 0x1p-23f);
+    }
+    CHECK(other_bits < 4);  // of 262144
 }
