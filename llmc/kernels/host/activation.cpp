@@ -1,4 +1,4 @@
-// The activations' loops, element by element; those that sum up a bias gradient are in sums.cpp.
+// Loops of the activations. Those that also sum a bias gradient are in sums.cpp.
 #include "llmc/kernels/host/activation.h"
 
 #include "llmc/kernels/host/loops.h"
@@ -6,13 +6,13 @@
 namespace llmc::host {
 namespace {
 
-// Calls each(first, n) for vectors of elements; the last may be short.
+// Calls each(first, n) for every vector of elements. The last one may have fewer than kLanes.
 template <class Each>
 void for_each_vector(size_t n, const Each& each) {
 #pragma omp parallel for schedule(static) if (n > 16384)
     for (size_t i = 0; i < n; i += kLanes) each(i, static_cast<int>(std::min<size_t>(kLanes, n - i)));
 }
-// The same for the rows of (N, F).
+// Does the same for every row of (N, F), with each(row, column, n).
 template <class Each>
 void for_each_vector_of_rows(int N, int F, const Each& each) {
 #pragma omp parallel for schedule(static) if (static_cast <size_t>(N) * F > 16384)

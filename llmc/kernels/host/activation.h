@@ -1,4 +1,4 @@
-// Activations and their derivatives, of vectors: the functions of gelu.cuh, swiglu.cuh and relu2.cuh.
+// The activations of gelu.cuh, swiglu.cuh and relu2.cuh, and their derivatives, for vectors.
 #pragma once
 #include "llmc/kernels/host/vectors.h"
 

@@ -1,4 +1,4 @@
-// Attention's loops: what is computed is in llmc/kernels/attention.h.
+// Loops of attention; llmc/kernels/attention.h says what they compute.
 //
 // A task owns 64 queries or keys of a head and walks over the others in tiles, as the portable kernels do. The owned
 // side lies across the lanes of a vector, so row statistics need no sums over lanes. In BF16, scores, P and dS are
@@ -17,7 +17,7 @@ namespace {
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kRows = 64;  // queries or keys of a block
 
-// Everything but tensors. Rows of queries are `stride` apart in qkv and `width` apart in the output.
+// The shape of a call. Rows of qkv are `stride` elements apart, rows of the output `width`.
 struct Shape {
     int B, T, NH, NKV, HD;
     int window;
@@ -26,7 +26,8 @@ struct Shape {
     size_t stride() const { return static_cast<size_t>(NH + 2 * NKV) * HD; }
     size_t width() const { return static_cast<size_t>(NH) * HD; }
     int group() const { return NH / NKV; }
-    int first_seen(int b, int query) const {  // key
+    // The first key that a query sees.
+    int first_seen(int b, int query) const {
         const int at = std::min(query, T - 1), first = std::max(0, at - window + 1);
         return documents ? std::max(first, documents[static_cast<size_t>(b) * T + at]) : first;
     }
@@ -44,7 +45,7 @@ struct HeadOffsets {
     }
 };
 
-// Rows of a tensor: to (rows, HD), and transposed, to (HD, 64). Rows from `valid` on become zeros.
+// Load rows of a tensor to (rows, HD), or transposed to (HD, 64). Rows from `valid` on become zeros.
 template <int HD, class Real>
 void load_rows(float* to, const Real* from, size_t stride, int rows, int valid) {
     for (int r = 0; r < rows; r++)
@@ -63,7 +64,7 @@ void load_transposed(float* to, const Real* from, size_t stride, int valid) {
         }
 }
 
-// c (rows, 64) = left (rows, HD) right (HD, 64): scores.
+// c (rows, 64) = left (rows, HD) right (HD, 64), as for scores.
 template <class Real, int HD>
 void multiply(float* c, const float* left, const float* right, int rows) {
     if constexpr (sizeof(Real) == 2)
@@ -83,11 +84,11 @@ struct SeenKeys {
     SeenKeys(const Shape& s, int b, int first_query) {
         for (int i = 0; i < kRows; i++) first[i] = s.first_seen(b, first_query + i);
     }
-    // Whether a tile of keys holds a pair that a mask leaves out. (What a query sees never begins further back.)
+    // True if a query of the block does not see all keys of the tile. (Later queries never see earlier first keys.)
     bool masks(int first_query, int first_key, int keys) const {
         return first_key + keys - 1 > first_query || first[kRows - 1] > first_key;
     }
-    // Of the lanes' queries, those that see the key.
+    // Marks the lanes whose query sees the key.
     LLMC_INLINE Ints see(int key, int first_query, int lane) const {
         Ints begin;
         std::memcpy(&begin, first + lane, sizeof begin);
@@ -107,7 +108,7 @@ struct ForwardBlock {
     // In BF16 a row has the four partial sums of a quad's lanes, and the sum of the rounded probabilities.
     alignas(64) float sums[4][kRows], rounded_sum[kRows];
 
-    // The lanes from `lane` on of a tile, whose scores become probabilities.
+    // Turns the scores of kLanes queries, from `lane` on, into probabilities relative to the maximum so far.
     template <bool kMasked>
     LLMC_INLINE void softmax(const SeenKeys& seen, int first_query, int first_key, float scale, int lane) {
         const float minus_infinity = float_from_bits(kFloatInfinityBits | 0x80000000u);
@@ -172,7 +173,7 @@ struct ForwardBlock {
             tile(seen, first_query, key, scale_log2);
         }
     }
-    // The result of `rows` queries, to (rows, HD), and their lse.
+    // Writes the output of the block as (64, HD), and lse of its first `rows` queries.
     void finish(float* result, float* lse, int rows, float scale) {
         for (int r = 0; r < rows; r++) {
             if (kRounds)
@@ -262,7 +263,7 @@ struct BackwardInputs {
     float scale_log2;
 };
 
-// One block's dK and dV, or dQ. The owned rows lie transposed in `own`, and the tile of the other side in rows.
+// Computes dK and dV, or dQ, of one block. The owned rows lie transposed in `own`, a tile of the other side in `other`.
 template <class Real, int HD>
 struct BackwardBlock {
     alignas(64) float own[2][HD * kRows];    // keys and values, or queries and dout
@@ -272,7 +273,7 @@ struct BackwardBlock {
 
     void clear() { std::fill(&gradients[0][0], &gradients[0][0] + 2 * kRows * HD, 0.0f); }
 
-    // Scores and dP of a pair become P and dS.
+    // Replaces scores and dP by P and dS.
     LLMC_INLINE void finish_pair(int at, Floats lse_log2, Floats delta, float scale_log2, Ints visible) {
         const Floats weight = exp2_of(load(p + at) * scale_log2 - lse_log2);
         const Floats probability = visible ? weight : Floats{};
@@ -336,7 +337,7 @@ struct BackwardBlock {
     }
 };
 
-// The block's gradients (rows, HD), times `factor`, as the kernels store them.
+// Multiplies a block's gradients by `factor` and rounds them as the kernels do when they store them.
 template <class Real, int HD>
 void round_rows(float* rows, float factor) {
     for (int i = 0; i < kRows * HD; i += kLanes) store(rows + i, rounded_to<Real>(load(rows + i) * factor));
@@ -347,7 +348,7 @@ void store_rows(Real* to, size_t stride, const float* rows, int count) {
         for (int i = 0; i < HD; i += kLanes) store(to + static_cast<size_t>(r) * stride + i, load(rows + r * HD + i));
 }
 
-// Sums of the columns of an FP8 kernel's tile in its order: the threads of a block have rows `kAtOnce` apart.
+// Sums the columns of a tile in the order of the FP8 kernels, whose threads take rows `kAtOnce` apart.
 template <int HD>
 void sum_tile(float* part, const float* tile, int rows) {
     constexpr int kAtOnce = 128 / (HD / 16);
@@ -372,7 +373,7 @@ struct GradientTarget {
     int first_head, heads;
 };
 
-// A kernel's tile of tokens of one head: `tile` (rows, HD) of side `side`.
+// Writes the gradients of a tile of tokens of one head, `tile` (rows, HD).
 template <int HD, class Out>
 void write_tile(const GradientTarget<Out>& to, const Shape& s, int side, int b, int h, int first_token,
                 int tokens_of_tile, const float* tile, Tally& tally) {
@@ -393,9 +394,9 @@ void write_tile(const GradientTarget<Out>& to, const Shape& s, int side, int b, 
 }
 
 template <int HD>
-constexpr int kTileTokens = HD == 128 ? 64 : 128;  // of an FP8 kernel's block, whose columns are summed up together
+constexpr int kTileTokens = HD == 128 ? 64 : 128;  // of a block of the FP8 kernels
 
-// Both BF16 kernels: `kSides` gradients (keys and values, or queries) of a tile of tokens in one task.
+// The work of either BF16 kernel: a task computes kSides gradients (keys and values, or queries) of a tile of tokens.
 template <int HD, int kSides, class Out>
 void write_gradients(const GradientTarget<Out>& to, const Shape& s, const BackwardInputs<bf16>& t, float scale) {
     constexpr int kTokens = kTileTokens<HD>;
@@ -428,7 +429,7 @@ void attention_delta(const Grid&, float* delta, const bf16* dout, const bf16* ou
                      int T, int NH) {
 #pragma omp parallel for schedule(static) if (rows > 256)
     for (size_t row = 0; row < rows; row++) {
-        float sums[4] = {};  // of a quad's lanes, which have eights 32 apart
+        float sums[4] = {};  // one for each lane of a quad
         for (int i = 0; i < HD; i += 32)
             for (int e = 0; e < 8; e++)
                 for (int lane = 0; lane < 4; lane++) {

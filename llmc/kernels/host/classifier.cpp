@@ -1,4 +1,4 @@
-// The classifier's loop: a task a row. The softmax is built up like a block's, whose threads have eights of logits.
+// Loop of the classifier. A task has one row, and sums its softmax as the threads of a kernel's block do together.
 #include <cmath>
 #include <vector>
 
@@ -13,7 +13,7 @@ constexpr int kIgnoredTarget = -1;
 
 float minus_infinity() { return float_from_bits(kFloatInfinityBits | 0x80000000u); }
 
-// SoftCap of a vector.
+// Computes SoftCap (classifier.cu) of a vector.
 template <bool kCapped>
 LLMC_INLINE Floats capped(Floats x, float cap, Floats& slope) {
     slope = splat(1.0f);
@@ -38,14 +38,15 @@ LLMC_INLINE Floats max_of_eights(Floats x) {
 #endif
 }
 
-// The softmaxes of a block's threads: lane 8 t + i has sum i of thread t, and its maximum.
+// The running softmaxes of a block's threads: element 8 t + i has sum i and the maximum of thread t.
 struct Threads {
     std::vector<float> max, sum;
     void clear(int threads) {
         max.assign(static_cast<size_t>(threads) * 8, minus_infinity());
         sum.assign(static_cast<size_t>(threads) * 8, 0.0f);
     }
-    // Adds `valid` logits (a short eight is whole but for its end, and counts as its first logit beyond).
+    // Adds the first `valid` logits. In a group of eight that ends early, the missing ones repeat its first for the
+    // maximum.
     LLMC_INLINE void add(int at, Floats x, int valid) {
         Floats filled = x;
         if (valid < kLanes)
@@ -68,7 +69,7 @@ struct Threads {
 struct Softmax {
     float max, sum;
 };
-// combine_lanes() of 32 lanes.
+// Computes combine_lanes() of 32 lanes, and the whole block's softmax from its warps.
 Softmax combine(const Softmax* lanes) {
     float max = lanes[0].max, sums[32];
     for (int i = 1; i < 32; i++) max = max > lanes[i].max ? max : lanes[i].max;

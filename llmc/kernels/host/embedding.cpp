@@ -1,11 +1,11 @@
-// The embedding's loops: a task a token forward, a distinct token or a position backward.
+// Loops of the embedding. A task has a token forward, and a distinct token or a position backward.
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/host/vectors.h"
 
 namespace llmc::host {
 namespace {
 
-constexpr int kLongSegment = 64, kWarps = 8;  // as the kernel: tokens that occur more often have eight partial sums
+constexpr int kLongSegment = 64, kWarps = 8;  // as in the kernel: more frequent tokens have eight partial sums
 
 // to[c] += the sum of dout's rows row_of(begin) to row_of(end - 1).
 template <class Real, class RowOf>

@@ -1,4 +1,4 @@
-// Which loops run, and the comparison of loops with their kernels: see launch.h.
+// Decides which loops run, and compares loops with their kernels: see launch.h.
 #include "llmc/kernels/host/launch.h"
 
 #include <cstdlib>
@@ -36,7 +36,8 @@ std::vector<Bytes> copies_of(const std::vector<Access>& accesses) {
     return copies;
 }
 
-// Which of several NaNs a sum hands on is nobody's promise: bytes may differ where both are NaNs, of FP32 or of BF16.
+// The bits of a NaN are not specified. Bytes may differ if both words, or both of their halves, are NaN as FP32 or
+// BF16.
 bool same_number(const char* a, const char* b) {
     uint32_t x, y;
     std::memcpy(&x, a, 4), std::memcpy(&y, b, 4);
@@ -45,7 +46,7 @@ bool same_number(const char* a, const char* b) {
     return x == y || (nan(x) && nan(y)) || (same_half(x & 0xffffu, y & 0xffffu) && same_half(x >> 16, y >> 16));
 }
 
-// The first byte of `actual` that is not as expected, and how many words differ.
+// Finds the first byte of `actual` that differs from `expected`, and counts the words that differ.
 struct Difference {
     size_t first = 0, words = 0;
     Difference(const Bytes& actual, const Bytes& expected) {

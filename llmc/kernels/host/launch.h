@@ -1,10 +1,9 @@
-// How a launcher offers a loop of the CPU's own in place of a kernel: launch_or_loop<kernel, loop>(family, config,
-// ...).
+// Lets a launcher offer a plain CPU loop as a variant of a kernel: launch_or_loop<kernel, loop>(family, config, ...).
 //
-// A loop is a function that does the work of a whole grid. It has the kernel's parameters behind the shape of the grid,
-// so that a launch names, declares and passes everything once, for both. A loop gives the same bits as the kernel, for
-// any number of OpenMP threads. It runs on streams for which choose_kernels() has chosen its family. LLMC_LOOPS=compare
-// runs kernel and loop on every stream, and fails where they write different bytes.
+// A loop does the work of a whole grid on the host device. It takes the shape of the grid and then the kernel's own
+// parameters, so one launch declares the accesses and passes the arguments of both. A loop must write the same bits as
+// its kernel, for any number of OpenMP threads. It runs on streams for which choose_kernels() has chosen its family.
+// LLMC_LOOPS=compare runs the kernel and the loop on every stream, and fails if they write different bytes.
 #pragma once
 #include <type_traits>
 
@@ -27,7 +26,7 @@ struct LoopOf<void (*)(P...)> {
 #if !LLMC_ON_GPU
 bool runs_loops(stream_t stream, KernelVariant family);
 bool compares_loops();
-// Runs the kernel, and then the loop on what the kernel found; throws if a byte that they write differs.
+// Runs the kernel, restores what it has overwritten and runs the loop. Throws if they have written different bytes.
 void run_both(const std::vector<Access>& accesses, const LaunchSite& site, const std::function<void()>& kernel,
               const std::function<void()>& loop);
 
@@ -59,7 +58,7 @@ void launch_or_loop([[maybe_unused]] KernelVariant family, const LaunchConfig& c
     launch<kernel>(config, arguments...);
 }
 
-// The same with accesses in a list of their own.
+// The same for launches that list their accesses separately.
 template <auto kernel, auto loop, class... A>
 void launch_or_loop([[maybe_unused]] KernelVariant family, const LaunchConfig& config,
                     std::initializer_list<Access> accesses, const A&... arguments) {

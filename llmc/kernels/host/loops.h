@@ -1,5 +1,5 @@
-// The loops of the CPU's own, a family after the other; what each computes is written at the kernel whose parameters it
-// has. See launch.h.
+// Declares the CPU loops (launch.h), grouped by file. A loop has the parameters of its kernel, and the kernel's comment
+// says what both compute.
 #pragma once
 #include "llmc/kernels/fp8_state.h"
 #include "llmc/kernels/host/launch.h"
@@ -45,7 +45,7 @@ template <bool kLayer>
 void norm_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, float* mean, float* rstd,
                       bf16* residual, const bf16* inp1, const bf16* inp2, const bf16* weight, const bf16* shift,
                       float eps, int N, int C, int warps_per_row, int block_rows, int stride, QuantizePass pass);
-// kGroup: the kernel's Rows.
+// kGroup is the kernel's template parameter Rows.
 template <bool kLayer, int kGroup, class Real>
 void norm_backward(const Grid&, Real* dinp, const Real* dresidual, float* parts, const Real* dout, const Real* inp,
                    const Real* weight, const float* mean, const float* rstd, int N, int C);
@@ -116,7 +116,7 @@ void embedding_backward_positions(const Grid&, float* dwpe, const Real* dout, in
 
 // ---- rope.cpp -------------------------------------------------------------------------------------------------------
 
-// Which heads of qkv a kernel goes through: `count` of each row, from `first` on.
+// A kernel processes `count` heads of each row of qkv, starting with head `first`.
 struct HeadRange {
     int first, count, row_heads;
 };

@@ -1,4 +1,4 @@
-// Muon's loops: momentum, norms, copies of matrices and NorMuon's mean squares. (Its update is in update.cuh.)
+// Loops of Muon: momentum, norms, copies of matrices and NorMuon's mean squares. Its update is in update.cuh.
 #include <cmath>
 
 #include "llmc/kernels/host/loops.h"

@@ -1,5 +1,5 @@
-// The norms' loops: layer norm and RMS norm, forward and backward, plain and quantizing. A task has some rows; a row
-// lies in memory as FP32. Sums have the order of the kernels' teams (layernorm_row.cuh).
+// Loops of layer norm and RMS norm, forward and backward, plain and quantizing. A row is processed in FP32 in memory,
+// and its sums have the order of the kernels' teams of threads (layernorm_row.cuh).
 #include <cmath>
 #include <vector>
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMostWarps = 16;  // of a team
 
-// The sums of a team's threads, which have eights of columns, `warps` * 256 columns apart.
+// Sums of a team's threads. A thread has eight neighbouring columns, and again eight every `warps` * 256 columns.
 struct TeamSum {
     int warps;
     Floats lanes[kMostWarps * 256 / kLanes];
@@ -19,7 +19,7 @@ struct TeamSum {
     explicit TeamSum(int warps_) : warps(warps_) { std::fill(lanes, lanes + vectors(), Floats{}); }
     int vectors() const { return warps * 256 / kLanes; }
     LLMC_INLINE Floats& at(int column) { return lanes[column / kLanes % vectors()]; }
-    // Of lanes that hold the sums of their eights.
+    // The team's sum, if each lane holds the sum of its thread.
     float sum(int C) {
         float total = 0.0f;
         for (int w = 0; w < warps; w++) {
@@ -28,7 +28,7 @@ struct TeamSum {
         }
         return total;
     }
-    // Of lanes that hold sums of columns.
+    // The team's sum, if each lane holds the sum of a column.
     float sum_columns(int C) {
         for (int i = 0; i < std::min(vectors(), (C + kLanes - 1) / kLanes); i++) lanes[i] = sum_of_eights(lanes[i]);
         return sum(C);
@@ -44,7 +44,7 @@ struct ForwardCall {
     int C, warps;
 };
 
-// One row, to x (C rounded up to whole vectors).
+// Normalises one row into x, which has room for whole vectors.
 template <bool kLayer, class Real>
 void norm_row(float* x, const ForwardCall<Real>& t, int row) {
     const int C = t.C;
@@ -87,7 +87,8 @@ struct BackwardCall {
     int C, warps;
 };
 
-// One row's gradient, to d, with the residual's; the row's terms are added to dweight and dshift. `norm` is scratch.
+// Writes one row's gradient, plus that of the residual, to d, and adds its terms to dweight and dshift. `norm` is
+// scratch.
 template <bool kLayer, class Real>
 void norm_row_backward(float* d, float* norm, float* dweight, float* dshift, const BackwardCall<Real>& t, int row) {
     const int C = t.C;
@@ -114,13 +115,13 @@ void norm_row_backward(float* d, float* norm, float* dweight, float* dshift, con
     }
 }
 
-// The rows of a block of a backward kernel: groups of `group` rows, `blocks` groups apart.
+// Calls each(first, rows) for the groups of `group` rows that a block of a backward kernel has, `blocks` groups apart.
 template <class Each>
 void for_each_group(int block, int blocks, int group, int N, const Each& each) {
     for (int first = block * group; first < N; first += blocks * group) each(first, std::min(group, N - first));
 }
 
-// A block's part of the weights' gradients.
+// Stores a block's part of the weight gradients.
 template <bool kLayer>
 void store_parts(float* parts, int block, const float* dweight, const float* dshift, int C) {
     if (!parts) return;
@@ -129,7 +130,7 @@ void store_parts(float* parts, int block, const float* dweight, const float* dsh
     if (kLayer) std::memcpy(part + C, dshift, static_cast<size_t>(C) * sizeof(float));
 }
 
-// A thread's rows of floats, zeros at first.
+// A few rows of floats, initially zeros.
 struct Rows {
     std::vector<float> memory;
     size_t pitch;

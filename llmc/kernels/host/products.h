@@ -1,7 +1,8 @@
-// Small products of FP32 matrices that lie in the cache, for attention: C (M, N) = or += A (M, K) B (K, N).
+// Multiplies small FP32 matrices that fit into the cache, for attention: C (M, N) = A (M, K) B (K, N), or += with
+// `add`.
 //
 // B and C are row-major, and N is a multiple of the lanes. Element (m, k) of A lies at m * row + k * step, so A may be
-// transposed. Sums over k go in order, from C's value or from 0.
+// transposed. Sums run over k in order, starting with C's old value or with 0.
 #pragma once
 #include "llmc/kernels/host/vectors.h"
 
@@ -16,7 +17,7 @@ struct Matrix {
     size_t stride;
 };
 
-// kExact: the products of two elements are exact in FP32, as those of BF16 values are.
+// kExact says that every product of two elements is exact in FP32, which holds for BF16 values.
 template <bool kExact>
 LLMC_INLINE Floats multiply_add(Floats a, Floats b, Floats sum) {
     return kExact ? add_exact_product(a, b, sum) : sum + a * b;
@@ -54,7 +55,7 @@ void product_panel(const Matrix& c, const Left& a, const Matrix& b, int M, int K
 
 template <bool kExact>
 void product(const Matrix& c, const Left& a, const Matrix& b, int M, int N, int K, bool add) {
-    constexpr int kMost = kLanes == 16 ? 4 : 2;  // six rows of sums of these fill most of the registers
+    constexpr int kMost = kLanes == 16 ? 4 : 2;  // six rows of so many sums fill most registers
     int n = 0;
     for (; n + kMost * kLanes <= N; n += kMost * kLanes)
         product_panel<kExact, kMost>({c.values + n, c.stride}, a, {b.values + n, b.stride}, M, K, add);
@@ -62,8 +63,8 @@ void product(const Matrix& c, const Left& a, const Matrix& b, int M, int N, int 
         product_panel<kExact, 1>({c.values + n, c.stride}, a, {b.values + n, b.stride}, M, K, add);
 }
 
-// C = A B in the order of the FP32 attention kernels (attention_quads.cuh): the four lanes of a quad have eight sums
-// each over k = 32 i + 8 lane + e, added up as sum8() and quad_sum_each() do. K is a multiple of 32.
+// C = A B, summed in the order of the FP32 attention kernels (attention_quads.cuh): each of the four lanes of a quad
+// has eight sums over k = 32 i + 8 lane + e, which sum8() and quad_sum_each() add up. K is a multiple of 32.
 inline void quad_product(const Matrix& c, const Left& a, const Matrix& b, int M, int N, int K) {
     for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n += kLanes) {
@@ -80,7 +81,7 @@ inline void quad_product(const Matrix& c, const Left& a, const Matrix& b, int M,
         }
 }
 
-// The same of two rows.
+// The same for two rows of K elements.
 inline float quad_dot(const float* a, const float* b, int K) {
     float quarter[4];
     for (int lane = 0; lane < 4; lane++) {

@@ -1,6 +1,5 @@
-// The quantizing loops, and what they share with attention and the norms: the cast of rows of values to FP8 codes, and
-// the turn of codes from rows to columns. A task owns 128 x 128 values, as a block of the kernels does
-// (quantize_tile.cuh).
+// Loops that quantize with one scale per tensor, and the cast of rows to FP8 codes that attention and the norms use
+// too. A task has 128 x 128 values, like a block of the kernels (quantize_tile.cuh).
 #include "llmc/kernels/host/quantize.h"
 
 #include "llmc/kernels/host/activation.h"
@@ -20,7 +19,7 @@ struct FormatOf<e5m2> {
     using Type = E5M2Format;
 };
 
-// fp8_nearest() of each lane.
+// Computes fp8_nearest() of each lane.
 template <class Format>
 LLMC_INLINE Bytes codes_of(Floats value) {
     const Words bits = bits_of(value), magnitude = bits & kFloatMagnitudeMask, sign = bits >> 24 & 0x80u;
@@ -62,7 +61,7 @@ void note_row(Tally& tally, const float* x, int n, float scale, QuantizePass pas
         tally.amax = std::max(tally.amax, largest);
 }
 
-// Eight rows of sixteen codes become sixteen columns of eight: three rounds of interleaving.
+// Transposes eight rows of sixteen codes in three rounds of interleaving.
 LLMC_INLINE void turn(uint8_t* to, size_t to_pitch, const uint8_t* from, size_t pitch) {
     typedef uint8_t Sixteen __attribute__((vector_size(16)));
     Sixteen r[8], s[8];
@@ -128,17 +127,17 @@ namespace {
 
 constexpr int kTile = 128;  // rows and columns
 
-// What is quantized: (N, C) values, of which produce(row, column) gives a vector.
+// Quantizes (N, C) values; produce(row, column) returns a vector of them.
 template <class F8>
 struct TileCall {
     F8 *row, *transposed;
-    float* parts;  // sums of columns of each tile; or nullptr
+    float* parts;  // sums of the columns of each tile, or nullptr
     Fp8State* state;
     int N, C;
     QuantizePass pass;
 };
 
-// Sums of a tile's columns, n of them: the threads of a block have rows 32 apart.
+// Sums the first n columns of a tile in the kernels' order: a thread takes rows 32 apart.
 void sum_tile(float* part, const float* values, int rows, int n) {
     constexpr int kAtOnce = 32;
     for (int c = 0; c < n; c += kLanes) {

@@ -1,4 +1,4 @@
-// From rows of FP32 values to FP8 codes in both layouts: what all quantizing loops share.
+// Casts rows of FP32 values to FP8 codes in both layouts, for all quantizing loops.
 #pragma once
 #include <vector>
 
@@ -7,17 +7,17 @@
 
 namespace llmc::host {
 
-// What is noted about the values of a part of a tensor. Magnitudes of floats order like their bits.
+// Statistics of the values in one part of a tensor. `amax` holds the bits of a float; magnitudes order like their bits.
 struct Tally {
-    uint32_t amax = 0;  // finite values only
+    uint32_t amax = 0;  // of the finite values
     uint64_t nonfinite = 0, saturated = 0, underflowed = 0;
 };
 
-// Adds a part's tally to the state; any thread may. `elements`: how many the tensor gains by it.
+// Adds a part's tally, and `elements` to the count of elements, to the state. Threads may call it at the same time.
 void commit(Fp8State* state, const Tally& tally, size_t elements, QuantizePass pass);
 
-// A rectangle of a quantized matrix: the row codes of its corner and the distance of rows, and the same of the
-// transposed codes. Pointers may be nullptr.
+// Where the codes of a rectangle go: its first code in the row-major and in the transposed matrix, each with the
+// distance between rows. Either pointer may be nullptr.
 template <class F8>
 struct CodeTarget {
     F8* row;
@@ -26,7 +26,8 @@ struct CodeTarget {
     size_t transposed_pitch;
 };
 
-// Codes of the values (rows, columns), columns a multiple of 16 and rows of 8, at `stride` from each other.
+// Quantizes values (rows, columns), whose rows start `stride` elements apart. `columns` is a multiple of 16, `rows`
+// of 8.
 template <class F8>
 void quantize_rows(const CodeTarget<F8>& to, Tally& tally, const float* values, size_t stride, int rows, int columns,
                    float scale, QuantizePass pass);

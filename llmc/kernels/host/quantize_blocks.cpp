@@ -1,5 +1,5 @@
-// The loops that quantize with a scale for each block of values (see llmc/kernels/block_scales.h). A task has a tile of
-// 128 x 128 values, in both orientations.
+// Loops that quantize with a scale for each block of values (llmc/kernels/block_scales.h). A task has a tile of 128 x
+// 128 values, which it quantizes along rows and along columns.
 #include "llmc/kernels/block_scales.h"
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/host/quantize.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kTile = 128, kSegment = 32, kSegments = kTile / kSegment;
 
-// The exponents of the four segments of a line, from their largest finite magnitudes.
+// The exponents of the scales of a line's four segments, from their largest finite magnitudes.
 struct Exponents {
     int of[kSegments];
 
@@ -31,15 +31,14 @@ struct Exponents {
     }
 };
 
-// A matrix (rows, K) of codes, of which a tile's lines are rows.
+// A matrix (rows, K) of codes; the lines of a tile become parts of its rows.
 struct CodeMatrix {
     e4m3* codes;
     void* scales;
     int rows, K;
     bool mx;
 
-    // The line at row r, from column k on: its scales, and its codes (those of `line`, which ends where the matrix
-    // does).
+    // Writes the scales and codes of a line of 128 values to row r, from column k on.
     void write(const float* line, int r, int k, Tally& tally, QuantizePass pass) const {
         const Exponents exponents(line, mx);
         const int segments = r >= rows ? 0 : std::min(kSegments, (K - k) / kSegment);
@@ -58,7 +57,7 @@ struct CodeMatrix {
     }
 };
 
-// The tile of inp (N, C) at a corner, with zeros beyond the edges.
+// Loads the tile of inp (N, C) at a corner. Values beyond the edges are zeros.
 void load_tile(float* tile, const bf16* inp, int first_row, int first_column, int N, int C) {
     for (int r = 0; r < kTile; r++)
         for (int c = 0; c < kTile; c += kLanes) {
@@ -78,7 +77,7 @@ void transpose_tile(float* to, const float* from) {
         }
 }
 
-// Sums of the tile's first `columns` columns: a segment of rows at a time.
+// Sums the tile's first `columns` columns in the kernel's order: segments of rows, then their sums.
 void sum_columns(float* part, const float* tile, int columns) {
     for (int c = 0; c < columns; c += kLanes) {
         Floats total{};
@@ -115,7 +114,7 @@ void quantize_blocks(const Grid&, e4m3* row, void* row_scales, e4m3* transposed,
                             std::min(kTile, C - first_column));
             if (!transposed) continue;
             transpose_tile(turned, tile);
-            for (int c = 0; c < kTile; c++)  // noted above
+            for (int c = 0; c < kTile; c++)  // the rows have been counted already
                 columns.write(turned + c * kTile, first_column + c, first_row, unused, QuantizePass::replay);
         }
         commit(state, tally, 0, pass);

@@ -1,4 +1,4 @@
-// Vectors of floats for the CPU's own kernels, in the compiler's vector types: sixteen floats with AVX-512, else eight.
+// Vector types and arithmetic of the CPU loops: sixteen floats with AVX-512, otherwise eight.
 //
 // The number of lanes never decides the order of a sum, so results have the same bits on every CPU. The arithmetic is
 // that of llmc/device/math.cuh and formats.cuh, function by function.
@@ -69,13 +69,13 @@ LLMC_INLINE void store(bf16* p, Floats x) {
     const Halves v = __builtin_convertvector(bf16_bits(x), Halves);
     std::memcpy(static_cast<void*>(p), &v, sizeof v);
 }
-// As it reads back after being stored as Real.
+// Returns the value that a load returns after x was stored as Real.
 template <class Real>
 LLMC_INLINE Floats rounded_to(Floats x) {
     if constexpr (sizeof(Real) == 4) return x;
     return from_bits(bf16_bits(x) << 16);
 }
-// The first n lanes, of which there may be fewer than kLanes; the others are zeros.
+// Load and store only the first n lanes if n is less than kLanes. Lanes that are not loaded are zeros.
 template <class Real>
 LLMC_INLINE Floats load_first(const Real* p, int n) {
     if (n >= kLanes) return load(p);
@@ -95,7 +95,7 @@ LLMC_INLINE void store_first(Real* p, Floats v, int n) {
 
 LLMC_INLINE Floats max_of(Floats a, Floats b) { return a > b ? a : b; }
 
-// a * b + c, where the product is exact: with or without a fused instruction the result has the same bits.
+// a * b + c for exact products: a fused instruction gives the same bits as two.
 LLMC_INLINE Floats add_exact_product(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Floats>(_mm512_fmadd_ps(a, b, c));
@@ -106,7 +106,7 @@ LLMC_INLINE Floats add_exact_product(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// exp2_fast() of each lane.
+// Computes exp2_fast() of each lane.
 LLMC_INLINE Floats exp2_of(Floats x) {
     Floats clamped = x < -126.0f ? splat(-126.0f) : x;
     clamped = clamped > 128.0f ? splat(128.0f) : clamped;
@@ -123,7 +123,7 @@ LLMC_INLINE Floats exp2_of(Floats x) {
     return x != x ? x : not_nan;
 }
 
-// Rows become columns, in rounds that interleave the first half of the rows with the second.
+// Transposes a square of vectors in rounds that interleave the first half of the rows with the second.
 LLMC_INLINE void transpose(Floats (&x)[kLanes]) {
     for (int round = 1; round < kLanes; round *= 2) {
         Floats y[kLanes];
@@ -141,7 +141,7 @@ LLMC_INLINE void transpose(Floats (&x)[kLanes]) {
     }
 }
 
-// Zeros in the lanes from n on.
+// Sets the lanes from n on to zero.
 LLMC_INLINE Floats first_lanes(Floats x, int n) {
     const Ints inside = lane_numbers() < n;
     return inside ? x : Floats{};
@@ -162,8 +162,8 @@ LLMC_INLINE Floats sum_of_eights(Floats x) {
 #endif
 }
 
-// What warp_sum() gives, a butterfly over lanes 16, 8, 4, 2 and 1 apart, where lane t of the warp has the value of all
-// elements 8 t to 8 t + 7 of x (256 floats). Those from `count` on are zeros, whatever they hold.
+// The sum that a warp computes with warp_sum() when the value of its lane t is stored in all of x[8 t] to x[8 t + 7]
+// (x has 256 floats): a butterfly over lanes 16, 8, 4, 2 and 1 apart. Elements from `count` on count as zeros.
 LLMC_INLINE float warp_sum(Floats* x, int count) {
     constexpr int kVectors = 256 / kLanes;
     for (int i = std::min((count + kLanes - 1) / kLanes, kVectors); i < kVectors; i++) x[i] = Floats{};
@@ -171,7 +171,7 @@ LLMC_INLINE float warp_sum(Floats* x, int count) {
         for (int i = 0; i < half; i++) x[i] += x[i + half];
     return kEights == 2 ? x[0][0] + x[0][kLanes - 8] : x[0][0];
 }
-// The same for 32 lanes' values.
+// The same for an array with one value per lane.
 inline float butterfly(float (&lanes)[32]) {
     for (int offset = 16; offset > 0; offset /= 2)
         for (int i = 0; i < offset; i++) lanes[i] += lanes[i + offset];
