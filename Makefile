@@ -62,10 +62,10 @@ ifeq ($(USE_MPI)$(MPICXX),1)
 $(error USE_MPI=1 needs mpicxx in PATH: install Open MPI (libopenmpi-dev, openmpi-bin) or MPICH; scripts/setup.sh does)
 endif
 
-# BF16 and FP8 products on CPUs that have instructions for BF16.
+# oneDNN makes BF16 and FP8 matmuls on CPUs with AVX512-BF16 or AMX.
 USE_ONEDNN ?= $(if $(wildcard /usr/include/dnnl.hpp),1,0)
 ifeq ($(USE_ONEDNN)$(filter train_gpt_cpu,$(MAKECMDGOALS)),0train_gpt_cpu)
-$(info note: without oneDNN (libdnnl-dev; scripts/setup.sh installs it) BF16 and FP8 products are slower on new CPUs)
+$(info note: without oneDNN (libdnnl-dev; scripts/setup.sh installs it) BF16 and FP8 matmuls are slower on CPUs with AVX512-BF16 or AMX)
 endif
 
 # ---- configurations ------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ help:
 	@echo "make install         what is built, into PREFIX=$(PREFIX) (and DESTDIR); make uninstall"
 	@echo "make dist            build/dist/$(DIST).tar.gz: programs for all GPUs, without MPI (dev/guide/packages.md)"
 	@echo "make clean"
-	@echo "Options: PRECISION=AUTO|FP32|BF16  GPU_ARCH=sm_80|sm_89|sm_90a|sm_100|sm_120|all  MARCH=native  USE_MPI=0|1  USE_NCCL=0|1"
+	@echo "Options: PRECISION=AUTO|FP32|BF16  GPU_ARCH=sm_80|sm_89|sm_90a|sm_100|sm_120|all  MARCH=native  USE_MPI=0|1  USE_NCCL=0|1  USE_ONEDNN=0|1"
 
 train_gpt: $(CUDA_DIR)/train_gpt
 	@cp -f $< $@

@@ -1,5 +1,5 @@
 """What is right on this machine is right with the products of another: OpenBLAS plays another CPU, whose sums have another
-order and other roundings.
+order and other roundings, and oneDNN one without instructions for BF16, whose BF16 and FP8 products are OpenBLAS's.
 
     CORE_TYPES=all python3 test/end_to_end/test_run_core_types.py     # every one that this CPU can play
 
@@ -19,6 +19,10 @@ OTHERS = core_types()[1:]
 PLAYED = OTHERS if os.environ.get("CORE_TYPES") == "all" else OTHERS[-2:-1]
 
 
+def played(core):
+    return {"OPENBLAS_CORETYPE": core, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+
+
 @unittest.skipIf(len(OTHERS) < 2, "this CPU can play no other")
 class OtherCoreTypes(unittest.TestCase):
     FLAGS = ["--max-steps", "8", "--lr", "1e-4", "--val-every", "8", "--val-batches", "2"]
@@ -30,7 +34,7 @@ class OtherCoreTypes(unittest.TestCase):
             with self.subTest(core=core):
                 done = subprocess.run([TEST_CPU, "--no-colors", "--source-file=*test/linear/*,*test/model/gpt2.cpp,"
                                        "*test/model/gpt2_fp8_reference.cpp"], capture_output=True, text=True,
-                                      env={**ENVIRONMENT, "OPENBLAS_CORETYPE": core})
+                                      env={**ENVIRONMENT, **played(core)})
                 self.assertEqual(done.returncode, 0, done.stdout[-4000:])
 
     def test_short_runs(self):
@@ -39,7 +43,7 @@ class OtherCoreTypes(unittest.TestCase):
             here = FinishedRun(*flags)
             for core in PLAYED:
                 with self.subTest(precision=precision, core=core):
-                    there = FinishedRun(*flags, env={"OPENBLAS_CORETYPE": core})
+                    there = FinishedRun(*flags, env=played(core))
                     gaps = [abs(a / b - 1) for a, b in zip(there.losses, here.losses, strict=True)]
                     self.assertLess(max(gaps), bound)
                     self.assertLess(abs(there.validations[8] / here.validations[8] - 1), bound)
