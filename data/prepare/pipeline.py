@@ -23,7 +23,7 @@ import numpy
 from . import duplicates, report
 from .chunks import DROPPED, TRAIN, VAL, block_path, fingerprint, plan_chunks, run_chunks
 from .shard import MAX_TOKENS, write_atomically, write_shards
-from .tokenizers import PrepareError, open_tokenizer, table_bytes
+from .tokenizers import PrepareError, open_tokenizer, write_tokenizer
 
 WORK = ".prepare"
 
@@ -242,13 +242,7 @@ def prepare(options, out, workers=1, overwrite=False):
         for split, name in ((VAL, "val"), (TRAIN, "train")):
             if stats.documents_of[name]:
                 stats.add_shards(name, write_split(blocks, split, name, epochs, options, tokenizer, shards))
-        table = table_bytes(tokenizer)
-        if table is None:
-            print("prepare: a token is too long for llm.c's tokenizer file, so there is none", file=sys.stderr)
-        else:
-            write_atomically(os.path.join(shards, "tokenizer.bin"), table)
-        if hasattr(tokenizer, "content"):
-            write_atomically(os.path.join(shards, "tokenizer.json"), tokenizer.content)
+        write_tokenizer(tokenizer, shards)
         stats.write(shards)
         publish(shards, out)
         remove_work(work)

@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 
 from .shard import open_regular, token_array, write_shards
-from .tokenizers import PrepareError
+from .tokenizers import PrepareError, write_tokenizer
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 VAL_TOKENS = 32768
@@ -55,3 +55,4 @@ def prepare_tinyshakespeare(out, tokenizer, text_file=None, url=URL):
                      end_token=tokenizer.end_token, extra={"end_token": tokenizer.end_token,
                                                            "tokenizer_hash": tokenizer.hash})
         print(f"{path}: {len(part)} tokens")
+    write_tokenizer(tokenizer, out)

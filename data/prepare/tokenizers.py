@@ -10,10 +10,11 @@ import hashlib
 import json
 import os
 import struct
+import sys
 
 import numpy
 
-from .shard import open_regular
+from .shard import open_regular, write_atomically
 
 GPT2_END = 50256
 GPT2_FILE = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"  # GPT-2's ranks
@@ -240,6 +241,17 @@ def table_bytes(tokenizer):
         return None
     head = struct.pack("<4i", TABLE_MAGIC, TABLE_VERSION, len(pieces), tokenizer.end_token)
     return head.ljust(1024, b"\0") + b"".join(bytes([len(piece)]) + piece for piece in pieces)
+
+
+def write_tokenizer(tokenizer, folder):
+    """Writes the files that train_gpt looks for next to the shards."""
+    table = table_bytes(tokenizer)
+    if table is None:
+        print("prepare: a token is too long for llm.c's tokenizer file, so there is none", file=sys.stderr)
+    else:
+        write_atomically(os.path.join(folder, "tokenizer.bin"), table)
+    if hasattr(tokenizer, "content"):
+        write_atomically(os.path.join(folder, "tokenizer.json"), tokenizer.content)
 
 
 def read_table(path):

@@ -307,6 +307,7 @@ class TinyShakespeare(TestCase):
         val, sidecar = shard.read_shard(self.path("out/tinyshakespeare_val.bin"))
         train, _ = shard.read_shard(self.path("out/tinyshakespeare_train.bin"))
         self.assertEqual(len(val), 32768)
+        self.assertEqual(tokenizers.read_table(self.path("out/tokenizer.bin")), (tokenizers.Bytes().pieces(), 256))
         self.assertEqual(sidecar["documents"], val.count(256))
         expected = []
         for speech in self.CONTENT.split(b"\n\n"):
