@@ -14,6 +14,8 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <type_traits>
@@ -56,24 +58,26 @@ void pread_all(int fd, const std::string& path, int64_t offset, int64_t bytes, v
                       path.c_str(), llong{offset} + got, llong{bytes} - got));
 }
 
-// A hint for a file that begins with `magic` and is not a shard; "" if nothing is known about it.
-std::string hint_for(int32_t magic) {
-    if (const std::string known = name_of_magic(magic); !known.empty()) return known;
-    char bytes[sizeof magic];
-    std::memcpy(bytes, &magic, sizeof magic);
-    const bool text = std::all_of(bytes, bytes + sizeof bytes, [](char c) { return c >= ' ' && c < 127; });
-    return text ? " (it looks like text: `python3 -m data.prepare text` makes shards of text)" : "";
-}
-
 struct Header {
     int token_bytes;
     int64_t tokens;
     std::pair<uint64_t, uint64_t> file;  // device and number there
 };
 
+// True if the file begins with text, which people give where shards belong.
+bool looks_like_text(int fd) {
+    unsigned char bytes[512];
+    const ssize_t count = ::pread(fd, bytes, sizeof bytes, 0);
+    const auto is_text = [](unsigned char byte) { return byte >= 0x20 ? byte != 0x7f : byte >= '\t' && byte <= '\r'; };
+    return count > 0 && std::all_of(bytes, bytes + count, is_text);
+}
+
 Header read_header(int fd, const std::string& path) {
     struct stat status;
     if (::fstat(fd, &status) != 0) bad_data(strprintf("cannot stat %s: %s", path.c_str(), std::strerror(errno)));
+    if (looks_like_text(fd))
+        bad_data(path +
+                 " is not a token shard: it looks like text: `python3 -m data.prepare text` makes shards of text");
     const int64_t size = status.st_size;
     if (size < header_bytes)
         bad_data(
@@ -86,7 +90,7 @@ Header read_header(int fd, const std::string& path) {
     const bool wide = head[0] == magic_uint32;
     if (!wide && head[0] != magic_uint16)
         bad_data(strprintf("%s is not a token shard: its magic is %d%s, a shard's is %d (uint16 tokens) or %d (uint32)",
-                           path.c_str(), head[0], hint_for(head[0]).c_str(), magic_uint16, magic_uint32));
+                           path.c_str(), head[0], name_of_magic(head[0]), magic_uint16, magic_uint32));
     const int32_t version = wide ? version_uint32 : version_uint16;
     if (head[1] != version)
         bad_data(strprintf("%s has shard version %d; magic %d is read in version %d only", path.c_str(), head[1],
@@ -148,6 +152,34 @@ Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
     return sidecar;
 }
 
+bool is_shard(const std::filesystem::path& path) {
+    std::error_code ignored;
+    if (!std::filesystem::is_regular_file(path, ignored)) return false;
+    std::ifstream file(path, std::ios::binary);
+    int32_t magic = 0;
+    file.read(reinterpret_cast<char*>(&magic), sizeof magic);
+    return file && (magic == magic_uint16 || magic == magic_uint32);
+}
+
+// A pattern for the shards in `directory`, for a message about one that matches none of them: "; the directory has
+// train_000000.bin: use 'DIR/*train_*.bin'". "" if there are no shards.
+std::string suggested_pattern(const std::string& directory, const std::string& pattern) {
+    const std::filesystem::path folder(directory.empty() ? "." : directory);
+    const std::string split = pattern.find("val", directory.size()) == std::string::npos ? "train" : "val";
+    std::string name;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+        const std::string candidate = entry.path().filename().string();
+        const bool better = name.empty() || std::pair(candidate.find(split) == std::string::npos, candidate) <
+                                                std::pair(name.find(split) == std::string::npos, name);
+        if (better && candidate.ends_with(".bin") && is_shard(entry.path())) name = candidate;
+    }
+    if (name.empty()) return "";
+    const bool numbered = name.find(split + "_") != std::string::npos;
+    return "; the directory has " + name + ": use '" + (folder / (numbered ? "*" + split + "_*.bin" : name)).string() +
+           "'";
+}
+
 }  // namespace
 
 std::vector<std::string> expand_glob(const std::string& pattern) {
@@ -166,11 +198,16 @@ std::vector<std::string> expand_glob(const std::string& pattern) {
     std::erase_if(paths, [&](const std::string& path) {
         return path.ends_with(".json") && matched.count(path.substr(0, path.size() - 5)) > 0;
     });
-    if (paths.empty())
-        bad_data(
-            strprintf("no file matches '%s'; give the token shards as a path or a quoted pattern like "
-                      "'data/train_*.bin'",
-                      pattern.c_str()));
+    std::error_code ignored;
+    if (paths.size() == 1 && std::filesystem::is_directory(paths[0], ignored)) {
+        const std::string hint = suggested_pattern(paths[0], "");
+        bad_data(paths[0] + " is a directory, not a token shard" + (hint.empty() ? " and no shards are in it" : hint));
+    }
+    if (paths.empty()) {
+        const std::string hint = suggested_pattern(std::filesystem::path(pattern).parent_path().string(), pattern);
+        const char* const usual = "; give the token shards as a path or a quoted pattern like 'data/mine/*train_*.bin'";
+        bad_data(strprintf("no file matches '%s'%s", pattern.c_str(), hint.empty() ? usual : hint.c_str()));
+    }
     return paths;
 }
 

@@ -17,6 +17,27 @@ TEST_CASE("expand_glob sorts, leaves sidecars out and refuses an empty match") {
     check_error(ExitCode::bad_data, {dir / "none*.bin"}, [&] { expand_glob(dir / "none*.bin"); });
 }
 
+TEST_CASE("a path that names no shard gets the pattern that does") {
+    TempDir dir;
+    write_shard<uint16_t>(dir / "val_000000.bin", counting(0, 5));
+    write_shard<uint16_t>(dir / "train_000000.bin", counting(0, 5));
+    write_shard<uint16_t>(dir / "train_000001.bin", counting(0, 5));
+    write_file(dir / "atrain_.bin", "no shard");
+    const std::string train = "the directory has train_000000.bin: use '" + dir.path + "/*train_*.bin'";
+    check_error(ExitCode::bad_data, {"no file matches", train}, [&] { ShardSet({dir / "*_train.bin"}); });
+    check_error(ExitCode::bad_data, {"is a directory", train}, [&] { ShardSet({dir.path}); });
+    check_error(ExitCode::bad_data, {"val_000000.bin: use '" + dir.path + "/*val_*.bin'"},
+                [&] { ShardSet({dir / "fineweb_val_*.bin"}); });
+    TempDir shakespeare;
+    write_shard<uint16_t>(shakespeare / "tiny_train.bin", counting(0, 5));
+    check_error(ExitCode::bad_data, {"use '" + shakespeare.path + "/tiny_train.bin'"},
+                [&] { ShardSet({shakespeare / "train_*.bin"}); });
+    for (const std::string& text :
+         {std::string("Call me"), std::string(5000, 'x'), std::string("Gr\xc3\xbc\xc3\x9f\n")})
+        check_error(ExitCode::bad_data, {"looks like text", "`python3 -m data.prepare text`"},
+                    [&] { ShardSet({write_file(dir / "book.txt", text)}); });
+}
+
 TEST_CASE("samples of one and several shards, uint16") {
     TempDir dir;
     write_shard<uint16_t>(dir / "s0.bin", counting(0, 11));   // T=5: 2 samples exactly
@@ -102,7 +123,7 @@ TEST_CASE("malformed files are refused with what is wrong") {
     refused(shard_header(20240520, 1, 10) + ten.substr(1), {"truncated", "1044", "1043"});
     refused(shard_header(20240520, 1, 10) + ten + "y", {"too long", "1044", "1045"});
     refused(shard_header(20240801, 7, 10) + ten, {"truncated", "1064", "1044"});
-    check_error(ExitCode::bad_data, {"regular file"}, [&] { ShardSet({dir.path}); });
+    check_error(ExitCode::bad_data, {"is a directory", "no shards are in it"}, [&] { ShardSet({"/proc/self"}); });
     check_error(ExitCode::bad_data, {"at least one"}, [&] { ShardSet(std::vector<std::string>{}); });
 }
 

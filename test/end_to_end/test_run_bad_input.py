@@ -52,7 +52,7 @@ class BadData(BadInput):
         self.refused_shard("nowhere/train_*.bin", "no file matches 'nowhere/train_*.bin'", "quoted pattern")
 
     def test_no_file_matches_in_a_directory_that_exists(self):
-        self.refused_shard(corpus().train + "x*", "no file matches", "demo_train.binx*", "quoted pattern")
+        self.refused_shard(corpus().train + "x*", "no file matches", "demo_train.binx*", "; the directory has demo_train.bin: use '")
 
     def test_no_file_matches_for_validation(self):
         self.refused(DATA, ["--val", "nowhere/val.bin"], "no file matches 'nowhere/val.bin'")
@@ -66,7 +66,7 @@ class BadData(BadInput):
         self.assertIn("--train", result.err)
 
     def test_directory(self):
-        self.refused_shard(os.path.dirname(corpus().train), "it is a directory")
+        self.refused_shard(os.path.dirname(corpus().train), "is a directory", "demo_train.bin: use '")
 
     def test_wrong_magic(self):
         self.refused_shard(write_shard(SOME_TOKENS, magic=12345), "its magic is 12345", "20240520")
@@ -87,7 +87,7 @@ class BadData(BadInput):
         self.refused_shard(write_shard(SOME_TOKENS, extra=b"more"), "too long", "3024 bytes", "3028")
 
     def test_shorter_than_a_header(self):
-        self.refused_shard(write_file("no shard"), "8 bytes", "1024 bytes")
+        self.refused_shard(write_file("no\0shard"), "8 bytes", "1024 bytes")
 
     def test_negative_count(self):
         self.refused_shard(write_shard([], count=-1), "claims -1 tokens")
