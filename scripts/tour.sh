@@ -22,7 +22,9 @@ done
 
 say() { printf '\n== %s\n' "$*"; }
 run() {
-    printf '   %s\n' "$*"
+    printf '  '
+    printf ' %q' "$@"  # quoted, so that the line can be pasted
+    printf '\n'
     "$@"
 }
 
@@ -52,12 +54,12 @@ say "Training, with a checkpoint on the way"
 run $program --train "$out/data/train_*.bin" --val "$out/data/val_*.bin" --out "$out/run" --overwrite \
     --layers 4 --channels 128 --heads 4 --seq 64 --batch 8 --precision fp8 --max-steps "$steps" --lr 1e-3 \
     --warmup $((steps / 10 + 1)) --val-every $((steps / 3 + 1)) --val-batches 20 --checkpoint-every $((steps / 2 + 1)) \
-    --sample-every "$steps" --sample-tokens 40 --tokenizer "$out/data/tokenizer.bin"
+    --sample-every "$steps" --sample-tokens 40
 
 say "What it has become"
 run $program eval --from "$out/run" --val "$out/data/val_*.bin" --seq 64 --batch 8
-run $program sample --from "$out/run" --tokenizer "$out/data/tokenizer.bin" --prompt "The " --tokens 60 --temperature 0.8
-run $program export --from "$out/run" --to "$out/model" --tokenizer "$out/data/tokenizer.json" --overwrite
+run $program sample --from "$out/run" --prompt "The " --tokens 60 --temperature 0.8
+run $program export --from "$out/run" --to "$out/model" --overwrite
 run .venv/bin/python scripts/report.py "$out/run" -o "$out/report.html"
 
 say "Done: $out/model for transformers, $out/report.html for a browser, $out/data/report.txt of the text"

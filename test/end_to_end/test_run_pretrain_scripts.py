@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import os
+import re
+import shlex
 import subprocess
 import unittest
 
@@ -100,6 +102,15 @@ class Pretraining(unittest.TestCase):
         self.assertRegex(by_mpirun, r"^mpirun .*--host a:8,b:8 -np 16 .*-e d48 .*-d 1048576 -b 16 -m 40 .*--resume auto")
         by_slurm = start("gpt2_1558M.sh", "-l", "1e-3", NODES="4", DATA=data, PATH=path).stdout
         self.assertRegex(by_slurm, r"^sbatch --nodes=4 .*scripts/multi_node/train.sbatch .*-b 16 -m 20 .*-l 1e-3$")
+
+
+class Tour(unittest.TestCase):
+    def test_printed_commands_can_be_pasted(self):
+        with open(os.path.join(ROOT, "scripts", "tour.sh"), encoding="utf-8") as file:
+            function = re.search(r"^run\(\) \{\n.*?^\}$", file.read(), re.MULTILINE | re.DOTALL).group()
+        words = ["true", "--separator", r"\n\n", "--prompt", "The ", "data/train_*.bin", "it's", ""]
+        done = subprocess.run(["bash", "-c", function + '\nrun "$@"', "-", *words], capture_output=True, text=True, check=True)
+        self.assertEqual(shlex.split(done.stdout), words)
 
 
 if __name__ == "__main__":
