@@ -54,6 +54,8 @@ ExitCode train(const Options& o, Admission& admission, const Inputs& inputs, Ran
     StepReports reports(o, {last_step, peak_tflops(ranks.device, o.precision, admission), comm.world(), o.log_every},
                         {inputs.train->samples(o.seq) * o.seq, position.data_step - position.step}, trainer.fp8(), comm,
                         directory);
+    EnergyMeter meter;
+    const Deadline deadline = deadline_after(o.max_minutes);
     StopReason stop = StopReason::none;
     // Whether anything came between two steps. A stop leaves the rest to who goes on from here.
     const auto look = [&](int64_t step) {
@@ -61,12 +63,11 @@ ExitCode train(const Options& o, Admission& admission, const Inputs& inputs, Ran
             look_at_model(o, step, step == last_step, trainer, evaluation, reports, directory, position.watch);
         if (done == Look::told_to_stop) stop = StopReason::signal, position.reports_due = true;
         if (done == Look::stops_early) last_step = step;
+        if (done == Look::cut_short && step < last_step) stop = agree({stop_reason(deadline)}, meter, comm).stop;
         return done != Look::none;
     };
 
     Profiler profiler(comm, profiler_setup(o, trainer));
-    EnergyMeter meter;
-    const Deadline deadline = deadline_after(o.max_minutes);
     int64_t& step = position.step;
     const int64_t first_step = step + 1;
     bool interrupted = true;  // other work came between two steps

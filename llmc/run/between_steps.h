@@ -26,10 +26,11 @@ bool probes_fp8_in(int64_t step, const Options& o, Trainer<Real>& trainer) {
     return trainer.fp8() && !o.out.empty() && o.fp8_probe_every > 0 && step > 0 && step % o.fp8_probe_every == 0;
 }
 
-enum class Look { none, taken, told_to_stop, stops_early };
+// cut_short: the sample was, because a signal or a limit stops the run. told_to_stop: during the validation.
+enum class Look { none, taken, cut_short, told_to_stop, stops_early };
 
-// Validation, a sample, records of FP8's tensors and errors: what there is after a step. A collective. Being told to
-// stop leaves out the rest.
+// Validation, a sample, and records of FP8 tensors and errors, if they are due after a step. A collective. A stop
+// during the validation leaves all of them to the run that resumes.
 template <class Real>
 Look look_at_model(const Options& o, int64_t step, bool last, Trainer<Real>& trainer, Evaluation<Real>& evaluation,
                    StepReports& reports, RunDirectory& directory, ValidationWatch& watch) {
@@ -51,7 +52,11 @@ Look look_at_model(const Options& o, int64_t step, bool last, Trainer<Real>& tra
             if (verdict == ValidationWatch::Verdict::stop) look = Look::stops_early;
         }
     }
-    if (samples) record_sample(step, evaluation.print_sample(step), directory);
+    if (samples) {
+        const Sample sample = evaluation.print_sample(step);
+        record_sample(step, sample.text, directory);
+        if (sample.cut_short && look == Look::taken) look = Look::cut_short;
+    }
     if (records) record_fp8(step, *trainer.fp8(), trainer.stream(), directory);
     if (probed) record_fp8_errors(step, *trainer.fp8(), trainer.stream(), directory);
     return look;

@@ -56,8 +56,9 @@ std::optional<ChoiceScores> score_choices(Trainer<Real>& trainer, const std::vec
     const size_t most_rows = static_cast<size_t>(comm.host_max(static_cast<int64_t>(rows.size())));
     std::vector<int32_t> tokens(B * T), targets(B * T);
     watchdog.alive();
+    StopPoll told_to_stop(comm);
     for (size_t first = 0; first < most_rows; first += B) {
-        if (first / B % kBatchesBetweenStops == 0 && told_to_stop(comm)) return std::nullopt;
+        if (told_to_stop()) return std::nullopt;
         const size_t end = std::min(first + B, rows.size());
         std::fill(tokens.begin(), tokens.end(), 0);
         std::fill(targets.begin(), targets.end(), -1);

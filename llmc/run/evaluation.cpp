@@ -9,13 +9,18 @@
 #include "llmc/model/generate.h"
 #include "llmc/run/choice_scores.h"
 #include "llmc/run/ranks.h"
+#include "llmc/run/signals.h"
 #include "llmc/run/text.h"
 
 namespace llmc {
 
 template <class Real>
 Evaluation<Real>::Evaluation(const Options& options, const Inputs& inputs, Trainer<Real>& trainer, Watchdog& watchdog)
-    : options_(options), inputs_(inputs), trainer_(trainer), watchdog_(watchdog) {
+    : options_(options),
+      inputs_(inputs),
+      trainer_(trainer),
+      watchdog_(watchdog),
+      deadline_(deadline_after(options.max_minutes)) {
     if (options.sample_every == 0 || options.sample_tokens == 0) return;
     decoder_ = inputs.tokenizer.tokenizer;
     if (decoder_) return;
@@ -43,6 +48,8 @@ std::optional<ValRecord> Evaluation<Real>::validate(int64_t step) {
     const Options& o = options_;
     const Comm& comm = trainer_.comm();
     std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
+    const StopWaitsFor batch("this batch of the validation");
+    StopPoll told_to_stop(comm);
     ValRecord record;
     record.step = step;
     for (const auto& [name, set] : inputs_.val) {
@@ -51,7 +58,7 @@ std::optional<ValRecord> Evaluation<Real>::validate(int64_t step) {
         double sum = 0, count = 0;
         watchdog_.alive();
         for (int64_t i = 0; i < loader.batches(); i++) {
-            if (i % kBatchesBetweenStops == 0 && told_to_stop(comm)) return std::nullopt;
+            if (told_to_stop()) return std::nullopt;
             loader.read(i, tokens.data(), targets.data());
             const auto loss = trainer_.evaluate(tokens.data(), targets.data());
             sum += loss.sum;
@@ -69,22 +76,30 @@ std::optional<ValRecord> Evaluation<Real>::validate(int64_t step) {
 }
 
 template <class Real>
-std::string Evaluation<Real>::print_sample(int64_t step) {
+Sample Evaluation<Real>::print_sample(int64_t step) {
     const Options& o = options_;
     std::vector<int> tokens =
         o.prompt.empty() ? std::vector<int>{std::max(decoder_->end_token(), 0)} : decoder_->encode(o.prompt);
     const size_t prompt_length = o.prompt.empty() ? 1 : 0;  // the end token that starts a document is not shown
     const SamplerSettings settings{o.temperature, o.top_k, o.top_p, o.seed};
-    for (int i = 0; i < o.sample_tokens; i++)
+    const StopWaitsFor token("this token of the sample");
+    StopPoll told_to_stop(trainer_.comm(), deadline_);
+    Sample sample;
+    int made = 0;
+    for (; made < o.sample_tokens && !sample.cut_short; made++) {
         tokens.push_back(
-            generate_token(trainer_.model(), tokens, settings, static_cast<uint64_t>(i), trainer_.stream()));
+            generate_token(trainer_.model(), tokens, settings, static_cast<uint64_t>(made), trainer_.stream()));
+        sample.cut_short = told_to_stop() && made + 1 < o.sample_tokens;
+    }
     const std::vector<int> shown(tokens.begin() + static_cast<long>(prompt_length), tokens.end());
-    const std::string text = sanitize(decoder_->decode(shown));
+    sample.text = sanitize(decoder_->decode(shown));
     if (trainer_.comm().is_main()) {
-        std::printf("sample after step %lld:\n%s\n", static_cast<long long>(step), text.c_str());
+        std::printf("sample after step %lld:\n%s\n", static_cast<long long>(step), sample.text.c_str());
+        if (sample.cut_short)
+            std::printf("note: the sample has %d of %d tokens, because the run is stopping\n", made, o.sample_tokens);
         std::fflush(stdout);
     }
-    return text;
+    return sample;
 }
 
 template <class Real>

@@ -7,9 +7,15 @@
 #include "llmc/data/tokenizer.h"
 #include "llmc/run/inputs.h"
 #include "llmc/run/metrics.h"
+#include "llmc/run/step_reports.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {
+
+struct Sample {
+    std::string text;
+    bool cut_short = false;
+};
 
 template <class Real>
 class Evaluation {
@@ -18,10 +24,11 @@ public:
 
     bool validates_after(int64_t step, bool last) const;
     bool samples_after(int64_t step, bool last) const;
-    // Mean loss over each validation set, and HellaSwag. Nothing, if some rank is told to stop meanwhile.
+    // Mean loss over each validation set, and HellaSwag. Nothing if some rank is told to stop before the end.
     std::optional<ValRecord> validate(int64_t step);
-    // Prints --sample-tokens tokens that follow the prompt, or the beginning of a document, and returns the text.
-    std::string print_sample(int64_t step);
+    // Prints --sample-tokens tokens that follow the prompt, or the beginning of a document. A signal or --max-minutes
+    // cuts the sample short.
+    Sample print_sample(int64_t step);
     // Prints how far the last loss of the first set is above what any model could reach, where the data knows.
     void print_floor() const;
 
@@ -30,6 +37,7 @@ private:
     const Inputs& inputs_;
     Trainer<Real>& trainer_;
     Watchdog& watchdog_;
+    const Deadline deadline_;
     std::optional<TokenDecoder> decoder_;
     std::optional<double> last_loss_;
 };

@@ -30,7 +30,18 @@ void Ranks::connect(const Options& o, const LaunchInfo& launch) {
     device = device_info();
 }
 
-bool told_to_stop(const Comm& comm) { return comm.host_max(stop_requested()) > 0; }
+bool StopPoll::operator()() {
+    if (calls_left_-- > 0) return false;
+    constexpr int64_t kSecond = 1'000'000, kStop = int64_t{1} << 62;
+    const Clock::time_point now = Clock::now();
+    const bool stops = stop_requested() || (deadline_ && now > *deadline_);
+    const int64_t passed = std::chrono::duration_cast<std::chrono::microseconds>(now - last_).count();
+    const int64_t slowest = comm_.host_max(stops ? kStop : passed / interval_);  // microseconds per piece
+    if (comm_.world() > 1) interval_ = std::clamp<int64_t>(kSecond / std::max<int64_t>(slowest, 1), 1, 4 * interval_);
+    calls_left_ = interval_ - 1;
+    last_ = now;
+    return slowest == kStop;
+}
 
 void Ranks::plan(const Options& o) {
     watchdog.stop();

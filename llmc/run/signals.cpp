@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 
 namespace llmc {
 namespace {
@@ -15,7 +16,11 @@ std::atomic<bool> stop{false};
 std::atomic<int> first_signal{0};
 std::atomic<int> interrupts{0};
 std::atomic<long> first_second{0};  // of the monotonic clock
-static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+std::atomic<const char*> waits_for{"this step"};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free &&
+              std::atomic<const char*>::is_always_lock_free);
+
+void say(const char* text) { [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text, std::strlen(text)); }
 
 void handle(int signal_number) {
     const int saved_errno = errno;
@@ -29,8 +34,9 @@ void handle(int signal_number) {
     first_signal.compare_exchange_strong(none, signal_number);
     stop = true;
     if (signal_number == SIGINT) {
-        const char text[] = "\nstopping after this step (Ctrl-C again stops at once)\n";
-        [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+        say("\nstopping after ");
+        say(waits_for);
+        say(" (Ctrl-C again stops at once)\n");
     }
     errno = saved_errno;
 }
@@ -49,6 +55,9 @@ void install_signal_handlers() {
     action.sa_handler = SIG_IGN;
     for (int signal_number : {SIGPIPE, SIGXFSZ}) sigaction(signal_number, &action, nullptr);
 }
+
+StopWaitsFor::StopWaitsFor(const char* work) : before_(waits_for.exchange(work)) {}
+StopWaitsFor::~StopWaitsFor() { waits_for = before_; }
 
 bool stop_requested() { return stop; }
 

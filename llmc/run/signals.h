@@ -11,6 +11,18 @@ namespace llmc {
 
 void install_signal_handlers();
 
+// Names what Ctrl-C waits for, for its answer on the terminal, as long as this object lives; otherwise "this step".
+class StopWaitsFor {
+public:
+    explicit StopWaitsFor(const char* work);
+    ~StopWaitsFor();
+    StopWaitsFor(const StopWaitsFor&) = delete;
+    StopWaitsFor& operator=(const StopWaitsFor&) = delete;
+
+private:
+    const char* const before_;
+};
+
 bool stop_requested();
 int stop_signal();               // the first signal that asked, 0: none
 const char* stop_signal_name();  // "SIGTERM"; "none"

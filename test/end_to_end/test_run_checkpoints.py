@@ -654,6 +654,23 @@ class Signals(Case):
         self.succeeds(run_.run(*flags, "--resume", "latest"))
         self.assertEqual(run_.records(), whole_run(*flags).records())
 
+    def test_a_long_sample_is_cut_short(self):
+        for flags, number in ((["--max-minutes", "0.05"], None), ([], signal.SIGTERM)):
+            run_ = Directory()
+            process = run_.start("--max-steps", "100000", "--sample-every", "2", "--sample-tokens", "3000000", *flags)
+            self.addCleanup(process.kill)
+            while number and not process.stdout.readline().startswith("step     2/"):
+                self.assertIsNone(process.poll())
+            if number:
+                process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, STOPPED, out + err)
+            self.assertRegex(out, r"note: the sample has \d+ of 3000000 tokens, because the run is stopping")
+            (sample,) = [record["sample"] for record in run_.records() if "sample" in record]
+            self.assertGreater(len(sample), 0)
+            if number:
+                self.assertEqual(list(run_.checkpoints), [2])
+
     def test_a_stop_keeps_what_was_due(self):
         """What follows a step is made up for by who goes on, so that no record is missing."""
         flags = ["--precision", "fp8", "--max-steps", "10", "--val-every", "1", "--fp8-log-every", "1"]

@@ -9,9 +9,12 @@ import struct
 import subprocess
 import unittest
 
-from trainer import ENVIRONMENT, PROGRAM, FinishedRun, corpus, new_path, run, tiny_flags, workspace
+from trainer import ENVIRONMENT, PROGRAM, ROOT, FinishedRun, corpus, new_path, run, tiny_flags, workspace
 
 FLAGS, DATA, CHECKPOINT = 2, 3, 4
+PYTHON = os.path.join(ROOT, ".venv", "bin", "python")
+HAS_TOKENIZERS = os.access(PYTHON, os.X_OK) and subprocess.run([PYTHON, "-c", "import numpy, tokenizers"], check=False,
+                                                               capture_output=True).returncode == 0
 PRECISIONS = ("fp32", "bf16", "fp8")
 
 
@@ -176,6 +179,32 @@ class WhileTraining(unittest.TestCase):
                                  "latest", "--max-steps", "4", "--sample-every", "4", "--sample-tokens", "10"))
         self.assertEqual(result.code, 0, result.err)
         self.assertNotIn("token ids", result.out)
+
+    @unittest.skipUnless(HAS_TOKENIZERS, "the Python package tokenizers is not in .venv")
+    def test_a_tokenizer_json_of_ones_own(self):
+        """Prompts are encoded, and text is decoded, as the tokenizers package does it."""
+        folder = new_path("own")
+        for command in (["train-tokenizer", "README.md", "--vocab", "400", "--out", folder + "/tok.json"],
+                        ["text", "README.md", "--val-fraction", "0", "--tokenizer", folder + "/tok.json", "--out", folder]):
+            subprocess.run([PYTHON, "-m", "data.prepare", *command], cwd=ROOT, check=True, capture_output=True)
+        trained = self.train(folder, "--max-steps", "10")
+        prompt, tokens = "train_gpt pretrains a  GPT", ["--tokens", "30", "--temperature", "0"]
+        text = run("sample", "--from", trained.directory, "--prompt", prompt, *tokens)
+        self.assertEqual(text.code, 0, text.err)
+        bare = new_path()
+        shutil.copytree(trained.directory, bare, ignore=shutil.ignore_patterns("tokenizer*", "run.json", "checkpoints"))
+
+        def their(expression, argument):
+            code = f"import json,sys,tokenizers; t = tokenizers.Tokenizer.from_file({folder + '/tok.json'!r}); " \
+                   f"print(json.dumps({expression}))"
+            return json.loads(subprocess.run([PYTHON, "-c", code, json.dumps(argument)], check=True, capture_output=True).stdout)
+
+        ids = " ".join(map(str, their("t.encode(json.loads(sys.argv[1])).ids", prompt)))
+        numbers = run("sample", "--from", bare, "--prompt", ids, *tokens)
+        self.assertEqual(numbers.code, 0, numbers.err)
+        made = list(map(int, numbers.out.removeprefix(ids).split()))
+        self.assertEqual(len(made), 30)
+        self.assertEqual(prompt + their("t.decode(json.loads(sys.argv[1]), skip_special_tokens=False)", made) + "\n", text.out)
 
     def test_another_tokenizer_is_refused(self):
         folder, path = self.shards(tokenizer_bin=table(BYTES, 256)), new_path() + ".bin"

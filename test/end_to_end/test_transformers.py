@@ -44,6 +44,13 @@ class Transformers(unittest.TestCase):
             logits = model(input_ids=inputs).logits.double()
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
 
+    def check_end_token(self, directory, model):
+        import transformers
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+        self.assertEqual((tokenizer.eos_token_id, tokenizer.bos_token_id), (256, 256))
+        self.assertEqual((model.config.eos_token_id, model.generation_config.eos_token_id), (256, 256))
+        self.assertEqual(tokenizer("dan koc").input_ids, list(b"dan koc"))
+
     def check(self, name, model):
         trained, back = new_path(), new_path()
         self.succeeded(*flags(model, "--out", trained, "--precision", "fp32"))
@@ -51,6 +58,7 @@ class Transformers(unittest.TestCase):
             exported = new_path()
             self.succeeded("export", "--from", trained, "--to", exported, "--dtype", dtype)
             theirs = self.their_model(exported)
+            self.check_end_token(exported, theirs)
             self.assertEqual(type(theirs).__name__, name)
             self.assertLess(abs(self.their_loss(theirs) - self.our_loss(exported)), SAME)
         theirs.save_pretrained(back)

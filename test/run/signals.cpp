@@ -8,6 +8,8 @@
 
 #include <string>
 
+#include "llmc/run/ranks.h"
+
 using namespace llmc;
 
 namespace {
@@ -47,6 +49,33 @@ TEST_CASE("signals: the first one asks for a stop") {
                   return stop_signal() == stopping[i] && stop_signal_name() == names[i] ? 0 : 3;
               }) == 0);
     }
+}
+
+TEST_CASE("signals: work is given up at its next piece, and Ctrl-C says which") {
+    const Comm comm = Comm::self();
+    clear_stop_request();
+    StopPoll poll(comm);
+    for (int piece = 0; piece < 20; piece++) CHECK(!poll());
+    request_stop();
+    CHECK(poll());
+    clear_stop_request();
+    StopPoll late(comm, StopPoll::Clock::now() - std::chrono::seconds(1));
+    CHECK(late());
+
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    CHECK(in_child([&] {
+              dup2(ends[1], STDERR_FILENO);
+              const StopWaitsFor validation("this batch of the validation");
+              { const StopWaitsFor inner("this token of the sample"); }
+              raise(SIGINT);
+              return 0;
+          }) == 0);
+    char text[200] = "";
+    REQUIRE(read(ends[0], text, sizeof text - 1) > 0);
+    CHECK(std::string(text) == "\nstopping after this batch of the validation (Ctrl-C again stops at once)\n");
+    close(ends[0]);
+    close(ends[1]);
 }
 
 TEST_CASE("signals: a second one ends the process, unless it may be the first again" * doctest::skip(kSignalsAreLate)) {
