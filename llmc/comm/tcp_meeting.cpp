@@ -112,7 +112,7 @@ private:
     void accept_guests() {
         while (true) {
             Guest guest;
-            guest.socket = listener_.accept();
+            guest.socket = listener_.accept(guest.address);
             if (!guest.socket.open()) {
                 // Out of descriptors, perhaps: without this pause the loop would keep a core busy.
                 if (errno != EAGAIN && errno != EWOULDBLOCK) usleep(10'000);
@@ -125,7 +125,6 @@ private:
             std::memcpy(guest.challenge.magic, kMagic, sizeof kMagic);
             random_bytes(sizeof guest.challenge.random).copy(guest.challenge.random, sizeof guest.challenge.random);
             guest.socket.send_without_waiting(&guest.challenge, sizeof guest.challenge);
-            guest.address = guest.socket.peer_address();
             guest.deadline = monotonic_seconds() + meeting_.hello_limit;
             guests_.push_back(std::move(guest));
         }
@@ -167,8 +166,7 @@ private:
         prove(expected, meeting_.secret, guest.challenge);
         if (!same_proof(hello, expected))
             return "its secret is not rank 0's: set LLMC_SECRET to the same text on all ranks (without it, the job id "
-                   "of "
-                   "Slurm, mpirun or torchrun is the secret), or MASTER_PORT is another run's";
+                   "of torchrun, mpirun or Slurm is the secret), or MASTER_PORT is another run's";
         if (hello.world != meeting_.world || hello.rank < 1 || hello.rank >= meeting_.world)
             return strprintf(
                 "it is rank %d of %d, but rank 0 expects %d ranks; RANK, WORLD_SIZE or MASTER_PORT is wrong",
@@ -178,8 +176,7 @@ private:
                              hello.rank);
         if (const TcpSocket& other = peers_[static_cast<size_t>(hello.rank)]; other.open())
             return strprintf(
-                "rank %d has already connected, from %s; two processes have RANK=%d, or MASTER_PORT is "
-                "another run's",
+                "rank %d has already connected, from %s; two processes have RANK=%d, or MASTER_PORT is another run's",
                 hello.rank, other.peer_address().c_str(), hello.rank);
         return {};
     }

@@ -224,9 +224,13 @@ int TcpSocket::port() const {
                                                : reinterpret_cast<sockaddr_in&>(address).sin_port);
 }
 
-TcpSocket TcpSocket::accept() {
-    TcpSocket socket(accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC));
-    if (socket.open()) socket.set_options();
+TcpSocket TcpSocket::accept(std::string& address) {
+    sockaddr_storage peer = {};
+    socklen_t size = sizeof peer;
+    TcpSocket socket(accept4(descriptor_, reinterpret_cast<sockaddr*>(&peer), &size, SOCK_CLOEXEC));
+    if (!socket.open()) return socket;
+    socket.set_options();
+    address = numeric(peer, size);
     return socket;
 }
 

@@ -39,8 +39,8 @@ public:
     // Port 0 takes any free port. Throws Error(communication).
     static TcpSocket listen(const std::string& host, int port);
     int port() const;
-    // The next connection, or a closed socket if none is waiting.
-    TcpSocket accept();
+    // The next connection and the numeric address it comes from, or a closed socket if none is waiting.
+    TcpSocket accept(std::string& address);
     // Retries until the deadline. If that passes, the socket is closed and `error` says what failed last.
     static TcpSocket connect(const std::string& host, int port, double deadline, std::string& error);
 

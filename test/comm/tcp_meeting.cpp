@@ -113,7 +113,7 @@ TEST_CASE("meeting: a connection that talks slowly is dropped when its time is o
 }
 
 TEST_CASE("meeting: strangers that say something else, and leave at once") {
-    HubThread hub(2);
+    HubThread hub(3, 2);  // rank 2 never comes, so that rank 0 lists the strangers
     for (const std::string& text : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100'000, '\xff'),
                                     std::string("LLMCrk02") + std::string(56, '\1'), std::string("LLMCrk02"),
                                     std::string("LLMCrk01\1\0\0\0\3\0\0\0", 16), std::string()}) {
@@ -121,7 +121,10 @@ TEST_CASE("meeting: strangers that say something else, and leave at once") {
         socket.send_without_waiting(text.data(), text.size());
     }
     const TcpSocket rank_1 = meet_as_spoke(1, hub.meeting());
-    CHECK(hub.error() == "");
+    CHECK(says(hub.error(), "7 rank 2 did not connect"));
+    CHECK(says(hub.error(), "; dropped 127.0.0.1: it is not a rank of this program"));
+    CHECK(says(hub.error(), "; dropped 127.0.0.1: it left without saying which rank it is"));
+    CHECK_FALSE(says(hub.error(), "dropped :"));
 }
 
 TEST_CASE("meeting: a process that is not a missing rank of this run is told why, and the run waits on") {
