@@ -41,10 +41,10 @@ Product product_from_json(const Json& j) {
 // f(name, field) for every field of a KernelUse, or of a const one: one more does not compile before it is named here.
 template <class Use, class F>
 void each_field(Use& use, F&& f) {
-    auto& [bf16, fp8, scaling, e4m3_gradients, current_scaling, loops, smooth, probe, several_ranks, fp8_wire, optimizer,
-           adam_moments, clip_kind, documents, document_positions, loss, channels, heads, kv_heads, head_dim, window,
-           hidden, vocab, padded_vocab, layer_norm, rms_norm, rms_norm_without_gains, biases, position_embedding,
-           qk_norm, qk_gains, activation, logit_cap] = use;
+    auto& [bf16, fp8, scaling, e4m3_gradients, current_scaling, loops, smooth, probe, several_ranks, fp8_wire,
+           optimizer, adam_moments, clip_kind, documents, document_positions, loss, channels, heads, kv_heads, head_dim,
+           window, hidden, vocab, padded_vocab, layer_norm, rms_norm, rms_norm_without_gains, biases,
+           position_embedding, qk_norm, qk_gains, activation, logit_cap] = use;
     f("bf16", bf16);
     f("fp8", fp8);
     f("scaling", scaling);

@@ -76,9 +76,10 @@ std::vector<Choices> read_choices(const std::string& path) {
     int32_t head[4] = {};
     std::memcpy(head, bytes.data(), std::min(bytes.size(), sizeof head));
     if (bytes.size() < kHeaderBytes || head[0] != kMagic)
-        throw Error(ExitCode::bad_data, strprintf("%s is not a file of multiple-choice examples: it begins with %d%s, not "
-                                                  "with %d",
-                                                  path.c_str(), head[0], name_of_magic(head[0]), kMagic));
+        throw Error(ExitCode::bad_data,
+                    strprintf("%s is not a file of multiple-choice examples: it begins with %d%s, not "
+                              "with %d",
+                              path.c_str(), head[0], name_of_magic(head[0]), kMagic));
     if (head[1] != kVersion)
         throw Error(ExitCode::bad_data,
                     strprintf("%s has version %d; version %d can be read", path.c_str(), head[1], kVersion));

@@ -228,7 +228,8 @@ void RunDirectory::begin(bool overwrite, bool restart) {
     std::string sign = earlier.why_not_restart();
     if (!restart && sign.empty()) sign = earlier.steps;
     if (!sign.empty())
-        throw Error(ExitCode::bad_flags, strprintf("the run directory %s already holds a run (%s); choose another with --out, continue that run with --resume latest, or replace it "
+        throw Error(ExitCode::bad_flags, strprintf("the run directory %s already holds a run (%s); choose another with "
+                                                   "--out, continue that run with --resume latest, or replace it "
                                                    "with --overwrite",
                                                    path_.c_str(), sign.c_str()));
     if (const std::string aside = move_records_aside(path_); !aside.empty())

@@ -135,11 +135,10 @@ std::string describe_sharding(const ModelConfig& model, const PlanInputs& in, co
     text += why.empty() ? strprintf(" %11s %11s\n", "waits", "step") : "\n";
     for (const StagePlan& plan : stages) text += stage_row(model, in, plan, plan.stage == advised);
     if (!advised) text += "  no stage fits: use a smaller -b, more recomputation (-r block) or more ranks\n";
-    const std::string notes =
-        why.empty()
-            ? "sent: to other ranks per step. waits: predicted, not hidden behind the blocks' compute. step: the predicted step time and waits. " +
-                  describe_links(in.gpu, in.measured)
-            : "sent: to other ranks per step. No times: " + why;
+    const std::string notes = why.empty() ? "sent: to other ranks per step. waits: predicted, not hidden behind the "
+                                            "blocks' compute. step: the predicted step time and waits. " +
+                                                describe_links(in.gpu, in.measured)
+                                          : "sent: to other ranks per step. No times: " + why;
     return text + "  " + wrap(notes, 2, 110) + "\n";
 }
 

@@ -200,9 +200,8 @@ TEST_CASE("gpt2 fp8 blocks: shapes without whole blocks are refused, with the la
     CHECK(message(Fp8Recipe::block, 1600, 128) ==
           "--fp8-recipe block: 1600 channels are not a multiple of 128, the length of a block, which qkv, attn_proj, "
           "fc and fc_proj need; use --fp8-recipe mxfp8, current or delayed");
-    CHECK(
-        message(Fp8Recipe::block, 256, 192).find("192 tokens per micro-batch (batch * seq) are not a multiple of 128") !=
-        std::string::npos);
+    CHECK(message(Fp8Recipe::block, 256, 192)
+              .find("192 tokens per micro-batch (batch * seq) are not a multiple of 128") != std::string::npos);
     CHECK(message(Fp8Recipe::mxfp8, 1600, 96) == "");
     CHECK(message(Fp8Recipe::mxfp8, 48, 96).find("48 channels are not a multiple of 32") != std::string::npos);
     CHECK(message(Fp8Recipe::mxfp8, 64, 80).find("change --batch or --seq") != std::string::npos);
