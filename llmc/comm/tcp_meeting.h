@@ -10,8 +10,9 @@
 
 namespace llmc {
 
-// Waits until all other ranks have connected and puts each one's socket at its place in `peers`. Whoever else connects
-// is turned away with a warning. Throws Error(communication) when the time is over; `peers` then has those who came.
+// Waits until all other ranks have connected and puts each one's socket at its place in `peers`. Any other
+// connection is closed with a warning. Throws Error(communication) when the time is over; `peers` then has those who
+// came.
 void meet_as_hub(TcpSocket listener, const TcpMeeting& meeting, std::vector<TcpSocket>& peers);
 
 // Connects to rank 0, retrying until the time is over. Throws Error(communication) if rank 0 cannot be reached and

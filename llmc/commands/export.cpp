@@ -10,6 +10,7 @@
 #include "llmc/commands/loaded_model.h"
 #include "llmc/commands/parse.h"
 #include "llmc/data/hf_tokenizer.h"
+#include "llmc/run/text.h"
 
 namespace llmc {
 namespace {
@@ -135,7 +136,7 @@ ExitCode export_weights(const std::vector<std::string>& arguments) {
         const int end_token = write_tokenizer(request, *source);
         export_hf_directory(request.to, source->model(), {type, end_token}, fetch);
     }
-    std::printf("%lld parameters in %s written to %s\n", static_cast<long long>(source->model().parameters()),
+    std::printf("%s in %s written to %s\n", counted(source->model().parameters(), "parameter").c_str(),
                 request.dtype.c_str(), written.c_str());
     return ExitCode::ok;
 }

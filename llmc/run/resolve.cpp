@@ -260,7 +260,8 @@ void resolve_zero(Options& o, int ranks) {
 
 // An FP8 run on BF16 units would be a slower BF16 run under a wrong name. A CPU has no faster units to promise.
 void resolve_emulation(Options& o, const ResolveInputs& inputs) {
-    if (inputs.host_device) add_note(o, "FP8 is emulated on the CPU: matmuls of FP8 values run in FP32");
+    if (inputs.host_device)
+        add_note(o, "FP8 is emulated on the CPU: matmuls read FP8 values and compute in BF16 or FP32");
     const std::string because = inputs.fp8_emulated_because ? inputs.fp8_emulated_because(o.fp8_recipe) : "";
     if (because.empty()) return;
     if (!o.fp8_emulation)

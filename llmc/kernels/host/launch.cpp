@@ -40,7 +40,8 @@ std::vector<Bytes> copies_of(const std::vector<Access>& accesses) {
 // BF16.
 bool same_number(const char* a, const char* b) {
     uint32_t x, y;
-    std::memcpy(&x, a, 4), std::memcpy(&y, b, 4);
+    std::memcpy(&x, a, 4);
+    std::memcpy(&y, b, 4);
     const auto nan = [](uint32_t bits) { return (bits & kFloatMagnitudeMask) > kFloatInfinityBits; };
     const auto same_half = [&](uint32_t p, uint32_t q) { return p == q || (nan(p << 16) && nan(q << 16)); };
     return x == y || (nan(x) && nan(y)) || (same_half(x & 0xffffu, y & 0xffffu) && same_half(x >> 16, y >> 16));
@@ -51,10 +52,15 @@ struct Difference {
     size_t first = 0, words = 0;
     Difference(const Bytes& actual, const Bytes& expected) {
         const size_t whole = actual.size() / 4 * 4;
-        if (std::memcmp(actual.data() + whole, expected.data() + whole, actual.size() - whole) != 0)
-            first = whole, words = 1;
+        if (std::memcmp(actual.data() + whole, expected.data() + whole, actual.size() - whole) != 0) {
+            first = whole;
+            words = 1;
+        }
         for (size_t at = whole; at > 0; at -= 4)
-            if (!same_number(&actual[at - 4], &expected[at - 4])) first = at - 4, words++;
+            if (!same_number(&actual[at - 4], &expected[at - 4])) {
+                first = at - 4;
+                words++;
+            }
     }
 };
 
