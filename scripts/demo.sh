@@ -6,7 +6,7 @@
 # With --modern it compares older and newer recipes instead: GPT-2 with AdamW and a nanochat-like model with Muon, both in
 # FP8, with about as many parameters and on the same batches, in out/demo/modern/.
 #
-#   ./scripts/demo.sh                    under four minutes on two CPU cores
+#   ./scripts/demo.sh                    a few minutes on two CPU cores, mostly to build
 #   ./scripts/demo.sh --modern           less
 #   ./scripts/demo.sh --max-steps 50     flags of train_gpt are passed on and override the demo's
 #   ./scripts/demo.sh --precision bf16   one run alone

@@ -223,6 +223,12 @@ const int table[] = {1, 2};
                 is_script = path.startswith((".ci/", "scripts/", "dev/")) and file.read(2) == b"#!"
             self.assertTrue(not is_script or os.access(os.path.join(ROOT, path), os.X_OK), path)
 
+    def test_no_script_ends_because_head_closes_a_pipe(self):
+        """With pipefail and set -e, `sort | head` ends a script once sort writes more than head reads."""
+        for path in self.files:
+            if path.endswith(".sh") and "pipefail" in read(path):
+                self.assertNotRegex(read(path), r"\| *(head|grep -\w*q)\b", path)
+
 
 def rows_of_flags(text):
     """(long name, field of Options) of each row of the table in llmc/run/flags.cpp."""
