@@ -33,9 +33,9 @@ static __global__ void __launch_bounds__(2 * kSpikeWindow)
     LLMC_SHARED(double, scratch, [2][kSpikeWindow]);
     const int half = static_cast<int>(threadIdx.x) / kSpikeWindow;
     const int place = static_cast<int>(threadIdx.x) % kSpikeWindow;
-    const int64_t accepted = spikes->accepted;
     if (step->spike && threadIdx.x == 0 && ++spikes->in_a_row == kSpikesOfNewLevel) start_windows(spikes);
     if (step->skip || step->spike) return;  // all threads alike; the limits stay
+    const int64_t accepted = spikes->accepted;
 
     double* window = half == 0 ? spikes->loss : spikes->norm;
     const int newest = static_cast<int>(accepted % kSpikeWindow);

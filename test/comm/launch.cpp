@@ -161,7 +161,7 @@ TEST_CASE("launch: which back-end") {
 TEST_CASE("launch: what a build or a launch cannot do is refused with advice") {
     CHECK(says(refusal_of("gloo", {}, kCpu), "--comm gloo: expected auto, self, mpi, tcp or nccl"));
     CHECK(says(refusal_of("mpi", {}, kCpuAlone), "USE_MPI=1"));
-    CHECK(says(refusal_of("nccl", {}, kCpu), "host device"));
+    CHECK(says(refusal_of("nccl", {}, kCpu), "this build runs on the CPU"));
     CHECK(says(refusal_of("nccl", {}, kGpuWithoutNccl), "USE_NCCL=1"));
     CHECK(says(refusal_of("self", launched(kMpirun), kCpu), "each would train alone"));
     CHECK(says(refusal_of("auto", launched(kMpirun), kCpuAlone), "this build has no MPI"));

@@ -54,7 +54,7 @@ TEST_CASE("choices: what is no such file, or does not fit") {
     check({"example 0", "without tokens"}, 2, one_wrong(5, 0));
     check({"example 1", "ends inside"}, 2, one_wrong(22, 9));
     write_file(path, "short");
-    check_error(ExitCode::bad_data, {"a.bin", "no file of multiple-choice examples"}, [&] { read_choices(path); });
+    check_error(ExitCode::bad_data, {"a.bin", "not a file of multiple-choice examples"}, [&] { read_choices(path); });
     write_words(path, 2, kWords, 20240520);
     check_error(ExitCode::bad_data, {"20240520 (a token shard"}, [&] { read_choices(path); });
     write_words(path, 2, kWords, 20240522, 2);
