@@ -5,6 +5,7 @@
 #if !LLMC_CUDA
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "llmc/device/error.h"
@@ -146,7 +147,10 @@ std::string Bf16Products::version() {
 
 size_t Bf16Products::workspace_bytes(const Bf16Product& product) {
     size_t bytes = 0;
+    std::optional<Piece> last;
     for_each_piece(product, [&](const Piece& piece, int) {
+        if (piece == last) return;  // a long sum has many pieces of the same kind
+        last = piece;
         bytes = std::max(bytes, (describe(piece).scratchpad_desc().get_size() + 63) / 64 * 64);
     });
     return bytes;

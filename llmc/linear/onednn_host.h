@@ -26,8 +26,8 @@ class Bf16Products {
 public:
     Bf16Products();
     ~Bf16Products();
-    static bool
-    available();  // the build has oneDNN, and this CPU has BF16 instructions (ONEDNN_MAX_CPU_ISA may hide them)
+    // True if the build has oneDNN and this CPU has BF16 instructions, which ONEDNN_MAX_CPU_ISA may hide.
+    static bool available();
     static std::string version();  // of the library, and the instructions that it uses; "" if it is not available
     static size_t workspace_bytes(const Bf16Product& product);  // that it needs while it runs
     void reserve(const Bf16Product& product);                   // its workspace
