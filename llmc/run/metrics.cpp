@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "llmc/comm/agreement.h"
 #include "llmc/device/error.h"
 #include "llmc/device/input_file.h"
 #include "llmc/device/json.h"
@@ -331,7 +332,11 @@ void RunDirectory::append(const ordered_json& r) {
         line["elapsed"] = std::round(1e3 * seconds_since_start()) / 1e3;
         metrics_.append(json_text(line));
     }
-    for (const Watcher& watcher : watchers_) watcher(r);
+    std::erase_if(watchers_, [&](const Watcher& watcher) {
+        const Failure failure = failure_of([&] { watcher(r); });
+        if (failure) std::fprintf(stderr, "train_gpt: %s; the run goes on without it\n", failure.text.c_str());
+        return static_cast<bool>(failure);
+    });
 }
 
 void RunDirectory::record_end(int64_t step, const std::string& why) {

@@ -147,7 +147,8 @@ public:
     // Why the run ends in this step, for main.log: in its form, "s:19 end:1" and the text.
     void record_end(int64_t step, const std::string& why);
 
-    // `watcher` is called with every record from now on, without a directory too.
+    // `watcher` is called with every record from now on, without a directory too. One that throws is reported, and not
+    // called any more.
     using Watcher = std::function<void(const nlohmann::ordered_json& record)>;
     void watch(Watcher watcher) { watchers_.push_back(std::move(watcher)); }
 

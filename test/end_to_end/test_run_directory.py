@@ -4,6 +4,8 @@ import errno
 import os
 import shutil
 import signal
+import subprocess
+import threading
 import time
 import unittest
 
@@ -222,6 +224,41 @@ class Logs(RunDirectory):
         result = self.succeeds(self.run_.run("--max-steps", "100000", "--resume", "latest", "--stop-after", str(last + 2)))
         self.assertIn("metrics.jsonl has 0 B, where the checkpoint's run had written", result.err)
         self.assertEqual([r["step"] for r in self.run_.records() if "loss" in r], [last + 1, last + 2])
+
+    def test_a_disk_that_is_full_for_a_while(self):
+        """The run goes on, saves when there is room again, and lacks no record."""
+        mount = new_path("tmpfs")
+        os.mkdir(mount)
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", mount], capture_output=True).returncode:
+            self.skipTest("tmpfs cannot be mounted")
+        self.addCleanup(subprocess.run, ["umount", mount])
+        run_, filler = Directory(os.path.join(mount, "run")), os.path.join(mount, "filler")
+        process = run_.start("--max-steps", "100000", "-n", "50", "--keep", "1", "--tensorboard")
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.kill)
+        threading.Thread(target=process.stdout.read, daemon=True).start()  # which must not fill its pipe
+        lines = []
+
+        def wait_for(text):
+            while not lines or text not in lines[-1]:
+                lines.append(process.stderr.readline())
+                self.assertTrue(lines[-1], lines)
+        while not os.path.exists(run_.file("checkpoints", "step_00000050")):
+            self.assertIsNone(process.poll())
+            time.sleep(0.01)
+        with self.assertRaises(OSError), open(filler, "wb", buffering=0) as file:
+            while file.write(b"x" * 512):
+                pass
+        wait_for("the run goes on, and writes the records later")
+        time.sleep(0.5)
+        os.remove(filler)
+        wait_for("can be written again")
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(timeout=60), STOPPED, lines)
+        steps = [r["step"] for r in run_.records() if "loss" in r]
+        self.assertEqual(steps, list(range(1, steps[-1] + 1)))
+        self.assertEqual(max(run_.checkpoints), steps[-1])
 
 
 if __name__ == "__main__":

@@ -159,6 +159,19 @@ TEST_CASE("run directory: watchers see every record, without a directory too") {
     }
 }
 
+TEST_CASE("run directory: a watcher that fails is left out, and the others go on") {
+    RunDirectory run;
+    int failures = 0, seen = 0;
+    run.watch([&](const nlohmann::ordered_json&) {
+        failures++;
+        throw Error(ExitCode::no_resources, "no room");
+    });
+    run.watch([&](const nlohmann::ordered_json&) { seen++; });
+    for (int i = 0; i < 3; i++) run.append({{"step", i}});
+    CHECK(failures == 1);
+    CHECK(seen == 3);
+}
+
 TEST_CASE("metrics: validation records and llm.c's log lines") {
     const ValRecord val = {20, {{"", 3.25f}, {"code", 2.5f, 1.75}}};
     CHECK(parse_json<json>(metrics_line(val)) == json{{"step", 20},
