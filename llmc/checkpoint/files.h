@@ -58,8 +58,8 @@ private:
 
 void sync_directory(FileCalls& calls, const std::string& path);
 
-// A file that appears whole or not at all: written beside its place as PATH.tmp, then renamed. Unfinished, it removes
-// that, and what was at PATH before is still there.
+// A file that appears whole or not at all: it is written as PATH.tmp and then renamed. If it is not finished, PATH.tmp
+// is deleted and an older file at PATH stays.
 class AtomicFile {
 public:
     AtomicFile(FileCalls& calls, const std::string& path);

@@ -1,13 +1,13 @@
-// Saving a checkpoint beside training. Every rank writes its own file in a thread of its own; what the ranks have to
-// agree on they do in the main thread, between two steps, so that no thread but that one ever talks to another rank.
+// Saves a checkpoint while training goes on. Every rank writes its own file in a thread. The ranks agree in their main
+// threads, between two steps, so that no other thread ever communicates.
 //
-//   saver.begin(job);                                 // a collective; returns when the threads run
+//   saver.begin(job);  // a collective; returns when the threads run
 //   ... a step ...
 //   if (saver.is_active() && !any_rank(saver.is_working()))
-//       outcome = saver.advance();                    // a collective: all files are written, then the manifest is
+//       outcome = saver.advance();  // a collective: all files are written, then the manifest is
 //
-// Either all ranks' files are on the disk and the manifest names them, or the save has failed on every rank, what it
-// has written is removed, and earlier checkpoints are as they were.
+// Either all ranks' files are on the disk and the manifest names them, or the save has failed on every rank. Then its
+// files are removed, and earlier checkpoints are as they were.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -26,14 +26,13 @@
 namespace llmc {
 
 struct SaveJob {
-    Manifest manifest;               // but for its files
-    std::vector<StateSlice> slices;  // of this rank
-    SliceBytes values;               // read by the thread until is_working() is false
-    bool in_background = true;       // else begin() writes this rank's file itself
-    std::function<void()>
-        before_manifest;              // called on rank 0, in the thread, before the manifest is written; may be empty
-    std::vector<uint64_t> checksums;  // that the file has to have; empty: not known
-    Failure failure;                  // of this rank, before begin()
+    Manifest manifest;                      // without its files
+    std::vector<StateSlice> slices;         // of this rank
+    SliceBytes values;                      // read by the thread until is_working() is false
+    bool in_background = true;              // false: begin() writes this rank's file itself
+    std::function<void()> before_manifest;  // rank 0 calls it in the thread; may be empty
+    std::vector<uint64_t> checksums;        // expected of the file; empty: not known
+    Failure failure;                        // of this rank before begin(); fails the save
 };
 
 struct SaveOutcome {
@@ -41,8 +40,8 @@ struct SaveOutcome {
     std::string path;
     std::string problem;  // "": saved
     ExitCode code = ExitCode::ok;
-    std::vector<std::string> removed;  // checkpoints that need not be kept any more; rank 0
-    std::string prune_problem;         // why one of those is still there
+    std::vector<std::string> removed;  // older checkpoints that were removed; rank 0
+    std::string prune_problem;         // why one that should have been removed is still there
     uint64_t bytes = 0;
     double seconds = 0;
 };
@@ -56,10 +55,10 @@ public:
     CheckpointSaver(const CheckpointSaver&) = delete;
     CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-    // Collectives. One save at a time. An outcome of begin() is a failure.
+    // Collectives. Only one save may be active. begin() returns an outcome only if it failed.
     std::optional<SaveOutcome> begin(SaveJob job);
     std::optional<SaveOutcome> advance();
-    std::optional<SaveOutcome> wait();  // until there is an outcome; nothing if no save is active
+    std::optional<SaveOutcome> wait();  // waits for the outcome; returns nothing if no save is active
 
     bool is_active() const { return phase_ != Phase::idle; }
     bool is_working() const { return working_; }  // this rank's thread

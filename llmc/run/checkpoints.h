@@ -1,4 +1,4 @@
-// When a run saves checkpoints, and what it says about them. The work is done by CheckpointSaver, beside training.
+// Decides when a run saves checkpoints, and reports the results. CheckpointSaver does the work, next to training.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -20,23 +20,23 @@ namespace llmc {
 template <class Real>
 class Checkpoints {
 public:
-    // `position`: where the run is; kept up to date by whoever steps. Throws Error(no_resources) where there is no room
-    // for one checkpoint.
+    // `position` is where the run is; the training loop updates it. Throws Error(no_resources) if there is no room for
+    // one checkpoint.
     Checkpoints(const Options& options, const ShardSet& train, Trainer<Real>& trainer, RunDirectory& directory,
                 const RunPosition& position);
 
     bool enabled() const { return saver_.has_value(); }
-    // What this rank has to say at the end of a step.
+    // This rank's part of the StepAgreement at the end of a step.
     bool is_writing() const { return saver_ && saver_->is_working(); }
-    bool is_time() const;  // by the clock, of which rank 0's counts
+    bool is_time() const;  // --checkpoint-minutes have passed; false on other ranks than 0
 
-    // Collectives, with what all ranks said. advance(): after every step. is_due(): whether save() should be called,
-    // with everything reported that the step has to report.
+    // Collectives. advance() must be called after every step. is_due() says if save() should be called; everything that
+    // the step has to report must be reported by then.
     void advance(const StepAgreement& agreed);
     bool is_due(const StepAgreement& agreed) const;
     void save();
-    // The last one of the run, unless there is one of this step; waits for it. Returns why it could not be written, the
-    // same on every rank.
+    // Saves the last checkpoint of the run, unless this step has one, and waits for it. Returns why it could not be
+    // written, the same on every rank.
     Failure finish();
 
 private:

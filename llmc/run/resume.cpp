@@ -43,12 +43,12 @@ std::vector<std::string> unpacked(const std::string& text) {
     return paths;
 }
 
-// ---- which one -----------------------------------------------------------------------------------------------------
+// ---- choosing a checkpoint ------------------------------------------------------------------------------------------
 
 struct Candidates {
-    std::string directory;           // that they are in; "": one was named
-    std::vector<std::string> paths;  // newest first
-    size_t all = 0;                  // directories with such a name
+    std::string directory;           // where they are; "" if --resume names one checkpoint
+    std::vector<std::string> paths;  // of complete ones, newest first
+    size_t all = 0;                  // complete or not
 };
 
 Candidates candidates_for(const Options& o, const std::string& out) {
@@ -106,7 +106,7 @@ std::unique_ptr<CheckpointReader> open_candidate(const std::string& path, const 
     return reader;
 }
 
-// The newest that is whole, after as many as --rewind says; nullptr where none is.
+// The newest undamaged checkpoint, after skipping --rewind of them; nullptr if there is none.
 std::unique_ptr<CheckpointReader> newest(const std::vector<std::string>& paths, const Options& o, Ranks& ranks,
                                          std::string& problems) {
     const Comm& comm = ranks.comm;
@@ -124,12 +124,12 @@ std::unique_ptr<CheckpointReader> newest(const std::vector<std::string>& paths, 
         }
     }
     if (left_out > 0)
-        fail(strprintf("--rewind %lld: there are %lld whole checkpoints, so %lld at most", llong{o.rewind},
-                       llong{left_out}, llong{left_out} - 1));
+        fail(strprintf("--rewind %lld: there are %lld undamaged checkpoints, so --rewind can be at most %lld",
+                       llong{o.rewind}, llong{left_out}, llong{left_out} - 1));
     return nullptr;
 }
 
-// ---- whether it fits -----------------------------------------------------------------------------------------------
+// ---- comparing it with the flags ------------------------------------------------------------------------------------
 
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : json_text(value); }
 
@@ -293,7 +293,7 @@ std::optional<Resumed> find_checkpoint(const Options& o, const ShardSet& train, 
     Resumed resumed;
     resumed.checkpoint = newest(paths, o, ranks, problems);
     if (!resumed.checkpoint)
-        fail("no checkpoint is whole, so nothing is resumed, and nothing is overwritten:" +
+        fail("every checkpoint is damaged or incomplete, so nothing is resumed and nothing is overwritten:" +
              (problems.empty() ? " none has a manifest" : problems));
     read_position(o, train, resumed);
     compare_configurations(o, resumed);

@@ -1,4 +1,4 @@
-// Going on from a checkpoint: which one, whether it fits what was asked for, and where the run was.
+// Resuming from a checkpoint: chooses one, compares it with the flags, and reads where the run was.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -17,14 +17,15 @@
 
 namespace llmc {
 
-// Where a run is, beside the state of its Trainer.
+// How far a run has come. The Trainer has the rest of its state.
 struct RunPosition {
     std::string run_id;
-    int64_t step = 0;       // finished
-    int64_t data_step = 0;  // whose data comes next, counted from 0: `step`, and what --skip-data has left out
+    int64_t step = 0;  // finished
+    int64_t data_step =
+        0;  // the step of the sample order that comes next, from 0; `step` plus what --skip-data skipped
     ValidationWatch watch;
-    bool reports_due = false;  // what follows a step (validation, samples, records) was put off by a stop
-    int64_t saved = -1;        // step of the checkpoint in --out that it was resumed from; -1: none
+    bool reports_due = false;  // a stop came before the validation, samples and records that follow the step
+    int64_t saved = -1;        // step of the checkpoint in --out that the run was resumed from; -1: none
     RunFileSizes files;
 };
 nlohmann::ordered_json position_json(const RunPosition& position, const Options& options, const ShardSet& train);
@@ -32,9 +33,9 @@ nlohmann::ordered_json position_json(const RunPosition& position, const Options&
 struct Resumed {
     std::unique_ptr<CheckpointReader> checkpoint;
     RunPosition position;
-    bool in_place = false;           // it is in --out, whose files go on
-    std::vector<std::string> notes;  // what is different now
-    double seconds = 0;              // that finding and checking it took
+    bool in_place = false;           // the checkpoint is in --out, so the logs there are continued
+    std::vector<std::string> notes;  // flags that differ from those of the checkpoint, for the user
+    double seconds = 0;              // time to find and check it
 };
 
 // A collective. The first rank looks, and all check the files together. Nothing: a new run is to begin. What cannot be

@@ -10,17 +10,17 @@
 
 namespace llmc {
 
-// Rank 0's directory, for a new run; for one that goes on in it, nothing yet.
+// Prepares rank 0's directory for a new run. A run that is resumed in it changes nothing yet.
 void open_directory(RunDirectory& directory, const Options& options, const std::optional<Resumed>& resumed);
 
-// Weights and state: from the checkpoint, which is closed then, from --init-from, or those of step 0. Returns where the
-// run is. A collective.
+// Loads weights and state from the checkpoint, which it closes, or weights from --init-from, or initialises them.
+// Returns where the run is. A collective.
 template <class Real>
 RunPosition start(Trainer<Real>& trainer, const Options& options, Ranks& ranks, std::optional<Resumed>& resumed);
 
-// The run can begin, or go on: now its directory is changed. What is newer than the checkpoint is set aside,
-// metrics.jsonl and main.log are cut to where they were, and run.json is written, with what the card check has to say.
-// A collective.
+// Changes the directory, now that nothing can prevent the run any more. Newer checkpoints than the resumed one are set
+// aside, metrics.jsonl and main.log are cut to their lengths at that time, and run.json is written, with the results of
+// the card check. A collective.
 template <class Real>
 void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, const Options& options,
                      const nlohmann::ordered_json& card_check, const Ranks& ranks, const RunPosition& position);

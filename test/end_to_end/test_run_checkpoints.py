@@ -540,7 +540,7 @@ class Refused(Case):
         for path in self.run_.checkpoints.values():
             damage(os.path.join(path, "rank_00000.safetensors"))
         for how in ("latest", "auto"):
-            self.refused(self.run_.run("--resume", how), CHECKPOINT, "no checkpoint is whole", "nothing is overwritten")
+            self.refused(self.run_.run("--resume", how), CHECKPOINT, "every checkpoint is damaged", "nothing is overwritten")
         self.assertEqual(self.run_.records(), before)
         self.succeeds(self.run_.run("--resume", "latest", "--verify", "size"))
 
