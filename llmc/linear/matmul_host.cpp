@@ -92,23 +92,13 @@ void widen_to_bf16(bf16* to, const F8* from, size_t n) {
     for (size_t i = vectors * 32; i < n; i++) to[i].bits = static_cast<uint16_t>(float_bits(to_float(from[i])) >> 16);
 }
 
-// The same with block scales, which are powers of two, so that results are BF16 numbers too (unless they are below
-// 2^-126 and lose bits).
-void widen_to_bf16(bf16* to, const e4m3* from, const void* scales, ScaleLayout layout, int rows, int K) {
-    const float* values = code_values<e4m3>().data();
-    constexpr int kStep = kMxVector;  // elements that share a scale in every layout
-#pragma omp parallel for schedule(static) if (static_cast <size_t>(rows) * K >= kParallelElements)
-    for (int r = 0; r < rows; r++)
-        for (int first = 0; first < K; first += kStep) {
-            const float scale_inv = block_scale_inv(scales, layout, rows, K, r, first);
-            const size_t start = static_cast<size_t>(r) * K + first;
-            for (int i = 0; i < kStep; i++)
-                to[start + i].bits = static_cast<uint16_t>(float_bits(values[from[start + i].bits] * scale_inv) >> 16);
-        }
-}
+void widen(float& to, float value) { to = value; }
+void widen(bf16& to, float value) { to.bits = static_cast<uint16_t>(float_bits(value) >> 16); }
 
-// The values of an FP8 matrix (rows, K) with block scales.
-void widen_blocks(float* to, const e4m3* from, const void* scales, ScaleLayout layout, int rows, int K) {
+// The values of an FP8 matrix (rows, K) with block scales. BF16 keeps them exactly where the scales are powers of two,
+// except for values below 2^-126, which lose bits.
+template <class To>
+void widen_blocks(To* to, const e4m3* from, const void* scales, ScaleLayout layout, int rows, int K) {
     const float* values = code_values<e4m3>().data();
     constexpr int kStep = kMxVector;  // elements that share a scale in every layout
 #pragma omp parallel for schedule(static) if (static_cast <size_t>(rows) * K >= kParallelElements)
@@ -116,7 +106,7 @@ void widen_blocks(float* to, const e4m3* from, const void* scales, ScaleLayout l
         for (int first = 0; first < K; first += kStep) {
             const float scale_inv = block_scale_inv(scales, layout, rows, K, r, first);
             const size_t start = static_cast<size_t>(r) * K + first;
-            for (int i = 0; i < kStep; i++) to[start + i] = values[from[start + i].bits] * scale_inv;
+            for (int i = 0; i < kStep; i++) widen(to[start + i], values[from[start + i].bits] * scale_inv);
         }
 }
 
@@ -165,7 +155,7 @@ void multiply_fp32(const Product& product, const ProductTensors& t) {
 // their sizes do not.
 struct ProductSizes {
     size_t first = 0, second = 0, result = 0;
-    size_t fp8_first = 0, fp8_second = 0;  // of products that may be FP8
+    size_t fp8_first = 0, fp8_second = 0;  // the same for products that may be FP8
 
     void cover(const Product& product) {
         const Gemm g(product);
@@ -250,10 +240,10 @@ struct Matmul::Backend {
         const bf16 *a = narrow_first.data(), *b = narrow_second.data();
         float scale = t.factor;
         if (product.has_block_scales()) {
-            widen_to_bf16(narrow_first.data(), static_cast<const e4m3*>(t.first), t.first_scale_inv,
-                          product.first_scales(), g.rows, g.inner);
-            widen_to_bf16(narrow_second.data(), static_cast<const e4m3*>(t.second), t.second_scale_inv,
-                          product.second_scales(), g.columns, g.inner);
+            widen_blocks(narrow_first.data(), static_cast<const e4m3*>(t.first), t.first_scale_inv,
+                         product.first_scales(), g.rows, g.inner);
+            widen_blocks(narrow_second.data(), static_cast<const e4m3*>(t.second), t.second_scale_inv,
+                         product.second_scales(), g.columns, g.inner);
         } else {
             if (is_fp8(product.type))
                 scale = *static_cast<const float*>(t.first_scale_inv) * *static_cast<const float*>(t.second_scale_inv);
