@@ -144,15 +144,19 @@ std::string describe_remedies(const std::vector<Remedy>& remedies) {
 
 // ---- --dry-run -----------------------------------------------------------------------------------------------------
 
+double predicted_ms(const Options& o, const PlanInputs& in, const StagePlan& plan) {
+    return in.ranks > 1 ? predict_step(o.model_config, in, plan).step()
+                        : ideal_step_time(o.model_config, in, in.precision, plan.slices).total();
+}
+
 RunLength length_of(const Options& o, const PlanInputs& in, const StagePlan& plan) {
     RunLength length;
     if (o.max_steps <= 0) return length;
     length.steps = o.max_steps;
     length.tokens = o.batches.tokens_until(o.max_steps);
     if (!no_prediction_because(in).empty()) return length;
-    const double ms = in.ranks > 1 ? predict_step(o.model_config, in, plan).step()
-                                   : ideal_step_time(o.model_config, in, in.precision, plan.slices).total();
-    length.hours = ms * static_cast<double>(length.tokens) / static_cast<double>(in.tokens()) / 3.6e6;
+    length.hours =
+        predicted_ms(o, in, plan) * static_cast<double>(length.tokens) / static_cast<double>(in.tokens()) / 3.6e6;
     return length;
 }
 
@@ -184,15 +188,17 @@ std::string plan_json(const Options& o, const PlanInputs& in, const StagePlan& p
                                    {"available", in.available()},
                                    {"fits", plan.bytes() <= in.available()}};
     if (known) {
-        const double ms =
-            in.ranks > 1 ? predict_step(m, in, plan).step() : ideal_step_time(m, in, in.precision, plan.slices).total();
+        const double ms = predicted_ms(o, in, plan);
         json["step_ms"] = ms;
         json["tokens_per_s"] = 1e3 * static_cast<double>(in.tokens()) / ms;
     }
     if (const RunLength length = length_of(o, in, plan); length.steps > 0) {
         json["steps"] = length.steps;
         json["tokens"] = length.tokens;
-        if (length.hours) json["hours"] = *length.hours, json["gpu_hours"] = length.gpu_hours(in.ranks);
+        if (length.hours) {
+            json["hours"] = *length.hours;
+            json["gpu_hours"] = length.gpu_hours(in.ranks);
+        }
     }
     for (const StagePlan& stage : stages)
         if (stage.refused.empty()) json["stages"].push_back({{"zero", stage.stage}, {"memory", memory_json(stage)}});
