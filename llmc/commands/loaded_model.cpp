@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "llmc/device/json.h"
+#include "llmc/run/metrics.h"
 
 namespace llmc {
 namespace {
@@ -18,9 +18,8 @@ std::vector<std::string> directories_of(const std::string& from) {
     std::vector<std::string> directories{directory.string()};
     if (directory.parent_path().filename() == "checkpoints")
         directories.push_back(directory.parent_path().parent_path().string());
-    constexpr InputKind kind = {"description of the run", "the run.json of a run", ExitCode::checkpoint, 16};
-    const auto run = read_json_or_null<nlohmann::json>((fs::path(directories.back()) / "run.json").string(), kind);
-    const auto train = nlohmann::json::json_pointer("/config/train");
+    const nlohmann::ordered_json run = read_run_json(directories.back());
+    const auto train = nlohmann::ordered_json::json_pointer("/config/train");
     if (run.is_object() && run.contains(train) && run[train].is_string())
         directories.push_back(fs::path(run[train].get<std::string>()).parent_path().string());
     return directories;

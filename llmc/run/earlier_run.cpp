@@ -9,7 +9,6 @@
 
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/device/error.h"
-#include "llmc/device/json.h"
 #include "llmc/run/metrics.h"
 
 namespace llmc {
@@ -32,7 +31,7 @@ bool has_bytes(const std::string& path) {
     return exists(path) && (error || bytes > 0);
 }
 
-// What a log of lines is.
+// What the lines of a log say about it.
 struct Log {
     bool is_ours = false;  // its first line looks like a run's
     bool has_steps = false;
@@ -51,7 +50,7 @@ Log look_at_log(const std::string& path, const std::string& first, const std::st
     return log;
 }
 
-// What in DIR/checkpoints says that there was a checkpoint.
+// The sign in DIR/checkpoints that there was a checkpoint; "" if there is none.
 std::string saved_in(const std::string& checkpoints) {
     if (!exists(checkpoints)) return "";
     if (!is_directory(checkpoints))
@@ -78,8 +77,7 @@ EarlierRun find_earlier_run(const std::string& directory) {
     const Log main_log = look_at_log(dir + "main.log", "s:", " trl:");
     found.steps = metrics.has_steps ? "metrics.jsonl has steps" : main_log.has_steps ? "main.log has steps" : "";
 
-    constexpr InputKind kind = {"description of the run", "the run.json of a run", ExitCode::checkpoint, 16};
-    const auto run = read_json_or_null<ordered_json>(dir + "run.json", kind);
+    const ordered_json run = read_run_json(directory);
     const bool is_run = run.is_object() && run.contains("run_id");
     const bool is_ours = is_run || metrics.is_ours || main_log.is_ours;
     const auto says = [&](bool true_here, const char* text) {

@@ -26,8 +26,6 @@
 namespace llmc {
 namespace {
 
-constexpr InputKind kRunFile = {"description of the run", "the run.json of this run", ExitCode::checkpoint, 16};
-
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
@@ -51,6 +49,11 @@ std::string utc_now() {
 }
 
 }  // namespace
+
+ordered_json read_run_json(const std::string& directory) {
+    constexpr InputKind kind = {"description of the run", "the run.json of a run", ExitCode::checkpoint, 16};
+    return read_json_or_null<ordered_json>((fs::path(directory) / "run.json").string(), kind);
+}
 
 double seconds_since_start() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - process_start).count();
@@ -248,7 +251,10 @@ RunFileSizes RunDirectory::sizes() const { return {metrics_.size(), main_log_.si
 
 std::function<void()> RunDirectory::synchronizer() const {
     if (!active()) return {};
-    return [metrics = metrics_.synchronizer(), main_log = main_log_.synchronizer()] { metrics(), main_log(); };
+    return [metrics = metrics_.synchronizer(), main_log = main_log_.synchronizer()] {
+        metrics();
+        main_log();
+    };
 }
 
 std::string RunDirectory::file(const std::string& name) const { return (fs::path(path_) / name).string(); }
@@ -259,7 +265,7 @@ void RunDirectory::write_run_json(const Options& options, const RunFacts& facts)
     const ordered_json versions = versions_json();
     const std::string path = file("run.json");
     if (facts.resumed_at >= 0 && fs::exists(path)) {
-        ordered_json run = read_json_or_null<ordered_json>(path, kRunFile);
+        ordered_json run = read_run_json(path_);
         if (!run.is_object()) run = ordered_json::object();
         if (!run["resumed"].is_array()) run["resumed"] = ordered_json::array();  // not yet there, or of other hands
         run["resumed"].push_back({{"date", utc_now()},
@@ -303,7 +309,7 @@ void RunDirectory::note_checkpoint(int64_t step) {
     check_lock();
     if (noted_) return;
     try {
-        auto run = read_json_or_null<ordered_json>(file("run.json"), kRunFile);
+        auto run = read_run_json(path_);
         if (run.is_object() && run["first_checkpoint"].is_null()) {
             run["first_checkpoint"] = step;
             write_file(file("run.json"), json_text(run, 2) + "\n");

@@ -95,8 +95,12 @@ std::string main_log_line(const StepRecord& record);
 // The first set only, for the format has no names; and a line of its own for HellaSwag, by llm.c's number.
 std::string main_log_line(const ValRecord& record);
 
-// Of this process.
+// How long this process has been running.
 double seconds_since_start();
+
+// The run.json in `directory`, or null if there is none or it is not JSON. Throws Error(checkpoint) if it is not a
+// regular file.
+nlohmann::ordered_json read_run_json(const std::string& directory);
 
 // A whole file, under a temporary name until it is complete. What is in the way is Error(no_resources) or
 // Error(failure).
