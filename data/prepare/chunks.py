@@ -19,7 +19,7 @@ from . import duplicates, readers, rules
 from .shard import parse_json, write_atomically
 from .tokenizers import PrepareError, open_tokenizer
 
-VERSION = 2  # of what a chunk's files hold and how they come about: a run does not go on with those of another one
+VERSION = 2  # format of a chunk's files; a run does not continue from files of another version
 CHUNK_BYTES = 4 << 20
 BLOCK_TOKENS = 1 << 24  # a chunk is written in blocks, so that memory does not grow with the inputs
 DROPPED, TRAIN, VAL = range(3)

@@ -14,7 +14,7 @@ namespace {
 
 using V = KernelVariant;
 
-// What adds the items of a family of kernels, and the family's loops on the host device.
+// A function that adds the items of a family of kernels, and the family's loops on the host device.
 struct Family {
     void (*add)(check::Items&, const KernelUse&);
     std::optional<V> loops = {};

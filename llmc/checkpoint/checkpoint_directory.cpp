@@ -52,7 +52,8 @@ bool remove_directory(FileCalls& calls, const std::string& path) {
     for (const std::string& name : names_in(path)) {
         if (!is_written_by_saves(name) || calls.unlink_at(fd, name.c_str()) == 0) continue;
         if (errno == ENOENT || errno == EISDIR) continue;
-        stays = path + "/" + name, error = errno;
+        stays = path + "/" + name;
+        error = errno;
         break;
     }
     calls.close(fd);

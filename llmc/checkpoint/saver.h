@@ -27,12 +27,12 @@ namespace llmc {
 
 struct SaveJob {
     Manifest manifest;                      // without its files
-    std::vector<StateSlice> slices;         // of this rank
+    std::vector<StateSlice> slices;         // the parts that this rank saves
     SliceBytes values;                      // read by the thread until is_working() is false
     bool in_background = true;              // false: begin() writes this rank's file itself
     std::function<void()> before_manifest;  // rank 0 calls it in the thread; may be empty
     std::vector<uint64_t> checksums;        // expected of the file; empty: not known
-    Failure failure;                        // of this rank before begin(); fails the save
+    Failure failure;                        // an error of this rank before begin(); it fails the save
 };
 
 struct SaveOutcome {

@@ -122,7 +122,7 @@ struct TcpAddress {
     std::string host;
     int port = 0;
 };
-// What all ranks of a run over TCP have in common. Rank 0 listens at the address, the others connect to it.
+// The settings that all ranks of a run over TCP share. Rank 0 listens at the address, the others connect to it.
 struct TcpMeeting {
     TcpAddress address;
     int world = 1;

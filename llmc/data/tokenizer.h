@@ -24,7 +24,7 @@ public:
     //   - a tokenizer.json of Hugging Face that is a byte-level BPE, as those of GPT-2, Llama 3 and Qwen are
     static TokenDecoder open(const std::string& name);
 
-    const std::string& name() const { return name_; }  // what open() was called with; "bytes", "token ids"
+    const std::string& name() const { return name_; }  // the argument of open(), "bytes" or "token ids"
     int vocab() const { return static_cast<int>(pieces_.size()); }
     int end_token() const { return end_token_; }  // begins every document; -1 if unknown
     void set_end_token(int token) { end_token_ = token; }

@@ -15,8 +15,8 @@ namespace llmc {
 // A kind of input file, for the errors about it.
 struct InputKind {
     const char* name;          // "tokenizer file"
-    const char* hint;          // what to give: "a tiktoken file"
-    ExitCode code;             // of every error about such a file
+    const char* hint;          // the files to give instead: "a tiktoken file"
+    ExitCode code;             // the exit code of every error about such a file
     uint64_t largest_mib = 0;  // MiB; 0: no limit
 };
 

@@ -46,8 +46,8 @@ private:
     // An object or array whose end is still to come.
     struct Container {
         Json value;
-        std::string name;                       // of the object's next value
-        std::unordered_set<std::string> names;  // of the object so far
+        std::string name;                       // the name of the object's next value
+        std::unordered_set<std::string> names;  // the names in the object so far
     };
 
     bool open(Json&& empty) {

@@ -1,5 +1,5 @@
-// What a stream remembers for launchers: a set of bits that says which kernels it runs (see choose_kernels() in
-// llmc/kernels/variants.h). A new stream has none of them set. On a GPU nothing is remembered.
+// On the host device a stream remembers for launchers, as a set of bits, which kernels it runs (see choose_kernels() in
+// llmc/kernels/variants.h). A new stream has none of them set. On a GPU these functions do nothing.
 #pragma once
 #include "llmc/device/runtime.h"
 

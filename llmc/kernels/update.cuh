@@ -95,7 +95,7 @@ static __global__ void __launch_bounds__(kUpdateThreads, 4)
 
 namespace host {
 
-// What a loop has measured of a part of the new weights, to fp8: see largest_of_group().
+// Passes the largest magnitude that a CPU loop found in a part of the new weights to fp8: see largest_of_group().
 void raise_amax(Fp8State* fp8, uint32_t largest);
 
 constexpr size_t kUpdateTask = 16384;  // elements

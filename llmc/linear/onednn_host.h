@@ -28,7 +28,7 @@ public:
     ~Bf16Products();
     // True if the build has oneDNN and this CPU has BF16 instructions, which ONEDNN_MAX_CPU_ISA may hide.
     static bool available();
-    static std::string version();  // of the library, and the instructions that it uses; "" if it is not available
+    static std::string version();  // the library's version and instructions; "" if it is not available
     static size_t workspace_bytes(const Bf16Product& product);  // that it needs while it runs
     void reserve(const Bf16Product& product);                   // its workspace
     size_t reserved_bytes() const;

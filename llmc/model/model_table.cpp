@@ -20,7 +20,7 @@ uint64_t hash_name(const std::string& name) {
 
 // Logarithm and cosine from additions and multiplications alone: the same bits with every C library, in loops that
 // vectorise. Both err by a few units in the last place of a double, which the rounding to float hides.
-inline double logarithm(double u) {  // of a positive normal number
+inline double logarithm(double u) {  // u is positive and normal
     constexpr uint64_t kRootOfHalf = 0x3fe6a09e667f3bcdull;
     const uint64_t bits = std::bit_cast<uint64_t>(u);
     const int64_t exponent = static_cast<int64_t>(bits - kRootOfHalf) >> 52;
@@ -35,7 +35,7 @@ inline double logarithm(double u) {  // of a positive normal number
     series = ((series * square + c[2]) * square + c[1]) * square + c[0];
     return static_cast<double>(exponent) * 0.6931471805599453 + 2.0 * s * series;
 }
-inline double cosine(uint32_t turn) {  // of so many 2^32ths of a full turn
+inline double cosine(uint32_t turn) {  // a full turn is 2^32
     const uint32_t quarter = (turn + (1u << 29)) >> 30;
     const double x = static_cast<double>(static_cast<int32_t>(turn - (quarter << 30))) * (0x1p-32 * 6.283185307179586);
     const double square = x * x;

@@ -5,7 +5,7 @@
 
 namespace llmc {
 
-// Nothing is a spike until there are values again.
+// Empties the windows: no step counts as a spike until they have kSpikeMinimum values again.
 LLMC_DEVICE void start_windows(SpikeState* spikes) {
     spikes->accepted = spikes->in_a_row = 0;
     spikes->loss_limit = spikes->norm_limit = static_cast<double>(float_from_bits(0x7f800000u));

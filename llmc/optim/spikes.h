@@ -19,7 +19,7 @@ namespace llmc {
 constexpr int kSpikeWindow = 128;
 constexpr int kSpikeMinimum = 64;
 constexpr double kSpikeSigmas = 6.0;
-constexpr double kSpikeLeastSigma = 0.01;  // of the mean
+constexpr double kSpikeLeastSigma = 0.01;  // as a fraction of the mean
 constexpr int kSpikesOfNewLevel = 10;      // in a row
 
 // One a run, in device memory, begun by reset_spikes(); belongs into a checkpoint.

@@ -1,4 +1,4 @@
-// What is already in a directory that --out names: an earlier run, the start of one that failed, or somebody's files.
+// Looks at a directory that --out names for an earlier run, the start of one that failed, or somebody's files.
 // A new run replaces nothing that anybody could miss, unless it is told to (--overwrite).
 #pragma once
 #include <string>
@@ -6,7 +6,7 @@
 namespace llmc {
 
 struct EarlierRun {
-    std::string saved;           // what says that checkpoints or final weights were written; "": nothing
+    std::string saved;           // the sign that checkpoints or final weights were written; "" if there is none
     std::string steps;           // the log that has steps; "": none
     bool never_saved = false;    // run.json says that no checkpoint was ever completed
     std::string somebody_elses;  // a file that a run would replace, and that no run has written; "": none

@@ -17,7 +17,7 @@ struct Inputs {
     std::unique_ptr<ShardSet> train;                                     // nullptr: none given
     std::vector<std::pair<std::string, std::unique_ptr<ShardSet>>> val;  // by name
     std::vector<Choices> hellaswag;                                      // empty: none given
-    TokenizerSearch tokenizer;                                           // of the training set, from check() on
+    TokenizerSearch tokenizer;  // the tokenizer of the training set; check() sets it
 
     explicit Inputs(const Options& options);
     // Finds the tokenizer: --tokenizer, or a file next to the training shards. Throws Error(bad_data) if a token, an

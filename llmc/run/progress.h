@@ -77,7 +77,7 @@ private:
     using Clock = std::chrono::steady_clock;
     std::optional<Clock::time_point> first_report_;
     int64_t steps_since_ = 0;  // the first report
-    double ms_since_ = 0;      // of these steps
+    double ms_since_ = 0;      // time of these steps
 };
 
 }  // namespace llmc

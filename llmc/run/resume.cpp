@@ -47,7 +47,7 @@ std::vector<std::string> unpacked(const std::string& text) {
 
 struct Candidates {
     std::string directory;           // where they are; "" if --resume names one checkpoint
-    std::vector<std::string> paths;  // of complete ones, newest first
+    std::vector<std::string> paths;  // complete checkpoints, newest first
     size_t all = 0;                  // complete or not
 };
 
@@ -179,7 +179,8 @@ const std::set<std::string> kFree = {"train",
 // Those that make another model or another state of it, or another meaning of a step.
 const std::set<std::string> kFixed = {"layers",      "heads",          "channels",     "vocab",    "context",
                                       "total-batch", "batch-schedule", "seq-schedule", "optimizer"};
-const std::set<std::string> kShape = {"layers", "heads", "channels", "vocab", "context"};  // of these
+// Those among kFixed that change the shape of the weights.
+const std::set<std::string> kShape = {"layers", "heads", "channels", "vocab", "context"};
 // Those that decide which data comes next.
 const std::set<std::string> kData = {"seq", "seed", "doc-mask", "doc-positions"};
 

@@ -53,8 +53,8 @@ struct RunResults {
 
 // Where the training data is read again from its start.
 struct PassOverData {
-    int64_t tokens = 0;       // of a pass; 0: not known
-    int64_t steps_ahead = 0;  // of the steps that are counted, after --skip-data
+    int64_t tokens = 0;       // tokens of a pass; 0 if not known
+    int64_t steps_ahead = 0;  // data steps ahead of the counted ones, after --skip-data
 };
 
 // "step 120: pass 1 over the training data is complete"; "" if no pass ends in the step that takes the data of

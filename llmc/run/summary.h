@@ -1,4 +1,4 @@
-// What a run tells a person at its start and at its end: its size and length, what came out of it, where that is, and
+// Text for a person at the start and the end of a run: its size and length, what came out of it, where that is, and
 // which commands to try next. And the exit code that says the same to a script.
 #pragma once
 #include <optional>
@@ -10,9 +10,9 @@
 
 namespace llmc {
 
-// What is known before the first step, next to the options.
+// Facts that are known before the first step, in addition to the options.
 struct RunOutlook {
-    int64_t train_tokens = 0;                     // of the training set
+    int64_t train_tokens = 0;                     // tokens of the training set
     int64_t first_step = 1;                       // above 1: the run continues
     std::optional<double> seconds_per_step = {};  // predicted
 };
@@ -29,13 +29,13 @@ struct RunEnd {
     int64_t first_step = 1, step = 0;  // the steps that this process made; none if `step` is below `first_step`
     StopReason stop = StopReason::none;
     bool resumable = false;  // there are checkpoints to continue from
-    double seconds = 0;      // of this process
+    double seconds = 0;      // duration of this process
     RunResults results = {};
 };
 
 // Several lines for the terminal.
 std::string describe_end(const Options& options, const RunEnd& end);
-// What went wrong with a run that made all its steps, or was stopped and cannot be continued; "" if nothing did.
+// The problem of a run that made all its steps, or was stopped and cannot be continued; "" if there is none.
 std::string problem_of(const Options& options, const RunEnd& end);
 ExitCode exit_code_of(const RunEnd& end);
 // The former on stdout, the latter on stderr.

@@ -26,7 +26,8 @@ struct Settings {
 
 Settings& settings();
 
-// Of a variable that is set. Throws Error(bad_flags) unless it is a whole number from `least` to `most`.
+// The value of an environment variable that is set. Throws Error(bad_flags) unless it is a whole number from `least` to
+// `most`.
 long number_from_environment(const char* name, long least, long most);
 
 }  // namespace llmc::host

@@ -269,7 +269,7 @@ struct BackwardBlock {
     alignas(64) float own[2][HD * kRows];    // keys and values, or queries and dout
     alignas(64) float other[2][kRows * HD];  // queries and dout, or keys and values
     alignas(64) float p[kRows * kRows], ds[kRows * kRows];
-    alignas(64) float gradients[2][kRows * HD];  // of keys and values; or of queries
+    alignas(64) float gradients[2][kRows * HD];  // gradients of keys and values, or of queries
 
     void clear() { std::fill(&gradients[0][0], &gradients[0][0] + 2 * kRows * HD, 0.0f); }
 
@@ -394,7 +394,7 @@ void write_tile(const GradientTarget<Out>& to, const Shape& s, int side, int b, 
 }
 
 template <int HD>
-constexpr int kTileTokens = HD == 128 ? 64 : 128;  // of a block of the FP8 kernels
+constexpr int kTileTokens = HD == 128 ? 64 : 128;  // tokens in a block of the FP8 kernels
 
 // The work of either BF16 kernel: a task computes kSides gradients (keys and values, or queries) of a tile of tokens.
 template <int HD, int kSides, class Out>

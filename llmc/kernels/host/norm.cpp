@@ -9,7 +9,7 @@
 namespace llmc::host {
 namespace {
 
-constexpr int kMostWarps = 16;  // of a team
+constexpr int kMostWarps = 16;  // warps in a team
 
 // Sums of a team's threads. A thread has eight neighbouring columns, and again eight every `warps` * 256 columns.
 struct TeamSum {

@@ -9,7 +9,7 @@ namespace llmc::host {
 
 // Statistics of the values in one part of a tensor. `amax` holds the bits of a float; magnitudes order like their bits.
 struct Tally {
-    uint32_t amax = 0;  // of the finite values
+    uint32_t amax = 0;  // the largest magnitude of the finite values, as bits
     uint64_t nonfinite = 0, saturated = 0, underflowed = 0;
 };
 

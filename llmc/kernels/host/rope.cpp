@@ -106,7 +106,7 @@ void qk_norm_rope_backward(const Grid& grid, Real* dqkv, float* parts, const Rea
     for (int task = 0; task < 2 * blocks; task++) {
         const int block = task / 2, side = task % 2, count = side == 0 ? NH : NKV, heads = N * count;
         const Real* const gain = side == 0 ? query_gain : key_gain;
-        alignas(64) float dgain[kHeadsAtOnce][HD] = {};  // of the block's threads
+        alignas(64) float dgain[kHeadsAtOnce][HD] = {};  // one sum for each thread of the block
         for (int start = block * kHeadsAtOnce; start < heads; start += step)
             for (int index = start; index < std::min(start + kHeadsAtOnce, heads); index++) {
                 const int row = index / count, head = side * NH + index % count;
