@@ -127,14 +127,14 @@ LEVEL := -Og
 OBJECT_DIRS := $(PLAIN_DIR) $(CUDA_DIR) $(SHARED_DIR)
 in_object_dirs = $(foreach d,$(OBJECT_DIRS),$(addprefix $d/,$1))
 COMPUTES := check/random_values.cpp check/reference_%.cpp checkpoint/manifest.cpp checkpoint/state_file.cpp comm/exchange_host.cpp \
-            data/shards.cpp device/host/%.cpp kernels/host/%.cpp linear/matmul_host.cpp linear/onednn_host.cpp model/model_table.cpp model/sampler.cpp run/fingerprint.cpp
+            data/shards.cpp device/host/%.cpp kernels/host/%.cpp linear/matmul_host.cpp linear/onednn_host.cpp model/model_table.cpp model/sampler.cpp log/fingerprint.cpp
 $(PLAIN_DIR)/llmc/%.cu.o $(PLAIN_DIR)/dev/bench_cpu.cu.o $(call in_object_dirs,$(patsubst %,llmc/%.o,$(COMPUTES))): LEVEL := -O3
 ifneq ($(SANITIZE),)  # the sanitizer's own objects
 $(CPU_DIR)/%.cu.o $(patsubst %,$(CPU_DIR)/llmc/%.o,$(COMPUTES)): LEVEL := -O1
 endif
 # Tests run as long so, but for formats.cu, which goes through all numbers of a format. At -O0 a file's copies of inline
 # functions may become those of the whole program: only for files that share none with what computes.
-$(call in_object_dirs,$(addprefix test/,run/%.o checkpoint/%.o comm/%.o data/%.o dev/%.o main.cpp.o)): LEVEL := -O0
+$(call in_object_dirs,$(addprefix test/,base/%.o flags/%.o log/%.o plan/%.o run/%.o checkpoint/%.o comm/%.o data/%.o dev/%.o main.cpp.o)): LEVEL := -O0
 $(PLAIN_DIR)/test/device/formats.cu.o: LEVEL := -O3
 # Not -gencode: ccache would take it for -g, and what one clone has compiled for another program in the next.
 ifeq ($(PTX),1)
@@ -158,17 +158,17 @@ HOST_ONLY := $(wildcard llmc/device/host/*.cpp llmc/kernels/host/*.cpp)
 TESTS     := test/main.cpp $(filter-out test/virtual_gpu/%,$(wildcard test/*/*.cpp test/*/*.cu))
 TESTS_HOST_ONLY := $(wildcard test/device/host/*.cpp test/device/host/*.cu)
 # Flags, files and reports know no device: test_gpu leaves their tests to test_cpu. WITHOUT_DEVICE= has them in both.
-WITHOUT_DEVICE := $(filter-out $(addprefix test/run/,fingerprint.cpp profile.cpp versions.cpp), \
-                  $(wildcard $(addsuffix /*.cpp,test/run test/checkpoint test/data test/dev)))
+WITHOUT_DEVICE := $(filter-out $(addprefix test/log/,fingerprint.cpp profile.cpp versions.cpp), \
+                  $(wildcard $(addsuffix /*.cpp,test/base test/flags test/log test/plan test/run test/checkpoint test/data test/dev)))
 # C++ that is the same for both devices is compiled once for them (SHARED): all but what asks for the device or an option of
 # the build (PER_BUILD), and loops that want this machine's vectors. What asks for them does not compile in SHARED.
 PER_BUILD := $(addprefix llmc/,linear/matmul_cuda.cpp linear/matmul_host.cpp linear/onednn_host.cpp linear/product_support.cpp model/model_table.cpp comm/connect.cpp \
              comm/exchange_host.cpp comm/exchange_staged.cpp comm/nccl_backend.cpp comm/transport_mpi.cpp \
-             commands/plan.cpp run/ranks.cpp run/versions.cpp) dev/probe/lt.cpp dev/probe/reference.cpp \
+             commands/plan.cpp run/ranks.cpp log/versions.cpp) dev/probe/lt.cpp dev/probe/reference.cpp \
              $(addprefix test/,check/known_products.cpp comm/backend.cpp comm/ranks/training.cpp \
              comm/ranks/verification.cpp kernels/attention_fp8.cpp kernels/layernorm_backward_fp8.cpp \
              kernels/layernorm_fp8.cpp kernels/rmsnorm_fp8.cpp model/gpt2_fp8_blocks.cpp model/gpt2_fp8_reference.cpp \
-             model/traffic.cpp run/versions.cpp train/verification.cpp)
+             model/traffic.cpp log/versions.cpp train/verification.cpp)
 SHARED := train_gpt.cu test/main.cpp dev/gradients.cpp $(filter-out $(PER_BUILD) test/virtual_gpu/%, \
           $(wildcard llmc/*/*.cpp dev/probe/*.cpp test/*/*.cpp test/comm/ranks/*.cpp))
 
@@ -180,11 +180,11 @@ WITH_THREADS := $(wildcard test/comm/*.cpp) test/device/host/% $(addprefix test/
                 comm/ranks/scenario.cpp checkpoint/saver.cpp device/async_copy.cu device/launch.cu device/warp.cu \
                 run/signals.cpp)
 CALLERS := $(filter-out $(WITH_THREADS),$(TESTS) $(wildcard test/comm/ranks/*.cpp)) \
-           $(filter-out llmc/run/options.cpp llmc/run/signals.cpp, \
-           $(wildcard $(addsuffix /*.cpp,llmc/run llmc/commands llmc/check dev/probe) llmc/check/*.cu dev/probe/*.cu))
-ONE_THREAD := $(filter-out $(addprefix llmc/,checkpoint/saver.cpp checkpoint/state_file.cpp checkpoint/files.cpp \
-              data/loader.cpp data/shards.cpp), llmc/comm/launch.cpp llmc/run/options.cpp \
-              $(wildcard $(foreach d,checkpoint data fp8 kernels linear model optim shard,llmc/$d/*.cpp llmc/$d/*.cu)))
+           $(filter-out llmc/flags/options.cpp llmc/run/signals.cpp, \
+           $(wildcard $(addsuffix /*.cpp,llmc/flags llmc/log llmc/plan llmc/run llmc/commands llmc/check dev/probe) llmc/check/*.cu dev/probe/*.cu))
+ONE_THREAD := $(filter-out $(addprefix llmc/,checkpoint/saver.cpp checkpoint/state_file.cpp base/files.cpp \
+              data/loader.cpp data/shards.cpp), llmc/comm/launch.cpp llmc/flags/options.cpp \
+              $(wildcard $(foreach d,base checkpoint data fp8 kernels linear model optim shard,llmc/$d/*.cpp llmc/$d/*.cu)))
 UNCHECKED := $(if $(SANITIZE),$(CALLERS) $(if $(filter thread,$(SANITIZE)),$(ONE_THREAD)))
 objects_in = $(patsubst %,$1/%.o,$(filter-out $(SHARED),$2)) $(patsubst %,$(SHARED_DIR)/%.o,$(filter $(SHARED),$2))
 ifeq ($(SANITIZE),)
@@ -297,10 +297,10 @@ bench-cpu: $(CPU_DIR)/bench_cpu $(CPU_DIR)/bench_step
 	$(CPU_DIR)/bench_step
 
 # Clang compiles the readers, with libFuzzer's marks; what they call beside comes from the ordinary build.
-FUZZED := test/fuzz/targets.cpp $(addprefix llmc/,data/choices.cpp data/shards.cpp data/tokenizer.cpp device/input_file.cpp device/json.cpp train/state.cpp \
+FUZZED := test/fuzz/targets.cpp $(addprefix llmc/,base/files.cpp data/choices.cpp data/shards.cpp data/tokenizer.cpp base/input_file.cpp base/json.cpp train/state.cpp \
           $(patsubst %,model/%.cpp,config gpt2_config llama_config model_fields model_file) \
-          $(patsubst %,run/%.cpp,depth flags options resolve)) \
-          $(patsubst %,llmc/checkpoint/%.cpp,files safetensors manifest state_file checkpoint_reader checkpoint_directory)
+          $(patsubst %,flags/%.cpp,depth flags options resolve)) \
+          $(patsubst %,llmc/checkpoint/%.cpp,safetensors manifest state_file checkpoint_reader checkpoint_directory)
 build/fuzz/%.o: %
 	@mkdir -p $(@D)
 	$(CCACHE) clang++ $(COMMON) -MMD -MP -Wall -Wextra -DLLMC_CUDA=0 -g -O1 -fsanitize=fuzzer,address,undefined \
@@ -412,7 +412,7 @@ PREFIX       ?= /usr/local
 DIST_OPTIONS ?= GPU_ARCH=all USE_MPI=0 MARCH=x86-64-v3
 PACKAGED := README.md LICENSE data dev/guide dev/notes dev/pictures llmc/checkpoint/README.md \
             $(addprefix scripts/,multi_node pretrain published report) $(wildcard scripts/*.py)
-VERSION  := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' llmc/run/versions.cpp)
+VERSION  := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' llmc/log/versions.cpp)
 DIST     := train_gpt-$(VERSION)-linux-$(shell uname -m)
 package = mkdir -p $1 && cp -R --parents --remove-destination $2 $(PACKAGED) $1 && find $1 -name __pycache__ -prune -exec rm -r {} +
 

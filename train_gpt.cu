@@ -4,26 +4,26 @@
 #include <cstdio>
 #include <utility>
 
+#include "llmc/base/json.h"
 #include "llmc/comm/connect.h"
 #include "llmc/commands/check.h"
 #include "llmc/commands/command.h"
 #include "llmc/commands/plan.h"
 #include "llmc/data/loader.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/device/json.h"
+#include "llmc/flags/trainer_config.h"
+#include "llmc/log/fingerprint.h"
+#include "llmc/log/profile.h"
+#include "llmc/log/records.h"
+#include "llmc/plan/gpu_table.h"
 #include "llmc/run/bench.h"
 #include "llmc/run/between_steps.h"
 #include "llmc/run/checkpoints.h"
-#include "llmc/run/fingerprint.h"
-#include "llmc/run/gpu_table.h"
-#include "llmc/run/profile.h"
 #include "llmc/run/ranks.h"
-#include "llmc/run/records.h"
 #include "llmc/run/signals.h"
 #include "llmc/run/start.h"
 #include "llmc/run/step_reports.h"
 #include "llmc/run/summary.h"
-#include "llmc/run/trainer_config.h"
 #include "llmc/train/weights.h"
 
 using namespace llmc;

@@ -8,11 +8,11 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/json.h"
 #include "llmc/data/loader.h"
-#include "llmc/device/json.h"
 #include "llmc/device/math.cuh"
 #include "llmc/device/transfer.h"
-#include "llmc/run/trainer_config.h"
+#include "llmc/flags/trainer_config.h"
 
 using namespace llmc;
 using nlohmann::ordered_json;

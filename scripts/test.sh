@@ -100,7 +100,7 @@ stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address 
 asan_tests=("${asan[@]}" $NATIVE-address/test_cpu --no-colors "--test-suite-exclude=once,not under sanitizers")
 # Without tests of what this build takes from the ordinary one (UNCHECKED in the Makefile); make soak has them.
 queue stage "AddressSanitizer, UBSan: other tests" doctest "${asan_tests[@]}" \
-    "--source-file-exclude=$kernels,*test/check/*,*test/dev/*,*test/run/*,*test/device/formats.cu,*test/device/math.cu"
+    "--source-file-exclude=$kernels,*test/check/*,*test/dev/*,*test/base/*,*test/flags/*,*test/log/*,*test/plan/*,*test/run/*,*test/device/formats.cu,*test/device/math.cu"
 queue stage "UBSan: kernels" doctest "${asan_tests[@]}" "--source-file=$kernels"
 queue stage "AddressSanitizer, UBSan: broken files" check "${asan[@]}" \
     TRAIN_GPT=$NATIVE-address/train_gpt_cpu python3 test/end_to_end/fuzz.py --cases 60

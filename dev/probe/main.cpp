@@ -20,7 +20,7 @@
 #include "dev/probe/ceilings.h"
 #include "dev/probe/record.h"
 #include "dev/probe/result_file.h"
-#include "llmc/device/json.h"
+#include "llmc/base/json.h"
 
 using namespace llmc;
 using namespace llmc::probe;

@@ -8,8 +8,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "llmc/device/error.h"
-#include "llmc/device/json.h"
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
 
 namespace llmc::probe {
 namespace {

@@ -39,7 +39,7 @@ def lanes(float32, float64, integer=64):
 
 
 # mma.sync: 67 % of 4096 (BF16) and 8192 (FP8) on Hopper, whose full rate only wgmma has. Products: the planner's
-# fractions (llmc/run/plan.cpp) of the data sheet's peaks.
+# fractions (llmc/plan/plan.cpp) of the data sheet's peaks.
 CARDS = {
     "H100": Card("H100 SXM", "h100", 132, 1.98e9, 3.35e12, 2048, 32, 228 << 10, lanes(128, 64),
                  {"bf16": 0.67 * 4096, "fp8": 0.67 * 8192},

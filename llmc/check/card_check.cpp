@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <chrono>
 
+#include "llmc/base/json.h"
 #include "llmc/check/worker.h"
 #include "llmc/comm/agreement.h"
-#include "llmc/device/json.h"
 
 namespace llmc {
 namespace {

@@ -10,9 +10,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "llmc/base/error.h"
 #include "llmc/check/reference_quantize.h"
 #include "llmc/check/reference_rows.h"
-#include "llmc/device/error.h"
 #include "llmc/device/formats.cuh"
 
 namespace llmc {

@@ -8,9 +8,9 @@
 #include <ctime>
 #include <filesystem>
 
-#include "llmc/checkpoint/files.h"
+#include "llmc/base/files.h"
+#include "llmc/base/json.h"
 #include "llmc/checkpoint/manifest.h"
-#include "llmc/device/json.h"
 
 namespace llmc {
 namespace {

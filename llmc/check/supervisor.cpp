@@ -13,8 +13,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "llmc/base/json.h"
 #include "llmc/check/worker.h"
-#include "llmc/device/json.h"
 
 extern char** environ;
 

@@ -1,5 +1,5 @@
 #include "llmc/check/worker.h"
-#include "llmc/device/json.h"
+#include "llmc/base/json.h"
 
 #include <signal.h>
 #include <sys/prctl.h>

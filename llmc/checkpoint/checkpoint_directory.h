@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/checkpoint/files.h"
+#include "llmc/base/files.h"
 
 namespace llmc {
 

@@ -6,9 +6,9 @@
 #include <cerrno>
 #include <cstring>
 
+#include "llmc/base/error.h"
+#include "llmc/base/files.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
-#include "llmc/checkpoint/files.h"
-#include "llmc/device/error.h"
 #include "llmc/device/formats.cuh"
 
 namespace llmc {

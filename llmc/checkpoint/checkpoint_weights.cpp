@@ -2,9 +2,9 @@
 
 #include <filesystem>
 
+#include "llmc/base/error.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/checkpoint/finite.h"
-#include "llmc/device/error.h"
 #include "llmc/model/model_file.h"
 
 namespace llmc {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 namespace llmc {
 

@@ -6,13 +6,13 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "llmc/checkpoint/files.h"
+#include "llmc/base/error.h"
+#include "llmc/base/files.h"
+#include "llmc/base/json.h"
 #include "llmc/checkpoint/finite.h"
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/safetensors.h"
-#include "llmc/device/error.h"
 #include "llmc/device/formats.cuh"
-#include "llmc/device/json.h"
 #include "llmc/model/model_file.h"
 
 namespace llmc {

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/checkpoint/finite.h"
-#include "llmc/device/error.h"
-#include "llmc/device/json.h"
 
 namespace llmc {
 

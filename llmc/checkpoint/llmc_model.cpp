@@ -6,10 +6,10 @@
 #include <filesystem>
 #include <functional>
 
-#include "llmc/checkpoint/files.h"
+#include "llmc/base/error.h"
+#include "llmc/base/files.h"
 #include "llmc/checkpoint/finite.h"
 #include "llmc/data/llmc_magic.h"
-#include "llmc/device/error.h"
 #include "llmc/device/formats.cuh"
 
 namespace llmc {

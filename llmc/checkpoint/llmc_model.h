@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/input_file.h"
 #include "llmc/checkpoint/weight_source.h"
-#include "llmc/device/input_file.h"
 
 namespace llmc {
 

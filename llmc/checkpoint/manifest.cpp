@@ -9,8 +9,8 @@
 #include <set>
 #include <utility>
 
-#include "llmc/device/error.h"
-#include "llmc/device/json.h"
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
 
 namespace llmc {
 namespace {

@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "llmc/checkpoint/files.h"
-#include "llmc/device/error.h"
-#include "llmc/device/json.h"
+#include "llmc/base/error.h"
+#include "llmc/base/files.h"
+#include "llmc/base/json.h"
 
 namespace llmc {
 

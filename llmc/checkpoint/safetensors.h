@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "llmc/checkpoint/files.h"
-#include "llmc/device/input_file.h"
+#include "llmc/base/files.h"
+#include "llmc/base/input_file.h"
 
 namespace llmc {
 

@@ -2,9 +2,9 @@
 
 #include <chrono>
 
-#include "llmc/device/error.h"
-#include "llmc/device/json.h"
-#include "llmc/device/text.h"
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
 
 namespace llmc {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/checkpoint/files.h"
+#include "llmc/base/files.h"
 #include "llmc/checkpoint/state_tensors.h"
 
 namespace llmc {

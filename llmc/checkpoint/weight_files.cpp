@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "llmc/device/error.h"
-#include "llmc/device/input_file.h"
-#include "llmc/device/json.h"
+#include "llmc/base/error.h"
+#include "llmc/base/input_file.h"
+#include "llmc/base/json.h"
 
 namespace llmc {
 

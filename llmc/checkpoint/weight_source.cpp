@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/checkpoint/checkpoint_weights.h"
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/llmc_model.h"
-#include "llmc/device/error.h"
-#include "llmc/device/json.h"
 #include "llmc/model/model_file.h"
 
 namespace llmc {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/error.h"
 #include "llmc/comm/comm.h"
-#include "llmc/device/error.h"
 
 namespace llmc {
 

@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <optional>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 namespace llmc {
 namespace {

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <utility>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 namespace llmc {
 

@@ -15,8 +15,8 @@
 #include <memory>
 #include <utility>
 
+#include "llmc/base/error.h"
 #include "llmc/comm/operation_log.h"
-#include "llmc/device/error.h"
 
 namespace llmc {
 namespace {

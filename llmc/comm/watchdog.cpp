@@ -1,5 +1,5 @@
 #include "llmc/comm/watchdog.h"
-#include "llmc/device/json.h"
+#include "llmc/base/json.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -15,8 +15,8 @@
 #include <string>
 #include <thread>
 
+#include "llmc/base/error.h"
 #include "llmc/comm/comm.h"
-#include "llmc/device/error.h"
 
 namespace llmc {
 

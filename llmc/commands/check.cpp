@@ -5,15 +5,15 @@
 #include <fstream>
 #include <sstream>
 
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/comm/connect.h"
 #include "llmc/commands/plan.h"
-#include "llmc/device/json.h"
+#include "llmc/flags/trainer_config.h"
 #include "llmc/kernels/variants.h"
-#include "llmc/run/gpu_table.h"
-#include "llmc/run/text.h"
-#include "llmc/run/trainer_config.h"
-#include "llmc/run/versions.h"
+#include "llmc/log/versions.h"
+#include "llmc/plan/gpu_table.h"
 
 namespace llmc {
 namespace {

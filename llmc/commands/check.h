@@ -9,8 +9,8 @@
 
 #include "llmc/check/card_check.h"
 #include "llmc/check/collectives.h"
-#include "llmc/run/card_rates.h"
-#include "llmc/run/options.h"
+#include "llmc/flags/options.h"
+#include "llmc/plan/card_rates.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/resume.h"
 #include "llmc/train/trainer.h"

@@ -6,7 +6,7 @@
 #include "llmc/commands/eval.h"
 #include "llmc/commands/export.h"
 #include "llmc/commands/sample.h"
-#include "llmc/run/help.h"
+#include "llmc/flags/help.h"
 
 namespace llmc {
 namespace {

@@ -4,12 +4,12 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
 #include "llmc/commands/loaded_model.h"
 #include "llmc/commands/parse.h"
-#include "llmc/device/json.h"
+#include "llmc/flags/flags.h"
 #include "llmc/run/evaluation.h"
-#include "llmc/run/flags.h"
-#include "llmc/run/text.h"
 
 namespace llmc {
 namespace {

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/error.h"
 #include "llmc/comm/launch.h"
-#include "llmc/device/error.h"
 
 namespace llmc {
 

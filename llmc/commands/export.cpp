@@ -4,13 +4,13 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "llmc/base/text.h"
 #include "llmc/checkpoint/hf_export.h"
 #include "llmc/checkpoint/llmc_model.h"
 #include "llmc/checkpoint/weight_source.h"
 #include "llmc/commands/loaded_model.h"
 #include "llmc/commands/parse.h"
 #include "llmc/data/hf_tokenizer.h"
-#include "llmc/run/text.h"
 
 namespace llmc {
 namespace {

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "llmc/run/metrics.h"
+#include "llmc/log/metrics.h"
 
 namespace llmc {
 namespace {

@@ -4,9 +4,9 @@
 
 #include "llmc/checkpoint/weight_source.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/run/plan.h"
+#include "llmc/flags/trainer_config.h"
+#include "llmc/plan/plan.h"
 #include "llmc/run/ranks.h"
-#include "llmc/run/trainer_config.h"
 
 namespace llmc {
 

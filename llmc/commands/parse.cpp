@@ -4,10 +4,10 @@
 #include <charconv>
 #include <cstdio>
 
-#include "llmc/device/error.h"
-#include "llmc/run/help.h"
-#include "llmc/run/other_programs.h"
-#include "llmc/run/text.h"
+#include "llmc/base/error.h"
+#include "llmc/base/text.h"
+#include "llmc/flags/help.h"
+#include "llmc/flags/other_programs.h"
 
 namespace llmc {
 namespace {

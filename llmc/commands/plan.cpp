@@ -5,15 +5,15 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
 #include "llmc/commands/check.h"
-#include "llmc/device/error.h"
-#include "llmc/device/json.h"
-#include "llmc/run/metrics.h"
+#include "llmc/flags/trainer_config.h"
+#include "llmc/log/metrics.h"
+#include "llmc/plan/scaling.h"
 #include "llmc/run/ranks.h"
-#include "llmc/run/scaling.h"
 #include "llmc/run/summary.h"
-#include "llmc/run/text.h"
-#include "llmc/run/trainer_config.h"
 
 namespace llmc {
 namespace {

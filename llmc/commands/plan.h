@@ -2,8 +2,8 @@
 #pragma once
 #include "llmc/comm/comm.h"
 #include "llmc/device/runtime.h"
-#include "llmc/run/options.h"
-#include "llmc/run/sharding_plan.h"
+#include "llmc/flags/options.h"
+#include "llmc/plan/sharding_plan.h"
 
 namespace llmc {
 

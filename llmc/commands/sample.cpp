@@ -10,8 +10,8 @@
 #include "llmc/commands/loaded_model.h"
 #include "llmc/commands/parse.h"
 #include "llmc/data/tokenizer.h"
+#include "llmc/flags/flags.h"
 #include "llmc/model/generate.h"
-#include "llmc/run/flags.h"
 
 namespace llmc {
 namespace {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 namespace llmc {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "llmc/base/error.h"
+#include "llmc/base/input_file.h"
 #include "llmc/data/llmc_magic.h"
-#include "llmc/device/error.h"
-#include "llmc/device/input_file.h"
 
 namespace llmc {
 namespace {

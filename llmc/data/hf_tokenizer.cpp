@@ -8,10 +8,10 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "llmc/base/error.h"
+#include "llmc/base/input_file.h"
+#include "llmc/base/json.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/device/error.h"
-#include "llmc/device/input_file.h"
-#include "llmc/device/json.h"
 
 namespace llmc {
 namespace {

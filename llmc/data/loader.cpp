@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "llmc/base/error.h"
 #include "llmc/data/order.h"
-#include "llmc/device/error.h"
 
 namespace llmc {
 namespace {

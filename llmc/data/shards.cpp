@@ -21,10 +21,10 @@
 #include <type_traits>
 #include <utility>
 
+#include "llmc/base/error.h"
+#include "llmc/base/input_file.h"
+#include "llmc/base/json.h"
 #include "llmc/data/llmc_magic.h"
-#include "llmc/device/error.h"
-#include "llmc/device/input_file.h"
-#include "llmc/device/json.h"
 #include "llmc/device/random.cuh"
 
 namespace llmc {

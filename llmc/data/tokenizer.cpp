@@ -9,8 +9,8 @@
 #include <filesystem>
 #include <string_view>
 
-#include "llmc/device/error.h"
-#include "llmc/device/input_file.h"
+#include "llmc/base/error.h"
+#include "llmc/base/input_file.h"
 
 namespace llmc {
 namespace {

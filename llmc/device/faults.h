@@ -7,7 +7,7 @@
 #include <exception>
 #include <string>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 namespace llmc {
 

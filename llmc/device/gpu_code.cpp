@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 namespace llmc {
 

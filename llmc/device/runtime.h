@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 #include "llmc/device/faults.h"
 
 // CUDA's names for what its streams and events point to; the host device defines them itself.

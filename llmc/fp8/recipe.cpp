@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <iterator>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 namespace llmc {
 

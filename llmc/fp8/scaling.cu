@@ -2,7 +2,7 @@
 
 #include <cfloat>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 #include "llmc/device/kernel.cuh"
 
 namespace llmc {

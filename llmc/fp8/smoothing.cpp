@@ -3,8 +3,8 @@
 #include <cmath>
 #include <vector>
 
+#include "llmc/base/error.h"
 #include "llmc/comm/comm_range.h"
-#include "llmc/device/error.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/smooth.h"
 

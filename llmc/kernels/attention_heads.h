@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 namespace llmc {
 

@@ -1,6 +1,6 @@
 // What launchers of row kernels assume about a shape, checked in one place.
 #pragma once
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 namespace llmc {
 

@@ -1,7 +1,7 @@
 // What every quantizing kernel does with its values, whatever they are computed from: the cast, what is noted about the
 // tensor (largest magnitude, counts), and the way from rows to columns.
 #pragma once
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 #include "llmc/device/fp8_cast.cuh"
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/fp8_state.h"

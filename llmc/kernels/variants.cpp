@@ -3,7 +3,7 @@
 
 #include <sstream>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 #include "llmc/device/stream_kernels.h"
 
 namespace llmc {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 #if LLMC_USE_ONEDNN
 #include <dnnl.hpp>
 #endif

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 #include "llmc/model/model_file.h"
 
 namespace llmc {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "llmc/device/error.h"
-#include "llmc/device/json.h"
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/model/model_fields.h"
 
 namespace llmc {

@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "llmc/device/error.h"
-#include "llmc/device/json.h"
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
 
 namespace llmc {
 

@@ -4,10 +4,10 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/error.h"
+#include "llmc/base/input_file.h"
+#include "llmc/base/json.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/device/error.h"
-#include "llmc/device/input_file.h"
-#include "llmc/device/json.h"
 #include "llmc/model/model_fields.h"
 
 namespace llmc {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 #include "llmc/device/kernel.cuh"
 
 namespace llmc {

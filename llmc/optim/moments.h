@@ -4,7 +4,7 @@
 #include <deque>
 #include <vector>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 #include "llmc/optim/config.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/layout.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 namespace llmc {
 namespace {

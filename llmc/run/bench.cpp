@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "llmc/device/error.h"
-#include "llmc/run/text.h"
+#include "llmc/base/error.h"
+#include "llmc/base/text.h"
 
 namespace llmc {
 

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "llmc/data/shards.h"
-#include "llmc/run/metrics.h"
-#include "llmc/run/options.h"
-#include "llmc/run/progress.h"
+#include "llmc/flags/options.h"
+#include "llmc/log/metrics.h"
+#include "llmc/log/progress.h"
 
 namespace llmc {
 

@@ -3,8 +3,8 @@
 #include <optional>
 
 #include "llmc/device/trace.h"
+#include "llmc/log/records.h"
 #include "llmc/run/evaluation.h"
-#include "llmc/run/records.h"
 #include "llmc/run/step_reports.h"
 
 namespace llmc {

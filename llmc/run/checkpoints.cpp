@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
 #include "llmc/check/findings.h"
-#include "llmc/device/json.h"
+#include "llmc/log/versions.h"
 #include "llmc/model/model_file.h"
-#include "llmc/run/text.h"
-#include "llmc/run/versions.h"
 
 namespace llmc {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "llmc/comm/watchdog.h"
 #include "llmc/data/choices.h"
-#include "llmc/run/metrics.h"
+#include "llmc/log/metrics.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {

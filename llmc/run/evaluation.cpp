@@ -5,12 +5,12 @@
 #include <cstdio>
 #include <numbers>
 
+#include "llmc/base/text.h"
 #include "llmc/data/loader.h"
 #include "llmc/model/generate.h"
 #include "llmc/run/choice_scores.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/signals.h"
-#include "llmc/run/text.h"
 
 namespace llmc {
 

@@ -5,8 +5,8 @@
 
 #include "llmc/comm/watchdog.h"
 #include "llmc/data/tokenizer.h"
+#include "llmc/log/metrics.h"
 #include "llmc/run/inputs.h"
-#include "llmc/run/metrics.h"
 #include "llmc/run/step_reports.h"
 #include "llmc/train/trainer.h"
 

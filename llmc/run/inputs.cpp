@@ -6,7 +6,7 @@
 #include <iterator>
 #include <limits>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 namespace llmc {
 namespace {

@@ -8,8 +8,8 @@
 #include "llmc/data/choices.h"
 #include "llmc/data/shards.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/run/metrics.h"
-#include "llmc/run/options.h"
+#include "llmc/flags/options.h"
+#include "llmc/log/metrics.h"
 
 namespace llmc {
 

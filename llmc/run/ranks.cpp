@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "llmc/comm/connect.h"
+#include "llmc/flags/trainer_config.h"
 #include "llmc/linear/matmul.h"
-#include "llmc/run/plan.h"
+#include "llmc/plan/plan.h"
 #include "llmc/run/signals.h"
-#include "llmc/run/trainer_config.h"
 
 namespace llmc {
 

@@ -10,7 +10,7 @@
 #include "llmc/comm/launch.h"
 #include "llmc/comm/watchdog.h"
 #include "llmc/device/runtime.h"
-#include "llmc/run/options.h"
+#include "llmc/flags/options.h"
 
 namespace llmc {
 

@@ -6,14 +6,14 @@
 #include <map>
 #include <set>
 
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/device/error.h"
-#include "llmc/device/json.h"
+#include "llmc/log/earlier_run.h"
+#include "llmc/log/fingerprint.h"
 #include "llmc/model/model_file.h"
-#include "llmc/run/earlier_run.h"
-#include "llmc/run/fingerprint.h"
 
 namespace llmc {
 namespace {

@@ -10,10 +10,10 @@
 #include "llmc/checkpoint/checkpoint_reader.h"
 #include "llmc/comm/comm.h"
 #include "llmc/data/shards.h"
-#include "llmc/run/metrics.h"
-#include "llmc/run/options.h"
+#include "llmc/flags/options.h"
+#include "llmc/log/metrics.h"
+#include "llmc/log/validation_watch.h"
 #include "llmc/run/ranks.h"
-#include "llmc/run/validation_watch.h"
 
 namespace llmc {
 

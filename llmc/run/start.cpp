@@ -5,14 +5,14 @@
 #include <filesystem>
 #include <random>
 
+#include "llmc/base/text.h"
 #include "llmc/check/findings.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
-#include "llmc/run/earlier_run.h"
-#include "llmc/run/fingerprint.h"
-#include "llmc/run/prometheus.h"
-#include "llmc/run/run_facts.h"
-#include "llmc/run/tensorboard.h"
-#include "llmc/run/text.h"
+#include "llmc/log/earlier_run.h"
+#include "llmc/log/fingerprint.h"
+#include "llmc/log/prometheus.h"
+#include "llmc/log/tensorboard.h"
+#include "llmc/run/run_json.h"
 #include "llmc/train/weights.h"
 
 namespace llmc {
@@ -108,8 +108,9 @@ void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, cons
         std::error_code ignored;
         std::filesystem::remove(directory.file("model.safetensors"), ignored);  // of an earlier step
     }
-    directory.write_run_json(o, {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved,
-                                 card_check, choices_json(trainer.config().products)});
+    write_run_json(directory, o,
+                   {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved, card_check,
+                    choices_json(trainer.config().products)});
     if (!o.tensorboard) return;
     const int64_t purge_step = position.saved >= 0 ? position.step + 1 : -1;
     const auto file = std::make_shared<TensorBoardFile>(directory.file("tensorboard"), purge_step);

@@ -2,8 +2,8 @@
 #pragma once
 #include <optional>
 
-#include "llmc/run/metrics.h"
-#include "llmc/run/options.h"
+#include "llmc/flags/options.h"
+#include "llmc/log/metrics.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/resume.h"
 #include "llmc/train/trainer.h"

@@ -6,11 +6,11 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
+#include "llmc/log/fingerprint.h"
+#include "llmc/log/skips.h"
 #include "llmc/run/bench.h"
-#include "llmc/run/fingerprint.h"
 #include "llmc/run/signals.h"
-#include "llmc/run/skips.h"
 
 namespace llmc {
 

@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "llmc/comm/comm.h"
+#include "llmc/flags/options.h"
 #include "llmc/fp8/registry.h"
 #include "llmc/linear/matmul.h"
+#include "llmc/log/energy.h"
+#include "llmc/log/metrics.h"
+#include "llmc/log/progress.h"
 #include "llmc/optim/step.h"
-#include "llmc/run/energy.h"
-#include "llmc/run/metrics.h"
-#include "llmc/run/options.h"
-#include "llmc/run/progress.h"
 
 namespace llmc {
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstdio>
 
-#include "llmc/device/error.h"
-#include "llmc/run/text.h"
+#include "llmc/base/error.h"
+#include "llmc/base/text.h"
 
 namespace llmc {
 namespace {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "llmc/run/options.h"
+#include "llmc/flags/options.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/step_reports.h"
 

@@ -1,6 +1,6 @@
 #include "llmc/shard/table.h"
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 namespace llmc {
 namespace {

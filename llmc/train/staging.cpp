@@ -12,8 +12,8 @@
 #include <fstream>
 #include <limits>
 
+#include "llmc/base/text.h"
 #include "llmc/comm/agreement.h"
-#include "llmc/device/text.h"
 #include "llmc/device/transfer.h"
 
 namespace llmc {

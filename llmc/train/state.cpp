@@ -5,9 +5,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/checkpoint/manifest.h"
-#include "llmc/device/error.h"
-#include "llmc/device/json.h"
 
 namespace llmc {
 namespace {

@@ -7,8 +7,8 @@
 #include <fstream>
 #include <thread>
 
+#include "llmc/base/json.h"
 #include "llmc/check/kept_results.h"
-#include "llmc/device/json.h"
 
 namespace llmc::test {
 namespace {

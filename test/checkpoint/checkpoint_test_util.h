@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 namespace llmc::test {
 

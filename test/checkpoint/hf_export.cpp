@@ -10,8 +10,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/json.h"
 #include "llmc/checkpoint/hf_weights.h"
-#include "llmc/device/json.h"
 #include "test/checkpoint/checkpoint_test_util.h"
 
 using namespace llmc;

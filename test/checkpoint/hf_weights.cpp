@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "llmc/base/json.h"
 #include "llmc/checkpoint/hf_export.h"
-#include "llmc/device/json.h"
 #include "test/checkpoint/checkpoint_test_util.h"
 #include "test/fixture.h"
 

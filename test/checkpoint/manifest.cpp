@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-#include "llmc/device/json.h"
+#include "llmc/base/json.h"
 #include "state_fixture.h"
 
 using namespace llmc;

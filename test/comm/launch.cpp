@@ -5,7 +5,7 @@
 
 #include <map>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 using namespace llmc;
 

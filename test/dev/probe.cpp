@@ -10,7 +10,7 @@
 #include "dev/probe/record.h"
 #include "dev/probe/reference.h"
 #include "dev/probe/result_file.h"
-#include "llmc/device/json.h"
+#include "llmc/base/json.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;

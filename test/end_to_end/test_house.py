@@ -8,8 +8,8 @@ import unittest
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
 # A folder of llmc/ includes only itself and folders listed before it.
-FOLDERS = ["device", "kernels", "comm", "data", "shard", "fp8", "linear", "model", "optim", "checkpoint", "train",
-           "check", "run", "commands"]
+FOLDERS = ["base", "device", "kernels", "data", "comm", "shard", "fp8", "linear", "optim", "model", "checkpoint", "train",
+           "check", "log", "plan", "flags", "run", "commands"]
 
 TOP_LEVEL = {"Makefile", "README.md", "LICENSE", "train_gpt.cu", "llmc", "data", "dev", "scripts", "test", ".ci",
              ".clang-format", ".devcontainer", ".dockerignore", ".gitignore"}
@@ -135,9 +135,9 @@ class House(unittest.TestCase):
                 self.assertEqual(forbidden_includes(path, read(path)), [], path)
 
     def test_the_order_of_includes_can_be_broken(self):
-        text = '#include <vector>\n#include "llmc/run/options.h"\n  # include "llmc/device/error.h"\n#include "../x.h"'
-        self.assertEqual(forbidden_includes("llmc/data/shards.cpp", text), ["llmc/run/options.h", "../x.h"])
-        self.assertEqual(forbidden_includes("llmc/run/plan.cpp", text), ["../x.h"])
+        text = '#include <vector>\n#include "llmc/flags/options.h"\n  # include "llmc/base/error.h"\n#include "../x.h"'
+        self.assertEqual(forbidden_includes("llmc/data/shards.cpp", text), ["llmc/flags/options.h", "../x.h"])
+        self.assertEqual(forbidden_includes("llmc/run/start.cpp", text), ["../x.h"])
 
     def test_the_host_device_is_included_by_its_own_files_alone(self):
         for path in self.sources:
@@ -231,7 +231,7 @@ const int table[] = {1, 2};
 
 
 def rows_of_flags(text):
-    """(long name, field of Options) of each row of the table in llmc/run/flags.cpp."""
+    """(long name, field of Options) of each row of the table in llmc/flags/flags.cpp."""
     return re.findall(r"""\bflag\(\s*(?:'\w'|0),\s*"([a-z0-9-]+)",\s*"[^"]*",\s*&Options::(\w+),""", text)
 
 
@@ -243,7 +243,7 @@ def wrong_fields(rows):
 
 class Flags(unittest.TestCase):
     def test_a_row_sets_the_field_of_its_name(self):
-        text = read("llmc/run/flags.cpp")
+        text = read("llmc/flags/flags.cpp")
         rows = rows_of_flags(text)
         self.assertEqual(len(rows), len(re.findall(r"\bflag\(\s*['0]", text)))
         self.assertGreater(len(rows), 60)

@@ -6,7 +6,7 @@
 #include <random>
 #include <set>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 using namespace llmc;
 

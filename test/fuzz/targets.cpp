@@ -6,16 +6,16 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/checkpoint/checkpoint_reader.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/data/choices.h"
 #include "llmc/data/shards.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/device/error.h"
-#include "llmc/device/json.h"
+#include "llmc/flags/options.h"
 #include "llmc/model/model_file.h"
-#include "llmc/run/options.h"
 #include "llmc/train/state.h"
 #include "test/checkpoint/state_fixture.h"
 #include "test/temporary_directory.h"

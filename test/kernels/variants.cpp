@@ -5,7 +5,7 @@
 
 #include <set>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 using namespace llmc;
 

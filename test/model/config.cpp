@@ -1,6 +1,6 @@
 // The model table, the arithmetic on shapes, model files, and every refusal of validate().
 #include "llmc/model/config.h"
-#include "llmc/device/json.h"
+#include "llmc/base/json.h"
 
 #include <doctest/doctest.h>
 
@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 #include "llmc/model/model_file.h"
 
 using namespace llmc;

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/json.h"
 #include "llmc/checkpoint/hf_weights.h"
-#include "llmc/device/json.h"
 #include "llmc/model/model_file.h"
 #include "test/fixture.h"
 #include "test/model/gpt2_fixture.h"

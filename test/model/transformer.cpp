@@ -5,7 +5,7 @@
 #include <doctest/doctest.h>
 
 #include "llmc/checkpoint/hf_weights.h"
-#include "llmc/run/plan.h"
+#include "llmc/plan/plan.h"
 #include "test/kernel_test.h"
 #include "test/model/mlp_block.h"
 #include "test/suites.h"

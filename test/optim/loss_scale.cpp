@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;

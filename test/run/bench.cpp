@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 
 using namespace llmc;
 

@@ -1,7 +1,7 @@
 // What a trainer remembers between two steps: it goes through text and files without losing a bit, and a trainer that
 // begins from it makes the steps that would have come.
 #include "llmc/train/state.h"
-#include "llmc/device/json.h"
+#include "llmc/base/json.h"
 
 #include <cmath>
 #include <limits>

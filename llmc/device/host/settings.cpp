@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "llmc/device/error.h"
+#include "llmc/base/error.h"
 #include "llmc/device/host/sanitizers.h"
 
 namespace llmc::host {

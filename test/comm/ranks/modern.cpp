@@ -1,7 +1,7 @@
 // Llama, Qwen3 and nano over ranks: in every stage what one rank computes.
 #include <optional>
 
-#include "llmc/run/sharding_plan.h"
+#include "llmc/plan/sharding_plan.h"
 #include "test/comm/ranks/ranks.h"
 #include "test/model/modern_fixture.h"
 

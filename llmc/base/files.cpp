@@ -1,0 +1,180 @@
+#include "llmc/base/files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "llmc/base/input_file.h"
+
+namespace llmc {
+namespace {
+
+constexpr size_t kMostIoBytes = size_t{1} << 30;  // one call moves less than 2 GiB on Linux
+
+[[noreturn]] void fail_to_read(const std::string& path, const std::string& action) {
+    throw Error(ExitCode::checkpoint,
+                strprintf("%s: cannot %s: %s", path.c_str(), action.c_str(), std::strerror(errno)));
+}
+
+}  // namespace
+
+int FileCalls::open(const char* path, int flags, int mode) { return ::open(path, flags | O_CLOEXEC, mode); }
+ssize_t FileCalls::pwrite(int fd, const void* data, size_t bytes, off_t offset) {
+    return ::pwrite(fd, data, bytes, offset);
+}
+int FileCalls::fsync(int fd) { return ::fsync(fd); }
+int FileCalls::close(int fd) { return ::close(fd); }
+int FileCalls::rename(const char* from, const char* to) { return std::rename(from, to); }
+int FileCalls::mkdir(const char* path, int mode) { return ::mkdir(path, static_cast<mode_t>(mode)); }
+int FileCalls::unlink(const char* path) { return ::unlink(path); }
+int FileCalls::unlink_at(int directory, const char* name) { return ::unlinkat(directory, name, 0); }
+int FileCalls::rmdir(const char* path) { return ::rmdir(path); }
+
+FileCalls& system_calls() {
+    static FileCalls calls;
+    return calls;
+}
+
+void fail_to_write(const std::string& path, const char* action) {
+    const int error = errno;
+    const bool no_room = error == ENOSPC || error == EDQUOT || error == EFBIG;
+    const char* hint = no_room ? "; free space there or choose another directory" : "";
+    throw Error(no_room ? ExitCode::no_resources : ExitCode::checkpoint,
+                strprintf("%s: cannot %s: %s%s", path.c_str(), action, std::strerror(error), hint));
+}
+
+NewFile::NewFile(FileCalls& calls, const std::string& path) : calls_(calls), path_(path) {
+    fd_ = calls.open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    if (fd_ < 0) fail_to_write(path, "create it");
+}
+
+NewFile::~NewFile() {
+    if (fd_ >= 0) calls_.close(fd_);
+}
+
+void NewFile::write_at(uint64_t offset, const void* data, size_t bytes) {
+    const char* from = static_cast<const char*>(data);
+    while (bytes > 0) {
+        const ssize_t done = calls_.pwrite(fd_, from, std::min(bytes, kMostIoBytes), static_cast<off_t>(offset));
+        if (done < 0 && errno == EINTR) continue;
+        if (done == 0) errno = ENOSPC;  // what a device without room may answer
+        if (done <= 0) fail_to_write(path_, "write to it");
+        from += done;
+        bytes -= static_cast<size_t>(done);
+        offset += static_cast<uint64_t>(done);
+        bytes_ = std::max(bytes_, offset);
+    }
+}
+
+void NewFile::finish() {
+    while (calls_.fsync(fd_) != 0)
+        if (errno != EINTR) fail_to_write(path_, "flush it to disk");
+    const int fd = fd_;
+    fd_ = -1;
+    // Network file systems tell of a failed write here. After EINTR the descriptor is closed all the same.
+    if (calls_.close(fd) != 0 && errno != EINTR) fail_to_write(path_, "close it");
+}
+
+void sync_directory(FileCalls& calls, const std::string& path) {
+    const int fd = calls.open(path.c_str(), O_RDONLY | O_DIRECTORY, 0);
+    if (fd < 0) fail_to_write(path, "open the directory");
+    int result;
+    do {
+        result = calls.fsync(fd);
+    } while (result != 0 && errno == EINTR);
+    const int error = errno;
+    calls.close(fd);
+    errno = error;
+    // EINVAL: some file systems have nothing to do for a directory.
+    if (result != 0 && errno != EINVAL) fail_to_write(path, "flush the directory to disk");
+}
+
+AtomicFile::AtomicFile(FileCalls& calls, const std::string& path)
+    : calls_(calls), path_(path), file_(calls, path + ".tmp") {}
+
+AtomicFile::~AtomicFile() {
+    if (!finished_) calls_.unlink((path_ + ".tmp").c_str());
+}
+
+void AtomicFile::finish() {
+    file_.finish();
+    if (calls_.rename((path_ + ".tmp").c_str(), path_.c_str()) != 0)
+        fail_to_write(path_, "rename the finished file to it");
+    finished_ = true;
+    const std::string directory = std::filesystem::path(path_).parent_path().string();
+    sync_directory(calls_, directory.empty() ? "." : directory);
+}
+
+void write_synced(FileCalls& calls, const std::string& path, const std::string& text) {
+    AtomicFile file(calls, path);
+    file.append(text.data(), text.size());
+    file.finish();
+}
+
+std::vector<std::string> names_in(const std::string& directory) {
+    namespace fs = std::filesystem;
+    std::vector<std::string> names;
+    std::error_code error;
+    for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error))
+        names.push_back(entry->path().filename().string());
+    if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
+        throw Error(ExitCode::checkpoint, strprintf("cannot list %s: %s", directory.c_str(), error.message().c_str()));
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+// O_NONBLOCK: the other end of a pipe is not waited for.
+RegularFile::RegularFile(const std::string& path)
+    : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)) {
+    if (fd_ < 0) fail_to_read(path, "open it");
+    struct stat status;
+    const bool known = ::fstat(fd_, &status) == 0;
+    if (known && S_ISREG(status.st_mode)) {
+        bytes_ = static_cast<uint64_t>(status.st_size);
+        return;
+    }
+    const int error = errno;
+    ::close(fd_);
+    errno = error;
+    if (!known) fail_to_read(path, "look at it");
+    throw Error(ExitCode::checkpoint, path + ": is not a regular file");
+}
+
+RegularFile::~RegularFile() { ::close(fd_); }
+
+void RegularFile::read(uint64_t offset, void* to, size_t bytes) const {
+    const ssize_t got = pread_fully(fd_, to, bytes, offset);
+    if (got < 0) fail_to_read(path_, "read it");
+    if (static_cast<size_t>(got) < bytes)
+        throw Error(ExitCode::checkpoint, path_ + ": was truncated while it was read");
+}
+
+std::string read_whole(const std::string& path, uint64_t limit) {
+    const RegularFile file(path);
+    if (file.bytes() > limit)
+        throw Error(ExitCode::checkpoint,
+                    strprintf("%s: has %llu bytes; it should have at most %llu", path.c_str(),
+                              static_cast<unsigned long long>(file.bytes()), static_cast<unsigned long long>(limit)));
+    std::string text(file.bytes(), '\0');
+    file.read(0, text.data(), text.size());
+    return text;
+}
+
+uint64_t free_bytes(const std::string& path) {
+    struct statvfs status;
+    std::filesystem::path at = path;
+    while (::statvfs(at.empty() ? "." : at.c_str(), &status) != 0) {
+        if (errno != ENOENT || at.empty()) fail_to_read(path, "read the free space");
+        at = at.parent_path();
+    }
+    return static_cast<uint64_t>(status.f_bavail) * status.f_frsize;
+}
+
+}  // namespace llmc

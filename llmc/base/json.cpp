@@ -1,0 +1,124 @@
+#include "llmc/base/json.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "llmc/base/error.h"
+
+namespace llmc {
+namespace {
+
+// Builds a value from the parser's events. nlohmann's own parser cannot limit depth or refuse repeated names without a
+// callback, and with one it searches the whole surrounding object after each value: quadratic time.
+template <class Json>
+class Builder final : public nlohmann::json_sax<Json> {
+public:
+    Json take() { return std::move(result_); }
+
+    bool null() override { return add(nullptr); }
+    bool boolean(bool value) override { return add(value); }
+    bool number_integer(typename Json::number_integer_t value) override { return add(value); }
+    bool number_unsigned(typename Json::number_unsigned_t value) override { return add(value); }
+    bool number_float(typename Json::number_float_t value, const std::string&) override { return add(value); }
+    bool string(std::string& value) override { return add(std::move(value)); }
+    bool binary(typename Json::binary_t&) override { return false; }  // no JSON text has it
+    bool start_object(size_t) override { return open(Json::object()); }
+    bool start_array(size_t) override { return open(Json::array()); }
+    bool end_object() override { return close(); }
+    bool end_array() override { return close(); }
+    bool key(std::string& name) override {
+        Container& object = open_.back();
+        if (!object.names.insert(name).second)
+            throw JsonError(strprintf("an object has the name \"%s\" twice", name.c_str()));
+        object.name = std::move(name);
+        return true;
+    }
+    bool parse_error(size_t, const std::string&, const nlohmann::json::exception& error) override {
+        const std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line ..."
+        const size_t code_end = what.find("] ");
+        throw JsonError(code_end == std::string::npos ? what : what.substr(code_end + 2));
+    }
+
+private:
+    // An object or array whose end is still to come.
+    struct Container {
+        Json value;
+        std::string name;                       // the name of the object's next value
+        std::unordered_set<std::string> names;  // the names in the object so far
+    };
+
+    bool open(Json&& empty) {
+        if (open_.size() >= kDeepestJson)
+            throw JsonError(strprintf("it is nested deeper than %d levels", kDeepestJson));
+        open_.push_back({std::move(empty), {}, {}});
+        return true;
+    }
+    bool close() {
+        Json value = std::move(open_.back().value);
+        open_.pop_back();
+        return add(std::move(value));
+    }
+    bool add(Json&& value) {
+        if (open_.empty()) {
+            result_ = std::move(value);
+        } else if (Container& into = open_.back(); into.value.is_array()) {
+            into.value.push_back(std::move(value));
+        } else {
+            append(into.value.template get_ref<typename Json::object_t&>(), std::move(into.name), std::move(value));
+        }
+        return true;
+    }
+    static void append(nlohmann::json::object_t& object, std::string&& name, Json&& value) {
+        object.emplace(std::move(name), std::move(value));
+    }
+    // ordered_map::emplace() would search for the name, which key() knows to be new. Its base is a std::vector.
+    static void append(nlohmann::ordered_json::object_t& object, std::string&& name, Json&& value) {
+        object.emplace_back(std::move(name), std::move(value));
+    }
+
+    Json result_;
+    std::vector<Container> open_;
+};
+
+}  // namespace
+
+template <class Json>
+Json parse_json(std::string_view text) {
+    Builder<Json> builder;
+    Json::sax_parse(text, &builder);
+    return builder.take();
+}
+
+template <class Json>
+Json parse_json_or_null(std::string_view text) {
+    try {
+        return parse_json<Json>(text);
+    } catch (const JsonError&) {
+        return nullptr;
+    }
+}
+
+template <class Json>
+Json read_json_or_null(const std::string& path, const InputKind& kind) {
+    std::error_code ignored;
+    return std::filesystem::exists(path, ignored) ? parse_json_or_null<Json>(read_input(path, kind)) : Json();
+}
+
+template <class Json>
+std::string json_text(const Json& json, int indent) {
+    return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+template nlohmann::json parse_json(std::string_view);
+template nlohmann::ordered_json parse_json(std::string_view);
+template nlohmann::json parse_json_or_null(std::string_view);
+template nlohmann::ordered_json parse_json_or_null(std::string_view);
+template nlohmann::json read_json_or_null(const std::string&, const InputKind&);
+template nlohmann::ordered_json read_json_or_null(const std::string&, const InputKind&);
+template std::string json_text(const nlohmann::json&, int);
+template std::string json_text(const nlohmann::ordered_json&, int);
+
+}  // namespace llmc

@@ -1,0 +1,55 @@
+// Small pieces of text that options, progress and plans share: numbers for people, durations, the nearest known word.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "llmc/base/error.h"
+
+namespace llmc {
+
+// "512 B", "3.2 KiB", "1.2 GiB".
+inline std::string format_bytes(size_t bytes) {
+    const char* const units[] = {"KiB", "MiB", "GiB", "TiB"};
+    if (bytes < 1024) return strprintf("%zu B", bytes);
+    double value = static_cast<double>(bytes) / 1024;
+    int unit = 0;
+    for (; value >= 1023.95 && unit < 3; unit++) value /= 1024;  // 1023.95 would print as 1024.0
+    return strprintf("%.1f %s", value, units[unit]);
+}
+
+std::string with_commas(int64_t number);                       // 1234567 -> "1,234,567"
+std::string format_count(int64_t number);                      // 999999 -> "999,999", 1557000000 -> "1.56 B"
+std::string plural(int64_t count, const std::string& noun);    // "1 step", "2,000 steps", "2 batches"
+std::string counted(int64_t number, const std::string& noun);  // the same, but "1.56 B tokens" from 100 million on
+std::string format_duration(double seconds);                   // "0:32", "1:02:03", "2d 03:04"
+std::string format_scaled(double number);                      // 124439808 -> "124.4 M": thousands as k, M, G, T
+
+// The same number, but a NaN without a sign: printf shows the other kind as "-nan".
+double unsigned_nan(double number);
+
+// Insertions, deletions, changes, and swaps of neighbours that turn `a` into `b`.
+int edit_distance(std::string_view a, std::string_view b);
+
+// The candidate that resembles `word` most; nothing if none is within a third of its letters.
+std::optional<std::string> nearest(const std::string& word, const std::vector<std::string>& candidates);
+
+// `text` in lines of at most `width` characters, the second and later ones indented by `indent` spaces. Words longer
+// than a line stay whole.
+std::string wrap(const std::string& text, size_t indent, size_t width);
+
+std::string joined(const std::vector<std::string>& words);  // "a, b, c"
+
+// A pattern that matches all words: their common beginning, *, their common end. It is data/*.bin if they have neither.
+std::string pattern_of(const std::vector<std::string>& words);
+
+// One argument as a shell would need it: quoted only when it must be.
+std::string shell_quote(const std::string& argument);
+
+// The current time, for example "2026-01-31T12:00:00Z" (ISO 8601, UTC).
+std::string utc_now();
+
+}  // namespace llmc

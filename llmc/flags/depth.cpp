@@ -1,0 +1,118 @@
+#include "llmc/flags/depth.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
+#include "llmc/flags/flags.h"
+
+namespace llmc {
+namespace {
+
+// nanochat's values, tuned at 12 layers. Left out are its cosine of the weight decay, which falls to 0, and the
+// momentum that falls again at the end; AdamW's numbers, of which it has some for embeddings and others for the head,
+// are those of modded-nanogpt's track 3.
+constexpr int kReferenceDepth = 12;
+constexpr double kTokensPerParameter = 12;  // of the blocks' matrices and the head
+constexpr double kReferenceBatch = 1 << 19;
+constexpr double kBatchExponent = 0.383;  // of the tokens: Power Lines (arXiv 2505.13738)
+constexpr double kMatrixRate = 0.02, kEmbeddingRate = 0.3, kHeadRate = 0.008, kReferenceChannels = 768;
+constexpr double kWeightDecay = 0.28;
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, message); }
+
+std::string model_of(int depth) { return "nano-d" + std::to_string(depth); }
+
+double tokens_for(const ModelConfig& m) {
+    return std::floor(kTokensPerParameter * static_cast<double>(m.matrix_parameters()));
+}
+
+// Sets what was not given, and remembers it as it would be typed.
+class Fill {
+public:
+    explicit Fill(Options& options) : options_(options) {}
+
+    template <class T>
+    void operator()(const char* name, T Options::*field, const std::type_identity_t<T>& value) {
+        if (options_.given.contains(name)) return;
+        options_.*field = value;
+        const Flag& flag = *find_flag(name);
+        text_ += flag.short_name ? strprintf(" -%c", flag.short_name) : strprintf(" --%s", name);
+        const nlohmann::ordered_json json = flag_json(flag, options_);
+        if (!flag.is_switch()) text_ += " " + (json.is_string() ? json.get<std::string>() : json_text(json));
+    }
+    const std::string& text() const { return text_; }
+
+private:
+    Options& options_;
+    std::string text_;
+};
+
+void check_depth(const Options& o) {
+    const ModelConfig& m = o.model_config;
+    if (m.layers != o.depth)
+        refuse(
+            strprintf("--depth %d is a model of %d layers, and this one (--layers, or --init-from's) has %d; leave "
+                      "one of them out",
+                      o.depth, o.depth, m.layers));
+    if (o.given.contains("optimizer") && o.optimizer != "muon" && o.optimizer != "normuon")
+        refuse(strprintf("--depth %d sets rates for normuon or muon, not for --optimizer %s; use -e %s and give rates",
+                         o.depth, o.optimizer.c_str(), model_of(o.depth).c_str()));
+    if (o.given.contains("muon-scale") && o.muon_scale != "spectral" && !o.given.contains("lr"))
+        refuse("--depth sets a rate for --muon-scale spectral; with " + o.muon_scale + " give --lr too");
+}
+
+}  // namespace
+
+void resolve_depth_model(Options& o) {
+    if (o.depth == 0) return;
+    const std::string name = model_of(o.depth);
+    if (!o.model.empty() && o.model != name)
+        refuse(strprintf("--depth %d is the model %s, and --model says %s; leave one of them out", o.depth,
+                         name.c_str(), o.model.c_str()));
+    o.model = name;
+}
+
+void resolve_depth(Options& o) {
+    if (o.depth == 0) return;
+    check_depth(o);
+    const ModelConfig& m = o.model_config;
+    ModelConfig reference = find_model(model_of(kReferenceDepth));
+    reference.vocab = m.vocab;
+    const double tokens = tokens_for(m), times = tokens / tokens_for(reference);
+
+    Fill fill(o);
+    fill("seq", &Options::seq, m.context);
+    const double batch = kReferenceBatch * std::pow(times, kBatchExponent);
+    fill("total-batch", &Options::total_batch, int64_t{1} << std::lround(std::log2(batch)));
+    const double batch_rate = std::sqrt(static_cast<double>(o.total_batch) / kReferenceBatch);
+    const double width_rate = batch_rate / std::sqrt(m.channels / kReferenceChannels);
+    if (!o.given.contains("epochs"))
+        fill("max-steps", &Options::max_steps, static_cast<int64_t>(tokens) / o.total_batch);
+    fill("lr", &Options::lr, kMatrixRate * batch_rate);
+    fill("schedule", &Options::schedule, "wsd-linear");
+    fill("warmup", &Options::warmup, 40);
+    fill("final-lr-fraction", &Options::final_lr_fraction, 0.05);
+    fill("cooldown", &Options::cooldown, 0.65);
+    fill("optimizer", &Options::optimizer, "normuon");
+    fill("weight-decay", &Options::weight_decay, kWeightDecay * batch_rate / times);
+    fill("beta1", &Options::beta1, 0.8);
+    fill("beta2", &Options::beta2, 0.95);
+    fill("eps", &Options::eps, 1e-10);
+    fill("momentum", &Options::momentum, 0.97);
+    fill("muon-ns", &Options::muon_ns, "p");
+    fill("muon-scale", &Options::muon_scale, "spectral");
+    fill("muon-momentum-warmup", &Options::muon_momentum_warmup, 400);
+    fill("muon-cautious-decay", &Options::muon_cautious_decay, true);
+    if (!o.given.contains("adamw-lr")) {  // their default else
+        fill("embedding-lr", &Options::embedding_lr, kEmbeddingRate * width_rate);
+        fill("head-lr", &Options::head_lr, kHeadRate * width_rate);
+    }
+    fill("adamw-weight-decay", &Options::adamw_weight_decay, 0.001);
+    fill("clip", &Options::clip, 0);
+    o.notes.push_back(strprintf("--depth %d stands for -e %s%s", o.depth, o.model.c_str(), fill.text().c_str()));
+}
+
+}  // namespace llmc

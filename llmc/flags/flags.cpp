@@ -1,0 +1,489 @@
+#include "llmc/flags/flags.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/error.h"
+#include "llmc/base/text.h"
+#include "llmc/fp8/recipe.h"
+#include "llmc/kernels/variants.h"
+#include "llmc/log/profile.h"
+#include "llmc/log/validation_watch.h"
+#include "llmc/optim/loss_scale.h"
+#include "llmc/plan/gpu_table.h"
+
+namespace llmc {
+namespace {
+
+using nlohmann::ordered_json;
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, message); }
+
+void check_not_empty(const std::string& text) {
+    if (text.empty()) refuse("the value is empty");
+}
+
+// A path may be checked only when it is opened, but a word that resembles latest or auto is a typing error.
+void check_resume(const std::string& text) {
+    check_not_empty(text);
+    const std::vector<std::string> words = {"latest", "auto"};
+    std::error_code ignored;
+    if (std::count(words.begin(), words.end(), text) > 0 || std::filesystem::exists(text, ignored)) return;
+    if (const std::optional<std::string> word = nearest(text, words))
+        refuse("'" + text + "' is not latest, auto or a directory; did you mean " + *word + "?");
+}
+
+void check_gpu(const std::string& text) {
+    if (!find_gpu_by_short_name(text)) refuse("'" + text + "' is not in the table: " + joined(gpu_short_names()));
+}
+
+// ---- the table -----------------------------------------------------------------------------------------------------
+
+Flag flag(char short_name, const char* long_name, const char* value, Field field, Values values, const char* help,
+          const char* default_text = "") {
+    return {short_name, long_name, value, field, values, help, default_text};
+}
+
+// Concerns one invocation, so configuration files may not contain it.
+Flag once(Flag flag) {
+    flag.command_line_only = true;
+    return flag;
+}
+
+// One of the flags that matter most, which --help shows.
+Flag common(Flag flag) {
+    flag.common = true;
+    return flag;
+}
+
+Flag heading(const char* group) { return {.group = group}; }
+
+// {short name, long name, value, field, values it takes, help, default where --help shows another than the field's}
+const Flag kRows[] = {
+    heading("Data and output"),
+    common(flag('i', "train", "GLOB", &Options::train, {.check = check_not_empty},
+                "training data: shards of tokens; quote the pattern")),
+    common(flag('j', "val", "GLOB", &Options::val, {.check = check_not_empty},
+                "validation data; several sets: --val NAME=GLOB for each, logged as val_loss_NAME")),
+    common(flag('o', "out", "DIR", &Options::out, {.check = check_not_empty},
+                "run directory for configuration, metrics, log, checkpoints and weights", "none: nothing is written")),
+    once(flag(0, "overwrite", "", &Options::overwrite, {}, "replace the run that --out DIR already holds")),
+    flag(0, "tensorboard", "", &Options::tensorboard, {}, "write TensorBoard event files into DIR/tensorboard"),
+    flag(0, "prometheus", "FILE", &Options::prometheus, {},
+         "keep the latest numbers in FILE for Prometheus's textfile collector (name it *.prom)", "none"),
+
+    heading("Model"),
+    common(
+        flag('e', "model", "NAME|FILE", &Options::model, {.check = check_not_empty},
+             "tiny, d2 to d48, gpt2-xl, llama3-8b, qwen3-8b, nano-d12, ... (-e list names all), or a JSON file such as "
+             "Hugging Face's config.json",
+             "d12")),
+    flag(0, "depth", "N", &Options::depth, {.min = 1, .max = 1000},
+         "nanochat's dial: its model of N layers with training steps, batch size and learning rates to match, printed "
+         "as flags at the start; flags you give take precedence",
+         "off"),
+    flag(0, "layers", "N", &Options::layers, {.min = 1}, "number of transformer blocks", "the model's"),
+    flag(0, "heads", "N", &Options::heads, {.min = 1}, "attention heads; channels / heads must be 32, 64 or 128",
+         "the model's"),
+    flag(0, "channels", "N", &Options::channels, {.min = 1}, "width of the residual stream", "the model's"),
+    flag(0, "vocab", "N", &Options::vocab, {.min = 1}, "vocabulary size", "the data's, or 50257"),
+    flag(0, "context", "N", &Options::context, {.min = 1}, "longest sequence that the model accepts",
+         "the model's; -t for a shape of your own"),
+    common(flag(0, "init-from", "PATH", &Options::init_from, {},
+                "start from these weights: a checkpoint, a run, a Hugging Face directory or .safetensors file, or an "
+                "llm.c model file (.bin)",
+                "random")),
+
+    heading("Size of the run"),
+    common(flag('b', "batch", "N", &Options::batch, {.min = 1}, "sequences per micro-step and rank")),
+    common(flag('t', "seq", "N", &Options::seq, {.min = 1}, "tokens per sequence", "1024, or the context")),
+    common(flag('d', "total-batch", "N", &Options::total_batch, {.min = 1},
+                "tokens per optimizer step over all ranks; above b*t*ranks, gradients accumulate", "b*t*ranks")),
+    common(flag('x', "max-steps", "N", &Options::max_steps,
+                {.min = 1, .word = "-1", .word_means = -1, .answers = {{"0", " (-1: one epoch)"}}},
+                "training steps; -1: one epoch")),
+    flag(0, "epochs", "N", &Options::epochs, {.min = 1, .max = 1e6}, "instead of -x: passes over the training data",
+         "-x"),
+    flag(0, "stop-after", "N", &Options::stop_after, {},
+         "stop cleanly after step N; the learning rate still follows --max-steps", "off"),
+    flag(0, "max-minutes", "M", &Options::max_minutes, {},
+         "stop cleanly after M minutes; the learning rate still follows --max-steps", "off"),
+    flag(0, "batch-schedule", "LIST", &Options::batch_schedule, {.check = batch_stages_from_text},
+         "TOKENS:STEPS,...: start with smaller steps. Each stage takes STEPS steps of TOKENS tokens; -d follows",
+         "off"),
+    flag(0, "seq-schedule", "LIST", &Options::seq_schedule, {.check = seq_stages_from_text},
+         "TOKENS:STEPS,...: start with shorter sequences. For STEPS steps, sequences of -t tokens are cut into pieces "
+         "of TOKENS, and attention stays within a piece",
+         "off"),
+    flag(0, "doc-mask", "", &Options::doc_mask, {},
+         "keep attention within documents, which begin at the shard's end-of-text token"),
+    flag(0, "doc-positions", "", &Options::doc_positions, {},
+         "with --doc-mask: learned positions restart at each document"),
+
+    heading("Optimization"),
+    common(flag('l', "lr", "X", &Options::lr, {.min_open = true}, "peak learning rate")),
+    common(flag('u', "warmup", "N", &Options::warmup, {}, "steps of linear warm-up")),
+    flag('k', "schedule", "NAME", &Options::schedule, {.words = {"cosine", "linear", "constant", "wsd", "wsd-linear"}},
+         "learning rate after the warm-up: cosine, linear, constant, wsd (constant, then 1 - sqrt decay) or wsd-linear "
+         "(constant, then linear decay)"),
+    flag('q', "final-lr-fraction", "X", &Options::final_lr_fraction, {.max = 1},
+         "final learning rate as a fraction of the peak"),
+    flag(0, "cooldown", "X", &Options::cooldown, {.max = 1, .min_open = true},
+         "fraction of the steps in which wsd and wsd-linear decay"),
+    flag(0, "restart-every", "N", &Options::restart_every, {},
+         "restart the cosine at the peak, first N steps after the warm-up; 0: never"),
+    flag(0, "restart-factor", "K", &Options::restart_factor, {.min = 1, .max = 1000},
+         "each period of --restart-every is K times as long as the one before"),
+    flag(0, "plateau", "RULE", &Options::plateau, {.check = plateau_from_text},
+         "FACTOR,PATIENCE, such as 0.5,3: multiply the learning rate by FACTOR after more than PATIENCE validations "
+         "in a row without a new best loss; off: never"),
+    flag(0, "early-stop", "N", &Options::early_stop, {},
+         "finish the run after more than N validations in a row without a new best loss; 0: never"),
+    flag(0, "optimizer", "NAME", &Options::optimizer, {.words = {"adamw", "lion", "sgd", "muon", "normuon"}},
+         "adamw, lion, sgd, muon or normuon (the last two update the blocks' matrices and leave the rest to AdamW)"),
+    flag('c', "weight-decay", "X", &Options::weight_decay, {}, "decoupled weight decay of matrices and embeddings"),
+    flag(0, "beta1", "X", &Options::beta1, {.max = 1, .max_open = true},
+         "AdamW: decay of the first moment; Lion: weight of the moment in the update"),
+    flag(0, "beta2", "X", &Options::beta2, {.max = 1, .max_open = true},
+         "AdamW: decay of the second moment; Lion: decay of the moment", "0.95; lion 0.99"),
+    flag(0, "eps", "X", &Options::eps, {.min_open = true}, "AdamW's epsilon"),
+    flag(0, "adam-moments", "NAME", &Options::adam_moments, {.words = {"fp32", "bf16"}},
+         "format of AdamW's moments: fp32 or bf16 (half the memory, stochastic rounding)"),
+    flag(0, "momentum", "X", &Options::momentum, {.max = 1, .max_open = true}, "momentum of sgd (0: none) and muon",
+         "0.9; muon 0.95"),
+    flag(0, "nesterov", "on|off", &Options::nesterov, {.words = {"on", "off"}}, "Nesterov momentum in sgd and muon",
+         "off; muon on"),
+    flag(0, "muon-ns", "NAME", &Options::muon_ns, {.words = {"k", "p", "q", "s"}},
+         "muon's Newton-Schulz iteration: k (Jordan's 5 steps), p (Polar Express, 5 steps), q (5 steps of growing "
+         "accuracy) or s (12 steps that converge)"),
+    flag(0, "muon-scale", "NAME", &Options::muon_scale, {.words = {"rms", "spectral"}},
+         "size of muon's update of an A x B matrix: rms (0.2 sqrt(max(A, B)); use AdamW's --lr) or spectral "
+         "(sqrt(max(1, A/B)); use --lr 0.02 or so)"),
+    flag(0, "muon-momentum-warmup", "N", &Options::muon_momentum_warmup, {},
+         "steps in which muon's momentum grows linearly from 0.85 to --momentum; 0: off"),
+    flag(0, "muon-cautious-decay", "", &Options::muon_cautious_decay, {},
+         "muon: no weight decay of weights whose update points away from zero"),
+    flag(0, "adamw-lr", "X", &Options::adamw_lr, {.min_open = true},
+         "with muon: peak learning rate of the parameters that AdamW updates", "--lr"),
+    flag(0, "embedding-lr", "X", &Options::embedding_lr, {.min_open = true},
+         "with muon: peak learning rate of the embeddings", "--adamw-lr"),
+    flag(0, "head-lr", "X", &Options::head_lr, {.min_open = true},
+         "with muon: peak learning rate of an untied output head", "--adamw-lr"),
+    flag(0, "vector-lr", "X", &Options::vector_lr, {.min_open = true},
+         "with muon: peak learning rate of norms and biases", "--adamw-lr"),
+    flag(0, "adamw-weight-decay", "X", &Options::adamw_weight_decay, {},
+         "with muon: weight decay of embeddings and output head", "--weight-decay"),
+    flag(0, "clip", "X", &Options::clip, {}, "gradient clipping threshold (see --clip-kind); 0: no clipping"),
+    flag(0, "clip-kind", "NAME", &Options::clip_kind, {.words = {"norm", "tensor", "value"}},
+         "quantity that --clip limits: norm (of all gradients together), tensor (norm of each tensor's gradient) or "
+         "value (magnitude of each element)"),
+    flag(0, "z-loss", "X", &Options::z_loss, {},
+         "add X log(Z)^2 to the training loss, Z being the softmax denominator (PaLM uses 1e-4); reported losses "
+         "exclude it"),
+    flag(0, "label-smoothing", "X", &Options::label_smoothing, {.max = 1, .max_open = true},
+         "spread the fraction X of each target over all tokens in training; reported losses exclude it"),
+
+    heading("Precision and memory"),
+    common(flag(0, "precision", "NAME", &Options::precision, {.words = {"fp8", "bf16", "fp32", "auto"}},
+                "fp8 (linear layers of the blocks), bf16, fp32 (the reference) or auto (the lowest that the device "
+                "supports)")),
+    flag(0, "tf32", "", &Options::tf32, {}, "let --precision fp32 use TF32 tensor cores (GPU only)"),
+    common(flag('r', "recompute", "NAME", &Options::recompute,
+                {.words = {"none", "gelu", "norm", "block"},
+                 .answers = {{"0", "; llm.c's -r 0 is -r none here"},
+                             {"1", "; llm.c's -r 1 is -r gelu here"},
+                             {"2", "; llm.c's -r 2 is -r norm here"}}},
+                "activations to recompute in the backward pass: none, gelu, norm (norms and GELU) or block (all)")),
+    flag(0, "kernels", "LIST", &Options::kernels, {.check = check_kernel_names},
+         "kernel variants to use: auto (all that the card supports), portable (none: plain kernels only), or names "
+         "separated by commas (--kernels list names all)"),
+    flag(0, "card-check", "NAME", &Options::card_check, {.words = {"auto", "force", "off"}},
+         "test kernels, matmuls and collectives on this card before the run uses them: auto (on a GPU, once per card, "
+         "driver and program), force (every time, on a CPU too) or off"),
+    flag(0, "tune", "N", &Options::tune, {.max = 64},
+         "algorithms per matmul that the card check times to find the fastest; 0: take the library's first correct "
+         "one"),
+    flag(0, "strict", "", &Options::strict, {}, "refuse to start if the card check would fall back to anything"),
+    flag(0, "timeout-check", "SECONDS", &Options::timeout_check, {.min_open = true},
+         "a part of the card check that takes longer than this fails"),
+
+    heading("FP8 and loss scaling"),
+    flag(0, "fp8-recipe", "NAME", &Options::fp8_recipe, {.words = {std::begin(kFp8Recipes), std::end(kFp8Recipes)}},
+         "scaling: delayed (from past steps), current (from the tensor itself, in one more pass), block (one scale per "
+         "128 elements) or mxfp8 (one per 32)"),
+    flag(0, "fp8-layers", "LIST", &Options::fp8_layers, {.check = check_not_empty},
+         "linear layers in FP8: all or none, then exceptions such as -first,-last,-block7,-fc_proj,-block3.qkv; "
+         "+lm_head adds the output head"),
+    flag(0, "fp8-grad", "NAME", &Options::fp8_grad, {.words = {"e5m2", "e4m3"}},
+         "FP8 format of output gradients: e5m2 or e4m3"),
+    flag(0, "fp8-history", "N", &Options::fp8_history, {.min = 1, .max = kMaxAmaxHistory},
+         "delayed scaling: optimizer steps in the amax window"),
+    flag(0, "fp8-margin", "N", &Options::fp8_margin, {.max = 16},
+         "headroom above the amax that scales leave, in powers of two"),
+    flag(0, "fp8-amax-algo", "NAME", &Options::fp8_amax_algo, {.words = {"max", "most_recent", "ema"}},
+         "delayed scaling: value taken from the amax window: max, most_recent or ema"),
+    flag(0, "fp8-pow2-scales", "", &Options::fp8_pow2_scales, {}, "round scales down to powers of two"),
+    flag(0, "fp8-smooth", "", &Options::fp8_smooth, {},
+         "divide channels of SwiGLU's output by powers of two, so that outliers do not set the scale"),
+    flag(0, "fp8-fast-accum", "NAME", &Options::fp8_fast_accum, {.words = {"forward", "none", "all"}},
+         "matmuls that accumulate with fewer bits, which is faster: forward, none or all (GPU only)"),
+    flag(0, "fp8-emulation", "", &Options::fp8_emulation, {},
+         "on a GPU that lacks the recipe's FP8 matmuls, compute them in BF16 from the same FP8 values; slower than "
+         "--precision bf16"),
+    flag(0, "fp8-log-every", "N", &Options::fp8_log_every, {}, "record every FP8 tensor every N steps; 0: never"),
+    flag(0, "fp8-probe-every", "N", &Options::fp8_probe_every, {},
+         "every N steps, repeat the FP8 matmuls of the first micro-step in BF16 and record their errors; 0: never"),
+    flag(0, "fp8-fallback", "RULE", &Options::fp8_fallback, {.check = fp8_fallback_from_text},
+         "SATURATED,UNDERFLOWED,STEPS, such as 0.01,0.5,10: move a layer to BF16 after STEPS steps in a row in which "
+         "more than these fractions of one of its tensors saturated or underflowed; off: never"),
+    flag(0, "loss-scale", "X", &Options::loss_scale, {.check = loss_scale_config},
+         "off, dynamic (starts at 65536) or a power of two", "dynamic in fp8, else off"),
+    flag(0, "loss-scale-growth-interval", "N", &Options::loss_scale_growth_interval, {.min = 1},
+         "steps without overflow after which a dynamic loss scale doubles"),
+    flag(0, "max-skips", "N", &Options::max_skips, {}, "stop after N skipped steps in a row; 0: never"),
+    flag(0, "skip-spikes", "", &Options::skip_spikes, {},
+         "skip steps whose loss or gradient norm is above mean + 6 sigma of the last 128 steps (at least 64); without "
+         "this flag they are only reported"),
+
+    heading("Several GPUs (start with mpirun, srun, or RANK, WORLD_SIZE and MASTER_ADDR)"),
+    common(flag('z', "zero", "N", &Options::zero, {.max = 3},
+                "ZeRO stage: ranks share 0 nothing, 1 optimizer state and master weights, 2 also gradients, 3 also "
+                "working weights",
+                "1 with several ranks")),
+    flag(0, "shard-within", "N", &Options::shard_within, {},
+         "shard within groups of N neighbouring ranks, such as a node, and replicate across groups; 0: across all "
+         "ranks"),
+    flag(0, "comm", "NAME", &Options::comm, {.words = {"auto", "self", "mpi", "tcp", "nccl"}},
+         "communication between ranks: auto, self, mpi, tcp or nccl"),
+    flag(0, "reduce", "NAME", &Options::reduce, {.words = {"fp32", "bf16", "fp8"}},
+         "format in which gradients are sent: fp32, bf16 or fp8 (each rank adds its rounding error to the next step); "
+         "sums are FP32"),
+    flag(0, "reduce-order", "NAME", &Options::reduce_order, {.words = {"any", "rank"}},
+         "order in which gradients are summed: any (the library's; NCCL's may differ between runs) or rank (the same "
+         "bits every time, on any number of ranks)"),
+    flag(0, "timeout-start", "SECONDS", &Options::timeout_start, {},
+         "time to wait for the other ranks at the start; 0: forever"),
+    flag(0, "timeout-step", "SECONDS", &Options::timeout_step, {},
+         "end a run that makes no progress for this long; 0: never"),
+    flag(0, "timeout-save", "SECONDS", &Options::timeout_save, {}, "the same while a checkpoint is written"),
+
+    heading("Checkpoints (in --out DIR)"),
+    common(flag('n', "checkpoint-every", "N", &Options::checkpoint_every, {},
+                "save a checkpoint every N steps; 0: by time only")),
+    common(once(flag('y', "resume", "latest|auto|PATH", &Options::resume, {.check = check_resume},
+                     "continue from the newest intact checkpoint in --out (latest), or start a new run if there never "
+                     "was one (auto), or from this checkpoint or run (PATH); without --train and --config, with the "
+                     "configuration of the run in --out",
+                     "none"))),
+    flag(0, "checkpoint-minutes", "M", &Options::checkpoint_minutes, {},
+         "also save when the last checkpoint is M minutes old; 0: never by time. A run also saves at its end and when "
+         "stopped, unless this and -n are 0"),
+    flag(0, "keep", "N", &Options::keep, {}, "keep the newest N checkpoints; 0: all"),
+    flag(0, "keep-every", "N", &Options::keep_every, {},
+         "also keep checkpoints whose step is a multiple of N; 0: none"),
+    flag(0, "verify", "NAME", &Options::verify, {.words = {"full", "size", "none"}},
+         "check of a checkpoint before it is used: full (every byte), size (of its files) or none"),
+    flag(0, "on-save-error", "NAME", &Options::on_save_error, {.words = {"continue", "stop"}},
+         "continue or stop when a checkpoint cannot be written"),
+    flag(0, "checkpoint-local", "DIR", &Options::checkpoint_local, {},
+         "write each rank's part to DIR on its own machine first, instead of to host memory, and to --out while "
+         "training goes on",
+         "host memory"),
+    once(flag(0, "rewind", "N", &Options::rewind, {}, "with --resume: skip the newest N checkpoints")),
+    once(flag(0, "skip-data", "N", &Options::skip_data, {},
+              "with --resume: skip the data of N steps, for example data that made the run diverge")),
+    once(flag(0, "new-data", "", &Options::new_data, {},
+              "with --resume: accept other training data, -t, --seed, --doc-mask or --doc-positions than the "
+              "checkpoint's run had")),
+
+    heading("Validation and samples"),
+    common(flag('v', "val-every", "N", &Options::val_every,
+                {.word = "auto", .word_means = -1, .answers = {{"-1", " (auto: by its cost)"}}},
+                "validate every N steps; 0: never; auto: so that it takes less than 5 % of the time")),
+    flag('m', "val-batches", "N", &Options::val_batches, {.min = -1}, "batches per validation; 0: none, -1: all"),
+    flag(0, "hellaswag", "FILE", &Options::hellaswag, {.check = check_not_empty},
+         "multiple-choice examples in llm.c's format to score at every validation (the whole file, whatever -m says)",
+         "none"),
+    common(flag('s', "sample-every", "N", &Options::sample_every, {}, "print a sample every N steps; 0: never")),
+    flag('g', "sample-tokens", "N", &Options::sample_tokens, {}, "tokens per sample; 0: no samples"),
+    common(flag(0, "tokenizer", "FILE", &Options::tokenizer, {},
+                "tokenizer of samples: tokenizer.json, tokenizer.bin, .tiktoken, a directory with one, or bytes",
+                "found with the data")),
+    flag(0, "prompt", "TEXT", &Options::prompt, {}, "text that samples begin with", "end-of-text token"),
+    flag(0, "temperature", "X", &Options::temperature, {}, "sampling temperature; 0: always the most likely token"),
+    flag(0, "top-k", "N", &Options::top_k, {}, "sample among the N most likely tokens; 0: all"),
+    flag(0, "top-p", "X", &Options::top_p, {.max = 1, .min_open = true},
+         "sample among the most likely tokens whose probabilities sum to X"),
+
+    heading("Running and planning"),
+    flag(0, "seed", "N", &Options::seed, {}, "seed of everything random"),
+    flag(0, "log-every", "N", &Options::log_every, {.min = 1},
+         "print every N-th step; metrics.jsonl and main.log have all of them"),
+    flag(0, "verify-every", "N", &Options::verify_every, {},
+         "every N steps, check for silent data corruption: compute the first micro-step twice and compare the bits, as "
+         "well as those of weights and optimizer state; 0: never"),
+    common(once(flag(0, "config", "FILE", &Options::config_file, {.check = check_not_empty},
+                     "read flags from JSON with long flag names as keys, or from a run.json; flags override it"))),
+    once(flag(0, "print-config", "", &Options::print_config, {},
+              "print the resolved configuration as JSON for --config and exit")),
+    common(once(flag(0, "dry-run", "", &Options::dry_run, {},
+                     "print parameters, memory and predicted step time (with --world: for all ZeRO stages) and exit; "
+                     "needs no GPU"))),
+    once(flag(0, "json", "", &Options::json, {}, "with --dry-run: print the plan as one JSON object")),
+    once(flag(0, "world", "N", &Options::world, {.min = 1, .max = 65536}, "number of ranks to plan for", "1")),
+    common(once(flag(0, "gpu", "NAME", &Options::gpu, {.check = check_gpu},
+                     "card to plan for: h100, h200, a100, l40s, rtx4090, ...", "the one found; --dry-run: else h200"))),
+    once(flag(0, "estimate-scaling", "", &Options::estimate_scaling, {},
+              "print the tokens per second predicted for 1 to 1024 GPUs with this batch on each, and exit (with -o "
+              "DIR: also write DIR/scaling.json); needs no GPU")),
+    once(flag(0, "bench", "", &Options::bench, {},
+              "time 25 steps (or --stop-after N), on random tokens if there is no --train; no validation, no samples, "
+              "nothing is written")),
+    once(flag(0, "profile-steps", "N|A:B", &Options::profile_steps, {.check = profile_steps_from_text},
+              "trace N steps after two of warm-up, or steps A to B - 1, into trace-rank<R>.json for Perfetto; needs "
+              "--out",
+              "none")),
+    once(flag(0, "version", "", &Options::version, {}, "print the version and exit")),
+    once(flag('h', "help", "", &Options::help, {}, "print the most important flags and exit")),
+    once(flag(0, "help-all", "", &Options::help_all, {}, "print all flags and exit")),
+    once(flag(0, "help-markdown", "", &Options::help_markdown, {}, "print all flags as a Markdown page and exit")),
+};
+
+// ---- to CLI11 ------------------------------------------------------------------------------------------------------
+
+std::vector<ValSet> val_sets(const std::vector<std::string>& texts) {
+    std::vector<ValSet> sets;
+    for (const std::string& text : texts) {
+        const ValSet set = parse_val_set(text);
+        for (const ValSet& other : sets)
+            if (other.name == set.name)
+                refuse("--val: two sets are named \"" + set.name + "\"; name each one: --val a=GLOB --val b=GLOB");
+        sets.push_back(set);
+    }
+    return sets;
+}
+
+CLI::Option* add(CLI::App& app, const std::string& names, bool& field) { return app.add_flag(names, field); }
+CLI::Option* add(CLI::App& app, const std::string& names, std::vector<ValSet>& field) {
+    const auto assign = [&field](const std::vector<std::string>& texts) { field = val_sets(texts); };
+    CLI::Option* option = app.add_option_function<std::vector<std::string>>(names, assign);
+    return option->take_all()->allow_extra_args(false)->expected(1);
+}
+template <class T>
+CLI::Option* add(CLI::App& app, const std::string& names, T& field) {
+    return app.add_option(names, field)->take_last();
+}
+
+CLI::Option* add(CLI::App& app, const Flag& flag, Options& options) {
+    const std::string names = (flag.short_name ? strprintf("-%c,--", flag.short_name) : "--") + flag.long_name;
+    CLI::Option* option = std::visit([&](auto f) { return add(app, names, options.*f); }, flag.field);
+    return option->transform(CLI::Validator([&flag](std::string& text) { return mistake_in(text, flag); }, ""));
+}
+
+// ---- and back ------------------------------------------------------------------------------------------------------
+
+std::string text_of(const std::string& text) { return text; }
+std::string text_of(bool) { return ""; }
+std::string text_of(const std::vector<ValSet>&) { return ""; }
+template <class T>
+std::string text_of(T number) {
+    char text[32];
+    std::string result(text, std::to_chars(text, text + sizeof text, number).ptr);
+    const size_t zero = result.find("e-0");  // 1e-08
+    return zero == std::string::npos ? result : result.erase(zero + 2, 1);
+}
+
+ordered_json json_of(const std::string& text, const Flag&) {
+    return text.empty() ? ordered_json() : ordered_json(text);
+}
+ordered_json json_of(bool on, const Flag&) { return on; }
+ordered_json json_of(const std::vector<ValSet>& sets, const Flag&) {
+    ordered_json list;
+    for (const ValSet& set : sets) list.push_back(set.name.empty() ? set.glob : set.name + "=" + set.glob);
+    return list;
+}
+// A number that the flag itself would refuse stands for "not given".
+template <class T>
+ordered_json json_of(T number, const Flag& flag) {
+    std::string text = text_of(number);
+    return mistake_in(text, flag).empty() ? ordered_json(number) : ordered_json();
+}
+
+}  // namespace
+
+const std::vector<Flag>& all_flags() {
+    static const std::vector<Flag> flags = [] {
+        std::vector<Flag> all;
+        std::string group;
+        for (Flag row : kRows) {
+            if (row.long_name.empty()) group = row.group;
+            row.group = group;
+            if (!row.long_name.empty()) all.push_back(row);
+        }
+        return all;
+    }();
+    return flags;
+}
+
+const Flag* find_flag(std::string_view name) {
+    for (const Flag& flag : all_flags())
+        if (flag.long_name == name) return &flag;
+    return nullptr;
+}
+
+const Flag* find_flag(char name) {
+    for (const Flag& flag : all_flags())
+        if (name != 0 && flag.short_name == name) return &flag;
+    return nullptr;
+}
+
+std::string names_text(const Flag& flag) {
+    return (flag.short_name ? strprintf("-%c, --", flag.short_name) : "--") + flag.long_name;
+}
+
+std::vector<std::string> set_flags(std::vector<std::string> arguments, Options& options) {
+    CLI::App app;
+    app.set_help_flag();
+    app.prefix_command();  // stop at an argument that is neither a flag nor a value
+    for (const Flag& flag : all_flags()) add(app, flag, options);
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them last first
+    try {
+        app.parse(arguments);
+    } catch (const CLI::ParseError& error) {
+        refuse(error.what());
+    }
+    for (const Flag& flag : all_flags())
+        if (app.count("--" + flag.long_name) > 0) options.given.insert(flag.long_name);
+    return app.remaining();
+}
+
+void add_flags(CLI::App& app, const std::vector<std::string>& names, Options& options) {
+    for (const std::string& name : names) {
+        const Flag& flag = *find_flag(name);
+        CLI::Option* option = add(app, flag, options)->description(flag.help);
+        if (flag.is_switch()) continue;
+        option->type_name(flag.value);
+        const bool as_always = flag_json(flag, options) == flag_json(flag, Options());
+        option->default_str(as_always ? default_text(flag)
+                                      : std::visit([&](auto f) { return text_of(options.*f); }, flag.field));
+    }
+}
+
+nlohmann::ordered_json flag_json(const Flag& flag, const Options& options) {
+    return std::visit([&](auto field) { return json_of(options.*field, flag); }, flag.field);
+}
+
+std::string default_text(const Flag& flag) {
+    if (!flag.default_text.empty() || flag.is_switch()) return flag.default_text;
+    const Options defaults;
+    const std::string text = std::visit([&](auto field) { return text_of(defaults.*field); }, flag.field);
+    const bool is_word = !flag.values.word.empty() && text == std::to_string(flag.values.word_means);
+    return is_word ? flag.values.word : text;
+}
+
+}  // namespace llmc

@@ -1,0 +1,333 @@
+#include "llmc/flags/options.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/error.h"
+#include "llmc/base/input_file.h"
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
+#include "llmc/flags/flags.h"
+#include "llmc/flags/help.h"
+#include "llmc/flags/other_programs.h"
+#include "llmc/log/versions.h"
+
+#ifndef LLMC_DEFAULT_PRECISION  // set by `make PRECISION=`; bf16, BF16 or "bf16"
+#define LLMC_DEFAULT_PRECISION fp8
+#endif
+#define LLMC_TEXT_OF(x) LLMC_TEXT_OF_(x)
+#define LLMC_TEXT_OF_(x) #x
+
+namespace llmc {
+namespace {
+
+using nlohmann::ordered_json;
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, message); }
+
+bool is_number(const std::string& text) {
+    const size_t digits = text.find_first_not_of("+-.");
+    return digits != std::string::npos && text[digits] >= '0' && text[digits] <= '9';
+}
+
+// `format` with the known word that resembles `word` most; "" if none resembles it.
+std::string guess(const char* format, const std::string& word, const std::vector<std::string>& known) {
+    const std::optional<std::string> found = nearest(word, known);
+    return found ? strprintf(format, found->c_str()) : "";
+}
+
+// The flag that `argument` names, as in "--lr", "--lr=1e-3", "-l" or "-l=1e-3"; null if it is no flag.
+const Flag* flag_in(const std::string& argument) {
+    const std::string name = argument.substr(0, argument.find('='));
+    if (name.size() > 2 && name.starts_with("--")) return find_flag(std::string_view(name).substr(2));
+    return name.size() == 2 && name[0] == '-' ? find_flag(name[1]) : nullptr;
+}
+
+// Refuses letters after a single dash: a flag of two letters, such as llm.c has, or a long flag that lacks a dash.
+void check_letters(const std::string& argument) {
+    const bool one_dash = argument.size() > 1 && argument[0] == '-' && (argument[1] != '-' || argument == "--");
+    if (!one_dash || is_number(argument)) return;
+    const Flag* flag = find_flag(argument[1]);
+    if (flag && !flag->is_switch() && is_number(argument.substr(2))) return;  // -b4
+    refuse("unknown flag " + argument + (flag_in("-" + argument) ? "; did you mean -" + argument + "?" : "") +
+           " (--help-all lists all)");
+}
+
+// Removes `train` or `check` in front of the flags; `help` becomes --help.
+std::vector<std::string> without_command(std::vector<std::string> arguments) {
+    if (arguments.empty() || arguments[0].empty() || arguments[0][0] == '-') return arguments;
+    if (arguments[0] == "help") return {"--help"};
+    if (arguments[0] != "train" && arguments[0] != "check") refuse(unknown_command_text(arguments[0]));
+    arguments.erase(arguments.begin());
+    return arguments;
+}
+
+// Rewrites the command line for CLI11, which does not know -b=4 or the empty value of --prompt=, would read -ge as
+// -g e, and would take the next flag as the value of a flag that lacks one.
+std::vector<std::string> prepare(const std::vector<std::string>& given) {
+    std::vector<std::string> arguments;
+    for (size_t i = 0; i < given.size(); i++) {
+        const std::string& argument = given[i];
+        const std::string next = i + 1 < given.size() ? given[i + 1] : "";
+        if (const std::optional<std::string> answer = answer_llmc_flag(argument, next)) refuse(*answer);
+        const Flag* flag = flag_in(argument);
+        const size_t equals = argument.find('=');
+        if (flag == nullptr) {
+            check_letters(argument);
+            arguments.push_back(argument);
+        } else if (flag->long_name == "help" || flag->long_name == "help-all" || flag->long_name == "version") {
+            return {"--" + flag->long_name};  // whatever else was given
+        } else if (flag->is_switch()) {
+            if (equals != std::string::npos && !argument.ends_with("=true") && !argument.ends_with("=false"))
+                refuse(argument + ": this switch takes no value but =true or =false");
+            if (equals == std::string::npos && !next.empty() && next[0] != '-')
+                refuse(strprintf("%s takes no value, and '%s' follows it; use --%s, or --%s=false to switch it off",
+                                 argument.c_str(), next.c_str(), flag->long_name.c_str(), flag->long_name.c_str()));
+            arguments.push_back(argument);
+        } else if (equals != std::string::npos) {
+            arguments.insert(arguments.end(), {argument.substr(0, equals), argument.substr(equals + 1)});
+        } else {
+            if (i + 1 == given.size() || flag_in(next))
+                refuse("--" + flag->long_name + " needs a value: --" + flag->long_name + " " + flag->value);
+            arguments.insert(arguments.end(), {argument, next});
+            i++;
+        }
+    }
+    return arguments;
+}
+
+// Refuses `rest`, which set_flags() could not use. After a pattern of files it is probably the shell's expansion.
+[[noreturn]] void refuse_rest(const std::vector<std::string>& arguments, const std::vector<std::string>& rest) {
+    if (rest[0].starts_with("--")) {
+        std::vector<FlagName> known;
+        for (const Flag& flag : all_flags()) known.push_back({flag.long_name, names_text(flag), flag.help});
+        refuse(unknown_flag_text(rest[0], known, "--help-all lists all"));
+    }
+    const size_t at = arguments.size() - rest.size();
+    const Flag* flag = at < 2 || rest[0].starts_with("-") ? nullptr : flag_in(arguments[at - 2]);
+    const std::string flag_name = flag ? flag->long_name : "";
+    if (flag_name != "train" && flag_name != "val")
+        refuse(strprintf("unexpected argument '%s'; flags start with - (--help-all lists all)", rest[0].c_str()));
+    std::vector<std::string> words = {arguments[at - 1]};
+    for (size_t i = 0; i < rest.size() && rest[i][0] != '-'; i++) words.push_back(rest[i]);
+    std::string name = flag_name == "val" ? parse_val_set(words[0]).name : "";
+    if (!name.empty()) name += "=";
+    for (std::string& word : words)
+        if (word.starts_with(name)) word.erase(0, name.size());
+    refuse(
+        strprintf("unexpected argument '%s': --%s takes one pattern, and the shell has made %zu words of it; quote "
+                  "the pattern: --%s %s",
+                  rest[0].c_str(), flag_name.c_str(), words.size(), flag_name.c_str(),
+                  shell_quote(name + pattern_of(words)).c_str()));
+}
+
+// One entry of a configuration file, as the command line would give it.
+void append_entry(const std::string& key, const ordered_json& value, std::vector<std::string>& arguments) {
+    const Flag* flag = find_flag(key);
+    if (flag == nullptr) {
+        std::vector<std::string> known;
+        for (const Flag& candidate : all_flags())
+            if (!candidate.command_line_only) known.push_back(candidate.long_name);
+        refuse("unknown key \"" + key + "\"" + guess(" (did you mean \"%s\"?)", key, known) +
+               "; keys are long flag names without dashes in front");
+    }
+    if (flag->command_line_only) refuse("\"" + key + "\" belongs on the command line");
+    if (value.is_null()) return;  // "not given"
+    if (flag->is_switch()) {
+        if (!value.is_boolean())
+            refuse(strprintf("\"%s\" is %s; it must be true or false", key.c_str(), json_text(value).c_str()));
+        arguments.push_back("--" + key + "=" + json_text(value));
+        return;
+    }
+    const bool list = key == "val" && value.is_array();
+    for (const ordered_json& item : list ? value : ordered_json::array({value})) {
+        if (!item.is_string() && !item.is_number())
+            refuse(strprintf("\"%s\" is %s; it must be a number or a string", key.c_str(), json_text(item).c_str()));
+        arguments.insert(arguments.end(), {"--" + key, item.is_string() ? item.get<std::string>() : json_text(item)});
+    }
+}
+
+// --overwrite removes the run in --out, so the weights to start from must not be there.
+void check_weights_survive(const Options& options) {
+    if (!options.overwrite || options.init_from.empty() || options.out.empty()) return;
+    namespace fs = std::filesystem;
+    std::error_code ignored;
+    // A last component makes "dir" and "dir/" the same.
+    const fs::path out = fs::weakly_canonical(fs::path(options.out) / "x", ignored).parent_path();
+    const fs::path from = fs::weakly_canonical(fs::path(options.init_from) / "x", ignored).parent_path();
+    if (from == out || from.parent_path() == out) {
+        refuse(strprintf("--overwrite would remove the weights that --init-from %s reads; use another --out",
+                         options.init_from.c_str()));
+    }
+}
+
+// The default of --checkpoint-minutes is no wish for checkpoints.
+void check_checkpoints_have_a_place(const Options& o) {
+    if (!o.out.empty()) return;
+    const bool by_time = o.checkpoint_minutes > 0 && o.checkpoint_minutes != Options().checkpoint_minutes;
+    if (o.checkpoint_every == 0 && !by_time) return;
+    refuse(strprintf("%s: checkpoints are written into the run directory; add --out DIR",
+                     by_time ? "--checkpoint-minutes" : "-n, --checkpoint-every"));
+}
+
+void check_complete(const Options& options) {
+    check_weights_survive(options);
+    const bool planning = options.dry_run || options.estimate_scaling;
+    if (!options.gpu.empty() && !planning)
+        refuse("--gpu names the card to plan for; add --dry-run or --estimate-scaling");
+    if (options.json && !options.dry_run) refuse("--json prints the plan of --dry-run; add --dry-run");
+    if (!options.profile_steps.empty() && options.out.empty())
+        refuse("--profile-steps writes its traces into the run directory; add --out DIR");
+    if (options.tensorboard && options.out.empty())
+        refuse("--tensorboard writes into the run directory; add --out DIR");
+    if (!options.bench && !planning && !options.checking) check_checkpoints_have_a_place(options);
+    if (options.bench && !options.profile_steps.empty())
+        refuse("--bench writes nothing, so it cannot be combined with --profile-steps");
+    if (options.bench && options.train.empty() && options.doc_mask)
+        refuse("--bench: random tokens have no documents for --doc-mask; add --train GLOB");
+    if (options.train.empty() && !options.bench && !planning && !options.print_config && !options.checking) {
+        refuse(
+            "no training data: give --train 'GLOB', for example -i 'data/*train_*.bin' (python3 -m data.prepare makes "
+            "such files, --bench needs none, and --help explains the flags)");
+    }
+}
+
+ordered_json read_json(const std::string& path) {
+    constexpr InputKind kind = {"configuration file", "a JSON file of flags, or a run.json", ExitCode::bad_flags, 16};
+    const std::string content = read_input(path, kind);
+    try {
+        const auto file = parse_json<ordered_json>(content);
+        if (file.is_object()) return file;
+    } catch (const JsonError& error) {
+        refuse(strprintf("configuration file %s is not JSON: %s", path.c_str(), error.what()));
+    }
+    refuse(strprintf("configuration file %s is not a JSON object", path.c_str()));
+}
+
+// `path`: of the configuration's file, for messages.
+Options options_of(const ordered_json& config, const std::string& path) {
+    try {
+        Options options;
+        std::vector<std::string> arguments;
+        for (const auto& item : config.items()) append_entry(item.key(), item.value(), arguments);
+        set_flags(arguments, options);
+        return options;
+    } catch (const Error& error) {
+        refuse(strprintf("configuration file %s: %s", path.c_str(), error.what()));
+    }
+}
+
+// The run.json whose configuration --resume continues with; "" if there is none. A command with --train says everything
+// itself.
+std::string run_json_to_resume(const Options& o) {
+    if (o.resume.empty() || o.out.empty() || !o.train.empty()) return "";
+    const std::filesystem::path path = std::filesystem::path(o.out) / "run.json";
+    std::error_code ignored;
+    return std::filesystem::exists(path, ignored) ? path.string() : "";
+}
+
+// Left out are the limits of the last command, and -z of a run on one rank, where it has no meaning.
+Options read_run_config(const std::string& path) {
+    try {
+        const ordered_json run = read_json(path);
+        ordered_json config = run.at("config");
+        for (const char* name : {"stop-after", "max-minutes"}) config.erase(name);
+        const ordered_json* last = &run;
+        if (run.contains("resumed") && !run["resumed"].empty()) last = &run["resumed"].back();
+        if (last->at("world") == 1) config.erase("zero");
+        Options options = options_of(config, path);
+        options.notes.push_back("the configuration is that of " + path + ", and flags of this command override it");
+        return options;
+    } catch (const ordered_json::exception& error) {
+        refuse(strprintf("%s is damaged (%s); give the run's flags with --config FILE", path.c_str(), error.what()));
+    } catch (const Error& error) {
+        refuse(strprintf("--resume: %s; give the run's flags with --config FILE", error.what()));
+    }
+}
+
+// The configuration file under the command line, whose flags `line` has. Another model means its own shape, not the one
+// that the file spells out for the model it names; -x and --epochs replace each other.
+Options with_config(const Options& line) {
+    const std::string run_json = line.config_file.empty() ? run_json_to_resume(line) : "";
+    if (line.config_file.empty() && run_json.empty()) return {};
+    Options options = run_json.empty() ? read_config_file(line.config_file) : read_run_config(run_json);
+    if (!line.model.empty()) options.layers = options.heads = options.channels = options.context = 0;
+    if (line.given.contains("max-steps") && options.given.erase("epochs")) options.epochs = 0;
+    if (line.given.contains("epochs") && options.given.erase("max-steps")) options.max_steps = -1;
+    return options;
+}
+
+}  // namespace
+
+Options read_config_file(const std::string& path) {
+    const ordered_json file = read_json(path);
+    // A run.json keeps the configuration under "config", next to other facts about the run.
+    const bool of_run = file.contains("config") && file["config"].is_object();
+    return options_of(of_run ? file["config"] : file, path);
+}
+
+std::string default_precision() {
+    std::string name;
+    for (char c : std::string(LLMC_TEXT_OF(LLMC_DEFAULT_PRECISION))) {
+        if (std::isalnum(static_cast<unsigned char>(c))) name += static_cast<char>(std::tolower(c));
+    }
+    return name;
+}
+
+ValSet parse_val_set(const std::string& text) {
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos) return {"", text};
+    const std::string name = text.substr(0, equals);
+    const char* const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+    const bool is_name = !name.empty() && name.find_first_not_of(allowed) == std::string::npos;
+    if (!is_name) return {"", text};  // '=' inside a path
+    if (equals + 1 == text.size()) refuse(strprintf("--val %s: no pattern after the name", text.c_str()));
+    return {name, text.substr(equals + 1)};
+}
+
+ParsedOptions parse_options(int argc, const char* const* argv) {
+    ParsedOptions parsed;
+    Options& options = parsed.options;
+    const bool checking = argc > 1 && std::string(argv[1]) == "check";
+    const std::vector<std::string> arguments = prepare(without_command({argv + std::min(argc, 1), argv + argc}));
+    const std::vector<std::string> rest = set_flags(arguments, options);
+    if (!rest.empty()) refuse_rest(arguments, rest);
+    if (options.help || options.help_all) {
+        const std::string program = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "train_gpt";
+        parsed.text = help_text(program, options.help_all, help_width());
+    } else if (options.version) {
+        parsed.text = version_text();
+    } else {
+        options = with_config(options);
+        set_flags(arguments, options);
+        options.checking = checking;
+        check_complete(options);
+    }
+    if (argc > 0) options.program = shell_quote(argv[0]);
+    for (int i = 0; i < argc; i++) options.command_line += (i > 0 ? " " : "") + shell_quote(argv[i]);
+    return parsed;
+}
+
+std::string config_json(const Options& options) {
+    ordered_json config;
+    for (const Flag& flag : all_flags())
+        if (!flag.command_line_only) config[flag.long_name] = flag_json(flag, options);
+    // Paths and prompts may hold bytes that are not UTF-8.
+    return json_text(config, 2) + "\n";
+}
+
+std::string collective_flags(const Options& o) {
+    return strprintf("--bench %d\n--profile-steps %s\n--resume %s\n--rewind %lld\n--skip-data %lld\n--new-data %d\n",
+                     o.bench, o.profile_steps.c_str(), o.resume.c_str(), static_cast<long long>(o.rewind),
+                     static_cast<long long>(o.skip_data), o.new_data);
+}
+
+std::string version_text() {
+    std::string text =
+        strprintf("train_gpt %s (default precision %s)\n", version_number().c_str(), default_precision().c_str());
+    for (const auto& [name, version] : build_and_library_versions()) text += name + ": " + version + "\n";
+    return text;
+}
+
+}  // namespace llmc

@@ -1,0 +1,228 @@
+// What the user asked for: every flag of train_gpt as a value, read from the command line and from a configuration
+// file. Defaults are overridden by --config FILE.json, and that by flags. parse_options() checks each value by itself,
+// resolve() checks them against each other and fills in what follows from them. Both throw Error(bad_flags) before
+// anything is done.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "llmc/flags/token_schedule.h"
+#include "llmc/kernels/variants.h"
+#include "llmc/model/config.h"
+
+namespace llmc {
+
+// One validation set: `--val GLOB` has an empty name and is reported as val_loss, `--val name=GLOB` as val_loss_name.
+struct ValSet {
+    std::string name;
+    std::string glob;
+    bool operator==(const ValSet&) const = default;
+};
+
+// "fp8", or what the build's PRECISION= says.
+std::string default_precision();
+
+// A field for every flag, by the flag's name; its row in flags.cpp says what it means and which values it takes. Where
+// a number or "" is noted as "not given", resolve() fills the value in.
+struct Options {
+    // Data and output
+    std::string train;        // glob
+    std::vector<ValSet> val;  // any number
+    std::string out;          // run directory; "": nothing is written
+    bool overwrite = false;
+    bool tensorboard = false;  // in `out`
+    std::string prometheus;    // file; "": none
+
+    // Model
+    std::string model;                        // name or file; "" = not given = d12
+    int depth = 0;                            // 0 = not given; else see depth.h
+    int layers = 0, heads = 0, channels = 0;  // 0 = not given
+    int vocab = 0, context = 0;               // 0 = not given
+    std::string init_from;                    // "": random weights
+
+    // Batch and length
+    int batch = 4;                       // B, sequences per micro-step and rank
+    int seq = 0;                         // T; 0 = not given = 1024, or the context where that is shorter
+    bool doc_mask = false;               // attention does not cross documents
+    bool doc_positions = false;          // positions begin anew with each
+    int64_t total_batch = 0;             // tokens per step over all ranks; 0 = not given = B*T*ranks
+    std::string batch_schedule = "off";  // see batch_stages_from_text()
+    std::string seq_schedule = "off";    // see seq_stages_from_text()
+    int64_t max_steps = -1;              // -1 = one epoch; stays -1 when the training set's size is not known
+    int64_t epochs = 0;                  // 0 = not given; resolve() turns it into max_steps and leaves 0
+    int64_t stop_after = 0;              // 0 = off
+    double max_minutes = 0;              // 0 = off
+
+    // Optimization
+    double lr = 3e-4;
+    std::string schedule = "cosine";
+    int64_t warmup = 0;
+    double final_lr_fraction = 0;
+    double cooldown = 0.2;      // of wsd
+    int64_t restart_every = 0;  // steps; 0 = never
+    int64_t restart_factor = 1;
+    std::string plateau = "off";  // see plateau_from_text()
+    int64_t early_stop = 0;       // validations; 0 = off
+    std::string optimizer = "adamw";
+    double weight_decay = 0.1;
+    double beta1 = 0.9, eps = 1e-8;
+    std::string adam_moments = "fp32";
+    double beta2 = -1;     // -1 = not given = 0.95, lion's 0.99
+    double momentum = -1;  // -1 = not given = 0.9, muon's 0.95
+    std::string nesterov;  // "" = not given = off, with muon on
+    std::string muon_ns = "k", muon_scale = "rms";
+    int64_t muon_momentum_warmup = 0;  // steps; 0 = off
+    bool muon_cautious_decay = false;
+    double adamw_lr = -1, embedding_lr = -1, head_lr = -1, vector_lr = -1;  // -1 = not given = the one before, or lr
+    double adamw_weight_decay = -1;                                         // -1 = not given = weight_decay
+    double clip = 1.0;                                                      // 0 = off
+    std::string clip_kind = "norm";
+    double z_loss = 0, label_smoothing = 0;
+
+    // Precision and memory
+    std::string precision = default_precision();  // resolve() leaves fp32, bf16 or fp8
+    bool tf32 = false;
+    std::string card_check = "auto";
+    int tune = 8;
+    bool strict = false;
+    double timeout_check = 60;  // seconds
+    std::string recompute = "gelu";
+    std::string kernels = "auto";  // see kernel_set_from_text()
+
+    // FP8 (with --precision fp8)
+    std::string fp8_recipe = "delayed";
+    std::string fp8_layers = "all";  // see Fp8Layers
+    std::string fp8_grad = "e5m2";
+    int fp8_history = 16;  // optimizer steps
+    int fp8_margin = 0;    // powers of two of head-room
+    std::string fp8_amax_algo = "max";
+    bool fp8_pow2_scales = false;
+    std::string fp8_fast_accum = "forward";
+    bool fp8_smooth = false;           // factors of SwiGLU's channels
+    bool fp8_emulation = false;        // on a GPU
+    int64_t fp8_log_every = 10;        // 0 = never
+    int64_t fp8_probe_every = 0;       // 0 = never
+    std::string fp8_fallback = "off";  // off, or "SATURATED,UNDERFLOWED,STEPS": see Fp8FallbackRule
+    std::string loss_scale;            // "" = not given = dynamic in fp8, else off
+    int loss_scale_growth_interval = 1000;
+    int max_skips = 20;        // in a row; 0 = any number
+    bool skip_spikes = false;  // skip steps whose loss or norm is far above those of past steps
+
+    // Several processes
+    int zero = -1;         // 0 to 3; -1 = not given = 1 with several ranks, else 0
+    int shard_within = 0;  // ranks of a group that shards; 0 = all
+    std::string comm = "auto";
+    std::string reduce = "fp32";
+    std::string reduce_order = "any";
+    double timeout_start = 600;  // seconds without a sign of life; 0 = no limit
+    double timeout_step = 300;
+    double timeout_save = 900;
+
+    // Checkpoints (with --out)
+    int64_t checkpoint_every = 0;    // steps; 0 = off
+    double checkpoint_minutes = 30;  // 0 = off
+    int64_t keep = 3;                // 0 = all
+    int64_t keep_every = 0;          // steps; 0 = off
+    std::string resume;              // "": a new run; latest, auto, or a path
+    std::string verify = "full";
+    std::string on_save_error = "continue";
+    std::string checkpoint_local;  // directory; "": staged in memory
+    int64_t rewind = 0;            // checkpoints
+    int64_t skip_data = 0;         // steps
+    bool new_data = false;
+
+    // Validation and samples
+    int64_t val_every = -1;    // 0 = never; -1 = not given = what costs less than 5 % (validation_interval)
+    int64_t val_batches = 20;  // 0 = never, -1 = all
+    std::string hellaswag;     // file; "": none
+    int64_t sample_every = 0;  // 0 = never
+    int sample_tokens = 64;    // 0 = no samples
+    std::string tokenizer;
+    std::string prompt;
+    double temperature = 1.0;  // 0 = the likeliest token
+    int top_k = 0;             // 0 = off
+    double top_p = 1.0;
+
+    // Running and planning
+    uint64_t seed = 1337;
+    int64_t log_every = 1;     // steps
+    int64_t verify_every = 0;  // steps; 0 = never
+    bool print_config = false;
+    bool dry_run = false;
+    bool json = false;  // the plan of --dry-run as JSON
+    bool estimate_scaling = false;
+    bool bench = false;
+    bool help = false, help_all = false, help_markdown = false, version = false;
+    int world = 0;              // ranks to plan for; 0 = not given
+    std::string gpu;            // short name of the card to plan for
+    std::string config_file;    // where --config values came from
+    std::string profile_steps;  // "N" or "A:B" (profile.h); "": none
+
+    std::set<std::string> given;  // long names of flags that the command line or --config has
+    bool checking = false;        // train_gpt check: no run
+    std::string command_line;     // as given, quoted for a shell
+    std::string program;          // its first word
+
+    // Filled by resolve()
+    ModelConfig model_config;
+    KernelSet kernel_set;            // that --kernels means on this card
+    int end_token = -1;              // begins every document, for doc_mask; -1: there is no data
+    int micro_steps = 0;             // per step: total_batch / (B*T*ranks)
+    TokenSchedule batches;           // of total_batch and batch_schedule
+    TokenSchedule sequences;         // of seq and seq_schedule
+    std::vector<std::string> notes;  // worth telling the user once
+
+    bool operator==(const Options&) const = default;
+};
+
+// `text`: printed by --help or --version, after which the program exits with code 0; absent for a run.
+struct ParsedOptions {
+    Options options;
+    std::optional<std::string> text;
+};
+
+ParsedOptions parse_options(int argc, const char* const* argv);
+
+// What resolve() needs to know about the surroundings.
+struct ResolveInputs {
+    int ranks = 1;
+    const ModelConfig* model = nullptr;  // of weights that are there, in place of --model's
+    int data_vocab = 0;                  // from the shards' sidecar; 0 = unknown
+    int end_token = -1;                  // of the shards; -1 = unknown
+    int64_t train_tokens = 0;            // for one epoch; 0 = unknown
+    std::vector<int64_t> val_tokens;     // of each validation set; empty: unknown
+    std::string trained_on;              // a shard of --val that is one of --train, too; "": there is none
+    int64_t hellaswag_rows = 0;          // completions
+    bool host_device = false;            // the CPU build
+    bool bf16_supported = true;          // for --precision auto
+    bool fp8_supported = true;           // the card has FP8 tensor cores; the host device computes exactly
+    std::string device_name;             // for messages
+    std::optional<int> card;             // see variants.h; unset: of a plan
+    // Why the card makes all products of an FP8 recipe in BF16; "", or unset: it does not.
+    std::function<std::string(const std::string& recipe)> fp8_emulated_because;
+};
+
+// Call it once, on what parse_options() returned: values it fills in count as given afterwards.
+void resolve(Options& options, const ResolveInputs& inputs);
+
+// The configuration as JSON that --config accepts: keys are long flag names. Flags that are about one invocation are
+// left out.
+std::string config_json(const Options& options);
+
+// The flags of one invocation that all ranks must have been given alike, for a comparison.
+std::string collective_flags(const Options& options);
+
+// The pieces, for tests.
+Options read_config_file(const std::string& path);
+std::string version_text();  // what --version prints
+ValSet parse_val_set(const std::string& text);
+// The interval in steps at which validating on so many batches (of a rank) takes less than 5 % of the time of the steps
+// between. A batch is a forward pass; backward is twice that, so a micro-step is three. Rounded up to two digits of
+// which the second is 0 or 5.
+int64_t validation_interval(int64_t batches, int64_t micro_steps);
+
+}  // namespace llmc

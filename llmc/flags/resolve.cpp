@@ -1,0 +1,352 @@
+// The second half of options.h: values checked against each other, derived ones filled in.
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "llmc/base/error.h"
+#include "llmc/base/text.h"
+#include "llmc/flags/depth.h"
+#include "llmc/flags/flags.h"
+#include "llmc/flags/options.h"
+#include "llmc/fp8/recipe.h"
+#include "llmc/kernels/muon.h"
+#include "llmc/log/profile.h"
+
+namespace llmc {
+namespace {
+
+constexpr int kDefaultSeq = 1024;
+constexpr int kDefaultVocab = 50257;  // GPT-2's
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, message); }
+
+// The shape: -e's, with the fields changed that flags name. Without -e, a shape given by flags is the user's own and
+// its context follows -t.
+void resolve_model(Options& o, const ResolveInputs& inputs) {
+    const bool own_shape = o.model.empty() && (o.layers > 0 || o.heads > 0 || o.channels > 0);
+    if (o.model.empty()) o.model = "d12";
+    const ModelConfig base = inputs.model ? *inputs.model : find_model(o.model);
+    ModelConfig m = base;
+    if (o.layers > 0) m.layers = o.layers;
+    if (o.heads > 0) m.heads = o.heads;
+    if (o.channels > 0) m.channels = o.channels;
+    if (m.layers != base.layers || m.heads != base.heads || m.channels != base.channels) m.name = "custom";
+
+    if (is_model_name(o.model) && inputs.data_vocab > 0) m.vocab = inputs.data_vocab;
+    if (m.vocab == 0) m.vocab = inputs.data_vocab > 0 ? inputs.data_vocab : kDefaultVocab;
+    if (o.vocab > 0) m.vocab = o.vocab;
+    if (m.vocab < inputs.data_vocab) {
+        refuse(strprintf("--vocab %d is less than the data's %d token ids; use --vocab %d or leave it out", m.vocab,
+                         inputs.data_vocab, inputs.data_vocab));
+    }
+
+    if (own_shape) m.context = 0;
+    if (o.context > 0) m.context = o.context;
+    if (m.context == 0) m.context = o.seq > 0 ? o.seq : kDefaultSeq;
+    m.validate();
+    o.model_config = m;
+    o.end_token = inputs.end_token;
+    o.layers = m.layers, o.heads = m.heads, o.channels = m.channels, o.vocab = m.vocab, o.context = m.context;
+}
+
+void resolve_seq(Options& o) {
+    const int context = o.model_config.context;
+    if (o.seq == 0) o.seq = std::min(kDefaultSeq, context);
+    if (o.seq > context) {
+        refuse(strprintf("-t %d is above the context %d of model %s; use -t %d or --context %d", o.seq, context,
+                         o.model_config.name.c_str(), context, o.seq));
+    }
+}
+
+void check_positions(const Options& o) {
+    if (!o.doc_positions) return;
+    if (!o.doc_mask) refuse("--doc-positions needs --doc-mask, which says where documents begin");
+    for (const TensorRow& row : o.model_config.table().embedding)
+        if (row.name == "wpe") return;
+    refuse("--doc-positions needs learned positions, and this model's are rotary; leave it out");
+}
+
+void resolve_total_batch(Options& o, int ranks) {
+    constexpr int64_t kMostTokens = std::numeric_limits<int>::max();  // kernels count them in an int
+    if (int64_t{o.batch} * o.seq > kMostTokens)
+        refuse(strprintf("-b %d x -t %d = %lld tokens per micro-batch exceed the limit of %lld; use -b %lld", o.batch,
+                         o.seq, static_cast<long long>(int64_t{o.batch} * o.seq), static_cast<long long>(kMostTokens),
+                         static_cast<long long>(kMostTokens / o.seq)));
+    const int64_t unit = int64_t{o.batch} * o.seq * ranks;
+    if (o.total_batch == 0) o.total_batch = unit;
+    if (o.total_batch % unit != 0) {
+        const int64_t below = o.total_batch / unit * unit, above = below + unit;
+        const std::string choices =
+            below == 0 ? strprintf("-d %lld", static_cast<long long>(above))
+                       : strprintf("-d %lld or -d %lld", static_cast<long long>(below), static_cast<long long>(above));
+        refuse(strprintf("-d %lld is not a multiple of the micro-step's %lld tokens (-b %d x -t %d x %s); use %s",
+                         static_cast<long long>(o.total_batch), static_cast<long long>(unit), o.batch, o.seq,
+                         plural(ranks, "rank").c_str(), choices.c_str()));
+    }
+    const int64_t micro_steps = o.total_batch / unit;
+    if (micro_steps > (1 << 24)) {
+        refuse(strprintf("-d %lld makes %lld micro-steps per step; use a larger -b or a smaller -d",
+                         static_cast<long long>(o.total_batch), static_cast<long long>(micro_steps)));
+    }
+    o.micro_steps = static_cast<int>(micro_steps);
+}
+
+void resolve_batch_schedule(Options& o, int ranks) {
+    const int64_t unit = int64_t{o.batch} * o.seq * ranks;
+    std::string text;
+    int64_t end = 0;
+    o.batches = {batch_stages_from_text(o.batch_schedule), o.total_batch};
+    for (const auto& [tokens, steps] : o.batches.stages()) {
+        if (tokens % unit != 0 || tokens >= o.total_batch)
+            refuse(strprintf(
+                "--batch-schedule %s: %lld tokens per step must be below -d %lld and a multiple of the micro-step's "
+                "%lld (-b %d x -t %d x %s)",
+                o.batch_schedule.c_str(), static_cast<long long>(tokens), static_cast<long long>(o.total_batch),
+                static_cast<long long>(unit), o.batch, o.seq, plural(ranks, "rank").c_str()));
+        end += steps;
+        text +=
+            strprintf("%s tokens per step up to step %lld, ", with_commas(tokens).c_str(), static_cast<long long>(end));
+    }
+    if (end > 0) o.notes.push_back("--batch-schedule: " + text + "then " + with_commas(o.total_batch));
+}
+
+void resolve_seq_schedule(Options& o) {
+    std::string text;
+    int64_t end = 0;
+    o.sequences = {seq_stages_from_text(o.seq_schedule), o.seq};
+    for (const auto& [tokens, steps] : o.sequences.stages()) {
+        if (tokens >= o.seq || o.seq % tokens != 0)
+            refuse(strprintf("--seq-schedule %s: sequences of -t %d tokens cannot be cut into pieces of %lld",
+                             o.seq_schedule.c_str(), o.seq, static_cast<long long>(tokens)));
+        end += steps;
+        text += strprintf("sequences of %lld tokens up to step %lld, ", static_cast<long long>(tokens),
+                          static_cast<long long>(end));
+    }
+    if (end > 0) o.notes.push_back(strprintf("--seq-schedule: %sthen of %d", text.c_str(), o.seq));
+}
+
+// A step of more tokens than the whole training set has is rarely meant.
+void note_large_batch(Options& o, int64_t train_tokens) {
+    const int64_t tokens = o.batches.tokens_of(o.max_steps);
+    if (train_tokens <= 0 || tokens < train_tokens) return;
+    o.notes.push_back(strprintf("a step takes %s tokens, and the training set has %s: every step goes over all of it",
+                                with_commas(tokens).c_str(), with_commas(train_tokens).c_str()));
+}
+
+void resolve_epochs(Options& o, int64_t train_tokens) {
+    if (o.epochs == 0) return;
+    if (o.max_steps != -1) refuse("--epochs and -x both say how long the run is; use one of them");
+    if (train_tokens == 0) refuse("--epochs counts passes over the training data; add --train 'GLOB', or use -x");
+    if (o.epochs > std::numeric_limits<int64_t>::max() / train_tokens)
+        refuse(strprintf("--epochs %lld of %s tokens are too many", static_cast<long long>(o.epochs),
+                         with_commas(train_tokens).c_str()));
+    o.max_steps = o.batches.steps_within(o.epochs * (train_tokens - 1));
+    if (o.max_steps == 0)
+        refuse(strprintf("--epochs %lld: %s tokens are less than one step (%s tokens, -d); use a smaller -d, -b or -t",
+                         static_cast<long long>(o.epochs), with_commas(o.epochs * train_tokens).c_str(),
+                         with_commas(o.batches.tokens_of(1)).c_str()));
+    o.epochs = 0;
+}
+
+void resolve_steps(Options& o, int64_t train_tokens) {
+    resolve_epochs(o, train_tokens);
+    if (o.max_steps == -1 && train_tokens > 0) {
+        o.max_steps = o.batches.steps_within(train_tokens - 1);  // the last target needs one token more
+        if (o.max_steps == 0) {
+            refuse(strprintf(
+                "the training set has %s tokens, and one step needs %s (-d) plus one; use a smaller -d, -b or "
+                "-t, or set -x to go over the data several times",
+                with_commas(train_tokens).c_str(), with_commas(o.batches.tokens_of(1)).c_str()));
+        }
+    }
+    if (o.max_steps > 0) note_large_batch(o, train_tokens);
+    if ((o.plateau != "off" || o.early_stop > 0) && (o.val.empty() || o.val_every == 0 || o.val_batches == 0))
+        refuse("--plateau and --early-stop follow the validation loss: add -j, and leave out -v 0 and -m 0");
+    if (o.restart_every > 0 && o.schedule != "cosine")
+        refuse("--restart-every needs --schedule cosine; this run has --schedule " + o.schedule);
+    if (o.max_steps > 0 && o.warmup >= o.max_steps) {
+        refuse(strprintf("--warmup %lld leaves none of the %lld steps (-x%s) after it; use a smaller -u",
+                         static_cast<long long>(o.warmup), static_cast<long long>(o.max_steps),
+                         train_tokens > 0 ? ", or one epoch" : ""));
+    }
+}
+
+// How many batches of a rank one validation takes; nothing where that is not known.
+std::optional<int64_t> batches_of_a_validation(const Options& o, const ResolveInputs& inputs) {
+    const int64_t per_batch = int64_t{o.batch} * inputs.ranks;
+    int64_t batches = (inputs.hellaswag_rows + per_batch - 1) / per_batch;
+    const bool sizes_known = inputs.val_tokens.size() == o.val.size();
+    if (!sizes_known && o.val_batches < 0) return std::nullopt;
+    if (!sizes_known) return batches + o.val_batches * static_cast<int64_t>(o.val.size());
+    for (const int64_t tokens : inputs.val_tokens) {
+        const int64_t samples = std::max<int64_t>(tokens - 1, 0) / o.seq;
+        const int64_t all = (samples + per_batch - 1) / per_batch;
+        batches += o.val_batches < 0 ? all : std::min(all, o.val_batches);
+    }
+    return batches;
+}
+
+void resolve_validation(Options& o, const ResolveInputs& inputs) {
+    if (o.val_every >= 0 || (o.val.empty() && o.hellaswag.empty())) return;
+    const std::optional<int64_t> batches = batches_of_a_validation(o, inputs);
+    if (batches) o.val_every = validation_interval(*batches, o.micro_steps);
+}
+
+void resolve_optimizer(Options& o) {
+    if (o.beta2 < 0) o.beta2 = o.optimizer == "lion" ? 0.99 : 0.95;
+    const bool muon = o.optimizer == "muon" || o.optimizer == "normuon";
+    if (o.adam_moments != "fp32" && !muon && o.optimizer != "adamw")
+        refuse(
+            strprintf("--adam-moments %s needs AdamW, and this run has --optimizer %s, whose moment is FP32; leave it "
+                      "out or use --optimizer adamw, muon or normuon",
+                      o.adam_moments.c_str(), o.optimizer.c_str()));
+    if (o.clip_kind != "norm" && o.clip == 0)
+        refuse("--clip-kind " + o.clip_kind + " has no effect with --clip 0, which turns clipping off; give --clip X");
+    if (o.momentum < 0) o.momentum = muon ? 0.95 : 0.9;
+    if (o.nesterov.empty()) o.nesterov = muon ? "on" : "off";
+    for (const auto& [name, rate] : {std::pair{"--adamw-lr", &Options::adamw_lr},
+                                     {"--embedding-lr", &Options::embedding_lr},
+                                     {"--head-lr", &Options::head_lr},
+                                     {"--vector-lr", &Options::vector_lr},
+                                     {"--adamw-weight-decay", &Options::adamw_weight_decay}})
+        if (!muon && o.*rate >= 0)
+            refuse(strprintf(
+                "%s %g is for the parameters that muon leaves to AdamW, and this run has --optimizer %s; use %s", name,
+                o.*rate, o.optimizer.c_str(), rate == &Options::adamw_weight_decay ? "--weight-decay" : "--lr"));
+    if (!muon && (o.muon_momentum_warmup > 0 || o.muon_cautious_decay))
+        refuse(strprintf("--%s needs muon, and this run has --optimizer %s; leave it out or use --optimizer muon",
+                         o.muon_momentum_warmup > 0 ? "muon-momentum-warmup" : "muon-cautious-decay",
+                         o.optimizer.c_str()));
+    if (!muon) return;
+    if (o.muon_momentum_warmup > 0 && o.momentum < kFirstMuonMomentum)
+        refuse(strprintf("--momentum %g is below %g, where --muon-momentum-warmup begins; leave the warm-up out",
+                         o.momentum, kFirstMuonMomentum));
+    if (o.adamw_lr < 0) o.adamw_lr = o.lr;
+    for (double* rate : {&o.embedding_lr, &o.head_lr, &o.vector_lr})
+        if (*rate < 0) *rate = o.adamw_lr;
+    if (o.adamw_weight_decay < 0) o.adamw_weight_decay = o.weight_decay;
+}
+
+void check_profiled_steps(const Options& o) {
+    if (o.profile_steps.empty() || o.max_steps <= 0) return;
+    const ProfileSteps steps = profile_steps_from_text(o.profile_steps);
+    const int64_t last = o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps;
+    if (steps.last > last)
+        refuse(strprintf("--profile-steps %s asks for the steps %lld to %lld, but the run ends after step %lld",
+                         o.profile_steps.c_str(), static_cast<long long>(steps.first),
+                         static_cast<long long>(steps.last), static_cast<long long>(last)));
+}
+
+void check_resume(const Options& o) {
+    const bool newest = o.resume == "latest" || o.resume == "auto";
+    if (newest && o.out.empty())
+        refuse("--resume " + o.resume + " looks for a checkpoint in the run directory; add --out DIR");
+    if (!o.resume.empty() && o.overwrite)
+        refuse("--overwrite removes the run that --resume would continue; use one of them");
+    if (o.resume.empty() && (o.rewind > 0 || o.skip_data > 0 || o.new_data))
+        refuse("--rewind, --skip-data and --new-data need a checkpoint; add --resume latest");
+}
+
+void add_note(Options& o, const std::string& note) {
+    if (std::find(o.notes.begin(), o.notes.end(), note) == o.notes.end()) o.notes.push_back(note);
+}
+
+void resolve_zero(Options& o, int ranks) {
+    if (ranks == 1 && o.zero > 0)
+        add_note(o, strprintf("-z %d has no effect in one process; start several with mpirun or srun", o.zero));
+    if (o.zero < 0 || ranks == 1) o.zero = ranks > 1 ? 1 : 0;
+}
+
+// An FP8 run on BF16 units would be a slower BF16 run under a wrong name. A CPU has no faster units to promise.
+void resolve_emulation(Options& o, const ResolveInputs& inputs) {
+    if (inputs.host_device)
+        add_note(o, "FP8 is emulated on the CPU: matmuls read FP8 values and compute in BF16 or FP32");
+    const std::string because = inputs.fp8_emulated_because ? inputs.fp8_emulated_because(o.fp8_recipe) : "";
+    if (because.empty()) return;
+    if (!o.fp8_emulation)
+        refuse(strprintf(
+            "--fp8-recipe %s: %s. Use another recipe or --precision bf16; --fp8-emulation runs the matmuls in "
+            "BF16 on the same FP8 values, slower than --precision bf16",
+            o.fp8_recipe.c_str(), because.c_str()));
+    add_note(o, "--fp8-emulation: all FP8 matmuls run in BF16, slower than --precision bf16: " + because);
+}
+
+void resolve_precision(Options& o, const ResolveInputs& inputs) {
+    if (o.precision == "auto") {
+        o.precision = inputs.fp8_supported ? "fp8" : inputs.bf16_supported ? "bf16" : "fp32";
+        add_note(o, "--precision auto: " + o.precision);
+    }
+    if (o.loss_scale.empty()) o.loss_scale = o.precision == "fp8" ? "dynamic" : "off";
+    if (o.precision == "fp8") {
+        if (!inputs.fp8_supported)
+            refuse(strprintf("--precision fp8: %s has no FP8 (GPUs from sm_89 on have it); use --precision bf16",
+                             inputs.device_name.c_str()));
+        if (int64_t{o.batch} * o.seq % 16 != 0)
+            refuse(
+                strprintf("-b %d x -t %d = %lld tokens per micro-batch is not a multiple of 16, which FP8 wgrad needs; "
+                          "use -t %d or --precision bf16",
+                          o.batch, o.seq, static_cast<long long>(int64_t{o.batch} * o.seq), (o.seq + 15) / 16 * 16));
+    }
+    if (o.precision == "fp8") resolve_emulation(o, inputs);
+    if (o.precision == "fp8" && o.fp8_smooth && o.model_config.table().activation != Activation::swiglu)
+        refuse("--fp8-smooth needs SwiGLU, which this model does not have; leave it out");
+    if (!o.tf32) return;
+    if (inputs.host_device) {
+        add_note(o, "--tf32 is ignored: the CPU build has no tensor cores");
+    } else if (o.precision != "fp32") {
+        add_note(o, "--tf32 is ignored: it needs --precision fp32, and this run has " + o.precision);
+    }
+}
+
+// Notes FP8 flags with another value than the default in a run without FP8. A run.json holds the defaults as well.
+void note_fp8_flags_without_effect(Options& o) {
+    if (o.precision == "fp8") return;
+    std::vector<std::string> names;
+    for (const Flag& flag : all_flags())
+        if (flag.long_name.starts_with("fp8-") && flag_json(flag, o) != flag_json(flag, Options()))
+            names.push_back("--" + flag.long_name);
+    if (!names.empty())
+        add_note(o,
+                 joined(names) + (names.size() == 1 ? " has" : " have") + " no effect with --precision " + o.precision);
+}
+
+void resolve_kernels(Options& o, const ResolveInputs& inputs) {
+    const bool fp8 = o.precision == "fp8" && scaling_of(fp8_recipe_from_name(o.fp8_recipe)) == Fp8Scaling::tensor;
+    o.kernel_set = kernel_set_from_text(o.kernels, inputs.card, fp8);
+}
+
+}  // namespace
+
+int64_t validation_interval(int64_t batches, int64_t micro_steps) {
+    constexpr int64_t kShare = 20;  // 1 / 5 %
+    const int64_t steps = batches * kShare / (3 * micro_steps) + 1;
+    int64_t unit = 1;  // of the first digit, then half of it
+    while (unit * 10 <= steps) unit *= 10;
+    if (unit > 1) unit /= 2;
+    return (steps + unit - 1) / unit * unit;
+}
+
+void resolve(Options& options, const ResolveInputs& inputs) {
+    resolve_depth_model(options);
+    resolve_model(options, inputs);
+    resolve_depth(options);
+    resolve_seq(options);
+    check_positions(options);
+    resolve_total_batch(options, inputs.ranks);
+    resolve_batch_schedule(options, inputs.ranks);
+    resolve_seq_schedule(options);
+    resolve_zero(options, inputs.ranks);
+    resolve_steps(options, inputs.train_tokens);
+    resolve_optimizer(options);
+    resolve_validation(options, inputs);
+    if (!inputs.trained_on.empty())
+        add_note(options, inputs.trained_on + " is in both -i and -j: its validation loss is not on unseen text");
+    check_profiled_steps(options);
+    check_resume(options);
+    resolve_precision(options, inputs);
+    note_fp8_flags_without_effect(options);
+    resolve_kernels(options, inputs);
+}
+
+}  // namespace llmc

@@ -1,0 +1,255 @@
+#include "llmc/log/profile.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
+#include "llmc/log/metrics.h"
+
+namespace llmc {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int64_t kWarmup = 2;       // steps: the first one calibrates FP8, and finds algorithms and clocks
+constexpr int64_t kMostSteps = 100;  // every range is kept in memory until the end
+
+// ---- sets of time --------------------------------------------------------------------------------------------------
+
+struct Interval {
+    int64_t begin, end;
+};
+using Intervals = std::vector<Interval>;  // sorted and apart from each other, once united
+
+Intervals united(Intervals all) {
+    std::sort(all.begin(), all.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+    Intervals result;
+    for (const Interval& i : all) {
+        if (!result.empty() && i.begin <= result.back().end)
+            result.back().end = std::max(result.back().end, i.end);
+        else
+            result.push_back(i);
+    }
+    return result;
+}
+
+Intervals common(const Intervals& a, const Intervals& b) {
+    Intervals result;
+    for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+        const int64_t begin = std::max(a[i].begin, b[j].begin), end = std::min(a[i].end, b[j].end);
+        if (begin < end) result.push_back({begin, end});
+        a[i].end < b[j].end ? i++ : j++;
+    }
+    return result;
+}
+
+Intervals without(const Intervals& a, const Intervals& b) {
+    Intervals result;
+    size_t j = 0;
+    for (Interval i : a) {
+        while (j < b.size() && b[j].end <= i.begin) j++;
+        for (size_t k = j; k < b.size() && b[k].begin < i.end; k++) {
+            if (b[k].begin > i.begin) result.push_back({i.begin, b[k].begin});
+            i.begin = std::max(i.begin, b[k].end);
+        }
+        if (i.begin < i.end) result.push_back(i);
+    }
+    return result;
+}
+
+int64_t length(const Intervals& all) {
+    int64_t sum = 0;
+    for (const Interval& i : all) sum += i.end - i.begin;
+    return sum;
+}
+
+// ---- the file ------------------------------------------------------------------------------------------------------
+
+const char* category(Trace::Kind kind) {
+    return kind == Trace::Kind::compute ? "compute" : kind == Trace::Kind::communication ? "communication" : "host";
+}
+
+// Microseconds, down to the nanosecond.
+std::string microseconds(int64_t ns) {
+    return strprintf("%s%lld.%03lld", ns < 0 ? "-" : "", static_cast<long long>(std::abs(ns) / 1000),
+                     static_cast<long long>(std::abs(ns) % 1000));
+}
+
+std::string quoted(const std::string& text) { return json_text(ordered_json(text)); }
+
+std::string name_event(const char* what, int process, size_t line, const std::string& name) {
+    return strprintf(R"({"ph":"M","pid":%d,"tid":%zu,"name":"%s","args":{"name":%s}})", process, line, what,
+                     quoted(name).c_str());
+}
+std::string sort_event(const char* what, int process, size_t line, size_t index) {
+    return strprintf(R"({"ph":"M","pid":%d,"tid":%zu,"name":"%s","args":{"sort_index":%zu}})", process, line, what,
+                     index);
+}
+
+}  // namespace
+
+ProfileSteps profile_steps_from_text(const std::string& text) {
+    const auto number = [](const std::string& part) -> int64_t {
+        int64_t value = 0;
+        const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+        const bool whole = error == std::errc{} && end == part.data() + part.size();
+        return whole && value >= 1 && value < int64_t{1} << 50 ? value : 0;
+    };
+    const size_t colon = text.find(':');
+    ProfileSteps steps;
+    if (colon == std::string::npos) {
+        const int64_t count = number(text);
+        steps = {kWarmup + 1, count > 0 ? kWarmup + count : 0};
+    } else {
+        const int64_t first = number(text.substr(0, colon)), end = number(text.substr(colon + 1));
+        steps = {first, first > 0 ? end - 1 : 0};
+    }
+    if (steps.first < 1 || steps.last < steps.first)
+        throw Error(
+            ExitCode::bad_flags,
+            strprintf("'%s' is not a number of steps (3) or a range of them, counted from 1 and without its end "
+                      "(10:13 for the steps 10 to 12)",
+                      text.c_str()));
+    if (steps.last - steps.first >= kMostSteps)
+        throw Error(
+            ExitCode::bad_flags,
+            strprintf("'%s' asks for %lld steps; at most %lld can be profiled, and a few are enough", text.c_str(),
+                      static_cast<long long>(steps.last - steps.first + 1), static_cast<long long>(kMostSteps)));
+    return steps;
+}
+
+Overlap overlap_of(const std::vector<Trace::Range>& ranges) {
+    std::map<std::string, std::pair<Intervals, Intervals>> lines;  // compute and communication of each
+    for (const Trace::Range& range : ranges) {
+        if (range.kind == Trace::Kind::host) continue;
+        auto& [compute, communication] = lines[range.line];
+        (range.kind == Trace::Kind::compute ? compute : communication).push_back({range.begin, range.end});
+    }
+    Intervals all_compute, all_communication;
+    for (const auto& [name, line] : lines) {
+        const Intervals communication = united(line.second), compute = without(united(line.first), communication);
+        all_compute.insert(all_compute.end(), compute.begin(), compute.end());
+        all_communication.insert(all_communication.end(), communication.begin(), communication.end());
+    }
+    const Intervals compute = united(all_compute), communication = united(all_communication);
+    return {length(communication), length(common(communication, compute)), length(compute)};
+}
+
+std::string trace_json(const TraceProcess& process, const std::vector<Trace::Range>& ranges) {
+    std::map<std::string, size_t> line_numbers{{"host", 0}};
+    for (const std::string& line : process.lines) line_numbers.emplace(line, line_numbers.size());
+    const int rank = process.rank;
+    std::vector<std::string> events{name_event("process_name", rank, 0, process.name),
+                                    sort_event("process_sort_index", rank, 0, static_cast<size_t>(rank))};
+    for (const auto& [line, number] : line_numbers) {
+        events.push_back(name_event("thread_name", rank, number, line));
+        events.push_back(sort_event("thread_sort_index", rank, number, number));
+    }
+    for (const Trace::Range& range : ranges) {
+        const std::string bytes = range.bytes ? strprintf(R"(,"bytes":%zu)", range.bytes) : "";
+        events.push_back(
+            strprintf(R"({"ph":"X","pid":%d,"tid":%zu,"ts":%s,"dur":%s,"name":%s,"cat":"%s","args":{"step":%lld%s}})",
+                      rank, line_numbers.at(range.line), microseconds(process.clock + range.begin).c_str(),
+                      microseconds(range.end - range.begin).c_str(), quoted(range.name).c_str(), category(range.kind),
+                      static_cast<long long>(range.step), bytes.c_str()));
+    }
+    std::string text = strprintf("{\"displayTimeUnit\":\"ms\",\"baseTimeNanoseconds\":%lld,\"traceEvents\":[\n",
+                                 static_cast<long long>(process.base));
+    for (size_t i = 0; i < events.size(); i++) text += events[i] + (i + 1 < events.size() ? ",\n" : "\n");
+    return text + "]}\n";
+}
+
+// ---- in the training loop ------------------------------------------------------------------------------------------
+
+Profiler::Profiler(const Comm& comm, const std::optional<Setup>& setup) : comm_(comm), setup_(setup) {
+    if (!setup_) return;
+    const int64_t steps = setup_->steps.last - setup_->steps.first + 1;
+    trace_ = std::make_unique<Trace>(std::min(setup_->ranges_per_step * static_cast<size_t>(steps), size_t{1} << 16));
+    for (const auto& [name, stream] : setup_->streams) trace_->name_stream(stream, name);
+}
+
+bool Profiler::begin_step(int64_t step) {
+    bool waited = false;
+    if (trace_ && first_ == 0 && step >= setup_->steps.first) {
+        first_ = step;
+        trace_->start(setup_->streams[0].second);
+        const int64_t mine = trace_->start_of_clock();
+        std::vector<int64_t> all(static_cast<size_t>(comm_.world()));
+        comm_.host_all_gather(all.data(), &mine, sizeof mine);
+        base_ = *std::min_element(all.begin(), all.end());
+        waited = true;
+    }
+    if (Trace::active()) Trace::active()->set_step(step);
+    step_name_ = strprintf("step %lld", static_cast<long long>(step));
+    step_.emplace(step_name_.c_str());
+    return waited;
+}
+
+std::optional<ordered_json> Profiler::finish(int64_t step) {
+    if (!trace_ || first_ == 0) return std::nullopt;
+    step_.reset();
+    const std::vector<Trace::Range> ranges = trace_->finish();
+    const int rank = comm_.rank();
+    const TraceProcess process{rank, strprintf("rank %d on %s", rank, comm_.host(rank).c_str()), trace_->lines(),
+                               trace_->start_of_clock() - base_, base_};
+    std::error_code ignored;  // writing says what is wrong
+    std::filesystem::create_directories(setup_->directory, ignored);
+    const std::filesystem::path file = std::filesystem::path(setup_->directory) / strprintf("trace-rank%d.json", rank);
+    write_file(file.string(), trace_json(process, ranges));
+    trace_.reset();
+
+    const Overlap overlap = overlap_of(ranges);
+    const double steps = static_cast<double>(step - first_ + 1);
+    const auto per_step = [steps](int64_t ns) { return static_cast<double>(ns) * 1e-6 / steps; };
+    ordered_json profile{{"first_step", first_},
+                         {"steps", step - first_ + 1},
+                         {"compute_ms", per_step(overlap.compute)},
+                         {"communication_ms", per_step(overlap.communication)},
+                         {"hidden_ms", per_step(overlap.hidden)},
+                         {"hidden", nullptr}};
+    if (overlap.communication > 0)
+        profile["hidden"] = static_cast<double>(overlap.hidden) / static_cast<double>(overlap.communication);
+    return ordered_json{{"step", step}, {"profile", profile}};
+}
+
+std::string describe_profile(const ordered_json& record) {
+    const ordered_json& p = record["profile"];
+    std::string text =
+        strprintf("profile of steps %lld to %lld: %.1f ms of compute per step", p["first_step"].get<long long>(),
+                  record["step"].get<long long>(), p["compute_ms"].get<double>());
+    if (p["hidden"].is_null()) return text + ", no communication";
+    return text + strprintf(", %.1f ms of communication, %.1f %% of it hidden behind compute",
+                            p["communication_ms"].get<double>(), 100 * p["hidden"].get<double>());
+}
+
+template <class Real>
+std::optional<Profiler::Setup> profiler_setup(const Options& o, Trainer<Real>& trainer) {
+    if (o.profile_steps.empty()) return std::nullopt;
+    Profiler::Setup setup;
+    setup.steps = profile_steps_from_text(o.profile_steps);
+    setup.directory = o.out;
+    // Of a unit: forward, backward, gathered twice and reduced every micro-step; prepared and sent once a step.
+    setup.ranges_per_step = trainer.table().units().size() * (5 * static_cast<size_t>(o.micro_steps) + 6) + 64;
+    setup.streams = {{"compute", trainer.stream()},
+                     {"weights", trainer.weights().gather_stream()},
+                     {"gradients", trainer.gradients().reduce_stream()}};
+    return setup;
+}
+template std::optional<Profiler::Setup> profiler_setup(const Options&, Trainer<float>&);
+template std::optional<Profiler::Setup> profiler_setup(const Options&, Trainer<bf16>&);
+
+void finish_profile(Profiler& profiler, int64_t step, const Comm& comm, RunDirectory& directory) {
+    const std::optional<nlohmann::ordered_json> record = profiler.finish(step);
+    if (!record) return;
+    directory.append(*record);
+    if (comm.is_main())
+        std::printf("%s\nwritten to %s/trace-rank*.json: open them in https://ui.perfetto.dev or chrome://tracing%s\n",
+                    describe_profile(*record).c_str(), profiler.directory().c_str(),
+                    comm.world() > 1 ? "; scripts/merge_traces.py makes one file of them" : "");
+}
+
+}  // namespace llmc

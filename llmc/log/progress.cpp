@@ -1,0 +1,171 @@
+#include "llmc/log/progress.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "llmc/base/error.h"
+#include "llmc/base/text.h"
+#include "llmc/comm/launch.h"
+
+namespace llmc {
+namespace {
+
+constexpr double kSmoothing = 0.95;  // an average over about the last 20 steps
+
+// Joins fields with " | ", which colour makes quieter than the numbers.
+class Fields {
+public:
+    explicit Fields(bool colour) : colour_(colour) {}
+    void add(const std::string& field, bool alarming = false) {
+        if (!text_.empty()) text_ += colour_ ? "\033[2m | \033[0m" : " | ";
+        text_ += alarming && colour_ ? "\033[1;31m" + field + "\033[0m" : field;
+    }
+    const std::string& text() const { return text_; }
+
+private:
+    bool colour_;
+    std::string text_;
+};
+
+std::string step_field(int64_t step, int64_t last_step) {
+    const long long now = step, last = last_step;
+    return last_step > 0 ? strprintf("step %5lld/%lld", now, last) : strprintf("step %5lld", now);
+}
+
+}  // namespace
+
+std::string format_progress(const ProgressLine& line, bool colour) {
+    Fields fields(colour);
+    fields.add(step_field(line.step, line.last_step));
+    fields.add(strprintf("loss %.4f", unsigned_nan(line.loss)), !std::isfinite(line.loss));
+    fields.add(strprintf("norm %.4f", unsigned_nan(line.norm)), !std::isfinite(line.norm));
+    fields.add(strprintf("lr %.2e", line.lr));
+    fields.add(strprintf(line.ms < 9999.95 ? "%.1f ms" : "%.0f ms", line.ms));
+    if (line.tokens_per_s) fields.add(with_commas(std::llround(*line.tokens_per_s)) + " tok/s");
+    if (line.mfu) fields.add(strprintf("MFU %.1f%%", 100 * *line.mfu));
+    if (line.memory) fields.add("mem " + format_bytes(*line.memory));
+    if (line.seconds_left) fields.add("ETA " + format_duration(*line.seconds_left));
+    if (line.skipped) fields.add("skipped", true);
+    return fields.text();
+}
+
+std::string format_spike(const StepRecord& record, bool skipped) {
+    std::string what;
+    auto add = [&](const char* name, float value, std::optional<float> limit) {
+        if (!limit) return;
+        what += strprintf("%s%s %.4f is above %.4f", what.empty() ? "" : " and ", name, value, *limit);
+    };
+    add("loss", record.loss, record.spike.loss_limit);
+    add("norm", record.norm, record.spike.norm_limit);
+    return strprintf("spike at step %lld: %s, mean + 6 sigma of past steps; %s", static_cast<long long>(record.step),
+                     what.c_str(), skipped ? "skipped" : "not skipped (see --skip-spikes)");
+}
+
+std::string format_fresh_loss(const StepRecord& record) {
+    const FreshLoss& fresh = *record.fresh;
+    if (std::abs(record.loss - fresh.expected) <= kFreshLossMargin) return "";
+    return strprintf(
+        "note: step %lld: the loss of freshly initialised weights is %.2f, expected was %.2f (ln(V) = %.2f): the "
+        "model's first pass went wrong, or the data is not what it seems",
+        static_cast<long long>(record.step), unsigned_nan(record.loss), fresh.expected, fresh.ln_vocab);
+}
+
+std::string format_validation(const ValRecord& record, bool colour) {
+    Fields fields(colour);
+    fields.add(strprintf("val  %5lld", static_cast<long long>(record.step)));
+    for (const ValLoss& set : record.losses) {
+        const std::string suffix = set.name.empty() ? "" : "_" + set.name;
+        const std::string bits = set.bits_per_byte ? strprintf(" (%.4f bits per byte)", *set.bits_per_byte) : "";
+        fields.add(strprintf("val_loss%s %.4f%s", suffix.c_str(), unsigned_nan(set.loss), bits.c_str()),
+                   !std::isfinite(set.loss));
+    }
+    if (const std::optional<ChoiceScores>& scores = record.hellaswag)
+        fields.add(strprintf("hellaswag %.4f (%.4f per token)", scores->accuracy, scores->accuracy_per_token), false);
+    return fields.text();
+}
+
+double model_flops_utilization(double flops_per_token, double tokens_per_s, double peak_tflops, int ranks) {
+    return flops_per_token * tokens_per_s / (peak_tflops * 1e12 * ranks);
+}
+
+bool use_colour(bool is_terminal, const std::function<const char*(const char*)>& variable) {
+    const auto text = [&](const char* name) -> std::string { return variable(name) ? variable(name) : ""; };
+    if (!is_terminal || !text("NO_COLOR").empty() || text("TERM") == "dumb") return false;
+    return text("OMPI_COMM_WORLD_RANK").empty() && launch_environment(variable).alone();
+}
+
+void Throughput::add(double tokens, double ms) {
+    if (first_) {
+        first_ = false;
+        return;
+    }
+    weight_ = kSmoothing * weight_ + (1 - kSmoothing);
+    tokens_ = kSmoothing * tokens_ + (1 - kSmoothing) * tokens;
+    ms_ = kSmoothing * ms_ + (1 - kSmoothing) * ms;
+}
+
+std::optional<double> Throughput::tokens_per_s() const {
+    if (weight_ == 0 || ms_ <= 0) return std::nullopt;
+    return 1000 * tokens_ / ms_;  // both lack the same factor `weight_`
+}
+
+std::optional<double> Throughput::ms_per_step() const {
+    if (weight_ == 0) return std::nullopt;
+    return ms_ / weight_;
+}
+
+Progress::Progress(std::FILE* out, const ProgressSetup& setup)
+    : out_(out), colour_(use_colour(isatty(fileno(out)) != 0, std::getenv)), setup_(setup) {}
+
+void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
+    throughput_.add(record.tokens_per_s * record.ms * 1e-3, record.ms);
+    ProgressLine line;
+    line.step = record.step;
+    line.last_step = setup_.last_step;
+    line.loss = record.loss;
+    line.norm = record.norm;
+    line.lr = record.lr;
+    line.ms = record.ms;
+    line.tokens_per_s = throughput_.tokens_per_s();
+    if (line.tokens_per_s && setup_.peak_tflops) {
+        line.mfu =
+            model_flops_utilization(record.flops_per_token, *line.tokens_per_s, *setup_.peak_tflops, setup_.ranks);
+    }
+    line.memory = memory;
+    if (!first_report_) {
+        first_report_ = Clock::now();
+    } else {
+        steps_since_++;
+        ms_since_ += record.ms;
+    }
+    if (const auto ms = throughput_.ms_per_step(); ms && setup_.last_step >= record.step)
+        line.seconds_left = seconds_left(record.step, *ms);
+    line.skipped = record.skipped > skipped_before_;
+    skipped_before_ = record.skipped;
+    const bool unusual = line.skipped || record.spike || !std::isfinite(record.loss) || !std::isfinite(record.norm);
+    if (record.step % setup_.log_every == 0 || steps_since_ == 0 || record.step == setup_.last_step || unusual)
+        print(format_progress(line, colour_));
+    if (record.spike) print(format_spike(record, line.skipped));
+    if (const std::string note = record.fresh ? format_fresh_loss(record) : ""; !note.empty()) print(note);
+}
+
+// Validations, samples and saves so far are spread over the steps that they came between.
+double Progress::seconds_left(int64_t step, double ms_per_step) const {
+    const double ms = std::chrono::duration<double, std::milli>(Clock::now() - *first_report_).count();
+    const double between = steps_since_ > 0 ? std::max(0.0, ms - ms_since_) / static_cast<double>(steps_since_) : 0;
+    return static_cast<double>(setup_.last_step - step) * (ms_per_step + between) / 1000;
+}
+
+void Progress::validation(const ValRecord& record) {
+    if (!record.empty()) print(format_validation(record, colour_));
+}
+
+void Progress::print(const std::string& line) {
+    std::fprintf(out_, "%s\n", line.c_str());
+    std::fflush(out_);
+}
+
+}  // namespace llmc

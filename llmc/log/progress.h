@@ -1,0 +1,83 @@
+// What a person sees while a run goes on: one line a step with loss, speed and time left. The formatting functions are
+// pure; Progress keeps the running averages and writes.
+#pragma once
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "llmc/log/metrics.h"
+
+namespace llmc {
+
+struct ProgressLine {
+    int64_t step = 0;
+    int64_t last_step = -1;  // -1: not known
+    double loss = 0, norm = 0, lr = 0, ms = 0;
+    std::optional<double> tokens_per_s;  // smoothed
+    std::optional<double> mfu;           // 0.412; absent when the card's peak is not known
+    std::optional<size_t> memory;        // bytes in use
+    std::optional<double> seconds_left;
+    bool skipped = false;  // this step's update was not applied
+};
+
+std::string format_progress(const ProgressLine& line, bool colour);
+// "spike at step 812: loss 9.1200 is above 4.3100, ..."; `skipped`: this step's update was not applied.
+std::string format_spike(const StepRecord& record, bool skipped);
+// How far the loss of fresh weights may be from what was expected; "" where it is not further.
+constexpr double kFreshLossMargin = 0.5;
+std::string format_fresh_loss(const StepRecord& record);
+std::string format_validation(const ValRecord& record, bool colour);
+
+// Model FLOPs utilization: the share of `ranks` cards' peak that useful work (ModelConfig::flops_per_token) takes.
+double model_flops_utilization(double flops_per_token, double tokens_per_s, double peak_tflops, int ranks);
+
+// True for a person's terminal. A launcher (mpirun, srun) may give its processes terminals of their own, whose output
+// ends in a pipe or a job's log; NO_COLOR, if not empty, and TERM=dumb ask for plain text. `variable` is getenv.
+bool use_colour(bool is_terminal, const std::function<const char*(const char*)>& variable);
+
+// Tokens a second as an exponential moving average of time and tokens, corrected for its start at zero. The first step
+// is left out: it warms up caches, plans and clocks.
+class Throughput {
+public:
+    void add(double tokens, double ms);
+    std::optional<double> tokens_per_s() const;
+    std::optional<double> ms_per_step() const;
+
+private:
+    bool first_ = true;
+    double weight_ = 0, tokens_ = 0, ms_ = 0;
+};
+
+struct ProgressSetup {
+    int64_t last_step = -1;             // min(max_steps, stop_after); -1 = not known
+    std::optional<double> peak_tflops;  // of one card, in the run's precision
+    int ranks = 1;
+    int64_t log_every = 1;  // steps
+};
+
+class Progress {
+public:
+    Progress(std::FILE* out, const ProgressSetup& setup);  // colour as `out` and the environment allow
+    void step(const StepRecord& record, std::optional<size_t> memory);
+    void validation(const ValRecord& record);
+    void print(const std::string& line);
+
+private:
+    std::FILE* out_;
+    bool colour_;
+    ProgressSetup setup_;
+    double seconds_left(int64_t step, double ms_per_step) const;
+
+    Throughput throughput_;
+    int64_t skipped_before_ = 0;
+    using Clock = std::chrono::steady_clock;
+    std::optional<Clock::time_point> first_report_;
+    int64_t steps_since_ = 0;  // the first report
+    double ms_since_ = 0;      // time of these steps
+};
+
+}  // namespace llmc

@@ -1,0 +1,92 @@
+#include "llmc/log/versions.h"
+
+#include <nlohmann/json.hpp>
+
+#if LLMC_CUDA
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include <fstream>
+#else
+#include <cblas.h>
+
+#include "llmc/linear/onednn_host.h"
+#endif
+
+#ifndef LLMC_VERSION
+#define LLMC_VERSION "0.1.0"
+#endif
+
+namespace llmc {
+
+extern const char kGitVersion[];  // build/git_version.cpp, which the Makefile writes
+
+namespace {
+
+std::string compiler() {
+#ifdef __clang__
+    return "clang " __clang_version__;
+#else
+    return "g++ " __VERSION__;
+#endif
+}
+
+#if LLMC_CUDA
+
+void add_libraries(Versions& versions) {
+    versions.emplace_back("cuda", dotted_version(CUDART_VERSION, {1000, 10}));
+    int number = 0;
+    if (cudaRuntimeGetVersion(&number) == cudaSuccess)
+        versions.emplace_back("cuda_runtime", dotted_version(number, {1000, 10}));
+    if (cudaDriverGetVersion(&number) == cudaSuccess && number > 0)  // 0: there is no driver
+        versions.emplace_back("cuda_of_driver", dotted_version(number, {1000, 10}));
+    std::string driver;
+    if (std::ifstream("/sys/module/nvidia/version") >> driver) versions.emplace_back("driver", driver);
+    versions.emplace_back("cublaslt", dotted_version(static_cast<int>(cublasLtGetVersion()), {10000, 100, 1}));
+    // Present only in runs that have opened it.
+    void* const nccl = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_NOLOAD);
+    if (!nccl) return;
+    const auto nccl_version = reinterpret_cast<int (*)(int*)>(dlsym(nccl, "ncclGetVersion"));
+    if (nccl_version && nccl_version(&number) == 0)
+        versions.emplace_back("nccl", dotted_version(number, {10000, 100, 1}));
+    dlclose(nccl);
+}
+
+#else
+
+void add_libraries(Versions& versions) {
+    versions.emplace_back("openblas", openblas_get_config());
+    versions.emplace_back("openblas_core", openblas_get_corename());
+    const std::string onednn = host::Bf16Products::version();
+    if (!onednn.empty()) versions.emplace_back("onednn", onednn);
+}
+
+#endif
+
+}  // namespace
+
+std::string version_number() { return LLMC_VERSION; }
+
+std::string dotted_version(int number, const std::vector<int>& units) {
+    std::string text;
+    for (const int unit : units) {
+        text += (text.empty() ? "" : ".") + std::to_string(number / unit);
+        number %= unit;
+    }
+    return text;
+}
+
+Versions build_and_library_versions() {
+    Versions versions{{"git", kGitVersion}, {"built_for", LLMC_BUILT_FOR}, {"compiler", compiler()}};
+    add_libraries(versions);
+    return versions;
+}
+
+nlohmann::ordered_json versions_json() {
+    nlohmann::ordered_json json = {{"train_gpt", version_number()}};
+    for (const auto& [name, version] : build_and_library_versions()) json[name] = version;
+    return json;
+}
+
+}  // namespace llmc

@@ -1,0 +1,274 @@
+#include "llmc/plan/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include "llmc/base/error.h"
+#include "llmc/base/text.h"
+#include "llmc/log/progress.h"
+
+namespace llmc {
+namespace {
+
+// Causal attention with FlashAttention-3 on H100, TFLOP/s (counting half the square) at T = 1024 and 2048. Between them
+// the rate grows about linearly with log T; it is held outside.
+struct AttentionRates {
+    double forward[2], backward[2];
+};
+constexpr AttentionRates kHeadDim64 = {{265, 371}, {218, 308}};
+constexpr AttentionRates kHeadDim128 = {{423, 560}, {219, 346}};
+constexpr double kAttentionPeak = 989.4;  // of the card they were measured on
+
+// Bytes that element-wise kernels move per token and layer, in units of C, when all that can be fused into the products
+// is (bias, residual, GELU and its gradient, bias gradients). The activation's: in units of the channels that it reads
+// and writes (GELU: 4C each).
+constexpr double kNormForward = 4;        // read 2, write 2
+constexpr double kNormBackward = 8;       // read dy, x and the residual gradient, write that
+constexpr double kActivationForward = 2;  // read 2, write 2 each
+// In FP8 a layer's input and its output's gradient leave their producer in two layouts, one byte each: GELU and its
+// gradient become kernels of their own, and backward norms also write the quantized residual gradient. Attention's
+// outputs are quantized as they leave.
+constexpr double kActivationBackward = 4;  // of what it read: read x, write 1 + 1; and dy, 2 of what it wrote
+constexpr double kRope = 8;                // of queries and keys, forward and backward: read 2, write 2
+constexpr double kNormBackwardFp8 = 2;
+constexpr double kEmbedding = 26;  // embedding forward, wte and wpe backward (FP32), final norm
+// Optimizer bytes a parameter: gradient twice (norm, update), master read and written, BF16 copy, a moment read and
+// written. And for AdamW another moment, for Muon directions that are written and read twice in BF16. AdamW's moments
+// in BF16 are half as large.
+double optimizer_bytes(const PlanInputs& in) {
+    if (in.optimizer == "adamw" && in.adam_moments == "bf16") return 4 + 4 + 8 + 2 + 2 * 4;
+    return 4 + 4 + 8 + 2 + 8 + (in.optimizer == "lion" || in.optimizer == "sgd" ? 0 : 8);
+}
+bool is_muon(const std::string& optimizer) { return optimizer == "muon" || optimizer == "normuon"; }
+
+// FLOPs of a step of Newton-Schulz, of all matrices.
+double newton_schulz_flops(const ModelConfig& model) {
+    double flops = 0;
+    for (const TensorRow& row : all_tensors(model)) {
+        if (row.block < 0 || !row.is_matrix()) continue;
+        const std::vector<int> matrices = row.matrices();
+        for (const int rows : matrices.empty() ? std::vector<int>{row.rows} : matrices) {
+            const double m = std::min(rows, row.columns), n = std::max(rows, row.columns);
+            flops += 4 * m * m * n + 2 * m * m * m;
+        }
+    }
+    return flops;
+}
+
+std::string row(const char* name, const std::string& value, const std::string& note = "") {
+    std::string text = strprintf("  %-18s %14s   %s", name, value.c_str(), note.c_str());
+    text.erase(text.find_last_not_of(' ') + 1);
+    return text + "\n";
+}
+
+std::string windows(const ModelConfig& m) {
+    if (m.short_layers() == 0) return "";
+    return strprintf(", windows of %d tokens in %d of %d layers", m.window, m.short_layers(), m.layers);
+}
+
+std::string model_section(const ModelConfig& m, int T) {
+    const double attention = m.attention_flops_per_token(T);
+    std::string text =
+        strprintf("Model %s: %d layers, %d heads of %d, %d channels, vocabulary %d (padded to %d), context %d\n",
+                  m.name.c_str(), m.layers, m.heads, m.head_dim(), m.channels, m.vocab, m.padded_vocab(), m.context);
+    if (m.architecture != &kGpt2)
+        text +=
+            strprintf("  %s: %d heads of keys and values, %d channels in the MLP, %s head%s\n", m.architecture->name,
+                      m.key_value_heads(), m.mlp_channels(), m.tied ? "tied" : "untied", windows(m).c_str());
+    text +=
+        row("parameters", with_commas(m.parameters()), m.parameters() < 1000000 ? "" : format_count(m.parameters()));
+    text += row(
+        "FLOPs per token", format_scaled(m.flops_per_token(T)) + "FLOP",
+        strprintf("forward and backward at T=%d; %.0f%% of it attention", T, 100 * attention / m.flops_per_token(T)));
+    return text;
+}
+
+std::string batch_section(const PlanInputs& in) {
+    return strprintf("Step: %s\n  %s x %s x %s x %s\n", plural(in.tokens(), "token").c_str(),
+                     plural(in.batch, "sequence").c_str(), plural(in.seq, "token").c_str(),
+                     plural(in.ranks, "rank").c_str(), plural(in.micro_steps, "micro-step").c_str());
+}
+
+std::string memory_section(const PlanInputs& in, const MemoryByKind& m, size_t reserve) {
+    const size_t total = m.total() + reserve;
+    std::string text = in.ranks == 1 ? "Memory\n" : "Memory, each rank\n";
+    text += row("weights", format_bytes(m.weights));
+    text += row("gradients", format_bytes(m.gradients),
+                in.reduce == "fp8" && in.ranks > 1
+                    ? "with the residuals of --reduce fp8: 2 bytes per parameter on every rank"
+                    : "");
+    text +=
+        row("optimizer", format_bytes(m.optimizer), in.optimizer + (in.adam_moments == "bf16" ? ", moments BF16" : ""));
+    text += row("activations", format_bytes(m.activations), strprintf("-b %d, -r %s", in.batch, in.recompute.c_str()));
+    text += row("workspace", format_bytes(m.workspace));
+    text += row("libraries", format_bytes(reserve),
+                std::string("reserved, an estimate: CUDA, cuBLASLt") + (in.ranks == 1 ? "" : ", NCCL"));
+    text += row("total", format_bytes(total),
+                strprintf("%s %s, which has %s", total <= in.available() ? "fits into" : "DOES NOT FIT into",
+                          in.gpu.match.c_str(), format_bytes(in.available()).c_str()));
+    return text +
+           row("host memory", format_bytes(m.staging), "pinned, a checkpoint's copy; none with --checkpoint-local");
+}
+
+std::string speed_line(const ModelConfig& model, const PlanInputs& in, const std::string& precision, double ms) {
+    const bool fp8 = precision == "fp8";
+    const double tokens_per_s = static_cast<double>(in.tokens()) / ms * 1000;
+    const double mfu = model_flops_utilization(model.flops_per_token(in.seq), tokens_per_s,
+                                               fp8 ? in.gpu.fp8_tflops : in.gpu.bf16_tflops, in.ranks);
+    return strprintf("  %-18s %s tok/s, MFU %.1f%% of the %s peak%s\n", precision.c_str(),
+                     with_commas(std::llround(tokens_per_s)).c_str(), 100 * mfu, fp8 ? "FP8" : "BF16",
+                     precision == in.precision ? "; this run" : "");
+}
+
+std::string time_section(const ModelConfig& model, const PlanInputs& in, int slices) {
+    if (in.precision == "fp32") return "Predicted step time: only known for bf16 and fp8 (this is fp32)\n";
+    std::vector<std::string> precisions = {"bf16"};
+    if (in.gpu.fp8_tflops > 0) precisions.push_back("fp8");
+    std::vector<StepTime> times;
+    const CardRates card(in.gpu, in.measured);
+    std::string text = strprintf("Predicted step time on %s: each kernel alone at the best %s for its kind\n%18s",
+                                 in.gpu.match.c_str(), in.measured.rates.empty() ? "public rate" : "rate known", "");
+    for (const std::string& precision : precisions) {
+        times.push_back(ideal_step_time(model, in, precision, slices));
+        text += strprintf(" %14s", precision.c_str());
+    }
+    const auto line = [&](const char* name, const auto& part) {
+        text += strprintf("\n  %-18s", name);
+        for (const StepTime& t : times) text += strprintf(" %11.1f ms", std::invoke(part, t));
+    };
+    line("matmuls", &StepTime::products);
+    line("attention", &StepTime::attention);
+    line("element-wise", &StepTime::elementwise);
+    line("optimizer", &StepTime::optimizer);
+    line("total", &StepTime::total);
+    text += "\n";
+    for (size_t i = 0; i < times.size(); i++) text += speed_line(model, in, precisions[i], times[i].total());
+    if (in.gpu.fp8_tflops == 0)
+        text += strprintf("  %s has no FP8%s\n", in.gpu.match.c_str(),
+                          in.precision == "fp8" ? ": use --precision bf16 there" : "");
+    return text +
+           strprintf(
+               "  Matmuls at %.0f TFLOP/s in bf16 and %.0f in fp8, attention at FlashAttention-3's share of the\n"
+               "  peak, the rest at %.1f TB/s. Without gaps, overlap or communication, and not measured: real\n"
+               "  runs are slower.\n",
+               card.bf16_tflops, card.fp8_tflops, card.bandwidth_gbs / 1e3) +
+           "  " + wrap(describe_rates(in.measured, in.gpu.fp8_tflops > 0), 2, 110) + "\n";
+}
+
+// What differs between blocks, bytes a token and layer.
+struct ElementWise {
+    double activation_forward, activation_backward, rope = 0;
+    bool fuses;  // products can take the activation in
+
+    explicit ElementWise(const ModelConfig& model) {
+        const ModelTable table = model.table();
+        std::vector<TensorRow> matrices;
+        for (const TensorRow& row : table.block)
+            if (row.is_matrix()) matrices.push_back(row);
+        const double read = matrices.at(matrices.size() - 2).rows, written = matrices.back().columns;
+        activation_forward = kActivationForward * (read + written);
+        activation_backward = kActivationBackward * read + kActivationForward * written;
+        fuses = table.activation == Activation::gelu;
+        if (table.activation != Activation::gelu)
+            rope = kRope * (model.heads + model.key_value_heads()) * model.head_dim();
+    }
+    // Of the activations, the share that are kernels of their own.
+    double share_alone(double fp8_share) const { return fuses ? fp8_share : 1; }
+};
+
+}  // namespace
+
+StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const std::string& precision, int slices) {
+    const double L = model.layers, C = model.channels, T = in.seq;
+    const double tokens = T * in.batch * in.micro_steps;  // of a step, on this rank
+    const CardRates card(in.gpu, in.measured);
+    const double peak = card.peak_tflops * 1e9, bytes = card.bandwidth_gbs * 1e6;  // a ms
+    const double flops[2] = {card.bf16_tflops * 1e9, card.fp8_tflops * 1e9};
+    const std::vector<std::string> linear = linear_names(model);
+    const Fp8Layers fp8(precision == "fp8" ? in.fp8_layers : "none", model.layers, linear);
+    const bool fp8_head = fp8.is_fp8(kHeadLayer), again = in.recompute == "block";
+    const double fp8_share = (fp8.count() - fp8_head) / (L * static_cast<double>(linear.size()));
+
+    // Milliseconds a token: forward, of which backward does twice as much.
+    double products = 0;
+    for (const TensorRow& row : all_tensors(model))
+        if (row.is_matrix() && row.block >= 0)
+            products += 2.0 * row.rows * row.columns / flops[fp8.is_fp8(row.name.substr(0, row.name.rfind('.')))];
+    const double head = 2 * C * model.padded_vocab() / flops[fp8_head];
+    // Backward has 5 products, not 2.
+    const AttentionRates& rates = model.head_dim() >= 128 ? kHeadDim128 : kHeadDim64;
+    const double at = std::clamp(std::log2(T / 1024.0), 0.0, 1.0);
+    const auto attention = [&](int n, const double(&tflops)[2]) {
+        const double rate = (tflops[0] + at * (tflops[1] - tflops[0])) / kAttentionPeak * peak;
+        return model.table().attention ? n * L * T * model.attention_channels() / rate : 0;
+    };
+    const double attention_forward = attention(2, rates.forward), attention_backward = attention(5, rates.backward);
+    const ElementWise bytes_of(model);
+    const double forward =
+        L * (C * 2 * kNormForward + bytes_of.rope / 2 + bytes_of.share_alone(fp8_share) * bytes_of.activation_forward) /
+        bytes;
+    double backward = L *
+                      (C * 2 * (kNormBackward + fp8_share * kNormBackwardFp8) + bytes_of.rope / 2 +
+                       bytes_of.share_alone(fp8_share) * bytes_of.activation_backward) /
+                      bytes;
+    if (again) backward += forward;
+    if (in.recompute == "gelu" || in.recompute == "norm") backward += L * bytes_of.activation_forward / bytes;
+    if (in.recompute == "norm") backward += L * C * 2 * kNormForward / bytes;
+    const double rest = (4.0 * model.padded_vocab() + C * kEmbedding) / bytes;  // logits are read and written in place
+
+    StepTime t;
+    t.products = tokens * ((3 + again) * products + 3 * head);
+    t.attention = tokens * ((1 + again) * attention_forward + attention_backward);
+    t.elementwise = tokens * (forward + backward + rest);
+    t.optimizer = static_cast<double>(model.padded_parameters()) / slices * optimizer_bytes(in) / bytes;
+    const int newton_schulz_steps = in.muon_ns == "s" ? 12 : 5;
+    const int sharing = in.shard_within > 0 ? in.shard_within : in.ranks;  // the matrices, in every stage
+    if (is_muon(in.optimizer)) t.optimizer += newton_schulz_steps * newton_schulz_flops(model) / flops[0] / sharing;
+    t.blocks_forward = tokens * (products + attention_forward + forward);
+    t.blocks_backward = t.total() - t.optimizer - tokens * (3 * head + rest) - t.blocks_forward;
+    return t;
+}
+
+std::string describe_plan(const ModelConfig& model, const PlanInputs& in, const MemoryByKind& memory, size_t reserve,
+                          int slices) {
+    return model_section(model, in.seq) + batch_section(in) + memory_section(in, memory, reserve) +
+           time_section(model, in, slices);
+}
+
+std::string describe_length(const RunLength& length, int ranks) {
+    std::string text = "Run: " + plural(length.steps, "step") + ", " + counted(length.tokens, "token") + "\n";
+    if (length.hours)
+        text += row("predicted", format_duration(3600 * *length.hours),
+                    strprintf("%.3g GPU-hours on %s; real runs are slower", length.gpu_hours(ranks),
+                              plural(ranks, "GPU").c_str()));
+    return text;
+}
+
+int nccl_communicators(int ranks, int shard_ranks) {
+    if (ranks <= 1) return 0;
+    const int group = shard_ranks > 0 ? shard_ranks : ranks;
+    return 1 + (group > 1 ? 2 : 0) + (group < ranks ? 1 : 0);
+}
+
+void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, const std::string& device_name) {
+    const size_t total = needed.total() + reserve;
+    if (available == 0 || total <= available) return;
+    const size_t fixed = needed.weights + needed.gradients + needed.optimizer + reserve;
+    const std::string libraries = reserve > 0 ? ", libraries (estimated) " + format_bytes(reserve) : "";
+    const char* advice =
+        fixed > available
+            ? "the model's own state is too large for any -b: share it among more ranks with -z 3, halve AdamW's with "
+              "--adam-moments bf16, or use a smaller model or a larger device"
+            : "reduce -b, or recompute more with -r norm or -r block";
+    throw Error(ExitCode::no_resources,
+                strprintf("this run needs %s and %s has %s: weights %s, gradients %s, optimizer %s, activations %s, "
+                          "workspace %s%s; %s",
+                          format_bytes(total).c_str(), device_name.c_str(), format_bytes(available).c_str(),
+                          format_bytes(needed.weights).c_str(), format_bytes(needed.gradients).c_str(),
+                          format_bytes(needed.optimizer).c_str(), format_bytes(needed.activations).c_str(),
+                          format_bytes(needed.workspace).c_str(), libraries.c_str(), advice));
+}
+
+}  // namespace llmc

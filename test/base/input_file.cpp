@@ -1,0 +1,66 @@
+// Input files: what is not a regular file of a sensible size is refused, at once and with its name.
+#include "llmc/base/input_file.h"
+
+#include <doctest/doctest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+
+#include "test/temporary_directory.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+namespace {
+
+constexpr InputKind kKind = {"recipe", "a recipe of at most 1 MiB", ExitCode::bad_data, 1};
+
+std::string refusal(const std::string& path) {
+    try {
+        read_input(path, kKind);
+    } catch (const Error& error) {
+        CHECK(error.code() == ExitCode::bad_data);
+        return error.what();
+    }
+    return "<no error>";
+}
+
+}  // namespace
+
+TEST_CASE("input files: a regular file is read whole") {
+    const TemporaryDirectory directory;
+    std::filesystem::create_directory(directory.path);
+    const std::string path = directory / "a", text("x\0\ny", 4);
+    std::ofstream(path, std::ios::binary) << text;
+    std::filesystem::create_symlink(path, directory / "link");
+    CHECK(read_input(path, kKind) == text);
+    CHECK(read_input(directory / "link", kKind) == text);
+
+    const InputFile file(path, kKind);
+    char bytes[8] = {};
+    CHECK(file.bytes() == 4);
+    CHECK(file.read_at(3, bytes, sizeof bytes) == 1);
+    CHECK(bytes[0] == 'y');
+    CHECK(file.read_at(9, bytes, sizeof bytes) == 0);
+}
+
+TEST_CASE("input files: pipes, directories, devices and files that are too large are refused") {
+    const TemporaryDirectory directory;
+    std::filesystem::create_directory(directory.path);
+    const std::string pipe = directory / "pipe", large = directory / "large";
+    REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+    std::ofstream(large).put('x');
+    std::filesystem::resize_file(large, 1 << 20);
+    const std::string hint = "; give a recipe of at most 1 MiB";
+    CHECK(refusal(large) == "<no error>");
+    std::filesystem::resize_file(large, (1 << 20) + 1);
+
+    CHECK(refusal(pipe) == "cannot open the recipe " + pipe + ": it is a pipe, not a regular file" + hint);
+    CHECK(refusal(directory.path) ==
+          "cannot open the recipe " + directory.path.string() + ": it is a directory, not a regular file" + hint);
+    CHECK(refusal("/dev/zero") == "cannot open the recipe /dev/zero: it is a device, not a regular file" + hint);
+    CHECK(refusal(directory / "none") ==
+          "cannot open the recipe " + (directory / "none") + ": No such file or directory" + hint);
+    CHECK(refusal(large) ==
+          "cannot open the recipe " + large + ": it has 1048577 bytes, and the limit is 1 MiB" + hint);
+}

@@ -1,0 +1,100 @@
+#include "llmc/base/json.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "test/temporary_directory.h"
+
+using namespace llmc;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+namespace {
+
+std::string refusal(const std::string& text) {
+    try {
+        parse_json<ordered_json>(text);
+    } catch (const JsonError& error) {
+        CHECK(parse_json_or_null<ordered_json>(text).is_null());
+        return error.what();
+    }
+    return "<no error>";
+}
+
+std::string nested(int levels) {
+    return std::string(static_cast<size_t>(levels), '[') + std::string(static_cast<size_t>(levels), ']');
+}
+
+}  // namespace
+
+TEST_CASE("JSON: texts become values, in the order of the text or sorted") {
+    const std::string text = R"({"b":[1,-2,2.5,true,null],"a":{"x":"é"}})";
+    CHECK(json_text(parse_json<ordered_json>(text)) == text);
+    CHECK(json_text(parse_json<json>(text)) == R"({"a":{"x":"é"},"b":[1,-2,2.5,true,null]})");
+    CHECK((parse_json<ordered_json>(text) == parse_json_or_null<ordered_json>(text)));
+    CHECK(json_text(ordered_json{{"a", 1}, {"b", {2}}}, 1) == "{\n \"a\": 1,\n \"b\": [\n  2\n ]\n}");
+}
+
+TEST_CASE("JSON: what is not, is nested too deeply or has a name twice is refused with the reason") {
+    for (const char* broken : {"", " ", "{", "[1,]", "{\"a\":}", "nonsense", "{}{}", "\"\xff\"", "{1:2}"}) {
+        CAPTURE(broken);
+        CHECK(refusal(broken).starts_with("parse error at line 1, column"));
+    }
+    CHECK(refusal("1e999").find("number overflow") == 0);
+    CHECK(refusal(nested(kDeepestJson)) == "<no error>");
+    CHECK(refusal(nested(kDeepestJson + 1)) == "it is nested deeper than 64 levels");
+    CHECK(refusal(std::string(1000000, '[')) == "it is nested deeper than 64 levels");
+    CHECK(refusal(R"({"a":1,"b":2,"a":1})") == "an object has the name \"a\" twice");
+    CHECK(refusal(R"({"a":{"b":[{"c":1},{"c":2,"d":3,"c":4}]}})") == "an object has the name \"c\" twice");
+    CHECK(refusal(R"({"a":{"a":[{"a":1},{"a":{}}]},"b":{"a":0,"b":1}})") == "<no error>");
+}
+
+namespace {
+
+// CPU time of parsing an object of `count` objects, as in the header of a safetensors file. The better of two.
+template <class Json>
+double time_to_parse(int count) {
+    std::string text = "{";
+    for (int i = 0; i < count; i++)
+        text += (i > 0 ? ",\"t" : "\"t") + std::to_string(i) + R"(":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
+    text += "}";
+    double best = 1e9;
+    for (int i = 0; i < 2; i++) {
+        const std::clock_t start = std::clock();
+        CHECK(parse_json<Json>(text).size() == static_cast<size_t>(count));
+        best = std::min(best, static_cast<double>(std::clock() - start));
+    }
+    return best;
+}
+
+}  // namespace
+
+TEST_CASE("JSON: parsing takes time in proportion to the text") {
+    // Quadratic time would be 16 times as long.
+    CHECK(time_to_parse<json>(16000) / time_to_parse<json>(4000) < 8);
+    CHECK(time_to_parse<ordered_json>(16000) / time_to_parse<ordered_json>(4000) < 8);
+}
+
+TEST_CASE("JSON: a file that does not exist or is not JSON is null") {
+    const test::TemporaryDirectory directory;
+    std::filesystem::create_directory(directory.path);
+    const InputKind kind = {"recipe", "a recipe", ExitCode::bad_data};
+    const std::string path = directory / "a";
+    CHECK(read_json_or_null<json>(path, kind).is_null());
+    std::ofstream(path) << "[1]";
+    CHECK(read_json_or_null<json>(path, kind) == json{1});
+    std::ofstream(path) << "[1";
+    CHECK(read_json_or_null<json>(path, kind).is_null());
+    CHECK_THROWS_AS(read_json_or_null<json>(directory.path, kind), Error);
+}
+
+TEST_CASE("JSON: bytes that are not UTF-8 do not end a run") {
+    CHECK(json_text(ordered_json{{"path",
+                                  "a\xff"
+                                  "b"}}) ==
+          "{\"path\":\"a\xef\xbf\xbd"
+          "b\"}");
+}

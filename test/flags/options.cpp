@@ -1,0 +1,720 @@
+// The command line and configuration files: every value reaches its variable, every mistake is answered.
+#include "llmc/flags/options.h"
+#include "llmc/base/json.h"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "llmc/base/error.h"
+#include "llmc/flags/flags.h"
+#include "llmc/flags/help.h"
+#include "llmc/log/versions.h"
+#include "test/suites.h"
+#include "test/temporary_directory.h"
+
+using namespace llmc;
+using nlohmann::json;
+
+namespace {
+
+using Arguments = std::vector<const char*>;
+
+ParsedOptions parse(Arguments arguments) {
+    arguments.insert(arguments.begin(), "train_gpt");
+    return parse_options(static_cast<int>(arguments.size()), arguments.data());
+}
+
+// Parsed with training data given, so that a test need not.
+Options options(Arguments arguments) {
+    arguments.insert(arguments.begin(), {"-i", "data"});
+    ParsedOptions parsed = parse(arguments);
+    CHECK(!parsed.text);
+    return parsed.options;
+}
+
+std::string refusal(const Arguments& arguments) {
+    try {
+        parse(arguments);
+    } catch (const Error& error) {
+        CHECK(error.code() == ExitCode::bad_flags);
+        return error.what();
+    }
+    return "(nothing was thrown)";
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+struct ConfigFile {
+    static inline int count = 0;
+    std::string path = (std::filesystem::temp_directory_path() /
+                        ("llmc_config_" + std::to_string(::getpid()) + "_" + std::to_string(count++)))
+                           .string();
+    explicit ConfigFile(const std::string& text) { std::ofstream(path) << text; }
+    ~ConfigFile() { std::filesystem::remove(path); }
+};
+
+// What the configuration file `text` is refused with.
+std::string config_refusal(const std::string& text) {
+    const ConfigFile file(text);
+    const std::string message = refusal({"--config", file.path.c_str()});
+    CHECK(contains(message, file.path));
+    return message;
+}
+
+}  // namespace
+
+TEST_CASE("options: defaults are the promised ones") {
+    const Options o = options({});
+    CHECK(o.train == "data");
+    CHECK(o.val.empty());
+    CHECK(o.out == "");
+    CHECK(o.batch == 4);
+    CHECK(o.max_steps == -1);
+    CHECK(o.lr == 3e-4);
+    CHECK(o.schedule == "cosine");
+    CHECK(o.warmup == 0);
+    CHECK(o.final_lr_fraction == 0);
+    CHECK(o.weight_decay == 0.1);
+    CHECK(o.beta1 == 0.9);
+    CHECK(o.optimizer == "adamw");
+    CHECK(o.beta2 == -1);  // resolve() knows the optimizer's
+    CHECK(o.eps == 1e-8);
+    CHECK(o.clip == 1);
+    CHECK(o.val_every == -1);
+    CHECK(o.val_batches == 20);
+    CHECK(o.sample_every == 0);
+    CHECK(o.sample_tokens == 64);
+    CHECK(o.seed == 1337);
+    CHECK(o.precision == default_precision());
+    CHECK(o.recompute == "gelu");
+    CHECK(!o.tf32);
+    CHECK(o.kernels == "auto");
+    CHECK(!o.overwrite);
+}
+
+namespace {
+
+// A value that is not the default of its flag: as the command line has it, and what it makes of the options.
+struct Sample {
+    std::string text;
+    Options expected;
+};
+
+template <class T>
+T sample_number(const Flag& flag, T by_default) {
+    const Values& v = flag.values;
+    if constexpr (std::is_same_v<T, double>) {
+        return std::isinf(v.max) ? 1234.5678901234567 : v.min + (v.max - v.min) / 3;
+    } else {
+        const auto position = static_cast<T>(&flag - all_flags().data());  // no two flags alike
+        if (!std::isinf(v.max)) return static_cast<T>(by_default == v.max ? v.min : v.max);
+        return sizeof(T) == 8 ? (T{1} << 32) + position : 1000 + position;
+    }
+}
+
+std::string shortest_text(double number) {
+    char text[32];
+    return {text, std::to_chars(text, text + sizeof text, number).ptr};
+}
+
+std::string sample_text(const Flag& flag) {
+    const std::string by_default = default_text(flag);
+    for (const std::string& word : flag.values.words)
+        if (word != by_default) return word;
+    const std::map<std::string, std::string> checked = {{"fp8-fallback", "0.01,0.5,10"},
+                                                        {"loss-scale", "256"},
+                                                        {"plateau", "0.5,3"},
+                                                        {"batch-schedule", "65536:1000"},
+                                                        {"seq-schedule", "128:1000"},
+                                                        {"gpu", "h100"},
+                                                        {"profile-steps", "5"},
+                                                        {"kernels", "gelu_fp8,attention_fp8"}};
+    return checked.contains(flag.long_name) ? checked.at(flag.long_name) : "a \"text\" of " + flag.long_name;
+}
+
+void set_sample(const Flag& flag, std::string& field, Sample& sample) { sample.text = field = sample_text(flag); }
+void set_sample(const Flag& flag, std::vector<ValSet>& field, Sample& sample) {
+    sample.text = "name=" + sample_text(flag);
+    field = {{"name", sample_text(flag)}};
+}
+void set_sample(const Flag&, bool& field, Sample& sample) {
+    sample.text = "true";
+    field = true;
+}
+template <class T>
+void set_sample(const Flag& flag, T& field, Sample& sample) {
+    field = sample_number(flag, field);
+    if constexpr (std::is_same_v<T, double>)
+        sample.text = shortest_text(field);
+    else
+        sample.text = std::to_string(field);
+}
+
+// What a flag asks for beside itself.
+Arguments beside(const std::string& flag) {
+    Arguments arguments = {"-i", "data"};
+    if (flag == "gpu" || flag == "json") arguments.push_back("--dry-run");
+    const std::set<std::string> need_a_place = {"profile-steps", "tensorboard", "checkpoint-every",
+                                                "checkpoint-minutes"};
+    if (need_a_place.contains(flag)) arguments.insert(arguments.end(), {"-o", "dir"});
+    return arguments;
+}
+
+}  // namespace
+
+// Sets the field that its row names; test_house.py sees that rows name the right ones.
+TEST_CASE("options: every long flag reaches its variable, and no other" * doctest::test_suite(test::kOnce)) {
+    const ConfigFile empty("{}");
+    for (const Flag& flag : all_flags()) {
+        CAPTURE(flag.long_name);
+        if (flag.long_name == "help" || flag.long_name == "help-all" || flag.long_name == "version")
+            continue;  // a text and no options
+        for (const Flag& other : all_flags()) CHECK((&other == &flag || other.field != flag.field));
+
+        Sample sample;
+        sample.expected = parse(beside(flag.long_name)).options;
+        std::visit([&](auto field) { set_sample(flag, sample.expected.*field, sample); }, flag.field);
+        if (flag.long_name == "config") sample.text = sample.expected.config_file = empty.path;
+        const std::string argument = "--" + flag.long_name + "=" + sample.text;
+        CAPTURE(argument);
+        Arguments arguments = beside(flag.long_name);
+        arguments.push_back(argument.c_str());
+        const Options given = parse(arguments).options;
+        CHECK(given != parse(beside(flag.long_name)).options);
+        CHECK(contains(given.command_line, "--" + flag.long_name));
+        sample.expected.command_line = given.command_line;
+        sample.expected.given.insert(flag.long_name);
+        CHECK(given == sample.expected);
+
+        // The configuration has it under the flag's name, and reads it back.
+        const json before = parse_json<json>(config_json(parse(beside(flag.long_name)).options));
+        const json after = parse_json<json>(config_json(given));
+        json changed = before;
+        if (!flag.command_line_only) changed[flag.long_name] = after[flag.long_name];
+        CHECK(changed == after);
+        CHECK((before != after) == !flag.command_line_only);
+        const ConfigFile printed(config_json(given));
+        CHECK(config_json(parse({"--config", printed.path.c_str()}).options) == config_json(given));
+    }
+    CHECK(all_flags().size() > 60);
+    CHECK(contains(options({"--prompt", "hi there"}).command_line, "train_gpt -i data --prompt 'hi there'"));
+}
+
+TEST_CASE("options: short forms, attached values, the command, repeated flags") {
+    const Options o = options({"-o", "dir",  "-e", "d24",    "-b8", "-t=16", "-d", "256", "-x", "-1",
+                               "-l", "1e-3", "-k", "linear", "-u",  "2",     "-q", "1",   "-c", "0",
+                               "-v", "1",    "-m", "2",      "-s",  "3",     "-g", "4",   "-r", "none"});
+    CHECK(o.out == "dir");
+    CHECK(o.model == "d24");
+    CHECK(o.batch == 8);
+    CHECK(o.seq == 16);
+    CHECK(o.total_batch == 256);
+    CHECK(o.max_steps == -1);
+    CHECK(o.lr == 1e-3);
+    CHECK(o.schedule == "linear");
+    CHECK(o.warmup == 2);
+    CHECK(o.final_lr_fraction == 1);
+    CHECK(o.weight_decay == 0);
+    CHECK(o.val_every == 1);
+    CHECK(o.val_batches == 2);
+    CHECK(o.sample_every == 3);
+    CHECK(o.sample_tokens == 4);
+    CHECK(o.recompute == "none");
+
+    CHECK(parse({"train", "-i", "x"}).options.train == "x");
+    CHECK(options({"-b", "8", "-b", "16"}).batch == 16);  // the last one counts
+    CHECK(options({"-b", "010"}).batch == 10);            // not octal
+    CHECK(options({"--lr=2e-4"}).lr == 2e-4);
+    CHECK(options({"--prompt=--lr"}).prompt == "--lr");
+    CHECK(options({"--prompt", "-dash"}).prompt == "-dash");
+    CHECK(options({"--prompt", ""}).prompt == "");
+    const Options empty = options({"--prompt", "x", "--prompt=", "--lr", "1"});  // nothing is not the next argument
+    CHECK(empty.prompt == "");
+    CHECK(empty.lr == 1);
+    CHECK(options({"--prompt", "[a,b]"}).prompt == "[a,b]");
+    CHECK(options({"--tf32", "--tf32=false"}).tf32 == false);
+    CHECK(options({"-v", "20", "-v", "auto"}).val_every == options({}).val_every);
+}
+
+TEST_CASE("options: validation sets") {
+    CHECK(parse_val_set("data/val*.bin") == ValSet{"", "data/val*.bin"});
+    CHECK(parse_val_set("code=data/code*.bin") == ValSet{"code", "data/code*.bin"});
+    CHECK(parse_val_set("a=b=c") == ValSet{"a", "b=c"});
+    CHECK(parse_val_set("dir/lang=en/x.bin") == ValSet{"", "dir/lang=en/x.bin"});
+    CHECK(parse_val_set("=x") == ValSet{"", "=x"});
+    CHECK(options({"-j", "a=x", "-j", "y", "--val=b=z"}).val == std::vector<ValSet>{{"a", "x"}, {"", "y"}, {"b", "z"}});
+    CHECK(options({"-j", "[a,b]"}).val == std::vector<ValSet>{{"", "[a,b]"}});  // a pattern, not a list
+    CHECK(contains(refusal({"-i", "d", "-j", "a=x", "-j", "a=y"}), "two sets are named \"a\""));
+    CHECK(contains(refusal({"-i", "d", "-j", "x", "-j", "y"}), "name each one"));
+    CHECK(contains(refusal({"-i", "d", "-j", "a="}), "no pattern"));
+}
+
+TEST_CASE("options: unknown flags name the nearest") {
+    CHECK(contains(refusal({"--bacth", "4"}), "did you mean --batch?"));
+    CHECK(contains(refusal({"--warm", "4"}), "did you mean --warmup?"));
+    CHECK(contains(refusal({"--total_batch=4"}), "did you mean --total-batch?"));
+    CHECK(contains(refusal({"--steps", "4"}), "here it is -x, --max-steps"));
+    CHECK(contains(refusal({"evaluate"}), "did you mean eval?"));
+    CHECK(contains(refusal({"-i", "x", "--doc-mask", "true"}),
+                   "--doc-mask takes no value, and 'true' follows it; use --doc-mask, or --doc-mask=false"));
+    CHECK(contains(refusal({"-i", "x", "--resume", "lastest"}), "did you mean latest?"));
+    CHECK(parse({"-i", "x", "--resume", "runs/d12/checkpoints/step_000100"}).options.resume.ends_with("step_000100"));
+    CHECK(contains(refusal({"-batch", "4"}), "did you mean --batch?"));
+    CHECK(contains(refusal({"-seq", "4"}), "did you mean --seq?"));
+    CHECK(!contains(refusal({"--completely-different"}), "did you mean"));
+    CHECK(contains(refusal({"-p", "4"}), "unknown flag -p"));
+    CHECK(contains(refusal({"-xx", "4"}), "unknown flag -xx"));
+    CHECK(contains(refusal({"--"}), "unknown flag"));
+    CHECK(contains(refusal({"eval"}), "unknown command 'eval'"));
+    CHECK(contains(refusal({"-5"}), "unexpected argument '-5'"));
+    CHECK(contains(refusal({"-b", "4", "stray"}), "unexpected argument 'stray'"));
+    CHECK(contains(refusal({"-i", "a.bin", "b.bin"}), "quote the pattern"));
+}
+
+// What the shell makes of patterns without quotes. One file is what a pattern may well stand for.
+TEST_CASE("options: patterns that the shell has expanded are answered with what to type") {
+    CHECK(options({"-i", "data/a.bin", "-j", "data/b.bin"}).train == "data/a.bin");
+    CHECK(
+        contains(refusal({"-i", "data/a1.bin", "data/a2.bin"}),
+                 "unexpected argument 'data/a2.bin': --train takes one pattern, and the shell has made 2 words of it; "
+                 "quote the pattern: --train 'data/a*.bin'"));
+    CHECK(contains(refusal({"-b", "8", "-j", "v/x1.bin", "v/x2.bin", "v/y1.bin", "v/z.bin", "-i", "a.bin", "b.bin"}),
+                   "made 4 words of it; quote the pattern: --val 'v/*.bin'"));
+    CHECK(contains(refusal({"-i", "a.bin", "-j", "code=data/a.bin", "code=data/b.bin", "--tf32"}),
+                   "made 2 words of it; quote the pattern: --val 'code=data/*.bin'"));
+    CHECK(contains(refusal({"-i", "a.bin", "-j", "code=v/a.bin", "v/b.bin"}), "--val 'code=v/*.bin'"));
+    std::vector<std::string> names;
+    for (int i = 0; i < 1000; i++) names.push_back("shards/train_" + std::to_string(100000 + i) + ".bin");
+    Arguments many = {"--train"};
+    for (const std::string& name : names) many.push_back(name.c_str());
+    CHECK(contains(refusal(many), "made 1000 words of it; quote the pattern: --train 'shards/train_100*.bin'"));
+    CHECK(contains(refusal({"--train=a.bin", "b.bin"}), "quote the pattern: --train '*.bin'"));
+    CHECK(contains(refusal({"-o", "dir", "b.bin"}), "unexpected argument 'b.bin'; flags start with -"));
+}
+
+TEST_CASE("options: llm.c's spellings") {
+    CHECK(contains(refusal({"-y", "1"}), "llm.c"));
+    CHECK(contains(refusal({"-z", "4"}), "--zero"));
+    CHECK(contains(refusal({"-ge", "1"}), "GELU"));  // not -g with the value "e"
+    CHECK(contains(refusal({"-sl", "5"}), "llm.c"));
+    CHECK(contains(refusal({"-h", "1"}), "HellaSwag"));
+    CHECK(contains(refusal({"-r", "1"}), "-r gelu"));
+    CHECK(contains(refusal({"-r", "2"}), "-r norm"));
+    CHECK(contains(refusal({"-r", "0"}), "-r none"));
+}
+
+TEST_CASE("options: bad values") {
+    struct Case {
+        Arguments arguments;
+        const char* part;
+    };
+    const Case cases[] = {
+        {{"-b", "4x"}, "--batch: '4x' is not a whole number"},
+        {{"-b", ""}, "--batch: '' is not a whole number"},
+        {{"-b", "1e3"}, "'1e3' is not a whole number"},
+        {{"-b", "0"}, "--batch: 0 is out of range; it must be from 1 to 2147483647"},
+        {{"-b", "-4"}, "-4 is out of range"},
+        {{"-b", "99999999999"}, "99999999999 is out of range; it must be from 1 to 2147483647"},
+        {{"-t", "0"}, "--seq: 0"},
+        {{"-d", "99999999999999999999"}, "--total-batch: 99999999999999999999 is out of range; it must be from 1 to "},
+        {{"-d", "0"}, "--total-batch: 0"},
+        {{"-x", "0"}, "-1: one epoch"},
+        {{"-x", "-2"}, "--max-steps: -2"},
+        {{"--stop-after", "-1"}, "--stop-after: -1"},
+        {{"--max-minutes", "-1"}, "--max-minutes: -1"},
+        {{"--max-minutes", "inf"}, "'inf' is not a number"},
+        {{"-l", "0"}, "--lr: 0 is out of range; it must be above 0"},
+        {{"-l", "nan"}, "'nan' is not a number"},
+        {{"-l", "1e-3f"}, "'1e-3f' is not a number"},
+        {{"-k", "cos"}, "'cos' is not one of cosine, linear, constant, wsd"},
+        {{"-u", "-1"}, "--warmup: -1"},
+        {{"-q", "1.01"}, "in [0, 1]"},
+        {{"-q", "-0.1"}, "in [0, 1]"},
+        {{"-c", "-0.1"}, "--weight-decay"},
+        {{"--beta1", "1"}, "in [0, 1)"},
+        {{"--beta2", "1"}, "in [0, 1)"},
+        {{"--eps", "0"}, "above 0"},
+        {{"--clip", "-1"}, "at least 0"},
+        {{"--layers", "0"}, "--layers: 0"},
+        {{"--heads", "-1"}, "--heads: -1"},
+        {{"--channels", "0"}, "--channels: 0"},
+        {{"--vocab", "0"}, "--vocab: 0"},
+        {{"--context", "0"}, "--context: 0"},
+        {{"-v", "-1"}, "--val-every: -1 is out of range"},
+        {{"-v", "sometimes"}, "--val-every: 'sometimes' is not a whole number"},
+        {{"-m", "-2"}, "--val-batches: -2"},
+        {{"-s", "-1"}, "--sample-every: -1"},
+        {{"-g", "-1"}, "--sample-tokens: -1"},
+        {{"--temperature", "-1"}, "--temperature: -1"},
+        {{"--top-k", "-1"}, "--top-k: -1"},
+        {{"--top-p", "0"}, "in (0, 1]"},
+        {{"--top-p", "1.5"}, "in (0, 1]"},
+        {{"--seed", "-5"}, "--seed: -5 is out of range; it must be from 0 to "},
+        {{"--seed", "18446744073709551616"}, "from 0 to 18446744073709551615"},
+        {{"--precision", "fp16"}, "is not one of fp8, bf16, fp32, auto"},
+        {{"--fp8-recipe", "tensorwise"}, "is not one of delayed, current, block, mxfp8"},
+        {{"--fp8-history", "0"}, "--fp8-history"},
+        {{"--loss-scale", "3"}, "power of two"},
+        {{"--loss-scale", "0.5"}, "power of two"},
+        {{"--precision", "BF16"}, "'BF16' is not one of"},
+        {{"--gpu", "h300", "--dry-run"}, "'h300' is not in the table: a100"},
+        {{"--bench", "-o", "x", "--profile-steps", "3"}, "--bench writes nothing"},
+        {{"--bench", "--doc-mask"}, "random tokens have no documents"},
+        {{"--json", "-i", "x"}, "add --dry-run"},
+        {{"--gpu", "h200", "-i", "x"}, "add --dry-run or --estimate-scaling"},
+        {{"--gpu", "h300", "--estimate-scaling"}, "'h300' is not in the table: a100"},
+        {{"--profile-steps", "3", "-i", "x"}, "add --out"},
+        {{"--tensorboard", "-i", "x"}, "--tensorboard writes into the run directory; add --out"},
+        {{"--profile-steps", "5:4", "-i", "x", "-o", "y"}, "--profile-steps: '5:4' is not a number of steps"},
+        {{"--profile-steps", "-i", "x"}, "--profile-steps needs a value"},
+        {{"--tf32=1"}, "=true or =false"},
+        {{"--tf32="}, "=true or =false"},
+        {{"-i", "x", "-5"}, "unexpected argument '-5'; flags start with -"},
+        {{"-i", ""}, "--train: the value is empty"},
+        {{"-b"}, "--batch needs a value"},
+        {{"-b", "-t", "8"}, "--batch needs a value"},
+        {{"-i", "--val", "x"}, "--train needs a value"},
+        {{"--config", "no/such/file"}, "cannot open the configuration file no/such/file: No such file"},
+        {{}, "no training data"},
+        {{"-b", "8"}, "no training data"},
+    };
+    for (const Case& c : cases) {
+        std::string shown;
+        for (const char* argument : c.arguments) shown += std::string(argument) + " ";
+        CAPTURE(shown);
+        const std::string message = refusal(c.arguments);
+        CAPTURE(message);
+        CHECK(contains(message, c.part));
+    }
+    CHECK(!parse({"--dry-run"}).text);  // planning needs no data
+    CHECK(!parse({"--estimate-scaling", "--gpu", "h200"}).text);
+    CHECK(!parse({"--print-config"}).text);
+}
+
+TEST_CASE("options: a whole number is kept as it is or refused with its flag and range" *
+          doctest::test_suite(test::kOnce)) {
+    const char* const numbers[] = {"0",
+                                   "-1",
+                                   "2147483648",
+                                   "-2147483649",
+                                   "4294967296",
+                                   "4294967297",
+                                   "-4294967295",
+                                   "9223372036854775808",
+                                   "9223372036854775807",
+                                   "1125899906842625",
+                                   "-9223372036854775809",
+                                   "18446744073709551616",
+                                   "18446744073709551617"};
+    int whole = 0;
+    for (const Flag& flag : all_flags()) {
+        if (flag.value != "N") continue;
+        CAPTURE(flag.long_name);
+        whole++;
+        const bool in_files = !flag.command_line_only;
+        for (const std::string number : numbers) {
+            CAPTURE(number);
+            const std::string name = "--" + flag.long_name, entry = "{\"" + flag.long_name + "\": " + number + "}";
+            const ConfigFile file(entry);
+            Arguments sources[] = {{"-i", "x", "-o", "dir", name.c_str(), number.c_str()},
+                                   {"-i", "x", "-o", "dir", "--config", file.path.c_str()}};
+            for (int source = 0; source < (in_files ? 2 : 1); source++) {
+                CAPTURE(source);
+                const std::string message = refusal(sources[source]);
+                if (contains(message, "nothing was thrown")) {
+                    const auto value = flag_json(flag, parse(sources[source]).options);
+                    CHECK(json_text(value) == number);
+                    continue;
+                }
+                // JSON's own numbers end where the largest types do.
+                const bool not_whole_in_json = source == 1 && contains(message, "is not a whole number");
+                CHECK((not_whole_in_json || contains(message, "is out of range; it must be from ")));
+                CHECK(contains(message, name));
+            }
+        }
+    }
+    CHECK(whole > 20);
+}
+
+TEST_CASE("options: --overwrite may not remove the weights to start from") {
+    CHECK(contains(refusal({"-i", "x", "-o", "runs/a", "--overwrite", "--init-from", "runs/a"}),
+                   "--overwrite would remove"));
+    CHECK(contains(refusal({"-i", "x", "-o", "runs/a/", "--overwrite", "--init-from", "runs/b/../a/model.safetensors"}),
+                   "--overwrite would remove"));
+    CHECK_NOTHROW(parse({"-i", "x", "-o", "runs/a", "--overwrite", "--init-from", "runs/b"}));
+}
+
+TEST_CASE("options: configuration files, and flags over them") {
+    const ConfigFile file(R"({"train": "t", "val": ["v", "code=w"], "batch": 8, "lr": 1e-3, "tf32": true, "out": null,
+                              "seed": 18446744073709551615, "prompt": "x", "max-steps": -1})");
+    const Options o = parse({"--config", file.path.c_str()}).options;
+    CHECK(o.train == "t");
+    CHECK(o.val == std::vector<ValSet>{{"", "v"}, {"code", "w"}});
+    CHECK(o.batch == 8);
+    CHECK(o.lr == 1e-3);
+    CHECK(o.tf32);
+    CHECK(o.out == "");
+    CHECK(o.seed == 18446744073709551615u);
+    const Options over = parse({"-b", "16", "--config", file.path.c_str(), "-j", "z", "--tf32=false"}).options;
+    CHECK(over.batch == 16);  // whatever the order
+    CHECK(over.lr == 1e-3);
+    CHECK(over.val == std::vector<ValSet>{{"", "z"}});
+    CHECK(!over.tf32);
+}
+
+TEST_CASE("options: checkpoints need a run directory") {
+    CHECK(contains(refusal({"-i", "x", "-n", "5"}), "add --out DIR"));
+    CHECK(contains(refusal({"-i", "x", "--checkpoint-minutes", "5"}), "--checkpoint-minutes: checkpoints are written"));
+    CHECK(contains(refusal({"-i", "x", "-o", ""}), "--out: the value is empty"));
+    CHECK_NOTHROW(parse({"-i", "x", "-n", "5", "--bench"}));
+    CHECK_NOTHROW(parse({"-i", "x", "-n", "5", "--dry-run"}));
+    CHECK_NOTHROW(parse({"-i", "x", "-n", "0", "--checkpoint-minutes", "0"}));
+    const ConfigFile printed(config_json(parse({"-i", "x"}).options));
+    CHECK_NOTHROW(parse({"--config", printed.path.c_str()}));
+}
+
+TEST_CASE("options: --resume continues with the configuration of the run's run.json") {
+    const test::TemporaryDirectory run;
+    std::filesystem::create_directories(run.path);
+    const std::string out = run.path.string();
+    const auto write = [&](const char* extra) {
+        std::ofstream(run.path / "run.json")
+            << R"({"world": 1, "config": {"train": "t", "batch": 8, "lr": 1e-3, "zero": 0,
+            "out": "old place", "stop-after": 3, "max-minutes": 2, "checkpoint-minutes": 7}
+            )"
+            << extra << "}";
+    };
+    write("");
+    const Options o = parse({"-o", out.c_str(), "--resume", "latest", "--lr", "2e-3"}).options;
+    CHECK(o.train == "t");
+    CHECK(o.batch == 8);
+    CHECK(o.lr == 2e-3);  // flags win
+    CHECK(o.out == out);
+    CHECK(o.stop_after == 0);  // limits of the last command
+    CHECK(o.max_minutes == 0);
+    CHECK(o.zero == -1);  // on one rank it meant nothing
+    CHECK(o.checkpoint_minutes == 7);
+    CHECK(contains(o.notes.at(0), out + "/run.json"));
+    write(R"(, "resumed": [{"world": 2}])");
+    CHECK(parse({"-o", out.c_str(), "--resume", "auto"}).options.zero == 0);
+    // Not used: by a new run, with --config, and by a command that has training data.
+    CHECK(parse({"-o", out.c_str(), "-i", "x"}).options.batch == 4);
+    const ConfigFile config("{\"train\": \"u\"}");
+    CHECK(parse({"-o", out.c_str(), "--resume", "latest", "--config", config.path.c_str()}).options.batch == 4);
+    CHECK(parse({"-o", out.c_str(), "-i", "x", "--resume", "latest"}).options.batch == 4);
+    for (const char* damaged : {"{", "{}", R"({"world": 1, "config": 3})", R"({"config": {}, "resumed": [3]})"}) {
+        CAPTURE(damaged);
+        std::ofstream(run.path / "run.json") << damaged;
+        CHECK(contains(refusal({"-o", out.c_str(), "--resume", "latest"}), "--config FILE"));
+    }
+}
+
+TEST_CASE("options: -x and --epochs replace each other") {
+    const ConfigFile steps(R"({"train": "t", "max-steps": 30})"), epochs(R"({"train": "t", "epochs": 3})");
+    const Options by_epochs = parse({"--config", steps.path.c_str(), "--epochs", "2"}).options;
+    CHECK(by_epochs.max_steps == -1);
+    CHECK(by_epochs.epochs == 2);
+    const Options by_steps = parse({"--config", epochs.path.c_str(), "-x", "2"}).options;
+    CHECK(by_steps.max_steps == 2);
+    CHECK(by_steps.epochs == 0);
+}
+
+TEST_CASE("options: another model does not inherit the file's shape") {
+    const ConfigFile file(
+        R"({"train": "t", "model": "d12", "layers": 3, "heads": 12, "channels": 768, "context": 64})");
+    Options same = parse({"--config", file.path.c_str()}).options;
+    resolve(same, {});
+    CHECK(same.model_config.layers == 3);
+    Options other = parse({"--config", file.path.c_str(), "-e", "d24", "--layers", "2"}).options;
+    resolve(other, {});
+    CHECK(other.model_config.layers == 2);
+    CHECK(other.model_config.channels == 1024);
+    CHECK(other.model_config.context == 1024);
+}
+
+TEST_CASE("options: bad configuration files") {
+    CHECK(contains(config_refusal(R"({"bacth": 4})"), "unknown key \"bacth\" (did you mean \"batch\"?)"));
+    CHECK(contains(config_refusal(R"({"total_batch": 4})"), "\"total-batch\""));
+    CHECK(contains(config_refusal(R"({"batch": 4.5})"), "'4.5' is not a whole number"));
+    CHECK(contains(config_refusal(R"({"batch": 0})"), "--batch: 0"));
+    CHECK(contains(config_refusal(R"({"batch": [1]})"), "must be a number or a string"));
+    CHECK(contains(config_refusal(R"({"batch": true})"), "must be a number or a string"));
+    CHECK(contains(config_refusal(R"({"tf32": "yes"})"), "must be true or false"));
+    for (const char* key : {"dry-run", "estimate-scaling", "print-config", "config", "overwrite", "gpu",
+                            "profile-steps", "bench", "help", "version"}) {
+        CAPTURE(key);
+        CHECK(contains(config_refusal(std::string("{\"") + key + "\": true}"), "belongs on the command line"));
+    }
+    CHECK(contains(config_refusal("["), "is not JSON"));
+    CHECK(contains(config_refusal("[1]"), "is not a JSON object"));
+}
+
+TEST_CASE("options: a printed configuration is accepted and prints the same") {
+    for (const Arguments& arguments :
+         {Arguments{},
+          Arguments{"-e",
+                    "gpt3-350m",
+                    "-t",
+                    "2048",
+                    "-b",
+                    "2",
+                    "-d",
+                    "8192",
+                    "-x",
+                    "100",
+                    "-u",
+                    "10",
+                    "-l",
+                    "0.1",
+                    "-j",
+                    "a=x",
+                    "-j",
+                    "y",
+                    "--tf32",
+                    "--prompt",
+                    "\"quoted\"\n",
+                    "--max-minutes",
+                    "0.1",
+                    "-r",
+                    "norm",
+                    "-c",
+                    "1e-17",
+                    "--seed",
+                    "18446744073709551615",
+                    "-o",
+                    "runs/a",
+                    "--precision",
+                    "fp32",
+                    "-q",
+                    "0.3333333333333333"},
+          Arguments{"--layers", "2", "--heads", "2", "--channels", "64", "-t", "32", "--vocab", "256"}}) {
+        Options first = options(arguments);
+        resolve(first, {});
+        const std::string printed = config_json(first);
+        const ConfigFile file(printed);
+        Options second = parse({"--config", file.path.c_str()}).options;
+        CHECK(config_json(second) == printed);
+        resolve(second, {});
+        CHECK(config_json(second) == printed);
+        CHECK(second.model_config == first.model_config);
+        CHECK(second.micro_steps == first.micro_steps);
+        // A run.json holds the same under "config".
+        const ConfigFile run(json_text(json{{"world", 1}, {"config", parse_json<json>(printed)}}));
+        CHECK(config_json(parse({"--config", run.path.c_str()}).options) == printed);
+    }
+}
+
+TEST_CASE("options: the printed configuration has every flag that a file may hold") {
+    std::set<std::string> in_flags, in_json;
+    for (const Flag& flag : all_flags()) {
+        if (!flag.command_line_only) in_flags.insert(flag.long_name);
+    }
+    const json printed = parse_json<json>(config_json(options({})));
+    for (const auto& item : printed.items()) in_json.insert(item.key());
+    CHECK(in_flags == in_json);
+}
+
+TEST_CASE("options: help and version win over everything else") {
+    for (const Arguments& arguments :
+         {Arguments{"--help"}, Arguments{"-h"}, Arguments{"help"}, Arguments{"train", "-h"},
+          Arguments{"-b", "4", "--help", "--unknown"}, Arguments{"-h", "-b"}}) {
+        const ParsedOptions parsed = parse(arguments);
+        REQUIRE(parsed.text);
+        CHECK(*parsed.text == help_text("train_gpt", false, help_width()));
+    }
+    CHECK(*parse({"--help-all"}).text == help_text("train_gpt", true, help_width()));
+    CHECK(contains(*parse({"--version"}).text, "train_gpt " + version_number()));
+    CHECK(contains(*parse({"--version"}).text, default_precision()));
+}
+
+namespace {
+
+size_t longest_line(const std::string& text) {
+    size_t longest = 0;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) longest = std::max(longest, line.size());
+    return longest;
+}
+
+// The lines of `help` that begin with a flag.
+std::vector<std::string> flags_in(const std::string& help) {
+    std::vector<std::string> flags;
+    std::istringstream lines(help);
+    for (std::string line; std::getline(lines, line);)
+        if (line.starts_with("  -") || line.starts_with("      --"))
+            if (!contains(line, "--layers 4 ")) flags.push_back(line);  // an example
+    return flags;
+}
+
+}  // namespace
+
+TEST_CASE("options: --help-all shows every flag with its true default") {
+    const std::string help = help_text("train_gpt_cpu", true, 100);
+    CHECK(contains(help, "Usage: train_gpt_cpu [COMMAND] FLAGS"));
+    CHECK(flags_in(help).size() == all_flags().size());
+    const Options defaults;
+    std::set<std::string> long_names;
+    std::set<char> short_names;
+    for (const Flag& flag : all_flags()) {
+        CAPTURE(flag.long_name);
+        CHECK(contains(help, "--" + flag.long_name));
+        CHECK(contains(help, "\n" + flag.group + "\n"));
+        CHECK(contains(help_markdown(), "--" + flag.long_name));
+        CHECK(long_names.insert(flag.long_name).second);
+        if (flag.short_name != 0) CHECK(short_names.insert(flag.short_name).second);
+    }
+    // As people write them.
+    CHECK(defaults.lr == 3e-4);
+    CHECK(default_text(*find_flag("lr")) == "3e-4");
+    CHECK(default_text(*find_flag("eps")) == "1e-8");
+    CHECK(default_text(*find_flag("max-steps")) == "-1");
+    CHECK(default_text(*find_flag("val-every")) == "auto");
+    CHECK(default_text(*find_flag("top-p")) == "1");
+    CHECK(default_text(*find_flag("batch")) == "4");
+    CHECK(default_text(*find_flag("recompute")) == "gelu");
+}
+
+TEST_CASE("options: --help shows the flags that matter most, on little more than a page") {
+    const std::string help = help_text("train_gpt", false, 100);
+    size_t common = 0;
+    for (const Flag& flag : all_flags()) common += flag.common;
+    CHECK(flags_in(help).size() == common);
+    CHECK(common >= 15);
+    CHECK(common <= 26);
+    CHECK(std::count(help.begin(), help.end(), '\n') < 85);
+    for (const char* part : {"--train GLOB", "--model", "--batch", "--precision", "--zero", "--resume", "--val-every",
+                             "--dry-run", "\nSeveral GPUs", "sample --help", "--help-all", "Exit codes: 0 done"})
+        CHECK(contains(help, part));
+    CHECK(!contains(help, "--muon-ns"));
+}
+
+TEST_CASE("options: help fits the width of the terminal") {
+    for (const bool all : {false, true})
+        for (const size_t width : {80, 100, 120}) {
+            const std::string help = help_text("train_gpt_cpu", all, width);
+            CHECK(longest_line(help) <= width);
+            CHECK(longest_line(help) + 10 > width);
+            CHECK(!contains(help, " \n"));
+        }
+    CHECK(help_rows({{"-b, --batch N", "aaa bbb", "4"}, {"--a-very-long-name-of-a-flag N", "ccc", ""}}, 60) ==
+          "  -b, --batch N             aaa bbb [4]\n      --a-very-long-name-of-a-flag N\n                            "
+          "ccc\n");
+    const char* const before = std::getenv("COLUMNS");
+    const std::string kept = before ? before : "";
+    const std::map<const char*, size_t> widths = {{"100", 100}, {"20", 60}, {"500", 120}, {"-3", 80}, {"x", 80}};
+    for (const auto& [columns, width] : widths) {
+        setenv("COLUMNS", columns, 1);
+        if (isatty(STDOUT_FILENO) == 0 || width != 80) CHECK(help_width() == width);
+    }
+    before ? setenv("COLUMNS", kept.c_str(), 1) : unsetenv("COLUMNS");
+}

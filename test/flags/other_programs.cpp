@@ -1,0 +1,141 @@
+// Flags of llm.c and other programs are answered with those of this one; flags that it shares are left alone.
+#include "llmc/flags/other_programs.h"
+
+#include <doctest/doctest.h>
+
+#include <set>
+
+#include "llmc/flags/flags.h"
+
+using namespace llmc;
+
+TEST_CASE("llm.c flags: each is answered by name") {
+    for (const char* flag :
+         {"-y", "-nk", "-nm", "-w", "-f", "-ge", "-a", "-sl", "-sg", "-lg", "-pn", "-pr", "-pg", "-pi", "-ps", "-pf"}) {
+        CAPTURE(flag);
+        const auto answer = answer_llmc_flag(flag, "1");
+        REQUIRE(answer);
+        CHECK(answer->find(flag) == 0);
+        CHECK(answer->find("llm.c") != std::string::npos);
+    }
+    CHECK(answer_llmc_flag("-f", "1")->find("--tf32") != std::string::npos);
+    CHECK(answer_llmc_flag("-sl", "5")->find("use --skip-spikes") != std::string::npos);
+    CHECK(answer_llmc_flag("-sg", "5")->find("use --skip-spikes") != std::string::npos);
+}
+
+TEST_CASE("llm.c flags: an answer names only flags that there are") {
+    for (char first = 'a'; first <= 'z'; first++)
+        for (char second = 'a' - 1; second <= 'z'; second++) {  // a letter alone, then with each other
+            const auto answer =
+                answer_llmc_flag(std::string{'-', first} + (second < 'a' ? "" : std::string{second}), "1");
+            if (!answer) continue;
+            CAPTURE(*answer);
+            for (size_t at = answer->find("--"); at != std::string::npos; at = answer->find("--", at + 2)) {
+                const size_t end = answer->find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-", at + 2);
+                CHECK(find_flag(answer->substr(at + 2, end - at - 2)) != nullptr);
+            }
+        }
+}
+
+TEST_CASE("llm.c flags: -h with a number is HellaSwag, alone it is help") {
+    CHECK(answer_llmc_flag("-h", "1")->find("use --hellaswag FILE") != std::string::npos);
+    CHECK(!answer_llmc_flag("-h", ""));
+    CHECK(!answer_llmc_flag("-h", "-b"));
+}
+
+TEST_CASE("llm.c flags: shared ones are not answered") {
+    for (const char* flag :
+         {"-i", "-j", "-o", "-e", "-b", "-t", "-d", "-x", "-k", "-l", "-u", "-q", "-c", "-v", "-m", "-s", "-g", "-r"}) {
+        CAPTURE(flag);
+        CHECK(!answer_llmc_flag(flag, "1"));
+    }
+}
+
+namespace {
+
+std::vector<FlagName> known_flags() {
+    std::vector<FlagName> known;
+    for (const Flag& flag : all_flags()) known.push_back({flag.long_name, names_text(flag), flag.help});
+    return known;
+}
+
+std::string answer(const std::string& flag) { return unknown_flag_text(flag, known_flags(), "SEE"); }
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("other programs: their flags are answered with ours") {
+    CHECK(answer("--batch-size") ==
+          "unknown flag --batch-size; here it is -b, --batch (sequences per micro-step and rank)");
+    for (const char* spelling : {"--batch_size", "--batch-size=4", "--micro-batch-size", "--device_batch_size=4"})
+        CHECK(contains(answer(spelling), "; here it is -b, --batch ("));
+    const std::pair<const char*, const char*> cases[] = {
+        {"--learning_rate", "-l, --lr"},
+        {"--seq-len", "-t, --seq"},
+        {"--block_size", "-t, --seq"},
+        {"--steps", "-x, --max-steps"},
+        {"--max_iters", "-x, --max-steps"},
+        {"--dtype", "--precision"},
+        {"--n_layer", "--layers"},
+        {"--n_head", "--heads"},
+        {"--n_embd", "--channels"},
+        {"--num-layers", "--layers"},
+        {"--hidden-size", "--channels"},
+        {"--warmup_iters", "-u, --warmup"},
+        {"--weight_decay", "-c, --weight-decay"},
+        {"--eval_interval", "-v, --val-every"},
+        {"--save_every", "-n, --checkpoint-every"},
+        {"--output_dir", "-o, --out"},
+        {"--dataset", "-i, --train"},
+        {"--min-lr", "-q, --final-lr-fraction"},
+        {"--grad_clip", "--clip"},
+        {"--num-attention-heads", "--heads"},
+        {"--resume_from_checkpoint", "-y, --resume"},
+        {"--max_new_tokens", "-g, --sample-tokens"},
+        {"--num_train_epochs", "--epochs"},
+        {"--log_interval", "--log-every"},
+    };
+    for (const auto& [theirs, ours] : cases) {
+        CAPTURE(theirs);
+        // Their name with an underscore may be ours with a dash.
+        const bool ours_too = contains(theirs, "weight_decay");
+        CHECK(contains(answer(theirs), ours_too ? "did you mean --weight-decay?" : "here it is " + std::string(ours)));
+    }
+    for (const char* flag : {"--gradient-accumulation-steps", "--global-batch-size", "--max-tokens", "--wandb",
+                             "--compile", "--device", "--nproc_per_node", "--tensor-model-parallel-size"}) {
+        CAPTURE(flag);
+        CHECK(contains(answer(flag), std::string(flag) + "; "));
+        CHECK(!contains(answer(flag), "did you mean"));
+    }
+}
+
+TEST_CASE("other programs: no name in the table is a flag of ours, or stands for one that does not exist") {
+    CHECK(other_names().size() > 150);
+    const std::set<std::string> of_commands = {"from", "to", "tokens", "num-samples"};
+    for (const auto& [theirs, ours] : other_names()) {
+        CAPTURE(theirs);
+        CHECK((find_flag(ours) || of_commands.contains(ours)));
+        if (find_flag(ours)) CHECK(!find_flag(theirs));
+        CHECK(!contains(theirs, "_"));
+    }
+}
+
+TEST_CASE("other programs: unknown flags name the nearest of those the command has") {
+    CHECK(answer("--bacth") == "unknown flag --bacth; did you mean --batch? (SEE)");
+    CHECK(answer("--total_batch=4") == "unknown flag --total_batch; did you mean --total-batch? (SEE)");
+    CHECK(answer("--completely-different") == "unknown flag --completely-different (SEE)");
+    const std::vector<FlagName> few = {{"tokens", "-g, --tokens", "the most"}, {"from", "--from", "a run"}};
+    CHECK(unknown_flag_text("--max_new_tokens", few, "SEE") ==
+          "unknown flag --max_new_tokens; here it is -g, --tokens (the most)");
+    CHECK(unknown_flag_text("--form", few, "SEE") == "unknown flag --form; did you mean --from? (SEE)");
+    CHECK(unknown_flag_text("--batch-size", few, "SEE") == "unknown flag --batch-size (SEE)");
+}
+
+TEST_CASE("other programs: unknown commands are answered") {
+    CHECK(contains(unknown_command_text("evaluate"), "unknown command 'evaluate'; did you mean eval?"));
+    CHECK(contains(unknown_command_text("generate"), "did you mean sample?"));
+    CHECK(contains(unknown_command_text("exprot"), "did you mean export?"));
+    CHECK(contains(unknown_command_text("resume"), "add --resume latest"));
+    CHECK(contains(unknown_command_text("xyz"), "unknown command 'xyz' (commands: train, check, eval, sample, export"));
+}

@@ -1,0 +1,409 @@
+// Values checked against each other, and what follows from them.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "llmc/base/error.h"
+#include "llmc/flags/options.h"
+
+using namespace llmc;
+
+namespace {
+
+Options resolved(const Options& options, const ResolveInputs& inputs = {}) {
+    Options copy = options;
+    resolve(copy, inputs);
+    return copy;
+}
+
+std::string refusal(const Options& options, const ResolveInputs& inputs = {}) {
+    try {
+        resolved(options, inputs);
+    } catch (const Error& error) {
+        CHECK(error.code() == ExitCode::bad_flags);
+        return error.what();
+    }
+    return "(nothing was thrown)";
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+ResolveInputs with_ranks(int ranks) {
+    ResolveInputs inputs;
+    inputs.ranks = ranks;
+    return inputs;
+}
+
+ResolveInputs with_data(int vocab, int64_t tokens = 0) {
+    ResolveInputs inputs;
+    inputs.data_vocab = vocab;
+    inputs.train_tokens = tokens;
+    return inputs;
+}
+
+}  // namespace
+
+TEST_CASE("resolve: defaults") {
+    const Options o = resolved({});
+    CHECK(o.model == "d12");
+    CHECK(o.model_config == find_model("d12"));
+    CHECK(o.layers == 12);
+    CHECK(o.vocab == 50257);
+    CHECK(o.context == 1024);
+    CHECK(o.seq == 1024);
+    CHECK(o.total_batch == 4096);
+    CHECK(o.micro_steps == 1);
+    CHECK(o.max_steps == -1);
+    CHECK(o.precision == "fp8");
+    CHECK(o.loss_scale == "dynamic");
+    CHECK(!o.skip_spikes);
+    CHECK(o.notes.empty());
+}
+
+TEST_CASE("resolve: the model's shape") {
+    Options o;
+    o.model = "gpt3-125m";
+    CHECK(resolved(o).context == 2048);
+    CHECK(resolved(o).seq == 1024);
+    CHECK(resolved(o).model_config.name == "gpt3-125m");
+    o.layers = 3;  // a variation keeps the rest, the context as well
+    CHECK(resolved(o).model_config.layers == 3);
+    CHECK(resolved(o).context == 2048);
+    CHECK(resolved(o).model_config.name == "custom");
+
+    Options own;
+    own.layers = 2, own.heads = 2, own.channels = 64;
+    CHECK(resolved(own).context == 1024);
+    own.seq = 96;
+    CHECK(resolved(own).context == 96);  // follows -t
+    own.context = 128;
+    CHECK(resolved(own).context == 128);
+    CHECK(resolved(own).seq == 96);
+    own.seq = 0;
+    CHECK(resolved(own).seq == 128);  // 1024, or the context where that is shorter
+
+    own.heads = 3;
+    CHECK(contains(refusal(own), "cannot be divided by heads=3"));
+    o.model = "no-such-model";
+    CHECK(contains(refusal(o), "unknown model"));
+}
+
+TEST_CASE("resolve: the vocabulary comes from the flag, the file, the data, or is GPT-2's") {
+    Options o;
+    CHECK(resolved(o).vocab == 50257);
+    CHECK(resolved(o, with_data(300)).vocab == 300);
+    o.vocab = 512;
+    CHECK(resolved(o, with_data(300)).vocab == 512);
+    CHECK(contains(refusal(o, with_data(513)), "--vocab 513"));
+
+    const std::string path =
+        (std::filesystem::temp_directory_path() / ("llmc_resolve_" + std::to_string(::getpid()) + ".json")).string();
+    auto from_file = [&](const std::string& text, int data_vocab) {
+        std::ofstream(path) << text;
+        Options with_file;
+        with_file.model = path;
+        return resolved(with_file, with_data(data_vocab));
+    };
+    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64, "vocab": 400})", 300).vocab == 400);
+    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64})", 300).vocab == 300);
+    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64})", 0).vocab == 50257);
+    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64})", 0).context == 1024);
+    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64, "context": 48})", 0).seq == 48);
+    std::filesystem::remove(path);
+}
+
+TEST_CASE("resolve: sequences fit the context") {
+    Options o;
+    o.precision = "bf16";  // lengths that FP8 would refuse
+    o.seq = 1024;
+    CHECK_NOTHROW(resolved(o));
+    o.seq = 1025;
+    CHECK(contains(refusal(o), "use -t 1024 or --context 1025"));
+    o.context = 2048;
+    CHECK(resolved(o).model_config.context == 2048);
+}
+
+TEST_CASE("resolve: the total batch is whole micro-steps on all ranks") {
+    Options o;
+    o.batch = 2;
+    o.seq = 512;
+    CHECK(resolved(o, with_ranks(3)).total_batch == 3072);
+    o.total_batch = 524288;
+    CHECK(resolved(o).micro_steps == 512);
+    CHECK(resolved(o, with_ranks(8)).micro_steps == 64);
+    const std::string message = refusal(o, with_ranks(3));
+    CHECK(contains(message, "3072 tokens (-b 2 x -t 512 x 3 ranks)"));
+    CHECK(contains(message, "-d 522240 or -d 525312"));
+    o.total_batch = 1000;
+    CHECK(contains(refusal(o), "use -d 1024"));
+    CHECK(!contains(refusal(o), "-d 0"));
+}
+
+TEST_CASE("resolve: stages of a batch schedule are whole micro-steps, below the total batch") {
+    Options o;
+    o.batch = 2, o.seq = 512, o.total_batch = 8192, o.batch_schedule = "2048:10,4096:5";
+    CHECK(resolved(o, with_ranks(2)).batches.tokens_until(16) == 10 * 2048 + 5 * 4096 + 8192);
+    CHECK(contains(refusal(o, with_ranks(4)),
+                   "2048 tokens per step must be below -d 8192 and a multiple of the micro-step's 4096"));
+    o.total_batch = 4096;
+    CHECK(contains(refusal(o), "4096 tokens per step must be below -d 4096"));
+    // One epoch of 21 steps: 10 of 2048, 5 of 4096, and 6 of 8192, the last of which needs a token more.
+    o.total_batch = 8192;
+    ResolveInputs inputs;
+    for (const auto& [tokens, steps] : {std::pair{90113, 21}, {90112, 20}, {2049, 1}}) {
+        inputs.train_tokens = tokens;
+        CHECK(resolved(o, inputs).max_steps == steps);
+    }
+    inputs.train_tokens = 2048;
+    CHECK(contains(refusal(o, inputs), "one step needs 2,048"));
+}
+
+TEST_CASE("resolve: sequences are cut into equal pieces") {
+    Options o;
+    o.seq = 512, o.seq_schedule = "64:10,256:5";
+    const Options done = resolved(o);
+    CHECK(done.sequences.tokens_of(10) == 64);
+    CHECK(done.sequences.tokens_of(15) == 256);
+    CHECK(done.sequences.tokens_of(16) == 512);
+    for (const char* text : {"96:10", "256:5,512:5", "1024:5"}) {
+        o.seq_schedule = text;
+        CHECK(contains(refusal(o), std::string("--seq-schedule ") + text + ": sequences of -t 512 tokens cannot"));
+    }
+}
+
+TEST_CASE("resolve: a micro-batch's tokens can be counted") {
+    Options o;
+    o.batch = 2097151;  // 2^31 - 1024 tokens
+    CHECK(resolved(o).total_batch == 2147482624);
+    o.batch = 2097152;
+    CHECK(contains(refusal(o), "-b 2097152 x -t 1024 = 2147483648 tokens"));
+    CHECK(contains(refusal(o), "use -b 2097151"));
+}
+
+TEST_CASE("resolve: profiled steps lie within the run") {
+    Options o;
+    o.precision = "bf16";
+    o.max_steps = 10;
+    for (const char* text : {"8", "1:11", "10:11"}) {
+        o.profile_steps = text;
+        CHECK_NOTHROW(resolved(o));
+    }
+    o.profile_steps = "9";
+    CHECK(contains(refusal(o), "--profile-steps 9 asks for the steps 3 to 11, but the run ends after step 10"));
+    o.profile_steps = "4:6";
+    o.stop_after = 4;
+    CHECK(contains(refusal(o), "asks for the steps 4 to 5, but the run ends after step 4"));
+    o.max_steps = -1;
+    CHECK_NOTHROW(resolved(o));  // length not known yet
+    o.stop_after = 0;
+    CHECK_NOTHROW(resolved(o, with_data(0, 4 * 1024 * 5 + 1)));
+    CHECK(contains(refusal(o, with_data(0, 4 * 1024 * 5)), "but the run ends after step 4"));  // one epoch
+}
+
+TEST_CASE("resolve: steps of one epoch, and warm-up") {
+    Options o;
+    o.precision = "bf16";
+    o.batch = 1;
+    o.seq = 100;
+    CHECK(resolved(o, with_data(0, 1001)).max_steps == 10);
+    CHECK(resolved(o, with_data(0, 1000)).max_steps == 9);  // the last target needs one token more
+    CHECK(contains(refusal(o, with_data(0, 100)), "the training set has 100 tokens"));
+    o.warmup = 9;
+    CHECK_NOTHROW(resolved(o, with_data(0, 1001)));
+    o.warmup = 10;
+    CHECK(contains(refusal(o, with_data(0, 1001)), "one epoch"));
+    CHECK_NOTHROW(resolved(o));  // length not known yet
+    o.max_steps = 10;
+    CHECK(contains(refusal(o), "--warmup 10 leaves none of the 10 steps"));
+    o.max_steps = 11;
+    CHECK(resolved(o, with_data(0, 1001)).max_steps == 11);  // given: not an epoch
+}
+
+TEST_CASE("resolve: precision and its notes") {
+    Options o;
+    o.precision = "auto";
+    CHECK(resolved(o).precision == "fp8");
+    CHECK(contains(resolved(o).notes.at(0), "auto: fp8"));
+    CHECK(resolved(o).loss_scale == "dynamic");
+    ResolveInputs without_fp8;
+    without_fp8.fp8_supported = false;
+    without_fp8.device_name = "an old card";
+    CHECK(resolved(o, without_fp8).precision == "bf16");
+    CHECK(resolved(o, without_fp8).loss_scale == "off");
+    ResolveInputs old_card = without_fp8;
+    old_card.bf16_supported = false;
+    CHECK(resolved(o, old_card).precision == "fp32");
+
+    o.precision = "fp8";
+    CHECK_THROWS_WITH_AS(resolved(o, without_fp8),
+                         "--precision fp8: an old card has no FP8 (GPUs from sm_89 on have it); use --precision bf16",
+                         Error);
+    o.batch = 3, o.seq = 20;
+    CHECK_THROWS_WITH_AS(
+        resolved(o),
+        "-b 3 x -t 20 = 60 tokens per micro-batch is not a multiple of 16, which FP8 wgrad needs; use -t 32 "
+        "or --precision bf16",
+        Error);
+    o.batch = 4, o.seq = 0;
+    o.loss_scale = "256";
+    CHECK(resolved(o).loss_scale == "256");
+
+    o.precision = "fp32";
+    o.tf32 = true;
+    CHECK(resolved(o).notes.empty());
+    ResolveInputs host;
+    host.host_device = true;
+    CHECK(contains(resolved(o, host).notes.at(0), "CPU build"));
+    o.precision = "bf16";
+    CHECK(contains(resolved(o).notes.at(0), "--precision fp32"));
+}
+
+TEST_CASE("resolve: a ZeRO stage in one process is noted, and has no effect") {
+    Options o;
+    o.zero = 3;
+    CHECK(contains(resolved(o).notes.at(0), "-z 3 has no effect in one process"));
+    CHECK(resolved(o).zero == 0);
+    CHECK(resolved(o, with_ranks(2)).notes.empty());
+    CHECK(resolved(o, with_ranks(2)).zero == 3);
+    o.zero = 0;
+    CHECK(resolved(o).notes.empty());
+}
+
+TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unless they are asked for") {
+    ResolveInputs ada;
+    ada.fp8_emulated_because = [](const std::string& recipe) {
+        return recipe == "block" ? std::string("it is no Hopper") : "";
+    };
+    Options o;
+    o.precision = "fp8";
+    CHECK(resolved(o, ada).notes.empty());
+    o.fp8_recipe = "block";
+    CHECK(contains(refusal(o, ada),
+                   "--fp8-recipe block: it is no Hopper. Use another recipe or --precision bf16; "
+                   "--fp8-emulation runs the matmuls in BF16"));
+    CHECK_NOTHROW(resolved(o));
+    o.fp8_emulation = true;
+    CHECK(contains(resolved(o, ada).notes.at(0), "all FP8 matmuls run in BF16"));
+    CHECK(contains(resolved(o, ada).notes.at(0), "it is no Hopper"));
+    o.precision = "bf16";
+    CHECK(resolved(o, ada).notes ==
+          std::vector<std::string>{"--fp8-recipe, --fp8-emulation have no effect with --precision bf16"});
+    o.fp8_emulation = false;
+    CHECK(resolved(o, ada).notes == std::vector<std::string>{"--fp8-recipe has no effect with --precision bf16"});
+    o.fp8_recipe = "delayed";
+    CHECK(resolved(o, ada).notes.empty());
+
+    // A CPU needs no flag, and a note says it.
+    ResolveInputs host;
+    host.host_device = true;
+    o.precision = "fp8";
+    CHECK(contains(resolved(o, host).notes.at(0), "FP8 is emulated on the CPU"));
+}
+
+TEST_CASE("resolve: --kernels means what the card and the precision have use for") {
+    Options o;
+    o.precision = "fp8";
+    ResolveInputs hopper, turing;
+    hopper.card = 90, turing.card = 75;
+    CHECK(resolved(o, hopper).kernel_set == KernelSet::common());
+    CHECK(resolved(o).kernel_set == KernelSet::common());
+    CHECK(resolved(o, turing).kernel_set == KernelSet());
+    o.fp8_recipe = "current";
+    CHECK(resolved(o, hopper).kernel_set == KernelSet::common());
+    o.kernels = "portable";
+    CHECK(resolved(o, hopper).kernel_set == KernelSet());
+    o.kernels = "gelu_fp8";
+    CHECK(resolved(o, hopper).kernel_set.names() == std::vector<std::string>{"gelu_fp8"});
+    CHECK(contains(refusal(o, turing), "--kernels gelu_fp8: it is for compute capability 8.0 and later"));
+    for (const char* recipe : {"block", "mxfp8"}) {
+        o.fp8_recipe = recipe;
+        CHECK(resolved(o, hopper).kernel_set == KernelSet());
+    }
+    o.fp8_recipe = "delayed", o.precision = "bf16";
+    CHECK(resolved(o, hopper).kernel_set == KernelSet());
+}
+
+// A batch of validation is a third of a micro-step: batches / 3 < 5 % of steps * micro_steps.
+TEST_CASE("resolve: validation costs less than 5 % of the steps between, and hardly less than it must") {
+    CHECK(validation_interval(20, 1) == 150);
+    CHECK(validation_interval(20, 8) == 20);
+    CHECK(validation_interval(20, 16) == 9);
+    CHECK(validation_interval(1, 1) == 7);
+    CHECK(validation_interval(3, 1) == 25);  // 20 would be 5 %
+    CHECK(validation_interval(20, 512) == 1);
+    CHECK(validation_interval(0, 1) == 1);
+    CHECK(validation_interval(200, 1) == 1500);
+    CHECK(validation_interval(14, 1) == 95);
+    CHECK(validation_interval(15, 1) == 150);  // 101
+    for (int64_t batches = 1; batches < 3000; batches += 7)
+        for (int64_t micro_steps = 1; micro_steps < 700; micro_steps += 13) {
+            const int64_t steps = validation_interval(batches, micro_steps);
+            const double share = static_cast<double>(batches) / 3 / static_cast<double>(steps * micro_steps);
+            CHECK(share < 0.05);
+            if (steps == 1) continue;
+            const double one_less = static_cast<double>(batches) / 3 / static_cast<double>((steps - 1) * micro_steps);
+            CHECK(one_less >= 0.05 / 1.5);  // rounded up by at most a half
+        }
+    CHECK(validation_interval(int64_t{1} << 50, 1) > 0);
+}
+
+TEST_CASE("resolve: how often a run validates by itself") {
+    Options o;
+    CHECK(resolved(o).val_every == -1);  // nothing to validate on
+    CHECK(config_json(resolved(o)).find("\"val-every\": null") != std::string::npos);
+    o.val = {{"", "v"}};
+    CHECK(resolved(o).val_every == 150);
+    CHECK(config_json(resolved(o)).find("\"val-every\": 150") != std::string::npos);
+    o.total_batch = 524288;  // 128 micro-steps of 4 x 1024
+    CHECK(resolved(o).val_every == 2);
+    CHECK(resolved(o, with_ranks(8)).val_every == 9);  // 16 on each
+    o.val_every = 20;
+    CHECK(resolved(o).val_every == 20);
+    o.val_every = 0;
+    CHECK(resolved(o).val_every == 0);
+
+    Options sized;  // 4 x 1024 tokens a batch
+    sized.val = {{"a", "v"}, {"b", "w"}};
+    CHECK(resolved(sized).val_every == 300);
+    ResolveInputs inputs;
+    inputs.val_tokens = {2 * 4096 + 1, 1000 * 4096 + 1};  // 2 and 1000 batches
+    CHECK(resolved(sized, inputs).val_every == validation_interval(22, 1));
+    sized.val_batches = -1;
+    CHECK(resolved(sized, inputs).val_every == validation_interval(1002, 1));
+    inputs.ranks = 2;  // half as many on each
+    CHECK(resolved(sized, inputs).val_every == validation_interval(501, 1));
+    CHECK(resolved(sized).val_every == -1);  // sizes unknown
+    inputs.hellaswag_rows = 41;              // 6 batches on each
+    CHECK(resolved(sized, inputs).val_every == validation_interval(507, 1));
+    sized.val_batches = 0;
+    CHECK_NOTHROW(resolved(sized, inputs));
+}
+
+TEST_CASE("resolve: --epochs is a number of steps") {
+    Options o;
+    o.seq = 64;
+    o.epochs = 3;
+    const Options three = resolved(o, with_data(257, 2561));  // 10 steps of 256 tokens, and the last target
+    CHECK(three.max_steps == 30);
+    CHECK(three.epochs == 0);  // run.json says it in steps alone
+    CHECK(contains(refusal(o), "--epochs counts passes over the training data; add --train"));
+    CHECK(contains(refusal(o, with_data(257, 50)), "less than one step"));
+    o.max_steps = 5;
+    CHECK(contains(refusal(o, with_data(257, 2561)), "--epochs and -x both say"));
+}
+
+TEST_CASE("resolve: a step larger than the training set is noted") {
+    Options o;
+    o.seq = 64;
+    o.max_steps = 5;
+    const auto is_noted = [&](int64_t tokens) {
+        for (const std::string& note : resolved(o, with_data(257, tokens)).notes)
+            if (contains(note, "every step goes over all of it")) return true;
+        return false;
+    };
+    CHECK(is_noted(256));
+    CHECK(!is_noted(257));
+    CHECK(!is_noted(0));  // not known
+}

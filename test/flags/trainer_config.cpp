@@ -1,0 +1,212 @@
+// From flags to a TrainerConfig: every word has a meaning, and the right one; every number arrives in its own place.
+#include "llmc/flags/trainer_config.h"
+
+#include <doctest/doctest.h>
+
+#include "llmc/base/error.h"
+#include "llmc/flags/flags.h"
+
+using namespace llmc;
+
+namespace {
+
+// The configuration of an FP8 run with one of its words changed.
+TrainerConfig with(std::string Options::*field, const char* word) {
+    Options o;
+    o.precision = "fp8";
+    resolve(o, {});
+    o.*field = word;
+    return trainer_config(o);
+}
+
+}  // namespace
+
+TEST_CASE("trainer config: every word that a flag takes means something, and no other") {
+    int words = 0;
+    for (const Flag& flag : all_flags())
+        for (const std::string& word : flag.values.words) {
+            CAPTURE(flag.long_name);
+            CAPTURE(word);
+            Options o;
+            o.precision = "fp8";
+            o.*std::get<std::string Options::*>(flag.field) = word;
+            resolve(o, {});
+            CHECK_NOTHROW(trainer_config(o));
+            CHECK_NOTHROW(reduce_order(o));
+            words++;
+        }
+    CHECK(words > 30);
+    for (const auto field : {&Options::precision, &Options::recompute, &Options::schedule, &Options::fp8_recipe,
+                             &Options::fp8_grad, &Options::fp8_amax_algo, &Options::fp8_fast_accum, &Options::reduce})
+        CHECK_THROWS_AS(with(field, "auto"), Error);  // resolve() leaves none
+    CHECK_THROWS_WITH_AS(with(&Options::reduce, "fp16"), "--reduce fp16: expected one of fp32, bf16, fp8", Error);
+    Options o;
+    o.reduce_order = "ranks";
+    CHECK_THROWS_AS(reduce_order(o), Error);
+}
+
+TEST_CASE("trainer config: words become what they say") {
+    CHECK(with(&Options::precision, "fp8").fp8);
+    CHECK(!with(&Options::precision, "bf16").fp8);
+    CHECK(!with(&Options::precision, "fp32").fp8);
+    CHECK(with(&Options::recompute, "none").recompute == Recompute::none);
+    CHECK(with(&Options::recompute, "gelu").recompute == Recompute::gelu);
+    CHECK(with(&Options::recompute, "norm").recompute == Recompute::norm);
+    CHECK(with(&Options::recompute, "block").recompute == Recompute::block);
+    CHECK(with(&Options::schedule, "cosine").schedule.kind == ScheduleKind::cosine);
+    CHECK(with(&Options::schedule, "linear").schedule.kind == ScheduleKind::linear);
+    CHECK(with(&Options::schedule, "constant").schedule.kind == ScheduleKind::constant);
+    CHECK(with(&Options::schedule, "wsd").schedule.kind == ScheduleKind::wsd);
+    CHECK(with(&Options::schedule, "wsd-linear").schedule.kind == ScheduleKind::wsd_linear);
+    CHECK(with(&Options::fp8_recipe, "mxfp8").fp8->recipe == Fp8Recipe::mxfp8);
+    CHECK(!with(&Options::fp8_grad, "e5m2").fp8->e4m3_gradients);
+    CHECK(with(&Options::fp8_grad, "e4m3").fp8->e4m3_gradients);
+    CHECK(with(&Options::fp8_amax_algo, "max").fp8->algorithm == AmaxAlgorithm::max);
+    CHECK(with(&Options::fp8_amax_algo, "most_recent").fp8->algorithm == AmaxAlgorithm::most_recent);
+    CHECK(with(&Options::fp8_amax_algo, "ema").fp8->algorithm == AmaxAlgorithm::ema);
+    CHECK(with(&Options::fp8_fast_accum, "none").fast_accumulation == FastAccumulation::none);
+    CHECK(with(&Options::fp8_fast_accum, "forward").fast_accumulation == FastAccumulation::forward);
+    CHECK(with(&Options::fp8_fast_accum, "all").fast_accumulation == FastAccumulation::all);
+    CHECK(with(&Options::reduce, "fp32").sharding.wire == Wire::fp32);
+    CHECK(with(&Options::optimizer, "lion").optimizer.kind == OptimizerKind::lion);
+    CHECK(with(&Options::optimizer, "sgd").optimizer.kind == OptimizerKind::sgd);
+    CHECK(with(&Options::optimizer, "muon").optimizer.kind == OptimizerKind::muon);
+    CHECK(with(&Options::optimizer, "normuon").optimizer.kind == OptimizerKind::normuon);
+    CHECK(with(&Options::muon_scale, "rms").optimizer.muon.scale == MuonScale::rms);
+    CHECK(with(&Options::muon_scale, "spectral").optimizer.muon.scale == MuonScale::spectral);
+    for (const char* set : {"k", "p", "q", "s"})
+        CHECK(with(&Options::muon_ns, set).optimizer.muon.newton_schulz == *set);
+    CHECK(with(&Options::reduce, "bf16").sharding.wire == Wire::bf16);
+    CHECK(with(&Options::reduce, "fp8").sharding.wire == Wire::fp8);
+    Options o;
+    CHECK(reduce_order(o) == ReduceOrder::any);
+    o.reduce_order = "rank";
+    CHECK(reduce_order(o) == ReduceOrder::rank);
+}
+
+TEST_CASE("trainer config: numbers and switches arrive in their own places") {
+    Options o;
+    o.precision = "fp8";
+    o.batch = 2, o.seq = 64, o.total_batch = 384, o.max_steps = 100;
+    o.lr = 1e-3, o.warmup = 5, o.final_lr_fraction = 0.25;
+    o.beta1 = 0.5, o.beta2 = 0.75, o.eps = 1e-6, o.weight_decay = 0.2, o.clip = 3;
+    o.z_loss = 1e-4, o.label_smoothing = 0.1;
+    o.fp8_layers = "all,-first", o.fp8_history = 7, o.fp8_margin = 2, o.fp8_fallback = "0.25,0.5,3";
+    o.loss_scale = "256", o.loss_scale_growth_interval = 11, o.shard_within = 4;
+    o.kernels = "gelu_fp8";
+    resolve(o, {});
+    o.zero = 2, o.fp8_smooth = true;  // as among several ranks, and with SwiGLU
+    const TrainerConfig c = trainer_config(o);
+    CHECK(c.model == o.model_config);
+    CHECK(c.batch == 2);
+    CHECK(c.seq == 64);
+    CHECK(c.micro_steps == 3);
+    CHECK(c.schedule.lr == 1e-3);
+    CHECK(c.schedule.warmup == 5);
+    CHECK(c.schedule.steps == 100);
+    CHECK(c.schedule.final_fraction == 0.25);
+    CHECK(c.adamw.beta1 == 0.5);
+    CHECK(c.adamw.beta2 == 0.75);
+    CHECK(c.adamw.eps == 1e-6);
+    CHECK(c.adamw.weight_decay == 0.2);
+    CHECK(c.clip == 3);
+    CHECK(c.loss.z_loss == 1e-4f);
+    CHECK(c.loss.label_smoothing == 0.1f);
+    CHECK(c.fp8_layers == "all,-first");
+    CHECK(c.fp8->history == 7);
+    CHECK(c.fp8->margin == 2);
+    CHECK(c.fp8->fallback.saturated == 0.25f);
+    CHECK(c.fp8->fallback.underflowed == 0.5f);
+    CHECK(c.fp8->fallback.steps == 3);
+    CHECK(c.fp8->smooth);
+    CHECK(!c.loss_scale.dynamic);
+    CHECK(c.loss_scale.initial == 256);
+    CHECK(c.loss_scale.growth_interval == 11);
+    CHECK(c.sharding.stage == 2);
+    CHECK(c.sharding.within == 4);
+    CHECK(c.kernels.names() == std::vector<std::string>{"gelu_fp8"});
+
+    CHECK(c.optimizer.kind == OptimizerKind::adamw);
+    o.optimizer = "lion", o.momentum = 0.625, o.nesterov = "on";
+    const OptimizerConfig optimizer = trainer_config(o).optimizer;
+    CHECK(optimizer.kind == OptimizerKind::lion);
+    CHECK(optimizer.lion.beta1 == 0.5);
+    CHECK(optimizer.lion.beta2 == 0.75);
+    CHECK(optimizer.lion.weight_decay == 0.2);
+    CHECK(optimizer.sgd.momentum == 0.625);
+    CHECK(optimizer.sgd.nesterov);
+    CHECK(optimizer.sgd.weight_decay == 0.2);
+    Options muon;
+    muon.optimizer = "normuon", muon.lr = 2e-3, muon.weight_decay = 0.3, muon.muon_ns = "q",
+    muon.muon_scale = "spectral";
+    muon.muon_momentum_warmup = 300, muon.muon_cautious_decay = true;
+    muon.adamw_lr = 1e-3, muon.embedding_lr = 4e-3, muon.vector_lr = 6e-3, muon.adamw_weight_decay = 0.01;
+    resolve(muon, {});
+    const TrainerConfig with_muon = trainer_config(muon);
+    CHECK(with_muon.optimizer.kind == OptimizerKind::normuon);
+    CHECK(with_muon.optimizer.muon.momentum.momentum == 0.95);
+    CHECK(with_muon.optimizer.muon.momentum.warmup == 300);
+    CHECK(with_muon.optimizer.muon.cautious_decay);
+    CHECK(with_muon.optimizer.muon.nesterov);
+    CHECK(with_muon.optimizer.muon.newton_schulz == 'q');
+    CHECK(with_muon.optimizer.muon.scale == MuonScale::spectral);
+    CHECK(with_muon.optimizer.muon.weight_decay == 0.3);
+    CHECK(with_muon.optimizer.muon.embedding_rate == doctest::Approx(2));
+    CHECK(with_muon.optimizer.muon.head_rate == doctest::Approx(0.5));
+    CHECK(with_muon.optimizer.muon.vector_rate == doctest::Approx(3));
+    CHECK(with_muon.adamw.weight_decay == 0.01);
+    muon.optimizer = "adamw";
+    CHECK_THROWS_WITH_AS(
+        resolve(muon, {}),
+        "--adamw-lr 0.001 is for the parameters that muon leaves to AdamW, and this run has --optimizer adamw; use "
+        "--lr",
+        Error);
+    for (const bool warmup : {true, false}) {
+        Options other;
+        (warmup ? other.muon_momentum_warmup = 5 : other.muon_cautious_decay = true);
+        const std::string name = warmup ? "--muon-momentum-warmup" : "--muon-cautious-decay";
+        CHECK_THROWS_WITH_AS(resolve(other, {}),
+                             (name + " needs muon, and this run has --optimizer adamw; leave it out or use "
+                                     "--optimizer muon")
+                                 .c_str(),
+                             Error);
+    }
+    for (const char* optimizer : {"adamw", "muon", "normuon", "lion", "sgd"}) {
+        Options narrow;
+        narrow.optimizer = optimizer, narrow.adam_moments = "bf16", narrow.seed = 77;
+        if (optimizer == std::string("lion") || optimizer == std::string("sgd")) {
+            const std::string message =
+                std::string("--adam-moments bf16 needs AdamW, and this run has --optimizer ") + optimizer +
+                ", whose moment is FP32; leave it out or use --optimizer adamw, muon or normuon";
+            CHECK_THROWS_WITH_AS(resolve(narrow, {}), message.c_str(), Error);
+            continue;
+        }
+        resolve(narrow, {});
+        CHECK(trainer_config(narrow).optimizer.adam_moments == MomentFormat::bf16);
+        CHECK(trainer_config(narrow).optimizer.rounding_seed == 77);
+        CHECK(trainer_config(o).optimizer.adam_moments == MomentFormat::fp32);
+    }
+    CHECK(with(&Options::clip_kind, "norm").optimizer.clip_kind == ClipKind::norm);
+    CHECK(with(&Options::clip_kind, "tensor").optimizer.clip_kind == ClipKind::tensor);
+    CHECK(with(&Options::clip_kind, "value").optimizer.clip_kind == ClipKind::value);
+    Options unclipped;
+    unclipped.clip_kind = "value", unclipped.clip = 0;
+    CHECK_THROWS_WITH_AS(resolve(unclipped, {}),
+                         "--clip-kind value has no effect with --clip 0, which turns clipping off; give --clip X",
+                         Error);
+    Options low;
+    low.optimizer = "muon", low.momentum = 0.8, low.muon_momentum_warmup = 5;
+    CHECK_THROWS_WITH_AS(resolve(low, {}),
+                         "--momentum 0.8 is below 0.85, where --muon-momentum-warmup begins; leave the warm-up out",
+                         Error);
+
+    // One switch at a time, so that none stands for another.
+    for (const auto on : {&Options::tf32, &Options::fp8_pow2_scales, &Options::skip_spikes}) {
+        Options one = o;
+        one.*on = true;
+        const TrainerConfig config = trainer_config(one);
+        CHECK(config.tf32 == one.tf32);
+        CHECK(config.fp8->pow2_scales == one.fp8_pow2_scales);
+        CHECK(config.skip_spikes == one.skip_spikes);
+    }
+}

@@ -1,0 +1,98 @@
+// The energy counter of a card, read through a library that stands in for NVML.
+#include "llmc/log/energy.h"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+using namespace llmc;
+namespace fs = std::filesystem;
+
+namespace {
+
+// Compiles NVML's stand-in: its counter is in the file ENERGY, in millijoules, and cards other than 3b:00.0 are
+// unknown.
+struct FakeNvml {
+    fs::path path = fs::temp_directory_path() / ("llmc_energy_" + std::to_string(::getpid()));
+
+    explicit FakeNvml(const std::string& flags = "") {
+        fs::remove_all(path);
+        fs::create_directories(path);
+        std::ofstream(path / "nvml.c") << R"(#include <stdio.h>
+            #include <string.h>
+            int nvmlInit_v2(void) { return INIT; }
+            int nvmlShutdown(void) { return 0; }
+            int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** device) {
+                *device = device;
+                return strcmp(id, "00000000:3b:00.0") != 0;
+            }
+            #ifndef OLD
+            int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* millijoules) {
+                FILE* file = fopen(ENERGY, "r");
+                const int read = file && fscanf(file, "%llu", millijoules) == 1;
+                if (file) fclose(file);
+                return device == NULL || !read;
+            }
+            #endif
+        )";
+        const std::string command =
+            "gcc -shared -fPIC " + flags + (flags.find("INIT") == flags.npos ? " -DINIT=0" : "") + " -DENERGY='\"" +
+            (path / "energy").string() + "\"' " + (path / "nvml.c").string() + " -o " + library();
+        REQUIRE(std::system(command.c_str()) == 0);
+        set(1000000);
+    }
+    ~FakeNvml() { fs::remove_all(path); }
+
+    std::string library() const { return (path / "libnvidia-ml.so.1").string(); }
+    void set(unsigned long long millijoules) const { std::ofstream(path / "energy") << millijoules; }
+};
+
+constexpr char kCard[] = "00000000:3b:00.0";
+
+bool is_unknown(const Energy& energy) { return std::isnan(energy.joules) && std::isnan(energy.watts); }
+
+}  // namespace
+
+TEST_CASE("energy: joules and watts since the last reading") {
+    const FakeNvml nvml;
+    EnergyMeter meter(kCard, nvml.library().c_str());
+    const auto begin = std::chrono::steady_clock::now();
+    CHECK(is_unknown(meter.since_last()));
+    nvml.set(1002500);
+    ::usleep(20000);
+    const Energy energy = meter.since_last();
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    CHECK(energy.joules == doctest::Approx(2.5));
+    CHECK(energy.watts >= 2.5 / seconds);
+    CHECK(energy.watts <= 2.5 / 0.02);
+    nvml.set(7);  // the driver was loaded again
+    CHECK(is_unknown(meter.since_last()));
+    nvml.set(1007);
+    CHECK(meter.since_last().joules == doctest::Approx(1));
+    fs::remove(nvml.path / "energy");  // a card that does not say
+    CHECK(is_unknown(meter.since_last()));
+    nvml.set(2007);
+    CHECK(is_unknown(meter.since_last()));
+    CHECK(meter.since_last().joules == 0);
+}
+
+TEST_CASE("energy: nothing where there is no card, no library, or an old one") {
+    const auto unknown = [](const char* card, const std::string& library) {
+        EnergyMeter meter(card, library.c_str());
+        meter.since_last();
+        return is_unknown(meter.since_last());
+    };
+    {
+        const FakeNvml nvml;
+        CHECK(!unknown(kCard, nvml.library()));
+        CHECK(unknown("", nvml.library()));
+        CHECK(unknown("00000000:01:00.0", nvml.library()));
+        CHECK(unknown(kCard, (nvml.path / "nowhere.so").string()));
+        CHECK(unknown(kCard, (nvml.path / "nvml.c").string()));
+    }
+    CHECK(unknown(kCard, FakeNvml("-DOLD").library()));
+    CHECK(unknown(kCard, FakeNvml("-DINIT=9").library()));
+}

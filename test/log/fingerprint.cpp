@@ -1,0 +1,123 @@
+// Fingerprints of batches and weights: what must not change them, and what must.
+#include "llmc/log/fingerprint.h"
+
+#include <doctest/doctest.h>
+
+#include <memory>
+
+#include <random>
+
+#include "llmc/train/trainer.h"
+
+using namespace llmc;
+
+namespace {
+
+struct Samples {
+    int count, T;
+    std::vector<int> tokens, targets;  // (count, T)
+    Samples(int n, int T_, uint32_t seed) : count(n), T(T_) {
+        std::mt19937 random(seed);
+        for (int b = 0; b < n; b++)
+            for (int t = 0; t <= T; t++) {
+                const int token = static_cast<int>(random() % 1000);
+                if (t < T) tokens.push_back(token);
+                if (t > 0) targets.push_back(token);
+            }
+    }
+    void add_to(BatchFingerprint& fingerprint, int first, int n, int64_t place) const {
+        const size_t at = static_cast<size_t>(first) * static_cast<size_t>(T);
+        fingerprint.add(tokens.data() + at, targets.data() + at, n, T, place);
+    }
+    uint64_t whole() const {
+        BatchFingerprint fingerprint;
+        add_to(fingerprint, 0, count, 0);
+        return fingerprint.value();
+    }
+};
+
+ModelConfig tiny() {
+    ModelConfig config;
+    config.layers = 1, config.heads = 1, config.channels = 32, config.vocab = 100, config.context = 16;
+    return config;
+}
+
+template <class Real>
+struct SmallModel {
+    TrainerConfig config;
+    std::unique_ptr<Trainer<Real>> trainer;
+    explicit SmallModel(uint64_t seed) {
+        config.model = tiny();
+        config.seq = 16;
+        trainer = std::make_unique<Trainer<Real>>(config, Comm::self());
+        trainer->allocate();
+        trainer->initialize(seed);
+    }
+    uint64_t fingerprint() { return weights_fingerprint(trainer->weights(), trainer->stream()); }
+};
+
+}  // namespace
+
+TEST_CASE("batch fingerprint: the same for any split of a step into micro-steps and ranks") {
+    const Samples samples(8, 33, 1);
+    for (const int split : {1, 2, 4}) {
+        uint64_t sum = 0;  // over two ranks that take turns
+        for (int rank = 0; rank < 2; rank++) {
+            BatchFingerprint fingerprint;
+            for (int first = 0; first < samples.count; first += split)
+                if (first / split % 2 == rank) samples.add_to(fingerprint, first, split, first);
+            sum += fingerprint.value();
+        }
+        CHECK(sum == samples.whole());
+    }
+    BatchFingerprint again;
+    samples.add_to(again, 0, 8, 0);
+    again.clear();
+    CHECK(again.value() == 0);
+}
+
+TEST_CASE("batch fingerprint: every token, the last target and every place count") {
+    const Samples samples(4, 17, 2);
+    for (const int row : {0, 3})
+        for (const int t : {0, 1, 16}) {
+            Samples changed = samples;
+            changed.tokens[static_cast<size_t>(row * 17 + t)]++;
+            CHECK(changed.whole() != samples.whole());
+        }
+    Samples last = samples;
+    last.targets.back()++;
+    CHECK(last.whole() != samples.whole());
+
+    BatchFingerprint swapped, moved;
+    samples.add_to(swapped, 0, 1, 1);
+    samples.add_to(swapped, 1, 1, 0);
+    samples.add_to(swapped, 2, 2, 2);
+    CHECK(swapped.value() != samples.whole());
+    samples.add_to(moved, 0, 4, 4);
+    CHECK(moved.value() != samples.whole());
+}
+
+TEST_CASE("weights fingerprint: of the master weights, whatever the working copy; changes with any of them") {
+    SmallModel<bf16> a(1), other(2);
+    SmallModel<float> b(1);
+    const uint64_t first = a.fingerprint();
+    CHECK(first == a.fingerprint());
+    CHECK(first == b.fingerprint());
+    CHECK(first != other.fingerprint());
+    for (const char* name : {"wte", "lnf.bias"}) {
+        const auto place = a.trainer->table().find(name);
+        std::vector<float> values = a.trainer->weights().get_tensor(place.unit, place.tensor, a.trainer->stream());
+        const float before = values.back();
+        values.back() = before + 1e-7f;
+        a.trainer->weights().set_tensor(place.unit, place.tensor, values, a.trainer->stream());
+        CHECK(a.fingerprint() != first);
+        values.back() = before;
+        a.trainer->weights().set_tensor(place.unit, place.tensor, values, a.trainer->stream());
+        CHECK(a.fingerprint() == first);
+    }
+}
+
+TEST_CASE("fingerprints are written as 16 digits") {
+    CHECK(fingerprint_text(0x1fe) == "00000000000001fe");
+    CHECK(fingerprint_text(~uint64_t{0}) == "ffffffffffffffff");
+}

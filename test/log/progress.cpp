@@ -1,0 +1,210 @@
+// The progress line, its averages, and when colour is used.
+#include "llmc/log/progress.h"
+
+#include <doctest/doctest.h>
+
+#include <map>
+
+#include <cmath>
+#include <cstdio>
+#include <string>
+
+using namespace llmc;
+
+namespace {
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+ProgressLine example() {
+    ProgressLine line;
+    line.step = 12;
+    line.last_step = 400;
+    line.loss = 3.12341;
+    line.norm = 0.81234;
+    line.lr = 3e-4;
+    line.ms = 82.14;
+    line.tokens_per_s = 6231.4;
+    line.mfu = 0.4123;
+    line.memory = size_t{1288490189};  // 1.2 GiB
+    line.seconds_left = 32;
+    return line;
+}
+
+}  // namespace
+
+TEST_CASE("progress: the whole line") {
+    CHECK(
+        format_progress(example(), false) ==
+        "step    12/400 | loss 3.1234 | norm 0.8123 | lr 3.00e-04 | 82.1 ms | 6,231 tok/s | MFU 41.2% | mem 1.2 GiB | "
+        "ETA 0:32");
+}
+
+TEST_CASE("progress: what is not known is not shown") {
+    ProgressLine line;
+    line.step = 3;
+    line.loss = -std::nan("");
+    line.norm = INFINITY;
+    line.ms = 123456;
+    CHECK(format_progress(line, false) == "step     3 | loss nan | norm inf | lr 0.00e+00 | 123456 ms");
+    line.skipped = true;
+    CHECK(contains(format_progress(line, false), "| skipped"));
+}
+
+TEST_CASE("progress: colour marks trouble and adds nothing else") {
+    ProgressLine line = example();
+    line.loss = NAN;
+    const std::string coloured = format_progress(line, true), plain = format_progress(line, false);
+    CHECK(contains(coloured, "\033[1;31mloss nan\033[0m"));
+    CHECK(!contains(coloured, "\033[1;31mnorm"));
+    CHECK(!contains(plain, "\033"));
+    std::string stripped;
+    for (size_t i = 0; i < coloured.size(); i++) {
+        if (coloured[i] == '\033') {
+            i = coloured.find('m', i);
+        } else {
+            stripped += coloured[i];
+        }
+    }
+    CHECK(stripped == plain);
+
+    using Variables = std::map<std::string, std::string>;
+    const auto colour = [](bool is_terminal, const Variables& set) {
+        return use_colour(is_terminal,
+                          [&](const char* name) { return set.count(name) ? set.at(name).c_str() : nullptr; });
+    };
+    CHECK(colour(true, {}));
+    CHECK(!colour(false, {}));
+    CHECK(colour(true, {{"NO_COLOR", ""}, {"TERM", "xterm-256color"}}));
+    CHECK(!colour(true, {{"NO_COLOR", "1"}}));
+    CHECK(!colour(true, {{"TERM", "dumb"}}));
+    // A launcher's terminal is nobody's.
+    CHECK(!colour(true, {{"OMPI_COMM_WORLD_RANK", "0"}}));
+    CHECK(!colour(true, {{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}}));
+    CHECK(!colour(true, {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}));
+    CHECK(!colour(true, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"SLURM_NTASKS", "2"}}));
+    CHECK(colour(true, {{"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "7"}}));  // a job's own shell
+}
+
+TEST_CASE("progress: validation line") {
+    CHECK(format_validation({20, {{"", 3.5f}, {"code", 2.25f}}}, false) ==
+          "val     20 | val_loss 3.5000 | val_loss_code 2.2500");
+    CHECK(format_validation({20, {{"", 3.5f, 1.25}}}, false) == "val     20 | val_loss 3.5000 (1.2500 bits per byte)");
+    CHECK(contains(format_validation({20, {{"", NAN}}}, true), "\033[1;31mval_loss nan"));
+}
+
+TEST_CASE("progress: MFU") {
+    // 1e9 FLOP a token, 1e5 tokens a second = 1e14 FLOP/s, on two cards of 100 TFLOP/s.
+    CHECK(model_flops_utilization(1e9, 1e5, 100, 2) == doctest::Approx(0.5));
+}
+
+TEST_CASE("progress: throughput leaves the first step out and is exact from the second") {
+    Throughput speed;
+    CHECK(!speed.tokens_per_s());
+    speed.add(1000, 60000);
+    CHECK(!speed.tokens_per_s());
+    CHECK(!speed.ms_per_step());
+    speed.add(1000, 100);
+    CHECK(*speed.tokens_per_s() == doctest::Approx(10000));
+    CHECK(*speed.ms_per_step() == doctest::Approx(100));
+    // Then an average: 95 parts of the past, 5 of the present, each corrected for the short past.
+    speed.add(1000, 200);
+    CHECK(*speed.ms_per_step() == doctest::Approx((0.95 * 100 + 200) / 1.95));
+    for (int i = 0; i < 500; i++) speed.add(1000, 50);
+    CHECK(*speed.ms_per_step() == doctest::Approx(50).epsilon(1e-6));
+    CHECK(*speed.tokens_per_s() == doctest::Approx(20000).epsilon(1e-6));
+}
+
+TEST_CASE("progress: steps as they are written") {
+    std::FILE* file = std::tmpfile();
+    REQUIRE(file != nullptr);
+    ProgressSetup setup;
+    setup.last_step = 10;
+    setup.peak_tflops = 100.0;
+    Progress progress(file, setup);
+    StepRecord record;
+    record.loss = 2;
+    record.flops_per_token = 1e9;
+    for (int step = 1; step <= 4; step++) {
+        record.step = step;
+        record.ms = step == 1 ? 5000 : 1000;
+        record.tokens_per_s = 1e6 / record.ms;
+        record.skipped = step >= 3 ? 1 : 0;
+        progress.step(record, std::nullopt);
+    }
+    progress.validation({4, {{"", 2.5f}}});
+    progress.validation({4, {}});  // nothing to say
+
+    std::rewind(file);
+    std::string lines[6];
+    char buffer[512];
+    int count = 0;
+    while (count < 6 && std::fgets(buffer, sizeof buffer, file) != nullptr) lines[count++] = buffer;
+    std::fclose(file);
+    REQUIRE(count == 5);
+    CHECK(lines[0] == "step     1/10 | loss 2.0000 | norm 0.0000 | lr 0.00e+00 | 5000.0 ms\n");
+    // 1,000 tok/s of 1e9 FLOP on 1e14: 1%; 8 steps of 1 s are left.
+    CHECK(contains(lines[1], "| 1,000 tok/s | MFU 1.0% | ETA 0:08\n"));
+    CHECK(contains(lines[2], "skipped"));
+    CHECK(!contains(lines[3], "skipped"));  // the count did not grow
+    CHECK(lines[4] == "val      4 | val_loss 2.5000\n");
+}
+
+TEST_CASE("progress: --log-every leaves out steps, but none that is unusual") {
+    std::FILE* file = std::tmpfile();
+    REQUIRE(file != nullptr);
+    ProgressSetup setup;
+    setup.last_step = 23;
+    setup.log_every = 10;
+    Progress progress(file, setup);
+    for (int step = 1; step <= 23; step++) {
+        StepRecord record;
+        record.step = step;
+        record.loss = step == 4 ? NAN : 2.0f;
+        record.skipped = step >= 6;
+        if (step == 8) record.spike.loss_limit = 1.0f;
+        progress.step(record, std::nullopt);
+    }
+    std::rewind(file);
+    std::string steps;
+    char buffer[512];
+    while (std::fgets(buffer, sizeof buffer, file) != nullptr)
+        if (int step = 0; std::sscanf(buffer, "step %d/", &step) == 1) steps += std::to_string(step) + " ";
+    std::fclose(file);
+    CHECK(steps == "1 4 6 8 10 20 23 ");
+}
+
+TEST_CASE("progress: fresh weights whose loss is not that of weights that know nothing") {
+    StepRecord record;
+    record.step = 1;
+    record.fresh = FreshLoss{10.8249, 10.9785};
+    for (const float loss : {10.48f, 10.98f, 11.47f}) {
+        record.loss = loss;
+        CHECK(format_fresh_loss(record) == "");
+    }
+    for (const float loss : {10.47f, 11.49f, 0.0f, NAN, INFINITY}) {
+        record.loss = loss;
+        CHECK(format_fresh_loss(record) != "");
+    }
+    record.loss = 12.5f;
+    CHECK(format_fresh_loss(record) ==
+          "note: step 1: the loss of freshly initialised weights is 12.50, expected was 10.98 (ln(V) = 10.82): the "
+          "model's first pass "
+          "went wrong, or the data is not what it seems");
+}
+
+TEST_CASE("progress: a spike has a line of its own") {
+    StepRecord record;
+    record.step = 812;
+    record.loss = 9.12f;
+    record.norm = 3.5f;
+    record.spike.loss_limit = 4.31f;
+    CHECK(format_spike(record, true) ==
+          "spike at step 812: loss 9.1200 is above 4.3100, mean + 6 sigma of past steps; skipped");
+    record.spike.norm_limit = 1.25f;
+    CHECK(format_spike(record, false) ==
+          "spike at step 812: loss 9.1200 is above 4.3100 and norm 3.5000 is above 1.2500, mean + 6 sigma of past "
+          "steps; not skipped (see --skip-spikes)");
+    record.spike.loss_limit.reset();
+    CHECK(format_spike(record, true) ==
+          "spike at step 812: norm 3.5000 is above 1.2500, mean + 6 sigma of past steps; skipped");
+}

@@ -1,0 +1,273 @@
+// What a step sends, by hand for a small table (test/comm/ranks/training.cpp holds it against real runs), what it waits
+// for that, the table of stages and that of --estimate-scaling.
+#include "llmc/plan/sharding_plan.h"
+
+#include <doctest/doctest.h>
+
+#include <sstream>
+
+#include "llmc/base/error.h"
+#include "llmc/plan/scaling.h"
+
+using namespace llmc;
+
+namespace {
+
+constexpr size_t kGiB = size_t{1} << 30;
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+doctest::Approx near(double x) { return doctest::Approx(x).epsilon(1e-9); }
+
+// For 4 ranks: an embedding of 1024 elements, three blocks of 528 padded to 768, a final norm of 16 padded to 256.
+const ParameterTable& small_table() {
+    static const ParameterTable table = [] {
+        std::vector<Unit> units(5);
+        units[0].tensors = {{"wte", {64, 16}, true}};
+        for (size_t u = 1; u <= 3; u++)
+            units[u].tensors = {{"a", {16, 16}, true}, {"b", {16, 16}, true}, {"c", {16}, false}};
+        units[4].tensors = {{"norm", {16}, false}};
+        return ParameterTable(units, 4);
+    }();
+    return table;
+}
+
+Sharding stage(int stage, Wire wire = Wire::fp32, int within = 0) {
+    Sharding sharding;
+    sharding.stage = stage, sharding.wire = wire, sharding.within = within;
+    return sharding;
+}
+
+Sent sent(const Sharding& sharding, int micro_steps = 1, ReduceOrder order = ReduceOrder::any) {
+    return sent_in_step(ShardLayout(small_table(), Comm::planned(4, "mpi", order), sharding), micro_steps, 2);
+}
+
+PlanInputs inputs(const char* gpu = "h200", const char* precision = "bf16") {
+    PlanInputs in;
+    in.batch = 8, in.seq = 1024, in.ranks = 8, in.zero = 1;
+    in.precision = precision;
+    in.gpu = *find_gpu_by_short_name(gpu);
+    return in;
+}
+
+// A stage of 8 ranks with so much memory that waits so many ms: for the embedding and the first block, at 350 GB/s.
+StagePlan plan(int stage, double gib, double ms) {
+    StagePlan p;
+    p.stage = stage;
+    p.memory = {kGiB, kGiB, kGiB, 0, 0};
+    p.memory.activations = static_cast<size_t>(gib * kGiB) - 3 * kGiB;
+    p.slices = stage == 0 ? 1 : 8;
+    p.sent.group = 8, p.sent.first = 1, p.sent.forwards = p.sent.backwards = 1;
+    p.sent.gradients.bytes = ms * 350e6;
+    return p;
+}
+
+std::vector<StagePlan> plans(double ms0, double ms1, double ms2, double ms3) {
+    return {plan(0, 130, ms0), plan(1, 100, ms1), plan(2, 90, ms2), plan(3, 60, ms3)};
+}
+
+std::optional<int> advice(const std::vector<StagePlan>& stages, const char* gpu = "h200",
+                          const char* precision = "bf16") {
+    return recommend_stage(find_model("gpt2"), inputs(gpu, precision), stages);
+}
+
+double waits(const Sent& sent, int stage, int micro_steps = 1) {
+    PlanInputs in = inputs();
+    in.micro_steps = micro_steps;
+    StagePlan p;
+    p.stage = stage, p.sent = sent;
+    return predict_step(find_model("gpt2"), in, p).waits;
+}
+
+}  // namespace
+
+TEST_CASE("sharding plan: bytes and calls of the stages, by hand") {
+    REQUIRE(small_table().count() == 1024 + 3 * 768 + 256);
+    const Sent none = sent(stage(0));
+    CHECK(none.weights.bytes == 0);
+    CHECK(none.gradients.bytes == 2 * 10752);  // 3 / 4 of 3584 values, 4 bytes each, there and back
+    CHECK(none.gradients.calls == 10);
+    CHECK(sent(stage(0), 7).bytes() == none.bytes());  // micro-steps add up before
+    CHECK(sent(stage(0), 7, ReduceOrder::rank).gradients.bytes == 8 * 10752);
+    CHECK(none.first == near((1024.0 + 768) / 3584));
+
+    const Sent one = sent(stage(1), 3);
+    CHECK(one.weights.bytes == 5376);
+    CHECK(one.weights.calls == 5);
+    CHECK(one.gradients.bytes == 10752);
+    CHECK(sent(stage(1, Wire::bf16)).gradients.bytes == 10752 / 2);
+    // Codes, and 16 bytes for a piece's scales: of 256, 192 (three times) and 64 elements.
+    CHECK(sent(stage(1, Wire::fp8)).gradients.bytes == 3 * (272 + 3 * 208 + 80));
+    CHECK(sent(stage(1, Wire::fp8)).exchanged);
+
+    const Sent two = sent(stage(2), 3);
+    CHECK(two.weights.bytes == 5376);
+    CHECK(two.gradients.bytes == 3 * 10752);
+    CHECK(two.gradients.calls == 15);
+
+    // The embedding, the final norm, and block 1 three times, block 2 once, block 3 twice.
+    const Sent three = sent(stage(3), 2);
+    CHECK(three.weights.bytes == 1.5 * (1024 + 256 + 6 * 768));
+    CHECK(three.weights.calls == 8);
+    CHECK(three.gradients.bytes == 2 * 10752);
+    CHECK(sent_in_step(ShardLayout(small_table(), Comm::self(), stage(3)), 1, 2).bytes() == 0);
+}
+
+TEST_CASE("sharding plan: FP8 weights travel as one byte, the rest of their unit as a working copy") {
+    Sharding sharding = stage(1);
+    for (const Unit& unit : small_table().units()) sharding.fp8.emplace_back(unit.tensors.size(), false);
+    for (size_t u = 1; u <= 3; u++) sharding.fp8[u][0] = true;
+    CHECK(sent(sharding).weights.bytes == 1.5 * (1024 + 256) + 3 * 0.75 * (768 + (768 - 256) * 2));
+    CHECK(sent(sharding).weights.calls == 5);
+    sharding.stage = 0;
+    CHECK(sent(sharding).weights.bytes == 0);
+}
+
+TEST_CASE("sharding plan: groups of ranks that share slices") {
+    const Sent half = sent(stage(1, Wire::fp32, 2));
+    CHECK(half.group == 2);
+    CHECK(half.groups == 2);
+    CHECK(half.weights.bytes == 3584);
+    CHECK(half.gradients.bytes == 2 * 3584);
+    CHECK(half.between_groups.bytes == 2 * 0.5 * 1792 * 4);
+    CHECK(half.between_groups.calls == 10);
+    CHECK(sent(stage(1, Wire::bf16, 2)).between_groups.bytes == 0.5 * 1792 * (2 + 4));
+    CHECK(sent(stage(1, Wire::fp8, 2)).gradients.bytes == 528 + 3 * 400 + 144);
+    CHECK(sent(stage(1, Wire::fp8, 2)).between_groups.bytes == 0.5 * 1792 * (2 + 4));
+    const Sent steps = sent(stage(3, Wire::fp32, 2), 2);  // between groups once a step
+    CHECK(steps.gradients.bytes == 4 * 3584);
+    CHECK(steps.between_groups.bytes == half.between_groups.bytes);
+    CHECK(sent(stage(2, Wire::fp32, 1)).weights.bytes == 0);
+    CHECK(sent(stage(2, Wire::fp32, 4), 2).bytes() == sent(stage(2), 2).bytes());
+}
+
+TEST_CASE("sharding plan: waiting is what compute does not cover, by hand") {
+    const StepTime ideal = ideal_step_time(find_model("gpt2"), inputs(), "bf16", 1);
+    const double forward = ideal.blocks_forward, backward = ideal.blocks_backward;
+    Sent s;
+    s.group = 8, s.first = 0.25, s.forwards = 1, s.backwards = 1;
+    const auto ms = [](double time, double rate = 350) { return Sent::Kind{0, time * rate * 1e6}; };
+    s.weights = ms(1), s.gradients = ms(2);
+    CHECK(waits(s, 1) == near(0.25 * 3));  // the rest is hidden
+    s.gradients = ms(2 + 2 * (forward + backward));
+    const double all = 3 + 2 * (forward + backward);
+    CHECK(waits(s, 1) == near(all - (forward + backward)));
+    s.forwards = s.backwards = 2;  // as much again to hide behind
+    CHECK(waits(s, 2, 2) == near(0.25 * all));
+    s.gradients = ms(2), s.weights = ms(4);  // gathered in four passes, of which the first waits
+    CHECK(waits(s, 3, 2) == near(0.25 * (1 + 2)));
+
+    // Latencies: a call, and a step to each other rank; exchanged, all at once.
+    Sent calls;
+    calls.group = 8, calls.first = 1;
+    calls.gradients = {1000, 0};
+    CHECK(waits(calls, 1) == near(6.6 + 7 * 0.6));
+    calls.exchanged = true;
+    CHECK(waits(calls, 1) == near(6.6 + 0.6));
+    calls.group = 16;
+    CHECK(waits(calls, 1) == near(6.6 + 2.7));
+    calls.exchanged = false;
+    CHECK(waits(calls, 1) == near(6.6 + 14 * 0.6 + 2.7));
+
+    // Between nodes: round a ring through all eight NICs of 50 GB/s, exchanged each through its own.
+    Sent nodes;
+    nodes.group = 16, nodes.first = 1, nodes.gradients = ms(7);
+    CHECK(waits(nodes, 1) == near(7));  // the link is slower
+    nodes.exchanged = true;
+    CHECK(waits(nodes, 1) == near(7 * 350 / 50));
+    // Two groups of eight, and four groups of four, of which two share a node and so two NICs.
+    Sent groups;
+    groups.group = 8, groups.groups = 2, groups.first = 1, groups.between_groups = ms(1, 50);
+    CHECK(waits(groups, 1) == near(1));
+    groups.group = 4, groups.groups = 4;
+    CHECK(waits(groups, 1) == near(0.5));
+    groups.group = groups.groups = 1;
+    CHECK(waits(groups, 1) == 0);
+}
+
+TEST_CASE("sharding plan: the recommended stage") {
+    CHECK(advice(plans(0, 0, 0, 0)) == 1);  // the optimizer's eighth is faster, by 0.9 of 13 ms
+    CHECK(advice(plans(0, 5, 5, 5)) == 0);
+    CHECK(advice(plans(5, 5, 1, 5)) == 2);
+    CHECK(advice(plans(5, 0.05, 0, 0)) == 1);       // less than 1 % of a step: the lower stage
+    CHECK(advice(plans(0, 5, 5, 9), "h100") == 3);  // 79.2 GiB
+    CHECK(!advice(plans(0, 0, 0, 0), "a100-40gb"));
+    std::vector<StagePlan> some = plans(0, 0, 0, 0);
+    some[1].refused = "not this one";
+    CHECK(advice(some) == 2);
+    CHECK(advice(plans(5, 0, 0, 0), "h200", "fp32") == 0);  // times are not known
+}
+
+TEST_CASE("sharding plan: what is printed") {
+    std::vector<StagePlan> stages = plans(12, 5, 5, 5);
+    stages[2].refused = "not with this recipe";
+    const std::string text = describe_sharding(find_model("gpt2"), inputs(), stages);
+    CAPTURE(text);
+    for (const char* part :
+         {"each of 8 ranks", "--zero    weights  gradients  optimizer      total       sent",
+          "  0         1.0 GiB    1.0 GiB    1.0 GiB  130.0 GiB    3.9 GiB     12.0 ms", "recommended  this run",
+          "  2        not with this recipe", "NVLink at 350 GB/s a direction (78 % of 450)", "NIC"})
+        CHECK(contains(text, part));
+    CHECK(!contains(text, "does not fit"));
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+        CAPTURE(line);
+        CHECK(line.size() <= 120);
+        CHECK((line.empty() || line.back() != ' '));
+    }
+    const auto described = [&](const char* gpu, const char* precision = "bf16") {
+        return describe_sharding(find_model("gpt2"), inputs(gpu, precision), stages);
+    };
+    CHECK(contains(described("h100"), "does not fit"));
+    CHECK(contains(described("l4"), "no stage fits"));
+    CHECK(contains(described("l40s"), "PCIe at 20 GB/s"));
+    CHECK(contains(described("h200", "fp32"), "bf16 and fp8 alone"));
+    CHECK(contains(described("a100", "fp8"), "A100-SXM4-80GB has no FP8"));
+}
+
+TEST_CASE("scaling: tokens per second and efficiency, by hand") {
+    const ModelConfig model = find_model("gpt2");
+    PlanInputs in = inputs();
+    in.zero = 0, in.micro_steps = 3;
+    const auto points = estimate_scaling(model, in, [](int gpus) { return plan(0, 30, gpus > 1 ? 1.0 : 0.0); });
+    REQUIRE(points.size() == 11);
+    CHECK(points.front().gpus == 1);
+    CHECK(points.back().gpus == 1024);
+    const double compute = points[0].step.compute;
+    CHECK(compute == near(ideal_step_time(model, in, "bf16", 1).total()));
+    for (const ScalingPoint& p : points) {
+        CAPTURE(p.gpus);
+        const double step = compute + (p.gpus > 1 ? 1 : 0);
+        CHECK(p.tokens_per_s == near(3 * 8 * 1024 * p.gpus / step * 1e3));
+        CHECK(p.efficiency == near(compute / step));
+        CHECK(p.fits);
+    }
+    const std::string text = describe_scaling(model, in, points), json = scaling_json(model, in, points);
+    CAPTURE(text);
+    for (const char* part :
+         {"Predicted scaling of gpt2 on H200, bf16, --zero 0: nothing here is measured",
+          "8 sequences x 1024 tokens x 3 micro-steps", "   1024 ", "weak scaling", "upper bound", "NIC"})
+        CHECK(contains(text, part));
+    CHECK(contains(json, "\"predicted\": true"));
+    CHECK(contains(json, "\"gpus\": 1024"));
+}
+
+TEST_CASE("scaling: runs that cannot be predicted") {
+    const auto message = [](const PlanInputs& in, const char* refused) -> std::string {
+        try {
+            estimate_scaling(find_model("gpt2"), in, [&](int) {
+                StagePlan p = plan(1, 30, 0);
+                p.refused = refused;
+                return p;
+            });
+        } catch (const Error& error) {
+            CHECK(error.code() == ExitCode::bad_flags);
+            return error.what();
+        }
+        return "(nothing was thrown)";
+    };
+    CHECK(contains(message(inputs("h200", "fp32"), ""), "bf16 and fp8 alone"));
+    CHECK(contains(message(inputs("a100", "fp8"), ""), "has no FP8: use --precision bf16"));
+    CHECK(contains(message(inputs(), "not with this recipe"), "not with this recipe"));
+    CHECK(contains(message(inputs(), ""), "(nothing was thrown)"));
+}
