@@ -379,8 +379,8 @@ $(CPU_DIR)/llmc/linear/onednn_host.cpp.o $(PLAIN_DIR)/llmc/linear/onednn_host.cp
 $(CUDA_DIR)/llmc/comm/transport_mpi.cpp.o: CXXFLAGS_CUDA += $(MPI_COMPILE)
 $(CUDA_DIR)/llmc/comm/nccl_backend.cpp.o: CXXFLAGS_CUDA += $(NCCL_COMPILE)
 $(CUDA_DIR)/llmc/device/runtime.cu.o: NVCCFLAGS += -DLLMC_GPU_ARCHS='"$(ARCHS)"'
-$(CUDA_DIR)/llmc/run/versions.cpp.o: CXXFLAGS_CUDA += -DLLMC_BUILT_FOR='"$(ARCHS)"'
-$(PLAIN_DIR)/llmc/run/versions.cpp.o: LEVEL += -DLLMC_BUILT_FOR='"$(MARCH)"'
+$(CUDA_DIR)/llmc/log/versions.cpp.o: CXXFLAGS_CUDA += -DLLMC_BUILT_FOR='"$(ARCHS)"'
+$(PLAIN_DIR)/llmc/log/versions.cpp.o: LEVEL += -DLLMC_BUILT_FOR='"$(MARCH)"'
 $(CPU_DIR)/%.cpp.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	$(CCACHE) $(CXX) $(CXXFLAGS_CPU) -c $< -o $@
