@@ -226,22 +226,6 @@ std::string describe_profile(const ordered_json& record) {
                             p["communication_ms"].get<double>(), 100 * p["hidden"].get<double>());
 }
 
-template <class Real>
-std::optional<Profiler::Setup> profiler_setup(const Options& o, Trainer<Real>& trainer) {
-    if (o.profile_steps.empty()) return std::nullopt;
-    Profiler::Setup setup;
-    setup.steps = profile_steps_from_text(o.profile_steps);
-    setup.directory = o.out;
-    // Of a unit: forward, backward, gathered twice and reduced every micro-step; prepared and sent once a step.
-    setup.ranges_per_step = trainer.table().units().size() * (5 * static_cast<size_t>(o.micro_steps) + 6) + 64;
-    setup.streams = {{"compute", trainer.stream()},
-                     {"weights", trainer.weights().gather_stream()},
-                     {"gradients", trainer.gradients().reduce_stream()}};
-    return setup;
-}
-template std::optional<Profiler::Setup> profiler_setup(const Options&, Trainer<float>&);
-template std::optional<Profiler::Setup> profiler_setup(const Options&, Trainer<bf16>&);
-
 void finish_profile(Profiler& profiler, int64_t step, const Comm& comm, RunDirectory& directory) {
     const std::optional<nlohmann::ordered_json> record = profiler.finish(step);
     if (!record) return;

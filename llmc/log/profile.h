@@ -12,7 +12,6 @@
 #include "llmc/comm/comm.h"
 #include "llmc/device/trace.h"
 #include "llmc/log/metrics.h"
-#include "llmc/train/trainer.h"
 
 namespace llmc {
 
@@ -75,9 +74,6 @@ private:
 // The record in words.
 std::string describe_profile(const nlohmann::ordered_json& record);
 
-// What --profile-steps asks for; nothing, if nothing.
-template <class Real>
-std::optional<Profiler::Setup> profiler_setup(const Options& options, Trainer<Real>& trainer);
 // After step `step`, on every rank: the record, and a word about it. Nothing, if nothing was profiled or it has been
 // written.
 void finish_profile(Profiler& profiler, int64_t step, const Comm& comm, RunDirectory& directory);

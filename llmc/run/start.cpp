@@ -124,4 +124,20 @@ template void enter_directory(RunDirectory&, const Trainer<float>&, const Option
 template void enter_directory(RunDirectory&, const Trainer<bf16>&, const Options&, const nlohmann::ordered_json&,
                               const Ranks&, const RunPosition&);
 
+template <class Real>
+std::optional<Profiler::Setup> profiler_setup(const Options& o, Trainer<Real>& trainer) {
+    if (o.profile_steps.empty()) return std::nullopt;
+    Profiler::Setup setup;
+    setup.steps = profile_steps_from_text(o.profile_steps);
+    setup.directory = o.out;
+    // Of a unit: forward, backward, gathered twice and reduced every micro-step; prepared and sent once a step.
+    setup.ranges_per_step = trainer.table().units().size() * (5 * static_cast<size_t>(o.micro_steps) + 6) + 64;
+    setup.streams = {{"compute", trainer.stream()},
+                     {"weights", trainer.weights().gather_stream()},
+                     {"gradients", trainer.gradients().reduce_stream()}};
+    return setup;
+}
+template std::optional<Profiler::Setup> profiler_setup(const Options&, Trainer<float>&);
+template std::optional<Profiler::Setup> profiler_setup(const Options&, Trainer<bf16>&);
+
 }  // namespace llmc

@@ -4,6 +4,7 @@
 
 #include "llmc/flags/options.h"
 #include "llmc/log/metrics.h"
+#include "llmc/log/profile.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/resume.h"
 #include "llmc/train/trainer.h"
@@ -24,5 +25,9 @@ RunPosition start(Trainer<Real>& trainer, const Options& options, Ranks& ranks, 
 template <class Real>
 void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, const Options& options,
                      const nlohmann::ordered_json& card_check, const Ranks& ranks, const RunPosition& position);
+
+// The profiler's setup for --profile-steps; std::nullopt without the flag.
+template <class Real>
+std::optional<Profiler::Setup> profiler_setup(const Options& options, Trainer<Real>& trainer);
 
 }  // namespace llmc
