@@ -3,7 +3,7 @@
 #include "llmc/check/trial.h"
 #include "llmc/fp8/scaling.h"
 #include "llmc/optim/loss_scale.h"
-#include "llmc/optim/optimizer.h"
+#include "llmc/optim/prepare_step.h"
 
 namespace llmc::check {
 namespace {

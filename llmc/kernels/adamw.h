@@ -1,7 +1,4 @@
-// AdamW on FP32 master weights, and the record on the device that tells it this step's numbers.
-//
-// The host never waits for the step: whether the step counts at all, its learning rate and the clipping factor are
-// found on the device (llmc/optim/optimizer.h) and read there by every update of the step.
+// AdamW on FP32 master weights. Learning rate, clipping factor and bias corrections come from the StepState.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +7,7 @@
 #include "llmc/device/random.cuh"
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/fp8_state.h"
+#include "llmc/kernels/step_state.h"
 
 namespace llmc {
 
@@ -18,27 +16,6 @@ struct AdamWConfig {
     double eps = 1e-8;
     double weight_decay = 0.1;
 };
-
-// One a run, in device memory; all bytes zero at its start. `applied` and `skipped` belong into a checkpoint, the rest
-// is written anew by every prepare_step(), but consecutive_skips counts on.
-struct StepState {
-    int64_t applied;            // updates applied, this step's included: drives learning rate and bias correction
-    int64_t skipped;            // steps skipped: a loss, a gradient or a value cast to FP8 was not finite, or a spike
-    double norm;                // of the unscaled gradients, before clipping, rounded to FP32
-    double learning_rate;       // of this step
-    float loss_sum;             // of the step's targets
-    float grad_scale;           // clipping factor / loss scale: what a stored gradient is multiplied by
-    float bias_correction1;     // 1 / (1 - beta1^applied)
-    float bias_correction2;     // 1 / (1 - beta2^applied)
-    int32_t skip;               // 1: this step changes nothing
-    int32_t consecutive_skips;  // up to and with this step; 0 if it was applied
-    int32_t spike;              // kLossSpike and kNormSpike: which was far above those of past steps (optim/spikes.h)
-    int32_t bad_tensor;         // 1 + index of the first FP8 tensor that held a value which is not finite, or 0
-    float loss_limit;           // what loss_sum and norm were compared to; infinite: to nothing
-    float norm_limit;
-};
-
-constexpr int32_t kLossSpike = 1, kNormSpike = 2;
 
 // Where the random bits come from by which BF16 moments are rounded: those of an element are a function of `key`, of
 // the update's number and of the element's place, which is `first` for the first of a call. `key`: of the run's seed

@@ -1,5 +1,5 @@
 // Clipping of gradients where they lie, by their values or tensor by tensor. (By the norm of all it takes no kernel: it
-// is a factor of the update, see llmc/optim/optimizer.h.)
+// is a factor of the update, see llmc/optim/prepare_step.h.)
 #pragma once
 #include <cstddef>
 

@@ -1,5 +1,5 @@
 // The sum of squares of gradients, in parts: every unit's gradients add their own parts to one array, and the optimizer
-// (llmc/optim/optimizer.h) adds the parts up.
+// (llmc/optim/prepare_step.h) adds the parts up.
 #pragma once
 #include <cstddef>
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "llmc/fp8/registry.h"
-#include "llmc/optim/step.h"
+#include "llmc/train/step_results.h"
 
 namespace llmc {
 

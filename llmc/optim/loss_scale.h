@@ -6,7 +6,7 @@
 #include <string>
 
 #include "llmc/device/runtime.h"
-#include "llmc/kernels/adamw.h"
+#include "llmc/kernels/step_state.h"
 
 namespace llmc {
 

@@ -1,45 +1,98 @@
-// The numbers of an optimizer step, found on the device: gradient norm, clipping factor, whether the step is skipped,
-// learning rate, bias corrections.
-//
-// A step is: global_norm_partials() for every unit; with several ranks a sum of the parts and of the loss over them;
-// prepare_step() once; adamw_update() for every unit. The host may copy the StepState back and read it a step later.
+// The optimizer step over all parameters: global norm, clipping, learning rate schedule, update, loss scale. Everything
+// is decided on the device (StepState); nothing here waits for it.
 #pragma once
-#include "llmc/device/runtime.h"
-#include "llmc/kernels/adamw.h"
-#include "llmc/optim/schedule.cuh"
-#include "llmc/optim/spikes.h"
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "llmc/optim/clipping.h"
+#include "llmc/optim/config.h"
+#include "llmc/optim/loss_scale.h"
+#include "llmc/optim/moments.h"
+#include "llmc/optim/muon.h"
+#include "llmc/optim/prepare_step.h"
+#include "llmc/shard/gradients.h"
+#include "llmc/shard/weights.h"
 
 namespace llmc {
 
-// What prepare_step() does about spikes: nothing without `state`; with it they are noted in StepState::spike, and skip
-// the step if `skip` says so.
-struct SpikeCheck {
-    const SpikeState* state = nullptr;
-    bool skip = false;
+// The optimizer's state between steps, besides its moments. Checkpoints save it; it is the same on every rank.
+struct OptimizerState {
+    int64_t applied = 0, skipped = 0;  // see StepState
+    int32_t consecutive_skips = 0;
+    float loss_scale = 1;
+    int32_t clean_steps = 0;  // see LossScaleState
+    SpikeState spikes{};
+    bool dynamic = false;  // the loss scale is dynamic
 };
 
-// Fills *state for the updates that follow in the stream. One block, no wait.
-//
-//   norm       = sqrt(sum of partials) / loss_scale     added in double, rounded to FP32
-//   spike      = norm or loss_sum is above its limit, and all of them are finite
-//   skip       = norm or loss_sum is not finite, or *bad_flag is not 0, or a spike that is to be skipped: then
-//                skipped + 1, and nothing else happens to the run
-//   otherwise  applied + 1, learning rate for the old `applied`, bias corrections for the new one,
-//              grad_scale = min(1, clip / norm) / loss_scale
-//
-// partials (n_partials): sums of squares of the stored, scaled gradients. loss_sum: one. loss_scale: one float, a
-// power of two, or nullptr for 1; the resulting weights have the same bits for any power of two that neither overflows
-// nor underflows. bad_flag: one int, 1 + the index of an FP8 tensor in which a cast met a value that was not finite (it
-// saturates and so hides an overflow from the norm), else 0; or nullptr. clip <= 0: no clipping.
-void prepare_step(StepState* state, const double* partials, size_t n_partials, const double* loss_sum,
-                  const float* loss_scale, const int* bad_flag, const ScheduleConfig& schedule,
-                  const AdamWConfig& adamw, double clip, const SpikeCheck& spikes, stream_t stream);
+template <class Real>
+class Optimizer {
+public:
+    Optimizer(Weights<Real>& weights, Gradients& gradients, const ScheduleConfig& schedule, const AdamWConfig& adamw,
+              double clip, const LossScaleConfig& loss_scale = {}, bool skip_spikes = false,
+              const OptimizerConfig& config = {}, Matmul* matmul = nullptr);  // only Muon needs `matmul`
 
-// states[i] = *state, with its learning rate times rates.of[i]: for parameters that have rates of their own.
-constexpr int kRateGroups = 3;
-struct GroupRates {
-    double of[kRateGroups];
+    size_t workspace_bytes() const {
+        return arena_.bytes() + clipping_.bytes() + (muon_ ? muon_->workspace_bytes() : 0);
+    }
+    size_t moment_bytes() const { return moments_.bytes() + (muon_ ? muon_->state_bytes() : 0); }
+    const Muon<Real>* muon() const { return muon_ ? &*muon_ : nullptr; }  // nullptr if unused
+    void allocate(stream_t stream);                                       // moments start at 0
+
+    // One step. Gradients are loss_scale() times the true ones. The update is skipped if the loss sum or the gradient
+    // norm is not finite, if *bad_flag is set (nullptr without FP8), or at a spike with `skip_spikes`. Then the loss
+    // scale is updated.
+    void update(const double* loss_sum, const int* bad_flag, stream_t stream);
+
+    // Multiplies the schedule's learning rate by `factor` from the next update on.
+    void scale_rate(double factor) { schedule_.factor = factor; }
+
+    // Device pointers.
+    const StepState* state() const { return state_; }
+    const float* loss_scale() const { return &loss_scale_->scale; }
+    const float* loss_scale_change() const { return &loss_scale_->change; }  // last update's factor: 2, 1 or 1/2
+
+    // The optimizer's moments: all arrays, or those of one tensor (see OptimizerMoments::of()).
+    std::vector<OptimizerMoments::Moment> moments() const { return moments_.all(); }
+    std::vector<OptimizerMoments::Moment> moments_of(size_t unit, const ParameterTensor& tensor,
+                                                     size_t position) const {
+        return moments_.of(unit, tensor, position);
+    }
+
+    // For checkpoints; both wait for the device. restore() takes over the saved loss scale if it is dynamic in both
+    // runs; otherwise the configured loss scale stays.
+    OptimizerState read_state(stream_t stream) const;
+    void restore(const OptimizerState& state, stream_t stream);
+
+private:
+    void sum_squares(stream_t stream);
+    void add_muon_moments();
+    void update_adamw(size_t unit, Fp8State* fp8, ShardLayout::Part part, size_t decayed, const StepState* state,
+                      stream_t stream);
+    void update_unit(size_t unit, stream_t stream);
+    void update_rest(size_t unit, stream_t stream);
+
+    Weights<Real>& weights_;
+    Gradients& gradients_;
+    ScheduleConfig schedule_;
+    const AdamWConfig adamw_;
+    const double clip_;  // bound of the global norm; 0: none
+    Clipping clipping_;
+    const LossScaleConfig loss_scale_config_;
+    const bool skip_spikes_;
+    const OptimizerConfig config_;
+    OptimizerMoments moments_;
+    size_t m_ = 0, v_ = 0, muon_m_ = 0;  // indices into moments_
+    std::optional<Muon<Real>> muon_;
+    StepState* group_states_ = nullptr;  // (kRateGroups): for the parameters that Muon leaves to AdamW
+    Arena arena_{MemoryKind::workspace};
+    double* partials_ = nullptr;  // sums of squares of gradients: one per block, unit after unit
+    char* workspace_ = nullptr;   // for their all-reduce
+    StepState* state_ = nullptr;
+    LossScaleState* loss_scale_ = nullptr;
+    SpikeState* spikes_ = nullptr;
+    size_t partial_count_ = 0;
 };
-void scale_rates(StepState* states, const StepState* state, const GroupRates& rates, stream_t stream);
 
 }  // namespace llmc

@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "llmc/device/runtime.h"
-#include "llmc/kernels/adamw.h"
+#include "llmc/kernels/step_state.h"
 
 namespace llmc {
 

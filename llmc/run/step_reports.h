@@ -16,7 +16,7 @@
 #include "llmc/log/energy.h"
 #include "llmc/log/metrics.h"
 #include "llmc/log/progress.h"
-#include "llmc/optim/step.h"
+#include "llmc/train/step_results.h"
 
 namespace llmc {
 

@@ -10,7 +10,7 @@
 
 #include "llmc/checkpoint/state_tensors.h"
 #include "llmc/fp8/registry.h"
-#include "llmc/optim/step.h"
+#include "llmc/optim/optimizer.h"
 
 namespace llmc {
 

@@ -21,9 +21,10 @@
 #include "llmc/comm/comm.h"
 #include "llmc/linear/matmul.h"
 #include "llmc/model/transformer.h"
-#include "llmc/optim/step.h"
+#include "llmc/optim/optimizer.h"
 #include "llmc/train/memory_by_kind.h"
 #include "llmc/train/state.h"
+#include "llmc/train/step_results.h"
 #include "llmc/train/verification.h"
 
 namespace llmc {

@@ -19,9 +19,9 @@
 
 #include "llmc/comm/comm.h"
 #include "llmc/kernels/fp8_state.h"
-#include "llmc/optim/step.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/named_memory.h"
+#include "llmc/train/step_results.h"
 
 namespace llmc {
 

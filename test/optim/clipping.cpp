@@ -3,7 +3,7 @@
 #include "llmc/optim/clipping.h"
 
 #include "llmc/device/transfer.h"
-#include "llmc/optim/step.h"
+#include "llmc/optim/optimizer.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;

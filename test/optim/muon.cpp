@@ -8,7 +8,7 @@
 #include "llmc/kernels/muon.h"
 #include "llmc/model/config.h"
 #include "llmc/model/model_table.h"
-#include "llmc/optim/step.h"
+#include "llmc/optim/optimizer.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "llmc/optim/loss_scale.h"
-#include "llmc/optim/optimizer.h"
+#include "llmc/optim/prepare_step.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;

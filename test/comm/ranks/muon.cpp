@@ -1,7 +1,7 @@
 // Muon over ranks: the bits of one rank's weights on any number of ranks and in every stage, wherever slices cut the
 // matrices, and as many bytes on the wire as were planned.
 #include "llmc/device/transfer.h"
-#include "llmc/optim/step.h"
+#include "llmc/optim/optimizer.h"
 #include "test/comm/ranks/exact_gradients.h"
 #include "test/model/all_weights.h"
 

@@ -4,7 +4,7 @@
 
 #include "llmc/device/formats.cuh"
 #include "llmc/device/transfer.h"
-#include "llmc/optim/step.h"
+#include "llmc/optim/optimizer.h"
 #include "test/comm/ranks/exact_gradients.h"
 #include "test/model/all_weights.h"
 

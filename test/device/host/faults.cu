@@ -10,8 +10,8 @@
 #include "llmc/device/host/settings.h"
 #include "llmc/device/kernel.cuh"
 #include "llmc/device/trace.h"
-#include "llmc/optim/step.h"
 #include "llmc/shard/arena.h"
+#include "llmc/train/step_results.h"
 #include "test/device/host/child.h"
 #include "test/model/gpt2_fixture.h"
 

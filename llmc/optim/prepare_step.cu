@@ -1,16 +1,16 @@
-// Kernel and launcher of optimizer.h.
-#include "llmc/optim/optimizer.h"
+// Kernels and launchers of prepare_step.h.
+#include "llmc/optim/prepare_step.h"
 
 #include "llmc/device/kernel.cuh"
 
 namespace llmc {
 
 constexpr int kThreads = 256;
-constexpr int kGroups = 16;  // the threads' sums are added in 16 groups of 16, then the groups
+constexpr int kGroups = 16;  // threads' sums are added in 16 groups of 16, then the groups are added
 
 LLMC_DEVICE bool is_finite_double(double x) { return fabs(x) <= 1.7976931348623157e308; }  // false for NaN
 
-// base^exponent by squaring: products alone, so the host and the GPU agree to the bit, unlike their pow().
+// base^exponent by squaring. It uses products only, so the host and the GPU get the same bits, which pow() would not.
 LLMC_DEVICE double power(double base, int64_t exponent) {
     double result = 1.0;
     for (; exponent > 0; exponent >>= 1) {
@@ -20,11 +20,11 @@ LLMC_DEVICE double power(double base, int64_t exponent) {
     return result;
 }
 
-// The rest of the step's numbers, by one thread.
+// Derives the step's numbers from the sums. Runs in one thread.
 LLMC_DEVICE void finish_step(StepState& state, double sum_of_squares, double loss, double loss_scale, int bad_tensor,
                              const ScheduleConfig& schedule, const AdamWConfig& adamw, double clip,
                              const SpikeCheck& spikes) {
-    // To FP32, where the order in which the sums were added no longer shows.
+    // Rounding to FP32 hides the order in which the sums were added.
     const double norm = static_cast<float>(sqrt(sum_of_squares) / loss_scale);
     const float loss_sum = static_cast<float>(loss);
     const bool finite = bad_tensor == 0 && is_finite_double(norm) && is_finite(loss_sum);

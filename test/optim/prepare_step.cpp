@@ -1,6 +1,6 @@
 // Tests of whole optimizer steps: global norm, prepare_step and AdamW together against a simulation in FP64, and the
 // promises about skipped steps and loss scales, bit by bit.
-#include "llmc/optim/optimizer.h"
+#include "llmc/optim/prepare_step.h"
 
 #include <cmath>
 #include <tuple>

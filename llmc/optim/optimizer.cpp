@@ -1,4 +1,5 @@
-#include "llmc/optim/step.h"
+// Launches one optimizer step: the sums for the global norm, the numbers of the step, and the update of every unit.
+#include "llmc/optim/optimizer.h"
 
 #include <algorithm>
 
@@ -45,7 +46,7 @@ Optimizer<Real>::Optimizer(Weights<Real>& weights, Gradients& gradients, const S
         arena_.plan(&workspace_, layout.comm().template all_reduce_workspace<double>(partial_count_));
 }
 
-// Muon's momentum is FP32: where AdamW's moments are not, m is two arrays.
+// Muon's momentum is always FP32. If AdamW's moments are BF16, "m" therefore consists of two arrays.
 template <class Real>
 void Optimizer<Real>::add_muon_moments() {
     const ParameterTable& table = weights_.table();
@@ -75,7 +76,7 @@ void Optimizer<Real>::allocate(stream_t stream) {
     reset_spikes(spikes_, stream);
 }
 
-// Of the gradients, for the norm: parts of the sum, added up over the ranks.
+// Partial sums of squares of the gradients, summed over the ranks.
 template <class Real>
 void Optimizer<Real>::sum_squares(stream_t stream) {
     const ShardLayout& layout = weights_.layout();
@@ -112,7 +113,8 @@ void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream
     update_loss_scale(loss_scale_, state_, loss_scale_config_, stream);
 }
 
-// AdamW of a part of the unit that lies in one range of this rank's slice. The first `decayed` elements decay.
+// AdamW on the part of a unit that lies in one range of this rank's slice. Weight decay applies to its first `decayed`
+// elements.
 template <class Real>
 void Optimizer<Real>::update_adamw(size_t unit, Fp8State* fp8, ShardLayout::Part part, size_t decayed,
                                    const StepState* state, stream_t stream) {
@@ -129,7 +131,7 @@ void Optimizer<Real>::update_adamw(size_t unit, Fp8State* fp8, ShardLayout::Part
         update(moments_.at<float>(m_, unit, part.begin), moments_.at<float>(v_, unit, part.begin));
 }
 
-// This rank's slice, range by range.
+// Updates this rank's slice of a unit, range by range.
 template <class Real>
 void Optimizer<Real>::update_unit(size_t unit, stream_t stream) {
     const auto slice = weights_.slice(unit);
@@ -159,12 +161,12 @@ void Optimizer<Real>::update_unit(size_t unit, stream_t stream) {
     }
 }
 
-// What Muon leaves to AdamW of this rank's slice: matrices outside of the blocks, and vectors.
+// AdamW on the parts of this rank's slice that Muon does not update: matrices outside of the blocks, and vectors.
 template <class Real>
 void Optimizer<Real>::update_rest(size_t unit, stream_t stream) {
     const Unit& info = weights_.table().unit(unit);
     const size_t first = weights_.layout().slice(unit).begin, muon = muon_region(weights_.table(), unit).count;
-    const StepState* const matrices = group_states_ + (unit == 0 ? 0 : 1);  // the embedding's, the head's
+    const StepState* const matrices = group_states_ + (unit == 0 ? 0 : 1);  // rates of the embedding or the head
     const auto update = [&](size_t begin, size_t end, Fp8State* fp8, const StepState* state) {
         if (begin >= end) return;
         const size_t count = end - begin;
@@ -206,55 +208,5 @@ void Optimizer<Real>::restore(const OptimizerState& saved, stream_t stream) {
 
 template class Optimizer<float>;
 template class Optimizer<bf16>;
-
-StepResults::StepResults() {
-    for (Slot& slot : slots_) {
-        slot.values = static_cast<Slot::Values*>(pinned_malloc(sizeof(Slot::Values)));
-        slot.begin = create_event(true);
-        slot.end = create_event(true);
-    }
-}
-
-StepResults::~StepResults() {
-    for (Slot& slot : slots_) {
-        tear_down([&] { destroy_event(slot.begin); });
-        tear_down([&] { destroy_event(slot.end); });
-        tear_down([&] { pinned_free(slot.values); });
-    }
-}
-
-void StepResults::begin(bool continues, stream_t stream) {
-    Slot& slot = slots_[submitted_ % 3];
-    slot.continues = continues && submitted_ > 0;
-    record(slot.begin, stream);
-}
-
-void StepResults::submit(int64_t step, const StepState* state, const int* loss_count, const float* loss_scale,
-                         stream_t stream) {
-    if (submitted_ - taken_ >= 2)
-        throw Error(ExitCode::failure, "a third step was submitted before the first was read");
-    Slot& slot = slots_[submitted_++ % 3];
-    slot.step = step;
-    copy_to_host(&slot.values->state, state, sizeof(StepState), stream);
-    copy_to_host(&slot.values->loss_scale, loss_scale, sizeof(float), stream);
-    copy_to_host(&slot.values->loss_count, loss_count, sizeof(int), stream);
-    record(slot.end, stream);
-}
-
-std::optional<StepResult> StepResults::take(int leave) {
-    if (submitted_ - taken_ <= leave) return std::nullopt;
-    const Slot& slot = slots_[taken_ % 3];
-    const Slot& before = slots_[(taken_ + 2) % 3];
-    synchronize(slot.end);
-    taken_++;
-    StepResult result;
-    result.step = slot.step;
-    result.loss = static_cast<double>(slot.values->state.loss_sum) / slot.values->loss_count;
-    result.state = slot.values->state;
-    result.loss_limit = static_cast<double>(result.state.loss_limit) / slot.values->loss_count;
-    result.loss_scale = slot.values->loss_scale;
-    result.ms = elapsed_ms(slot.continues ? before.end : slot.begin, slot.end);
-    return result;
-}
 
 }  // namespace llmc

@@ -1,0 +1,47 @@
+// Computes the numbers of an optimizer step on the device: gradient norm, clipping factor, whether the step is skipped,
+// learning rate and bias corrections.
+//
+// A step is: global_norm_partials() for every unit; with several ranks, a sum over the ranks of these partials and of
+// the loss; prepare_step() once; then the optimizer's update for every unit. The host may copy the StepState back and
+// read it one step later.
+#pragma once
+#include "llmc/device/runtime.h"
+#include "llmc/kernels/adamw.h"
+#include "llmc/kernels/step_state.h"
+#include "llmc/optim/schedule.cuh"
+#include "llmc/optim/spikes.h"
+
+namespace llmc {
+
+// How prepare_step() treats spikes. With a `state` it notes them in StepState::spike, and skips the step if `skip` is
+// set. Without one it ignores them.
+struct SpikeCheck {
+    const SpikeState* state = nullptr;
+    bool skip = false;
+};
+
+// Fills *state for the updates that follow in the stream. Launches one block and does not wait.
+//
+//   norm       = sqrt(sum of partials) / loss_scale     added in double, rounded to FP32
+//   spike      = norm or loss_sum is above its limit, and both are finite
+//   skip       = norm or loss_sum is not finite, or *bad_flag is not 0, or spikes are to be skipped and this is one
+//                a skipped step only counts `skipped` up
+//   otherwise    applied + 1, learning rate for the old `applied`, bias corrections for the new one,
+//                grad_scale = min(1, clip / norm) / loss_scale
+//
+// partials (n_partials): sums of squares of the stored, scaled gradients. loss_sum: one double. loss_scale: one float,
+// a power of two, or nullptr for 1; the weights get the same bits for every power of two that neither overflows nor
+// underflows. bad_flag: one int, 1 + the index of an FP8 tensor in which a cast met a non-finite value, or 0; nullptr
+// without FP8. The flag is needed because saturating casts hide an overflow from the norm. clip <= 0: no clipping.
+void prepare_step(StepState* state, const double* partials, size_t n_partials, const double* loss_sum,
+                  const float* loss_scale, const int* bad_flag, const ScheduleConfig& schedule,
+                  const AdamWConfig& adamw, double clip, const SpikeCheck& spikes, stream_t stream);
+
+// states[i] = *state with the learning rate multiplied by rates.of[i], for groups of parameters with their own rates.
+constexpr int kRateGroups = 3;
+struct GroupRates {
+    double of[kRateGroups];
+};
+void scale_rates(StepState* states, const StepState* state, const GroupRates& rates, stream_t stream);
+
+}  // namespace llmc

@@ -1,0 +1,59 @@
+// The ring of pinned slots through which the results of steps reach the host.
+#include "llmc/train/step_results.h"
+
+#include "llmc/base/error.h"
+#include "llmc/device/faults.h"
+
+namespace llmc {
+
+StepResults::StepResults() {
+    for (Slot& slot : slots_) {
+        slot.values = static_cast<Slot::Values*>(pinned_malloc(sizeof(Slot::Values)));
+        slot.begin = create_event(true);
+        slot.end = create_event(true);
+    }
+}
+
+StepResults::~StepResults() {
+    for (Slot& slot : slots_) {
+        tear_down([&] { destroy_event(slot.begin); });
+        tear_down([&] { destroy_event(slot.end); });
+        tear_down([&] { pinned_free(slot.values); });
+    }
+}
+
+void StepResults::begin(bool continues, stream_t stream) {
+    Slot& slot = slots_[submitted_ % 3];
+    slot.continues = continues && submitted_ > 0;
+    record(slot.begin, stream);
+}
+
+void StepResults::submit(int64_t step, const StepState* state, const int* loss_count, const float* loss_scale,
+                         stream_t stream) {
+    if (submitted_ - taken_ >= 2)
+        throw Error(ExitCode::failure, "a third step was submitted before the first was read");
+    Slot& slot = slots_[submitted_++ % 3];
+    slot.step = step;
+    copy_to_host(&slot.values->state, state, sizeof(StepState), stream);
+    copy_to_host(&slot.values->loss_scale, loss_scale, sizeof(float), stream);
+    copy_to_host(&slot.values->loss_count, loss_count, sizeof(int), stream);
+    record(slot.end, stream);
+}
+
+std::optional<StepResult> StepResults::take(int leave) {
+    if (submitted_ - taken_ <= leave) return std::nullopt;
+    const Slot& slot = slots_[taken_ % 3];
+    const Slot& before = slots_[(taken_ + 2) % 3];
+    synchronize(slot.end);
+    taken_++;
+    StepResult result;
+    result.step = slot.step;
+    result.loss = static_cast<double>(slot.values->state.loss_sum) / slot.values->loss_count;
+    result.state = slot.values->state;
+    result.loss_limit = static_cast<double>(result.state.loss_limit) / slot.values->loss_count;
+    result.loss_scale = slot.values->loss_scale;
+    result.ms = elapsed_ms(slot.continues ? before.end : slot.begin, slot.end);
+    return result;
+}
+
+}  // namespace llmc
