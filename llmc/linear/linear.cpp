@@ -131,25 +131,21 @@ template <class Real>
 void Linear<Real>::write_from_working_copy([[maybe_unused]] bool again, [[maybe_unused]] stream_t stream) {
     if constexpr (kCanBeFp8<Real>) {
         Fp8Registry& fp8 = *layers_.fp8_;
-        layers_.weights_.gather(weight_.unit, stream);
-        {
-            const ProfileRange range("quantize weights", stream);
-            const Quantized<e4m3> w = w_codes();
-            if (fp8.scaling() == Fp8Scaling::mx) {
-                quantize_blocks(w, nullptr, nullptr, weight(), outputs_, inputs_, Fp8Scaling::mx, false,
-                                again ? QuantizePass::replay : fp8.train_pass(), stream);
-            } else {
-                const auto cast = [&](QuantizePass pass) {
-                    quantize<e4m3>(w, nullptr, nullptr, weight(), nullptr, outputs_, inputs_, false, pass, stream);
-                };
-                if (!again) {
-                    cast(QuantizePass::measure);
-                    fp8.set_scale(tensors_, Fp8Role::w, stream);
-                }
-                cast(again ? QuantizePass::replay : fp8.write_pass());
-            }
+        const UnitInUse<Real> unit(layers_.weights_, weight_.unit, stream, "quantize weights");
+        const Quantized<e4m3> w = w_codes();
+        if (fp8.scaling() == Fp8Scaling::mx) {
+            quantize_blocks(w, nullptr, nullptr, weight(), outputs_, inputs_, Fp8Scaling::mx, false,
+                            again ? QuantizePass::replay : fp8.train_pass(), stream);
+            return;
         }
-        layers_.weights_.release(weight_.unit, stream);
+        const auto cast = [&](QuantizePass pass) {
+            quantize<e4m3>(w, nullptr, nullptr, weight(), nullptr, outputs_, inputs_, false, pass, stream);
+        };
+        if (!again) {
+            cast(QuantizePass::measure);
+            fp8.set_scale(tensors_, Fp8Role::w, stream);
+        }
+        cast(again ? QuantizePass::replay : fp8.write_pass());
     }
 }
 

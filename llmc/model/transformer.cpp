@@ -172,57 +172,39 @@ void Transformer<Real>::embed(int first, int positions, const int* documents, co
 template <class Real>
 void Transformer<Real>::forward(const Pass& pass) {
     const ProfileRange whole("forward");
-    const stream_t stream = pass.stream;
-    const size_t embedding = embedding_unit(), final = final_unit(config_);
-
-    weights_.gather(embedding, stream);
     {
-        const ProfileRange range(forward_names_[embedding].c_str(), stream);
+        const auto unit = use(embedding_unit(), forward_names_, pass);
         embed(0, pass.T, document_positions_ ? documents_ : nullptr, pass);
     }
-    weights_.release(embedding, stream);
-
     ResidualStream<Real> x{blocks_.front()->residual(), nullptr};
     for (int l = 0; l < config_.layers; l++) {
-        weights_.gather(block_unit(l), stream);
-        {
-            const ProfileRange range(forward_names_[block_unit(l)].c_str(), stream);
-            x = blocks_[static_cast<size_t>(l)]->forward(x, pass);
-        }
-        weights_.release(block_unit(l), stream);
+        const auto unit = use(block_unit(l), forward_names_, pass);
+        x = blocks_[l]->forward(x, pass);
     }
-
-    weights_.gather(final, stream);
-    {
-        const ProfileRange range(forward_names_[final].c_str(), stream);
-        final_norm_.forward(lnf_, residual_final_, x.residual, x.branch, pass);
-    }
-    weights_.release(final, stream);
+    const auto unit = use(final_unit(config_), forward_names_, pass);
+    final_norm_.forward(lnf_, residual_final_, x.residual, x.branch, pass);
 }
 
-// The head and the loss in chunks of rows, so that the logits never exist whole. In training each chunk's logits become
-// their gradient in place, and leave that of lnf in dlnf and that of wte in the gradients.
+// The head and the loss, a chunk of rows at a time, so that the logits of all rows never exist together. In training,
+// each chunk's logits become their own gradient in place. dlnf receives the gradient of lnf; that of the head's weight
+// goes into the gradients.
 template <class Real>
 void Transformer<Real>::loss_and_head_gradients(float loss_weight, const float* loss_scale, const Pass& pass) {
     const int V = config_.vocab, Vp = config_.padded_vocab();
     const bool training = pass.kind == PassKind::training;
-    weights_.gather(head_unit_, pass.stream);
     if (training) gradients_.acquire(head_unit_, pass.stream);
-    {
-        const ProfileRange range("head and loss", pass.stream);
-        for (int row = 0; row < pass.N(); row += head_.rows()) {
-            const int rows = std::min(head_.rows(), pass.N() - row);
-            const size_t begin = static_cast<size_t>(row) * context_.C();
-            Pass chunk = pass.over(rows);
-            chunk.accumulate |= row > 0;
-            const Operand<Real> lnf = head_.input(lnf_ + begin, nullptr, chunk);
-            head_.forward(logits_, lnf, chunk);
-            softmax_cross_entropy(logits_, losses_ + row, targets_ + row, loss_weight, loss_scale, rows, V, Vp,
-                                  training, pass.stream, {static_cast<float>(config_.logit_cap), loss_});
-            if (training) head_.backward(dlnf_ + begin, {logits_}, lnf, chunk);
-        }
+    const UnitInUse<Real> unit(weights_, head_unit_, pass.stream, "head and loss");
+    for (int row = 0; row < pass.N(); row += head_.rows()) {
+        const int rows = std::min(head_.rows(), pass.N() - row);
+        const size_t begin = static_cast<size_t>(row) * context_.C();
+        Pass chunk = pass.over(rows);
+        chunk.accumulate |= row > 0;
+        const Operand<Real> lnf = head_.input(lnf_ + begin, nullptr, chunk);
+        head_.forward(logits_, lnf, chunk);
+        softmax_cross_entropy(logits_, losses_ + row, targets_ + row, loss_weight, loss_scale, rows, V, Vp, training,
+                              pass.stream, {static_cast<float>(config_.logit_cap), loss_});
+        if (training) head_.backward(dlnf_ + begin, {logits_}, lnf, chunk);
     }
-    weights_.release(head_unit_, pass.stream);
 }
 
 // ---- backward ------------------------------------------------------------------------------------------------------
@@ -230,40 +212,34 @@ void Transformer<Real>::loss_and_head_gradients(float loss_weight, const float* 
 template <class Real>
 void Transformer<Real>::backward(const Pass& pass) {
     const ProfileRange whole("backward");
-    const stream_t stream = pass.stream;
     const size_t embedding = embedding_unit(), final = final_unit(config_);
 
     Gradient<Real> dstream;
-    weights_.gather(final, stream);
-    gradients_.acquire(final, stream);
+    gradients_.acquire(final, pass.stream);
     {
-        const ProfileRange range(backward_names_[final].c_str(), stream);
+        const auto unit = use(final, backward_names_, pass);
         dstream =
             final_norm_.backward(dresidual_, nullptr, dlnf_, residual_final_, &blocks_.back()->last_layer(), pass);
     }
-    weights_.release(final, stream);
-    gradients_.reduce(final, stream);
+    gradients_.reduce(final, pass.stream);
 
     for (int l = config_.layers - 1; l >= 0; l--) {
-        Block<Real>& block = *blocks_[static_cast<size_t>(l)];
-        Linear<Real>* const before = l > 0 ? &blocks_[static_cast<size_t>(l - 1)]->last_layer() : nullptr;
-        weights_.gather(block_unit(l), stream);
-        gradients_.acquire(block_unit(l), stream);
+        Linear<Real>* const before = l > 0 ? &blocks_[l - 1]->last_layer() : nullptr;
+        gradients_.acquire(block_unit(l), pass.stream);
         {
-            const ProfileRange range(backward_names_[block_unit(l)].c_str(), stream);
-            block.recompute(pass.as(PassKind::recompute));
-            dstream = block.backward(dstream, before, pass);
+            const auto unit = use(block_unit(l), backward_names_, pass);
+            blocks_[l]->recompute(pass.as(PassKind::recompute));
+            dstream = blocks_[l]->backward(dstream, before, pass);
         }
-        weights_.release(block_unit(l), stream);
-        gradients_.reduce(block_unit(l), stream);
+        gradients_.reduce(block_unit(l), pass.stream);
     }
 
-    gradients_.acquire(embedding, stream);
+    gradients_.acquire(embedding, pass.stream);
     {
-        const ProfileRange range(backward_names_[embedding].c_str(), stream);
+        const ProfileRange range(backward_names_[embedding].c_str(), pass.stream);
         embed_backward(pass);
     }
-    gradients_.reduce(embedding, stream);  // with a tied head's part, which was there first
+    gradients_.reduce(embedding, pass.stream);  // includes the gradient of a tied head, which came first
 }
 
 template <class Real>
@@ -333,18 +309,16 @@ ResidualStream<Real> Transformer<Real>::decode(int first, int end, stream_t stre
     ResidualStream<Real> x{blocks_.front()->residual(), nullptr};
     // The last piece may reach past the context, where no position has an embedding.
     const int positions = std::min(end, config_.context) - first;
-    weights_.gather(embedding_unit(), stream);
-    embed(first, positions, nullptr, pass(PassKind::evaluation, 1, end - first, false, stream));
-    weights_.release(embedding_unit(), stream);
-
+    {
+        const UnitInUse<Real> unit(weights_, embedding_unit(), stream);
+        embed(first, positions, nullptr, pass(PassKind::evaluation, 1, end - first, false, stream));
+    }
     for (int l = 0; l < config_.layers; l++) {
-        weights_.gather(block_unit(l), stream);
+        const UnitInUse<Real> unit(weights_, block_unit(l), stream);
         ResidualStream<Real> out{};
         for (int row = first; row < end; row = piece_end(row))
-            out = blocks_[static_cast<size_t>(l)]->decode(
-                x, row, pass(PassKind::evaluation, 1, piece_end(row) - row, false, stream));
+            out = blocks_[l]->decode(x, row, pass(PassKind::evaluation, 1, piece_end(row) - row, false, stream));
         x = out;
-        weights_.release(block_unit(l), stream);
     }
     return x;
 }
@@ -382,14 +356,16 @@ std::vector<float> Transformer<Real>::next_token_logits(const int* tokens, int l
     if (blocks_.front()->keeps_rows()) decoded_.assign(tokens, tokens + length);
 
     const size_t begin = static_cast<size_t>(last) * context_.C();
-    weights_.gather(final_unit(config_), stream);
-    final_norm_.forward(lnf_, residual_final_, x.residual + begin, x.branch + begin,
-                        pass(PassKind::evaluation, 1, end - last, false, stream));
-    weights_.release(final_unit(config_), stream);
-    weights_.gather(head_unit_, stream);
-    matmul_.template forward<Real>(logits_, lnf_ + static_cast<size_t>(length - 1 - last) * context_.C(),
-                                   head_.weight(), nullptr, 1, config_.channels, config_.padded_vocab(), stream);
-    weights_.release(head_unit_, stream);
+    {
+        const UnitInUse<Real> unit(weights_, final_unit(config_), stream);
+        final_norm_.forward(lnf_, residual_final_, x.residual + begin, x.branch + begin,
+                            pass(PassKind::evaluation, 1, end - last, false, stream));
+    }
+    {
+        const UnitInUse<Real> unit(weights_, head_unit_, stream);
+        matmul_.template forward<Real>(logits_, lnf_ + static_cast<size_t>(length - 1 - last) * context_.C(),
+                                       head_.weight(), nullptr, 1, config_.channels, config_.padded_vocab(), stream);
+    }
     const float cap = static_cast<float>(config_.logit_cap);
     std::vector<float> logits;
     for (const Real x : read_back(logits_, static_cast<size_t>(config_.vocab), stream))

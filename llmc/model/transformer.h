@@ -106,6 +106,10 @@ private:
     Pass pass(PassKind kind, int B, int T, bool accumulate, stream_t stream) const {
         return {kind, B, T, accumulate, scratch_, stream, documents_};
     }
+    // The unit's weights until the end of the scope, whose work is profiled under names[unit].
+    UnitInUse<Real> use(size_t unit, const std::vector<std::string>& names, const Pass& pass) {
+        return {weights_, unit, pass.stream, names[unit].c_str()};
+    }
     void upload(const int* tokens, const int* targets, const Pass& pass);
     void embed(int first, int positions, const int* documents, const Pass& pass);
     void forward(const Pass& pass);

@@ -154,7 +154,7 @@ void Weights<Real>::collect_master(float* out, size_t unit, size_t tensor, void*
 }
 
 template <class Real>
-typename Weights<Real>::Slice Weights<Real>::slice(size_t unit) {
+typename Weights<Real>::Slice Weights<Real>::slice(size_t unit) const {
     return {master_slice(unit), master_is_working() ? nullptr : working_slice(unit)};
 }
 

@@ -8,7 +8,9 @@
 // model.
 #pragma once
 #include <functional>
+#include <optional>
 
+#include "llmc/device/trace.h"
 #include "llmc/kernels/fp8_state.h"
 #include "llmc/kernels/quantize_flat.h"
 #include "llmc/shard/arena.h"
@@ -45,7 +47,7 @@ public:
         float* master;
         Real* working;  // nullptr when the master weights are the working copy
     };
-    Slice slice(size_t unit);
+    Slice slice(size_t unit) const;
     // The slice in the ranges that the optimizer updates one after the other, from what keep_in_fp8() has said.
     struct Range {
         size_t begin, count, decay_count;  // in the slice
@@ -148,6 +150,30 @@ private:
     std::vector<std::vector<Range>> ranges_;                 // by unit
     std::vector<std::vector<Piece>> pieces_;                 // by unit
     bool to_be_measured_ = true, to_be_cast_ = true;
+};
+
+// Gathers a unit's weights, and releases them at the end of the scope.
+template <class Real>
+class UnitInUse {
+public:
+    // `name`: under which profiles show the work of this scope, without the wait for the weights; nullptr: none.
+    UnitInUse(Weights<Real>& weights, size_t unit, stream_t stream, const char* name = nullptr)
+        : weights_(weights), unit_(unit), stream_(stream) {
+        weights_.gather(unit_, stream_);
+        if (name) range_.emplace(name, stream_);
+    }
+    ~UnitInUse() {
+        range_.reset();
+        tear_down([this] { weights_.release(unit_, stream_); });
+    }
+    UnitInUse(const UnitInUse&) = delete;
+    UnitInUse& operator=(const UnitInUse&) = delete;
+
+private:
+    Weights<Real>& weights_;
+    const size_t unit_;
+    const stream_t stream_;
+    std::optional<ProfileRange> range_;
 };
 
 }  // namespace llmc
