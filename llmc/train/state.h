@@ -1,6 +1,6 @@
-// What a trainer is in the middle of: everything that has to be remembered for the next step to have the same bits. The
-// large part lies in slices on the ranks (Trainer::state_slices); the small part is this, the same on every rank, and
-// goes into the manifest of a checkpoint.
+// The state of a trainer between two steps: everything that the next step needs to have the same bits. The large part
+// lies in slices on the ranks (Trainer::state_slices). The small part is TrainerState, which is the same on every rank
+// and goes into the manifest of a checkpoint.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -15,21 +15,24 @@
 namespace llmc {
 
 struct TrainerState {
-    int64_t step = 0;  // finished
+    int64_t step = 0;  // finished steps
     OptimizerState optimizer;
     std::optional<Fp8Saved> fp8;
-    int residuals = 0;  // of so many ranks (Feedback), a set each
+    int residuals = 0;  // number of ranks that saved residuals of their gradients (Feedback)
 };
 
-// Floats keep all their bits; those that are not finite become text.
+// Floats keep all their bits. Infinities and NaN become text.
 nlohmann::ordered_json state_json(const TrainerState& state);
-// What is missing or of another kind is Error(checkpoint) that says so.
+// Throws Error(checkpoint) that names a field that is missing or of the wrong type.
 TrainerState state_from_json(const nlohmann::ordered_json& json);
 
-// Values of a slice on the device.
+// A slice of the state with its values on the device.
 struct DeviceSlice {
     StateSlice slice;
-    void* values;  // of the slice's dtype
+    void* values;  // of slice.dtype
 };
+
+// The name that safetensors files have for a moment's format.
+inline const char* dtype_of(MomentFormat format) { return format == MomentFormat::bf16 ? "BF16" : "F32"; }
 
 }  // namespace llmc

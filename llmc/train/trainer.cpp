@@ -1,10 +1,11 @@
+// The order of a training step, and the state that checkpoints save and restore. See trainer.h.
 #include "llmc/train/trainer.h"
 
 #include <algorithm>
 #include <array>
 
-#include "llmc/device/trace.h"
 #include "llmc/device/transfer.h"
+#include "llmc/train/verification.h"
 
 namespace llmc {
 namespace {
@@ -36,15 +37,13 @@ ModelSetup model_setup(const TrainerConfig& config) {
             config.loss,           config.end_token,    config.document_positions};
 }
 
-constexpr size_t kPiece = size_t{4} << 20;  // elements on the host at a time, of a state that is read
+constexpr size_t kPiece = size_t{4} << 20;  // elements read into host memory at a time when state is restored
 
-// A tensor of the state: what a rank owes, all units behind each other.
+// Name in the state of what a rank's gradient casts have lost, all units behind each other.
 std::string residuals_of(int rank) { return strprintf("gradients.%d", rank); }
 
-const char* dtype_of(MomentFormat format) { return format == MomentFormat::bf16 ? "BF16" : "F32"; }
-
-// To the part's elements from `at` on. In BF16 to nearest, which keeps what was BF16.
-void write_moment(const DeviceSlice& part, size_t at, const std::vector<float>& values, stream_t stream) {
+// Writes values to the part, from its element `at` on. Rounding to BF16 keeps values that were BF16 before.
+void write_values(const DeviceSlice& part, size_t at, const std::vector<float>& values, stream_t stream) {
     if (part.slice.dtype == dtype_of(MomentFormat::fp32)) {
         write_through(static_cast<float*>(part.values) + at, values.data(), values.size(), stream);
         return;
@@ -54,12 +53,15 @@ void write_moment(const DeviceSlice& part, size_t at, const std::vector<float>& 
     write_through(static_cast<bf16*>(part.values) + at, rounded.data(), rounded.size(), stream);
 }
 
-// At most: of each tensor master, m, v, the working copy and two of its FP8 codes, the gradient and two of its sums; of
-// each unit its output; the losses and their sum; and the head's codes in FP8.
-size_t checksums_of_step(const ParameterTable& table) {
-    size_t tensors = 0;
-    for (const Unit& unit : table.units()) tensors += unit.tensors.size();
-    return 9 * tensors + table.units().size() + 4;
+// Calls write(at, values) with all values of the slice, kPiece elements at a time.
+template <class ReadState, class Write>
+void read_in_pieces(const StateSlice& slice, const ReadState& read, Write&& write) {
+    std::vector<float> values;
+    for (size_t at = 0; at < slice.count; at += kPiece) {
+        values.resize(std::min<size_t>(kPiece, slice.count - at));
+        read(slice.tensor, slice.part, slice.start + at, values.size(), values.data());
+        write(at, values);
+    }
 }
 
 }  // namespace
@@ -81,9 +83,7 @@ Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)
       optimizer_(weights_, gradients_, config.schedule, config.adamw, config.clip, config.loss_scale,
                  config.skip_spikes, config.optimizer, &matmul_) {
     matmul_.choose(config.products);
-    if (config.verify_every > 0)
-        verification_.emplace(comm, checksums_of_step(table_) + second_moments().size(),
-                              static_cast<size_t>(fp8() ? fp8()->count() : 0));
+    if (config.verify_every > 0) verification_ = std::make_unique<Verification<Real>>(*this);
 }
 
 template <class Real>
@@ -91,7 +91,7 @@ Trainer<Real>::~Trainer() {
     if (results_) tear_down([this] { destroy_stream(stream_); });
 }
 
-// Of all products: the model's layers', and the optimizer's.
+// Shapes of all products: those of the model's layers and of Muon.
 template <class Real>
 std::vector<Matmul::LinearShape> Trainer<Real>::product_shapes() const {
     std::vector<Matmul::LinearShape> shapes = model_.linear().shapes();
@@ -111,13 +111,9 @@ MemoryByKind Trainer<Real>::memory() const {
                        Matmul::planned_bytes(operand_type<Real>, product_shapes(), config_.fp8_scaling());
     if (verification_) memory.workspace += verification_->bytes();
     memory.staging += gradients_.residual_count() * sizeof(bf16);
-    for (size_t u = 0; u < layout_.units(); u++)
-        for (const ParameterTensor& tensor : table_.unit(u).tensors) {
-            const ShardLayout::Part part = ShardLayout::overlap(layout_.share(u), tensor);
-            memory.staging += part.count * sizeof(float);
-            for (const auto& moment : optimizer_.moments_of(u, tensor, part.begin))
-                memory.staging += part.count * bytes_of(moment.format);
-        }
+    for_each_state(&ShardLayout::share, [&](size_t, const ParameterTensor&, const DeviceSlice& part) {
+        memory.staging += part.slice.bytes();
+    });
     return memory;
 }
 
@@ -134,7 +130,7 @@ void Trainer<Real>::allocate() {
         gradients_.feed_back(optimizer_.loss_scale(), &optimizer_.state()->consecutive_skips);
     }
     if (verification_) verification_->allocate();
-    matmul_.allocate();  // last: it can do with less
+    matmul_.allocate();  // last, because it can work with less
 }
 
 template <class Real>
@@ -154,7 +150,7 @@ void Trainer<Real>::set_weight(const std::string& name, const std::vector<float>
 template <class Real>
 void Trainer<Real>::weights_are_set() {
     model_.prepare_weights(stream_);
-    if (verification_) verification_->drop();
+    if (verification_) verification_->forget_state();
 }
 
 template <class Real>
@@ -172,22 +168,22 @@ void Trainer<Real>::begin_step(const StepKind& kind) {
     matmul_.reset_counts();
     if (fp8()) fp8()->count_losses(kind.count_losses);
     if (fp8() && kind.probes) fp8()->clear_probed(stream_);
-    if (verifies(step_ + 1) && !verification_->has_begun()) begin_verification();
+    if (verification_) verification_->prepare(step_ + 1);
 }
 
 template <class Real>
 void Trainer<Real>::micro_step(const int* tokens, const int* targets, float weight) {
     const int64_t total = int64_t{config_.batch} * config_.seq * kind_.micro_steps * comm_.world();
     const bool first = micro_step_ == 0, last = ++micro_step_ == kind_.micro_steps;
-    const auto make = [&] {
+    const auto run = [&] {
         if (fp8()) fp8()->probe(kind_.probes && first);
         model_.train_micro_step(tokens, targets, weight / static_cast<float>(total), optimizer_.loss_scale(), first,
                                 stream_, last, kind_.length);
     };
-    if (first && verifies(step_ + 1))
-        make_twice(make);
+    if (first && verification_ && verification_->is_due(step_ + 1))
+        verification_->run_twice(run);
     else
-        make();
+        run();
 }
 
 template <class Real>
@@ -199,13 +195,13 @@ std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
     const int64_t n = kind_.micro_steps;
     products_ = {all.fp8 / n, all.bf16 / n, all.fp32 / n, all.emulated / n};
     if (fp8()) fp8()->check(stream_);
-    if (verifies(step_ + 1)) end_verification();
+    if (verification_) verification_->before_optimizer(step_ + 1);
     optimizer_.update(model_.train_loss_sum(), fp8() ? fp8()->bad_flag() : nullptr, stream_);
     if (fp8()) fp8()->finish_step(optimizer_.loss_scale_change(), stream_);
     const std::vector<Fp8Fallback> left = model_.fall_back(stream_);
     model_.prepare_weights(stream_);
     results_->submit(++step_, optimizer_.state(), model_.train_loss_count(), optimizer_.loss_scale(), stream_);
-    if (verifies(step_ + 1)) begin_verification();
+    if (verification_) verification_->prepare(step_ + 1);
     return left;
 }
 
@@ -216,149 +212,8 @@ std::optional<StepResult> Trainer<Real>::take_result(int leave) {
     return result;
 }
 
-// ---- a step that is verified ---------------------------------------------------------------------------------------
+// ---- state ---------------------------------------------------------------------------------------------------------
 
-// Masters and moments, from one optimizer to the next.
-template <class Real>
-void Trainer<Real>::see_state(bool again) {
-    const ProfileRange range("verify state", stream_);
-    for (size_t u = 0; u < table_.units().size(); u++) {
-        see_tensors(Verified::state, again, "master of ", u, weights_.slice(u).master);
-        const ShardLayout::Part held = layout_.slice(u);
-        for (const ParameterTensor& tensor : table_.unit(u).tensors) {
-            const ShardLayout::Part part = ShardLayout::overlap(held, tensor);
-            for (const auto& moment : optimizer_.moments_of(u, tensor, part.begin))
-                verification_->see(
-                    Verified::state, again,
-                    {moment.name + (" of " + tensor.name), moment.values, part.count * bytes_of(moment.format)},
-                    !layout_.is_sliced(), stream_);
-        }
-    }
-    for (const auto& [slice, values] : second_moments())
-        verification_->see(Verified::state, again,
-                           {slice.part + " of " + slice.tensor, values, values ? slice.count * sizeof(float) : 0},
-                           false, stream_);
-}
-
-template <class Real>
-void Trainer<Real>::see_weights(bool again) {
-    const bool whole = layout_.keeps_whole_weights();
-    for (size_t u = 0; whole && u < table_.units().size(); u++) {  // they may still be on their way
-        weights_.gather(u, stream_);
-        weights_.release(u, stream_);
-    }
-    for (const auto& copies : {weights_.working_copies(), model_.linear().weight_codes()})
-        for (const NamedMemory& memory : copies) verification_->see(Verified::weights, again, memory, whole, stream_);
-}
-
-// Of the first micro-step, with its gradients summed: the second time writes where they are.
-template <class Real>
-void Trainer<Real>::see_results(bool again) {
-    gradients_.finish_reduce(stream_);
-    for (const NamedMemory& memory : model_.activations())
-        verification_->see(Verified::activations, again, memory, false, stream_);
-    // Of several ranks NCCL sums in whatever order it likes.
-    if (std::string(comm_.name()) == "nccl" && comm_.reduce_order() == ReduceOrder::any) return;
-    verification_->see(Verified::sums, again, {"losses", model_.train_loss_sum(), sizeof(double)}, false, stream_);
-    see_gradients(Verified::sums, again);
-}
-
-template <class Real>
-void Trainer<Real>::see_gradients(Verified kind, bool again) {
-    for (size_t u = table_.units().size(); u-- > 0;) see_tensors(kind, again, "gradient of ", u, gradients_.slice(u));
-}
-
-// This rank's slice of a unit, tensor by tensor.
-template <class Real>
-void Trainer<Real>::see_tensors(Verified kind, bool again, const std::string& what, size_t unit, const float* slice) {
-    const ShardLayout::Part held = layout_.slice(unit);
-    const bool everywhere = !layout_.is_sliced() && kind != Verified::sums;  // which may be of this rank alone
-    for (const ParameterTensor& tensor : table_.unit(unit).tensors) {
-        const ShardLayout::Part part = ShardLayout::overlap(held, tensor);
-        verification_->see(kind, again,
-                           {what + tensor.name, slice + part.begin - held.begin, part.count * sizeof(float)},
-                           everywhere, stream_);
-    }
-}
-
-// The first time leaves no trace: gradients and sums of losses are overwritten, the states of FP8 tensors put back,
-// residuals left as they are. Between the two, working copies are made again: where they were wrong, the results differ
-// too.
-template <class Real>
-template <class MicroStep>
-void Trainer<Real>::make_twice(MicroStep&& micro_step) {
-    const auto make = [&](bool again) {
-        gradients_.observe([this, again](size_t unit, const float* gradient) {
-            for (const ParameterTensor& tensor : table_.unit(unit).tensors)
-                verification_->see(
-                    Verified::gradients, again,
-                    {"gradient of " + tensor.name, gradient + tensor.offset, tensor.count() * sizeof(float)}, false,
-                    stream_);
-        });
-        gradients_.keep_residuals(again);
-        micro_step();
-        gradients_.observe({});
-    };
-    {
-        const Verification::Timed timed(*verification_, stream_);
-        const ProfileRange range("verify: the first time", stream_);
-        if (fp8()) fp8()->put_aside(verification_->fp8_aside(), stream_);
-        see_weights(false);
-        if (fp8()) fp8()->note(false);
-        make(false);
-        if (fp8()) fp8()->note(true);
-        see_results(false);
-        if (fp8()) fp8()->put_back(verification_->fp8_aside(), stream_);
-        matmul_.reset_counts();
-        model_.linear().make_weights_again(stream_);
-        see_weights(true);
-    }
-    make(true);
-    const Verification::Timed timed(*verification_, stream_);
-    const ProfileRange range("verify: the second time", stream_);
-    see_results(true);
-}
-
-template <class Real>
-void Trainer<Real>::begin_verification() {
-    verification_->begin(stream_);
-    const Verification::Timed timed(*verification_, stream_);
-    see_state(false);
-}
-
-// Before the optimizer.
-template <class Real>
-void Trainer<Real>::end_verification() {
-    {
-        const Verification::Timed timed(*verification_, stream_);
-        see_state(true);
-        gradients_.finish_reduce(stream_);
-        if (!layout_.is_sliced() && comm_.world() > 1) see_gradients(Verified::totals, true);
-    }
-    verification_->end(step_ + 1, stream_);
-}
-
-// Every part of the unit's tensors between two of its elements, all of them held here.
-template <class Real>
-std::vector<DeviceSlice> Trainer<Real>::slices_within(size_t unit, size_t begin, size_t count) {
-    std::vector<DeviceSlice> slices;
-    const ShardLayout::Part held = layout_.slice(unit);
-    float* const masters = weights_.slice(unit).master;
-    for (const ParameterTensor& tensor : table_.unit(unit).tensors) {
-        const ShardLayout::Part wanted = ShardLayout::overlap({begin, count}, tensor);
-        if (wanted.count == 0) continue;
-        const auto add = [&](const char* part, void* values, MomentFormat format) {
-            slices.push_back(
-                {{tensor.name, part, wanted.begin - tensor.offset, wanted.count, dtype_of(format)}, values});
-        };
-        add("master", masters + (wanted.begin - held.begin), MomentFormat::fp32);
-        for (const auto& moment : optimizer_.moments_of(unit, tensor, wanted.begin))
-            add(moment.name, moment.values, moment.format);
-    }
-    return slices;
-}
-
-// NorMuon's, of all matrices: without values where another rank has them.
 template <class Real>
 std::vector<DeviceSlice> Trainer<Real>::second_moments() const {
     std::vector<DeviceSlice> slices;
@@ -369,16 +224,14 @@ std::vector<DeviceSlice> Trainer<Real>::second_moments() const {
 }
 
 template <class Real>
-std::vector<DeviceSlice> Trainer<Real>::state_slices() {
+std::vector<DeviceSlice> Trainer<Real>::state_slices() const {
     std::vector<DeviceSlice> slices;
-    for (size_t u = 0; u < table_.units().size(); u++) {
-        const ShardLayout::Part share = layout_.share(u);
-        const std::vector<DeviceSlice> more = slices_within(u, share.begin, share.count);
-        slices.insert(slices.end(), more.begin(), more.end());
-    }
+    for_each_state(&ShardLayout::share, [&](size_t, const ParameterTensor&, const DeviceSlice& part) {
+        if (part.slice.count > 0) slices.push_back(part);
+    });
     const bool is_first_group = static_cast<size_t>(comm_.rank()) < layout_.group_size();
-    for (const DeviceSlice& slice : second_moments())
-        if (is_first_group && slice.values) slices.push_back(slice);
+    for (const DeviceSlice& part : second_moments())
+        if (is_first_group && part.values) slices.push_back(part);
     if (gradients_.residuals())
         slices.push_back({{residuals_of(comm_.rank()), "residual", 0, table_.count(), "BF16"}, gradients_.residuals()});
     return slices;
@@ -387,12 +240,11 @@ std::vector<DeviceSlice> Trainer<Real>::state_slices() {
 template <class Real>
 std::vector<StateTensor> Trainer<Real>::state_tensors() const {
     std::vector<StateTensor> tensors;
-    for (size_t u = 0; u < table_.units().size(); u++)
-        for (const ParameterTensor& tensor : table_.unit(u).tensors) {
-            std::vector<std::string> parts = {"master"};
-            for (const auto& moment : optimizer_.moments_of(u, tensor, tensor.offset)) parts.push_back(moment.name);
-            tensors.push_back({tensor.name, {tensor.shape.begin(), tensor.shape.end()}, parts});
-        }
+    for_each_state(&ShardLayout::slice, [&](size_t, const ParameterTensor& tensor, const DeviceSlice& part) {
+        if (part.slice.part == "master")
+            tensors.push_back({tensor.name, {tensor.shape.begin(), tensor.shape.end()}, {}});
+        tensors.back().parts.push_back(part.slice.part);
+    });
     for (const auto& [slice, values] : second_moments())
         tensors.push_back({slice.tensor, {static_cast<int64_t>(slice.count)}, {slice.part}});
     for (int r = 0; r < comm_.world() && gradients_.residual_count() > 0; r++)
@@ -410,7 +262,8 @@ TrainerState Trainer<Real>::read_state() {
     return state;
 }
 
-// This rank's own; of other ranks than these they would be those of other micro-batches, and of another table.
+// Loads this rank's saved residuals. With a different number of ranks they would belong to other micro-batches, so they
+// start at zero.
 template <class Real>
 void Trainer<Real>::restore_residuals(const TrainerState& state, const ReadState& read) {
     bf16* const residuals = gradients_.residuals();
@@ -418,38 +271,26 @@ void Trainer<Real>::restore_residuals(const TrainerState& state, const ReadState
     set_bytes(residuals, 0, table_.count() * sizeof(bf16), stream_);
     if (state.residuals != comm_.world()) return;
     const DeviceSlice part{{residuals_of(comm_.rank()), "residual", 0, table_.count(), "BF16"}, residuals};
-    std::vector<float> values;
-    for (size_t at = 0; at < part.slice.count; at += kPiece) {
-        values.resize(std::min<size_t>(kPiece, part.slice.count - at));
-        read(part.slice.tensor, part.slice.part, at, values.size(), values.data());
-        write_moment(part, at, values, stream_);
-    }
+    read_in_pieces(part.slice, read,
+                   [&](size_t at, const std::vector<float>& values) { write_values(part, at, values, stream_); });
 }
 
 template <class Real>
 bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
-    std::vector<float> values;
-    for (size_t u = 0; u < table_.units().size(); u++) {
-        const ShardLayout::Part held = layout_.slice(u);
-        for (const DeviceSlice& part : slices_within(u, held.begin, held.count)) {
-            const StateSlice& slice = part.slice;
-            const size_t in_unit = table_.tensor(table_.find(slice.tensor)).offset + slice.start;
-            for (size_t at = 0; at < slice.count; at += kPiece) {
-                values.resize(std::min<size_t>(kPiece, slice.count - at));
-                read(slice.tensor, slice.part, slice.start + at, values.size(), values.data());
-                if (slice.part == "master")
-                    weights_.set_master(u, in_unit + at, values.data(), values.size(), stream_);
-                else
-                    write_moment(part, at, values, stream_);
-            }
-        }
-    }
-    for (const auto& [slice, moments] : second_moments()) {
-        if (!moments) continue;
-        values.resize(slice.count);
-        read(slice.tensor, slice.part, 0, slice.count, values.data());
-        write_through(static_cast<float*>(moments), values.data(), values.size(), stream_);
-    }
+    for_each_state(&ShardLayout::slice, [&](size_t unit, const ParameterTensor& tensor, const DeviceSlice& part) {
+        const size_t begin = tensor.offset + part.slice.start;
+        read_in_pieces(part.slice, read, [&](size_t at, const std::vector<float>& values) {
+            if (part.slice.part == "master")
+                weights_.set_master(unit, begin + at, values.data(), values.size(), stream_);
+            else
+                write_values(part, at, values, stream_);
+        });
+    });
+    for (const DeviceSlice& part : second_moments())
+        if (part.values)
+            read_in_pieces(part.slice, read, [&](size_t at, const std::vector<float>& values) {
+                write_values(part, at, values, stream_);
+            });
     restore_residuals(state, read);
     step_ = state.step;
     optimizer_.restore(state.optimizer, stream_);
@@ -461,7 +302,7 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
     if (state.fp8) fp8()->restore_smoothing(*state.fp8, stream_);
     model_.fall_back(stream_);
     weights_are_set();
-    // Gradients, and the scales made for them, are multiples of the loss scale.
+    // FP8 scales of gradients only fit the loss scale that they were made with.
     const bool same_scale = read_back(optimizer_.loss_scale(), stream_) == state.optimizer.loss_scale;
     return same_scale && state.fp8 && fp8()->restore(*state.fp8, stream_);
 }

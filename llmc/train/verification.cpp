@@ -1,9 +1,12 @@
+// Silent corruption: which bits are compared in a verified step, when, and how a difference is named. See
+// verification.h.
 #include "llmc/train/verification.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "llmc/device/pci.h"
+#include "llmc/device/trace.h"
 #include "llmc/kernels/checksum.h"
 
 namespace llmc {
@@ -11,11 +14,11 @@ namespace {
 
 std::string text_of(uint64_t checksum) { return strprintf("%016llx", static_cast<unsigned long long>(checksum)); }
 
-// What the two checksums of a kind are of.
-struct Moments {
+// How messages describe the two checksums of a kind.
+struct Wording {
     const char *what, *first, *second;
 };
-constexpr Moments kMoments[kVerifiedKinds] = {
+constexpr Wording kWording[kVerifiedKinds] = {
     {"", "after the optimizer of the step before", "before that of this step"},
     {"weights ", "in memory", "recomputed from the masters"},
     {"", "in the first micro-step", "when it was computed again"},
@@ -24,22 +27,29 @@ constexpr Moments kMoments[kVerifiedKinds] = {
     {"sum of ", "", "before the optimizer"},
 };
 
-}  // namespace
-
-Verification::Verification(const Comm& comm, size_t checksums, size_t fp8_tensors) : comm_(comm), capacity_(checksums) {
-    for (Round& round : rounds_) arena_.plan(&round.device, capacity_);
-    if (fp8_tensors > 0) arena_.plan(&fp8_aside_, fp8_tensors);
+// An upper bound. Per tensor: the master, m, v, the working copy, its FP8 codes in two layouts, the gradient, and two
+// sums of it. Per unit its output. Then the losses, their sum, and the head's FP8 codes.
+size_t checksums_per_step(const ParameterTable& table) {
+    size_t tensors = 0;
+    for (const Unit& unit : table.units()) tensors += unit.tensors.size();
+    return 9 * tensors + table.units().size() + 4;
 }
 
-void Verification::allocate() {
+}  // namespace
+
+StepChecksums::StepChecksums(const Comm& comm, size_t most) : comm_(comm), most_(most) {
+    for (Round& round : rounds_) arena_.plan(&round.device, most_);
+}
+
+void StepChecksums::allocate() {
     arena_.allocate();
     for (Round& round : rounds_) {
-        round.host = static_cast<Pair*>(pinned_malloc(capacity_ * sizeof(Pair)));
+        round.host = static_cast<Pair*>(pinned_malloc(most_ * sizeof(Pair)));
         for (Span& span : round.spans) span = {create_event(true), create_event(true)};
     }
 }
 
-Verification::~Verification() {
+StepChecksums::~StepChecksums() {
     for (Round& round : rounds_) {
         tear_down([&] { pinned_free(round.host); });
         for (const Span& span : round.spans)
@@ -50,46 +60,47 @@ Verification::~Verification() {
 
 // ---- taking checksums ----------------------------------------------------------------------------------------------
 
-void Verification::begin(stream_t stream) {
+void StepChecksums::begin(stream_t stream) {
     begun_++;
     Round& round = current();
     for (std::vector<Row>& rows : round.rows) rows.clear();
     round.seen_again = {};
     round.count = round.timed = 0;
-    set_bytes(round.device, 0, capacity_ * sizeof(Pair), stream);
+    set_bytes(round.device, 0, most_ * sizeof(Pair), stream);
 }
 
-void Verification::end(int64_t step, stream_t stream) {
+void StepChecksums::end(int64_t step, stream_t stream) {
     Round& round = current();
     round.step = step;
     ended_ = begun_;
     copy_to_host(round.host, round.device, round.count * sizeof(Pair), stream);
 }
 
-Verification::Row& Verification::row_of(Verified kind, bool again, const std::string& name) {
+StepChecksums::Row& StepChecksums::row_of(Verified kind, bool again, const std::string& name) {
     Round& round = current();
     const size_t k = static_cast<size_t>(kind), place = again ? round.seen_again[k]++ : round.rows[k].size();
     if (place < round.rows[k].size()) {
         Row& row = round.rows[k][place];
-        if (row.name != name) throw Error(ExitCode::failure, row.name + " was to be seen again, not " + name);
+        if (row.name != name)
+            throw Error(ExitCode::failure, "the second checksum of " + row.name + " was expected, not of " + name);
         row.twice = true;
         return row;
     }
-    if (round.count == capacity_) throw Error(ExitCode::failure, "there are more checksums than were planned");
+    if (round.count == most_) throw Error(ExitCode::failure, "a verified step takes more checksums than planned");
     round.rows[k].push_back({name, round.count++});
     return round.rows[k].back();
 }
 
-void Verification::see(Verified kind, bool again, const NamedMemory& memory, bool everywhere, stream_t stream) {
+void StepChecksums::see(Verified kind, bool again, const NamedMemory& memory, bool everywhere, stream_t stream) {
     Row& row = row_of(kind, again, memory.name);
     row.everywhere = everywhere;
     Pair& pair = current().device[row.index];
     checksum(again ? &pair.second : &pair.first, memory.address, memory.bytes, stream);
 }
 
-event_t Verification::begin_span(stream_t stream) {
+event_t StepChecksums::begin_span(stream_t stream) {
     Round& round = current();
-    if (round.timed == kSpans) throw Error(ExitCode::failure, "a verification was timed too often");
+    if (round.timed == kSpans) throw Error(ExitCode::failure, "a verified step has more timed scopes than planned");
     const Span& span = round.spans[round.timed++];
     record(span.begin, stream);
     return span.end;
@@ -97,7 +108,7 @@ event_t Verification::begin_span(stream_t stream) {
 
 // ---- comparing them ------------------------------------------------------------------------------------------------
 
-std::optional<VerifiedStep> Verification::take(int64_t step) {
+std::optional<VerifiedStep> StepChecksums::take(int64_t step) {
     if (taken_ == ended_) return std::nullopt;
     const Round& round = rounds_[static_cast<size_t>(taken_) % kRounds];
     if (round.step != step) return std::nullopt;
@@ -108,8 +119,8 @@ std::optional<VerifiedStep> Verification::take(int64_t step) {
     return verified;
 }
 
-// From what all ranks have found, so that all of them say the same.
-std::string Verification::difference_in(const Round& round) const {
+// Compares the checksums of all ranks, on every rank, so that all of them report the same.
+std::string StepChecksums::difference_in(const Round& round) const {
     std::vector<Pair> all(round.count * static_cast<size_t>(comm_.world()));
     comm_.host_all_gather(all.data(), round.host, round.count * sizeof(Pair));
     for (size_t kind = 0; kind < kVerifiedKinds; kind++)
@@ -120,21 +131,21 @@ std::string Verification::difference_in(const Round& round) const {
     return "";
 }
 
-std::string Verification::find(Verified kind, const Row& row, const std::vector<Pair>& all, size_t count) const {
-    const Moments& moments = kMoments[static_cast<size_t>(kind)];
+std::string StepChecksums::find(Verified kind, const Row& row, const std::vector<Pair>& all, size_t count) const {
+    const Wording& wording = kWording[static_cast<size_t>(kind)];
     const auto of = [&](int rank) { return all[static_cast<size_t>(rank) * count + row.index]; };
     for (int rank = 0; row.twice && rank < comm_.world(); rank++)
         if (of(rank).first != of(rank).second)
-            return strprintf("%s: %s%s had checksum %s %s, and %s %s", rank_and_card(rank).c_str(), moments.what,
-                             row.name.c_str(), text_of(of(rank).first).c_str(), moments.first,
-                             text_of(of(rank).second).c_str(), moments.second);
+            return strprintf("%s: %s%s had checksum %s %s, and %s %s", rank_and_card(rank).c_str(), wording.what,
+                             row.name.c_str(), text_of(of(rank).first).c_str(), wording.first,
+                             text_of(of(rank).second).c_str(), wording.second);
     if (!row.everywhere) return "";
-    const auto alike = [&](int a) {  // how many ranks have what rank `a` has
+    const auto alike = [&](int a) {  // how many ranks have the same checksum as rank `a`
         int n = 0;
         for (int b = 0; b < comm_.world(); b++) n += of(a).second == of(b).second;
         return n;
     };
-    int most = 0, other = -1;  // a rank that has what most have, and the first that does not
+    int most = 0, other = -1;  // a rank in the largest group of equal ranks, and the first rank outside of it
     for (int rank = 1; rank < comm_.world(); rank++)
         if (alike(rank) > alike(most)) most = rank;
     for (int rank = comm_.world() - 1; rank >= 0; rank--)
@@ -142,12 +153,12 @@ std::string Verification::find(Verified kind, const Row& row, const std::vector<
     if (other < 0) return "";
     const std::string tie = 2 * alike(most) > comm_.world() ? "" : " (it is unknown which of them is wrong)";
     return strprintf("%s: %s%s had checksum %s %s, where %d of %d ranks, %d among them, had %s%s",
-                     rank_and_card(other).c_str(), moments.what, row.name.c_str(), text_of(of(other).second).c_str(),
-                     moments.second, alike(most), comm_.world(), most, text_of(of(most).second).c_str(), tie.c_str());
+                     rank_and_card(other).c_str(), wording.what, row.name.c_str(), text_of(of(other).second).c_str(),
+                     wording.second, alike(most), comm_.world(), most, text_of(of(most).second).c_str(), tie.c_str());
 }
 
 // A collective: "rank 1 on node7 (NVIDIA H100, 00000000:3b:00.0 GPU-3f...)".
-std::string Verification::rank_and_card(int rank) const {
+std::string StepChecksums::rank_and_card(int rank) const {
     char mine[160] = "";
     const std::string identity = device_identity();
     std::snprintf(mine, sizeof mine, "%s%s%s", device_info().name.c_str(), identity.empty() ? "" : ", ",
@@ -157,5 +168,143 @@ std::string Verification::rank_and_card(int rank) const {
     return strprintf("rank %d on %s (%s)", rank, comm_.host(rank).c_str(),
                      all.data() + sizeof mine * static_cast<size_t>(rank));
 }
+
+// ---- what is compared in a step ------------------------------------------------------------------------------------
+
+template <class Real>
+Verification<Real>::Verification(Trainer<Real>& trainer)
+    : trainer_(trainer),
+      checksums_(trainer.comm(), checksums_per_step(trainer.table()) + trainer.second_moments().size()) {
+    const size_t tensors = trainer.fp8() ? static_cast<size_t>(trainer.fp8()->count()) : 0;
+    if (tensors > 0) arena_.plan(&fp8_states_, tensors);
+}
+
+template <class Real>
+void Verification<Real>::allocate() {
+    checksums_.allocate();
+    if (arena_.bytes() > 0) arena_.allocate();
+}
+
+template <class Real>
+void Verification<Real>::prepare(int64_t step) {
+    if (!is_due(step) || checksums_.has_begun()) return;
+    checksums_.begin(trainer_.stream());
+    const StepChecksums::Timed timed(checksums_, trainer_.stream());
+    see_state(false);
+}
+
+template <class Real>
+void Verification<Real>::before_optimizer(int64_t step) {
+    if (!is_due(step)) return;
+    {
+        const StepChecksums::Timed timed(checksums_, trainer_.stream());
+        see_state(true);
+        trainer_.gradients().finish_reduce(trainer_.stream());
+        if (!trainer_.layout().is_sliced() && trainer_.comm().world() > 1) see_gradient_slices(Verified::totals, true);
+    }
+    checksums_.end(step, trainer_.stream());
+}
+
+// The first run leaves no trace: the second overwrites its gradients and loss sums, FP8 states are put back, and
+// residuals of gradient casts are left alone. Working copies are made again in between. If they were wrong, the results
+// of the two runs differ as well.
+template <class Real>
+void Verification<Real>::run_twice(const std::function<void()>& micro_step) {
+    const stream_t stream = trainer_.stream();
+    Fp8Registry* const fp8 = trainer_.fp8();
+    {
+        const StepChecksums::Timed timed(checksums_, stream);
+        const ProfileRange range("verify: the first time", stream);
+        if (fp8) fp8->put_aside(fp8_states_, stream);
+        see_weights(false);
+        if (fp8) fp8->note(false);
+        run(false, micro_step);
+        if (fp8) fp8->note(true);
+        see_results(false);
+        if (fp8) fp8->put_back(fp8_states_, stream);
+        trainer_.matmul().reset_counts();
+        trainer_.model().linear().make_weights_again(stream);
+        see_weights(true);
+    }
+    run(true, micro_step);
+    const StepChecksums::Timed timed(checksums_, stream);
+    const ProfileRange range("verify: the second time", stream);
+    see_results(true);
+}
+
+template <class Real>
+void Verification<Real>::run(bool again, const std::function<void()>& micro_step) {
+    Gradients& gradients = trainer_.gradients();
+    gradients.observe([this, again](size_t unit, const float* gradient) {
+        for (const ParameterTensor& tensor : trainer_.table().unit(unit).tensors)
+            see(Verified::gradients, again,
+                {"gradient of " + tensor.name, gradient + tensor.offset, tensor.count() * sizeof(float)}, false);
+    });
+    gradients.keep_residuals(again);
+    micro_step();
+    gradients.observe({});
+}
+
+// ---- checksums of each kind ----------------------------------------------------------------------------------------
+
+template <class Real>
+void Verification<Real>::see(Verified kind, bool again, const NamedMemory& memory, bool everywhere) {
+    checksums_.see(kind, again, memory, everywhere, trainer_.stream());
+}
+
+template <class Real>
+void Verification<Real>::see_state(bool again) {
+    const ProfileRange range("verify state", trainer_.stream());
+    const bool everywhere = !trainer_.layout().is_sliced();
+    const auto see_part = [&](const DeviceSlice& part, bool on_all_ranks) {
+        const size_t bytes = part.values ? part.slice.bytes() : 0;
+        see(Verified::state, again, {part.slice.part + " of " + part.slice.tensor, part.values, bytes}, on_all_ranks);
+    };
+    trainer_.for_each_state(&ShardLayout::slice, [&](size_t, const ParameterTensor&, const DeviceSlice& part) {
+        see_part(part, everywhere);
+    });
+    for (const DeviceSlice& part : trainer_.second_moments()) see_part(part, false);
+}
+
+template <class Real>
+void Verification<Real>::see_weights(bool again) {
+    const bool whole = trainer_.layout().keeps_whole_weights();
+    for (size_t u = 0; whole && u < trainer_.layout().units(); u++)  // waits for weights that are still on their way
+        const UnitInUse<Real> unit(trainer_.weights(), u, trainer_.stream());
+    for (const auto& copies : {trainer_.weights().working_copies(), trainer_.model().linear().weight_codes()})
+        for (const NamedMemory& memory : copies) see(Verified::weights, again, memory, whole);
+}
+
+// Results of the first micro-step, with reduced gradients. The second run writes to the same memory.
+template <class Real>
+void Verification<Real>::see_results(bool again) {
+    trainer_.gradients().finish_reduce(trainer_.stream());
+    for (const NamedMemory& memory : trainer_.model().activations()) see(Verified::activations, again, memory, false);
+    // NCCL may sum in a different order each time.
+    const Comm& comm = trainer_.comm();
+    if (std::string(comm.name()) == "nccl" && comm.reduce_order() == ReduceOrder::any) return;
+    see(Verified::sums, again, {"losses", trainer_.model().train_loss_sum(), sizeof(double)}, false);
+    see_gradient_slices(Verified::sums, again);
+}
+
+// This rank's slices of the gradients, tensor by tensor, from the last unit to the first.
+template <class Real>
+void Verification<Real>::see_gradient_slices(Verified kind, bool again) {
+    const ShardLayout& layout = trainer_.layout();
+    const bool everywhere = !layout.is_sliced() && kind != Verified::sums;  // sums may be this rank's alone
+    for (size_t u = layout.units(); u-- > 0;) {
+        const ShardLayout::Part held = layout.slice(u);
+        const float* const gradient = trainer_.gradients().slice(u);
+        for (const ParameterTensor& tensor : trainer_.table().unit(u).tensors) {
+            const ShardLayout::Part part = ShardLayout::overlap(held, tensor);
+            see(kind, again,
+                {"gradient of " + tensor.name, gradient + part.begin - held.begin, part.count * sizeof(float)},
+                everywhere);
+        }
+    }
+}
+
+template class Verification<float>;
+template class Verification<bf16>;
 
 }  // namespace llmc

@@ -1,62 +1,62 @@
-// Silent corruption: a card, a memory or a link that gives wrong bits and says nothing (arXiv 2102.11245; 2407.21783
-// counts six such interruptions in 54 days of 16384 GPUs). Every so many steps checksums of what must have the same
-// bits are taken twice and compared on the host, with the step's results:
+// --verify-every: finds silent corruption, that is a GPU, memory or link that returns wrong bits without an error
+// (arXiv 2102.11245; Llama 3, arXiv 2407.21783, counts six such interruptions in 54 days on 16384 GPUs). In a verified
+// step, checksums of everything that must have the same bits twice are taken twice and compared on the host:
 //
-//   state        masters and moments   after the optimizer of the step before, and before that of this step
+//   state        masters and moments   after the previous step's optimizer, and before this step's
 //   weights      working copies        in memory, and made again from the masters
-//   activations  the stream behind every unit, and the losses ...
-//   gradients    ... each rank's own, before they travel ...
-//   sums         ... and as far as the first micro-step sums them: when it is made, and when it is made again
-//   totals       the step's gradients  on all ranks, where all have them
+//   activations  every unit's output   in the first micro-step and in its repetition, with the losses
+//   gradients    each rank's own       the same, before they are reduced
+//   sums         reduced gradients     the same
+//   totals       gradients of a step   before the optimizer; only compared between ranks that all hold them
 //
-// State and weights that all ranks hold are compared over the ranks as well. In this order, which is that of causes,
-// the first difference is the one that is named.
+// State and weights that every rank holds are also compared between ranks. A difference is reported for the first kind
+// in this order, because an error in one kind causes errors in those below it.
 #pragma once
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "llmc/comm/comm.h"
-#include "llmc/kernels/fp8_state.h"
 #include "llmc/shard/arena.h"
-#include "llmc/shard/named_memory.h"
-#include "llmc/train/step_results.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 
 enum class Verified { state, weights, activations, gradients, sums, totals };
 constexpr size_t kVerifiedKinds = 6;
 
-class Verification {
+// The checksums of verified steps: on the device as they are taken, then copied to the host, then compared.
+class StepChecksums {
 public:
-    // At most so many checksums a step, and so many FP8 tensors.
-    Verification(const Comm& comm, size_t checksums, size_t fp8_tensors);
-    ~Verification();
-    Verification(const Verification&) = delete;
-    Verification& operator=(const Verification&) = delete;
+    // `most` checksums per step. All memory is planned here and allocated in allocate().
+    StepChecksums(const Comm& comm, size_t most);
+    ~StepChecksums();
+    StepChecksums(const StepChecksums&) = delete;
+    StepChecksums& operator=(const StepChecksums&) = delete;
 
     size_t bytes() const { return arena_.bytes(); }
     void allocate();
 
-    // begin() comes before a step's first checksum, end() after its last and before StepResults::submit(). A step's
-    // state is first seen at the end of the step before.
+    // begin() precedes a step's first checksum. end() follows its last one and precedes StepResults::submit(). The
+    // state of a step is first seen at the end of the previous step, so begin() belongs there.
     void begin(stream_t stream);
     bool has_begun() const { return begun_ > ended_; }
-    void drop() { begun_ = ended_; }
+    void cancel() { begun_ = ended_; }
     void end(int64_t step, stream_t stream);
-    // After the device has come to submit(), on all ranks: what was found in the oldest step that has not been asked
-    // for, if it is this one.
+    // The oldest result not taken yet, if it is this step's. The device must have passed submit(). A collective.
     std::optional<VerifiedStep> take(int64_t step);
 
-    // Takes a checksum. Each rank gives the same names in the same order, the second time (`again`) as well, which may
-    // be the only one. `everywhere`: all ranks have the same bits then.
+    // Takes the first checksum of the memory, or with `again` the second. Every rank gives the same names in the same
+    // order both times. A kind may also have second checksums only. `everywhere`: all ranks must have the same bits.
     void see(Verified kind, bool again, const NamedMemory& memory, bool everywhere, stream_t stream);
 
-    // Work of the stream while it lives counts as the verification's time.
+    // Counts the stream's work during its lifetime as time spent on verification.
     class Timed {
     public:
-        Timed(Verification& verification, stream_t stream) : end_(verification.begin_span(stream)), stream_(stream) {}
+        Timed(StepChecksums& checksums, stream_t stream) : end_(checksums.begin_span(stream)), stream_(stream) {}
         ~Timed() {
             tear_down([this] { record(end_, stream_); });
         }
@@ -68,11 +68,9 @@ public:
         const stream_t stream_;
     };
 
-    Fp8State* fp8_aside() { return fp8_aside_; }
-
 private:
-    static constexpr size_t kRounds = 3;  // steps at once: two whose results are waiting, and one that has begun
-    static constexpr size_t kSpans = 4;   // times that a round is Timed
+    static constexpr size_t kRounds = 3;  // steps in flight: two with results on their way, and one that has begun
+    static constexpr size_t kSpans = 4;   // Timed scopes per step
     struct Pair {
         uint64_t first, second;
     };
@@ -86,10 +84,10 @@ private:
     };
     struct Round {
         int64_t step = 0;
-        Pair *device = nullptr, *host = nullptr;  // (capacity_); pinned
+        Pair *device = nullptr, *host = nullptr;  // (most_); `host` is pinned
         std::array<std::vector<Row>, kVerifiedKinds> rows;
-        std::array<size_t, kVerifiedKinds> seen_again{};  // rows of each kind
-        size_t count = 0;                                 // rows of all kinds
+        std::array<size_t, kVerifiedKinds> seen_again{};  // number of rows with a second checksum
+        size_t count = 0;                                 // of rows of all kinds
         Span spans[kSpans];
         size_t timed = 0;
     };
@@ -101,11 +99,46 @@ private:
     std::string rank_and_card(int rank) const;
 
     const Comm comm_;
-    const size_t capacity_;
+    const size_t most_;
     Arena arena_{MemoryKind::workspace};
     Round rounds_[kRounds];
     int64_t begun_ = 0, ended_ = 0, taken_ = 0;
-    Fp8State* fp8_aside_ = nullptr;
+};
+
+// Takes the checksums of a trainer's verified steps. The trainer calls it at the points of a step that its methods
+// name.
+template <class Real>
+class Verification {
+public:
+    explicit Verification(Trainer<Real>& trainer);
+
+    size_t bytes() const { return checksums_.bytes() + arena_.bytes(); }
+    void allocate();
+
+    bool is_due(int64_t step) const { return step % trainer_.config().verify_every == 0; }
+    // Before `step`, right after the previous step if there is one: takes the state's first checksums if it is due.
+    void prepare(int64_t step);
+    // The state was set from outside; checksums taken by prepare() no longer apply.
+    void forget_state() { checksums_.cancel(); }
+    // Runs the first micro-step of a verified step twice. The first run leaves no trace.
+    void run_twice(const std::function<void()>& micro_step);
+    // When the gradients of `step` are complete: takes the last checksums if it is due.
+    void before_optimizer(int64_t step);
+    // See StepChecksums.
+    std::optional<VerifiedStep> take(int64_t step) { return checksums_.take(step); }
+
+private:
+    void see(Verified kind, bool again, const NamedMemory& memory, bool everywhere);
+    void see_state(bool again);
+    void see_weights(bool again);
+    void see_results(bool again);
+    void see_gradient_slices(Verified kind, bool again);
+    void run(bool again, const std::function<void()>& micro_step);
+
+    Trainer<Real>& trainer_;
+    StepChecksums checksums_;
+    Arena arena_{MemoryKind::workspace};
+    Fp8State* fp8_states_ = nullptr;  // as they were before the first run
 };
 
 }  // namespace llmc
