@@ -5,7 +5,7 @@ comma := ,
 space := $() $()
 
 # ---- options -------------------------------------------------------------------------------------------------------
-PRECISION ?= AUTO      # default of --precision: AUTO, FP32 or BF16 (BF16 also leaves FP8 code out)
+PRECISION ?= AUTO      # default of --precision: AUTO, FP32 or BF16
 SANITIZE  ?=           # host build: address (with undefined) or thread
 USE_MPI   ?= $(if $(MPICXX),1,0)        # several processes: 1 where there is an mpicxx
 USE_NCCL  ?= $(if $(NCCL_INCLUDE),1,0)  # several GPUs at full speed, CUDA build: 1 where there is an nccl.h
@@ -83,7 +83,7 @@ ifneq ($(CCACHE),)
 export CCACHE_NAMESPACE := $(shell $(CXX) -march=$(MARCH) -Q --help=target 2>/dev/null | md5sum | cut -c -16)
 endif
 DEFINES  := $(if $(filter FP32,$(PRECISION)),-DLLMC_DEFAULT_PRECISION='"fp32"') \
-            $(if $(filter BF16,$(PRECISION)),-DLLMC_DEFAULT_PRECISION='"bf16"' -DLLMC_ENABLE_FP8=0)
+            $(if $(filter BF16,$(PRECISION)),-DLLMC_DEFAULT_PRECISION='"bf16"')
 # What the MPI compiler would say, without its C++ bindings. One file includes mpi.h.
 MPI_FLAGS := $(if $(filter 1,$(USE_MPI)),$(shell $(MPICXX) -show 2>/dev/null))
 MPI_COMPILE := $(if $(filter 1,$(USE_MPI)),-DLLMC_USE_MPI=1) $(filter -I% -D%,$(MPI_FLAGS))

@@ -2,7 +2,7 @@
 """Checks what ptxas reported about the kernels: none may spill registers, and those in dev/kernel_resources.txt must be
 there and stay within their registers.
 
-    python3 dev/check_kernels.py build/cuda-sm_90a build/cuda-sm_80-BF16
+    python3 dev/check_kernels.py build/cuda-sm_90a build/cuda-sm_80
     python3 dev/check_kernels.py --list build/cuda-sm_90a      # all kernels and what they use
 
 The CUDA build leaves the report of `ptxas -v` beside each object, as *.ptxas.

@@ -136,9 +136,6 @@ if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]
         stage "virtual GPU: $arch, approximations at their worst" doctest \
             env VIRTUAL_GPU_CARD=$arch VIRTUAL_GPU_APPROXIMATE=1 $programs/test_gpu --no-colors
     done
-    stage "CUDA: build for sm_80, BF16 only" check make -s -j"$JOBS" \
-        build/cuda-sm_80-BF16/train_gpt GPU_ARCH=sm_80 PRECISION=BF16
-    stage "CUDA: registers and spills on sm_80, BF16 only" check python3 dev/check_kernels.py build/cuda-sm_80-BF16
 else
     require "CUDA: builds" "no nvcc"
 fi

@@ -44,8 +44,6 @@ std::string check_widening(stream_t stream) {
     return trial.problem();
 }
 
-#if LLMC_ENABLE_FP8
-
 template <class F8>
 std::string check_all_bf16(stream_t stream) {
     const auto values = all_bf16();
@@ -108,15 +106,12 @@ std::string check_dequantize(stream_t stream) {
     return trial.problem();
 }
 
-#endif
-
 }  // namespace
 
 void add_casts(Items& items, const KernelUse& use) {
     if (!use.bf16) return;
     items.push_back({"fp32 to bf16, all values and ties", "casts", "", check_bf16});
     items.push_back({"bf16 to fp32, all values", "casts", "", check_widening});
-#if LLMC_ENABLE_FP8
     if (!use.fp8) return;
     items.push_back({"bf16 to e4m3, all values", "casts", "", check_all_bf16<e4m3>});
     items.push_back({"fp32 to e4m3, edges", "casts", "", check_weight_edges});
@@ -124,7 +119,6 @@ void add_casts(Items& items, const KernelUse& use) {
     if (use.scaling != Fp8Scaling::tensor || use.e4m3_gradients) return;
     items.push_back({"bf16 to e5m2, all values", "casts", "", check_all_bf16<e5m2>});
     items.push_back({"e5m2 to bf16, all codes", "casts", "", check_dequantize<e5m2>});
-#endif
 }
 
 }  // namespace llmc::check

@@ -8,7 +8,6 @@
 
 namespace llmc::check {
 
-#if LLMC_ENABLE_FP8
 namespace {
 
 constexpr int kRows = 144;
@@ -84,10 +83,8 @@ std::string check_relu2_gradient(int F, stream_t stream) {
 }
 
 }  // namespace
-#endif
 
-void add_fused_activation([[maybe_unused]] Items& items, [[maybe_unused]] const KernelUse& use) {
-#if LLMC_ENABLE_FP8
+void add_fused_activation(Items& items, const KernelUse& use) {
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor || use.activation == Activation::gelu) return;
     const bool gated = use.activation == Activation::swiglu;
     const char *const name = gated ? "swiglu" : "relu2", *const format = use.e4m3_gradients ? "e4m3" : "e5m2";
@@ -99,7 +96,6 @@ void add_fused_activation([[maybe_unused]] Items& items, [[maybe_unused]] const 
         {strprintf("%s_forward_fp8 F=%d", name, F), "kernels", "gelu_fp8", [=](stream_t s) { return forward(F, s); }});
     items.push_back({strprintf("%s_backward_fp8 %s F=%d", name, format, F), "kernels", "gelu_backward_fp8",
                      [=](stream_t s) { return backward(F, s); }});
-#endif
 }
 
 }  // namespace llmc::check

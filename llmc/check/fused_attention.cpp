@@ -7,7 +7,6 @@
 
 namespace llmc::check {
 
-#if LLMC_ENABLE_FP8
 namespace {
 
 using reference::AttentionShape;
@@ -100,10 +99,8 @@ std::string check_backward(const AttentionShape& s, stream_t stream) {
 }
 
 }  // namespace
-#endif
 
-void add_fused_attention([[maybe_unused]] Items& items, [[maybe_unused]] const KernelUse& use) {
-#if LLMC_ENABLE_FP8
+void add_fused_attention(Items& items, const KernelUse& use) {
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor || use.current_scaling) return;
     for (const AttentionShape& s : example_shapes(use, kBatch, kLength)) {
         const std::string suffix = " " + name_of(s);
@@ -117,7 +114,6 @@ void add_fused_attention([[maybe_unused]] Items& items, [[maybe_unused]] const K
             items.push_back({"attention_backward_fp8 e5m2" + suffix, "kernels", "attention_backward_fp8",
                              [s](stream_t stream) { return check_backward<e5m2>(s, stream); }});
     }
-#endif
 }
 
 }  // namespace llmc::check

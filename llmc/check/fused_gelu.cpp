@@ -6,7 +6,6 @@
 
 namespace llmc::check {
 
-#if LLMC_ENABLE_FP8
 namespace {
 
 constexpr int kRows = 144;
@@ -48,10 +47,8 @@ std::string check_backward(int hidden, stream_t stream) {
 }
 
 }  // namespace
-#endif
 
-void add_fused_gelu([[maybe_unused]] Items& items, [[maybe_unused]] const KernelUse& use) {
-#if LLMC_ENABLE_FP8
+void add_fused_gelu(Items& items, const KernelUse& use) {
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor || use.activation != Activation::gelu) return;
     const int C = use.hidden;
     items.push_back({strprintf("gelu_forward_fp8 C=%d", C), "kernels", "gelu_fp8",
@@ -62,7 +59,6 @@ void add_fused_gelu([[maybe_unused]] Items& items, [[maybe_unused]] const Kernel
     else
         items.push_back({strprintf("gelu_backward_fp8 e5m2 C=%d", C), "kernels", "gelu_backward_fp8",
                          [C](stream_t s) { return check_backward<e5m2>(C, s); }});
-#endif
 }
 
 }  // namespace llmc::check

@@ -9,7 +9,6 @@
 
 namespace llmc::check {
 
-#if LLMC_ENABLE_FP8
 namespace {
 
 constexpr int kRows = 144;
@@ -128,10 +127,8 @@ std::string check_backward(int channels, stream_t stream) {
 }
 
 }  // namespace
-#endif
 
-void add_fused_layernorm([[maybe_unused]] Items& items, [[maybe_unused]] const KernelUse& use) {
-#if LLMC_ENABLE_FP8
+void add_fused_layernorm(Items& items, const KernelUse& use) {
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor || !use.layer_norm) return;
     const int C = use.channels;
     items.push_back({strprintf("layernorm_forward_fp8 C=%d", C), "kernels", "layernorm_fp8",
@@ -143,7 +140,6 @@ void add_fused_layernorm([[maybe_unused]] Items& items, [[maybe_unused]] const K
     else
         items.push_back({strprintf("layernorm_backward_fp8 e5m2 C=%d", C), "kernels", "layernorm_backward_fp8",
                          [C](stream_t s) { return check_backward<e5m2>(C, s); }});
-#endif
 }
 
 }  // namespace llmc::check

@@ -10,7 +10,6 @@
 
 namespace llmc::check {
 
-#if LLMC_ENABLE_FP8
 namespace {
 
 constexpr int kRows = 144;
@@ -100,14 +99,11 @@ void add(Items& items, const KernelUse& use, bool gains) {
 }
 
 }  // namespace
-#endif
 
-void add_fused_rmsnorm([[maybe_unused]] Items& items, [[maybe_unused]] const KernelUse& use) {
-#if LLMC_ENABLE_FP8
+void add_fused_rmsnorm(Items& items, const KernelUse& use) {
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor) return;
     if (use.rms_norm) add(items, use, true);
     if (use.rms_norm_without_gains) add(items, use, false);
-#endif
 }
 
 }  // namespace llmc::check

@@ -7,7 +7,6 @@
 
 namespace llmc::check {
 
-#if LLMC_ENABLE_FP8
 namespace {
 
 constexpr size_t kCount = 70008;  // three blocks, whose threads take several strides
@@ -88,11 +87,5 @@ void add_outliers(Items& items, const KernelUse& use) {
                     : use.scaling == Fp8Scaling::block ? alignment_item<float>("fp32", use.channels)
                                                        : alignment_item<bf16>("bf16", use.channels));
 }
-
-#else
-
-void add_outliers(Items&, const KernelUse&) {}
-
-#endif
 
 }  // namespace llmc::check

@@ -11,7 +11,6 @@
 
 namespace llmc::check {
 
-#if LLMC_ENABLE_FP8
 namespace {
 
 constexpr int kRows = 144;  // a tile of 128 and a part
@@ -96,10 +95,8 @@ void add_gradients(Items& items, const KernelUse& use, const char* format) {
 }
 
 }  // namespace
-#endif
 
-void add_quantize([[maybe_unused]] Items& items, [[maybe_unused]] const KernelUse& use) {
-#if LLMC_ENABLE_FP8
+void add_quantize(Items& items, const KernelUse& use) {
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor) return;
     const int C = use.channels, width = use.attention_heads().width();
     items.push_back({strprintf("quantize e4m3 C=%d", width), "kernels", "",
@@ -110,7 +107,6 @@ void add_quantize([[maybe_unused]] Items& items, [[maybe_unused]] const KernelUs
     if (use.several_ranks)
         items.push_back({strprintf("quantize_flat, transpose_codes C=%d", C), "kernels", "",
                          [C](stream_t s) { return check_weight_slices(C, s); }});
-#endif
 }
 
 }  // namespace llmc::check

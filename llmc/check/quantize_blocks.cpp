@@ -10,7 +10,6 @@
 
 namespace llmc::check {
 
-#if LLMC_ENABLE_FP8
 namespace {
 
 using reference::BlockReference;
@@ -134,10 +133,8 @@ std::string check_dequantize(const BlockShape& s, stream_t stream) {
 }
 
 }  // namespace
-#endif
 
-void add_quantize_blocks([[maybe_unused]] Items& items, [[maybe_unused]] const KernelUse& use) {
-#if LLMC_ENABLE_FP8
+void add_quantize_blocks(Items& items, const KernelUse& use) {
     if (!use.fp8 || use.scaling == Fp8Scaling::tensor) return;
     const bool mx = use.scaling == Fp8Scaling::mx;
     const char* const name = mx ? "mx" : "block";
@@ -156,7 +153,6 @@ void add_quantize_blocks([[maybe_unused]] Items& items, [[maybe_unused]] const K
     if (!mx)
         items.push_back({strprintf("quantize_weight_tiles C=%d", narrow.C), "kernels", "",
                          [narrow](stream_t stream) { return check_tiles(narrow.N, narrow.C, stream); }});
-#endif
 }
 
 }  // namespace llmc::check

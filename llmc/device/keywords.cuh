@@ -34,11 +34,6 @@
 #define LLMC_NO_UNROLL
 #endif
 
-// make PRECISION=BF16 leaves the FP8 kernels out, for GPUs before sm_89.
-#if !defined(LLMC_ENABLE_FP8)
-#define LLMC_ENABLE_FP8 1
-#endif
-
 // Hardware features of the architecture being compiled for. Multiprocessors of 8.6, 8.9 and 12.0 have 100 KB of shared
 // memory, others 164 or more.
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)

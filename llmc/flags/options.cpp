@@ -13,11 +13,9 @@
 #include "llmc/flags/other_programs.h"
 #include "llmc/log/versions.h"
 
-#ifndef LLMC_DEFAULT_PRECISION  // set by `make PRECISION=`; bf16, BF16 or "bf16"
-#define LLMC_DEFAULT_PRECISION fp8
+#ifndef LLMC_DEFAULT_PRECISION  // `make PRECISION=BF16` defines it as "bf16"
+#define LLMC_DEFAULT_PRECISION "fp8"
 #endif
-#define LLMC_TEXT_OF(x) LLMC_TEXT_OF_(x)
-#define LLMC_TEXT_OF_(x) #x
 
 namespace llmc {
 namespace {
@@ -267,13 +265,7 @@ Options read_config_file(const std::string& path) {
     return options_of(of_run ? file["config"] : file, path);
 }
 
-std::string default_precision() {
-    std::string name;
-    for (char c : std::string(LLMC_TEXT_OF(LLMC_DEFAULT_PRECISION))) {
-        if (std::isalnum(static_cast<unsigned char>(c))) name += static_cast<char>(std::tolower(c));
-    }
-    return name;
-}
+std::string default_precision() { return LLMC_DEFAULT_PRECISION; }
 
 ValSet parse_val_set(const std::string& text) {
     const size_t equals = text.find('=');

@@ -573,7 +573,6 @@ size_t attention_backward_fp8_scratch(int B, int T, const AttentionHeads& heads)
     return static_cast<size_t>(B) * attention::token_tiles(T, heads.HD) * heads.qkv_width();
 }
 
-#if LLMC_ENABLE_FP8
 template <class F8>
 void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
                             const bf16* qkv, const bf16* out, const bf16* out_low, const float* lse, int B, int T,
@@ -596,6 +595,5 @@ void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratc
 LLMC_INSTANTIATE(e4m3)
 LLMC_INSTANTIATE(e5m2)
 #undef LLMC_INSTANTIATE
-#endif
 
 }  // namespace llmc

@@ -168,7 +168,6 @@ void attention_forward<bf16>(bf16* out, bf16* out_low, float* lse, const bf16* q
     });
 }
 
-#if LLMC_ENABLE_FP8
 void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B,
                            int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream,
                            const int* documents) {
@@ -177,6 +176,5 @@ void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, 
         attention::launch_forward<kHD, true>(to, out, out_low, lse, qkv, B, T, heads, pass, stream, documents);
     });
 }
-#endif
 
 }  // namespace llmc

@@ -5,8 +5,6 @@
 
 namespace llmc {
 
-#if LLMC_ENABLE_FP8
-
 namespace {
 constexpr int kThreads = 256;
 constexpr int kPerThread = 16;
@@ -45,7 +43,5 @@ static __global__ void product_factors_kernel(float* factors, const float* first
 void product_factors(float* factors, const float* first, const float* second, float beta, stream_t stream) {
     launch<product_factors_kernel>({1, 1, 0, stream}, out(factors, 2), in(first, 1), in(second, 1), beta);
 }
-
-#endif  // LLMC_ENABLE_FP8
 
 }  // namespace llmc

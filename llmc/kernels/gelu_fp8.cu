@@ -5,7 +5,6 @@
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/quantize_tile.cuh"
 
-#if LLMC_ENABLE_FP8
 namespace llmc {
 
 // ---- forward -------------------------------------------------------------------------------------------------------
@@ -95,4 +94,3 @@ template void gelu_backward_fp8(const Quantized<e5m2>&, float*, float*, const bf
                                 QuantizePass, stream_t);
 
 }  // namespace llmc
-#endif  // LLMC_ENABLE_FP8

@@ -36,8 +36,6 @@ void finish_bias_gradient(float* dbias, const float* bias_parts, int N, int C, b
     reduce_column_parts(dbias, nullptr, bias_parts, BackwardPlan(N, C).blocks, C, C, accumulate, stream);
 }
 
-#if LLMC_ENABLE_FP8
-
 constexpr int kGroupRows = 4;  // in registers at a time
 
 // This thread's eight of the block's sums.
@@ -210,7 +208,5 @@ void rmsnorm_backward_fp8(const Quantized<F8>& to, bf16* dinp, const bf16* dresi
 LLMC_INSTANTIATE(e4m3)
 LLMC_INSTANTIATE(e5m2)
 #undef LLMC_INSTANTIATE
-
-#endif  // LLMC_ENABLE_FP8
 
 }  // namespace llmc

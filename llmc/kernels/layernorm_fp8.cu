@@ -9,7 +9,6 @@
 #include "llmc/kernels/quantize_values.cuh"
 #include "llmc/kernels/rmsnorm_fp8.h"
 
-#if LLMC_ENABLE_FP8
 namespace llmc {
 
 namespace {
@@ -224,4 +223,3 @@ void rmsnorm_forward_fp8(const Quantized<e4m3>& to, float* rstd, bf16* residual,
 }
 
 }  // namespace llmc
-#endif  // LLMC_ENABLE_FP8

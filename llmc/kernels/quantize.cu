@@ -8,8 +8,6 @@ namespace llmc {
 
 size_t quantize_scratch(int N, int C) { return static_cast<size_t>(div_up(N, kTileRows)) * C; }
 
-#if LLMC_ENABLE_FP8
-
 // ---- activations and gradients -------------------------------------------------------------------------------------
 
 struct Bf16Values {
@@ -75,7 +73,5 @@ void quantize_weight(const Quantized<e4m3>& to, const float* master, int R, int 
 LLMC_INSTANTIATE(e4m3)
 LLMC_INSTANTIATE(e5m2)
 #undef LLMC_INSTANTIATE
-
-#endif  // LLMC_ENABLE_FP8
 
 }  // namespace llmc

@@ -9,8 +9,6 @@
 
 namespace llmc {
 
-#if LLMC_ENABLE_FP8
-
 namespace {
 
 constexpr int kTile = kTileRows;
@@ -374,7 +372,5 @@ void dequantize_blocks(bf16* to, const e4m3* codes, const void* scales, ScaleLay
     launch<dequantize_blocks_kernel>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(to, elements),
                                      in(codes, elements), in(static_cast<const char*>(scales), bytes), layout, rows, K);
 }
-
-#endif  // LLMC_ENABLE_FP8
 
 }  // namespace llmc

@@ -5,8 +5,6 @@
 
 namespace llmc {
 
-#if LLMC_ENABLE_FP8
-
 namespace {
 constexpr int kPerThread = 16;
 }
@@ -97,7 +95,5 @@ void transpose_codes(e4m3* transposed, const e4m3* codes, int R, int C, stream_t
     launch<transpose_codes_kernel>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(transposed, n), in(codes, n),
                                    R, C);
 }
-
-#endif  // LLMC_ENABLE_FP8
 
 }  // namespace llmc

@@ -5,7 +5,6 @@
 #include "llmc/kernels/quantize_tile.cuh"
 #include "llmc/kernels/relu2.cuh"
 
-#if LLMC_ENABLE_FP8
 namespace llmc {
 
 // ReLU squared of inp, or with a dout its gradient.
@@ -63,4 +62,3 @@ template void relu2_backward_fp8(const Quantized<e4m3>&, const bf16*, const bf16
 template void relu2_backward_fp8(const Quantized<e5m2>&, const bf16*, const bf16*, int, int, QuantizePass, stream_t);
 
 }  // namespace llmc
-#endif  // LLMC_ENABLE_FP8

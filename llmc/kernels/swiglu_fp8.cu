@@ -6,7 +6,6 @@
 #include "llmc/kernels/quantize_tile.cuh"
 #include "llmc/kernels/swiglu.cuh"
 
-#if LLMC_ENABLE_FP8
 namespace llmc {
 
 // ---- forward -------------------------------------------------------------------------------------------------------
@@ -107,4 +106,3 @@ template void swiglu_backward_fp8(const Quantized<e4m3>&, const bf16*, const bf1
 template void swiglu_backward_fp8(const Quantized<e5m2>&, const bf16*, const bf16*, int, int, QuantizePass, stream_t);
 
 }  // namespace llmc
-#endif  // LLMC_ENABLE_FP8

@@ -105,7 +105,7 @@ void Linear<Real>::keep_in_fp8() {
 
 // Weights are measured as they are: no factor is above 1, so their scale does for what they are multiplied to.
 template <class Real>
-void Linear<Real>::quantize_master([[maybe_unused]] QuantizePass pass, [[maybe_unused]] stream_t stream) {
+void Linear<Real>::quantize_master(QuantizePass pass, stream_t stream) {
     if constexpr (kCanBeFp8<Real>)
         quantize_weight(w_codes(), layers_.weights_.master(weight_.unit, weight_.tensor), outputs_, inputs_, pass,
                         stream, pass == QuantizePass::measure ? nullptr : layers_.fp8_->factors(tensors_));
@@ -113,7 +113,7 @@ void Linear<Real>::quantize_master([[maybe_unused]] QuantizePass pass, [[maybe_u
 
 // Both layouts of a weight that this rank has whole.
 template <class Real>
-void Linear<Real>::write_weight([[maybe_unused]] bool again, [[maybe_unused]] stream_t stream) {
+void Linear<Real>::write_weight(bool again, stream_t stream) {
     if constexpr (kCanBeFp8<Real>) {
         Fp8Registry& fp8 = *layers_.fp8_;
         own_w_.holder = tensors_;
@@ -128,7 +128,7 @@ void Linear<Real>::write_weight([[maybe_unused]] bool again, [[maybe_unused]] st
 }
 
 template <class Real>
-void Linear<Real>::write_from_working_copy([[maybe_unused]] bool again, [[maybe_unused]] stream_t stream) {
+void Linear<Real>::write_from_working_copy(bool again, stream_t stream) {
     if constexpr (kCanBeFp8<Real>) {
         Fp8Registry& fp8 = *layers_.fp8_;
         const UnitInUse<Real> unit(layers_.weights_, weight_.unit, stream, "quantize weights");
@@ -151,7 +151,7 @@ void Linear<Real>::write_from_working_copy([[maybe_unused]] bool again, [[maybe_
 
 // Of codes that have travelled: for dgrad, when it comes to it for the first time.
 template <class Real>
-void Linear<Real>::transpose_weight([[maybe_unused]] stream_t stream) {
+void Linear<Real>::transpose_weight(stream_t stream) {
     if constexpr (kCanBeFp8<Real>) {
         const Quantized<e4m3> w = w_codes();
         transpose_codes(w.transposed, w.row, outputs_, inputs_, stream);
@@ -181,8 +181,7 @@ Quantized<e4m3> Linear<Real>::x_codes(const Pass& pass) {
 }
 
 template <class Real>
-Operand<Real> Linear<Real>::input(const Real* value, [[maybe_unused]] const Real* low,
-                                  [[maybe_unused]] const Pass& pass) {
+Operand<Real> Linear<Real>::input(const Real* value, const Real* low, const Pass& pass) {
     if constexpr (kCanBeFp8<Real>) {
         if (is_fp8_ && layers_.block_scales()) {
             const Quantized<e4m3> codes = x_codes(pass);
@@ -213,7 +212,7 @@ void Linear<Real>::check_holds(const Shared& shared, const char* what) const {
 
 // --fp8-smooth: the input's channels are divided by their factors, before they are cast. Factors hold for a whole step.
 template <class Real>
-void Linear<Real>::smooth_source([[maybe_unused]] const Pass& pass) {
+void Linear<Real>::smooth_source(const Pass& pass) {
     if constexpr (kCanBeFp8<Real>) {
         const Fp8Registry& fp8 = *layers_.fp8_;
         note_outliers(layers_.source_, nullptr, pass);

@@ -32,7 +32,7 @@ LinearLayers<Real>::LinearLayers(Weights<Real>& weights, Gradients& gradients, M
       matmul_(matmul),
       fp8_(fp8 ? std::make_unique<Fp8Registry>(*fp8, weights.layout().comm()) : nullptr),
       wanted_(layers) {
-    if (fp8 && !kCanBeFp8<Real>) throw Error(ExitCode::failure, "this build or precision has no FP8");
+    if (fp8 && !kCanBeFp8<Real>) throw Error(ExitCode::failure, "a model in FP32 has no FP8 layers");
 }
 
 template <class Real>

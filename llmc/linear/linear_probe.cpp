@@ -26,7 +26,7 @@ void Linear<Real>::plan_probe() {
 
 // As it would be in a run in BF16: from the masters, or from the working copy, where the codes are made from that.
 template <class Real>
-const bf16* Linear<Real>::probed_weight([[maybe_unused]] stream_t stream) {
+const bf16* Linear<Real>::probed_weight(stream_t stream) {
     if constexpr (kCanBeFp8<Real>) {
         if (setup_.from_working_copy || layers_.fp8_->scaling() == Fp8Scaling::mx) return weight();
         const auto& probe = layers_.probe_;
@@ -52,8 +52,7 @@ void Linear<Real>::note_difference(Fp8Probed product, const T* made, size_t n, c
 
 // Products of a probe are not counted: they are no part of the step.
 template <class Real>
-void Linear<Real>::probe_forward([[maybe_unused]] const Real* out, [[maybe_unused]] const Operand<Real>& x,
-                                 [[maybe_unused]] const Real* bias, [[maybe_unused]] const Pass& pass) {
+void Linear<Real>::probe_forward(const Real* out, const Operand<Real>& x, const Real* bias, const Pass& pass) {
     if constexpr (kCanBeFp8<Real>) {
         const ProfileRange range("probe forward", pass.stream);
         const ProductCounts counts = layers_.matmul_.counts();
@@ -68,8 +67,8 @@ void Linear<Real>::probe_forward([[maybe_unused]] const Real* out, [[maybe_unuse
 // A weight gradient that is added to what was there is not this product's alone: it is not compared. Nor is that of a
 // block that does not make its input again (remember_input()).
 template <class Real>
-void Linear<Real>::probe_backward([[maybe_unused]] const Real* dinp, [[maybe_unused]] const Gradient<Real>& dout,
-                                  [[maybe_unused]] const Operand<Real>& x, [[maybe_unused]] const Pass& pass) {
+void Linear<Real>::probe_backward(const Real* dinp, const Gradient<Real>& dout, const Operand<Real>& x,
+                                  const Pass& pass) {
     if constexpr (kCanBeFp8<Real>) {
         if (!dout.value) throw Error(ExitCode::failure, name_ + ": its output's gradient exists in FP8 alone");
         const ProfileRange range("probe backward", pass.stream);

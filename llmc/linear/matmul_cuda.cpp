@@ -316,7 +316,7 @@ struct Matmul::Backend {
             describe(plan, product);
             if (!take_chosen(plan, product, handle, workspace_bytes, chosen))
                 find_algorithms(plan, product, handle, workspace_bytes, kLtProposals);
-            const bool can_be_emulated = LLMC_ENABLE_FP8 && is_fp8(product.type) && !product.emulated;
+            const bool can_be_emulated = is_fp8(product.type) && !product.emulated;
             plan.way = {static_cast<int>(plan.algorithms.size()), can_be_emulated};
         } catch (...) {
             plans.erase(place);
@@ -382,7 +382,6 @@ size_t Matmul::planned_bytes(OperandType, const std::vector<LinearShape>& shapes
 }
 
 void Matmul::emulate(const Product& product, ProductTensors t, stream_t stream) {
-#if LLMC_ENABLE_FP8
     const Gemm g(product);
     Backend& b = backend();
     EmulationSizes needed = b.room;
@@ -410,9 +409,6 @@ void Matmul::emulate(const Product& product, ProductTensors t, stream_t stream) 
     t.first = b.first;
     t.second = b.second;
     submit(emulation_of(product), t, stream);
-#else
-    (void)product, (void)t, (void)stream;
-#endif
 }
 
 bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {

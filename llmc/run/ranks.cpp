@@ -53,8 +53,8 @@ void Ranks::describe(ResolveInputs& surroundings) const {
     surroundings.ranks = comm.world();
     surroundings.host_device = LLMC_CUDA == 0;
     surroundings.bf16_supported = planned_ || device.is_host || device.compute_capability >= 80;
-    surroundings.fp8_supported = LLMC_ENABLE_FP8 && (planned_ || device.has_fp8);
-    surroundings.device_name = LLMC_ENABLE_FP8 ? device.name : "this build (PRECISION=BF16)";
+    surroundings.fp8_supported = planned_ || device.has_fp8;
+    surroundings.device_name = device.name;
     if (planned_) return;
     surroundings.card = device.compute_capability;
     surroundings.fp8_emulated_because = [](const std::string& recipe) {

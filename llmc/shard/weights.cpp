@@ -222,30 +222,26 @@ void Weights<Real>::send(size_t unit, const Whole& to) {
 }
 
 template <class Real>
-void Weights<Real>::measure_slices([[maybe_unused]] stream_t stream) {
-#if LLMC_ENABLE_FP8
+void Weights<Real>::measure_slices(stream_t stream) {
     const ProfileRange profile("measure FP8 weights", stream);
     for (size_t u = 0; u < layout_.units(); u++)
         for (const Range& range : ranges_[u])
             if (range.fp8)
                 quantize_flat(nullptr, master_slice(u) + range.begin, range.count, range.fp8, QuantizePass::measure,
                               stream);
-#endif
 }
 
 template <class Real>
-void Weights<Real>::publish(stream_t stream, [[maybe_unused]] QuantizePass pass) {
+void Weights<Real>::publish(stream_t stream, QuantizePass pass) {
     if (!layout_.is_sliced()) return;
     std::optional<ProfileRange> profile(std::in_place, "cast weights", stream);
     for (size_t u = 0; u < layout_.units(); u++) {
         for (const Range& range : ranges_[u]) {
             const float* master = master_slice(u) + range.begin;
-#if LLMC_ENABLE_FP8
             if (range.fp8) {
                 quantize_flat(fp8_slice(u) + range.begin, master, range.count, range.fp8, pass, stream, range.columns);
                 continue;
             }
-#endif
             if (!to_be_cast_) continue;  // the optimizer has done it
             if constexpr (std::is_same_v<Real, float>)
                 copy_on_device(working_slice(u) + range.begin, master, range.count * sizeof(float), stream);

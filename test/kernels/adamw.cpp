@@ -142,7 +142,6 @@ TEST_CASE("the largest new weight is measured, whoever holds it, and nothing els
     }
 }
 
-#if LLMC_ENABLE_FP8
 TEST_CASE("the amax is that of the pass that measures weights, bit for bit") {
     const int R = 48, C = 144;
     Tensors<bf16> t(static_cast<size_t>(R * C));
@@ -156,7 +155,6 @@ TEST_CASE("the amax is that of the pass that measures weights, bit for bit") {
         states.upload(std::vector<Fp8State>(2));
     }
 }
-#endif
 
 TEST_CASE("a weight that is not finite makes the amax infinite; a skipped step does not measure") {
     const size_t n = 3000;

@@ -67,7 +67,6 @@ TEST_CASE("smoothing_factors: half of an outlier's distance; quiet channels as t
     }
 }
 
-#if LLMC_ENABLE_FP8
 namespace {
 
 constexpr int kN = 32, kC = 64, kOC = 48;
@@ -182,4 +181,3 @@ TEST_CASE("smoothing: where nothing is rounded, nothing changes") {
     };
     CHECK(same_bits(products(powers), products(std::vector<float>(kC, 1.0f))));
 }
-#endif

@@ -6,7 +6,6 @@
 using namespace llmc;
 using namespace llmc::test;
 
-#if LLMC_ENABLE_FP8
 namespace {
 
 constexpr size_t kLoud = 3;  // the channel of SwiGLU's output
@@ -96,4 +95,3 @@ TEST_CASE("llama fp8 smooth: gradients are BF16's, where without factors the oth
         }
     }
 }
-#endif

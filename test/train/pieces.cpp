@@ -58,10 +58,8 @@ TEST_CASE("pieces of sequences: each is a sequence by itself, with positions of 
     check_pieces<bf16>(small("llama", 2, 32, nullptr), 16);
 }
 
-#if LLMC_ENABLE_FP8
 TEST_CASE("pieces of sequences: in FP8, with attention that casts and that does not" *
           doctest::test_suite(kNotUnderTsan)) {
     const Fp8Config delayed;
     for (const int seq : {16, 128}) check_pieces<bf16>(small(nullptr, 1, 2 * seq, &delayed), seq);
 }
-#endif

@@ -193,7 +193,6 @@ TEST_CASE("state: moments in BF16 go on in FP32, and the other way round") {
     CHECK(slices_of(narrow).at("h.0.fc.weight.v") != slices_of(back).at("h.0.fc.weight.v"));
 }
 
-#if LLMC_ENABLE_FP8
 TEST_CASE("state: FP8 scales are found anew where the recipe or the loss scale is another") {
     Fp8Config delayed, other;
     other.margin = 1;
@@ -211,7 +210,6 @@ TEST_CASE("state: FP8 scales are found anew where the recipe or the loss scale i
     step(changed, 3);  // calibrates
     CHECK(changed.trainer.fp8()->uses_history());
 }
-#endif
 
 TEST_CASE("state: numbers that JSON cannot hold, and all others, keep their bits") {
     TrainerState state;
