@@ -8,7 +8,6 @@
 #include "llmc/kernels/outliers.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
-#include "llmc/kernels/quantize_flat.h"
 #include "llmc/kernels/smooth.h"
 
 namespace llmc {
@@ -18,7 +17,7 @@ e4m3* codes_at(uint8_t* memory) { return reinterpret_cast<e4m3*>(memory); }
 
 }  // namespace
 
-// ---- one layer: memory ---------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------
 
 template <class Real>
 Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int rows, const LinearSetup& setup,
@@ -31,10 +30,11 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
     outputs_ = shape.at(0);
     inputs_ = shape.at(1);
     layers.layers_.push_back(this);
-    is_fp8_ = layers.fp8_ && layers.wanted_.is_fp8(name);
+    is_fp8_ = layers.fp8_ && table.tensor(weight_).codes != CodesFrom::nothing;
     if (!is_fp8_) return;
     tensors_ = layers.fp8_->add(name);
     if (setup.smooth) layers.fp8_->smooth(tensors_, inputs_);
+    layers.weight_codes_->add(weight_, setup.kind);
     plan_codes();
     if (layers.block_scales()) plan_scales();
     if (layers.fp8_->config().probe) plan_probe();
@@ -46,7 +46,7 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
 template <class Real>
 void Linear<Real>::plan_codes() {
     const size_t N = static_cast<size_t>(rows_), C = static_cast<size_t>(inputs_), OC = static_cast<size_t>(outputs_);
-    Arena &activations = layers_.activations_, &weights = layers_.weight_codes_;
+    Arena& activations = layers_.activations_;
     if (input_goes_through_source()) activations.plan_shared("source", &layers_.source_, N * C);
     activations.plan_shared("x", &layers_.x_.row, N * C);
     activations.plan_shared("dout", &layers_.dout_.row, N * OC);
@@ -58,21 +58,14 @@ void Linear<Real>::plan_codes() {
         activations.plan(&own_x_.transposed, N * C);
     activations.plan_shared("moment parts", &layers_.moment_parts_, moment_parts(N * C));
     if (setup_.gated) activations.plan_shared("cosines", &layers_.cosines_, OC / 2);
-    const bool whole = setup_.from_working_copy || layers_.weights_.layout().keeps_whole_weights();
-    w_transposed_ = whole ? &own_w_ : &layers_.gathered_[setup_.kind];
-    if (!codes_travel()) weights.plan(&own_w_.row, C * OC);
-    if (whole)
-        weights.plan(&own_w_.transposed, C * OC);
-    else
-        weights.plan_shared("w transposed of " + setup_.kind, &w_transposed_->transposed, C * OC);
 }
 
 template <class Real>
 void Linear<Real>::plan_scales() {
     const size_t N = static_cast<size_t>(rows_), C = static_cast<size_t>(inputs_), OC = static_cast<size_t>(outputs_);
     const bool mx = layers_.fp8_->scaling() == Fp8Scaling::mx;
-    const ScaleLayout rows = mx ? ScaleLayout::mx : ScaleLayout::vectors, tiles = mx ? rows : ScaleLayout::tiles;
-    Arena &activations = layers_.activations_, &weights = layers_.weight_codes_;
+    const ScaleLayout rows = mx ? ScaleLayout::mx : ScaleLayout::vectors;
+    Arena& activations = layers_.activations_;
     activations.plan_shared("x scales", &layers_.x_.row_scales, scale_bytes(rows, N, C));
     activations.plan_shared("dout scales", &layers_.dout_.row_scales, scale_bytes(rows, N, OC));
     activations.plan_shared("dout transposed scales", &layers_.dout_.transposed_scales, scale_bytes(rows, OC, N));
@@ -81,91 +74,15 @@ void Linear<Real>::plan_scales() {
                                 scale_bytes(rows, C, N));
     else
         activations.plan(&own_x_.transposed_scales, scale_bytes(rows, C, N));
-    weights.plan(&own_w_.row_scales, scale_bytes(tiles, OC, C));
-    weights.plan(&own_w_.transposed_scales, scale_bytes(tiles, C, OC));
-}
-
-// ---- one layer: weights --------------------------------------------------------------------------------------------
-
-template <class Real>
-Quantized<e4m3> Linear<Real>::w_codes() const {
-    e4m3* row = codes_at(own_w_.row);
-    if (codes_travel()) row = const_cast<e4m3*>(layers_.weights_.fp8_weight(weight_.unit, weight_.tensor));
-    return {row, codes_at(w_transposed_->transposed), layers_.fp8_->state(tensors_, Fp8Role::w), own_w_.row_scales,
-            own_w_.transposed_scales};
-}
-
-// The source of mx codes is the working copy.
-template <class Real>
-void Linear<Real>::keep_in_fp8() {
-    if (!is_fp8_ || setup_.from_working_copy || layers_.fp8_->scaling() == Fp8Scaling::mx) return;
-    layers_.weights_.keep_in_fp8(weight_.unit, weight_.tensor, layers_.fp8_->state(tensors_, Fp8Role::w),
-                                 layers_.fp8_->factors(tensors_));
-}
-
-// Weights are measured as they are: no factor is above 1, so their scale does for what they are multiplied to.
-template <class Real>
-void Linear<Real>::quantize_master(QuantizePass pass, stream_t stream) {
-    if constexpr (kCanBeFp8<Real>)
-        quantize_weight(w_codes(), layers_.weights_.master(weight_.unit, weight_.tensor), outputs_, inputs_, pass,
-                        stream, pass == QuantizePass::measure ? nullptr : layers_.fp8_->factors(tensors_));
-}
-
-// Both layouts of a weight that this rank has whole.
-template <class Real>
-void Linear<Real>::write_weight(bool again, stream_t stream) {
-    if constexpr (kCanBeFp8<Real>) {
-        Fp8Registry& fp8 = *layers_.fp8_;
-        own_w_.holder = tensors_;
-        if (setup_.from_working_copy || fp8.scaling() == Fp8Scaling::mx) return write_from_working_copy(again, stream);
-        const ProfileRange range("quantize weights", stream);
-        if (fp8.scaling() == Fp8Scaling::block)
-            quantize_weight_tiles(w_codes(), layers_.weights_.master(weight_.unit, weight_.tensor), outputs_, inputs_,
-                                  again ? QuantizePass::replay : fp8.train_pass(), stream);
-        else
-            quantize_master(again ? QuantizePass::replay : fp8.write_pass(), stream);
-    }
-}
-
-template <class Real>
-void Linear<Real>::write_from_working_copy(bool again, stream_t stream) {
-    if constexpr (kCanBeFp8<Real>) {
-        Fp8Registry& fp8 = *layers_.fp8_;
-        const UnitInUse<Real> unit(layers_.weights_, weight_.unit, stream, "quantize weights");
-        const Quantized<e4m3> w = w_codes();
-        if (fp8.scaling() == Fp8Scaling::mx) {
-            quantize_blocks(w, nullptr, nullptr, weight(), outputs_, inputs_, Fp8Scaling::mx, false,
-                            again ? QuantizePass::replay : fp8.train_pass(), stream);
-            return;
-        }
-        const auto cast = [&](QuantizePass pass) {
-            quantize<e4m3>(w, nullptr, nullptr, weight(), nullptr, outputs_, inputs_, false, pass, stream);
-        };
-        if (!again) {
-            cast(QuantizePass::measure);
-            fp8.set_scale(tensors_, Fp8Role::w, stream);
-        }
-        cast(again ? QuantizePass::replay : fp8.write_pass());
-    }
-}
-
-// Of codes that have travelled: for dgrad, when it comes to it for the first time.
-template <class Real>
-void Linear<Real>::transpose_weight(stream_t stream) {
-    if constexpr (kCanBeFp8<Real>) {
-        const Quantized<e4m3> w = w_codes();
-        transpose_codes(w.transposed, w.row, outputs_, inputs_, stream);
-        w_transposed_->holder = tensors_;
-    }
 }
 
 template <class Real>
 void Linear<Real>::leave_fp8(stream_t stream) {
     is_fp8_ = false;
-    if (!setup_.from_working_copy) layers_.weights_.leave_fp8(weight_.unit, weight_.tensor, stream);
+    layers_.weight_codes_->leave(tensors_, stream);
 }
 
-// ---- one layer: forward and backward -------------------------------------------------------------------------------
+// ---- forward and backward -------------------------------------------------------------------------------
 
 template <class Real>
 Quantized<e4m3> Linear<Real>::x_codes(const Pass& pass) {
@@ -241,7 +158,7 @@ void Linear<Real>::note_alignment(stream_t stream) {
         gate_alignment(fp8.outlier_sums().alignment(tensors_), layers_.cosines_, weight, outputs_ / 2, inputs_, stream);
     };
     if (!layers_.block_scales())
-        measure(w_codes().row);
+        measure(layers_.weight_codes_->rows(tensors_).row);
     else if (fp8.scaling() == Fp8Scaling::mx)
         measure(weight());
     else
@@ -255,7 +172,7 @@ void Linear<Real>::forward(Real* out, const Operand<Real>& x, const Pass& pass) 
         if (is_fp8_) {
             check_holds(layers_.x_, "x");
             if (!layers_.block_scales() && !is_smooth()) note_outliers(x.codes.row, x.codes.state, pass);
-            const Quantized<e4m3> w = w_codes();
+            const Quantized<e4m3> w = layers_.weight_codes_->rows(tensors_);
             layers_.matmul_.forward_fp8(out, x.codes.row, x.codes.row_scale_inv(), w.row, w.row_scale_inv(), bias,
                                         pass.N(), inputs_, outputs_, pass.stream);
             if (probes(pass)) probe_forward(out, x, bias, pass);
@@ -309,8 +226,7 @@ void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gr
         finish_bias_gradient(dbias, layers_.bias_parts_, N, outputs_, pass.accumulate, pass.stream);
     }
     check_holds(*x_transposed_, "x, transposed");
-    if (w_transposed_->holder != tensors_) transpose_weight(pass.stream);
-    const Quantized<e4m3> w = w_codes();
+    const Quantized<e4m3> w = layers_.weight_codes_->both(tensors_, pass.stream);
     const float* const factors = fp8.factors(tensors_);
     float* const dweight = layers_.gradients_.gradient(weight_);
     // The product is of x divided by its factors, and of weights multiplied by them.

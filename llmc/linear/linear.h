@@ -27,6 +27,7 @@
 #include "llmc/linear/matmul.h"
 #include "llmc/linear/operand.h"
 #include "llmc/linear/pass.h"
+#include "llmc/linear/weight_codes.h"
 #include "llmc/shard/gradients.h"
 #include "llmc/shard/weights.h"
 
@@ -44,14 +45,14 @@ class Linear;
 template <class Real>
 class LinearLayers {
 public:
-    // `fp8`: nullptr: none (bf16 models only otherwise). `layers`: which layers are in FP8.
-    LinearLayers(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, const Fp8Config* fp8,
-                 const Fp8Layers& layers);
+    // `fp8`: the recipe of the layers whose weights have codes (ParameterTensor::codes), in BF16 models only; or
+    // nullptr.
+    LinearLayers(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, const Fp8Config* fp8);
 
     void finish_planning();
     void allocate(stream_t stream);
     size_t activation_bytes() const { return activations_.bytes(); }
-    size_t weight_bytes() const { return weight_codes_.bytes(); }
+    size_t weight_bytes() const { return weight_codes_ ? weight_codes_->bytes() : 0; }
     // What Matmul has to be prepared for.
     std::vector<Matmul::LinearShape> shapes() const;
     // The products of a micro-step of N tokens, with the kinds of the layers that make them; also those of layers that
@@ -65,12 +66,8 @@ public:
     int fp8_count() const;       // layers in FP8 now
     int token_multiple() const;  // what FP8 products want of N
 
-    // To be called whenever the weights have changed: makes their FP8 copies, and sends slices to other ranks. Amaxes
-    // come from the optimizer's update; those of weights that were set in another way are measured here.
+    // See WeightCodes::prepare(), memory() and write_again(). Without FP8, the same for working copies alone.
     void prepare_weights(stream_t stream);
-    // The FP8 codes that are not among Weights::working_copies(). make_weights_again() makes all copies a second time
-    // from the same masters and scales, and leaves no trace in counts: they keep their bits, unless memory has lost
-    // some.
     std::vector<NamedMemory> weight_codes() const;
     void make_weights_again(stream_t stream);
     // Once a step, after Fp8Registry::finish_step() and before prepare_weights(): layers that have to leave FP8 do.
@@ -97,23 +94,18 @@ private:
     };
 
     bool block_scales() const { return fp8_ && fp8_->has_block_scales(); }
-    // Weights are sent as FP8 codes, and transposed where they are needed.
-    bool codes_travel() const { return fp8_ && weights_.layout().is_sliced() && !block_scales(); }
     void check_recipe() const;
-    void measure_weights(stream_t stream);
-    void write_weights(bool again, stream_t stream);
 
     Weights<Real>& weights_;
     Gradients& gradients_;
     Matmul& matmul_;
     const std::unique_ptr<Fp8Registry> fp8_;
-    const Fp8Layers wanted_;
+    std::unique_ptr<WeightCodes> weight_codes_;  // nullptr without FP8
     std::vector<Linear<Real>*> layers_;
-    Arena activations_{MemoryKind::activations}, weight_codes_{MemoryKind::weights};
-    Shared x_;     // row codes of x; with block scales `source` is beside them
-    Shared dout_;  // in the format of gradients
-    // By kind: transposed codes of inputs that are made again, and of weights that are gathered before each use.
-    std::map<std::string, Shared> recomputed_, gathered_;
+    Arena activations_{MemoryKind::activations};
+    Shared x_;                                  // row codes of x; with block scales `source` is beside them
+    Shared dout_;                               // in the format of gradients
+    std::map<std::string, Shared> recomputed_;  // by kind: transposed codes of inputs that backward makes again
     bf16* source_ = nullptr;          // what producers that do not cast write, and both layouts are quantized from
     float* bias_parts_ = nullptr;     // of the bias gradient, from the norm that makes the output's gradient
     double* moment_parts_ = nullptr;  // see add_moments(), add_differences()
@@ -129,8 +121,6 @@ struct LinearSetup {
     bool gradient_from_norm = false;  // a norm's backward makes the output's gradient, and casts it
     bool gated = false;               // its outputs are a gate and as many values that it opens
     bool smooth = false;              // its input's channels get factors, if the recipe has any
-    // The FP8 copies come from the working copy, which every rank has, instead of the master weights.
-    bool from_working_copy = false;
 };
 
 template <class Real>
@@ -244,16 +234,8 @@ private:
     bool is_smooth() const { return is_fp8_ && layers_.fp8_->is_smooth(tensors_); }
     void smooth_source(const Pass& pass);
     bool input_goes_through_source() const { return setup_.input_from_values || layers_.block_scales() || is_smooth(); }
-    // Its rows are what other ranks send.
-    bool codes_travel() const { return !setup_.from_working_copy && layers_.codes_travel(); }
     Quantized<e4m3> x_codes(const Pass& pass);
-    Quantized<e4m3> w_codes() const;
-    void keep_in_fp8();
     void leave_fp8(stream_t stream);
-    void quantize_master(QuantizePass pass, stream_t stream);
-    void write_weight(bool again, stream_t stream);
-    void write_from_working_copy(bool again, stream_t stream);
-    void transpose_weight(stream_t stream);
     // Of an input whose producer is given as to input().
     template <class Write, class Cast>
     Quantized<e4m3> make_codes(const Pass& pass, Write&& write, Cast&& cast) {
@@ -319,8 +301,8 @@ private:
     bool is_fp8_ = false;
     int tensors_ = -1;  // its number in the registry
 
-    Shared own_x_, own_w_;                                      // transposed codes of x that are kept; the weight's
-    Shared *x_transposed_ = nullptr, *w_transposed_ = nullptr;  // those, or what the layers of a kind share
+    Shared own_x_;                    // transposed codes of x that are kept for backward
+    Shared* x_transposed_ = nullptr;  // `own_x_`, or memory that the layers of a kind share
 };
 
 }  // namespace llmc

@@ -25,14 +25,16 @@ std::string enumeration(const std::vector<std::string>& items) {
 }  // namespace
 
 template <class Real>
-LinearLayers<Real>::LinearLayers(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, const Fp8Config* fp8,
-                                 const Fp8Layers& layers)
+LinearLayers<Real>::LinearLayers(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, const Fp8Config* fp8)
     : weights_(weights),
       gradients_(gradients),
       matmul_(matmul),
-      fp8_(fp8 ? std::make_unique<Fp8Registry>(*fp8, weights.layout().comm()) : nullptr),
-      wanted_(layers) {
-    if (fp8 && !kCanBeFp8<Real>) throw Error(ExitCode::failure, "a model in FP32 has no FP8 layers");
+      fp8_(fp8 ? std::make_unique<Fp8Registry>(*fp8, weights.layout().comm()) : nullptr) {
+    if (!fp8) return;
+    if constexpr (kCanBeFp8<Real>)
+        weight_codes_ = std::make_unique<WeightCodes>(weights, *fp8_);
+    else
+        throw Error(ExitCode::failure, "a model in FP32 has no FP8 layers");
 }
 
 template <class Real>
@@ -58,7 +60,7 @@ void LinearLayers<Real>::check_recipe() const {
     int channels = 0, rows = 0;
     for (const Linear<Real>* layer : layers_) {
         if (!layer->is_fp8()) continue;
-        if (layer->setup_.from_working_copy)
+        if (layer->name() == kHeadLayer)
             throw Error(ExitCode::bad_flags,
                         "--fp8-layers +" + layer->name() + " needs --fp8-recipe delayed or current");
         for (const int extent : {layer->outputs(), layer->inputs()})
@@ -85,8 +87,8 @@ void LinearLayers<Real>::allocate(stream_t stream) {
         for (const Matmul::LinearShape& s : shapes()) matmul_.reserve(s.N, s.C, s.OC, s.fp8);
     if (!fp8_) return;
     activations_.allocate();
-    if (weight_codes_.bytes() > 0) weight_codes_.allocate();
     fp8_->allocate(stream);
+    weight_codes_->allocate();
 }
 
 template <class Real>
@@ -145,51 +147,23 @@ int LinearLayers<Real>::token_multiple() const {
 
 template <class Real>
 void LinearLayers<Real>::prepare_weights(stream_t stream) {
-    if (!fp8_) return weights_.publish(stream);
-    for (Linear<Real>* layer : layers_) layer->keep_in_fp8();
-    // Scales are functions of the master weights alone, whoever has which slice of them.
-    if (weights_.to_be_measured() && !block_scales()) measure_weights(stream);
-    weights_.set_measured();
-    if (codes_travel()) fp8_->share_weight_amaxes(stream);
-    fp8_->set_weight_scales(stream);
-    weights_.publish(stream, fp8_->write_pass());
-    write_weights(false, stream);
-}
-
-// The codes that do not travel; those that are transposed where they are needed, are to be transposed anew.
-template <class Real>
-void LinearLayers<Real>::write_weights(bool again, stream_t stream) {
-    for (auto& [kind, shared] : gathered_) shared.holder = kNobody;
-    for (Linear<Real>* layer : layers_) layer->own_w_.holder = kNobody;
-    for (Linear<Real>* layer : layers_)
-        if (layer->is_fp8() && !layer->codes_travel()) layer->write_weight(again, stream);
+    if (weight_codes_)
+        weight_codes_->prepare(stream);
+    else
+        weights_.publish(stream);
 }
 
 template <class Real>
 void LinearLayers<Real>::make_weights_again(stream_t stream) {
-    weights_.publish_again(stream);
-    if (fp8_) write_weights(true, stream);
+    if (weight_codes_)
+        weight_codes_->write_again(stream);
+    else
+        weights_.publish_again(stream);
 }
 
 template <class Real>
 std::vector<NamedMemory> LinearLayers<Real>::weight_codes() const {
-    std::vector<NamedMemory> codes;
-    for (const Linear<Real>* layer : layers_) {
-        if (!layer->is_fp8() || layer->codes_travel()) continue;
-        const size_t count = static_cast<size_t>(layer->inputs()) * static_cast<size_t>(layer->outputs());
-        const std::string name = weights_.table().tensor(layer->weight_).name;
-        codes.push_back({name + " in FP8", layer->own_w_.row, count});
-        codes.push_back({name + " in FP8, transposed", layer->own_w_.transposed, count});
-    }
-    return codes;
-}
-
-template <class Real>
-void LinearLayers<Real>::measure_weights(stream_t stream) {
-    if (codes_travel()) return weights_.measure_slices(stream);
-    const ProfileRange range("measure FP8 weights", stream);
-    for (Linear<Real>* layer : layers_)
-        if (layer->is_fp8() && !layer->setup_.from_working_copy) layer->quantize_master(QuantizePass::measure, stream);
+    return weight_codes_ ? weight_codes_->memory() : std::vector<NamedMemory>();
 }
 
 template <class Real>

@@ -16,7 +16,7 @@ void Linear<Real>::plan_probe() {
     for (const size_t bytes : results) activations.plan_shared("probe result", &probe.result, bytes);
     for (const size_t n : {N * OC, OC * C})  // those of N * C are planned anyway
         activations.plan_shared("moment parts", &layers_.moment_parts_, moment_parts(n));
-    if (setup_.from_working_copy || layers_.fp8_->scaling() == Fp8Scaling::mx) return;
+    if (layers_.weight_codes_->from_working_copy(tensors_)) return;
     activations.plan_shared("probe weight", &probe.weight, OC * C);
     if (!layers_.weights_.layout().is_sliced()) return;
     activations.plan_shared("probe master", &probe.master, OC * C);
@@ -28,7 +28,7 @@ void Linear<Real>::plan_probe() {
 template <class Real>
 const bf16* Linear<Real>::probed_weight(stream_t stream) {
     if constexpr (kCanBeFp8<Real>) {
-        if (setup_.from_working_copy || layers_.fp8_->scaling() == Fp8Scaling::mx) return weight();
+        if (layers_.weight_codes_->from_working_copy(tensors_)) return weight();
         const auto& probe = layers_.probe_;
         const size_t n = static_cast<size_t>(inputs_) * static_cast<size_t>(outputs_);
         const float* master = probe.master;

@@ -92,12 +92,18 @@ Unit unit_of(const std::string& name, const std::string& prefix, const std::vect
             ParameterTensor tensor{prefix + row.name, {std::max(row.rows, row.padded_rows)}, decay};
             if (row.is_matrix()) tensor.shape.push_back(row.columns);
             tensor.matrix_rows = row.matrices();
+            if (!row.layer().empty()) tensor.layer = prefix + row.layer();
             unit.tensors.push_back(tensor);
         }
     return unit;
 }
 
 }  // namespace
+
+std::string TensorRow::layer() const {
+    const std::string ending = ".weight";
+    return is_matrix() && name.ends_with(ending) ? name.substr(0, name.size() - ending.size()) : "";
+}
 
 std::vector<int> TensorRow::matrices() const {
     std::vector<int> rows_of = matrix_rows;
@@ -127,17 +133,26 @@ std::vector<Unit> parameter_units(const ModelConfig& config) {
     std::vector<Unit> units{unit_of("embedding", "", table.embedding)};
     for (int l = 0; l < config.layers; l++)
         units.push_back(unit_of("block " + std::to_string(l), block_prefix(l), table.block));
+    if (config.tied) units.front().tensors.front().layer = kHeadLayer;
     const bool has_head =
         std::any_of(table.final.begin(), table.final.end(), [](const TensorRow& row) { return row.is_matrix(); });
     units.push_back(unit_of(has_head ? "final norm and head" : "final norm", "", table.final));
     return units;
 }
 
+void choose_fp8_weights(std::vector<Unit>& units, const Fp8Layers& layers, Fp8Scaling scaling) {
+    for (Unit& unit : units)
+        for (ParameterTensor& tensor : unit.tensors) {
+            if (!layers.is_fp8(tensor.layer)) continue;
+            const bool copied = tensor.layer == kHeadLayer || scaling == Fp8Scaling::mx;
+            tensor.codes = copied ? CodesFrom::working_copy : CodesFrom::masters;
+        }
+}
+
 std::vector<std::string> linear_names(const ModelConfig& config) {
-    const std::string ending = ".weight";
     std::vector<std::string> names;
     for (const TensorRow& row : config.table().block)
-        if (row.is_matrix()) names.push_back(row.name.substr(0, row.name.size() - ending.size()));
+        if (row.is_matrix()) names.push_back(row.layer());
     return names;
 }
 

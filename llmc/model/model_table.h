@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/fp8/recipe.h"
 #include "llmc/shard/table.h"
 
 namespace llmc {
@@ -41,6 +42,8 @@ struct TensorRow {
     std::vector<int> matrix_rows = {};  // see matrices()
 
     bool is_matrix() const { return columns > 0; }
+    // Name of the linear layer whose weight this is, such as "h.3.fc" for "h.3.fc.weight"; otherwise "".
+    std::string layer() const;
     // Rows of the matrices that it consists of, one below the other: those of hf_parts where it has no others. Empty:
     // it is one.
     std::vector<int> matrices() const;
@@ -71,6 +74,9 @@ inline size_t embedding_unit() { return 0; }
 inline size_t block_unit(int layer) { return static_cast<size_t>(layer) + 1; }
 size_t final_unit(const ModelConfig& config);
 std::vector<Unit> parameter_units(const ModelConfig& config);
+// Decides which weights have FP8 codes and what they are made from (ParameterTensor::codes). The head's come from its
+// working copy, because it may share its weight with the embedding, which reads that.
+void choose_fp8_weights(std::vector<Unit>& units, const Fp8Layers& layers, Fp8Scaling scaling);
 std::string block_prefix(int layer);  // "h.3.", of the names of a block's tensors and layers
 
 // Names of a block's linear layers, without "h.3.".

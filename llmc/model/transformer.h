@@ -26,8 +26,7 @@ struct ModelSetup {
     int B = 1, T = 0;  // sequences and tokens of a micro-batch
     int shortest = 0;  // of the pieces that training may cut them into, in tokens; 0: none
     Recompute recompute = Recompute::gelu;
-    const Fp8Config* fp8 = nullptr;  // of bf16 models; nullptr: none
-    Fp8Layers fp8_layers;
+    const Fp8Config* fp8 = nullptr;  // recipe of the weights with FP8 codes, in bf16 models only; or nullptr
     size_t logits_bytes = kLogitsBytes;
     KernelSet kernels = KernelSet::common();
     TrainedLoss loss;

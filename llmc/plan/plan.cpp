@@ -195,7 +195,7 @@ StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const s
     double products = 0;
     for (const TensorRow& row : all_tensors(model))
         if (row.is_matrix() && row.block >= 0)
-            products += 2.0 * row.rows * row.columns / flops[fp8.is_fp8(row.name.substr(0, row.name.rfind('.')))];
+            products += 2.0 * row.rows * row.columns / flops[fp8.is_fp8(row.layer())];
     const double head = 2 * C * model.padded_vocab() / flops[fp8_head];
     // Backward has 5 products, not 2.
     const AttentionRates& rates = model.head_dim() >= 128 ? kHeadDim128 : kHeadDim64;

@@ -71,8 +71,8 @@ Sent sent_in_step(const ShardLayout& layout, int micro_steps, size_t element) {
     for (size_t u = 0; u < layout.units(); u++) {
         const double slice = static_cast<double>(layout.summed(u).count), share = (groups - 1) / groups * slice;
         double fp8 = 0;  // of the slice: then all of it travels as codes, and what is not FP8 as a working copy too
-        for (size_t t = 0; t < table.unit(u).tensors.size() && !sharding.fp8.empty(); t++)
-            if (sharding.fp8[u][t]) fp8 += static_cast<double>(table.unit(u).tensors[t].count()) / (others + 1);
+        for (const ParameterTensor& tensor : table.unit(u).tensors)
+            if (tensor.codes == CodesFrom::masters) fp8 += static_cast<double>(tensor.count()) / (others + 1);
         // Stage 3 keeps the two blocks at which the model turns round, the embedding and the final norm.
         int gathers = layout.is_sliced();
         if (layout.stage() == 3 && u > 2 && u <= blocks) gathers += micro_steps - 1;

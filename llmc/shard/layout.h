@@ -20,12 +20,9 @@
 namespace llmc {
 
 struct Sharding {
-    int stage = 0;           // --zero; a world of one rank has no other
-    int within = 0;          // --shard-within: so many neighbouring ranks share one set of slices; 0: all ranks
-    Wire wire = Wire::fp32;  // --reduce: what gradients travel as
-    // By unit and tensor: what the model reads in FP8 alone, made from the master weights with one scale a tensor. It
-    // travels as FP8. Empty: nothing.
-    std::vector<std::vector<bool>> fp8;
+    int stage = 0;           // --zero; always 0 with one rank
+    int within = 0;          // --shard-within: number of neighbouring ranks that share a set of slices; 0: all
+    Wire wire = Wire::fp32;  // --reduce: the format in which gradients travel
 };
 
 // A value: Weights and Gradients each have a copy. The table has to outlive them.

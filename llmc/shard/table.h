@@ -1,9 +1,10 @@
-// The model's parameters as a list of units (embedding, each block, final norm): what is gathered, reduced and updated
-// together. A unit is one flat index space; master weights, moments, gradients and working copies all use its indices.
+// The model's parameters as a list of units (embedding, each block, final norm). A unit's parameters are gathered,
+// reduced and updated together. A unit is one flat index space, which master weights, moments, gradients and working
+// copies share.
 //
-// Inside a unit the tensors with weight decay come first, so that any range of it has them in front, and one kernel
-// launch updates it (Weights::ranges: a slice is one range, but for its tensors in FP8). A unit is padded so that
-// every rank owns an equal, aligned slice.
+// Inside a unit the tensors with weight decay come first. In any range of the unit, elements with decay then precede
+// those without, and one kernel launch updates the range (Weights::ranges). A unit is padded so that every rank owns an
+// equal, aligned slice.
 #pragma once
 #include <cstddef>
 #include <optional>
@@ -12,12 +13,21 @@
 
 namespace llmc {
 
+// What the FP8 codes of a weight are made from. The working copy of a weight with codes from its masters is not used.
+enum class CodesFrom {
+    nothing,  // no codes: its layer is not in FP8, or it belongs to no linear layer
+    masters,
+    working_copy,
+};
+
 struct ParameterTensor {
     std::string name;
     std::vector<int> shape;             // (rows, columns) or (length)
-    bool decay;                         // subject to weight decay: matrices
+    bool decay;                         // subject to weight decay: true for matrices
     size_t offset = 0;                  // elements from the start of its unit
-    std::vector<int> matrix_rows = {};  // of the matrices that it consists of, one below the other; empty: it is one
+    std::vector<int> matrix_rows = {};  // rows of each matrix, for a tensor of several below each other; else empty
+    std::string layer = {};             // name of the linear layer whose weight this is, such as "h.3.fc"; else ""
+    CodesFrom codes = CodesFrom::nothing;
     size_t count() const;
 };
 
@@ -26,7 +36,7 @@ struct Unit {
     std::vector<ParameterTensor> tensors;
     size_t begin = 0;        // elements before this unit, in arrays that hold all units
     size_t count = 0;        // with padding
-    size_t decay_count = 0;  // the first so many have weight decay
+    size_t decay_count = 0;  // number of elements with weight decay, which come first
 };
 
 class ParameterTable {
@@ -42,9 +52,9 @@ public:
     struct Place {
         size_t unit, tensor;
     };
-    // Where the tensor of this name is; throws for an unknown name.
+    // The tensor's place. find() throws for an unknown name, look_up() returns nothing.
     Place find(const std::string& name) const;
-    std::optional<Place> look_up(const std::string& name) const;  // nothing for an unknown name
+    std::optional<Place> look_up(const std::string& name) const;
     const ParameterTensor& tensor(const Place& place) const { return units_[place.unit].tensors[place.tensor]; }
 
 private:

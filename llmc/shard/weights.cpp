@@ -1,13 +1,11 @@
 #include "llmc/shard/weights.h"
 
 #include <algorithm>
-#include <optional>
 #include <type_traits>
 
 #include "llmc/comm/comm_range.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/elementwise.h"
-#include "llmc/kernels/quantize_flat.h"
 
 namespace llmc {
 
@@ -16,11 +14,13 @@ namespace llmc {
 template <class Real>
 Weights<Real>::Weights(const ShardLayout& layout)
     : layout_(layout),
-      travels_in_fp8_(layout.sharding().fp8),
       gathered_(ShardLayout::kSlots, ShardLayout::kNoUnit),
       ranges_(layout.units()),
       pieces_(layout.units()) {
     for (const Unit& unit : table().units()) {
+        travels_in_fp8_.emplace_back();
+        for (const ParameterTensor& tensor : unit.tensors)
+            travels_in_fp8_.back().push_back(layout_.is_sliced() && tensor.codes == CodesFrom::masters);
         fp8_states_.emplace_back(unit.tensors.size(), nullptr);
         column_factors_.emplace_back(unit.tensors.size(), nullptr);
         names_.push_back("gather " + unit.name);
@@ -87,7 +87,6 @@ bool Weights<Real>::master_is_working() const {
 
 template <class Real>
 bool Weights<Real>::has_fp8(size_t unit) const {
-    if (!layout_.is_sliced() || travels_in_fp8_.empty()) return false;
     const std::vector<bool>& tensors = travels_in_fp8_[unit];
     return std::find(tensors.begin(), tensors.end(), true) != tensors.end();
 }
@@ -106,7 +105,7 @@ Real* Weights<Real>::working_slice(size_t unit) const {
                                          : working_ + layout_.slice_index(unit);
 }
 template <class Real>
-e4m3* Weights<Real>::fp8_slice(size_t unit) const {
+e4m3* Weights<Real>::codes_slice(size_t unit) const {
     return layout_.keeps_whole_weights() ? whole(unit).fp8 + layout_.slice(unit).begin
                                          : fp8_ + layout_.slice_index(unit);
 }
@@ -158,8 +157,7 @@ typename Weights<Real>::Slice Weights<Real>::slice(size_t unit) const {
     return {master_slice(unit), master_is_working() ? nullptr : working_slice(unit)};
 }
 
-// ---- gathered and sent
-// -------------------------------------------------------------------------------------------------------
+// ---- gathered and sent ---------------------------------------------------------------------------------------------
 
 template <class Real>
 void Weights<Real>::gather(size_t unit, stream_t stream) {
@@ -216,41 +214,19 @@ void Weights<Real>::send(size_t unit, const Whole& to) {
             copy_on_device(to.working + piece.begin, mine, piece.count * sizeof(Real), gather_stream_);
     }
     const Comm::Group group(comm_);
-    comm_.all_gather(to.fp8, fp8_slice(unit), count, gather_stream_);
+    comm_.all_gather(to.fp8, codes_slice(unit), count, gather_stream_);
     for (const Piece& piece : pieces_[unit])
         comm_.broadcast(to.working + piece.begin, piece.count * sizeof(Real), piece.rank, gather_stream_);
 }
 
 template <class Real>
-void Weights<Real>::measure_slices(stream_t stream) {
-    const ProfileRange profile("measure FP8 weights", stream);
-    for (size_t u = 0; u < layout_.units(); u++)
-        for (const Range& range : ranges_[u])
-            if (range.fp8)
-                quantize_flat(nullptr, master_slice(u) + range.begin, range.count, range.fp8, QuantizePass::measure,
-                              stream);
-}
-
-template <class Real>
-void Weights<Real>::publish(stream_t stream, QuantizePass pass) {
+void Weights<Real>::publish(stream_t stream) {
     if (!layout_.is_sliced()) return;
-    std::optional<ProfileRange> profile(std::in_place, "cast weights", stream);
-    for (size_t u = 0; u < layout_.units(); u++) {
-        for (const Range& range : ranges_[u]) {
-            const float* master = master_slice(u) + range.begin;
-            if (range.fp8) {
-                quantize_flat(fp8_slice(u) + range.begin, master, range.count, range.fp8, pass, stream, range.columns);
-                continue;
-            }
-            if (!to_be_cast_) continue;  // the optimizer has done it
-            if constexpr (std::is_same_v<Real, float>)
-                copy_on_device(working_slice(u) + range.begin, master, range.count * sizeof(float), stream);
-            else
-                cast(working_slice(u) + range.begin, master, range.count, stream);
-        }
+    if (to_be_cast_) {  // otherwise the optimizer has done it
+        const ProfileRange profile("cast weights", stream);
+        cast_slices(stream);
     }
     to_be_cast_ = false;
-    profile.reset();
     record(slices_cast_, stream);
     wait(gather_stream_, slices_cast_);
     for (Slot& slot : slots_) slot.unit = ShardLayout::kNoUnit;
@@ -283,15 +259,23 @@ std::vector<NamedMemory> Weights<Real>::working_copies() const {
 
 template <class Real>
 void Weights<Real>::publish_again(stream_t stream) {
-    if (layout_.is_sliced()) {
-        to_be_cast_ = true;
-        return publish(stream, QuantizePass::replay);
-    }
-    if constexpr (!std::is_same_v<Real, float>)
-        for (size_t u = 0; u < layout_.units(); u++)
-            for (const Range& range : ranges_[u])
-                if (!range.fp8)
-                    cast(working_slice(u) + range.begin, master_slice(u) + range.begin, range.count, stream);
+    if (!master_is_working()) cast_slices(stream);
+    publish(stream);
+}
+
+// Casts this rank's slices of the masters to the working copy, except what the model reads as FP8 codes.
+template <class Real>
+void Weights<Real>::cast_slices(stream_t stream) {
+    for (size_t u = 0; u < layout_.units(); u++)
+        for (const Range& range : ranges_[u]) {
+            if (range.fp8) continue;
+            Real* const working = working_slice(u) + range.begin;
+            const float* const master = master_slice(u) + range.begin;
+            if constexpr (std::is_same_v<Real, float>)
+                copy_on_device(working, master, range.count * sizeof(float), stream);
+            else
+                cast(working, master, range.count, stream);
+        }
 }
 
 // ---- ranges and pieces ---------------------------------------------------------------------------------------------
@@ -345,7 +329,7 @@ void Weights<Real>::cut_into_pieces(size_t unit) {
 template <class Real>
 void Weights<Real>::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state, const float* factors) {
     if (fp8_states_[unit][tensor] == state) return;
-    if (layout_.is_sliced() && (travels_in_fp8_.empty() || !travels_in_fp8_[unit][tensor]))
+    if (layout_.is_sliced() && !travels_in_fp8_[unit][tensor])
         throw Error(ExitCode::failure,
                     "tensor " + table().unit(unit).tensors[tensor].name + " was not planned to travel as FP8");
     fp8_states_[unit][tensor] = state;
@@ -357,7 +341,7 @@ void Weights<Real>::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state, con
 template <class Real>
 void Weights<Real>::leave_fp8(size_t unit, size_t tensor, stream_t stream) {
     fp8_states_[unit][tensor] = nullptr;
-    if (!travels_in_fp8_.empty()) travels_in_fp8_[unit][tensor] = false;
+    travels_in_fp8_[unit][tensor] = false;
     cut_into_ranges(unit);
     pieces_[unit].clear();
     cut_into_pieces(unit);

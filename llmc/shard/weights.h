@@ -71,16 +71,17 @@ public:
     // communicator, for an all_reduce of as many floats.
     void collect_master(float* out, size_t unit, size_t tensor, void* workspace, stream_t stream) const;
 
-    // With slices. measure: every FP8 tensor's part raises its state->amax_now. publish: after every change of the
-    // master weights (and of their scales), casts the slices to what travels, and sends it unless that is gather()'s;
-    // `pass`, write or write_counted, is how to FP8.
-    void measure_slices(stream_t stream);
-    void publish(stream_t stream, QuantizePass pass = QuantizePass::write);
+    // Call after every change of the master weights, and after writing the codes of this rank's slices. Casts the
+    // slices to the working copy, and sends both unless gather() does (stage 3). Does nothing if weights are not
+    // sliced.
+    void publish(stream_t stream);
+    // This rank's slice of a unit's FP8 codes. Only for sliced weights in a unit that has some.
+    e4m3* codes_slice(size_t unit) const;
 
     // The working copies, by tensor: with slices in FP8 where they travel so, whole or this rank's slice of them.
     // publish_again() makes them a second time from the masters: the same bits, unless memory has lost some.
     std::vector<NamedMemory> working_copies() const;
-    void publish_again(stream_t stream);
+    void publish_again(stream_t stream);  // after the codes were written again
 
     // The stream that weights travel on, null on one rank, and what went to other ranks, by operation.
     stream_t gather_stream() const { return gather_stream_; }
@@ -124,14 +125,14 @@ private:
     float* master_slice(size_t unit) const { return master_ + layout_.slice_index(unit); }
     Whole whole(size_t unit) const;
     Real* working_slice(size_t unit) const;
-    e4m3* fp8_slice(size_t unit) const;
+    void cast_slices(stream_t stream);
     void bring(size_t unit);
     void send(size_t unit, const Whole& to);
     void cut_into_ranges(size_t unit);
     void cut_into_pieces(size_t unit);
 
     const ShardLayout layout_;
-    std::vector<std::vector<bool>> travels_in_fp8_;  // Sharding::fp8, less what has left FP8
+    std::vector<std::vector<bool>> travels_in_fp8_;  // by unit and tensor
     Comm comm_ = Comm::self();                       // this rank's group
     Arena working_arena_{MemoryKind::weights}, master_arena_{MemoryKind::optimizer};
     float* master_ = nullptr;

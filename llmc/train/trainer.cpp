@@ -10,31 +10,27 @@
 namespace llmc {
 namespace {
 
-Fp8Layers fp8_layers_of(const TrainerConfig& config) {
-    if (!config.fp8) return {};
-    return {config.fp8_layers, config.model.layers, linear_names(config.model)};
-}
-
-Sharding sharding_of(const TrainerConfig& config, const ParameterTable& table) {
-    Sharding sharding = config.sharding;
-    if (!config.fp8 || config.fp8_scaling() != Fp8Scaling::tensor) return sharding;
-    const Fp8Layers layers = fp8_layers_of(config);
-    for (const Unit& unit : table.units()) {
-        sharding.fp8.emplace_back();
-        for (const ParameterTensor& tensor : unit.tensors) {  // "h.3.fc.weight" of layer "h.3.fc"
-            const std::string layer = tensor.name.substr(0, tensor.name.rfind('.'));
-            // The head's codes come from its working copy, which travels.
-            sharding.fp8.back().push_back(tensor.decay && layer != kHeadLayer && layers.is_fp8(layer));
-        }
+std::vector<Unit> units_of(const TrainerConfig& config) {
+    std::vector<Unit> units = parameter_units(config.model);
+    if (config.fp8) {
+        const Fp8Layers layers(config.fp8_layers, config.model.layers, linear_names(config.model));
+        choose_fp8_weights(units, layers, config.fp8_scaling());
     }
-    return sharding;
+    return units;
 }
 
 ModelSetup model_setup(const TrainerConfig& config) {
-    return {config.model,          config.batch,        config.seq,
-            config.shortest_piece, config.recompute,    config.fp8 ? &*config.fp8 : nullptr,
-            fp8_layers_of(config), config.logits_bytes, config.kernels,
-            config.loss,           config.end_token,    config.document_positions};
+    return {.config = config.model,
+            .B = config.batch,
+            .T = config.seq,
+            .shortest = config.shortest_piece,
+            .recompute = config.recompute,
+            .fp8 = config.fp8 ? &*config.fp8 : nullptr,
+            .logits_bytes = config.logits_bytes,
+            .kernels = config.kernels,
+            .loss = config.loss,
+            .end_token = config.end_token,
+            .document_positions = config.document_positions};
 }
 
 constexpr size_t kPiece = size_t{4} << 20;  // elements read into host memory at a time when state is restored
@@ -74,8 +70,8 @@ template <class Real>
 Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)
     : config_(config),
       comm_(comm),
-      table_(parameter_units(config.model), comm.world()),
-      layout_(table_, comm, sharding_of(config, table_)),
+      table_(units_of(config), comm.world()),
+      layout_(table_, comm, config.sharding),
       weights_(layout_),
       gradients_(layout_),
       matmul_(config.tf32, config.fast_accumulation, config.fp8_scaling()),

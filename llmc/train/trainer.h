@@ -47,7 +47,7 @@ struct TrainerConfig {
     std::optional<int> end_token;             // attention stays within documents: see ModelSetup
     bool document_positions = false;          // positions start again with each document
     KernelSet kernels = KernelSet::common();  // variants to use; their portable counterparts replace all others
-    Sharding sharding;                        // `fp8` is filled in by the Trainer
+    Sharding sharding;
     TrainedLoss loss;
     ScheduleConfig schedule;
     AdamWConfig adamw;

@@ -114,13 +114,15 @@ TEST_CASE("sharding plan: bytes and calls of the stages, by hand") {
 }
 
 TEST_CASE("sharding plan: FP8 weights travel as one byte, the rest of their unit as a working copy") {
-    Sharding sharding = stage(1);
-    for (const Unit& unit : small_table().units()) sharding.fp8.emplace_back(unit.tensors.size(), false);
-    for (size_t u = 1; u <= 3; u++) sharding.fp8[u][0] = true;
-    CHECK(sent(sharding).weights.bytes == 1.5 * (1024 + 256) + 3 * 0.75 * (768 + (768 - 256) * 2));
-    CHECK(sent(sharding).weights.calls == 5);
-    sharding.stage = 0;
-    CHECK(sent(sharding).weights.bytes == 0);
+    std::vector<Unit> units = small_table().units();
+    for (size_t u = 1; u <= 3; u++) units[u].tensors[0].codes = CodesFrom::masters;
+    const ParameterTable table(units, 4);
+    const auto weights = [&](int zero) {
+        return sent_in_step(ShardLayout(table, Comm::planned(4, "mpi"), stage(zero)), 1, 2).weights;
+    };
+    CHECK(weights(1).bytes == 1.5 * (1024 + 256) + 3 * 0.75 * (768 + (768 - 256) * 2));
+    CHECK(weights(1).calls == 5);
+    CHECK(weights(0).bytes == 0);
 }
 
 TEST_CASE("sharding plan: groups of ranks that share slices") {
