@@ -39,9 +39,9 @@ struct Fp8Config {
     AmaxAlgorithm algorithm = AmaxAlgorithm::max;
     bool pow2_scales = false;     // round scales down to powers of two
     bool e4m3_gradients = false;  // E4M3 instead of E5M2 for output gradients; blocks always are
-    bool smooth = false;          // inputs whose layers ask for it get a factor for each channel (smoothing.h)
+    bool smooth = false;          // a factor for each channel of some layers' inputs (laboratory.h)
     Fp8FallbackRule fallback;
-    bool probe = false;  // some micro-steps make products in BF16 as well (Fp8Registry::probe())
+    bool probe = false;  // some micro-steps make their products in BF16 as well (laboratory.h)
 };
 constexpr int kMaxAmaxHistory = 1024;
 

@@ -1,7 +1,5 @@
 #include "llmc/fp8/registry.h"
 
-#include <cmath>
-
 #include "llmc/comm/comm_range.h"
 #include "llmc/device/trace.h"
 #include "llmc/device/transfer.h"
@@ -30,10 +28,8 @@ Fp8Config resolved(Fp8Config config) {
 
 }  // namespace
 
-double probed_error(const Fp8RankSums::Row& sums) { return std::sqrt(sums[1] / sums[2]); }
-
 Fp8Registry::Fp8Registry(const Fp8Config& config, const Comm& comm)
-    : comm_(comm), config_(resolved(config)), scaling_(scaling_of(config.recipe)) {}
+    : comm_(comm), config_(resolved(config)), scaling_(scaling_of(config.recipe)), laboratory_(config_, comm) {}
 
 Fp8Registry::~Fp8Registry() {
     for (VerdictSlot& slot : verdict_slots_) {
@@ -47,12 +43,8 @@ Fp8Registry::~Fp8Registry() {
 int Fp8Registry::add(const std::string& layer) {
     names_.push_back(layer);
     left_.push_back(false);
-    smooth_.push_back(-1);
+    laboratory_.add_layer();
     return layers() - 1;
-}
-
-void Fp8Registry::smooth(int layer, int channels) {
-    if (config_.smooth) smooth_[static_cast<size_t>(layer)] = smoothing_.add(channels);
 }
 
 std::string Fp8Registry::name(int tensor) const {
@@ -66,18 +58,12 @@ int Fp8Registry::find(const std::string& wanted) const {
 }
 
 void Fp8Registry::plan(Arena& arena) {
-    if (config_.smooth && smoothing_.layers() == 0)
-        throw Error(ExitCode::bad_flags,
-                    "--fp8-smooth: no layer that reads SwiGLU's output (fc_proj) is in FP8; leave it out, or change "
-                    "--fp8-layers");
     const size_t n = static_cast<size_t>(count());
     arena.plan(&states_, n);
     arena.plan(&evaluation_, n);
     arena.plan(&history_, n * static_cast<size_t>(config_.history));
     arena.plan(&bad_flag_, 1);
-    outliers_.plan(arena, layers());
-    smoothing_.plan(arena, comm_);
-    if (config_.probe) probed_.plan(arena, static_cast<size_t>(layers()) * kFp8Probed);
+    laboratory_.plan(arena);
     if (comm_.world() > 1) {
         arena.plan(&packed_, 2 * n);
         arena.plan(&workspace_, comm_.all_reduce_workspace<float>(2 * n));
@@ -94,9 +80,7 @@ void Fp8Registry::allocate(stream_t stream) {
     if (count() == 0) return;
     fp8_reset(states_, history_, count(), config_, stream);
     fp8_reset(evaluation_, history_, count(), config_, stream);
-    outliers_.clear(stream);
-    probed_.clear(stream);
-    smoothing_.allocate(stream);
+    laboratory_.allocate(stream);
     if (!falls_back()) return;
     const size_t n = static_cast<size_t>(count());
     set_bytes(watches_, 0, n * sizeof(Fp8Watch), stream);
@@ -155,7 +139,7 @@ void Fp8Registry::finish_step(const float* change, stream_t stream) {
     if (falls_back()) watch(stream);
     const ProfileRange range("FP8 scales", stream);
     fp8_finish_step(states_, history_, count(), config_, change, stream);
-    smoothing_.finish_step(comm_, stream);
+    laboratory_.finish_step(stream);
 }
 
 std::vector<Fp8Fallback> Fp8Registry::take_fallbacks() {
@@ -177,7 +161,7 @@ void Fp8Registry::clear_counts(stream_t stream) {
     if (count() == 0) return;
     if (falls_back()) fp8_keep_watched_counts(watches_, states_, count(), stream);
     fp8_clear_counts(states_, count(), stream);
-    outliers_.clear(stream);
+    laboratory_.clear_outliers(stream);
 }
 
 void Fp8Registry::put_aside(Fp8State* copy, stream_t stream) const {
@@ -221,12 +205,11 @@ Fp8Saved Fp8Registry::read_state(stream_t stream) const {
         tensor.history.assign(history.data() + i * length, history.data() + (i + 1) * length);
         tensor.watch = watches[i];
         if (saved.watched) tensor.verdict = slot.values[i];
-        const int layer = static_cast<int>(i) / kFp8Roles;
-        if (is_smooth(layer) && role_of(static_cast<int>(i)) == Fp8Role::x)
-            tensor.smoothing = smoothing_.text(place_of(layer), stream);
+        if (role_of(static_cast<int>(i)) == Fp8Role::x)
+            tensor.smoothing = laboratory_.factors_text(static_cast<int>(i) / kFp8Roles, stream);
     }
-    saved.outliers = outliers_.read(comm_, stream);
-    saved.probed = probed_.read(comm_, stream);
+    saved.outliers = laboratory_.read_outliers(stream);
+    saved.probed = laboratory_.read_probed(stream);
     return saved;
 }
 
@@ -273,13 +256,13 @@ bool Fp8Registry::is_of(const Fp8Saved& saved) const {
     return true;
 }
 
-// Before the weights' codes are made; where the tensors are others, factors begin anew.
-void Fp8Registry::restore_smoothing(const Fp8Saved& saved, stream_t stream) {
+// Factors stay 1 if the tensors are not the saved run's.
+void Fp8Registry::restore_factors(const Fp8Saved& saved, stream_t stream) {
     if (!is_of(saved)) return;
     for (int layer = 0; layer < layers(); layer++) {
-        if (!is_smooth(layer)) continue;
+        if (!laboratory_.is_smooth(layer)) continue;
         const Fp8SavedTensor& x = saved.tensors[static_cast<size_t>(tensor(layer, Fp8Role::x))];
-        if (!smoothing_.set(place_of(layer), x.smoothing, stream))
+        if (!laboratory_.set_factors(layer, x.smoothing, stream))
             throw Error(ExitCode::checkpoint,
                         x.name + ": the checkpoint's smoothing factors are for another number of channels");
     }
@@ -306,8 +289,8 @@ bool Fp8Registry::restore(const Fp8Saved& saved, stream_t stream) {
     if (n == 0) return true;
     write_through(states_, states.data(), n, stream);
     write_through(history_, history.data(), history.size(), stream);
-    if (saved.outliers.size() == static_cast<size_t>(layers())) outliers_.restore(saved.outliers, comm_, stream);
-    if (saved.probed.size() == probed_.rows()) probed_.restore(saved.probed, comm_, stream);
+    laboratory_.restore_outliers(saved.outliers, stream);
+    laboratory_.restore_probed(saved.probed, stream);
     if (!falls_back()) return true;
     write_through(watches_, watches.data(), n, stream);
     if (!saved.watched) return true;

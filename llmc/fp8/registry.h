@@ -8,9 +8,8 @@
 
 #include "llmc/comm/comm.h"
 #include "llmc/fp8/fallback.h"
-#include "llmc/fp8/outliers.h"
+#include "llmc/fp8/laboratory.h"
 #include "llmc/fp8/scaling.h"
-#include "llmc/fp8/smoothing.h"
 #include "llmc/shard/arena.h"
 
 namespace llmc {
@@ -28,7 +27,7 @@ struct Fp8SavedTensor {
     std::string name;  // "h.3.fc_proj.dout"
     Fp8State state{};
     std::vector<float> history;  // amaxes, the oldest first; 0: none
-    std::string smoothing;       // factors of its channels (Fp8Smoothing::text()); "": none
+    std::string smoothing;       // Fp8Laboratory::factors_text(); "" if it has none
     Fp8Watch watch{};
     Fp8Verdict verdict{};  // of the last step, which take_fallbacks() has not seen yet
 };
@@ -41,13 +40,6 @@ struct Fp8Saved {
     std::vector<Fp8RankSums::Row> probed{};  // by layer and product, of the last probed step; none without a probe
 };
 
-// The products of a layer, which a probe makes in BF16 as well.
-enum class Fp8Probed { forward, dgrad, wgrad };
-constexpr int kFp8Probed = 3;
-constexpr const char* kFp8ProbedNames[] = {"forward_error", "dgrad_error", "wgrad_error"};
-// ||FP8 - BF16|| / ||BF16|| from the sums of add_differences(): of zeros, as of nothing, NaN.
-double probed_error(const Fp8RankSums::Row& sums);
-
 class Fp8Registry {
 public:
     Fp8Registry(const Fp8Config& config, const Comm& comm);
@@ -57,8 +49,6 @@ public:
 
     // All layers first, in the order in which forward comes to them; then the memory. Returns the layer's number.
     int add(const std::string& layer);
-    // The input of a layer that has been added gets factors for its channels, if the recipe has any.
-    void smooth(int layer, int channels);
     void plan(Arena& arena);
     void allocate(stream_t stream);  // after the arena
 
@@ -82,39 +72,20 @@ public:
     // always counted.
     void count_losses(bool on) {
         count_losses_ = on || falls_back();
-        looks_for_outliers_ = on;
+        laboratory_.record_outliers(on);
     }
     QuantizePass train_pass() const { return count_losses_ ? QuantizePass::train_counted : QuantizePass::train; }
     QuantizePass write_pass() const { return count_losses_ ? QuantizePass::write_counted : QuantizePass::write; }
 
-    // Whether training passes note kurtosis and alignment too, for that record.
-    bool looks_for_outliers() const { return looks_for_outliers_ && notes_; }
-    const Fp8OutlierSums& outlier_sums() const { return outliers_; }
-
-    // Whether training passes make the products in BF16 as well, and sum up how far theirs are from those, until told
-    // otherwise; in runs that are planned with a probe.
-    void probe(bool on) { probes_ = on && config_.probe; }
-    bool probes() const { return probes_ && notes_; }
-    // Off: neither a probe nor outliers are noted, in a micro-step that will be made again.
-    void note(bool on) { notes_ = on; }
-    double* probed_sums(int layer, Fp8Probed product) const { return probed_.row(probed_row(layer, product)); }
-    // By layer and product, since they were last cleared: a collective that waits for the device.
-    std::vector<Fp8RankSums::Row> read_probed(stream_t stream) const { return probed_.read(comm_, stream); }
-    void clear_probed(stream_t stream) { probed_.clear(stream); }
-    static size_t probed_row(int layer, Fp8Probed product) {
-        return static_cast<size_t>(layer) * kFp8Probed + static_cast<size_t>(product);
-    }
+    // Research instruments. Nothing that training needs depends on them, except the factors of --fp8-smooth.
+    Fp8Laboratory& laboratory() { return laboratory_; }
+    const Fp8Laboratory& laboratory() const { return laboratory_; }
 
     // On the device, `count()` of them.
     const Fp8State* states() const { return states_; }
     Fp8State* state(int layer, Fp8Role role) const { return states_ + tensor(layer, role); }
     // What an evaluation with current scaling uses, which training never sees.
     Fp8State* evaluation_state(int layer, Fp8Role role) const { return evaluation_ + tensor(layer, role); }
-
-    // Of the channels of a layer's input: its factors, and what they are to be made from. nullptr: it has none.
-    bool is_smooth(int layer) const { return smooth_[static_cast<size_t>(layer)] >= 0; }
-    const float* factors(int layer) const { return is_smooth(layer) ? smoothing_.factors(place_of(layer)) : nullptr; }
-    float* channel_amax(int layer) const { return is_smooth(layer) ? smoothing_.amax(place_of(layer)) : nullptr; }
 
     // scale from what has been measured of this tensor.
     void set_scale(int layer, Fp8Role role, stream_t stream);
@@ -147,14 +118,13 @@ public:
     Fp8Saved read_state(stream_t stream) const;
     std::string rule() const;
     void mark_left(const std::vector<std::string>& layers);
-    void restore_smoothing(const Fp8Saved& saved, stream_t stream);
+    void restore_factors(const Fp8Saved& saved, stream_t stream);
     bool restore(const Fp8Saved& saved, stream_t stream);
 
 private:
     void watch(stream_t stream);
     void share(bool now, stream_t stream);
     bool is_of(const Fp8Saved& saved) const;
-    int place_of(int layer) const { return smooth_[static_cast<size_t>(layer)]; }
     void add_counts(std::vector<Fp8State>& states, std::vector<Fp8Watch>& watches) const;
 
     const Comm comm_;
@@ -162,13 +132,9 @@ private:
     const Fp8Scaling scaling_;
     std::vector<std::string> names_;
     std::vector<bool> left_;
-    std::vector<int> smooth_;  // by layer: its place in smoothing_; -1: none
     bool calibrated_ = false;
-    bool count_losses_ = falls_back(), looks_for_outliers_ = false;
-    bool probes_ = false, notes_ = true;
-    Fp8OutlierSums outliers_;
-    Fp8Smoothing smoothing_;
-    Fp8RankSums probed_;
+    bool count_losses_ = falls_back();
+    Fp8Laboratory laboratory_;
 
     Fp8State* states_ = nullptr;      // (layers, 3)
     Fp8State* evaluation_ = nullptr;  // (layers, 3)

@@ -5,10 +5,8 @@
 #include "llmc/device/trace.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/layernorm_backward_fp8.h"
-#include "llmc/kernels/outliers.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
-#include "llmc/kernels/smooth.h"
 
 namespace llmc {
 namespace {
@@ -33,11 +31,11 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
     is_fp8_ = layers.fp8_ && table.tensor(weight_).codes != CodesFrom::nothing;
     if (!is_fp8_) return;
     tensors_ = layers.fp8_->add(name);
-    if (setup.smooth) layers.fp8_->smooth(tensors_, inputs_);
-    layers.weight_codes_->add(weight_, setup.kind);
+    if (setup.smooth) layers.fp8_->laboratory().smooth(tensors_, inputs_);
+    layers.codes_->add(weight_, setup.kind);
     plan_codes();
     if (layers.block_scales()) plan_scales();
-    if (layers.fp8_->config().probe) plan_probe();
+    for (const auto& observer : layers.observers_) observer->plan(*this, layers.activations_);
     if (takes_gradient_from_norm())
         layers.activations_.plan_shared("bias parts", &layers.bias_parts_,
                                         layernorm_backward_fp8_bias_parts(rows, outputs_));
@@ -56,8 +54,6 @@ void Linear<Real>::plan_codes() {
         activations.plan_shared("x transposed of " + setup_.kind, &x_transposed_->transposed, N * C);
     else
         activations.plan(&own_x_.transposed, N * C);
-    activations.plan_shared("moment parts", &layers_.moment_parts_, moment_parts(N * C));
-    if (setup_.gated) activations.plan_shared("cosines", &layers_.cosines_, OC / 2);
 }
 
 template <class Real>
@@ -79,7 +75,7 @@ void Linear<Real>::plan_scales() {
 template <class Real>
 void Linear<Real>::leave_fp8(stream_t stream) {
     is_fp8_ = false;
-    layers_.weight_codes_->leave(tensors_, stream);
+    layers_.codes_->leave(tensors_, stream);
 }
 
 // ---- forward and backward -------------------------------------------------------------------------------
@@ -103,7 +99,7 @@ Operand<Real> Linear<Real>::input(const Real* value, const Real* low, const Pass
         if (is_fp8_ && layers_.block_scales()) {
             const Quantized<e4m3> codes = x_codes(pass);
             const bool leaves_traces = pass.kind == PassKind::training;
-            note_outliers(value, nullptr, pass);
+            for (const auto& observer : layers_.observers_) observer->before_cast(*this, value, pass);
             quantize_blocks(codes, nullptr, nullptr, value, pass.N(), inputs_, layers_.fp8_->scaling(), false,
                             leaves_traces ? layers_.fp8_->train_pass() : QuantizePass::replay, pass.stream);
             return {value, codes};
@@ -127,42 +123,19 @@ void Linear<Real>::check_holds(const Shared& shared, const char* what) const {
                                              shared.holder < 0 ? "nobody" : fp8.layer_name(shared.holder).c_str()));
 }
 
-// --fp8-smooth: the input's channels are divided by their factors, before they are cast. Factors hold for a whole step.
 template <class Real>
-void Linear<Real>::smooth_source(const Pass& pass) {
+bool Linear<Real>::changes_input() const {
+    for (const auto& observer : layers_.observers_)
+        if (is_fp8_ && observer->changes_input(*this)) return true;
+    return false;
+}
+
+template <class Real>
+void Linear<Real>::change_source(const Pass& pass) {
     if constexpr (kCanBeFp8<Real>) {
-        const Fp8Registry& fp8 = *layers_.fp8_;
-        note_outliers(layers_.source_, nullptr, pass);
-        float* const amax = pass.kind == PassKind::training ? fp8.channel_amax(tensors_) : nullptr;
-        scale_columns(layers_.source_, amax, fp8.factors(tensors_), true, pass.N(), inputs_, pass.stream);
+        for (const auto& observer : layers_.observers_) observer->before_cast(*this, layers_.source_, pass);
+        for (const auto& observer : layers_.observers_) observer->change_input(*this, layers_.source_, pass);
     }
-}
-
-// For records: of x as the product reads it, or, smoothed or with scales for blocks, before.
-template <class Real>
-template <class T>
-void Linear<Real>::note_outliers(const T* x, const Fp8State* state, const Pass& pass) {
-    const Fp8Registry& fp8 = *layers_.fp8_;
-    if (!fp8.looks_for_outliers() || pass.kind != PassKind::training) return;
-    const ProfileRange range("outliers", pass.stream);
-    const size_t n = static_cast<size_t>(pass.N()) * static_cast<size_t>(inputs_);
-    add_moments(fp8.outlier_sums().moments(tensors_), layers_.moment_parts_, x, n, state, pass.stream);
-    if (setup_.gated) note_alignment(pass.stream);
-}
-
-// The same of each micro-step and rank. With one scale, the codes do; else what they are made from.
-template <class Real>
-void Linear<Real>::note_alignment(stream_t stream) {
-    const Fp8Registry& fp8 = *layers_.fp8_;
-    const auto measure = [&](const auto* weight) {
-        gate_alignment(fp8.outlier_sums().alignment(tensors_), layers_.cosines_, weight, outputs_ / 2, inputs_, stream);
-    };
-    if (!layers_.block_scales())
-        measure(layers_.weight_codes_->rows(tensors_).row);
-    else if (fp8.scaling() == Fp8Scaling::mx)
-        measure(weight());
-    else
-        measure(layers_.weights_.master(weight_.unit, weight_.tensor));
 }
 
 template <class Real>
@@ -171,11 +144,11 @@ void Linear<Real>::forward(Real* out, const Operand<Real>& x, const Pass& pass) 
     if constexpr (kCanBeFp8<Real>)
         if (is_fp8_) {
             check_holds(layers_.x_, "x");
-            if (!layers_.block_scales() && !is_smooth()) note_outliers(x.codes.row, x.codes.state, pass);
-            const Quantized<e4m3> w = layers_.weight_codes_->rows(tensors_);
+            for (const auto& observer : layers_.observers_) observer->before_forward(*this, x, pass);
+            const Quantized<e4m3> w = layers_.codes_->rows(tensors_);
             layers_.matmul_.forward_fp8(out, x.codes.row, x.codes.row_scale_inv(), w.row, w.row_scale_inv(), bias,
                                         pass.N(), inputs_, outputs_, pass.stream);
-            if (probes(pass)) probe_forward(out, x, bias, pass);
+            for (const auto& observer : layers_.observers_) observer->after_forward(*this, out, x, bias, pass);
             return;
         }
     layers_.matmul_.forward(out, x.value, weight(), bias, pass.N(), inputs_, outputs_, pass.stream);
@@ -226,18 +199,14 @@ void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gr
         finish_bias_gradient(dbias, layers_.bias_parts_, N, outputs_, pass.accumulate, pass.stream);
     }
     check_holds(*x_transposed_, "x, transposed");
-    const Quantized<e4m3> w = layers_.weight_codes_->both(tensors_, pass.stream);
-    const float* const factors = fp8.factors(tensors_);
+    const Quantized<e4m3> w = layers_.codes_->both(tensors_, pass.stream);
     float* const dweight = layers_.gradients_.gradient(weight_);
-    // The product is of x divided by its factors, and of weights multiplied by them.
-    if (factors && pass.accumulate) scale_columns(dweight, nullptr, factors, true, outputs_, inputs_, pass.stream);
+    for (const auto& observer : layers_.observers_) observer->before_wgrad(*this, dweight, pass);
     layers_.matmul_.wgrad_fp8(dweight, codes.transposed, codes.transposed_scale_inv(), x.codes.transposed,
                               x.codes.transposed_scale_inv(), N, inputs_, outputs_, pass.accumulate, pass.stream);
-    if (factors) scale_columns(dweight, nullptr, factors, false, outputs_, inputs_, pass.stream);
     layers_.matmul_.dgrad_fp8(dinp, codes.row, codes.row_scale_inv(), w.transposed, w.transposed_scale_inv(), N,
                               inputs_, outputs_, pass.stream);
-    if (factors) scale_columns(dinp, nullptr, factors, true, N, inputs_, pass.stream);
-    if (probes(pass)) probe_backward(dinp, dout, x, pass);
+    for (const auto& observer : layers_.observers_) observer->after_backward(*this, dinp, dweight, dout, x, pass);
 }
 
 template class Linear<float>;

@@ -31,10 +31,12 @@ LinearLayers<Real>::LinearLayers(Weights<Real>& weights, Gradients& gradients, M
       matmul_(matmul),
       fp8_(fp8 ? std::make_unique<Fp8Registry>(*fp8, weights.layout().comm()) : nullptr) {
     if (!fp8) return;
-    if constexpr (kCanBeFp8<Real>)
-        weight_codes_ = std::make_unique<WeightCodes>(weights, *fp8_);
-    else
+    if constexpr (kCanBeFp8<Real>) {
+        codes_ = std::make_unique<WeightCodes>(weights, *fp8_);
+        observers_ = make_observers(*this);
+    } else {
         throw Error(ExitCode::failure, "a model in FP32 has no FP8 layers");
+    }
 }
 
 template <class Real>
@@ -88,7 +90,7 @@ void LinearLayers<Real>::allocate(stream_t stream) {
     if (!fp8_) return;
     activations_.allocate();
     fp8_->allocate(stream);
-    weight_codes_->allocate();
+    codes_->allocate();
 }
 
 template <class Real>
@@ -147,23 +149,23 @@ int LinearLayers<Real>::token_multiple() const {
 
 template <class Real>
 void LinearLayers<Real>::prepare_weights(stream_t stream) {
-    if (weight_codes_)
-        weight_codes_->prepare(stream);
+    if (codes_)
+        codes_->prepare(stream);
     else
         weights_.publish(stream);
 }
 
 template <class Real>
 void LinearLayers<Real>::make_weights_again(stream_t stream) {
-    if (weight_codes_)
-        weight_codes_->write_again(stream);
+    if (codes_)
+        codes_->write_again(stream);
     else
         weights_.publish_again(stream);
 }
 
 template <class Real>
 std::vector<NamedMemory> LinearLayers<Real>::weight_codes() const {
-    return weight_codes_ ? weight_codes_->memory() : std::vector<NamedMemory>();
+    return codes_ ? codes_->memory() : std::vector<NamedMemory>();
 }
 
 template <class Real>

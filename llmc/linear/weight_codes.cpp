@@ -39,7 +39,8 @@ void WeightCodes::allocate() {
         const Matrix& m = matrices_[layer];
         const int number = static_cast<int>(layer);
         if (m.from == CodesFrom::masters)
-            weights_.keep_in_fp8(m.place.unit, m.place.tensor, fp8_.state(number, Fp8Role::w), fp8_.factors(number));
+            weights_.keep_in_fp8(m.place.unit, m.place.tensor, fp8_.state(number, Fp8Role::w),
+                                 fp8_.laboratory().factors(number));
     }
 }
 
@@ -147,7 +148,7 @@ void WeightCodes::write_from_masters(int layer, QuantizePass pass, stream_t stre
         quantize_weight_tiles(rows(layer), master, m.outputs, m.inputs, pass, stream);
     else
         quantize_weight(rows(layer), master, m.outputs, m.inputs, pass, stream,
-                        pass == QuantizePass::measure ? nullptr : fp8_.factors(layer));
+                        pass == QuantizePass::measure ? nullptr : fp8_.laboratory().factors(layer));
 }
 
 void WeightCodes::write_from_working_copy(int layer, bool again, stream_t stream) {

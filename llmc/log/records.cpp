@@ -56,12 +56,12 @@ void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& d
 }
 
 void record_fp8_errors(int64_t step, const Fp8Registry& fp8, stream_t stream, RunDirectory& directory) {
-    const std::vector<Fp8RankSums::Row> sums = fp8.read_probed(stream);
+    const std::vector<Fp8RankSums::Row> sums = fp8.laboratory().read_probed(stream);
     nlohmann::ordered_json record{{"step", step}, {"fp8_errors", nlohmann::ordered_json::array()}};
     for (int l = 0; l < fp8.layers(); l++) {
         nlohmann::ordered_json layer{{"layer", fp8.layer_name(l)}};
         for (int product = 0; product < kFp8Probed; product++) {
-            const double error = probed_error(sums[Fp8Registry::probed_row(l, static_cast<Fp8Probed>(product))]);
+            const double error = probed_error(sums[Fp8Laboratory::probed_row(l, static_cast<Fp8Probed>(product))]);
             if (std::isfinite(error)) layer[kFp8ProbedNames[product]] = error;
         }
         if (layer.size() > 1) record["fp8_errors"].push_back(layer);

@@ -19,6 +19,12 @@ LinearSetup behind_norm(const ModelContext<Real>& c, const char* kind, bool gate
             .gated = gated};
 }
 
+// Writes the values of a layer's input again before its backward, if an observer reads them.
+template <class Real, class Write>
+void observe_again(Linear<Real>& layer, Operand<Real>& x, const Pass& pass, Write&& write) {
+    if (const Real* const values = layer.write_observed(pass, write)) x.value = values;
+}
+
 }  // namespace
 
 template <class Real>
@@ -119,7 +125,7 @@ Operand<Real> DecoderBlock<Real>::attend(const Pass& pass) {
         if (attn_proj_.casts_at_once(pass) && attention_casts(KernelVariant::attention_fp8, pass)) {
             const bool somebody_reads =
                 pass.kind == PassKind::recompute ||
-                (pass.kind == PassKind::training && (level_ < Recompute::block || attn_proj_.probes(pass)));
+                (pass.kind == PassKind::training && (level_ < Recompute::block || attn_proj_.is_observed(pass)));
             Real* const out = somebody_reads ? attention_ : nullptr;
             Real* const low = somebody_reads ? attention_low_ : nullptr;
             Operand<Real> x = attn_proj_.cast_input(pass, [&](const auto& codes, QuantizePass cast) {
@@ -141,15 +147,15 @@ Gradient<Real> DecoderBlock<Real>::backward(const Gradient<Real>& dstream, Linea
     Real* const dresidual = dstream.value;  // (N, C)
 
     // The MLP's branch.
-    fc_proj_.remember_input(fc_proj_in_, pass, [&](Real* out) { write_activation(out, pass); });
+    observe_again(fc_proj_, fc_proj_in_, pass, [&](Real* out) { write_activation(out, pass); });
     fc_proj_.backward(dactive_, dstream, fc_proj_in_, pass);
-    fc_.remember_input(fc_in_, pass, [&](Real* out) { ln2_.forward(out, nullptr, residual_mid_, nullptr, pass); });
+    observe_again(fc_, fc_in_, pass, [&](Real* out) { ln2_.forward(out, nullptr, residual_mid_, nullptr, pass); });
     fc_.backward(dbranch_, activate_backward(pass), fc_in_, pass);
     const Gradient<Real> dmid = ln2_.backward(dresidual, dresidual, dbranch_, residual_mid_, &attn_proj_, pass);
 
     // Attention's branch.
     attn_proj_.backward(dbranch_, dmid, attn_proj_in_, pass);
-    qkv_.remember_input(qkv_in_, pass, [&](Real* out) { ln1_.forward(out, nullptr, residual_, nullptr, pass); });
+    observe_again(qkv_, qkv_in_, pass, [&](Real* out) { ln1_.forward(out, nullptr, residual_, nullptr, pass); });
     qkv_.backward(dbranch_, attend_backward(pass), qkv_in_, pass);
     return ln1_.backward(dresidual, dresidual, dbranch_, residual_, before, pass);
 }

@@ -87,7 +87,7 @@ Gradient<Real> Gpt2Block<Real>::attend_backward(const Pass& pass) {
                                        this->attention_, this->attention_low_, this->lse_, pass.B, pass.T, heads_,
                                        pass.accumulate, cast, pass.stream, pass.documents);
             });
-            if (!qkv_.probes(pass)) return dqkv;
+            if (!qkv_.is_observed(pass)) return dqkv;
             this->attention_backward_to_hidden(pass);
             dqkv.value = dhidden_;
             return dqkv;
@@ -105,7 +105,7 @@ Gradient<Real> Gpt2Block<Real>::activate_backward(const Pass& pass) {
                 gelu_backward_fp8(codes, fc_.dbias(), pass.scratch, dactive_, fc_out_, N, OC, pass.accumulate, cast,
                                   pass.stream);
             });
-            if (!fc_.probes(pass)) return dfc;
+            if (!fc_.is_observed(pass)) return dfc;
             gelu_backward<Real>(dhidden_, nullptr, pass.scratch, dactive_, fc_out_, N, OC, false, pass.stream);
             dfc.value = dhidden_;
             return dfc;

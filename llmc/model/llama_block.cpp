@@ -223,7 +223,7 @@ Gradient<Real> LlamaBlock<Real>::activate_backward(const Pass& pass) {
                 else
                     relu2_backward_fp8(codes, dactive_, fc_out_, N, F, cast, pass.stream);
             });
-            if (!fc_.probes(pass)) return dfc;
+            if (!fc_.is_observed(pass)) return dfc;
             write_activation_gradient(pass);
             dfc.value = dhidden_;
             return dfc;

@@ -163,7 +163,7 @@ void Trainer<Real>::begin_step(const StepKind& kind) {
     results_->begin(kind.continues, stream_);
     matmul_.reset_counts();
     if (fp8()) fp8()->count_losses(kind.count_losses);
-    if (fp8() && kind.probes) fp8()->clear_probed(stream_);
+    if (fp8() && kind.probes) fp8()->laboratory().clear_probed(stream_);
     if (verification_) verification_->prepare(step_ + 1);
 }
 
@@ -172,7 +172,7 @@ void Trainer<Real>::micro_step(const int* tokens, const int* targets, float weig
     const int64_t total = int64_t{config_.batch} * config_.seq * kind_.micro_steps * comm_.world();
     const bool first = micro_step_ == 0, last = ++micro_step_ == kind_.micro_steps;
     const auto run = [&] {
-        if (fp8()) fp8()->probe(kind_.probes && first);
+        if (fp8()) fp8()->laboratory().probe(kind_.probes && first);
         model_.train_micro_step(tokens, targets, weight / static_cast<float>(total), optimizer_.loss_scale(), first,
                                 stream_, last, kind_.length);
     };
@@ -295,7 +295,7 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
         return true;
     }
     if (state.fp8) fp8()->mark_left(state.fp8->left);
-    if (state.fp8) fp8()->restore_smoothing(*state.fp8, stream_);
+    if (state.fp8) fp8()->restore_factors(*state.fp8, stream_);
     model_.fall_back(stream_);
     weights_are_set();
     // FP8 scales of gradients only fit the loss scale that they were made with.

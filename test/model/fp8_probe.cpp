@@ -81,7 +81,7 @@ struct ProbedLayer {
         DeviceArray<float> scratch(size_t{1} << 20);
         const Pass pass{PassKind::training, 2, kRows / 2, false, scratch, test.stream};
         test.trainer.begin_step({.probes = true});
-        test.fp8->probe(true);
+        test.fp8->laboratory().probe(true);
         test.gradients.begin_micro_step(true, true);
         test.weights.gather(unit, test.stream);
         test.gradients.acquire(unit, test.stream);
@@ -94,7 +94,7 @@ struct ProbedLayer {
     }
     double error(Fp8Probed product) {
         const int place = test.fp8->find("h.0.fc.x") / kFp8Roles;
-        return probed_error(test.fp8->read_probed(test.stream)[Fp8Registry::probed_row(place, product)]);
+        return probed_error(test.fp8->laboratory().read_probed(test.stream)[Fp8Laboratory::probed_row(place, product)]);
     }
     Fp8State state(Fp8Role role) {
         const int place = test.fp8->find("h.0.fc.x") / kFp8Roles;

@@ -1,0 +1,216 @@
+// The observers of linear layers: outliers, smoothing and probe.
+#include "llmc/linear/observer.h"
+
+#include "llmc/device/trace.h"
+#include "llmc/kernels/elementwise.h"
+#include "llmc/kernels/outliers.h"
+#include "llmc/kernels/smooth.h"
+#include "llmc/linear/linear.h"
+
+namespace llmc {
+namespace {
+
+using Layer = Linear<bf16>;
+using Layers = LinearLayers<bf16>;
+
+size_t input_count(const Layer& layer, int rows) {
+    return static_cast<size_t>(rows) * static_cast<size_t>(layer.inputs());
+}
+size_t output_count(const Layer& layer, int rows) {
+    return static_cast<size_t>(rows) * static_cast<size_t>(layer.outputs());
+}
+size_t weight_count(const Layer& layer) { return input_count(layer, layer.outputs()); }
+
+// ---- outliers ------------------------------------------------------------------------------------------------------
+
+class Outliers final : public LinearObserver<bf16> {
+public:
+    explicit Outliers(Layers& layers) : layers_(layers), fp8_(*layers.fp8()) {}
+
+    void plan(const Layer& layer, Arena& activations) override {
+        activations.plan_shared("moment parts", &parts_, moment_parts(input_count(layer, layer.rows())));
+        if (layer.setup().gated) activations.plan_shared("cosines", &cosines_, layer.outputs() / 2);
+    }
+    // Smoothed inputs and inputs with block scales are measured as values, all others as the codes that products read.
+    void before_cast(const Layer& layer, const bf16* x, const Pass& pass) override { measure(layer, x, nullptr, pass); }
+    void before_forward(const Layer& layer, const Operand<bf16>& x, const Pass& pass) override {
+        if (!fp8_.has_block_scales() && !fp8_.laboratory().is_smooth(layer.fp8_number()))
+            measure(layer, x.codes.row, x.codes.state, pass);
+    }
+
+private:
+    template <class T>
+    void measure(const Layer& layer, const T* x, const Fp8State* state, const Pass& pass) {
+        if (!fp8_.laboratory().records_outliers() || pass.kind != PassKind::training) return;
+        const ProfileRange range("outliers", pass.stream);
+        add_moments(fp8_.laboratory().moments(layer.fp8_number()), parts_, x, input_count(layer, pass.N()), state,
+                    pass.stream);
+        if (layer.setup().gated) measure_gates(layer, pass.stream);
+    }
+    // The result is the same in every micro-step and on every rank. Reads the codes, or with block scales their source.
+    void measure_gates(const Layer& layer, stream_t stream) {
+        const auto align = [&](const auto* weight) {
+            gate_alignment(fp8_.laboratory().alignment(layer.fp8_number()), cosines_, weight, layer.outputs() / 2,
+                           layer.inputs(), stream);
+        };
+        const WeightCodes& codes = layers_.codes();
+        if (!fp8_.has_block_scales())
+            align(codes.rows(layer.fp8_number()).row);
+        else if (codes.from_working_copy(layer.fp8_number()))
+            align(layer.weight());
+        else
+            align(layers_.weights().master(layer.weight_place().unit, layer.weight_place().tensor));
+    }
+
+    Layers& layers_;
+    Fp8Registry& fp8_;
+    double* parts_ = nullptr;   // see add_moments()
+    float* cosines_ = nullptr;  // see gate_alignment()
+};
+
+// ---- smoothing -----------------------------------------------------------------------------------------------------
+
+class Smoothing final : public LinearObserver<bf16> {
+public:
+    explicit Smoothing(const Fp8Laboratory& laboratory) : laboratory_(laboratory) {}
+
+    bool changes_input(const Layer& layer) const override { return laboratory_.is_smooth(layer.fp8_number()); }
+    // The factors stay the same for a whole step.
+    void change_input(const Layer& layer, bf16* x, const Pass& pass) override {
+        if (!changes_input(layer)) return;
+        float* const amax = pass.kind == PassKind::training ? laboratory_.channel_amax(layer.fp8_number()) : nullptr;
+        scale_columns(x, amax, factors(layer), true, pass.N(), layer.inputs(), pass.stream);
+    }
+    // wgrad multiplies by the divided input, so its result is divided by the factors. What it adds to must be as well.
+    void before_wgrad(const Layer& layer, float* dweight, const Pass& pass) override {
+        if (changes_input(layer) && pass.accumulate)
+            scale_columns(dweight, nullptr, factors(layer), true, layer.outputs(), layer.inputs(), pass.stream);
+    }
+    // dgrad multiplies by the multiplied weight.
+    void after_backward(const Layer& layer, bf16* dinp, float* dweight, const Gradient<bf16>&, const Operand<bf16>&,
+                        const Pass& pass) override {
+        if (!changes_input(layer)) return;
+        scale_columns(dweight, nullptr, factors(layer), false, layer.outputs(), layer.inputs(), pass.stream);
+        scale_columns(dinp, nullptr, factors(layer), true, pass.N(), layer.inputs(), pass.stream);
+    }
+
+private:
+    const float* factors(const Layer& layer) const { return laboratory_.factors(layer.fp8_number()); }
+
+    const Fp8Laboratory& laboratory_;
+};
+
+// ---- probe ---------------------------------------------------------------------------------------------------------
+
+class Probe final : public LinearObserver<bf16> {
+public:
+    explicit Probe(Layers& layers) : layers_(layers), laboratory_(layers.fp8()->laboratory()) {}
+
+    void plan(const Layer& layer, Arena& activations) override {
+        const size_t inputs = input_count(layer, layer.rows()), outputs = output_count(layer, layer.rows());
+        const size_t weights = weight_count(layer);
+        activations.plan_shared("probe x", &x_, inputs);
+        for (const size_t bytes : {outputs * sizeof(bf16), inputs * sizeof(bf16), weights * sizeof(float)})
+            activations.plan_shared("probe result", &result_, bytes);
+        for (const size_t n : {inputs, outputs, weights})
+            activations.plan_shared("moment parts", &parts_, moment_parts(n));
+        if (layers_.codes().from_working_copy(layer.fp8_number())) return;
+        activations.plan_shared("probe weight", &weight_, weights);
+        const ShardLayout& layout = layers_.weights().layout();
+        if (!layout.is_sliced()) return;
+        activations.plan_shared("probe master", &master_, weights);
+        activations.plan_shared("probe workspace", &workspace_,
+                                layout.comm().template all_reduce_workspace<float>(weights));
+    }
+    bool wants_values(const Layer&, const Pass& pass) const override {
+        return laboratory_.probes() && pass.kind == PassKind::training;
+    }
+    bf16* input_values(const Layer& layer, const Pass& pass) override {
+        if (!wants_values(layer, pass)) return nullptr;
+        x_of_ = layer.fp8_number();
+        return x_;
+    }
+    void after_forward(const Layer& layer, const bf16* out, const Operand<bf16>& x, const bf16* bias,
+                       const Pass& pass) override;
+    void after_backward(const Layer& layer, bf16* dinp, float* dweight, const Gradient<bf16>& dout,
+                        const Operand<bf16>& x, const Pass& pass) override;
+
+private:
+    const bf16* weight_of(const Layer& layer, stream_t stream);
+    // Compares what FP8 made with result_.
+    template <class T>
+    void note_difference(const Layer& layer, Fp8Probed product, const T* made, size_t n, const Pass& pass) {
+        add_differences(laboratory_.probed_sums(layer.fp8_number(), product), parts_, made,
+                        reinterpret_cast<const T*>(result_), n, pass.stream);
+    }
+
+    Layers& layers_;
+    Fp8Laboratory& laboratory_;
+    double* parts_ = nullptr;    // see add_differences()
+    bf16* x_ = nullptr;          // (N, C), of one layer after the other
+    int x_of_ = -1;              // the layer whose input is in x_
+    bf16* weight_ = nullptr;     // (OC, C)
+    char* result_ = nullptr;     // of a product in BF16
+    float* master_ = nullptr;    // (OC, C), where masters are sliced
+    char* workspace_ = nullptr;  // for collecting them
+};
+
+// The weight as a run in BF16 would have it: cast from the masters, or the working copy if the codes are made from
+// that.
+const bf16* Probe::weight_of(const Layer& layer, stream_t stream) {
+    if (layers_.codes().from_working_copy(layer.fp8_number())) return layer.weight();
+    Weights<bf16>& weights = layers_.weights();
+    const ParameterTable::Place place = layer.weight_place();
+    const float* master = master_;
+    if (weights.layout().is_sliced())
+        weights.collect_master(master_, place.unit, place.tensor, workspace_, stream);
+    else
+        master = weights.master(place.unit, place.tensor);
+    cast(weight_, master, weight_count(layer), stream);
+    return weight_;
+}
+
+// A probe's products are not part of the step, so they are not counted.
+void Probe::after_forward(const Layer& layer, const bf16* out, const Operand<bf16>& x, const bf16* bias,
+                          const Pass& pass) {
+    if (!wants_values(layer, pass)) return;
+    const ProfileRange range("probe forward", pass.stream);
+    Matmul& matmul = layers_.matmul();
+    const ProductCounts counts = matmul.counts();
+    matmul.forward(reinterpret_cast<bf16*>(result_), x.value, weight_of(layer, pass.stream), bias, pass.N(),
+                   layer.inputs(), layer.outputs(), pass.stream);
+    matmul.reset_counts(counts);
+    note_difference(layer, Fp8Probed::forward, out, output_count(layer, pass.N()), pass);
+}
+
+// The weight gradient is not compared if it was added to earlier ones, or if the block did not write its input's values
+// again (Linear::input_values()).
+void Probe::after_backward(const Layer& layer, bf16* dinp, float* dweight, const Gradient<bf16>& dout,
+                           const Operand<bf16>& x, const Pass& pass) {
+    if (!wants_values(layer, pass)) return;
+    if (!dout.value) throw Error(ExitCode::failure, layer.name() + ": its output's gradient exists in FP8 alone");
+    const ProfileRange range("probe backward", pass.stream);
+    Matmul& matmul = layers_.matmul();
+    const ProductCounts counts = matmul.counts();
+    const int N = pass.N(), C = layer.inputs(), OC = layer.outputs();
+    matmul.dgrad(reinterpret_cast<bf16*>(result_), dout.value, weight_of(layer, pass.stream), N, C, OC, pass.stream);
+    note_difference(layer, Fp8Probed::dgrad, dinp, input_count(layer, N), pass);
+    if (!pass.accumulate && (x.value != x_ || x_of_ == layer.fp8_number())) {
+        matmul.wgrad(reinterpret_cast<float*>(result_), dout.value, x.value, N, C, OC, false, pass.stream);
+        note_difference(layer, Fp8Probed::wgrad, static_cast<const float*>(dweight), weight_count(layer), pass);
+    }
+    matmul.reset_counts(counts);
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<LinearObserver<bf16>>> make_observers(LinearLayers<bf16>& layers) {
+    std::vector<std::unique_ptr<LinearObserver<bf16>>> observers;
+    const Fp8Config& config = layers.fp8()->config();
+    observers.push_back(std::make_unique<Outliers>(layers));
+    if (config.smooth) observers.push_back(std::make_unique<Smoothing>(layers.fp8()->laboratory()));
+    if (config.probe) observers.push_back(std::make_unique<Probe>(layers));
+    return observers;
+}
+
+}  // namespace llmc

@@ -1,0 +1,59 @@
+// The seam for instruments: observers are called around the casts and products of every linear layer in FP8. A layer
+// works the same without any. What observers measure is kept by Fp8Laboratory.
+//
+//   Outliers    kurtosis of inputs and alignment of gates, in steps that are recorded
+//   Smoothing   --fp8-smooth: divides each channel of an input by its factor before the cast. The codes of the weight
+//   are
+//               multiplied by the same factors (WeightCodes), so the product stays the same.
+//   Probe       --fp8-probe-every: makes each product once more in BF16, from the values that the operands were cast
+//               from, and sums up the difference
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "llmc/linear/operand.h"
+#include "llmc/linear/pass.h"
+#include "llmc/shard/arena.h"
+
+namespace llmc {
+
+template <class Real>
+class Linear;
+template <class Real>
+class LinearLayers;
+
+template <class Real>
+class LinearObserver {
+public:
+    using Layer = Linear<Real>;
+    virtual ~LinearObserver() = default;
+
+    // Plans memory for a layer in FP8, when the layer plans its own.
+    virtual void plan(const Layer&, Arena& /*activations*/) {}
+
+    // True if producers must also write the values of this layer's input and of its output's gradient.
+    virtual bool wants_values(const Layer&, const Pass&) const { return false; }
+    // Where to write the values of an input (N, C) that would otherwise only exist in FP8, if this observer wants them.
+    virtual Real* input_values(const Layer&, const Pass&) { return nullptr; }
+    // True if the input has to be written as values first, for change_input().
+    virtual bool changes_input(const Layer&) const { return false; }
+
+    // An input (N, C) that will be cast to FP8. Only called if the values exist: with block scales, and before
+    // change_input().
+    virtual void before_cast(const Layer&, const Real* /*x*/, const Pass&) {}
+    virtual void change_input(const Layer&, Real* /*x*/, const Pass&) {}
+
+    virtual void before_forward(const Layer&, const Operand<Real>& /*x*/, const Pass&) {}
+    virtual void after_forward(const Layer&, const Real* /*out*/, const Operand<Real>& /*x*/, const Real* /*bias*/,
+                               const Pass&) {}
+    // dweight (OC, C) is the gradient to which wgrad adds if pass.accumulate.
+    virtual void before_wgrad(const Layer&, float* /*dweight*/, const Pass&) {}
+    // dinp (N, C) and dweight are complete.
+    virtual void after_backward(const Layer&, Real* /*dinp*/, float* /*dweight*/, const Gradient<Real>& /*dout*/,
+                                const Operand<Real>& /*x*/, const Pass&) {}
+};
+
+// The observers that a model with this recipe needs, in the order in which they are called.
+std::vector<std::unique_ptr<LinearObserver<bf16>>> make_observers(LinearLayers<bf16>& layers);
+
+}  // namespace llmc
