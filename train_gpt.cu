@@ -97,7 +97,7 @@ ExitCode train(const Options& o, Admission& admission, const Inputs& inputs, Ran
         const StepAgreement agreed =
             agree({stop_reason(deadline), batch.value(), checkpoints.is_writing(), checkpoints.is_time()}, meter, comm);
         stop = agreed.stop;
-        reports.expect(step, trainer.products(), agreed);
+        reports.add_facts(trainer.submitted(), agreed);
         if (step == first_step && fallbacks.empty()) {
             require_fp8_products(trainer.products(), trainer.expected_fp8_products(), o.fp8_emulation);
             record_memory_outside(step, ranks.device, ranks.libraries_to_come(o), comm, directory);

@@ -109,13 +109,13 @@ ordered_json json_of(const StepRecord& r) {
     if (!r.batch_hash.empty()) line["batch_hash"] = r.batch_hash;
     if (r.spike) {
         ordered_json limits = ordered_json::object();
-        if (r.spike.loss_limit) put_number(limits, "loss", *r.spike.loss_limit);
-        if (r.spike.norm_limit) put_number(limits, "norm", *r.spike.norm_limit);
+        if (r.spike.loss) put_number(limits, "loss", *r.spike.loss);
+        if (r.spike.norm) put_number(limits, "norm", *r.spike.norm);
         line["spike"] = limits;
     }
     if (r.verified) {
-        line["verified"] = *r.verified;
-        put_number(line, "verify_ms", r.verify_ms);
+        line["verified"] = r.verified->difference.empty();
+        put_number(line, "verify_ms", r.verified->ms);
     }
     if (r.fresh) line["fresh_weights"] = {{"ln_vocab", r.fresh->ln_vocab}, {"expected_loss", r.fresh->expected}};
     return line;

@@ -9,46 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/linear/matmul.h"
 #include "llmc/log/log_file.h"
+#include "llmc/train/step_record.h"
 
 namespace llmc {
-
-// Matrix products of one training micro-step; `emulated` is written when there are any.
-using Products = ProductCounts;
-
-// What a loss or norm had to stay below, where it did not.
-struct SpikeRecord {
-    std::optional<float> loss_limit, norm_limit;
-    explicit operator bool() const { return loss_limit || norm_limit; }
-};
-
-// What the loss of weights that know nothing should be: ln(V), and that with what their randomness costs.
-struct FreshLoss {
-    double ln_vocab, expected;
-};
-
-// One optimizer step. `step` counts from 1.
-struct StepRecord {
-    int64_t step = 0;
-    float loss = 0;
-    float lr = 0;
-    float norm = 0;              // of the gradient, before clipping, unscaled
-    int64_t tokens = 0;          // cumulative, all ranks
-    int64_t seq = 0;             // tokens of a sequence, where --seq-schedule cuts them; 0: not written
-    double flops_per_token = 0;  // ModelConfig::flops_per_token(); not written
-    double ms = 0;
-    double tokens_per_s = 0;
-    Products products;
-    int64_t skipped = 0;  // cumulative
-    double loss_scale = 1;
-    std::optional<double> watts, joules_per_token;  // of all ranks' cards
-    std::string batch_hash;                         // of the step's samples (fingerprint.h); "": not written
-    SpikeRecord spike;                              // written where there was one
-    std::optional<bool> verified;                   // whether all bits that were compared are the same (--verify-every)
-    double verify_ms = 0;                           // what that took; written with it
-    std::optional<FreshLoss> fresh;                 // in step 1 of fresh weights
-};
 
 // The mean loss over a validation set.
 struct ValLoss {

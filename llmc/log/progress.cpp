@@ -52,16 +52,16 @@ std::string format_progress(const ProgressLine& line, bool colour) {
     return fields.text();
 }
 
-std::string format_spike(const StepRecord& record, bool skipped) {
+std::string format_spike(const StepRecord& record) {
     std::string what;
     auto add = [&](const char* name, float value, std::optional<float> limit) {
         if (!limit) return;
         what += strprintf("%s%s %.4f is above %.4f", what.empty() ? "" : " and ", name, value, *limit);
     };
-    add("loss", record.loss, record.spike.loss_limit);
-    add("norm", record.norm, record.spike.norm_limit);
+    add("loss", record.loss, record.spike.loss);
+    add("norm", record.norm, record.spike.norm);
     return strprintf("spike at step %lld: %s, mean + 6 sigma of past steps; %s", static_cast<long long>(record.step),
-                     what.c_str(), skipped ? "skipped" : "not skipped (see --skip-spikes)");
+                     what.c_str(), record.is_skipped() ? "skipped" : "not skipped (see --skip-spikes)");
 }
 
 std::string format_fresh_loss(const StepRecord& record) {
@@ -143,12 +143,11 @@ void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
     }
     if (const auto ms = throughput_.ms_per_step(); ms && setup_.last_step >= record.step)
         line.seconds_left = seconds_left(record.step, *ms);
-    line.skipped = record.skipped > skipped_before_;
-    skipped_before_ = record.skipped;
+    line.skipped = record.is_skipped();
     const bool unusual = line.skipped || record.spike || !std::isfinite(record.loss) || !std::isfinite(record.norm);
     if (record.step % setup_.log_every == 0 || steps_since_ == 0 || record.step == setup_.last_step || unusual)
         print(format_progress(line, colour_));
-    if (record.spike) print(format_spike(record, line.skipped));
+    if (record.spike) print(format_spike(record));
     if (const std::string note = record.fresh ? format_fresh_loss(record) : ""; !note.empty()) print(note);
 }
 

@@ -25,8 +25,8 @@ struct ProgressLine {
 };
 
 std::string format_progress(const ProgressLine& line, bool colour);
-// "spike at step 812: loss 9.1200 is above 4.3100, ..."; `skipped`: this step's update was not applied.
-std::string format_spike(const StepRecord& record, bool skipped);
+// "spike at step 812: loss 9.1200 is above 4.3100, ..."
+std::string format_spike(const StepRecord& record);
 // How far the loss of fresh weights may be from what was expected; "" where it is not further.
 constexpr double kFreshLossMargin = 0.5;
 std::string format_fresh_loss(const StepRecord& record);
@@ -73,7 +73,6 @@ private:
     double seconds_left(int64_t step, double ms_per_step) const;
 
     Throughput throughput_;
-    int64_t skipped_before_ = 0;
     using Clock = std::chrono::steady_clock;
     std::optional<Clock::time_point> first_report_;
     int64_t steps_since_ = 0;  // the first report

@@ -12,7 +12,7 @@
 
 namespace llmc {
 
-void require_fp8_products(const Products& products, int64_t expected, bool emulation_allowed) {
+void require_fp8_products(const ProductCounts& products, int64_t expected, bool emulation_allowed) {
     if (products.fp8 != expected)
         throw Error(ExitCode::bad_numbers,
                     strprintf("a micro-step ran %lld FP8 matmuls instead of the %lld of its FP8 layers",

@@ -13,7 +13,7 @@ namespace llmc {
 
 // Throws Error(bad_numbers) when a micro-step made fewer FP8 products than its layers `expected`, or emulated all of
 // them though nobody asked for that: such a run would be a slower BF16 run under a wrong name.
-void require_fp8_products(const Products& products, int64_t expected, bool emulation_allowed);
+void require_fp8_products(const ProductCounts& products, int64_t expected, bool emulation_allowed);
 
 // Amax, scale and counts of every tensor in FP8, counted over all ranks since the last such line, and how outliers
 // grow; waits for the device.

@@ -3,16 +3,15 @@
 #include <string>
 
 #include "llmc/fp8/registry.h"
-#include "llmc/train/step_results.h"
+#include "llmc/train/step_record.h"
 
 namespace llmc {
 
-// What went wrong first in a skipped step: forward comes before the loss, and that before backward.
-// `fp8`: nullptr where there is none.
-// "the first FP8 tensor with a value that is not finite was h.3.fc_proj.dout"
-std::string why_skipped(const StepResult& result, const Fp8Registry* fp8);
+// Names what went wrong first in a skipped step: the forward pass comes before the loss, and the loss before the
+// backward pass. "the first FP8 tensor with a value that is not finite was h.3.fc_proj.dout". `fp8` may be nullptr.
+std::string why_skipped(const StepRecord& record, const Fp8Registry* fp8);
 
 // Throws Error(bad_numbers) after `max_skips` skipped steps in a row (0: never).
-void check_skips(const StepResult& result, int max_skips, const Fp8Registry* fp8);
+void check_skips(const StepRecord& record, int max_skips, const Fp8Registry* fp8);
 
 }  // namespace llmc

@@ -13,7 +13,7 @@ namespace llmc {
 template <class Real>
 void report_all_but(StepReports& reports, Trainer<Real>& trainer, int leave) {
     const ProfileRange range("wait for results");
-    while (const std::optional<StepResult> result = trainer.take_result(leave)) reports.report(*result);
+    while (const std::optional<StepRecord> record = trainer.take_result(leave)) reports.report(*record);
 }
 
 template <class Real>

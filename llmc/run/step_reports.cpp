@@ -80,42 +80,21 @@ StepReports::StepReports(const Options& options, const ProgressSetup& setup, con
       pass_(pass),
       progress_(comm.is_main() ? stdout : nowhere_.get(), setup) {}
 
-void StepReports::expect(int64_t step, const Products& products, const StepAgreement& agreed) {
-    expected_[step] = {products, agreed.batch_hash, agreed.energy};
-}
-
-void StepReports::report(const StepResult& result) {
-    const auto of_host = expected_.find(result.step);
-    if (of_host == expected_.end())
-        throw Error(ExitCode::failure, strprintf("step %lld is unknown", static_cast<long long>(result.step)));
-    StepRecord record;
-    record.step = result.step;
-    record.loss = static_cast<float>(result.loss);
-    record.lr = static_cast<float>(result.state.learning_rate);
-    record.norm = static_cast<float>(result.state.norm);
-    const double tokens = static_cast<double>(options_.batches.tokens_of(result.step));
-    record.tokens = options_.batches.tokens_until(result.step);
-    const int64_t length = options_.sequences.tokens_of(result.step);
+void StepReports::add_facts(StepRecord& record, const StepAgreement& agreed) const {
+    const int64_t length = options_.sequences.tokens_of(record.step);
+    record.tokens = options_.batches.tokens_until(record.step);
     if (!options_.sequences.stages().empty()) record.seq = length;
     record.flops_per_token = options_.model_config.flops_per_token(static_cast<int>(length));
-    record.ms = result.ms;
-    record.tokens_per_s = tokens / result.ms * 1e3;
-    record.products = of_host->second.products;
-    record.skipped = result.state.skipped;
-    record.loss_scale = result.loss_scale;
-    record.batch_hash = fingerprint_text(of_host->second.batch_hash);
-    if (const Energy& energy = of_host->second.energy; std::isfinite(energy.watts)) {
-        record.watts = energy.watts;
-        record.joules_per_token = energy.joules / tokens;
+    record.batch_hash = fingerprint_text(agreed.batch_hash);
+    if (std::isfinite(agreed.energy.watts)) {
+        record.watts = agreed.energy.watts;
+        record.joules_per_token = agreed.energy.joules / static_cast<double>(options_.batches.tokens_of(record.step));
     }
-    if (result.state.spike & kLossSpike) record.spike.loss_limit = static_cast<float>(result.loss_limit);
-    if (result.state.spike & kNormSpike) record.spike.norm_limit = result.state.norm_limit;
-    if (result.verified) {
-        record.verified = result.verified->difference.empty();
-        record.verify_ms = result.verified->ms;
-    }
-    if (result.step == 1 && options_.init_from.empty()) record.fresh = fresh_loss(options_.model_config);
-    expected_.erase(of_host);
+    if (record.step == 1 && options_.init_from.empty()) record.fresh = fresh_loss(options_.model_config);
+}
+
+void StepReports::report(StepRecord record) {
+    record.tokens_per_s = static_cast<double>(options_.batches.tokens_of(record.step)) / record.ms * 1e3;
     directory_.record(record);
     progress_.step(record, device_bytes_in_use());
     results_.train = {record.step, record.loss};
@@ -124,19 +103,19 @@ void StepReports::report(const StepResult& result) {
         !note.empty())
         progress_.print(note);
     if (options_.bench) benched_.push_back(record);
-    if (result.verified) check_bits(result);
-    check_skips(result, options_.max_skips, fp8_);
+    if (record.verified) check_bits(record);
+    check_skips(record, options_.max_skips, fp8_);
 }
 
-void StepReports::check_bits(const StepResult& result) {
-    const std::string& difference = result.verified->difference;
+void StepReports::check_bits(const StepRecord& record) {
+    const std::string& difference = record.verified->difference;
     if (difference.empty()) return;
     const std::string text = strprintf(
         "step %lld: silent data corruption: %s. Nothing was saved from this step on: test or replace that card, and "
         "continue with --resume latest",
-        static_cast<long long>(result.step), difference.c_str());
-    directory_.append({{"step", result.step}, {"corruption", difference}});
-    directory_.record_end(result.step, text);
+        static_cast<long long>(record.step), difference.c_str());
+    directory_.append({{"step", record.step}, {"corruption", difference}});
+    directory_.record_end(record.step, text);
     throw Error(ExitCode::bad_numbers, text);
 }
 

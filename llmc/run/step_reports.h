@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -12,11 +11,10 @@
 #include "llmc/comm/comm.h"
 #include "llmc/flags/options.h"
 #include "llmc/fp8/registry.h"
-#include "llmc/linear/matmul.h"
 #include "llmc/log/energy.h"
 #include "llmc/log/metrics.h"
 #include "llmc/log/progress.h"
-#include "llmc/train/step_results.h"
+#include "llmc/train/step_record.h"
 
 namespace llmc {
 
@@ -67,23 +65,17 @@ public:
     StepReports(const Options& options, const ProgressSetup& setup, const PassOverData& pass, const Fp8Registry* fp8,
                 const Comm& comm, RunDirectory& directory);
 
-    // What the host knows of step `step`, on every rank.
-    void expect(int64_t step, const Products& products, const StepAgreement& agreed);
-    // What the device has found. Throws Error(bad_numbers) when too many steps in a row were skipped, or bits went bad.
-    void report(const StepResult& result);
+    // Adds to the record of a step what the run knows of it: its batch, the tokens so far, energy.
+    void add_facts(StepRecord& record, const StepAgreement& agreed) const;
+    // Reports a step. Throws Error(bad_numbers) if too many steps in a row were skipped, or if bits differ.
+    void report(StepRecord record);
     void report(const ValRecord& record);
     // Of --bench, at the end.
     void print_bench();
     const RunResults& results() const { return results_; }
 
 private:
-    void check_bits(const StepResult& result);
-
-    struct OfHost {
-        Products products;
-        uint64_t batch_hash = 0;
-        Energy energy;
-    };
+    void check_bits(const StepRecord& record);
 
     const Options& options_;
     const Fp8Registry* const fp8_;
@@ -94,7 +86,6 @@ private:
     RunResults results_;
     Progress progress_;
     std::vector<StepRecord> benched_;  // with --bench, all steps
-    std::map<int64_t, OfHost> expected_;
 };
 
 }  // namespace llmc

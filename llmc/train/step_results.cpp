@@ -33,27 +33,36 @@ void StepResults::submit(int64_t step, const StepState* state, const int* loss_c
     if (submitted_ - taken_ >= 2)
         throw Error(ExitCode::failure, "a third step was submitted before the first was read");
     Slot& slot = slots_[submitted_++ % 3];
-    slot.step = step;
+    slot.record = {};
+    slot.record.step = step;
     copy_to_host(&slot.values->state, state, sizeof(StepState), stream);
     copy_to_host(&slot.values->loss_scale, loss_scale, sizeof(float), stream);
     copy_to_host(&slot.values->loss_count, loss_count, sizeof(int), stream);
     record(slot.end, stream);
 }
 
-std::optional<StepResult> StepResults::take(int leave) {
+std::optional<StepRecord> StepResults::take(int leave) {
     if (submitted_ - taken_ <= leave) return std::nullopt;
     const Slot& slot = slots_[taken_ % 3];
     const Slot& before = slots_[(taken_ + 2) % 3];
     synchronize(slot.end);
     taken_++;
-    StepResult result;
-    result.step = slot.step;
-    result.loss = static_cast<double>(slot.values->state.loss_sum) / slot.values->loss_count;
-    result.state = slot.values->state;
-    result.loss_limit = static_cast<double>(result.state.loss_limit) / slot.values->loss_count;
-    result.loss_scale = slot.values->loss_scale;
-    result.ms = elapsed_ms(slot.continues ? before.end : slot.begin, slot.end);
-    return result;
+    const StepState& state = slot.values->state;
+    const auto per_target = [&](float sum) {
+        return static_cast<float>(static_cast<double>(sum) / slot.values->loss_count);
+    };
+    StepRecord record = slot.record;
+    record.loss = per_target(state.loss_sum);
+    record.lr = static_cast<float>(state.learning_rate);
+    record.norm = static_cast<float>(state.norm);
+    record.skipped = state.skipped;
+    record.consecutive_skips = state.consecutive_skips;
+    record.bad_tensor = state.bad_tensor;
+    if (state.spike & kLossSpike) record.spike.loss = per_target(state.loss_limit);
+    if (state.spike & kNormSpike) record.spike.norm = state.norm_limit;
+    record.loss_scale = slot.values->loss_scale;
+    record.ms = elapsed_ms(slot.continues ? before.end : slot.begin, slot.end);
+    return record;
 }
 
 }  // namespace llmc

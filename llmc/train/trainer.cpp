@@ -197,15 +197,16 @@ std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
     const std::vector<Fp8Fallback> left = model_.fall_back(stream_);
     model_.prepare_weights(stream_);
     results_->submit(++step_, optimizer_.state(), model_.train_loss_count(), optimizer_.loss_scale(), stream_);
+    submitted().products = products_;
     if (verification_) verification_->prepare(step_ + 1);
     return left;
 }
 
 template <class Real>
-std::optional<StepResult> Trainer<Real>::take_result(int leave) {
-    std::optional<StepResult> result = results_->take(leave);
-    if (result && verification_) result->verified = verification_->take(result->step);
-    return result;
+std::optional<StepRecord> Trainer<Real>::take_result(int leave) {
+    std::optional<StepRecord> record = results_->take(leave);
+    if (record && verification_) record->verified = verification_->take(record->step);
+    return record;
 }
 
 // ---- state ---------------------------------------------------------------------------------------------------------

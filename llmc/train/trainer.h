@@ -99,8 +99,10 @@ public:
     // Reduces gradients, updates the weights and FP8 scales, and prepares the working copies of the next step. Returns
     // the layers that left FP8.
     std::vector<Fp8Fallback> finish_step();
-    // The oldest result not taken yet, if more than `leave` steps are unfinished or not taken; waits for the device.
-    std::optional<StepResult> take_result(int leave);
+    // The record of the step just finished, to which the caller may add what it knows.
+    StepRecord& submitted() { return results_->submitted(); }
+    // Returns the record of the oldest step not taken yet, if more than `leave` are waiting. Waits for the device.
+    std::optional<StepRecord> take_result(int leave);
     int64_t steps() const { return step_; }  // finished so far
     // Matrix products per micro-step of the last step, and how many of them should be in FP8.
     const ProductCounts& products() const { return products_; }

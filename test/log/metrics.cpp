@@ -83,14 +83,13 @@ TEST_CASE("metrics: a verified step, and the first of fresh weights") {
     StepRecord record = example();
     for (const char* key : {"verified", "verify_ms", "fresh_weights"})
         CHECK(!parse_json<json>(metrics_line(record)).contains(key));
-    record.verified = true;
-    record.verify_ms = 12.5;
+    record.verified = VerifiedStep{12.5, ""};
     record.fresh = FreshLoss{10.75, 11.0};
     const json line = parse_json<json>(metrics_line(record));
     CHECK(line["verified"] == true);
     CHECK(line["verify_ms"] == 12.5);
     CHECK(line["fresh_weights"] == json{{"ln_vocab", 10.75}, {"expected_loss", 11.0}});
-    record.verified = false;
+    record.verified->difference = "output of h.3 differs";
     CHECK(parse_json<json>(metrics_line(record))["verified"] == false);
 }
 
@@ -99,10 +98,10 @@ TEST_CASE("metrics: the batch's fingerprint, and a spike only where there was on
     CHECK(!parse_json<json>(metrics_line(record)).contains("batch_hash"));
     CHECK(!parse_json<json>(metrics_line(record)).contains("spike"));
     record.batch_hash = "00000000000001fe";
-    record.spike.norm_limit = 0.5f;
+    record.spike.norm = 0.5f;
     CHECK(parse_json<json>(metrics_line(record))["batch_hash"] == "00000000000001fe");
     CHECK(parse_json<json>(metrics_line(record))["spike"] == json{{"norm", 0.5}});
-    record.spike.loss_limit = 4.5f;
+    record.spike.loss = 4.5f;
     CHECK(parse_json<json>(metrics_line(record))["spike"] == json{{"loss", 4.5}, {"norm", 0.5}});
 }
 

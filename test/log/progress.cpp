@@ -128,7 +128,7 @@ TEST_CASE("progress: steps as they are written") {
         record.step = step;
         record.ms = step == 1 ? 5000 : 1000;
         record.tokens_per_s = 1e6 / record.ms;
-        record.skipped = step >= 3 ? 1 : 0;
+        record.consecutive_skips = step == 3 ? 1 : 0;
         progress.step(record, std::nullopt);
     }
     progress.validation({4, {{"", 2.5f}}});
@@ -145,7 +145,7 @@ TEST_CASE("progress: steps as they are written") {
     // 1,000 tok/s of 1e9 FLOP on 1e14: 1%; 8 steps of 1 s are left.
     CHECK(contains(lines[1], "| 1,000 tok/s | MFU 1.0% | ETA 0:08\n"));
     CHECK(contains(lines[2], "skipped"));
-    CHECK(!contains(lines[3], "skipped"));  // the count did not grow
+    CHECK(!contains(lines[3], "skipped"));  // step 4 was applied
     CHECK(lines[4] == "val      4 | val_loss 2.5000\n");
 }
 
@@ -160,8 +160,8 @@ TEST_CASE("progress: --log-every leaves out steps, but none that is unusual") {
         StepRecord record;
         record.step = step;
         record.loss = step == 4 ? NAN : 2.0f;
-        record.skipped = step >= 6;
-        if (step == 8) record.spike.loss_limit = 1.0f;
+        record.consecutive_skips = step == 6;
+        if (step == 8) record.spike.loss = 1.0f;
         progress.step(record, std::nullopt);
     }
     std::rewind(file);
@@ -197,14 +197,17 @@ TEST_CASE("progress: a spike has a line of its own") {
     record.step = 812;
     record.loss = 9.12f;
     record.norm = 3.5f;
-    record.spike.loss_limit = 4.31f;
-    CHECK(format_spike(record, true) ==
+    record.spike.loss = 4.31f;
+    record.consecutive_skips = 1;
+    CHECK(format_spike(record) ==
           "spike at step 812: loss 9.1200 is above 4.3100, mean + 6 sigma of past steps; skipped");
-    record.spike.norm_limit = 1.25f;
-    CHECK(format_spike(record, false) ==
+    record.spike.norm = 1.25f;
+    record.consecutive_skips = 0;
+    CHECK(format_spike(record) ==
           "spike at step 812: loss 9.1200 is above 4.3100 and norm 3.5000 is above 1.2500, mean + 6 sigma of past "
           "steps; not skipped (see --skip-spikes)");
-    record.spike.loss_limit.reset();
-    CHECK(format_spike(record, true) ==
+    record.spike.loss.reset();
+    record.consecutive_skips = 1;
+    CHECK(format_spike(record) ==
           "spike at step 812: norm 3.5000 is above 1.2500, mean + 6 sigma of past steps; skipped");
 }

@@ -14,18 +14,15 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-StepResult skipped(double loss, double norm, int bad_tensor = 0, int spike = 0) {
-    StepResult result = {};
-    result.step = 37;
-    result.loss = loss;
-    result.loss_limit = 4.5;
-    result.state.norm = norm;
-    result.state.norm_limit = 1.25f;
-    result.state.bad_tensor = bad_tensor;
-    result.state.spike = spike;
-    result.state.skip = 1;
-    result.state.consecutive_skips = 20;
-    return result;
+StepRecord skipped(double loss, double norm, int bad_tensor = 0, ExceededLimits spike = {}) {
+    StepRecord record;
+    record.step = 37;
+    record.loss = static_cast<float>(loss);
+    record.norm = static_cast<float>(norm);
+    record.bad_tensor = bad_tensor;
+    record.spike = spike;
+    record.consecutive_skips = 20;
+    return record;
 }
 
 }  // namespace
@@ -43,15 +40,14 @@ TEST_CASE("skips: the reason is what went wrong first") {
     CHECK(why_skipped(skipped(kInf, NAN), &fp8) == "the loss was inf");
     CHECK(why_skipped(skipped(3.0, kInf), &fp8) == "the gradient norm was inf");
     CHECK(why_skipped(skipped(3.0, -NAN), &fp8) == "the gradient norm was nan");
-    CHECK(why_skipped(skipped(9.0, 1.0, 0, kLossSpike), &fp8) == "the loss was a spike, 9 where 4.5 is the limit");
-    CHECK(why_skipped(skipped(9.0, 2.0, 0, kLossSpike | kNormSpike), &fp8) ==
-          "the loss was a spike, 9 where 4.5 is the limit");
-    CHECK(why_skipped(skipped(3.0, 2.0, 0, kNormSpike), &fp8) ==
+    CHECK(why_skipped(skipped(9.0, 1.0, 0, {4.5f, {}}), &fp8) == "the loss was a spike, 9 where 4.5 is the limit");
+    CHECK(why_skipped(skipped(9.0, 2.0, 0, {4.5f, 1.25f}), &fp8) == "the loss was a spike, 9 where 4.5 is the limit");
+    CHECK(why_skipped(skipped(3.0, 2.0, 0, {{}, 1.25f}), &fp8) ==
           "the gradient norm was a spike, 2 where 1.25 is the limit");
 }
 
 TEST_CASE("skips: too many in a row stop the run") {
-    const StepResult result = skipped(NAN, NAN);
+    const StepRecord result = skipped(NAN, NAN);
     CHECK_NOTHROW(check_skips(result, 0, nullptr));  // any number
     CHECK_NOTHROW(check_skips(result, 21, nullptr));
     for (const int most : {20, 1}) {
@@ -64,7 +60,7 @@ TEST_CASE("skips: too many in a row stop the run") {
                   "20 steps skipped in a row; in the last, step 37, the loss was nan; lower -l, or see --max-skips");
         }
     }
-    StepResult fine = result;
-    fine.state.consecutive_skips = 0;
+    StepRecord fine = result;
+    fine.consecutive_skips = 0;
     CHECK_NOTHROW(check_skips(fine, 1, nullptr));
 }

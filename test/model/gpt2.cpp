@@ -61,9 +61,9 @@ void train_ten_steps(const Gpt2Fixture& fixture, std::vector<double>& losses, st
     TestModel<Real> test(config);
     test.load(fixture);
     for (int step = 0; step < fixture.integer("steps"); step++) {
-        const StepResult result = test.step(fixture_batch(fixture, step));
+        const StepRecord result = test.step(fixture_batch(fixture, step));
         losses.push_back(result.loss);
-        norms.push_back(result.state.norm);
+        norms.push_back(result.norm);
     }
 }
 

@@ -89,13 +89,13 @@ struct TestModel {
     }
 
     // A whole step of one micro-batch, and what the device has found; `weight` as in Trainer::micro_step().
-    StepResult step(const Batch& batch, float weight = 1.0f) {
+    StepRecord step(const Batch& batch, float weight = 1.0f) {
         begin_step();
         trainer.micro_step(batch.tokens.data(), batch.targets.data(), weight);
         return finish_step();
     }
     void begin_step(bool count_losses = true) { trainer.begin_step({.count_losses = count_losses}); }
-    StepResult finish_step() {
+    StepRecord finish_step() {
         left_fp8 = trainer.finish_step();
         return *trainer.take_result(0);
     }

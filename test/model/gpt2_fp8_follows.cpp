@@ -59,10 +59,10 @@ double final_loss(const Fp8Config* fp8, const char* tensor = "", Tamper tamper =
     test.trainer.initialize(1);
     double sum = 0;
     for (int step = 0; step < kSteps; step++) {
-        const StepResult result = test.step(batch_of(step));
+        const StepRecord result = test.step(batch_of(step));
         if (tamper) tamper_with(test, tensor, tamper);
         if (step >= kSteps - kLast) sum += result.loss / kLast;
-        CHECK(result.state.skip == 0);
+        CHECK(!result.is_skipped());
     }
     return sum;
 }

@@ -49,16 +49,16 @@ struct Run : TestModel<Real> {
 
     explicit Run(const TrainerConfig& config) : Base(config) { Base::trainer.initialize(3); }
 
-    StepResult step() {
+    StepRecord step() {
         const int index = static_cast<int>(Base::trainer.steps()), n = Base::trainer.config().micro_steps;
         Base::begin_step();
         for (int m = 0; m < n; m++) {
             const Batch batch = batch_of(index * n + m);
             Base::trainer.micro_step(batch.tokens.data(), batch.targets.data());
         }
-        const StepResult result = Base::finish_step();
+        const StepRecord result = Base::finish_step();
         numbers.push_back(result.loss);
-        numbers.push_back(result.state.norm);
+        numbers.push_back(result.norm);
         return result;
     }
     // A bit of the byte `byte` of the element in the middle.
@@ -70,7 +70,7 @@ struct Run : TestModel<Real> {
         write_through(middle, value, Base::stream);
     }
     std::string difference_in_next_step() {
-        const StepResult result = step();
+        const StepRecord result = step();
         REQUIRE(result.verified);
         return result.verified->difference;
     }
@@ -85,7 +85,7 @@ void check_no_trace(const char* recipe, int micro_steps, Recompute recompute) {
     for (int i = 1; i <= 4; i++) {
         CAPTURE(i);
         CHECK(!plain.step().verified);
-        const StepResult result = verified.step();
+        const StepRecord result = verified.step();
         REQUIRE(bool(result.verified) == (i % 2 == 0));
         if (!result.verified) continue;
         CHECK(result.verified->difference == "");

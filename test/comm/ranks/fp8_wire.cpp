@@ -51,13 +51,13 @@ struct Run {
         for (const int token : tokens) targets.push_back((3 * token + 7) % 101);
         trainer.micro_step(tokens.data(), targets.data());
     }
-    StepResult step(int index) {
+    StepRecord step(int index) {
         trainer.begin_step({.count_losses = true});
         const int n = trainer.config().micro_steps;
         for (int m = 0; m < n; m++) micro_step((index * n + m) * world().world() + world().rank());
         trainer.finish_step();
-        const StepResult result = *trainer.take_result(0);
-        losses.push_back(result.loss), norms.push_back(result.state.norm);
+        const StepRecord result = *trainer.take_result(0);
+        losses.push_back(result.loss), norms.push_back(result.norm);
         return result;
     }
     // The last rank's loss scale alone is infinite for a moment: so are its gradients.
@@ -69,7 +69,7 @@ struct Run {
         micro_step(100 + world().rank());
         write_through(scale, good, trainer.stream());
         trainer.finish_step();
-        CHECK(trainer.take_result(0)->state.skip == 1);
+        CHECK(trainer.take_result(0)->is_skipped());
     }
     std::vector<std::vector<float>> weights() { return all_weights(trainer.weights(), trainer.stream()); }
     std::vector<bf16> residuals() {

@@ -97,7 +97,7 @@ struct ShardedRun {
         }
         trainer.micro_step(tokens.data(), targets.data());
     }
-    StepResult finish_step() {
+    StepRecord finish_step() {
         left += trainer.finish_step().size();
         return *trainer.take_result(0);
     }
@@ -105,9 +105,9 @@ struct ShardedRun {
         trainer.begin_step({.count_losses = true});
         const int micro_steps = trainer.config().micro_steps;
         for (int m = 0; m < micro_steps; m++) micro_step((index * micro_steps + m) * comm.world() + comm.rank());
-        const StepResult result = finish_step();
+        const StepRecord result = finish_step();
         losses.push_back(result.loss);
-        norms.push_back(result.state.norm);
+        norms.push_back(result.norm);
     }
     void train() {
         for (int i = 0; i < kSteps; i++) step(i);
@@ -479,7 +479,7 @@ TEST_CASE("an overflow on one rank skips the step on all") {
             run.trainer.begin_step({.count_losses = true});
             run.micro_step(100 + world().rank());
             write_through(scale, good, run.stream);
-            CHECK(run.finish_step().state.skip == 1);
+            CHECK(run.finish_step().is_skipped());
             CHECK(same_bits(run.weights(), before));
             run.step(2);
             CHECK(run.read(run.optimizer.state()).skip == 0);

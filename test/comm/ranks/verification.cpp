@@ -63,9 +63,9 @@ struct Run {
         }
         late();
         trainer.finish_step();
-        const StepResult result = *trainer.take_result(0);
+        const StepRecord result = *trainer.take_result(0);
         numbers.push_back(result.loss);
-        numbers.push_back(result.state.norm);
+        numbers.push_back(result.norm);
         if (trainer.config().verify_every == 0) return "";
         REQUIRE(result.verified);
         world().require_equal("difference", result.verified->difference);

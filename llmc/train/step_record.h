@@ -1,0 +1,57 @@
+// The numbers of one optimizer step on the host: what the device found (StepState), with what the host knows. One
+// record travels from StepResults through the training loop to the terminal and to metrics.jsonl.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "llmc/linear/matmul.h"
+
+namespace llmc {
+
+// Limits that the loss or the norm of a step exceeded (llmc/optim/spikes.h).
+struct ExceededLimits {
+    std::optional<float> loss, norm;
+    explicit operator bool() const { return loss || norm; }
+};
+
+// Result of a step that --verify-every checked (llmc/train/verification.h).
+struct VerifiedStep {
+    double ms = 0;           // time that the verification took
+    std::string difference;  // "rank 1 on node7 (...): output of h.3 had checksum ..."; "" if all bits agree
+};
+
+// Expected loss of freshly initialised weights: ln(V), and ln(V) plus what random logits add.
+struct FreshLoss {
+    double ln_vocab, expected;
+};
+
+struct StepRecord {
+    // From the device.
+    int64_t step = 0;                      // counts from 1
+    float loss = 0;                        // mean over the step's targets, in nats
+    float lr = 0;                          // learning rate
+    float norm = 0;                        // of the unscaled gradients, before clipping
+    int64_t skipped = 0;                   // steps skipped since the start of the run
+    int consecutive_skips = 0;             // up to and including this step
+    int bad_tensor = 0;                    // 1 + index of the first FP8 tensor with a non-finite value, or 0
+    ExceededLimits spike;                  // empty unless the step was a spike
+    double loss_scale = 1;                 // for the next step
+    double ms = 0;                         // device time, from the end of the previous step if nothing ran in between
+    std::optional<VerifiedStep> verified;  // only for steps that --verify-every checks
+    bool is_skipped() const { return consecutive_skips > 0; }
+
+    // From the trainer.
+    ProductCounts products;  // matrix products of one micro-step
+
+    // From the run, which knows the batches and the cards.
+    int64_t tokens = 0;                             // trained on so far, over all ranks
+    int64_t seq = 0;                                // tokens per sequence with --seq-schedule, else 0
+    double flops_per_token = 0;                     // ModelConfig::flops_per_token()
+    double tokens_per_s = 0;                        // over all ranks
+    std::optional<double> watts, joules_per_token;  // of all ranks' cards together, if their driver measures energy
+    std::string batch_hash;                         // fingerprint of the step's samples; "" if unknown
+    std::optional<FreshLoss> fresh;                 // only for step 1 of freshly initialised weights
+};
+
+}  // namespace llmc
