@@ -67,15 +67,15 @@ bool Checkpoints<Real>::is_time() const {
 }
 
 template <class Real>
-bool Checkpoints<Real>::is_due(const StepAgreement& agreed) const {
+bool Checkpoints<Real>::is_due(bool time_to_save) const {
     if (!saver_) return false;
     const int64_t every = options_.checkpoint_every;
-    return agreed.time_to_save || (every > 0 && position_.step % every == 0);
+    return time_to_save || (every > 0 && position_.step % every == 0);
 }
 
 template <class Real>
-void Checkpoints<Real>::advance(const StepAgreement& agreed) {
-    if (!saver_ || !saver_->is_active() || agreed.writing) return;
+void Checkpoints<Real>::advance(bool some_rank_is_writing) {
+    if (!saver_ || !saver_->is_active() || some_rank_is_writing) return;
     if (const std::optional<SaveOutcome> outcome = saver_->advance()) report(*outcome, false);
 }
 

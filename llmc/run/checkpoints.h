@@ -11,7 +11,6 @@
 #include "llmc/flags/options.h"
 #include "llmc/log/metrics.h"
 #include "llmc/run/resume.h"
-#include "llmc/run/step_reports.h"
 #include "llmc/train/staging.h"
 #include "llmc/train/trainer.h"
 
@@ -26,14 +25,14 @@ public:
                 const RunPosition& position);
 
     bool enabled() const { return saver_.has_value(); }
-    // This rank's part of the StepAgreement at the end of a step.
+    // What this rank tells the others at the end of a step.
     bool is_writing() const { return saver_ && saver_->is_working(); }
-    bool is_time() const;  // --checkpoint-minutes have passed; false on other ranks than 0
+    bool is_time() const;  // --checkpoint-minutes have passed; always false on ranks other than 0
 
-    // Collectives. advance() must be called after every step. is_due() says if save() should be called; everything that
-    // the step has to report must be reported by then.
-    void advance(const StepAgreement& agreed);
-    bool is_due(const StepAgreement& agreed) const;
+    // Collectives: every rank calls them with the values that the ranks agreed on. Call advance() after every step. If
+    // is_due(), report everything up to this step, then call save().
+    void advance(bool some_rank_is_writing);
+    bool is_due(bool time_to_save) const;
     void save();
     // Saves the last checkpoint of the run, unless this step has one, and waits for it. Returns why it could not be
     // written, the same on every rank.

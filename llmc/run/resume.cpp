@@ -234,7 +234,7 @@ void read_position(const Options& o, const ShardSet& train, Resumed& resumed) {
     try {
         fingerprint = run.at("data").at("fingerprint").get<std::string>();
         position.data_step = small_number(run.at("data").at("next_step")) + o.skip_data;
-        position.reports_due = run.at("reports_due").get<bool>();
+        position.evaluation_due = run.at("reports_due").get<bool>();
         if (run.contains("validation")) position.watch = ValidationWatch::from_json(run.at("validation"));
         position.files.metrics = small_number(run.at("files").at("metrics.jsonl"));
         position.files.main_log = small_number(run.at("files").at("main.log"));
@@ -267,7 +267,7 @@ Json position_json(const RunPosition& p, const Options& o, const ShardSet& train
               {"epoch", at / samples},
               {"sample", at % samples},
               {"end_token", o.end_token}}},
-            {"reports_due", p.reports_due},
+            {"reports_due", p.evaluation_due},
             {"validation", p.watch.to_json()},
             {"files", {{"metrics.jsonl", p.files.metrics}, {"main.log", p.files.main_log}}}};
 }

@@ -24,8 +24,8 @@ struct RunPosition {
     int64_t data_step =
         0;  // the step of the sample order that comes next, from 0; `step` plus what --skip-data skipped
     ValidationWatch watch;
-    bool reports_due = false;  // a stop came before the validation, samples and records that follow the step
-    int64_t saved = -1;        // step of the checkpoint in --out that the run was resumed from; -1: none
+    bool evaluation_due = false;  // a stop came before the validation, samples and records that follow the step
+    int64_t saved = -1;           // step of the checkpoint in --out that the run was resumed from; -1: none
     RunFileSizes files;
 };
 nlohmann::ordered_json position_json(const RunPosition& position, const Options& options, const ShardSet& train);

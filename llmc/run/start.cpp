@@ -1,3 +1,4 @@
+// Sets the weights of a run and opens its records.
 #include "llmc/run/start.h"
 
 #include <chrono>
@@ -5,6 +6,7 @@
 #include <filesystem>
 #include <random>
 
+#include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/check/findings.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
@@ -12,12 +14,15 @@
 #include "llmc/log/fingerprint.h"
 #include "llmc/log/prometheus.h"
 #include "llmc/log/tensorboard.h"
-#include "llmc/run/run_json.h"
+#include "llmc/log/versions.h"
+#include "llmc/model/model_file.h"
 #include "llmc/train/weights.h"
 
 namespace llmc {
 namespace {
 
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
 using llong = long long;
 
 std::string new_run_id() {
@@ -63,7 +68,52 @@ void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
 
 }  // namespace
 
-void open_directory(RunDirectory& directory, const Options& o, const std::optional<Resumed>& resumed) {
+void write_run_json(const RunDirectory& directory, const Options& options, const RunFacts& facts) {
+    if (!directory.active()) return;
+    const ModelConfig& m = options.model_config;
+    const ordered_json versions = versions_json();
+    const std::string path = directory.file("run.json");
+    if (facts.resumed_at >= 0 && fs::exists(path)) {
+        ordered_json run = read_run_json(directory.path());
+        if (!run.is_object()) run = ordered_json::object();
+        if (!run["resumed"].is_array()) run["resumed"] = ordered_json::array();  // not yet there, or of other hands
+        run["resumed"].push_back({{"date", utc_now()},
+                                  {"step", facts.resumed_at},
+                                  {"command", options.command_line},
+                                  {"world", facts.world},
+                                  {"device", facts.device},
+                                  {"kernels", options.kernel_set.names()},
+                                  {"versions", versions},
+                                  {"weights_hash", facts.weights_hash},
+                                  {"card_check", facts.card_check},
+                                  {"products", facts.products}});
+        if (run["first_checkpoint"].is_null()) run["first_checkpoint"] = facts.resumed_at;
+        run["config"] = parse_json<ordered_json>(config_json(options));
+        return write_file(path, json_text(run, 2) + "\n");
+    }
+    ordered_json run;
+    run["run_id"] = facts.run_id;
+    run["first_checkpoint"] = nullptr;  // its step; note_checkpoint()
+    run["date"] = utc_now();
+    run["command"] = options.command_line;
+    run["world"] = facts.world;
+    run["device"] = facts.device;
+    run["kernels"] = options.kernel_set.names();
+    run["versions"] = versions;
+    run["model"] = {{"name", m.name},       {"layers", m.layers},
+                    {"heads", m.heads},     {"channels", m.channels},
+                    {"vocab", m.vocab},     {"padded_vocab", m.padded_vocab()},
+                    {"context", m.context}, {"parameters", m.parameters()}};
+    if (m.architecture != &kGpt2) run["model"].update(model_json(m));
+    run["micro_steps"] = options.micro_steps;
+    run["weights_hash"] = facts.weights_hash;
+    run["card_check"] = facts.card_check;
+    run["products"] = facts.products;
+    run["config"] = parse_json<ordered_json>(config_json(options));
+    write_file(path, json_text(run, 2) + "\n");
+}
+
+void prepare_directory(RunDirectory& directory, const Options& o, const std::optional<Resumed>& resumed) {
     if (!directory.active()) return;
     require_checkpoint_directory(directory.checkpoints());
     if (!resumed || !resumed->in_place) directory.begin(o.overwrite, o.resume == "auto");
@@ -71,7 +121,7 @@ void open_directory(RunDirectory& directory, const Options& o, const std::option
 }
 
 template <class Real>
-RunPosition start(Trainer<Real>& trainer, const Options& o, Ranks& ranks, std::optional<Resumed>& resumed) {
+RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, std::optional<Resumed>& resumed) {
     if (resumed) {
         restore(trainer, ranks, *resumed);
         if (o.plateau != "off") trainer.scale_rate(resumed->position.watch.rate_factor());
@@ -88,8 +138,8 @@ RunPosition start(Trainer<Real>& trainer, const Options& o, Ranks& ranks, std::o
 }
 
 template <class Real>
-void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, const Options& o,
-                     const nlohmann::ordered_json& card_check, const Ranks& ranks, const RunPosition& position) {
+void begin_records(RunDirectory& directory, const Trainer<Real>& trainer, const Options& o,
+                   const ordered_json& card_check, const Ranks& ranks, const RunPosition& position) {
     if (!o.prometheus.empty() && trainer.comm().is_main()) {
         const auto file = std::make_shared<PrometheusFile>(o.prometheus, o.out);
         directory.watch([file](const auto& record) { file->write(record); });
@@ -106,7 +156,7 @@ void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, cons
                             found.path.c_str(), set_aside(system_calls(), found.path).c_str());
         directory.go_on(position.files);
         std::error_code ignored;
-        std::filesystem::remove(directory.file("model.safetensors"), ignored);  // of an earlier step
+        fs::remove(directory.file("model.safetensors"), ignored);  // of an earlier step
     }
     write_run_json(directory, o,
                    {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved, card_check,
@@ -117,27 +167,11 @@ void enter_directory(RunDirectory& directory, const Trainer<Real>& trainer, cons
     directory.watch([file](const auto& record) { file->write(record); });
 }
 
-template RunPosition start(Trainer<float>&, const Options&, Ranks&, std::optional<Resumed>&);
-template RunPosition start(Trainer<bf16>&, const Options&, Ranks&, std::optional<Resumed>&);
-template void enter_directory(RunDirectory&, const Trainer<float>&, const Options&, const nlohmann::ordered_json&,
-                              const Ranks&, const RunPosition&);
-template void enter_directory(RunDirectory&, const Trainer<bf16>&, const Options&, const nlohmann::ordered_json&,
-                              const Ranks&, const RunPosition&);
-
-template <class Real>
-std::optional<Profiler::Setup> profiler_setup(const Options& o, Trainer<Real>& trainer) {
-    if (o.profile_steps.empty()) return std::nullopt;
-    Profiler::Setup setup;
-    setup.steps = profile_steps_from_text(o.profile_steps);
-    setup.directory = o.out;
-    // Of a unit: forward, backward, gathered twice and reduced every micro-step; prepared and sent once a step.
-    setup.ranges_per_step = trainer.table().units().size() * (5 * static_cast<size_t>(o.micro_steps) + 6) + 64;
-    setup.streams = {{"compute", trainer.stream()},
-                     {"weights", trainer.weights().gather_stream()},
-                     {"gradients", trainer.gradients().reduce_stream()}};
-    return setup;
-}
-template std::optional<Profiler::Setup> profiler_setup(const Options&, Trainer<float>&);
-template std::optional<Profiler::Setup> profiler_setup(const Options&, Trainer<bf16>&);
+template RunPosition set_weights(Trainer<float>&, const Options&, Ranks&, std::optional<Resumed>&);
+template RunPosition set_weights(Trainer<bf16>&, const Options&, Ranks&, std::optional<Resumed>&);
+template void begin_records(RunDirectory&, const Trainer<float>&, const Options&, const ordered_json&, const Ranks&,
+                            const RunPosition&);
+template void begin_records(RunDirectory&, const Trainer<bf16>&, const Options&, const ordered_json&, const Ranks&,
+                            const RunPosition&);
 
 }  // namespace llmc

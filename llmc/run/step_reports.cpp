@@ -44,23 +44,6 @@ std::string describe_pass_end(const TokenSchedule& batches, int64_t tokens_per_p
                      static_cast<long long>(passes));
 }
 
-StepAgreement agree(StepAgreement mine, EnergyMeter& meter, const Comm& comm) {
-    mine.energy = meter.since_last();
-    std::vector<StepAgreement> all(static_cast<size_t>(comm.world()));
-    comm.host_all_gather(all.data(), &mine, sizeof mine);
-    StepAgreement agreed;
-    agreed.energy = {0, 0};
-    for (const StepAgreement& rank : all) {
-        agreed.stop = std::max(agreed.stop, rank.stop);
-        agreed.batch_hash += rank.batch_hash;
-        agreed.writing |= rank.writing;
-        agreed.time_to_save |= rank.time_to_save;
-        agreed.energy.joules += rank.energy.joules;
-        agreed.energy.watts += rank.energy.watts;
-    }
-    return agreed;
-}
-
 // Equal logits cost ln(V). Logits of C normed channels and a head from N(0, s), 0.02 in GPT-2, have a variance of C *
 // s^2, and cost half of that more.
 FreshLoss fresh_loss(const ModelConfig& model) {
@@ -80,15 +63,15 @@ StepReports::StepReports(const Options& options, const ProgressSetup& setup, con
       pass_(pass),
       progress_(comm.is_main() ? stdout : nowhere_.get(), setup) {}
 
-void StepReports::add_facts(StepRecord& record, const StepAgreement& agreed) const {
+void StepReports::add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const {
     const int64_t length = options_.sequences.tokens_of(record.step);
     record.tokens = options_.batches.tokens_until(record.step);
     if (!options_.sequences.stages().empty()) record.seq = length;
     record.flops_per_token = options_.model_config.flops_per_token(static_cast<int>(length));
-    record.batch_hash = fingerprint_text(agreed.batch_hash);
-    if (std::isfinite(agreed.energy.watts)) {
-        record.watts = agreed.energy.watts;
-        record.joules_per_token = agreed.energy.joules / static_cast<double>(options_.batches.tokens_of(record.step));
+    record.batch_hash = fingerprint_text(batch_hash);
+    if (std::isfinite(energy.watts)) {
+        record.watts = energy.watts;
+        record.joules_per_token = energy.joules / static_cast<double>(options_.batches.tokens_of(record.step));
     }
     if (record.step == 1 && options_.init_from.empty()) record.fresh = fresh_loss(options_.model_config);
 }

@@ -28,16 +28,6 @@ StopReason stop_reason(const Deadline& deadline);
 void print_stop(int64_t step, StopReason reason);  // none: nothing
 std::string stop_name(StopReason reason);          // "SIGTERM", "--max-minutes reached"
 
-// What the ranks tell each other once at the end of a step: a stop anywhere is a stop everywhere, after the same step.
-struct StepAgreement {
-    StopReason stop = StopReason::none;  // the largest of what the ranks say
-    uint64_t batch_hash = 0;             // their sum
-    bool writing = false;                // some rank is writing its part of a checkpoint
-    bool time_to_save = false;           // some rank says so
-    Energy energy{};                     // their sum, since the last time; of each rank what its meter says
-};
-StepAgreement agree(StepAgreement mine, EnergyMeter& meter, const Comm& comm);
-
 FreshLoss fresh_loss(const ModelConfig& model);
 
 struct SeenLoss {
@@ -66,7 +56,7 @@ public:
                 const Comm& comm, RunDirectory& directory);
 
     // Adds to the record of a step what the run knows of it: its batch, the tokens so far, energy.
-    void add_facts(StepRecord& record, const StepAgreement& agreed) const;
+    void add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const;
     // Reports a step. Throws Error(bad_numbers) if too many steps in a row were skipped, or if bits differ.
     void report(StepRecord record);
     void report(const ValRecord& record);

@@ -14,7 +14,7 @@
 #include "llmc/base/error.h"
 #include "llmc/log/earlier_run.h"
 #include "llmc/log/versions.h"
-#include "llmc/run/run_json.h"
+#include "llmc/run/start.h"
 #include "test/temporary_directory.h"
 
 using namespace llmc;

@@ -1,0 +1,252 @@
+// Sets up a run, and does what belongs between its steps.
+#include "llmc/run/run.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "llmc/base/json.h"
+#include "llmc/log/records.h"
+#include "llmc/run/start.h"
+#include "llmc/run/summary.h"
+#include "llmc/train/weights.h"
+
+namespace llmc {
+namespace {
+
+int64_t last_step_of(const Options& options, const RunPosition& position) {
+    if (position.watch.is_over(options.early_stop)) return position.step;
+    return options.stop_after > 0 ? std::min(options.stop_after, options.max_steps) : options.max_steps;
+}
+
+int64_t tokens_per_micro_step(const Options& options, const Comm& comm) {
+    return int64_t{options.batch} * options.seq * comm.world();  // over all ranks
+}
+
+// Streams and size of the trace for --profile-steps; nothing without the flag.
+template <class Real>
+std::optional<Profiler::Setup> profiler_setup(const Options& o, Trainer<Real>& trainer) {
+    if (o.profile_steps.empty()) return std::nullopt;
+    Profiler::Setup setup;
+    setup.steps = profile_steps_from_text(o.profile_steps);
+    setup.directory = o.out;
+    // Ranges of a unit: forward, backward, two gathers and a reduction per micro-step; some more per step.
+    setup.ranges_per_step = trainer.table().units().size() * (5 * static_cast<size_t>(o.micro_steps) + 6) + 64;
+    setup.streams = {{"compute", trainer.stream()},
+                     {"weights", trainer.weights().gather_stream()},
+                     {"gradients", trainer.gradients().reduce_stream()}};
+    return setup;
+}
+
+}  // namespace
+
+template <class Real>
+Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& card, Ranks& ranks,
+               RunDirectory& directory, std::optional<Resumed>& resumed, Trainer<Real>& trainer)
+    : options_(options),
+      ranks_(ranks),
+      comm_(ranks.comm),
+      directory_(directory),
+      trainer_(trainer),
+      position_(set_weights(trainer, options, ranks, resumed)),
+      first_step_(position_.step + 1),
+      last_step_(last_step_of(options, position_)),
+      deadline_(deadline_after(options.max_minutes)),
+      checkpoints_(options, *inputs.train, trainer, directory, position_),
+      loader_(*inputs.train, options.batch, options.seq, comm_.rank(), comm_.world(), options.seed,
+              options.batches.tokens_until(position_.data_step) / tokens_per_micro_step(options, comm_),
+              options.model_config.vocab),
+      tokens_(static_cast<size_t>(options.batch) * options.seq),
+      targets_(tokens_.size()),
+      evaluation_(options, inputs, trainer, ranks.watchdog),
+      reports_(options, {last_step_, card.peak_tflops, comm_.world(), options.log_every},
+               {inputs.train->samples(options.seq) * options.seq, position_.data_step - position_.step}, trainer.fp8(),
+               comm_, directory),
+      profiler_(comm_, profiler_setup(options, trainer)) {
+    begin_records(directory, trainer, options, card.check, ranks, position_);
+    inputs.keep_tokenizer(directory);
+}
+
+template <class Real>
+void Run<Real>::begin() {
+    if (position_.step == 0 || std::exchange(position_.evaluation_due, false))
+        if (due_evaluations().any()) evaluate();
+    // A signal prevents the first step; --max-minutes leaves time for one step.
+    stop_ = agree({stop_reason(std::nullopt)}).stop;
+}
+
+// ---- a step --------------------------------------------------------------------------------------------------------
+
+template <class Real>
+StepKind Run<Real>::begin_step() {
+    const int64_t step = ++position_.step;
+    position_.data_step++;
+    ranks_.watchdog.begin_step(step);
+    if (profiler_.begin_step(step)) interrupted_ = true;
+    micro_steps_ = static_cast<int>(options_.batches.tokens_of(step) / tokens_per_micro_step(options_, comm_));
+    micro_step_ = 0;
+    fingerprint_.clear();
+    const Evaluations due = due_evaluations();
+    return {.continues = !std::exchange(interrupted_, false),
+            .count_losses = due.fp8_records,
+            .probes = due.fp8_errors,
+            .micro_steps = micro_steps_,
+            .length = static_cast<int>(options_.sequences.tokens_of(step))};
+}
+
+template <class Real>
+Batch Run<Real>::load_batch() {
+    const ProfileRange range("load a batch");
+    loader_.next(tokens_.data(), targets_.data());
+    const int64_t first_sample = (int64_t{micro_step_++} * comm_.world() + comm_.rank()) * options_.batch;
+    fingerprint_.add(tokens_.data(), targets_.data(), options_.batch, options_.seq, first_sample);
+    return {tokens_.data(), targets_.data()};
+}
+
+template <class Real>
+void Run<Real>::end_step(const std::vector<Fp8Fallback>& fallbacks) {
+    const int64_t step = position_.step;
+    agreed_ = agree(
+        {stop_reason(deadline_), fingerprint_.value(), checkpoints_.is_writing(), checkpoints_.is_time(), Energy{}});
+    stop_ = agreed_.stop;
+    reports_.add_facts(trainer_.submitted(), agreed_.batch_hash, agreed_.energy);
+    if (step == first_step_ && fallbacks.empty()) check_first_step();
+    report_steps(1);  // the step before; this one is still running
+    for (const Fp8Fallback& fallback : fallbacks)
+        report_fallback(step - 1, fallback, *trainer_.fp8(), comm_, directory_);
+    profiler_.end_step();
+    const bool profiled = profiler_.is_last(step);
+    if (profiled || stop_ != StopReason::none) report_steps(0);
+    if (profiled) finish_profile(profiler_, step, comm_, directory_);
+    interrupted_ = profiled;
+    checkpoints_.advance(agreed_.writing);
+    position_.evaluation_due = stop_ != StopReason::none;  // the resumed run evaluates instead
+}
+
+// The ranks exchange what they know; all get the same answer.
+template <class Real>
+typename Run<Real>::Agreement Run<Real>::agree(Agreement mine) {
+    mine.energy = meter_.since_last();
+    std::vector<Agreement> all(static_cast<size_t>(comm_.world()));
+    comm_.host_all_gather(all.data(), &mine, sizeof mine);
+    Agreement agreed;
+    agreed.energy = {0, 0};
+    for (const Agreement& rank : all) {
+        agreed.stop = std::max(agreed.stop, rank.stop);
+        agreed.batch_hash += rank.batch_hash;
+        agreed.writing |= rank.writing;
+        agreed.time_to_save |= rank.time_to_save;
+        agreed.energy.joules += rank.energy.joules;
+        agreed.energy.watts += rank.energy.watts;
+    }
+    return agreed;
+}
+
+// Reports the steps whose results have not been reported, except for the last `leave`.
+template <class Real>
+void Run<Real>::report_steps(int leave) {
+    const ProfileRange range("wait for results");
+    while (const std::optional<StepRecord> record = trainer_.take_result(leave)) reports_.report(*record);
+}
+
+template <class Real>
+void Run<Real>::check_first_step() {
+    require_fp8_products(trainer_.products(), trainer_.expected_fp8_products(), options_.fp8_emulation);
+    record_memory_outside(position_.step, ranks_.device, ranks_.libraries_to_come(options_), comm_, directory_);
+}
+
+// ---- between two steps ---------------------------------------------------------------------------------------------
+
+template <class Real>
+typename Run<Real>::Evaluations Run<Real>::due_evaluations() const {
+    const int64_t step = position_.step;
+    const bool last = step == last_step_, records = trainer_.fp8() && !options_.out.empty();
+    const auto every = [step](int64_t interval) { return interval > 0 && step > 0 && step % interval == 0; };
+    return {evaluation_.validates_after(step, last), evaluation_.samples_after(step, last),
+            records && every(options_.fp8_log_every), records && every(options_.fp8_probe_every)};
+}
+
+template <class Real>
+void Run<Real>::evaluate() {
+    const Evaluations due = due_evaluations();
+    report_steps(0);
+    interrupted_ = true;
+    const ProfileRange range("evaluate");
+    if (due.validation && !validate()) {
+        stop_ = StopReason::signal;
+        position_.evaluation_due = true;  // the resumed run does all of this
+        return;
+    }
+    if (due.sample) print_sample();
+    if (due.fp8_records) record_fp8(position_.step, *trainer_.fp8(), trainer_.stream(), directory_);
+    if (due.fp8_errors) record_fp8_errors(position_.step, *trainer_.fp8(), trainer_.stream(), directory_);
+}
+
+// Validates, then lowers the learning rate (--plateau) or ends the run (--early-stop) if the loss gets no better.
+// Returns false if a signal came meanwhile.
+template <class Real>
+bool Run<Real>::validate() {
+    const int64_t step = position_.step;
+    const std::optional<ValRecord> record = evaluation_.validate(step);
+    if (!record) return false;
+    reports_.report(*record);
+    // The extra validation at the end of a stopped run does not count: after a resume it would count twice.
+    if (record->losses.empty() || step % options_.val_every != 0) return true;
+    const ValidationWatch::Verdict verdict =
+        position_.watch.observe(record->losses[0].loss, plateau_from_text(options_.plateau), options_.early_stop);
+    report_verdict(step, verdict, position_.watch, directory_, comm_);
+    if (verdict == ValidationWatch::Verdict::lower_rate) trainer_.scale_rate(position_.watch.rate_factor());
+    if (verdict == ValidationWatch::Verdict::stop) last_step_ = step;
+    return true;
+}
+
+template <class Real>
+void Run<Real>::print_sample() {
+    const Sample sample = evaluation_.print_sample(position_.step);
+    record_sample(position_.step, sample.text, directory_);
+    if (sample.cut_short && position_.step < last_step_) stop_ = agree({stop_reason(deadline_)}).stop;
+}
+
+template <class Real>
+bool Run<Real>::checkpoint_is_due() const {
+    return stop_ == StopReason::none && checkpoints_.is_due(agreed_.time_to_save);
+}
+
+template <class Real>
+void Run<Real>::save() {
+    report_steps(0);
+    ranks_.watchdog.begin(Watchdog::Phase::save);
+    checkpoints_.save();
+    interrupted_ = true;
+}
+
+// ---- the end -------------------------------------------------------------------------------------------------------
+
+template <class Real>
+ExitCode Run<Real>::finish() {
+    const int64_t step = position_.step;
+    report_steps(0);
+    reports_.print_bench();
+    if (comm_.is_main()) print_stop(step, stop_);
+    finish_profile(profiler_, step, comm_, directory_);  // if the run stopped before the last profiled step
+
+    ranks_.watchdog.begin(Watchdog::Phase::save);
+    const Failure unsaved = checkpoints_.finish();
+    if (!options_.out.empty()) {
+        record_memory(step, trainer_.memory(), comm_, directory_);
+        if (stop_ == StopReason::none || !checkpoints_.enabled())
+            save_weights(trainer_, directory_.active() ? directory_.file("model.safetensors") : "", options_.end_token);
+    }
+    synchronize_device();  // throws if something failed after the last result
+    evaluation_.print_floor();
+    if (unsaved) throw Error(unsaved.code, unsaved.text);
+
+    const RunEnd end{first_step_, step, stop_, checkpoints_.enabled(), seconds_since_start(), reports_.results()};
+    if (comm_.is_main()) print_end(options_, end);
+    return exit_code_of(end);
+}
+
+template class Run<float>;
+template class Run<bf16>;
+
+}  // namespace llmc

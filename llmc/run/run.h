@@ -1,0 +1,125 @@
+// The life of a training run around its steps: where it is, its batches, its records, validations, checkpoints and its
+// end. The training loop in train_gpt.cu drives it.
+//
+//   Run<bf16> run(...);        // weights from a checkpoint, a file or a seed; then opens the run's records
+//   run.begin();               // validates before the first step
+//   while (run.goes_on()) {
+//       trainer.begin_step(run.begin_step());
+//       ...                    // micro-steps on run.load_batch(), then trainer.finish_step()
+//       run.end_step(...);     // ranks agree whether to stop; reports the step before
+//       ...                    // evaluate() and save(), if they are due
+//   }
+//   return run.finish();       // last checkpoint, final weights, exit code
+//
+// Every rank calls these functions in the same order, and all ranks stop after the same step. Within a step nothing
+// waits for the device: step k is reported while step k + 1 runs.
+#pragma once
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+#include "llmc/data/loader.h"
+#include "llmc/log/energy.h"
+#include "llmc/log/fingerprint.h"
+#include "llmc/log/profile.h"
+#include "llmc/run/checkpoints.h"
+#include "llmc/run/evaluation.h"
+#include "llmc/run/inputs.h"
+#include "llmc/run/ranks.h"
+#include "llmc/run/resume.h"
+#include "llmc/run/step_reports.h"
+#include "llmc/train/trainer.h"
+
+namespace llmc {
+
+// One micro-batch of this rank; the next load_batch() overwrites it.
+struct Batch {
+    const int32_t* tokens;   // (B, T)
+    const int32_t* targets;  // (B, T): the tokens one place further
+};
+
+// Facts about this rank's card that the run records.
+struct CardFacts {
+    nlohmann::ordered_json check;       // summary of the card check; null if nothing was checked
+    std::optional<double> peak_tflops;  // denominator of MFU, if the card is known
+};
+
+template <class Real>
+class Run {
+public:
+    // Sets the trainer's weights and state, from `resumed` if there is a checkpoint. The other arguments must outlive
+    // the run. Throws Error(no_resources) if there is no room for a checkpoint.
+    Run(const Options& options, const Inputs& inputs, const CardFacts& card, Ranks& ranks, RunDirectory& directory,
+        std::optional<Resumed>& resumed, Trainer<Real>& trainer);
+
+    // Evaluates the initial weights; after a resume, evaluates if a stop prevented that.
+    void begin();
+    // Steps are left, and nothing has asked for a stop.
+    bool goes_on() const { return position_.step < last_step_ && stop_ == StopReason::none; }
+
+    StepKind begin_step();
+    int micro_steps() const { return micro_steps_; }  // of this step
+    Batch load_batch();
+    // After Trainer::finish_step(), which returns the layers that leave FP8. The ranks agree whether to stop.
+    void end_step(const std::vector<Fp8Fallback>& fallbacks);
+
+    // Validation losses, a sample, records of FP8 tensors: those of them that are due after this step.
+    bool evaluation_is_due() const { return stop_ == StopReason::none && due_evaluations().any(); }
+    void evaluate();
+    bool checkpoint_is_due() const;
+    void save();
+
+    // Reports the last steps, then writes the last checkpoint and the final weights.
+    ExitCode finish();
+
+private:
+    // What the ranks tell each other at the end of a step: a stop on one rank is a stop on all, after the same step.
+    struct Agreement {
+        StopReason stop = StopReason::none;  // the most urgent reason of all ranks
+        uint64_t batch_hash = 0;             // sum over the ranks
+        bool writing = false;                // some rank is still writing a checkpoint
+        bool time_to_save = false;           // --checkpoint-minutes have passed
+        Energy energy{};                     // sum over the ranks, since the last agreement
+    };
+    Agreement agree(Agreement mine);
+
+    struct Evaluations {
+        bool validation, sample, fp8_records, fp8_errors;
+        bool any() const { return validation || sample || fp8_records || fp8_errors; }
+    };
+    Evaluations due_evaluations() const;
+    bool validate();
+    void print_sample();
+
+    void report_steps(int leave);
+    void check_first_step();
+
+    const Options& options_;
+    Ranks& ranks_;
+    const Comm& comm_;
+    RunDirectory& directory_;
+    Trainer<Real>& trainer_;
+
+    RunPosition position_;
+    const int64_t first_step_;  // first step of this process
+    int64_t last_step_;         // its last step, unless something stops it before
+    const Deadline deadline_;   // --max-minutes
+    StopReason stop_ = StopReason::none;
+
+    Checkpoints<Real> checkpoints_;
+    TrainLoader loader_;
+    std::vector<int32_t> tokens_, targets_;  // (B, T)
+    Evaluation<Real> evaluation_;
+    StepReports reports_;
+    Profiler profiler_;
+    EnergyMeter meter_;
+
+    // Of the current step.
+    int micro_steps_ = 0, micro_step_ = 0;
+    BatchFingerprint fingerprint_;
+    Agreement agreed_;
+    bool interrupted_ = true;  // other work ran since the previous step
+};
+
+}  // namespace llmc
