@@ -1,3 +1,4 @@
+// Recognises runs by the first lines of their logs, by run.json and by what lies next to them.
 #include "llmc/log/earlier_run.h"
 
 #include <cerrno>
@@ -31,7 +32,7 @@ bool has_bytes(const std::string& path) {
     return exists(path) && (error || bytes > 0);
 }
 
-// What the lines of a log say about it.
+// What the lines of a log say about the run.
 struct Log {
     bool is_ours = false;  // its first line looks like a run's
     bool has_steps = false;

@@ -1,3 +1,4 @@
+// Reads energy counters through NVML, which is loaded at run time.
 #include "llmc/log/energy.h"
 
 #include <dlfcn.h>
@@ -9,7 +10,7 @@
 
 namespace llmc {
 
-// The functions of nvml.h that are needed; 0 is success.
+// The functions of nvml.h that are used. They return 0 on success.
 struct EnergyMeter::Nvml {
     void* library;
     int (*init)();
@@ -54,7 +55,7 @@ std::optional<EnergyMeter::Reading> EnergyMeter::read() const {
 
 Energy EnergyMeter::since_last() {
     const std::optional<Reading> now = read(), before = std::exchange(last_, now);
-    // The counter begins again when the driver is loaded again.
+    // The counter restarts when the driver is loaded again.
     if (!now || !before || now->millijoules < before->millijoules) return {};
     const double joules = 1e-3 * static_cast<double>(now->millijoules - before->millijoules);
     return {joules, joules / std::chrono::duration<double>(now->time - before->time).count()};

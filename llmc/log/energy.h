@@ -1,5 +1,5 @@
-// What the cards take from the socket, where their driver counts it: NVML's energy counter (Volta and later), read
-// once a step. NVML is looked for at run time; without it, or on the host device, nothing is known.
+// Energy that the cards consume, from NVML's energy counter (Volta and later), read once per step. NVML is loaded at
+// run time; without it, and on the host device, there are no values.
 #pragma once
 #include <chrono>
 #include <cmath>
@@ -9,22 +9,22 @@
 
 namespace llmc {
 
-// Of one step; sums over ranks. Not a number where it is not known.
+// Energy and mean power of one step; sums over ranks. NaN if unknown.
 struct Energy {
     double joules = NAN, watts = NAN;
 };
 
 class EnergyMeter {
 public:
-    // Of the calling thread's device, or of the card with this id; "": none.
+    // Reads the calling thread's device, or the card with this PCI bus id ("" reads nothing).
     EnergyMeter();
     explicit EnergyMeter(const std::string& pci_bus_id, const char* library = "libnvidia-ml.so.1");
     ~EnergyMeter();
     EnergyMeter(const EnergyMeter&) = delete;
     EnergyMeter& operator=(const EnergyMeter&) = delete;
 
-    // Since the last call, whatever was done between; the first only begins. The counter moves some ten times a second:
-    // of steps much shorter than that only the mean over many says something.
+    // Energy since the last call; the first call returns NaN. The counter moves about ten times a second, so for
+    // shorter steps only the mean over many steps is meaningful.
     Energy since_last();
 
 private:
@@ -35,7 +35,7 @@ private:
     };
     std::optional<Reading> read() const;
 
-    std::unique_ptr<Nvml> nvml_;  // null: nothing can be read
+    std::unique_ptr<Nvml> nvml_;  // nullptr if nothing can be read
     void* device_ = nullptr;      // nvmlDevice_t
     std::optional<Reading> last_;
 };

@@ -1,3 +1,4 @@
+// XXH64 over samples and over master weights.
 #include "llmc/log/fingerprint.h"
 
 #define XXH_INLINE_ALL

@@ -1,5 +1,5 @@
-// Fingerprints that show whether two runs may be compared: of the weights they started from, and of the batches they
-// trained on. They stand in run.json and metrics.jsonl as 16 hexadecimal digits of XXH64.
+// Fingerprints that show whether two runs are comparable: one of the weights they started from, one of the batches they
+// trained on. run.json and metrics.jsonl contain them as 16 hexadecimal digits of XXH64.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,23 +11,24 @@ namespace llmc {
 
 std::string fingerprint_text(uint64_t fingerprint);  // 16 hexadecimal digits
 
-// The samples of one optimizer step. The sum of a hash a sample (its T + 1 tokens, and its place in the step), so it is
-// the same however a step is split into micro-steps, rows and ranks, and differs when two samples change places.
+// Fingerprint of the samples of one optimizer step: the sum of one hash per sample, which covers its T + 1 tokens and
+// its place in the step. So it does not depend on how a step is split into micro-steps, rows and ranks, but it changes
+// if two samples change places.
 class BatchFingerprint {
 public:
     void clear() { sum_ = 0; }
-    // B samples that are number `first`, first + 1, ... of the step.
+    // Adds B samples, which are number `first`, first + 1, ... of the step.
     void add(const int* tokens,   // (B, T)
              const int* targets,  // (B, T): the tokens one place further
              int B, int T, int64_t first);
-    uint64_t value() const { return sum_; }  // of this rank's samples; ranks add theirs modulo 2^64
+    uint64_t value() const { return sum_; }  // covers this rank's samples; ranks add their values modulo 2^64
 
 private:
     uint64_t sum_ = 0;
 };
 
-// Names and master weights of every tensor in the table's order, whatever the precision of the working copy; reads all
-// of them back to the host, once a run. Every rank must call it (get_tensor() may gather), and all get the same.
+// Fingerprint of the names and master weights of all tensors, in the table's order. It reads all weights back to the
+// host, so call it once per run. A collective: every rank calls it and gets the same value.
 template <class Real>
 uint64_t weights_fingerprint(const Weights<Real>& weights, stream_t stream);
 

@@ -1,3 +1,4 @@
+// Appends lines to a file, and copes with full disks and with files that are moved away.
 #include "llmc/log/log_file.h"
 
 #include <fcntl.h>
@@ -56,7 +57,7 @@ void LogFile::cut(int64_t size, int64_t bytes) {
     if (!ends_line(fd_, size)) waiting_ = "\n";  // goes before the first line
 }
 
-// Somebody may have moved the file away, or deleted it: lines belong to the file that has the name now.
+// Somebody may have moved or deleted the file: reopens it by its name.
 void LogFile::follow_path() {
     struct stat named {
     }, held{};
@@ -117,7 +118,7 @@ std::function<void()> LogFile::synchronizer() const {
         do {
             result = ::fsync(*fd);
         } while (result != 0 && errno == EINTR);
-        // EINVAL: /dev/null and pipes have nothing to do.
+        // EINVAL: /dev/null and pipes cannot be flushed.
         if (result != 0 && errno != EINVAL)
             warn(strprintf("cannot bring %s to the disk: %s", path.c_str(), std::strerror(errno)));
     };

@@ -1,3 +1,4 @@
+// Turns records into lines, and writes the files of the run directory.
 #include "llmc/log/metrics.h"
 
 #include <fcntl.h>
@@ -168,7 +169,7 @@ RunDirectory::~RunDirectory() {
     if (lock_ >= 0) ::close(lock_);
 }
 
-// A lock of the open file, which ends with the process however that ends, and which network file systems know.
+// Locks the open file. Such a lock ends with the process, and network file systems support it.
 void RunDirectory::lock() {
     const std::string name = file("lock");
     lock_ = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
@@ -195,7 +196,7 @@ void RunDirectory::lock() {
     if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, text.data(), text.size(), 0) < 0) fail_to_prepare(path_, errno);
 }
 
-// Two runs in one directory are possible after somebody deleted the lock.
+// If somebody deletes the lock file, a second run could use this directory.
 void RunDirectory::check_lock() {
     struct stat named {
     }, held{};

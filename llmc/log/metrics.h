@@ -1,5 +1,5 @@
-// The run directory: run.json (what was run), metrics.jsonl (what happened, for programs) and main.log (the same in
-// llm.c's format, for its plotting scripts). Only rank 0 has one that is active.
+// The run directory: run.json (how the run was configured), metrics.jsonl (its numbers, for programs) and main.log (the
+// same in llm.c's format, for its plotting scripts). It is active on rank 0 only.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -16,19 +16,19 @@ namespace llmc {
 
 // The mean loss over a validation set.
 struct ValLoss {
-    std::string name;  // of the set, may be empty
+    std::string name;  // name of the set, may be empty
     float loss = 0;    // nats per token
-    // loss / ln 2 * tokens / bytes of the whole set, where its sidecars know the bytes.
+    // loss / ln 2 * tokens / bytes of the whole set, if its sidecars say the bytes.
     std::optional<double> bits_per_byte = {};
 
     double perplexity() const;
 };
 
-// Answers to multiple-choice examples (choice_scores.h): the fraction that is right.
+// Fraction of multiple-choice examples that the model answers correctly (llmc/run/choice_scores.h).
 struct ChoiceScores {
     int64_t examples = 0;
-    double accuracy = 0;            // by the sum of a completion's log-probabilities
-    double accuracy_per_token = 0;  // by their mean over its tokens, as llm.c has it
+    double accuracy = 0;            // completions scored by the sum of their log-probabilities
+    double accuracy_per_token = 0;  // scored by the mean over their tokens, as in llm.c
 };
 
 // One validation after `step` optimizer steps (0: before the first).
@@ -40,20 +40,20 @@ struct ValRecord {
     bool empty() const { return losses.empty() && !hellaswag; }
 };
 
-// A float, which JSON cannot hold when it is not finite: then the value is null and record["nonfinite"][key] is "nan",
-// "inf" or "-inf". Finite floats are written with all digits that a double needs, so they read back to the same bits.
+// Puts a number into a record. JSON has no non-finite numbers: for these the value is null and record["nonfinite"][key]
+// is "nan", "inf" or "-inf". Finite numbers keep all digits of a double, so they read back to the same bits.
 void put_number(nlohmann::ordered_json& record, const std::string& key, double value);
 
-// The reverse: nothing where `key` is not there or no number.
+// The reverse of put_number(); nothing if `key` is missing or not a number.
 std::optional<double> get_number(const nlohmann::ordered_json& record, const std::string& key);
 
-// The lines of metrics.jsonl (without the newline) and of main.log.
+// Lines of metrics.jsonl, without the newline.
 std::string metrics_line(const StepRecord& record);
 std::string metrics_line(const ValRecord& record);
-// llm.c numbers the step that makes update k as k-1, and a validation after k updates as k; so do these. A file written
-// by llm.c and one written here can be plotted over each other.
+// Lines of main.log. As in llm.c, the step that makes update k has number k-1, and a validation after k updates has
+// number k, so that files of both programs can be plotted together.
 std::string main_log_line(const StepRecord& record);
-// The first set only, for the format has no names; and a line of its own for HellaSwag, by llm.c's number.
+// Only the first validation set, because the format has no names, and a separate line for HellaSwag per token.
 std::string main_log_line(const ValRecord& record);
 
 // How long this process has been running.
@@ -63,13 +63,13 @@ double seconds_since_start();
 // regular file.
 nlohmann::ordered_json read_run_json(const std::string& directory);
 
-// A whole file, under a temporary name until it is complete. What is in the way is Error(no_resources) or
-// Error(failure).
+// Writes a whole file, under a temporary name until it is complete. Throws Error(no_resources) if the disk is full,
+// else Error(failure).
 void write_file(const std::string& file, const std::string& text);
-// Throws Error for errno `error`: no_resources where the disk is full.
+// Throws the Error for errno `error`: no_resources if the disk is full, else failure.
 [[noreturn]] void fail_to_write(const std::string& file, int error);
 
-// How far the files of a run had been written, in bytes.
+// Sizes of the logs in bytes.
 struct RunFileSizes {
     int64_t metrics = 0, main_log = 0;
 };
@@ -77,17 +77,17 @@ struct RunFileSizes {
 class RunDirectory {
 public:
     RunDirectory() = default;  // writes nothing
-    // Creates `path` ("" = writes nothing) and locks it against other runs, on other machines too if they share it. A
-    // directory that cannot be written, or that another run has locked, is Error(bad_flags).
+    // Creates `path` ("" = writes nothing) and locks it against other runs, also on other machines that share it.
+    // Throws Error(bad_flags) if it cannot be written or another run has locked it.
     explicit RunDirectory(const std::string& path);
     ~RunDirectory();
     RunDirectory(const RunDirectory&) = delete;
     RunDirectory& operator=(const RunDirectory&) = delete;
 
-    // Either begin() or go_on() must be called before anything is written. begin() starts a new run. If a run that got
-    // somewhere is there already, or files that are not a run's, it throws Error(bad_flags). `overwrite` replaces that
-    // run, with its checkpoints and its exported model. `restart`: a run that wrote no checkpoint may be begun again;
-    // its records are moved aside. go_on() continues the run in the directory, whose logs had these sizes.
+    // Call begin() or go_on() before anything is written. begin() starts a new run. It throws Error(bad_flags) if the
+    // directory holds a run that made steps, or files that no run has written. `overwrite` replaces that run with its
+    // checkpoints and its exported model. `restart` allows to restart a run that wrote no checkpoint, and moves its
+    // records aside. go_on() continues the run in the directory, whose logs had these sizes.
     void begin(bool overwrite, bool restart = false);
     void go_on(const RunFileSizes& sizes);
 
@@ -96,18 +96,18 @@ public:
     std::string file(const std::string& name) const;  // path()/name
     std::string checkpoints() const { return file("checkpoints"); }
     RunFileSizes sizes() const;
-    // Brings both logs to the disk; for any thread.
+    // Returns a function that flushes both logs to the disk, for any thread.
     std::function<void()> synchronizer() const;
 
-    // Notes in run.json that there is a checkpoint, so that a restart which cannot see it does not begin from step 1.
-    // Also warns if the directory is not locked any more. Neither can fail a run.
+    // Notes in run.json that there is a checkpoint, so that a restart that cannot see it does not begin at step 1. Also
+    // warns if the lock is gone. Never throws.
     void note_checkpoint(int64_t step);
     void record(const StepRecord& record);
     void record(const ValRecord& record);
-    // Any other line of metrics.jsonl. Every line ends with "time" (ISO 8601, UTC) and "elapsed",
-    // seconds_since_start().
+    // Appends any other line to metrics.jsonl. Every line ends with "time" (ISO 8601, UTC) and "elapsed"
+    // (seconds_since_start()).
     void append(const nlohmann::ordered_json& record);
-    // Why the run ends in this step, for main.log: in its form, "s:19 end:1" and the text.
+    // Says in main.log why the run ends in this step: "s:19 end:1" and the text.
     void record_end(int64_t step, const std::string& why);
 
     // `watcher` is called with every record from now on, without a directory too. One that throws is reported, and not

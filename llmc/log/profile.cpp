@@ -1,3 +1,4 @@
+// Computes how much communication is hidden behind compute, and writes traces in Chrome's format.
 #include "llmc/log/profile.h"
 
 #include <algorithm>

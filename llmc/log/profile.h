@@ -1,6 +1,5 @@
-// --profile-steps: what the streams and the host do during some steps, as a file that Perfetto
-// (https://ui.perfetto.dev) and chrome://tracing open, one a rank; and how much of the communication was hidden behind
-// compute.
+// --profile-steps: records what the streams and the host do during some steps. Each rank writes a file for Perfetto
+// (https://ui.perfetto.dev) or chrome://tracing. Also says how much of the communication was hidden behind compute.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -16,14 +15,14 @@
 namespace llmc {
 
 struct ProfileSteps {
-    int64_t first = 1, last = 0;  // from 1, both of them included
+    int64_t first = 1, last = 0;  // count from 1; both are included
 };
 
-// "N": N steps after two of warm-up. "A:B": from step A up to B, without B. Throws Error(bad_flags).
+// "N": N steps after two steps of warm-up. "A:B": from step A up to, but without, step B. Throws Error(bad_flags).
 ProfileSteps profile_steps_from_text(const std::string& text);
 
-// Nanoseconds in which collectives ran, in which they and compute ran, and in which compute ran. Ranges of a line may
-// be nested: where one of communication lies in one of compute, the stream communicates.
+// Nanoseconds in which collectives ran, in which collectives and compute ran at once, and in which compute ran. Ranges
+// of one line may be nested: inside a compute range, a communication range counts as communication.
 struct Overlap {
     int64_t communication = 0, hidden = 0, compute = 0;
 };
@@ -32,34 +31,34 @@ Overlap overlap_of(const std::vector<Trace::Range>& ranges);
 struct TraceProcess {
     int rank = 0;
     std::string name;                // "rank 0 on node7"
-    std::vector<std::string> lines;  // the streams' names in the order in which they are shown; the host comes first
-    int64_t clock = 0;               // of this rank at the ranges' time 0, in nanoseconds after `base`
+    std::vector<std::string> lines;  // names of the streams in display order; the host comes first
+    int64_t clock = 0;               // nanoseconds from `base` to this rank's time 0
     int64_t base = 0;                // Unix time in nanoseconds, the same for all ranks
 };
-// The file: Chrome's trace event format, complete events in microseconds after `base`. One event a line.
+// The text of the file: Chrome's trace event format, complete events in microseconds after `base`, one event per line.
 std::string trace_json(const TraceProcess& process, const std::vector<Trace::Range>& ranges);
 
-// The life of a profile in the training loop. Collective: the ranks agree on the base of their clocks.
+// Traces the steps of --profile-steps in the training loop. A collective: the ranks agree on the base of their clocks.
 class Profiler {
 public:
     struct Setup {
         ProfileSteps steps;
-        std::string directory;                                  // where the files go
-        size_t ranges_per_step = 0;                             // about so many
-        std::vector<std::pair<std::string, stream_t>> streams;  // the first one computes; null: not there
+        std::string directory;                                  // the files go here
+        size_t ranges_per_step = 0;                             // estimate
+        std::vector<std::pair<std::string, stream_t>> streams;  // the first is the compute stream; nullptr if unused
     };
-    // Without a setup, nothing happens but that NVTX tools see the steps.
+    // Without a setup it only marks the steps for NVTX tools.
     Profiler(const Comm& comm, const std::optional<Setup>& setup);
 
-    // Before a step's first work and after its last. True: the stream was waited for.
+    // Call before a step's first work, and end_step() after its last. Returns true if it waited for the stream.
     bool begin_step(int64_t step);
     bool is_last(int64_t step) const { return trace_ && step == setup_->steps.last; }
     void end_step() { step_.reset(); }
     const std::string& directory() const { return setup_->directory; }
 
-    // After the last profiled step, or the run's last: writes the file and returns this rank's record for
-    // metrics.jsonl,
-    // {"step", "profile": {...}}. Waits for the streams. Absent: nothing was profiled, or it is written already.
+    // Call after the last profiled step or at the end of the run. Waits for the streams, writes the file and returns
+    // this rank's record for metrics.jsonl, {"step", "profile": {...}}. Returns nothing if there is nothing (more) to
+    // write.
     std::optional<nlohmann::ordered_json> finish(int64_t step);
 
 private:
@@ -71,11 +70,10 @@ private:
     std::optional<ProfileRange> step_;
 };
 
-// The record in words.
+// Describes the record for a person.
 std::string describe_profile(const nlohmann::ordered_json& record);
 
-// After step `step`, on every rank: the record, and a word about it. Nothing, if nothing was profiled or it has been
-// written.
+// Calls profiler.finish(), writes its record and prints it. Every rank calls it.
 void finish_profile(Profiler& profiler, int64_t step, const Comm& comm, RunDirectory& directory);
 
 }  // namespace llmc

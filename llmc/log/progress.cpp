@@ -1,3 +1,4 @@
+// Formats the lines that a person reads during a run.
 #include "llmc/log/progress.h"
 
 #include <unistd.h>
@@ -15,7 +16,7 @@ namespace {
 
 constexpr double kSmoothing = 0.95;  // an average over about the last 20 steps
 
-// Joins fields with " | ", which colour makes quieter than the numbers.
+// Joins fields with " | ", which is dimmed in colour.
 class Fields {
 public:
     explicit Fields(bool colour) : colour_(colour) {}
@@ -109,7 +110,7 @@ void Throughput::add(double tokens, double ms) {
 
 std::optional<double> Throughput::tokens_per_s() const {
     if (weight_ == 0 || ms_ <= 0) return std::nullopt;
-    return 1000 * tokens_ / ms_;  // both lack the same factor `weight_`
+    return 1000 * tokens_ / ms_;  // both averages have the same factor `weight_`
 }
 
 std::optional<double> Throughput::ms_per_step() const {
@@ -151,7 +152,7 @@ void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
     if (const std::string note = record.fresh ? format_fresh_loss(record) : ""; !note.empty()) print(note);
 }
 
-// Validations, samples and saves so far are spread over the steps that they came between.
+// Time for validations, samples and saves so far is spread evenly over the steps.
 double Progress::seconds_left(int64_t step, double ms_per_step) const {
     const double ms = std::chrono::duration<double, std::milli>(Clock::now() - *first_report_).count();
     const double between = steps_since_ > 0 ? std::max(0.0, ms - ms_since_) / static_cast<double>(steps_since_) : 0;

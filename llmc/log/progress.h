@@ -1,5 +1,5 @@
-// What a person sees while a run goes on: one line a step with loss, speed and time left. The formatting functions are
-// pure; Progress keeps the running averages and writes.
+// The terminal during a run: one line per step with loss, speed and time left. The formatting functions are pure;
+// Progress keeps the running averages and prints.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -15,10 +15,10 @@ namespace llmc {
 
 struct ProgressLine {
     int64_t step = 0;
-    int64_t last_step = -1;  // -1: not known
+    int64_t last_step = -1;  // -1 if unknown
     double loss = 0, norm = 0, lr = 0, ms = 0;
     std::optional<double> tokens_per_s;  // smoothed
-    std::optional<double> mfu;           // 0.412; absent when the card's peak is not known
+    std::optional<double> mfu;           // 0.412; nothing if the card's peak is unknown
     std::optional<size_t> memory;        // bytes in use
     std::optional<double> seconds_left;
     bool skipped = false;  // this step's update was not applied
@@ -27,20 +27,20 @@ struct ProgressLine {
 std::string format_progress(const ProgressLine& line, bool colour);
 // "spike at step 812: loss 9.1200 is above 4.3100, ..."
 std::string format_spike(const StepRecord& record);
-// How far the loss of fresh weights may be from what was expected; "" where it is not further.
-constexpr double kFreshLossMargin = 0.5;
+// A warning if the loss of fresh weights is further from the expected loss than kFreshLossMargin, else "".
+constexpr double kFreshLossMargin = 0.5;  // nats
 std::string format_fresh_loss(const StepRecord& record);
 std::string format_validation(const ValRecord& record, bool colour);
 
-// Model FLOPs utilization: the share of `ranks` cards' peak that useful work (ModelConfig::flops_per_token) takes.
+// Model FLOPs utilization: useful work (ModelConfig::flops_per_token) as a fraction of the peak of `ranks` cards.
 double model_flops_utilization(double flops_per_token, double tokens_per_s, double peak_tflops, int ranks);
 
-// True for a person's terminal. A launcher (mpirun, srun) may give its processes terminals of their own, whose output
-// ends in a pipe or a job's log; NO_COLOR, if not empty, and TERM=dumb ask for plain text. `variable` is getenv.
+// True on a person's terminal. Under a launcher (mpirun, srun) it is false, because the output may end in a log. A
+// non-empty NO_COLOR and TERM=dumb ask for plain text. `variable` is getenv.
 bool use_colour(bool is_terminal, const std::function<const char*(const char*)>& variable);
 
-// Tokens a second as an exponential moving average of time and tokens, corrected for its start at zero. The first step
-// is left out: it warms up caches, plans and clocks.
+// Tokens per second: an exponential moving average of time and tokens, corrected for its start at zero. The first step
+// is left out, because it warms up caches, plans and clocks.
 class Throughput {
 public:
     void add(double tokens, double ms);
@@ -53,15 +53,15 @@ private:
 };
 
 struct ProgressSetup {
-    int64_t last_step = -1;             // min(max_steps, stop_after); -1 = not known
-    std::optional<double> peak_tflops;  // of one card, in the run's precision
+    int64_t last_step = -1;             // min(max_steps, stop_after); -1 if unknown
+    std::optional<double> peak_tflops;  // peak of one card in the run's precision
     int ranks = 1;
     int64_t log_every = 1;  // steps
 };
 
 class Progress {
 public:
-    Progress(std::FILE* out, const ProgressSetup& setup);  // colour as `out` and the environment allow
+    Progress(std::FILE* out, const ProgressSetup& setup);  // uses colour if `out` and the environment allow it
     void step(const StepRecord& record, std::optional<size_t> memory);
     void validation(const ValRecord& record);
     void print(const std::string& line);
@@ -75,8 +75,8 @@ private:
     Throughput throughput_;
     using Clock = std::chrono::steady_clock;
     std::optional<Clock::time_point> first_report_;
-    int64_t steps_since_ = 0;  // the first report
-    double ms_since_ = 0;      // time of these steps
+    int64_t steps_since_ = 0;  // steps since the first report
+    double ms_since_ = 0;      // their time
 };
 
 }  // namespace llmc

@@ -1,3 +1,4 @@
+// Collects numbers over the ranks and appends them to metrics.jsonl.
 #include "llmc/log/records.h"
 
 #include <algorithm>
@@ -24,7 +25,7 @@ void require_fp8_products(const ProductCounts& products, int64_t expected, bool 
                               static_cast<long long>(expected)));
 }
 
-// What was measured: of zeros, kurtosis is none.
+// Adds the outlier statistics that are defined; the kurtosis of zeros is not.
 static void put_outliers(nlohmann::ordered_json& tensor, Fp8Role role, const Fp8Outliers& outliers) {
     if (role == Fp8Role::x && std::isfinite(outliers.kurtosis())) tensor["kurtosis"] = outliers.kurtosis();
     if (role != Fp8Role::w || !std::isfinite(outliers.alignment[0])) return;

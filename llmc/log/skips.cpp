@@ -1,3 +1,4 @@
+// Finds the reason of a skipped step in its record.
 #include "llmc/log/skips.h"
 
 #include <cmath>

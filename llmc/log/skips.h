@@ -1,4 +1,4 @@
-// Steps that were skipped: why, in words, and when there were too many of them.
+// Skipped steps: the reason in words, and the error if there are too many in a row.
 #pragma once
 #include <string>
 

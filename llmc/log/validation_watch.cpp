@@ -1,3 +1,4 @@
+// Counts validations without a better loss.
 #include "llmc/log/validation_watch.h"
 
 #include <cmath>

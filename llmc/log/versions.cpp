@@ -1,3 +1,4 @@
+// Asks the compiler, CUDA, cuBLASLt, NCCL, OpenBLAS and oneDNN for their versions.
 #include "llmc/log/versions.h"
 
 #include <nlohmann/json.hpp>
