@@ -1,3 +1,4 @@
+// Reduces a run to a few timed steps, and summarises them.
 #include "llmc/run/bench.h"
 
 #include <algorithm>
@@ -28,7 +29,7 @@ void only_bench(Options& o) {
 }
 
 ShardSet bench_tokens(const Options& o) {
-    constexpr int64_t kMost = 1 << 24;  // more is read several times
+    constexpr int64_t kMost = 1 << 24;  // a longer run reads them several times
     const int64_t needed = o.batches.tokens_until(o.stop_after);
     return ShardSet::random(o.model_config.vocab, std::max<int64_t>(std::min(needed, kMost), o.seq) + 1, o.seed);
 }

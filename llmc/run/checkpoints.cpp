@@ -1,3 +1,4 @@
+// Builds manifests, and starts and reports saves.
 #include "llmc/run/checkpoints.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace {
 
 using llong = long long;
 
-// Bytes of a checkpoint, but for its headers.
+// Bytes of a checkpoint without its headers.
 uint64_t checkpoint_bytes(const std::vector<StateTensor>& tensors) {
     uint64_t bytes = 0;
     for (const StateTensor& tensor : tensors)
@@ -50,7 +51,7 @@ Checkpoints<Real>::Checkpoints(const Options& options, const ShardSet& train, Tr
                 directory.path().c_str(), static_cast<unsigned long long>(room / needed), format_bytes(needed).c_str(),
                 llong{options.keep}, static_cast<unsigned long long>(at_once));
     }
-    // A fifth is left for everything else.
+    // Leave a fifth of the host memory for everything else.
     const size_t memory = available_host_memory() / 5 * 4 / static_cast<size_t>(comm.local_world());
     staging_.emplace(trainer.state_slices(), options.checkpoint_local, memory);
     if (!staging_->note().empty())

@@ -19,8 +19,7 @@ namespace llmc {
 template <class Real>
 class Checkpoints {
 public:
-    // `position` is where the run is; the training loop updates it. Throws Error(no_resources) if there is no room for
-    // one checkpoint.
+    // `position` is where the run is; Run updates it. Throws Error(no_resources) if there is no room for a checkpoint.
     Checkpoints(const Options& options, const ShardSet& train, Trainer<Real>& trainer, RunDirectory& directory,
                 const RunPosition& position);
 
@@ -34,8 +33,8 @@ public:
     void advance(bool some_rank_is_writing);
     bool is_due(bool time_to_save) const;
     void save();
-    // Saves the last checkpoint of the run, unless this step has one, and waits for it. Returns why it could not be
-    // written, the same on every rank.
+    // Saves the last checkpoint of the run, unless this step has one, and waits until it is written. Returns the reason
+    // if that failed, the same on every rank.
     Failure finish();
 
 private:
@@ -52,7 +51,7 @@ private:
     std::optional<Staging> staging_;
     std::optional<CheckpointSaver> saver_;
     Clock::time_point last_begin_ = Clock::now();
-    int64_t last_saved_;  // step; -1: none in this directory
+    int64_t last_saved_;  // step of the last checkpoint in this directory; -1 if there is none
 };
 
 }  // namespace llmc

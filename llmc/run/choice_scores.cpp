@@ -1,3 +1,4 @@
+// Scores completions by the losses of their tokens.
 #include "llmc/run/choice_scores.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 namespace llmc {
 namespace {
 
-// A completion of one of this rank's examples, and the losses of its tokens, summed.
+// A completion of one of this rank's examples, and the sum of its tokens' losses.
 struct Row {
     const Choices* example;
     size_t completion;
@@ -19,7 +20,7 @@ struct Row {
     const std::vector<int32_t>& tokens() const { return example->completions[completion]; }
 };
 
-// The context and the completion but for its last token; targets are the completion's tokens alone.
+// Writes context and completion without its last token. Only the completion's tokens are targets.
 void lay_out(const Row& row, int32_t* tokens, int32_t* targets) {
     const std::vector<int32_t>&context = row.example->context, &completion = row.tokens();
     std::copy(context.begin(), context.end(), tokens);
@@ -27,7 +28,7 @@ void lay_out(const Row& row, int32_t* tokens, int32_t* targets) {
     std::copy(completion.begin(), completion.end(), targets + context.size() - 1);
 }
 
-// The completion with the least of `loss`; the first of equals, and none where a loss is not a number.
+// True if the completion with the smallest loss is the right one. Of equal losses the first wins; a NaN is never right.
 template <class Loss>
 bool is_right(const Row* rows, Loss&& loss) {
     const size_t count = rows->example->completions.size();
@@ -35,7 +36,10 @@ bool is_right(const Row* rows, Loss&& loss) {
     size_t best = count;
     for (size_t i = 0; i < count; i++) {
         if (std::isnan(loss(rows[i]))) return false;
-        if (loss(rows[i]) < least) least = loss(rows[i]), best = i;
+        if (loss(rows[i]) < least) {
+            least = loss(rows[i]);
+            best = i;
+        }
     }
     return best == static_cast<size_t>(rows->example->label);
 }
@@ -52,7 +56,7 @@ std::optional<ChoiceScores> score_choices(Trainer<Real>& trainer, const std::vec
     for (size_t i = static_cast<size_t>(comm.rank()); i < examples.size(); i += world)
         for (size_t c = 0; c < examples[i].completions.size(); c++) rows.push_back({&examples[i], c});
 
-    // Every rank runs as many batches, some of them empty: weights may have to be gathered.
+    // Every rank runs the same number of batches, some of them empty, because weights may have to be gathered.
     const size_t most_rows = static_cast<size_t>(comm.host_max(static_cast<int64_t>(rows.size())));
     std::vector<int32_t> tokens(B * T), targets(B * T);
     watchdog.alive();
@@ -78,7 +82,10 @@ std::optional<ChoiceScores> score_choices(Trainer<Real>& trainer, const std::vec
     std::vector<std::array<int64_t, 2>> all(world);
     comm.host_all_gather(all.data(), &right, sizeof right);
     right = {};
-    for (const std::array<int64_t, 2>& rank : all) right[0] += rank[0], right[1] += rank[1];
+    for (const std::array<int64_t, 2>& rank : all) {
+        right[0] += rank[0];
+        right[1] += rank[1];
+    }
     const double count = static_cast<double>(examples.size());
     return ChoiceScores{static_cast<int64_t>(examples.size()), static_cast<double>(right[0]) / count,
                         static_cast<double>(right[1]) / count};

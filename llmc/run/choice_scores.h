@@ -1,5 +1,5 @@
-// Multiple-choice examples as a model answers them: every completion is scored by its own tokens' log-probabilities
-// after the context, and the best score is the answer.
+// Lets the model answer multiple-choice examples (HellaSwag). Each completion is scored by the log-probabilities of its
+// tokens after the context; the best score is the answer.
 #pragma once
 #include <optional>
 
@@ -10,8 +10,8 @@
 
 namespace llmc {
 
-// The examples are shared out over the ranks; a collective, and the same on every rank. B and T: of a micro-batch.
-// Nothing, if some rank is told to stop meanwhile.
+// Distributes the examples over the ranks; every rank gets the same scores. Returns nothing if a signal asks some rank
+// to stop meanwhile. A collective.
 template <class Real>
 std::optional<ChoiceScores> score_choices(Trainer<Real>& trainer, const std::vector<Choices>& examples,
                                           Watchdog& watchdog);

@@ -1,3 +1,4 @@
+// Validates and samples with the weights that the trainer has.
 #include "llmc/run/evaluation.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What a run looks at between its steps: the loss on validation sets, and samples of what the model writes.
+// Evaluates the model between two steps: loss on validation sets, HellaSwag, and samples of text.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -24,12 +24,12 @@ public:
 
     bool validates_after(int64_t step, bool last) const;
     bool samples_after(int64_t step, bool last) const;
-    // Mean loss over each validation set, and HellaSwag. Nothing if some rank is told to stop before the end.
+    // Mean loss over each validation set, and HellaSwag. Returns nothing if a signal asks some rank to stop meanwhile.
     std::optional<ValRecord> validate(int64_t step);
     // Prints --sample-tokens tokens that follow the prompt, or the beginning of a document. A signal or --max-minutes
     // cuts the sample short.
     Sample print_sample(int64_t step);
-    // Prints how far the last loss of the first set is above what any model could reach, where the data knows.
+    // If the data has a known entropy: prints how far the last loss of the first set is above it.
     void print_floor() const;
 
 private:

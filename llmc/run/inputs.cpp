@@ -1,3 +1,4 @@
+// Opens the shards, finds their tokenizer, and checks that they fit the model.
 #include "llmc/run/inputs.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Documents of all sets begin with one token, which the vocabulary has.
+// --doc-mask: the documents of all sets must begin with the same token of the vocabulary.
 void check_end_token(const ShardSet& set, const Options& o) {
     const std::string& path = set.path(0);
     const auto refuse = [&](const std::string& what) {

@@ -1,4 +1,4 @@
-// The token shards of a run and their tokenizer, opened before anything is allocated.
+// The token shards of a run and their tokenizer. They are opened before anything is allocated.
 #pragma once
 #include <memory>
 #include <string>
@@ -14,9 +14,9 @@
 namespace llmc {
 
 struct Inputs {
-    std::unique_ptr<ShardSet> train;                                     // nullptr: none given
+    std::unique_ptr<ShardSet> train;                                     // nullptr without --train
     std::vector<std::pair<std::string, std::unique_ptr<ShardSet>>> val;  // by name
-    std::vector<Choices> hellaswag;                                      // empty: none given
+    std::vector<Choices> hellaswag;                                      // empty without --hellaswag
     TokenizerSearch tokenizer;  // the tokenizer of the training set; check() sets it
 
     explicit Inputs(const Options& options);
@@ -25,7 +25,7 @@ struct Inputs {
     void check(const Options& options);
     // Copies the tokenizer's file into the run directory, so that samples and exports need nothing outside of it.
     void keep_tokenizer(const RunDirectory& directory) const;
-    // What the shards tell resolve(). The rest of ResolveInputs is as it was.
+    // Fills in the facts about the shards that resolve() needs.
     void describe(ResolveInputs& surroundings) const;
 };
 

@@ -1,3 +1,4 @@
+// Connects the ranks of a run, and opens this rank's device.
 #include "llmc/run/ranks.h"
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// The other processes of a run, found and agreed with: a Comm, and the watchdog over it. And what this rank's device
-// is.
+// The ranks of a run: the Comm that joins them, the watchdog over it, and this rank's device.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -21,14 +20,14 @@ struct Ranks {
 
     Ranks(const Options& options, const LaunchInfo& launch);
     ~Ranks() { watchdog.stop(); }
-    // Opens this rank's device.
+    // Meets the other ranks, and opens this rank's device.
     void connect(const Options& options, const LaunchInfo& launch);
-    // Instead: the ranks of a plan, which do not exist.
+    // Call this instead of connect() to plan a run: the ranks do not exist.
     void plan(const Options& options);
-    // What the device tells resolve(). The rest of ResolveInputs is as it was.
+    // Fills in the facts about ranks and device that resolve() needs.
     void describe(ResolveInputs& surroundings) const;
-    // Bytes to be left free for what libraries take later. The world's communicator is there already when free memory
-    // is asked.
+    // Bytes to leave free for libraries that allocate later. This excludes the communicator of all ranks, which already
+    // exists when free memory is measured.
     size_t libraries_to_come(const Options& options) const;
 
 private:
@@ -44,7 +43,7 @@ public:
     explicit StopPoll(const Comm& comm, std::optional<Clock::time_point> deadline = {})
         : comm_(comm), deadline_(deadline) {}
 
-    // Every rank calls it before each piece. True on all ranks if the work should end here.
+    // Every rank calls it before each piece. Returns true on all ranks if the work should end here.
     bool operator()();
 
 private:
@@ -54,7 +53,7 @@ private:
     int64_t interval_ = 1, calls_left_ = 0;
 };
 
-// Ranks that do not exist, on GPUs, talking as the options say.
+// A Comm of `world` ranks that do not exist, on GPUs that are connected as the options say.
 Comm planned_ranks(const Options& options, int world);
 
 }  // namespace llmc

@@ -1,3 +1,4 @@
+// Finds a checkpoint that is complete and undamaged, and that fits the flags.
 #include "llmc/run/resume.h"
 
 #include <chrono>
@@ -29,7 +30,7 @@ bool is_directory(const std::string& path) {
     return fs::is_directory(path, ignored);
 }
 
-// Paths in one text: each ends with a zero byte, which alone cannot be in a path.
+// Packs paths into one text; a zero byte, which no path contains, ends each of them.
 std::string packed(const std::vector<std::string>& paths) {
     std::string text;
     for (const std::string& path : paths) text += path + '\0';
@@ -46,9 +47,9 @@ std::vector<std::string> unpacked(const std::string& text) {
 // ---- choosing a checkpoint ------------------------------------------------------------------------------------------
 
 struct Candidates {
-    std::string directory;           // where they are; "" if --resume names one checkpoint
+    std::string directory;           // directory that was searched; "" if --resume names one checkpoint
     std::vector<std::string> paths;  // complete checkpoints, newest first
-    size_t all = 0;                  // complete or not
+    size_t all = 0;                  // number of checkpoints, complete or not
 };
 
 Candidates candidates_for(const Options& o, const std::string& out) {
@@ -133,7 +134,7 @@ std::unique_ptr<CheckpointReader> newest(const std::vector<std::string>& paths, 
 
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : json_text(value); }
 
-// Flags that say nothing about what a step computes.
+// Flags that do not change what a step computes.
 const std::set<std::string> kFree = {"train",
                                      "val",
                                      "out",
@@ -176,12 +177,12 @@ const std::set<std::string> kFree = {"train",
                                      "hellaswag",
                                      "tensorboard",
                                      "prometheus"};
-// Those that make another model or another state of it, or another meaning of a step.
+// Flags that change the model, its state or the meaning of a step.
 const std::set<std::string> kFixed = {"layers",      "heads",          "channels",     "vocab",    "context",
                                       "total-batch", "batch-schedule", "seq-schedule", "optimizer"};
-// Those among kFixed that change the shape of the weights.
+// The flags of kFixed that change the shape of the weights.
 const std::set<std::string> kShape = {"layers", "heads", "channels", "vocab", "context"};
-// Those that decide which data comes next.
+// Flags that decide which data comes next.
 const std::set<std::string> kData = {"seq", "seed", "doc-mask", "doc-positions"};
 
 std::string described(const Json& model) { return model.is_null() ? kGpt2.name : json_text(model); }
@@ -189,7 +190,7 @@ std::string described(const Json& model) { return model.is_null() ? kGpt2.name :
 void compare_configurations(const Options& o, Resumed& resumed) {
     Json then = resumed.checkpoint->manifest().config;
     const Json now = parse_json<Json>(config_json(o));
-    // There was a time without the flags.
+    // Older checkpoints lack these flags.
     if (!then.contains("optimizer")) then["optimizer"] = "adamw";
     for (const char* name : {"doc-mask", "doc-positions"})
         if (!then.contains(name)) then[name] = false;
@@ -220,7 +221,7 @@ void compare_configurations(const Options& o, Resumed& resumed) {
     }
 }
 
-// Small enough to be multiplied by what a step has.
+// A number that is small enough to be multiplied by the tokens of a step.
 int64_t small_number(const Json& value) {
     if (value.is_number_unsigned() && value.get<uint64_t>() < (uint64_t{1} << 40)) return value.get<int64_t>();
     throw Json::type_error::create(302, "a number that cannot be", nullptr);

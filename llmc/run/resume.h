@@ -20,27 +20,27 @@ namespace llmc {
 // How far a run has come. The Trainer has the rest of its state.
 struct RunPosition {
     std::string run_id;
-    int64_t step = 0;  // finished
-    int64_t data_step =
-        0;  // the step of the sample order that comes next, from 0; `step` plus what --skip-data skipped
+    int64_t step = 0;       // finished
+    int64_t data_step = 0;  // next step of the sample order, from 0: `step` plus the steps that --skip-data skipped
     ValidationWatch watch;
     bool evaluation_due = false;  // a stop came before the validation, samples and records that follow the step
-    int64_t saved = -1;           // step of the checkpoint in --out that the run was resumed from; -1: none
-    RunFileSizes files;
+    int64_t saved = -1;           // step of the checkpoint in --out that the run resumed from, else -1
+    RunFileSizes files;           // sizes of the logs
 };
 nlohmann::ordered_json position_json(const RunPosition& position, const Options& options, const ShardSet& train);
 
 struct Resumed {
     std::unique_ptr<CheckpointReader> checkpoint;
     RunPosition position;
-    bool in_place = false;           // the checkpoint is in --out, so the logs there are continued
+    bool in_place = false;           // the checkpoint is in --out, so its logs continue
     std::vector<std::string> notes;  // flags that differ from those of the checkpoint, for the user
     double seconds = 0;              // time to find and check it
 };
 
-// A collective. The first rank looks, and all check the files together. Nothing: a new run is to begin. What cannot be
-// resumed is Error(checkpoint) on all ranks; checkpoints that are damaged or incomplete are skipped, with a line on
-// stderr. --resume auto begins a new run only where nothing says that a run saved a checkpoint.
+// Finds the checkpoint that --resume asks for: rank 0 looks for it, and all ranks check its files. Damaged or
+// incomplete checkpoints are skipped with a warning. Returns nothing if a new run begins; with --resume auto that is
+// allowed only if nothing says that a run saved a checkpoint here. Otherwise throws Error(checkpoint) on all ranks. A
+// collective.
 std::optional<Resumed> find_checkpoint(const Options& options, const ShardSet& train, Ranks& ranks);
 
 // Throws unless the checkpoint holds exactly these tensors.

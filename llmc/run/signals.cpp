@@ -1,3 +1,4 @@
+// The handler only sets lock-free atomics and writes to stderr.
 #include "llmc/run/signals.h"
 
 #include <signal.h>
@@ -15,7 +16,7 @@ namespace {
 std::atomic<bool> stop{false};
 std::atomic<int> first_signal{0};
 std::atomic<int> interrupts{0};
-std::atomic<long> first_second{0};  // of the monotonic clock
+std::atomic<long> first_second{0};  // time of the first signal on the monotonic clock
 std::atomic<const char*> waits_for{"this step"};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free &&
               std::atomic<const char*>::is_always_lock_free);
@@ -46,12 +47,12 @@ void handle(int signal_number) {
 void install_signal_handlers() {
     struct sigaction action {};
     action.sa_handler = handle;
-    action.sa_flags = SA_RESTART;  // reads and writes under way continue
+    action.sa_flags = SA_RESTART;  // interrupted reads and writes continue
     sigemptyset(&action.sa_mask);
     for (int signal_number : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaction(signal_number, &action, nullptr);
     struct sigaction hangup {};
     sigaction(SIGHUP, nullptr, &hangup);
-    if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // nohup ignores it
+    if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // keep ignoring it under nohup
     action.sa_handler = SIG_IGN;
     for (int signal_number : {SIGPIPE, SIGXFSZ}) sigaction(signal_number, &action, nullptr);
 }

@@ -1,17 +1,17 @@
-// Stopping a run from outside. SIGINT, SIGTERM, SIGHUP (a terminal that is closed), SIGUSR1 and SIGUSR2 (one of which
-// Slurm sends before a time limit) to any rank ask for a clean stop after the current step. A second one ends the
-// process at once, with the exit code that shells expect of it (128 + its number); within two seconds it only does if
-// both are SIGINT, because launchers and batch systems may deliver one order in two ways.
+// Stopping a run by signals. SIGINT, SIGTERM, SIGHUP (a closed terminal), SIGUSR1 and SIGUSR2 (Slurm can send one of
+// them before a time limit) ask for a clean stop after the current step; one rank that gets a signal is enough. A
+// second signal ends the process immediately with the exit code that shells expect (128 + its number). Within two
+// seconds this needs two SIGINTs, because launchers and batch systems may deliver one order as two signals.
 //
-// SIGPIPE and SIGXFSZ are ignored, so that the call that writes fails instead of the process: a run whose output nobody
-// reads any more goes on, and a file above the limit of `ulimit -f` is reported with its name.
+// SIGPIPE and SIGXFSZ are ignored, so that the writing call fails instead of the process. A run whose output nobody
+// reads continues, and a file above the limit of `ulimit -f` is reported with its name.
 #pragma once
 
 namespace llmc {
 
 void install_signal_handlers();
 
-// Names what Ctrl-C waits for, for its answer on the terminal, as long as this object lives; otherwise "this step".
+// While this object exists, Ctrl-C answers "stopping after WORK"; otherwise "stopping after this step".
 class StopWaitsFor {
 public:
     explicit StopWaitsFor(const char* work);
@@ -24,10 +24,10 @@ private:
 };
 
 bool stop_requested();
-int stop_signal();               // the first signal that asked, 0: none
+int stop_signal();               // the first signal that asked for a stop; 0 if there was none
 const char* stop_signal_name();  // "SIGTERM"; "none"
 
-// The same as a signal, for limits the program finds itself, and to start over in tests.
+// For tests: ask for a stop like a signal, and forget all signals.
 void request_stop();
 void clear_stop_request();
 

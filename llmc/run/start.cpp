@@ -76,7 +76,7 @@ void write_run_json(const RunDirectory& directory, const Options& options, const
     if (facts.resumed_at >= 0 && fs::exists(path)) {
         ordered_json run = read_run_json(directory.path());
         if (!run.is_object()) run = ordered_json::object();
-        if (!run["resumed"].is_array()) run["resumed"] = ordered_json::array();  // not yet there, or of other hands
+        if (!run["resumed"].is_array()) run["resumed"] = ordered_json::array();  // missing, or somebody edited it
         run["resumed"].push_back({{"date", utc_now()},
                                   {"step", facts.resumed_at},
                                   {"command", options.command_line},
@@ -93,7 +93,7 @@ void write_run_json(const RunDirectory& directory, const Options& options, const
     }
     ordered_json run;
     run["run_id"] = facts.run_id;
-    run["first_checkpoint"] = nullptr;  // its step; note_checkpoint()
+    run["first_checkpoint"] = nullptr;  // note_checkpoint() puts the step here
     run["date"] = utc_now();
     run["command"] = options.command_line;
     run["world"] = facts.world;
@@ -125,7 +125,7 @@ RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, 
     if (resumed) {
         restore(trainer, ranks, *resumed);
         if (o.plateau != "off") trainer.scale_rate(resumed->position.watch.rate_factor());
-        resumed->checkpoint.reset();  // its files, which may have to be deleted
+        resumed->checkpoint.reset();  // closes its files, which may have to be deleted
         return resumed->position;
     }
     if (o.init_from.empty())
@@ -149,7 +149,7 @@ void begin_records(RunDirectory& directory, const Trainer<Real>& trainer, const 
     trainer.comm().require_equal("weights to start from", weights);
     if (!directory.active()) return;
     if (position.saved >= 0) {
-        // The next --resume would take newer ones, and this run does their steps again.
+        // This run repeats their steps, but the next --resume would take the newer checkpoints.
         for (const FoundCheckpoint& found : find_checkpoints(directory.checkpoints()))
             if (found.step > position.step)
                 std::printf("note: %s is newer than the step that the run continues from: renamed to %s\n",

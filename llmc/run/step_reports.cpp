@@ -1,3 +1,4 @@
+// Completes the records of steps and writes them, and notices when a run has to end.
 #include "llmc/run/step_reports.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@
 namespace llmc {
 
 Deadline deadline_after(double minutes) {
-    constexpr double kLongest = 1e7;  // 19 years, and far from where the clock ends
+    constexpr double kLongest = 1e7;  // 19 years; the clock can represent more
     if (minutes <= 0) return std::nullopt;
     return std::chrono::steady_clock::now() +
            std::chrono::milliseconds(static_cast<int64_t>(60e3 * std::min(minutes, kLongest)));
@@ -44,8 +45,8 @@ std::string describe_pass_end(const TokenSchedule& batches, int64_t tokens_per_p
                      static_cast<long long>(passes));
 }
 
-// Equal logits cost ln(V). Logits of C normed channels and a head from N(0, s), 0.02 in GPT-2, have a variance of C *
-// s^2, and cost half of that more.
+// Equal logits give a loss of ln(V). Logits of C normalised channels and a head from N(0, s), with s = 0.02 in GPT-2,
+// have a variance of C * s^2, which adds half of that.
 FreshLoss fresh_loss(const ModelConfig& model) {
     const double ln_vocab = std::log(model.vocab);
     const ModelTable table = model.table();

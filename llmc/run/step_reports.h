@@ -1,5 +1,4 @@
-// The numbers of a step on their way to the terminal and to metrics.jsonl. What the host knows of a step waits here
-// until the device has its results, which the loop asks for while the next step runs.
+// Reports steps and validations to the terminal and to metrics.jsonl, and defines the reasons why a run stops early.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -20,15 +19,15 @@ namespace llmc {
 
 // Why a run ends before its last step.
 enum class StopReason : int64_t { none, out_of_time, signal };
-// On the steady clock, or none.
+// Time limit on the steady clock, or nothing.
 using Deadline = std::optional<std::chrono::steady_clock::time_point>;
-Deadline deadline_after(double minutes);  // 0: none
-// What this rank has to say.
+Deadline deadline_after(double minutes);  // 0 means no limit
+// Why this rank wants to stop now.
 StopReason stop_reason(const Deadline& deadline);
-void print_stop(int64_t step, StopReason reason);  // none: nothing
+void print_stop(int64_t step, StopReason reason);  // prints nothing for `none`
 std::string stop_name(StopReason reason);          // "SIGTERM", "--max-minutes reached"
 
-FreshLoss fresh_loss(const ModelConfig& model);
+FreshLoss fresh_loss(const ModelConfig& model);  // expected loss of a freshly initialised model
 
 struct SeenLoss {
     int64_t step = 0;
@@ -39,9 +38,9 @@ struct RunResults {
     std::optional<SeenLoss> train, val, best_val;
 };
 
-// Where the training data is read again from its start.
+// Length of a pass over the training data.
 struct PassOverData {
-    int64_t tokens = 0;       // tokens of a pass; 0 if not known
+    int64_t tokens = 0;       // tokens of a pass; 0 if unknown
     int64_t steps_ahead = 0;  // data steps ahead of the counted ones, after --skip-data
 };
 
@@ -51,7 +50,7 @@ std::string describe_pass_end(const TokenSchedule& batches, int64_t tokens_per_p
 
 class StepReports {
 public:
-    // `fp8`: of the run, to name tensors; nullptr: none.
+    // `fp8` names tensors; nullptr without FP8.
     StepReports(const Options& options, const ProgressSetup& setup, const PassOverData& pass, const Fp8Registry* fp8,
                 const Comm& comm, RunDirectory& directory);
 
@@ -60,7 +59,7 @@ public:
     // Reports a step. Throws Error(bad_numbers) if too many steps in a row were skipped, or if bits differ.
     void report(StepRecord record);
     void report(const ValRecord& record);
-    // Of --bench, at the end.
+    // Prints the summary of --bench.
     void print_bench();
     const RunResults& results() const { return results_; }
 

@@ -1,3 +1,4 @@
+// Builds the text at the start and the end of a run.
 #include "llmc/run/summary.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 namespace llmc {
 namespace {
 
-// The last step that this run can come to.
+// The last step that this process can reach.
 int64_t last_step_of(const Options& o) { return o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps; }
 
 std::string passes_of(const Options& o, int64_t train_tokens) {
@@ -37,9 +38,9 @@ std::string length_line(const Options& o, const RunOutlook& outlook) {
     return text;
 }
 
-// On a GPU the planner's time, a lower bound. On a CPU only what would surprise.
+// On a GPU the predicted time, a lower bound; on a CPU only a warning if steps will be slow.
 std::string time_note(const Options& o, const DeviceInfo& device, const RunOutlook& outlook) {
-    constexpr double kSurprising = 20;  // seconds a step
+    constexpr double kSurprising = 20;  // seconds per step
     if (!outlook.seconds_per_step) return "";
     const double seconds = *outlook.seconds_per_step;
     const int64_t steps = last_step_of(o) - outlook.first_step + 1;
@@ -65,8 +66,8 @@ std::string next_commands(const Options& o) {
     return text + "      python3 scripts/report.py " + out + "\n";
 }
 
-// A validation after the last step says more about the weights than that step's loss, which it may have been skipped
-// for.
+// A validation after the last step says more about the weights than that step's loss, which may be why the step was
+// skipped.
 bool is_validated(const RunResults& seen) { return seen.val && (!seen.train || seen.val->step >= seen.train->step); }
 
 bool ends_badly(const RunResults& seen) {
