@@ -1,10 +1,7 @@
 // SwiGLU and ReLU squared that quantize, byte by byte against the plain kernels followed by quantize().
 #include "llmc/check/families.h"
 #include "llmc/check/quantized_results.h"
-#include "llmc/kernels/relu2.h"
-#include "llmc/kernels/relu2_fp8.h"
-#include "llmc/kernels/swiglu.h"
-#include "llmc/kernels/swiglu_fp8.h"
+#include "llmc/kernels/activation.h"
 
 namespace llmc::check {
 

@@ -2,7 +2,7 @@
 #include "llmc/check/families.h"
 #include "llmc/check/gelu_values.h"
 #include "llmc/check/quantized_results.h"
-#include "llmc/kernels/gelu_fp8.h"
+#include "llmc/kernels/activation.h"
 
 namespace llmc::check {
 

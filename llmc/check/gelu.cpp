@@ -1,5 +1,5 @@
 // GELU at the run's hidden width against FP64.
-#include "llmc/kernels/gelu.h"
+#include "llmc/kernels/activation.h"
 
 #include "llmc/check/families.h"
 #include "llmc/check/gelu_values.h"

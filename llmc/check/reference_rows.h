@@ -44,7 +44,7 @@ LayernormGradient layernorm_gradient(const std::vector<double>& x, const std::ve
 
 // ---- GELU ----------------------------------------------------------------------------------------------------------
 
-// GELU's value, its derivative, and how far a kernel's FP32 arithmetic (gelu.cuh) may be from them.
+// GELU's value, its derivative, and how far a kernel's FP32 arithmetic (activation.cuh) may be from them.
 //
 // In units of u = 2^-24, half a unit in the last place at most. An IEEE operation errs by u. The PTX ISA allows
 // ex2.approx.f32 2 ulp from the correctly rounded result, and div.approx.f32 2 ulp too where 2^-126 <= |b| <= 2^126:

@@ -6,8 +6,8 @@ namespace llmc::reference {
 
 // inp (N, 2F): rows of F of gate, then F of up; dout (N, F).
 //
-// Bounds of FP32 arithmetic (swiglu.cuh), in units of u = 2^-24; GELU's in reference_rows.h say where its numbers come
-// from.
+// Bounds of FP32 arithmetic (activation.cuh), in units of u = 2^-24; GELU's in reference_rows.h say where its numbers
+// come from.
 //   e           exp(-gate): 2u |gate| from the exponent (a product with a rounded constant), and 5u
 //   sigmoid     1 / (1 + e): an error of e weighs 1 - sigmoid; the sum errs by u, the division by 5u
 //   out         silu and up: two products more

@@ -1,5 +1,5 @@
 // ReLU squared at the run's hidden width: one rounding of FP32 and one to what is stored, so to the bit.
-#include "llmc/kernels/relu2.h"
+#include "llmc/kernels/activation.h"
 
 #include "llmc/check/families.h"
 #include "llmc/check/trial.h"

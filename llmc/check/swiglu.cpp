@@ -1,5 +1,5 @@
 // SwiGLU at the run's hidden width against FP64.
-#include "llmc/kernels/swiglu.h"
+#include "llmc/kernels/activation.h"
 
 #include "llmc/check/families.h"
 #include "llmc/check/reference_swiglu.h"

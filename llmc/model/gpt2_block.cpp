@@ -2,10 +2,9 @@
 
 #include <algorithm>
 
+#include "llmc/kernels/activation.h"
 #include "llmc/kernels/attention_fp8.h"
 #include "llmc/kernels/bias.h"
-#include "llmc/kernels/gelu.h"
-#include "llmc/kernels/gelu_fp8.h"
 #include "llmc/kernels/quantize.h"
 
 namespace llmc {

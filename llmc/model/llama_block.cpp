@@ -3,11 +3,8 @@
 #include <algorithm>
 
 #include "llmc/device/transfer.h"
+#include "llmc/kernels/activation.h"
 #include "llmc/kernels/quantize.h"
-#include "llmc/kernels/relu2.h"
-#include "llmc/kernels/relu2_fp8.h"
-#include "llmc/kernels/swiglu.h"
-#include "llmc/kernels/swiglu_fp8.h"
 
 namespace llmc {
 

@@ -1,5 +1,5 @@
 // GELU and its gradient against FP64.
-#include "llmc/kernels/gelu.h"
+#include "llmc/kernels/activation.h"
 
 #include "test/kernels/row_shapes.h"
 
@@ -56,8 +56,8 @@ TEST_CASE("gelu_forward of values that are not ordinary") {
     CHECK_THROWS_AS(gelu_forward<float>(x, x.get(), 7, test_stream()), Error);
 }
 
-// Arithmetic as gelu.cuh has it, with the exponential and the division off by so many units in the last place: at the
-// documented 2.5 every value is within its bound, at four times as much not every one is.
+// Arithmetic as activation.cuh has it, with the exponential and the division off by so many units in the last place: at
+// the documented 2.5 every value is within its bound, at four times as much not every one is.
 TEST_CASE("bounds of GELU hold where exponential and division err as documented, and fail at four times as much") {
     struct Worst {
         double value, derivative;

@@ -1,7 +1,6 @@
 // Quantizing GELU against the plain FP32 kernels, which gelu.cpp compares with FP64.
-#include "llmc/kernels/gelu_fp8.h"
+#include "llmc/kernels/activation.h"
 
-#include "llmc/kernels/gelu.h"
 #include "test/kernels/quantized.h"
 
 using namespace llmc;

@@ -1,5 +1,5 @@
 // ReLU squared and its gradient against FP64.
-#include "llmc/kernels/relu2.h"
+#include "llmc/kernels/activation.h"
 
 #include "test/kernels/row_shapes.h"
 

@@ -1,7 +1,6 @@
 // Quantizing ReLU squared against the plain kernels, which relu2.cpp compares with FP64, and a cast of what they write.
-#include "llmc/kernels/relu2_fp8.h"
+#include "llmc/kernels/activation.h"
 
-#include "llmc/kernels/relu2.h"
 #include "test/kernels/quantized.h"
 
 using namespace llmc;

@@ -1,5 +1,5 @@
 // SwiGLU and its gradients against FP64.
-#include "llmc/kernels/swiglu.h"
+#include "llmc/kernels/activation.h"
 
 #include "llmc/check/reference_swiglu.h"
 #include "test/kernels/row_shapes.h"
@@ -41,8 +41,8 @@ TEST_CASE_TEMPLATE("swiglu_forward and swiglu_backward", Real, float, bf16) {
     }
 }
 
-// Arithmetic as swiglu.cuh has it, with the exponential and the division off by so many units in the last place: at the
-// documented 2.5 every value is within its bound, at four times as much not every one is.
+// Arithmetic as activation.cuh has it, with the exponential and the division off by so many units in the last place: at
+// the documented 2.5 every value is within its bound, at four times as much not every one is.
 TEST_CASE("bounds of SwiGLU hold where exponential and division err as documented, and fail at four times as much") {
     const int F = 4096;
     std::vector<float> x(2 * F);

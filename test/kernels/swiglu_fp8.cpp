@@ -1,7 +1,6 @@
 // Quantizing SwiGLU against the plain kernels, which swiglu.cpp compares with FP64, and a cast of what they write.
-#include "llmc/kernels/swiglu_fp8.h"
+#include "llmc/kernels/activation.h"
 
-#include "llmc/kernels/swiglu.h"
 #include "test/kernels/quantized.h"
 
 using namespace llmc;

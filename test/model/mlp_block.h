@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <string>
 
+#include "llmc/kernels/activation.h"
 #include "llmc/kernels/bias.h"
-#include "llmc/kernels/gelu.h"
-#include "llmc/kernels/gelu_fp8.h"
 #include "llmc/kernels/layernorm.h"
 #include "llmc/kernels/layernorm_backward_fp8.h"
 #include "llmc/kernels/quantize.h"

@@ -1,4 +1,4 @@
-// The activations of gelu.cuh, swiglu.cuh and relu2.cuh, and their derivatives, for vectors.
+// The activations of activation.cuh and their derivatives, for vectors.
 #pragma once
 #include "llmc/kernels/host/vectors.h"
 

@@ -1,0 +1,204 @@
+// Activations that quantize their output (activation.h). Each kernel is quantize_tile() (quantize_tile.cuh) around a
+// producer that computes the values.
+#include "llmc/device/registers.cuh"
+#include "llmc/kernels/activation.cuh"
+#include "llmc/kernels/activation.h"
+#include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/quantize_tile.cuh"
+
+namespace llmc {
+
+// ---- GELU and ReLU squared -----------------------------------------------------------------------------------------
+
+// The activation of inp, or its gradient, dout * f'(inp). Forward, dout is not read.
+template <class Activation, bool kBackward>
+struct ActivationValues {
+    const bf16 *dout, *inp;
+    int C;
+    static constexpr bool kSumsColumns = kBackward && Activation::kFollowsBias;
+    static constexpr int kHalves = 1;
+    struct Inputs {
+        Bf16x16 dout, inp;
+    };
+    LLMC_DEVICE void load(Inputs& inputs, int row, int column) const {
+        const size_t at = static_cast<size_t>(row) * C + column;
+        if constexpr (kBackward) inputs.dout.load(dout + at);
+        inputs.inp.load(inp + at);
+    }
+    LLMC_DEVICE void finish(float (&x)[2][8], const Inputs& inputs) const {
+        float d[2][8];
+        if constexpr (kBackward) inputs.dout.get(d);
+        inputs.inp.get(x);
+        LLMC_UNROLL
+        for (int h = 0; h < 2; h++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) {
+                x[h][i] = kBackward ? d[h][i] * Activation::derivative(x[h][i]) : Activation::value(x[h][i]);
+                if constexpr (Activation::kRoundsBeforeCast) x[h][i] = to_float(to_bf16(x[h][i]));
+            }
+        }
+    }
+};
+
+static __global__ void __launch_bounds__(kQuantizeThreads, 3)
+    gelu_forward_fp8_kernel(e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int C,
+                            QuantizePass pass) {
+    quantize_tile(row, transposed, nullptr, state, ActivationValues<Gelu, false>{nullptr, inp, C}, N, C, pass);
+}
+
+template <class F8>
+static __global__ void __launch_bounds__(kQuantizeThreads, 3)
+    gelu_backward_fp8_kernel(F8* row, F8* transposed, float* parts, Fp8State* state, const bf16* dout, const bf16* inp,
+                             int N, int C, QuantizePass pass) {
+    quantize_tile(row, transposed, parts, state, ActivationValues<Gelu, true>{dout, inp, C}, N, C, pass);
+}
+
+template <class F8, bool kBackward>
+static __global__ void __launch_bounds__(kQuantizeThreads, 3)
+    relu2_fp8_kernel(F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp, int N, int C,
+                     QuantizePass pass) {
+    quantize_tile(row, transposed, nullptr, state, ActivationValues<Relu2, kBackward>{dout, inp, C}, N, C, pass);
+}
+
+void gelu_forward_fp8(const Quantized<e4m3>& to, const bf16* inp, int N, int C, QuantizePass pass, stream_t stream) {
+    const QuantizeLaunch<e4m3> l("gelu_forward_fp8", to, nullptr, nullptr, N, C, pass, stream);
+    host::launch_or_loop<gelu_forward_fp8_kernel, host::gelu_forward_fp8>(
+        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+        state_access(to.state, pass), in(inp, l.elements), N, C, pass);
+}
+
+template <class F8>
+void gelu_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, const bf16* dout, const bf16* inp, int N,
+                       int C, bool accumulate, QuantizePass pass, stream_t stream) {
+    const QuantizeLaunch<F8> l("gelu_backward_fp8", to, dbias, scratch, N, C, pass, stream);
+    host::launch_or_loop<gelu_backward_fp8_kernel<F8>, host::gelu_backward_fp8<F8>>(
+        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+        out(l.parts, l.part_elements), state_access(to.state, pass), in(dout, l.elements), in(inp, l.elements), N, C,
+        pass);
+    l.finish_bias(dbias, C, accumulate);
+}
+
+template <bool kBackward, class F8>
+static void launch_relu2_fp8(const char* launcher, const Quantized<F8>& to, const bf16* dout, const bf16* inp, int N,
+                             int C, QuantizePass pass, stream_t stream) {
+    const QuantizeLaunch<F8> l(launcher, to, nullptr, nullptr, N, C, pass, stream);
+    host::launch_or_loop<relu2_fp8_kernel<F8, kBackward>, host::relu2_fp8<F8, kBackward>>(
+        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+        state_access(to.state, pass), in(dout, l.elements), in(inp, l.elements), N, C, pass);
+}
+
+void relu2_forward_fp8(const Quantized<e4m3>& to, const bf16* inp, int N, int C, QuantizePass pass, stream_t stream) {
+    launch_relu2_fp8<false>("relu2_forward_fp8", to, nullptr, inp, N, C, pass, stream);
+}
+
+template <class F8>
+void relu2_backward_fp8(const Quantized<F8>& to, const bf16* dout, const bf16* inp, int N, int C, QuantizePass pass,
+                        stream_t stream) {
+    launch_relu2_fp8<true>("relu2_backward_fp8", to, dout, inp, N, C, pass, stream);
+}
+
+// ---- SwiGLU forward ------------------------------------------------------------------------------------------------
+
+struct SwigluValues {
+    const bf16* inp;
+    int F;
+    static constexpr bool kSumsColumns = false;
+    static constexpr int kHalves = 1;
+    struct Inputs {
+        Bf16x16 gate, up;
+    };
+    LLMC_DEVICE void load(Inputs& inputs, int row, int column) const {
+        forget(row);  // otherwise nvcc keeps the addresses of all rows in registers
+        const bf16* const gate = inp + static_cast<size_t>(row) * 2 * F + column;
+        inputs.gate.load(gate);
+        inputs.up.load(gate + F);
+    }
+    LLMC_DEVICE void finish(float (&x)[2][8], const Inputs& inputs) const {
+        float gate[2][8];
+        inputs.gate.get(gate);
+        inputs.up.get(x);
+        LLMC_UNROLL
+        for (int h = 0; h < 2; h++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) x[h][i] = to_float(to_bf16(Swiglu::value(gate[h][i], x[h][i])));
+        }
+    }
+};
+
+static __global__ void __launch_bounds__(kQuantizeThreads, 3)
+    swiglu_forward_fp8_kernel(e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int F,
+                              QuantizePass pass) {
+    quantize_tile(row, transposed, nullptr, state, SwigluValues{inp, F}, N, F, pass);
+}
+
+void swiglu_forward_fp8(const Quantized<e4m3>& to, const bf16* inp, int N, int F, QuantizePass pass, stream_t stream) {
+    const QuantizeLaunch<e4m3> l("swiglu_forward_fp8", to, nullptr, nullptr, N, F, pass, stream);
+    host::launch_or_loop<swiglu_forward_fp8_kernel, host::swiglu_forward_fp8>(
+        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+        state_access(to.state, pass), in(inp, 2 * l.elements), N, F, pass);
+}
+
+// ---- SwiGLU backward: a block has the same columns of dgate and of dup ---------------------------------------------
+
+struct SwigluGradientValues {
+    const bf16 *dout, *inp;
+    int F;
+    static constexpr bool kSumsColumns = false;
+    static constexpr int kHalves = 2;
+    struct Inputs {
+        Bf16x16 dout, gate, up;
+        bool is_up;
+    };
+    LLMC_DEVICE void load(Inputs& inputs, int row, int column) const {
+        inputs.is_up = column >= F;
+        const int own = inputs.is_up ? column - F : column;
+        const bf16* const gate = inp + static_cast<size_t>(row) * 2 * F + own;
+        inputs.dout.load(dout + static_cast<size_t>(row) * F + own);
+        inputs.gate.load(gate);
+        inputs.up.load(gate + F);
+    }
+    LLMC_DEVICE void finish(float (&x)[2][8], const Inputs& inputs) const {
+        float gate[2][8], up[2][8];
+        inputs.dout.get(x);
+        inputs.gate.get(gate);
+        inputs.up.get(up);
+        LLMC_UNROLL
+        for (int h = 0; h < 2; h++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) {
+                float dgate, dup;
+                Swiglu::gradients(x[h][i], gate[h][i], up[h][i], dgate, dup);
+                x[h][i] = to_float(to_bf16(inputs.is_up ? dup : dgate));
+            }
+        }
+    }
+};
+
+template <class F8>
+static __global__ void __launch_bounds__(kQuantizeThreads)
+    swiglu_backward_fp8_kernel(F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp, int N,
+                               int F, QuantizePass pass) {
+    quantize_tile(row, transposed, nullptr, state, SwigluGradientValues{dout, inp, F}, N, 2 * F, pass);
+}
+
+template <class F8>
+void swiglu_backward_fp8(const Quantized<F8>& to, const bf16* dout, const bf16* inp, int N, int F, QuantizePass pass,
+                         stream_t stream) {
+    check_quantize("swiglu_backward_fp8", to.state, N, F);
+    const QuantizeLaunch<F8> l("swiglu_backward_fp8", to, nullptr, nullptr, N, 2 * F, pass, stream);
+    host::launch_or_loop<swiglu_backward_fp8_kernel<F8>, host::swiglu_backward_fp8<F8>>(
+        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+        state_access(to.state, pass), in(dout, l.elements / 2), in(inp, l.elements), N, F, pass);
+}
+
+#define LLMC_INSTANTIATE(F8)                                                                                        \
+    template void gelu_backward_fp8(const Quantized<F8>&, float*, float*, const bf16*, const bf16*, int, int, bool, \
+                                    QuantizePass, stream_t);                                                        \
+    template void relu2_backward_fp8(const Quantized<F8>&, const bf16*, const bf16*, int, int, QuantizePass,        \
+                                     stream_t);                                                                     \
+    template void swiglu_backward_fp8(const Quantized<F8>&, const bf16*, const bf16*, int, int, QuantizePass, stream_t);
+LLMC_INSTANTIATE(e4m3)
+LLMC_INSTANTIATE(e5m2)
+#undef LLMC_INSTANTIATE
+
+}  // namespace llmc
