@@ -98,8 +98,8 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     if (comm.is_main()) std::fputs(describe_start(o, ranks, outlook).c_str(), stdout);
     ExitCode code = ExitCode::failure;
     try {
-        code = o.precision == "fp32" ? train<float>(o, inputs, admission, ranks, directory, resumed)
-                                     : train<bf16>(o, inputs, admission, ranks, directory, resumed);
+        code = o.precision == Precision::fp32 ? train<float>(o, inputs, admission, ranks, directory, resumed)
+                                              : train<bf16>(o, inputs, admission, ranks, directory, resumed);
     } catch (const Error& error) {
         ranks.watchdog.report_loss(error);
         throw;

@@ -45,8 +45,8 @@ ordered_json measure(const Options& o, const ShardSet& shards) {
     trainer.micro_step(tokens.data(), targets.data());
     Transformer<Real>& model = trainer.model();
     const stream_t stream = trainer.stream();
-    ordered_json result = {{"precision", o.precision},
-                           {"recipe", o.precision == "fp8" ? o.fp8_recipe : ""},
+    ordered_json result = {{"precision", word_of(o.precision)},
+                           {"recipe", o.precision == Precision::fp8 ? word_of(o.fp8_recipe) : ""},
                            {"device", device_info().name},
                            {"loss", read_back(model.train_loss_sum(), stream) /
                                         static_cast<double>(read_back(model.train_loss_count(), stream))},
@@ -73,7 +73,7 @@ void run(int argc, char** argv) {
     surroundings.device_name = device.name;
     surroundings.card = device.compute_capability;
     resolve(o, surroundings);
-    const ordered_json result = o.precision == "fp32" ? measure<float>(o, shards) : measure<bf16>(o, shards);
+    const ordered_json result = o.precision == Precision::fp32 ? measure<float>(o, shards) : measure<bf16>(o, shards);
     std::ofstream file(o.out);
     file << json_text(result, 1) << "\n";
     if (!file.flush()) throw Error(ExitCode::failure, o.out + " cannot be written");

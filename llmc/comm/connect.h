@@ -8,7 +8,7 @@
 namespace llmc {
 
 struct ConnectOptions {
-    std::string backend = "auto";  // --comm
+    CommKind backend = CommKind::automatic;
     ReduceOrder order = ReduceOrder::any;
     double timeout = 600;                      // seconds to wait for the other ranks
     size_t largest_message = size_t{1} << 30;  // bytes in one call of MPI; tests make it small

@@ -147,18 +147,17 @@ CommChoice::Transport choose_transport(const LaunchInfo& launch, const BuildFeat
 
 }  // namespace
 
-CommChoice choose_comm(const std::string& requested, const LaunchInfo& launch, const BuildFeatures& build) {
+CommChoice choose_comm(CommKind requested, const LaunchInfo& launch, const BuildFeatures& build) {
     using Transport = CommChoice::Transport;
     const auto refuse = [](const std::string& text) { throw Error(ExitCode::bad_flags, text); };
     CommChoice choice;
-    if (requested != "auto" && requested != "self" && requested != "mpi" && requested != "tcp" && requested != "nccl")
-        refuse(strprintf("--comm %s: expected auto, self, mpi, tcp or nccl", requested.c_str()));
-    if (requested == "mpi" && !build.mpi) refuse(strprintf("--comm mpi: this build has no MPI; %s", kGetMpi));
-    if (requested == "nccl" && !build.cuda)
+    if (requested == CommKind::mpi && !build.mpi) refuse(strprintf("--comm mpi: this build has no MPI; %s", kGetMpi));
+    if (requested == CommKind::nccl && !build.cuda)
         refuse("--comm nccl: NCCL connects GPUs, and this build runs on the CPU; use --comm auto, or build train_gpt");
-    if (requested == "nccl" && !build.nccl) refuse(strprintf("--comm nccl: this build has no NCCL; %s", kGetNccl));
+    if (requested == CommKind::nccl && !build.nccl)
+        refuse(strprintf("--comm nccl: this build has no NCCL; %s", kGetNccl));
 
-    if (requested == "self") {
+    if (requested == CommKind::self) {
         if (launch.world != 1)
             refuse(
                 strprintf("--comm self: %s started %d ranks, and each would train alone; start one process, or use "
@@ -167,20 +166,21 @@ CommChoice choose_comm(const std::string& requested, const LaunchInfo& launch, c
         return choice;
     }
     if (launch.alone() || (launch.world == 1 && !launch.mpi)) {
-        if (requested == "mpi") choice.transport = Transport::mpi;
+        if (requested == CommKind::mpi) choice.transport = Transport::mpi;
         return choice;  // one rank needs nothing else
     }
     choice.transport = choose_transport(launch, build);
-    if (requested == "mpi" && choice.transport != Transport::mpi)
+    if (requested == CommKind::mpi && choice.transport != Transport::mpi)
         refuse(
             "--comm mpi: the ranks were not started by mpirun, so MPI knows nothing of them; start them with mpirun, "
             "for example mpirun -np 8 train_gpt ...");
-    if (requested == "tcp") {
+    if (requested == CommKind::tcp) {
         if (launch.address.empty() || launch.world == 0)
             refuse("--comm tcp: the environment has to have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
         choice.transport = Transport::tcp;
     }
-    const bool device_collectives_by_nccl = requested == "nccl" || (requested == "auto" && build.cuda);
+    const bool device_collectives_by_nccl =
+        requested == CommKind::nccl || (requested == CommKind::automatic && build.cuda);
     if (device_collectives_by_nccl && launch.world != 1) {
         if (!build.nccl)
             refuse(

@@ -4,6 +4,8 @@
 #include <functional>
 #include <string>
 
+#include "llmc/base/words.h"
+
 namespace llmc {
 
 struct LaunchInfo {
@@ -32,8 +34,16 @@ struct CommChoice {
     bool nccl = false;
 };
 
-// What `--comm` (auto, self, mpi, tcp, nccl) means under this launch. Throws Error(bad_flags) with advice where it
-// cannot be.
-CommChoice choose_comm(const std::string& requested, const LaunchInfo& launch, const BuildFeatures& build);
+// What --comm asks for.
+enum class CommKind { automatic, self, mpi, tcp, nccl };
+template <>
+inline constexpr Word<CommKind> kWords<CommKind>[] = {{"auto", CommKind::automatic},
+                                                      {"self", CommKind::self},
+                                                      {"mpi", CommKind::mpi},
+                                                      {"tcp", CommKind::tcp},
+                                                      {"nccl", CommKind::nccl}};
+
+// What a request means under this launch. Throws Error(bad_flags) with advice if it cannot be met.
+CommChoice choose_comm(CommKind requested, const LaunchInfo& launch, const BuildFeatures& build);
 
 }  // namespace llmc

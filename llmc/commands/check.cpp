@@ -115,7 +115,7 @@ void leave_out_kernels(Options& o, const std::set<std::string>& wrong, Fallbacks
 void go_on_in_bf16(Options& o, int card, Fallbacks& fallbacks) {
     fallbacks.lines.push_back("FP8 falls back to BF16 altogether: --precision bf16");
     fallbacks.count++;
-    o.precision = "bf16";
+    o.precision = Precision::bf16;
     o.kernel_set = kernel_set_from_text(o.kernels, card, false);
 }
 
@@ -195,7 +195,7 @@ Checked check_until_right(Options& o, Ranks& ranks, const Resumed* resumed) {
     check.cache = cache_directory();
     check.program = kThisProgram;
     check.alive = [&] { ranks.watchdog.alive(); };
-    check.force = o.card_check == "force";
+    check.force = o.card_check == CardCheckMode::force;
     checked.kept_in.emplace(check.cache, check.identity);
     const std::map<std::string, std::string> preferred = algorithms_of(products_of(resumed, checked.notes));
     for (;;) {
@@ -203,7 +203,7 @@ Checked check_until_right(Options& o, Ranks& ranks, const Resumed* resumed) {
         const TrainerConfig config = trainer_config(o);
         check.request = {};
         check.request.device = device_of_rank(ranks.comm, device_count());
-        check.request.use = use_of(config, o.precision == "fp32", ranks.comm.world());
+        check.request.use = use_of(config, o.precision == Precision::fp32, ranks.comm.world());
         for (const auto& [product, kinds] : plan.products) check.request.products.push_back(product);
         check.request.tf32 = config.tf32;
         check.request.fast_accumulation = config.fast_accumulation;
@@ -275,7 +275,7 @@ MeasuredRates kept_rates(const DeviceInfo& device) {
 }
 
 bool checks_cards(const Options& o, const DeviceInfo& device) {
-    return o.card_check == "force" || (o.card_check == "auto" && !device.is_host);
+    return o.card_check == CardCheckMode::force || (o.card_check == CardCheckMode::automatic && !device.is_host);
 }
 
 void note_links(const Rates& rates, const Comm& comm, Admission& admission) {
@@ -291,9 +291,9 @@ void note_links(const Rates& rates, const Comm& comm, Admission& admission) {
         admission.kept->add({{strprintf("links of %d ranks", comm.world()), {"between ranks", "", "", 0, {}, rates}}});
 }
 
-std::optional<double> peak_tflops(const DeviceInfo& device, const std::string& precision, const Admission& admission) {
+std::optional<double> peak_tflops(const DeviceInfo& device, Precision precision, const Admission& admission) {
     if (const std::optional<double> peak = peak_tflops(device, precision)) return peak;
-    const auto measured = admission.rates.find(precision);
+    const auto measured = admission.rates.find(word_of(precision));
     return measured == admission.rates.end() ? std::nullopt : std::optional(measured->second * 1e-12);
 }
 

@@ -27,7 +27,7 @@ struct Admission {
 
 // What MFU is a share of: the data sheet's peak (gpu_table.h), or for a card that is in no table the most that the
 // check saw a product of this precision reach.
-std::optional<double> peak_tflops(const DeviceInfo& device, const std::string& precision, const Admission& admission);
+std::optional<double> peak_tflops(const DeviceInfo& device, Precision precision, const Admission& admission);
 
 // What earlier checks have measured of this card and kept.
 MeasuredRates kept_rates(const DeviceInfo& device);

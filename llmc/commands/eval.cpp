@@ -27,7 +27,7 @@ bool parse(const std::vector<std::string>& arguments, Request& request) {
     app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required()->type_name("PATH");
     app.add_option("-o,--out", request.out, "also write the numbers to this file, as JSON")->type_name("FILE");
     Options& o = request.options;
-    o.precision = "bf16";
+    o.precision = Precision::bf16;
     o.val_batches = -1;
     add_flags(app,
               {"val", "hellaswag", "val-batches", "batch", "seq", "doc-mask", "doc-positions", "precision", "tf32",
@@ -35,7 +35,7 @@ bool parse(const std::vector<std::string>& arguments, Request& request) {
               o);
     if (!parse_arguments(app, arguments)) return false;
     if (o.val.empty() && o.hellaswag.empty()) refuse("nothing to evaluate on; add --val 'GLOB' or --hellaswag FILE");
-    o.recompute = "block";  // keeps nothing for a backward pass
+    o.recompute = Recompute::block;  // keeps nothing for a backward pass
     return true;
 }
 
@@ -50,7 +50,7 @@ ValRecord evaluate(const Request& request, const Inputs& inputs, Ranks& ranks, c
 
 void print(const Request& request, const ModelConfig& model, const Ranks& ranks, const ValRecord& record) {
     std::printf("%s: %s parameters, %s on %s\n", request.from.c_str(), with_commas(model.parameters()).c_str(),
-                request.options.precision.c_str(), ranks.device.name.c_str());
+                word_of(request.options.precision), ranks.device.name.c_str());
     if (!record.losses.empty())
         std::printf("%-16s %10s %12s %14s\n", "validation set", "loss", "perplexity", "bits per byte");
     for (const ValLoss& set : record.losses)
@@ -65,7 +65,7 @@ void print(const Request& request, const ModelConfig& model, const Ranks& ranks,
 
 // The names of metrics.jsonl.
 void write_json(const Request& request, const ValRecord& record) {
-    nlohmann::ordered_json json{{"from", request.from}, {"precision", request.options.precision}};
+    nlohmann::ordered_json json{{"from", request.from}, {"precision", word_of(request.options.precision)}};
     json.update(parse_json<nlohmann::ordered_json>(metrics_line(record)));
     json.erase("step");
     if (record.hellaswag) json["hellaswag_examples"] = record.hellaswag->examples;
@@ -87,8 +87,8 @@ ExitCode evaluate_weights(const std::vector<std::string>& arguments, const Launc
     resolve_for(weights->model(), o, surroundings, ranks);
     inputs.check(o);
     ranks.comm.require_equal("configuration", config_json(o));
-    const ValRecord record = o.precision == "fp32" ? evaluate<float>(request, inputs, ranks, *weights)
-                                                   : evaluate<bf16>(request, inputs, ranks, *weights);
+    const ValRecord record = o.precision == Precision::fp32 ? evaluate<float>(request, inputs, ranks, *weights)
+                                                            : evaluate<bf16>(request, inputs, ranks, *weights);
     if (ranks.comm.is_main()) {
         print(request, weights->model(), ranks, record);
         if (!request.out.empty()) write_json(request, record);

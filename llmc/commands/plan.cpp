@@ -42,9 +42,21 @@ PlannedCard required_card(const Options& o) {
 }
 
 PlanInputs inputs_of(const Options& o, const PlannedCard& card) {
-    return {card.gpu,    o.batch,        o.seq,          o.micro_steps, o.world > 1 ? o.world : 1,
-            o.zero,      o.shard_within, o.precision,    o.fp8_layers,  o.recompute,
-            o.optimizer, o.muon_ns,      o.adam_moments, o.reduce,      card.measured};
+    return {card.gpu,
+            o.batch,
+            o.seq,
+            o.micro_steps,
+            o.world > 1 ? o.world : 1,
+            o.zero,
+            o.shard_within,
+            word_of(o.precision),
+            o.fp8_layers,
+            word_of(o.recompute),
+            word_of(o.optimizer),
+            word_of(o.muon_ns),
+            word_of(o.adam_moments),
+            word_of(o.reduce),
+            card.measured};
 }
 
 StagePlan plan_stage(Options o, int ranks, int stage) {
@@ -81,7 +93,7 @@ public:
         smaller_moments(options_, "");
         if (found_.empty()) {
             Options all = options_;
-            all.recompute = "block";
+            all.recompute = Recompute::block;
             smaller_batch(all, "-r block ") || smaller_moments(all, "-r block ");
         }
         more_ranks();
@@ -99,10 +111,10 @@ private:
     // The least that is enough.
     void recompute() {
         bool more = false;
-        for (const char* level : {"none", "gelu", "norm", "block"}) {
+        for (const auto& [name, level] : kWords<Recompute>) {
             Options o = options_;
             o.recompute = level;
-            if (more && fits(o, ranks_, std::string("-r ") + level)) return;
+            if (more && fits(o, ranks_, std::string("-r ") + name)) return;
             more |= options_.recompute == level;
         }
     }
@@ -116,9 +128,9 @@ private:
         return false;
     }
     bool smaller_moments(Options o, const std::string& flags) {
-        if (o.adam_moments == "bf16" || (o.optimizer != "adamw" && o.optimizer.find("muon") == std::string::npos))
+        if (o.adam_moments == MomentFormat::bf16 || !(o.optimizer == OptimizerKind::adamw || is_muon(o.optimizer)))
             return false;
-        o.adam_moments = "bf16";
+        o.adam_moments = MomentFormat::bf16;
         return fits(o, ranks_, flags + "--adam-moments bf16");
     }
     void more_ranks() {
@@ -260,7 +272,7 @@ StagePlan plan_rank_of(const Options& o, const Comm& comm) {
     plan.sent = sent_in_step(layout, o.micro_steps, sizeof(Real));
     if (const Muon<Real>* muon = trainer.optimizer().muon()) {
         plan.sent.optimizer = {muon->sent_in_step().calls, muon->sent_in_step().bytes};
-        for (const Product& product : muon->products()) plan.products[product].insert(o.optimizer);
+        for (const Product& product : muon->products()) plan.products[product].insert(word_of(o.optimizer));
     }
     plan.slices = layout.is_sliced() ? plan.sent.group : 1;
     plan.reserve = memory_reserve(nccl_communicators(comm.world(), static_cast<int>(layout.group_size())) +
@@ -271,17 +283,18 @@ StagePlan plan_rank_of(const Options& o, const Comm& comm) {
 }  // namespace
 
 StagePlan plan_rank(const Options& o, const Comm& comm) {
-    return o.precision == "fp32" ? plan_rank_of<float>(o, comm) : plan_rank_of<bf16>(o, comm);
+    return o.precision == Precision::fp32 ? plan_rank_of<float>(o, comm) : plan_rank_of<bf16>(o, comm);
 }
 
 std::optional<double> predicted_seconds(const Options& o, const StagePlan& plan, const Comm& comm,
                                         const DeviceInfo& device) {
     if (device.is_host) return predicted_cpu_seconds(o, device.multiprocessors * comm.world());
     const std::optional<PlannedCard> card = card_to_plan_for(o);
-    if (!card || o.precision == "fp32" || (o.precision == "fp8" && card->gpu.fp8_tflops == 0)) return std::nullopt;
+    if (!card || o.precision == Precision::fp32 || (o.precision == Precision::fp8 && card->gpu.fp8_tflops == 0))
+        return std::nullopt;
     PlanInputs in = inputs_of(o, *card);
     in.ranks = comm.world();
-    return 1e-3 * ideal_step_time(o.model_config, in, o.precision, plan.slices).total();
+    return 1e-3 * ideal_step_time(o.model_config, in, in.precision, plan.slices).total();
 }
 
 ExitCode plan_run(const Options& o, int zero) {

@@ -45,7 +45,7 @@ bool parse(const std::vector<std::string>& arguments, Request& request) {
     app.add_flag("--no-cache", request.no_cache,
                  "recompute the keys and values of all tokens for each new one: the same text, slower");
     Options& o = request.options;
-    o.precision = "bf16";
+    o.precision = Precision::bf16;
     add_flags(app,
               {"prompt", "tokenizer", "temperature", "top-k", "top-p", "seed", "precision", "tf32", "fp8-recipe",
                "fp8-layers", "fp8-emulation"},
@@ -60,10 +60,12 @@ constexpr int kMostRows = 8192;
 
 // One sequence as long as the model can take, or FP8 products can of it.
 void choose_shape(const ModelConfig& model, Options& o) {
-    const int multiple = o.precision == "bf16" || o.precision == "fp32" ? 1 : model.context >= 128 ? 128 : 16;
+    const int multiple = o.precision == Precision::bf16 || o.precision == Precision::fp32 ? 1
+                         : model.context >= 128                                           ? 128
+                                                                                          : 16;
     o.batch = 1;
     o.seq = std::max(std::min(model.context, kMostRows) / multiple * multiple, 1);
-    o.recompute = "norm";  // keys and values stay, most of the rest does not
+    o.recompute = Recompute::norm;  // keys and values stay, most of the rest does not
 }
 
 // Writes text to the terminal as its bytes come, whole characters at a time.
@@ -171,7 +173,7 @@ ExitCode sample_text(const std::vector<std::string>& arguments) {
     ranks.connect(o, {});
     ranks.watchdog.stop();  // a person may take time to think
     resolve_for(weights->model(), o, {}, ranks);
-    if (o.precision == "fp32")
+    if (o.precision == Precision::fp32)
         sample<float>(request, decoder, ranks, *weights);
     else
         sample<bf16>(request, decoder, ranks, *weights);

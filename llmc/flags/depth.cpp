@@ -40,7 +40,7 @@ public:
         options_.*field = value;
         const Flag& flag = *find_flag(name);
         text_ += flag.short_name ? strprintf(" -%c", flag.short_name) : strprintf(" --%s", name);
-        const nlohmann::ordered_json json = flag_json(flag, options_);
+        const nlohmann::ordered_json json = flag.get(options_);
         if (!flag.is_switch()) text_ += " " + (json.is_string() ? json.get<std::string>() : json_text(json));
     }
     const std::string& text() const { return text_; }
@@ -57,11 +57,12 @@ void check_depth(const Options& o) {
             strprintf("--depth %d is a model of %d layers, and this one (--layers, or --init-from's) has %d; leave "
                       "one of them out",
                       o.depth, o.depth, m.layers));
-    if (o.given.contains("optimizer") && o.optimizer != "muon" && o.optimizer != "normuon")
+    if (o.given.contains("optimizer") && !is_muon(o.optimizer))
         refuse(strprintf("--depth %d sets rates for normuon or muon, not for --optimizer %s; use -e %s and give rates",
-                         o.depth, o.optimizer.c_str(), model_of(o.depth).c_str()));
-    if (o.given.contains("muon-scale") && o.muon_scale != "spectral" && !o.given.contains("lr"))
-        refuse("--depth sets a rate for --muon-scale spectral; with " + o.muon_scale + " give --lr too");
+                         o.depth, word_of(o.optimizer), model_of(o.depth).c_str()));
+    if (o.given.contains("muon-scale") && o.muon_scale != MuonScale::spectral && !o.given.contains("lr"))
+        refuse("--depth sets a rate for --muon-scale spectral; with " + std::string(word_of(o.muon_scale)) +
+               " give --lr too");
 }
 
 }  // namespace
@@ -92,18 +93,18 @@ void resolve_depth(Options& o) {
     if (!o.given.contains("epochs"))
         fill("max-steps", &Options::max_steps, static_cast<int64_t>(tokens) / o.total_batch);
     fill("lr", &Options::lr, kMatrixRate * batch_rate);
-    fill("schedule", &Options::schedule, "wsd-linear");
+    fill("schedule", &Options::schedule, ScheduleKind::wsd_linear);
     fill("warmup", &Options::warmup, 40);
     fill("final-lr-fraction", &Options::final_lr_fraction, 0.05);
     fill("cooldown", &Options::cooldown, 0.65);
-    fill("optimizer", &Options::optimizer, "normuon");
+    fill("optimizer", &Options::optimizer, OptimizerKind::normuon);
     fill("weight-decay", &Options::weight_decay, kWeightDecay * batch_rate / times);
     fill("beta1", &Options::beta1, 0.8);
     fill("beta2", &Options::beta2, 0.95);
     fill("eps", &Options::eps, 1e-10);
     fill("momentum", &Options::momentum, 0.97);
-    fill("muon-ns", &Options::muon_ns, "p");
-    fill("muon-scale", &Options::muon_scale, "spectral");
+    fill("muon-ns", &Options::muon_ns, MuonSteps::p);
+    fill("muon-scale", &Options::muon_scale, MuonScale::spectral);
     fill("muon-momentum-warmup", &Options::muon_momentum_warmup, 400);
     fill("muon-cautious-decay", &Options::muon_cautious_decay, true);
     if (!o.given.contains("adamw-lr")) {  // their default else

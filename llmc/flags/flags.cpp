@@ -1,3 +1,4 @@
+// The rows of the table of flags, and how a row reaches its field.
 #include "llmc/flags/flags.h"
 
 #include <CLI/CLI.hpp>
@@ -42,11 +43,146 @@ void check_gpu(const std::string& text) {
     if (!find_gpu_by_short_name(text)) refuse("'" + text + "' is not in the table: " + joined(gpu_short_names()));
 }
 
-// ---- the table -----------------------------------------------------------------------------------------------------
+// ---- fields ---------------------------------------------------------------------------------------------------------
 
-Flag flag(char short_name, const char* long_name, const char* value, Field field, Values values, const char* help,
-          const char* default_text = "") {
-    return {short_name, long_name, value, field, values, help, default_text};
+// The largest whole number that a flag accepts if its row gives no limit. 64-bit counts leave room to multiply them.
+template <class T>
+constexpr T kMost = std::is_same_v<T, int64_t> ? T{1} << 50 : std::numeric_limits<T>::max();
+
+bool is_word(int64_t value, const Range& range) { return !range.word.empty() && value == range.word_means; }
+
+template <class T>
+requires std::is_integral_v<T>
+bool is_in_range(T value, const Range& range) {
+    const T low = static_cast<T>(range.min), high = std::isinf(range.max) ? kMost<T> : static_cast<T>(range.max);
+    return value >= low && value <= high;
+}
+
+bool is_in_range(double value, const Range& r) {
+    return (r.min_open ? value > r.min : value >= r.min) && (r.max_open ? value < r.max : value <= r.max);
+}
+
+template <class T>
+requires std::is_integral_v<T>
+void read_number(const std::string& text, const Range& range, T& field) {
+    if (!range.word.empty() && text == range.word) {
+        field = static_cast<T>(range.word_means);
+        return;
+    }
+    T value{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool whole = !text.empty() && end == text.data() + text.size() && error != std::errc::invalid_argument;
+    const bool negative = std::is_unsigned_v<T> && text.size() > 1 && text[0] == '-';  // which T cannot hold
+    if (!whole && !negative) refuse("'" + text + "' is not a whole number");
+    if (negative || error != std::errc{} || !is_in_range(value, range))
+        refuse(text + " is out of range; it must be from " + std::to_string(static_cast<T>(range.min)) + " to " +
+               std::to_string(std::isinf(range.max) ? kMost<T> : static_cast<T>(range.max)));
+    field = value;
+}
+
+std::string range_text(const Range& r) {
+    if (std::isinf(r.max)) return strprintf("%s %g", r.min_open ? "above" : "at least", r.min);
+    return strprintf("in %c%g, %g%c", r.min_open ? '(' : '[', r.min, r.max, r.max_open ? ')' : ']');
+}
+
+void read_number(const std::string& text, const Range& range, double& field) {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (text.empty() || *end != '\0' || !std::isfinite(value)) refuse("'" + text + "' is not a number");
+    if (!is_in_range(value, range)) refuse(text + " is out of range; it must be " + range_text(range));
+    field = value;
+}
+
+ordered_json json_of_text(const std::string& text) { return text.empty() ? ordered_json() : ordered_json(text); }
+
+// ---- rows: flag(short name, long name, value, field, values it accepts, help, default if it is not the field's)
+// ------
+
+// A number.
+template <class T>
+requires std::is_arithmetic_v<T> Flag flag(char short_name, const char* long_name, const char* value, T Options::*field,
+                                           const Range& range, const char* help, const char* default_text = "") {
+    Flag row{short_name, long_name, value, help, default_text};
+    row.range = range;
+    row.answers = range.answers;
+    row.set = [field, range](Options& o, const std::string& text) { read_number(text, range, o.*field); };
+    // A number that the flag itself would refuse stands for "not given".
+    row.get = [field, range](const Options& o) -> ordered_json {
+        const T number = o.*field;
+        if constexpr (std::is_signed_v<T> && std::is_integral_v<T>)
+            if (is_word(number, range) && std::to_string(number) == range.word) return number;
+        return is_in_range(number, range) ? ordered_json(number) : ordered_json();
+    };
+    return row;
+}
+
+// A switch.
+Flag flag(char short_name, const char* long_name, const char* value, bool Options::*field, std::nullptr_t,
+          const char* help, const char* default_text = "") {
+    Flag row{short_name, long_name, value, help, default_text};
+    row.switched = field;
+    row.set = [field](Options& o, const std::string& text) { o.*field = text == "true"; };
+    row.get = [field](const Options& o) { return ordered_json(o.*field); };
+    return row;
+}
+
+// One of the words of an enum.
+template <class Enum>
+requires std::is_enum_v<Enum> Flag flag(char short_name, const char* long_name, const char* value, Enum Options::*field,
+                                        const Answers& answers, const char* help, const char* default_text = "") {
+    Flag row{short_name, long_name, value, help, default_text};
+    for (const Word<Enum>& word : kWords<Enum>) row.words.push_back(word.text);
+    row.answers = answers;
+    row.set = [field, words = row.words](Options& o, const std::string& text) {
+        const std::optional<Enum> choice = value_of_word<Enum>(text);
+        if (!choice) refuse("'" + text + "' is not one of " + joined(words));
+        o.*field = *choice;
+    };
+    row.get = [field](const Options& o) { return json_of_text(word_of(o.*field)); };
+    return row;
+}
+
+// A text that `check` does not throw at; nullptr: any.
+using Check = void (*)(const std::string&);
+Flag flag(char short_name, const char* long_name, const char* value, std::string Options::*field, Check check,
+          const char* help, const char* default_text = "") {
+    Flag row{short_name, long_name, value, help, default_text};
+    row.set = [field, check](Options& o, const std::string& text) {
+        if (check) check(text);
+        o.*field = text;
+    };
+    row.get = [field](const Options& o) { return json_of_text(o.*field); };
+    return row;
+}
+
+// A text with a notation of its own, which `parse` reads or throws at.
+template <class T>
+Flag flag(char short_name, const char* long_name, const char* value, Parsed<T> Options::*field,
+          T (*parse)(const std::string&), const char* help, const char* default_text = "") {
+    Flag row{short_name, long_name, value, help, default_text};
+    row.set = [field, parse](Options& o, const std::string& text) { o.*field = {text, parse(text)}; };
+    row.get = [field](const Options& o) { return json_of_text((o.*field).text); };
+    return row;
+}
+
+// Validation sets, which may be given several times.
+Flag flag(char short_name, const char* long_name, const char* value, std::vector<ValSet> Options::*field, Check check,
+          const char* help, const char* default_text = "") {
+    Flag row{short_name, long_name, value, help, default_text};
+    row.set = [field, check](Options& o, const std::string& text) {
+        check(text);
+        const ValSet set = parse_val_set(text);
+        for (const ValSet& other : o.*field)
+            if (other.name == set.name)
+                refuse("--val: two sets are named \"" + set.name + "\"; name each one: --val a=GLOB --val b=GLOB");
+        (o.*field).push_back(set);
+    };
+    row.get = [field](const Options& o) {
+        ordered_json list;
+        for (const ValSet& set : o.*field) list.push_back(set.name.empty() ? set.glob : set.name + "=" + set.glob);
+        return list;
+    };
+    return row;
 }
 
 // Concerns one invocation, so configuration files may not contain it.
@@ -63,14 +199,13 @@ Flag common(Flag flag) {
 
 Flag heading(const char* group) { return {.group = group}; }
 
-// {short name, long name, value, field, values it takes, help, default where --help shows another than the field's}
 const Flag kRows[] = {
     heading("Data and output"),
-    common(flag('i', "train", "GLOB", &Options::train, {.check = check_not_empty},
+    common(flag('i', "train", "GLOB", &Options::train, check_not_empty,
                 "training data: shards of tokens; quote the pattern")),
-    common(flag('j', "val", "GLOB", &Options::val, {.check = check_not_empty},
+    common(flag('j', "val", "GLOB", &Options::val, check_not_empty,
                 "validation data; several sets: --val NAME=GLOB for each, logged as val_loss_NAME")),
-    common(flag('o', "out", "DIR", &Options::out, {.check = check_not_empty},
+    common(flag('o', "out", "DIR", &Options::out, check_not_empty,
                 "run directory for configuration, metrics, log, checkpoints and weights", "none: nothing is written")),
     once(flag(0, "overwrite", "", &Options::overwrite, {}, "replace the run that --out DIR already holds")),
     flag(0, "tensorboard", "", &Options::tensorboard, {}, "write TensorBoard event files into DIR/tensorboard"),
@@ -79,7 +214,7 @@ const Flag kRows[] = {
 
     heading("Model"),
     common(
-        flag('e', "model", "NAME|FILE", &Options::model, {.check = check_not_empty},
+        flag('e', "model", "NAME|FILE", &Options::model, check_not_empty,
              "tiny, d2 to d48, gpt2-xl, llama3-8b, qwen3-8b, nano-d12, ... (-e list names all), or a JSON file such as "
              "Hugging Face's config.json",
              "d12")),
@@ -113,10 +248,10 @@ const Flag kRows[] = {
          "stop cleanly after step N; the learning rate still follows --max-steps", "off"),
     flag(0, "max-minutes", "M", &Options::max_minutes, {},
          "stop cleanly after M minutes; the learning rate still follows --max-steps", "off"),
-    flag(0, "batch-schedule", "LIST", &Options::batch_schedule, {.check = batch_stages_from_text},
+    flag(0, "batch-schedule", "LIST", &Options::batch_schedule, batch_stages_from_text,
          "TOKENS:STEPS,...: start with smaller steps. Each stage takes STEPS steps of TOKENS tokens; -d follows",
          "off"),
-    flag(0, "seq-schedule", "LIST", &Options::seq_schedule, {.check = seq_stages_from_text},
+    flag(0, "seq-schedule", "LIST", &Options::seq_schedule, seq_stages_from_text,
          "TOKENS:STEPS,...: start with shorter sequences. For STEPS steps, sequences of -t tokens are cut into pieces "
          "of TOKENS, and attention stays within a piece",
          "off"),
@@ -128,7 +263,7 @@ const Flag kRows[] = {
     heading("Optimization"),
     common(flag('l', "lr", "X", &Options::lr, {.min_open = true}, "peak learning rate")),
     common(flag('u', "warmup", "N", &Options::warmup, {}, "steps of linear warm-up")),
-    flag('k', "schedule", "NAME", &Options::schedule, {.words = {"cosine", "linear", "constant", "wsd", "wsd-linear"}},
+    flag('k', "schedule", "NAME", &Options::schedule, {},
          "learning rate after the warm-up: cosine, linear, constant, wsd (constant, then 1 - sqrt decay) or wsd-linear "
          "(constant, then linear decay)"),
     flag('q', "final-lr-fraction", "X", &Options::final_lr_fraction, {.max = 1},
@@ -139,12 +274,12 @@ const Flag kRows[] = {
          "restart the cosine at the peak, first N steps after the warm-up; 0: never"),
     flag(0, "restart-factor", "K", &Options::restart_factor, {.min = 1, .max = 1000},
          "each period of --restart-every is K times as long as the one before"),
-    flag(0, "plateau", "RULE", &Options::plateau, {.check = plateau_from_text},
+    flag(0, "plateau", "RULE", &Options::plateau, plateau_from_text,
          "FACTOR,PATIENCE, such as 0.5,3: multiply the learning rate by FACTOR after more than PATIENCE validations "
          "in a row without a new best loss; off: never"),
     flag(0, "early-stop", "N", &Options::early_stop, {},
          "finish the run after more than N validations in a row without a new best loss; 0: never"),
-    flag(0, "optimizer", "NAME", &Options::optimizer, {.words = {"adamw", "lion", "sgd", "muon", "normuon"}},
+    flag(0, "optimizer", "NAME", &Options::optimizer, {},
          "adamw, lion, sgd, muon or normuon (the last two update the blocks' matrices and leave the rest to AdamW)"),
     flag('c', "weight-decay", "X", &Options::weight_decay, {}, "decoupled weight decay of matrices and embeddings"),
     flag(0, "beta1", "X", &Options::beta1, {.max = 1, .max_open = true},
@@ -152,16 +287,15 @@ const Flag kRows[] = {
     flag(0, "beta2", "X", &Options::beta2, {.max = 1, .max_open = true},
          "AdamW: decay of the second moment; Lion: decay of the moment", "0.95; lion 0.99"),
     flag(0, "eps", "X", &Options::eps, {.min_open = true}, "AdamW's epsilon"),
-    flag(0, "adam-moments", "NAME", &Options::adam_moments, {.words = {"fp32", "bf16"}},
+    flag(0, "adam-moments", "NAME", &Options::adam_moments, {},
          "format of AdamW's moments: fp32 or bf16 (half the memory, stochastic rounding)"),
     flag(0, "momentum", "X", &Options::momentum, {.max = 1, .max_open = true}, "momentum of sgd (0: none) and muon",
          "0.9; muon 0.95"),
-    flag(0, "nesterov", "on|off", &Options::nesterov, {.words = {"on", "off"}}, "Nesterov momentum in sgd and muon",
-         "off; muon on"),
-    flag(0, "muon-ns", "NAME", &Options::muon_ns, {.words = {"k", "p", "q", "s"}},
+    flag(0, "nesterov", "on|off", &Options::nesterov, {}, "Nesterov momentum in sgd and muon", "off; muon on"),
+    flag(0, "muon-ns", "NAME", &Options::muon_ns, {},
          "muon's Newton-Schulz iteration: k (Jordan's 5 steps), p (Polar Express, 5 steps), q (5 steps of growing "
          "accuracy) or s (12 steps that converge)"),
-    flag(0, "muon-scale", "NAME", &Options::muon_scale, {.words = {"rms", "spectral"}},
+    flag(0, "muon-scale", "NAME", &Options::muon_scale, {},
          "size of muon's update of an A x B matrix: rms (0.2 sqrt(max(A, B)); use AdamW's --lr) or spectral "
          "(sqrt(max(1, A/B)); use --lr 0.02 or so)"),
     flag(0, "muon-momentum-warmup", "N", &Options::muon_momentum_warmup, {},
@@ -179,7 +313,7 @@ const Flag kRows[] = {
     flag(0, "adamw-weight-decay", "X", &Options::adamw_weight_decay, {},
          "with muon: weight decay of embeddings and output head", "--weight-decay"),
     flag(0, "clip", "X", &Options::clip, {}, "gradient clipping threshold (see --clip-kind); 0: no clipping"),
-    flag(0, "clip-kind", "NAME", &Options::clip_kind, {.words = {"norm", "tensor", "value"}},
+    flag(0, "clip-kind", "NAME", &Options::clip_kind, {},
          "quantity that --clip limits: norm (of all gradients together), tensor (norm of each tensor's gradient) or "
          "value (magnitude of each element)"),
     flag(0, "z-loss", "X", &Options::z_loss, {},
@@ -189,20 +323,19 @@ const Flag kRows[] = {
          "spread the fraction X of each target over all tokens in training; reported losses exclude it"),
 
     heading("Precision and memory"),
-    common(flag(0, "precision", "NAME", &Options::precision, {.words = {"fp8", "bf16", "fp32", "auto"}},
+    common(flag(0, "precision", "NAME", &Options::precision, {},
                 "fp8 (linear layers of the blocks), bf16, fp32 (the reference) or auto (the lowest that the device "
                 "supports)")),
     flag(0, "tf32", "", &Options::tf32, {}, "let --precision fp32 use TF32 tensor cores (GPU only)"),
     common(flag('r', "recompute", "NAME", &Options::recompute,
-                {.words = {"none", "gelu", "norm", "block"},
-                 .answers = {{"0", "; llm.c's -r 0 is -r none here"},
-                             {"1", "; llm.c's -r 1 is -r gelu here"},
-                             {"2", "; llm.c's -r 2 is -r norm here"}}},
+                {{"0", "; llm.c's -r 0 is -r none here"},
+                 {"1", "; llm.c's -r 1 is -r gelu here"},
+                 {"2", "; llm.c's -r 2 is -r norm here"}},
                 "activations to recompute in the backward pass: none, gelu, norm (norms and GELU) or block (all)")),
-    flag(0, "kernels", "LIST", &Options::kernels, {.check = check_kernel_names},
+    flag(0, "kernels", "LIST", &Options::kernels, check_kernel_names,
          "kernel variants to use: auto (all that the card supports), portable (none: plain kernels only), or names "
          "separated by commas (--kernels list names all)"),
-    flag(0, "card-check", "NAME", &Options::card_check, {.words = {"auto", "force", "off"}},
+    flag(0, "card-check", "NAME", &Options::card_check, {},
          "test kernels, matmuls and collectives on this card before the run uses them: auto (on a GPU, once per card, "
          "driver and program), force (every time, on a CPU too) or off"),
     flag(0, "tune", "N", &Options::tune, {.max = 64},
@@ -213,24 +346,23 @@ const Flag kRows[] = {
          "a part of the card check that takes longer than this fails"),
 
     heading("FP8 and loss scaling"),
-    flag(0, "fp8-recipe", "NAME", &Options::fp8_recipe, {.words = {std::begin(kFp8Recipes), std::end(kFp8Recipes)}},
+    flag(0, "fp8-recipe", "NAME", &Options::fp8_recipe, {},
          "scaling: delayed (from past steps), current (from the tensor itself, in one more pass), block (one scale per "
          "128 elements) or mxfp8 (one per 32)"),
-    flag(0, "fp8-layers", "LIST", &Options::fp8_layers, {.check = check_not_empty},
+    flag(0, "fp8-layers", "LIST", &Options::fp8_layers, check_not_empty,
          "linear layers in FP8: all or none, then exceptions such as -first,-last,-block7,-fc_proj,-block3.qkv; "
          "+lm_head adds the output head"),
-    flag(0, "fp8-grad", "NAME", &Options::fp8_grad, {.words = {"e5m2", "e4m3"}},
-         "FP8 format of output gradients: e5m2 or e4m3"),
+    flag(0, "fp8-grad", "NAME", &Options::fp8_grad, {}, "FP8 format of output gradients: e5m2 or e4m3"),
     flag(0, "fp8-history", "N", &Options::fp8_history, {.min = 1, .max = kMaxAmaxHistory},
          "delayed scaling: optimizer steps in the amax window"),
     flag(0, "fp8-margin", "N", &Options::fp8_margin, {.max = 16},
          "headroom above the amax that scales leave, in powers of two"),
-    flag(0, "fp8-amax-algo", "NAME", &Options::fp8_amax_algo, {.words = {"max", "most_recent", "ema"}},
+    flag(0, "fp8-amax-algo", "NAME", &Options::fp8_amax_algo, {},
          "delayed scaling: value taken from the amax window: max, most_recent or ema"),
     flag(0, "fp8-pow2-scales", "", &Options::fp8_pow2_scales, {}, "round scales down to powers of two"),
     flag(0, "fp8-smooth", "", &Options::fp8_smooth, {},
          "divide channels of SwiGLU's output by powers of two, so that outliers do not set the scale"),
-    flag(0, "fp8-fast-accum", "NAME", &Options::fp8_fast_accum, {.words = {"forward", "none", "all"}},
+    flag(0, "fp8-fast-accum", "NAME", &Options::fp8_fast_accum, {},
          "matmuls that accumulate with fewer bits, which is faster: forward, none or all (GPU only)"),
     flag(0, "fp8-emulation", "", &Options::fp8_emulation, {},
          "on a GPU that lacks the recipe's FP8 matmuls, compute them in BF16 from the same FP8 values; slower than "
@@ -238,10 +370,10 @@ const Flag kRows[] = {
     flag(0, "fp8-log-every", "N", &Options::fp8_log_every, {}, "record every FP8 tensor every N steps; 0: never"),
     flag(0, "fp8-probe-every", "N", &Options::fp8_probe_every, {},
          "every N steps, repeat the FP8 matmuls of the first micro-step in BF16 and record their errors; 0: never"),
-    flag(0, "fp8-fallback", "RULE", &Options::fp8_fallback, {.check = fp8_fallback_from_text},
+    flag(0, "fp8-fallback", "RULE", &Options::fp8_fallback, fp8_fallback_from_text,
          "SATURATED,UNDERFLOWED,STEPS, such as 0.01,0.5,10: move a layer to BF16 after STEPS steps in a row in which "
          "more than these fractions of one of its tensors saturated or underflowed; off: never"),
-    flag(0, "loss-scale", "X", &Options::loss_scale, {.check = loss_scale_config},
+    flag(0, "loss-scale", "X", &Options::loss_scale, loss_scale_config,
          "off, dynamic (starts at 65536) or a power of two", "dynamic in fp8, else off"),
     flag(0, "loss-scale-growth-interval", "N", &Options::loss_scale_growth_interval, {.min = 1},
          "steps without overflow after which a dynamic loss scale doubles"),
@@ -258,12 +390,11 @@ const Flag kRows[] = {
     flag(0, "shard-within", "N", &Options::shard_within, {},
          "shard within groups of N neighbouring ranks, such as a node, and replicate across groups; 0: across all "
          "ranks"),
-    flag(0, "comm", "NAME", &Options::comm, {.words = {"auto", "self", "mpi", "tcp", "nccl"}},
-         "communication between ranks: auto, self, mpi, tcp or nccl"),
-    flag(0, "reduce", "NAME", &Options::reduce, {.words = {"fp32", "bf16", "fp8"}},
+    flag(0, "comm", "NAME", &Options::comm, {}, "communication between ranks: auto, self, mpi, tcp or nccl"),
+    flag(0, "reduce", "NAME", &Options::reduce, {},
          "format in which gradients are sent: fp32, bf16 or fp8 (each rank adds its rounding error to the next step); "
          "sums are FP32"),
-    flag(0, "reduce-order", "NAME", &Options::reduce_order, {.words = {"any", "rank"}},
+    flag(0, "reduce-order", "NAME", &Options::reduce_order, {},
          "order in which gradients are summed: any (the library's; NCCL's may differ between runs) or rank (the same "
          "bits every time, on any number of ranks)"),
     flag(0, "timeout-start", "SECONDS", &Options::timeout_start, {},
@@ -275,7 +406,7 @@ const Flag kRows[] = {
     heading("Checkpoints (in --out DIR)"),
     common(flag('n', "checkpoint-every", "N", &Options::checkpoint_every, {},
                 "save a checkpoint every N steps; 0: by time only")),
-    common(once(flag('y', "resume", "latest|auto|PATH", &Options::resume, {.check = check_resume},
+    common(once(flag('y', "resume", "latest|auto|PATH", &Options::resume, check_resume,
                      "continue from the newest intact checkpoint in --out (latest), or start a new run if there never "
                      "was one (auto), or from this checkpoint or run (PATH); without --train and --config, with the "
                      "configuration of the run in --out",
@@ -286,9 +417,9 @@ const Flag kRows[] = {
     flag(0, "keep", "N", &Options::keep, {}, "keep the newest N checkpoints; 0: all"),
     flag(0, "keep-every", "N", &Options::keep_every, {},
          "also keep checkpoints whose step is a multiple of N; 0: none"),
-    flag(0, "verify", "NAME", &Options::verify, {.words = {"full", "size", "none"}},
+    flag(0, "verify", "NAME", &Options::verify, {},
          "check of a checkpoint before it is used: full (every byte), size (of its files) or none"),
-    flag(0, "on-save-error", "NAME", &Options::on_save_error, {.words = {"continue", "stop"}},
+    flag(0, "on-save-error", "NAME", &Options::on_save_error, {},
          "continue or stop when a checkpoint cannot be written"),
     flag(0, "checkpoint-local", "DIR", &Options::checkpoint_local, {},
          "write each rank's part to DIR on its own machine first, instead of to host memory, and to --out while "
@@ -306,7 +437,7 @@ const Flag kRows[] = {
                 {.word = "auto", .word_means = -1, .answers = {{"-1", " (auto: by its cost)"}}},
                 "validate every N steps; 0: never; auto: so that it takes less than 5 % of the time")),
     flag('m', "val-batches", "N", &Options::val_batches, {.min = -1}, "batches per validation; 0: none, -1: all"),
-    flag(0, "hellaswag", "FILE", &Options::hellaswag, {.check = check_not_empty},
+    flag(0, "hellaswag", "FILE", &Options::hellaswag, check_not_empty,
          "multiple-choice examples in llm.c's format to score at every validation (the whole file, whatever -m says)",
          "none"),
     common(flag('s', "sample-every", "N", &Options::sample_every, {}, "print a sample every N steps; 0: never")),
@@ -327,7 +458,7 @@ const Flag kRows[] = {
     flag(0, "verify-every", "N", &Options::verify_every, {},
          "every N steps, check for silent data corruption: compute the first micro-step twice and compare the bits, as "
          "well as those of weights and optimizer state; 0: never"),
-    common(once(flag(0, "config", "FILE", &Options::config_file, {.check = check_not_empty},
+    common(once(flag(0, "config", "FILE", &Options::config_file, check_not_empty,
                      "read flags from JSON with long flag names as keys, or from a run.json; flags override it"))),
     once(flag(0, "print-config", "", &Options::print_config, {},
               "print the resolved configuration as JSON for --config and exit")),
@@ -336,7 +467,7 @@ const Flag kRows[] = {
                      "needs no GPU"))),
     once(flag(0, "json", "", &Options::json, {}, "with --dry-run: print the plan as one JSON object")),
     once(flag(0, "world", "N", &Options::world, {.min = 1, .max = 65536}, "number of ranks to plan for", "1")),
-    common(once(flag(0, "gpu", "NAME", &Options::gpu, {.check = check_gpu},
+    common(once(flag(0, "gpu", "NAME", &Options::gpu, check_gpu,
                      "card to plan for: h100, h200, a100, l40s, rtx4090, ...", "the one found; --dry-run: else h200"))),
     once(flag(0, "estimate-scaling", "", &Options::estimate_scaling, {},
               "print the tokens per second predicted for 1 to 1024 GPUs with this batch on each, and exit (with -o "
@@ -344,7 +475,7 @@ const Flag kRows[] = {
     once(flag(0, "bench", "", &Options::bench, {},
               "time 25 steps (or --stop-after N), on random tokens if there is no --train; no validation, no samples, "
               "nothing is written")),
-    once(flag(0, "profile-steps", "N|A:B", &Options::profile_steps, {.check = profile_steps_from_text},
+    once(flag(0, "profile-steps", "N|A:B", &Options::profile_steps, profile_steps_from_text,
               "trace N steps after two of warm-up, or steps A to B - 1, into trace-rank<R>.json for Perfetto; needs "
               "--out",
               "none")),
@@ -356,65 +487,52 @@ const Flag kRows[] = {
 
 // ---- to CLI11 ------------------------------------------------------------------------------------------------------
 
-std::vector<ValSet> val_sets(const std::vector<std::string>& texts) {
-    std::vector<ValSet> sets;
-    for (const std::string& text : texts) {
-        const ValSet set = parse_val_set(text);
-        for (const ValSet& other : sets)
-            if (other.name == set.name)
-                refuse("--val: two sets are named \"" + set.name + "\"; name each one: --val a=GLOB --val b=GLOB");
-        sets.push_back(set);
-    }
-    return sets;
-}
-
-CLI::Option* add(CLI::App& app, const std::string& names, bool& field) { return app.add_flag(names, field); }
-CLI::Option* add(CLI::App& app, const std::string& names, std::vector<ValSet>& field) {
-    const auto assign = [&field](const std::vector<std::string>& texts) { field = val_sets(texts); };
-    CLI::Option* option = app.add_option_function<std::vector<std::string>>(names, assign);
-    return option->take_all()->allow_extra_args(false)->expected(1);
-}
-template <class T>
-CLI::Option* add(CLI::App& app, const std::string& names, T& field) {
-    return app.add_option(names, field)->take_last();
-}
-
 CLI::Option* add(CLI::App& app, const Flag& flag, Options& options) {
     const std::string names = (flag.short_name ? strprintf("-%c,--", flag.short_name) : "--") + flag.long_name;
-    CLI::Option* option = std::visit([&](auto f) { return add(app, names, options.*f); }, flag.field);
-    return option->transform(CLI::Validator([&flag](std::string& text) { return mistake_in(text, flag); }, ""));
+    if (flag.is_switch()) return app.add_flag(names, options.*flag.switched);
+    CLI::Option* option = nullptr;
+    if (flag.long_name == "val")
+        option = app.add_option_function<std::vector<std::string>>(names,
+                                                                   [&](const std::vector<std::string>& texts) {
+                                                                       options.val.clear();
+                                                                       for (const std::string& text : texts)
+                                                                           flag.set(options, text);
+                                                                   })
+                     ->take_all()
+                     ->allow_extra_args(false)
+                     ->expected(1);
+    else
+        option = app.add_option_function<std::string>(names, [&](const std::string& text) { flag.set(options, text); })
+                     ->take_last();
+    return option->check(CLI::Validator([&flag](std::string& text) { return mistake_in(text, flag); }, ""));
 }
 
 // ---- and back ------------------------------------------------------------------------------------------------------
 
-std::string text_of(const std::string& text) { return text; }
-std::string text_of(bool) { return ""; }
-std::string text_of(const std::vector<ValSet>&) { return ""; }
-template <class T>
-std::string text_of(T number) {
+std::string shortest_text(double number) {
     char text[32];
     std::string result(text, std::to_chars(text, text + sizeof text, number).ptr);
     const size_t zero = result.find("e-0");  // 1e-08
     return zero == std::string::npos ? result : result.erase(zero + 2, 1);
 }
 
-ordered_json json_of(const std::string& text, const Flag&) {
-    return text.empty() ? ordered_json() : ordered_json(text);
-}
-ordered_json json_of(bool on, const Flag&) { return on; }
-ordered_json json_of(const std::vector<ValSet>& sets, const Flag&) {
-    ordered_json list;
-    for (const ValSet& set : sets) list.push_back(set.name.empty() ? set.glob : set.name + "=" + set.glob);
-    return list;
-}
-// A number that the flag itself would refuse stands for "not given".
-template <class T>
-ordered_json json_of(T number, const Flag& flag) {
-    std::string text = text_of(number);
-    return mistake_in(text, flag).empty() ? ordered_json(number) : ordered_json();
-}
-
 }  // namespace
+
+std::string mistake_in(const std::string& text, const Flag& flag) {
+    std::string mistake;
+    try {
+        Options scratch;
+        flag.set(scratch, text);
+        return "";
+    } catch (const Error& error) {
+        mistake = error.what();
+    }
+    const std::string name = "--" + flag.long_name + " ";  // CLI11 says it
+    if (mistake.starts_with(name)) mistake.erase(0, name.size());
+    for (const auto& [refused, answer] : flag.answers)
+        if (refused == text) mistake += answer;
+    return mistake;
+}
 
 const std::vector<Flag>& all_flags() {
     static const std::vector<Flag> flags = [] {
@@ -468,22 +586,22 @@ void add_flags(CLI::App& app, const std::vector<std::string>& names, Options& op
         CLI::Option* option = add(app, flag, options)->description(flag.help);
         if (flag.is_switch()) continue;
         option->type_name(flag.value);
-        const bool as_always = flag_json(flag, options) == flag_json(flag, Options());
-        option->default_str(as_always ? default_text(flag)
-                                      : std::visit([&](auto f) { return text_of(options.*f); }, flag.field));
+        const bool as_always = flag.get(options) == flag.get(Options());
+        option->default_str(as_always ? default_text(flag) : flag_text(flag, options));
     }
 }
 
-nlohmann::ordered_json flag_json(const Flag& flag, const Options& options) {
-    return std::visit([&](auto field) { return json_of(options.*field, flag); }, flag.field);
+std::string flag_text(const Flag& flag, const Options& options) {
+    const ordered_json value = flag.get(options);
+    if (flag.is_switch() || value.is_null()) return "";
+    if (value.is_string()) return value.get<std::string>();
+    return value.is_number_float() ? shortest_text(value.get<double>()) : value.dump();
 }
 
 std::string default_text(const Flag& flag) {
     if (!flag.default_text.empty() || flag.is_switch()) return flag.default_text;
-    const Options defaults;
-    const std::string text = std::visit([&](auto field) { return text_of(defaults.*field); }, flag.field);
-    const bool is_word = !flag.values.word.empty() && text == std::to_string(flag.values.word_means);
-    return is_word ? flag.values.word : text;
+    const std::string text = flag_text(flag, Options());
+    return text.empty() ? flag.range.word : text;
 }
 
 }  // namespace llmc

@@ -1,4 +1,4 @@
-// The table of flags: a row says everything about one of them. The command line, configuration files, --help,
+// The table of flags: a row says everything about one flag. The command line, configuration files, --help,
 // dev/guide/flags.md, --print-config and the tests are made from the rows, so a new flag is a row in flags.cpp and a
 // field of Options. CLI11, which reads the command line, stays behind this interface.
 #pragma once
@@ -9,7 +9,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "llmc/flags/options.h"
@@ -20,33 +19,37 @@ class App;
 
 namespace llmc {
 
-// Where a flag's value goes.
-using Field = std::variant<bool Options::*, int Options::*, int64_t Options::*, uint64_t Options::*, double Options::*,
-                           std::string Options::*, std::vector<ValSet> Options::*>;
+// {"0", " (-1: one epoch)"}: a text that a flag refuses, and a hint for the end of the message.
+using Answers = std::vector<std::pair<std::string, std::string>>;
 
-// The values that a flag accepts. {} accepts numbers from 0 to the largest that the field can hold, or any text.
-struct Values {
+// The numbers that a flag accepts. {} accepts those from 0 to the largest that the field can hold.
+struct Range {
     double min = 0, max = std::numeric_limits<double>::infinity();  // infinity: the largest that the field can hold
     bool min_open = false, max_open = false;                        // the bound itself is refused
     std::string word = {};                                          // accepted instead of a number;
     int64_t word_means = 0;                                         // the field then holds this
-    std::vector<std::string> words = {};                            // not empty: the text must be one of these
-    std::function<void(const std::string&)> check = {};             // throws if it refuses the text
-    // {"0", " (-1: one epoch)"}: a refused value, and a hint for the end of the message.
-    std::vector<std::pair<std::string, std::string>> answers = {};
+    Answers answers = {};
 };
 
 struct Flag {
     char short_name = 0;  // 0: none
     std::string long_name = {};
     std::string value = {};  // "N", "FILE"; empty for a switch, which takes no value
-    Field field = {};
-    Values values = {};
     std::string help = {};
     std::string default_text = {};   // shown as the default if resolve() computes it; empty: the field's is shown
     bool command_line_only = false;  // concerns one invocation, so configuration files may not contain it
     std::string group = {};          // the title above it in --help
     bool common = false;             // in --help; the others are in --help-all
+
+    // The field of Options. set() throws Error(bad_flags) for a text that the flag does not accept; a list appends.
+    // get() returns the value as a configuration file has it, null if it was not given.
+    std::function<void(Options&, const std::string& text)> set = {};
+    std::function<nlohmann::ordered_json(const Options&)> get = {};
+    bool Options::*switched = nullptr;    // of a switch
+    std::vector<std::string> words = {};  // all that it accepts, if it accepts words
+    Range range = {};                     // if it accepts numbers
+    Answers answers = {};
+
     bool is_switch() const { return value.empty(); }
 };
 
@@ -56,8 +59,8 @@ const Flag* find_flag(char name);
 
 std::string names_text(const Flag& flag);  // "-b, --batch"
 
-// The reason why the flag refuses a text, "" if it accepts it. Numbers become plain decimal (flag_values.cpp).
-std::string mistake_in(std::string& text, const Flag& flag);
+// The reason why the flag refuses a text, "" if it accepts it.
+std::string mistake_in(const std::string& text, const Flag& flag);
 
 // Sets the fields that the arguments name; throws Error(bad_flags): "--batch: '4x' is not a whole number". Returns the
 // unknown flags, and everything from the first argument on that is neither a flag nor a value.
@@ -66,8 +69,8 @@ std::vector<std::string> set_flags(std::vector<std::string> arguments, Options& 
 // Adds the flags with these long names to another command. Their defaults are the values that `options` has now.
 void add_flags(CLI::App& app, const std::vector<std::string>& names, Options& options);
 
-// The value as a configuration file has it; null if it was not given and resolve() fills it in.
-nlohmann::ordered_json flag_json(const Flag& flag, const Options& options);
+// The value as the flag would have it on the command line; "" for a switch and for a value that was not given.
+std::string flag_text(const Flag& flag, const Options& options);
 
 // The default that --help shows; "" for a switch.
 std::string default_text(const Flag& flag);

@@ -175,12 +175,12 @@ void check_complete(const Options& options) {
     if (!options.gpu.empty() && !planning)
         refuse("--gpu names the card to plan for; add --dry-run or --estimate-scaling");
     if (options.json && !options.dry_run) refuse("--json prints the plan of --dry-run; add --dry-run");
-    if (!options.profile_steps.empty() && options.out.empty())
+    if (!options.profile_steps.text.empty() && options.out.empty())
         refuse("--profile-steps writes its traces into the run directory; add --out DIR");
     if (options.tensorboard && options.out.empty())
         refuse("--tensorboard writes into the run directory; add --out DIR");
     if (!options.bench && !planning && !options.checking) check_checkpoints_have_a_place(options);
-    if (options.bench && !options.profile_steps.empty())
+    if (options.bench && !options.profile_steps.text.empty())
         refuse("--bench writes nothing, so it cannot be combined with --profile-steps");
     if (options.bench && options.train.empty() && options.doc_mask)
         refuse("--bench: random tokens have no documents for --doc-mask; add --train GLOB");
@@ -265,7 +265,7 @@ Options read_config_file(const std::string& path) {
     return options_of(of_run ? file["config"] : file, path);
 }
 
-std::string default_precision() { return LLMC_DEFAULT_PRECISION; }
+Precision default_precision() { return value_of_word<Precision>(LLMC_DEFAULT_PRECISION).value(); }
 
 ValSet parse_val_set(const std::string& text) {
     const size_t equals = text.find('=');
@@ -276,6 +276,13 @@ ValSet parse_val_set(const std::string& text) {
     if (!is_name) return {"", text};  // '=' inside a path
     if (equals + 1 == text.size()) refuse(strprintf("--val %s: no pattern after the name", text.c_str()));
     return {name, text.substr(equals + 1)};
+}
+
+// What -e list prints.
+static std::string models_text() {
+    return wrap("Models for -e: " + joined(model_names()) + "; nano-dN for any N; or a JSON file that describes one.",
+                2, help_width()) +
+           "\n";
 }
 
 ParsedOptions parse_options(int argc, const char* const* argv) {
@@ -290,6 +297,8 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
         parsed.text = help_text(program, options.help_all, help_width());
     } else if (options.version) {
         parsed.text = version_text();
+    } else if (options.model == "list") {
+        parsed.text = models_text();
     } else {
         options = with_config(options);
         set_flags(arguments, options);
@@ -304,20 +313,20 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
 std::string config_json(const Options& options) {
     ordered_json config;
     for (const Flag& flag : all_flags())
-        if (!flag.command_line_only) config[flag.long_name] = flag_json(flag, options);
+        if (!flag.command_line_only) config[flag.long_name] = flag.get(options);
     // Paths and prompts may hold bytes that are not UTF-8.
     return json_text(config, 2) + "\n";
 }
 
 std::string collective_flags(const Options& o) {
     return strprintf("--bench %d\n--profile-steps %s\n--resume %s\n--rewind %lld\n--skip-data %lld\n--new-data %d\n",
-                     o.bench, o.profile_steps.c_str(), o.resume.c_str(), static_cast<long long>(o.rewind),
+                     o.bench, o.profile_steps.text.c_str(), o.resume.c_str(), static_cast<long long>(o.rewind),
                      static_cast<long long>(o.skip_data), o.new_data);
 }
 
 std::string version_text() {
     std::string text =
-        strprintf("train_gpt %s (default precision %s)\n", version_number().c_str(), default_precision().c_str());
+        strprintf("train_gpt %s (default precision %s)\n", version_number().c_str(), word_of(default_precision()));
     for (const auto& [name, version] : build_and_library_versions()) text += name + ": " + version + "\n";
     return text;
 }

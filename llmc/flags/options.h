@@ -1,7 +1,6 @@
-// What the user asked for: every flag of train_gpt as a value, read from the command line and from a configuration
-// file. Defaults are overridden by --config FILE.json, and that by flags. parse_options() checks each value by itself,
-// resolve() checks them against each other and fills in what follows from them. Both throw Error(bad_flags) before
-// anything is done.
+// The options of a run: one typed field per flag, read from the command line and from a configuration file. The file
+// of --config overrides the defaults, and flags override the file. parse_options() checks each value by itself.
+// resolve() checks the values against each other and fills in those that were not given. Both throw Error(bad_flags).
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -10,9 +9,15 @@
 #include <string>
 #include <vector>
 
+#include "llmc/checkpoint/checkpoint_reader.h"
+#include "llmc/comm/launch.h"
 #include "llmc/flags/token_schedule.h"
 #include "llmc/kernels/variants.h"
+#include "llmc/log/profile.h"
+#include "llmc/log/validation_watch.h"
 #include "llmc/model/config.h"
+#include "llmc/optim/loss_scale.h"
+#include "llmc/train/words.h"
 
 namespace llmc {
 
@@ -23,11 +28,46 @@ struct ValSet {
     bool operator==(const ValSet&) const = default;
 };
 
-// "fp8", or what the build's PRECISION= says.
-std::string default_precision();
+// A value with a notation of its own, such as --fp8-fallback 0.01,0.5,10.
+template <class T>
+struct Parsed {
+    std::string text;  // as given, for messages and run.json
+    T value;           // what the flag's parser made of it
+    bool operator==(const Parsed& other) const { return text == other.text; }
+};
 
-// A field for every flag, by the flag's name; its row in flags.cpp says what it means and which values it takes. Where
-// a number or "" is noted as "not given", resolve() fills the value in.
+// Choices that only options have. Those of a Trainer are in train/words.h.
+enum class Fp8Grad { e5m2, e4m3 };
+template <>
+inline constexpr Word<Fp8Grad> kWords<Fp8Grad>[] = {{"e5m2", Fp8Grad::e5m2}, {"e4m3", Fp8Grad::e4m3}};
+
+enum class MuonSteps : char { k = 'k', p = 'p', q = 'q', s = 's' };  // see newton_schulz_steps()
+template <>
+inline constexpr Word<MuonSteps> kWords<MuonSteps>[] = {
+    {"k", MuonSteps::k}, {"p", MuonSteps::p}, {"q", MuonSteps::q}, {"s", MuonSteps::s}};
+
+enum class Nesterov { by_optimizer, on, off };
+template <>
+inline constexpr Word<Nesterov> kWords<Nesterov>[] = {{"on", Nesterov::on}, {"off", Nesterov::off}};
+
+enum class CardCheckMode { automatic, force, off };
+template <>
+inline constexpr Word<CardCheckMode> kWords<CardCheckMode>[] = {
+    {"auto", CardCheckMode::automatic}, {"force", CardCheckMode::force}, {"off", CardCheckMode::off}};
+
+enum class OnSaveError { go_on, stop };
+template <>
+inline constexpr Word<OnSaveError> kWords<OnSaveError>[] = {{"continue", OnSaveError::go_on},
+                                                            {"stop", OnSaveError::stop}};
+
+template <>
+inline constexpr Word<Verify> kWords<Verify>[] = {
+    {"full", Verify::full}, {"size", Verify::size}, {"none", Verify::none}};
+
+Precision default_precision();  // FP8, or what `make PRECISION=` says
+
+// A field for every flag, by the flag's name. Its row in flags.cpp says what it means and which values it takes. "Not
+// given" marks the values that resolve() replaces.
 struct Options {
     // Data and output
     std::string train;        // glob
@@ -45,69 +85,70 @@ struct Options {
     std::string init_from;                    // "": random weights
 
     // Batch and length
-    int batch = 4;                       // B, sequences per micro-step and rank
-    int seq = 0;                         // T; 0 = not given = 1024, or the context where that is shorter
-    bool doc_mask = false;               // attention does not cross documents
-    bool doc_positions = false;          // positions begin anew with each
-    int64_t total_batch = 0;             // tokens per step over all ranks; 0 = not given = B*T*ranks
-    std::string batch_schedule = "off";  // see batch_stages_from_text()
-    std::string seq_schedule = "off";    // see seq_stages_from_text()
-    int64_t max_steps = -1;              // -1 = one epoch; stays -1 when the training set's size is not known
-    int64_t epochs = 0;                  // 0 = not given; resolve() turns it into max_steps and leaves 0
-    int64_t stop_after = 0;              // 0 = off
-    double max_minutes = 0;              // 0 = off
+    int batch = 4;               // B, sequences per micro-step and rank
+    int seq = 0;                 // T; 0 = not given = 1024, or the context where that is shorter
+    bool doc_mask = false;       // attention does not cross documents
+    bool doc_positions = false;  // positions start at 0 in each document
+    int64_t total_batch = 0;     // tokens per step over all ranks; 0 = not given = B*T*ranks
+    Parsed<TokenStages> batch_schedule = {"off", {}};
+    Parsed<TokenStages> seq_schedule = {"off", {}};
+    int64_t max_steps = -1;  // -1 = one epoch; stays -1 when the training set's size is not known
+    int64_t epochs = 0;      // 0 = not given; resolve() turns it into max_steps and leaves 0
+    int64_t stop_after = 0;  // 0 = off
+    double max_minutes = 0;  // 0 = off
 
     // Optimization
     double lr = 3e-4;
-    std::string schedule = "cosine";
+    ScheduleKind schedule = ScheduleKind::cosine;
     int64_t warmup = 0;
     double final_lr_fraction = 0;
     double cooldown = 0.2;      // of wsd
     int64_t restart_every = 0;  // steps; 0 = never
     int64_t restart_factor = 1;
-    std::string plateau = "off";  // see plateau_from_text()
-    int64_t early_stop = 0;       // validations; 0 = off
-    std::string optimizer = "adamw";
+    Parsed<PlateauRule> plateau = {"off", {}};
+    int64_t early_stop = 0;  // validations; 0 = off
+    OptimizerKind optimizer = OptimizerKind::adamw;
     double weight_decay = 0.1;
     double beta1 = 0.9, eps = 1e-8;
-    std::string adam_moments = "fp32";
-    double beta2 = -1;     // -1 = not given = 0.95, lion's 0.99
-    double momentum = -1;  // -1 = not given = 0.9, muon's 0.95
-    std::string nesterov;  // "" = not given = off, with muon on
-    std::string muon_ns = "k", muon_scale = "rms";
+    MomentFormat adam_moments = MomentFormat::fp32;
+    double beta2 = -1;                           // -1 = not given = 0.95, lion's 0.99
+    double momentum = -1;                        // -1 = not given = 0.9, muon's 0.95
+    Nesterov nesterov = Nesterov::by_optimizer;  // not given = off, with muon on
+    MuonSteps muon_ns = MuonSteps::k;
+    MuonScale muon_scale = MuonScale::rms;
     int64_t muon_momentum_warmup = 0;  // steps; 0 = off
     bool muon_cautious_decay = false;
     double adamw_lr = -1, embedding_lr = -1, head_lr = -1, vector_lr = -1;  // -1 = not given = the one before, or lr
     double adamw_weight_decay = -1;                                         // -1 = not given = weight_decay
     double clip = 1.0;                                                      // 0 = off
-    std::string clip_kind = "norm";
+    ClipKind clip_kind = ClipKind::norm;
     double z_loss = 0, label_smoothing = 0;
 
     // Precision and memory
-    std::string precision = default_precision();  // resolve() leaves fp32, bf16 or fp8
+    Precision precision = default_precision();  // resolve() leaves fp32, bf16 or fp8
     bool tf32 = false;
-    std::string card_check = "auto";
+    CardCheckMode card_check = CardCheckMode::automatic;
     int tune = 8;
     bool strict = false;
     double timeout_check = 60;  // seconds
-    std::string recompute = "gelu";
-    std::string kernels = "auto";  // see kernel_set_from_text()
+    Recompute recompute = Recompute::gelu;
+    std::string kernels = "auto";  // names of variants; resolve() makes kernel_set of them
 
     // FP8 (with --precision fp8)
-    std::string fp8_recipe = "delayed";
+    Fp8Recipe fp8_recipe = Fp8Recipe::delayed;
     std::string fp8_layers = "all";  // see Fp8Layers
-    std::string fp8_grad = "e5m2";
+    Fp8Grad fp8_grad = Fp8Grad::e5m2;
     int fp8_history = 16;  // optimizer steps
     int fp8_margin = 0;    // powers of two of head-room
-    std::string fp8_amax_algo = "max";
+    AmaxAlgorithm fp8_amax_algo = AmaxAlgorithm::max;
     bool fp8_pow2_scales = false;
-    std::string fp8_fast_accum = "forward";
-    bool fp8_smooth = false;           // factors of SwiGLU's channels
-    bool fp8_emulation = false;        // on a GPU
-    int64_t fp8_log_every = 10;        // 0 = never
-    int64_t fp8_probe_every = 0;       // 0 = never
-    std::string fp8_fallback = "off";  // off, or "SATURATED,UNDERFLOWED,STEPS": see Fp8FallbackRule
-    std::string loss_scale;            // "" = not given = dynamic in fp8, else off
+    FastAccumulation fp8_fast_accum = FastAccumulation::forward;
+    bool fp8_smooth = false;      // factors of SwiGLU's channels
+    bool fp8_emulation = false;   // on a GPU
+    int64_t fp8_log_every = 10;   // 0 = never
+    int64_t fp8_probe_every = 0;  // 0 = never
+    Parsed<Fp8FallbackRule> fp8_fallback = {"off", {}};
+    Parsed<LossScaleConfig> loss_scale;  // "" = not given = dynamic in fp8, else off
     int loss_scale_growth_interval = 1000;
     int max_skips = 20;        // in a row; 0 = any number
     bool skip_spikes = false;  // skip steps whose loss or norm is far above those of past steps
@@ -115,9 +156,9 @@ struct Options {
     // Several processes
     int zero = -1;         // 0 to 3; -1 = not given = 1 with several ranks, else 0
     int shard_within = 0;  // ranks of a group that shards; 0 = all
-    std::string comm = "auto";
-    std::string reduce = "fp32";
-    std::string reduce_order = "any";
+    CommKind comm = CommKind::automatic;
+    Wire reduce = Wire::fp32;
+    ReduceOrder reduce_order = ReduceOrder::any;
     double timeout_start = 600;  // seconds without a sign of life; 0 = no limit
     double timeout_step = 300;
     double timeout_save = 900;
@@ -128,8 +169,8 @@ struct Options {
     int64_t keep = 3;                // 0 = all
     int64_t keep_every = 0;          // steps; 0 = off
     std::string resume;              // "": a new run; latest, auto, or a path
-    std::string verify = "full";
-    std::string on_save_error = "continue";
+    Verify verify = Verify::full;
+    OnSaveError on_save_error = OnSaveError::go_on;
     std::string checkpoint_local;  // directory; "": staged in memory
     int64_t rewind = 0;            // checkpoints
     int64_t skip_data = 0;         // steps
@@ -157,10 +198,10 @@ struct Options {
     bool estimate_scaling = false;
     bool bench = false;
     bool help = false, help_all = false, help_markdown = false, version = false;
-    int world = 0;              // ranks to plan for; 0 = not given
-    std::string gpu;            // short name of the card to plan for
-    std::string config_file;    // where --config values came from
-    std::string profile_steps;  // "N" or "A:B" (profile.h); "": none
+    int world = 0;                       // ranks to plan for; 0 = not given
+    std::string gpu;                     // short name of the card to plan for
+    std::string config_file;             // where --config values came from
+    Parsed<ProfileSteps> profile_steps;  // "": none
 
     std::set<std::string> given;  // long names of flags that the command line or --config has
     bool checking = false;        // train_gpt check: no run
@@ -202,8 +243,8 @@ struct ResolveInputs {
     bool fp8_supported = true;           // the card has FP8 tensor cores; the host device computes exactly
     std::string device_name;             // for messages
     std::optional<int> card;             // see variants.h; unset: of a plan
-    // Why the card makes all products of an FP8 recipe in BF16; "", or unset: it does not.
-    std::function<std::string(const std::string& recipe)> fp8_emulated_because;
+    // Why the card computes all products of an FP8 recipe in BF16; "", or unset, if it has FP8 products.
+    std::function<std::string(Fp8Recipe)> fp8_emulated_because;
 };
 
 // Call it once, on what parse_options() returned: values it fills in count as given afterwards.

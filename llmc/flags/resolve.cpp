@@ -96,13 +96,13 @@ void resolve_batch_schedule(Options& o, int ranks) {
     const int64_t unit = int64_t{o.batch} * o.seq * ranks;
     std::string text;
     int64_t end = 0;
-    o.batches = {batch_stages_from_text(o.batch_schedule), o.total_batch};
+    o.batches = {o.batch_schedule.value, o.total_batch};
     for (const auto& [tokens, steps] : o.batches.stages()) {
         if (tokens % unit != 0 || tokens >= o.total_batch)
             refuse(strprintf(
                 "--batch-schedule %s: %lld tokens per step must be below -d %lld and a multiple of the micro-step's "
                 "%lld (-b %d x -t %d x %s)",
-                o.batch_schedule.c_str(), static_cast<long long>(tokens), static_cast<long long>(o.total_batch),
+                o.batch_schedule.text.c_str(), static_cast<long long>(tokens), static_cast<long long>(o.total_batch),
                 static_cast<long long>(unit), o.batch, o.seq, plural(ranks, "rank").c_str()));
         end += steps;
         text +=
@@ -114,11 +114,11 @@ void resolve_batch_schedule(Options& o, int ranks) {
 void resolve_seq_schedule(Options& o) {
     std::string text;
     int64_t end = 0;
-    o.sequences = {seq_stages_from_text(o.seq_schedule), o.seq};
+    o.sequences = {o.seq_schedule.value, o.seq};
     for (const auto& [tokens, steps] : o.sequences.stages()) {
         if (tokens >= o.seq || o.seq % tokens != 0)
             refuse(strprintf("--seq-schedule %s: sequences of -t %d tokens cannot be cut into pieces of %lld",
-                             o.seq_schedule.c_str(), o.seq, static_cast<long long>(tokens)));
+                             o.seq_schedule.text.c_str(), o.seq, static_cast<long long>(tokens)));
         end += steps;
         text += strprintf("sequences of %lld tokens up to step %lld, ", static_cast<long long>(tokens),
                           static_cast<long long>(end));
@@ -161,10 +161,10 @@ void resolve_steps(Options& o, int64_t train_tokens) {
         }
     }
     if (o.max_steps > 0) note_large_batch(o, train_tokens);
-    if ((o.plateau != "off" || o.early_stop > 0) && (o.val.empty() || o.val_every == 0 || o.val_batches == 0))
+    if ((o.plateau.value.factor < 1 || o.early_stop > 0) && (o.val.empty() || o.val_every == 0 || o.val_batches == 0))
         refuse("--plateau and --early-stop follow the validation loss: add -j, and leave out -v 0 and -m 0");
-    if (o.restart_every > 0 && o.schedule != "cosine")
-        refuse("--restart-every needs --schedule cosine; this run has --schedule " + o.schedule);
+    if (o.restart_every > 0 && o.schedule != ScheduleKind::cosine)
+        refuse("--restart-every needs --schedule cosine; this run has --schedule " + std::string(word_of(o.schedule)));
     if (o.max_steps > 0 && o.warmup >= o.max_steps) {
         refuse(strprintf("--warmup %lld leaves none of the %lld steps (-x%s) after it; use a smaller -u",
                          static_cast<long long>(o.warmup), static_cast<long long>(o.max_steps),
@@ -194,17 +194,18 @@ void resolve_validation(Options& o, const ResolveInputs& inputs) {
 }
 
 void resolve_optimizer(Options& o) {
-    if (o.beta2 < 0) o.beta2 = o.optimizer == "lion" ? 0.99 : 0.95;
-    const bool muon = o.optimizer == "muon" || o.optimizer == "normuon";
-    if (o.adam_moments != "fp32" && !muon && o.optimizer != "adamw")
+    if (o.beta2 < 0) o.beta2 = o.optimizer == OptimizerKind::lion ? 0.99 : 0.95;
+    const bool muon = is_muon(o.optimizer);
+    if (o.adam_moments != MomentFormat::fp32 && !muon && o.optimizer != OptimizerKind::adamw)
         refuse(
             strprintf("--adam-moments %s needs AdamW, and this run has --optimizer %s, whose moment is FP32; leave it "
                       "out or use --optimizer adamw, muon or normuon",
-                      o.adam_moments.c_str(), o.optimizer.c_str()));
-    if (o.clip_kind != "norm" && o.clip == 0)
-        refuse("--clip-kind " + o.clip_kind + " has no effect with --clip 0, which turns clipping off; give --clip X");
+                      word_of(o.adam_moments), word_of(o.optimizer)));
+    if (o.clip_kind != ClipKind::norm && o.clip == 0)
+        refuse(strprintf("--clip-kind %s has no effect with --clip 0, which turns clipping off; give --clip X",
+                         word_of(o.clip_kind)));
     if (o.momentum < 0) o.momentum = muon ? 0.95 : 0.9;
-    if (o.nesterov.empty()) o.nesterov = muon ? "on" : "off";
+    if (o.nesterov == Nesterov::by_optimizer) o.nesterov = muon ? Nesterov::on : Nesterov::off;
     for (const auto& [name, rate] : {std::pair{"--adamw-lr", &Options::adamw_lr},
                                      {"--embedding-lr", &Options::embedding_lr},
                                      {"--head-lr", &Options::head_lr},
@@ -213,11 +214,11 @@ void resolve_optimizer(Options& o) {
         if (!muon && o.*rate >= 0)
             refuse(strprintf(
                 "%s %g is for the parameters that muon leaves to AdamW, and this run has --optimizer %s; use %s", name,
-                o.*rate, o.optimizer.c_str(), rate == &Options::adamw_weight_decay ? "--weight-decay" : "--lr"));
+                o.*rate, word_of(o.optimizer), rate == &Options::adamw_weight_decay ? "--weight-decay" : "--lr"));
     if (!muon && (o.muon_momentum_warmup > 0 || o.muon_cautious_decay))
         refuse(strprintf("--%s needs muon, and this run has --optimizer %s; leave it out or use --optimizer muon",
                          o.muon_momentum_warmup > 0 ? "muon-momentum-warmup" : "muon-cautious-decay",
-                         o.optimizer.c_str()));
+                         word_of(o.optimizer)));
     if (!muon) return;
     if (o.muon_momentum_warmup > 0 && o.momentum < kFirstMuonMomentum)
         refuse(strprintf("--momentum %g is below %g, where --muon-momentum-warmup begins; leave the warm-up out",
@@ -229,12 +230,12 @@ void resolve_optimizer(Options& o) {
 }
 
 void check_profiled_steps(const Options& o) {
-    if (o.profile_steps.empty() || o.max_steps <= 0) return;
-    const ProfileSteps steps = profile_steps_from_text(o.profile_steps);
+    if (o.profile_steps.text.empty() || o.max_steps <= 0) return;
+    const ProfileSteps& steps = o.profile_steps.value;
     const int64_t last = o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps;
     if (steps.last > last)
         refuse(strprintf("--profile-steps %s asks for the steps %lld to %lld, but the run ends after step %lld",
-                         o.profile_steps.c_str(), static_cast<long long>(steps.first),
+                         o.profile_steps.text.c_str(), static_cast<long long>(steps.first),
                          static_cast<long long>(steps.last), static_cast<long long>(last)));
 }
 
@@ -268,17 +269,20 @@ void resolve_emulation(Options& o, const ResolveInputs& inputs) {
         refuse(strprintf(
             "--fp8-recipe %s: %s. Use another recipe or --precision bf16; --fp8-emulation runs the matmuls in "
             "BF16 on the same FP8 values, slower than --precision bf16",
-            o.fp8_recipe.c_str(), because.c_str()));
+            word_of(o.fp8_recipe), because.c_str()));
     add_note(o, "--fp8-emulation: all FP8 matmuls run in BF16, slower than --precision bf16: " + because);
 }
 
 void resolve_precision(Options& o, const ResolveInputs& inputs) {
-    if (o.precision == "auto") {
-        o.precision = inputs.fp8_supported ? "fp8" : inputs.bf16_supported ? "bf16" : "fp32";
-        add_note(o, "--precision auto: " + o.precision);
+    if (o.precision == Precision::automatic) {
+        o.precision = inputs.fp8_supported ? Precision::fp8 : inputs.bf16_supported ? Precision::bf16 : Precision::fp32;
+        add_note(o, std::string("--precision auto: ") + word_of(o.precision));
     }
-    if (o.loss_scale.empty()) o.loss_scale = o.precision == "fp8" ? "dynamic" : "off";
-    if (o.precision == "fp8") {
+    if (o.loss_scale.text.empty()) {
+        o.loss_scale.text = o.precision == Precision::fp8 ? "dynamic" : "off";
+        o.loss_scale.value = loss_scale_config(o.loss_scale.text);
+    }
+    if (o.precision == Precision::fp8) {
         if (!inputs.fp8_supported)
             refuse(strprintf("--precision fp8: %s has no FP8 (GPUs from sm_89 on have it); use --precision bf16",
                              inputs.device_name.c_str()));
@@ -288,31 +292,32 @@ void resolve_precision(Options& o, const ResolveInputs& inputs) {
                           "use -t %d or --precision bf16",
                           o.batch, o.seq, static_cast<long long>(int64_t{o.batch} * o.seq), (o.seq + 15) / 16 * 16));
     }
-    if (o.precision == "fp8") resolve_emulation(o, inputs);
-    if (o.precision == "fp8" && o.fp8_smooth && o.model_config.table().activation != Activation::swiglu)
+    if (o.precision == Precision::fp8) resolve_emulation(o, inputs);
+    if (o.precision == Precision::fp8 && o.fp8_smooth && o.model_config.table().activation != Activation::swiglu)
         refuse("--fp8-smooth needs SwiGLU, which this model does not have; leave it out");
     if (!o.tf32) return;
     if (inputs.host_device) {
         add_note(o, "--tf32 is ignored: the CPU build has no tensor cores");
-    } else if (o.precision != "fp32") {
-        add_note(o, "--tf32 is ignored: it needs --precision fp32, and this run has " + o.precision);
+    } else if (o.precision != Precision::fp32) {
+        add_note(o,
+                 "--tf32 is ignored: it needs --precision fp32, and this run has " + std::string(word_of(o.precision)));
     }
 }
 
 // Notes FP8 flags with another value than the default in a run without FP8. A run.json holds the defaults as well.
 void note_fp8_flags_without_effect(Options& o) {
-    if (o.precision == "fp8") return;
+    if (o.precision == Precision::fp8) return;
     std::vector<std::string> names;
     for (const Flag& flag : all_flags())
-        if (flag.long_name.starts_with("fp8-") && flag_json(flag, o) != flag_json(flag, Options()))
+        if (flag.long_name.starts_with("fp8-") && flag.get(o) != flag.get(Options()))
             names.push_back("--" + flag.long_name);
     if (!names.empty())
-        add_note(o,
-                 joined(names) + (names.size() == 1 ? " has" : " have") + " no effect with --precision " + o.precision);
+        add_note(o, joined(names) + (names.size() == 1 ? " has" : " have") + " no effect with --precision " +
+                        word_of(o.precision));
 }
 
 void resolve_kernels(Options& o, const ResolveInputs& inputs) {
-    const bool fp8 = o.precision == "fp8" && scaling_of(fp8_recipe_from_name(o.fp8_recipe)) == Fp8Scaling::tensor;
+    const bool fp8 = o.precision == Precision::fp8 && scaling_of(o.fp8_recipe) == Fp8Scaling::tensor;
     o.kernel_set = kernel_set_from_text(o.kernels, inputs.card, fp8);
 }
 

@@ -8,7 +8,7 @@
 namespace llmc {
 
 int64_t TokenSchedule::tokens_of(int64_t step) const {
-    for (const Stage& stage : stages_) {
+    for (const TokenStage& stage : stages_) {
         if (step <= stage.steps) return stage.tokens;
         step -= stage.steps;
     }
@@ -17,7 +17,7 @@ int64_t TokenSchedule::tokens_of(int64_t step) const {
 
 int64_t TokenSchedule::tokens_until(int64_t step) const {
     int64_t tokens = 0;
-    for (const Stage& stage : stages_) {
+    for (const TokenStage& stage : stages_) {
         const int64_t steps = std::min(step, stage.steps);
         tokens += steps * stage.tokens;
         step -= steps;
@@ -27,7 +27,7 @@ int64_t TokenSchedule::tokens_until(int64_t step) const {
 
 int64_t TokenSchedule::steps_within(int64_t tokens) const {
     int64_t all = 0;
-    for (const Stage& stage : stages_) {
+    for (const TokenStage& stage : stages_) {
         const int64_t steps = std::min(tokens / stage.tokens, stage.steps);
         all += steps, tokens -= steps * stage.tokens;
         if (steps < stage.steps) return all;
@@ -35,9 +35,8 @@ int64_t TokenSchedule::steps_within(int64_t tokens) const {
     return all + tokens / last_;
 }
 
-static std::vector<TokenSchedule::Stage> stages_from_text(const char* flag, const char* example,
-                                                          const std::string& text) {
-    std::vector<TokenSchedule::Stage> stages;
+static TokenStages stages_from_text(const char* flag, const char* example, const std::string& text) {
+    TokenStages stages;
     if (text == "off") return stages;
     const auto refuse = [&](const std::string& problem) {
         throw Error(ExitCode::bad_flags,
@@ -61,10 +60,10 @@ static std::vector<TokenSchedule::Stage> stages_from_text(const char* flag, cons
     return stages;
 }
 
-std::vector<TokenSchedule::Stage> batch_stages_from_text(const std::string& text) {
+TokenStages batch_stages_from_text(const std::string& text) {
     return stages_from_text("--batch-schedule", "65536:1000,131072:2000", text);
 }
-std::vector<TokenSchedule::Stage> seq_stages_from_text(const std::string& text) {
+TokenStages seq_stages_from_text(const std::string& text) {
     return stages_from_text("--seq-schedule", "128:1000,512:2000", text);
 }
 

@@ -8,18 +8,20 @@
 
 namespace llmc {
 
-// In the first stages so many tokens, of a step or a sequence, as each says; then as many as the whole run has.
+// For `steps` steps, a step or a sequence has `tokens` tokens.
+struct TokenStage {
+    int64_t tokens, steps;
+    bool operator==(const TokenStage&) const = default;
+};
+using TokenStages = std::vector<TokenStage>;
+
+// The tokens of a step, or of a sequence, throughout a run: the stages come first, and `last` tokens afterwards.
 class TokenSchedule {
 public:
-    struct Stage {
-        int64_t tokens, steps;
-        bool operator==(const Stage&) const = default;
-    };
-
     TokenSchedule() = default;
-    TokenSchedule(std::vector<Stage> stages, int64_t last) : stages_(std::move(stages)), last_(last) {}
+    TokenSchedule(TokenStages stages, int64_t last) : stages_(std::move(stages)), last_(last) {}
 
-    const std::vector<Stage>& stages() const { return stages_; }
+    const TokenStages& stages() const { return stages_; }
     int64_t tokens_of(int64_t step) const;  // steps are counted from 1
     // Where they are those of a step: of steps 1 to `step` together, and how many steps take no more than `tokens`.
     int64_t tokens_until(int64_t step) const;
@@ -29,13 +31,13 @@ public:
     bool operator==(const TokenSchedule&) const = default;
 
 private:
-    std::vector<Stage> stages_;
+    TokenStages stages_;
     int64_t last_ = 1;
 };
 
 // --batch-schedule and --seq-schedule TOKENS:STEPS,..., each stage with more tokens than the one before; "off": none.
 // Throw Error(bad_flags).
-std::vector<TokenSchedule::Stage> batch_stages_from_text(const std::string& text);
-std::vector<TokenSchedule::Stage> seq_stages_from_text(const std::string& text);
+TokenStages batch_stages_from_text(const std::string& text);
+TokenStages seq_stages_from_text(const std::string& text);
 
 }  // namespace llmc

@@ -123,10 +123,10 @@ std::vector<std::string> gpu_short_names() {
     return names;
 }
 
-std::optional<double> peak_tflops(const DeviceInfo& device, const std::string& precision) {
+std::optional<double> peak_tflops(const DeviceInfo& device, Precision precision) {
     const std::optional<GpuSpec> gpu = device.is_host ? std::nullopt : find_gpu(device.name);
     if (!gpu) return std::nullopt;
-    return precision == "fp8" ? gpu->fp8_tflops : gpu->bf16_tflops;
+    return precision == Precision::fp8 ? gpu->fp8_tflops : gpu->bf16_tflops;
 }
 
 }  // namespace llmc

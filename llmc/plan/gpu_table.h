@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "llmc/device/runtime.h"
+#include "llmc/train/words.h"
 
 namespace llmc {
 
@@ -32,6 +33,6 @@ std::optional<GpuSpec> find_gpu_by_short_name(std::string_view name);
 std::vector<std::string> gpu_short_names();
 
 // Of a run in this precision on this device, for MFU; nothing where it is not known.
-std::optional<double> peak_tflops(const DeviceInfo& device, const std::string& precision);
+std::optional<double> peak_tflops(const DeviceInfo& device, Precision precision);
 
 }  // namespace llmc

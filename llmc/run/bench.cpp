@@ -19,7 +19,7 @@ void only_bench(Options& o) {
     o.val.clear();
     o.sample_every = o.checkpoint_every = o.early_stop = 0;
     o.checkpoint_minutes = 0;
-    o.plateau = "off";
+    o.plateau = Options().plateau;
     o.rewind = o.skip_data = 0;
     if (o.train.empty()) o.epochs = 0;
     o.new_data = o.tensorboard = false;

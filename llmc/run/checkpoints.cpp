@@ -152,7 +152,7 @@ void Checkpoints<Real>::report(const SaveOutcome& outcome, bool last) {
     }
     const std::string problem =
         strprintf("the checkpoint of step %lld could not be written: %s", llong{outcome.step}, outcome.problem.c_str());
-    if (last || options_.on_save_error == "stop") throw Error(outcome.code, problem);
+    if (last || options_.on_save_error == OnSaveError::stop) throw Error(outcome.code, problem);
     if (is_main)
         std::fprintf(stderr, "train_gpt: %s\ntrain_gpt: training continues; earlier checkpoints are unchanged\n",
                      problem.c_str());

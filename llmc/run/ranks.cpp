@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "llmc/comm/connect.h"
-#include "llmc/flags/trainer_config.h"
 #include "llmc/linear/matmul.h"
 #include "llmc/plan/plan.h"
 #include "llmc/run/signals.h"
@@ -12,8 +11,8 @@
 namespace llmc {
 
 Comm planned_ranks(const Options& o, int world) {
-    const std::string backend = o.comm == "mpi" || o.comm == "tcp" ? o.comm : "nccl";
-    return Comm::planned(world, backend, reduce_order(o));
+    const bool over_mpi = o.comm == CommKind::mpi || o.comm == CommKind::tcp;
+    return Comm::planned(world, over_mpi ? "mpi" : "nccl", o.reduce_order);
 }
 
 Ranks::Ranks(const Options& o, const LaunchInfo& launch)
@@ -22,7 +21,7 @@ Ranks::Ranks(const Options& o, const LaunchInfo& launch)
 void Ranks::connect(const Options& o, const LaunchInfo& launch) {
     ConnectOptions options;
     options.backend = o.comm;
-    options.order = reduce_order(o);
+    options.order = o.reduce_order;
     options.timeout = o.timeout_start;
     comm = llmc::connect(options, launch);
     open_device(device_of_rank(comm, device_count()));
@@ -58,9 +57,7 @@ void Ranks::describe(ResolveInputs& surroundings) const {
     surroundings.device_name = device.name;
     if (planned_) return;
     surroundings.card = device.compute_capability;
-    surroundings.fp8_emulated_because = [](const std::string& recipe) {
-        return Matmul::emulated_because(scaling_of(fp8_recipe_from_name(recipe)));
-    };
+    surroundings.fp8_emulated_because = [](Fp8Recipe recipe) { return Matmul::emulated_because(scaling_of(recipe)); };
 }
 
 size_t Ranks::libraries_to_come(const Options& o) const {

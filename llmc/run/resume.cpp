@@ -99,7 +99,7 @@ std::unique_ptr<CheckpointReader> open_candidate(const std::string& path, const 
     });
     text = broadcast_text(comm, text);
     auto reader = std::make_unique<CheckpointReader>(path, text);
-    const Verify how = o.verify == "full" ? Verify::full : o.verify == "size" ? Verify::size : Verify::none;
+    const Verify how = o.verify;
     do_together(comm, [&] {
         reader->verify(how, static_cast<size_t>(comm.rank()), static_cast<size_t>(comm.world()),
                        [&] { ranks.watchdog.alive(); });

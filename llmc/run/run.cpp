@@ -26,9 +26,9 @@ int64_t tokens_per_micro_step(const Options& options, const Comm& comm) {
 // Streams and size of the trace for --profile-steps; nothing without the flag.
 template <class Real>
 std::optional<Profiler::Setup> profiler_setup(const Options& o, Trainer<Real>& trainer) {
-    if (o.profile_steps.empty()) return std::nullopt;
+    if (o.profile_steps.text.empty()) return std::nullopt;
     Profiler::Setup setup;
-    setup.steps = profile_steps_from_text(o.profile_steps);
+    setup.steps = o.profile_steps.value;
     setup.directory = o.out;
     // Ranges of a unit: forward, backward, two gathers and a reduction per micro-step; some more per step.
     setup.ranges_per_step = trainer.table().units().size() * (5 * static_cast<size_t>(o.micro_steps) + 6) + 64;
@@ -193,7 +193,7 @@ bool Run<Real>::validate() {
     // The extra validation at the end of a stopped run does not count: after a resume it would count twice.
     if (record->losses.empty() || step % options_.val_every != 0) return true;
     const ValidationWatch::Verdict verdict =
-        position_.watch.observe(record->losses[0].loss, plateau_from_text(options_.plateau), options_.early_stop);
+        position_.watch.observe(record->losses[0].loss, options_.plateau.value, options_.early_stop);
     report_verdict(step, verdict, position_.watch, directory_, comm_);
     if (verdict == ValidationWatch::Verdict::lower_rate) trainer_.scale_rate(position_.watch.rate_factor());
     if (verdict == ValidationWatch::Verdict::stop) last_step_ = step;

@@ -124,7 +124,7 @@ template <class Real>
 RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, std::optional<Resumed>& resumed) {
     if (resumed) {
         restore(trainer, ranks, *resumed);
-        if (o.plateau != "off") trainer.scale_rate(resumed->position.watch.rate_factor());
+        if (o.plateau.text != "off") trainer.scale_rate(resumed->position.watch.rate_factor());
         resumed->checkpoint.reset();  // closes its files, which may have to be deleted
         return resumed->position;
     }

@@ -86,7 +86,7 @@ std::string describe_start(const Options& o, const Ranks& ranks, const RunOutloo
         text += strprintf("%d ranks over %s, --zero %d%s\n", comm.world(), comm.name(), o.zero,
                           o.shard_within > 0 ? strprintf(" --shard-within %d", o.shard_within).c_str() : "");
     return text +
-           strprintf("%s on %s, %s: %s\n", o.model_config.name.c_str(), ranks.device.name.c_str(), o.precision.c_str(),
+           strprintf("%s on %s, %s: %s\n", o.model_config.name.c_str(), ranks.device.name.c_str(), word_of(o.precision),
                      counted(o.model_config.parameters(), "parameter").c_str()) +
            length_line(o, outlook) + time_note(o, ranks.device, outlook);
 }

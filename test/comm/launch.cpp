@@ -35,7 +35,7 @@ bool says(const std::string& text, const std::string& part) { return text.find(p
 constexpr BuildFeatures kCpu = {false, true, false}, kCpuAlone = {false, false, false}, kGpu = {true, true, true},
                         kGpuWithoutMpi = {true, false, true}, kGpuWithoutNccl = {true, true, false};
 
-std::string refusal_of(const std::string& requested, const LaunchInfo& launch, const BuildFeatures& build) {
+std::string refusal_of(CommKind requested, const LaunchInfo& launch, const BuildFeatures& build) {
     try {
         choose_comm(requested, launch, build);
     } catch (const Error& error) {
@@ -135,38 +135,40 @@ TEST_CASE("launch: contradictions are refused") {
 }
 
 TEST_CASE("launch: which back-end") {
-    CHECK(choose_comm("auto", {}, kCpu).transport == Transport::self);
-    CHECK(choose_comm("auto", {}, kGpu).nccl == false);
-    CHECK(choose_comm("mpi", {}, kCpu).transport == Transport::mpi);
-    CHECK(choose_comm("nccl", {}, kGpu).transport == Transport::self);
-    CHECK(choose_comm("auto", launched({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), kCpu).transport == Transport::self);
+    CHECK(choose_comm(CommKind::automatic, {}, kCpu).transport == Transport::self);
+    CHECK(choose_comm(CommKind::automatic, {}, kGpu).nccl == false);
+    CHECK(choose_comm(CommKind::mpi, {}, kCpu).transport == Transport::mpi);
+    CHECK(choose_comm(CommKind::nccl, {}, kGpu).transport == Transport::self);
+    CHECK(choose_comm(CommKind::automatic, launched({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), kCpu).transport ==
+          Transport::self);
 
-    CHECK(choose_comm("auto", launched(kMpirun), kCpu).transport == Transport::mpi);
-    CHECK_FALSE(choose_comm("auto", launched(kMpirun), kCpu).nccl);
-    CHECK(choose_comm("auto", launched(kMpirun), kGpu).nccl);
-    CHECK(choose_comm("auto", launched(kMpirun), kGpu).transport == Transport::mpi);
-    CHECK_FALSE(choose_comm("mpi", launched(kMpirun), kGpu).nccl);
-    CHECK(choose_comm("auto", launched({{"PMIX_RANK", "6"}}), kGpu).nccl);
+    CHECK(choose_comm(CommKind::automatic, launched(kMpirun), kCpu).transport == Transport::mpi);
+    CHECK_FALSE(choose_comm(CommKind::automatic, launched(kMpirun), kCpu).nccl);
+    CHECK(choose_comm(CommKind::automatic, launched(kMpirun), kGpu).nccl);
+    CHECK(choose_comm(CommKind::automatic, launched(kMpirun), kGpu).transport == Transport::mpi);
+    CHECK_FALSE(choose_comm(CommKind::mpi, launched(kMpirun), kGpu).nccl);
+    CHECK(choose_comm(CommKind::automatic, launched({{"PMIX_RANK", "6"}}), kGpu).nccl);
 
-    CHECK(choose_comm("auto", launched(kTorchrun), kCpu).transport == Transport::tcp);
-    CHECK(choose_comm("tcp", launched(kTorchrun), kCpuAlone).transport == Transport::tcp);
-    CHECK(choose_comm("auto", launched(kTorchrun), kGpuWithoutMpi).nccl);
-    CHECK(choose_comm("nccl", launched(kTorchrun), kGpuWithoutMpi).transport == Transport::tcp);
-    CHECK(choose_comm("auto", launched(kSrun), kGpu).transport == Transport::mpi);
-    CHECK(choose_comm("auto", launched(with(kSrun, {{"MASTER_ADDR", "n"}})), kGpu).transport == Transport::tcp);
-    CHECK(choose_comm("auto", launched(with(kMpirun, {{"MASTER_ADDR", "n"}})), kGpuWithoutMpi).transport ==
+    CHECK(choose_comm(CommKind::automatic, launched(kTorchrun), kCpu).transport == Transport::tcp);
+    CHECK(choose_comm(CommKind::tcp, launched(kTorchrun), kCpuAlone).transport == Transport::tcp);
+    CHECK(choose_comm(CommKind::automatic, launched(kTorchrun), kGpuWithoutMpi).nccl);
+    CHECK(choose_comm(CommKind::nccl, launched(kTorchrun), kGpuWithoutMpi).transport == Transport::tcp);
+    CHECK(choose_comm(CommKind::automatic, launched(kSrun), kGpu).transport == Transport::mpi);
+    CHECK(choose_comm(CommKind::automatic, launched(with(kSrun, {{"MASTER_ADDR", "n"}})), kGpu).transport ==
+          Transport::tcp);
+    CHECK(choose_comm(CommKind::automatic, launched(with(kMpirun, {{"MASTER_ADDR", "n"}})), kGpuWithoutMpi).transport ==
           Transport::tcp);
 }
 
 TEST_CASE("launch: what a build or a launch cannot do is refused with advice") {
-    CHECK(says(refusal_of("gloo", {}, kCpu), "--comm gloo: expected auto, self, mpi, tcp or nccl"));
-    CHECK(says(refusal_of("mpi", {}, kCpuAlone), "USE_MPI=1"));
-    CHECK(says(refusal_of("nccl", {}, kCpu), "this build runs on the CPU"));
-    CHECK(says(refusal_of("nccl", {}, kGpuWithoutNccl), "USE_NCCL=1"));
-    CHECK(says(refusal_of("self", launched(kMpirun), kCpu), "each would train alone"));
-    CHECK(says(refusal_of("auto", launched(kMpirun), kCpuAlone), "this build has no MPI"));
-    CHECK(says(refusal_of("auto", launched(kMpirun), kGpuWithoutNccl), "4 GPUs need NCCL"));
-    CHECK(says(refusal_of("mpi", launched(kTorchrun), kCpu), "mpirun -np"));
-    CHECK(says(refusal_of("tcp", launched(kMpirun), kCpu), "MASTER_ADDR"));
-    CHECK(says(refusal_of("auto", launched({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), kCpu), "MASTER_ADDR is not"));
+    CHECK(says(refusal_of(CommKind::mpi, {}, kCpuAlone), "USE_MPI=1"));
+    CHECK(says(refusal_of(CommKind::nccl, {}, kCpu), "this build runs on the CPU"));
+    CHECK(says(refusal_of(CommKind::nccl, {}, kGpuWithoutNccl), "USE_NCCL=1"));
+    CHECK(says(refusal_of(CommKind::self, launched(kMpirun), kCpu), "each would train alone"));
+    CHECK(says(refusal_of(CommKind::automatic, launched(kMpirun), kCpuAlone), "this build has no MPI"));
+    CHECK(says(refusal_of(CommKind::automatic, launched(kMpirun), kGpuWithoutNccl), "4 GPUs need NCCL"));
+    CHECK(says(refusal_of(CommKind::mpi, launched(kTorchrun), kCpu), "mpirun -np"));
+    CHECK(says(refusal_of(CommKind::tcp, launched(kMpirun), kCpu), "MASTER_ADDR"));
+    CHECK(says(refusal_of(CommKind::automatic, launched({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), kCpu),
+               "MASTER_ADDR is not"));
 }

@@ -72,17 +72,17 @@ TEST_CASE("depth: model, tokens, batch and rates are nanochat's") {
         CHECK(o.embedding_lr == doctest::Approx(run.embedding_lr).epsilon(1e-12));
         CHECK(o.head_lr == doctest::Approx(run.head_lr).epsilon(1e-12));
         CHECK(o.weight_decay == doctest::Approx(run.weight_decay).epsilon(1e-12));
-        CHECK(o.schedule == "wsd-linear");
+        CHECK(o.schedule == ScheduleKind::wsd_linear);
         CHECK(o.warmup == 40);
         CHECK(o.cooldown == 0.65);
         CHECK(o.final_lr_fraction == 0.05);
-        CHECK(o.optimizer == "normuon");
+        CHECK(o.optimizer == OptimizerKind::normuon);
         CHECK(o.momentum == 0.97);
-        CHECK(o.nesterov == "on");
+        CHECK(o.nesterov == Nesterov::on);
         CHECK(o.muon_momentum_warmup == 400);
         CHECK(o.muon_cautious_decay);
-        CHECK(o.muon_scale == "spectral");
-        CHECK(o.muon_ns == "p");
+        CHECK(o.muon_scale == MuonScale::spectral);
+        CHECK(o.muon_ns == MuonSteps::p);
         CHECK(o.clip == 0);
     }
 }
@@ -122,8 +122,8 @@ TEST_CASE("depth: flags that are given win, in a file too, and others follow the
     const Options given = resolved("--depth 12 --lr 3e-4 -t 1024 --optimizer muon -k cosine --adamw-lr 0.002");
     CHECK(given.lr == 3e-4);  // the default, but asked for
     CHECK(given.seq == 1024);
-    CHECK(given.optimizer == "muon");
-    CHECK(given.schedule == "cosine");
+    CHECK(given.optimizer == OptimizerKind::muon);
+    CHECK(given.schedule == ScheduleKind::cosine);
     CHECK(given.embedding_lr == 0.002);
     CHECK(given.head_lr == 0.002);
     CHECK(given.weight_decay == alone.weight_decay);

@@ -81,12 +81,12 @@ TEST_CASE("options: defaults are the promised ones") {
     CHECK(o.batch == 4);
     CHECK(o.max_steps == -1);
     CHECK(o.lr == 3e-4);
-    CHECK(o.schedule == "cosine");
+    CHECK(o.schedule == ScheduleKind::cosine);
     CHECK(o.warmup == 0);
     CHECK(o.final_lr_fraction == 0);
     CHECK(o.weight_decay == 0.1);
     CHECK(o.beta1 == 0.9);
-    CHECK(o.optimizer == "adamw");
+    CHECK(o.optimizer == OptimizerKind::adamw);
     CHECK(o.beta2 == -1);  // resolve() knows the optimizer's
     CHECK(o.eps == 1e-8);
     CHECK(o.clip == 1);
@@ -96,7 +96,7 @@ TEST_CASE("options: defaults are the promised ones") {
     CHECK(o.sample_tokens == 64);
     CHECK(o.seed == 1337);
     CHECK(o.precision == default_precision());
-    CHECK(o.recompute == "gelu");
+    CHECK(o.recompute == Recompute::gelu);
     CHECK(!o.tf32);
     CHECK(o.kernels == "auto");
     CHECK(!o.overwrite);
@@ -104,60 +104,39 @@ TEST_CASE("options: defaults are the promised ones") {
 
 namespace {
 
-// A value that is not the default of its flag: as the command line has it, and what it makes of the options.
-struct Sample {
-    std::string text;
-    Options expected;
-};
-
-template <class T>
-T sample_number(const Flag& flag, T by_default) {
-    const Values& v = flag.values;
-    if constexpr (std::is_same_v<T, double>) {
-        return std::isinf(v.max) ? 1234.5678901234567 : v.min + (v.max - v.min) / 3;
-    } else {
-        const auto position = static_cast<T>(&flag - all_flags().data());  // no two flags alike
-        if (!std::isinf(v.max)) return static_cast<T>(by_default == v.max ? v.min : v.max);
-        return sizeof(T) == 8 ? (T{1} << 32) + position : 1000 + position;
-    }
-}
-
-std::string shortest_text(double number) {
-    char text[32];
-    return {text, std::to_chars(text, text + sizeof text, number).ptr};
-}
-
+// A value for the flag, other than its default, as the command line has it. No two numbers are alike.
 std::string sample_text(const Flag& flag) {
+    const std::map<std::string, std::string> with_notation = {{"fp8-fallback", "0.01,0.5,10"},
+                                                              {"loss-scale", "256"},
+                                                              {"plateau", "0.5,3"},
+                                                              {"batch-schedule", "65536:1000"},
+                                                              {"seq-schedule", "128:1000"},
+                                                              {"gpu", "h100"},
+                                                              {"profile-steps", "5"},
+                                                              {"kernels", "gelu_fp8,attention_fp8"}};
+    if (with_notation.contains(flag.long_name)) return with_notation.at(flag.long_name);
+    if (flag.is_switch()) return "true";
+    if (flag.long_name == "val") return "name=a \"text\" of val";
     const std::string by_default = default_text(flag);
-    for (const std::string& word : flag.values.words)
+    for (const std::string& word : flag.words)
         if (word != by_default) return word;
-    const std::map<std::string, std::string> checked = {{"fp8-fallback", "0.01,0.5,10"},
-                                                        {"loss-scale", "256"},
-                                                        {"plateau", "0.5,3"},
-                                                        {"batch-schedule", "65536:1000"},
-                                                        {"seq-schedule", "128:1000"},
-                                                        {"gpu", "h100"},
-                                                        {"profile-steps", "5"},
-                                                        {"kernels", "gelu_fp8,attention_fp8"}};
-    return checked.contains(flag.long_name) ? checked.at(flag.long_name) : "a \"text\" of " + flag.long_name;
+    const double min = flag.range.min, max = flag.range.max;
+    const auto position = std::to_string(100 + (&flag - all_flags().data()));
+    // Large counts show that no digit is lost on the way; a field of 32 bits cannot hold them.
+    for (const std::string text :
+         {"4294967" + position, "1234567" + position + ".5", "1" + position, json_text(json(min + (max - min) / 3)),
+          json_text(json(max)), json_text(json(min)), std::to_string(std::isinf(max) ? 1 : std::llround(max)),
+          std::to_string(std::llround(min))})
+        if (text != by_default && flag.value != "PATH" && mistake_in(text, flag).empty()) return text;
+    return "a \"text\" of " + flag.long_name;
 }
 
-void set_sample(const Flag& flag, std::string& field, Sample& sample) { sample.text = field = sample_text(flag); }
-void set_sample(const Flag& flag, std::vector<ValSet>& field, Sample& sample) {
-    sample.text = "name=" + sample_text(flag);
-    field = {{"name", sample_text(flag)}};
-}
-void set_sample(const Flag&, bool& field, Sample& sample) {
-    sample.text = "true";
-    field = true;
-}
-template <class T>
-void set_sample(const Flag& flag, T& field, Sample& sample) {
-    field = sample_number(flag, field);
-    if constexpr (std::is_same_v<T, double>)
-        sample.text = shortest_text(field);
-    else
-        sample.text = std::to_string(field);
+// The flag's value as the configuration has it.
+json sample_json(const Flag& flag, const std::string& text) {
+    if (flag.is_switch()) return true;
+    if (flag.long_name == "val") return json{text};
+    const bool is_number = flag.get(parse({"-i", "x"}).options).is_number();
+    return is_number ? parse_json<json>(text) : json(text);
 }
 
 // What a flag asks for beside itself.
@@ -179,22 +158,23 @@ TEST_CASE("options: every long flag reaches its variable, and no other" * doctes
         CAPTURE(flag.long_name);
         if (flag.long_name == "help" || flag.long_name == "help-all" || flag.long_name == "version")
             continue;  // a text and no options
-        for (const Flag& other : all_flags()) CHECK((&other == &flag || other.field != flag.field));
-
-        Sample sample;
-        sample.expected = parse(beside(flag.long_name)).options;
-        std::visit([&](auto field) { set_sample(flag, sample.expected.*field, sample); }, flag.field);
-        if (flag.long_name == "config") sample.text = sample.expected.config_file = empty.path;
-        const std::string argument = "--" + flag.long_name + "=" + sample.text;
+        const std::string text = flag.long_name == "config" ? empty.path : sample_text(flag);
+        const std::string argument = "--" + flag.long_name + "=" + text;
         CAPTURE(argument);
         Arguments arguments = beside(flag.long_name);
         arguments.push_back(argument.c_str());
         const Options given = parse(arguments).options;
         CHECK(given != parse(beside(flag.long_name)).options);
         CHECK(contains(given.command_line, "--" + flag.long_name));
-        sample.expected.command_line = given.command_line;
-        sample.expected.given.insert(flag.long_name);
-        CHECK(given == sample.expected);
+        CHECK(given.given.contains(flag.long_name));
+        CHECK(json(flag.get(given)) == sample_json(flag, text));
+        Options expected = parse(beside(flag.long_name)).options;
+        flag.set(expected, text);
+        expected.command_line = given.command_line;
+        expected.given.insert(flag.long_name);
+        CHECK(given == expected);
+        for (const Flag& other : all_flags())
+            if (&other != &flag) CHECK(other.get(given) == other.get(parse(beside(flag.long_name)).options));
 
         // The configuration has it under the flag's name, and reads it back.
         const json before = parse_json<json>(config_json(parse(beside(flag.long_name)).options));
@@ -221,7 +201,7 @@ TEST_CASE("options: short forms, attached values, the command, repeated flags") 
     CHECK(o.total_batch == 256);
     CHECK(o.max_steps == -1);
     CHECK(o.lr == 1e-3);
-    CHECK(o.schedule == "linear");
+    CHECK(o.schedule == ScheduleKind::linear);
     CHECK(o.warmup == 2);
     CHECK(o.final_lr_fraction == 1);
     CHECK(o.weight_decay == 0);
@@ -229,7 +209,7 @@ TEST_CASE("options: short forms, attached values, the command, repeated flags") 
     CHECK(o.val_batches == 2);
     CHECK(o.sample_every == 3);
     CHECK(o.sample_tokens == 4);
-    CHECK(o.recompute == "none");
+    CHECK(o.recompute == Recompute::none);
 
     CHECK(parse({"train", "-i", "x"}).options.train == "x");
     CHECK(options({"-b", "8", "-b", "16"}).batch == 16);  // the last one counts
@@ -432,8 +412,7 @@ TEST_CASE("options: a whole number is kept as it is or refused with its flag and
                 CAPTURE(source);
                 const std::string message = refusal(sources[source]);
                 if (contains(message, "nothing was thrown")) {
-                    const auto value = flag_json(flag, parse(sources[source]).options);
-                    CHECK(json_text(value) == number);
+                    CHECK(flag_text(flag, parse(sources[source]).options) == number);
                     continue;
                 }
                 // JSON's own numbers end where the largest types do.
@@ -624,6 +603,13 @@ TEST_CASE("options: the printed configuration has every flag that a file may hol
     CHECK(in_flags == in_json);
 }
 
+TEST_CASE("options: -e list names the models that -e takes, without training data") {
+    const std::optional<std::string> text = parse({"-e", "list"}).text;
+    REQUIRE(text);
+    for (const std::string& name : model_names()) CHECK(contains(*text, name));
+    CHECK(parse({"--model=list", "-i", "x"}).text == text);
+}
+
 TEST_CASE("options: help and version win over everything else") {
     for (const Arguments& arguments :
          {Arguments{"--help"}, Arguments{"-h"}, Arguments{"help"}, Arguments{"train", "-h"},
@@ -634,7 +620,7 @@ TEST_CASE("options: help and version win over everything else") {
     }
     CHECK(*parse({"--help-all"}).text == help_text("train_gpt", true, help_width()));
     CHECK(contains(*parse({"--version"}).text, "train_gpt " + version_number()));
-    CHECK(contains(*parse({"--version"}).text, default_precision()));
+    CHECK(contains(*parse({"--version"}).text, word_of(default_precision())));
 }
 
 namespace {

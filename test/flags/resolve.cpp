@@ -6,11 +6,13 @@
 #include <fstream>
 
 #include "llmc/base/error.h"
-#include "llmc/flags/options.h"
+#include "llmc/flags/flags.h"
 
 using namespace llmc;
 
 namespace {
+
+void set(Options& options, const char* flag, const std::string& text) { find_flag(flag)->set(options, text); }
 
 Options resolved(const Options& options, const ResolveInputs& inputs = {}) {
     Options copy = options;
@@ -56,8 +58,9 @@ TEST_CASE("resolve: defaults") {
     CHECK(o.total_batch == 4096);
     CHECK(o.micro_steps == 1);
     CHECK(o.max_steps == -1);
-    CHECK(o.precision == "fp8");
-    CHECK(o.loss_scale == "dynamic");
+    CHECK(o.precision == Precision::fp8);
+    CHECK(o.loss_scale.text == "dynamic");
+    CHECK(o.loss_scale.value.dynamic);
     CHECK(!o.skip_spikes);
     CHECK(o.notes.empty());
 }
@@ -116,7 +119,7 @@ TEST_CASE("resolve: the vocabulary comes from the flag, the file, the data, or i
 
 TEST_CASE("resolve: sequences fit the context") {
     Options o;
-    o.precision = "bf16";  // lengths that FP8 would refuse
+    o.precision = Precision::bf16;  // lengths that FP8 would refuse
     o.seq = 1024;
     CHECK_NOTHROW(resolved(o));
     o.seq = 1025;
@@ -143,7 +146,8 @@ TEST_CASE("resolve: the total batch is whole micro-steps on all ranks") {
 
 TEST_CASE("resolve: stages of a batch schedule are whole micro-steps, below the total batch") {
     Options o;
-    o.batch = 2, o.seq = 512, o.total_batch = 8192, o.batch_schedule = "2048:10,4096:5";
+    o.batch = 2, o.seq = 512, o.total_batch = 8192;
+    set(o, "batch-schedule", "2048:10,4096:5");
     CHECK(resolved(o, with_ranks(2)).batches.tokens_until(16) == 10 * 2048 + 5 * 4096 + 8192);
     CHECK(contains(refusal(o, with_ranks(4)),
                    "2048 tokens per step must be below -d 8192 and a multiple of the micro-step's 4096"));
@@ -162,13 +166,14 @@ TEST_CASE("resolve: stages of a batch schedule are whole micro-steps, below the 
 
 TEST_CASE("resolve: sequences are cut into equal pieces") {
     Options o;
-    o.seq = 512, o.seq_schedule = "64:10,256:5";
+    o.seq = 512;
+    set(o, "seq-schedule", "64:10,256:5");
     const Options done = resolved(o);
     CHECK(done.sequences.tokens_of(10) == 64);
     CHECK(done.sequences.tokens_of(15) == 256);
     CHECK(done.sequences.tokens_of(16) == 512);
     for (const char* text : {"96:10", "256:5,512:5", "1024:5"}) {
-        o.seq_schedule = text;
+        set(o, "seq-schedule", text);
         CHECK(contains(refusal(o), std::string("--seq-schedule ") + text + ": sequences of -t 512 tokens cannot"));
     }
 }
@@ -184,15 +189,15 @@ TEST_CASE("resolve: a micro-batch's tokens can be counted") {
 
 TEST_CASE("resolve: profiled steps lie within the run") {
     Options o;
-    o.precision = "bf16";
+    o.precision = Precision::bf16;
     o.max_steps = 10;
     for (const char* text : {"8", "1:11", "10:11"}) {
-        o.profile_steps = text;
+        set(o, "profile-steps", text);
         CHECK_NOTHROW(resolved(o));
     }
-    o.profile_steps = "9";
+    set(o, "profile-steps", "9");
     CHECK(contains(refusal(o), "--profile-steps 9 asks for the steps 3 to 11, but the run ends after step 10"));
-    o.profile_steps = "4:6";
+    set(o, "profile-steps", "4:6");
     o.stop_after = 4;
     CHECK(contains(refusal(o), "asks for the steps 4 to 5, but the run ends after step 4"));
     o.max_steps = -1;
@@ -204,7 +209,7 @@ TEST_CASE("resolve: profiled steps lie within the run") {
 
 TEST_CASE("resolve: steps of one epoch, and warm-up") {
     Options o;
-    o.precision = "bf16";
+    o.precision = Precision::bf16;
     o.batch = 1;
     o.seq = 100;
     CHECK(resolved(o, with_data(0, 1001)).max_steps == 10);
@@ -223,20 +228,20 @@ TEST_CASE("resolve: steps of one epoch, and warm-up") {
 
 TEST_CASE("resolve: precision and its notes") {
     Options o;
-    o.precision = "auto";
-    CHECK(resolved(o).precision == "fp8");
+    o.precision = Precision::automatic;
+    CHECK(resolved(o).precision == Precision::fp8);
     CHECK(contains(resolved(o).notes.at(0), "auto: fp8"));
-    CHECK(resolved(o).loss_scale == "dynamic");
+    CHECK(resolved(o).loss_scale.text == "dynamic");
     ResolveInputs without_fp8;
     without_fp8.fp8_supported = false;
     without_fp8.device_name = "an old card";
-    CHECK(resolved(o, without_fp8).precision == "bf16");
-    CHECK(resolved(o, without_fp8).loss_scale == "off");
+    CHECK(resolved(o, without_fp8).precision == Precision::bf16);
+    CHECK(resolved(o, without_fp8).loss_scale.text == "off");
     ResolveInputs old_card = without_fp8;
     old_card.bf16_supported = false;
-    CHECK(resolved(o, old_card).precision == "fp32");
+    CHECK(resolved(o, old_card).precision == Precision::fp32);
 
-    o.precision = "fp8";
+    o.precision = Precision::fp8;
     CHECK_THROWS_WITH_AS(resolved(o, without_fp8),
                          "--precision fp8: an old card has no FP8 (GPUs from sm_89 on have it); use --precision bf16",
                          Error);
@@ -247,16 +252,16 @@ TEST_CASE("resolve: precision and its notes") {
         "or --precision bf16",
         Error);
     o.batch = 4, o.seq = 0;
-    o.loss_scale = "256";
-    CHECK(resolved(o).loss_scale == "256");
+    set(o, "loss-scale", "256");
+    CHECK(resolved(o).loss_scale.value.initial == 256);
 
-    o.precision = "fp32";
+    o.precision = Precision::fp32;
     o.tf32 = true;
     CHECK(resolved(o).notes.empty());
     ResolveInputs host;
     host.host_device = true;
     CHECK(contains(resolved(o, host).notes.at(0), "CPU build"));
-    o.precision = "bf16";
+    o.precision = Precision::bf16;
     CHECK(contains(resolved(o).notes.at(0), "--precision fp32"));
 }
 
@@ -273,13 +278,13 @@ TEST_CASE("resolve: a ZeRO stage in one process is noted, and has no effect") {
 
 TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unless they are asked for") {
     ResolveInputs ada;
-    ada.fp8_emulated_because = [](const std::string& recipe) {
-        return recipe == "block" ? std::string("it is no Hopper") : "";
+    ada.fp8_emulated_because = [](Fp8Recipe recipe) {
+        return recipe == Fp8Recipe::block ? std::string("it is no Hopper") : "";
     };
     Options o;
-    o.precision = "fp8";
+    o.precision = Precision::fp8;
     CHECK(resolved(o, ada).notes.empty());
-    o.fp8_recipe = "block";
+    o.fp8_recipe = Fp8Recipe::block;
     CHECK(contains(refusal(o, ada),
                    "--fp8-recipe block: it is no Hopper. Use another recipe or --precision bf16; "
                    "--fp8-emulation runs the matmuls in BF16"));
@@ -287,41 +292,41 @@ TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unles
     o.fp8_emulation = true;
     CHECK(contains(resolved(o, ada).notes.at(0), "all FP8 matmuls run in BF16"));
     CHECK(contains(resolved(o, ada).notes.at(0), "it is no Hopper"));
-    o.precision = "bf16";
+    o.precision = Precision::bf16;
     CHECK(resolved(o, ada).notes ==
           std::vector<std::string>{"--fp8-recipe, --fp8-emulation have no effect with --precision bf16"});
     o.fp8_emulation = false;
     CHECK(resolved(o, ada).notes == std::vector<std::string>{"--fp8-recipe has no effect with --precision bf16"});
-    o.fp8_recipe = "delayed";
+    o.fp8_recipe = Fp8Recipe::delayed;
     CHECK(resolved(o, ada).notes.empty());
 
     // A CPU needs no flag, and a note says it.
     ResolveInputs host;
     host.host_device = true;
-    o.precision = "fp8";
+    o.precision = Precision::fp8;
     CHECK(contains(resolved(o, host).notes.at(0), "FP8 is emulated on the CPU"));
 }
 
 TEST_CASE("resolve: --kernels means what the card and the precision have use for") {
     Options o;
-    o.precision = "fp8";
+    o.precision = Precision::fp8;
     ResolveInputs hopper, turing;
     hopper.card = 90, turing.card = 75;
     CHECK(resolved(o, hopper).kernel_set == KernelSet::common());
     CHECK(resolved(o).kernel_set == KernelSet::common());
     CHECK(resolved(o, turing).kernel_set == KernelSet());
-    o.fp8_recipe = "current";
+    o.fp8_recipe = Fp8Recipe::current;
     CHECK(resolved(o, hopper).kernel_set == KernelSet::common());
     o.kernels = "portable";
     CHECK(resolved(o, hopper).kernel_set == KernelSet());
     o.kernels = "gelu_fp8";
     CHECK(resolved(o, hopper).kernel_set.names() == std::vector<std::string>{"gelu_fp8"});
     CHECK(contains(refusal(o, turing), "--kernels gelu_fp8: it is for compute capability 8.0 and later"));
-    for (const char* recipe : {"block", "mxfp8"}) {
+    for (const Fp8Recipe recipe : {Fp8Recipe::block, Fp8Recipe::mxfp8}) {
         o.fp8_recipe = recipe;
         CHECK(resolved(o, hopper).kernel_set == KernelSet());
     }
-    o.fp8_recipe = "delayed", o.precision = "bf16";
+    o.fp8_recipe = Fp8Recipe::delayed, o.precision = Precision::bf16;
     CHECK(resolved(o, hopper).kernel_set == KernelSet());
 }
 

@@ -221,7 +221,7 @@ TEST_CASE("run directory: run.json") {
     options.prompt = "caf\xe9";  // not UTF-8
     options.seed = 18446744073709551615u;
     options.command_line = "train_gpt -i 'data/*.bin'";
-    options.precision = "fp8";
+    options.precision = Precision::fp8;
     options.kernels = "gelu_fp8";
     resolve(options, {});
     BegunDirectory run(base / "a", false);

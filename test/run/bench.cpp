@@ -44,7 +44,7 @@ TEST_CASE("bench: any command, and nothing that it would write") {
     o.out = o.resume = o.hellaswag = o.prometheus = o.checkpoint_local = "x";
     o.val = {{"", "y"}};
     o.sample_every = o.checkpoint_every = o.early_stop = o.rewind = o.skip_data = 1;
-    o.plateau = "0.5,3";
+    o.plateau = {"0.5,3", {0.5, 3}};
     o.new_data = o.tensorboard = true;
     o.warmup = 700;
     only_bench(o);

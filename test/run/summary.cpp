@@ -46,7 +46,7 @@ TEST_CASE("summary: the start says how large and how long the run is") {
     cpu.multiprocessors = 2;
     cpu.name = "the host";
     const std::string text = start(o, cpu, {.train_tokens = 38400});
-    CHECK(contains(text, "d12 on the host, " + o.precision + ": 124 M parameters\n"));
+    CHECK(contains(text, std::string("d12 on the host, ") + word_of(o.precision) + ": 124 M parameters\n"));
     CHECK(contains(text,
                    "300 steps of 256 tokens in 1 micro-step each: 76,800 tokens, 2.0 passes over the 38,400 tokens"));
     CHECK(!contains(text, "nothing will be saved"));

@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
         if (value_of(argc, argv, "--scenario")) return test::run_scenario(argc, argv);
         ConnectOptions options;
         options.timeout = 30;
-        if (const char* name = value_of(argc, argv, "--comm")) options.backend = name;
+        if (const char* name = value_of(argc, argv, "--comm")) options.backend = value_of_word<CommKind>(name).value();
         if (value_of(argc, argv, "--order")) options.order = ReduceOrder::rank;
         if (const char* bytes = value_of(argc, argv, "--largest-message"))
             options.largest_message = std::strtoull(bytes, nullptr, 10);

@@ -119,7 +119,7 @@ int run_scenario(int argc, char** argv) {
         arguments.number(strprintf("limit%d", launch.rank), arguments.number("limit", 2));  // of this rank, or of all
     Watchdog watchdog({arguments.number("timeout", 10), limit, limit}, launch.rank);
     ConnectOptions options;
-    options.backend = arguments.text("comm", "auto");
+    options.backend = value_of_word<CommKind>(arguments.text("comm", "auto")).value();
     options.timeout = arguments.number("timeout", 10);
     const Comm comm = connect(options, launch);
     open_device(device_of_rank(comm, device_count()));
