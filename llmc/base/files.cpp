@@ -1,3 +1,4 @@
+// System calls with their retries and messages; the rules they follow are in files.h.
 #include "llmc/base/files.h"
 
 #include <fcntl.h>
@@ -64,7 +65,7 @@ void NewFile::write_at(uint64_t offset, const void* data, size_t bytes) {
     while (bytes > 0) {
         const ssize_t done = calls_.pwrite(fd_, from, std::min(bytes, kMostIoBytes), static_cast<off_t>(offset));
         if (done < 0 && errno == EINTR) continue;
-        if (done == 0) errno = ENOSPC;  // what a device without room may answer
+        if (done == 0) errno = ENOSPC;  // some devices answer 0 when they are full
         if (done <= 0) fail_to_write(path_, "write to it");
         from += done;
         bytes -= static_cast<size_t>(done);
@@ -78,7 +79,7 @@ void NewFile::finish() {
         if (errno != EINTR) fail_to_write(path_, "flush it to disk");
     const int fd = fd_;
     fd_ = -1;
-    // Network file systems tell of a failed write here. After EINTR the descriptor is closed all the same.
+    // Network file systems report failed writes when the file is closed. After EINTR the descriptor is closed anyway.
     if (calls_.close(fd) != 0 && errno != EINTR) fail_to_write(path_, "close it");
 }
 
@@ -92,7 +93,7 @@ void sync_directory(FileCalls& calls, const std::string& path) {
     const int error = errno;
     calls.close(fd);
     errno = error;
-    // EINVAL: some file systems have nothing to do for a directory.
+    // Some file systems answer EINVAL because they have nothing to flush for a directory.
     if (result != 0 && errno != EINVAL) fail_to_write(path, "flush the directory to disk");
 }
 
@@ -130,7 +131,7 @@ std::vector<std::string> names_in(const std::string& directory) {
     return names;
 }
 
-// O_NONBLOCK: the other end of a pipe is not waited for.
+// O_NONBLOCK keeps open() from waiting for a writer if the path is a pipe.
 RegularFile::RegularFile(const std::string& path)
     : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)) {
     if (fd_ < 0) fail_to_read(path, "open it");

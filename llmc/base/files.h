@@ -1,8 +1,8 @@
-// Files that must be on the disk when we say so. Writing goes through FileCalls, the system calls themselves, so that
-// tests can record what a save does, cut it anywhere, and let any call fail.
+// Files that are safely on the disk once their writer returns. Writing goes through FileCalls, a thin layer over the
+// system calls, so that tests can record what a save does, cut it off anywhere, and let any call fail.
 //
-// What a crash leaves is decided by three rules (Pillai et al., "All file systems are not created equal", OSDI 2014):
-// the bytes of a file are safe after fsync() of the file, its name after fsync() of the directory, and rename() shows
+// Three rules decide what survives a crash (Pillai et al., "All file systems are not created equal", OSDI 2014). The
+// bytes of a file are safe after fsync() of the file, and its name after fsync() of the directory. rename() shows
 // either the old or the new name, but may reach the disk before the bytes do.
 #pragma once
 #include <sys/types.h>
@@ -16,7 +16,7 @@
 
 namespace llmc {
 
-// As the manual pages have them: -1 and errno on failure.
+// System calls as their manual pages describe them: -1 and errno on failure.
 class FileCalls {
 public:
     virtual ~FileCalls() = default;
@@ -27,27 +27,27 @@ public:
     virtual int rename(const char* from, const char* to);
     virtual int mkdir(const char* path, int mode);
     virtual int unlink(const char* path);
-    virtual int unlink_at(int directory, const char* name);  // `directory`: of open()
+    virtual int unlink_at(int directory, const char* name);  // `directory` is a descriptor from open()
     virtual int rmdir(const char* path);
 };
 FileCalls& system_calls();
 
-// "PATH: cannot ACTION: REASON" for the present errno. No room left has an exit code of its own: freeing space helps,
-// retrying does not.
+// Throws an Error "PATH: cannot ACTION: REASON" for the present errno. A full disk gets the exit code no_resources,
+// because freeing space helps and retrying does not.
 [[noreturn]] void fail_to_write(const std::string& path, const char* action);
 
-// A new file.
+// A new file, open for writing. Closes itself.
 class NewFile {
 public:
-    NewFile(FileCalls& calls, const std::string& path);  // an older one is replaced
+    NewFile(FileCalls& calls, const std::string& path);  // replaces an existing file
     ~NewFile();
     NewFile(const NewFile&) = delete;
     NewFile& operator=(const NewFile&) = delete;
 
     void append(const void* data, size_t bytes) { write_at(bytes_, data, bytes); }
     void write_at(uint64_t offset, const void* data, size_t bytes);
-    uint64_t bytes() const { return bytes_; }  // where what has been written ends
-    void finish();                             // to the disk
+    uint64_t bytes() const { return bytes_; }  // the end of the last byte written so far
+    void finish();                             // flushes to the disk and closes
 
 private:
     FileCalls& calls_;
@@ -67,7 +67,7 @@ public:
 
     void append(const void* data, size_t bytes) { file_.append(data, bytes); }
     void write_at(uint64_t offset, const void* data, size_t bytes) { file_.write_at(offset, data, bytes); }
-    void finish();  // with its name on the disk too
+    void finish();  // returns when the content and the name are on the disk
 
 private:
     FileCalls& calls_;
@@ -77,10 +77,10 @@ private:
 };
 void write_synced(FileCalls& calls, const std::string& path, const std::string& text);
 
-// The names in a directory, sorted; none where that is no directory.
+// The names in a directory, sorted. Empty if the path does not exist or is not a directory.
 std::vector<std::string> names_in(const std::string& directory);
 
-// A regular file, no symbolic link, opened for reading. Closes itself.
+// A regular file that is open for reading. Symbolic links are refused. Closes itself.
 class RegularFile {
 public:
     explicit RegularFile(const std::string& path);
@@ -89,17 +89,17 @@ public:
     RegularFile& operator=(const RegularFile&) = delete;
 
     uint64_t bytes() const { return bytes_; }
-    void read(uint64_t offset, void* to, size_t bytes) const;  // all of them
+    void read(uint64_t offset, void* to, size_t bytes) const;  // throws if there are fewer bytes
 
 private:
     const std::string path_;
     int fd_ = -1;
     uint64_t bytes_ = 0;
 };
-// A RegularFile of at most `limit` bytes.
+// The content of a RegularFile of at most `limit` bytes. Throws if it is larger.
 std::string read_whole(const std::string& path, uint64_t limit);
 
-// Bytes that a user may still write where `path` is, or will be.
+// Free bytes for an ordinary user on the file system of `path`, which need not exist yet.
 uint64_t free_bytes(const std::string& path);
 
 }  // namespace llmc

@@ -1,3 +1,4 @@
+// Opening and reading input files; every error names the kind of file, the path and what to give instead.
 #include "llmc/base/input_file.h"
 
 #include <fcntl.h>
@@ -35,7 +36,7 @@ InputFile::~InputFile() {
     if (fd_ >= 0) ::close(fd_);
 }
 
-// The constructor may fail before there is anything for the destructor to close.
+// Closes the file itself: when the constructor throws, the destructor does not run.
 void InputFile::fail(const std::string& reason) const {
     if (fd_ >= 0) ::close(fd_);
     throw Error(kind_.code,

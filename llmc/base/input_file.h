@@ -30,7 +30,7 @@ public:
 
     int fd() const { return fd_; }
     uint64_t bytes() const { return bytes_; }
-    // Reads `bytes` bytes from `offset`, or fewer if the file ends before; returns how many.
+    // Reads `bytes` bytes from `offset`, or fewer if the file ends first. Returns the number read.
     size_t read_at(uint64_t offset, void* to, size_t bytes) const;
     int release();  // the caller closes the descriptor
 
@@ -46,7 +46,7 @@ private:
 // The whole content of an InputFile.
 std::string read_input(const std::string& path, const InputKind& kind);
 
-// Repeats pread() until it has read `bytes` bytes or the file ends; returns how many, or -1 with errno set.
+// Repeats pread() until it has read `bytes` bytes or the file ends. Returns the number read, or -1 with errno set.
 ssize_t pread_fully(int fd, void* to, size_t bytes, uint64_t offset);
 
 }  // namespace llmc

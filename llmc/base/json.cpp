@@ -1,3 +1,4 @@
+// JSON parsing with limits, and printing, on top of nlohmann's library.
 #include "llmc/base/json.h"
 
 #include <filesystem>
@@ -11,8 +12,8 @@
 namespace llmc {
 namespace {
 
-// Builds a value from the parser's events. nlohmann's own parser cannot limit depth or refuse repeated names without a
-// callback, and with one it searches the whole surrounding object after each value: quadratic time.
+// Builds a value from the parser's events. nlohmann's own parser can limit depth and refuse repeated names only with a
+// callback, and then it searches the whole surrounding object after each value, which takes quadratic time.
 template <class Json>
 class Builder final : public nlohmann::json_sax<Json> {
 public:
@@ -24,7 +25,7 @@ public:
     bool number_unsigned(typename Json::number_unsigned_t value) override { return add(value); }
     bool number_float(typename Json::number_float_t value, const std::string&) override { return add(value); }
     bool string(std::string& value) override { return add(std::move(value)); }
-    bool binary(typename Json::binary_t&) override { return false; }  // no JSON text has it
+    bool binary(typename Json::binary_t&) override { return false; }  // JSON text has no binary values
     bool start_object(size_t) override { return open(Json::object()); }
     bool start_array(size_t) override { return open(Json::array()); }
     bool end_object() override { return close(); }

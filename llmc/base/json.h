@@ -1,5 +1,5 @@
-// JSON from text and to text. Values are nlohmann's own; its parser and printer take long to compile, so json.cpp alone
-// includes them.
+// JSON from text and to text. Values are nlohmann's own types. Its parser and printer take long to compile, so only
+// json.cpp includes them.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <stdexcept>
@@ -10,26 +10,26 @@
 
 namespace llmc {
 
-// Says what is wrong with a text that should have been JSON. The caller's message adds which text it is.
+// The reason why a text is not valid JSON. The caller's message adds which text it is.
 struct JsonError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-constexpr int kDeepestJson = 64;  // levels: copying a value recurses
+constexpr int kDeepestJson = 64;  // levels; limited because copying a value recurses
 
 // Json is nlohmann::json, which sorts the names of an object, or nlohmann::ordered_json, which keeps their order.
-// Throws JsonError if the text is not JSON, is nested deeper than kDeepestJson, or if an object has a name twice: the
-// first value would be lost. Takes time in proportion to the text (n log n for nlohmann::json).
+// Throws JsonError if the text is not JSON, is nested deeper than kDeepestJson, or repeats a name in an object (the
+// first value would be lost). Takes time in proportion to the text (n log n for nlohmann::json).
 template <class Json>
 Json parse_json(std::string_view text);
 template <class Json>
 Json parse_json_or_null(std::string_view text);  // null if parse_json() would throw
-// The JSON in a file, or null if the file does not exist or is not JSON. Error if it is something else than a file.
+// The JSON in a file, or null if the file does not exist or is not JSON. Throws if the path is not a regular file.
 template <class Json>
 Json read_json_or_null(const std::string& path, const InputKind& kind);
 
-// On one line, or with `indent` spaces per level. Bytes that are not UTF-8, as paths and prompts may have, become
-// U+FFFD.
+// Prints on one line, or with `indent` spaces per level. Bytes that are not UTF-8, which paths and prompts may contain,
+// become U+FFFD.
 template <class Json>
 std::string json_text(const Json& json, int indent = -1);
 

@@ -1,3 +1,4 @@
+// Formatting of numbers, durations and words for people.
 #include "llmc/base/text.h"
 
 #include <algorithm>

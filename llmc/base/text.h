@@ -1,4 +1,4 @@
-// Small pieces of text that options, progress and plans share: numbers for people, durations, the nearest known word.
+// Small text functions that options, progress and plans share: numbers for people, durations, the nearest known word.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -28,25 +28,25 @@ std::string counted(int64_t number, const std::string& noun);  // the same, but 
 std::string format_duration(double seconds);                   // "0:32", "1:02:03", "2d 03:04"
 std::string format_scaled(double number);                      // 124439808 -> "124.4 M": thousands as k, M, G, T
 
-// The same number, but a NaN without a sign: printf shows the other kind as "-nan".
+// Returns the number, with the sign removed from a NaN: printf would print "-nan".
 double unsigned_nan(double number);
 
-// Insertions, deletions, changes, and swaps of neighbours that turn `a` into `b`.
+// The number of insertions, deletions, changes and swaps of neighbours that turn `a` into `b`.
 int edit_distance(std::string_view a, std::string_view b);
 
-// The candidate that resembles `word` most; nothing if none is within a third of its letters.
+// The candidate closest to `word`, or nothing if more than a third of its letters differ from every candidate.
 std::optional<std::string> nearest(const std::string& word, const std::vector<std::string>& candidates);
 
-// `text` in lines of at most `width` characters, the second and later ones indented by `indent` spaces. Words longer
-// than a line stay whole.
+// `text` in lines of at most `width` characters; all but the first are indented by `indent` spaces. Words longer than a
+// line stay whole.
 std::string wrap(const std::string& text, size_t indent, size_t width);
 
 std::string joined(const std::vector<std::string>& words);  // "a, b, c"
 
-// A pattern that matches all words: their common beginning, *, their common end. It is data/*.bin if they have neither.
+// A pattern that matches all words: their common beginning, *, their common end. "data/*.bin" if they share neither.
 std::string pattern_of(const std::vector<std::string>& words);
 
-// One argument as a shell would need it: quoted only when it must be.
+// An argument quoted for a shell, but only if it needs quotes.
 std::string shell_quote(const std::string& argument);
 
 // The current time, for example "2026-01-31T12:00:00Z" (ISO 8601, UTC).

@@ -1,7 +1,7 @@
-// cp.async: 16 bytes from global to shared memory without passing through registers, in commit groups.
+// cp.async: copies 16 bytes from global to shared memory without passing through registers, in commit groups.
 //
-// Hopper's TMA will stand beside it. On the host the copy is really deferred: until the wait the destination holds NaN,
-// so a missing or too weak wait shows in the results.
+// On the host the copy really is deferred: the destination holds NaN until the wait, so a missing or too weak wait
+// shows in the results.
 #pragma once
 #include "llmc/device/launch.cuh"
 
@@ -13,14 +13,14 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// Copies 16 bytes, or writes zeros when !valid; `source` is then not read but must be a legal address.
+// Copies 16 bytes. If !valid, writes zeros and does not read `source`, which must still be a legal address.
 __device__ __forceinline__ void cp_async16(void* destination, const void* source, bool valid = true) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(destination)), "l"(source),
                  "r"(valid ? 16 : 0)
                  : "memory");
 }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Wait until at most N of this thread's committed groups are in flight. Other threads see the data after a barrier.
+// Waits until at most N of this thread's committed groups are in flight. Other threads see the data after a barrier.
 template <int N>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -50,7 +50,8 @@ void cp_async_wait() {
         while (due < lane.copies.size() && lane.copies[due].group + N < lane.open_group) due++;
         left = lane.copies.size() - due;
     }
-    for (size_t i = 0; i < due; i++) {  // seen by the race detector: the bytes move now, on this lane's account
+    // outside Quiet: the bytes move now, so the race detector charges them to this lane
+    for (size_t i = 0; i < due; i++) {
         host::PendingCopy copy;
         {
             host::Quiet quiet;

@@ -4,8 +4,9 @@
 
 namespace llmc {
 
-// The sum of what each of a block's kThreads threads has for its place (a permutation of 0 to kThreads - 1), in the
-// order of a tree over these places; every thread gets it. `shared` holds them, and is free again behind a barrier.
+// Returns to every thread the sum of `mine` over the block's kThreads threads. `place` is a permutation of 0 to
+// kThreads - 1; the additions follow a binary tree over it, so the order is fixed. `shared` is scratch memory, free
+// again after the next barrier.
 template <class T, int kThreads>
 LLMC_DEVICE T block_sum(T (&shared)[kThreads], unsigned place, T mine) {
     static_assert((kThreads & (kThreads - 1)) == 0);

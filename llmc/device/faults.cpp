@@ -1,3 +1,4 @@
+// Messages for device faults, and the LLMC_SYNC switch.
 #include "llmc/device/faults.h"
 
 #include <atomic>

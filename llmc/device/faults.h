@@ -1,8 +1,8 @@
-// Faults of the device: how they are named, and how what is left is taken down after one.
+// Device faults: the messages about them, and how to release resources after one.
 //
-// A kernel that touches memory it must not leaves a GPU unusable, and it does so asynchronously: some later call comes
-// upon the error, and every call after that returns it again. With LLMC_SYNC=1 the host waits after every piece of
-// work, so that the message names the one that failed. Slow.
+// A kernel that accesses memory illegally leaves a GPU unusable, and it does so asynchronously: a later call reports
+// the error, and so does every call after that. With LLMC_SYNC=1 the host waits after each launch, so the message names
+// the work that failed. This is slow.
 #pragma once
 #include <exception>
 #include <string>
@@ -11,26 +11,26 @@
 
 namespace llmc {
 
-// Where work was given to the device, for messages.
+// The place in the source that gave work to the device, for messages.
 struct LaunchSite {
     const char* kernel = "";
     const char* file = "";
     int line = 0;
 };
 
-// LLMC_SYNC, read once; tests change it.
+// True if LLMC_SYNC=1. The environment is read once; tests change the value.
 bool& waits_after_work();
 
-// `problem` is the fault of some earlier work, which `call` came upon.
+// The error when `call` reports `problem`, the fault of some earlier work.
 Error late_fault(const std::string& call, const std::string& problem);
-// `problem` is the fault of the work from `site`.
+// The error when the work from `site` is known to have caused `problem`.
 Error named_fault(const LaunchSite& site, const std::string& problem);
 
-// What failed while something was taken down: said on stderr, once, unless an error is on its way to main() already.
+// Reports a failure during teardown on stderr, once, and only if no other error is already on its way to main().
 void note_teardown_failure(const std::exception& failure) noexcept;
 
-// For destructors, each call of the runtime on its own: after a fault all of them fail, and an exception would end the
-// process before the first error's message is out.
+// Runs one release of a resource in a destructor. After a fault all such calls fail, and an exception would end the
+// process before the first error's message is printed.
 template <class Action>
 void tear_down(Action&& action) noexcept {
     try {

@@ -1,7 +1,7 @@
-// Number formats: bf16 and the two FP8 formats of OCP "8-bit Floating Point Specification" (E4M3 without infinities,
-// largest 448; E5M2, largest finite 57344), with conversions from and to float.
+// Number formats: bf16 and the two FP8 formats of the OCP "8-bit Floating Point Specification", with conversions from
+// and to float. E4M3 has no infinities and its largest value is 448; the largest finite E5M2 value is 57344.
 //
-// Rounding is to nearest even and saturating, or stochastic with caller-supplied random bits. The portable code is
+// Rounding is to nearest even with saturation, or stochastic with random bits from the caller. The portable code is
 // branch-free so that g++ vectorises it, and bit-equal to the GPU's cvt instructions, which are used where they exist.
 #pragma once
 #include <cstdint>
@@ -49,7 +49,7 @@ constexpr uint32_t kFloatMagnitudeMask = 0x7fffffffu;
 LLMC_HD float to_float(float value) { return value; }
 LLMC_HD float to_float(bf16 value) { return float_from_bits(static_cast<uint32_t>(value.bits) << 16); }
 
-// Nearest even; NaN becomes 0x7fff, as cvt.rn.bf16.f32 gives.
+// Rounds to nearest even. NaN becomes 0x7fff, as with cvt.rn.bf16.f32.
 LLMC_HD bf16 to_bf16(float value) {
 #if defined(__CUDA_ARCH__)
     bf16 result;
@@ -63,7 +63,7 @@ LLMC_HD bf16 to_bf16(float value) {
 #endif
 }
 
-// Stochastic: add 16 random bits below the cut and truncate. Infinities stay.
+// Rounds stochastically: adds 16 random bits below the last kept bit and truncates. Infinities stay.
 LLMC_HD bf16 to_bf16_stochastic(float value, uint32_t random) {
     const uint32_t bits = float_bits(value);
     const uint32_t magnitude = bits & kFloatMagnitudeMask;
@@ -72,7 +72,7 @@ LLMC_HD bf16 to_bf16_stochastic(float value, uint32_t random) {
     return bf16{static_cast<uint16_t>(magnitude > kFloatInfinityBits ? 0x7fffu : special)};
 }
 
-// Two bf16 in one register, the first in the low half, as mma fragments hold them.
+// Packs two bf16 into one register, the first in the low half, as mma fragments hold them.
 LLMC_HD uint32_t pack_bf16x2(float low, float high) {
 #if defined(__CUDA_ARCH__)
     uint32_t packed;
@@ -87,12 +87,12 @@ LLMC_HD float bf16x2_high(uint32_t packed) { return float_from_bits(packed & 0xf
 
 // ---- FP8 -----------------------------------------------------------------------------------------------------------
 
-// An FP8 format in numbers. `exponent_offset` is 127 - bias, the distance of the format's exponent field from float's.
+// The constants of an FP8 format. ExponentOffset is 127 - bias: the format's exponent field is float's minus this.
 template <int MantissaBits, uint32_t ExponentOffset, uint32_t LargestCode>
 struct Fp8Format {
     static constexpr int mantissa_bits = MantissaBits;
-    static constexpr uint32_t largest_code = LargestCode;   // largest finite magnitude
-    static constexpr int dropped_bits = 23 - MantissaBits;  // float mantissa bits that are cut off
+    static constexpr uint32_t largest_code = LargestCode;   // the largest finite magnitude
+    static constexpr int dropped_bits = 23 - MantissaBits;  // float mantissa bits that rounding drops
     static constexpr uint32_t code_offset = ExponentOffset << MantissaBits;
     static constexpr uint32_t smallest_normal = (ExponentOffset + 1u) << 23;  // as float bits
     // The float whose unit in the last place is the format's smallest subnormal: adding it rounds subnormals.
@@ -106,7 +106,7 @@ constexpr float kE4M3Max = 448.0f;
 constexpr float kE5M2Max = 57344.0f;
 constexpr uint8_t kFp8NaN = 0x7f;
 
-// Round to nearest even, saturate (infinities too); NaN becomes 0x7f without a sign.
+// Rounds to nearest even and saturates, infinities included. NaN becomes 0x7f without a sign.
 template <class Format>
 LLMC_HD uint8_t fp8_nearest(float value) {
     const uint32_t bits = float_bits(value);
@@ -121,7 +121,7 @@ LLMC_HD uint8_t fp8_nearest(float value) {
     return static_cast<uint8_t>(magnitude > kFloatInfinityBits ? kFp8NaN : code | sign);
 }
 
-// Stochastic rounding with 32 random bits: the probability of rounding up is the fraction that is cut off. Saturates.
+// Rounds stochastically with 32 random bits: the probability of rounding up is the dropped fraction. Saturates.
 template <class Format>
 LLMC_HD uint8_t fp8_stochastic(float value, uint32_t random) {
     const uint32_t bits = float_bits(value);
@@ -129,7 +129,7 @@ LLMC_HD uint8_t fp8_stochastic(float value, uint32_t random) {
     const uint32_t sign = bits >> 24 & 0x80u;
     const uint32_t kept = magnitude + (random & ((1u << Format::dropped_bits) - 1u));
     const uint32_t normal = (kept >> Format::dropped_bits) - Format::code_offset;
-    // Below the normals: scale so that one subnormal step is 1 (exact), then round its fraction.
+    // Subnormals: scale so that one subnormal step is 1, which is exact, then round the fraction.
     const bool is_subnormal = magnitude < Format::smallest_normal;
     const float steps = float_from_bits(is_subnormal ? magnitude : 0u) * float_from_bits(Format::inverse_subnormal);
     const uint32_t whole = static_cast<uint32_t>(static_cast<int>(steps));
@@ -190,7 +190,7 @@ LLMC_HD float to_float(e5m2 value) {
     return float_from_bits(magnitude > 0x7cu ? 0x7fffffffu : finite | sign);
 }
 
-// to<T>(float): the conversion named by its result, for templates over the storage type.
+// to<T>(float) names the conversion by its result, for templates over the storage type.
 template <class T>
 LLMC_HD T to(float value);
 template <>

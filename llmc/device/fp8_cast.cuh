@@ -1,5 +1,5 @@
-// FP8 codes in words of four, the first in the lowest byte: eight values cast at a time, eight cast back, and the turn
-// of sixteen codes from rows to columns.
+// FP8 codes packed four to a word, the first in the lowest byte: casts of eight values in both directions, and the
+// transpose of a 4 x 4 block of codes.
 #pragma once
 #include <cstring>
 
@@ -30,7 +30,7 @@ LLMC_DEVICE uint32_t cast_4(const float* x, e5m2) {
 }
 #endif
 
-// codes = F8(x), four to a word, the first in the lowest byte. `x` is scaled already.
+// Casts eight values to F8 codes, four to a word, the first in the lowest byte. `x` is already scaled.
 template <class F8>
 LLMC_DEVICE void cast_8(uint32_t (&codes)[2], const float (&x)[8]) {
 #if LLMC_HARDWARE_FP8
@@ -50,14 +50,14 @@ LLMC_DEVICE void cast_8(uint32_t (&codes)[2], const float (&x)[8]) {
 #endif
 }
 
-// And back, not scaled: the values of two words of codes.
+// Casts two words of codes back to eight floats, without scaling.
 template <class F8>
 LLMC_DEVICE void uncast_8(float (&x)[8], const uint32_t* codes) {
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) x[i] = to_float(F8{static_cast<uint8_t>(codes[i / 4] >> (8 * (i % 4)))});
 }
 
-// Byte i of word j becomes byte j of word i.
+// Transposes a 4 x 4 block of bytes: byte i of word j becomes byte j of word i.
 LLMC_DEVICE void transpose_4x4(uint32_t (&w)[4]) {
 #if LLMC_ON_GPU
     const uint32_t low01 = __byte_perm(w[0], w[1], 0x5140), high01 = __byte_perm(w[0], w[1], 0x7362);

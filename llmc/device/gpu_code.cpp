@@ -1,4 +1,4 @@
-// Architectures against compute capabilities (gpu_code.h), without CUDA, so that every machine can test it.
+// Matches architectures with compute capabilities (gpu_code.h). Needs no CUDA, so tests run on every machine.
 #include "llmc/device/gpu_code.h"
 
 #include <cctype>
@@ -38,7 +38,7 @@ std::string gpu_arch_for(int capability) {
         case 12:
             return "sm_120";
     }
-    return capability > 120 ? "all" : "";  // a later one takes the PTX
+    return capability > 120 ? "all" : "";  // GPUs newer than 12.0 run the PTX of this build
 }
 
 std::string no_code_message(const std::string& architectures, const std::string& gpu, int capability) {

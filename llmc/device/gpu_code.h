@@ -1,21 +1,21 @@
-// Which GPUs a build has code for, and what to tell the owner of another one.
+// Which GPUs a build has code for, and what to tell the owner of any other GPU.
 //
-// A build is for a list of architectures, "sm_80 sm_90a compute_120" for example (ARCHS in the Makefile). Code runs on
-// its own generation from its own compute capability on: that of sm_80 on 8.0 to 8.9. With a letter it runs on one
-// compute capability alone: that of sm_90a on 9.0. PTX without a letter (compute_120) becomes code for any GPU from its
-// capability on.
+// A build targets a list of architectures, for example "sm_80 sm_90a compute_120" (ARCHS in the Makefile). Code for
+// sm_80 runs on capabilities 8.0 to 8.9: its own generation, from its own capability up. Code with a letter, such as
+// sm_90a, runs on exactly one capability. PTX without a letter (compute_120) runs on any GPU of that capability or
+// above.
 #pragma once
 #include <string>
 
 namespace llmc {
 
-// Capabilities are written as the architectures are: 89 for 8.9, 120 for 12.0.
+// Capabilities are written like the architectures: 89 for 8.9, 120 for 12.0.
 bool has_code_for(const std::string& architectures, int capability);
 
-// The GPU_ARCH to build with for this compute capability, or "" where there is none.
+// The GPU_ARCH to build with for this compute capability, or "" if the project does not support it.
 std::string gpu_arch_for(int capability);
 
-// For a GPU that has_code_for() is false of.
+// The message for a GPU for which has_code_for() is false.
 std::string no_code_message(const std::string& architectures, const std::string& gpu, int capability);
 
 }  // namespace llmc

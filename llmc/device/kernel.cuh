@@ -1,4 +1,4 @@
-// Everything a kernel needs, in one include.
+// Includes everything a kernel needs.
 #pragma once
 #include "llmc/device/async_copy.cuh"
 #include "llmc/device/formats.cuh"

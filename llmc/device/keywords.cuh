@@ -1,7 +1,7 @@
-// The few macros in which one kernel source is written for two compilers.
+// The few macros that let two compilers build one kernel source.
 //
-//   nvcc  compiles for a GPU and sees CUDA's own keywords and intrinsics.
-//   g++   compiles for the host device (host/), which defines the same names: a block's threads are fibers on a CPU.
+// nvcc  compiles for a GPU and sees CUDA's own keywords and intrinsics.
+// g++   compiles for the host device (host/), which defines the same names: fibers on a CPU run a block's threads.
 //
 // A kernel includes "llmc/device/kernel.cuh" and nothing from CUDA.
 #pragma once
@@ -15,17 +15,18 @@
 #include <cuda_runtime.h>
 #define LLMC_HD __host__ __device__ __forceinline__  // callable from kernels and from host code
 #define LLMC_DEVICE __device__ __forceinline__       // callable from kernels
-#define LLMC_DEVICE_SAME_BITS LLMC_DEVICE            // the same, with equal results wherever it is called from
+#define LLMC_DEVICE_SAME_BITS LLMC_DEVICE  // the same, for functions whose results must have equal bits at every call
 #else
 #define LLMC_HD inline __attribute__((always_inline))
-// Where all of it is inlined, into each of a kernel's instances, g++ takes up to three times as long, and the program
-// runs no faster.
+// Not always inlined: if every instance of a kernel inlined all of it, g++ would take up to three times as long, and
+// the program would run no faster.
 #define LLMC_DEVICE inline
-// Inlined, g++ would fuse multiplications with additions in one kernel and not in another.
+// noipa compiles the function once, so no caller can get a differently optimised copy.
 #define LLMC_DEVICE_SAME_BITS __attribute__((noipa))
 #endif
 
-// Unroll the following loop in device code, or never do. g++ and nvcc's host pass would only warn about the pragma.
+// Unroll the following loop in device code, or never unroll it. g++ and nvcc's host pass would only warn about the
+// pragma.
 #if defined(__CUDA_ARCH__)
 #define LLMC_UNROLL _Pragma("unroll")
 #define LLMC_NO_UNROLL _Pragma("unroll 1")

@@ -1,9 +1,9 @@
-// launch<kernel>({grid, block, shared bytes, stream}, in(x, n), out(y, n), N, ...): start a kernel.
+// launch<kernel>({grid, block, shared bytes, stream}, in(x, n), out(y, n), N, ...) starts a kernel.
 //
-// A tensor is given with what the kernel does to it. CUDA has no use for that; the compiler refuses in(x, n) where the
-// kernel could write. The host device refuses other pointers, with LLMC_GUARD=1 opens device memory to nothing else
-// while the kernel runs, and counts the bytes for the traffic tests. The tensors may also come in a list of their own,
-// {in(x, n), out(y, n)}, before arguments that are plain pointers into them.
+// Every tensor argument says what the kernel does to it. CUDA ignores that, but the compiler refuses in(x, n) where the
+// kernel could write. The host device refuses undeclared pointers and counts the bytes for the traffic tests. With
+// LLMC_GUARD=1 it also opens only the declared device memory while the kernel runs. The tensors may instead come in a
+// list before the other arguments, {in(x, n), out(y, n)}; then those may be plain pointers into the tensors.
 #pragma once
 #include <cstddef>
 #include <initializer_list>
@@ -21,8 +21,8 @@
 #include "llmc/device/host/runtime.h"
 #endif
 
-// Shared memory. LLMC_SHARED(float, tile, [32][33]); declares `tile`; LLMC_DYNAMIC_SHARED(bf16, memory); names the
-// launch's dynamic bytes, 128-byte aligned.
+// Shared memory. LLMC_SHARED(float, tile, [32][33]); declares the static array `tile`. LLMC_DYNAMIC_SHARED(bf16,
+// memory); gives the launch's dynamic bytes a name and type, aligned to 128 bytes.
 #if LLMC_ON_GPU
 #define LLMC_SHARED(T, name, ...) __shared__ __align__(16) T name __VA_ARGS__
 #define LLMC_DYNAMIC_SHARED(T, name)                                      \
@@ -51,7 +51,7 @@ struct LaunchConfig {
         : grid(grid_), block(block_), shared_bytes(shared_bytes_), stream(stream_), file(file_), line(line_) {}
 };
 
-// The name of a kernel given as template argument, e.g. "llmc::fill_kernel<float>".
+// The name of a kernel given as template argument, for example "llmc::fill_kernel<float>".
 template <auto kernel>
 const char* kernel_name() {
     static const std::string name = [](const std::string& text) {  // "... [with auto kernel = NAME]", "[kernel = NAME]"
@@ -90,7 +90,7 @@ struct Launcher<kernel, void (*)(P...)> {
         const LaunchSite site{kernel_name<kernel>(), c.file, c.line};
         host::prepare_launch(c.grid, c.block, c.shared_bytes, &Launcher::call, site);
         (check_argument(arguments, accesses, site), ...);
-        std::tuple<P...> copied(arguments...);  // arguments are copied at the launch, as on a GPU
+        std::tuple<P...> copied(arguments...);  // copied at the launch, as on a GPU
         host::submit(c.stream, accesses, site, [copied, c, site]() mutable {
             host::run_grid(c.grid, c.block, c.shared_bytes, &Launcher::call, &copied, site);
         });
@@ -102,7 +102,7 @@ struct Launcher<kernel, void (*)(P...)> {
 #endif
 };
 
-// What an argument declares; nothing, unless it is a tensor.
+// The access that an argument declares. Empty unless the argument is a Tensor.
 template <class T>
 Access access_of(const T&) {
     return {};

@@ -1,7 +1,7 @@
 // Float functions for kernels: fast exponentials, min and max, and counter-based random bits.
 //
-// On the GPU these are one or two instructions. On the host they are branch-free polynomials that g++ vectorises:
-// libm calls would dominate the run time of the host device.
+// On the GPU these are one or two instructions each. On the host they are branch-free polynomials that g++ vectorises,
+// because calls to libm would dominate the host device's run time.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace llmc {
 
-// fmaxf without its libm call. Which operand survives when one is NaN differs between GPU and host: never rely on it.
+// fmaxf without its libm call. GPU and host differ in which operand survives when one is NaN, so never rely on it.
 LLMC_HD float max_float(float a, float b) {
 #if defined(__CUDA_ARCH__)
     return fmaxf(a, b);
@@ -29,7 +29,7 @@ LLMC_HD float abs_float(float a) { return float_from_bits(float_bits(a) & kFloat
 
 LLMC_HD bool is_finite(float a) { return (float_bits(a) & kFloatMagnitudeMask) < kFloatInfinityBits; }
 
-// The bits of the largest magnitude; at least infinity's if one of the values is Inf or NaN.
+// The bits of the largest magnitude. If any value is Inf or NaN, the result is at least the bits of infinity.
 LLMC_HD uint32_t largest_magnitude(const float (&x)[8]) {
 #if defined(__CUDA_ARCH__)
     float largest = fabsf(x[0]);
@@ -46,7 +46,7 @@ LLMC_HD uint32_t largest_magnitude(const float (&x)[8]) {
 #endif
 }
 
-// 2^x. GPU: ex2.approx (2 ulp). Host: degree-6 polynomial, relative error below 3e-7; 0 below 2^-126, NaN stays NaN.
+// 2^x. GPU: ex2.approx, 2 ulp. Host: polynomial of degree 6 with relative error below 3e-7; 0 below 2^-126; NaN stays.
 LLMC_HD float exp2_fast(float x) {
 #if defined(__CUDA_ARCH__)
     float result;
@@ -70,7 +70,7 @@ LLMC_HD float exp2_fast(float x) {
 }
 LLMC_HD float exp_fast(float x) { return exp2_fast(x * 1.4426950408889634f); }
 
-// a / b to 2 ulp, and 0 for b beyond 2^126: IEEE division would take some ten instructions. On the host exact.
+// a / b. GPU: 2 ulp, and 0 if b is above 2^126, because IEEE division takes about ten instructions. Host: exact.
 LLMC_HD float divide_fast(float a, float b) {
 #if defined(__CUDA_ARCH__)
     return __fdividef(a, b);
@@ -79,7 +79,7 @@ LLMC_HD float divide_fast(float a, float b) {
 #endif
 }
 
-// a * b, rounded: never one half of a fused multiply-add.
+// a * b, rounded. The compiler cannot fuse it into a multiply-add.
 LLMC_HD float multiply_rounded(float a, float b) {
 #if defined(__CUDA_ARCH__)
     return __fmul_rn(a, b);
@@ -96,8 +96,8 @@ LLMC_HD float reciprocal_sqrt(float x) {
 #endif
 }
 
-// 32 random bits that are a function of (seed, counter) alone: a two-round multiply-xorshift mix (Wellons,
-// "Prospecting for hash functions").
+// 32 random bits that depend only on (seed, counter): a two-round multiply-xorshift mix (Wellons, "Prospecting for hash
+// functions").
 LLMC_HD uint32_t random_bits(uint32_t seed, uint32_t counter) {
     uint32_t h = counter * 0x9E3779B1u ^ seed;
     h ^= h >> 16;

@@ -1,4 +1,4 @@
-// What device memory is in use for: every live allocation, by kind, and the most there has been. One for the process.
+// The process's account of device memory: every live allocation, its kind, and the peak use per kind.
 #pragma once
 #include <algorithm>
 #include <cstddef>

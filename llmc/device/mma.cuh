@@ -5,11 +5,11 @@
 //   A (16 x 16)  a[0] = (g, 2t..2t+1)   a[1] = (g+8, 2t..)   a[2] = (g, 2t+8..)   a[3] = (g+8, 2t+8..)
 //   B (16 x 8)   b[0] = (2t..2t+1, g)   b[1] = (2t+8.., g)
 //   C (16 x 8)   c[0..1] = (g, 2t..2t+1)   c[2..3] = (g+8, 2t..2t+1)
-// A C fragment packed to bf16 is an A fragment's half: two neighbouring C tiles make one A.
+// Two neighbouring C tiles, packed to bf16, form one A fragment.
 //
-// On the host the last of the 32 lanes to arrive decodes everybody's fragments, multiplies in FP32 and writes
-// everybody's results. The batch forms (several instructions, one rendezvous) exist because switching lanes costs as
-// much as the arithmetic.
+// On the host the last of the 32 lanes to arrive decodes the fragments of all lanes, multiplies in FP32 and writes all
+// results. The batch forms run several instructions in one rendezvous, because switching lanes costs as much as the
+// arithmetic.
 #pragma once
 #include "llmc/device/async_copy.cuh"
 #include "llmc/device/formats.cuh"
@@ -32,8 +32,8 @@ __device__ __forceinline__ void mma_row(float (&c)[N][4], const uint32_t (&a)[4]
     for (int j = 0; j < N; j++) mma_m16n8k16(c[j], a, b[j]);
 }
 
-// Four 8x8 bf16 matrices. Lane l gives the address of row l % 8 of matrix l / 8 (16-byte aligned, 16 bytes); register m
-// of lane l receives elements (l/4, 2(l%4)) and the next of matrix m, or of its transpose.
+// Loads four 8x8 bf16 matrices. Lane l gives the address of row l % 8 of matrix l / 8: 16 bytes, 16-byte aligned.
+// Register m of lane l receives elements (l/4, 2(l%4)) and the next one of matrix m, or of its transpose.
 template <bool Transposed>
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
     if constexpr (Transposed)
@@ -48,7 +48,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
                      : "memory");
 }
 
-// N/2 ldmatrix.x4 in a row, each `step` bytes further: fills the B fragments of N column tiles.
+// Runs N/2 ldmatrix.x4, each `step` bytes after the previous one, and fills the B fragments of N column tiles.
 template <bool Transposed, int N>
 __device__ __forceinline__ void ldmatrix_tiles(uint32_t (&b)[N][2], const void* row, int step) {
     LLMC_UNROLL
@@ -96,7 +96,7 @@ void mma_all_lanes(void** lanes) {
         }
     }
     for (int row = 0; row < 16; row++)
-        for (int column = 0; column < 8 * N; column++) {  // vectorised over columns; the sum stays in a register
+        for (int column = 0; column < 8 * N; column++) {  // vectorised over columns; each sum stays in a register
             float sum = C[row][column];
             for (int k = 0; k < 16; k++) sum += A[row][k] * B[k][column];
             C[row][column] = sum;
@@ -113,7 +113,7 @@ void mma_all_lanes(void** lanes) {
     }
 }
 
-// Each lane reads its own rows when it arrives, so that the race detector sees the accesses; the last distributes.
+// Each lane reads its own rows when it arrives, so the race detector sees the accesses. The last lane distributes.
 template <int N>
 struct LdmatrixArguments {
     uint32_t* r;

@@ -1,4 +1,4 @@
-// Which of the machine's cards the calling thread's device is.
+// Identifies the physical card behind the calling thread's device.
 #pragma once
 #include <string>
 
@@ -6,11 +6,11 @@
 
 namespace llmc {
 
-// "00000000:3b:00.0", for libraries beside CUDA; "" on the host device.
+// PCI bus address, for example "00000000:3b:00.0", for libraries other than CUDA's runtime. "" on the host device.
 std::string device_pci_bus_id();
 
-// Unique in its machine, "00000000:3b:00.0 GPU-...": MIG slices of one card share its bus and differ in their UUID.
-// "" on the host device.
+// An identity that is unique on its machine: "00000000:3b:00.0 GPU-...". MIG slices of one card share the bus address
+// and differ in the UUID. "" on the host device.
 inline std::string device_identity() {
     const std::string bus = device_pci_bus_id();
     return bus.empty() ? bus : bus + " " + device_info().uuid;

@@ -1,4 +1,4 @@
-// Random bits without a state: a function of a counter, so that they depend on neither ranks nor the order of work.
+// Random bits without state: a function of a counter, so they depend on neither ranks nor the order of work.
 #pragma once
 #include <cstdint>
 
@@ -6,11 +6,11 @@
 
 namespace llmc {
 
-// 2^64 over the golden ratio.
+// 2^64 divided by the golden ratio.
 constexpr uint64_t kGolden64 = 0x9e3779b97f4a7c15u;
 
-// The finalizer of splitmix64 (by D. Stafford): a bijection in which every input bit moves every output bit. Of
-// consecutive multiples of kGolden64 it gives the sequence of splitmix64 (Steele, Lea, Flood, "Fast splittable
+// The finalizer of splitmix64 (by D. Stafford): a bijection in which every input bit affects every output bit. Applied
+// to consecutive multiples of kGolden64 it gives the sequence of splitmix64 (Steele, Lea, Flood, "Fast splittable
 // pseudorandom number generators").
 LLMC_HD uint64_t mix64(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -1,21 +1,19 @@
-// What keeps nvcc from holding more in registers than there are, where it would spill. Nothing of it changes a result;
-// on the host all of it is nothing.
+// Tricks that stop nvcc from spilling registers. They never change results and do nothing on the host.
 #pragma once
 #include "llmc/device/keywords.cuh"
 
 namespace llmc {
 
-// Loads that come later in the source are not taken to before it, as far as the compiler's first half goes: ptxas may
-// still do so.
+// Keeps the compiler's front half from moving later loads above this point. ptxas may still move them.
 LLMC_DEVICE void compiler_fence() {
 #if LLMC_ON_GPU
     asm volatile("" ::: "memory");
 #endif
 }
 
-// nvcc for sm_100 and later keeps what it could compute again: in layer norm x - mean beside x from the variance to the
-// normalisation, and from one group of rows to the next where each vector's codes lie. forget() makes it lose sight of
-// a value there, forget_always() everywhere.
+// nvcc for sm_100 and later keeps values in registers that it could compute again. In layer norm it keeps x - mean next
+// to x, and the addresses of codes across groups of rows. forget() hides a value's origin from the compiler on those
+// architectures; forget_always() does so everywhere.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr bool kKeepsTooMuch = true;
 LLMC_DEVICE void forget(float& value) { asm volatile("" : "+f"(value)); }
@@ -31,15 +29,15 @@ LLMC_DEVICE void forget_always([[maybe_unused]] int& value) {
 #endif
 }
 
-// And it takes loads to the front beyond what there is room for.
+// The same compilers move loads to the front until the registers run out.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr bool kLoadsTooEarly = true;
 #else
 constexpr bool kLoadsTooEarly = false;
 #endif
 
-// f(), which loads a piece and uses it: on a GPU a loop of one turn, of which the compiler does not see that it is one,
-// so that ptxas too leaves the loads where they are. Pieces wait for memory one after the other.
+// Calls f(), which loads a piece and uses it. On a GPU this is a loop of one iteration whose count the compiler cannot
+// see, so even ptxas leaves the loads inside. The pieces then wait for memory one after the other.
 template <class F>
 LLMC_DEVICE void piece_by_piece(F&& f) {
 #if LLMC_ON_GPU
@@ -52,8 +50,8 @@ LLMC_DEVICE void piece_by_piece(F&& f) {
 #endif
 }
 
-// f() after a fence; as a piece where nvcc spills around the fence but not around the loop: for sm_90a it is the other
-// way round.
+// Calls f() after a fence, or as a piece on sm_89, where nvcc spills around the fence but not around the loop. On
+// sm_90a it is the other way round.
 template <class F>
 LLMC_DEVICE void in_turn(F&& f) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 890

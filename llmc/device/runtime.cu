@@ -1,4 +1,4 @@
-// The device runtime (runtime.h) on CUDA. Compiled by nvcc only.
+// The device runtime (runtime.h) on CUDA. Only nvcc compiles this file.
 #include "llmc/device/runtime.h"
 
 #if LLMC_CUDA
@@ -19,7 +19,7 @@
 
 namespace llmc {
 
-static __global__ void probe_kernel() {}  // asked whether this binary has code for the GPU
+static __global__ void probe_kernel() {}  // its attributes tell whether this binary has code for the GPU
 
 namespace {
 
@@ -27,7 +27,7 @@ std::string describe(cudaError_t status) {
     return strprintf("%s (%s)", cudaGetErrorName(status), cudaGetErrorString(status));
 }
 
-// Errors of work that was running, which whatever call comes next returns.
+// True for errors of running work, which the next call returns, whichever it is.
 bool is_fault(cudaError_t status) {
     switch (status) {
         case cudaErrorIllegalAddress:
@@ -53,7 +53,7 @@ int current_device() {
     return device;
 }
 
-// As nvidia-smi prints it.
+// Formats a UUID as nvidia-smi does.
 std::string uuid_text(const char (&bytes)[16]) {
     std::string text = "GPU";
     for (int i = 0; i < 16; i++) {
@@ -123,8 +123,8 @@ void open_device(int index) {
     if (index >= count)
         throw Error(ExitCode::no_resources, strprintf("GPU %d asked for, but this machine shows %d", index, count));
     LLMC_CHECK_CUDA(cudaSetDevice(index));
-    waits_after_work();  // refuses what it does not understand before anything runs
-    // A binary without code for this GPU fails at its first kernel: say so now, in words.
+    waits_after_work();  // reads LLMC_SYNC and refuses invalid values before anything runs
+    // Without code for this GPU the first kernel would fail; this gives a clear message instead.
     const DeviceInfo info = device_info();
     cudaFuncAttributes attributes;
     const cudaError_t probed = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(probe_kernel));
@@ -211,7 +211,7 @@ void set_bytes(void* to, int value, size_t bytes, stream_t stream) {
 // ---- streams, events -----------------------------------------------------------------------------------------------
 
 stream_t create_stream(StreamPriority priority) {
-    int least = 0, greatest = 0;  // smaller numbers go first
+    int least = 0, greatest = 0;  // smaller numbers have higher priority
     LLMC_CHECK_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     stream_t stream;
     LLMC_CHECK_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,

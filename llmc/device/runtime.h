@@ -1,7 +1,7 @@
 // The device runtime as the rest of the project sees it: memory, copies, streams, events.
 //
-// Two implementations: runtime.cu on CUDA's runtime API, host/runtime.cpp on the host device. Every failure throws
-// llmc::Error. There is no default stream; work is ordered by the streams and events named here alone.
+// There are two implementations: runtime.cu on CUDA's runtime API, and host/runtime.cpp on the host device. Every
+// failure throws llmc::Error. There is no default stream: only the streams and events created here order work.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include "llmc/base/error.h"
 #include "llmc/device/faults.h"
 
-// CUDA's names for what its streams and events point to; the host device defines them itself.
+// The types that CUDA's streams and events point to, by CUDA's names. The host device defines them itself.
 struct CUstream_st;
 struct CUevent_st;
 
@@ -25,7 +25,7 @@ struct Access {
     size_t bytes;
     bool reads, writes;
 };
-// A tensor that says what happens to it: the argument of a launch (launch.cuh), or of whatever takes an Access.
+// A pointer with its length and what an operation does to it: an argument of launch() (launch.cuh), or an Access.
 template <class T>
 struct Tensor {
     T* address;
@@ -47,28 +47,29 @@ Tensor<T> inout(T* p, size_t count) {
     return {p, count, true, true};
 }
 
+// The device of the calling thread.
 struct DeviceInfo {
     std::string name;
     size_t total_memory = 0, free_memory = 0;  // bytes
     int multiprocessors = 0;
     int compute_capability = 0;          // 90 for sm_90; 0 on the host device
-    size_t shared_memory_per_block = 0;  // bytes, at most
+    size_t shared_memory_per_block = 0;  // bytes, the most that a block can have
     size_t l2_cache = 0;                 // bytes; 0 on the host device
-    std::string uuid;                    // of this very card, "GPU-..."; "" on the host device
+    std::string uuid;                    // of this physical card, "GPU-..."; "" on the host device
     bool is_host = false;
     bool has_fp8 = false;
 };
 
-// The first thing main() does.
+// Must be the first call in main(): it may restart the process with a changed environment.
 void prepare_process(char** argv);
 
 // Chooses the device with this index for the calling thread. Throws Error(no_resources) with advice if there is none.
 void open_device(int index);
 int device_count();
 DeviceInfo device_info();
-size_t shared_memory_per_block();  // that of device_info(), at no cost
+size_t shared_memory_per_block();  // the field of device_info(), without its cost
 
-// Device memory, 256-byte aligned (4096 with LLMC_GUARD=1: device_alignment() says which). Contents are undefined.
+// Device memory is aligned to device_alignment() bytes: 256, or 4096 with LLMC_GUARD=1. Its contents are undefined.
 enum class MemoryKind { weights, gradients, optimizer, activations, workspace };
 constexpr size_t kMemoryKinds = 5;
 constexpr const char* kMemoryKindNames[kMemoryKinds] = {"weights", "gradients", "optimizer", "activations",
@@ -78,20 +79,20 @@ void device_free(void* p);
 size_t device_alignment();
 size_t device_bytes_in_use();
 struct MemoryUse {
-    size_t bytes = 0, peak = 0;  // now, and the most there has been
+    size_t bytes = 0, peak = 0;  // now, and the most so far
 };
 MemoryUse device_memory_use(MemoryKind kind);
-// Page-locked host memory.
+// Pinned (page-locked) host memory.
 void* pinned_malloc(size_t bytes);
 void pinned_free(void* p);
 
-// Asynchronous, ordered by the stream. Host memory must be pinned and stay unchanged until the copy has run.
+// These run asynchronously, in the order of the stream. Host memory must be pinned and stay unchanged until then.
 void copy_to_device(void* to, const void* from, size_t bytes, stream_t stream);
 void copy_to_host(void* to, const void* from, size_t bytes, stream_t stream);
 void copy_on_device(void* to, const void* from, size_t bytes, stream_t stream);
 void set_bytes(void* to, int value, size_t bytes, stream_t stream);
 
-// Where both have work that could run, that of communication streams goes first: others wait for it.
+// When both kinds have work ready, communication streams go first, because others wait for them.
 enum class StreamPriority { normal, communication };
 stream_t create_stream(StreamPriority priority = StreamPriority::normal);
 StreamPriority stream_priority(stream_t stream);
@@ -107,11 +108,11 @@ void synchronize(event_t event);
 bool is_done(event_t event);
 float elapsed_ms(event_t from, event_t to);
 
-// To be called after every launch and product: with LLMC_SYNC=1 waits for it, and throws with the name of `site` if it
-// failed (faults.h).
+// Must be called after every launch and matrix product. With LLMC_SYNC=1 it waits for the work, and throws an Error
+// with the name of `site` if it failed (faults.h).
 void after_work(stream_t stream, const LaunchSite& site);
 
-// A named range for NVTX tools, as part of a ProfileRange (trace.h); nothing on the host device.
+// Opens and closes a named range for NVTX tools, as part of a ProfileRange (trace.h). Does nothing on the host device.
 void push_range(const char* name);
 void pop_range();
 

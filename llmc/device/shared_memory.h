@@ -1,9 +1,10 @@
-// How much shared memory a launch may have. One rule for both devices: launch.cuh follows it, and the host device
-// refuses what it leaves out.
+// How much shared memory a launch may use. Both devices follow this one rule: launch.cuh obeys it, and the host device
+// refuses launches that break it.
 //
-// A block has 48 KB as it is, static arrays and dynamic memory together. More dynamic memory has to be asked for, for
-// each kernel and device (cudaFuncAttributeMaxDynamicSharedMemorySize, by default 48 KB less the static bytes), up to
-// what the card gives a block (sharedMemPerBlockOptin) less the static bytes. Asking sets the limit, downwards too.
+// A block may use 48 KB without asking, static arrays and dynamic memory together. More dynamic memory must be
+// requested per kernel and device (cudaFuncAttributeMaxDynamicSharedMemorySize, by default 48 KB minus the static
+// bytes). The limit is the card's sharedMemPerBlockOptin minus the static bytes. A request sets the limit, even to a
+// lower value.
 #pragma once
 #include <cstddef>
 
@@ -11,19 +12,19 @@ namespace llmc {
 
 constexpr size_t kSharedWithoutAsking = 48 * 1024;
 
-// printf's format of what is said of a launch that cannot be: static and dynamic bytes, and what a block has.
+// The printf format of the error for a launch that cannot fit: static bytes, dynamic bytes, and the block's limit.
 constexpr char kSharedExcess[] =
     "shared memory exceeds the limit: %zu static + %zu dynamic bytes, and this device gives a block %zu";
 
-// One kernel on one device.
+// The shared memory of one kernel on one device.
 struct SharedMemory {
-    size_t static_bytes;  // of the kernel's arrays
-    size_t granted;       // dynamic bytes that a launch may have as things stand
-    size_t block_limit;   // static and dynamic bytes, if asked for
+    size_t static_bytes;  // size of the kernel's static arrays
+    size_t granted;       // dynamic bytes that a launch may use at present
+    size_t block_limit;   // the most for static and dynamic bytes together, after a request
 
     bool fits(size_t dynamic_bytes) const { return static_bytes + dynamic_bytes <= block_limit; }
 
-    // Before a launch with so many dynamic bytes: calls ask(bytes) if it needs more than is granted.
+    // Prepares a launch with this many dynamic bytes: calls ask(bytes) if they are more than granted.
     template <class Ask>
     void provide(size_t dynamic_bytes, Ask&& ask) {
         if (dynamic_bytes <= granted) return;

@@ -1,3 +1,4 @@
+// Records ranges as pairs of timed events and turns them into nanoseconds at the end (trace.h).
 #include "llmc/device/trace.h"
 
 #include <chrono>
@@ -75,8 +76,8 @@ size_t Trace::begin(const char* name, Kind kind, stream_t stream) {
     return entries_.size() - 1;
 }
 
-// Called by destructors, perhaps because something has failed: an error here would hide that one, and whatever is wrong
-// with the stream shows at its next use.
+// Destructors call this, perhaps while another error is on its way, so it must not throw. A broken stream shows at its
+// next use.
 void Trace::end(size_t range, size_t bytes) {
     if (range >= entries_.size() || entries_[range].ended) return;
     Entry& entry = entries_[range];
@@ -93,8 +94,8 @@ void Trace::end(size_t range, size_t bytes) {
 
 std::vector<Trace::Range> Trace::finish() {
     active_ = nullptr;
-    // A float of milliseconds: 60 ns of resolution after a second, 1 us after ten. It is monotonic, so ranges of one
-    // stream do not overlap by rounding.
+    // elapsed_ms() is a float: 60 ns of resolution after a second, 1 us after ten. It is monotonic, so rounding never
+    // makes ranges of one stream overlap.
     const auto since_start = [this](event_t event) { return std::llround(double{elapsed_ms(base_, event)} * 1e6); };
     std::vector<Range> ranges;
     for (const Entry& entry : entries_) {

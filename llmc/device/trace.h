@@ -1,12 +1,11 @@
-// What the streams do during some steps: named ranges of a stream's work, or of the host's own time, with begin and
-// end.
+// Records what streams and the host do during selected steps: named ranges with begin and end times.
 //
-//   ProfileRange range("block 3 forward", stream);   // until the end of the scope: what is submitted to the stream
-//   ProfileRange range("load a batch");              // what the host does
+// ProfileRange range("block 3 forward", stream);   // the work submitted to the stream until the end of the scope
+// ProfileRange range("load a batch");              // the host's own time
 //
-// Ranges are always shown to NVTX tools. While a Trace is started they are kept as well: a stream's ranges lie between
-// two timed events recorded on it, which are read when the trace is finished, so nothing waits in between; waits of the
-// stream show as gaps if they come before the range. Otherwise a range costs one predictable branch.
+// Ranges always appear in NVTX tools. While a Trace runs they are kept as well. A stream's range lies between two timed
+// events on the stream, which are read when the trace finishes, so nothing waits in between. If a stream waits just
+// before a range, the wait shows as a gap. Without a Trace, a range costs one predictable branch.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -16,7 +15,7 @@
 
 namespace llmc {
 
-// At most one is started at a time. To be used by the main thread alone, like streams are.
+// A trace of the main thread's work. Only the main thread may use it, and only one may run at a time.
 class Trace {
 public:
     enum class Kind { compute, communication, host };
@@ -24,26 +23,26 @@ public:
         std::string name, line;  // the stream's name, or "host"
         Kind kind;
         int64_t begin, end;  // nanoseconds since the start
-        size_t bytes;        // 0: not said
-        int64_t step;        // as set_step() has said
+        size_t bytes;        // 0 if unknown
+        int64_t step;        // the value given to set_step()
     };
 
-    // Events for this many ranges are made now; if there are more, the rest when they come.
+    // Creates the events for this many ranges now. Further ranges create theirs when they begin.
     explicit Trace(size_t expected_ranges);
     ~Trace();
     Trace(const Trace&) = delete;
     Trace& operator=(const Trace&) = delete;
 
-    // The stream's line. Streams without a name are called "stream 1", "stream 2" and so on.
+    // Names the stream's row. Streams without a name are called "stream 1", "stream 2" and so on.
     void name_stream(stream_t stream, const std::string& name);
-    std::vector<std::string> lines() const;  // by stream
+    std::vector<std::string> lines() const;  // names of the rows, by stream
 
-    // Waits for `stream`; time 0 is when that is done.
+    // Waits for `stream` to finish its work; that moment is time 0.
     void start(stream_t stream);
     void set_step(int64_t step) { step_ = step; }
-    // Waits for the ranges, in the order of their begin() here. Those still open are left out.
+    // Waits for all ranges and returns them in the order of their begin(). Leaves out ranges that are still open.
     std::vector<Range> finish();
-    // Nanoseconds of the system's clock at time 0.
+    // The system clock at time 0, in nanoseconds.
     int64_t start_of_clock() const { return start_of_clock_; }
 
     static Trace* active() { return active_; }
@@ -62,8 +61,8 @@ private:
         std::string name;
         Kind kind;
         size_t line;
-        event_t begin, end;            // of a stream
-        int64_t host_begin, host_end;  // of the host
+        event_t begin, end;            // set for ranges of a stream
+        int64_t host_begin, host_end;  // set for ranges of the host
         size_t bytes;
         int64_t step;
         bool ended;
@@ -81,6 +80,7 @@ private:
     int64_t start_of_clock_ = 0, steady_start_ = 0, step_ = 0;
 };
 
+// Marks the scope it lives in as a range, for NVTX tools and for the running Trace.
 class ProfileRange {
 public:
     // The name must live as long as the range.

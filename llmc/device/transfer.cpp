@@ -1,3 +1,4 @@
+// Copies through one pinned staging buffer (transfer.h).
 #include "llmc/device/transfer.h"
 
 #include <algorithm>
@@ -11,13 +12,13 @@ constexpr size_t kStagingBytes = size_t{1} << 20;
 
 std::mutex staging_mutex;
 
-// Never freed: at the end of the process CUDA may be gone already.
+// The buffer is never freed: CUDA may already be gone at the end of the process.
 char* staging() {
     static char* const memory = static_cast<char*>(pinned_malloc(kStagingBytes));
     return memory;
 }
 
-// Calls piece(offset, bytes) for all bytes.
+// Calls piece(offset, length) for consecutive pieces of at most kStagingBytes.
 template <class Piece>
 void for_pieces(size_t bytes, Piece&& piece) {
     const std::lock_guard lock(staging_mutex);

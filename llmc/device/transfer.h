@@ -1,5 +1,5 @@
-// Values between the host and the device where the host waits for them anyway: initialisation, logs, tests. What a step
-// of training moves goes through staging memory of its own, and nobody waits.
+// Copies values between host and device where the host waits anyway: initialisation, logs, tests. A training step uses
+// its own staging memory instead, so that nothing waits.
 #pragma once
 #include <vector>
 
@@ -7,12 +7,12 @@
 
 namespace llmc {
 
-// One piece of pinned memory serves all of them, in pieces of its size: allocating some each time would stop the
-// device. It is made when it is first needed, one caller at a time has it, and it is kept.
+// All calls share one pinned buffer and copy in pieces of its size, because allocating pinned memory each time would
+// stop the device. The buffer is allocated on first use, locked by one caller at a time, and kept.
 void read_bytes(void* to, const void* device, size_t bytes, stream_t stream);
 void write_bytes(void* device, const void* from, size_t bytes, stream_t stream);
 
-// What `count` elements, or one, hold once the stream gets here.
+// Returns the values of `count` elements, or of one, at this point of the stream.
 template <class T>
 std::vector<T> read_back(const T* device, size_t count, stream_t stream) {
     std::vector<T> values(count);
@@ -24,7 +24,7 @@ T read_back(const T* device, stream_t stream) {
     return read_back(device, 1, stream)[0];
 }
 
-// Overwrites them, when the stream gets here.
+// Overwrites the elements at this point of the stream.
 template <class T>
 void write_through(T* device, const T* values, size_t count, stream_t stream) {
     write_bytes(device, values, count * sizeof(T), stream);

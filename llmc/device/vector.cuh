@@ -1,12 +1,12 @@
-// Eight values at a time: 16-byte transactions for bf16 and two of them for float; and four floats at a time.
+// Loads and stores of eight values (16 bytes of bf16, or twice 16 bytes of float) and of four floats.
 //
-// A warp whose lanes each own eight neighbouring floats asks twice for every other 16 bytes: 32 sectors a request
-// instead of 16, and in shared memory every bank twice. So where lanes may own any elements, they take four floats
-// (load4, store4) and then four of the next 512 bytes; and in shared memory eight floats a thread lie in two planes
-// (Eights).
+// If each lane of a warp owns eight neighbouring floats, each of its two requests covers every other 16 bytes. That
+// touches 32 sectors instead of 16, and hits every bank of shared memory twice. So where lanes may own any elements,
+// they take four floats (load4, store4) and then four more 512 bytes further. In shared memory the eight floats of a
+// thread lie in two planes (Eights).
 //
-// On the host the same functions are plain copies that g++ turns into one vector move: loading 16-byte pieces and
-// reading them back as 32 bytes would stall on store forwarding (AdamW runs three times slower that way).
+// On the host the same functions are plain copies, which g++ turns into one vector move. Loading 16-byte pieces and
+// reading them back as 32 bytes would stall on store forwarding and make AdamW three times slower.
 #pragma once
 #include "llmc/device/formats.cuh"
 
@@ -29,7 +29,7 @@ LLMC_HD void check_aligned16([[maybe_unused]] const void* p) {
 #endif
 }
 
-// Bytes of whatever they belong to: sixteen of them, at multiples of 16, and a word, at multiples of 4.
+// Untyped bytes: sixteen at a multiple of 16, and one word at a multiple of 4.
 LLMC_HD Bytes16 load16(const void* p) {
     check_aligned16(p);
 #if LLMC_ON_GPU
@@ -65,7 +65,7 @@ LLMC_HD void store_word(void* p, uint32_t word) {
 #endif
 }
 
-// Floats and bf16: p must be 16-byte aligned, here and below.
+// Floats and bf16. p must be 16-byte aligned, here and below.
 LLMC_HD void load8(const bf16* p, float (&out)[8]) {
 #if LLMC_ON_GPU
     const Bytes16 raw = *reinterpret_cast<const Bytes16*>(p);
@@ -115,7 +115,7 @@ LLMC_HD void store4(float* p, const float* in) {
 #endif
 }
 
-// bf16: p must be 8-byte aligned.
+// Four bf16. p must be 8-byte aligned.
 LLMC_HD void load4(const bf16* p, float* out) {
 #if LLMC_ON_GPU
     const uint2 raw = *reinterpret_cast<const uint2*>(p);
@@ -158,7 +158,7 @@ LLMC_HD void store8(float* p, const float (&in)[8]) {
 #endif
 }
 
-// Sixteen bf16 between their load and their use. On the GPU they stay packed, so that loads in flight cost half the
+// Sixteen bf16 between their load and their use. On the GPU they stay packed, so loads in flight need half the
 // registers.
 struct Bf16x16 {
 #if LLMC_ON_GPU
@@ -184,7 +184,8 @@ struct Bf16x16 {
 #endif
 };
 
-// A lane's two fours of the 256 elements of its warp: p + 4 lane points at the first, the other lies 128 further.
+// A lane's two groups of four among its warp's 256 elements. `p` points to the first; the second is 128 elements
+// further.
 constexpr int kFoursApart = 128;
 template <class T>
 LLMC_HD void load_fours(const T* p, float (&out)[8]) {
@@ -196,19 +197,19 @@ LLMC_HD void store_fours(T* p, const float (&in)[8]) {
     store4(p, in);
     store4(p + kFoursApart, in + 4);
 }
-// Where thread t of a block has its first, each warp 256 elements further.
+// The index of thread t's first element in a block. Each warp's elements start 256 after the previous warp's.
 LLMC_HD constexpr int first_of_fours(int t) { return t / 32 * 2 * kFoursApart + t % 32 * 4; }
-// Where element i of the eight lies, from the first.
+// The offset of element i of the eight from the first.
 LLMC_HD constexpr int place_in_fours(int i) { return (i & 3) + (i & 4 ? kFoursApart : 0); }
 
-// Eight floats of each of `Owners` threads in shared memory, in two planes of four a thread: whole-warp accesses of one
-// plane take the 4 passes that 512 bytes need. The second plane starts 16 banks further, so that single floats read in
-// order, at(0), at(1) and so on by the lanes of a warp, lie in different banks too.
+// Eight floats for each of `Owners` threads in shared memory, in two planes of four per thread. A warp's access to one
+// plane takes the 4 passes that 512 bytes need. The second plane is shifted by 16 banks, so a warp's lanes that read
+// single floats in order, at(0), at(1) and so on, also use different banks.
 template <int Owners>
 struct Eights {
     static constexpr int plane = Owners * 4 + 16, size = plane + Owners * 4;
-    static_assert(Owners % 8 == 0);  // planes are whole rows of banks, before the 16
-    float* base;                     // `size` of them
+    static_assert(Owners % 8 == 0);  // planes are whole rows of banks, before the shift of 16
+    float* base;                     // `size` floats
 
     LLMC_HD void store(int owner, const float (&x)[8]) const {
         store4(base + owner * 4, x);
@@ -218,7 +219,7 @@ struct Eights {
         load4(base + owner * 4, x);
         load4(base + plane + owner * 4, x + 4);
     }
-    // Float i of all: of owner i / 8, its i % 8th.
+    // Float i overall: float i % 8 of owner i / 8.
     LLMC_HD float at(int i) const { return base[(i & 4 ? plane : 0) + i / 8 * 4 + (i & 3)]; }
 };
 

@@ -1,7 +1,7 @@
-// Reductions over a warp, a quad and a block, an atomic sum, and named barriers.
+// Reductions over a warp, a quad and a block, and an atomic sum.
 //
-// All are butterflies in a fixed order, so a sum has the same bits on every lane, on every run, and on both devices. On
-// the host a whole reduction is one rendezvous of the lanes instead of five shuffles.
+// Reductions are butterflies in a fixed order, so a sum has the same bits on every lane, on every run, and on both
+// devices. On the host a whole reduction is one rendezvous of the lanes instead of five shuffles.
 #pragma once
 #include "llmc/device/launch.cuh"
 #include "llmc/device/math.cuh"
@@ -15,7 +15,7 @@ struct MaxOp {
     LLMC_HD float operator()(float a, float b) const { return max_float(a, b); }
 };
 
-// Integers alone: their sum does not depend on the order. Zero costs nothing.
+// Atomic sum for integers only, because their sum does not depend on the order. Adding zero costs nothing.
 LLMC_DEVICE void atomic_add(uint64_t* to, uint64_t count) {
     if (count == 0) return;
 #if LLMC_ON_GPU
@@ -27,7 +27,7 @@ LLMC_DEVICE void atomic_add(uint64_t* to, uint64_t count) {
 
 #if LLMC_ON_GPU
 
-// Butterfly over groups of `Lanes` neighbouring lanes, N values at once.
+// A butterfly over groups of `Lanes` neighbouring lanes, for N values at once.
 template <int Lanes, class Op, int N>
 __device__ __forceinline__ void group_reduce(float (&values)[N], Op op, const char*) {
     LLMC_UNROLL
@@ -49,7 +49,7 @@ LLMC_DEVICE void group_reduce(float (&values)[N], Op op, const char* what, const
         float v[32][N];
         for (int l = 0; l < 32; l++) std::memcpy(v[l], lanes[l], sizeof v[l]);
         for (int offset = Lanes / 2; offset > 0; offset /= 2)
-            for (int l = 0; l < 32; l++) {  // in pairs: indexing by l ^ offset would become slow gathers
+            for (int l = 0; l < 32; l++) {  // in pairs, because indexing by l ^ offset would become slow gathers
                 if (l & offset) continue;
                 for (int i = 0; i < N; i++) {
                     const float mine = v[l][i], other = v[l | offset][i];
@@ -67,7 +67,7 @@ LLMC_DEVICE void group_reduce(float (&values)[N], Op op, const char* what, const
 
 #endif
 
-// Over all 32 lanes, which must all call it.
+// Reduce over all 32 lanes, which must all call them.
 LLMC_DEVICE float warp_sum(float value LLMC_REDUCE_CALLER) {
     float values[1] = {value};
     group_reduce<32>(values, SumOp{}, "warp_sum" LLMC_REDUCE_FORWARD);
@@ -82,12 +82,12 @@ template <int N>
 LLMC_DEVICE void warp_sum_each(float (&values)[N] LLMC_REDUCE_CALLER) {
     group_reduce<32>(values, SumOp{}, "warp_sum_each" LLMC_REDUCE_FORWARD);
 }
-// Over groups of `Lanes` neighbouring lanes; all 32 must call it.
+// Sums over groups of `Lanes` neighbouring lanes. All 32 lanes must call it.
 template <int Lanes, int N>
 LLMC_DEVICE void group_sum_each(float (&values)[N] LLMC_REDUCE_CALLER) {
     group_reduce<Lanes>(values, SumOp{}, "group_sum_each" LLMC_REDUCE_FORWARD);
 }
-// Over the four lanes of a quad (lane / 4), which hold one row of an mma accumulator.
+// Reduce over the four lanes of a quad (lane / 4), which hold one row of an mma accumulator.
 template <int N>
 LLMC_DEVICE void quad_sum_each(float (&values)[N] LLMC_REDUCE_CALLER) {
     group_reduce<4>(values, SumOp{}, "quad_sum_each" LLMC_REDUCE_FORWARD);
@@ -97,8 +97,8 @@ LLMC_DEVICE void quad_max_each(float (&values)[N] LLMC_REDUCE_CALLER) {
     group_reduce<4>(values, MaxOp{}, "quad_max_each" LLMC_REDUCE_FORWARD);
 }
 
-// The largest of the block (a multiple of 32 threads, one-dimensional); every thread gets it. `scratch` is 32 floats of
-// shared memory; a barrier before and after makes it free for the next call.
+// Returns the largest value of the block to every thread. The block is one-dimensional and a multiple of 32 threads.
+// `scratch` is 32 floats of shared memory; because of the first barrier, the next call can reuse it.
 LLMC_DEVICE float block_max(float value, float* scratch) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
     float values[1] = {value};

@@ -1,7 +1,7 @@
-// CUDA's keywords and built-in functions for the host device: what a kernel may use beyond plain C++.
+// CUDA's keywords and built-in functions for the host device: everything that a kernel may use beyond plain C++.
 //
-// Left out on purpose: __shared__ (use LLMC_SHARED, which can be poisoned, bounded and counted), __activemask, clock,
-// cooperative groups, device printf.
+// Left out on purpose: __shared__ (use LLMC_SHARED, whose arrays can be poisoned, bounded and counted), __activemask,
+// clock, cooperative groups and device printf.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@
 #define __align__(n) alignas(n)
 #define __shared__ use_the_LLMC_SHARED_macro
 
-// The caller's position, for messages: a default argument is evaluated where the call stands.
+// The caller's file and line, for messages: the compiler evaluates a default argument at the call.
 #define LLMC_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 namespace llmc::host {
@@ -41,7 +41,7 @@ __forceinline__ T shuffle(unsigned mask, T value, int source, const char* what, 
     return from_bits<T>(executor().shuffle(mask, to_bits(value), source, what, file, line));
 }
 
-// Read-modify-write as one atomic step; returns the old value.
+// Reads, modifies and writes as one atomic step. Returns the old value.
 template <class T, class F>
 T atomic_update(T* p, F operation) {
     T old, updated;
@@ -56,9 +56,9 @@ T atomic_update(T* p, F operation) {
 inline void __syncthreads(LLMC_CALLER) { llmc::host::executor().barrier(file, line); }
 inline void __syncwarp(unsigned mask = ~0u, LLMC_CALLER) { llmc::host::executor().sync_warp(mask, file, line); }
 
-// What waits is inlined into the kernel: a return after the switch to another stack would be mispredicted.
+// Functions that wait are inlined into the kernel: a `ret` after a switch to another stack would be mispredicted.
 
-// Shuffles within segments of `width` lanes; a source outside the segment means the lane itself, as in CUDA.
+// Shuffles stay within segments of `width` lanes. As in CUDA, a source outside the segment means the lane itself.
 template <class T>
 __forceinline__ T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, LLMC_CALLER) {
     const int me = llmc::host::executor().lane_index();

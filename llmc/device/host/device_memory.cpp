@@ -1,3 +1,4 @@
+// The reserved address range of device memory, its allocator, and its protection.
 #include "llmc/device/host/device_memory.h"
 
 #include <signal.h>
@@ -13,13 +14,13 @@
 namespace llmc::host {
 namespace {
 
-constexpr size_t kRangeBytes = size_t{1} << 40;  // reserved addresses, not memory
+constexpr size_t kRangeBytes = size_t{1} << 40;  // addresses only; memory is used when it is written
 constexpr size_t kPage = 4096;
 constexpr size_t kRedZone = 256;
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// A fault in guarded device memory: blame the GPU thread if one is running, else the host code.
+// Handles a fault in guarded device memory. Blames the GPU thread if one is running, else the host code.
 void on_fault(int, siginfo_t* info, void*) {
     const void* address = info->si_addr;
     if (DeviceMemory::instance().contains(address)) {
@@ -34,11 +35,12 @@ void on_fault(int, siginfo_t* info, void*) {
     raise(SIGSEGV);
 }
 
-// At every use, since others (test frameworks, MPI) install handlers of their own in between.
+// Installed at every use, since test frameworks and MPI replace the handler in between.
 void install_fault_handler() {
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER;  // on the faulting stack, which a GPU thread's error abandons anyway
+    // runs on the faulting stack, which a GPU thread's error abandons anyway
+    action.sa_flags = SA_SIGINFO | SA_NODEFER;
     sigaction(SIGSEGV, &action, nullptr);
 }
 
@@ -86,7 +88,8 @@ void* DeviceMemory::allocate(size_t bytes) {
         mprotect(p, rounded, PROT_READ | PROT_WRITE);
     }
     asan_unpoison(p, rounded);
-    std::memset(p, settings().poison ? 0xFF : 0, rounded);  // NaN: reading what was never written shows
+    // fills with NaN, so reading memory that was never written shows
+    std::memset(p, settings().poison ? 0xFF : 0, rounded);
     asan_poison(p + bytes, rounded - bytes);
     asan_poison(p + rounded, kRedZone);
     if (settings().guard) mprotect(p, rounded + kPage, PROT_NONE);

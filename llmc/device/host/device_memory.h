@@ -1,9 +1,9 @@
-// Device memory of the host device: one reserved address range, so that device and host pointers can be told apart.
+// The host device's memory: one reserved address range, so that device and host pointers can be told apart.
 //
 // Fresh memory is NaN. With settings().guard the range is closed (PROT_NONE) except while device work runs, and then
-// only what the work declared is open: a host dereference of device memory faults as on a machine with a GPU, and a
-// kernel that touches a tensor it did not declare is reported. Under AddressSanitizer the declaration is checked to the
-// byte.
+// only the tensors that the work declared are open. So host code that dereferences device memory faults, as on a
+// machine with a GPU, and a kernel that touches an undeclared tensor is reported. AddressSanitizer builds check
+// declarations to the byte.
 #pragma once
 #include <cstddef>
 #include <map>
@@ -24,7 +24,7 @@ public:
     void check_range(const void* address, size_t bytes, const char* what) const;
     size_t alignment() const;
 
-    // Opens the range to `accesses` for as long as it lives; nested Opens add nothing.
+    // Opens the range to `accesses` while it lives. A nested Open changes nothing.
     class Open {
     public:
         explicit Open(const std::vector<Access>& accesses);

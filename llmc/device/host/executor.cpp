@@ -1,3 +1,4 @@
+// The scheduler of the host device: switching between fibers, barriers, shared memory, and running blocks.
 #include "llmc/device/host/executor.h"
 
 #include <sys/mman.h>
@@ -69,7 +70,7 @@ __attribute__((always_inline)) inline void Executor::jump(Context& save, const C
 #endif
 }
 
-// A set bit of mask by the order in force.
+// Chooses a set bit of `mask` by the current thread order.
 inline int Executor::choose(uint32_t mask) {
     if (order_ == Order::ascending) return __builtin_ctz(mask);
     if (order_ == Order::descending) return 31 - __builtin_clz(mask);
@@ -92,7 +93,7 @@ inline void Executor::resume(Context& save, int warp_number) {
     if (&lane.context != &save) jump(save, lane.context);
 }
 
-// Leave the running lane for a ready lane of its warp, else a thread not yet started, else any ready lane.
+// Leaves the running lane for a ready lane of its warp, else for a thread not yet started, else for any ready lane.
 void Executor::suspend(bool whole_block) {
     Quiet quiet;
     Context& me = lane_->context;
@@ -138,7 +139,7 @@ inline int Executor::thread_at(int position) const {
 
 void Executor::start_worker(Context& save) {
 #if LLMC_TSAN
-    // One stack per lane and block parity: two GPU threads that reuse a stack address would look like a race.
+    // One stack per lane and block parity: to the race detector, two GPU threads on one stack address would race.
     const int id = thread_at(next_) * 2 + static_cast<int>(block_number_ & 1);
     while (stack_count_ <= id) new_fiber();
 #else
@@ -148,7 +149,7 @@ void Executor::start_worker(Context& save) {
     jump(save, idle_[id]);
 }
 
-// What every worker fiber does for ever: run threads until one has to wait, then hand over.
+// The loop of every worker fiber: runs threads until one has to wait, then hands over to another fiber.
 void Executor::worker() {
     for (;;) {
         do {
@@ -211,14 +212,14 @@ void worker_entry() {
     }
 #endif
 #if LLMC_TSAN
-    if (!std::exchange(e.fiber_hidden_[e.my_stack_], true)) new Quiet;  // workers stay hidden from the race detector
+    if (!std::exchange(e.fiber_hidden_[e.my_stack_], true)) new Quiet;  // the race detector ignores workers for good
     quiet_depth = 1;
 #endif
     e.worker();
 }
 
 void Executor::new_fiber() {
-    // The page below a stack is closed: an overflow faults instead of corrupting a neighbour.
+    // The page below a stack is closed: an overflow faults instead of corrupting the neighbouring stack.
     void* p =
         mmap(nullptr, stack_bytes_ + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED || mprotect(p, kPage, PROT_NONE)) die("stack of a GPU thread");
@@ -240,14 +241,14 @@ Context Executor::fresh_context(int stack) {
     return context;
 }
 
-// A GPU thread was abandoned, maybe inside the scheduler, where the race detector looks away: make it look again, and
-// let everything the thread did happen before the end of the launch.
+// Cleans up after an abandoned GPU thread, which may have stopped inside the scheduler, where the race detector ignores
+// accesses. Ends that, and orders everything the thread did before the end of the launch.
 void Executor::abandon([[maybe_unused]] Lane& lane) {
 #if LLMC_TSAN
     void* const context = lane.context.tsan;
     const int depth = std::exchange(lane.context.quiet_depth, 0);
     const bool is_worker = lane.context.stack >= 0 && context == fiber_tsan_[lane.context.stack];
-    if (is_worker) return;  // it stands between two threads, and stays hidden
+    if (is_worker) return;  // the worker stands between two threads and stays ignored
     for (void*& own : lane.tsan)
         if (own == context) own = nullptr;
     void* const here = __tsan_get_current_fiber();
@@ -259,7 +260,7 @@ void Executor::abandon([[maybe_unused]] Lane& lane) {
 #endif
 }
 
-// After an error: drop every suspended fiber and make the pool anew.
+// After an error: drops all suspended fibers and rebuilds the pool.
 void Executor::rebuild_fibers() {
     std::memset(static_cast<void*>(&barrier_), 0, sizeof barrier_);
     idle_count_ = 0;
@@ -414,7 +415,7 @@ void* Executor::static_shared(SharedSite& site, size_t bytes) {
     return site.address = arena_ + at;
 }
 
-// With one more static array than before.
+// Checks the block's limits again after another static array was added.
 void Executor::check_shared_limits() {
     if (static_bytes_ + dynamic_bytes_ <= kSharedWithoutAsking) return;
     if (static_bytes_ > kSharedWithoutAsking)
@@ -437,7 +438,7 @@ void Executor::shared_begin(size_t bytes) {
     red_zones_.clear();
     block_number_++;
     dynamic_ = arena_ + arena_bytes_ - ((bytes + kCanaryBytes + 127) & ~size_t{127});
-#if LLMC_TSAN  // fresh memory for every block: reuse would look like a race between blocks
+#if LLMC_TSAN  // fresh memory for every block: reused memory would look like a race between blocks
     if (shared_used_ &&
         mmap(arena_, arena_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != arena_)
         die("shared memory of the host device");
@@ -486,7 +487,7 @@ void Executor::begin_grid(dim3 block, void (*call)(void*), void* argument, const
     if (order_ == Order::random) shuffle_threads(settings().seed);
 }
 
-// Random order: shuffle the warps, then the lanes of each warp.
+// For random order: shuffles the warps, then the lanes of each warp.
 void Executor::shuffle_threads(uint32_t seed) {
     random_ = seed * 2654435761u | 1;
     auto below = [&](int n) {
@@ -530,7 +531,7 @@ namespace {
                                              what.c_str(), site.kernel, site.file, site.line));
 }
 
-// `static_bytes`: what is known of them.
+// `static_bytes` is the kernel's static shared memory as far as it is known.
 void check_launch_limits(dim3 grid, dim3 block, size_t static_bytes, size_t shared_bytes, const LaunchSite& site) {
     const auto bad = [&](const std::string& what) { bad_launch(what, site); };
     if (!grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z) bad("a dimension is zero");
@@ -543,7 +544,7 @@ void check_launch_limits(dim3 grid, dim3 block, size_t static_bytes, size_t shar
         bad(strprintf(kSharedExcess, static_bytes, shared_bytes, settings().shared_limit));
 }
 
-// The i-th block to start: blocks are unordered, so a result must not depend on this.
+// The number of the i-th block to start. Blocks are unordered, so no result may depend on it.
 struct BlockOrder {
     unsigned long blocks, stride = 1;
     Order order = settings().order;
@@ -574,7 +575,7 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), v
     const long blocks = static_cast<long>(grid.x) * grid.y * grid.z;
     const BlockOrder block_order(static_cast<unsigned long>(blocks));
     std::string failure;
-    static char fork_object, join_object;  // order the blocks after the launch and before its end, for ThreadSanitizer
+    static char fork_object, join_object;  // order the blocks between launch and end, for ThreadSanitizer
     sync_release(&fork_object);
 #pragma omp parallel if (blocks > 1)
     {

@@ -1,18 +1,17 @@
-// Runs the blocks of a kernel on one OS thread: each GPU thread of a block is a fiber, or part of one.
+// Runs the blocks of a kernel on one OS thread. A fiber runs each GPU thread of a block, or several in turn.
 //
-// Lazy fibers. A worker fiber runs GPU threads one after the other as a plain loop. Only when a thread must wait (at a
-// barrier or a warp collective) does the scheduler continue on another fiber, so a kernel that never waits costs no
-// switch. A warp is finished up to the block's next barrier before another warp runs.
+// Lazy fibers. A worker fiber runs GPU threads one after the other in a plain loop. Only when a thread must wait, at a
+// barrier or a warp collective, does the scheduler continue on another fiber, so a kernel that never waits costs no
+// switch. A warp runs up to the block's next barrier before another warp runs.
 //
-// Last arriver does the work. At a warp collective (shuffle, vote, ldmatrix, mma) a lane deposits a pointer to its
-// arguments, which lie on its own suspended stack; the last lane of the mask to arrive computes everybody's result and
-// writes it into their frames.
+// The last arriver does the work. At a warp collective (shuffle, vote, ldmatrix, mma) a lane deposits a pointer to its
+// arguments, which lie on its own suspended stack. The last lane of the mask to arrive computes all results and writes
+// them into the lanes' frames.
 //
-// Errors abandon the block. fail() jumps back to run_block() without unwinding, the stacks are made anew, and
-// run_grid() throws llmc::Error. Kernels therefore must not own heap memory.
+// Errors abandon the block. fail() jumps back to run_block() without unwinding, the stacks are rebuilt, and run_grid()
+// throws llmc::Error. Kernels therefore must not own heap memory.
 //
-// ThreadSanitizer sees every GPU thread as a context of its own, ordered only by barriers, so it finds a kernel's
-// races.
+// ThreadSanitizer sees every GPU thread as a separate context, ordered only by barriers, so it finds a kernel's races.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -28,7 +27,7 @@
 
 namespace llmc::host {
 
-constexpr int kMaxThreads = 1024;  // of a block
+constexpr int kMaxThreads = 1024;  // per block
 constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr int kMaxFibers = 2 * kMaxThreads + 2;
 
@@ -39,19 +38,19 @@ struct Context {
     FiberHandle sp = nullptr;
     int stack = -1;  // index of its stack; -1 is the OS thread's own
     void* tsan = nullptr;
-    int quiet_depth = 0;  // how many Quiets it was suspended in
+    int quiet_depth = 0;  // the number of live Quiet objects when it was suspended
 };
 
-// An asynchronous copy that has been issued and not yet waited for.
+// An asynchronous copy that was issued and not yet waited for.
 struct PendingCopy {
     void* destination;
     const void* source;
-    int bytes;        // of the destination, 4, 8 or 16
+    int bytes;        // size of the destination: 4, 8 or 16
     int from_source;  // bytes read; the rest is zero
     uint32_t group;
 };
 
-// One GPU thread. `what`, file and line say where it waits.
+// One GPU thread. `what`, `file` and `line` say where it waits.
 struct Lane {
     Context context;
     uint3 thread{};
@@ -61,8 +60,8 @@ struct Lane {
     const char* file = "";
     int line = 0;
     std::vector<PendingCopy> copies;
-    uint32_t open_group = 0;  // cp.async group being filled
-    void* tsan[2] = {};       // contexts by block parity: neighbouring blocks are unordered
+    uint32_t open_group = 0;  // the cp.async group being filled
+    void* tsan[2] = {};       // contexts by block parity, since neighbouring blocks are unordered
 };
 
 // 32 lanes as bit masks, and the exchange area of their collectives.
@@ -70,8 +69,8 @@ struct Warp {
     uint32_t ready, waiting, done, exist, yielded;
     void* payload[32];
     uint32_t value[32], source[32], result[32];
-    // ThreadSanitizer objects of __syncwarp, by the mask's lowest lane (disjoint parts of a warp are unordered);
-    // alternating, so that a fast thread's next release cannot hide a race.
+    // ThreadSanitizer objects of __syncwarp, by the mask's lowest lane, since disjoint parts of a warp are unordered.
+    // They alternate, so that a fast thread's next release cannot hide a race.
     uint32_t generation[32];
     char sync[32][2];
 };
@@ -85,7 +84,7 @@ struct Barrier {
     char sync[2];
 };
 
-// A static shared array at one place in the source: where it lies in the current block.
+// One static shared array of the source, and its address in the current block.
 struct SharedSite {
     uint64_t block = 0;
     void* address = nullptr;
@@ -105,7 +104,7 @@ public:
     [[noreturn]] __attribute__((noinline, format(printf, 2, 3))) void fail(const char* format, ...);
     void barrier(const char* file, int line);  // __syncthreads
     void sync_warp(uint32_t mask, const char* file, int line);
-    // A polling lane lets the others run; a whole round of polling without other progress is a deadlock.
+    // Lets the other lanes run while this one polls. A whole round of polling without other progress is a deadlock.
     void yield(const char* what, const char* file, int line);
     void* static_shared(SharedSite& site, size_t bytes);
     void* dynamic_shared(const char* file, int line);
@@ -123,7 +122,7 @@ public:
             suspend();
         }
     }
-    // One 32-bit value a lane in and out: operation(values, results, mask).
+    // Exchanges one 32-bit value per lane: operation(values, results, mask).
     template <class F>
     __attribute__((always_inline)) uint32_t exchange(uint32_t mask, uint32_t value, const char* what, const char* file,
                                                      int line, F&& operation) {
@@ -200,7 +199,7 @@ private:
     void check_shared_limits();
     void open_shared(char* p, size_t bytes, size_t canary);
 
-    // Register this lane at the collective; true when it is the last of the mask.
+    // Registers this lane at the collective. True if it is the last of the mask.
     __attribute__((always_inline)) bool arrive(uint32_t mask, const char* what, const char* file, int line) {
         statistics_.collectives++;
         Warp& warp = warps_[warp_index_];
@@ -220,7 +219,7 @@ private:
         warp.waiting |= me;
         return (warp.waiting & mask) == mask;
     }
-    // The collective is done: make its lanes ready and let the scheduler choose who continues.
+    // Ends the collective: makes its lanes ready and lets the scheduler choose which one continues.
     __attribute__((always_inline)) void complete(uint32_t mask) {
         Warp& warp = warps_[warp_index_];
         warp.waiting &= ~mask;
@@ -234,7 +233,7 @@ private:
     Lane* lane_ = nullptr;  // the running GPU thread
     int warp_index_ = 0;
     int thread_count_ = 0, warp_count_ = 0;
-    int next_ = 0;  // position of the next thread not yet started
+    int next_ = 0;  // position of the next thread to start
     int done_count_ = 0;
     uint32_t ready_warps_ = 0, yielding_warps_ = 0;
     uint64_t block_number_ = 0;
@@ -255,7 +254,7 @@ private:
 
     // Fibers.
     Context main_context_;
-    Lane* failed_ = nullptr;  // the GPU thread that an error ended, and where it stood
+    Lane* failed_ = nullptr;  // the GPU thread that failed; failed_context_ is where it stood
     Context failed_context_;
     int my_stack_ = -1;
     Context idle_[kMaxFibers];
@@ -268,7 +267,7 @@ private:
     const void* main_bottom_ = nullptr;
     size_t main_size_ = 0;
 
-    // Shared memory: static arrays grow from the arena's start, dynamic memory ends at a guard page.
+    // Shared memory: static arrays grow from the arena's start; dynamic memory ends at a guard page.
     char* arena_ = nullptr;
     char* dynamic_ = nullptr;
     size_t arena_bytes_ = 0, static_top_ = 0, static_bytes_ = 0, dynamic_bytes_ = 0;
@@ -286,10 +285,10 @@ private:
 inline constinit thread_local Executor* current_executor = nullptr;
 inline Executor& executor() { return *current_executor; }
 
-// What a launch on a GPU begins with: asks for the shared memory that it needs, and throws llmc::Error for a launch
-// that CUDA would refuse. The kernel is named by what run_grid() is to call.
+// Does what a launch on a GPU does first: asks for the kernel's shared memory, and throws llmc::Error for a launch that
+// CUDA would refuse. `call`, the function that run_grid() will run, identifies the kernel.
 void prepare_launch(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), const LaunchSite& site);
-// Runs call(argument) once for every GPU thread of the grid; blocks run in parallel over OpenMP threads. Without
+// Runs call(argument) once for every GPU thread of the grid. Blocks run in parallel over OpenMP threads. Without
 // prepare_launch() a block has 48 KB of shared memory.
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), void* argument, const LaunchSite& site);
 

@@ -1,10 +1,11 @@
-// One symmetric context switch between stacks, the base of the host device's GPU threads.
+// A symmetric context switch between stacks, the base of the host device's GPU threads.
 //
-//   fiber_make(top, size, entry)   a fiber on the stack that ends at `top`; it starts in entry(), which never returns
-//   fiber_switch(&save, to)        suspend the running context into `save` and continue `to`
+// fiber_make(top, size, entry)   creates a fiber on the stack that ends at `top`; entry() must never return
+// fiber_switch(&save, to)        suspends the running context into `save` and continues `to`
 //
-// x86-64 and AArch64 save the callee-saved registers in a few instructions (6 to 9 ns); other architectures use
-// ucontext, which makes two system calls a switch (150 ns). -DLLMC_FIBER_UCONTEXT=1 forces it, for tests.
+// On x86-64 and AArch64 a switch saves the callee-saved registers in a few instructions (6 to 9 ns). Other
+// architectures use ucontext, which makes two system calls per switch (150 ns). -DLLMC_FIBER_UCONTEXT=1 forces it, for
+// tests.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -49,8 +50,8 @@ __attribute__((noinline)) inline void fiber_switch(FiberHandle* save, FiberHandl
 
 #elif defined(__x86_64__)
 
-// Push the six callee-saved registers, swap stacks, pop, and leave by an indirect jump: a `ret` would be predicted to
-// return to the caller and mispredict every time.
+// Pushes the six callee-saved registers, swaps stacks, pops, and leaves by an indirect jump: the CPU would predict a
+// `ret` to return to the caller and mispredict every time.
 extern "C" __attribute__((naked, noinline)) inline void llmc_fiber_switch(void**, void*) {
     asm volatile(
         "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
@@ -60,7 +61,7 @@ extern "C" __attribute__((naked, noinline)) inline void llmc_fiber_switch(void**
 }
 inline FiberHandle fiber_make(void* top, size_t, void (*entry)()) {
     void** sp = aligned_stack_top(top);
-    *--sp = nullptr;  // return address of entry, which never returns: backtraces end here
+    *--sp = nullptr;  // return address of entry, which never returns, so backtraces end here
     *--sp = reinterpret_cast<void*>(entry);
     for (int i = 0; i < 6; i++) *--sp = nullptr;
     return sp;

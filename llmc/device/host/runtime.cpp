@@ -1,9 +1,9 @@
 // The device runtime (runtime.h) on the host device.
 //
-// LLMC_STREAMS=now runs every operation when it is submitted. LLMC_STREAMS=lazy queues it in its stream and runs, at a
-// synchronisation, exactly what that depends on, as late as possible: a missing event wait then reads stale data.
-// LLMC_STREAMS=random does the same, but now and then lets one of the streams run ahead: where that should have waited
-// until another one has read, it overwrites what is still needed.
+// LLMC_STREAMS=now runs every operation when it is submitted. LLMC_STREAMS=lazy queues it in its stream; a
+// synchronisation then runs exactly the work it depends on, as late as possible, so that a missing event wait reads
+// stale data. LLMC_STREAMS=random also lets a random stream run ahead now and then: if it should have waited for a
+// reader, it overwrites data that is still needed.
 #include "llmc/device/host/runtime.h"
 
 #include <omp.h>
@@ -30,12 +30,12 @@ namespace llmc::host {
 using Stream = CUstream_st;
 using Event = CUevent_st;
 
-// One call of record(): a place in a stream's queue. The queues share it with the event, which may move on or be
-// destroyed before the mark is reached.
+// One call of record(): a place in a stream's queue. The queue and the event share it, since the event may be recorded
+// again or destroyed before the queue reaches the mark.
 struct Mark {
     Stream* stream = nullptr;
     bool done = false;
-    double time = 0;  // seconds, when it was reached
+    double time = 0;  // seconds, when the queue reached it
 };
 
 struct Operation {
@@ -55,7 +55,7 @@ struct CUstream_st {
 };
 
 struct CUevent_st {
-    std::shared_ptr<llmc::host::Mark> last;  // the last record
+    std::shared_ptr<llmc::host::Mark> last;  // the most recent record
 };
 
 namespace llmc {
@@ -80,7 +80,7 @@ uint64_t& work_until_fault() {
     return count;
 }
 
-// Work that the fault's turn comes to, or that comes after it, does not run.
+// True for the piece of work at which the fault occurs, and for all later work: it does not run.
 bool is_lost() {
     uint64_t& left = work_until_fault();
     if (left > 0 && --left == 0) broken = true;
@@ -179,10 +179,10 @@ void run_operation(Operation& operation) {
     }
 }
 
-// One stream in four submissions runs all it has: a stream that should have waited for another one overtakes it.
+// With one submission in four, a random stream runs all its work, so it overtakes streams that it should wait for.
 void run_some_stream() {
     static std::minstd_rand engine(settings().seed);
-    const unsigned long draw = engine() / 7;  // its lowest bits are poor
+    const unsigned long draw = engine() / 7;  // the lowest bits of this generator are poor
     if (draw % 4 == 0) drain(streams[draw / 4 % streams.size()]);
 }
 
@@ -252,7 +252,8 @@ namespace {
 // Ranks on one machine share its cores: each takes its part unless OMP_NUM_THREADS says otherwise.
 void choose_thread_count() {
     if (std::getenv("OMP_NUM_THREADS")) {
-        number_from_environment("OMP_NUM_THREADS", 1, 1024);  // libgomp ends without a word where it cannot start them
+        // libgomp exits without a message if it cannot start the threads
+        number_from_environment("OMP_NUM_THREADS", 1, 1024);
         return;
     }
     int ranks = 1;
@@ -284,20 +285,20 @@ using namespace host;
 
 // ---- device ---------------------------------------------------------------------------------------------------------
 
-// OpenMP threads wait by sleeping, not by spinning, unless OMP_WAIT_POLICY says otherwise: on cores shared with another
-// rank or another program a spinning thread keeps the one it waits for from running, and a step takes twenty times as
-// long (measured: 2500 against 110 ms). libgomp reads its environment before main() and has no call to change this, so
-// the process starts over, once.
+// Makes OpenMP threads sleep instead of spin while they wait, unless OMP_WAIT_POLICY says otherwise. On cores shared
+// with another rank or program, a spinning thread blocks the one it waits for, and a step took 2500 instead of 110 ms
+// (measured). libgomp reads its environment before main() and has no call to change this, so the process restarts
+// itself once.
 void prepare_process(char** argv) {
     if (std::getenv("OMP_WAIT_POLICY")) return;
     setenv("OMP_WAIT_POLICY", "passive", 1);
-    execv("/proc/self/exe", argv);  // returns only if it cannot: then the threads spin
+    execv("/proc/self/exe", argv);  // returns only on failure; then the threads spin
 }
 
 int device_count() { return 1; }
 void open_device(int) {
     choose_thread_count();
-    waits_after_work(), pending_flip();  // refuse what they do not understand before anything runs
+    waits_after_work(), pending_flip();  // reads the environment and refuses invalid values before anything runs
 }
 
 DeviceInfo device_info() {
@@ -428,7 +429,7 @@ void record(event_t event, stream_t stream) {
 
 void wait(stream_t stream, event_t event) {
     require_device("wait");
-    if (!event->last) return;  // never recorded: nothing to wait for, as in CUDA
+    if (!event->last) return;  // an event that was never recorded is no reason to wait, as in CUDA
     push(stream, {Operation::wait, {}, {}, {}, event->last});
 }
 

@@ -1,4 +1,4 @@
-// The host device's own side of the runtime: how work is submitted, checked and recorded.
+// The host device's side of the runtime: how work is submitted, checked and recorded, and how faults are simulated.
 #pragma once
 #include <functional>
 #include <initializer_list>
@@ -10,7 +10,7 @@
 
 namespace llmc::host {
 
-// Queue `work` on a stream (nullptr: after everything, at once). It may touch what `accesses` declares, no more.
+// Queues `work` on a stream; nullptr runs it at once, after all queued work. It may touch only the declared accesses.
 void submit(stream_t stream, std::initializer_list<Access> accesses, const LaunchSite& site,
             std::function<void()> work);
 
@@ -19,22 +19,21 @@ void check_pointer(const void* p, std::initializer_list<Access> accesses, const 
 
 bool is_device_pointer(const void* p);
 
-// A fault as a GPU has it after an illegal address, for tests: the work-th piece of work from now on (1: the next)
-// brings it about instead of running; nothing runs after it, and every call of the runtime fails, those that release
-// something after they have done so. 0: no fault, and one that has happened is undone. LLMC_FAULT does this from the
-// start.
+// Simulates a GPU fault such as an illegal address, for tests. The work-th piece of work from now on (1 is the next)
+// triggers it instead of running. Later work does not run, and every call of the runtime fails; calls that release
+// something still release it. 0 cancels the fault, even one that has happened. LLMC_FAULT does the same from the start.
 void inject_fault(uint64_t work);
 
-// A bit that flips and says nothing: in the middle of the first tensor that the n-th piece of work (1: the next) writes
-// of those whose name contains `work`. 0: none. LLMC_FLIP does this from the start.
+// Flips a bit silently, for tests: in the middle of the first tensor written by the n-th piece of work (1 is the next)
+// whose name contains `work`. 0 cancels it. LLMC_FLIP does the same from the start.
 void flip_bit(const std::string& work, uint64_t n);
 
-// What ran since record_operations(true), by kernel name (matrix products and copies included).
+// Statistics of the work since record_operations(true), by kernel name. Matrix products and copies are included.
 struct OperationRecord {
     size_t count = 0, bytes_read = 0, bytes_written = 0;
     double seconds = 0;
 };
-void record_operations(bool on);  // true also clears
+void record_operations(bool on);  // true also clears the statistics
 const std::map<std::string, OperationRecord>& operations();
 
 }  // namespace llmc::host

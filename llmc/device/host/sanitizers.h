@@ -1,4 +1,4 @@
-// What the host device tells AddressSanitizer and ThreadSanitizer. In an ordinary build everything here is empty.
+// The host device's messages to AddressSanitizer and ThreadSanitizer. In an ordinary build they are empty.
 #pragma once
 #include <cstddef>
 
@@ -25,7 +25,7 @@ void AnnotateIgnoreWritesEnd(const char*, int);
 
 namespace llmc::host {
 
-// The scheduler's own memory accesses are not the kernel's: while a Quiet lives, the race detector looks away.
+// While a Quiet lives, the race detector ignores accesses: the scheduler's own accesses are not the kernel's.
 #if LLMC_TSAN
 inline constinit thread_local int quiet_depth = 0;  // of the running context
 inline void end_ignoring() {

@@ -1,3 +1,4 @@
+// Reads the host device's settings from the environment.
 #include "llmc/device/host/settings.h"
 
 #include <cstdlib>
@@ -9,7 +10,7 @@
 namespace llmc::host {
 namespace {
 
-// Index of the environment variable's value among `choices`; the first is the default.
+// The index of the environment variable's value among `choices`. The first is the default.
 int choice(const char* name, std::initializer_list<const char*> choices) {
     const char* value = std::getenv(name);
     if (!value) return 0;

@@ -1,3 +1,4 @@
+// Static and granted shared memory per kernel, as the host device learns them.
 #include "llmc/device/host/shared_limits.h"
 
 #include <algorithm>

@@ -1,8 +1,8 @@
-// A kernel's shared memory as a GPU's driver keeps it (shared_memory.h): what it has in static arrays, and what was
-// asked for.
+// A kernel's shared memory as a GPU's driver tracks it (shared_memory.h): the size of its static arrays, and the
+// dynamic bytes requested for it.
 //
-// A GPU knows the static bytes before the first launch, from the binary. Here they show when blocks run, so what was
-// decided at the launch is decided again whenever a block has more of them than any before.
+// A GPU knows the static bytes from the binary, before the first launch. The host device sees them only when blocks
+// run, so it repeats the decisions of the launch whenever a block has more static bytes than any before.
 #pragma once
 #include <cstddef>
 #include <mutex>
@@ -12,14 +12,14 @@ namespace llmc::host {
 class SharedLimits {
 public:
     static SharedLimits& of(const void* kernel);
-    // As if no kernel had run yet: what one launch was granted would hide from tests that another one does not ask.
+    // Forgets all kernels. Otherwise one launch's request would hide from tests that another launch makes none.
     static void forget_all();
 
-    // What launch() does on a GPU before every launch with dynamic memory; from now on it is done for this kernel.
+    // Does what launch() does on a GPU before a launch with dynamic memory, and marks this kernel as one that asks.
     void ask_for(size_t dynamic_bytes);
-    // May a block have both? Static bytes that are new to this kernel are remembered.
+    // True if a block may have both. Remembers static bytes that are new for this kernel.
     bool admits(size_t static_bytes, size_t dynamic_bytes);
-    // Static bytes that are known.
+    // The static bytes known so far.
     size_t static_bytes();
 
 private:
@@ -27,8 +27,8 @@ private:
     size_t granted_now() const;
 
     std::mutex mutex_;
-    size_t static_bytes_ = 0;  // the most that a block has had
-    size_t asked_ = 0;         // the attribute, once it was set
+    size_t static_bytes_ = 0;  // the most of any block so far
+    size_t asked_ = 0;         // the requested dynamic bytes; 0 before the first request
     bool asks_ = false;
 };
 
