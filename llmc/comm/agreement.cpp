@@ -1,3 +1,4 @@
+// Exchange of texts and errors between ranks, on top of host collectives.
 #include "llmc/comm/agreement.h"
 
 #include <algorithm>
@@ -8,8 +9,7 @@
 namespace llmc {
 namespace {
 
-// Checkpoint manifests of large runs have some MiB. What another rank says is longer than this is a mistake or an
-// attack.
+// Checkpoint manifests of large runs have some MiB. A longer text from another rank is a mistake or an attack.
 constexpr int64_t kLongestText = int64_t{64} << 20;
 
 int64_t longest_text(const Comm& comm, size_t mine) {

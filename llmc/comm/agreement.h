@@ -1,4 +1,4 @@
-// What ranks tell each other beside numbers: texts, and that something went wrong. All of these are collectives.
+// What ranks tell each other apart from numbers: texts and errors. All functions are collectives unless noted.
 #pragma once
 #include <exception>
 #include <string>
@@ -9,18 +9,19 @@
 
 namespace llmc {
 
-// Every rank's text, in the order of the ranks.
+// Returns every rank's text, in the order of the ranks.
 std::vector<std::string> gather_texts(const Comm& comm, const std::string& mine);
-// Rank 0's text, on every rank.
+// Returns rank 0's text on every rank.
 std::string broadcast_text(const Comm& comm, const std::string& text);
 
+// An Error as a value that can be sent to other ranks.
 struct Failure {
     ExitCode code = ExitCode::ok;
     std::string text;
     explicit operator bool() const { return code != ExitCode::ok; }
 };
 
-// What an Error of `work` says; no collective.
+// Runs `work` and returns its Error, if any. Not a collective.
 template <class Work>
 Failure failure_of(Work&& work) {
     try {
@@ -32,10 +33,10 @@ Failure failure_of(Work&& work) {
     }
     return {};
 }
-// The failure of the first rank that has one ("rank 3: ..." where there are several ranks), on every rank.
+// Returns, on every rank, the failure of the lowest rank that has one; with several ranks it begins with "rank 3: ".
 Failure first_failure(const Comm& comm, const Failure& mine);
 
-// Every rank does its `work`; what goes wrong on one is thrown on all.
+// Every rank does its `work`. If it fails on any rank, all ranks throw the same Error.
 template <class Work>
 void do_together(const Comm& comm, Work&& work) {
     if (const Failure failure = first_failure(comm, failure_of(work))) throw Error(failure.code, failure.text);

@@ -1,4 +1,4 @@
-// Code that all back-ends share: the order of their collectives, the query for their failures, texts from other ranks.
+// Code that all back-ends share: the order of NCCL's collectives, the query for failures, and texts from other ranks.
 #include "llmc/comm/backend.h"
 
 #include <cstdlib>
@@ -35,7 +35,7 @@ CollectiveChain::~CollectiveChain() {
     if (!any_) return;
     try {
         destroy_event(last_);
-    } catch (...) {  // the device is already lost, and its error reported
+    } catch (...) {  // the device is already lost and its error reported
     }
 }
 

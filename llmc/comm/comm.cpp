@@ -1,5 +1,5 @@
-// Comm: what is the same for all back-ends. Reductions that a back-end does not have, or that must not depend on its
-// algorithm, are an exchange of pieces and a sum in rank order (rank_reduce.h).
+// The part of Comm that all back-ends share. Reductions that a back-end lacks, or that must not depend on its
+// algorithm, exchange pieces and sum them in rank order (rank_reduce.h).
 #include "llmc/comm/comm.h"
 
 #include <signal.h>
@@ -27,18 +27,18 @@ struct Comm::State {
     int rank = 0, world = 1;
     int local_rank = 0, local_world = 1;
     std::vector<std::string> hosts;                 // by rank
-    std::vector<std::pair<int, pid_t>> neighbours;  // MPI: other ranks of this machine, and their process ids
+    std::vector<std::pair<int, pid_t>> neighbours;  // MPI: the other ranks of this machine with their process ids
     std::string group = "world";
-    const char* planned = nullptr;  // the back-end planned for; its collectives throw
-    bool nccl = false;              // attach_device() is to create it
+    const char* planned = nullptr;  // the back-end that is planned for; its collectives throw
+    bool nccl = false;              // true if attach_device() must create NCCL's back-end
     ReduceOrder order = ReduceOrder::any;
     std::shared_ptr<OperationLog> log = std::make_shared<OperationLog>();
     std::shared_ptr<HostExchange> exchange;     // shared by all communicators of the process
-    std::shared_ptr<Transport> transport;       // nullptr: one rank
-    std::shared_ptr<Backend> backend;           // nullptr: one rank, or NCCL before attach_device()
-    std::vector<std::shared_ptr<State>> parts;  // split off before attach_device()
-    std::shared_ptr<CollectiveChain> chain;     // of NCCL's collectives; shared by all communicators
-    std::shared_ptr<BackendList> backends;      // of all communicators of the process
+    std::shared_ptr<Transport> transport;       // nullptr for one rank
+    std::shared_ptr<Backend> backend;           // nullptr for one rank, or for NCCL before attach_device()
+    std::vector<std::shared_ptr<State>> parts;  // communicators split off before attach_device()
+    std::shared_ptr<CollectiveChain> chain;     // keeps NCCL's collectives in order; shared by all communicators
+    std::shared_ptr<BackendList> backends;      // all communicators of the process
     int group_depth = 0;
     Traffic traffic;
 
@@ -62,7 +62,7 @@ struct Comm::State {
     void refuse_group(const char* what) const {
         if (group_depth) throw Error(ExitCode::failure, strprintf("%s cannot be part of a Group", what));
     }
-    // A collective of host memory: after everything submitted so far, as on every other rank.
+    // Runs a collective on host memory after everything submitted so far, in the same order as on every other rank.
     template <class Function>
     void on_host(const char* what, size_t sent, Function function) const {
         Transport& transport_ref = control();
@@ -91,7 +91,7 @@ std::string host_name() {
 
 size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// Of a piece as it is sent.
+// Bytes of a piece on the wire.
 size_t piece_bytes(size_t count, Wire wire) {
     if (wire == Wire::fp8) return Fp8Piece{count}.bytes();
     return count * (wire == Wire::bf16 ? sizeof(bf16) : sizeof(float));
@@ -120,11 +120,11 @@ Comm Comm::planned(int world, const std::string& backend, ReduceOrder order) {
 
 namespace {
 
-// A process, as other processes of its machine see it.
+// Identifies a process to other processes on its machine.
 struct Identity {
     char host[256];
-    char boot[64];           // boot id: tells machines with equal names apart, as containers often have
-    char pid_namespace[64];  // process ids mean something only within one
+    char boot[64];           // boot id: tells machines with equal names apart, which are common among containers
+    char pid_namespace[64];  // process ids are only meaningful within one namespace
     int64_t pid;
 };
 
@@ -300,7 +300,7 @@ size_t Comm::reduce_scatter_workspace(size_t count, Wire wire, bool accumulate) 
     const State& s = *state_;
     if (s.world == 1 || count == 0) return 0;
     const size_t pieces = aligned(piece_bytes(count, wire) * static_cast<size_t>(s.world));
-    if (wire != Wire::fp32) return 2 * pieces;  // as sent, as received
+    if (wire != Wire::fp32) return 2 * pieces;  // pieces as sent and as received
     if (s.library_reduces()) return accumulate ? aligned(count * sizeof(float)) : 0;
     return pieces;
 }
@@ -436,7 +436,7 @@ void Comm::barrier() const {
 
 namespace {
 
-// The first line in which two texts differ, as "'a' against 'b'"; a line that is not there is empty.
+// The first line in which two texts differ, as "'a' against 'b'". A missing line counts as empty.
 std::string first_difference(const std::string& a, const std::string& b) {
     std::istringstream lines_a(a), lines_b(b);
     std::string line_a, line_b;
@@ -505,7 +505,8 @@ void Comm::finish() const {
 std::string Comm::failure() const {
     const State& s = *state_;
     if (!s.transport || s.log->finishing()) return {};
-    // A process that is gone has left the world's connections too; those of a part close when a rank is done with it.
+    // A dead process has left the world's connections too. Connections of a split close whenever a rank is done with
+    // it.
     if (const int lost = s.transport->lost_peer(); lost >= 0)
         return strprintf("rank %d on %s is gone: its connection was closed", lost, host(lost).c_str());
     return s.backends->failure();

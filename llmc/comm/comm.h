@@ -1,14 +1,14 @@
-// Who the ranks are, and the collectives between them. Everything above talks to a Comm and cannot tell which back-end
-// it has: `self` (one rank; nothing moves), `mpi` and `tcp` (host memory), or `nccl`.
+// The ranks of a run and the collectives between them. Code above this folder uses a Comm and cannot tell which
+// back-end it has: `self` (one rank, nothing moves), `mpi` and `tcp` (host memory), or `nccl`.
 //
 // A Comm is a handle: copies share one communicator. Device collectives are ordered by their stream like any kernel;
-// host collectives return when they are done. Every rank must issue the same collectives in the same order, and may put
-// them on different streams. mpi and tcp run them in that order whatever the streams: they block the calling thread (on
-// the host device, when the stream gets there) and are called from the main thread alone. NCCL runs a communicator's
-// collectives one after the other; what is to overlap needs a duplicate() each.
+// host collectives return when they are done. Every rank must issue the same collectives in the same order, but may use
+// different streams for them. mpi and tcp run them in that order on all streams. They block the calling thread (on the
+// host device, when the stream reaches them), and only the main thread may call them. NCCL runs the collectives of one
+// communicator one after the other; to overlap two collectives, give each its own duplicate().
 //
-// Anything that goes wrong between ranks throws Error(ExitCode::communication); what a rank never notices is left to
-// the Watchdog (watchdog.h). connect.h makes a Comm of several ranks.
+// Errors between ranks throw Error(ExitCode::communication). The Watchdog (watchdog.h) handles what a rank cannot
+// notice itself. connect.h makes a Comm of several ranks.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -23,13 +23,13 @@
 namespace llmc {
 
 enum class ReduceOp { sum, max };
-enum class Wire { fp32, bf16, fp8 };   // what reduce_scatter sends; sums are FP32 always
-enum class ReduceOrder { any, rank };  // the library's order of summation, or ((r0 + r1) + r2) + ... always
+enum class Wire { fp32, bf16, fp8 };   // how reduce_scatter sends values; sums are always FP32
+enum class ReduceOrder { any, rank };  // the library's order of summation, or always ((r0 + r1) + r2) + ...
 
-// What collectives this rank issued, and how many bytes it had to get to other ranks: for (N ranks, slices of n bytes)
-// (N - 1) * n for all_gather, reduce_scatter (n: of slices as they are sent), all_to_all and the root of a broadcast;
-// all pieces but its own for all_to_all_v, which counts as all_to_all; for all_reduce of n bytes 2 * (N - 1) / N * n
-// where the library reduces, (N - 1) * n where all gather and sum in rank order.
+// Counts the collectives that this rank issued, and the bytes it had to get to other ranks. For N ranks and slices of n
+// bytes: (N - 1) * n for all_gather, all_to_all, the root of a broadcast, and reduce_scatter (n in its wire format).
+// all_to_all_v is counted as all_to_all, with all pieces but the rank's own. all_reduce of n bytes counts 2 * (N - 1) /
+// N * n if the library reduces, and (N - 1) * n if all ranks gather and sum in rank order.
 struct Traffic {
     struct Count {
         uint64_t calls = 0, bytes = 0;
@@ -43,19 +43,19 @@ struct Traffic {
 class Backend;
 class Transport;
 
+// A communicator: a group of ranks, and this process's place in it.
 class Comm {
 public:
     // A world of one rank.
     static Comm self(ReduceOrder order = ReduceOrder::any);
-    // Rank 0 of `world` ranks that do not exist, to plan memory with; `backend` as connect() takes it. Collectives
-    // throw.
+    // Rank 0 of `world` ranks that do not exist, for planning memory. `backend` is as for connect(). Collectives throw.
     static Comm planned(int world, const std::string& backend = "mpi", ReduceOrder order = ReduceOrder::any);
 
     int rank() const;
     int world() const;
     bool is_main() const { return rank() == 0; }
     const char* name() const;  // of the back-end
-    // Among the ranks of this machine, in the order of their ranks.
+    // This rank's place among the ranks of its machine, and their number.
     int local_rank() const;
     int local_world() const;
     const std::string& host(int rank) const;
@@ -63,36 +63,37 @@ public:
 
     // ---- device memory, ordered by the stream ----
 
-    // out (world, bytes) = the `in` (bytes) of every rank. In place where in == out + rank * bytes.
+    // out (world, bytes) = the `in` (bytes) of every rank. In place if in == out + rank * bytes.
     void all_gather(void* out, const void* in, size_t bytes, stream_t stream) const;
     // Row r of out (world, bytes) = row `rank` of rank r's in (world, bytes). Not in place.
     void all_to_all(void* out, const void* in, size_t bytes, stream_t stream) const;
-    // The same with pieces of any size: in `in` the piece for each rank, `send` bytes of it, in `out` that of each
-    // rank, `receive` bytes, all in the order of the ranks and without gaps. What one rank sends another has to expect.
+    // The same with pieces of any size. `in` holds the piece for each rank (send[r] bytes), `out` receives the piece
+    // from each rank (receive[r] bytes), both in the order of the ranks and without gaps. The receiver must expect
+    // exactly the size that the sender sends.
     void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in, const std::vector<size_t>& send,
                       stream_t stream) const;
     void broadcast(void* data, size_t bytes, int root, stream_t stream) const;
-    // out (count) = row `rank` of in (world, count), summed over the ranks in FP32, or with `accumulate` out + that
-    // sum, in rank order (out + r0) + r1 ... With Wire::bf16 every rank's values are rounded to BF16 first, with
-    // Wire::fp8 they are cast as cast_pieces() does, with `feedback`, which other wires do not look at. out may be that
-    // row of `in`, unless it accumulates. The sum is not scaled: scale the loss. Back-ends other than NCCL always sum
-    // in rank order, and so do all but with Wire::fp32. One rank: a copy, or an addition.
+    // out (count) = row `rank` of in (world, count), summed over the ranks in FP32. With `accumulate` the sum is added
+    // to out, in rank order: (out + r0) + r1 ... Wire::bf16 rounds every rank's values to BF16 first. Wire::fp8 casts
+    // them as cast_pieces() does; only it uses `feedback`. Without `accumulate`, out may be that row of `in`. The sum
+    // is not scaled, so scale the loss. Sums are in rank order except for Wire::fp32 on NCCL. With one rank this is a
+    // copy or an addition.
     void reduce_scatter(float* out, const float* in, size_t count, Wire wire, bool accumulate, void* workspace,
                         stream_t stream, const Feedback& feedback = {}) const;
-    // data (count) = its sum or maximum over the ranks, in place. T: float, double, int32_t, uint32_t, uint64_t. For
-    // scalars and vectors such as amaxes: what is large goes through reduce_scatter and all_gather. A maximum of floats
-    // must not meet NaN (which rank's survives is open): carry that in an integer.
+    // data (count) = its sum or maximum over the ranks, in place. T is float, double, int32_t, uint32_t or uint64_t.
+    // Meant for scalars and short vectors such as amaxes; use reduce_scatter and all_gather for large data. A maximum
+    // of floats must not see NaN, because it is undefined which rank's value survives: send such flags as integers.
     template <class T>
     void all_reduce(T* data, size_t count, ReduceOp op, void* workspace, stream_t stream) const;
 
-    // Bytes of device memory the two need as `workspace`, 256-byte aligned, theirs until the stream is past them; 0:
-    // none.
+    // Bytes of device memory that the two need as `workspace`, or 0. The memory must be 256-byte aligned and unused by
+    // others until the stream has passed the collective.
     size_t reduce_scatter_workspace(size_t count, Wire wire, bool accumulate) const;
     template <class T>
     size_t all_reduce_workspace(size_t count) const;
 
-    // all_gathers, all_to_alls and broadcasts issued while it lives are started together, which NCCL makes one launch
-    // of.
+    // Starts the all_gathers, all_to_alls and broadcasts issued during its lifetime together; NCCL merges them into one
+    // launch.
     class Group {
     public:
         explicit Group(const Comm& comm);
@@ -110,36 +111,36 @@ public:
     void host_all_gather(void* out, const void* in, size_t bytes) const;
     void host_broadcast(void* data, size_t bytes, int root) const;
     int64_t host_max(int64_t value) const;
-    void barrier() const;  // returns when every rank has come here, with all earlier collectives done
-    // Throws the same Error(bad_flags) on every rank unless `text` is the same everywhere, and names a line that
+    void barrier() const;  // returns when every rank has arrived, with all earlier collectives done
+    // Throws the same Error(bad_flags) on every rank unless `text` is equal everywhere. The message names a line that
     // differs.
     void require_equal(const std::string& what, const std::string& text) const;
 
     // ---- other communicators; collectives too ----
 
-    // The ranks that give the same color, in the order of their ranks. `label` is for reports.
+    // The ranks that pass the same color, in the order of their ranks. `label` appears in reports.
     Comm split(int color, const std::string& label) const;
-    // For hybrid sharding: this rank's n consecutive ranks, and the ranks in the same place of the other groups.
+    // For hybrid sharding: this rank's group of n consecutive ranks, and the ranks at the same place in other groups.
     Comm neighbours(int n, const std::string& label) const;
     Comm counterparts(int n, const std::string& label) const;
     Comm duplicate(const std::string& label) const { return split(0, label); }
 
     // ---- the life of a communicator ----
 
-    // To be called once the device is open: creates what needs it (NCCL). Refuses two ranks on one GPU for NCCL.
+    // Creates what needs an open device (NCCL); call it once the device is open. Refuses two ranks on one GPU for NCCL.
     void attach_device() const;
-    // Leaves the world in good order; afterwards no collective is allowed. A process that fails ends without it.
+    // Leaves the world cleanly; afterwards no collective is allowed. A process that fails ends without it.
     void finish() const;
 
     const Traffic& traffic() const;
     void reset_traffic() const;
     OperationLog& log() const;  // of all communicators of the process
-    // From any thread: what is known to have gone wrong ("rank 3 on node7 is gone"), with this communicator or another
-    // that came of the same connect(); "" if nothing.
+    // Callable from any thread: a known failure ("rank 3 on node7 is gone") of this communicator or another from the
+    // same connect(), or "".
     std::string failure() const;
-    // From any thread: the rank on this machine whose process has ended, as a sentence; "" if there is none. For MPI,
-    // which reports no such thing before mpirun, a second later, ends all ranks. Over TCP failure() notices the closed
-    // connection.
+    // Callable from any thread: a sentence about a rank on this machine whose process has ended, or "". MPI needs this:
+    // it does not report such a rank before mpirun ends all ranks a second later. Over TCP, failure() notices the
+    // closed connection.
     std::string ended_neighbour() const;
 
     struct State;

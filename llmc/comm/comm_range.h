@@ -1,5 +1,4 @@
-// A named range of collectives in profiles and traces (device/trace.h), with the bytes that this rank had to get to
-// other ranks.
+// A named range of collectives in profiles and traces (device/trace.h), with the bytes that this rank sent.
 #pragma once
 #include "llmc/comm/comm.h"
 #include "llmc/device/trace.h"

@@ -1,3 +1,4 @@
+// Chooses a transport from the launch environment, meets the other ranks, and compares their binaries.
 #include "llmc/comm/connect.h"
 
 #include <chrono>
@@ -16,7 +17,7 @@ Comm connect_transport(std::shared_ptr<Transport> transport, bool nccl, ReduceOr
 
 namespace {
 
-// Hash of this program's file: ranks with different builds would train different models.
+// A hash of this program's file: ranks with different builds would train different models.
 std::string program_hash() {
     std::FILE* f = std::fopen("/proc/self/exe", "rb");
     if (!f) return "unknown";
@@ -62,8 +63,8 @@ Comm connect(const ConnectOptions& options, const LaunchInfo& launch) {
                                                          .timeout = options.timeout});
             break;
     }
-    // Several streams carry collectives: NCCL is to start them in the order of the calls. What is older than 2.26 does
-    // not know this, and is kept in order by nccl_backend.cpp.
+    // Several streams carry collectives, so NCCL must start them in the order of the calls. Versions before 2.26 ignore
+    // this variable; nccl_backend.cpp keeps the order for them.
     if (choice.nccl) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     Comm comm = connect_transport(std::move(transport), choice.nccl, options.order);
     comm.require_equal("program", program_hash());

@@ -1,9 +1,9 @@
 // HostExchange on the host device: device memory is host memory, so the work runs on it directly, as work of its stream
-// that declares what it touches.
+// with declared accesses.
 //
-// With lazy streams the order in which work runs follows from who waits for what, and that can differ between ranks
-// (only rank 0 reads the loss, say). A blocking collective must not: each waits for the one submitted before it,
-// whatever its stream.
+// With lazy streams the order in which work runs depends on who waits for it, and that can differ between ranks (only
+// rank 0 may read the loss, for example). Blocking collectives must run in the same order everywhere, so each waits for
+// the one submitted before it, on any stream.
 #include "llmc/comm/backend.h"
 
 #if !LLMC_CUDA

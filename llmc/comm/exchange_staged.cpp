@@ -1,5 +1,5 @@
-// HostExchange on CUDA: device memory is copied to pinned memory and back while the calling thread waits. Slow, and
-// right wherever MPI runs: several ranks may share a GPU, which NCCL does not allow.
+// HostExchange on CUDA: copies device memory to pinned memory and back while the calling thread waits. It is slow, but
+// works wherever MPI runs, even when several ranks share a GPU, which NCCL does not allow.
 #include "llmc/comm/backend.h"
 
 #if LLMC_CUDA
@@ -20,7 +20,7 @@ struct Staging {
 }  // namespace
 
 struct HostExchange::State {
-    Staging in, out;  // grow with the largest message; kept to the process's end, when CUDA may be gone already
+    Staging in, out;  // grow to the largest message; never freed, since CUDA may already be gone at the end
 };
 
 HostExchange::HostExchange() : state_(std::make_unique<State>()) {}
@@ -34,7 +34,7 @@ void HostExchange::run(const char*, void* out_pointer, size_t out_bytes, const v
     synchronize(stream);
     work(state_->out.memory, state_->in.memory);
     if (out_bytes) copy_to_device(out_pointer, state_->out.memory, out_bytes, stream);
-    synchronize(stream);  // the staging memory is free for the next message
+    synchronize(stream);  // afterwards the staging memory is free for the next message
 }
 
 void HostExchange::drain() {}

@@ -9,15 +9,15 @@ namespace llmc {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;  // a warp casts a block, a lane four elements of it
+constexpr int kWarps = kThreads / 32;  // a warp casts a block of elements, each lane four of them
 static_assert(Fp8Piece::kBlock == 32 * 4 && Fp8Piece::kBlock % 16 == 0);
-constexpr int kPerThread = 8;  // of a sum
+constexpr int kPerThread = 8;  // elements per thread in a sum
 
 bool is_aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
 }  // namespace
 
-// x[i] = values[first + i], or 0 beyond `count`. `whole`: all four are there, in one access.
+// x[i] = values[first + i], or 0 beyond `count`. If `whole`, all four exist and one access loads them.
 template <class T>
 LLMC_DEVICE void load_four(float (&x)[4], const T* values, size_t first, size_t count, bool whole) {
     if (whole) return load4(values + first, x);
@@ -25,7 +25,7 @@ LLMC_DEVICE void load_four(float (&x)[4], const T* values, size_t first, size_t 
     for (size_t i = 0; i < 4; i++) x[i] = first + i < count ? to_float(values[first + i]) : 0.0f;
 }
 
-// A row of blocks for each piece. `vector`: every piece and its residuals begin where four are read at once.
+// Grid: a row of blocks for each piece. `vector`: every piece and its residuals are aligned for reads of four.
 template <bool vector>
 static __global__ void __launch_bounds__(kThreads)
     cast_pieces_kernel(uint8_t* pieces, bf16* residual, const float* in, size_t count, Feedback feedback) {
@@ -88,7 +88,7 @@ void cast_pieces(uint8_t* pieces, const float* inp, int world, size_t count, con
                                           inp, count, feedback);
 }
 
-// Eight elements a thread, which lie in one block.
+// Each thread sums eight elements, which lie in one block.
 static __global__ void __launch_bounds__(kThreads)
     sum_fp8_pieces_kernel(float* out, const uint8_t* pieces, int world, size_t count, bool accumulate, bool vector) {
     const Fp8Piece piece{count};
@@ -103,7 +103,8 @@ static __global__ void __launch_bounds__(kThreads)
     for (int r = 0; r < world; r++) {
         const uint8_t* from = pieces + static_cast<size_t>(r) * piece.bytes();
         const float scale_inv = power_of_two(from[piece.scales_begin() + first / Fp8Piece::kBlock] - 127);
-        const uint32_t codes[2] = {load_word(from + first), load_word(from + first + 4)};  // a piece ends in zeros
+        // a piece ends in zeros, so this may read past the last code
+        const uint32_t codes[2] = {load_word(from + first), load_word(from + first + 4)};
         float x[8];
         uncast_8<e4m3>(x, codes);
         LLMC_UNROLL

@@ -1,8 +1,8 @@
-// Gradients between ranks in FP8 (--reduce fp8): E4M3 codes with a scale for every 128 elements, and what the cast lost
-// kept by the rank that sends, which adds it to what it sends next: error feedback (Seide et al. 2014; Karimireddy et
-// al., arXiv 1901.09847). So whatever a gradient has below the smallest step of its block arrives later, and sums over
-// steps err by what is still owed at their end alone. E4M3 and not E5M2: a block's own scale already gives it 2^17
-// below its largest value, feedback carries the rest, and a third bit of mantissa halves what is owed.
+// Gradients between ranks in FP8 (--reduce fp8): E4M3 codes with a scale for every 128 elements. The sending rank keeps
+// what the cast lost and adds it to its next gradients: error feedback (Seide et al. 2014; Karimireddy et al., arXiv
+// 1901.09847). So values below the smallest step of their block arrive later, and a sum over steps misses only the
+// residual left at the end. E4M3 beats E5M2 here: a block's own scale already reaches 2^17 below its largest value,
+// feedback carries the rest, and the third mantissa bit halves the residual.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace llmc {
 
-// What a rank sends to one other: its codes, a byte each, then the scales' exponents, a byte b for each block (UE8M0:
-// its codes are multiplied by 2^(b - 127)). Both are followed by zeros to a multiple of 16 bytes. The last block of a
-// piece may be shorter.
+// The layout of one rank's message to another: one byte per code, then one exponent byte b per block (UE8M0: the
+// block's codes are multiplied by 2^(b - 127)). Zeros pad both parts to a multiple of 16 bytes. The last block may be
+// shorter.
 struct Fp8Piece {
     static constexpr size_t kBlock = 128;
     size_t count;  // elements
@@ -23,26 +23,27 @@ struct Fp8Piece {
     LLMC_HD size_t bytes() const { return scales_begin() + (blocks() + 15) / 16 * 16; }
 };
 
-// What a rank keeps of what its casts lost, and how.
+// Error feedback: the residuals that a rank keeps, and when it uses them.
 struct Feedback {
-    // An element for each that is sent; nullptr: nothing is kept. BF16 is exact enough: what it rounds away is 2^-9 of
-    // what is owed, which is at most 2^-4 of a value.
+    // One element for each that is sent; nullptr keeps no residuals. BF16 is exact enough: its rounding loses 2^-9 of
+    // the residual, which is at most 2^-4 of a value.
     bf16* residual = nullptr;
-    // A power of two, or nullptr for 1. Gradients are multiples of it, residuals are not: it may change.
+    // A power of two, or nullptr for 1. Gradients are multiplied by it; residuals are stored without it, so it may
+    // change.
     const float* loss_scale = nullptr;
-    // nullptr or *skips == 0: residuals are added. Otherwise they are not, and begin anew: the step before was skipped
-    // for what they come from.
+    // Residuals are added if this is nullptr or *skips == 0. Otherwise the last step was skipped, so its residuals are
+    // discarded and start at zero.
     const int32_t* skips = nullptr;
-    bool store = true;  // false: residuals stay as they are, and the same values cast again give the same bytes
+    bool store = true;  // false leaves the residuals unchanged, so casting the same values again gives the same bytes
 };
 
-// pieces (world, Fp8Piece{count}.bytes()) = in (world, count) plus residuals, cast: each block's scale is the smallest
-// power of two with which none of its finite values saturates. What is not finite becomes NaN, and owes nothing.
-// `pieces` is 16-byte aligned. Reads 6 bytes an element with residuals, writes 3.
+// pieces (world, Fp8Piece{count}.bytes()) = in (world, count) plus residuals, cast to FP8. Each block's scale is the
+// smallest power of two that keeps all its finite values from saturating. Non-finite values become NaN and leave no
+// residual. `pieces` is 16-byte aligned. Reads 6 bytes per element with residuals and writes 3.
 void cast_pieces(uint8_t* pieces, const float* in, int world, size_t count, const Feedback& feedback, stream_t stream);
 
-// out (count) = ((piece 0 + piece 1) + piece 2) + ... in FP32, or with `accumulate` ((out + piece 0) + piece 1) + ...,
-// as sum_pieces() in rank_reduce.h does. Reads world bytes an element, 4 more to accumulate; writes 4.
+// out (count) = ((piece 0 + piece 1) + piece 2) + ... in FP32; with `accumulate` ((out + piece 0) + piece 1) + ...,
+// like sum_pieces() in rank_reduce.h. Reads `world` bytes per element, 4 more to accumulate; writes 4.
 void sum_fp8_pieces(float* out, const uint8_t* pieces, int world, size_t count, bool accumulate, stream_t stream);
 
 }  // namespace llmc

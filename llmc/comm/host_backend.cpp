@@ -1,4 +1,4 @@
-// Collectives of device memory through a transport of host memory (mpi, tcp).
+// Collectives on device memory through a transport of host memory (mpi, tcp).
 #include <numeric>
 #include <utility>
 
@@ -48,7 +48,7 @@ private:
     template <class Function>
     void run(const char* name, size_t sent, void* out, size_t out_bytes, const void* in, size_t in_bytes,
              stream_t stream, Function function) {
-        // Lazy streams may run it after this object is gone.
+        // Copies, not `this`: with lazy streams the work may run after this object is gone.
         auto work = [transport = transport_, log = log_, group = group_, name, sent, function](void* to,
                                                                                                const void* from) {
             const uint64_t sequence = log->begin(name, group, sent);

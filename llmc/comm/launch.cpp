@@ -1,3 +1,4 @@
+// Reads the launchers' environment variables and chooses the transport.
 #include "llmc/comm/launch.h"
 
 #include <cstdlib>
@@ -46,13 +47,13 @@ void set_ranks(LaunchInfo& info, const char* launcher, int rank, int world) {
 void read_master(LaunchInfo& info, const Environment& e) {
     info.address = e.text("MASTER_ADDR");
     info.port = e.number("MASTER_PORT").value_or(info.port);
-    // torchrun's own store listens at MASTER_PORT.
+    // torchrun's own store listens at MASTER_PORT, so use the port after it.
     if (e.text("TORCHELASTIC_USE_AGENT_STORE") == "True") info.port++;
     if (info.port < 1 || info.port > 65535)
         throw Error(ExitCode::bad_flags, strprintf("MASTER_PORT=%d is not a port (1 to 65535)", info.port));
 }
 
-// RANK and WORLD_SIZE; false if they say nothing.
+// Reads RANK and WORLD_SIZE. Returns false if they are not set.
 bool read_rank(LaunchInfo& info, const Environment& e) {
     const std::optional<int> rank = e.number("RANK"), world = e.number("WORLD_SIZE");
     if (!rank && world.value_or(1) <= 1) return false;
@@ -67,13 +68,13 @@ bool read_rank(LaunchInfo& info, const Environment& e) {
     return true;
 }
 
-// Whether a step of srun started this process: the variables of the job alone are also set in batch scripts.
+// True if an srun step started this process. The job's own variables are also set in batch scripts.
 bool in_srun_step(const Environment& e) {
     return e.has("SLURM_PROCID") && (e.has("SLURM_STEP_NUM_TASKS") || e.has("SLURM_STEP_ID") || e.has("SLURM_STEPID") ||
                                      e.number("SLURM_PROCID").value_or(0) > 0);
 }
 
-// A job id keeps runs apart that meet at the same port by accident. It is no secret on a shared cluster, where
+// A job id keeps runs apart that meet at the same port by accident. On a shared cluster it is no secret, because
 // everybody can list it; LLMC_SECRET is one.
 std::string read_secret(const std::string& launcher, const Environment& e) {
     if (e.has("LLMC_SECRET")) return e.text("LLMC_SECRET");
@@ -82,7 +83,7 @@ std::string read_secret(const std::string& launcher, const Environment& e) {
     if (launcher == "mpirun")
         for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"})
             if (e.has(name)) return "mpirun " + e.text(name);
-    // Only srun's own tasks are all of one step: other launchers may use a step for each machine.
+    // Only srun's own tasks all belong to one step: other launchers may use a step for each machine.
     const std::string step = e.has("SLURM_STEP_ID") ? e.text("SLURM_STEP_ID") : e.text("SLURM_STEPID");
     if (e.has("SLURM_JOB_ID")) return "slurm " + e.text("SLURM_JOB_ID") + (launcher == "srun" ? "." + step : "");
     return {};
@@ -102,7 +103,7 @@ LaunchInfo launch_environment(const std::function<const char*(const char*)>& get
     } else if (in_srun_step(e)) {
         const int world = e.number("SLURM_STEP_NUM_TASKS").value_or(e.number("SLURM_NTASKS").value_or(1));
         set_ranks(info, "srun", e.number("SLURM_PROCID").value_or(0), world);
-        info.mpi = true;  // if Slurm and MPI have a PMI in common; connect() finds out
+        info.mpi = true;  // only works if Slurm and MPI share a PMI; connect() finds out
     } else if (const auto pmi_world = e.number("PMI_SIZE")) {
         set_ranks(info, "mpirun", e.number("PMI_RANK").value_or(0), *pmi_world);
         info.mpi = true;
@@ -131,7 +132,7 @@ constexpr const char* kGetNccl = "install its headers (scripts/setup.sh does) an
 CommChoice::Transport choose_transport(const LaunchInfo& launch, const BuildFeatures& build) {
     using Transport = CommChoice::Transport;
     const char* by = launch.launcher.c_str();
-    // Under srun both can be; an address that was given is meant.
+    // Under srun both are possible; an explicit address takes precedence.
     if (launch.mpi && build.mpi && !(launch.launcher == "srun" && !launch.address.empty())) return Transport::mpi;
     if (!launch.address.empty() && launch.world > 0) return Transport::tcp;
     if (launch.mpi)

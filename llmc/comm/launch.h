@@ -1,5 +1,5 @@
-// How this process was started: alone, by mpirun, by srun, or with RANK and WORLD_SIZE in its environment as torchrun
-// does; and what that means for how the ranks find each other. Reads the environment, talks to nobody.
+// How this process was started (alone, by mpirun, by srun, or with RANK and WORLD_SIZE as torchrun sets them), and how
+// the ranks therefore find each other. Only reads the environment.
 #pragma once
 #include <functional>
 #include <string>
@@ -11,17 +11,18 @@ namespace llmc {
 struct LaunchInfo {
     std::string launcher = "none";  // "none", "mpirun", "srun", "environment" (RANK, WORLD_SIZE)
     int rank = 0;
-    int world = 1;        // 0: only MPI knows
-    bool mpi = false;     // the launcher speaks to MPI
-    std::string address;  // MASTER_ADDR, "" if not set
+    int world = 1;        // 0 if only MPI knows
+    bool mpi = false;     // the launcher supports MPI
+    std::string address;  // MASTER_ADDR, or "" if not set
     int port = 29500;     // MASTER_PORT
     std::string secret;   // LLMC_SECRET, or the launcher's job id, or "" if neither is known
 
+    // True if no launcher started this process.
     bool alone() const { return launcher == "none"; }
 };
 
-// Throws Error(bad_flags) for variables that contradict each other. In this order: mpirun's variables; RANK, WORLD_SIZE
-// and MASTER_ADDR, all three; PMI's; srun's; RANK and WORLD_SIZE.
+// Throws Error(bad_flags) if variables contradict each other. The order is: mpirun's variables; RANK, WORLD_SIZE and
+// MASTER_ADDR together; PMI's; srun's; RANK and WORLD_SIZE.
 LaunchInfo launch_environment(const std::function<const char*(const char*)>& get);
 LaunchInfo launch_environment();
 
@@ -34,7 +35,7 @@ struct CommChoice {
     bool nccl = false;
 };
 
-// What --comm asks for.
+// Values of --comm.
 enum class CommKind { automatic, self, mpi, tcp, nccl };
 template <>
 inline constexpr Word<CommKind> kWords<CommKind>[] = {{"auto", CommKind::automatic},
@@ -43,7 +44,7 @@ inline constexpr Word<CommKind> kWords<CommKind>[] = {{"auto", CommKind::automat
                                                       {"tcp", CommKind::tcp},
                                                       {"nccl", CommKind::nccl}};
 
-// What a request means under this launch. Throws Error(bad_flags) with advice if it cannot be met.
+// What `--comm` means under this launch. Throws Error(bad_flags) with advice if it is impossible.
 CommChoice choose_comm(CommKind requested, const LaunchInfo& launch, const BuildFeatures& build);
 
 }  // namespace llmc

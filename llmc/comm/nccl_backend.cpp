@@ -1,9 +1,9 @@
-// The back-end over NCCL, and the whole file that knows it. The build needs nccl.h alone: the library is opened when
-// the program runs with several GPUs, so that train_gpt starts on machines without it.
+// The back-end over NCCL, and the only file that knows NCCL. The build needs only nccl.h: the library is opened when a
+// run has several GPUs, so train_gpt also starts on machines without it.
 //
-// Sums are ncclSum of what the caller scaled before: never ncclAvg. Communicators are blocking; what hangs in one is
-// the watchdog's, which asks for asynchronous errors and ends the process instead of aborting the communicator. Events
-// around every operation tell it how far the GPU is.
+// Sums are ncclSum, never ncclAvg: the caller scales values first. Communicators are blocking. The watchdog handles
+// hangs: it asks for asynchronous errors and ends the process instead of aborting the communicator. Events around every
+// operation tell it how far the GPU is.
 #include "llmc/comm/backend.h"
 
 #if LLMC_CUDA && LLMC_USE_NCCL
@@ -97,8 +97,8 @@ ncclDataType_t nccl_type(ElementType type) {
     return ncclInt8;
 }
 
-// Events before and after an operation in its stream, used again once the operation is known to be done. Any thread
-// may ask and give them back.
+// Pairs of events before and after an operation in its stream, reused once the operation is known to be done. Any
+// thread may query and return them.
 class Marks : public std::enable_shared_from_this<Marks> {
 public:
     struct Pair {
@@ -120,7 +120,7 @@ private:
     std::vector<Pair*> free_;  // kept to the process's end, when CUDA may be gone already
 };
 
-// A device that is lost has its error reported elsewhere.
+// If the device is lost, that error is reported elsewhere.
 bool has_passed(event_t event) {
     const cudaError_t status = cudaEventQuery(event);
     if (status == cudaErrorNotReady) cudaGetLastError();  // an answer, not an error for the next launch to find
@@ -148,7 +148,7 @@ public:
         nccl_.check(nccl_.CommInitRank(&comm_, control.world(), id, control.rank()), "ncclCommInitRank");
         log_->end(sequence);
     }
-    // ncclCommDestroy would wait for ranks that may be gone; communicators live as long as the process.
+    // No ncclCommDestroy: it would wait for ranks that may be gone. Communicators live as long as the process.
     ~NcclBackend() override = default;
 
     const char* name() const override { return "nccl"; }
@@ -157,7 +157,7 @@ public:
         issue(what, (world_ - 1) * bytes, stream,
               [&] { check(nccl_.AllGather(in, out, bytes, ncclUint8, comm_, stream), "ncclAllGather"); });
     }
-    // ncclAlltoAll is younger than what we ask for; this is what it does.
+    // ncclAlltoAll needs a newer NCCL than we require; this does the same.
     void all_to_all(void* out, const void* in, size_t bytes, const char* what, stream_t stream) override {
         issue(what, (world_ - 1) * bytes, stream, [&] {
             check(nccl_.GroupStart(), "ncclGroupStart");
@@ -208,8 +208,8 @@ public:
         check(nccl_.GroupStart(), "ncclGroupStart");
         in_group_ = true;
     }
-    // Starts the operations of the group. On several streams they begin when all of those have come to them, and end on
-    // all at once (NCCL's guide, "Group Calls").
+    // Starts the operations of the group. On several streams they begin when all those streams have reached them, and
+    // end on all of them at once (NCCL's guide, "Group Calls").
     void end_group() override {
         in_group_ = false;
         check(nccl_.GroupEnd(), "ncclGroupEnd");
@@ -232,7 +232,8 @@ private:
 
     template <class Call>
     void issue(const char* what, size_t bytes, stream_t stream, Call call) {
-        constexpr size_t kLooks = 4;  // more than one is issued, so what is done goes
+        // more than one operation is issued per call, so that finished ones are forgotten faster than new ones come
+        constexpr size_t kLooks = 4;
         log_->look(kLooks);
         if (chained_) chain_->before(stream);
         const Issued operation{log_->begin(what, group_, bytes), marks_->take(), stream};
@@ -243,7 +244,7 @@ private:
         else
             follow(operation);
     }
-    // What comes behind an operation in its stream.
+    // Records the end of an operation in its stream, and what must follow it there.
     void follow(const Issued& operation) {
         record(operation.marks->end, operation.stream);
         if (chained_) chain_->after(operation.stream);

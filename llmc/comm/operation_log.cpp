@@ -1,3 +1,4 @@
+// The ring of recent collectives and the list of unfinished device operations (operation_log.h).
 #include "llmc/comm/operation_log.h"
 
 #include <algorithm>
@@ -60,7 +61,7 @@ void OperationLog::issued(uint64_t sequence, ProgressQuery progress) {
     const std::lock_guard lock(mutex_);
     last_activity_ = monotonic_seconds();
     OperationEntry* entry = kept(sequence);
-    if (!entry) return;  // 32 later ones are in one group with it, and stand for it
+    if (!entry) return;  // overwritten: 32 later operations of the same group stand for it
     entry->state = OperationEntry::State::issued;
     entry->on_device = true;
     pending_.push_back({*entry, std::make_shared<const ProgressQuery>(std::move(progress))});
@@ -75,7 +76,8 @@ void OperationLog::look(size_t most) {
             asked.emplace_back(p.entry.sequence, p.progress);
         }
     }
-    for (const auto& [sequence, progress] : asked) note(sequence, (*progress)());  // without the lock: it may hang
+    // without the lock, because a query may hang
+    for (const auto& [sequence, progress] : asked) note(sequence, (*progress)());
 }
 
 void OperationLog::note(uint64_t sequence, DeviceProgress progress) {

@@ -1,5 +1,5 @@
-// The last collectives of this process: what the watchdog prints when nothing moves any more. Written by the main
-// thread, read by any.
+// The last collectives of this process, which the watchdog prints when nothing moves. The main thread writes the log;
+// any thread may read it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,21 +15,23 @@ namespace llmc {
 // Seconds on a clock that never jumps.
 double monotonic_seconds();
 
+// One collective as the log keeps it.
 struct OperationEntry {
-    enum class State { running, done, issued };  // issued: into a stream, and the device has not come to it
+    enum class State { running, done, issued };  // issued: in a stream, but the device has not reached it
     uint64_t sequence = 0;                       // 1 for the first of the process
     const char* name = "none";
     std::string group;  // label of the communicator
     size_t bytes = 0;   // that this rank sends
     int64_t step = 0;
     State state = State::done;
-    double began = 0, ended = 0;  // monotonic_seconds(); of one on a device: issued, seen to be done
+    // monotonic_seconds(). On a device: when it was issued, and when it was seen to be done
+    double began = 0, ended = 0;
     bool on_device = false;
     std::string describe() const;  // "all_gather #12 (shard group, 4096 bytes, step 3, running for 2.5 s)"
 };
 const char* state_name(OperationEntry::State state);
 
-// How far a device is with an operation. Asked by any thread, and by several.
+// The progress of a device operation. Any thread may ask, several at once.
 enum class DeviceProgress { waiting, running, done };
 using ProgressQuery = std::function<DeviceProgress()>;
 
@@ -40,32 +42,32 @@ public:
 
     uint64_t begin(const char* name, const std::string& group, size_t bytes);
     void end(uint64_t sequence);
-    // In place of end(): the operation is in a stream now. It is unfinished until `progress` says so.
+    // Instead of end(): the operation is in a stream now, and unfinished until `progress` says it is done.
     void issued(uint64_t sequence, ProgressQuery progress);
-    // Asks after the oldest unfinished operations, `most` at a time. Nobody is kept waiting by a device that does not
-    // answer, but for the caller.
+    // Asks for the progress of the oldest unfinished operations, at most `most` of them. If the device does not answer,
+    // only the caller waits.
     void look(size_t most = kAll);
     void set_step(int64_t step);
 
     int64_t step() const;
     OperationEntry last() const;
     std::vector<OperationEntry> recent() const;  // oldest first
-    // What this rank is in, or waits for: the oldest operation that runs, else the oldest that was issued and has not
-    // begun. Sequence 0: none. look() first.
+    // The operation that this rank is in or waits for: the oldest running one, else the oldest that was issued and has
+    // not begun. Sequence 0 if there is none. Call look() first.
     OperationEntry unfinished() const;
-    double last_activity() const;  // when an operation last began or ended; 0: never
+    double last_activity() const;  // when an operation last began or ended; 0 for never
 
-    // From here on ranks may leave.
+    // From here on ranks may leave without it being a failure.
     void set_finishing();
     bool finishing() const;
 
 private:
-    // An operation on a device, kept as long as it is unfinished.
+    // An unfinished operation on a device.
     struct Pending {
         OperationEntry entry;
         std::shared_ptr<const ProgressQuery> progress;
     };
-    OperationEntry* kept(uint64_t sequence);  // nullptr: overwritten by later ones
+    OperationEntry* kept(uint64_t sequence);  // nullptr if later operations have overwritten it
     void note(uint64_t sequence, DeviceProgress progress);
 
     mutable std::mutex mutex_;

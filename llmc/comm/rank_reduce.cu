@@ -9,7 +9,7 @@ constexpr int kThreads = 256;
 constexpr int kPerThread = 8;
 }  // namespace
 
-// Eight elements a thread. `vector`: every piece starts at a multiple of 16 bytes, so rows are read in 16-byte
+// Each thread sums eight elements. `vector`: every piece starts at a multiple of 16 bytes, so rows are read in 16-byte
 // accesses.
 template <class T, bool vector>
 static __global__ void __launch_bounds__(kThreads)

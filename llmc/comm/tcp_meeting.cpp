@@ -4,9 +4,9 @@
 //   spoke -> hub   Hello       rank, world size, program, and a hash of these, the random bytes and the secret
 //   hub -> spoke   Verdict     empty: welcome; else the reason of the refusal
 //
-// The secret itself is never sent. The hash is XXH3, which is not a cryptographic one: it keeps out other runs, port
-// scanners and strangers on a shared network. It does not protect against an attacker who can read or change the
-// traffic, which is neither encrypted nor authenticated after the meeting either.
+// The secret itself is never sent. The hash is XXH3, which is not cryptographic: it keeps out other runs, port scanners
+// and strangers on a shared network. It does not protect against an attacker who can read or change the traffic. After
+// the meeting, traffic is neither encrypted nor authenticated.
 #include "llmc/comm/tcp_meeting.h"
 
 #include <poll.h>
@@ -28,8 +28,8 @@
 namespace llmc {
 namespace {
 
-constexpr size_t kMostGuests = 128;   // connections without a hello that are held at once
-constexpr size_t kMostWarnings = 12;  // about connections that were turned away
+constexpr size_t kMostGuests = 128;   // connections held at once that have not sent a hello
+constexpr size_t kMostWarnings = 12;  // about rejected connections
 constexpr char kMagic[8] = {'L', 'L', 'M', 'C', 'r', 'k', '0', '2'};
 
 struct Challenge {
@@ -59,7 +59,7 @@ void prove(Hello& hello, const std::string& secret, const Challenge& challenge) 
     std::memcpy(hello.proof, &canonical, sizeof canonical);
 }
 
-// In a time that does not depend on where they differ.
+// Compares in a time that does not depend on where the proofs differ.
 bool same_proof(const Hello& a, const Hello& b) {
     unsigned different = 0;
     for (size_t i = 0; i < sizeof a.proof; i++) different |= static_cast<unsigned>(a.proof[i] ^ b.proof[i]);
@@ -86,7 +86,7 @@ public:
     }
 
 private:
-    // A connection that has not said yet who it is.
+    // A connection that has not identified itself yet.
     struct Guest {
         TcpSocket socket;
         std::string address;
@@ -114,7 +114,7 @@ private:
             Guest guest;
             guest.socket = listener_.accept(guest.address);
             if (!guest.socket.open()) {
-                // Out of descriptors, perhaps: without this pause the loop would keep a core busy.
+                // Perhaps no descriptor is free: without this pause the loop would keep a core busy.
                 if (errno != EAGAIN && errno != EWOULDBLOCK) usleep(10'000);
                 return;
             }
@@ -159,7 +159,8 @@ private:
         peers_[static_cast<size_t>(guest.hello.rank)] = std::move(guest.socket);
     }
 
-    // Why the guest is no missing rank of this run, "" if it is one. Nothing it says is looked at before its proof.
+    // Why the guest is not a missing rank of this run, or "" if it is one. Checks its proof before anything else it
+    // says.
     std::string refusal_of(const Guest& guest) const {
         const Hello& hello = guest.hello;
         Hello expected = hello;
@@ -181,7 +182,7 @@ private:
         return {};
     }
 
-    // Each problem of an address is printed once, and after kMostWarnings of them no further one.
+    // Prints each problem of an address once, and at most kMostWarnings in total.
     void turn_away(Guest& guest, const std::string& why) {
         const std::string text = guest.address + ": " + why;
         guest.socket.close();
@@ -190,7 +191,7 @@ private:
         std::fprintf(stderr, "warning: rank 0 dropped a connection from %s\n", text.c_str());
     }
 
-    // A rank that is started again may take the place.
+    // Frees the places of ranks that disconnected, so that a restarted rank may take one.
     void forget_lost_peers() {
         for (size_t r = 1; r < peers_.size(); r++) {
             if (!peers_[r].open() || !peers_[r].peer_closed()) continue;
@@ -221,7 +222,7 @@ private:
     std::vector<std::string> turned_away_;
 };
 
-// "" if this process is welcome; else why the connection was of no use. Throws if rank 0 refuses it.
+// Returns "" if this process is welcome, else why the connection did not help. Throws if rank 0 refuses it.
 std::string introduce(TcpSocket& socket, int rank, const TcpMeeting& meeting, double deadline) {
     Challenge challenge;
     if (!socket.receive_until(deadline, &challenge, sizeof challenge))

@@ -1,5 +1,5 @@
 // How the ranks of a run find each other over TCP. Rank 0 listens. Every other rank connects, says who it is and proves
-// that it knows the run's secret; rank 0 answers with a welcome or with the reason why it is refused.
+// that it knows the run's secret. Rank 0 answers with a welcome or with the reason for its refusal.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -10,16 +10,15 @@
 
 namespace llmc {
 
-// Waits until all other ranks have connected and puts each one's socket at its place in `peers`. Any other
-// connection is closed with a warning. Throws Error(communication) when the time is over; `peers` then has those who
-// came.
+// Waits until all other ranks have connected, and puts each one's socket at its place in `peers`. Closes any other
+// connection with a warning. Throws Error(communication) on a timeout; `peers` then holds the ranks that came.
 void meet_as_hub(TcpSocket listener, const TcpMeeting& meeting, std::vector<TcpSocket>& peers);
 
-// Connects to rank 0, retrying until the time is over. Throws Error(communication) if rank 0 cannot be reached and
+// Connects to rank 0, and retries until the timeout. Throws Error(communication) if rank 0 cannot be reached, and
 // Error(bad_flags) with rank 0's reason if it refuses this process.
 TcpSocket meet_as_spoke(int rank, const TcpMeeting& meeting);
 
-// Random bytes that nobody can guess.
+// Cryptographically random bytes.
 std::string random_bytes(size_t count);
 
 }  // namespace llmc

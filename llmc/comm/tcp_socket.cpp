@@ -1,3 +1,4 @@
+// TCP sockets with deadlines, name resolution and listening (tcp_socket.h).
 #include "llmc/comm/tcp_socket.h"
 
 #include <arpa/inet.h>
@@ -35,13 +36,13 @@ std::string numeric(const sockaddr_storage& address, socklen_t size) {
     char text[NI_MAXHOST] = "";
     if (getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST))
         return {};
-    // IPv4 seen through an IPv6 socket.
+    // IPv4 addresses seen through an IPv6 socket begin with ::ffff:.
     return std::strncmp(text, "::ffff:", 7) == 0 ? text + 7 : text;
 }
 
 using AddressList = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
-// The addresses of a name. If there are none, the list is empty and `error` says why.
+// The addresses of a name. On failure the list is empty and `error` gives the reason.
 AddressList resolve(const std::string& host, int port, std::string& error) {
     addrinfo hints = {}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
@@ -50,7 +51,7 @@ AddressList resolve(const std::string& host, int port, std::string& error) {
     return {status == 0 ? found : nullptr, freeaddrinfo};
 }
 
-// One attempt at one address. Returns what failed, or "" for success.
+// Tries one address once. Returns the reason of a failure, or "" for success.
 std::string try_connect(int descriptor, const addrinfo& address, double deadline) {
     const int flags = fcntl(descriptor, F_GETFL);
     fcntl(descriptor, F_SETFL, flags | O_NONBLOCK);
@@ -83,7 +84,7 @@ void TcpSocket::close() {
     descriptor_ = -1;
 }
 
-// Small messages leave at once; a machine that vanished is noticed within half a minute.
+// Sends small messages at once, and notices a vanished machine within half a minute.
 void TcpSocket::set_options() {
     set_option(descriptor_, IPPROTO_TCP, TCP_NODELAY, 1);
     set_option(descriptor_, SOL_SOCKET, SO_KEEPALIVE, 1);

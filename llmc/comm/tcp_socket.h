@@ -1,4 +1,4 @@
-// TCP sockets. They block, except where a function says otherwise.
+// TCP sockets. Calls block unless a comment says otherwise.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -21,27 +21,27 @@ public:
     // False if the peer is gone; error() says why.
     [[nodiscard]] bool send(const void* data, size_t bytes);
     [[nodiscard]] bool receive(void* data, size_t bytes);
-    // The same, but also false if not everything has arrived at `deadline` (monotonic_seconds()).
+    // The same, but also false if `deadline` (monotonic_seconds()) passes before everything has arrived.
     [[nodiscard]] bool receive_until(double deadline, void* data, size_t bytes);
-    // Takes what has already arrived, at most `bytes`. Returns how much that is, or -1 if the peer is gone.
+    // Takes the bytes that have already arrived, at most `bytes`. Returns their number, or -1 if the peer is gone.
     ptrdiff_t receive_available(void* data, size_t bytes);
-    // Sends as much as fits into the socket's buffer: the last message to a peer that may no longer read.
+    // Sends as much as fits into the socket's buffer: for the last message to a peer that may no longer read.
     void send_without_waiting(const void* data, size_t bytes);
     const std::string& error() const { return error_; }
 
-    bool peer_closed() const;           // from any thread
+    bool peer_closed() const;           // callable from any thread
     std::string peer_address() const;   // numeric
     std::string local_address() const;  // numeric; "::" or "0.0.0.0" for a listener on all interfaces
     bool peer_is_this_machine() const;
     int descriptor() const { return descriptor_; }
 
-    // Listens on the interface that has `host`'s address, or on all interfaces if no interface of this machine has it.
+    // Listens on the interface that has the address of `host`, or on all interfaces if this machine has none with it.
     // Port 0 takes any free port. Throws Error(communication).
     static TcpSocket listen(const std::string& host, int port);
     int port() const;
     // The next connection and the numeric address it comes from, or a closed socket if none is waiting.
     TcpSocket accept(std::string& address);
-    // Retries until the deadline. If that passes, the socket is closed and `error` says what failed last.
+    // Connects, and retries until the deadline. On failure the socket is closed and `error` gives the last reason.
     static TcpSocket connect(const std::string& host, int port, double deadline, std::string& error);
 
 private:

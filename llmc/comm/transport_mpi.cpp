@@ -1,4 +1,4 @@
-// The transport over MPI, and the whole file that knows MPI. Only the main thread calls it (MPI_THREAD_FUNNELED).
+// The transport over MPI, and the only file that knows MPI. Only the main thread calls it (MPI_THREAD_FUNNELED).
 #include "llmc/comm/backend.h"
 
 #if LLMC_USE_MPI
@@ -58,7 +58,7 @@ public:
         std::memcpy(static_cast<char*>(out) + own, static_cast<const char*>(in) + own, bytes);
         exchange_pairwise(out, in, bytes, bytes);
     }
-    // Pair by pair: sizes that MPI's own has no room for, its counts and places being ints, differ between ranks.
+    // Sends pair by pair. MPI's own MPI_Alltoallv takes counts and displacements as int, too small for these sizes.
     void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in,
                       const std::vector<size_t>& send) override {
         check_thread();
@@ -103,10 +103,11 @@ public:
     }
 
 private:
-    // MPI counts in int, and some algorithms hold all ranks' pieces in one.
+    // MPI counts in int, and some algorithms hold all ranks' pieces in one buffer.
     bool fits(size_t bytes) const { return bytes * static_cast<size_t>(world_) <= largest_; }
 
-    // Piece `peer` of `in` (`stride` bytes apart; 0: the same for all) to every peer, its piece into out.
+    // Sends every peer its piece of `in` (pieces are `stride` bytes apart; 0 sends all of them the same piece) and
+    // receives its piece into `out`.
     void exchange_pairwise(void* out, const void* in, size_t bytes, size_t stride) {
         for (int s = 1; s < world_; s++) {
             const int to = (rank_ + s) % world_, from = (rank_ - s + world_) % world_;

@@ -1,9 +1,9 @@
-// The transport over TCP: a star. Rank 0 is the hub; everything goes through it, which makes it simple and slow. It is
-// how ranks that no mpirun started meet (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); between GPUs NCCL then does the
-// work, and this carries what the hosts have to say to each other.
+// The transport over TCP: a star with rank 0 as the hub. Everything goes through the hub, which makes it simple and
+// slow. Ranks started without mpirun meet this way (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Between GPUs NCCL then
+// moves the data, and this transport only the hosts' messages.
 //
-// In every collective each rank sends one message to the hub, and the hub one to each. A message begins with what it
-// is: ranks out of step are reported, not mixed up.
+// In every collective each rank sends one message to the hub, and the hub sends one to each. A message begins with its
+// kind, so ranks that are out of step get an error instead of wrong data.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -47,10 +47,10 @@ public:
 
     // ---- meeting ----
 
-    // Rank 0 brings the listener to which the others connect.
+    // Rank 0 passes the listener to which the others connect.
     void meet(TcpSocket listener);
-    // Tells all ranks how each can be reached: at the address that the hub sees, and the hub at the address of the
-    // meeting. Also draws the secret with which parts of this communicator meet.
+    // Tells all ranks the addresses of each other: for a spoke the address that the hub sees, for the hub that of the
+    // meeting. Also draws the secret with which communicators split from this one meet.
     void prepare_split();
 
     // ---- collectives ----
@@ -89,7 +89,7 @@ public:
         run(hub, spoke);
     }
 
-    // A rank tells the hub how much it has for each, and what each is to get follows.
+    // A rank first tells the hub the sizes of its pieces; the pieces follow.
     void all_to_all_v(void* out, const std::vector<size_t>& receive_sizes, const void* in,
                       const std::vector<size_t>& send_sizes) override {
         const auto total = [](const std::vector<size_t>& sizes) {
@@ -165,7 +165,7 @@ public:
     void finish() override {}
 
 private:
-    // A hub that fails tells the others why, so that each says the same.
+    // If the hub fails, it tells the other ranks the reason, so that all report the same error.
     template <class Hub, class Spoke>
     void run(const Hub& hub, const Spoke& spoke) {
         sequence_++;
@@ -189,7 +189,7 @@ private:
         if (!peers_[as_size(from)].receive(data, bytes)) lost(from, kind);
     }
 
-    // The sender says how large the row is: memory grows with what arrives, not with what was announced.
+    // The sender states the size of the row. Memory grows with the bytes that arrive, not with the stated size.
     void receive_row(int from, Kind kind, std::vector<char>& row, size_t bytes) {
         receive_header(from, kind, bytes);
         for (size_t at = 0; at < bytes; at = row.size()) {
@@ -198,9 +198,9 @@ private:
         }
     }
 
-    // Sizes that rank `from` announces: `to_hub` for rank 0, and no sum that wraps.
+    // Checks the sizes that rank `from` announces: rank 0's piece must have `to_hub` bytes, and no sum may overflow.
     static void require_possible(int from, const std::vector<size_t>& sizes, size_t to_hub) {
-        constexpr size_t kMost = size_t{1} << 44;  // bytes a rank may send at once
+        constexpr size_t kMost = size_t{1} << 44;  // bytes that a rank may send at once
         size_t sum = 0;
         for (const size_t bytes : sizes) sum = std::min(kMost, bytes) + std::min(kMost, sum);
         if (sizes[0] != to_hub || sum >= kMost)
@@ -249,8 +249,8 @@ private:
     int rank_, world_;
     TcpMeeting meeting_;
     uint64_t sequence_ = 0;
-    std::vector<TcpSocket> peers_;    // hub: of every other rank; others: [0] alone
-    std::vector<Address> addresses_;  // of every rank
+    std::vector<TcpSocket> peers_;    // hub: the sockets of all other ranks; others: only [0]
+    std::vector<Address> addresses_;  // by rank
 };
 
 void TcpTransport::meet(TcpSocket listener) {
@@ -279,7 +279,7 @@ void TcpTransport::prepare_split() {
     meeting_.secret += drawn;
 }
 
-// The lowest rank of each color becomes the hub of a star of its own.
+// The lowest rank of each color becomes the hub of that color's own star.
 std::shared_ptr<Transport> TcpTransport::split(int color) {
     std::vector<int> colors(as_size(world_)), members;
     all_gather(colors.data(), &color, sizeof color);

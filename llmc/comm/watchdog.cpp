@@ -1,3 +1,4 @@
+// The watchdog's thread, its decisions, and its report (watchdog.h).
 #include "llmc/comm/watchdog.h"
 #include "llmc/base/json.h"
 
@@ -12,11 +13,11 @@
 namespace llmc {
 namespace {
 
-// Seconds.
-constexpr double kInterval = 0.2;      // between two looks
-constexpr double kGrace = 1.0;         // for the main thread to report a lost rank itself, with more detail
+// Times in seconds.
+constexpr double kInterval = 0.2;      // between two checks
+constexpr double kGrace = 1.0;         // for the main thread to report a lost rank itself, in more detail
 constexpr double kMeetingGrace = 8.0;  // for connect() to end by itself, for example while a name server is silent
-constexpr double kLastWords = 3.0;     // for printing and writing: the terminal or the disk may hang as well
+constexpr double kLastWords = 3.0;     // for printing and writing, since the terminal or the disk may hang as well
 
 const char* phase_name(Watchdog::Phase phase) {
     switch (phase) {
@@ -138,7 +139,7 @@ std::string Watchdog::problem() {
     last_seen_sign_ = sign;
     last_look_ = now;
     if (limit <= 0 || waited_ <= limit + grace) return {};
-    leave_soon();  // a device that hangs may not answer either
+    leave_soon();  // exits soon even if a hanging device does not answer below
     if (comm_) comm_->log().look();
     return strprintf("nothing moved for %.1f s (--timeout-%s %g): %s", waited_, phase_name(phase_), limit,
                      comm_ ? standstill_reason(comm_->log().unfinished()) : "the ranks have not met yet");
@@ -153,7 +154,7 @@ void Watchdog::leave_soon() {
     }).detach();
 }
 
-// Called with mutex_ held: a main thread that still moves waits for it and reports nothing itself.
+// Called with mutex_ held, so a main thread that still moves waits for it and reports nothing itself.
 void Watchdog::leave(const std::string& problem) {
     constexpr int code = static_cast<int>(ExitCode::communication);
     leave_soon();
@@ -163,7 +164,7 @@ void Watchdog::leave(const std::string& problem) {
                         static_cast<long long>(step_), last_operation().describe().c_str(), code));
     write_report(problem);
     std::fflush(stdout);
-    // mpirun ends all ranks when the first one leaves: the others get the time to notice the problem and report it.
+    // mpirun ends all ranks when the first one exits, so give the others time to notice and report the problem.
     std::this_thread::sleep_for(std::chrono::duration<double>(2 * kInterval));
     _exit(code);
 }
@@ -199,7 +200,8 @@ void Watchdog::write_report(const std::string& problem) const {
     for (const OperationEntry& entry : comm_->log().recent())
         report["recent_operations"].push_back(to_json(entry, now));
     const std::string path = strprintf("%s/watchdog_rank%05d.json", directory_.c_str(), rank_);
-    const std::string temporary = path + ".tmp";  // this process may be killed while it writes: no half reports
+    // written under another name, since this process may be killed halfway
+    const std::string temporary = path + ".tmp";
     const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (file < 0) return;
     write_all(file, json_text(report, 1) + "\n");

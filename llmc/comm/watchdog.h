@@ -1,12 +1,12 @@
 // Ends this process when its run stands still or another rank is lost, so that a failure anywhere ends all ranks within
-// seconds, with a line that says where each of them stood. A thread of its own: the main thread may be stuck inside a
-// collective. It leaves with exit code 7 and without MPI_Finalize, on which mpirun ends the other ranks.
+// seconds, and each prints where it stood. It has its own thread, because the main thread may be stuck inside a
+// collective. It exits with code 7 and without MPI_Finalize, so mpirun ends the other ranks.
 //
-//   Watchdog watchdog(limits, launch.rank);          // before connect(): the limit of `start` runs from here
-//   watchdog.watch(comm, out_directory);             // once comm.attach_device() is through
+//   Watchdog watchdog(limits, launch.rank);          // before connect(): the `start` limit runs from here
+//   watchdog.watch(comm, out_directory);             // after comm.attach_device()
 //   watchdog.begin_step(step);                       // every step; watchdog.alive() in long work without collectives
 //   watchdog.begin(Watchdog::Phase::save);           // and begin_step() after it
-//   watchdog.stop();                                 // before an error is reported, and before comm.finish()
+//   watchdog.stop();                                 // before reporting an error, and before comm.finish()
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -20,14 +20,14 @@
 
 namespace llmc {
 
-// Seconds without a sign of life (a collective that begins or ends, or a call below); 0: no limit. Time in which the
-// machine did not run this process (suspended, or starved by others) does not count. Before watch(), the watchdog waits
-// some seconds longer than `start`: connect() has the same limit and knows better what is missing.
+// Seconds without a sign of life (a collective that begins or ends, or a call below); 0 for no limit. Time in which the
+// machine did not run this process, because it was suspended or starved, does not count. Before watch() the watchdog
+// allows a few seconds more than `start`, since connect() has the same limit and a better message.
 struct WatchdogLimits {
     double start = 600, step = 300, save = 900;
 };
 
-// What a rank that stands still is doing, by the operation that it has not finished.
+// A sentence about what a stalled rank is doing, from the operation it has not finished.
 const char* standstill_reason(const OperationEntry& unfinished);
 
 class Watchdog {
@@ -39,14 +39,14 @@ public:
     Watchdog(const Watchdog&) = delete;
     Watchdog& operator=(const Watchdog&) = delete;
 
-    // Reports go to `directory`/watchdog_rank00000.json; "": none.
+    // Begins to watch `comm`. Reports go to `directory`/watchdog_rank00000.json; none are written if it is "".
     void watch(const Comm& comm, const std::string& directory);
     void begin(Phase phase);
     void begin_step(int64_t step);
     void alive();
     void stop();  // ends the watch
-    // Ends the watch and writes a report if `error` says that another rank was lost. For the main thread, which then
-    // prints the error itself.
+    // Ends the watch, and writes a report if `error` says that another rank was lost. Called by the main thread, which
+    // then prints the error itself.
     void report_loss(const Error& error);
 
 private:

@@ -1,3 +1,4 @@
+// Reads and checks evaluation files of multiple-choice examples (choices.h).
 #include "llmc/data/choices.h"
 
 #include <algorithm>
@@ -17,7 +18,7 @@ constexpr InputKind kChoicesFile = {"file of multiple-choice examples",
                                     "what `python3 -m data.prepare hellaswag` or llm.c's dev/data/hellaswag.py writes",
                                     ExitCode::bad_data, 1024};
 
-// The words of one file, read in order; where they end too early, the message says in which example.
+// The words of one file, read in order. If they end too early, the error names the example.
 class Words {
 public:
     Words(const std::string& path, const std::string& bytes) : path_(path) {
@@ -55,7 +56,7 @@ Choices read_example(Words& words) {
     if (const int start = words.next(); start != kStart)
         words.fail(strprintf("begins with %d instead of %d", start, kStart));
     const int bytes = words.next();
-    words.next();  // the index
+    words.next();  // skips the index
     Choices example;
     example.label = words.next();
     const int completions = words.next();
@@ -111,7 +112,7 @@ void check_choices(const std::vector<Choices>& examples, int vocab, int T, const
                         strprintf("%s: example %zu: token %d is not below the model's vocabulary of %d; the file was "
                                   "made with another tokenizer",
                                   path.c_str(), i, largest, vocab));
-        const size_t needed = example.context.size() + longest - 1;  // the last token is a target alone
+        const size_t needed = example.context.size() + longest - 1;  // the last token is only a target
         if (needed > static_cast<size_t>(T))
             throw Error(ExitCode::bad_data,
                         strprintf("%s: example %zu is a sequence of %zu tokens, but -t is %d; use -t %zu or more",

@@ -1,9 +1,10 @@
-// Multiple-choice examples in llm.c's evaluation format, HellaSwag's for example: a context, and completions of which
-// one is right.
+// Multiple-choice examples in llm.c's evaluation format, such as HellaSwag: a context and several completions, one of
+// which is right.
 //
-// A header of 256 int32 (magic 20240522, version 1, number of examples, bytes of the longest one), then for each
-// example uint16: 65535, the example's bytes with this head, its index, the label (the right completion's number), the
-// number of completions, the number of tokens of the context and those tokens, and the same of every completion.
+// The file has a header of 256 int32 (magic 20240522, version 1, number of examples, bytes of the longest one). Each
+// example is a row of uint16: 65535, its size in bytes including this head, its index, its label (the number of the
+// right completion), the number of completions, then for the context and every completion the number of tokens and the
+// tokens.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,17 +12,18 @@
 
 namespace llmc {
 
+// One example.
 struct Choices {
     int label = 0;
     std::vector<int32_t> context;
     std::vector<std::vector<int32_t>> completions;
 };
 
-// Throws Error(bad_data) for what is no such file, or no example that can be scored: at least one token of context, at
-// least two completions, none empty.
+// Throws Error(bad_data) if this is not such a file, or if an example cannot be scored: it needs a token of context and
+// at least two completions, none of them empty.
 std::vector<Choices> read_choices(const std::string& path);
 
-// Throws Error(bad_data) where a token is not below `vocab`, or a context and a completion are more than T + 1 tokens.
+// Throws Error(bad_data) if a token is not below `vocab`, or a context with a completion has more than T + 1 tokens.
 void check_choices(const std::vector<Choices>& examples, int vocab, int T, const std::string& path);
 
 }  // namespace llmc

@@ -24,7 +24,7 @@ constexpr size_t npos = std::string::npos;
 const char* const kFiles[] = {"tokenizer.json", "tokenizer_config.json",   "vocab.json",
                               "merges.txt",     "special_tokens_map.json", "added_tokens.json"};
 constexpr const char* kEnd = "<|endoftext|>";
-// Names of the token between documents; data/prepare/tokenizers.py has the same list.
+// Names of the token that ends documents; data/prepare/tokenizers.py has the same list.
 const char* const kEndNames[] = {kEnd, "<|begin_of_text|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]"};
 constexpr int kMostTokens = 1 << 24;
 
@@ -32,8 +32,8 @@ constexpr int kMostTokens = 1 << 24;
     throw Error(ExitCode::bad_data, "--tokenizer " + tokenizer + ": " + what);
 }
 
-// GPT-2's files have one character for each byte: the byte itself if it is printable in Latin-1, otherwise the next
-// character from U+0100 on.
+// GPT-2's files write each byte as one character: the byte itself if it is printable in Latin-1, otherwise the next
+// unused character from U+0100 on.
 std::vector<std::string> characters_of_bytes() {
     std::vector<std::string> characters;
     int others = 0;
@@ -57,7 +57,7 @@ std::string as_characters(const std::string& bytes) {
     return text;
 }
 
-// The reverse. A text with a character that stands for no byte is not byte-level, and returned as it is.
+// The reverse. If a character stands for no byte, the text is not byte-level and is returned unchanged.
 std::string from_characters(const std::string& text) {
     static const std::map<std::string, char> byte_of = [] {
         std::map<std::string, char> map;
@@ -99,7 +99,7 @@ void require_byte_level(const json& tokenizer) {
             "its BPE works on characters, not bytes; only byte-level BPE (GPT-2, Llama 3, Qwen) can be read");
 }
 
-// The two sides of a merge: "a b" or ["a", "b"].
+// The result of a merge, which is written as "a b" or ["a", "b"].
 std::string union_of(const json& merge) {
     if (merge.is_array()) return merge.at(0).get<std::string>() + merge.at(1).get<std::string>();
     std::string text = merge.get<std::string>();
@@ -144,7 +144,7 @@ TokenDecoder TokenDecoder::from_hf(const std::string& content, const std::string
         for (const auto& [text, id] : special) put(id, text);
         for (const char* name : kEndNames)
             if (decoder.end_token_ < 0 && special.contains(name)) decoder.end_token_ = special.at(name);
-    } catch (const std::exception& error) {  // a field that is missing or has another type
+    } catch (const std::exception& error) {  // a field is missing or has another type
         throw Error(ExitCode::bad_data,
                     strprintf("the tokenizer file %s: %s", path.c_str(), sanitize(error.what()).c_str()));
     }
@@ -219,11 +219,11 @@ bool has_hf_files(const fs::path& directory) {
                        [&](const char* name) { return fs::exists(directory / name, ignored); });
 }
 
-// The ids of a tokenizer.json's added tokens by their text. Refuses one with more than `vocab` tokens.
+// The ids of a tokenizer.json's added tokens by their text. Refuses a file with more than `vocab` tokens.
 std::map<std::string, int> added_tokens(const fs::path& path, int vocab) {
     std::map<std::string, int> ids;
     std::error_code ignored;
-    if (!fs::exists(path, ignored)) return ids;  // a directory with vocab.json and merges.txt alone
+    if (!fs::exists(path, ignored)) return ids;  // the directory has only vocab.json and merges.txt
     const ordered_json tokenizer = parse_json<ordered_json>(read_input(path.string(), kTokenizerFile));
     require_tokenizer(tokenizer);
     const auto added = tokenizer.find("added_tokens");
@@ -238,8 +238,8 @@ std::map<std::string, int> added_tokens(const fs::path& path, int vocab) {
     return ids;
 }
 
-// The text of the token that ends documents: what the training data had, else what the files say, else a usual name.
-// Null if there is none.
+// The text of the token that ends documents: from the training data, else from the files, else a usual name. Null if
+// there is none.
 ordered_json end_text(const std::map<std::string, int>& ids, const ordered_json& config, int end_token) {
     for (const auto& [text, id] : ids)
         if (id == end_token) return text;
@@ -251,7 +251,7 @@ ordered_json end_text(const std::map<std::string, int>& ids, const ordered_json&
     return nullptr;
 }
 
-// Copies the files in `from`, or the tokenizer.json that `from` is, and adds an end token to their configuration.
+// Copies the files in the directory `from`, or the tokenizer.json `from`, and adds an end token to their configuration.
 int copy_hf_tokenizer(const fs::path& from, const HfTokenizerTarget& target, const ordered_json& own_config) {
     std::error_code ignored;
     const bool one_file = !fs::is_directory(from, ignored) && from.filename() != "tokenizer.json";
@@ -284,7 +284,7 @@ int write_hf_tokenizer(const std::string& tokenizer, const HfTokenizerTarget& ta
             return copy_hf_tokenizer(from, target, config);
     } catch (const Error&) {
         throw;
-    } catch (const std::exception& error) {  // a field that is missing or has another type
+    } catch (const std::exception& error) {  // a field is missing or has another type
         throw Error(ExitCode::bad_data, "the tokenizer " + tokenizer + ": " + sanitize(error.what()));
     }
     TokenDecoder decoder = TokenDecoder::open(tokenizer);

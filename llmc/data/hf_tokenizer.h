@@ -13,12 +13,12 @@ struct HfTokenizerTarget {
     int end_token = -1;  // begins every document of the training data; -1 if unknown
 };
 
-// Writes the files, from
+// Writes the files. The source, `tokenizer`, can be
 //
 //   a Hugging Face directory or tokenizer.json: the files are copied, and tokenizer_config.json gets an eos_token and a
 //   bos_token if it has no eos_token;
-//   anything else that TokenDecoder::open() takes: a byte-level BPE with that vocabulary, which splits words as GPT-2
-//   does.
+//   anything else that TokenDecoder::open() reads: the result is a byte-level BPE with that vocabulary, which splits
+//   words like GPT-2's.
 //
 // Returns the id of the end token, or -1 if it is unknown. Throws Error(bad_data) if `tokenizer` is none of these, has
 // more tokens than the model's vocabulary, or has tokens that are not merges of two earlier ones.

@@ -1,4 +1,4 @@
-// The magics of llm.c's and llmq's files, for the message about a file that was given in the place of another.
+// The magic numbers of llm.c's and llmq's files, for the error message when a file of the wrong kind is given.
 #pragma once
 #include <cstdint>
 
@@ -6,7 +6,7 @@ namespace llmc {
 
 constexpr int32_t kLlmcModelMagic = 20240326;
 
-// What a file that begins with this number might be: "" where nothing is known.
+// What kind of file begins with this number, or "" if it is unknown.
 inline const char* name_of_magic(int32_t magic) {
     switch (magic) {
         case 20240520:

@@ -36,12 +36,12 @@ constexpr int64_t header_bytes = 1024;
 constexpr int32_t magic_uint16 = 20240520, version_uint16 = 1;
 constexpr int32_t magic_uint32 = 20240801, version_uint32 = 7;
 
-// File descriptors a set keeps open. A large corpus has a thousand shards and a process often 1024 descriptors.
+// Open files per set. A large corpus has a thousand shards, and a process often has only 1024 descriptors.
 constexpr int max_open_files = 256;
 
 [[noreturn]] void bad_data(const std::string& message) { throw Error(ExitCode::bad_data, message); }
 
-using llong = long long;  // what %lld wants; int64_t is long on Linux
+using llong = long long;  // for %lld; int64_t is long on Linux
 
 constexpr InputKind kShard = {"token shard", "a shard, or a quoted pattern like 'data/train_*.bin'",
                               ExitCode::bad_data};
@@ -61,10 +61,10 @@ void pread_all(int fd, const std::string& path, int64_t offset, int64_t bytes, v
 struct Header {
     int token_bytes;
     int64_t tokens;
-    std::pair<uint64_t, uint64_t> file;  // device and number there
+    std::pair<uint64_t, uint64_t> file;  // device and inode
 };
 
-// True if the file begins with text, which people give where shards belong.
+// True if the file begins with text, which people sometimes give instead of shards.
 bool looks_like_text(int fd) {
     unsigned char bytes[512];
     const ssize_t count = ::pread(fd, bytes, sizeof bytes, 0);
@@ -112,7 +112,7 @@ template <typename Value>
 void read_field(const nlohmann::json& object, const char* name, std::optional<Value>& field) {
     const auto found = object.find(name);
     if (found == object.end() || found->is_null()) return;
-    // nlohmann would cut a fraction off, and wrap a number that is too large around.
+    // nlohmann would cut off a fraction, and would wrap around a number that is too large.
     if constexpr (std::is_same_v<Value, int64_t>)
         if (!found->is_number_integer() || std::abs(found->get<double>()) > 1e15)
             throw JsonError(strprintf("%s is %s, which is not a whole number", name, json_text(*found).c_str()));
@@ -141,7 +141,7 @@ Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
         read_field(object, "entropy_floor", sidecar.entropy_floor);
     } catch (const JsonError& error) {
         invalid(error);
-    } catch (const nlohmann::json::exception& error) {  // a field of another type
+    } catch (const nlohmann::json::exception& error) {  // a field has another type
         invalid(error);
     }
     if (sidecar.tokens && *sidecar.tokens != tokens)
@@ -161,7 +161,7 @@ bool is_shard(const std::filesystem::path& path) {
     return file && (magic == magic_uint16 || magic == magic_uint32);
 }
 
-// A pattern for the shards in `directory`, for a message about one that matches none of them: "; the directory has
+// A pattern for the shards in `directory`, for the error when a pattern matches none of them: "; the directory has
 // train_000000.bin: use 'DIR/*train_*.bin'". "" if there are no shards.
 std::string suggested_pattern(const std::string& directory, const std::string& pattern) {
     const std::filesystem::path folder(directory.empty() ? "." : directory);
@@ -189,11 +189,11 @@ std::vector<std::string> expand_glob(const std::string& pattern) {
     if (rc == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     const int reason = errno;
     ::globfree(&found);
-    // A folder that does not exist matches nothing; one that may not be read is worth another message.
+    // A folder that does not exist matches nothing; one that cannot be read gets its own message.
     if (rc != 0 && rc != GLOB_NOMATCH && reason != ENOENT)
         bad_data(strprintf("cannot list the files of '%s': %s", pattern.c_str(), std::strerror(reason)));
 
-    std::sort(paths.begin(), paths.end());  // by bytes: the order must not depend on the locale
+    std::sort(paths.begin(), paths.end());  // sorted by bytes, since the order must not depend on the locale
     const std::set<std::string> matched(paths.begin(), paths.end());
     std::erase_if(paths, [&](const std::string& path) {
         return path.ends_with(".json") && matched.count(path.substr(0, path.size() - 5)) > 0;
@@ -326,7 +326,7 @@ std::optional<int64_t> ShardSet::end_token() const {
 }
 
 uint64_t ShardSet::fingerprint() const {
-    constexpr int64_t looked_at = 1 << 15;  // tokens at each end
+    constexpr int64_t looked_at = 1 << 15;  // tokens at each end that are hashed
     std::vector<uint32_t> tokens(looked_at);
     uint64_t hash = static_cast<uint64_t>(token_bytes_);
     for (const Shard& shard : shards_) {
@@ -366,7 +366,7 @@ void ShardSet::read_tokens(const Shard& shard, int64_t first, int64_t count, uin
     std::copy(narrow.begin(), narrow.end(), out);
 }
 
-// Ids from 2^31 on have no int32 of their own; they are never below a vocabulary, but must be reported as they are.
+// Ids from 2^31 on do not fit an int32. They are never below a vocabulary, but the error must show the true id.
 static void check_tokens(const std::string& path, int64_t first, const uint32_t* tokens, int64_t count, int64_t vocab) {
     for (int64_t i = 0; i < count; ++i)
         if (tokens[i] >= vocab)
@@ -410,7 +410,7 @@ void ShardSet::check_vocabulary(int vocab, int64_t full_scan_bytes) const {
         const std::optional<int64_t>& max_token = shard.sidecar.max_token;
         const bool at_an_end = &shard == &shards_.front() || &shard == &shards_.back();
         if (max_token ? *max_token < vocab : !scan_all && !at_an_end) continue;
-        scan_vocabulary(shard, vocab);  // finds the position when the sidecar knows that the id is too large
+        scan_vocabulary(shard, vocab);  // the sidecar's largest id is too large, so search for its position
         if (max_token)
             bad_data(
                 strprintf("the sidecar of %s says its largest id is %lld, beyond the vocabulary of %d, but no token "

@@ -1,6 +1,6 @@
 // Token shards as llm.c writes them: a header of 256 int32 (1024 bytes: magic, version, number of tokens), then the
-// tokens, uint16 (magic 20240520) or uint32 (magic 20240801), little-endian. A ShardSet is the shards of one data set
-// seen as one list of samples of T+1 tokens; it is read with pread, so any thread may read it at any time.
+// tokens as uint16 (magic 20240520) or uint32 (magic 20240801), little-endian. A ShardSet presents the shards of one
+// data set as one list of samples of T+1 tokens. It reads with pread, so any thread may use it at any time.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -11,32 +11,33 @@
 
 namespace llmc {
 
-// Files that match a shell pattern (~ and {a,b} too), sorted by name. Sidecars (X.json beside a matched X) are left
-// out. No match is an Error that names the pattern.
+// Files that match a shell pattern (including ~ and {a,b}), sorted by name. Leaves out sidecars (X.json next to a
+// matched X). Throws an Error that names the pattern if nothing matches.
 std::vector<std::string> expand_glob(const std::string& pattern);
 
-// What the writer of a shard knows about it, from `<shard>.json`. Every field may be missing.
+// Facts about a shard that its writer put into `<shard>.json`. Every field may be missing.
 struct Sidecar {
     std::optional<std::string> tokenizer;       // "bytes", "gpt2"
-    std::optional<std::string> tokenizer_hash;  // tells tokenizers of one name apart
+    std::optional<std::string> tokenizer_hash;  // distinguishes tokenizers of the same name
     std::optional<int64_t> vocab;               // number of token ids
     std::optional<int64_t> max_token;           // largest id in this shard
     std::optional<int64_t> documents;
     std::optional<int64_t> tokens;
-    std::optional<int64_t> bytes;         // of the text that the tokens stand for
+    std::optional<int64_t> bytes;         // bytes of the text before tokenization
     std::optional<int64_t> end_token;     // begins every document
     std::optional<std::string> checksum;  // of the token bytes; for people and tools, not verified here
     std::optional<double> entropy_floor;  // nats per token: no model can have a lower expected loss
 };
 
+// An ordered set of shards that are open for reading.
 class ShardSet {
 public:
-    // Every value of a 32-bit token is below this.
+    // Larger than every 32-bit token: accepts any value.
     static constexpr int64_t any_vocab = std::numeric_limits<int64_t>::max();
 
     // Opens and validates every file that matches any of the patterns, in the order of the patterns.
     explicit ShardSet(const std::vector<std::string>& patterns);
-    // One shard in memory, of random tokens below `vocab`; the same for the same seed.
+    // A single shard of random tokens below `vocab` in memory. Equal seeds give equal shards.
     static ShardSet random(int vocab, int64_t tokens, uint64_t seed);
     ~ShardSet();
     ShardSet(ShardSet&&) noexcept;
@@ -47,41 +48,42 @@ public:
     int token_bytes() const { return token_bytes_; }  // 2 or 4, the same in every shard
     int64_t total_tokens() const { return total_tokens_; }
 
-    // The first shard's sidecar; all its fields are empty when there is none.
+    // The first shard's sidecar. All fields are empty if it has none.
     const Sidecar& sidecar() const { return shards_[0].sidecar; }
 
-    // Bytes of text that a token stands for, over all shards; nothing unless every sidecar knows its bytes.
+    // Bytes of text per token over all shards, or nothing unless every sidecar gives its bytes.
     std::optional<double> bytes_per_token() const;
 
-    // The token that begins every document: as the first shard's sidecar says, or its tokenizer's name (bytes, gpt2);
-    // without either llm.c's, GPT-2's in tokens of 2 bytes and Llama 3's in those of 4. Nothing: another tokenizer.
+    // The token that begins every document, from the first shard's sidecar or the name of its tokenizer (bytes, gpt2).
+    // Without a sidecar it is GPT-2's for 2-byte tokens and Llama 3's for 4-byte tokens, as in llm.c. Nothing if the
+    // tokenizer is a different one.
     std::optional<int64_t> end_token() const;
 
-    // The first of the other set's files that is one of these, by whatever path; "": none is.
+    // The first file of `other` that is also in this set, under any path; "" if there is none.
     std::string shared_file(const ShardSet& other) const;
 
-    // Of what is in the shards and in which order, whatever their names are: their lengths, and their first and last
-    // tokens.
+    // Identifies the content and order of the shards, independent of file names. Hashes each shard's length and its
+    // first and last tokens.
     uint64_t fingerprint() const;
 
-    // Samples of T tokens and their targets: sum over shards of (tokens - 1) / T. None at all is an Error.
+    // The number of samples of T tokens: the sum over shards of (tokens - 1) / T. Throws an Error if it is zero.
     int64_t samples(int T) const;
 
     // Reads sample `sample` of samples(T): T+1 tokens. Sample i of a shard covers its tokens [i*T, i*T+T], so a
-    // sample's last target is the next one's first input. A token >= vocab is an Error.
+    // sample's last target is the next sample's first input. Throws an Error if a token is >= vocab.
     void read_sample(int64_t sample, int T, int32_t* out, int64_t vocab = any_vocab) const;
 
-    // Throws when a token does not fit the vocabulary. Sidecars are believed where they give the largest id. Shards
-    // without are scanned: all of them if the set is smaller than full_scan_bytes, else the first and the last only
-    // (loaders check what they read).
+    // Throws an Error if a token does not fit the vocabulary. If a sidecar gives the largest id, it is trusted. Shards
+    // without sidecars are scanned: all of them if the set is smaller than full_scan_bytes, otherwise only the first
+    // and the last (loaders check the tokens they read).
     void check_vocabulary(int vocab, int64_t full_scan_bytes = int64_t{1} << 30) const;
 
 private:
     struct Shard {
         std::string path;
-        int fd = -1;  // -1: opened for each read, see max_open_files
+        int fd = -1;  // -1 if the file is opened for each read; see max_open_files
         int64_t tokens = 0;
-        std::pair<uint64_t, uint64_t> file;  // device and number there
+        std::pair<uint64_t, uint64_t> file;  // device and inode
         Sidecar sidecar;
     };
 

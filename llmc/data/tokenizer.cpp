@@ -1,5 +1,5 @@
-// Finding and reading tokenizer files, decoding, and a plain byte-pair encoder for prompts. hf_tokenizer.cpp has
-// Hugging Face's format.
+// Finds and reads tokenizer files, decodes tokens, and encodes prompts with a plain byte-pair encoder. hf_tokenizer.cpp
+// handles Hugging Face's format.
 #include "llmc/data/tokenizer.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace llmc {
 namespace {
 
 constexpr int32_t magic_llmc = 20240328;
-constexpr int max_vocab = 1 << 24;  // far beyond any tokenizer; stops a corrupt file from filling the memory
+constexpr int max_vocab = 1 << 24;  // far more than any tokenizer has; keeps a corrupt file from filling the memory
 
 constexpr InputKind kTokenizerFile = {"tokenizer file",
                                       "a .tiktoken file, an llm.c tokenizer.bin, a tokenizer.json, a directory with "
@@ -34,7 +34,7 @@ int base64_value(char c) {
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-// False when `text` is no padded base64.
+// Returns false if `text` is not padded base64.
 bool decode_base64(std::string_view text, std::string& bytes) {
     if (text.empty() || text.size() % 4 != 0) return false;
     while (!text.empty() && text.back() == '=') text.remove_suffix(1);
@@ -51,7 +51,7 @@ bool decode_base64(std::string_view text, std::string& bytes) {
     return true;
 }
 
-// Length of the valid UTF-8 sequence at the start of `text` and its code point; 0 when there is none.
+// The length of the valid UTF-8 sequence at the start of `text`, and its code point. 0 if there is none.
 size_t utf8_length(std::string_view text, uint32_t& code_point) {
     const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
     if (byte(0) < 0x80) {
@@ -89,7 +89,7 @@ std::vector<int> encode_bytes(const std::string& prompt) {
 size_t complete_utf8(std::string_view text) {
     for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
         const unsigned char byte = static_cast<unsigned char>(text[text.size() - back]);
-        if ((byte & 0xc0) == 0x80) continue;  // not the first of a character
+        if ((byte & 0xc0) == 0x80) continue;  // a continuation byte, not the first of a character
         const size_t length = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
         return length > back ? text.size() - back : text.size();
     }
@@ -178,7 +178,7 @@ TokenDecoder TokenDecoder::open(const std::string& name) {
 void TokenDecoder::require_same(const TokenDecoder& other) const {
     for (int id = 0; id < std::min(vocab(), other.vocab()); id++) {
         const std::string &mine = pieces_[id], &theirs = other.pieces_[id];
-        const bool both_end = id == end_token_ && id == other.end_token_;  // formats name it in different ways
+        const bool both_end = id == end_token_ && id == other.end_token_;  // formats name the end token differently
         if (mine == theirs || mine.empty() || theirs.empty() || both_end) continue;
         bad_file(name_, strprintf("token %d is '%s', but '%s' in %s: they are different tokenizers; give the tokenizer "
                                   "that the training data was made with",
@@ -186,7 +186,7 @@ void TokenDecoder::require_same(const TokenDecoder& other) const {
     }
 }
 
-// int32 head[256] = {magic, version, tokens, end token (version 2)}, then {uint8 length, bytes} a token.
+// Format: int32 head[256] = {magic, version, tokens, end token (version 2)}, then {uint8 length, bytes} per token.
 TokenDecoder TokenDecoder::from_llmc(const std::string& content, const std::string& path) {
     int32_t head[256];
     if (content.size() < sizeof head) bad_file(path, strprintf("has %zu bytes, less than its header", content.size()));
@@ -197,7 +197,7 @@ TokenDecoder TokenDecoder::from_llmc(const std::string& content, const std::stri
     if (count < 1 || count > max_vocab) bad_file(path, strprintf("claims %d tokens", count));
 
     TokenDecoder decoder(path);
-    decoder.end_token_ = version == 2 ? head[3] : 50256;  // version 1 was only written for GPT-2
+    decoder.end_token_ = version == 2 ? head[3] : 50256;  // only GPT-2's tokenizer was written in version 1
     if (decoder.end_token_ < 0 || decoder.end_token_ >= count)
         bad_file(path, strprintf("its end token %d is not one of its %d tokens", decoder.end_token_, count));
     size_t at = sizeof head;
@@ -237,8 +237,8 @@ TokenDecoder TokenDecoder::from_tiktoken(const std::string& content, const std::
             bad_file(path, strprintf("line %d repeats the bytes of an earlier token", line_number));
     }
     if (decoder.tokens_.empty()) bad_file(path, "is empty");
-    // The file lacks special tokens. GPT-2's end token and Llama 3's begin token, which start documents in llm.c's
-    // shards, follow the last rank.
+    // The file has no special tokens. GPT-2's end token and Llama 3's begin token, which start documents in llm.c's
+    // shards, have the ids after the last rank.
     const int ranks = decoder.vocab();
     if (ranks == 50256 || ranks == 128000) {
         decoder.pieces_.emplace_back(ranks == 50256 ? "<|endoftext|>" : "<|begin_of_text|>");
@@ -266,7 +266,7 @@ std::string TokenDecoder::decode(const std::vector<int>& tokens) const {
     return text;
 }
 
-// Token ids between spaces.
+// Reads token ids separated by spaces.
 static std::vector<int> numbers_in(const std::string& prompt) {
     std::vector<int> ids;
     const char *at = prompt.data(), *const end = at + prompt.size();
@@ -296,7 +296,7 @@ std::vector<int> TokenDecoder::encode(const std::string& prompt) const {
         size_t end = start;
         while (end < prompt.size() && prompt[end] == ' ') ++end;
         if (end - start > 1 && end < prompt.size()) {
-            --end;  // a run of spaces keeps all but the last
+            --end;  // only the last space of a run belongs to the next word
         } else {
             while (end < prompt.size() && prompt[end] != ' ') ++end;
         }
@@ -312,8 +312,8 @@ std::vector<std::string> TokenDecoder::parts_of(int token) const {
     return merged(piece, found == tokens_.end() ? 0 : found->second.rank);
 }
 
-// Merges the neighbours whose union has the lowest rank, until no union has a rank below `below`. Quadratic in the
-// length of a word, which is short.
+// Merges the neighbours whose union has the lowest rank, until no union has a rank lower than `below`. Takes quadratic
+// time in the length of a word, but words are short.
 std::vector<std::string> TokenDecoder::merged(const std::string& word, int below) const {
     std::vector<std::string> parts;
     for (char byte : word) parts.emplace_back(1, byte);

@@ -1,7 +1,7 @@
 // Records what streams and the host do during selected steps: named ranges with begin and end times.
 //
-// ProfileRange range("block 3 forward", stream);   // the work submitted to the stream until the end of the scope
-// ProfileRange range("load a batch");              // the host's own time
+//   ProfileRange range("block 3 forward", stream);   // the work submitted to the stream until the end of the scope
+//   ProfileRange range("load a batch");              // the host's own time
 //
 // Ranges always appear in NVTX tools. While a Trace runs they are kept as well. A stream's range lies between two timed
 // events on the stream, which are read when the trace finishes, so nothing waits in between. If a stream waits just

@@ -1,7 +1,7 @@
 // A symmetric context switch between stacks, the base of the host device's GPU threads.
 //
-// fiber_make(top, size, entry)   creates a fiber on the stack that ends at `top`; entry() must never return
-// fiber_switch(&save, to)        suspends the running context into `save` and continues `to`
+//   fiber_make(top, size, entry)   creates a fiber on the stack that ends at `top`; entry() must never return
+//   fiber_switch(&save, to)        suspends the running context into `save` and continues `to`
 //
 // On x86-64 and AArch64 a switch saves the callee-saved registers in a few instructions (6 to 9 ns). Other
 // architectures use ucontext, which makes two system calls per switch (150 ns). -DLLMC_FIBER_UCONTEXT=1 forces it, for
