@@ -1,3 +1,4 @@
+// Writes, commits and removes checkpoint directories, in an order that survives a crash at any point.
 #include "llmc/checkpoint/checkpoint_directory.h"
 
 #include <fcntl.h>
@@ -40,8 +41,8 @@ bool is_written_by_saves(const std::string& name) {
     return name.starts_with(kManifestName) || (name.starts_with("rank_") && name.ends_with(".safetensors"));
 }
 
-// Deletes the files that saves write, then the directory. Returns false if the directory stays because something else
-// is in it. Deletes by the open directory, so that a link that takes its place in the meantime is not followed.
+// Deletes the files that saves write, then the directory. Returns false if the directory stays because it contains
+// something else. It deletes relative to the open directory, so it never follows a link that replaces it meanwhile.
 bool remove_directory(FileCalls& calls, const std::string& path) {
     const int fd = calls.open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
     if (fd < 0 && errno == ENOENT) return true;
@@ -64,7 +65,7 @@ bool remove_directory(FileCalls& calls, const std::string& path) {
     fail_to_write(path, "delete the directory");
 }
 
-// Removes a leftover, or sets aside what is left of it.
+// Removes a leftover, or sets aside the rest of it.
 void clear(FileCalls& calls, const std::string& path) {
     if (is_link(path)) {
         remove_link(calls, path);
@@ -130,7 +131,8 @@ void begin_checkpoint(FileCalls& calls, const std::string& directory, int64_t st
     make_directory(calls, directory);
     const fs::path run = fs::path(directory).parent_path();
     if (is_new) sync_directory(calls, run.string());
-    if (is_new && run.has_parent_path()) sync_directory(calls, run.parent_path().string());  // may be new as well
+    // the run's directory may be new as well
+    if (is_new && run.has_parent_path()) sync_directory(calls, run.parent_path().string());
     make_directory(calls, unfinished_path(directory, step));
 }
 
@@ -169,7 +171,7 @@ void remove_all_checkpoints(FileCalls& calls, const std::string& directory) {
         else if (!remove_directory(calls, path))
             warn(path + " stays, because it holds files that no save wrote");
     }
-    if (!is_link(directory)) calls.rmdir(directory.c_str());  // stays if somebody's files are in it
+    if (!is_link(directory)) calls.rmdir(directory.c_str());  // stays if it contains other files
 }
 
 std::string set_aside(FileCalls& calls, const std::string& path) {
@@ -184,10 +186,10 @@ std::vector<std::string> prune_checkpoints(FileCalls& calls, const std::string& 
                                            const CheckpointRetention& retention, int64_t in_use) {
     std::vector<std::string> removed;
     if (retention.keep == 0) return removed;
-    std::optional<Error> problem;  // the first one
-    int64_t newer = 0;             // complete ones seen so far
+    std::optional<Error> problem;  // the first error
+    int64_t newer = 0;             // complete checkpoints seen so far
     for (const FoundCheckpoint& checkpoint : find_checkpoints(directory)) {
-        if (!checkpoint.has_manifest) continue;  // a person may want to look at it
+        if (!checkpoint.has_manifest) continue;  // kept: a person may want to inspect it
         const bool newest = newer < retention.keep;
         const bool by_step = retention.keep_every > 0 && checkpoint.step % retention.keep_every == 0;
         const bool used = checkpoint.step == in_use && newer < 2;

@@ -1,3 +1,4 @@
+// Opens a checkpoint's files, verifies them, and reads ranges of tensors across them.
 #include "llmc/checkpoint/checkpoint_reader.h"
 
 #include <sys/stat.h>
@@ -15,7 +16,7 @@ namespace llmc {
 namespace {
 
 constexpr uint64_t kMostManifestBytes = uint64_t{1} << 30;
-constexpr size_t kMostOpenFiles = 256;  // a process often has 1024 descriptors
+constexpr size_t kMostOpenFiles = 256;  // a process often has only 1024 descriptors
 
 [[noreturn]] void fail(const std::string& path, const std::string& problem) {
     throw Error(ExitCode::checkpoint, path + ": " + problem);
@@ -60,7 +61,7 @@ uint64_t CheckpointReader::size_of(const StateFile& file) const {
     return static_cast<uint64_t>(status.st_size);
 }
 
-// The file, with exactly the slices that the manifest says.
+// Opens a file of the checkpoint and checks that it holds exactly the slices in the manifest.
 const SafetensorsFile& CheckpointReader::open(size_t index) const {
     std::unique_ptr<SafetensorsFile>& opened = open_[index];
     if (opened) return *opened;
@@ -86,7 +87,7 @@ const SafetensorsFile& CheckpointReader::open(size_t index) const {
     return *opened;
 }
 
-// "m of h.0.fc.weight, ..." between two bytes of a file, for a message.
+// The tensors between two bytes of a file, for a message: "m of h.0.fc.weight, ...".
 std::string CheckpointReader::tensor_at(const SafetensorsFile& opened, uint64_t begin, uint64_t end) const {
     std::string first, last;
     for (const TensorInfo& tensor : opened.tensors()) {
@@ -111,7 +112,7 @@ void CheckpointReader::check_bytes(const StateFile& file, const Alive& alive) co
         std::string what = "its header";
         try {
             what = tensor_at(SafetensorsFile(path(file)), begin, begin + bytes);
-        } catch (const Error&) {  // that is the header's fault
+        } catch (const Error&) {  // the header itself is damaged
         }
         fail(path(file), strprintf("is damaged between bytes %llu and %llu (%s): the checksum does not match",
                                    static_cast<unsigned long long>(begin),

@@ -1,5 +1,6 @@
-// A complete checkpoint on disk: its manifest, checked files, and the values of any range of any tensor. Nothing in it
-// is trusted: whatever is missing, cut or changed is Error(checkpoint) that names the file, the place and the tensor.
+// A complete checkpoint on disk: its manifest, its files once checked, and the values of any range of any tensor.
+// Nothing in it is trusted: if data is missing, truncated or changed, Error(checkpoint) names the file, the place and
+// the tensor.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -13,28 +14,29 @@
 
 namespace llmc {
 
-enum class Verify { none, size, full };  // what is looked at before a checkpoint is taken: nothing, sizes, every byte
+// what is checked before a checkpoint is used: nothing, file sizes, or every byte
+enum class Verify { none, size, full };
 
 class CheckpointReader {
 public:
-    // Reads the manifest alone. A directory called step_N must hold step N.
+    // Reads only the manifest. A directory called step_N must hold step N.
     explicit CheckpointReader(const std::string& directory);
-    // The manifest as another rank has read it.
+    // Takes the manifest from another rank, which has read it.
     CheckpointReader(const std::string& directory, const std::string& manifest_text);
 
     const std::string& directory() const { return directory_; }
     const std::string& manifest_text() const { return text_; }
     const Manifest& manifest() const { return manifest_; }
-    const StateTensor& tensor(const std::string& name) const;  // Error if there is none
+    const StateTensor& tensor(const std::string& name) const;  // throws if there is none
 
-    // Throws unless the files first, first + stride, first + 2 * stride ... are as they were written. `alive`: called
-    // now and then, for it may take long.
+    // Throws unless the files first, first + stride, first + 2 * stride ... are as they were written. Calls `alive` now
+    // and then, because this may take long.
     using Alive = std::function<void()>;
     void verify(
         Verify how, size_t first = 0, size_t stride = 1, const Alive& alive = [] {}) const;
 
-    // Elements [start, start + count) of a flattened part, from whichever files have them, in FP32 whatever they are
-    // there.
+    // Reads elements [start, start + count) of a flattened part into FP32, from all files that hold some of them,
+    // whether those store FP32 or BF16.
     void read(const std::string& tensor, const std::string& part, uint64_t start, uint64_t count, float* values) const;
 
 private:
@@ -44,7 +46,7 @@ private:
         bool bf16;
     };
     std::string path(const StateFile& file) const { return directory_ + "/" + file.name; }
-    uint64_t size_of(const StateFile& file) const;  // which must be a regular file
+    uint64_t size_of(const StateFile& file) const;  // throws if it is not a regular file
     const SafetensorsFile& open(size_t file) const;
     void index_slices();
     void check_bytes(const StateFile& file, const Alive& alive) const;
@@ -53,8 +55,8 @@ private:
     const std::string directory_;
     std::string text_;
     Manifest manifest_;
-    std::map<std::string, std::vector<Place>> places_;            // by the slice's name, in the order of their starts
-    mutable std::vector<std::unique_ptr<SafetensorsFile>> open_;  // by file, opened when first needed
+    std::map<std::string, std::vector<Place>> places_;            // by the slice's name, sorted by start
+    mutable std::vector<std::unique_ptr<SafetensorsFile>> open_;  // by file, opened on first use
     mutable size_t open_files_ = 0;
 };
 

@@ -1,3 +1,4 @@
+// Finds the checkpoint that a path names, and reads a model's description and weights from it.
 #include "llmc/checkpoint/checkpoint_weights.h"
 
 #include <filesystem>
@@ -24,7 +25,7 @@ ModelConfig model_of(const CheckpointReader& reader) {
     model.channels = number("channels");
     model.vocab = number("vocab");
     model.context = number("context");
-    // What the flags do not say: another architecture than GPT-2.
+    // The flags only describe GPT-2; the manifest describes other architectures.
     const nlohmann::ordered_json& run = reader.manifest().run;
     if (run.contains("model")) try {
             model = model_from_json(nlohmann::json(run["model"]), reader.directory());
@@ -65,7 +66,7 @@ int CheckpointWeights::end_token() const {
     return known && data->at("end_token").is_number_unsigned() ? data->at("end_token").get<int>() : -1;
 }
 
-// With padded rows.
+// Fetches the tensor with its padded rows.
 std::vector<float> CheckpointWeights::fetch(const std::string& name) const {
     std::vector<float> values(reader_.tensor(name).elements());
     reader_.read(name, "master", 0, values.size(), values.data());

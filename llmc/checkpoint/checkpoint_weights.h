@@ -1,4 +1,4 @@
-// The weights of a training checkpoint, for --init-from and export: its FP32 masters.
+// The FP32 master weights of a training checkpoint, for --init-from and export.
 #pragma once
 #include <memory>
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace llmc {
 
-// The checkpoint that a path names: itself, or the newest complete one of a run that has not ended with a
-// model.safetensors of its weights; "" where it names none.
+// The checkpoint that a path names: itself, or a run's newest complete checkpoint. "" if there is none, or if the run
+// has finished and left a model.safetensors.
 std::string checkpoint_at(const std::string& path);
 
 class CheckpointWeights : public WeightSource {
 public:
-    // Every byte is checked first. The second form refuses another model.
+    // Both constructors check every byte first. The second refuses a checkpoint of another model.
     explicit CheckpointWeights(const std::string& checkpoint);
     CheckpointWeights(const std::string& checkpoint, const ModelConfig& model);
 

@@ -1,3 +1,4 @@
+// The search for the first non-finite value of a tensor.
 #include "llmc/checkpoint/finite.h"
 
 #include <algorithm>

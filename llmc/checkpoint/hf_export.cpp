@@ -1,3 +1,4 @@
+// Writes config.json, weights in three formats, shards and their index for Hugging Face's programs.
 #include "llmc/checkpoint/hf_export.h"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ namespace {
 
 // ---- config.json ---------------------------------------------------------------------------------------------------
 
-// As compressed-tensors has it. A program that does not know it stops there, and does not take codes for values.
+// In the form of compressed-tensors. A program that does not know it stops here instead of taking codes for values.
 nlohmann::ordered_json quantization_config() {
     const nlohmann::ordered_json weights = {
         {"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"symmetric", true}, {"dynamic", false}};
@@ -40,7 +41,7 @@ nlohmann::ordered_json end_token_id(const ModelConfig& model, int end_token) {
 nlohmann::ordered_json hf_config(const ModelConfig& config, const HfFormat& format) {
     nlohmann::ordered_json json = hf_model_json(config);
     json["torch_dtype"] = format.type == HfType::fp32 ? "float32" : "bfloat16";
-    // Null too: transformers' default is GPT-2's id, which is outside a smaller vocabulary.
+    // Written even if null: transformers' default is GPT-2's id, which is outside a smaller vocabulary.
     json["bos_token_id"] = json["eos_token_id"] = end_token_id(config, format.end_token);
     if (format.type == HfType::fp8) json["quantization_config"] = quantization_config();
     return json;
@@ -78,7 +79,7 @@ std::vector<Entry> entries(const ModelConfig& model, HfType type) {
     return all;
 }
 
-// Files of at most so many bytes each, where no tensor alone is larger.
+// Splits the entries into files of at most `shard_bytes` bytes each, unless a single tensor is larger.
 std::vector<std::vector<Entry>> split(const std::vector<Entry>& all, uint64_t shard_bytes) {
     std::vector<std::vector<Entry>> shards(1);
     uint64_t bytes = 0;
@@ -100,14 +101,14 @@ std::vector<T> converted(const std::vector<float>& values, float scale) {
     return out;
 }
 
-// Never 0, and never a subnormal number, whose own rounding would be larger than that of the codes.
+// At least the smallest normal float: the rounding of a subnormal scale would be worse than that of the codes.
 float scale_of(const std::vector<float>& values) {
     float amax = 0;
     for (const float value : values) amax = std::max(amax, std::fabs(value));
     return amax == 0 ? 1.0f : std::max(amax / kE4M3Max, std::numeric_limits<float>::min());
 }
 
-// `ours`: the tensor that the entry is, or is a part of.
+// Writes one entry. `ours` is the tensor of which the entry is a part or the whole.
 void write_entry(SafetensorsWriter& writer, const std::string& path, const Entry& entry,
                  const std::vector<float>& ours) {
     const std::vector<float> values = entry.tensor.to_file(ours);
@@ -117,7 +118,7 @@ void write_entry(SafetensorsWriter& writer, const std::string& path, const Entry
     } else if (spec.dtype == "BF16") {
         writer.write(spec.name, converted<bf16>(values, 1.0f).data(), values.size() * sizeof(bf16));
     } else {
-        require_finite(path, spec.name, spec.shape, values);  // there would be no scale
+        require_finite(path, spec.name, spec.shape, values);  // a non-finite value would leave no valid scale
         const float scale = scale_of(values);
         writer.write(spec.name, converted<e4m3>(values, scale).data(), values.size() * sizeof(e4m3));
         writer.write(entry.scale().name, &scale, sizeof scale);
@@ -133,7 +134,7 @@ void write_file(const std::string& path, const std::vector<Entry>& entries, HfTy
     std::map<std::string, std::string> metadata = {{"format", "pt"}};  // Hugging Face refuses a file without this entry
     if (type == HfType::fp8) metadata["fp8"] = "value = weight (F8_E4M3) * weight_scale (F32, one a tensor)";
     SafetensorsWriter writer(path, specs, metadata);
-    // Once for all of its parts: on several ranks a fetch is a collective.
+    // Fetched once for all its parts: with several ranks a fetch is a collective.
     std::vector<float> ours;
     for (const Entry& entry : entries) {
         if (entry.tensor.first_row == 0 || ours.empty()) fetch_exactly(path, entry.tensor.row, fetch, ours);

@@ -1,4 +1,4 @@
-// Hugging Face files, read one parameter at a time: memory for the largest tensor, twice.
+// Reads Hugging Face files one parameter at a time. Needs memory for twice the largest tensor.
 #include "llmc/checkpoint/hf_weights.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace llmc {
 
 namespace {
 
-// The file's name for a Hugging Face name: with the prefix, without it, or empty if it has neither.
+// The name in the file for a Hugging Face name: with the prefix, without it, or "" if neither is present.
 std::string name_in_file(const WeightFiles& file, const std::string& full_name) {
     if (file.contains(full_name)) return full_name;
     const std::string bare = full_name.substr(full_name.find('.') + 1);
@@ -31,7 +31,8 @@ bool is_ignored(const std::string& name) {
            ends_with(".rotary_emb.inv_freq");
 }
 
-// Names in the file, in the order of `tensors`. Every tensor is there in the right shape and type, and no other is.
+// The names in the file, in the order of `tensors`. Throws unless the file has each of them in the right shape and
+// type, and no others.
 std::vector<std::string> match_tensors(const WeightFiles& file, const std::vector<HfTensor>& tensors) {
     std::vector<std::string> names;
     for (const HfTensor& tensor : tensors) {
@@ -68,7 +69,8 @@ std::vector<std::string> match_tensors(const WeightFiles& file, const std::vecto
     return names;
 }
 
-// config.json says what shapes cannot, the number of heads above all, and what its model computes otherwise than ours.
+// Checks what shapes cannot show: the number of heads above all, and settings that make its model compute differently
+// from ours.
 void check_described(const std::string& path, const ModelConfig& config) {
     if (path.empty()) return;
     ModelConfig described;
@@ -84,7 +86,7 @@ void check_described(const std::string& path, const ModelConfig& config) {
                                                 apart.c_str(), path.c_str()));
 }
 
-// Our head is wte. A file whose head is something else would load into a different model without a word.
+// Our head is wte. A file with a different head would silently load as a different model.
 void check_tied(const WeightFiles& file, const std::vector<float>& wte) {
     if (!file.contains("lm_head.weight")) return;
     const std::vector<float> head = file.read_floats("lm_head.weight");
@@ -93,7 +95,7 @@ void check_tied(const WeightFiles& file, const std::vector<float>& wte) {
                 strprintf("%s: lm_head.weight differs from wte; the model's head is tied to it", file.path().c_str()));
 }
 
-// The model of a directory's config.json; what it leaves out, wte and wpe say.
+// The model that a directory's config.json describes. Shapes of wte and wpe fill in what it leaves out.
 ModelConfig described_model(const WeightFiles& file) {
     if (file.config_path().empty())
         throw Error(
@@ -106,7 +108,7 @@ ModelConfig described_model(const WeightFiles& file) {
     } catch (const Error& error) {
         throw Error(ExitCode::checkpoint, error.what());
     }
-    // Of the embedding's tensors, which come in this order.
+    // Rows of the i-th tensor of the embedding, in the table's order.
     const auto rows = [&](size_t i) {
         const std::vector<TensorRow> embedding = model.table().embedding;
         const std::string name = i < embedding.size() ? name_in_file(file, embedding[i].hf_name) : "";
@@ -156,7 +158,7 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
 
 namespace {
 
-// Exchanges the halves of every `group` rows.
+// Exchanges the two halves of every group of `group` rows.
 void swap_halves(std::vector<float>& values, int group, int64_t columns) {
     const int64_t half = group / 2 * columns;
     for (auto at = values.begin(); at != values.end(); at += 2 * half) std::swap_ranges(at, at + half, at + half);

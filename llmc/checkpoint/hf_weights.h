@@ -1,8 +1,8 @@
-// A model as Hugging Face stores it: names, shapes and layouts of model.safetensors, as its table has them
-// (model_table.h), and the way from them to ours (hf_export.h: the way back).
-// All our matrices are (out, in) row-major; Hugging Face's block matrices are (in, out), so they are transposed on the
-// way; other architectures' are (out, in), and theirs are parts of our qkv and fc. Our wte and head may have padded
-// rows; theirs have exactly vocab rows. A tied head is wte.
+// A model as Hugging Face stores it: the names, shapes and layouts of model.safetensors, from the model's table
+// (model_table.h), and the conversion to ours. hf_export.h converts the other way.
+// All our matrices are (out, in) row-major. Hugging Face stores GPT-2's block matrices as (in, out), so they are
+// transposed. Other architectures are stored as (out, in), in pieces that together form our qkv and fc. Our wte and
+// head may have padded rows; theirs have exactly vocab rows. A tied head is wte.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -17,7 +17,7 @@
 
 namespace llmc {
 
-// One tensor of model.safetensors (F32, Hugging Face's name and shape): one of ours, or rows of it.
+// One tensor of model.safetensors (F32, Hugging Face's name and shape): one of our tensors, or some rows of it.
 struct HfTensor {
     TensorRow row;  // "h.0.qkv.weight"
     TensorSpec spec;
@@ -26,28 +26,28 @@ struct HfTensor {
     int swapped_halves = 0;  // see HfPart
 
     uint64_t elements() const { return static_cast<uint64_t>(rows) * static_cast<uint64_t>(row.count() / row.rows); }
-    // Its part of our tensor's values, as the file has them; and back.
+    // The file's values from the part of our tensor, and the reverse.
     std::vector<float> to_file(const std::vector<float>& ours) const;
     void from_file(const std::vector<float>& values, std::vector<float>& ours) const;
 };
-// All of the model's table, in its order.
+// All tensors of the model, in the order of its table.
 std::vector<HfTensor> hf_tensors(const ModelConfig& config);
 
-// (rows, columns) -> (columns, rows).
+// Transposes (rows, columns) to (columns, rows).
 std::vector<float> transpose(const std::vector<float>& in, int64_t rows, int64_t columns);
 
-// A file or a Hugging Face directory (weight_files.h). Takes F32, BF16, F16 and F64, names with or without
-// "transformer." (or "model."). All shapes are checked when it is opened. A tied model's lm_head.weight is left out
-// (one that differs from wte is an Error), and so are the attn.bias masks.
+// Weights in a file or a Hugging Face directory (weight_files.h). Accepts F32, BF16, F16 and F64, and names with or
+// without "transformer." (or "model."). Opening checks all shapes. Ignores attn.bias masks and the lm_head.weight of a
+// tied model; throws an Error if that differs from wte.
 class HfWeights : public WeightSource {
 public:
-    explicit HfWeights(const std::string& path);  // config.json says what it holds
+    explicit HfWeights(const std::string& path);  // config.json describes the model
     HfWeights(const std::string& path,
-              const ModelConfig& model);  // with which config.json, if there is one, must agree
+              const ModelConfig& model);  // must agree with config.json, if there is one
 
     const ModelConfig& model() const override { return model_; }
     std::vector<float> fetch(const std::string& name) const override;
-    int end_token() const override;  // config.json's eos_token_id
+    int end_token() const override;  // eos_token_id in config.json
 
 private:
     void match();

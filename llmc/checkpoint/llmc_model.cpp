@@ -1,3 +1,4 @@
+// Reads and writes llm.c's model files (llmc_model.h).
 #include "llmc/checkpoint/llmc_model.h"
 
 #include <algorithm>
@@ -23,19 +24,19 @@ constexpr int32_t kVersionFp32 = 3, kVersionBf16 = 5;
 constexpr InputKind kLlmcFile = {"weights", "a model file (.bin) of llm.c", ExitCode::checkpoint};
 constexpr NamesOfNumbers kNames = {"layers", "heads", "channels", "context", "vocab"};
 
-using llong = long long;  // what %lld wants
+using llong = long long;  // for %lld
 
 [[noreturn]] void fail(const std::string& path, const std::string& message) {
     throw Error(ExitCode::checkpoint, path + ": " + message);
 }
 
-// A tensor of one layer, in the order of the file.
+// One layer's tensor, at its place in the file.
 struct Slice {
     TensorRow row;
     int64_t first, elements;  // in the file, with padded rows
 };
 
-// The file's order: the table's, but for all layers of a kind behind each other.
+// The file's order: that of the table, but with all layers of a kind one after the other.
 std::vector<Slice> slices(const ModelConfig& model, int64_t padded_vocab) {
     const ModelTable table = model.table();
     std::vector<Slice> all;
@@ -64,7 +65,7 @@ int32_t first_number(const std::string& path) {
 
 }  // namespace
 
-// No safetensors file begins like that: its first 8 bytes are a length, and the second number here is never 0.
+// No safetensors file begins like this: its first 8 bytes are a length, and the second number here is never 0.
 bool is_llmc_file(const std::string& path) {
     std::error_code ignored;
     if (!std::filesystem::is_regular_file(path, ignored)) return false;

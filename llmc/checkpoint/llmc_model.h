@@ -1,7 +1,7 @@
-// llm.c's model files (.bin), both ways. All little-endian: 256 int32 of header (magic 20240326; version 3 for FP32 or
-// 5 for BF16; longest sequence, vocabulary, layers, heads, channels, padded vocabulary; zeros), then GPT-2's 16 kinds
-// of tensors in the order of the forward pass, each with the slices of all layers one after the other, and nothing
-// behind. Its matrices are (out, in) row-major like ours. The padded rows of wte are 0 in what is written here, and not
+// Reads and writes llm.c's model files (.bin), which are little-endian. A header of 256 int32 holds the magic 20240326,
+// the version (3 for FP32, 5 for BF16), longest sequence, vocabulary, layers, heads, channels, padded vocabulary, and
+// zeros. Then come GPT-2's 16 kinds of tensors in the order of the forward pass, each with the slices of all layers one
+// after the other. Matrices are (out, in) row-major like ours. The padded rows of wte are written as 0 and ignored when
 // read.
 #pragma once
 #include <cstdint>
@@ -13,14 +13,14 @@
 
 namespace llmc {
 
-// Whether a path is for this format: it begins with one of llm.c's magics, or is a file called .bin.
+// True if a path is for this format: the file begins with one of llm.c's magic numbers, or is called .bin.
 bool is_llmc_file(const std::string& path);
 
 class LlmcWeights : public WeightSource {
 public:
-    // Checks magic, version, numbers and the size of the file; no tensor is read yet.
+    // Checks magic, version, numbers and the size of the file. Reads no tensor yet.
     explicit LlmcWeights(const std::string& path);
-    LlmcWeights(const std::string& path, const ModelConfig& model);  // which must be the file's
+    LlmcWeights(const std::string& path, const ModelConfig& model);  // must match the file
 
     const ModelConfig& model() const override { return model_; }
     std::vector<float> fetch(const std::string& name) const override;
@@ -37,7 +37,7 @@ private:
 };
 
 enum class LlmcType { fp32, bf16 };
-// Writes `path` whole or not at all.
+// Writes `path` atomically: whole or not at all.
 void export_llmc(const std::string& path, const ModelConfig& model, LlmcType type, const FetchTensor& fetch);
 
 }  // namespace llmc

@@ -1,3 +1,4 @@
+// Writing and strictly parsing manifest.json.
 #include "llmc/checkpoint/manifest.h"
 
 #define XXH_INLINE_ALL
@@ -27,7 +28,7 @@ constexpr size_t kHexDigits = 16;
 
 std::string hex(uint64_t value) { return strprintf("%016llx", static_cast<unsigned long long>(value)); }
 
-// Reads a manifest and remembers whose mistake it is.
+// Reads the fields of a manifest; its errors begin with the path of the file.
 class Parser {
 public:
     explicit Parser(const std::string& path) : path_(path) {}
@@ -87,7 +88,7 @@ public:
     StateFile file(const Json& entry, size_t index, uint64_t chunk_bytes) const {
         StateFile file;
         file.name = text(entry, "name");
-        // No other name is ever written, so none can lead out of the directory.
+        // A save writes only this name, so no name can lead out of the directory.
         if (file.name != state_file_name(static_cast<int>(index)))
             fail(strprintf("names a file %s where %s belongs", file.name.c_str(),
                            state_file_name(static_cast<int>(index)).c_str()));
@@ -109,7 +110,7 @@ public:
         return file;
     }
 
-    // Every part of every tensor is there, once.
+    // Checks that the slices cover every part of every tensor exactly once.
     void check_cover(const Manifest& manifest) const {
         using Range = std::pair<uint64_t, uint64_t>;  // start, end
         std::map<std::string, std::vector<Range>> ranges;

@@ -1,9 +1,8 @@
-// manifest.json: what a checkpoint holds, and which file has what. llmc/checkpoint/README.md describes the format.
+// manifest.json: what a checkpoint contains, and in which files. llmc/checkpoint/README.md describes the format.
 //
-// The state of a run is a set of tensors by name, each with parts: "master" (FP32 weights) and what the optimizer keeps
-// of them ("m", "v"). A part lies in slices, ranges of the flattened tensor, in as many files as there were ranks. No
-// padding, and nothing else that depends on how many ranks there were, is in a slice, so any number of ranks can read
-// it.
+// The state of a run is a set of named tensors, each with parts: "master" (FP32 weights) and the optimizer's moments
+// ("m", "v"). A part is divided into slices, ranges of the flattened tensor, in as many files as there were ranks.
+// Slices contain no padding and nothing else that depends on the number of ranks, so any number of ranks can read them.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -18,9 +17,9 @@ struct Manifest {
     std::string run_id;
     int64_t step = 0;
     int world = 1, zero = 0;                  // of the run that wrote it
-    nlohmann::ordered_json config, versions;  // as run.json has them
-    nlohmann::ordered_json run;               // where it was: in its data, in the files it writes
-    nlohmann::ordered_json state;             // everything small; see train/state.h
+    nlohmann::ordered_json config, versions;  // in the form of run.json
+    nlohmann::ordered_json run;               // the run's position in its data and in its output files
+    nlohmann::ordered_json state;             // all small state; see train/state.h
     std::vector<StateTensor> tensors;
     uint64_t chunk_bytes = 0;
     std::vector<StateFile> files;
@@ -30,9 +29,9 @@ struct Manifest {
 
 constexpr int kCheckpointVersion = 1;
 
-// The text of manifest.json, which carries a checksum of itself; and back. A text that is not what was written, or
-// describes what cannot be (a part that is not covered exactly once, a path out of the directory, ...), is
-// Error(checkpoint), which starts with `path`.
+// The text of manifest.json, which contains its own checksum, and the reverse. Parsing throws Error(checkpoint), which
+// begins with `path`, if the text was changed or describes something impossible: a part that is not covered exactly
+// once, a path out of the directory, and so on.
 std::string manifest_text(const Manifest& manifest);
 Manifest parse_manifest(const std::string& path, const std::string& text);
 

@@ -1,5 +1,5 @@
-// Reader and writer of safetensors files. The rules checked here are those of the format's reference implementation:
-// a header of at most 100 MB, unique names, offsets inside the data, no overlap, no gap, no bytes left over.
+// Reader and writer of safetensors files. The checks follow the format's reference implementation: a header of at most
+// 100 MB, unique names, offsets inside the data, no overlaps, no gaps, and no bytes left over.
 #include "llmc/checkpoint/safetensors.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ constexpr InputKind kSafetensorsFile = {"weights", "a .safetensors file, or a di
     throw Error(ExitCode::checkpoint, path + ": " + problem);
 }
 
-// Bytes of a tensor, or false where shape and type do not give a size that fits 64 bits.
+// Computes a tensor's bytes. Returns false if shape and type give no size that fits into 64 bits.
 bool tensor_bytes(const std::vector<int64_t>& shape, size_t element_bytes, uint64_t* bytes) {
     *bytes = element_bytes;
     for (int64_t extent : shape) {
@@ -70,7 +70,7 @@ TensorInfo parse_tensor(const std::string& path, const std::string& name, const 
     return tensor;
 }
 
-// Type, shape and offsets of one tensor agree with each other and lie inside the data section.
+// Checks that type, shape and offsets of a tensor agree and lie inside the data section.
 void check_tensor(const std::string& path, const TensorInfo& tensor, uint64_t data_bytes) {
     const char* name = tensor.name.c_str();
     const size_t element_bytes = dtype_bytes(tensor.dtype);
@@ -135,7 +135,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), file_(p
     check_layout();
 }
 
-// Finds where the data starts and returns the JSON text before it.
+// Finds the start of the data and returns the JSON text before it.
 std::string SafetensorsFile::read_header() {
     using ull = unsigned long long;
     const uint64_t file_bytes = file_.bytes();
@@ -174,7 +174,7 @@ void SafetensorsFile::parse_header(const std::string& header) {
     }
 }
 
-// The tensors tile the data section: in file order each begins where the one before it ends.
+// Checks that the tensors tile the data section: in file order, each begins where the previous one ends.
 void SafetensorsFile::check_layout() {
     const uint64_t data_bytes = file_.bytes() - data_start_;
     for (const TensorInfo& tensor : tensors_) check_tensor(path_, tensor, data_bytes);
@@ -293,7 +293,7 @@ SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector
     }
     std::string header;
     try {
-        header = root.dump();  // unlike json_text() it throws
+        header = root.dump();  // unlike json_text(), this throws
     } catch (const Json::exception& error) {
         fail(path, strprintf("cannot write its header: a name or metadata text is not UTF-8 (%s)", error.what()));
     }

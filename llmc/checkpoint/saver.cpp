@@ -1,3 +1,4 @@
+// The phases of a save: writing in a thread, agreement of the ranks, commit and pruning.
 #include "llmc/checkpoint/saver.h"
 
 #include <chrono>
@@ -109,7 +110,7 @@ std::optional<SaveOutcome> CheckpointSaver::end_of_writing() {
             commit_checkpoint(calls_, directory_, step, manifest_text(job_.manifest));
         });
         removed_.clear(), prune_problem_.clear();
-        if (!failure_)  // the new one is complete, whatever becomes of the old ones
+        if (!failure_)  // the new checkpoint is complete even if pruning fails
             prune_problem_ =
                 failure_of([&] { removed_ = prune_checkpoints(calls_, directory_, retention_, in_use_); }).text;
         working_ = false;
@@ -117,7 +118,7 @@ std::optional<SaveOutcome> CheckpointSaver::end_of_writing() {
     return std::nullopt;
 }
 
-// What stays behind, the next save removes.
+// If this fails, the next save removes the remains.
 void CheckpointSaver::clean_up(int64_t step) {
     if (comm_.is_main()) failure_of([&] { abort_checkpoint(calls_, directory_, step); });
 }

@@ -1,13 +1,13 @@
 // Saves a checkpoint while training goes on. Every rank writes its own file in a thread. The ranks agree in their main
-// threads, between two steps, so that no other thread ever communicates.
+// threads, between two steps, so no other thread ever communicates.
 //
-//   saver.begin(job);  // a collective; returns when the threads run
+//   saver.begin(job);  // a collective; returns once the threads run
 //   ... a step ...
 //   if (saver.is_active() && !any_rank(saver.is_working()))
-//       outcome = saver.advance();  // a collective: all files are written, then the manifest is
+//       outcome = saver.advance();  // a collective; first all files are written, then the manifest
 //
 // Either all ranks' files are on the disk and the manifest names them, or the save has failed on every rank. Then its
-// files are removed, and earlier checkpoints are as they were.
+// files are removed, and earlier checkpoints are unchanged.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -26,42 +26,42 @@
 namespace llmc {
 
 struct SaveJob {
-    Manifest manifest;                      // without its files
+    Manifest manifest;                      // without its list of files
     std::vector<StateSlice> slices;         // the parts that this rank saves
-    SliceBytes values;                      // read by the thread until is_working() is false
-    bool in_background = true;              // false: begin() writes this rank's file itself
+    SliceBytes values;                      // the thread reads them until is_working() is false
+    bool in_background = true;              // if false, begin() writes this rank's file itself
     std::function<void()> before_manifest;  // rank 0 calls it in the thread; may be empty
-    std::vector<uint64_t> checksums;        // expected of the file; empty: not known
-    Failure failure;                        // an error of this rank before begin(); it fails the save
+    std::vector<uint64_t> checksums;        // expected of the file; empty if unknown
+    Failure failure;                        // an error of this rank before begin(), which makes the save fail
 };
 
 struct SaveOutcome {
     int64_t step = 0;
     std::string path;
-    std::string problem;  // "": saved
+    std::string problem;  // "" if the checkpoint was saved
     ExitCode code = ExitCode::ok;
-    std::vector<std::string> removed;  // older checkpoints that were removed; rank 0
-    std::string prune_problem;         // why one that should have been removed is still there
+    std::vector<std::string> removed;  // older checkpoints that were removed; only on rank 0
+    std::string prune_problem;         // why an old checkpoint could not be removed, or ""
     uint64_t bytes = 0;
     double seconds = 0;
 };
 
 class CheckpointSaver {
 public:
-    // `in_use`: the step that the run was resumed from, or -1.
+    // `in_use` is the step that the run was resumed from, or -1.
     CheckpointSaver(const Comm& comm, const std::string& directory, const CheckpointRetention& retention,
                     int64_t in_use, FileCalls& calls = system_calls());
     ~CheckpointSaver();
     CheckpointSaver(const CheckpointSaver&) = delete;
     CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-    // Collectives. Only one save may be active. begin() returns an outcome only if it failed.
+    // These are collectives. Only one save may be active. begin() returns an outcome only if it failed.
     std::optional<SaveOutcome> begin(SaveJob job);
     std::optional<SaveOutcome> advance();
     std::optional<SaveOutcome> wait();  // waits for the outcome; returns nothing if no save is active
 
     bool is_active() const { return phase_ != Phase::idle; }
-    bool is_working() const { return working_; }  // this rank's thread
+    bool is_working() const { return working_; }  // true while this rank's thread runs
 
 private:
     enum class Phase { idle, writing, committing };
@@ -80,7 +80,7 @@ private:
     Phase phase_ = Phase::idle;
     SaveJob job_;
     double began_ = 0;
-    // Written by the thread, read after join().
+    // The thread writes these; they are read after join().
     std::thread thread_;
     std::atomic<bool> working_{false};
     Failure failure_;

@@ -1,3 +1,4 @@
+// Writes a rank's safetensors file in one pass and computes its checksums on the way.
 #include "llmc/checkpoint/state_file.h"
 
 #define XXH_INLINE_ALL
@@ -18,7 +19,7 @@ SafetensorsLayout layout_of(const std::string& path, const std::vector<StateSlic
     return lay_out_safetensors(path, specs, {});
 }
 
-// Checksums of a file's chunks while it is written.
+// Computes the checksums of a file's chunks while it is written.
 class ChunkSums {
 public:
     void add(const void* data, size_t bytes) {

@@ -1,4 +1,4 @@
-// What the state of a run is made of (manifest.h has the whole): tensors, their slices, the files with these.
+// The building blocks of a checkpoint (manifest.h): tensors, their slices, and the files that contain them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,27 +7,28 @@
 
 namespace llmc {
 
-// Elements [start, start + count) of a flattened tensor's part.
+// Elements [start, start + count) of a part of a flattened tensor.
 struct StateSlice {
     std::string tensor, part;
     uint64_t start = 0, count = 0;
-    std::string dtype = "F32";  // or "BF16": safetensors' names
+    std::string dtype = "F32";  // or "BF16"; these are safetensors' names
     uint64_t bytes() const { return count * (dtype == "BF16" ? 2 : 4); }
     std::string name() const { return tensor + "." + part; }  // in its file
     bool operator==(const StateSlice&) const = default;
 };
 
+// A tensor of the run's state and its parts.
 struct StateTensor {
     std::string name;
     std::vector<int64_t> shape;
     std::vector<std::string> parts;
     uint64_t elements() const;
-    // What a rank owes of its gradients (llmc/comm/fp8_wire.h): belongs to the ranks, and not to the model.
+    // True for a rank's gradient residuals (llmc/comm/fp8_wire.h), which belong to the rank and not to the model.
     bool is_residual() const { return parts == std::vector<std::string>{"residual"}; }
     bool operator==(const StateTensor&) const = default;
 };
 
-// A safetensors file of one rank.
+// The safetensors file of one rank.
 struct StateFile {
     std::string name;
     uint64_t bytes = 0;
@@ -37,7 +38,7 @@ struct StateFile {
 };
 
 constexpr const char* kManifestName = "manifest.json";
-constexpr uint64_t kChunkBytes = uint64_t{8} << 20;  // of files that are written now
+constexpr uint64_t kChunkBytes = uint64_t{8} << 20;  // for new files
 
 uint64_t checksum(const void* data, size_t bytes);  // XXH3-64
 std::string state_file_name(int rank);              // "rank_00003.safetensors"

@@ -1,4 +1,4 @@
-// One file, or a Hugging Face directory with one file or several (weight_files.h).
+// Opens one file, or a Hugging Face directory with one or several files (weight_files.h).
 #include "llmc/checkpoint/weight_files.h"
 
 #include <filesystem>
@@ -29,7 +29,7 @@ bool is_there(const fs::path& path) {
     return fs::exists(path, ignored);
 }
 
-// {tensor: file name} of an index.
+// Reads an index: {tensor: file name}.
 std::map<std::string, std::string> read_index(const std::string& path) {
     const std::string content = read_input(path, kIndexFile);
     const nlohmann::json index = parse_json_or_null<nlohmann::json>(content);

@@ -1,3 +1,4 @@
+// Opens weights of any format, imports them, and describes how two models differ.
 #include "llmc/checkpoint/weight_source.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// Where the weights of a model come from, one tensor at a time, whatever holds them: Hugging Face's files
-// (hf_weights.h) or a model file of llm.c (llmc_model.h). What a source hands out has our names and our layout
-// (model_table.h), has no padded rows, and is finite.
+// A source of a model's weights, one tensor at a time: Hugging Face's files (hf_weights.h), a model file of llm.c
+// (llmc_model.h) or a training checkpoint. The tensors have our names and layout (model_table.h), no padded rows, and
+// only finite values.
 #pragma once
 #include <functional>
 #include <memory>
@@ -15,37 +15,37 @@ class WeightSource {
 public:
     virtual ~WeightSource() = default;
     virtual const ModelConfig& model() const = 0;
-    // "h.0.qkv.weight"; of all_tensors(model()).
+    // Returns one tensor of all_tensors(model()), for example "h.0.qkv.weight".
     virtual std::vector<float> fetch(const std::string& name) const = 0;
-    // The token that begins every document of the training data; -1 if unknown.
+    // The token that begins every document of the training data, or -1 if unknown.
     virtual int end_token() const { return -1; }
 };
 
-// The source that the path names: a training checkpoint or the run that has one (its newest), a file that begins with
-// llm.c's magic or is called .bin, or anything of Hugging Face's. The first form takes the model as the file describes
-// it, the second refuses a file that holds another.
+// Opens the source that the path names: a training checkpoint, a run with one (its newest), a file that begins with
+// llm.c's magic number or is called .bin, or any of Hugging Face's forms. The first function takes the model from the
+// file; the second refuses a file with a different model.
 std::unique_ptr<WeightSource> open_weights(const std::string& path);
 std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model);
 
-// What open_weights() takes, for --help.
+// The forms that open_weights() accepts, for --help.
 constexpr const char* kWeightsHelp =
     "a checkpoint, a run (its newest checkpoint is used), a Hugging Face directory, a .safetensors file next to its "
     "config.json, or an llm.c model file (.bin)";
 
-// Hands over every parameter once.
+// Passes every parameter to `store` once.
 using StoreTensor = std::function<void(const std::string& name, const std::vector<float>& values)>;
 void import_weights(const WeightSource& source, const StoreTensor& store);
 
-// What an export asks for: `out` becomes one parameter in our layout, with padded rows or without.
+// Fetches one parameter in our layout for an export, with or without padded rows, into `out`.
 using FetchTensor = std::function<void(const std::string& name, std::vector<float>& out)>;
-// Calls it and leaves padded rows out. `path`: for the message where the count is wrong.
+// Calls `fetch` and drops padded rows. `path` is for the message if the number of values is wrong.
 void fetch_exactly(const std::string& path, const TensorRow& row, const FetchTensor& fetch, std::vector<float>& out);
 
-// Throws unless the numbers can be those of a model, and small enough that its size can be computed.
+// Throws unless the numbers are possible for a model and small enough that its size can be computed.
 void require_numbers(const std::string& path, const ModelConfig& model);
 
-// Where two models differ: "layers is 2, this model has 3; vocab is 257, this model has 50257". Numbers that `there`
-// does not say (0) differ from none.
+// The differences between two models: "layers is 2, this model has 3; vocab is 257, this model has 50257". A number
+// that `there` leaves open (0) is not compared.
 struct NamesOfNumbers {
     const char *layers, *heads, *channels, *context, *vocab;
 };

@@ -1,3 +1,4 @@
+// Clipping by tensor norm or by value: sums of squares per tensor, agreed between ranks, then a factor per tensor.
 #include "llmc/optim/clipping.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 
 namespace llmc {
 
-// visit(unit, tensor, its number among all)
+// Calls visit(unit, tensor, its number among all tensors) for this rank's tensors.
 template <class Visit>
 void Clipping::for_each_tensor(Visit&& visit) const {
     size_t number = 0;

@@ -1,5 +1,5 @@
-// Clipping by other bounds than that of all gradients' norm (--clip-kind), of the sums that this rank updates, where
-// they lie: what comes behind sees clipped gradients.
+// Gradient clipping other than by the norm of all gradients (--clip-kind). It clips the sums that this rank updates, in
+// place, so later work sees clipped gradients.
 #pragma once
 #include "llmc/optim/config.h"
 #include "llmc/shard/arena.h"
@@ -9,15 +9,15 @@ namespace llmc {
 
 class Clipping {
 public:
-    // Nothing to do, and no memory, with ClipKind::norm or without a bound.
+    // With ClipKind::norm or without a bound it does nothing and needs no memory.
     Clipping(Gradients& gradients, ClipKind kind, double clip);
 
     size_t bytes() const { return arena_.bytes(); }
     void allocate() {
         if (bytes() > 0) arena_.allocate();
     }
-    // Of gradients that are *loss_scale times the true ones. A tensor's norm is that of the whole tensor, whatever
-    // ranks have of it: squares are added in double, and the norm is rounded to FP32.
+    // Clips gradients that are *loss_scale times the true ones. A tensor's norm covers the whole tensor, over all ranks
+    // that hold parts of it: squares are added in double, and the norm is rounded to FP32.
     void apply(const float* loss_scale, stream_t stream);
 
 private:
@@ -30,9 +30,9 @@ private:
     const double clip_;
     size_t tensors_ = 0;
     Arena arena_{MemoryKind::workspace};
-    double *partials_ = nullptr, *squares_ = nullptr;  // of one tensor; one a tensor
-    float* factors_ = nullptr;                         // one a tensor
-    char* workspace_ = nullptr;                        // of the sum over the ranks
+    double *partials_ = nullptr, *squares_ = nullptr;  // partials_ is for one tensor; squares_ has one value per tensor
+    float* factors_ = nullptr;                         // one per tensor
+    char* workspace_ = nullptr;                        // for the sum over the ranks
 };
 
 }  // namespace llmc

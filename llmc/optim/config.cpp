@@ -1,3 +1,4 @@
+// The coefficients of Newton-Schulz iterations, and Muon's scale per shape.
 #include "llmc/optim/config.h"
 
 #include <algorithm>
@@ -11,7 +12,7 @@ NewtonSchulzSteps newton_schulz_steps(char set) {
     switch (set) {
         case 'k':
             return {std::vector<NewtonSchulzStep>(5, {3.4445, -4.7750, 2.0315})};
-        case 'p':  // the first coefficients allow for a norm that is a little too small
+        case 'p':  // the first coefficients tolerate a norm that is a little too small
             return {{{8.156554524902461, -22.48329292557795, 15.878769915207462},
                      {4.042929935166739, -2.808917465908714, 0.5000178451051316},
                      {3.8916678022926607, -2.772484153217685, 0.5060648178503393},

@@ -14,7 +14,7 @@ static __global__ void reset_loss_scale_kernel(LossScaleState* state, float scal
 static __global__ void update_loss_scale_kernel(LossScaleState* state, const StepState* step, LossScaleConfig config) {
     const float before = state->scale;
     float after = before;
-    const bool overflow = step->skip && !step->spike;  // a spike has nothing to do with the scale
+    const bool overflow = step->skip && !step->spike;  // a spike says nothing about the scale
     int clean_steps = overflow ? 0 : state->clean_steps + 1;
     if (overflow) after = 0.5f * before;
     if (clean_steps >= config.growth_interval) {

@@ -1,3 +1,4 @@
+// Plans, allocates and finds the optimizer's moments.
 #include "llmc/optim/moments.h"
 
 #include <algorithm>
@@ -7,7 +8,7 @@ namespace llmc {
 size_t OptimizerMoments::add(const char* name, std::vector<ShardLayout::Part> regions, MomentFormat format) {
     Kept kept{name, std::move(regions), {}, format};
     for (size_t u = 0; u < layout_.units(); u++) {
-        // As much as the rank with the most of it has, so that all plan alike.
+        // Every rank plans for the size on the rank with the most, so that all plan the same.
         const size_t slice = layout_.slice(u).count, all = layout_.table().unit(u).count;  // 0: a unit without tensors
         size_t most = 0;
         for (size_t begin = 0; begin < all; begin += slice)

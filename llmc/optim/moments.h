@@ -1,5 +1,5 @@
-// What an optimizer keeps of the parameters beside their masters: arrays by name ("m", "v"), each over a region of
-// every unit, and on each rank over its slices of these.
+// The optimizer's moments: arrays with names ("m", "v"), each over a region of every unit. A rank holds the part of
+// them that belongs to its slices.
 #pragma once
 #include <deque>
 #include <vector>
@@ -15,16 +15,16 @@ class OptimizerMoments {
 public:
     explicit OptimizerMoments(const ShardLayout& layout) : layout_(layout) {}
 
-    // `regions`: of each unit, between tensors. Before allocate(). Returns the moment's index. Several of one name are
-    // that moment of different regions.
+    // Adds a moment before allocate() and returns its index. `regions` gives a region of each unit, which begins and
+    // ends between tensors. Several moments of one name are the same moment for different regions.
     size_t add(const char* name, std::vector<ShardLayout::Part> regions, MomentFormat format = MomentFormat::fp32);
     size_t add_everywhere(const char* name, MomentFormat format = MomentFormat::fp32);
 
     size_t bytes() const { return arena_.bytes(); }  // the same on every rank
-    void allocate(stream_t stream);                  // they start at 0
+    void allocate(stream_t stream);                  // moments start at 0
 
-    // Where a moment of an element is that this rank holds; `position` counts in the unit. T: float or bf16, as its
-    // format is.
+    // Address of the moment of the element at `position` in the unit; this rank must hold it. T is float or bf16,
+    // matching the moment's format.
     template <class T>
     T* at(size_t moment, size_t unit, size_t position) const {
         if (sizeof(T) != bytes_of(kept_[moment].format))
@@ -37,7 +37,7 @@ public:
         void* values;
         MomentFormat format;
     };
-    // Those that are kept of a tensor, from its element at `position` of the unit on, which this rank holds.
+    // The moments of a tensor from `position` of the unit on, which this rank must hold.
     std::vector<Moment> of(size_t unit, const ParameterTensor& tensor, size_t position) const;
     std::vector<Moment> all() const;
 
@@ -45,7 +45,7 @@ private:
     struct Kept {
         const char* name;
         std::vector<ShardLayout::Part> regions;
-        std::vector<size_t> index;  // of units' parts in `values`
+        std::vector<size_t> index;  // where each unit's part begins in `values`
         MomentFormat format;
         size_t count = 0;
         char* values = nullptr;
@@ -54,7 +54,7 @@ private:
 
     const ShardLayout layout_;
     Arena arena_{MemoryKind::optimizer};
-    std::deque<Kept> kept_;  // the arena knows where their pointers are
+    std::deque<Kept> kept_;  // a deque, because the arena knows the addresses of its pointers
 };
 
 }  // namespace llmc

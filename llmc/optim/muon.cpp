@@ -1,3 +1,4 @@
+// Muon's rounds: momentum, exchange of matrices, Newton-Schulz, exchange back, and update.
 #include "llmc/optim/muon.h"
 
 #include <algorithm>
@@ -11,7 +12,7 @@ namespace {
 
 constexpr size_t kNone = ~size_t{0};
 
-// Elements that a piece takes among others: each begins on 16 bytes.
+// The elements that a piece occupies in a message: each piece begins at a multiple of 16 bytes.
 size_t padded(size_t count) { return (count + 7) / 8 * 8; }
 
 std::vector<Matmul::LinearShape> shapes_of(const std::vector<MuonMatrix>& matrices) {
@@ -58,7 +59,7 @@ Muon<Real>::Muon(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, c
     plan_memory();
 }
 
-// visit(rank, piece) for every rank that holds a part of a matrix.
+// Calls visit(rank, piece) for every rank that holds a part of a matrix.
 template <class Real>
 template <class Visit>
 void Muon<Real>::for_each_holder(size_t matrix, Visit&& visit) const {
@@ -112,7 +113,7 @@ void Muon<Real>::plan_memory() {
         if (static_cast<size_t>(matrices_[i].owner) == rank_) second_at_[i] = count;
         count += static_cast<size_t>(matrices_[i].larger());
     }
-    // As much as the rank with the most of it needs, so that all plan alike.
+    // Every rank plans for the needs of the rank with the most, so that all plan the same.
     std::vector<size_t> in_slices(ranks_), in_matrices(ranks_);  // of a round
     for (size_t i = 0; i < matrices_.size(); i++) {
         if (i == 0 || matrices_[i].round != matrices_[i - 1].round)
@@ -207,7 +208,7 @@ void Muon<Real>::orthogonalize(const Round& round, const StepState* state, strea
             copy_pieces(round.owned, owned_, true);
             continue;
         }
-        size_t at = 0;  // whole where it is
+        size_t at = 0;  // the whole matrix, in place
         for (const Piece& piece : round.held) {
             if (piece.matrix == matrix) break;
             at += padded(piece.count);
@@ -216,7 +217,7 @@ void Muon<Real>::orthogonalize(const Round& round, const StepState* state, strea
     }
 }
 
-// In place. Of X, which is never higher than wide, NorMuon's lines are rows or columns of the matrix.
+// Works in place. X is never taller than wide, so NorMuon's lines are rows or columns of the matrix.
 template <class Real>
 void Muon<Real>::orthogonalize(size_t matrix, Real* values, const StepState* state, stream_t stream) {
     const MuonMatrix& m = matrices_[matrix];
@@ -260,7 +261,7 @@ void Muon<Real>::apply(const Round& round, const StepState* state, stream_t stre
         const MuonMatrix& m = matrices_[piece.matrix];
         const auto slice = weights_.slice(m.unit);
         const size_t begin = piece.begin - layout_.slice(m.unit).begin;
-        Fp8State* fp8 = nullptr;  // a tensor in FP8 is a range, as far as it lies in the slice
+        Fp8State* fp8 = nullptr;  // an FP8 tensor forms its own range, limited to this rank's slice
         for (const auto& range : weights_.ranges(m.unit))
             if (range.begin <= begin && begin < range.begin + range.count) fp8 = range.fp8;
         const MuonUpdate update{muon_scale(config_.muon.scale, m.rows, m.columns), config_.muon.weight_decay,
@@ -271,7 +272,7 @@ void Muon<Real>::apply(const Round& round, const StepState* state, stream_t stre
     }
 }
 
-// ---- what others ask -----------------------------------------------------------------------------------------------
+// ---- queries -------------------------------------------------------------------------------------------------------
 
 template <class Real>
 typename Muon<Real>::Sent Muon<Real>::sent_in_step() const {
@@ -283,7 +284,7 @@ typename Muon<Real>::Sent Muon<Real>::sent_in_step() const {
             if (rank != static_cast<size_t>(matrices_[i].owner))
                 bytes += static_cast<double>(padded(piece.count) * sizeof(Real));
         });
-    const double calls = exchanges() ? 2 : static_cast<double>(ranks_);  // there and back, or from every owner
+    const double calls = exchanges() ? 2 : static_cast<double>(ranks_);  // there and back, or once from every owner
     sent.calls = calls * static_cast<double>(rounds_.size());
     sent.bytes = (exchanges() ? 2 : 1) * bytes / static_cast<double>(ranks_);
     return sent;

@@ -1,14 +1,15 @@
 // Muon (Jordan et al., https://kellerjordan.github.io/posts/muon; arXiv 2502.16982) and NorMuon (arXiv 2510.05491) on
 // the ranks' slices of the parameters:
 //
-//   momentum    in the slice, element by element: U, in the type of the activations
-//   exchange    U to the rank that owns each matrix (muon_plan.h); where all ranks have everything, none
-//   orthogonalize  whole matrices by their owners, one at a time: O
-//   exchange    O back to whoever holds a part of it
-//   update      in the slice
+//   momentum       in the slice, element by element: U, in the type of the activations
+//   exchange       U goes to the rank that owns each matrix (muon_plan.h); not needed if every rank holds everything
+//   orthogonalize  owners turn whole matrices into O, one at a time
+//   exchange       O goes back to the ranks that hold parts of it
+//   update         in the slice
 //
-// A matrix's bits depend on neither ranks nor slices: momentum and update go element by element, Newton-Schulz sees the
-// whole matrix, and what travels is BF16 already (in FP32 runs FP32). Groups of --shard-within repeat the work.
+// A matrix's bits depend on neither ranks nor slices: momentum and update work element by element, Newton-Schulz sees
+// the whole matrix, and the exchange sends values that are already BF16 (FP32 in FP32 runs). With --shard-within, every
+// group repeats the work.
 #pragma once
 #include <string>
 #include <vector>
@@ -33,34 +34,36 @@ public:
     std::vector<Product> products() const;
     void allocate(stream_t stream);
 
-    // Updates all matrices, whose momentum is `moment` of `moments`. With state->skip set nothing is changed.
+    // Updates all matrices. Their momentum is moment number `moment` of `moments`. Changes nothing if state->skip is
+    // set.
     void update(const OptimizerMoments& moments, size_t moment, const StepState* state, stream_t stream);
 
-    // What a rank sends to others in a step, the mean of all: calls, and bytes.
+    // The calls and bytes that a rank sends per step, averaged over the ranks.
     struct Sent {
         double calls = 0, bytes = 0;
     };
     Sent sent_in_step() const;
     const Comm& comm() const { return comm_; }
 
-    // NorMuon's second moments, one number a line of a matrix, which its owner has.
+    // NorMuon's second moments: one number per row or column of a matrix, held by the matrix's owner.
     struct SecondMoments {
-        std::string matrix;  // "h.0.qkv.weight.lines.2": of the tensor's third
+        std::string matrix;  // "h.0.qkv.weight.lines.2" is the third matrix of that tensor
         size_t lines;
-        float* values;  // nullptr: another rank's
+        float* values;  // nullptr if another rank owns the matrix
     };
     std::vector<SecondMoments> second_moments() const;
 
 private:
-    // The part of a matrix that lies in one rank's slices.
+    // The part of a matrix that lies in one rank's slice.
     struct Piece {
         size_t matrix;
         size_t begin, count;  // in the unit
     };
+    // Matrices that are exchanged and orthogonalized together.
     struct Round {
         std::vector<size_t> matrices;             // that this rank owns
-        std::vector<Piece> held, owned;           // by owner, and by holder, in the order in which they lie
-        std::vector<size_t> to_owner, to_holder;  // elements of them, by rank
+        std::vector<Piece> held, owned;           // sorted by owner and by holder, in the order of the messages
+        std::vector<size_t> to_owner, to_holder;  // elements for each rank
     };
 
     bool exchanges() const { return layout_.is_sliced() && ranks_ > 1; }
@@ -82,7 +85,7 @@ private:
     Matmul& matmul_;
     const OptimizerConfig config_;
     const ShardLayout layout_;
-    const size_t ranks_;  // that share the work
+    const size_t ranks_;  // the number of ranks that share the work
     const size_t rank_;
     const std::vector<MuonMatrix> matrices_;
     const std::vector<Matmul::LinearShape> shapes_;
@@ -91,12 +94,13 @@ private:
     Comm comm_ = Comm::self();
 
     Arena arena_{MemoryKind::workspace}, state_arena_{MemoryKind::optimizer};
-    Real *held_ = nullptr, *owned_ = nullptr;  // a round's pieces: U, then O
+    Real *held_ = nullptr, *owned_ = nullptr;  // a round's pieces: first U, then O
     Real* whole_ = nullptr;                    // one matrix
     double* partials_ = nullptr;
     float* inverse_norm_ = nullptr;
-    float *second_ = nullptr, *factors_ = nullptr, *squares_ = nullptr;  // NorMuon: of all owned matrices, of one
-    std::vector<size_t> second_at_;                                      // by matrix
+    // NorMuon: second_ for all owned matrices, the others for one
+    float *second_ = nullptr, *factors_ = nullptr, *squares_ = nullptr;
+    std::vector<size_t> second_at_;  // by matrix
 };
 
 }  // namespace llmc

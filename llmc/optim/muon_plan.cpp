@@ -1,3 +1,4 @@
+// Assigns Muon's matrices to rounds and owners.
 #include "llmc/optim/muon_plan.h"
 
 #include <algorithm>
@@ -7,7 +8,7 @@
 namespace llmc {
 namespace {
 
-constexpr size_t kAlignment = 8;  // elements: 16 bytes in bf16, which vector loads need
+constexpr size_t kAlignment = 8;  // in elements: 16 bytes in bf16, which vector loads need
 
 void add_matrices(std::vector<MuonMatrix>& matrices, const ParameterTable& table, size_t unit, size_t tensor) {
     const ParameterTensor& info = table.unit(unit).tensors[tensor];

@@ -1,5 +1,5 @@
-// Which matrices Muon orthogonalizes, when, and on which rank: a function of the model's table and the number of ranks
-// that share the work, so that all of them plan alike.
+// Which matrices Muon orthogonalizes, in which round, and on which rank. The plan depends only on the model's table and
+// the number of ranks that share the work, so every rank makes the same plan.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace llmc {
 
-// A matrix, row-major in one piece of its unit: a tensor, or some of its rows.
+// A matrix, contiguous and row-major in its unit: a tensor, or some of its rows.
 struct MuonMatrix {
     size_t unit, tensor;
     size_t begin;  // in the unit
@@ -20,20 +20,22 @@ struct MuonMatrix {
     size_t end() const { return begin + count(); }
     int smaller() const { return rows < columns ? rows : columns; }
     int larger() const { return rows < columns ? columns : rows; }
-    double flops_of_a_step() const;  // of Newton-Schulz: 4 m^2 n + 2 m^3
+    double flops_of_a_step() const;  // of one Newton-Schulz step: 4 m^2 n + 2 m^3
 };
 
-// Where Muon's matrices lie in a unit: those of the blocks (units between the first and the last) that decay.
+// The range of a unit that holds Muon's matrices: those of the blocks (units between the first and the last) with
+// weight decay.
 struct MuonRegion {
     size_t begin, count;
 };
 MuonRegion muon_region(const ParameterTable& table, size_t unit);
 
-// In the order of units and tensors. Rounds: ceil(ranks / 2) blocks at a time, so that ranks have about equal work and
-// buffers stay small. In each the matrix with the most work goes to the rank with the least, ties to the lower index.
+// Returns the matrices in the order of units and tensors. A round covers ceil(ranks / 2) blocks, so that ranks have
+// about equal work and buffers stay small. In each round, the matrix with the most work goes to the rank with the least
+// work so far; ties go to the lower index.
 std::vector<MuonMatrix> plan_muon(const ParameterTable& table, int ranks);
 
-// Every matrix, its round and its owner, in a line: what ranks compare.
+// One line per matrix with its round and owner. The ranks compare this text.
 std::string describe(const std::vector<MuonMatrix>& matrices);
 
 }  // namespace llmc

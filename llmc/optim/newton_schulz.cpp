@@ -1,3 +1,4 @@
+// Plans the buffers and products of a Newton-Schulz iteration, and runs it.
 #include "llmc/optim/newton_schulz.h"
 
 #include <algorithm>
@@ -30,7 +31,7 @@ void NewtonSchulz<Real>::plan(Arena& arena) {
 
 template <class Real>
 void NewtonSchulz<Real>::reserve(Matmul& matmul) const {
-    if constexpr (std::is_same_v<Real, float>) return;  // FP32 products need nothing
+    if constexpr (std::is_same_v<Real, float>) return;  // FP32 products need no reservation
     for (const Matmul::LinearShape& s : shapes_) matmul.reserve(s.N, s.C, s.OC, s.fp8);
 }
 

@@ -1,5 +1,5 @@
-// Newton-Schulz iteration: a matrix with the same singular vectors and singular values near 1, by matrix products
-// alone.
+// Newton-Schulz iteration: computes a matrix with the same singular vectors and singular values near 1, using only
+// matrix products.
 #pragma once
 #include <set>
 #include <vector>
@@ -10,21 +10,22 @@
 
 namespace llmc {
 
-// For matrices (m, n) with m <= n of some largest size, one at a time, on the stream of `matmul`. Real = bf16: products
-// of BF16 operands, summed in FP32 and rounded once with what is added to them; float: all in FP32.
+// Handles matrices (m, n) with m <= n up to a largest size, one at a time, on the stream of `matmul`. Real = bf16:
+// products of BF16 operands, summed in FP32 and rounded once together with the addend. Real = float: everything in
+// FP32.
 template <class Real>
 class NewtonSchulz {
 public:
     NewtonSchulz(NewtonSchulzSteps steps, std::vector<Matmul::LinearShape> shapes);
 
-    // Shapes (m, n), as Matmul's planning takes them, and the products that a matrix of such a shape takes.
+    // Shapes (m, n) in the form that Matmul's planning takes, and the products needed for a matrix of that shape.
     static Matmul::LinearShape shape(int m, int n) { return {m, n, m, false}; }
     static std::vector<Product> products(int m, int n);
     void plan(Arena& arena);
     void reserve(Matmul& matmul) const;
 
-    // Where the matrix is to be put, divided by safety() times its norm. run() returns where the result is, until the
-    // next.
+    // The buffer for the input matrix, which must be divided by safety() times its norm. run() returns the address of
+    // the result, valid until the next run().
     Real* input() const { return x_; }
     double safety() const { return steps_.safety; }
     Real* run(Matmul& matmul, int m, int n, stream_t stream) const;

@@ -5,7 +5,7 @@
 
 namespace llmc {
 
-// Empties the windows: no step counts as a spike until they have kSpikeMinimum values again.
+// Empties the windows: no step counts as a spike until they contain kSpikeMinimum values again.
 LLMC_DEVICE void start_windows(SpikeState* spikes) {
     spikes->accepted = spikes->in_a_row = 0;
     spikes->loss_limit = spikes->norm_limit = static_cast<double>(float_from_bits(0x7f800000u));
@@ -18,7 +18,7 @@ static __global__ void reset_spikes_kernel(SpikeState* spikes) {
     start_windows(spikes);
 }
 
-// The sum of values[0 .. kSpikeWindow) in values[0], for both halves of the block by themselves.
+// Adds up values[0 .. kSpikeWindow) into values[0], for each half of the block separately.
 LLMC_DEVICE void sum_window(double* values, int place) {
     for (int stride = kSpikeWindow / 2; stride > 0; stride /= 2) {
         __syncthreads();
@@ -27,14 +27,14 @@ LLMC_DEVICE void sum_window(double* values, int place) {
     __syncthreads();
 }
 
-// Two halves of kSpikeWindow threads: losses and norms, one value a thread.
+// One block with two halves of kSpikeWindow threads: losses and norms, one value per thread.
 static __global__ void __launch_bounds__(2 * kSpikeWindow)
     update_spikes_kernel(SpikeState* spikes, const StepState* step) {
     LLMC_SHARED(double, scratch, [2][kSpikeWindow]);
     const int half = static_cast<int>(threadIdx.x) / kSpikeWindow;
     const int place = static_cast<int>(threadIdx.x) % kSpikeWindow;
     if (step->spike && threadIdx.x == 0 && ++spikes->in_a_row == kSpikesOfNewLevel) start_windows(spikes);
-    if (step->skip || step->spike) return;  // all threads alike; the limits stay
+    if (step->skip || step->spike) return;  // the same for all threads; the limits stay
     const int64_t accepted = spikes->accepted;
 
     double* window = half == 0 ? spikes->loss : spikes->norm;
@@ -55,7 +55,7 @@ static __global__ void __launch_bounds__(2 * kSpikeWindow)
     const double sigma = fmax(sqrt(sums[0] / count), kSpikeLeastSigma * fabs(mean));
     if (count >= kSpikeMinimum) (half == 0 ? spikes->loss_limit : spikes->norm_limit) = mean + kSpikeSigmas * sigma;
     if (half != 0) return;
-    spikes->accepted = accepted + 1;  // every thread has read it: barriers are in between
+    spikes->accepted = accepted + 1;  // safe: the barriers above order this after every thread's read
     spikes->in_a_row = 0;
 }
 
