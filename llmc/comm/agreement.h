@@ -1,4 +1,4 @@
-// What ranks tell each other apart from numbers: texts and errors. All functions are collectives unless noted.
+// Texts and errors that ranks exchange. All functions are collectives unless noted.
 #pragma once
 #include <exception>
 #include <string>

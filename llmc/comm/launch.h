@@ -44,7 +44,7 @@ inline constexpr Word<CommKind> kWords<CommKind>[] = {{"auto", CommKind::automat
                                                       {"tcp", CommKind::tcp},
                                                       {"nccl", CommKind::nccl}};
 
-// What `--comm` means under this launch. Throws Error(bad_flags) with advice if it is impossible.
+// Resolves `--comm` for this launch. Throws Error(bad_flags) with advice if it is impossible.
 CommChoice choose_comm(CommKind requested, const LaunchInfo& launch, const BuildFeatures& build);
 
 }  // namespace llmc

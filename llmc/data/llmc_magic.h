@@ -6,7 +6,7 @@ namespace llmc {
 
 constexpr int32_t kLlmcModelMagic = 20240326;
 
-// What kind of file begins with this number, or "" if it is unknown.
+// The kind of file that begins with this number, for a message, or "" if it is unknown.
 inline const char* name_of_magic(int32_t magic) {
     switch (magic) {
         case 20240520:

@@ -1,8 +1,8 @@
-// The learning rate as a function of the updates applied so far; llm.c's schedules by the same names, and warm restarts
-// (Loshchilov and Hutter, SGDR, arXiv 1608.03983, as PyTorch's CosineAnnealingWarmRestarts counts them).
+// The learning rate as a function of the updates applied so far: llm.c's schedules under the same names, and warm
+// restarts (Loshchilov and Hutter, SGDR, arXiv 1608.03983), counted like PyTorch's CosineAnnealingWarmRestarts.
 //
-// It is evaluated on the device, where the counter lives, and on the host for plans and tests, with the same bits:
-// double arithmetic, every multiply-add spelled fma(), and no library function but the correctly rounded sqrt.
+// The device evaluates it next to its counter, and the host for plans and tests, with the same bits: it uses double
+// arithmetic, explicit fma(), and no library function except the correctly rounded sqrt.
 #pragma once
 #include <math.h>
 
@@ -20,10 +20,10 @@ struct ScheduleConfig {
     int64_t warmup = 0;         // steps of linear warm-up, in every schedule
     int64_t steps = 1;          // length of the schedule
     double final_fraction = 0;  // it ends at final_fraction * lr
-    double cooldown = 0.2;      // of wsd: the part of the steps, at their end, in which the rate falls
-    int64_t restart_every = 0;  // of cosine: steps of the first period behind the warm-up; 0: one period, up to `steps`
-    int64_t restart_factor = 1;  // each period is so many times as long as the one before
-    double factor = 1;           // of every rate, for whoever lowers them beside the schedule
+    double cooldown = 0.2;      // wsd: the fraction of the steps, at the end, in which the rate falls
+    int64_t restart_every = 0;  // cosine: steps of the first period after the warm-up; 0 makes one period up to `steps`
+    int64_t restart_factor = 1;  // each period is longer than the previous one by this factor
+    double factor = 1;           // multiplies every rate, for callers that lower them apart from the schedule
 };
 
 // (1 + cos(pi x)) / 2 for 0 <= x <= 1, as sin^2 of an angle below pi/4 or its complement. Error below 3e-16.
@@ -48,12 +48,11 @@ LLMC_HD double half_cosine(double x) {
 //   applied < warmup     lr * (applied + 1) / warmup
 //   cosine, linear       from lr at `warmup` to final_fraction * lr at `steps`
 //   constant             lr
-//   wsd, wsd_linear      lr, then over the last `cooldown` of the steps down by 1 - sqrt(part of it that has passed),
-//   or
-//                        in a line (Haegele et al., arXiv 2405.18392, have both)
+//   wsd, wsd_linear      lr, then over the last `cooldown` of the steps down to final_fraction * lr: as
+//                        1 - sqrt(elapsed fraction), or linearly (both in Haegele et al., arXiv 2405.18392)
 //
 // Beyond `steps` it stays at the final value. With restarts the cosine falls to final_fraction * lr in every period and
-// begins the next at lr, whatever `steps` is.
+// starts the next one at lr, independent of `steps`.
 LLMC_HD double learning_rate(const ScheduleConfig& config, int64_t applied) {
     if (applied < config.warmup)
         return config.lr * static_cast<double>(applied + 1) / static_cast<double>(config.warmup);

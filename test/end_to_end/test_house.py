@@ -431,5 +431,98 @@ class Words(unittest.TestCase):
         self.assertIsNone(first_command("# T\nwords\n"))
 
 
+# Folders whose comments are plain English throughout; in all others together there may be MOST_FRAGMENTS turns of phrase to
+# decode, and MOST_WITHOUT_OPENING sources without an opening comment. Lower these with every folder that is rewritten.
+PLAIN_FOLDERS = ["llmc/base", "llmc/device", "llmc/data", "llmc/comm", "llmc/checkpoint"]
+MOST_FRAGMENTS = 730
+MOST_WITHOUT_OPENING = 142
+
+# What a comment may not contain besides DIALECT, and what to write instead.
+FRAGMENTS = {
+    r"\A(?:Of|Beside|In place of) [a-z`]": "a subject and a verb",
+    r"\A(?:What|Whether|Where|Who|Whom|Whose) [^?]*\Z": "the noun, or a sentence",
+    r"\bso (?:many|much)\b(?! that)": "the number or the name",
+    r"""(?:\bnullptr|"")(?:, |: )(?:none|nothing|no |it )""": "X if ...",
+    r"\bthe one that\b|\bthose that\b": "the noun",
+}
+
+
+def comments_of(path, text):
+    """(line, text) of each comment of a C++, Python, shell or make file. Comments on consecutive lines are one."""
+    if path.endswith((".cpp", ".cu", ".cuh", ".h")):
+        pattern = r"""R"\(.*?\)"|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])+'|//[^\n]*(?:\n[ \t]*//[^\n]*)*"""
+        mark = "//"
+    else:
+        pattern = r"""\"{3}.*?\"{3}|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|(?<![^\s])\#[^\n]*(?:\n[ \t]*\#[^\n]*)*"""
+        mark = "#"
+    for found in re.finditer(pattern, text, re.DOTALL):
+        lines = found[0].strip('"').split("\n")
+        if found[0].startswith(mark):
+            lines = [line.strip().lstrip(mark).strip() for line in lines]
+        elif not found[0].startswith('"' * 3):
+            continue
+        yield text.count("\n", 0, found.start()) + 1, "\n".join(line.strip() for line in lines)
+
+
+def fragments_in(text):
+    """Turns of phrase in one comment that a reader has to decode, each as (words, what to write)."""
+    return [(words, plain) for _, words, plain in dialect_in(text)] + [
+        (found[0].split("\n")[0], plain) for words, plain in FRAGMENTS.items() for found in re.finditer(words, text)]
+
+
+def opens_with_a_comment(text):
+    """True if the first line of a source, after a shebang, is a comment or a docstring."""
+    return re.match(r'(#![^\n]*\n)?(//|# |""")', text) is not None
+
+
+def folder_of(path):
+    parts = path.split("/")
+    return "/".join(parts[:2] if len(parts) > 2 else parts[:1])
+
+
+class Comments(unittest.TestCase):
+    """Comments are plain sentences, and every source opens with one that says what it is for."""
+
+    def test_comments_are_plain_english(self):
+        found, seen = {}, 0
+        for path in project_files():
+            if path.endswith((*SOURCE, "Makefile", ".mk")) and path != "test/end_to_end/test_house.py":
+                for line, comment in comments_of(path, read(path)):
+                    seen += 1
+                    found.setdefault(folder_of(path), []).extend(
+                        (f"{path}:{line}", *fragment) for fragment in fragments_in(comment))
+        self.assertGreater(seen, 5000)
+        for folder in PLAIN_FOLDERS:
+            self.assertEqual(found.pop(folder, []), [], folder)
+        counts = {folder: len(places) for folder, places in found.items() if places}
+        self.assertLessEqual(sum(counts.values()), MOST_FRAGMENTS, counts)
+
+    def test_every_source_opens_with_a_comment(self):
+        without = [path for path in project_files() if path.endswith(SOURCE) and not opens_with_a_comment(read(path))]
+        self.assertEqual([path for path in without if folder_of(path) in PLAIN_FOLDERS], [])
+        self.assertLessEqual(len(without), MOST_WITHOUT_OPENING, without)
+
+    def test_fragments_are_found(self):
+        def found(text):
+            return [words for _, comment in comments_of("a.h", text) for words, _ in fragments_in(comment)]
+        self.assertEqual(found("// Of a step that is verified."), ["Of a"])
+        self.assertEqual(found("int x;  // What is\n        // kept of it."), ["What is"])
+        self.assertEqual(found("T* p;  // nullptr: it has none"), ["nullptr: it "])
+        self.assertEqual(found("// The first so many decay, aloud,\n// and whoever reads it is lost."),
+                         ["aloud", "whoever", "so many"])
+        self.assertEqual(found('char c[] = "// Of a", d = \'"\';  // Says what is wrong.\n// Offers a way.'), [])
+
+    def test_comments_of_each_language(self):
+        self.assertEqual(list(comments_of("a.cpp", 'f("//");  // one\n// two\n  // three\n\nint i;')),
+                         [(1, "one\ntwo\nthree")])
+        self.assertEqual(list(comments_of("a.sh", 'echo "# no" $#  # one\n# two\n')), [(1, "one\ntwo")])
+        self.assertEqual(list(comments_of("a.py", '"""One."""\nx = "#"  # two\n')), [(1, "One."), (2, "two")])
+
+    def test_an_opening_is_found(self):
+        self.assertTrue(opens_with_a_comment("#!/bin/bash\n# Runs it."))
+        self.assertTrue(opens_with_a_comment('"""Runs it."""'))
+        self.assertFalse(opens_with_a_comment('#include "a.h"\n// Runs it.'))
+
+
 if __name__ == "__main__":
     unittest.main()
