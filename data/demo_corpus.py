@@ -3,21 +3,22 @@
 
     python3 data/demo_corpus.py --out DIR --train-tokens 1000000 --val-tokens 100000 --seed 1
 
-Sentences are drawn from a probabilistic grammar. In `buw kal pes doc y zan tij.` every word is a consonant, the vowel of its
-class and one of the two letters that end this class: adjectives -uw and -ux, subjects -al and -an, verbs without an object
--ih and -ij, verbs with one -er and -es, objects -oc and -oq. A clause is a subject, with or without an adjective, and a verb,
-with an object if it is of that kind; `y` joins two clauses. There are far too many sentences to memorize any.
+Sentences are drawn from a probabilistic grammar. In `buw kal pes doc y zan tij.` every word is a consonant, the vowel
+of its class, and one of two letters that end this class: adjectives -uw and -ux, subjects -al and -an, verbs without an
+object -ih and -ij, verbs with an object -er and -es, objects -oc and -oq. A clause is a subject, with or without an
+adjective, and a verb, with an object if the verb takes one; `y` joins two clauses. There are far too many sentences to
+memorize.
 
-What there is to learn is near and comes often: the letter before the space says what kind of word may follow. So a small
-model learns it in minutes, and smoothly. Rules that reach further are learned in leaps, which two runs take at different
-times for no more reason than a rounding.
+The patterns to learn are local and frequent: the letter before the space determines which kind of word may follow. So a
+small model learns them in minutes, and smoothly. A model learns longer-range rules in leaps, and two runs that differ
+only in rounding would take them at different times.
 
-The grammar is unambiguous (a text has one derivation), so the entropy of the text is the entropy of the derivation,
-which is a sum over the rules. Divided by the expected length it is the entropy rate, in nats per token: the lowest
-validation loss any model can have. It is recorded as `entropy_floor` beside the shards. Samples that start inside a
-sentence lack its beginning, so real losses stay a little above it.
+The grammar is unambiguous (each text has one derivation), so the entropy of the text is the entropy of the derivation,
+which is a sum over the rules. Divided by the expected length it is the entropy rate in nats per token: the lowest
+validation loss that any model can reach. The sidecars of the shards record it as `entropy_floor`. Samples that start
+inside a sentence lack its beginning, so real losses stay a little above it.
 
-Tokens are bytes, and 256 starts every document. After a sentence comes a space, or with probability 1/8 the end token.
+Tokens are bytes, and 256 starts every document. A space follows each sentence, or with probability 1/8 the end token.
 """
 
 import argparse
@@ -31,14 +32,14 @@ from prepare.shard import token_array, write_shards
 
 END_TOKEN = 256
 VOCAB = 257
-END_PROBABILITY = 1 / 8  # that a sentence is the last one of its document
+END_PROBABILITY = 1 / 8  # probability that a sentence is the last one of its document
 
 
 class Grammar:
     """A probabilistic context-free grammar without recursion. `rules` maps a symbol to [(weight, [symbol or word])].
 
-    A sentence is the words of a derivation of `start` with a space between them and a full stop after the last: every
-    word costs its length and one byte.
+    A sentence is the words of a derivation of `start`, with a space between them and a full stop after the last. So
+    every word costs its length and one more byte.
     """
 
     def __init__(self, rules, start="S"):
@@ -54,7 +55,7 @@ class Grammar:
                 for symbol, productions in self.rules.items()}
 
     def _total(self, rule_value, word_value):
-        """Expected sum over a derivation of rule_value(probability) a rule used and word_value(word) a word."""
+        """The expected sum over a derivation of rule_value(probability) per rule used and word_value(word) per word."""
 
         @functools.cache
         def expected(part):
@@ -65,14 +66,14 @@ class Grammar:
         return expected(self.start)
 
     def entropy(self):
-        """Entropy of a derivation of a sentence, in nats."""
+        """The entropy of a sentence's derivation, in nats."""
         return self._total(lambda p: -math.log(p), lambda word: 0.0)
 
     def expected_bytes(self):
         return self._total(lambda p: 0.0, lambda word: len(word.encode()) + 1.0)
 
     def count_derivations(self):
-        """How many sentences there are (the grammar being unambiguous)."""
+        """The number of sentences, given that the grammar is unambiguous."""
 
         @functools.cache
         def count(part):
@@ -100,14 +101,14 @@ class Grammar:
 
 
 def entropy_floor(grammar, end_probability=END_PROBABILITY):
-    """Nats per token: a sentence and the one token after it (space or end) are independent of all before."""
+    """Nats per token. A sentence and the token after it (space or end) are independent of everything before."""
     p = end_probability
     separator = -p * math.log(p) - (1 - p) * math.log(1 - p)
     return (grammar.entropy() + separator) / (grammar.expected_bytes() + 1)
 
 
 FIRST = "bdfgkmptvz"  # consonants that start a word
-# Vowel and last letters of each class of words.
+# The vowel and last letters of each class of words.
 CLASSES = {"Adjective": ("u", "wx"), "Subject": ("a", "ln"), "Verb": ("i", "hj"), "Transitive": ("e", "rs"),
            "Object": ("o", "cq")}
 
@@ -123,7 +124,7 @@ def demo_grammar():
 
 
 def corpus(grammar, tokens, seed, end_probability=END_PROBABILITY):
-    """Exactly `tokens` tokens, in chunks; the last sentence is cut."""
+    """Yields exactly `tokens` tokens, in chunks; the last sentence is cut off."""
     rng = random.Random(seed)
     chunk, left = token_array(VOCAB, [END_TOKEN]), tokens
     while left > 0:
@@ -150,7 +151,7 @@ def main(argv=None):
     os.makedirs(args.out, exist_ok=True)
     for split, tokens in (("train", args.train_tokens), ("val", args.val_tokens)):
         path = os.path.join(args.out, f"demo_{split}.bin")
-        # A string seeds both sets independently of each other.
+        # Seeding with a string keeps the two splits independent of each other.
         write_shards(corpus(grammar, tokens, f"{args.seed} {split}"), lambda _: path, tokenizer="bytes", vocab=VOCAB,
                      end_token=END_TOKEN, extra={"entropy_floor": floor})
         print(f"{path}: {tokens} tokens")

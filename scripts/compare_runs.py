@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Compares runs with the first one, the reference: does FP8 follow BF16?
+"""Compares runs with the first one, the reference, to answer: does FP8 follow BF16?
 
     python3 scripts/compare_runs.py runs/bf16 runs/fp8
     python3 scripts/compare_runs.py runs/bf16 runs/fp8 runs/current --max-gap 0.5% --from 1000 -o gap.png
 
 Prints a table (losses, gaps, speed, products by type, FP8 counters) and draws the curves, their gaps and the counters.
-A gap is loss / reference's loss - 1, of the mean training loss of a window of steps (--window) and of every validation.
-Runs are compared at the steps that they have in common.
+A gap is loss / (reference's loss) - 1. It is computed for the mean training loss of every window of steps (--window)
+and for every validation. Only steps that both runs have are compared.
 
-Exit code 1, with a line that says why, when the comparison is not one of equals (the weights at the start or the
-batches differ, or a run in FP8 made no FP8 products), or a gap is above --max-gap; 2 when there is nothing to compare.
+Exits with code 1 and a message if the comparison is not fair (the initial weights or the batches differ, or an FP8 run
+made no FP8 products) or a gap is above --max-gap; with code 2 if there is nothing to compare.
 """
 
 import argparse
@@ -26,9 +26,9 @@ ROLES = {"x": "layer inputs (x)", "w": "weights (w)", "dout": "output gradients 
 
 @dataclass
 class Gap:
-    """One loss beside the reference's: of a window of training steps or of a validation."""
+    """A loss compared with the reference's, for a window of training steps or a validation."""
 
-    first: int  # the steps it stands for
+    first: int  # the steps that the gap covers
     last: int
     what: str  # "training", or the name of a validation loss
     reference: float
@@ -46,12 +46,12 @@ class Gap:
 
 
 def mean(values):
-    """NaN where one of them was not finite (null in the file)."""
+    """The mean, or NaN if a value is not finite (null in the file)."""
     return math.nan if any(v is None for v in values) else statistics.fmean(values)
 
 
 def median_speed(records):
-    """The median of tokens a second, or None if no record has it."""
+    """The median of tokens per second, or None if no record has it."""
     speeds = [r["tokens_per_s"] for r in records if r.get("tokens_per_s") is not None]
     return statistics.median(speeds) if speeds else None
 
@@ -68,7 +68,7 @@ def default_window(steps):
 
 
 class Comparison:
-    """A run beside the reference."""
+    """A run compared with the reference."""
 
     def __init__(self, reference, run, window):
         self.reference, self.run = reference, run
@@ -94,21 +94,21 @@ class Comparison:
                     mean([o["loss"] for _, o in pairs])) for _, pairs in sorted(windows.items())]
 
     def worst(self, start):
-        """The largest gap of what lies wholly after step `start`, or None."""
+        """The largest gap that lies entirely after step `start`, or None."""
         judged = [gap for gap in self.windows + self.validations if gap.first > start or gap.first == gap.last == start]
         return max(judged, key=lambda gap: abs(gap.relative), default=None)
 
     def speed_ratio(self):
-        """Median of tokens a second over the reference's; the first step warms up."""
+        """Median tokens per second divided by the reference's. Leaves out the first step, which warms up."""
         theirs, ours = (median_speed(pair[i] for pair in self.pairs[1:]) for i in (0, 1))
         return ours / theirs if ours and theirs else None
 
     def same_weights(self):
-        """True, False, or None when it is not known."""
+        """True or False; None if it is unknown."""
         return same(self.reference.info.get("weights_hash"), self.run.info.get("weights_hash"))
 
     def first_other_batch(self):
-        """The first step whose batches differ, 0 if none do, or None when it is not known."""
+        """The first step whose batches differ, 0 if none do, or None if it is unknown."""
         known = [(a["batch_hash"], b["batch_hash"], b["step"]) for a, b in self.pairs
                  if a.get("batch_hash") and b.get("batch_hash")]
         return next((step for a, b, step in known if a != b), 0) if known else None
@@ -178,13 +178,13 @@ def precision_text(run):
 
 
 def products_text(run):
-    """Products of a micro-step by type, as the last record has them."""
+    """The products of a micro-step by type, from the last record."""
     products = run.steps[-1].get("products", {}) if run.steps else {}
     return ", ".join(f"{kind} {count}" for kind, count in products.items() if count) or "-"
 
 
 def worst_fraction(run, count):
-    """The largest saturated or underflowed fraction of an FP8 tensor in a record, and whose it was."""
+    """The largest saturated or underflowed fraction of an FP8 tensor in any record, and the tensor's name."""
     found = [(t[count] / t["elements"], t["tensor"]) for record in run.fp8 for t in record["fp8"] if t["elements"]]
     if not found:
         return "-"
@@ -236,7 +236,7 @@ def rows_of_a_comparison(c, start):
 
 
 def print_table(heads, rows):
-    """rows: [(label, [cell, ...])]"""
+    """Prints rows of the form (label, [cell, ...])."""
     heads, rows = [printable(head) for head in heads], [(name, [printable(c) for c in cells]) for name, cells in rows]
     widths = [max(len(str(cells[i])) for _, cells in [("", heads), *rows]) for i in range(len(heads))]
     label = max(len(name) for name, _ in rows)
@@ -245,7 +245,9 @@ def print_table(heads, rows):
 
 
 def summary(reference, comparisons, start):
-    """The runs beside each other: heads, and rows as print_table() takes them. A reference may stand alone."""
+    """Returns the heads and rows, as print_table() takes them, of a table with one column per run. A reference may
+    stand alone.
+    """
     runs = [reference] + [c.run for c in comparisons]
     windows = comparisons[0].windows if comparisons else Comparison(reference, reference, None).windows
     last_steps = windows[-1].last - windows[-1].first + 1 if windows else 1
@@ -258,7 +260,7 @@ def summary(reference, comparisons, start):
 
 
 def gap_tables(reference, comparisons):
-    """(title, heads, rows) of the gaps of training windows and of validations, where there are any."""
+    """Yields (title, heads, rows) of the gaps of training windows and of validations, if there are any."""
     for kind, title in (("windows", "mean training loss"), ("validations", "validation loss")):
         places = {}
         for i, c in enumerate(comparisons):
@@ -272,7 +274,7 @@ def gap_tables(reference, comparisons):
 
 
 def beside_published(published, run):
-    """(step, tokens, loss, published loss) of the validations, of the first set, within the published curve."""
+    """Returns (step, tokens, loss, published loss) for the validations of the first set within the published curve."""
     for step, loss in next(iter(run.val.values()), []):
         tokens = round(run.tokens_at(step))
         theirs = published.at(tokens)
@@ -281,11 +283,12 @@ def beside_published(published, run):
 
 
 def published_table(published, runs):
-    """Heads, and a row for every number of tokens at which a run has validated."""
+    """Returns heads, and a row for every number of tokens at which a run was validated."""
     rows = {}
     for i, run in enumerate(runs):
         for _, tokens, loss, theirs in beside_published(published, run):
-            between = "" if tokens in dict(published.points) else "~"  # its points, on a straight line
+            # Values between the published points are interpolated.
+            between = "" if tokens in dict(published.points) else "~"
             row = rows.setdefault(tokens, [f"{between}{theirs:.4f}", *["-"] * len(runs)])
             row[1 + i] = f"{loss_text(loss)} ({percent(loss / theirs - 1)})"
     return [published.name, *(run.name for run in runs)], [(f"{tokens:,} tokens", row) for tokens, row in sorted(rows.items())]
@@ -329,7 +332,7 @@ def draw_gaps(axes, comparisons, colours, max_gap):
             axes.axhline(limit, color="#b03030", linewidth=1, linestyle=":",
                          label="--max-gap" if limit > 0 else None)
     axes.set_ylabel("gap to the\nreference (%)")
-    # Above the axes: the curves may be anywhere inside.
+    # Above the axes, because the curves may cover any place inside.
     axes.legend(frameon=False, fontsize=9, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
     axes.margins(y=0.15)
 
@@ -339,8 +342,9 @@ def role_of(tensor):
 
 
 def counters(run, role):
-    """Of all tensors of one role, by record: steps, what share of them was lost in the cast and how, and the smallest,
-    the middle and the largest of their scales."""
+    """By record, for all tensors of one role: the steps, the shares lost to saturation and to underflow, and the
+    smallest, median and largest of their scales.
+    """
     steps, lost, spread = [], {"underflowed": [], "saturated": []}, []
     for record in run.fp8:
         tensors = [t for t in record["fp8"] if role_of(t) == role and t["elements"] and t["scale"]]
@@ -372,7 +376,9 @@ def draw_counters(fractions, scales, runs, colours, role):
 
 
 def draw_published(axes, gap_axes, published, reference):
-    """At the steps at which the reference has seen as many tokens, as far as it goes; and its gap, for want of others'."""
+    """Draws the published curve at the steps at which the reference has seen as many tokens, as far as it reaches.
+    Draws its gap too if no other run has one.
+    """
     if gap_axes:
         gaps = [(step, 100 * (loss / theirs - 1)) for step, _, loss, theirs in beside_published(published, reference)]
         gap_axes.axhline(0, color="#555555", linewidth=1)
@@ -431,7 +437,7 @@ def draw(reference, comparisons, out, max_gap, published=None):
 # ---- the command ---------------------------------------------------------------------------------------------------
 
 def fraction(text):
-    """0.005 or 0.5%"""
+    """Parses 0.005 or 0.5%."""
     number = text.strip()
     value = float(number[:-1]) / 100 if number.endswith("%") else float(number)
     if not value >= 0:
@@ -440,7 +446,7 @@ def fraction(text):
 
 
 def read_runs(paths):
-    """The runs, with names that tell them apart."""
+    """Reads the runs and gives them distinct names."""
     runs = [read_run(path) for path in paths]
     names = [run.name for run in runs]
     for run, path in zip(runs, paths):

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Shows that FP8 training follows BF16: installs what is missing, builds, makes a corpus of a made-up language, trains a
-# small GPT on it in BF16 and in FP8, from the same weights on the same batches, and compares the runs in a table and a
-# picture. A third run, the control, is BF16 again with different rounding. Everything lands in out/demo/.
+# Shows that FP8 training follows BF16. Installs what is missing, builds, generates a corpus of a made-up language,
+# trains a small GPT on it in BF16 and in FP8 (same initial weights, same batches), and compares the runs in a table and
+# a picture. A third run, the control, is BF16 again with different rounding. All output goes to out/demo/.
 #
-# With --modern it compares older and newer recipes instead: GPT-2 with AdamW and a nanochat-like model with Muon, both in
-# FP8, with about as many parameters and on the same batches, in out/demo/modern/.
+# With --modern it compares an older and a newer recipe instead: GPT-2 with AdamW, and a nanochat-like model with Muon.
+# Both train in FP8 on the same batches and have about the same number of parameters. Output goes to out/demo/modern/.
 #
-#   ./scripts/demo.sh                    a few minutes on two CPU cores, mostly to build
+#   ./scripts/demo.sh                    a few minutes on two CPU cores, most of them for the build
 #   ./scripts/demo.sh --modern           less
-#   ./scripts/demo.sh --max-steps 50     flags of train_gpt are passed on and override the demo's
-#   ./scripts/demo.sh --precision bf16   one run alone
+#   ./scripts/demo.sh --max-steps 50     passes flags on to train_gpt; they override the demo's
+#   ./scripts/demo.sh --precision bf16   only one run
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -20,7 +20,7 @@ REPORTS=(--val-every 120 --val-batches 60 --sample-every 300 --sample-tokens 100
 
 say() { printf '\n== %s\n' "$*"; }
 
-# The value that the script's arguments give to a flag, or nothing: flag_value --out -o "$@"
+# Prints the value of a flag among the script's arguments, or nothing: flag_value --out -o "$@"
 flag_value() {
     local long=$1 short=$2 value= previous= argument
     shift 2
@@ -50,10 +50,10 @@ kinds=${kinds:-bf16 fp8}
 if [[ -n $modern ]]; then kinds="gpt2 nano"; fi
 steps=$(flag_value --max-steps -x "$@")
 if ! [[ $steps =~ ^[1-9][0-9]*$ ]]; then steps=$([[ -n $modern ]] && echo 300 || echo 600); fi
-# A long warm-up: without it the loss leaps for a step when the model has just learned how frequent each byte is. At higher
-# rates even runs that differ only in rounding diverge from each other.
+# A long warm-up: without it, the loss jumps for a step when the model has just learned the frequencies of bytes. At
+# higher rates even runs that differ only in rounding diverge from each other.
 TRAINING=(--batch 16 --max-steps "$steps" --lr 2e-3 --warmup $((steps / 8)) --weight-decay 0.1)
-# The same samples a step in two halves: another order of sums, and nothing else. Not for batches that the flags choose.
+# The same samples per step in two halves, which changes only the order of sums. Not used if flags choose the batch.
 CONTROL=(--precision bf16 --batch 8 --total-batch 512 --sample-every 0)
 control=
 if [[ $kinds == "bf16 fp8" && -z $(flag_value --batch -b "$@")$(flag_value --seq -t "$@")$(flag_value --total-batch -d "$@") ]]; then
@@ -83,16 +83,18 @@ echo "$program is built"
 say "Making the corpus"
 python3 data/demo_corpus.py --out out/demo/data --train-tokens "$TRAIN_TOKENS" --val-tokens "$VAL_TOKENS" --seed 1
 
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # so small a model gains nothing from more; nproc, above, would follow it
-stopped=75 # a signal or a limit ended a run early, and properly
+# Such a small model gains nothing from more; nproc, above, would follow it.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+stopped=75  # exit code of a run that a signal or a limit ended early, after saving
 code=0
 interrupted=
 control_process=
 trap 'interrupted=yes; [[ -z $control_process ]] || kill -TERM $control_process 2>/dev/null' INT TERM
 runs=()
 
-# The two recipes of --modern. Each has the best of the rates that were tried (dev/guide/optimizers.md), and both the same schedule. The
-# MLP of the second is narrower than usual, to make up for its untied head: 114,816 and 118,592 parameters.
+# The two recipes of --modern, each with the best of the learning rates tried (dev/guide/optimizers.md), and with the
+# same schedule. The MLP of the second is narrower than usual to make up for its untied head: the models have 114,816
+# and 118,592 parameters.
 MODERN=(--precision fp8 --batch 16 --seq 32 --max-steps "$steps" --warmup $((steps / 15)) --weight-decay 0.1)
 modern_gpt2() {
     TRAINING=("${MODERN[@]}" --optimizer adamw --lr 8e-3)
@@ -104,7 +106,7 @@ modern_nano() {
 }
 if [[ -n $modern ]]; then REPORTS=(--val-every 10 --val-batches 20 --sample-every "$steps" --sample-tokens 100); fi
 
-# train NAME FLAG...: sets `command`, for the run $out/NAME.
+# train NAME FLAG...: builds in `command` the command line of the run $out/NAME.
 train() {
     local place=(--out "$out/$1")
     if [[ $out == out/demo || $out == out/demo/modern ]]; then place+=(--overwrite); fi
@@ -138,7 +140,7 @@ done
 if [[ -n $control_process ]]; then
     run_code=0
     wait "$control_process" || run_code=$?
-    if [[ -n $interrupted ]]; then wait "$control_process" || run_code=$?; fi # the signal had ended the first one
+    if [[ -n $interrupted ]]; then wait "$control_process" || run_code=$?; fi  # the signal ended the first wait
     if ((run_code != 0 && run_code != stopped)); then
         tail -n 5 out/demo/control.log
         exit "$run_code"

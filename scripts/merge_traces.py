@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Puts the traces of all ranks (train_gpt --profile-steps) into one file, on one axis of time.
+"""Merges the traces of all ranks (train_gpt --profile-steps) into one file with one time axis.
 
     scripts/merge_traces.py runs/first -o trace.json       # the files trace-rank*.json in there
 """
@@ -12,7 +12,7 @@ import sys
 
 
 def merged(traces):
-    """Ranks have process ids of their own, and agreed on a base time when they began."""
+    """Merges traces. Each rank has its own process id, and the ranks agreed on a base time when they began."""
     bases = {trace["baseTimeNanoseconds"] for trace in traces}
     if len(bases) != 1:
         raise ValueError("the traces are of different profiles: their baseTimeNanoseconds differ")

@@ -4,8 +4,8 @@
     python3 scripts/plot_run.py out/demo
     python3 scripts/plot_run.py runs/bf16 runs/fp32 --out comparison.png --x tokens
 
-Reads metrics.jsonl and run.json of each run directory. Where a run's validation shards say what loss no model can get
-below (the demo corpus does), that floor is drawn too; --floor sets it.
+Reads metrics.jsonl and run.json of each run directory. If the sidecar of a run's validation shards gives an entropy
+floor, which no model's loss can go below, draws that floor too (the demo corpus has one); --floor sets it.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator, ScalarForm
 
 COLOURS = ["#2563a8", "#c4572c", "#2f8554", "#7d4fa3", "#a07916", "#4d4d4d"]
 MARKERS = "osD^vP"
-SMOOTH_OVER = 0.02  # of the run: the window of the line through the training loss
+SMOOTH_OVER = 0.02  # of the run: the width of the window for the smoothed training loss
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
          "grid.color": "#e6e6e6", "grid.linewidth": 0.7, "axes.axisbelow": True}
 
@@ -47,7 +47,7 @@ def draw_loss(axes, runs, floor, x_of):
     if floor is not None:
         axes.axhline(floor, color="#555555", linewidth=1.2, linestyle=":", zorder=1,
                      label=f"floor: the data's entropy, {floor:.4f}")
-    # Logarithmic, because the first losses, of a model that knows nothing, would squeeze the rest.
+    # Logarithmic, because the large first losses of an untrained model would squeeze the rest.
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=16, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(ScalarFormatter())

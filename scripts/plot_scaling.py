@@ -5,8 +5,8 @@
     python3 scripts/plot_scaling.py out/zero1
     python3 scripts/plot_scaling.py out/zero1 out/zero3 --out scaling.png
 
-Reads the scaling.json that --estimate-scaling leaves in each directory. Nothing in it is measured, and the picture says
-so.
+Reads the scaling.json that --estimate-scaling writes into each directory. Nothing in it is measured, and the picture
+says so.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def draw_efficiency(axes, estimates):
 
 
 def draw_step(axes, estimates):
-    """Bars of a step's time, a group for every number of GPUs: compute, and waiting on top."""
+    """Draws a group of bars for every number of GPUs: the time of a step, split into compute and waiting."""
     width = 0.8 / len(estimates)
     for i, (estimate, colour) in enumerate(zip(estimates, COLOURS * len(estimates))):
         at = [p["gpus"] * 2 ** (width * (i + 0.5) - 0.4) for p in estimate.points]

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Reads a checkpoint by the description in llmc/checkpoint/README.md, and nothing else.
+"""Reads a checkpoint using only the description in llmc/checkpoint/README.md.
 
-    python3 scripts/read_checkpoint.py runs/first                      the newest: what it holds
+    python3 scripts/read_checkpoint.py runs/first                      lists the newest checkpoint's contents
     python3 scripts/read_checkpoint.py runs/first/checkpoints/step_00001000 h.0.fc.weight   one tensor's numbers
 
-With the Python package xxhash, every byte is checked.
+With the Python package xxhash, it checks every byte.
 """
 
 import array
@@ -21,7 +21,7 @@ except ImportError:
 
 
 def newest(path):
-    """`path`, or the newest checkpoint of the run in it."""
+    """`path` itself, or the newest checkpoint of the run in it."""
     parent = os.path.join(path, "checkpoints")
     names = [n for n in (os.listdir(parent) if os.path.isdir(parent) else [])
              if n[5:].isdigit() and os.path.exists(os.path.join(parent, n, "manifest.json"))]
@@ -61,7 +61,7 @@ class Checkpoint:
                     begin, end = json.loads(data.read(length))[f"{tensor}.{part}"]["data_offsets"]
                     data.seek(8 + length + begin)
                     stored = data.read(end - begin)
-                    if s.get("dtype") == "BF16":  # an F32's upper half
+                    if s.get("dtype") == "BF16":  # BF16 is the upper half of an F32
                         halves = array.array("H", stored)
                         stored = array.array("I", [half << 16 for half in halves]).tobytes()
                     values[s["start"]] = array.array("f", stored)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Makes one HTML page of one or several runs, to be read in any browser, on a phone too, and without a network.
+"""Makes one HTML page of one or several runs, for any browser, also on a phone, and without a network.
 
     python3 scripts/report.py runs/d12 -o d12.html
     python3 scripts/report.py runs/bf16 runs/fp8 -o both.html
 
-It shows the configuration and what differs in it, curves (loss, learning rate, gradient norm, speed, loss scale), the
-gaps to the first run as compare_runs.py computes them, what the casts to FP8 lost and the amax of every layer over the
-steps, memory, products by type, samples, and whatever a reader should be warned of. Of a long run it keeps, for every
-stretch of steps, the mean, the smallest and the largest value, so that no spike is lost. Needs no package.
+It shows the configuration and its differences, curves (loss, learning rate, gradient norm, speed, loss scale), the gaps
+to the first run as compare_runs.py computes them, values lost in casts to FP8, the amax of every layer over the steps,
+memory, products by type, samples, and warnings. For a long run it stores the mean, smallest and largest value of every
+stretch of steps, so no spike is lost. Needs no package.
 """
 
 import argparse
@@ -22,32 +22,33 @@ from compare_runs import ROLES, Comparison, counters, failures, gap_tables, read
 from runs import Run, RunError, smooth
 
 PARTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "report")
-MOST_POINTS = 500  # of a curve; a longer one is drawn as so many stretches
-MOST_CELLS = 30000  # of all maps of amax together, for each of their quantities
-MOST_COLUMNS = 100  # of a map
-MOST_SAMPLES = 12  # of a run
-SMOOTH_OVER = 0.02  # of the run: the window of the line through the training loss
-OWN_TO_A_RUN = {"out"}  # flags that say nothing when they differ
+MOST_POINTS = 500  # per curve; a longer curve is drawn as this many stretches
+MOST_CELLS = 30000  # for all maps of amax together, per quantity
+MOST_COLUMNS = 100  # per map
+MOST_SAMPLES = 12  # per run
+SMOOTH_OVER = 0.02  # of the run: the width of the window for the smoothed training loss
+OWN_TO_A_RUN = {"out"}  # flags whose differences mean nothing
 
 
 # ---- curves --------------------------------------------------------------------------------------------------------
 
 def rounded(value, digits=6):
-    """For a file that is to stay small; None where there is no number."""
+    """Rounds a number, to keep the file small. None if it is not a number."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 
 def stretches(count, most):
-    """[(begin, end)] of at most `most` stretches of equal length, the last one shorter."""
+    """Returns [(begin, end)]: at most `most` stretches of equal length, except that the last may be shorter."""
     width = max(1, -(-count // most))
     return [(begin, min(begin + width, count)) for begin in range(0, count, width)]
 
 
 def curve(run, name, steps, values, *, ends=None, smoothed=None, stepped=False, style="line"):
-    """A curve as the page takes it: x, y, and where a point stands for several its first and last step, its smallest
-    and its largest value. `ends`: the first and the last step of each value, where it is one of several. `smoothed`:
-    what is drawn in place of the mean, with the values behind it. `stepped`: the last value stands for a stretch,
-    because a mean would be a value that never was."""
+    """A curve in the page's format: x, y, and for a point that stands for several, their first and last step and their
+    smallest and largest value. `ends` gives the first and last step of values that themselves cover several steps.
+    `smoothed` is drawn instead of the mean, with the values behind it. With `stepped`, the last value represents a
+    stretch, because the mean would be a value that never occurred.
+    """
     parts = stretches(len(steps), MOST_POINTS)
     long = len(parts) < len(steps)
     found = {"run": run, "name": name, "style": style, "smoothed": bool(smoothed), "x": [], "y": []}
@@ -70,7 +71,7 @@ def curve(run, name, steps, values, *, ends=None, smoothed=None, stepped=False, 
 
 
 def recorded(runs, key, name, **how):
-    """Curves of a field of the training records, of the runs that have it."""
+    """Curves of a field of the training records, for the runs that have it."""
     curves = []
     for i, run in enumerate(runs):
         records = [r for r in run.steps if key in r]
@@ -174,12 +175,14 @@ def layer_of(tensor):
 
 
 def hundredths_of_log2(value):
-    """A number of the map in few characters; None for nothing, 0 and what is not finite."""
+    """A number of the map as 100 * log2, which is short. None for missing, zero and non-finite values."""
     return round(100 * math.log2(value)) if value and math.isfinite(value) else None
 
 
 def fp8_map(index, run, columns):
-    """For each role and quantity the rows of a picture, a tensor each; the columns are the largest of some records."""
+    """The rows of a picture for each role and quantity, one per tensor; each column is the largest value of several
+    records.
+    """
     parts = stretches(len(run.fp8), columns)
     layers = list(dict.fromkeys(layer_of(t) for record in run.fp8 for t in record["fp8"]))
     found = {"run": index, "layers": layers, "first": [run.fp8[begin]["step"] for begin, _ in parts],
@@ -204,7 +207,7 @@ def fp8_maps(runs):
     return [fp8_map(i, run, columns) for i, run in enumerate(runs) if run.fp8]
 
 
-# ---- what a reader should know -------------------------------------------------------------------------------------
+# ---- warnings for the reader ----------------------------------------------------------------------------------------
 
 def some(steps, most=5):
     return ", ".join(map(str, steps[:most])) + (f" and {len(steps) - most} more" if len(steps) > most else "")
@@ -264,7 +267,7 @@ def cell(value):
 
 
 def table(caption, heads, rows, marked=()):
-    """`rows`: (label, cells). Those whose label is in `marked` stand out, by more than a colour."""
+    """A table of rows (label, cells). Rows whose label is in `marked` stand out, not only by colour."""
     head = "".join(f'<th scope="col">{cell(h)}</th>' for h in heads)
     body = "".join(
         f'<tr{" class=differs" if label in marked else ""}><th scope="row">{"≠ " if label in marked else ""}{cell(label)}'
@@ -286,7 +289,7 @@ def flat(info, prefix=""):
 
 
 def configuration(runs):
-    """What differs first; everything else behind a fold."""
+    """The differing settings; all others are folded away."""
     facts = [dict(flat(run.info)) for run in runs]
     keys = list(dict.fromkeys(key for known in facts for key in known))
     rows = [(key.removeprefix("config."), [known.get(key) for known in facts]) for key in keys]
@@ -304,7 +307,7 @@ def configuration(runs):
 
 
 def memory(runs):
-    """Of the last such record of each run."""
+    """From the last memory record of each run."""
     rows, names = {}, []
     for run in runs:
         records = [r["memory"] for r in run.other if "memory" in r]
@@ -321,7 +324,7 @@ def memory(runs):
 
 
 def products(runs):
-    """Products of a micro-step by type, from the step on where that changed."""
+    """The products of a micro-step by type, with the steps at which they changed."""
     rows = []
     for run in runs:
         before = None
@@ -385,7 +388,7 @@ def page(runs, comparisons):
              "DATA": text, "SCRIPT": read_part("page.js")}
     shell = read_part("page.html").split("{{")
     text = shell[0] + "".join(parts[name] + rest for name, rest in (piece.split("}}", 1) for piece in shell[1:]))
-    return text.encode(errors="replace").decode()  # half of a pair of surrogates, which JSON allows, is no text
+    return text.encode(errors="replace").decode()  # JSON allows half of a surrogate pair, which cannot be encoded
 
 
 def main(argv=None):

@@ -1,5 +1,6 @@
-"""A library for the scripts that draw and compare runs. It reads metrics.jsonl and run.json of a run, and scaling.json of
-an estimate. Use report.py, compare_runs.py, plot_run.py, steps_to_loss.py or plot_scaling.py instead."""
+"""A library for the scripts that draw and compare runs. It reads a run's metrics.jsonl and run.json, and an estimate's
+scaling.json. Users call report.py, compare_runs.py, plot_run.py, steps_to_loss.py or plot_scaling.py.
+"""
 
 import bisect
 import glob
@@ -17,12 +18,13 @@ PUBLISHED = os.path.join(SCRIPTS, "published")
 
 
 class RunError(Exception):
-    """A run that cannot be read, with the reason for a person."""
+    """A run cannot be read; the message says why."""
 
 
 def continue_in_venv(package, needed=False):
-    """Starts this script again with the Python of .venv, where setup.sh installs packages, if this Python lacks one.
-    Without .venv the script ends if it needs the package."""
+    """Restarts this script with the Python of .venv, where setup.sh installs packages, if this Python lacks `package`.
+    If there is no .venv, the script continues, or ends if it needs the package.
+    """
     if importlib.util.find_spec(package):
         return
     python = os.path.join(os.path.dirname(SCRIPTS), ".venv", "bin", "python")
@@ -34,14 +36,14 @@ def continue_in_venv(package, needed=False):
 
 
 def printable(text):
-    """The text without characters that could disturb a terminal, such as those of escape sequences."""
+    """The text without characters that could disturb a terminal, such as escape sequences."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
-# ---- the shape of records: a file may be damaged, or written by another program ----------------------------------------
+# ---- the shape of records: a file may be damaged, or written by another program --------------------------------------
 
 def is_number(value):
-    """True for a number, and for null, which stands for one that is not finite."""
+    """True for a number, and for null, which stands for a non-finite number."""
     return value is None or is_count(value) or isinstance(value, float) and abs(value) < 1e300
 
 
@@ -65,8 +67,8 @@ def is_text(value):
     return isinstance(value, str)
 
 
-# Fields that the scripts use, and what they hold: a function that is true for it, [shape of each], or {key: shape}, where
-# "*" stands for each key.
+# The shapes of the fields that the scripts use. A shape is a function that returns True for valid values, [shape of
+# each element], or {key: shape}, where "*" stands for any key.
 TRAINING = {"step": is_step, "loss": is_number}
 RECORD = {"tokens": is_count, "lr": is_number, "norm": is_number, "ms": is_number, "tokens_per_s": is_number,
           "skipped": is_count, "loss_scale": is_number, "watts": is_number, "joules_per_token": is_number,
@@ -91,7 +93,7 @@ def fits(value, shape):
 
 
 def misfit(record):
-    """The first field of a record that does not hold what it should, or None."""
+    """The first field of a record with a value of the wrong shape, or None."""
     for key, value in record.items():
         shape = RECORD.get(key, is_number if key.startswith("val_loss") else None)
         if shape and not fits(value, shape):
@@ -101,15 +103,15 @@ def misfit(record):
 
 @dataclass
 class Run:
-    """The records of one run, each kind by step. A run that was resumed has each step as it was done last."""
+    """The records of a run by kind and step. If a resumed run repeated a step, only the last record of it counts."""
 
     name: str
-    info: dict = field(default_factory=dict)  # run.json, or nothing
+    info: dict = field(default_factory=dict)  # run.json, or {}
     steps: list = field(default_factory=list)  # training records in order
     val: dict = field(default_factory=dict)  # "val_loss" or "val_loss_NAME": [(step, loss)]
     fp8: list = field(default_factory=list)  # records of FP8 tensors in order
-    other: list = field(default_factory=list)  # samples, memory, layers that left FP8, ... in order
-    notes: list = field(default_factory=list)  # what was wrong with its files
+    other: list = field(default_factory=list)  # other records in order: samples, memory, layers that left FP8, ...
+    notes: list = field(default_factory=list)  # problems with its files
 
     @property
     def config(self):
@@ -126,17 +128,17 @@ class Run:
 
     @property
     def floor(self):
-        """The entropy floor that the shards' sidecars state, or None."""
+        """The entropy floor from the shards' sidecars, or None."""
         return find_floor(self.config)
 
     def tokens_at(self, step):
-        """Tokens consumed after a step: every step takes the same number."""
+        """Tokens consumed after a step. Every step takes the same number."""
         known = next((r for r in self.steps if r.get("tokens")), {"tokens": 1, "step": 1})
         return step * known["tokens"] / known["step"]
 
 
 def read_records(path):
-    """The records of a metrics file. Only its last line may be broken: the run was killed while writing it."""
+    """The records of a metrics file. Only its last line may be broken, if the run was killed while writing it."""
     try:
         with open(path, encoding="utf-8") as file:
             lines = file.read().splitlines()
@@ -160,7 +162,7 @@ def scalars(record):
     """{name: number} of a record's step: its own, those of "products", of every FP8 tensor and of a probe's layers, named as --tensorboard
     names them. What is not finite (null, with its word in "nonfinite") is NaN or infinite here."""
     def numbers(prefix, values):
-        words = values.get("nonfinite")  # a count in an FP8 tensor
+        words = values.get("nonfinite")  # in an FP8 tensor this is a count
         words = words if isinstance(words, dict) else {}
         return {prefix + key: float(words[key] if value is None else value) for key, value in values.items()
                 if key not in ("step", "elapsed") and (isinstance(value, (int, float)) or value is None and key in words)}
@@ -193,7 +195,7 @@ def is_deep(value, most=50):
 
 
 def read_info(directory):
-    """run.json without the parts that are not as they should be."""
+    """run.json without malformed parts."""
     info = read_object(os.path.join(directory, "run.json")) or {}
     for key, shape in (("model", MODEL), ("config", {}), ("resumed", [{}])):
         if key in info and not fits(info[key], shape):
@@ -218,7 +220,7 @@ def find_floor(config):
 
 
 def without_repeats(records):
-    """A run that is resumed repeats steps: what it had done beyond the point it resumed from is gone."""
+    """Drops the steps that a resumed run repeated, as they were before the resume."""
     kept, last = [], 0
     for record in records:
         if "loss" in record:
@@ -230,7 +232,7 @@ def without_repeats(records):
 
 
 def read_run(path):
-    """The run in a directory, or of a metrics.jsonl; run.json beside it says what was run, if it is there."""
+    """Reads the run in a directory, or from a metrics.jsonl with the run.json next to it, if there is one."""
     metrics = os.path.join(path, "metrics.jsonl") if os.path.isdir(path) else path
     if not os.path.exists(metrics):
         reason = "holds no metrics.jsonl" if os.path.isdir(path) else "does not exist"
@@ -250,7 +252,7 @@ def read_run(path):
             run.other.append(record)
         for key, value in record.items():
             if key.startswith("val_loss") and value is not None:
-                val.setdefault(key, {})[record["step"]] = value  # the later one of a step
+                val.setdefault(key, {})[record["step"]] = value  # a later record of the same step wins
     run.val = {key: sorted(points.items()) for key, points in val.items()}
     if not run.steps and not run.val:
         raise RunError(f"{metrics} has no step yet")
@@ -263,14 +265,14 @@ def read_run(path):
 
 @dataclass
 class Published:
-    """A curve that others have published: validation losses by tokens, and where they come from."""
+    """A published curve: validation losses by number of tokens, and their source."""
 
     name: str
     about: dict  # title, source, settings, validation, level
     points: list  # (tokens, loss) in order
 
     def at(self, tokens):
-        """The loss there, on a straight line between its neighbours, or None outside of the curve."""
+        """The loss at this number of tokens, linearly interpolated, or None outside the curve."""
         if not self.points[0][0] <= tokens <= self.points[-1][0]:
             return None
         i = max(1, bisect.bisect_left([t for t, _ in self.points], tokens)) if len(self.points) > 1 else 0
@@ -283,7 +285,9 @@ def published_names():
 
 
 def read_published(name):
-    """The curve of that name in scripts/published, or of a file like those: "# key: value" lines, a head, numbers."""
+    """Reads the curve of this name in scripts/published, or a file of the same format: "# key: value" lines, a head,
+    numbers.
+    """
     path = name if os.path.exists(name) else os.path.join(PUBLISHED, name + ".csv")
     if not os.path.exists(path):
         raise RunError(f"no published curve {name}; there are {', '.join(published_names())}, or give a file")
@@ -307,7 +311,7 @@ def read_published(name):
 
 @dataclass
 class Scaling:
-    """What --estimate-scaling predicted: its inputs, and a point for every number of GPUs."""
+    """The predictions of --estimate-scaling: its inputs, and a point for every number of GPUs."""
 
     info: dict
     points: list
@@ -331,7 +335,7 @@ class Scaling:
 
 
 def read_scaling(path):
-    """The estimate in a directory, or of a scaling.json."""
+    """Reads the estimate in a directory, or a scaling.json."""
     file_path = os.path.join(path, "scaling.json") if os.path.isdir(path) else path
     if not os.path.exists(file_path):
         reason = "holds no scaling.json" if os.path.isdir(path) else "does not exist"
@@ -351,7 +355,7 @@ def print_notes(runs):
 
 
 def smooth(values, width):
-    """Mean over a centred window, narrower at the ends; what is not finite (null in the file) is left out."""
+    """Means over a centred window, which is narrower at the ends. Non-finite values (null in the file) are left out."""
     smoothed = []
     for i in range(len(values)):
         reach = min(width // 2, i, len(values) - 1 - i)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Installs what building, training and testing need and this machine lacks: Debian/Ubuntu packages with apt (as root or
-# with sudo; otherwise they are listed and nothing happens) and Python packages into .venv. Quiet and quick when nothing
-# is missing.
+# Installs what this machine lacks for building, training and testing: Debian/Ubuntu packages with apt (as root or with
+# sudo; otherwise it only lists them), and Python packages into .venv. Quiet and quick if nothing is missing.
 #
 #   ./scripts/setup.sh
-#   ./scripts/setup.sh --with-prepare   and what data/prepare needs for parquet, datasets and near duplicates (so does
-#                                       CI=true)
-#   ./scripts/setup.sh --with-browser   and Chromium and what else tests look at reports and logs with (so does CI=true)
+#   ./scripts/setup.sh --with-prepare   also installs packages of data/prepare for parquet, datasets and near
+#                                       duplicates (so does CI=true)
+#   ./scripts/setup.sh --with-browser   also installs Chromium and tools with which tests view reports and logs (so does
+#   CI=true)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -19,7 +19,7 @@ PACKAGES=(
 PYTHON_PACKAGES=(matplotlib)
 PREPARE=./data PREPARE_PACKAGES=(prepare tiktoken tokenizers tqdm zstandard)
 
-# NCCL's header, for builds with several GPUs: where there is a CUDA toolkit without it, the Python package has it.
+# NCCL's header, for builds with several GPUs. If the CUDA toolkit lacks it, the Python package has it.
 NVCC=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
 if [[ -x $NVCC ]] && ! compgen -G "$(dirname "$NVCC")/../include/nccl.h" >/dev/null &&
     [[ ! -e /usr/include/nccl.h && ! -e /usr/local/include/nccl.h && ! -e ${NCCL_HOME:-/usr}/include/nccl.h ]]; then
@@ -29,7 +29,7 @@ fi
 WITH_BROWSER=${CI:-}
 for argument in "$@"; do
     case "$argument" in
-        --with-tiktoken) ;; # it comes without being asked for
+        --with-tiktoken) ;;  # installed by default
         --with-prepare) WITH_PREPARE=1 ;;
         --with-browser) WITH_BROWSER=true ;;
         -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0 ;;
@@ -42,12 +42,12 @@ if [[ $WITH_BROWSER == true ]]; then
     PYTHON_PACKAGES+=(playwright axe_playwright_python tensorboard prometheus_client)
 fi
 
-# ---- packages of the system ----------------------------------------------------------------------------------------
+# ---- system packages -----------------------------------------------------------------------------------------------
 
 # Prints the packages that are not installed.
 missing_packages() {
     local report installed package
-    # It fails when it does not know one of them, and still reports the others.
+    # dpkg-query fails if it does not know one of the packages, but still reports the others.
     report=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' "${PACKAGES[@]}" 2>/dev/null || true)
     installed=" $(sed -n 's/^installed //p' <<<"$report" | tr '\n' ' ')"
     for package in "${PACKAGES[@]}"; do
@@ -58,7 +58,7 @@ missing_packages() {
 install_packages() {
     local as_root=()
     if ((EUID != 0)); then
-        # sudo that would ask for a password is of use only where somebody can type it.
+        # If sudo would ask for a password, use it only if somebody can type one.
         if command -v sudo >/dev/null && { [[ -t 0 ]] || sudo -n true 2>/dev/null; }; then
             as_root=(sudo)
         else
@@ -106,13 +106,13 @@ END
 
 install_python_packages() {
     echo "setup: installing $* into .venv"
-    # --clear also mends an environment that an interrupted attempt left half made.
+    # --clear also repairs an environment that an interrupted attempt left incomplete.
     "$PYTHON" -m pip --version >/dev/null 2>&1 || python3 -m venv --clear .venv
     "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-compile "$@"
 }
 
 if ! has_python_packages "${PYTHON_PACKAGES[@]}"; then install_python_packages "${PYTHON_PACKAGES[@]}"; fi
-# The package that prepares text, in place: training does without it.
+# The package that prepares text, installed in place. Training does not need it.
 if [[ -n ${WITH_PREPARE:-} || ${CI:-} == true ]]; then
     PREPARE=./data[all] PREPARE_PACKAGES+=(pyarrow datasketch datasets)
 fi

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""How many steps do runs need to reach the same loss? For runs that differ in what is learned sooner (optimizer, model,
-learning rate), where compare_runs.py is for runs that should be alike.
+"""How many steps do runs need to reach the same loss? Use this for runs that should differ (optimizer, model, learning
+rate), and compare_runs.py for runs that should agree.
 
     python3 scripts/steps_to_loss.py runs/adamw runs/muon
     python3 scripts/steps_to_loss.py runs/adamw runs/muon --loss 3.4 --loss 3.3 -o steps.png
 
-Losses are those that the first run had after an eighth, a quarter, a half and all of its steps, or what --loss says.
-A run has reached one at its first validation at or below it, so --val-every is how finely this counts. Prints a table and
+The losses are those of the first run after an eighth, a quarter, a half and all of its steps, or the values of --loss.
+A run reaches a loss at its first validation at or below it, so --val-every sets the resolution. Prints a table and
 draws the curves.
 
-Exit code 1, with a line that says why, when runs did not train on the same batches; 2 when there is nothing to compare.
+Exits with code 1 and a message if runs did not train on the same batches, and with code 2 if there is nothing to
+compare.
 """
 
 import argparse
@@ -30,7 +31,9 @@ def validations(run):
 
 
 def losses_on_the_way(points):
-    """The losses at the last validations until an eighth, a quarter, a half and all of the steps, the highest first."""
+    """The first run's losses at the last validations within an eighth, a quarter, a half and all of the steps, highest
+    first.
+    """
     last = points[-1][0]
     until = [[loss for step, loss in points if 0 < step <= last / part] for part in (8, 4, 2, 1)]
     return sorted({losses[-1] for losses in until if losses}, reverse=True)
@@ -86,7 +89,7 @@ def draw(runs, losses, out):
         steps = [step for step in reached if step is not None]
         axes.plot(steps, [loss] * len(steps), color="#777777", linewidth=0.9, zorder=1)
         for i, (step, colour) in enumerate(zip(reached, plot.COLOURS * len(runs))):
-            if step is not None:  # of every other run below the curve, so that neighbours can be read
+            if step is not None:  # labels of other runs go below the curve, so that neighbours stay legible
                 axes.annotate(f"{step:,}", (step, loss), xytext=(0, 7 if i % 2 == 0 else -16), ha="center", color=colour,
                               textcoords="offset points", fontsize=9,
                               bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8})
@@ -98,7 +101,7 @@ def draw(runs, losses, out):
 
 
 def other_batches(runs):
-    """A line for every run whose batches are not the first one's."""
+    """A line for every run whose batches differ from the first run's."""
     for run in runs[1:]:
         step = Comparison(runs[0], run, None).first_other_batch()
         if step:

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds and runs the tests. Ends with "N passed, N failed, N skipped" and exit code 0 or 1.
+# Installs what is missing, builds, and runs the tests. Ends with "N passed, N failed, N skipped" and exit code 0 or 1.
 #
-#   ./scripts/test.sh           what a change wants to know first: the host build, its tests, several ranks, the program end
-#                               to end
-#   ./scripts/test.sh --all     and the tests in two more orders of threads and streams, with guarded memory and under the
-#                               sanitizers, and, where there is nvcc, CUDA builds on the virtual GPU
+#   ./scripts/test.sh           the tests to run after a change: the host build, its tests, several ranks, the program
+#                               end to end
+#   ./scripts/test.sh --all     also two more orders of threads and streams, guarded memory, sanitizers, and, if there
+#   is
+#                               nvcc, CUDA builds on the virtual GPU
 #   CI=true ./scripts/test.sh   the same, and nvcc is required
 #
-# dev/soak.sh has the long ones. README says how long these take. JOBS: how many at a time.
+# dev/soak.sh has the long tests. README.md says how long these take. JOBS is the number of stages run at a time.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -36,12 +37,12 @@ drain
 
 host=(train_gpt_cpu test-cpu test-ranks-binary)
 if [[ -n $ALL ]]; then
-    host+=(probe-cpu gradients-cpu)  # for the GPU session's tests, among others
+    host+=(probe-cpu gradients-cpu)  # the GPU session's tests, among others, use these
 else
-    export BRIEF=1  # fewer recipes and shardings: what is marked so in the tests
+    export BRIEF=1  # fewer recipes and shardings, as marked in the tests
 fi
 stage "host: build" check make -s -j"$JOBS" "${host[@]}"
-# Training takes a third longer with the products of a processor that this one is not.
+# Training takes a third longer with matrix products for a core type that does not match this processor.
 core=${OPENBLAS_CORETYPE:-$(python3 test/end_to_end/core_types.py --fastest)}
 if [[ -n $core ]]; then export OPENBLAS_CORETYPE=$core; fi
 queue stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
@@ -58,17 +59,17 @@ done
 queue stage "end to end: card check" unittest python3 test/end_to_end/test_card_check.py OnHost
 queue stage "watching runs" unittest .venv/bin/python test/end_to_end/test_watching.py
 queue stage "report of runs" unittest .venv/bin/python test/end_to_end/test_report.py
-# Suites that are left out here and below are marked in the tests (test/suites.h).
+# The tests mark the suites that are left out here and below (test/suites.h).
 if [[ -n $ALL ]]; then
-    # Tests of what launches kernels; the kernels' own run in random order on the virtual GPU, which sees every race and every
-    # byte beside an array, and whole models have other orders of threads and streams below.
+    # Tests of code that launches kernels. The kernels' own tests run in random order on the virtual GPU, which sees
+    # every race and every byte outside an array, and whole models use other orders of threads and streams below.
     queue stage "host: random order, guarded memory" doctest \
         env LLMC_ORDER=random LLMC_STREAMS=random LLMC_GUARD=1 $NATIVE/test_cpu --no-colors --test-suite-exclude=once \
         "--source-file=$(printf '*test/%s/*,' device fp8 linear optim shard train)"
 fi
 demo=$(mktemp -d)
 trap 'rm -rf "$demo"' EXIT
-# One after the other: both write out/demo/data.
+# These run one after the other, because both write out/demo/data.
 queue stage "demos, 20 and 10 steps" check bash -c './scripts/demo.sh --max-steps 20 --out "$0" && test -s "$0/compare.png" &&
     ./scripts/demo.sh --modern --max-steps 10 --out "$0/modern" && test -s "$0/modern/steps.png"' "$demo/run"
 queue stage "tour from text to a model, 10 steps" check \
@@ -82,23 +83,24 @@ if [[ -z $ALL ]]; then
     finish
     exit
 fi
-# All tests wait for the last build: no core is idle then until the last of them.
+# All tests wait for the last build, so that no core is idle until the last tests.
 
 # ---- sanitizers ----------------------------------------------------------------------------------------------------
 
-# Leaks are not looked for: fibers' stacks hide pointers from it. The third order of threads and streams.
+# No leak detection, because fibers' stacks hide pointers from it. Uses the third order of threads and streams.
 asan=(env ASAN_OPTIONS=detect_leaks=0 LLMC_ORDER=descending LLMC_STREAMS=lazy)
-# gcc 12's ThreadSanitizer does not know the address spaces of systems that randomise more than 28 bits of them.
+# gcc 12's ThreadSanitizer cannot handle systems that randomise more than 28 bits of addresses.
 tsan=(env "TSAN_OPTIONS=halt_on_error=1 atexit_sleep_ms=0")
 if setarch "$(uname -m)" -R true 2>/dev/null; then tsan+=(setarch "$(uname -m)" -R); fi
-# Over TCP: MPI's own library is not instrumented.
+# Over TCP, because MPI's own library is not instrumented.
 rank_tests=(python3 test/end_to_end/test_ranks.py Collectives.test_tcp Faults.test_tcp_rank_killed)
 kernels='*test/kernels/*'
 
 stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address test-cpu $NATIVE-address/train_gpt_cpu \
     test-ranks-binary
 asan_tests=("${asan[@]}" $NATIVE-address/test_cpu --no-colors "--test-suite-exclude=once,not under sanitizers")
-# Without tests of what this build takes from the ordinary one (UNCHECKED in the Makefile); make soak has them.
+# Leaves out tests of objects that this build takes from the ordinary one (UNCHECKED in the Makefile); make soak has
+# them.
 queue stage "AddressSanitizer, UBSan: other tests" doctest "${asan_tests[@]}" \
     "--source-file-exclude=$kernels,*test/check/*,*test/dev/*,*test/base/*,*test/flags/*,*test/log/*,*test/plan/*,*test/run/*,*test/device/formats.cu,*test/device/math.cu"
 queue stage "UBSan: kernels" doctest "${asan_tests[@]}" "--source-file=$kernels"
@@ -109,10 +111,10 @@ queue stage "AddressSanitizer, UBSan: several ranks" unittest "${asan[@]}" \
 queue stage "AddressSanitizer, UBSan: training" check "${asan[@]}" \
     python3 test/end_to_end/trainer.py --short-run $NATIVE-address/train_gpt_cpu
 
-# One OS thread: the GPU's threads are contexts of their own, and OpenMP's runtime is not instrumented.
+# One OS thread: the GPU's threads are separate contexts, and OpenMP's runtime is not instrumented.
 stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread test-cpu $NATIVE-thread/train_gpt_cpu \
     test-ranks-binary
-# Tests of what has threads, and of the host device; races in kernels the virtual GPU looks for in their PTX (below).
+# Tests of threaded code and of the host device. The virtual GPU finds races in the kernels' PTX (below).
 tsan_tests=("${tsan[@]}" $NATIVE-thread/test_cpu --no-colors
     "--source-file=*test/comm/*,*test/data/loader*,*test/checkpoint/saver*,*test/run/signals*,*test/train/*,*test/device/*"
     "--source-file-exclude=*test/device/formats.cu,*test/device/math.cu"
@@ -130,10 +132,10 @@ if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]
     stage "CUDA: registers and spills" check python3 dev/check_kernels.py build/cuda-sm_90a-ptx
     virtual=build/virtual
     stage "virtual GPU: build" check make -s -j"$JOBS" virtual test-virtual "${cuda[@]}"
-    # Without the test that has a GPU convert all floats there are.
+    # Leaves out the test that makes a GPU convert every float.
     virtual_tests=(OMP_NUM_THREADS=1 $virtual/test_gpu --no-colors --test-suite-exclude=once
         "--test-case-exclude=*conversions of floats*")
-    # The longest first: these end the queue.
+    # The longest tests first, because they end the queue.
     queue stage "virtual GPU: kernels, races" doctest env VIRTUAL_GPU_RACES=1 VIRTUAL_GPU_ORDER=random VIRTUAL_GPU_MULTIPROCESSORS=2 \
         "${virtual_tests[@]}" "--source-file=$kernels,*test/fp8/scaling.cpp,*test/optim/*"
     queue stage "virtual GPU: CUDA tests, lazy streams" doctest env VIRTUAL_GPU_STREAMS=lazy "${virtual_tests[@]}" \

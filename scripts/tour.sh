@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The whole way from text to a model that can be judged: a tokenizer of its own, shards, training with checkpoints,
-# evaluation, text from the model, an export, and a report of the run. A walk through the tools, not a good model: the
-# default text is this machine's documentation. Everything lands in out/tour/.
+# The whole way from text to an evaluated model: a tokenizer of its own, shards, training with checkpoints, evaluation,
+# samples, an export, and a report of the run. It shows the tools and does not make a good model: the default text is
+# this machine's documentation. All output goes to out/tour/.
 #
 #   ./scripts/tour.sh                                  a few minutes on two CPU cores
 #   ./scripts/tour.sh --text 'books/*.txt' --steps 2000 --vocab 4096 --out out/books
@@ -41,7 +41,7 @@ mkdir -p "$out"
 say "Text to shards"
 if [[ -z $text ]]; then
     mkdir -p "$out/text"
-    # Licences that many packages share are there once. sed, unlike head, reads to the end: with pipefail a closed pipe
+    # Licences that many packages share appear once. sed, unlike head, reads to the end: with pipefail, a closed pipe
     # would end the script on machines with many packages.
     find /usr/share/doc -name copyright -type f -size +2k 2>/dev/null | sort | sed -n 1,400p | xargs -r cat >"$out/text/documentation.txt"
     cat README.md dev/*/*.md llmc/*/README.md >>"$out/text/documentation.txt"

@@ -8,11 +8,11 @@ import os
 import re
 import sys
 
-NEEDED = ("numpy", "tiktoken")  # where one is missing, .venv has it
+NEEDED = ("numpy", "tiktoken")  # packages; if one is missing here, .venv has it
 
 
 def whole_number(text):
-    """1000, 500k, 100M."""
+    """Parses 1000, 500k or 100M."""
     found = re.fullmatch(r"(\d+)([kMG]?)", text)
     if not found:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number like 1000, 500k or 100M")
@@ -20,7 +20,7 @@ def whole_number(text):
 
 
 def weighted_input(text):
-    """(name, weight) of NAME@WEIGHT; a file that is really called so is a file."""
+    """Parses NAME@WEIGHT into (name, weight), unless a file has exactly that name."""
     name, at, weight = text.rpartition("@")
     if not at or os.path.exists(text):
         return text, None
@@ -160,7 +160,7 @@ def run(parser, args):
 
 
 def go_on_in_venv():
-    """Starts this program again with the Python of .venv if this one lacks a package: setup.sh installs them there."""
+    """Restarts this program with the Python of .venv if this one lacks a package; setup.sh installs packages there."""
     python = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".venv", "bin", "python"))
     started_by_this = sys.orig_argv[0] == python
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]

@@ -1,5 +1,5 @@
-"""Step 1 of `prepare text`: chunks of the inputs are read, cleaned and tokenized, each by itself, by as many workers as
-are asked for. A chunk's documents go into block files, and its counts into a file that is there once they are complete.
+"""Step 1 of `prepare text`: a number of worker processes read, clean and tokenize the inputs in independent chunks. A
+chunk's documents go into block files. Its counts go into a file that appears once the blocks are complete.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from .tokenizers import PrepareError, open_tokenizer
 
 VERSION = 2  # format of a chunk's files; a run does not continue from files of another version
 CHUNK_BYTES = 4 << 20
-BLOCK_TOKENS = 1 << 24  # a chunk is written in blocks, so that memory does not grow with the inputs
+BLOCK_TOKENS = 1 << 24  # a chunk is written in blocks, so memory does not grow with the inputs
 DROPPED, TRAIN, VAL = range(3)
-FEW_DOCUMENTS = 100  # too few for a split by their hashes
+FEW_DOCUMENTS = 100  # too few documents for a split by their hashes
 
 
 @dataclasses.dataclass
 class Options:
-    """What decides which tokens come out; the fields are flags of the command line."""
+    """The settings that determine the tokens; the fields are flags of the command line."""
     inputs: list  # (name, weight or None)
     tokenizer: str = "bytes"
     end_token: str | None = None
@@ -51,8 +51,8 @@ class Options:
 
 @dataclasses.dataclass
 class Chunk:
-    source: int  # which input of a mixture
-    split: int | None  # TRAIN or VAL where that is known
+    source: int  # index of the mixture's input
+    split: int | None  # TRAIN or VAL if the split is already known
     parts: list
 
 
@@ -66,7 +66,7 @@ class Worker:
         self.counts = self.block = None
 
     def run(self, index, chunk):
-        """Writes the files of a chunk, unless they are there, and returns what it counted."""
+        """Writes the files of a chunk, unless they exist, and returns its counts."""
         done = os.path.join(self.folder, f"{index:08d}.json")
         if os.path.exists(done):
             with open(done) as file:
@@ -171,9 +171,11 @@ def strings(value):
 
 
 def work(pipe, options, folder):
-    """A worker process: makes the chunks that arrive in the pipe, and sends back its counts or the error."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it at once; the first process says why
-    # A worker that outlives the process that started it could write the same chunk as one of the next run.
+    """The main function of a worker process: processes the chunks that arrive in the pipe, and sends back their counts
+    or the error.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it at once; the first process reports the reason
+    # A worker that outlives the process that started it could write the same chunk as a worker of the next run.
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
     here = None
@@ -190,9 +192,9 @@ def work(pipe, options, folder):
 
 @contextlib.contextmanager
 def started_workers(count, options, folder):
-    """Pipes to `count` processes."""
-    # Not forked: tokenizers and pyarrow have threads. Pipes alone: the queues of a process pool need named semaphores,
-    # which stay in /dev/shm if all the processes are killed at once.
+    """Starts `count` worker processes and returns the pipes to them."""
+    # Not forked, because tokenizers and pyarrow have threads. Plain pipes, because the queues of a process pool need
+    # named semaphores, which stay in /dev/shm if all processes are killed at once.
     context = multiprocessing.get_context("spawn")
     processes, pipes = [], []
     try:
@@ -211,7 +213,7 @@ def started_workers(count, options, folder):
 
 
 def results_of_workers(chunks, options, folder, workers):
-    """(index, what it counted) of each chunk, as they are done."""
+    """Yields (index, counts) of each chunk, in the order in which they finish."""
     todo = iter(enumerate(chunks))
     try:
         with started_workers(min(workers, len(chunks)), options, folder) as pipes:
@@ -231,7 +233,7 @@ def results_of_workers(chunks, options, folder, workers):
 
 
 def run_chunks(chunks, options, folder, tokenizer, workers, progress):
-    """What each chunk counted, in order."""
+    """Runs all chunks and returns their counts in order."""
     if workers == 1:
         here = Worker(options, folder, tokenizer)
         done = ((index, here.run(index, chunk)) for index, chunk in enumerate(chunks))
@@ -248,8 +250,9 @@ def run_chunks(chunks, options, folder, tokenizer, workers, progress):
 
 
 def plan_chunks(options, is_output=lambda path: False):
-    """The chunks, and whether their place decides the split. Leaves out the outputs of an earlier run that are in a
-    directory of the inputs."""
+    """Returns the chunks, and True if their place decides the split. Leaves out the outputs of an earlier run in a
+    directory of the inputs.
+    """
     format = options.format()
     sources = [[part for path in readers.expand(name) if path == name or not is_output(path)
                 for part in readers.plan(path, format)] for name, _ in options.inputs]
@@ -261,7 +264,7 @@ def plan_chunks(options, is_output=lambda path: False):
     val_bytes = 0
     if by_place and options.val_fraction > 0:  # any fraction above 0 makes a validation set
         val_bytes = max(int(options.val_fraction * sum(part.bytes for part in parts)), 1)
-    if options.inputs[0][1] is None:  # no mixture: all inputs are one source
+    if options.inputs[0][1] is None:  # without a mixture, all inputs are one source
         sources = [parts]
     chunks = []
     for source, parts in enumerate(sources):
@@ -278,7 +281,7 @@ def plan_chunks(options, is_output=lambda path: False):
 
 
 def split_by_place(part, val_bytes):
-    """The part, or what lies before and behind the line where the validation set ends."""
+    """Cuts a part at the line where the validation set ends, if that lies inside it."""
     if val_bytes <= 0 or part.bytes == 0:
         return [(part, TRAIN)]
     border = min(part.stop, readers.find_line_end(part.path, part.start + val_bytes - 1))
@@ -288,7 +291,7 @@ def split_by_place(part, val_bytes):
 
 
 def fingerprint(options, chunks, tokenizer):
-    """Of everything that the files of the chunks follow from; all else may change when a run goes on."""
+    """A hash of everything that determines the chunks' files. All other settings may change when a run continues."""
     flags = [options.column, options.separator, options.skip_bad, options.normalize, options.rules,
              options.dedup == "minhash", options.decontaminate]
     state = hashlib.sha256(json.dumps([VERSION, tokenizer.hash, flags]).encode())

@@ -1,9 +1,9 @@
-"""Finding documents that are there twice. Who is first is decided by the inputs' order alone, so that the outcome does
-not depend on how many workers there were.
+"""Finds repeated documents. The order of the inputs alone decides which copy is the first, so the result does not
+depend on the number of workers.
 
-Near duplicates: MinHash of 5-grams of words, 112 permutations in 14 bands of 8 rows, as FineWeb has them (Penedo et
-al., The FineWeb Datasets, 2024): documents with 75 % of their 5-grams in common share a band with probability 0.77,
-with 85 % 0.99, with 50 % 0.05. A document shorter than 5 words is one n-gram.
+Near duplicates are found by MinHash over 5-grams of words, with 112 permutations in 14 bands of 8 rows, as for FineWeb
+(Penedo et al., The FineWeb Datasets, 2024). Documents with 75 % of their 5-grams in common share a band with
+probability 0.77, with 85 % 0.99, with 50 % 0.05. A document of fewer than 5 words is one n-gram.
 """
 
 import collections
@@ -22,7 +22,7 @@ def document_hash(data):
 
 
 def signature(text):
-    """The document's minima, BANDS * ROWS of them."""
+    """The document's minima: BANDS * ROWS numbers."""
     try:
         import datasketch
     except ImportError:
@@ -35,12 +35,12 @@ def signature(text):
 
 
 class Duplicates:
-    """Sees the documents one after the other and says which ones go."""
+    """Takes documents one after the other and decides which ones to drop."""
 
     def __init__(self, mode):
         self.mode = mode
         self.seen = set()
-        self.bands = [collections.defaultdict(list) for _ in range(BANDS)]  # documents by the rows of a band
+        self.bands = [collections.defaultdict(list) for _ in range(BANDS)]  # by the rows of a band
         self.kept = []
 
     def reason_to_drop(self, digest, minima):
@@ -54,7 +54,7 @@ class Duplicates:
         return None
 
     def keep(self, minima):
-        """Whether it resembles none of those kept, which it joins then."""
+        """Returns True and keeps the document if it resembles none of the documents kept so far."""
         places = [band[rows.tobytes()] for band, rows in zip(self.bands, minima.reshape(BANDS, ROWS))]
         candidates = set().union(*places)
         if any((self.kept[i] == minima).mean() >= SIMILAR for i in candidates):

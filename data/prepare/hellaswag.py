@@ -1,8 +1,8 @@
 """`prepare hellaswag`: HellaSwag's questions (Zellers et al., 2019) in llm.c's file of multiple-choice questions.
 
-A header of 256 int32 (magic 20240522, version 1, number of examples, bytes of the longest one), then uint16s, for each
-example: 65535, its bytes, its index, the right ending, how many endings, and for the context and each ending how many
-tokens and the tokens. A space joins an ending to its context.
+The file has a header of 256 int32 (magic 20240522, version 1, number of examples, bytes of the longest one). Each
+example is uint16s: 65535, its size in bytes, its index, the right ending, the number of endings, and for the context
+and each ending the number of tokens and the tokens. A space joins an ending to its context.
 """
 
 import array
@@ -18,12 +18,12 @@ from .tokenizers import PrepareError
 URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_{}.jsonl"
 MAGIC, VERSION = 20240522, 1
 START = 65535
-ENDINGS = 4  # what llm.c's reader takes
-LIMIT = 1 << 16  # of an example's bytes, and of the index
+ENDINGS = 4  # the number that llm.c's reader expects
+LIMIT = 1 << 16  # limit for an example's bytes and for its index
 
 
 def read_examples(content, where):
-    """(context, endings, index of the right one) of each line."""
+    """Yields (context, endings, index of the right ending) for each line."""
     for number, line in enumerate(content.splitlines(), 1):
         if not line.strip():
             continue

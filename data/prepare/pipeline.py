@@ -1,12 +1,13 @@
 """`prepare text`: from inputs to shards, in three steps.
 
-1. Chunks of the inputs are read, cleaned and tokenized by the workers, each chunk by itself (chunks.py).
-2. One process goes over the documents in the inputs' order and decides what stays: duplicates, the split, the mixture.
-3. The tokens of what stays are written as shards, which get their names in the end, all at once.
+1. Workers read, clean and tokenize the inputs in independent chunks (chunks.py).
+2. One process goes through the documents in the order of the inputs and decides which ones stay: duplicates, the split,
+the mixture.
+3. The tokens of those documents are written as shards, which get their final names at the end, all at once.
 
-So the output does not depend on the number of workers. The chunks of a run that was killed are there when it is started
-again: it goes on where it was. They lie in WORK in the output directory, take as much space as the shards, and go when
-the shards are complete.
+So the output does not depend on the number of workers. If a run is killed and started again, it continues with the
+chunks that are already complete. They lie in WORK in the output directory, take as much space as the shards, and are
+deleted when the shards are complete.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ WORK = ".prepare"
 class Block:
     path: str
     source: int
-    verdicts: numpy.ndarray  # DROPPED, TRAIN or VAL of each document
+    verdicts: numpy.ndarray  # DROPPED, TRAIN or VAL for each document
 
 
 def fractions(hashes, first):
@@ -66,8 +67,9 @@ def choose(chunks, results, options, folder, stats):
 
 
 def epochs_of(options, train_tokens):
-    """How often the documents of each source are taken: the largest mixture in which none is taken more often than
-    --max-epochs. Without weights, all of them once."""
+    """The number of times that each source's documents are used: the largest mixture in which no source is used more
+    than --max-epochs times. Without weights, every source is used once.
+    """
     weights = [weight for _, weight in options.inputs]
     if weights[0] is None:
         return [1.0]
@@ -79,7 +81,7 @@ def epochs_of(options, train_tokens):
 
 
 def in_mixture(blocks, epochs):
-    """(block, which epoch) in the order in which they are written: the sources in turn, all at the same rate."""
+    """Yields (block, epoch) in the order of writing: the sources take turns, each in proportion to its size."""
     queues = [[(epoch, block) for epoch in range(-int(-many // 1)) for block in blocks if block.source == source]
               for source, many in enumerate(epochs)]
     order = sorted(((place + 0.5) / len(queue), source, place) for source, queue in enumerate(queues)
@@ -92,19 +94,20 @@ def in_mixture(blocks, epochs):
 
 
 def tokens_of(blocks, split, epochs):
-    """The tokens of a split, block by block."""
+    """Yields the tokens of a split, block by block."""
     for block, epoch in in_mixture(blocks, epochs if split == TRAIN else [1.0] * len(epochs)):
         taken = block.verdicts == split
         if not taken.any():
             continue
         with numpy.load(block.path) as arrays:
-            if split == TRAIN and epochs[block.source] < epoch + 1:  # a part of an epoch: some of the documents
+            # A fraction of an epoch takes only some of the documents.
+            if split == TRAIN and epochs[block.source] < epoch + 1:
                 taken &= fractions(arrays["hashes"], 8) < epochs[block.source] - epoch
             yield arrays["tokens"][numpy.repeat(taken, arrays["lengths"])]
 
 
 def bytes_of_tokens(tokenizer):
-    """How many bytes of text each token stands for; the end of a document is none."""
+    """The bytes of text for each token; the end token has none."""
     sizes = numpy.array([len(piece) for piece in tokenizer.pieces()])
     sizes[tokenizer.end_token] = 0
     return sizes
@@ -123,21 +126,23 @@ def old_shards(out):
 
 
 def is_output(path, out):
-    """Tells if `path` is what a run with --out `out` writes."""
+    """True if `path` is an output of a run with --out `out`."""
     folder, name = os.path.split(os.path.abspath(path))
     ours = re.fullmatch(r"(train|val)_\d{6}\.bin(\.json)?|tokenizer\.(bin|json)|report\.(json|txt|png)", name)
     return ours is not None and os.path.realpath(folder) == os.path.realpath(out)
 
 
 def publish(folder, out):
-    """A new run that writes fewer shards must not leave old ones for a pattern to find."""
+    """Moves the finished files into place. Removes old shards first, so a new run with fewer shards leaves none behind
+    for a pattern to match.
+    """
     for path in old_shards(out):
         os.remove(path)
     for name in sorted(os.listdir(folder), key=lambda name: (not name.endswith(".json"), name)):
         os.replace(os.path.join(folder, name), os.path.join(out, name))
 
 
-# ---- the whole -----------------------------------------------------------------------------------------------------
+# ---- the whole pipeline ----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -170,14 +175,16 @@ def clear(work, *kept):
 
 
 def remove_work(work):
-    """Removes the work of a run whose output is in its place; finish_earlier_run() continues if this is killed."""
+    """Deletes the working files of a run whose output is in place. If this is killed, finish_earlier_run() completes
+    it.
+    """
     os.replace(os.path.join(work, "plan"), os.path.join(work, "done"))
     clear(work, "done")
     shutil.rmtree(work)
 
 
 def finish_earlier_run(work, mark, overwrite):
-    """Returns True if an earlier run of these very chunks was killed after its output was in its place."""
+    """Returns True if an earlier run of exactly these chunks was killed after its output was in place."""
     try:
         with open(os.path.join(work, "done")) as file:
             same = file.read() == mark
@@ -192,7 +199,9 @@ def finish_earlier_run(work, mark, overwrite):
 
 
 def begin(work, mark, overwrite):
-    """Makes the work directory of these very chunks. Returns how many a run that was stopped has done, or None."""
+    """Creates the work directory for exactly these chunks. Returns the number of chunks that a stopped run has
+    completed, or None.
+    """
     plan, chunks = os.path.join(work, "plan"), os.path.join(work, "chunks")
     done = len(glob.glob(os.path.join(glob.escape(chunks), "*.json")))
     if os.path.exists(plan):

@@ -1,7 +1,7 @@
 """Documents from files: text, JSON lines, parquet, datasets of Hugging Face; compressed with gzip or zstd.
 
-plan() cuts the inputs into parts, so that many workers can read them, and always in the same way; read() yields the
-documents of a part: str, or bytes of text that is not decoded yet, or Bad for what could not be read.
+plan() cuts the inputs into parts, so that many workers can read them, and always cuts them the same way. read() yields
+the documents of a part: a str, bytes of text that is not decoded yet, or Bad for a document that could not be read.
 """
 
 import dataclasses
@@ -15,12 +15,12 @@ import zlib
 from .shard import open_regular, parse_json
 from .tokenizers import PrepareError, missing
 
-DOCUMENT_BYTES = 16 << 20  # a longer text file is cut into documents of about this size, at the end of a line
+DOCUMENT_BYTES = 16 << 20  # a longer text file is cut at ends of lines into documents of about this size
 RECORD_BYTES = 64 << 20  # a longer line of JSON lines, or text between separators, counts as unreadable
-PART_BYTES = 4 << 20  # about what a part of a file with many documents has
-# perldoc -X, -B: more than a third of a file's characters are odd: it is binary.
+PART_BYTES = 4 << 20  # approximate size of a part of a file with many documents
+# A file is binary if more than a third of its characters are odd, the rule of perldoc -X, -B.
 BINARY_FRACTION = 1 / 3
-DATASETS = {  # known names
+DATASETS = {  # names with their locations
     "tinystories": "hf:roneneldan/TinyStories",
     "fineweb": "hf:HuggingFaceFW/fineweb:sample-10BT",
     "fineweb-edu": "hf:HuggingFaceFW/fineweb-edu:sample-10BT",
@@ -31,16 +31,16 @@ DATASETS = {  # known names
 class Format:
     """How the inputs are read."""
     column: str = "text"  # of JSON lines, parquet and datasets
-    separator: bytes | None = None  # between the documents of a text file; None: a file is a document
+    separator: bytes | None = None  # separates the documents of a text file; None makes the file one document
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    kind: str  # one of READERS
+    kind: str  # a key of READERS
     path: str
     start: int  # bytes, row groups or rows
     stop: int
-    bytes: int  # about how many
+    bytes: int  # approximate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ def expand(name):
             "is not a file, a directory, a pattern that files match, hf:NAME or one of " + ", ".join(DATASETS)
         raise PrepareError(f"{name} {why}" + (" (prepare tinyshakespeare is a command of its own)"
                                               if name == "tinyshakespeare" else ""))
-    return sorted(files, key=os.fsencode)  # not by the locale's order
+    return sorted(files, key=os.fsencode)  # in byte order, independent of the locale
 
 
 def cannot_list(error):
@@ -107,8 +107,9 @@ def plan_text(path, size):
 
 
 def find_line_end(path, offset):
-    """The place after the first newline at or after `offset`, or the end of the file. Without a newline in the next
-    DOCUMENT_BYTES, it is the end of the last whole character there."""
+    """The offset after the first newline at or after `offset`, or the end of the file. Without a newline in the next
+    DOCUMENT_BYTES, it is the end of the last whole character there.
+    """
     with open_regular(path) as file:
         file.seek(offset)
         line = file.readline(DOCUMENT_BYTES)
@@ -116,7 +117,7 @@ def find_line_end(path, offset):
 
 
 def whole_characters(data):
-    """The length of `data` without a character of UTF-8 that may be cut at its end."""
+    """The length of `data` without a UTF-8 character that may be cut off at its end."""
     for back in range(1, min(4, len(data)) + 1):
         if data[-back] & 0xc0 != 0x80:  # the first byte of a character
             return len(data) - (back if data[-back] >= 0x80 else 0)
@@ -124,8 +125,8 @@ def whole_characters(data):
 
 
 def blocks(path):
-    """The content of a file in pieces of at most 32 MiB, unpacked if its name says that it is packed."""
-    # 4 bytes of zstd can stand for 128 KiB of text, so a small piece of it is unpacked at once.
+    """Yields the content of a file in pieces of at most 32 MiB, decompressed if its name says that it is compressed."""
+    # 4 bytes of zstd can stand for 128 KiB of text, so only a small piece is decompressed at a time.
     size = 1 << 10 if path.endswith(".zst") else 1 << 20
     with open_regular(path) as raw, gzip.open(raw) if path.endswith(".gz") else raw as file:
         pieces = iter(lambda: file.read(size), b"")
@@ -157,7 +158,7 @@ def read_text(part, format):
 
 
 def read_packed_text(part, format):
-    """The documents that plan_text() would make of the unpacked file."""
+    """Yields the documents that plan_text() would find in the decompressed file."""
     pending, first = bytearray(), True
     for piece in blocks(part.path):
         pending += piece
@@ -174,7 +175,7 @@ def read_packed_text(part, format):
 
 
 def split_at(separator, pieces):
-    """The records between the separators; None for a record of more than RECORD_BYTES."""
+    """Yields the records between separators; None for a record of more than RECORD_BYTES."""
     pending, skipping = bytearray(), False
     for piece in pieces:
         start = max(len(pending) - len(separator) + 1, 0)
@@ -182,7 +183,7 @@ def split_at(separator, pieces):
         if pending.find(separator, start) < 0:
             if len(pending) > RECORD_BYTES:
                 skipping = True
-                del pending[:len(pending) - len(separator) + 1]  # the separator may have begun
+                del pending[:len(pending) - len(separator) + 1]  # its last bytes may be the beginning of a separator
             continue
         *whole, pending = pending.split(separator)
         for record in whole:
@@ -202,7 +203,7 @@ def read_separated(part, format):
 
 
 def read_lines(part, format):
-    """The lines that begin in this range of bytes."""
+    """Yields the lines that begin in this range of bytes."""
     with open_regular(part.path) as file:
         if part.start > 0:
             file.seek(part.start - 1)
@@ -234,7 +235,7 @@ def read_record(line, format, where):
     if not line.strip():
         return
     try:
-        # Bytes that are not valid UTF-8 become lone surrogates, which are replaced and counted with all others.
+        # Bytes that are not valid UTF-8 become lone surrogates, which are replaced and counted like all others.
         record = parse_json(line.decode("utf-8", errors="surrogateescape"))
     except ValueError as error:
         yield Bad(f"{where}: not JSON ({error})")
@@ -303,7 +304,7 @@ def read_parquet(part, format):
 
 
 def is_saved_dataset(path):
-    """A directory that datasets' save_to_disk() wrote."""
+    """True for a directory that datasets' save_to_disk() wrote."""
     return any(os.path.isfile(os.path.join(path, name)) for name in ("dataset_dict.json", "state.json"))
 
 
@@ -352,7 +353,9 @@ READERS = {"text": read_text, "packed text": read_packed_text, "separated": read
 
 
 def read(part, format):
-    """The documents of a part; Bad for what cannot be read, and after a Bad of the whole file nothing more of it."""
+    """Yields the documents of a part, and Bad for those that cannot be read. After a Bad for the whole file, nothing
+    follows.
+    """
     try:
         yield from READERS[part.kind](part, format)
     except (OSError, EOFError, zlib.error) as error:
@@ -360,12 +363,13 @@ def read(part, format):
 
 
 def is_utf16(path):
-    """Tells if a file begins with a byte order mark of UTF-16."""
+    """True if a file begins with a byte order mark of UTF-16."""
     return next(blocks(path), b"")[:2] in (b"\xff\xfe", b"\xfe\xff")
 
 
 def decode(raw):
-    """(text, how many characters had to be replaced because they are not valid Unicode); (None, 0) for a binary file."""
+    """Returns (text, number of characters replaced because they are not valid Unicode), or (None, 0) for a binary file.
+    """
     if isinstance(raw, str):
         try:
             raw.encode()
@@ -383,7 +387,7 @@ def decode(raw):
 
 
 def texts(inputs, format):
-    """All texts of inputs that can be read."""
+    """Yields all texts of the inputs that can be read."""
     for name in inputs:
         for path in expand(name):
             for part in plan(path, format):

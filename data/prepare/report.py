@@ -1,5 +1,6 @@
-"""What a run of `prepare text` did: counts, sizes and speed, as report.json, report.txt and, with matplotlib, a
-picture."""
+"""The report of a run of `prepare text`: counts, sizes and speed, as report.json, report.txt and, with matplotlib, a
+picture.
+"""
 
 import json
 import os
@@ -21,12 +22,12 @@ def plural(count, noun):
 
 
 def printable(text):
-    """The text without characters that could disturb a terminal, such as those of escape sequences or newlines."""
+    """The text without characters that could disturb a terminal, such as escape sequences and newlines."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def progress_bar(total):
-    """tqdm's on a terminal; elsewhere, and without tqdm, none."""
+    """A progress bar of tqdm on a terminal; None elsewhere, or without tqdm."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -51,13 +52,13 @@ class Report:
         self.by_place, self.files = by_place, files
         self.started = time.perf_counter()
         self.documents = self.replaced_documents = self.replaced = 0
-        self.documents_now = self.tokens_now = 0  # not by a run that was stopped and that this one goes on with
+        self.documents_now = self.tokens_now = 0  # without those of a stopped run that this one continues
         self.dropped, self.bad, self.replaced_in = {}, [], []
         self.seconds = self.tokenizer_seconds = 0.0
         self.train_tokens = [0] * len(options.inputs)  # by source, before the mixture
         self.documents_of = {"train": 0, "val": 0}
         self.kept_bytes = self.kept_tokens = 0
-        self.lengths = numpy.zeros(64, numpy.int64)  # documents by the logarithm of their tokens
+        self.lengths = numpy.zeros(64, numpy.int64)  # documents by the logarithm of their number of tokens
         self.shards = {}
 
     def add_chunk(self, counts):

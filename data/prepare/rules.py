@@ -1,5 +1,5 @@
-"""What becomes of a document's text before it is tokenized: Unicode normalization, the published rules of C4 and
-Gopher, and decontamination. All of it looks at one document alone, so the order of documents does not matter.
+"""Cleans and filters a document's text before tokenization: Unicode normalization, the published rules of C4 and
+Gopher, and decontamination. Each rule looks at one document alone, so the order of documents does not matter.
 """
 
 import collections
@@ -7,8 +7,8 @@ import re
 import unicodedata
 
 # C4: Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, JMLR 2020,
-# section 2.2; that "..." ends no line is from its code. Not taken over: its list of bad words, its language detector,
-# and the removal of repeated spans of three sentences (duplicates.py has whole documents).
+# section 2.2. From its code comes the rule that "..." does not end a line. Not implemented: its list of bad words, its
+# language detector, and the removal of repeated spans of three sentences (duplicates.py handles whole documents).
 C4_LINE_ENDS = (".", "!", "?", '"')
 C4_LINE_WORDS = 5
 C4_SENTENCES = 3
@@ -17,25 +17,27 @@ C4_CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
 SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s|$)")
 
 # Gopher: Rae et al., Scaling Language Models: Methods, Analysis & Insights from Training Gopher, 2021, appendix A1.1;
-# the limits of repetition are its table A1.
+# the limits of repetition are in its table A1.
 GOPHER_STOP_WORDS = {"the", "be", "to", "of", "and", "that", "have", "with"}
 GOPHER_BULLETS = ("\u2022", "\u2023", "\u25e6", "*", "-")
 GOPHER_TOP_NGRAMS = {2: 0.20, 3: 0.18, 4: 0.16}
 GOPHER_REPEATED_NGRAMS = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 
-# GPT-3: Brown et al., Language Models are Few-Shot Learners, 2020, appendix C: 13 words in a row in common, in lower
-# case and without punctuation. (It cuts 200 characters around them out; here the document goes.)
+# GPT-3: Brown et al., Language Models are Few-Shot Learners, 2020, appendix C: 13 consecutive words in common, in lower
+# case and without punctuation. (GPT-3 cuts out 200 characters around them; here the document is dropped.)
 CONTAMINATION_WORDS = 13
 
 
 def normalize(text, form):
-    """Unicode's normal form NFC or NFKC, with newlines as \\n and without characters that are never shown."""
+    """Applies Unicode's normal form NFC or NFKC, writes newlines as \
+    , and removes characters that are never shown.
+    """
     text = unicodedata.normalize(form.upper(), text.replace("\r\n", "\n").replace("\r", "\n"))
     return re.sub("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\u200b\ufeff]", "", text)
 
 
 def apply_c4(text):
-    """(the text with C4's lines alone, why it is dropped or None)."""
+    """Returns (the text reduced to the lines that C4 keeps, the reason to drop it or None)."""
     lower = text.lower()
     if "lorem ipsum" in lower:
         return text, "C4: lorem ipsum"
@@ -55,7 +57,7 @@ def apply_c4(text):
 
 
 def apply_gopher(text):
-    """(the text as it is, why it is dropped or None)."""
+    """Returns (the unchanged text, the reason to drop it or None)."""
     words = text.split()
     return text, gopher_quality(text, words) or gopher_repetition(text, words)
 
@@ -80,7 +82,7 @@ def gopher_quality(text, words):
 
 
 def repeated(pieces):
-    """(fraction of pieces, characters) that an earlier piece already had."""
+    """Returns the fractions of pieces and of characters that repeat an earlier piece."""
     seen, count, characters = set(), 0, 0
     for piece in pieces:
         if piece in seen:
@@ -97,7 +99,7 @@ def gopher_repetition(text, words):
     total = sum(map(len, words))
     for n, most in GOPHER_TOP_NGRAMS.items():
         counts = collections.Counter(zip(*(words[i:] for i in range(n))))
-        # Of those that come as often, the longest; one that comes once repeats nothing.
+        # Takes the longest of the most frequent ones; an n-gram that occurs once repeats nothing.
         count, length = max(((count, sum(map(len, gram))) for gram, count in counts.items()), default=(0, 0))
         if count > 1 and count * length > most * total:
             return f"Gopher: one {n}-gram again and again"
@@ -108,7 +110,7 @@ def gopher_repetition(text, words):
 
 
 def repeated_ngram_characters(words, n):
-    """Characters of words in n-grams that came before, each word counted once."""
+    """The number of characters of words in repeated n-grams; each word counts once."""
     seen, characters, covered = set(), 0, 0
     for i, gram in enumerate(zip(*(words[k:] for k in range(n)))):
         if gram in seen:

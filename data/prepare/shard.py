@@ -1,9 +1,8 @@
-"""Writes token shards in llm.c's format, each with a sidecar JSON that says what is in it.
+"""Writes token shards in llm.c's format, each with a sidecar JSON that describes it.
 
-A shard is a header of 256 little-endian int32 (magic, version, number of tokens, zeros), then the tokens: uint16
-(magic 20240520, version 1) while the vocabulary allows it, else uint32 (magic 20240801, version 7). `X.bin.json` holds
-tokenizer, vocab, max_token, documents, tokens, a checksum of the token bytes, and where they are known the bytes of the
-text.
+A shard is a header of 256 little-endian int32 (magic, version, number of tokens, zeros), then the tokens: uint16 (magic
+20240520, version 1) if the vocabulary fits, else uint32 (magic 20240801, version 7). `X.bin.json` contains tokenizer,
+vocab, max_token, documents, tokens, a checksum of the token bytes, and, if known, the bytes of the text.
 """
 
 import array
@@ -22,7 +21,7 @@ MAX_TOKENS = 2**31 - 1  # the header's count is an int32
 
 
 def token_array(vocab, tokens=()):
-    """An array of the width that shards of this vocabulary have."""
+    """An array whose elements are as wide as in shards of this vocabulary."""
     return array.array("H" if vocab <= 1 << 16 else "I", tokens)
 
 
@@ -35,7 +34,7 @@ def checked_array(vocab, tokens):
 
 
 def open_regular(path):
-    """Opens a file for reading bytes. A pipe would block and a device may have no end, so both are an OSError."""
+    """Opens a file for reading bytes. A pipe would block and a device may have no end, so both raise OSError."""
     def opener(name, flags):
         descriptor = os.open(name, flags | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -46,7 +45,8 @@ def open_regular(path):
 
 
 def parse_json(text):
-    """The value of a JSON text; ValueError for anything else, as well as for text nested deeper than Python can read."""
+    """The value of a JSON text. Raises ValueError for anything else, and for text nested deeper than Python can read.
+    """
     try:
         return json.loads(text)
     except RecursionError:
@@ -62,7 +62,7 @@ def write_atomically(path, data):
 
 
 class _Shard:
-    """One shard while it is written: beside its final name, which it gets only when it is complete."""
+    """A shard that is being written, under a temporary name; it gets its final name only when it is complete."""
 
     def __init__(self, path, vocab, token_bytes):
         self.path = path
@@ -101,14 +101,14 @@ class _Shard:
         sidecar = dict(sidecar, max_token=self.max_token, documents=self.documents, tokens=self.tokens,
                        checksum="sha256:" + self.hash.hexdigest())
         if sidecar["tokenizer"] == "bytes":
-            sidecar["bytes"] = self.tokens - self.documents  # of the text; an end token is none
+            sidecar["bytes"] = self.tokens - self.documents  # of the text; an end token has none
         elif self.token_bytes is not None:
             sidecar["bytes"] = self.text_bytes
         json_path = self.path + ".json"
         with open(json_path + ".tmp", "w") as file:
             json.dump(sidecar, file, indent=2)
             file.write("\n")
-        # A shard never stands beside the sidecar of another one.
+        # A shard must never lie next to the sidecar of another shard.
         if os.path.exists(json_path):
             os.remove(json_path)
         os.replace(self.path + ".tmp", self.path)
@@ -124,12 +124,12 @@ class _Shard:
 
 def write_shards(chunks, path_of, *, tokenizer, vocab, end_token, shard_tokens=MAX_TOKENS, token_bytes=None,
                  extra=None):
-    """Writes the tokens of `chunks`, an iterable of token_array()s, numpy arrays of the shard's type or lists, as
-    shards of `shard_tokens` tokens.
+    """Writes the tokens of `chunks` as shards of `shard_tokens` tokens and returns the sidecars. `chunks` is an
+    iterable of token_array()s, numpy arrays of the shard's type, or lists.
 
-    path_of(i) is the path of the i-th shard; `token_bytes` (vocab), a numpy array, how many bytes of text each token
-    stands for; `extra` is added to the sidecars. Memory does not grow with the data.
-    Every shard but the last is full. A document is counted where it starts, with the end token. Returns the sidecars.
+    path_of(i) is the path of the i-th shard. `token_bytes` (vocab) is a numpy array with the bytes of text for each
+    token. `extra` is added to the sidecars. Memory does not grow with the data. Every shard but the last is full. A
+    document counts in the shard where it starts, with the end token.
     """
     if not 1 <= shard_tokens <= MAX_TOKENS:
         raise ValueError(f"a shard holds 1 to {MAX_TOKENS} tokens, not {shard_tokens}")
@@ -162,7 +162,9 @@ def write_shards(chunks, path_of, *, tokenizer, vocab, end_token, shard_tokens=M
 
 
 def read_shard(path):
-    """The tokens of a shard and its sidecar ({} without one). Checks sizes and the checksum; for tests and tools."""
+    """Returns the tokens of a shard and its sidecar ({} without one), after checking sizes and the checksum. For tests
+    and tools.
+    """
     with open_regular(path) as file:
         header = struct.unpack("<256i", file.read(HEADER_BYTES).ljust(HEADER_BYTES, b"\0"))
         data = file.read()

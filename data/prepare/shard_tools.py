@@ -1,4 +1,4 @@
-"""`prepare inspect`, `validate` and `merge`: looking at shards, checking them, and putting some into others."""
+"""`prepare inspect`, `validate` and `merge`: show shards, check them, and combine several into others."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from .tokenizers import PrepareError, open_tokenizer, read_table
 
 
 def open_shard(path):
-    """Tokens as a numpy array, and the sidecar."""
+    """Returns the tokens as a numpy array, and the sidecar."""
     try:
         tokens, sidecar = read_shard(path)
     except ValueError as error:
@@ -20,14 +20,14 @@ def open_shard(path):
 
 
 def check_tokenizer(path, sidecar, tokenizer):
-    """Refuses a tokenizer other than the one that the shard was made with."""
+    """Refuses a tokenizer that did not make the shard."""
     for name in ("tokenizer_hash", "tokenizer", "vocab"):
         own = getattr(tokenizer, {"tokenizer_hash": "hash", "tokenizer": "name", "vocab": "vocab"}[name])
         if name in sidecar and sidecar[name] != own:
             raise PrepareError(f"{path} was made with another tokenizer: its sidecar says {name} {sidecar[name]}, this "
                                f"one ({tokenizer.name}) has {own}")
         if name == "tokenizer_hash" and name in sidecar:
-            return  # the rest is but names
+            return  # the rest are only names
 
 
 def check_same_tokenizer(path, sidecar, first_path, first):
@@ -38,7 +38,7 @@ def check_same_tokenizer(path, sidecar, first_path, first):
 
 
 def pieces_of(path, sidecar, name):
-    """The bytes of each token, from the tokenizer called `name` or the table beside the shard; None: not known."""
+    """The bytes of each token, from the tokenizer `name` or the table next to the shard; None if unknown."""
     if name:
         tokenizer = open_tokenizer(name)
         check_tokenizer(path, sidecar, tokenizer)
@@ -48,7 +48,7 @@ def pieces_of(path, sidecar, name):
 
 
 def documents_of(tokens, end_token):
-    """Slices of the documents that begin in the shard, each with its end token, which stands first."""
+    """Yields slices of the documents that begin in the shard, each with its end token, which comes first."""
     starts = numpy.flatnonzero(tokens == end_token)
     return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(tokens)])]
 
@@ -67,7 +67,7 @@ def inspect(paths, tokenizer=None, documents=2, characters=300):
 
 
 def validate(paths, tokenizer=None):
-    """Raises for what is wrong with a shard, or with them together; prints a line for each."""
+    """Prints a line for each shard. Raises an error if a shard is wrong or shards do not fit together."""
     given = open_tokenizer(tokenizer) if tokenizer else None
     first, digests = None, {}
     for path in paths:
@@ -88,7 +88,7 @@ def validate(paths, tokenizer=None):
             raise PrepareError(f"{path}: token {found['max_token']} is not below the vocabulary of {sidecar['vocab']}")
         print(f"{path}: {found['tokens']} tokens, checksum and sidecar agree")
         split = "val" if "val" in os.path.basename(path) else "train"
-        if "end_token" in sidecar:  # the last one may go on in the next shard
+        if "end_token" in sidecar:  # the last document may continue in the next shard
             whole = documents_of(tokens, sidecar["end_token"])[:-1]
             digests.setdefault(split, set()).update(hashlib.blake2b(tokens[where].tobytes(), digest_size=16).digest()
                                                     for where in whole)
@@ -98,7 +98,7 @@ def validate(paths, tokenizer=None):
 
 
 def merge(paths, out, shard_tokens):
-    """Writes the tokens of the shards, in their order, as shards of another size: out_000000.bin and so on."""
+    """Writes the tokens of the shards, in order, as shards of another size: out_000000.bin and so on."""
     sidecar = open_shard(paths[0])[1]
 
     def parts():

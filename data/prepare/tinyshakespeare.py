@@ -1,6 +1,7 @@
-"""`prepare tinyshakespeare`: the 1 MB of Shakespeare that llm.c starts with, in the same shards byte for byte.
+"""`prepare tinyshakespeare`: the 1 MB of Shakespeare that llm.c starts with, as shards that equal llm.c's byte for
+byte.
 
-Every speech is a document; the first 32,768 tokens are the validation set.
+Every speech is a document. The first 32,768 tokens are the validation set.
 """
 
 import os
@@ -24,7 +25,7 @@ def download(url, instead):
 
 
 def read_or_download(file, url, instead="--text FILE"):
-    """The bytes of a file, or where it is None, of a page."""
+    """The bytes of the file `file`, or of the page `url` if `file` is None."""
     if file is None:
         return download(url, instead)
     try:
@@ -35,7 +36,7 @@ def read_or_download(file, url, instead="--text FILE"):
 
 
 def speeches(text):
-    """Texts of the documents. The blank line after a speech belongs to it."""
+    """The texts of the documents. The blank line after a speech belongs to it."""
     parts = text.split(b"\n\n")
     return [part + b"\n\n" for part in parts[:-1]] + parts[-1:]
 

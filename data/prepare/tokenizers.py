@@ -1,7 +1,8 @@
-"""The tokenizers that text can be prepared with: bytes, GPT-2's, any of tiktoken's, any tokenizer.json of Hugging Face.
+"""The tokenizers for preparing text: bytes, GPT-2's, any of tiktoken's, and any tokenizer.json of Hugging Face.
 
-Each has a name, vocab (ids lie below it), end_token (it begins every document), hash (of all that decides which tokens
-a text has: shards whose hashes differ do not belong together), encode(text) and pieces(), the bytes of every id.
+Each has a name, vocab (ids lie below it), end_token (it begins every document), encode(text), pieces() (the bytes of
+every id), and hash. The hash covers everything that decides which tokens a text has: shards with different hashes do
+not belong together.
 """
 
 import base64
@@ -19,19 +20,19 @@ from .shard import open_regular, write_atomically
 GPT2_END = 50256
 GPT2_FILE = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"  # GPT-2's ranks
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
-# What a vocabulary may call the token between documents; llm.c takes Llama's begin token for it.
+# Names that a vocabulary may have for the token between documents. llm.c uses Llama's begin token for it.
 END_TOKENS = ("<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 TABLE_MAGIC, TABLE_VERSION = 20240328, 2  # llm.c's tokenizer file
-LONGEST_PIECE = 255  # its lengths are bytes
+LONGEST_PIECE = 255  # because its lengths are bytes
 
 
 class PrepareError(Exception):
-    """What the user should read before the program ends with code 1."""
+    """An error message for the user; the program ends with code 1."""
 
 
 def missing(package, purpose):
-    """The error for a Python package that is not there."""
+    """The error for a missing Python package."""
     return PrepareError(f"{purpose} needs the Python package {package}; install all that prepare can use with "
                         "./scripts/setup.sh --with-prepare, or .venv/bin/pip install " + package)
 
@@ -41,7 +42,7 @@ def token_type(vocab):
 
 
 def hash_pieces(pattern, pieces, special):
-    """Hash of a byte-pair encoding: how it cuts words, and the bytes of its tokens, those of no text apart."""
+    """The hash of a byte-pair encoding: its rule for cutting words, the bytes of its tokens, and its special tokens."""
     state = hashlib.sha256(json.dumps([pattern, sorted(special.items())]).encode())
     for piece in pieces:
         state.update(struct.pack("<I", len(piece)) + piece)
@@ -69,11 +70,11 @@ class Tiktoken:
     def __init__(self, encoding, name):
         self.encoding, self.name = encoding, name
         self.vocab, self.end_token = encoding.n_vocab, encoding.eot_token
-        # The pattern by its encoding's name: tiktoken writes the same one differently from version to version.
+        # Hash the encoding's name, not its pattern: versions of tiktoken write the same pattern differently.
         self.hash = hash_pieces(name, self.pieces(), encoding._special_tokens)
 
     def encode(self, text):
-        # "<|endoftext|>" in a text is text, not an end.
+        # "<|endoftext|>" in a text is ordinary text, not an end token.
         return self.encoding.encode_to_numpy(text, disallowed_special=()).astype(token_type(self.vocab))
 
     def pieces(self):
@@ -103,7 +104,7 @@ class Json:
             raise PrepareError(f"{path} is not a tokenizer.json ({str(error).splitlines()[0]})") from None
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        self.tokenizer.encode_special_tokens = True  # "<|endoftext|>" in a text is text, not an end
+        self.tokenizer.encode_special_tokens = True  # "<|endoftext|>" in a text is ordinary text, not an end token
         self.content = content
         self.name = os.path.basename(path)
         self.hash = "sha256:" + hashlib.sha256(content).hexdigest()
@@ -130,8 +131,9 @@ class Json:
 
 
 def byte_level_characters():
-    """{character: byte} of byte-level vocabularies (GPT-2): visible bytes of Latin-1 are themselves, the other ones
-    the characters from 256 on."""
+    """Returns {character: byte} of byte-level vocabularies (GPT-2): visible bytes of Latin-1 stand for themselves, the
+    others are the characters from 256 on.
+    """
     visible = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
     others = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -148,14 +150,14 @@ def piece_of_byte_level(token):
 
 
 def piece_of_spaces(token):
-    """SentencePiece's way: U+2581 is a space, <0x0A> a byte."""
+    """Decodes SentencePiece's notation: U+2581 is a space, <0x0A> is a byte."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace("\u2581", " ").encode()
 
 
 def read_ranks(path, count=None):
-    """{bytes: rank} of a tiktoken file: a line `base64 rank` a token."""
+    """Returns {bytes: rank} of a tiktoken file, which has a line `base64 rank` per token."""
     try:
         with open_regular(path) as file:
             ranks = {base64.b64decode(token, validate=True): int(rank)
@@ -188,7 +190,7 @@ def gpt2_from(path):
 
 
 def encoding_from(name, path):
-    """tiktoken's encoding `name` with its table from a file instead of a download; tiktoken's hash of it is checked."""
+    """tiktoken's encoding `name`, with its table from a file instead of a download. tiktoken checks the file's hash."""
     tiktoken = import_tiktoken()
     from tiktoken_ext import openai_public
     if name not in openai_public.ENCODING_CONSTRUCTORS:
@@ -212,7 +214,7 @@ def encoding_by_name(name):
     tiktoken = import_tiktoken()
     try:
         return Tiktoken(tiktoken.get_encoding(name), name)
-    except Exception as error:  # whatever its download raises
+    except Exception as error:  # any error of its download
         table = f"fetch {GPT2_FILE} elsewhere and give it with --tokenizer FILE" if name == "gpt2" else \
             f"fetch its table elsewhere and give it with --tokenizer {name}=FILE"
         raise PrepareError(f"tiktoken could not download {'GPT-2' if name == 'gpt2' else name}'s vocabulary "
@@ -235,7 +237,8 @@ def open_tokenizer(name, end_token=None):
 
 
 def table_bytes(tokenizer):
-    """llm.c's tokenizer file: what `train_gpt --tokenizer` decodes samples with. None if a token is too long for it."""
+    """llm.c's tokenizer file, which `train_gpt --tokenizer` uses to decode samples. None if a token is too long for it.
+    """
     pieces = tokenizer.pieces()
     if max(map(len, pieces)) > LONGEST_PIECE:
         return None
@@ -244,7 +247,7 @@ def table_bytes(tokenizer):
 
 
 def write_tokenizer(tokenizer, folder):
-    """Writes the files that train_gpt looks for next to the shards."""
+    """Writes the tokenizer files that train_gpt looks for next to the shards."""
     table = table_bytes(tokenizer)
     if table is None:
         print("prepare: a token is too long for llm.c's tokenizer file, so there is none", file=sys.stderr)
@@ -255,7 +258,7 @@ def write_tokenizer(tokenizer, folder):
 
 
 def read_table(path):
-    """(pieces, end token) of llm.c's tokenizer file."""
+    """Returns (pieces, end token) from llm.c's tokenizer file."""
     with open_regular(path) as file:
         content = file.read()
     if len(content) < 1024 or struct.unpack_from("<2i", content) != (TABLE_MAGIC, TABLE_VERSION):

@@ -1,6 +1,7 @@
-"""`prepare train-tokenizer`: byte-level byte-pair encoding of one's own text, by the tokenizers package.
+"""`prepare train-tokenizer`: trains a byte-level byte-pair encoding on the user's own text, with the tokenizers
+package.
 
-The words are cut as GPT-2 cuts them. The ids are the 256 bytes, the merges, and last, as in GPT-2, <|endoftext|>.
+It cuts words like GPT-2. The ids are the 256 bytes, then the merges, and last, as in GPT-2, <|endoftext|>.
 """
 
 import os

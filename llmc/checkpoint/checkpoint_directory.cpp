@@ -131,7 +131,7 @@ void begin_checkpoint(FileCalls& calls, const std::string& directory, int64_t st
     make_directory(calls, directory);
     const fs::path run = fs::path(directory).parent_path();
     if (is_new) sync_directory(calls, run.string());
-    // the run's directory may be new as well
+    // The run's directory may be new as well.
     if (is_new && run.has_parent_path()) sync_directory(calls, run.parent_path().string());
     make_directory(calls, unfinished_path(directory, step));
 }

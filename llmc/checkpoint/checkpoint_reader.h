@@ -14,7 +14,7 @@
 
 namespace llmc {
 
-// what is checked before a checkpoint is used: nothing, file sizes, or every byte
+// What is checked before a checkpoint is used: nothing, file sizes, or every byte.
 enum class Verify { none, size, full };
 
 class CheckpointReader {

@@ -103,7 +103,7 @@ static __global__ void __launch_bounds__(kThreads)
     for (int r = 0; r < world; r++) {
         const uint8_t* from = pieces + static_cast<size_t>(r) * piece.bytes();
         const float scale_inv = power_of_two(from[piece.scales_begin() + first / Fp8Piece::kBlock] - 127);
-        // a piece ends in zeros, so this may read past the last code
+        // A piece ends in zeros, so this may read past the last code.
         const uint32_t codes[2] = {load_word(from + first), load_word(from + first + 4)};
         float x[8];
         uncast_8<e4m3>(x, codes);

@@ -232,7 +232,7 @@ private:
 
     template <class Call>
     void issue(const char* what, size_t bytes, stream_t stream, Call call) {
-        // more than one operation is issued per call, so that finished ones are forgotten faster than new ones come
+        // More than one operation is issued per call, so that finished ones are forgotten faster than new ones come.
         constexpr size_t kLooks = 4;
         log_->look(kLooks);
         if (chained_) chain_->before(stream);

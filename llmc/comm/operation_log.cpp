@@ -76,7 +76,7 @@ void OperationLog::look(size_t most) {
             asked.emplace_back(p.entry.sequence, p.progress);
         }
     }
-    // without the lock, because a query may hang
+    // Without the lock, because a query may hang.
     for (const auto& [sequence, progress] : asked) note(sequence, (*progress)());
 }
 

@@ -200,7 +200,7 @@ void Watchdog::write_report(const std::string& problem) const {
     for (const OperationEntry& entry : comm_->log().recent())
         report["recent_operations"].push_back(to_json(entry, now));
     const std::string path = strprintf("%s/watchdog_rank%05d.json", directory_.c_str(), rank_);
-    // written under another name, since this process may be killed halfway
+    // Written under another name, since this process may be killed halfway.
     const std::string temporary = path + ".tmp";
     const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (file < 0) return;

@@ -50,7 +50,7 @@ void cp_async_wait() {
         while (due < lane.copies.size() && lane.copies[due].group + N < lane.open_group) due++;
         left = lane.copies.size() - due;
     }
-    // outside Quiet: the bytes move now, so the race detector charges them to this lane
+    // Outside Quiet: the bytes move now, so the race detector charges them to this lane.
     for (size_t i = 0; i < due; i++) {
         host::PendingCopy copy;
         {

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Trains on several machines with mpirun, one rank a GPU. Everything after -- goes to train_gpt.
+# Trains on several machines with mpirun, one rank per GPU. Everything after -- goes to train_gpt.
 #
 #   scripts/multi_node/run_mpirun.sh --hosts node1:8,node2:8 -- -i 'data/*_train_*.bin' -o runs/d12 -e d12
 #   scripts/multi_node/run_mpirun.sh --ranks 4 --program ./train_gpt_cpu -- ...     four ranks on this machine
 #
-#   --hosts LIST        machines and their GPUs, as mpirun's --host; or --hostfile FILE
-#   --ranks N           ranks in all (default: the sum over --hosts)
-#   --program FILE      default ./train_gpt; the same path on every machine
+#   --hosts LIST        machines and their GPUs, in the format of mpirun's --host; or --hostfile FILE
+#   --ranks N           total number of ranks (default: the sum over --hosts)
+#   --program FILE      default ./train_gpt; must have the same path on every machine
 #   --interface NAME    network interface for MPI and for NCCL's bootstrap, for example eth0
-#   --print             shows the command and does nothing
+#   --print             shows the command without running it
 #
-# Open MPI 4 or 5. SIGUSR1 to mpirun asks for a checkpoint and a clean end (exit code 75). On SIGTERM mpirun kills the
-# ranks soon after it told them, so they get a minute here to save.
+# Works with Open MPI 4 and 5. SIGUSR1 to mpirun requests a checkpoint and a clean end (exit code 75). On SIGTERM mpirun
+# kills the ranks shortly after notifying them; this script gives them a minute to save.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -41,7 +41,7 @@ command -v mpirun >/dev/null || usage_error "mpirun is not in PATH: install Open
 [[ -n $hosts || -n $hostfile || -n $ranks ]] || usage_error "--hosts, --hostfile or --ranks is needed"
 [[ -z $ranks || $ranks =~ ^[1-9][0-9]*$ ]] || usage_error "--ranks $ranks: expected a number from 1 on"
 
-# Ranks are bound to nothing: train_gpt has threads of its own, and mpirun would put them all on one core.
+# Ranks are not bound to cores: train_gpt has several threads, and mpirun would put them all on one core.
 command=(mpirun --bind-to none --map-by slot --mca odls_base_sigkill_timeout 60)
 if [[ -n $hosts ]]; then
     command+=(--host "$hosts")
@@ -57,14 +57,14 @@ if [[ -n $hosts ]]; then
 fi
 [[ -z $hostfile ]] || command+=(--hostfile "$hostfile")
 [[ -z $ranks ]] || command+=(-np "$ranks")
-# On one machine without a list of hosts there may be more ranks than cores.
+# One machine without a list of hosts may run more ranks than it has cores.
 [[ -n $hosts || -n $hostfile ]] || command+=(--oversubscribe)
 ((EUID != 0)) || command+=(--allow-run-as-root)
 if [[ -n $interface ]]; then
     command+=(--mca btl_tcp_if_include "$interface" --mca oob_tcp_if_include "$interface")
     export NCCL_SOCKET_IFNAME=$interface
 fi
-# What is set here reaches the other machines too.
+# Passes variables that are set here to the other machines.
 while IFS='=' read -r name _; do
     case "$name" in NCCL_* | OMP_* | CUDA_* | LD_LIBRARY_PATH) command+=(-x "$name") ;; esac
 done < <(env)

@@ -1,15 +1,15 @@
-# What the scripts beside this have in common; sourced by them. A script sets `data` (a folder under data/), the flags of
-# its run in `flags`, and of these `seq` and `total_batch` (tokens of a step), and `batch`: the most sequences that a rank
-# takes at once.
+# The common part of the pretraining scripts in this folder, which source it. A script sets `data` (a folder under
+# data/), `flags` (its run's flags), `seq` and `total_batch` (tokens per step), and `batch` (the most sequences that a
+# rank processes at once).
 #
 #   GPUS=8           ranks on this machine (default: all that nvidia-smi lists, or 1)
-#   HOSTS=a:8,b:8    several machines, by mpirun (multi_node/run_mpirun.sh)
-#   NODES=4          so many nodes of 8 by Slurm (multi_node/train.sbatch; SBATCH_* are sbatch's own)
+#   HOSTS=a:8,b:8    several machines, with mpirun (multi_node/run_mpirun.sh)
+#   NODES=4          this many nodes of 8 GPUs, with Slurm (multi_node/train.sbatch; sbatch reads SBATCH_*)
 #   PRECISION=bf16   the run to compare with (default: fp8)
-#   DATA=DIR         shards in another place: *train_*.bin and *val_*.bin
+#   DATA=DIR         another place of the shards: *train_*.bin and *val_*.bin
 #   OUT=DIR          default runs/NAME-PRECISION
 #
-# Flags of the command line go to train_gpt behind the script's own, and so count. With --dry-run, --estimate-scaling or
+# Flags on the command line come after the script's own and so override them. With --dry-run, --estimate-scaling or
 # --print-config nothing is trained, and neither data nor a GPU is needed.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -36,7 +36,7 @@ launch() {
         ranks=${GPUS:-$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true)}
         ((ranks > 0)) || ranks=1
     fi
-    # A step has the same sequences on any number of ranks, and a validation the same 10,485,760 tokens.
+    # On any number of ranks, a step uses the same sequences and a validation the same 10,485,760 tokens.
     local sequences=$((total_batch / seq / ranks))
     ((sequences > 0)) || { echo "$0: a step has $((total_batch / seq)) sequences, too few for $ranks ranks" >&2 && exit 2; }
     while ((batch > sequences || sequences % batch)); do batch=$((batch - 1)); done

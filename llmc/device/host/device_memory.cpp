@@ -39,7 +39,7 @@ void on_fault(int, siginfo_t* info, void*) {
 void install_fault_handler() {
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
-    // runs on the faulting stack, which a GPU thread's error abandons anyway
+    // Runs on the faulting stack, which a GPU thread's error abandons anyway.
     action.sa_flags = SA_SIGINFO | SA_NODEFER;
     sigaction(SIGSEGV, &action, nullptr);
 }
@@ -88,7 +88,7 @@ void* DeviceMemory::allocate(size_t bytes) {
         mprotect(p, rounded, PROT_READ | PROT_WRITE);
     }
     asan_unpoison(p, rounded);
-    // fills with NaN, so reading memory that was never written shows
+    // Fills with NaN, so reading memory that was never written shows.
     std::memset(p, settings().poison ? 0xFF : 0, rounded);
     asan_poison(p + bytes, rounded - bytes);
     asan_poison(p + rounded, kRedZone);

@@ -252,7 +252,7 @@ namespace {
 // Ranks on one machine share its cores: each takes its part unless OMP_NUM_THREADS says otherwise.
 void choose_thread_count() {
     if (std::getenv("OMP_NUM_THREADS")) {
-        // libgomp exits without a message if it cannot start the threads
+        // Libgomp exits without a message if it cannot start the threads.
         number_from_environment("OMP_NUM_THREADS", 1, 1024);
         return;
     }
