@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Checks what ptxas reported about the kernels: none may spill registers, and those in dev/kernel_resources.txt must be
-there and stay within their registers.
+"""Checks what ptxas reported about the kernels: none may spill registers, and those in dev/kernel_resources.txt must
+exist and stay within their registers.
 
     python3 dev/check_kernels.py build/cuda-sm_90a build/cuda-sm_80
     python3 dev/check_kernels.py --list build/cuda-sm_90a      # all kernels and what they use
 
-The CUDA build leaves the report of `ptxas -v` beside each object, as *.ptxas.
+The CUDA build writes the report of `ptxas -v` next to each object, as *.ptxas.
 """
 
 import argparse
@@ -21,7 +21,7 @@ Kernel = namedtuple("Kernel", "mangled arch file registers stack spilled")
 
 
 def parse_report(text, file=""):
-    """The kernels of one report. Device functions that were not inlined have no registers of their own."""
+    """The kernels in one report. Device functions that were not inlined have no registers of their own."""
     kernels, entry = [], None
     for line in text.splitlines():
         if found := re.search(r"Compiling entry function '(\S+)' for '(\S+)'", line):
@@ -44,7 +44,7 @@ def demangle(names):
 
 
 def base_name(signature):
-    """void llmc::(anonymous namespace)::softmax_kernel<float, 4>(float*, int) -> softmax_kernel"""
+    """Turns void llmc::(anonymous namespace)::softmax_kernel<float, 4>(float*, int) into softmax_kernel."""
     plain = signature.replace("(anonymous namespace)::", "")
     return re.split(r"[<(]", plain, maxsplit=1)[0].split("::")[-1].split(" ")[-1]
 
@@ -61,7 +61,7 @@ def short_signature(signature):
 
 
 def read_table(path):
-    """{kernel: most registers}"""
+    """Reads {kernel: most registers}."""
     table = {}
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
@@ -81,19 +81,19 @@ def find_reports(directory):
                 yield os.path.join(folder, name)
 
 
-# Where a multiprocessor has 1536 threads, not 2048, up to 40 registers keep none of them out: 65536 / 1536 is 42, and
-# they are given out by eights.
+# These architectures run 1536 threads per multiprocessor, not 2048, so up to 40 registers per thread still allow all of
+# them: 65536 / 1536 is 42, and registers are allocated in units of eight.
 FEWER_THREADS = ("sm_86", "sm_89", "sm_120")
 REGISTERS_FOR_ALL_OF_THEM = 40
 
 
 def allowed(most, arch):
-    """The table's number, for this architecture."""
+    """The limit on this architecture, from the limit in the table."""
     return max(most, REGISTERS_FOR_ALL_OF_THEM) if arch in FEWER_THREADS else most
 
 
 def check(kernels, names, table):
-    """What is wrong, a sentence each."""
+    """Returns a sentence for each problem."""
     problems = []
     for kernel in kernels:
         what = f"{short_signature(names[kernel.mangled])} ({kernel.arch})"

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""How fast checkpoints are written and read, beside dd on the same disk, and what saving costs the steps meanwhile.
+"""Measures how fast checkpoints are written and read, compared with dd on the same disk, and how much saving slows down
+the steps meanwhile.
 
     python3 dev/checkpoint_rates.py [--dir DIR] [--program ./train_gpt_cpu] [--layers 4]
 
-Everything is measured in turn, three times; the medians are shown. dd writes and reads as many bytes as a checkpoint has,
-with fsync, and reads what the page cache may hold, as a run that goes on at once does.
+Everything is measured in turn, three times; the medians are shown. dd writes and reads as many bytes as a checkpoint
+has, with fsync. It reads what the page cache may hold, like a run that resumes at once.
 """
 
 import argparse

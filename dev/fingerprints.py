@@ -1,11 +1,13 @@
-"""Do two builds of the program compute the same, to the last bit? For changes that move code and must not move numbers:
-short runs over precisions, recipes, recompute levels, stages of sharding, ranks and optimizers, each reduced to a
-fingerprint of its losses, norms, learning rates, products, FP8 scales and counts, validation losses and final weights.
+"""Do two builds of the program compute the same, to the last bit? Use this for changes that move code and must not move
+numbers. It makes short runs over precisions, recipes, recompute levels, sharding stages, ranks and optimizers, and
+reduces each to a fingerprint of its losses, norms, learning rates, products, FP8 scales and counts, validation losses
+and final weights.
 
-    python3 dev/fingerprints.py record before.json ./train_gpt_cpu     # of the build before the change
-    python3 dev/fingerprints.py compare before.json ./train_gpt_cpu    # after it; exit code 1 where they part
+    python3 dev/fingerprints.py record before.json ./train_gpt_cpu     # with the build before the change
+    python3 dev/fingerprints.py compare before.json ./train_gpt_cpu    # with the build after it; exit code 1 if they
+    differ
 
-Both on one machine: another CPU multiplies in another order. --only PATTERN takes the cases whose names it matches.
+Run both on one machine: another CPU multiplies in another order. --only PATTERN takes the cases whose names match.
 """
 
 import argparse
@@ -24,7 +26,7 @@ import trainer  # noqa: E402
 from test_ranks import ENVIRONMENT  # noqa: E402
 
 STEPS = 6
-# What a clock or a path has written.
+# Fields that contain times or paths.
 VOLATILE = (*trainer.TIME_FIELDS, "memory", "memory_outside", "profile", "mfu", "eta_s")
 
 PRECISIONS = {
@@ -44,17 +46,17 @@ RECOMPUTE = ("none", "gelu", "norm", "block")
 
 
 def stages(precision):
-    """The stages of sharding that this recipe can do."""
+    """The sharding stages that this recipe supports."""
     return {"block": (0,), "mxfp8": (0, 1, 2)}.get(precision, (0, 1, 2, 3))
 
 
 def cases():
-    """{name: (ranks, flags)}"""
+    """Returns {name: (ranks, flags)}."""
     all_cases = {}
     for (name, flags), level in itertools.product(PRECISIONS.items(), RECOMPUTE):
         all_cases[f"{name} 1 rank, recompute {level}"] = (1, [*flags, "--recompute", level])
     for name, flags in PRECISIONS.items():
-        # 48 tokens a sequence: attention cannot cast its results itself.
+        # 48 tokens per sequence: attention cannot cast its results itself.
         if name not in ("block", "mxfp8"):
             all_cases[f"{name} 1 rank, 48 tokens"] = (1, [*flags, "--seq", "48"])
         for stage in stages(name):
@@ -76,7 +78,7 @@ def without_volatile(record):
 
 
 def fingerprint(program, ranks, flags):
-    """A hash of everything that a run has computed, and its last loss for people."""
+    """Returns a hash of all numbers that a run computed, and its last loss for people to read."""
     directory = trainer.new_path()
     shape = ["--layers", "3", "--channels", "128", "--heads", "2", "--context", "64", "--batch", "2", "--seq", "64"]
     seq = int(flags[flags.index("--seq") + 1]) if "--seq" in flags else 64
@@ -93,7 +95,7 @@ def fingerprint(program, ranks, flags):
     digest = hashlib.sha256()
     last_loss = None
     with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
-        # By step and kind: which of a step's records comes first is no number.
+        # Sorted by step and kind, because the order of records within a step does not matter.
         for record in sorted(map(json.loads, file), key=lambda r: (r["step"], sorted(r))):
             record = without_volatile(record)
             if not record or set(record) == {"step"}:

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Removes the barriers and waits of the kernels one by one and sees whether the tests notice.
+"""Removes the barriers and waits of the kernels one by one and checks that the tests notice.
 
-Each mutant drops one `__syncthreads();`, `__syncwarp();` or `bar_sync(...);`, or weakens one `cp_async_wait<N>()` to
-N + 1, in llmc/kernels/ or llmc/device/warp.cuh. The tests that the changed code is linked into then run with GPU threads
-in ascending, descending and random order; if none fails, a ThreadSanitizer build runs too. A loss that nobody notices is
-an error, unless dev/mutation_accepted.txt names it with a reason (a barrier that turned out to be superfluous).
+Each mutant drops one `__syncthreads();`, `__syncwarp();` or `bar_sync(...);`, or weakens one `cp_async_wait<N>()` to N
++ 1, in llmc/kernels/ or llmc/device/warp.cuh. Then the tests that link the changed code run with GPU threads in
+ascending, descending and random order; if none fails, a ThreadSanitizer build runs too. An unnoticed mutant is an
+error, unless dev/mutation_accepted.txt names it with a reason (a barrier that turned out to be superfluous).
 
     dev/mutation.py                       all mutants
     dev/mutation.py --only layernorm      those whose name contains "layernorm"
     dev/mutation.py --list                names only
 
-Exits 1 if a loss is unseen, 2 if the tests fail without any mutation. Works in a copy of the sources; needs g++.
+Exits with code 1 if a mutant goes unnoticed, and 2 if the tests fail without any mutation. Works in a copy of the
+sources; needs g++.
 """
 import argparse
 import concurrent.futures
@@ -43,19 +44,19 @@ def libraries():
 
 @dataclasses.dataclass
 class Mutant:
-    source: str      # path below the root
+    source: str  # path relative to the root
     name: str        # llmc/kernels/bias.cu:bias_kernel:__syncthreads#2
     line: int
-    text: str        # of the whole file, mutated
+    text: str  # the whole file, mutated
 
 
 def without_comments(text):
-    """The text with comments blanked out, every character at its place."""
+    """The text with comments blanked out; all other characters keep their place."""
     return re.sub(r"//[^\n]*|/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m.group()), text, flags=re.S)
 
 
 def function_at(text, position):
-    """Name of the function, or struct, whose outermost braces hold the position."""
+    """The name of the function or struct whose outermost braces contain the position."""
     header_start, headers = 0, []  # headers of the open braces, without namespaces
     for match in re.finditer(r"[{};]", text[:position]):
         if match.group() == "{":
@@ -93,7 +94,7 @@ def all_mutants():
 
 
 def accepted_mutants():
-    """Lines of "name reason"."""
+    """The lines of "name reason"."""
     lines = ACCEPTED.read_text().splitlines() if ACCEPTED.exists() else []
     pairs = (line.split(None, 1) for line in lines if line.strip() and not line.startswith("#"))
     return {pair[0]: pair[1] if len(pair) > 1 else "" for pair in pairs}
@@ -102,7 +103,9 @@ def accepted_mutants():
 # ---- building and running ----------------------------------------------------------------------------------------------
 
 def shell(command, cwd, environment=None, timeout=900):
-    """Exit code and output; a command that takes too long ends, with all that it started, with code 124."""
+    """Runs a command; returns its exit code and output. On a timeout it is killed with all its children; the code is
+    then 124.
+    """
     process = subprocess.Popen(command, shell=True, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                errors="replace", start_new_session=True,
                                env={**os.environ, **ENVIRONMENT, **(environment or {})})
@@ -120,7 +123,8 @@ class BuildError(Exception):
 
 
 class Build:
-    """Objects of the unmutated sources in one configuration, and which of them each test program consists of."""
+    """The objects of the unmutated sources in one configuration, and for each test program the objects it consists of.
+    """
 
     def __init__(self, tree, kind, jobs):
         self.tree, self.kind, self.folder = tree, kind, tree / "build" / kind
@@ -151,7 +155,7 @@ class Build:
         return target
 
     def link(self, test, program, replaced=None):
-        """Links a test, with `replaced` objects by source first; returns the sources it consists of."""
+        """Links a test and returns its sources. `replaced` objects, by source, come first."""
         replaced = replaced or {}
         objects = [replaced.get(test, self.object[test])] + [o for s, o in replaced.items() if s != test] + self.base
         output = self.must(f"g++ {FLAGS[self.kind]} -fopenmp {' '.join(map(str, objects))} {self.archive} -Wl,-t,-t "
@@ -159,12 +163,12 @@ class Build:
         return {test} | {s for s, o in self.object.items() if o.name in output}
 
     def users(self, path):
-        """The sources that contain this file."""
+        """The sources that include this file, directly or not."""
         def includes(source):
             dependencies = self.object[source].with_suffix(".d").read_text().replace("\\\n", " ").split()
             return source == path or path in dependencies
         if path == "llmc/device/warp.cuh":
-            return ["test/device/warp.cu"]  # nearly everything contains it; its own test must suffice
+            return ["test/device/warp.cu"]  # nearly every test includes it, so only its own test runs
         return [s for s in self.object if includes(s)]
 
 
@@ -174,7 +178,7 @@ def failed(program, tree, order):
 
 
 class Workplace:
-    """Copies of the tree: one for the unmutated builds, one for each job."""
+    """Copies of the tree: one for the unmutated builds, and one per job."""
 
     def __init__(self, folder, jobs):
         self.jobs, self.lock, self.builds = jobs, threading.Lock(), {}
@@ -184,7 +188,7 @@ class Workplace:
                 shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("fixtures"))
 
     def build(self, kind):
-        with self.lock:  # the first to ask builds it; every test must pass
+        with self.lock:  # the first caller builds it; every test must pass
             if kind not in self.builds:
                 print(f"building the {kind} tests ...", flush=True)
                 build = Build(self.original, kind, self.jobs)
@@ -197,7 +201,7 @@ class Workplace:
             return self.builds[kind]
 
     def detectors(self, mutant, job):
-        """Which detectors see the mutant."""
+        """The detectors that notice the mutant."""
         tree = self.folder / f"job{job}"
         (tree / mutant.source).write_text(mutant.text)
         try:

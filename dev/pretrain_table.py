@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The table of predicted times in scripts/pretrain/README.md, from what --dry-run says of each script's run.
+"""Prints the table of predicted times in scripts/pretrain/README.md, from the --dry-run of each script's run.
 
-    python3 dev/pretrain_table.py            prints it (needs a build of train_gpt or train_gpt_cpu)
+    python3 dev/pretrain_table.py            needs a build of train_gpt or train_gpt_cpu
 """
 
 import glob
@@ -12,16 +12,16 @@ import subprocess
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SCRIPTS = os.path.join(ROOT, "scripts", "pretrain")
 RANKS = (1, 8, 32)
-PRICE = 3.5  # dollars an hour and H100: the price that llm.c's scripts count with
+PRICE = 3.5  # dollars per hour and H100, the price that llm.c's scripts assume
 
 
 def scripts():
-    """In the order of their work."""
+    """The scripts, by increasing work."""
     return sorted(glob.glob(os.path.join(SCRIPTS, "g*.sh")), key=lambda path: int(re.search(r"_(\d+)M", path)[1]))
 
 
 def hours(script, ranks, precision, program):
-    """Predicted, of a whole run."""
+    """The predicted hours of a whole run."""
     env = {**os.environ, "GPUS": str(ranks), "PRECISION": precision, "PROGRAM": program}
     for name in ("HOSTS", "NODES"):
         env.pop(name, None)

@@ -1,5 +1,6 @@
-"""Part 3: the same weights and batches on the host device and on the GPU. The host's runs are made ahead, where the
-programs are packed; on the GPU each run is made twice and must have the same bits."""
+"""Part 3: the same weights and batches on the host device and on the GPU. The host's runs are made in advance, on the
+machine that packs the programs. On the GPU each run is made twice and must have the same bits.
+"""
 
 import hashlib
 import os
@@ -7,7 +8,7 @@ import shutil
 
 from tools import Part, read_json, read_records, run
 
-# Largest |GPU / host - 1| of a loss in 20 steps.
+# The largest allowed |GPU / host - 1| of a loss within 20 steps.
 RECIPES = {
     "fp32": (["--precision", "fp32"], 1e-4),
     "bf16": (["--precision", "bf16"], 5e-3),
@@ -19,9 +20,9 @@ MODEL = ["--layers", 4, "--channels", 256, "--heads", 4, "--context", 256, "--ba
 TINY_MODEL = ["--layers", 1, "--channels", 128, "--heads", 2, "--context", 64, "--batch", 2, "--seq", 64]
 
 
-# A learning rate at which runs that differ in rounding alone stay together: two builds of OpenBLAS on the host device
-# (its kernels for SSE3 and for AVX-512) differ by at most 8e-8 in FP32, 9e-5 in BF16 and 3e-4 in FP8 over these steps.
-# At 1e-3 it is 5e-3 in FP8, and the comparison would show chance.
+# At this learning rate, runs that differ only in rounding stay together: two builds of OpenBLAS on the host device (its
+# kernels for SSE3 and for AVX-512) differ by at most 8e-8 in FP32, 9e-5 in BF16 and 3e-4 in FP8 over these steps. At
+# 1e-3 the difference in FP8 is 5e-3, and the comparison would measure chance.
 def training_flags(dry):
     steps, warmup = (3, 1) if dry else (20, 5)
     return ["--max-steps", steps, "--lr", 3e-4, "--warmup", warmup, "--val-every", 0, "--fp8-log-every", 0]
@@ -32,7 +33,7 @@ def model_flags(dry):
 
 
 def make_references(train_gpt, gradients, shard, out, dry):
-    """The host's runs, one folder a recipe, and its gradients."""
+    """Makes the host's runs, one folder per recipe, and its gradients."""
     for name, (flags, _) in RECIPES.items():
         place = os.path.join(out, name)
         shutil.rmtree(place, ignore_errors=True)
@@ -51,7 +52,7 @@ def steps_of(run_directory):
 
 
 def relative_gap(a, b):
-    """|a / b - 1|; infinite where one is missing (null: not finite)."""
+    """|a / b - 1|; infinite if one is missing (null, because it was not finite)."""
     if a is None or b is None:
         return float("inf")
     return abs(a / b - 1) if b else (0.0 if a == 0 else float("inf"))
@@ -67,7 +68,9 @@ def finite(number):
 
 
 def compare_gradients(ours, theirs):
-    """The parameter whose gradient differs most: by its norm, and by its projection, as fractions of the norm."""
+    """The parameter whose gradient differs most, measured by the norm and by the projection, both as fractions of the
+    norm.
+    """
     worst = {"norm": (0.0, ""), "projection": (0.0, "")}
     for name, reference in theirs["gradients"].items():
         mine, scale = ours["gradients"][name], reference["norm"] or 1.0

@@ -1,5 +1,6 @@
-"""Part 6: where a training step's time goes on the GPU, by family of kernels. Two runs of different lengths, whose
-difference is of steps that are all alike: start, calibration and the first plans of cuBLASLt fall out."""
+"""Part 6: the time of a training step on the GPU by family of kernels. It compares two runs of different lengths, whose
+difference consists of identical steps: start, calibration and cuBLASLt's first plans cancel out.
+"""
 
 import csv
 import io
@@ -9,7 +10,7 @@ import re
 from tools import Part, find_library, find_tool, library_directories, read_json
 from training import PRECISIONS, SIZES
 
-# The first pattern that a kernel's (mangled) name contains. Names with "gemm" and the like are cuBLASLt's.
+# A kernel belongs to the first pattern that its (mangled) name contains. Names with "gemm" and the like are cuBLASLt's.
 FAMILIES = [
     ("matrix products", r"gemm|cutlass|nvjet|xmma|cublas|splitK|epilogue"),
     ("attention", r"attention_"),
@@ -36,7 +37,7 @@ def family_of(name):
 
 
 def per_step(long_run, short_run, steps):
-    """Kernels of one step, from two lists of {"name", "count", "ns"}."""
+    """The kernels of one step, from two lists of {"name", "count", "ns"}."""
     before = {kernel["name"]: kernel for kernel in short_run}
     kernels = []
     for kernel in long_run:
@@ -49,7 +50,7 @@ def per_step(long_run, short_run, steps):
 
 
 def by_family(kernels):
-    """{family: {"us", "launches", "share"}}, the largest first."""
+    """Returns {family: {"us", "launches", "share"}}, largest first."""
     families, total = {}, sum(kernel["us"] for kernel in kernels) or 1
     for kernel in kernels:
         row = families.setdefault(family_of(kernel["name"]), {"us": 0.0, "launches": 0.0})
@@ -61,7 +62,7 @@ def by_family(kernels):
 
 
 def kernels_of_ncu(text):
-    """The same list from `ncu --csv` with one time a launch."""
+    """The same list from the output of `ncu --csv`, with one time per launch."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     kernels = {}
     for row in csv.DictReader(io.StringIO("\n".join(lines))):
@@ -81,6 +82,7 @@ def command_of(session, model, batch, precision, steps):
 
 
 def kernels_of_a_run(session, command, name):
+    # Profiles one run.
     """By the library that CUDA loads into the program; by ncu where CUPTI cannot be had."""
     times = session.path("profile", name + ".json")
     os.makedirs(os.path.dirname(times), exist_ok=True)
@@ -90,7 +92,7 @@ def kernels_of_a_run(session, command, name):
         os.remove(times)
     output = "no libcupti.so.13"
     if cupti and os.path.exists(library):
-        # Last: the directory may hold another version of cuBLASLt.
+        # last, because the directory may contain another version of cuBLASLt
         path = os.pathsep.join([*filter(None, [session.env.get("LD_LIBRARY_PATH")]), os.path.dirname(cupti)])
         env = {"CUDA_INJECTION64_PATH": library, "KERNEL_TIMES": times, "LD_LIBRARY_PATH": path}
         done = session.run(command, 180, env, log="profile_" + name)
@@ -124,7 +126,7 @@ def profile_of(session, size, precision):
 
 def part6(session):
     part = Part(session, 6, "profile")
-    if session.dry:  # the host device has no kernels that CUPTI could see: the arithmetic alone
+    if session.dry:  # the host device has no kernels that CUPTI could see, so test only the arithmetic
         short = [{"name": "llmc::attention_forward_kernel", "count": 8, "ns": 8000}]
         longer = [{"name": "llmc::attention_forward_kernel", "count": 20, "ns": 20000},
                   {"name": "nvjet_sm90", "count": 12, "ns": 36000}]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The host device's side of part 3, made where the programs are packed: a small corpus, a run in every precision and
-its gradients.
+"""Makes the host device's side of part 3, on the machine that packs the programs: a small corpus, a run in every
+precision, and its gradients.
 
     dev/gpu/make_references.py --build build/cpu-native --out out/gpu_pack/references
 """

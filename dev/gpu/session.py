@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Everything that a GPU is to show of this project, in parts that can be stopped and continued.
+"""Runs every check and measurement of this project that needs a GPU, in parts that can be stopped and continued.
 
-    dev/gpu/pack.sh out/gpu_pack DATA          where there is a compiler: programs, host's runs, data
-    dev/gpu/session.py --pack out/gpu_pack --out out/gpu --parts 0,1 --minutes 8        where there is a GPU
+    dev/gpu/pack.sh out/gpu_pack DATA          on a machine with a compiler: programs, the host's runs, data
+    dev/gpu/session.py --pack out/gpu_pack --out out/gpu --parts 0,1 --minutes 8        on the machine with a GPU
 
-Parts: 0 the machine, 1 products and ceilings, 2 tests and compute-sanitizer, 3 the host device beside the GPU, 4 GPT-2
-124M in BF16 and FP8, 5 tokens a second, 6 time by family of kernels, 7 two ranks that share the GPU. Each leaves
-OUT/part*.json, whole after every item; what is there is not measured again. At the end everything is in
-OUT/results.tar.gz: put that into the pack, and a session on another machine of the same kind goes on from it. See
+Parts: 0 the machine, 1 products and ceilings, 2 tests and compute-sanitizer, 3 the host device compared with the GPU, 4
+GPT-2 124M in BF16 and FP8, 5 tokens per second, 6 time by family of kernels, 7 two ranks that share the GPU. Each part
+writes OUT/part*.json, which is complete after every item; finished items are not measured again. At the end everything
+is in OUT/results.tar.gz: put it into the pack, and a session on another machine of the same kind continues from it. See
 dev/gpu/README.md.
 
 --dry runs every part on the host device in tiny sizes: a test of this script, in seconds.
@@ -32,12 +32,14 @@ from training import part4, part5
 # ---- part 0 --------------------------------------------------------------------------------------------------------
 
 
-# Their time is predicted: under 20 s for d12 and 60 s for d48.
+# Predicted times: under 20 s for d12 and 60 s for d48.
 CARD_CHECKS = [(model, precision) for model in ("d12", "d48") for precision in ("bf16", "fp8")]
 
 
 def card_check(session, model, precision):
-    """Every kernel and product of such a run against plain counterparts; the results are kept beside the session's."""
+    """Checks every kernel and product of such a run against plain counterparts. Keeps the results next to the
+    session's.
+    """
     shape = ["--layers", 2, "--channels", 64, "--heads", 2, "-b", 2, "-t", 64, "--vocab", 257] if session.dry else \
         ["-e", model, "-b", 16]
     done = session.run([session.program("train_gpt"), "check", *shape, "--precision", precision, "--card-check", "force"],
@@ -76,7 +78,7 @@ def part0(session):
 
 
 def summary_of_probe(results):
-    """What part1 says of the probe's file: counts, what failed, and the speed of what training uses."""
+    """The summary of the probe's file for part1: counts, failures, and the speed of the products that training uses."""
     records = results["records"]
     counts = collections.Counter("failed" if r["supported"] is None else "not supported" if not r["supported"]
                                  else "right" if r["right"] else "wrong" for r in records)
@@ -100,7 +102,7 @@ def part1(session):
 
     def probe():
         code, output = STOPPED, ""
-        for _ in range(8):  # a product that hangs or crashes ends the program, and the next run passes over it
+        for _ in range(8):  # a product that hangs or crashes ends the program, and the next run skips it
             seconds = max(5, session.time_left() - 20)
             done = session.run([session.program("probe"), "--out", file, *filter_, "--seconds", seconds],
                                session.time_left() - 5, log="probe")
@@ -118,8 +120,8 @@ def part1(session):
 
 # ---- part 2 --------------------------------------------------------------------------------------------------------
 
-# Source files that do nothing with a GPU come last.
-# What knows no device is not in test_gpu (WITHOUT_DEVICE in the Makefile): of run/ there are a few files.
+# Folders in order; source files that do not use a GPU come last. test_gpu leaves out sources that know no device
+# (WITHOUT_DEVICE in the Makefile), so only a few files of run/ are in it.
 FOLDERS = ("device", "kernels", "linear", "fp8", "comm", "model", "optim", "train", "run", "shard")
 SANITIZED = {
     "memcheck": ["test/kernels/*", "test/device/*", "test/optim/*", "test/fp8/*"],

@@ -1,5 +1,6 @@
-"""Part 7: two ranks that share the GPU, over TCP, beside one rank that does the same micro-batches. With gradients summed
-in rank order they must agree to the bit, in every stage of --zero."""
+"""Part 7: two ranks that share the GPU, over TCP, compared with one rank on the same micro-batches. With gradients
+summed in rank order they must agree to the bit, in every stage of --zero.
+"""
 
 import concurrent.futures
 import os
@@ -9,11 +10,11 @@ from host_and_gpu import RECIPES, fingerprint, model_flags, steps_of
 from tools import Part, counts_of_doctest, read_records
 
 RANKS = 2
-SHARDED = ("fp32", "bf16", "delayed", "current")  # of RECIPES, those that every stage takes
+SHARDED = ("fp32", "bf16", "delayed", "current")  # the RECIPES that every sharding stage supports
 
 
 def run_ranks(session, command, limit, log):
-    """The ranks as torchrun would start them; what each of them ended with."""
+    """Starts ranks as torchrun does, and returns how each of them ended."""
     with socket.socket() as chosen:
         chosen.bind(("localhost", 0))
         port = chosen.getsockname()[1]
@@ -31,7 +32,7 @@ def run_tests(session, name, flags):
 
 
 def same_run(place, other):
-    """What is not the same to the bit in two runs: losses, norms, FP8 scales, weights."""
+    """Lists what differs in the bits of two runs: losses, norms, FP8 scales, weights."""
     ours, theirs = steps_of(place), steps_of(other)
     scales = [[record["fp8"] for record in read_records(run) if "fp8" in record] for run in (place, other)]
     same = {

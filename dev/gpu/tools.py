@@ -1,5 +1,6 @@
-"""What the parts of a GPU session share: where programs and libraries are, running them with a limit, and result files
-that are whole after every item, so that a session can be stopped anywhere and continued."""
+"""Shared by the parts of a GPU session: finding programs and libraries, running them with a time limit, and result
+files that are complete after every item, so that a session can be stopped anywhere and continued.
+"""
 
 import datetime
 import glob
@@ -19,7 +20,7 @@ NOT_ARCHIVED = (".safetensors", ".bin", ".xz", ".tar.gz", ".png")
 
 
 class Finished:
-    """A program that has run: its exit code (-1: killed at its limit), output and seconds."""
+    """The result of a program: its exit code (-1 if it was killed at its limit), output and seconds."""
 
     def __init__(self, command, code, output, seconds):
         self.command, self.code, self.output, self.seconds = command, code, output, seconds
@@ -29,7 +30,7 @@ class Finished:
 
 
 def run(command, limit, env=None, log=None):
-    """Runs a command to its end, or to `limit` seconds; its group is killed then."""
+    """Runs a command to its end, or for `limit` seconds; then its process group is killed."""
     command = [str(part) for part in command]
     start = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
@@ -81,7 +82,7 @@ def write_json(path, value):
 
 
 def library_directories():
-    """Where CUDA's libraries may be: a toolkit, or Python packages."""
+    """Directories that may contain CUDA's libraries, from a toolkit or from Python packages."""
     found = []
     for pattern in ("/usr/local/cuda*/lib64", "/usr/local/cuda*/lib", "/usr/local/cuda*/targets/x86_64-linux/lib",
                     "/usr/local/cuda*/extras/CUPTI/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/local/nvidia/lib64"):
@@ -98,7 +99,7 @@ def library_directories():
 
 
 def find_library(name, directories):
-    """The first file of this name, or of this name and a version."""
+    """The first file with this name, or with this name and a version."""
     for directory in directories:
         for path in sorted(glob.glob(os.path.join(directory, name + "*"))):
             return path
@@ -111,8 +112,9 @@ def missing_libraries(program, env):
 
 
 def loader_environment(programs, place):
-    """LD_LIBRARY_PATH with which all programs find their libraries: no more directories than are needed, because a
-    machine's own libraries fit each other. Returns it with what is still missing."""
+    """Returns an LD_LIBRARY_PATH with which all programs find their libraries, and the libraries that are still
+    missing. It has no more directories than needed, because a machine's own libraries fit each other.
+    """
     directories, path = library_directories() + [os.path.join(place, "lib")], []
     if os.environ.get("LD_LIBRARY_PATH"):
         path.append(os.environ["LD_LIBRARY_PATH"])
@@ -137,7 +139,7 @@ GPU_FIELDS = ("name", "driver_version", "memory.total", "clocks.sm", "clocks.mem
 
 
 def gpu_state():
-    """What nvidia-smi says now, by field; nothing without one."""
+    """The fields that nvidia-smi reports now; {} without nvidia-smi."""
     program = shutil.which("nvidia-smi") or find_library("nvidia-smi", ["/usr/local/nvidia/bin", "/usr/bin"])
     for fields in (GPU_FIELDS, GPU_FIELDS[:2]) if program else ():  # not every driver knows every field
         try:
@@ -155,7 +157,9 @@ def gpu_state():
 
 
 class Session:
-    """Programs, data and results of one session. `dry`: everything on the host device, in sizes that take seconds."""
+    """The programs, data and results of one session. With `dry`, everything runs on the host device, in sizes that take
+    seconds.
+    """
 
     def __init__(self, pack, data, out, dry, minutes):
         self.pack, self.data, self.out = os.path.abspath(pack), os.path.abspath(data), os.path.abspath(out)
@@ -195,7 +199,7 @@ class Session:
         return self.end - time.monotonic()
 
     def run(self, command, limit, env=None, log=None):
-        """As run(), within the time that is left, with the libraries' place."""
+        """Like run(), but within the time that is left, and with the path of the libraries."""
         return run(command, min(limit, self.time_left()), {**self.env, **(env or {})},
                    self.path("logs", log + ".log") if log else None)
 
@@ -221,7 +225,7 @@ class Session:
         return plain
 
     def archive(self):
-        """All results in one file, without weights and data."""
+        """Puts all results into one file, without weights and data."""
         path = self.path("results.tar.gz")
         with tarfile.open(path + ".new", "w:gz") as tar:
             for folder, _, files in sorted(os.walk(self.out)):
@@ -235,7 +239,7 @@ class Session:
         return path
 
     def continue_from_archive(self):
-        """Results of an earlier session, carried with the programs."""
+        """Unpacks results of an earlier session that came with the programs."""
         earlier = os.path.join(self.pack, "results.tar.gz")
         if os.path.exists(earlier) and not glob.glob(self.path("part*.json")):
             with tarfile.open(earlier) as tar:
@@ -243,7 +247,7 @@ class Session:
 
 
 class Part:
-    """One result file: what was done when, where and how, and its items by name."""
+    """One result file: when, where and how each item was done, and the items by name."""
 
     def __init__(self, session, number, name):
         self.session = session
@@ -261,7 +265,9 @@ class Part:
         self.skipped = []
 
     def item(self, name, measure, seconds=0):
-        """Measures once: what an earlier session finished is kept. `seconds`: begin only if so many are left."""
+        """Measures an item once: if an earlier session finished it, its result is kept. Begins only if `seconds` are
+        left.
+        """
         done = self.result["items"].get(name)
         if done and done.get("done"):
             return done

@@ -1,4 +1,4 @@
-"""Parts 4 and 5: GPT-2 124M on real data in BF16 and FP8, compared; and tokens a second by model and precision."""
+"""Parts 4 and 5: GPT-2 124M on real data in BF16 and FP8, compared; and tokens per second by model and precision."""
 
 import os
 import re
@@ -21,7 +21,7 @@ MAX_GAP = "0.5%"  # of the validation loss, once the loss falls slowly
 
 
 def runs_in_order():
-    """What shows most first: one seed in BF16 and FP8, other recipes, other seeds."""
+    """The runs, most informative first: one seed in BF16 and FP8, then other recipes, then other seeds."""
     first = [(name, SEEDS[0]) for name in ("bf16", "delayed", "current", "block")]
     return first + [(name, seed) for seed in SEEDS[1:] for name in ("bf16", "delayed")] + [("mxfp8", SEEDS[0])]
 
@@ -34,7 +34,7 @@ def flags_of_a_run(session, name, seed):
     if session.dry:
         return [*common, "--layers", 1, "--channels", 128, "--heads", 2, "--context", 64, "--batch", 2, "--seq", 64,
                 "--max-steps", 6, "--warmup", 2, "--val-every", 3]
-    # 65,536 tokens a step in one micro-step, which is what the card can take.
+    # 65,536 tokens per step in one micro-step, the most that fits on the card.
     return [*common, "-e", "d12", "-b", 64, "-t", 1024, "-d", 65536, "-x", STEPS, "-u", WARMUP, "-l", 6e-4, "-v", 100]
 
 
@@ -51,7 +51,7 @@ def measure_run(session, name, seed):
 
 
 def compare(session, items):
-    """scripts/compare_runs.py for every seed that has a BF16 run and others."""
+    """Runs scripts/compare_runs.py for every seed that has a BF16 run and others."""
     reports = {}
     for seed in SEEDS:
         done = [name for name in PRECISIONS if items.get(f"{name} {seed}", {}).get("done")]
@@ -84,7 +84,7 @@ def part4(session):
 
 # ---- speed ---------------------------------------------------------------------------------------------------------
 
-# (model, sequences of 1024 tokens a micro-step): each fits into 141 GB in FP8 with -r none.
+# (model, sequences of 1024 tokens per micro-step): each fits into 141 GB in FP8 with -r none.
 SIZES = {"124M": ("d12", 64), "355M": ("d24", 32), "774M": ("d36", 32), "1558M": ("d48", 16)}
 
 
@@ -114,7 +114,7 @@ def part5(session):
         for name, (model, batch) in sizes.items():
             for precision in precisions:
                 if precision == "block" and name == "1558M":
-                    continue  # 1600 channels are not whole blocks
+                    continue  # 1600 channels are not a whole number of blocks
                 part.item(f"{name} {precision}", lambda: speed_of(session, model, batch, precision, steps),
                           0 if session.dry else 45)
     part.finish(gpu_after={} if session.dry else gpu_state())

@@ -1,8 +1,8 @@
-"""Writes test/fixtures/gpt2_small.safetensors: what a small GPT-2 computes in float64 with PyTorch.
+"""Writes test/fixtures/gpt2_small.safetensors: the results of a small GPT-2 in float64 with PyTorch.
 
-The model is GPT-2 as published, written out plainly here so that nothing is shared with the code under test:
-pre-layernorm blocks, learned positions, biases everywhere, tanh GELU, a head tied to the token embedding.
-See README.md beside this file for the contents. --check compares gradients with finite differences.
+The model is GPT-2 as published, written out plainly so that it shares nothing with the code under test: pre-layernorm
+blocks, learned positions, biases everywhere, tanh GELU, a head tied to the token embedding. README.md in this folder
+describes the contents. --check compares gradients with finite differences.
 """
 import argparse
 import json
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import save
 
 LAYERS, CHANNELS, HEADS, VOCAB, CONTEXT = 2, 64, 2, 101, 48
-STEPS, BATCH, TOKENS = 10, 2, 40  # 40 is no multiple of 16, so kernels meet a ragged last tile
+STEPS, BATCH, TOKENS = 10, 2, 40  # 40 is not a multiple of 16, so kernels meet a partial last tile
 LR, BETA1, BETA2, EPS, DECAY, CLIP = 1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0
 LN_EPS = 1e-5
 SEED = 20240613
@@ -24,7 +24,9 @@ OUTPUT = os.path.join(HERE, "..", "..", "test", "fixtures", "gpt2_small.safetens
 
 
 def initial_weights():
-    """Not the usual initialization: spread out so that no gradient is zero or negligible. Values fit bfloat16."""
+    """Not the usual initialization: the weights are spread out so that no gradient is zero or negligible. Values fit
+    into bfloat16.
+    """
     generator = torch.Generator().manual_seed(SEED)
     C, weights = CHANNELS, {}
 
@@ -47,7 +49,7 @@ def initial_weights():
 
 
 def make_tokens():
-    """Tokens with something to learn: mostly a fixed successor of the token before, otherwise any token."""
+    """Tokens with something to learn: mostly a fixed successor of the previous token, otherwise a random token."""
     generator = torch.Generator().manual_seed(SEED + 1)
     tokens = torch.randint(VOCAB, (STEPS, BATCH, TOKENS + 1), generator=generator)
     follow = torch.rand((STEPS, BATCH, TOKENS + 1), generator=generator) < 0.6
@@ -57,7 +59,7 @@ def make_tokens():
 
 
 def forward(w, inputs):
-    """inputs (B, T) -> logits (B, T, V)"""
+    """Computes logits (B, T, V) from inputs (B, T)."""
     B, T = inputs.shape
     hidden = w["wte"][inputs] + w["wpe"][:T]
 
@@ -84,7 +86,7 @@ def forward(w, inputs):
 
 
 def loss_of(w, tokens):
-    """tokens (B, T + 1) -> mean cross-entropy"""
+    """Computes the mean cross-entropy from tokens (B, T + 1)."""
     logits = forward(w, tokens[:, :-1])
     return F.cross_entropy(logits.reshape(-1, VOCAB).to(torch.promote_types(logits.dtype, torch.float32)),
                            tokens[:, 1:].reshape(-1))
@@ -98,7 +100,7 @@ def loss_and_gradients(weights, tokens, dtype=torch.float64):
 
 
 def train(weights, tokens):
-    """AdamW by its definition, everything in float64. Returns the losses and the norms before clipping."""
+    """Trains with AdamW by its definition, everything in float64. Returns the losses and the norms before clipping."""
     w = {name: value.clone() for name, value in weights.items()}
     m = {name: torch.zeros_like(value) for name, value in w.items()}
     v = {name: torch.zeros_like(value) for name, value in w.items()}
@@ -119,7 +121,7 @@ def train(weights, tokens):
 
 
 def check_finite_differences(weights, tokens, gradients):
-    """Central differences in float64, along a random direction and at the largest elements."""
+    """Checks with central differences in float64, along a random direction and at the largest elements."""
     generator = torch.Generator().manual_seed(SEED + 2)
     for name in ["wte", "h.0.qkv.weight", "h.1.ln2.weight", "h.1.fc_proj.weight"]:
         direction = torch.randn(weights[name].shape, generator=generator, dtype=torch.float64)
@@ -138,7 +140,9 @@ def check_finite_differences(weights, tokens, gradients):
 
 
 def report(weights, tokens, gradients):
-    """Norms, and how far the same code in float32 and bfloat16 is off: what a test can ask of a kernel."""
+    """Prints norms, and the errors of the same code in float32 and bfloat16, which bound what a test can ask of a
+    kernel.
+    """
     _, single = loss_and_gradients(weights, tokens, torch.float32)
     _, half = loss_and_gradients(weights, tokens, torch.bfloat16)
     print(f"{'gradient of':24s} {'norm':>11s} {'fp32 error':>11s} {'bf16 error':>11s}")
@@ -157,7 +161,7 @@ def report(weights, tokens, gradients):
 
 
 def write_sorted(path, tensors, metadata):
-    """save() puts the metadata in random order; with a sorted header the same run gives the same bytes."""
+    """Writes the metadata in sorted order, so that equal runs give equal bytes; save() would use a random order."""
     raw = save(tensors, metadata)
     data_start = 8 + int.from_bytes(raw[:8], "little")
     header = json.dumps(json.loads(raw[8:data_start]), sort_keys=True, separators=(",", ":")).encode()
@@ -172,7 +176,7 @@ def main():
     parser.add_argument("--out", default=OUTPUT)
     parser.add_argument("--check", action="store_true", help="compare gradients with finite differences")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # one summation order
+    torch.set_num_threads(1)  # fixes the order of summation
 
     weights, tokens = initial_weights(), make_tokens()
     _, gradients = loss_and_gradients(weights, tokens[0])

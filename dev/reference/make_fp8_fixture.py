@@ -1,9 +1,9 @@
-"""Writes test/fixtures/gpt2_fp8.safetensors and gpt2_fp8_blocks.safetensors: what a small GPT-2 gives when its linear
-layers run in FP8, with a scale a tensor and with a scale a block.
+"""Writes test/fixtures/gpt2_fp8.safetensors and gpt2_fp8_blocks.safetensors: the results of a small GPT-2 whose linear
+layers run in FP8, with one scale per tensor and with one scale per block.
 
-A simulation with plain PyTorch operations: forward and backward are written out, in float64, with a rounding to BF16 or
-FP8 wherever the model that is tested stores a value, and nowhere else. Scales of tensors are those of `current`
-scaling. Without roundings the same code must give autograd's gradients, which every run checks. See README.md for the
+A simulation with plain PyTorch operations. Forward and backward are written out in float64, with a rounding to BF16 or
+FP8 wherever the tested model stores a value, and nowhere else. Scales of tensors are those of `current` scaling.
+Without roundings the same code must give autograd's gradients, which every run checks. README.md describes the
 contents.
 """
 import argparse
@@ -16,12 +16,12 @@ import torch.nn.functional as F
 import make_fixture as reference
 from make_fixture import BATCH, CHANNELS, CONTEXT, HEADS, LAYERS, LN_EPS, TOKENS, VOCAB
 
-# Chosen, see README.md: of the seeds 1 to 40, eight keep the norms of all 28 gradients within MAX_NORM_ERROR, and of
-# those this one changes least when all products change by 1e-7.
+# See README.md for this choice: of the seeds 1 to 40, eight keep the norms of all 28 gradients within MAX_NORM_ERROR,
+# and among those this one changes least when all products change by 1e-7.
 SEED = 28
-BLOCKS_SEED = 2  # the first that keeps all norms within the bound; of 1 to 20, eleven do
+BLOCKS_SEED = 2  # the first seed that keeps all norms within the bound; of 1 to 20, eleven do
 MAX_BYTES = 1_500_000
-MIN_COSINE, MAX_NORM_ERROR = 0.99, 0.02  # what the test asks of every gradient
+MIN_COSINE, MAX_NORM_ERROR = 0.99, 0.02  # required by the test for every gradient
 OUTPUT = os.path.join(reference.HERE, "..", "..", "test", "fixtures")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 HEAD_DIM = CHANNELS // HEADS
@@ -39,7 +39,9 @@ def use_shape(**shape):
 
 
 def initial_weights(seed):
-    """Statistics of a young GPT-2: small weights, smaller projections into the residual stream. Values fit bfloat16."""
+    """Weights with the statistics of a GPT-2 early in training: small, and smaller projections into the residual
+    stream. Values fit into bfloat16.
+    """
     generator = torch.Generator().manual_seed(seed)
     C, weights = CHANNELS, {}
 
@@ -74,12 +76,12 @@ class Exact:
         return x
 
     def operand(self, x, tensor):
-        """x (R, C) as products that sum over C see it, and as those that sum over R do."""
+        """Returns x (R, C) as seen by products that sum over C, and by products that sum over R."""
         return x, x
 
 
 class Fp8:
-    """BF16 and FP8, with the scales that were used. `gradients`: the format of tensors named *.dout."""
+    """Rounds to BF16 and FP8, and records the scales. `gradients` is the format of tensors named *.dout."""
 
     def __init__(self, gradients):
         self.gradients = gradients
@@ -89,12 +91,13 @@ class Fp8:
         return x.to(torch.float32).to(torch.bfloat16).to(torch.float64)
 
     def bf16_pair(self, x):
-        """x as a BF16 number and a second one that holds what the first cut off."""
+        """x as a BF16 number and a second one that holds the first one's rounding error."""
         high = self.bf16(x)
         return high + self.bf16(x - high)
 
     def quantize(self, x, tensor):
-        """x through FP8 and back, saturating, with the scale that takes its largest magnitude to the format's."""
+        """Casts x to FP8 and back, saturating, with the scale that maps its largest magnitude to the format's largest.
+        """
         dtype = self.gradients if tensor.endswith(".dout") else E4M3
         largest = torch.finfo(dtype).max
         single = x.to(torch.float32)
@@ -109,8 +112,10 @@ class Fp8:
 
 
 class Fp8Blocks(Fp8):
-    """E4M3 with a power of two for each block: the smallest that brings its largest magnitude to 448. `length` elements
-    along the dimension summed over; with `tiles`, length x length of a weight. Sources of activations are BF16."""
+    """E4M3 with a power-of-two scale per block: the smallest that brings the block's largest magnitude to 448 or less.
+    A block has `length` elements along the dimension that is summed over, or with `tiles` length x length elements of a
+    weight. Sources of activations are BF16.
+    """
 
     def __init__(self, length, tiles):
         super().__init__(E4M3)
@@ -120,7 +125,8 @@ class Fp8Blocks(Fp8):
         blocks = x.view(x.shape[0] // rows, rows, x.shape[1] // self.length, self.length)
         largest = blocks.abs().amax((1, 3), keepdim=True)
         exponent = torch.ceil(torch.log2(largest / 448))
-        exponent = torch.where(torch.exp2(exponent - 1) * 448 >= largest, exponent - 1, exponent)  # log2 rounds
+        # Corrects the rounding of log2.
+        exponent = torch.where(torch.exp2(exponent - 1) * 448 >= largest, exponent - 1, exponent)
         step = torch.where(largest > 0, torch.exp2(exponent), torch.ones_like(largest))
         assert ((largest / step) <= 448).all() and ((largest == 0) | (largest / step > 224)).all()
         return ((blocks / step).to(torch.float32).to(E4M3).to(torch.float64) * step).view(x.shape)
@@ -133,7 +139,7 @@ class Fp8Blocks(Fp8):
         return self.through_blocks(x, 1), self.through_blocks(x.T.contiguous(), 1).T
 
 
-# ---- the parts of the model; each forward returns what its backward needs --------------------------------------------
+# ---- the parts of the model; each forward returns what its backward needs ------------------------------------------
 
 
 def norm(w, name, x):
@@ -152,14 +158,14 @@ def norm_backward(w, gradients, name, saved, dout):
 
 
 def linear(rounding, w, name, x):
-    """Both operands in FP8; rounded once, after the bias."""
+    """Multiplies with both operands in FP8, and rounds once, after the bias."""
     x_forward, x_wgrad = rounding.operand(x, name + ".x")
     w_forward, w_dgrad = rounding.operand(w[name + ".weight"], name + ".w")
     return rounding.bf16(x_forward @ w_forward.T + w[name + ".bias"]), (x_wgrad, w_dgrad)
 
 
 def linear_backward(rounding, gradients, name, operands, dout):
-    gradients[name + ".bias"] = dout.sum(0)  # of the values before they are quantized
+    gradients[name + ".bias"] = dout.sum(0)  # the values before they are quantized
     dout_dgrad, dout_wgrad = rounding.operand(dout, name + ".dout")
     x_wgrad, w_dgrad = operands
     gradients[name + ".weight"] = dout_wgrad.T @ x_wgrad
@@ -167,7 +173,7 @@ def linear_backward(rounding, gradients, name, operands, dout):
 
 
 def split_heads(x):
-    """(N, C) -> (B, NH, T, HD)"""
+    """Reshapes (N, C) to (B, NH, T, HD)."""
     return x.view(BATCH, TOKENS, HEADS, HEAD_DIM).transpose(1, 2)
 
 
@@ -176,8 +182,9 @@ def join_heads(x):
 
 
 def attention(rounding, qkv):
-    """Products of BF16 values. The weights are rounded relative to the row's largest, before the division by their sum,
-    which is that of the rounded ones; the backward makes unrounded probabilities from the scores and lse."""
+    """Multiplies BF16 values. The weights are rounded relative to the row's largest, before the division by the sum of
+    the rounded weights. The backward computes unrounded probabilities from the scores and lse.
+    """
     q, k, v = (split_heads(part) for part in qkv.split(CHANNELS, dim=-1))
     scores = (q @ k.transpose(-1, -2) / math.sqrt(HEAD_DIM)).masked_fill(~CAUSAL, -math.inf)
     weights = rounding.bf16(torch.exp(scores - scores.amax(-1, keepdim=True)))
@@ -209,7 +216,7 @@ def gelu_derivative(x):
 
 
 def loss_and_gradients(rounding, w, tokens):
-    """tokens (B, T + 1) -> mean cross-entropy and the gradients of all weights"""
+    """Computes the mean cross-entropy and the gradients of all weights from tokens (B, T + 1)."""
     inputs, targets, gradients = tokens[:, :-1].reshape(-1), tokens[:, 1:].reshape(-1), {}
     positions = torch.arange(TOKENS).repeat(BATCH)
 
@@ -217,7 +224,7 @@ def loss_and_gradients(rounding, w, tokens):
     saved = []
     for h in (f"h.{layer}." for layer in range(LAYERS)):
         s = {}
-        normed, s["ln1"] = norm(w, h + "ln1", hidden)  # not rounded: quantized as computed
+        normed, s["ln1"] = norm(w, h + "ln1", hidden)  # not rounded, because it is quantized directly
         qkv, s["qkv"] = linear(rounding, w, h + "qkv", normed)
         attended, s["attention"] = attention(rounding, qkv)
         branch, s["attn_proj"] = linear(rounding, w, h + "attn_proj", attended)
@@ -238,7 +245,7 @@ def loss_and_gradients(rounding, w, tokens):
     for layer in reversed(range(LAYERS)):
         h, s = f"h.{layer}.", saved[layer]
         dbranch = linear_backward(rounding, gradients, h + "fc_proj", s["fc_proj"], dhidden)
-        dbranch = dbranch * gelu_derivative(s["gelu"])  # not rounded: quantized as computed
+        dbranch = dbranch * gelu_derivative(s["gelu"])  # not rounded, because it is quantized directly
         dbranch = linear_backward(rounding, gradients, h + "fc", s["fc"], dbranch)
         dhidden = rounding.bf16(dhidden + norm_backward(w, gradients, h + "ln2", s["ln2"], dbranch))
         dbranch = linear_backward(rounding, gradients, h + "attn_proj", s["attn_proj"], dhidden)
@@ -259,7 +266,7 @@ def check_backward(weights, tokens, loss64, gradients64):
 
 
 def compare(gradients64, fp8, fp8_e4m3, names=("E5M2", "E4M3")):
-    """How far FP8 takes the gradients from the exact ones, and two forms of it from each other."""
+    """Prints how far FP8 moves the gradients from the exact ones, and two FP8 variants from each other."""
     print(f"{'gradient of':22s} {'norm':>10s} {'cosine':>8s} {'norm ratio':>10s} {names[1] + ': cos':>10s} "
           f"{names[1] + '-' + names[0]:>10s}")
     for name, g in sorted(gradients64.items()):
@@ -288,14 +295,14 @@ def tensor_scales(path):
     e5m2, e4m3 = Fp8(E5M2), Fp8(E4M3)
     loss_fp8, fp8 = loss_and_gradients(e5m2, weights, tokens[0])
     loss_e4m3, fp8_e4m3 = loss_and_gradients(e4m3, weights, tokens[0])
-    assert loss_e4m3 == loss_fp8  # the forward knows nothing of dout's format
+    assert loss_e4m3 == loss_fp8  # the forward does not depend on dout's format
     compare(gradients64, fp8, fp8_e4m3)
     print(f"loss {loss64:.8f}, in FP8 {loss_fp8:.8f}")
 
     tensors = {name: value.to(torch.bfloat16) for name, value in weights.items()}
     tensors |= {"grad64." + name: value.to(torch.float32) for name, value in gradients64.items()}
     tensors |= {"grad_fp8." + name: value.to(torch.float32) for name, value in fp8.items()}
-    # Every error of dout reaches the first block; the second one's weights would only make the file too large.
+    # Every error of dout reaches the first block; gradients of the second block would only make the file too large.
     tensors |= {f"grad_fp8_e4m3.{name}": value.to(torch.float32) for name, value in fp8_e4m3.items()
                 if name.startswith("h.0.") and value.dim() == 2}
     tensors |= {"scale." + name: value for name, value in e5m2.scales.items()}
@@ -307,8 +314,9 @@ def tensor_scales(path):
 
 
 def spread(weights):
-    """Makes groups of 32 channels differ by 16, and by 4096 in all, in the norms' outputs and, the other way, in the
-    weights that read them. Only then do scales differ between blocks and block lengths matter."""
+    """Makes groups of 32 channels differ by 16, and by 4096 overall, in the norms' outputs and, inversely, in the
+    weights that read them. Only then do scales differ between blocks, and block lengths matter.
+    """
     group = torch.arange(CHANNELS) // 32
     factor = 16.0 ** (group.to(torch.float64) - 1)
     for layer in range(LAYERS):
@@ -345,7 +353,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=OUTPUT, help="directory")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # one summation order
+    torch.set_num_threads(1)  # fixes the order of summation
     tensor_scales(os.path.join(options.out, "gpt2_fp8.safetensors"))
     block_scales(os.path.join(options.out, "gpt2_fp8_blocks.safetensors"))
 

@@ -1,10 +1,11 @@
-"""What Hugging Face's own classes compute for small models of the other architectures: test/fixtures/modern.json.
+"""Writes test/fixtures/modern.json: the results of Hugging Face's own classes for small models of architectures other
+than GPT-2.
 
     python3 -m venv .venv && .venv/bin/pip install torch==2.15.0 transformers==5.23.0
     .venv/bin/python dev/reference/make_modern_fixture.py
 
-Weights are not stored: pattern() makes them of their names, here and in test/model/modern_fixture.h. Of a gradient there is
-its norm, and its product with another pattern, which no permutation keeps.
+Weights are not stored: pattern() computes them from their names, here and in test/model/modern_fixture.h. For each
+gradient the file has its norm and its dot product with another pattern, which changes under any permutation.
 """
 
 import json
@@ -39,7 +40,7 @@ MODELS = {
 
 
 def pattern(name, count):
-    """Multiples of 2^-11 from -1 on, below 1."""
+    """Multiples of 2^-11 in [-1, 1)."""
     seed = 0x811C9DC5
     for byte in name.encode():
         seed = ((seed ^ byte) * 0x01000193) % 2**32

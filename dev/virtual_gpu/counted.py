@@ -1,4 +1,4 @@
-"""What the scripts here share: runs of a program of `make virtual` that are counted, and the PTX that is in it."""
+"""Shared by the scripts in this folder: counted runs of the programs of `make virtual`, and the PTX inside them."""
 import json
 import os
 import random
@@ -9,18 +9,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "data"))
-from prepare.shard import token_array, write_shards  # noqa: E402  (it lies there)
+from prepare.shard import token_array, write_shards  # noqa: E402  (data/ is only now on the path)
 
 
 def write_tokens(path, count, ids):
-    """A shard of random tokens, always the same."""
+    """Writes a shard of random tokens, always the same ones."""
     draw = random.Random(1)
     tokens = token_array(ids, (draw.randrange(ids) for _ in range(count)))
     write_shards([tokens], lambda _: str(path), tokenizer="random", vocab=ids, end_token=0)
 
 
 def run_counted(command, path, **variables):
-    """Runs a program whose counts go to `path`, an empty file or none; ends the script where it fails."""
+    """Runs a program that writes its counts to `path`, a new or empty file. Ends the script if the program fails."""
     command = [str(part) for part in command]
     environment = dict(os.environ, VIRTUAL_GPU_COUNTS=str(path), **variables)
     result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, errors="replace")
@@ -33,16 +33,16 @@ def read_lines(path):
 
 
 def read_kernels(path):
-    """The lines about kernels; there are others, about products and copies."""
+    """The lines about kernels; other lines are about products and copies."""
     return [line for line in read_lines(path) if "kernel" in line]
 
 
 def ptx_of(program):
-    """{mangled name: [(line in the module, text)]} of every kernel in the program."""
+    """Returns {mangled name: [(line in the module, text)]} of every kernel in the program."""
     data = Path(program).read_bytes()
     kernels = {}
     for match in re.finditer(rb"\.version \d", data):
-        begin = data.rindex(b"\0", 0, match.start()) + 1  # blank lines stand before it
+        begin = data.rindex(b"\0", 0, match.start()) + 1  # blank lines may come before it
         lines = data[begin:data.index(b"\0", begin)].decode().split("\n")
         name = None
         for number, line in enumerate(lines, 1):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Which lines of the kernels' PTX a run on the virtual GPU has executed.
+"""Lists the lines of the kernels' PTX that runs on the virtual GPU have not executed.
 
     VIRTUAL_GPU_COUNTS=counts.json build/virtual/test_gpu       # several runs may append to one file
-    dev/virtual_gpu/coverage.py counts.json [--all]             # a line a kernel with lines that never ran, worst first
-    dev/virtual_gpu/coverage.py counts.json --kernel NAME       # those lines themselves
+    dev/virtual_gpu/coverage.py counts.json [--all]             # kernels with lines that never ran, worst first
+    dev/virtual_gpu/coverage.py counts.json --kernel NAME       # the lines themselves
 """
 import argparse
 
@@ -11,7 +11,7 @@ from counted import ROOT, ptx_of, read_kernels
 
 
 def read(path):
-    """{mangled name: (readable name, lines of PTX, those that no run has executed)}"""
+    """Returns {mangled name: (readable name, lines of PTX, lines that no run executed)}."""
     kernels = {}
     for k in read_kernels(path):
         missing = set(k["ptx_lines_not_run"])

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Holds what each kernel does: instructions, sectors of memory, passes through shared memory, tensor core instructions.
+"""Checks the work of each kernel: instructions, sectors of memory, passes through shared memory, tensor core
+instructions.
 
-Tiny training runs in every precision, on the virtual GPU, are counted kernel by kernel and compared with
-dev/virtual_gpu/kernel_counts.txt. A kernel that does more than its line says, or has none, is an error; one that does less is
-named, so that the line can follow. The counts are those of one version of nvcc, which the file names; with another there
-is nothing to compare.
+It runs tiny training runs in every precision on the virtual GPU, counts kernel by kernel, and compares with
+dev/virtual_gpu/kernel_counts.txt. A kernel that does more than its line says, or has no line, is an error. A kernel
+that does less is named, so that its line can be lowered. The counts hold for the version of nvcc that the file names;
+with another version nothing is compared.
 
     dev/virtual_gpu/kernel_counts.py --check     (`make virtual` first)
-    dev/virtual_gpu/kernel_counts.py --write     after a change that is meant
+    dev/virtual_gpu/kernel_counts.py --write     after an intended change
 """
 import argparse
 import os
@@ -36,7 +37,7 @@ HEADER = f"""# What each kernel does in two steps of a tiny model. dev/virtual_g
 
 
 def name_of(kernel):
-    """The mangled name without what nvcc puts into unnamed namespaces: a hash of where the file lies."""
+    """The mangled name without the hash of the file's path that nvcc puts into unnamed namespaces."""
     return re.sub(r"_GLOBAL__N__[0-9a-f]{8}_(\d+_\w+?_cu)_[0-9a-f]{8}", r"_GLOBAL__N__\1_", kernel)
 
 
@@ -52,7 +53,7 @@ def compiler():
 
 
 def count_run(program, flags, directory):
-    """{kernel: (counts)} of a training run, and the card that was played."""
+    """Returns {kernel: (counts)} of a training run, and the simulated card."""
     counts = directory / "counts.json"
     counts.unlink(missing_ok=True)
     run_counted([program, "--train", directory / "tokens.bin", *SHAPE, *flags], counts, OMP_NUM_THREADS="1")
@@ -61,7 +62,7 @@ def count_run(program, flags, directory):
 
 
 def count_all(program):
-    """{(run, kernel): counts}, and the compiler with the architecture."""
+    """Returns {(run, kernel): counts}, and the compiler with the architecture."""
     found, card = {}, ""
     with tempfile.TemporaryDirectory() as name:
         write_tokens(Path(name) / "tokens.bin", 2000, 300)
@@ -83,7 +84,7 @@ def write_table(path, found, compiled_by):
 
 
 def compare(found, table):
-    """(errors, kernels that do less), as lines."""
+    """Returns (errors, kernels that do less), as lines."""
     errors, less = [], []
     for key, counts in sorted(found.items()):
         run, kernel = key

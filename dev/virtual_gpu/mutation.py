@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Loses the kernels' barriers, waits and bounds one by one and sees whether the virtual GPU notices.
+"""Removes the kernels' barriers, waits and bounds one by one and checks that the virtual GPU notices.
 
-Each mutant is one instruction of the PTX that does nothing (VIRTUAL_GPU_LOSE): a bar.sync, bar.warp.sync, bar.arrive or
-cp.async wait or commit; with --bounds also the guarded branches, most of which keep threads from what is not theirs. The
-quickest test file that runs the kernel then runs, with races looked for; the loss is seen if a test fails. Instantiations
-of a kernel are tried until one sees it, since not all of them are given what a barrier is for. No compiler is needed:
-`make virtual` first.
+Each mutant turns one PTX instruction into a no-op (VIRTUAL_GPU_LOSE): a bar.sync, bar.warp.sync, bar.arrive, or a
+cp.async wait or commit; with --bounds also the guarded branches, most of which keep threads within bounds. Then the
+quickest test file that runs the kernel runs with race detection; the mutant is noticed if a test fails. Instantiations
+of a kernel are tried until one notices, since not all of them get data for which the barrier matters. Needs no
+compiler, but `make virtual` first.
 
     dev/virtual_gpu/mutation.py                      all kernels of the tests in test/kernels/ and test/optim/
     dev/virtual_gpu/mutation.py --only layernorm     those whose name contains "layernorm"
     dev/virtual_gpu/mutation.py --table FILE         writes what was seen, as JSON
 
-Exits 1 if a loss is unseen that dev/virtual_gpu/mutation_accepted.txt does not name with a reason.
+Exits with code 1 if a mutant goes unnoticed that dev/virtual_gpu/mutation_accepted.txt does not name with a reason.
 """
 import argparse
 import collections
@@ -32,7 +32,7 @@ LOST = r"bar\.sync|bar\.warp\.sync|bar\.arrive|barrier\.sync|cp\.async\.(?:wait_
 FOLDERS = ("kernels", "optim")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VIRTUAL_GPU_MULTIPROCESSORS": "2"}
 MOST_INSTANTIATIONS = 6
-LIMIT = 600  # seconds of one run; a lost barrier may hang it
+LIMIT = 600  # seconds per run; a lost barrier may hang it
 
 
 def test_files():
@@ -54,26 +54,26 @@ def run(binary, test_file, **variables):
 
 
 def kernels_of(binary, test_file):
-    """{mangled name: counts} of the kernels that a test file launches; without any loss it must pass."""
+    """Returns {mangled name: counts} of the kernels that a test file launches. The test must pass without mutations."""
     with tempfile.NamedTemporaryFile() as counts:
         run_counted(command(binary, test_file), counts.name, **ENVIRONMENT)
         return {k["name"]: k for k in read_kernels(counts.name)}
 
 
 def family(kernel):
-    """The kernel's name without its instantiation's types: "void llmc::k<float, 1>(...)" is "llmc::k"."""
+    """The kernel's name without template arguments: "void llmc::k<float, 1>(...)" becomes "llmc::k"."""
     return re.sub(r"^(void )?", "", kernel).split("<")[0].split("(")[0]
 
 
 @dataclasses.dataclass
 class Mutant:
     title: str    # llmc::bias_kernel:bar.sync#2
-    text: str     # of the instruction
-    places: list  # [(mangled name, line, test file)], one an instantiation that has as many of them
+    text: str  # the instruction
+    places: list  # [(mangled name, line, test file)], one per instantiation that has this instruction
 
 
 def lines_that_may_go(binary, bounds):
-    """{kernel family: {mangled name: (cost of its quickest test, that test, [(line, text)])}}"""
+    """Returns {kernel family: {mangled name: (cost of its quickest test, that test, [(line, text)])}}."""
     wanted = re.compile(LOST + (r"|@!?%p\d+ bra" if bounds else ""))
     ptx = ptx_of(binary)
     families = collections.defaultdict(dict)
@@ -106,7 +106,7 @@ def mutants(binary, only, bounds):
 
 
 def verdict(result):
-    """How the loss was seen, or None."""
+    """How the mutant was noticed, or None."""
     if result.returncode == 0:
         return None
     for line in result.stderr.splitlines():
