@@ -14,7 +14,7 @@
 
 namespace llmc {
 
-// What is checked before a checkpoint is used: nothing, file sizes, or every byte.
+// Checks before a checkpoint is used: none, of file sizes, or of every byte.
 enum class Verify { none, size, full };
 
 class CheckpointReader {
