@@ -17,16 +17,17 @@ constexpr int kThreads = 256;
 template <class Activation, int kVectors, class Real>
 LLMC_DEVICE void activate(Real* out, const Real* inp, size_t n) {
     const size_t first = (static_cast<size_t>(blockIdx.x) * kVectors * kThreads + threadIdx.x) * 8;
+    if (first >= n) return;
     float x[kVectors][8] = {};
     LLMC_UNROLL
     for (int v = 0; v < kVectors; v++) {
-        if (first + v * kThreads * 8 < n) load8(inp + first + v * kThreads * 8, x[v]);
+        if (v == 0 || first + v * kThreads * 8 < n) load8(inp + first + v * kThreads * 8, x[v]);
     }
     LLMC_UNROLL
     for (int v = 0; v < kVectors; v++) {
         LLMC_UNROLL
         for (int i = 0; i < 8; i++) x[v][i] = Activation::value(x[v][i]);
-        if (first + v * kThreads * 8 < n) store8(out + first + v * kThreads * 8, x[v]);
+        if (v == 0 || first + v * kThreads * 8 < n) store8(out + first + v * kThreads * 8, x[v]);
     }
 }
 
