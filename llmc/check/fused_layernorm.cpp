@@ -3,9 +3,7 @@
 #include "llmc/check/families.h"
 #include "llmc/check/quantized_results.h"
 #include "llmc/check/reference_rows.h"
-#include "llmc/kernels/layernorm.h"
-#include "llmc/kernels/layernorm_backward_fp8.h"
-#include "llmc/kernels/layernorm_fp8.h"
+#include "llmc/kernels/norm.h"
 
 namespace llmc::check {
 

@@ -4,9 +4,7 @@
 #include "llmc/check/quantized_results.h"
 #include "llmc/check/reference_rms.h"
 #include "llmc/check/reference_rows.h"
-#include "llmc/kernels/layernorm_backward_fp8.h"
-#include "llmc/kernels/rmsnorm.h"
-#include "llmc/kernels/rmsnorm_fp8.h"
+#include "llmc/kernels/norm.h"
 
 namespace llmc::check {
 

@@ -1,5 +1,5 @@
 // RMS norm at the run's width against FP64.
-#include "llmc/kernels/rmsnorm.h"
+#include "llmc/kernels/norm.h"
 
 #include "llmc/check/families.h"
 #include "llmc/check/reference_rms.h"

@@ -8,7 +8,7 @@
 
 namespace llmc {
 
-// Here and in layernorm_fp8.h and activation.h:
+// Here and in norm.h and activation.h:
 //
 //   out.row (N, C) and out.transposed (C, N) = F8(x * out.state->scale), rounded to nearest even, saturating; either
 //   may be nullptr. F8 = e4m3 or e5m2. N % 16 == 0 and C % 16 == 0; FP8 pointers are 16-byte aligned. out.state gets

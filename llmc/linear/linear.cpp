@@ -4,7 +4,7 @@
 
 #include "llmc/device/trace.h"
 #include "llmc/kernels/bias.h"
-#include "llmc/kernels/layernorm_backward_fp8.h"
+#include "llmc/kernels/norm.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
 

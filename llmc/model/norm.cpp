@@ -2,11 +2,7 @@
 
 #include <algorithm>
 
-#include "llmc/kernels/layernorm.h"
-#include "llmc/kernels/layernorm_backward_fp8.h"
-#include "llmc/kernels/layernorm_fp8.h"
-#include "llmc/kernels/rmsnorm.h"
-#include "llmc/kernels/rmsnorm_fp8.h"
+#include "llmc/kernels/norm.h"
 
 namespace llmc {
 

@@ -1,5 +1,5 @@
 // Layer norm against FP64: forward with and without the residual add, backward with every optional part.
-#include "llmc/kernels/layernorm.h"
+#include "llmc/kernels/norm.h"
 
 #include "test/kernels/row_shapes.h"
 

@@ -1,6 +1,6 @@
 // Quantizing layer norm backward against FP64, and its codes, counts and bias gradient against the BF16 gradient that
 // it writes beside them.
-#include "llmc/kernels/layernorm_backward_fp8.h"
+#include "llmc/kernels/norm.h"
 
 #include "test/kernels/quantized.h"
 #include "test/kernels/shared_memory.h"

@@ -1,11 +1,10 @@
 // Quantizing layer norm against the plain kernels, which layernorm.cpp compares with FP64: the same bits in residual
 // and statistics, and codes that are casts of the FP32 kernel's values.
-#include "llmc/kernels/layernorm_fp8.h"
+#include "llmc/kernels/norm.h"
 
 #if !LLMC_CUDA
 #include "llmc/device/host/settings.h"
 #endif
-#include "llmc/kernels/layernorm.h"
 #include "test/kernels/quantized.h"
 #include "test/kernels/shared_memory.h"
 

@@ -1,5 +1,5 @@
 // RMS norm against FP64: forward with and without the residual add, backward with every optional part.
-#include "llmc/kernels/rmsnorm.h"
+#include "llmc/kernels/norm.h"
 
 #include "llmc/check/reference_rms.h"
 #include "test/kernels/row_shapes.h"

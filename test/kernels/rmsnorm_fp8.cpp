@@ -1,8 +1,7 @@
 // Quantizing RMS norm against the plain kernels, which rmsnorm.cpp compares with FP64, and a cast of what they write.
-#include "llmc/kernels/rmsnorm_fp8.h"
+#include "llmc/kernels/norm.h"
 
 #include "llmc/check/reference_rms.h"
-#include "llmc/kernels/rmsnorm.h"
 #include "test/kernels/quantized.h"
 #include "test/kernels/shared_memory.h"
 

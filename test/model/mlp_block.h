@@ -6,8 +6,7 @@
 
 #include "llmc/kernels/activation.h"
 #include "llmc/kernels/bias.h"
-#include "llmc/kernels/layernorm.h"
-#include "llmc/kernels/layernorm_backward_fp8.h"
+#include "llmc/kernels/norm.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/model/block.h"
 #include "llmc/model/gpt2_config.h"

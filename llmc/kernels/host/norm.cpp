@@ -1,5 +1,5 @@
 // Loops of layer norm and RMS norm, forward and backward, plain and quantizing. A row is processed in FP32 in memory,
-// and its sums have the order of the kernels' teams of threads (layernorm_row.cuh).
+// and its sums have the order of the kernels' teams of threads (norm_row.cuh).
 #include <cmath>
 #include <vector>
 

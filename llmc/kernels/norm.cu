@@ -1,48 +1,16 @@
-// Layer norm and RMS norm kernels: see layernorm.h and rmsnorm.h; the arithmetic on rows is in layernorm_row.cuh.
-#include "llmc/kernels/layernorm.h"
+// Plain layer norm and RMS norm (norm.h). The arithmetic on rows is in norm_row.cuh.
+#include "llmc/kernels/norm.h"
 
 #include <algorithm>
 
 #include "llmc/kernels/check_shape.h"
 #include "llmc/kernels/column_sums.cuh"
 #include "llmc/kernels/host/loops.h"
-#include "llmc/kernels/layernorm_row.cuh"
-#include "llmc/kernels/rmsnorm.h"
+#include "llmc/kernels/norm_row.cuh"
 
 namespace llmc {
 
-static void check_norm(const char* launcher, int N, int C) {
-    check_rows(launcher, N, C);
-    if (C > 12288) throw Error(ExitCode::failure, strprintf("%s: C=%d; the widest row it holds is 12288", launcher, C));
-}
-
 // ---- forward -------------------------------------------------------------------------------------------------------
-
-// x += the team's rows of `from`. Where registers are short, floats come piece by piece.
-template <class Real, int Rows, int Vectors>
-LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const Real* from, int first_row, int N, int C,
-                                 const RowTeam& team) {
-    if constexpr (sizeof(Real) == 2 || !kKeepsTooMuch) {
-        float y[Rows][Vectors][8];
-        load_rows(y, from, first_row, N, C, team);
-        add_rows(x, y);
-    } else {
-        LLMC_UNROLL
-        for (int v = 0; v < Vectors; v++) {
-            const int c = team.column(v);
-            piece_by_piece([&] {
-                LLMC_UNROLL
-                for (int r = 0; r < Rows; r++) {
-                    float y[8] = {};
-                    const size_t row = first_row + r < N ? first_row + r : N - 1;
-                    if (c < C) load8(from + row * C + c, y);
-                    LLMC_UNROLL
-                    for (int i = 0; i < 8; i++) x[r][v][i] += y[i];
-                }
-            });
-        }
-    }
-}
 
 // RMS norm has neither mean nor shift.
 template <NormKind norm, class Real, int Rows, int Vectors>
@@ -57,21 +25,14 @@ static __global__ void __launch_bounds__(256, kKeepsTooMuch ? 2 : 0)
     float x[Rows][Vectors][8];
     load_rows(x, inp1, first_row, N, C, team);
     if (inp2 != nullptr) {
-        add_stored_rows(x, inp2, first_row, N, C, team);
+        add_stored_rows<false>(x, inp2, first_row, N, C, team);
         round_rows<Real>(x);
         store_rows(residual, x, first_row, N, C, team);
     }
 
     float row_mean[Rows], row_rstd[Rows];
     row_statistics<norm>(x, row_mean, row_rstd, eps, C, team);
-    if (rstd != nullptr && team.thread == 0) {
-        LLMC_UNROLL
-        for (int r = 0; r < Rows; r++) {
-            if (first_row + r >= N) continue;
-            if constexpr (norm == NormKind::layer) mean[first_row + r] = row_mean[r];
-            rstd[first_row + r] = row_rstd[r];
-        }
-    }
+    store_statistics<norm, false>(mean, rstd, row_mean, row_rstd, first_row, N, team);
     normalise_rows<norm>(x, row_mean, row_rstd, weight, shift, C, team);
     store_rows(normed, x, first_row, N, C, team);
 }
@@ -80,12 +41,10 @@ template <NormKind norm, class Real>
 static void launch_norm_forward(const char* launcher, Real* normed, float* mean, float* rstd, Real* residual,
                                 const Real* inp1, const Real* inp2, const Real* weight, const Real* shift, float eps,
                                 int N, int C, stream_t stream) {
-    check_norm(launcher, N, C);
-    if ((inp2 != nullptr) != (residual != nullptr)) {
-        throw Error(ExitCode::failure, strprintf("%s: inp2 and residual go together", launcher));
-    }
+    check_rows(launcher, N, C);
+    check_norm(launcher, C, inp2, residual);
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
-    auto run = [&]<int Rows, int Vectors>() {
+    with_row_shape(C, [&]<int Rows, int Vectors>() {
         const int warps_per_row = div_up(C, Vectors * 256);
         const int teams = div_up(N, Rows), teams_per_block = warps_per_row == 1 ? 8 : 1;
         const int threads = warps_per_row == 1 ? 256 : 32 * warps_per_row;
@@ -94,16 +53,7 @@ static void launch_norm_forward(const char* launcher, Real* normed, float* mean,
             KernelVariant::host_norm, {dim3(div_up(teams, teams_per_block)), dim3(threads), 0, stream}, out(normed, n),
             out(mean, rows), out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n), in(weight, columns),
             in(shift, columns), eps, N, C, warps_per_row);
-    };
-    // Short rows come several to a warp: as many bytes in flight as long ones.
-    if (C <= 256)
-        run.template operator()<4, 1>();
-    else if (C <= 512)
-        run.template operator()<4, 2>();
-    else if (C <= 1024)
-        run.template operator()<2, 4>();
-    else
-        run.template operator()<1, 8>();
+    });
 }
 
 template <class Real>
@@ -188,7 +138,8 @@ template <NormKind norm, class Real>
 static void launch_norm_backward(const char* launcher, Real* dinp, const Real* dresidual, float* dweight, float* dshift,
                                  float* scratch, const Real* dout, const Real* inp, const Real* weight,
                                  const float* mean, const float* rstd, int N, int C, bool accumulate, stream_t stream) {
-    check_norm(launcher, N, C);
+    check_rows(launcher, N, C);
+    check_norm(launcher, C);
     const BackwardPlan plan(N, C);
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
     const int gradients = kGradientsOf<norm> * C;

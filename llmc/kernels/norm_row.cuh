@@ -1,10 +1,11 @@
-// Layer norm and RMS norm on rows that live in registers: the arithmetic that the plain kernels and the quantizing ones
-// share.
+// Layer norm and RMS norm on rows that live in registers: what the plain kernels (norm.cu) and the quantizing ones
+// (norm_fp8.cu) share, from the choice of a kernel to the arithmetic.
 //
 // A *team* is the threads that hold one group of rows: one warp, or all warps of the block when rows are long. Thread t
 // of the team holds columns 8t to 8t + 7 of every row, then 8 (t + threads) and so on: `Vectors` vectors of each of
 // `Rows` rows. Several rows at once keep more loads in flight, and their sums share one exchange.
 #pragma once
+#include "llmc/base/error.h"
 #include "llmc/device/kernel.cuh"
 #include "llmc/device/registers.cuh"
 
@@ -21,6 +22,26 @@ constexpr float kLayerNormEpsilon = 1e-5f;
 constexpr int kTeamMaxWarps = 16;
 constexpr int kTeamMaxSums = 8;
 constexpr int kTeamExchange = 2 * kTeamMaxWarps * kTeamMaxSums;  // floats of shared memory
+
+// Calls run<Rows, Vectors>() for the forward kernels' rows of C columns. Several short rows go to one warp, so that as
+// many bytes are in flight as with long rows.
+template <class Run>
+void with_row_shape(int C, const Run& run) {
+    if (C <= 256)
+        run.template operator()<4, 1>();
+    else if (C <= 512)
+        run.template operator()<4, 2>();
+    else if (C <= 1024)
+        run.template operator()<2, 4>();
+    else
+        run.template operator()<1, 8>();
+}
+
+inline void check_norm(const char* launcher, int C, const void* inp2 = nullptr, const void* residual = nullptr) {
+    if (C > 12288) throw Error(ExitCode::failure, strprintf("%s: C=%d; the widest row it holds is 12288", launcher, C));
+    if ((inp2 != nullptr) != (residual != nullptr))
+        throw Error(ExitCode::failure, strprintf("%s: inp2 and residual go together", launcher));
+}
 
 struct RowTeam {
     int index;            // of the team in the grid
@@ -113,6 +134,33 @@ LLMC_DEVICE void add_rows(float (&x)[Rows][Vectors][8], const float (&y)[Rows][V
     }
 }
 
+// x += the team's rows of `from`. kWhole: no group of rows ends past N, and the kernel has so few registers left that
+// a whole long row in flight next to x would spill. Otherwise FP32 rows go piece by piece where registers are short.
+template <bool kWhole, class Real, int Rows, int Vectors>
+LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const Real* from, int first_row, int N, int C,
+                                 const RowTeam& team) {
+    constexpr bool kPieces = kWhole ? kLoadsTooEarly && Vectors == 8 : kKeepsTooMuch && sizeof(Real) == 4;
+    LLMC_UNROLL
+    for (int v = 0; v < Vectors; v++) {
+        const int c = team.column(v);
+        const auto add = [&] {
+            LLMC_UNROLL
+            for (int r = 0; r < Rows; r++) {
+                float y[8] = {};
+                const size_t row = kWhole || first_row + r < N ? first_row + r : N - 1;
+                if (c < C) load8(from + row * C + c, y);
+                LLMC_UNROLL
+                for (int i = 0; i < 8; i++) x[r][v][i] += y[i];
+            }
+        };
+        if (kWhole && v > 0 && v % 2 == 0) compiler_fence();
+        if constexpr (kPieces)
+            piece_by_piece(add);
+        else
+            add();
+    }
+}
+
 // x as it reads back after being stored as Real. What is normalised is what is stored: a later pass over the stored
 // rows gives the same bits.
 template <class Real, int Rows, int Vectors>
@@ -167,6 +215,19 @@ LLMC_DEVICE_SAME_BITS void row_statistics(const float (&x)[Rows][Vectors][8], fl
     team_sum_each(rstd, team);
     LLMC_UNROLL
     for (int r = 0; r < Rows; r++) rstd[r] = reciprocal_sqrt(rstd[r] * scale + eps), forget(mean[r]);
+}
+
+// Writes the statistics of the team's rows for the backward. kWhole: no group of rows ends past N.
+template <NormKind norm, bool kWhole, int Rows>
+LLMC_DEVICE void store_statistics(float* mean, float* rstd, const float (&row_mean)[Rows],
+                                  const float (&row_rstd)[Rows], int first_row, int N, const RowTeam& team) {
+    if (rstd == nullptr || team.thread != 0) return;
+    LLMC_UNROLL
+    for (int r = 0; r < Rows; r++) {
+        if (!kWhole && first_row + r >= N) continue;
+        if constexpr (norm == NormKind::layer) mean[first_row + r] = row_mean[r];
+        rstd[first_row + r] = row_rstd[r];
+    }
 }
 
 // Eight weights from column c on.
