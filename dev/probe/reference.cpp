@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "llmc/kernels/block_scales.h"
+#include "llmc/kernels/quantize_blocks.h"
 
 namespace llmc::probe {
 namespace {

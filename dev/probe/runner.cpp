@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "dev/probe/reference.h"
-#include "llmc/kernels/block_scales.h"
+#include "llmc/kernels/quantize_blocks.h"
 
 namespace llmc::probe {
 namespace {

@@ -2,7 +2,6 @@
 // changes, against the formats' definition.
 #include "llmc/check/families.h"
 #include "llmc/check/quantized_results.h"
-#include "llmc/kernels/dequantize.h"
 #include "llmc/kernels/elementwise.h"
 #include "llmc/kernels/quantize.h"
 

@@ -7,7 +7,6 @@
 #include "llmc/check/families.h"
 #include "llmc/check/quantized_results.h"
 #include "llmc/check/reference_rows.h"
-#include "llmc/kernels/quantize_flat.h"
 
 namespace llmc::check {
 

@@ -8,8 +8,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "llmc/kernels/block_scales.h"
 #include "llmc/kernels/fp8_state.h"
+#include "llmc/kernels/quantize_blocks.h"
 
 namespace llmc::reference {
 

@@ -3,7 +3,7 @@
 
 #include "llmc/device/fp8_cast.cuh"
 #include "llmc/device/kernel.cuh"
-#include "llmc/kernels/block_scales.h"
+#include "llmc/kernels/quantize_blocks.h"
 
 namespace llmc {
 namespace {

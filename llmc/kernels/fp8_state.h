@@ -50,7 +50,7 @@ enum class QuantizePass : unsigned {
 // What has a scale of its own.
 enum class Fp8Scaling {
     tensor,  // the whole tensor: Fp8State::scale
-    block,   // 128 elements along the dimension that a product sums over, 128 x 128 of a weight (see block_scales.h)
+    block,   // 128 elements along the dimension that a product sums over, 128 x 128 of a weight (see quantize_blocks.h)
     mx,      // 32 elements along that dimension (OCP MX)
 };
 

@@ -1,4 +1,17 @@
-// From BF16 tensors and FP32 master weights to FP8, in the two layouts that matrix products on Hopper need.
+// Quantization to FP8 with one scale per tensor, and back: BF16 activations and gradients, FP32 master weights, and
+// slices of weights on ranks that own a part of them.
+//
+// Here, in activation.h and in norm.h:
+//
+//   out.row (N, C) and out.transposed (C, N) = F8(x * out.state->scale), rounded to nearest even, saturating. Matrix
+//   products on Hopper need both layouts; either may be nullptr. F8 = e4m3 or e5m2. N % 16 == 0 and C % 16 == 0; FP8
+//   pointers are 16-byte aligned. `pass` says what happens to out.state, which gets the amax of x (unscaled, finite
+//   values only) and the counts: see fp8_state.h. `measure` writes only the state's amax_now and bad; `replay` leaves
+//   the state alone.
+//
+// The inputs are read once; both layouts leave in the same pass, 2 bytes per element. After TransformerEngine's
+// cast_transpose and its fusions (cast_transpose_dbias, cast_transpose_dbias_dgelu). Deterministic: amax and counts are
+// integer atomics, column sums go through parts whose number depends on N and C alone (column_sums.cuh).
 #pragma once
 #include <cstddef>
 
@@ -8,29 +21,55 @@
 
 namespace llmc {
 
-// Here and in norm.h and activation.h:
-//
-//   out.row (N, C) and out.transposed (C, N) = F8(x * out.state->scale), rounded to nearest even, saturating; either
-//   may be nullptr. F8 = e4m3 or e5m2. N % 16 == 0 and C % 16 == 0; FP8 pointers are 16-byte aligned. out.state gets
-//   the amax of x (unscaled, finite values only) and the counts, as `pass` wants: see fp8_state.h. `measure` writes
-//   nothing but the state's amax_now and bad; `replay` leaves the state alone.
-//
-// One read of the inputs; both layouts leave in the same pass, 2 bytes an element. After TransformerEngine's
-// cast_transpose and its fusions (cast_transpose_dbias, cast_transpose_dbias_dgelu). Deterministic: amax and counts are
-// integer atomics, column sums go through parts whose number depends on N and C alone (column_sums.cuh).
+// ---- whole matrices ------------------------------------------------------------------------------------------------
 
-// x = inp + inp_low, (N, C) bf16 each; inp_low may be nullptr. It carries what rounding to inp cut off.
-// dbias (C) float, if not nullptr: sums over rows of the unquantized x, added to dbias when `accumulate`; not touched
-// by `measure`. scratch: quantize_scratch(N, C) floats, contents irrelevant, nullptr if dbias is. Moves 4 bytes an
-// element, 6 with inp_low; 2 or 4 in pass `measure`.
+// x = inp + inp_low, (N, C) bf16 each. inp_low holds what rounding to inp cut off, or is nullptr.
+//
+//   dbias    (C) float or nullptr: sums over rows of the unquantized x, added to dbias if `accumulate`; not touched by
+//            pass `measure`
+//   scratch  quantize_scratch(N, C) floats, contents irrelevant; nullptr if dbias is
+//
+// Moves 4 bytes per element, 6 with inp_low; 2 or 4 in pass `measure`.
 template <class F8>
 void quantize(const Quantized<F8>& out, float* dbias, float* scratch, const bf16* inp, const bf16* inp_low, int N,
               int C, bool accumulate, QuantizePass pass, stream_t stream);
 size_t quantize_scratch(int N, int C);
 
-// x = master (R, C) float, both multiples of 16; times factors (C), if not nullptr. Moves 6 bytes an element; 4 in pass
+// x = master (R, C) float, both multiples of 16, times factors (C) unless nullptr. Moves 6 bytes per element, 4 in pass
 // `measure`.
 void quantize_weight(const Quantized<e4m3>& out, const float* master, int R, int C, QuantizePass pass, stream_t stream,
                      const float* factors = nullptr);
+
+// ---- slices of weights ---------------------------------------------------------------------------------------------
+//
+// A rank that owns a slice of a weight has a range of elements without rows and columns. It casts its slice before the
+// bytes travel, and the gathered bytes are transposed afterwards. Together they give the bits of quantize_weight().
+
+// The factors of a matrix's columns, and where in that matrix the slice begins.
+struct ColumnFactors {
+    const float* factors = nullptr;  // (columns); nullptr: all 1
+    size_t columns = 1, first = 0;
+};
+
+// Pass `measure`: state->amax_now = max(amax_now, |master[i]|), and state->bad if a value is not finite. Pass `write`
+// or `replay`: codes[i] = E4M3(master[i] * state->scale), and the counts of the pass. Any count; pointers are 16-byte
+// aligned. Reads 4 bytes per element and writes 1.
+void quantize_flat(e4m3* codes, const float* master, size_t count, Fp8State* state, QuantizePass pass, stream_t stream,
+                   const ColumnFactors& of = {});
+
+// transposed (C, R) = codes (R, C), multiples of 16. Moves 2 bytes per element.
+void transpose_codes(e4m3* transposed, const e4m3* codes, int R, int C, stream_t stream);
+
+// ---- back to BF16, for products that cuBLASLt does not have in FP8 -------------------------------------------------
+
+// out[i] = value of codes[i], without its scale: every E4M3 and E5M2 number is a BF16 number. n is a positive multiple
+// of 16; pointers are 16-byte aligned. Moves 3 bytes per element.
+template <class F8>
+void dequantize(bf16* out, const F8* codes, size_t n, stream_t stream);
+
+// The alpha and beta of a product of such values, which the product reads on the device: factors[0] =
+// first_scale_inv * second_scale_inv, factors[1] = beta.
+void product_factors(float* factors, const float* first_scale_inv, const float* second_scale_inv, float beta,
+                     stream_t stream);
 
 }  // namespace llmc

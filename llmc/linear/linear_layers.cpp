@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "llmc/device/trace.h"
-#include "llmc/kernels/block_scales.h"
+#include "llmc/kernels/quantize_blocks.h"
 #include "llmc/linear/linear.h"
 
 namespace llmc {

@@ -17,7 +17,7 @@
 
 #include "llmc/device/formats.cuh"
 #include "llmc/device/runtime.h"
-#include "llmc/kernels/block_scales.h"
+#include "llmc/kernels/quantize_blocks.h"
 
 namespace llmc {
 
@@ -90,7 +90,7 @@ constexpr size_t bytes_of(Product::Element element) {
 }
 
 // The pointers of a product. Scales are given for FP8 operands alone: a stored value means value * scale_inv, which is
-// one float, or a table of block scales (block_scales.h).
+// one float, or a table of block scales (quantize_blocks.h).
 struct ProductTensors {
     void* result;
     const void *first, *second, *bias = nullptr;

@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-#include "llmc/kernels/dequantize.h"
+#include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
 #include "llmc/linear/cublaslt.h"
 #include "llmc/linear/product_way.h"

@@ -4,7 +4,6 @@
 #include "llmc/device/trace.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
-#include "llmc/kernels/quantize_flat.h"
 
 namespace llmc {
 

@@ -12,7 +12,7 @@
 
 #include "llmc/device/trace.h"
 #include "llmc/kernels/fp8_state.h"
-#include "llmc/kernels/quantize_flat.h"
+#include "llmc/kernels/quantize.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/layout.h"
 #include "llmc/shard/named_memory.h"

@@ -1,5 +1,5 @@
 // Tests of llmc/kernels/dequantize: every code, sizes around a block, and the factors of a product.
-#include "llmc/kernels/dequantize.h"
+#include "llmc/kernels/quantize.h"
 
 #include "test/kernel_test.h"
 

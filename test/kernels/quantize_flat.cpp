@@ -1,9 +1,8 @@
 // The two halves of a sharded weight's quantization give the bits of quantize_weight().
-#include "llmc/kernels/quantize_flat.h"
+#include "llmc/kernels/quantize.h"
 
 #include <algorithm>
 
-#include "llmc/kernels/quantize.h"
 #include "test/kernels/quantized.h"
 
 using namespace llmc;

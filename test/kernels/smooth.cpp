@@ -4,7 +4,6 @@
 #include "llmc/check/compare.h"
 #include "llmc/check/reference_smooth.h"
 #include "llmc/kernels/quantize.h"
-#include "llmc/kernels/quantize_flat.h"
 #include "llmc/linear/matmul.h"
 #include "test/kernels/quantized.h"
 #include "test/linear/sums.h"

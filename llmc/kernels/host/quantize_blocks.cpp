@@ -1,6 +1,6 @@
-// Loops that quantize with a scale for each block of values (llmc/kernels/block_scales.h). A task has a tile of 128 x
+// Loops that quantize with a scale for each block of values (quantize_blocks.h). A task has a tile of 128 x
 // 128 values, which it quantizes along rows and along columns.
-#include "llmc/kernels/block_scales.h"
+#include "llmc/kernels/quantize_blocks.h"
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/host/quantize.h"
 
