@@ -3,7 +3,7 @@
 #include "llmc/check/quantized_results.h"
 #include "llmc/check/reference_attention.h"
 #include "llmc/check/reference_rows.h"
-#include "llmc/kernels/attention_fp8.h"
+#include "llmc/kernels/attention.h"
 
 namespace llmc::check {
 

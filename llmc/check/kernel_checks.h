@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "llmc/check/item.h"
-#include "llmc/kernels/attention_heads.h"
+#include "llmc/kernels/attention.h"
 #include "llmc/kernels/classifier.h"
 #include "llmc/kernels/fp8_state.h"
 #include "llmc/model/config.h"

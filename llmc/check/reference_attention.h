@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/kernels/attention_heads.h"
+#include "llmc/kernels/attention.h"
 
 namespace llmc::reference {
 

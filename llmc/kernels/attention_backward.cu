@@ -7,7 +7,7 @@
 // place, and the sums over the other dimension stay in registers: nothing is added up in memory.
 #include <type_traits>
 
-#include "llmc/kernels/attention_fp8.h"
+#include "llmc/kernels/attention.h"
 #include "llmc/kernels/attention_quantize.cuh"
 #include "llmc/kernels/column_sums.cuh"
 #include "llmc/kernels/host/loops.h"

@@ -1,5 +1,5 @@
-// Attention of a few queries against cached keys and values; see attention_decode.h.
-#include "llmc/kernels/attention_decode.h"
+// Attention of a few queries against cached keys and values; see attention.h.
+#include "llmc/kernels/attention.h"
 
 #include "llmc/kernels/attention_quads.cuh"
 #include "llmc/kernels/attention_softmax.cuh"

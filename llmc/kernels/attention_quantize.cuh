@@ -4,7 +4,7 @@
 // token, writes them to the row-major output and over their own first 16 bytes in the tile. Stage 2, after a barrier:
 // it takes 4 channels of 16 tokens from there and writes them to the transposed output.
 #pragma once
-#include "llmc/kernels/attention_fp8.h"
+#include "llmc/kernels/attention.h"
 #include "llmc/kernels/attention_tiles.cuh"
 #include "llmc/kernels/quantize_values.cuh"
 

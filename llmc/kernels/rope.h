@@ -3,14 +3,14 @@
 //
 //   (y1, y2) = (x1 cos - x2 sin, x2 cos + x1 sin),   x1 and x2 being elements i and i + HD / 2 of a head
 //
-// This is the order of Hugging Face's files ("half-rotated"). qkv: see attention_heads.h; values pass through.
+// This is the order of Hugging Face's files ("half-rotated"). qkv: see attention.h; values pass through.
 #pragma once
 #include <cstddef>
 #include <vector>
 
 #include "llmc/device/formats.cuh"
 #include "llmc/device/runtime.h"
-#include "llmc/kernels/attention_heads.h"
+#include "llmc/kernels/attention.h"
 
 namespace llmc {
 

@@ -4,8 +4,6 @@
 #include <type_traits>
 
 #include "llmc/kernels/attention.h"
-#include "llmc/kernels/attention_decode.h"
-#include "llmc/kernels/attention_fp8.h"
 
 namespace llmc {
 namespace {

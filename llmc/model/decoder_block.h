@@ -2,7 +2,7 @@
 // projection; each pair's output is added to the stream by whoever comes next. Between them an architecture says how
 // queries, keys and values are made, what the activation is, and how both go back.
 #pragma once
-#include "llmc/kernels/attention_heads.h"
+#include "llmc/kernels/attention.h"
 #include "llmc/model/block.h"
 #include "llmc/model/norm.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "llmc/kernels/activation.h"
-#include "llmc/kernels/attention_fp8.h"
+#include "llmc/kernels/attention.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/quantize.h"
 

@@ -1,5 +1,5 @@
 // Attention against a cache: as a double-precision reference has it, and the same bits whichever rows come together.
-#include "llmc/kernels/attention_decode.h"
+#include "llmc/kernels/attention.h"
 
 #include <doctest/doctest.h>
 

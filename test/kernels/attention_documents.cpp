@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/kernels/attention_fp8.h"
+#include "llmc/kernels/attention.h"
 #include "test/kernels/attention_run.h"
 
 namespace llmc {
