@@ -1,4 +1,4 @@
-// Biases and their gradients: see bias.h.
+// Biases and their gradients (bias.h), and the second half of deterministic column sums (column_sums.cuh).
 #include "llmc/kernels/bias.h"
 
 #include <algorithm>
@@ -9,7 +9,66 @@
 
 namespace llmc {
 
-// ---- forward: a thread has eight columns, and every gridDim.y-th row of them ---------------------------------------
+// ---- sums of columns: the number of parts, and their sum -----------------------------------------------------------
+
+ColumnSumPlan::ColumnSumPlan(int N, int C) {
+    constexpr int kTargetBlocks = 3 * 132;  // GELU's backward has 80 registers, so a multiprocessor holds three blocks
+    constexpr int kRowsPerThread = 16;      // below this, starting a block and writing its part would dominate
+    lanes = 1;
+    while (lanes < 32 && lanes * 8 < C) lanes *= 2;
+    slabs = div_up(C, 8 * lanes);
+    const int by_rows = div_up(N, kColumnSumThreads / lanes * kRowsPerThread);
+    parts = std::max(1, std::min(by_rows, kTargetBlocks / slabs));
+}
+
+constexpr int kReduceLanes = 16;                  // threads side by side, 4 columns each
+constexpr int kReduceColumns = kReduceLanes * 4;  // columns of a block
+constexpr int kReduceRows = 256 / kReduceLanes;   // threads on top of each other
+constexpr int kReduceParts = 2 * kReduceRows;     // parts read at a time: two by each thread, into two sums
+
+static __global__ void __launch_bounds__(256)
+    reduce_column_parts_kernel(float* first, float* second, const float* parts, int count, int columns, int split,
+                               bool accumulate) {
+    LLMC_SHARED(float, sums, [kReduceParts * kReduceColumns]);
+    const int slab = blockIdx.x * kReduceColumns, own_column = threadIdx.x % kReduceLanes * 4;
+    const int row = threadIdx.x / kReduceLanes, column = slab + own_column;
+    float sum[2][4] = {};
+    if (column < columns) {
+        for (int p = row; p < count; p += kReduceParts) {
+            float values[2][4] = {};
+            load4(parts + static_cast<size_t>(p) * columns + column, values[0]);
+            if (p + kReduceRows < count)
+                load4(parts + static_cast<size_t>(p + kReduceRows) * columns + column, values[1]);
+            LLMC_UNROLL
+            for (int half = 0; half < 2; half++) {
+                LLMC_UNROLL
+                for (int i = 0; i < 4; i++) sum[half][i] += values[half][i];
+            }
+        }
+    }
+    store4(&sums[row * kReduceColumns + own_column], sum[0]);
+    store4(&sums[(row + kReduceRows) * kReduceColumns + own_column], sum[1]);
+    __syncthreads();
+    const int c = slab + threadIdx.x;
+    if (threadIdx.x >= kReduceColumns || c >= columns) return;
+    float total = 0.0f;
+    LLMC_UNROLL
+    for (int p = 0; p < kReduceParts; p++) total += sums[p * kReduceColumns + threadIdx.x];
+    float* target = c < split ? first + c : second + (c - split);
+    *target = accumulate ? *target + total : total;
+}
+
+void reduce_column_parts(float* first, float* second, const float* parts, int count, int columns, int split,
+                         bool accumulate, stream_t stream) {
+    const size_t first_size = split, second_size = columns - split;
+    host::launch_or_loop<reduce_column_parts_kernel, host::reduce_column_parts>(
+        KernelVariant::host_sums, {dim3(div_up(columns, kReduceColumns)), dim3(256), 0, stream},
+        accumulate ? inout(first, first_size) : out(first, first_size),
+        accumulate ? inout(second, second_size) : out(second, second_size),
+        in(parts, static_cast<size_t>(count) * columns), count, columns, split, accumulate);
+}
+
+// ---- add: a thread has eight columns, and every gridDim.y-th row of them -------------------------------------------
 
 constexpr int kRowsOfThread = 8;
 
@@ -40,10 +99,7 @@ void add_bias(Real* out, const Real* bias, int N, int OC, stream_t stream) {
                                   inout(out, static_cast<size_t>(N) * OC), in(bias, static_cast<size_t>(OC)), N, OC);
 }
 
-template void add_bias(float*, const float*, int, int, stream_t);
-template void add_bias(bf16*, const bf16*, int, int, stream_t);
-
-// ---- backward ------------------------------------------------------------------------------------------------------
+// ---- gradient ------------------------------------------------------------------------------------------------------
 
 template <class Real>
 struct BiasGradientRows {
@@ -76,7 +132,11 @@ void bias_gradient(float* dbias, float* scratch, const Real* dout, int N, int C,
     reduce_column_parts(dbias, nullptr, scratch, plan.parts, C, C, accumulate, stream);
 }
 
-template void bias_gradient(float*, float*, const float*, int, int, bool, stream_t);
-template void bias_gradient(float*, float*, const bf16*, int, int, bool, stream_t);
+#define LLMC_INSTANTIATE(Real)                                      \
+    template void add_bias(Real*, const Real*, int, int, stream_t); \
+    template void bias_gradient(float*, float*, const Real*, int, int, bool, stream_t);
+LLMC_INSTANTIATE(float)
+LLMC_INSTANTIATE(bf16)
+#undef LLMC_INSTANTIATE
 
 }  // namespace llmc
