@@ -6,10 +6,8 @@
 #include <cstddef>
 #include <vector>
 
-#include "llmc/kernels/adamw.h"
 #include "llmc/kernels/classifier.h"
-#include "llmc/kernels/lion.h"
-#include "llmc/kernels/sgd.h"
+#include "llmc/kernels/update.h"
 
 namespace llmc::reference {
 

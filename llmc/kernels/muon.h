@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "llmc/kernels/adamw.h"
+#include "llmc/kernels/update.h"
 
 namespace llmc {
 

@@ -1,10 +1,12 @@
-// The frame of element-wise optimizer updates: a block walks over its part of master weights and of what an optimizer
-// keeps of them, writes both back with the working copy, and measures the largest new weight. What is computed of an
-// element is a Rule (lion.cu, sgd.cu, muon.cu); AdamW, which keeps two moments, has a kernel of its own (adamw.cu).
+// The frame of element-wise optimizer updates. A block walks over its part of the master weights and of the optimizer's
+// moment, writes both back together with the working copy, and measures the largest new weight. A Rule computes each
+// element: Lion's and SGD's are in update.cu, Muon's in muon.cu.
 #pragma once
+#include <initializer_list>
+
 #include "llmc/device/kernel.cuh"
-#include "llmc/kernels/adamw.h"
 #include "llmc/kernels/host/launch.h"
+#include "llmc/kernels/update.h"
 
 namespace llmc {
 
@@ -129,30 +131,39 @@ void update([[maybe_unused]] const Grid&, float* master, float* moment, Real* wo
 
 }  // namespace host
 
-// `moment` is nullptr for a Rule that keeps none; `working` and `fp8` may be.
+// What the launchers of all updates check.
+inline void check_update(const char* name, size_t count, size_t decay_count,
+                         std::initializer_list<const void*> tensors) {
+    if (decay_count > count)
+        throw Error(ExitCode::failure, strprintf("%s: %zu of %zu parameters to decay", name, decay_count, count));
+    for (const void* p : tensors)
+        if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
+            throw Error(ExitCode::failure,
+                        strprintf("%s: pointer %p is not 16-byte aligned; pad slices to 16 bytes", name, p));
+}
+
+inline LaunchConfig update_blocks(size_t count, bool measures, stream_t stream) {
+    const size_t groups = measures ? kUpdateMeasuredGroups : 1;
+    const size_t blocks = div_up<size_t>(count, groups * kUpdateThreads * kUpdatePerThread);
+    return {dim3{static_cast<unsigned>(blocks)}, kUpdateThreads, 0, stream};
+}
+
+// `moment` is nullptr if the Rule keeps none; `working` and `fp8` may be nullptr.
 template <class Rule, class Real, class Input>
 void run_update(const char* name, float* master, float* moment, Real* working, Fp8State* fp8, const Input* input,
                 size_t count, size_t decay_count, const Rule& rule, const StepState* state, stream_t stream) {
     if (count == 0) return;
-    if (decay_count > count)
-        throw Error(ExitCode::failure, strprintf("%s: %zu of %zu parameters to decay", name, decay_count, count));
-    for (const void* p : {static_cast<const void*>(master), static_cast<const void*>(moment),
-                          static_cast<const void*>(working), static_cast<const void*>(input)})
-        if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
-            throw Error(ExitCode::failure,
-                        strprintf("%s: pointer %p is not 16-byte aligned; pad slices to 16 bytes", name, p));
-    const auto run = [&]<auto kernel, auto loop>(int groups) {
-        const size_t blocks = div_up<size_t>(count, static_cast<size_t>(groups) * kUpdateThreads * kUpdatePerThread);
-        host::launch_or_loop<kernel, loop>(KernelVariant::host_optimizer,
-                                           {dim3{static_cast<unsigned>(blocks)}, kUpdateThreads, 0, stream},
-                                           inout(master, count), inout(moment, count), out(working, count),
-                                           inout(fp8, 1), in(input, count), count, decay_count, rule, in(state, 1));
+    check_update(name, count, decay_count, {master, moment, working, input});
+    const auto run = [&]<bool kMeasures>() {
+        host::launch_or_loop<update_kernel<Rule, Real, Input, kMeasures>, host::update<Rule, Real, Input, kMeasures>>(
+            KernelVariant::host_optimizer, update_blocks(count, kMeasures, stream), inout(master, count),
+            inout(moment, count), out(working, count), inout(fp8, 1), in(input, count), count, decay_count, rule,
+            in(state, 1));
     };
     if (fp8)
-        run.template operator()<update_kernel<Rule, Real, Input, true>, host::update<Rule, Real, Input, true>>(
-            kUpdateMeasuredGroups);
+        run.template operator()<true>();
     else
-        run.template operator()<update_kernel<Rule, Real, Input, false>, host::update<Rule, Real, Input, false>>(1);
+        run.template operator()<false>();
 }
 
 }  // namespace llmc

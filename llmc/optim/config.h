@@ -5,17 +5,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "llmc/kernels/adamw.h"
-#include "llmc/kernels/lion.h"
 #include "llmc/kernels/muon.h"
-#include "llmc/kernels/sgd.h"
+#include "llmc/kernels/update.h"
 
 namespace llmc {
 
 enum class OptimizerKind { adamw, lion, sgd, muon, normuon };
 constexpr bool is_muon(OptimizerKind kind) { return kind == OptimizerKind::muon || kind == OptimizerKind::normuon; }
 
-// The format of AdamW's moments (--adam-moments). bf16 rounds stochastically (adamw.h). Other moments are FP32.
+// The format of AdamW's moments (--adam-moments). bf16 rounds stochastically (update.h). Other moments are FP32.
 enum class MomentFormat { fp32, bf16 };
 constexpr size_t bytes_of(MomentFormat format) { return format == MomentFormat::bf16 ? 2 : 4; }
 

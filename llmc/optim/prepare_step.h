@@ -6,8 +6,8 @@
 // read it one step later.
 #pragma once
 #include "llmc/device/runtime.h"
-#include "llmc/kernels/adamw.h"
 #include "llmc/kernels/step_state.h"
+#include "llmc/kernels/update.h"
 #include "llmc/optim/schedule.cuh"
 #include "llmc/optim/spikes.h"
 

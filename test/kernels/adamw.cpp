@@ -1,6 +1,6 @@
 // Tests of the AdamW kernel: one update against FP64, the decay boundary, tails, skipping, and independence of
 // position.
-#include "llmc/kernels/adamw.h"
+#include "llmc/kernels/update.h"
 
 #include "llmc/kernels/quantize.h"
 #include "test/kernels/updates.h"

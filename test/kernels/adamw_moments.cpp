@@ -1,6 +1,6 @@
 // Tests of AdamW with moments in BF16: what they are rounded to, by which random bits, and that nothing is lost on
 // average.
-#include "llmc/kernels/adamw.h"
+#include "llmc/kernels/update.h"
 #include "test/kernels/updates.h"
 
 using namespace llmc;

@@ -1,5 +1,5 @@
 // Tests of Lion's kernel: one update against the definition in FP64, and what every update promises.
-#include "llmc/kernels/lion.h"
+#include "llmc/kernels/update.h"
 
 #include "test/kernels/updates.h"
 

@@ -1,6 +1,6 @@
 // Tests of SGD's kernels: steps after each other against torch.optim.SGD's formula with decoupled decay in FP64, and
 // what every update promises.
-#include "llmc/kernels/sgd.h"
+#include "llmc/kernels/update.h"
 
 #include "test/kernels/updates.h"
 

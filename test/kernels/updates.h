@@ -2,7 +2,7 @@
 #pragma once
 #include <cstring>
 
-#include "llmc/kernels/adamw.h"
+#include "llmc/kernels/update.h"
 #include "test/kernel_test.h"
 
 namespace llmc::test {

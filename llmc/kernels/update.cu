@@ -1,5 +1,6 @@
-// Kernel and launcher of adamw.h.
-#include "llmc/kernels/adamw.h"
+// Kernels of the optimizers that update each weight by itself: AdamW, Lion and SGD (update.h). Lion and SGD are rules
+// in the frame of update.cuh; AdamW keeps two moments and has a kernel of its own.
+#include "llmc/kernels/update.h"
 
 #include <algorithm>
 
@@ -7,7 +8,7 @@
 
 namespace llmc {
 
-constexpr int kThreads = kUpdateThreads, kPerThread = kUpdatePerThread, kMeasuredGroups = kUpdateMeasuredGroups;
+// ---- AdamW ---------------------------------------------------------------------------------------------------------
 
 // AdamWConfig in the arithmetic's own format. The complements are rounded from double: 1 - 0.95f would be off by 2e-7.
 struct AdamWFactors {
@@ -49,7 +50,7 @@ LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, Moment>& at, size_t l
                                   const AdamWFactors& factors, const StepState& state) {
     const float learning_rate = static_cast<float>(state.learning_rate), grad_scale = state.grad_scale;
     const float correction1 = state.bias_correction1, correction2 = state.bias_correction2;
-    // Of either four, the first so many decay.
+    // decayed_fours[h]: how many elements of the h-th group of four get weight decay.
     const int decayed_fours[2] = {
         static_cast<int>(decayed < 4 ? decayed : 4),
         decayed < kFoursApart ? 0 : static_cast<int>(decayed < kFoursApart + 4 ? decayed - kFoursApart : 4)};
@@ -85,15 +86,15 @@ constexpr int blocks_at_once = kMeasures || std::is_same_v<Moment, bf16> ? 3 : 4
 // A block has kGroups * 2048 elements in a row. What is measured is reduced over the warp, hence several groups a
 // thread there: one atomic for 1024 elements.
 template <class Real, class Moment, bool kMeasures>
-static __global__ void __launch_bounds__(kThreads, blocks_at_once<Moment, kMeasures>)
+static __global__ void __launch_bounds__(kUpdateThreads, blocks_at_once<Moment, kMeasures>)
     adamw_kernel(AdamWTensors<Real, Moment> tensors, Fp8State* fp8, size_t count, size_t decay_count,
                  AdamWFactors factors, const StepState* state) {
-    constexpr int kGroups = kMeasures ? kMeasuredGroups : 1;
+    constexpr int kGroups = kMeasures ? kUpdateMeasuredGroups : 1;
     if (state->skip) return;
     uint32_t amax = 0;
     for (int group = 0; group < kGroups; group++) {
-        const size_t first =
-            (static_cast<size_t>(blockIdx.x) * kGroups + group) * kThreads * kPerThread + first_of_fours(threadIdx.x);
+        const size_t first = (static_cast<size_t>(blockIdx.x) * kGroups + group) * kUpdateThreads * kUpdatePerThread +
+                             first_of_fours(threadIdx.x);
         if (first >= count) break;
         const size_t left = count - first, decayed = decay_count <= first ? 0 : decay_count - first;
         const uint32_t seen = update_group<kMeasures>(tensors.from(first), left, decayed, factors, *state);
@@ -166,40 +167,93 @@ void adamw_update(float* master, Moment* m, Moment* v, Real* working, Fp8State* 
                   size_t decay_count, const AdamWConfig& config, const StepState* state, stream_t stream,
                   const MomentRounding& rounding) {
     if (count == 0) return;
-    if (decay_count > count)
-        throw Error(ExitCode::failure, strprintf("adamw_update: %zu of %zu parameters to decay", decay_count, count));
-    for (const void* p : {static_cast<const void*>(master), static_cast<const void*>(m), static_cast<const void*>(v),
-                          static_cast<const void*>(working), static_cast<const void*>(grad)})
-        if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
-            throw Error(ExitCode::failure,
-                        strprintf("adamw_update: pointer %p is not 16-byte aligned; pad slices to 16 bytes", p));
+    check_update("adamw_update", count, decay_count, {master, m, v, working, grad});
     if (rounding.first % 4 != 0)
         throw Error(ExitCode::failure, strprintf("adamw_update: place %zu is no multiple of 4", rounding.first));
     const AdamWFactors factors{static_cast<float>(config.beta1), static_cast<float>(1.0 - config.beta1),
                                static_cast<float>(config.beta2), static_cast<float>(1.0 - config.beta2),
                                static_cast<float>(config.eps),   static_cast<float>(config.weight_decay)};
     const AdamWTensors<Real, Moment> tensors{master, m, v, working, grad, rounding};
-    const auto run = [&]<auto kernel, auto loop>(int groups) {
-        const size_t blocks = div_up<size_t>(count, static_cast<size_t>(groups) * kThreads * kPerThread);
-        host::launch_or_loop<kernel, loop>(KernelVariant::host_optimizer,
-                                           {dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream},
-                                           {inout(master, count), inout(m, count), inout(v, count), out(working, count),
-                                            inout(fp8, 1), in(grad, count), in(state, 1)},
-                                           tensors, fp8, count, decay_count, factors, state);
+    const auto run = [&]<bool kMeasures>() {
+        host::launch_or_loop<adamw_kernel<Real, Moment, kMeasures>, host::adamw<Real, Moment, kMeasures>>(
+            KernelVariant::host_optimizer, update_blocks(count, kMeasures, stream),
+            {inout(master, count), inout(m, count), inout(v, count), out(working, count), inout(fp8, 1),
+             in(grad, count), in(state, 1)},
+            tensors, fp8, count, decay_count, factors, state);
     };
     if (fp8)
-        run.template operator()<adamw_kernel<Real, Moment, true>, host::adamw<Real, Moment, true>>(kMeasuredGroups);
+        run.template operator()<true>();
     else
-        run.template operator()<adamw_kernel<Real, Moment, false>, host::adamw<Real, Moment, false>>(1);
+        run.template operator()<false>();
 }
 
-template void adamw_update<float, float>(float*, float*, float*, float*, Fp8State*, const float*, size_t, size_t,
-                                         const AdamWConfig&, const StepState*, stream_t, const MomentRounding&);
-template void adamw_update<float, bf16>(float*, bf16*, bf16*, float*, Fp8State*, const float*, size_t, size_t,
-                                        const AdamWConfig&, const StepState*, stream_t, const MomentRounding&);
-template void adamw_update<bf16, float>(float*, float*, float*, bf16*, Fp8State*, const float*, size_t, size_t,
-                                        const AdamWConfig&, const StepState*, stream_t, const MomentRounding&);
-template void adamw_update<bf16, bf16>(float*, bf16*, bf16*, bf16*, Fp8State*, const float*, size_t, size_t,
-                                       const AdamWConfig&, const StepState*, stream_t, const MomentRounding&);
+// ---- Lion ----------------------------------------------------------------------------------------------------------
+
+struct LionRule {
+    static constexpr bool kKeepsMoment = true;
+    float beta1, one_minus_beta1, beta2, one_minus_beta2, weight_decay;
+
+    LLMC_DEVICE void operator()(float& p, float& m, float grad, bool decays, float learning_rate,
+                                float grad_scale) const {
+        const float g = grad * grad_scale;
+        const float c = fmaf(beta1, m, one_minus_beta1 * g);
+        const float sign = c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : 0.0f;
+        p = fmaf(-learning_rate, fmaf(decays ? weight_decay : 0.0f, p, sign), p);
+        m = fmaf(beta2, m, one_minus_beta2 * g);
+    }
+};
+
+template <class Real>
+void lion_update(float* master, float* m, Real* working, Fp8State* fp8, const float* grad, size_t count,
+                 size_t decay_count, const LionConfig& config, const StepState* state, stream_t stream) {
+    const LionRule rule{static_cast<float>(config.beta1), static_cast<float>(1.0 - config.beta1),
+                        static_cast<float>(config.beta2), static_cast<float>(1.0 - config.beta2),
+                        static_cast<float>(config.weight_decay)};
+    run_update("lion_update", master, m, working, fp8, grad, count, decay_count, rule, state, stream);
+}
+
+// ---- SGD -----------------------------------------------------------------------------------------------------------
+
+template <bool kMomentum>
+struct SgdRule {
+    static constexpr bool kKeepsMoment = kMomentum;
+    float momentum, weight_decay;
+    bool nesterov;
+
+    LLMC_DEVICE void operator()(float& p, float& m, float grad, bool decays, float learning_rate,
+                                float grad_scale) const {
+        const float g = grad * grad_scale;
+        m = fmaf(momentum, m, g);
+        const float direction = nesterov ? fmaf(momentum, m, g) : m;
+        p = fmaf(-learning_rate, fmaf(decays ? weight_decay : 0.0f, p, direction), p);
+    }
+};
+
+template <class Real>
+void sgd_update(float* master, float* m, Real* working, Fp8State* fp8, const float* grad, size_t count,
+                size_t decay_count, const SgdConfig& config, const StepState* state, stream_t stream) {
+    const float momentum = static_cast<float>(config.momentum), decay = static_cast<float>(config.weight_decay);
+    if (config.momentum == 0)
+        run_update("sgd_update", master, nullptr, working, fp8, grad, count, decay_count,
+                   SgdRule<false>{0.0f, decay, false}, state, stream);
+    else
+        run_update("sgd_update", master, m, working, fp8, grad, count, decay_count,
+                   SgdRule<true>{momentum, decay, config.nesterov}, state, stream);
+}
+
+#define LLMC_INSTANTIATE_ADAMW(Real, Moment)                                                             \
+    template void adamw_update(float*, Moment*, Moment*, Real*, Fp8State*, const float*, size_t, size_t, \
+                               const AdamWConfig&, const StepState*, stream_t, const MomentRounding&);
+#define LLMC_INSTANTIATE(Real)                                                                                   \
+    LLMC_INSTANTIATE_ADAMW(Real, float)                                                                          \
+    LLMC_INSTANTIATE_ADAMW(Real, bf16)                                                                           \
+    template void lion_update(float*, float*, Real*, Fp8State*, const float*, size_t, size_t, const LionConfig&, \
+                              const StepState*, stream_t);                                                       \
+    template void sgd_update(float*, float*, Real*, Fp8State*, const float*, size_t, size_t, const SgdConfig&,   \
+                             const StepState*, stream_t);
+LLMC_INSTANTIATE(float)
+LLMC_INSTANTIATE(bf16)
+#undef LLMC_INSTANTIATE
+#undef LLMC_INSTANTIATE_ADAMW
 
 }  // namespace llmc
