@@ -7,8 +7,8 @@
 #include "llmc/check/trial.h"
 #include "llmc/comm/rank_reduce.h"
 #include "llmc/kernels/bias.h"
+#include "llmc/kernels/clip.h"
 #include "llmc/kernels/elementwise.h"
-#include "llmc/kernels/global_norm.h"
 
 namespace llmc::check {
 namespace {

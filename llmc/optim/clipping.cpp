@@ -6,7 +6,6 @@
 #include "llmc/comm/comm_range.h"
 #include "llmc/device/trace.h"
 #include "llmc/kernels/clip.h"
-#include "llmc/kernels/global_norm.h"
 
 namespace llmc {
 

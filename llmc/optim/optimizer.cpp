@@ -6,7 +6,7 @@
 #include "llmc/comm/comm_range.h"
 #include "llmc/device/formats.cuh"
 #include "llmc/device/transfer.h"
-#include "llmc/kernels/global_norm.h"
+#include "llmc/kernels/clip.h"
 #include "llmc/kernels/update.h"
 
 namespace llmc {

@@ -1,5 +1,5 @@
 // Tests of llmc/kernels/global_norm against FP64 sums, on sizes from one element to several blocks with a tail.
-#include "llmc/kernels/global_norm.h"
+#include "llmc/kernels/clip.h"
 
 #include "test/kernel_test.h"
 #include "test/suites.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <tuple>
 
-#include "llmc/kernels/global_norm.h"
+#include "llmc/kernels/clip.h"
 #include "llmc/optim/loss_scale.h"
 #include "test/kernel_test.h"
 #include "test/suites.h"
