@@ -12,7 +12,7 @@
 #include "llmc/run/inputs.h"            // Inputs
 #include "llmc/run/ranks.h"             // Ranks
 #include "llmc/run/resume.h"            // find_checkpoint, Resumed
-#include "llmc/run/run.h"               // Run, Batch, CardFacts
+#include "llmc/run/run.h"               // Run, CardFacts
 #include "llmc/run/signals.h"           // install_signal_handlers
 #include "llmc/run/start.h"             // prepare_directory
 #include "llmc/run/summary.h"           // describe_start, RunOutlook
@@ -39,8 +39,8 @@ ExitCode train(const Options& options, const Inputs& inputs, Admission& admissio
         trainer.begin_step(run.begin_step());
         // forward and backward on micro-batches; gradients accumulate in FP32
         for (int m = 0; m < run.micro_steps(); m++) {
-            const Batch batch = run.load_batch();
-            trainer.micro_step(batch.tokens, batch.targets);
+            const MicroBatch batch = run.load_batch();
+            trainer.micro_step(batch);
         }
         // reduce gradients over the ranks, global norm, clip, learning rate, update of the FP32 master weights, FP8
         // scales, then FP8 or BF16 weights for the next step; all of it on the device, without waiting

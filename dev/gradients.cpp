@@ -39,10 +39,8 @@ ordered_json measure(const Options& o, const ShardSet& shards) {
     trainer.initialize(o.seed);
 
     TrainLoader loader(shards, o.batch, o.seq, 0, 1, o.seed, 0, o.model_config.vocab);
-    std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
-    loader.next(tokens.data(), targets.data());
     trainer.begin_step({});
-    trainer.micro_step(tokens.data(), targets.data());
+    trainer.micro_step(loader.next());
     Transformer<Real>& model = trainer.model();
     const stream_t stream = trainer.stream();
     ordered_json result = {{"precision", word_of(o.precision)},

@@ -5,6 +5,9 @@
 
 #include "llmc/base/error.h"
 #include "llmc/data/order.h"
+#include "llmc/device/faults.h"
+#include "llmc/device/runtime.h"
+#include "llmc/kernels/embedding.h"
 
 namespace llmc {
 namespace {
@@ -35,12 +38,13 @@ TrainLoader::TrainLoader(const ShardSet& shards, int B, int T, int rank, int wor
       seed_(seed),
       samples_(shards.samples(T)),
       first_batch_(first_batch),
-      vocab_(vocab) {
+      vocab_(vocab),
+      slot_size_(2 * static_cast<size_t>(B) * T + token_sort_size(B * T)) {
     check_shape(B, rank, world, vocab);
     if (first_batch < 0)
         throw Error(ExitCode::bad_flags,
                     strprintf("first_batch=%lld is negative", static_cast<long long>(first_batch)));
-    for (auto& rows : ring_) rows.resize(static_cast<size_t>(B) * (T + 1));
+    ring_ = static_cast<int32_t*>(pinned_malloc(kSlots * slot_size_ * sizeof(int32_t)));
     thread_ = std::thread(&TrainLoader::prefetch, this);
 }
 
@@ -51,18 +55,20 @@ TrainLoader::~TrainLoader() {
     }
     free_.notify_one();
     thread_.join();
+    tear_down([] { synchronize_device(); });  // copies to the device may still read the ring
+    tear_down([this] { pinned_free(ring_); });
 }
 
 void TrainLoader::prefetch() {
     for (int64_t batch = 0;; ++batch) {
         {
             std::unique_lock lock(mutex_);
-            free_.wait(lock, [&] { return stop_ || batch - batches_taken_ < depth; });
+            free_.wait(lock, [&] { return stop_ || batch - batches_taken_ < kAhead; });
             if (stop_) return;
         }
         std::exception_ptr error;
         try {
-            read_batch(first_batch_ + batch, ring_[batch % depth]);
+            read_batch(first_batch_ + batch, slot(batch));
         } catch (...) {
             error = std::current_exception();
         }
@@ -78,27 +84,28 @@ void TrainLoader::prefetch() {
     }
 }
 
-void TrainLoader::read_batch(int64_t micro_batch, std::vector<int32_t>& rows) const {
+void TrainLoader::read_batch(int64_t micro_batch, int32_t* slot) const {
+    int32_t *const tokens = slot, *const targets = slot + count();
+    std::vector<int32_t> sample(static_cast<size_t>(T_) + 1);
     const int64_t first = (micro_batch * world_ + rank_) * B_;
     for (int64_t b = 0; b < B_; ++b) {
-        const uint64_t sample = sample_at(first + b, samples_, seed_);
-        shards_.read_sample(static_cast<int64_t>(sample), T_, &rows[b * (T_ + 1)], vocab_);
+        const uint64_t index = sample_at(first + b, samples_, seed_);
+        shards_.read_sample(static_cast<int64_t>(index), T_, sample.data(), vocab_);
+        split_sample(sample.data(), T_, tokens + b * T_, targets + b * T_);
     }
+    sort_tokens(targets + count(), tokens, B_ * T_);
 }
 
-void TrainLoader::next(int32_t* tokens, int32_t* targets) {
+MicroBatch TrainLoader::next() {
+    const int32_t* batch;
     {
         std::unique_lock lock(mutex_);
         ready_.wait(lock, [&] { return error_ || batches_read_ > batches_taken_; });
         if (batches_read_ == batches_taken_) std::rethrow_exception(error_);
-    }
-    const std::vector<int32_t>& rows = ring_[batches_taken_ % depth];
-    for (int64_t b = 0; b < B_; ++b) split_sample(&rows[b * (T_ + 1)], T_, tokens + b * T_, targets + b * T_);
-    {
-        std::lock_guard lock(mutex_);
-        ++batches_taken_;
+        batch = slot(batches_taken_++);
     }
     free_.notify_one();
+    return {batch, batch + count(), batch + 2 * count()};
 }
 
 EvalLoader::EvalLoader(const ShardSet& shards, int B, int T, int rank, int world, int64_t max_batches, int vocab)

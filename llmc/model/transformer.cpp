@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "llmc/comm/comm_range.h"
 #include "llmc/device/transfer.h"
@@ -115,41 +116,51 @@ int64_t Transformer<Real>::fp8_products() const {
     return products;
 }
 
-// tokens, targets (pass.B, pass.T), which go through pinned memory. The sort of the tokens (and of positions that
-// depend on documents), which the embedding's backward reads, is made here on the host.
+// Copies tokens, targets (pass.B, pass.T) and, in training, the sorted tokens to the device. A batch of the TrainLoader
+// is in pinned memory and sorted already. Others are sorted here and go through staging. So do the places of documents.
 template <class Real>
-void Transformer<Real>::upload(const int* tokens, const int* targets, const Pass& pass) {
+void Transformer<Real>::upload(const MicroBatch& batch, const Pass& pass) {
     const int n = pass.N();
-    const stream_t stream = pass.stream;
+    const size_t count = static_cast<size_t>(n), sort_size = token_sort_size(n);
     Staging& staging = staging_[next_staging_];
     next_staging_ ^= 1;
-    synchronize(staging.copied);  // the copy of two micro-batches ago
-    const size_t count = static_cast<size_t>(n);
-    std::copy(tokens, tokens + n, staging.memory);
-    copy_to_device(tokens_, staging.memory, count * sizeof(int), stream);
-    if (targets) {
-        std::copy(targets, targets + n, staging.memory + count);
-        copy_to_device(targets_, staging.memory + count, count * sizeof(int), stream);
+    synchronize(staging.copied);  // waits for the copies of two micro-batches ago
+    int* free = staging.memory;
+    const auto reserve = [&](size_t ints) { return std::exchange(free, free + ints); };
+    const auto send = [&](int* to, const int* values, size_t ints) {
+        copy_to_device(to, values, ints * sizeof(int), pass.stream);
+    };
+    const auto send_staged = [&](int* to, const int* values) {
+        int* const staged = reserve(count);
+        std::copy(values, values + n, staged);
+        send(to, staged, count);
+    };
+    const auto send_sorted = [&](int* to, const int* values) {
+        int* const sorted = reserve(sort_size);
+        sort_tokens(sorted, values, n);
+        send(to, sorted, sort_size);
+    };
+
+    if (batch.sorted && n == B_ * T_) {
+        send(tokens_, batch.tokens, count);
+        send(targets_, batch.targets, count);
+        send(sorted_, batch.sorted, sort_size);
+    } else {
+        send_staged(tokens_, batch.tokens);
+        if (batch.targets) send_staged(targets_, batch.targets);
+        if (pass.kind == PassKind::training) send_sorted(sorted_, batch.tokens);
     }
-    int* const documents = staging.memory + 2 * count;
-    if (targets && end_token_) {
-        mark_documents(documents, tokens, pass.B, pass.T, *end_token_);
-        copy_to_device(documents_, documents, count * sizeof(int), stream);
-    }
-    if (pass.kind == PassKind::training) {
-        const auto send_sorted = [&](int* to, int* packed, const int* values) {
-            sort_tokens(packed, values, n);
-            copy_to_device(to, packed, token_sort_size(n) * sizeof(int), stream);
-        };
-        int* const sorted = documents + count;
-        send_sorted(sorted_, sorted, tokens);
-        if (document_positions_) {
-            int* const positions = sorted + token_sort_size(n);
+    if (batch.targets && end_token_) {
+        int* const documents = reserve(count);
+        mark_documents(documents, batch.tokens, pass.B, pass.T, *end_token_);
+        send(documents_, documents, count);
+        if (document_positions_ && pass.kind == PassKind::training) {
+            int* const positions = reserve(count);
             for (int i = 0; i < n; i++) positions[i] = i % pass.T - documents[i];
-            send_sorted(sorted_positions_, positions + count, positions);
+            send_sorted(sorted_positions_, positions);
         }
     }
-    record(staging.copied, stream);
+    record(staging.copied, pass.stream);
 }
 
 // ---- forward -------------------------------------------------------------------------------------------------------
@@ -258,15 +269,15 @@ void Transformer<Real>::embed_backward(const Pass& pass) {
 // ---- what the trainer calls ----------------------------------------------------------------------------------------
 
 template <class Real>
-void Transformer<Real>::train_micro_step(const int* tokens, const int* targets, float loss_weight,
-                                         const float* loss_scale, bool first, stream_t stream, bool last, int length) {
+void Transformer<Real>::train_micro_step(const MicroBatch& batch, float loss_weight, const float* loss_scale,
+                                         bool first, stream_t stream, bool last, int length) {
     forget_rows();
     const int T = length > 0 ? length : T_, B = B_ * T_ / T;
     const Pass training = pass(PassKind::training, B, T, !first && gradients_.layout().accumulates(), stream);
     gradients_.begin_micro_step(first, last);
     {
         const ProfileRange range("upload tokens", stream);
-        upload(tokens, targets, training);
+        upload(batch, training);
     }
     forward(training);
     loss_and_head_gradients(loss_weight, loss_scale, training);
@@ -288,7 +299,7 @@ template <class Real>
 void Transformer<Real>::evaluate(const int* tokens, const int* targets, bool first, stream_t stream) {
     forget_rows();
     const Pass evaluation = pass(PassKind::evaluation, B_, T_, false, stream);
-    upload(tokens, targets, evaluation);
+    upload({tokens, targets}, evaluation);
     forward(evaluation);
     loss_and_head_gradients(0.0f, nullptr, evaluation);
     sum_losses(loss_sums_ + 1, loss_counts_ + 1, losses_, targets_, evaluation.N(), !first, stream);
@@ -351,7 +362,7 @@ std::vector<float> Transformer<Real>::next_token_logits(const int* tokens, int l
     std::vector<int> padded(tokens + first, tokens + length);
     padded.resize(static_cast<size_t>(end - first), 0);
     decoded_.clear();
-    upload(padded.data(), nullptr, pass(PassKind::evaluation, 1, end - first, false, stream));
+    upload({padded.data(), nullptr}, pass(PassKind::evaluation, 1, end - first, false, stream));
     const ResidualStream<Real> x = decode(first, end, stream);
     if (blocks_.front()->keeps_rows()) decoded_.assign(tokens, tokens + length);
 

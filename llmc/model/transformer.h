@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/data/loader.h"
 #include "llmc/kernels/classifier.h"
 #include "llmc/model/block.h"
 #include "llmc/model/norm.h"
@@ -61,7 +62,7 @@ public:
     // micro-steps add to them; with the `last` one of a step both become sums over all ranks. The gradient is that of
     // sum(losses) * loss_weight * *loss_scale (on the device; nullptr: 1). `length`: sequences are cut into pieces of
     // so many tokens, each a sequence by itself; 0: they stay whole.
-    void train_micro_step(const int* tokens, const int* targets, float loss_weight, const float* loss_scale, bool first,
+    void train_micro_step(const MicroBatch& batch, float loss_weight, const float* loss_scale, bool first,
                           stream_t stream, bool last = true, int length = 0);
     // The loss alone; targets of -1 count as nothing.
     void evaluate(const int* tokens, const int* targets, bool first, stream_t stream);
@@ -109,7 +110,7 @@ private:
     UnitInUse<Real> use(size_t unit, const std::vector<std::string>& names, const Pass& pass) {
         return {weights_, unit, pass.stream, names[unit].c_str()};
     }
-    void upload(const int* tokens, const int* targets, const Pass& pass);
+    void upload(const MicroBatch& batch, const Pass& pass);
     void embed(int first, int positions, const int* documents, const Pass& pass);
     void forward(const Pass& pass);
     int piece_end(int first) const;

@@ -56,8 +56,6 @@ Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& ca
       loader_(*inputs.train, options.batch, options.seq, comm_.rank(), comm_.world(), options.seed,
               options.batches.tokens_until(position_.data_step) / tokens_per_micro_step(options, comm_),
               options.model_config.vocab),
-      tokens_(static_cast<size_t>(options.batch) * options.seq),
-      targets_(tokens_.size()),
       evaluation_(options, inputs, trainer, ranks.watchdog),
       reports_(options, {last_step_, card.peak_tflops, comm_.world(), options.log_every},
                {inputs.train->samples(options.seq) * options.seq, position_.data_step - position_.step}, trainer.fp8(),
@@ -95,12 +93,12 @@ StepKind Run<Real>::begin_step() {
 }
 
 template <class Real>
-Batch Run<Real>::load_batch() {
+MicroBatch Run<Real>::load_batch() {
     const ProfileRange range("load a batch");
-    loader_.next(tokens_.data(), targets_.data());
+    const MicroBatch batch = loader_.next();
     const int64_t first_sample = (int64_t{micro_step_++} * comm_.world() + comm_.rank()) * options_.batch;
-    fingerprint_.add(tokens_.data(), targets_.data(), options_.batch, options_.seq, first_sample);
-    return {tokens_.data(), targets_.data()};
+    fingerprint_.add(batch.tokens, batch.targets, options_.batch, options_.seq, first_sample);
+    return batch;
 }
 
 template <class Real>

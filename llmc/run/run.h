@@ -33,12 +33,6 @@
 
 namespace llmc {
 
-// One micro-batch of this rank; the next load_batch() overwrites it.
-struct Batch {
-    const int32_t* tokens;   // (B, T)
-    const int32_t* targets;  // (B, T): the tokens one place further
-};
-
 // Facts about this rank's card that the run records.
 struct CardFacts {
     nlohmann::ordered_json check;       // summary of the card check; null if nothing was checked
@@ -60,7 +54,7 @@ public:
 
     StepKind begin_step();
     int micro_steps() const { return micro_steps_; }  // of this step
-    Batch load_batch();
+    MicroBatch load_batch();
     // After Trainer::finish_step(), which returns the layers that leave FP8. The ranks agree whether to stop.
     void end_step(const std::vector<Fp8Fallback>& fallbacks);
 
@@ -109,7 +103,6 @@ private:
 
     Checkpoints<Real> checkpoints_;
     TrainLoader loader_;
-    std::vector<int32_t> tokens_, targets_;  // (B, T)
     Evaluation<Real> evaluation_;
     StepReports reports_;
     Profiler profiler_;

@@ -168,13 +168,13 @@ void Trainer<Real>::begin_step(const StepKind& kind) {
 }
 
 template <class Real>
-void Trainer<Real>::micro_step(const int* tokens, const int* targets, float weight) {
+void Trainer<Real>::micro_step(const MicroBatch& batch, float weight) {
     const int64_t total = int64_t{config_.batch} * config_.seq * kind_.micro_steps * comm_.world();
     const bool first = micro_step_ == 0, last = ++micro_step_ == kind_.micro_steps;
     const auto run = [&] {
         if (fp8()) fp8()->laboratory().probe(kind_.probes && first);
-        model_.train_micro_step(tokens, targets, weight / static_cast<float>(total), optimizer_.loss_scale(), first,
-                                stream_, last, kind_.length);
+        model_.train_micro_step(batch, weight / static_cast<float>(total), optimizer_.loss_scale(), first, stream_,
+                                last, kind_.length);
     };
     if (first && verification_ && verification_->is_due(step_ + 1))
         verification_->run_twice(run);

@@ -94,8 +94,12 @@ public:
     void begin_step(const StepKind& kind);
     // See Optimizer.
     void scale_rate(double factor) { optimizer_.scale_rate(factor); }
-    // tokens, targets (B, T) on the host. `weight` of this micro-batch's losses in the step's loss, relative to 1.
-    void micro_step(const int* tokens, const int* targets, float weight = 1.0f);
+    // `weight` of this micro-batch's losses in the step's loss, relative to 1. Memory that is not pinned
+    // (MicroBatch::sorted) is copied before the call returns.
+    void micro_step(const MicroBatch& batch, float weight = 1.0f);
+    void micro_step(const int* tokens, const int* targets, float weight = 1.0f) {
+        micro_step({tokens, targets}, weight);
+    }
     // Reduces gradients, updates the weights and FP8 scales, and prepares the working copies of the next step. Returns
     // the layers that left FP8.
     std::vector<Fp8Fallback> finish_step();

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "llmc/data/order.h"
+#include "llmc/kernels/embedding.h"
 #include "test/data/shard_files.h"
 
 using namespace llmc;
@@ -55,12 +56,11 @@ std::vector<int> training_order(const ShardSet& set, int B, int micro_steps, int
     std::vector<std::unique_ptr<TrainLoader>> ranks;
     for (int rank = 0; rank < world; ++rank)
         ranks.push_back(std::make_unique<TrainLoader>(set, B, T, rank, world, seed, first_step * micro_steps, vocab));
-    std::vector<int32_t> tokens(B * T), targets(B * T);
     std::vector<int> order;
     for (int micro_step = 0; micro_step < steps * micro_steps; ++micro_step)
         for (auto& loader : ranks) {
-            loader->next(tokens.data(), targets.data());
-            append_rows(tokens, targets, B, order);
+            const MicroBatch batch = loader->next();
+            append_rows({batch.tokens, batch.tokens + B * T}, {batch.targets, batch.targets + B * T}, B, order);
         }
     return order;
 }
@@ -128,14 +128,13 @@ TEST_CASE("an error of the prefetch thread reaches next(), after the batches bef
     const std::string path = write_shard<uint16_t>(dir / "a.bin", tokens);
     const ShardSet set({path});
     TrainLoader loader(set, 1, T, 0, 1, 6, 0, 999);
-    int32_t inputs[T], targets[T];
-    for (int i = 0; i < good; ++i) loader.next(inputs, targets);
+    for (int i = 0; i < good; ++i) loader.next();
     for (int again = 0; again < 3; ++again)
         check_error(ExitCode::bad_data, {path, strprintf("token %d ", bad), "id 999", "999 ids"},
-                    [&] { loader.next(inputs, targets); });
+                    [&] { loader.next(); });
 
     TrainLoader fine(set, 1, T, 0, 1, 6, 0, 1000);
-    for (int i = 0; i < 100; ++i) CHECK_NOTHROW(fine.next(inputs, targets));
+    for (int i = 0; i < 100; ++i) CHECK_NOTHROW(fine.next());
 }
 
 TEST_CASE("a shard cut while training stops the loader with its name") {
@@ -144,25 +143,39 @@ TEST_CASE("a shard cut while training stops the loader with its name") {
     const ShardSet set({path});
     std::filesystem::resize_file(path, 2000);
     TrainLoader loader(set, 4, T, 0, 1, 1, 0, vocab);
-    std::vector<int32_t> inputs(4 * T), targets(4 * T);
     check_error(ExitCode::bad_data, {path, "ends at byte"}, [&] {
-        for (int i = 0; i < 100; ++i) loader.next(inputs.data(), targets.data());
+        for (int i = 0; i < 100; ++i) loader.next();
     });
 }
 
-TEST_CASE("loaders stop at once, read or not, and prefetch does not run ahead of its ring") {
+TEST_CASE("loaders stop at once, read or not") {
     const CountingSet data({100});
-    int32_t inputs[T], targets[T];
     for (int i = 0; i < 50; ++i) {
         TrainLoader loader(data.set, 1, T, 0, 1, 1, 0, vocab);
-        for (int k = 0; k < i % 7; ++k) loader.next(inputs, targets);
+        for (int k = 0; k < i % 7; ++k) loader.next();
     }
-    // A slot may be overwritten only after it was delivered: a slow reader still sees the order.
-    TrainLoader slow(data.set, 1, T, 0, 1, 9, 0, vocab);
-    for (int i = 0; i < 20; ++i) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        slow.next(inputs, targets);
-        CHECK(inputs[0] == data.first_tokens[sample_at(i, 33, 9)]);
+}
+
+TEST_CASE("a batch stays valid until the third one after it is asked for") {
+    const CountingSet data({100});
+    TrainLoader loader(data.set, 1, T, 0, 1, 9, 0, vocab);
+    std::vector<MicroBatch> batches;
+    for (int i = 0; i < 40; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));  // so that the prefetch thread gets as far as it can
+        for (int k = std::max(0, i - 3); k < i; ++k)
+            CHECK(batches[k].tokens[0] == data.first_tokens[sample_at(k, 33, 9)]);
+        batches.push_back(loader.next());
+    }
+}
+
+TEST_CASE("tokens come sorted for the embedding's backward") {
+    const CountingSet data({100});
+    TrainLoader loader(data.set, 4, T, 0, 1, 9, 0, vocab);
+    for (int i = 0; i < 10; ++i) {
+        const MicroBatch batch = loader.next();
+        std::vector<int> expected(token_sort_size(4 * T));
+        sort_tokens(expected.data(), batch.tokens, 4 * T);
+        CHECK(std::equal(expected.begin(), expected.end(), batch.sorted));
     }
 }
 

@@ -42,7 +42,7 @@ struct HeadRun {
         return training;
     }
     void micro_step(bool first = true) {
-        test.model.train_micro_step(tokens.data(), targets.data(), 1.0f / kN, nullptr, first, test.stream);
+        test.model.train_micro_step({tokens.data(), targets.data()}, 1.0f / kN, nullptr, first, test.stream);
     }
     // Two steps with the same weights: the second one has the scales of the first.
     void two_steps() {
