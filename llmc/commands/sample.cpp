@@ -11,7 +11,7 @@
 #include "llmc/commands/parse.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/flags/flags.h"
-#include "llmc/model/generate.h"
+#include "llmc/model/sampler.h"
 
 namespace llmc {
 namespace {

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "llmc/linear/operand.h"
-#include "llmc/linear/pass.h"
 #include "llmc/shard/arena.h"
 
 namespace llmc {

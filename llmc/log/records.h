@@ -7,7 +7,7 @@
 #include "llmc/fp8/registry.h"
 #include "llmc/log/metrics.h"
 #include "llmc/log/validation_watch.h"
-#include "llmc/train/memory_by_kind.h"
+#include "llmc/shard/arena.h"
 
 namespace llmc {
 

@@ -1,5 +1,5 @@
-// An architecture is what tells one kind of GPT from another: its tensors, its block, and how Hugging Face describes
-// it. The registry (architectures.cpp) has one entry each; nothing else names them.
+// An architecture is a kind of GPT: its tensors, its block, and how Hugging Face describes it. Each file of an
+// architecture defines its entries, and architecture.cpp lists them. Nothing else names them.
 #pragma once
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
@@ -21,14 +21,14 @@ class ModelFields;
 template <class Real>
 using MakeBlock = std::unique_ptr<Block<Real>> (*)(ModelContext<Real>& context, int layer);
 
-// What a model's description becomes, and is made of.
+// Conversions between a ModelConfig and Hugging Face's config.json.
 struct ModelDescription {
     const char* hf_type;   // "gpt2", of config.json
     const char* hf_class;  // "GPT2LMHeadModel"
-    // From config.json; what it asks for and the block does not have is refused.
+    // Throws for settings that the block does not support.
     void (*read_hf)(const ModelFields& file, ModelConfig& config);
     void (*write_hf)(nlohmann::ordered_json& file, const ModelConfig& config);
-    // What a description leaves open; layers, heads and channels are known.
+    // Fills in the fields that a description leaves open. Layers, heads and channels are set.
     void (*set_defaults)(ModelConfig& config);
 };
 
@@ -36,7 +36,7 @@ struct Architecture {
     const char* name;
     ModelTable (*table)(const ModelConfig&);
     const ModelDescription* description;
-    // Floats that a pass of a block needs for partial sums.
+    // Number of floats that a pass of a block needs for partial sums.
     size_t (*scratch)(const ModelConfig&, int B, int T);
     MakeBlock<float> block_fp32;
     MakeBlock<bf16> block_bf16;
@@ -55,7 +55,7 @@ std::unique_ptr<Block<Real>> make_block(ModelContext<Real>& context, int layer) 
     return std::make_unique<B<Real>>(context, layer);
 }
 
-// The entry of a class of blocks.
+// The entry of the block class B.
 template <template <class> class B>
 constexpr Architecture architecture_of(const char* name, ModelTable (*table)(const ModelConfig&),
                                        const ModelDescription* description) {
@@ -64,7 +64,6 @@ constexpr Architecture architecture_of(const char* name, ModelTable (*table)(con
 
 extern const Architecture kGpt2, kLlama, kQwen3, kNano;
 
-// All of them.
 const std::vector<const Architecture*>& architectures();
 
 }  // namespace llmc

@@ -1,12 +1,50 @@
-// What a transformer is made of: a block reads the residual stream, adds a branch to it, and takes the gradient back.
-// One class an architecture (gpt2_block.h); a few virtual calls a block and pass, everything inside is direct.
+// A block of a transformer: it reads the residual stream, adds a branch to it, and takes the gradient back. There is one
+// class per architecture (gpt2_block.cpp, llama_block.cpp). Calls to a block are virtual, calls inside it are not.
 #pragma once
-#include "llmc/model/context.h"
+#include <string>
+
+#include "llmc/kernels/variants.h"
+#include "llmc/linear/linear.h"
+#include "llmc/model/config.h"
+#include "llmc/shard/arena.h"
 
 namespace llmc {
 
-// The residual stream between two blocks: residual + branch, where branch is the last projection's output, which the
-// next norm adds. Without a branch, residual is all of it.
+// How much forward keeps for backward. Backward computes the rest again from the same inputs with the same kernels, so
+// every level gives the same bits.
+enum class Recompute {
+    none,   // keep everything
+    gelu,   // recompute the activation's output
+    norm,   // ... and the outputs of the block's norms
+    block,  // keep only a block's input and run its forward again
+};
+
+// What the parts of a model share while it is constructed. Each part plans its own memory and adds its own layers.
+template <class Real>
+struct ModelContext {
+    const ModelConfig& config;
+    int B, T;  // upper limits of a pass
+    Recompute recompute;
+    KernelSet kernels;
+    Weights<Real>& weights;
+    Gradients& gradients;
+    LinearLayers<Real>& linear;
+    Arena& activations;
+
+    size_t N() const { return static_cast<size_t>(B) * static_cast<size_t>(T); }
+    size_t C() const { return static_cast<size_t>(config.channels); }
+    // Memory of this block if it is kept until backward, otherwise the same memory for all blocks.
+    template <class T_>
+    void plan(bool kept, const char* name, T_** pointer, size_t count) {
+        if (kept)
+            activations.plan(pointer, count);
+        else
+            activations.plan_shared(name, pointer, count);
+    }
+};
+
+// The residual stream between two blocks is residual + branch. `branch` is the output of the last projection, which the
+// next norm adds. If it is nullptr, `residual` is the whole stream.
 template <class Real>
 struct ResidualStream {
     const Real* residual;  // (N, C)
@@ -18,23 +56,24 @@ class Block {
 public:
     virtual ~Block() = default;
 
-    // Where the stream goes that this block starts from: the norm before it adds it up here. (N, C)
+    // (N, C), where the block's first norm writes the sum of the stream that it reads.
     virtual Real* residual() const = 0;
-    // The layer whose output is the branch that forward returns.
+    // The layer whose output is the branch that forward() returns.
     virtual Linear<Real>& last_layer() = 0;
-    // Once, behind the allocation of what the block has planned.
+    // Called once, after the memory that the block has planned is allocated.
     virtual void allocated(stream_t) {}
 
     virtual ResidualStream<Real> forward(const ResidualStream<Real>& in, const Pass& pass) = 0;
-    // Forward of the rows from `first` on, pass.N() of them, of one sequence whose earlier rows have come this way and
-    // are still here; for inference alone. Both streams begin at the sequence's first row.
+    // For inference: forward of pass.N() rows of one sequence, from row `first` on. The block still has the earlier
+    // rows. Both streams begin at the sequence's first row.
     virtual ResidualStream<Real> decode(const ResidualStream<Real>& in, int first, const Pass& pass) = 0;
-    // Whether rows are still here after other blocks have run.
+    // True if the block still has its rows after other blocks have run.
     virtual bool keeps_rows() const = 0;
-    // What forward has not kept, made again in front of backward.
+    // Before backward: computes again what forward did not keep.
     virtual void recompute(const Pass& pass) = 0;
-    // From the gradient of the stream behind the block to that in front of it, in place; `before`: the layer that was
-    // last added there (nullptr: none).
+    // In: gradient of the stream after the block. Out, in place: gradient of the stream before it. `before` is the linear
+    // layer whose output was added to the stream just before this block, or nullptr. The gradient of the stream is also
+    // the gradient of that layer's output, so the block's last kernel may cast it to FP8 for `before`.
     virtual Gradient<Real> backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) = 0;
 };
 

@@ -1,3 +1,4 @@
+// Forward and backward of a decoder block, as lists of its layers. See decoder_block.h.
 #include "llmc/model/decoder_block.h"
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 namespace llmc {
 namespace {
 
-// Of a layer that reads a norm.
+// Setup of a layer that reads a norm's output.
 template <class Real>
 LinearSetup behind_norm(const ModelContext<Real>& c, const char* kind, bool gated = false) {
     return {.kind = kind,
@@ -116,16 +117,16 @@ bool DecoderBlock<Real>::attention_casts(KernelVariant variant, const Pass& pass
     return kernels_.has(variant) && pass.T % kQuantizedAttentionTokens == 0;
 }
 
-// Attention, for attn_proj. Backward wants the output too, unrounded.
+// Computes attention for attn_proj. Backward also reads the output, with the part that rounding lost.
 template <class Real>
 Operand<Real> DecoderBlock<Real>::attend(const Pass& pass) {
     if constexpr (kCanBeFp8<Real>)
         if (attn_proj_.casts_at_once(pass) && attention_casts(KernelVariant::attention_fp8, pass)) {
-            const bool somebody_reads =
+            const bool is_read =  // as values
                 pass.kind == PassKind::recompute ||
                 (pass.kind == PassKind::training && (level_ < Recompute::block || attn_proj_.is_observed(pass)));
-            Real* const out = somebody_reads ? attention_ : nullptr;
-            Real* const low = somebody_reads ? attention_low_ : nullptr;
+            Real* const out = is_read ? attention_ : nullptr;
+            Real* const low = is_read ? attention_low_ : nullptr;
             Operand<Real> x = attn_proj_.cast_input(pass, [&](const auto& codes, QuantizePass cast) {
                 attention_forward_fp8(codes, out, low, lse_, qkv_out_, pass.B, pass.T, heads_, cast, pass.stream,
                                       pass.documents);

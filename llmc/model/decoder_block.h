@@ -1,6 +1,6 @@
-// What blocks of GPT-2 and its descendants have in common: a norm, attention and a projection; a norm, an MLP and a
-// projection; each pair's output is added to the stream by whoever comes next. Between them an architecture says how
-// queries, keys and values are made, what the activation is, and how both go back.
+// The block of GPT-2 and its descendants: norm, attention, projection; norm, MLP, projection. The next norm adds each
+// projection's output to the stream. Derived classes make queries, keys and values, compute the activation, and take
+// both gradients back.
 #pragma once
 #include "llmc/kernels/attention.h"
 #include "llmc/model/block.h"
@@ -20,23 +20,23 @@ public:
     Gradient<Real> backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) final;
 
 protected:
-    // activation_in_place: dactive is dhidden.
+    // activation_in_place: dactive and dhidden share memory.
     DecoderBlock(ModelContext<Real>& context, int layer, const AttentionHeads& heads, bool activation_in_place);
 
-    // From ln1's output to qkv_out_, of the rows from `first` on. The cache of keys and values is qkv_out_.
+    // Computes rows of qkv_out_, from row `first` on, from ln1's output. qkv_out_ is also the cache of keys and values.
     virtual void make_qkv(const Operand<Real>& normed, int first, const Pass& pass) = 0;
-    // From the gradient of attention's output, in dbranch_, to that of qkv's.
+    // In: gradient of attention's output, in dbranch_. Returns the gradient of qkv's output.
     virtual Gradient<Real> attend_backward(const Pass& pass) = 0;
-    // From fc_out_ to fc_proj's input.
+    // fc_proj's input from fc_out_: as codes or values, as fc_proj needs it; and always as values.
     virtual Operand<Real> activate(const Pass& pass) = 0;
-    virtual void write_activation(Real* out, const Pass& pass) = 0;  // its value
-    // From the gradient of the activation's output, in dactive_, to that of fc's.
+    virtual void write_activation(Real* out, const Pass& pass) = 0;
+    // In: gradient of the activation's output, in dactive_. Returns the gradient of fc's output.
     virtual Gradient<Real> activate_backward(const Pass& pass) = 0;
 
-    // Attention casts its results itself where a sequence fills whole pieces of a transposed row; else they go through
-    // BF16.
+    // True if attention casts its results to FP8 itself. A sequence must fill whole pieces of a transposed row; otherwise
+    // the results go through BF16.
     bool attention_casts(KernelVariant variant, const Pass& pass) const;
-    // The gradient of qkv_out_ in dhidden_.
+    // Writes the gradient of qkv_out_ to dhidden_.
     void attention_backward_to_hidden(const Pass& pass);
 
     const ModelConfig& config_;
@@ -46,10 +46,11 @@ protected:
     Linear<Real> qkv_, attn_proj_, fc_, fc_proj_;
     Norm<Real> ln1_, ln2_;
 
-    // Activations. What is not kept until backward, all blocks share. In FP8 alone: nullptr. F: fc_proj's inputs.
+    // Activations. All blocks share those that are not kept until backward. nullptr if they only exist in FP8.
+    // F: number of fc_proj's inputs.
     Real* residual_ = nullptr;       // (N, C)   the block's input
     Real* ln1_out_ = nullptr;        // (N, C)
-    Real* qkv_out_ = nullptr;        // (N, NH + 2 NKV, HD)   what attention reads
+    Real* qkv_out_ = nullptr;        // (N, NH + 2 NKV, HD)   input of attention
     Real* attention_ = nullptr;      // (N, NH HD)
     Real* attention_low_ = nullptr;  // (N, NH HD)   what rounding attention to bf16 lost; none in fp32
     float* lse_ = nullptr;           // (B, NH, T)
@@ -67,7 +68,7 @@ private:
     void forward_to_activation(const ResidualStream<Real>& in, const Pass& pass);
     Operand<Real> attend(const Pass& pass);
 
-    // Inputs of the linear layers as the last pass has left them.
+    // Inputs of the linear layers from the last pass.
     Operand<Real> qkv_in_, attn_proj_in_, fc_in_, fc_proj_in_;
 };
 

@@ -1,13 +1,38 @@
-#include "llmc/model/gpt2_block.h"
-
+// A block of GPT-2 (Radford et al. 2019): pre-norm, causal attention and an MLP with GELU in its tanh form, biases
+// everywhere.
 #include <algorithm>
 
 #include "llmc/kernels/activation.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/quantize.h"
+#include "llmc/model/architecture.h"
+#include "llmc/model/decoder_block.h"
+#include "llmc/model/gpt2_config.h"
 
 namespace llmc {
+namespace {
+
+template <class Real>
+class Gpt2Block : public DecoderBlock<Real> {
+public:
+    Gpt2Block(ModelContext<Real>& context, int layer);
+    static size_t scratch(const ModelConfig& config, int B, int T);
+
+private:
+    using Base = DecoderBlock<Real>;
+    using Base::dactive_, Base::dbranch_, Base::dhidden_, Base::fc_, Base::fc_out_, Base::fc_proj_, Base::heads_,
+        Base::kernels_, Base::qkv_, Base::qkv_out_;
+
+    void make_qkv(const Operand<Real>& normed, int first, const Pass& pass) override;
+    Gradient<Real> attend_backward(const Pass& pass) override;
+    Operand<Real> activate(const Pass& pass) override;
+    void write_activation(Real* out, const Pass& pass) override;
+    Gradient<Real> activate_backward(const Pass& pass) override;
+};
+
+
+// ---- table ---------------------------------------------------------------------------------------------------------
 
 ModelTable gpt2_table(const ModelConfig& config) {
     const int C = config.channels;
@@ -37,15 +62,11 @@ ModelTable gpt2_table(const ModelConfig& config) {
     return table;
 }
 
-namespace {
-
 AttentionHeads heads_of(const ModelConfig& config) {
     return AttentionHeads::multi_head(config.heads, config.head_dim());
 }
 
-}  // namespace
-
-// GELU's gradient is made in place.
+// GELU's gradient is computed in place.
 template <class Real>
 Gpt2Block<Real>::Gpt2Block(ModelContext<Real>& context, int layer)
     : Base(context, layer, heads_of(context.config), true) {}
@@ -113,7 +134,8 @@ Gradient<Real> Gpt2Block<Real>::activate_backward(const Pass& pass) {
     return {dhidden_, Gradient<Real>::Codes::none, Gradient<Real>::Bias::done};
 }
 
-template class Gpt2Block<float>;
-template class Gpt2Block<bf16>;
+}  // namespace
+
+constinit const Architecture kGpt2 = architecture_of<Gpt2Block>("gpt2", gpt2_table, &kGpt2Description);
 
 }  // namespace llmc

@@ -1,23 +1,64 @@
-#include "llmc/model/llama_block.h"
-
+// A block of Llama 3 (arXiv 2407.21783): RMS norms, attention with rotary positions and grouped queries, a gated MLP,
+// no biases. Tables describe its relatives. Qwen3 (arXiv 2505.09388) also norms queries and keys, with gains. "nano" is
+// nanochat's plain form of October 2025: norms without gains, also of queries, keys and the embedding, a squared ReLU
+// instead of the gate, and projections that start at 0.
 #include <algorithm>
+#include <optional>
 
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/activation.h"
 #include "llmc/kernels/quantize.h"
+#include "llmc/kernels/rope.h"
+#include "llmc/model/architecture.h"
+#include "llmc/model/decoder_block.h"
+#include "llmc/model/llama_config.h"
 
 namespace llmc {
+namespace {
+
+template <class Real>
+class LlamaBlock : public DecoderBlock<Real> {
+public:
+    LlamaBlock(ModelContext<Real>& context, int layer);
+    static size_t scratch(const ModelConfig& config, int B, int T);
+
+    void allocated(stream_t stream) override;
+
+private:
+    using Base = DecoderBlock<Real>;
+    using Base::config_, Base::dactive_, Base::dhidden_, Base::fc_, Base::fc_out_, Base::fc_proj_, Base::heads_,
+        Base::kernels_, Base::qkv_, Base::qkv_out_;
+    using Place = std::optional<ParameterTable::Place>;
+
+    void make_qkv(const Operand<Real>& normed, int first, const Pass& pass) override;
+    Gradient<Real> attend_backward(const Pass& pass) override;
+    Operand<Real> activate(const Pass& pass) override;
+    void write_activation(Real* out, const Pass& pass) override;
+    Gradient<Real> activate_backward(const Pass& pass) override;
+    void rotate_back(const Pass& pass);
+    void write_activation_gradient(const Pass& pass);
+    QkGains<const Real> gains() const;
+    RopeTable rope() const { return {cos_, sin_, positions_}; }
+
+    const bool has_qk_norm_, is_gated_;
+    const int layer_, positions_;
+    Weights<Real>& weights_;
+    Gradients& gradients_;
+    const Place query_gain_, key_gain_;  // (HD)
+
+    Real* unrotated_ = nullptr;              // (N, NH + 2 NKV, HD)   before QK-norm and RoPE; only with QK-norm
+    float *cos_ = nullptr, *sin_ = nullptr;  // (positions, HD / 2); shared
+};
+
 
 // ---- tables --------------------------------------------------------------------------------------------------------
 
-namespace {
-
-// How the tensors of an architecture start.
+// Initial values of an architecture's tensors.
 struct Starts {
     Init embedding, inner, output, head;
 };
 
-// `gains`: the norms have them. `mlp`: fc's part or parts in Hugging Face's files; then fc_proj's name.
+// `gains`: whether norms have gains. `mlp`: the tensors of Hugging Face's files that make up fc. `mlp_out`: fc_proj's name.
 ModelTable table_of(const ModelConfig& config, const Starts& starts, bool gains, const std::vector<HfPart>& mlp,
                     const std::string& mlp_out, int swapped_halves) {
     const int C = config.channels, HD = config.head_dim(), F = config.mlp_channels();
@@ -54,8 +95,6 @@ ModelTable gated_table(const ModelConfig& config, const Starts& starts) {
     return table;
 }
 
-}  // namespace
-
 ModelTable llama_table(const ModelConfig& config) {
     return gated_table(config, {Init::normal, Init::normal, Init::residual, Init::normal});
 }
@@ -71,7 +110,7 @@ ModelTable qwen3_table(const ModelConfig& config) {
     return table;
 }
 
-// nanochat turns queries and keys the other way: the same model with the halves of each head exchanged.
+// nanochat rotates queries and keys in the other direction, which is the same model with the halves of each head swapped.
 ModelTable nano_table(const ModelConfig& config) {
     ModelTable table = table_of(config, {Init::unit, Init::fan_in, Init::zeros, Init::small}, false,
                                 {{"mlp.fc1.weight", config.mlp_channels()}}, "mlp.fc2.weight", config.head_dim());
@@ -82,9 +121,7 @@ ModelTable nano_table(const ModelConfig& config) {
 
 // ---- memory --------------------------------------------------------------------------------------------------------
 
-namespace {
-
-// Generated text goes in pieces, the last of which may reach past the context by less than one.
+// Text is generated in pieces. The last one may reach past the context by less than a piece.
 constexpr int kMostPiece = 128;
 
 AttentionHeads heads_of(const ModelConfig& config, int layer) {
@@ -93,8 +130,6 @@ AttentionHeads heads_of(const ModelConfig& config, int layer) {
             .HD = config.head_dim(),
             .window = config.window_of(layer)};
 }
-
-}  // namespace
 
 template <class Real>
 LlamaBlock<Real>::LlamaBlock(ModelContext<Real>& c, int layer)
@@ -122,7 +157,7 @@ size_t LlamaBlock<Real>::scratch(const ModelConfig& config, int B, int T) {
                      qk_norm_backward_scratch(N, heads_of(config, 0))});
 }
 
-// The angles, which all blocks share.
+// Computes the rotary angles, which all blocks share.
 template <class Real>
 void LlamaBlock<Real>::allocated(stream_t stream) {
     if (layer_ > 0) return;
@@ -132,12 +167,11 @@ void LlamaBlock<Real>::allocated(stream_t stream) {
     const RopeValues values = rope_values(static_cast<float>(rope.theta), scaling, heads_.HD, positions_);
     write_through(cos_, values.cos.data(), values.cos.size(), stream);
     write_through(sin_, values.sin.data(), values.sin.size(), stream);
-    synchronize(stream);  // the values go
+    synchronize(stream);  // `values` ends here
 }
 
 // ---- forward -------------------------------------------------------------------------------------------------------
 
-// Queries, keys and values of the rows from `first` on, at their positions.
 template <class Real>
 void LlamaBlock<Real>::make_qkv(const Operand<Real>& normed, int first, const Pass& pass) {
     const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(heads_.qkv_width());
@@ -188,7 +222,7 @@ Gradient<Real> LlamaBlock<Real>::attend_backward(const Pass& pass) {
     return {dhidden_};
 }
 
-// From the gradient of what attention reads to that of qkv's output, in dhidden_.
+// In place in dhidden_: from the gradient of attention's input to the gradient of qkv's output.
 template <class Real>
 void LlamaBlock<Real>::rotate_back(const Pass& pass) {
     if (!has_qk_norm_) return rope_backward(dhidden_, rope(), 0, pass.N(), pass.T, heads_, pass.stream);
@@ -199,7 +233,7 @@ void LlamaBlock<Real>::rotate_back(const Pass& pass) {
                                 pass.stream);
 }
 
-// Into dhidden_.
+// Writes the gradient of fc's output to dhidden_.
 template <class Real>
 void LlamaBlock<Real>::write_activation_gradient(const Pass& pass) {
     const int N = pass.N(), F = fc_proj_.inputs();
@@ -229,7 +263,10 @@ Gradient<Real> LlamaBlock<Real>::activate_backward(const Pass& pass) {
     return {dhidden_};
 }
 
-template class LlamaBlock<float>;
-template class LlamaBlock<bf16>;
+}  // namespace
+
+constinit const Architecture kLlama = architecture_of<LlamaBlock>("llama", llama_table, &kLlamaDescription);
+constinit const Architecture kQwen3 = architecture_of<LlamaBlock>("qwen3", qwen3_table, &kQwen3Description);
+constinit const Architecture kNano = architecture_of<LlamaBlock>("nano", nano_table, &kNanoDescription);
 
 }  // namespace llmc

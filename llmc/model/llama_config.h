@@ -1,4 +1,4 @@
-// The models of llama_block.h as Hugging Face's config.json describes them: LlamaForCausalLM, Qwen3ForCausalLM, and
+// The models of llama_block.cpp as Hugging Face's config.json describes them: LlamaForCausalLM, Qwen3ForCausalLM, and
 // NanoChatForCausalLM (nanochat as of October 2025).
 #pragma once
 #include "llmc/model/architecture.h"

@@ -1,29 +1,30 @@
-// A layer norm or an RMS norm with the residual addition before it, as part of a model. Its output is the input of a
-// linear layer, which it leaves in FP8 where that layer is; its backward makes the gradient of the residual stream,
-// which is also that of the output of the linear layer that was added there, and leaves in FP8 for it.
+// A layer norm or an RMS norm together with the residual addition before it. Its output is the input of a linear layer,
+// and is cast to FP8 if that layer is in FP8. Its backward computes the gradient of the residual stream. That is also the
+// gradient of the linear layer whose output was added to the stream, and is cast for it.
 #pragma once
 #include <optional>
 
-#include "llmc/model/context.h"
+#include "llmc/model/block.h"
 
 namespace llmc {
 
 template <class Real>
 class Norm {
 public:
-    // Tensors name.weight and name.bias: a layer norm; name.weight alone, or neither: an RMS norm with or without
-    // gains. `kept`: mean and rstd are kept until backward.
+    // A layer norm if the tensors name.weight and name.bias exist. Otherwise an RMS norm, with gains if name.weight exists.
+    // `kept`: mean and rstd are kept until backward.
     Norm(ModelContext<Real>& context, const std::string& name, bool kept);
     static size_t scratch(int N, int C);  // floats that backward needs for partial sums
 
-    // residual = inp1 + inp2, and its norm, (N, C) each. Without inp2, `residual` is not written and inp1 is normed.
-    // `normed`: where the norm goes that `reader` does not want in FP8.
+    // Computes residual = inp1 + inp2 and its norm, (N, C) each. If inp2 is nullptr, norms inp1 and does not write
+    // `residual`. `normed` receives the norm unless `reader`, the layer that reads it, is in FP8.
     Operand<Real> forward(Linear<Real>& reader, Real* normed, Real* residual, const Real* inp1, const Real* inp2,
                           const Pass& pass);
-    // The same for whoever reads `normed` itself.
+    // The same if no linear layer reads the norm.
     void forward(Real* normed, Real* residual, const Real* inp1, const Real* inp2, const Pass& pass);
-    // dinp = dresidual (nullptr: 0) + the gradient through the norm of `inp`, (N, C) each; dinp may be dresidual. The
-    // result is for `added`, the layer whose output is part of inp (nullptr: none).
+    // dinp = dresidual + the gradient through the norm of `inp`, (N, C) each. dresidual may be nullptr, for 0, or dinp
+    // itself. `added` is the linear layer whose output was added to give inp, or nullptr. The result is also the gradient
+    // of its output.
     Gradient<Real> backward(Real* dinp, const Real* dresidual, const Real* dout, const Real* inp, Linear<Real>* added,
                             const Pass& pass);
 

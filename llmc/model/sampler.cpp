@@ -1,3 +1,4 @@
+// Sampling a token from logits: see sampler.h.
 #include "llmc/model/sampler.h"
 
 #include <algorithm>
@@ -19,9 +20,9 @@ double uniform(uint64_t seed, uint64_t position) {
 int sample_token(const std::vector<float>& logits, const SamplerSettings& settings, uint64_t position) {
     std::vector<int> ids;
     for (int i = 0; i < static_cast<int>(logits.size()); i++)
-        if (std::isfinite(logits[static_cast<size_t>(i)])) ids.push_back(i);
+        if (std::isfinite(logits[i])) ids.push_back(i);
     if (ids.empty()) return 0;
-    auto logit = [&](int id) { return static_cast<double>(logits[static_cast<size_t>(id)]); };
+    auto logit = [&](int id) { return static_cast<double>(logits[id]); };
     std::stable_sort(ids.begin(), ids.end(), [&](int a, int b) { return logit(a) > logit(b); });
     if (settings.temperature <= 0) return ids[0];
     if (settings.top_k > 0 && static_cast<size_t>(settings.top_k) < ids.size())

@@ -1,3 +1,4 @@
+// The flow of a transformer: embedding, blocks, head and loss, and back. See transformer.h.
 #include "llmc/model/transformer.h"
 
 #include <algorithm>
@@ -8,7 +9,6 @@
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/classifier.h"
 #include "llmc/kernels/embedding.h"
-#include "llmc/model/documents.h"
 
 namespace llmc {
 
@@ -52,7 +52,7 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
     const size_t N = context_.N(), C = context_.C();
     const int n = B_ * T_;
     for (Real** tensor : {&residual_final_, &lnf_, &dresidual_}) activations_.plan(tensor, N * C);
-    activations_.plan_shared("dbranch", &dlnf_, N * C);  // the blocks' backward comes behind it
+    activations_.plan_shared("dbranch", &dlnf_, N * C);  // free again before the blocks' backward
     activations_.plan(&losses_, N);
     workspace_.plan(&logits_, static_cast<size_t>(head_.rows()) * static_cast<size_t>(config_.padded_vocab()));
     const int shortest = setup.shortest > 0 ? setup.shortest : T_;
@@ -111,7 +111,7 @@ int64_t Transformer<Real>::fp8_products() const {
     if (recompute_ != Recompute::block) return products;
     for (const Linear<Real>* layer : linear_.all())
         if (layer->is_fp8() && layer->is_recomputed()) products++;
-    for (const auto& block : blocks_)  // whose last product recomputation leaves out
+    for (const auto& block : blocks_)  // recomputation leaves out a block's last product
         if (block->last_layer().is_fp8()) products--;
     return products;
 }
@@ -165,7 +165,8 @@ void Transformer<Real>::upload(const MicroBatch& batch, const Pass& pass) {
 
 // ---- forward -------------------------------------------------------------------------------------------------------
 
-// Of the rows from `first` on, which have so many positions each; `documents`: which begin anew there.
+// Embeds pass.B sequences of `positions` tokens, whose first token is at position `first`. Positions start again in each
+// of `documents`, unless that is nullptr.
 template <class Real>
 void Transformer<Real>::embed(int first, int positions, const int* documents, const Pass& pass) {
     const size_t C = context_.C(), begin = static_cast<size_t>(first) * C;
@@ -305,20 +306,20 @@ void Transformer<Real>::evaluate(const int* tokens, const int* targets, bool fir
     sum_losses(loss_sums_ + 1, loss_counts_ + 1, losses_, targets_, evaluation.N(), !first, stream);
 }
 
-// ---- one token after the other -------------------------------------------------------------------------------------
+// ---- decoding -------------------------------------------------------------------------------------
 
-// Where the piece ends that begins at row `first`: FP8 products take whole multiples of tokens.
+// End of the piece that begins at row `first`. FP8 products need a multiple of token_multiple() rows.
 template <class Real>
 int Transformer<Real>::piece_end(int first) const {
     return std::min(first + std::max(16, linear_.token_multiple()), B_ * T_);
 }
 
-// Rows first to end - 1 of the one sequence whose tokens from `first` on are uploaded, piece by piece through one block
-// after the other. What the last block returns is for its last piece to be read.
+// Runs rows first to end - 1 of a sequence, whose tokens from `first` on are uploaded: piece by piece through one block
+// after the other. Only the last piece of the returned stream is valid.
 template <class Real>
 ResidualStream<Real> Transformer<Real>::decode(int first, int end, stream_t stream) {
     ResidualStream<Real> x{blocks_.front()->residual(), nullptr};
-    // The last piece may reach past the context, where no position has an embedding.
+    // The last piece may reach past the context, where positions have no embedding.
     const int positions = std::min(end, config_.context) - first;
     {
         const UnitInUse<Real> unit(weights_, embedding_unit(), stream);
@@ -339,7 +340,7 @@ std::vector<NamedMemory> Transformer<Real>::activations() const {
     const size_t bytes = context_.N() * context_.C() * sizeof(Real);
     std::vector<NamedMemory> activations;
     for (const Unit& unit : weights_.table().units()) {
-        const size_t next = activations.size();  // the block that begins with it
+        const size_t next = activations.size();  // the block that reads this unit's output
         const Real* output = next < blocks_.size() ? blocks_[next]->residual() : residual_final_;
         activations.push_back({"output of " + unit.name, output, bytes});
     }
@@ -355,7 +356,7 @@ std::vector<float> Transformer<Real>::next_token_logits(const int* tokens, int l
                                                  config_.context, B_ * T_));
     const auto known = std::mismatch(decoded_.begin(), decoded_.end(), tokens, tokens + length).first;
     const int usable = std::min(static_cast<int>(known - decoded_.begin()), length - 1);
-    int first = 0, last = 0;  // pieces: the first that is computed, and the one of the last token
+    int first = 0, last = 0;  // the first piece to compute, and the piece of the last token
     while (piece_end(first) <= usable) first = piece_end(first);
     while (piece_end(last) < length) last = piece_end(last);
     const int end = piece_end(last);

@@ -1,6 +1,5 @@
-// A decoder: embedding, a stack of blocks, a last norm, and a head with the loss. What a block is, the model's
-// architecture says; here is what all have in common. forward and backward are flat lists of calls in the order in
-// which data moves.
+// A decoder-only transformer: embedding, a stack of blocks, a final norm, and a head with the loss. The model's
+// architecture provides the blocks. forward and backward are flat lists of calls in the order in which data moves.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -16,24 +15,34 @@
 
 namespace llmc {
 
-// Rows of logits that exist at once: as many as fit into so many bytes, in multiples of 128 so that the products stay
-// efficient.
 constexpr size_t kLogitsBytes = size_t{512} << 20;
+// Number of rows of logits that exist at a time: as many as fit into `limit` bytes, in multiples of 128, so that the
+// products stay efficient.
 int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit = kLogitsBytes);
 
-// What a model is, beside its weights.
+// documents (B, T) receives the place in its row at which the document of each of `tokens` (B, T) begins. The end token
+// is the first token of a document, as data/prepare and llm.c write shards. Tokens before a row's first end token belong
+// to a document that began in an earlier row; here it begins with the row.
+inline void mark_documents(int* documents, const int* tokens, int B, int T, int end_token) {
+    for (int b = 0; b < B; b++, documents += T, tokens += T)
+        for (int t = 0, begin = 0; t < T; t++) {
+            if (tokens[t] == end_token) begin = t;
+            documents[t] = begin;
+        }
+}
+
+// Everything that defines a model except its weights.
 struct ModelSetup {
     ModelConfig config;
-    int B = 1, T = 0;  // sequences and tokens of a micro-batch
-    int shortest = 0;  // of the pieces that training may cut them into, in tokens; 0: none
+    int B = 1, T = 0;  // sequences of a micro-batch, and tokens of each
+    int shortest = 0;  // shortest piece into which training cuts sequences, in tokens; 0: never cut
     Recompute recompute = Recompute::gelu;
     const Fp8Config* fp8 = nullptr;  // recipe of the weights with FP8 codes, in bf16 models only; or nullptr
     size_t logits_bytes = kLogitsBytes;
     KernelSet kernels = KernelSet::common();
     TrainedLoss loss;
-    // Attention does not cross the documents that it begins (documents.h); nothing: it does.
-    std::optional<int> end_token;
-    bool document_positions = false;  // learned positions begin anew with every document
+    std::optional<int> end_token;     // if set, attention stays within documents (mark_documents())
+    bool document_positions = false;  // learned positions start again with every document
 };
 
 template <class Real>
@@ -45,7 +54,7 @@ public:
     Transformer(const Transformer&) = delete;
     Transformer& operator=(const Transformer&) = delete;
 
-    // Without the FP8 codes of linear().
+    // Without the memory of linear().
     size_t activation_bytes() const { return activations_.bytes(); }
     size_t workspace_bytes() const { return workspace_.bytes(); }
     void allocate(stream_t stream);
@@ -58,55 +67,55 @@ public:
     }
     std::vector<Fp8Fallback> fall_back(stream_t stream) { return linear_.fall_back(stream); }
 
-    // A micro-batch of training: forward, loss and gradients. `first` overwrites the gradients and the loss sum, later
-    // micro-steps add to them; with the `last` one of a step both become sums over all ranks. The gradient is that of
-    // sum(losses) * loss_weight * *loss_scale (on the device; nullptr: 1). `length`: sequences are cut into pieces of
-    // so many tokens, each a sequence by itself; 0: they stay whole.
+    // Trains on a micro-batch: forward, loss and gradients. The first micro-step of a step overwrites gradients and loss
+    // sum, later ones add to them, and the last one turns both into sums over all ranks. The gradient is that of
+    // sum(losses) * loss_weight * *loss_scale, where loss_scale is on the device or nullptr for 1. `length`: sequences are
+    // cut into pieces of this many tokens, each a sequence of its own; 0: they stay whole.
     void train_micro_step(const MicroBatch& batch, float loss_weight, const float* loss_scale, bool first,
                           stream_t stream, bool last = true, int length = 0);
-    // The loss alone; targets of -1 count as nothing.
+    // Computes the loss alone. Targets of -1 do not count.
     void evaluate(const int* tokens, const int* targets, bool first, stream_t stream);
-    // After the last evaluate(): its sums become those over all ranks.
+    // Call after the last evaluate(): turns its sums into sums over all ranks.
     void share_evaluation(stream_t stream) { share_losses(1, stream); }
 
-    // On the device: sum of losses and number of targets since the last `first`. Training and evaluation each have
-    // their own.
+    // On the device: sum of losses and number of targets since the last `first`. Training and evaluation have separate
+    // ones.
     const double* train_loss_sum() const { return loss_sums_; }
     const int* train_loss_count() const { return loss_counts_; }
     const double* eval_loss_sum() const { return loss_sums_ + 1; }
     const int* eval_loss_count() const { return loss_counts_ + 1; }
 
-    // What the last micro-step of training has left of its forward pass: the stream behind each unit, and the losses.
+    // Results of the last forward pass that are still in memory: each unit's output, and the losses.
     std::vector<NamedMemory> activations() const;
 
     // (B, T) of the last training or evaluation.
     const float* losses() const { return losses_; }
 
     int most_tokens() const { return std::min(config_.context, B_ * T_); }
-    // Logits of the token that follows tokens[0 .. length), length <= most_tokens(); synchronises. Rows that the
-    // last call has left for the same first tokens are not computed again, where the blocks keep them.
+    // Logits of the token that follows tokens[0 .. length), for length <= most_tokens(). Synchronises. Rows of the same
+    // first tokens are reused from the last call if the blocks keep them.
     //
-    // Rows go through the model in pieces of fixed places and lengths, the last one filled up with token 0. So a
-    // piece's products have the same shapes, and its FP8 scales come from the same values, whether the rows before it
-    // are computed now or were before: the logits have the same bits.
+    // Rows go through the model in pieces of fixed places and lengths; the last piece is filled with token 0. So a
+    // piece's products have the same shapes and its FP8 scales come from the same values, whether or not earlier rows
+    // are reused. The logits therefore have the same bits.
     std::vector<float> next_token_logits(const int* tokens, int length, stream_t stream);
-    // Everything is computed again in the next call.
+    // Makes the next call compute all rows.
     void forget_rows() { decoded_.clear(); }
 
     const ModelConfig& config() const { return config_; }
     std::optional<int> end_token() const { return end_token_; }  // see ModelSetup
     LinearLayers<Real>& linear() { return linear_; }
     const LinearLayers<Real>& linear() const { return linear_; }
-    Fp8Registry* fp8() { return linear_.fp8(); }  // nullptr: none
+    Fp8Registry* fp8() { return linear_.fp8(); }  // nullptr without FP8
     int head_chunks() const { return div_up(B_ * T_, head_.rows()); }
-    // FP8 products of a micro-step of training, as the layers that are in FP8 now should make them.
+    // Number of FP8 products that a training micro-step should make with the layers that are in FP8 now.
     int64_t fp8_products() const;
 
 private:
     Pass pass(PassKind kind, int B, int T, bool accumulate, stream_t stream) const {
         return {kind, B, T, accumulate, scratch_, stream, documents_};
     }
-    // The unit's weights until the end of the scope, whose work is profiled under names[unit].
+    // Keeps the unit's weights gathered until the end of the scope. Profiles show the work as names[unit].
     UnitInUse<Real> use(size_t unit, const std::vector<std::string>& names, const Pass& pass) {
         return {weights_, unit, pass.stream, names[unit].c_str()};
     }
@@ -140,7 +149,7 @@ private:
     const ParameterTable::Place wte_;                 // (Vp, C)
     const std::optional<ParameterTable::Place> wpe_;  // (context, C)
 
-    Real* embedded_ = nullptr;         // (N, C)   what the embedding's norm reads, where there is one
+    Real* embedded_ = nullptr;         // (N, C)   input of the embedding's norm, if there is one
     Real* residual_final_;             // (N, C)
     Real* lnf_;                        // (N, C)
     float* losses_;                    // (N)
@@ -157,13 +166,14 @@ private:
     int* loss_counts_;
     char* loss_workspace_;
 
-    std::vector<int> decoded_;  // the tokens whose rows the blocks still have
+    std::vector<int> decoded_;  // tokens whose rows the blocks still have
 
-    std::vector<std::string> forward_names_, backward_names_;  // for profiles, by unit
+    std::vector<std::string> forward_names_, backward_names_;  // by unit, for profiles
 
-    // Staging of tokens: two slots, so that the next micro-batch is prepared while the last one's copy may still run.
+    // Pinned memory for batches that are not in any. Two slots, so that the next micro-batch is prepared while copies of
+    // the last one may still run.
     struct Staging {
-        int* memory = nullptr;  // tokens, targets, documents, sorted; positions in documents, sorted
+        int* memory = nullptr;
         event_t copied = nullptr;
     };
     Staging staging_[2];

@@ -10,7 +10,7 @@
 #include "llmc/model/config.h"
 #include "llmc/plan/card_rates.h"
 #include "llmc/plan/gpu_table.h"
-#include "llmc/train/memory_by_kind.h"
+#include "llmc/shard/arena.h"
 
 namespace llmc {
 

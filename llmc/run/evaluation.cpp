@@ -8,7 +8,7 @@
 
 #include "llmc/base/text.h"
 #include "llmc/data/loader.h"
-#include "llmc/model/generate.h"
+#include "llmc/model/sampler.h"
 #include "llmc/run/choice_scores.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/signals.h"

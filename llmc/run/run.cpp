@@ -9,7 +9,7 @@
 #include "llmc/log/records.h"
 #include "llmc/run/start.h"
 #include "llmc/run/summary.h"
-#include "llmc/train/weights.h"
+#include "llmc/train/state.h"
 
 namespace llmc {
 namespace {

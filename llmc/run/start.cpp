@@ -16,7 +16,7 @@
 #include "llmc/log/tensorboard.h"
 #include "llmc/log/versions.h"
 #include "llmc/model/model_file.h"
-#include "llmc/train/weights.h"
+#include "llmc/train/state.h"
 
 namespace llmc {
 namespace {

@@ -1,12 +1,13 @@
-// One allocation for everything of a kind (weights, gradients, activations, ...): tensors are planned first, then the
-// memory is taken once, and nothing is allocated afterwards.
+// Memory of the device: an arena is one allocation for everything of a kind (weights, gradients, activations, ...).
+// Tensors are planned first, then the memory is taken once, and nothing is allocated afterwards.
 //
 //   Arena activations(MemoryKind::activations);
-//   activations.plan(&qkv, N * 3 * C);     // remembers the pointer variable
+//   activations.plan(&qkv, N * 3 * C);     // remembers the address of the pointer
 //   activations.bytes();                   // known before anything is allocated
-//   activations.allocate();                // fills in the pointers
+//   activations.allocate();                // sets the pointers
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <map>
 #include <string>
@@ -15,6 +16,24 @@
 #include "llmc/device/runtime.h"
 
 namespace llmc {
+
+// A piece of device memory with the name that messages give it.
+struct NamedMemory {
+    std::string name;  // "h.3.fc.weight"
+    const void* address;
+    size_t bytes;  // 0 if none of it is on this rank
+};
+
+// How much memory a rank needs, in bytes, by the kind of its arenas.
+struct MemoryByKind {
+    size_t weights = 0, gradients = 0, optimizer = 0, activations = 0, workspace = 0;
+    size_t staging = 0;  // host memory: the copy of the state from which a checkpoint is written
+    // Device memory.
+    size_t total() const { return weights + gradients + optimizer + activations + workspace; }
+    size_t operator[](MemoryKind kind) const {
+        return std::array{weights, gradients, optimizer, activations, workspace}[static_cast<size_t>(kind)];
+    }
+};
 
 class Arena {
 public:
@@ -30,7 +49,7 @@ public:
         slots_.push_back({reinterpret_cast<void**>(pointer), bytes_});
         bytes_ += aligned(count * sizeof(T));
     }
-    // The same memory for every pointer planned under one name, as much as the largest of them wants.
+    // All pointers planned under one name share memory, as large as the largest of them needs.
     template <class T>
     void plan_shared(const std::string& name, T** pointer, size_t count) {
         Shared& shared = shared_[name];

@@ -15,7 +15,6 @@
 #include "llmc/kernels/quantize.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/layout.h"
-#include "llmc/shard/named_memory.h"
 
 namespace llmc {
 

@@ -14,6 +14,9 @@
 
 namespace llmc {
 
+template <class Real>
+class Trainer;
+
 struct TrainerState {
     int64_t step = 0;  // finished steps
     OptimizerState optimizer;
@@ -34,5 +37,13 @@ struct DeviceSlice {
 
 // The name that safetensors files have for a moment's format.
 inline const char* dtype_of(MomentFormat format) { return format == MomentFormat::bf16 ? "BF16" : "F32"; }
+
+// Sets a trainer's weights from a file of another program (checkpoint/weight_source.h). Every rank reads the file.
+template <class Real>
+void load_weights(Trainer<Real>& trainer, const std::string& path);
+// Writes a trainer's weights in Hugging Face's format. A collective: the first rank writes, and only it needs `path`.
+// `end_token`: the token between documents, or -1 if it is unknown.
+template <class Real>
+void save_weights(const Trainer<Real>& trainer, const std::string& path, int end_token);
 
 }  // namespace llmc

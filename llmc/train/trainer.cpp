@@ -2,7 +2,6 @@
 #include "llmc/train/trainer.h"
 
 #include <algorithm>
-#include <array>
 
 #include "llmc/device/transfer.h"
 #include "llmc/train/verification.h"
@@ -61,10 +60,6 @@ void read_in_pieces(const StateSlice& slice, const ReadState& read, Write&& writ
 }
 
 }  // namespace
-
-size_t MemoryByKind::operator[](MemoryKind kind) const {
-    return std::array{weights, gradients, optimizer, activations, workspace}[static_cast<size_t>(kind)];
-}
 
 template <class Real>
 Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)

@@ -23,7 +23,7 @@
 #include "llmc/linear/matmul.h"
 #include "llmc/model/transformer.h"
 #include "llmc/optim/optimizer.h"
-#include "llmc/train/memory_by_kind.h"
+#include "llmc/shard/arena.h"
 #include "llmc/train/state.h"
 #include "llmc/train/step_results.h"
 

@@ -21,7 +21,6 @@
 
 #include "llmc/comm/comm.h"
 #include "llmc/shard/arena.h"
-#include "llmc/shard/named_memory.h"
 #include "llmc/train/step_record.h"
 #include "llmc/train/trainer.h"
 

@@ -5,7 +5,7 @@
 #include "llmc/comm/comm.h"
 #include "llmc/fp8/recipe.h"
 #include "llmc/linear/matmul.h"
-#include "llmc/model/context.h"
+#include "llmc/model/block.h"
 #include "llmc/optim/config.h"
 #include "llmc/optim/schedule.cuh"
 

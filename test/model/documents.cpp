@@ -1,9 +1,9 @@
 // Documents in packed rows: where they begin, and that a row of two of them trains as two rows with one each.
-#include "llmc/model/documents.h"
+#include "llmc/model/transformer.h"
 
 #include <numeric>
 
-#include "llmc/model/generate.h"
+#include "llmc/model/sampler.h"
 #include "test/model/modern_fixture.h"
 #include "test/suites.h"
 

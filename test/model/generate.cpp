@@ -1,6 +1,6 @@
 // Token after token: with the cache and without it the bits of every logit are the same, and so the tokens are, in
 // every precision; the logits are those of the ordinary forward; and the cache saves what it is for.
-#include "llmc/model/generate.h"
+#include "llmc/model/sampler.h"
 
 #include <cstring>
 

@@ -1,7 +1,7 @@
 // Llama, Qwen3 and nano: against Hugging Face's own classes, and against themselves.
 #include <set>
 
-#include "llmc/model/generate.h"
+#include "llmc/model/sampler.h"
 #include "test/model/modern_fixture.h"
 #include "test/suites.h"
 

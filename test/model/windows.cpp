@@ -1,5 +1,5 @@
 // Attention in windows, layer by layer: what a token's loss knows of, in training and in generation.
-#include "llmc/model/generate.h"
+#include "llmc/model/sampler.h"
 #include "test/model/modern_fixture.h"
 #include "test/suites.h"
 
