@@ -1,3 +1,4 @@
+// Kernels of --fp8-fallback: counting losses per step and judging them. See fallback.h.
 #include "llmc/fp8/fallback.h"
 
 #include "llmc/device/kernel.cuh"
@@ -40,8 +41,7 @@ static __global__ void fp8_judge_kernel(Fp8Verdict* verdicts, Fp8Watch* watches,
     verdicts[i] = verdict;
 }
 
-// The counters are about to start again at 0: the last look then was at minus what came since. Differences of unsigned
-// numbers do not mind.
+// The counters are about to be reset to 0. Subtracting them here keeps the differences right, modulo 2^64.
 static __global__ void fp8_keep_watched_counts_kernel(Fp8Watch* watches, const Fp8State* states, int count) {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;

@@ -1,6 +1,6 @@
-// Which FP8 tensors keep losing values: what --fp8-fallback decides on, from the counters in their states. After every
-// optimizer step the counts of that step are taken out of the running ones, added up over the ranks, and compared with
-// the rule; a streak of steps above it is a verdict.
+// --fp8-fallback: finds FP8 tensors that keep losing values, from the counters in their states. After every optimizer
+// step, that step's counts are taken from the running ones, summed over the ranks and compared with the rule. A long
+// enough streak of steps above the rule is a verdict.
 #pragma once
 #include <cstdint>
 
@@ -10,7 +10,7 @@
 
 namespace llmc {
 
-// Of one tensor: its counts at the last look, and how many steps in a row were above the rule.
+// One tensor's counts after the last step, and for how many steps in a row they were above the rule.
 struct Fp8Watch {
     uint64_t elements, saturated, underflowed;
     int saturating, underflowing;
@@ -18,16 +18,16 @@ struct Fp8Watch {
 
 enum class Fp8Reason { none, saturated, underflowed };
 struct Fp8Verdict {
-    int reason;      // an Fp8Reason: the streak is as long as the rule asks
-    float fraction;  // of the elements, in this step
+    int reason;      // an Fp8Reason
+    float fraction;  // of the elements that were lost in this step
 };
 
-// packed (3, count) = elements, saturated and underflowed of every tensor since the last look.
+// packed (3, count) = elements, saturated and underflowed of every tensor since the last call.
 void fp8_pack_counts(float* packed, Fp8Watch* watches, const Fp8State* states, int count, stream_t stream);
-// From the counts of all ranks. A step with a value that is not finite (*bad_flag) was skipped, and changes no streak.
+// Judges the counts of all ranks. A step with a value that is not finite (*bad_flag) was skipped and changes no streak.
 void fp8_judge(Fp8Verdict* verdicts, Fp8Watch* watches, const float* packed, const int* bad_flag, int count,
                const Fp8FallbackRule& rule, stream_t stream);
-// Before fp8_clear_counts(): what has been counted since the last look is not lost with it.
+// Call before fp8_clear_counts(), which would otherwise lose the counts since the last fp8_pack_counts().
 void fp8_keep_watched_counts(Fp8Watch* watches, const Fp8State* states, int count, stream_t stream);
 
 }  // namespace llmc

@@ -43,7 +43,7 @@ void Fp8RankSums::restore(const std::vector<Row>& rows, const Comm& comm, stream
 
 double probed_error(const Fp8RankSums::Row& sums) { return std::sqrt(sums[1] / sums[2]); }
 
-// ---- memory --------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 
 void Fp8Laboratory::smooth(int layer, int channels) {
     if (!config_.smooth) return;
@@ -77,7 +77,7 @@ void Fp8Laboratory::allocate(stream_t stream) {
     synchronize(stream);  // `ones` ends here
 }
 
-// ---- smoothing -----------------------------------------------------------------------------------------------------
+// ---- smoothing ------------------------------------------------------------------------------------------------------
 
 void Fp8Laboratory::finish_step(stream_t stream) {
     if (smooth_layers_ == 0) return;
@@ -108,7 +108,7 @@ bool Fp8Laboratory::set_factors(int layer, const std::string& text, stream_t str
     return true;
 }
 
-// ---- outliers and probe --------------------------------------------------------------------------------------------
+// ---- outliers and probe ---------------------------------------------------------------------------------------------
 
 void Fp8Laboratory::clear_outliers(stream_t stream) {
     moments_.clear(stream);

@@ -1,3 +1,4 @@
+// Reading --fp8-recipe, --fp8-layers and --fp8-fallback. See recipe.h.
 #include "llmc/fp8/recipe.h"
 
 #include <cstdio>
@@ -50,12 +51,12 @@ void Fp8Layers::apply(const std::string& term, bool value, int blocks, const std
                                              std::to_string(blocks - 1) + ", " + known + "block0." + names.back() +
                                              " and the like, and " + kHeadLayer);
     };
-    if (term.empty()) refuse();  // "all," would otherwise be read as all layers again
+    if (term.empty()) refuse();  // otherwise "all," would mean all layers again
     if (term == "none") fp8_.clear();
     if (term == kHeadLayer) set(kHeadLayer, value);
     if (term == "none" || term == kHeadLayer) return;
     int first = 0, last = blocks - 1;
-    std::string wanted = term;  // of the blocks' layers; "": all
+    std::string wanted = term;  // a layer of the blocks, or "" for all of them
     if (term == "all")
         wanted.clear();
     else if (term == "first")

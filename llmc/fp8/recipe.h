@@ -1,4 +1,4 @@
-// How FP8 scales are found, and which layers use them: the --fp8-* flags as values.
+// How FP8 scales are computed, and which layers use them: the --fp8-* flags as values.
 #pragma once
 #include <set>
 #include <string>
@@ -11,20 +11,20 @@ namespace llmc {
 enum class Fp8Recipe {
     delayed,  // scale from the amaxes of past steps; producers quantize as they go
     current,  // scale from the tensor itself, measured first
-    block,    // E4M3, a scale for every 128 elements (128 x 128 of a weight), from themselves
-    mxfp8,    // E4M3, a scale for every 32 elements, from themselves (OCP MX)
+    block,    // E4M3, a scale for every 128 elements (128 x 128 of a weight), from these elements
+    mxfp8,    // E4M3, a scale for every 32 elements, from these elements (OCP MX)
 };
 Fp8Recipe fp8_recipe_from_name(const std::string& name);
 Fp8Scaling scaling_of(Fp8Recipe recipe);
 constexpr const char* kFp8Recipes[] = {"delayed", "current", "block", "mxfp8"};
 enum class AmaxAlgorithm {
-    max,          // over the window
+    max,          // the largest in the window
     most_recent,  // the last step's
     ema,          // max(exponential moving average, last step's)
 };
 
-// When a layer leaves FP8: a tensor of it had more than these fractions of its elements saturated or underflowed for so
-// many optimizer steps in a row.
+// When a layer leaves FP8: after `steps` optimizer steps in a row in which more than these fractions of a tensor's
+// elements saturated or underflowed.
 struct Fp8FallbackRule {
     float saturated = 1, underflowed = 1;
     int steps = 0;  // 0: never
@@ -45,16 +45,16 @@ struct Fp8Config {
 };
 constexpr int kMaxAmaxHistory = 1024;
 
-// Which linear layers run in FP8, from --fp8-layers: "all" or "none", then terms that add (+) or take away (-):
+// Which linear layers run in FP8, from --fp8-layers: "all" or "none", then terms that add (+) or remove (-) layers:
 // "first" and "last" block, "block7", a layer's name in every block ("fc_proj"), or one layer ("block7.fc_proj").
-// "lm_head" is in none of them but its own name. Example: all,-first,-last,-block7,-fc_proj,+lm_head
+// Only "lm_head" itself names the head. Example: all,-first,-last,-block7,-fc_proj,+lm_head
 //
 // Layers are known by their names: layer fc_proj of block 7 is "h.7.fc_proj".
 class Fp8Layers {
 public:
     Fp8Layers() = default;  // none
     bool empty() const { return fp8_.empty(); }
-    // `names`: of the linear layers that each of the blocks has.
+    // `names`: the linear layers of each block.
     Fp8Layers(const std::string& text, int blocks, const std::vector<std::string>& names);
     bool is_fp8(const std::string& layer) const { return fp8_.count(layer) > 0; }
     int count() const { return static_cast<int>(fp8_.size()); }

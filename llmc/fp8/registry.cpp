@@ -1,3 +1,4 @@
+// Scales, histories, verdicts and saved state of FP8 tensors. See registry.h.
 #include "llmc/fp8/registry.h"
 
 #include "llmc/comm/comm_range.h"
@@ -7,8 +8,8 @@
 namespace llmc {
 namespace {
 
-// Blocks scale themselves, so what the other flags say of histories and formats does not apply. The tensors' own scales
-// then say what the log shows: that of the largest block.
+// Block scales come from the block itself, so flags about histories and formats do not apply. The tensor's own scale is
+// then that of its largest block, for the log.
 Fp8Config resolved(Fp8Config config) {
     if (scaling_of(config.recipe) == Fp8Scaling::tensor) return config;
     if (config.fallback.steps > 0)
@@ -100,10 +101,10 @@ void Fp8Registry::set_evaluation_scale(int layer, Fp8Role role, stream_t stream)
 void Fp8Registry::set_weight_scales(stream_t stream) {
     if (count() == 0) return;
     const ProfileRange range("FP8 weight scales", stream);
-    fp8_set_current(states_, 0, count(), config_, stream);  // amax_now is 0 for the others, which changes nothing
+    fp8_set_current(states_, 0, count(), config_, stream);  // other tensors have amax_now 0, which changes nothing
 }
 
-// The maximum over the ranks of every amax; what is bad on one is bad on all.
+// Takes the maximum of every amax over the ranks. A tensor that is bad on one rank is bad on all.
 void Fp8Registry::share(bool now, stream_t stream) {
     if (comm_.world() == 1 || count() == 0) return;
     const CommRange range("maximum of FP8 amaxes", comm_, stream);
@@ -118,7 +119,7 @@ void Fp8Registry::check(stream_t stream) {
     fp8_any_bad(bad_flag_, states_, count(), stream);
 }
 
-// The counts of this step, those of all ranks, and what follows from them.
+// Sums the counts of this step over the ranks and judges them.
 void Fp8Registry::watch(stream_t stream) {
     const size_t n = static_cast<size_t>(count());
     fp8_pack_counts(packed_counts_, watches_, states_, count(), stream);
@@ -171,7 +172,7 @@ void Fp8Registry::put_back(const Fp8State* copy, stream_t stream) {
     if (count() > 0) copy_on_device(states_, copy, static_cast<size_t>(count()) * sizeof(Fp8State), stream);
 }
 
-// ---- checkpoints ---------------------------------------------------------------------------------------------------
+// ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 std::string Fp8Registry::rule() const {
     const char* const algorithms[] = {"max", "most_recent", "ema"};
@@ -213,7 +214,7 @@ Fp8Saved Fp8Registry::read_state(stream_t stream) const {
     return saved;
 }
 
-// Those of all ranks. Differences and sums of unsigned numbers do not mind where they wrap.
+// Sums the counts over the ranks. Unsigned differences may wrap; their sums are still right.
 void Fp8Registry::add_counts(std::vector<Fp8State>& states, std::vector<Fp8Watch>& watches) const {
     struct Counts {
         uint64_t elements, saturated, underflowed, nonfinite, watched[3];
@@ -248,7 +249,7 @@ void Fp8Registry::mark_left(const std::vector<std::string>& layers_left) {
             if (layer_name(l) == layer) left_[static_cast<size_t>(l)] = true;
 }
 
-// Whether these are the tensors of this run, with scales made as here.
+// True if the saved state has the tensors and the rule of this run.
 bool Fp8Registry::is_of(const Fp8Saved& saved) const {
     if (saved.rule != rule() || saved.tensors.size() != static_cast<size_t>(count())) return false;
     for (int i = 0; i < count(); i++)
@@ -279,7 +280,7 @@ bool Fp8Registry::restore(const Fp8Saved& saved, stream_t stream) {
         if (tensor.history.size() != length) return false;
         states[i] = tensor.state;
         watches[i] = tensor.watch;
-        if (!comm_.is_main()) {  // the counts of all ranks go on with the first
+        if (!comm_.is_main()) {  // the first rank takes the counts of all
             states[i].elements = states[i].saturated = states[i].underflowed = states[i].nonfinite = 0;
             watches[i].elements = watches[i].saturated = watches[i].underflowed = 0;
         }

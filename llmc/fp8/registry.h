@@ -1,5 +1,5 @@
-// The FP8 tensors of a run by name: their scales, histories and counters, and what the ranks tell each other of them.
-// It knows layers by their names alone, and nothing of a model.
+// The FP8 tensors of a run by name: their scales, histories and counters, and how ranks combine them. The registry
+// knows layers by their names alone, and nothing of a model.
 //
 // A layer in FP8 has three tensors, in this order: x (its input), w (its weight) and dout (the gradient of its output).
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace llmc {
 
-// A layer that has to leave FP8, and the first of its tensors that says so.
+// A layer that has to leave FP8, and the first of its tensors that breaks the rule.
 struct Fp8Fallback {
     int layer;
     Fp8Role role;
@@ -22,22 +22,22 @@ struct Fp8Fallback {
     float fraction;  // of that tensor's elements
 };
 
-// What a run remembers of its FP8 tensors, by name; the same on every rank. Counts are those of all ranks together.
+// The state of an FP8 tensor in a checkpoint, the same on every rank. Counts are sums over all ranks.
 struct Fp8SavedTensor {
     std::string name;  // "h.3.fc_proj.dout"
     Fp8State state{};
-    std::vector<float> history;  // amaxes, the oldest first; 0: none
+    std::vector<float> history;  // amaxes, the oldest first; 0 for an empty entry
     std::string smoothing;       // Fp8Laboratory::factors_text(); "" if it has none
     Fp8Watch watch{};
-    Fp8Verdict verdict{};  // of the last step, which take_fallbacks() has not seen yet
+    Fp8Verdict verdict{};  // of the last step; take_fallbacks() has not seen it yet
 };
 struct Fp8Saved {
-    std::string rule;                          // how scales follow from amaxes, and formats
+    std::string rule;                          // formats, and how scales follow from amaxes
     bool calibrated = false, watched = false;  // watched: there are verdicts
-    std::vector<std::string> left;             // layers that go on in BF16
+    std::vector<std::string> left;             // layers that have left FP8
     std::vector<Fp8SavedTensor> tensors;
     std::vector<Fp8Outliers> outliers{};     // by layer, since the last record
-    std::vector<Fp8RankSums::Row> probed{};  // by layer and product, of the last probed step; none without a probe
+    std::vector<Fp8RankSums::Row> probed{};  // by layer and product, of the last probed step; empty without a probe
 };
 
 class Fp8Registry {
@@ -47,29 +47,29 @@ public:
     Fp8Registry(const Fp8Registry&) = delete;
     Fp8Registry& operator=(const Fp8Registry&) = delete;
 
-    // All layers first, in the order in which forward comes to them; then the memory. Returns the layer's number.
+    // Add all layers first, in the order of forward, then plan the memory. Returns the layer's number.
     int add(const std::string& layer);
     void plan(Arena& arena);
     void allocate(stream_t stream);  // after the arena
 
     int layers() const { return static_cast<int>(names_.size()); }
     const std::string& layer_name(int layer) const { return names_[static_cast<size_t>(layer)]; }
-    int count() const { return layers() * kFp8Roles; }  // of tensors
+    int count() const { return layers() * kFp8Roles; }  // number of tensors
     static int tensor(int layer, Fp8Role role) { return layer * kFp8Roles + static_cast<int>(role); }
     std::string name(int tensor) const;       // "h.3.fc_proj.dout"
     int find(const std::string& name) const;  // the tensor of that name; throws for an unknown one
 
-    // As configured; scales for blocks fix what does not apply to them.
+    // As configured. With block scales, fields that do not apply have fixed values.
     const Fp8Config& config() const { return config_; }
     Fp8Scaling scaling() const { return scaling_; }
     bool has_block_scales() const { return scaling_ != Fp8Scaling::tensor; }
     bool falls_back() const { return config_.fallback.steps > 0; }
-    // Delayed scaling needs one step of amaxes first; that step uses current scaling and fills the histories.
+    // True if scales come from earlier steps. Delayed scaling first needs one step with current scaling, which fills
+    // the histories.
     bool uses_history() const { return config_.recipe == Fp8Recipe::delayed && calibrated_; }
 
-    // Whether casts of training passes count what they lose, until told otherwise: it costs them time, so only for a
-    // record that somebody takes. At first they do not, with a fallback rule always. Values that are not finite are
-    // always counted.
+    // Whether casts of training passes count the elements that they lose, which costs time. Off at first; always on
+    // with a fallback rule. Values that are not finite are always counted.
     void count_losses(bool on) {
         count_losses_ = on || falls_back();
         laboratory_.record_outliers(on);
@@ -81,40 +81,39 @@ public:
     Fp8Laboratory& laboratory() { return laboratory_; }
     const Fp8Laboratory& laboratory() const { return laboratory_; }
 
-    // On the device, `count()` of them.
+    // On the device, (count()).
     const Fp8State* states() const { return states_; }
     Fp8State* state(int layer, Fp8Role role) const { return states_ + tensor(layer, role); }
-    // What an evaluation with current scaling uses, which training never sees.
+    // The state that evaluation with current scaling uses instead, so that training does not notice it.
     Fp8State* evaluation_state(int layer, Fp8Role role) const { return evaluation_ + tensor(layer, role); }
 
-    // scale from what has been measured of this tensor.
+    // Computes the scale from the amax that was measured last.
     void set_scale(int layer, Fp8Role role, stream_t stream);
     void set_evaluation_scale(int layer, Fp8Role role, stream_t stream);
-    // Weights' scales are functions of the weights alone: measure all, then this, then write all.
+    // Computes the scales of all weights. Call after measuring and before writing their codes.
     void set_weight_scales(stream_t stream);
-    // Ranks with slices of the weights have measured those: now all have measured all.
+    // With sliced weights, each rank has measured its slices. This takes the maximum over the ranks.
     void share_weight_amaxes(stream_t stream) { share(true, stream); }
 
-    // After the last micro-step of a step, before the optimizer: amaxes become those of all ranks, and *bad_flag() says
-    // whether a cast saw Inf or NaN: 1 + the tensor, or 0.
+    // Call after the last micro-step, before the optimizer. Takes the maximum of amaxes over the ranks, and sets
+    // *bad_flag() to 1 + the first tensor in which a cast met Inf or NaN, or to 0.
     void check(stream_t stream);
     const int* bad_flag() const { return bad_flag_; }
-    // After the optimizer has decided: histories roll, scales for the next step follow, and gradients' move with the
+    // Call after the optimizer: rolls the histories and computes the next step's scales. Gradients' scales follow the
     // loss scale, which changes by *change.
     void finish_step(const float* change, stream_t stream);
-    // The layers that have to leave FP8, as all ranks saw it at the end of the step before the one that finish_step()
-    // was last called for, so that nothing waits for work just begun. Each is named once: from here on it has left.
+    // The layers that have to leave FP8, as decided one step before the last finish_step(), so that the host does not
+    // wait for the device. All ranks get the same layers, and each layer once: has_left() is true from then on.
     std::vector<Fp8Fallback> take_fallbacks();
     bool has_left(int layer) const { return left_[static_cast<size_t>(layer)]; }
     void clear_counts(stream_t stream);
-    // What casts change (count() states), aside and back: for a micro-step that is made twice.
+    // Copies the states to `copy` (count()) and back, for a micro-step that is repeated.
     void put_aside(Fp8State* copy, stream_t stream) const;
     void put_back(const Fp8State* copy, stream_t stream);
 
-    // For checkpoints; they wait for the device. read_state() is a collective. A restored run first marks the layers
-    // that have left, and has the factors again, then sets the weights, then restores the rest, with their counts.
-    // False where the tensors are not those of the run that was saved, or its amaxes are not what this one wants: then
-    // the next step calibrates.
+    // For checkpoints. All wait for the device, and read_state() is a collective. A resumed run first calls mark_left()
+    // and restore_factors(), then sets the weights, then calls restore(). That returns false if the saved run had other
+    // tensors or another rule; the next step then calibrates.
     Fp8Saved read_state(stream_t stream) const;
     std::string rule() const;
     void mark_left(const std::vector<std::string>& layers);
@@ -140,10 +139,10 @@ private:
     Fp8State* evaluation_ = nullptr;  // (layers, 3)
     float* history_ = nullptr;        // (layers, 3, history)
     int* bad_flag_ = nullptr;
-    float* packed_ = nullptr;    // (2, layers * 3): what ranks tell each other
-    char* workspace_ = nullptr;  // of its reduction
+    float* packed_ = nullptr;    // (2, layers * 3), for the maximum over the ranks
+    char* workspace_ = nullptr;  // for that all-reduce
 
-    // With a fallback rule. The verdicts of two steps are on their way to the host at once.
+    // For a fallback rule. Verdicts of two steps may be on their way to the host.
     struct VerdictSlot {
         Fp8Verdict* values = nullptr;  // pinned
         event_t copied = nullptr;

@@ -1,3 +1,4 @@
+// Kernels that compute FP8 scales from amaxes. See scaling.h.
 #include "llmc/fp8/scaling.h"
 
 #include <cfloat>
@@ -23,7 +24,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// What the kernels need of an Fp8Config, as plain numbers.
+// An Fp8Config as plain numbers, for kernels.
 struct ScaleRule {
     float largest_gradient;  // of dout's format
     float margin;            // 2^margin

@@ -1,4 +1,4 @@
-// What this project's values are called in cuBLASLt, for those who make descriptors: matmul_cuda.cpp and dev/probe/.
+// cuBLASLt's names for this project's values, for the code that makes descriptors: matmul_cuda.cpp and dev/probe/.
 #pragma once
 
 #if LLMC_CUDA
@@ -16,13 +16,14 @@
 
 namespace llmc {
 
-// What cuBLAS recommends for Hopper; and where there is no memory for that, or no algorithm is right with it, less.
+// The size that cuBLAS recommends for Hopper, then smaller ones for when memory is short or no algorithm is right with
+// it.
 constexpr size_t kLtWorkspaces[] = {size_t{32} << 20, size_t{4} << 20, 0};
 constexpr size_t kLtWorkspaceBytes = kLtWorkspaces[0];
-// Algorithms are asked for with this alignment, whatever a pointer really has: the choice then depends on the shape
-// alone, and a recomputed product in another buffer has the same bits. Hopper's copies (TMA) need no more.
+// Algorithms are requested for this alignment, whatever a pointer's real one. The choice then depends on the shape
+// alone, so a recomputed product in another buffer has the same bits. Hopper's copies (TMA) need no more.
 constexpr uint32_t kLtAlignment = 16;
-constexpr int kLtProposals = 8;  // algorithms that are asked for, and tried in the order given
+constexpr int kLtProposals = 8;  // algorithms to request; they are tried in order
 
 inline cudaDataType_t lt_type(Product::Element element) {
     switch (element) {
@@ -40,8 +41,8 @@ inline cudaDataType_t lt_type(Product::Element element) {
 
 inline LtVersions lt_versions() { return {CUBLAS_VERSION, cublasLtGetVersion()}; }
 
-// The scale modes of a product with block scales, A's and B's. Headers before CUDA 12.8 have none, those of 12.8 only
-// MX's; why_not_native() knows, and keeps such products from coming here.
+// Sets the scale modes of operands A and B of a product with block scales. Headers before CUDA 12.8 have none, and
+// those of 12.8 only MX's. why_not_native() keeps products that they lack from coming here.
 inline cublasStatus_t lt_set_scale_modes(cublasLtMatmulDesc_t operation, ScaleLayout a, ScaleLayout b) {
 #if CUBLAS_VERSION >= 120800
     for (const auto& [attribute, layout] :

@@ -12,7 +12,7 @@
 namespace llmc {
 namespace {
 
-// Elements of a block along the dimension that products sum over.
+// Number of elements of a block along the dimension that products sum over.
 int block_length(Fp8Scaling scaling) { return scaling == Fp8Scaling::block ? kScaleVector : kMxVector; }
 
 void add_once(std::vector<std::string>& list, const std::string& item) {
@@ -30,7 +30,7 @@ e4m3* codes_at(uint8_t* memory) { return reinterpret_cast<e4m3*>(memory); }
 
 }  // namespace
 
-// ---- memory ---------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 
 template <class Real>
 Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int rows, const LinearSetup& setup,
@@ -93,7 +93,7 @@ void Linear<Real>::leave_fp8(stream_t stream) {
     layers_.codes_->leave(tensors_, stream);
 }
 
-// ---- forward and backward -------------------------------------------------------------------------------
+// ---- forward and backward -------------------------------------------------------------------------------------------
 
 template <class Real>
 Quantized<e4m3> Linear<Real>::x_codes(const Pass& pass) {
@@ -224,7 +224,7 @@ void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gr
     for (const auto& observer : layers_.observers_) observer->after_backward(*this, dinp, dweight, dout, x, pass);
 }
 
-// ---- all layers ----------------------------------------------------------------------------------------------------
+// ---- all layers -----------------------------------------------------------------------------------------------------
 
 template <class Real>
 LinearLayers<Real>::LinearLayers(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, const Fp8Config* fp8)
@@ -248,7 +248,7 @@ void LinearLayers<Real>::finish_planning() {
     fp8_->plan(activations_);
 }
 
-// What scales for blocks cannot do.
+// Throws if block scales do not support this model or sharding.
 template <class Real>
 void LinearLayers<Real>::check_recipe() const {
     if (!block_scales()) return;

@@ -1,4 +1,4 @@
-// What both implementations of matmul.h share: shapes, checks, counts.
+// Shapes, checks and counts of matrix products, for both devices. See matmul.h.
 #include "llmc/linear/matmul.h"
 
 #include <algorithm>
@@ -56,7 +56,7 @@ ScaleLayout Product::second_scales() const {  // a weight's tiles, but in wgrad 
     return scaling == Fp8Scaling::mx ? ScaleLayout::mx : kind == wgrad ? ScaleLayout::vectors : ScaleLayout::tiles;
 }
 
-// In FP8 a matrix that is to be transposed lies in memory transposed already.
+// In FP8, a matrix that has to be transposed is already stored transposed.
 Gemm::Gemm(const Product& p)
     : transpose_first(p.kind == Product::wgrad && !is_fp8(p.type)),
       transpose_second(p.kind == Product::forward || is_fp8(p.type)),

@@ -1,9 +1,9 @@
-// Matrix products: the three that a linear layer needs. cuBLASLt on a GPU (matmul_cuda.cpp), oneDNN
-// and OpenBLAS on the host device (matmul_host.cpp).
+// The three matrix products of a linear layer: with cuBLASLt on a GPU (matmul_cuda.cpp), with oneDNN and OpenBLAS on
+// the host device (matmul_host.cpp).
 //
-// All matrices are row-major. A linear layer is out = inp * weight^T + bias with weight (OC, C), as PyTorch and llm.c
-// store it, and N tokens. Products of FP8 operands exist on Hopper only with both operands stored along the dimension
-// that is summed over ("TN"), so dgrad and wgrad take their operands transposed.
+// All matrices are row-major. A linear layer is out = inp * weight^T + bias with weight (OC, C), as in PyTorch and
+// llm.c, and N tokens. Hopper only multiplies FP8 operands that are both stored along the dimension that is summed over
+// ("TN"), so FP8 dgrad and wgrad take their operands transposed.
 #pragma once
 #include <compare>
 #include <cstddef>
@@ -35,29 +35,29 @@ requires(std::is_same_v<Real, float> ||
          std::is_same_v<Real, bf16>) inline constexpr OperandType operand_type = std::is_same_v<Real, bf16>
                                                                                      ? OperandType::bf16
                                                                                      : OperandType::fp32;
-template <class F8>  // the type of the output's gradient
+template <class F8>  // type of the output's gradient
 requires(std::is_same_v<F8, e4m3> ||
          std::is_same_v<F8, e5m2>) inline constexpr OperandType fp8_operand_type = std::is_same_v<F8, e5m2>
                                                                                        ? OperandType::e5m2_e4m3
                                                                                        : OperandType::e4m3;
 
-// The FP8 products in which the tensor cores sum up with fewer bits, and faster (--fp8-fast-accum). GPU only.
+// --fp8-fast-accum: the FP8 products in which tensor cores accumulate with fewer bits, which is faster. GPU only.
 enum class FastAccumulation { none, forward, all };
 
-// Products by the type of their operands.
+// Number of products by the type of their operands.
 struct ProductCounts {
     int64_t fp8 = 0, bf16 = 0, fp32 = 0;
-    int64_t emulated = 0;  // of the FP8 ones: made by BF16 units from the same values. GPU only
+    int64_t emulated = 0;  // FP8 products that BF16 units computed from the same values. GPU only
 };
 
-// What a product is, apart from its pointers: the key of a plan.
+// A product without its pointers: the key of a plan.
 struct Product {
     enum Kind { forward, dgrad, wgrad } kind;
     OperandType type;
     int N, C, OC;
     bool bias, accumulate;
     Fp8Scaling scaling = Fp8Scaling::tensor;  // of FP8 operands
-    bool emulated = false;                    // FP8 values, stored as FP8 is, in BF16
+    bool emulated = false;                    // the operands are FP8 values in BF16, laid out like FP8 operands
 
     enum class Element { fp32, bf16, e4m3, e5m2 };
     Element first_element() const;
@@ -70,12 +70,12 @@ struct Product {
     std::string describe() const;  // e.g. "matmul forward bf16 N=4096 C=768 OC=2304 with bias"
     const char* name() const;      // e.g. "matmul forward"
 };
-// How a product is made where the first algorithm that the library proposes is not to be taken.
+// How to compute a product, if not with the first algorithm that the library proposes.
 struct ProductChoice {
-    std::string algorithm;       // one of Matmul::proposals(), in this process or another; "": the library's first
-    bool emulated = false;       // FP8 values multiplied by BF16 units
-    bool separate_bias = false;  // by a kernel of our own, behind the product without bias
-    // Bytes that the algorithm was sought within, because none of those with more was right. Says why, not how.
+    std::string algorithm;       // one of Matmul::proposals(), from any process; "" for the library's first
+    bool emulated = false;       // BF16 units multiply the FP8 values
+    bool separate_bias = false;  // our own kernel adds the bias after the product
+    // Set if every algorithm with a larger workspace was wrong: the limit in bytes. Only explains the choice.
     std::optional<size_t> workspace = {};
     bool operator==(const ProductChoice& other) const {
         return algorithm == other.algorithm && emulated == other.emulated && separate_bias == other.separate_bias;
@@ -83,29 +83,29 @@ struct ProductChoice {
 };
 using ProductChoices = std::map<std::string, ProductChoice>;  // by Matmul::key()
 
-// What the user reads once when cuBLASLt refuses an FP8 product.
+// Message for the user when cuBLASLt refuses an FP8 product, printed once per product.
 std::string emulation_note(const Product& product, const std::string& refusal);
 constexpr size_t bytes_of(Product::Element element) {
     return element == Product::Element::fp32 ? 4 : element == Product::Element::bf16 ? 2 : 1;
 }
 
-// The pointers of a product. Scales are given for FP8 operands alone: a stored value means value * scale_inv, which is
-// one float, or a table of block scales (quantize_blocks.h).
+// The pointers of a product. FP8 operands have scales: a code stands for code * scale_inv. scale_inv is one float, or a
+// table of block scales (quantize_blocks.h).
 struct ProductTensors {
     void* result;
     const void *first, *second, *bias = nullptr;
     const void *first_scale_inv = nullptr, *second_scale_inv = nullptr;
-    // result = factor * product + addend_factor * addend, summed in FP32 and rounded once. `addend` lies as the result
-    // does, elsewhere. For BF16 and FP32 products without bias that do not accumulate.
+    // result = factor * product + addend_factor * addend, summed in FP32 and rounded once. `addend` has the result's
+    // layout and does not overlap it. For BF16 and FP32 products without bias that do not accumulate.
     const void* addend = nullptr;
     float factor = 1, addend_factor = 0;
 };
 
-// The same product as result (rows, columns) = op(first) * op(second), every matrix row-major as it lies in memory:
+// The same product as result (rows, columns) = op(first) * op(second), with every matrix row-major in memory:
 //   forward  out (N, OC)     = inp (N, C)     * weight (OC, C)^T
 //   dgrad    dinp (N, C)     = dout (N, OC)   * weight (OC, C)
 //   wgrad    dweight (OC, C) = dout (N, OC)^T * inp (N, C)
-// In FP8 the two others look like forward, because their operands lie in memory transposed:
+// In FP8, dgrad and wgrad look like forward, because their operands are stored transposed:
 //   dgrad    dinp (N, C)     = dout (N, OC)   * weight (C, OC)^T
 //   wgrad    dweight (OC, C) = dout (OC, N)   * inp (C, N)^T
 struct Gemm {
@@ -118,10 +118,10 @@ struct Gemm {
     size_t result_size() const { return static_cast<size_t>(rows) * columns; }
 };
 
-// Runs products on one device and one stream (its workspace serves one at a time; use an object a stream). Products
-// accumulate in FP32, and the same product of the same shape always runs the same deterministic algorithm: equal inputs
-// give equal bits, so recomputed activations equal the first ones. Tensors must be 16-byte aligned. Real = float or
-// bf16, of any shape, best multiples of 8. In FP8 products N, C and OC must be multiples of 16.
+// Runs products on one device and one stream. The workspace serves one product at a time, so use one object per stream.
+// Products accumulate in FP32. A product of a given shape always runs the same deterministic algorithm, so recomputed
+// activations have the same bits. Tensors must be 16-byte aligned. Real = float or bf16, of any shape; multiples of 8
+// are fastest. In FP8 products N, C and OC must be multiples of 16.
 class Matmul {
 public:
     struct LinearShape {
@@ -130,45 +130,45 @@ public:
         bool operator==(const LinearShape&) const = default;
     };
 
-    // allow_tf32: FP32 operands may be rounded to TF32 (GPU only). Otherwise FP32 products are true FP32. `scaling`: of
-    // all FP8 products. Where cuBLASLt has no such products (emulated_because), or refuses one, BF16 units multiply the
-    // same values, which are BF16 numbers exactly; a refused one is named on stderr.
+    // allow_tf32: FP32 operands may be rounded to TF32 (GPU only). `scaling` applies to all FP8 products. If cuBLASLt
+    // has no such products (emulated_because()) or refuses one, BF16 units multiply the same values, which BF16
+    // represents exactly. A refused product is named on stderr.
     explicit Matmul(bool allow_tf32, FastAccumulation fast = FastAccumulation::forward,
                     Fp8Scaling scaling = Fp8Scaling::tensor);
     ~Matmul();
     Matmul(const Matmul&) = delete;
     Matmul& operator=(const Matmul&) = delete;
 
-    // Takes the library's handle and workspace, which planning does without; otherwise the first use does. A workspace
-    // that there is no memory for is a smaller one, which is said on stderr.
+    // Creates the library's handle and workspace, which planning does not need. Otherwise the first use does. If memory
+    // is short, takes a smaller workspace and says so on stderr.
     void allocate() { backend(); }
 
-    // What a product is called where choices are kept: its describe(), and what of this object changes its result.
+    // The name under which choices are stored: describe(), and the settings of this object that change the result.
     std::string key(const Product& product) const;
-    // How products are to be made from now on; those that are not named, as the library proposes. An algorithm that
-    // this library does not have is named on stderr, and the product is made as if it were not named.
+    // How to compute products from now on. Products without a choice use the library's first proposal. So does a
+    // product whose chosen algorithm this library lacks, which is named on stderr.
     void choose(ProductChoices choices);
     const ProductChoices& choices() const { return choices_; }
-    // The algorithms that the library has for a product within so many bytes of workspace, at most `limit`, the best by
-    // its own judgement first: texts, good for any process with the same library. The host device has but one, "".
+    // The library's algorithms for a product that need at most `workspace` bytes: up to `limit` texts, the library's
+    // favourite first, valid in any process with the same library. The host device has only "".
     std::vector<std::string> proposals(const Product& product, int limit, size_t workspace);
-    // What may be asked for: all that there is, then less. The host device has none.
+    // Workspace sizes to try: all that is available first, then less. Empty on the host device.
     std::vector<size_t> workspaces();
-    // Whether this device makes a product with BF16 units, because it has no such FP8 product.
+    // True if this device computes a product with BF16 units, because it has no such FP8 product.
     bool emulates(const Product& product);
-    // Whether an algorithm is one of those that the library can make this product with.
+    // True if the library can compute this product with this algorithm.
     bool has_algorithm(const Product& product, const std::string& algorithm);
-    // Any product. What is made by `forward`, `dgrad` and the others below comes here too.
+    // Computes any product. `forward`, `dgrad` and the others below call this.
     void multiply(const Product& product, const ProductTensors& tensors, stream_t stream);
 
-    // Prepares for BF16 and FP8 products up to this size, each of N, C and OC together; call it for every linear layer
-    // before training. Products allocate no tensors: one that was not prepared for is refused. (The host device holds
-    // FP8 operands widened to BF16, or without oneDNN all operands widened to FP32; a GPU needs nothing beyond the
-    // workspace of 32 MiB, and the operands of products that it emulates. Those of a product that cuBLASLt refuses are
-    // allocated when it does, at its first run.)
+    // Reserves memory for BF16 and FP8 products of this size or smaller. Call it for every linear layer before
+    // training, because products that need more memory than reserved are refused. The host device keeps FP8 operands
+    // widened to BF16, or without oneDNN all operands widened to FP32. A GPU needs a workspace of 32 MiB, and memory
+    // for operands of products that it emulates. If cuBLASLt refuses a product, memory for its operands is allocated at
+    // its first run.
     void reserve(int N, int C, int OC, bool fp8 = true);
-    size_t reserved_bytes() const;  // of device memory or, on the host device, of memory
-    // What reserved_bytes() will be when these layers are reserved; for FP32 alone nothing needs to be.
+    size_t reserved_bytes() const;
+    // The reserved_bytes() of these layers. FP32 alone needs none.
     static size_t planned_bytes(OperandType type, const std::vector<LinearShape>& shapes,
                                 Fp8Scaling scaling = Fp8Scaling::tensor);
 
@@ -191,10 +191,11 @@ public:
         multiply({Product::wgrad, operand_type<Real>, N, C, OC, false, accumulate}, {dweight, dout, inp}, stream);
     }
 
-    // The same in FP8. With Fp8Scaling::tensor each scale_inv is one float, read when the product runs
-    // (&Fp8State::scale_inv: on 16 bytes of its own, as cuBLASLt 13.1 wants it), and the product of the two should be a
-    // normal FP32 number. With block scales (E4M3 alone) it is the operand's table: tiles for weights under
-    // Fp8Scaling::block, else vectors; mx under Fp8Scaling::mx. N, C and OC are then multiples of 128, or of 32.
+    // The same in FP8. With Fp8Scaling::tensor each scale_inv is one float that is read when the product runs. It
+    // points to Fp8State::scale_inv, which has 16 bytes of its own because cuBLASLt 13.1 needs that. The product of
+    // both should be a normal FP32 number. With block scales (E4M3 only) it is the operand's table: under
+    // Fp8Scaling::block, tiles for weights and vectors for others; under Fp8Scaling::mx, mx. N, C and OC are then
+    // multiples of 128, or of 32 for mx.
     //
     // out (N, OC) = inp (N, C) * weight (OC, C)^T * both scales + bias (OC), may be nullptr
     void forward_fp8(bf16* out, const e4m3* inp, const void* inp_scale_inv, const e4m3* weight,
@@ -217,16 +218,15 @@ public:
                  {dweight, dout_transposed, inp_transposed, nullptr, dout_scale_inv, inp_scale_inv}, stream);
     }
 
-    // Why this device emulates all FP8 products with such scales; "" if it has them. The host device, which computes
-    // all products from operands widened to FP32, has every kind.
+    // Why this device emulates all FP8 products with such scales; "" if it has them. The host device has every kind.
     static std::string emulated_because(Fp8Scaling scaling);
 
     const ProductCounts& counts() const { return counts_; }
-    // `to`: as they were, of products that are not to be counted.
+    // Pass earlier counts as `to` so that products in between do not count.
     void reset_counts(const ProductCounts& to = {}) { counts_ = to; }
 
 private:
-    struct Backend;  // each device's own
+    struct Backend;  // differs by device
 
     Backend& backend();
     const ProductChoice& chosen(const Product& product);
@@ -239,7 +239,7 @@ private:
     const Fp8Scaling scaling_;
     std::unique_ptr<Backend> backend_;
     ProductChoices choices_;
-    std::map<Product, ProductChoice> chosen_;  // the same, of products that were asked for
+    std::map<Product, ProductChoice> chosen_;  // choices_ by product, filled in on first use
     ProductCounts counts_;
     bool has_stream_ = false;
     stream_t stream_{};

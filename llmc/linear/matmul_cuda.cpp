@@ -1,9 +1,9 @@
-// Matrix products on a GPU: cuBLASLt. Descriptors and algorithm of a product are made once a shape and kept.
+// Matrix products on a GPU with cuBLASLt. Descriptors and algorithm of a product are found once per shape and kept.
 //
-// cuBLASLt is column-major. A row-major (rows, columns) matrix is, byte for byte, the column-major (columns, rows)
-// transpose of it; so result = op(first) * op(second) is asked for as result^T = op(second)^T * op(first)^T, with
+// cuBLASLt is column-major. A row-major (rows, columns) matrix has the bytes of its transpose, the column-major
+// (columns, rows) matrix. So result = op(first) * op(second) is computed as result^T = op(second)^T * op(first)^T, with
 // `second` as cuBLASLt's A and `first` as its B. For FP8, where `second` is transposed and `first` is not, that is the
-// one layout that Hopper has (transa T, transb N). Weights and activations, always E4M3, are A where E5M2 meets E4M3.
+// only layout that Hopper supports (transa T, transb N). If one operand is E5M2, the E4M3 weights or activations are A.
 #include "llmc/linear/matmul.h"
 
 #if LLMC_CUDA
@@ -31,7 +31,7 @@ void check_lt(cublasStatus_t status, const char* call, const std::string& what, 
 }
 #define LLMC_CHECK_LT(call, what) check_lt((call), #call, what, __FILE__, __LINE__)
 
-// Without a device to ask: as on Hopper.
+// Without a device, as on Hopper.
 int compute_capability() {
     int device = 0, major = 0, minor = 0;
     const bool found = cudaGetDevice(&device) == cudaSuccess &&
@@ -46,13 +46,13 @@ bool card_lacks(Fp8Scaling scaling) {
     return scaling != Fp8Scaling::tensor && !Matmul::emulated_because(scaling).empty();
 }
 
-// The same product of BF16 operands that lie as FP8 ones do.
+// The same product with BF16 operands in the layout of FP8 ones.
 Product emulation_of(Product product) {
     product.emulated = true;
     return product;
 }
 
-// Elements of the buffers for dequantized operands.
+// Sizes of the buffers for dequantized operands, in elements.
 struct EmulationSizes {
     size_t first = 0, second = 0;
 
@@ -105,23 +105,23 @@ void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attr
                   product.describe());
 }
 
-// A row-major matrix as cuBLASLt sees it.
+// Layout of a row-major matrix for cuBLASLt.
 void make_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, int rows, int columns, const Product& product) {
     LLMC_CHECK_LT(cublasLtMatrixLayoutCreate(layout, type, columns, rows, columns), product.describe());
 }
 
-// The scales of an emulated product's operands lie on the device, and so must what its result is multiplied with.
-// Scales of blocks are in the operands already: they are powers of two.
+// The scales of an emulated product's operands are on the device, so the factor of its result must be too. Block scales
+// are powers of two and already multiplied into the operands.
 bool has_device_factors(const Product& product) { return product.emulated && !product.has_block_scales(); }
 
-// cuBLASLt says no before it has done anything, and another algorithm may do. CUBLAS_STATUS_INVALID_VALUE is no refusal
-// but a mistake of the caller's.
+// cuBLASLt refused the product before doing anything, so another algorithm may work. CUBLAS_STATUS_INVALID_VALUE is not
+// a refusal but a mistake of the caller.
 bool is_refusal(cublasStatus_t status) {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
-// GELU is not taken into the epilogue: when activations are recomputed, our own GELU kernel must give the bits of the
-// first pass, which cuBLASLt's does not, and its measured gain in a training step is 0.7 % (llm.c #591).
+// The epilogue does not include GELU. Recomputed activations must have the bits of the first pass, and cuBLASLt's GELU
+// differs from our kernel's. Its gain in a training step was measured as 0.7 % (llm.c #591).
 void make_operation(Plan& plan, const Product& product, bool allow_tf32, FastAccumulation fast) {
     const Gemm g(product);
     const bool tf32 = allow_tf32 && product.type == OperandType::fp32;
@@ -150,7 +150,8 @@ void make_operation(Plan& plan, const Product& product, bool allow_tf32, FastAcc
     make_layout(&plan.result, lt_type(product.result_element()), g.rows, g.columns, product);
 }
 
-// Scales of C and D are never set: cuBLASLt refuses them for a result that is not FP8, and 13.1 may hang on one of C.
+// Scales of C and D are never set. cuBLASLt refuses them for a result that is not FP8, and 13.1 may hang on a scale of
+// C.
 void set_pointers(const Plan& plan, const Product& product, const void* bias, const void* a_scale_inv,
                   const void* b_scale_inv) {
     if (product.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias, product);
@@ -178,9 +179,9 @@ std::optional<cublasLtMatmulAlgo_t> algorithm_of(const std::string& text) {
     return algorithm;
 }
 
-// A product split along its inner dimension must add its parts up in a fixed order, and in FP32. That leaves no
-// reduction, or one through the workspace in compute type. Excluded: INPLACE, where parts are added to the result in
-// the order in which blocks come to it, and OUTPUT_TYPE, which rounds the parts to BF16.
+// A product that is split along its inner dimension must add its parts in a fixed order and in FP32. That leaves no
+// reduction, or one through the workspace in compute type. It excludes INPLACE, which adds parts in the order in which
+// blocks finish, and OUTPUT_TYPE, which rounds the parts to BF16.
 void find_algorithms(Plan& plan, const Product& product, cublasLtHandle_t handle, size_t workspace, int limit) {
     Preference preference;
     LLMC_CHECK_LT(cublasLtMatmulPreferenceCreate(&preference.handle), product.describe());
@@ -207,7 +208,7 @@ void find_algorithms(Plan& plan, const Product& product, cublasLtHandle_t handle
             plan.algorithms.push_back(proposal.algo);
 }
 
-// The plan with one algorithm, if that is one of this library's.
+// The plan with one algorithm, if this library has it.
 bool take_algorithm(Plan& plan, cublasLtHandle_t handle, size_t workspace, const std::string& text) {
     const std::optional<cublasLtMatmulAlgo_t> algorithm = algorithm_of(text);
     cublasLtMatmulHeuristicResult_t result = {};
@@ -268,7 +269,7 @@ struct Matmul::Backend {
         cublasLtDestroy(handle);
     }
 
-    // As much as there is memory for.
+    // Takes the largest workspace for which there is memory.
     void allocate_workspace() {
         for (const size_t bytes : kLtWorkspaces) {
             try {
@@ -303,8 +304,8 @@ struct Matmul::Backend {
 
     void describe(Plan& plan, const Product& product) const {
         make_operation(plan, product, allow_tf32, fast);
-        // The heuristic wants to see that there will be a bias and scales, and how they are aligned: as little as is
-        // promised of any pointer.
+        // The heuristic needs to know that there will be a bias and scales, and their alignment, which is the least
+        // that any pointer has.
         const void* example = reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(workspace) + kLtAlignment);
         set_pointers(plan, product, example, example, example);
     }

@@ -1,10 +1,10 @@
-// Matrix products on the host device. FP32 products are OpenBLAS's. BF16 products are oneDNN's where the CPU has
-// instructions for them (onednn_host.h), and FP8 operands become BF16 ones, which have all their values. On other CPUs
-// BF16 and FP8 operands are widened to FP32 for OpenBLAS.
+// Matrix products on the host device. OpenBLAS computes FP32 products. oneDNN computes BF16 products if the CPU has
+// instructions for them (onednn_host.h); FP8 operands are widened to BF16, which is exact. On other CPUs, BF16 and FP8
+// operands are widened to FP32 for OpenBLAS.
 //
-// The product of two BF16 or FP8 values is exact in FP32, so all of this differs from a tensor core in how it sums up
-// alone. The libraries and the loops here share their OpenMP threads: link the OpenMP build of OpenBLAS, because a pool
-// of its own would fight with ours for the cores.
+// The product of two BF16 or FP8 values is exact in FP32, so results differ from a tensor core's only by the order of
+// sums. The libraries and the loops here share their OpenMP threads. Link the OpenMP build of OpenBLAS, because a
+// thread pool of its own would compete with ours for the cores.
 #include "llmc/linear/matmul.h"
 
 #if !LLMC_CUDA
@@ -23,7 +23,7 @@ namespace llmc {
 
 namespace {
 
-// Loops over fewer elements than this are not worth waking threads for.
+// Loops over fewer elements than this run in one thread.
 constexpr size_t kParallelElements = 1 << 15;
 
 void widen(float* to, const bf16* from, size_t n) {
@@ -62,7 +62,7 @@ void widen(float* to, const void* from, Product::Element element, size_t n) {
     }
 }
 
-// FP8 to BF16, which has every value of both formats. The bits move up; subnormals come from a table of the first
+// FP8 to BF16, which has every value of both formats. The bits are shifted; subnormals come from a table of the first
 // codes, and Inf and NaN from comparisons.
 template <class F8>
 void widen_to_bf16(bf16* to, const F8* from, size_t n) {
@@ -95,8 +95,8 @@ void widen_to_bf16(bf16* to, const F8* from, size_t n) {
 void widen(float& to, float value) { to = value; }
 void widen(bf16& to, float value) { to.bits = static_cast<uint16_t>(float_bits(value) >> 16); }
 
-// The values of an FP8 matrix (rows, K) with block scales. BF16 keeps them exactly where the scales are powers of two,
-// except for values below 2^-126, which lose bits.
+// The values of an FP8 matrix (rows, K) with block scales. BF16 represents them exactly if the scales are powers of
+// two, except for values below 2^-126, which lose bits.
 template <class To>
 void widen_blocks(To* to, const e4m3* from, const void* scales, ScaleLayout layout, int rows, int K) {
     const float* values = code_values<e4m3>().data();
@@ -151,8 +151,8 @@ void multiply_fp32(const Product& product, const ProductTensors& t) {
     if (t.bias) add_bias(result, static_cast<const float*>(t.bias), g);
 }
 
-// The widest operands and results that products were reserved for, in elements. The layouts of BF16 and FP8 differ,
-// their sizes do not.
+// Sizes of the largest operands and results that were reserved, in elements. BF16 and FP8 differ in layout, not in
+// size.
 struct ProductSizes {
     size_t first = 0, second = 0, result = 0;
     size_t fp8_first = 0, fp8_second = 0;  // the same for products that may be FP8
@@ -190,7 +190,7 @@ host::Bf16Product bf16_product(const Product& product, const ProductTensors& t, 
             kept};
 }
 
-// Calls each(product) for all kinds of products of a layer that oneDNN makes.
+// Calls each(product) for all kinds of products of a layer that oneDNN computes.
 template <class Each>
 void for_each_bf16_product(const Matmul::LinearShape& s, const Each& each) {
     for (const OperandType operands : {OperandType::bf16, OperandType::e4m3}) {
@@ -256,7 +256,7 @@ struct Matmul::Backend {
                                scale);
     }
 
-    // On a CPU without BF16 instructions.
+    // For a CPU without BF16 instructions.
     void multiply_widened(const Product& product, const ProductTensors& t) {
         const Gemm g(product);
         float scale = t.factor;
@@ -341,7 +341,7 @@ bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
                                                  product.describe().c_str(), product.N, product.C, product.OC));
     const size_t result_bytes = bytes_of(product.result_element());
     const Access written{t.result, g.result_size() * result_bytes, product.accumulate, true};
-    // One float, or a table of them.
+    // A scale is one float, or a table of them.
     const auto scales = [&](const void* scale_inv, auto layout, int rows) {
         const size_t bytes = product.has_block_scales() ? scale_bytes((product.*layout)(), static_cast<size_t>(rows),
                                                                       static_cast<size_t>(g.inner))

@@ -21,7 +21,7 @@ size_t output_count(const Layer& layer, int rows) {
 }
 size_t weight_count(const Layer& layer) { return input_count(layer, layer.outputs()); }
 
-// ---- outliers ------------------------------------------------------------------------------------------------------
+// ---- outliers -------------------------------------------------------------------------------------------------------
 
 class Outliers final : public LinearObserver<bf16> {
 public:
@@ -68,7 +68,7 @@ private:
     float* cosines_ = nullptr;  // see gate_alignment()
 };
 
-// ---- smoothing -----------------------------------------------------------------------------------------------------
+// ---- smoothing ------------------------------------------------------------------------------------------------------
 
 class Smoothing final : public LinearObserver<bf16> {
 public:
@@ -100,7 +100,7 @@ private:
     const Fp8Laboratory& laboratory_;
 };
 
-// ---- probe ---------------------------------------------------------------------------------------------------------
+// ---- probe ----------------------------------------------------------------------------------------------------------
 
 class Probe final : public LinearObserver<bf16> {
 public:

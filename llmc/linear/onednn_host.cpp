@@ -1,5 +1,5 @@
-// See onednn_host.h. Written for oneDNN 2 (Debian 12) and 3 (later systems), which differ in how a primitive is
-// described.
+// Creating and running oneDNN's primitives, see onednn_host.h. For oneDNN 2 (Debian 12) and 3 (later systems), which
+// describe a primitive differently.
 #include "llmc/linear/onednn_host.h"
 
 #if !LLMC_CUDA
@@ -22,8 +22,8 @@ namespace {
 using dnnl::memory;
 using Type = memory::data_type;
 
-// With FP32 results oneDNN 2 may cut longer sums into parts for threads (seen from 4096 on, with 16 threads or more),
-// so that their number would change bits. We add up pieces that it leaves whole.
+// With FP32 results, oneDNN 2 may split longer sums between threads (seen from 4096 terms on, with 16 threads or more),
+// so the number of threads would change bits. We add up pieces that it does not split.
 constexpr int kLongestSum = 2048;
 
 dnnl::engine& engine() {
@@ -31,20 +31,20 @@ dnnl::engine& engine() {
     return cpu;
 }
 
-// (rows, columns), of which one step along rows, or along columns if it is transposed, is `stride` elements.
+// A matrix (rows, columns) with `stride` elements from row to row, or from column to column if it is transposed.
 memory::desc matrix(int rows, int columns, int stride, bool transposed, Type type) {
     return {{rows, columns}, type, transposed ? memory::dims{1, stride} : memory::dims{stride, 1}};
 }
 memory::desc row(int columns, Type type) { return matrix(1, columns, columns, false, type); }
 
-// Some terms of the sums of a product; all but the first piece add to the result.
+// Some terms of a product's sums. All pieces but the first add to the result.
 struct Piece {
     Bf16Product product;
     int terms;
     auto operator<=>(const Piece&) const = default;
 };
 
-// How a piece is made. The scale comes before the bias and what is kept.
+// The scale applies before the bias and the kept result are added.
 dnnl::matmul::primitive_desc describe(const Piece& piece) {
     const Bf16Product& p = piece.product;
     const memory::desc first =
@@ -85,7 +85,7 @@ struct Bf16Products::Primitives {
     struct Entry {
         dnnl::matmul primitive;
         std::unordered_map<int, memory> arguments;
-        int scale, bias;  // where they are among the arguments
+        int scale, bias;  // keys of these arguments
     };
     dnnl::stream stream{engine()};
     std::map<Piece, Entry> entries;
@@ -149,7 +149,7 @@ size_t Bf16Products::workspace_bytes(const Bf16Product& product) {
     size_t bytes = 0;
     std::optional<Piece> last;
     for_each_piece(product, [&](const Piece& piece, int) {
-        if (piece == last) return;  // a long sum has many pieces of the same kind
+        if (piece == last) return;  // a long sum has many equal pieces
         last = piece;
         bytes = std::max(bytes, (describe(piece).scratchpad_desc().get_size() + 63) / 64 * 64);
     });
@@ -167,7 +167,7 @@ void Bf16Products::multiply(const Bf16Product& p, void* result, const bf16* firs
                             float scale) {
     if (!primitives_) primitives_ = std::make_unique<Primitives>();
     primitives_->scale = scale;
-    // A piece of an operand is some of its columns or, where it is transposed, of its rows.
+    // A piece of an operand is a range of its columns, or of its rows if it is transposed.
     for_each_piece(p, [&](const Piece& piece, int begin) {
         const size_t of_first = static_cast<size_t>(begin) * (p.transpose_first ? p.rows : 1);
         const size_t of_second = static_cast<size_t>(begin) * (p.transpose_second ? 1 : p.columns);

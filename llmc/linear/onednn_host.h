@@ -9,18 +9,18 @@
 
 namespace llmc::host {
 
-// result (rows, columns) = op(first) op(second), then what the other members say; summed up in FP32, rounded once.
+// result (rows, columns) = scale * op(first) * op(second) + bias + kept * result, summed in FP32 and rounded once.
 struct Bf16Product {
     int rows, columns, inner;
     bool transpose_first, transpose_second;
     bool fp32_result;
-    bool scaled = false;  // times a number that is given with each product
-    bool bias = false;    // plus a row of BF16 numbers
-    float kept = 0.0f;    // plus this many times what the result holds
+    bool scaled = false;  // each multiply() gives a scale
+    bool bias = false;    // a row of BF16 numbers
+    float kept = 0.0f;
     auto operator<=>(const Bf16Product&) const = default;
 };
 
-// oneDNN's primitives, one for each kind and shape of product, made at its first run, and the memory that they work in.
+// oneDNN's primitives, one for each kind and shape of product, created at the product's first run, and their workspace.
 // The bits of a product do not depend on the number of threads.
 class Bf16Products {
 public:
@@ -29,8 +29,8 @@ public:
     // True if the build has oneDNN and this CPU has BF16 instructions, which ONEDNN_MAX_CPU_ISA may hide.
     static bool available();
     static std::string version();  // the library's version and instructions; "" if it is not available
-    static size_t workspace_bytes(const Bf16Product& product);  // that it needs while it runs
-    void reserve(const Bf16Product& product);                   // its workspace
+    static size_t workspace_bytes(const Bf16Product& product);
+    void reserve(const Bf16Product& product);  // reserves its workspace
     size_t reserved_bytes() const;
     void multiply(const Bf16Product& product, void* result, const bf16* first, const bf16* second, const bf16* bias,
                   float scale);

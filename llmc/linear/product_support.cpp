@@ -7,8 +7,8 @@
 namespace llmc {
 namespace {
 
-// cuBLAS documentation, "Narrow precision data types usage" and "cublasLtMatmulMatrixScale_t"; the versions are those
-// of the headers in which the modes appear, and for Blackwell the release notes of CUDA 12.8.
+// From the cuBLAS documentation, "Narrow precision data types usage" and "cublasLtMatmulMatrixScale_t". The versions
+// are those of the headers in which the modes appear first; for Blackwell, see the release notes of CUDA 12.8.
 struct Row {
     Fp8Scaling scaling;
     const char* what;

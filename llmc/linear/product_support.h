@@ -1,5 +1,5 @@
-// Which FP8 products cuBLASLt has, by its version and the card: what can be known before it is asked. Plain code, so
-// that it is tested without a GPU.
+// Which FP8 products cuBLASLt has, by its version and the card, as far as that is known without calling it. This code
+// needs no CUDA, so that it is tested without a GPU.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -8,15 +8,15 @@
 
 namespace llmc {
 
-// Versions of cuBLASLt as its CUBLAS_VERSION and cublasLtGetVersion() have them: 120903 is 12.9.3. What the header that
-// was compiled with does not name cannot be asked for, and what the library that was loaded does not have, neither.
+// Versions of cuBLASLt's header (CUBLAS_VERSION) and library (cublasLtGetVersion()): 120903 is 12.9.3. A feature needs
+// both.
 struct LtVersions {
     size_t compiled = 0, loaded = 0;
 };
 std::string lt_version_text(size_t version);
 
-// Why a card of this compute capability (90 for sm_90) has no FP8 products with such scales, and what would have; ""
-// if it has.
+// Why a card of this compute capability (90 for sm_90) has no FP8 products with such scales, and what would help. "" if
+// it has them.
 std::string why_not_native(Fp8Scaling scaling, const LtVersions& versions, int compute_capability);
 
 }  // namespace llmc

@@ -1,6 +1,5 @@
-// How one product is made: with which of the algorithms that a library proposes for it, or, when it refuses all of
-// them, by other means. Found when the product is made for the first time, and kept: another algorithm would give other
-// bits.
+// Which of a library's proposed algorithms computes a product, or emulation if the library refuses all of them. Chosen
+// when the product runs for the first time, and kept, because another algorithm would give other bits.
 #pragma once
 
 namespace llmc {
@@ -8,11 +7,12 @@ namespace llmc {
 class ProductWay {
 public:
     ProductWay() = default;
-    // `proposed` algorithms, best first. `has_emulation`: whether there is another way.
+    // `proposed`: number of algorithms, best first. `has_emulation`: the product can be emulated.
     ProductWay(int proposed, bool has_emulation) : proposed_(proposed), has_emulation_(has_emulation) {}
 
-    // Makes the product once. attempt(i) runs algorithm i, or returns false if the library refuses it before it has
-    // done anything; other errors are to be thrown. False: there is no way, or the one that was found is refused now.
+    // Runs the product once. attempt(i) runs algorithm i, or returns false if the library refuses it before doing
+    // anything; it throws other errors. Returns false if nothing works, or if the algorithm that worked before is
+    // refused now.
     template <class Attempt, class Emulate>
     bool make(Attempt&& attempt, Emulate&& emulate) {
         for (; at_ < proposed_; at_++) {
@@ -23,7 +23,7 @@ public:
         emulate();
         return true;
     }
-    // No algorithm is left: what was made was made by other means.
+    // True if no algorithm is left and the product was emulated.
     bool emulated() const { return has_emulation_ && at_ == proposed_; }
     int algorithm() const { return at_; }
 

@@ -7,7 +7,7 @@
 
 namespace llmc {
 
-// ---- memory --------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 
 void WeightCodes::add(const ParameterTable::Place& place, const std::string& kind) {
     const ParameterTensor& tensor = weights_.table().tensor(place);
@@ -76,7 +76,7 @@ void WeightCodes::leave(int layer, stream_t stream) {
     if (m.from == CodesFrom::masters) weights_.leave_fp8(m.place.unit, m.place.tensor, stream);
 }
 
-// ---- writing -------------------------------------------------------------------------------------------------------
+// ---- writing --------------------------------------------------------------------------------------------------------
 
 void WeightCodes::prepare(stream_t stream) {
     // The scales must not depend on which rank has which slice.

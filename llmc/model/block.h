@@ -1,5 +1,5 @@
-// A block of a transformer: it reads the residual stream, adds a branch to it, and takes the gradient back. There is one
-// class per architecture (gpt2_block.cpp, llama_block.cpp). Calls to a block are virtual, calls inside it are not.
+// A block of a transformer: it reads the residual stream, adds a branch to it, and takes the gradient back. There is
+// one class per architecture (gpt2_block.cpp, llama_block.cpp). Calls to a block are virtual, calls inside it are not.
 #pragma once
 #include <string>
 
@@ -71,9 +71,9 @@ public:
     virtual bool keeps_rows() const = 0;
     // Before backward: computes again what forward did not keep.
     virtual void recompute(const Pass& pass) = 0;
-    // In: gradient of the stream after the block. Out, in place: gradient of the stream before it. `before` is the linear
-    // layer whose output was added to the stream just before this block, or nullptr. The gradient of the stream is also
-    // the gradient of that layer's output, so the block's last kernel may cast it to FP8 for `before`.
+    // In: gradient of the stream after the block. Out, in place: gradient of the stream before it. `before` is the
+    // linear layer whose output was added to the stream just before this block, or nullptr. The gradient of the stream
+    // is also the gradient of that layer's output, so the block's last kernel may cast it to FP8 for `before`.
     virtual Gradient<Real> backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) = 0;
 };
 

@@ -69,7 +69,7 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
     c.plan(false, "delta", &delta_, rows_of_lse);
 }
 
-// ---- forward -------------------------------------------------------------------------------------------------------
+// ---- forward --------------------------------------------------------------------------------------------------------
 
 template <class Real>
 ResidualStream<Real> DecoderBlock<Real>::forward(const ResidualStream<Real>& in, const Pass& pass) {
@@ -139,7 +139,7 @@ Operand<Real> DecoderBlock<Real>::attend(const Pass& pass) {
     return attn_proj_.input(attention_, attention_low_, pass);
 }
 
-// ---- backward ------------------------------------------------------------------------------------------------------
+// ---- backward -------------------------------------------------------------------------------------------------------
 
 template <class Real>
 Gradient<Real> DecoderBlock<Real>::backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) {

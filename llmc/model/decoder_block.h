@@ -33,8 +33,8 @@ protected:
     // In: gradient of the activation's output, in dactive_. Returns the gradient of fc's output.
     virtual Gradient<Real> activate_backward(const Pass& pass) = 0;
 
-    // True if attention casts its results to FP8 itself. A sequence must fill whole pieces of a transposed row; otherwise
-    // the results go through BF16.
+    // True if attention casts its results to FP8 itself. A sequence must fill whole pieces of a transposed row;
+    // otherwise the results go through BF16.
     bool attention_casts(KernelVariant variant, const Pass& pass) const;
     // Writes the gradient of qkv_out_ to dhidden_.
     void attention_backward_to_hidden(const Pass& pass);

@@ -31,8 +31,7 @@ private:
     Gradient<Real> activate_backward(const Pass& pass) override;
 };
 
-
-// ---- table ---------------------------------------------------------------------------------------------------------
+// ---- table ----------------------------------------------------------------------------------------------------------
 
 ModelTable gpt2_table(const ModelConfig& config) {
     const int C = config.channels;
@@ -96,7 +95,7 @@ Operand<Real> Gpt2Block<Real>::activate(const Pass& pass) {
         [&](const auto& codes, QuantizePass cast) { gelu_forward_fp8(codes, fc_out_, N, OC, cast, pass.stream); });
 }
 
-// ---- backward ------------------------------------------------------------------------------------------------------
+// ---- backward -------------------------------------------------------------------------------------------------------
 
 template <class Real>
 Gradient<Real> Gpt2Block<Real>::attend_backward(const Pass& pass) {

@@ -50,15 +50,15 @@ private:
     float *cos_ = nullptr, *sin_ = nullptr;  // (positions, HD / 2); shared
 };
 
-
-// ---- tables --------------------------------------------------------------------------------------------------------
+// ---- tables ---------------------------------------------------------------------------------------------------------
 
 // Initial values of an architecture's tensors.
 struct Starts {
     Init embedding, inner, output, head;
 };
 
-// `gains`: whether norms have gains. `mlp`: the tensors of Hugging Face's files that make up fc. `mlp_out`: fc_proj's name.
+// `gains`: whether norms have gains. `mlp`: the tensors of Hugging Face's files that make up fc. `mlp_out`: fc_proj's
+// name.
 ModelTable table_of(const ModelConfig& config, const Starts& starts, bool gains, const std::vector<HfPart>& mlp,
                     const std::string& mlp_out, int swapped_halves) {
     const int C = config.channels, HD = config.head_dim(), F = config.mlp_channels();
@@ -110,7 +110,8 @@ ModelTable qwen3_table(const ModelConfig& config) {
     return table;
 }
 
-// nanochat rotates queries and keys in the other direction, which is the same model with the halves of each head swapped.
+// nanochat rotates queries and keys in the other direction, which is the same model with the halves of each head
+// swapped.
 ModelTable nano_table(const ModelConfig& config) {
     ModelTable table = table_of(config, {Init::unit, Init::fan_in, Init::zeros, Init::small}, false,
                                 {{"mlp.fc1.weight", config.mlp_channels()}}, "mlp.fc2.weight", config.head_dim());
@@ -119,7 +120,7 @@ ModelTable nano_table(const ModelConfig& config) {
     return table;
 }
 
-// ---- memory --------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 
 // Text is generated in pieces. The last one may reach past the context by less than a piece.
 constexpr int kMostPiece = 128;
@@ -170,7 +171,7 @@ void LlamaBlock<Real>::allocated(stream_t stream) {
     synchronize(stream);  // `values` ends here
 }
 
-// ---- forward -------------------------------------------------------------------------------------------------------
+// ---- forward --------------------------------------------------------------------------------------------------------
 
 template <class Real>
 void LlamaBlock<Real>::make_qkv(const Operand<Real>& normed, int first, const Pass& pass) {
@@ -213,7 +214,7 @@ Operand<Real> LlamaBlock<Real>::activate(const Pass& pass) {
         });
 }
 
-// ---- backward ------------------------------------------------------------------------------------------------------
+// ---- backward -------------------------------------------------------------------------------------------------------
 
 template <class Real>
 Gradient<Real> LlamaBlock<Real>::attend_backward(const Pass& pass) {

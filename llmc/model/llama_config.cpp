@@ -14,7 +14,7 @@ using nlohmann::json;
 
 const char *const kFull = "full_attention", *const kSliding = "sliding_attention";
 
-// ---- rotary positions: transformers 5 has them in rope_parameters, 4 in rope_theta and rope_scaling ----------------
+// ---- rotary positions: transformers 5 has them in rope_parameters, 4 in rope_theta and rope_scaling -----------------
 
 void read_scaling(const ModelFields& file, RopeConfig& rope) {
     const std::string type = file.text("rope_type", file.text("type", "default"));
@@ -53,7 +53,7 @@ void write_rope(nlohmann::ordered_json& file, const RopeConfig& rope) {
     file["rope_parameters"] = parameters;
 }
 
-// ---- what all have in common ---------------------------------------------------------------------------------------
+// ---- what all have in common ----------------------------------------------------------------------------------------
 
 // "layer_types" has a layer's kind; an older file has the window from layer max_window_layers on.
 void read_windows(const ModelFields& file, ModelConfig& config) {
@@ -125,7 +125,7 @@ void write_common(nlohmann::ordered_json& file, const ModelConfig& config, const
 // Two thirds of the width that two matrices would have, as three share the parameters; whole pieces for products.
 int swiglu_hidden(int channels) { return (8 * channels / 3 + 255) / 256 * 256; }
 
-// ---- one by one ----------------------------------------------------------------------------------------------------
+// ---- one by one -----------------------------------------------------------------------------------------------------
 
 void read_llama(const ModelFields& file, ModelConfig& config) {
     read_common(file, "Llama", config);

@@ -67,7 +67,7 @@ struct ModelTable {
     int64_t block_matrix_parameters() const;
 };
 
-// ---- what follows from a config's table ----
+// ---- what follows from a config's table -----------------------------------------------------------------------------
 
 // Units: 0 the embedding, 1 to L the blocks, L + 1 the final norm, and the head where it is not the embedding.
 inline size_t embedding_unit() { return 0; }

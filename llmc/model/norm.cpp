@@ -1,3 +1,4 @@
+// Chooses the kernels of a norm: layer norm or RMS norm, plain or with a cast to FP8.
 #include "llmc/model/norm.h"
 
 #include <algorithm>

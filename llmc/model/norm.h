@@ -1,6 +1,6 @@
 // A layer norm or an RMS norm together with the residual addition before it. Its output is the input of a linear layer,
-// and is cast to FP8 if that layer is in FP8. Its backward computes the gradient of the residual stream. That is also the
-// gradient of the linear layer whose output was added to the stream, and is cast for it.
+// and is cast to FP8 if that layer is in FP8. Its backward computes the gradient of the residual stream. That is also
+// the gradient of the linear layer whose output was added to the stream, and is cast for it.
 #pragma once
 #include <optional>
 
@@ -11,8 +11,8 @@ namespace llmc {
 template <class Real>
 class Norm {
 public:
-    // A layer norm if the tensors name.weight and name.bias exist. Otherwise an RMS norm, with gains if name.weight exists.
-    // `kept`: mean and rstd are kept until backward.
+    // A layer norm if the tensors name.weight and name.bias exist. Otherwise an RMS norm, with gains if name.weight
+    // exists. `kept`: mean and rstd are kept until backward.
     Norm(ModelContext<Real>& context, const std::string& name, bool kept);
     static size_t scratch(int N, int C);  // floats that backward needs for partial sums
 
@@ -23,8 +23,8 @@ public:
     // The same if no linear layer reads the norm.
     void forward(Real* normed, Real* residual, const Real* inp1, const Real* inp2, const Pass& pass);
     // dinp = dresidual + the gradient through the norm of `inp`, (N, C) each. dresidual may be nullptr, for 0, or dinp
-    // itself. `added` is the linear layer whose output was added to give inp, or nullptr. The result is also the gradient
-    // of its output.
+    // itself. `added` is the linear layer whose output was added to give inp, or nullptr. The result is also the
+    // gradient of its output.
     Gradient<Real> backward(Real* dinp, const Real* dresidual, const Real* dout, const Real* inp, Linear<Real>* added,
                             const Pass& pass);
 

@@ -1,5 +1,5 @@
-// Generating text: the next token from logits, by temperature, top-k and top-p (nucleus) sampling, and the next token from
-// a model. A sample is a function of the logits, the settings and the position alone, so it can be repeated.
+// Generating text: the next token from logits, by temperature, top-k and top-p (nucleus) sampling, and the next token
+// from a model. A sample is a function of the logits, the settings and the position alone, so it can be repeated.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -23,9 +23,9 @@ int sample_token(const std::vector<float>& logits, const SamplerSettings& settin
 // older half, so that the rows computed for the rest stay usable for many tokens.
 int window_begin(int length, int longest);
 
-// The token that follows `tokens`. `position` counts the sampled tokens. The result depends only on tokens, settings and
-// position; rows that the model still has from earlier calls only save time. With an end token, the model sees the last
-// document alone, which begins with that token.
+// The token that follows `tokens`. `position` counts the sampled tokens. The result depends only on tokens, settings
+// and position; rows that the model still has from earlier calls only save time. With an end token, the model sees the
+// last document alone, which begins with that token.
 template <class Real>
 int generate_token(Transformer<Real>& model, const std::vector<int>& tokens, const SamplerSettings& settings,
                    uint64_t position, stream_t stream) {

@@ -163,10 +163,10 @@ void Transformer<Real>::upload(const MicroBatch& batch, const Pass& pass) {
     record(staging.copied, pass.stream);
 }
 
-// ---- forward -------------------------------------------------------------------------------------------------------
+// ---- forward --------------------------------------------------------------------------------------------------------
 
-// Embeds pass.B sequences of `positions` tokens, whose first token is at position `first`. Positions start again in each
-// of `documents`, unless that is nullptr.
+// Embeds pass.B sequences of `positions` tokens, whose first token is at position `first`. Positions start again in
+// each of `documents`, unless that is nullptr.
 template <class Real>
 void Transformer<Real>::embed(int first, int positions, const int* documents, const Pass& pass) {
     const size_t C = context_.C(), begin = static_cast<size_t>(first) * C;
@@ -219,7 +219,7 @@ void Transformer<Real>::loss_and_head_gradients(float loss_weight, const float* 
     }
 }
 
-// ---- backward ------------------------------------------------------------------------------------------------------
+// ---- backward -------------------------------------------------------------------------------------------------------
 
 template <class Real>
 void Transformer<Real>::backward(const Pass& pass) {
@@ -267,7 +267,7 @@ void Transformer<Real>::embed_backward(const Pass& pass) {
                        pass.stream, sorted_positions_);
 }
 
-// ---- what the trainer calls ----------------------------------------------------------------------------------------
+// ---- what the trainer calls -----------------------------------------------------------------------------------------
 
 template <class Real>
 void Transformer<Real>::train_micro_step(const MicroBatch& batch, float loss_weight, const float* loss_scale,
@@ -306,7 +306,7 @@ void Transformer<Real>::evaluate(const int* tokens, const int* targets, bool fir
     sum_losses(loss_sums_ + 1, loss_counts_ + 1, losses_, targets_, evaluation.N(), !first, stream);
 }
 
-// ---- decoding -------------------------------------------------------------------------------------
+// ---- decoding -------------------------------------------------------------------------------------------------------
 
 // End of the piece that begins at row `first`. FP8 products need a multiple of token_multiple() rows.
 template <class Real>

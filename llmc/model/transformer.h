@@ -21,8 +21,8 @@ constexpr size_t kLogitsBytes = size_t{512} << 20;
 int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit = kLogitsBytes);
 
 // documents (B, T) receives the place in its row at which the document of each of `tokens` (B, T) begins. The end token
-// is the first token of a document, as data/prepare and llm.c write shards. Tokens before a row's first end token belong
-// to a document that began in an earlier row; here it begins with the row.
+// is the first token of a document, as data/prepare and llm.c write shards. Tokens before a row's first end token
+// belong to a document that began in an earlier row; here it begins with the row.
 inline void mark_documents(int* documents, const int* tokens, int B, int T, int end_token) {
     for (int b = 0; b < B; b++, documents += T, tokens += T)
         for (int t = 0, begin = 0; t < T; t++) {
@@ -67,10 +67,10 @@ public:
     }
     std::vector<Fp8Fallback> fall_back(stream_t stream) { return linear_.fall_back(stream); }
 
-    // Trains on a micro-batch: forward, loss and gradients. The first micro-step of a step overwrites gradients and loss
-    // sum, later ones add to them, and the last one turns both into sums over all ranks. The gradient is that of
-    // sum(losses) * loss_weight * *loss_scale, where loss_scale is on the device or nullptr for 1. `length`: sequences are
-    // cut into pieces of this many tokens, each a sequence of its own; 0: they stay whole.
+    // Trains on a micro-batch: forward, loss and gradients. The first micro-step of a step overwrites gradients and
+    // loss sum, later ones add to them, and the last one turns both into sums over all ranks. The gradient is that of
+    // sum(losses) * loss_weight * *loss_scale, where loss_scale is on the device or nullptr for 1. `length`: sequences
+    // are cut into pieces of this many tokens, each a sequence of its own; 0: they stay whole.
     void train_micro_step(const MicroBatch& batch, float loss_weight, const float* loss_scale, bool first,
                           stream_t stream, bool last = true, int length = 0);
     // Computes the loss alone. Targets of -1 do not count.
@@ -170,8 +170,8 @@ private:
 
     std::vector<std::string> forward_names_, backward_names_;  // by unit, for profiles
 
-    // Pinned memory for batches that are not in any. Two slots, so that the next micro-batch is prepared while copies of
-    // the last one may still run.
+    // Pinned memory for batches that are not in any. Two slots, so that the next micro-batch is prepared while copies
+    // of the last one may still run.
     struct Staging {
         int* memory = nullptr;
         event_t copied = nullptr;

@@ -1,3 +1,4 @@
+// Reducing gradients over the ranks, unit by unit. See gradients.h.
 #include "llmc/shard/gradients.h"
 
 #include <algorithm>
@@ -19,7 +20,7 @@ void Gradients::plan() {
     for (size_t s = 0; s < slots_.size(); s++) arena_.plan(&slots_[s].memory, layout_.slot_count(s));
     const Comm& comm = layout_.comm();
     if (comm.world() == 1) return;
-    size_t largest = 0;  // of what one rank sums up
+    size_t largest = 0;  // elements that one rank sums up at a time
     for (size_t u = 0; u < layout_.units(); u++) largest = std::max(largest, layout_.summed(u).count);
     const auto workspace = [&](size_t ranks, size_t count, Wire wire, bool accumulate) {
         const Comm part = Comm::planned(static_cast<int>(ranks), comm.name(), comm.reduce_order());
@@ -64,12 +65,12 @@ Gradients::~Gradients() {
     for (const Slot& slot : slots_) destroy(slot.reduced);
 }
 
-// Where the model writes a unit's gradient.
+// The memory to which the model writes a unit's gradient.
 float* Gradients::whole(size_t unit) const {
     return layout_.accumulates() ? kept_ + layout_.table().unit(unit).begin : slots_[layout_.slot_of(unit)].memory;
 }
 
-// Where the sums of a part of a unit are that lies in this rank's slice.
+// The sums of a part of a unit that lies in this rank's slice.
 float* Gradients::sums(size_t unit, const ShardLayout::Part& part) const {
     if (layout_.accumulates()) return whole(unit) + part.begin;
     return kept_ + layout_.slice_index(unit) + part.begin - layout_.slice(unit).begin;
@@ -117,14 +118,15 @@ void Gradients::reduce(size_t unit, stream_t stream) {
     record(reduced_, reduce_stream_);
 }
 
-// The first that a unit sends in a step looks whether the step before was skipped; what follows adds to that.
+// The first time that a unit is sent in a step, it looks whether the previous step was skipped. Later times add to
+// that.
 Feedback Gradients::feedback(size_t unit) const {
     if (!residuals_) return {};
     const bool begins = first_ || layout_.accumulates();
     return {residuals_ + layout_.table().unit(unit).begin, loss_scale_, begins ? skips_ : nullptr, keep_residuals_};
 }
 
-// Every group's sum of the slice: each rank sums the share that the norm takes from it, and all gather.
+// Sums the groups' sums of this rank's slice: each rank sums its share of the slice, then all shares are gathered.
 void Gradients::sum_over_groups(size_t unit) {
     const CommRange range("sum over groups", groups_comm_, reduce_stream_);
     const ShardLayout::Part share = layout_.share(unit);

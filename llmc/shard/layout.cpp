@@ -1,3 +1,4 @@
+// Slices, shares and buffers of units, and the checks of --zero and --shard-within. See layout.h.
 #include "llmc/shard/layout.h"
 
 #include <algorithm>

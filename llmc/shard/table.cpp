@@ -1,3 +1,4 @@
+// Offsets and padding of the parameters in their units. See table.h.
 #include "llmc/shard/table.h"
 
 #include "llmc/base/error.h"

@@ -1,3 +1,4 @@
+// Memory, travel and host access of the weights. See weights.h.
 #include "llmc/shard/weights.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 
 namespace llmc {
 
-// ---- what there is, and where --------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 
 template <class Real>
 Weights<Real>::Weights(const ShardLayout& layout)
@@ -139,7 +140,7 @@ const float* Weights<Real>::master(size_t unit, size_t tensor) const {
     return master_ + table().unit(unit).begin + table().unit(unit).tensors[tensor].offset;
 }
 
-// Each rank gives its share, and zeros: one number of a sum is not zero, so no order of ranks rounds it.
+// Every rank gives its share and zeros elsewhere. At most one term of each sum is not zero, so no order rounds it.
 template <class Real>
 void Weights<Real>::collect_master(float* out, size_t unit, size_t tensor, void* workspace, stream_t stream) const {
     const ParameterTensor& of = table().unit(unit).tensors[tensor];
@@ -157,7 +158,7 @@ typename Weights<Real>::Slice Weights<Real>::slice(size_t unit) const {
     return {master_slice(unit), master_is_working() ? nullptr : working_slice(unit)};
 }
 
-// ---- gathered and sent ---------------------------------------------------------------------------------------------
+// ---- gathered and sent ----------------------------------------------------------------------------------------------
 
 template <class Real>
 void Weights<Real>::gather(size_t unit, stream_t stream) {
@@ -170,7 +171,7 @@ void Weights<Real>::gather(size_t unit, stream_t stream) {
     if (layout_.keeps_whole_weights()) return;
     bring(unit);
     wait(stream, slots_[layout_.slot_of(unit)].ready);
-    // One unit ahead, up or down; the embedding and the final norm stay where they are.
+    // Fetch the next unit ahead of time, up or down. The embedding and the final norm stay in their buffers.
     const bool down = unit < last_gathered_;
     last_gathered_ = unit;
     const size_t last = layout_.units() - 1, next = down ? unit - 1 : unit + 1;
@@ -187,7 +188,7 @@ void Weights<Real>::release(size_t unit, stream_t stream) {
     if (!layout_.keeps_whole_weights()) record(slots_[layout_.slot_of(unit)].free, stream);
 }
 
-// Into its slot, if it is not there.
+// Fetches a unit into its slot, if it is not there.
 template <class Real>
 void Weights<Real>::bring(size_t unit) {
     Slot& slot = slots_[layout_.slot_of(unit)];
@@ -198,8 +199,8 @@ void Weights<Real>::bring(size_t unit) {
     slot.unit = unit;
 }
 
-// Every rank's slice to every rank. In a unit with FP8 tensors the codes travel, of the whole slice, and the few others
-// one by one.
+// Sends every rank's slice to every rank. In a unit with FP8 tensors, codes of the whole slice travel, and the few
+// other tensors piece by piece.
 template <class Real>
 void Weights<Real>::send(size_t unit, const Whole& to) {
     const CommRange range(names_[unit].c_str(), comm_, gather_stream_);
@@ -278,9 +279,8 @@ void Weights<Real>::cast_slices(stream_t stream) {
         }
 }
 
-// ---- ranges and pieces ---------------------------------------------------------------------------------------------
+// ---- ranges and pieces ----------------------------------------------------------------------------------------------
 
-// Every tensor in FP8, as far as it lies in the slice, is a range, and so is everything between two of them.
 template <class Real>
 void Weights<Real>::cut_into_ranges(size_t unit) {
     const Unit& u = table().unit(unit);
@@ -310,7 +310,7 @@ void Weights<Real>::cut_into_pieces(size_t unit) {
     if (!has_fp8(unit)) return;
     const Unit& u = table().unit(unit);
     const size_t count = layout_.slice(unit).count;
-    const auto add = [&](size_t from, size_t to) {  // without FP8, cut where slices end
+    const auto add = [&](size_t from, size_t to) {  // adds elements that are not in FP8, cut where slices end
         for (size_t at = from; at < to;) {
             const size_t end = std::min(to, (at / count + 1) * count);
             pieces_[unit].push_back({static_cast<int>(at / count), at, end - at});
@@ -354,7 +354,7 @@ void Weights<Real>::leave_fp8(size_t unit, size_t tensor, stream_t stream) {
              table().unit(unit).tensors[tensor].count(), stream);
 }
 
-// ---- host access ---------------------------------------------------------------------------------------------------
+// ---- host access ----------------------------------------------------------------------------------------------------
 
 template <class Real>
 void Weights<Real>::set_tensor(size_t unit, size_t tensor, const std::vector<float>& values, stream_t stream) {

@@ -1,11 +1,11 @@
-// The weights in memory: FP32 masters, which the optimizer updates, and the working copy that the model's kernels read,
-// over the ranks as ShardLayout says. The model asks for them unit by unit:
-//   gather(unit)   the unit's working weights are complete on this rank once the stream gets here
-//   weight(...)    a pointer into them, valid until
-//   release(unit)  the model needs them no more. Asking for a unit's weights before gather() or after release(), or
-//                  gathering two units that share a buffer in stage 3, is an error in every stage
-// On one rank all three cost nothing. With several, weights travel on a stream of their own, one unit ahead of the
-// model.
+// The weights: FP32 masters, which the optimizer updates, and the working copy that the model's kernels read,
+// distributed over the ranks as ShardLayout says. The model asks for them unit by unit:
+//   gather(unit)   makes the stream wait until the unit's working weights are complete on this rank
+//   weight(...)    returns a pointer into them
+//   release(unit)  says that the model no longer needs them. The pointer is now invalid.
+// It is an error in every stage to ask for a unit's weights before gather() or after release(), and to gather two units
+// that share a buffer in stage 3. On one rank all three calls cost nothing. With several ranks, weights travel on their
+// own stream, one unit ahead of the model.
 #pragma once
 #include <functional>
 #include <optional>
@@ -18,7 +18,8 @@
 
 namespace llmc {
 
-template <class Real>  // the working copy's type: bf16, or float, where the master weights themselves may be used
+// Real is the working copy's type. With float, the masters themselves may be the working copy.
+template <class Real>
 class Weights {
 public:
     explicit Weights(const ShardLayout& layout);
@@ -26,7 +27,7 @@ public:
     Weights(const Weights&) = delete;
     Weights& operator=(const Weights&) = delete;
 
-    // Bytes of what kernels read, and of the masters. allocate() takes them.
+    // Bytes of the working copy with FP8 codes, and of the masters.
     size_t working_bytes() const { return working_arena_.bytes(); }
     size_t master_bytes() const { return master_arena_.bytes(); }
     void allocate(stream_t stream);
@@ -37,37 +38,39 @@ public:
     void gather(size_t unit, stream_t stream);
     const Real* weight(size_t unit, size_t tensor) const;
     const Real* weight(const ParameterTable::Place& place) const { return weight(place.unit, place.tensor); }
-    // The gathered FP8 bytes of a tensor, row-major; valid like weight().
+    // The gathered FP8 codes of a tensor, row-major; valid like weight().
     const e4m3* fp8_weight(size_t unit, size_t tensor) const;
     void release(size_t unit, stream_t stream);
 
     // This rank's slice of a unit, for the optimizer.
     struct Slice {
         float* master;
-        Real* working;  // nullptr when the master weights are the working copy
+        Real* working;  // nullptr if the masters are the working copy
     };
     Slice slice(size_t unit) const;
-    // The slice in the ranges that the optimizer updates one after the other, from what keep_in_fp8() has said.
+    // The slice cut into the ranges that the optimizer updates one after the other: each tensor in FP8, and what lies
+    // between two of them.
     struct Range {
-        size_t begin, count, decay_count;  // in the slice
-        Fp8State* fp8;                     // the optimizer measures these weights; nobody reads their working copy
-        ColumnFactors columns;             // of their codes
+        size_t begin, count, decay_count;  // elements of the slice
+        Fp8State* fp8;          // of a tensor in FP8: the optimizer raises its amax and writes no working copy
+        ColumnFactors columns;  // by which the codes of that tensor are multiplied
     };
     const std::vector<Range>& ranges(size_t unit) const { return ranges_[unit]; }
 
-    // The model reads this tensor in FP8 alone, made from the master weights: from now on the optimizer leaves its
-    // working copy as it is, and raises state->amax_now to the new weights' largest magnitude. `factors`, none above 1:
-    // what the matrix's columns are multiplied by when they are cast. To be repeated at will.
+    // The model will only read FP8 codes of this tensor, made from the masters. From now on the optimizer leaves its
+    // working copy alone, and raises state->amax_now to the largest magnitude of the new weights. `factors`, none above
+    // 1, multiply the matrix's columns when they are cast. May be repeated.
     void keep_in_fp8(size_t unit, size_t tensor, Fp8State* state, const float* factors = nullptr);
-    // The model reads this tensor's working copy again, from the next publish() on. On every rank at the same step.
+    // The model reads this tensor's working copy again, from the next publish() on. Call on every rank in the same
+    // step.
     void leave_fp8(size_t unit, size_t tensor, stream_t stream);
-    // Whether a tensor in FP8 has changed by other hands than the optimizer's, so that it must be measured.
+    // True if a tensor in FP8 was changed by anything but the optimizer, so that it must be measured.
     bool to_be_measured() const { return to_be_measured_; }
     void set_measured() { to_be_measured_ = false; }
-    // The whole tensor; not with slices.
+    // The masters of a whole tensor, if they are not sliced.
     const float* master(size_t unit, size_t tensor) const;
-    // With slices: the whole tensor in `out`, from those of all ranks; a collective. `workspace`: of the layout's
-    // communicator, for an all_reduce of as many floats.
+    // With sliced masters: collects those of a whole tensor in `out`. A collective. `workspace` is for an all_reduce of
+    // that many floats.
     void collect_master(float* out, size_t unit, size_t tensor, void* workspace, stream_t stream) const;
 
     // Call after every change of the master weights, and after writing the codes of this rank's slices. Casts the
@@ -77,29 +80,28 @@ public:
     // This rank's slice of a unit's FP8 codes. Only for sliced weights in a unit that has some.
     e4m3* codes_slice(size_t unit) const;
 
-    // The working copies, by tensor: with slices in FP8 where they travel so, whole or this rank's slice of them.
-    // publish_again() makes them a second time from the masters: the same bits, unless memory has lost some.
+    // The working copies by tensor, and the FP8 codes that travel: whole or this rank's slices. publish_again() makes
+    // the working copies again from the masters. Their bits stay the same unless memory was corrupted.
     std::vector<NamedMemory> working_copies() const;
     void publish_again(stream_t stream);  // after the codes were written again
 
-    // The stream that weights travel on, null on one rank, and what went to other ranks, by operation.
+    // The stream on which weights travel, null on one rank, and the bytes sent to other ranks by operation.
     stream_t gather_stream() const { return gather_stream_; }
     const Comm& comm() const { return comm_; }
     const Traffic& traffic() const { return comm_.traffic(); }
 
-    // Host access for initialisation, import and export; synchronises. set_tensor() wants the same values on every
-    // rank; get_tensor() is a collective.
+    // Host access for initialisation, import and export; synchronises. set_tensor() needs the same values on every
+    // rank. get_tensor() is a collective.
     void set_tensor(size_t unit, size_t tensor, const std::vector<float>& values, stream_t stream);
-    // The same with elements [begin, end) of the tensor from values_of(begin, end), which makes those alone that this
-    // rank holds.
+    // Sets a tensor to values_of(begin, end), which is only called for the elements that this rank holds.
     using ValuesOf = std::function<std::vector<float>(size_t begin, size_t end)>;
     void fill_tensor(size_t unit, size_t tensor, const ValuesOf& values_of, stream_t stream);
-    // Master weights [begin, begin + count) of the unit, as far as this rank holds them.
+    // Sets masters [begin, begin + count) of the unit, as far as this rank holds them.
     void set_master(size_t unit, size_t begin, const float* values, size_t count, stream_t stream);
     std::vector<float> get_tensor(size_t unit, size_t tensor, stream_t stream) const;
 
 private:
-    // Where a unit's working weights are whole.
+    // Memory of a unit's whole working weights.
     struct Whole {
         Real* working = nullptr;
         e4m3* fp8 = nullptr;
@@ -109,16 +111,16 @@ private:
         size_t unit = ShardLayout::kNoUnit;
         event_t ready = nullptr, free = nullptr;
     };
-    struct Piece {  // of a unit with FP8 tensors: what is not FP8 and on one rank
+    struct Piece {  // part of a unit with FP8 tensors that is not in FP8 and lies on one rank
         int rank;
-        size_t begin, count;  // in the unit
+        size_t begin, count;  // elements of the unit
     };
 
     void plan();
     void check_resident(size_t unit, size_t tensor) const;
     bool has_fp8(size_t unit) const;
     bool master_is_working() const;
-    // Elements of a unit that come from outside: on all ranks, whatever each holds of them.
+    // Elements of a unit were set from outside. Call on all ranks, whichever holds them.
     void mark_changed(size_t unit, size_t from, size_t count);
     void write_master(size_t unit, const ShardLayout::Part& part, const float* values, stream_t stream);
     float* master_slice(size_t unit) const { return master_ + layout_.slice_index(unit); }
@@ -136,17 +138,17 @@ private:
     Arena working_arena_{MemoryKind::weights}, master_arena_{MemoryKind::optimizer};
     float* master_ = nullptr;
     Real* working_ = nullptr;  // all units, or this rank's slices of them in stage 3
-    e4m3* fp8_ = nullptr;      // the same, of units with FP8 tensors; with slices alone
+    e4m3* fp8_ = nullptr;      // FP8 codes of the same elements; only if masters are sliced
     std::vector<Slot> slots_;
-    std::vector<size_t> gathered_;  // and not released, by slot, in every stage
-    size_t last_gathered_ = 0;      // which way the model goes
+    std::vector<size_t> gathered_;  // by slot, in every stage: the unit that is gathered and not released
+    size_t last_gathered_ = 0;      // tells whether the model goes forward or backward
     stream_t gather_stream_{};
     std::vector<std::string> names_;  // for profiles, by unit
     event_t slices_cast_ = nullptr;
     std::vector<event_t> published_;  // stages 1 and 2, by unit
 
-    std::vector<std::vector<Fp8State*>> fp8_states_;         // by unit and tensor; nullptr: not in FP8
-    std::vector<std::vector<const float*>> column_factors_;  // the same; nullptr: none
+    std::vector<std::vector<Fp8State*>> fp8_states_;         // by unit and tensor; nullptr if it is not in FP8
+    std::vector<std::vector<const float*>> column_factors_;  // by unit and tensor; nullptr if it has none
     std::vector<std::vector<Range>> ranges_;                 // by unit
     std::vector<std::vector<Piece>> pieces_;                 // by unit
     bool to_be_measured_ = true, to_be_cast_ = true;

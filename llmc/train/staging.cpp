@@ -1,3 +1,4 @@
+// Copies of the state in pinned memory or in a local file without a name. See staging.h.
 #include "llmc/train/staging.h"
 
 #include <fcntl.h>
@@ -19,15 +20,15 @@
 namespace llmc {
 namespace {
 
-// A number in a file that has nothing else; the largest there is for anything else, such as "max".
+// The number in a file, or the largest possible one if the file has something else, such as "max".
 size_t number_in(const std::string& path) {
     std::ifstream file(path);
     size_t value = 0;
     return file >> value ? value : std::numeric_limits<size_t>::max();
 }
 
-// Opens one new file in a directory, whatever the path, and takes its name away at once: however the process ends,
-// nothing stays. It can be read by path() until it is closed.
+// Creates a new file in a directory, ignoring the given path, and removes its name at once, so that nothing stays
+// however the process ends. The file can be read through path() until it is closed.
 class UnnamedFile : public FileCalls {
 public:
     explicit UnnamedFile(const std::string& directory) : directory_(directory) {}

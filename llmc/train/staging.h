@@ -1,5 +1,5 @@
-// A copy of what a rank saves, outside the device, so that training goes on while it is written. Where there is no
-// memory for it, values are read from the device piece by piece while the step waits.
+// Copies a rank's state out of the device, so that training continues while a checkpoint is written. If there is no
+// memory for the copy, values are read from the device piece by piece while training waits.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -14,22 +14,22 @@ namespace llmc {
 
 class Staging {
 public:
-    // `slices`: of Trainer::state_slices(). `local`: a directory on a disk of this machine, which is used instead of
-    // memory; "": none. Throws if no file can be created there. `memory`: bytes of host memory that may be used.
+    // `slices`: Trainer::state_slices(). `local`: a directory on a local disk that is used instead of memory, or "".
+    // Throws if no file can be created there. `memory`: bytes of host memory that may be used.
     Staging(std::vector<DeviceSlice> slices, const std::string& local, size_t memory);
     ~Staging();
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
 
     const std::vector<StateSlice>& slices() const { return names_; }
-    // True if the device is not needed any more after take().
+    // True if the device is no longer needed after take().
     bool is_apart() const { return memory_ || !local_.empty(); }
-    // Why the device is still needed, although a copy was wanted; "" otherwise.
+    // Why there is no copy, so that the device is still needed; otherwise "".
     const std::string& note() const { return note_; }
 
-    // The values that the device has now; waits for it. Valid until the next take().
+    // The device's current values; waits for it. Valid until the next take().
     SliceBytes take(stream_t stream);
-    // Checksums of the file that these values make; empty if they are not known yet.
+    // Checksums of the file that these values give, or empty if they are not known yet.
     const std::vector<uint64_t>& checksums() const { return checksums_; }
 
 private:
@@ -41,13 +41,13 @@ private:
     std::vector<StateSlice> names_;
     std::string local_, note_;
     size_t bytes_ = 0;
-    char* memory_ = nullptr;    // pinned, all slices behind each other
+    char* memory_ = nullptr;    // pinned, all slices one after the other
     std::vector<char> buffer_;  // one piece
     std::unique_ptr<SafetensorsFile> local_file_;
     std::vector<uint64_t> checksums_;
 };
 
-// Bytes of host memory that this process could still take: the machine's, or its control group's.
+// Bytes of host memory that this process could still allocate on this machine or in its control group.
 size_t available_host_memory();
 
 }  // namespace llmc

@@ -1,3 +1,4 @@
+// A trainer's state as JSON, and its weights in files of other programs. See state.h.
 #include "llmc/train/state.h"
 
 #include <cmath>
@@ -51,7 +52,7 @@ uint64_t whole(const Json& object, const char* name) {
     if (!value.is_number_unsigned()) fail(strprintf("has \"%s\", which is not a whole number of 0 or more", name));
     return value.get<uint64_t>();
 }
-// Of steps: as many as a run can have, so that one more is a number too.
+// A number of steps. The limit leaves room for adding to it.
 int64_t count(const Json& object, const char* name) {
     const uint64_t n = whole(object, name);
     if (n > (uint64_t{1} << 50)) fail(strprintf("has \"%s\", which is too large", name));
@@ -70,7 +71,7 @@ const Json& list(const Json& object, const char* name) {
     return field(object, name);
 }
 
-// ---- spikes --------------------------------------------------------------------------------------------------------
+// ---- spikes ---------------------------------------------------------------------------------------------------------
 
 Json spikes_json(const SpikeState& spikes) {
     Json loss = Json::array(), norm = Json::array();
@@ -103,7 +104,7 @@ SpikeState spikes_from_json(const Json& json) {
     return spikes;
 }
 
-// ---- FP8 -----------------------------------------------------------------------------------------------------------
+// ---- FP8 ------------------------------------------------------------------------------------------------------------
 
 Json tensor_json(const Fp8SavedTensor& t) {
     Json history = Json::array();
@@ -231,7 +232,7 @@ TrainerState state_from_json(const Json& json) {
     return state;
 }
 
-// ---- weights alone -------------------------------------------------------------------------------------------------
+// ---- weights alone --------------------------------------------------------------------------------------------------
 
 template <class Real>
 void load_weights(Trainer<Real>& trainer, const std::string& path) {

@@ -204,7 +204,7 @@ std::optional<StepRecord> Trainer<Real>::take_result(int leave) {
     return record;
 }
 
-// ---- state ---------------------------------------------------------------------------------------------------------
+// ---- state ----------------------------------------------------------------------------------------------------------
 
 template <class Real>
 std::vector<DeviceSlice> Trainer<Real>::second_moments() const {

@@ -58,7 +58,7 @@ StepChecksums::~StepChecksums() {
     }
 }
 
-// ---- taking checksums ----------------------------------------------------------------------------------------------
+// ---- taking checksums -----------------------------------------------------------------------------------------------
 
 void StepChecksums::begin(stream_t stream) {
     begun_++;
@@ -106,7 +106,7 @@ event_t StepChecksums::begin_span(stream_t stream) {
     return span.end;
 }
 
-// ---- comparing them ------------------------------------------------------------------------------------------------
+// ---- comparing them -------------------------------------------------------------------------------------------------
 
 std::optional<VerifiedStep> StepChecksums::take(int64_t step) {
     if (taken_ == ended_) return std::nullopt;
@@ -169,7 +169,7 @@ std::string StepChecksums::rank_and_card(int rank) const {
                      all.data() + sizeof mine * static_cast<size_t>(rank));
 }
 
-// ---- what is compared in a step ------------------------------------------------------------------------------------
+// ---- what is compared in a step -------------------------------------------------------------------------------------
 
 template <class Real>
 Verification<Real>::Verification(Trainer<Real>& trainer)
@@ -245,7 +245,7 @@ void Verification<Real>::run(bool again, const std::function<void()>& micro_step
     gradients.observe({});
 }
 
-// ---- checksums of each kind ----------------------------------------------------------------------------------------
+// ---- checksums of each kind -----------------------------------------------------------------------------------------
 
 template <class Real>
 void Verification<Real>::see(Verified kind, bool again, const NamedMemory& memory, bool everywhere) {
