@@ -158,23 +158,6 @@ def read_records(path):
     return records
 
 
-def scalars(record):
-    """{name: number} of a record's step: its own, those of "products", of every FP8 tensor and of a probe's layers, named as --tensorboard
-    names them. What is not finite (null, with its word in "nonfinite") is NaN or infinite here."""
-    def numbers(prefix, values):
-        words = values.get("nonfinite")  # in an FP8 tensor this is a count
-        words = words if isinstance(words, dict) else {}
-        return {prefix + key: float(words[key] if value is None else value) for key, value in values.items()
-                if key not in ("step", "elapsed") and (isinstance(value, (int, float)) or value is None and key in words)}
-
-    found = numbers("", record) | numbers("products/", record.get("products", {}))
-    for tensor in record.get("fp8", []):
-        found |= numbers(f"fp8/{tensor['tensor']}/", tensor)
-    for layer in record.get("fp8_errors", []):
-        found |= numbers(f"fp8/{layer['layer']}/", layer)
-    return found
-
-
 def read_object(path):
     """The JSON object in a file, or None if there is none."""
     try:

@@ -5,8 +5,9 @@
 #   ./scripts/setup.sh
 #   ./scripts/setup.sh --with-prepare   also installs packages of data/prepare for parquet, datasets and near
 #                                       duplicates (so does CI=true)
-#   ./scripts/setup.sh --with-browser   also installs Chromium and tools with which tests view reports and logs (so does
-#   CI=true)
+#   ./scripts/setup.sh --with-tracking  also installs tensorboard, wandb and prometheus_client for train_gpt --track (so
+#                                       does CI=true)
+#   ./scripts/setup.sh --with-browser   also installs Chromium and tools with which tests view reports (so does CI=true)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -26,11 +27,12 @@ if [[ -x $NVCC ]] && ! compgen -G "$(dirname "$NVCC")/../include/nccl.h" >/dev/n
     NCCL_PACKAGE=nvidia-nccl-cu$("$NVCC" --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
 fi
 
-WITH_BROWSER=${CI:-}
+WITH_BROWSER=${CI:-} WITH_TRACKING=${CI:-}
 for argument in "$@"; do
     case "$argument" in
         --with-tiktoken) ;;  # installed by default
         --with-prepare) WITH_PREPARE=1 ;;
+        --with-tracking) WITH_TRACKING=true ;;
         --with-browser) WITH_BROWSER=true ;;
         -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0 ;;
         *) echo "setup.sh: unknown argument '$argument' (--help)" >&2 && exit 2 ;;
@@ -39,8 +41,9 @@ done
 
 if [[ $WITH_BROWSER == true ]]; then
     PACKAGES+=(chromium fonts-dejavu-core)
-    PYTHON_PACKAGES+=(playwright axe_playwright_python tensorboard prometheus_client)
+    PYTHON_PACKAGES+=(playwright axe_playwright_python)
 fi
+if [[ $WITH_TRACKING == true ]]; then PYTHON_PACKAGES+=(tensorboard prometheus_client wandb); fi
 
 # ---- system packages -----------------------------------------------------------------------------------------------
 

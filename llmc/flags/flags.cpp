@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
@@ -37,6 +38,21 @@ void check_resume(const std::string& text) {
     if (std::count(words.begin(), words.end(), text) > 0 || std::filesystem::exists(text, ignored)) return;
     if (const std::optional<std::string> word = nearest(text, words))
         refuse("'" + text + "' is not latest, auto or a directory; did you mean " + *word + "?");
+}
+
+std::vector<std::string> track_targets(const std::string& text) {
+    std::vector<std::string> targets;
+    std::istringstream list(text == "off" ? "" : text + ",");
+    for (std::string entry; std::getline(list, entry, ',');) {
+        const size_t equals = entry.find('=');
+        const std::string target = entry.substr(0, equals);
+        if (target != "tensorboard" && target != "wandb" && target != "prometheus")
+            refuse("'" + target + "' is not one of tensorboard, wandb, prometheus=FILE");
+        if (entry.ends_with("=") || (target == "prometheus" && equals == std::string::npos))
+            refuse(target + " needs a value, as in prometheus=FILE");
+        targets.push_back(entry);
+    }
+    return targets;
 }
 
 void check_gpu(const std::string& text) {
@@ -208,9 +224,10 @@ const Flag kRows[] = {
     common(flag('o', "out", "DIR", &Options::out, check_not_empty,
                 "run directory for configuration, metrics, log, checkpoints and weights", "none: nothing is written")),
     once(flag(0, "overwrite", "", &Options::overwrite, {}, "replace the run that --out DIR already holds")),
-    flag(0, "tensorboard", "", &Options::tensorboard, {}, "write TensorBoard event files into DIR/tensorboard"),
-    flag(0, "prometheus", "FILE", &Options::prometheus, {},
-         "keep the latest numbers in FILE for Prometheus's textfile collector (name it *.prom)", "none"),
+    flag(0, "track", "LIST", &Options::track, track_targets,
+         "show the run elsewhere: tensorboard[=DIR], wandb[=PROJECT], prometheus=FILE, separated by commas. Starts "
+         "scripts/follow.py, which can also be started later",
+         "off"),
 
     heading("Model"),
     common(

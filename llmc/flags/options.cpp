@@ -177,8 +177,8 @@ void check_complete(const Options& options) {
     if (options.json && !options.dry_run) refuse("--json prints the plan of --dry-run; add --dry-run");
     if (!options.profile_steps.text.empty() && options.out.empty())
         refuse("--profile-steps writes its traces into the run directory; add --out DIR");
-    if (options.tensorboard && options.out.empty())
-        refuse("--tensorboard writes into the run directory; add --out DIR");
+    if (!options.track.value.empty() && options.out.empty() && !options.bench)
+        refuse("--track reads the metrics that a run writes into its run directory; add --out DIR");
     if (!options.bench && !planning && !options.checking) check_checkpoints_have_a_place(options);
     if (options.bench && !options.profile_steps.text.empty())
         refuse("--bench writes nothing, so it cannot be combined with --profile-steps");
@@ -225,12 +225,13 @@ std::string run_json_to_resume(const Options& o) {
     return std::filesystem::exists(path, ignored) ? path.string() : "";
 }
 
-// Left out are the limits of the last command, and -z of a run on one rank, where it has no meaning.
+// Leaves out the limits of the last command, -z of a run on one rank, where it has no meaning, and flags that earlier
+// versions had.
 Options read_run_config(const std::string& path) {
     try {
         const ordered_json run = read_json(path);
         ordered_json config = run.at("config");
-        for (const char* name : {"stop-after", "max-minutes"}) config.erase(name);
+        for (const char* name : {"stop-after", "max-minutes", "tensorboard", "prometheus"}) config.erase(name);
         const ordered_json* last = &run;
         if (run.contains("resumed") && !run["resumed"].empty()) last = &run["resumed"].back();
         if (last->at("world") == 1) config.erase("zero");

@@ -74,8 +74,7 @@ struct Options {
     std::vector<ValSet> val;  // any number
     std::string out;          // run directory; "": nothing is written
     bool overwrite = false;
-    bool tensorboard = false;  // in `out`
-    std::string prometheus;    // file; "": none
+    Parsed<std::vector<std::string>> track = {"off", {}};  // TARGET or TARGET=VALUE of scripts/follow.py
 
     // Model
     std::string model;                        // name or file; "" = not given = d12

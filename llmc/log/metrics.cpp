@@ -78,15 +78,6 @@ void put_number(ordered_json& record, const std::string& key, double value) {
     record["nonfinite"][key] = std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
 }
 
-std::optional<double> get_number(const ordered_json& record, const std::string& key) {
-    const auto found = record.find(key), words = record.find("nonfinite");
-    if (found == record.end()) return std::nullopt;
-    if (found->is_number()) return found->get<double>();
-    if (!found->is_null() || words == record.end() || !words->is_object() || !words->contains(key)) return std::nullopt;
-    const std::string word = (*words)[key];
-    return word == "nan" ? NAN : word == "inf" ? INFINITY : -INFINITY;
-}
-
 double ValLoss::perplexity() const { return std::exp(static_cast<double>(loss)); }
 
 namespace {
@@ -277,17 +268,11 @@ void RunDirectory::record(const ValRecord& r) {
 }
 
 void RunDirectory::append(const ordered_json& r) {
-    if (active()) {
-        ordered_json line = r;
-        line["time"] = utc_now();
-        line["elapsed"] = std::round(1e3 * seconds_since_start()) / 1e3;
-        metrics_.append(json_text(line));
-    }
-    std::erase_if(watchers_, [&](const Watcher& watcher) {
-        const Failure failure = failure_of([&] { watcher(r); });
-        if (failure) std::fprintf(stderr, "train_gpt: %s; the run goes on without it\n", failure.text.c_str());
-        return static_cast<bool>(failure);
-    });
+    if (!active()) return;
+    ordered_json line = r;
+    line["time"] = utc_now();
+    line["elapsed"] = std::round(1e3 * seconds_since_start()) / 1e3;
+    metrics_.append(json_text(line));
 }
 
 void RunDirectory::record_end(int64_t step, const std::string& why) {

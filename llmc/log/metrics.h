@@ -44,9 +44,6 @@ struct ValRecord {
 // is "nan", "inf" or "-inf". Finite numbers keep all digits of a double, so they read back to the same bits.
 void put_number(nlohmann::ordered_json& record, const std::string& key, double value);
 
-// The reverse of put_number(); nothing if `key` is missing or not a number.
-std::optional<double> get_number(const nlohmann::ordered_json& record, const std::string& key);
-
 // Lines of metrics.jsonl, without the newline.
 std::string metrics_line(const StepRecord& record);
 std::string metrics_line(const ValRecord& record);
@@ -110,11 +107,6 @@ public:
     // Says in main.log why the run ends in this step: "s:19 end:1" and the text.
     void record_end(int64_t step, const std::string& why);
 
-    // `watcher` is called with every record from now on, without a directory too. One that throws is reported, and not
-    // called any more.
-    using Watcher = std::function<void(const nlohmann::ordered_json& record)>;
-    void watch(Watcher watcher) { watchers_.push_back(std::move(watcher)); }
-
 private:
     void lock();
     void check_lock();
@@ -123,7 +115,6 @@ private:
     int lock_ = -1;
     bool noted_ = false;  // the first checkpoint, in run.json
     LogFile metrics_, main_log_;
-    std::vector<Watcher> watchers_;
 };
 
 }  // namespace llmc

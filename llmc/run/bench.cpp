@@ -22,9 +22,10 @@ void only_bench(Options& o) {
     o.plateau = Options().plateau;
     o.rewind = o.skip_data = 0;
     if (o.train.empty()) o.epochs = 0;
-    o.new_data = o.tensorboard = false;
+    o.new_data = false;
+    o.track = Options().track;
     for (std::string Options::*path :
-         {&Options::out, &Options::hellaswag, &Options::resume, &Options::prometheus, &Options::checkpoint_local})
+         {&Options::out, &Options::hellaswag, &Options::resume, &Options::checkpoint_local})
         (o.*path).clear();
 }
 

@@ -175,8 +175,7 @@ const std::set<std::string> kFree = {"train",
                                      "timeout-check",
                                      "verify-every",
                                      "hellaswag",
-                                     "tensorboard",
-                                     "prometheus"};
+                                     "track"};
 // Flags that change the model, its state or the meaning of a step.
 const std::set<std::string> kFixed = {"layers",      "heads",          "channels",     "vocab",    "context",
                                       "total-batch", "batch-schedule", "seq-schedule", "optimizer"};

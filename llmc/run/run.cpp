@@ -63,6 +63,7 @@ Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& ca
       profiler_(comm_, profiler_setup(options, trainer)) {
     begin_records(directory, trainer, options, card.check, ranks, position_);
     inputs.keep_tokenizer(directory);
+    follower_.emplace(options, directory);
 }
 
 template <class Real>

@@ -25,6 +25,7 @@
 #include "llmc/log/profile.h"
 #include "llmc/run/checkpoints.h"
 #include "llmc/run/evaluation.h"
+#include "llmc/run/follower.h"
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/resume.h"
@@ -107,6 +108,7 @@ private:
     StepReports reports_;
     Profiler profiler_;
     EnergyMeter meter_;
+    std::optional<Follower> follower_;  // --track
 
     // Of the current step.
     int micro_steps_ = 0, micro_step_ = 0;

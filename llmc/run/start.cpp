@@ -12,8 +12,6 @@
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/log/earlier_run.h"
 #include "llmc/log/fingerprint.h"
-#include "llmc/log/prometheus.h"
-#include "llmc/log/tensorboard.h"
 #include "llmc/log/versions.h"
 #include "llmc/model/model_file.h"
 #include "llmc/train/state.h"
@@ -140,10 +138,6 @@ RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, 
 template <class Real>
 void begin_records(RunDirectory& directory, const Trainer<Real>& trainer, const Options& o,
                    const ordered_json& card_check, const Ranks& ranks, const RunPosition& position) {
-    if (!o.prometheus.empty() && trainer.comm().is_main()) {
-        const auto file = std::make_shared<PrometheusFile>(o.prometheus, o.out);
-        directory.watch([file](const auto& record) { file->write(record); });
-    }
     if (o.out.empty()) return;
     const std::string weights = fingerprint_text(weights_fingerprint(trainer.weights(), trainer.stream()));
     trainer.comm().require_equal("weights to start from", weights);
@@ -161,10 +155,6 @@ void begin_records(RunDirectory& directory, const Trainer<Real>& trainer, const 
     write_run_json(directory, o,
                    {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved, card_check,
                     choices_json(trainer.config().products)});
-    if (!o.tensorboard) return;
-    const int64_t purge_step = position.saved >= 0 ? position.step + 1 : -1;
-    const auto file = std::make_shared<TensorBoardFile>(directory.file("tensorboard"), purge_step);
-    directory.watch([file](const auto& record) { file->write(record); });
 }
 
 template RunPosition set_weights(Trainer<float>&, const Options&, Ranks&, std::optional<Resumed>&);

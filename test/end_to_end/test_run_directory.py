@@ -233,7 +233,7 @@ class Logs(RunDirectory):
             self.skipTest("tmpfs cannot be mounted")
         self.addCleanup(subprocess.run, ["umount", mount])
         run_, filler = Directory(os.path.join(mount, "run")), os.path.join(mount, "filler")
-        process = run_.start("--max-steps", "100000", "-n", "50", "--keep", "1", "--tensorboard")
+        process = run_.start("--max-steps", "100000", "-n", "50", "--keep", "1")
         self.addCleanup(process.stderr.close)
         self.addCleanup(process.kill)
         threading.Thread(target=process.stdout.read, daemon=True).start()  # which must not fill its pipe

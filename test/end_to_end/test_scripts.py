@@ -173,6 +173,9 @@ class Setup(InDirectory):
     def test_all_of_data_preparation(self):
         self.assertEqual(self.pip_installs("--with-prepare"), (["matplotlib", "./data[all]"], ""))
 
+    def test_packages_to_follow_runs_with(self):
+        self.assertEqual(self.pip_installs("--with-tracking"), (["wandb", "./data"], ""))
+
     def test_the_flag_for_tiktoken_is_still_taken(self):
         self.assertEqual(self.pip_installs("--with-tiktoken"), (["matplotlib", "./data"], ""))
 

@@ -1,5 +1,5 @@
-"""How other programs watch a run: --tensorboard as TensorBoard reads it, --prometheus as its client's parser does, and
-scripts/wandb_follow.py with a module that stands in for wandb. Run it with .venv/bin/python."""
+"""Runs that others watch: train_gpt --track and scripts/follow.py, read back as TensorBoard, Prometheus's client and W&B
+read them. Run it with .venv/bin/python."""
 
 import fcntl
 import importlib.util
@@ -7,97 +7,310 @@ import json
 import logging
 import math
 import os
+import shlex
+import signal
 import struct
 import subprocess
 import sys
 import time
 import unittest
 
-from trainer import ROOT, FinishedRun, corpus, new_path, run, tiny_flags
+from trainer import ENVIRONMENT, PROGRAM, ROOT, FinishedRun, corpus, new_path, run, tiny_flags, workspace
 
+SCRIPT = os.path.join(ROOT, "scripts", "follow.py")
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
-from runs import scalars  # noqa: E402
+from follow import scalars  # noqa: E402
 
 
 def needs(package):
     """Skipped where the package is missing, unless CI is true: there scripts/setup.sh installs it."""
     missing = os.environ.get("CI") != "true" and importlib.util.find_spec(package) is None
-    return unittest.skipIf(missing, f"needs the Python package {package} (scripts/setup.sh --with-browser)")
+    return unittest.skipIf(missing, f"needs the Python package {package} (scripts/setup.sh --with-tracking)")
 
 
-def as_float(value):
-    """As a float of 32 bits."""
-    return struct.unpack("<f", struct.pack("<f", value))[0]
+def wait_for(condition):
+    end = time.time() + 60
+    while not condition():
+        if time.time() > end:
+            raise AssertionError("it did not happen")
+        time.sleep(0.02)
 
 
-def same(a, b):
-    return a == b or math.isnan(a) and math.isnan(b)
+def read_events(directory):
+    """{(tag, step): [values]} of a run, as TensorBoard shows it: numbers, or texts."""
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
 
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns when steps are withdrawn
+    events, found = EventAccumulator(directory, size_guidance=dict(tensors=0)), {}
+    events.Reload()
+    for tag in events.Tags()["tensors"]:
+        for event in events.Tensors(tag):
+            value = make_ndarray(event.tensor_proto).item()
+            found.setdefault((tag, event.step), []).append(value.decode() if isinstance(value, bytes) else value)
+    return found
+
+
+class Recorded:
+    """A run directory as train_gpt writes it, without a run."""
+
+    def __init__(self):
+        self.directory = new_path()
+        os.makedirs(self.directory)
+        # As train_gpt holds it.
+        self.lock = os.open(self.path("lock"), os.O_RDWR | os.O_CREAT)
+        fcntl.fcntl(self.lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        self.metrics = open(self.path("metrics.jsonl"), "a", encoding="utf-8")
+        self.write_info()
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    def write_info(self, run_id="r", **more):
+        with open(self.path("run.json.tmp"), "w", encoding="utf-8") as file:
+            json.dump(dict(run_id=run_id, date="2026-01-02T03:04:05Z", config={}, **more), file)
+        os.rename(file.name, self.path("run.json"))
+
+    def write(self, *records):
+        self.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    def write_text(self, text):
+        self.metrics.write(text)
+        self.metrics.flush()
+
+    def truncate(self, *records):
+        self.metrics.truncate(len("".join(json.dumps(record) + "\n" for record in records)))
+
+    def rotate(self):
+        self.metrics.close()
+        os.rename(self.path("metrics.jsonl"), self.path("metrics.1"))
+        self.metrics = open(self.path("metrics.jsonl"), "a", encoding="utf-8")
+
+    def end(self):
+        self.metrics.close()
+        os.close(self.lock)
+
+
+class Following(unittest.TestCase):
+    environment = None
+
+    def follow(self, directory, *flags):
+        command = [sys.executable, SCRIPT, directory, "--poll", "0.05", *flags]
+        process = subprocess.Popen(command, env=self.environment, cwd=workspace(), stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        self.addCleanup(lambda: (process.kill(), process.communicate()))
+        return process
+
+    def ended(self, process):
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out + err
+
+
+def steps(first, last, factor=5.0, **more):
+    return [dict(step=step, loss=factor / step, **more) for step in range(first, last + 1)]
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+
+class Names(unittest.TestCase):
+    def test_groups(self):
+        record = dict(step=3, loss=2.5, norm=None, nonfinite=dict(norm="inf"), ms=4, val_loss=3, val_loss_code=4,
+                      hellaswag_acc=0.25, batch_hash="7", verified=True, elapsed=3.5, products=dict(fp8=24),
+                      memory=dict(weights=dict(planned=5)), profile=dict(compute_ms=6.5, kernels=["x"]))
+        self.assertEqual(scalars(record), {
+            "train/loss": 2.5, "train/norm": math.inf, "system/ms": 4, "val/loss": 3, "val/loss_code": 4,
+            "val/hellaswag_acc": 0.25, "system/products/fp8": 24, "system/memory/weights/planned": 5,
+            "system/profile/compute_ms": 6.5})
+        self.assertEqual(scalars(dict(step=1, sample="text")), {})
+
+    FP8 = [dict(tensor="h.0.fc.x", amax=2.0, scale=8.0, elements=100, saturated=5, underflowed=0, nonfinite=1),
+           dict(tensor="h.11.fc.x", amax=1.0, scale=4.0, elements=400, saturated=8, underflowed=4, nonfinite=2),
+           dict(tensor="lm_head.w", amax=7.0, scale=1.0, elements=1, saturated=0, underflowed=0, nonfinite=0)]
+
+    def test_fp8_tensors_are_summarised_by_kind(self):
+        found = scalars(dict(step=1, fp8=self.FP8, fp8_errors=[dict(layer="h.0.fc", forward_error=0.03),
+                                                               dict(layer="h.1.fc", forward_error=0.05)]))
+        self.assertEqual({tag: value for tag, value in found.items() if "lm_head" not in tag}, {
+            "fp8/fc.x/amax": 2, "fp8/fc.x/scale": 4, "fp8/fc.x/nonfinite": 3, "fp8/fc.x/saturated_fraction": 0.05,
+            "fp8/fc.x/underflowed_fraction": 0.01, "fp8/fc/forward_error": 0.05})
+        self.assertEqual(found["fp8/lm_head.w/amax"], 7)
+
+    def test_a_nan_is_not_hidden(self):
+        fp8 = [dict(self.FP8[0], amax=None, nonfinite=dict(amax="nan")), self.FP8[1]]
+        self.assertTrue(math.isnan(scalars(dict(step=1, fp8=fp8))["fp8/fc.x/amax"]))
+
+    def test_all_tensors(self):
+        found = scalars(dict(step=1, fp8=self.FP8), all_tensors=True)
+        self.assertEqual((found["fp8/h.0.fc.x/saturated"], found["fp8/h.11.fc.x/scale"], found["fp8/fc.x/amax"]), (5, 4, 2))
+
+
+# ---- whole runs ----------------------------------------------------------------------------------------------------
 
 @needs("tensorboard")
-class TensorBoard(unittest.TestCase):
-    def read(self, directory):
-        """{(tag, step): value}, as TensorBoard shows a run."""
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it says aloud what a resume purges
-        events = EventAccumulator(os.path.join(directory, "tensorboard"), size_guidance=dict(scalars=0))
-        events.Reload()
-        return {(tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
-
-    def assert_equal_to_metrics(self, finished):
-        expected = {(tag, record["step"]): as_float(value) for record in finished.records
-                    for tag, value in scalars(record).items()}
-        found = self.read(finished.directory)
+class TensorBoard(Following):
+    def assert_equal_to_metrics(self, finished, **options):
+        """Each number of metrics.jsonl is there once, and nothing else is."""
+        finished.__dict__.pop("records", None)  # read anew
+        expected = {(tag, record["step"]): value for record in finished.records
+                    for tag, value in scalars(record, **options).items()}
+        found = {key: values for key, values in read_events(finished.path("tensorboard")).items()
+                 if key[0] not in ("sample", "configuration")}
         self.assertEqual(found.keys(), expected.keys())
-        wrong = [(key, found[key], value) for key, value in expected.items() if not same(found[key], value)]
-        self.assertEqual(wrong, [])
+        for key, value in expected.items():
+            self.assertEqual(len(found[key]), 1, key)
+            as_float = struct.unpack("<f", struct.pack("<f", value))[0]
+            self.assertTrue(found[key][0] == as_float or math.isnan(value), (key, found[key], value))
         return found
 
-    def test_values_equal_metrics_and_a_resume_forgets(self):
+    def test_a_run_that_goes_back(self):
         flags = ["--precision", "fp8", "--val", corpus().val, "--val-every", 4, "--val-batches", 1, "--fp8-log-every", 4,
-                 "--max-steps", 12, "-n", 6, "--tensorboard"]
+                 "--max-steps", 24, "-n", 6, "--sample-every", 5, "--sample-tokens", 4, "--track", "tensorboard"]
         finished = FinishedRun(*flags)
+        self.assertEqual(finished.result.err, "")
         found = self.assert_equal_to_metrics(finished)
         tags = {tag for tag, _ in found}
-        self.assertLessEqual({"loss", "lr", "norm", "tokens", "val_loss", "products/fp8", "skipped", "fp8/h.1.fc.dout/amax"}, tags)
-        self.assertEqual(sum(tag == "loss" for tag, _ in found), 12)
-        # Steps 7 to 12 are made again, otherwise: what was there is to be forgotten, step 10 and 11 for good.
+        self.assertLessEqual({"train/loss", "train/lr", "val/loss", "system/tokens_per_s", "fp8/fc.dout/amax"}, tags)
+        amaxes = {t["tensor"]: t["amax"] for r in finished.records if "fp8" in r and r["step"] == 8 for t in r["fp8"]}
+        self.assertAlmostEqual(found["fp8/fc.x/amax", 8][0], max(amaxes["h.0.fc.x"], amaxes["h.1.fc.x"]), places=5)
+        text = read_events(finished.path("tensorboard"))
+        self.assertEqual({step for tag, step in text if tag == "sample"},
+                         {r["step"] for r in finished.records if "sample" in r})
+        self.assertIn('"precision": "fp8"', text["configuration", 0][0])
+        # Goes back to step 18 and stops at 20: the other steps are withdrawn.
         again = run(*tiny_flags("--out", finished.directory, *flags, "--resume", "latest", "--rewind", 1, "--lr", "1e-2",
-                                "--stop-after", 9))
-        self.assertEqual(again.code, 0, again.err)
-        del finished.records  # read once
-        self.assertEqual([r["step"] for r in finished.steps], list(range(1, 10)))
+                                "--stop-after", 20))
+        self.assertEqual((again.code, "--track" in again.err), (0, False), again.err)
         later = self.assert_equal_to_metrics(finished)
-        self.assertEqual(later["loss", 6], found["loss", 6])
-        self.assertNotEqual(later["loss", 9], found["loss", 9])
-        self.assertEqual(len(os.listdir(finished.path("tensorboard"))), 2)
+        self.assertEqual(max(step for tag, step in later if tag == "train/loss"), 20)
+        self.assertEqual(later["train/loss", 18], found["train/loss", 18])
+        self.assertNotEqual(later["train/loss", 20], found["train/loss", 20])
+        self.assertIn('"lr": 0.01', read_events(finished.path("tensorboard"))["configuration", 19][0])
+        # Started once more, it has nothing to add.
+        self.assertEqual(self.ended(self.follow(finished.directory, "--tensorboard")), (0, ""))
+        self.assert_equal_to_metrics(finished)
 
-    def test_a_flipped_bit_is_seen(self):
-        finished = FinishedRun("--max-steps", 3, "--tensorboard")
+    def test_a_flipped_bit_and_a_lost_record_are_seen(self):
+        finished = FinishedRun("--max-steps", 3, "--track", "tensorboard")
         self.assert_equal_to_metrics(finished)
         (name,) = os.listdir(finished.path("tensorboard"))
-        path = os.path.join(finished.path("tensorboard"), name)
         data = bytearray(finished.read(os.path.join("tensorboard", name)))
-        data[len(data) // 2] ^= 1
-        with open(path, "wb") as file:
-            file.write(data)
+        for damaged in (data[:-100], data[:len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1:]):
+            with open(os.path.join(finished.path("tensorboard"), name), "wb") as file:
+                file.write(damaged)
+            with self.assertRaises(AssertionError):
+                self.assert_equal_to_metrics(finished)
+
+    def start(self, *flags):
+        """A run that goes on until it is stopped, the process that follows it, and what it says."""
+        directory = new_path()
+        process = subprocess.Popen([PROGRAM, *map(str, tiny_flags("--out", directory, "--max-steps", 10**6, *flags))],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=workspace(),
+                                   env=ENVIRONMENT, start_new_session=True)
+        self.addCleanup(lambda: (process.kill(), process.communicate()))
+        events = os.path.join(directory, "tensorboard")
+        wait_for(lambda: os.path.isdir(events) and os.listdir(events))
+        with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="utf-8") as file:
+            (child,) = map(int, file.read().split())
+        finished = FinishedRun.__new__(FinishedRun)
+        finished.directory = directory
+        return process, child, finished
+
+    def test_a_killed_follower_harms_nothing_and_catches_up(self):
+        process, child, finished = self.start("--track", "tensorboard")
+        wait_for(lambda: len(read_events(finished.path("tensorboard"))) > 50)
+        os.kill(child, signal.SIGKILL)
+        time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 75, said)
+        self.assertIn("warning: --track: the follower was killed by signal 9; nothing is lost", said)
+        missing = said.splitlines()[-1]
+        self.assertTrue(missing.startswith("    python3 "), said)
         with self.assertRaises(AssertionError):
             self.assert_equal_to_metrics(finished)
+        subprocess.run(shlex.split(missing), check=True, cwd=workspace(), timeout=60)
+        self.assert_equal_to_metrics(finished)
+
+    def test_it_outlives_a_killed_run(self):
+        process, child, finished = self.start("--track", "tensorboard")
+        os.killpg(process.pid, signal.SIGUSR2)  # as batch systems signal every process: the run stops after this step
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(child, number)
+        _, said = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, "--track" in said), (75, False), said)
+        self.assert_equal_to_metrics(finished)
+        process, child, finished = self.start("--track", "tensorboard")
+        wait_for(lambda: len(read_events(finished.path("tensorboard"))) > 50)
+        process.kill()
+        process.communicate(timeout=60)  # which also ends when the follower closes its standard error
+        self.assert_equal_to_metrics(finished)
+
+    def test_restarts_rewinds_and_rotation(self):
+        recorded = Recorded()
+        events = recorded.path("tensorboard")
+
+        def losses():
+            wanted = {step: values for (tag, step), values in read_events(events).items() if tag == "train/loss"}
+            return [(step, round(step * value, 3)) for step, values in sorted(wanted.items()) for value in values]
+
+        process = self.follow(recorded.directory, "--tensorboard")
+        recorded.write(*steps(1, 30))
+        recorded.write_text(json.dumps(dict(step=31, loss=5 / 31))[:9])  # half a line, for now
+        wait_for(lambda: os.path.isdir(events) and len(losses()) == 30)
+        recorded.write_text(json.dumps(dict(step=31, loss=5 / 31))[9:] + "\n{damaged\n")
+        wait_for(lambda: len(losses()) == 31)
+        process.kill()
+        process.wait()
+        (name,) = os.listdir(events)
+        with open(os.path.join(events, name), "ab") as file:
+            file.write(b"\x20\0\0\0")  # it was writing the next record
+        recorded.write(dict(step=31, val_loss=7.0), *steps(32, 33))
+        process = self.follow(recorded.directory, "--tensorboard")
+        wait_for(lambda: losses() == [(step, 5) for step in range(1, 34)])
+        self.assertEqual(read_events(events)["val/loss", 31], [7.0])
+        recorded.rotate()
+        recorded.write(*steps(34, 35))
+        wait_for(lambda: losses() == [(step, 5) for step in range(1, 36)])
+        # The run resumes at step 12 and writes more than it had, before anyone looks: then also while nobody looks.
+        recorded.metrics.truncate(0)
+        recorded.write_info(resumed=[dict(step=12)])
+        recorded.write(*steps(1, 12), *steps(13, 40, 4.0))
+        second = [(step, 5) for step in range(1, 13)] + [(step, 4) for step in range(13, 41)]
+        wait_for(lambda: losses() == second)
+        process.kill()
+        process.wait()
+        recorded.truncate(*steps(1, 5))
+        recorded.write_info(resumed=[dict(step=12), dict(step=5), dict(step=9)])
+        recorded.write(*steps(6, 9, 3.0), *steps(10, 41, 2.0))
+        recorded.end()
+        code, said = self.ended(self.follow(recorded.directory, "--tensorboard"))
+        self.assertEqual((code, said), (0, ""))
+        self.assertEqual(losses(), [(step, 5) for step in range(1, 6)] + [(step, 3) for step in range(6, 10)] +
+                         [(step, 2) for step in range(10, 42)])
+        # Another run takes the directory over.
+        recorded.write_info(run_id="s")
+        code, said = self.ended(self.follow(recorded.directory, "--tensorboard"))
+        self.assertEqual(code, 0)
+        self.assertIn("holds events of another run", said)
+        self.assertEqual(len(losses()), 41)
 
 
-class Prometheus(unittest.TestCase):
-    @needs("prometheus_client")
-    def test_numbers_are_those_of_the_last_records(self):
+@needs("prometheus_client")
+class Prometheus(Following):
+    def families(self, path):
         from prometheus_client.parser import text_string_to_metric_families
 
+        with open(path, encoding="utf-8") as file:
+            return {family.name: family for family in text_string_to_metric_families(file.read())}
+
+    def test_numbers_are_those_of_the_last_records(self):
         path = new_path("numbers") + ".prom"
         directory = new_path('a "quoted" \\ name')
         sets = ["--val", corpus().val, "--val", f"again={corpus().val}"]
-        result = run(*tiny_flags("--out", directory, *sets, "--val-every", 2, "--val-batches", 1, "--prometheus", path))
-        self.assertEqual(result.code, 0, result.err)
-        with open(path, encoding="utf-8") as file:
-            families = {family.name: family for family in text_string_to_metric_families(file.read())}
+        result = run(*tiny_flags("--out", directory, *sets, "--val-every", 2, "--val-batches", 1, "--track",
+                                 "prometheus=" + path))
+        self.assertEqual((result.code, result.err), (0, ""))
+        families = self.families(path)
         with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
             records = [json.loads(line) for line in file]
         last = [r for r in records if "loss" in r][-1]
@@ -115,21 +328,26 @@ class Prometheus(unittest.TestCase):
         (written,) = families["train_gpt_last_record_timestamp_seconds"].samples
         self.assertLess(abs(written.value - time.time()), 600)
 
-    def test_without_a_directory_and_where_it_cannot_be_written(self):
-        path = new_path("numbers") + ".prom"
-        self.assertEqual(run(*tiny_flags("--max-steps", 1, "--prometheus", path)).code, 0)
-        with open(path, encoding="utf-8") as file:
-            self.assertIn("\ntrain_gpt_step 1\n", file.read())
-        refused = run(*tiny_flags("--max-steps", 1, "--prometheus", os.path.join(path, "x")))
-        self.assertEqual(refused.code, 2)
-        self.assertIn("--prometheus: cannot write", refused.err)
+    def test_a_place_that_cannot_be_written_for_a_while(self):
+        recorded, directory = Recorded(), new_path("place")
+        process = self.follow(recorded.directory, "--prometheus", os.path.join(directory, "x.prom"))
+        recorded.write(dict(step=1, loss=None, norm=None, nonfinite=dict(loss="nan", norm="-inf")))
+        self.assertIn("cannot be written (No such file or directory); trying again", process.stderr.readline())
+        os.makedirs(directory)
+        wait_for(lambda: os.listdir(directory) == ["x.prom"])
+        families = self.families(os.path.join(directory, "x.prom"))
+        self.assertTrue(math.isnan(families["train_gpt_loss"].samples[0].value))
+        self.assertEqual(families["train_gpt_gradient_norm"].samples[0].value, -math.inf)
+        self.assertNotIn("train_gpt_learning_rate", families)  # not known yet
+        recorded.end()
+        self.assertEqual(self.ended(process), (0, ""))
 
 
-# What it is asked, as lines of a file; step as wandb has it, over restarts too.
+# Notes each call as a line of a file. Steps count as W&B counts them, over restarts too.
 FAKE_WANDB = '''
 import json, os
 FILE = os.environ["FAKE_WANDB"]
-def tell(**what):
+def note(**what):
     with open(FILE, "a") as file:
         file.write(json.dumps(what) + "\\n")
 class Run:
@@ -139,21 +357,27 @@ class Run:
             logged = [c["step"] for c in map(json.loads, open(FILE)) if c["call"] == "log" and c["id"] == id]
             self.step = max(logged, default=-1) + 1
     def define_metric(self, *arguments, **more):
-        tell(call="define_metric", id=self.id, arguments=arguments, more=more)
+        note(call="define_metric", id=self.id, arguments=arguments, more=more)
     def log(self, values, step):
         assert step >= self.step, (step, self.step)
         self.step = step + 1
-        tell(call="log", id=self.id, step=step, values=values)
+        note(call="log", id=self.id, step=step, values=values)
     def finish(self):
-        tell(call="finish", id=self.id)
+        note(call="finish", id=self.id)
+def Html(text, inject):
+    return text
 def init(**arguments):
+    if arguments["project"] == "broken":
+        raise RuntimeError("no such project")
     run = Run(arguments["id"])
-    tell(call="init", **arguments)
+    note(call="init", **arguments)
     return run
 '''
 
 
-class WeightsAndBiases(unittest.TestCase):
+class WeightsAndBiases(Following):
+    R = "r-20260102T030405Z"  # the run of Recorded, here
+
     def setUp(self):
         self.calls_file = new_path("calls")
         module = new_path("module")
@@ -161,16 +385,6 @@ class WeightsAndBiases(unittest.TestCase):
         with open(os.path.join(module, "wandb.py"), "w", encoding="utf-8") as file:
             file.write(FAKE_WANDB)
         self.environment = {**os.environ, "PYTHONPATH": module, "FAKE_WANDB": self.calls_file}
-
-    def follow(self, directory, *flags):
-        command = [sys.executable, os.path.join(ROOT, "scripts", "wandb_follow.py"), directory, "--poll", "0.05", *flags]
-        process = subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(lambda: (process.kill(), process.communicate()))
-        return process
-
-    def ended(self, process):
-        out, err = process.communicate(timeout=60)
-        return process.returncode, out + err
 
     def calls(self, kind, identity=None):
         if not os.path.exists(self.calls_file):
@@ -182,82 +396,107 @@ class WeightsAndBiases(unittest.TestCase):
     def logged(self, identity):
         return [c["values"] for c in self.calls("log", identity)]
 
-    def wait_for(self, condition):
-        end = time.time() + 60
-        while not condition():
-            self.assertLess(time.time(), end, "it did not happen")
-            time.sleep(0.02)
-
     def expected(self, records):
-        return [{"step": r["step"], **scalars(r), **({"sample": r["sample"]} if "sample" in r else {})} for r in records]
+        return [{"step": r["step"], **scalars(r), **({"sample": f"<pre>{r['sample']}</pre>"} if "sample" in r else {})}
+                for r in records]
 
-    def test_a_finished_run(self):
-        finished = FinishedRun("--val", corpus().val, "--val-batches", 1, "--sample-every", 3, "--sample-tokens", 4)
-        self.assertEqual(self.ended(self.follow(finished.directory, "--project", "p")), (0, ""))
+    def test_a_run(self):
+        finished = FinishedRun("--val", corpus().val, "--val-batches", 1, "--sample-every", 3, "--sample-tokens", 4,
+                               "--prompt", "1 2", "--track", "wandb=p", env=self.environment)
+        self.assertEqual(finished.result.err, "")
         (init,) = self.calls("init")
-        info = json.loads(finished.read("run.json"))
-        self.assertEqual((init["id"], init["project"], init["resume"], init["config"]["config"]["seed"]),
-                         (info["run_id"], "p", "allow", 1337))
-        self.assertEqual(self.logged(info["run_id"]), self.expected(finished.records))
-        self.assertIn(dict(call="define_metric", id=info["run_id"], arguments=["*"], more=dict(step_metric="step")),
+        self.assertEqual((init["project"], init["name"], init["resume"], init["config"]["config"]["seed"]),
+                         ("p", os.path.basename(finished.directory), "allow", 1337))
+        self.assertTrue(init["id"].startswith(json.loads(finished.read("run.json"))["run_id"]))
+        self.assertEqual([{k: v for k, v in values.items() if k != "sample"} for values in self.logged(init["id"])],
+                         [{"step": r["step"], **scalars(r)} for r in finished.records])
+        self.assertIn(dict(call="define_metric", id=init["id"], arguments=["*"], more=dict(step_metric="step")),
                       self.calls("define_metric"))
         self.assertEqual(len(self.calls("finish")), 1)
 
     def test_a_run_that_goes_on_and_is_resumed(self):
-        directory = new_path()
-        process = self.follow(directory)  # before there is a run
-        os.makedirs(directory)
-        records = [dict(step=step, loss=5 / step) for step in range(1, 9)]
-        # As train_gpt holds it.
-        lock = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT)
-        fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        metrics = open(os.path.join(directory, "metrics.jsonl"), "a", encoding="utf-8")
-
-        def write(text):
-            metrics.write(text)
-            metrics.flush()
-
-        def write_info(**more):
-            with open(os.path.join(directory, "run.json"), "w", encoding="utf-8") as file:
-                json.dump(dict(run_id="r", config={}, **more), file)
-
-        lines = [json.dumps(record) + "\n" for record in records]
-        write_info()
-        write(lines[0] + lines[1] + lines[2][:9])  # half a line, for now
-        self.wait_for(lambda: len(self.logged("r")) == 2)
-        write(lines[2][9:])
-        self.wait_for(lambda: len(self.logged("r")) == 3)
+        records = steps(1, 8)
+        recorded = Recorded()
+        process = self.follow(recorded.directory, "--wandb")
+        recorded.write(*records[:2], dict(step=2, sample="a"))
+        wait_for(lambda: len(self.logged(self.R + "-0")) == 3)
         process.kill()
         process.wait()
-        write(lines[3])
-        process = self.follow(directory)
-        self.wait_for(lambda: len(self.logged("r")) == 4)
-        self.assertEqual(self.logged("r"), self.expected(records[:4]))
+        recorded.write(records[2])
+        process = self.follow(recorded.directory, "--wandb")
+        first = self.expected([*records[:2], dict(step=2, sample="a"), records[2]])
+        wait_for(lambda: len(self.logged(self.R + "-0")) == 4)
+        self.assertEqual(self.logged(self.R + "-0"), first)
         self.assertIsNone(process.poll(), "the run goes on")
         # Resumed at step 2. The file grows beyond what it was before anyone looks.
-        write_info(resumed=[dict(step=2)])
-        metrics.truncate(len(lines[0] + lines[1]))
-        again = [dict(step=step, loss=4 / step) for step in range(3, 8)]
-        write("".join(json.dumps(record) + "\n" for record in again))
+        recorded.truncate(*records[:2])
+        recorded.write_info(resumed=[dict(step=2)])
+        again = steps(3, 7, 4.0)
+        recorded.write(*again)
         whole = self.expected(records[:2] + again)
-        self.wait_for(lambda: len(self.logged("r-1")) == len(whole))
-        write(json.dumps(dict(step=7, val_loss=3.0)) + "\n")
-        os.close(lock)
-        metrics.close()
+        wait_for(lambda: len(self.logged(self.R + "-1")) == len(whole))
+        recorded.write(dict(step=7, val_loss=3.0))
+        recorded.end()
         self.assertEqual(self.ended(process), (0, ""))
-        self.assertEqual(self.logged("r-1"), whole + [dict(step=7, val_loss=3.0)])
-        self.assertEqual(self.logged("r"), self.expected(records[:4]))
-        self.assertEqual([c["group"] for c in self.calls("init")], ["r"] * 3)
-        self.assertEqual([c["id"] for c in self.calls("finish")], ["r", "r-1"])
+        self.assertEqual(self.logged(self.R + "-1"), whole + [{"step": 7, "val/loss": 3.0}])
+        self.assertEqual(self.logged(self.R + "-0"), first)
+        self.assertEqual([c["group"] for c in self.calls("init")], [self.R] * 3)
+        self.assertEqual([c["id"] for c in self.calls("finish")], [self.R + "-0", self.R + "-1"])
 
-    def test_what_it_cannot_follow(self):
-        code, said = self.ended(self.follow(new_path(), "--patience", "0"))
-        self.assertEqual(code, 2)
-        self.assertIn("holds no run.json", said)
-        self.environment["PYTHONPATH"] = ""
-        code, said = self.ended(self.follow(new_path()))
-        if importlib.util.find_spec("wandb") is None:
-            self.assertEqual((code, "pip install wandb" in said), (1, True))
+    def test_one_that_fails_is_left_out(self):
+        finished = FinishedRun("--track", "wandb=broken", env=self.environment)
+        self.assertIn("follow: --wandb: RuntimeError: no such project", finished.result.err)
+        self.assertIn("warning: --track: the follower failed with exit code 1; nothing is lost", finished.result.err)
+
+    def test_before_there_is_a_run(self):
+        directory = new_path()
+        self.assertEqual(self.ended(self.follow(directory, "--wandb", "--patience", "0")),
+                         (2, f"follow: {directory} holds no run.json; give the --out directory of a run\n"))
+
+    @needs("wandb")
+    def test_the_real_one_takes_it(self):
+        finished = FinishedRun("--sample-every", 3, "--sample-tokens", 4)
+        self.environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_DIR": new_path("offline")}
+        os.makedirs(self.environment["WANDB_DIR"])
+        code, said = self.ended(self.follow(finished.directory, "--wandb"))
+        self.assertEqual(code, 0, said)
+        (path,) = [os.path.join(place, name) for place, _, names in os.walk(self.environment["WANDB_DIR"])
+                   for name in names if name.endswith(".wandb")]
+        with open(path, "rb") as file:
+            data = file.read()
+        self.assertEqual([loss for loss in finished.losses if repr(loss).encode() not in data], [])
+        self.assertNotIn(b"5.123456789", data)
+
+
+class Missing(unittest.TestCase):
+    """What is not installed is named, and the run goes on without it."""
+
+    def python(self, text):
+        directory = new_path("bin")
+        os.makedirs(directory)
+        if text:
+            with open(os.path.join(directory, "python3"), "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\n" + text)
+            os.chmod(file.name, 0o755)
+        return {"PATH": directory}
+
+    def test_packages(self):
+        without_packages = self.python(f'exec {shlex.quote(sys.executable)} -S "$@"')
+        finished = FinishedRun("--track", "tensorboard,wandb,prometheus=x.prom", env=without_packages)
+        for flag, package in (("tensorboard", "tensorboard"), ("prometheus", "prometheus_client"), ("wandb", "wandb")):
+            self.assertIn(f"follow: --{flag} needs the Python package {package}: ", finished.result.err)
+            self.assertIn(f" -m pip install {package}, or scripts/setup.sh --with-tracking\n", finished.result.err)
+        self.assertIn(f"follow.py {finished.directory} --tensorboard --wandb --prometheus=x.prom\n", finished.result.err)
+
+    def test_python(self):
+        finished = FinishedRun("--track", "tensorboard", env=self.python(""))
+        self.assertIn("warning: --track: python3 is not installed (apt-get install python3", finished.result.err)
+        self.assertEqual(len(finished.steps), 5)
+
+    def test_nothing_asked_for(self):
+        result = subprocess.run([sys.executable, SCRIPT, "x"], capture_output=True, text=True)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("say where to: --tensorboard, --prometheus FILE or --wandb", result.stderr)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,7 @@ std::string sample_text(const Flag& flag) {
                                                               {"seq-schedule", "128:1000"},
                                                               {"gpu", "h100"},
                                                               {"profile-steps", "5"},
+                                                              {"track", "tensorboard,prometheus=run.prom"},
                                                               {"kernels", "gelu_fp8,attention_fp8"}};
     if (with_notation.contains(flag.long_name)) return with_notation.at(flag.long_name);
     if (flag.is_switch()) return "true";
@@ -143,8 +144,7 @@ json sample_json(const Flag& flag, const std::string& text) {
 Arguments beside(const std::string& flag) {
     Arguments arguments = {"-i", "data"};
     if (flag == "gpu" || flag == "json") arguments.push_back("--dry-run");
-    const std::set<std::string> need_a_place = {"profile-steps", "tensorboard", "checkpoint-every",
-                                                "checkpoint-minutes"};
+    const std::set<std::string> need_a_place = {"profile-steps", "track", "checkpoint-every", "checkpoint-minutes"};
     if (need_a_place.contains(flag)) arguments.insert(arguments.end(), {"-o", "dir"});
     return arguments;
 }
@@ -237,6 +237,12 @@ TEST_CASE("options: validation sets") {
     CHECK(contains(refusal({"-i", "d", "-j", "a=x", "-j", "a=y"}), "two sets are named \"a\""));
     CHECK(contains(refusal({"-i", "d", "-j", "x", "-j", "y"}), "name each one"));
     CHECK(contains(refusal({"-i", "d", "-j", "a="}), "no pattern"));
+}
+
+TEST_CASE("options: where --track sends the records") {
+    CHECK(options({"-o", "r"}).track.value.empty());
+    CHECK(options({"-o", "r", "--track", "tensorboard=a b,wandb,prometheus=/x/y=z.prom"}).track.value ==
+          std::vector<std::string>{"tensorboard=a b", "wandb", "prometheus=/x/y=z.prom"});
 }
 
 TEST_CASE("options: unknown flags name the nearest") {
@@ -354,7 +360,14 @@ TEST_CASE("options: bad values") {
         {{"--gpu", "h200", "-i", "x"}, "add --dry-run or --estimate-scaling"},
         {{"--gpu", "h300", "--estimate-scaling"}, "'h300' is not in the table: a100"},
         {{"--profile-steps", "3", "-i", "x"}, "add --out"},
-        {{"--tensorboard", "-i", "x"}, "--tensorboard writes into the run directory; add --out"},
+        {{"--track", "wandb", "-i", "x"},
+         "--track reads the metrics that a run writes into its run directory; add --out"},
+        {{"--track", "tensorboard,mlflow", "-i", "x", "-o", "y"}, "--track: 'mlflow' is not one of tensorboard, wandb"},
+        {{"--track", "prometheus", "-i", "x", "-o", "y"}, "--track: prometheus needs a value, as in prometheus=FILE"},
+        {{"--track", "wandb=", "-i", "x", "-o", "y"}, "--track: wandb needs a value"},
+        {{"--track", "", "-i", "x", "-o", "y"}, "--track: '' is not one of tensorboard, wandb"},
+        {{"--tensorboard", "-i", "x"}, "unknown flag --tensorboard; use --track tensorboard"},
+        {{"--prometheus", "x", "-i", "x"}, "unknown flag --prometheus; use --track prometheus=FILE"},
         {{"--profile-steps", "5:4", "-i", "x", "-o", "y"}, "--profile-steps: '5:4' is not a number of steps"},
         {{"--profile-steps", "-i", "x"}, "--profile-steps needs a value"},
         {{"--tf32=1"}, "=true or =false"},
@@ -469,7 +482,7 @@ TEST_CASE("options: --resume continues with the configuration of the run's run.j
     const auto write = [&](const char* extra) {
         std::ofstream(run.path / "run.json")
             << R"({"world": 1, "config": {"train": "t", "batch": 8, "lr": 1e-3, "zero": 0,
-            "out": "old place", "stop-after": 3, "max-minutes": 2, "checkpoint-minutes": 7}
+            "out": "old place", "stop-after": 3, "max-minutes": 2, "tensorboard": true, "checkpoint-minutes": 7}
             )"
             << extra << "}";
     };

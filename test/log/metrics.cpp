@@ -133,44 +133,6 @@ TEST_CASE("metrics: what is not finite is null and named") {
     CHECK(main_log_line(record) == "s:6 trl:nan lr:0.000300 norm:inf");
 }
 
-TEST_CASE("metrics: numbers of a record, whatever they are") {
-    const auto record = parse_json<nlohmann::ordered_json>(
-        R"({"a": 2.5, "b": null, "c": "7", "d": null, "nonfinite": {"b": "-inf"}, "e": true, "f": 3})");
-    CHECK(get_number(record, "a") == 2.5);
-    CHECK(get_number(record, "b") == -INFINITY);
-    CHECK(get_number(record, "f") == 3);
-    for (const char* none : {"c", "d", "e", "g", "nonfinite"}) CHECK(!get_number(record, none));
-    CHECK(std::isnan(
-        *get_number(parse_json<nlohmann::ordered_json>(metrics_line(ValRecord{1, {{"", NAN}}})), "val_loss")));
-}
-
-TEST_CASE("run directory: watchers see every record, without a directory too") {
-    TemporaryDirectory base;
-    for (const std::string& path : {std::string(), base / "a"}) {
-        BegunDirectory run(path, false);
-        std::vector<std::string> seen;
-        run.watch([&](const nlohmann::ordered_json& record) { seen.push_back(json_text(record)); });
-        run.record(example());
-        run.record(ValRecord{1, {{"", 1.0f}}});
-        run.append({{"step", 1}, {"sample", "x"}});
-        CHECK(seen == std::vector<std::string>{metrics_line(example()), metrics_line(ValRecord{1, {{"", 1.0f}}}),
-                                               R"({"step":1,"sample":"x"})"});
-    }
-}
-
-TEST_CASE("run directory: a watcher that fails is left out, and the others go on") {
-    RunDirectory run;
-    int failures = 0, seen = 0;
-    run.watch([&](const nlohmann::ordered_json&) {
-        failures++;
-        throw Error(ExitCode::no_resources, "no room");
-    });
-    run.watch([&](const nlohmann::ordered_json&) { seen++; });
-    for (int i = 0; i < 3; i++) run.append({{"step", i}});
-    CHECK(failures == 1);
-    CHECK(seen == 3);
-}
-
 TEST_CASE("metrics: validation records and llm.c's log lines") {
     const ValRecord val = {20, {{"", 3.25f}, {"code", 2.5f, 1.75}}};
     CHECK(parse_json<json>(metrics_line(val)) == json{{"step", 20},

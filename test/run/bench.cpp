@@ -41,11 +41,12 @@ TEST_CASE("bench: the median of the steps after the warm-up") {
 
 TEST_CASE("bench: any command, and nothing that it would write") {
     Options o;
-    o.out = o.resume = o.hellaswag = o.prometheus = o.checkpoint_local = "x";
+    o.out = o.resume = o.hellaswag = o.checkpoint_local = "x";
     o.val = {{"", "y"}};
     o.sample_every = o.checkpoint_every = o.early_stop = o.rewind = o.skip_data = 1;
     o.plateau = {"0.5,3", {0.5, 3}};
-    o.new_data = o.tensorboard = true;
+    o.track = {"wandb", {"wandb"}};
+    o.new_data = true;
     o.warmup = 700;
     only_bench(o);
     CHECK(o.stop_after == kBenchSteps);

@@ -1,0 +1,106 @@
+// Starts and ends scripts/follow.py. The script's standard input is a pipe whose other end only this process holds: the
+// kernel closes it however the process ends, so the script always learns of it and always sends the last records.
+#include "llmc/run/follower.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "llmc/base/text.h"
+
+namespace llmc {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::chrono::seconds kPatience{20};  // of a run that has ended
+
+// The script next to the program, or in the checkout whose build/CONFIGURATION/ holds the program; "" if there is none.
+std::string find_script() {
+    std::error_code error;
+    const fs::path here = fs::read_symlink("/proc/self/exe", error).parent_path();
+    for (const fs::path& root : {here, here.parent_path().parent_path()})
+        if (const fs::path script = root / "scripts" / "follow.py"; fs::exists(script, error)) return script.string();
+    return "";
+}
+
+// Starts the command with one end of a pipe as its standard input. Returns 0 or an errno.
+int spawn(const std::vector<std::string>& command, int input, pid_t& pid) {
+    std::vector<char*> argv;
+    for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, input, STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+    // The script may live longer than the run and must not hold its sockets, which tell other ranks that it is gone.
+    posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
+    // A group of its own: Ctrl-C in a terminal reaches the run alone, which still has records to write.
+    posix_spawnattr_t attributes;
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+    const int error = posix_spawnp(&pid, argv[0], &actions, &attributes, argv.data(), environ);
+    posix_spawnattr_destroy(&attributes);
+    posix_spawn_file_actions_destroy(&actions);
+    return error;
+}
+
+}  // namespace
+
+Follower::Follower(const Options& o, const RunDirectory& directory) {
+    if (o.track.value.empty() || !directory.active()) return;
+    const std::string script = find_script();
+    command_ = {"python3", script.empty() ? "scripts/follow.py" : script, directory.path()};
+    for (const std::string& target : o.track.value) command_.push_back("--" + target);
+    const std::string problem = script.empty() ? "there is no scripts/follow.py next to the program" : start();
+    if (!problem.empty()) warn(problem);
+}
+
+std::string Follower::start() {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) return std::strerror(errno);
+    std::vector<std::string> child = command_;
+    child.push_back("--child");
+    const int error = spawn(child, ends[0], pid_);
+    ::close(ends[0]);
+    alive_ = ends[1];
+    if (error == 0) return "";
+    pid_ = -1;
+    if (error != ENOENT) return std::string("python3 cannot be started: ") + std::strerror(error);
+    return "python3 is not installed (apt-get install python3; scripts/setup.sh --with-tracking adds the packages)";
+}
+
+Follower::~Follower() {
+    if (alive_ >= 0) ::close(alive_);
+    if (pid_ < 0) return;
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    int status = 0;
+    pid_t ended = 0;
+    while ((ended = ::waitpid(pid_, &status, WNOHANG)) == 0 && std::chrono::steady_clock::now() < until)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    if (ended == 0)
+        std::fprintf(stderr, "note: --track: process %d still sends records and will end by itself\n",
+                     static_cast<int>(pid_));
+    else if (ended == pid_ && WIFSIGNALED(status))
+        warn(strprintf("the follower was killed by signal %d", WTERMSIG(status)));
+    else if (ended == pid_ && WEXITSTATUS(status) != 0)
+        warn(strprintf("the follower failed with exit code %d", WEXITSTATUS(status)));
+}
+
+void Follower::warn(const std::string& problem) const {
+    std::string command;
+    for (const std::string& word : command_) command += " " + shell_quote(word);
+    std::fprintf(stderr, "warning: --track: %s; nothing is lost, this sends what is missing:\n   %s\n", problem.c_str(),
+                 command.c_str());
+}
+
+}  // namespace llmc

@@ -1,0 +1,489 @@
+#!/usr/bin/env python3
+"""Shows a run in TensorBoard, Prometheus and Weights & Biases, during training or afterwards.
+
+    ./train_gpt ... -o runs/d12 --track tensorboard,wandb        # starts this script by itself
+    python3 scripts/follow.py runs/d12 --tensorboard && tensorboard --logdir runs/d12/tensorboard
+    python3 scripts/follow.py runs/d12 --prometheus /var/lib/node_exporter/d12.prom --wandb my-project
+
+It reads metrics.jsonl as train_gpt writes it, so it never slows the run, and ends when the run ends. It may be stopped
+and started again at any time: it sends what is missing, and nothing twice. When a run resumes from a checkpoint, the
+steps beyond that checkpoint are withdrawn: TensorBoard drops them, and W&B, which cannot drop anything, gets a new run
+in the same group.
+
+Names are grouped: train/loss, val/loss, system/tokens_per_s, fp8/fc.x/amax. FP8 tensors are summarised over the layers
+of the model, and --all-tensors adds each of them. The packages are tensorboard, prometheus_client and wandb;
+scripts/setup.sh --with-tracking installs them into .venv.
+"""
+
+import argparse
+import calendar
+import fcntl
+import html
+import importlib.util
+import json
+import math
+import os
+import re
+import select
+import signal
+import struct
+import sys
+import time
+
+from runs import continue_in_venv, misfit, printable, read_info
+
+
+def warn(text):
+    print(f"follow: {printable(text)}", file=sys.stderr, flush=True)
+
+
+# ---- what a record says --------------------------------------------------------------------------------------------
+
+SYSTEM = {"ms", "tokens_per_s", "watts", "joules_per_token", "verify_ms"}
+
+# How the values of an FP8 tensor combine over the layers of the model; "max" for all others. The smallest scale is that
+# of the tensor with the largest values. Counts become fractions first, so that the worst tensor is seen.
+FP8_SUMMARY = {"scale": min, "smallest_factor": min, "nonfinite": sum}
+
+
+def numbers(values):
+    """{key: number} of a JSON object. A null whose word "nonfinite" holds is NaN or infinite."""
+    words = values.get("nonfinite")  # in the record of an FP8 tensor, this is a count
+    words = words if isinstance(words, dict) else {}
+    return {key: float(words[key] if value is None else value) for key, value in values.items()
+            if key not in ("step", "elapsed") and not isinstance(value, bool)
+            and (isinstance(value, (int, float)) or value is None and key in words)}
+
+
+def tag_of(key):
+    """loss -> train/loss, val_loss_code -> val/loss_code, ms -> system/ms."""
+    if key.startswith("val_"):
+        return "val/" + key.removeprefix("val_")
+    group = "val" if key.startswith("hellaswag_") else "system" if key in SYSTEM else "train"
+    return f"{group}/{key}"
+
+
+def fp8_tags(tensors, name_key, all_tensors):
+    """{fp8/fc.x/amax: number}: for each kind of tensor or layer, one number over all blocks of the model."""
+    found, by_kind = {}, {}
+    for tensor in tensors:
+        values = numbers(tensor)
+        if all_tensors:
+            found |= {f"fp8/{tensor[name_key]}/{key}": value for key, value in values.items()}
+        elements = values.pop("elements", 0)
+        for key in ("saturated", "underflowed"):
+            if key in values:
+                values[key + "_fraction"] = values.pop(key) / elements if elements else 0.0
+        kind = re.sub(r"^h\.\d+\.", "", tensor[name_key])
+        for key, value in values.items():
+            by_kind.setdefault(f"fp8/{kind}/{key}", []).append(value)
+    for tag, values in by_kind.items():
+        combine = FP8_SUMMARY.get(tag.rpartition("/")[2], max)
+        found[tag] = math.nan if any(map(math.isnan, values)) else float(combine(values))
+    return found
+
+
+def scalars(record, all_tensors=False):
+    """{tag: number} of a record of metrics.jsonl."""
+    found = {tag_of(key): value for key, value in numbers(record).items()}
+    for key in ("products", "memory_outside", "profile"):
+        values = record.get(key)
+        if isinstance(values, dict):
+            found |= {f"system/{key}/{name}": value for name, value in numbers(values).items()}
+    for kind, sizes in record.get("memory", {}).items():
+        found |= {f"system/memory/{kind}/{name}": value for name, value in numbers(sizes).items()}
+    found |= fp8_tags(record.get("fp8", []), "tensor", all_tensors)
+    return found | fp8_tags(record.get("fp8_errors", []), "layer", all_tensors)
+
+
+def texts(record):
+    """{tag: text} of a record: a sample, or the layers that left FP8."""
+    found = {"sample": record["sample"]} if "sample" in record else {}
+    if "fp8_fallback" in record:
+        found["fp8_fallback"] = json.dumps(record["fp8_fallback"], indent=1)
+    return found
+
+
+def unix_time(record):
+    """When the record was written; now, if it does not say."""
+    try:
+        return float(calendar.timegm(time.strptime(record["time"], "%Y-%m-%dT%H:%M:%SZ")))
+    except (KeyError, TypeError, ValueError):
+        return time.time()
+
+
+# ---- the run -------------------------------------------------------------------------------------------------------
+
+class Life:
+    """A run up to where it was resumed again: from one change of run.json to the next."""
+
+    def __init__(self, info):
+        self.info = info
+        self.resumed_at = [entry.get("step", 0) for entry in info.get("resumed", [])]  # steps, the oldest first
+        # A run that continues in another directory has the same run_id, and another date.
+        self.run = f"{info.get('run_id', '')}-{re.sub('[^0-9TZ]', '', str(info.get('date', '')))}"
+        self.name = f"{self.run}-{len(self.resumed_at)}"
+        self.configuration = {key: value for key, value in info.items() if key not in ("resumed", "first_checkpoint")}
+
+
+class Metrics:
+    """The records of metrics.jsonl as they come. A line that is cut short is left until it is whole."""
+
+    def __init__(self, path):
+        self.path, self.file, self.lines, self.rest, self.damaged = path, None, 0, b"", False
+
+    def new_records(self):
+        """[(number of the line, record)] since the last call."""
+        try:
+            self.file = self.file or open(self.path, "rb")
+        except FileNotFoundError:
+            return []
+        found = self.read()
+        try:
+            moved = not os.path.samestat(os.stat(self.path), os.fstat(self.file.fileno()))
+        except FileNotFoundError:
+            moved = False
+        if moved:  # log rotation: the new file goes on where the old one ends
+            found += self.read()
+            self.close()
+            self.file = open(self.path, "rb")
+            found += self.read()
+        return found
+
+    def read(self):
+        *lines, self.rest = (self.rest + self.file.read()).split(b"\n")
+        found = []
+        for line in lines:
+            number, self.lines = self.lines, self.lines + 1
+            try:
+                record = json.loads(line) if line.strip() else None
+                sound = isinstance(record, dict) and isinstance(record.get("step"), int) and not misfit(record)
+            except (ValueError, RecursionError):
+                sound = False
+            if sound:
+                found.append((number, record))
+            elif line.strip() and not self.damaged:
+                self.damaged = True
+                warn(f"{self.path}: line {number + 1} is damaged; such lines are skipped")
+        return found
+
+    def close(self):
+        if self.file:
+            self.file.close()
+        self.file, self.rest = None, b""
+
+
+def is_going_on(directory):
+    """True while train_gpt holds the lock of the directory. Asks without taking it."""
+    try:
+        with open(os.path.join(directory, "lock"), "rb") as file:
+            question = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+            return struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, question))[0] != fcntl.F_UNLCK
+    except OSError:
+        return False
+
+
+# ---- where the records go ------------------------------------------------------------------------------------------
+# Each of these has: begin(life), before the first record and again when the run was resumed, after which all records of
+# metrics.jsonl come again; write(number of the line, record); flush(); finish().
+
+class TensorBoard:
+    """Event files. A file is named after the life of the run that it shows, and begins with the step from which on
+    TensorBoard forgets what earlier files say. What a file already has is found by reading it."""
+
+    PREFIX = "events.out.tfevents."
+    OVERLAP = 10  # steps that are written again: records of neighbouring steps may come in any order
+
+    def __init__(self, args):
+        self.directory, self.all_tensors, self.records = args.tensorboard, args.all_tensors, None
+
+    def begin(self, life):
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self.finish()
+        os.makedirs(self.directory, exist_ok=True)
+        files = sorted(name for name in os.listdir(self.directory) if name.startswith(self.PREFIX))
+        self.first_step = self.step_to_continue(files, life)
+        # TensorBoard reads files in the order of their names, so each gets a later time than all others.
+        times = [int(found[1]) for name in files if (found := re.match(r"(\d+)", name[len(self.PREFIX):]))]
+        latest = max([int(time.time()), *(1 + earlier for earlier in times)])
+        name = f"{self.PREFIX}{latest:010d}.{life.name}"
+        self.records = RecordWriter(open(os.path.join(self.directory, name), "xb"))
+        self.write_event(0, time.time(), file_version="brain.Event:2")
+        self.write_event(self.first_step, time.time(), session_log=dict(status="START"))
+        begins_at = life.resumed_at[-1] + 1 if life.resumed_at else 0
+        if self.first_step <= begins_at:
+            self.write_event(begins_at, time.time(), summary=self.summary(
+                {}, {"configuration": json.dumps(life.configuration, indent=1)}))
+        self.flush()
+
+    def step_to_continue(self, files, life):
+        """The first step that the files lack or that has changed since."""
+        own = [name for name in files if name.split(".")[-1].startswith(life.run + "-")]
+        if own[-1:] != files[-1:]:
+            warn(f"{self.directory} holds events of another run, which TensorBoard will not show any more")
+            return 0
+        if not own:
+            return 0
+        seen = int(own[-1].rpartition("-")[2])  # resumes of the life that was written last
+        last = next((step for name in reversed(own) if (step := self.last_step(name)) is not None), 0)
+        return max(0, min([last - self.OVERLAP, *(step + 1 for step in life.resumed_at[seen:])]))
+
+    def last_step(self, name):
+        from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        steps = [Event.FromString(data).step for data in RawEventFileLoader(os.path.join(self.directory, name)).Load()]
+        return max(steps[1:], default=None)  # the first is the version
+
+    def write(self, _, record):
+        if record["step"] < self.first_step:
+            return
+        summary = self.summary(scalars(record, self.all_tensors), texts(record))
+        if summary.value:
+            self.write_event(record["step"], unix_time(record), summary=summary)
+
+    def summary(self, values, text):
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        for tag, words in text.items():  # indented: Markdown shows it as it is
+            summary.MergeFrom(text_pb(tag, "".join("    " + line for line in words.splitlines(True))))
+        return summary
+
+    def write_event(self, step, wall_time, **what):
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self.records.write(Event(step=step, wall_time=wall_time, **what).SerializeToString())
+
+    def flush(self):
+        self.records.flush()
+
+    def finish(self):
+        if self.records:
+            self.records.close()
+            self.records = None
+
+
+class Prometheus:
+    """The newest numbers in a text file, for the textfile collector of Prometheus's node exporter."""
+
+    METRICS = {  # key in metrics.jsonl: name after train_gpt_, help
+        "step": ("step", "Optimizer steps taken."),
+        "loss": ("loss", "Training loss of the last step, nats per token."),
+        "val_loss": ("validation_loss", "Loss of the last validation, nats per token."),
+        "lr": ("learning_rate", "Learning rate of the last step."),
+        "norm": ("gradient_norm", "Global gradient norm of the last step, before clipping."),
+        "tokens": ("tokens_total", "Training tokens consumed, over all ranks."),
+        "tokens_per_s": ("tokens_per_second", "Training tokens per second of the last step, over all ranks."),
+        "skipped": ("skipped_steps_total", "Steps skipped because of non-finite numbers or spikes."),
+        "loss_scale": ("loss_scale", "Loss scale of the last step."),
+        "watts": ("power_watts", "Power of all ranks' cards over the last step."),
+        "joules_per_token": ("joules_per_token", "Energy of all ranks' cards per training token, last step."),
+        "time": ("last_record_timestamp_seconds", "When the newest of these numbers was written, Unix time."),
+    }
+
+    def __init__(self, args):
+        from prometheus_client import CollectorRegistry
+
+        self.file, self.failed = args.prometheus, False
+        self.run = os.fsencode(args.run).decode("utf-8", "replace")  # a label is UTF-8, which a path need not be
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+
+    def begin(self, life):
+        self.newest, self.changed = {}, True  # {(key in metrics.jsonl, validation set): number}
+
+    def write(self, _, record):
+        for key, value in (numbers(record) | {"step": float(record["step"]), "time": unix_time(record)}).items():
+            name, _, validation_set = key.partition("val_loss_")
+            self.newest[(name or "val_loss", validation_set)] = value
+        self.changed = True
+
+    def collect(self):
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for key, (name, description) in self.METRICS.items():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family = kind("train_gpt_" + name, description, labels=["run", "set"] if key == "val_loss" else ["run"])
+            for (found, validation_set), value in self.newest.items():
+                if found == key:
+                    family.add_metric([self.run, validation_set] if key == "val_loss" else [self.run], value)
+            if family.samples:
+                yield family
+
+    def flush(self):
+        from prometheus_client import write_to_textfile
+
+        if not self.changed:
+            return
+        try:
+            write_to_textfile(self.file, self.registry)  # under another name until it is whole
+            self.changed = self.failed = False
+        except OSError as error:
+            if not self.failed:
+                warn(f"--prometheus: {self.file} cannot be written ({error.strerror}); trying again")
+            self.failed = True
+
+    def finish(self):
+        if self.failed:
+            raise OSError(f"{self.file} is not up to date")
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases for each life of the run, all in one group. A line of metrics.jsonl is a step of W&B's
+    own count, so those that an earlier start of this script has sent are known."""
+
+    def __init__(self, args):
+        self.args, self.run = args, None
+
+    def begin(self, life):
+        import wandb
+
+        self.finish()
+        resumes = len(life.resumed_at)
+        name = self.args.name or os.path.basename(os.path.abspath(self.args.run))
+        self.run = wandb.init(project=self.args.wandb, name=name + (f" (resumed, {resumes})" if resumes else ""),
+                              id=life.name, group=life.run, resume="allow", config=life.configuration)
+        self.run.define_metric("step")
+        self.run.define_metric("*", step_metric="step")
+
+    def write(self, number, record):
+        import wandb
+
+        values = scalars(record, self.args.all_tensors)
+        for tag, words in texts(record).items():
+            values[tag] = wandb.Html(f"<pre>{html.escape(words)}</pre>", inject=False)
+        if values and number >= self.run.step:
+            self.run.log({"step": record["step"], **values}, step=number)
+
+    def flush(self):
+        pass
+
+    def finish(self):
+        if self.run:
+            self.run.finish()
+            self.run = None
+
+
+# ---- following -----------------------------------------------------------------------------------------------------
+
+SINKS = {"tensorboard": (TensorBoard, "tensorboard"), "prometheus": (Prometheus, "prometheus_client"),
+         "wandb": (WeightsAndBiases, "wandb")}  # flag: (class, Python package)
+
+
+class Sinks:
+    """What was asked for. One that fails is reported and left out, and the others go on."""
+
+    def __init__(self, args):
+        self.failed = False
+        self.args = args
+        self.sinks = {}
+        for flag, (kind, package) in SINKS.items():
+            if getattr(args, flag) is None:
+                continue
+            if importlib.util.find_spec(package) is None:
+                self.failed = True
+                warn(f"--{flag} needs the Python package {package}: {sys.executable} -m pip install {package}, or "
+                     "scripts/setup.sh --with-tracking")
+            else:
+                self.attempt(flag, lambda: self.sinks.update({flag: kind(args)}))
+
+    def attempt(self, flag, action):
+        try:
+            action()
+        except Exception as error:  # pylint: disable=broad-except
+            warn(f"--{flag}: {type(error).__name__}: {error}")
+            self.failed = True
+            self.sinks.pop(flag, None)
+
+    def each(self, action):
+        for flag, sink in list(self.sinks.items()):
+            self.attempt(flag, lambda sink=sink: action(sink))
+
+
+def follow(args, sinks):
+    """Sends records until the run ends."""
+    life, metrics = None, Metrics(os.path.join(args.run, "metrics.jsonl"))
+    while sinks.sinks:
+        going_on = wait_for_more(args, 0)  # asked before reading, so that the last records are read
+        now = Life(read_info(args.run))
+        if not life or life.name != now.name:
+            metrics.close()
+            life, metrics = now, Metrics(metrics.path)
+            sinks.each(lambda sink: sink.begin(life))
+        new = metrics.new_records()
+        if Life(read_info(args.run)).name != life.name:
+            continue  # resumed a moment ago: the file was cut, and the records may be of both lives
+        for number, record in new:
+            sinks.each(lambda sink, number=number, record=record: sink.write(number, record))
+        sinks.each(lambda sink: sink.flush())
+        if not going_on:
+            break
+        wait_for_more(args, args.poll)
+    sinks.each(lambda sink: sink.finish())
+
+
+def wait_for_more(args, seconds):
+    """Waits, as a child of train_gpt no longer than that lives. False if the run has ended."""
+    if args.child:
+        return not select.select([sys.stdin], [], [], seconds)[0]
+    time.sleep(seconds)
+    return is_going_on(args.run)
+
+
+def has_run(args):
+    """Waits for run.json, up to --patience."""
+    waited = 0
+    while "run_id" not in read_info(args.run):
+        if waited >= args.patience:
+            return False
+        waited += args.poll
+        time.sleep(args.poll)
+    return True
+
+
+def main(argv=None):
+    opening, *_, closing = __doc__.split("\n\n", 2)
+    parser = argparse.ArgumentParser(description=opening, epilog=closing,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", metavar="RUN", help="a run directory (train_gpt --out)")
+    parser.add_argument("--tensorboard", nargs="?", const="", metavar="DIR",
+                        help="write TensorBoard event files; default: RUN/tensorboard")
+    parser.add_argument("--prometheus", metavar="FILE",
+                        help="keep the newest numbers in FILE, for the textfile collector (name it *.prom)")
+    parser.add_argument("--wandb", nargs="?", const="train_gpt", metavar="PROJECT",
+                        help="send everything to Weights & Biases; default: the project train_gpt")
+    parser.add_argument("--name", help="the run's name in W&B; default: the directory's")
+    parser.add_argument("--all-tensors", action="store_true", help="show each FP8 tensor, next to the summary by kind")
+    parser.add_argument("--poll", type=float, default=2, metavar="SECONDS", help="between two looks; default: 2")
+    parser.add_argument("--patience", type=float, default=60, metavar="SECONDS",
+                        help="to wait for a run that has not begun; default: 60")
+    parser.add_argument("--child", action="store_true",
+                        help="end when standard input ends instead of when the run does, and ignore signals that stop "
+                             "a run; train_gpt --track uses this")
+    args = parser.parse_args(argv)
+    if args.child:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
+    packages = [package for flag, (_, package) in SINKS.items() if getattr(args, flag) is not None]
+    if not packages:
+        parser.error("say where to: --tensorboard, --prometheus FILE or --wandb")
+    for package in packages:
+        continue_in_venv(package)
+    if args.tensorboard == "":
+        args.tensorboard = os.path.join(args.run, "tensorboard")
+    sinks = Sinks(args)
+    if sinks.sinks and not has_run(args):
+        warn(f"{args.run} holds no run.json; give the --out directory of a run")
+        return 2
+    try:
+        follow(args, sinks)
+    except KeyboardInterrupt:
+        sinks.each(lambda sink: sink.finish())
+    return 1 if sinks.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
