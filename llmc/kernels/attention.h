@@ -69,7 +69,7 @@ void with_head_dimension(int HD, F&& f) {
 //
 // out_low = bf16(O - bf16(O)), so that out + out_low is O to 2^-17. The backward needs it for delta = rowsum(dout * O):
 // from a rounded O, delta is biased where rounding is one-sided, and GPT-2 124M diverges after some thousand steps
-// (arXiv 2510.04212). out and out_low together are as large as an FP32 copy in place of the BF16 one. nullptr: not
+// (arXiv 2510.04212). out and out_low together are as large as an FP32 copy instead of the BF16 one. nullptr: not
 // written (inference).
 //
 // bf16: flash attention 2 (arXiv 2307.08691) on mma.sync. Scores and probabilities never leave the registers;

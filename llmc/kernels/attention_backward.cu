@@ -2,9 +2,10 @@
 //
 //   delta = rowsum(dO * O)    dP = dO V^T    dS = P * (dP - delta)    dV = P^T dO    dK = dS^T Q    dQ = dS K
 //
-// Three kernels: delta; dV and dK, a block owning keys; dQ, a block owning queries. Either recomputes P from the scores
-// and lse. An owned tile is the A side of every product, so P and dS are accumulators that turn into A fragments in
-// place, and the sums over the other dimension stay in registers: nothing is added up in memory.
+// There are three kernels: delta; dV and dK, where a block owns keys; dQ, where a block owns queries. Both gradient
+// kernels recompute P from the scores and lse. An owned tile is the A side of every product, so P and dS are
+// accumulators that turn into A fragments in place, and sums over the other dimension stay in registers: nothing is
+// added up in memory.
 #include <type_traits>
 
 #include "llmc/kernels/attention.h"
@@ -17,9 +18,9 @@ namespace attention {
 
 // ---- where the gradients go ---------------------------------------------------------------------------------------
 
-// Out is bf16 for dqkv (B, T, NH + 2 NKV, HD) as it is, or an FP8 type: then `transposed` starts at the first channel
-// of the kernel's own part of (NH + 2 NKV, HD), and `parts` (blocks along the tokens of all sequences, NH + 2 NKV, HD)
-// gets the sums over a block's tokens. Any of the three pointers may be nullptr.
+// Output of the gradients. Out is bf16 for dqkv (B, T, NH + 2 NKV, HD), or an FP8 type. For FP8, `transposed` starts at
+// the first channel of the kernel's own part of (NH + 2 NKV, HD), and `parts` (blocks along the tokens of all
+// sequences, NH + 2 NKV, HD) gets the sums over a block's tokens. Any of the three pointers may be nullptr.
 template <class Out>
 struct Gradients {
     Out *row, *transposed;
@@ -30,14 +31,14 @@ struct Gradients {
 template <class Out>
 constexpr bool kIsFp8 = !std::is_same_v<Out, bf16>;
 
-// The heads that a kernel writes: Count sides (queries; or keys and values) of `heads` each, from head `first` of the
-// `row` heads of qkv on.
+// The heads that a kernel writes: Count sides (queries; or keys and values) of `heads` each, starting with head `first`
+// of the `row` heads of qkv.
 struct HeadPart {
     int first, heads, row;
 };
 
-// Quantizes the Count tiles of a block, which lie in shared memory, one after the other: head h of each side, of tokens
-// first_token on. `scratch` is 64 bytes a thread, of any use until now.
+// Quantizes the Count tiles of a block, which lie in shared memory, one after the other: head h of each side, tokens
+// from first_token on. `scratch` is 64 bytes per thread of shared memory whose contents are no longer needed.
 template <class F8, int HD, int Rows, int Threads, int Count>
 LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles)[Count], float* scratch,
                                     const HeadPart& part, int first_token, int b, int h, int T) {
@@ -48,13 +49,13 @@ LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles
     LLMC_UNROLL
     for (int i = 0; i < Count; i++) {
         float sums[2][8] = {};
-        const int own = (i * part.heads + h) * HD, channel = part.first * HD + own;  // in the kernel's part, in a row
+        const int own = (i * part.heads + h) * HD, channel = part.first * HD + own;  // in the kernel's part; in a row
         F8* const row = to.row ? to.row + token * width + channel : nullptr;
-        __syncthreads();  // the tiles are there, and all threads are done with what `scratch` was
+        __syncthreads();  // the tiles are complete, and no thread needs the old contents of `scratch`
         quantize_tile_rows<F8, HD, Rows, Threads>(row, width, tiles[i], nullptr, tally, sums, scale, first_token, T,
                                                   to.pass);
         if (to.parts) put_channel_sums<HD, Threads>(scratch, sums);
-        if (i == Count - 1) {  // here: at the end nvcc for sm_90a would spill
+        if (i == Count - 1) {  // here, because at the end nvcc for sm_90a would spill
             const bool counts_elements = blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0;
             commit_tally(to.fp8, tally, counts_elements ? Count * tokens * (part.heads * HD) : 0, to.pass);
         }
@@ -70,10 +71,10 @@ LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles
 // ---- delta ---------------------------------------------------------------------------------------------------------
 
 constexpr int kDeltaThreads = 256;
-constexpr int kDeltaRowsAtOnce = kDeltaThreads / 4;  // a quad a row
-constexpr int kDeltaRows = 4 * kDeltaRowsAtOnce;     // a block; four rows a thread: one reduction for all
+constexpr int kDeltaRowsAtOnce = kDeltaThreads / 4;  // one quad per row
+constexpr int kDeltaRows = 4 * kDeltaRowsAtOnce;     // per block: four rows per thread, with one reduction for all
 
-// delta[b, h, t] = sum over HD of dout * (out + out_low), from rows (b, t, h). Reads 6 bytes an element.
+// delta[b, h, t] = sum over HD of dout * (out + out_low), from rows (b, t, h). Reads 6 bytes per element.
 template <int HD>
 static __global__ void __launch_bounds__(kDeltaThreads)
     attention_delta_kernel(float* __restrict__ delta, const bf16* __restrict__ dout, const bf16* __restrict__ out,
@@ -110,12 +111,12 @@ static __global__ void __launch_bounds__(kDeltaThreads)
 
 // ---- room in shared memory -----------------------------------------------------------------------------------------
 
-// Registers let two blocks of the following kernels run on a multiprocessor at a time. `scarce`: smaller stages, so
-// that the shared memory of cards with 99 KB a block holds two as well. The chunks, and so the order of all sums, are
+// Registers let two blocks of the following kernels run on a multiprocessor at a time. `scarce` makes stages smaller,
+// so that two also fit the shared memory of cards with 99 KB per block. The chunks, and so the order of all sums, are
 // the same.
 enum class Room { ample, scarce };
 
-// A multiprocessor has 1 KB more than it gives one block, and takes 1 KB of it for each.
+// A multiprocessor has 1 KB more than it gives a single block, and each block takes 1 KB of it.
 template <class Tiles>
 constexpr bool two_blocks_fit(size_t shared_memory_per_block) {
     return 2 * (Tiles::shared_bytes + 1024) <= shared_memory_per_block + 1024;
@@ -123,10 +124,10 @@ constexpr bool two_blocks_fit(size_t shared_memory_per_block) {
 
 // ---- dK and dV -----------------------------------------------------------------------------------------------------
 
-// A block owns 128 keys (64 for HD 128), four warps of 32 (16) rows, and walks over the queries that see them, head by
-// head of those that share the keys. Products
-// are transposed, keys down and queries across: S^T = K Q^T. The owned keys and values are read from shared memory anew
-// for every product; as fragments they would not fit into the registers beside dK and dV.
+// A block owns 128 keys (64 for HD 128), in four warps of 32 (16) rows. It walks over the queries that see them, for
+// each head in turn of the group that shares the keys. Products are transposed, keys down and queries across: S^T = K
+// Q^T. The owned keys and values are read from shared memory again for every product; as fragments they would not fit
+// into the registers next to dK and dV.
 template <int HD, Room room = Room::ample>
 struct KeyGradientTiles {
     static constexpr int fragments = HD == 128 ? 1 : 2;
@@ -134,13 +135,14 @@ struct KeyGradientTiles {
     static constexpr int threads = 32 * warps;
     static constexpr int warp_rows = 16 * fragments;
     static constexpr int key_rows = warps * warp_rows;
-    static constexpr int chunk = 32;  // queries whose S^T and dP^T are in registers at a time
-    // Two stages: one is filled while the other one is used. With one, the block waits and the other block computes.
+    static constexpr int chunk = 32;  // number of queries whose S^T and dP^T are in registers at a time
+    // There are two stages: one is filled while the other is used. With a single stage the block waits, and the other
+    // block on the multiprocessor computes.
     static constexpr int stages = room == Room::ample ? 2 : 1;
     static constexpr int query_rows = HD == 128 || room == Room::scarce ? chunk : 2 * chunk;  // a stage
     // Shared memory, in rows of a tile: [keys][values], then for each stage [queries][dout]; then floats, for each
-    // stage: [lse in base 2][delta].
-    // After the loop a warp's own rows of keys and values hold its dK and dV on their way to memory.
+    // stage: [lse in base 2][delta]. After the loop a warp's own rows of keys and values hold its dK and dV on their
+    // way to memory.
     static constexpr int stage_rows = 2 * query_rows;
     static constexpr size_t tile_bytes = (2 * key_rows + stages * stage_rows) * kRowBytes<HD>;
     static constexpr size_t shared_bytes = tile_bytes + stages * stage_rows * sizeof(float);
@@ -148,7 +150,7 @@ struct KeyGradientTiles {
     static_assert(stages * stage_rows * kRowBytes<HD> >= 64 * threads, "scratch of quantize_gradients");
 };
 
-// S^T becomes P^T, and dP^T becomes dS^T (without the softmax scale, which is applied once at the end). A column is a
+// Turns S^T into P^T and dP^T into dS^T, without the softmax scale, which is applied once at the end. A column is a
 // query; `diagonal` is (this lane's first key) - (its first query), and `windows` begin with that key's. `lse_log2` and
 // `delta` start at the chunk's queries.
 template <bool Masked, int F, int N, bool kDocuments>
@@ -176,7 +178,7 @@ LLMC_DEVICE void score_gradients_transposed(float (&s)[F][N][4], float (&dp)[F][
     }
 }
 
-// One chunk of queries against a warp's keys.
+// Processes one chunk of queries against a warp's keys.
 template <bool Masked, int HD, int F, bool kDocuments>
 LLMC_DEVICE void key_gradient_chunk(float (&dk)[F][HD / 8][4], float (&dv)[F][HD / 8][4], const bf16* keys,
                                     const bf16* values, const bf16* queries, const bf16* dout, const float* lse_log2,
@@ -191,16 +193,17 @@ LLMC_DEVICE void key_gradient_chunk(float (&dk)[F][HD / 8][4], float (&dv)[F][HD
     accumulate<HD>(dk, dp, queries);
 }
 
-// lse of a query in base 2, as the exponent's offset. From T on it is infinite: such a query's P is exp2(-inf) = 0.
+// lse of a query in base 2, as the exponent's offset. From T on it is infinite, so that such a query's P is exp2(-inf)
+// = 0.
 LLMC_DEVICE float query_lse_log2(const float* lse, int query, int T) {
     return query < T ? lse[query] * kLog2E : float_from_bits(kFloatInfinityBits);
 }
 
-// Thread i < 2 Rows carries one number of a stage of Rows queries: lse of query i, or delta of query i - Rows.
+// Thread i < 2 Rows holds one number of a stage of Rows queries: lse of query i, or delta of query i - Rows.
 template <int Rows>
 struct StageStatistic {
     int slot;
-    const float* rows;  // of the group's first head
+    const float* rows;  // those of the group's first head
 
     LLMC_DEVICE StageStatistic(const float* lse, const float* delta, size_t offset)
         : slot(static_cast<int>(threadIdx.x)), rows((slot < Rows ? lse : delta) + offset) {}
@@ -215,7 +218,7 @@ struct StageStatistic {
     }
 };
 
-// Starts copying a stage: queries from first_query on of a group's member, and their dout.
+// Starts copying a stage: queries from first_query on of one head of the group, and their dout.
 template <int HD, int Rows, int Threads>
 LLMC_DEVICE void load_queries(bf16* stage, const Head& head, const bf16* dout, size_t dout_stride, int member,
                               int first_query, int T) {
@@ -245,7 +248,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
     const int first_key = static_cast<int>(blockIdx.x) * Tiles::key_rows;  // the first keys are seen by most queries
     const int warp_key = first_key + warp * Tiles::warp_rows, last_own = warp_key + Tiles::warp_rows - 1;
     const int warp_offset = warp * Tiles::warp_rows * kStride<HD>;
-    const int h = kv * group;  // the group's first query head; others lie HD further, and T in lse and delta
+    const int h = kv * group;  // the group's first query head; the others lie HD further, or T further in lse and delta
     const Head head = head_of<HD>(qkv, b, h, kv, T, NH, NKV);
     const bf16* head_dout = dout + head_offset<HD>(b, h, T, NH);
     const size_t dout_stride = static_cast<size_t>(NH) * HD;
@@ -257,7 +260,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
     const RowWindows<kDocuments> warp_windows = block_windows.from(warp * Tiles::warp_rows);
     const StageStatistic<query_rows> statistic(lse, delta, row_statistics_offset(b, h, T, NH));
 
-    // Load: the owned keys and values, and the first stage: queries from the diagonal on.
+    // Load: the owned keys and values, and the first stage, which is queries from the diagonal on.
     load_tile<HD, Tiles::key_rows, threads>(keys, head.key, head.stride, first_key, T);
     load_tile<HD, Tiles::key_rows, threads>(values, head.value, head.stride, first_key, T);
     load_queries<HD, query_rows, threads>(stage_tiles, head, head_dout, dout_stride, 0, first_key, T);
@@ -269,15 +272,15 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
     const float scale_log2 = scale * kLog2E;
     const int last_key = first_key + Tiles::key_rows - 1;
     for (int first_query = first_key, member = 0, stage = 0; member < group; stage ^= stages - 1) {
-        // Load: this stage has arrived, for all threads; and all are done with the other one, which is filled next: a
-        // single one after its products. The next lse and delta travel through a register, to be stored when they have
-        // had time to arrive.
+        // Load: this stage has arrived for all threads, and all are done with the stage that is filled next: the other
+        // one, or a single one after its products. The next lse and delta travel through a register and are stored once
+        // they have had time to arrive.
         cp_async_wait<0>();
         __syncthreads();
         const bf16* queries = stage_tiles + stage * stage_size;
         int next_query = first_query + query_rows;
         if (next_query >= T || next_query - last_key >= (kDocuments ? block_windows[Tiles::key_rows - 1] : window))
-            next_query = first_key, member++;  // on with the group's next head
+            next_query = first_key, member++;  // continues with the group's next head
         float next_statistic = 0.0f;
         if (member < group) {
             if (stages == 2)
@@ -285,7 +288,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
                                                       dout_stride, member, next_query, T);
             next_statistic = statistic.load(member, next_query, T);
         }
-        // Multiply, softmax, accumulate: chunk after chunk, except those before the diagonal or beyond the end.
+        // Multiply, softmax, accumulate: chunk by chunk, except those before the diagonal or beyond the end.
         for (int row = 0; row < query_rows; row += chunk) {
             const int query = first_query + row, last_query = query + chunk - 1;
             if (query >= T || warp_key >= T || last_query < warp_key ||
@@ -306,7 +309,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
                 multiply_chunk.template operator()<false>();
         }
         if (stages == 1) {
-            __syncthreads();  // all are done with the stage
+            __syncthreads();  // all threads are done with the stage
             if (member < group)
                 load_queries<HD, query_rows, threads>(stage_tiles, head, head_dout, dout_stride, member, next_query, T);
         }
@@ -314,7 +317,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
         first_query = next_query;
     }
 
-    // Store, by way of the warp's own rows of keys and values, which no other warp reads.
+    // Store through the warp's own rows of keys and values, which no other warp reads.
     __syncwarp();
     round_to_rows<HD>(keys + warp_offset, dk, scale);
     round_to_rows<HD>(values + warp_offset, dv, 1.0f);
@@ -331,8 +334,8 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
 
 // ---- dQ ------------------------------------------------------------------------------------------------------------
 
-// A block owns 128 queries (64 for HD 128), four warps of 32 (16) rows, and walks over the keys they see as the forward
-// does. The owned queries and dout stay in registers as A fragments.
+// A block owns 128 queries (64 for HD 128), in four warps of 32 (16) rows, and walks over the keys they see as the
+// forward does. The owned queries and dout stay in registers as A fragments.
 template <int HD, Room room = Room::ample>
 struct QueryGradientTiles {
     static constexpr int fragments = HD == 128 ? 1 : 2;
@@ -340,18 +343,18 @@ struct QueryGradientTiles {
     static constexpr int threads = 32 * warps;
     static constexpr int warp_rows = 16 * fragments;
     static constexpr int query_rows = warps * warp_rows;
-    static constexpr int chunk = 32;  // keys whose S and dP are in registers at a time
+    static constexpr int chunk = 32;  // number of keys whose S and dP are in registers at a time
     static constexpr int key_rows = HD == 128 || room == Room::scarce ? chunk : 2 * chunk;  // a stage
-    // Shared memory, in rows of a tile: [queries][stage 0: keys, values][dout; then stage 1: keys, values].
-    // After the loop a warp's own rows of queries hold its dQ on their way to memory.
+    // Shared memory, in rows of a tile: [queries][stage 0: keys, values][dout; then stage 1: keys, values]. After the
+    // loop a warp's own rows of queries hold its dQ on their way to memory.
     static constexpr int stage_rows = 2 * key_rows;
     static constexpr size_t shared_bytes = (2 * query_rows + stage_rows) * kRowBytes<HD>;
     static_assert(key_rows % chunk == 0 && stage_rows <= query_rows);
     static_assert(stage_rows * kRowBytes<HD> >= 64 * threads, "scratch of quantize_gradients");
 };
 
-// S becomes dS (without the softmax scale), as above with queries down and keys across. `diagonal` and
-// `windows` as in the forward.
+// Turns S into dS, without the softmax scale, as above but with queries down and keys across. `diagonal` and `windows`
+// are as in the forward.
 template <bool Masked, int F, int N, bool kDocuments>
 LLMC_DEVICE void score_gradients(float (&s)[F][N][4], const float (&dp)[F][N][4], const float (&lse_log2)[2 * F],
                                  const float (&delta)[2 * F], float scale_log2, int diagonal,
@@ -380,7 +383,7 @@ struct QueryGradientState {
     float lse_log2[2 * fragments], delta[2 * fragments];  // rows g and g + 8 of each fragment
 };
 
-// One chunk of keys against a warp's queries.
+// Processes one chunk of keys against a warp's queries.
 template <bool Masked, int HD, bool kDocuments>
 LLMC_DEVICE void query_gradient_chunk(QueryGradientState<HD>& state, const bf16* keys, const bf16* values,
                                       float scale_log2, int diagonal, const RowWindows<kDocuments>& windows) {
@@ -416,7 +419,7 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads, (kDocu
     const bf16* head_dout = dout + head_offset<HD>(b, h, T, NH);
     const size_t dout_stride = static_cast<size_t>(NH) * HD;
 
-    // Load: the owned rows, into registers, and the first keys and values.
+    // Load: the owned rows into registers, and the first keys and values.
     load_tile<HD, Tiles::query_rows, threads>(queries, head.query, head.stride, first_query, T);
     load_tile<HD, Tiles::query_rows, threads>(own_dout, head_dout, dout_stride, first_query, T);
     const Windows<kDocuments> windows{window, documents, b * T, T};
@@ -445,7 +448,7 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads, (kDocu
     const float scale_log2 = scale * kLog2E;
     const int seen_keys = first_query + Tiles::query_rows < T ? first_query + Tiles::query_rows : T;
     for (int first_key = begin, stage = 0; first_key < seen_keys; first_key += key_rows, stage ^= 1) {
-        // Load: this stage has arrived, for all threads; and all are done with what lies in the other one, which is
+        // Load: this stage has arrived for all threads, and all are done with the contents of the other, which is
         // filled next.
         cp_async_wait<0>();
         __syncthreads();
@@ -457,7 +460,7 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads, (kDocu
             load_tile<HD, key_rows, threads>(next + key_rows * kStride<HD>, head.value, head.stride, next_key, T);
             cp_async_commit();
         }
-        // Multiply, softmax, accumulate: chunk after chunk up to the diagonal.
+        // Multiply, softmax, accumulate: chunk by chunk up to the diagonal.
         for (int row = 0; row < key_rows; row += chunk) {
             const int key = first_key + row, last_key = key + chunk - 1;
             if (warp_query >= T || key > last_own || warp_query - last_key >= warp_windows[0]) continue;
@@ -473,7 +476,7 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads, (kDocu
         }
     }
 
-    // Store, by way of the warp's own rows of queries, which no other warp reads.
+    // Store through the warp's own rows of queries, which no other warp reads.
     round_to_rows<HD>(queries + warp_offset, state.dq, scale);
     if constexpr (kIsFp8<Out>) {
         quantize_gradients<Out, HD, Tiles::query_rows, threads>({dqkv, transposed, parts, fp8, pass}, {queries},
@@ -487,7 +490,7 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads, (kDocu
 
 // ---- launch --------------------------------------------------------------------------------------------------------
 
-// Blocks of either gradient kernel along a sequence; as many parts of the bias gradient it has.
+// Number of blocks of a gradient kernel along a sequence, which is also the number of parts of its bias gradient.
 static int token_tiles(int T, int HD) { return div_up(T, HD == 128 ? 64 : 128); }
 static_assert(KeyGradientTiles<32>::key_rows == 128 && QueryGradientTiles<32>::query_rows == 128);
 static_assert(KeyGradientTiles<64>::key_rows == 128 && QueryGradientTiles<64>::query_rows == 128);
@@ -516,7 +519,7 @@ static void launch_backward(const Gradients<Out>& to, float* delta, const Backwa
         {dim3(static_cast<unsigned>(div_up(rows, size_t{kDeltaRows}))), dim3(kDeltaThreads), 0, stream},
         out(delta, rows), in(inputs.dout, n), in(inputs.out, n), in(inputs.out_low, n), rows, T, NH);
     with_documents(inputs.documents, [&]<bool kDocuments>() {
-        // With both stages nvcc would spill.
+        // With both stages, nvcc would spill.
         constexpr Room with_room = kDocuments && HD == 64 ? Room::scarce : room;
         using KeyTiles = KeyGradientTiles<HD, with_room>;
         using QueryTiles = QueryGradientTiles<HD, with_room>;

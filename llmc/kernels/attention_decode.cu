@@ -7,9 +7,9 @@
 namespace llmc {
 namespace attention {
 
-constexpr int kDecodeRows = 16;  // queries of a block
+constexpr int kDecodeRows = 16;  // queries per block
 
-// ---- bf16: a warp -------------------------------------------------------------------------------------------------
+// ---- bf16: one warp per block --------------------------------------------------------------------------------------
 
 // Shared memory, in rows of a tile: two stages of keys and values. Before the loop stage 1 holds the queries; after it
 // stage 0 holds out and stage 1 out_low.
@@ -27,7 +27,7 @@ static __global__ void __launch_bounds__(32)
     const int row = static_cast<int>(blockIdx.x) * kDecodeRows, query = first + row;
     const Head head = head_of<HD>(qkv, 0, h, h / (NH / NKV), T, NH, NKV);
 
-    // Load: queries into registers by way of stage 1, and the first keys and values into stage 0.
+    // Load: queries into registers through stage 1, and the first keys and values into stage 0.
     load_tile<HD, kDecodeRows, 32>(shared + stage_size, head.query, head.stride, query, T);
     const int begin = first_seen_key(query, window, kKeyRows);
     load_tile<HD, kKeyRows, 32>(shared, head.key, head.stride, begin, T);
@@ -73,7 +73,7 @@ static __global__ void __launch_bounds__(32)
     if (out_low) store_rows<HD, kDecodeRows>(out_low + offset, stride, shared + stage_size, row, rows);
 }
 
-// ---- FP32: a quad a query -------------------------------------------------------------------------------------------
+// ---- FP32: one quad per query --------------------------------------------------------------------------------------
 
 template <int HD>
 static __global__ void __launch_bounds__(4 * kDecodeRows)

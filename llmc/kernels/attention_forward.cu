@@ -7,8 +7,8 @@
 namespace llmc {
 namespace attention {
 
-// A block owns 128 queries of a head and walks over the keys they see, 64 at a time. A warp owns 16 or 32 queries: with
-// 32, keys and values read from shared memory are used twice, which HD 128's accumulators leave no registers for.
+// A block owns 128 queries of a head and walks over the keys they see, 64 at a time. A warp owns 16 or 32 queries. With
+// 32, keys and values read from shared memory are used twice, but HD 128's accumulators leave no registers for that.
 template <int HD>
 struct ForwardTiles {
     static constexpr int fragments = HD == 128 ? 1 : 2;
@@ -17,15 +17,15 @@ struct ForwardTiles {
     static constexpr int warp_rows = 16 * fragments;
     static constexpr int query_rows = warps * warp_rows;
     static constexpr int key_rows = kKeyRows;
-    // Shared memory, in rows of a tile: [stage 0: keys 64, values 64] [stage 1: keys 64, values 64].
-    // Before the loop stage 1 holds the queries; after it stage 0 holds out and stage 1 out_low, on their way to
-    // memory, and stage 0 then the codes. With documents the queries' windows lie behind.
+    // Shared memory, in rows of a tile: [stage 0: keys 64, values 64] [stage 1: keys 64, values 64]. Before the loop
+    // stage 1 holds the queries. After it stage 0 holds out and stage 1 out_low, on their way to memory, and stage 0
+    // then the codes. With documents, the queries' windows lie after the stages.
     static constexpr int stage_rows = 2 * key_rows;
     static constexpr size_t shared_bytes = 2 * stage_rows * kRowBytes<HD>;
     static_assert(query_rows == stage_rows);
 };
 
-// The block's output, which lies in `high` and `low`, to `row` and `transposed`.
+// Quantizes the block's output, which lies in `high` and `low`, to `row` and `transposed`.
 template <int HD>
 LLMC_DEVICE void quantize_output(e4m3* row, e4m3* transposed, Fp8State* state, bf16* high, const bf16* low,
                                  int first_query, int b, int h, int T, int NH, QuantizePass pass) {
@@ -34,7 +34,7 @@ LLMC_DEVICE void quantize_output(e4m3* row, e4m3* transposed, Fp8State* state, b
     const size_t channel = static_cast<size_t>(h) * HD, token = static_cast<size_t>(b) * T;
     QuantizeTally tally;
     float unused[2][8] = {};
-    __syncthreads();  // the whole tile is there, and has gone to out
+    __syncthreads();  // the whole tile is complete and has been written to out
     quantize_tile_rows<e4m3, HD, Tiles::query_rows, Tiles::threads>(row ? row + token * width + channel : nullptr,
                                                                     width, high, low, tally, unused, state->scale,
                                                                     first_query, T, pass);
@@ -46,7 +46,7 @@ LLMC_DEVICE void quantize_output(e4m3* row, e4m3* transposed, Fp8State* state, b
                                                                     first_query, T);
 }
 
-// kFp8: the output goes to `row` and `transposed` too.
+// kFp8: the output also goes to `row` and `transposed`.
 template <int HD, bool kDocuments, bool kFp8>
 static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     attention_forward_kernel(bf16* __restrict__ out, bf16* __restrict__ out_low, float* __restrict__ lse,
@@ -70,7 +70,7 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     const int begin = first_seen_key(first_query, windows(first_query), key_rows);
     const Head head = head_of<HD>(qkv, b, h, h / (NH / NKV), T, NH, NKV);
 
-    // Load: queries into registers by way of stage 1, and the first keys and values into stage 0.
+    // Load: queries into registers through stage 1, and the first keys and values into stage 0.
     load_tile<HD, Tiles::query_rows, threads>(shared + stage_size, head.query, head.stride, first_query, T);
     load_tile<HD, key_rows, threads>(shared, head.key, head.stride, begin, T);
     load_tile<HD, key_rows, threads>(shared + key_rows * kStride<HD>, head.value, head.stride, begin, T);
@@ -90,7 +90,7 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     const int seen_keys = first_query + Tiles::query_rows < T ? first_query + Tiles::query_rows : T;
     const int tiles = (seen_keys - begin + key_rows - 1) / key_rows;
     for (int tile = 0; tile < tiles; tile++) {
-        // Load: this tile has arrived, for all threads; and all are done with the other stage, which is filled next.
+        // Load: this tile has arrived for all threads, and all are done with the other stage, which is filled next.
         cp_async_wait<0>();
         __syncthreads();
         const int first_key = begin + tile * key_rows, last_key = first_key + key_rows - 1;
@@ -102,8 +102,8 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
                                              first_key + key_rows, T);
             cp_async_commit();
         }
-        // Multiply, softmax, accumulate. Only tiles that cross the diagonal or a window's edge are masked, and of a
-        // block's warps the upper ones skip a tile that lies beyond the one, the lower ones one before the other.
+        // Multiply, softmax, accumulate. Only tiles that cross the diagonal or a window's edge are masked. The upper
+        // warps of a block skip a tile beyond the diagonal, the lower ones a tile before the window.
         const int last_query = warp_query + Tiles::warp_rows - 1;
         if (warp_query >= T || first_key > last_query ||
             warp_query - last_key >= (kDocuments ? warp_windows[0] : window))
@@ -126,7 +126,7 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
         if ((lane & 3) == 0 && query < T)
             lse[row_statistics_offset(b, h, T, NH) + query] = state.maximum[row] * scale + logf(state.sum[row]);
     }
-    __syncthreads();  // all are done with the keys and values
+    __syncthreads();  // all threads are done with the keys and values
     bf16* high = shared + warp * Tiles::warp_rows * kStride<HD>;
     bf16* low = high + stage_size;
     split_to_rows(high, low, state, inverse);

@@ -1,6 +1,6 @@
 // Causal attention in FP32, forward and backward: the reference precision, in plain loops; see attention.h.
 //
-// Quads own rows (attention_quads.cuh); a warp walks over the other dimension with eight rows at once.
+// Quads own rows (attention_quads.cuh), and a warp walks over the other dimension with eight rows at once.
 #include "llmc/kernels/attention_quads.cuh"
 #include "llmc/kernels/host/loops.h"
 
@@ -10,7 +10,8 @@ namespace attention {
 constexpr int kThreads = 128;
 constexpr int kBlockRows = kThreads / 4;
 
-// Query head h, head kv of keys and values in qkv, and what (B, T, NH, HD) tensors have of h.
+// Pointers and offsets of query head h and of head kv of keys and values in qkv, and of head h in (B, T, NH, HD)
+// tensors.
 template <int HD>
 struct HeadRows {
     size_t query, key, value, out, statistics;  // offsets of the head's first row
@@ -36,7 +37,7 @@ static __global__ void __launch_bounds__(kThreads)
     const HeadRows<HD> head(blockIdx.y, blockIdx.y / (NH / NKV), T, NH, NKV);
     const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);  // longest first
     const int row = block * kBlockRows + static_cast<int>(threadIdx.x >> 2);
-    const int last_row = (row | (kWarpRows - 1)) < T ? row | (kWarpRows - 1) : T - 1;  // of the warp
+    const int last_row = (row | (kWarpRows - 1)) < T ? row | (kWarpRows - 1) : T - 1;  // of the warp's rows
     const float *keys = qkv + head.key, *values = qkv + head.value;
 
     const Windows<kDocuments> windows{window, documents, static_cast<int>(blockIdx.z) * T, T};
@@ -49,18 +50,18 @@ static __global__ void __launch_bounds__(kThreads)
     if ((threadIdx.x & 3) == 0) lse[head.statistics + row] = state.maximum / kLog2E + logf(state.sum);
 }
 
-// dQ, and delta on the way. A quad owns a query.
+// Computes dQ, and delta with it. A quad owns a query.
 template <int HD, bool kDocuments>
 static __global__ void __launch_bounds__(kThreads)
     attention_query_gradient_fp32_kernel(float* __restrict__ dqkv, float* __restrict__ delta,
                                          const float* __restrict__ dout, const float* __restrict__ qkv,
                                          const float* __restrict__ out, const float* __restrict__ lse, int T, int NH,
                                          int NKV, float scale, int window, const int* __restrict__ documents) {
-    constexpr int keys_at_once = HD == 128 ? 2 : 4;  // they stay in registers between their two uses
+    constexpr int keys_at_once = HD == 128 ? 2 : 4;  // keys and values stay in registers between two uses
     const HeadRows<HD> head(blockIdx.y, blockIdx.y / (NH / NKV), T, NH, NKV);
     const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);  // longest first
     const int row = block * kBlockRows + static_cast<int>(threadIdx.x >> 2);
-    const int last_row = (row | (kWarpRows - 1)) < T ? row | (kWarpRows - 1) : T - 1;  // of the warp
+    const int last_row = (row | (kWarpRows - 1)) < T ? row | (kWarpRows - 1) : T - 1;  // of the warp's rows
     const size_t own = static_cast<size_t>(row < T ? row : T - 1);
     const float *keys = qkv + head.key, *values = qkv + head.value;
 
@@ -103,14 +104,14 @@ static __global__ void __launch_bounds__(kThreads)
     if ((threadIdx.x & 3) == 0) delta[head.statistics + own] = row_delta[0];
 }
 
-// dK and dV. A quad owns a key, and goes through the queries of its group head by head.
+// Computes dK and dV. A quad owns a key, and goes through the queries of its group head by head.
 template <int HD, bool kDocuments>
 static __global__ void __launch_bounds__(kThreads)
     attention_key_gradient_fp32_kernel(float* __restrict__ dqkv, const float* __restrict__ dout,
                                        const float* __restrict__ qkv, const float* __restrict__ lse,
                                        const float* __restrict__ delta, int T, int NH, int NKV, float scale, int window,
                                        const int* __restrict__ documents) {
-    constexpr int queries_at_once = HD == 128 ? 1 : 4;  // their rows and dout's stay in registers between two uses
+    constexpr int queries_at_once = HD == 128 ? 1 : 4;  // queries and dout stay in registers between two uses
     const int group = NH / NKV, row = static_cast<int>(blockIdx.x) * kBlockRows + static_cast<int>(threadIdx.x >> 2);
     const size_t own = static_cast<size_t>(row < T ? row : T - 1), kv = blockIdx.y;
     const HeadRows<HD> first_head(kv * group, kv, T, NH, NKV);
@@ -168,7 +169,7 @@ template <int HD>
 static void launch_forward_fp32(float* result, float* lse, const float* qkv, int B, int T, const AttentionHeads& heads,
                                 stream_t stream, const int* documents) {
     const size_t n = elements(B, T, heads.NH, HD);
-    // Divided, not multiplied: HD^-0.5 rounds once.
+    // Dividing rounds HD^-0.5 once; multiplying would round twice.
     const float scale_log2 = heads.scale != 0.0f ? heads.scale * kLog2E : kLog2E / std::sqrt(static_cast<float>(HD));
     with_documents(documents, [&]<bool kDocuments>() {
         host::launch_or_loop<attention_forward_fp32_kernel<HD, kDocuments>, host::attention_forward_fp32<HD>>(

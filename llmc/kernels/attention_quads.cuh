@@ -1,5 +1,5 @@
-// What the FP32 attention kernels share: a row owned by four neighbouring lanes (a quad), a quarter of the head
-// dimension each, so that a warp walks over keys with eight rows at once; keys and values are read through the caches.
+// Building blocks of the FP32 attention kernels. Four neighbouring lanes (a quad) own a row, a quarter of the head
+// dimension each, so a warp walks over keys with eight rows at once. Keys and values are read through the caches.
 // Products of several rows are summed over the quad together.
 #pragma once
 #include "llmc/device/kernel.cuh"
@@ -55,15 +55,16 @@ struct Quarter {
     }
 };
 
-// A query's softmax over the keys that it sees, and its sum of values, not yet divided by `sum`.
+// A query's softmax over the keys that it sees, and its sum of values before the division by `sum`.
 template <int HD>
 struct QuadRow {
     Quarter<HD> output;
     float maximum = float_from_bits(0xff800000u);  // in base 2
     float sum = 0.0f;
 
-    // Of the query at position `row`, over keys and values up to `last_row`, the last that a query of this warp sees;
-    // those from T on do not exist. `first_row`: the warp's first query. A row may lie beyond T, and is nothing then.
+    // Attends the query at position `row` to keys and values up to `last_row`, the last that a query of this warp sees;
+    // positions from T on do not exist. `first_row` is the warp's first query. A `row` beyond T gives a result that is
+    // not used.
     template <bool kDocuments>
     LLMC_DEVICE void attend(const float* query_row, const float* keys, const float* values, size_t stride, int row,
                             int first_row, int last_row, float scale_log2, const Windows<kDocuments>& windows) {
@@ -89,8 +90,7 @@ struct QuadRow {
                 p[j] = in_window(row - first - j, window) ? p[j] * scale_log2 : minus_infinity;
                 new_maximum = max_float(new_maximum, p[j]);
             }
-            // A row that has seen no key yet, because its window begins behind that of the warp's first: 0 in its
-            // place.
+            // A row whose window begins after the warp's first may have seen no key yet: its base is 0 then.
             const float base = new_maximum == minus_infinity ? 0.0f : new_maximum;
             const float correction = exp2_fast(maximum - base);
             maximum = new_maximum;

@@ -1,8 +1,8 @@
-// From a tile of results in shared memory to FP8: what attention's kernels do after their last product.
+// Quantizes a tile of results in shared memory to FP8: the last stage of attention's kernels.
 //
 // The tile's rows are tokens of one head, HD bf16 each (attention_tiles.cuh). Stage 1: a thread casts 16 channels of a
-// token, writes them to the row-major output and over their own first 16 bytes in the tile. Stage 2, after a barrier:
-// it takes 4 channels of 16 tokens from there and writes them to the transposed output.
+// token and writes the codes to the row-major output, and over the first 16 bytes of these channels in the tile. Stage
+// 2, after a barrier: a thread takes 4 channels of 16 tokens from there and writes them to the transposed output.
 #pragma once
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/attention_tiles.cuh"
@@ -10,7 +10,7 @@
 
 namespace llmc::attention {
 
-// How a block's threads share a tile in stage 1.
+// The part of a tile that each thread of a block has in stage 1.
 template <int HD, int Threads>
 struct ChunkOwner {
     static constexpr int chunks = HD / 16, rows_at_once = Threads / chunks;
@@ -19,8 +19,8 @@ struct ChunkOwner {
         : row(static_cast<int>(threadIdx.x) / chunks), chunk(static_cast<int>(threadIdx.x) % chunks) {}
 };
 
-// Stage 1 of a thread. x = tile (+ low, if not null) from the tile's token first_row on, up to T. `to` is the head's
-// first channel of token 0, tokens `pitch` apart, or nullptr. The sums are of this thread's 16 channels.
+// Stage 1 of a thread. x = tile (+ low, unless nullptr) from the tile's token first_row on, up to T. `to` is the head's
+// first channel of token 0, with tokens `pitch` apart, or nullptr. The sums are those of this thread's 16 channels.
 template <class F8, int HD, int Rows, int Threads>
 LLMC_DEVICE void quantize_tile_rows(F8* to, size_t pitch, bf16* tile, const bf16* low, QuantizeTally& tally,
                                     float (&sums)[2][8], float scale, int first_row, int T, QuantizePass pass) {
@@ -56,7 +56,8 @@ LLMC_DEVICE void quantize_tile_rows(F8* to, size_t pitch, bf16* tile, const bf16
     }
 }
 
-// Stage 2 of a thread. `to` is the head's first channel of token 0 in the transposed output, channels `pitch` apart.
+// Stage 2 of a thread. `to` is the head's first channel of token 0 in the transposed output, with channels `pitch`
+// apart.
 template <class F8, int HD, int Rows, int Threads>
 LLMC_DEVICE void store_tile_columns(F8* to, size_t pitch, const bf16* tile, int first_row, int T) {
     constexpr int pieces = Rows / 16, words = HD / 4;
@@ -75,8 +76,8 @@ LLMC_DEVICE void store_tile_columns(F8* to, size_t pitch, const bf16* tile, int 
     }
 }
 
-// The column sums' way through shared memory, HD * rows_at_once floats (64 bytes a thread), around the same barrier;
-// `part` gets the sums over the tile's tokens. Threads add in a fixed order.
+// Column sums go through shared memory, HD * rows_at_once floats (64 bytes per thread): `put` before the barrier, `get`
+// after it. `part` gets the sums over the tile's tokens. Threads add in a fixed order.
 template <int HD, int Threads>
 LLMC_DEVICE void put_channel_sums(float* shared, const float (&sums)[2][8]) {
     const ChunkOwner<HD, Threads> own;
@@ -94,7 +95,7 @@ LLMC_DEVICE void get_channel_sums(float* part, const float* shared) {
     part[channel] = total;
 }
 
-// What the launchers check.
+// Checks the arguments that all quantizing launchers have in common.
 inline void check_quantized(const char* launcher, const Fp8State* state, int B, int T, const AttentionHeads& heads,
                             int channels, QuantizePass pass) {
     check_shape(B, T, heads);

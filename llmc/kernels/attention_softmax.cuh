@@ -1,7 +1,7 @@
-// The arithmetic of BF16 attention's forward, a tile of keys and values at a time: an online softmax between two
-// products, in a warp's registers (flash attention 2, arXiv 2307.08691). A query's result depends on its own row and
-// the keys that it sees, taken in tiles of kKeyRows that start at multiples of it, and on nothing else that a block or
-// a batch holds.
+// Arithmetic of BF16 attention's forward, for a tile of keys and values at a time: an online softmax between two
+// products, in a warp's registers (flash attention 2, arXiv 2307.08691). A query's result depends only on its own row
+// and the keys that it sees, in tiles of kKeyRows that start at multiples of kKeyRows. Other contents of a block or
+// batch do not matter.
 #pragma once
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/attention_tiles.cuh"
@@ -10,22 +10,22 @@ namespace llmc::attention {
 
 constexpr int kKeyRows = 64;
 
-// What a warp keeps in registers. Per-row values are indexed 2 f + half: rows g and g + 8 of fragment f.
+// Registers of a warp. Per-row values are indexed 2 f + half: rows g and g + 8 of fragment f.
 template <int HD, int F>
 struct ForwardState {
     uint32_t query[F][HD / 16][4];
-    // Not yet divided by the row sum. The last column tile holds the row sums of the probabilities *as rounded to
-    // BF16*: dividing by those makes the weights of V's rows add up to exactly 1, so that a component common to all of
-    // V passes through without the probabilities' rounding errors, which would enter delta undiminished.
+    // Output before the division by the row sum. The last column tile holds the row sums of the probabilities *as
+    // rounded to BF16*. Dividing by these makes the weights of V's rows add up to exactly 1. A component common to all
+    // of V then passes without the probabilities' rounding errors, which would enter delta undiminished.
     float output[F][HD / 8 + 1][4];
-    float maximum[2 * F];  // of the raw scores seen so far
-    float sum[2 * F];      // of the unrounded probabilities in this lane's columns, for lse
+    float maximum[2 * F];  // maximum of the raw scores seen so far
+    float sum[2 * F];      // sum of the unrounded probabilities in this lane's columns, for lse
 };
 
-// Softmax: turns raw scores into probabilities relative to the row's maximum so far, in base 2, and rescales what was
+// Turns raw scores into probabilities relative to the row's maximum so far, in base 2, and rescales the sums
 // accumulated under the previous maximum. `diagonal` is (this lane's first query) - (its first key), and `windows`
-// begin with that query's: visible are keys 0 to windows[row] - 1 places before the query. Rows that have seen no key
-// yet, which a window leaves in a masked tile, keep the maximum -infinity, and 0 takes its place.
+// begin with that query's: visible are keys 0 to windows[row] - 1 places before the query. In a masked tile a window
+// may leave rows that have seen no key yet; they keep the maximum -infinity, and 0 is used instead.
 template <bool Masked, int HD, int F, int N, bool kDocuments>
 LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N][4], float scale_log2, int diagonal,
                                 const RowWindows<kDocuments>& windows) {
@@ -75,7 +75,7 @@ LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N
     }
 }
 
-// One tile of keys, and their values behind it.
+// Processes one tile of keys, and their values after it.
 template <bool Masked, int HD, int F, bool kDocuments>
 LLMC_DEVICE void forward_tile(ForwardState<HD, F>& state, const bf16* keys, float scale_log2, int diagonal,
                               const RowWindows<kDocuments>& windows) {
@@ -85,8 +85,8 @@ LLMC_DEVICE void forward_tile(ForwardState<HD, F>& state, const bf16* keys, floa
     accumulate<HD>(state.output, scores, keys + kKeyRows * kStride<HD>);
 }
 
-// Rounds a warp's finished output into its rows of two tiles, `high` and what that leaves of it. `inverse`: 1 / row
-// sum.
+// Rounds a warp's finished output into its rows of two tiles: `high`, and `low` for the rounding error. `inverse` is 1
+// / row sum.
 template <int HD, int F>
 LLMC_DEVICE void split_to_rows(bf16* high, bf16* low, const ForwardState<HD, F>& state, const float* inverse) {
     const int lane = static_cast<int>(threadIdx.x & 31);

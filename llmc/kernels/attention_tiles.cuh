@@ -1,10 +1,10 @@
-// What the BF16 attention kernels share: loading tiles of rows into shared memory, products of tiles, masks, and
-// storing a warp's accumulators.
+// Building blocks of the BF16 attention kernels: loading tiles of rows into shared memory, products of tiles, masks,
+// and storing a warp's accumulators.
 //
-// A tile is some rows of a head's (T, HD) matrix in shared memory. Rows are padded by 16 bytes: row r then starts at
-// bank 4r (mod 32) for every supported HD (HD + 8 elements are an odd number of 16-byte pieces), so the eight rows that
-// one ldmatrix phase reads lie in different banks, and neighbouring rows are a compile-time distance apart (an XOR
-// swizzle would save the padding but cost address registers).
+// A tile is some rows of a head's (T, HD) matrix in shared memory. Rows are padded by 16 bytes, so row r starts at bank
+// 4r (mod 32) for every supported HD: HD + 8 elements are an odd number of 16-byte pieces. The eight rows that one
+// ldmatrix phase reads then lie in different banks, and neighbouring rows are a compile-time distance apart. (An XOR
+// swizzle would save the padding but cost address registers.)
 //
 // Accumulators are arrays [F][N][4]: F fragments of 16 rows, N column tiles of 8 (layout: mma.cuh). With g = lane / 4
 // and t = lane % 4, element i of column tile j of fragment f is row 16f + g + 8(i / 2), column 8j + 2t + i % 2.
@@ -19,12 +19,12 @@ constexpr int kStride = HD + 8;  // elements from one row of a tile to the next
 template <int HD>
 constexpr size_t kRowBytes = kStride<HD> * sizeof(bf16);
 
-// One head of qkv: rows of queries, keys and values, `stride` elements apart.
+// One head of qkv: rows of queries, keys and values, with `stride` elements between rows.
 struct Head {
     const bf16 *query, *key, *value;
     size_t stride;
 };
-// Query head h, and head kv of keys and values.
+// Pointers to query head h, and to head kv of keys and values.
 template <int HD>
 LLMC_DEVICE Head head_of(const bf16* qkv, int b, int h, int kv, int T, int NH, int NKV) {
     const size_t stride = static_cast<size_t>(NH + 2 * NKV) * HD;
@@ -32,7 +32,7 @@ LLMC_DEVICE Head head_of(const bf16* qkv, int b, int h, int kv, int T, int NH, i
     const bf16* const key = sequence + static_cast<size_t>(NH + kv) * HD;
     return {sequence + static_cast<size_t>(h) * HD, key, key + static_cast<size_t>(NKV) * HD, stride};
 }
-// Where head h of sequence b starts in (B, T, NH, HD), whose rows are NH * HD elements apart, and in (B, NH, T).
+// Offsets of head h of sequence b in (B, T, NH, HD), whose rows are NH * HD elements apart, and in (B, NH, T).
 template <int HD>
 LLMC_DEVICE size_t head_offset(int b, int h, int T, int NH) {
     return (static_cast<size_t>(b) * T * NH + h) * HD;
@@ -41,8 +41,8 @@ LLMC_DEVICE size_t row_statistics_offset(int b, int h, int T, int NH) { return (
 
 // ---- load ----------------------------------------------------------------------------------------------------------
 
-// Starts copying rows first_row.. of a (T, HD) matrix into a tile, 16 bytes a thread at a time; rows from T on become
-// zeros. The caller commits the group.
+// Starts copying rows from first_row on of a (T, HD) matrix into a tile, 16 bytes per thread at a time. Rows from T on
+// become zeros. The caller commits the group.
 template <int HD, int Rows, int Threads>
 LLMC_DEVICE void load_tile(bf16* tile, const bf16* matrix, size_t stride, int first_row, int T) {
     constexpr int pieces = HD / 8, rows_at_once = Threads / pieces;
@@ -59,15 +59,15 @@ LLMC_DEVICE void load_tile(bf16* tile, const bf16* matrix, size_t stride, int fi
 
 // ---- multiply and accumulate ---------------------------------------------------------------------------------------
 
-// Which row ldmatrix wants from this lane, as an offset into a tile, so that the four 8x8 matrices become
-//  - the A fragment of 16 rows x 16 columns; or, transposed, the B fragments of two column tiles of 8 from 16 rows of a
-//    row-major (k, n) matrix:
+// The row that ldmatrix reads for this lane, as an offset into a tile, so that the four 8x8 matrices become the A
+// fragment of 16 rows x 16 columns. Transposed, they are the B fragments of two column tiles of 8 from 16 rows of a
+// row-major (k, n) matrix.
 template <int HD>
 LLMC_DEVICE int lane_offset_a() {
     const int lane = static_cast<int>(threadIdx.x & 31);
     return (lane & 15) * kStride<HD> + (lane >> 4) * 8;
 }
-//  - the B fragments of two column tiles from 16 rows of a row-major (n, k) matrix.
+// The same for the B fragments of two column tiles from 16 rows of a row-major (n, k) matrix.
 template <int HD>
 LLMC_DEVICE int lane_offset_b() {
     const int lane = static_cast<int>(threadIdx.x & 31);
@@ -83,7 +83,7 @@ LLMC_DEVICE void set_zero(float (&c)[F][N][4]) {
     }
 }
 
-// The A fragments of a warp's 16 F rows, to stay in registers.
+// Loads the A fragments of a warp's 16 F rows, which stay in registers.
 template <int HD, int F>
 LLMC_DEVICE void load_fragments(uint32_t (&a)[F][HD / 16][4], const bf16* rows) {
     LLMC_UNROLL
@@ -94,7 +94,7 @@ LLMC_DEVICE void load_fragments(uint32_t (&a)[F][HD / 16][4], const bf16* rows) 
     }
 }
 
-// c = A B^T over the head dimension: B is 8 N rows of a tile.
+// c = A B^T over the head dimension, where B is 8 N rows of a tile.
 template <int HD, int F, int N>
 LLMC_DEVICE void multiply(float (&c)[F][N][4], const uint32_t (&a)[F][HD / 16][4], const bf16* b_rows) {
     set_zero(c);
@@ -107,7 +107,7 @@ LLMC_DEVICE void multiply(float (&c)[F][N][4], const uint32_t (&a)[F][HD / 16][4
     }
 }
 
-// The same with A in shared memory too, where its fragments would take too many registers.
+// The same with A in shared memory too, for kernels in which its fragments would take too many registers.
 template <int HD, int F, int N>
 LLMC_DEVICE void multiply(float (&c)[F][N][4], const bf16* a_rows, const bf16* b_rows) {
     set_zero(c);
@@ -124,7 +124,7 @@ LLMC_DEVICE void multiply(float (&c)[F][N][4], const bf16* a_rows, const bf16* b
     }
 }
 
-// sums += bf16(weights) B: the weights are accumulators (16 F rows, 8 W columns), packed here into A fragments without
+// sums += bf16(weights) B. The weights are accumulators (16 F rows, 8 W columns), packed here into A fragments without
 // leaving the registers; B is 8 W rows of a tile. With N = HD / 8 + 1, B gets a column tile of ones, so the last
 // accumulators receive the row sums of the rounded weights.
 template <int HD, int F, int W, int N>
@@ -149,9 +149,9 @@ LLMC_DEVICE void accumulate(float (&sums)[F][N][4], const float (&weights)[F][W]
 
 // ---- mask ----------------------------------------------------------------------------------------------------------
 
-// Minus infinity for the scores of a masked tile that documents and windows leave out. Rows are the block's own ones,
-// queries or keys; `diagonal` is (a lane's first query) - (its first key), and `windows` begin with its first row. A
-// pass of its own, a row after the other: beside what softmax keeps there are no registers for all windows.
+// Writes -infinity to the scores of a masked tile that documents and windows exclude. Rows are the block's own, queries
+// or keys. `diagonal` is (a lane's first query) - (its first key), and `windows` begin with its first row. This is a
+// pass of its own, row by row, because softmax leaves no registers for all windows at once.
 template <bool kOwnKeys, int F, int N>
 LLMC_DEVICE void mask_rows(float (&scores)[F][N][4], int diagonal, const RowWindows<true>& windows) {
     LLMC_UNROLL
@@ -165,12 +165,12 @@ LLMC_DEVICE void mask_rows(float (&scores)[F][N][4], int diagonal, const RowWind
                 scores[row >> 1][column >> 1][2 * (row & 1) + (column & 1)] = float_from_bits(0xff800000u);
         }
     }
-    __syncwarp();  // what comes behind is not to be mixed with it
+    __syncwarp();  // keeps the compiler from mixing later code with it
 }
 
 // ---- store ---------------------------------------------------------------------------------------------------------
 
-// Rounds a warp's accumulators, times `factor`, into its 16 F rows of a tile. Conflict-free: see the top.
+// Rounds a warp's accumulators, times `factor`, into its 16 F rows of a tile. Free of bank conflicts (see the top).
 template <int HD, int F>
 LLMC_DEVICE void round_to_rows(bf16* rows, const float (&c)[F][HD / 8][4], float factor) {
     const int lane = static_cast<int>(threadIdx.x & 31);
@@ -185,7 +185,8 @@ LLMC_DEVICE void round_to_rows(bf16* rows, const float (&c)[F][HD / 8][4], float
     }
 }
 
-// Copies a warp's rows of a tile to rows first_row.. of a (T, HD) matrix, 16 bytes a lane, leaving out rows from T on.
+// Copies a warp's rows of a tile to rows from first_row on of a (T, HD) matrix, 16 bytes per lane. Rows from T on are
+// left out.
 template <int HD, int Rows>
 LLMC_DEVICE void store_rows(bf16* matrix, size_t stride, const bf16* rows, int first_row, int T) {
     constexpr int pieces = HD / 8;

@@ -1,10 +1,10 @@
-// Which keys a query sees: up to its own, those of its window that belong to its document.
+// The keys that a query sees: up to its own, within its window, and only those of its document.
 #pragma once
 #include "llmc/device/keywords.cuh"
 
 namespace llmc::attention {
 
-// Whether a query sees the key that many places before it.
+// True if a query sees the key `distance` places before it.
 LLMC_HD bool in_window(int distance, int window) {
     return static_cast<unsigned>(distance) < static_cast<unsigned>(window);
 }
@@ -14,19 +14,20 @@ LLMC_HD int first_seen_key(int query, int window, int rows) {
     return query < window ? 0 : (query - window + 1) / rows * rows;
 }
 
-// How many keys each query of a sequence sees, its own and those before it: a document makes the window narrower. The
-// first key seen never goes back from one query to the next, so the first and the last query of a tile speak for all.
+// Number of keys that each query of a sequence sees, the last of them its own; a document makes the window narrower.
+// The first key seen never decreases from one query to the next, so the first and the last query of a tile bound all
+// others.
 template <bool kDocuments>
 struct Windows {
     int window;
     const int* documents;  // (B, T), see attention.h; not read without kDocuments
-    int first, T;          // of the sequence in `documents`, and its length
+    int first, T;          // start of the sequence in `documents`, and its length
 
     LLMC_DEVICE int operator()(int query) const {
         if constexpr (!kDocuments) return window;
         return narrower(query + 1 - documents[first + (query < T ? query : T - 1)]);
     }
-    // The same from a key: how many queries see it, its own and those behind it.
+    // The same for a key: number of queries that see it, the first of them its own.
     LLMC_DEVICE int of_key(int key) const {
         if constexpr (!kDocuments) return window;
         int end = key + 1, beyond = T;  // the document's end lies between them
@@ -42,9 +43,9 @@ struct Windows {
     LLMC_DEVICE int narrower(int of_document) const { return of_document < window ? of_document : window; }
 };
 
-// The windows of a block's own rows. With documents they lie in shared memory: there are no registers to keep them in.
-// (Conditions of loops say `kDocuments ? windows[row] : window`: so the kernels without documents keep their machine
-// code.)
+// The windows of a block's own rows. With documents they lie in shared memory, because no registers are left for them.
+// (Loops have the condition `kDocuments ? windows[row] : window`, which keeps the machine code of the kernels without
+// documents as it was.)
 template <bool kDocuments>
 struct RowWindows {
     const int* rows;
@@ -62,7 +63,7 @@ struct RowWindows<false> {
 template <bool kDocuments, int Rows>
 constexpr size_t kRowWindowBytes = kDocuments ? Rows * sizeof(int) : 0;
 
-// Fills the shared memory of a block's `Rows` rows. They are there behind the next barrier.
+// Fills the shared memory of a block's `Rows` rows. The next barrier makes them visible.
 template <int Rows, int Threads, bool kDocuments, class WindowOf>
 LLMC_DEVICE RowWindows<kDocuments> row_windows(int* rows, const Windows<kDocuments>& windows, WindowOf&& window_of) {
     if constexpr (kDocuments) {

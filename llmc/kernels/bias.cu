@@ -24,7 +24,7 @@ ColumnSumPlan::ColumnSumPlan(int N, int C) {
 constexpr int kReduceLanes = 16;                  // threads side by side, 4 columns each
 constexpr int kReduceColumns = kReduceLanes * 4;  // columns of a block
 constexpr int kReduceRows = 256 / kReduceLanes;   // threads on top of each other
-constexpr int kReduceParts = 2 * kReduceRows;     // parts read at a time: two by each thread, into two sums
+constexpr int kReduceParts = 2 * kReduceRows;     // parts read at a time: each thread reads two, into two sums
 
 static __global__ void __launch_bounds__(256)
     reduce_column_parts_kernel(float* first, float* second, const float* parts, int count, int columns, int split,
@@ -91,7 +91,7 @@ static __global__ void __launch_bounds__(256) add_bias_kernel(Real* out, const R
 template <class Real>
 void add_bias(Real* out, const Real* bias, int N, int OC, stream_t stream) {
     check_rows("add_bias", N, OC);
-    constexpr int kMostBlocks = 2048;  // one above the other: fills any card
+    constexpr int kMostBlocks = 2048;  // along the rows: enough to fill any card
     const int threads = std::min(256, div_up(OC / 8, 32) * 32);
     const dim3 grid(static_cast<unsigned>(div_up(OC / 8, threads)),
                     static_cast<unsigned>(std::min(div_up(N, kRowsOfThread), kMostBlocks)));

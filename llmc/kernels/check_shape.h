@@ -1,10 +1,10 @@
-// What launchers of row kernels assume about a shape, checked in one place.
+// The check of a shape that launchers of row kernels share.
 #pragma once
 #include "llmc/base/error.h"
 
 namespace llmc {
 
-// (N, C) with C a multiple of 8: rows are read as 16-byte vectors.
+// Throws unless (N, C) has rows, and C is a multiple of 8: rows are read as 16-byte vectors.
 inline void check_rows(const char* launcher, int N, int C) {
     if (N < 1) throw Error(ExitCode::failure, strprintf("%s: N=%d rows; needs at least 1", launcher, N));
     if (C < 8 || C % 8 != 0) {

@@ -1,4 +1,4 @@
-// Kernel and launcher of checksum.h.
+// Kernel and launcher of checksums (checksum.h).
 #include "llmc/kernels/checksum.h"
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 namespace llmc {
 
 constexpr int kThreads = 256;
-// A block takes at least this many words, so that its sum costs little beside reading them, and a large tensor gets
-// enough blocks to fill any GPU.
+// A block takes at least this many words, so that its sum costs little next to reading them. A large tensor gets enough
+// blocks to fill any GPU.
 constexpr size_t kWordsPerBlock = 16 * kThreads;
 constexpr size_t kMaxBlocks = 1024;
 

@@ -7,10 +7,10 @@
 
 namespace llmc {
 
-// *sum += the sum over all 8-byte words of mix(word, its place), modulo 2^64. The last word is filled up with zeros.
-// mix is a bijection of the word for every place (the finalizer of SplitMix64, by D. Stafford): whatever changes within
-// one word, the sum changes; other differences go unseen once in 2^64. Integers, so no order of adding shows:
-// deterministic. `data` must be 8-byte aligned; any number of bytes, each read once.
+// *sum += sum over all 8-byte words of mix(word, place of the word), modulo 2^64. The last word is filled up with
+// zeros. For every place, mix is a bijection of the word (the finalizer of SplitMix64, by D. Stafford). So any change
+// within one word changes the sum; other differences go unseen once in 2^64. Deterministic, because sums of integers do
+// not depend on their order. `data` is 8-byte aligned. Any number of bytes; each is read once.
 void checksum(uint64_t* sum, const void* data, size_t bytes, stream_t stream);
 
 }  // namespace llmc

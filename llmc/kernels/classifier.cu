@@ -1,4 +1,4 @@
-// The fused classifier: see classifier.h.
+// The fused classifier (classifier.h).
 #include "llmc/kernels/classifier.h"
 
 #include "llmc/device/kernel.cuh"
@@ -14,7 +14,8 @@ LLMC_HD float not_a_number() { return float_from_bits(kFloatMagnitudeMask); }
 LLMC_HD float minus_infinity() { return float_from_bits(kFloatInfinityBits | 0x80000000u); }
 
 // cap * tanh(x / cap) and its derivative, both from e = exp(-2 |x| / cap): (1 - e) / (1 + e) and 4 e / (1 + e)^2. The
-// tanh errs by 8 * 2^-24 or less, the derivative by as much of itself. `x * 0` keeps an infinity from becoming a cap.
+// tanh is off by at most 8 * 2^-24, and the relative error of the derivative is as large. Adding `x * 0` keeps an
+// infinity from becoming a cap.
 template <bool Capped>
 struct SoftCap {
     float cap;
@@ -36,21 +37,21 @@ struct SoftCap {
     }
 };
 
-// max of the values and sum of exp(x - max); (-inf, 0) of none.
+// Maximum of the values and sum of exp(x - max); (-inf, 0) for no values.
 struct SoftmaxResult {
     float max, sum;
 };
 
-// A softmax under construction: the largest value so far and the sum of exp(x - max). The sum is kept in eight columns
-// so that the loop vectorises.
+// A softmax that is still being read: the largest value so far and the sum of exp(x - max). The sum is kept in eight
+// columns so that the loop vectorises.
 struct OnlineSoftmax {
     float max = minus_infinity();
     float sum[8] = {};
 
     // Adds the first `valid` of eight values. Their maximum comes first, so that old sums are rescaled at most once per
-    // eight, and in practice a few times a row. `x * 0` adds nothing, except that an infinity of either sign makes the
-    // sum NaN: without it a logit of -inf would go unseen.
-    // Always inlined: for whole vectors `valid` is the constant 8 and its comparisons vanish.
+    // eight, and in practice a few times per row. `x * 0` adds nothing, except that an infinity of either sign makes
+    // the sum NaN; otherwise a logit of -inf would go unseen. Always inlined: for whole vectors `valid` is the constant
+    // 8 and its comparisons vanish.
     LLMC_HD void add(const float (&x)[8], int valid) {
         float y[8];
         LLMC_UNROLL
@@ -74,15 +75,16 @@ struct OnlineSoftmax {
     }
 };
 
-// The warp's softmax from its lanes'. A lane that has seen nothing, with maximum -inf, gets factor 0. (At least one
-// lane has seen something: the launcher gives no row more warps than it has vectors.)
+// Combines the lanes' softmaxes into the warp's. A lane that has seen nothing, with maximum -inf, gets factor 0. (At
+// least one lane has seen a value: the launcher gives no row more warps than it has vectors.)
 LLMC_DEVICE SoftmaxResult combine_lanes(SoftmaxResult lane) {
     const float max = warp_max(lane.max);
     const float factor = exp2_fast((lane.max - max) * kLog2E);
     return {max, warp_sum(lane.sum * factor)};
 }
 
-// The block's softmax, for every thread. Orders what threads have read before against what they write after.
+// Combines the warps' softmaxes into the block's, for every thread. Reads of all threads before this call happen before
+// writes after it.
 template <int Threads>
 LLMC_DEVICE SoftmaxResult combine_block(SoftmaxResult thread) {
     constexpr int kWarps = Threads / 32;
@@ -100,9 +102,9 @@ LLMC_DEVICE SoftmaxResult combine_block(SoftmaxResult thread) {
     return combine_lanes(result);
 }
 
-// The target has `target_share` of what is wanted, and every token `share_of_all`.
+// The wanted distribution gives the target `target_share`, and every token `share_of_all`.
 //
-// Two blocks of 768 threads fit a multiprocessor: their rows together stay in the L2 cache for the second pass.
+// Two blocks of 768 threads fit a multiprocessor. Their rows together stay in the L2 cache for the second pass.
 template <class Real, int Threads, bool Capped>
 static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
     softmax_cross_entropy_kernel(Real* logits, float* losses, const int* targets, float dloss, const float* loss_scale,
@@ -193,7 +195,7 @@ void softmax_cross_entropy(Real* logits, float* losses, const int* targets, floa
         else
             launch_with.template operator()<Threads, false>();
     };
-    // Small vocabularies: a warp a row, because on short rows the exchange between warps would dominate.
+    // A small vocabulary gets one warp per row: on short rows the exchange between warps would dominate.
     if (V <= 1024)
         run.template operator()<32>();
     else if (V <= 8192)

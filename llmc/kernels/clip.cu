@@ -19,9 +19,9 @@ static void require_aligned(const char* name, const float* grad) {
 
 // ---- norm ----------------------------------------------------------------------------------------------------------
 
-// A block takes at least this many elements, so that its reduction costs little beside reading them...
+// A block takes at least this many elements, so that its reduction costs little next to reading them.
 constexpr size_t kElementsPerBlock = 32768;
-// ... and a large tensor gets enough blocks to fill any GPU, and no more parts than one block adds up quickly.
+// A large tensor gets enough blocks to fill any GPU, but no more parts than one block adds up quickly.
 constexpr size_t kMaxBlocks = 1024;
 
 size_t global_norm_blocks(size_t n) { return std::min(div_up(n, kElementsPerBlock), kMaxBlocks); }
@@ -42,7 +42,8 @@ static __global__ void __launch_bounds__(kThreads) global_norm_kernel(double* pa
         }
         LLMC_UNROLL
         for (int k = 0; k < 8; k++) g[k] *= g[k];
-        // Neighbouring lanes have halves of two eights: the even one adds up the first, the odd one the second.
+        // Two neighbouring lanes hold halves of two eights: the even lane adds up the first eight, the odd lane the
+        // second.
         const float fours[2] = {(g[0] + g[1]) + (g[2] + g[3]), (g[4] + g[5]) + (g[6] + g[7])};
         const bool odd = lane % 2 != 0;
         sum += (odd ? fours[1] : fours[0]) + __shfl_xor_sync(0xffffffffu, odd ? fours[0] : fours[1], 1);
@@ -63,7 +64,7 @@ void global_norm_partials(double* partials, const float* grad, size_t n, stream_
 
 // ---- clipping ------------------------------------------------------------------------------------------------------
 
-// change(x) of every element, eight a thread.
+// Applies change(x) to every element, eight per thread.
 template <class Change>
 LLMC_DEVICE void change_elements(float* grad, size_t n, const Change& change) {
     const size_t first = static_cast<size_t>(blockIdx.x) * kThreads * kPerThread + first_of_fours(threadIdx.x);

@@ -1,9 +1,9 @@
-// Sums over the rows of an (N, C) matrix in a fixed order: the part that bias gradients, the gradients of layer norm's
-// weights and the fused GELU backward have in common.
+// Sums over the rows of an (N, C) matrix in a fixed order, for bias gradients, the gradients of a norm's weights and
+// the fused GELU backward.
 //
 // Two kernels. The first cuts the rows into parts: each block sums its part in registers and writes one row of the
-// scratch array (parts, C). The second (reduce_column_parts) adds the parts. No atomics; the number of parts is a
-// function of N and C alone, never of the card, so that the same numbers give the same bits everywhere.
+// scratch array (parts, C). The second (reduce_column_parts, in bias.cu) adds the parts. There are no atomics, and the
+// number of parts is a function of N and C alone, never of the card, so the same numbers give the same bits everywhere.
 #pragma once
 #include "llmc/device/kernel.cuh"
 
@@ -12,14 +12,15 @@ namespace llmc {
 constexpr int kColumnSumThreads = 256;
 constexpr int kColumnSumRows = 4;  // rows that a thread loads before it uses the first
 
-// How many blocks of so many warps run at once on an H100, whose 132 multiprocessors have room for 16 warps of kernels
-// that use up to 128 registers a thread. More would be a second, nearly empty wave; and with as many, every
-// multiprocessor has the same work. Grids follow this card whatever runs them: sums must not depend on the card.
+// Number of blocks of `warps` warps that run at once on an H100, whose 132 multiprocessors have room for 16 warps of
+// kernels with up to 128 registers per thread. More blocks would be a second, nearly empty wave; with exactly as many,
+// every multiprocessor has the same work. Grids follow this card on every card, because sums must not depend on the
+// card.
 constexpr int blocks_at_once(int warps) { return 132 * (warps < 16 ? 16 / warps : 1); }
 
-// How column_sum blocks tile (N, C): 8 columns a thread, `lanes` threads side by side, 256 / lanes rows at a time.
+// Tiling of (N, C) by blocks: 8 columns per thread, `lanes` threads next to each other, 256 / lanes rows at a time.
 struct ColumnSumPlan {
-    int lanes;  // power of two, at most 32: narrow matrices leave few threads idle
+    int lanes;  // a power of two, at most 32, so that narrow matrices leave few threads idle
     int slabs;  // ranges of 8 * lanes columns: grid.x
     int parts;  // grid.y
 
@@ -28,12 +29,13 @@ struct ColumnSumPlan {
     size_t scratch(int C) const { return static_cast<size_t>(parts) * C; }  // floats
 };
 
-// Sums the block's part of the rows into parts[blockIdx.y]. `rows` says what is summed:
+// Sums the block's part of the rows into parts[blockIdx.y]. `rows` defines the terms:
 //
 //   rows.load(inputs, at)             reads what the 8 elements from flat index `at` need into an Inputs
-//   rows.finish(values, inputs, at)   computes the 8 values to be summed, and stores what else is wanted
+//   rows.finish(values, inputs, at)   computes the 8 values to be summed, and may store other results
 //
-// Loads of several rows come before the first finish, which may store: the compiler could not move them there itself.
+// Several rows are loaded before the first finish. The compiler could not move loads there itself, because finish may
+// store.
 template <class Rows>
 LLMC_DEVICE void sum_part_of_columns(float* parts, int N, int C, int lanes, const Rows& rows) {
     LLMC_SHARED(float, memory, [Eights<kColumnSumThreads>::size]);
@@ -78,9 +80,9 @@ LLMC_DEVICE void sum_part_of_columns(float* parts, int N, int C, int lanes, cons
     }
 }
 
-// first[c] = sum over p of parts[p][c] for c < split, second[c - split] likewise for the other columns (second may be
-// nullptr when split == columns); added to what is there when `accumulate`. split and columns are multiples of 8.
-// Reads 4 bytes per element of parts (count, columns), which the first kernel has left in the L2 cache.
+// first[c] = sum over p of parts[p][c] for c < split, and second[c - split] likewise for the other columns; second may
+// be nullptr if split == columns. Added to the old values if `accumulate`. split and columns are multiples of 8. Reads
+// 4 bytes per element of parts (count, columns), which the first kernel has left in the L2 cache.
 void reduce_column_parts(float* first, float* second, const float* parts, int count, int columns, int split,
                          bool accumulate, stream_t stream);
 

@@ -1,4 +1,4 @@
-// Kernels and launchers of elementwise.h.
+// Kernels that convert and add arrays (elementwise.h).
 #include "llmc/kernels/elementwise.h"
 
 #include <initializer_list>
@@ -23,8 +23,8 @@ void require_aligned(const char* what, std::initializer_list<const void*> pointe
 
 }  // namespace
 
-// The first of this thread's eight elements, which are two fours of its warp's 256 (vector.cuh); and of the last warps,
-// which may have fewer, each in turn.
+// Index of the first of this thread's eight elements, which are two fours of its warp's 256 (vector.cuh). The last
+// warps may have fewer, and take each in turn.
 LLMC_DEVICE size_t first_element() {
     return static_cast<size_t>(blockIdx.x) * kThreads * kPerThread + first_of_fours(static_cast<int>(threadIdx.x));
 }

@@ -1,4 +1,4 @@
-// Embedding kernels: see embedding.h.
+// Embedding kernels (embedding.h), and the sort of the tokens on the host.
 #include "llmc/kernels/embedding.h"
 
 #include <algorithm>
@@ -69,7 +69,8 @@ void sort_tokens(int* packed, const int* tokens, int n) {
         }
         largest = std::max(largest, tokens[i]);
     }
-    // Radix sort of row numbers by token, from the low bits up, between `rows` and (for now) `starts`.
+    // Radix sort of row numbers by token, from the low bits up, between `rows` and the memory of `starts`, which is
+    // filled afterwards.
     int *from = starts, *to = rows;
     for (int i = 0; i < n; i++) from[i] = i;
     for (int shift = 0; shift < 31 && (shift == 0 || largest >> shift != 0); shift += kBits) {
@@ -94,7 +95,7 @@ void sort_tokens(int* packed, const int* tokens, int n) {
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
-// sum += dout[row_of(j)] for j = begin, begin + step, ... in this order; 8 columns, four loads in flight.
+// sum += dout[row_of(j)] for j = begin, begin + step, ... in this order: 8 columns, with four loads in flight.
 template <class Real, class RowOf>
 LLMC_DEVICE void sum_rows_in_order(float (&sum)[8], const Real* dout, int column, int C, int begin, int end, int step,
                                    RowOf row_of) {
@@ -125,10 +126,10 @@ LLMC_DEVICE void add_to(float* target, const float (&sum)[8]) {
     store8(target, x);
 }
 
-constexpr int kLongSegment = 64;  // occurrences of a token above which the block's eight warps share it
+constexpr int kLongSegment = 64;  // tokens that occur more often are shared by the block's eight warps
 
-// Block: 8 tokens (or positions, of dwpe), 256 columns. A warp each for them, then all warps for those that occur
-// often.
+// A block has 8 tokens (or positions, for dwpe) and 256 columns. Each warp takes one token; then all warps share the
+// tokens that occur often.
 template <class Real>
 static __global__ void __launch_bounds__(256)
     embedding_backward_tokens_kernel(float* dwte, const int* sorted, const Real* dout, int n, int C, int V) {
@@ -168,7 +169,7 @@ static __global__ void __launch_bounds__(256)
     }
 }
 
-// One warp for a position and 256 columns.
+// One warp for each position and 256 columns.
 template <class Real>
 static __global__ void __launch_bounds__(256)
     embedding_backward_positions_kernel(float* dwpe, const Real* dout, int B, int T, int C) {

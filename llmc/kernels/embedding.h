@@ -7,14 +7,16 @@
 
 namespace llmc {
 
-// out[b][t] = wte[tokens[b][t]] + wpe[t - documents[b][t]]; wpe == nullptr: without it
+// out[b][t] = wte[tokens[b][t]] + wpe[t - documents[b][t]]; without the second term if wpe is nullptr
 //
 //   out       (B, T, C) Real, float or bf16; C % 8 == 0
 //   tokens    (B, T) int in [0, V); any other token makes its row NaN, which the loss then shows
-//   wte       (V, C) Real;  wpe (T or more, C) Real
-//   documents (B, T) int: where a token's document begins in its row, where positions begin anew; nullptr: they do not
+//   wte       (V, C) Real
+//   wpe       (T or more, C) Real
+//   documents (B, T) int: position in its row at which each token's document begins, and from which positions count.
+//             nullptr: positions count from the beginning of the row
 //
-// Moves 2 sizeof(Real) bytes an element (4 in bf16): rows of wte are read, out is written, wpe stays in the cache.
+// Moves 2 sizeof(Real) bytes per element (4 in bf16): rows of wte are read, out is written, and wpe stays in the cache.
 template <class Real>
 void embedding_forward(Real* out, const int* tokens, const Real* wte, const Real* wpe, int B, int T, int C, int V,
                        stream_t stream, const int* documents = nullptr);
@@ -27,20 +29,20 @@ void embedding_forward(Real* out, const int* tokens, const Real* wte, const Real
 //   [2 + 2n, 2 + 3n)    rows: the places' positions in `tokens`, ascending within a token
 size_t token_sort_size(int n);  // ints in the array
 
-// Host code, run by whoever stages the batch for its upload: a stable radix sort, no allocation. Tokens must not be
-// negative.
+// Host code, which the data loader or trainer runs before the batch is uploaded: a stable radix sort that does not
+// allocate. Tokens must not be negative.
 void sort_tokens(int* packed, const int* tokens, int n);
 
-// dwte[tokens[b][t]] += dout[b][t],   dwpe[t] += sum over b of dout[b][t]; dwpe == nullptr: the first alone
+// dwte[tokens[b][t]] += dout[b][t],   dwpe[t] += sum over b of dout[b][t]; only dwte if dwpe is nullptr
 //
-//   dwte, dwpe  (V, C) and (T, C) float: always added to (dwte holds the tied head's gradient); the caller clears
-//   sorted      sort_tokens' array for the B * T tokens, on the device
-//   dout        (B, T, C) Real
-//   sorted_positions  sort_tokens' array for t - documents[b][t], for which then dwpe's rows are; nullptr: for t
+//   dwte, dwpe        (V, C) and (T, C) float: added to, because dwte holds the tied head's gradient. The caller clears
+//   sorted            sort_tokens' array for the B * T tokens, on the device
+//   dout              (B, T, C) Real
+//   sorted_positions  sort_tokens' array of t - documents[b][t], which then choose dwpe's rows; nullptr: t chooses
 //
-// Reads 2 sizeof(Real) bytes an element (4 in bf16), and reads and writes 4 bytes an element of the distinct tokens'
-// rows. Deterministic: rows are added in order, by one warp per token and 256 columns, or, above 64 occurrences, by
-// eight. The grid depends on B * T alone (blocks past D end at once). Ids outside [0, V) are left out.
+// Reads 2 sizeof(Real) bytes per element (4 in bf16), and reads and writes 4 bytes per element of the distinct tokens'
+// rows. Deterministic: one warp per token and 256 columns adds rows in order; above 64 occurrences, eight warps do. The
+// grid depends on B * T alone (blocks past D end at once). Ids outside [0, V) are left out.
 template <class Real>
 void embedding_backward(float* dwte, float* dwpe, const int* sorted, const Real* dout, int B, int T, int C, int V,
                         stream_t stream, const int* sorted_positions = nullptr);

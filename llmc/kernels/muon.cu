@@ -1,4 +1,4 @@
-// Kernels and launchers of muon.h.
+// Kernels of Muon and NorMuon besides matrix products (muon.h).
 #include "llmc/kernels/muon.h"
 
 #include "llmc/device/block_sum.cuh"
@@ -10,7 +10,7 @@ namespace llmc {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr double kSmallestNorm = 1e-7;     // torch.optim.Muon's eps
-constexpr float kSmallestSecond = 1e-10f;  // as the published code has it
+constexpr float kSmallestSecond = 1e-10f;  // from the published code
 constexpr int kTile = 32;
 
 // ---- momentum ------------------------------------------------------------------------------------------------------
@@ -31,7 +31,8 @@ static __global__ void __launch_bounds__(kThreads)
     const float momentum = static_cast<float>(exact), one_minus_momentum = static_cast<float>(1.0 - exact);
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
-        // Spelled out: a compiler may fuse either product of a sum, and another one in another of the eight places.
+        // fmaf() is spelled out because a compiler may fuse either product of the sum, and differently in each of the
+        // eight places.
         const float gradient = one_minus_momentum * (g[i] * grad_scale);
         m[i] = fmaf(momentum, m[i], gradient);
         u[i] = nesterov ? fmaf(momentum, m[i], gradient) : m[i];
@@ -93,7 +94,7 @@ void muon_inverse_norm(float* inverse, double* partials, const Real* x, size_t c
 
 // ---- orientation ---------------------------------------------------------------------------------------------------
 
-// A tile of 32 x 32 a block, through shared memory, so that both sides are read and written along rows.
+// A block takes a tile of 32 x 32 through shared memory, so that both sides are read and written along rows.
 template <class Real>
 static __global__ void __launch_bounds__(kThreads)
     copy_matrix_kernel(Real* out, const Real* inp, int rows, int columns, bool transpose, const float* factors,
@@ -136,7 +137,7 @@ void copy_matrix(Real* out, const Real* inp, int rows, int columns, bool transpo
 
 // ---- NorMuon -------------------------------------------------------------------------------------------------------
 
-// The mean square of each row: a warp a row.
+// Mean square of each row. One warp per row.
 template <class Real>
 static __global__ void __launch_bounds__(kThreads)
     row_squares_kernel(float* squares, const Real* x, int rows, int columns) {
@@ -152,7 +153,7 @@ static __global__ void __launch_bounds__(kThreads)
     if (lane == 0) squares[row] = sum / static_cast<float>(columns);
 }
 
-// And of each column: 32 columns a block, every warp some of the rows.
+// Mean square of each column. A block has 32 columns, and every warp some of their rows.
 template <class Real>
 static __global__ void __launch_bounds__(kThreads)
     column_squares_kernel(float* squares, const Real* x, int rows, int columns) {
@@ -172,7 +173,7 @@ static __global__ void __launch_bounds__(kThreads)
     squares[column] = total / static_cast<float>(rows);
 }
 
-// One block for all lines.
+// One block for all lines (rows or columns).
 static __global__ void __launch_bounds__(kThreads)
     normuon_factors_kernel(float* factors, float* second, const float* squares, int lines, float beta2,
                            float one_minus_beta2, const StepState* state) {
@@ -221,7 +222,7 @@ struct MuonRule {
     bool cautious;
 
     LLMC_DEVICE void operator()(float& p, float&, float direction, bool, float learning_rate, float) const {
-        // By signs: the product of two small numbers would be 0.
+        // Compares signs, because the product of two small numbers would be 0.
         const bool against = (direction > 0 && p < 0) || (direction < 0 && p > 0);
         p = fmaf(-learning_rate, fmaf(cautious && against ? 0.0f : weight_decay, p, scale * direction), p);
     }

@@ -12,7 +12,7 @@ namespace llmc {
 
 // ---- forward -------------------------------------------------------------------------------------------------------
 
-// RMS norm has neither mean nor shift.
+// The kernel of both norms. RMS norm has neither mean nor shift.
 template <NormKind norm, class Real, int Rows, int Vectors>
 static __global__ void __launch_bounds__(256, kKeepsTooMuch ? 2 : 0)
     layernorm_forward_kernel(Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1, const Real* inp2,
@@ -75,7 +75,7 @@ void rmsnorm_forward(Real* normed, float* rstd, Real* residual, const Real* inp1
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
-// One team a block. Rows are taken in groups, `gridDim.x` groups apart.
+// One team per block. Rows are taken in groups, `gridDim.x` groups apart.
 template <NormKind norm, class Real, int Rows, int Vectors>
 static __global__ void __launch_bounds__(512)
     layernorm_backward_kernel(Real* dinp, const Real* dresidual, float* parts, const Real* dout, const Real* inp,
@@ -102,7 +102,7 @@ static __global__ void __launch_bounds__(512)
         store_rows(dinp, d, first_row, N, C, team);
     }
 
-    // The block's row of `parts`: C sums for dweight, then layer norm's C for dshift.
+    // Writes the block's row of `parts`: C sums for dweight, then layer norm's C for dshift.
     if (parts == nullptr) return;
     float* part = parts + static_cast<size_t>(blockIdx.x) * kGradientsOf<norm> * C;
     LLMC_UNROLL
@@ -115,14 +115,14 @@ static __global__ void __launch_bounds__(512)
 }
 
 namespace {
-// How the backward cuts (N, C): a function of the shape alone.
+// Split of (N, C) over the backward's blocks: a function of the shape alone.
 struct BackwardPlan {
-    bool wide;  // 3 vectors of 1 row a thread instead of 1 vector of 4 rows
-    int warps;  // of a block
+    bool wide;  // a thread has 3 vectors of 1 row instead of 1 vector of 4 rows
+    int warps;  // per block
     int blocks;
 
     BackwardPlan(int N, int C) {
-        constexpr int kRowsPerBlock = 32;  // at least: a block's sums cost as much memory traffic as 4 rows
+        constexpr int kRowsPerBlock = 32;  // at least, because a block's sums cost as much memory traffic as 4 rows
         wide = C > 4096;
         warps = div_up(C, wide ? 768 : 256);
         blocks = std::min(div_up(N, kRowsPerBlock), blocks_at_once(warps));

@@ -33,7 +33,7 @@ template <class Real>
 void rmsnorm_forward(Real* normed, float* rstd, Real* residual, const Real* inp1, const Real* inp2, const Real* weight,
                      int N, int C, float eps, stream_t stream);
 
-// The same with `out` = F8(normed) in place of normed: the same bits in residual, mean and rstd. Layer norm casts the
+// The same with `out` = F8(normed) instead of normed: the same bits in residual, mean and rstd. Layer norm casts the
 // FP32 value. RMS norm rounds to BF16 first, so its bytes are those of rmsnorm_forward<bf16> and quantize(). N % 16 ==
 // 0 and C % 16 == 0; quantize.h explains `out` and `pass`.
 //

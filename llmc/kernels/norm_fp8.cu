@@ -1,5 +1,5 @@
-// Layer norm and RMS norm that quantize their output (norm.h). The arithmetic on rows is in norm_row.cuh, that on FP8
-// codes in quantize_values.cuh.
+// Layer norm and RMS norm that quantize their output (norm.h). norm_row.cuh has the arithmetic on rows, and
+// quantize_values.cuh that on FP8 codes.
 #include "llmc/kernels/norm.h"
 
 #include <algorithm>
@@ -18,22 +18,22 @@ namespace {
 constexpr int kBlockWarps = 8;  // at most
 constexpr int kBlockTeams = 4;  // at most, of more than one warp
 
-// The kernel's static arrays.
+// Bytes of the kernel's static arrays.
 constexpr size_t kStaticBytes = kBlockTeams * kTeamExchange * sizeof(float) + kBlockWarps * 32 * sizeof(QuantizeTally);
 
-// How (N, C) is cut. The number of warps of a row is the plain layer norm's, so that sums have its bits; the number of
-// rows of a block changes no bit.
+// Split of (N, C) over blocks. A row has as many warps as in the plain layer norm, so that sums have the same bits. The
+// number of rows per block changes no bit.
 struct ForwardPlan {
     int warps_per_row, teams;
-    int rows;  // of a block
+    int rows;  // per block
     int stride;
 
     ForwardPlan(int C, size_t shared_limit)
         : warps_per_row(div_up(C, 2048)),
           teams(std::max(1, kBlockWarps / warps_per_row)),
-          rows(C <= 2048 ? 32 : 16),  // 32 rows fill 32-byte sectors of the transposed output
+          rows(C <= 2048 ? 32 : 16),  // 32 rows fill the 32-byte sectors of the transposed output
           stride(code_stride(C)) {
-        if (rows == 16 && all_shared_bytes() > shared_limit) rows = 8;  // C > 5760 where a block has 99 KB
+        if (rows == 16 && all_shared_bytes() > shared_limit) rows = 8;  // C > 5760 on cards with 99 KB per block
     }
     int threads() const { return teams * warps_per_row * 32; }
     size_t shared_bytes() const { return static_cast<size_t>(rows) * stride * 4; }
@@ -42,8 +42,8 @@ struct ForwardPlan {
 
 }  // namespace
 
-// One group of rows: read, added, normalised, cast; to the outputs in row order and to `tile`. RMS norm rounds to BF16
-// first, as the plain kernel and quantize() do.
+// Casts one group of normed rows, and writes the codes to the output in row order and to `tile`. RMS norm rounds to
+// BF16 first, as the plain kernel and quantize() do.
 template <NormKind norm, int Rows, int Vectors>
 LLMC_DEVICE void quantize_normed_rows(e4m3* row_codes, uint32_t* tile, QuantizeTally& tally,
                                       const float (&x)[Rows][Vectors][8], float scale, int first_row, int local_row,
@@ -71,7 +71,7 @@ LLMC_DEVICE void quantize_normed_rows(e4m3* row_codes, uint32_t* tile, QuantizeT
     }
 }
 
-// What store_code_columns() does, for a tile of eight rows.
+// store_code_columns() for a tile of eight rows.
 LLMC_DEVICE void store_short_code_columns(e4m3* transposed, const uint32_t* tile, int first_row, int stride, int N,
                                           int C) {
     for (int word = static_cast<int>(threadIdx.x); word < C / 4; word += static_cast<int>(blockDim.x)) {
@@ -88,7 +88,7 @@ LLMC_DEVICE void store_short_code_columns(e4m3* transposed, const uint32_t* tile
     }
 }
 
-// A block owns block_rows rows: its teams (norm_row.cuh) take groups of them in turn, then all threads write the
+// A block owns block_rows rows. Its teams (norm_row.cuh) take groups of them in turn; then all threads write the
 // transposed codes.
 template <NormKind norm, int Rows, int Vectors>
 static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
@@ -106,7 +106,7 @@ static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
     const float scale = state->scale;
     QuantizeTally tally;
 
-    // The last block may have 16 of 32 rows. Teams of several warps, which meet at barriers, have blocks of 16.
+    // The last block may have 16 of 32 rows. Teams of several warps meet at barriers, and their blocks have 16 rows.
     for (int local = team_index * Rows; local < block_rows && block_row + local < N; local += teams * Rows) {
         const int first_row = block_row + local;
         float x[Rows][Vectors][8];
@@ -119,7 +119,7 @@ static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
         float row_mean[Rows], row_rstd[Rows];
         row_statistics<norm>(x, row_mean, row_rstd, eps, C, team);
         store_statistics<norm, true>(mean, rstd, row_mean, row_rstd, first_row, N, team);
-        // Where loads were, which is kept and would spill; RMS norm spills where it is forgotten.
+        // nvcc would keep the addresses of the loads in registers and spill. (RMS norm spills if they are forgotten.)
         if constexpr (!kKeepsTooMuch && norm == NormKind::layer) forget_always(team.thread);
         normalise_rows<norm>(x, row_mean, row_rstd, weight, shift, C, team);
         quantize_normed_rows<norm>(row, tile, tally, x, scale, first_row, local, stride, C, team, pass);
@@ -187,10 +187,10 @@ void rmsnorm_forward_fp8(const Quantized<e4m3>& to, float* rstd, bf16* residual,
 
 namespace {
 
-// How (N, C) is cut: a function of the shape alone.
+// Split of (N, C) over the backward's blocks: a function of the shape alone.
 struct BackwardPlan {
-    int warps;   // of a block, which has whole rows: 8 columns a thread
-    int rows;    // of a tile
+    int warps;   // per block, which has whole rows: 8 columns per thread
+    int rows;    // per tile
     int blocks;  // each takes every `blocks`-th tile
 
     BackwardPlan(int N, int C) : warps(div_up(C, 256)), rows(C <= 2048 ? 32 : 16) {
@@ -209,9 +209,10 @@ void finish_bias_gradient(float* dbias, const float* bias_parts, int N, int C, b
     reduce_column_parts(dbias, nullptr, bias_parts, BackwardPlan(N, C).blocks, C, C, accumulate, stream);
 }
 
-constexpr int kGroupRows = 4;  // in registers at a time
+constexpr int kGroupRows = 4;  // rows in registers at a time
 
-// This thread's eight of the block's sums.
+// Read and write this thread's eight of the block's sums. They lie in two planes of four floats per thread, free of
+// bank conflicts.
 LLMC_DEVICE void load_sums(const float* block_sums, float (&sums)[8]) {
     load4(block_sums + threadIdx.x * 4, sums);
     load4(block_sums + (blockDim.x + threadIdx.x) * 4, sums + 4);
@@ -221,9 +222,9 @@ LLMC_DEVICE void store_sums(float* block_sums, const float (&sums)[8]) {
     store4(block_sums + (blockDim.x + threadIdx.x) * 4, sums + 4);
 }
 
-// Two rows from the layer norm's gradient to dinp, and on to `row`, to `tile`, to the tally and to the bias gradient's
-// sums: this thread's eight columns, in shared memory because registers are short. They lie in two planes of four
-// floats a thread, free of bank conflicts. RMS norm's linear layers have no bias.
+// Finishes two rows: adds the residual's gradient, writes dinp, casts, and writes the codes to `row` and `tile`. The
+// tally and the bias gradient's sums of this thread's eight columns are updated; the sums lie in shared memory because
+// registers are short. RMS norm's linear layers have no bias.
 template <NormKind norm, class F8>
 LLMC_DEVICE void finish_rows(F8* row, uint32_t* tile, QuantizeTally& tally, float* bias_sums, bf16* dinp,
                              const bf16* dresidual, float (&d)[2][1][8], float scale, int first_row, int local_row,
@@ -288,7 +289,7 @@ static __global__ void __launch_bounds__(512)
                 float pair[2][1][8];
                 LLMC_UNROLL
                 for (int i = 0; i < 8; i++) pair[0][0][i] = d[r][0][i], pair[1][0][i] = d[r + 1][0][i];
-                in_turn([&] {  // the compiler would take all rows at once and spill
+                in_turn([&] {  // otherwise the compiler takes all rows at once and spills
                     finish_rows<norm>(row, tile, tally, bias_sums, dinp, dresidual, pair, scale, first_row + r,
                                       local + r, stride, N, C, team, pass);
                 });
@@ -297,13 +298,13 @@ static __global__ void __launch_bounds__(512)
         if (transposed == nullptr) continue;
         __syncthreads();
         store_code_columns(transposed, tile, tile_row, tile_rows, stride, N, C);
-        // Nobody writes the next tile's codes before all have read these: with more warps than one, the barrier in
-        // backward_rows() sees to that.
+        // All threads must have read these codes before the next tile's are written. With several warps, the barrier in
+        // backward_rows() ensures that.
         if (team.warps == 1) __syncwarp();
     }
     commit_tally(state, tally, blockIdx.x == 0 && threadIdx.x == 0 ? static_cast<size_t>(N) * C : 0, pass);
 
-    // The block's row of `parts`: C sums for dweight, then layer norm's C for dshift.
+    // Writes the block's row of `parts`: C sums for dweight, then layer norm's C for dshift.
     const int c = team.column(0);
     if (c >= C || parts == nullptr) return;
     float* part = parts + static_cast<size_t>(blockIdx.x) * kGradientsOf<norm> * C + c;

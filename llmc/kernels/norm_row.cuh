@@ -1,9 +1,9 @@
-// Layer norm and RMS norm on rows that live in registers: what the plain kernels (norm.cu) and the quantizing ones
-// (norm_fp8.cu) share, from the choice of a kernel to the arithmetic.
+// Layer norm and RMS norm on rows in registers. The plain kernels (norm.cu) and the quantizing ones (norm_fp8.cu) share
+// this code, from the choice of a kernel to the arithmetic.
 //
-// A *team* is the threads that hold one group of rows: one warp, or all warps of the block when rows are long. Thread t
-// of the team holds columns 8t to 8t + 7 of every row, then 8 (t + threads) and so on: `Vectors` vectors of each of
-// `Rows` rows. Several rows at once keep more loads in flight, and their sums share one exchange.
+// A *team* is the threads that hold one group of rows: one warp, or for long rows all warps of the block. Thread t of
+// the team holds columns 8t to 8t + 7 of every row, then 8 (t + threads) and so on: `Vectors` vectors of each of `Rows`
+// rows. Several rows at once keep more loads in flight, and their sums share one exchange.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/device/kernel.cuh"
@@ -14,7 +14,7 @@ namespace llmc {
 // RMS norm is layer norm without the mean and without the shift; its weight may be nullptr (1).
 enum class NormKind { layer, rms };
 
-// How many weights it has gradients for.
+// Number of weight vectors that have gradients.
 template <NormKind norm>
 constexpr int kGradientsOf = norm == NormKind::layer ? 2 : 1;
 
@@ -44,8 +44,8 @@ inline void check_norm(const char* launcher, int C, const void* inp2 = nullptr, 
 }
 
 struct RowTeam {
-    int index;            // of the team in the grid
-    int thread, threads;  // this thread in the team
+    int index;            // index of the team in the grid
+    int thread, threads;  // this thread's number, and the number of threads, in the team
     int warps;
     float* exchange;  // kTeamExchange floats of shared memory, two halves used in turn; untouched if warps == 1
     int turn;
@@ -65,8 +65,8 @@ LLMC_DEVICE float sum8(const float (&x)[8]) {
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
-// Sums over the team, for every thread of it. One barrier is enough: a half of `exchange` is written again two calls
-// later, and by then every thread has passed the barrier of the call between.
+// Sums over the team, with the result in every thread. One barrier is enough: a half of `exchange` is written again two
+// calls later, and by then every thread has passed the barrier of the call between.
 template <int N>
 LLMC_DEVICE void team_sum_each(float (&values)[N], RowTeam& team) {
     static_assert(N <= kTeamMaxSums, "exchange is too small");
@@ -87,8 +87,8 @@ LLMC_DEVICE void team_sum_each(float (&values)[N], RowTeam& team) {
     }
 }
 
-// x = the team's rows of `from` (N, C). Columns past C read 0; rows past N repeat the last one, so that every lane
-// takes part in the sums, and must not be stored.
+// x = the team's rows of `from` (N, C). Columns past C read 0. Rows past N repeat the last one, so that every lane
+// takes part in the sums; they must not be stored.
 template <class Real, int Rows, int Vectors>
 LLMC_DEVICE void load_rows(float (&x)[Rows][Vectors][8], const Real* from, int first_row, int N, int C,
                            const RowTeam& team) {
@@ -161,8 +161,8 @@ LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const Real* from,
     }
 }
 
-// x as it reads back after being stored as Real. What is normalised is what is stored: a later pass over the stored
-// rows gives the same bits.
+// Rounds x to Real and back. The stored values are the ones that are normed, so a later pass over the stored rows gives
+// the same bits.
 template <class Real, int Rows, int Vectors>
 LLMC_DEVICE void round_rows(float (&x)[Rows][Vectors][8]) {
     LLMC_UNROLL
@@ -175,10 +175,8 @@ LLMC_DEVICE void round_rows(float (&x)[Rows][Vectors][8]) {
     }
 }
 
-// Mean and 1 / sqrt(variance + eps) of each row, in two passes over the registers: sum(x^2) - mean^2 would cancel. RMS
-// norm's mean is 0.
-//
-// The same bits in every kernel that calls it.
+// Mean and 1 / sqrt(variance + eps) of each row, in two passes over the registers, because sum(x^2) - mean^2 would
+// cancel. RMS norm's mean is 0. Every kernel that calls this gets the same bits.
 template <NormKind norm, int Rows, int Vectors>
 LLMC_DEVICE_SAME_BITS void row_statistics(const float (&x)[Rows][Vectors][8], float (&mean)[Rows], float (&rstd)[Rows],
                                           float eps, int C, RowTeam& team) {
@@ -202,7 +200,8 @@ LLMC_DEVICE_SAME_BITS void row_statistics(const float (&x)[Rows][Vectors][8], fl
         float sums[8] = {};
         LLMC_UNROLL
         for (int v = 0; v < Vectors; v++) {
-            // A factor, not a branch: g++ 12 -O3 -march=znver3 if-converts the branch and then reads x[r][0] as zeros.
+            // A factor instead of a branch: g++ 12 -O3 -march=znver3 if-converts the branch and then reads x[r][0] as
+            // zeros.
             const float inside = norm == NormKind::rms || team.column(v) < C ? 1.0f : 0.0f;
             LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
@@ -230,7 +229,7 @@ LLMC_DEVICE void store_statistics(float* mean, float* rstd, const float (&row_me
     }
 }
 
-// Eight weights from column c on.
+// Loads eight weights from column c on.
 template <NormKind norm, class Real>
 LLMC_DEVICE void load_weights(const Real* weight, int c, float (&w)[8]) {
     if constexpr (norm == NormKind::rms) {
@@ -243,7 +242,7 @@ LLMC_DEVICE void load_weights(const Real* weight, int c, float (&w)[8]) {
     load8(weight + c, w);
 }
 
-// x = (x - mean) * rstd * weight + shift; RMS norm: x * rstd * weight.
+// x = (x - mean) * rstd * weight + shift; for RMS norm x * rstd * weight.
 template <NormKind norm, class Real, int Rows, int Vectors>
 LLMC_DEVICE void normalise_rows(float (&x)[Rows][Vectors][8], const float (&mean)[Rows], const float (&rstd)[Rows],
                                 const Real* weight, const Real* shift, int C, const RowTeam& team) {
@@ -268,24 +267,24 @@ LLMC_DEVICE void normalise_rows(float (&x)[Rows][Vectors][8], const float (&mean
     }
 }
 
-// The gradient of rows through layer norm. On entry `d` is dout and `x` the layer norm's input; on return `d` is the
-// gradient of the input (without the residual's) and `x` the normalised rows. The rows' terms are added to dweight
-// and dshift, this thread's columns of the weight gradients; repeated rows past N are left out.
+// Gradient of rows through a norm. On entry `d` is dout and `x` the norm's input; on return `d` is the gradient of the
+// input, without the residual's, and `x` the normed rows. The rows' terms are added to dweight and dshift, which are
+// this thread's columns of the weight gradients; rows past N are left out.
 //
 //   norm = (x - mean) * rstd,   dnorm = dout * weight
 //   dinp = rstd * (dnorm - mean(dnorm) - norm * mean(dnorm * norm))
 //
-// RMS norm: norm = x * rstd, no mean(dnorm), and dshift stays as it is.
+// RMS norm: norm = x * rstd, without mean(dnorm), and dshift is not changed.
 template <NormKind kind, class Real, int Rows, int Vectors>
 LLMC_DEVICE void backward_rows(float (&d)[Rows][Vectors][8], float (&x)[Rows][Vectors][8], const Real* weight,
                                const float (&mean)[Rows], const float (&rstd)[Rows], float (&dweight)[Vectors][8],
                                float (&dshift)[Vectors][8], int valid_rows, int C, RowTeam& team) {
-    float sums[2 * Rows] = {};  // of dnorm, of dnorm * norm
+    float sums[2 * Rows] = {};  // sums of dnorm and of dnorm * norm
     LLMC_UNROLL
     for (int v = 0; v < Vectors; v++) {
         const int c = team.column(v);
-        // Weights are read again for each group of rows, vector by vector: held over the caller's loop, or all loaded
-        // at the start as the compiler would like to, they would make long rows spill. Hence the compiler fence.
+        // Weights are read again for each group of rows, vector by vector. Long rows would spill if weights were held
+        // over the caller's loop, or all loaded at the start as the compiler prefers. The compiler fence prevents that.
         if (v > 0) compiler_fence();
         float w[8] = {};
         const auto load = [&] {

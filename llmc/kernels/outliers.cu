@@ -1,4 +1,4 @@
-// Kernels and launchers of outliers.h.
+// Kernels that measure outliers and differences (outliers.h).
 #include "llmc/kernels/outliers.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kMoments = 2;  // of x^2 and of x^4, or of differences' squares and of values'
-// As of the global norm: enough for each block to do, and enough blocks for any GPU.
+// As for the global norm (clip.cu): enough elements for each block, and enough blocks for any GPU.
 constexpr size_t kElementsPerBlock = 32768, kMaxBlocks = 1024;
 
 size_t moment_blocks(size_t n) { return std::min(div_up(n, kElementsPerBlock), kMaxBlocks); }
@@ -132,7 +132,7 @@ template void add_differences(double*, double*, const float*, const float*, size
 
 // ---- alignment -----------------------------------------------------------------------------------------------------
 
-// A warp takes one row of gate and the same of up.
+// A warp takes one row of gate and the same row of up.
 template <class T>
 static __global__ void __launch_bounds__(kThreads) cosines_kernel(float* cosines, const T* weight, int F, int C) {
     const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;

@@ -85,7 +85,7 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
         float x[8];
         if (first + kFoursApart + 4 <= count) {
             load_fours(master + first, x);
-        } else {  // zeros leave no trace
+        } else {  // zeros change no count
             LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
                 const size_t place = first + static_cast<size_t>(place_in_fours(i));

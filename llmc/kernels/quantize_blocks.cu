@@ -1,6 +1,9 @@
-// A block of threads owns a tile of 128 x 128 values and reads it once, into shared memory. Rows are quantized from
-// there by two threads each, columns by four threads for every two columns; the codes of columns go back through the
-// same shared memory, so that both layouts leave in full 32-byte sectors.
+// Kernels that quantize with a scale for each block of values (quantize_blocks.h). Here a block is always a block of
+// threads.
+//
+// It owns a tile of 128 x 128 values and reads it once, into shared memory. From there two threads quantize each row,
+// and four threads every two columns. The codes of columns go back through the same shared memory, so that both layouts
+// leave in full 32-byte sectors.
 #include "llmc/kernels/quantize_blocks.h"
 
 #include "llmc/device/registers.cuh"
@@ -15,7 +18,7 @@ constexpr int kTile = kTileRows;
 static_assert(kTileColumns == kTile, "rows and columns are quantized alike");
 constexpr int kPitch = kTile + 8;       // bf16: rows of the tile start 4 banks apart
 constexpr int kCodePitch = kTile + 16;  // bytes of a column's codes
-constexpr int kSegment = 32;            // elements; four make a tile's row or column
+constexpr int kSegment = 32;            // elements; four segments make a row or column of the tile
 constexpr int kSegments = kTile / kSegment;
 static_assert(kCodePitch * kTile <= kPitch * kTile * 2, "codes fit where the values were");
 
@@ -37,8 +40,8 @@ LLMC_DEVICE void load_tile(bf16* tile, const bf16* inp, const TileCorner& corner
 
 LLMC_DEVICE float finite_magnitude(float x) { return is_finite(x) ? abs_float(x) : 0.0f; }
 
-// The exponents of a row's or column's four segments, a UE8M0 code each, from their largest finite magnitudes. One word
-// instead of an array: a loop may then index it without unrolling.
+// The exponents of the four segments of a row or column, a UE8M0 code each, from their largest finite magnitudes. They
+// are one word instead of an array, so a loop may index it without unrolling.
 template <Fp8Scaling S>
 LLMC_DEVICE uint32_t segment_exponents(const float (&largest)[kSegments]) {
     float all = 0.0f;
@@ -55,7 +58,7 @@ LLMC_DEVICE int exponent_of(uint32_t word, int segment) {
 }
 
 // Writes the scales of one row of the tile, which is row r of a (rows, K) matrix from column k on. cuBLASLt reads whole
-// tiles of mx scales and wants 0 where there is no matrix (its guide, "1D Block Scaling Factors Layout").
+// tiles of mx scales and needs 0 outside of the matrix (its guide, "1D Block Scaling Factors Layout").
 template <Fp8Scaling S>
 LLMC_DEVICE void store_scales(void* scales, uint32_t exponents, int rows, int K, int r, int k) {
     if constexpr (S == Fp8Scaling::mx) {
@@ -67,7 +70,8 @@ LLMC_DEVICE void store_scales(void* scales, uint32_t exponents, int rows, int K,
     }
 }
 
-// Rows: threads 2 r and 2 r + 1 take the even and the odd 16 columns, so that together they write 32 bytes at a time.
+// Quantizes rows. Threads 2 r and 2 r + 1 take the even and the odd 16 columns, so that together they write 32 bytes at
+// a time.
 template <Fp8Scaling S>
 LLMC_DEVICE void quantize_rows(e4m3* row_codes, void* row_scales, QuantizeTally& tally, const bf16* tile,
                                const TileCorner& corner, int N, int C, QuantizePass pass) {
@@ -126,7 +130,7 @@ struct ColumnPair {
     }
 };
 
-// What the threads of a column tell each other, by (segment, column).
+// Results that the threads of a column exchange, by (segment, column).
 struct ColumnNotes {
     float largest[kSegments * kTile];
     float sums[kSegments * kTile];
@@ -218,8 +222,8 @@ LLMC_DEVICE void store_column_codes(e4m3* transposed, const uint8_t* staged, con
 
 }  // namespace
 
-// Blocks that a multiprocessor should have room for. The shared memory of cards with 100 KB holds two, and nvcc for
-// sm_120 spills in registers for three.
+// Number of blocks that must fit on a multiprocessor. The shared memory of cards with 100 KB holds two, and for three
+// nvcc for sm_120 spills.
 constexpr int kBlocksAtOnce = kSmallSharedMemory ? 2 : 3;
 
 template <Fp8Scaling S>
@@ -251,12 +255,12 @@ static __global__ void __launch_bounds__(kQuantizeThreads, kBlocksAtOnce)
 
 // ---- weights -------------------------------------------------------------------------------------------------------
 
-// The largest finite magnitude of the block's tile; every thread gets it.
+// Returns the largest finite magnitude of the block's tile to every thread.
 LLMC_DEVICE float tile_amax(const float* master, int C, float* scratch) {
     const TileCorner corner(C);
     const WeightOwner own;
     float largest = 0.0f;
-    constexpr int kAtOnce = 8;  // rows whose loads are in flight together
+    constexpr int kAtOnce = 8;  // rows that are loaded together
     LLMC_UNROLL
     for (int first = 0; first < WeightOwner::kRows; first += kAtOnce)
         piece_by_piece([&] {

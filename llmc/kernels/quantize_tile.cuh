@@ -1,10 +1,10 @@
-// The kernel that quantizes an (N, C) matrix in both layouts at once, around a producer that computes its values: a
-// plain tensor, GELU or its gradient. Whatever the producer computes never goes through memory unquantized. And the one
-// that quantizes a weight.
+// Bodies of the kernels that quantize an (N, C) matrix in both layouts at once: quantize_tile() around a producer,
+// which computes the values (a plain tensor, or an activation or its gradient), and quantize_weight_tile() for FP32
+// weights. The unquantized values never go through memory.
 //
-// A block owns 128 x 128 values. A thread has 16 columns of 4 rows: it casts them, writes 16 bytes a row, and leaves
-// the bytes in shared memory; after one barrier it takes 16 rows of 4 columns from there and writes 16 bytes a column.
-// Both layouts thus leave in full 128-byte lines. The sums of columns, for a bias gradient, are taken on the way.
+// A block owns 128 x 128 values. A thread casts 16 columns of 4 rows, writes 16 bytes per row, and leaves the codes in
+// shared memory. After one barrier it takes 16 rows of 4 columns from there and writes 16 bytes per column. So both
+// layouts leave in full 128-byte lines. Sums of columns, for a bias gradient, are taken on the way.
 #pragma once
 #include "llmc/kernels/column_sums.cuh"
 #include "llmc/kernels/quantize_values.cuh"
@@ -13,18 +13,18 @@ namespace llmc {
 
 constexpr int kQuantizeThreads = 256;
 constexpr int kTileRows = 128, kTileColumns = 128;
-constexpr int kTileWords = kTileColumns / 4;                   // of a row of codes
-constexpr int kTileChunks = kTileColumns / 16;                 // threads side by side, 16 columns each
+constexpr int kTileWords = kTileColumns / 4;                   // words in a row of codes
+constexpr int kTileChunks = kTileColumns / 16;                 // threads next to each other, with 16 columns each
 constexpr int kTilePassRows = kQuantizeThreads / kTileChunks;  // rows that a block handles at a time
-constexpr int kTilePasses = kTileRows / kTilePassRows;         // rows of a thread
+constexpr int kTilePasses = kTileRows / kTilePassRows;         // rows per thread
 static_assert(kTileRows / 16 * kTileWords == kQuantizeThreads, "on the way out a thread has 16 rows of one word");
 
-// Where a row's 16-byte chunk lies in the tile. Exchanging chunks by (row / 16) keeps both sides free of bank
-// conflicts: eight threads writing a row's chunks, and eight threads reading words of one column 16 rows apart.
+// Offset of a row's 16-byte chunk in the tile. Chunks are exchanged by (row / 16), which keeps both sides free of bank
+// conflicts: eight threads that write a row's chunks, and eight threads that read words of one column 16 rows apart.
 LLMC_DEVICE int tile_word(int row, int chunk) { return row * kTileWords + ((chunk ^ (row / 16)) % kTileChunks) * 4; }
 
-// Where local column `local` of a block's tile lies in (N, C); C: beyond its edge. With two halves a tile has half of
-// its columns in the left half of C and those that belong to them in the right half.
+// Column in (N, C) of the tile's column `local`; C if it is beyond the edge. With two halves, half of a tile's columns
+// lie in the left half of C, and the other half are the columns that belong to them in the right half.
 template <int Halves>
 LLMC_DEVICE int tile_column(int corner_column, int local, int C) {
     constexpr int width = kTileColumns / Halves;
@@ -41,7 +41,7 @@ struct TileCorner {
     }
 };
 
-// Stage 1 of a thread: 16 columns of every 32nd row, from the producer to `row`, `tile`, the tally and the sums.
+// Stage 1 of a thread: 16 columns of every 32nd row go from the producer to `row`, `tile`, the tally and the sums.
 template <class F8, class Producer>
 LLMC_DEVICE void quantize_tile_rows(F8* row_codes, uint32_t* tile, QuantizeTally& tally, float (&sums)[2][8],
                                     float scale, const Producer& producer, int N, int C, QuantizePass pass) {
@@ -49,14 +49,14 @@ LLMC_DEVICE void quantize_tile_rows(F8* row_codes, uint32_t* tile, QuantizeTally
     const int chunk = static_cast<int>(threadIdx.x) % kTileChunks;
     const int column = tile_column<Producer::kHalves>(corner.column, chunk * 16, C);
     if (column >= C) return;
-    constexpr int kAtOnce = 2;  // rows whose loads are in flight together
+    constexpr int kAtOnce = 2;  // rows that are loaded together
     LLMC_UNROLL
     for (int pass_index = 0; pass_index < kTilePasses; pass_index += kAtOnce) {
         typename Producer::Inputs inputs[kAtOnce];
         const int first = static_cast<int>(threadIdx.x) / kTileChunks + pass_index * kTilePassRows;
         LLMC_UNROLL
         for (int r = 0; r < kAtOnce; r++) {
-            const int row = corner.row + first + r * kTilePassRows;  // past the end: the last row, which is not used
+            const int row = corner.row + first + r * kTilePassRows;  // past the end, the last row is read and not used
             producer.load(inputs[r], row < N ? row : N - 1, column);
         }
         LLMC_UNROLL
@@ -85,7 +85,7 @@ LLMC_DEVICE void quantize_tile_rows(F8* row_codes, uint32_t* tile, QuantizeTally
     }
 }
 
-// Stage 2 of a thread: 16 rows of 4 columns from `tile` to `transposed` (C, N). Eight neighbours write 128 bytes.
+// Stage 2 of a thread: 16 rows of 4 columns go from `tile` to `transposed` (C, N). Eight neighbours write 128 bytes.
 template <int Halves = 1, class F8>
 LLMC_DEVICE void quantize_tile_columns(F8* transposed, const uint32_t* tile, int N, int C) {
     const TileCorner corner(C);
@@ -99,10 +99,10 @@ LLMC_DEVICE void quantize_tile_columns(F8* transposed, const uint32_t* tile, int
     store_columns(transposed + static_cast<size_t>(column) * N + corner.row + piece * 16, N, rows);
 }
 
-// The column sums' way through shared memory: `put` before the block's barrier, `get` after it writes the tile's row of
+// Column sums go through shared memory: `put` before the block's barrier; `get` after it writes the tile's row of
 // `parts` (row tiles, C). Threads add in a fixed order.
 //
-// Four planes of 4 floats a thread, (rows, chunks, 4) each, so that neither side has bank conflicts.
+// The memory is four planes of 4 floats per thread, (rows, chunks, 4) each, so that neither side has bank conflicts.
 constexpr int kColumnSumPlane = kTilePassRows * kTileChunks * 4;
 LLMC_DEVICE void put_column_sums(float* shared, const float (&sums)[2][8]) {
     float* mine = shared + threadIdx.x * 4;
@@ -116,7 +116,7 @@ LLMC_DEVICE void get_column_sums(float* parts, const float* shared, int C) {
     const TileCorner corner(C);
     const int slot = static_cast<int>(threadIdx.x) - (kQuantizeThreads - kTileColumns);  // the first warps have tallies
     if (slot < 0) return;
-    const int plane = slot / (kTileColumns / 4), place = slot % (kTileColumns / 4);  // a warp has a plane
+    const int plane = slot / (kTileColumns / 4), place = slot % (kTileColumns / 4);  // each warp has a plane
     const int column = corner.column + place / 4 * 16 + plane * 4 + place % 4;
     if (column >= C) return;
     const float* const first = shared + plane * kColumnSumPlane + place;
@@ -126,15 +126,15 @@ LLMC_DEVICE void get_column_sums(float* parts, const float* shared, int C) {
     parts[static_cast<size_t>(corner.row / kTileRows) * C + column] = total;
 }
 
-// The kernel's body. A producer says what is quantized, 16 columns of a row at a time:
+// The body of a kernel. A producer computes the values, 16 columns of a row at a time:
 //
-//   Producer::Inputs                     what they are computed from
-//   producer.load(inputs, row, column)   reads it
+//   Producer::Inputs                     the inputs of 16 values
+//   producer.load(inputs, row, column)   reads them
 //   producer.finish(x, inputs)           computes float x[2][8]
-//   Producer::kSumsColumns               whether parts may be other than nullptr; not with two halves
-//   Producer::kHalves                    2: columns c and c + C / 2 have their inputs in common, and a block has both
+//   Producer::kSumsColumns               true if `parts` may be given; not with two halves
+//   Producer::kHalves                    2 if columns c and c + C / 2 have the same inputs, so that a block takes both
 //
-// Pointers that are nullptr are not written; pass `measure` must have row and transposed so, and parts too.
+// Pointers that are nullptr are not written. In pass `measure`, row, transposed and parts must be nullptr.
 template <class F8, class Producer>
 LLMC_DEVICE void quantize_tile(F8* row, F8* transposed, float* parts, Fp8State* state, const Producer& producer, int N,
                                int C, QuantizePass pass) {
@@ -159,16 +159,16 @@ LLMC_DEVICE void quantize_tile(F8* row, F8* transposed, float* parts, Fp8State* 
 
 // ---- weights -------------------------------------------------------------------------------------------------------
 
-// A tile of FP32 values is shared otherwise: a warp takes a row at a time, a thread 4 columns of it. Sixteen columns a
-// thread would ask for every 32-byte sector twice.
+// Shares of a tile of FP32 values: a warp takes a row at a time, a thread 4 columns of it. With sixteen columns per
+// thread, every 32-byte sector would be requested twice.
 struct WeightOwner {
-    static constexpr int kWarps = kQuantizeThreads / 32, kRows = kTileRows / kWarps;  // rows of a thread, kWarps apart
+    static constexpr int kWarps = kQuantizeThreads / 32, kRows = kTileRows / kWarps;  // rows per thread, kWarps apart
     int warp, word;
     LLMC_DEVICE WeightOwner() : warp(static_cast<int>(threadIdx.x) / 32), word(static_cast<int>(threadIdx.x) % 32) {}
 };
 static_assert(kTileWords == 32 && WeightOwner::kWarps == 8, "a row for a warp; two rows of a thread make sixteen");
 
-// Stage 1 of a thread, from `master` (R, C) to `row`, `tile` and the tally.
+// Stage 1 of a thread: values go from `master` (R, C) to `row`, `tile` and the tally.
 LLMC_DEVICE void quantize_weight_rows(e4m3* row_codes, uint32_t* tile, QuantizeTally& tally, float scale,
                                       const float* master, const float* factors, int R, int C, QuantizePass pass) {
     const TileCorner corner(C);
@@ -177,14 +177,14 @@ LLMC_DEVICE void quantize_weight_rows(e4m3* row_codes, uint32_t* tile, QuantizeT
     if (column >= C) return;
     float factor[4] = {1.0f, 1.0f, 1.0f, 1.0f};
     if (factors != nullptr) load4(factors + column, factor);
-    constexpr int kAtOnce = 8;  // rows whose loads are in flight together
+    constexpr int kAtOnce = 8;  // rows that are loaded together
     LLMC_UNROLL
     for (int i = 0; i < WeightOwner::kRows; i += kAtOnce) {
         const int first = own.warp + i * WeightOwner::kWarps;
         float x[kAtOnce / 2][8];
         LLMC_UNROLL
         for (int r = 0; r < kAtOnce; r++) {
-            const int row = corner.row + first + r * WeightOwner::kWarps;  // past the end: the last, which is not used
+            const int row = corner.row + first + r * WeightOwner::kWarps;  // past the end, reads the last row
             load4(master + static_cast<size_t>(row < R ? row : R - 1) * C + column, x[r / 2] + r % 2 * 4);
         }
         LLMC_UNROLL
@@ -208,7 +208,7 @@ LLMC_DEVICE void quantize_weight_rows(e4m3* row_codes, uint32_t* tile, QuantizeT
     }
 }
 
-// The body of a weight's kernel; pointers as in quantize_tile().
+// The body of a weight's kernel. Pointers are as in quantize_tile().
 LLMC_DEVICE void quantize_weight_tile(e4m3* row, e4m3* transposed, Fp8State* state, float scale, const float* master,
                                       const float* factors, int R, int C, QuantizePass pass) {
     LLMC_SHARED(uint32_t, tile, [kTileRows * kTileWords]);
@@ -223,7 +223,7 @@ LLMC_DEVICE void quantize_weight_tile(e4m3* row, e4m3* transposed, Fp8State* sta
 
 // ---- launch --------------------------------------------------------------------------------------------------------
 
-// What the launchers of tile kernels share: the checks, the grid, and the outputs that the pass really has.
+// The part that launchers of tile kernels share: checks, the grid, and the outputs that the pass writes.
 template <class F8>
 struct QuantizeLaunch {
     F8 *row, *transposed;

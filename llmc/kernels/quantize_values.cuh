@@ -1,5 +1,5 @@
-// What every quantizing kernel does with its values, whatever they are computed from: the cast, what is noted about the
-// tensor (largest magnitude, counts), and the way from rows to columns.
+// Steps that all quantizing kernels share: the cast, the statistics of a tensor (largest magnitude, counts), and the
+// turn from rows to columns.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/device/fp8_cast.cuh"
@@ -16,7 +16,7 @@ LLMC_HD constexpr bool changes_state(QuantizePass pass) { return has_bit(pass, 2
 LLMC_HD constexpr bool raises_amax(QuantizePass pass) { return has_bit(pass, 4); }
 LLMC_HD constexpr bool counts_losses(QuantizePass pass) { return has_bit(pass, 8); }
 
-// What a launch does to the state: `replay` must not touch it, and says so.
+// Access of a launch to the state. `replay` must not change it, so it declares a read.
 inline Tensor<Fp8State> state_access(Fp8State* state, QuantizePass pass) {
     return {state, 1, true, changes_state(pass)};
 }
@@ -48,15 +48,15 @@ struct Fp8Limits<e5m2> {
     static constexpr float to_zero = 0x1p-17f;
 };
 
-// ---- what is noted -------------------------------------------------------------------------------------------------
+// ---- statistics ----------------------------------------------------------------------------------------------------
 
-// What one thread has seen. Magnitudes of floats order like their bits.
+// Statistics of the values that one thread has seen. Magnitudes of floats have the order of their bits.
 struct alignas(16) QuantizeTally {
     uint32_t amax = 0;  // bits; finite values only
     uint32_t nonfinite = 0, saturated = 0, underflowed = 0;
 };
 
-// Each value on its own: the largest finite magnitude, and how many are not finite.
+// Notes each value: the largest finite magnitude, and the number of values that are not finite.
 LLMC_DEVICE void note_values(QuantizeTally& tally, const float (&x)[8]) {
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
@@ -78,9 +78,9 @@ LLMC_DEVICE void note_losses(QuantizeTally& tally, const float (&x)[8], float sc
     }
 }
 
-// Everything that happens to eight values: noted as the pass wants, and cast. Unless losses are counted, or one of the
-// values is Inf or NaN, noting them takes one instruction a value instead of 14. kShortOfRegisters: five instead of 14,
-// in kernels whose registers would spill around the rare case.
+// Notes eight values as the pass requires, and casts them. If losses are not counted and all values are finite, noting
+// takes one instruction per value instead of 14. With kShortOfRegisters it takes five, for kernels whose registers
+// would spill around the rare case.
 template <class F8, bool kShortOfRegisters = false>
 LLMC_DEVICE void quantize_8(uint32_t (&codes)[2], QuantizeTally& tally, const float (&x)[8], float scale,
                             QuantizePass pass) {
@@ -103,9 +103,9 @@ LLMC_DEVICE void quantize_8(uint32_t (&codes)[2], QuantizeTally& tally, const fl
     cast_8<F8>(codes, scaled);
 }
 
-// Adds a tally to the state: lanes' own tallies of one warp, all of which call this. `elements` is how many values the
-// tensor gains by it, which any one lane may say. One atomic a number and warp, on integers, so that the order of warps
-// does not matter. Counts below 2^24 a warp are exact as floats, which share one reduction.
+// Adds the tallies of a warp's lanes, all of which call this, to the state. `elements` is how many values to add to the
+// tensor's count; one lane passes it and the others pass 0. There is one atomic per number and warp, on integers, so
+// the order of warps does not matter. Counts below 2^24 per warp are exact as floats, and so share one reduction.
 LLMC_DEVICE void commit_tally(Fp8State* state, const QuantizeTally& sum, size_t elements, QuantizePass pass) {
     if (!changes_state(pass)) return;
     const float amax = warp_max(float_from_bits(sum.amax));
@@ -126,8 +126,8 @@ LLMC_DEVICE void commit_tally(Fp8State* state, const QuantizeTally& sum, size_t 
     atomic_add(&state->underflowed, static_cast<uint64_t>(number[2]));
 }
 
-// Adds the block's tallies to the state; `tallies` is (blockDim.x) in shared memory, written before the caller's last
-// barrier. A block has fewer than 2^24 elements; the first one accounts for the tensor's.
+// Adds the block's tallies to the state. `tallies` (blockDim.x) lies in shared memory, written before the caller's last
+// barrier. A block has fewer than 2^24 elements. The first block counts all of the tensor's elements.
 LLMC_DEVICE void commit_tallies(Fp8State* state, const QuantizeTally* tallies, size_t tensor_elements,
                                 QuantizePass pass) {
     if (!changes_state(pass) || threadIdx.x >= 32) return;
@@ -144,7 +144,7 @@ LLMC_DEVICE void commit_tallies(Fp8State* state, const QuantizeTally* tallies, s
 
 // ---- rows to columns -----------------------------------------------------------------------------------------------
 
-// Sixteen rows of four codes, a word a row, stored as four columns of sixteen codes `pitch` bytes apart.
+// Stores sixteen rows of four codes, one word per row, as four columns of sixteen codes, `pitch` bytes apart.
 template <class F8>
 LLMC_DEVICE void store_columns(F8* to, size_t pitch, uint32_t (&rows)[4][4]) {
     LLMC_UNROLL
@@ -156,7 +156,7 @@ LLMC_DEVICE void store_columns(F8* to, size_t pitch, uint32_t (&rows)[4][4]) {
     }
 }
 
-// The same with 8-byte stores, where columns start at multiples of 8 and may end after eight codes.
+// The same with 8-byte stores, for columns that start at multiples of 8 and may end after eight codes.
 template <class F8>
 LLMC_DEVICE void store_columns_in_halves(F8* to, size_t pitch, uint32_t (&rows)[4][4], bool second_half) {
     LLMC_UNROLL
@@ -168,14 +168,14 @@ LLMC_DEVICE void store_columns_in_halves(F8* to, size_t pitch, uint32_t (&rows)[
     }
 }
 
-// A block's whole rows of codes in shared memory, `stride` words a row, a multiple of 32 so that rows begin in the same
-// bank. Word `word` of a row holds columns 4 word to 4 word + 3; the exchange by (row / 16) lets threads that read the
-// same column 16 rows apart do so from different banks.
+// Word of a block's codes in shared memory: whole rows, with `stride` words per row. stride is a multiple of 32, so
+// rows begin in the same bank. Word `word` of a row holds columns 4 word to 4 word + 3. Words are exchanged by (row /
+// 16), so that threads that read the same column 16 rows apart use different banks.
 LLMC_DEVICE int code_word(int row, int word, int stride) { return row * stride + (word ^ (row & 16)); }
 constexpr int code_stride(int C) { return (C + 127) / 128 * 32; }
 
-// Such rows, `rows` of them (16 or 32) from first_row on, to `transposed` (C, N), by all threads of the block; rows
-// from N on are left out, sixteen at a time.
+// Stores such rows, `rows` of them (16 or 32) from first_row on, to `transposed` (C, N), with all threads of the block.
+// Rows from N on are left out, sixteen at a time.
 template <class F8>
 LLMC_DEVICE void store_code_columns(F8* transposed, const uint32_t* tile, int first_row, int rows, int stride, int N,
                                     int C) {

@@ -1,4 +1,4 @@
-// RoPE and QK-norm: see rope.h.
+// Kernels of RoPE and QK-norm, and the tables of angles (rope.h).
 #include "llmc/kernels/rope.h"
 
 #include <algorithm>
@@ -13,10 +13,10 @@ namespace llmc {
 
 namespace {
 
-// Rounded to FP32 at once: g++ would fuse it with an addition.
+// Rounded to FP32 here, because g++ would otherwise fuse the product with an addition.
 float product(float a, float b) { return static_cast<float>(static_cast<double>(a) * static_cast<double>(b)); }
 
-// As transformers' _compute_llama3_parameters() goes, where PyTorch divides a number by a tensor by multiplying with
+// Follows transformers' _compute_llama3_parameters(), where PyTorch divides a number by a tensor by multiplying with
 // the reciprocal.
 float llama3_frequency(float frequency, const RopeScaling& s) {
     constexpr float kTwoPi = 6.283185307179586f;
@@ -60,11 +60,12 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread's sixteen elements of a head: eight of the first half, and those of the second half that they turn with.
+// A thread's sixteen elements of a head: eight of the first half, and the eight of the second half that are rotated
+// with them.
 template <int HD>
 struct HeadShare {
     static constexpr int threads = HD / 16, heads_at_once = kThreads / threads;
-    int slot, column;  // which of the block's heads; the first element
+    int slot, column;  // number of the head in the block; its first element
 
     LLMC_DEVICE HeadShare()
         : slot(static_cast<int>(threadIdx.x) / threads), column(static_cast<int>(threadIdx.x) % threads * 8) {}
@@ -85,7 +86,7 @@ struct HeadShare {
         LLMC_UNROLL
         for (int i = 0; i < 8; i++) w[0][i] = w[1][i] = 1.0f;
     }
-    // By the angles of a position, or back.
+    // Rotates by the angles of a position, or back.
     template <bool Back>
     LLMC_DEVICE void rotate(float (&x)[2][8], const float* cos, const float* sin, int position) const {
         float c[8], s[8];
@@ -100,7 +101,7 @@ struct HeadShare {
     }
 };
 
-// This thread's part of the sum of x * y.
+// Returns this thread's part of the sum of x * y.
 LLMC_DEVICE float dot16(const float (&x)[2][8], const float (&y)[2][8]) {
     float sums[4] = {};
     LLMC_UNROLL
@@ -113,7 +114,7 @@ LLMC_DEVICE float dot16(const float (&x)[2][8], const float (&y)[2][8]) {
 
 using host::HeadRange;
 
-// The head that a thread works on: number `index` of the range's heads in all N rows.
+// The head that a thread works on: number `index` among the range's heads in all N rows.
 template <int HD>
 struct HeadPlace {
     int row, head;
@@ -130,7 +131,7 @@ struct HeadPlace {
 // ---- RoPE alone ----------------------------------------------------------------------------------------------------
 
 template <class Real, int HD, bool Back>
-static __global__ void __launch_bounds__(kThreads, sizeof(Real) == 2 ? 8 : 0)  // sm_100: FP32 wants 42 registers
+static __global__ void __launch_bounds__(kThreads, sizeof(Real) == 2 ? 8 : 0)  // on sm_100, FP32 needs 42 registers
     rope_kernel(Real* qkv, const float* cos, const float* sin, int first, int N, int T, HeadRange range) {
     const HeadShare<HD> share;
     const unsigned index = blockIdx.x * HeadShare<HD>::heads_at_once + static_cast<unsigned>(share.slot);
@@ -153,7 +154,7 @@ static __global__ void __launch_bounds__(kThreads)
     const Share share;
     const unsigned heads = static_cast<unsigned>(N) * range.count;
     const unsigned index = blockIdx.x * Share::heads_at_once + static_cast<unsigned>(share.slot);
-    // All lanes take part in the sums; those without a head do not touch another's, which may be written meanwhile.
+    // All lanes take part in the sums. Lanes without a head do not read another's, which may be written meanwhile.
     const HeadPlace<HD> place(index < heads ? index : heads - 1, range);
     float x[2][8] = {};
     if (index < heads) share.load(qkv + place.at, x);
@@ -170,7 +171,7 @@ static __global__ void __launch_bounds__(kThreads)
     if (index < heads) share.store(out + place.at, x);
 }
 
-// The block's heads of one range, queries or keys: their gradients in place, and the terms of dgain added up.
+// Computes the gradients of the block's heads of one range, queries or keys, in place, and adds up the terms of dgain.
 template <class Real, int HD>
 LLMC_DEVICE void qk_norm_gradients(float (&dgain)[2][8], Real* dqkv, const Real* qkv, const Real* gain,
                                    const float* cos, const float* sin, int first, int N, int T, const HeadRange& range,
@@ -295,9 +296,9 @@ void qk_norm_rope_forward(Real* out, const Real* qkv, const QkGains<const Real>&
     });
 }
 
-// Blocks of the backward: a function of the shape alone, because each has a sum of its own.
+// Number of blocks of the backward: a function of the shape alone, because each block has a sum of its own.
 static int qk_norm_backward_blocks(int N, const AttentionHeads& heads) {
-    constexpr int kTurns = 8;  // at least: a block's sums cost as much memory traffic as some heads
+    constexpr int kTurns = 8;  // at least, because a block's sums cost as much memory traffic as some heads
     const int heads_at_once = kThreads / (heads.HD / 16);
     return static_cast<int>(std::min<size_t>(div_up<size_t>(static_cast<size_t>(N) * heads.NH, heads_at_once * kTurns),
                                              static_cast<size_t>(blocks_at_once(kThreads / 32))));

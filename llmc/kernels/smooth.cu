@@ -1,4 +1,4 @@
-// Kernels and launchers of smooth.h.
+// Kernels of Smooth-SwiGLU (smooth.h).
 #include "llmc/kernels/smooth.h"
 
 #include "llmc/device/kernel.cuh"
@@ -8,7 +8,7 @@ namespace llmc {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kColumns = 32 * 8, kRows = 32 * kWarps;  // of a block; a warp takes every eighth row
+constexpr int kColumns = 32 * 8, kRows = 32 * kWarps;  // per block; a warp takes every eighth row
 constexpr int kExponents = 256;
 
 }  // namespace
@@ -60,9 +60,10 @@ template void scale_columns(float*, float*, const float*, bool, int, int, stream
 
 // ---- factors -------------------------------------------------------------------------------------------------------
 
-LLMC_DEVICE int exponent_of(float amax) { return static_cast<int>(float_bits(amax) >> 23); }  // biased; 0: nothing
+// The biased exponent; 0 if the channel has no amax.
+LLMC_DEVICE int exponent_of(float amax) { return static_cast<int>(float_bits(amax) >> 23); }
 
-// A block for a layer, which counts its channels by exponent.
+// One block per layer counts the layer's channels by exponent.
 static __global__ void __launch_bounds__(kThreads) smoothing_factors_kernel(float* factors, float* amax, int C) {
     LLMC_SHARED(int, counts, [kExponents]);
     LLMC_SHARED(int, found, [2]);  // E and M

@@ -10,12 +10,12 @@ namespace llmc {
 
 // ---- AdamW ---------------------------------------------------------------------------------------------------------
 
-// AdamWConfig in the arithmetic's own format. The complements are rounded from double: 1 - 0.95f would be off by 2e-7.
+// AdamWConfig in FP32. The complements are rounded from double, because 1 - 0.95f would be off by 2e-7.
 struct AdamWFactors {
     float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay;
 };
 
-// A group's moments to values that BF16 has.
+// Rounds a group's moments to values that BF16 has.
 LLMC_DEVICE void round_moments(float (&m)[8], float (&v)[8], uint64_t key, int64_t applied, size_t place) {
     LLMC_UNROLL
     for (int i = 0; i < 8; i += 2) {
@@ -28,12 +28,12 @@ LLMC_DEVICE void round_moments(float (&m)[8], float (&v)[8], uint64_t key, int64
     }
 }
 
-// What an update is given of each element, from the first of a call or of a group on.
+// The tensors of an update, from the first element of a call or of a group on.
 template <class Real, class Moment>
 struct AdamWTensors {
     float* master;
     Moment *m, *v;
-    Real* working;  // or nullptr
+    Real* working;  // may be nullptr
     const float* grad;
     MomentRounding rounding;
 
@@ -43,8 +43,8 @@ struct AdamWTensors {
     }
 };
 
-// One group of eight, from the loads to the stores; returns the bits of the largest magnitude of the new weights,
-// infinity's if one of them is not finite.
+// Updates one group of eight, from the loads to the stores. Returns the bits of the largest magnitude of the new
+// weights, or infinity's if a weight is not finite.
 template <bool kMeasures, class Real, class Moment>
 LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, Moment>& at, size_t left, size_t decayed,
                                   const AdamWFactors& factors, const StepState& state) {
@@ -62,13 +62,13 @@ LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, Moment>& at, size_t l
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
         const float gradient = g[i] * grad_scale;
-        // Which product of a sum is fused is said here, so that all eight places do the same: see update.cuh.
+        // fmaf() says which product of a sum is fused, so that all eight places do the same (see update.cuh).
         m[i] = fmaf(factors.beta1, m[i], factors.one_minus_beta1 * gradient);
         v[i] = fmaf(factors.one_minus_beta2 * gradient, gradient, factors.beta2 * v[i]);
         const float decay = (i & 3) < decayed_fours[i / 4] ? factors.weight_decay * p[i] : 0.0f;
         p[i] = fmaf(-learning_rate, decay + m[i] * correction1 / (sqrtf(v[i] * correction2) + factors.eps), p[i]);
     }
-    // The weights leave first: rounding the moments takes the registers.
+    // Weights are stored first, because rounding the moments needs their registers.
     store_group(at.master, left, p);
     if (at.working) store_group(at.working, left, p);
     const uint32_t amax = kMeasures ? largest_of_group(p, left) : 0;
@@ -78,13 +78,13 @@ LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, Moment>& at, size_t l
     return amax;
 }
 
-// Blocks a multiprocessor: 64 registers are enough for four (sm_80 would take a few more, and fit three), but where
-// groups follow each other, or moments are rounded, sm_80 and sm_89 would spill.
+// Blocks per multiprocessor. 64 registers are enough for four (sm_80 would take a few more, and fit three). If groups
+// follow each other, or moments are rounded, sm_80 and sm_89 would spill.
 template <class Moment, bool kMeasures>
 constexpr int blocks_at_once = kMeasures || std::is_same_v<Moment, bf16> ? 3 : 4;
 
-// A block has kGroups * 2048 elements in a row. What is measured is reduced over the warp, hence several groups a
-// thread there: one atomic for 1024 elements.
+// A block has kGroups * 2048 elements in a row. Measured maxima are reduced over the warp, so a thread takes several
+// groups then: one atomic per 1024 elements.
 template <class Real, class Moment, bool kMeasures>
 static __global__ void __launch_bounds__(kUpdateThreads, blocks_at_once<Moment, kMeasures>)
     adamw_kernel(AdamWTensors<Real, Moment> tensors, Fp8State* fp8, size_t count, size_t decay_count,

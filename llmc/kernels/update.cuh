@@ -14,8 +14,8 @@ constexpr int kUpdateThreads = 256;
 constexpr int kUpdatePerThread = 8;
 constexpr int kUpdateMeasuredGroups = 4;
 
-// A thread's eight elements, two fours of its warp's 256 (vector.cuh), and how many elements there are from the first
-// of them on: the missing ones are zeros, and go through the same arithmetic.
+// Load and store a thread's eight elements, which are two fours of its warp's 256 (vector.cuh). `left` is the number of
+// elements from the first of them on. Missing elements are zeros, and go through the same arithmetic.
 template <class T>
 LLMC_DEVICE void load_group(const T* p, size_t left, float (&values)[8]) {
     if (left >= kFoursApart + 4) {
@@ -41,7 +41,7 @@ LLMC_DEVICE void store_group(T* p, size_t left, const float (&values)[8]) {
     }
 }
 
-// The bits of the largest magnitude of a group's new weights, infinity's if one of them is not finite.
+// Returns the bits of the largest magnitude of a group's new weights, or infinity's if a weight is not finite.
 LLMC_DEVICE uint32_t largest_of_group(const float (&p)[8], size_t left) {
     uint32_t amax = 0;
     LLMC_UNROLL
@@ -54,12 +54,12 @@ LLMC_DEVICE uint32_t largest_of_group(const float (&p)[8], size_t left) {
 }
 
 // Rule::operator()(p, m, x, decays, learning_rate, grad_scale) changes a weight p and, if it kKeepsMoment, its moment
-// m, by what comes in: a gradient, or a direction. Sums of products are spelled fmaf(): left to a compiler, one of the
-// eight places of a thread may fuse another product than the next, and an element's bits depend on its place in a
-// slice.
+// m. x is the input: a gradient or a direction. Sums of products are spelled fmaf(). Otherwise a compiler may fuse
+// another product in one of a thread's eight places than in the next, and an element's bits would depend on its place
+// in a slice.
 //
-// A block has kGroups * 2048 elements in a row; what is measured is reduced over the warp, hence several groups a
-// thread there: one atomic for 1024 elements.
+// A block has kGroups * 2048 elements in a row. Measured maxima are reduced over the warp, so a thread takes several
+// groups then: one atomic per 1024 elements.
 template <class Rule, class Real, class Input, bool kMeasures>
 static __global__ void __launch_bounds__(kUpdateThreads, 4)
     update_kernel(float* master, float* moment, Real* working, Fp8State* fp8, const Input* input, size_t count,
@@ -97,12 +97,13 @@ static __global__ void __launch_bounds__(kUpdateThreads, 4)
 
 namespace host {
 
-// Passes the largest magnitude that a CPU loop found in a part of the new weights to fp8: see largest_of_group().
+// Raises fp8's amax to the largest magnitude that a CPU loop found in a part of the new weights (see
+// largest_of_group()).
 void raise_amax(Fp8State* fp8, uint32_t largest);
 
 constexpr size_t kUpdateTask = 16384;  // elements
 
-// update_kernel's work as a loop: a task has some elements in a row.
+// update_kernel's work as a loop. A task has some elements in a row.
 template <class Rule, class Real, class Input, bool kMeasures>
 void update([[maybe_unused]] const Grid&, float* master, float* moment, Real* working, Fp8State* fp8,
             const Input* input, size_t count, size_t decay_count, Rule rule, const StepState* state) {
@@ -131,7 +132,7 @@ void update([[maybe_unused]] const Grid&, float* master, float* moment, Real* wo
 
 }  // namespace host
 
-// What the launchers of all updates check.
+// Checks the arguments of an update.
 inline void check_update(const char* name, size_t count, size_t decay_count,
                          std::initializer_list<const void*> tensors) {
     if (decay_count > count)

@@ -1,4 +1,4 @@
-// The registry of variants: see variants.h.
+// The table of variants, and the choice of a run's set (variants.h).
 #include "llmc/kernels/variants.h"
 
 #include <sstream>
@@ -13,7 +13,7 @@ using V = KernelVariant;
 
 constexpr const char* kSameBits = "everything to the bit";
 
-// In the order of the enumeration.
+// Rows are in the order of the enumeration.
 constexpr KernelVariantEntry kEntries[] = {
     {V::layernorm_fp8, "layernorm_fp8", kOldestCard, kAnyLaterCard, true, true,
      "sum and statistics to the bit; codes of the layer norm that is not rounded to BF16, RMS norm's to the bit",

@@ -1,6 +1,6 @@
-// The registry of variants: kernels that do what plainer ones do too, faster or only on some cards. Each is entered
-// here with its counterpart, the plain kernels that give what it gives. A run uses those of its KernelSet, and the
-// counterparts of the others, so that a card that a variant is wrong on can do without it.
+// The registry of variants: kernels that do the work of plainer kernels faster, or only on some cards. Each is entered
+// here with its counterpart, the plain kernels with the same result. A run uses the variants of its KernelSet and the
+// counterparts of the others, so that a card on which a variant gives wrong results can do without it.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -12,7 +12,8 @@
 
 namespace llmc {
 
-// Rows of the table in variants.cpp. A layer norm's are an RMS norm's too, GELU's those of any activation.
+// Rows of the table in variants.cpp. A layer norm's variants are also an RMS norm's, and GELU's are those of any
+// activation.
 enum class KernelVariant {
     layernorm_fp8,
     gelu_fp8,
@@ -32,19 +33,19 @@ enum class KernelVariant {
     host_sums,
 };
 
-// Cards are known by their compute capability, 90 for 9.0.
+// Cards are named by their compute capability, 90 for 9.0.
 constexpr int kHostDevice = 0;
 constexpr int kOldestCard = 80;
 constexpr int kAnyLaterCard = 1 << 30;
 
 struct KernelVariantEntry {
     KernelVariant variant;
-    const char* name;           // for --kernels
-    int first_card, last_card;  // that it runs on
-    bool on_host;               // and on the host device; kHostDevice as first and last card: there alone
-    bool fp8;                   // makes FP8 with one scale a tensor: no other run has use for it
-    const char* right_when;     // what the card check holds it to, beside the counterpart
-    const char* counterpart;    // the kernels that take its place, in their order
+    const char* name;           // as in --kernels
+    int first_card, last_card;  // compute capabilities on which it runs
+    bool on_host;             // true if it also runs on the host device; kHostDevice as first and last card: only there
+    bool fp8;                 // true if it makes FP8 with one scale per tensor, so that only such runs use it
+    const char* right_when;   // when the card check finds it right, in addition to the comparison with the counterpart
+    const char* counterpart;  // the kernels that are used instead, in their order
 
     bool runs_on(int card) const { return card == kHostDevice ? on_host : card >= first_card && card <= last_card; }
     std::string cards() const;  // "compute capability 9.0"
@@ -57,8 +58,8 @@ const KernelVariantEntry& kernel_variant(const std::string& name);  // throws Er
 // The variants that a run uses.
 class KernelSet {
 public:
-    KernelSet() = default;      // none: portable
-    static KernelSet common();  // those that every card and the host device run
+    KernelSet() = default;      // no variants: portable
+    static KernelSet common();  // the variants that every card and the host device run
 
     bool has(KernelVariant variant) const { return (members_ & bit(variant)) != 0; }
     void add(KernelVariant variant) { members_ |= bit(variant); }
@@ -66,7 +67,7 @@ public:
     std::vector<std::string> names() const;
     bool operator==(const KernelSet&) const = default;
 
-    // For a stream to remember.
+    // The set as a number, which a stream stores.
     uint64_t bits() const { return members_; }
     static bool has(uint64_t bits, KernelVariant variant) { return (bits & bit(variant)) != 0; }
 
@@ -75,12 +76,12 @@ private:
     uint64_t members_ = 0;
 };
 
-// Launches on the stream run the loops of the set's families, where the host device has them.
+// Makes launches on the stream run the loops of the set's families, if the host device has them.
 void choose_kernels(stream_t stream, const KernelSet& kernels);
 
-// From --kernels: "portable" (none), "auto" (all that the card runs), or names with commas between them. Without a
-// card, for plans, all run. `fp8`: the run makes FP8 with one scale a tensor. Throws Error(bad_flags) for unknown
-// names, and for those that the card cannot run.
+// Reads --kernels: "portable" (no variants), "auto" (all that the card runs), or names with commas between them.
+// Without a card, for plans, all variants run. `fp8` is true if the run makes FP8 with one scale per tensor. Throws
+// Error(bad_flags) for unknown names, and for names that the card cannot run.
 KernelSet kernel_set_from_text(const std::string& text, std::optional<int> card, bool fp8);
 void check_kernel_names(const std::string& text);
 

@@ -363,7 +363,7 @@ void sum_tile(float* part, const float* tile, int rows) {
     }
 }
 
-// Where a kernel's gradients go: see Gradients and HeadPart in attention_backward.cu.
+// Output of a kernel's gradients, as Gradients and HeadPart in attention_backward.cu describe it.
 template <class Out>
 struct GradientTarget {
     Out *row, *transposed;

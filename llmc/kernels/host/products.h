@@ -55,7 +55,7 @@ void product_panel(const Matrix& c, const Left& a, const Matrix& b, int M, int K
 
 template <bool kExact>
 void product(const Matrix& c, const Left& a, const Matrix& b, int M, int N, int K, bool add) {
-    constexpr int kMost = kLanes == 16 ? 4 : 2;  // six rows of so many sums fill most registers
+    constexpr int kMost = kLanes == 16 ? 4 : 2;  // six rows of these sums fill most registers
     int n = 0;
     for (; n + kMost * kLanes <= N; n += kMost * kLanes)
         product_panel<kExact, kMost>({c.values + n, c.stride}, a, {b.values + n, b.stride}, M, K, add);

@@ -16,8 +16,8 @@ struct Tally {
 // Adds a part's tally, and `elements` to the count of elements, to the state. Threads may call it at the same time.
 void commit(Fp8State* state, const Tally& tally, size_t elements, QuantizePass pass);
 
-// Where the codes of a rectangle go: its first code in the row-major and in the transposed matrix, each with the
-// distance between rows. Either pointer may be nullptr.
+// Output of a rectangle's codes: the first code in the row-major and in the transposed matrix, each with the distance
+// between rows. Either pointer may be nullptr.
 template <class F8>
 struct CodeTarget {
     F8* row;
