@@ -3,6 +3,7 @@
 //   bench_cpu [TEXT]    runs the benchmarks whose name contains TEXT (default: all)
 //
 // "ns" is the time of one OS thread per element: wall time, times the number of OS threads that share the work.
+// build: optimized
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

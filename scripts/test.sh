@@ -99,7 +99,7 @@ kernels='*test/kernels/*'
 stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address test-cpu $NATIVE-address/train_gpt_cpu \
     test-ranks-binary
 asan_tests=("${asan[@]}" $NATIVE-address/test_cpu --no-colors "--test-suite-exclude=once,not under sanitizers")
-# Leaves out tests of objects that this build takes from the ordinary one (UNCHECKED in the Makefile); make soak has
+# Leaves out tests of objects that this build takes from the ordinary one (UNCHECKED in dev/build.mk); make soak has
 # them.
 queue stage "AddressSanitizer, UBSan: other tests" doctest "${asan_tests[@]}" \
     "--source-file-exclude=$kernels,*test/check/*,*test/dev/*,*test/base/*,*test/flags/*,*test/log/*,*test/plan/*,*test/run/*,*test/device/formats.cu,*test/device/math.cu"

@@ -121,7 +121,7 @@ def part1(session):
 # ---- part 2 --------------------------------------------------------------------------------------------------------
 
 # Folders in order; source files that do not use a GPU come last. test_gpu leaves out sources that know no device
-# (WITHOUT_DEVICE in the Makefile), so only a few files of run/ are in it.
+# (WITHOUT_DEVICE in dev/build.mk), so only a few files of run/ are in it.
 FOLDERS = ("device", "kernels", "linear", "fp8", "comm", "model", "optim", "train", "run", "shard")
 SANITIZED = {
     "memcheck": ["test/kernels/*", "test/device/*", "test/optim/*", "test/fp8/*"],

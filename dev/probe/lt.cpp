@@ -1,5 +1,6 @@
 // The descriptors are made as llmc/linear/matmul_cuda.cpp makes them (see there for why), but nothing is refused before
 // cuBLASLt has been asked, and no status is an error.
+// build: per device
 #include "dev/probe/lt.h"
 
 #if LLMC_CUDA

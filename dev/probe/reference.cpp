@@ -1,3 +1,4 @@
+// build: per device
 #include "dev/probe/reference.h"
 
 #include <cmath>

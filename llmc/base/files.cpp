@@ -1,4 +1,5 @@
 // System calls with their retries and messages; the rules they follow are in files.h.
+// build: threads, fuzzed
 #include "llmc/base/files.h"
 
 #include <fcntl.h>

@@ -1,4 +1,5 @@
 // Opening and reading input files; every error names the kind of file, the path and what to give instead.
+// build: fuzzed
 #include "llmc/base/input_file.h"
 
 #include <fcntl.h>

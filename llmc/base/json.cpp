@@ -1,4 +1,5 @@
 // JSON parsing with limits, and printing, on top of nlohmann's library.
+// build: fuzzed
 #include "llmc/base/json.h"
 
 #include <filesystem>

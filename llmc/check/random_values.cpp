@@ -1,3 +1,4 @@
+// build: optimized
 #include "llmc/check/random_values.h"
 
 #include <cmath>

@@ -1,4 +1,5 @@
 // Causal attention in FP64 (reference_attention.h).
+// build: optimized
 #include "llmc/check/reference_attention.h"
 
 #include <algorithm>

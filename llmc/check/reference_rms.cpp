@@ -1,4 +1,5 @@
 // RMS norm in FP64 (reference_rms.h).
+// build: optimized
 #include "llmc/check/reference_rms.h"
 
 #include <cmath>

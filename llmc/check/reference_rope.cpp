@@ -1,4 +1,5 @@
 // RoPE and QK-norm in FP64 (reference_rope.h).
+// build: optimized
 #include "llmc/check/reference_rope.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
 // Row kernels in FP64 (reference_rows.h).
+// build: optimized
 #include "llmc/check/reference_rows.h"
 
 namespace llmc::reference {

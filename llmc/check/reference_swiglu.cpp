@@ -1,4 +1,5 @@
 // SwiGLU in FP64 (reference_swiglu.h).
+// build: optimized
 #include "llmc/check/reference_swiglu.h"
 
 #include <cmath>

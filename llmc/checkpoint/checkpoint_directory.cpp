@@ -1,4 +1,5 @@
 // Writes, commits and removes checkpoint directories, in an order that survives a crash at any point.
+// build: fuzzed
 #include "llmc/checkpoint/checkpoint_directory.h"
 
 #include <fcntl.h>

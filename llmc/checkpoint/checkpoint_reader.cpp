@@ -1,4 +1,5 @@
 // Opens a checkpoint's files, verifies them, and reads ranges of tensors across them.
+// build: fuzzed
 #include "llmc/checkpoint/checkpoint_reader.h"
 
 #include <sys/stat.h>

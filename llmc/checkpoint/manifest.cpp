@@ -1,4 +1,5 @@
 // Writing and strictly parsing manifest.json.
+// build: optimized, fuzzed
 #include "llmc/checkpoint/manifest.h"
 
 #define XXH_INLINE_ALL

@@ -1,5 +1,6 @@
 // Reader and writer of safetensors files. The checks follow the format's reference implementation: a header of at most
 // 100 MB, unique names, offsets inside the data, no overlaps, no gaps, and no bytes left over.
+// build: fuzzed
 #include "llmc/checkpoint/safetensors.h"
 
 #include <algorithm>

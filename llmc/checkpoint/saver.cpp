@@ -1,4 +1,5 @@
 // The phases of a save: writing in a thread, agreement of the ranks, commit and pruning.
+// build: threads
 #include "llmc/checkpoint/saver.h"
 
 #include <chrono>

@@ -1,4 +1,5 @@
 // Writes a rank's safetensors file in one pass and computes its checksums on the way.
+// build: optimized, threads, fuzzed
 #include "llmc/checkpoint/state_file.h"
 
 #define XXH_INLINE_ALL

@@ -4,6 +4,7 @@
 // With lazy streams the order in which work runs depends on who waits for it, and that can differ between ranks (only
 // rank 0 may read the loss, for example). Blocking collectives must run in the same order everywhere, so each waits for
 // the one submitted before it, on any stream.
+// build: per device, optimized
 #include "llmc/comm/backend.h"
 
 #if !LLMC_CUDA

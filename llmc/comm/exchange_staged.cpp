@@ -1,5 +1,6 @@
 // HostExchange on CUDA: copies device memory to pinned memory and back while the calling thread waits. It is slow, but
 // works wherever MPI runs, even when several ranks share a GPU, which NCCL does not allow.
+// build: per device
 #include "llmc/comm/backend.h"
 
 #if LLMC_CUDA

@@ -4,6 +4,7 @@
 // Sums are ncclSum, never ncclAvg: the caller scales values first. Communicators are blocking. The watchdog handles
 // hangs: it asks for asynchronous errors and ends the process instead of aborting the communicator. Events around every
 // operation tell it how far the GPU is.
+// build: per device
 #include "llmc/comm/backend.h"
 
 #if LLMC_CUDA && LLMC_USE_NCCL

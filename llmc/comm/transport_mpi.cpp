@@ -1,4 +1,5 @@
 // The transport over MPI, and the only file that knows MPI. Only the main thread calls it (MPI_THREAD_FUNNELED).
+// build: per device
 #include "llmc/comm/backend.h"
 
 #if LLMC_USE_MPI

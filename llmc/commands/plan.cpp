@@ -1,3 +1,4 @@
+// build: per device
 #include "llmc/commands/plan.h"
 
 #include <algorithm>

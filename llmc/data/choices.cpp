@@ -1,4 +1,5 @@
 // Reads and checks evaluation files of multiple-choice examples (choices.h).
+// build: fuzzed
 #include "llmc/data/choices.h"
 
 #include <algorithm>

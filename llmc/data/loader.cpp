@@ -1,4 +1,5 @@
 // The prefetch thread of training and the plain reads of evaluation.
+// build: threads
 #include "llmc/data/loader.h"
 
 #include <algorithm>

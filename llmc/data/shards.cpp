@@ -1,4 +1,5 @@
 // Opening, validating and reading token shards. All offsets are 64 bits wide: shards may be larger than 2 GiB.
+// build: optimized, threads, fuzzed
 #include "llmc/data/shards.h"
 
 #define XXH_INLINE_ALL

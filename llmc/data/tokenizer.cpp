@@ -1,5 +1,6 @@
 // Finds and reads tokenizer files, decodes tokens, and encodes prompts with a plain byte-pair encoder. hf_tokenizer.cpp
 // handles Hugging Face's format.
+// build: fuzzed
 #include "llmc/data/tokenizer.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// build: fuzzed
 #include "llmc/flags/depth.h"
 
 #include <cmath>

@@ -1,4 +1,5 @@
 // The rows of the table of flags, and how a row reaches its field.
+// build: fuzzed
 #include "llmc/flags/flags.h"
 
 #include <CLI/CLI.hpp>

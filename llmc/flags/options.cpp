@@ -1,3 +1,4 @@
+// build: per device, addresses, fuzzed
 #include "llmc/flags/options.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
 // The second half of options.h: values checked against each other, derived ones filled in.
+// build: fuzzed
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>

@@ -4,6 +4,7 @@
 // (columns, rows) matrix. So result = op(first) * op(second) is computed as result^T = op(second)^T * op(first)^T, with
 // `second` as cuBLASLt's A and `first` as its B. For FP8, where `second` is transposed and `first` is not, that is the
 // only layout that Hopper supports (transa T, transb N). If one operand is E5M2, the E4M3 weights or activations are A.
+// build: per device
 #include "llmc/linear/matmul.h"
 
 #if LLMC_CUDA

@@ -5,6 +5,7 @@
 // The product of two BF16 or FP8 values is exact in FP32, so results differ from a tensor core's only by the order of
 // sums. The libraries and the loops here share their OpenMP threads. Link the OpenMP build of OpenBLAS, because a
 // thread pool of its own would compete with ours for the cores.
+// build: per device, optimized
 #include "llmc/linear/matmul.h"
 
 #if !LLMC_CUDA

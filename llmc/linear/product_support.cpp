@@ -1,3 +1,4 @@
+// build: per device
 #include "llmc/linear/product_support.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
 // XXH64 over samples and over master weights.
+// build: optimized
 #include "llmc/log/fingerprint.h"
 
 #define XXH_INLINE_ALL

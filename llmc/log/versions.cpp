@@ -1,4 +1,5 @@
 // Asks the compiler, CUDA, cuBLASLt, NCCL, OpenBLAS and oneDNN for their versions.
+// build: per device
 #include "llmc/log/versions.h"
 
 #include <nlohmann/json.hpp>

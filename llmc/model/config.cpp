@@ -1,3 +1,4 @@
+// build: fuzzed
 #include "llmc/model/config.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// build: fuzzed
 #include "llmc/model/gpt2_config.h"
 
 #include <nlohmann/json.hpp>

@@ -1,3 +1,4 @@
+// build: fuzzed
 #include "llmc/model/llama_config.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// build: fuzzed
 #include "llmc/model/model_fields.h"
 
 #include <nlohmann/json.hpp>

@@ -1,3 +1,4 @@
+// build: fuzzed
 #include "llmc/model/model_file.h"
 
 #include <algorithm>

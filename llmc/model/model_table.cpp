@@ -1,3 +1,4 @@
+// build: per device, optimized
 #include "llmc/model/model_table.h"
 
 #include <algorithm>

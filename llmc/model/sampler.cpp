@@ -1,4 +1,5 @@
 // Sampling a token from logits: see sampler.h.
+// build: optimized
 #include "llmc/model/sampler.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
 // Connects the ranks of a run, and opens this rank's device.
+// build: per device
 #include "llmc/run/ranks.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
 // The handler only sets lock-free atomics and writes to stderr.
+// build: threads
 #include "llmc/run/signals.h"
 
 #include <signal.h>

@@ -1,4 +1,5 @@
 // A trainer's state as JSON, and its weights in files of other programs. See state.h.
+// build: fuzzed
 #include "llmc/train/state.h"
 
 #include <cmath>

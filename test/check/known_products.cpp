@@ -1,5 +1,6 @@
 // Operands that are known: what is filled in, what a sample should be, against the product of what lies in memory; and
 // the product checks themselves, which have to find every way of this device right.
+// build: per device
 #include "llmc/check/known_products.h"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // Saves that are cut short anywhere, and disks that say no: afterwards every checkpoint that looks complete is, and the
 // newest of those before is still there.
+// build: threads
 #include "llmc/checkpoint/saver.h"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
 // Several communicators of a process: the order of their collectives on one device, and failures of any of them.
+// build: per device
 #include "llmc/comm/backend.h"
 
 #include "llmc/comm/watchdog.h"

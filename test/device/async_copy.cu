@@ -1,4 +1,5 @@
 // cp.async: what arrives, when it has arrived, zero fill, and a two-stage pipeline as kernels use it.
+// build: threads
 #include "llmc/device/async_copy.cuh"
 
 #include <vector>

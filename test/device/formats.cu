@@ -1,6 +1,7 @@
 // Number formats against their definition: a table of the values that codes stand for, and "nearest, ties to the even
 // code". From it follow the floats at which the code changes; every one of the 2^32 floats is checked against them, on
 // the host, and on the device by a kernel.
+// build: optimized
 #include "llmc/device/formats.cuh"
 
 #include <algorithm>

@@ -344,7 +344,7 @@ class Pages(unittest.TestCase):
             self.assertEqual([line for line in lines if line not in code], [], f"{path} quotes {source}")
 
     def test_make_targets(self):
-        makefile = read("Makefile")
+        makefile = read("Makefile") + read("dev/build.mk")
         for path in ("README.md", "dev/README.md"):
             for target in re.findall(r"make ([a-z][a-z_-]+)", self.pages[path]):
                 self.assertRegex(makefile, rf"(?m)^{re.escape(target)}( \w+)*:", target)

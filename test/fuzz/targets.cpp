@@ -1,3 +1,4 @@
+// build: fuzzed
 #include "test/fuzz/targets.h"
 
 #include <sys/mman.h>

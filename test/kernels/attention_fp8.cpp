@@ -1,5 +1,6 @@
 // Quantizing attention against the plain kernels, which attention.cpp compares with FP64, followed by the plain
 // quantization: the same bits in both layouts, amaxes, counts and lse. And once more against FP64 from end to end.
+// build: per device
 #include "llmc/kernels/attention.h"
 
 #include <array>

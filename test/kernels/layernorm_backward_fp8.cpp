@@ -1,5 +1,6 @@
 // Quantizing layer norm backward against FP64, and its codes, counts and bias gradient against the BF16 gradient that
 // it writes beside them.
+// build: per device
 #include "llmc/kernels/norm.h"
 
 #include "test/kernels/quantized.h"

@@ -1,5 +1,6 @@
 // Quantizing layer norm against the plain kernels, which layernorm.cpp compares with FP64: the same bits in residual
 // and statistics, and codes that are casts of the FP32 kernel's values.
+// build: per device
 #include "llmc/kernels/norm.h"
 
 #if !LLMC_CUDA

@@ -1,4 +1,5 @@
 // Quantizing RMS norm against the plain kernels, which rmsnorm.cpp compares with FP64, and a cast of what they write.
+// build: per device
 #include "llmc/kernels/norm.h"
 
 #include "llmc/check/reference_rms.h"

@@ -1,4 +1,5 @@
 // Fingerprints of batches and weights: what must not change them, and what must.
+// build: gpu test
 #include "llmc/log/fingerprint.h"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
 // Profiles: which steps, what is hidden behind what, and the file.
+// build: gpu test
 #include "llmc/log/profile.h"
 #include "llmc/base/json.h"
 

@@ -1,4 +1,5 @@
 // What a program says of itself and its libraries.
+// build: per device, gpu test
 #include "llmc/log/versions.h"
 
 #include <doctest/doctest.h>

@@ -1,5 +1,6 @@
 // The model with block scales (recipes block and mxfp8) against a simulation of it in PyTorch
 // (dev/reference/make_fp8_fixture.py), and the rules that hold for every recipe.
+// build: per device
 #include <algorithm>
 #include <cmath>
 #include <cstring>

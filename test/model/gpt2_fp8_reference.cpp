@@ -1,5 +1,6 @@
 // The model with its linear layers in FP8 against a simulation of it in PyTorch (dev/reference/make_fp8_fixture.py):
 // gradients, scales and loss of one micro-batch; and against the FP64 gradients, on weights of the size that GPT-2 has.
+// build: per device
 #include <algorithm>
 #include <cmath>
 #include <limits>

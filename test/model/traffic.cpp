@@ -1,5 +1,6 @@
 // What a training step in FP8 moves, counted from what every launch declares: that under delayed scaling producers cast
 // as they go, and that nothing is kept or written in BF16 that nobody needs there. Host device only.
+// build: per device
 #include "llmc/kernels/fp8_state.h"
 
 #if !LLMC_CUDA

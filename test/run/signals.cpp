@@ -1,4 +1,5 @@
 // Signals ask for a stop; a second SIGINT ends the process. Each case runs in a child process.
+// build: threads
 #include "llmc/run/signals.h"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
 // Verified steps: they leave no trace in training, and a flipped bit of every kind is found and named.
+// build: per device
 #include "llmc/train/verification.h"
 
 #include <nlohmann/json.hpp>

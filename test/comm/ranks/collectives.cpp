@@ -1,4 +1,5 @@
 // Every collective against a plain loop over what all ranks hold, with odd sizes, on the world and on parts of it.
+// build: threads
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -6,6 +6,7 @@
 // Actions: none, kill (SIGKILL), stop (SIGSTOP), sleep (until the end of time), throw (an error of its own),
 // mismatch (another collective than the others), save (sleeps in the phase of saving). --limit: seconds of the
 // watchdog.
+// build: threads
 #include <signal.h>
 #include <unistd.h>
 

@@ -1,5 +1,6 @@
 // Training spread over ranks: every stage of sharding takes the steps that one rank takes with the same global batch,
 // and all stages give the same bits where sums are made in the order of ranks.
+// build: per device
 #include <cstring>
 #include <map>
 #include <random>

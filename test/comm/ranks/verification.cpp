@@ -1,4 +1,5 @@
 // Verified steps on several ranks: no trace in any stage of sharding, and every rank says which one went wrong.
+// build: per device
 #include "llmc/train/verification.h"
 
 #include <functional>

@@ -1,0 +1,177 @@
+# The builds of developers: tests, sanitizers, the virtual GPU, the probe, fuzzing, packages. Included by the Makefile.
+#
+# Marks in a file's line "// build: ..." that matter here, next to `per device` and `optimized`:
+#   threads    starts threads, or is run by several: both sanitizers look at it, wherever it lies
+#   addresses  AddressSanitizer looks at it, wherever it lies
+#   gpu test   a test that runs on a GPU too, although its folder knows no device
+#   fuzzed     reads files that somebody else may have written: libFuzzer looks for ones that break it
+
+# ---- tests ---------------------------------------------------------------------------------------------------------
+# A test with device code is a .cu file and runs on both devices; test/device/host/ is about the host device itself.
+TESTS      := test/main.cpp $(filter-out test/virtual_gpu/%,$(wildcard test/*/*.cpp test/*/*.cu))
+HOST_TESTS := $(wildcard test/device/host/*.cpp test/device/host/*.cu)
+RANK_TESTS := $(wildcard test/comm/ranks/*.cpp)
+PROBE      := $(filter-out dev/probe/main.cpp,$(wildcard dev/probe/*.cpp dev/probe/*.cu))
+# Folders that know no device: test_gpu leaves their tests to test_cpu. `make WITHOUT_DEVICE=` has them in both.
+NO_DEVICE      := $(addprefix test/,base flags log plan run checkpoint data dev)
+WITHOUT_DEVICE := $(filter-out $(call marked,gpu-test),$(wildcard $(NO_DEVICE:%=%/*.cpp)))
+CUDA_TEST_OBJECTS := $(call cuda_objects,$(filter-out $(WITHOUT_DEVICE),$(TESTS)) $(if $(WITHOUT_DEVICE),,$(PROBE)))
+CUDA_PROBE_OBJECTS := $(call cuda_objects,$(PROBE) dev/probe/main.cpp)
+CUDA_RANK_OBJECTS  := $(call cuda_objects,$(RANK_TESTS))
+# These tests take no longer at -O0. A file compiled so must share no inline function with code that computes: one copy
+# serves the whole program.
+$(foreach dir,$(NO_DEVICE) test/comm,$(SHARED_DIR)/$(dir)/%.o) $(SHARED_DIR)/test/main.cpp.o: LEVEL := -O0
+
+# ---- sanitizers ----------------------------------------------------------------------------------------------------
+# A sanitizer's build reuses ordinary objects of files that it need not look at. AddressSanitizer leaves out tests, which
+# only call llmc/, and the upper folders, which read flags and write reports. ThreadSanitizer looks at folders where
+# threads meet. `make UNCHECKED=` looks at everything, in a directory of its own.
+PLAIN_DIR := $(CPU_DIR)
+ifneq ($(SANITIZE),)
+WHOLE     := $(if $(filter command,$(origin UNCHECKED)),-whole)
+ALL       := $(LLMC) $(HOST_ONLY) $(TESTS) $(HOST_TESTS) $(RANK_TESTS) $(PROBE)
+UPPER     := $(foreach dir,check commands flags log plan run,llmc/$(dir)/%)
+THREADED  := $(HOST_ONLY) $(HOST_TESTS) $(wildcard test/comm/*.cpp) $(call marked,threads)
+CHECKED_address := $(filter-out $(UPPER),$(filter llmc/%,$(ALL))) $(THREADED) $(call marked,addresses)
+CHECKED_thread  := llmc/comm/% llmc/device/% llmc/train/% $(THREADED)
+UNCHECKED := $(filter-out $(CHECKED_$(SANITIZE)),$(ALL))
+CPU_DIR   := build/cpu-$(MARCH)-$(SANITIZE)$(WHOLE)$(SUFFIX)
+CPU_MAIN  := $(CPU_DIR)/train_gpt.cu.o
+LINK_FLAGS := -fsanitize=$(if $(filter thread,$(SANITIZE)),thread,address$(comma)undefined)
+cpu_objects = $(patsubst %,$(CPU_DIR)/%.o,$(filter-out $(UNCHECKED),$1)) \
+              $(call objects_in,$(PLAIN_DIR),$(filter $(UNCHECKED),$1))
+# Line numbers for reports, relative to the checkout, so that ccache knows them in every clone. g++ takes its own
+# AVX-512 headers for uninitialised.
+CXXFLAGS_SANITIZE = -g1 -fdebug-prefix-map=$(CURDIR)=. -Wno-maybe-uninitialized
+ifeq ($(SANITIZE),thread)
+CXXFLAGS_SANITIZE += -fsanitize=thread -Wno-tsan
+else
+# Without UBSan's checks that take as long to compile as all others together. Kernels have UBSan only, without its check
+# of alignment: the virtual GPU holds every access of the code that a card runs against its allocation, to the byte.
+CXXFLAGS_SANITIZE += -fno-omit-frame-pointer -fsanitize=$(SANITIZERS) -fno-sanitize-recover=undefined \
+                     -fno-sanitize=vptr,null,object-size$(if $(UNCHECKED),$(comma)pointer-overflow)
+SANITIZERS := address,undefined
+$(CPU_DIR)/llmc/kernels/%.cu.o: SANITIZERS := $(if $(UNCHECKED),,address$(comma))undefined
+$(CPU_DIR)/%.cpp.o $(if $(UNCHECKED),$(CPU_DIR)/llmc/%.cu.o): CXXFLAGS_SANITIZE += -fno-sanitize=alignment
+endif
+$(call optimized_in,$(CPU_DIR)) $(CPU_DIR)/%.cu.o: LEVEL := -O1
+$(CPU_DIR)/%.cpp.o: CXXFLAGS_SANITIZE += $(DEFINES_CPU)
+$(CPU_DIR)/%.o: % Makefile
+	@mkdir -p $(@D)
+	$(CCACHE) $(CXX) $(CXXFLAGS_HOST) $(LEVEL) $(CXXFLAGS_SANITIZE) $(if $(filter %.cu,$<),-x c++) -c $< -o $@
+endif
+
+# ---- test programs -------------------------------------------------------------------------------------------------
+.PHONY: test-cpu test-gpu test-ranks test-ranks-binary test-ranks-gpu kernels probe probe-cpu gradients gradients-cpu \
+        kernel-times bench-cpu virtual test-virtual predict fuzz mutation soak dist gpu-build
+CPU_PROGRAMS  += $(addprefix $(CPU_DIR)/,test_cpu test_ranks probe_cpu gradients_cpu bench_cpu bench_step)
+CUDA_PROGRAMS += $(addprefix $(CUDA_DIR)/,test_gpu test_ranks probe gradients)
+$(CPU_DIR)/test_cpu: $(call cpu_objects,$(TESTS) $(HOST_TESTS) $(PROBE))
+$(CPU_DIR)/test_ranks: $(call cpu_objects,$(RANK_TESTS))
+$(CPU_DIR)/probe_cpu: $(call cpu_objects,$(PROBE)) $(call shared,dev/probe/main.cpp)
+$(CPU_DIR)/gradients_cpu: $(call shared,dev/gradients.cpp)
+$(CPU_DIR)/bench_cpu: $(CPU_DIR)/dev/bench_cpu.cu.o
+$(CPU_DIR)/bench_step: $(CPU_DIR)/dev/bench_step.cpp.o
+$(CUDA_DIR)/test_gpu: $(CUDA_TEST_OBJECTS)
+$(CUDA_DIR)/test_ranks: $(CUDA_RANK_OBJECTS)
+$(CUDA_DIR)/probe: $(CUDA_PROBE_OBJECTS)
+$(CUDA_DIR)/gradients: $(call shared,dev/gradients.cpp)
+
+test-cpu: $(CPU_DIR)/test_cpu  ## the tests for the host device; SANITIZE=address or thread
+test-gpu: $(CUDA_DIR)/test_gpu  ## the tests for a GPU
+test-ranks: $(CPU_DIR)/test_ranks  ## several processes: collectives, launches, lost ranks (needs mpirun)
+	TEST_RANKS=$(CPU_DIR)/test_ranks python3 test/end_to_end/test_ranks.py
+test-ranks-binary: $(CPU_DIR)/test_ranks
+test-ranks-gpu: $(CUDA_DIR)/test_ranks  ## the same on GPUs
+kernels: $(filter %.cu.o,$(CUDA_OBJECTS))  ## only device code, for dev/check_kernels.py
+probe: $(CUDA_DIR)/probe  ## asks a GPU for every matrix product (dev/gpu/README.md)
+probe-cpu: $(CPU_DIR)/probe_cpu
+gradients: $(CUDA_DIR)/gradients  ## writes a micro-batch's gradients, to compare devices
+gradients-cpu: $(CPU_DIR)/gradients_cpu
+kernel-times: $(CUDA_DIR)/libkernel_times.so  ## a library that measures a program's kernels
+bench-cpu: $(CPU_DIR)/bench_cpu $(CPU_DIR)/bench_step  ## times of the host device, kernel by kernel
+	$(CPU_DIR)/bench_cpu
+	$(CPU_DIR)/bench_step
+mutation:  ## drops every barrier and wait in the kernels in turn, and reports those that no test misses
+	python3 dev/mutation.py
+soak:  ## the tests that take hours
+	./dev/soak.sh
+gpu-build:  # for scripts: where the build for this machine's GPUs lies; an empty line where there are none
+	@echo $(if $(FOUND_ARCHS),$(CUDA_DIR))
+# The CUDA driver loads it into a program; it has times from CUPTI.
+$(CUDA_DIR)/libkernel_times.so: dev/gpu/kernel_times.cpp Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS_CUDA) -shared -fPIC $< -o $@ -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/extras/CUPTI/lib64 -lcupti
+
+# ---- the virtual GPU (dev/virtual_gpu/README.md) -------------------------------------------------------------------
+# Programs of CUDA objects that keep their PTX, linked with what stands in for CUDA, cuBLASLt and NCCL.
+VIRTUAL_DIR   := build/virtual
+VIRTUAL_OUT   := $(VIRTUAL_DIR)$(addprefix -,$(filter-out sm_90a,$(subst $(space),-,$(ARCH_NAMES))))
+VIRTUAL_GPU   := $(filter-out dev/virtual_gpu/nccl/%,$(wildcard dev/virtual_gpu/*.cpp dev/virtual_gpu/*/*.cpp))
+VIRTUAL_NCCL  := $(wildcard dev/virtual_gpu/nccl/*.cpp)
+VIRTUAL_PROGRAMS := $(addprefix $(VIRTUAL_OUT)/,train_gpt test_gpu test_ranks probe gradients)
+virtual_objects = $(patsubst %,$(VIRTUAL_DIR)/%.o,$1)
+ifeq ($(PTX),1)
+virtual: $(VIRTUAL_PROGRAMS) $(VIRTUAL_OUT)/libnccl.so.2  ## the CUDA programs on the virtual GPU, in build/virtual
+else
+virtual:  # objects with PTX are another configuration
+	$(MAKE) virtual PTX=1
+endif
+test-virtual: $(VIRTUAL_DIR)/test_virtual_gpu  ## the virtual GPU's own tests
+predict: virtual  ## predicted times of kernels and steps (dev/virtual_gpu/PREDICTIONS.md)
+	python3 dev/virtual_gpu/predict.py --kernels
+$(VIRTUAL_PROGRAMS): $(call virtual_objects,$(VIRTUAL_GPU)) $(CUDA_OBJECTS) | $(VIRTUAL_OUT)/libnccl.so.2
+	$(CXX) -rdynamic -Wl,-rpath,'$$ORIGIN' $(filter %.o,$^) -o $@ $(LIBS_CPU) -ldl  # libnccl.so.2 calls the program
+$(VIRTUAL_OUT)/train_gpt: $(call shared,train_gpt.cu)
+$(VIRTUAL_OUT)/test_gpu: $(CUDA_TEST_OBJECTS)
+$(VIRTUAL_OUT)/test_ranks: $(CUDA_RANK_OBJECTS)
+$(VIRTUAL_OUT)/probe: $(CUDA_PROBE_OBJECTS)
+$(VIRTUAL_OUT)/gradients: $(call shared,dev/gradients.cpp)
+$(VIRTUAL_OUT)/libnccl.so.2: $(call virtual_objects,$(VIRTUAL_NCCL))
+	@mkdir -p $(@D)
+	$(CXX) -shared $^ -o $@ -lrt -lpthread
+VIRTUAL_TESTS := $(wildcard test/virtual_gpu/*.cpp)
+$(VIRTUAL_DIR)/test_virtual_gpu: $(call virtual_objects,$(VIRTUAL_TESTS) $(VIRTUAL_GPU) $(VIRTUAL_NCCL))
+	$(CXX) -rdynamic $^ -o $@ $(LIBS_CPU) -lrt -ldl
+# Vectors of this machine, but no contractions: they would not be the instructions that are played.
+$(VIRTUAL_DIR)/%.o: OPTIMIZE := -O3
+$(VIRTUAL_DIR)/test/%.o: OPTIMIZE := -O1
+$(VIRTUAL_DIR)/%.o: % Makefile
+	@mkdir -p $(@D)
+	$(CCACHE) $(CXX) -std=c++20 -I. $(WARNINGS) $(OPTIMIZE) -march=$(MARCH) -fopenmp -fno-math-errno -fno-trapping-math \
+	    -ffp-contract=off -fPIC -MMD -MP -I$(CUDA_HOME)/include $(addprefix -I,$(NCCL_INCLUDE)) -c $< -o $@
+
+# ---- fuzzing -------------------------------------------------------------------------------------------------------
+# Clang compiles the readers of files with libFuzzer's marks. Everything else comes from the ordinary build.
+FUZZ_SECONDS ?= 120
+FUZZED := $(call marked,fuzzed)
+FUZZED_OBJECTS := $(patsubst %,build/fuzz/%.o,test/fuzz/libfuzzer/main.cpp $(FUZZED))
+fuzz: build/fuzz/fuzz  ## broken files of every kind, by libFuzzer (needs clang); FUZZ_SECONDS=120 for each
+	for target in manifest state safetensors shard sidecar tokenizer choices run model; do \
+	    build/fuzz/fuzz $$target build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 \
+	        -artifact_prefix=build/fuzz/$$target- -print_final_stats=1 || exit 1; \
+	done
+build/fuzz/fuzz: $(FUZZED_OBJECTS) $(filter-out $(FUZZED:%=\%/%.o),$(CPU_OBJECTS))
+	rm -f $@.a && ar rcs $@.a $(filter-out build/fuzz/%,$^)
+	clang++ -fsanitize=fuzzer,address,undefined $(FUZZED_OBJECTS) $@.a -o $@ $(subst -fopenmp,-lgomp,$(LIBS_CPU))
+build/fuzz/%.o: %
+	@mkdir -p $(@D)
+	$(CCACHE) clang++ -std=c++20 -I. -MMD -MP -Wall -Wextra -DLLMC_CUDA=0 -g -O1 -fsanitize=fuzzer,address,undefined \
+	    -fno-sanitize-recover=undefined -c $< -o $@
+
+# ---- packages (dev/guide/packages.md) ------------------------------------------------------------------------------
+# Programs, and what users run with them, laid out as in a checkout.
+PACKAGED := README.md LICENSE data dev/guide dev/notes dev/pictures llmc/checkpoint/README.md \
+            $(addprefix scripts/,multi_node pretrain published report) $(wildcard scripts/*.py)
+package = mkdir -p $1 && cp -R --parents --remove-destination $2 $(PACKAGED) $1 && \
+          find $1 -name __pycache__ -prune -exec rm -r {} +
+DIST_OPTIONS ?= GPU_ARCH=all USE_MPI=0 MARCH=x86-64-v3
+VERSION := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' llmc/log/versions.cpp)
+DIST    := build/dist/train_gpt-$(VERSION)-linux-$(shell uname -m)
+dist:  ## build/dist/train_gpt-VERSION-linux-x86_64.tar.gz: programs for all GPUs, without MPI
+	$(MAKE) all $(DIST_OPTIONS)
+	rm -rf $(DIST)
+	$(call package,$(DIST),train_gpt_cpu $(if $(NVCC),train_gpt))
+	tar -czf $(DIST).tar.gz -C build/dist $(notdir $(DIST))
+	@ls -l $(DIST).tar.gz
+-include $(shell find build/virtual build/fuzz -name '*.d' 2>/dev/null)
