@@ -18,7 +18,7 @@ struct StepState {
     float bias_correction2;     // 1 / (1 - beta2^applied)
     int32_t skip;               // 1: this step changes nothing
     int32_t consecutive_skips;  // up to and including this step; 0 if it was applied
-    int32_t spike;              // kLossSpike | kNormSpike: the values above their limits (llmc/optim/spikes.h)
+    int32_t spike;              // kLossSpike | kNormSpike: the values above their limits (llmc/optim/prepare_step.h)
     int32_t bad_tensor;         // 1 + index of the first FP8 tensor that held a non-finite value, or 0
     float loss_limit;           // limits for loss_sum and norm; infinite if spikes are not looked for
     float norm_limit;

@@ -2,7 +2,7 @@
 // the ranks' slices of the parameters:
 //
 //   momentum       in the slice, element by element: U, in the type of the activations
-//   exchange       U goes to the rank that owns each matrix (muon_plan.h); not needed if every rank holds everything
+//   exchange       U goes to the rank that owns each matrix; not needed if every rank holds everything
 //   orthogonalize  owners turn whole matrices into O, one at a time
 //   exchange       O goes back to the ranks that hold parts of it
 //   update         in the slice
@@ -11,17 +11,84 @@
 // the whole matrix, and the exchange sends values that are already BF16 (FP32 in FP32 runs). With --shard-within, every
 // group repeats the work.
 #pragma once
+#include <cstddef>
 #include <string>
 #include <vector>
 
 #include "llmc/comm/comm.h"
+#include "llmc/linear/matmul.h"
+#include "llmc/optim/config.h"
 #include "llmc/optim/moments.h"
-#include "llmc/optim/muon_plan.h"
-#include "llmc/optim/newton_schulz.h"
+#include "llmc/shard/arena.h"
 #include "llmc/shard/gradients.h"
+#include "llmc/shard/table.h"
 #include "llmc/shard/weights.h"
 
 namespace llmc {
+
+// ---- the plan: which matrices, in which round, on which rank --------------------------------------------------------
+// It depends only on the model's table and the number of ranks that share the work, so every rank makes the same plan.
+
+// A matrix, contiguous and row-major in its unit: a tensor, or some of its rows.
+struct MuonMatrix {
+    size_t unit, tensor;
+    size_t begin;  // in the unit
+    int rows, columns;
+    size_t round = 0;
+    int owner = 0;
+    size_t count() const { return static_cast<size_t>(rows) * static_cast<size_t>(columns); }
+    size_t end() const { return begin + count(); }
+    int smaller() const { return rows < columns ? rows : columns; }
+    int larger() const { return rows < columns ? columns : rows; }
+    double flops_of_a_step() const;  // of one Newton-Schulz step: 4 m^2 n + 2 m^3
+};
+
+// The range of a unit that holds Muon's matrices: those of the blocks (units between the first and the last) with
+// weight decay.
+struct MuonRegion {
+    size_t begin, count;
+};
+MuonRegion muon_region(const ParameterTable& table, size_t unit);
+
+// Returns the matrices in the order of units and tensors. A round covers ceil(ranks / 2) blocks, so that ranks have
+// about equal work and buffers stay small. In each round, the matrix with the most work goes to the rank with the least
+// work so far; ties go to the lower index.
+std::vector<MuonMatrix> plan_muon(const ParameterTable& table, int ranks);
+
+// One line per matrix with its round and owner. The ranks compare this text.
+std::string describe(const std::vector<MuonMatrix>& matrices);
+
+// ---- Newton-Schulz iteration ----------------------------------------------------------------------------------------
+// It computes a matrix with the same singular vectors and singular values near 1, using only matrix products.
+
+// Handles matrices (m, n) with m <= n up to a largest size, one at a time, on the stream of `matmul`. Real = bf16:
+// products of BF16 operands, summed in FP32 and rounded once together with the addend. Real = float: everything in
+// FP32.
+template <class Real>
+class NewtonSchulz {
+public:
+    NewtonSchulz(NewtonSchulzSteps steps, std::vector<Matmul::LinearShape> shapes);
+
+    // Shapes (m, n) in the form that Matmul's planning takes, and the products needed for a matrix of that shape.
+    static Matmul::LinearShape shape(int m, int n) { return {m, n, m, false}; }
+    static std::vector<Product> products(int m, int n);
+    void plan(Arena& arena);
+    void reserve(Matmul& matmul) const;
+
+    // The buffer for the input matrix, which must be divided by safety() times its norm. run() returns the address of
+    // the result, valid until the next run().
+    Real* input() const { return x_; }
+    double safety() const { return steps_.safety; }
+    Real* run(Matmul& matmul, int m, int n, stream_t stream) const;
+
+private:
+    const NewtonSchulzSteps steps_;
+    const std::vector<Matmul::LinearShape> shapes_;
+    Real *x_ = nullptr, *next_ = nullptr;        // (m, n)
+    Real *a_ = nullptr, *polynomial_ = nullptr;  // (m, m)
+};
+
+// ---- the optimizer --------------------------------------------------------------------------------------------------
 
 template <class Real>
 class Muon {

@@ -1,17 +1,52 @@
 // Computes the numbers of an optimizer step on the device: gradient norm, clipping factor, whether the step is skipped,
-// learning rate and bias corrections.
+// learning rate and bias corrections. Also detects spikes.
 //
 // A step is: global_norm_partials() for every unit; with several ranks, a sum over the ranks of these partials and of
 // the loss; prepare_step() once; then the optimizer's update for every unit. The host may copy the StepState back and
 // read it one step later.
 #pragma once
+#include <cstdint>
+
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/step_state.h"
 #include "llmc/kernels/update.h"
 #include "llmc/optim/schedule.cuh"
-#include "llmc/optim/spikes.h"
 
 namespace llmc {
+
+// ---- spikes ---------------------------------------------------------------------------------------------------------
+// Spikes are losses and gradient norms far above those of previous steps. They are detected on the device, which
+// decides whether a step counts, so that the host never waits.
+//
+// Two windows hold the losses and norms of the last steps that were neither skipped nor spikes, so non-finite and
+// extreme values never widen the limits. After every step the windows give the limits for the next step: mean + 6
+// standard deviations. A deviation counts as at least 1 % of the mean, because values that hardly differ say little
+// about the next one. With fewer than 64 values nothing is a spike.
+//
+// Ten spikes in a row are a new level: the windows restart with the next step.
+
+constexpr int kSpikeWindow = 128;
+constexpr int kSpikeMinimum = 64;
+constexpr double kSpikeSigmas = 6.0;
+constexpr double kSpikeLeastSigma = 0.01;  // as a fraction of the mean
+constexpr int kSpikesOfNewLevel = 10;      // in a row
+
+// One a run, in device memory, begun by reset_spikes(); belongs into a checkpoint.
+struct SpikeState {
+    double loss[kSpikeWindow], norm[kSpikeWindow];  // rings: value n stands at n % kSpikeWindow
+    int64_t accepted;                               // values that have entered, each window, since its start
+    int64_t in_a_row;                               // spikes since the last value that entered
+    double loss_limit, norm_limit;                  // of the next step; infinite below kSpikeMinimum values
+};
+
+void reset_spikes(SpikeState* spikes, stream_t stream);
+
+// Once a step, after its prepare_step(): the step's loss sum and norm enter the windows unless the step was skipped or
+// a spike, and the limits follow. Losses are sums over the step's targets, whose number must stay the same during a
+// run. Sums are added in a fixed order: the same values give the same limits.
+void update_spikes(SpikeState* spikes, const StepState* step, stream_t stream);
+
+// ---- the numbers of a step ------------------------------------------------------------------------------------------
 
 // How prepare_step() treats spikes. With a `state` it notes them in StepState::spike, and skips the step if `skip` is
 // set. Without one it ignores them.

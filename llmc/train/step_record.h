@@ -9,7 +9,7 @@
 
 namespace llmc {
 
-// Limits that the loss or the norm of a step exceeded (llmc/optim/spikes.h).
+// Limits that the loss or the norm of a step exceeded (llmc/optim/prepare_step.h).
 struct ExceededLimits {
     std::optional<float> loss, norm;
     explicit operator bool() const { return loss || norm; }

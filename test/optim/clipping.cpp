@@ -1,9 +1,8 @@
 // Clipping by values and by tensors, against FP64, in whole updates of plain SGD: what the weights move by is the
 // clipped gradient.
-#include "llmc/optim/clipping.h"
+#include "llmc/optim/optimizer.h"
 
 #include "llmc/device/transfer.h"
-#include "llmc/optim/optimizer.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;

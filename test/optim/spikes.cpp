@@ -1,13 +1,12 @@
 // Spikes of loss and norm: the limits against a plain calculation in FP64, what enters the windows and what does not,
 // and that a skipped spike leaves no trace in a run.
-#include "llmc/optim/spikes.h"
+#include "llmc/optim/prepare_step.h"
 
 #include <cmath>
 #include <cstring>
 #include <random>
 
 #include "llmc/optim/loss_scale.h"
-#include "llmc/optim/prepare_step.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;
