@@ -1,8 +1,9 @@
-// Speed of the host device: what a launch, a GPU thread, a barrier or a warp collective costs, and what kernels reach.
+// Measures the host device: the cost of a launch, a GPU thread, a barrier or a warp collective, and the speed of
+// kernels.
 //
 //   bench_cpu [TEXT]    runs the benchmarks whose name contains TEXT (default: all)
 //
-// "ns" is the time of one OS thread per element: wall time, times the number of OS threads that share the work.
+// "ns" is the time of one OS thread per element: wall time multiplied by the number of OS threads that share the work.
 // build: optimized
 #include <algorithm>
 #include <chrono>
@@ -92,13 +93,13 @@ __global__ void ldmatrix_kernel(float* y, int repeats) {
 
 struct Benchmark {
     std::string name;
-    const char* element;  // what is counted
-    double elements;      // by one run
+    const char* element;  // the thing that is counted
+    double elements;      // per run
     std::function<void()> run;
-    bool one_thread = false;  // the work is not shared among OS threads
+    bool one_thread = false;  // true if OS threads do not share the work
 };
 
-// One line for each; a new kernel is one more call of add().
+// The benchmarks. Each is one call of add().
 class Table {
 public:
     explicit Table(const char* filter) : filter_(filter) {}
@@ -132,7 +133,7 @@ private:
     std::vector<Benchmark> benchmarks_;
 };
 
-// Two buffers for every benchmark.
+// Two buffers that all benchmarks use.
 struct Buffers {
     static constexpr int n = 1 << 20;
     stream_t stream = create_stream();
@@ -144,7 +145,7 @@ struct Buffers {
     }
 };
 
-// ---- what the host device itself costs ------------------------------------------------------------------------------
+// ---- costs of the host device itself --------------------------------------------------------------------------------
 
 void add_launches(Table& table, const Buffers& buffers) {
     float* y = buffers.y;
@@ -175,7 +176,7 @@ void add_elementwise(Table& table, const Buffers& buffers) {
                }});
 }
 
-// One collective, `repeats` times, by every thread of 8 blocks.
+// Adds a kernel in which every thread of 8 blocks calls one collective `repeats` times.
 template <auto kernel>
 void add_collective(Table& table, const Buffers& buffers, const char* name, unsigned block, const char* element,
                     double elements_a_warp) {

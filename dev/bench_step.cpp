@@ -1,5 +1,5 @@
-// Where a training step of the demo model (4 layers, 128 channels, 4 heads, 128 tokens) goes on the host device: time,
-// calls and bytes of every kernel, the share of matrix products, and tokens a second, for each precision.
+// Breaks down a training step of the demo model (4 layers, 128 channels, 4 heads, 128 tokens) on the host device: time,
+// calls and bytes of every kernel, the share of matrix products, and tokens per second, for each precision.
 //
 //   bench_step [STEPS]    default 20
 #include <algorithm>
@@ -71,7 +71,7 @@ void run(const char* precision, bool with_fp8, int steps) {
         trainer.finish_step();
         trainer.take_result(0);
     };
-    for (int i = 0; i < 3; i++) step();  // warm up, and calibrate FP8
+    for (int i = 0; i < 3; i++) step();  // warms up and calibrates FP8
     host::record_operations(true);
     const double start = seconds();
     for (int i = 0; i < steps; i++) step();

@@ -1,5 +1,6 @@
-// Which kernels are counted as element-wise: norms, GELU, casts to FP8 and bias gradients, all that surrounds a block's
-// matrix products and attention. What they declare to move on the host device is the traffic that fusing saves.
+// Defines which kernels count as element-wise: norms, GELU, casts to FP8 and bias gradients, everything around a
+// block's matrix products and attention. The bytes that they declare on the host device are the traffic that fusing
+// saves.
 #pragma once
 #include <string>
 
@@ -7,17 +8,16 @@
 
 namespace llmc {
 
-// The final norm counts as far as it shares a kernel with the blocks' norms; making FP8 weights is the optimizer's
-// part.
+// The final norm counts if it shares a kernel with the blocks' norms. Writing FP8 weights belongs to the optimizer.
 inline bool is_element_wise(const std::string& kernel) {
-    for (const char* part : {"quantize_weight", "dequantize"})  // the latter is part of an emulated product
+    for (const char* part : {"quantize_weight", "dequantize"})  // dequantize is part of an emulated product
         if (kernel.find(part) != std::string::npos) return false;
     for (const char* part : {"gelu_", "layernorm_", "quantize_", "bias_gradient_kernel", "reduce_column_parts_kernel"})
         if (kernel.find(part) != std::string::npos) return true;
     return false;
 }
 
-// Bytes since record_operations(true).
+// Bytes moved since record_operations(true).
 inline double element_wise_bytes() {
     double bytes = 0;
     for (const auto& [name, row] : host::operations())

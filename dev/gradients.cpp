@@ -1,9 +1,9 @@
-// Loss and gradients of one micro-batch, tensor by tensor, as JSON: to hold one device, or one precision, against
-// another. Takes train_gpt's flags (--train, the model, --batch, --seq, --seed, --precision, --fp8-recipe,
-// --fp8-layers); --out names the file.
+// Writes the loss and the gradients of one micro-batch, tensor by tensor, as JSON, to compare devices or precisions.
+// Takes train_gpt's flags (--train, the model, --batch, --seq, --seed, --precision, --fp8-recipe, --fp8-layers); --out
+// names the file.
 //
-// Of every gradient it writes the Euclidean norm and a projection on a fixed direction of +1 and -1: the difference of
-// two projections is about the norm of the difference, which two equal norms would hide.
+// For every gradient it writes the Euclidean norm and the projection on a fixed direction of +1 and -1. The difference
+// of two projections is about the norm of the difference, which equal norms would hide.
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -33,7 +33,7 @@ template <class Real>
 ordered_json measure(const Options& o, const ShardSet& shards) {
     TrainerConfig config = trainer_config(o);
     config.recompute = Recompute::none;
-    config.loss_scale = {};  // the gradients themselves
+    config.loss_scale = {};  // no loss scale, to get the gradients themselves
     Trainer<Real> trainer(config, Comm::self());
     trainer.allocate();
     trainer.initialize(o.seed);

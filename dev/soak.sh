@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The long tests, for hours in which nobody waits: every order and setting, whole matrices of builds, fuzzing, and a
-# mutation run that removes barriers and waits one by one and must see each loss. scripts/test.sh runs one of each.
-# SEEDS=20, FUZZ=2000 and LIVES=400 say how much. TINYSHAKESPEARE=DIR: a folder with that text's shards, to train on them too.
+# The long tests, for unattended hours: every order and setting, many build configurations, fuzzing, and a mutation run
+# that removes barriers and waits one by one and must notice each removal. scripts/test.sh runs one of each. SEEDS=20,
+# FUZZ=2000 and LIVES=400 set the amount. TINYSHAKESPEARE=DIR also trains on that folder's shards.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -34,7 +34,8 @@ for streams in now lazy random; do
             "${settings[@]}" LLMC_ORDER=random python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
     done
 done
-# One machine plays many: the core types whose products this CPU can run, with numbers of threads that cut them differently.
+# One machine stands for many: it uses the products of every core type that this CPU can run, with thread counts that
+# split them differently.
 for core in $(python3 test/end_to_end/core_types.py); do
     for threads in 1 2 4; do
         played=(env OPENBLAS_CORETYPE="$core" OMP_NUM_THREADS="$threads")
@@ -65,8 +66,8 @@ if [[ -n ${TINYSHAKESPEARE:-} ]]; then
 else
     skip "FP8 follows BF16, tinyshakespeare" "TINYSHAKESPEARE names no folder with its shards"
 fi
-# What the demo promises, on every core type and three seeds: FP8 and the control end within half a percent of BF16, and both
-# precisions within 20 % of the floor.
+# Checks the demo's promises on every core type and three seeds: FP8 and the control end within half a percent of BF16,
+# and both precisions within 20 % of the floor.
 for core in $(python3 test/end_to_end/core_types.py); do
     for seed in 1337 1 2; do
         out=out/demo-$core-$seed

@@ -1,12 +1,14 @@
-# Runs the stages of a test script one after the other and counts what passed. To be sourced.
+# Runs the stages of a test script one after the other and counts what passed. Scripts source it.
 #
-#   stage NAME KIND COMMAND...   KIND says what its output counts as: doctest, unittest, or check (one pass or fail)
-#   queue stage ...              puts it off until
-#   drain                        which runs all that wait, $JOBS at a time on one core each, those queued first first
-#   skip NAME REASON             a stage that cannot run here; with CI=true, `require NAME REASON` counts as failed
-#   finish                       the closing line; returns 1 if anything failed
+#   stage NAME KIND COMMAND...   runs a stage; KIND is the format of its output: doctest, unittest, or check (one pass
+#   or fail)
+#   queue stage ...              defers a stage until
+#   drain                        runs all deferred stages, $JOBS at a time on one core each, in the order of queueing
+#   skip NAME REASON             records a stage that cannot run here; with CI=true, `require NAME REASON` counts as
+#   failed
+#   finish                       prints the closing line; returns 1 if anything failed
 #
-# Each stage prints one line; its output goes to build/test-logs/NAME.log, whose end is shown when it failed.
+# Each stage prints one line. Its output goes to build/test-logs/NAME.log, whose end is shown if it failed.
 
 LOGS=build/test-logs
 STAGE_LIMIT=${STAGE_LIMIT:-1800} # seconds
@@ -17,20 +19,20 @@ mkdir -p "$LOGS"
 
 print_stage() { printf '%-42s %8s %12s  %s\n' "$1" "$2" "$3" "$4"; }
 
-# Sets cpu_seconds: processor time of all commands so far, which a busy machine does not stretch.
+# Sets cpu_seconds to the processor time of all commands so far, which does not grow because the machine is busy.
 take_cpu_time() {
-    local file=$LOGS/times.$BASHPID  # a pipe would be a process of its own, with other times
+    local file=$LOGS/times.$BASHPID  # a pipe would run in another process, with other times
     times >"$file"
     cpu_seconds=$(awk -F '[ms ]+' 'NR == 2 { print 60 * $1 + $2 + 60 * $3 + $4 }' "$file")
     rm -f "$file"
 }
 
-# "[doctest] test cases:  12 |  11 passed | 1 failed | 0 skipped" -> "11 1 0".
+# Turns "[doctest] test cases:  12 |  11 passed | 1 failed | 0 skipped" into "11 1 0".
 count_doctest() {
     awk -F '[:|]' '/\[doctest\] test cases:/ { p += $3; f += $4; s += $5 } END { print p + 0, f + 0, s + 0 }' "$1"
 }
 
-# "Ran 12 tests in 3 s" and "FAILED (failures=1, errors=1, skipped=2)" -> "8 2 2".
+# Turns "Ran 12 tests in 3 s" and "FAILED (failures=1, errors=1, skipped=2)" into "8 2 2".
 count_unittest() {
     awk '
         function number(name) { return match($0, name "=[0-9]+") ? substr($0, RSTART + length(name) + 1) + 0 : 0 }
@@ -45,7 +47,7 @@ stage() {
     local log=$LOGS/${name//[^A-Za-z0-9]/_}.log
     take_cpu_time
     local start=$EPOCHREALTIME cpu_start=$cpu_seconds code=0
-    # The group's redirection catches what the shell itself says of a crash.
+    # The group's redirection also catches the shell's message about a crash.
     { timeout --kill-after=10 "$STAGE_LIMIT" "$@" </dev/null || code=$?; } >"$log" 2>&1
     local end=$EPOCHREALTIME seconds cpu p=0 f=0 s=0
     take_cpu_time
@@ -56,7 +58,7 @@ stage() {
         unittest) read -r p f s < <(count_unittest "$log") ;;
         *) ((code == 0)) && p=1 ;;
     esac
-    # A crash says nothing of its own, and a run of no tests at all has shown nothing.
+    # A crash prints no counts, and a run without tests has shown nothing.
     if ((f == 0 && (code != 0 || p == 0))); then f=1; fi
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     if ((f == 0)); then
@@ -78,7 +80,7 @@ stage() {
 queued=()
 queue() { queued+=("$(printf '%q ' "$@")"); }
 
-# Takes stages from the queue until it is empty; whoever makes a stage's directory has it.
+# Takes stages from the queue until it is empty. The process that creates a stage's directory runs it.
 work_on_queue() {
     local i
     for i in "${!queued[@]}"; do
@@ -100,7 +102,7 @@ drain() {
     done
     for worker in "${workers[@]}"; do wait "$worker"; done
     for i in "${!queued[@]}"; do
-        p=0 f=1 s=0 # a worker that died
+        p=0 f=1 s=0  # a worker died
         if [[ -f $LOGS/queue/$i/counts ]]; then read -r p f s <"$LOGS/queue/$i/counts"; fi
         passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     done

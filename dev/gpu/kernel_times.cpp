@@ -1,10 +1,10 @@
-// Time of every kernel of a CUDA program that knows nothing of it: a library that the driver loads into the program and
+// Measures the time of every kernel of an unmodified CUDA program: a library that the driver loads into the program and
 // that asks CUPTI for its kernels, copies and fills.
 //
 //   CUDA_INJECTION64_PATH=libkernel_times.so KERNEL_TIMES=times.json train_gpt ...
 //
-// writes {"kernels": [{"name", "count", "ns", "registers", "shared"}], "span_ns", "dropped"} when the program ends.
-// Needs libcupti where the loader finds it. The program's stream order is left alone, so a step takes its usual time.
+// It writes {"kernels": [{"name", "count", "ns", "registers", "shared"}], "span_ns", "dropped"} when the program ends.
+// The loader must find libcupti. The program's stream order does not change, so a step takes its usual time.
 #include <cupti.h>
 
 #include <algorithm>

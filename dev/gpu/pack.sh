@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Puts into one folder what a machine with a GPU needs to run dev/gpu/session.py: programs for sm_90a without MPI, the
-# host device's reference runs, and token shards. That machine needs Python and cuBLASLt, no compiler; NCCL if it has it.
+# Packs into one folder what a machine with a GPU needs to run dev/gpu/session.py: programs for sm_90a without MPI, the
+# host device's reference runs, and token shards. That machine needs Python and cuBLASLt but no compiler; NCCL is
+# optional.
 #
-#   dev/gpu/pack.sh DIR [DATA_FOLDER]     DATA_FOLDER: *train*.bin and *val*.bin, or packed with xz
+#   dev/gpu/pack.sh DIR [DATA_FOLDER]     DATA_FOLDER has *train*.bin and *val*.bin, or the same packed with xz
 #
-# JOBS=N (default 2), NVCC and CXX as for make. The folder is made anew, but for results.tar.gz in it.
+# JOBS=N (default 2), NVCC and CXX work as for make. The folder is created again; only results.tar.gz in it is kept.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 pack=${1:?usage: dev/gpu/pack.sh DIR [DATA_FOLDER]}
@@ -25,7 +26,7 @@ for program in train_gpt test_gpu test_ranks probe gradients libkernel_times.so;
     cp "$cuda/$program" "$programs/$program"
     strip "$programs/$program"
 done
-cp -L /usr/lib/*/libgomp.so.1 "$programs/lib/" # the last resort of the session's search
+cp -L /usr/lib/*/libgomp.so.1 "$programs/lib/"  # the last choice in the session's search
 tar -cJf "$pack/programs.tar.xz" -C "$programs" .
 python3 dev/gpu/make_references.py --build "$host" --out "$pack/references"
 

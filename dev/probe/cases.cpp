@@ -1,3 +1,4 @@
+// Lists the products that the probe runs, with their names and error limits.
 #include "dev/probe/cases.h"
 
 #include <algorithm>
@@ -12,10 +13,10 @@ struct Layer {
     int C, OC;
 };
 
-// Tokens of a micro-batch. Those that are no multiple of 128, or of 16, are what a user may ask for.
+// The tokens of a micro-batch. Users may ask for numbers that are not multiples of 128 or of 16.
 struct Tokens {
     int N;
-    bool everything;  // every combination, or what training uses alone
+    bool everything;  // true for every combination, false for those that training uses
 };
 const Tokens kTokens[] = {{16384, true}, {1040, true}, {1000, true}, {4096, false}, {1001, false}};
 const Tokens kTinyTokens[] = {{128, true}, {48, true}, {20, true}, {33, false}};
@@ -41,8 +42,8 @@ std::vector<Layer> all_layers(Shapes shapes) {
     return all;
 }
 
-// What train_gpt does in some recipe: see Gpt2's linear layers. The head has no bias, and runs in FP8 (--fp8-layers
-// +lm_head) with tensor scales alone.
+// True if train_gpt makes this product in some recipe (see Gpt2's linear layers). The head has no bias, and runs in FP8
+// (--fp8-layers +lm_head) only with tensor scales.
 bool is_used(const Layer& layer, const Case& c) {
     const Product& p = c.product;
     const bool head = layer.name == "lm_head";
@@ -51,7 +52,7 @@ bool is_used(const Layer& layer, const Case& c) {
     return !p.bias && !c.fast;
 }
 
-// All combinations of a layer and a number of tokens.
+// All combinations for a layer and a number of tokens.
 std::vector<Case> combinations(const Layer& layer, int N) {
     std::vector<Case> cases;
     for (const auto kind : {Product::forward, Product::dgrad, Product::wgrad})
@@ -107,7 +108,7 @@ double Case::error_limit() const {
     if (fast) return 2e-2;
     if (product.result_element() == Product::Element::bf16) return 2.5e-3;
     if (is_fp8(product.type)) return 1e-3;
-    return 1e-5 + Gemm(product).inner / 16 * 0x1p-23;  // tensor cores cut off, once every 16 elements
+    return 1e-5 + Gemm(product).inner / 16 * 0x1p-23;  // tensor cores cut off low bits once every 16 elements
 }
 
 Product::Element bias_element(const Product& product) {
@@ -116,7 +117,7 @@ Product::Element bias_element(const Product& product) {
 
 std::vector<Case> all_cases(Shapes shapes) {
     std::vector<Case> used, others;
-    if (shapes == Shapes::layers)  // the ceiling of products
+    if (shapes == Shapes::layers)  // measures the ceiling of products
         for (const Case& c : combinations({"square", "square", 8192, 8192}, 8192))
             if (c.used) used.push_back(c);
     const auto add = [&](const Tokens& tokens) {

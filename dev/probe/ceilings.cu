@@ -1,3 +1,4 @@
+// Measures plain copies and mma.sync alone (ceilings.h).
 #include "dev/probe/ceilings.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace {
 
 constexpr int kThreads = 256, kRepeats = 10;
 
-// 16 bytes a thread and turn, four of them under way at once.
+// Each thread copies 16 bytes per turn, with four copies in flight.
 __global__ void __launch_bounds__(kThreads) copy_kernel(Bytes16* to, const Bytes16* from, size_t n) {
     const size_t step = static_cast<size_t>(gridDim.x) * kThreads;
     for (size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x; i < n; i += 4 * step) {
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(Bytes16* to, const Bytes
     }
 }
 
-// Operands stay in registers; eight independent sums hide the latency of an instruction.
+// Operands stay in registers. Eight independent sums hide the latency of an instruction.
 constexpr int kMmaTiles = 8;
 __global__ void __launch_bounds__(kThreads) mma_kernel(float* out, int turns) {
     const uint32_t thread = blockIdx.x * kThreads + threadIdx.x;
@@ -83,7 +84,7 @@ void measure_copies(nlohmann::ordered_json& ceilings, stream_t stream) {
     const double engine = median_seconds(stream, [&] { copy_on_device(to, from, bytes, stream); });
     const double write = median_seconds(stream, [&] { set_bytes(to, 1, bytes, stream); });
     ceilings["copy_bytes"] = bytes;
-    ceilings["copy_gbs"] = 2.0 * static_cast<double>(bytes) / kernel * 1e-9;  // read and written
+    ceilings["copy_gbs"] = 2.0 * static_cast<double>(bytes) / kernel * 1e-9;  // counts bytes read and written
     ceilings["copy_engine_gbs"] = 2.0 * static_cast<double>(bytes) / engine * 1e-9;
     ceilings["fill_gbs"] = static_cast<double>(bytes) / write * 1e-9;
     device_free(from);

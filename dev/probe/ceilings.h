@@ -1,4 +1,4 @@
-// What the card can do at most: bytes a second of a plain copy, operations a second of mma.sync alone.
+// The card's limits: bytes per second of a plain copy, and operations per second of mma.sync alone.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 
@@ -6,8 +6,8 @@
 
 namespace llmc::probe {
 
-// {"copy_gbs", "copy_engine_gbs", "mma_sync_bf16_tflops", ...}: see the README of dev/gpu. Small sizes on the host
-// device, whose numbers mean nothing.
+// Returns {"copy_gbs", "copy_engine_gbs", "mma_sync_bf16_tflops", ...}; dev/gpu/README.md describes them. On the host
+// device it uses small sizes, and the numbers mean nothing.
 nlohmann::ordered_json measure_ceilings(stream_t stream);
 
 }  // namespace llmc::probe

@@ -1,5 +1,5 @@
-// The descriptors are made as llmc/linear/matmul_cuda.cpp makes them (see there for why), but nothing is refused before
-// cuBLASLt has been asked, and no status is an error.
+// Makes the descriptors like llmc/linear/matmul_cuda.cpp, which explains them. Unlike there, cuBLASLt is asked before
+// anything is refused, and no status is an error.
 // build: per device
 #include "dev/probe/lt.h"
 
@@ -21,7 +21,7 @@ struct LtDirect::State {
     std::string call;
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
 
-    // The first call that fails is remembered; those after it are not made.
+    // Makes a call unless an earlier one has failed; the first failure is remembered.
     template <class F>
     void step(const char* name, F&& make) {
         if (status != CUBLAS_STATUS_SUCCESS) return;
@@ -90,7 +90,7 @@ struct LtDirect::State {
             prefer(attribute, kLtAlignment);
         cublasLtMatmulHeuristicResult_t found = {};
         step("cublasLtMatmulAlgoGetHeuristic", [&] {
-            // The first that llmc::Matmul would try; what refuses to run afterwards is reported as such.
+            // Takes the first proposal, as llmc::Matmul would. If it then refuses to run, that is reported.
             cublasLtMatmulHeuristicResult_t proposed[kLtProposals] = {};
             int count = 0;
             const cublasStatus_t asked = cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, result, result,
@@ -136,7 +136,7 @@ LtDirect::~LtDirect() {
     cublasLtDestroy(state_->handle);
     try {
         device_free(state_->workspace);
-    } catch (...) {  // the device is already lost, and its error reported
+    } catch (...) {  // the device is already lost and its error reported
     }
 }
 

@@ -1,5 +1,5 @@
-// cuBLASLt asked directly, for the products that llmc::Matmul does not have, and beside it for those that it has: which
-// algorithm the heuristic chooses, or with what status it refuses.
+// Calls cuBLASLt directly, for products that llmc::Matmul does not support, and in addition for those that it does:
+// which algorithm the heuristic chooses, or with which status it refuses.
 #pragma once
 #include <memory>
 #include <string>
@@ -16,7 +16,7 @@ struct Algorithm {
 
 class LtDirect {
 public:
-    static bool available();       // false on the host device, where nothing below may be called
+    static bool available();       // false on the host device, where the functions below must not be called
     static std::string version();  // "13.1.0"; "none" on the host device
 
     LtDirect();
@@ -24,12 +24,12 @@ public:
     LtDirect(const LtDirect&) = delete;
     LtDirect& operator=(const LtDirect&) = delete;
 
-    // Makes the descriptors and asks the heuristic. Returns the status, "CUBLAS_STATUS_SUCCESS" if the product can run;
-    // call() is then the call that said so.
+    // Makes the descriptors and asks the heuristic. Returns "CUBLAS_STATUS_SUCCESS" if the product can run; otherwise
+    // the status, and call() names the call that returned it.
     std::string prepare(const Case& c, const ProductTensors& tensors);
     const std::string& call() const;
     const Algorithm& algorithm() const;
-    // Runs what was prepared. Returns the status.
+    // Runs the prepared product and returns the status.
     std::string run(const ProductTensors& tensors, stream_t stream);
 
 private:

@@ -1,13 +1,14 @@
-// Asks a GPU for every matrix product of GPT layers: whether cuBLASLt has it, whether the result is right, and how long
-// it takes; and what the card can copy and multiply at most. dev/gpu/README.md describes the file that it writes.
+// Tests every matrix product of GPT layers on a GPU: whether cuBLASLt supports it, whether the result is right, and how
+// long it takes. Also measures the card's limits for copies and products. dev/gpu/README.md describes the file that it
+// writes.
 //
-//   probe --list                      the cases and their number; needs no GPU
-//   probe --out FILE                  all of them; a file that is there is continued
+//   probe --list                      prints the cases and their number; needs no GPU
+//   probe --out FILE                  runs all of them; continues an existing file
 //         --part I/N                  every N-th case, from the I-th (1 to N)
 //         --seconds S                 stop cleanly after S seconds (exit code 75)
-//         --case-seconds S            a case that takes longer ends the program; the next run passes over it
+//         --case-seconds S            a case that takes longer ends the program; the next run skips it
 //         --filter TEXT               cases whose name contains TEXT
-//         --shapes layers|tiny        tiny: a test of this program, in a second on the host device
+//         --shapes layers|tiny        tiny tests this program, in a second on the host device
 #include <unistd.h>
 
 #include <chrono>
@@ -96,7 +97,7 @@ void print_list(const std::vector<Case>& cases) {
     std::printf("%zu cases, %zu of them used in training\n", cases.size(), used);
 }
 
-// The name of the case at work, beside the results: what a killed or crashed run leaves behind.
+// A file next to the results with the name of the running case. A killed or crashed run leaves it behind.
 class Marker {
 public:
     explicit Marker(const std::string& path) : path_(path) {}
@@ -126,7 +127,7 @@ struct Tally {
     }
 };
 
-// True if the device still works.
+// Returns true if the device still works.
 bool run_case(Runner& runner, const Case& c, ResultFile& results, Tally& tally) {
     nlohmann::ordered_json record;
     bool alive = true;
@@ -186,7 +187,8 @@ ExitCode run(const Settings& s) {
                 break;
             }
             marker.set(c.key());
-            alarm(static_cast<unsigned>(s.case_seconds));  // ends the process: a product that hangs cannot be recalled
+            // Ends the process, because a hanging product cannot be stopped.
+            alarm(static_cast<unsigned>(s.case_seconds));
             if (!run_case(runner, c, results, tally)) {
                 code = ExitCode::failure;
                 break;

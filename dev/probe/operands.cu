@@ -1,3 +1,4 @@
+// Kernels that fill and summarize the probe's tensors (operands.h).
 #include "dev/probe/operands.h"
 
 #include <algorithm>
@@ -41,7 +42,7 @@ LLMC_HD uint32_t raw_bits(float value) {
     return float_bits(value);
 }
 
-// Integer atomics: the order of the additions does not matter.
+// Uses integer atomics, so the order of the additions does not matter.
 template <class T>
 __global__ void __launch_bounds__(kThreads) summarize_kernel(Summary* out, const T* tensor, size_t n) {
     unsigned long long nonfinite = 0, checksum = 0;

@@ -1,3 +1,4 @@
+// Turns a case and its outcome into JSON (record.h).
 #include "dev/probe/record.h"
 
 #include <cmath>
@@ -10,7 +11,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// The first line that a command prints; empty if it cannot run.
+// The first line of a command's output, or "" if it cannot run.
 std::string first_line_of(const char* command) {
     std::string line;
     FILE* pipe = popen(command, "r");
@@ -22,7 +23,7 @@ std::string first_line_of(const char* command) {
     return line;
 }
 
-ordered_json rounded(double value) {  // to four digits: no clock here has more
+ordered_json rounded(double value) {  // rounds to four digits; no clock here is more precise
     if (!std::isfinite(value)) return nullptr;
     char text[32];
     std::snprintf(text, sizeof text, "%.4g", value);

@@ -1,4 +1,4 @@
-// One case and its outcome as JSON, and who measured it.
+// JSON for one case and its outcome, and for the circumstances of the measurement.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 
@@ -7,9 +7,9 @@
 namespace llmc::probe {
 
 nlohmann::ordered_json record_of(const Case& c, const Outcome& outcome);
-// A case that ended in an exception, or never: no number of it is known.
+// The record of a case that ended in an exception or did not finish; it has no numbers.
 nlohmann::ordered_json failed_record(const Case& c, const std::string& status);
-// Date, command, card, driver, versions. Without a GPU "measured" is false: the host device's times mean nothing.
+// Date, command, card, driver and versions. Without a GPU "measured" is false: the host device's times mean nothing.
 nlohmann::ordered_json header_of(const std::string& command);
 
 }  // namespace llmc::probe

@@ -1,3 +1,4 @@
+// FP64 products of sampled rows and columns (reference.h).
 // build: per device
 #include "dev/probe/reference.h"
 
@@ -13,12 +14,12 @@ size_t at(int row, int columns, int column) {
     return static_cast<size_t>(row) * static_cast<size_t>(columns) + static_cast<size_t>(column);
 }
 
-// One operand as the product sees it: lines along the dimension that is summed over.
+// An operand from the product's view: lines along the dimension that is summed over.
 struct Operand {
     Product::Element element;
     uint32_t salt;
     int lines, inner, stored_columns;
-    bool transposed;  // lies in memory as (inner, lines)
+    bool transposed;  // stored as (inner, lines)
     bool has_block_scales;
     ScaleLayout layout;
     float scale;
@@ -50,7 +51,7 @@ std::vector<int> sample_of(int length, int count, uint32_t seed) {
         return sample;
     }
     sample.push_back(0);
-    for (int part = 1; part < count - 1; part++) {  // of [1, length - 1)
+    for (int part = 1; part < count - 1; part++) {  // parts of [1, length - 1)
         const int64_t begin = 1 + int64_t{length - 2} * (part - 1) / (count - 2);
         const int64_t end = 1 + int64_t{length - 2} * part / (count - 2);
         sample.push_back(static_cast<int>(begin + random_bits(seed, static_cast<uint32_t>(part)) % (end - begin)));

@@ -1,4 +1,4 @@
-// The right result of a product in FP64, at a sample of its rows and columns, from the operands' formula.
+// The correct result of a product in FP64, for a sample of its rows and columns, computed from the operands' formula.
 #pragma once
 #include <vector>
 
@@ -7,15 +7,15 @@
 
 namespace llmc::probe {
 
-// Rows and columns, ascending: the first, the last, and one at random from each of equal parts between them, so that a
-// result with a wrong tile has little room to hide.
+// Returns sampled rows or columns in ascending order: the first, the last, and a random one from each of equal parts
+// between them, so that a wrong tile is unlikely to be missed.
 std::vector<int> sample_of(int length, int count, uint32_t seed);
 
-// result(row, column) for each sampled row and column, row by row. `initial`: the result starts from its own formula
-// (beta = 1).
+// Returns result(row, column) for each sampled row and column, row by row. With beta = 1, the product adds to the
+// result's own initial values.
 std::vector<double> reference(const Product& product, const std::vector<int>& rows, const std::vector<int>& columns);
 
-// ||actual - expected|| / ||expected||; infinite if anything is not finite or the sizes differ.
+// ||actual - expected|| / ||expected||. Infinite if any value is not finite or the sizes differ.
 double relative_error(const std::vector<double>& actual, const std::vector<double>& expected);
 
 }  // namespace llmc::probe

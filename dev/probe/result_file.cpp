@@ -1,3 +1,4 @@
+// Reads, continues and appends to the probe's result file (result_file.h).
 #include "dev/probe/result_file.h"
 
 #include <fcntl.h>
@@ -21,7 +22,7 @@ constexpr const char* kEnd = "\n]}\n";
     throw Error(ExitCode::failure, strprintf("%s: %s", path.c_str(), why.c_str()));
 }
 
-// "{...,"records":[" from the header's object.
+// The header's object as text, up to and including "records":[
 std::string opening(ordered_json header) {
     header["records"] = ordered_json::array();
     const std::string text = json_text(header);
@@ -30,7 +31,7 @@ std::string opening(ordered_json header) {
 
 }  // namespace
 
-// Read line by line: of a file that was cut, the whole lines count.
+// Reads line by line: if the file was truncated, its whole lines count.
 ResultFile::ResultFile(const std::string& path, const ordered_json& header, const std::vector<std::string>& same)
     : path_(path) {
     std::string first = opening(header), line;
@@ -63,7 +64,7 @@ ResultFile::ResultFile(const std::string& path, const ordered_json& header, cons
 
 ResultFile::~ResultFile() { close(file_); }
 
-// One write() with the closing brackets: a reader, or a kill, sees a whole file.
+// Writes the record and the closing brackets with one write(), so that readers always see a complete file.
 void ResultFile::write_at_end(const std::string& text) {
     const std::string all = text + kEnd;
     for (size_t done = 0; done < all.size();) {

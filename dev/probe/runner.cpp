@@ -1,3 +1,4 @@
+// Runs, checks and times the probe's cases (runner.h).
 #include "dev/probe/runner.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@ namespace llmc::probe {
 namespace {
 
 constexpr int kSampledRows = 16, kSampledColumns = 32;
-constexpr size_t kSweepBytes = size_t{256} << 20;  // several times the L2 cache
+constexpr size_t kSweepBytes = size_t{256} << 20;  // several times the size of the L2 cache
 constexpr const char* kSuccess = "CUBLAS_STATUS_SUCCESS";
 
 FastAccumulation accumulation_of(const Case& c) { return c.fast ? FastAccumulation::all : FastAccumulation::none; }
@@ -62,7 +63,7 @@ Runner::~Runner() {
                         static_cast<void*>(memory_.summary)})
             device_free(p);
         pinned_free(memory_.staging);
-    } catch (...) {  // the device is already lost, and its error reported
+    } catch (...) {  // the device is already lost and its error reported
     }
 }
 
@@ -97,7 +98,7 @@ ProductTensors Runner::fill_operands(const Product& p) {
     return t;
 }
 
-// NaN, which no product may leave or read, or the formula that a product adds to.
+// Fills the result with NaN, which no product may leave or read, or with the formula that a product adds to.
 void Runner::reset_result(const Product& p) {
     const size_t n = Gemm(p).result_size();
     if (p.accumulate)
@@ -201,7 +202,7 @@ void Runner::time(const Case& c, const ProductTensors& t, Outcome& outcome) {
         return static_cast<double>(elapsed_ms(begin, end)) * 1e3;
     };
     const double estimate = std::max(1.0, measure(true));
-    // About 10 ms each of what training does, 3 ms of the rest.
+    // About 10 ms for each product that training makes, and 3 ms for the others.
     outcome.repeats = host ? 1 : std::clamp(static_cast<int>((c.used ? 1e4 : 3e3) / estimate), 3, c.used ? 20 : 5);
     std::vector<double> cold;
     for (int i = 0; i < outcome.repeats; i++) cold.push_back(measure(true));

@@ -1,4 +1,4 @@
-// Runs one case of the probe: fills the operands, makes the product twice, holds it against the reference, times it.
+// Runs one case of the probe: fills the operands, makes the product twice, compares with the reference, and times it.
 #pragma once
 #include <map>
 #include <memory>
@@ -14,15 +14,15 @@ namespace llmc::probe {
 struct Outcome {
     bool supported = false;
     std::string through;    // "matmul" (llmc::Matmul) or "cublaslt"
-    std::string status;     // cuBLASLt's, or what was thrown
-    std::string call;       // the call that had another status than success
-    bool emulated = false;  // Matmul made it of BF16 products
+    std::string status;     // cuBLASLt's status, or the text of an exception
+    std::string call;       // the call that did not succeed
+    bool emulated = false;  // Matmul made it from BF16 products
     std::optional<Algorithm> algorithm;
     double error = 0;
     unsigned long long nonfinite = 0;
     bool repeatable = false;         // the second run had the same bits
     std::optional<bool> same_as_lt;  // Matmul and cuBLASLt asked directly had the same bits
-    double us = 0, us_warm = 0;      // median with the caches swept before each; mean of one after the other
+    double us = 0, us_warm = 0;      // median with the caches flushed before each run; mean of consecutive runs
     int repeats = 0;
 
     bool right(const Case& c) const { return supported && nonfinite == 0 && error <= c.error_limit(); }
@@ -30,7 +30,7 @@ struct Outcome {
 
 class Runner {
 public:
-    // Takes the memory that the largest of the cases needs.
+    // Allocates the memory that the largest case needs.
     Runner(const std::vector<Case>& cases, stream_t stream);
     ~Runner();
     Runner(const Runner&) = delete;
@@ -38,7 +38,7 @@ public:
 
     Outcome run(const Case& c);
 
-    // For tests: products are not made; and a function called after a product, to break its result.
+    // For tests: `idle` skips the products, and `tamper` runs after a product to break its result.
     bool idle = false;
     void (*tamper)(void* result, const Product& product, stream_t stream) = nullptr;
 
@@ -47,7 +47,7 @@ private:
         void *first = nullptr, *second = nullptr, *result = nullptr, *bias = nullptr, *sweep = nullptr;
         float *first_scales = nullptr, *second_scales = nullptr;
         Summary* summary = nullptr;
-        void* staging = nullptr;  // page-locked: allocating it for every case would cost more than the case
+        void* staging = nullptr;  // pinned: allocating it for every case would cost more than the case
         size_t sweep_bytes = 0;
     };
     Matmul& matmul_for(const Case& c);

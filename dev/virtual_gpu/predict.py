@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Predicts how long a training step takes on a GPU, kernel by kernel, from what the kernels do on the virtual GPU.
+"""Predicts how long a training step takes on a GPU, kernel by kernel, from the work that the kernels do on the virtual
+GPU.
 
-Runs build/virtual/train_gpt at a model's real width with one and two layers, one and two sequences and one and two steps,
-whose differences are a layer, a sequence and a step without the start; scales them to the whole model and batch; and asks
-time_model.py how long each kernel's work takes. Nothing is measured: PREDICTIONS.md says how far off it may be.
+It runs build/virtual/train_gpt at a model's real width with one and two layers, one and two sequences, and one and two
+steps. The differences are the work of a layer, a sequence, and a step without the start. It scales them to the whole
+model and batch, and asks time_model.py for the time of each kernel's work. Nothing is measured: PREDICTIONS.md says how
+far off it may be.
 
-    make predict                                       counts where that is missing, then prints the tables
+    make predict                                       counts if needed, then prints the tables
     dev/virtual_gpu/predict.py --models d12 --gpus H100 A100-80 --precisions bf16 fp8 --batch 32
-    dev/virtual_gpu/predict.py --kernels               also a table of kernels for each
+    dev/virtual_gpu/predict.py --kernels               also prints a table of kernels for each
 
-What was counted is kept in build/predict/ and counted again when a source of llmc/ or the virtual GPU has changed: minutes
-of one core for a model.
+Counts are kept in build/predict/ and repeated when a source of llmc/ or the virtual GPU has changed, which takes
+minutes of one core per model.
 """
 import argparse
 import collections
@@ -30,7 +32,7 @@ PROGRAM = ROOT / "build/virtual/train_gpt"
 CACHE = ROOT / "build/predict"
 MODELS = {"d12": ("124M", 12, 768), "d24": ("355M", 24, 1024), "d36": ("774M", 36, 1280), "d48": ("1558M", 48, 1600)}
 LENGTH, VOCABULARY, PADDED = 1024, 50257, 50304
-SMALL = 896  # ids while counting: what depends on them is scaled. No other size of the models is 896
+SMALL = 896  # vocabulary while counting; work that depends on it is scaled. No other size of the models is 896
 # Counts that add up over launches.
 SUMS = ("launches", "blocks", "warp_instructions", "thread_instructions", "global_sectors", "global_requests",
         "footprint_read_sectors", "footprint_written_sectors", "shared_passes", "shared_conflicts")
@@ -47,7 +49,7 @@ def corpus(ids):
 
 @functools.cache
 def fingerprint():
-    """Of the sources that decide what is counted."""
+    """A hash of the sources that determine the counts."""
     digest = hashlib.sha256()
     for folder in ("llmc", "dev/virtual_gpu"):
         for path in sorted((ROOT / folder).rglob("*")):
@@ -57,7 +59,7 @@ def fingerprint():
 
 
 def count(model, precision, layers, batch, steps, ids=SMALL):
-    """The lines that VIRTUAL_GPU_COUNTS writes for one run."""
+    """Returns the lines that VIRTUAL_GPU_COUNTS writes for one run."""
     CACHE.mkdir(parents=True, exist_ok=True)
     path = CACHE / f"{fingerprint()}-{model}-{precision}-L{layers}-B{batch}-S{steps}-V{ids}.json"
     if not path.exists():
@@ -71,7 +73,7 @@ def count(model, precision, layers, batch, steps, ids=SMALL):
 
 
 def count_all(models, precisions, jobs):
-    """Several runs at a time, for what then asks for them one by one."""
+    """Makes several runs at a time, so that later calls of count() find their results."""
     runs = [(model, precision, layers, batch, steps) for model in models for precision in precisions
             for layers in (1, 2) for batch in (1, 2) for steps in (1, 2)]
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -84,18 +86,19 @@ def count_all(models, precisions, jobs):
 # ---- from counts to a step --------------------------------------------------------------------------------------------
 
 def kernel_key(line):
-    """A kernel and how it is launched, without what depends on the batch."""
-    name = re.sub(r"^void |\([\w:]+\)(?=\d)|llmc::|attention::|\(anonymous namespace\)::", "", line["kernel"])  # (llmc::attention::Causal)1
+    """Identifies a kernel and its launch, without the parts that depend on the batch."""
+    # Drops, for example, the cast in (llmc::attention::Causal)1.
+    name = re.sub(r"^void |\([\w:]+\)(?=\d)|llmc::|attention::|\(anonymous namespace\)::", "", line["kernel"])
     return name.split(">(")[0] + ">" if ">(" in name else name.split("(")[0]
 
 
 class Sums(collections.Counter):
-    """What a kernel's launches did together, and how each is launched."""
+    """The sums over a kernel's launches, and the configuration of each launch."""
     registers = threads = shared = 0
 
 
 def tally(lines):
-    """{kernel: sums}, {product: launches} and the bytes that fills write."""
+    """Returns {kernel: sums}, {product: launches} and the bytes that fills write."""
     kernels, products, filled = {}, collections.Counter(), 0
     for line in lines:
         if "kernel" in line:
@@ -118,7 +121,7 @@ def tally(lines):
 
 
 def combine(terms):
-    """The sum of (factor, Counter), names kept."""
+    """The sum of (factor, Counter) terms; names are kept."""
     total = collections.Counter()
     for factor, work in terms:
         for name, n in work.items():
@@ -127,7 +130,7 @@ def combine(terms):
 
 
 class Counted:
-    """A model's step as a + b layers + c batch + d layers batch, each a kernel's sums."""
+    """A model's step as a + b layers + c batch + d layers batch, where each coefficient holds every kernel's sums."""
 
     def __init__(self, model, precision):
         self.model, self.precision = model, precision
@@ -148,7 +151,7 @@ class Counted:
         return (ids + LENGTH + 2) * self.channels
 
     def kernel(self, name, batch):
-        """A kernel's sums in a step of the whole model, or None if it only runs at the start."""
+        """A kernel's sums in a step of the whole model, or None if it runs only at the start."""
         nothing = collections.Counter()
         one, layer, more, layer_more = (self.step[l, b].get(name, nothing) for l, b in [(1, 1), (2, 1), (1, 2), (2, 2)])
         a_layer = combine([(1, layer), (-1, one)])
@@ -166,7 +169,7 @@ class Counted:
         return total
 
     def matrix_products(self, batch):
-        """[(launches, m, n, k, types, reads C, of the head)] of a step."""
+        """Returns [(launches, m, n, k, types, reads C, is the head's)] for a step."""
         found = []
         for text, launches in self.products[2, 2].items():
             p = json.loads(text)
@@ -184,7 +187,7 @@ class Counted:
 
 
 def as_work(sums):
-    """What time_model.kernel_time() takes."""
+    """Converts sums into the argument of time_model.kernel_time()."""
     work = {name: max(sums[name], 0) for name in SUMS}
     for prefix, field in (("instruction ", "instructions"), ("tensor ", "tensor_operations")):
         work[field] = {n[len(prefix):]: max(v, 0) for n, v in sums.items() if n.startswith(prefix)}
@@ -193,7 +196,7 @@ def as_work(sums):
 
 
 def a_launch(work):
-    """The same for the average launch, times their number: resources() is of one."""
+    """The work of the average launch, for resources(), which takes a single launch."""
     launches = max(work["launches"], 1)
     scaled = {n: v / launches for n, v in work.items() if not isinstance(v, dict)}
     for field in ("instructions", "tensor_operations"):
@@ -202,13 +205,13 @@ def a_launch(work):
 
 
 def classifier():
-    """The loss of one sequence over the whole vocabulary, which does not depend on the model."""
+    """Counts the loss of one sequence over the whole vocabulary, which does not depend on the model."""
     kernels = tally(count("d12", "bf16", 1, 1, 1, VOCABULARY))[0]
     return {name: work for name, work in kernels.items() if name.startswith("softmax_cross_entropy")}
 
 
 def predict_kernels(card, counted, batch):
-    """[(kernel, launches, seconds, what binds it, blocks a multiprocessor)]"""
+    """Returns [(kernel, launches, seconds, limiting resource, blocks per multiprocessor)]."""
     rows = []
     todo = {name: counted.kernel(name, batch) for name in counted.shapes
             if not name.startswith("softmax_cross_entropy")}
@@ -233,7 +236,7 @@ def family(name):
 
 
 def predict_step(card, counted, batch):
-    """{part: seconds} of a step of one micro-step, and the kernels' rows."""
+    """Returns {part: seconds} for a step of one micro-step, and the kernels' rows."""
     rows = predict_kernels(card, counted, batch)
     parts = collections.Counter()
     for launches, m, n, k, types, reads_c, _ in counted.matrix_products(batch):
@@ -250,7 +253,7 @@ PARTS = ("products", "attention", "element-wise", "optimizer")
 
 
 def plan(card, model, precision, batch):
-    """(whether it fits, {part: ms}) as train_gpt --dry-run predicts."""
+    """Returns (True if it fits, {part: ms}) from train_gpt --dry-run."""
     command = [PROGRAM, "--train", corpus(SMALL), "-e", model, "-b", batch, "-t", LENGTH, "--vocab", VOCABULARY,
                "--max-steps", 1, "--precision", precision, "--dry-run", "--gpu", card.option]
     result = subprocess.run([str(c) for c in command], capture_output=True, text=True)

@@ -1,34 +1,36 @@
-"""How long a kernel takes on a card, from what it does: the resource that it needs longest, alone. For predict.py.
+"""Predicts how long a kernel takes on a card from its work: the time of the resource that it needs longest. Used by
+predict.py.
 
-A launch takes the longest of: issuing its instructions, each pipe's share of them, shared memory's and L1's passes, L2,
-DRAM and the tensor cores; plus a fixed time to start and end. Sources and what this leaves out: PREDICTIONS.md.
+A launch takes the longest of these times: issuing its instructions, each pipe's share of them, the passes of shared
+memory and L1, L2, DRAM, and the tensor cores. A fixed time to start and end is added. PREDICTIONS.md has the sources
+and the limits of the model.
 """
 import dataclasses
 import math
 
-LAUNCH = 2e-6  # seconds to start a launch and to drain it: assumed
+LAUNCH = 2e-6  # seconds to start and drain a launch: assumed
 WARP, SECTOR = 32, 32
-SCHEDULERS = 4  # of a multiprocessor; each issues one warp instruction a clock
-PORT = 64  # bytes a clock that a multiprocessor takes from L2
-L2 = 13.8  # bytes a clock and multiprocessor that L2 gives when all take: 3.6 TB/s, measured on an H100 at 1.98 GHz
-L1_SECTORS = 4  # a clock
-DRAM_SHARE = 0.9  # of the data sheet's bandwidth: a plain copy on H100 and H200
-NOT_ISSUED = ("parameter",)  # constants of the instructions that use them
+SCHEDULERS = 4  # per multiprocessor; each issues one warp instruction per clock
+PORT = 64  # bytes per clock that a multiprocessor receives from L2
+L2 = 13.8  # bytes per clock and multiprocessor from L2 when all load: 3.6 TB/s, measured on an H100 at 1.98 GHz
+L1_SECTORS = 4  # per clock
+DRAM_SHARE = 0.9  # of the data sheet's bandwidth: reached by a plain copy on H100 and H200
+NOT_ISSUED = ("parameter",)  # these become constants of the instructions that use them
 
 
 @dataclasses.dataclass(frozen=True)
 class Card:
     name: str
-    option: str            # as --gpu has it
+    option: str  # the value of --gpu
     multiprocessors: int
-    clock: float           # Hz, the highest
+    clock: float  # Hz, the maximum
     dram: float            # bytes/s
-    threads: int           # a multiprocessor, as below
+    threads: int  # per multiprocessor, like the next fields
     blocks: int
     shared: int
-    lanes: dict            # results a clock by kind of instruction: "Throughput of Native Arithmetic Instructions"
-    mma: dict              # operations a clock that mma.sync reaches
-    products: dict         # operations a second that large products of the library reach
+    lanes: dict  # results per clock by kind of instruction: "Throughput of Native Arithmetic Instructions"
+    mma: dict  # operations per clock that mma.sync reaches
+    products: dict  # operations per second that the library's large products reach
 
     def seconds(self, cycles):
         return cycles / self.clock
@@ -38,8 +40,8 @@ def lanes(float32, float64, integer=64):
     return {"float32": float32, "float64": float64, "integer": integer, "convert": 64, "special": 16}
 
 
-# mma.sync: 67 % of 4096 (BF16) and 8192 (FP8) on Hopper, whose full rate only wgmma has. Products: the planner's
-# fractions (llmc/plan/plan.cpp) of the data sheet's peaks.
+# mma.sync reaches 67 % of 4096 (BF16) and 8192 (FP8) on Hopper; only wgmma reaches the full rate. Products use the
+# planner's fractions (llmc/plan/plan.cpp) of the data sheet's peaks.
 CARDS = {
     "H100": Card("H100 SXM", "h100", 132, 1.98e9, 3.35e12, 2048, 32, 228 << 10, lanes(128, 64),
                  {"bf16": 0.67 * 4096, "fp8": 0.67 * 8192},
@@ -57,7 +59,7 @@ CARDS = {
 
 
 def occupancy(card, registers, threads, shared):
-    """Blocks a multiprocessor: what dev/virtual_gpu/occupancy.cpp computes for the card that it plays."""
+    """Blocks per multiprocessor, computed like dev/virtual_gpu/occupancy.cpp for the simulated card."""
     warps = -(-threads // WARP)
     limits = [card.blocks, card.threads // WARP // warps, card.shared // (-(-(shared + 1024) // 128) * 128)]
     if registers:
@@ -67,12 +69,12 @@ def occupancy(card, registers, threads, shared):
 
 
 def busy(card, blocks):
-    """The share of the multiprocessors' time that blocks of equal length fill."""
+    """The fraction of the multiprocessors' time that blocks of equal length fill."""
     return blocks / (card.multiprocessors * math.ceil(blocks / card.multiprocessors))
 
 
 def resources(card, work, blocks):
-    """{resource: seconds} of one launch with `blocks` blocks."""
+    """Returns {resource: seconds} for one launch with `blocks` blocks."""
     everywhere = card.multiprocessors * busy(card, blocks)
     cycles = {"issue": sum(n for kind, n in work["instructions"].items() if kind not in NOT_ISSUED) / SCHEDULERS}
     for kind, rate in card.lanes.items():
@@ -83,7 +85,7 @@ def resources(card, work, blocks):
         cycles["tensor"] = cycles.get("tensor", 0) + operations / card.mma["bf16" if kind == "bf16" else "fp8"]
     times = {name: card.seconds(n / everywhere) for name, n in cycles.items()}
     footprint = SECTOR * (work["footprint_read_sectors"] + work["footprint_written_sectors"])
-    # Tiles for tensor cores are copied past L1; what others read again they find there.
+    # Tiles for tensor cores bypass L1. Other kernels find data that they read again in L1.
     through_l2 = SECTOR * work["global_sectors"] if work["mma"] else footprint
     port = min(L2 * card.multiprocessors, PORT * min(blocks, card.multiprocessors))
     times["L2"] = card.seconds(through_l2 / port)
@@ -92,7 +94,7 @@ def resources(card, work, blocks):
 
 
 def kernel_time(card, work):
-    """(seconds, what binds it) of all launches of a kernel, whose sums `work` holds."""
+    """Returns (seconds, limiting resource) for all launches of a kernel, whose sums are in `work`."""
     launches = max(work["launches"], 1e-9)
     times = resources(card, work, max(work["blocks"] / launches, 1))
     bound = max(times, key=times.get)
@@ -100,7 +102,7 @@ def kernel_time(card, work):
 
 
 def product_time(card, m, n, k, types, reads_c, head=False):
-    """(seconds, what binds it) of one matrix product."""
+    """Returns (seconds, limiting resource) of one matrix product."""
     size = {"fp32": 4, "bf16": 2}
     a, b, d = (size.get(t, 1) for t in types)
     moved = a * m * k + b * k * n + d * m * n * (2 if reads_c else 1)
