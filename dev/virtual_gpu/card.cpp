@@ -1,3 +1,4 @@
+// The table of cards that the virtual GPU can simulate.
 #include "dev/virtual_gpu/card.h"
 
 #include "dev/virtual_gpu/options.h"

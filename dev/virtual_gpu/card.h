@@ -1,5 +1,5 @@
-// The cards that can be played: what CUDA's documentation says of their compute capability (CUDA C++ Programming Guide,
-// "Compute Capabilities") and their data sheets of their size.
+// The cards that can be simulated. CUDA's documentation gives the properties of their compute capability (CUDA C++
+// Programming Guide, "Compute Capabilities"), and data sheets their size.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -7,8 +7,8 @@
 namespace virtual_gpu {
 
 struct Card {
-    const char* name;   // as VIRTUAL_GPU_CARD and nvcc name it
-    const char* model;  // the card
+    const char* name;   // as in VIRTUAL_GPU_CARD and nvcc's options
+    const char* model;  // the product name
     int capability;     // 90 for 9.0
     int multiprocessors;
     size_t memory_bytes;
@@ -21,13 +21,13 @@ struct Card {
 };
 
 constexpr int kSharedWithoutOptIn = 48 * 1024;
-constexpr int kSharedReserved = 1024;  // of each block, for the system (8.0 and newer)
+constexpr int kSharedReserved = 1024;  // per block, for the system (8.0 and newer)
 constexpr int kRegistersPerMultiprocessor = 65536;
 constexpr int kRegistersPerThread = 255;
 constexpr int kThreadsPerBlock = 1024;
 constexpr int kLargestBlock[] = {1024, 1024, 64}, kLargestGrid[] = {2147483647, 65535, 65535};
 
-const Card& card();  // the one being played
+const Card& card();  // the simulated card
 const Card* find_card(const std::string& name);
 
 }  // namespace virtual_gpu

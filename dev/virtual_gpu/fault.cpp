@@ -1,3 +1,4 @@
+// Formats and throws faults.
 #include "dev/virtual_gpu/fault.h"
 
 #include <cstdarg>

@@ -1,4 +1,4 @@
-// What a GPU would report as failed work, with the words that it would not have.
+// Failures that a GPU would also report, but with messages that a GPU does not give.
 #pragma once
 #include <stdexcept>
 #include <string>

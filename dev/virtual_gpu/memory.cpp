@@ -1,3 +1,4 @@
+// The allocator of device and pinned memory, and the checks of addresses (memory.h).
 #include "dev/virtual_gpu/memory.h"
 
 #include <sys/mman.h>
@@ -11,9 +12,9 @@
 namespace virtual_gpu {
 namespace {
 
-constexpr uint64_t kPage = 4096, kGap = 256;  // of nothing between neighbours
+constexpr uint64_t kPage = 4096, kGap = 256;  // unused bytes between neighbours
 
-// Gives whole pages back to the system; they read as zero afterwards.
+// Returns whole pages to the system; they read as zero afterwards.
 void discard(uint64_t begin, uint64_t end) {
     const uint64_t first = (begin + kPage - 1) / kPage * kPage, last = end / kPage * kPage;
     if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
@@ -28,7 +29,7 @@ void* reserve(size_t bytes, int protection) {
 }
 
 Memory& Memory::get() {
-    static Memory* const memory = new Memory;  // outlives every static destructor
+    static Memory* const memory = new Memory;  // outlives all static destructors
     return *memory;
 }
 
@@ -158,7 +159,7 @@ const char* Memory::readable(const void* address, size_t count, const char* what
     const char* const p = bytes(address, count, what, device);
     if (!device || count == 0) return p;
     const uint8_t* const shadow = written(reinterpret_cast<uint64_t>(address));
-    // All bytes are kWritten if the first is and each is as the one before it.
+    // True if the first byte is kWritten and each byte equals the one before it.
     if (shadow[0] == kWritten && std::memcmp(shadow, shadow + 1, count - 1) == 0) return p;
     size_t at = 0;
     while (shadow[at] == kWritten) at++;

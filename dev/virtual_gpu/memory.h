@@ -1,9 +1,9 @@
 // Memory of the virtual GPU.
 //
-// Device addresses are a range that the host cannot touch (PROT_NONE); the bytes lie a constant distance further on,
-// and behind them, byte for byte, whether they were ever written. A host program that follows a device pointer dies at
-// once, as it would with a GPU. Addresses are never handed out twice, so that a use after free is seen. Fresh memory is
-// 0xFF, which is NaN in every format.
+// Device addresses are a range that the host cannot touch (PROT_NONE). The bytes themselves lie at a constant distance,
+// and after them, byte for byte, flags that say whether each was ever written. A host program that dereferences a
+// device pointer crashes at once, as with a real GPU. Addresses are never reused, so use after free is detected. Fresh
+// memory is 0xFF, which is NaN in every format.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -16,50 +16,52 @@
 
 namespace virtual_gpu {
 
-// A live allocation, device memory or pinned host memory.
+// A live allocation of device memory or pinned host memory.
 struct Range {
     uint64_t begin = 1, end = 0;  // addresses as programs see them
-    int64_t shift = 0;            // from an address to its bytes; 0: pinned host memory
+    int64_t shift = 0;            // from an address to its bytes; 0 for pinned host memory
 };
 
 constexpr uint64_t kDeviceSpace = uint64_t{1} << 40;
 constexpr uint8_t kWritten = 1;
 
-// Addresses of the process: zeros, which take no memory until they are written. Throws Fault.
+// Reserves addresses of the process. They read as zero and use no memory until they are written. Throws Fault.
 void* reserve(size_t bytes, int protection);
 
-// Any thread may call.
+// The memory of all devices. Any thread may call.
 class Memory {
 public:
     static Memory& get();
 
-    uint64_t allocate(size_t bytes);  // device memory, 256-byte aligned; 0: the card has no more
-    bool release(uint64_t address);   // false: not the begin of a live allocation
+    uint64_t allocate(size_t bytes);  // device memory, 256-byte aligned; 0 if the card has no more
+    bool release(uint64_t address);   // false if it is not the beginning of a live allocation
     void* allocate_pinned(size_t bytes);
     bool release_pinned(void* p);
 
     bool find(uint64_t address, Range& range) const;                // the live allocation around an address
-    bool find(uint64_t address, size_t bytes, Range& range) const;  // and whether so many bytes lie in it
+    bool find(uint64_t address, size_t bytes, Range& range) const;  // and true only if that many bytes lie in it
     bool is_device(const void* p) const;                            // in the range of device addresses, live or not
     bool is_pinned(const void* p) const;
     size_t in_use() const;
-    std::string describe(uint64_t address) const;                // for messages: in what it lies, or next to what
-    std::string describe(uint64_t address, size_t bytes) const;  // where they leave it, if they begin in one
+    // For messages: the allocation that contains the address, or the nearest one.
+    std::string describe(uint64_t address) const;
+    // The place where the bytes leave their allocation, if they begin in one.
+    std::string describe(uint64_t address, size_t bytes) const;
 
-    // The bytes at a device or pinned address, which must lie in one live allocation. readable(): and all were written.
-    // writable(): they count as written from now on. Fault otherwise; `what` begins its message.
+    // The bytes at a device or pinned address, which must lie in one live allocation. readable() also requires that all
+    // were written. writable() marks them as written. Both throw a Fault otherwise; `what` begins its message.
     const char* readable(const void* address, size_t bytes, const char* what) const;
     char* writable(const void* address, size_t bytes, const char* what);
 
-    // From an address in device memory: where it is kept whether its bytes were written (kWritten), one byte each.
+    // The flags of a device address: one byte per byte of memory, kWritten if it was written.
     uint8_t* written(uint64_t address) const { return reinterpret_cast<uint8_t*>(address + shadow_shift_); }
-    // The other way round: how far a place of written() is into all device addresses.
+    // The reverse: the offset of a flag's byte within all device addresses.
     uint64_t device_offset(const uint8_t* written) const {
         return reinterpret_cast<uint64_t>(written) - shadow_shift_ - base_;
     }
     uint64_t address(const uint8_t* written) const { return device_offset(written) + base_; }
     bool is_shadow(const uint8_t* written) const { return device_offset(written) < kDeviceSpace; }
-    // Changes with each allocation and release: what find() said before may not hold any more.
+    // Changes with each allocation and release; earlier results of find() may then be outdated.
     uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
 
 private:

@@ -1,3 +1,4 @@
+// Decoding tables of the FP8 formats, and conversions to UE8M0 and TF32.
 #include "dev/virtual_gpu/arithmetic/formats.h"
 
 #include <algorithm>
@@ -12,7 +13,7 @@ uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 bool is_nan(float x) { return (bits_of(x) & kMagnitudeBits) > kInfinityBits; }
 float canonical_nan() { return std::bit_cast<float>(kNaNBits); }
 
-// A code's number: mantissa 2^(exponent - mantissa bits), with the implicit 1 unless the exponent's field is 0.
+// The value of a code: mantissa * 2^(exponent - mantissa bits), with an implicit 1 unless the exponent field is 0.
 double fp8_value(uint32_t code, int mantissa_bits, int least_exponent) {
     const int field = static_cast<int>(code >> mantissa_bits);
     const uint32_t mantissa = (code & ((1u << mantissa_bits) - 1)) + (field ? 1u << mantissa_bits : 0u);
@@ -48,7 +49,7 @@ uint8_t ue8m0_of(float x, bool up) {
     if (is_nan(x)) return 0xff;
     const uint32_t magnitude = bits_of(x) & kMagnitudeBits, exponent = magnitude >> 23,
                    mantissa = magnitude & 0x7fffffu;
-    // Subnormals: code 0 is 2^-127, bit 22 of the mantissa; only above it is there something to round up.
+    // Subnormals: code 0 is 2^-127, bit 22 of the mantissa; only larger values are rounded up.
     const bool above = exponent ? mantissa != 0 : mantissa > 0x400000u;
     return static_cast<uint8_t>(std::min(exponent + (up && above ? 1u : 0u), 254u));
 }

@@ -1,3 +1,4 @@
+// The sums of tensor cores, vectorised over the terms (fused_sum.h).
 #include "dev/virtual_gpu/arithmetic/fused_sum.h"
 
 #include <algorithm>
@@ -9,15 +10,15 @@ namespace {
 
 constexpr int kMantissaBits = 23;
 
-// Operands taken apart: x = mantissa 2^(exponent - 23). Loops without branches over whole arrays, so that they become
-// vector instructions: everything that kernels and products multiply comes through here.
+// Operands split into mantissa and exponent: x = mantissa * 2^(exponent - 23). The loops run without branches over
+// whole arrays so that they vectorise: every value that kernels and products multiply comes through here.
 struct Parts {
     int32_t exponent[kMostTerms];
-    int32_t mantissa[kMostTerms];  // with the sign
+    int32_t mantissa[kMostTerms];  // signed
 };
 
-// Subnormal numbers of a format too have the exponent `least`; zero has that of FP32's, whatever the format. Returns
-// whether all are finite.
+// Subnormal numbers of a format also get the exponent `least`; zero gets that of FP32, whatever the format. Returns
+// true if all are finite.
 bool take_apart(const float* x, int n, int least, Parts& parts) {
     int32_t special = 0;
     for (int i = 0; i < n; i++) {
@@ -34,7 +35,7 @@ bool take_apart(const float* x, int n, int least, Parts& parts) {
     return !special;
 }
 
-// The sum where some terms are not finite.
+// The sum if some terms are not finite.
 float special_sum(const float* a, const float* b, int n, float c) {
     const auto finite = [](float x) { return (std::bit_cast<uint32_t>(x) & kMagnitudeBits) < kInfinityBits; };
     float sum = finite(c) ? 0.0f : c;
@@ -43,7 +44,7 @@ float special_sum(const float* a, const float* b, int n, float c) {
     return std::isnan(sum) ? std::bit_cast<float>(kNaNBits) : sum;
 }
 
-// A term of 46 fraction bits, `down` binades below the largest: what is left of it, towards zero.
+// Aligns a term with 46 fraction bits that is `down` binades below the largest, and truncates it towards zero.
 int64_t aligned(int64_t mantissa, int32_t down, int fraction_bits) {
     const int64_t sign = mantissa >> 63;
     const auto magnitude = static_cast<uint64_t>((mantissa ^ sign) - sign);
@@ -52,7 +53,7 @@ int64_t aligned(int64_t mantissa, int32_t down, int fraction_bits) {
     return (kept ^ sign) - sign;
 }
 
-// sum 2^scale, cut to a number with `fraction_bits`, which may be subnormal.
+// Truncates sum * 2^scale to a number with `fraction_bits`, which may be subnormal.
 float cut(int64_t sum, int scale, int fraction_bits) {
     const uint64_t magnitude = static_cast<uint64_t>(sum < 0 ? -sum : sum);
     if (magnitude == 0) return 0.0f;
@@ -89,7 +90,7 @@ float fused_sum(const float* a, const float* b, int n, float c, int fraction_bit
 
 TensorCore tensor_core(Arithmetic arithmetic, Operands operands) {
     const bool halves =
-        arithmetic == Arithmetic::ampere || arithmetic == Arithmetic::ada;  // of an instruction's inner size
+        arithmetic == Arithmetic::ampere || arithmetic == Arithmetic::ada;  // applies to an instruction's inner size
     const int step = (operands == Operands::tf32 ? 8 : operands == Operands::bf16 ? 16 : 32) / (halves ? 2 : 1);
     const bool narrow =
         operands == Operands::fp8 && (arithmetic == Arithmetic::ada || arithmetic == Arithmetic::hopper);

@@ -1,3 +1,4 @@
+// The list of algorithms, the heuristic's proposals, and serialization (algorithms.h).
 #include "dev/virtual_gpu/cublaslt/algorithms.h"
 
 #include <algorithm>
@@ -16,9 +17,9 @@ namespace virtual_gpu {
 namespace {
 
 constexpr uint64_t kMagic = 0x7669727475616c32;
-constexpr uint64_t kWorkspace = 1 << 20;  // of the first way, if it may have one
+constexpr uint64_t kWorkspace = 1 << 20;  // of the first algorithm, if it may have one
 
-// In the usual order.
+// In the usual order of proposals.
 constexpr Way kWays[] = {
     {1, CUBLASLT_MATMUL_TILE_128x128, CUBLASLT_MATMUL_STAGES_64x4, 1, CUBLASLT_REDUCTION_SCHEME_NONE},
     {2, CUBLASLT_MATMUL_TILE_128x64, CUBLASLT_MATMUL_STAGES_64x3, 4, CUBLASLT_REDUCTION_SCHEME_NONE},
@@ -27,7 +28,7 @@ constexpr Way kWays[] = {
     {5, CUBLASLT_MATMUL_TILE_64x64, CUBLASLT_MATMUL_STAGES_64x4, 2, CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE},
 };
 
-// Of what an algorithm depends on: shape, types, layouts, and how results are finished.
+// The properties on which an algorithm depends: shape, types, layouts, and how results are finished.
 using Shape =
     std::tuple<uint64_t, uint64_t, uint64_t, int, int, int, int64_t, int64_t, int64_t, int, int, uint32_t, int, int>;
 Shape shape_of(const Product& p) {
@@ -44,11 +45,12 @@ uint64_t fingerprint(const Product& p) {
     return hash;
 }
 
-// Elements along k that no part cuts apart: FP8 has scales of 32, and tensor cores take eight of the others at least.
+// The number of elements along k that stay together: FP8 has scales per 32, and tensor cores take at least eight of the
+// other types.
 uint64_t unit_of(const Product& p) { return is_fp8(p.a.type) ? 32 : 8; }
 uint64_t units_of(const Product& p) { return (p.k() + unit_of(p) - 1) / unit_of(p); }
 
-// What a way keeps of the parts until they are added up.
+// Workspace for the parts until they are added up.
 uint64_t workspace_of(const Product& p, const Way& way, uint64_t allowed) {
     if (way.splits() > 1) {
         const bool rounds = way.reduction == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
@@ -59,7 +61,7 @@ uint64_t workspace_of(const Product& p, const Way& way, uint64_t allowed) {
 
 bool has(const Product& p, const Way& way, const Preference& wish) {
     if (way.reduction & ~wish.reductions) return false;
-    // Rounding parts to FP32 is what COMPUTE_TYPE does; FP8 results have scales, which parts know nothing of.
+    // COMPUTE_TYPE rounds parts to FP32. FP8 results have scales, which parts do not know.
     if (way.reduction == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE && p.d.type != CUDA_R_16BF) return false;
     const auto parts = static_cast<uint64_t>(way.splits() > 1 ? way.parts : std::min(way.parts, 2));
     return units_of(p) >= parts && workspace_of(p, way, wish.workspace) <= wish.workspace;
@@ -120,8 +122,8 @@ cublasStatus_t restore(const cublasLtMatmulAlgo_t& bytes, const Product& p, Algo
     return CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
-// OpenBLAS takes a long sum apart on its own, into parts that never grow along k (its cores differ in how long they
-// are): here the first is a unit shorter than the second, so that no way has the bits of another on any core.
+// OpenBLAS splits a long sum on its own, into parts that never grow along k; their length depends on the core type.
+// Here the first part is one unit shorter than the second, so no two algorithms have the same bits on any core type.
 std::vector<uint64_t> part_bounds(const Product& p, const Way& way) {
     const uint64_t units = units_of(p), parts = std::min(static_cast<uint64_t>(way.parts), units);
     const uint64_t shorter = units >= 2 * parts ? 1 : 0;

@@ -44,7 +44,7 @@ cublasStatus_t set(T& field, const void* value, size_t bytes) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// INVALID_VALUE or NOT_SUPPORTED, or success.
+// Returns INVALID_VALUE, NOT_SUPPORTED or success.
 cublasStatus_t check(const Product& p, const uint32_t (&alignment)[4]) {
     if (!is_product(p)) return invalid("matrices that do not go together");
     const std::string why = why_not_supported(p, alignment, card().capability, options().cublas_version);
@@ -82,7 +82,7 @@ cublasStatus_t check_pointers(const ProductCall& call, const Algorithm& algorith
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// The algorithm that a call names, or the library's own.
+// The algorithm that a call names, or the library's default.
 cublasStatus_t algorithm_of(const Product& p, const cublasLtMatmulAlgo_t* given, Algorithm& algorithm) {
     algorithm = default_algorithm(p);
     std::string why;
@@ -100,7 +100,7 @@ Lie lie_of(const Product& p, const Algorithm& algorithm) {
     return lies("unsteady-product", number_of(p), describe(p), algorithm.id) ? Lie::unsteady : Lie::none;
 }
 
-// What is told of an algorithm beside its bytes.
+// Properties of an algorithm that are reported next to its bytes.
 void describe(const Algorithm& algorithm, cublasLtMatmulHeuristicResult_t& result) {
     result.workspaceSize = algorithm.workspace;
     result.state = CUBLAS_STATUS_SUCCESS;
@@ -191,7 +191,7 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) {
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
                                               const void* value, size_t bytes) {
     Operation& o = of<Operation>(operation);
-    const bool has_modes = options().cublas_version >= 120800;  // the attributes are as old as that
+    const bool has_modes = options().cublas_version >= 120800;  // the attributes exist since this version
     switch (attribute) {
         case CUBLASLT_MATMUL_DESC_POINTER_MODE:
             return set(o.pointer_mode, value, bytes);

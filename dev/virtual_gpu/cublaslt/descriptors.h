@@ -1,4 +1,4 @@
-// What the handles of cuBLASLt point to, with the library's defaults.
+// The objects behind cuBLASLt's handles, with the library's defaults.
 #pragma once
 #include <cublasLt.h>
 
@@ -31,7 +31,7 @@ struct Preference {  // cublasLtMatmulPreference_t
     uint32_t alignment[4] = {256, 256, 256, 256};  // of A, B, C and D
 };
 
-// D = alpha op(A) op(B) + beta C, (m, n), with a sum over k.
+// D = alpha op(A) op(B) + beta C, an (m, n) matrix with a sum over k.
 struct Product {
     Operation operation;
     Layout a, b, c, d;

@@ -1,3 +1,4 @@
+// Computes matrix products on the host, with OpenBLAS or with the exact sums of tensor cores.
 #include "dev/virtual_gpu/cublaslt/product.h"
 
 #include <cblas.h>
@@ -19,7 +20,7 @@
 namespace virtual_gpu {
 namespace {
 
-constexpr uint64_t kPromotion = 128;  // Hopper and Ada without fast accumulation: elements between additions in FP32
+constexpr uint64_t kPromotion = 128;  // elements between additions in FP32, on Hopper and Ada without fast accumulation
 
 Element element_of(cudaDataType_t type) {
     return type == CUDA_R_32F       ? Element::fp32
@@ -62,7 +63,7 @@ void store(char* p, cudaDataType_t type, size_t i, float x) {
     }
 }
 
-// As it is stored and read again.
+// The value after it is stored and read again.
 float rounded(float x, cudaDataType_t type) {
     char bytes[4];
     store(bytes, type, 0, x);
@@ -76,7 +77,7 @@ const char* readable_column(const void* matrix, const Layout& l, uint64_t column
     return Memory::get().readable(column_at(matrix, l, column), l.rows * bytes_of(l.type), what);
 }
 
-// A stored matrix as floats, its columns one after the other.
+// A stored matrix as floats, column by column.
 std::vector<float> widen(const void* matrix, const Layout& l, const char* what) {
     std::vector<float> values(l.rows * l.columns);
     for (uint64_t column = 0; column < l.columns; column++) {
@@ -90,7 +91,7 @@ std::vector<float> widen(const void* matrix, const Layout& l, const char* what) 
     return values;
 }
 
-// An operand of a product: outer index and index along the sum, whichever of them its rows are.
+// An operand of a product, indexed by the outer index and the index along the sum, whichever of them its rows are.
 struct Operand {
     std::vector<float> values;
     bool inner_is_row;
@@ -109,7 +110,7 @@ struct Operand {
 
     float& at(uint64_t o, uint64_t i) { return values[inner_is_row ? o * inner + i : i * outer + o]; }
 
-    // What lies along a sum one after the other.
+    // Transposes if needed, so that the elements of a sum lie one after the other.
     void turn() {
         if (inner_is_row) return;
         std::vector<float> turned(values.size());
@@ -121,7 +122,7 @@ struct Operand {
     const float* along(uint64_t o) const { return &values[o * inner]; }
 };
 
-// For OpenBLAS operands carry their block scales.
+// Multiplies the block scales into the operand, for OpenBLAS.
 void apply_scales(Operand& x) {
     if (!x.scales.block()) return;
     for (uint64_t o = 0; o < x.outer; o++)
@@ -140,8 +141,8 @@ void multiply_blas(Operand& a, Operand& b, Part part, std::vector<float>& sum) {
                 &b.at(0, part.begin), b.inner_is_row ? inner : n, 0.0f, sum.data(), m);
 }
 
-// One element as tensor cores sum it. Between additions in FP32 lie `part` elements, which are one block of scales if
-// there are blocks; scales of 32 elements are exponents of the products themselves.
+// How tensor cores sum one element. `part` elements are summed between additions in FP32; with block scales, they are
+// one block. Scales of 32 elements are exponents of the products themselves.
 struct Summation {
     TensorCore core;
     uint64_t part;
@@ -187,7 +188,7 @@ void multiply_exactly(const Product& p, const Operand& a, const Operand& b, Part
         for (uint64_t m = 0; m < p.m(); m++) sum[n * p.m() + m] = sum_of(a, b, m, n, part, s);
 }
 
-// All parts of the sums, added up in FP32 in their order.
+// Adds up all parts of the sums in FP32, in their order.
 std::vector<float> multiply(const ProductCall& call, Operand& a, Operand& b) {
     const Product& p = call.product;
     const bool on_tensor_cores = p.a.type != CUDA_R_32F || p.operation.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
@@ -207,14 +208,14 @@ std::vector<float> multiply(const ProductCall& call, Operand& a, Operand& b) {
     return sum;
 }
 
-// How FP32 becomes TF32 is not documented. The instructions cut; a kernel may round before them.
+// The conversion from FP32 to TF32 is not documented. The instructions truncate; a kernel may round first.
 void make_tf32(std::vector<float>& values) {
     const bool cut = options().arithmetic != Arithmetic::fp32;
     for (float& x : values) x = cut ? tf32_truncated(x) : tf32_of(x);
 }
 
-// There are as many bytes as the call says, whatever the algorithm takes. Who relies on their contents meets NaN; the
-// ends of what is taken stand for all of it, which may be large.
+// The workspace has as many bytes as the call says, whatever the algorithm uses. Code that relies on their contents
+// must find NaN. Because the used part may be large, only its ends are overwritten.
 void overwrite_workspace(const ProductCall& call) {
     Range range;
     const uint64_t begin = reinterpret_cast<uint64_t>(call.workspace);
@@ -235,7 +236,7 @@ float scalar(const void* at, const char* what) {
     return x;
 }
 
-// What is done with the sums: D = scaleD (alpha scaleA scaleB sum + beta scaleC C + bias).
+// Finishes the sums: D = scaleD (alpha scaleA scaleB sum + beta scaleC C + bias).
 void finish(const ProductCall& call, const Operand& a, const Operand& b, const std::vector<float>& sum) {
     const Product& p = call.product;
     const Operation& o = p.operation;
@@ -246,7 +247,7 @@ void finish(const ProductCall& call, const Operand& a, const Operand& b, const s
     if (o.epilogue == CUBLASLT_EPILOGUE_BIAS)
         bias = Memory::get().readable(o.bias, p.m() * bytes_of(bias_type), "the bias");
     for (uint64_t n = 0; n < p.n(); n++) {
-        // C before D: they may be the same.
+        // reads C before it writes D, because they may be the same
         std::vector<float> c;
         if (call.beta != 0) {
             const char* const from = readable_column(call.c, p.c, n, "C");
@@ -264,7 +265,7 @@ void finish(const ProductCall& call, const Operand& a, const Operand& b, const s
     }
 }
 
-// Elements of the result by their number, columns one after the other.
+// Elements of the result by number, column by column.
 class Result {
 public:
     explicit Result(const ProductCall& call) : call_(call), d_(call.product.d) {}

@@ -1,5 +1,6 @@
-// Sections are those of the cuBLAS documentation: "Narrow Precision Data Types Usage" (3.1.4), "cublasLtMatmul()"
-// (3.4.17), "Tensor Core Usage" (2.1.11) and the release notes. Types that train_gpt does not have are refused as well.
+// The rules of cuBLASLt. Sections refer to the cuBLAS documentation: "Narrow Precision Data Types Usage" (3.1.4),
+// "cublasLtMatmul()" (3.4.17), "Tensor Core Usage" (2.1.11) and the release notes. Types that train_gpt does not use
+// are refused as well.
 #include "dev/virtual_gpu/cublaslt/rules.h"
 
 #include "dev/virtual_gpu/fault.h"
@@ -44,13 +45,13 @@ std::string why_not_fp8_types(const Product& p) {
         return "C and D of different types";
     }
     if (!has_bias(p)) return "";
-    // Where D is FP32 or FP8, BIAS_DATA_TYPE has to say so: the default is D's type.
+    // If D is FP32 or FP8, BIAS_DATA_TYPE must be set, because the default is D's type.
     const int bias = p.operation.bias_type >= 0 ? p.operation.bias_type : p.d.type;
     return bias == CUDA_R_16BF ? "" : "a bias of an FP8 product that is not BF16";
 }
 
-// 2.1.11, "m, n, k support 16-byte alignment". That n is a multiple of 16 as well is more than is written there, and
-// what PyTorch's and nanochat's callers keep to.
+// 2.1.11, "m, n, k support 16-byte alignment". The text does not require n to be a multiple of 16, but PyTorch and
+// nanochat follow that too.
 std::string why_not_fp8_shape(const Product& p, const uint32_t (&alignment)[4]) {
     constexpr uint64_t kUnit = 16;
     if (p.m() % kUnit || p.n() % kUnit || p.k() % kUnit)
@@ -65,7 +66,7 @@ std::string why_not_fp8_shape(const Product& p, const uint32_t (&alignment)[4]) 
     return "";
 }
 
-// 3.1.4, "Scaling Mode Support Overview"; the versions are those whose headers have the modes first.
+// 3.1.4, "Scaling Mode Support Overview". The versions are the first whose headers have the modes.
 std::string why_not_scale_modes(const Product& p, int capability, int version) {
     const int a = p.operation.a_mode, b = p.operation.b_mode;
     const auto both = [&](int mode) { return a == mode && b == mode; };
@@ -92,10 +93,10 @@ std::string why_not_fp8(const Product& p, const uint32_t (&alignment)[4], int ca
     if (capability < 89) return "FP8 before compute capability 8.9";
     if (version < (capability == 89 ? 120100 : 111100)) return "FP8 in this version";
     if (o.compute != CUBLAS_COMPUTE_32F) return "a compute type of FP8 products other than FP32";
-    const bool any_layout = capability / 10 == 10;  // 8.9, 9.0 and 12.x have this one
+    const bool any_layout = capability / 10 == 10;  // 8.9, 9.0 and 12.x support only this layout
     if (!any_layout && (o.transa != CUBLAS_OP_T || o.transb != CUBLAS_OP_N))
         return "FP8 with another layout than TN on this compute capability";
-    // "scales are generally only supported for narrow precision tensors", C excepted with the scalar mode.
+    // "scales are generally only supported for narrow precision tensors", except C with the scalar mode.
     if (o.d_scale && !is_fp8(p.d.type)) return "a scale of D, which is not FP8";
     std::string why = why_not_fp8_types(p);
     if (why.empty()) why = why_not_fp8_shape(p, alignment);
@@ -129,8 +130,8 @@ std::string why_not_supported(const Product& p, const uint32_t (&alignment)[4], 
     return why_not_wide(p);
 }
 
-// 3.1.4.4 and 3.1.4.5: 16 bytes. Release notes of CUDA 13.1 Update 1: from 12.9 on the scalar's was wrongly required
-// too.
+// 3.1.4.4 and 3.1.4.5: 16 bytes. Release notes of CUDA 13.1 Update 1: from 12.9 on, the library wrongly required this
+// for the scalar too.
 size_t scale_alignment(int mode, int version) {
     return mode != kScalar || (version >= 120900 && version <= 130100) ? 16 : 4;
 }

@@ -1,4 +1,4 @@
-// What cuBLASLt has, by compute capability and version, as its documentation says.
+// What cuBLASLt supports, by compute capability and version, according to its documentation.
 #pragma once
 #include <string>
 
@@ -6,13 +6,13 @@
 
 namespace virtual_gpu {
 
-// Whether the descriptors describe a product at all; otherwise every call is an invalid one.
+// True if the descriptors describe a product at all. Otherwise every call is invalid.
 bool is_product(const Product& product);
 
-// Why the library does not have a product; empty where it has. `alignment` is what is promised of A, B, C and D.
+// Why the library does not support a product, or "" if it does. `alignment` is promised for A, B, C and D.
 std::string why_not_supported(const Product& product, const uint32_t (&alignment)[4], int capability, int version);
 
-// Alignment of a scale's address.
+// The required alignment of a scale's address.
 size_t scale_alignment(int mode, int version);
 
 }  // namespace virtual_gpu

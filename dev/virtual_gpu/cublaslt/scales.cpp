@@ -1,3 +1,4 @@
+// Reads the scaling factors of an FP8 operand from device memory (scales.h).
 #include "dev/virtual_gpu/cublaslt/scales.h"
 
 #include <cublasLt.h>
@@ -41,7 +42,7 @@ Scales::Scales(const void* address, int mode, uint64_t outer, uint64_t inner, co
         read_mx(static_cast<const uint8_t*>(address), what);
         return;
     }
-    // The rows of tiles have a pitch, and nobody reads what lies between.
+    // Rows of tiles have a pitch. The gaps between them are never read.
     const bool tiles = mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
     const size_t used = tiles ? blocks(inner, kBlock) : values_.size(), pitch = tiles ? round_up(used, 4) : used;
     for (size_t begin = 0; begin < values_.size(); begin += pitch)
@@ -82,7 +83,7 @@ size_t Scales::index(uint64_t outer, uint64_t inner) const {
         case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F:
             return outer / kBlock * round_up(blocks(inner_, kBlock), 4) + inner / kBlock;
         case CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0: {
-            // Tiles of 128 x 4 in row-major order; within one, (outer % 32) * 16 + (outer / 32) * 4 + inner.
+            // Tiles of 128 x 4 in row-major order; within a tile, (outer % 32) * 16 + (outer / 32) * 4 + inner.
             const uint64_t scale = inner / kMxBlock, per_row = round_up(blocks(inner_, kMxBlock), kMxTileInner);
             const uint64_t tile_outer = outer % kMxTileOuter;
             const size_t tile = (scale / kMxTileInner * kMxTileInner + outer / kMxTileOuter * per_row) * 128;

@@ -1,4 +1,4 @@
-// The scales of an FP8 operand: one for all, one a row of op(A) or column of op(B), or one a block.
+// The scales of an FP8 operand: one in total, one per row of op(A) or column of op(B), or one per block.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -6,13 +6,13 @@
 
 namespace virtual_gpu {
 
-// Of an operand with `outer` rows (A) or columns (B) whose products are summed over `inner` elements.
+// For an operand with `outer` rows (A) or columns (B) whose products are summed over `inner` elements.
 class Scales {
 public:
-    // Reads them from device memory, all that the mode says there are; none where `address` is null.
+    // Reads all scales of the mode from device memory. Reads none if `address` is null.
     Scales(const void* address, int mode, uint64_t outer, uint64_t inner, const char* what);
 
-    // Elements along the sum that have the same scale; 0: all of them.
+    // Elements along the sum that share a scale; 0 if all do.
     uint64_t block() const;
     float at(uint64_t outer, uint64_t inner) const { return values_[index(outer, inner)]; }
 

@@ -1,4 +1,4 @@
-// Devices: how many there are, and what CUDA says of them, all from the card that is played.
+// Device queries, answered from the properties of the simulated card.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -17,7 +17,7 @@ thread_local int device_of_thread = 0;
 
 bool exists(int device) { return device >= 0 && device < options().devices; }
 
-// An attribute's value; false where the virtual GPU does not know it.
+// Finds an attribute's value. Returns false if the virtual GPU does not know the attribute.
 bool find_attribute(cudaDeviceAttr attribute, int device, int& value) {
     const Card& c = card();
     switch (attribute) {
@@ -122,7 +122,7 @@ bool find_attribute(cudaDeviceAttr attribute, int device, int& value) {
     }
 }
 
-// Another one for each card, device and VIRTUAL_GPU_UUID, the same in each process: FNV-1a, once a half.
+// A UUID that differs by card, device and VIRTUAL_GPU_UUID and is the same in every process: FNV-1a, once per half.
 cudaUUID_t uuid_of(int device) {
     const std::string text = (options().uuid.empty() ? card().model : options().uuid) + std::to_string(device);
     cudaUUID_t uuid;
@@ -186,7 +186,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
     p->multiProcessorCount = c.multiprocessors;
     p->l2CacheSize = static_cast<int>(c.l2_bytes);
     p->memoryBusWidth = c.memory_bus_bits;
-    p->pciBusID = device + 1;  // of domain 0, device 0
+    p->pciBusID = device + 1;  // bus of domain 0, device 0
     p->concurrentKernels = p->unifiedAddressing = p->streamPrioritiesSupported = p->canMapHostMemory = 1;
     p->asyncEngineCount = 2;
     return cudaSuccess;

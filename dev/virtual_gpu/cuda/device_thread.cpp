@@ -1,3 +1,4 @@
+// The scheduler of streams: which work runs next, and how host threads wait for it (device_thread.h).
 #include "dev/virtual_gpu/cuda/device_thread.h"
 
 #include <algorithm>
@@ -13,8 +14,8 @@ namespace {
 
 using std::chrono::microseconds, std::chrono::milliseconds, std::chrono::seconds;
 
-// Ranks wait for each other, and a host thread may poll: once nothing has come or run for this time, all that is there
-// does.
+// Ranks wait for each other, and a host thread may poll. So once nothing has arrived or run for this long, all
+// available work runs.
 constexpr milliseconds kLazyPatience{100};
 constexpr microseconds kFirstPause{20}, kLongestPause{1000};
 constexpr microseconds kLongestPostponement{300};
@@ -30,7 +31,7 @@ void at_exit() {
 }  // namespace
 
 DeviceThread& DeviceThread::get() {
-    static DeviceThread* const thread = new DeviceThread;  // outlives every static destructor
+    static DeviceThread* const thread = new DeviceThread;  // outlives all static destructors
     return *thread;
 }
 DeviceThread::DeviceThread() : random_(options().seed) {}
@@ -62,7 +63,7 @@ CUstream_st* DeviceThread::create(int device, unsigned flags, int priority) {
     return stream;
 }
 
-// The object stays, small as it is: events name it, and a handle that is used again must not be a new stream's.
+// The object stays, small as it is: events refer to it, and a reused handle must not become a new stream's.
 void DeviceThread::destroy(CUstream_st* stream) {
     const std::lock_guard lock(mutex_);
     stream->destroyed = true;
@@ -73,7 +74,7 @@ void DeviceThread::destroy(CUstream_st* stream) {
 
 uint64_t DeviceThread::enqueue(CUstream_st* stream, Work work) {
     const std::lock_guard lock(mutex_);
-    if (device_error() != cudaSuccess) return stream->last;  // it was lost just now
+    if (device_error() != cudaSuccess) return stream->last;  // the device was lost meanwhile
     work.number = stream->last = ++count_;
     last_move_ = Clock::now();
     if (work.records) {
@@ -134,7 +135,7 @@ void DeviceThread::start() {
     std::thread([this] { loop(); }).detach();
 }
 
-// What has begun is waited for, unless it takes too long: a kernel may never end.
+// Waits for work that has begun, unless it takes too long: a kernel may never end.
 void DeviceThread::stop() {
     std::unique_lock lock(mutex_);
     stopping_ = true;
@@ -165,8 +166,8 @@ void DeviceThread::sleep(std::unique_lock<std::mutex>& lock) {
         something_new_.wait_until(lock, until);
 }
 
-// CUDA C++ Programming Guide, "Default Stream": work of the legacy default stream waits for what was enqueued before in
-// all blocking streams of its device, and what is enqueued after it in those waits for it.
+// CUDA C++ Programming Guide, "Default Stream": work in the legacy default stream waits for earlier work in all
+// blocking streams of its device, and later work in those waits for it.
 DeviceThread::Blocker DeviceThread::blocker_of(const CUstream_st& stream) const {
     const Work& first = stream.queue.front();
     if (first.waits_for && !first.waits_for->done) return {first.waits_for->stream, first.waits_for->number};
@@ -180,7 +181,7 @@ DeviceThread::Blocker DeviceThread::blocker_of(const CUstream_st& stream) const 
     return {};
 }
 
-// Who waits for work waits for what keeps it from running.
+// If somebody waits for work, the work that blocks it is wanted too.
 void DeviceThread::pass_wishes_on() {
     const auto pass_on = [](CUstream_st& stream, uint64_t number) {
         if (stream.wanted >= number) return false;
@@ -194,7 +195,7 @@ void DeviceThread::pass_wishes_on() {
             const Blocker blocker = blocker_of(*stream);
             if (blocker.stream) changed |= pass_on(*blocker.stream, blocker.number);
             if (!stream->queue.front().ready) continue;
-            for (CUstream_st* other : streams_)  // collectives start behind those that were enqueued before them
+            for (CUstream_st* other : streams_)  // collectives start after those that were enqueued before them
                 for (const Work& work : other->queue)
                     if (work.ready && work.number < stream->queue.front().number)
                         changed |= pass_on(*other, work.number);
@@ -202,13 +203,13 @@ void DeviceThread::pass_wishes_on() {
     }
 }
 
-// A device that has stood still goes on as if somebody waited for all of it.
+// If the device has stood still, it continues as if somebody waited for everything.
 void DeviceThread::lose_patience(Clock::time_point now) {
     if (last_move_ + kLazyPatience > now) return;
     for (CUstream_st* stream : streams_) stream->wanted = std::max(stream->wanted, stream->last);
 }
 
-// Whether the policy lets the first work of a stream go; otherwise wake_ is when it will.
+// True if the policy lets the first work of a stream run. Otherwise sets wake_ to the time when it will.
 bool DeviceThread::chosen(CUstream_st& stream, Clock::time_point now) {
     Work& first = stream.queue.front();
     Clock::time_point from = now;
@@ -239,13 +240,13 @@ std::vector<CUstream_st*> DeviceThread::candidates(Clock::time_point now) {
         return a->queue.front().number < b->queue.front().number;
     });
     if (options().streams == Streams::random) std::shuffle(streams.begin(), streams.end(), random_);
-    // The newest first: a stream that should wait for another and does not runs ahead of it.
+    // The newest first: a stream that fails to wait for another then runs ahead of it.
     if (options().streams == Streams::lazy) std::reverse(streams.begin(), streams.end());
     return streams;
 }
 
-// The stream whose first work runs next. While work is asked whether it is ready, the lock is open; only this thread
-// takes work out of a queue, so that what was asked is still there afterwards.
+// The stream whose first work runs next. The lock is released while work is asked whether it is ready. Only this thread
+// takes work out of a queue, so the work is still there afterwards.
 CUstream_st* DeviceThread::next(std::unique_lock<std::mutex>& lock) {
     bool asked = false;
     for (CUstream_st* stream : candidates(Clock::now())) {
@@ -308,13 +309,13 @@ void DeviceThread::run_first_of(CUstream_st& stream, std::unique_lock<std::mutex
         something_done_.notify_all();
 }
 
-// Nothing runs on a device that is lost.
+// Drops all work: nothing runs on a lost device.
 void DeviceThread::drop_all(std::unique_lock<std::mutex>& lock) {
     std::vector<std::deque<Work>> dropped;
     for (CUstream_st* stream : streams_) dropped.push_back(std::exchange(stream->queue, {}));
     something_done_.notify_all();
     lock.unlock();
-    dropped.clear();  // what work holds may be anything
+    dropped.clear();  // destroyed without the lock, since work may hold anything
     lock.lock();
 }
 

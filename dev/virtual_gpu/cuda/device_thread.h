@@ -1,7 +1,7 @@
-// The queues of all streams and the one thread that empties them.
+// The queues of all streams, and the one thread that empties them.
 //
-// Everything here is under one lock, except that work and the questions whether it is ready run without it. Work has a
-// number that counts all that was ever enqueued: what a stream has done is the number of its last work, and who waits
+// One lock protects everything, but work and its readiness checks run without it. Every piece of work has a number,
+// counted over everything ever enqueued. A stream's progress is the number of its last finished work, and a waiter
 // names a stream and a number.
 #pragma once
 #include <cuda_runtime_api.h>
@@ -24,7 +24,7 @@ namespace virtual_gpu {
 
 using Clock = std::chrono::steady_clock;
 
-// One recording of an event. Who waits for it is not touched when the event is recorded anew, or destroyed.
+// One recording of an event. If the event is recorded again or destroyed, existing waiters are not affected.
 struct Recording {
     CUstream_st* stream = nullptr;
     uint64_t number = 0;
@@ -34,33 +34,33 @@ struct Recording {
 
 struct Work {
     std::string what;
-    std::function<void()> run;    // none: a recording, or a wait
-    std::function<bool()> ready;  // none: always
+    std::function<void()> run;    // empty for a recording or a wait
+    std::function<bool()> ready;  // empty if always ready
     std::shared_ptr<Recording> waits_for, records;
     uint64_t number = 0;
-    Clock::time_point not_before;  // of VIRTUAL_GPU_STREAMS=random
-    bool considered = false;       // not_before is set
+    Clock::time_point not_before;  // for VIRTUAL_GPU_STREAMS=random
+    bool considered = false;       // true once not_before is set
 };
 
 }  // namespace virtual_gpu
 
-// What cudaStream_t and cudaEvent_t point to.
+// The objects behind cudaStream_t and cudaEvent_t.
 struct CUstream_st {
     int device = 0, priority = 0;
     unsigned flags = 0;
     bool legacy = false;     // the default stream
-    bool destroyed = false;  // nothing new comes; what is in it still runs
+    bool destroyed = false;  // accepts nothing new; existing work still runs
     std::deque<virtual_gpu::Work> queue;
-    uint64_t last = 0, done = 0;  // numbers of what was enqueued and what has run
-    uint64_t wanted = 0;          // somebody waits for what has this number
+    uint64_t last = 0, done = 0;  // numbers of the last work enqueued and the last work done
+    uint64_t wanted = 0;          // somebody waits for the work with this number
 
-    // The legacy default stream waits for these, and they for it.
+    // The legacy default stream waits for such streams, and they wait for it.
     bool blocking() const { return !legacy && !(flags & cudaStreamNonBlocking); }
 };
 struct CUevent_st {
     int device = 0;
     unsigned flags = 0;
-    std::shared_ptr<virtual_gpu::Recording> last;  // none: never recorded
+    std::shared_ptr<virtual_gpu::Recording> last;  // nullptr if never recorded
 };
 
 namespace virtual_gpu {
@@ -69,27 +69,28 @@ class DeviceThread {
 public:
     static DeviceThread& get();
 
-    // The stream behind a handle, a device's default stream for 0; none: there is no such stream.
+    // The stream behind a handle, or the device's default stream for 0. nullptr if there is no such stream.
     CUstream_st* find(cudaStream_t handle, int device);
     CUstream_st* create(int device, unsigned flags, int priority);
     void destroy(CUstream_st* stream);
 
     uint64_t enqueue(CUstream_st* stream, Work work);
-    // Until that work has run, or the device is lost.
+    // Waits until that work has run or the device is lost.
     void wait(CUstream_st* stream, uint64_t number);
     void wait_for_all();
     bool is_done(const CUstream_st* stream);
     bool is_done(const Recording& recording);
     uint64_t last_of(const CUstream_st* stream);
 
-    void stop();  // at the process's end: nothing more begins
+    void stop();  // at the end of the process: no more work begins
 
 private:
-    struct Blocker {  // what the first work of a stream waits for
+    struct Blocker {  // the work that the first work of a stream waits for
         CUstream_st* stream = nullptr;
         uint64_t number = 0;
     };
-    struct Waiter {  // a host thread that waits until a stream, or all for none, have done what has this number
+    // A host thread that waits until a stream, or all streams if nullptr, have finished the work with this number.
+    struct Waiter {
         CUstream_st* stream;
         uint64_t number;
     };
@@ -116,8 +117,8 @@ private:
     uint64_t count_ = 0;
     bool started_ = false, stopping_ = false, stopped_ = false;
     std::chrono::microseconds pause_{0};  // until work that was not ready is asked again
-    Clock::time_point wake_;              // when the policy lets the next work go
-    Clock::time_point last_move_;         // when work last came or ended
+    Clock::time_point wake_;              // when the policy lets the next work run
+    Clock::time_point last_move_;         // when work last arrived or ended
     std::mt19937_64 random_;
 };
 

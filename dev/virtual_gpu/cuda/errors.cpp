@@ -1,3 +1,4 @@
+// The runtime's error state, error names, and messages (errors.h).
 #include "dev/virtual_gpu/cuda/errors.h"
 
 #include <atomic>
@@ -92,12 +93,12 @@ void set_device_error(cudaError_t error) {
 void set_unloading() { unloading = true; }
 void set_in_host_function(bool inside) { in_host_function = inside; }
 
-// The words are those of ptx/ and of Memory.
+// Classifies by the texts that ptx/ and Memory use.
 cudaError_t error_of(const Fault& fault) {
     const std::string text = fault.what();
     if (mentions(text, ": misaligned ")) return cudaErrorMisalignedAddress;
     if (mentions(text, " bytes at ")) return cudaErrorIllegalAddress;
-    if (mentions(text, "): trap")) return cudaErrorLaunchFailure;  // CUDA has no error of its own for it
+    if (mentions(text, "): trap")) return cudaErrorLaunchFailure;  // CUDA has no more specific error for it
     if (mentions(text, "instruction not known")) return cudaErrorIllegalInstruction;
     return cudaErrorLaunchFailure;
 }
@@ -108,7 +109,7 @@ void report(const char* text, ...) {
     va_start(arguments, text);
     std::vsnprintf(line, sizeof line, text, arguments);
     va_end(arguments);
-    std::fprintf(stderr, "virtual GPU: %s\n", line);  // one call: lines of threads do not mix
+    std::fprintf(stderr, "virtual GPU: %s\n", line);  // one call, so that lines of different threads do not mix
 }
 
 }  // namespace virtual_gpu
@@ -117,8 +118,8 @@ using namespace virtual_gpu;
 
 extern "C" {
 
-// CUDA Runtime API, "Error Handling": the thread's last error, and none from then on, unless the device has one, which
-// no call can clear.
+// CUDA Runtime API, "Error Handling": returns the thread's last error and clears it. An error of the device cannot be
+// cleared by any call.
 cudaError_t cudaGetLastError() {
     const cudaError_t last = cudaPeekAtLastError();
     last_error = cudaSuccess;

@@ -1,5 +1,5 @@
-// What calls of the CUDA runtime return: errors of the call, which are the host thread's last error, and errors of work
-// that ran, which are the device's and stay.
+// Errors of the CUDA runtime: those of a call, which become the host thread's last error, and those of work that ran,
+// which become the device's and stay.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -9,23 +9,24 @@
 
 namespace virtual_gpu {
 
-// For the end of a call: an error is kept for cudaGetLastError().
+// Called at the end of a call: stores an error for cudaGetLastError() and returns it.
 cudaError_t returned(cudaError_t status);
 
-// For the begin of a call that needs the device: its error if it has one; whether the thread may call at all.
+// Called at the beginning of a call that needs the device. Returns the device's error, or an error if the thread must
+// not call CUDA.
 cudaError_t entered();
 
-// The error of work that has failed; cudaSuccess as long as none has. Set once.
+// The error of the first work that failed, or cudaSuccess. Set only once.
 cudaError_t device_error();
 void set_device_error(cudaError_t error);
 cudaError_t error_of(const Fault& fault);
 
-// No more calls: the process ends.
+// Called when the process ends: later calls fail.
 void set_unloading();
-// Within a function that a stream calls on the host, which must not call CUDA.
+// Marks that a stream is calling a function on the host, which must not call CUDA.
 void set_in_host_function(bool inside);
 
-// One line on stderr.
+// Prints one line on stderr.
 [[gnu::format(printf, 1, 2)]] void report(const char* text, ...);
 
 }  // namespace virtual_gpu

@@ -1,3 +1,4 @@
+// Reads the fat binaries that nvcc embeds, and the ELF files inside them (fat_binary.h).
 #include "dev/virtual_gpu/cuda/fat_binary.h"
 
 #include <cstring>
@@ -7,7 +8,7 @@
 namespace virtual_gpu {
 namespace {
 
-// Integers at a place in bytes; past their end is a fault, so that a broken file is one too.
+// Reads integers from bytes. Reading past the end is a Fault, so a broken file is one too.
 class Bytes {
 public:
     explicit Bytes(std::string_view bytes) : bytes_(bytes) {}
@@ -31,16 +32,15 @@ private:
     std::string_view bytes_;
 };
 
-// The container's layout as nvcc 12 and 13 write it: {magic, u16 version, u16 bytes of header, u64 bytes of entries},
-// then entries of {u16 kind, u16 version, u32 bytes of header, u64 bytes of payload, ..., u32 capability at 28, u64
-// flags at 40}.
+// The container's layout as nvcc 12 and 13 write it: {magic, u16 version, u16 header bytes, u64 bytes of entries}, then
+// entries of {u16 kind, u16 version, u32 header bytes, u64 payload bytes, ..., u32 capability at 28, u64 flags at 40}.
 constexpr uint32_t kMagic = 0xBA55ED50u;
 constexpr uint16_t kKindPtx = 1, kKindElf = 2;
 constexpr uint64_t kFlagsCompressed = 0x2000 | 0x8000;  // LZ4, Zstandard
 constexpr uint64_t kFlagArchitecture = 0x100000, kFlagFamily = 0x200000;
 
-// ELF, and the attributes that ptxas leaves in its section .nv.info: {u8 format, u8 attribute, u16 size}, with `size`
-// bytes behind format 4; kRegisterCount has {u32 symbol, u32 registers}.
+// ELF, and the attributes that ptxas writes into the section .nv.info: {u8 format, u8 attribute, u16 size}; format 4 is
+// followed by `size` bytes. kRegisterCount has {u32 symbol, u32 registers}.
 constexpr uint8_t kFormatSized = 4, kRegisterCount = 0x2f;
 constexpr size_t kSectionBytes = 64, kSymbolBytes = 24;
 
@@ -66,9 +66,9 @@ std::vector<Section> sections_of(const Bytes& elf) {
     return sections;
 }
 
-// CUDA C++ Programming Guide, "Binary Compatibility": a cubin runs where the major version is the same and the minor
-// one no lower; "PTX Compatibility": PTX of a capability compiles for that and higher ones. With `a` it is for one
-// capability alone, with `f` for its family, here taken as the major version.
+// CUDA C++ Programming Guide, "Binary Compatibility": a cubin runs on the same major version with an equal or higher
+// minor version. "PTX Compatibility": PTX of a capability compiles for it and higher ones. The suffix `a` restricts it
+// to one capability, `f` to its family, here taken as the major version.
 bool runs_on(const Image& image, int card) {
     if (image.suffix == 'a') return image.capability == card;
     const bool same_major = image.capability / 10 == card / 10;

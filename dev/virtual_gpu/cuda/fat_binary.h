@@ -1,6 +1,6 @@
-// The container that nvcc leaves in a program for each source file: PTX as text and code for architectures (cubins, ELF
-// files), of which the driver takes what fits the card. The virtual GPU runs PTX alone; of a cubin it takes how many
-// registers each kernel has.
+// The container that nvcc embeds in a program for each source file: PTX as text, and cubins (ELF files with code for
+// one architecture). The driver takes the one that fits the card. The virtual GPU only runs PTX; from cubins it takes
+// each kernel's number of registers.
 #pragma once
 #include <map>
 #include <string>
@@ -12,28 +12,28 @@
 namespace virtual_gpu {
 
 struct Image {
-    bool is_cubin;   // otherwise PTX
+    bool is_cubin;   // false for PTX
     int capability;  // 90
-    char suffix;     // 'a': this capability alone; 'f': its family; 0
+    char suffix;     // 'a' for this capability only, 'f' for its family, or 0
     bool compressed;
-    std::string_view bytes;  // of PTX without the zeros at its end
+    std::string_view bytes;  // for PTX without the zeros at its end
 };
-std::string name_of(const Image& image);  // sm_90a, compute_90a
+std::string name_of(const Image& image);  // for example sm_90a or compute_90a
 
-// All images of a container. Throws Fault where it is none.
+// Returns all images of a container. Throws Fault if it is not one.
 std::vector<Image> read_fat_binary(const void* data);
 
-// What runs on a card: `ptx` empty and a reason in `missing` where it cannot be run here, both empty where the fat
-// binary has nothing for the card.
+// The images that run on a card. `ptx` is empty, with the reason in `missing`, if the code cannot be run here. Both are
+// empty if the fat binary has nothing for the card.
 struct Choice {
     std::string_view ptx, cubin;
     int capability = 0;     // of the code
-    bool compiled = false;  // from PTX, when the program is loaded
+    bool compiled = false;  // compiled from PTX when the program is loaded
     std::string missing;
 };
 Choice choose_image(const std::vector<Image>& images, int card_capability);
 
-// Registers a thread of each kernel.
+// Registers per thread of each kernel.
 std::map<std::string, int> registers_of(std::string_view cubin);
 
 }  // namespace virtual_gpu

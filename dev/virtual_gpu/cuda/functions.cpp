@@ -1,3 +1,4 @@
+// Registration, lookup and launch of kernels (functions.h).
 #include "dev/virtual_gpu/cuda/functions.h"
 
 #include <atomic>
@@ -16,7 +17,7 @@
 namespace virtual_gpu {
 namespace {
 
-// A fat binary: what one source file has. Its PTX is read when its first kernel is asked for.
+// A fat binary: the code of one source file. Its PTX is read when its first kernel is needed.
 struct Module {
     const void* data = nullptr;
     bool read = false;
@@ -29,10 +30,10 @@ struct Function {
     Module* module = nullptr;
     std::string name;
     Kernel* kernel = nullptr;
-    std::map<int, size_t> dynamic_limits;  // by device, where the program set them
+    std::map<int, size_t> dynamic_limits;  // by device, if the program set them
 };
 
-// Programs register before static objects of this file are made.
+// Created on first use, because programs register before this file's static objects exist.
 std::recursive_mutex& mutex() {
     static auto* const m = new std::recursive_mutex;
     return *m;
@@ -70,7 +71,7 @@ void read(Module& module) {
     }
 }
 
-// The function that was registered for a host address, with its kernel; the caller holds mutex().
+// Finds the function that was registered for a host address, with its kernel. The caller holds mutex().
 cudaError_t find(const void* host, Function*& function) {
     const auto found = functions().find(host);
     if (found == functions().end()) return cudaErrorInvalidDeviceFunction;
@@ -99,14 +100,14 @@ void copy_parameters(Launch& launch, void** arguments) {
     }
 }
 
-// Never ready, which is told once.
+// A readiness check that is always false, and says so once.
 std::function<bool()> never_ending(const std::string& what, const std::string& why) {
     static std::atomic<bool> told{false};
     if (!told.exchange(true)) report("%s never ends: VIRTUAL_GPU_FAULT=%s", what.c_str(), why.c_str());
     return [] { return false; };
 }
 
-// Some of the faults that are asked for count the launches of the process.
+// Counts the launches of the process, for planned faults that name one.
 cudaError_t submit_launch(cudaStream_t stream, Launch launch) {
     static std::atomic<long> launches{0};
     const long count = ++launches;
@@ -172,7 +173,7 @@ int registers_of_block(int registers_per_thread, uint32_t threads) {
     return per_warp * ((warps + kParts - 1) / kParts * kParts);
 }
 
-// CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; the errors are those of
+// CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". The errors are those of
 // cudaLaunchKernel().
 Refusal check_launch(const Card& card, const Kernel& kernel, const Launch& launch, size_t dynamic_limit) {
     constexpr size_t kMaxParameterBytes = 32764;
@@ -218,7 +219,7 @@ extern "C" {
 // ------------------------------------------------------------------------------------------
 
 void** __cudaRegisterFatBinary(void* wrapper) {
-    struct Wrapper {  // fatbinary_section.h
+    struct Wrapper {  // as in fatbinary_section.h
         int magic, version;
         const void* data;
         void* unused;
@@ -228,7 +229,7 @@ void** __cudaRegisterFatBinary(void* wrapper) {
     return reinterpret_cast<void**>(module);
 }
 void __cudaRegisterFatBinaryEnd(void**) {}
-void __cudaUnregisterFatBinary(void**) {}  // at the process's end, when kernels may still run
+void __cudaUnregisterFatBinary(void**) {}  // called at the end of the process, when kernels may still run
 char __cudaInitModule(void**) { return 1; }
 
 void __cudaRegisterFunction(void** handle, const char* host, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*,
@@ -254,7 +255,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void*
     return launch_kernel(kernel, grid, block, arguments, shared, stream);
 }
 
-// What stands between <<< and >>>, from there to the kernel's host function.
+// The configuration between <<< and >>>, on its way to the kernel's host function.
 static thread_local struct {
     dim3 grid, block;
     size_t shared;
@@ -314,7 +315,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ho
     return cudaSuccess;
 }
 
-// The sum of the static bytes and these must not exceed what a block of the card can have.
+// The limit on the static bytes plus these is what a block of the card can have.
 cudaError_t cudaFuncSetAttribute(const void* host, cudaFuncAttribute attribute, int value) {
     const cudaError_t status = entered();
     if (status != cudaSuccess) return status;
@@ -322,7 +323,7 @@ cudaError_t cudaFuncSetAttribute(const void* host, cudaFuncAttribute attribute, 
     Function* function = nullptr;
     const cudaError_t found = find(host, function);
     if (found != cudaSuccess) return returned(found);
-    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout)  // a hint
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout)  // only a hint
         return returned(value < -1 || value > 100 ? cudaErrorInvalidValue : cudaSuccess);
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) {
         report("cudaFuncSetAttribute: attribute %d is not supported", static_cast<int>(attribute));

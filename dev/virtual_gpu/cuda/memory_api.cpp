@@ -1,7 +1,7 @@
 // Device and pinned memory, copies and fills.
 //
-// A copy is checked twice: at the call, whose error it is when a pointer lies elsewhere than the direction says or the
-// range leaves its allocation, and when it runs, where it is a fault like that of a kernel.
+// A copy is checked twice. At the call, it is an error if a pointer does not match the direction or the range leaves
+// its allocation. When the copy runs, the same is a fault like that of a kernel.
 #include "dev/virtual_gpu/cuda/memory_api.h"
 
 #include <cuda_runtime_api.h>
@@ -41,7 +41,7 @@ const char* words_of(Place place) {
     return place == Place::device ? "device memory" : place == Place::pinned ? "pinned host memory" : "host memory";
 }
 
-// Whether bytes lie in one allocation; pageable memory is not known.
+// True if the bytes lie in one allocation; always true for pageable memory, which is not tracked.
 bool in_bounds(const void* p, size_t bytes) {
     Range range;
     return place_of(p) == Place::pageable || Memory::get().find(reinterpret_cast<uint64_t>(p), bytes, range);
@@ -84,7 +84,7 @@ cudaError_t check(Copy& copy) {
     return cudaSuccess;
 }
 
-// Bytes that were never written may be moved on the device, but not shown to the host.
+// Bytes that were never written may be copied on the device, but not to the host.
 void run(const Copy& copy) {
     if (counting())
         count_work({{"copy", words_of(copy.to_place)}, {"from", words_of(copy.from_place)}, {"bytes", copy.bytes}});
@@ -106,8 +106,8 @@ void run(const Copy& copy) {
     std::memmove(to, from, copy.bytes);
 }
 
-// Runtime API, "API synchronization behavior": a pageable source is staged before the call returns, and a copy to
-// pageable memory, or between host memories, is complete then.
+// Runtime API, "API synchronization behavior": a pageable source is staged before the call returns. A copy to pageable
+// memory, or between host memories, is complete when the call returns.
 cudaError_t copy_async(Copy copy, cudaStream_t stream) {
     cudaError_t status = entered();
     if (status != cudaSuccess || copy.bytes == 0) return status;
@@ -162,7 +162,7 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
     return returned(*p ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
-// Both wait for the device first: nothing that runs uses what is given back.
+// Both wait for the device first, so no running work uses the freed memory.
 cudaError_t cudaFree(void* p) {
     const cudaError_t status = wait_for_devices();
     if (status != cudaSuccess || !p) return status;
@@ -200,7 +200,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 }
 
 // "API synchronization behavior": before a copy from pageable memory the stream is synchronised, and then the source
-// needs to be staged only, which copy_async() does. A copy within the device is not waited for; any other is.
+// only needs to be staged, which copy_async() does. The call does not wait for a copy within the device, but for any
+// other.
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     const bool to_device = place_of(to) == Place::device, pageable = place_of(from) == Place::pageable;
     cudaError_t status = to_device && pageable && bytes ? wait_for_stream(nullptr) : cudaSuccess;

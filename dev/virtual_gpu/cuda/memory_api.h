@@ -1,10 +1,10 @@
-// What the CUDA runtime's copies have done.
+// Statistics of the CUDA runtime's copies.
 #pragma once
 #include <cstdint>
 
 namespace virtual_gpu {
 
-// Copies with pageable host memory, which the host waits for in one way or another.
+// The number of copies with pageable host memory, for all of which the host waits in some way.
 uint64_t pageable_copies();
 
 }  // namespace virtual_gpu

@@ -1,3 +1,4 @@
+// The runtime API of streams and events (streams.h).
 #include "dev/virtual_gpu/cuda/streams.h"
 
 #include <algorithm>
@@ -11,10 +12,10 @@
 namespace virtual_gpu {
 namespace {
 
-// Priorities of the CUDA driver: the greatest is the smallest number.
+// The CUDA driver's priorities: the greatest priority is the smallest number.
 constexpr int kLeastPriority = 0, kGreatestPriority = -5;
 
-// The events that live; a handle of another is refused.
+// The live events; handles of others are refused.
 std::mutex events_mutex;
 std::set<const CUevent_st*>& events() {
     static auto* const all = new std::set<const CUevent_st*>;
@@ -27,7 +28,7 @@ bool is_event(cudaEvent_t event) {
 
 DeviceThread& thread() { return DeviceThread::get(); }
 
-// For calls on a stream: the device's error, or that there is no such stream; otherwise success and the stream.
+// For calls on a stream: returns the device's error or that there is no such stream; otherwise success and the stream.
 cudaError_t entered_stream(cudaStream_t handle, CUstream_st*& stream) {
     const cudaError_t status = entered();
     if (status != cudaSuccess) return status;
@@ -41,7 +42,7 @@ cudaError_t entered_event(cudaEvent_t event) {
     return returned(is_event(event) ? cudaSuccess : cudaErrorInvalidResourceHandle);
 }
 
-// What a call that waited returns: the error of what it waited for.
+// The result of a call that waited: the error of the work it waited for.
 cudaError_t after_waiting() { return returned(device_error()); }
 
 cudaError_t enqueue(CUstream_st* stream, Work work) {
@@ -67,7 +68,7 @@ cudaError_t wait_for_stream(cudaStream_t handle) {
     CUstream_st* stream = nullptr;
     const cudaError_t status = entered_stream(handle, stream);
     if (status != cudaSuccess) return status;
-    // The default stream waits for the blocking ones even where it has no work of its own.
+    // The default stream waits for the blocking streams even if it has no work of its own.
     if (stream->legacy) enqueue(stream, {});
     thread().wait(stream, thread().last_of(stream));
     return after_waiting();
@@ -162,7 +163,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
 }
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 
-// The object stays: a handle that is used again must not be a new event's.
+// The object stays, because a reused handle must not become a new event's.
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
     const cudaError_t status = entered_event(event);
     if (status != cudaSuccess) return status;
@@ -183,7 +184,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
     return enqueue(stream, std::move(work));
 }
 
-// Waits for the recording that is the event's at the time of the call. The event may be another device's.
+// Waits for the recording that the event has at the time of the call. The event may belong to another device.
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned flags) {
     CUstream_st* stream = nullptr;
     cudaError_t status = entered_stream(handle, stream);

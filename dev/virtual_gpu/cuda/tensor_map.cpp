@@ -1,6 +1,6 @@
-// Tensor maps: cuTensorMapEncodeTiled, and how a program of the runtime finds it. Arguments are held to what cuda.h
-// says of each; what is allowed and not played here (element strides, interleaving, packed types, other swizzles) is
-// refused by name.
+// Tensor maps: cuTensorMapEncodeTiled, and how a program of the runtime finds it. Arguments are checked against
+// cuda.h's description of each. Valid arguments that are not simulated (element strides, interleaving, packed types,
+// other swizzles) are refused by name.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -18,7 +18,7 @@ namespace {
 constexpr uint64_t kMostSize = uint64_t{1} << 32, kMostStride = uint64_t{1} << 40;
 constexpr uint32_t kMostBox = 256, kMostRank = 5, kMostElementStride = 8;
 
-// 0: not known here.
+// 0 if the type is not known here.
 uint8_t bytes_of(CUtensorMapDataType type) {
     switch (type) {
         case CU_TENSOR_MAP_DATA_TYPE_UINT8:
@@ -48,8 +48,8 @@ bool swizzle_of(CUtensorMapSwizzle swizzle, uint8_t& bytes) {
     return bytes || swizzle == CU_TENSOR_MAP_SWIZZLE_NONE;
 }
 
-// The rule that the tensor's dimensions break; empty: none. Strides may come in any order: cuda.h writes them as
-// growing ones, but heads that lie within a row, as an outer dimension, are in wide use.
+// The rule that the tensor's dimensions break, or "" if they break none. Strides may come in any order: cuda.h shows
+// increasing ones, but an outer dimension for heads that lie within a row is widely used.
 std::string broken_rule(const TensorMap& map, const cuuint32_t* element_strides) {
     for (unsigned d = 0; d < map.rank; d++) {
         const unsigned long long size = map.size[d], stride = map.stride[d];
