@@ -1,3 +1,4 @@
+// The occupancy calculation of NVIDIA's cuda_occupancy.h.
 #include "dev/virtual_gpu/occupancy.h"
 
 #include "dev/virtual_gpu/card.h"
@@ -8,11 +9,11 @@ namespace {
 
 constexpr uint32_t kWarp = 32;
 constexpr int kQuarters = 4;
-constexpr uint64_t kSharedUnit = 128;  // cuda_occupancy.h, "cudaOccSMemAllocationGranularity": of 8.0 and newer
+constexpr uint64_t kSharedUnit = 128;  // cuda_occupancy.h, "cudaOccSMemAllocationGranularity": for 8.0 and newer
 
 }  // namespace
 
-// cuda_occupancy.h, "cudaOccMaxActiveBlocksPerMultiprocessor"; the driver gives shared memory the largest share.
+// cuda_occupancy.h, "cudaOccMaxActiveBlocksPerMultiprocessor". The driver gives shared memory the largest share.
 Occupancy occupancy_of(int registers_per_thread, uint32_t threads, uint64_t shared_bytes) {
     const Card& c = card();
     const uint32_t warps = (threads + kWarp - 1) / kWarp;

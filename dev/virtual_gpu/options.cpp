@@ -1,3 +1,4 @@
+// Reads the virtual GPU's options from the environment.
 #include "dev/virtual_gpu/options.h"
 
 #include <unistd.h>
@@ -21,7 +22,7 @@ constexpr const char* kPrefix = "VIRTUAL_GPU_";
     std::_Exit(2);
 }
 
-// The place of `value` among `words` that stand between bars.
+// The index of `value` among `words`, which are separated by bars.
 template <class Enum>
 Enum choice(const std::string& name, const std::string& value, const std::string& words) {
     size_t begin = 0;

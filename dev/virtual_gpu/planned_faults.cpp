@@ -1,3 +1,4 @@
+// Parses VIRTUAL_GPU_FAULT and answers which fault hits (planned_faults.h).
 #include "dev/virtual_gpu/planned_faults.h"
 
 #include <algorithm>
@@ -14,10 +15,10 @@ namespace virtual_gpu {
 namespace {
 
 enum class Where {
-    count,      // N: the N-th that comes
+    count,      // N: the N-th occurrence
     product,    // N: the N-th shape; or a part of its description
-    algorithm,  // the same, and @N or @all behind it: with which algorithm
-    workspace,  // the same: with more than how many MiB of workspace, 0 for @all
+    algorithm,  // the same, and optionally @N or @all: with which algorithm
+    workspace,  // the same: with more than this many MiB of workspace; 0 for @all
     name,       // a part of a name
 };
 struct Kind {
@@ -48,12 +49,12 @@ constexpr int kEveryAlgorithm = 0, kFirstAlgorithm = 1;
 
 struct PlannedFault {
     Kind kind{};
-    std::string part;  // of a name or a description; empty: all
+    std::string part;  // of a name or a description; empty matches all
     uint64_t number = 0;
     int algorithm = kEveryAlgorithm;
 };
 
-// Digits alone, and not 0.
+// Accepts only digits, and not 0.
 bool read_number(const std::string& text, uint64_t& number) {
     if (text.empty() || text.size() > 9 || text.find_first_not_of("0123456789") != std::string::npos) return false;
     number = std::strtoull(text.c_str(), nullptr, 10);

@@ -1,3 +1,4 @@
+// Counts of products, copies, fills and collectives (work.h).
 #include "dev/virtual_gpu/work.h"
 
 #include <map>
@@ -12,7 +13,7 @@ namespace {
 
 std::mutex mutex;
 std::map<std::string, uint64_t>& all() {
-    static auto* const counts = new std::map<std::string, uint64_t>;  // outlives every static destructor
+    static auto* const counts = new std::map<std::string, uint64_t>;  // outlives all static destructors
     return *counts;
 }
 

@@ -1,5 +1,5 @@
-// Work that is no kernel (products, copies, fills, collectives), where VIRTUAL_GPU_COUNTS=FILE asks for it: one JSON
-// object a line and kind, with how often it ran.
+// Work other than kernels (products, copies, fills, collectives), if VIRTUAL_GPU_COUNTS=FILE is set: one JSON object
+// per line and kind, with the number of times it ran.
 #pragma once
 #include <cstdio>
 #include <nlohmann/json_fwd.hpp>
@@ -7,7 +7,7 @@
 namespace virtual_gpu {
 
 bool counting();
-void count_work(const nlohmann::json& work);  // any thread may call
+void count_work(const nlohmann::json& work);  // callable from any thread
 void write_work(std::FILE* file);
 
 }  // namespace virtual_gpu

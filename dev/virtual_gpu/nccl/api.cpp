@@ -1,4 +1,5 @@
-// The functions of nccl.h. Each checks its arguments, does one thing and turns Error into its code, having printed it.
+// The functions of nccl.h. Each checks its arguments, does one thing, and turns an Error into its code after printing
+// it.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -36,8 +37,8 @@ ncclResult_t call_on(ncclComm_t comm, const Call& call) {
     return guarded([&] { enqueue(ncclComm::live(comm), call); });
 }
 
-// "Not initialized config will result in NCCL error" (nccl.h). A communicator that must not block gets what it asks for
-// by the calls' being done when they return, which ncclSuccess says.
+// "Not initialized config will result in NCCL error" (nccl.h). Non-blocking communicators are supported because all
+// calls are done when they return, which ncclSuccess says.
 void check_config(const ncclConfig_t* config) {
     static const ncclConfig_t fresh = NCCL_CONFIG_INITIALIZER;
     if (!config) return;
@@ -47,7 +48,7 @@ void check_config(const ncclConfig_t* config) {
         throw Error(ncclInvalidArgument, format("blocking is %d", config->blocking));
 }
 
-// All that was issued has run. Not where an operation never ends.
+// Waits until everything that was issued has run, except if an operation can never end.
 void drain(ncclComm& comm) {
     if (comm.outstanding == 0 || comm.failure() != ncclSuccess) return;
     const OnDevice on(comm.device);
@@ -98,7 +99,7 @@ const char* ncclGetErrorString(ncclResult_t code) {
     return "unknown result code";
 }
 
-// Of any communicator of the process: "the comm argument is currently unused".
+// The last error of any communicator of the process: "the comm argument is currently unused".
 const char* ncclGetLastError(ncclComm_t) {
     thread_local std::string text;
     text = last_report();

@@ -1,3 +1,4 @@
+// The order of launches on a card (card_order.h).
 #include "dev/virtual_gpu/nccl/card_order.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace {
 
 struct Issued {
     std::mutex mutex;
-    std::list<Launch*> launches;  // of this process, that have not ended
+    std::list<Launch*> launches;  // of this process, not yet ended
 };
 Issued& issued() {
     static auto* const one = new Issued;

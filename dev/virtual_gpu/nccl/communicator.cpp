@@ -1,3 +1,4 @@
+// Communicators: creation, splitting, failures and their end (communicator.h).
 #include "dev/virtual_gpu/nccl/communicator.h"
 
 #include <cuda_runtime_api.h>
@@ -30,7 +31,7 @@ void check_cuda(cudaError_t status, const char* call) {
     if (status != cudaSuccess) throw Error(ncclUnhandledCudaError, format("%s: %s", call, cudaGetErrorString(status)));
 }
 
-// What tells cards of this machine apart.
+// An identity that tells this machine's cards apart.
 std::string card_identity(int device) {
     char bus[64] = "";
     check_cuda(cudaDeviceGetPCIBusId(bus, sizeof bus, device), "cudaDeviceGetPCIBusId");
@@ -64,7 +65,7 @@ using namespace virtual_gpu::nccl;
 std::string ncclComm::name() const { return format("communicator %d (rank %d of %d)", id, rank, ranks); }
 
 void ncclComm::fail(ncclResult_t code, const std::string& text) {
-    const std::lock_guard lock(mutex_);  // whoever sees the code finds the words
+    const std::lock_guard lock(mutex_);  // locked, so that a thread that sees the code also finds the text
     if (failed_ != ncclSuccess) return;
     failed_ = code;
     report(name() + ": " + text);

@@ -1,3 +1,4 @@
+// Reductions of NCCL's data types on the host (elements.h).
 #include "dev/virtual_gpu/nccl/elements.h"
 
 #include <cuda_bf16.h>
@@ -24,7 +25,7 @@ static_assert(sizeof kTypes / sizeof *kTypes == ncclNumTypes);
 constexpr const char* kReductions[] = {"sum", "prod", "max", "min", "avg"};
 static_assert(sizeof kReductions / sizeof *kReductions == ncclNumOps);
 
-// Calls function with a value of the type.
+// Calls `function` with a value of the type.
 template <class Function>
 void with_type(ncclDataType_t type, Function function) {
     switch (type) {
@@ -57,8 +58,8 @@ void with_type(ncclDataType_t type, Function function) {
     }
 }
 
-// Types below 32 bits are computed in FP32. Integers wrap, as the GPU's do; a maximum or minimum of numbers and NaN is
-// one of the numbers, as it is in NCCL's kernels (fmaxf).
+// Types below 32 bits are computed in FP32. Integers wrap around like the GPU's. A maximum or minimum of a number and
+// NaN is the number, as in NCCL's kernels (fmaxf).
 template <class T>
 T combine(T a, T b, ncclRedOp_t op) {
     if constexpr (std::is_integral_v<T>) {

@@ -1,4 +1,4 @@
-// How calls of NCCL fail: with a code for the program, and with words on stderr and for ncclGetLastError().
+// Failures of NCCL calls: a code for the program, and a text on stderr and for ncclGetLastError().
 #pragma once
 #include <nccl.h>
 
@@ -12,7 +12,7 @@ struct Error : std::runtime_error {
     ncclResult_t code;
 };
 
-// Prints one line and keeps it for ncclGetLastError(). Any thread.
+// Prints one line and keeps it for ncclGetLastError(). Callable from any thread.
 void report(const std::string& text);
 std::string last_report();
 

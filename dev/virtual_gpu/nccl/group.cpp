@@ -1,3 +1,4 @@
+// Groups of calls: checks of arguments and overlaps, and launches (group.h).
 #include "dev/virtual_gpu/nccl/group.h"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ struct Group {
 };
 thread_local Group group;
 
-// A part of memory that a call reads or writes.
+// A range of memory that a call reads or writes.
 struct Buffer {
     uint64_t begin, end;
     bool written;
@@ -36,7 +37,7 @@ std::vector<Buffer> buffers_of(const ncclComm& comm, const Call& call) {
     };
     const size_t received = recv_extent(call, comm.rank, comm.ranks);
     add(call.send, 0, send_extent(call, comm.rank, comm.ranks), false);
-    if (!call.reduces() && in_place(call, comm.rank, comm.ranks)) {  // what is in its place already is not written
+    if (!call.reduces() && in_place(call, comm.rank, comm.ranks)) {  // data that is already in place is not written
         const size_t own = place(call, comm.rank);
         add(call.recv, 0, own, true);
         add(call.recv, own + call.count, received, true);
@@ -64,7 +65,7 @@ void check_arguments(const ncclComm& comm, const Call& call) {
 
     const std::vector<Buffer> buffers = buffers_of(comm, call);
     for (const Buffer& buffer : buffers) {
-        // As with NCCL_CHECK_POINTERS=1. "Data Pointers": memory of the device, or pinned memory.
+        // As with NCCL_CHECK_POINTERS=1. "Data Pointers": device memory or pinned memory.
         Range range;
         const uint64_t bytes = buffer.end - buffer.begin;
         if (!Memory::get().find(buffer.begin, bytes, range))
@@ -77,7 +78,7 @@ void check_arguments(const ncclComm& comm, const Call& call) {
             refuse("sendbuff and recvbuff overlap, and do not lie as \"In-place Operations\" asks for");
 }
 
-// Calls of a group go on independently of each other.
+// Refuses overlapping buffers, since the calls of a group run independently of each other.
 void check_overlaps(const std::vector<std::pair<ncclComm*, Call>>& calls) {
     for (size_t i = 0; i < calls.size(); i++)
         for (size_t j = 0; j < i; j++)
@@ -141,7 +142,7 @@ void enqueue(ncclComm& comm, const Call& call) {
         throw Error(code, format("%s: %s after an error: %s", comm.name().c_str(), name_of(call.kind),
                                  ncclGetErrorString(code)));
     check_arguments(comm, call);
-    // "Empty collectives can be discarded" (NCCL's enqueue.cc); empty messages are matched.
+    // "Empty collectives can be discarded" (NCCL's enqueue.cc). Empty messages are still matched.
     if (call.collective() && call.count == 0) return;
     if (in_group())
         group.calls.emplace_back(&comm, call);

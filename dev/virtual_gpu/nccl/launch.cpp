@@ -1,3 +1,4 @@
+// A launch: buffers, transfer of bytes, and detection of lost or stuck ranks (launch.h).
 #include "dev/virtual_gpu/nccl/launch.h"
 
 #include <algorithm>
@@ -16,12 +17,12 @@
 namespace virtual_gpu::nccl {
 namespace {
 
-constexpr double kLook = 0.1;  // seconds between two looks at whether the others live
-constexpr int kRounds = 64;    // of moving bytes before other streams have their turn
+constexpr double kLook = 0.1;  // seconds between two checks whether the other ranks are alive
+constexpr int kRounds = 64;    // rounds of moving bytes before other streams get a turn
 
-// How many turns other streams get before a launch begins to read, and again before its results are there, where the
-// order of streams is not the plain one: communication takes long on a GPU, and whoever should wait for it and does not
-// is found. With `random` now and then very long, beyond several that are issued behind it.
+// The number of turns that other streams get before a launch begins to read, and again before its results appear,
+// unless streams run in plain order. Communication takes long on a GPU, so this finds work that should wait for it and
+// does not. With `random` it is occasionally very long, beyond several launches issued later.
 constexpr int kMostPostponed = 8, kLongPostponed = 64, kOneInLong = 32;
 int postponement(std::mt19937_64& random) {
     if (options().streams == Streams::now) return 0;
@@ -125,7 +126,7 @@ void Launch::start() {
     }
 }
 
-// The label goes to every rank, also where no data does: all must be in the same operation.
+// Sends the label to every rank, even without data for it: all ranks must be in the same operation.
 void Launch::add_collective(size_t index) {
     const Call& call = calls_[index];
     const size_t size = size_of(call.type);
@@ -155,8 +156,8 @@ void Launch::end() {
 
 // ---- buffers -------------------------------------------------------------------------------------------------------
 
-// What is sent must have been written. What is received counts as not written until the end, so that whoever reads it
-// before is seen.
+// Data to send must have been written. Memory for received data counts as not written until the end, so reading it too
+// early is detected.
 void Launch::check_buffers() {
     Memory& memory = Memory::get();
     inputs_.resize(calls_.size());
@@ -171,7 +172,7 @@ void Launch::check_buffers() {
         memory.writable(call.recv, n * size, buffer_name(call, "recvbuff").c_str());
         if (!memory.is_device(call.recv)) continue;
         const bool keep_own = in_place(call, comm_.rank, comm_.ranks);
-        if (keep_own && place(call, comm_.ranks) == 0) continue;  // all of it is the input
+        if (keep_own && place(call, comm_.ranks) == 0) continue;  // its whole buffer is the input
         for (size_t at = 0; at < n; at += call.count) {
             if (keep_own && at == place(call, comm_.rank)) continue;
             std::memset(memory.written(reinterpret_cast<uint64_t>(call.recv) + at * size), 0, call.count * size);
@@ -223,7 +224,7 @@ bool Launch::can_move() const { return !stalls_ && !broken_ && comm_.failure() =
 
 bool Launch::move() {
     bool moved = false;
-    std::vector<const Channel*> busy;  // with a message that those behind it have to wait for
+    std::vector<const Channel*> busy;  // a message that later messages on the channel have to wait for
     const auto turn = [&](const Channel* channel) {
         return std::find(busy.begin(), busy.end(), channel) == busy.end();
     };
@@ -274,7 +275,7 @@ bool Launch::receive(Incoming& message) {
     return message.done > before;
 }
 
-// A message counts when the other rank has taken it: whether a call ends does not depend on what happens to fit.
+// A message counts once the other rank has taken it, so the end of a call does not depend on how much happens to fit.
 bool Launch::complete() const {
     for (const Outgoing& message : outgoing_)
         if (message.end == 0 || message.channel->pulled() < message.end) return false;
@@ -286,7 +287,7 @@ bool Launch::complete() const {
 
 // ---- others --------------------------------------------------------------------------------------------------------
 
-// What the oldest launch of the communicator is doing is what the rank is doing.
+// The rank is doing what the oldest launch of the communicator is doing.
 void Launch::say(const std::string& doing) {
     if (doing == doing_ || !CardOrder::oldest(*this)) return;
     doing_ = doing;
@@ -305,7 +306,7 @@ void Launch::watch(bool moved) {
 bool Launch::lost_a_peer() {
     const auto lost = [&](int peer) {
         if (!segment_->gone(peer) || (can_move() && (move() || complete())))
-            return false;  // it may have given its part
+            return false;  // it may have sent its part before
         comm_.fail(ncclRemoteError, format("%s waits for rank %d, which is gone", name().c_str(), peer));
         return true;
     };

@@ -1,8 +1,8 @@
-// One launch on the GPU: a call, or a group's calls on one communicator. It starts when all its streams have come to it
+// One launch on the GPU: a call, or a group's calls on one communicator. It starts when all its streams have reached it
 // and the card is free for it, and ends on all of them at once.
 //
-// It never blocks: the device thread asks it again and again (virtual_gpu::submit's `ready`), and each time it moves
-// the bytes that can be moved.
+// It never blocks: the device thread calls it repeatedly (`ready` of virtual_gpu::submit), and each time it moves the
+// bytes that can be moved.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -17,14 +17,14 @@
 
 namespace virtual_gpu::nccl {
 
-// A message on its way; on a channel they follow each other.
+// A message being sent. Messages on a channel follow each other.
 struct Outgoing {
     Channel* channel;
     int peer;
     Label label;
     const char* data;
-    size_t bytes, done = 0;  // done: of label and data
-    uint64_t end = 0;        // of the channel's bytes
+    size_t bytes, done = 0;  // done counts label and data
+    uint64_t end = 0;        // in the channel's count of bytes
 };
 struct Incoming {
     Channel* channel;
@@ -44,9 +44,9 @@ public:
     const std::vector<cudaStream_t>& streams() const { return streams_; }
     std::string name() const;
 
-    // Device thread: the stream has come to this launch. True: it has ended.
+    // Called by the device thread when the stream has reached this launch. Returns true once it has ended.
     bool poll(size_t stream);
-    // Device thread, once poll() has said true. Throws Fault, on one stream, where a buffer was not what it should be.
+    // Called by the device thread after poll() returned true. Throws Fault, on one stream, if a buffer was invalid.
     void conclude();
 
     ncclComm& comm() const { return comm_; }
@@ -75,12 +75,12 @@ private:
     std::vector<cudaStream_t> streams_;
     std::vector<bool> arrived_;
     std::atomic<bool> started_{false};
-    int before_start_ = 0, before_end_ = 0;  // how often it is asked in vain
+    int before_start_ = 0, before_end_ = 0;  // remaining turns in which poll() does nothing
     bool ended_ = false, stalls_ = false, flips_ = false;
-    bool broken_ = false;  // another rank is in another call
+    bool broken_ = false;  // another rank is in a different call
     std::optional<std::string> fault_;
 
-    std::vector<const char*> inputs_;              // by call; nullptr: none
+    std::vector<const char*> inputs_;              // by call; nullptr if there is none
     std::vector<std::vector<Incoming>> incoming_;  // by call, then by peer
     std::vector<Outgoing> outgoing_;
     double last_move_ = 0, last_look_ = 0;

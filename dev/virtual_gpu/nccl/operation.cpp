@@ -1,3 +1,4 @@
+// The table of which elements each call moves (operation.h).
 #include "dev/virtual_gpu/nccl/operation.h"
 
 #include <algorithm>
@@ -105,7 +106,7 @@ bool in_place(const Call& call, int rank, int ranks) {
 
 Label label_of(const Call& call) {
     Label label = {};
-    // To the receiver a send looks as its own recv does.
+    // To the receiver, a send looks like its own recv.
     label.kind = call.kind == Kind::recv ? Kind::send : call.kind;
     label.type = static_cast<uint32_t>(call.type);
     label.op = call.reduces() ? static_cast<uint32_t>(call.op) : 0;

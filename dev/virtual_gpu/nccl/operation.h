@@ -1,5 +1,5 @@
-// What each call moves: which elements of whose buffer go to whom, and where they land. Everything else (checks of
-// buffers, transfers, results) follows from this table.
+// The data movement of each call: which elements of whose buffer go to which rank, and where they land. Everything else
+// (checks of buffers, transfers, results) follows from this table.
 #pragma once
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -34,7 +34,7 @@ struct Call {
     ncclRedOp_t op = ncclSum;
     int peer = 0;
     cudaStream_t stream = nullptr;
-    uint64_t number = 0;  // of this communicator's collectives, or of its calls between these two ranks; from 1
+    uint64_t number = 0;  // counted per communicator for collectives, and per pair of ranks for other calls; from 1
 
     bool collective() const { return kind != Kind::send && kind != Kind::recv; }
     bool reduces() const { return kind == Kind::reduce_scatter || kind == Kind::all_reduce || kind == Kind::reduce; }
@@ -45,18 +45,18 @@ struct Call {
 struct Elements {
     size_t at = 0, count = 0;
 };
-// The elements of the sendbuff of `from` that go to `to`; of a collective.
+// The elements of the sendbuff of `from` that go to `to` in a collective.
 Elements sent(const Call& call, int from, int to, int ranks);
-// Where in the recvbuff what `from` sent lands; all of it at the same place where it is reduced.
+// The place in the recvbuff for data from `from`. In a reduction, all data lands at the same place.
 size_t place(const Call& call, int from);
 
-// How much of its buffers a rank uses, in elements.
+// The number of elements of its buffers that a rank uses.
 size_t send_extent(const Call& call, int rank, int ranks);
 size_t recv_extent(const Call& call, int rank, int ranks);
-// Whether sendbuff and recvbuff lie as the documentation's "In-place Operations" asks for.
+// True if sendbuff and recvbuff lie as the documentation's "In-place Operations" requires.
 bool in_place(const Call& call, int rank, int ranks);
 
-// What must be alike on both ranks, as it goes before the data.
+// A message before the data, with everything that must agree on both ranks.
 struct Label {
     Kind kind;
     uint32_t type, op;
@@ -64,7 +64,7 @@ struct Label {
     uint64_t count, number;
 };
 Label label_of(const Call& call);
-// "" or in what two labels differ: "rank 0 is in ncclAllReduce #3 (...), rank 1 in ncclAllGather #3 (...)".
+// The difference between two labels, or "": "rank 0 is in ncclAllReduce #3 (...), rank 1 in ncclAllGather #3 (...)".
 std::string difference(const Label& one, int rank_of_one, const Label& other, int rank_of_other);
 
 }  // namespace virtual_gpu::nccl

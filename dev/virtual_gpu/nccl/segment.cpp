@@ -1,3 +1,4 @@
+// The shared memory segment: seats, locks, channels and exchanges (segment.h).
 #include "dev/virtual_gpu/nccl/segment.h"
 
 #include <fcntl.h>
@@ -21,7 +22,7 @@ namespace {
 
 constexpr size_t kText = 512, kExchange = 256;
 constexpr char kMagic[] = "virtual NCCL id";
-constexpr double kLook = 0.1;  // seconds between two looks at whether others live
+constexpr double kLook = 0.1;  // seconds between two checks whether the other ranks are alive
 
 struct Id {
     char magic[sizeof kMagic];
@@ -30,14 +31,14 @@ struct Id {
 };
 static_assert(sizeof(Id) <= sizeof(ncclUniqueId));
 
-// Segments that this process has created, by their id: open until all ranks have come, or to the process's end.
+// Segments that this process created, by id. They stay open until all ranks have come, or until the process ends.
 std::mutex created_mutex;
 std::map<uint64_t, int>& created() {
     static auto* const files = new std::map<uint64_t, int>;
     return *files;
 }
 
-// A text that another process may read while it is written: what is read may be torn, never unterminated.
+// Copies a text that another process may read meanwhile. The reader may see a mixture, but never an unterminated text.
 void copy_text(char (&to)[kText], const std::string& from) {
     const size_t length = std::min(from.size(), kText - 1);
     std::memcpy(to, from.data(), length);
@@ -63,13 +64,13 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 struct Segment::Seat {
     std::atomic<int> present;
-    std::atomic<uint64_t> given, read;  // exchanges
+    std::atomic<uint64_t> given, read;  // numbers of exchanges
     char card[kText], doing[kText], exchanged[kExchange];
 };
 struct Segment::Header {
     uint64_t random;
-    std::atomic<int> ranks;    // as the first rank says
-    std::atomic<int> failing;  // one may write the failure
+    std::atomic<int> ranks;    // stated by the first rank
+    std::atomic<int> failing;  // only one rank may write the failure
     std::atomic<int> failure;
     char failure_text[kText];
     Seat seats[kMostRanks];
@@ -170,7 +171,7 @@ void Segment::open(const ncclUniqueId& unique) {
     if (!agreed)
         throw Error(ncclInvalidArgument,
                     format("rank %d counts %d ranks, and another that came before it %d", rank_, ranks_, said));
-    // All ranks come here with the same size.
+    // All ranks reach this with the same size.
     void* all = MAP_FAILED;
     if (ftruncate(file_, static_cast<off_t>(bytes_)) == 0)
         all = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
@@ -267,7 +268,7 @@ ncclResult_t Segment::failure(std::string* text) const {
 void Segment::exchange(void* all, const void* mine, size_t bytes, const char* what) {
     if (bytes > kExchange) throw Error(ncclInternalError, "too much to exchange");
     Seat& seat = header_->seats[rank_];
-    // Nobody may still be reading what the exchange before this one gave.
+    // No rank may still be reading the data of the previous exchange.
     const auto all_have = [&](std::atomic<uint64_t> Seat::*count) {
         return [this, count] {
             return std::all_of(header_->seats, header_->seats + ranks_,

@@ -1,9 +1,9 @@
-// The shared memory in which the ranks of a communicator meet: who is there, what each is doing, and channels of bytes
-// from every rank to every other.
+// The shared memory in which the ranks of a communicator meet: which ranks are present, what each is doing, and a
+// channel of bytes from every rank to every other.
 //
-// It has no name in /dev/shm. The unique id says which process has it open under which number, and the others open it
-// through /proc; so nothing can be left behind, however ranks die. Each rank holds a lock on it (open file description
-// locks, fcntl(2)) that the system releases when its process is gone, for the others to see.
+// It has no name in /dev/shm. The unique id names the process that has it open and its file descriptor there, and the
+// others open it through /proc, so nothing is left behind however ranks die. Each rank holds a lock on it (open file
+// description locks, fcntl(2)), which the system releases when its process ends, so that the others see it.
 #pragma once
 #include <nccl.h>
 
@@ -19,10 +19,10 @@ namespace virtual_gpu::nccl {
 
 constexpr int kMostRanks = 64;
 
-// Bytes one way between two ranks, in order: one writes, one takes.
+// A one-way stream of bytes between two ranks. One writes and the other reads.
 class Channel {
 public:
-    // As many of the bytes as fit, or are there.
+    // These move as many bytes as fit, or as are there, and return the number.
     size_t push(const char* bytes, size_t count);
     size_t pull(char* bytes, size_t count);
     uint64_t pushed() const { return pushed_.load(std::memory_order_relaxed); }  // bytes since the beginning
@@ -35,37 +35,37 @@ private:
     alignas(64) char ring_[kBytes];
 };
 
-// Collectives and point-to-point calls have channels of their own: within a group neither waits for the other.
+// Collectives and point-to-point calls have separate channels: within a group neither waits for the other.
 enum class Traffic { collective, point_to_point };
 
 class Segment {
 public:
     static ncclUniqueId create();
 
-    // Takes a seat. Throws Error: the id is no id, its process is gone, the rank is there already, another rank
-    // counts other ranks.
+    // Takes a seat. Throws Error if the id is invalid, its process is gone, the rank is already present, or another
+    // rank states another number of ranks.
     Segment(const ncclUniqueId& id, int ranks, int rank, const std::string& card);
     ~Segment();
     Segment(const Segment&) = delete;
     Segment& operator=(const Segment&) = delete;
 
-    void await_all();  // that all ranks have come. Throws Error, also where two have come with one card.
-    void leave();      // looks to the others as if the process were gone; any thread
+    void await_all();  // waits for all ranks. Throws Error, also if two of them came with the same card
+    void leave();      // afterwards the process looks gone to the others; callable from any thread
 
     Channel& channel(Traffic traffic, int from, int to) const;
     bool present(int rank) const;
-    bool gone(int rank) const;  // it was here, and its process is no more, or it has left
+    bool gone(int rank) const;  // it was present, and its process has ended or it has left
 
-    // What a rank is doing, for messages of others.
+    // What a rank is doing, for messages of the other ranks.
     void set_doing(const std::string& text);
     std::string doing(int rank) const;
 
-    // The first failure that all ranks should know of; ncclSuccess: none.
+    // The first failure that all ranks should know about, or ncclSuccess.
     void fail(ncclResult_t code, const std::string& text);
     ncclResult_t failure(std::string* text = nullptr) const;
 
-    // The host's side of ncclCommSplit: every rank gives some bytes and gets those of all (ranks * bytes). Throws Error
-    // where a rank is gone.
+    // The host's part of ncclCommSplit: every rank contributes `bytes` bytes and receives those of all ranks (ranks *
+    // bytes). Throws Error if a rank is gone.
     void exchange(void* all, const void* mine, size_t bytes, const char* what);
 
 private:
@@ -75,7 +75,7 @@ private:
     void close_all();
     void take_seat(const std::string& card);
     void refuse_shared_cards() const;
-    // Waits until condition() says true; throws Error where it cannot any more.
+    // Waits until condition() is true. Throws Error if that has become impossible.
     template <class Condition>
     void wait(const char* what, Condition condition);
 
@@ -87,7 +87,8 @@ private:
     uint64_t exchanges_ = 0;
 };
 
-// Seconds without progress after which what waits is named on stderr, once a communicator. 10; tests set less.
+// Seconds without progress after which waiting operations are named on stderr, once per communicator. 10 by default;
+// tests use less.
 void set_patience(double seconds);
 double patience();
 double now();  // seconds

@@ -1,3 +1,4 @@
+// Resolves and checks the addresses of memory instructions (address.h).
 #include "dev/virtual_gpu/ptx/address.h"
 
 #include <algorithm>
@@ -24,7 +25,7 @@ void fail_misaligned(Warp& w, const Op& op, const uint64_t (&address)[kLanes], u
 }
 
 bool is_row(const Warp& w, const uint64_t (&address)[kLanes], uint32_t total) {
-    if (address[kLanes - 1] < address[0]) return false;  // it wraps around
+    if (address[kLanes - 1] < address[0]) return false;  // the range wraps around
     uint64_t apart = ~w.mask;
     for (uint64_t i = 0; i < kLanes; i++) apart |= address[i] ^ (address[0] + i * total);
     return apart == 0;
@@ -47,10 +48,10 @@ void resolve_shared(Warp& w, const Op& op, const uint64_t (&address)[kLanes], ui
     if (OpCounts* counts = w.block->counts_of(op)) count_shared(address, w.mask, total, *counts);
 }
 
-// Lanes may be in allocations of their own, which is rare.
+// For lanes in different allocations, which is rare.
 void resolve_apart(Warp& w, const Op& op, const uint64_t (&address)[kLanes], Space space, uint32_t total,
                    const char* what, Addresses& to, Range& last) {
-    static std::array<uint8_t, 32> always_written = [] {  // pinned memory: the host's
+    static std::array<uint8_t, 32> always_written = [] {  // pinned memory belongs to the host
         std::array<uint8_t, 32> bytes;
         bytes.fill(kWritten);
         return bytes;

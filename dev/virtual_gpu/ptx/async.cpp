@@ -1,3 +1,4 @@
+// Proxies, and the state of a block's asynchronous instructions (async.h).
 #include "dev/virtual_gpu/ptx/async.h"
 
 #include <algorithm>
@@ -57,7 +58,7 @@ void Async::start(Block& block) {
     proxies.start(block);
     copies.start(block);
     cluster.start(block);
-    const int launched = (block.launch->kernel->registers + 7) / 8 * 8;  // a warp gets them in units of 256
+    const int launched = (block.launch->kernel->registers + 7) / 8 * 8;  // a warp gets registers in units of 256
     registers.assign(block.warps.size(), launched);
     registers_in_all = launched * static_cast<int>(block.warps.size());
     warpgroups.assign((block.warps.size() + kWarpgroup - 1) / kWarpgroup, {});
@@ -114,7 +115,7 @@ void Async::note_write(Warp& w, const Op& op, const Addresses& to, uint32_t byte
 
 namespace {
 
-// Other lanes of the warp may be those that this path waits for.
+// Lets other lanes of the warp run, since this path may be waiting for them.
 void rotate_paths(Warp& w) {
     if (w.paths.size() < 2) return;
     Warp::Path &top = w.paths.back(), &other = w.paths[w.paths.size() - 2];

@@ -1,5 +1,5 @@
-// cp.async: PTX ISA, "Data Movement: Asynchronous copy". The bytes move at the wait; until then the destination counts
-// as not written and holds 0xFF.
+// cp.async: PTX ISA, "Data Movement: Asynchronous copy". The bytes move at the wait. Until then the destination counts
+// as not written and contains 0xFF.
 #include <algorithm>
 #include <cstring>
 
@@ -10,8 +10,8 @@
 
 namespace virtual_gpu {
 
-// at[kBase]: where to, with Op::immediate; at[0]: where from, at[1]: the offset to that; at[2]: bytes to be read, the
-// rest is zero.
+// at[kBase] with Op::immediate is the destination, at[0] the source, at[1] the offset of the source, at[2] the number
+// of bytes to read; the rest becomes zero.
 void async_copy(Warp& w, const Op& op) {
     Addresses to, from;
     resolve(w, op, op.size, "cp.async's store", to);
@@ -25,7 +25,7 @@ void async_copy(Warp& w, const Op& op) {
         reading |= (has(w.mask, i) && wanted[i] > 0 ? 1u : 0u) << i;
     }
     const uint32_t all = w.mask;
-    w.mask = reading;  // where no bytes are wanted none are read
+    w.mask = reading;  // lanes that need no bytes read none
     if (reading) {
         resolve(w, op, source, Space::global, op.size, "cp.async's load", from);
         note_read(w, op, from, op.size);

@@ -1,3 +1,4 @@
+// Bulk copies: bookkeeping of copies in flight, and their instructions (bulk_copy.h).
 #include "dev/virtual_gpu/ptx/bulk_copy.h"
 
 #include <algorithm>
@@ -14,16 +15,16 @@ namespace {
 
 constexpr const char* kWhat = "bulk copy";
 
-// Where a piece's bytes of global memory are kept.
+// The bytes of a piece in global memory, and their flags.
 char* bytes_of(uint64_t address, uint8_t*& written) {
-    static uint8_t always_written[kBulkBytes] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};  // pinned memory
+    static uint8_t always_written[kBulkBytes] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};  // for pinned memory
     Range range;
     if (!Memory::get().find(address, range)) fault("a bulk copy's memory was freed while it was under way");
     written = range.shift ? Memory::get().written(address) : always_written;
     return reinterpret_cast<char*>(address + static_cast<uint64_t>(range.shift));
 }
 
-// For the search for races: a lane's access, word by word.
+// Records a lane's access for race detection, word by word.
 void note(Warp& w, const Op& op, int lane, char* bytes, uint8_t* written, uint32_t count, bool is_shared,
           Access access) {
     const uint32_t mask = w.mask;
@@ -229,8 +230,8 @@ void BulkCopies::finish(Block& block) {
 
 namespace {
 
-// Operands in the instruction's list: shared address, global address or tensor map, then the size's place or the
-// coordinates', and last the mbarrier of a load.
+// The instruction's list of operands: shared address, global address or tensor map, then the place of the size or the
+// coordinates, and for a load the mbarrier.
 constexpr size_t kAddressWords = 3, kRest = 2 * kAddressWords;
 
 uint32_t shared_operand(const Warp& w, const Op& op, int lane, uint64_t address, uint32_t align, uint64_t bytes,
@@ -290,7 +291,8 @@ TensorMap read_tensor_map(const Warp& w, const Op& op, int lane, uint64_t addres
     return map;
 }
 
-// A row of a box: the innermost dimension. `from` is its first element's place, were it within the tensor.
+// Adds a row of a box, which lies along the innermost dimension. `from` is the address of its first element, even if
+// that is outside the tensor.
 void add_row(const TensorMap& map, int64_t x, bool inside, uint64_t from, uint32_t to, BulkCopy& copy) {
     const int64_t row = int64_t{map.box[0]} * map.element_bytes;
     const int64_t first = std::clamp<int64_t>(-x * map.element_bytes, 0, row);
@@ -338,7 +340,7 @@ void add_tensor(Warp& w, const Op& op, int lane, BulkCopy& copy) {
     }
 }
 
-// A copy moves sectors of 32 bytes, as other accesses do (traffic.h).
+// A copy moves sectors of 32 bytes, like other accesses (traffic.h).
 void count(const BulkCopy& copy, OpCounts& counts) {
     constexpr uint64_t kSector = 32;
     uint64_t last = ~uint64_t{0};

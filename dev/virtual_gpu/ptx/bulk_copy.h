@@ -8,7 +8,7 @@
 
 namespace virtual_gpu {
 
-// Sixteen bytes of a copy. Those of global memory are `global` + [first, last); of a load, the others are zero.
+// Sixteen bytes of a copy. Bytes [first, last) from `global` are in global memory; in a load, the others are zero.
 struct BulkPiece {
     uint64_t global = 0;
     uint32_t shared = 0;
@@ -17,15 +17,15 @@ struct BulkPiece {
 constexpr uint32_t kBulkBytes = 16;
 
 struct BulkCopy {
-    bool loads = true;  // into shared memory
+    bool loads = true;  // true for copies into shared memory
     int warp = 0, lane = 0;
     const Op* op = nullptr;
-    uint32_t barrier = 0;   // a load's: its shared address
-    uint32_t group = 0;     // a store's
-    bool has_read = false;  // a store that has read shared memory
+    uint32_t barrier = 0;   // shared address of a load's mbarrier
+    uint32_t group = 0;     // of a store
+    bool has_read = false;  // true once a store has read shared memory
     std::vector<BulkPiece> pieces;
-    std::vector<uint8_t> bytes;  // what that store has read
-    Races::Knowledge known;      // to its thread, for the search for races
+    std::vector<uint8_t> bytes;  // read by such a store
+    Races::Knowledge known;      // known to its thread, for race detection
     uint32_t size() const { return static_cast<uint32_t>(pieces.size()) * kBulkBytes; }
 };
 
@@ -33,12 +33,12 @@ class BulkCopies {
 public:
     void start(const Block& block);
     void add(Warp& w, const Op& op, BulkCopy copy);
-    bool deliver(Warp& w, uint32_t barrier);              // one load of an mbarrier; false: there is none
-    void complete_phase(Block& block, uint32_t barrier);  // its loads may be read
+    bool deliver(Warp& w, uint32_t barrier);              // completes one load of an mbarrier; false if there is none
+    void complete_phase(Block& block, uint32_t barrier);  // the loads of this phase may be read now
     void commit(const Warp& w, uint32_t lanes);
     void wait(Warp& w, int lane, uint32_t left, bool only_read);
     void finish(Block& block);
-    // Fails the warp where a lane's generic write meets bytes that a copy still reads or writes.
+    // Fails the warp if a lane's generic write hits bytes that a copy still reads or writes.
     void check_write(const Warp& w, const Op& op, int lane, uint32_t address, uint32_t bytes) const;
     bool empty() const { return loads_.empty() && stores_.empty(); }
 
@@ -47,8 +47,8 @@ private:
     static void write(const Block& block, const BulkCopy& copy);
     void lock(const BulkCopy& copy, int by);
     std::vector<BulkCopy> loads_, delivered_, stores_;
-    std::vector<uint32_t> groups_;   // by thread: the open one
-    std::vector<uint16_t> readers_;  // by 16 bytes of shared memory: stores that read them
+    std::vector<uint32_t> groups_;   // the open group, by thread
+    std::vector<uint16_t> readers_;  // stores that read each 16 bytes of shared memory
 };
 
 void bulk_copy(Warp&, const Op&);
@@ -56,7 +56,7 @@ void bulk_commit(Warp&, const Op&);
 void bulk_wait(Warp&, const Op&);
 void prefetch_tensor_map(Warp&, const Op&);
 
-// How Op::mode says what a copy is.
+// The kind of a copy in Op::mode.
 enum BulkMode : uint8_t { kBulkLoad = 0, kBulkStore = 1, kBulkPrefetch = 2 };
 
 }  // namespace virtual_gpu

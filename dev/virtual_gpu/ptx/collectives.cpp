@@ -1,13 +1,14 @@
-// Instructions of a warp's lanes together: PTX ISA, "Data Movement: shfl.sync", "Parallel Synchronization: vote.sync,
-// redux.sync, bar.warp.sync, activemask, elect.sync". Every lane that a mask names must be there with the same mask, or
-// have ended (CUDA C++ Programming Guide, "Warp Vote Functions"); lanes with other masks may be there for themselves.
+// Instructions that a warp's lanes execute together: PTX ISA, "Data Movement: shfl.sync", "Parallel Synchronization:
+// vote.sync, redux.sync, bar.warp.sync, activemask, elect.sync". Every lane in a mask must arrive with the same mask or
+// have ended (CUDA C++ Programming Guide, "Warp Vote Functions"). Lanes with other masks may execute the instruction
+// separately.
 #include "dev/virtual_gpu/ptx/instructions.h"
 #include "dev/virtual_gpu/ptx/races.h"
 
 namespace virtual_gpu {
 namespace {
 
-// Calls f for each group of lanes that name one another, with w.mask set to it.
+// Calls f for each group of lanes whose masks name each other, with w.mask set to the group.
 template <class F>
 void each_group(Warp& w, const Op& op, uint32_t place, const char* what, F f) {
     const uint32_t* const members = w.at<const uint32_t>(place);
@@ -47,7 +48,7 @@ void reduce(Warp& w, const Op& op) {
     });
 }
 
-// Of the lanes of w.mask, which are one group.
+// For the lanes of w.mask, which are one group.
 void shuffle_group(Warp& w, const Op& op) {
     const uint32_t *a = w.at<const uint32_t>(op.at[2]), *b = w.at<const uint32_t>(op.at[3]),
                    *c = w.at<const uint32_t>(op.at[4]);
@@ -102,7 +103,7 @@ void vote(Warp& w, const Op& op) {
     each_group(w, op, op.at[2], "vote.sync", [&] { vote_of_group(w, op); });
 }
 
-// Which lane it is, is not said; always the first of a group.
+// The PTX ISA does not define which lane is elected; here it is the first of a group.
 void elect(Warp& w, const Op& op) {
     each_group(w, op, op.at[2], "elect.sync", [&] {
         const int leader = first_lane(w.mask);

@@ -1,11 +1,11 @@
-// Branches, ends and barriers.
+// Branches, returns and barriers.
 //
-// A warp whose lanes part keeps a stack of paths: where the lanes of each are, and where they meet those of the path
-// below. Lanes that leave for the meeting point of the path they are on need no path of their own: the one below has
-// them.
+// A warp whose lanes diverge keeps a stack of paths: the place of each path's lanes, and where they meet the lanes of
+// the path below. Lanes that branch to the meeting point of their own path need no new path: they belong to the path
+// below.
 //
-// Paths that meet nowhere, because one ends by itself, run one after the other; where one comes to an instruction of
-// several lanes it lets the others go on first.
+// Paths that never meet, because one of them returns, run one after the other. If one reaches an instruction for
+// several lanes, it lets the others continue first.
 #include <algorithm>
 
 #include "dev/virtual_gpu/fault.h"
@@ -40,7 +40,7 @@ bool Warp::run_others_first() {
     here.pc = pc - 1;
     here.mask = active;
     here.waits = true;
-    size_t first = paths.size() - 1;  // of those that meet where this one does, in a row at the top
+    size_t first = paths.size() - 1;  // the first of the paths at the top that meet where this one does
     while (first > 0 && paths[first - 1].meet == here.meet) first--;
     const auto begin = paths.begin() + static_cast<long>(first), top = paths.end() - 1;
     const bool any_runs = std::any_of(begin, top, [](const Path& p) { return !p.waits; });
@@ -49,7 +49,7 @@ bool Warp::run_others_first() {
     if (same != top) here.mask |= same->mask;
     *top = here;
     if (same != top) paths.erase(same);
-    // Those that wait go below, this one above them.
+    // Waiting paths go below, this one above them.
     std::stable_partition(paths.begin() + static_cast<long>(first), paths.end(), [](const Path& p) { return p.waits; });
     resume();
     return true;
@@ -61,7 +61,7 @@ void meet(Warp& w, const Op& op) {
 
 void branch(Warp& w, const Op& op) {
     const uint32_t taken = w.mask, staying = w.active & ~taken;
-    const int behind = w.pc;  // counted on already
+    const int behind = w.pc;  // already incremented
     if (staying == 0) {
         w.pc = op.target;
         return;

@@ -1,5 +1,5 @@
-// cvt: PTX ISA, "Data Movement and Conversion Instructions: cvt". From floats to integers it saturates; NaN becomes 0
-// from f32 to 32 bits, else the most significant bit alone.
+// cvt: PTX ISA, "Data Movement and Conversion Instructions: cvt". Conversions from floats to integers saturate. NaN
+// becomes 0 from f32 to 32 bits, otherwise only the most significant bit is set.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -86,7 +86,7 @@ void define_narrow() {
     define<[](float a) { return tf32_of(a); }>("cvt.rna.tf32.f32", k);
 }
 
-// A cast that does not know NaN.
+// A faulty cast that treats NaN as a number.
 template <auto Cast, uint8_t Largest>
 constexpr auto kLyingCast = [](float a, float b) {
     const auto cast = [](float x) { return x == x ? Cast(x) : Largest; };

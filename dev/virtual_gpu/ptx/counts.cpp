@@ -1,3 +1,4 @@
+// Collects and prints the counts of kernels (counts.h).
 #include "dev/virtual_gpu/ptx/counts.h"
 
 #include <sys/file.h>
@@ -28,11 +29,11 @@ void add_to(OpCounts& to, const OpCounts& c) {
     to.conflicts += c.conflicts;
 }
 
-// "meet" and "low half" are not in the text.
+// "meet" and "low half" are not in the PTX text.
 bool is_instruction(const Code& code, size_t i) { return code.opcodes[i] != "meet" && code.opcodes[i] != "low half"; }
 
-// Of "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": 2 * 16 * 8 * 16, and the first operand's type. decode()
-// lets no other form pass.
+// For "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": 2 * 16 * 8 * 16, and the first operand's type. decode()
+// accepts no other form.
 std::pair<std::string, uint64_t> tensor_operation(const std::string& opcode) {
     unsigned m = 0, n = 0, k = 0;
     char type[8] = "";
@@ -44,8 +45,8 @@ struct Sums {
     uint64_t launches = 0, blocks = 0, threads = 0;
     double seconds = 0;
     OpCounts all;
-    std::array<uint64_t, kKinds> kinds{};               // warps' instructions
-    std::map<std::string, uint64_t> tensor_operations;  // additions and multiplications, by operand type
+    std::array<uint64_t, kKinds> kinds{};               // warp instructions
+    std::map<std::string, uint64_t> tensor_operations;  // additions and multiplications by operand type
     Sectors footprint;
 
     void add(const Sums& s) {
@@ -137,7 +138,7 @@ nlohmann::json words(const Kernel& kernel, const KernelCounts& k) {
 
 }  // namespace
 
-// Appends, since several processes may write one file: each all of its lines in one go.
+// Appends, since several processes may write to one file: each writes all its lines at once.
 void write_counts(const std::string& path) {
     std::FILE* const file = std::fopen(path.c_str(), "a");
     if (!file) {
@@ -160,7 +161,7 @@ void LaunchCounter::add(const Block& block) {
     sectors_.written += block.sectors.written;
 }
 
-// A launch that failed is counted up to there.
+// A failed launch is counted up to the failure.
 LaunchCounter::~LaunchCounter() {
     if (!counting()) return;
     const Code& code = *launch_.kernel->code;

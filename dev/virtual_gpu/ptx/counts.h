@@ -1,7 +1,7 @@
-// What every kernel of the process did, where VIRTUAL_GPU_COUNTS=FILE asks for it: one JSON object a line and kernel,
-// written at the process's end; kernels that ran must live until then. A kernel's sums are of all its launches; under
-// "shapes" they stand for each grid, block and dynamic shared memory apart, with how many of the blocks a
-// multiprocessor holds. Every number but "seconds" is the same for any order and any number of threads.
+// The work of every kernel of the process, if VIRTUAL_GPU_COUNTS=FILE is set: one JSON object per kernel and line,
+// written when the process ends; kernels that ran must live until then. A kernel's sums cover all its launches.
+// "shapes" has them for each grid, block and dynamic shared memory separately, with the number of blocks that a
+// multiprocessor holds. Every number except "seconds" is independent of the order and the number of threads.
 #pragma once
 #include <chrono>
 #include <vector>
@@ -11,12 +11,12 @@
 
 namespace virtual_gpu {
 
-// Of one launch, which it must not outlive.
+// The counter of one launch, which it must not outlive.
 class LaunchCounter {
 public:
     explicit LaunchCounter(const Launch& launch);
     ~LaunchCounter();
-    void add(const Block& block);  // what one host thread counted of it; one thread at a time
+    void add(const Block& block);  // adds the counts of one host thread; only one thread may call it at a time
 
 private:
     const Launch& launch_;

@@ -1,4 +1,4 @@
-// Instructions into what the machine runs.
+// Decodes PTX instructions into the machine's operations.
 #include <map>
 #include <utility>
 
@@ -29,7 +29,7 @@ Space space_of(std::string_view name) {
     return name == "param" ? Space::parameter : Space::generic;
 }
 
-// What may stand in a load's or store's opcode besides space and type: order and cache hints.
+// Parts of a load's or store's opcode besides space and type that change nothing here: order and cache hints.
 bool changes_nothing(std::string_view part) {
     for (const char* known : {"nc",       "volatile", "relaxed", "acquire", "release",     "weak",  "gpu",
                               "cta",      "sys",      "cg",      "ca",      "cs",          "cv",    "wb",
@@ -45,7 +45,7 @@ Kind kind_of(const std::string& opcode, Space space) {
     if (space == Space::parameter) return Kind::parameter;
     if (space == Space::global || space == Space::generic) return Kind::global;
     if (starts("mma") || starts("wgmma")) return Kind::tensor;
-    if (starts("shfl") || starts("redux")) return Kind::shared;  // they go through the same pipe
+    if (starts("shfl") || starts("redux")) return Kind::shared;  // they use the same pipe
     if (starts("bar") || starts("cp.async") || starts("fence") || starts("membar")) return Kind::barrier;
     return starts("mov") ? Kind::move : Kind::control;
 }
@@ -73,7 +73,7 @@ public:
     }
 
 private:
-    // A block's shared memory: static variables, then the dynamic part.
+    // Lays out a block's shared memory: static variables, then the dynamic part.
     void lay_out_shared(uint64_t end) {
         uint64_t align = 16;
         for (const auto& [name, symbol] : symbols_)
@@ -139,7 +139,7 @@ private:
         return in_->operands[n];
     }
 
-    // The mistake that VIRTUAL_GPU_LOSE asks for.
+    // Applies the mistake that VIRTUAL_GPU_LOSE asks for.
     void lose() {
         const std::string& wanted = options().lose;
         if (wanted.empty() || wanted.substr(0, wanted.rfind(':')) != kernel_.name) return;
@@ -153,7 +153,7 @@ private:
         if (!found) fault("VIRTUAL_GPU_LOSE=%s: no instruction is there", wanted.c_str());
     }
 
-    // Casts that VIRTUAL_GPU_FAULT wants to be wrong.
+    // Makes casts wrong if VIRTUAL_GPU_FAULT asks for it.
     void lie() {
         if (!lies("cast", kernel_.readable)) return;
         for (size_t i = 0; i < code_->ops.size(); i++)
@@ -188,7 +188,7 @@ private:
         return found->second | kConstantBank;
     }
 
-    // `kind`: as in LaneOp::operands.
+    // `kind` is as in LaneOp::operands.
     uint32_t place(const Operand& o, char kind) override {
         const char needed = kind == 'p' ? 'p' : kind == 'l' || kind == 'd' ? 'l' : 'w';
         if (o.kind == Operand::reg) {
@@ -202,12 +202,12 @@ private:
             for (const auto& [name, special] : kSpecialNames)
                 if (o.text == name) return static_cast<uint32_t>(special) * kLanes | kSpecialBank;
             if (o.text == "WARP_SZ") return constant(kind, kLanes);
-            if (o.text == "%cluster_nctarank") return constant(kind, 1);  // clusters of one block alone are played
+            if (o.text == "%cluster_nctarank") return constant(kind, 1);  // only clusters of one block are simulated
             if (const auto s = symbols_.find(o.text); s != symbols_.end()) return constant(kind, s->second.address);
         }
         bad_ptx(in_->line, in_->opcode + ": operand not known: " + o.text);
     }
-    // cvt may name a wider register: its low half is meant (PTX ISA, "Operand Size Exceeding Instruction-Type Size").
+    // cvt may name a wider register and means its low half (PTX ISA, "Operand Size Exceeding Instruction-Type Size").
     uint32_t low_half(uint32_t place) {
         Op op;
         op.execute = find_lane_op("cvt.u32.u64")->execute;
@@ -219,7 +219,7 @@ private:
         return op.at[0];
     }
 
-    // What is written must be a register of just its width.
+    // A result must be a register of exactly its width.
     void check_result(char kind) const {
         const Operand& o = operand(0);
         need(o.kind == Operand::reg, "the result is no register");
@@ -246,7 +246,7 @@ private:
         }
     }
 
-    // ---- kinds of instructions: true if it is one ----
+    // ---- kinds of instructions: each function returns true if it is one ----
 
     bool decode_control(Op& op) {
         const std::string& c = in_->opcode;
@@ -342,7 +342,7 @@ private:
         return true;
     }
 
-    // d, [address], b, c: c of cas alone. red has no d.
+    // d, [address], b, c: only cas has c, and red has no d.
     bool decode_atomic(Op& op, const std::vector<std::string_view>& parts) {
         const std::string_view type = parts.back(), operation = parts[parts.size() - 2];
         const size_t first = parts[0] == "red" ? 0 : 1;
@@ -463,7 +463,7 @@ private:
     std::map<std::pair<bool, uint64_t>, uint32_t> constants_;
     const Instruction* in_ = nullptr;
     bool has_wgmma_ = false;
-    uint32_t narrowed_ = 0, narrow_here_ = 0;  // where low halves lie, and how many of them the instruction has
+    uint32_t narrowed_ = 0, narrow_here_ = 0;  // where low halves lie, and their number in this instruction
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Instructions that came with sm_90, into what the machine runs. Refused as not known, among others: clusters of
-// several blocks and what only they need (st.async, multicast), reductions by bulk copies (cp.reduce.async.bulk),
-// im2col copies, sparse products and those of other types than BF16 and FP8 with FP32 sums.
+// Decodes the instructions that came with sm_90. Refused as unknown are, among others: clusters of several blocks and
+// their instructions (st.async, multicast), reductions by bulk copies (cp.reduce.async.bulk), im2col copies, sparse
+// products, and products other than BF16 and FP8 with FP32 sums.
 #include "dev/virtual_gpu/ptx/async.h"
 #include "dev/virtual_gpu/ptx/decoder.h"
 #include "dev/virtual_gpu/ptx/instructions.h"
@@ -51,7 +51,7 @@ bool has_part(const Parts& parts, std::string_view part) {
     return false;
 }
 
-// Every part must be one of these, so that nothing is left out that is written.
+// Requires every part to be one of these, so that no part is silently ignored.
 void only(const OperandDecoder& d, const Parts& parts, std::initializer_list<std::string_view> known) {
     for (std::string_view part : parts) {
         bool found = false;
@@ -72,7 +72,7 @@ void decode_barrier_wait(OperandDecoder& d, Op& op, const Parts& parts) {
     op.at[0] = d.place(d.operand(0), 'p');
     d.address(op, d.operand(1));
     op.at[1] = d.place(d.operand(2), op.mode ? 'w' : 'l');
-    if (d.instruction().operands.size() > 3) d.place(d.operand(3), 'w');  // how long it may take
+    if (d.instruction().operands.size() > 3) d.place(d.operand(3), 'w');  // the time limit
     op.execute = mbarrier_wait;
 }
 
@@ -127,8 +127,8 @@ bool decode_mbarrier(OperandDecoder& d, Op& op, const Parts& parts) {
 
 // ---- bulk copies ---------------------------------------------------------------------------------------------------
 
-// [shared], [global], size, [mbarrier] or [shared], [map, {x, y}], [mbarrier]; a store's first two the other way round
-// and without mbarrier; a policy for the cache may follow.
+// [shared], [global], size, [mbarrier] or [shared], [map, {x, y}], [mbarrier]. A store has the first two in reverse
+// order and no mbarrier. A cache policy may follow.
 bool decode_bulk_copy(OperandDecoder& d, Op& op, const Parts& parts) {
     only(d, parts,
          {"cp", "async", "bulk", "tensor", "1d", "2d", "3d", "4d", "5d", "shared::cta", "shared::cluster", "tile",
@@ -136,7 +136,8 @@ bool decode_bulk_copy(OperandDecoder& d, Op& op, const Parts& parts) {
     const bool tensor = has_part(parts, "tensor"), loads = has_part(parts, "mbarrier::complete_tx::bytes");
     const size_t to = tensor ? 5 : 3;
     if (loads == has_part(parts, "bulk_group") || parts.size() < to + 2) return false;
-    if ((loads ? parts[to + 1] : parts[to]) != "global") return false;  // from shared memory to that of another block
+    // It copies from shared memory to that of another block.
+    if ((loads ? parts[to + 1] : parts[to]) != "global") return false;
     op.mode = loads ? kBulkLoad : kBulkStore;
     op.count = tensor ? static_cast<uint8_t>(parts[4][0] - '0') : 0;
     const Operand &shared = d.operand(loads ? 0 : 1), &global = d.operand(loads ? 1 : 0);
@@ -173,7 +174,7 @@ bool decode_bulk(OperandDecoder& d, Op& op, const Parts& parts) {
         return true;
     }
     if (parts[3] == "prefetch" || has_part(parts, "prefetch")) {
-        op.execute = nothing;  // of L2: no contents change
+        op.execute = nothing;  // a prefetch into L2 changes no contents
         return true;
     }
     return decode_bulk_copy(d, op, parts);
@@ -186,7 +187,7 @@ bool type_of(std::string_view name, Element& type) {
     return name == "bf16" || name == "e4m3" || name == "e5m2";
 }
 
-// d, a, b, scale-d, imm-scale-a, imm-scale-b, and for BF16 imm-trans-a (of a descriptor), imm-trans-b.
+// d, a, b, scale-d, imm-scale-a, imm-scale-b, and for BF16 imm-trans-a (if a is a descriptor), imm-trans-b.
 bool decode_product(OperandDecoder& d, Op& op, const Parts& parts) {
     WgmmaShape s;
     if (parts.size() != 8 || parts[2] != "sync" || parts[3] != "aligned" || parts[5] != "f32") return false;
@@ -262,7 +263,7 @@ bool decode_fence(OperandDecoder& d, Op& op) {
         op.mode = 1;
     else if (c != "fence.proxy.async" && c != "fence.proxy.async.shared::cta" &&
              c != "fence.proxy.async.shared::cluster")
-        return c == "fence.proxy.async.global" && (op.execute = nothing);  // global memory's proxies are not followed
+        return c == "fence.proxy.async.global" && (op.execute = nothing);  // proxies of global memory are not tracked
     d.code().is_async = true;
     op.execute = fence_async;
     return true;
@@ -328,7 +329,7 @@ bool decode_hopper(OperandDecoder& d, Op& op) {
     if (parts[0] == "stmatrix") return decode_matrix_store(d, op, parts);
     if (parts[0] == "setmaxnreg") return decode_set_max_registers(d, op);
     if (c == "griddepcontrol.wait" || c == "griddepcontrol.launch_dependents") {
-        op.execute = nothing;  // the grids before have ended
+        op.execute = nothing;  // earlier grids have always ended
         op.kind = Kind::barrier;
         return true;
     }

@@ -1,4 +1,4 @@
-// What the decoding of one family of instructions needs from that of the others: decode.cpp has it.
+// The interface between decode.cpp and decoders of one family of instructions.
 #pragma once
 #include <string>
 #include <vector>
@@ -13,17 +13,17 @@ public:
     virtual ~OperandDecoder() = default;
     virtual const Instruction& instruction() const = 0;
     virtual const Operand& operand(size_t n) const = 0;
-    // Where an operand lies; `kind` as in LaneOp::operands.
+    // The place of an operand; `kind` is as in LaneOp::operands.
     virtual uint32_t place(const Operand& o, char kind) = 0;
     virtual uint32_t constant(char kind, uint64_t bits) = 0;
     virtual uint64_t bits_of(const std::string& number) const = 0;
-    // The instruction's memory operand: Op::immediate and Op::at[kBase].
+    // Decodes the instruction's memory operand into Op::immediate and Op::at[kBase].
     virtual void address(Op& op, const Operand& memory) = 0;
     virtual void need(bool condition, const char* what) const = 0;
     [[noreturn]] virtual void unknown() const = 0;
     virtual Code& code() = 0;
 
-    // Any further memory operand: three words of a list, for address_at().
+    // Decodes a further memory operand into three words of a list, for address_at().
     void address(std::vector<uint32_t>& list, const Operand& memory);
 };
 
@@ -32,7 +32,8 @@ uint64_t address_at(Warp& w, const std::vector<uint32_t>& list, size_t first, in
 
 Code::Touch touch_of(const Instruction& i, const Body& body);
 
-// Hopper's families: mbarrier, bulk copies, wgmma and what goes with them. False: it is none of these.
+// Decodes Hopper's families: mbarrier, bulk copies, wgmma and related instructions. Returns false for other
+// instructions.
 bool decode_hopper(OperandDecoder& decoder, Op& op);
 
 }  // namespace virtual_gpu

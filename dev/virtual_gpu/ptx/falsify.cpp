@@ -1,3 +1,4 @@
+// Deliberate errors in kernels' results (falsify.h).
 #include "dev/virtual_gpu/ptx/falsify.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ char* bytes_at(uint64_t address, size_t count) {
     return Memory::get().writable(reinterpret_cast<void*>(address), count, "falsified");
 }
 
-// An element of a store: a word of four bytes, or all that was stored where that is less.
+// An element of a store: a word of four bytes, or the whole stored value if that is smaller.
 struct Element {
     uint64_t address;
     uint32_t bytes;
@@ -34,7 +35,7 @@ Element element_of(const LastStore& s, uint32_t i) {
 }
 uint32_t elements_of(const LastStore& s) { return static_cast<uint32_t>(s.count) * elements_per_lane(s); }
 
-// About 1 %, whatever is there: an FP32 number, two of BF16 (or one), or FP8, which has no steps as small. Zero becomes
+// Changes a value by about 1 %: an FP32 number, one or two BF16 numbers, or FP8, whose steps are larger. Zero becomes
 // 2^-7, or 1.5 in FP8.
 uint32_t one_percent_off(uint32_t value, uint32_t bytes) {
     const uint32_t shift = bytes == 4 ? 16 : 0;
@@ -42,7 +43,7 @@ uint32_t one_percent_off(uint32_t value, uint32_t bytes) {
     return value ^ (bytes == 1 ? 1u : 2u << shift);
 }
 
-// Of the last element that is not 0, if there is one.
+// Changes the last element that is not 0, if there is one.
 void make_wrong(const LastStore& last) {
     uint32_t i = elements_of(last) - 1;
     while (i > 0 && element_of(last, i).read() == 0) i--;
@@ -51,13 +52,13 @@ void make_wrong(const LastStore& last) {
     element.write(one_percent_off(element.read(), element.bytes));
 }
 
-// The lowest bit of another element each time, and now and then of none: there may be one alone.
+// Flips the lowest bit of another element each time, and sometimes of none, since there may be only one element.
 void make_unsteady(const LastStore& last) {
     const auto i = static_cast<uint32_t>(unsteady_number() % (elements_of(last) + 1));
     if (i < elements_of(last)) element_of(last, i).write(element_of(last, i).read() ^ 1);
 }
 
-// Behind all that was stored: seen by nobody who does not look there, as on a GPU.
+// Writes after the end of everything that was stored. As on a GPU, nobody notices without looking there.
 void store_behind(uint64_t end) {
     constexpr uint32_t kStray = 0x5a5a5a5a;
     const uint64_t at = (end + kWord - 1) / kWord * kWord;
@@ -79,7 +80,7 @@ void LastStore::note(const Addresses& at, uint32_t mask, uint32_t size) {
     int noted = 0;
     for (uint32_t left = mask; left; left &= left - 1) {
         const uint8_t* const written = at.written[first_lane(left)];
-        if (!memory.is_shadow(written)) continue;  // pinned memory: the host's
+        if (!memory.is_shadow(written)) continue;  // pinned memory belongs to the host
         address[noted++] = memory.address(written);
         end = std::max(end, memory.address(written) + size);
     }

@@ -1,5 +1,5 @@
-// What kernels do wrong on purpose, in every launch (VIRTUAL_GPU_FAULT): when a launch has ended, something of its last
-// store is changed, or one more store is made behind all that it wrote.
+// Deliberate errors of kernels, in every launch (VIRTUAL_GPU_FAULT): after a launch, a part of its last store is
+// changed, or a further store is made after everything that it wrote.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -8,12 +8,12 @@
 
 namespace virtual_gpu {
 
-// To device memory, atomic operations included.
+// A kernel's last store to device memory, atomic operations included.
 struct LastStore {
     uint64_t address[kLanes] = {};
-    int count = 0;       // of addresses; 0: there was none
-    uint32_t bytes = 0;  // at each
-    uint64_t end = 0;    // of all that was stored
+    int count = 0;       // the number of addresses; 0 if there was no store
+    uint32_t bytes = 0;  // at each address
+    uint64_t end = 0;    // of everything that was stored
 
     void note(const Addresses& at, uint32_t mask, uint32_t size);
     void note(uint64_t at, uint32_t size);
@@ -21,11 +21,12 @@ struct LastStore {
 
 class Falsifier {
 public:
-    static std::unique_ptr<Falsifier> of(const Kernel& kernel);  // null: it is honest
+    static std::unique_ptr<Falsifier> of(const Kernel& kernel);  // nullptr if the kernel is to be correct
 
-    // A block that has ended. The last store is that of the last block that made one, in whatever order they ran.
+    // Adds a block that has ended. The result is the last store of the highest-numbered block that made one, in
+    // whatever order the blocks ran.
     void add(const LastStore& stored, uint64_t block);
-    // When all have. Throws Fault for a store outside all memory.
+    // Called when all blocks have ended. Throws Fault for a store outside all memory.
     void falsify() const;
 
 private:

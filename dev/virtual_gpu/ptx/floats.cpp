@@ -1,6 +1,6 @@
-// Floating point: PTX ISA, "Floating Point Instructions". IEEE rounding; NaN is 0x7fffffff. min and max prefer the
-// number, with .NaN not. Approximate instructions give the nearest float, where a GPU may be off by a few units in the
-// last place; with VIRTUAL_GPU_APPROXIMATE=1 they are off by as much as the PTX ISA allows.
+// Floating point: PTX ISA, "Floating Point Instructions". Rounding follows IEEE; NaN is 0x7fffffff. min and max prefer
+// numbers over NaN, except with .NaN. Approximate instructions return the nearest float, where a GPU may be off by a
+// few units in the last place. With VIRTUAL_GPU_APPROXIMATE=1 they are off by as much as the PTX ISA allows.
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -15,8 +15,8 @@ namespace {
 
 bool is_approximate = false;
 
-// Off by up to `ulp` units in the last place, either way, as a hash of the bits says. 1 stays 1, as it does where a
-// power of two is raised or divided by one.
+// Changes x by up to `ulp` units in the last place in either direction, depending on a hash of its bits. 1 stays 1, as
+// on a GPU when a power of two is raised or divided by one.
 inline float approximate(float x, uint32_t ulp) {
     const uint32_t b = std::bit_cast<uint32_t>(x);
     const bool ordinary = (b & 0x7f800000u) != 0x7f800000u && (b & 0x7fffffffu) >= 0x00800010u && x != 1.0f;
@@ -26,7 +26,7 @@ inline float approximate(float x, uint32_t ulp) {
 
 // 2^x: a polynomial in double, rounded once. Written out, so that the loop over the lanes is vectorised.
 inline float exp2_nearest(float x) {
-    constexpr double kShift = 0x1.8p52;  // adding it rounds to an integer, which then is in the low bits
+    constexpr double kShift = 0x1.8p52;  // adding it rounds to an integer, which is then in the low bits
     double d = x;
     d = d < -300.0 ? -300.0 : d;
     d = d > 300.0 ? 300.0 : d;
@@ -48,7 +48,7 @@ inline float exp2_nearest(float x) {
     return canonical(static_cast<float>(x == x ? std::bit_cast<double>(std::bit_cast<uint64_t>(p) + exponent) : d + x));
 }
 
-// a / b as a times an approximate reciprocal: for 2^126 < |b| < 2^128 that is 0 ("Floating Point Instructions: div").
+// a / b as a times an approximate reciprocal, which is 0 for 2^126 < |b| < 2^128 ("Floating Point Instructions: div").
 inline float divide_approximately(float a, float b) {
     const float magnitude = std::fabs(b);
     const float zero = std::bit_cast<float>((std::bit_cast<uint32_t>(a) ^ std::bit_cast<uint32_t>(b)) & 0x80000000u);
@@ -66,7 +66,7 @@ inline F minimum(F a, F b) {
     return canonical(a < b ? a : b < a ? b : (a == b ? (std::signbit(a) ? a : b) : (a != a ? b : a)));
 }
 
-// Ordered comparisons are false, those ending in u true, where a number is NaN.
+// If an operand is NaN, ordered comparisons are false and those ending in u are true.
 template <class F>
 void define_float_comparisons(const std::string& t, Kind k) {
     define<[](F a, F b) { return a == b; }>("setp.eq." + t, k);

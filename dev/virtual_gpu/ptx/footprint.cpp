@@ -1,3 +1,4 @@
+// Counts the sectors that a launch touches, with a stamp per sector (footprint.h).
 #include "dev/virtual_gpu/ptx/footprint.h"
 
 #include <sys/mman.h>
@@ -24,14 +25,14 @@ void Footprint::write(const Addresses& at, uint32_t mask, uint32_t bytes, Sector
     counted.written += stamp(written_, at, mask, bytes);
 }
 
-// An access is aligned to its size, so that it lies in one sector unless it is larger than one. Blocks run at the same
-// time: of those that stamp a sector one sees the older stamp.
+// An access is aligned to its size, so it lies in one sector unless it is larger than a sector. Blocks run
+// concurrently: of those that stamp a sector, exactly one sees the older stamp.
 uint64_t Footprint::stamp(uint32_t* stamps, const Addresses& at, uint32_t mask, uint32_t bytes) const {
     const Memory& memory = Memory::get();
     uint64_t first = 0, last = ~uint64_t{0};
     for (uint32_t left = mask; left; left &= left - 1) {
         const int lane = first_lane(left);
-        if (!memory.is_shadow(at.written[lane])) continue;  // pinned memory: the host's
+        if (!memory.is_shadow(at.written[lane])) continue;  // pinned memory belongs to the host
         const uint64_t begin = memory.device_offset(at.written[lane]), end = (begin + bytes - 1) / kSector;
         for (uint64_t sector = begin / kSector; sector <= end; sector++) {
             if (sector == last) continue;

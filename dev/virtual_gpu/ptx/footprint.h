@@ -1,7 +1,6 @@
-// The footprint of a launch in device memory: how many sectors of 32 bytes it reads and how many it writes, each
-// counted once however often it is touched. What a launch must move between DRAM and L2 at least, if nothing of it lay
-// in L2 before. Whoever touches a sector first in a launch stamps it, so that the numbers depend neither on the order
-// in which blocks run nor on how many threads run them.
+// The footprint of a launch in device memory: the number of sectors of 32 bytes that it reads and that it writes, each
+// counted once. This is the least that a launch moves between DRAM and L2 if nothing was in L2 before. The first access
+// to a sector in a launch stamps it, so the numbers depend neither on the order of blocks nor on the number of threads.
 #pragma once
 #include <cstdint>
 
@@ -14,7 +13,7 @@ public:
     Footprint();
     void start_launch() { launch_++; }
 
-    // Count the active lanes' accesses of `bytes` bytes where they are the launch's first of a sector.
+    // Count the active lanes' accesses of `bytes` bytes that are the launch's first access to a sector.
     void read(const Addresses& at, uint32_t mask, uint32_t bytes, Sectors& counted) const;
     void write(const Addresses& at, uint32_t mask, uint32_t bytes, Sectors& counted) const;
 
@@ -22,7 +21,7 @@ private:
     uint64_t stamp(uint32_t* stamps, const Addresses& at, uint32_t mask, uint32_t bytes) const;
 
     uint32_t launch_ = 0;
-    uint32_t *read_ = nullptr, *written_ = nullptr;  // of every sector of device memory: the last launch that did
+    uint32_t *read_ = nullptr, *written_ = nullptr;  // for every sector of device memory, the last launch that did
 };
 
 }  // namespace virtual_gpu

@@ -1,3 +1,4 @@
+// Basic blocks, post-dominators and placement of registers (graph.h).
 #include "dev/virtual_gpu/ptx/graph.h"
 
 #include <algorithm>
@@ -7,7 +8,7 @@
 namespace virtual_gpu {
 namespace {
 
-// Immediate post-dominators: dominators of the reversed graph, whose root is one exit behind all ends. After Cooper,
+// Immediate post-dominators: dominators of the reversed graph, whose root is one exit after all ends. Follows Cooper,
 // Harvey and Kennedy, "A Simple, Fast Dominance Algorithm" (2001).
 class PostDominators {
 public:
@@ -16,7 +17,7 @@ public:
         for (int b = 0; b < exit_; b++) {
             const BasicBlock& block = blocks[static_cast<size_t>(b)];
             for (int next : block.next) link(b, next);
-            // Lanes that end under a predicate meet nobody any more; only the others count.
+            // Lanes that end under a predicate meet no others; only the remaining lanes count.
             const Instruction& last = body.code[block.last - 1];
             if (ends_thread(last) && last.predicate < 0) link(b, exit_);
         }
@@ -32,7 +33,7 @@ private:
         before_[at(to)].push_back(from);
     }
 
-    // Postorder of a walk from the exit against the edges.
+    // Numbers the blocks by postorder of a walk from the exit against the edges.
     void number_blocks() {
         number_.assign(after_.size(), -1);
         std::vector<char> seen(after_.size(), 0);
@@ -79,7 +80,7 @@ private:
             }
         }
         for (int& d : dominator_)
-            if (d < 0) d = exit_;  // a loop that never ends
+            if (d < 0) d = exit_;  // an infinite loop
     }
 
     const int exit_;
@@ -93,8 +94,8 @@ void each_register(const Operand& o, F f) {
     for (const Operand& part : o.parts) each_register(part, f);
 }
 
-// How many operands an instruction writes. Those of unknown ones count as read: that is always right, and costs a
-// place.
+// The number of operands that an instruction writes. Operands of unknown instructions count as read, which is always
+// correct but costs a place.
 size_t results_of(const Instruction& i, const Body& body) {
     const std::string& c = i.opcode;
     for (const char* without : {"st.", "bar", "cp.", "red.", "fence", "membar", "mbarrier", "wgmma", "stmatrix",
@@ -173,8 +174,7 @@ RegisterFile place_registers(Body& body, const std::vector<BasicBlock>& blocks) 
                 Life& l = lives[r];
                 if (l.block < 0) l.block = static_cast<int>(b), l.shares = writes && in.predicate < 0;
                 if (l.block != static_cast<int>(b)) l.shares = false;
-                if (in.opcode.starts_with("wgmma"))
-                    l.shares = false;  // its registers are used when the text is further on
+                if (in.opcode.starts_with("wgmma")) l.shares = false;  // its registers are used later in the text
                 l.last = i;
             };
             if (in.predicate >= 0) touch(static_cast<size_t>(in.predicate), false);

@@ -1,4 +1,4 @@
-// A body's basic blocks, where diverged lanes meet again, and where its registers lie.
+// A body's basic blocks, the points where diverged lanes meet again, and the places of its registers.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -9,27 +9,27 @@ namespace virtual_gpu {
 
 struct BasicBlock {
     size_t first, last;       // instructions [first, last)
-    std::vector<int> next;    // blocks: the branch's target, then the one behind it
-    int meet = -1;            // the immediate post-dominator: where lanes that part here meet; -1: at their end
-    bool is_meeting = false;  // of lanes that part somewhere
+    std::vector<int> next;    // successors: the branch's target, then the following block
+    int meet = -1;            // the immediate post-dominator, where lanes that diverge here meet; -1 if at their end
+    bool is_meeting = false;  // lanes that diverge somewhere meet here
 };
 
 bool is_branch(const Instruction& i);
 bool ends_thread(const Instruction& i);  // ret, exit, trap
 
-// A branch to a ret becomes one: lanes that leave early have ended then, and nobody waits for them.
+// Turns a branch to a ret into a ret: lanes that leave early then have ended, and no lane waits for them.
 void return_at_once(Body& body);
 
-// Throws Fault for a body that falls off its end.
+// Throws Fault if the body does not end with a return.
 std::vector<BasicBlock> find_blocks(const Body& body);
 
 struct RegisterFile {
-    uint32_t words = 0;       // of 4 bytes: 32 a register of up to 32 bits, 64 one of 64
+    uint32_t words = 0;       // words of 4 bytes: 32 for a register of up to 32 bits, 64 for one of 64 bits
     uint32_t predicates = 2;  // the first two are the constants false and true
 };
 
-// Gives every register its place. One that a single block alone names, and writes before it reads, shares its place
-// with others of that block: so the file of a warp stays in the cache.
+// Assigns a place to every register. A register that only one block uses, and writes before it reads, shares its place
+// with others of that block, so that the register file of a warp stays in the cache.
 RegisterFile place_registers(Body& body, const std::vector<BasicBlock>& blocks);
 
 }  // namespace virtual_gpu

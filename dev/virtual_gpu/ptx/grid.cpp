@@ -1,4 +1,4 @@
-// Grids, blocks and warps: who runs when.
+// Runs grids, blocks and warps, and decides which warp runs when.
 #include <omp.h>
 
 #include <cstdarg>
@@ -61,7 +61,7 @@ namespace {
 
 constexpr uint64_t kNoLimit = ~uint64_t{0};
 
-// Runs a warp until it waits, ends, yields, or has run `limit` instructions.
+// Runs a warp until it waits, ends, yields, or has executed `limit` instructions.
 void run_warp(Warp& w, uint64_t limit) {
     w.yield = false;
     const Op* const ops = w.code->ops.data();
@@ -83,8 +83,8 @@ void run_warp(Warp& w, uint64_t limit) {
     }
 }
 
-// A warp that has asked its mbarrier so often, while nothing happened in its block, waits for ever. One that does other
-// work between may ask more than once.
+// A warp that asks its mbarrier more often than this while nothing happens in its block waits forever. A warp that does
+// other work in between may ask more often.
 constexpr uint64_t kMostWaits = 1000;
 bool is_stuck(const Warp& w) { return w.waits_failed > kMostWaits && w.seen_events == w.block->events; }
 
@@ -100,7 +100,7 @@ bool is_stuck(const Warp& w) { return w.waits_failed > kMostWaits && w.seen_even
           block.id[1], block.id[2], who.c_str());
 }
 
-// Which warp of `count` is the n-th to run.
+// The index of the n-th warp to run among `count`.
 size_t pick(Block& block, size_t n, size_t count) {
     if (options().order == Order::descending) return count - 1 - n;
     return options().order == Order::random ? block.next_random() % count : n;
@@ -129,8 +129,8 @@ void run_block(Block& block) {
     }
 }
 
-// ---- a thread's block, made ready for one after the other
-// --------------------------------------------------------------
+// ---- the block of a host thread, reused for one block after the other
+// ------------------------------------------------
 
 void prepare(Block& block, const Launch& launch) {
     const Code& code = *launch.kernel->code;
@@ -203,8 +203,8 @@ void start(Block& block, uint64_t index) {
     if (block.async) block.async->start(block);
 }
 
-// The index-th block to run of `count`. Random: i -> i * step + start, a permutation where step and count have no
-// divisor in common.
+// The index-th block to run among `count`. The random order is i -> i * step + start, a permutation if step and count
+// have no common divisor.
 uint64_t block_in_order(uint64_t i, uint64_t count) {
     if (options().order == Order::descending) return count - 1 - i;
     if (options().order == Order::ascending) return i;
@@ -231,7 +231,7 @@ void run_grid(const Launch& launch) {
     const std::unique_ptr<Falsifier> falsifier = Falsifier::of(kernel);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        static thread_local Block block;  // its storage is used again
+        static thread_local Block block;  // reuses its storage
         prepare(block, launch);
         block.races = races;
         block.footprint = footprint;

@@ -1,5 +1,5 @@
-// The smaller instructions of sm_90: elect.sync, stmatrix, setmaxnreg, clusters of one block, and the
-// addresses of parameters.
+// The smaller instructions of sm_90: elect.sync, stmatrix, setmaxnreg, clusters of one block, and the addresses of
+// parameters.
 #include <cstring>
 
 #include "dev/virtual_gpu/ptx/async.h"
@@ -14,11 +14,11 @@ void generic_of_parameter(Warp& w, const Op& op) {
         if (has(w.mask, i)) d[i] = s[i] + kParameterWindow;
 }
 
-// PTX ISA, "stmatrix": the fragments of ldmatrix, the other way.
+// PTX ISA, "stmatrix": stores the fragments that ldmatrix loads.
 void store_matrix(Warp& w, const Op& op) {
     constexpr uint32_t kRowBytes = 16;
     w.need_all_lanes(op, "stmatrix");
-    w.mask = op.count == 4 ? kAllLanes : op.count == 2 ? 0xffffu : 0xffu;  // who has the rows' addresses
+    w.mask = op.count == 4 ? kAllLanes : op.count == 2 ? 0xffffu : 0xffu;  // the lanes with the addresses of rows
     Addresses rows;
     resolve(w, op, kRowBytes, "stmatrix", rows);
     note_write(w, op, rows, kRowBytes);
@@ -38,7 +38,7 @@ void store_matrix(Warp& w, const Op& op) {
     }
 }
 
-// PTX ISA, "setmaxnreg": a block has the registers that its launch gave it, and .inc waits for those that .dec leaves.
+// PTX ISA, "setmaxnreg": a block has the registers of its launch, and .inc waits for those that .dec releases.
 void set_max_registers(Warp& w, const Op& op) {
     Async& async = *w.block->async;
     const int wanted = static_cast<int>(op.immediate), launched = w.block->launch->kernel->registers;
@@ -49,7 +49,7 @@ void set_max_registers(Warp& w, const Op& op) {
         int sum = wanted - own;
         for (int registers : async.registers) sum += registers;
         if (sum > async.registers_in_all) {
-            w.pc--;  // once more, later
+            w.pc--;  // repeats the instruction later
             wait_in_vain(w, op, 0);
             return;
         }
@@ -107,7 +107,7 @@ uint32_t ClusterBarrier::passed(Warp& w, const Op& op) {
     return lanes;
 }
 
-// Op::mode 1: .aligned, all threads of the warp.
+// Op::mode 1 is .aligned: all threads of the warp take part.
 void cluster_arrive(Warp& w, const Op& op) {
     if (op.mode == 1 && w.mask != w.alive)
         w.fail(op, first_lane(w.mask), "barrier.cluster that lanes %08x of a warp do not reach", w.alive & ~w.mask);
@@ -123,11 +123,11 @@ void cluster_wait(Warp& w, const Op& op) {
         w.block->events++;
         return;
     }
-    w.pc--;  // once more, later
+    w.pc--;  // repeats the instruction later
     wait_in_vain(w, op, 0);
 }
 
-// mapa: the block itself is the only one.
+// mapa: the block itself is the only one in its cluster.
 void map_to_cluster(Warp& w, const Op& op) {
     const uint32_t* const rank = w.at<const uint32_t>(op.at[2]);
     for (int i = 0; i < kLanes; i++) {

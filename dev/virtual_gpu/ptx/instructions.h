@@ -1,4 +1,5 @@
-// What executes the instructions that are not lane by lane. Null: there is none of that kind.
+// The functions that execute instructions other than lane-by-lane ones. The find_ functions return nullptr for unknown
+// kinds.
 #pragma once
 #include <string_view>
 
@@ -33,7 +34,8 @@ Execute find_reduction(std::string_view operation, std::string_view type);  // r
 // async_copy.cpp
 void async_copy(Warp&, const Op&);
 void async_commit(Warp&, const Op&);
-void async_wait(Warp&, const Op&);  // Op::immediate: groups that may be left, -1: of all, and what is in none
+// Op::immediate: groups that may remain; -1 waits for all copies, also those in no group.
+void async_wait(Warp&, const Op&);
 
 // tensor_core.cpp
 void load_matrix(Warp&, const Op&);  // Op::mode: 1 transposed

@@ -19,7 +19,7 @@ void define_comparisons(const std::string& t) {
     define<[](T a, T b) { return b <= a; }>("setp.ge." + t, Kind::integer);
 }
 
-// Sums and products wrap around; they are those of U, the unsigned type, or of 64 bits.
+// Sums and products wrap around. They are computed in U, the unsigned type, or in 64 bits.
 template <class T>
 void define_arithmetic(const std::string& t) {
     using U = std::make_unsigned_t<T>;
@@ -69,7 +69,7 @@ void define_right_shift(const std::string& opcode) {
     }>(opcode, Kind::integer);
 }
 
-// Division by zero has no defined result: all ones here.
+// Division by zero has no defined result; here all bits are ones.
 template <class T>
 void define_division(const std::string& t) {
     constexpr T kLeast = std::numeric_limits<T>::min();
@@ -102,7 +102,8 @@ void define_high_products(const std::string& t) {
     }
 }
 
-// prmt: each of the result's four bytes is one of a's and b's eight, or its sign. Without branches, to be vectorised.
+// prmt: each of the result's four bytes is one of the eight bytes of a and b, or its sign. Branch-free, so that it
+// vectorises.
 inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
     const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
     uint32_t result = 0;

@@ -1,4 +1,4 @@
-// Kernels as the CUDA runtime sees them: read from PTX, then launched.
+// Kernels as the CUDA runtime uses them: read from PTX, then launched.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,7 +13,7 @@ struct Parameter {
     uint32_t offset, bytes;
 };
 
-struct Code;  // what is run: machine.h
+struct Code;  // the executable form: machine.h
 struct Source;
 
 struct Kernel {
@@ -23,13 +23,13 @@ struct Kernel {
     std::vector<Parameter> parameters;
     uint32_t parameter_bytes = 0;
     uint32_t shared_bytes = 0;       // static
-    uint32_t max_threads = 1024;     // a block: .maxntid
-    int registers = 0;               // a thread, as ptxas has it; 0: not known
+    uint32_t max_threads = 1024;     // per block: .maxntid
+    int registers = 0;               // per thread, from ptxas; 0 if unknown
     std::unique_ptr<Source> source;  // its text
     std::unique_ptr<Code> code;      // decoded at the first launch
 };
 
-// Every kernel of a PTX module. The text must outlive them. Throws Fault where it is no PTX.
+// Returns every kernel of a PTX module. The text must outlive them. Throws Fault if it is not PTX.
 std::vector<std::unique_ptr<Kernel>> read_module(std::string_view text);
 
 struct Launch {
@@ -39,11 +39,11 @@ struct Launch {
     std::vector<unsigned char> parameters;  // parameter_bytes of them
 };
 
-// Runs all blocks to their end, on VIRTUAL_GPU_THREADS threads. One launch at a time. Throws Fault: also for an
-// instruction that is not known, which is named with its line.
+// Runs all blocks to their end, on VIRTUAL_GPU_THREADS threads. Only one launch at a time. Throws Fault, also for an
+// unknown instruction, which it names with its line.
 void run_grid(const Launch& launch);
 
-// What every kernel did, where VIRTUAL_GPU_COUNTS asks for it (counts.h): for the process's end.
+// Writes the work of every kernel when the process ends, if VIRTUAL_GPU_COUNTS is set (counts.h).
 void write_counts(const std::string& path);
 
 }  // namespace virtual_gpu

@@ -1,3 +1,4 @@
+// The table of lane-by-lane instructions (lanes.h).
 #include "dev/virtual_gpu/ptx/lanes.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Instructions that work lane by lane: define<[](float a, float b) { return a + b; }>("add.f32") is one, with its types
-// taken from the function's. Each is one loop over the 32 lanes, which the compiler vectorises.
+// Lane-by-lane instructions. define<[](float a, float b) { return a + b; }>("add.f32") defines one; its types come from
+// the function's. Each is one loop over the 32 lanes, which the compiler vectorises.
 #pragma once
 #include <bit>
 #include <cstring>
@@ -14,26 +14,28 @@
 
 namespace virtual_gpu {
 
-// What executes an opcode, and the kinds of its operands, the destination first: p predicate (bool), h 16 or 8 bits,
-// w 32, l 64, f float, d double.
+// The function that executes an opcode, and the kinds of its operands, destination first: p for a predicate (bool), h
+// for 16 or 8 bits, w for 32, l for 64, f for float, d for double.
 struct LaneOp {
     Execute execute = nullptr;
     std::string operands;
     Kind kind = Kind::integer;
 };
-const LaneOp* find_lane_op(std::string_view opcode);  // null: there is none
-Execute find_lying_cast(std::string_view opcode);     // to FP8, of NaN to the largest number; null: it is no such cast
-std::vector<std::string> lane_opcodes();              // all of them, sorted
+const LaneOp* find_lane_op(std::string_view opcode);  // nullptr if unknown
+// Turns NaN into the largest FP8 number; nullptr if the opcode is not a cast to FP8.
+Execute find_lying_cast(std::string_view opcode);
+std::vector<std::string> lane_opcodes();  // sorted
 
 void define_lane_op(const std::string& opcode, LaneOp op);
-// Called once each, by find_lane_op.
+// find_lane_op() calls each of these once.
 void define_integers();
 void define_floats();
 void define_conversions();
 
-// ---- how they are made ---------------------------------------------------------------------------------------------
+// ---- how they are defined
+// --------------------------------------------------------------------------------------------
 
-// A register of 8 or 16 bits takes a word of 32.
+// A register of 8 or 16 bits occupies a word of 32.
 template <class T>
 using lane_t = std::conditional_t<(sizeof(T) < 4), uint32_t, T>;
 
@@ -57,7 +59,7 @@ void set_lanes(Warp& w, uint32_t place, const lane_t<T>* values) {
     for (int i = 0; i < kLanes; i++) d[i] = mask >> i & 1 ? values[i] : d[i];
 }
 
-// An operand: a function from lane to value.
+// An operand as a function from lane to value.
 template <class T>
 struct LaneSource {
     const lane_t<T>* values;
@@ -95,7 +97,7 @@ struct LoopOf;
 template <auto F, class Lambda, class D, class... A>
 struct LoopOf<F, D (Lambda::*)(A...) const> : LaneLoop<F, D, A...> {};
 
-// first ? a : b, by masks: as a conditional it would not be vectorised.
+// first ? a : b, using masks, because a conditional would not be vectorised.
 template <class T>
 T choose(T a, T b, bool first) {
     using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>;

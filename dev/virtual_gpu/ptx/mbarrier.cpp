@@ -1,3 +1,4 @@
+// mbarrier objects and their instructions (mbarrier.h).
 #include "dev/virtual_gpu/ptx/mbarrier.h"
 
 #include <algorithm>
@@ -52,7 +53,7 @@ void MBarriers::expect(Warp& w, const Op& op, int lane, uint32_t address, int64_
 
 namespace {
 
-// Every use of a barrier is one of the bytes in which it lies.
+// Every use of a barrier is an access to the bytes in which it lies.
 Addresses barrier_addresses(Warp& w, const Op& op, const char* what) {
     Addresses at;
     resolve(w, op, kBarrierBytes, what, at);
@@ -78,7 +79,7 @@ uint32_t checked_count(const Warp& w, const Op& op, int lane, uint32_t count, ui
     return count;
 }
 
-// The phase and what was pending: what mbarrier.arrive returns.
+// The phase and the pending count before, which mbarrier.arrive returns.
 uint64_t state_of(const MBarrier& b) { return uint64_t{b.phase} << 32 | b.pending; }
 
 bool is_complete(Warp& w, const Op& op, int lane, const MBarrier& b) {

@@ -18,13 +18,13 @@ R extended(T value) {
         return static_cast<R>(value);
 }
 
-// Most accesses are rows: they are one copy each, without a look at every lane.
+// Most accesses are contiguous rows, which need one copy and no look at the single lanes.
 template <class T, int N>
 struct Row {
     T values[kLanes][N];
 };
 
-// T: an element in memory; R: a register's word, of 32 or 64 bits; N elements.
+// T is an element in memory, R a register's word of 32 or 64 bits; there are N elements.
 template <class T, class R, int N>
 void load(Warp& w, const Op& op) {
     Addresses from;
@@ -102,8 +102,8 @@ Execute find_access(std::string_view type, bool wide, int count) {
     return nullptr;
 }
 
-// Lanes in order; blocks run at the same time, so an update of global memory is one of the host's too. There float sums
-// know no subnormal numbers, unlike in shared memory (PTX ISA, "atom").
+// Lanes run in order. Blocks run concurrently, so an update of global memory is also atomic on the host. Float sums in
+// global memory flush subnormal numbers, unlike those in shared memory (PTX ISA, "atom").
 template <class T, auto F>
 void atomic(Warp& w, const Op& op) {
     using Word = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
@@ -175,7 +175,7 @@ Execute find_atomic(std::string_view operation, std::string_view type) {
     return nullptr;
 }
 
-// Op::mode: 1 extends the sign.
+// Op::mode 1 extends the sign.
 void load_parameter(Warp& w, const Op& op) {
     const std::vector<unsigned char>& bytes = w.block->launch->parameters;
     const size_t begin = static_cast<size_t>(op.immediate);

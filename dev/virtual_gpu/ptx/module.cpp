@@ -1,4 +1,4 @@
-// Modules into kernels: headers are read at once, bodies when they are first run.
+// Reads PTX modules: headers of kernels at once, bodies when they first run.
 #include <cxxabi.h>
 
 #include <cstdlib>
@@ -27,7 +27,7 @@ std::string demangled(const std::string& name) {
 
 uint32_t number(std::string_view s) { return static_cast<uint32_t>(std::strtoul(std::string(s).c_str(), nullptr, 10)); }
 
-// ".param .u64 .ptr .global .align 16 name" or ".param .align 8 .b8 name[24]"
+// Reads ".param .u64 .ptr .global .align 16 name" or ".param .align 8 .b8 name[24]".
 void read_parameter(std::string_view text, uint32_t line, Kernel& kernel, Symbols& symbols) {
     uint32_t align = 0, element = 1, count = 1;
     std::string name;
@@ -40,7 +40,7 @@ void read_parameter(std::string_view text, uint32_t line, Kernel& kernel, Symbol
             pointer = true;
         } else if (word == ".align") {
             const uint32_t value = number(words.word());
-            if (!pointer) align = value;  // else that of what it points to
+            if (!pointer) align = value;  // otherwise it is the alignment of the pointed-to data
         } else if (word == ".global" || word == ".shared" || word == ".const" || word == ".local") {
             continue;
         } else if (word[0] == '.') {
@@ -58,7 +58,7 @@ void read_parameter(std::string_view text, uint32_t line, Kernel& kernel, Symbol
     kernel.parameter_bytes = offset + element * count;
 }
 
-// Between ")" and "{": ".maxntid 256, 1, 1", ".minnctapersm 2", ...
+// Reads the directives between ")" and "{": ".maxntid 256, 1, 1", ".minnctapersm 2", ...
 void read_directives(Scanner& scanner, Kernel& kernel) {
     while (!scanner.take('{')) {
         if (scanner.at_end()) bad_ptx(scanner.line(), "the kernel has no body");
@@ -74,7 +74,7 @@ void read_directives(Scanner& scanner, Kernel& kernel) {
     }
 }
 
-// Up to the brace that closes the body.
+// Takes the text up to the brace that closes the body.
 std::string_view take_body(Scanner& scanner) {
     const std::string_view text = scanner.text();
     const size_t begin = scanner.position();
@@ -103,7 +103,7 @@ std::unique_ptr<Kernel> read_kernel(Scanner& scanner, const Symbols& module_symb
     read_directives(scanner, *kernel);
     source->line = scanner.line();
     source->body = take_body(scanner);
-    // Shared variables, here for their sum alone.
+    // Shared variables; only their total size matters here.
     Symbols names;
     uint64_t end = shared_end;
     constexpr std::string_view kDeclaration = ".shared .";  // in an opcode no space follows

@@ -1,3 +1,4 @@
+// Race detection with vector clocks (races.h).
 #include "dev/virtual_gpu/ptx/races.h"
 
 #include <sys/mman.h>
@@ -14,7 +15,7 @@ bool Races::wanted() { return options().races; }
 void Races::start_launch() {
     constexpr size_t kBytes = kDeviceSpace / 4 * sizeof(Word);
     if (!global_) global_ = static_cast<Word*>(reserve(kBytes, PROT_READ | PROT_WRITE));
-    // What earlier launches have left means nothing any more; its memory is given back now and then.
+    // Entries of earlier launches are obsolete; their memory is released now and then.
     if (launch_++ % 64 == 63) madvise(global_, kBytes, MADV_DONTNEED);
 }
 
@@ -42,7 +43,7 @@ Races::Word& Races::word_of(const Addresses& at, int lane, uint32_t offset) {
 void Races::note(Warp& w, const Op& op, const Addresses& at, uint32_t bytes, Access access) {
     for (uint32_t left = w.mask; left; left &= left - 1) {
         const int lane = first_lane(left);
-        if (!at.is_shared && !Memory::get().is_shadow(at.written[lane])) continue;  // pinned memory: the host's
+        if (!at.is_shared && !Memory::get().is_shadow(at.written[lane])) continue;  // pinned memory belongs to the host
         if (bytes < 4) {
             const size_t first = reinterpret_cast<uint64_t>(at.bytes[lane]) % 4;
             note_word(w, op, lane, word_of(at, lane, 0), static_cast<uint8_t>(((1u << bytes) - 1) << first), access,
@@ -80,7 +81,7 @@ void Races::note_word(Warp& w, const Op& op, int lane, Word& word, uint8_t bytes
     }
     check(w, op, lane, word.first_read, now, is_shared);
     check(w, op, lane, word.last_read, now, is_shared);
-    // One thread's bytes of a word come together.
+    // One thread's bytes of a word arrive together.
     const bool again = word.write.launch == launch_ && word.write.block == block_ && word.write.warp == now.warp &&
                        word.write.lane == now.lane && word.write.warp_clock == now.warp_clock &&
                        word.write.lane_clock == now.lane_clock;
@@ -89,7 +90,7 @@ void Races::note_word(Warp& w, const Op& op, int lane, Word& word, uint8_t bytes
     word.write.bytes |= earlier;
 }
 
-// Also where they are of one thread, or touch no byte in common.
+// Accesses of one thread, and accesses without common bytes, also count as ordered.
 bool Races::is_ordered(const Entry& before, const Entry& now) const {
     if (before.launch != now.launch || (before.bytes & now.bytes) == 0) return true;
     if (before.block != now.block) return false;
@@ -138,7 +139,7 @@ void Races::release_to(const Warp& w, uint32_t lanes, Knowledge& to) {
     const auto warp = static_cast<size_t>(w.index);
     Clocks& clocks = clocks_[warp];
     Knowledge now{clocks.warps, std::vector<std::array<uint32_t, kLanes>>(clocks_.size())};
-    if (!clocks.used) now.warps[warp]--;  // else what comes later would count as known
+    if (!clocks.used) now.warps[warp]--;  // else later accesses would count as known
     for (size_t lane = 0; lane < kLanes; lane++) {
         if (!has(lanes, static_cast<int>(lane))) continue;
         for (size_t of = 0; of < kLanes; of++)

@@ -1,12 +1,11 @@
-// Races: two accesses to the same bytes, one of them a write, that nothing orders (VIRTUAL_GPU_RACES=1).
+// Race detection (VIRTUAL_GPU_RACES=1): two unordered accesses to the same bytes, at least one of them a write.
 //
-// Threads of a block are ordered by its barriers and mbarriers, lanes of a warp by bar.warp.sync as well; not by
-// running in lockstep, nor by shuffles or votes, which since Volta promise nothing about memory (CUDA C++ Programming
-// Guide, "Independent Thread Scheduling"). Blocks of a grid are not ordered at all: kernels that hand data from block
-// to block by fences and atomics are not known here. Two atomic accesses never race. Each word of 4 bytes remembers its
-// last write and two reads, the first since that write and the last (the idea: Flanagan and Freund, "FastTrack", 2009):
-// whether a race is found does not depend on the order in which blocks and warps run, but one of three readers may be
-// forgotten.
+// Barriers and mbarriers order threads of a block, and bar.warp.sync orders lanes of a warp. Lockstep execution,
+// shuffles and votes do not, because since Volta they promise nothing about memory (CUDA C++ Programming Guide,
+// "Independent Thread Scheduling"). Blocks of a grid are never ordered: kernels that hand data from block to block with
+// fences and atomics are not supported. Two atomic accesses never race. Each word of 4 bytes remembers its last write
+// and two reads, the first since that write and the last (after Flanagan and Freund, "FastTrack", 2009). So the result
+// does not depend on the order of blocks and warps, but one of three readers may be forgotten.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -26,24 +25,24 @@ public:
     void start_launch();
     void start_block(const Block& block);
 
-    // Fails the warp where an active lane's access of `bytes` bytes races with an earlier one.
+    // Fails the warp if an active lane's access of `bytes` bytes races with an earlier one.
     void note(Warp& w, const Op& op, const Addresses& at, uint32_t bytes, Access access);
-    // One lane's write of shared memory, known to be in bounds: an asynchronous copy that ends.
+    // Records one lane's write of shared memory, known to be in bounds: the end of an asynchronous copy.
     void note_shared_write(Warp& w, const Op& op, int lane, uint32_t address, uint32_t bytes);
 
     void arrive(const Warp& w, size_t barrier, bool waits);
     void release(size_t barrier);
     void warp_barrier(const Warp& w, uint32_t members);
-    // mbarriers: what lanes know goes to those who will wait; and what they learn then. Of another warp's knowledge a
-    // lane gives and takes all that its warp has.
+    // For mbarriers: knowledge that lanes release for those who will wait, and that waiting lanes acquire. Of another
+    // warp's knowledge, a lane passes on and receives everything that its warp has.
     struct Knowledge {
         std::vector<uint32_t> warps;
-        std::vector<std::array<uint32_t, kLanes>> lanes;  // of each warp, what its lanes gave
+        std::vector<std::array<uint32_t, kLanes>> lanes;  // for each warp, the knowledge that its lanes released
     };
     void release_to(const Warp& w, uint32_t lanes, Knowledge& to);
     void acquire_from(const Warp& w, uint32_t lanes, const Knowledge& from);
     static void join(Knowledge& to, const Knowledge& from);
-    // A moment of a lane, and whether a lane knows that it has passed.
+    // A moment of a lane, and a test whether another lane knows that it has passed.
     struct Moment {
         uint32_t warp_clock = 0, lane_clock = 0;
         int warp = 0, lane = 0;
@@ -52,20 +51,20 @@ public:
     bool knows(const Warp& w, int lane, const Moment& moment) const;
 
 private:
-    // Who accessed a word, and when by its own clocks.
+    // The thread that accessed a word, and the time by its own clocks.
     struct Entry {
         uint32_t launch = 0, block = 0, line = 0, lane_clock = 0, warp_clock = 0;
         uint16_t warp = 0;
-        uint8_t lane = 0, bytes = 0;  // a mask
+        uint8_t lane = 0, bytes = 0;  // `bytes` is a mask
         bool atomic = false;
     };
     struct Word {
         Entry write, first_read, last_read;
     };
     struct Clocks {
-        bool used = false;                                         // accesses were made at the warp's own clock
-        std::vector<uint32_t> warps;                               // what is known of every warp of the block
-        std::array<std::array<uint32_t, kLanes>, kLanes> lanes{};  // what each lane knows of each
+        bool used = false;            // true if accesses were made at the warp's present clock
+        std::vector<uint32_t> warps;  // knowledge about every warp of the block
+        std::array<std::array<uint32_t, kLanes>, kLanes> lanes{};  // knowledge of each lane about each other lane
     };
 
     Word& word_of(const Addresses& at, int lane, uint32_t offset);
@@ -75,7 +74,7 @@ private:
     void order_lanes(Clocks& clocks, uint32_t members);
 
     uint32_t launch_ = 0, block_ = 0;
-    std::vector<Clocks> clocks_;  // of every warp
+    std::vector<Clocks> clocks_;  // by warp
     struct Meeting {
         std::vector<uint32_t> clocks;
         std::vector<size_t> waiting;
@@ -83,7 +82,7 @@ private:
     std::array<Meeting, 16> meetings_;
     std::vector<Word> shared_;
     const Block* running_ = nullptr;
-    Word* global_ = nullptr;  // of every word of device memory
+    Word* global_ = nullptr;  // by word of device memory
 };
 
 }  // namespace virtual_gpu

@@ -1,4 +1,4 @@
-// A kernel's text, as long as it has not been decoded.
+// A kernel's text before it is decoded.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -10,9 +10,9 @@ namespace virtual_gpu {
 struct Source {
     std::string_view text;      // of the module
     std::string_view body;      // between the kernel's braces
-    uint32_t line = 1;          // where that begins in the module
+    uint32_t line = 1;          // where the body begins in the module
     Symbols symbols;            // parameters, and the module's shared variables
-    uint64_t shared_begin = 0;  // where the kernel's own may begin
+    uint64_t shared_begin = 0;  // where the kernel's own shared variables may begin
 };
 
 }  // namespace virtual_gpu

@@ -1,3 +1,4 @@
+// The scanner and parser of PTX text (text.h).
 #include "dev/virtual_gpu/ptx/text.h"
 
 #include <algorithm>
@@ -16,7 +17,7 @@ bool is_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c =
 
 uint64_t number(std::string_view s) { return std::strtoull(std::string(s).c_str(), nullptr, 10); }
 
-// At commas outside of brackets.
+// Splits at commas outside of brackets.
 std::vector<std::string_view> split_operands(std::string_view s) {
     std::vector<std::string_view> parts;
     int depth = 0;
@@ -207,7 +208,7 @@ private:
     static std::string in_scope(std::string_view label, int scope) {
         return std::string(label) + (scope ? "@" + std::to_string(scope) : "");
     }
-    // A branch goes to the label of the innermost scope around it that has it, also where that stands further down.
+    // A branch goes to the label in the innermost enclosing scope that has it, even if it comes later in the text.
     void find_labels() {
         for (const Branch& b : branches_)
             for (size_t n = b.scopes.size(); n-- > 0;)
@@ -256,7 +257,8 @@ private:
         return -1;
     }
 
-    Operand memory(std::string_view s, uint32_t line) const {  // inside of the brackets: "%rd1+16", "%rd1, {%r1, %r2}"
+    // Text inside the brackets: "%rd1+16", "%rd1, {%r1, %r2}".
+    Operand memory(std::string_view s, uint32_t line) const {
         Operand o;
         o.kind = Operand::memory;
         for (std::string_view part : split_operands(s)) o.parts.push_back(operand(part, line));
@@ -323,7 +325,7 @@ private:
     std::vector<Family> families_;
     struct Branch {
         size_t at;
-        std::vector<int> scopes;  // around it, the outermost first
+        std::vector<int> scopes;  // enclosing scopes, the outermost first
     };
     std::vector<Branch> branches_;
     std::vector<int> open_scopes_;

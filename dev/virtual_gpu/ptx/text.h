@@ -1,5 +1,5 @@
-// PTX text taken apart: modules into kernels, and a kernel's body into instructions with their operands. What they mean
-// is decode.cpp's; the grammar is that of the PTX ISA, chapters 4 and 5, as far as nvcc writes it.
+// Parses PTX text: modules into kernels, and a kernel's body into instructions with their operands. decode.cpp gives
+// them meaning. The grammar is that of the PTX ISA, chapters 4 and 5, to the extent that nvcc uses it.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -12,28 +12,28 @@ namespace virtual_gpu {
 // A name that stands for an address.
 struct Symbol {
     enum Space { shared, dynamic_shared, parameter } space;
-    uint64_t address;  // dynamic_shared: its alignment; the address is known when all static variables are
+    uint64_t address;  // for dynamic_shared its alignment; its address is known only after all static variables
 };
 using Symbols = std::map<std::string, Symbol, std::less<>>;
 
 struct Register {
-    char width;          // p predicate, w up to 32 bits, l 64 bits
-    uint32_t place = 0;  // graph.cpp gives it one
+    char width;          // p for a predicate, w for up to 32 bits, l for 64 bits
+    uint32_t place = 0;  // assigned by graph.cpp
 };
 
 struct Operand {
     enum Kind { none, reg, number, vector, memory, name } kind = none;
-    int id = -1;                 // reg: in Body::registers
-    std::string text;            // number, name (a symbol or a special register)
-    std::vector<Operand> parts;  // vector: its elements; memory: the address, for a tensor copy with its coordinates
-    int64_t offset = 0;          // memory: added to the address
-    bool negated = false;        // a predicate with ! before it
+    int id = -1;                 // of a register: its index in Body::registers
+    std::string text;            // of a number or a name (a symbol or a special register)
+    std::vector<Operand> parts;  // of a vector: its elements; of memory: the address, and coordinates of a tensor copy
+    int64_t offset = 0;          // of memory: added to the address
+    bool negated = false;        // for a predicate with ! before it
 };
 
 struct Instruction {
     std::string opcode;
-    std::vector<Operand> operands;  // destinations first; a second destination (d|p) is one of its own
-    int predicate = -1;             // a register
+    std::vector<Operand> operands;  // destinations first; a second destination (d|p) is a separate operand
+    int predicate = -1;             // a register, or -1
     bool negate = false;
     uint32_t line = 0;  // in the module's text
     std::string label;  // of a branch
@@ -42,8 +42,8 @@ struct Instruction {
 struct Body {
     std::vector<Register> registers;
     std::vector<Instruction> code;
-    std::map<std::string, size_t, std::less<>> labels;  // to the instruction that follows; those of inner scopes have
-                                                        // the scope's number behind them: "LOOP@3"
+    // Index of the following instruction; labels of inner scopes have the scope's number appended: "LOOP@3".
+    std::map<std::string, size_t, std::less<>> labels;
 };
 
 // Throws Fault with the line.
@@ -51,21 +51,22 @@ struct Body {
 
 std::vector<std::string_view> split(std::string_view text, char by);
 std::string_view trim(std::string_view text);
-std::string_view line_of(std::string_view text, uint32_t number);  // from 1 on, trimmed; "?": there is none
-int bytes_of_type(std::string_view type);                          // "u16", ".f64", "b128"
+// Counted from 1, trimmed; "?" if there is no such line.
+std::string_view line_of(std::string_view text, uint32_t number);
+int bytes_of_type(std::string_view type);  // "u16", ".f64", "b128"
 
-// One pass through text: spaces and comments skipped, lines counted.
+// One pass through text that skips spaces and comments and counts lines.
 class Scanner {
 public:
     Scanner(std::string_view text, uint32_t first_line) : text_(text), line_(first_line) {}
     uint32_t line();
-    bool at_end();  // after spaces and comments
+    bool at_end();  // ignores spaces and comments
     char next() const { return text_[at_]; }
-    bool take(char c);                   // if that is next
+    bool take(char c);                   // takes c if it is next
     std::string_view word();             // up to a space or one of ({[;,
     std::string_view statement();        // up to the semicolon, which is taken too
     std::string_view group(char close);  // up to `close`, which is taken too
-    std::string_view label();            // "NAME:" taken and returned without the colon; empty where there is none
+    std::string_view label();            // takes "NAME:" and returns the name; "" if there is none
     void skip_line();
     size_t position() const { return at_; }
     void go_to(size_t position) { at_ = position; }
@@ -78,10 +79,11 @@ private:
     uint32_t line_;
 };
 
-// ".shared .align 16 .b8 name[40]", also ".extern": adds it to `symbols`; `next` is where the next static one may go.
+// Parses ".shared .align 16 .b8 name[40]", also with ".extern", and adds it to `symbols`. `next` is the place for the
+// next static variable.
 void declare_shared(std::string_view declaration, uint32_t line, Symbols& symbols, uint64_t& next);
 
-// What lies between a kernel's braces, which begins at `line`. Its own shared variables go to `symbols`.
+// Parses the text between a kernel's braces, which begins at `line`. Adds its own shared variables to `symbols`.
 Body read_body(std::string_view text, uint32_t line, Symbols& symbols, uint64_t& shared_end);
 
 }  // namespace virtual_gpu

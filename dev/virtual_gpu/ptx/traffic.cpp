@@ -1,3 +1,4 @@
+// Counts sectors and passes of memory accesses (traffic.h).
 #include "dev/virtual_gpu/ptx/traffic.h"
 
 #include <algorithm>
@@ -23,9 +24,9 @@ void count_global(const uint64_t (&address)[kLanes], uint32_t mask, uint32_t byt
 void count_shared(const uint64_t (&address)[kLanes], uint32_t mask, uint32_t bytes, OpCounts& counts) {
     const int together = bytes >= 16  ? 8
                          : bytes == 8 ? 16
-                                      : 32;  // lanes whose access is one pass, if no two words meet
+                                      : 32;  // lanes whose accesses fit into one pass if no two words collide
     for (int first = 0; first < kLanes; first += together) {
-        std::array<std::array<uint64_t, 2 * kLanes>, 32> words;  // of each bank
+        std::array<std::array<uint64_t, 2 * kLanes>, 32> words;  // by bank
         std::array<size_t, 32> used{};
         size_t worst = 0;
         for (int i = first; i < first + together; i++) {

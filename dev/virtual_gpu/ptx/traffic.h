@@ -1,7 +1,7 @@
-// What accesses cost: sectors of global memory, passes through shared memory. Exact counts of what a multiprocessor
-// moves by NVIDIA's documentation (Nsight Compute, "Memory Tables"; CUDA C++ Programming Guide, "Shared Memory"):
-// global memory moves in sectors of 32 bytes, shared memory has 32 banks of 4 bytes, of which each gives one word a
-// pass; accesses of 8 and 16 bytes a lane are made by half warps and quarters.
+// The cost of accesses: sectors of global memory, and passes through shared memory. These are exact counts by NVIDIA's
+// documentation (Nsight Compute, "Memory Tables"; CUDA C++ Programming Guide, "Shared Memory"). Global memory moves in
+// sectors of 32 bytes. Shared memory has 32 banks of 4 bytes, each of which delivers one word per pass; half warps make
+// accesses of 8 bytes per lane, and quarter warps those of 16.
 #pragma once
 #include "dev/virtual_gpu/ptx/machine.h"
 

@@ -1,3 +1,4 @@
+// Products of warpgroups: descriptors, tracking of registers, and the products (wgmma.h).
 #include "dev/virtual_gpu/ptx/wgmma.h"
 
 #include <algorithm>
@@ -15,9 +16,9 @@
 namespace virtual_gpu {
 namespace {
 
-constexpr uint32_t kPiece = 16;  // bytes: matrices in shared memory are made of such rows
-constexpr int kRows = 16;        // of A and D, a warp
-constexpr int kRowPieces = 2;    // of k: 32 bytes an instruction, whatever the elements
+constexpr uint32_t kPiece = 16;  // bytes; matrices in shared memory consist of rows of this size
+constexpr int kRows = 16;        // of A and D, per warp
+constexpr int kRowPieces = 2;    // along k: 32 bytes per instruction for every element type
 constexpr int kRegistersOfA = 4;
 
 // PTX ISA, "wgmma: Matrix Descriptor Format".
@@ -31,8 +32,8 @@ struct Descriptor {
           swizzle_bytes(bits >> 62 ? 256u >> (bits >> 62) : 0) {}
     static uint32_t field(uint64_t bits, int at) { return static_cast<uint32_t>(bits >> at & 0x3fff) << 4; }
 
-    // Where a piece lies. `row`: of M or N; `column`: of K; one of them counts pieces: that along which the matrix is
-    // stored (PTX ISA, "Strides"; the canonical layouts are those of its figures).
+    // The offset of a piece. `row` counts along M or N, `column` along K; the one along which the matrix is stored
+    // counts pieces (PTX ISA, "Strides"; the canonical layouts are in its figures).
     uint32_t piece(bool mn_major, uint32_t row, uint32_t column) const {
         uint32_t offset;
         if (mn_major && swizzle_bytes == 0) {
@@ -45,20 +46,20 @@ struct Descriptor {
         } else {
             offset = row % 8 * swizzle_bytes + row / 8 * stride + column * kPiece;
         }
-        // The pattern's rows count from where it starts: the base offset says that for starts that are not aligned.
+        // The pattern's rows count from its start; the base offset gives that for unaligned starts.
         const uint32_t address = start + offset, shift = base << 7;
         return swizzled(address - shift, swizzle_bytes) + shift;
     }
 };
 
-// A or B in shared memory: `rows` of it, the first being `first`.
+// A or B in shared memory: `rows` rows, beginning with `first`.
 struct Matrix {
     Descriptor descriptor;
     uint32_t first, rows;
     Element type;
     bool mn_major;
 
-    // f(address of a piece, row of its first element, byte of k of its first element).
+    // Calls f(address of a piece, row of its first element, byte along k of its first element).
     template <class F>
     void each_piece(F f) const {
         if (mn_major) {
@@ -89,7 +90,7 @@ float widen(Element type, const uint8_t* bytes) {
 }
 uint32_t bytes_of(Element type) { return type == Element::bf16 ? 2 : 1; }
 
-// All of a matrix, [row][k].
+// Reads a whole matrix as [row][k].
 void gather(Block& block, const Matrix& m, bool negative, std::vector<float>& to) {
     const uint32_t K = k_of(m.type), size = bytes_of(m.type);
     const float sign = negative ? -1.0f : 1.0f;
@@ -102,7 +103,7 @@ void gather(Block& block, const Matrix& m, bool negative, std::vector<float>& to
     });
 }
 
-// A from registers: the fragment of mma.sync, lane 4 g + t has rows g and g + 8.
+// Reads A from registers. The fragment is that of mma.sync: lane 4 g + t has rows g and g + 8.
 void spread(const std::vector<uint32_t>& registers, Element type, bool negative, std::vector<float>& to) {
     const uint32_t K = k_of(type), size = bytes_of(type), elements = 4 / size;
     const float sign = negative ? -1.0f : 1.0f;
@@ -115,7 +116,7 @@ void spread(const std::vector<uint32_t>& registers, Element type, bool negative,
         }
 }
 
-// D += A B^T, rows of `K` elements.
+// D += A B^T, with rows of `K` elements.
 void multiply(const std::vector<float>& A, const std::vector<float>& B, const WgmmaShape& s, std::vector<float>& D) {
     const uint32_t K = k_of(s.a), N = s.columns;
     if (options().arithmetic == Arithmetic::fp32) {
@@ -150,7 +151,7 @@ uint64_t uniform(Warp& w, const Op& op, uint32_t place) {
     return d[0];
 }
 
-// What a product is about to read must be there, and visible to the async proxy.
+// Checks that the data a product is about to read was written and is visible to the async proxy.
 void check_matrix(Warp& w, const Op& op, const Matrix& m, const char* name) {
     Block& block = *w.block;
     const std::string what = std::string("wgmma's matrix ") + name, reads = what + " reads";
@@ -199,8 +200,8 @@ void WarpProducts::start(const Warp& w) {
     fenced_ = false;
 }
 
-// Copies of a register are ptxas's, which has one register for both where it can: the copy of a result that is not
-// there yet waits for it as well, and a copy is no use that wgmma.fence would have to follow.
+// ptxas may use one register for a copy and its source. So the copy of a result that is not there yet also waits for
+// it, and a copy does not count as a use that wgmma.fence must follow.
 void WarpProducts::check_move(const Warp& w, const Op& op, const std::vector<uint32_t>& registers) {
     WatchedRegister& to = registers_[registers[0]];
     const WatchedRegister from = registers.size() > 1 ? registers_[registers[1]] : WatchedRegister{};
@@ -372,7 +373,7 @@ const Product* WarpProducts::reader_of(const Warp& w, uint32_t address, uint32_t
 
 void wgmma(Warp& w, const Op& op) { w.products->add(w, op); }
 
-// These three are a warpgroup's as well, but do not make its warps wait for each other.
+// These three also belong to a warpgroup, but do not make its warps wait for each other.
 void wgmma_fence(Warp& w, const Op& op) {
     w.need_all_lanes(op, "wgmma.fence");
     w.products->fence();

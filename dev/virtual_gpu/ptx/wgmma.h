@@ -10,11 +10,11 @@
 namespace virtual_gpu {
 
 constexpr int kWarpgroup = 4;  // warps
-// Notes that a warp executes an instruction of its warpgroup, all of whose warps must: the n-th of each is the same,
-// with the same operands. Fails the warp where it is not.
+// Records that a warp executes an instruction of its warpgroup. All warps of the group must execute the same sequence
+// of such instructions with the same operands; fails the warp otherwise.
 void log_of_warpgroup(Warp& w, const Op& op, uint64_t a, uint64_t b);
 
-// What the warps of a warpgroup executed, one after the other: all the same.
+// The instructions that the warps of a warpgroup executed, in order; they are the same for all.
 struct WarpgroupLog {
     struct Entry {
         const Op* op;
@@ -25,14 +25,14 @@ struct WarpgroupLog {
     uint32_t count[kWarpgroup] = {};
 };
 
-// A register that a product has not let go yet, or that was used since the last wgmma.fence.
+// A register that a product has not released yet, or that was used since the last wgmma.fence.
 struct WatchedRegister {
-    uint32_t product = 0;  // whose result it will hold or whose input it holds; 0: none
-    uint16_t index = 0;    // which one of its results
+    uint32_t product = 0;  // the product whose result or input it holds; 0 if none
+    uint16_t index = 0;    // its index among the product's results
     bool is_input = false;
     uint32_t line = 0;     // of that product
-    uint32_t touched = 0;  // the line that used it last since wgmma.fence, 0: none
-    uint16_t columns = 0;  // N of the products that accumulated to it since
+    uint32_t touched = 0;  // the line that used it last since wgmma.fence; 0 if none
+    uint16_t columns = 0;  // N of the products that have accumulated into it since
 };
 
 struct Product {
@@ -41,7 +41,7 @@ struct Product {
     uint64_t a = 0, b = 0;
     bool accumulates = true;
     std::vector<uint32_t> a_registers;  // 4 x 32 lanes
-    struct Input {                      // of the sums: known values, or the result of a product before
+    struct Input {                      // an addend: known values, or the result of an earlier product
         uint32_t product = 0;
         uint16_t index = 0;
     };
@@ -52,14 +52,15 @@ struct Product {
 class WarpProducts {
 public:
     void start(const Warp& w);
-    // Before an instruction that is no product: fails the warp where it uses what is not its to use.
+    // Called before an instruction that is not a product: fails the warp if it uses a register that is in use by a
+    // product.
     void check(Warp& w, const Op& op);
     void add(Warp& w, const Op& op);
     void fence();
     void commit() { open_group_++; }
     void wait(Warp& w, uint32_t left);
     void finish(const Warp& w) const;
-    // The product that reads some of `bytes` at a shared address later on; null: none.
+    // The product that will still read some of `bytes` bytes at a shared address, or nullptr.
     const Product* reader_of(const Warp& w, uint32_t address, uint32_t bytes) const;
 
 private:
@@ -78,7 +79,7 @@ private:
 
 void wgmma_fence(Warp&, const Op&);
 void wgmma_commit(Warp&, const Op&);
-void wgmma_wait(Warp&, const Op&);  // Op::immediate: groups that may be left
+void wgmma_wait(Warp&, const Op&);  // Op::immediate: groups that may remain
 void wgmma(Warp&, const Op&);
 
 }  // namespace virtual_gpu
