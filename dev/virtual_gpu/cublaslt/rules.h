@@ -1,4 +1,4 @@
-// What cuBLASLt supports, by compute capability and version, according to its documentation.
+// The products that cuBLASLt supports, by compute capability and version, according to its documentation.
 #pragma once
 #include <string>
 

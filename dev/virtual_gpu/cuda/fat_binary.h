@@ -1,5 +1,5 @@
 // The container that nvcc embeds in a program for each source file: PTX as text, and cubins (ELF files with code for
-// one architecture). The driver takes the one that fits the card. The virtual GPU only runs PTX; from cubins it takes
+// one architecture). The driver takes the image that fits the card. The virtual GPU only runs PTX; from cubins it takes
 // each kernel's number of registers.
 #pragma once
 #include <map>

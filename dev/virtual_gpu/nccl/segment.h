@@ -56,7 +56,7 @@ public:
     bool present(int rank) const;
     bool gone(int rank) const;  // it was present, and its process has ended or it has left
 
-    // What a rank is doing, for messages of the other ranks.
+    // A text that says what a rank is doing, for messages of the other ranks.
     void set_doing(const std::string& text);
     std::string doing(int rank) const;
 
