@@ -1,3 +1,4 @@
+// Atomic files: a reader sees the old content or the new, never a part.
 #include "llmc/base/files.h"
 
 #include <doctest/doctest.h>

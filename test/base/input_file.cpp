@@ -1,4 +1,4 @@
-// Input files: what is not a regular file of a sensible size is refused, at once and with its name.
+// Input files: only regular files of a sensible size are opened; everything else is refused at once and by name.
 #include "llmc/base/input_file.h"
 
 #include <doctest/doctest.h>

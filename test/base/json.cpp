@@ -1,3 +1,4 @@
+// JSON: values, refusals with reasons, and parsing in linear time.
 #include "llmc/base/json.h"
 
 #include <doctest/doctest.h>
@@ -54,7 +55,7 @@ TEST_CASE("JSON: what is not, is nested too deeply or has a name twice is refuse
 
 namespace {
 
-// CPU time of parsing an object of `count` objects, as in the header of a safetensors file. The better of two.
+// The CPU time of parsing an object of `count` objects, like the header of a safetensors file. The better of two runs.
 template <class Json>
 double time_to_parse(int count) {
     std::string text = "{";

@@ -80,7 +80,7 @@ TEST_CASE("text: nearest word") {
     CHECK(nearest("--totalbatch", words) == "--total-batch");
     CHECK(nearest("--max", words) == "--max-steps");
     CHECK(nearest("--learning-rate-of-adam", words) == std::nullopt);
-    CHECK(nearest("a", {"b"}) == std::nullopt);  // everything would be near
+    CHECK(nearest("a", {"b"}) == std::nullopt);  // every candidate would be near
     CHECK(nearest("steps", {"eps"}) == std::nullopt);
     CHECK(nearest("bacth", {"batch"}) == "batch");
     CHECK(nearest("lastest", {"latest", "auto"}) == "latest");
@@ -102,7 +102,7 @@ TEST_CASE("text: the pattern behind a list of files") {
     CHECK(pattern_of({"data/train_001.bin", "data/train_002.bin"}) == "data/train_00*.bin");
     CHECK(pattern_of({"a.bin", "b.bin", "cc.bin"}) == "*.bin");
     CHECK(pattern_of({"a/x.bin", "b/x.bin"}) == "*/x.bin");
-    CHECK(pattern_of({"aa", "a"}) == "a*");  // no letter serves twice
+    CHECK(pattern_of({"aa", "a"}) == "a*");  // a letter cannot be both in the beginning and in the end
     CHECK(pattern_of({"a.bin", "a.bin"}) == "a.bin*");
     CHECK(pattern_of({"x", "y"}) == "data/*.bin");
     CHECK(pattern_of({"", "y"}) == "data/*.bin");

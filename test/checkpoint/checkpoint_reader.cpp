@@ -1,4 +1,4 @@
-// Checkpoints on disk: any range from any number of files, and no byte that is not what was written.
+// Checkpoints on disk: any range is read from any number of files, and every changed byte is noticed.
 #include "llmc/checkpoint/checkpoint_reader.h"
 
 #include <doctest/doctest.h>
@@ -25,7 +25,7 @@ TEST_CASE("checkpoint: any range of any tensor, however many ranks wrote it") {
                 for (uint64_t i = start; i < end; i++)
                     if (values[i - start] != state_value("wte", "m", i, 7)) FAIL("element " << i << " from " << start);
                 if (values.back() != -1.0f) FAIL("too much was read from " << start << " to " << end);
-                reader.read("wte", "v", start, end - start, values.data());  // which is BF16
+                reader.read("wte", "v", start, end - start, values.data());  // stored in BF16
                 for (uint64_t i = start; i < end; i++)
                     if (values[i - start] != state_value("wte", "v", i, 7)) FAIL("element " << i << " from " << start);
                 if (values.back() != -1.0f) FAIL("too much was read from " << start << " to " << end);
@@ -43,7 +43,7 @@ TEST_CASE("checkpoint: a slice has the type that the manifest says, FP32 where i
     const std::string text = manifest_text(manifest);
     CHECK(text.find("\"dtype\": \"BF16\"") == text.rfind("\"dtype\""));
     std::vector<StateSlice>& slices = manifest.files[0].slices;
-    CHECK(slices.back().name() == "wte.v");  // behind what is wider
+    CHECK(slices.back().name() == "wte.v");  // after wider types
     CHECK(slices.back().bytes() == 70);
     for (StateSlice& slice : slices) slice.dtype = "F32";
     const CheckpointReader other(path, manifest_text(manifest));

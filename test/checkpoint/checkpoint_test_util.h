@@ -1,4 +1,4 @@
-// What the checkpoint tests share: a folder that goes away again, and the error a call ends with.
+// Shared by the checkpoint tests: a temporary folder, and the error of a call.
 #pragma once
 #include <stdlib.h>
 #include <unistd.h>
@@ -16,7 +16,7 @@ namespace llmc::test {
 
 class TemporaryFolder {
 public:
-    // In memory where the system has such a place, because tests wait for the disk over and over.
+    // In memory if the system has such a place, because the tests often wait for the disk.
     TemporaryFolder() {
         const std::filesystem::path memory = "/dev/shm", disk = std::filesystem::temp_directory_path();
         const bool has_memory = ::access(memory.c_str(), W_OK) == 0;
@@ -37,7 +37,7 @@ private:
     std::filesystem::path path_;
 };
 
-// The message of the llmc::Error that `call` throws, if it has that exit code; otherwise a text no test expects.
+// The message of the llmc::Error that `call` throws, if it has that exit code. Otherwise a text that no test expects.
 inline std::string error_of(const std::function<void()>& call, ExitCode code = ExitCode::checkpoint) {
     try {
         call();

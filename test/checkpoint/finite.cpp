@@ -1,3 +1,4 @@
+// Non-finite weights are refused, with their place.
 #include "llmc/checkpoint/finite.h"
 
 #include <doctest/doctest.h>

@@ -1,5 +1,5 @@
-// Hugging Face directories in FP32, BF16 and FP8, in one file and in several. hf_weights.cpp has what all of them
-// share.
+// Hugging Face directories in FP32, BF16 and FP8, with one file and with several. hf_weights.cpp tests their common
+// parts.
 #include "llmc/checkpoint/hf_export.h"
 
 #include <doctest/doctest.h>
@@ -22,7 +22,7 @@ namespace {
 using Weights = std::map<std::string, std::vector<float>>;
 const ModelConfig kSmall = {.layers = 2, .heads = 1, .channels = 32, .vocab = 50, .context = 6};
 
-// Of all sizes: each tensor its own range, with values down to a 2^-20th of its largest.
+// Weights of all magnitudes: each tensor has its own range, with values down to 2^-20 of its largest.
 Weights weights_of(const ModelConfig& model) {
     Weights weights;
     uint32_t state = 1;
@@ -49,14 +49,14 @@ Weights import_from(const std::string& path) {
     return weights;
 }
 
-// By the format's definition: a sign, 4 bits of exponent (bias 7), 3 bits of fraction.
+// Decodes by the format's definition: a sign, 4 bits of exponent (bias 7), 3 bits of fraction.
 double value_of_e4m3(uint8_t code) {
     const int exponent = code >> 3 & 15, fraction = code & 7;
     const double magnitude = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
     return code & 0x80 ? -magnitude : magnitude;
 }
 
-// Half a unit in the last place of the format's numbers around `value`.
+// Half a unit in the last place of the format's numbers near `value`.
 double half_ulp(double value, int fraction_bits, int smallest_exponent) {
     const int exponent = value == 0 ? smallest_exponent : std::max(std::ilogb(value), smallest_exponent);
     return std::ldexp(0.5, exponent - fraction_bits);
@@ -104,7 +104,7 @@ TEST_CASE("hf_export: FP8 codes times their scale are the values to half a unit 
         CAPTURE(name);
         const TensorInfo& info = file.info(name);
         CHECK(info.shape == tensor.spec.shape);
-        CHECK(info.dtype == (tensor.transposed ? "F8_E4M3" : "BF16"));  // Hugging Face transposes linear layers alone
+        CHECK(info.dtype == (tensor.transposed ? "F8_E4M3" : "BF16"));  // Hugging Face transposes only linear layers
         CHECK(file.contains(name + "_scale") == tensor.transposed);
         if (!tensor.transposed) continue;
         const float scale = file.read_floats(name + "_scale").at(0);
@@ -116,7 +116,7 @@ TEST_CASE("hf_export: FP8 codes times their scale are the values to half a unit 
         double largest = 0;
         for (size_t i = 0; i < codes.size(); i++) {
             const double got = value_of_e4m3(codes[i]), scaled = wanted[i] / double{scale};
-            // The division was rounded to FP32 before the code was.
+            // The division was rounded to FP32 before the cast to a code.
             REQUIRE(std::fabs(got - scaled) <= half_ulp(scaled, 3, -6) + std::fabs(scaled) * 0x1p-23);
             largest = std::max(largest, std::fabs(got));
         }
@@ -150,8 +150,8 @@ TEST_CASE("hf_export: what is larger than a file may be goes into several, with 
         CHECK(bytes <= 20'000);
         shards++, tensors += file.tensors().size();
     }
-    // Up to h.0.qkv.weight 19,712 bytes, with its bias 20,096; then h.0.fc, h.0.fc_proj, h.1.qkv and so on begin one
-    // each.
+    // Up to h.0.qkv.weight there are 19,712 bytes, with its bias 20,096. Then h.0.fc, h.0.fc_proj, h.1.qkv and so on
+    // begin a file each.
     CHECK(shards == 7);
     CHECK(std::filesystem::exists(folder.file("model-00001-of-00007.safetensors")));
     CHECK(tensors == hf_tensors(kSmall).size());

@@ -1,5 +1,5 @@
-// The other architectures in Hugging Face's form: an export holds every value under their names, and comes back as it
-// was, in one file or several.
+// Architectures other than GPT-2 in Hugging Face's format: an export holds every value under their names, and an import
+// returns it unchanged, with one file or several.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -40,7 +40,7 @@ TEST_CASE("hf: the other architectures come back from an export, bit by bit") {
         }
 }
 
-// On several ranks all fetch together: the others go through the table.
+// With several ranks all fetch together, so the other ranks follow the table.
 TEST_CASE("hf: a file of one piece takes every tensor once, in the table's order") {
     for (const char* name : kModernModels) {
         const ModelConfig config = modern_config(name);

@@ -1,4 +1,4 @@
-// GPT-2 in Hugging Face's form: names, shapes and transposition as published, both ways, and files that do not fit.
+// GPT-2 in Hugging Face's format: published names, shapes and transposition, both ways, and files that do not fit.
 #include "llmc/checkpoint/hf_weights.h"
 
 #include <doctest/doctest.h>
@@ -24,7 +24,7 @@ namespace {
 using Weights = std::map<std::string, std::vector<float>>;
 const ModelConfig kTiny = {.layers = 2, .heads = 2, .channels = 4, .vocab = 7, .context = 5};
 
-// Every element its own value, each of them exact in BF16 and F16; wte has one padded row more than the vocabulary.
+// Every element has its own value, exact in BF16 and F16. wte has one padded row more than the vocabulary.
 Weights numbered_weights(const ModelConfig& config) {
     Weights weights;
     const std::vector<HfTensor> tensors = hf_tensors(config);
@@ -58,7 +58,7 @@ Weights unpadded(Weights weights) {
     return weights;
 }
 
-// A tensor of a file under construction, by bytes.
+// A tensor of a test file, as bytes.
 struct Raw {
     TensorSpec spec;
     std::string bytes;
@@ -171,7 +171,7 @@ TEST_CASE("hf_weights: export writes (in, out) matrices, the vocabulary's rows a
     CHECK(config["activation_function"] == "gelu_new");
     CHECK(config["layer_norm_epsilon"] == 1e-5);
     CHECK(config["tie_word_embeddings"] == true);
-    CHECK(config["eos_token_id"].is_null());  // 50256 is no token of this vocabulary
+    CHECK(config["eos_token_id"].is_null());  // 50256 is not a token of this vocabulary
     CHECK(!std::filesystem::exists(folder.file("config.json.tmp")));
 }
 
@@ -182,7 +182,7 @@ TEST_CASE("hf_weights: export then import gives the same weights") {
     export_weights(path, weights);
     CHECK(import_weights(path) == unpadded(weights));
 
-    // Matrices wider than a transposition tile, not a multiple of it, and not square.
+    // Wider than a transposition tile, not a multiple of it, and not square.
     const ModelConfig wide = {.layers = 1, .heads = 2, .channels = 38, .vocab = 3, .context = 2};
     Weights wide_weights = numbered_weights(wide);
     export_weights(folder.file("wide.safetensors"), wide_weights, wide);
@@ -237,7 +237,7 @@ TEST_CASE("hf_weights: a file that does not fit the model is refused before anyt
     TemporaryFolder folder;
     const std::string path = folder.file("model.safetensors");
     export_weights(path, numbered_weights(kTiny));
-    std::filesystem::remove(folder.file("config.json"));  // it would be the first to differ
+    std::filesystem::remove(folder.file("config.json"));  // otherwise it would be the first mismatch
     const std::vector<Raw> good = load_raw(path);
     const auto refusal = [&](const std::vector<Raw>& tensors, const ModelConfig& config = kTiny) {
         save_raw(path, tensors);

@@ -1,5 +1,5 @@
-// llm.c's model files: where each tensor lies, both ways, and files that are refused. test_run_files.py holds them
-// against a writer of its own.
+// llm.c's model files: the place of each tensor, both ways, and refused files. test_run_files.py compares with its own
+// writer.
 #include "llmc/checkpoint/llmc_model.h"
 
 #include <doctest/doctest.h>
@@ -20,7 +20,7 @@ namespace {
 using Weights = std::map<std::string, std::vector<float>>;
 const ModelConfig kTiny = {.layers = 2, .heads = 2, .channels = 4, .vocab = 7, .context = 5};
 
-// The file's order, as llm.c has it; block tensors for all layers at once. Elements of one layer.
+// llm.c's order of tensors; block tensors are stored for all layers together. Sizes are elements per layer.
 struct Kind {
     const char* name;
     bool of_block;
@@ -36,7 +36,7 @@ const Kind kKinds[16] = {
 };
 constexpr size_t kElements = 512 + 20 + 2 * 244 + 8;
 
-// Every element of the file its own number, exact in BF16 up to a power of two; padded rows 0.
+// Every element of the file has its own number, exact in BF16 up to a power of two. Padded rows are 0.
 std::vector<float> numbered_file() {
     std::vector<float> all(kElements);
     for (size_t i = 0; i < kElements; i++)
@@ -92,7 +92,7 @@ TEST_CASE("llmc_model: every tensor is read from its place and written to it, in
         CHECK(described.name == "model");
 
         Weights weights = split(all);
-        weights["wte"].resize(128 * 4, 3.0f);  // whatever rows behind the vocabulary hold
+        weights["wte"].resize(128 * 4, 3.0f);  // any values in the rows after the vocabulary
         export_llmc(folder.file("again.bin"), kTiny, version == 3 ? LlmcType::fp32 : LlmcType::bf16,
                     [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
         CHECK(read_bytes(folder.file("again.bin")) == bytes);

@@ -1,4 +1,4 @@
-// The manifest: what is written reads back, and nothing else is read.
+// The manifest: it reads back as written, and any other text is refused.
 #include "llmc/checkpoint/manifest.h"
 
 #include <doctest/doctest.h>
@@ -18,7 +18,7 @@ Manifest example(int world) {
     return m;
 }
 
-// The refusal of a manifest whose body was changed, and given its right checksum.
+// The error for a manifest with a changed body and the right checksum.
 std::string refusal(const std::function<void(nlohmann::ordered_json&)>& change, int world = 2) {
     const std::string text = manifest_text(example(world));
     const size_t at = text.find("\"manifest\": ") + 12;
@@ -45,7 +45,7 @@ TEST_CASE("manifest: reads back, and is JSON") {
     CHECK(back.state == m.state);
     CHECK(back.bytes() == 300);
     CHECK(parse_json<nlohmann::json>(manifest_text(m))["manifest"]["step"] == 20);
-    CHECK(refusal([](auto&) {}) == "<no error>");  // the helper changes nothing by itself
+    CHECK(refusal([](auto&) {}) == "<no error>");  // the helper itself changes nothing
 }
 
 TEST_CASE("manifest: every flipped bit, and every cut, is seen") {

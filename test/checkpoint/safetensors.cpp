@@ -1,5 +1,5 @@
-// Safetensors files: what is written comes back, a malformed file is refused with its reason, a failed write leaves the
-// old file alone. Also that the fixture holds what its README says.
+// Safetensors files: tensors come back as written, malformed files are refused with the reason, and a failed write
+// leaves the old file unchanged. Also checks that the fixture matches its README.
 #include "llmc/checkpoint/safetensors.h"
 
 #include <doctest/doctest.h>
@@ -21,7 +21,7 @@ using namespace llmc::test;
 
 namespace {
 
-// A file with this header and data, whatever they are worth.
+// A file with this header and data, valid or not.
 std::string raw_file(const std::string& header, const std::string& data) {
     const uint64_t length = header.size();
     return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
@@ -46,7 +46,7 @@ void write_one(const std::string& path, const std::string& name, const std::stri
     writer.finish();
 }
 
-// While it lives, this process cannot make a file longer than `bytes`: the nearest thing to a disk that fills up.
+// While it lives, this process cannot make a file longer than `bytes`, which simulates a full disk.
 class FileSizeLimit {
 public:
     explicit FileSizeLimit(rlim_t bytes) {
@@ -239,7 +239,7 @@ TEST_CASE("safetensors: a header longer than the file or than the format allows"
     const std::string path = folder.file("x");
     const uint64_t length = 100'000'001;
     write_bytes(path, std::string(reinterpret_cast<const char*>(&length), 8));
-    std::filesystem::resize_file(path, length + 8);  // a hole: takes no space
+    std::filesystem::resize_file(path, length + 8);  // a sparse file, which takes no space
     CHECK(mentions(error_of([&] { SafetensorsFile file(path); }), "says its header has 100000001 bytes"));
 }
 
@@ -331,7 +331,7 @@ TEST_CASE("fixture: gpt2_small holds what its README says") {
     CHECK(fixture.number("lr") == 1e-3);
     CHECK(seq % 16 != 0);
 
-    // Our shapes are Hugging Face's, with the transposed ones turned back.
+    // Our shapes are Hugging Face's, with the transposed matrices turned back.
     const ModelConfig config = {.layers = fixture.integer("layers"),
                                 .heads = fixture.integer("heads"),
                                 .channels = fixture.integer("channels"),
@@ -361,7 +361,7 @@ TEST_CASE("fixture: gpt2_small holds what its README says") {
     for (double loss : fixture.losses()) CHECK((loss > 4.0 && loss < 6.0));  // ln(101) = 4.6
     CHECK(fixture.logits_sample().size() == static_cast<size_t>(4 * fixture.integer("vocab")));
 
-    // grad.* and grad_norms come from different places of the script.
+    // The script computes grad.* and grad_norms in different places.
     double squares = 0;
     for (const HfTensor& tensor : tensors) {
         for (float value : fixture.gradient(tensor.row.name)) squares += static_cast<double>(value) * value;

@@ -1,5 +1,5 @@
-// Saves that are cut short anywhere, and disks that say no: afterwards every checkpoint that looks complete is, and the
-// newest of those before is still there.
+// Saves that stop anywhere, and disks that fail. Afterwards every checkpoint that looks complete is complete, and the
+// newest earlier one still exists.
 // build: threads
 #include "llmc/checkpoint/saver.h"
 
@@ -32,7 +32,7 @@ struct Change {
     std::string bytes;
 };
 
-// Passes every call on, and remembers it.
+// Forwards every call, and records it.
 class Recorder : public FileCalls {
 public:
     explicit Recorder(const std::string& root) : root_(root) {}
@@ -83,15 +83,15 @@ private:
     std::map<int, bool> is_directory_;
 };
 
-// What a crash leaves of files and names that were not brought to the disk.
+// The state after a crash of files and names that were not synced.
 enum class Unsynced {
     kept,            // everything, as after a kill
-    bytes_lost,      // names, but files without their unsynced bytes
-    names_lost,      // neither: of the names as many as the last sync of their directory has seen
-    manifests_back,  // everything, but a manifest whose deletion was not synced is there again
+    bytes_lost,      // names survive, but files lose their unsynced bytes
+    names_lost,      // both are lost: names return to the last sync of their directory
+    manifests_back,  // everything survives, and a manifest whose deletion was not synced reappears
 };
 
-// A disk, as far as saves need one: files by path, and what of them is safe.
+// A model of a disk for saves: files by path, and their synced state.
 class Disk {
 public:
     void apply(const Change& c, size_t written_bytes) {
@@ -170,7 +170,7 @@ private:
         }
         directories_ = std::move(moved);
     }
-    // Names that came since their directory was last synced go again, the last one first.
+    // Removes names created since their directory was last synced, the last one first.
     void lose_names() {
         std::vector<Change> lost;
         for (const auto& [directory, changes] : dirty_) lost.insert(lost.begin(), changes.rbegin(), changes.rend());
@@ -203,7 +203,7 @@ SaveJob job(int64_t step) {
     return job;
 }
 
-// Saves these steps and keeps the last two.
+// Saves these steps and keeps the last two checkpoints.
 std::vector<SaveOutcome> save(const std::string& directory, const std::vector<int64_t>& steps,
                               FileCalls& calls = system_calls()) {
     CheckpointSaver saver(Comm::self(), directory, {2, 0}, -1, calls);
@@ -216,7 +216,7 @@ std::vector<SaveOutcome> save(const std::string& directory, const std::vector<in
     return outcomes;
 }
 
-// The step of the newest checkpoint, each of those that look complete being whole; -1: there is none.
+// The step of the newest checkpoint, or -1. Checks that all checkpoints that look complete are.
 int64_t newest_whole(const std::string& directory) {
     int64_t newest = -1;
     for (const FoundCheckpoint& found : find_checkpoints(directory)) {
@@ -230,7 +230,7 @@ int64_t newest_whole(const std::string& directory) {
     return newest;
 }
 
-// Names in the directory that are neither a checkpoint of these steps nor the directory in the way of the third.
+// Names in the directory that are neither checkpoints of these steps nor the obstacle in the way of the third save.
 std::vector<std::string> left_over(const std::string& directory, const std::vector<int64_t>& steps) {
     std::vector<std::string> names;
     const std::string in_the_way = fs::path(checkpoint_path(directory, 3)).filename().string();
@@ -268,7 +268,7 @@ TEST_CASE(
     TemporaryFolder folder;
     Recorder recorder(folder.file(""));
     const std::string directory = folder.file("checkpoints");
-    // Three saves, of which the last one deletes the first, with an incomplete directory in its way.
+    // Three saves. The last one deletes the first, with an incomplete directory in its way.
     save(directory, {1, 2}, recorder);
     const size_t second_done = recorder.changes.size();
     fs::create_directories(checkpoint_path(directory, 3));
@@ -308,14 +308,14 @@ TEST_CASE(
         done++;
     }
     CHECK(points > 150);
-    TemporaryFolder after;  // the recording is all that happened
+    TemporaryFolder after;  // rebuilt from the recording alone
     disk.materialize(after.file(""), Unsynced::names_lost);
     CHECK(newest_whole(after.file("checkpoints")) == 3);
 }
 
 namespace {
 
-// Lets one call fail, or all from it on; or answers as a loaded system may.
+// Makes one call fail, or all calls from it on, or answers like a busy system.
 class Trouble : public FileCalls {
 public:
     int error = 0, at = 0, calls = 0;
@@ -379,7 +379,7 @@ TEST_CASE("saver: every call may fail, with any error: what was there stays, and
                 const SaveOutcome outcome = save(directory, {3}, trouble)[0];
                 if (outcome.problem.empty()) {
                     CHECK(newest_whole(directory) ==
-                          3);  // what failed was the deletion of an old one, or a last close()
+                          3);  // a failed deletion of an old checkpoint, or a failed last close()
                     const bool of_old_ones = mentions(outcome.prune_problem, std::strerror(error));
                     CHECK((of_old_ones || outcome.prune_problem.empty()));
                     CHECK(at > all / 2);
@@ -425,7 +425,7 @@ TEST_CASE("saver: one save at a time; a rank's own trouble before it ends it") {
 
 namespace {
 
-// Checkpoints of steps 1 and 2, and somebody's folder with a text.
+// Checkpoints of steps 1 and 2, and a folder with a user's file.
 struct WithFolder : TemporaryFolder {
     WithFolder() {
         save(directory, {1, 2});
@@ -510,7 +510,7 @@ TEST_CASE("checkpoint directory: what is kept") {
     TemporaryFolder folder;
     const std::string directory = folder.file("c");
     for (int64_t step = 1; step <= 8; step++) write_checkpoint(directory, step, 1);
-    fs::remove(checkpoint_path(directory, 2) + "/manifest.json");  // for a person to look at
+    fs::remove(checkpoint_path(directory, 2) + "/manifest.json");  // for a person to inspect
     fs::create_directory(directory + "/step_x");
     write_bytes(directory + "/step_00000009", "a file");
     CHECK(find_checkpoints(directory).size() == 8);

@@ -1,5 +1,5 @@
-// A small state in checkpoints, as several ranks would write it: tensors of a few elements, whose values say where they
-// belong.
+// A small state in checkpoints, as several ranks would write it: tensors of a few elements whose values identify their
+// place.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -19,7 +19,7 @@ namespace llmc::test {
 inline const std::vector<StateTensor> kStateTensors = {{"wte", {7, 5}, {"master", "m", "v"}},
                                                        {"h.0.fc.bias", {3}, {"master", "m", "v"}}};
 
-// The second moment of the one is BF16, everything else FP32.
+// The second moment of one tensor is BF16; everything else is FP32.
 inline std::string state_dtype(const std::string& tensor, const std::string& part) {
     return tensor == "wte" && part == "v" ? "BF16" : "F32";
 }
@@ -32,7 +32,7 @@ inline float state_value(const std::string& tensor, const std::string& part, uin
                              : 0.5f);
 }
 
-// Rank r of n has the r-th part of every tensor; with more ranks than elements some have nothing of it.
+// Rank r of n has the r-th part of every tensor. With more ranks than elements, some ranks have none.
 inline std::vector<StateSlice> state_slices(int rank, int world) {
     std::vector<StateSlice> slices;
     for (const StateTensor& tensor : kStateTensors) {
@@ -85,7 +85,7 @@ inline std::string write_checkpoint(const std::string& directory, int64_t step, 
     return checkpoint_path(directory, step);
 }
 
-// Whether everything in it is what it was at its step.
+// True if everything in the checkpoint has the values of its step.
 inline bool holds_its_state(const CheckpointReader& reader) {
     for (const StateTensor& tensor : kStateTensors)
         for (const std::string& part : tensor.parts) {

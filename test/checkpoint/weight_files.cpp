@@ -1,5 +1,5 @@
-// The files of a model: one file, a directory with one, a directory with shards and their index, and what is wrong with
-// it.
+// The files of a model: one file, a directory with one file, a directory with shards and their index, and their
+// defects.
 #include "llmc/checkpoint/weight_files.h"
 
 #include <doctest/doctest.h>
@@ -48,7 +48,7 @@ TEST_CASE("weight_files: a file, and a directory that holds model.safetensors") 
     write_bytes(folder.file("config.json"), "{}");
     CHECK(WeightFiles(folder.file("")).config_path() == folder.file("config.json"));
     CHECK(WeightFiles(folder.file("model.safetensors")).config_path() == folder.file("config.json"));
-    CHECK(WeightFiles(folder.file("x.safetensors")).config_path().empty());  // it may be about another file
+    CHECK(WeightFiles(folder.file("x.safetensors")).config_path().empty());  // that file may describe another model
 }
 
 TEST_CASE("weight_files: shards and their index") {

@@ -1,4 +1,4 @@
-// Texts and lengths from another rank that does not keep to the rules.
+// Invalid texts and lengths from another rank.
 #include "llmc/comm/agreement.h"
 
 #include <doctest/doctest.h>
@@ -15,7 +15,7 @@ using namespace llmc;
 
 namespace {
 
-// Two ranks, of which this is rank 0. Rank 1's part of every all_gather is what `lie` makes of rank 0's.
+// Two ranks; this is rank 0. `lie` computes rank 1's part of every all_gather from rank 0's.
 class Liar final : public Transport {
 public:
     std::function<void(char* data, size_t bytes)> lie = [](char*, size_t) {};

@@ -1,4 +1,4 @@
-// Several communicators of a process: the order of their collectives on one device, and failures of any of them.
+// Several communicators of a process: the order of their collectives on one device, and their failures.
 // build: per device
 #include "llmc/comm/backend.h"
 
@@ -53,7 +53,7 @@ TEST_CASE("collective chain: what is issued on several streams runs in the order
     test_stream();
 #if !LLMC_CUDA
     const bool lazy = host::settings().lazy_streams;
-    host::settings().lazy_streams = true;  // without the chain, streams run when somebody waits for them
+    host::settings().lazy_streams = true;  // without the chain, streams run only when somebody waits for them
 #endif
     constexpr int kStreams = 3, kCalls = 12;
     stream_t streams[kStreams];

@@ -1,4 +1,4 @@
-// A world of one rank, and worlds that are only planned. Several ranks: test/comm/ranks/.
+// A world of one rank, and worlds that are only planned. test/comm/ranks/ tests several ranks.
 #include "llmc/comm/comm.h"
 
 #include <string>
@@ -34,7 +34,7 @@ TEST_CASE("comm: one rank is a world whose collectives copy") {
     CHECK(uneven.download() == values);
     CHECK_THROWS_AS(comm.all_to_all_v(in, {4}, in, {4}, test_stream()), Error);
     DeviceArray<float> sum(77);
-    comm.reduce_scatter(sum, in, 77, Wire::bf16, false, nullptr, test_stream());  // nothing sent, nothing rounded
+    comm.reduce_scatter(sum, in, 77, Wire::bf16, false, nullptr, test_stream());  // nothing is sent or rounded
     CHECK(sum.download() == values);
     comm.reduce_scatter(sum, in, 77, Wire::bf16, true, nullptr, test_stream());
     std::vector<float> doubled = values;
@@ -70,10 +70,10 @@ TEST_CASE("comm: a planned world tells what memory it needs, and does nothing") 
     const Comm mpi = Comm::planned(4), nccl = Comm::planned(4, "nccl"),
                ordered = Comm::planned(4, "nccl", ReduceOrder::rank);
     CHECK(mpi.world() == 4);
-    CHECK(mpi.reduce_scatter_workspace(1000, Wire::fp32, false) == 63 * 256);  // 16000 bytes and a little
+    CHECK(mpi.reduce_scatter_workspace(1000, Wire::fp32, false) == 63 * 256);  // 16000 bytes, rounded up
     CHECK(mpi.reduce_scatter_workspace(64, Wire::bf16, false) == 2 * 4 * 64 * 2);
     CHECK(nccl.reduce_scatter_workspace(1000, Wire::fp32, false) == 0);
-    CHECK(nccl.reduce_scatter_workspace(1000, Wire::fp32, true) == 16 * 256);  // 4000 bytes and a little
+    CHECK(nccl.reduce_scatter_workspace(1000, Wire::fp32, true) == 16 * 256);  // 4000 bytes, rounded up
     CHECK(nccl.reduce_scatter_workspace(64, Wire::bf16, false) == 2 * 4 * 64 * 2);
     CHECK(ordered.reduce_scatter_workspace(64, Wire::fp32, false) == 4 * 64 * 4);
     CHECK(nccl.all_reduce_workspace<float>(64) == 0);

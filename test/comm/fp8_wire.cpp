@@ -1,5 +1,5 @@
-// Gradients in FP8 between ranks: codes, scales, residuals and sums have the bits of their definition; and error
-// feedback does what it is for.
+// Gradients in FP8 between ranks: codes, scales, residuals and sums have exactly the bits of their definition, and
+// error feedback works as intended.
 #include "llmc/comm/fp8_wire.h"
 
 #include <cmath>
@@ -19,7 +19,7 @@ bool equal_bits(const std::vector<T>& a, const std::vector<T>& b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-// Which NaN a sum gives is the processor's.
+// Equal bits, except that the NaN of a sum depends on the processor.
 bool same_sums(const std::vector<float>& a, const std::vector<float>& b) {
     bool same = a.size() == b.size();
     for (size_t i = 0; same && i < a.size(); i++)
@@ -27,7 +27,7 @@ bool same_sums(const std::vector<float>& a, const std::vector<float>& b) {
     return same;
 }
 
-// What a rank has on the device.
+// A sending rank's memory on the device.
 struct Sender {
     DeviceArray<float> in;
     DeviceArray<bf16> residual;
@@ -57,7 +57,7 @@ void check_cast(const std::vector<float>& values, const std::vector<bf16>& owed,
     const reference::CastPieces expected = reference::cast_pieces(values, owed, world, count, loss_scale);
     sender.cast(false);
     CHECK(sender.pieces.download() == expected.pieces);
-    CHECK(equal_bits(sender.residual.download(), owed));  // only tried
+    CHECK(equal_bits(sender.residual.download(), owed));  // unchanged
     sender.cast();
     CHECK(sender.pieces.download() == expected.pieces);
     CHECK(equal_bits(sender.residual.download(), expected.residual));
@@ -72,8 +72,8 @@ void check_cast(const std::vector<float>& values, const std::vector<bf16>& owed,
     }
 }
 
-// A block's worth of a gradient that is the same in every step: what has arrived of it after so many, over what was
-// sent.
+// Sends one block with the same gradient in every step. Returns, after `steps` steps, the ratio of the received to the
+// sent sum for each element.
 std::vector<double> arrived(const std::vector<float>& gradient, int steps, bool with_feedback) {
     Sender sender(1, gradient.size());
     sender.in.upload(gradient);
@@ -116,7 +116,7 @@ TEST_CASE("fp8_wire: every place of a value in its binade, zeros, subnormals, th
     for (int i = 0; i < 5; i++) values.push_back(448.0f + static_cast<float>(i) * 16);  // where scales change
     check_cast(values, std::vector<bf16>(values.size()), 1, values.size(), 1.0f);
     check_cast(values, std::vector<bf16>(values.size(), to_bf16(0.01f)), 1, values.size(), 2.0f);
-    // An element that overflows with what it owes is seen, too.
+    // An element that overflows together with its residual is noticed, too.
     std::vector<bf16> large(values.size(), to_bf16(std::ldexp(1.0f, 127)));
     check_cast(values, large, 1, values.size(), 1.0f);
 }
@@ -144,8 +144,9 @@ TEST_CASE("fp8_wire: memory that is not aligned, and no elements") {
     sum_fp8_pieces(nullptr, nullptr, 3, 0, false, test_stream());
 }
 
-// Beside 1 a block's smallest step is 2^-8 * 2^-9 = 2^-17, and less than half of it is cast to 0. What has not arrived
-// after n steps is owed: at most half a step of the code, and 2^-9 of it that BF16 rounds away in each of them.
+// In a block with a largest value of 1, the smallest step is 2^-8 * 2^-9 = 2^-17, and less than half of it is cast to
+// 0. After n steps the missing part is the residual: at most half a step of the code, plus 2^-9 of it per step from
+// rounding to BF16.
 TEST_CASE("fp8_wire: what is below the smallest step of its block arrives with error feedback, and without it never") {
     std::vector<float> gradient(128, std::ldexp(1.3f, -21));
     gradient[0] = 1.0f, gradient[1] = -std::ldexp(1.0f, -20), gradient[2] = 0.3f;

@@ -1,4 +1,4 @@
-// What the environment of a launcher means, and which back-end follows from it.
+// How a launcher's environment is read, and which back-end follows from it.
 #include "llmc/comm/launch.h"
 
 #include <doctest/doctest.h>
@@ -93,7 +93,7 @@ TEST_CASE("launch: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT") {
     CHECK(info.world == 8);
     CHECK(info.address == "node0");
     CHECK(info.port == 1234);
-    CHECK(launched(with(kTorchrun, kSrun)).rank == 3);  // a launcher inside srun knows better than srun
+    CHECK(launched(with(kTorchrun, kSrun)).rank == 3);  // a launcher inside srun takes precedence over srun
     Variables without_port = kTorchrun;
     without_port.erase("MASTER_PORT");
     CHECK(launched(without_port).port == 29500);
@@ -106,7 +106,7 @@ TEST_CASE("launch: srun") {
     CHECK(info.rank == 5);
     CHECK(info.world == 8);
     CHECK(launched(with(kSrun, {{"SLURM_STEP_NUM_TASKS", "6"}})).world == 6);
-    // A batch script runs one process, whatever the job may start.
+    // A batch script runs one process, whatever the job may start later.
     CHECK(launched({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}).alone());
     CHECK(launched({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "8"}}).world == 8);
 }
@@ -118,7 +118,7 @@ TEST_CASE("launch: the secret is LLMC_SECRET, or else the launcher's job id") {
     CHECK(launched(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "r1"}, {"SLURM_JOB_ID", "7"}})).secret == "torchrun r1");
     const Variables job = {{"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "2"}};
     CHECK(launched(with(kSrun, {{"SLURM_JOB_ID", "7"}})).secret == "slurm 7.0");
-    // A script may start each machine's ranks as a step of its own.
+    // A script may start each machine's ranks as a separate step.
     CHECK(launched(with(kTorchrun, job)).secret == "slurm 7");
     CHECK(launched(with(kMpirun, {{"PMIX_NAMESPACE", "42"}, {"SLURM_JOB_ID", "7"}})).secret == "mpirun 42");
     CHECK(launched(with(kTorchrun, {{"PMIX_NAMESPACE", "42"}})).secret == "");

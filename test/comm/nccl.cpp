@@ -1,5 +1,5 @@
-// NCCL as far as one GPU can show it: the library is found, and a communicator of one rank calls everything in it with
-// the arguments that several ranks use. Needs a GPU, and skips itself where there is no libnccl.
+// NCCL on one GPU: the library is found, and a communicator of one rank makes every call with the arguments that
+// several ranks use. Needs a GPU; skipped if there is no libnccl.
 #include <cstring>
 #include <memory>
 

@@ -1,4 +1,4 @@
-// The record of the last collectives.
+// The log of recent collectives.
 #include "llmc/comm/operation_log.h"
 
 #include <doctest/doctest.h>
@@ -47,7 +47,7 @@ TEST_CASE("operation log: old operations make room, and may still end") {
 
 TEST_CASE("operation log: what a device has not finished is waited for, and it is what the device is in") {
     OperationLog log;
-    constexpr size_t kCount = 2 * OperationLog::kKept;  // more than are kept: the host is ahead of the device
+    constexpr size_t kCount = 2 * OperationLog::kKept;  // more than are kept, so the host is ahead of the device
     DeviceProgress progress[kCount];
     std::fill_n(progress, kCount, DeviceProgress::waiting);
     for (size_t i = 0; i < kCount; i++)
@@ -56,7 +56,7 @@ TEST_CASE("operation log: what a device has not finished is waited for, and it i
     CHECK(log.unfinished().sequence == 1);
     CHECK(log.unfinished().state == OperationEntry::State::issued);
 
-    // Done up to the third, and inside the fifth of another stream: that one holds the others up.
+    // The first three are done, and the fifth, on another stream, is running and delays the others.
     for (const size_t i : {0, 1, 2}) progress[i] = DeviceProgress::done;
     progress[4] = DeviceProgress::running;
     log.look();
@@ -65,7 +65,7 @@ TEST_CASE("operation log: what a device has not finished is waited for, and it i
     CHECK(log.unfinished().describe() == "all_gather #5 (weights, 4 bytes, step 0, running, issued 0.0 s ago)");
 
     std::fill_n(progress, kCount, DeviceProgress::done);
-    log.look(kCount / 2);  // some at a time
+    log.look(kCount / 2);  // only some at a time
     CHECK(log.unfinished().sequence == 3 + kCount / 2 + 1);
     log.look();
     CHECK(log.unfinished().sequence == 0);

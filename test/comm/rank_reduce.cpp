@@ -1,4 +1,4 @@
-// Sums and maxima of the ranks' pieces: the very order of a loop over the ranks.
+// Sums and maxima of the ranks' pieces: exactly the order of a loop over the ranks.
 #include "llmc/comm/rank_reduce.h"
 
 #include <algorithm>

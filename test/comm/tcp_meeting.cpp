@@ -1,5 +1,5 @@
-// The meeting of ranks over TCP, with strangers at the port and processes that are not the ranks they should be; and
-// what a rank that was let in may send afterwards.
+// The meeting of ranks over TCP, with strangers at the port and processes that claim to be ranks, and invalid messages
+// from a rank that was admitted.
 #include "llmc/comm/tcp_meeting.h"
 
 #include <doctest/doctest.h>
@@ -20,7 +20,7 @@ namespace {
 
 bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// What the call throws, as "CODE text"; "" if it returns.
+// The error that the call throws, as "CODE text", or "" if it returns.
 std::string error_of(const std::function<void()>& call) {
     try {
         call();
@@ -39,7 +39,7 @@ TcpMeeting meeting_of(int world, int port, double timeout = 20) {
             .hello_limit = 0.4};
 }
 
-// Rank 0 in a thread of its own, waiting for the others from the start.
+// Rank 0 in its own thread, waiting for the others from the start.
 class HubThread {
 public:
     explicit HubThread(int world, double timeout = 20)
@@ -51,7 +51,7 @@ public:
         if (thread_.joinable()) thread_.join();
     }
     const TcpMeeting& meeting() const { return meeting_; }
-    // How the meeting ended: "" if all ranks have come.
+    // The result of the meeting: "" if all ranks have come.
     const std::string& error() {
         if (thread_.joinable()) thread_.join();
         return error_;
@@ -78,7 +78,7 @@ TcpSocket stranger(const TcpMeeting& meeting) {
 TEST_CASE("meeting: the listener serves the interface of MASTER_ADDR alone") {
     CHECK(TcpSocket::listen("127.0.0.1", 0).local_address() == "127.0.0.1");
     CHECK(is_loopback(TcpSocket::listen("localhost", 0).local_address()));
-    // Not this machine's address, and a name that nobody knows: MASTER_ADDR may be known to the other machines only.
+    // Not this machine's address, and an unknown name: MASTER_ADDR may be known only to the other machines.
     for (const char* host : {"192.0.2.1", "no-such-host.invalid"}) {
         const std::string address = TcpSocket::listen(host, 0).local_address();
         CHECK((address == "::" || address == "0.0.0.0"));
@@ -113,7 +113,7 @@ TEST_CASE("meeting: a connection that talks slowly is dropped when its time is o
 }
 
 TEST_CASE("meeting: strangers that say something else, and leave at once") {
-    HubThread hub(3, 2);  // rank 2 never comes, so that rank 0 lists the strangers
+    HubThread hub(3, 2);  // rank 2 never comes, so rank 0 lists the strangers
     for (const std::string& text : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100'000, '\xff'),
                                     std::string("LLMCrk02") + std::string(56, '\1'), std::string("LLMCrk02"),
                                     std::string("LLMCrk01\1\0\0\0\3\0\0\0", 16), std::string()}) {
@@ -191,7 +191,7 @@ TEST_CASE("meeting: no listener, and a listener of another program") {
 
 namespace {
 
-// As transport_tcp.cpp sends it.
+// The header that transport_tcp.cpp sends.
 struct Header {
     uint32_t magic = 0x4C4D4D43;
     uint32_t kind = 0;
@@ -199,7 +199,7 @@ struct Header {
 };
 constexpr uint32_t kAllToAllV = 6;
 
-// Rank 0's all_to_all_v with a rank 1 that announces these sizes, and what rank 0 says then.
+// Runs rank 0's all_to_all_v with a rank 1 that announces these sizes; returns rank 0's error.
 std::string exchange_with_liar(const std::vector<size_t>& announced) {
     std::string error;
     int port = 0;
@@ -219,7 +219,7 @@ std::string exchange_with_liar(const std::vector<size_t>& announced) {
         REQUIRE(liar.receive(ignored.data(), ignored.size()));
     };
     skip_message();  // addresses
-    skip_message();  // secret of parts
+    skip_message();  // secret for communicators split from this one
     const Header sizes{Header{}.magic, kAllToAllV, 3, announced.size() * sizeof(size_t)};
     REQUIRE(liar.send(&sizes, sizeof sizes));
     REQUIRE(liar.send(announced.data(), sizes.bytes));
@@ -244,6 +244,6 @@ TEST_CASE("tcp: sizes of all_to_all_v that another rank announces are checked be
                "7 ranks are out of step: rank 1 has 8 bytes for rank 0, which expects 8, "
                "and at least"));
     CHECK(says(exchange_with_liar({9, 7}), "7 ranks are out of step"));
-    // A size that could be true: memory is taken for what arrives, and the rank is lost before the rest.
+    // A plausible size: memory grows with the data that arrives, and the rank is lost before the rest.
     CHECK(says(exchange_with_liar({8, size_t{1} << 40}), "7 rank 1 was lost during all_to_all_v"));
 }

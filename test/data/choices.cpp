@@ -1,4 +1,4 @@
-// Multiple-choice files: what is read, and every way in which one can be wrong.
+// Multiple-choice files: reading them, and every way in which one can be malformed.
 #include "llmc/data/choices.h"
 
 #include "test/data/shard_files.h"
@@ -7,7 +7,7 @@ using namespace llmc;
 
 namespace {
 
-// A file of these words, by the format's definition alone.
+// Writes a file of these words, using only the format's definition.
 std::string write_words(const std::string& path, int32_t examples, const std::vector<uint16_t>& words,
                         int32_t magic = 20240522, int32_t version = 1) {
     return write_file(path, shard_header(magic, version, examples) +

@@ -1,5 +1,5 @@
-// Loaders: every sample once a pass and in the same order for every split, exact resume, errors of the prefetch thread,
-// clean shutdown, and validation sets that do not divide evenly.
+// Loaders: every sample once per pass and in the same order for every split, exact resume, errors of the prefetch
+// thread, clean shutdown, and validation sets that do not divide evenly.
 #include "llmc/data/loader.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 constexpr int T = 3;
 constexpr int vocab = 60000;
 
-// Three shards in which token values are positions, so that the first token of a sample tells which sample it is.
+// Three shards in which token values are positions, so the first token of a sample identifies it.
 struct CountingSet {
     TempDir dir;
     std::vector<int> first_tokens;  // of every sample
@@ -50,7 +50,7 @@ void append_rows(const std::vector<int32_t>& tokens, const std::vector<int32_t>&
     }
 }
 
-// The first tokens of the samples of `steps` steps in the order of their positions, from loaders of all ranks.
+// The first tokens of the samples of `steps` steps, in the order of positions, from loaders of all ranks.
 std::vector<int> training_order(const ShardSet& set, int B, int micro_steps, int world, int64_t first_step, int steps,
                                 uint64_t seed) {
     std::vector<std::unique_ptr<TrainLoader>> ranks;
@@ -79,7 +79,7 @@ TEST_CASE("every sample is used once a pass for every world and micro-batch size
                 CAPTURE(world);
                 CAPTURE(B);
                 const int S = world * B * micro_steps;
-                const int steps = static_cast<int>((2 * n + S - 1) / S);  // two passes; batches cross their border
+                const int steps = static_cast<int>((2 * n + S - 1) / S);  // two passes; batches cross the boundary
                 const std::vector<int> order = training_order(data.set, B, micro_steps, world, 0, steps, 42);
                 CHECK(std::multiset<int>(order.begin(), order.begin() + n) == all);
                 CHECK(std::multiset<int>(order.begin() + n, order.begin() + 2 * n) == all);

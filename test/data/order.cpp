@@ -1,4 +1,4 @@
-// The sample order: a permutation for every n, another one for every epoch and seed, and without visible structure.
+// The sample order: a permutation for every n, different for every epoch and seed, and without visible structure.
 #include "llmc/data/order.h"
 
 #include <doctest/doctest.h>
@@ -62,8 +62,8 @@ TEST_CASE("the order differs by epoch and seed") {
 }
 
 TEST_CASE("every place gets every sample equally often over many epochs" * doctest::test_suite(kOnce)) {
-    // Chi-square of place x sample counts; its mean is the degrees of freedom and its deviation sqrt(2 * that). The
-    // orders are fixed, so this either holds or it does not.
+    // Chi-square of place x sample counts. Its mean is the degrees of freedom and its standard deviation sqrt(2 *
+    // that). The orders are fixed, so this test is deterministic.
     for (const int n : {5, 10, 33, 100}) {
         const int epochs = 400 * n;
         std::vector<double> counts(static_cast<size_t>(n) * n);

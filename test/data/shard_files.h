@@ -1,5 +1,5 @@
-// Files for the data tests: a directory that removes itself, shards written by hand (not by code under test), and a
-// check for errors by code and words.
+// Files for the data tests: a directory that removes itself, shards written by hand instead of by the code under test,
+// and a check of errors by code and words.
 #pragma once
 #include <doctest/doctest.h>
 #include <stdlib.h>
@@ -38,7 +38,7 @@ inline std::string shard_header(int32_t magic, int32_t version, int32_t tokens) 
     return std::string(reinterpret_cast<const char*>(head), sizeof head);
 }
 
-// Token is uint16_t or uint32_t.
+// Writes a shard; Token is uint16_t or uint32_t.
 template <typename Token>
 std::string write_shard(const std::string& path, const std::vector<Token>& tokens) {
     const std::string header = sizeof(Token) == 2 ? shard_header(20240520, 1, static_cast<int32_t>(tokens.size()))
@@ -47,14 +47,14 @@ std::string write_shard(const std::string& path, const std::vector<Token>& token
     return write_file(path, header + body);
 }
 
-// first, first+1, ...: the value of a token is its position in the whole set.
+// first, first+1, ...: a token's value is its position in the whole set.
 inline std::vector<uint16_t> counting(int first, int count) {
     std::vector<uint16_t> tokens(count);
     for (int i = 0; i < count; ++i) tokens[i] = static_cast<uint16_t>(first + i);
     return tokens;
 }
 
-// `action` must throw llmc::Error with this code and a message that holds every one of the words.
+// Checks that `action` throws llmc::Error with this code and a message that contains all the words.
 inline void check_error(llmc::ExitCode code, const std::vector<std::string>& words,
                         const std::function<void()>& action) {
     try {

@@ -87,7 +87,7 @@ TEST_CASE("random tokens: of the whole vocabulary in either width, the same for 
         const std::vector<int32_t> tokens = tokens_of(vocab, 7);
         CHECK(tokens == tokens_of(vocab, 7));
         CHECK((tokens == tokens_of(vocab, 8)) == (vocab == 1));
-        double mean = 0;  // within 8 deviations of that of 4097 draws
+        double mean = 0;  // within 8 deviations of the mean of 4097 draws
         for (const int32_t token : tokens) mean += (token + 0.5) / vocab / 4097;
         CHECK(std::fabs(mean - 0.5) < 8 / std::sqrt(12 * 4097.0));
     }
@@ -218,7 +218,7 @@ TEST_CASE("check_vocabulary scans without sidecars and names shard, position, id
     CHECK_NOTHROW(set.check_vocabulary(50258));
     check_error(ExitCode::bad_data, {dir / "s1.bin", "token 599998", "id 50257", "50257 ids"},
                 [&] { set.check_vocabulary(50257); });
-    CHECK_NOTHROW(set.check_vocabulary(50257, 1000));  // large set: the middle is left to the loaders
+    CHECK_NOTHROW(set.check_vocabulary(50257, 1000));  // large set: the loaders check the middle
     check_error(ExitCode::bad_data, {dir / "s2.bin", "token 2", "id 6"}, [&] { set.check_vocabulary(6, 1000); });
     check_error(ExitCode::bad_data, {dir / "s0.bin", "token 0", "id 1"}, [&] { set.check_vocabulary(1, 1000); });
 }
@@ -274,7 +274,7 @@ TEST_CASE("sets of more shards than are kept open, moved around") {
     CHECK(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}) < open_files - 200);
 }
 
-// A sparse file with `marks` as its last tokens.
+// Writes a sparse file with `marks` as its last tokens.
 template <typename Token>
 static std::string sparse_shard(const std::string& path, int32_t magic, int32_t version, int32_t tokens,
                                 const std::vector<Token>& marks) {

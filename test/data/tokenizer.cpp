@@ -1,4 +1,4 @@
-// Tokenizers: the three kinds of vocabulary, broken files, byte-pair merges by hand, and terminal safety.
+// Tokenizers: the three kinds of vocabulary, broken files, byte-pair merges by hand, and safe terminal output.
 #include "llmc/data/tokenizer.h"
 
 #include "llmc/data/hf_tokenizer.h"
@@ -41,7 +41,7 @@ TEST_CASE("tiktoken file: decoding and merges by rank") {
     CHECK(decoder.encode("abc") == std::vector<int>{0, 4});  // bc (4) before ab (5)
     CHECK(decoder.encode("ab") == std::vector<int>{5});
     CHECK(decoder.encode("c ab") == std::vector<int>{2, 7});          // ab, then " ab"
-    CHECK(decoder.encode("a  ab ") == std::vector<int>{0, 3, 7, 3});  // of two spaces the last goes with the word
+    CHECK(decoder.encode("a  ab ") == std::vector<int>{0, 3, 7, 3});  // of two spaces, the last belongs to the word
     CHECK(decoder.encode("  ") == std::vector<int>{3, 3});
     CHECK(decoder.encode("").empty());
     check_error(ExitCode::bad_data, {"0x64"}, [&] { decoder.encode("ad"); });
@@ -113,7 +113,7 @@ TEST_CASE("broken tokenizer files") {
     refused(llmc_tokenizer(2, 0, {}), {"0 tokens"});
 }
 
-// A tokenizer.json in which "é" is one token of two bytes. The ids do not follow the order of the merges.
+// A tokenizer.json in which "é" is one token of two bytes. The ids are not in the order of the merges.
 static std::string small_json(const std::string& merges, const std::string& more = "") {
     return R"({"version": "1.0", "added_tokens": [{"id": 9, "content": "<|endoftext|>", "special": true}],
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Split"}, {"type": "ByteLevel"}]},
@@ -218,6 +218,6 @@ TEST_CASE("complete_utf8: what may be the beginning of a character waits") {
     const size_t whole[] = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10};
     for (size_t length = 0; length <= text.size(); length++)
         CHECK(complete_utf8(text.substr(0, length)) == whole[length]);
-    CHECK(complete_utf8("a\x80") == 2);  // no character's beginning
+    CHECK(complete_utf8("a\x80") == 2);  // not the beginning of a character
     CHECK(complete_utf8("\x80\x80\x80\x80") == 4);
 }

@@ -1,4 +1,4 @@
-// cp.async: what arrives, when it has arrived, zero fill, and a two-stage pipeline as kernels use it.
+// cp.async: arrival of the data, zero fill, and a two-stage pipeline like that of kernels.
 // build: threads
 #include "llmc/device/async_copy.cuh"
 
@@ -12,7 +12,7 @@ using namespace llmc::test;
 
 namespace {
 
-// Three groups of one 16-byte copy a thread. After wait<1> the first two have arrived, after wait<0> all.
+// Three groups of one 16-byte copy per thread. After wait<1> the first two have arrived, after wait<0> all.
 __global__ void groups_kernel(uint32_t* out, const uint32_t* in) {
     LLMC_SHARED(uint32_t, tile, [3 * 64 * 4]);
     const int t = static_cast<int>(threadIdx.x);
@@ -22,7 +22,7 @@ __global__ void groups_kernel(uint32_t* out, const uint32_t* in) {
     }
     cp_async_wait<1>();
     __syncthreads();
-    const int other = 63 - t;  // what another thread has copied
+    const int other = 63 - t;  // data copied by another thread
     for (int i = 0; i < 4; i++) {
         out[t * 4 + i] = tile[other * 4 + i];
         out[(64 + t) * 4 + i] = tile[(64 + other) * 4 + i];
@@ -32,7 +32,7 @@ __global__ void groups_kernel(uint32_t* out, const uint32_t* in) {
     for (int i = 0; i < 4; i++) out[(128 + t) * 4 + i] = tile[(128 + other) * 4 + i];
 }
 
-// Invalid copies write zeros over whatever was there and leave their source alone.
+// Invalid copies write zeros over the old contents and do not read their source.
 __global__ void zero_fill_kernel(uint32_t* out, const uint32_t* in, int valid_threads) {
     LLMC_SHARED(uint32_t, tile, [64 * 4]);
     const int t = static_cast<int>(threadIdx.x);
@@ -44,7 +44,7 @@ __global__ void zero_fill_kernel(uint32_t* out, const uint32_t* in, int valid_th
     for (int i = 0; i < 4; i++) out[t * 4 + i] = tile[t * 4 + i];
 }
 
-// A group may hold several copies; an empty group counts as one; what is not committed is not waited for.
+// A group may contain several copies, an empty group counts as a group, and uncommitted copies are not waited for.
 __global__ void several_copies_kernel(uint32_t* out, const uint32_t* in) {
     LLMC_SHARED(uint32_t, tile, [32 * 8]);
     const int t = static_cast<int>(threadIdx.x);
@@ -57,7 +57,7 @@ __global__ void several_copies_kernel(uint32_t* out, const uint32_t* in) {
     for (int i = 0; i < 8; i++) out[t * 8 + i] = tile[(31 - t) * 8 + i];
 }
 
-// Sums `tiles` tiles of 256 words with the next one in flight: the shape of a kernel's main loop.
+// Sums `tiles` tiles of 256 words, with the next tile in flight, like a kernel's main loop.
 __global__ void pipeline_kernel(uint32_t* out, const uint32_t* in, int tiles) {
     LLMC_SHARED(uint32_t, stages, [2][256]);
     const int t = static_cast<int>(threadIdx.x);

@@ -1,6 +1,6 @@
-// Number formats against their definition: a table of the values that codes stand for, and "nearest, ties to the even
-// code". From it follow the floats at which the code changes; every one of the 2^32 floats is checked against them, on
-// the host, and on the device by a kernel.
+// Number formats against their definition: a table of the values of codes, and "nearest, ties to the even code". From
+// these follow the floats at which the code changes. Every one of the 2^32 floats is checked against them, on the host,
+// and on the device by a kernel.
 // build: optimized
 #include "llmc/device/formats.cuh"
 
@@ -32,7 +32,7 @@ double value_of(uint32_t float_pattern) { return static_cast<double>(float_from_
 
 // ---- definitions ----------------------------------------------------------------------------------------------------
 
-// The magnitude of an IEEE-like code: exponent 0 holds the subnormals.
+// The magnitude of an IEEE-like code. Exponent 0 holds the subnormals.
 double magnitude_of(uint32_t code, int mantissa_bits, int bias) {
     const int exponent = static_cast<int>(code >> mantissa_bits);
     const int mantissa = static_cast<int>(code & ((1u << mantissa_bits) - 1));
@@ -45,7 +45,7 @@ struct Definition {
     const char* name;
     int mantissa_bits, bias;
     uint32_t largest;  // code of the largest finite magnitude
-    bool overflows;    // beyond it: to the next code, infinity, or saturated
+    bool overflows;    // larger values go to the next code, infinity, instead of saturating
     uint32_t sign_bit, nan;
     std::vector<uint32_t> first;  // first[k]: the smallest non-negative float, as bits, with code k
 
@@ -65,7 +65,7 @@ struct Definition {
     }
     double magnitude(uint32_t code) const { return magnitude_of(code, mantissa_bits, bias); }
 
-    // The smallest float above the midpoint, or at it where a tie goes up, to an even code.
+    // The smallest float above the midpoint, or at it if the tie goes up to an even code.
     static uint32_t first_float(double midpoint, bool tie_goes_up) {
         uint32_t bits = float_bits(static_cast<float>(midpoint));
         const auto rounds_up = [&](uint32_t b) {
@@ -75,7 +75,7 @@ struct Definition {
         while (!rounds_up(bits)) bits++;
         return bits;
     }
-    // The code of one float, by search.
+    // Finds the code of one float by search.
     uint32_t code(uint32_t float_pattern) const {
         const uint32_t magnitude_bits = float_pattern & ~kSign;
         if (magnitude_bits > kInfinity) return nan;
@@ -97,8 +97,8 @@ const Definition& e5m2_definition() {
     return d;
 }
 
-// How many of the floats first_pattern .. first_pattern + count - 1 (of one sign) have another code than
-// code_at(pattern) says. Floats are visited in ranges of one expected code, so that the inner loop is vectorised.
+// Counts the floats first_pattern .. first_pattern + count - 1 (all of one sign) whose code differs from
+// code_at(pattern). It goes through ranges with one expected code, so that the inner loop is vectorised.
 template <class CodeAt>
 long wrong_codes(const Definition& d, uint32_t first_pattern, uint32_t count, CodeAt code_at) {
     const uint32_t sign = first_pattern & kSign, begin = first_pattern & ~kSign, end = begin + count;
@@ -118,7 +118,7 @@ long wrong_codes(const Definition& d, uint32_t first_pattern, uint32_t count, Co
     return wrong;
 }
 
-// All floats, or, under a sanitizer, those near every change of the code and every 65521st.
+// Checks all floats, or, under a sanitizer, those near every change of the code and every 65521st.
 template <class Convert>
 long wrong_conversions(const Definition& d, Convert convert) {
     long wrong = 0;
@@ -139,7 +139,7 @@ long wrong_conversions(const Definition& d, Convert convert) {
     return wrong;
 }
 
-// What a code decodes to is checked against the table of its format.
+// Checks every code's decoded value against the table of its format.
 template <class T>
 int wrong_decodings(const Definition& d) {
     int wrong = 0;
@@ -148,7 +148,7 @@ int wrong_decodings(const Definition& d) {
             T value;
             value.bits = static_cast<decltype(value.bits)>(code | (negative ? d.sign_bit : 0));
             const float decoded = to_float(value);
-            const bool infinite = code == d.largest + 1 && d.mantissa_bits != 3;  // E4M3 has none
+            const bool infinite = code == d.largest + 1 && d.mantissa_bits != 3;  // E4M3 has no infinity
             if (code > d.largest && !infinite) {
                 wrong += decoded == decoded;
                 continue;
@@ -191,19 +191,14 @@ TEST_CASE("formats: known roundings") {
         float value;
         uint32_t e4m3_code, e5m2_code, bf16_code;
     } cases[] = {
-        {0.0f, 0x00, 0x00, 0x0000},
-        {-0.0f, 0x80, 0x80, 0x8000},
-        {1.0f, 0x38, 0x3c, 0x3f80},
-        {-448.0f, 0xfe, 0xdf, 0xc3e0},
-        {464.0f, 0x7e, 0x5f, 0x43e8},         // midway between 448 and what would be 480:
-                                              // saturates
+        {0.0f, 0x00, 0x00, 0x0000},          {-0.0f, 0x80, 0x80, 0x8000},    {1.0f, 0x38, 0x3c, 0x3f80},
+        {-448.0f, 0xfe, 0xdf, 0xc3e0},       {464.0f, 0x7e, 0x5f, 0x43e8},  // midway between 448 and the missing 480:
+                                                                            // saturates
         {17.0f, 0x58, 0x4c, 0x4188},          // tie between 16 and 18: to even; 16 is nearest in E5M2
         {19.0f, 0x5a, 0x4d, 0x4198},          // tie between 18 and 20: to even
         {0.0009765625f, 0x00, 0x14, 0x3a80},  // 2^-10: tie between 0 and the smallest subnormal of E4M3
         {0.0029296875f, 0x02, 0x1a, 0x3b40},  // 3 * 2^-10: tie between 1 and 2 subnormal steps
-        {1e30f, 0x7e, 0x7b, 0x714a},
-        {INFINITY, 0x7e, 0x7b, 0x7f80},
-        {-INFINITY, 0xfe, 0xfb, 0xff80},
+        {1e30f, 0x7e, 0x7b, 0x714a},         {INFINITY, 0x7e, 0x7b, 0x7f80}, {-INFINITY, 0xfe, 0xfb, 0xff80},
         {3.4e38f, 0x7e, 0x7b, 0x7f80},  // beyond the largest bf16
         {1e-45f, 0x00, 0x00, 0x0000},
     };
@@ -226,7 +221,7 @@ TEST_CASE("formats: known roundings") {
     CHECK(bf16x2_high(0xc0003f80u) == -2.0f);
 }
 
-// By exhaustive search for the nearest value, without thresholds.
+// Uses an exhaustive search for the nearest value, without thresholds.
 TEST_CASE("formats: every bf16 rounds to the nearest FP8 code") {
     for (const Definition* d : {&e4m3_definition(), &e5m2_definition()}) {
         int wrong = 0;
@@ -260,11 +255,11 @@ TEST_CASE("formats: all 2^32 floats to bf16, E4M3 and E5M2" * doctest::test_suit
 
 namespace {
 
-// 65536 random words whose low 16, 20, 21 and high 24 bits are each evenly spread.
+// 65536 random words whose low 16, low 20, low 21 and high 24 bits are each evenly distributed.
 constexpr uint32_t kGrid = 65536;
 uint32_t grid_word(uint32_t i) { return i * 0x10001u; }
 
-// The frequency of rounding away from zero is the fraction that is cut off, and only the two neighbours occur.
+// Checks that the frequency of rounding away from zero is the dropped fraction, and that only the two neighbours occur.
 template <class Convert>
 bool rounds_in_proportion(const Definition& d, float value, Convert convert) {
     const double magnitude = std::fabs(static_cast<double>(value));
@@ -378,10 +373,10 @@ struct Codes {
 
 }  // namespace
 
-// On a GPU all 2^32 floats; on the host device, where the kernel runs the functions tested above, some.
+// On a GPU all 2^32 floats; on the host device, whose kernel runs the functions tested above, only some.
 TEST_CASE("formats: a kernel's conversions of floats to bf16, E4M3 and E5M2") {
     constexpr uint32_t kChunk = LLMC_ON_GPU ? 1u << 24 : 1u << 14;
-    constexpr uint32_t kStep = LLMC_ON_GPU ? 1 : kSanitized ? 32771 : 4099;  // of the chunks
+    constexpr uint32_t kStep = LLMC_ON_GPU ? 1 : kSanitized ? 32771 : 4099;  // stride of the chunks
     Codes<bf16> to_16(kChunk);
     Codes<e4m3> to_4(kChunk);
     Codes<e5m2> to_5(kChunk);

@@ -1,4 +1,4 @@
-// Which GPUs a build runs on: the rules of CUDA's binary compatibility, and the words for the others.
+// Which GPUs a build runs on by CUDA's rules of binary compatibility, and the message for other GPUs.
 #include "llmc/device/gpu_code.h"
 
 #include <doctest/doctest.h>
@@ -30,7 +30,7 @@ TEST_CASE("gpu_code: code runs on its own generation, with a letter on one capab
     CHECK(capabilities_of("sm_100") == Capabilities{100, 103});
     CHECK(capabilities_of("sm_120") == Capabilities{120, 121});
     CHECK(capabilities_of("compute_80") == Capabilities{80, 86, 87, 89, 90, 100, 103, 110, 120, 121, 130});
-    CHECK(capabilities_of("compute_90a") == Capabilities{90});  // as little as its code
+    CHECK(capabilities_of("compute_90a") == Capabilities{90});  // like its code, on one capability only
     CHECK(capabilities_of("sm_80 sm_90a") == Capabilities{80, 86, 87, 89, 90});
     CHECK(capabilities_of("sm_80 sm_89 sm_90a sm_100 sm_120 compute_120") ==
           Capabilities{80, 86, 87, 89, 90, 100, 103, 120, 121, 130});
@@ -46,7 +46,7 @@ TEST_CASE("gpu_code: the architecture that a GPU is told to build for has code f
         if (!arch.empty()) CHECK(has_code_for(arch == "all" ? all : arch, capability));
     }
     CHECK(gpu_arch_for(86) == "sm_80");
-    CHECK(gpu_arch_for(89) == "sm_89");  // not sm_80, which would convert to FP8 without the instructions for it
+    CHECK(gpu_arch_for(89) == "sm_89");  // not sm_80, which would convert to FP8 without the hardware instructions
     CHECK(gpu_arch_for(90) == "sm_90a");
     CHECK(gpu_arch_for(103) == "sm_100");
     CHECK(gpu_arch_for(130) == "all");

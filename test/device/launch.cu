@@ -14,7 +14,7 @@ using namespace llmc::test;
 
 namespace {
 
-// What a call says that fails; empty if it does not.
+// The error of a failing call, or "" if it succeeds.
 template <class F>
 std::string refusal(F&& call) {
     try {
@@ -33,7 +33,7 @@ __global__ void indices_kernel(unsigned* out) {
                                                   1000 * blockIdx.x + 10000 * blockIdx.y + 100000 * blockIdx.z);
 }
 
-// Two static arrays and the dynamic memory must not overlap; reads come after everything is written.
+// Two static arrays and the dynamic memory must not overlap. Reads come after all writes.
 __global__ void shared_kernel(int* out, int words) {
     LLMC_SHARED(int, first, [64]);
     LLMC_SHARED(int, second, [2][64]);
@@ -50,7 +50,7 @@ __global__ void shared_kernel(int* out, int words) {
     out[blockIdx.x * 64 + threadIdx.x] = wrong + static_cast<int>(misaligned) * 1000;
 }
 
-// The same static array seen from two calls of one function is one array, as in CUDA.
+// One static array reached by two calls of a function is the same array, as in CUDA.
 LLMC_DEVICE int* shared_counter() {
     LLMC_SHARED(int, counter, [1]);
     return counter;
@@ -93,8 +93,8 @@ TEST_CASE("launch: every thread of the grid runs once with its own indices") {
 
 TEST_CASE("launch: shared memory, static and dynamic, up to more than 48 KB") {
     DeviceArray<int> to(3 * 64);
-    // Beside 768 bytes of static arrays: 48 KB in all with 12096 words, then more, though not of dynamic memory alone.
-    // 92 KB is what every GPU since sm_80 can give; what was granted once stays granted.
+    // With 768 bytes of static arrays: 48 KB in total with 12096 words, then more, though not in dynamic memory alone.
+    // Every GPU since sm_80 can give 92 KB. A granted limit stays granted.
     for (const int words : {1, 5, 64, 1000, 12096, 12097, 12288, 23000, 16000, 23000}) {
         launch<shared_kernel>({3, 64, static_cast<size_t>(words) * 4, test_stream()}, {out(to.get(), to.size())},
                               to.get(), words);

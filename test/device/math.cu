@@ -1,5 +1,5 @@
-// Fast math of kernels against libm in double: error bounds over dense sweeps, special values, on the device and, where
-// host code may call it, on the host.
+// Fast math of kernels against libm in double: error bounds over dense sweeps, and special values, on the device and,
+// for functions callable there, on the host.
 #include "llmc/device/math.cuh"
 
 #include <algorithm>
@@ -61,7 +61,7 @@ std::vector<float> all_magnitudes() {
     return x;
 }
 
-// The largest of |f(x) - exact(x)| / scale(x); infinite if anything is NaN.
+// The largest |f(x) - exact(x)| / scale(x); infinite if anything is NaN.
 template <class Exact, class Scale>
 double worst_error(const std::vector<float>& x, const std::vector<float>& y, Exact exact, Scale scale) {
     double worst = 0;
@@ -101,7 +101,7 @@ TEST_CASE("math: exp2_fast at its ends") {
         CHECK(y[0] == 1);
         CHECK(y[1] == 1);
         for (size_t i : {2, 3, 4}) CHECK(y[i] == INFINITY);
-        for (size_t i : {5, 6, 7, 8}) CHECK(y[i] == 0);  // no subnormal results
+        for (size_t i : {5, 6, 7, 8}) CHECK(y[i] == 0);  // results are never subnormal
         CHECK(y[9] != y[9]);
         CHECK(y[10] == std::ldexp(1.0f, -126));
     }
@@ -168,8 +168,8 @@ TEST_CASE("math: random_bits depend on seed and counter alone, without repeats, 
     CHECK(wrong == 0);
     CHECK(std::set<uint32_t>(device.begin(), device.end()).size() == n);  // a bijection of the counter
 
-    // Of n fair bits, n/2 +- 6 standard deviations are set; likewise of the differences between neighbouring counters
-    // and between neighbouring seeds.
+    // Of n fair bits, n/2 +- 6 standard deviations are set. The same holds for differences between neighbouring
+    // counters and between neighbouring seeds.
     for (int bit = 0; bit < 32; bit++) {
         int ones = 0, changed_by_counter = 0, changed_by_seed = 0;
         for (uint32_t i = 0; i < n; i++) {

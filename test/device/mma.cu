@@ -1,6 +1,6 @@
 // Tensor-core wrappers against FP64 and against the layouts in the PTX ISA ("Matrix Fragments for mma.m16n8k16",
-// "ldmatrix"), written down here a second time. Matrices are asymmetric, so that any transposition shows; most hold
-// small integers, so that sums are exact on both devices.
+// "ldmatrix"), written down here a second time. Matrices are asymmetric, so any transposition shows. Most hold small
+// integers, so sums are exact on both devices.
 #include "llmc/device/mma.cuh"
 
 #include <cmath>
@@ -15,7 +15,7 @@ using namespace llmc::test;
 
 namespace {
 
-// Element i (0 to 7 of A, 0 to 3 of B and C) of a lane's fragment is at this row and column of its tile.
+// The row and column in its tile of element i (0 to 7 of A, 0 to 3 of B and C) of a lane's fragment.
 struct Position {
     int row, column;
 };
@@ -31,7 +31,7 @@ LLMC_HD uint32_t pack(bf16 low, bf16 high) {
     return static_cast<uint32_t>(low.bits) | static_cast<uint32_t>(high.bits) << 16;
 }
 
-// c (16 x 8N) += a (16 x 16) * b (16 x 8N), each row-major, one set for each warp.
+// c (16 x 8N) += a (16 x 16) * b (16 x 8N), each row-major, with one set of matrices per warp.
 template <int N, bool one_by_one>
 __global__ void mma_kernel(float* c, const bf16* a, const bf16* b) {
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
@@ -79,7 +79,7 @@ std::vector<bf16> random_integers(size_t count, uint32_t seed) {
     return values;
 }
 
-// Largest error over (sum of |a b| + |c|), over all warps; infinite if anything is NaN.
+// The largest error relative to (sum of |a b| + |c|), over all warps; infinite if anything is NaN.
 template <int N, bool one_by_one>
 double mma_error(const std::vector<bf16>& a, const std::vector<bf16>& b, int warps) {
     std::vector<float> c(static_cast<size_t>(warps * 16 * 8 * N));
@@ -117,7 +117,8 @@ void check_mma() {
     const size_t a_size = kWarps * 16 * 16, b_size = kWarps * 16 * 8 * N;
     CHECK(mma_error<N, false>(random_integers(a_size, 1), random_integers(b_size, 2), kWarps) == 0);
     CHECK(mma_error<N, true>(random_integers(a_size, 3), random_integers(b_size, 4), kWarps) == 0);
-    // Real numbers: products are exact in FP32; 16 additions round (tensor cores truncate: a little more).
+    // Real numbers: products are exact in FP32 and 16 additions round (tensor cores truncate, which costs a little
+    // more).
     CHECK(mma_error<N, false>(random_normal<bf16>(a_size, 1, 5), random_normal<bf16>(b_size, 1, 6), kWarps) < 2e-6);
 }
 
@@ -158,7 +159,7 @@ namespace {
 
 constexpr int kStride = 24;  // elements from row to row: 48 bytes, so rows are aligned and not contiguous
 
-// Lane l gives the address of row (7 * l) % 32 of a tile of 32 rows of 8, so that addresses are no simple sequence.
+// Lane l gives the address of row (7 * l) % 32 of a tile of 32 rows of 8, so the addresses are not a simple sequence.
 LLMC_HD int row_of_lane(int lane) { return 7 * lane % 32; }
 
 template <bool Transposed>
@@ -192,8 +193,8 @@ int wrong_ldmatrix() {
     return wrong;
 }
 
-// A warp's product by way of ldmatrix: c (16 x 8N) = a (16 x K) * b, where b is (8N x K) row-major or, loaded
-// transposed, (K x 8N) row-major: the two ways attention needs.
+// A warp's product using ldmatrix: c (16 x 8N) = a (16 x K) * b. Here b is (8N x K) row-major or, loaded transposed, (K
+// x 8N) row-major: the two forms that attention needs.
 template <int N, bool b_is_k_by_n>
 __global__ void warp_product_kernel(float* c, const bf16* a, const bf16* b, int K) {
     constexpr int kMaxK = 64, kPad = 8, kColumns = 8 * N;
@@ -210,7 +211,7 @@ __global__ void warp_product_kernel(float* c, const bf16* a, const bf16* b, int 
         uint32_t a_fragment[4], b_fragment[N][2];
         ldmatrix_x4<false>(a_fragment, a_tile + lane % 16 * kAStride + k + lane / 16 * 8);
         if constexpr (b_is_k_by_n) {
-            // Two 8 x 8 blocks down k, two along n: b_fragment[j][h] is k + 8h, column tile j.
+            // Two 8 x 8 blocks along k, two along n: b_fragment[j][h] is k + 8h, column tile j.
             ldmatrix_tiles<true, N>(b_fragment, b_tile + (k + lane % 16) * kBStride + lane / 16 * 8, 16 * sizeof(bf16));
         } else {
             ldmatrix_tiles<false, N>(b_fragment, b_tile + (lane % 8 + lane / 16 * 8) * kBStride + k + lane / 8 % 2 * 8,

@@ -1,4 +1,4 @@
-// The device runtime as both devices promise it: copies, streams ordered by events, graphs, memory accounting.
+// The device runtime as both devices implement it: copies, streams ordered by events, and memory accounting.
 #include "llmc/device/runtime.h"
 
 #include <algorithm>
@@ -36,7 +36,7 @@ bool all_are(const DeviceArray<float>& array, float value) {
     return std::all_of(values.begin(), values.end(), [=](float v) { return v == value; });
 }
 
-// Two more streams and some events, destroyed at the end of a test.
+// Two more streams and some events, which the end of a test destroys.
 struct Streams {
     stream_t a = create_stream(), b = create_stream();
     event_t first = create_event(true), second = create_event(true);
@@ -72,7 +72,7 @@ TEST_CASE("runtime: copies and byte fills arrive, to the byte") {
     const std::vector<uint8_t> result = to.download();
     int wrong = 0;
     for (size_t i = 0; i < result.size(); i++) {
-        const uint8_t copied = i >= 1 && i < 991 ? bytes[i + 2] : 0xFF;  // the rest is as DeviceArray left it
+        const uint8_t copied = i >= 1 && i < 991 ? bytes[i + 2] : 0xFF;  // the rest keeps the poison of DeviceArray
         wrong += result[i] != (i >= 500 && i < 503 ? 0xA7 : copied);
     }
     CHECK(wrong == 0);
@@ -134,7 +134,7 @@ TEST_CASE("runtime: an event may be recorded anew or destroyed while somebody wa
     add(sum, x, y, c);
     synchronize(c);
     const float value = sum.download()[0];
-    CHECK((value == 6 || value == 8));  // x is 5 for certain, y is 1 or 3
+    CHECK((value == 6 || value == 8));  // x is always 5; y is 1 or 3
     synchronize(s.b);
 
     const event_t brief = create_event();

@@ -1,4 +1,4 @@
-// The rule by which launches ask for shared memory, on cards with 99 and 227 KB a block.
+// The rule for requesting shared memory, on cards with 99 and 227 KB per block.
 #include "llmc/device/shared_memory.h"
 
 #include <doctest/doctest.h>
@@ -35,7 +35,7 @@ TEST_CASE("shared memory: a limit is raised, never lowered") {
     SharedMemory kernel = fresh_kernel(KB, 227 * KB);
     for (const size_t bytes : {100 * KB, 60 * KB, 100 * KB, 10 * KB, 120 * KB}) kernel.provide(bytes, ask);
     CHECK(asked == std::vector<size_t>{100 * KB, 120 * KB});
-    SharedMemory granted_before{KB, 150 * KB, 227 * KB};  // by somebody else
+    SharedMemory granted_before{KB, 150 * KB, 227 * KB};  // granted to an earlier launch
     granted_before.provide(149 * KB, ask);
     CHECK(asked.size() == 2);
 }

@@ -1,5 +1,5 @@
-// Traces as both devices promise them: ranges of streams in their order, nested, with what was said about them; nothing
-// at all while no trace is started.
+// Traces on both devices: ranges of streams in order, nested, and with their properties; and no cost while no trace
+// runs.
 #include "llmc/device/trace.h"
 
 #include <string>
@@ -46,7 +46,7 @@ const Trace::Range& named(const std::vector<Trace::Range>& ranges, const std::st
 
 TEST_CASE("trace: ranges have names, lines, kinds, steps and bytes") {
     TwoStreams s;
-    Trace trace(2);  // more come
+    Trace trace(2);  // more ranges follow
     trace.name_stream(s.a, "compute");
     trace.name_stream(stream_t{}, "not there");
     trace.start(s.a);
@@ -103,7 +103,7 @@ TEST_CASE("trace: without one, ranges do not look at their stream") {
     ProfileRange inner("inner", Trace::Kind::communication, nobody);
     ProfileRange host("host");
     inner.set_bytes(1);
-    Trace trace(4);  // one that is not started changes nothing
+    Trace trace(4);  // a trace that was not started changes nothing
     ProfileRange other("other", nobody);
     CHECK(trace.lines().empty());
 }
@@ -117,7 +117,7 @@ TEST_CASE("trace: one at a time, again and again") {
     CHECK(first.finish().size() == 1);
     {
         ProfileRange between("between", s.a);
-        second.start(s.a);  // which it is not part of
+        second.start(s.a);  // a stream that is not part of the trace
     }
     { ProfileRange range("b", s.a); }
     CHECK(second.finish().size() == 1);

@@ -1,4 +1,4 @@
-// Values between the host and the device, of every size, in pieces of the pinned memory they pass through.
+// Transfers between host and device of every size, in pieces of the pinned staging memory.
 #include "llmc/device/transfer.h"
 
 #include <vector>

@@ -1,5 +1,5 @@
-// load8 and store8: the bits that arrive, at every alignment that is allowed, and no byte beyond them. Fours and
-// Eights: the same, and that a warp's accesses are whole sectors and free of bank conflicts.
+// load8 and store8: the right bits at every allowed alignment, and no byte beyond them. Fours and Eights: the same, and
+// a warp's accesses cover whole sectors without bank conflicts.
 #include "llmc/device/vector.cuh"
 
 #include <set>
@@ -30,7 +30,7 @@ uint32_t bits_of(T value) {
         return value.bits;
 }
 
-// Copies 32 x 8 values at odd offsets; everything around the copy must keep its poison.
+// Copies 32 x 8 values at odd offsets; the poison around the copy must stay.
 template <class From, class To>
 int wrong_copies() {
     constexpr int kThreads = 32, n = kThreads * 8, kMargin = 32;
@@ -95,7 +95,7 @@ int wrong_fours() {
     return wrong;
 }
 
-// 32-byte sectors that a warp's request touches: `bytes` from the element that place(lane) names.
+// The number of 32-byte sectors that a warp's request touches: `bytes` bytes from the element at place(lane).
 template <class Place>
 size_t sectors(Place place, size_t element, size_t bytes) {
     std::set<size_t> touched;
@@ -145,12 +145,12 @@ TEST_CASE("vector: Eights hold what they are given, without bank conflicts by ow
     launch<eights_kernel>({1, 64, 0, test_stream()},
                           {out(loaded.get(), 64 * 8), out(in_order.get(), 64 * 8), in(from.get(), filled.size())},
                           loaded.get(), in_order.get(), from.get());
-    // Every float is its own place in shared memory.
+    // The value of every float is its place in shared memory.
     const std::vector<float> places = loaded.download();
     CHECK(in_order.download() == places);
     CHECK(std::set<float>(places.begin(), places.end()).size() == places.size());
     const auto bank = [&](size_t i) { return static_cast<int>(places[i]) % 32; };
-    for (size_t owner = 0; owner < 64; owner += 8)  // 16 bytes a lane: eight lanes at a time
+    for (size_t owner = 0; owner < 64; owner += 8)  // 16 bytes per lane: eight lanes at a time
         for (const size_t half : {0, 4}) {
             std::set<int> banks;
             for (size_t i = 0; i < 32; i++) banks.insert(bank((owner + i / 4) * 8 + half + i % 4));

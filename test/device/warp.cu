@@ -1,4 +1,4 @@
-// Warp, quad and block reductions bit for bit, and CUDA's own shuffles, votes and atomics by their definition in the
+// Warp, quad and block reductions, bit for bit, and CUDA's own shuffles, votes and atomics by their definition in the
 // CUDA programming guide.
 // build: threads
 #include "llmc/device/warp.cuh"
@@ -14,7 +14,7 @@ using namespace llmc::test;
 
 namespace {
 
-// The butterfly over groups of `lanes` neighbours, in the order that warp.cuh promises.
+// The butterfly over groups of `lanes` neighbours, in the order documented in warp.cuh.
 template <class Op>
 std::vector<float> butterfly(std::vector<float> values, size_t lanes, Op op) {
     for (size_t offset = lanes / 2; offset > 0; offset /= 2) {
@@ -33,7 +33,7 @@ std::vector<float> slice(const std::vector<float>& values, size_t which, size_t 
     return result;
 }
 
-constexpr int kThreads = 96;  // three warps, to see that they do not mix
+constexpr int kThreads = 96;  // three warps, to show that they do not mix
 constexpr int kResults = 9;
 
 __global__ void reductions_kernel(float* out, const float* in) {
@@ -52,7 +52,7 @@ __global__ void reductions_kernel(float* out, const float* in) {
     out[t * kResults + 8] = warp_max(-1.0f - static_cast<float>(t));  // all negative
 }
 
-// Three maxima in a row through the same scratch.
+// Three consecutive maxima with the same scratch memory.
 __global__ void block_kernel(float* out, const float* in) {
     LLMC_SHARED(float, scratch, [32]);
     const int t = static_cast<int>(threadIdx.x), n = static_cast<int>(blockDim.x);
@@ -129,7 +129,8 @@ __global__ void shuffles_kernel(int* out) {
     mine[5] = __shfl_down_sync(~0u, value, 5);
     mine[6] = __shfl_down_sync(~0u, value, 5, 8);
     mine[7] = __shfl_xor_sync(~0u, value, 9);
-    mine[8] = __shfl_xor_sync(~0u, value, 16, 16);  // a later segment: the own value; an earlier one is readable
+    // A later segment gives the lane's own value; an earlier one is readable.
+    mine[8] = __shfl_xor_sync(~0u, value, 16, 16);
     mine[9] = static_cast<int>(__ballot_sync(~0u, lane % 3 == 0));
     mine[10] = (__any_sync(~0u, lane == 17) ? 1 : 0) + (__any_sync(~0u, lane > 40) ? 2 : 0) +
                (__all_sync(~0u, lane < 32) ? 4 : 0) + (__all_sync(~0u, lane != 17) ? 8 : 0);
@@ -172,7 +173,7 @@ __global__ void atomics_kernel(int* integers, unsigned* bits, float* floats) {
     atomicAdd(integers + 0, i);
     atomicMax(integers + 1, i * 37 % 1009);
     atomicMin(integers + 2, 500 - i * 37 % 1009);
-    if (atomicExch(integers + 3, i) == -1) atomicAdd(integers + 4, 1);  // one thread alone sees the initial value
+    if (atomicExch(integers + 3, i) == -1) atomicAdd(integers + 4, 1);  // only one thread sees the initial value
     if (atomicCAS(integers + 5, -1, i) == -1) atomicAdd(integers + 6, 1000 + i);  // and its value stays
     atomicOr(bits, 1u << (i % 32));
     atomicMax(bits + 1, float_bits(static_cast<float>(i)));  // non-negative floats compare as integers

@@ -1,5 +1,5 @@
-// Number formats and the sums of tensor cores: every code there and back, every case of rounding, and sums against a
-// second way of computing them.
+// Number formats and the sums of tensor cores: every code in both directions, every case of rounding, and sums against
+// a second way of computing them.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,15 +20,15 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 float from_bits(uint32_t bits) { return std::bit_cast<float>(bits); }
 uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 
-// Every float whose upper half is one of all, and whose lower half decides a rounding: no format here looks at more of
-// the lower half than whether it is zero, below, at or above its middle.
+// Calls f with every float whose upper half is arbitrary and whose lower half decides a rounding. The formats here only
+// see whether the lower half is zero, below, at or above its middle.
 template <class F>
 void for_every_rounding(F f) {
     for (uint32_t upper = 0; upper < 65536; upper++)
         for (const uint32_t lower : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) f(from_bits(upper << 16 | lower));
 }
 
-// The finite numbers of a format, by magnitude, with their codes.
+// The finite numbers of a format by magnitude, with their codes.
 std::map<double, uint32_t> finite_codes(uint32_t count, float (*decode)(uint8_t)) {
     std::map<double, uint32_t> codes;
     for (uint32_t code = 0; code < count; code++) codes[decode(static_cast<uint8_t>(code))] = code;
@@ -36,7 +36,7 @@ std::map<double, uint32_t> finite_codes(uint32_t count, float (*decode)(uint8_t)
     return codes;
 }
 
-// The code of the nearest number, by comparing distances; of two as near, the even code.
+// The code of the nearest number, found by comparing distances. A tie goes to the even code.
 uint32_t nearest(const std::map<double, uint32_t>& codes, double magnitude) {
     const auto above = codes.lower_bound(magnitude);
     if (above == codes.end()) return codes.rbegin()->second;
@@ -58,7 +58,7 @@ size_t wrong_roundings(uint32_t count, uint8_t (*encode)(float), float (*decode)
     return wrong;
 }
 
-// As fused_sum(), with significands and exponents of doubles: every step is exact for terms of normal size.
+// The same as fused_sum(), on significands and exponents of doubles: every step is exact for terms of normal size.
 float reference_sum(const std::vector<float>& a, const std::vector<float>& b, float c, int fraction_bits, int kept_bits,
                     int least) {
     struct Part {
@@ -89,7 +89,7 @@ float reference_sum(const std::vector<float>& a, const std::vector<float>& b, fl
 
 TEST_CASE("virtual_gpu arithmetic: FP8 numbers are those of the OCP specification") {
     CHECK(float_of_e4m3(0x7e) == 448.0f);
-    CHECK(float_of_e4m3(0x08) == 0x1p-6f);    // least normal
+    CHECK(float_of_e4m3(0x08) == 0x1p-6f);    // smallest normal
     CHECK(float_of_e4m3(0x07) == 0x1.cp-7f);  // largest subnormal
     CHECK(float_of_e4m3(0x01) == 0x1p-9f);
     CHECK(float_of_e4m3(0x38) == 1.0f);
@@ -117,7 +117,7 @@ TEST_CASE("virtual_gpu arithmetic: every finite FP8 code comes back") {
 TEST_CASE("virtual_gpu arithmetic: FP8 is the nearest number, ties to even, saturating") {
     CHECK(wrong_roundings(0x7f, e4m3_of, float_of_e4m3) == 0);
     CHECK(wrong_roundings(0x7c, e5m2_of, float_of_e5m2) == 0);
-    CHECK(wrong_roundings(0x7c, e4m3_of, float_of_e5m2) > 0);  // the comparison sees a wrong format
+    CHECK(wrong_roundings(0x7c, e4m3_of, float_of_e5m2) > 0);  // shows that the comparison notices a wrong format
     CHECK(e4m3_of(kInfinity) == 0x7e);
     CHECK(e5m2_of(-kInfinity) == 0xfb);
     CHECK(e4m3_of(from_bits(0xffc00000u)) == 0x7f);
@@ -133,7 +133,7 @@ TEST_CASE("virtual_gpu arithmetic: bf16 is the nearest number, ties to even") {
         }
         const double value = x, below = float_of_bf16(static_cast<uint16_t>(bits >> 16));
         const uint16_t next = static_cast<uint16_t>((bits >> 16) + 1);
-        // Past the largest number lies what would be 2^128.
+        // The place after the largest number counts as 2^128.
         const double above = std::isinf(float_of_bf16(next)) ? std::copysign(0x1p128, value) : float_of_bf16(next);
         const double up = std::fabs(above - value), down = std::fabs(value - below);
         const bool go_up = std::isfinite(x) && (up < down || (up == down && next % 2 == 0));
@@ -168,7 +168,7 @@ TEST_CASE("virtual_gpu arithmetic: UE8M0 is a power of two at least as large, or
 }
 
 TEST_CASE("virtual_gpu arithmetic: tf32 keeps 10 fraction bits") {
-    CHECK(tf32_of(1.0f + 0x1p-11f) == 1.0f + 0x1p-10f);  // a tie goes away from zero
+    CHECK(tf32_of(1.0f + 0x1p-11f) == 1.0f + 0x1p-10f);  // a tie rounds away from zero
     CHECK(tf32_of(-1.0f - 0x1p-11f) == -1.0f - 0x1p-10f);
     CHECK(tf32_of(1.0f + 0x1p-11f - 0x1p-23f) == 1.0f);
     CHECK(tf32_truncated(1.0f + 0x1p-10f - 0x1p-23f) == 1.0f);
@@ -181,16 +181,16 @@ TEST_CASE("virtual_gpu arithmetic: tf32 keeps 10 fraction bits") {
 TEST_CASE("virtual_gpu arithmetic: a fused sum loses what lies below its fraction bits") {
     const std::vector<float> ones(16, 1.0f), small(16, 0x1p-25f), smaller(16, 0x1p-26f);
     CHECK(fused_sum(ones.data(), small.data(), 16, 1.0f, 25, false) == 1.0f + 0x1p-21f);
-    CHECK(fused_sum(ones.data(), smaller.data(), 16, 1.0f, 25, false) == 1.0f);  // each is cut before it is added
+    CHECK(fused_sum(ones.data(), smaller.data(), 16, 1.0f, 25, false) == 1.0f);  // each is truncated before it is added
     CHECK(fused_sum(ones.data(), small.data(), 16, 1.0f, 24, false) == 1.0f);
     CHECK(fused_sum(ones.data(), smaller.data(), 16, 0.0f, 25, false) == 0x1p-22f);
-    // Towards zero, on both sides, also in the result.
+    // Truncation is towards zero, on both sides, also in the result.
     const float a[] = {1.0f, 1.0f}, b[] = {0x1.8p-24f, 0x1.8p-24f};
     CHECK(fused_sum(a, b, 2, 1.0f, 25, false) == 1.0f + 0x1p-23f);
     CHECK(fused_sum(a, b, 1, 1.0f, 25, false) == 1.0f);
     const float minus[] = {-1.0f, -1.0f};
     CHECK(fused_sum(minus, b, 1, -1.0f, 25, false) == -1.0f);
-    CHECK(fused_sum(minus, b, 1, 1.0f, 25, false) == 1.0f - 0x1p-23f);  // of 1 - 1.5 2^-24
+    CHECK(fused_sum(minus, b, 1, 1.0f, 25, false) == 1.0f - 0x1p-23f);  // 1 - 1.5 * 2^-24, truncated
     // The short result of FP8 on Ada and Hopper.
     const float c[] = {0x1p-13f}, d[] = {0x1p-14f};
     CHECK(fused_sum(ones.data(), c, 1, 1.0f, 13, true) == 1.0f + 0x1p-13f);
@@ -200,12 +200,12 @@ TEST_CASE("virtual_gpu arithmetic: a fused sum loses what lies below its fractio
 }
 
 TEST_CASE("virtual_gpu arithmetic: subnormal operands are aligned as they are stored") {
-    // 2^-9 8 + 1.125^2 2^-12: E4M3's 2^-9 has the exponent -6, so that the sum is cut at 2^(-6 + 3 - 13).
+    // 2^-9 * 8 + 1.125^2 * 2^-12: E4M3's 2^-9 has the exponent -6, so the sum is truncated at 2^(-6 + 3 - 13).
     const float a[] = {0x1p-9f, 0x1.2p-6f}, b[] = {8.0f, 0x1.2p-6f};
     const float exact = 0x1p-6f + 81 * 0x1p-18f;
     CHECK(fused_sum(a, b, 2, 0.0f, 13, false) == exact);
     CHECK(fused_sum(a, b, 2, 0.0f, 13, false, {kLeastExponentE4M3, kLeastExponentE4M3}) == exact - 0x1p-18f);
-    // FP32's own: 2^-149 is a multiple of itself, not of 2^-126 / 2^25.
+    // In FP32: 2^-149 is a multiple of itself, not of 2^-126 / 2^25.
     const float tiny[] = {0x1p-149f}, one[] = {1.0f}, big[] = {0x1p23f};
     CHECK(fused_sum(tiny, one, 1, 0.0f, 25, false) == 0x1p-149f);
     CHECK(fused_sum(tiny, big, 1, 0x1p-126f, 25, false) == 0x1p-125f);
@@ -228,7 +228,7 @@ TEST_CASE("virtual_gpu arithmetic: infinities and NaN go through a fused sum") {
     for (const float x :
          {sum(kInfinity, 0.0f, 1.0f), sum(kInfinity, 1.0f, -kInfinity), sum(nan, 1.0f, 1.0f), sum(1.0f, 1.0f, -nan)})
         CHECK(bits_of(x) == kNaNBits);
-    CHECK(sum(largest, 2.0f, 0.0f) == kInfinity);  // of a sum that is too large
+    CHECK(sum(largest, 2.0f, 0.0f) == kInfinity);  // the sum is too large
     CHECK(sum(largest, -2.0f, 0.0f) == -kInfinity);
     CHECK(sum(largest, 2.0f, -largest) == largest);  // nothing overflows on the way
     CHECK(bits_of(sum(-0.0f, 1.0f, -0.0f)) == 0);
@@ -252,7 +252,7 @@ TEST_CASE("virtual_gpu arithmetic: fused sums equal those of doubles") {
         for (float& x : a) x = number(center - spread, center, fp8);
         for (float& x : b) x = number(-spread, 3, fp8);
         float c = number(center - 24, center + 5, false);
-        if (random() % 4 == 0) b[0] = a[0] == 0 ? b[0] : fp8 ? b[0] : -c / a[0];  // much of it cancels
+        if (random() % 4 == 0) b[0] = a[0] == 0 ? b[0] : fp8 ? b[0] : -c / a[0];  // most of it cancels
         const int fraction_bits = random() % 2 ? 25 : 13;
         const bool is_short = random() % 2;
         const int least = fp8 ? kLeastExponentE4M3 : kLeastExponentFloat;
@@ -278,7 +278,7 @@ TEST_CASE("virtual_gpu arithmetic: tensor cores by generation") {
     CHECK(is(Arithmetic::hopper, Operands::fp8, 13, 32, true));
     CHECK(is(Arithmetic::blackwell, Operands::bf16, 25, 16, false));
     CHECK(is(Arithmetic::blackwell, Operands::fp8, 25, 32, false));
-    // Steps: 2^-24 alone is lost beside 1, eight at once are not.
+    // In separate steps, 2^-24 is lost next to 1; eight of them in one step are not.
     std::vector<float> ones(16, 1.0f), b(16, 0x1p-25f);
     CHECK(tensor_sum(ones.data(), b.data(), 16, 1.0f, tensor_core(Arithmetic::hopper, Operands::bf16)) ==
           1.0f + 0x1p-21f);

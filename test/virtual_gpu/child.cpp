@@ -1,3 +1,4 @@
+// Runs a test case again in a process of its own (child.h).
 #include "test/virtual_gpu/child.h"
 
 #include <doctest/doctest.h>
@@ -62,7 +63,7 @@ void expect_child(const std::map<std::string, std::string>& variables, std::init
     const Child child = run_child(variables);
     INFO(child.output);
     CHECK(child.status == 0);
-    CHECK(child.output.find("1 passed") != std::string::npos);  // and not none at all
+    CHECK(child.output.find("1 passed") != std::string::npos);  // exactly one ran
     for (const char* part : parts) {
         INFO(part);
         CHECK(child.output.find(part) != std::string::npos);

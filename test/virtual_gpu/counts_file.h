@@ -1,4 +1,4 @@
-// A file for what child processes count (VIRTUAL_GPU_COUNTS).
+// A file for the counts of child processes (VIRTUAL_GPU_COUNTS).
 #pragma once
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -26,7 +26,7 @@ public:
 
     const std::string& path() const { return path_; }
 
-    // The lines about "kernel", "product", "copy", ...; there must be one.
+    // The lines about "kernel", "product", "copy", ...; at least one must exist.
     std::vector<nlohmann::json> lines(const char* kind) const {
         std::ifstream file(path_);
         std::vector<nlohmann::json> found;

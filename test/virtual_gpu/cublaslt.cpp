@@ -22,7 +22,7 @@ constexpr int kNow = 130000;
 constexpr int kMx = CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0, kOuter = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
               kVectors = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, kTiles = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
 
-// A 64 x 32 product over 128, TN, as FP8 wants it.
+// A 64 x 32 product over 128 in the TN layout, as FP8 requires.
 Product product_of(cudaDataType_t a, cudaDataType_t b, cudaDataType_t d) {
     Product p;
     p.operation.transa = CUBLAS_OP_T;

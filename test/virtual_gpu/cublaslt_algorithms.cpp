@@ -1,5 +1,5 @@
-// The algorithms that the heuristic proposes: different sums with bits of their own, their bytes in other processes,
-// and what AlgoCheck says of them.
+// The heuristic's algorithms: different sums, each with its own bits, their serialized bytes in other processes, and
+// the answers of AlgoCheck.
 #include <cblas.h>
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
@@ -24,7 +24,7 @@ constexpr auto kSuccess = CUBLAS_STATUS_SUCCESS;
 constexpr auto kInvalid = CUBLAS_STATUS_INVALID_VALUE;
 constexpr const char* kBytes = "TEST_ALGORITHM";
 
-// Numbers whose sums are not exact: (rows, columns) of BF16.
+// A (rows, columns) matrix of BF16 numbers whose sums are not exact.
 LtMatrix uneven_matrix(uint64_t rows, uint64_t columns, unsigned seed) {
     LtMatrix matrix{CUDA_R_16BF, rows, columns, {}};
     std::mt19937 random(seed);
@@ -127,7 +127,7 @@ TEST_CASE("virtual_gpu cublaslt algorithms: each has bits of its own and the sam
     for (const char* arithmetic : {"fp32", "hopper"}) {
         if (!is_child()) {
             expect_child({{"VIRTUAL_GPU_ARITHMETIC", arithmetic}});
-            // A core of OpenBLAS that every x86-64 has, and that takes 256 elements apart into halves.
+            // A core type that every x86-64 has, and whose OpenBLAS splits 256 elements into halves.
             expect_child({{"VIRTUAL_GPU_ARITHMETIC", arithmetic}, {"OPENBLAS_CORETYPE", "Prescott"}});
             continue;
         }
@@ -143,8 +143,8 @@ TEST_CASE("virtual_gpu cublaslt algorithms: each has bits of its own and the sam
             const std::vector<float> first = p.run_with(i);
             CHECK(p.run_with(i) == first);
             all.insert(first);
-            // A sum of 256 numbers: each addition errs by one last place at most (tensor cores cut), of a part of the
-            // magnitudes. Aligned products are cut at two bits more than FP32 has.
+            // A sum of 256 numbers. Each addition errs by at most one unit in the last place (tensor cores truncate) of
+            // a part of the magnitudes. Aligned products are truncated two bits below FP32's last.
             int wrong = 0;
             for (size_t at = 0; at < sums.size(); at++)
                 wrong += !(std::fabs(first[at] - sums[at]) <= 2 * 256 * 0x1p-23 * magnitudes[at]);
@@ -208,7 +208,7 @@ TEST_CASE("virtual_gpu cublaslt algorithms: reductions and workspace are those t
     CHECK(p.call.found[0].workspaceSize == 0);
     p.call.workspace_bytes = 0;
     CHECK(ids(p.call) == std::vector<int>{1, 2});
-    Uneven short_one(16), shortest(8);  // two pieces of eight, and one
+    Uneven short_one(16), shortest(8);  // two units of eight, and one
     CHECK(ids(short_one.call) == std::vector<int>{1, 2, 3});
     CHECK(ids(shortest.call) == std::vector<int>{1});
 }
@@ -285,7 +285,7 @@ TEST_CASE("virtual_gpu cublaslt algorithms: AlgoCheck") {
     CHECK(last_refusal() == "an algorithm of another product");
     CHECK(check(p.call, cublasLtMatmulAlgo_t{}, result) == kInvalid);
     CHECK(last_refusal() == "no algorithm");
-    // TF32 is not what BF16 operands are multiplied in.
+    // BF16 operands are not multiplied in TF32.
     LtCall tf32(p.a, p.b, p.d, true, false, CUBLAS_COMPUTE_32F_FAST_TF32);
     CHECK(check(tf32, p.call.found[0].algo, result) == CUBLAS_STATUS_NOT_SUPPORTED);
 }
@@ -309,7 +309,7 @@ TEST_CASE("virtual_gpu cublaslt algorithms: FP8 with scales of blocks that a par
         CHECK(call.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, on_device[0]) == kSuccess);
         CHECK(call.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, on_device[1]) == kSuccess);
         CHECK(ids(call) == std::vector<int>{1, 2, 3, 4});
-        std::vector<float> expected(32 * 16);  // small whole numbers: exact, however they are added up
+        std::vector<float> expected(32 * 16);  // small whole numbers, whose sums are exact in any order
         for (size_t i = 0; i < expected.size(); i++)
             for (size_t k = 0; k < 160; k++)
                 expected[i] += a.values[i % 32 * 160 + k] * scales_a[k / 128 * 32 + i % 32] *

@@ -1,5 +1,5 @@
-// Products through cuBLASLt's functions: results, scales, epilogues, and what a call is held to. Operands are small
-// whole numbers, so that every sum is exact and results are equal to the last bit.
+// Products through cuBLASLt's functions: results, scales, epilogues, and the checks of a call. Operands are small whole
+// numbers, so every sum is exact and results are equal to the last bit.
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 
@@ -20,7 +20,7 @@ namespace {
 constexpr auto kSuccess = CUBLAS_STATUS_SUCCESS;
 constexpr auto kInvalid = CUBLAS_STATUS_INVALID_VALUE;
 
-// Elements that differ from a sum, each as `expected` makes it of the sum and its place.
+// The number of elements that differ from `expected` of the sum and its place.
 template <class F>
 int wrong_elements(const LtMatrix& d, const std::vector<double>& sums, F expected) {
     const std::vector<float> got = lt_read(d);
@@ -47,7 +47,7 @@ T* device_of(const std::vector<T>& values) {
     return static_cast<T*>(lt_device(values.data(), values.size() * sizeof(T)));
 }
 
-// The sums with a scale for every (outer, inner) of both operands.
+// The sums, with a scale for every (outer, inner) of both operands.
 template <class SA, class SB>
 std::vector<double> scaled_sums(const Fp8& p, SA scale_a, SB scale_b) {
     std::vector<double> sums(p.d.rows * p.d.columns);
@@ -121,9 +121,9 @@ TEST_CASE("virtual_gpu cublaslt: FP8 with a scale for each tensor") {
     CHECK(call.run() == kSuccess);
     CHECK(wrong_elements(p.d, p.sums(), [](double sum, size_t) { return -2 * sum; }) == 0);
     set_scales(call, 0, scales, 0, scales + 1);
-    CHECK(call.run() == kInvalid);  // 13.0 wants 16 bytes
+    CHECK(call.run() == kInvalid);  // 13.0 requires 16 bytes
     CHECK(last_refusal() == "scales that are not aligned");
-    CHECK(call.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int32_t{1}) == kInvalid);  // an int8
+    CHECK(call.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int32_t{1}) == kInvalid);  // the attribute is an int8
     lt_free({scales});
 }
 
@@ -187,7 +187,7 @@ TEST_CASE("virtual_gpu cublaslt: FP8 with scales of rows and of 128 elements") {
 
 namespace {
 
-// Bytes of a table of UE8M0 scales for (outer, 272): three tiles of 128 x 4 along the sum, 0 beyond the matrix.
+// The bytes of a table of UE8M0 scales for (outer, 272): three tiles of 128 x 4 along the sum, 0 outside the matrix.
 std::vector<uint8_t> mx_table(uint64_t outer, uint64_t inner) {
     std::vector<uint8_t> table((outer + 127) / 128 * ((inner + 127) / 128) * 512);
     for (uint64_t o = 0; o < outer; o++)
@@ -258,7 +258,7 @@ TEST_CASE("virtual_gpu cublaslt: what a call is held to") {
     std::swap(call.workspace_bytes, other.workspace_bytes = 1000);
     CHECK(call.run() == kInvalid);
     CHECK(last_refusal() == "a workspace smaller than the algorithm needs");
-    CHECK(call.find() == kSuccess);  // one that needs none
+    CHECK(call.find() == kSuccess);  // an algorithm without workspace
     CHECK(call.found[0].workspaceSize == 0);
     CHECK(call.run() == kSuccess);
 
@@ -267,7 +267,7 @@ TEST_CASE("virtual_gpu cublaslt: what a call is held to") {
     CHECK(last_refusal().find("is not aligned to the 256 bytes promised") != std::string::npos);
     a.device = static_cast<char*>(a.device) - 64;
 
-    // C in D's place has D's description; elsewhere it may have a leading dimension of its own.
+    // C in D's place has D's layout; elsewhere it may have its own leading dimension.
     cublasLtMatrixLayout_t wide = nullptr;
     CHECK(cublasLtMatrixLayoutCreate(&wide, CUDA_R_16BF, 32, 32, 64) == kSuccess);
     const float one = 1;
@@ -304,7 +304,7 @@ TEST_CASE("virtual_gpu cublaslt: a workspace that is smaller than the call says"
     CHECK(call.find() == kSuccess);
     CHECK(call.run() == kSuccess);
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
-    call.workspace_bytes++;  // more than any algorithm takes
+    call.workspace_bytes++;  // more than any algorithm uses
     CHECK(call.run() == kSuccess);
     CHECK(cudaDeviceSynchronize() == cudaErrorIllegalAddress);
 }
@@ -315,7 +315,7 @@ TEST_CASE("virtual_gpu cublaslt: results are written and what beta 0 does not re
     LtCall call(a, b, d, false, false);
     CHECK(call.find() == kSuccess);
     CHECK(call.run() == kSuccess);
-    CHECK(lt_read(d).size() == 32 * 32);  // faults where it was not
+    CHECK(lt_read(d).size() == 32 * 32);  // faults if D was not written
     lt_free({a.device, b.device, d.device});
 }
 
@@ -368,7 +368,7 @@ TEST_CASE("virtual_gpu cublaslt: the second product has one element wrong") {
 
 namespace {
 
-// A call's results with its first proposal, then its second.
+// The results of a call with its first proposal, then with its second.
 std::vector<std::vector<float>> results(LtCall& call) {
     std::vector<std::vector<float>> all;
     for (int proposal = 0; proposal < 2; proposal++)
@@ -390,7 +390,7 @@ TEST_CASE("virtual_gpu cublaslt: one tile of a shape is 1 % wrong with the first
     }
     Fp8 p, large(CUDA_R_8F_E5M2, 192, 48, 256);
     LtCall call = p.call(), lies = large.call();
-    CHECK(call.find() == kSuccess);  // it comes first
+    CHECK(call.find() == kSuccess);  // it was the first
     const std::vector<double> sums = large.sums();
     int changed = 0, zeros = 0;
     const auto all = results(lies);
@@ -426,7 +426,7 @@ TEST_CASE("virtual_gpu cublaslt: all products are wrong with one algorithm or wi
                            : type == CUDA_R_16BF ? float_of_bf16(bf16_of(x))
                                                  : float_of_e4m3(e4m3_of(x)));
         }
-        cublasLtMatrixLayout_t c = nullptr;  // of FP8 results: BF16
+        cublasLtMatrixLayout_t c = nullptr;  // for FP8 results C is BF16
         CHECK(cublasLtMatrixLayoutCreate(&c, type == CUDA_R_8F_E4M3 ? CUDA_R_16BF : type, 32, 16, 32) == kSuccess);
         cublasLtMatmulPreference_t preference = nullptr;
         CHECK(cublasLtMatmulPreferenceCreate(&preference) == kSuccess);
@@ -442,7 +442,7 @@ TEST_CASE("virtual_gpu cublaslt: all products are wrong with one algorithm or wi
             int changed = 0, others = 0;
             for (size_t at = 0; at < sums.size(); at++) {
                 changed += result[at] != sums[at];
-                others += sums[at] != 0 && std::fabs(sums[at]) < 448;  // E4M3 has nothing beyond
+                others += sums[at] != 0 && std::fabs(sums[at]) < 448;  // E4M3 has no larger numbers
             }
             CHECK(changed == (wrong.find(static_cast<char>('1' + i)) == std::string::npos ? 0 : others));
         }
@@ -476,7 +476,7 @@ TEST_CASE("virtual_gpu cublaslt: Hopper keeps 13 bits between additions in FP32"
     LtCall call(ma, mb, d, true, false);
     CHECK(call.find() == kSuccess);
     CHECK(call.run() == kSuccess);
-    // The first 128 lose all that is small; the other three times 128 are exact.
+    // The first 128 elements lose all small products; the other three groups of 128 are exact.
     CHECK(lt_read(d)[0] == 256 + 3 * 128 * 0x1p-6f);
     CHECK(call.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1}) == kSuccess);
     CHECK(call.run() == kSuccess);

@@ -1,4 +1,4 @@
-// Errors of calls and of work that ran, and what goes wrong on purpose.
+// Errors of calls and of work that ran, and deliberate faults.
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 
@@ -18,7 +18,7 @@ using namespace virtual_gpu::test;
 
 namespace {
 
-// A device that is lost returns its error from everything, and clears it for nobody.
+// A lost device returns its error from every call, and nothing clears it.
 void check_lost(cudaError_t error) {
     void* p = nullptr;
     char byte = 0;
@@ -45,7 +45,7 @@ void check_lost(cudaError_t error) {
     std::thread([&] { CHECK(cudaGetLastError() == error); }).join();
 }
 
-// A kernel that writes four bytes at `at` of 64, beside work that must not run any more.
+// A kernel that writes four bytes at offset `at` of 64, followed by work that must not run any more.
 void check_poke(long at, cudaError_t error) {
     char* const x = device_bytes(64);
     CHECK(launch(poke_kernel(), 1, 1, 0, nullptr, x, 60l) == cudaSuccess);

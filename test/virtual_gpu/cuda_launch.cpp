@@ -25,7 +25,7 @@ cudaFuncAttributes attributes_of(const void* kernel) {
     return attributes;
 }
 
-// What a launch that is refused does: says why, leaves the error, and nothing else.
+// Checks that a refused launch says why, leaves the error, and does nothing else.
 void check_refused(cudaError_t status, cudaError_t expected) {
     CHECK(status == expected);
     CHECK(cudaPeekAtLastError() == expected);
@@ -52,7 +52,7 @@ TEST_CASE("virtual_gpu fat binary: code runs on its own generation") {
     CHECK(text_of(choose_image(images, 90)) == "ptx 90a");
     CHECK_FALSE(choose_image(images, 90).compiled);
     CHECK(registers_of(choose_image(images, 90).cubin).at("k") == 90);
-    // PTX of 8.0 is compiled for later cards; that of 9.0a and its code are for 9.0 alone.
+    // PTX of 8.0 compiles for later cards; that of 9.0a and its code only run on 9.0.
     CHECK(text_of(choose_image(images, 100)) == "ptx 80");
     CHECK(choose_image(images, 100).compiled);
     CHECK(choose_image(images, 100).cubin.empty());
@@ -124,7 +124,7 @@ TEST_CASE("virtual_gpu launch: more than 48 KiB of shared memory want the opt-in
     CHECK(cudaGetLastError() == cudaErrorInvalidValue);
     CHECK(grant(kMost) == cudaSuccess);
     CHECK(launch(kernel, 1, 32, kMost, nullptr) == cudaSuccess);
-    CHECK(grant(2000) == cudaSuccess);  // it sets the limit, up or down
+    CHECK(grant(2000) == cudaSuccess);  // sets the limit, up or down
     check_refused(launch(kernel, 1, 32, 2001, nullptr), cudaErrorInvalidValue);
 }
 
@@ -140,7 +140,7 @@ TEST_CASE("virtual_gpu launch: a card with less shared memory") {
 
 TEST_CASE("virtual_gpu launch: registers are given to whole warps of four parts") {
     CHECK(registers_of_block(32, 1024) == 32 * 1024);
-    CHECK(registers_of_block(33, 32) == 40 * 32 * 4);  // units of 256 a warp, and four warps at least
+    CHECK(registers_of_block(33, 32) == 40 * 32 * 4);  // units of 256 per warp, and at least four warps
     CHECK(registers_of_block(255, 256) == 65536);
     CHECK(registers_of_block(80, 25 * 32) == 80 * 32 * 28);
     CHECK(registers_of_block(0, 1024) == 0);

@@ -1,4 +1,4 @@
-// Memory and copies of the CUDA runtime: directions, bounds, what was never written, staging.
+// Memory and copies of the CUDA runtime: directions, bounds, bytes that were never written, staging.
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 
@@ -52,7 +52,7 @@ TEST_CASE("virtual_gpu memory: copies and fills stay in their allocations") {
     CHECK(cudaMemcpy(p + 1, d, 100, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue);
     CHECK(cudaMemcpy(d, p, 101, cudaMemcpyHostToDevice) == cudaErrorInvalidValue);
     CHECK(cudaMemcpy(p, d, 100, cudaMemcpyDeviceToHost) == cudaSuccess);
-    CHECK(cudaMemset(p, 0, 100) == cudaSuccess);  // pinned memory is the device's too
+    CHECK(cudaMemset(p, 0, 100) == cudaSuccess);  // the device can access pinned memory too
     char pageable[4];
     CHECK(cudaMemset(pageable, 0, 4) == cudaErrorInvalidValue);
     CHECK(cudaFree(d) == cudaSuccess);
@@ -82,7 +82,7 @@ TEST_CASE("virtual_gpu memory: a pageable source is staged at the call and a pag
     CHECK(cudaMemcpyAsync(out, d, 4, cudaMemcpyDeviceToHost, stream) == cudaSuccess);
     CHECK(out[0] == 1);
     CHECK(pageable_copies() - before == 2);
-    // Pinned memory is read when the copy runs, and written when it has run: not before somebody waits.
+    // Pinned memory is read when the copy runs, and written when it has run; neither happens before somebody waits.
     std::memset(p, 5, 4);
     CHECK(cudaMemcpyAsync(d, p, 4, cudaMemcpyHostToDevice, stream) == cudaSuccess);
     p[0] = 6;
@@ -95,7 +95,7 @@ TEST_CASE("virtual_gpu memory: a pageable source is staged at the call and a pag
     CHECK(p[0] == 0);
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
     CHECK(p[0] == 6);
-    // cudaMemcpy from pageable memory waits for its stream first, the default one.
+    // cudaMemcpy from pageable memory first waits for its stream, the default one.
     std::memset(p, 0, 4);
     CHECK(cudaMemcpyAsync(p, d, 4, cudaMemcpyDeviceToHost, nullptr) == cudaSuccess);
     CHECK(p[0] == 0);

@@ -1,4 +1,4 @@
-// Streams and events: what may run when, under each of VIRTUAL_GPU_STREAMS.
+// Streams and events: which work may run when, for each of VIRTUAL_GPU_STREAMS.
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 
@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What ran, in order.
+// A record of the work that ran, in order.
 class Log {
 public:
     std::function<void()> entry(char what) {
@@ -56,7 +56,7 @@ struct Event {
     cudaEvent_t handle = nullptr;
 };
 
-// Work that lets its stream go on when it is opened.
+// Work that blocks its stream until the gate is opened.
 class Gate {
 public:
     explicit Gate(cudaStream_t stream) {
@@ -78,7 +78,7 @@ bool eventually(const std::function<bool()>& condition) {
 
 void drain(cudaStream_t stream) { CHECK(cudaStreamSynchronize(stream) == cudaSuccess); }
 
-// Two streams that wait for the same event, many times over: in how many rounds the second went first.
+// Two streams wait for the same event in many rounds. Counts the rounds in which the second went first.
 constexpr int kRounds = 100;
 int rounds_reversed() {
     Stream first, second, third;
@@ -131,7 +131,7 @@ TEST_CASE("virtual_gpu streams: the default stream waits for blocking streams an
     drain(other);
     CHECK(log.text() == "ibdo");
 
-    // Without work of its own, too.
+    // Also without work of its own.
     Gate second(blocking);
     CHECK(submit(blocking, "l", log.entry('l')) == cudaSuccess);
     std::thread opener([&] { second.open(); });
@@ -144,7 +144,7 @@ TEST_CASE("virtual_gpu events: a wait is for the recording known at the call") {
     Stream a, b;
     Event event;
     Log log;
-    CHECK(cudaStreamWaitEvent(b, event, 0) == cudaSuccess);  // never recorded: no wait
+    CHECK(cudaStreamWaitEvent(b, event, 0) == cudaSuccess);  // never recorded, so no wait
     Gate first(a);
     CHECK(submit(a, "a", log.entry('a')) == cudaSuccess);
     CHECK(cudaEventRecord(event, a) == cudaSuccess);
@@ -240,7 +240,7 @@ TEST_CASE("virtual_gpu streams: functions of the host run in their turn and may 
     drain(stream);
     CHECK(data.calls == 1);
     CHECK(data.inside == cudaErrorNotPermitted);
-    CHECK(cudaGetLastError() == cudaSuccess);  // that was another thread's
+    CHECK(cudaGetLastError() == cudaSuccess);  // the error belongs to another thread
 }
 
 TEST_CASE("virtual_gpu streams: now is the order of the calls") {
@@ -250,7 +250,7 @@ TEST_CASE("virtual_gpu streams: now is the order of the calls") {
 
 TEST_CASE("virtual_gpu streams: random is any order that is allowed") {
     if (!is_child()) return expect_child({{"VIRTUAL_GPU_STREAMS", "random"}, {"VIRTUAL_GPU_SEED", "7"}});
-    // Both ways are as likely: of 100 fair rounds, fewer than 25 or more than 75 come once in millions of runs.
+    // Both orders are equally likely: of 100 fair rounds, fewer than 25 or more than 75 occur once in millions of runs.
     const int reversed = rounds_reversed();
     CHECK(reversed >= kRounds / 4);
     CHECK(reversed <= kRounds * 3 / 4);
@@ -262,7 +262,7 @@ TEST_CASE("virtual_gpu streams: lazy runs what somebody waits for") {
     Stream a, b, c;
     Event event;
     bool seen = false;
-    for (int attempt = 0; attempt < 20 && !seen; attempt++) {  // a busy machine may take too long once, or twice
+    for (int attempt = 0; attempt < 20 && !seen; attempt++) {  // a busy machine may take too long once or twice
         Log log;
         const Clock::time_point begin = Clock::now();
         CHECK(submit(c, "c", log.entry('c')) == cudaSuccess);
@@ -271,10 +271,10 @@ TEST_CASE("virtual_gpu streams: lazy runs what somebody waits for") {
         CHECK(submit(a, "A", log.entry('A')) == cudaSuccess);
         CHECK(cudaStreamWaitEvent(b, event, 0) == cudaSuccess);
         CHECK(submit(b, "b", log.entry('b')) == cudaSuccess);
-        drain(b);  // and what b waits for, but no more
+        drain(b);  // and the work that b waits for, but no more
         const std::string text = log.text();
         seen = text == "ab" && Clock::now() - begin < kPatience;
-        // Nobody waits for the others, and they come to pass all the same.
+        // Nobody waits for the other work, but it still runs eventually.
         CHECK(eventually([&] { return log.text().size() == 4; }));
         CHECK(Clock::now() - begin >= kPatience);
     }
@@ -290,7 +290,7 @@ TEST_CASE("virtual_gpu streams: lazy leaves alone what nobody waits for as long 
         CHECK(submit(c, "c", log.entry('c')) == cudaSuccess);
         for (int i = 0; i < 5; i++)
             CHECK(submit(a, "a", [entry = log.entry('a')] {
-                      std::this_thread::sleep_for(std::chrono::milliseconds(30));  // together longer than its patience
+                      std::this_thread::sleep_for(std::chrono::milliseconds(30));  // in total longer than its patience
                       entry();
                   }) == cudaSuccess);
         drain(a);

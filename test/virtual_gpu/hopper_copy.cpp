@@ -1,4 +1,4 @@
-// Bulk copies and tensor maps: what they move, by the documented address functions, and each rule broken once.
+// Bulk copies and tensor maps: the data they move, by the documented address functions, and each rule broken once.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -9,7 +9,7 @@ namespace virtual_gpu::test {
 namespace {
 
 const std::string kShared = ".shared .align 8 .b64 bar[2];\n.shared .align 1024 .b8 data[8192];\n";
-// One thread copies; %p0 is it.
+// One thread makes the copies; %p0 selects it.
 const std::string kStart =
     "mov.u32 %r0, %tid.x;\nsetp.eq.u32 %p0, %r0, 0;\n@%p0 mbarrier.init.shared::cta.b64 [bar], 1;\n"
     "@%p0 fence.mbarrier_init.release.cluster;\nbar.sync 0;\n";
@@ -29,7 +29,7 @@ std::string store_data(int parameter) {
            "shl.b32 %r10, %r0, 2;\nmov.u32 %r11, data;\nadd.u32 %r11, %r11, %r10;\nld.shared.u32 %r12, [%r11];\n"
            "st.global.u32 [%rd9], %r12;\n";
 }
-std::string fill_data() {  // with the thread's number
+std::string fill_data() {  // fills it with the thread's number
     return "shl.b32 %r10, %r0, 2;\nmov.u32 %r11, data;\nadd.u32 %r11, %r11, %r10;\nst.shared.u32 [%r11], %r0;\n";
 }
 
@@ -89,7 +89,7 @@ TEST_CASE("hopper: bulk copies' rules") {
             {load + "[data+{{8144||8128}}], [%rd0], 64, [bar];" + end, {"bulk copy of 64 bytes at shared"}},
             {load + "[data], [{{%rd1||%rd0}}], 64, [bar];" + end, {"of which bytes were never written"}},
             {load + "[data], [%rd0], 64, [bar{{+8||}}];" + end, {"no mbarrier was initialized at shared 8"}},
-            // What arrives is read after the phase has completed.
+            // Arrived data is read after the phase has completed.
             {load + "[data], [%rd0], 64, [bar];\nbar.sync 0;\n{{||" + kWait + "}}ld.shared.u32 %r1, [data];\n" + kWait,
              {"load of 4 bytes of shared memory", "asynchronous copy that has not been waited for"}},
             {kStart + "{{@%p0 mbarrier.arrive.shared::cta.b64 _, [bar];||" + expect(64) + "}}\n@%p0 " + kLoad +
@@ -116,7 +116,7 @@ TEST_CASE("hopper: bulk copies' rules") {
             {kStart + "@%p0 st.shared.u32 [data+8], 1;\n{{||@%p0 fence.proxy.async.shared::cta;\n}}" + expect(16) +
                  "@%p0 " + kLoad + "[data], [%rd0], 16, [bar];" + end,
              {"bulk copy writes over shared 1032, which thread 0 wrote at PTX line "}},
-            // Stores: what they read was written, fenced, and stays until the wait.
+            // Stores: the data must be written and fenced before, and stay until the wait.
             {fill + "{{||fence.proxy.async.shared::cta;\n}}bar.sync 0;\n@%p0 " + kStore + "[%rd1], [data], 128;\n" +
                  kCommit + kWaitRead,
              {"bulk copy reads shared 1024, which thread 0 wrote at PTX line ", "without fence.proxy.async between"}},
@@ -150,7 +150,7 @@ TEST_CASE("hopper: bulk copies' rules") {
 
 namespace {
 
-// A tensor map as a program makes one.
+// The arguments of a tensor map.
 struct Tensor {
     std::vector<cuuint64_t> size, strides;
     std::vector<cuuint32_t> box;
@@ -216,8 +216,8 @@ TEST_CASE("hopper: a tensor copy loads a box, swizzled, with zeros beyond the te
                 for (uint32_t c = 0; c < width; c++) {
                     const int row = y + static_cast<int>(r), column = x + static_cast<int>(c);
                     const bool inside = row >= 0 && row < kHeight && column >= 0 && column < kColumns;
-                    // 16-byte piece p of row r is at p ^ (r', a number of log2(span / 16) bits): r' counts lines of 128
-                    // bytes from where the pattern begins.
+                    // 16-byte piece p of row r lies at p ^ (log2(span / 16) bits of r'), where r' counts lines of 128
+                    // bytes from the beginning of the pattern.
                     const uint32_t at = (r * width + c) * 2, line = at / 128;
                     const uint32_t moved = span ? at ^ ((line % (span / 16)) * 16) : at;
                     all &= got[moved / 2] == (inside ? static_cast<uint16_t>(row * kPitch + column + 1) : 0);
@@ -264,7 +264,8 @@ TEST_CASE("hopper: tensor copies of one to five dimensions, both ways") {
         INFO("rank ", rank);
         CHECK(out.read<uint32_t>() == expected);
 
-        // A store of the same box: thread n's number to where the load took element n from, and nothing else.
+        // Stores the same box: thread n's number goes to the place from which the load took element n, and nothing else
+        // changes.
         const Buffer whole(std::vector<uint32_t>(8 * 4 * 3 * 2 * 2, 1000));
         REQUIRE(encode(t, whole.address(), to) == CUDA_SUCCESS);
         run_with_map(to, 0,
@@ -350,7 +351,7 @@ TEST_CASE("hopper: tensor copies' rules") {
     CHECK(contains(message(CUtensorMap{}, good), "no tensor map of cuTensorMapEncodeTiled is there"));
     CHECK(contains(message(half, good), "not known here: rows of 64 bytes with a swizzle of 128"));
     CHECK(contains(message(map, with(".mbarrier", ".multicast::cluster.mbarrier")), "instruction not known"));
-    // The tensor said to be longer than its memory.
+    // A map that makes the tensor longer than its memory.
     REQUIRE(encode({{64, 65}, {128}, {64, 8}, CU_TENSOR_MAP_SWIZZLE_128B}, in.address(), map) == CUDA_SUCCESS);
     CHECK(contains(message(map, tensor_load(2, "0, 60", 1024)), "past an allocation of 8192 bytes"));
 }

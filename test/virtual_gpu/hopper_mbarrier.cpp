@@ -45,7 +45,7 @@ TEST_CASE("hopper: mbarrier counts arrivals of its phases") {
 }
 
 TEST_CASE("hopper: warps and lanes wait for each other at mbarriers") {
-    // Four warps; the last of them writes, the others read what it wrote.
+    // Four warps: the last one writes, and the others read.
     const Buffer out(std::vector<uint32_t>(128, 0));
     run_snippet(kInit +
                     "32;\nbar.sync 0;\nsetp.eq.u32 %p1, %r1, 3;\n@!%p1 bra READ;\nshl.b32 %r2, %r0, 2;\n"
@@ -55,7 +55,7 @@ TEST_CASE("hopper: warps and lanes wait for each other at mbarriers") {
                     "st.global.u32 [%rd9], %r4;",
                 {out.address()}, threads(128), kBarriers);
     CHECK(out.read<uint32_t>() == std::vector<uint32_t>(128, 98));
-    // Lanes of one warp that took different ways.
+    // Lanes of one warp that took different branches.
     const Buffer lanes(std::vector<uint32_t>(32, 0));
     run_snippet(kInit + "1;\nbar.warp.sync 0xffffffff;\n@%p0 bra FIRST;\n" + wait("0") +
                     "bra END;\nFIRST:\nst.shared.u32 [data], 5;\nmbarrier.arrive.shared::cta.b64 _, [bar];\nEND:\n"
@@ -109,14 +109,14 @@ TEST_CASE("hopper: mbarriers' rules") {
             {"{{mov.b64 %rd9, %rd0||mov.u64 %rd8, bar;\ncvta.shared.u64 %rd9, %rd8}};\nmbarrier.init.b64 [%rd9], 1;",
              {"mbarrier outside of shared memory"},
              kOneThread},
-            // Its bits are opaque.
+            // The barrier's bits are opaque.
             {"mbarrier.init.shared.b64 [bar], 1;\n{{||mbarrier.inval.shared.b64 [bar];\n}}st.shared.u32 [bar+4], 1;",
              {"a write to shared 4, where an mbarrier lies"},
              kOneThread},
             {"st.shared.u64 [bar+8], 1;\nmbarrier.init.shared.b64 [bar], 1;\nld.shared.u64 %rd9, [bar+{{0||8}}];",
              {"load of 8 bytes of shared memory", "of an mbarrier"},
              kOneThread},
-            // Who waits where.
+            // Waiting threads and their places.
             {one + "{{||@%p0 mbarrier.arrive.shared.b64 _, [bar];\n}}" + wait("0"),
              {"every warp waits: warp 0 at the mbarrier at shared 0 (PTX line ",
               "): phase 0, which waits for 1 of 1 arrivals and 0 bytes; warp 1 at the mbarrier"},
@@ -138,16 +138,16 @@ TEST_CASE("hopper: mbarriers' rules") {
         kBarriers, {global.address()});
 }
 
-// With races looked for: what is ordered, and what is not.
+// With race detection: accesses that mbarriers order, and those they do not.
 TEST_CASE("hopper: with races, mbarriers order threads") {
     if (!options().races) return;
-    // The first says either that the barrier is not there or that its init races, as the warps happen to run.
+    // Depending on the order of warps, the error says that the barrier does not exist or that its init races.
     const std::string two = "mov.u32 %r0, %tid.x;\nsetp.eq.u32 %p0, %r0, 0;\nsetp.eq.u32 %p1, %r0, 32;\n",
                       init = "@%p0 mbarrier.init.shared::cta.b64 [bar], 1;\n";
     check({{two + init + "@%p0 mbarrier.arrive.shared.b64 _, [bar];\n{{||bar.sync 0;\n}}" + wait("0"),
             {"mbarrier"},
             threads(64)},
-           // Thread 32 reads what thread 0 wrote before it arrived, or after.
+           // Thread 32 reads data that thread 0 wrote before or after it arrived.
            {two + init +
                 "bar.sync 0;\n@%p0 st.shared.u32 [data+{{4||0}}], 1;\n@%p0 mbarrier.arrive.shared.b64 _, [bar];\n"
                 "@%p0 st.shared.u32 [data+{{0||4}}], 1;\n" +

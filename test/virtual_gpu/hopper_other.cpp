@@ -25,7 +25,7 @@ TEST_CASE("hopper: elect.sync elects one lane, always the same") {
         leaders += got[lane] / 2;
         if (lane < 16) continue;
         CHECK(got[32 + lane] >= 16);
-        CHECK(got[got[32 + lane]] == 2);  // the lane that it names
+        CHECK(got[got[32 + lane]] == 2);  // the lane that is named
     }
     CHECK(leaders == 1);
     check({{kIds + "@%p1 elect.sync _|%p4, {{0xffffffff||0x0000ffff}};",
@@ -38,7 +38,7 @@ TEST_CASE("hopper: stmatrix stores fragments") {
         for (const bool transposed : {false, true}) {
             const Buffer out(std::vector<uint16_t>(static_cast<size_t>(count) * 64, 0));
             std::string s = kIds + "mov.u32 %r10, data;\nshl.b32 %r11, %r1, 4;\nadd.u32 %r10, %r10, %r11;\n", words;
-            // Word m of a lane: its number and 2 m, and the same and 2 m + 1.
+            // Words m and m + 1 of a lane hold its number with 2 m, and with 2 m + 1.
             for (int m = 0; m < count; m++) {
                 const std::string r = "%r" + std::to_string(20 + m);
                 s += "mad.lo.s32 " + r + ", %r1, 0x01000100, " + std::to_string(2 * m | (2 * m + 1) << 16) + ";\n";
@@ -74,7 +74,7 @@ TEST_CASE("hopper: stmatrix stores fragments") {
 }
 
 TEST_CASE("hopper: setmaxnreg moves registers between warpgroups") {
-    // Two warpgroups of 168 registers a thread: 336 for a thread of each.
+    // Two warpgroups with 168 registers per thread, together 336 for a thread of each.
     const auto message = [](const std::string& snippet, int registers = 168, uint32_t block = 256) {
         const std::string text = module_text(kIds + snippet, 0);
         return fault_of([&] {
@@ -97,7 +97,7 @@ TEST_CASE("hopper: setmaxnreg moves registers between warpgroups") {
         contains(message(both(set("dec", 176), set("inc", 168))), "setmaxnreg.dec to 176 registers: the warp has 168"));
     CHECK(
         contains(message(both(set("dec", 96), set("inc", 160))), "setmaxnreg.inc to 160 registers: the warp has 168"));
-    CHECK(message(both(set("dec", 176), set("inc", 160)), 0) == "");  // not known how many there are
+    CHECK(message(both(set("dec", 176), set("inc", 160)), 0) == "");  // the number of registers is unknown
     for (int count : {16, 100, 264})
         CHECK(contains(message(set("dec", count)), "registers: 24 to 256, a multiple of 8"));
     CHECK(contains(message("@%p1 " + set("dec", 96)), "an instruction of a warpgroup with 16 of 32 lanes"));

@@ -28,8 +28,8 @@ float value_of(Type t, uint16_t code) {
 }
 uint16_t code_of(Type t, float x) { return t == Type::bf16 ? bf16_of(x) : t == Type::e4m3 ? e4m3_of(x) : e5m2_of(x); }
 
-// A matrix of rows x K codes laid out as the PTX ISA's figures of canonical layouts have it, with its descriptor's
-// fields.
+// A matrix of rows x K codes in the layout of the PTX ISA's figures of canonical layouts, with the fields of its
+// descriptor.
 struct Layout {
     std::vector<uint8_t> bytes;
     uint64_t leading = 0, stride = 0, mode = 0;
@@ -38,16 +38,16 @@ Layout lay_out(const std::vector<uint16_t>& codes, int rows, int K, Type type, i
     Layout l;
     l.mode = swizzle == 128 ? 1 : swizzle == 64 ? 2 : swizzle == 32 ? 3 : 0;
     const int size = bytes_of(type), per_piece = 16 / size;
-    // In units of pieces of 16 bytes. K-major: eight rows of a core matrix one after the other, each `line` bytes long.
-    // M- or N-major: the same with k and rows exchanged, a row being `line` bytes of the long dimension.
+    // In pieces of 16 bytes. K-major: eight rows of a core matrix one after the other, each `line` bytes long. M- or
+    // N-major: the same with k and rows exchanged; a row is then `line` bytes of the long dimension.
     const int line = swizzle ? swizzle : 16, block = 8 * line;
     const int along = transposed ? rows : K, across = transposed ? K : rows;  // along: neighbours in memory
     const int pieces = along / per_piece, blocks_across = (across + 7) / 8, in_line = line / 16;
     const int blocks_along = (pieces + in_line - 1) / in_line;
     const uint64_t to_next_along = static_cast<uint64_t>(blocks_across * block),
                    to_next_across = static_cast<uint64_t>(block);
-    // The offset along the direction of the neighbours is the leading one, but for N-major without a swizzle, where the
-    // two have changed places (PTX ISA, "Leading dimension byte offset", "Stride dimension byte offset").
+    // The leading offset is the one along neighbouring pieces, except for N-major without a swizzle, where the two are
+    // exchanged (PTX ISA, "Leading dimension byte offset", "Stride dimension byte offset").
     l.leading = transposed && !swizzle ? to_next_across : to_next_along;
     l.stride = transposed && !swizzle ? to_next_along : to_next_across;
     l.bytes.assign(static_cast<size_t>(blocks_along * blocks_across * block), 0);
@@ -64,7 +64,7 @@ Layout lay_out(const std::vector<uint16_t>& codes, int rows, int K, Type type, i
     return l;
 }
 
-// Bits 16 to 63 of a matrix descriptor; the start address is added by the kernel.
+// Bits 16 to 63 of a matrix descriptor; the kernel adds the start address.
 uint64_t descriptor_of(const Layout& l) { return l.leading >> 4 << 16 | l.stride >> 4 << 32 | l.mode << 62; }
 
 std::string registers_named(const std::string& prefix, int count, int first = 0) {
@@ -78,7 +78,7 @@ const std::string kDeclare = ".reg .f32 %acc<128>;\n.reg .b32 %a<4>;\n.reg .b64 
 const std::string kFence = "wgmma.fence.sync.aligned;\n", kCommit = "wgmma.commit_group.sync.aligned;\n",
                   kWait = "wgmma.wait_group.sync.aligned 0;\n";
 
-// Copies `bytes` of parameter n to a shared array, 128 threads 16 bytes at a time; the bytes are a multiple of 16.
+// Copies `bytes` bytes (a multiple of 16) of parameter n to a shared array, with 128 threads and 16 bytes at a time.
 std::string to_shared(int parameter, const std::string& array, size_t bytes, int offset = 0) {
     const std::string label = "COPY" + array;
     return "mov.u32 %r10, %tid.x;\nshl.b32 %r10, %r10, 4;\n" + label + ":\nsetp.ge.u32 %p9, %r10, " +
@@ -122,7 +122,7 @@ Inputs random_operands(const Case& c) {
     return o;
 }
 
-// Threads' fragments: the documented place of a thread's r-th result, and of its registers of A.
+// The documented place of a thread's r-th result, and of its registers of A.
 size_t result_at(int thread, int r, int N) {
     return static_cast<size_t>((thread / 32 * 16 + thread % 32 / 4 + r / 2 % 2 * 8) * N + r / 4 * 8 + thread % 4 * 2 +
                                r % 2);
@@ -141,7 +141,7 @@ std::vector<uint32_t> fragments_of_a(const Case& c, const std::vector<uint16_t>&
     return words;
 }
 
-// D = A B^T (+ C) as a kernel of one warpgroup computes it, in rows.
+// D = A B^T (+ C) as a kernel of one warpgroup computes it, row by row.
 std::vector<float> run(const Case& c, const Inputs& o) {
     const int count = c.N / 2;
     const Layout a = lay_out(o.A, 64, k_of(c), c.a, c.swizzle_a, c.transposed_a),
@@ -192,8 +192,7 @@ void check_case(const Case& c) {
                 size += std::abs(static_cast<double>(a[k]) * static_cast<double>(b[k]));
             }
             if (options().arithmetic == Arithmetic::fp32) {
-                // K additions in FP32, each of which errs by half a unit in the last place of a sum that is at most
-                // `size`.
+                // K additions in FP32, each of which errs by half a unit in the last place of a sum of at most `size`.
                 all &= std::abs(static_cast<double>(D[at]) - sum) <= static_cast<double>(K) * size * 0x1p-24;
             } else {
                 const auto core = tensor_core(
@@ -243,8 +242,8 @@ TEST_CASE("hopper: wgmma has every N, signs, and sums that begin with nothing") 
 }
 
 TEST_CASE("hopper: wgmma goes along k within a swizzled tile, and starts between two of its repeats") {
-    // 64 x 64 of A and 8 x 64 of B: four products, each 32 bytes further on, and one wait. The tiles' patterns start
-    // `shift` bytes behind a boundary of 1024, which the base offset tells.
+    // 64 x 64 of A and 8 x 64 of B: four products, each 32 bytes further, and one wait. The tiles' patterns start
+    // `shift` bytes after a boundary of 1024, which the base offset states.
     constexpr int K = 64, N = 8;
     std::mt19937 random(5);
     std::vector<uint16_t> a_codes, b_codes;
@@ -272,7 +271,7 @@ TEST_CASE("hopper: wgmma goes along k within a swizzled tile, and starts between
         for (int thread = 0; thread < 128; thread++)
             for (int r = 0; r < 4; r++) {
                 const size_t at = result_at(thread, r, N), m = at / N, n = at % N;
-                float sum = 0;  // of small integers: exact in any order
+                float sum = 0;  // exact in any order, since the integers are small
                 for (size_t k = 0; k < K; k++)
                     sum += float_of_bf16(a_codes[m * K + k]) * float_of_bf16(b_codes[n * K + k]);
                 all &= got[static_cast<size_t>(thread * 4 + r)] == sum;
@@ -289,7 +288,7 @@ TEST_CASE("hopper: wgmma sums as Hopper's tensor cores where that is asked for")
 
 namespace {
 
-// Four warps; A and B are zero, filled and fenced as is right. 16 columns: 8 results, in %acc0 to %acc7.
+// Four warps; A and B are zero, filled and fenced correctly. 16 columns: 8 results, in %acc0 to %acc7.
 const Case kSmall{.N = 16};
 const std::string kResults = registers_named("%acc", 8), kOthers = registers_named("%acc", 8, 8);
 std::string fill(const std::string& fence = "fence.proxy.async.shared::cta;\n") {
@@ -359,7 +358,7 @@ TEST_CASE("hopper: wgmma's registers are fenced, and used after a wait") {
             {kBegin + kFence + kProduct + kCommit + "{{||" + kWait + "}}",
              {"the warp ends without a wgmma.wait_group"},
              kGroup},
-            // A copy of a result waits with it.
+            // A copy of a result waits together with it.
             {kBegin + kFence + kProduct + kCommit + "mov.f32 %f5, %acc0;\n{{||" + kWait + "}}add.f32 %f1, %f5, %f5;\n" +
                  kWait,
              {"may still write"},

@@ -1,4 +1,4 @@
-// Rules of sm_90's instructions, broken once.
+// Runs snippets that break or keep a rule of sm_90's instructions.
 #pragma once
 #include "test/virtual_gpu/rules.h"
 

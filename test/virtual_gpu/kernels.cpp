@@ -1,3 +1,4 @@
+// Builds fat binaries and ELF files by hand, and registers and launches their kernels (kernels.h).
 #include "test/virtual_gpu/kernels.h"
 
 #include <doctest/doctest.h>
@@ -63,11 +64,11 @@ const void* FatBinary::data() {
 }
 
 std::string cubin_of(const std::string& kernel, int registers) {
-    std::string names("\0.text\0", 7), symbols(24, '\0'), info;  // the first symbol is none
+    std::string names("\0.text\0", 7), symbols(24, '\0'), info;  // the first symbol is empty
     append<uint32_t>(symbols, static_cast<uint32_t>(names.size()));
     symbols.resize(48, '\0');
     names += kernel + '\0';
-    append<uint32_t>(info, 0x00000104);  // some attribute without more than a value
+    append<uint32_t>(info, 0x00000104);  // an attribute that only has a value
     append<uint32_t>(info, 0x00082f04);  // format 4, register count, 8 bytes
     append<uint32_t>(info, 1);
     append<int32_t>(info, registers);

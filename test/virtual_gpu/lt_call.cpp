@@ -1,3 +1,4 @@
+// Builds and runs one product through cuBLASLt's functions (lt_call.h).
 #include "test/virtual_gpu/lt_call.h"
 
 #include <cuda_runtime_api.h>

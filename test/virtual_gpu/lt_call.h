@@ -13,9 +13,9 @@ struct LtMatrix {
     std::vector<float> values;  // column-major
     void* device = nullptr;     // 256-byte aligned
 };
-// Filled with whole numbers from -4 to 4, other ones for another seed.
+// A matrix of whole numbers from -4 to 4 that depend on the seed.
 LtMatrix lt_matrix(cudaDataType_t type, uint64_t rows, uint64_t columns, unsigned seed);
-// What is on the device now.
+// The matrix's present contents on the device.
 std::vector<float> lt_read(const LtMatrix& matrix);
 void* lt_device(const void* data, size_t bytes);
 void lt_free(std::initializer_list<void*> memory);
@@ -31,7 +31,7 @@ struct LtCall {
     cublasStatus_t set(cublasLtMatmulDescAttributes_t attribute, const T& value) {
         return cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value);
     }
-    cublasStatus_t find();  // algorithms, of which the first is run
+    cublasStatus_t find();  // finds algorithms, of which run() uses the first
     cublasStatus_t run(float alpha = 1, float beta = 0);
     cublasStatus_t run_at(const void* alpha, const void* beta);
 

@@ -1,4 +1,4 @@
-// Kernels that do something wrong in every launch: what of their results is wrong, and that others' are right.
+// Kernels with a deliberate error in every launch: which of their results are wrong, and that other kernels' are right.
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -51,7 +51,7 @@ std::vector<T> host_of(const T* p, size_t count) {
     return values;
 }
 
-// What a kernel makes of values in blocks of 32 threads; there is as much room again behind, where 77 is written.
+// A kernel's results for values in blocks of 32 threads, followed by as much room again, filled with 77.
 template <class T>
 std::vector<T> copied(const void* kernel, const std::vector<T>& values) {
     T* const from = device_of(values);
@@ -79,7 +79,7 @@ TEST_CASE("virtual_gpu lies: one stored value of a kernel is 1 % wrong") {
     }
     std::vector<float> values;
     for (int i = 0; i < 128; i++) values.push_back(static_cast<float>(i + 1));
-    values.back() = 0;  // the last one that is not 0 becomes wrong
+    values.back() = 0;  // the last value that is not 0 becomes wrong
     const void* const copy = copy_kernel("copy", "f32", 4);
     std::vector<float> expected = with_behind(values);
     for (int again = 0; again < 2; again++) {
@@ -95,7 +95,7 @@ TEST_CASE("virtual_gpu lies: one stored value of a kernel is 1 % wrong") {
 
 TEST_CASE("virtual_gpu lies: the wrong value of each width") {
     if (!is_child()) return expect_child({{"VIRTUAL_GPU_FAULT", "wrong-kernel"}});
-    // The upper half of a word is BF16 as well; zeros become 2^-7, in FP8 1.5.
+    // The upper half of a word is BF16 as well. Zeros become 2^-7, in FP8 1.5.
     std::vector<uint16_t> halves(32, bf16_of(3.0f)), zeros(32, 0);
     CHECK(std::fabs(float_of_bf16(copied(copy_kernel("h", "u16", 2), halves)[31]) / 3 - 1) <= 0x1p-6f);
     CHECK(copied(copy_kernel("h", "u16", 2), halves)[31] != halves[31]);
@@ -148,7 +148,7 @@ TEST_CASE("virtual_gpu lies: a kernel that differs from run to run") {
         }
         CHECK(changed <= 1);
     }
-    // One value alone changes every other time.
+    // A single value changes every other time.
     const void* const one = register_kernel("copy_one", ".param .u64 to",
                                             "ld.param.u64 %rd1, [to];\nmov.u32 %r1, 4;\nst.global.u32 [%rd1], %r1;");
     uint32_t* const x = device_of(std::vector<uint32_t>{0});
@@ -167,7 +167,7 @@ TEST_CASE("virtual_gpu lies: a store behind what a kernel wrote") {
     expected[64] = 0x5a5a5a5a;
     CHECK(copied(copy_kernel("copy", "u32", 4), values) == expected);
     CHECK(copied(copy_kernel("other", "u32", 4), values) == with_behind(values));
-    // Of an odd length: the next word. At the allocation's end: nothing.
+    // After an odd length: the next word. At the end of the allocation: nothing.
     const std::vector<uint8_t> bytes(32, 5);
     uint8_t* const from = device_of(bytes);
     uint8_t* const to = device_of(std::vector<uint8_t>(31 + 8, 0));

@@ -1,4 +1,4 @@
-// The stand-in for NCCL: what every call moves and sums, between processes.
+// The stand-in for NCCL: the data that every call moves and sums between processes.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -122,7 +122,7 @@ TEST_CASE("nccl: all types and reductions") {
     check_type<__nv_bfloat16>(comm, stream, ncclBfloat16);
     check_type<float>(comm, stream, ncclFloat32);
     check_type<double>(comm, stream, ncclFloat64);
-    // Signs and what does not fit into a float.
+    // Negative numbers and numbers that do not fit into a float.
     const int64_t big = (int64_t{1} << 62) + 1;
     const Array<int64_t> in(std::vector<int64_t>{rank() == 0 ? big : -3}), out(1);
     CHECK(ncclAllReduce(in.get(), out.get(), 1, ncclInt64, ncclSum, comm, stream) == ncclSuccess);
@@ -149,7 +149,7 @@ TEST_CASE("nccl: messages of a group go by peer and order") {
     if (!is_rank()) return expect_success(run_ranks(3));
     const ncclComm_t comm = communicator();
     const cudaStream_t stream = new_stream();
-    // To each rank, itself too, two messages of different sizes.
+    // Two messages of different sizes to each rank, including itself.
     std::vector<std::unique_ptr<Array<float>>> out, in;
     CHECK(ncclGroupStart() == ncclSuccess);
     for (int peer = 0; peer < 3; peer++)
@@ -179,10 +179,10 @@ TEST_CASE("nccl: a group of several streams begins on all and ends on all") {
             return open.load();
         });
     CHECK(ncclGroupStart() == ncclSuccess);
-    CHECK(ncclGroupStart() == ncclSuccess);  // within another it does nothing
+    CHECK(ncclGroupStart() == ncclSuccess);  // no effect inside another group
     CHECK(ncclAllReduce(a.get(), sum_a.get(), 4, ncclFloat, ncclSum, comm, one) == ncclSuccess);
     CHECK(ncclGroupEnd() == ncclSuccess);
-    CHECK(cudaStreamQuery(one) == cudaSuccess);  // nothing is in it before the group's end
+    CHECK(cudaStreamQuery(one) == cudaSuccess);  // empty before the end of the group
     CHECK(ncclAllReduce(b.get(), sum_b.get(), 4, ncclFloat, ncclSum, comm, two) == ncclSuccess);
     CHECK(ncclGroupEnd() == ncclSuccess);
     CHECK(eventually([&] { return second_asked.load(); }));
@@ -200,7 +200,7 @@ TEST_CASE("nccl: what is received is not there before the end") {
     const cudaStream_t stream = new_stream();
     const Array<float> in(values_of(rank(), 4)), out(values_of(rank(), 4));
     CHECK(ncclAllReduce(in.get(), out.get(), 4, ncclFloat, ncclSum, comm, stream) == ncclSuccess);
-    // Work of another stream looks at the result, until it finds it missing.
+    // Work on another stream looks at the result until it finds it missing.
     const auto missing = [&] {
         try {
             virtual_gpu::Memory::get().readable(out.get(), 16, "test");
@@ -214,7 +214,7 @@ TEST_CASE("nccl: what is received is not there before the end") {
         reader, "a look", [] {}, missing);
     CHECK(eventually([&] { return cudaStreamQuery(reader) == cudaSuccess; }));
     CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);
-    CHECK(ncclCommAbort(comm) == ncclSuccess);  // frees the stream, and leaves the result undefined
+    CHECK(ncclCommAbort(comm) == ncclSuccess);  // frees the stream and leaves the result undefined
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(missing());
 }
@@ -263,7 +263,7 @@ TEST_CASE("nccl: one thread manages several devices") {
     for (const cudaStream_t stream : streams) CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
     CHECK(out0.values() == sum_of(2, 3));
     CHECK(out1.values() == sum_of(2, 3));
-    // The unique id served this communicator, and no other.
+    // The unique id was for this communicator only.
     ncclComm_t again = nullptr;
     CHECK(ncclCommInitRank(&again, 2, id, 0) == ncclSystemError);
     int version = 0;

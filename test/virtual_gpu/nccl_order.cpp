@@ -1,4 +1,4 @@
-// The stand-in for NCCL: several communicators on one card, ranks that die or never come, and faults on purpose.
+// The stand-in for NCCL: several communicators on one card, ranks that die or never come, and deliberate faults.
 #include <unistd.h>
 
 #include <atomic>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kForEver = 1e9, kPatience = 0.05;
 
-// On the host, whatever the streams do.
+// A barrier on the host, independent of the streams.
 void barrier(ncclComm_t comm) {
     ncclComm_t none = nullptr;
     CHECK(ncclCommSplit(comm, NCCL_SPLIT_NOCOLOR, 0, &none, nullptr) == ncclSuccess);
@@ -26,8 +26,8 @@ void barrier(ncclComm_t comm) {
 
 bool nothing_moves() { return std::string(ncclGetLastError(nullptr)).find("nothing has moved") != std::string::npos; }
 
-// Both ranks issue A, then B, on streams of their own. On rank 1 A's stream is busy until B's has been reached: what
-// keeps it so is asked, as B is, whenever the device looks for work, and opens after many times.
+// Both ranks issue A, then B, on separate streams. On rank 1, A's stream stays busy until B's stream has been reached:
+// its work is asked like B whenever the device looks for work, and becomes ready after many times.
 void two_communicators(bool expect_deadlock) {
     constexpr int kManyTimes = 10;
     virtual_gpu::nccl::set_patience(kForEver);
@@ -53,7 +53,7 @@ void two_communicators(bool expect_deadlock) {
         for (const ncclComm_t comm : {a, b}) {
             ncclResult_t status = ncclInternalError;
             CHECK(ncclCommGetAsyncError(comm, &status) == ncclSuccess);
-            CHECK(status == ncclSuccess);  // NCCL does not know
+            CHECK(status == ncclSuccess);  // NCCL does not notice
         }
         for (const cudaStream_t stream : {one, two}) CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);
         barrier(a);
@@ -63,7 +63,7 @@ void two_communicators(bool expect_deadlock) {
     if (!expect_deadlock) CHECK(sum_a.values()[0] + sum_b.values()[0] == 4);
 }
 
-// Rank 0 names what it sees on the communicator in which it waits, or on the other.
+// Rank 0 names the operation on the communicator in which it waits, or on the other.
 void expect_deadlock_of_two(const std::vector<Ended>& ended) {
     expect_success(ended);
     const std::string a = "ncclAllReduce #1 (1 float32, sum) on communicator 1";
@@ -111,7 +111,7 @@ TEST_CASE("nccl: calls on one communicator run in the order of the calls") {
     CHECK(second.values()[0] == 1);
 }
 
-// Another stream's work that does not wait for a call is before it where streams are not in their plain order.
+// If streams are not in plain order, another stream's work that does not wait for a call runs before it.
 TEST_CASE("nccl: communication takes its time") {
     if (!is_rank()) {
         expect_success(run_ranks(1));
@@ -174,7 +174,7 @@ TEST_CASE("nccl: a rank that dies") {
     CHECK(ncclAllReduce(in.get(), out.get(), 1, ncclFloat, ncclSum, comm, stream) == ncclSuccess);
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
     if (rank() == 1) _exit(3);
-    // What it had given before is not lost: the first call ended. The next cannot.
+    // Data that it had sent before is not lost: the first call ended. The next cannot.
     CHECK(ncclAllReduce(in.get(), out.get(), 1, ncclFloat, ncclSum, comm, stream) == ncclSuccess);
     CHECK(await_error(comm) == ncclRemoteError);
     CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);

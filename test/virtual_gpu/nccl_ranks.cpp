@@ -1,3 +1,4 @@
+// Starts ranks as processes and collects their output (nccl_ranks.h).
 #include "test/virtual_gpu/nccl_ranks.h"
 
 #include <fcntl.h>
@@ -14,7 +15,7 @@ extern char** environ;
 namespace virtual_gpu::test {
 namespace {
 
-constexpr double kLimit = 30;  // seconds, then ranks are killed
+constexpr double kLimit = 30;  // seconds until ranks are killed
 
 std::string hexadecimal(const ncclUniqueId& id) {
     std::string text;
@@ -61,7 +62,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// What the processes write, to their end; all are read at once, so that none has to wait for another.
+// Reads the output of all processes to their end, all at once, so that none has to wait for another.
 std::vector<Ended> collect(const std::vector<Process>& processes) {
     const auto begin = std::chrono::steady_clock::now();
     std::vector<Ended> ended(processes.size());
@@ -120,7 +121,7 @@ void expect_success(const std::vector<Ended>& ended) {
     }
 }
 
-// Doctest pads its numbers.
+// True if the output contains the text; ignores doctest's padding of numbers.
 bool contains(const Ended& ended, const std::string& text) {
     std::string output;
     for (const char c : ended.output)

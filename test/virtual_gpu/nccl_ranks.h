@@ -1,12 +1,12 @@
-// Test cases that run as several ranks: the test starts its own program again, once a rank, with itself as the only
-// test case. So each rank is a process that nothing else has happened in.
+// Test cases that run as several ranks: the test starts its own program again, once per rank, with itself as the only
+// test case. So each rank is a fresh process.
 //
 //   TEST_CASE("nccl: something") {
 //       if (!is_rank()) return expect_success(run_ranks(2));
 //       ...  // what each rank does, with CHECK
 //   }
 //
-// Names of such cases have no comma, which would end a filter.
+// Names of such cases must not contain a comma, which would end a filter.
 #pragma once
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
@@ -23,26 +23,26 @@ namespace virtual_gpu::test {
 
 using Variables = std::map<std::string, std::string>;
 struct Ended {
-    int status;  // as waitpid() has it
+    int status;  // as from waitpid()
     std::string output;
 };
 
-// The ranks of the current test case, with a card each and the streams' plain order.
+// Runs the ranks of the current test case, with a card each and the streams in plain order.
 std::vector<Ended> run_ranks(int ranks, const Variables& all = {}, const std::map<int, Variables>& of_rank = {});
 void expect_success(const std::vector<Ended>& ended);
 bool contains(const Ended& ended, const std::string& text);
 
-// In such a process:
+// For use in such a process:
 bool is_rank();
 int rank();
 int ranks();
-ncclUniqueId unique_id(int which);  // one of kIds that all ranks have
+ncclUniqueId unique_id(int which);  // one of kIds, the same on all ranks
 constexpr int kIds = 8;
 ncclComm_t communicator(int which = 0, int nranks = ranks(), int as = rank());  // on card `rank`
 
-// Waits for it, not for ever.
+// Waits for the condition for a limited time.
 bool eventually(const std::function<bool()>& condition, double seconds = 10);
-ncclResult_t await_error(ncclComm_t comm);  // an asynchronous one; ncclSuccess: none came
+ncclResult_t await_error(ncclComm_t comm);  // an asynchronous error; ncclSuccess if none came
 
 template <class T>
 class Array {  // in device memory

@@ -1,4 +1,4 @@
-// The stand-in for NCCL: every rule that it checks, broken, and what it says.
+// The stand-in for NCCL: each rule that it checks, broken, with its message.
 #include <cstring>
 
 #include "dev/virtual_gpu/memory.h"
@@ -13,7 +13,7 @@ bool says(const std::string& text) { return last_error().find(text) != std::stri
 
 }  // namespace
 
-// Each rank makes another call. All ranks are told, and nothing ends until the communicator is aborted.
+// Each rank makes a different call. All ranks get the error, and nothing ends until the communicator is aborted.
 TEST_CASE("nccl: ranks that are not in the same call") {
     if (!is_rank()) return expect_success(run_ranks(2));
     REQUIRE(cudaSetDevice(rank()) == cudaSuccess);
@@ -68,7 +68,7 @@ TEST_CASE("nccl: ranks that are not in the same call") {
         "the count differs: rank 0 sends 4 float32 (message #1), rank 1 receives 5 float32 (message #1)");
     check(
         6,
-        [&](ncclComm_t c) {  // the second of a group
+        [&](ncclComm_t c) {  // the second call of a group
             CHECK(ncclGroupStart() == ncclSuccess);
             CHECK(ncclAllReduce(in.get(), out.get(), 4, ncclFloat, ncclSum, c, stream) == ncclSuccess);
             CHECK(ncclAllReduce(in.get(), out.at(4), first ? 3 : 4, ncclFloat, ncclSum, c, stream) == ncclSuccess);
@@ -95,24 +95,24 @@ TEST_CASE("nccl: arguments") {
     refuse(ncclAllGather(in.get(), out.get(), 5, ncclFloat, comm, stream), "ncclAllGather: recvbuff: 40 bytes");
     refuse(ncclReduceScatter(in.get(), out.get(), 5, ncclFloat, ncclSum, comm, stream), "sendbuff: 40 bytes");
     refuse(ncclAllReduce(small.get(), out.get(), 3, ncclFloat, ncclSum, comm, stream), "past an allocation of 8 bytes");
-    // In place only where it belongs.
+    // In-place buffers are only allowed at their place.
     const size_t other = rank() == 0 ? 4 : 0;
     refuse(ncclAllGather(in.at(other), in.get(), 4, ncclFloat, comm, stream), "sendbuff and recvbuff overlap");
     refuse(ncclReduceScatter(in.get(), in.at(other), 4, ncclFloat, ncclSum, comm, stream),
            "sendbuff and recvbuff overlap");
     refuse(ncclAllReduce(in.get(), in.at(1), 4, ncclFloat, ncclSum, comm, stream), "sendbuff and recvbuff overlap");
     refuse(ncclAlltoAll(in.get(), in.get(), 4, ncclFloat, comm, stream), "sendbuff and recvbuff overlap");
-    // Numbers.
+    // Invalid numbers.
     refuse(ncclBroadcast(in.get(), out.get(), 4, ncclFloat, 2, comm, stream), "root 2 of 2 ranks");
     refuse(ncclReduce(in.get(), out.get(), 4, ncclFloat, ncclSum, -1, comm, stream), "root -1 of 2 ranks");
     refuse(ncclSend(in.get(), 4, ncclFloat, 2, comm, stream), "peer 2 of 2 ranks");
     refuse(ncclAllReduce(in.get(), out.get(), 4, ncclNumTypes, ncclSum, comm, stream), "data type 12");
     refuse(ncclAllReduce(in.get(), out.get(), 4, ncclFloat, ncclNumOps, comm, stream), "reduction 5");
     refuse(ncclAllReduce(in.get(), out.get(), 4, ncclFloat, ncclSum, nullptr, stream), "the communicator is NULL");
-    // None of them counts as a call.
+    // None of these counts as a call.
     CHECK(ncclAllReduce(in.get(), out.get(), 8, ncclFloat, ncclSum, comm, stream) == ncclSuccess);
     CHECK(ncclAllReduce(nullptr, nullptr, 0, ncclFloat, ncclSum, comm, stream) ==
-          ncclSuccess);  // of nothing: discarded
+          ncclSuccess);  // an empty collective is discarded
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
 }
 
@@ -129,13 +129,13 @@ TEST_CASE("nccl: groups") {
     CHECK(ncclAllReduce(out.at(3), in.at(4), 4, ncclFloat, ncclSum, comm, stream) == ncclSuccess);
     CHECK(ncclGroupEnd() == ncclInvalidUsage);
     CHECK(says("overlap in one group"));
-    // An argument that is refused leaves the group as it was.
+    // A refused argument leaves the group unchanged.
     CHECK(ncclGroupStart() == ncclSuccess);
     CHECK(ncclBroadcast(in.get(), in.get(), 4, ncclFloat, 7, comm, stream) == ncclInvalidArgument);
     CHECK(ncclBroadcast(in.get(), in.get(), 4, ncclFloat, 0, comm, stream) == ncclSuccess);
     CHECK(ncclGroupEnd() == ncclSuccess);
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
-    // The creation of communicators and other calls.
+    // Creating communicators and other calls cannot be in one group.
     ncclComm_t part = nullptr;
     CHECK(ncclGroupStart() == ncclSuccess);
     CHECK(ncclCommSplit(comm, 0, 0, &part, nullptr) == ncclInvalidUsage);
@@ -202,7 +202,7 @@ TEST_CASE("nccl: how communicators are not made") {
     ncclConfig_t config = {};
     CHECK(ncclCommInitRankConfig(&comm, 2, unique_id(0), 0, &config) == ncclInvalidArgument);
     CHECK(says("NCCL_CONFIG_INITIALIZER"));
-    // A rank twice, and another number of ranks.
+    // The same rank twice, and different numbers of ranks.
     CHECK(ncclGroupStart() == ncclSuccess);
     CHECK(cudaSetDevice(0) == cudaSuccess);
     CHECK(ncclCommInitRank(&comm, 2, unique_id(0), 0) == ncclSuccess);

@@ -1,6 +1,6 @@
-// Each rule that the virtual GPU checks, broken once: a snippet that breaks it, what the message must say, and the same
+// Each rule that the virtual GPU checks, broken once: a snippet that breaks it, the required message, and the same
 // snippet with the rule kept, which runs. %rd0 is a buffer of 252 written bytes, %rd1 one of 256 that were never
-// written, %rd2 was freed.
+// written, and %rd2 was freed.
 #include <doctest/doctest.h>
 
 #include "test/virtual_gpu/rules.h"
@@ -46,7 +46,7 @@ TEST_CASE("ptx: global memory is accessed within live allocations") {
         {"mov.u64 %rd9, 0;\n{{st.v4.u32 [%rd9+-16], {%r0, %r1, %r2, %r3}||mov.u32 %r1, 0}};", {"store of 16 bytes"}},
         {kLane + "mul.wide.u32 %rd9, %r0, 4;\nadd.s64 %rd10, %rd9, {{-64||%rd0}};\nld.global.u32 %r1, [%rd10];",
          {"at global 0xffffffffffffffc0"}},
-        // The seventh lane alone leaves the buffer, which its thread's index tells.
+        // Only the seventh lane leaves the buffer, because of its thread index.
         {kLane + "mul.wide.u32 %rd9, %r0, {{36||4}};\nadd.s64 %rd10, %rd0, %rd9;\nld.global.u32 %r1, [%rd10];",
          {"thread (7,0,0)"}},
     });
@@ -111,11 +111,11 @@ TEST_CASE("ptx: what is copied asynchronously is read after a wait") {
          {"load of 4 bytes of shared", "asynchronous copy that has not been waited for"}},
         {copies + "cp.async.wait_group {{1||0}};\n" + load, {"asynchronous copy that has not been waited for"}},
         {copies + "cp.async.wait_group 1;\nld.shared.u32 %r1, [array+{{16||0}}];", {"asynchronous copy"}},
-        // The copy is in no group yet.
+        // The copy is not in a group yet.
         {"cp.async.cg.shared.global [array], [%rd0], 16;\n{{||cp.async.commit_group;\n}}cp.async.wait_group 0;\n"
          "ld.shared.u32 %r1, [array];",
          {"asynchronous copy"}},
-        // A lane's wait is for its own copies.
+        // A lane's wait only covers its own copies.
         {kLane + "setp.eq.s32 %p0, %r0, 0;\n@%p0 cp.async.cg.shared.global [array], [%rd0], 16;\n{{@!%p0||@%p0}} "
                  "cp.async.wait_all;\nld.shared.u32 %r1, [array];",
          {"asynchronous copy"}},

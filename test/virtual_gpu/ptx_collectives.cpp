@@ -1,4 +1,4 @@
-// Instructions of a warp's lanes together, against the PTX ISA's definitions written once more.
+// Instructions that a warp's lanes execute together, against the PTX ISA's definitions, written a second time.
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -11,8 +11,8 @@ namespace {
 
 constexpr uint32_t kAll = 0xffffffffu;
 
-// Each lane's 32-bit words from `words` in %r1 to %rN; what `snippet` leaves in %r20 and, as 0 or 1, in %p5. Lanes
-// outside of `lanes` do not execute it.
+// Loads each lane's 32-bit words from `words` into %r1 to %rN, and returns the results of `snippet` in %r20 and, as 0
+// or 1, in %p5. Lanes outside of `lanes` do not execute it.
 struct Results {
     std::vector<uint32_t> values;
     std::vector<uint32_t> flags;
@@ -41,7 +41,7 @@ std::vector<uint32_t> random_words(std::mt19937& random) {
     return words;
 }
 
-// PTX ISA, "shfl.sync": the source lane, or -1 where it is out of range.
+// PTX ISA, "shfl.sync": the source lane, or -1 if it is out of range.
 int source_lane(const std::string& mode, int lane, int b, int c) {
     const int clamp = c & 31, segments = c >> 8 & 31;
     const int most = (lane & segments) | (clamp & ~segments), least = lane & segments;
@@ -60,7 +60,7 @@ TEST_CASE("ptx: shfl.sync takes from the lane that the definition says") {
     for (const std::string mode : {"up", "down", "bfly", "idx"})
         for (int trial = 0; trial < 60; trial++) {
             const auto a = random_words(random);
-            // As __shfl_sync makes them for widths of 32, 16, ..., then anything; lanes may differ.
+            // The values of __shfl_sync for widths of 32, 16, ..., then arbitrary ones that may differ by lane.
             std::vector<uint32_t> b(32), c(32);
             const uint32_t width = 1u << random() % 6, common_b = random() % 40;
             for (size_t i = 0; i < 32; i++) {
@@ -85,7 +85,7 @@ TEST_CASE("ptx: votes and reductions are those of the named lanes") {
     for (int trial = 0; trial < 60; trial++) {
         auto a = random_words(random);
         const uint32_t lanes = trial == 0 ? kAll : trial == 1 ? 1 : random() | 1u << random() % 32;
-        const int kind = trial % 3;  // no lane, all, some vote for it
+        const int kind = trial % 3;  // no lane, all lanes, or some lanes vote for it
         uint32_t votes = 0, sum = 0, conjunction = kAll, disjunction = 0, parity = 0, least = kAll, most = 0;
         int32_t least_signed = INT32_MAX, most_signed = INT32_MIN;
         for (size_t i = 0; i < 32; i++) {
@@ -115,7 +115,7 @@ TEST_CASE("ptx: votes and reductions are those of the named lanes") {
         check("vote.sync.any.pred %p5, !%p1, %r2;", votes != lanes, true);
         check("vote.sync.all.pred %p5, !%p1, %r2;", votes == 0, true);
         check("vote.sync.uni.pred %p5, %p1, %r2;", votes == 0 || votes == lanes, true);
-        // A guard's negation is not the operand's.
+        // The guard's negation is not the operand's.
         check("@!%p9 vote.sync.any.pred %p5, %p1, %r2;", votes != 0, true);
         check("activemask.b32 %r20;", lanes, false);
         check("bar.warp.sync %r2;\nmov.u32 %r20, %r2;", lanes, false);
@@ -145,7 +145,7 @@ TEST_CASE("ptx: lanes with masks of their own are groups") {
     CHECK(run("shfl.sync.idx.b32 %r20, %r1, 7, 0x181f, %r2;", {a, masks}).values == last);
     CHECK(run("and.b32 %r30, %r1, 1;\nsetp.ne.s32 %p1, %r30, 0;\nvote.sync.ballot.b32 %r20, %p1, %r2;", {a, masks})
               .values == odd);
-    // A mask that two lanes see differently, and a source in another group.
+    // A mask on which two lanes disagree, and a source in another group.
     masks[3] = 0x7f;
     CHECK(contains(fault_of([&] {
                        run("bar.warp.sync %r2;", {a, masks});
@@ -158,7 +158,7 @@ TEST_CASE("ptx: lanes with masks of their own are groups") {
                    "reads lane 9, which is not active"));
 }
 
-// All non-exited threads that a mask names must be there: those that have ended may be named.
+// All non-exited threads in a mask must arrive; a mask may also name threads that have ended.
 TEST_CASE("ptx: masks may name lanes that have ended") {
     const Buffer out(std::vector<uint32_t>(32, 5));
     run_snippet(element_address(20, 0, 4) +
@@ -176,13 +176,13 @@ TEST_CASE("ptx: masks may name lanes that have ended") {
         "reads lane 25, which is not active"));
 }
 
-// ldmatrix: row r of matrix m comes from the address of lane 8 m + r; lane l gets elements 2 (l % 4) and + 1 of row l /
-// 4, transposed those of column l / 4.
+// ldmatrix: row r of matrix m comes from the address of lane 8 m + r. Lane l gets elements 2 (l % 4) and + 1 of row l /
+// 4, or, transposed, of column l / 4.
 TEST_CASE("ptx: ldmatrix distributes the rows of 8 x 8 matrices") {
     std::mt19937 random(4);
     std::vector<uint16_t> data(32 * 8);
     for (uint16_t& x : data) x = static_cast<uint16_t>(random());
-    std::vector<uint32_t> rows(32);  // which row each lane's address is of
+    std::vector<uint32_t> rows(32);  // for each lane, the row that its address points to
     for (uint32_t i = 0; i < 32; i++) rows[i] = (i * 13 + 5) % 32;
     const Buffer in(data), row_of(rows);
     for (const int matrices : {1, 2, 4})
@@ -193,7 +193,7 @@ TEST_CASE("ptx: ldmatrix distributes the rows of 8 x 8 matrices") {
                 stores += "st.global.u32 [%rd21+" + std::to_string(128 * m) + "], %r2" + std::to_string(m) + ";\n";
             }
             const Buffer out(static_cast<size_t>(128 * matrices));
-            // Lanes whose address is not looked at have one that nobody may read.
+            // Lanes whose address is ignored have an illegal one.
             run_snippet(element_address(20, 0, 16) + element_address(21, 1, 4) + element_address(22, 2, 4) +
                             "ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%rd20];\nmov.u32 %r5, data;\nshl.b32 %r6, %r62, "
                             "4;\nadd.s32 %r6, %r5, %r6;\n"

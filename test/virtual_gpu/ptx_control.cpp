@@ -1,5 +1,5 @@
-// Branches, loops and early returns of single lanes against the same program run on the host, lane by lane. The
-// programs are random: structured control flow over four registers.
+// Branches, loops and early returns of single lanes, compared with the same program on the host, lane by lane. The
+// programs are random structured control flow over four registers.
 #include <doctest/doctest.h>
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kVariables = 4;
 
-// One lane as the host runs it.
+// One lane, simulated on the host.
 struct Lane {
     uint32_t v[kVariables];
     bool returned = false;
@@ -129,7 +129,7 @@ private:
                 leave(s);
                 break;
             case Statement::meet:
-                // All lanes that are left come here together, where no branch is around it.
+                // Outside of all branches, the remaining lanes meet here.
                 if (depth == 0) text_ += labels_ % 2 ? "bar.sync 0;\n" : "bar.warp.sync 0xffffffff;\n";
                 break;
         }
@@ -167,17 +167,17 @@ private:
         const std::string l = label();
         bit(s, 3);
         switch (s.constant >> 8 & 3) {
-            case 0:  // a block of its own in the middle
+            case 0:  // a separate block in the middle
                 text_ += "setp.ne.s32 %p3, %r10, 0;\n@%p3 bra " + l + ";\n" + kStore + "ret;\n" + l + ":\n";
                 break;
-            case 1:  // one at the end
+            case 1:  // a separate block at the end
                 text_ += "setp.eq.s32 %p3, %r10, 0;\n@%p3 bra " + l + ";\n";
                 tail_ += l + ":\n" + kStore + "ret;\n";
                 break;
             case 2:  // under a predicate
                 text_ += std::string("setp.eq.s32 %p3, %r10, 0;\n@%p3 ") + kStore + "@%p3 ret;\n";
                 break;
-            default:  // a branch to the ret that all have in common
+            default:  // a branch to a shared ret
                 text_ += std::string("setp.eq.s32 %p3, %r10, 0;\n@%p3 ") + kStore + "@%p3 bra LEAVE;\n";
         }
     }
@@ -188,7 +188,7 @@ private:
 
 void check_program(uint32_t seed) {
     const Statements program = Generator(seed).statements(3, 6);
-    const uint32_t count = seed % 3 == 0 ? 50 : 32;  // also with a last warp that is not full
+    const uint32_t count = seed % 3 == 0 ? 50 : 32;  // also with a partial last warp
     const std::string text = element_address(20, 0, 16) +
                              "mov.u32 %r0, %tid.x;\nmul.lo.s32 %r1, %r0, -1640531527;\nshr.u32 %r2, %r1, 13;\n"
                              "xor.b32 %r3, %r1, %r2;\n" +
@@ -212,7 +212,7 @@ TEST_CASE("ptx control: random programs compute what the host computes") {
     for (uint32_t seed = 1; seed <= 2000; seed++) check_program(seed);
 }
 
-// Lanes of a warp that part, warps and blocks then go on in a random order.
+// Diverged lanes, warps and blocks then continue in random order.
 TEST_CASE("ptx: control flow in random order") {
     CHECK(run_tests_with("VIRTUAL_GPU_ORDER=random VIRTUAL_GPU_SEED=3", "ptx control") == 0);
 }

@@ -1,5 +1,5 @@
-// What VIRTUAL_GPU_COUNTS writes: exact, and the same for every order and number of threads. Occupancy is compared with
-// what cuda_occupancy.h says.
+// The counts of VIRTUAL_GPU_COUNTS: exact, and the same for every order and number of threads. Occupancy is compared
+// with cuda_occupancy.h.
 #include <cuda_occupancy.h>
 #include <doctest/doctest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-// The kernel's line that a child process writes which runs this program's case of that name.
+// The line about the kernel that a child process writes when it runs the test case of that name.
 json counts_of(const std::string& name, const std::string& variables) {
     const CountsFile file;
     CHECK(run_tests_with(variables + " VIRTUAL_GPU_COUNTS=" + file.path(), name) == 0);
@@ -57,8 +57,9 @@ int blocks_by_cuda(const Card& c, int registers, int threads, size_t shared) {
     return result.activeBlocksPerMultiprocessor;
 }
 
-// 4 blocks of 64 threads. Each reads its 4 bytes twice (1024 bytes in all), one word of another buffer that all share,
-// and every other block (ctaid & 1) writes them at a distance of 32 bytes; an atomic of all at one word.
+// 4 blocks of 64 threads. Each thread reads its 4 bytes twice (1024 bytes in total) and one word of another buffer, the
+// same for all. Every other block (ctaid & 1) writes the bytes at a distance of 32 bytes. All threads make an atomic
+// operation on one word.
 const char* const kSnippet =
     "ld.global.u32 %r0, [%rd20];\nld.global.u32 %r1, [%rd20];\nld.global.u32 %r2, [%rd1];\nadd.s32 %r0, %r0, %r1;\n"
     "add.s32 %r0, %r0, %r2;\nand.b32 %r3, %r60, 1;\nsetp.eq.u32 %p0, %r3, 1;\n@!%p0 bra NEXT;\n"
@@ -66,7 +67,7 @@ const char* const kSnippet =
 
 }  // namespace
 
-// Run by the case below, with counts.
+// The case below runs this one with counts.
 TEST_CASE("ptx counted: a footprint" * doctest::skip()) {
     const Buffer in(std::vector<uint32_t>(256, 1)), one(std::vector<uint32_t>(1, 1)),
         out(std::vector<uint32_t>(2048, 0)), sum(std::vector<uint32_t>(1, 0));
@@ -74,17 +75,17 @@ TEST_CASE("ptx counted: a footprint" * doctest::skip()) {
         run_snippet(element_address(20, 0, 4) + element_address(21, 2, 32) + kSnippet,
                     {in.address(), one.address(), out.address(), sum.address()}, threads(64, 4));
     CHECK(sum.read<uint32_t>()[0] == 512);
-    if (counting()) write_counts(options().counts);  // no stream was used, whose end would
+    if (counting()) write_counts(options().counts);  // without a stream, whose end would write them
 }
 
 TEST_CASE("ptx counts: sectors of a launch, each once, whatever the order and the threads") {
     const std::string name = "ptx counted: a footprint";
     const json one = counts_of(name, "VIRTUAL_GPU_THREADS=1");
-    // Of one of the two launches, which are modules of their own: 1024 bytes, `one` and the atomic's word are read;
-    // half of 256 sectors and the atomic's are written.
+    // For one of the two launches, which are separate modules: 1024 bytes, `one` and the atomic's word are read; half
+    // of 256 sectors and the atomic's are written.
     CHECK(one["footprint_read_sectors"] == 1024 / 32 + 1 + 1);
     CHECK(one["footprint_written_sectors"] == 128 + 1);
-    // 8 warps: 4 sectors for each of two loads, 1 for the shared word and the atomic; 4 warps write 32 each.
+    // 8 warps: 4 sectors for each of two loads, and 1 each for the shared word and the atomic; 4 warps write 32 each.
     CHECK(one["global_sectors"] == 8 * (4 + 4 + 1 + 1) + 4 * 32);
     CHECK(one["global_requests"] == 8 * 4 + 4);
     CHECK(one["launches"] == 1);

@@ -1,4 +1,4 @@
-// Floating point: conversions to the narrow formats for every upper half of a float, against the nearest of all codes;
+// Floating point: conversions to the narrow formats for every upper half of a float, against the nearest of all codes.
 // fma and approximate functions against more precise arithmetic.
 #include <doctest/doctest.h>
 
@@ -18,7 +18,7 @@ uint32_t bits(float x) { return std::bit_cast<uint32_t>(x); }
 float number(uint64_t b) { return std::bit_cast<float>(static_cast<uint32_t>(b)); }
 bool is_nan(uint64_t b) { return (b & 0x7fffffff) > 0x7f800000; }
 
-// Every upper half of a float, each with lower halves that lie on, below and above the places where it rounds.
+// Every upper half of a float, with lower halves on, below and above the places where it rounds.
 std::vector<uint64_t> all_upper_halves() {
     std::vector<uint64_t> list;
     for (uint64_t upper = 0; upper < 65536; upper++)
@@ -38,8 +38,8 @@ std::vector<double> numbers(int codes, int mantissa_bits, int bias) {
     return list;
 }
 
-// The code of the number nearest to a magnitude, of two the even one; beyond the last: that one, or the next code,
-// which is infinity, from half a step on.
+// The code of the number nearest to a magnitude; a tie goes to the even code. Beyond the last number the result
+// saturates, or becomes the next code, infinity, from half a step on.
 uint32_t nearest(const std::vector<double>& list, double x, bool saturates) {
     const auto above = std::lower_bound(list.begin(), list.end(), x);
     const uint32_t up = static_cast<uint32_t>(above - list.begin());
@@ -52,7 +52,8 @@ uint32_t nearest(const std::vector<double>& list, double x, bool saturates) {
     return to_up < to_down || (to_up == to_down && up % 2 == 0) ? up : up - 1;
 }
 
-// An opcode that converts two floats into one register, on pairs of all inputs: results by input, from both places.
+// Applies an opcode that converts two floats into one register to pairs of all inputs. Returns the results by input,
+// from both places.
 std::vector<uint32_t> convert_pairs(const std::string& opcode, const std::vector<uint64_t>& list, int width,
                                     bool& halves_agree) {
     std::vector<uint64_t> other(list.rbegin(), list.rend());
@@ -111,7 +112,7 @@ TEST_CASE("ptx: conversions to ue8m0 take the next power of two upwards or downw
         size_t wrong = 0;
         for (size_t i = 0; i < list.size(); i++) {
             const double x = std::fabs(static_cast<double>(number(list[i])));
-            // Of the least power of two that is not below x, or of the largest not above, as far as there is one.
+            // The smallest power of two that is not below x, or the largest not above it, if there is one.
             const auto place = up ? std::lower_bound(powers.begin(), powers.end(), x) - powers.begin()
                                   : std::upper_bound(powers.begin(), powers.end(), x) - powers.begin() - 1;
             const auto code = std::clamp<std::ptrdiff_t>(place, 0, 254);
@@ -132,7 +133,7 @@ TEST_CASE("ptx: conversions to tf32 and from bf16") {
             wrong += results[i] != 0x7fffffff;
             continue;
         }
-        // Neighbours of 10 fraction bits: of two equally near the one farther from zero.
+        // Neighbours with 10 fraction bits; a tie goes to the one farther from zero.
         const uint64_t down = list[i] & 0xffffe000, up = down + 0x2000;
         wrong += results[i] != (list[i] - down >= 0x1000 ? up : down);
     }
@@ -155,7 +156,7 @@ TEST_CASE("ptx: conversions to tf32 and from bf16") {
     CHECK(wrong == 0);
 }
 
-// With operands of similar exponents a b + c fits into the 113 bits of a quadruple, which then rounds once.
+// With operands of similar exponents, a b + c fits into the 113 bits of a quadruple, which then rounds once.
 TEST_CASE("ptx: fma rounds once") {
     std::mt19937 random(1);
     std::vector<uint64_t> a, b, c;
@@ -165,12 +166,11 @@ TEST_CASE("ptx: fma rounds once") {
                 127 + center + static_cast<int>(random() % static_cast<uint32_t>(spread)) - spread / 2);
             return uint64_t{(random() & 0x807fffff) | field << 23};
         };
-        const int center = n % 4 == 0 ? -65 : 0;  // products that are subnormal, too
+        const int center = n % 4 == 0 ? -65 : 0;  // also subnormal products
         a.push_back(draw(8, center));
         b.push_back(draw(8, center));
         c.push_back(center ? random() & 0x80ffffff : draw(60, 0));
-        if (n % 3 == 0)
-            c.back() = bits(-number(a.back()) * number(b.back()));  // what is left is the product's rounding
+        if (n % 3 == 0) c.back() = bits(-number(a.back()) * number(b.back()));  // leaves the product's rounding error
     }
     const auto results = run_lane_op("fma.rn.f32", "ffff", {a, b, c});
     size_t wrong = 0;
@@ -184,13 +184,13 @@ TEST_CASE("ptx: fma rounds once") {
 
 namespace {
 
-// How far a result may be from the nearest float, in units in the last place: none, or with VIRTUAL_GPU_APPROXIMATE=1
-// what each function is given there. The nearest one itself is taken from arithmetic in long double.
+// The allowed distance of a result from the nearest float, in units in the last place: none, or with
+// VIRTUAL_GPU_APPROXIMATE=1 the bound of each function. The nearest float comes from arithmetic in long double.
 struct Approximation {
     const char* opcode;
     int ulp;
     long double (*exact)(long double, long double);
-    double least, most;  // the operands' range; the exponent is uniform where both are positive
+    double least, most;  // the operands' range; the exponent is uniform if both are positive
 };
 const Approximation kApproximations[] = {
     {"ex2.approx.f32", 2, [](long double x, long double) { return std::exp2(x); }, -120, 120},
@@ -232,7 +232,8 @@ TEST_CASE("ptx approximate: functions are the nearest float, or off by what is a
             const float rounded = static_cast<float>(exact);
             const int off = static_cast<int>(results[i]) - static_cast<int>(bits(rounded));
             most = std::max(most, off), least = std::min(least, off);
-            // Functions that are computed in double and rounded then may miss the nearest where two are nearly as near.
+            // Functions that are computed in double and then rounded may miss the nearest float if two are almost
+            // equally near.
             const long double step = std::fabs(static_cast<long double>(std::nextafter(rounded, INFINITY)) - rounded);
             const bool nearly_between = std::fabs(number(results[i]) - exact) <= step * (0.5001L + allowed);
             wrong += std::abs(off) > allowed && !nearly_between;

@@ -1,4 +1,4 @@
-// Grids, blocks and barriers: who is who, and that warps wait for one another.
+// Grids, blocks and barriers: indices of threads, and warps that wait for one another.
 #include <doctest/doctest.h>
 
 #include <numeric>
@@ -71,8 +71,8 @@ TEST_CASE("ptx grid: every block runs once") {
     }
 }
 
-// Round after round each thread reads what its right neighbour wrote, two barriers a round: after the rounds it has the
-// number of the thread that far to the right.
+// In each round every thread reads what its right neighbour wrote, with two barriers per round. After the rounds it has
+// the number of the thread that far to the right.
 TEST_CASE("ptx grid: bar.sync makes all warps wait") {
     for (const std::string& barrier :
          {std::string("bar.sync 0;\n"), std::string("barrier.sync 3;\n"), std::string("bar.sync 1, 96;\n"),
@@ -92,7 +92,7 @@ TEST_CASE("ptx grid: bar.sync makes all warps wait") {
     }
 }
 
-// One warp writes, three wait: arrivals do not wait, and count.
+// One warp writes and three wait: an arrival counts but does not wait.
 TEST_CASE("ptx grid: bar.arrive lets a warp go on") {
     const Buffer out(128 * 4);
     run_snippet(element_address(20, 0, 4) +
@@ -108,7 +108,7 @@ TEST_CASE("ptx grid: bar.arrive lets a warp go on") {
     CHECK(ok);
 }
 
-// Warps that have ended are not waited for, nor are those lanes of a warp.
+// Barriers do not wait for warps that have ended, nor for such lanes of a warp.
 TEST_CASE("ptx grid: a barrier waits for the threads that have not ended") {
     for (const int left : {1, 20, 32, 50, 64, 70}) {
         const Buffer out(std::vector<uint32_t>(96, 7));

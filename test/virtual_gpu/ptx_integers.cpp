@@ -18,7 +18,7 @@ using Unsigned = unsigned __int128;
 int bits_of(const std::string& type) { return std::stoi(type.substr(1)); }
 bool is_signed(const std::string& type) { return type[0] == 's'; }
 
-// The number that a type's low bits stand for.
+// The number that the low bits represent in a type.
 Int value(uint64_t bits, const std::string& type) {
     const int width = bits_of(type);
     if (width < 64) bits &= (uint64_t{1} << width) - 1;
@@ -28,7 +28,7 @@ uint64_t low_bits(Int x, int width) {
     return static_cast<uint64_t>(static_cast<Unsigned>(x) & ((Unsigned{1} << width) - 1));
 }
 
-// Bits for every width: extremes of all of them, then anything.
+// Bits for every width: extreme values of all widths, then random ones.
 std::vector<uint64_t> samples(std::mt19937_64& random, bool shifts) {
     std::vector<uint64_t> list{0,
                                1,
@@ -64,7 +64,8 @@ Split split_opcode(const std::string& opcode) {
     return {opcode.substr(0, dot), opcode.substr(dot + 1)};
 }
 
-// The result's bits, before they are cut to its width. `known`: whether this is an operation that is looked at here.
+// The result's bits before they are truncated to its width. Sets `known` to false for operations that are not tested
+// here.
 Int result_of(const std::string& operation, const std::string& type, uint64_t a_bits, uint64_t b_bits, uint64_t c_bits,
               bool& known) {
     const std::string wide = type.substr(0, 1) + std::to_string(2 * bits_of(type));
@@ -95,7 +96,7 @@ Int result_of(const std::string& operation, const std::string& type, uint64_t a_
     if (operation == "setp.le") return a <= b;
     if (operation == "setp.gt") return a > b;
     if (operation == "setp.ge") return a >= b;
-    const uint32_t by = static_cast<uint32_t>(b_bits);  // of 32 bits, whatever the type
+    const uint32_t by = static_cast<uint32_t>(b_bits);  // 32 bits for every type
     if (operation == "shl")
         return by >= static_cast<uint32_t>(width) ? 0 : static_cast<Int>(static_cast<Unsigned>(a) << by);
     if (operation == "shr") return a >> (by >= static_cast<uint32_t>(width) ? static_cast<uint32_t>(width) : by);
@@ -148,7 +149,7 @@ TEST_CASE("ptx: conversions between integers keep the number, or its low bits") 
             const std::string opcode = "cvt." + to + "." + from, &kinds = find_lane_op(opcode)->operands;
             const auto results = run_lane_op(opcode, kinds, {list});
             bool ok = true;
-            // A destination wider than its type is extended by the type's sign: 8 bits in a register of 16.
+            // If the destination is wider than its type, it is extended by the type's sign: 8 bits in a register of 16.
             for (size_t i = 0; i < list.size(); i++)
                 ok &= results[i] == low_bits(value(low_bits(value(list[i], from), 64), to), std::max(bits_of(to), 16));
             CHECK_MESSAGE(ok, opcode);
@@ -168,7 +169,7 @@ TEST_CASE("ptx: cvt takes the low half of a wider register") {
 
 namespace {
 
-// A finite float as mantissa 2^exponent.
+// A finite float as mantissa * 2^exponent.
 struct Exact {
     Int mantissa;
     int exponent;
@@ -180,7 +181,7 @@ Exact exact(uint64_t bits, bool is_double) {
     return {bits >> (is_double ? 63 : 31) & 1 ? -mantissa : mantissa, (field ? field : 1) - bias};
 }
 
-// To an integer: 'z' to zero, 'n' nearest even, 'm' down, 'p' up. Beyond 2^100 it stays there.
+// Rounds to an integer: 'z' to zero, 'n' nearest even, 'm' down, 'p' up. Limited to 2^100.
 Int rounded(const Exact& x, char how) {
     if (x.mantissa == 0) return 0;
     if (x.exponent >= 0)
@@ -201,7 +202,7 @@ TEST_CASE("ptx: conversions from floats to integers round and saturate") {
     std::mt19937_64 random(3);
     for (const bool is_double : {false, true}) {
         std::vector<uint64_t> list;
-        for (int n = 0; n < 4000; n++) {  // magnitudes from below 1/2 to above 2^64, halves among them
+        for (int n = 0; n < 4000; n++) {  // magnitudes from below 1/2 to above 2^64, including halves
             const double x = std::ldexp(static_cast<double>(random() >> 40), static_cast<int>(random() % 70) - 26) *
                              (random() & 1 ? 1 : -1);
             const double half =
@@ -233,7 +234,7 @@ TEST_CASE("ptx: conversions from integers to floats take the nearest, of two the
     for (int n = 0; n < 4000; n++) {
         const uint64_t x = random() >> random() % 64;
         list.push_back(x);
-        // Halfway between neighbours, and beside it.
+        // Halfway between neighbours, and next to that.
         const int drop = std::max(0, 64 - std::countl_zero(x) - (n & 1 ? 24 : 53));
         if (drop > 0) list.push_back((x >> drop << drop | uint64_t{1} << (drop - 1)) + random() % 3 - 1);
     }

@@ -1,6 +1,6 @@
-// Every instruction that works lane by lane, with known results: edges that the PTX ISA documents, worked out by hand.
-// Integers may be decimal or hexadecimal, floats are decimal, 0x1.8p3, inf, nan (the canonical one) or 0f and 0d with
-// their bits, as in PTX. An opcode of the machine that has no case here fails the test.
+// Every lane-by-lane instruction with known results, worked out by hand: edge cases that the PTX ISA documents.
+// Integers are decimal or hexadecimal. Floats are decimal, 0x1.8p3, inf, nan (the canonical one), or 0f and 0d with
+// their bits, as in PTX. An opcode of the machine without a case here fails the test.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -56,7 +56,7 @@ const Row kTable[] = {
     {"{neg,abs}.s16", "-32768 = -32768"},
     {"{neg,abs}.s32", "-2147483648 = -2147483648"},
     {"{neg,abs}.s64", "0x8000000000000000 = 0x8000000000000000"},
-    // Division by zero: any value, and no fault; that of the least number by -1 wraps.
+    // Division by zero gives any value and no fault. The smallest number divided by -1 wraps.
     {"div.{u16,s16,u32,s32,u64,s64}", "7 2 = 3; 7 0 = -1"},
     {"rem.{u16,s16,u32,s32,u64,s64}", "7 2 = 1; 7 0 = 7"},
     {"div.{s16,s32,s64}", "-7 2 = -3; 7 -2 = -3; 7 -1 = -7"},
@@ -140,7 +140,7 @@ const Row kTable[] = {
      "0x1p-100 0x1p-49 = 0f00000001; 0x1p-100 0x1p-50 = 0; 0x1.8p-100 0x1p-50 = 0f00000001; "
      "0x1p100 0x1p28 = inf"},
     {"fma.rn.{f32,f64}", "2 3 4 = 10; inf 0 1 = nan; 1 -0 -0 = -0; 1 0 -0 = 0; nan 1 1 = nan"},
-    // (1 + 2^-12)^2 - (1 + 2^-11) = 2^-24: a product that was rounded first would give 0.
+    // (1 + 2^-12)^2 - (1 + 2^-11) = 2^-24: rounding the product first would give 0.
     {"fma.rn.f32", "0x1.001p0 0x1.001p0 -0x1.002p0 = 0x1p-24; 0x1p-100 0x1p-49 0 = 0f00000001"},
     {"fma.rn.f64", "0x1.0000001p0 0x1.0000001p0 -0x1.0000002p0 = 0x1p-56"},
     {"div.rn.{f32,f64}", "1 4 = 0.25; 1 0 = inf; -1 0 = -inf; 0 0 = nan; inf inf = nan; 1 inf = 0; nan 1 = nan"},
@@ -169,7 +169,7 @@ const Row kTable[] = {
     {"setp.nan.{f32,f64}", "1 2 = 0; inf -inf = 0"},
     {"setp.{eq,ne,lt,le,gt,ge,num}.{f32,f64}", "nan 1 = 0; 1 nan = 0; nan nan = 0"},
     {"setp.{equ,neu,ltu,leu,gtu,geu,nan}.{f32,f64}", "nan 1 = 1; 1 nan = 1; nan nan = 1"},
-    // ---- approximations: exact where the PTX ISA's tables of special inputs say so; ftz takes subnormals as zero ----
+    // ---- approximations: exact for the special inputs in the PTX ISA's tables; ftz takes subnormals as zero ----
     {"ex2.approx.{,ftz.}f32",
      "0 = 1; -0 = 1; 3 = 8; -1 = 0.5; inf = inf; -inf = 0; nan = nan; 128 = inf; -126 = 0x1p-126; "
      "0f00000001 = 1; -200 = 0; 1000 = inf; 127 = 0x1p127"},
@@ -189,7 +189,7 @@ const Row kTable[] = {
     {"div.{approx,full}.f32",
      "1 4 = 0.25; -3 2 = -1.5; 1 0 = inf; 0 0 = nan; inf inf = nan; 5 inf = 0; nan 1 = nan; "
      "1 nan = nan; 0x1p126 0x1p126 = 1; inf 1 = inf"},
-    // For 2^126 < |b| < 2^128 the quotient is 0, and NaN where a is infinite; div.full knows no such range.
+    // For 2^126 < |b| < 2^128 the quotient is 0, or NaN if a is infinite; div.full has no such range.
     {"div.approx.f32",
      "0x1p127 0x1p127 = 0; 1 -0x1p127 = -0; inf 0x1p127 = nan; -inf 0x1.8p126 = nan; nan 0x1p127 = nan; "
      "0x1p127 0x1.fffffep127 = 0; 0x1p127 0x1.000002p126 = 0"},
@@ -226,7 +226,7 @@ const Row kTable[] = {
     {"cvt.rni.{s32,s64}.{f32,f64}", "-2.5 = -2; -3.5 = -4"},
     {"cvt.rmi.{s32,s64}.{f32,f64}", "-2.1 = -3; -0.5 = -1"},
     {"cvt.rpi.{s32,s64}.{f32,f64}", "-2.9 = -2"},
-    // They saturate. NaN is 0 from f32 to 32 bits, else the most significant bit alone.
+    // These saturate. NaN becomes 0 from f32 to 32 bits, otherwise only the most significant bit is set.
     {"cvt.{rzi,rni,rmi,rpi}.u32.{f32,f64}",
      "-1 = 0; -inf = 0; inf = 0xffffffff; 0x1p32 = 0xffffffff; 0x1.fffffep31 = 0xffffff00"},
     {"cvt.{rzi,rni,rmi,rpi}.s32.{f32,f64}",
@@ -267,7 +267,7 @@ const Row kTable[] = {
      "inf"},
 };
 
-// "a.{b,c}" is a.b and a.c; spaces separate opcodes.
+// "a.{b,c}" means a.b and a.c; spaces separate opcodes.
 std::vector<std::string> expanded(const std::string& pattern) {
     std::vector<std::string> result;
     const size_t open = pattern.find('{'), close = pattern.find('}', open);

@@ -1,4 +1,4 @@
-// Loads, stores, parameters, shared memory, atomics and asynchronous copies: what they move where.
+// Loads, stores, parameters, shared memory, atomics and asynchronous copies: which bytes they move.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace {
 struct Type {
     std::string name;
     int bytes;
-    std::string reg;  // of its own width
+    std::string reg;  // a register of the type's width
 };
 const Type kTypes[] = {{"u8", 1, "%h"},    {"s8", 1, "%h"},    {"b8", 1, "%h"},    {"u16", 2, "%h"}, {"s16", 2, "%h"},
                        {"b16", 2, "%h"},   {"u32", 4, "%r"},   {"s32", 4, "%r"},   {"b32", 4, "%r"}, {"f32", 4, "%f"},
@@ -46,7 +46,7 @@ TEST_CASE("ptx memory: loads and stores of every type and width move just their 
                 const Buffer in(data), out(data.size());
                 const std::string access = vector_of(count) + "." + t.name + " ", r = registers(reg, count);
                 const std::string size = std::to_string(bytes);
-                // Global memory to shared, to shared again by generic addresses, to global memory.
+                // From global to shared memory, to shared memory again by generic addresses, and to global memory.
                 run_snippet(element_address(20, 0, bytes) + element_address(21, 1, bytes) +
                                 "mov.u32 %r10, %tid.x;\nmul.lo.s32 %r10, %r10, " + size +
                                 ";\nmov.u32 %r11, data;\nadd.s32 %r11, %r11, %r10;\n"
@@ -201,7 +201,7 @@ TEST_CASE("ptx memory: static shared variables, then the dynamic part") {
     CHECK(at[5] == 99);
     const std::string text = module_text(body, 1, declarations);
     CHECK(read_module(text).at(0)->shared_bytes == 38);
-    // Each block begins with shared memory that was never written.
+    // Each block's shared memory is unwritten at first.
     CHECK(contains(fault_of([&] {
                        run_snippet(
                            "mov.u32 %r1, %ctaid.x;\nsetp.eq.s32 %p0, %r1, 0;\n@%p0 st.shared.u32 [data], "
@@ -313,7 +313,7 @@ TEST_CASE("ptx memory: atomic sums of blocks on several threads lose nothing") {
     CHECK(sum == 32000.0f);
 }
 
-// PTX ISA, "atom": atom.add.f32 on global memory takes subnormal numbers as zeros of their sign, on shared memory not.
+// PTX ISA, "atom": atom.add.f32 flushes subnormal numbers to zero in global memory, but not in shared memory.
 TEST_CASE("ptx memory: atom.add.f32 flushes subnormal numbers in global memory alone") {
     const auto sum = [](uint32_t a, uint32_t b, bool shared) {
         const Buffer in(std::vector<uint32_t>{a, b}), out(4);
@@ -358,7 +358,7 @@ TEST_CASE("ptx memory: cp.async copies its bytes and fills with zeros") {
                 if (i % size >= wanted) expected[static_cast<size_t>(i)] = 0;
             CHECK_MESSAGE(out.read<uint8_t>() == expected, wanted << " of " << size);
         }
-    // Where no byte is wanted none is read: the address may be any.
+    // If no bytes are requested, none are read, so the address may be arbitrary.
     CHECK(fault_of([] {
               run_snippet(
                   "mov.u64 %rd9, 64;\nmov.u32 %r1, 0;\ncp.async.cg.shared.global [data], [%rd9], 16, "
@@ -368,7 +368,7 @@ TEST_CASE("ptx memory: cp.async copies its bytes and fills with zeros") {
           }) == "");
 }
 
-// Four groups into four places; after wait_group n the first 4 - n may be read, in their order.
+// Four groups into four places. After wait_group n the first 4 - n may be read, in their order.
 TEST_CASE("ptx memory: wait_group leaves the newest groups") {
     const Buffer in(std::vector<uint32_t>{0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23, 30, 31, 32, 33});
     std::string copies;
@@ -386,7 +386,7 @@ TEST_CASE("ptx memory: wait_group leaves the newest groups") {
             CHECK(contains(message, "has not been waited for") == (read >= 4 - left));
             if (message.empty()) CHECK(out.read<uint32_t>()[0] == static_cast<uint32_t>(10 * read + 1));
         }
-    // Two copies to one place: the later one stays.
+    // Two copies to one place: the later one wins.
     const Buffer out(4);
     run_snippet(
         "cp.async.cg.shared.global [data], [%rd0], 16;\ncp.async.commit_group;\ncp.async.cg.shared.global [data], "

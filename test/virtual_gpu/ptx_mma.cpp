@@ -1,6 +1,6 @@
-// mma.sync against sums of its matrices' products: fragments are laid out by the PTX ISA's formulas ("Matrix Fragments
-// for mma.m16n8k16", "... m16n8k32"), and the sums are those of the arithmetic that VIRTUAL_GPU_ARITHMETIC names, bit
-// by bit, and near the exact ones by a bound that follows from the roundings.
+// mma.sync against sums of its matrices' products. Fragments are laid out by the PTX ISA's formulas ("Matrix Fragments
+// for mma.m16n8k16", "... m16n8k32"). The sums equal those of the arithmetic that VIRTUAL_GPU_ARITHMETIC names, bit by
+// bit, and are near the exact ones within a bound that follows from the roundings.
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -27,7 +27,7 @@ struct Format {
                   top = (1 << exponent_bits) - 1;
         const double sign = code >> (bits - 1) & 1 ? -1 : 1;
         if (field == top && has_infinity) return mantissa ? NAN : sign * INFINITY;
-        if (field == top && mantissa == mantissas - 1) return NAN;  // E4M3 has this one alone
+        if (field == top && mantissa == mantissas - 1) return NAN;  // E4M3 has only this one
         return sign * std::ldexp(mantissa + (field ? mantissas : 0), (field ? field : 1) - bias - mantissa_bits);
     }
     int least_exponent() const { return 1 - bias; }
@@ -37,7 +37,7 @@ const Format kBf16{"bf16", 16, 8, 7, 127, true}, kE4M3{"e4m3", 8, 4, 3, 7, false
 struct Matrices {
     Format fa, fb;
     int K;
-    std::vector<uint32_t> a, b;  // codes: row m of a, column n of b
+    std::vector<uint32_t> a, b;  // codes: rows of a, columns of b
     std::vector<float> c;
     uint32_t& A(int m, int k) { return a[static_cast<size_t>(m * K + k)]; }
     uint32_t& B(int k, int n) { return b[static_cast<size_t>(n * K + k)]; }
@@ -98,7 +98,7 @@ std::vector<float> multiply(Matrices& m) {
 
 float canonical_or(float x) { return x == x ? x : std::bit_cast<float>(0x7fffffffu); }
 
-// What the arithmetic being played gives, from its definition.
+// The result in the simulated arithmetic, from its definition.
 float expected(const std::vector<float>& a, const std::vector<float>& b, float c, const Matrices& m) {
     if (options().arithmetic == Arithmetic::fp32) {
         for (size_t k = 0; k < a.size(); k++) c = std::fma(a[k], b[k], c);
@@ -108,19 +108,18 @@ float expected(const std::vector<float>& a, const std::vector<float>& b, float c
     return tensor_sum(a.data(), b.data(), m.K, c, core, {m.fa.least_exponent(), m.fb.least_exponent()});
 }
 
-// The most that the result can be off, in units of the sum of the terms' magnitudes. FP32: each of K additions rounds
-// to 2^-24 of a partial sum. Tensor cores: of each step's terms (and the addend) bits below 2^-f of the largest are
-// cut, and so is the result below 2^-23 or 2^-13. Where every number is normal the largest exponent is at most that of
-// the sum.
+// The largest error of the result, relative to the sum of the terms' magnitudes. In FP32 each of K additions rounds to
+// 2^-24 of a partial sum. Tensor cores truncate each step's terms (and the addend) below 2^-f of the largest, and the
+// result below 2^-23 or 2^-13. If every number is normal, the largest exponent is at most that of the sum.
 double relative_bound(int K) {
-    const double rest = 1.01;  // products of errors, and those of this bound's own sums
+    const double rest = 1.01;  // covers products of errors, and rounding of the bound's own sums
     if (options().arithmetic == Arithmetic::fp32) return rest * K * 0x1p-24;
     const TensorCore core = tensor_core(options().arithmetic, K == 16 ? Operands::bf16 : Operands::fp8);
     const double cut = (core.step + 1) * std::ldexp(1, -core.fraction_bits) + (core.short_result ? 0x1p-13 : 0x1p-23);
     return rest * K / core.step * cut;
 }
 
-// All normal: whether the bound is asked too.
+// If all numbers are `normal`, checks the bound too.
 void check(Matrices m, bool normal) {
     const std::vector<float> d = multiply(m);
     bool same = true, near = true;
@@ -154,7 +153,7 @@ uint32_t ordinary(const Format& f, std::mt19937& random) {
     return (random() & 1) << (f.bits - 1) | field << f.mantissa_bits | mantissa;
 }
 uint32_t any(const Format& f, std::mt19937& random) { return random() % (1u << f.bits); }
-uint32_t small(const Format& f, std::mt19937& random) {  // subnormal, zero or just normal
+uint32_t small(const Format& f, std::mt19937& random) {  // subnormal, zero or barely normal
     return (random() & 1) << (f.bits - 1) | random() % (3u << f.mantissa_bits);
 }
 
@@ -178,7 +177,7 @@ TEST_CASE("ptx mma: ordinary operands") {
         for (int n = 0; n < 8; n++) check(filled(fa, fb, ordinary, random), true);
 }
 
-// Large terms that cancel and leave the small ones: what order and alignment make of them is the arithmetic's.
+// Large terms that cancel and leave the small ones: the result depends on the arithmetic's order and alignment.
 TEST_CASE("ptx mma: cancellation") {
     std::mt19937 random(2);
     for (const auto& [fa, fb] : kPairs)
@@ -198,7 +197,7 @@ TEST_CASE("ptx mma: subnormal numbers, infinities and NaN") {
         for (int n = 0; n < 8; n++) {
             check(filled(fa, fb, small, random), false);
             check(filled(fa, fb, any, random), false);
-            // One special operand or addend alone.
+            // A single special operand or addend.
             Matrices m = filled(fa, fb, ordinary, random);
             const uint32_t top = (1u << (fa.bits - 1)) - 1, infinity = top & ~((1u << fa.mantissa_bits) - 1);
             m.A(1, 3) = top;

@@ -1,3 +1,4 @@
+// Builds, runs and repeats small PTX programs (ptx_program.h).
 #include "test/virtual_gpu/ptx_program.h"
 
 #include <sys/wait.h>
@@ -11,7 +12,7 @@
 namespace virtual_gpu::test {
 namespace {
 
-// How an operand of a kind is loaded from eight bytes at [%rd30], and the register that has it.
+// Loads an operand of this kind from eight bytes at [%rd30]; sets `reg` to its register.
 std::string load_operand(char kind, const std::string& n, std::string& reg) {
     if (kind == 'p') {
         reg = "%p" + n;
@@ -56,7 +57,7 @@ void run_text(const std::string& text, const std::vector<unsigned char>& paramet
     std::copy_n(shape.grid, 3, launch.grid);
     std::copy_n(shape.block, 3, launch.block);
     run_grid(launch);
-    if (counting()) (void)module.release();  // what was counted is written at the process's end
+    if (counting()) (void)module.release();  // kept, because counts are written at the end of the process
 }
 
 std::vector<uint64_t> run_lane_op(const std::string& opcode, const std::string& kinds,

@@ -1,5 +1,5 @@
-// Small PTX programs for tests: a snippet is put into a kernel, run on device memory, and what it stored is returned.
-// The snippet finds its 64-bit parameters in %rd0, %rd1, ... and may use the registers below; `ret` is added.
+// Small PTX programs for tests: a snippet is put into a kernel and run on device memory, and the stored data is
+// returned. The snippet finds its 64-bit parameters in %rd0, %rd1, ... and may use the registers below; `ret` is added.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,10 +12,10 @@
 
 namespace virtual_gpu::test {
 
-// Device memory for as long as this lives.
+// Device memory during the lifetime of this object.
 class Buffer {
 public:
-    explicit Buffer(size_t bytes) : bytes_(bytes), address_(Memory::get().allocate(bytes)) {}  // never written
+    explicit Buffer(size_t bytes) : bytes_(bytes), address_(Memory::get().allocate(bytes)) {}  // not written
     template <class T>
     explicit Buffer(const std::vector<T>& values) : Buffer(values.size() * sizeof(T)) {
         write(0, values.data(), bytes_);
@@ -28,7 +28,7 @@ public:
     void write(size_t at, const void* from, size_t bytes) {
         std::memcpy(Memory::get().writable(pointer(at), bytes, "test"), from, bytes);
     }
-    // All of it; Fault where a byte was never written.
+    // The whole content. Throws Fault if a byte was never written.
     template <class T>
     std::vector<T> read() const {
         std::vector<T> values(bytes_ / sizeof(T));
@@ -54,7 +54,7 @@ inline const std::string kRegisters =
 inline const std::string kModule = ".version 8.7\n.target sm_90a\n.address_size 64\n";
 
 // A module of one kernel. Its snippet begins in line 12 + the number of parameters + the lines of `declarations`, which
-// stand before the kernel.
+// precede the kernel.
 inline std::string module_text(const std::string& snippet, size_t parameters, const std::string& declarations = "") {
     std::string text = kModule + declarations + ".visible .entry test(", loads;
     for (size_t n = 0; n < parameters; n++) {
@@ -74,7 +74,7 @@ inline void run_snippet(const std::string& snippet, const std::vector<uint64_t>&
     run_text(module_text(snippet, parameters.size(), declarations), bytes, shape);
 }
 
-// What the Fault says that f throws; empty if it throws none.
+// The message of the Fault that f throws, or "" if it throws none.
 template <class F>
 std::string fault_of(F f) {
     try {
@@ -86,7 +86,7 @@ std::string fault_of(F f) {
 }
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// %rdN = parameter n + bytes * the thread's index in the grid of one dimension; %r60 to %r63 and %rd31 are used.
+// Sets %rdN to parameter n + bytes * the thread's index in a one-dimensional grid. Uses %r60 to %r63 and %rd31.
 inline std::string element_address(int n, int parameter, int bytes) {
     const std::string d = "%rd" + std::to_string(n);
     return "mov.u32 %r60, %ctaid.x;\nmov.u32 %r61, %ntid.x;\nmov.u32 %r62, %tid.x;\n"
@@ -94,13 +94,13 @@ inline std::string element_address(int n, int parameter, int bytes) {
            std::to_string(bytes) + ";\nadd.s64 " + d + ", %rd" + std::to_string(parameter) + ", %rd31;\n";
 }
 
-// Runs a lane-by-lane opcode on n cases: operands[o][case] are an operand's bits, `kinds` those of LaneOp::operands,
-// the result first. Returns the results' bits; of 16 bits where the kind is h, 0 or 1 for a predicate.
+// Runs a lane-by-lane opcode on n cases. operands[o][case] are an operand's bits; `kinds` is as in LaneOp::operands,
+// the result first. Returns the results' bits: 16 bits for kind h, 0 or 1 for a predicate.
 std::vector<uint64_t> run_lane_op(const std::string& opcode, const std::string& kinds,
                                   const std::vector<std::vector<uint64_t>>& operands);
 
-// Once more in a process of its own, with one environment variable: the test cases whose names begin with `prefix`.
-// Returns its exit status.
+// Runs the test cases whose names begin with `prefix` in a separate process with one more environment variable. Returns
+// its exit status.
 int run_tests_with(const std::string& variable, const std::string& prefix);
 
 }  // namespace virtual_gpu::test

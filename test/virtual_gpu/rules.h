@@ -1,5 +1,5 @@
-// Rules that are checked, broken once and kept once: {{a||b}} in a snippet is a in the broken version and b in the one
-// where the rule is kept; there may be several.
+// Checked rules, broken once and kept once: {{a||b}} in a snippet is a in the broken version and b in the version that
+// keeps the rule. A snippet may contain several.
 #pragma once
 #include <doctest/doctest.h>
 
@@ -12,7 +12,7 @@ namespace virtual_gpu::test {
 
 struct Rule {
     std::string snippet;
-    std::vector<std::string> message;  // what the broken version's must have
+    std::vector<std::string> message;  // required in the broken version's message
     Shape shape = {};
 };
 
@@ -27,7 +27,7 @@ inline std::string version(std::string snippet, bool kept) {
     return snippet;
 }
 
-// `run` is given a snippet and its shape, and returns what its fault says.
+// `run` takes a snippet and its shape, and returns the message of its fault.
 template <class Run>
 void check_rules(const std::vector<Rule>& rules, Run run) {
     for (const Rule& rule : rules) {

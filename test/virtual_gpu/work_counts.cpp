@@ -1,4 +1,4 @@
-// What VIRTUAL_GPU_COUNTS writes of products, copies, fills and collectives.
+// The counts of products, copies, fills and collectives in VIRTUAL_GPU_COUNTS.
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 
@@ -56,7 +56,7 @@ TEST_CASE("work counts: collectives of every rank") {
         const CountsFile file;
         expect_success(run_ranks(2, {{"VIRTUAL_GPU_COUNTS", file.path()}}));
         const std::vector<json> calls = file.lines("collective");
-        REQUIRE(calls.size() == 2);  // a line of each process
+        REQUIRE(calls.size() == 2);  // one line per process
         for (const json& call : calls) {
             CHECK(call["collective"] == "ncclAllGather");
             CHECK(call["sent_bytes"] == 400);

@@ -1,4 +1,4 @@
-// Every collective against a plain loop over what all ranks hold, with odd sizes, on the world and on parts of it.
+// Every collective against a plain loop over all ranks' data, with odd sizes, on the world and on parts of it.
 // build: threads
 #include <doctest/doctest.h>
 
@@ -14,7 +14,7 @@ using namespace llmc::test;
 
 namespace {
 
-// The world, halves of it where it is even, odd and even ranks, and every rank alone.
+// The world, its halves if the world is even, its odd and even ranks, and every rank alone.
 std::vector<Comm> communicators() {
     std::vector<Comm> all = {world()};
     static const Comm odd_even = world().split(world().rank() % 2, "odd and even ranks");
@@ -28,7 +28,7 @@ std::vector<Comm> communicators() {
     return all;
 }
 
-// Parts of unequal size draw different numbers of seeds: all start from the same one again.
+// Runs `function` with the same seed on all ranks, because parts of unequal size draw different numbers of seeds.
 template <class Function>
 void for_each_communicator(Function function) {
     const uint32_t before = seed();
@@ -47,7 +47,7 @@ std::vector<T> concatenate(const std::vector<std::vector<T>>& parts) {
     return all;
 }
 
-// Same bits, NaN included.
+// Equal bits, including NaN.
 template <class T>
 bool same(const std::vector<T>& a, const std::vector<T>& b) {
     return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
@@ -55,7 +55,7 @@ bool same(const std::vector<T>& a, const std::vector<T>& b) {
 
 float round_to_bf16(float x) { return to_float(to<bf16>(x)); }
 
-// ((r0 + r1) + r2) + ... of element `at`, each term rounded to BF16 first if `wire` says so.
+// ((r0 + r1) + r2) + ... for element `at`. If `wire` says so, each term is first rounded to BF16.
 float sum_by_rank(const std::vector<std::vector<float>>& values, size_t at, Wire wire, const float* start = nullptr) {
     float sum = start ? *start : 0;
     for (size_t r = 0; r < values.size(); r++) {
@@ -65,7 +65,7 @@ float sum_by_rank(const std::vector<std::vector<float>>& values, size_t at, Wire
     return sum;
 }
 
-// Back-ends other than NCCL, and NCCL told so, sum in rank order: the same bits as a loop.
+// True if sums must equal a loop in rank order: on all back-ends except NCCL, and on NCCL with rank order.
 bool in_rank_order(const Comm& comm) {
     return comm.reduce_order() == ReduceOrder::rank || std::string(comm.name()) != "nccl";
 }
@@ -125,7 +125,8 @@ TEST_CASE("ranks: all_to_all_v") {
         for (const size_t unit : odd_counts()) {
             CAPTURE(unit);
             const size_t ranks = as_size(comm.world()), me = as_size(comm.rank());
-            const auto bytes = [&](size_t from, size_t to) { return unit * ((from + 2 * to) % 3); };  // some have none
+            // Some pieces are empty.
+            const auto bytes = [&](size_t from, size_t to) { return unit * ((from + 2 * to) % 3); };
             std::vector<size_t> send, receive;
             for (size_t r = 0; r < ranks; r++) send.push_back(bytes(me, r)), receive.push_back(bytes(r, me));
             const auto values = random_by_rank<uint8_t>(comm.world(), 2 * unit * ranks);
@@ -181,7 +182,7 @@ TEST_CASE("ranks: reduce_scatter") {
                     CHECK(max_relative_error(actual, to_doubles(expected), 1e3) < 1e-5);
                 CHECK(same(in.download(), values[me]));
 
-                // Onto what is there: in rank order, or once the library is done.
+                // Accumulates onto existing values: in rank order, or after the library's sum.
                 const std::vector<float> before = random_by_rank<float>(comm.world() + 1, count).back();
                 out.upload(before);
                 comm.reduce_scatter(out, in, count, wire, true, workspace.get(), test_stream());
@@ -192,7 +193,7 @@ TEST_CASE("ranks: reduce_scatter") {
                                       : before[i] + actual[i];
                 CHECK(same(accumulated, expected));
 
-                // In place.
+                // Also in place.
                 comm.reduce_scatter(in.get() + me * count, in, count, wire, false, workspace.get(), test_stream());
                 const std::vector<float> whole = in.download();
                 const std::vector<float> slice(whole.begin() + static_cast<long>(me * count),
@@ -203,7 +204,7 @@ TEST_CASE("ranks: reduce_scatter") {
     });
 }
 
-// The pieces that the ranks cast for this one, summed: onto what is there, and twice, with what the first time owed.
+// Sums the pieces that the ranks cast for this one: onto existing values, and twice, the second time with residuals.
 TEST_CASE("ranks: reduce_scatter in FP8") {
     for_each_communicator([](const Comm& comm) {
         for (const size_t count : odd_counts()) {
@@ -332,7 +333,7 @@ TEST_CASE("ranks: sums in rank order repeat bit for bit, whoever comes first") {
     Workspace workspace(comm.reduce_scatter_workspace(count, Wire::fp32, false));
     std::vector<float> first;
     for (int repetition = 0; repetition < 6; repetition++) {
-        // Every rank has its turn to be late.
+        // Each rank in turn is late.
         if (repetition % comm.world() == comm.rank()) {
             const double until = monotonic_seconds() + 0.02;
             while (monotonic_seconds() < until) {
@@ -365,7 +366,7 @@ TEST_CASE("ranks: several streams, and ranks that wait at different places") {
         record(gathered, gather);
         reduces.reduce_scatter(sum, doubled, count, Wire::fp32, false, workspace.get(), reduce);
         record(reduced, reduce);
-        // With lazy streams this decides what runs first.
+        // With lazy streams this decides which stream runs first.
         if ((comm.rank() + step) % 2)
             synchronize(reduced);
         else
@@ -395,7 +396,7 @@ TEST_CASE("ranks: parts of the world") {
         CHECK(near.rank() == world().rank() % size);
         CHECK(far.world() == n / size);
         CHECK(far.rank() == world().rank() / size);
-        // A sum within, then across, is a sum over all.
+        // A sum within groups, then across them, is a sum over all ranks.
         DeviceArray<int32_t> data(std::vector<int32_t>{1 << world().rank()});
         Workspace workspace(std::max(near.all_reduce_workspace<int32_t>(1), far.all_reduce_workspace<int32_t>(1)));
         near.all_reduce<int32_t>(data.get(), 1, ReduceOp::sum, workspace.get(), test_stream());

@@ -1,4 +1,4 @@
-// Gradients whose sums over a few ranks are exact in any order, so that one rank can have those of many.
+// Gradients whose sums over a few ranks are exact in any order, so that one rank can compute them for many.
 #pragma once
 #include <random>
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace llmc::test {
 
-// Multiples of 2^-10 below one, others for every argument.
+// Multiples of 2^-10 below one, different for every argument.
 inline std::vector<float> exact_values(int rank, int step, size_t unit, size_t tensor, size_t count) {
     std::seed_seq seed{rank, step, static_cast<int>(unit), static_cast<int>(tensor)};
     std::mt19937 engine(seed);
@@ -18,7 +18,7 @@ inline std::vector<float> exact_values(int rank, int step, size_t unit, size_t t
     return values;
 }
 
-// Writes a unit's gradients: this rank's own, or, on a communicator of one rank, the sums of `ranks`.
+// Writes a unit's gradients: this rank's own, or, on a communicator of one rank, the sums over `ranks` ranks.
 inline void write_exact_gradients(Gradients& gradients, const Unit& unit, size_t place, const Comm& comm, int step,
                                   int ranks, stream_t stream) {
     for (size_t t = 0; t < unit.tensors.size(); t++) {

@@ -1,5 +1,5 @@
-// Training with gradients in FP8 between ranks: the same bits in every stage, an error that follows from the cast,
-// steps that are skipped, and a state that goes on elsewhere.
+// Training with gradients in FP8 between ranks: equal bits in every stage, errors within the bound of the cast, skipped
+// steps, and resuming on other ranks.
 #include "llmc/comm/fp8_wire.h"
 
 #include <cmath>
@@ -60,7 +60,7 @@ struct Run {
         losses.push_back(result.loss), norms.push_back(result.norm);
         return result;
     }
-    // The last rank's loss scale alone is infinite for a moment: so are its gradients.
+    // Makes only the last rank's loss scale infinite for a moment, and with it the rank's gradients.
     void skip() {
         float* scale = const_cast<float*>(trainer.optimizer().loss_scale());
         const float good = read_back(scale, trainer.stream());
@@ -111,7 +111,7 @@ TEST_CASE("gradients in FP8: the same bits in every stage, with what is owed") {
             }
             const std::vector<bf16> residuals = run.residuals();
             CHECK(!same_bits(residuals, std::vector<bf16>(residuals.size())));
-            // Otherwise stages 0 and 1 add micro-steps up before they send, 2 and 3 send each.
+            // Otherwise stages 0 and 1 add up micro-steps before they send, while 2 and 3 send each micro-step.
             if (stage > 0 && (ordered || micro_steps == 1 || stage % 2 == 1)) {
                 CHECK(same_bits(run.weights(), first_weights));
                 CHECK(same_bits(residuals, first_residuals));
@@ -132,7 +132,7 @@ TEST_CASE("gradients in FP8: memory of residuals is planned, and is the same in 
         }
         CHECK(eighth.gradients().residual_count() == eighth.table().count());
         CHECK(eighth.memory().staging - half.memory().staging == residuals);
-        size_t largest = 0;  // of what is summed
+        size_t largest = 0;  // of the sums
         for (size_t u = 0; u < eighth.layout().units(); u++)
             largest = std::max(largest, eighth.layout().summed(u).count);
         const auto workspace = [&](Wire wire) { return world().reduce_scatter_workspace(largest, wire, stage > 1); };
@@ -143,14 +143,14 @@ TEST_CASE("gradients in FP8: memory of residuals is planned, and is the same in 
     }
 }
 
-// One step of SGD: weights part by the rate times what the ranks' casts have lost. A code is off by 2^-4 of its value
-// at most, or by half of the smallest step, 2^-10, where the block's largest value is beyond 224: 128 of those are less
+// One step of SGD: weights differ by the rate times the loss of the ranks' casts. A code is off by at most 2^-4 of its
+// value, or by half of the smallest step, 2^-10 where the block's largest value is above 224: 128 of these are less
 // than 5.1e-5 of the block's norm. Updates are rounded to FP32: 2^-24 of a weight, and of its change.
 TEST_CASE("gradients in FP8: after one step of SGD weights are as close to FP32's as the cast's error says") {
     if (world().world() == 1) return;
     constexpr double rate = 0.5;
     std::map<Wire, std::vector<std::vector<float>>> weights;
-    double norms = 0;  // of the ranks' gradients, added
+    double norms = 0;  // sum over the ranks' gradients
     for (const Wire wire : {Wire::fp32, Wire::bf16, Wire::fp8}) {
         TrainerConfig config = config_of(2, wire);
         config.optimizer.kind = OptimizerKind::sgd, config.optimizer.sgd = {0, false, 0};
@@ -179,7 +179,7 @@ TEST_CASE("gradients in FP8: after one step of SGD weights are as close to FP32'
     const double eighth = norm_of(weights[Wire::fp8], exact), half = norm_of(weights[Wire::bf16], exact);
     CHECK(eighth <= rate * norms * (std::ldexp(1, -4) + 5.1e-5) + rounding);
     CHECK(half <= rate * norms * std::ldexp(1, -8) + rounding);
-    CHECK(eighth > 4 * half);  // it was FP8 that travelled
+    CHECK(eighth > 4 * half);  // shows that FP8 was sent
 }
 
 TEST_CASE("gradients in FP8: a step that is not finite is skipped everywhere, and nothing of it is owed" *
@@ -199,7 +199,7 @@ TEST_CASE("gradients in FP8: a step that is not finite is skipped everywhere, an
         skipped.step(1), fresh.step(1);
         CHECK(same_bits(skipped.weights(), fresh.weights()));
         CHECK(same_bits(skipped.residuals(), fresh.residuals()));
-        // A control: after a step that was not skipped they do count.
+        // A control: after a step that was not skipped, the residuals do count.
         Run<bf16> forgetful(config_of(stage, Wire::fp8));
         forgetful.step(0);
         forgetful.forget_residuals();
@@ -214,7 +214,7 @@ TEST_CASE(
     for (const bool with_residuals : {true, false}) {
         Run<bf16> whole(config_of(1, Wire::fp8)), begun(config_of(3, Wire::fp8));
         for (int i = 0; i < 3; i++) whole.step(i);
-        // Every rank reads everything: what the others have goes to it.
+        // Every rank reads everything, so each receives the others' data.
         std::map<std::string, std::vector<float>> values;
         for (const StateTensor& tensor : whole.trainer.state_tensors())
             for (const std::string& part : tensor.parts)
@@ -241,7 +241,8 @@ TEST_CASE(
         TrainerState state = whole.trainer.read_state();
         CHECK(state.residuals == world().world());
         state.step = whole.trainer.steps();
-        if (!with_residuals) state.residuals = world().world() + 1;  // of other ranks: they are dropped
+        // From another number of ranks, so they are dropped.
+        if (!with_residuals) state.residuals = world().world() + 1;
         begun.trainer.restore(
             state, [&](const std::string& tensor, const std::string& part, uint64_t start, uint64_t count, float* out) {
                 std::copy_n(values.at(tensor + "." + part).begin() + static_cast<ptrdiff_t>(start), count, out);

@@ -1,4 +1,4 @@
-// What each rank answers for, in every stage and in groups of any size.
+// Each rank's share of the units, in every stage and in groups of any size.
 #include "llmc/shard/layout.h"
 
 #include <algorithm>

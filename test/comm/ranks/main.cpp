@@ -50,14 +50,14 @@ int main(int argc, char** argv) {
         test::the_world = &comm;
 
         doctest::Context context(argc, argv);
-        // Whole training steps take longer than all collectives: they are a run of their own.
+        // Whole training steps take longer than all collectives, so they run separately.
         bool training = false;
         for (int i = 1; i < argc; i++) training |= std::strcmp(argv[i], "--training") == 0;
         context.addFilter(training ? "test-suite" : "test-suite-exclude", "training*");
         context.setOption("no-colors", true);
         context.setOption("no-intro", true);
-        if (!comm.is_main()) context.setOption("minimal", true);    // failures alone
-        const char* broken = value_of(argc, argv, "--break-rank");  // to see that one rank's failure is everybody's
+        if (!comm.is_main()) context.setOption("minimal", true);    // prints only failures
+        const char* broken = value_of(argc, argv, "--break-rank");  // tests that one rank's failure fails all
         const int result = context.run();
         const int64_t failed = comm.host_max(result || (broken && std::atoi(broken) == comm.rank()));
         if (comm.is_main())

@@ -1,4 +1,4 @@
-// Llama, Qwen3 and nano over ranks: in every stage what one rank computes.
+// Llama, Qwen3 and nano over ranks: every stage computes what one rank computes.
 #include <optional>
 
 #include "llmc/plan/sharding_plan.h"
@@ -15,11 +15,11 @@ struct Case {
     std::optional<Fp8Recipe> recipe;
     const char* fp8_layers = "all";
 };
-// The heads: untied, also in FP8; and tied, which is the embedding.
+// Heads: untied, also in FP8, and tied to the embedding.
 const Case kCases[] = {
     {"llama", Fp8Recipe::delayed, "all,+lm_head"}, {"qwen3", std::nullopt}, {"nano", Fp8Recipe::current}};
 
-// Losses of two steps of two micro-steps a rank, and the weights behind them.
+// Losses of two steps of two micro-steps per rank, and the weights after them.
 struct Result {
     std::vector<double> losses;
     std::vector<std::vector<float>> weights;
@@ -45,7 +45,7 @@ Result train(const Case& c, int stage, const Comm& comm, int micro_steps) {
         }
         trainer.finish_step();
         result.losses.push_back(trainer.take_result(0)->loss);
-        // Every stage sends what the planner says: a head of its own goes with its unit.
+        // Every stage sends the planned number of bytes: a separate head belongs to its unit.
         if (step > 0 || comm.world() == 1) continue;
         const auto calls = [](const Traffic& t) { return t.all_gather.calls + t.reduce_scatter.calls; };
         CHECK(calls(trainer.weights().traffic()) - calls(before) ==

@@ -1,5 +1,5 @@
-// Muon over ranks: the bits of one rank's weights on any number of ranks and in every stage, wherever slices cut the
-// matrices, and as many bytes on the wire as were planned.
+// Muon over ranks: one rank's bits on any number of ranks and in every stage, wherever slices cut the matrices, and the
+// planned number of bytes on the wire.
 #include "llmc/device/transfer.h"
 #include "llmc/optim/optimizer.h"
 #include "test/comm/ranks/exact_gradients.h"
@@ -30,7 +30,7 @@ std::vector<Unit> units() {
 
 struct Result {
     std::vector<std::vector<float>> weights;
-    double bytes = 0, planned = 0, calls = 0, planned_calls = 0;  // of a step, the mean of the ranks
+    double bytes = 0, planned = 0, calls = 0, planned_calls = 0;  // of a step, averaged over the ranks
 };
 
 template <class Real>
@@ -46,7 +46,7 @@ Result train(const Comm& comm, OptimizerKind kind, int stage, int within, int ra
     Matmul matmul(false);
     OptimizerConfig config;
     config.kind = kind;
-    // NorMuon beside AdamW with its moments in BF16, Muon with those in FP32.
+    // NorMuon with AdamW's moments in BF16, Muon with moments in FP32.
     config.adam_moments = kind == OptimizerKind::normuon ? MomentFormat::bf16 : MomentFormat::fp32;
     Optimizer<Real> optimizer(weights, gradients, {ScheduleKind::constant, 1e-2, 0, 100, 0}, {0.9, 0.95, 1e-8, 0.1}, 1,
                               {}, false, config, &matmul);
@@ -103,7 +103,7 @@ TEST_CASE_TEMPLATE("muon on any number of ranks", Real, float, bf16) {
             CHECK(same_bits(result.weights, expected.weights));
             CHECK(result.bytes == doctest::Approx(result.planned).epsilon(1e-12));
             CHECK(result.calls == result.planned_calls);
-            // A slice's directions to owners and back, but for what a rank owns itself.
+            // A slice's directions travel to owners and back, except those that a rank owns itself.
             const double parameters = kBlocks * (72 * 24 + 2 * 96 * 24.0);
             const double most = stage == 0 ? parameters : 2 * parameters / ranks;
             CHECK(result.bytes <= most * sizeof(Real));
@@ -112,7 +112,8 @@ TEST_CASE_TEMPLATE("muon on any number of ranks", Real, float, bf16) {
         if (ranks % 2 == 0 && kind == OptimizerKind::muon)
             CHECK(same_bits(train<Real>(world(), kind, 1, ranks / 2, ranks).weights, expected.weights));
     }
-    const auto other = train<Real>(Comm::self(), OptimizerKind::muon, 0, 0, ranks + 1);  // another gradient is seen
+    // Shows that another gradient is noticed.
+    const auto other = train<Real>(Comm::self(), OptimizerKind::muon, 0, 0, ranks + 1);
     CHECK(!same_bits(other.weights, train<Real>(world(), OptimizerKind::muon, 1, 0, ranks).weights));
 }
 

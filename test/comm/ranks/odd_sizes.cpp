@@ -1,5 +1,5 @@
-// Sharding demands no divisibility: a hundred tensors of odd sizes on any number of ranks, with sums that are exact,
-// are updated to the bits that one rank alone gives.
+// Sharding needs no divisible sizes: a hundred tensors of odd sizes on any number of ranks, with exact sums, get the
+// same bits as on one rank.
 #include <random>
 
 #include "llmc/device/formats.cuh"
@@ -30,7 +30,7 @@ std::vector<Unit> odd_units() {
     return units;
 }
 
-// Some steps; `ranks` gradients are summed, those of this rank alone where there are several.
+// Makes some steps. Sums the gradients of `ranks` ranks, or with several real ranks only this rank's own.
 template <class Real>
 std::vector<std::vector<float>> weights_after(const Comm& comm, int stage, int ranks) {
     const stream_t stream = test_stream();
@@ -63,7 +63,7 @@ std::vector<std::vector<float>> weights_after(const Comm& comm, int stage, int r
         model.publish(stream);
     }
     const auto weights = all_weights(model, stream);
-    size_t next = 0;  // what the model reads is what the masters say, on every rank
+    size_t next = 0;  // on every rank, the model reads the masters' values
     for (size_t u = 0; u < kUnits; u++) {
         model.gather(u, stream);
         for (size_t t = 0; t < kTensors; t++) {

@@ -1,4 +1,4 @@
-// What the tests of several ranks share.
+// Shared by the tests of several ranks.
 #pragma once
 #include <cstdint>
 #include <random>
@@ -13,13 +13,13 @@ const Comm& world();  // connected by main.cpp
 
 int run_scenario(int argc, char** argv);
 
-// Seeds that all ranks of a communicator have in common, another for every use.
+// Seeds that all ranks of a communicator share; each use gets a new one.
 inline uint32_t& seed() {
     static uint32_t value = 0;
     return value;
 }
 
-// What every rank holds, made on every rank alike: [rank][element].
+// All ranks' data, computed on every rank: [rank][element].
 template <class T>
 std::vector<std::vector<T>> random_by_rank(int ranks, size_t count) {
     std::vector<std::vector<T>> all;
@@ -40,13 +40,13 @@ std::vector<std::vector<T>> random_by_rank(int ranks, size_t count) {
 
 inline size_t as_size(int n) { return static_cast<size_t>(n); }
 
-// Counts around vector widths, blocks of threads, and nothing at all.
+// Counts around vector widths and blocks of threads, and zero.
 inline const std::vector<size_t>& odd_counts() {
     static const std::vector<size_t> counts = {0, 1, 2, 7, 8, 64, 1023, 2048, 4097};
     return counts;
 }
 
-// Poisoned device memory for a workspace of so many bytes; nullptr for none.
+// Poisoned device memory for a workspace of this many bytes; nullptr for none.
 class Workspace {
 public:
     explicit Workspace(size_t bytes) : array_(bytes), bytes_(bytes) {}

@@ -1,5 +1,5 @@
-// Where ranks keep slices of the weights (stage 3), units take turns in slots: asking for one that is not there is an
-// error, not another unit's weights.
+// In stage 3 ranks keep slices of the weights, and units share slots. Asking for a unit that is not resident is an
+// error; it never returns another unit's weights.
 #include <string>
 
 #include "llmc/shard/weights.h"
@@ -50,10 +50,10 @@ TEST_CASE("weights that have left their slot, or came without being asked for, c
         weights.publish(stream);
         const auto first_value = [&](size_t u) { return read_back(weights.weight(u, 1), 1, stream)[0]; };
 
-        weights.gather(1, stream);  // which brings unit 2 along
+        weights.gather(1, stream);  // also brings unit 2
         CHECK(first_value(1) == 1);
         CHECK(error_of_weight(weights, 2).find("weights of unit 2 were asked for (b), which are not gathered") == 0);
-        weights.gather(2, stream);  // which brings unit 3 along, where unit 1 was
+        weights.gather(2, stream);  // also brings unit 3, into the slot of unit 1
         CHECK(first_value(2) == 2);
         const std::string taken = error_of_weight(weights, 1);
         if (weights.layout().stage() == 3)
@@ -67,7 +67,7 @@ TEST_CASE("weights that have left their slot, or came without being asked for, c
         weights.release(2, stream);
 
         weights.gather(0, stream);
-        weights.publish(stream);  // what was gathered is old now
+        weights.publish(stream);  // makes gathered weights stale
         const std::string old = error_of_weight(weights, 0);
         CHECK((weights.layout().stage() == 3) ==
               (old.find("have been replaced since they were gathered") != std::string::npos));

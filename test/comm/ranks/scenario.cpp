@@ -3,9 +3,8 @@
 //   test_ranks --scenario loop --operation all_gather --steps 100 --victim 1 --at 5 --action kill
 //       --limit 2 --out DIR [--comm NAME] [--others ACTION] [--exit CODE] [--compute SECONDS]
 //
-// Actions: none, kill (SIGKILL), stop (SIGSTOP), sleep (until the end of time), throw (an error of its own),
-// mismatch (another collective than the others), save (sleeps in the phase of saving). --limit: seconds of the
-// watchdog.
+// Actions: none, kill (SIGKILL), stop (SIGSTOP), sleep (forever), throw (an error of its own), mismatch (a different
+// collective than the others), save (sleeps in the phase of saving). --limit is the watchdog's limit in seconds.
 // build: threads
 #include <signal.h>
 #include <unistd.h>
@@ -52,7 +51,7 @@ void misbehave(const std::string& action, const Comm& comm, Watchdog& watchdog) 
     }
 }
 
-// Zeros in device memory (kernel_test.h's arrays need a running test).
+// Zeros in device memory (the arrays of kernel_test.h need a running test).
 class Zeros {
 public:
     explicit Zeros(size_t bytes) : data_(device_malloc(bytes)) {
@@ -68,7 +67,7 @@ private:
     void* data_;
 };
 
-// Processor time: none passes while the process is stopped.
+// Computes for this much processor time; none passes while the process is stopped.
 void compute(double seconds) {
     const clock_t until = clock() + static_cast<clock_t>(seconds * CLOCKS_PER_SEC);
     while (clock() < until) {
@@ -104,7 +103,7 @@ public:
     }
 
 private:
-    static constexpr size_t kCount = 20'000;  // more than an eager message: both sides have to be there
+    static constexpr size_t kCount = 20'000;  // more than an eager message, so both sides must take part
     static constexpr size_t kBytes = kCount * sizeof(float);
     const Comm& comm_;
     std::string name_;
@@ -117,7 +116,7 @@ int run_scenario(int argc, char** argv) {
     const Arguments arguments(argc, argv);
     const LaunchInfo launch = launch_environment();
     const double limit =
-        arguments.number(strprintf("limit%d", launch.rank), arguments.number("limit", 2));  // of this rank, or of all
+        arguments.number(strprintf("limit%d", launch.rank), arguments.number("limit", 2));  // for this rank, or for all
     Watchdog watchdog({arguments.number("timeout", 10), limit, limit}, launch.rank);
     ConnectOptions options;
     options.backend = value_of_word<CommKind>(arguments.text("comm", "auto")).value();

@@ -1,5 +1,5 @@
-// Training spread over ranks: every stage of sharding takes the steps that one rank takes with the same global batch,
-// and all stages give the same bits where sums are made in the order of ranks.
+// Training spread over ranks: every sharding stage makes the steps that one rank makes with the same global batch, and
+// all stages give equal bits if sums are in rank order.
 // build: per device
 #include <cstring>
 #include <map>
@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kB = 1, kT = 32, kSteps = 4;
 
-ModelConfig small_model(int blocks = 3) {  // sizes that no number of ranks divides; more blocks than there are slots
+ModelConfig small_model(int blocks = 3) {  // sizes that no number of ranks divides; more blocks than slots
     ModelConfig config;
     config.name = "small";
     config.layers = blocks, config.heads = 3, config.channels = 96, config.vocab = 101, config.context = kT;
@@ -32,7 +32,7 @@ ModelConfig small_model(int blocks = 3) {  // sizes that no number of ranks divi
 
 struct RunConfig {
     int stage = 0, micro_steps = 1;
-    const char* recipe = nullptr;  // nullptr: no FP8
+    const char* recipe = nullptr;  // nullptr for no FP8
     const char* layers = "all";
     Wire wire = Wire::fp32;
     Recompute recompute = Recompute::gelu;
@@ -68,7 +68,7 @@ TrainerConfig trainer_config(const RunConfig& c) {
     return config;
 }
 
-// Some steps of training on batches that depend on their place in the global order alone.
+// Trains some steps on batches that depend only on their place in the global order.
 template <class Real>
 struct ShardedRun {
     Trainer<Real> trainer;
@@ -129,7 +129,7 @@ double largest_gap(const std::vector<double>& a, const std::vector<double>& b) {
     return largest;
 }
 
-// What training leaves on the host.
+// The results of training, on the host.
 struct Outcome {
     std::vector<double> losses, norms;
     size_t left = 0;
@@ -137,11 +137,11 @@ struct Outcome {
 };
 
 template <class T>
-void share(std::vector<T>& values) {  // those of rank 0
+void share(std::vector<T>& values) {  // sends rank 0's values
     world().host_broadcast(values.data(), values.size() * sizeof(T), 0);
 }
 
-// What one rank that does all the micro-batches comes to. Rank 0 trains it for all.
+// The result of one rank that processes all the micro-batches. Rank 0 trains it for all ranks.
 template <class Real>
 Outcome trained_alone(const RunConfig& config) {
     ShardedRun<Real> run(config, Comm::self(world().reduce_order()));
@@ -155,8 +155,8 @@ Outcome trained_alone(const RunConfig& config) {
     return outcome;
 }
 
-// All stages against one rank that does all the micro-batches: to the bit with gradients summed in rank order, unless
-// groups sum on their own first, and within the bounds in NCCL's order.
+// Compares all stages with one rank that processes all the micro-batches: to the bit if gradients are summed in rank
+// order and groups do not sum first, and within the bounds in NCCL's order.
 template <class Real>
 void check_stages(RunConfig config, double loss_bound, double norm_bound,
                   const std::vector<int>& micro_step_counts = {2}) {
@@ -182,7 +182,7 @@ void check_stages(RunConfig config, double loss_bound, double norm_bound,
             CHECK(largest_gap(run.norms, reference.norms) < (exact ? 1e-30 : norm_bound));
             const auto weights = run.weights();
             if (!exact && stage == first_stage) first_weights = weights;
-            // Otherwise stages 0 and 1 add micro-steps up before the ranks, 2 and 3 the other way round.
+            // Otherwise stages 0 and 1 add up micro-steps before ranks, while 2 and 3 do the reverse.
             if (exact || micro_steps == 1 || stage == 1) CHECK(same_bits(weights, first_weights));
         }
     }
@@ -282,7 +282,7 @@ TEST_CASE("sharded FP8: some layers in BF16, the head, portable kernels, whole-b
     }
 }
 
-// Sizes of groups that divide the world, without the world itself.
+// Sizes of groups that divide the world, except the world itself.
 std::vector<int> group_sizes() {
     std::vector<int> sizes;
     for (int n = 1; n < world().world(); n++)
@@ -290,7 +290,7 @@ std::vector<int> group_sizes() {
     return sizes;
 }
 
-// What a step of this run sends, counted and by the planner's formula.
+// The bytes that a step of this run sends, counted and by the planner's formula.
 template <class Real>
 void check_traffic(const RunConfig& config) {
     ShardedRun<Real> run(config, world());
@@ -304,7 +304,7 @@ void check_traffic(const RunConfig& config) {
         CAPTURE(i);
         const auto calls = [](const Traffic& t) { return t.all_gather.calls + t.reduce_scatter.calls; };
         CHECK(calls(*traffic[i]) - calls(before[i]) == static_cast<uint64_t>(planned[i].calls));
-        // Biases and norms beside FP8 weights, and padding, are sent by the ranks that have them.
+        // Biases and norms of FP8 layers, and padding, are sent by the ranks that have them.
         const uint64_t bytes = traffic[i]->bytes() - before[i].bytes();
         std::vector<uint64_t> of_rank(as_size(world().world()));
         world().host_all_gather(of_rank.data(), &bytes, sizeof bytes);
@@ -359,14 +359,14 @@ TEST_CASE("bytes between ranks are those of the planner's formula, and FP8 halve
                 config.wire = Wire::fp8;
                 check_traffic<bf16>(config);
             }
-    // And in bytes by hand: every matrix of a block once as FP8, everything else as BF16.
+    // In bytes by hand: every matrix of a block once as FP8, everything else as BF16.
     const uint64_t others = static_cast<uint64_t>(world().world() - 1), ranks = others + 1;
     RunConfig config;
     config.stage = 1, config.recipe = "delayed";
     const Trainer<bf16> planned(trainer_config(config), world());
     const ParameterTable& table = planned.table();
     const uint64_t block = table.unit(1).count / ranks, rest = table.count() / ranks - 3 * block;
-    const uint64_t vectors = block - 12 * 96 * 96 / ranks;  // and padding, of a slice
+    const uint64_t vectors = block - 12 * 96 * 96 / ranks;  // a slice's vectors and padding
     CHECK(sent_in_step(planned.layout(), 1, sizeof(bf16)).weights.bytes ==
           doctest::Approx(others * (rest * sizeof(bf16) + 3 * (block + vectors * sizeof(bf16)))));
 }
@@ -427,7 +427,7 @@ TEST_CASE("hybrid sharding sends weights inside a group alone, and gradients bet
 TEST_CASE("layers leave FP8 on every rank at the same step, whatever the sharding") {
     RunConfig config;
     config.recipe = "delayed";
-    config.fallback = {1, 1e-6f, 1};  // with a margin of 5, many tensors underflow somewhere
+    config.fallback = {1, 1e-6f, 1};  // with a margin of 5, many tensors underflow
     check_stages<bf16>(config, 1e-3, 5e-2);
 }
 
@@ -473,7 +473,7 @@ TEST_CASE("an overflow on one rank skips the step on all") {
             ShardedRun<bf16> run(config, world());
             run.step(0);
             const auto before = run.weights();
-            // The last rank's loss scale alone is infinite for a moment: so are its gradients.
+            // Makes only the last rank's loss scale infinite for a moment, and with it the rank's gradients.
             float* scale = const_cast<float*>(run.optimizer.loss_scale());
             const float good = run.read(scale);
             if (world().rank() + 1 == world().world()) write_through(scale, INFINITY, run.stream);
@@ -490,9 +490,9 @@ TEST_CASE("an overflow on one rank skips the step on all") {
 
 TEST_SUITE_END();
 
-// FP8 weights in stages 1 and 2 travel after the update, all of them, while the next step begins: a block waits for its
-// own alone, and transposes them in backward. With streams as lazy as their waits allow, a block's weights therefore do
-// not move before the block in front of it is computed.
+// In stages 1 and 2 all FP8 weights travel after the update, while the next step begins: a block waits only for its
+// own, and transposes them in backward. With streams as lazy as their waits allow, a block's weights therefore do not
+// move before the previous block is computed.
 TEST_CASE("FP8 weights are gathered behind the forward pass of the blocks before") {
 #if !LLMC_CUDA
     if (!host::settings().lazy_streams || world().world() == 1) return;
@@ -512,7 +512,7 @@ TEST_CASE("FP8 weights are gathered behind the forward pass of the blocks before
             CAPTURE(block);
             const auto& gathers = begins["gather block " + std::to_string(block)];
             const auto& forward = begins["block " + std::to_string(block - 1) + " forward"];
-            REQUIRE(gathers.size() == 3);  // the last one is for a step that does not come
+            REQUIRE(gathers.size() == 3);  // the last gather is for a step that never comes
             REQUIRE(forward.size() == 3);
             for (size_t step = 0; step < 2; step++) CHECK(gathers[step] > forward[step + 1]);
         }

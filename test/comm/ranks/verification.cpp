@@ -1,4 +1,5 @@
-// Verified steps on several ranks: no trace in any stage of sharding, and every rank says which one went wrong.
+// Verified steps on several ranks: they change nothing in any sharding stage, and every rank reports which rank went
+// wrong.
 // build: per device
 #include "llmc/train/verification.h"
 
@@ -23,7 +24,7 @@ constexpr int kT = 32;
 TrainerConfig config_of(int stage, const char* recipe, int micro_steps, bool verified, Wire wire) {
     TrainerConfig config;
     config.model.name = "small";
-    const bool block = recipe && recipe == std::string("block");  // which wants 128 channels and tokens
+    const bool block = recipe && recipe == std::string("block");  // needs 128 channels and tokens
     config.model.layers = 3, config.model.heads = block ? 4 : 2, config.model.channels = block ? 128 : 64;
     config.model.vocab = 101, config.model.context = kT;
     config.batch = block ? 4 : 1, config.seq = kT;
@@ -51,7 +52,7 @@ struct Run {
     }
     ~Run() { synchronize(trainer.stream()); }
 
-    // `late` comes before the optimizer. What was found, the same on every rank.
+    // Runs a step; `late` runs before the optimizer. Returns the findings, which are the same on every rank.
     std::string step(const std::function<void()>& late = [] {}) {
         trainer.begin_step({.count_losses = true});
         const int n = trainer.config().micro_steps, N = trainer.config().batch * kT;
@@ -72,7 +73,7 @@ struct Run {
         world().require_equal("difference", result.verified->difference);
         return result.verified->difference;
     }
-    // On rank 1 alone: a bit of the last element.
+    // Flips a bit of the last element, on rank 1 only.
     void flip(const void* memory, size_t bytes) {
         if (world().rank() != 1) return;
         uint8_t* at = static_cast<uint8_t*>(const_cast<void*>(memory)) + bytes - 2;
@@ -85,7 +86,7 @@ void check_no_trace(int stage, const char* recipe, int micro_steps, Wire wire = 
     CAPTURE(stage);
     CAPTURE(micro_steps);
     Run<Real> plain(stage, recipe, micro_steps, false, wire), verified(stage, recipe, micro_steps, true, wire);
-    for (int i = 0; i < 2; i++) {  // that which calibrates, and one with histories and residuals
+    for (int i = 0; i < 2; i++) {  // the calibrating step, and one with histories and residuals
         plain.step();
         CHECK(verified.step() == "");
     }
@@ -130,12 +131,12 @@ TEST_CASE("verified steps name the rank whose memory went wrong" * doctest::test
             Run<bf16> run(stage, recipe, 2, true);
             CHECK(run.step() == "");
             const auto copies = run.trainer.weights().working_copies();
-            size_t i = 0;  // one of which every rank has something
+            size_t i = 0;  // a part that every rank has
             while (copies[i].name.find("h.1.fc.weight") != 0 && i + 1 < copies.size()) i++;
             REQUIRE((stage == 0 || copies[i].name == std::string("h.1.fc.weight") + (recipe ? " in FP8" : "")));
             run.flip(copies[i].address, copies[i].bytes);
             check_says(run.step(), "weights " + copies[i].name);
-            CHECK(run.step() == "");  // the copy has been made again since
+            CHECK(run.step() == "");  // the copy has been made again meanwhile
         }
 }
 
@@ -153,7 +154,7 @@ TEST_CASE("verified steps name a rank that has other masters or sums of gradient
     check_says(found, "sum of gradient of h.1.fc.weight");
     CHECK(found.find(others) != std::string::npos);
     CHECK((found.find("it is unknown which of them is wrong") != std::string::npos) == (world().world() == 2));
-    // The optimizer has now made other masters of it, here alone, which stay as they are.
+    // The optimizer computed other masters from it, only here, and they stay as they are.
     const std::string later = run.step();
     check_says(later, "master of h.1.fc.weight");
     CHECK(later.find(others) != std::string::npos);
@@ -173,12 +174,12 @@ TEST_CASE("verified steps name the rank that went wrong in a micro-step, and wha
             host::flip_bit("", 0);
             return found;
         };
-        // Seven norms a pass.
+        // Seven norms per pass.
         check_says(found_after_flip(two, "layernorm_forward", 3), "output of block 1");
         check_says(found_after_flip(one, "layernorm_forward", 7 + 3), "output of block 1");
         check_says(found_after_flip(one, "embedding_backward_positions", 1), "gradient of wpe");
         check_says(found_after_flip(two, "embedding_backward_positions", 2), "gradient of wpe");
-        // What arrives at rank 1 is wrong: its sum of the last norm's gradient, which travels first.
+        // Rank 1 receives wrong data: its sum of the last norm's gradient, which travels first.
         const std::string arrived = found_after_flip(one, "reduce_scatter", 1);
         CAPTURE(arrived);
         CHECK(arrived.find("sum of gradient of lnf.") != std::string::npos);

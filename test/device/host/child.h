@@ -1,7 +1,7 @@
-// Runs one test case of this binary in a process of its own: for mistakes that end the process (guarded memory,
-// sanitizer reports) and for settings that are read once, at start-up.
+// Runs one test case of this binary in a separate process: for mistakes that end the process (guarded memory, sanitizer
+// reports) and for settings that are read once at start-up.
 //
-// A test case that is to run only as such a child is decorated with doctest::skip().
+// Test cases that only run as such a child are decorated with doctest::skip().
 #pragma once
 #include <doctest/doctest.h>
 #include <sys/wait.h>
@@ -21,7 +21,7 @@ struct ChildResult {
     bool says(const std::string& text) const { return output.find(text) != std::string::npos; }
 };
 
-// `environment` is a list of assignments as the shell takes them: "LLMC_GUARD=1 LLMC_TEST=name".
+// `environment` is a list of assignments in shell syntax: "LLMC_GUARD=1 LLMC_TEST=name".
 inline ChildResult run_child(const std::string& test_case, const std::string& environment) {
     char self[4096];
     const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);

@@ -1,5 +1,5 @@
-// A device that is lost in the middle of a run: the message reaches whoever catches it, whatever is alive, and with
-// LLMC_SYNC=1 it names the work.
+// A device that is lost in the middle of a run: the error message reaches the caller whatever objects are alive, and
+// with LLMC_SYNC=1 it names the work.
 #include "llmc/device/faults.h"
 
 #include <functional>
@@ -27,7 +27,7 @@ __global__ void diverging_kernel(float* out) {
     out[threadIdx.x] = 1;
 }
 
-// The modes of one test, and a working device before and after it.
+// The modes of one test. The device works before and after it.
 struct Mode {
     bool lazy = host::settings().lazy_streams, waits = waits_after_work();
     Mode(bool lazy_streams, bool wait) {
@@ -44,7 +44,7 @@ struct Mode {
     }
 };
 
-// Message and exit code of the error that leaves `action`.
+// Message and exit code of the error that `action` throws.
 struct Caught {
     std::string message;
     ExitCode code = ExitCode::ok;
@@ -79,7 +79,7 @@ TEST_CASE("faults: whatever comes after one fails, and says that it happened bef
         void* memory = device_malloc(64);
         const stream_t stream = create_stream();
         host::inject_fault(2);
-        CHECK(error_of([&] { launch_both(x); }).message == "");  // asynchronous: nobody knows yet
+        CHECK(error_of([&] { launch_both(x); }).message == "");  // asynchronous, so the fault is not known yet
         const Caught found = error_of([&] { synchronize(test_stream()); });
         CHECK(found.message == std::string("found at synchronize: ") + kLate);
         CHECK(found.code == ExitCode::failure);
@@ -142,20 +142,20 @@ TEST_CASE("faults: a flipped bit, in the work that was named, once") {
         for (int i = 0; i < 3; i++) {
             launch_both(x);
             std::vector<float> expected(32, 2.0f);
-            if (i == 1) expected[16] = float_from_bits(float_bits(2.0f) ^ 0x40u);  // in the middle
+            if (i == 1) expected[16] = float_from_bits(float_bits(2.0f) ^ 0x40u);  // in the middle of the tensor
             CHECK(x.download() == expected);
         }
     }
 }
 
-// Everything that owns streams, events or memory, while an error passes.
+// An error passes while every kind of object that owns streams, events or memory is alive.
 TEST_CASE("faults: an error passes through all that is alive") {
     const Gpt2Fixture fixture;
     const Batch batch = fixture_batch(fixture, 0);
     const auto B = fixture.integer("batch"), T = fixture.integer("seq");
     for (const bool lazy : {false, true}) {
         for (const int work : {1, 30, 60}) {
-            for (const bool fault : {true, false}) {  // a lost device, or a kernel that fails on one that works
+            for (const bool fault : {true, false}) {  // a lost device, or a failing kernel on a working one
                 CAPTURE(lazy);
                 CAPTURE(work);
                 CAPTURE(fault);

@@ -1,4 +1,4 @@
-// Loops in place of kernels (llmc/kernels/host/launch.h): which streams run them, and the comparison of the two.
+// Loops that replace kernels (llmc/kernels/host/launch.h): which streams run them, and the comparison with the kernels.
 #include "llmc/kernels/host/launch.h"
 
 #include "llmc/device/kernel.cuh"
@@ -27,7 +27,7 @@ float launched_on(stream_t stream) {
     return x.download()[kCount - 1];
 }
 
-// What run_both() says of a kernel and a loop that each add to the numbers that they find.
+// The report of run_both() for a kernel and a loop that each add to the existing numbers.
 std::string difference(float of_kernel, float of_loop) {
     std::vector<float> x(kCount, 1.0f);
     const auto add = [&](float number) { return [&x, number] { x[5] += number, x[9] += number; }; };
@@ -36,14 +36,14 @@ std::string difference(float of_kernel, float of_loop) {
     } catch (const Error& error) {
         return error.what();
     }
-    CHECK((x[5] == 1.0f + of_loop || of_loop != of_loop));  // once, on what the kernel found
+    CHECK((x[5] == 1.0f + of_loop || of_loop != of_loop));  // applied once, to the kernel's input
     return "";
 }
 
 }  // namespace
 
 TEST_CASE("loops run on streams for which their family was chosen") {
-    if (host::compares_loops()) return;  // then they run everywhere, and this one is wrong
+    if (host::compares_loops()) return;  // otherwise loops run everywhere, and this one is wrong
     test_stream();
     const stream_t stream = create_stream();
     CHECK(launched_on(stream) == 1.0f);

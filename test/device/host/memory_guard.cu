@@ -1,5 +1,5 @@
-// Mistakes that end the process or need settings of its start, seen from outside: guarded device memory
-// (LLMC_GUARD=1), and what AddressSanitizer and UBSan say about a kernel.
+// Mistakes that end the process or need settings at its start, tested from outside: guarded device memory
+// (LLMC_GUARD=1), and reports of AddressSanitizer and UBSan about kernels.
 #include <vector>
 
 #include "llmc/device/host/settings.h"
@@ -26,7 +26,7 @@ std::string message_of(F action) {
     return "";
 }
 
-// A tensor that a kernel reaches without declaring it: through a pointer in memory or, here, in a struct.
+// A tensor that a kernel reaches without declaring it, through a pointer in memory, here in a struct.
 struct Hidden {
     int* pointer;
 };
@@ -90,7 +90,7 @@ TEST_CASE("child of memory guard: kernels" * doctest::skip()) {
         CHECK(message.find("that the launch did not declare") != std::string::npos);
         CHECK(message.find("[thread (") != std::string::npos);
         CHECK(message.find("launched at ") != std::string::npos);
-        // The host device works on.
+        // The host device still works.
         launch<fill_kernel>({1, 64, 0, test_stream()}, {out(declared.get(), 64)}, declared.get());
         const std::vector<int> values = declared.download();
         int wrong = 0;
@@ -113,7 +113,7 @@ TEST_CASE("child of memory guard: kernels" * doctest::skip()) {
             synchronize(test_stream());
         });
     }
-    // Declared, the same accesses are legal.
+    // With a declaration, the same accesses are legal.
     CHECK(message_of([&] {
               launch<undeclared_write_kernel>({1, 64, 0, test_stream()},
                                               {out(declared.get(), 64), out(other.get(), 64)}, declared.get(),
@@ -122,7 +122,8 @@ TEST_CASE("child of memory guard: kernels" * doctest::skip()) {
           }) == "");
 }
 
-// A second test case of the same process, without allocations: test frameworks install their own signal handlers anew.
+// A second test case in the same process, without allocations, since test frameworks install their own signal handlers
+// again.
 TEST_CASE("child of memory guard: kernels again" * doctest::skip()) {
     CHECK(message_of([&] {
               launch<undeclared_read_kernel>({1, 64, 0, test_stream()}, {out(kept_declared, 64)}, kept_declared,
@@ -140,12 +141,12 @@ TEST_CASE("child of memory guard: host reads" * doctest::skip()) {
 }
 
 TEST_CASE("child of memory guard: host writes" * doctest::skip()) {
-    volatile int* p = static_cast<int*>(device_malloc(256));  // closed from the first moment
+    volatile int* p = static_cast<int*>(device_malloc(256));  // closed from the start
     p[5] = 1;
     std::puts("host code wrote");
 }
 
-// ASan reports it itself and ends the process, see below; TSan allows no jump out of a signal handler.
+// ASan reports it itself and ends the process (see below). TSan allows no jump out of a signal handler.
 #if !LLMC_ASAN && !LLMC_TSAN
 TEST_CASE("memory guard: undeclared tensors are reported") {
     const ChildResult first = run_child("child of memory guard: kernels*", "LLMC_GUARD=1");
@@ -203,7 +204,7 @@ TEST_CASE("child of sanitizers: static" * doctest::skip()) { run_simple<static_o
 TEST_CASE("child of sanitizers: underrun" * doctest::skip()) { run_simple<static_underrun_kernel, int>(64); }
 TEST_CASE("child of sanitizers: global" * doctest::skip()) { run_simple<one_beyond_kernel, int>(64); }
 TEST_CASE("child of sanitizers: float4" * doctest::skip()) { run_simple<misaligned_float4_kernel, float>(512); }
-// Under guard a declaration is checked to the byte: the tensor is larger than what is declared.
+// Under guard a declaration is checked to the byte: the tensor is larger than its declaration.
 TEST_CASE("child of sanitizers: declared" * doctest::skip()) {
     DeviceArray<int> memory(65);
     launch<one_beyond_kernel>({1, 64, 0, test_stream()}, {out(memory.get(), 64)}, memory.get());

@@ -1,5 +1,6 @@
-// Tests of the tester: every kind of mistake a kernel or its launch can make is reported, in every thread order, with
-// a message that names the kernel, the thread, the place in the kernel and the launch; and the host device works on.
+// Tests of the tester: every kind of mistake in a kernel or its launch is reported, in every thread order, with a
+// message that names the kernel, the thread, the place in the kernel and the launch. Afterwards the host device still
+// works.
 #include <cstring>
 #include <functional>
 #include <string>
@@ -16,13 +17,13 @@ namespace {
 
 constexpr host::Order kOrders[] = {host::Order::ascending, host::Order::descending, host::Order::random};
 
-// Restores the order in force when it goes out of scope.
+// Restores the settings at the end of its scope.
 struct KeepSettings {
     host::Settings saved = host::settings();
     ~KeepSettings() { host::settings() = saved; }
 };
 
-// What a launch that fails says; empty if it does not fail.
+// The error of a failing launch, or "" if it succeeds.
 std::string message_of(const std::function<void()>& action) {
     try {
         action();
@@ -55,9 +56,9 @@ void check_still_works() {
     CHECK(wrong == 0);
 }
 
-// Launches `kernel` in every order; each time the message must hold all `texts`, the kernel's name and the launch's
-// place, and, unless the launch itself is refused, a thread. '|' separates alternatives: which one of two lanes is
-// reported may depend on the order.
+// Launches `kernel` in every order. Each time the message must contain all `texts`, the kernel's name, the launch's
+// place, and a thread unless the launch itself is refused. '|' separates alternatives, since the reported lane may
+// depend on the order.
 struct Shape {
     dim3 grid, block;
     size_t shared_bytes = 0;
@@ -78,7 +79,7 @@ template <auto kernel>
 std::string message_of_launch(const Shape& shape) {
     DeviceArray<int> memory(4096);
     const LaunchConfig config(shape.grid, shape.block, shape.shared_bytes,
-                              test_stream());  // what messages call the launch
+                              test_stream());  // the name of the launch in messages
     return message_of([&] { launch<kernel>(config, {inout(memory.get(), memory.size())}, memory.get()); });
 }
 
@@ -170,7 +171,7 @@ __global__ void mismatched_masks_kernel(int* out) {
 constexpr int kMaskLacksCallerLine = __LINE__ + 2;
 __global__ void mask_lacks_caller_kernel(int* out) {
     const int ballot = static_cast<int>(__ballot_sync(0x0000ffffu, 1));
-    __syncwarp();  // nobody has exited
+    __syncwarp();  // no thread has exited
     out[threadIdx.x] = ballot;
 }
 
@@ -269,7 +270,7 @@ __global__ void misaligned_copy_kernel(int* out) {
     out[0] = tile[0];
 }
 
-// Reads what it copies before (phase 0) or after (phase 1) the wait.
+// Reads the destination of a copy before (phase 0) or after (phase 1) the wait.
 __global__ void copy_without_wait_kernel(float* out, const float* in) {
     LLMC_SHARED(float, tile, [128]);
     cp_async16(tile + threadIdx.x * 4, in + threadIdx.x * 4);
@@ -282,7 +283,7 @@ __global__ void copy_without_wait_kernel(float* out, const float* in) {
     out[32 + threadIdx.x] = tile[127 - threadIdx.x];
 }
 
-// Two groups, of which wait<1> lets the second be in flight.
+// Two groups; wait<1> allows the second to be in flight.
 __global__ void too_weak_wait_kernel(float* out, const float* in) {
     LLMC_SHARED(float, tile, [2][128]);
     const int t = static_cast<int>(threadIdx.x);
@@ -296,7 +297,7 @@ __global__ void too_weak_wait_kernel(float* out, const float* in) {
     out[32 + t] = tile[1][127 - t];
 }
 
-// Issues a copy and fails, or does neither and must not find its shared memory overwritten by the earlier copy.
+// Issues a copy and fails, or does neither and checks that the earlier copy does not overwrite its shared memory.
 __global__ void copy_and_fail_kernel(int* out, int fails) {
     LLMC_SHARED(int, tile, [32 * 4]);
     const int t = static_cast<int>(threadIdx.x);
@@ -340,7 +341,7 @@ __global__ void trap_kernel(int* out) {
     out[threadIdx.x] = 1;
 }
 
-const std::string long_text(2000, 'x');  // not in the kernel: one that is abandoned must own no heap memory
+const std::string long_text(2000, 'x');  // outside the kernel, because an abandoned kernel must not own heap memory
 __global__ void long_message_kernel(int*) { host::executor().fail("%s", long_text.c_str()); }
 
 __global__ void plain_kernel(int* out) {
@@ -399,7 +400,7 @@ TEST_CASE("mistakes: shuffles and votes") {
 }
 
 TEST_CASE("mistakes: shared memory") {
-#if !LLMC_ASAN  // ASan reports overruns at the access, which ends the process: see the child processes below
+#if !LLMC_ASAN  // ASan reports overruns at the access, which ends the process; child processes below test that
     expect_report<dynamic_overrun_kernel>(
         {1, 64, 256, false}, "dynamic_overrun_kernel",
         {"shared memory overrun: byte 256 of an array of 256 bytes", "[block (0,0,0)"});
@@ -413,7 +414,7 @@ TEST_CASE("mistakes: shared memory") {
         {"dynamic shared memory used at", "the launch gave 0 bytes", at_line(kNoDynamicLine)});
     expect_report<static_too_big_kernel>({1, 64}, "static_too_big_kernel",
                                          {"shared memory exceeds the limit: 64000 bytes of static arrays"});
-    // Static arrays are known once they have been reached: then the launch is refused, as on a GPU.
+    // The size of static arrays is known once they have been reached; then the launch is refused, as on a GPU.
     for (const char* place : {"[thread (", "invalid launch configuration"}) {
         const std::string message = message_of_launch<static_and_dynamic_too_big_kernel>({1, 64, 220 * 1024});
         CAPTURE(message);
@@ -426,7 +427,7 @@ TEST_CASE("mistakes: shared memory") {
     check_still_works();
 }
 
-// What launch() asks for is not given to those that do not ask.
+// Memory that launch() would request is not given to launches that do not request it.
 TEST_CASE("mistakes: shared memory that was not asked for") {
     test_stream();
     const LaunchSite site{"a kernel", "mistakes.cu", 1};
@@ -447,7 +448,7 @@ TEST_CASE("mistakes: shared memory that was not asked for") {
     }
     host::prepare_launch(1, 1, 48 * 1024, with_static, site);
     CHECK(run(with_static, 48 * 1024) == "");
-    CHECK(run(with_static, 48 * 1024 + 16) == "");  // from now on it is asked for
+    CHECK(run(with_static, 48 * 1024 + 16) == "");  // from now on it is requested
     check_still_works();
 }
 
@@ -478,7 +479,7 @@ TEST_CASE("mistakes: launch limits") {
     refused(dim3(0x80000000u), 32, 0, "grid (2147483648,1,1) too large");
     refused(0, 32, 0, "a dimension is zero");
     refused(1, dim3(32, 0), 0, "a dimension is zero");
-    // The limits themselves are legal.
+    // The limits themselves are allowed.
     CHECK(message_of_launch<plain_kernel>({1, 32, host::settings().shared_limit}) == "");
     if (LLMC_TSAN) return;  // slow there
     CHECK(message_of_launch<plain_kernel>({1, 1024}) == "");
@@ -502,7 +503,7 @@ TEST_CASE("mistakes: what was never written is NaN") {
     float* const address = fresh->get();
     fresh->upload(std::vector<float>(100, 3.0f));
     delete fresh;
-    // Memory that is handed out again is poisoned again; DeviceArray would hide it, so allocate by hand.
+    // Reused memory is poisoned again. DeviceArray would hide that, so this test allocates by hand.
     float* again = static_cast<float*>(device_malloc(400));
     CHECK(again == address);
     float staged[100];
@@ -555,7 +556,7 @@ TEST_CASE("mistakes: spinning and traps") {
     CHECK(message_of_launch<spins_until_released_kernel>({1, 64}) == "");
 }
 
-// An error leaves nothing behind: no copies, half-done barriers, stacks or contexts.
+// An error leaves nothing behind: no copies, unfinished barriers, stacks or contexts.
 TEST_CASE("mistakes: many errors in a row") {
     for (int i = 0; i < (LLMC_TSAN ? 5 : 40); i++) {
         CHECK(holds(message_of_launch<two_barriers_kernel>({4, 256}), "barrier divergence"));
@@ -576,7 +577,7 @@ TEST_CASE("mistakes: asynchronous copies of a kernel that failed are forgotten")
     for (int i = 0; i < 32; i++) CHECK(memory.download()[static_cast<size_t>(i)] == 1000 + i);
 }
 
-// A long message keeps its place: kernel, thread and launch stand at its end.
+// A long message is cut so that its end still has the kernel, thread and launch.
 TEST_CASE("mistakes: long messages") {
     expect_report<long_message_kernel>({1, 32}, "long_message_kernel", {"xxxxxxxx"});
 }

@@ -1,5 +1,5 @@
-// Deliberate races, each beside its corrected kernel. Built with ThreadSanitizer, every race is reported with its
-// kernel and line, and the corrected kernels are silent. Without it, thread order and NaN poison give most races away.
+// Deliberate races, each with its corrected kernel. A ThreadSanitizer build reports every race with its kernel and
+// line, and nothing for the corrected kernels. Other builds expose most races by thread order and NaN poison.
 #include <omp.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kThreads = 128, kBlocks = 4;
 
-// Threads read what a thread of another warp wrote: needs a barrier in between.
+// Threads read data that a thread of another warp wrote, which needs a barrier in between.
 template <bool correct>
 __global__ void read_after_write_kernel(int* out) {
     LLMC_SHARED(int, tile, [kThreads]);
@@ -31,7 +31,7 @@ __global__ void read_after_write_kernel(int* out) {
     out[blockIdx.x * kThreads + threadIdx.x] = tile[t ^ 33];
 }
 
-// The next round overwrites what a slower thread still has to read: needs a second barrier.
+// The next round overwrites data that a slower thread has yet to read, which needs a second barrier.
 template <bool correct>
 __global__ void write_after_read_kernel(int* out) {
     LLMC_SHARED(int, tile, [kThreads]);
@@ -46,7 +46,7 @@ __global__ void write_after_read_kernel(int* out) {
     out[blockIdx.x * kThreads + threadIdx.x] = sum;
 }
 
-// The same within a warp: lanes do not run in step, so __syncwarp is needed.
+// The same within a warp: lanes do not run in lockstep, so it needs __syncwarp.
 template <bool correct>
 __global__ void warp_exchange_kernel(int* out) {
     LLMC_SHARED(int, tile, [kThreads]);
@@ -56,7 +56,7 @@ __global__ void warp_exchange_kernel(int* out) {
     out[blockIdx.x * kThreads + threadIdx.x] = tile[t ^ 3];
 }
 
-// Half warps synchronise by themselves, at different times; the broken one reads from the other half.
+// Half warps synchronise separately, at different times. The broken kernel reads from the other half.
 template <bool correct>
 __global__ void half_warp_kernel(int* out) {
     LLMC_SHARED(int, tile, [kThreads]);
@@ -72,7 +72,7 @@ __global__ void half_warp_kernel(int* out) {
     out[blockIdx.x * kThreads + threadIdx.x] = value;
 }
 
-// Each lane waits for its own copies; a neighbour's are visible after a barrier only.
+// Each lane waits for its own copies. A neighbour's copies are only visible after a barrier.
 template <bool correct>
 __global__ void async_copy_kernel(int* out, const int* in) {
     LLMC_SHARED(int, tile, [kThreads * 4]);
@@ -83,7 +83,7 @@ __global__ void async_copy_kernel(int* out, const int* in) {
     out[blockIdx.x * kThreads + threadIdx.x] = tile[(kThreads - 1 - threadIdx.x) * 4];
 }
 
-// Blocks are unordered: an accumulation across them needs an atomic operation.
+// Blocks are unordered, so an accumulation across them needs an atomic operation.
 template <bool correct>
 __global__ void accumulate_kernel(int* out) {
     if (blockIdx.x == 0) out[1 + threadIdx.x] = 0;
@@ -94,7 +94,7 @@ __global__ void accumulate_kernel(int* out) {
         out[0] += 1;
 }
 
-// ... and the last one to write is any of them.
+// ... and any of them may be the last to write.
 template <bool correct>
 __global__ void last_writer_kernel(int* out) {
     if (blockIdx.x == 0) out[1 + threadIdx.x] = 0;
@@ -176,7 +176,7 @@ const std::vector<Race>& races() {
     return list;
 }
 
-// How many of the three orders give a wrong result.
+// The number of thread orders, of three, that give a wrong result.
 int wrong_orders(Results (*run)(), const Results& expected) {
     const host::Order before = host::settings().order;
     int wrong = 0;
@@ -196,7 +196,7 @@ TEST_CASE("races: corrected kernels give the same result in every order") {
 
 TEST_CASE("races: blocks too start in ascending, descending or random order") {
     constexpr int kMany = 10;
-    test_stream();  // opening the device chooses a number of threads
+    test_stream();  // opening the device chooses the number of threads
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);
     const host::Order before = host::settings().order;
@@ -217,7 +217,7 @@ TEST_CASE("races: blocks too start in ascending, descending or random order") {
     CHECK(orders[2] != orders[0]);
     CHECK(orders[2] != orders[1]);
     std::sort(orders[2].begin(), orders[2].end());
-    CHECK(orders[2] == sorted);  // each once
+    CHECK(orders[2] == sorted);  // each exactly once
 }
 
 #if !LLMC_TSAN
@@ -229,7 +229,7 @@ TEST_CASE("races: thread order and poison give a race away") {
 
 #else
 
-// LLMC_TEST_RACE names the broken kernel to run; "none": all corrected ones.
+// LLMC_TEST_RACE names the broken kernel to run, or "none" for all corrected ones.
 TEST_CASE("child of races" * doctest::skip()) {
     const char* name = std::getenv("LLMC_TEST_RACE");
     REQUIRE(name);
@@ -264,7 +264,7 @@ TEST_CASE("races: ThreadSanitizer is silent about the corrected kernels") {
     }
 }
 
-// An error abandons GPU threads in the middle of the scheduler: later races must still be seen.
+// An error abandons GPU threads in the middle of the scheduler; later races must still be detected.
 TEST_CASE("child of races: after errors" * doctest::skip()) {
     DeviceArray<int> memory(kBlocks * kThreads);
     for (int i = 0; i < 10; i++)

@@ -1,5 +1,5 @@
-// What the host device's runtime adds: lazy streams that show missing waits, refusal of host and stale pointers, and
-// the record of what ran.
+// Features of the host device's runtime: lazy streams that expose missing waits, refusal of host and stale pointers,
+// and the record of operations.
 #include "llmc/device/host/runtime.h"
 
 #include <cstdlib>
@@ -38,7 +38,7 @@ void add(float* to, const float* a, const float* b, stream_t stream) {
     launch<add_kernel>({4, 256, 0, stream}, {out(to, N), in(a, N), in(b, N)}, to, a, b, N);
 }
 
-// Chooses the mode of the streams for one test; everything pending runs before and after it.
+// Chooses the streams' mode for one test. All pending work runs before and after it.
 struct Mode {
     bool saved = host::settings().lazy_streams, saved_random = host::settings().random_streams;
     explicit Mode(bool lazy, bool random = false) {
@@ -80,7 +80,7 @@ void check_refused(const std::function<void()>& action, const std::string& text)
     CHECK_MESSAGE(message.find(text) != std::string::npos, text);
 }
 
-// b adds what a has filled, with or without waiting for it.
+// Stream b reads a buffer that stream a fills, with or without waiting for it.
 float sum_on_other_stream(Streams& s, bool wait_for_it) {
     fill(s.x, 0, s.a);
     fill(s.y, 2, s.b);
@@ -111,7 +111,7 @@ TEST_CASE("host runtime: a missing event wait shows in lazy mode only") {
 TEST_CASE("host runtime: a stream that overwrites what another one still reads shows in random mode") {
     for (const bool waits : {true, false}) {
         Mode mode(true, true);
-        int wrong = 0, tries = 0;  // one in thirty or so overtakes
+        int wrong = 0, tries = 0;  // about one try in thirty overtakes
         for (; tries < 100 || (!waits && wrong == 0 && tries < 3000); tries++) {
             Streams s;
             fill(s.x, 2, s.a);
@@ -160,7 +160,7 @@ TEST_CASE("host runtime: a wait is for the record that preceded it") {
     fill(s.x, 5, s.a);
     record(s.first, s.a);
     wait(s.c, s.first);
-    record(s.first, s.b);  // moves the event on; c still waits for a
+    record(s.first, s.b);  // records the event again; c still waits for a
     add(s.sum, s.x, s.y, s.c);
     synchronize(s.c);
     CHECK(s.sum.download()[0] == 7);
@@ -275,7 +275,7 @@ TEST_CASE("host runtime: what ran is recorded with its bytes") {
     add(s.sum, s.x, s.y, s.a);
     set_bytes(s.y, 0, 12, s.a);
     copy_on_device(s.y, s.x, 40, s.a);
-    CHECK(host::operations().empty());  // lazy: nothing has run
+    CHECK(host::operations().empty());  // lazy: nothing has run yet
     synchronize(s.a);
     host::record_operations(false);
     fill(s.x, 2, s.a);

@@ -1,4 +1,4 @@
-// Traces with lazy streams: ranges have the time at which a stream gets there, not that of its submission.
+// Traces with lazy streams: a range has the time at which the stream reaches it, not that of its submission.
 #include "llmc/device/trace.h"
 
 #include <vector>
@@ -33,7 +33,8 @@ struct Lazy {
     }
 };
 
-// Ranges "first" on one stream and "second" on another, which waits for it or ought to; how often it came too early.
+// Ranges "first" on one stream and "second" on another, which waits for it or should. Returns how often the second came
+// too early.
 int too_early(bool with_wait) {
     const stream_t a = create_stream(), b = create_stream();
     const event_t done = create_event();
